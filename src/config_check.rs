@@ -1,4 +1,4 @@
-//! `moongate config check`: whether a gateway would start with these settings, without starting one.
+//! `moongate config check`: validates the settings of a gateway without starting one.
 
 use std::process::ExitCode;
 
@@ -13,8 +13,8 @@ use crate::settings::INVALID_SETTINGS;
 /// Tools for settings.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigSubcommand {
-    /// Read the settings of `moongate gateway` and all files that they name, and say what is wrong, or what would be open. Opens no port and
-    /// asks no engine.
+    /// Validate the settings of `moongate gateway` and all files that they name, and list what would be unprotected. Opens no port and
+    /// connects to no engine.
     Check(Box<ConfigCheckArgs>),
 }
 
@@ -29,7 +29,7 @@ pub(crate) struct ConfigCheckArgs {
     pub(crate) logs: LoggingArgs,
 }
 
-/// Flags, variables and the config file have been checked when this is called.
+/// Checks the files and the combination of settings. The caller has already parsed flags, variables and the config file.
 pub(crate) async fn check(command: ConfigCheckArgs) -> anyhow::Result<ExitCode> {
     let mut lines = Vec::new();
     let mut problems = Vec::new();

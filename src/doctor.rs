@@ -1,4 +1,4 @@
-//! `moongate doctor`: looks at what a gateway with these settings would meet, and says how to mend it.
+//! `moongate doctor`: checks the settings of a gateway against its environment, and prints a fix for each problem.
 
 mod cache;
 
@@ -19,10 +19,10 @@ use moongate_telemetry::{LoggingArgs, TelemetryArgs, Tracer};
 
 use crate::output::print;
 
-/// How long engines found by RBG or Kubernetes may take to answer.
+/// How long engines found by RBG or Kubernetes may take to become ready.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// Flags of `moongate doctor`: those of the gateway that is to be checked.
+/// Flags of `moongate doctor`: those of the gateway to check.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
     #[command(flatten)]
@@ -33,7 +33,7 @@ pub(crate) struct DoctorArgs {
     pub(crate) logs: LoggingArgs,
 }
 
-/// What was found, line by line.
+/// The report of all checks as text, and the number of problems in it.
 #[derive(Debug, Default)]
 struct DoctorReport {
     text: String,
@@ -54,20 +54,20 @@ impl DoctorReport {
         let _infallible = writeln!(self.text, "        {what}");
     }
 
-    fn problem(&mut self, what: &str, mend: &str) {
+    fn problem(&mut self, what: &str, fix: &str) {
         self.problems += 1;
-        let _infallible = writeln!(self.text, "  FAULT {what}");
-        let _infallible = writeln!(self.text, "        mend: {mend}");
+        let _infallible = writeln!(self.text, "  ERROR {what}");
+        let _infallible = writeln!(self.text, "        fix: {fix}");
     }
 }
 
-/// Checks, prints, and exits with 1 if something is wrong.
+/// Runs all checks and prints the report. The exit code is 1 if there is a problem.
 pub(crate) async fn run(command: DoctorArgs, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
     let mut findings = DoctorReport::default();
     findings.section("Settings (only those that are not defaults)");
     match config::effective_settings::<crate::MoongateArgs>(std::env::args_os()) {
         Ok(settings) => show_settings(&mut findings, &settings),
-        Err(error) => findings.problem(&error.to_string(), "correct the setting that is named"),
+        Err(error) => findings.problem(&error.to_string(), "correct the named setting"),
     }
     findings.section("Addresses");
     check_address(&mut findings, "listen", command.options.listen);
@@ -77,14 +77,14 @@ pub(crate) async fn run(command: DoctorArgs, supervisor: Supervisor) -> anyhow::
     let engines = check_engines(&mut findings, &command.options, &supervisor).await;
     check_fleet(&mut findings, &engines);
     advise_on_cache(&mut findings, &engines);
-    let faults = findings.problems;
-    findings.section(&match faults {
-        0 => "Nothing is wrong.".to_owned(),
-        1 => "1 fault.".to_owned(),
-        faults => format!("{faults} faults."),
+    let problems = findings.problems;
+    findings.section(&match problems {
+        0 => "No problems found.".to_owned(),
+        1 => "1 problem.".to_owned(),
+        problems => format!("{problems} problems."),
     });
     print(findings.text.trim_end())?;
-    Ok(if faults == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if problems == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn show_settings(findings: &mut DoctorReport, settings: &[EffectiveSetting]) {
@@ -103,12 +103,12 @@ fn check_address(findings: &mut DoctorReport, name: &str, address: SocketAddr) {
         Ok(_) => findings.ok(&format!("--{name} {address} is free")),
         Err(error) => findings.problem(
             &format!("--{name} {address}: {error}"),
-            "choose another port, or stop what listens there (if it is a running moongate gateway, all is well)",
+            "choose another port, or stop the process that listens there (not needed if it is this gateway, already running)",
         ),
     }
 }
 
-/// Files that the gateway reads at its start.
+/// Checks the files that the gateway reads at start.
 fn check_files(findings: &mut DoctorReport, command: &DoctorArgs) {
     let guards = exposures(&command.options).err().map(|error| error.to_string());
     let models = check_model_folders(&command.options).err().map(|error| error.to_string());
@@ -118,7 +118,7 @@ fn check_files(findings: &mut DoctorReport, command: &DoctorArgs) {
         findings.section("Files");
     }
     for problem in problems {
-        findings.problem(&problem, "correct the setting that is named, or the file");
+        findings.problem(&problem, "correct the named setting, or the file");
     }
 }
 
@@ -130,20 +130,20 @@ fn static_instances(findings: &mut DoctorReport, options: &GatewayOptions) -> Ve
     {
         findings.section("Engines");
         findings.problem(
-            "no engine is named",
-            "give --prefill and --decode (or --worker), --instances-file FILE, or --discovery rbg|kubernetes",
+            "no engine is configured",
+            "set --prefill and --decode (or --worker), --instances-file FILE, or --discovery rbg|kubernetes",
         );
     }
     instances
 }
 
-/// An engine that can be used, as the fleet check needs it.
+/// A usable engine, for the check of the fleet.
 struct UsableEngine {
     role: EngineRole,
     facts: EngineFacts,
 }
 
-/// Those that are named, and those that discovery finds.
+/// Checks the engines given by flags and those found by discovery.
 async fn check_engines(
     findings: &mut DoctorReport,
     options: &GatewayOptions,
@@ -154,7 +154,7 @@ async fn check_engines(
         Ok(trust) => trust,
         Err(error) => {
             findings.section("TLS towards engines");
-            findings.problem(&error.to_string(), "correct the setting that is named");
+            findings.problem(&error.to_string(), "correct the named setting");
             return Vec::new();
         }
     };
@@ -201,13 +201,13 @@ async fn check_engine(
         }
         ProbeVerdict::NotReady { reason, .. } => {
             let advice = report.checks.iter().rev().find_map(|check| check.fix.as_deref());
-            findings.problem(&reason, advice.unwrap_or("change what is named above"));
+            findings.problem(&reason, advice.unwrap_or("correct the cause named above"));
             None
         }
     }
 }
 
-/// Engines of a file, RBG or Kubernetes: as discovery itself sees them after a while.
+/// Checks the engines of a file, RBG or Kubernetes, as reported by discovery within [`DISCOVERY_TIMEOUT`].
 async fn check_discovery(
     findings: &mut DoctorReport,
     discovery: DiscoveryOptions,
@@ -217,7 +217,7 @@ async fn check_discovery(
     let mut topology = match moongate_discovery::start(discovery, supervisor).await {
         Ok(topology) => topology,
         Err(error) => {
-            findings.problem(&error.to_string(), "correct what is named, or choose another --discovery");
+            findings.problem(&error.to_string(), "correct the named cause, or choose another --discovery");
             return Vec::new();
         }
     };
@@ -244,7 +244,7 @@ async fn check_discovery(
             }
             (InstanceReadiness::NotReady { reason }, None) => findings.problem(&name, reason),
             (InstanceReadiness::Ready, None) => {
-                findings.problem(&name, "it has not answered yet; look again in a moment");
+                findings.problem(&name, "the engine has not responded yet; run doctor again in a few seconds");
             }
         }
     }
@@ -258,8 +258,8 @@ fn describe(facts: &EngineFacts) -> String {
     };
     let transfer = match &facts.transfer {
         None => String::new(),
-        Some(KvTransferMethod::SglangBootstrap { bootstrap: Some(at) }) => {
-            format!(", bootstrap {}:{}", at.host, at.port)
+        Some(KvTransferMethod::SglangBootstrap { bootstrap: Some(endpoint) }) => {
+            format!(", bootstrap {}:{}", endpoint.host, endpoint.port)
         }
         Some(KvTransferMethod::SglangBootstrap { bootstrap: None }) => String::new(),
         Some(KvTransferMethod::VllmNixl) => ", NIXL".to_owned(),
@@ -295,18 +295,18 @@ fn check_fleet(findings: &mut DoctorReport, engines: &[UsableEngine]) {
         }
     }
     if engines.is_empty() {
-        findings.problem("no engine can be used", "mend the engines above");
+        findings.problem("no engine is usable", "fix the problems above");
     }
 }
 
-/// Decode engines are left out: what they hold of a prompt comes from a prefill.
+/// Decode engines are excluded: they receive a prompt's KV cache from a prefill engine, and are not selected by cache hits.
 fn advise_on_cache(findings: &mut DoctorReport, engines: &[UsableEngine]) {
     let computing = engines.iter().filter(|engine| engine.role != EngineRole::Decode);
     let advice = cache::advice(computing.map(|engine| &engine.facts));
     if advice.is_empty() {
         return;
     }
-    findings.section("To predict cache hits (requests are served without)");
+    findings.section("Needed to predict cache hits (optional: requests are served without it)");
     for text in advice {
         findings.note(&text);
     }

@@ -1,4 +1,4 @@
-//! `moongate explain`: why a request went where it went, and where another policy would have sent it.
+//! `moongate explain`: the terms behind a routing decision, and the decision of another policy for the same request.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -15,13 +15,13 @@ use serde_json::Value;
 
 use crate::settings::invalid_settings;
 
-/// Time for the gateway's answer.
+/// Time limit for the gateway's response.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Flags of `moongate explain`.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
-    /// The request: the x-request-id of its answer. Without: the latest decisions are listed.
+    /// Request id: the x-request-id of the response. Without it, the latest decisions are listed.
     #[arg(value_name = "REQUEST")]
     request: Option<String>,
 
@@ -33,31 +33,31 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "TOKEN", env = "MOONGATE_ADMIN_TOKEN", hide_env_values = true)]
     admin_token: Option<SecretString>,
 
-    /// Authorities of a gateway with TLS (PEM). Default: those that this machine trusts.
+    /// CA certificates (PEM) for a gateway with TLS. Default: the system store.
     #[arg(long, value_name = "FILE", env = "MOONGATE_ADMIN_CA")]
     admin_ca: Option<PathBuf>,
 
-    /// Certificate for a gateway that asks for one (mTLS, PEM).
+    /// Client certificate (PEM) for a gateway that requires mTLS.
     #[arg(long, value_name = "FILE", env = "MOONGATE_ADMIN_CERT")]
     admin_cert: Option<PathBuf>,
 
-    /// Its key.
+    /// Private key (PEM) for --admin-cert.
     #[arg(long, value_name = "FILE", env = "MOONGATE_ADMIN_KEY")]
     admin_key: Option<PathBuf>,
 
-    /// Name that the gateway's certificate has. Default: the host in --admin.
+    /// Expected name in the gateway's certificate. Default: the host in --admin.
     #[arg(long, value_name = "NAME", env = "MOONGATE_ADMIN_TLS_NAME")]
     admin_tls_name: Option<String>,
 
-    /// A saved answer of /debug/decisions/REQUEST instead of a gateway.
-    #[arg(long, value_name = "FILE", env = "MOONGATE_DECISIONS_FILE", conflicts_with = "request")]
+    /// A saved response of /debug/decisions/REQUEST instead of a gateway.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_EXPLAIN_FILE", conflicts_with = "request")]
     file: Option<PathBuf>,
 
-    /// Also ask this policy what it would have decided.
-    #[arg(long, value_name = "NAME", env = "MOONGATE_OTHER_POLICY")]
+    /// Also show the decision of this policy for the same request.
+    #[arg(long, value_name = "NAME", env = "MOONGATE_EXPLAIN_POLICY")]
     policy: Option<PolicyName>,
 
-    /// Print the gateway's answer as it is; it can be given to --file later.
+    /// Print the gateway's response as JSON, which --file accepts.
     #[arg(long, env = "MOONGATE_EXPLAIN_JSON")]
     json: bool,
 
@@ -66,7 +66,7 @@ pub(crate) struct ExplainArgs {
 }
 
 pub(crate) async fn run(command: ExplainArgs) -> anyhow::Result<ExitCode> {
-    let answer: Value = match &command.file {
+    let response: Value = match &command.file {
         Some(file) => {
             let text = std::fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
             serde_json::from_slice(&text).with_context(|| format!("{} is not JSON", file.display()))?
@@ -74,9 +74,9 @@ pub(crate) async fn run(command: ExplainArgs) -> anyhow::Result<ExitCode> {
         None => fetch_decisions(&command).await?,
     };
     let text = if command.json {
-        format!("{answer}\n")
+        format!("{response}\n")
     } else {
-        let decisions = answer["decisions"].as_array().context("there are no `decisions` in it")?;
+        let decisions = response["decisions"].as_array().context("the JSON has no member `decisions`")?;
         let mut text = String::new();
         for decision in decisions {
             match decision.get("snapshot") {
@@ -85,7 +85,7 @@ pub(crate) async fn run(command: ExplainArgs) -> anyhow::Result<ExitCode> {
             }
         }
         if decisions.is_empty() {
-            text.push_str("no decision has been made yet\n");
+            text.push_str("no decisions yet\n");
         }
         text
     };
@@ -107,21 +107,20 @@ async fn fetch_decisions(command: &ExplainArgs) -> anyhow::Result<Value> {
     if let Some(token) = &command.admin_token {
         request = request.bearer_auth(token.expose());
     }
-    let asked = request.send().await;
-    let response = asked.map_err(|error| {
-        let mend = tls_error_hint(&error);
-        let hint = mend.map_or_else(|| format!("is --admin {base} right?"), str::to_owned);
-        anyhow::Error::from(error).context(format!("no gateway answers; {hint}"))
+    let response = request.send().await.map_err(|error| {
+        let tls_hint = tls_error_hint(&error);
+        let hint = tls_hint.map_or_else(|| format!("is --admin {base} right?"), str::to_owned);
+        anyhow::Error::from(error).context(format!("cannot reach the gateway; {hint}"))
     })?;
     let status = response.status();
-    let body: Value = response.json().await.with_context(|| format!("what {url} answers is not JSON"))?;
+    let body: Value = response.json().await.with_context(|| format!("the response of {url} is not JSON"))?;
     if !status.is_success() {
         bail!("{}", body["error"]["message"].as_str().unwrap_or(status.as_str()));
     }
     Ok(body)
 }
 
-/// What the gateway is known by.
+/// TLS settings for the gateway's admin address.
 fn trust(command: &ExplainArgs) -> anyhow::Result<ClientTls> {
     let identity = [command.admin_cert.as_ref(), command.admin_key.as_ref()];
     let (flags, name) = (["--admin-cert", "--admin-key"], command.admin_tls_name.as_ref());
@@ -138,7 +137,7 @@ fn list(text: &mut String, decision: &Value) {
         "{}  {} tokens -> {} + {}  {} ({})",
         word("request_id"),
         decision["input_tokens"],
-        word("entry"),
+        word("prefill"),
         word("decode"),
         word("reason"),
         word("policy"),
@@ -150,8 +149,8 @@ fn explain(text: &mut String, decision: &Value, other: Option<PolicyName>) -> an
     let seconds = |value: &Value| value.as_f64().map_or("-".to_owned(), |value| format!("{value:.3}"));
     let _infallible = writeln!(
         text,
-        "  held {} s, first token predicted after {} s\n  {:<32} {:>10} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  L1/L2/L3 tokens",
-        seconds(&decision["held_s"]),
+        "  held {} s, first token predicted after {} s\n  {:<32} {:>10} {:>8} {:>8} {:>8} {:>8} {:>9} {:>8}  L1/L2/L3 tokens",
+        seconds(&decision["queue_wait_s"]),
         seconds(&decision["predicted_ttft_s"]),
         "engine",
         "cost",
@@ -159,14 +158,14 @@ fn explain(text: &mut String, decision: &Value, other: Option<PolicyName>) -> an
         "fetch",
         "service",
         "handover",
-        "copies",
+        "duplicate",
         "decode",
     );
     for candidate in decision["candidates"].as_array().into_iter().flatten() {
         let (terms, hits) = (&candidate["terms"], &candidate["hits"]);
         let _infallible = writeln!(
             text,
-            "  {:<32} {:>10} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}  {}/{}/{}",
+            "  {:<32} {:>10} {:>8} {:>8} {:>8} {:>8} {:>9} {:>8}  {}/{}/{}",
             candidate["instance"].as_str().unwrap_or("-"),
             seconds(&candidate["cost"]),
             seconds(&terms["wait"]),
@@ -181,7 +180,7 @@ fn explain(text: &mut String, decision: &Value, other: Option<PolicyName>) -> an
         );
     }
     let snapshot: DecisionSnapshot = serde_json::from_value(decision["snapshot"].clone())
-        .context("the snapshot is of another release of moongate")?;
+        .context("the snapshot was saved by another release of moongate")?;
     replay(text, &snapshot);
     if let Some(policy) = other {
         replay(text, &DecisionSnapshot { policy, ..snapshot });
@@ -189,7 +188,7 @@ fn explain(text: &mut String, decision: &Value, other: Option<PolicyName>) -> an
     Ok(())
 }
 
-/// Adds what the policy decides now.
+/// Appends the policy's decision for the saved state.
 fn replay(text: &mut String, snapshot: &DecisionSnapshot) {
     let name = |ix: moongate_scheduler::InstanceIndex| {
         snapshot.instances.get(ix.as_usize()).map_or("?", |instance: &SchedulableInstance| &instance.name)
@@ -199,8 +198,8 @@ fn replay(text: &mut String, snapshot: &DecisionSnapshot) {
             EngineRoute::Pair { prefill, decode, .. } => format!("{} + {}", name(prefill), name(decode)),
             EngineRoute::Single { worker } => name(worker).to_owned(),
         },
-        Ok(PolicyVerdict::Defer { until }) => format!("hold it for {:.3} s", until - snapshot.now),
-        Err(refusal) => format!("refuse it: {refusal}"),
+        Ok(PolicyVerdict::Defer { until }) => format!("queue for {:.3} s", until - snapshot.now),
+        Err(rejection) => format!("reject: {rejection}"),
     };
     let _infallible = writeln!(text, "  replayed with {}: {outcome}", snapshot.policy);
 }

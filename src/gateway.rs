@@ -10,7 +10,7 @@ use moongate_telemetry::{LoggingArgs, TelemetryArgs, Tracer};
 
 use crate::settings::{invalid_settings, start_error};
 
-/// Time to hand the last spans over.
+/// Time limit for exporting the last spans.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Flags of `moongate gateway`.
@@ -24,7 +24,7 @@ pub(crate) struct GatewayArgs {
     pub(crate) logs: LoggingArgs,
 }
 
-/// Serves until asked to stop, then drains.
+/// Serves until SIGTERM or Ctrl-C, then drains; a second signal stops at once.
 pub(crate) async fn run(command: GatewayArgs, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
     raise_open_file_limit();
     let traces = Tracer::start(&command.telemetry, "moongate-gateway").map_err(invalid_settings)?;
@@ -36,10 +36,10 @@ pub(crate) async fn run(command: GatewayArgs, supervisor: Supervisor) -> anyhow:
     terminated().await;
     tokio::select! {
         () = gateway.stop() => {}
-        () = terminated() => tracing::warn!("asked again: stopping without waiting for open requests"),
+        () = terminated() => tracing::warn!("second signal: stopping without waiting for open requests"),
     }
     if let Err(lost) = traces.shutdown(FLUSH_TIMEOUT).await {
-        tracing::warn!(%lost, "spans were lost");
+        tracing::warn!(%lost, "spans were not exported before the shutdown");
     }
     Ok(ExitCode::SUCCESS)
 }

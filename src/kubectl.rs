@@ -1,5 +1,5 @@
-//! `moongate kubectl`, which is `kubectl moongate` when the binary is called `kubectl-moongate`: look at groups, ask what a
-//! change would do, make it, take it back.
+//! The command `moongate kubectl`, also run as `kubectl moongate` when the binary is named `kubectl-moongate`: show groups,
+//! preview changes, apply them and roll them back.
 
 mod change;
 mod doctor;
@@ -16,10 +16,10 @@ use moongate_operator::kubectl::{ClusterClient, KubeContextOptions, OutputFormat
 use moongate_telemetry::LoggingArgs;
 use serde_json::Value;
 
-/// What the binary is called as a plugin of kubectl.
+/// Name of the binary as a kubectl plugin.
 const PLUGIN: &str = "kubectl-moongate";
 
-/// What fails is told once, by the command: the client's own line says less.
+/// Logs of the Kubernetes client are off: the command prints errors itself, with more detail.
 pub(crate) fn logs() -> LoggingArgs {
     LoggingArgs { filter: "warn,kube_client=off".to_owned(), ..LoggingArgs::default() }
 }
@@ -35,39 +35,39 @@ pub(crate) struct KubectlArgs {
 
 #[derive(Debug, Subcommand)]
 enum KubectlSubcommand {
-    /// Tell how groups are, and what they wait for.
+    /// Show groups and what they are waiting for.
     Status(status::KubectlStatusArgs),
-    /// Tell which pods a change would restart, in which order, and why. Changes nothing.
+    /// Show which pods a change would restart, in which order and why. Read-only.
     Plan(change::KubectlPlanArgs),
-    /// Give containers new images.
+    /// Set container images and roll them out.
     Upgrade(change::KubectlUpgradeArgs),
-    /// Revisions and updates of a group.
+    /// Manage revisions and updates of a group.
     Rollout {
         #[command(subcommand)]
         command: rollout::RolloutSubcommand,
     },
-    /// Check whether the cluster has what groups need, and say how to mend what is wrong.
+    /// Check whether the cluster has what groups need, and print a fix for each problem.
     Doctor,
 }
 
-/// Which cluster, and where in it. As kubectl has them.
+/// Flags for cluster, namespace and output, as in kubectl.
 #[derive(Debug, Args)]
 struct KubectlScopeArgs {
-    /// Client configuration. Without it KUBECONFIG, ~/.kube/config, or the pod's service account
+    /// Client configuration. Default: KUBECONFIG, ~/.kube/config, or the pod's service account
     #[arg(long, global = true, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
-    /// Context of the client configuration. Without it the current one
+    /// Context of the client configuration. Default: the current context
     #[arg(long, global = true, value_name = "NAME")]
     context: Option<String>,
 
-    /// Namespace of the groups. Without it that of the context
+    /// Namespace of the groups. Default: the context's namespace
     #[arg(long, short, global = true, value_name = "NAME")]
     namespace: Option<String>,
 
-    /// How to print
+    /// Output format
     ///
-    /// Programs get as JSON or YAML all that people get as text
+    /// JSON and YAML contain everything that the text output shows
     #[arg(long, short, global = true, value_enum, value_name = "FORMAT", default_value = "text")]
     output: KubectlOutputFormat,
 }
@@ -79,37 +79,37 @@ enum KubectlOutputFormat {
     Yaml,
 }
 
-/// What the tools of this command share.
+/// State shared by the subcommands.
 struct KubectlSession {
     cluster: ClusterClient,
     format: OutputFormat,
 }
 
-/// The arguments as `moongate kubectl` has them, if the binary is called as a plugin.
+/// Rewrites the arguments to those of `moongate kubectl`, if the binary runs as a plugin.
 pub(crate) fn arguments(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut args: Vec<OsString> = args.into_iter().collect();
-    let called = args.first().and_then(|name| Path::new(name).file_stem());
-    // kubectl calls what it finds in PATH, where `-` may stand as `_`.
-    if called.is_some_and(|name| name.to_string_lossy().replace('_', "-") == PLUGIN) {
+    let program = args.first().and_then(|name| Path::new(name).file_stem());
+    // kubectl looks up plugins in PATH, where `_` may stand for `-`.
+    if program.is_some_and(|name| name.to_string_lossy().replace('_', "-") == PLUGIN) {
         args.splice(..1, ["moongate".into(), "kubectl".into()]);
     }
     args
 }
 
-/// Does what is asked. The exit code is 1 where that fails.
+/// Runs the subcommand. The exit code is 1 on failure.
 pub(crate) async fn run(command: KubectlArgs) -> anyhow::Result<ExitCode> {
-    let place = command.scope;
-    let format = match place.output {
+    let scope = command.scope;
+    let format = match scope.output {
         KubectlOutputFormat::Text => OutputFormat::Text,
         KubectlOutputFormat::Json => OutputFormat::Json,
         KubectlOutputFormat::Yaml => OutputFormat::Yaml,
     };
-    let place = KubeContextOptions {
-        kubeconfig: place.kubeconfig,
-        context: place.context,
-        namespace: place.namespace,
+    let scope = KubeContextOptions {
+        kubeconfig: scope.kubeconfig,
+        context: scope.context,
+        namespace: scope.namespace,
     };
-    let session = KubectlSession { cluster: ClusterClient::connect(place).await?, format };
+    let session = KubectlSession { cluster: ClusterClient::connect(scope).await?, format };
     match command.command {
         KubectlSubcommand::Status(command) => command.run(&session).await?,
         KubectlSubcommand::Plan(command) => command.run(&session).await?,
@@ -120,17 +120,17 @@ pub(crate) async fn run(command: KubectlArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// To standard output.
+/// Prints to standard output.
 fn print(text: &str) -> anyhow::Result<()> {
     Ok(std::io::stdout().write_all(text.as_bytes())?)
 }
 
-/// To standard error: what is not the answer.
+/// Prints a note to standard error, apart from the result.
 fn print_note(text: &str) -> anyhow::Result<()> {
     Ok(writeln!(std::io::stderr(), "{text}")?)
 }
 
-/// The set that a group belongs to. Who changes the group has the change taken back.
+/// The RoleBasedGroupSet that controls the group and would revert a change of it.
 fn owning_set(group: &Value) -> Option<String> {
     let label = &group["metadata"]["labels"][moongate_operator::kubectl::GROUPSET_NAME];
     label.as_str().map(str::to_owned)
@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_binary_is_a_plugin_when_it_is_called_as_one() {
+    fn the_binary_runs_as_a_plugin_under_the_plugin_name() {
         let as_called = |words: &[&str]| arguments(words.iter().map(OsString::from));
         assert_eq!(as_called(&["/bin/kubectl-moongate", "status"]), ["moongate", "kubectl", "status"]);
         assert_eq!(as_called(&["kubectl_moongate"])[1..], ["kubectl"]);

@@ -1,4 +1,4 @@
-//! The one binary: `moongate gateway | config | operator | kubectl | master | store | store-holder | kv | up | sidecar | loadtest | doctor | explain`.
+//! The binary with all commands: `moongate gateway | config | operator | kubectl | master | store | store-holder | kv | up | sidecar | loadtest | doctor | explain`.
 
 mod config_check;
 mod doctor;
@@ -24,12 +24,12 @@ use moongate_runtime::{Supervisor, config, terminated};
 use moongate_telemetry::{LoggingArgs, init_logs};
 use tokio::runtime::{Builder, Runtime};
 
-/// Freed memory of large bodies goes back to the system sooner, and relaying them costs less time than with the
+/// mimalloc returns the freed memory of large bodies to the system sooner, and forwarding them takes less time than with the
 /// system's allocator.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Routes LLM requests to prefill/decode pairs by knowing where the KV cache is.
+/// KV-cache-aware LLM gateway, Mooncake-compatible KV store and Kubernetes operator.
 #[derive(Debug, Parser)]
 #[command(name = "moongate", version, propagate_version = true)]
 struct MoongateArgs {
@@ -39,40 +39,40 @@ struct MoongateArgs {
 
 #[derive(Debug, Subcommand)]
 enum MoongateSubcommand {
-    /// Serve the OpenAI API in front of SGLang and vLLM engines.
+    /// Serve the OpenAI API and route requests to SGLang and vLLM engines.
     Gateway(Box<gateway::GatewayArgs>),
-    /// Run RoleBasedGroups on Kubernetes, in the place of RBG's own controller manager.
+    /// Reconcile RoleBasedGroups on Kubernetes, in place of RBG's own controller manager.
     Operator(Box<operator::OperatorArgs>),
-    /// Look at RoleBasedGroups, ask what a change would do, make it, take it back. Called `kubectl-moongate`, it is all there is.
+    /// Show, plan, upgrade and roll back RoleBasedGroups. When the binary is named `kubectl-moongate`, only this command exists.
     Kubectl(Box<kubectl::KubectlArgs>),
-    /// Serve the metadata of a Mooncake store, in the place of Mooncake's own master.
+    /// Serve the metadata of a Mooncake store, in place of Mooncake's own master.
     Master(master::MasterArgs),
-    /// Lend memory to a Mooncake store, in the place of Mooncake's own store service.
+    /// Run a storage node of a Mooncake store, in place of Mooncake's own store service.
     Store(store::StoreNodeArgs),
-    /// Put objects into a store, get them back, and measure it.
+    /// Put, get and list objects of a store, and measure its throughput.
     Kv(Box<kv::KvArgs>),
-    /// Keep a store's memory while the store itself is restarted or replaced.
+    /// Hold a store node's memory while the node is restarted or replaced.
     StoreHolder(store_holder::StoreHolderArgs),
-    /// Stand beside an engine: register it with gateways, drain it, load its LoRA adapters.
+    /// Run next to an engine: register it with gateways, drain it, load its LoRA adapters.
     Sidecar(Box<sidecar::SidecarArgs>),
-    /// Start simulated engines and a gateway on this machine, to try things out.
+    /// Start simulated engines, a store and a gateway on this machine.
     Up(up::UpArgs),
-    /// Check a gateway's settings and its engines, and say how to mend what is wrong.
+    /// Check a gateway's settings and engines, and print a fix for each problem.
     Doctor(Box<doctor::DoctorArgs>),
     /// Check settings without starting anything.
     Config {
-        /// What to do with them.
+        /// Subcommand for the settings.
         #[command(subcommand)]
         tool: config_check::ConfigSubcommand,
     },
-    /// Tell why a request went where it went, and what another policy would have done.
+    /// Show the terms behind a routing decision, and what another policy would have decided.
     Explain(explain::ExplainArgs),
     /// Simulate engines, generate load, replay traces.
     Loadtest {
-        /// Which tool.
+        /// Subcommand of the load test.
         #[command(subcommand)]
         tool: LoadtestCommand,
-        /// Logs of the tool.
+        /// Logging of the load test.
         #[command(flatten)]
         logs: LoggingArgs,
     },
@@ -91,7 +91,7 @@ fn main() -> ExitCode {
         MoongateSubcommand::Operator(command) => {
             let logs = command.logs.clone();
             disable_huge_pages();
-            // One thread: it waits for the API server nearly always, and every thread keeps some freed memory for itself.
+            // One thread: the operator mostly waits for the API server, and the allocator caches freed memory per thread.
             run_on(Builder::new_current_thread(), &logs, |supervisor| operator::run(*command, supervisor))
         }
         MoongateSubcommand::Kubectl(command) => run(&kubectl::logs(), |_| kubectl::run(*command)),
@@ -149,13 +149,13 @@ fn main() -> ExitCode {
     }
 }
 
-/// Of a heap of a few megabytes on pages of two megabytes, most would be nothing but room.
+/// Disables transparent huge pages: most of a small heap on pages of 2 MiB would be unused.
 fn disable_huge_pages() {
-    // Where the system refuses, there is only more memory.
+    // A failure only increases memory use.
     let _ = rustix::thread::disable_transparent_huge_pages(true);
 }
 
-/// Runs a command on all cores. A failure is printed as one line, with exit code 1; so is the panic of an essential task.
+/// Runs a command on all cores. A failure, or the panic of an essential task, is printed as one line, with exit code 1.
 fn run<F>(logs: &LoggingArgs, command: impl FnOnce(Supervisor) -> F) -> ExitCode
 where
     F: Future<Output = anyhow::Result<ExitCode>>,
@@ -173,7 +173,7 @@ where
             tokio::select! {
                 outcome = command(supervisor.clone()) => outcome,
                 task = supervisor.failed() => {
-                    Err(anyhow::anyhow!("the task `{task}` panicked, and without it this process is of no use; the log has the message of the panic"))
+                    Err(anyhow::anyhow!("the essential task `{task}` panicked; the log has the panic message"))
                 }
             }
         });
@@ -195,12 +195,12 @@ fn start(mut runtime: Builder, logs: &LoggingArgs) -> anyhow::Result<Runtime> {
     Ok(runtime.enable_all().build()?)
 }
 
-/// An error with its causes. Some tell theirs themselves: nothing is said twice.
+/// An error with its causes. Some errors include their cause in their own message; such a cause is not repeated.
 fn error_chain(error: &anyhow::Error) -> String {
-    error.chain().map(ToString::to_string).fold(String::new(), |told, cause| match () {
-        () if told.is_empty() => cause,
-        () if told.contains(&cause) => told,
-        () => format!("{told}: {cause}"),
+    error.chain().map(ToString::to_string).fold(String::new(), |text, cause| match () {
+        () if text.is_empty() => cause,
+        () if text.contains(&cause) => text,
+        () => format!("{text}: {cause}"),
     })
 }
 
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cause_is_told_once() {
+    fn a_cause_is_printed_once() {
         let error = anyhow::anyhow!("no route").context("a peer: no route").context("store");
         assert_eq!(error_chain(&error), "store: a peer: no route");
     }

@@ -9,18 +9,18 @@ use moongate_runtime::{Supervisor, terminated};
 
 use crate::output::{print, print_error};
 
-/// The command line of `moongate master`. Its flags are written as those of Mooncake's master, which is not how clap
-/// reads them.
+/// The command line of `moongate master`, passed through unparsed: its flags have the syntax of Mooncake's master (gflags), which
+/// clap does not support.
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true, disable_version_flag = true)]
 pub(crate) struct MasterArgs {
-    /// Flags of Mooncake's master, and some more; `moongate master --help` lists them
+    /// Flags of Mooncake's master, and additional ones; `moongate master --help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
     flags: Vec<OsString>,
 }
 
 impl MasterArgs {
-    /// What is to be served, or how the command ends at once.
+    /// The options to serve with, or the exit code if the command ends at once, such as after `--help`.
     pub(crate) fn options(self) -> Result<MasterOptions, ExitCode> {
         match flags::read(self.flags, |name| std::env::var(name).ok()) {
             Ok(MasterInvocation::Serve(options)) => Ok(*options),
@@ -35,11 +35,11 @@ impl MasterArgs {
     }
 }
 
-/// Serves until asked to stop, then answers what is in progress.
+/// Serves until SIGTERM or Ctrl-C, then completes calls in progress.
 pub(crate) async fn run(options: MasterOptions, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
     let grace = options.shutdown_grace;
-    if let Some(among) = options.ha.clone() {
-        let _master = moongate_master::ha::start(among, options, &supervisor).await?;
+    if let Some(ha) = options.ha.clone() {
+        let _master = moongate_master::ha::start(ha, options, &supervisor).await?;
         terminated().await;
         if let Err(still) = supervisor.shutdown(grace).await {
             tracing::warn!("{still}");
@@ -53,7 +53,7 @@ pub(crate) async fn run(options: MasterOptions, supervisor: Supervisor) -> anyho
         ended = supervisor.shutdown(grace) => if let Err(still) = ended {
             tracing::warn!("{still}");
         },
-        () = terminated() => tracing::warn!("asked again: stopping without waiting for calls in progress"),
+        () = terminated() => tracing::warn!("second signal: stopping without waiting for calls in progress"),
     }
     master.finish();
     Ok(ExitCode::SUCCESS)

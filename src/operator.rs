@@ -1,4 +1,4 @@
-//! `moongate operator`
+//! The command `moongate operator`.
 
 use std::net::SocketAddr;
 use std::ops::Range;
@@ -15,40 +15,40 @@ use moongate_telemetry::{LoggingArgs, TelemetryArgs, Tracer};
 
 use crate::settings::{invalid_settings, start_error};
 
-/// For writes in progress when the operator is asked to stop.
+/// Grace period for writes in progress at shutdown.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(10);
 
-/// Time to hand the last spans over.
+/// Timeout for exporting the last spans at shutdown.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Flags of `moongate operator`.
 #[derive(Debug, Args)]
 pub(crate) struct OperatorArgs {
-    /// Client configuration. Without it the pod's service account is used, or your default one
+    /// Client configuration. Default: the pod's service account, or the user's default configuration
     #[arg(long, value_name = "FILE", env = "MOONGATE_KUBECONFIG")]
     kubeconfig: Option<PathBuf>,
 
-    /// The only namespace to look after. Without it, all
+    /// Watch only this namespace. Default: all namespaces
     #[arg(long, value_name = "NAMESPACE", env = "MOONGATE_NAMESPACE")]
     namespace: Option<String>,
 
-    /// Objects that are worked on at a time
+    /// Number of objects to reconcile concurrently
     #[arg(long, value_name = "NUMBER", env = "MOONGATE_MAX_CONCURRENT_RECONCILES", default_value_t = 10)]
     max_concurrent_reconciles: usize,
 
-    /// Let one of several operators work, by the Lease `rbg-controller`
+    /// Elect a leader through the Lease `rbg-controller`
     #[arg(long, env = "MOONGATE_LEADER_ELECT")]
     leader_elect: bool,
 
-    /// The operator's own namespace: that of its Lease, and of the webhooks' Service and Secret
+    /// Namespace of the operator's Lease, and of the webhooks' Service and Secret
     #[arg(long, value_name = "NAMESPACE", env = "POD_NAMESPACE", default_value = "default")]
     own_namespace: String,
 
-    /// Address of `/healthz`, `/readyz` and `/metrics`
+    /// Listen address of `/healthz`, `/readyz` and `/metrics`
     #[arg(long, value_name = "ADDRESS", env = "MOONGATE_ADMIN_LISTEN", default_value = "0.0.0.0:8082")]
     admin_listen: SocketAddr,
 
-    /// Who schedules groups whose pods are scheduled at once or not at all
+    /// Scheduler for groups with gang scheduling
     #[arg(
         long,
         value_enum,
@@ -88,15 +88,15 @@ impl From<GangSchedulerArg> for GangScheduler {
 
 #[derive(Debug, Args)]
 struct PortAllocatorArgs {
-    /// Choose ports for pods that ask for some
+    /// Allocate ports for pods that request them
     #[arg(long, env = "MOONGATE_ENABLE_PORT_ALLOCATOR")]
     enable_port_allocator: bool,
 
-    /// The first port that may be chosen
+    /// First port of the range to allocate from
     #[arg(long, value_name = "PORT", env = "MOONGATE_START_PORT", default_value_t = 30000)]
     start_port: u16,
 
-    /// How many ports may be chosen
+    /// Number of ports in the range
     #[arg(long, value_name = "NUMBER", env = "MOONGATE_PORT_RANGE", default_value_t = 5000)]
     port_range: u16,
 }
@@ -112,19 +112,19 @@ impl PortAllocatorArgs {
 
 #[derive(Debug, Args)]
 struct WebhookArgs {
-    /// Service by which the API server reaches the webhooks, which convert and validate. Without it there are none
+    /// Service through which the API server calls the webhooks for conversion and validation. Without it, webhooks are off
     #[arg(long, value_name = "NAME", env = "MOONGATE_WEBHOOK_SERVICE")]
     webhook_service: Option<String>,
 
-    /// Port of that Service
+    /// Port of the webhooks' Service
     #[arg(long, value_name = "PORT", env = "MOONGATE_WEBHOOK_SERVICE_PORT", default_value_t = 443)]
     webhook_service_port: u16,
 
-    /// Address at which the webhooks listen
+    /// Listen address of the webhooks
     #[arg(long, value_name = "ADDRESS", env = "MOONGATE_WEBHOOK_LISTEN", default_value = "0.0.0.0:9443")]
     webhook_listen: SocketAddr,
 
-    /// Secret that keeps the webhooks' certificate
+    /// Secret that stores the webhooks' certificate
     #[arg(long, value_name = "NAME", env = "MOONGATE_WEBHOOK_SECRET", default_value = "moongate-webhooks")]
     webhook_secret: String,
 }
@@ -143,9 +143,9 @@ impl WebhookArgs {
             port: self.webhook_service_port,
             secret: self.webhook_secret,
         };
-        let connecting =
+        let connect =
             moongate_operator::client(operator.kubeconfig.as_deref(), operator.limits, &operator.metrics);
-        let client = connecting.await.map_err(operator_error)?;
+        let client = connect.await.map_err(operator_error)?;
         let metrics = Arc::clone(&operator.metrics);
         webhooks::start(bind(self.webhook_listen)?, client, options, metrics, supervisor)?;
         Ok(())
@@ -157,7 +157,7 @@ fn operator_error(error: OperatorError) -> anyhow::Error {
     start_error(error, is_invalid)
 }
 
-/// Keeps groups running until asked to stop, or until another operator leads.
+/// Runs the operator until it is terminated or loses leadership.
 pub(crate) async fn run(command: OperatorArgs, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
     let traces = Tracer::start(&command.telemetry, "moongate-operator").map_err(invalid_settings)?;
     let options = OperatorOptions {
@@ -175,14 +175,14 @@ pub(crate) async fn run(command: OperatorArgs, supervisor: Supervisor) -> anyhow
     let stop = supervisor.token();
     let mut running = std::pin::pin!(moongate_operator::run(options, &supervisor));
     tokio::select! {
-        ended = &mut running => ended.map_err(operator_error)?,
+        result = &mut running => result.map_err(operator_error)?,
         () = terminated() => {
             stop.cancel();
             running.await?;
         }
     }
-    if let Err(still) = supervisor.shutdown(SHUTDOWN_GRACE).await {
-        tracing::warn!("{still}");
+    if let Err(stuck) = supervisor.shutdown(SHUTDOWN_GRACE).await {
+        tracing::warn!("{stuck}");
     }
     if let Err(lost) = traces.shutdown(FLUSH_TIMEOUT).await {
         tracing::warn!(%lost, "spans were lost");

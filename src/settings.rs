@@ -1,4 +1,4 @@
-//! Settings that are wrong: the exit code, and environment variables that no setting has.
+//! Invalid settings: their exit code, and warnings about unknown environment variables.
 
 use std::collections::BTreeSet;
 use std::error::Error;
@@ -7,16 +7,16 @@ use std::fmt;
 use clap::CommandFactory as _;
 use moongate_runtime::config;
 
-/// Exit code for settings that are wrong, as clap has it.
+/// Exit code for invalid settings, the same as clap's.
 pub(crate) const INVALID_SETTINGS: u8 = 2;
-/// What the names of our variables begin with.
+/// Prefix of the environment variables of all commands.
 const PREFIX: &str = "MOONGATE_";
-/// Of the project's own tests.
+/// Prefix of variables that only the project's own tests read.
 const TEST_PREFIX: &str = "MOONGATE_TEST_";
-/// A name is offered as a correction from this similarity (Jaro, 0 to 1) on.
+/// Minimum similarity (Jaro, 0 to 1) of a name that is suggested as a correction.
 const SIMILAR: f64 = 0.75;
 
-/// A setting, or a file that it names, is wrong.
+/// A setting, or a file that it names, is invalid.
 #[derive(Debug)]
 pub(crate) struct InvalidSettingsError(anyhow::Error);
 
@@ -37,12 +37,12 @@ pub(crate) fn invalid_settings(error: impl Into<anyhow::Error>) -> anyhow::Error
     InvalidSettingsError(error.into()).into()
 }
 
-/// Marks an error if it `is_invalid`.
+/// Marks the error with [`invalid_settings`] if `is_invalid`.
 pub(crate) fn start_error(error: impl Into<anyhow::Error>, is_invalid: bool) -> anyhow::Error {
     if is_invalid { invalid_settings(error) } else { error.into() }
 }
 
-/// Logs each variable that looks like one of ours and is none, which is a setting without effect.
+/// Logs a warning for each variable with our prefix that no command defines: it has no effect.
 pub(crate) fn warn_of_unknown_variables() {
     let known = known_variables();
     for (name, value) in std::env::vars_os() {
@@ -75,7 +75,7 @@ fn is_unknown(name: &str, value: &str, known: &BTreeSet<String>) -> bool {
         && !is_service_link(name, value)
 }
 
-/// Whether Kubernetes made the variable for a Service whose name begins with ours, such as `MOONGATE_GATEWAY_SERVICE_HOST` or
+/// Whether Kubernetes set the variable for a Service whose name begins with `moongate`, such as `MOONGATE_GATEWAY_SERVICE_HOST` or
 /// `MOONGATE_GATEWAY_PORT_8000_TCP_ADDR`.
 fn is_service_link(name: &str, value: &str) -> bool {
     let is_port = |text: &str| text.parse::<u16>().is_ok();
@@ -100,13 +100,13 @@ fn is_service_link(name: &str, value: &str) -> bool {
 }
 
 fn closest_name<'a>(name: &str, known: &'a BTreeSet<String>) -> Option<&'a str> {
-    // The beginning is the same for all.
+    // Compare without the common prefix, which would make all names similar.
     let rest = |name: &str| name.strip_prefix(PREFIX).unwrap_or(name).to_owned();
-    let wanted = rest(name);
-    let similar = known.iter().filter(|known| known.starts_with(PREFIX));
-    let similar = similar.map(|known| (strsim::jaro(&rest(known), &wanted), known.as_str()));
-    let similar = similar.filter(|(similarity, _)| *similarity >= SIMILAR);
-    similar.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, name)| name)
+    let unknown = rest(name);
+    let candidates = known.iter().filter(|known| known.starts_with(PREFIX));
+    let candidates = candidates.map(|known| (strsim::jaro(&rest(known), &unknown), known.as_str()));
+    let candidates = candidates.filter(|(similarity, _)| *similarity >= SIMILAR);
+    candidates.max_by(|left, right| left.0.total_cmp(&right.0)).map(|(_, name)| name)
 }
 
 #[cfg(test)]
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_misspelt_variable_is_unknown_and_the_right_one_is_offered() {
+    fn a_misspelt_variable_is_unknown_and_a_correction_is_suggested() {
         let known = known_variables();
         for (name, expected) in [
             ("MOONGATE_LISTN", Some("MOONGATE_LISTEN")),
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_tests_and_service_links_are_not() {
+    fn settings_test_variables_and_service_links_are_known() {
         let known = known_variables();
         for (name, value) in [
             ("MOONGATE_CONFIG", "x"),
@@ -149,6 +149,6 @@ mod tests {
         ] {
             assert!(!is_unknown(name, value, &known), "{name}");
         }
-        assert!(is_unknown("MOONGATE_ADMIN_PORT", "9000", &known), "no URL, so it is not of a Service");
+        assert!(is_unknown("MOONGATE_ADMIN_PORT", "9000", &known), "the value is no URL, so it is no service link");
     }
 }

@@ -10,7 +10,7 @@ use moongate_telemetry::LoggingArgs;
 
 use crate::settings::start_error;
 
-/// For deregistering from gateways.
+/// Time limit for deregistering the engine from gateways.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(5);
 
 /// Flags of `moongate sidecar`.
@@ -22,7 +22,7 @@ pub(crate) struct SidecarArgs {
     pub(crate) logs: LoggingArgs,
 }
 
-/// Stands beside the engine until asked to stop, then deregisters it.
+/// Runs until SIGTERM or Ctrl-C, then deregisters the engine.
 pub(crate) async fn run(command: SidecarArgs, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
     moongate_sidecar::start(command.options, &supervisor).map_err(|error| {
         let is_invalid = matches!(error, SidecarStartError::Tls(_));

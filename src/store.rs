@@ -10,22 +10,22 @@ use moongate_store_node::{NodeArgs, NodeConfig, PageModeArg};
 use crate::output::print_error;
 use crate::settings::start_error;
 
-/// The command line of `moongate store`. Its `--config` is Mooncake's JSON, which is not the file of settings that the
-/// other commands have.
+/// The command line of `moongate store`, parsed separately: its `--config` is Mooncake's JSON file, not the TOML config file of the
+/// other commands.
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true, disable_version_flag = true)]
 pub(crate) struct StoreNodeArgs {
-    /// Flags of Mooncake's store service, and some more; `moongate store --help` lists them
+    /// Flags of Mooncake's store service, and additional ones; `moongate store --help` lists them
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "FLAGS")]
     flags: Vec<OsString>,
 }
 
 impl StoreNodeArgs {
-    /// What is to be run, or how the command ends at once.
+    /// The settings to run with, or the exit code if the command ends at once, such as after `--help`.
     pub(crate) fn settings(self) -> Result<(NodeArgs, NodeConfig), ExitCode> {
         let name = OsString::from("moongate store");
         let flags = NodeArgs::try_parse_from(std::iter::once(name).chain(self.flags)).map_err(|error| {
-            // A closed terminal leaves nobody to tell.
+            // Standard error may be closed; the exit code still reports the error.
             let _ = error.print();
             u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
         })?;
@@ -41,16 +41,16 @@ impl StoreNodeArgs {
     }
 }
 
-/// Keeps a node's own memory, a few megabytes here and there, off huge pages: the kernel would make tens of them of it.
+/// Disables transparent huge pages for the process: they would grow its heap of a few megabytes to tens of megabytes.
 pub(crate) fn disable_huge_pages(flags: &NodeArgs) {
-    // The memory that it lends would have none either.
+    // The setting also affects the segments, which need transparent huge pages with `--pages transparent`.
     if flags.pages != PageModeArg::Transparent {
-        // Where the system refuses, there is only more memory.
+        // A failure only increases memory use.
         let _ = rustix::thread::disable_transparent_huge_pages(true);
     }
 }
 
-/// Lends memory until asked to stop, then ends what is in progress.
+/// Serves until SIGTERM or Ctrl-C, then completes transfers in progress.
 pub(crate) async fn run(
     flags: NodeArgs,
     config: NodeConfig,
@@ -68,7 +68,7 @@ pub(crate) async fn run(
     terminated().await;
     tokio::select! {
         () = store.stop() => {}
-        () = terminated() => tracing::warn!("asked again: stopping without waiting for transfers in progress"),
+        () = terminated() => tracing::warn!("second signal: stopping without waiting for transfers in progress"),
     }
     if let Err(still) = supervisor.shutdown(grace).await {
         tracing::warn!("{still}");

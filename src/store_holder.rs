@@ -1,4 +1,4 @@
-//! `moongate store-holder`: keeps a store's memory while the store itself is away.
+//! `moongate store-holder`: holds a store node's memory while the node is restarted or replaced.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -14,11 +14,11 @@ use crate::settings::start_error;
 /// Flags of `moongate store-holder`.
 #[derive(Debug, Args)]
 pub(crate) struct StoreHolderArgs {
-    /// Where the store asks for its memory: a Unix socket. Only processes of the same user are answered.
+    /// Unix socket through which the store node gets its memory. Only processes of the same user are accepted.
     #[arg(long, value_name = "PATH", env = "MOONGATE_HOLDER_SOCKET")]
     socket: PathBuf,
 
-    /// Most memory to keep, in bytes. It is taken from the machine when the store first writes to it.
+    /// Maximum memory to hold, in bytes. Pages are allocated when the store first writes to them.
     #[arg(long, value_name = "BYTES", env = "MOONGATE_HOLDER_MAX_BYTES", default_value_t = 1 << 42)]
     max_bytes: u64,
 
@@ -26,21 +26,21 @@ pub(crate) struct StoreHolderArgs {
     pub(crate) logs: LoggingArgs,
 }
 
-/// Keeps until asked to stop; then the memory is freed, as soon as the store lets go of it too.
+/// Holds the memory until SIGTERM or Ctrl-C; the memory is freed once the store has unmapped it too.
 pub(crate) async fn run(command: StoreHolderArgs) -> anyhow::Result<ExitCode> {
     let socket = command.socket.display();
-    let keeper =
+    let holder =
         HolderServer::bind(&command.socket, command.max_bytes).with_context(|| format!("--socket {socket}"));
     let folder = command.socket.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let keeper = keeper.map_err(|error| start_error(error, folder.is_some_and(|folder| !folder.is_dir())))?;
-    let stopper = keeper.stopper();
-    tracing::info!("keeping the store's memory; it is asked for at {}", command.socket.display());
-    let mut keeping = tokio::task::spawn_blocking(move || keeper.run());
+    let holder = holder.map_err(|error| start_error(error, folder.is_some_and(|folder| !folder.is_dir())))?;
+    let stopper = holder.stopper();
+    tracing::info!("holding the store's memory; listening on {}", command.socket.display());
+    let mut server = tokio::task::spawn_blocking(move || holder.run());
     tokio::select! {
-        ended = &mut keeping => ended?,
+        ended = &mut server => ended?,
         () = terminated() => {
             stopper.stop();
-            keeping.await?;
+            server.await?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -19,11 +19,11 @@ use moongate_telemetry::{LoggingArgs, Tracer};
 use self::local_store::LocalStoreCluster;
 use crate::output::print;
 
-/// Time for the engines to be found ready. They are in this process; a second is long.
+/// Time limit for the engines to become ready. They run in this process and usually need less than a second.
 const READY_TIMEOUT: Duration = Duration::from_secs(15);
-/// Time for the gateway's tasks once nothing is waited for any more.
+/// Time limit for the gateway's tasks to end after the gateway has stopped.
 const GATEWAY_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
-/// How often the status line is renewed on a terminal.
+/// Interval at which the status line on a terminal is updated.
 const STATUS_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Flags of `moongate up`.
@@ -36,32 +36,32 @@ pub(crate) struct UpArgs {
     /// Address for /console, /metrics, /health and /ready.
     #[arg(long, value_name = "ADDR", env = "MOONGATE_ADMIN_LISTEN", default_value = "127.0.0.1:9000")]
     admin_listen: SocketAddr,
-    /// Simulated prefill engines.
+    /// Number of simulated prefill engines.
     #[arg(long, value_name = "N", env = "MOONGATE_UP_PREFILL", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     prefill: u16,
-    /// Simulated decode engines.
+    /// Number of simulated decode engines.
     #[arg(long, value_name = "N", env = "MOONGATE_UP_DECODE", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
     decode: u16,
-    /// Port of the first engine; those of the others follow, prefill before decode. 0 takes free ports.
+    /// Port of the first engine; the others use the following ports, prefill before decode. 0 selects free ports.
     #[arg(long, value_name = "PORT", env = "MOONGATE_UP_ENGINE_PORT", default_value_t = 0)]
     engine_port: u16,
     /// Whose protocol the engines speak.
-    #[arg(long, value_enum, env = "MOONGATE_UP_FACE", default_value = "sglang")]
-    face: SimProtocol,
+    #[arg(long, value_enum, env = "MOONGATE_UP_PROTOCOL", default_value = "sglang")]
+    protocol: SimProtocol,
     /// Model name that the engines serve.
     #[arg(long, value_name = "NAME", env = "MOONGATE_UP_MODEL", default_value = "moongate-sim")]
     model: String,
-    /// How much faster than a real large model the engines are.
+    /// Speed of the engines relative to a real large model.
     #[arg(long, value_name = "X", env = "MOONGATE_UP_TIME_SCALE", default_value_t = 10.0)]
     time_scale: f64,
-    /// How routes are chosen.
+    /// Routing policy of the gateway.
     #[arg(long, value_name = "NAME", env = "MOONGATE_POLICY", default_value = "predictive")]
     policy: String,
     #[command(flatten)]
     pub(crate) logs: LoggingArgs,
 }
 
-/// Starts everything, says what to try, and runs until asked to stop.
+/// Starts all components, prints the first commands to try, and runs until SIGTERM or Ctrl-C.
 pub(crate) async fn run(command: UpArgs, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
     let stores = LocalStoreCluster::start().await.context("the store did not start")?;
     let fleet = SharedL3Store::with_mooncake(stores.client()?);
@@ -69,12 +69,12 @@ pub(crate) async fn run(command: UpArgs, supervisor: Supervisor) -> anyhow::Resu
     let mut ports = (command.engine_port..=u16::MAX).filter(|_| command.engine_port > 0);
     for (role, count) in [(SimRole::Prefill, command.prefill), (SimRole::Decode, command.decode)] {
         for _ in 0..count {
-            let mut engine = SimEngineOptions::new(role, command.face);
+            let mut engine = SimEngineOptions::new(role, command.protocol);
             engine.model.clone_from(&command.model);
             engine.time_scale = command.time_scale;
             engine.kv_events = Some(KvEventOptions::default());
             engine.use_storage = role == SimRole::Prefill;
-            // vLLM's hand over what they compute through the store.
+            // Simulated vLLM engines transfer KV cache through the store.
             engine.connector = VllmConnector::Store;
             engine.listen.set_port(ports.next().unwrap_or_default());
             engines.push(
@@ -101,9 +101,9 @@ pub(crate) async fn run(command: UpArgs, supervisor: Supervisor) -> anyhow::Resu
         () = gateway.stop() => {}
         () = terminated() => {}
     }
-    // Whoever asks twice does not wait for open streams. The gateway goes first all the same: it would miss its store.
+    // A second signal skips waiting for open streams. The gateway still stops before the store, to which it is connected.
     if let Err(still) = supervisor.shutdown(GATEWAY_SHUTDOWN_TIMEOUT).await {
-        tracing::warn!(%still, "tasks did not end in time");
+        tracing::warn!(%still, "tasks did not end before the timeout");
     }
     for engine in engines {
         engine.stop().await;
@@ -113,7 +113,7 @@ pub(crate) async fn run(command: UpArgs, supervisor: Supervisor) -> anyhow::Resu
     Ok(ExitCode::SUCCESS)
 }
 
-/// The gateway's own defaults, with the simulated engines and their store in place.
+/// The gateway's default options, with the addresses of the simulated engines and their store.
 fn gateway_options(
     command: &UpArgs,
     engines: &[SimEngine],
@@ -162,7 +162,7 @@ fn banner(
 ) -> String {
     let UpArgs { prefill, decode, model, .. } = command;
     let (address, admin) = (gateway.address, gateway.admin_address);
-    let store = store_hint(command.face, engines, stores);
+    let store = store_hint(command.protocol, engines, stores);
     format!(
         "Moongate is up: {prefill} prefill and {decode} decode engines (simulated) behind http://{address}\n\
          \n\
@@ -177,24 +177,24 @@ fn banner(
     )
 }
 
-/// What there is to see of the store.
-fn store_hint(face: SimProtocol, engines: &[SimEngine], stores: &LocalStoreCluster) -> String {
+/// The banner's part about the store: how to list its objects, and how to flush the engines' own caches.
+fn store_hint(protocol: SimProtocol, engines: &[SimEngine], stores: &LocalStoreCluster) -> String {
     let (nodes, admin) = (local_store::NODES, stores.admin());
-    let (uses_it, path): (fn(SimRole) -> bool, _) = match face {
+    let (uses_it, path): (fn(SimRole) -> bool, _) = match protocol {
         SimProtocol::Sglang => (|role| role == SimRole::Prefill, "flush_cache"),
         SimProtocol::Vllm => (|_| true, "reset_prefix_cache"),
     };
     let using = engines.iter().filter(|engine| uses_it(engine.options().role));
-    let forget: Vec<String> = using.map(|engine| format!("{}/{path}", engine.url())).collect();
+    let flush_urls: Vec<String> = using.map(|engine| format!("{}/{path}", engine.url())).collect();
     format!(
-        "KV cache is also kept in a store of {nodes} nodes, and served from it after eviction:\n\
+        "The KV cache is also written to a store of {nodes} nodes, and served from it after eviction:\n\
          \x20 moongate kv ls --admin {admin}\n\
          \x20 curl -X POST {}\n\n",
-        forget.join(" ")
+        flush_urls.join(" ")
     )
 }
 
-/// Renews one line on the terminal.
+/// Updates the status line on the terminal every [`STATUS_INTERVAL`].
 async fn show_status(gateway: &RunningGateway, engines: &[SimEngine]) {
     let mut tick = tokio::time::interval(STATUS_INTERVAL);
     loop {
@@ -215,12 +215,12 @@ fn served(engine: &SimEngine) -> u64 {
 }
 
 fn print_line(text: &str) {
-    // What runs goes on without a terminal, too.
+    // Standard output may be closed; the components keep running.
     let _ = print(text);
 }
 
 fn print_status(text: &str) {
     let mut stderr = std::io::stderr().lock();
-    // A closed terminal leaves nobody to tell.
+    // Standard error may be closed; the components keep running.
     let _ = write!(stderr, "\r\x1b[2K{text}").and_then(|()| stderr.flush());
 }

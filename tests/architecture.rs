@@ -1,4 +1,4 @@
-//! ARCHITECTURE.md, enforced: who may import whom, what may be linked in, and how files and folders are named and sized.
+//! Enforces ARCHITECTURE.md: dependencies between crates, linked packages, and names and sizes of files and folders.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,10 +8,10 @@ use std::process::Command;
 
 use serde_json::Value;
 
-/// May import every crate of ours.
+/// Crates that may import every crate of the workspace.
 const EVERYTHING: &[&str] = &["*"];
 
-/// Folder, crate, and the crates of ours that it may depend on. ARCHITECTURE.md has the same table.
+/// Folder, crate, and the workspace crates that it may depend on. ARCHITECTURE.md has the same table.
 const TABLE: &[(&str, &str, &[&str])] = &[
     ("src", "moongate", EVERYTHING),
     (
@@ -39,7 +39,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         "moongate-operator",
         &["moongate-render", "rbg-api", "moongate-runtime", "moongate-telemetry", "moongate-testkit"],
     ),
-    ("kvstore", "moongate-master-client", &["mooncake-wire", "moongate-runtime"]),
+    ("kvstore/master-client", "moongate-master-client", &["mooncake-wire", "moongate-runtime"]),
     (
         "kvstore/client",
         "moongate-store-client",
@@ -123,7 +123,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("benches", "moongate-benches", &[]),
 ];
 
-/// All that the scheduler is built from, besides the standard library: derive macros and data types.
+/// All dependencies of the scheduler besides the standard library: derive macros and data types.
 const SCHEDULER_CLOSURE: &[&str] = &[
     "moongate-scheduler",
     "proc-macro2",
@@ -137,7 +137,7 @@ const SCHEDULER_CLOSURE: &[&str] = &[
     "unicode-ident",
 ];
 
-/// Parts of the standard library by which a decision could depend on more than its input.
+/// Parts of the standard library through which a decision could depend on more than its input.
 const NOT_IN_SCHEDULER: &[&str] =
     &["std::env", "std::fs", "std::io", "std::net", "std::process", "std::thread", "Instant", "SystemTime"];
 
@@ -153,12 +153,12 @@ const UNSAFE_FILES: &[&str] = &[
     "kvstore/tier/src/ring.rs",
 ];
 
-/// Longest source file. A file has one subject; one this long has several.
+/// Maximum number of lines of a source file. A longer file has more than one subject.
 const MAX_LINES: usize = 600;
-/// Names that say nothing of what is inside.
+/// Names that do not describe the content.
 const VAGUE_NAMES: &[&str] = &["common", "helper", "helpers", "manager", "managers", "misc", "util", "utils"];
 const SOURCE_EXTENSIONS: &[&str] = &["rs", "py", "sh", "js", "ts", "tsx"];
-/// Folders with files that are not ours.
+/// Folders with third-party or generated files.
 const FOREIGN_FOLDERS: &[&str] = &["target", "node_modules", "corpus", "artifacts"];
 
 fn root() -> &'static Path {
@@ -176,7 +176,7 @@ fn cargo(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Crates of the workspace as cargo knows them: folder, and the names of all dependencies of any kind.
+/// Crates of the workspace according to cargo: folder, and the names of all dependencies of any kind.
 fn members() -> BTreeMap<String, (PathBuf, BTreeSet<String>)> {
     let metadata: Value =
         serde_json::from_str(&cargo(&["metadata", "--no-deps", "--format-version=1"])).unwrap();
@@ -192,7 +192,7 @@ fn members() -> BTreeMap<String, (PathBuf, BTreeSet<String>)> {
         .collect()
 }
 
-/// What is linked into the binary or runs while it is built: name and licence. From `cargo tree`, because `cargo metadata` also
+/// Packages that are linked into the binary or run during its build: name and licence. From `cargo tree`, because `cargo metadata` also
 /// lists packages of features that are off.
 fn linked(extra: &[&str]) -> BTreeMap<String, String> {
     let fixed =
@@ -241,7 +241,7 @@ fn crates_import_only_what_the_table_allows() {
 }
 
 #[test]
-fn the_page_has_the_same_table() {
+fn architecture_md_has_the_same_table() {
     let page = read("ARCHITECTURE.md");
     let quoted = |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
     let mut rows = Vec::new();
@@ -266,7 +266,7 @@ fn the_page_has_the_same_table() {
 }
 
 #[test]
-fn the_scheduler_cannot_reach_the_world() {
+fn the_scheduler_has_no_io_and_no_clock() {
     let closure = linked(&["--package=moongate-scheduler", "--edges=normal,build"]);
     for package in closure.keys() {
         let known = SCHEDULER_CLOSURE.contains(&package.as_str());
@@ -285,7 +285,7 @@ fn the_scheduler_cannot_reach_the_world() {
 }
 
 #[test]
-fn only_some_modules_are_unsafe() {
+fn only_listed_files_have_unsafe_code() {
     let denied = |path: &str| {
         let text = read(path).replace("[workspace.lints.", "[lints.");
         let tables = text.split("\n[").filter(|table| table.starts_with("lints."));
@@ -310,7 +310,7 @@ fn only_some_modules_are_unsafe() {
 }
 
 #[test]
-fn nothing_banned_is_linked_and_every_licence_is_allowed() {
+fn linked_packages_are_allowed_with_their_licences() {
     let (banned, licences) = (deny_list("deny = ["), deny_list("allow = ["));
     let linked = linked(&["--workspace", "--edges=normal,build"]);
     for (package, licence) in &linked {
@@ -365,7 +365,7 @@ fn single(rest: &mut &[String], licences: &[String]) -> bool {
 }
 
 #[test]
-fn licence_expressions_are_understood() {
+fn licence_expressions_are_parsed() {
     let licences = ["MIT", "Apache-2.0", "Apache-2.0 WITH LLVM-exception"].map(str::to_owned);
     for fine in [
         "MIT",
@@ -384,7 +384,7 @@ fn licence_expressions_are_understood() {
     }
 }
 
-/// Every source file of ours, relative to the root.
+/// Every source file of the workspace, relative to the root.
 fn source_files() -> Vec<PathBuf> {
     let mut files = Vec::new();
     let mut folders = vec![root().to_owned()];
@@ -405,7 +405,7 @@ fn source_files() -> Vec<PathBuf> {
 }
 
 #[test]
-fn files_are_short_and_named_for_what_they_do() {
+fn files_are_short_and_have_descriptive_names() {
     let files = source_files();
     assert!(files.iter().any(|path| path.ends_with("gateway/src/app.rs")), "the search finds our files");
     for path in files {

@@ -39,7 +39,7 @@ const CASES: &[RejectedBodyCase] = &[
     (COMPLETIONS, "{", 400, "invalid_json", None, "line 1"),
     ("/generate", "{", 400, "invalid_json", None, "line 1"),
     // The model.
-    (CHAT, r#"{"model":"nope","messages":[{}]}"#, 404, "model_not_found", Some("model"), "served are: sim"),
+    (CHAT, r#"{"model":"nope","messages":[{}]}"#, 404, "model_not_found", Some("model"), "served models: sim"),
     (COMPLETIONS, r#"{"model":"","prompt":"a"}"#, 404, "model_not_found", Some("model"), "`model`"),
     (CHAT, r#"{"model":7,"messages":[{}]}"#, 400, "invalid_request", Some("model"), "a number"),
     (CHAT, r#"{"model":["sim"],"messages":[{}]}"#, 400, "invalid_request", Some("model"), "an array"),
@@ -65,7 +65,7 @@ const CASES: &[RejectedBodyCase] = &[
     (CHAT, r#"{"messages":[{}],"stream":"yes"}"#, 400, "invalid_request", Some("stream"), "a boolean"),
     (CHAT, r#"{"messages":[{}],"n":0}"#, 400, "invalid_request", Some("n"), "at least 1"),
     (CHAT, r#"{"messages":[{}],"n":-1}"#, 400, "invalid_request", Some("n"), "negative"),
-    (CHAT, r#"{"messages":[{}],"n":1.5}"#, 400, "invalid_request", Some("n"), "whole number"),
+    (CHAT, r#"{"messages":[{}],"n":1.5}"#, 400, "invalid_request", Some("n"), "integer"),
     (CHAT, r#"{"messages":[{}],"n":"2"}"#, 400, "invalid_request", Some("n"), "an integer"),
     (CHAT, r#"{"messages":[{}],"n":1000000000}"#, 400, "invalid_request", Some("n"), "at most"),
     (CHAT, r#"{"messages":[{}],"max_tokens":-1}"#, 400, "invalid_request", Some("max_tokens"), "negative"),
@@ -296,7 +296,7 @@ async fn bytes_that_are_not_http() {
     // Chunks that are none: the head was good, so that the answer has a body.
     let chunks = format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n");
     let response = exchange(address, chunks.as_bytes()).await;
-    check(&response, 400, "body_incomplete", "broke off", "bad chunks");
+    check(&response, 400, "body_incomplete", "truncated", "bad chunks");
     assert_still_serving(&world).await;
 }
 
@@ -365,10 +365,10 @@ async fn an_engines_refusal_is_passed_on() {
     });
     let world = world.start().await;
     let body = json!({"model": "sim", "prompt": "word ".repeat(1000), "max_tokens": 2});
-    let began = std::time::Instant::now();
+    let started = std::time::Instant::now();
     let response = world.post(COMPLETIONS, body.to_string()).await;
     assert_eq!(response.status(), 400);
-    assert!(began.elapsed() < TEST_TIMEOUT.min(Duration::from_secs(5)));
+    assert!(started.elapsed() < TEST_TIMEOUT.min(Duration::from_secs(5)));
     let body: Value = response.json().await.unwrap();
     assert!(body.to_string().contains("context length"), "{body}");
 }
@@ -376,7 +376,7 @@ async fn an_engines_refusal_is_passed_on() {
 /// Settings that are wrong: the command line, and what the error must name.
 const WRONG_SETTINGS: &[(&str, &str)] = &[
     ("gateway --listen=nowhere", "--listen"),
-    ("gateway", "no engines are named"),
+    ("gateway", "no engines are configured"),
     ("gateway --registration --model=m=/nonexistent", "--model m=/nonexistent: tokenizer.json"),
     ("gateway --registration --tls-cert=/no/cert --tls-key=/no/key", "--tls-cert /no/cert: "),
     ("gateway --registration --tls-cert=/no/cert", "--tls-cert needs --tls-key"),
@@ -391,7 +391,7 @@ const WRONG_SETTINGS: &[(&str, &str)] = &[
     ("gateway --discovery=rbg --rbg-config=/no/rbg", "--rbg-config /no/rbg: "),
     ("gateway --discovery=kubernetes --kubeconfig=/no/kube", "/no/kube"),
     ("gateway --config=/no/config", "--config"),
-    ("config check", "no engines are named"),
+    ("config check", "no engines are configured"),
     ("config check --registration --model=m=/nonexistent", "--model m=/nonexistent: tokenizer.json"),
     ("config check --registration --tls-cert=/no/cert --tls-key=/no/key", "--tls-cert /no/cert: "),
     ("config check --instances-file=/no/engines", "--instances-file /no/engines: "),
@@ -424,7 +424,7 @@ async fn wrong_settings_are_refused_at_the_start() {
     }
     let doctor = MoongateProcess::run(&["doctor", "--registration", "--model=m=/nonexistent"]).await;
     assert_eq!(doctor.status.code(), Some(1), "{doctor:?}");
-    assert!(doctor.stdout.contains("FAULT --model m=/nonexistent: tokenizer.json"), "{}", doctor.stdout);
+    assert!(doctor.stdout.contains("ERROR --model m=/nonexistent: tokenizer.json"), "{}", doctor.stdout);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,4 @@
-//! The console: its files, what they are built from, the state that they show, and all of it in a browser.
+//! The console: its files, their build, the JSON document that they show, and the page in a browser.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod world;
@@ -14,24 +14,24 @@ use tokio::process::Command;
 use world::process::MoongateProcess;
 use world::{TEST_TIMEOUT, client};
 
-/// Installing compilers or a driver for the first time takes a while on a slow line.
+/// Time limit for installing compilers or a driver on a slow network.
 const SETUP_LIMIT: Duration = Duration::from_secs(300);
-/// All checks in the browser.
+/// Time limit for all checks in the browser.
 const CHECK_LIMIT: Duration = Duration::from_secs(240);
 const FILES: [&str; 3] = ["index.html", "console.js", "console.css"];
-/// All of the page.
+/// Maximum size of the whole page in bytes.
 const MOST_BYTES: usize = 100_000;
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A folder beside the build's own.
+/// A folder in the build's target directory.
 fn target(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join(name)
 }
 
-/// Runs a program and shows all that it said if it fails.
+/// Runs a program; panics with its output if it fails.
 async fn succeeds(limit: Duration, command: &mut Command) -> String {
     let ran = tokio::time::timeout(limit, command.kill_on_drop(true).output()).await;
     let ran = ran.unwrap_or_else(|_| panic!("{command:?} still runs after {limit:?}")).unwrap();
@@ -69,7 +69,7 @@ async fn the_page_is_built_from_its_source() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_is_small_and_loads_nothing_from_elsewhere() {
+async fn the_page_is_small_and_loads_nothing_from_other_servers() {
     let (_binary, _, admin) = up().await;
     let mut size = 0;
     for (path, kind) in [
@@ -93,7 +93,7 @@ async fn the_page_is_small_and_loads_nothing_from_elsewhere() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_page_is_open_and_what_it_shows_asks_for_the_admin_token() {
+async fn the_page_is_open_and_its_data_needs_the_admin_token() {
     let (_binary, addresses) =
         MoongateProcess::gateway(&["--registration".to_owned(), "--admin-token=right".to_owned()]).await;
     let status = async |path: &str, token: Option<&str>| {
@@ -126,7 +126,7 @@ fn members(value: &Value, path: &str, names: &mut BTreeSet<String>) {
     }
 }
 
-/// The state once every engine has told its load, and all nodes of the store are seen.
+/// The state once all engines have reported their load and all store nodes are listed.
 async fn complete_state(admin: &str) -> Value {
     let complete = async {
         loop {
@@ -144,12 +144,12 @@ async fn complete_state(admin: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_state_has_the_members_that_the_page_about_it_describes() {
+async fn the_documentation_lists_all_members_of_the_state() {
     let (_binary, _, admin) = up().await;
     let state = complete_state(&admin).await;
     let mut real = BTreeSet::new();
     members(&state, "", &mut real);
-    // A row names one member or several of one object: `gateway.ready`, `.draining`.
+    // A row lists one or several members of an object: `gateway.ready`, `.draining`.
     let page = fs::read_to_string(root().join("docs/console.md")).unwrap();
     let mut described = BTreeSet::new();
     for row in page.lines().filter(|line| line.starts_with("| `")) {
@@ -164,7 +164,7 @@ async fn the_state_has_the_members_that_the_page_about_it_describes() {
             described.insert(path);
         }
     }
-    // Those that only hold others need no row.
+    // Members that only contain others need no row.
     real.retain(|name| !real_parent(name, &state));
     assert_eq!(described, real, "docs/console.md on the left, the gateway on the right");
 }
@@ -185,7 +185,7 @@ async fn in_a_browser() {
     let browser = std::env::var("CHROMIUM").unwrap_or_else(|_| "chromium".to_owned());
     let browser =
         succeeds(SETUP_LIMIT, Command::new("sh").args(["-c", &format!("command -v {browser}")])).await;
-    // To renew those of the documentation: MOONGATE_SCREENSHOTS=docs/console
+    // To update the screenshots of the documentation: MOONGATE_SCREENSHOTS=docs/console
     let temporary = tempfile::tempdir().unwrap();
     let pictures =
         std::env::var("MOONGATE_SCREENSHOTS").map_or(temporary.path().to_owned(), |path| root().join(path));
@@ -195,7 +195,7 @@ async fn in_a_browser() {
         .args([&installed, Path::new(browser.trim())])
         .args([&base_url, &admin, "moongate-sim"])
         .arg(&pictures)
-        // A machine's proxy is not for loopback.
+        // The machine's proxy must not be used for loopback.
         .env("NO_PROXY", "*")
         .env("no_proxy", "*");
     let said = succeeds(CHECK_LIMIT, &mut check).await;

@@ -1,4 +1,4 @@
-//! `moongate doctor`: finds what is wrong before traffic does, and says how to mend it.
+//! `moongate doctor` reports problems of settings and engines, each with a fix.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod world;
@@ -34,17 +34,17 @@ fn decode(engines: &TestEngines) -> String {
     format!("--decode={}", engines.decodes[0].url())
 }
 
-/// It failed, counted its faults, and gave each of these words in a fault or a way to mend one.
+/// Asserts that doctor failed, counted its problems, and that each of `words` is in a problem or a fix.
 fn finds(ended: &ProcessOutput, words: &[&str]) {
     assert_eq!(ended.status.code(), Some(1), "{}{}", ended.stdout, ended.stderr);
     let lines: Vec<&str> = ended.stdout.lines().map(str::trim_start).collect();
-    let faults = lines.iter().filter(|line| line.starts_with("FAULT ")).count();
-    let mends = lines.iter().filter(|line| line.starts_with("mend: ")).count();
-    assert!(faults > 0 && faults == mends, "{}", ended.stdout);
-    let total = if faults == 1 { "1 fault.".to_owned() } else { format!("{faults} faults.") };
+    let problems = lines.iter().filter(|line| line.starts_with("ERROR ")).count();
+    let fixes = lines.iter().filter(|line| line.starts_with("fix: ")).count();
+    assert!(problems > 0 && problems == fixes, "{}", ended.stdout);
+    let total = if problems == 1 { "1 problem.".to_owned() } else { format!("{problems} problems.") };
     assert_eq!(lines.last(), Some(&total.as_str()), "{}", ended.stdout);
     let told: Vec<&&str> =
-        lines.iter().filter(|line| line.starts_with("FAULT ") || line.starts_with("mend: ")).collect();
+        lines.iter().filter(|line| line.starts_with("ERROR ") || line.starts_with("fix: ")).collect();
     for word in words {
         assert!(told.iter().any(|line| line.contains(word)), "no {word:?} in\n{}", ended.stdout);
     }
@@ -62,15 +62,15 @@ async fn good_fleets_pass() {
         let engines = fleet.prefill(1).decode(2).engines().await;
         let ended = doctor(&engines.flags()).await;
         assert_eq!(ended.status.code(), Some(0), "{}{}", ended.stdout, ended.stderr);
-        for needed in [word, "sim: 2 prefill/decode pairs, 0 plain workers", "Nothing is wrong."] {
+        for needed in [word, "sim: 2 prefill/decode pairs, 0 plain workers", "No problems found."] {
             assert!(ended.stdout.contains(needed), "no {needed:?} in\n{}", ended.stdout);
         }
-        assert!(!ended.stdout.contains("FAULT"), "{}", ended.stdout);
+        assert!(!ended.stdout.contains("ERROR"), "{}", ended.stdout);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn caches_are_described_and_what_is_missing_is_no_fault() {
+async fn caches_are_described_and_missing_features_are_no_problem() {
     for (fleet, hashes, flag) in [
         (TestFleetBuilder::sglang(), "SGLang's hashes", "start SGLang with --kv-events-config"),
         (
@@ -92,7 +92,7 @@ async fn caches_are_described_and_what_is_missing_is_no_fault() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_port_is_found() {
+async fn a_wrong_port_is_reported() {
     let engines = TestFleetBuilder::sglang().pairs(1).engines().await;
     let closed = closed_port();
     let flags = [prefill(&engines, bootstrap(&engines)), format!("--decode=http://127.0.0.1:{closed}")];
@@ -102,7 +102,7 @@ async fn a_wrong_port_is_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_port_that_is_no_engine_is_found() {
+async fn a_server_that_is_not_an_engine_is_reported() {
     let engines = TestFleetBuilder::sglang().pairs(1).engines().await;
     let other = format!("--decode=http://{}", engines.prefills[0].bootstrap_addr().unwrap());
     let ended = doctor(&[prefill(&engines, bootstrap(&engines)), other]).await;
@@ -110,7 +110,7 @@ async fn a_port_that_is_no_engine_is_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_role_is_found() {
+async fn a_wrong_role_is_reported() {
     let engines = TestFleetBuilder::sglang().pairs(1).engines().await;
     let swapped = [
         format!("--prefill={},{}", engines.decodes[0].url(), bootstrap(&engines)),
@@ -123,7 +123,7 @@ async fn a_wrong_role_is_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_bootstrap_server_is_found() {
+async fn a_missing_bootstrap_server_is_reported() {
     let engines = TestFleetBuilder::sglang().pairs(1).engines().await;
     let closed = closed_port();
     let ended = doctor(&[prefill(&engines, closed), decode(&engines)]).await;
@@ -135,7 +135,7 @@ async fn a_missing_bootstrap_server_is_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn engines_that_do_not_fit_together_are_found() {
+async fn engines_that_form_no_pair_are_reported() {
     let sglang = TestFleetBuilder::sglang().pairs(1).engines().await;
     let vllm = TestFleetBuilder::vllm(VllmConnector::Nixl).pairs(1).engines().await;
     let ended = doctor(&[prefill(&sglang, bootstrap(&sglang)), decode(&vllm)]).await;
@@ -143,7 +143,7 @@ async fn engines_that_do_not_fit_together_are_found() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_engines_and_taken_ports_are_found() {
+async fn missing_engines_and_used_ports_are_reported() {
     finds(&doctor(&[]).await, &["no engine is named", "give --prefill and --decode"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
@@ -160,9 +160,9 @@ fn file(text: &str) -> tempfile::NamedTempFile {
     file
 }
 
-/// A config file that cannot be read is a wrong command line: exit code 2, before anything is asked.
+/// An invalid config file ends the command with exit code 2 before any engine is probed.
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_config_files_are_told_with_their_line() {
+async fn invalid_config_files_are_reported_with_the_line() {
     for (text, words) in [
         ("policy = \"least_load\"\nprefil = [\"http://127.0.0.1:1\"]\n", &[":2: ", "prefil", "prefill"][..]),
         ("attempts = 0\n", &[":1: ", "attempts", "1..=10"]),
@@ -187,7 +187,7 @@ async fn bad_config_files_are_told_with_their_line() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn settings_are_shown_with_where_they_come_from() {
+async fn settings_are_shown_with_their_origin() {
     let engines = TestFleetBuilder::sglang().plain(1).engines().await;
     let file = file(&format!(
         "policy = \"round_robin\"\nworker = [\"{}\"]\nengine-api-key = \"sk-secret\"\n",

@@ -1,4 +1,4 @@
-//! Shutdown of the binary: what is open may end, nothing new comes in, and what cannot end is told so.
+//! Shutdown of the binary: open requests complete, new connections are refused, and requests beyond the deadline get an error.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod world;
@@ -13,7 +13,7 @@ use world::fleet::{TestEngines, TestFleetBuilder};
 use world::process::{GatewayAddresses, MoongateProcess};
 use world::{TEST_TIMEOUT, client, openai_error};
 
-/// Engines in this process, the binary in front of them, and a client.
+/// Engines in this process, a gateway process, and a client.
 struct DrainFixture {
     engines: TestEngines,
     binary: MoongateProcess,
@@ -52,7 +52,7 @@ impl DrainFixture {
         assert_eq!(waited.await, Ok(true), "/ready does not become {status}\n{}", self.binary.output_text());
     }
 
-    /// Starts an answer and returns it when its head is there (for a stream: its first event).
+    /// Sends a request and returns the response when its head (for a stream: its first event) has arrived.
     async fn send(&self, stream: bool, tokens: u32) -> reqwest::Result<reqwest::Response> {
         let body = json!({"model": "sim", "prompt": "go on", "stream": stream, "max_tokens": tokens});
         self.client.post(format!("http://{}/v1/completions", self.at.public)).json(&body).send().await
@@ -68,7 +68,7 @@ impl DrainFixture {
     }
 }
 
-/// What is left of a stream, and whether it ended as HTTP says a body ends.
+/// The rest of a stream, and whether its body ended cleanly according to HTTP.
 async fn rest(response: reqwest::Response) -> (String, bool) {
     let mut text = Vec::new();
     let mut pieces = response.bytes_stream();
@@ -87,7 +87,7 @@ fn tokens(stream: &str) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn open_streams_end_and_new_connections_are_refused() {
+async fn open_streams_complete_and_new_connections_are_refused() {
     for fleet in [TestFleetBuilder::sglang(), TestFleetBuilder::vllm(VllmConnector::Nixl)] {
         let stage = DrainFixture::start(fleet.pairs(2), &[]).await;
         let mut streams = Vec::new();
@@ -98,7 +98,7 @@ async fn open_streams_end_and_new_connections_are_refused() {
         }
         stage.binary.signal("TERM").await;
         stage.wait_until_ready_is(503).await;
-        // Readiness is taken back a moment before the listener is closed.
+        // `/ready` fails shortly before the listener is closed.
         stage.wait_until_refused().await;
         for stream in streams {
             let (text, clean) = rest(stream).await;
@@ -115,7 +115,7 @@ async fn open_streams_end_and_new_connections_are_refused() {
     }
 }
 
-/// Load balancers need time to notice: during the delay `/ready` says no on both listeners, and requests are served.
+/// Load balancers need time to react: during the delay `/ready` fails on both listeners, and requests are served.
 #[tokio::test(flavor = "multi_thread")]
 async fn during_the_drain_delay_requests_are_served() {
     let stage = DrainFixture::start(TestFleetBuilder::sglang().pairs(1), &["--drain-delay=2s"]).await;
@@ -129,7 +129,7 @@ async fn during_the_drain_delay_requests_are_served() {
     assert_eq!(answer["status"], "shutting down");
     let response = stage.send(false, 2).await.unwrap();
     assert_eq!(response.status(), 200);
-    assert_eq!(response.headers()["connection"], "close", "the next request is to go elsewhere");
+    assert_eq!(response.headers()["connection"], "close", "the client should send its next request to another gateway");
     let ended = stage.binary.wait().await;
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");
 }
@@ -152,21 +152,21 @@ async fn stream_beyond_the_drain_deadline_ends_with_an_error() {
         let ended = binary.wait_within(Duration::from_secs(5)).await;
         assert_eq!(ended.status.code(), Some(0), "{ended:?}");
         let idle = engines.decodes[0].wait_for(TEST_TIMEOUT, |stats| stats.active == 0).await;
-        assert!(idle, "the engine was not told to stop");
+        assert!(idle, "the request was not aborted on the engine");
     }
 }
 
-/// A request that has no answer yet when the time is over gets a typed error, not a closed connection.
+/// A request without a response at the deadline gets a typed error, not a closed connection.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_without_answer_beyond_the_deadline_is_told() {
+async fn a_request_without_response_at_the_deadline_gets_an_error() {
     for stream in [false, true] {
         let stage =
             DrainFixture::start(TestFleetBuilder::sglang().pairs(1), &["--drain-deadline=300ms"]).await;
         stage.engines.decodes[0].set_fault(EngineFault::Hang);
         let asked = stage.send(stream, 4);
         let signalled = async {
-            let began = stage.engines.decodes[0].wait_for(TEST_TIMEOUT, |stats| stats.started > 0).await;
-            assert!(began, "the request has not reached the decode");
+            let started = stage.engines.decodes[0].wait_for(TEST_TIMEOUT, |stats| stats.started > 0).await;
+            assert!(started, "the request has not reached the decode");
             stage.binary.signal("TERM").await;
         };
         let (response, ()) = tokio::join!(asked, signalled);
@@ -180,9 +180,9 @@ async fn a_request_without_answer_beyond_the_deadline_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn idle_connections_do_not_hold_the_shutdown_up() {
+async fn idle_connections_do_not_delay_the_shutdown() {
     let stage = DrainFixture::start(TestFleetBuilder::sglang().pairs(1), &[]).await;
-    // One that has served a request and is kept by the client, and one that has never sent a byte.
+    // One connection that has served a request and is kept alive, and one that has never sent a byte.
     assert_eq!(stage.send(false, 2).await.unwrap().status(), 200);
     let _silent = tokio::net::TcpStream::connect(&stage.at.public).await.unwrap();
     stage.binary.signal("INT").await;
@@ -201,7 +201,7 @@ async fn a_second_signal_stops_at_once() {
     let (text, clean) = rest(response).await;
     assert!(!clean && !text.contains("[DONE]"), "a cut stream must not look complete: {text}");
     let ended = stage.binary.wait_within(Duration::from_secs(5)).await;
-    assert!(asked_again.elapsed() < Duration::from_secs(5), "25 s were not waited for");
+    assert!(asked_again.elapsed() < Duration::from_secs(5), "it did not wait for 25 s");
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");
     assert!(ended.stderr.contains("asked again"), "{}", ended.stderr);
 }

@@ -1,4 +1,4 @@
-//! Decisions that are asked for afterwards.
+//! `moongate explain` for past decisions.
 
 mod world;
 
@@ -8,7 +8,7 @@ use world::fleet::TestFleetBuilder;
 use world::process::MoongateProcess;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_decision_is_explained_and_made_again() {
+async fn a_decision_is_explained_and_replayed() {
     let world = TestFleetBuilder::sglang().pairs(2).start().await;
     let url = world.gateway.url("/v1/completions");
     let body = json!({"model": world.model(), "prompt": "why there?", "max_tokens": 1});
@@ -22,7 +22,7 @@ async fn a_decision_is_explained_and_made_again() {
         (decision["policy"].as_str(), decision["candidates"].as_array().unwrap().len()),
         (Some("predictive"), 2)
     );
-    let entry = decision["entry"].as_str().unwrap().to_owned();
+    let entry = decision["prefill"].as_str().unwrap().to_owned();
 
     let admin = format!("--admin={}", world.gateway.admin_url("").trim_start_matches("http://"));
     let told = MoongateProcess::run(&["explain", "mine", &admin, "--policy=round_robin"]).await;
@@ -39,5 +39,5 @@ async fn a_decision_is_explained_and_made_again() {
 
     let unknown = MoongateProcess::run(&["explain", "nobody", &admin]).await;
     assert_eq!(unknown.status.code(), Some(1));
-    assert!(unknown.stderr.contains("no decision for \"nobody\" is kept"), "{}", unknown.stderr);
+    assert!(unknown.stderr.contains("no decision recorded for \"nobody\""), "{}", unknown.stderr);
 }

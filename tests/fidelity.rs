@@ -1,4 +1,4 @@
-//! What passes through the gateway unchanged: bodies to their last byte, headers, streams, and the answers of batches.
+//! The gateway forwards bodies, headers, streams and responses of batches unchanged.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod world;
@@ -14,7 +14,7 @@ use world::gateway::TestGateway;
 use world::scripted::{EngineScript, ScriptedEngine, ScriptedEngineResponse};
 use world::{client, raw_http};
 
-/// Everything that a parser and a writer would not give back as it was.
+/// JSON that parsing and serializing would change.
 const ODD: &str = "\t{ \"model\" :\t\"sim\",\r\n \"messages\": [ {\"role\":\"user\", \"content\":\"h\\u00e9llo \\ud83d\\ude00 \\/ é\", \
     \"x_cache\": {\"ttl\" : 1e3}} ],\"temperature\":1.0000000000000002,\"big\":12345678901234567890123,\"zero\":-0.0,\
     \"nested\":{\"a\":[ ],\"a\":1},\"unknown\":null , \"\\u0073eed\": 7, \"max_tokens\" : 3 , \"stream\" :  false }";
@@ -58,7 +58,7 @@ async fn unusual_bytes_reach_vllm_unchanged_but_for_set_members() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_plain_worker_gets_exactly_the_clients_bytes() {
+async fn a_plain_worker_receives_exactly_the_clients_bytes() {
     let world = TestFleetBuilder::sglang().plain(1).start().await;
     let response = world.post("/v1/chat/completions", ODD).await;
     assert_eq!(response.status(), 200);
@@ -107,9 +107,9 @@ fn script(role: &'static str) -> EngineScript {
     }
 }
 
-/// The prefill takes the smallest priority first, the decode the largest; what a client asks for does not count.
+/// The prefill schedules the smallest priority first, the decode the largest; the client's own priority is overridden.
 #[tokio::test(flavor = "multi_thread")]
-async fn engines_that_order_by_priority_get_the_gateways() {
+async fn engines_with_priority_order_get_the_gateways_priorities() {
     let ordered = |role, smallest_first: bool| {
         let server_info = vec![
             ("enable_priority_scheduling", json!(true)),
@@ -141,13 +141,13 @@ async fn engines_that_order_by_priority_get_the_gateways() {
             .collect()
     };
     let at_prefill = priorities(&prefill).await;
-    // Both arrived in this century: a tenth of a priority's milliseconds is the time of arrival.
+    // Both priorities contain the arrival time: a tenth of it in milliseconds since 1970.
     assert!(at_prefill.iter().all(|priority| *priority > 100 * 1_000_000_000), "{at_prefill:?}");
     let at_decode = priorities(&decode).await;
     assert_eq!(at_decode, at_prefill.iter().map(|priority| -priority).collect::<Vec<_>>());
 }
 
-/// A decode whose stream no writer of ours would write.
+/// A decode stream with unusual formatting that the gateway would not generate itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_and_its_headers_pass_byte_for_byte() {
     let stream = ": welcome\n\ndata:{\"id\" : \"x\",\"choices\":[ ],\"future\":1.50}\r\n\r\nevent: odd\nid: 7\ndata: {\"t\":\"\\u00e9 é\"}\n\n\
@@ -180,7 +180,7 @@ async fn a_stream_and_its_headers_pass_byte_for_byte() {
     assert_eq!(decode.only_request().await.body, prefill.only_request().await.body);
 }
 
-/// SGLang takes one room for each prompt of a batch.
+/// SGLang needs one bootstrap room for each prompt of a batch.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_prompts_of_a_batch_have_a_room_each() {
     let world = TestFleetBuilder::sglang().pairs(1).start().await;
@@ -203,9 +203,9 @@ async fn the_prompts_of_a_batch_have_a_room_each() {
     assert_eq!((decode.stats().prompt_mismatches, decode.stats().kv_received), (0, 5));
 }
 
-/// Two answers to one prompt: SGLang's pairs cannot share a room, so that each is asked for by itself.
+/// Two samples of one prompt: SGLang's pairs cannot share a room, so each is a separate request.
 #[tokio::test(flavor = "multi_thread")]
-async fn several_answers_have_a_room_each() {
+async fn several_samples_have_a_room_each() {
     let world = TestFleetBuilder::sglang().pairs(1).start().await;
     let [prefill, decode] = [&world.engines.prefills[0], &world.engines.decodes[0]];
     let body =
@@ -223,9 +223,9 @@ async fn several_answers_have_a_room_each() {
     assert_eq!((decode.stats().prompt_mismatches, decode.stats().kv_received), (0, 2));
 }
 
-/// vLLM hands over one sequence per transfer: a request for several is computed by the decode, not answered wrongly.
+/// vLLM transfers one sequence per transfer: the decode computes a request for several samples itself.
 #[tokio::test(flavor = "multi_thread")]
-async fn several_sequences_of_vllm_are_answered() {
+async fn several_samples_of_vllm_are_returned() {
     for connector in [VllmConnector::Nixl, VllmConnector::Mooncake, VllmConnector::Store] {
         let world = TestFleetBuilder::vllm(connector).pairs(1).start().await;
         let body = json!({"model": "sim", "prompt": ["one", "two"], "n": 2, "max_tokens": 4});
@@ -256,7 +256,7 @@ async fn rooms_select_the_same_rank_on_both_sides() {
     let rooms = |engine| -> BTreeSet<u64> {
         parsed(engine).iter().map(|body| body["bootstrap_room"].as_u64().unwrap()).collect()
     };
-    assert_eq!(rooms(prefill).len(), 16, "each request has a room of its own");
+    assert_eq!(rooms(prefill).len(), 16, "each request has its own room");
     assert_eq!(rooms(prefill), rooms(decode));
     let by_rank = prefill.stats().by_dp_rank;
     assert_eq!(by_rank, decode.stats().by_dp_rank);
@@ -267,9 +267,9 @@ async fn rooms_select_the_same_rank_on_both_sides() {
     );
 }
 
-/// SGLang aborts every request whose id starts with the given one, so that ids must be of one width.
+/// SGLang aborts every request whose id starts with the given one, so ids must have the same length.
 #[tokio::test(flavor = "multi_thread")]
-async fn request_ids_are_fresh_and_of_one_width() {
+async fn request_ids_are_unique_and_of_the_same_length() {
     let world = TestFleetBuilder::sglang().pairs(1).start().await;
     for rid in ["null", "\"mine\"", "[\"a\"]"] {
         let body = format!(r#"{{"rid":{rid},"model":"sim","prompt":"a","max_tokens":1}}"#);

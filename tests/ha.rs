@@ -1,4 +1,4 @@
-//! Several masters, a real etcd cluster or Kubernetes API server, and Mooncake's own client, while leaders die, sleep and are cut off.
+//! Several masters, a real etcd or Kubernetes API server, and Mooncake's own client, while leaders are killed, stopped and partitioned.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
 #[path = "ha/certificates.rs"]
@@ -31,14 +31,14 @@ use store_node::HaStoreNode;
 use tokio::sync::Mutex;
 use writer::MooncakeWriter;
 
-/// A cluster is a dozen processes: several at a time keep each other waiting for longer than masters wait for each other.
+/// A cluster has a dozen processes: several clusters at a time would delay each other beyond the masters' timeouts.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::const_new(());
 
-/// What a leader that sleeps has to sleep for, so that another leads.
+/// Time for which a leader is stopped, long enough for another master to become the leader.
 const SLEEP: Duration = Duration::from_secs(8);
 
 #[tokio::test(flavor = "multi_thread")]
-async fn leaders_die_and_sleep_and_no_key_is_lost() {
+async fn no_key_is_lost_when_leaders_are_killed_or_stopped() {
     if !store::has(store::NEWEST).await {
         return;
     }
@@ -282,11 +282,11 @@ async fn reads_from_killed_leaders_are_linearizable() {
     let (duration, mut random) = linearizability::settings();
     let mut cluster = HaCluster::start_on_disks(HaNetwork::loopback()).await;
     cluster.wait_until_in_sync(3).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     let (mut seen, mut kills) = (CheckedCalls::default(), 0);
     // A history covers three leaders: the search for an order grows with its length.
     for number in 0.. {
-        if begun.elapsed() >= duration {
+        if started.elapsed() >= duration {
             break;
         }
         let history = Arc::new(CallHistory::new(number));

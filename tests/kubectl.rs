@@ -1,5 +1,4 @@
-//! `moongate kubectl`, and the binary as a plugin of kubectl: what it answers where there is no cluster. With one, the
-//! operator's tests look at it.
+//! `moongate kubectl`, and the binary as a kubectl plugin, without a cluster. The operator's tests cover it with one.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::path::Path;
@@ -15,7 +14,7 @@ fn run(program: impl AsRef<Path>, arguments: &[&str]) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_link_of_the_plugins_name_is_the_plugin() {
+fn a_link_with_the_plugins_name_is_the_plugin() {
     let folder = TempDir::new().unwrap();
     let plugin = folder.path().join("kubectl-moongate");
     std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_moongate"), &plugin).unwrap();
@@ -28,7 +27,7 @@ fn a_link_of_the_plugins_name_is_the_plugin() {
 }
 
 #[test]
-fn exit_codes_tell_a_wrong_command_line_from_a_failure() {
+fn exit_codes_distinguish_invalid_arguments_from_failures() {
     let moongate = env!("CARGO_BIN_EXE_moongate");
     let wrong = [
         vec!["kubectl", "upgrade", "g"],
@@ -43,9 +42,9 @@ fn exit_codes_tell_a_wrong_command_line_from_a_failure() {
     }
     let (code, text) = run(moongate, &["kubectl", "status", "--kubeconfig", "/none"]);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.starts_with("error: no cluster to talk to: ") && text.contains("--kubeconfig"), "{text}");
+    assert!(text.starts_with("error: no cluster configured: ") && text.contains("--kubeconfig"), "{text}");
 
-    // Nobody listens there.
+    // No server listens on this port.
     let folder = TempDir::new().unwrap();
     let config = folder.path().join("config");
     let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
@@ -54,10 +53,10 @@ fn exit_codes_tell_a_wrong_command_line_from_a_failure() {
     std::fs::write(&config, text).unwrap();
     let (code, text) = run(moongate, &["kubectl", "status", "--kubeconfig", config.to_str().unwrap()]);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.starts_with("error: the API server cannot be asked: "), "{text}");
+    assert!(text.starts_with("error: request to the API server failed: "), "{text}");
     assert_eq!(text.lines().count(), 1, "{text}");
     let (code, text) =
         run(moongate, &["kubectl", "status", "--kubeconfig", config.to_str().unwrap(), "--context", "x"]);
     assert_eq!(code, Some(1), "{text}");
-    assert!(text.contains("no cluster to talk to"), "{text}");
+    assert!(text.contains("no cluster configured"), "{text}");
 }

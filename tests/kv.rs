@@ -38,14 +38,14 @@ impl KvFixture {
         tokio::time::timeout(LIMIT, child.wait_with_output()).await.expect("kv ends in time").unwrap()
     }
 
-    /// Runs to success, and returns what was printed.
+    /// Runs a command that must succeed, and returns its output.
     async fn expect_success(&self, arguments: &[&str], stdin: &[u8]) -> Vec<u8> {
         let ran = self.run(arguments, stdin).await;
         assert!(ran.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&ran.stderr));
         ran.stdout
     }
 
-    /// Runs to a failure, and returns the message.
+    /// Runs a command that must fail, and returns the message.
     async fn expect_failure(&self, arguments: &[&str]) -> String {
         let ran = self.run(arguments, b"").await;
         assert_eq!(ran.status.code(), Some(1), "{arguments:?}");
@@ -100,7 +100,7 @@ async fn objects_go_from_files_to_the_store_and_back() {
 }
 
 #[tokio::test]
-async fn the_bench_measures_and_leaves_nothing() {
+async fn the_bench_removes_its_objects() {
     let (world, _folder) = KvFixture::new().await;
     let flags = ["bench", "--sizes=4KiB,1MiB", "--threads=1,2", "--bytes=4MiB", "--json"];
     let printed = world.expect_success(&flags, b"").await;
@@ -115,7 +115,7 @@ async fn the_bench_measures_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn mistakes_are_told() {
+async fn errors_are_reported() {
     let nobody = store::free_port();
     let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
     let ran =

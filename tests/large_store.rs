@@ -1,5 +1,5 @@
-//! Reading a store with millions of keys: how long it takes, and what it costs the gateway and the master. Takes minutes and gigabytes, so
-//! it only runs when asked to; CONTRIBUTING.md tells how.
+//! Reading a store with millions of keys: how long it takes, and what it costs the gateway and the master. It takes minutes and gigabytes,
+//! so it is ignored by default; see CONTRIBUTING.md.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -22,9 +22,9 @@ use world::store_prompts::{BLOCK_TOKENS, metric_at, objects, predicted_store_tok
 
 /// Pages of a prompt, of two objects each.
 const PAGES: u32 = 100;
-/// Keys on one node: a segment of 0.3.13 holds 1,048,574 objects at most, however small.
+/// Keys on one node: a segment of 0.3.13 holds at most 1,048,574 objects of any size.
 const KEYS_PER_NODE: usize = 1_000_000;
-/// Prompts that are foretold.
+/// Number of prompts whose hits are predicted.
 const PREDICTED_PROMPTS: usize = 20;
 
 /// CPU time of a process.
@@ -42,7 +42,7 @@ fn rss(id: u32) -> u64 {
     line.trim_end_matches("kB").trim().parse::<u64>().unwrap() * 1024 / 1_000_000
 }
 
-/// What else the machine does: processes that ran or wanted to, averaged over one and fifteen minutes.
+/// Load of the machine: runnable processes, averaged over one and fifteen minutes.
 fn load() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap();
     let averages: Vec<&str> = text.split_whitespace().collect();
@@ -54,9 +54,9 @@ fn setting(name: &str, default: usize) -> usize {
     std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
-/// Fills the store; returns the nodes, which must stay.
+/// Fills the store; returns the nodes, which must be kept running.
 async fn fill(master: &RealMaster, prompts: usize) -> Vec<RealNode> {
-    let begun = Instant::now();
+    let started = Instant::now();
     let all: Vec<u32> = (0..u32::try_from(prompts).unwrap()).collect();
     let mut nodes = Vec::new();
     for part in all.chunks(KEYS_PER_NODE / (2 * PAGES as usize)) {
@@ -70,7 +70,7 @@ async fn fill(master: &RealMaster, prompts: usize) -> Vec<RealNode> {
     println!(
         "filled {keys} keys on {} nodes in {:.0?}; master {} MB, {:.1?} of CPU; {}",
         nodes.len(),
-        begun.elapsed(),
+        started.elapsed(),
         rss(master.id()),
         cpu(master.id()),
         load(),
@@ -82,12 +82,12 @@ async fn fill(master: &RealMaster, prompts: usize) -> Vec<RealNode> {
 async fn read(master: &RealMaster, engines: &TestEngines, index_pages: usize) -> (MoongateProcess, String) {
     let mut flags = engines.flags();
     flags.extend(["--health-interval=0s".to_owned(), format!("--mooncake-admin={}", master.admin)]);
-    flags.push(format!("--index-pages={index_pages}"));
+    flags.push(format!("--index-blocks={index_pages}"));
     let (gateway, addresses) = MoongateProcess::gateway(&flags).await;
     let (admin, client) = (format!("http://{}", addresses.admin), world::client());
-    let (begun, before, used, own) = (Instant::now(), rss(gateway.id()), cpu(master.id()), cpu(gateway.id()));
+    let (started, before, used, own) = (Instant::now(), rss(gateway.id()), cpu(master.id()), cpu(gateway.id()));
     let (mut largest, mut masters) = (before, rss(master.id()));
-    while metric_at(&client, &admin, "moongate_store_readings_total").await == 0 {
+    while metric_at(&client, &admin, "moongate_store_scans_total").await == 0 {
         largest = largest.max(rss(gateway.id()));
         masters = masters.max(rss(master.id()));
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -95,8 +95,8 @@ async fn read(master: &RealMaster, engines: &TestEngines, index_pages: usize) ->
     println!(
         "index of {index_pages} pages: read in {:.0?}; {} pages; gateway {before} MB before, {largest} at most, {} after, {:.1?} of CPU; \
          master {masters} MB at most, {:.1?} of CPU; {}",
-        begun.elapsed(),
-        metric_at(&client, &admin, "moongate_index_pages").await,
+        started.elapsed(),
+        metric_at(&client, &admin, "moongate_index_blocks").await,
         rss(gateway.id()),
         cpu(gateway.id()) - own,
         cpu(master.id()) - used,
@@ -122,11 +122,11 @@ async fn a_large_store_is_read_in_bounded_memory() {
     let client = world::client();
 
     let (small, admin) = read(&master, &engines, bound).await;
-    assert!(metric_at(&client, &admin, "moongate_index_pages").await <= bound as u64);
+    assert!(metric_at(&client, &admin, "moongate_index_blocks").await <= bound as u64);
     drop(small);
     let (_large, admin) = read(&master, &engines, pages).await;
-    assert_eq!(metric_at(&client, &admin, "moongate_index_pages").await, pages as u64);
-    // Without the master, only what was read is known.
+    assert_eq!(metric_at(&client, &admin, "moongate_index_blocks").await, pages as u64);
+    // Without the master, the index contains only the keys read before.
     master.kill().await;
     for at in 0..PREDICTED_PROMPTS {
         let asked = prompt(u32::try_from(at * prompts / PREDICTED_PROMPTS).unwrap(), PAGES);

@@ -1,4 +1,4 @@
-//! Whether policies rank in a real gateway, between simulated engines on compressed time, as they do in the simulator.
+//! Policies rank in a real gateway with simulated engines on compressed time as in the simulator.
 #![expect(clippy::print_stdout, reason = "a measurement that reports")]
 
 mod world;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use world::process::MoongateProcess;
 
-/// Longer than the longest of these runs takes on a busy machine.
+/// Time limit, longer than the longest of these runs on a busy machine.
 const LIMIT: Duration = Duration::from_secs(1_200);
 /// The first five minutes of Mooncake's conversation trace.
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/loadtest/traces/conversation_1000.jsonl");
@@ -19,7 +19,7 @@ async fn assert_simulator_ranking(flags: &[&str]) {
     assert!(ended.status.success(), "{}\n{}", ended.stdout, ended.stderr);
 }
 
-/// One policy has no rank: this tells that every request is answered.
+/// With one policy there is no ranking: this checks that every request is answered.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_real_gateway_serves_the_load_on_compressed_time() {
     assert_simulator_ranking(&[
@@ -32,7 +32,7 @@ async fn a_real_gateway_serves_the_load_on_compressed_time() {
     .await;
 }
 
-/// Needs a machine of its own for some minutes, and a release build.
+/// Needs an idle machine for some minutes, and a release build.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes of a quiet machine"]
 async fn policies_rank_as_in_the_simulator() {

@@ -1,4 +1,4 @@
-//! Whether the gateway follows the events of our own master: what its nodes store is foretold, and what vanishes is not.
+//! The gateway follows the events of Moongate's master: stored pages are predicted, removed pages are not.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 #[path = "../kvstore/master-client/tests/store/harness.rs"]
@@ -32,14 +32,14 @@ async fn master(supervisor: &Supervisor) -> RunningMaster {
 }
 
 #[tokio::test]
-async fn what_is_stored_and_what_vanishes_is_heard_of() {
+async fn stored_and_removed_pages_are_tracked() {
     let supervisor = Supervisor::new();
     let master = master(&supervisor).await;
     let faces = master.service_addresses();
     let events = format!("--mooncake-events=tcp://{}", faces.events.expect("they are published"));
     let mut node = RealNode::start_of(NEWEST, &master.rpc_address().to_string(), HANDSHAKE, 64).await;
     let world = world::store_prompts::start_fleet_with_store(&faces.admin.to_string(), &[&events]).await;
-    wait_for_metric(&world, "moongate_store_events_current", |current| current == 1).await;
+    wait_for_metric(&world, "moongate_store_events_in_sync", |current| current == 1).await;
     wait_for_metric(&world, "moongate_store_nodes", |nodes| nodes == 1).await;
 
     let (first, second) = (prompt(1, 12), prompt(2, 12));
@@ -48,24 +48,24 @@ async fn what_is_stored_and_what_vanishes_is_heard_of() {
         assert_eq!(node.fill(&keys, SMALL_OBJECT_BYTES).await, 0);
         wait_for_growth_to(&world, prompt, 12).await;
     }
-    // From the end, so that fewer and fewer pages are there.
+    // Removes pages from the end, so that the cached prefix shrinks.
     let pages = objects(&first);
     for (left, page) in pages.iter().enumerate().rev().take(4) {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         node.remove(&page[0]).await;
         wait_for_drop_to(&world, &first, left as u32).await;
     }
-    // All others at once, which Mooncake's own master does not tell.
+    // Removes all others at once, for which Mooncake's own master publishes no event.
     let cleared = master.server().clone();
     let now_ms = cleared.clock.now_ms();
     cleared.master.remove_all(now_ms, None, true, &mut cleared.recorder());
     wait_for_drop_to(&world, &first, 0).await;
     wait_for_drop_to(&world, &second, 0).await;
-    // Each object came and went, and the gateway has heard of all of it.
+    // The gateway has received the events of every stored and removed object.
     let objects = 2 * 2 * pages.len() as u64;
     wait_for_metric(&world, "moongate_store_events_total", |events| events == 2 * objects).await;
     assert_eq!(metric(&world, "moongate_store_event_gaps").await, 0);
-    assert_eq!(metric(&world, "moongate_store_events_unread").await, 0);
+    assert_eq!(metric(&world, "moongate_store_events_undecodable").await, 0);
     node.close().await;
     supervisor.shutdown(store::LIMIT).await.expect("all tasks end");
 }

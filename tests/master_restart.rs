@@ -1,4 +1,4 @@
-//! `moongate master --data_dir` is killed under load again and again: what it answered for is there afterwards, where its bytes are.
+//! `moongate master --data_dir` is killed repeatedly under load: every acknowledged object exists afterwards, at the same location.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod linearizability;
@@ -35,20 +35,20 @@ use world::wait_until;
 const CLIENT: Uuid = Uuid { first: 1, second: 1 };
 const WRITERS: u64 = 4;
 
-/// What the writers know.
+/// The acknowledged operations of all writers.
 #[derive(Default)]
 struct AcknowledgedKeys {
     next: AtomicU64,
-    /// The key whose bytes lie at an address, and how many.
+    /// Key and length of the object at each address.
     memory: Mutex<BTreeMap<u64, (u64, String)>>,
-    /// Keys whose put was answered for and that nobody has begun to remove.
+    /// Keys with an acknowledged put and without a started removal.
     stored: Mutex<BTreeSet<String>>,
-    /// Keys whose removal was answered for.
+    /// Keys with an acknowledged removal.
     removed: Mutex<BTreeSet<String>>,
 }
 
 impl AcknowledgedKeys {
-    /// Whoever is given space writes to it at once.
+    /// Records a write to allocated space, which clients do at once.
     fn write(&self, key: &str, replicas: &[ReplicaDescriptor<String>]) {
         let mut memory = self.memory.lock();
         for replica in replicas {
@@ -87,7 +87,7 @@ fn caller(port: u16, supervisor: &Supervisor) -> MasterClient {
     connect(&format!("127.0.0.1:{port}"), supervisor)
 }
 
-/// Puts, and sometimes removes, until the master does not answer any more.
+/// Puts, and sometimes removes, until the master stops responding.
 async fn write(master: MasterClient, known: Arc<AcknowledgedKeys>) {
     let tenant = DEFAULT_TENANT.to_owned();
     loop {
@@ -103,7 +103,7 @@ async fn write(master: MasterClient, known: Arc<AcknowledgedKeys>) {
         let Ok(replicas) = master.call::<PutStart, String>(&begin).await else { return };
         known.write(&key, &replicas.unwrap());
         if number.is_multiple_of(7) {
-            // Some are never ended.
+            // Some puts are never completed.
             continue;
         }
         let end = PutEndArguments {
@@ -146,7 +146,7 @@ async fn check(master: &MasterClient, known: &AcknowledgedKeys) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_killed_master_forgets_nothing() {
+async fn a_killed_master_loses_no_acknowledged_object() {
     let folder = TempDir::new().unwrap();
     let port = free_port();
     let known = Arc::new(AcknowledgedKeys::default());
@@ -158,7 +158,7 @@ async fn a_killed_master_forgets_nothing() {
         check(&caller, &known).await;
         let writers = join_all((0..WRITERS).map(|_| write(caller.clone(), known.clone())));
         let kill = async {
-            // Some time after the first write, which a busy machine may delay.
+            // Delay after the first write, which a busy machine may delay.
             wait_until(&format!("something is written in round {round}"), || {
                 known.stored.lock().len() > before
             })
@@ -184,17 +184,17 @@ async fn a_killed_master_forgets_nothing() {
     drop(master);
 }
 
-/// What clients read while the master is killed again and again is what one register per key would give.
+/// Reads while the master is killed repeatedly are linearizable: one register per key explains them.
 #[tokio::test(flavor = "multi_thread")]
 async fn reads_from_a_killed_master_are_linearizable() {
     let (duration, mut random) = linearizability::settings();
     let folder = TempDir::new().unwrap();
     let port = free_port();
-    let begun = Instant::now();
+    let started = Instant::now();
     let (mut seen, mut kills) = (CheckedCalls::default(), 0);
-    // A history covers three lives of the master: the search for an order grows with its length.
+    // A history covers three runs of the master: the search for an order grows with its length.
     for number in 0.. {
-        if begun.elapsed() >= duration {
+        if started.elapsed() >= duration {
             break;
         }
         let history = Arc::new(CallHistory::new(number));

@@ -1,4 +1,4 @@
-//! Predicted cache hits against what simulated engines find in their caches.
+//! Predicted cache hits equal those that simulated engines report.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod world;
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use world::TEST_TIMEOUT;
 use world::fleet::{TestEngines, TestFleet, TestFleetBuilder};
 
-/// Tokens of a conversation: its name, and how long it has become.
+/// Tokens of a conversation with this number and length.
 fn tokens(conversation: u32, length: u32) -> Vec<u32> {
     (0..length).map(|at| conversation * 1_000 + at % 997).collect()
 }
@@ -23,18 +23,18 @@ fn with_events(config: SimEngineOptions) -> SimEngineOptions {
     SimEngineOptions { kv_events: Some(KvEventOptions::default()), ..config.fast() }
 }
 
-/// The interface that a body is for.
+/// The API path for a body.
 fn path(body: &Value) -> &'static str {
     if body["messages"].is_array() { "/v1/chat/completions" } else { "/v1/completions" }
 }
 
-/// The gateway's answer to a question about a body.
+/// The gateway's response to a debug request with a body.
 async fn debug(world: &TestFleet, question: &str, body: &Value) -> Value {
     let url = world.gateway.admin_url(&format!("/debug/{question}{}", path(body)));
     world.client.post(url).json(body).send().await.unwrap().json().await.unwrap()
 }
 
-/// What the gateway says of the one engine that computes prompts.
+/// The gateway's prediction for the only prefill engine.
 async fn predict(world: &TestFleet, body: &Value) -> Value {
     let answer = debug(world, "predict", body).await;
     let engines = answer["engines"].as_array().unwrap_or_else(|| panic!("no prediction: {answer}"));
@@ -45,7 +45,7 @@ fn cached(prediction: &Value) -> u64 {
     ["l1_tokens", "l2_tokens", "l3_tokens"].iter().map(|tier| prediction[tier].as_u64().unwrap()).sum()
 }
 
-/// Waits until the gateway has heard that the engine has all that it can have of this prompt.
+/// Waits until the gateway has indexed all cacheable pages of this prompt.
 async fn wait_for_prediction(world: &TestFleet, body: &Value, expected: u64) {
     let wait = async {
         while cached(&predict(world, body).await) != expected {
@@ -53,10 +53,10 @@ async fn wait_for_prediction(world: &TestFleet, body: &Value, expected: u64) {
         }
     };
     let waited = tokio::time::timeout(TEST_TIMEOUT, wait).await;
-    assert!(waited.is_ok(), "{expected} cached tokens are not foretold");
+    assert!(waited.is_ok(), "{expected} cached tokens are not predicted");
 }
 
-/// Tokens of a prompt that can come from a cache: full pages, and never all of it.
+/// Tokens of a prompt that can come from a cache: full pages, and never the whole prompt.
 fn usable(world: &TestFleet, length: u32) -> u64 {
     let page = world.engines.all().next().unwrap().options().page_size as u64;
     (u64::from(length) - 1) / page * page
@@ -66,7 +66,7 @@ fn body(world: &TestFleet, ids: &[u32]) -> Value {
     json!({"model": world.model(), "prompt": ids, "max_tokens": 3})
 }
 
-/// Sends a prompt and compares what was foretold with what was found.
+/// Sends a prompt and compares predicted with reported cache hits.
 async fn send(world: &TestFleet, body: &Value) -> u64 {
     let foretold = cached(&predict(world, body).await);
     let answer: Value = world.post(path(body), body.to_string()).await.json().await.unwrap();
@@ -75,7 +75,7 @@ async fn send(world: &TestFleet, body: &Value) -> u64 {
     foretold
 }
 
-/// Three conversations grow in turn. Returns how many tokens were foretold in all.
+/// Sends turns of three growing conversations. Returns the total of predicted tokens.
 async fn converse(world: &TestFleet) -> u64 {
     let mut foretold = 0;
     for turn in 1..8_u32 {
@@ -97,7 +97,7 @@ async fn metric(world: &TestFleet, name: &str) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hits_are_foretold_exactly() {
+async fn hits_are_predicted_exactly() {
     for fleet in [
         TestFleetBuilder::sglang().plain(1),
         TestFleetBuilder::sglang().pairs(1),
@@ -106,16 +106,16 @@ async fn hits_are_foretold_exactly() {
     ] {
         let world = fleet.tune(with_events).start().await;
         assert!(converse(&world).await > 10_000, "most of each prompt is the turn before");
-        assert_eq!(metric(&world, "moongate_prediction_false_tokens_total").await, 0);
-        assert_eq!(metric(&world, "moongate_prediction_missed_tokens_total").await, 0);
+        assert_eq!(metric(&world, "moongate_prediction_false_positive_tokens_total").await, 0);
+        assert_eq!(metric(&world, "moongate_prediction_false_negative_tokens_total").await, 0);
         assert!(metric(&world, "moongate_prediction_cached_tokens_total{tier=\"l1\"}").await > 10_000);
     }
 }
 
-/// Two engines share a store: what one has computed, the other is foretold to load, and does.
+/// Two engines share a store: pages that one has computed are predicted for the other, which loads them.
 #[tokio::test(flavor = "multi_thread")]
-async fn hits_in_a_simulated_store_are_foretold() {
-    // An engine fetches no more than what its host level has beyond the device's.
+async fn hits_in_a_simulated_store_are_predicted() {
+    // An engine fetches at most the host cache's capacity beyond that of the device cache.
     let tune = |config: SimEngineOptions| SimEngineOptions {
         device_tokens: 10_000,
         host_tokens: 100_000,
@@ -157,14 +157,14 @@ async fn a_salted_prompt_shares_nothing_with_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lost_messages_are_asked_for_again() {
+async fn lost_messages_are_replayed() {
     let world = TestFleetBuilder::sglang().plain(1).tune(with_events).start().await;
     world.engines.workers[0].drop_kv_events(3);
     for turn in 1..12 {
         let prompt = body(&world, &tokens(1, turn * 331)).to_string();
         assert_eq!(world.post("/v1/completions", prompt).await.status(), 200);
     }
-    // A loss shows when something follows it.
+    // A loss is detected with the next message.
     let last = body(&world, &tokens(1, 11 * 331));
     let healed = async {
         for other in 2.. {
@@ -182,7 +182,7 @@ async fn lost_messages_are_asked_for_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restarted_engine_has_nothing_and_is_known_to() {
+async fn no_hits_are_predicted_after_an_engine_restart() {
     for fleet in [TestFleetBuilder::sglang().plain(1), TestFleetBuilder::vllm(VllmConnector::Nixl).plain(1)] {
         let world = fleet.tune(with_events).start().await;
         converse(&world).await;
@@ -194,7 +194,7 @@ async fn a_restarted_engine_has_nothing_and_is_known_to() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gateway_that_starts_later_knows_the_same() {
+async fn a_gateway_that_starts_later_predicts_the_same() {
     let first = TestFleetBuilder::sglang().plain(1).tune(with_events).start().await;
     converse(&first).await;
     let flags = first.engines.flags();
@@ -208,9 +208,9 @@ async fn a_gateway_that_starts_later_knows_the_same() {
     }
 }
 
-/// Questions for tokens that have reached any engine.
+/// Number of tokenize requests that engines have received.
 fn tokenize_calls(world: &TestFleet) -> u64 {
-    world.engines.all().map(|engine| engine.stats().tokens_asked).sum()
+    world.engines.all().map(|engine| engine.stats().tokenize_requests).sum()
 }
 
 fn text(world: &TestFleet, text: &str) -> Value {
@@ -222,7 +222,7 @@ fn scale_out(config: SimEngineOptions) -> SimEngineOptions {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hits_of_texts_are_foretold_with_the_engines_own_tokens() {
+async fn hits_of_texts_are_predicted_with_the_engines_tokenizer() {
     for fleet in [
         TestFleetBuilder::sglang().plain(1).tune(with_events),
         TestFleetBuilder::sglang().pairs(1).tune(with_events),
@@ -244,10 +244,10 @@ async fn hits_of_texts_are_foretold_with_the_engines_own_tokens() {
             }
         }
         assert!(foretold > 1_000, "{foretold}");
-        assert_eq!(metric(&world, "moongate_prediction_false_tokens_total").await, 0);
-        assert_eq!(metric(&world, "moongate_prediction_missed_tokens_total").await, 0);
-        // The question before each request has been about the same prompt.
-        assert_eq!(metric(&world, "moongate_tokenized_prompts_total{by=\"memory\"}").await, 12);
+        assert_eq!(metric(&world, "moongate_prediction_false_positive_tokens_total").await, 0);
+        assert_eq!(metric(&world, "moongate_prediction_false_negative_tokens_total").await, 0);
+        // The prediction before each request was for the same prompt.
+        assert_eq!(metric(&world, "moongate_tokenized_prompts_total{by=\"engine_cache\"}").await, 12);
         assert_eq!(metric(&world, "moongate_tokenize_engine_seconds_count").await, 12);
     }
 }
@@ -263,14 +263,15 @@ async fn engine_tokenizes_a_prompt_once_by_a_supported_endpoint() {
         assert_eq!(tokenize_calls(&world), asked, "{prompt}: what is not offered is asked for once");
     }
     assert_eq!(metric(&world, "moongate_tokenized_prompts_total{by=\"engine\"}").await, 3);
-    assert_eq!(metric(&world, "moongate_tokenized_prompts_total{by=\"memory\"}").await, 1);
-    world.engines.workers[0].set_fault(EngineFaultPlan { tokenize: true, ..EngineFault::NotFound.into() });
+    assert_eq!(metric(&world, "moongate_tokenized_prompts_total{by=\"engine_cache\"}").await, 1);
+    world.engines.workers[0]
+        .set_fault(EngineFaultPlan { tokenize_only: true, ..EngineFault::NotFound.into() });
     for prompt in ["four", "five", "six"] {
         let body = text(&world, prompt).to_string();
         assert_eq!(world.post("/v1/completions", body).await.status(), 200);
     }
-    assert_eq!(tokenize_calls(&world), 5, "a 404 is remembered");
-    assert_eq!(metric(&world, "moongate_prediction_none_total{reason=\"tokenize_not_offered\"}").await, 3);
+    assert_eq!(tokenize_calls(&world), 5, "a 404 is cached");
+    assert_eq!(metric(&world, "moongate_unpredicted_requests_total{reason=\"tokenize_not_offered\"}").await, 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -278,46 +279,46 @@ async fn failing_tokenize_delays_few_requests_and_fails_none() {
     let world =
         TestFleetBuilder::sglang().pairs(1).tune(with_events).flag("--tokenize-timeout=50ms").start().await;
     world.engines.all().for_each(|engine| {
-        engine.set_fault(EngineFaultPlan { tokenize: true, ..EngineFault::Hang.into() });
+        engine.set_fault(EngineFaultPlan { tokenize_only: true, ..EngineFault::Hang.into() });
     });
     for number in 0..9 {
         let body = text(&world, &format!("prompt {number}")).to_string();
         assert_eq!(world.post("/v1/completions", body).await.status(), 200);
     }
     assert_eq!(tokenize_calls(&world), 6, "each of the two engines three times");
-    assert_eq!(metric(&world, "moongate_prediction_none_total{reason=\"tokenize_timeout\"}").await, 6);
-    assert_eq!(metric(&world, "moongate_prediction_none_total{reason=\"tokenize_not_offered\"}").await, 3);
+    assert_eq!(metric(&world, "moongate_unpredicted_requests_total{reason=\"tokenize_timeout\"}").await, 6);
+    assert_eq!(metric(&world, "moongate_unpredicted_requests_total{reason=\"tokenize_not_offered\"}").await, 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn another_engine_tells_the_tokens_when_one_fails() {
+async fn another_engine_tokenizes_when_one_fails() {
     let world =
         TestFleetBuilder::sglang().pairs(1).tune(with_events).flag("--tokenize-timeout=20s").start().await;
     world.engines.prefills[0]
-        .set_fault(EngineFaultPlan { tokenize: true, ..EngineFault::CloseBeforeFirstByte.into() });
+        .set_fault(EngineFaultPlan { tokenize_only: true, ..EngineFault::CloseBeforeFirstByte.into() });
     for number in 0..9 {
         let body = text(&world, &format!("prompt {number}")).to_string();
         assert_eq!(world.post("/v1/completions", body).await.status(), 200);
     }
-    assert!(world.engines.prefills[0].stats().tokens_asked > 0, "the one that fails is not asked");
+    assert!(world.engines.prefills[0].stats().tokenize_requests > 0, "the failing engine got no tokenize request");
     assert_eq!(metric(&world, "moongate_tokenized_prompts_total{by=\"engine\"}").await, 9);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn engines_are_not_asked_in_vain() {
+async fn engines_get_no_useless_tokenize_requests() {
     let silent = TestFleetBuilder::sglang().plain(1).start().await;
     let off =
         TestFleetBuilder::sglang().plain(1).tune(with_events).flag("--tokenize-timeout=0s").start().await;
-    for (world, reason) in [(&silent, "engines"), (&off, "no_tokenizer")] {
+    for (world, reason) in [(&silent, "no_cache_info"), (&off, "no_tokenizer")] {
         assert_eq!(world.post("/v1/completions", text(world, "one").to_string()).await.status(), 200);
         assert_eq!(tokenize_calls(world), 0, "{reason}");
-        let counted = format!("moongate_prediction_none_total{{reason=\"{reason}\"}}");
+        let counted = format!("moongate_unpredicted_requests_total{{reason=\"{reason}\"}}");
         assert_eq!(metric(world, &counted).await, 1);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_engines_own_files_are_used_where_they_are_here() {
+async fn the_engines_own_tokenizer_files_are_used_if_local() {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/gateway/tokenize/tests/data/small");
     for fleet in [TestFleetBuilder::sglang(), TestFleetBuilder::vllm(VllmConnector::Nixl)] {
         let tune =

@@ -1,4 +1,4 @@
-//! Engines that register at the gateway's admin listener, as a person with curl, another gateway's tools or a sidecar would do it.
+//! Registration of engines at the gateway's admin listener, as by curl, another gateway's tools or a sidecar.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod world;
@@ -21,7 +21,7 @@ async fn gateway(flags: &[&str]) -> TestGateway {
     TestGateway::start(&flags).await
 }
 
-/// Asks the admin listener; `id` is one path segment, whatever is in it.
+/// Sends a request to the admin listener; `id` is escaped as one path segment.
 async fn send(gateway: &TestGateway, method: Method, id: &str, body: Option<Value>) -> (u16, Value) {
     let id = id.replace('/', "%2F");
     let url = gateway.admin_url(if id.is_empty() { "/workers" } else { "/workers/" }) + &id;
@@ -57,11 +57,11 @@ fn registration(engine: &SimEngine) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_registered_engine_serves_until_it_is_held_or_removed() {
+async fn a_registered_engine_serves_until_unavailable_or_removed() {
     let engines = TestFleetBuilder::sglang().plain(1).engines().await;
     let engine = &engines.workers[0];
     let gateway = gateway(&[]).await;
-    assert_eq!(complete(&gateway, 2).await.status(), 503, "nobody serves yet");
+    assert_eq!(complete(&gateway, 2).await.status(), 503, "no engine serves yet");
 
     let (status, answer) = send(&gateway, Method::POST, "", Some(registration(engine))).await;
     assert_eq!((status, &answer["id"]), (200, &json!("ns/pod-0@uid")), "{answer}");
@@ -82,7 +82,7 @@ async fn a_registered_engine_serves_until_it_is_held_or_removed() {
     let (_, worker) = send(&gateway, Method::GET, "ns/pod-0@uid", None).await;
     assert_eq!(worker["reason"], "draining");
     let refused = complete(&gateway, 2).await;
-    assert_ne!(refused.status(), 200, "no new request goes there");
+    assert_ne!(refused.status(), 200, "no new request is sent to it");
 
     send(&gateway, Method::POST, "", Some(registration(engine))).await;
     wait_until(&gateway, "ns/pod-0@uid", "usable again", |_, worker| worker["usable"] == true).await;
@@ -94,7 +94,7 @@ async fn a_registered_engine_serves_until_it_is_held_or_removed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_engine_that_does_not_renew_its_lease_goes_away() {
+async fn an_engine_is_removed_when_its_lease_expires() {
     let engines = TestFleetBuilder::sglang().plain(1).engines().await;
     let gateway = gateway(&[]).await;
     let mut short = registration(&engines.workers[0]);
@@ -105,7 +105,7 @@ async fn an_engine_that_does_not_renew_its_lease_goes_away() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_registrations_are_refused_with_the_reason() {
+async fn invalid_registrations_are_rejected_with_the_reason() {
     let gateway = gateway(&[]).await;
     for (body, part) in [
         (json!({"url": "http://a:1"}), "role"),
@@ -145,18 +145,18 @@ async fn registration_is_off_by_default_and_requires_its_token() {
     }
 }
 
-/// A child that does not outlive a test that fails.
+/// A child process that is killed when dropped, also in a failing test.
 struct ChildKillGuard(Child);
 
 impl Drop for ChildKillGuard {
     fn drop(&mut self) {
-        // Already gone is fine.
+        // Ignores the error if it has already ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// A program that serves over HTTP, whatever has become of its standard error.
+/// Fetches a path of a program, retrying until it serves.
 async fn scrape(address: &str, path: &str) -> String {
     let asked = tokio::time::timeout(TEST_TIMEOUT, async {
         loop {
@@ -176,14 +176,14 @@ fn dropped_log_lines(metrics: &str) -> u64 {
     value.unwrap().parse().unwrap()
 }
 
-/// A port that was free a moment ago: the log that would name a chosen one is not readable here.
+/// An address with a port that was just free: the log with a port chosen by the program is not readable here.
 fn free_address() -> String {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
 }
 
-/// Closed, a pipe without a reader, and a full disk: lines are lost and counted, and everything is served.
+/// With standard error closed, a pipe without a reader, or a full disk: lines are dropped and counted, and the programs serve.
 #[tokio::test(flavor = "multi_thread")]
-async fn programs_serve_whatever_standard_error_is() {
+async fn programs_serve_with_any_kind_of_standard_error() {
     for stderr in ["closed", "no reader", "full"] {
         let admin = [(); 4].map(|()| free_address());
         let [gateway, master, sidecar, store] = &admin;
@@ -224,7 +224,7 @@ async fn programs_serve_whatever_standard_error_is() {
         }
         for ((program, address), child) in programs.iter().zip(&admin).zip(&mut children) {
             let metrics = scrape(address, "/metrics").await;
-            // Closed, it is replaced by /dev/null at the start, so that no socket becomes standard error.
+            // If closed, it is replaced by /dev/null at start, so that no socket gets its descriptor.
             assert_eq!(dropped_log_lines(&metrics) > 0, stderr != "closed", "{stderr}: {program}");
             assert_eq!(child.0.try_wait().unwrap(), None, "{stderr}: {program}");
         }
@@ -236,9 +236,9 @@ async fn programs_serve_whatever_standard_error_is() {
     }
 }
 
-/// The reader of the log exits. Everything that logs continues, such as the task that probes a new engine.
+/// The reader of the log exits. Tasks that log continue, such as the one that probes a new engine.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_engine_is_probed_after_the_reader_of_the_log_is_gone() {
+async fn engines_are_probed_after_the_log_reader_has_exited() {
     let engines = TestFleetBuilder::sglang().plain(1).engines().await;
     let mut gateway = ChildKillGuard(
         Command::new(env!("CARGO_BIN_EXE_moongate"))
@@ -250,7 +250,7 @@ async fn an_engine_is_probed_after_the_reader_of_the_log_is_gone() {
             .unwrap(),
     );
     let log = BufReader::new(gateway.0.stderr.take().unwrap());
-    let listens = log.lines().map(Result::unwrap).find(|line| line.contains("gateway listens")).unwrap();
+    let listens = log.lines().map(Result::unwrap).find(|line| line.contains("gateway listening")).unwrap();
     let admin = listens.split_whitespace().find_map(|word| word.strip_prefix("admin=")).unwrap();
 
     let workers = format!("http://{admin}/workers");

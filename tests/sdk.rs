@@ -1,5 +1,5 @@
-//! The official OpenAI SDKs for Python and Node against `moongate up`, with both engine faces. And the gateway in front of the server that
-//! engines use: what clients must not send to it never arrives.
+//! The official OpenAI SDKs for Python and Node against `moongate up`, with both engine protocols; and the gateway in front of the HTTP
+//! server that engines use: requests that clients must not send never reach it.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 #[path = "sdk/steering.rs"]
@@ -15,19 +15,19 @@ use world::fleet::TestFleetBuilder;
 use world::process::MoongateProcess;
 use world::{TEST_TIMEOUT, client};
 
-/// Installing the SDKs for the first time takes a while on a slow line.
+/// Time limit for installing the SDKs on a slow network.
 const SETUP_LIMIT: Duration = Duration::from_secs(300);
-/// All checks of one SDK.
+/// Time limit for all checks of one SDK.
 const CHECK_LIMIT: Duration = Duration::from_secs(90);
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sdk")
 }
 
-/// Runs a program and shows all that it said if it fails.
+/// Runs a program; panics with its output if it fails.
 async fn succeeds(limit: Duration, program: &Path, args: &[&str]) -> String {
     let mut command = Command::new(program);
-    // A machine's proxy is not for loopback, and its keys are not for tests.
+    // The machine's proxy must not be used for loopback, and its API keys not for tests.
     command
         .args(args)
         .env("NO_PROXY", "*")
@@ -43,10 +43,10 @@ async fn succeeds(limit: Duration, program: &Path, args: &[&str]) -> String {
     said
 }
 
-/// Installs the SDKs unless they are there; returns where.
+/// Installs the SDKs if necessary; returns their folder.
 async fn installed() -> PathBuf {
     let into = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("sdk");
-    // The package indexes may well be behind the machine's proxy.
+    // The package indexes may be reachable only through the machine's proxy.
     let mut setup = Command::new(folder().join("setup"));
     let ran = tokio::time::timeout(SETUP_LIMIT, setup.arg(&into).kill_on_drop(true).output()).await;
     let ran = ran.expect("tests/sdk/setup ends in time").expect("tests/sdk/setup can be run");
@@ -55,10 +55,15 @@ async fn installed() -> PathBuf {
     into
 }
 
-/// `moongate up` with one face, as base URL and metrics URL.
-async fn up(face: &str) -> (MoongateProcess, String, String) {
-    let mut binary =
-        MoongateProcess::start(&["up", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--face", face]);
+/// Starts `moongate up` with one protocol; returns its base URL and metrics URL.
+async fn up(protocol: &str) -> (MoongateProcess, String, String) {
+    let mut binary = MoongateProcess::start(&[
+        "up",
+        "--listen=127.0.0.1:0",
+        "--admin-listen=127.0.0.1:0",
+        "--protocol",
+        protocol,
+    ]);
     let url = |line: &str| {
         format!("http://{}", line.split_once("http://").unwrap().1.split_whitespace().next().unwrap())
     };
@@ -70,8 +75,8 @@ async fn up(face: &str) -> (MoongateProcess, String, String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn python() {
     let sdk = installed().await;
-    for face in ["sglang", "vllm"] {
-        let (_binary, base_url, metrics) = up(face).await;
+    for protocol in ["sglang", "vllm"] {
+        let (_binary, base_url, metrics) = up(protocol).await;
         let check = folder().join("check.py");
         let args = [check.to_str().unwrap(), &base_url, &metrics, "moongate-sim"];
         let said = succeeds(CHECK_LIMIT, &sdk.join("venv/bin/python"), &args).await;
@@ -107,8 +112,8 @@ async fn python_with_keys() {
 #[tokio::test(flavor = "multi_thread")]
 async fn node() {
     let sdk = installed().await;
-    for face in ["sglang", "vllm"] {
-        let (_binary, base_url, metrics) = up(face).await;
+    for protocol in ["sglang", "vllm"] {
+        let (_binary, base_url, metrics) = up(protocol).await;
         let check = folder().join("check.mjs");
         let args = [check.to_str().unwrap(), sdk.to_str().unwrap(), &base_url, &metrics, "moongate-sim"];
         let said = succeeds(CHECK_LIMIT, Path::new("node"), &args).await;

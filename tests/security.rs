@@ -1,4 +1,4 @@
-//! Who gets in, through the binary: API keys, signed tokens, quotas, TLS, the admin listener, and what logs must never show.
+//! Access control of the binary: API keys, signed tokens, quotas, TLS, the admin listener, and secrets in logs.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod world;
@@ -22,7 +22,7 @@ const KEY: &str = "sk-of-team-a-0123456789";
 const ADMIN_KEY: &str = "sk-of-the-administrator-01";
 const BODY: &str = r#"{"model":"sim","prompt":"go on","max_tokens":2}"#;
 
-/// A gateway of the binary in front of one engine, and a folder for its files.
+/// A gateway process with one engine, and a folder for its files.
 struct SecuredGateway {
     binary: MoongateProcess,
     at: GatewayAddresses,
@@ -31,7 +31,7 @@ struct SecuredGateway {
 }
 
 impl SecuredGateway {
-    /// `files` are written first; in `flags`, `{}` is their folder.
+    /// Writes `files` and starts the gateway; in `flags`, `{}` is their folder.
     async fn start(files: &[(&str, &str)], flags: &[&str]) -> Self {
         let folder = TempDir::new().unwrap();
         for (name, text) in files {
@@ -54,7 +54,7 @@ impl SecuredGateway {
         std::fs::write(self.folder.path().join(name), text).unwrap();
     }
 
-    /// Waits until the engine can be used.
+    /// Waits until the engine is usable.
     async fn ready(self) -> Self {
         let url = format!("http://{}/ready", self.at.public);
         self.wait_until("the engine is usable", async || {
@@ -105,7 +105,7 @@ impl SecuredGateway {
     }
 }
 
-/// The keys that an engine was shown.
+/// The `Authorization` headers that an engine received.
 fn shown(request: &RecordedRequest) -> Vec<&str> {
     let values = request.headers.iter().filter(|(name, _)| name == "authorization");
     values.map(|(_, value)| value.as_str()).collect()
@@ -119,7 +119,7 @@ fn keys(quota: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_known_keys_get_in_and_no_engine_sees_them() {
+async fn only_known_keys_are_accepted_and_none_reaches_an_engine() {
     let files = [("access.toml", &*keys(""))];
     let world =
         SecuredGateway::start(&files, &["--access-file={}/access.toml", "--engine-api-key=sk-engine"])
@@ -158,7 +158,7 @@ async fn keys_reload_without_restart_and_bad_file_is_ignored() {
     world.write("access.toml", "[[key]]\nkey = \"sk-of-team-b-0123456789\"\ntenant = \"b\"\n");
     let next = Some("sk-of-team-b-0123456789");
     world.wait_until("the new key is known", async || world.outcome(next).await.0 == 200).await;
-    assert_eq!(world.outcome(Some(KEY)).await.0, 401, "the old key is gone");
+    assert_eq!(world.outcome(Some(KEY)).await.0, 401, "the old key is rejected");
 }
 
 /// A provider's private key, and its JWKS.
@@ -179,7 +179,7 @@ fn claims(change: Value) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn signed_tokens_get_in_unless_anything_about_them_is_wrong() {
+async fn only_valid_signed_tokens_are_accepted() {
     let (key, jwks) = provider();
     let flags = [
         "--jwks-file={}/jwks.json",
@@ -217,7 +217,7 @@ async fn signed_tokens_get_in_unless_anything_about_them_is_wrong() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_used_quota_is_refused_until_it_is_full_again() {
+async fn requests_over_quota_are_rejected_until_it_is_refilled() {
     let quota = "[tenant.team-a]\nrequests_per_second = 0.01\n";
     let world = SecuredGateway::start(&[("access.toml", &keys(quota))], &["--access-file={}/access.toml"])
         .await
@@ -229,7 +229,7 @@ async fn a_used_quota_is_refused_until_it_is_full_again() {
     let after: u64 = refused.headers()["retry-after"].to_str().unwrap().parse().unwrap();
     assert!((1..=100).contains(&after), "{after}");
     assert_eq!(openai_error(&refused.bytes().await.unwrap())["code"], "rate_limit_exceeded");
-    // A hundred seconds would be long to wait for.
+    // Waiting for the full 100 s would take too long.
     world.write("access.toml", &keys(&quota.replace("0.01", "1000")));
     world.wait_until("the quota is full again", async || world.outcome(Some(KEY)).await.0 == 200).await;
     let metrics = client()
@@ -239,11 +239,11 @@ async fn a_used_quota_is_refused_until_it_is_full_again() {
         .await
         .unwrap();
     let metrics = metrics.text().await.unwrap();
-    assert!(metrics.contains("moongate_refused_requests_total{reason=\"requests_per_second\"}"), "{metrics}");
+    assert!(metrics.contains("moongate_rejected_requests_total{reason=\"requests_per_second\"}"), "{metrics}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_admin_listener_is_closed_but_for_what_is_named() {
+async fn the_admin_listener_is_closed_except_for_listed_paths() {
     let flags = [
         "--admin-token=the-administrators-token",
         "--admin-open=health,metrics",
@@ -276,7 +276,7 @@ async fn the_admin_listener_is_closed_but_for_what_is_named() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_listeners_speak_tls_and_ask_for_certificates() {
+async fn both_listeners_support_tls_and_client_certificates() {
     let (ca, server, own) = generate_certificates();
     let files = [("ca.pem", &*ca), ("cert.pem", &*server.0), ("key.pem", &*server.1)];
     let flags = [
@@ -292,7 +292,7 @@ async fn both_listeners_speak_tls_and_ask_for_certificates() {
     assert_eq!(get_over_tls(public, "/health", &ca, Some(&own)).await.unwrap(), "HTTP/1.1 200 OK");
     assert!(get_over_tls(public, "/health", &ca, None).await.is_err(), "no certificate");
     let (_, _, foreign) = generate_certificates();
-    assert!(get_over_tls(public, "/health", &ca, Some(&foreign)).await.is_err(), "of another authority");
+    assert!(get_over_tls(public, "/health", &ca, Some(&foreign)).await.is_err(), "of another CA");
     assert!(client().get(format!("http://{public}/health")).send().await.is_err(), "no TLS");
 
     assert_eq!(get_over_tls(admin, "/health", &ca, None).await.unwrap(), "HTTP/1.1 200 OK");
@@ -307,7 +307,7 @@ async fn both_listeners_speak_tls_and_ask_for_certificates() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn no_secret_is_ever_logged_and_what_is_open_is() {
+async fn secrets_are_never_logged_but_exposures_are() {
     let (key, jwks) = provider();
     let token = encode(&Header::new(Algorithm::EdDSA), &claims(json!({})), &key).unwrap();
     let secrets = [
@@ -347,10 +347,10 @@ async fn no_secret_is_ever_logged_and_what_is_open_is() {
     binary.wait_for_line("what was read before stays in force").await;
     binary.wait_for_line("public listener 127.0.0.1").await;
     let line = binary.wait_for_line("admin listener 127.0.0.1").await;
-    assert!(line.contains("no TLS") && line.contains("/health, /ready for everybody"), "{line}");
+    assert!(line.contains("no TLS") && line.contains("/health, /ready without authentication"), "{line}");
     binary.signal("TERM").await;
     let ended = binary.wait().await;
-    assert!(ended.stderr.contains("TRACE") || ended.stderr.contains("DEBUG"), "the run was not talkative");
+    assert!(ended.stderr.contains("TRACE") || ended.stderr.contains("DEBUG"), "the log level was too low");
     for secret in secrets {
         assert!(!ended.stderr.contains(secret) && !ended.stdout.contains(secret), "{secret} was logged");
     }
@@ -364,7 +364,7 @@ async fn checked(flags: &[String]) -> (Option<i32>, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn settings_are_checked_without_a_start() {
+async fn config_check_validates_settings() {
     let folder = TempDir::new().unwrap();
     let file = |name: &str, text: &str| -> PathBuf {
         let path = folder.path().join(name);
@@ -381,7 +381,7 @@ async fn settings_are_checked_without_a_start() {
     let (code, said) = checked(&[format!("--config={}", config.display())]).await;
     assert_eq!(code, Some(0), "{said}");
     assert!(
-        said.contains("public listener 0.0.0.0:8000: no TLS; clients need an API key (2 known)"),
+        said.contains("public listener 0.0.0.0:8000: no TLS; clients need an API key (2 configured)"),
         "{said}"
     );
     let bad = file("bad.toml", "attempts = \"three\"\n");
@@ -436,7 +436,7 @@ async fn engine_admin_needs_admin_scope_and_the_admin_listener() {
     let nobody = client().post(format!("http://{}/engines/nobody/flush_cache", world.at.admin));
     assert_eq!(nobody.bearer_auth(ADMIN_KEY).send().await.unwrap().status(), 404);
 
-    // A listener without authentication refuses administration.
+    // A listener without authentication rejects administration.
     let open = SecuredGateway::start(&[], &[]).await;
     let id = open.engine().url().replace('/', "%2F");
     let url = format!("http://{}/engines/{id}/flush_cache", open.at.admin);
@@ -466,11 +466,11 @@ async fn pages_of_other_origins_cannot_register_engines() {
     assert_eq!(register(&[json]).await, 200);
     let metrics = client().get(format!("http://{}/metrics", world.at.admin)).send().await.unwrap();
     let metrics = metrics.text().await.unwrap();
-    assert!(metrics.contains("moongate_refused_requests_total{reason=\"foreign_origin\"} 4\n"), "{metrics}");
+    assert!(metrics.contains("moongate_rejected_requests_total{reason=\"cross_origin\"} 4\n"), "{metrics}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn origins_are_allowed_by_name_only() {
+async fn only_listed_origins_are_allowed() {
     let world = SecuredGateway::start(&[], &["--cors-origin=https://chat.example"]).await.ready().await;
     let url = format!("http://{}/v1/completions", world.at.public);
     let preflight = async |origin: &str| {
@@ -496,7 +496,7 @@ async fn origins_are_allowed_by_name_only() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_host_and_no_compression() {
+async fn requests_need_one_host_and_no_compression() {
     let world = SecuredGateway::start(&[], &[]).await.ready().await;
     for listener in [&world.at.public, &world.at.admin] {
         for hosts in ["", "host: a\r\nhost: a\r\n", "host: a\r\nHost: b\r\n", "host: a b\r\n"] {
@@ -510,7 +510,7 @@ async fn one_host_and_no_compression() {
     }
     let metrics = client().get(format!("http://{}/metrics", world.at.admin)).send().await.unwrap();
     let metrics = metrics.text().await.unwrap();
-    assert!(metrics.contains("moongate_refused_requests_total{reason=\"invalid_host\"} 8\n"), "{metrics}");
+    assert!(metrics.contains("moongate_rejected_requests_total{reason=\"invalid_host\"} 8\n"), "{metrics}");
     let url = format!("http://{}/v1/completions", world.at.public);
     let gzip =
         client().post(&url).header("content-type", "application/json").header("content-encoding", "gzip");
@@ -525,9 +525,9 @@ async fn one_host_and_no_compression() {
     assert_eq!(plain.body(BODY).send().await.unwrap().status(), 200);
 }
 
-/// What comes from a variable that somebody forgot to fill closes nothing and opens nothing: it is a mistake.
+/// An empty secret, as from an unset variable, is an error: it neither protects nor opens the listener.
 #[tokio::test]
-async fn an_empty_secret_is_refused() {
+async fn an_empty_secret_is_rejected() {
     for flag in ["--admin-token=", "--registration-token=", "--engine-api-key="] {
         let ended = MoongateProcess::run(&["gateway", "--registration", flag]).await;
         assert_eq!(ended.status.code(), Some(2), "{flag}: {}", ended.stderr);

@@ -26,7 +26,7 @@ struct SidecarTestArgs {
     options: SidecarOptions,
 }
 
-/// A sidecar in this process. It is asked to end when dropped.
+/// A sidecar in this process, which is stopped when dropped.
 struct TestSidecar {
     address: SocketAddr,
     supervisor: Supervisor,
@@ -44,7 +44,7 @@ impl TestSidecar {
         Self { address, supervisor }
     }
 
-    /// Asks it until it answers 200; what it said last if it does not.
+    /// Repeats a request until it returns 200; panics with the last response on a timeout.
     async fn until_ok(&self, method: reqwest::Method, path: &str) -> Value {
         let url = format!("http://{}{path}", self.address);
         let mut last = Value::Null;
@@ -81,8 +81,8 @@ async fn gateway(flags: &[&str]) -> TestGateway {
     TestGateway::start(&flags).await
 }
 
-async fn engine(role: SimRole, face: SimProtocol) -> SimEngine {
-    SimEngine::start(SimEngineOptions::new(role, face).fast()).await.unwrap()
+async fn engine(role: SimRole, protocol: SimProtocol) -> SimEngine {
+    SimEngine::start(SimEngineOptions::new(role, protocol).fast()).await.unwrap()
 }
 
 async fn workers(gateway: &TestGateway) -> Vec<Value> {
@@ -106,22 +106,22 @@ async fn until_workers(gateway: &TestGateway, what: &str, condition: impl Fn(&[V
 
 #[tokio::test(flavor = "multi_thread")]
 async fn started_engine_registers_its_facts_with_every_gateway() {
-    for (role, face, worker_type) in [
+    for (role, protocol, worker_type) in [
         (SimRole::Plain, SimProtocol::Vllm, "regular"),
         (SimRole::Prefill, SimProtocol::Sglang, "prefill"),
         (SimRole::Decode, SimProtocol::Sglang, "decode"),
     ] {
         let gateways = [gateway(&[]).await, gateway(&["--registration-token=secret"]).await];
-        let place = engine(role, face).await;
+        let place = engine(role, protocol).await;
         let (url, address) = (place.url(), place.addr());
         place.stop().await;
         let flags = ["--id=ns/pod-0@uid", "--registration-token=secret", "--node=n1"].map(str::to_owned);
         let sidecar = TestSidecar::start(&url, &[&gateways[0], &gateways[1]], &flags);
         let settled = client().get(format!("http://{}/settled", sidecar.address)).send().await.unwrap();
-        assert_eq!(settled.status(), 202, "there is no engine yet");
+        assert_eq!(settled.status(), 202, "no engine yet");
         assert!(workers(&gateways[0]).await.is_empty());
 
-        let mut config = SimEngineOptions::new(role, face).fast();
+        let mut config = SimEngineOptions::new(role, protocol).fast();
         config.listen = address;
         let _engine = SimEngine::start(config).await.unwrap();
         sidecar.settled().await;
@@ -133,14 +133,14 @@ async fn started_engine_registers_its_facts_with_every_gateway() {
         assert_eq!(listed.json::<Value>().await.unwrap()["total"], 1);
         let metrics = client().get(format!("http://{}/metrics", sidecar.address)).send().await.unwrap();
         let metrics = metrics.text().await.unwrap();
-        let of_engine = if face == SimProtocol::Vllm { "vllm:num_requests_running" } else { "sglang:" };
+        let of_engine = if protocol == SimProtocol::Vllm { "vllm:num_requests_running" } else { "sglang:" };
         for line in ["moongate_sidecar_engine_up 1\n", "gateways{state=\"using\"} 2\n", of_engine] {
             assert!(metrics.contains(line), "{line}: {metrics}");
         }
     }
 }
 
-/// When `what` was so first, asked every few milliseconds.
+/// Polls `what` every few milliseconds; returns the time at which it was first true.
 async fn wait_for_first<F: Future<Output = bool>>(what: &str, is_so: impl Fn() -> F) -> Instant {
     let waited = tokio::time::timeout(TEST_TIMEOUT, async {
         while !is_so().await {
@@ -151,8 +151,8 @@ async fn wait_for_first<F: Future<Output = bool>>(what: &str, is_so: impl Fn() -
     waited.await.unwrap_or_else(|_| panic!("{what}"))
 }
 
-/// From the engine's first answer on `/health` until the gateway uses it. The sidecar looks for it every tenth of a second, so what is
-/// beyond a second is the machine's; the best median of some rounds tells them apart.
+/// Measures the time from the engine's first success on `/health` until the gateway uses it. The sidecar polls every 0.1 s, so more than
+/// a second is due to a busy machine; the best median of several rounds excludes that.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_ready_engine_is_used_within_a_second() {
     let gateway = gateway(&[]).await;
@@ -190,14 +190,14 @@ async fn a_ready_engine_is_used_within_a_second() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sidecar_without_a_gateway_says_so() {
+async fn a_sidecar_without_a_gateway_logs_a_warning() {
     let mut sidecar =
         MoongateProcess::start(&["sidecar", "--listen=127.0.0.1:0", "--engine-url=http://127.0.0.1:9"]);
     let line = sidecar.wait_for_line("no gateway is named").await;
     assert!(line.contains("WARN") && line.contains("--gateway HOST:PORT"), "{line}");
 }
 
-/// Requests without a pause; every one must be answered in full.
+/// Sends requests without a pause; every one must be answered in full.
 struct SidecarLoad {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicUsize>,
@@ -225,7 +225,7 @@ impl SidecarLoad {
         load
     }
 
-    /// How many were answered.
+    /// Stops the load and returns the number of completed requests.
     async fn end(self) -> usize {
         self.stop.store(true, Ordering::Relaxed);
         self.clients.shutdown(TEST_TIMEOUT).await.unwrap();
@@ -234,13 +234,13 @@ impl SidecarLoad {
     }
 }
 
-/// The way of an operator: drain, restart, settled. Meanwhile nobody notices anything.
+/// The operator's sequence of drain, restart and settled, during which no request may fail.
 #[tokio::test(flavor = "multi_thread")]
 async fn engine_drains_and_restarts_under_load_without_failures() {
-    for face in [SimProtocol::Sglang, SimProtocol::Vllm] {
+    for protocol in [SimProtocol::Sglang, SimProtocol::Vllm] {
         let gateway = gateway(&["--policy=round_robin"]).await;
-        // Slow enough that requests are always open.
-        let slow = || SimEngineOptions::new(SimRole::Plain, face);
+        // Slow enough that requests are always in flight.
+        let slow = || SimEngineOptions::new(SimRole::Plain, protocol);
         let (first, second) =
             (SimEngine::start(slow()).await.unwrap(), SimEngine::start(slow()).await.unwrap());
         let sidecars = [&first, &second].map(|engine| TestSidecar::start(&engine.url(), &[&gateway], &[]));
@@ -252,7 +252,7 @@ async fn engine_drains_and_restarts_under_load_without_failures() {
 
         sidecars[0].until_ok(reqwest::Method::POST, "/drain").await;
         let drained = first.stats();
-        assert_eq!(drained.active, 0, "it said that it is drained");
+        assert_eq!(drained.active, 0, "the drain is complete");
         let settled = client().get(format!("http://{}/settled", sidecars[0].address)).send().await.unwrap();
         assert_eq!(settled.status(), 202);
         assert_eq!(settled.json::<Value>().await.unwrap()["drained"], true);
@@ -261,11 +261,11 @@ async fn engine_drains_and_restarts_under_load_without_failures() {
             second.wait_for(TEST_TIMEOUT, |stats| stats.finished > served + 6).await,
             "the other one works on"
         );
-        assert_eq!(first.stats().started, drained.started, "nothing came after the drain");
+        assert_eq!(first.stats().started, drained.started, "no request after the drain");
 
         let address = first.addr();
         first.stop().await;
-        // It must be noticed that the engine is away; a real one takes longer to come back than a look takes.
+        // The sidecar must detect that the engine is down; a real engine restarts more slowly than the poll interval.
         until_workers(&gateway, "the engine is away", |workers| {
             workers.iter().any(|worker| worker["usable"] == false)
         })
@@ -284,13 +284,13 @@ async fn engine_drains_and_restarts_under_load_without_failures() {
         .unwrap();
         let restarted = SimEngine::start(SimEngineOptions { listen: address, ..slow() }).await.unwrap();
         sidecars[0].settled().await;
-        assert!(restarted.wait_for(TEST_TIMEOUT, |stats| stats.finished > 0).await, "it takes part again");
+        assert!(restarted.wait_for(TEST_TIMEOUT, |stats| stats.finished > 0).await, "it gets requests again");
         assert!(load.end().await > 12);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_drain_can_be_called_off() {
+async fn a_drain_can_be_cancelled() {
     let gateway = gateway(&[]).await;
     let engine = engine(SimRole::Plain, SimProtocol::Vllm).await;
     let sidecar = TestSidecar::start(&engine.url(), &[&gateway], &[]);
@@ -303,7 +303,7 @@ async fn a_drain_can_be_called_off() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_restarted_gateway_is_told_again() {
+async fn the_engine_is_registered_again_with_a_restarted_gateway() {
     let engine = engine(SimRole::Plain, SimProtocol::Sglang).await;
     let first = gateway(&[]).await;
     let sidecar = TestSidecar::start(&engine.url(), &[&first], &[]);
@@ -319,9 +319,9 @@ async fn a_restarted_gateway_is_told_again() {
     .await;
 }
 
-/// The binary: a killed one's engine goes away with its lease, one that is asked to end takes it along.
+/// After SIGKILL of the sidecar the engine is removed when its lease expires; after SIGTERM it is deregistered at once.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_engine_without_its_sidecar_goes_away() {
+async fn an_engine_without_its_sidecar_is_removed() {
     let gateway = gateway(&[]).await;
     let engine = engine(SimRole::Plain, SimProtocol::Vllm).await;
     let engine_url = format!("--engine-url={}", engine.url());
@@ -345,7 +345,7 @@ async fn an_engine_without_its_sidecar_goes_away() {
 #[tokio::test(flavor = "multi_thread")]
 async fn lora_adapters_follow_a_file_or_an_annotation_and_are_served() {
     let folder = tempfile::tempdir().unwrap();
-    for (face, file, annotation) in
+    for (protocol, file, annotation) in
         [(SimProtocol::Vllm, "lora", false), (SimProtocol::Sglang, "annotations", true)]
     {
         let path = folder.path().join(file);
@@ -357,7 +357,7 @@ async fn lora_adapters_follow_a_file_or_an_annotation_and_are_served() {
         let flag = format!("{flag}={}", path.display());
         write("first=/adapters/1, second=/adapters/2");
         let gateway = gateway(&[]).await;
-        let engine = engine(SimRole::Plain, face).await;
+        let engine = engine(SimRole::Plain, protocol).await;
         let sidecar = TestSidecar::start(&engine.url(), &[&gateway], &[flag]);
         sidecar.settled().await;
         let loaded = |engine: &SimEngine| engine.lora_adapters();

@@ -1,5 +1,5 @@
-//! A master and two nodes with disks under mixed load for a long time: their memory stays as it is, and no byte is wrong. It runs for
-//! half an hour, so only when asked to; CONTRIBUTING.md tells how.
+//! A master and two nodes with disks under mixed load for a long time: memory use does not grow, and no byte is wrong. It runs for
+//! half an hour, so it is ignored by default; see CONTRIBUTING.md.
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -22,23 +22,23 @@ use moongate_store_client::{KvClient, KvClientOptions, KvError, PutOptions};
 
 use ports::free_port;
 
-/// Of memory and disk there is half as much as all objects have bytes, so that they come and go.
+/// Memory and disk hold half of the objects' bytes, so that objects are evicted.
 const KEYS: u64 = 4000;
 const NODE: &str = "128mb";
 const TIER: &str = "384mb";
 const WORKERS: usize = 8;
 const BLOCK: usize = 4096;
 const LARGEST_BLOCKS: u64 = 256;
-/// Time between two looks.
+/// Sampling interval of memory and open files.
 const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
-/// What memory may differ by between the last two thirds of the time, besides a twentieth: the allocator takes huge pages and gives
-/// them back.
+/// Allowed growth of memory between the second and the last third of the run, in addition to 5 %: the allocator uses and frees huge
+/// pages.
 const MAX_MEMORY_GROWTH: u64 = 4 << 20;
-/// The same for open files.
+/// Allowed growth of the number of open files.
 const FILES: u64 = 16;
 const START: Duration = Duration::from_secs(60);
 
-/// A process of ours. Killed when dropped.
+/// A process that is killed when dropped.
 struct SoakProcess {
     name: &'static str,
     id: u32,
@@ -78,7 +78,7 @@ impl SoakProcess {
         Self { name: "client", id: std::process::id(), child: None, samples: Vec::new() }
     }
 
-    /// Memory of the process itself: what it shares is what it lends.
+    /// Samples the private memory of the process; its shared memory is the segment.
     fn sample(&mut self) {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.id)).expect("it still runs");
         let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
@@ -87,7 +87,7 @@ impl SoakProcess {
         self.samples.push(ResourceSample { memory, files });
     }
 
-    /// The second and the last third. The first one is for caches and buffers to fill.
+    /// The second and the last third of the samples. In the first third, caches and buffers fill.
     fn summaries(&self) -> [ResourceSummary; 2] {
         let third = self.samples.len() / 3;
         let sum_up = |looks: &[ResourceSample]| {
@@ -100,7 +100,7 @@ impl SoakProcess {
     }
 }
 
-/// What a process had in a third of the time: bytes of memory, and open files at most.
+/// Resource use of a process in a third of the run: bytes of memory, and the maximum of open files.
 struct ResourceSummary {
     median: u64,
     max: u64,

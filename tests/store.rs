@@ -1,4 +1,4 @@
-//! `moongate store` as a process: its command line, and memory that outlives it, with Mooncake's own master and client.
+//! `moongate store` as a process: its command line, and memory that survives restarts, with Mooncake's own master and client.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
 #[path = "../kvstore/master-client/tests/store/harness.rs"]
@@ -26,7 +26,7 @@ async fn wait_until(what: &str, mut so: impl AsyncFnMut() -> bool) {
     assert!(tokio::time::timeout(LIMIT, waited).await.is_ok(), "{what}");
 }
 
-/// A node whose memory a holder keeps.
+/// A node with its memory in a holder.
 struct StoreNodeProcess {
     child: Child,
 }
@@ -69,7 +69,7 @@ async fn objects_survive_their_node() {
     let read = format!("read {}", keys.join(" "));
     assert_eq!(client.send_command(&read).await, "30");
 
-    // Without a word, and then as an upgrade does it.
+    // First with SIGKILL, then with SIGTERM as in an upgrade.
     assert_eq!(node.signal("-KILL").await, None);
     let node = StoreNodeProcess::start(&master, &socket, port).await;
     wait_until("all are there after a kill", async || client.send_command(&read).await == "30").await;
@@ -82,7 +82,7 @@ async fn objects_survive_their_node() {
 }
 
 #[tokio::test]
-async fn mistakes_are_explained() {
+async fn configuration_errors_are_explained() {
     for (arguments, expected) in [
         (&["store"][..], "error: the environment does not set master_server_address"),
         (&["store", "--config", "/no/such.json"], "error: cannot read /no/such.json"),

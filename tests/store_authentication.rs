@@ -22,10 +22,10 @@ use tempfile::TempDir;
 use world::TEST_TIMEOUT;
 use world::process::{MoongateProcess, ProcessOutput};
 
-/// Long enough for a transfer on a busy machine, short enough to wait for its end.
+/// Time limit of a transfer, long enough for a busy machine, and short enough to wait for its expiry.
 const LEASE: &str = "--default_kv_lease_ttl=3000";
 
-/// An authority, and the files of the programs that it has signed.
+/// A CA, and the certificate files of the programs that it has signed.
 struct AuthenticationCertificates {
     folder: TempDir,
     authority: CertifiedIssuer<'static, KeyPair>,
@@ -57,7 +57,7 @@ impl AuthenticationCertificates {
         }
     }
 
-    /// Flags of a program; `dash` is how it separates words.
+    /// TLS flags of a program, with `dash` between the words of their names.
     fn flags(&self, who: &str, dash: char) -> Vec<String> {
         let files = self.files(who);
         [("cert", files.certificate), ("key", files.key), ("ca", files.ca)]
@@ -120,10 +120,10 @@ impl AuthenticatedNode {
         ];
         let arguments: Vec<&str> = fixed.into_iter().chain(flags.iter().map(String::as_str)).collect();
         let mut binary = MoongateProcess::start(&arguments);
-        let push_target_line = binary.wait_for_line("this node lends memory").await;
+        let push_target_line = binary.wait_for_line("store node ready").await;
         let (name, http) =
             (field(&push_target_line, "name=").to_owned(), field(&push_target_line, "http=").to_owned());
-        Self { name, data: field(&push_target_line, "data=").parse().unwrap(), http, _binary: binary }
+        Self { name, data: field(&push_target_line, "data_port=").parse().unwrap(), http, _binary: binary }
     }
 }
 
@@ -156,7 +156,7 @@ impl AuthenticatedStore {
         MoongateProcess::run(&fixed.chain(flags.iter().map(String::as_str)).collect::<Vec<_>>()).await
     }
 
-    /// Where an object is.
+    /// The locations of an object's replicas.
     async fn replicas(&self, client: &KvClient, key: &str) -> Vec<BufferDescriptor<String>> {
         let list = client.objects().replicas(key).await.unwrap();
         let memory = |medium| match medium {
@@ -214,7 +214,7 @@ async fn programs_with_certificates_store_copy_and_list_objects() {
     let listed = store.kv(&["ls", &admin], &flags).await;
     assert_eq!(listed.stdout, "file\n", "{}", listed.stderr);
 
-    // From one node to the other, as a task of the master's.
+    // A copy task of the master, from one node to the other.
     let authentication = store.certificates.program("client");
     let client = store.client(&authentication);
     let first = PutOptions { preferred_segments: vec![store.nodes[0].name.clone()], ..PutOptions::default() };
@@ -284,12 +284,12 @@ async fn every_port_rejects_clients_without_a_ca_certificate() {
         none.stderr
     );
     let stranger = store.kv(&["get", "k"], &flags("client")).await;
-    assert!(stranger.stderr.contains("of an authority that it trusts"), "{}", stranger.stderr);
+    assert!(stranger.stderr.contains("from a CA that it trusts"), "{}", stranger.stderr);
     assert_eq!((none.status.code(), stranger.status.code()), (Some(1), Some(1)));
     let untrusted = store.kv(&["get", "k"], &foreign.flags("client", '-')).await;
-    assert!(untrusted.stderr.contains("name the authority that signed"), "{}", untrusted.stderr);
+    assert!(untrusted.stderr.contains("configure the CA that signed"), "{}", untrusted.stderr);
 
-    // Administration: only probes need no certificate.
+    // Admin ports: only probes need no certificate.
     let ca = std::fs::read(store.certificates.files("ca").ca).unwrap();
     let ca = reqwest::Certificate::from_pem(&ca).unwrap();
     let bare = reqwest::Client::builder().no_proxy().tls_certs_only([ca]).build().unwrap();
@@ -348,7 +348,7 @@ async fn every_port_rejects_clients_without_a_ca_certificate() {
     }
 }
 
-/// A capability that was not signed with the segment's key.
+/// A capability that is not signed with the segment's key.
 fn forged() -> Capability {
     let grant = AccessGrant { rights: AccessRights::Read, start: 0, size: u64::MAX, expires_ms: u64::MAX };
     SegmentKey::new([0; 32]).sign(Uuid::default(), grant, &[0; 32])
@@ -377,7 +377,7 @@ async fn a_certificate_alone_reads_and_writes_nothing() {
             Err(error) => Some(Err(error.to_string())),
         }
     };
-    assert_eq!(refused(&owner, Some(read), address, false).await, None, "what was granted is read");
+    assert_eq!(refused(&owner, Some(read), address, false).await, None, "a granted range can be read");
     assert_eq!(
         refused(&owner, Some(read), address + 4096, false).await,
         Some(Ok(CapabilityError::OutOfRange))
@@ -405,7 +405,7 @@ async fn a_certificate_alone_reads_and_writes_nothing() {
         counted +=
             &http.get(format!("https://{}/metrics", node.http)).send().await.unwrap().text().await.unwrap();
     }
-    for reason in ["range", "rights", "expired", "forged"] {
+    for reason in ["out_of_range", "wrong_operation", "expired", "invalid_signature"] {
         let name = format!("moongate_store_transfer_failures_total{{reason=\"{reason}\"}} ");
         let counts = counted.lines().filter_map(|line| line.strip_prefix(&name));
         assert!(counts.map(|count| count.parse::<f64>().unwrap()).sum::<f64>() >= 1.0, "{reason}: {counted}");

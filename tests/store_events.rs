@@ -1,5 +1,5 @@
-//! Whether the gateway follows the events of a Mooncake master. Mooncake's build for PyPI cannot publish any, so a real master stands
-//! behind a front that says it does, and what would be published is published here.
+//! The gateway follows the events of a Mooncake master. Mooncake's PyPI build cannot publish events, so a real master is behind a proxy
+//! that claims it does, and the test publishes the events.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
 #[path = "../kvstore/master-client/tests/store/harness.rs"]
@@ -34,10 +34,10 @@ use world::store_prompts::{
     wait_for_metric,
 };
 
-/// Events in one message, as a master sends them.
+/// Number of events in one message, as sent by a master.
 const EVENTS_AT_ONCE: usize = 64;
 
-/// A real master's admin server, behind a front that adds events.
+/// A proxy in front of a real master's admin server that adds events.
 struct MasterAdminProxy {
     address: String,
     shared: Arc<MasterAdminProxyState>,
@@ -45,11 +45,11 @@ struct MasterAdminProxy {
 }
 
 struct MasterAdminProxyState {
-    /// The real one.
+    /// Address of the real admin server.
     admin: String,
     client: reqwest::Client,
     published: AtomicU64,
-    /// Whether the second half of a list of keys is kept back.
+    /// Whether the proxy delays the second half of a list of keys.
     is_list_paused: watch::Sender<bool>,
 }
 
@@ -89,7 +89,7 @@ async fn list(State(shared): State<Arc<MasterAdminProxyState>>) -> Response {
     let mut held = shared.is_list_paused.subscribe();
     let (first, second) = (all.slice(..all.len() / 2), all.slice(all.len() / 2..));
     let second = async move {
-        // The sender stays.
+        // Keeps the sender open.
         held.wait_for(|held| !held).await.unwrap();
         Ok::<_, std::io::Error>(second)
     };
@@ -109,7 +109,7 @@ struct TestEventSocket {
     stop: CancellationToken,
     address: String,
     shared: Arc<MasterAdminProxyState>,
-    /// The next message's.
+    /// Sequence number of the next message.
     sequence: u64,
 }
 
@@ -143,7 +143,7 @@ impl TestEventSocket {
         format!("--mooncake-events={}", self.address)
     }
 
-    /// Publishes that objects came, or went.
+    /// Publishes events of stored or removed objects.
     fn publish<'k>(&mut self, keys: &'k [String], change: fn(StoreEventObject<'k>) -> StoreEventKind<'k>) {
         for keys in keys.chunks(EVENTS_AT_ONCE) {
             let changes = keys
@@ -170,7 +170,7 @@ impl TestEventSocket {
         self.sequence += 1;
     }
 
-    /// Messages that are published, but never come.
+    /// Skips sequence numbers, as if messages were lost.
     fn skip_messages(&mut self, messages: u64) {
         self.shared.published.fetch_add(messages, Ordering::Relaxed);
         self.sequence += messages;
@@ -200,7 +200,7 @@ impl StoreEventsFixture {
         let mut setup = Self { master, node, admin_proxy: front, events, world };
         setup.wait_until_current().await;
         wait_for_metric(&setup.world, "moongate_store_nodes", |nodes| nodes == 1).await;
-        // The node's coming may cause another reading, which would be counted later. What comes before a gap is read with it.
+        // A new node may cause another listing, which would be counted later. Events before a gap are covered by its listing.
         setup.events.skip_messages(1);
         setup.events.publish(&["unknown".to_owned()], StoreEventKind::Stored);
         setup.wait_for_gaps(1).await;
@@ -212,16 +212,16 @@ impl StoreEventsFixture {
         wait_for_metric(&self.world, "moongate_store_event_gaps_total", |now| now == gaps).await;
     }
 
-    /// Waits until events come, and what was missed before has been read.
+    /// Waits until events arrive and missed ones have been replaced by a listing.
     async fn wait_until_current(&self) {
-        wait_for_metric(&self.world, "moongate_store_events_current", |current| current == 1).await;
+        wait_for_metric(&self.world, "moongate_store_events_in_sync", |current| current == 1).await;
     }
 
     async fn key_listings(&self) -> u64 {
-        metric(&self.world, "moongate_store_readings_total").await
+        metric(&self.world, "moongate_store_scans_total").await
     }
 
-    /// Stores a prompt's pages, and tells.
+    /// Stores a prompt's pages and publishes the events.
     async fn put(&mut self, prompt: &[u32]) {
         let keys = self.put_without_event(prompt).await;
         self.events.publish(&keys, StoreEventKind::Stored);
@@ -239,12 +239,12 @@ impl StoreEventsFixture {
         }
     }
 
-    /// Waits until the index has so many pages, as nobody asks for them.
+    /// Waits until the index has this number of pages, without requesting any.
     async fn wait_for_indexed_blocks(&self, pages: usize) {
-        wait_for_metric(&self.world, "moongate_index_pages", |known| known == pages as u64).await;
+        wait_for_metric(&self.world, "moongate_index_blocks", |known| known == pages as u64).await;
     }
 
-    /// Checks that the index has as many pages as the store, and that these prompts are foretold as far as their pages are there.
+    /// Checks that the index has as many pages as the store, and that the predictions of these prompts match their stored pages.
     async fn assert_matches_store(&self, prompts: &[Vec<u32>]) {
         let (mut listed, mut keys) = (BTreeSet::new(), self.master.admin().keys().await.unwrap());
         while let Some(page) = keys.next().await.unwrap() {
@@ -261,7 +261,7 @@ impl StoreEventsFixture {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pages_are_known_a_moment_after_their_event() {
+async fn pages_are_indexed_shortly_after_their_event() {
     let mut setup = StoreEventsFixture::start().await;
     let readings = setup.key_listings().await;
     let mut took = Vec::new();
@@ -274,9 +274,9 @@ async fn pages_are_known_a_moment_after_their_event() {
     }
     took.sort();
     println!("pages are known {:?} after their event, at most {:?}", took[10], took[20]);
-    // The 20 ms are the test's own: it looks so often.
+    // The 20 ms are the poll interval of this test.
     assert!(took[10] < Duration::from_millis(100), "{took:?}");
-    // One object less, and the page is not complete, although it was seen in the store just now.
+    // Without one of its objects, the page is incomplete, although it was listed just before.
     let last = prompt(21, 10);
     wait_for_growth_to(&setup.world, &last, 10).await;
     let heard = metric(&setup.world, "moongate_store_events_total").await;
@@ -293,7 +293,7 @@ async fn pages_are_known_a_moment_after_their_event() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_missed_is_read_once() {
+async fn missed_events_cause_one_listing() {
     let mut setup = StoreEventsFixture::start().await;
     let [known, missed, late] = [1, 2, 3].map(|number| prompt(number, 10));
     setup.put(&known).await;
@@ -304,20 +304,20 @@ async fn what_was_missed_is_read_once() {
     setup.remove_without_event(&removed).await;
     setup.events.skip_messages(3);
     setup.put(&late).await;
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
-        let pages = metric(&setup.world, "moongate_index_pages").await;
+        let pages = metric(&setup.world, "moongate_index_blocks").await;
         assert!(pages >= 10 - 1, "{pages} pages: nothing is forgotten");
         if metric(&setup.world, "moongate_store_event_gaps_total").await == 2 && pages == 29 {
             break;
         }
-        assert!(begun.elapsed() < LIMIT, "{pages} pages");
+        assert!(started.elapsed() < LIMIT, "{pages} pages");
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
     setup.wait_until_current().await;
     setup.assert_matches_store(&[known, missed, late]).await;
     assert_eq!(setup.key_listings().await, readings + 1);
-    // The next ones are no news of a gap.
+    // The following messages are not a new gap.
     let next = prompt(4, 10);
     setup.put(&next).await;
     setup.wait_for_indexed_blocks(39).await;
@@ -326,7 +326,7 @@ async fn what_was_missed_is_read_once() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_publisher_may_start_again() {
+async fn a_publisher_may_restart() {
     let mut setup = StoreEventsFixture::start().await;
     let prompts = [1, 2, 3, 4].map(|number| prompt(number, 10));
     setup.put(&prompts[0]).await;
@@ -334,7 +334,7 @@ async fn a_publisher_may_start_again() {
     let address = setup.events.address.clone();
     let lost = TestEventSocket::start(&setup.admin_proxy).await;
     std::mem::replace(&mut setup.events, lost).stop.cancel();
-    wait_for_metric(&setup.world, "moongate_store_events_current", |current| current == 0).await;
+    wait_for_metric(&setup.world, "moongate_store_events_in_sync", |current| current == 0).await;
     setup.put_without_event(&prompts[1]).await;
     setup.events = TestEventSocket::start_at(&setup.admin_proxy, &address, 0).await;
     setup.wait_until_current().await;
@@ -349,28 +349,28 @@ async fn a_publisher_may_start_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_during_a_reading_count() {
+async fn events_during_a_listing_are_applied() {
     let mut setup = StoreEventsFixture::start().await;
     let prompts: Vec<Vec<u32>> = (1..=100).map(|number| prompt(number, 10)).collect();
     for prompt in &prompts {
         setup.put_without_event(prompt).await;
     }
-    // The reading that a gap causes stops in the middle.
+    // The listing caused by a gap pauses halfway.
     setup.admin_proxy.shared.is_list_paused.send_replace(true);
     setup.events.skip_messages(1);
     let applied = "moongate_store_event_lag_seconds_count";
     let before = metric(&setup.world, applied).await;
     setup.events.publish(&objects(&prompts[0])[0][..1], StoreEventKind::Stored);
     wait_for_metric(&setup.world, applied, |times| times == before + 1).await;
-    wait_for_metric(&setup.world, "moongate_index_pages", |pages| pages > 100).await;
-    // This is applied while the reading lasts.
+    wait_for_metric(&setup.world, "moongate_index_blocks", |pages| pages > 100).await;
+    // This event is applied during the listing.
     let during = prompt(101, 10);
     setup.put(&during).await;
     wait_for_metric(&setup.world, applied, |times| times > before + 1).await;
-    // Some of these have been read already, some not.
+    // Some of these have been listed already, some not.
     let mut removed: Vec<String> =
         prompts.iter().step_by(5).flat_map(|prompt| objects(prompt)[5].clone()).collect();
-    // One object alone makes its page useless too.
+    // Removing a single object makes its page useless too.
     removed.push(objects(&prompts[1])[8][0].clone());
     setup.remove_without_event(&removed).await;
     setup.events.publish(&removed, StoreEventKind::Removed);
@@ -381,7 +381,7 @@ async fn events_during_a_reading_count() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_about_others_are_passed_over() {
+async fn events_of_other_objects_are_ignored() {
     let mut setup = StoreEventsFixture::start().await;
     let (ours, other) = (prompt(1, 10), prompt(2, 10));
     setup.put(&ours).await;
@@ -396,15 +396,15 @@ async fn events_about_others_are_passed_over() {
     setup.events.publish(&["12345".to_owned(), "warm-up".to_owned(), String::new()], StoreEventKind::Stored);
     setup.events.send("somebody", keys.iter().map(|key| object(key)));
     setup.events.send_payload(b"garbage".to_vec());
-    // What is stored by an event may have been removed since: the master is asked.
+    // An object of an event may have been removed since: the gateway queries the master.
     let [gone, _] = objects(&ours)[9].clone();
     setup.node.remove(&gone).await;
     setup.events.publish(&[gone], StoreEventKind::Stored);
     wait_for_metric(&setup.world, "moongate_store_events_total", |now| now == heard + 1).await;
-    wait_for_metric(&setup.world, "moongate_store_events_unread_total", |unread| unread == 1).await;
-    assert_eq!(metric(&setup.world, "moongate_index_pages").await, 10);
+    wait_for_metric(&setup.world, "moongate_store_events_undecodable_total", |unread| unread == 1).await;
+    assert_eq!(metric(&setup.world, "moongate_index_blocks").await, 10);
     setup.wait_for_gaps(1).await;
-    // A tenant's objects are gone all at once.
+    // All objects of a tenant are removed at once.
     setup.events.send(DEFAULT_TENANT, std::iter::once(StoreEventKind::Cleared));
     setup.wait_for_indexed_blocks(0).await;
     wait_for_growth_to(&setup.world, &ours, 9).await;

@@ -1,4 +1,4 @@
-//! `moongate store-holder`: memory and sockets that outlive who uses them.
+//! `moongate store-holder`: memory and sockets that survive the process that uses them.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use moongate_memory::holder::HolderClient;
 use moongate_memory::{MappedRegion, PageMode};
 
-/// Longer than a start or an end takes, on a machine that is busy with other things too.
+/// Time limit for a start or an end, also on a busy machine.
 const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The command, killed when dropped.
+/// A running holder, killed when dropped.
 struct HolderProcess {
     child: Child,
     holder: HolderClient,
@@ -28,10 +28,10 @@ impl HolderProcess {
     fn start(socket: PathBuf) -> Self {
         let mut running =
             Self { child: command(&socket).spawn().unwrap(), holder: HolderClient::new(socket) };
-        let begun = Instant::now();
+        let started = Instant::now();
         while running.holder.names().is_err() {
             assert!(running.child.try_wait().unwrap().is_none(), "it ended");
-            assert!(begun.elapsed() < TEST_TIMEOUT, "it does not answer");
+            assert!(started.elapsed() < TEST_TIMEOUT, "it does not answer");
             thread::sleep(Duration::from_millis(5));
         }
         running
@@ -46,14 +46,14 @@ impl HolderProcess {
 
 impl Drop for HolderProcess {
     fn drop(&mut self) {
-        // Fails when it has ended already.
+        // Fails if it has already ended.
         let _ended = self.child.kill();
         self.child.wait().unwrap();
     }
 }
 
 #[test]
-fn keeps_memory_until_it_is_asked_to_stop() {
+fn keeps_memory_until_sigterm() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("holder");
     let running = HolderProcess::start(socket.clone());
@@ -71,7 +71,7 @@ fn keeps_memory_until_it_is_asked_to_stop() {
 }
 
 #[test]
-fn a_killed_one_can_be_started_again() {
+fn a_killed_holder_can_be_restarted() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("holder");
     let running = HolderProcess::start(socket.clone());
@@ -81,12 +81,12 @@ fn a_killed_one_can_be_started_again() {
     let running = HolderProcess::start(socket);
     assert!(
         running.holder.memory("a", 1 << 20, PageMode::Normal).unwrap().is_new,
-        "what it held died with it"
+        "its memory is lost"
     );
 }
 
 #[test]
-fn wants_a_socket() {
+fn the_socket_is_required() {
     let status = Command::new(env!("CARGO_BIN_EXE_moongate")).arg("store-holder").status().unwrap();
     assert_eq!(status.code(), Some(2));
 }

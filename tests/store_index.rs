@@ -1,4 +1,4 @@
-//! Whether the gateway knows what a real Mooncake store has: real masters and real store nodes, whatever happens to them.
+//! The gateway's index matches a real Mooncake store, with real masters and store nodes and their failures.
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
 #[path = "../kvstore/master-client/tests/store/harness.rs"]
@@ -34,7 +34,7 @@ fn loadable(prompt: &[u32], readable: &BTreeSet<String>) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pages_count_when_all_of_them_is_there() {
+async fn pages_count_when_all_their_objects_exist() {
     let master = RealMaster::start(NEWEST).await;
     let mut node = RealNode::start(&master, HANDSHAKE, 32).await;
     let world = world::store_prompts::start_fleet_with_store(&master.admin, &[]).await;
@@ -45,7 +45,7 @@ async fn pages_count_when_all_of_them_is_there() {
     let first: Vec<String> = pages.drain(..3).flatten().collect();
     assert_eq!(node.fill(&first, SMALL_OBJECT_BYTES).await, 0);
     let rest: Vec<String> = pages.into_iter().flatten().filter(|key| *key != late).collect();
-    // Three pages are less than an engine asks for.
+    // Three pages are below the engine's prefetch threshold.
     wait_for_metric(&world, "moongate_store_objects", |objects| objects == 6).await;
     assert_eq!(predicted_store_tokens(&world, &prompt).await, 0);
     assert_eq!(node.fill(&rest, SMALL_OBJECT_BYTES).await, 0);
@@ -68,7 +68,7 @@ async fn a_fetch_from_the_same_host_counts_as_near() {
         let flag = format!("--instances-file={}", file.display());
         let world = world::store_prompts::start_fleet_with_store(&master.admin, &[&flag]).await;
         wait_for_growth_to(&world, &prompt, 10).await;
-        assert_eq!(predicted_engine(&world, &prompt).await["l3_farness"], farness, "{names}");
+        assert_eq!(predicted_engine(&world, &prompt).await["l3_network_distance"], farness, "{names}");
     }
 }
 
@@ -92,27 +92,27 @@ async fn a_removed_page_ends_the_run() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_was_evicted_does_not_count() {
+async fn evicted_pages_do_not_count() {
     const PROMPTS: u32 = 80;
     const USED: u32 = 30;
     let size = 64 << 10;
     let master = RealMaster::start(NEWEST).await;
-    // Room for 1,024 objects; the prompts have 1,280.
+    // Capacity for 1,024 objects; the prompts have 1,280.
     let mut node = RealNode::start(&master, HANDSHAKE, 64).await;
     let world = world::store_prompts::start_fleet_with_store(&master.admin, &[]).await;
     let prompts: Vec<Vec<u32>> = (0..PROMPTS).map(|number| prompt(number, 8)).collect();
     for (number, prompt) in (0..).zip(&prompts) {
         let keys = objects(prompt).concat();
-        // A full store refuses now and then, because it evicts more slowly than this writes.
+        // A full store sometimes rejects puts, because it evicts more slowly than this loop writes.
         node.fill(&keys, size).await;
         if number < USED {
             for key in &keys {
-                // What was read is not evicted for some seconds.
+                // Objects that were read have a lease for some seconds.
                 assert_eq!(node.get(key).await, size);
             }
         }
     }
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         let readable = listed(&master).await;
         let expected: BTreeMap<u32, u64> =
@@ -130,7 +130,7 @@ async fn what_was_evicted_does_not_count() {
             assert!(readable.len() < 1_024, "{} objects", readable.len());
             return;
         }
-        assert!(begun.elapsed() < LIMIT, "{told:?} is foretold, {expected:?} is there");
+        assert!(started.elapsed() < LIMIT, "{told:?} is foretold, {expected:?} is there");
     }
 }
 
@@ -145,7 +145,7 @@ async fn pages_of_a_killed_node_stop_counting_within_a_second() {
     assert_eq!(doomed.fill_copies(&copied.concat(), SMALL_OBJECT_BYTES, 2).await, 0);
     assert_eq!(doomed.fill(&lost.concat(), SMALL_OBJECT_BYTES).await, 0);
     assert_eq!(other.fill(&kept.concat(), SMALL_OBJECT_BYTES).await, 0);
-    // One value of a page in the middle is on the node that dies.
+    // One value of a page in the middle is on the node that is killed.
     let (odd, even): (Vec<String>, Vec<String>) =
         both.concat().into_iter().partition(|key| *key == both[5][1]);
     assert_eq!(doomed.fill(&odd, SMALL_OBJECT_BYTES).await + other.fill(&even, SMALL_OBJECT_BYTES).await, 0);
@@ -162,9 +162,9 @@ async fn pages_of_a_killed_node_stop_counting_within_a_second() {
     let all = killed.elapsed();
     println!("noticed after {noticed:?}, and what was on both nodes after {all:?}");
     assert_eq!(predicted_store_tokens(&world, &prompts[1]).await, 640, "the other node's pages");
-    assert_eq!(listed(&master).await, before, "the master goes on to list them");
+    assert_eq!(listed(&master).await, before, "the master still lists them");
     assert!(all < Duration::from_secs(1), "{noticed:?}, {all:?}");
-    // A node that comes afterwards counts.
+    // Pages of a new node count.
     let mut third = RealNode::start(&master, HANDSHAKE, 32).await;
     let new = prompt(5, 10);
     assert_eq!(third.fill(&objects(&new).concat(), SMALL_OBJECT_BYTES).await, 0);
@@ -212,8 +212,8 @@ async fn a_gateway_that_starts_later_reads_what_is_there() {
     let gateway = TestGateway::start_ready(&flags).await;
     let TestFleet { engines, .. } = first;
     let second = TestFleet { engines, gateway, client: world::client() };
-    // Nobody has asked it yet.
-    wait_for_metric(&second, "moongate_index_pages", |pages| pages == keys.len() as u64 / 2).await;
+    // No request has reached it yet.
+    wait_for_metric(&second, "moongate_index_blocks", |pages| pages == keys.len() as u64 / 2).await;
     for (number, prompt) in (0..).zip(&prompts) {
         let pages = number % 20 + 1;
         wait_for_growth_to(&second, prompt, if pages < 4 { 0 } else { pages }).await;
@@ -228,7 +228,7 @@ async fn store_larger_than_the_index_keeps_requested_blocks() {
     let cold: Vec<String> = (0..500).flat_map(|number| objects(&prompt(number, 10)).concat()).collect();
     assert_eq!((node.fill(&cold, SMALL_OBJECT_BYTES).await, cold.len()), (0, 10_000));
     let world =
-        world::store_prompts::start_fleet_with_store(&master.admin, &[&format!("--index-pages={BOUND}")])
+        world::store_prompts::start_fleet_with_store(&master.admin, &[&format!("--index-blocks={BOUND}")])
             .await;
     let mut readings = 0;
     let mut unanswered = 0;
@@ -237,20 +237,20 @@ async fn store_larger_than_the_index_keeps_requested_blocks() {
         for number in 0..5 {
             let hot = prompt(number, 10);
             if predicted_store_tokens(&world, &hot).await != 640 {
-                // A master that is slow to answer is left alone for a while.
+                // A slow master is not queried for a while.
                 let now = metric(&world, "moongate_store_confirmation_failures_total").await;
                 assert!(now > unanswered, "a prompt is forgotten whose pages the master has been asked for");
                 unanswered = now;
                 wait_for_growth_to(&world, &hot, 10).await;
             }
         }
-        let pages = metric(&world, "moongate_index_pages").await;
+        let pages = metric(&world, "moongate_index_blocks").await;
         assert!(pages <= BOUND, "{pages} pages");
-        let now = metric(&world, "moongate_store_readings_total").await;
+        let now = metric(&world, "moongate_store_scans_total").await;
         if now > readings {
             assert_eq!(pages, BOUND, "the index is full");
             readings = now;
-            // A node that comes has the keys read again.
+            // A new node makes the gateway list all keys again.
             newcomers.push(RealNode::start(&master, HANDSHAKE, 16).await);
         }
     }

@@ -1,9 +1,9 @@
-//! Who understands whom: this client and Mooncake's own, with either master, with nodes that speak either version
-//! of the data plane, found in either way. What one client puts the other gets, byte for byte.
+//! Interoperability of Moongate's and Mooncake's clients, with either master, with nodes of either version of the data
+//! plane, and both ways of discovery: each client reads the other's objects byte for byte.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
-#[path = "../kvstore/master/tests/caller/mod.rs"]
-mod caller;
+#[path = "../kvstore/master/tests/test_master/mod.rs"]
+mod test_master;
 #[path = "../kvstore/master-client/tests/store/harness.rs"]
 mod world;
 
@@ -45,26 +45,26 @@ enum MetadataMode {
     MetadataServer,
 }
 
-/// The newest version that clients and nodes may speak.
+/// The newest data plane version of clients and nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DataPlaneVersion {
     V1,
     V2,
-    /// Ours, between our client and our node; Mooncake's client speaks version 2 to the same node.
+    /// Moongate's version, between its client and its node; Mooncake's client uses version 2 with the same node.
     Checksummed,
 }
 
-/// A master that lives as long as this.
+/// A master that is stopped when dropped.
 enum MatrixMaster {
     Mooncake(Box<RealMaster>),
-    Moongate(Box<caller::TestMaster>),
+    Moongate(Box<test_master::TestMaster>),
 }
 
 impl MatrixMaster {
     async fn start(which: MasterImplementation) -> Self {
         match which {
             MasterImplementation::Mooncake => Self::Mooncake(Box::new(RealMaster::start(NEWEST).await)),
-            MasterImplementation::Moongate => Self::Moongate(Box::new(caller::start_master())),
+            MasterImplementation::Moongate => Self::Moongate(Box::new(test_master::start_master())),
         }
     }
 
@@ -76,7 +76,7 @@ impl MatrixMaster {
     }
 }
 
-/// A node that lives as long as this, and lends 256 MiB.
+/// A node with a segment of 256 MiB, stopped when dropped.
 enum MatrixNode {
     Mooncake(Box<RealNode>),
     Moongate(Box<RunningNode>),
@@ -142,17 +142,17 @@ async fn metadata_server(supervisor: &Supervisor) -> String {
     format!("http://{address}/metadata")
 }
 
-/// What the other client puts under a key: the key, again and again.
+/// The value that the other client puts under a key: the key, repeated.
 fn content(key: &str, size: usize) -> Vec<u8> {
     let mut bytes = key.repeat(size / key.len() + 1).into_bytes();
     bytes.truncate(size);
     bytes
 }
 
-/// Both clients put objects of all sizes and get each other's.
+/// Both clients put objects of all sizes and get those of the other.
 async fn both_ways(ours: &KvClient, theirs: &mut RealNode, plane: DataPlaneVersion, what: &str) {
     for size in SIZES {
-        let began = Instant::now();
+        let started = Instant::now();
         let (mine, other) = (format!("ours-{size}"), format!("theirs-{size}"));
         let put = ours.put(&mine, &content(&mine, size), &PutOptions::default()).await;
         assert_eq!(
@@ -162,15 +162,15 @@ async fn both_ways(ours: &KvClient, theirs: &mut RealNode, plane: DataPlaneVersi
         );
         theirs.put(&other, size).await;
         assert_eq!(theirs.send_command(&format!("read {mine}")).await, "1", "{what}: {mine}");
-        // Version 1 does not tell when a write is applied, and Mooncake's client does not wait for it.
+        // Version 1 does not acknowledge that a write is applied, and Mooncake's client does not wait for it.
         while theirs.send_command(&format!("read {other}")).await != "1" {
-            assert!(plane == DataPlaneVersion::V1 && began.elapsed() < LIMIT, "{what}: {other}");
+            assert!(plane == DataPlaneVersion::V1 && started.elapsed() < LIMIT, "{what}: {other}");
         }
         for key in [mine, other] {
             let got = ours.get(&key).await.unwrap_or_else(|error| panic!("{what}: get {key}: {error}"));
             assert!(got == content(&key, size), "{what}: {key} has {} other bytes", got.len());
         }
-        // The lease of what was just read does not keep room from the next ones.
+        // Leases of objects that were just read must not block space for the next ones.
         assert_eq!(ours.remove_all(true).await.unwrap(), 2, "{what}: {size}");
     }
     let keys: Vec<String> = (0..100).map(|number| format!("batch-{number}")).collect();
@@ -213,13 +213,13 @@ async fn check(
     let options =
         KvClientOptions { metadata: metadata_of_ours, newest_protocol, ..KvClientOptions::default() };
     let client = KvClient::new(&master.rpc(), options, &supervisor).unwrap();
-    // A node's own process reads its own memory without the data plane, so it is another one that reads and writes.
+    // A node's own process reads its memory without the data plane, so another process reads and writes.
     let mut theirs = RealNode::start_with(NEWEST, &master.rpc(), &metadata, 0, &variables).await;
     both_ways(&client, &mut theirs, plane, &what).await;
     node.stop().await;
 }
 
-/// Both ways of finding nodes, and all versions that can be spoken to the node.
+/// Both ways of discovering nodes, and all data plane versions of the node.
 async fn check_all(masters: MasterImplementation, nodes: NodeImplementation) {
     for found in [MetadataMode::Handshake, MetadataMode::MetadataServer] {
         check(masters, nodes, found, DataPlaneVersion::V1).await;
@@ -231,21 +231,21 @@ async fn check_all(masters: MasterImplementation, nodes: NodeImplementation) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn their_master_their_node() {
+async fn mooncake_master_mooncake_node() {
     check_all(MasterImplementation::Mooncake, NodeImplementation::Mooncake).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn their_master_our_node() {
+async fn mooncake_master_moongate_node() {
     check_all(MasterImplementation::Mooncake, NodeImplementation::Moongate).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn our_master_their_node() {
+async fn moongate_master_mooncake_node() {
     check_all(MasterImplementation::Moongate, NodeImplementation::Mooncake).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn our_master_our_node() {
+async fn moongate_master_moongate_node() {
     check_all(MasterImplementation::Moongate, NodeImplementation::Moongate).await;
 }

@@ -1,4 +1,4 @@
-//! TLS of the connections that we open: gateway to engines, sidecar to engine and gateways, `moongate explain` to a gateway.
+//! TLS of outgoing connections: gateway to engines, sidecar to engine and gateways, `moongate explain` to a gateway.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod world;
@@ -47,7 +47,7 @@ impl TlsTestCertificates {
         flags.iter().map(|flag| flag.replace("{}", folder)).collect()
     }
 
-    /// An engine behind TLS; with `clients`, one that asks for certificates.
+    /// Puts TLS in front of an engine; with `clients`, it requires client certificates.
     async fn before(&self, engine: &SimEngine, clients: bool) -> TlsTerminator {
         TlsTerminator::start(engine.addr(), &self.server, clients.then_some(self.authority.as_str())).await
     }
@@ -59,7 +59,7 @@ async fn complete(gateway: &TestGateway, stream: bool) -> (u16, String) {
     (sent.status().as_u16(), sent.text().await.unwrap())
 }
 
-/// Waits until the gateway says of its only engine that it waits, and why; the reason must have `part`.
+/// Waits until the gateway reports its only engine as not ready, with a reason that contains `part`.
 async fn waits_because(gateway: &TestGateway, part: &str) {
     let mut last = Value::Null;
     let waited = tokio::time::timeout(TEST_TIMEOUT, async {
@@ -99,11 +99,11 @@ async fn engines_that_require_client_certificates_work_over_tls() {
     let before = [prefill.handshakes(), decode.handshakes()];
     assert!(before.iter().all(|count| *count > 0));
     let (open, _) = gateway.running.engine_connections();
-    assert!(open > 0, "connections over TLS are kept");
+    assert!(open > 0, "TLS connections are reused");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_engine_is_refused_whose_certificate_says_something_else() {
+async fn an_engine_with_an_unexpected_certificate_is_rejected() {
     let files = TlsTestCertificates::new();
     let engines = TestFleetBuilder::sglang().plain(1).engines().await;
     let worker = files.before(&engines.workers[0], false).await;
@@ -115,10 +115,10 @@ async fn an_engine_is_refused_whose_certificate_says_something_else() {
     };
     let unknown = files.folder.path().join("unknown.pem");
     std::fs::write(&unknown, generate_certificates().0).unwrap();
-    waits_because(&start(&worker.url, &["--engine-ca={}/unknown.pem"]).await, "authority").await;
+    waits_because(&start(&worker.url, &["--engine-ca={}/unknown.pem"]).await, "configure the CA").await;
     waits_because(&start(&by_address, &["--engine-ca={}/ca.pem"]).await, "name").await;
     let plain = engines.workers[0].url().replace("http://", "https://");
-    waits_because(&start(&plain, &["--engine-ca={}/ca.pem"]).await, "if it does not speak TLS").await;
+    waits_because(&start(&plain, &["--engine-ca={}/ca.pem"]).await, "if it does not use TLS").await;
     let named = files.flags(&["--engine-ca={}/ca.pem", "--engine-tls-name=localhost"]);
     let named = TestGateway::start_ready(&[named, vec![format!("--worker={by_address}")]].concat()).await;
     assert_eq!(complete(&named, false).await.0, 200);
@@ -203,6 +203,6 @@ async fn sidecar_and_explain_reach_a_tls_admin_listener() {
     let refused = explain(&["--admin-ca={}/ca.pem"]).await;
     assert_eq!(refused.status.code(), Some(1), "no certificate, no token: {refused:?}");
     let untrusted = explain(&["--admin-ca={}/server.pem"]).await;
-    assert!(untrusted.stderr.contains("authority"), "{untrusted:?}");
+    assert!(untrusted.stderr.contains("configure the CA"), "{untrusted:?}");
     supervisor.token().cancel();
 }

@@ -1,4 +1,4 @@
-//! `moongate up`: the first thing that a newcomer runs.
+//! `moongate up`, the quick start.
 #![expect(clippy::panic, clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod world;
@@ -14,7 +14,7 @@ use world::{TEST_TIMEOUT, client, openai_error};
 
 const FREE_PORTS: [&str; 3] = ["up", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
 
-/// A running `moongate up`, and where its printed text says that it is.
+/// A running `moongate up`, with its addresses from the printed banner.
 struct UpFixture {
     binary: MoongateProcess,
     public: String,
@@ -32,7 +32,7 @@ async fn up(flags: &[&str]) -> UpFixture {
     UpFixture { binary, public, admin }
 }
 
-/// The command that the text tells to try, run by a shell as a person would.
+/// Runs the command that the banner suggests in a shell.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_printed_command_works() {
     let up = up(&[]).await;
@@ -56,17 +56,17 @@ async fn the_printed_command_works() {
     assert!(metrics.contains(counted), "the request is not in the metrics:\n{metrics}");
 }
 
-/// The tokens of a prompt that an engine which has computed none of it would get from the store, as the gateway foretells.
+/// The predicted store tokens of a prompt for an engine with an empty cache.
 async fn in_store(up: &UpFixture, messages: &Value) -> u64 {
     let body = json!({"model": "moongate-sim", "messages": messages});
     let url = format!("http://{}/debug/predict/v1/chat/completions", up.admin);
     let foretold: Value = client().post(url).json(&body).send().await.unwrap().json().await.unwrap();
-    // On a busy machine the tokens may not be told in time: then nothing is foretold.
+    // On a busy machine tokenizing may time out: then there is no prediction.
     let engines = foretold["engines"].as_array().into_iter().flatten();
     engines.map(|engine| engine["l3_tokens"].as_u64().unwrap()).max().unwrap_or(0)
 }
 
-/// The tokens of a prompt that need not be computed, as the answer tells.
+/// The cached tokens of a prompt according to the response.
 async fn cached(up: &UpFixture, messages: &Value) -> u64 {
     let body = json!({"model": "moongate-sim", "messages": messages, "max_tokens": 4});
     let url = format!("http://{}/v1/chat/completions", up.public);
@@ -82,14 +82,14 @@ async fn a_second_turn_comes_from_the_store() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_second_turn_comes_from_the_store_with_vllm_too() {
-    // These hand over through the store, so that even a first turn may find pages there when it comes to be decoded.
+    // These engines transfer KV cache through the store, so even a first turn may find pages there when it is decoded.
     let [_, second] = two_turns("vllm", "/reset_prefix_cache", "moongate-sim@tp_rank:0").await;
     assert!(second >= 512, "{second}");
 }
 
-/// The tokens that need not be computed in two turns of a conversation, between which the engines forget all.
-async fn two_turns(face: &str, forgets: &str, key: &str) -> [u64; 2] {
-    let up = up(&["--face", face]).await;
+/// The cached tokens of two turns of a conversation; the engines' own caches are flushed in between.
+async fn two_turns(protocol: &str, forgets: &str, key: &str) -> [u64; 2] {
+    let up = up(&["--protocol", protocol]).await;
     let long = "a word ".repeat(300);
     let first = json!([{"role": "user", "content": long}]);
     let in_first = cached(&up, &first).await;
@@ -99,9 +99,9 @@ async fn two_turns(face: &str, forgets: &str, key: &str) -> [u64; 2] {
         }
     };
     let known = tokio::time::timeout(TEST_TIMEOUT, stored).await;
-    assert!(known.is_ok(), "the gateway does not know that the pages are stored");
+    assert!(known.is_ok(), "the gateway has not indexed the stored pages");
 
-    // As printed: the engines forget all.
+    // Flushes the engines' own caches as printed in the banner.
     let text = up.binary.stdout();
     let forget = text.lines().find(|line| line.contains(forgets)).unwrap_or_else(|| panic!("{text}"));
     let ran = Command::new("sh").args(["-c", forget]).env("NO_PROXY", "*").output().await.unwrap();
@@ -117,22 +117,22 @@ async fn two_turns(face: &str, forgets: &str, key: &str) -> [u64; 2] {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_faces_serve() {
-    for face in ["sglang", "vllm"] {
-        let up = up(&["--face", face, "--model", "my-model", "--prefill=1", "--decode=1"]).await;
+async fn both_protocols_serve() {
+    for protocol in ["sglang", "vllm"] {
+        let up = up(&["--protocol", protocol, "--model", "my-model", "--prefill=1", "--decode=1"]).await;
         let url = |path: &str| format!("http://{}{path}", up.public);
         let models: Value = client().get(url("/v1/models")).send().await.unwrap().json().await.unwrap();
-        assert_eq!(models["data"][0]["id"], "my-model", "{face}: {models}");
+        assert_eq!(models["data"][0]["id"], "my-model", "{protocol}: {models}");
         let chat =
             json!({"model": "my-model", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4});
         let answer = client().post(url("/v1/chat/completions")).json(&chat).send().await.unwrap();
-        assert_eq!(answer.status(), 200, "{face}");
+        assert_eq!(answer.status(), 200, "{protocol}");
         let answer: Value = answer.json().await.unwrap();
-        assert_eq!(answer["usage"]["completion_tokens"], 4, "{face}: {answer}");
+        assert_eq!(answer["usage"]["completion_tokens"], 4, "{protocol}: {answer}");
         let unknown = json!({"model": "other", "messages": [{"role": "user", "content": "hi"}]});
         let refused = client().post(url("/v1/chat/completions")).json(&unknown).send().await.unwrap();
         let error = openai_error(&refused.bytes().await.unwrap());
-        assert!(error["message"].as_str().unwrap().contains("my-model"), "{face}: {error}");
+        assert!(error["message"].as_str().unwrap().contains("my-model"), "{protocol}: {error}");
     }
 }
 
@@ -169,7 +169,7 @@ async fn second_ctrl_c_aborts_streams_without_store_errors() {
     let mut stream = client().post(url).json(&body).send().await.unwrap().bytes_stream();
     assert!(stream.next().await.unwrap().is_ok());
     up.binary.signal("INT").await;
-    // It drains: the second one is not taken for the first.
+    // The gateway drains, so the next signal is handled as the second one.
     let draining = async {
         let ready = format!("http://{}/ready", up.admin);
         while client().get(&ready).send().await.unwrap().status() == 200 {
@@ -185,7 +185,7 @@ async fn second_ctrl_c_aborts_streams_without_store_errors() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_taken_port_is_told() {
+async fn a_port_in_use_is_reported() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     for flags in [
@@ -202,9 +202,9 @@ async fn a_taken_port_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_flags_are_told() {
+async fn invalid_flags_are_reported() {
     for (flag, word) in [
-        ("--face=triton", "sglang"),
+        ("--protocol=triton", "sglang"),
         ("--prefill=0", "1..=64"),
         ("--time-scale=0", "time-scale"),
         ("--policy=fastest", "least_load"),

@@ -1,14 +1,14 @@
-//! The clock that engine and load generator share.
+//! Clock shared by mock engines and load generator.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds of `CLOCK_MONOTONIC`, which all processes of one machine read alike.
+/// Nanoseconds of `CLOCK_MONOTONIC`, which is the same for all processes of one machine.
 pub(crate) fn now_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// Keeps the runtime's thread from sleeping; the core goes to other processes that have something to do.
+/// Prevents the runtime's thread from sleeping; it yields the core to other runnable processes.
 pub(crate) async fn busy_poll() {
     loop {
         std::thread::yield_now();

@@ -1,9 +1,9 @@
-//! What a gateway costs: CPU per request and per streamed chunk, added latency, memory.
+//! Benchmarks of a gateway: CPU per request and per streamed chunk, added latency, memory.
 //!
-//! * `engine` – a mock engine that is much cheaper than any gateway, so that the gateway is what is measured.
+//! * `engine` – a mock engine that is much cheaper than any gateway, so that the gateway dominates the result.
 //! * `load` – a load generator that also reads the gateway's CPU time and memory.
 //! * `compare` – several gateways in interleaved rounds, as a table.
-//! * `predict` – what it takes to predict the cache hits of a long prompt.
+//! * `predict` – the time to predict the cache hits of a long prompt.
 
 mod clock;
 mod compare;
@@ -20,7 +20,7 @@ use clap::{Parser, Subcommand};
 #[derive(Debug, Parser)]
 #[command(
     name = "gateway-bench",
-    about = "Measures what a gateway costs per request and per streamed chunk."
+    about = "Measures the cost of a gateway per request and per streamed chunk."
 )]
 struct GatewayBenchArgs {
     #[command(subcommand)]
@@ -29,19 +29,19 @@ struct GatewayBenchArgs {
 
 #[derive(Debug, Subcommand)]
 enum GatewayBenchCommand {
-    /// Runs mock engines until killed; prints their ports as one line of JSON.
+    /// Run mock engines until killed; prints their ports as one line of JSON.
     Engine(engine::MockEngineArgs),
-    /// Sends load, and prints what it saw and what the process of --pid spent as one line of JSON.
+    /// Send load; prints the measurements and the resource use of --pid as one line of JSON.
     Load(load::BenchLoadArgs),
-    /// Measures gateways one after another in interleaved rounds, and prints a Markdown table.
+    /// Measure gateways in interleaved rounds; prints a Markdown table.
     Compare(compare::BenchCompareArgs),
-    /// Measures how long the gateway takes from the body of a long conversation to its predicted cache hits.
+    /// Measure the time from the body of a long conversation to its predicted cache hits.
     Predict(predict::BenchPredictArgs),
 }
 
 fn main() -> ExitCode {
     let cli = GatewayBenchArgs::parse();
-    // One thread: the benchmark shares its core with the engines, and must not take the gateway's.
+    // A single thread: the benchmark shares its core with the engines, and must not use the gateway's.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return fail(&anyhow::Error::from(error)),

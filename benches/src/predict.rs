@@ -1,7 +1,7 @@
-//! From the body of a 128k-token conversation to its predicted cache hits: the first turn, and the one that follows.
+//! From the body of a 128k-token conversation to its predicted cache hits: the first turn, and the next one.
 //!
-//! A simulated engine has the conversation's pages and says so by its events, as a real one would; then a later turn is asked for on the
-//! gateway's admin listener, which tells how long the prediction took.
+//! A simulated engine caches the conversation's pages and publishes them as events, like a real engine. Then a later
+//! turn is sent to the gateway's admin listener, which reports the duration of the prediction.
 
 use std::io::Write as _;
 use std::net::{Ipv4Addr, TcpListener};
@@ -17,16 +17,16 @@ use tokio::time::{Instant, sleep};
 
 use crate::wire::request_once;
 
-/// Tokens of a first turn.
+/// Minimum tokens of a first turn.
 const MIN_FIRST_TURN_TOKENS: usize = 131_072;
-/// Time for gateway and engine to be ready, and for events to arrive.
+/// Time limit for gateway and engine to become ready, and for events to arrive.
 const TIMEOUT: Duration = Duration::from_secs(60);
 const MODEL: &str = "sim";
 
-/// Options of `gateway-bench predict`.
+/// Command-line arguments of `gateway-bench predict`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchPredictArgs {
-    /// The moongate binary.
+    /// Path of the moongate binary to measure.
     #[arg(long, value_name = "FILE")]
     moongate: PathBuf,
 
@@ -34,24 +34,24 @@ pub(crate) struct BenchPredictArgs {
     #[arg(long, value_name = "DIR")]
     tokenizer: PathBuf,
 
-    /// Conversations, each new to the gateway.
+    /// Number of conversations, each new to the gateway.
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=1000))]
     conversations: u64,
 }
 
 pub(crate) async fn run(options: BenchPredictArgs) -> anyhow::Result<()> {
-    let world = PredictionTestbed::start(&options.moongate, &options.tokenizer).await?;
+    let testbed = PredictionTestbed::start(&options.moongate, &options.tokenizer).await?;
     let (mut first, mut next) = (Vec::new(), Vec::new());
     for number in 0..options.conversations {
         let mut chat = SyntheticChat::new(number);
-        world.extend_to_length(&mut chat).await?;
-        // Other words of the same length, so that nothing of it is known.
+        testbed.extend_to_length(&mut chat).await?;
+        // Other words of the same length, so that nothing of it is cached.
         let mut chat = chat.regenerated(number + 1_000_000);
-        first.push(world.predict(&chat.body()).await?);
-        world.compute_and_wait_for_index(&chat.body()).await?;
+        first.push(testbed.predict(&chat.body()).await?);
+        testbed.compute_and_wait_for_index(&chat.body()).await?;
         chat.add_message("assistant", 150);
         chat.add_message("user", 50);
-        next.push(world.predict(&chat.body()).await?);
+        next.push(testbed.predict(&chat.body()).await?);
         let last = &next[next.len() - 1];
         ensure!(
             last.cached * 100 >= last.tokens * 99,
@@ -72,15 +72,21 @@ fn print(rows: &[(&str, &Vec<PredictionSample>)]) -> anyhow::Result<()> {
     for (name, all) in rows {
         let mut times: Vec<f64> = all.iter().map(|one| one.ms).collect();
         times.sort_by(f64::total_cmp);
-        let at = |share: usize| times[(times.len() - 1) * share / 100];
+        let at_share = |share: usize| times[(times.len() - 1) * share / 100];
         let mean = |of: fn(&PredictionSample) -> usize| all.iter().map(of).sum::<usize>() / all.len();
         let (tokens, bytes) = (mean(|one| one.tokens), mean(|one| one.bytes) / 1000);
-        writeln!(out, "| {name} | {tokens} | {bytes} | {:.2} | {:.2} | {:.2} |", at(50), at(10), at(90))?;
+        writeln!(
+            out,
+            "| {name} | {tokens} | {bytes} | {:.2} | {:.2} | {:.2} |",
+            at_share(50),
+            at_share(10),
+            at_share(90)
+        )?;
     }
     Ok(())
 }
 
-/// What the gateway says of one prompt.
+/// The gateway's prediction for one prompt.
 struct PredictionSample {
     tokens: usize,
     cached: usize,
@@ -104,7 +110,7 @@ impl PredictionTestbed {
             command.args(arguments).kill_on_drop(true).stdin(Stdio::null()).stdout(Stdio::null());
             command.spawn().with_context(|| format!("{command:?}"))
         };
-        let at = |port: u16| format!("127.0.0.1:{port}");
+        let address = |port: u16| format!("127.0.0.1:{port}");
         let engine_process = spawn(&[
             "loadtest",
             "engine",
@@ -119,31 +125,31 @@ impl PredictionTestbed {
             "--kv-events",
             "127.0.0.1:0",
             "--listen",
-            &at(engine),
+            &address(engine),
         ])?;
         let model = format!("{MODEL}={}", tokenizer.display());
         let gateway_process = spawn(&[
             "gateway",
             "--listen",
-            &at(port),
+            &address(port),
             "--admin-listen",
-            &at(admin),
+            &address(admin),
             "--worker",
-            &format!("http://{}", at(engine)),
+            &format!("http://{}", address(engine)),
             "--model",
             &model,
             "--log-filter",
             "error",
-            // While the tokenizer is loaded, no engine is asked instead.
+            // Prevents tokenization by an engine while the tokenizer is being loaded.
             "--tokenize-timeout",
             "0s",
         ])?;
-        let world = Self { _engine: engine_process, _gateway: gateway_process, engine, admin };
+        let testbed = Self { _engine: engine_process, _gateway: gateway_process, engine, admin };
         let asked = Instant::now();
         loop {
-            let ready = world.predict(&SyntheticChat::new(u64::MAX).body()).await;
+            let ready = testbed.predict(&SyntheticChat::new(u64::MAX).body()).await;
             match ready {
-                Ok(_) => return Ok(world),
+                Ok(_) => return Ok(testbed),
                 Err(error) if asked.elapsed() > TIMEOUT => {
                     return Err(error.context("the gateway does not predict"));
                 }
@@ -156,7 +162,7 @@ impl PredictionTestbed {
     async fn extend_to_length(&self, chat: &mut SyntheticChat) -> anyhow::Result<()> {
         let mut tokens = 0;
         while tokens < MIN_FIRST_TURN_TOKENS {
-            // Turns of 1,200 words; the last few are asked for one by one.
+            // Turns have 1,200 words; the token count is checked after each of the last few.
             let missing = (MIN_FIRST_TURN_TOKENS - tokens) / 2_500;
             for _ in 0..missing.max(1) {
                 chat.add_message("user", 600);
@@ -175,20 +181,21 @@ impl PredictionTestbed {
 
     async fn predict(&self, body: &Value) -> anyhow::Result<PredictionSample> {
         let body = body.to_string();
-        let answer = self.admin("/debug/predict/v1/chat/completions", &body).await?;
+        let response = self.admin("/debug/predict/v1/chat/completions", &body).await?;
         let number = |value: &Value| value.as_u64().and_then(|number| usize::try_from(number).ok());
-        let (Some(tokens), Some(ms)) = (number(&answer["input_tokens"]), answer["took_ms"].as_f64()) else {
-            bail!("no prediction: {answer}");
+        let (Some(tokens), Some(ms)) = (number(&response["input_tokens"]), response["took_ms"].as_f64())
+        else {
+            bail!("no prediction: {response}");
         };
-        let cached = number(&answer["engines"][0]["l1_tokens"]).unwrap_or(0);
+        let cached = number(&response["engines"][0]["l1_tokens"]).unwrap_or(0);
         Ok(PredictionSample { tokens, cached, bytes: body.len(), ms })
     }
 
-    /// Has the engine compute the prompt, and waits until the gateway knows.
+    /// Sends the prompt to the engine, and waits until the gateway's index contains it.
     async fn compute_and_wait_for_index(&self, body: &Value) -> anyhow::Result<()> {
         let tokens = self.admin("/debug/tokens/v1/chat/completions", &body.to_string()).await?;
-        let ask = json!({"model": MODEL, "prompt": tokens["sglang"], "max_tokens": 1}).to_string();
-        post(self.engine, "/v1/completions", &ask).await?;
+        let request = json!({"model": MODEL, "prompt": tokens["sglang"], "max_tokens": 1}).to_string();
+        post(self.engine, "/v1/completions", &request).await?;
         let asked = Instant::now();
         loop {
             let known = self.predict(body).await?;
@@ -197,7 +204,7 @@ impl PredictionTestbed {
             }
             ensure!(
                 asked.elapsed() < TIMEOUT,
-                "the gateway knows of {} of {} tokens",
+                "the gateway has indexed {} of {} tokens",
                 known.cached,
                 known.tokens
             );
@@ -215,19 +222,19 @@ async fn post(port: u16, path: &str, body: &str) -> anyhow::Result<Value> {
         "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );
-    let (status, answer) = request_once(port, &request).await?;
-    ensure!(status == 200, "{path}: {status} {}", String::from_utf8_lossy(&answer));
-    serde_json::from_slice(&answer).with_context(|| format!("the answer of {path}"))
+    let (status, response) = request_once(port, &request).await?;
+    ensure!(status == 200, "{path}: {status} {}", String::from_utf8_lossy(&response));
+    serde_json::from_slice(&response).with_context(|| format!("the response of {path}"))
 }
 
 fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
-/// A conversation of invented text, about 4.6 bytes a token.
+/// A conversation of synthetic text, about 4.6 bytes per token.
 struct SyntheticChat {
     random: fastrand::Rng,
-    /// Role and length of every message, to tell another conversation of the same shape.
+    /// Role and length of every message, for generating another conversation of the same shape.
     message_lengths: Vec<(&'static str, usize)>,
     messages: Vec<Value>,
 }

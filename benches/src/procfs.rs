@@ -4,10 +4,10 @@ use std::fs;
 
 use anyhow::{Context as _, ensure};
 
-/// Most processes taken into one tree.
+/// Maximum number of processes in one tree.
 const MAX_TREE: usize = 256;
 
-/// A process and its descendants now: a gateway may work in child processes.
+/// A process and its current descendants: a gateway may use child processes.
 pub(crate) fn process_tree(pid: u32) -> anyhow::Result<Vec<u32>> {
     let mut tree = vec![pid];
     let mut next = 0;
@@ -27,11 +27,11 @@ pub(crate) fn process_tree(pid: u32) -> anyhow::Result<Vec<u32>> {
     Ok(tree)
 }
 
-/// Nanoseconds on a CPU of all threads that live now, of the process and its descendants.
+/// CPU time in nanoseconds of all live threads of the process and its descendants.
 pub(crate) fn cpu_ns(pid: u32) -> anyhow::Result<u64> {
     let mut total = 0;
     for member in process_tree(pid)? {
-        // A process or thread that ends meanwhile is no trouble.
+        // Processes and threads may exit in the meantime.
         let Ok(tasks) = fs::read_dir(format!("/proc/{member}/task")) else { continue };
         for task in tasks.flatten() {
             let text = fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
@@ -41,7 +41,7 @@ pub(crate) fn cpu_ns(pid: u32) -> anyhow::Result<u64> {
     Ok(total)
 }
 
-/// Resident memory of the process and its descendants, KiB.
+/// Resident memory of the process and its descendants, in KiB.
 pub(crate) fn rss_kib(pid: u32) -> anyhow::Result<u64> {
     let mut total = 0;
     for member in process_tree(pid)? {
@@ -52,9 +52,9 @@ pub(crate) fn rss_kib(pid: u32) -> anyhow::Result<u64> {
     Ok(total)
 }
 
-/// Nanoseconds that all CPUs of the machine were busy since it started, time stolen by the host included.
+/// Nanoseconds of busy time of all CPUs since boot, including time stolen by the host.
 pub(crate) fn machine_busy_ns() -> anyhow::Result<u64> {
-    // USER_HZ, the unit of /proc/stat, is 100 on every Linux that is met in practice.
+    // USER_HZ, the unit of /proc/stat, is 100 on all common Linux systems.
     const NS_PER_TICK: u64 = 10_000_000;
     let stat = fs::read_to_string("/proc/stat").context("/proc/stat")?;
     let line = stat.lines().next().unwrap_or_default();

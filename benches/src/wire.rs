@@ -1,4 +1,4 @@
-//! As much of HTTP/1.1 as both sides of the benchmark need.
+//! The subset of HTTP/1.1 that both sides of the benchmark need.
 
 use std::io;
 
@@ -7,22 +7,21 @@ use memchr::{memchr, memmem};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// Longest head of a message.
+/// Maximum size of a message head.
 pub(crate) const MAX_HEAD: usize = 64 << 10;
-/// Longest body of a message.
+/// Maximum size of a message body.
 pub(crate) const MAX_BODY: usize = 64 << 20;
 
-/// Framing of one message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HttpFraming {
-    /// Bytes of the head, the empty line included.
+    /// Bytes of the head, including the empty line.
     pub(crate) len: usize,
     pub(crate) content_length: Option<usize>,
     pub(crate) chunked: bool,
     pub(crate) close: bool,
 }
 
-/// Reads the head at the start of `buffer`; `None` while it is incomplete.
+/// Parses the head at the start of `buffer`; `None` while it is incomplete.
 pub(crate) fn parse_head(buffer: &[u8]) -> Option<HttpFraming> {
     let len = memmem::find(buffer, b"\r\n\r\n")? + 4;
     let mut head = HttpFraming { len, content_length: None, chunked: false, close: false };
@@ -48,12 +47,12 @@ pub(crate) fn parse_head(buffer: &[u8]) -> Option<HttpFraming> {
     Some(head)
 }
 
-/// Status of the answer at the start of `buffer`.
+/// Status of the response at the start of `buffer`.
 pub(crate) fn status(buffer: &[u8]) -> Option<u16> {
     std::str::from_utf8(buffer.get(9..12)?).ok()?.parse().ok()
 }
 
-/// Takes chunked framing off a body that arrives in pieces.
+/// Removes chunked framing from a body that arrives in pieces.
 #[derive(Debug, Default)]
 pub(crate) struct ChunkedDecoder {
     state: ChunkedDecoderState,
@@ -63,7 +62,7 @@ pub(crate) struct ChunkedDecoder {
 enum ChunkedDecoderState {
     #[default]
     Size,
-    /// Bytes of data, and the line end after it, that are still to come.
+    /// Remaining bytes of data, including the line end after it.
     Data(usize),
     /// After the last chunk: lines up to an empty one.
     Trailer,
@@ -71,7 +70,8 @@ enum ChunkedDecoderState {
 }
 
 impl ChunkedDecoder {
-    /// Appends the data in `input` to `out`. Returns how much of `input` is used up, and whether the body has ended.
+    /// Appends the data in `input` to `out`. Returns how many bytes of `input` were consumed, and whether the body has
+    /// ended.
     pub(crate) fn feed(&mut self, input: &[u8], out: &mut Vec<u8>) -> anyhow::Result<(usize, bool)> {
         let mut used = 0;
         loop {
@@ -121,14 +121,14 @@ impl ChunkedDecoder {
     }
 }
 
-/// One small request on a connection of its own: status and raw body (framing included, if chunked).
+/// Sends one small request on a connection of its own; returns status and raw body (including framing, if chunked).
 pub(crate) async fn request_once(port: u16, request: &str) -> anyhow::Result<(u16, Vec<u8>)> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).await?;
     stream.write_all(request.as_bytes()).await?;
     let mut buffer = Vec::with_capacity(4096);
     stream.take(MAX_BODY as u64).read_to_end(&mut buffer).await?;
     let head = parse_head(&buffer).ok_or_else(|| io::Error::from(io::ErrorKind::UnexpectedEof))?;
-    let Some(status) = status(&buffer) else { bail!("what came back is not HTTP") };
+    let Some(status) = status(&buffer) else { bail!("the response is not HTTP") };
     buffer.drain(..head.len);
     Ok((status, buffer))
 }
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heads_tell_their_framing() {
+    fn heads_give_their_framing() {
         let text = b"POST / HTTP/1.1\r\nHost: a\r\ncontent-LENGTH:  12\r\nConnection: close\r\n\r\nbody";
         let head = parse_head(text).unwrap();
         let expected =
@@ -155,19 +155,22 @@ mod tests {
         let body = b"5\r\nhello\r\n1;x\r\n".as_slice();
         assert!(ChunkedDecoder::default().feed(body, &mut Vec::new()).is_err());
         let body = b"5\r\nhello\r\n7\r\n, world\r\n0\r\nx: y\r\n\r\nNEXT";
-        for cut in 1..body.len() {
-            let (mut chunked, mut out, mut kept, mut done) =
+        for piece_size in 1..body.len() {
+            let (mut chunked, mut out, mut pending, mut done) =
                 (ChunkedDecoder::default(), Vec::new(), Vec::new(), false);
-            for piece in body.chunks(cut) {
-                kept.extend_from_slice(piece);
+            for piece in body.chunks(piece_size) {
+                pending.extend_from_slice(piece);
                 if !done {
-                    let (used, ended) = chunked.feed(&kept, &mut out).unwrap();
-                    kept.drain(..used);
+                    let (used, ended) = chunked.feed(&pending, &mut out).unwrap();
+                    pending.drain(..used);
                     done = ended;
                 }
             }
             assert!(done);
-            assert_eq!((out.as_slice(), kept.as_slice()), (b"hello, world".as_slice(), b"NEXT".as_slice()));
+            assert_eq!(
+                (out.as_slice(), pending.as_slice()),
+                (b"hello, world".as_slice(), b"NEXT".as_slice())
+            );
         }
     }
 }

@@ -1,8 +1,8 @@
-//! The address of one engine, brought into one form.
+//! The normalised address of one engine.
 
 use crate::error::InstanceError;
 
-/// How an engine is spoken to.
+/// URL scheme of an engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum HttpScheme {
     /// Plain HTTP.
@@ -13,7 +13,7 @@ pub enum HttpScheme {
 }
 
 impl HttpScheme {
-    /// As in a URL.
+    /// The scheme's name in a URL.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -35,39 +35,39 @@ pub(crate) struct EngineEndpoint {
 impl EngineEndpoint {
     /// Accepts `http://host:port`, `https://host:port`, `host:port` and a trailing slash; the port defaults to the scheme's.
     pub(crate) fn parse(text: &str) -> Result<Self, InstanceError> {
-        let wrong = |problem: &str| InstanceError::Url { url: text.to_owned(), problem: problem.to_owned() };
+        let invalid = |problem: &str| InstanceError::Url { url: text.to_owned(), problem: problem.to_owned() };
         let trimmed = text.trim();
         let with_scheme =
             if trimmed.contains("://") { trimmed.to_owned() } else { format!("http://{trimmed}") };
-        let url = url::Url::parse(&with_scheme).map_err(|error| wrong(&error.to_string()))?;
+        let url = url::Url::parse(&with_scheme).map_err(|error| invalid(&error.to_string()))?;
         let scheme: HttpScheme =
-            url.scheme().parse().map_err(|_| wrong("the scheme is neither http nor https"))?;
+            url.scheme().parse().map_err(|_| invalid("the scheme is neither http nor https"))?;
         if !matches!(url.path(), "" | "/") {
-            return Err(wrong("it has a path"));
+            return Err(invalid("it has a path"));
         }
         if url.query().is_some() || url.fragment().is_some() {
-            return Err(wrong("it has a query or fragment"));
+            return Err(invalid("it has a query or fragment"));
         }
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(wrong("it has a user name or password"));
+            return Err(invalid("it has a user name or password"));
         }
-        let host = url.host().ok_or_else(|| wrong("it has no host"))?;
+        let host = url.host().ok_or_else(|| invalid("it has no host"))?;
         let port =
-            url.port_or_known_default().filter(|port| *port != 0).ok_or_else(|| wrong("its port is 0"))?;
-        let bare = match &host {
+            url.port_or_known_default().filter(|port| *port != 0).ok_or_else(|| invalid("its port is 0"))?;
+        let bare_host = match &host {
             url::Host::Ipv6(ip) => ip.to_string(),
             other => other.to_string(),
         };
-        Ok(Self { url: format!("{}://{host}:{port}", scheme.as_str()), host: bare })
+        Ok(Self { url: format!("{}://{host}:{port}", scheme.as_str()), host: bare_host })
     }
 
-    /// From parts that a source already has apart.
+    /// Builds an endpoint from the parts that a source lists separately.
     pub(crate) fn from_parts(scheme: HttpScheme, host: &str, port: u16) -> Result<Self, InstanceError> {
         Self::parse(&format!("{}://{}:{port}", scheme.as_str(), bracketed(host)))
     }
 }
 
-/// An IPv6 address in brackets, anything else as it is.
+/// Encloses an IPv6 address in brackets; other hosts are returned unchanged.
 pub(crate) fn bracketed(host: &str) -> String {
     if host.parse::<std::net::Ipv6Addr>().is_ok() { format!("[{host}]") } else { host.to_owned() }
 }
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_url_is_named_with_the_remedy() {
+    fn an_invalid_url_is_rejected_with_the_expected_form() {
         for bad in [
             "https://a:1/v1",
             "http://a:1/v1",

@@ -1,4 +1,4 @@
-//! What an engine says of its own load.
+//! Polls and parses the load that an engine reports.
 
 use std::time::Duration;
 
@@ -7,51 +7,51 @@ use serde::Deserialize;
 use crate::probe::http::root_cause;
 use crate::topology::EngineKind;
 
-/// Time for one answer.
+/// Time limit for one request, body included.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// Longest answer that is read.
+/// Largest accepted response in bytes.
 const MAX_BYTES: usize = 4 << 20;
 
-/// What an engine has to do, over all of its data-parallel ranks.
+/// Load of an engine, summed over its data-parallel ranks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EngineLoad {
-    /// Requests that it works on.
+    /// Number of running requests.
     pub running: u32,
-    /// Requests that wait for their turn.
+    /// Number of queued requests.
     pub waiting: u32,
-    /// Prompt tokens of those that are in no cache of it; 0 if it does not tell, as vLLM.
+    /// Uncached prompt tokens of queued requests; 0 if not reported, as by vLLM.
     pub waiting_uncached_tokens: u64,
-    /// Tokens that running requests hold.
+    /// KV cache tokens of running requests.
     pub used_tokens: u64,
-    /// Tokens that it has room for; 0 if it does not tell.
+    /// Capacity of the KV cache in tokens; 0 if not reported.
     pub capacity_tokens: u64,
-    /// Requests of a pair whose KV cache is on its way; only SGLang tells.
+    /// Requests whose KV cache is being transferred between the engines of a pair; only SGLang reports it.
     pub handing_over: u32,
 }
 
-/// Why an engine's load is not known.
+/// Why polling an engine's load failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineLoadError {
-    /// Nothing usable arrived in time.
-    #[error("GET {0}: no answer in time")]
+    /// No complete response arrived within the time limit.
+    #[error("GET {0}: no response in time")]
     TimedOut(String),
-    /// Not even a status, or an error's.
+    /// No response, or a status of 500 or above.
     #[error("GET {0}: {1}")]
     Failed(String, String),
-    /// The engine answers, but not with its load: metrics may be off.
+    /// The response does not contain the load: metrics may be disabled.
     #[error("GET {0}: {1}")]
     Missing(String, String),
 }
 
 impl EngineLoadError {
-    /// Whether the only trouble was time.
+    /// Whether the request timed out.
     #[must_use]
     pub fn timed_out(&self) -> bool {
         matches!(self, Self::TimedOut(_))
     }
 }
 
-/// Asks an engine at `base`, `http://host:port` or `https://host:port`.
+/// Requests the load from the engine at `base`, `http://host:port` or `https://host:port`.
 ///
 /// # Errors
 /// [`EngineLoadError`].
@@ -83,8 +83,8 @@ pub async fn fetch_load(
         });
     }
     let mut body = Vec::new();
-    while let Some(piece) = response.chunk().await.map_err(failed)? {
-        body.extend_from_slice(&piece);
+    while let Some(chunk) = response.chunk().await.map_err(failed)? {
+        body.extend_from_slice(&chunk);
         if body.len() > MAX_BYTES {
             return Err(EngineLoadError::Missing(url, format!("more than {MAX_BYTES} bytes")));
         }
@@ -92,10 +92,10 @@ pub async fn fetch_load(
     parse_load(engine, &body).map_err(|reason| EngineLoadError::Missing(url, reason))
 }
 
-/// Reads the answer of [`fetch_load`].
+/// Parses the response body of [`fetch_load`].
 ///
 /// # Errors
-/// Why the load is not in it.
+/// The reason, as text, if the body does not contain the load.
 pub fn parse_load(engine: EngineKind, body: &[u8]) -> Result<EngineLoad, String> {
     match engine {
         EngineKind::Sglang => sglang(body),
@@ -152,7 +152,7 @@ fn sglang(body: &[u8]) -> Result<EngineLoad, String> {
     Ok(sum)
 }
 
-/// vLLM's metrics: a line for each data-parallel engine. It does not tell how many tokens wait.
+/// vLLM's metrics: a line for each data-parallel engine. They do not contain the number of queued tokens.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to what the type holds")]
 fn vllm(text: &str) -> Result<EngineLoad, String> {
     let (mut running, mut waiting, mut usage, mut engines, mut capacity) = (0.0, 0.0, 0.0, 0.0, 0);
@@ -169,7 +169,7 @@ fn vllm(text: &str) -> Result<EngineLoad, String> {
             }
             "vllm:cache_config_info" => {
                 let number = |name| label(labels, name).and_then(|text| text.parse::<u64>().ok());
-                // Older releases tell blocks only.
+                // Older releases report blocks only.
                 let blocks = || Some(number("block_size")?.saturating_mul(number("num_gpu_blocks")?));
                 let tokens = number("kv_cache_size_tokens").or_else(blocks).unwrap_or(0);
                 capacity = u64::saturating_add(capacity, tokens);
@@ -178,7 +178,7 @@ fn vllm(text: &str) -> Result<EngineLoad, String> {
         }
     }
     if engines == 0.0 {
-        return Err("its metrics have no vllm:kv_cache_usage_perc".to_owned());
+        return Err("the metrics do not contain vllm:kv_cache_usage_perc".to_owned());
     }
     let share = (usage / engines).clamp(0.0, 1.0);
     Ok(EngineLoad {
@@ -235,8 +235,8 @@ mod tests {
 
     #[test]
     fn impossible_capacities_of_ranks_do_not_overflow() {
-        let most = "vllm:cache_config_info{kv_cache_size_tokens=\"18446744073709551615\"} 1.0\n";
-        let text = format!("vllm:kv_cache_usage_perc{{engine=\"0\"}} 1.0\n{most}{most}");
+        let rank = "vllm:cache_config_info{kv_cache_size_tokens=\"18446744073709551615\"} 1.0\n";
+        let text = format!("vllm:kv_cache_usage_perc{{engine=\"0\"}} 1.0\n{rank}{rank}");
         let load = vllm(&text).unwrap();
         assert_eq!((load.used_tokens, load.capacity_tokens), (u64::MAX, u64::MAX));
     }

@@ -41,9 +41,9 @@ fn finish(entry: &mut ProbedInstance, verdict: ProbeVerdict, now: Instant) -> bo
 fn failed_event_query_keeps_the_previous_result() {
     let now = Instant::now();
     let mut entry = ProbedInstance::new(listed_instance("a", EngineRole::Plain), now);
-    let told = |events| ProbeVerdict::Ready(EngineFacts { events, ..facts("1") });
+    let reported = |events| ProbeVerdict::Ready(EngineFacts { events, ..facts("1") });
     let events = |entry: &ProbedInstance| entry.instance(None).facts.as_ref().unwrap().events.clone();
-    finish(&mut entry, told(None), now);
+    finish(&mut entry, reported(None), now);
     assert_eq!(events(&entry), None);
     let source = KvEventSource {
         dp_rank: 0,
@@ -52,15 +52,15 @@ fn failed_event_query_keeps_the_previous_result() {
         replay: None,
         topic: String::new(),
     };
-    finish(&mut entry, told(Some(vec![source.clone()])), now);
-    assert!(!finish(&mut entry, told(None), now), "nothing has changed");
+    finish(&mut entry, reported(Some(vec![source.clone()])), now);
+    assert!(!finish(&mut entry, reported(None), now), "nothing has changed");
     assert_eq!(events(&entry), Some(vec![source]));
-    finish(&mut entry, told(Some(Vec::new())), now);
+    finish(&mut entry, reported(Some(Vec::new())), now);
     assert_eq!(events(&entry), Some(Vec::new()), "turned off");
 }
 
 #[test]
-fn time_outs_are_forgiven_until_they_are_too_many() {
+fn a_ready_instance_stays_ready_until_too_many_timeouts() {
     let now = Instant::now();
     let mut entry = ProbedInstance::new(listed_instance("a", EngineRole::Plain), now);
     assert!(!is_ready(&entry));
@@ -71,11 +71,11 @@ fn time_outs_are_forgiven_until_they_are_too_many() {
     }
     assert!(finish(&mut entry, failed(true), now));
     assert!(!is_ready(&entry));
-    assert!(entry.instance(None).facts.is_some(), "the last facts stay for people to read");
+    assert!(entry.instance(None).facts.is_some(), "the last facts are kept for diagnosis");
 }
 
 #[test]
-fn a_refused_connection_counts_at_once() {
+fn a_refused_connection_ends_readiness_at_once() {
     let now = Instant::now();
     let mut entry = ProbedInstance::new(listed_instance("a", EngineRole::Plain), now);
     finish(&mut entry, ProbeVerdict::Ready(facts("1")), now);
@@ -115,13 +115,13 @@ fn changed_url_clears_facts_and_drops_the_running_probe() {
 }
 
 #[test]
-fn held_instance_is_unprobed_and_untrusted_until_probed_again() {
+fn unavailable_instance_is_not_ready_until_probed_again() {
     let now = Instant::now();
     let mut entry = ProbedInstance::new(listed_instance("a", EngineRole::Plain), now);
     finish(&mut entry, ProbeVerdict::Ready(facts("1")), now);
-    let mut held = listed_instance("a", EngineRole::Plain);
-    held.unavailable_reason = Some("pod is not Ready".into());
-    entry.update_listing(held, now);
+    let mut unavailable = listed_instance("a", EngineRole::Plain);
+    unavailable.unavailable_reason = Some("pod is not Ready".into());
+    entry.update_listing(unavailable, now);
     assert_eq!(entry.due(), None);
     assert_eq!(
         entry.instance(None).readiness,
@@ -134,17 +134,17 @@ fn held_instance_is_unprobed_and_untrusted_until_probed_again() {
 }
 
 #[test]
-fn requests_are_coalesced_and_kept_apart() {
+fn probe_requests_are_coalesced_and_spaced_apart() {
     let now = Instant::now();
     let mut entry = ProbedInstance::new(listed_instance("a", EngineRole::Plain), now);
     finish(&mut entry, ProbeVerdict::Ready(facts("1")), now);
     entry.request_probe(now);
     entry.request_probe(now);
-    assert_eq!(entry.due(), Some(now + MIN_PROBE_INTERVAL), "not sooner than the gap after the last start");
+    assert_eq!(entry.due(), Some(now + MIN_PROBE_INTERVAL), "not before the minimum interval after the last start");
     entry.start(1, now + MIN_PROBE_INTERVAL);
     entry.request_probe(now + MIN_PROBE_INTERVAL);
     entry.finish(1, ProbeVerdict::Ready(facts("1")), now + MIN_PROBE_INTERVAL, 0.0, &ProbeOptions::default());
-    assert_eq!(entry.due(), Some(now + MIN_PROBE_INTERVAL * 2), "asked while running: once more");
+    assert_eq!(entry.due(), Some(now + MIN_PROBE_INTERVAL * 2), "requested while running: probed once more");
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn an_adopted_transfer_makes_an_unclassified_engine_usable() {
 }
 
 proptest! {
-    /// Whatever happens in whatever order, an instance that the source does not hold is probed again within bounds.
+    /// After any sequence of events, an instance that is not marked unavailable is probed again within the limits.
     #[test]
     fn the_next_probe_is_always_within_bounds(steps in proptest::collection::vec((0u8..6, 0.0f64..1.0), 1..60)) {
         let options = ProbeOptions::default();

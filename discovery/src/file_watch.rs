@@ -1,4 +1,4 @@
-//! A small file that others replace: by writing, by rename, or, in a ConfigMap mount, by swapping a symbolic link.
+//! Watches a small file that is replaced by writing, by rename, or, in a ConfigMap mount, by swapping a symbolic link.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,21 +12,21 @@ use tokio::time::Instant;
 
 use crate::error::TopologyFileError;
 
-/// Largest topology file, in bytes; a ConfigMap cannot be larger.
+/// Largest accepted topology file, in bytes; a ConfigMap cannot be larger.
 pub(crate) const MAX_FILE: u64 = 1 << 20;
-/// Between a file event and the read: a writer that is not atomic makes several events.
+/// Delay between a file event and the read: a non-atomic write causes several events.
 const DEBOUNCE: Duration = Duration::from_millis(20);
-/// The file is compared this often without any event: network file systems and exhausted inotify limits make none.
+/// Interval of comparisons without events: network file systems and exhausted inotify limits deliver none.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Watches the directory of a file and answers its text when it differs from the last.
+/// Watches the directory of a file and returns the file's text when it has changed.
 pub(crate) struct TopologyFileWatcher {
     path: PathBuf,
     last: Option<Result<String, TopologyFileError>>,
     wake: Arc<Notify>,
     watcher: Option<notify::RecommendedWatcher>,
     next_poll: Instant,
-    /// An event was seen that no read has followed yet; survives a cancelled wait.
+    /// Whether an event has arrived since the last read; kept when a wait is cancelled.
     dirty: bool,
 }
 
@@ -39,7 +39,7 @@ impl TopologyFileWatcher {
                     file = %path.display(),
                     %error,
                     poll_s = POLL_INTERVAL.as_secs(),
-                    "no file events; the file is compared periodically instead"
+                    "file events are not available; polling the file instead"
                 );
             })
             .ok();
@@ -57,14 +57,14 @@ impl TopologyFileWatcher {
         &self.path
     }
 
-    /// Reads the file now.
+    /// Reads the file immediately, and remembers the result for [`Self::changed`].
     pub(crate) async fn read(&mut self) -> Result<String, TopologyFileError> {
         let read = read_bounded(&self.path).await;
         self.last = Some(read.clone());
         read
     }
 
-    /// Waits until the file reads differently: another text, or another trouble. Cancel-safe.
+    /// Waits until a read has a different result: another text, or another error. Cancel-safe.
     pub(crate) async fn changed(&mut self) -> Result<String, TopologyFileError> {
         loop {
             if !self.dirty {
@@ -88,7 +88,7 @@ impl TopologyFileWatcher {
 
 fn watch_directory(path: &Path, wake: Arc<Notify>) -> notify::Result<notify::RecommendedWatcher> {
     let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
-        // Our own reading makes access events too.
+        // Our own reads cause access events too.
         let is_read = matches!(&event, Ok(event) if matches!(event.kind,
             EventKind::Access(kind) if kind != AccessKind::Close(AccessMode::Write)));
         if !is_read {

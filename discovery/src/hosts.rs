@@ -1,30 +1,30 @@
-//! Where hosts run that are no engines, such as those of store nodes.
+//! Locations of hosts without an engine, such as those of store nodes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::topology::PhysicalLocation;
 
-/// Places by host name and IP address.
+/// Locations by host name and IP address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostLocations<P = PhysicalLocation>(BTreeMap<String, P>);
 
 impl<P> HostLocations<P> {
-    /// Where a host runs, by its address, or by its name: with its domain, or without.
+    /// The location of a host, by its address, or by its name with or without the domain.
     #[must_use]
     pub fn location(&self, host: &str) -> Option<&P> {
         let host = host.trim_matches(['[', ']']);
-        let alone =
-            || host.split_once('.').filter(|_| host.parse::<IpAddr>().is_err()).map(|(alone, _)| alone);
-        self.0.get(host).or_else(|| self.0.get(alone()?))
+        let short_name =
+            || host.split_once('.').filter(|_| host.parse::<IpAddr>().is_err()).map(|(name, _)| name);
+        self.0.get(host).or_else(|| self.0.get(short_name()?))
     }
 
-    /// All of them.
+    /// All hosts with their locations, sorted by host.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &P)> {
-        self.0.iter().map(|(host, place)| (host.as_str(), place))
+        self.0.iter().map(|(host, location)| (host.as_str(), location))
     }
 
-    /// Whether nothing is known of any host.
+    /// Whether no host has a known location.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -37,12 +37,12 @@ impl<P> Default for HostLocations<P> {
     }
 }
 
-/// Of what has several places the first stays; no place is none.
+/// For a host with several locations the first is kept; default locations are ignored.
 impl<P: Default + PartialEq> FromIterator<(String, P)> for HostLocations<P> {
     fn from_iter<T: IntoIterator<Item = (String, P)>>(hosts: T) -> Self {
         let mut all = Self::default();
-        for (host, place) in hosts.into_iter().filter(|(_, place)| *place != P::default()) {
-            all.0.entry(host).or_insert(place);
+        for (host, location) in hosts.into_iter().filter(|(_, location)| *location != P::default()) {
+            all.0.entry(host).or_insert(location);
         }
         all
     }
@@ -55,8 +55,8 @@ mod tests {
     #[test]
     fn host_resolves_by_address_and_by_short_or_full_name() {
         let on = |node: &str| PhysicalLocation { node: Some(node.to_owned()), ..PhysicalLocation::default() };
-        let told = [("10.0.0.7", on("a")), ("store-0", on("b")), ("fd00::7", on("c")), ("10", on("d"))];
-        let hosts: HostLocations = told.map(|(host, place)| (host.to_owned(), place)).into_iter().collect();
+        let listed = [("10.0.0.7", on("a")), ("store-0", on("b")), ("fd00::7", on("c")), ("10", on("d"))];
+        let hosts: HostLocations = listed.map(|(host, location)| (host.to_owned(), location)).into_iter().collect();
         for (host, node) in [
             ("10.0.0.7", Some("a")),
             ("store-0", Some("b")),
@@ -65,12 +65,12 @@ mod tests {
             ("10.0.0.8", None),
             ("store-1", None),
         ] {
-            assert_eq!(hosts.location(host).and_then(|place| place.node.as_deref()), node, "{host}");
+            assert_eq!(hosts.location(host).and_then(|location| location.node.as_deref()), node, "{host}");
         }
     }
 
     #[test]
-    fn nothing_known_of_a_host_is_no_place() {
+    fn an_unknown_location_is_not_listed() {
         assert!(HostLocations::from_iter([("a".to_owned(), PhysicalLocation::default())]).is_empty());
     }
 }

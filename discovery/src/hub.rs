@@ -1,4 +1,4 @@
-//! Where lists and probes meet: the one task that decides what the snapshot says.
+//! The task that merges the lists of all sources with probe results and publishes the snapshot.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(crate) struct DiscoveryHub {
     lists: SourceLists,
     entries: BTreeMap<InstanceId, ProbedInstance>,
     running: FuturesUnordered<ProbeFuture>,
-    /// Probes started so far.
+    /// Id of the last started probe, which is the number of probes so far.
     next_probe_id: u64,
 }
 
@@ -44,7 +44,7 @@ impl DiscoveryHub {
         }
     }
 
-    /// Takes a source's list and publishes what follows from it.
+    /// Applies a source's list and publishes the resulting snapshot.
     pub(crate) fn apply_update(&mut self, update: SourceUpdate) {
         self.lists.replace(update);
         let now = Instant::now();
@@ -62,7 +62,7 @@ impl DiscoveryHub {
         self.publish();
     }
 
-    /// Runs until `stop`. Probes live inside this future, so stopping it stops them.
+    /// Runs until `stop`. Probes are part of this future, so they are cancelled with it.
     pub(crate) async fn run(mut self, mut updates: mpsc::Receiver<SourceUpdate>, stop: CancellationToken) {
         let mut sources_open = true;
         let mut readers_open = true;
@@ -90,7 +90,7 @@ impl DiscoveryHub {
         }
     }
 
-    /// Starts what is due, oldest first and as many as may run; answers when the next one is due.
+    /// Starts due probes, oldest first, up to the concurrency limit. Returns the time of the next due probe.
     fn start_due(&mut self) -> Option<Instant> {
         let now = Instant::now();
         let free = self.options.concurrency.max(1).saturating_sub(self.running.len());
@@ -98,20 +98,20 @@ impl DiscoveryHub {
         let mut due = Vec::new();
         for (id, entry) in &self.entries {
             match entry.due() {
-                Some(at) if at <= now => due.push((at, id.clone())),
-                Some(at) => next = Some(next.map_or(at, |next: Instant| next.min(at))),
+                Some(time) if time <= now => due.push((time, id.clone())),
+                Some(time) => next = Some(next.map_or(time, |next: Instant| next.min(time))),
                 None => {}
             }
         }
         due.sort();
-        // What finds no free place waits for a probe to end, which wakes the loop.
+        // Due probes beyond the limit start when a running probe ends, which wakes the loop.
         for (_, id) in due.into_iter().take(free) {
             if let Some(entry) = self.entries.get_mut(&id) {
                 self.next_probe_id += 1;
-                let ticket = self.next_probe_id;
-                let listed = entry.start(ticket, now);
+                let probe_id = self.next_probe_id;
+                let listed = entry.start(probe_id, now);
                 let prober = self.prober.clone();
-                self.running.push(Box::pin(async move { (id, ticket, prober.probe(&listed).await.verdict) }));
+                self.running.push(Box::pin(async move { (id, probe_id, prober.probe(&listed).await.verdict) }));
             }
         }
         next
@@ -119,7 +119,7 @@ impl DiscoveryHub {
 
     fn finish(&mut self, done: (InstanceId, u64, ProbeVerdict)) {
         let mut changed = self.apply_result(done);
-        // Probes that ended together are published together.
+        // One publication for all probes that have ended by now.
         while let Some(Some(done)) = self.running.next().now_or_never() {
             changed |= self.apply_result(done);
         }
@@ -128,9 +128,9 @@ impl DiscoveryHub {
         }
     }
 
-    fn apply_result(&mut self, (id, ticket, verdict): (InstanceId, u64, ProbeVerdict)) -> bool {
+    fn apply_result(&mut self, (id, probe_id, verdict): (InstanceId, u64, ProbeVerdict)) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else { return false };
-        let changed = entry.finish(ticket, verdict, Instant::now(), fastrand::f64(), &self.options);
+        let changed = entry.finish(probe_id, verdict, Instant::now(), fastrand::f64(), &self.options);
         if changed {
             tracing::info!(%id, readiness = ?entry.instance(None).readiness, "instance probed");
         }
@@ -175,9 +175,9 @@ fn prefills_transfer(instances: &[Arc<EngineInstance>], decode: &EngineInstance)
     transfers.all(|other| other == first).then_some(first)
 }
 
-async fn sleep_until(at: Option<Instant>) {
-    match at {
-        Some(at) => tokio::time::sleep_until(at).await,
+async fn sleep_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,
     }
 }

@@ -53,15 +53,15 @@ async fn no_more_probes_run_than_allowed_and_the_rest_follows() {
     hub.start_due();
     hub.start_due();
     assert_eq!(hub.running.len(), 3);
-    let refused = |id: InstanceId, ticket| {
-        (id, ticket, ProbeVerdict::NotReady { reason: "r".into(), facts: None, timed_out: false })
+    let failed = |id: InstanceId, probe_id| {
+        (id, probe_id, ProbeVerdict::NotReady { reason: "r".into(), facts: None, timed_out: false })
     };
     hub.running.clear();
-    for (index, ticket) in [(0, 1), (1, 2), (2, 3)] {
-        hub.finish(refused(format!("i{index}").as_str().into(), ticket));
+    for (index, probe_id) in [(0, 1), (1, 2), (2, 3)] {
+        hub.finish(failed(format!("i{index}").as_str().into(), probe_id));
     }
     hub.start_due();
-    assert_eq!(hub.next_probe_id, 6, "three others, not the same again");
+    assert_eq!(hub.next_probe_id, 6, "the next three instances are probed, not the same ones again");
 }
 
 #[tokio::test]
@@ -87,5 +87,5 @@ fn decode_takes_connector_only_if_its_prefills_agree() {
     assert_eq!(prefills_transfer(&[nixl.clone(), store], &decode), None);
     assert_eq!(prefills_transfer(&[], &decode), None);
     let prefill = instance(EngineRole::Prefill, &["m"], None);
-    assert_eq!(prefills_transfer(&[nixl], &prefill), None, "a prefill takes nothing from another");
+    assert_eq!(prefills_transfer(&[nixl], &prefill), None, "a prefill does not adopt another prefill's connector");
 }

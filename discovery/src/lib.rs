@@ -1,10 +1,10 @@
 //! Topology sources (static file, RBG, Kubernetes) and engine probing, merged into one snapshot.
 //!
-//! Data flows one way: a source lists instances → the prober asks each engine what it is → the merged
-//! [`Topology`] is published. Readers never wait for any of it.
+//! Data flows one way: a source lists instances → the prober queries each engine → the merged [`Topology`] is published.
+//! Readers never block.
 //!
-//! A source that cannot be read keeps what it listed last; an engine that does not answer stays in the snapshot as
-//! [`InstanceReadiness::NotReady`] with the reason in words.
+//! For a source that cannot be read, the last list is kept; an engine that does not respond stays in the snapshot as
+//! [`InstanceReadiness::NotReady`] with the reason.
 
 mod endpoint;
 mod engine_load;

@@ -1,4 +1,4 @@
-//! What a source says: which instances exist, before any of them was asked.
+//! Lists of instances from the sources, before any probe.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::topology::{
     DeclaredFacts, EngineRole, InstanceId, InstanceSource, KubernetesWorkload, PhysicalLocation,
 };
 
-/// Most instances in one topology: bounds memory and probing if a source goes wrong.
+/// Maximum number of instances in one topology: bounds memory and probing if a source is faulty.
 pub(crate) const MAX_INSTANCES: usize = 10_000;
 
 /// One instance as its source lists it.
@@ -22,36 +22,36 @@ pub(crate) struct ListedInstance {
     pub(crate) location: PhysicalLocation,
     pub(crate) workload: KubernetesWorkload,
     pub(crate) declared: DeclaredFacts,
-    /// Why the source itself says that it must not serve now.
+    /// Reason why the source marks it unavailable; `None` if it may serve.
     pub(crate) unavailable_reason: Option<String>,
 }
 
-/// A source's complete list; replaces its earlier one.
+/// A source's complete list, which replaces its previous one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SourceUpdate {
-    /// Which source. Lower slots win where two sources list one id.
+    /// Slot of the source. The lower slot wins if two sources list the same id.
     pub(crate) slot: usize,
     pub(crate) instances: Vec<ListedInstance>,
-    /// What else it knows the place of.
+    /// Hosts without an engine whose location is known.
     pub(crate) hosts: Vec<ListedHost>,
 }
 
-/// A host that is no engine.
+/// A host without an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ListedHost {
-    /// Names and addresses.
+    /// Host names and IP addresses.
     pub(crate) names: Vec<String>,
     pub(crate) location: PhysicalLocation,
 }
 
 impl SourceUpdate {
-    /// Of a source that knows engines only.
+    /// A list of engines without other hosts.
     pub(crate) fn of_engines(slot: usize, instances: Vec<ListedInstance>) -> Self {
         Self { slot, instances, hosts: Vec::new() }
     }
 }
 
-/// All sources' lists as one, by id.
+/// The latest lists of all sources, merged by id.
 #[derive(Debug, Default)]
 pub(crate) struct SourceLists {
     slots: BTreeMap<usize, SourceUpdate>,
@@ -68,28 +68,28 @@ impl SourceLists {
             if merged.len() >= MAX_INSTANCES && !merged.contains_key(&listed.id) {
                 tracing::error!(
                     limit = MAX_INSTANCES,
-                    "more instances are listed than are taken; narrow the label selector or the instances file"
+                    "too many instances are listed; narrow the label selector or the instances file"
                 );
                 break;
             }
-            // Whoever says that an instance must not serve is heard, whichever source describes it.
+            // Any source can mark an instance unavailable, also one with a lower precedence.
             merged
                 .entry(listed.id.clone())
-                .and_modify(|kept| {
-                    kept.unavailable_reason =
-                        kept.unavailable_reason.take().or_else(|| listed.unavailable_reason.clone());
+                .and_modify(|merged| {
+                    merged.unavailable_reason =
+                        merged.unavailable_reason.take().or_else(|| listed.unavailable_reason.clone());
                 })
                 .or_insert_with(|| listed.clone());
         }
         merged
     }
 
-    /// Where other hosts run.
+    /// Locations of hosts without an engine.
     pub(crate) fn hosts(&self) -> HostLocations {
         let hosts = self.slots.values().flat_map(|update| &update.hosts).take(MAX_INSTANCES);
-        let places =
+        let locations =
             hosts.flat_map(|host| host.names.iter().map(|name| (name.clone(), host.location.clone())));
-        places.collect()
+        locations.collect()
     }
 }
 
@@ -126,14 +126,14 @@ mod tests {
     }
 
     #[test]
-    fn any_source_may_hold_an_instance() {
-        let held = ListedInstance {
+    fn any_source_may_mark_an_instance_unavailable() {
+        let unavailable = ListedInstance {
             unavailable_reason: Some("draining".into()),
             ..listed_instance("a", EngineRole::Decode)
         };
         for (first, second) in [
-            (held.clone(), listed_instance("a", EngineRole::Prefill)),
-            (listed_instance("a", EngineRole::Prefill), held),
+            (unavailable.clone(), listed_instance("a", EngineRole::Prefill)),
+            (listed_instance("a", EngineRole::Prefill), unavailable),
         ] {
             let mut lists = SourceLists::default();
             lists.replace(SourceUpdate::of_engines(0, vec![first.clone()]));

@@ -11,7 +11,7 @@ use crate::rbg::RbgDiscoveryOptions;
 use crate::registry::EngineRegistry;
 use crate::static_file::StaticInstance;
 
-/// Which sources are read, and how engines are asked. Sources are combined; on equal ids the earlier field wins.
+/// Sources and probe settings of discovery. Sources are combined; on equal ids the earlier field has precedence.
 #[derive(Debug, Clone, Default)]
 pub struct DiscoveryOptions {
     /// Instances given by flags.
@@ -24,31 +24,31 @@ pub struct DiscoveryOptions {
     pub registry: Option<EngineRegistry>,
     /// Pods in the Kubernetes API; watched.
     pub kubernetes: Option<KubernetesDiscoveryOptions>,
-    /// How engines are asked.
+    /// Settings of the probes of engines.
     pub probe: ProbeOptions,
 }
 
-/// How engines are asked what they are.
+/// Settings of the probes of engines.
 #[derive(Clone)]
 pub struct ProbeOptions {
-    /// For one HTTP exchange, connect and body included. Default 5 s: an SGLang scheduler answers between batches.
+    /// Timeout of one HTTP exchange, connect and body included. Default 5 s: an SGLang scheduler responds between batches.
     pub timeout: Duration,
-    /// For the TCP connection alone. Default 1 s.
+    /// Timeout of connecting. Default 1 s.
     pub connect_timeout: Duration,
-    /// Between two probes of a ready instance. Default 30 s.
+    /// Interval of probes of a ready instance. Default 30 s.
     pub refresh: Duration,
-    /// First wait after a failed probe; doubles. Default 250 ms.
+    /// First delay after a failed probe; doubles with each failure. Default 250 ms.
     pub backoff_min: Duration,
-    /// Longest wait after a failed probe. Default 5 s.
+    /// Maximum delay after a failed probe. Default 5 s.
     pub backoff_max: Duration,
-    /// Time-outs in a row after which a ready instance loses its readiness. Default 10: a silent engine is what health checks are
-    /// for; that a question went unanswered on a busy machine must not empty the fleet.
+    /// Consecutive timeouts after which a ready instance becomes not ready. Default 10: health checks detect unresponsive engines,
+    /// and single timeouts on a busy machine must not remove engines from the fleet.
     pub timeouts_to_unready: u32,
-    /// Probes at the same time. Default 32.
+    /// Maximum number of concurrent probes. Default 32.
     pub concurrency: usize,
-    /// Sent as `Authorization: Bearer …` to engines that were started with an API key.
+    /// API key of the engines, sent as `Authorization: Bearer …`.
     pub api_key: Option<String>,
-    /// Whom engines with `https://` URLs are known by; `None` for nobody.
+    /// TLS settings for engines with `https://` URLs; `None`: such engines are not trusted.
     pub trust: Option<ClientTls>,
 }
 

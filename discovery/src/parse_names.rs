@@ -1,11 +1,11 @@
-//! What people write in flags, labels and annotations for roles, engines, connectors and schemes.
+//! Parses the names of roles, engines, connectors and schemes in flags, labels and annotations.
 
 use std::str::FromStr;
 
 use crate::endpoint::HttpScheme;
 use crate::topology::{EngineKind, EngineRole, KvConnector};
 
-/// A name that stands for nothing.
+/// A name that is not one of the known values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{what} are {known}")]
 pub struct UnknownNameError {
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_shown_is_understood() {
+    fn displayed_names_are_parsed() {
         for role in [EngineRole::Prefill, EngineRole::Decode, EngineRole::Plain] {
             assert_eq!(role.to_string().parse(), Ok(role));
         }

@@ -1,6 +1,6 @@
-//! The life of one listed instance: when it is probed next, and what is believed about it meanwhile.
+//! The state machine of one listed instance: when it is probed next, and its current readiness and facts.
 //!
-//! Pure: time and jitter are given, so the whole machine is tested without waiting.
+//! Pure: callers pass time and jitter, so tests need no waiting.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use crate::options::ProbeOptions;
 use crate::probe::report::ProbeVerdict;
 use crate::topology::{EngineFacts, EngineInstance, InstanceReadiness, KvTransferMethod};
 
-/// Least time between two probes of one instance, however often one is asked for.
+/// Minimum time between two probes of one instance, independent of the number of requests.
 pub(crate) const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What the last probes amount to.
+/// The state derived from the last probes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ProbeState {
-    /// Not probed since it was listed, changed or held.
+    /// Not probed since the instance was listed, changed or marked unavailable.
     Unknown,
     Ready,
-    /// A vLLM engine that serves, but does not say how it moves KV.
+    /// A vLLM engine that serves, but does not report its KV connector.
     NoConnector(String),
     NotReady(String),
 }
@@ -31,13 +31,13 @@ pub(crate) struct ProbedInstance {
     listed: ListedInstance,
     state: ProbeState,
     facts: Option<EngineFacts>,
-    /// Failed probes in a row; the backoff's exponent.
+    /// Consecutive failed probes: the exponent of the backoff.
     failures: u32,
     due: Instant,
     started: Option<Instant>,
-    /// Of the running probe whose answer counts. Another ticket's answer is about what was listed before.
+    /// Id of the running probe. Results with another id belong to an earlier listing and are ignored.
     probe_id: Option<u64>,
-    /// Asked for while a probe was running, whose answer may already be old.
+    /// A probe was requested while one was running, whose result may already be outdated.
     reprobe: bool,
 }
 
@@ -55,7 +55,7 @@ impl ProbedInstance {
         }
     }
 
-    /// Takes the source's newer word.
+    /// Applies a newer listing from the source.
     pub(crate) fn update_listing(&mut self, listed: ListedInstance, now: Instant) {
         if self.listed == listed {
             return;
@@ -68,7 +68,7 @@ impl ProbedInstance {
             self.facts = None;
         }
         if other_engine || released {
-            // A container that restarted behind one pod UID may be another engine process: ask before trusting again.
+            // A container that restarted under the same pod UID may be another engine process: probe before it gets traffic again.
             self.state = ProbeState::Unknown;
             self.failures = 0;
             self.probe_id = None;
@@ -77,20 +77,20 @@ impl ProbedInstance {
         self.listed = listed;
     }
 
-    /// When the next probe is due; `None` while one runs or the source holds the instance.
+    /// When the next probe is due; `None` while one runs or the source marks the instance unavailable.
     pub(crate) fn due(&self) -> Option<Instant> {
         (self.probe_id.is_none() && self.listed.unavailable_reason.is_none()).then_some(self.due)
     }
 
-    /// A probe starts: what to ask. Its answer must carry `ticket`, which no other probe of the process has.
-    pub(crate) fn start(&mut self, ticket: u64, now: Instant) -> ListedInstance {
-        self.probe_id = Some(ticket);
+    /// Starts a probe of the returned instance. Its result must carry `probe_id`, which is unique in the process.
+    pub(crate) fn start(&mut self, probe_id: u64, now: Instant) -> ListedInstance {
+        self.probe_id = Some(probe_id);
         self.reprobe = false;
         self.started = Some(now);
         self.listed.clone()
     }
 
-    /// Somebody wants fresh facts.
+    /// Schedules a probe now, or after the running one.
     pub(crate) fn request_probe(&mut self, now: Instant) {
         if self.probe_id.is_some() {
             self.reprobe = true;
@@ -100,22 +100,22 @@ impl ProbedInstance {
         }
     }
 
-    /// A probe ended. `jitter` is in 0..1. Answers whether the snapshot may look different now.
+    /// Applies a probe's result. `jitter` is in 0..1. Returns whether the snapshot may have changed.
     pub(crate) fn finish(
         &mut self,
-        ticket: u64,
+        probe_id: u64,
         verdict: ProbeVerdict,
         now: Instant,
         jitter: f64,
         options: &ProbeOptions,
     ) -> bool {
-        if self.probe_id != Some(ticket) {
+        if self.probe_id != Some(probe_id) {
             return false;
         }
         self.probe_id = None;
         let before = (self.state.clone(), self.facts.clone());
-        let wait = self.apply_verdict(verdict, jitter, options);
-        self.due = now + wait;
+        let delay = self.apply_verdict(verdict, jitter, options);
+        self.due = now + delay;
         if self.reprobe {
             self.due = self.due.min(now + MIN_PROBE_INTERVAL);
         }
@@ -134,13 +134,13 @@ impl ProbedInstance {
                 self.failures = 0;
                 self.state = ProbeState::NoConnector(reason);
                 self.update_facts(facts);
-                // Serving, only not classified: its metrics may name the connector later.
+                // The engine serves, but its connector is unknown: its metrics may report it later.
                 options.backoff_max.mul_f64(0.9 + 0.2 * jitter)
             }
             ProbeVerdict::NotReady { reason, facts, timed_out } => {
                 self.failures = self.failures.saturating_add(1);
-                let trusted = matches!(self.state, ProbeState::Ready | ProbeState::NoConnector(_));
-                if !(timed_out && trusted && self.failures < options.timeouts_to_unready) {
+                let was_ready = matches!(self.state, ProbeState::Ready | ProbeState::NoConnector(_));
+                if !(timed_out && was_ready && self.failures < options.timeouts_to_unready) {
                     self.state = ProbeState::NotReady(reason);
                     if let Some(facts) = facts {
                         self.update_facts(facts);
@@ -151,13 +151,13 @@ impl ProbedInstance {
         }
     }
 
-    /// Where events are published stays known while the engine is too busy to say it again: whoever follows them must not lose what he has.
+    /// Keeps the known event sources if the engine did not report them this time, so that subscriptions are not dropped.
     fn update_facts(&mut self, mut facts: EngineFacts) {
         facts.events = facts.events.or_else(|| self.facts.take()?.events);
         self.facts = Some(facts);
     }
 
-    /// What the gateway sees. `adopted` is a transfer taken from the prefills of the same model.
+    /// The instance in the snapshot. `adopted` is a transfer method taken from the prefills of the same model.
     pub(crate) fn instance(&self, adopted: Option<KvTransferMethod>) -> Arc<EngineInstance> {
         let mut facts = self.facts.clone();
         let not_ready = |reason: &str| InstanceReadiness::NotReady { reason: reason.to_owned() };
@@ -187,7 +187,7 @@ impl ProbedInstance {
         })
     }
 
-    /// Whether [`ProbedInstance::instance`] would use an adopted transfer.
+    /// Whether [`ProbedInstance::instance`] would use an adopted transfer method.
     pub(crate) fn lacks_connector(&self) -> bool {
         matches!(self.state, ProbeState::NoConnector(_))
     }

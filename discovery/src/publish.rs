@@ -1,4 +1,4 @@
-//! The published snapshot: one writer, any number of readers that never wait.
+//! The published snapshot: one writer, any number of readers that never block.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use tokio::sync::{mpsc, watch};
 use crate::hosts::HostLocations;
 use crate::topology::{EngineInstance, InstanceId, Topology};
 
-/// Probe requests that may wait. More mean that the prober is busy with all of them anyway.
+/// Capacity of the queue of probe requests. Further requests are dropped: the prober is already busy with the queued ones.
 const MAX_PROBE_REQUESTS: usize = 256;
 
 /// A publisher and its first reader, over an empty topology of generation 0.
 ///
-/// [`crate::start`] uses it; so can a test that wants to say itself which instances exist.
+/// [`crate::start`] uses it, and tests that publish their own instances.
 #[must_use]
 pub fn channel() -> (TopologyPublisher, TopologyReader) {
     let current = Arc::new(ArcSwap::from_pointee(Topology::default()));
@@ -25,7 +25,7 @@ pub fn channel() -> (TopologyPublisher, TopologyReader) {
     )
 }
 
-/// The one writer.
+/// The only writer of the topology.
 #[derive(Debug)]
 pub struct TopologyPublisher {
     current: Arc<ArcSwap<Topology>>,
@@ -34,8 +34,8 @@ pub struct TopologyPublisher {
 }
 
 impl TopologyPublisher {
-    /// Publishes the next generation unless the content is unchanged. Of instances with one id the first stays.
-    /// Answers whether it published.
+    /// Publishes the next generation unless the content is unchanged. Of instances with the same id the first is kept.
+    /// Returns whether it published.
     pub fn publish(&mut self, mut instances: Vec<Arc<EngineInstance>>, hosts: HostLocations) -> bool {
         instances.sort_by(|a, b| a.id.cmp(&b.id));
         instances.dedup_by(|later, earlier| later.id == earlier.id);
@@ -55,7 +55,7 @@ impl TopologyPublisher {
         true
     }
 
-    /// The next instance that a reader wants probed; `None` when all readers are gone.
+    /// The next instance for which a reader requests a probe; `None` when all readers are gone.
     pub async fn next_probe_request(&mut self) -> Option<InstanceId> {
         self.requests.recv().await
     }
@@ -70,35 +70,35 @@ pub struct TopologyReader {
 }
 
 impl TopologyReader {
-    /// The newest snapshot; never waits.
+    /// The newest snapshot; never blocks.
     #[must_use]
     pub fn current(&self) -> Arc<Topology> {
         self.current.load_full()
     }
 
-    /// Waits for a snapshot that this reader has not waited for yet. `None` when discovery has stopped.
+    /// Waits for a snapshot newer than the last one returned here. `None` when discovery has stopped.
     pub async fn changed(&mut self) -> Option<Arc<Topology>> {
         self.generations.changed().await.ok()?;
         Some(self.current())
     }
 
-    /// Waits until the newest snapshot satisfies `wanted`, and answers it. `None` when discovery has stopped before.
-    pub async fn wait_for(&mut self, mut wanted: impl FnMut(&Topology) -> bool) -> Option<Arc<Topology>> {
+    /// Waits until the newest snapshot satisfies `condition`, and returns it. `None` when discovery stops before.
+    pub async fn wait_for(&mut self, mut condition: impl FnMut(&Topology) -> bool) -> Option<Arc<Topology>> {
         loop {
             self.generations.mark_unchanged();
             let topology = self.current();
-            if wanted(&topology) {
+            if condition(&topology) {
                 return Some(topology);
             }
             self.generations.changed().await.ok()?;
         }
     }
 
-    /// Asks for a probe now, without waiting for it: for instance after a vLLM decode answered 500, since a restarted
+    /// Requests a probe without waiting for it: for instance after a vLLM decode returned 500, since a restarted
     /// prefill has a new engine id. Requests for one instance within 100 ms count as one; unknown ids are ignored.
     pub fn request_probe(&self, id: &InstanceId) {
         if self.request.try_send(id.clone()).is_err() {
-            tracing::debug!(%id, "probe request dropped: too many wait, or discovery has stopped");
+            tracing::debug!(%id, "probe request dropped: the queue is full, or discovery has stopped");
         }
     }
 }
@@ -137,9 +137,9 @@ mod tests {
         let second = reader.changed().await.unwrap();
         assert_eq!(second.generation, 2);
         assert!(Arc::ptr_eq(&first.instances[1], &second.instances[1]));
-        let place = PhysicalLocation { node: Some("n".into()), ..PhysicalLocation::default() };
-        let hosts = HostLocations::from_iter([("store".to_owned(), place)]);
-        assert!(publisher.publish(second.instances.clone(), hosts), "a host is somewhere else");
+        let location = PhysicalLocation { node: Some("n".into()), ..PhysicalLocation::default() };
+        let hosts = HostLocations::from_iter([("store".to_owned(), location)]);
+        assert!(publisher.publish(second.instances.clone(), hosts), "a host has another location");
         assert!(reader.changed().await.is_some());
         drop(publisher);
         assert!(reader.changed().await.is_none());

@@ -1,4 +1,4 @@
-//! Engines that register at run time, each for as long as its lease lasts.
+//! Engines that register at run time; a registration expires with its lease.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,58 +17,56 @@ use crate::topology::{InstanceId, InstanceSource};
 
 /// Longest lease, in seconds.
 pub const MAX_LEASE: u32 = 3600;
-/// Longest id, and longest reason for being held, in bytes.
+/// Longest id and longest reason for unavailability, in bytes.
 const MAX_TEXT: usize = 512;
 
-/// What an engine, or somebody beside it, says of it. In JSON one object: the members of an instance as in the instances file, and
-/// those below.
+/// A registration of an engine, sent by the engine or its sidecar. In JSON one flat object: the members of an instance as in the instances
+/// file, and those below.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub struct EngineRegistration {
-    /// The engine.
+    /// The engine's role, address and declared facts.
     #[serde(flatten)]
     pub instance: StaticInstance,
-    /// Seconds until it is forgotten unless it registers again; `None`: until it is removed.
+    /// Seconds until the registration expires unless it is renewed; `None`: it does not expire.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lease_seconds: Option<u32>,
-    /// Why no new request may be sent there, such as "draining". Requests in progress go on.
+    /// Reason why no new request may be sent to the engine, such as "draining". Requests in progress continue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub held: Option<String>,
-    /// Any number; a new one means that the engine has changed (a LoRA adapter was loaded) and must be asked again.
+    /// Any number; a changed number means that the engine has changed (a LoRA adapter was loaded) and must be probed again.
     #[serde(default)]
     pub revision: u64,
 }
 
-/// What followed from a registration.
+/// The result of a registration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegistrationResult {
-    /// Under which id: the one that was given, else the URL.
+    /// Id of the instance: the given one, else the URL.
     pub id: InstanceId,
-    /// Whether the same instance had another revision before.
+    /// Whether the instance was registered with another revision before.
     pub revised: bool,
 }
 
-/// Why a registration was refused.
+/// Why a registration was rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EngineRegistryError {
-    /// The instance is described wrongly.
+    /// The instance's description is invalid.
     #[error(transparent)]
     Instance(#[from] InstanceError),
-    /// A text that no log or list should carry.
+    /// A text that is too long or contains control characters.
     #[error("`{0}` is longer than {MAX_TEXT} bytes or has a control character; shorten it")]
     Text(&'static str),
-    /// No usable lease.
+    /// The lease is out of range.
     #[error(
-        "`lease_seconds` is {0}; write 1 to {MAX_LEASE}, or leave it out for an instance that stays until it is removed"
+        "`lease_seconds` is {0}; set 1 to {MAX_LEASE}, or omit it for a registration that does not expire"
     )]
     Lease(u32),
-    /// A bound that protects the gateway.
-    #[error(
-        "{MAX_INSTANCES} instances are registered, which is the most that are taken; remove others first"
-    )]
+    /// The number of registrations has reached its limit.
+    #[error("{MAX_INSTANCES} instances are registered, which is the limit; remove others first")]
     Full,
 }
 
-/// Registered instances. Clones are the same registry.
+/// Registered instances. Clones share the same registry.
 #[derive(Debug, Clone, Default)]
 pub struct EngineRegistry(Arc<EngineRegistryState>);
 
@@ -79,10 +77,10 @@ struct EngineRegistryState {
 }
 
 impl EngineRegistry {
-    /// Takes or renews a registration. The instance is listed a moment later.
+    /// Adds or renews a registration. The instance is listed asynchronously.
     ///
     /// # Errors
-    /// [`EngineRegistryError`]; what was registered before under the same id stays then.
+    /// [`EngineRegistryError`]; an earlier registration under the same id then remains.
     pub fn register(
         &self,
         registration: &EngineRegistration,
@@ -92,7 +90,7 @@ impl EngineRegistry {
         Ok(registered)
     }
 
-    /// Forgets an instance; answers whether it was registered.
+    /// Removes an instance; returns whether it was registered.
     #[must_use]
     pub fn remove(&self, id: &InstanceId) -> bool {
         let removed = self.0.leases.lock().by_id.remove(id).is_some();
@@ -100,33 +98,33 @@ impl EngineRegistry {
         removed
     }
 
-    /// Sends the new list after every change and every end of a lease.
+    /// Sends the new list after every change and every expiry of a lease.
     pub(crate) async fn run(self, slot: usize, out: mpsc::Sender<SourceUpdate>, stop: CancellationToken) {
         let mut sent = Vec::new();
         loop {
-            let (instances, next_end) = self.0.leases.lock().current(Instant::now());
+            let (instances, next_expiry) = self.0.leases.lock().current(Instant::now());
             if instances != sent {
                 sent.clone_from(&instances);
                 if out.send(SourceUpdate::of_engines(slot, instances)).await.is_err() {
                     return;
                 }
             }
-            let ended = async {
-                match next_end {
-                    Some(at) => tokio::time::sleep_until(at).await,
+            let expired = async {
+                match next_expiry {
+                    Some(expiry) => tokio::time::sleep_until(expiry).await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = self.0.changed.notified() => {}
-                () = ended => {}
+                () = expired => {}
             }
         }
     }
 }
 
-/// The leases by id. Pure: time is given.
+/// The leases by id. Pure: callers pass the time.
 #[derive(Debug, Default)]
 struct RegistrationLeases {
     by_id: BTreeMap<InstanceId, RegistrationLease>,
@@ -136,7 +134,7 @@ struct RegistrationLeases {
 struct RegistrationLease {
     listed: ListedInstance,
     revision: u64,
-    /// `None`: it does not end by itself.
+    /// `None`: the registration does not expire.
     expires_at: Option<Instant>,
 }
 
@@ -153,7 +151,7 @@ impl RegistrationLeases {
         };
         check_text("id", &listed.id.0)?;
         check_text("held", listed.unavailable_reason.as_deref().unwrap_or_default())?;
-        let ends = match registration.lease_seconds {
+        let expires_at = match registration.lease_seconds {
             None => None,
             Some(seconds @ 1..=MAX_LEASE) => Some(now + Duration::from_secs(seconds.into())),
             Some(seconds) => return Err(EngineRegistryError::Lease(seconds)),
@@ -162,18 +160,18 @@ impl RegistrationLeases {
             return Err(EngineRegistryError::Full);
         }
         let (id, revision) = (listed.id.clone(), registration.revision);
-        let before = self.by_id.insert(id.clone(), RegistrationLease { listed, revision, expires_at: ends });
+        let before = self.by_id.insert(id.clone(), RegistrationLease { listed, revision, expires_at });
         Ok(RegistrationResult { id, revised: before.is_some_and(|before| before.revision != revision) })
     }
 
-    /// Forgets what has ended; the rest, and when the next one ends.
+    /// Removes expired leases; returns the remaining instances and the time of the next expiry.
     fn current(&mut self, now: Instant) -> (Vec<ListedInstance>, Option<Instant>) {
         self.by_id.retain(|id, lease| {
-            let over = lease.expires_at.is_some_and(|ends| ends <= now);
-            if over {
-                tracing::warn!(%id, "a registered engine has not renewed its lease and is forgotten");
+            let is_expired = lease.expires_at.is_some_and(|expires_at| expires_at <= now);
+            if is_expired {
+                tracing::warn!(%id, "registration lease expired; engine removed");
             }
-            !over
+            !is_expired
         });
         let listed = self.by_id.values().map(|lease| lease.listed.clone()).collect();
         (listed, self.by_id.values().filter_map(|lease| lease.expires_at).min())
@@ -181,8 +179,8 @@ impl RegistrationLeases {
 }
 
 fn check_text(member: &'static str, text: &str) -> Result<(), EngineRegistryError> {
-    let good = text.len() <= MAX_TEXT && !text.chars().any(char::is_control);
-    good.then_some(()).ok_or(EngineRegistryError::Text(member))
+    let is_valid = text.len() <= MAX_TEXT && !text.chars().any(char::is_control);
+    is_valid.then_some(()).ok_or(EngineRegistryError::Text(member))
 }
 
 #[cfg(test)]
@@ -199,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_ends_unless_it_is_renewed_and_one_without_stays() {
+    fn a_lease_expires_unless_renewed_and_registrations_without_stay() {
         let (mut leases, now) = (RegistrationLeases::default(), Instant::now());
         let at = |seconds| now + Duration::from_secs(seconds);
         leases.grant(&registration("renewed"), now).unwrap();
@@ -217,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_revision_is_told_once() {
+    fn a_new_revision_is_reported_once() {
         let (mut leases, now) = (RegistrationLeases::default(), Instant::now());
         let second = EngineRegistration { revision: 1, ..registration("a") };
         assert!(!leases.grant(&registration("a"), now).unwrap().revised, "its first registration");
@@ -226,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_refused_changes_nothing() {
+    fn a_rejected_registration_changes_nothing() {
         let (mut leases, now) = (RegistrationLeases::default(), Instant::now());
         leases.grant(&registration("a"), now).unwrap();
         let mut wrong_url = registration("a");
@@ -246,11 +244,11 @@ mod tests {
             leases.grant(&registration(&index.to_string()), now).unwrap();
         }
         assert_eq!(leases.grant(&registration("one more"), now), Err(EngineRegistryError::Full));
-        assert!(leases.grant(&registration("a"), now).is_ok(), "a renewal has its place");
+        assert!(leases.grant(&registration("a"), now).is_ok(), "a renewal needs no free slot");
     }
 
     #[test]
-    fn it_is_one_flat_object_and_peers_names_are_understood() {
+    fn registrations_are_flat_objects_and_smg_names_are_accepted() {
         let text = r#"{"url":"http://a:1","worker_type":"regular","priority":1,"lease_seconds":5}"#;
         let read: EngineRegistration = serde_json::from_str(text).unwrap();
         assert_eq!((read.instance.role, read.lease_seconds), (EngineRole::Plain, Some(5)));

@@ -1,10 +1,10 @@
-//! Which RBG roles are engines, and on which port an engine listens if nobody says.
+//! Maps RBG roles to engine roles, and determines an engine's port from named ports.
 
 use rbg_api::RoleKind;
 
 use crate::topology::EngineRole;
 
-/// Exact role names by engine role. A role whose list is empty is recognised by its name's words.
+/// Exact role names by engine role. With an empty list, a role is recognised by words in its name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RoleNames {
     /// Default: names that contain `prefill`.
@@ -16,7 +16,7 @@ pub struct RoleNames {
 }
 
 impl RoleNames {
-    /// The engine role of an RBG role; `None` for routers, stores and everything unknown.
+    /// The engine role of an RBG role; `None` for routers, stores and unknown roles.
     #[must_use]
     pub fn role(&self, name: &str) -> Option<EngineRole> {
         for (names, role) in [
@@ -37,17 +37,13 @@ impl RoleNames {
     }
 }
 
-/// HTTP port by role, for engines whose port is listed nowhere: RBG's file carries no container ports.
+/// HTTP port by role, for engines without a listed port: RBG's file contains no container ports.
 ///
-/// Default 8000: what vLLM listens on by itself and what RBG's and Mooncake's examples start SGLang with (its own default
-/// is 30000).
+/// Default 8000: vLLM's default, and the port with which RBG's and Mooncake's examples start SGLang (whose own default is 30000).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RolePorts {
-    /// Of prefill engines.
     pub prefill: u16,
-    /// Of decode engines.
     pub decode: u16,
-    /// Of plain engines.
     pub plain: u16,
 }
 
@@ -67,14 +63,14 @@ impl RolePorts {
     }
 }
 
-/// Port names in the order of preference, as RBG writes them (lower case, `-` as `_`).
+/// Port names in order of preference, without `-` and `_`.
 const HTTP_NAMES: [&str; 7] = ["http", "api", "openai", "serving", "server", "service", "web"];
 
-/// The engine's HTTP port among named ports, or the only one that is nothing else.
+/// The engine's HTTP port among named ports, or the only port whose name indicates no other purpose.
 pub(crate) fn http_port<'a>(ports: impl Iterator<Item = (&'a str, u16)> + Clone) -> Option<u16> {
     let plain_name = |name: &str| name.to_ascii_lowercase().replace(['-', '_'], "");
-    for wanted in HTTP_NAMES {
-        if let Some((_, port)) = ports.clone().find(|(name, _)| plain_name(name) == wanted) {
+    for http_name in HTTP_NAMES {
+        if let Some((_, port)) = ports.clone().find(|(name, _)| plain_name(name) == http_name) {
             return Some(port);
         }
     }
@@ -89,7 +85,7 @@ pub(crate) fn http_port<'a>(ports: impl Iterator<Item = (&'a str, u16)> + Clone)
     }
 }
 
-/// The bootstrap server's port among named ports.
+/// The bootstrap server's port among the named ports, if any.
 pub(crate) fn bootstrap_port<'a>(mut ports: impl Iterator<Item = (&'a str, u16)>) -> Option<u16> {
     ports.find(|(name, _)| name.to_ascii_lowercase().contains("bootstrap")).map(|(_, port)| port)
 }
@@ -99,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_the_known_examples() {
+    fn role_names_of_the_known_examples_are_recognised() {
         let names = RoleNames::default();
         for (name, role) in [
             ("prefill", Some(EngineRole::Prefill)),
@@ -116,7 +112,7 @@ mod tests {
     fn exact_names_replace_the_rule_of_their_role_only() {
         let names = RoleNames { prefill: vec!["p".into(), "prefill-router".into()], ..RoleNames::default() };
         assert_eq!(names.role("p"), Some(EngineRole::Prefill));
-        assert_eq!(names.role("prefill-router"), Some(EngineRole::Prefill), "said exactly");
+        assert_eq!(names.role("prefill-router"), Some(EngineRole::Prefill), "an exact name");
         assert_eq!(names.role("prefill"), None);
         assert_eq!(names.role("decode"), Some(EngineRole::Decode));
     }

@@ -1,4 +1,4 @@
-//! Puts sources, prober and snapshot together.
+//! Starts the sources, the prober and the hub that publishes the snapshot.
 
 use std::path::Path;
 
@@ -18,22 +18,22 @@ use crate::rbg;
 use crate::registry::EngineRegistry;
 use crate::static_file::{self, StaticInstance};
 
-/// Lists that may wait for the hub; a source that is faster waits.
+/// Capacity of the hub's queue of lists; sources wait while it is full.
 const MAX_UPDATES: usize = 16;
 
-/// Order of the sources; the lower one wins where two list one id.
+/// Precedence of the sources: the lower slot wins if two sources list the same id.
 const SLOT_FLAGS: usize = 0;
 const SLOT_FILE: usize = 1;
 const SLOT_RBG: usize = 2;
 const SLOT_REGISTRY: usize = 3;
 const SLOT_KUBERNETES: usize = 4;
 
-/// Starts discovery under `supervisor`. The first snapshot already lists what flags and files name, not yet probed;
-/// pods follow as soon as the API server has answered.
+/// Starts discovery under `supervisor`. The first snapshot contains the instances of flags and files, not yet probed;
+/// pods follow as soon as the API server has responded.
 ///
 /// # Errors
-/// When the options name no source, or what they name is wrong from the start: a bad instance, a missing or malformed
-/// file, no client configuration. Trouble after the start never stops discovery.
+/// When the options name no source, or one of them is invalid at start: an invalid instance, a missing or malformed
+/// file, no client configuration. Errors after the start never stop discovery.
 pub async fn start(
     options: DiscoveryOptions,
     supervisor: &Supervisor,
@@ -102,14 +102,14 @@ pub async fn start(
             DiscoverySourceTask::File(file) => {
                 supervisor.spawn_essential("discovery-file", static_file::watch(file, SLOT_FILE, out, stop));
             }
-            DiscoverySourceTask::Rbg(follower) => {
-                supervisor.spawn_essential("discovery-rbg", follower.run(stop));
+            DiscoverySourceTask::Rbg(watcher) => {
+                supervisor.spawn_essential("discovery-rbg", watcher.run(stop));
             }
             DiscoverySourceTask::Registry(registry) => {
                 supervisor.spawn_essential("discovery-registry", registry.run(SLOT_REGISTRY, out, stop));
             }
-            DiscoverySourceTask::Kubernetes(follower) => {
-                supervisor.spawn_essential("discovery-kubernetes", follower.run(stop));
+            DiscoverySourceTask::Kubernetes(watcher) => {
+                supervisor.spawn_essential("discovery-kubernetes", watcher.run(stop));
             }
         }
     }
@@ -117,7 +117,7 @@ pub async fn start(
     Ok(reader)
 }
 
-/// What is spawned once nothing can fail any more.
+/// A source's task; all are spawned only after every source has started without error.
 enum DiscoverySourceTask {
     File(TopologyFileWatcher),
     Rbg(Box<rbg::watch::RbgFileWatcher>),
@@ -130,10 +130,10 @@ fn file_error(flag: &'static str, path: &Path) -> impl FnOnce(TopologyFileError)
     move |error| DiscoveryError::File { flag, path, error }
 }
 
-/// Probes one engine once and answers every check that was made, for a person to read.
+/// Probes one engine once and returns the report of all checks.
 ///
 /// # Errors
-/// When the instance's URL is wrong. An engine that does not answer is a report, not an error.
+/// When the instance is invalid. An engine that does not respond results in a report, not in an error.
 pub async fn probe_once(
     instance: &StaticInstance,
     options: &ProbeOptions,

@@ -1,4 +1,4 @@
-//! Instances that a person lists: by flags, or in a TOML file that is read again when it changes.
+//! Statically listed instances: by flags, or in a TOML file that is reloaded on change.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -20,40 +20,40 @@ use crate::topology::{
     PhysicalLocation,
 };
 
-/// One engine as a person names it. In the file: one `[[instance]]` table.
+/// One statically listed engine. In the file: one `[[instance]]` table.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct StaticInstance {
-    /// `http://host:port` or `https://host:port`.
+    /// URL of the engine, `http://host:port` or `https://host:port`.
     pub url: String,
-    /// `prefill`, `decode` or `plain`.
+    /// Role of the engine: `prefill`, `decode` or `plain`.
     #[serde(alias = "worker_type")]
     pub role: EngineRole,
     /// Name in logs and metrics; default: the URL.
     #[serde(default)]
     pub id: Option<String>,
-    /// Port of the prefill's bootstrap server; default: what SGLang says, else 8998.
+    /// Port of the prefill's bootstrap server; default: as SGLang reports, else 8998.
     #[serde(default)]
     pub bootstrap_port: Option<u16>,
-    /// `sglang` or `vllm`; default: asked.
+    /// `sglang` or `vllm`; default: probed.
     #[serde(default)]
     pub engine: Option<EngineKind>,
-    /// vLLM's `nixl`, `mooncake` or `store`; default: asked.
+    /// vLLM's `nixl`, `mooncake` or `store`; default: probed.
     #[serde(default)]
     pub connector: Option<KvConnector>,
-    /// Served model names; default: asked.
+    /// Served model names; default: probed.
     #[serde(default)]
     pub models: Vec<String>,
-    /// Where it runs.
+    /// Location of the engine; unknown levels are omitted.
     #[serde(default)]
     pub place: PhysicalLocation,
-    /// What its KV cache is like; default: asked.
+    /// Facts of its KV cache; default: probed.
     #[serde(default)]
     pub kv: DeclaredKvFacts,
 }
 
 impl StaticInstance {
-    /// An instance of which only role and address are known.
+    /// An instance with only a role and an address.
     #[must_use]
     pub fn new(role: EngineRole, url: impl Into<String>) -> Self {
         Self {
@@ -92,7 +92,7 @@ impl StaticInstance {
             location: self.place.clone(),
             workload: KubernetesWorkload::default(),
             declared: DeclaredFacts {
-                // A connector or a hash is vLLM's, so naming one says the engine too.
+                // Only vLLM has a connector or these hash settings, so they imply the engine.
                 engine: self.engine.or(is_vllm.then_some(EngineKind::Vllm)),
                 connector: self.connector,
                 bootstrap_port: self.bootstrap_port,
@@ -104,13 +104,13 @@ impl StaticInstance {
     }
 }
 
-/// The first wrong key of the table `kv`, and what is wrong with it.
+/// The first invalid key of the table `kv`, and the problem with it.
 fn find_kv_error(kv: &DeclaredKvFacts) -> Option<(&'static str, &'static str)> {
     for (key, address) in [("events", &kv.events), ("replay", &kv.replay)] {
         if address.as_deref().is_some_and(|text| TcpAddress::parse(text).is_none()) {
             return Some((
                 key,
-                "is no ZeroMQ address over TCP; write tcp://HOST:PORT, the port that of rank 0",
+                "is not a ZeroMQ address over TCP; write tcp://HOST:PORT with the port of rank 0",
             ));
         }
     }
@@ -121,7 +121,7 @@ fn find_kv_error(kv: &DeclaredKvFacts) -> Option<(&'static str, &'static str)> {
         if text.as_deref().is_some_and(|text| text.len() > MAX_TEXT || text.chars().any(char::is_control)) {
             return Some((
                 key,
-                "is longer than 255 bytes or has a control character; write what the engine uses",
+                "is longer than 255 bytes or has a control character; write the engine's own value",
             ));
         }
     }
@@ -137,7 +137,7 @@ struct InstancesFile {
     hosts: Vec<StaticHost>,
 }
 
-/// A host that is no engine.
+/// A host without an engine, such as that of a store node.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct StaticHost {
@@ -145,20 +145,20 @@ struct StaticHost {
     place: PhysicalLocation,
 }
 
-/// Checks a whole list: one wrong instance refuses it, since half a fleet is worse than the last good one.
+/// Validates a whole list. One invalid instance rejects it, since half a fleet is worse than the last valid list.
 pub(crate) fn listing(instances: &[StaticInstance]) -> Result<Vec<ListedInstance>, InstanceError> {
     if instances.len() > MAX_INSTANCES {
         return Err(InstanceError::TooMany(instances.len()));
     }
     let listed = instances.iter().map(StaticInstance::listed).collect::<Result<Vec<_>, _>>()?;
-    let mut seen = BTreeSet::new();
-    match listed.iter().find(|instance| !seen.insert(&instance.id)) {
-        Some(twice) => Err(InstanceError::Duplicate(twice.id.to_string())),
+    let mut ids = BTreeSet::new();
+    match listed.iter().find(|instance| !ids.insert(&instance.id)) {
+        Some(duplicate) => Err(InstanceError::Duplicate(duplicate.id.to_string())),
         None => Ok(listed),
     }
 }
 
-/// Reads the file's text.
+/// Parses the file's text into instances and hosts.
 pub(crate) fn parse(text: &str, slot: usize) -> Result<SourceUpdate, TopologyFileError> {
     let document: InstancesFile =
         toml::from_str(text).map_err(|error| TopologyFileError::Syntax(error.to_string()))?;
@@ -167,7 +167,7 @@ pub(crate) fn parse(text: &str, slot: usize) -> Result<SourceUpdate, TopologyFil
     Ok(SourceUpdate { slot, instances: listing(&document.instances)?, hosts: hosts.collect() })
 }
 
-/// Reads and checks the file, and tells how many instances it lists.
+/// Reads and validates the file, and returns the number of its instances.
 ///
 /// # Errors
 /// [`TopologyFileError`]
@@ -183,7 +183,7 @@ pub fn instance_ids(text: &str) -> Result<Vec<InstanceId>, TopologyFileError> {
     Ok(parse(text, 0)?.instances.into_iter().map(|listed| listed.id).collect())
 }
 
-/// Sends the new list after every change of the file; a bad file is logged and changes nothing.
+/// Sends the new list after every change of the file. An invalid file is logged and ignored.
 pub(crate) async fn watch(
     mut file: TopologyFileWatcher,
     slot: usize,
@@ -197,7 +197,7 @@ pub(crate) async fn watch(
         };
         match read.and_then(|text| parse(&text, slot)) {
             Ok(update) => {
-                tracing::info!(file = %file.path().display(), instances = update.instances.len(), "instances file read again");
+                tracing::info!(file = %file.path().display(), instances = update.instances.len(), "instances file reloaded");
                 if out.send(update).await.is_err() {
                     return;
                 }
@@ -211,7 +211,7 @@ pub(crate) fn log_rejected(path: &Path, error: &TopologyFileError) {
     tracing::error!(
         file = %path.display(),
         %error,
-        "topology file refused, the last good one stays in force; mend the file and it is read again by itself"
+        "topology file rejected; keeping the last valid version; fix the file; it is reloaded automatically"
     );
 }
 
@@ -226,10 +226,10 @@ mod tests {
     }
 
     #[test]
-    fn hosts_of_stores_have_places() {
+    fn hosts_of_store_nodes_have_locations() {
         let text = "[[host]]\nnames = [\"10.0.0.7\", \"store-0\"]\nplace = { rack = \"r1\" }\n";
-        let place = PhysicalLocation { rack: Some("r1".into()), ..PhysicalLocation::default() };
-        let host = ListedHost { names: vec!["10.0.0.7".into(), "store-0".into()], location: place };
+        let location = PhysicalLocation { rack: Some("r1".into()), ..PhysicalLocation::default() };
+        let host = ListedHost { names: vec!["10.0.0.7".into(), "store-0".into()], location };
         assert_eq!(super::parse(text, 0).unwrap().hosts, [host]);
         assert!(parse("[[host]]\nnames = [\"a\"]\n").is_err(), "a host without a place");
     }
@@ -268,13 +268,13 @@ mod tests {
         let kv = &listed[0].declared.kv;
         assert_eq!(kv.hash_algorithm, Some(VllmHashAlgorithm::Sha256Cbor));
         assert_eq!((kv.tp_size, kv.prefetch_threshold), (Some(2), Some(0)));
-        assert_eq!(kv.store_key_prefix.as_deref(), Some(""), "said to be none");
+        assert_eq!(kv.store_key_prefix.as_deref(), Some(""), "declared as empty");
         assert_eq!(listed[1].id, "http://10.0.0.2:8000".into());
         assert_eq!(listed[1].declared.kv, DeclaredKvFacts::default());
     }
 
     #[test]
-    fn a_wrong_kv_table_is_named_with_instance_and_key() {
+    fn an_invalid_kv_table_is_reported_with_instance_and_key() {
         let error = |kv: &str| {
             let text = format!(
                 "[[instance]]\nid = \"e7\"\nurl = \"http://a:1\"\nrole = \"plain\"\nkv = {{ {kv} }}\n"
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_place_or_the_instance() {
+    fn errors_name_the_line_or_the_instance() {
         let unknown_key =
             parse("[[instance]]\nurl = \"http://a:1\"\nrole = \"decode\"\nbootstrapport = 1\n").unwrap_err();
         assert!(unknown_key.to_string().contains("line 4"), "{unknown_key}");
@@ -318,7 +318,7 @@ mod tests {
         let mixed =
             parse("[[instance]]\nurl=\"a:1\"\nrole=\"decode\"\nengine=\"sglang\"\nconnector=\"nixl\"\n");
         assert!(matches!(mixed, Err(TopologyFileError::Instance(InstanceError::ConnectorWithoutVllm(_)))));
-        assert_eq!(parse(""), Ok(Vec::new()), "an empty fleet is a fleet");
+        assert_eq!(parse(""), Ok(Vec::new()), "an empty file is valid");
     }
 
     proptest! {

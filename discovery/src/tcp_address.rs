@@ -1,10 +1,10 @@
-//! ZeroMQ addresses over TCP, as engines and people write them: `tcp://*:5557`, `tcp://10.0.0.1:5557`, `tcp://[::]:5557`.
+//! ZeroMQ addresses over TCP, in the forms of engines and configuration files: `tcp://*:5557`, `tcp://10.0.0.1:5557`, `tcp://[::]:5557`.
 
 use crate::endpoint::bracketed;
 
-/// Longest address that is read; host names end at 253 characters.
+/// Longest accepted address in bytes; host names have at most 253 characters.
 const MAX_LEN: usize = 300;
-/// Hosts that stand for every interface of the one who binds.
+/// Hosts that mean all interfaces of the binding process.
 const WILDCARDS: [&str; 3] = ["*", "0.0.0.0", "::"];
 
 /// A checked `tcp://host:port`.
@@ -16,7 +16,7 @@ pub(crate) struct TcpAddress {
 }
 
 impl TcpAddress {
-    /// `None` for other transports (`ipc://`, `inproc://`), a missing or zero port, and what can be no host.
+    /// `None` for other transports (`ipc://`, `inproc://`), a missing or zero port, and an invalid host.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.strip_prefix("tcp://").filter(|_| text.len() <= MAX_LEN)?.rsplit_once(':')?;
         Self::from_host_port(host, port.parse().ok()?)
@@ -24,24 +24,25 @@ impl TcpAddress {
 
     pub(crate) fn from_host_port(host: &str, port: u16) -> Option<Self> {
         let host = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
-        let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%' | '*');
-        let good = !host.is_empty() && host.len() <= MAX_LEN && host.chars().all(fits) && port != 0;
-        good.then(|| Self { host: host.to_owned(), port })
+        let is_host_char =
+            |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%' | '*');
+        let is_valid = !host.is_empty() && host.len() <= MAX_LEN && host.chars().all(is_host_char) && port != 0;
+        is_valid.then(|| Self { host: host.to_owned(), port })
     }
 
-    /// Whether an engine binds its publisher there instead of connecting. Both engines look for `*` or `::` in the address, so a single
-    /// IPv6 address counts too; SGLang also for `0.0.0.0`, which nobody can mean to connect to.
+    /// Whether an engine binds its publisher to this address instead of connecting. Both engines bind if the address contains `*` or `::`,
+    /// so a specific IPv6 address counts too; SGLang also binds to `0.0.0.0`, to which no client can connect.
     pub(crate) fn is_bound_by_engine(&self) -> bool {
         self.host.contains('*') || self.host.contains("::") || self.host == "0.0.0.0"
     }
 
-    /// The same host, `rank` ports further: how both engines spread data-parallel ranks.
+    /// The same host at port + `rank`: both engines assign ports of data-parallel ranks this way. `None` beyond port 65535.
     pub(crate) fn of_rank(&self, rank: u32) -> Option<Self> {
         let port = self.port.checked_add(u16::try_from(rank).ok()?)?;
         Some(Self { host: self.host.clone(), port })
     }
 
-    /// The address as it is reached from outside, if it is bound on `host`.
+    /// The address for clients on other machines, with `host` in place of a wildcard.
     pub(crate) fn reached_at(&self, host: &str) -> String {
         let host = if WILDCARDS.contains(&self.host.as_str()) { host } else { &self.host };
         format!("tcp://{}:{}", bracketed(host), self.port)
@@ -54,7 +55,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn wildcards_become_the_host_and_say_that_the_engine_binds() {
+    fn wildcards_are_replaced_by_the_host_and_mean_that_the_engine_binds() {
         for (text, reached, bound) in [
             ("tcp://*:5557", "tcp://10.0.0.7:5557", true),
             ("tcp://0.0.0.0:5557", "tcp://10.0.0.7:5557", true),
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_outside_can_reach_is_no_address() {
+    fn addresses_that_clients_cannot_reach_are_rejected() {
         for bad in [
             "",
             "tcp://",
@@ -101,7 +102,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_panics_and_reads_what_it_writes(text in "(tcp://)?[\\[a-f0-9:*.\\]]{0,12}(:[0-9]{1,6})?", host in "[a-z]{1,5}") {
+        fn never_panics_and_parses_its_own_output(text in "(tcp://)?[\\[a-f0-9:*.\\]]{0,12}(:[0-9]{1,6})?", host in "[a-z]{1,5}") {
             if let Some(address) = TcpAddress::parse(&text) {
                 let written = address.reached_at(&host);
                 prop_assert_eq!(TcpAddress::parse(&written).unwrap().reached_at(&host), written);

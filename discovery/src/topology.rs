@@ -1,4 +1,4 @@
-//! The one snapshot type that every topology source produces and the gateway reads.
+//! The snapshot of all engines, merged from all topology sources, which the gateway reads.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,14 +7,14 @@ use std::sync::Arc;
 use crate::hosts::HostLocations;
 use crate::kv_cache::{DeclaredKvFacts, EngineBlockHashing, EngineStoreFacts, KvEventSource};
 
-/// Everything discovery knows at one moment. Immutable: a change is a new snapshot.
+/// The state of discovery at one moment. Immutable: every change is a new snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Topology {
-    /// Grows by one with every published change.
+    /// Incremented with every published change.
     pub generation: u64,
     /// Sorted by id, ids are unique.
     pub instances: Vec<Arc<EngineInstance>>,
-    /// Where hosts run that are no engines.
+    /// Locations of hosts without an engine.
     pub hosts: Arc<HostLocations>,
 }
 
@@ -22,8 +22,8 @@ impl Topology {
     /// Looks an instance up by id.
     #[must_use]
     pub fn get(&self, id: &InstanceId) -> Option<&Arc<EngineInstance>> {
-        let at = self.instances.binary_search_by(|instance| instance.id.cmp(id)).ok()?;
-        self.instances.get(at)
+        let index = self.instances.binary_search_by(|instance| instance.id.cmp(id)).ok()?;
+        self.instances.get(index)
     }
 }
 
@@ -48,21 +48,21 @@ impl From<&str> for InstanceId {
 pub struct EngineInstance {
     /// Stable across re-lists and restarts of the gateway.
     pub id: InstanceId,
-    /// What the engine does in a disaggregated fleet.
+    /// The engine's role in a disaggregated fleet.
     pub role: EngineRole,
     /// `http://host:port` or `https://host:port`, no path, no trailing slash.
     pub url: String,
-    /// Which source named it.
+    /// The source that listed it.
     pub source: InstanceSource,
-    /// Where it runs, as far as known: prices distance between a prefill, a decode and a store node.
+    /// Where it runs, as far as known: determines the network distance to other engines and to store nodes.
     pub location: PhysicalLocation,
-    /// What runs it.
+    /// The Kubernetes workload that it belongs to.
     pub workload: KubernetesWorkload,
-    /// What the source says about the engine; wins over what is probed.
+    /// Facts declared by the source; they override probed facts.
     pub declared: DeclaredFacts,
-    /// Whether traffic may be sent there.
+    /// Whether the gateway may route to it.
     pub readiness: InstanceReadiness,
-    /// What the engine itself answered; `None` until the first successful probe.
+    /// Facts that the engine reported; `None` until the first successful probe.
     pub facts: Option<EngineFacts>,
 }
 
@@ -81,11 +81,11 @@ impl EngineInstance {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineRole {
-    /// Computes the prompt's KV cache and hands it to a decode engine.
+    /// Computes the prompt's KV cache and transfers it to a decode engine.
     Prefill,
-    /// Receives KV cache and generates.
+    /// Receives the KV cache and generates the response.
     Decode,
-    /// Does both; takes a request alone.
+    /// Runs both phases of a request.
     #[serde(alias = "regular")]
     Plain,
 }
@@ -100,7 +100,7 @@ impl fmt::Display for EngineRole {
     }
 }
 
-/// Where an instance was found.
+/// The discovery source of an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum InstanceSource {
     /// Flags or the static file.
@@ -139,48 +139,48 @@ pub struct PhysicalLocation {
 }
 
 impl From<rbg_api::TopologyLocation> for PhysicalLocation {
-    fn from(place: rbg_api::TopologyLocation) -> Self {
-        let rbg_api::TopologyLocation { node, nvlink_domain, rack, zone } = place;
+    fn from(location: rbg_api::TopologyLocation) -> Self {
+        let rbg_api::TopologyLocation { node, nvlink_domain, rack, zone } = location;
         Self { zone, rack, node, nvlink_domain }
     }
 }
 
-/// What runs an engine on Kubernetes, as far as its source knows: tells which instances have been replaced by a rollout.
+/// The Kubernetes workload of an engine, as far as its source reports it: shows the progress of a rollout.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct KubernetesWorkload {
-    /// The RoleBasedGroup.
+    /// Name of the RoleBasedGroup.
     pub group: Option<String>,
-    /// The role in it.
+    /// Name of the role in the group.
     pub role: Option<String>,
-    /// Revision that its pod was made or last updated to.
+    /// Revision to which its pod was created or last updated.
     pub revision: Option<String>,
     /// Image of the pod's first container.
     pub image: Option<String>,
 }
 
-/// Facts stated by the source (file, annotation). Each overrides its probed counterpart.
+/// Facts declared by the source (file, annotation). Each overrides its probed counterpart.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DeclaredFacts {
-    /// Engine kind.
+    /// The engine's kind; `None`: probed.
     pub engine: Option<EngineKind>,
-    /// vLLM's KV connector.
+    /// vLLM's KV connector; `None`: probed.
     pub connector: Option<KvConnector>,
     /// Port of the prefill's bootstrap server (SGLang, or vLLM's MooncakeConnector).
     pub bootstrap_port: Option<u16>,
-    /// Served model names.
+    /// Served model names; empty: probed.
     pub models: Vec<String>,
-    /// What the engine's KV cache is like.
+    /// Declared facts of the engine's KV cache.
     pub kv: DeclaredKvFacts,
 }
 
-/// Whether an instance may be sent traffic, and if not, why in words for a person.
+/// Whether the gateway may route to an instance, with the reason if not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum InstanceReadiness {
-    /// Source and probe both say yes.
+    /// Both the source and the last probe report the engine as ready.
     Ready,
-    /// At least one says no.
+    /// The source or the last probe reports the engine as not ready.
     NotReady {
-        /// Such as "GET http://…/server_info: connection refused" or "pod is not Ready".
+        /// The reason, such as "GET http://…/server_info: connection refused" or "pod is not Ready".
         reason: String,
     },
 }
@@ -195,7 +195,7 @@ pub enum EngineKind {
     Vllm,
 }
 
-/// How a vLLM pair moves KV cache; decides the order of the legs and what is spliced into them.
+/// How a vLLM pair transfers KV cache; determines the order of the legs and the parameters added to them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum KvConnector {
@@ -207,43 +207,43 @@ pub enum KvConnector {
     Store,
 }
 
-/// What an engine answered about itself.
+/// Facts that an engine reported about itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineFacts {
-    /// Which engine it is.
+    /// The engine's kind.
     pub engine: EngineKind,
-    /// Its version string, empty if it did not say.
+    /// The engine's version, empty if not reported.
     pub version: String,
     /// Served model names, in the engine's order, without duplicates.
     pub models: Vec<String>,
-    /// Role the engine believes it has (`disaggregation_mode`); `None` if it does not say.
+    /// Role that the engine is configured with (`disaggregation_mode`); `None` if not reported.
     pub reported_role: Option<EngineRole>,
     /// Data-parallel ranks, at least 1.
     pub dp_size: u32,
-    /// KV page or block size in tokens, if told.
+    /// KV page or block size in tokens; `None` if not reported.
     pub page_size: Option<u32>,
-    /// Longest sequence in tokens, if told.
+    /// Longest sequence in tokens; `None` if not reported.
     pub context_length: Option<u32>,
-    /// Where the model's tokenizer and chat template are: a folder on the engine's machine, or a repository's name. `None` if that is
-    /// not told, or if the engine was given another chat template than the one there.
+    /// Source of the model's tokenizer and chat template: a folder on the engine's machine, or a repository's name. `None` if not
+    /// reported, or if the engine uses another chat template than the one there.
     pub tokenizer: Option<String>,
-    /// How KV reaches or leaves this engine; `None` for plain workers.
+    /// How the engine sends or receives KV cache; `None` for plain workers.
     pub transfer: Option<KvTransferMethod>,
-    /// How its KV pages are hashed; `None` if it keeps none for later requests, or does not say.
+    /// How its KV pages are hashed; `None` if it has no prefix cache, or if not reported.
     pub hashing: Option<EngineBlockHashing>,
-    /// Where it publishes KV events, by rank; empty if it does not, or not over TCP. `None` until it could be asked: a later question that
-    /// goes unanswered leaves the earlier answer in force.
+    /// Where it publishes KV events, by rank; empty if it does not, or not over TCP. `None` until the first response; when a later probe gets
+    /// none, the earlier value is kept.
     pub events: Option<Vec<KvEventSource>>,
-    /// Whether pages that leave the device are kept in the host's memory; `None` if not told.
+    /// Whether pages evicted from the device are kept in host memory; `None` if not reported.
     pub host_cache: Option<bool>,
-    /// How it keeps pages in a Mooncake store; `None` if it uses none.
+    /// How it stores pages in a Mooncake store; `None` if it uses none.
     pub store: Option<EngineStoreFacts>,
-    /// In which order it takes waiting requests by the priority in their bodies; `None` if it does not, or would stop running requests
-    /// for it.
+    /// Order of queued requests by the priority in their bodies; `None` if the engine ignores priorities, or preempts running requests
+    /// for them.
     pub priority_order: Option<PriorityOrder>,
 }
 
-/// Which priorities an engine takes first.
+/// Order in which an engine schedules priorities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PriorityOrder {
     /// SGLang with `--schedule-low-priority-values-first`.
@@ -252,12 +252,12 @@ pub enum PriorityOrder {
     LargestFirst,
 }
 
-/// Hand-off facts of one engine.
+/// How one engine transfers KV cache.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum KvTransferMethod {
     /// SGLang. `bootstrap` is set on prefills only.
     SglangBootstrap {
-        /// Host and port of the prefill's bootstrap server, as decode engines must reach it.
+        /// Address of the prefill's bootstrap server for decode engines.
         bootstrap: Option<BootstrapAddress>,
     },
     /// vLLM NixlConnector.
@@ -276,8 +276,7 @@ pub enum KvTransferMethod {
 /// Address of a prefill's bootstrap server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct BootstrapAddress {
-    /// Host name or IP, without brackets.
+    /// Host name or IP address, without brackets.
     pub host: String,
-    /// TCP port.
     pub port: u16,
 }

@@ -1,4 +1,4 @@
-//! Topology files that others replace, in every way in which files are replaced.
+//! Discovery follows topology files through every way in which they are replaced.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::fs;
@@ -15,7 +15,7 @@ use moongate_runtime::Supervisor;
 use tokio::sync::mpsc;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Nothing listens on port 1: these tests look at what is listed, not at who answers.
+/// Nothing listens on port 1: these tests check the listing, not probes.
 fn instance(id: &str) -> String {
     format!("[[instance]]\nid = \"{id}\"\nurl = \"http://127.0.0.1:1\"\nrole = \"decode\"\n")
 }
@@ -24,12 +24,12 @@ fn ids(reader: &TopologyReader) -> Vec<String> {
     reader.current().instances.iter().map(|instance| instance.id.to_string()).collect()
 }
 
-async fn until(reader: &mut TopologyReader, wanted: &[&str]) {
+async fn until(reader: &mut TopologyReader, expected: &[&str]) {
     let listed = reader.wait_for(|topology| {
-        topology.instances.iter().map(|instance| &*instance.id.0).collect::<Vec<_>>() == wanted
+        topology.instances.iter().map(|instance| &*instance.id.0).collect::<Vec<_>>() == expected
     });
     let waited = tokio::time::timeout(Duration::from_secs(9), listed).await;
-    assert!(waited.is_ok(), "wanted {wanted:?}, have {:?}", ids(reader));
+    assert!(waited.is_ok(), "expected {expected:?}, have {:?}", ids(reader));
 }
 
 async fn follow(path: &Path, supervisor: &Supervisor) -> TopologyReader {
@@ -37,7 +37,7 @@ async fn follow(path: &Path, supervisor: &Supervisor) -> TopologyReader {
     start(options, supervisor).await.unwrap()
 }
 
-/// The kubelet's way: files are links into `..data`, which is a link that is replaced by rename.
+/// Updates a mount as the kubelet does: files are links into `..data`, itself a link that is replaced by rename.
 fn swap_config_map(mount: &Path, version: &str, name: &str, content: &str) {
     let directory = mount.join(version);
     fs::create_dir(&directory).unwrap();
@@ -51,7 +51,7 @@ fn swap_config_map(mount: &Path, version: &str, name: &str, content: &str) {
 }
 
 #[tokio::test]
-async fn written_in_place_and_renamed_over() {
+async fn a_file_is_reloaded_when_rewritten_and_when_replaced() {
     let supervisor = Supervisor::new();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("instances.toml");
@@ -79,7 +79,7 @@ async fn a_config_map_mount_is_followed_through_its_link_swaps() {
     until(&mut reader, &["b", "c"]).await;
 }
 
-/// Sends every log line.
+/// A log writer that sends every line to a channel.
 #[derive(Clone)]
 struct LogLineSender(mpsc::UnboundedSender<String>);
 
@@ -116,18 +116,18 @@ async fn a_bad_file_is_reported_and_changes_nothing() {
     fs::write(&path, instance("a")).unwrap();
     let mut reader = follow(&path, &supervisor).await;
     let next = folder.path().join("next");
-    for (bad, told) in [
+    for (invalid, expected) in [
         ("[[instance]]\nurl = \"http://a:1\"\nroll = \"decode\"\n", "line 3"),
         ("[[instance]]\nurl = \"ftp://a\"\nrole = \"decode\"\n", "ftp://a"),
     ] {
-        fs::write(&next, bad).unwrap();
+        fs::write(&next, invalid).unwrap();
         fs::rename(&next, &path).unwrap();
         let mut message = String::new();
-        while !message.contains(told) {
+        while !message.contains(expected) {
             message +=
                 &tokio::time::timeout(Duration::from_secs(9), log.recv()).await.expect("a log line").unwrap();
         }
-        assert!(message.contains("instances.toml") && message.contains("mend"), "{message}");
+        assert!(message.contains("instances.toml") && message.contains("fix the file"), "{message}");
         assert_eq!(ids(&reader), ["a"]);
     }
     fs::remove_file(&path).unwrap();
@@ -180,7 +180,7 @@ async fn rbgs_file_is_followed_through_its_link_swaps() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_at_the_start_is_refused() {
+async fn invalid_sources_are_rejected_at_start() {
     let supervisor = Supervisor::new();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("instances.toml");

@@ -1,4 +1,4 @@
-//! Discovery against an API server that lists, watches, forgets to tell, and fails.
+//! Discovery against an API server that lists, watches, loses events, and fails.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 #[expect(dead_code, reason = "the other test file uses the rest")]
@@ -17,7 +17,7 @@ use moongate_discovery::{
 use moongate_runtime::Supervisor;
 use serde_json::json;
 
-/// Long enough that only the watch can be what told.
+/// A relist interval so long that changes can only come from the watch.
 const NEVER: Duration = Duration::from_secs(3600);
 
 async fn discover(api: &FakePodApi, relist: Duration, supervisor: &Supervisor) -> TopologyReader {
@@ -37,8 +37,8 @@ async fn discover(api: &FakePodApi, relist: Duration, supervisor: &Supervisor) -
     start(options, supervisor).await.unwrap()
 }
 
-async fn until(reader: &mut TopologyReader, wanted: impl FnMut(&Topology) -> bool) -> Arc<Topology> {
-    let waited = tokio::time::timeout(Duration::from_secs(20), reader.wait_for(wanted)).await;
+async fn until(reader: &mut TopologyReader, condition: impl FnMut(&Topology) -> bool) -> Arc<Topology> {
+    let waited = tokio::time::timeout(Duration::from_secs(20), reader.wait_for(condition)).await;
     waited.unwrap_or_else(|_| panic!("not in time; last: {:#?}", reader.current())).unwrap()
 }
 
@@ -65,7 +65,7 @@ async fn pods_come_change_and_go_by_watch() {
         topology.instances.iter().any(|instance| instance.usable_facts().is_some())
     })
     .await;
-    assert_eq!(ids(&topology), ["ns/p-0@u1"], "a router is no engine");
+    assert_eq!(ids(&topology), ["ns/p-0@u1"], "a router is not an engine");
     let instance = &topology.instances[0];
     assert_eq!((instance.role, instance.source), (EngineRole::Prefill, InstanceSource::Kubernetes));
     assert_eq!(instance.location.node.as_deref(), Some("n1"));
@@ -93,7 +93,7 @@ async fn pods_come_change_and_go_by_watch() {
 
     api.delete("d-0");
     until(&mut reader, |topology| ids(topology) == ["ns/p-0@u1"]).await;
-    assert!(api.lists() <= 2, "one list per label generation, the rest was told by the watch");
+    assert!(api.lists() <= 2, "one list per label generation; all changes came from the watch");
 }
 
 #[tokio::test]
@@ -131,7 +131,7 @@ async fn pods_with_the_labels_of_the_first_api_version_are_found() {
 }
 
 #[tokio::test]
-async fn a_silent_watch_is_made_good_by_the_next_list() {
+async fn the_next_list_repairs_a_stalled_watch() {
     let supervisor = Supervisor::new();
     let server = engine(&supervisor, "decode").await;
     let api = FakePodApi::start(&supervisor).await;
@@ -143,11 +143,11 @@ async fn a_silent_watch_is_made_good_by_the_next_list() {
     api.delete("d-1");
     api.put(pod("d-2", "u2", "decode", server.port));
     until(&mut reader, |topology| ids(topology) == ["ns/d-0@u0", "ns/d-2@u2"]).await;
-    assert!(reader.current().instances[0].usable_facts().is_some(), "the one that stayed was not disturbed");
+    assert!(reader.current().instances[0].usable_facts().is_some(), "the remaining instance is unchanged");
 }
 
 #[tokio::test]
-async fn while_the_api_fails_the_last_list_stays() {
+async fn the_last_list_is_kept_while_the_api_fails() {
     let supervisor = Supervisor::new();
     let server = engine(&supervisor, "decode").await;
     let api = FakePodApi::start(&supervisor).await;

@@ -1,4 +1,4 @@
-//! Discovery against engines' HTTP faces.
+//! Discovery against scripted HTTP APIs of engines.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod fake;
@@ -19,7 +19,7 @@ const NIXL_METRICS: &str = include_str!("data/vllm-0.32-nixl-decode-metrics.txt"
 const STORE_METRICS: &str = include_str!("data/vllm-0.32-store-decode-metrics.txt");
 const SGLANG_INFO: &str = include_str!("data/sglang-0.5.23-server_info.json");
 
-/// As the defaults, only faster.
+/// The default options with shorter intervals.
 fn quick() -> ProbeOptions {
     ProbeOptions {
         timeout: Duration::from_millis(500),
@@ -107,7 +107,7 @@ async fn sglang_pair_is_ready_once_prefill_ranks_are_registered() {
 }
 
 #[tokio::test]
-async fn the_recorded_answer_of_an_older_path_makes_a_plain_worker() {
+async fn the_recorded_response_of_an_older_path_makes_a_plain_worker() {
     let supervisor = Supervisor::new();
     let server = ScriptedServer::start(&supervisor).await;
     server.on("/get_server_info", 200, SGLANG_INFO);
@@ -115,7 +115,7 @@ async fn the_recorded_answer_of_an_older_path_makes_a_plain_worker() {
         discover(vec![StaticInstance::new(EngineRole::Plain, server.url())], quick(), &supervisor).await;
     let topology = until(&mut reader, all_ready).await;
     let facts = topology.instances[0].usable_facts().unwrap();
-    assert_eq!(facts.models, ["tiny"], "from the server's answer, as /v1/models is not there");
+    assert_eq!(facts.models, ["tiny"], "from /get_server_info, since /v1/models does not exist");
     assert_eq!(
         (facts.reported_role, facts.page_size, &facts.transfer),
         (Some(EngineRole::Plain), Some(32), &None)
@@ -125,7 +125,7 @@ async fn the_recorded_answer_of_an_older_path_makes_a_plain_worker() {
     assert_eq!(facts.events, Some(Vec::new()));
 }
 
-/// The facts of an engine that is ready.
+/// Probes an engine and returns the facts; panics unless it is ready.
 async fn facts_of(instance: &StaticInstance) -> EngineFacts {
     match probe_once(instance, &quick()).await.unwrap().verdict {
         ProbeVerdict::Ready(facts) => facts,
@@ -172,7 +172,7 @@ async fn vllm_event_sources_take_one_request_unless_declared() {
     server.on("/v1/models", 200, card);
     let plain = StaticInstance::new(EngineRole::Plain, server.url());
     let facts = facts_of(&plain).await;
-    assert_eq!(facts.events, Some(Vec::new()), "404 is no trouble");
+    assert_eq!(facts.events, Some(Vec::new()), "404 is not an error");
     assert_eq!(
         facts.hashing,
         Some(EngineBlockHashing::Vllm {
@@ -199,23 +199,23 @@ async fn vllm_event_sources_take_one_request_unless_declared() {
     assert_eq!(server.request_count("/kv_event_sources"), 2, "declared");
 
     server.on("/kv_event_sources", 500, "");
-    assert_eq!(facts_of(&plain).await.events, None, "not told, and the engine serves");
+    assert_eq!(facts_of(&plain).await.events, None, "not reported, and the engine serves");
 }
 
 #[tokio::test]
-async fn an_engine_in_another_role_is_refused_in_words() {
+async fn an_engine_in_another_role_is_not_ready_with_the_reason() {
     let supervisor = Supervisor::new();
     let server = ScriptedServer::start(&supervisor).await;
     fake::sglang(&server, "decode", 8998);
     let mut reader =
         discover(vec![StaticInstance::new(EngineRole::Prefill, server.url())], quick(), &supervisor).await;
     let topology = until(&mut reader, |topology| topology.instances[0].facts.is_some()).await;
-    let why = reason(&topology.instances[0]);
+    let text = reason(&topology.instances[0]);
     assert!(
-        why.contains("listed as prefill")
-            && why.contains("--disaggregation-mode decode")
-            && why.contains(&server.url()),
-        "{why}"
+        text.contains("listed as prefill")
+            && text.contains("--disaggregation-mode decode")
+            && text.contains(&server.url()),
+        "{text}"
     );
     fake::sglang(&server, "prefill", server.port);
     fake::sglang_bootstrap(&server, true);
@@ -223,7 +223,7 @@ async fn an_engine_in_another_role_is_refused_in_words() {
 }
 
 #[tokio::test]
-async fn a_nixl_pair_is_known_by_its_metrics() {
+async fn a_nixl_pair_is_detected_by_its_metrics() {
     let supervisor = Supervisor::new();
     let (prefill, decode) =
         (ScriptedServer::start(&supervisor).await, ScriptedServer::start(&supervisor).await);
@@ -337,18 +337,18 @@ async fn unresponsive_engine_loses_readiness_and_regains_it() {
     let mut reader =
         discover(vec![StaticInstance::new(EngineRole::Plain, server.url())], probe, &supervisor).await;
     until(&mut reader, all_ready).await;
-    let asked = server.request_count("/server_info");
+    let requests_before = server.request_count("/server_info");
     server.hang("/server_info");
     let topology = until(&mut reader, |topology| !all_ready(topology)).await;
-    assert!(reason(&topology.instances[0]).contains("no answer in time"));
-    assert!(server.request_count("/server_info") >= asked + 2, "one time-out alone is forgiven");
+    assert!(reason(&topology.instances[0]).contains("no response in time"));
+    assert!(server.request_count("/server_info") >= requests_before + 2, "a single timeout is tolerated");
     assert!(topology.instances[0].facts.is_some());
     fake::sglang(&server, "null", 8998);
     until(&mut reader, all_ready).await;
 }
 
 #[tokio::test]
-async fn a_report_lists_every_check_with_its_remedy() {
+async fn a_report_lists_every_check_with_a_fix() {
     let supervisor = Supervisor::new();
     let server = ScriptedServer::start(&supervisor).await;
     server.on("/server_info", 401, "Unauthorized");
@@ -367,15 +367,15 @@ async fn a_report_lists_every_check_with_its_remedy() {
     assert!(last.fix.as_deref().unwrap().contains("--disaggregation-bootstrap-port"));
     assert!(report.checks.iter().all(|check| !check.conclusion.is_empty()));
 
-    let nobody = StaticInstance::new(EngineRole::Plain, "http://127.0.0.1:1");
-    let report = probe_once(&nobody, &quick()).await.unwrap();
+    let unreachable = StaticInstance::new(EngineRole::Plain, "http://127.0.0.1:1");
+    let report = probe_once(&unreachable, &quick()).await.unwrap();
     assert!(matches!(report.verdict, ProbeVerdict::NotReady { timed_out: false, .. }));
     assert!(report.checks[0].fix.is_some());
     assert!(probe_once(&StaticInstance::new(EngineRole::Plain, "ftp://x"), &quick()).await.is_err());
 }
 
 #[tokio::test]
-async fn an_endless_answer_is_cut_off() {
+async fn an_oversized_response_is_rejected() {
     let supervisor = Supervisor::new();
     let server = ScriptedServer::start(&supervisor).await;
     server.on("/server_info", 200, "x".repeat(5 << 20));
@@ -403,7 +403,7 @@ async fn a_vllm_whose_server_info_fails_is_still_a_vllm() {
 }
 
 #[tokio::test]
-async fn something_else_than_an_engine_is_named_as_such() {
+async fn a_server_that_is_not_an_engine_is_reported_as_such() {
     let supervisor = Supervisor::new();
     let server = ScriptedServer::start(&supervisor).await;
     let plain = StaticInstance::new(EngineRole::Plain, server.url());

@@ -1,4 +1,4 @@
-//! Puts the gateway together, runs it, and takes it down without breaking streams.
+//! Builds and runs the gateway, and drains it without interrupting streams.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,40 +26,40 @@ use crate::predict::{
     CacheHitPredictor, EngineTokenizer, FeedStarter, KvIndex, ModelTokenizers, StoreView, run_feeds,
 };
 
-/// Time for streams to take in their final error event before their connections are cut.
+/// Time to flush final error events before connections are closed.
 const CONNECTION_SHUTDOWN_GRACE: Duration = Duration::from_millis(500);
 
 /// Why the gateway did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum GatewayStartError {
-    /// An address cannot be listened on.
+    /// An address cannot be bound.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// A listener cannot be guarded as wanted.
+    /// TLS, access or key settings of a listener are invalid.
     #[error(transparent)]
     Guard(#[from] ListenerSecurityError),
-    /// The engines cannot be found out.
+    /// Service discovery cannot start.
     #[error("discovery: {0}")]
     Discovery(#[from] DiscoveryError),
-    /// The client for questions to engines cannot be made.
-    #[error("questions to engines: {0}")]
+    /// The HTTP client for engines cannot be built.
+    #[error("HTTP client for engines: {0}")]
     Health(#[from] reqwest::Error),
-    /// The address of the store's master is none.
+    /// The address of the master's admin server is invalid.
     #[error("--mooncake-admin: {0}")]
     Store(#[from] AdminError),
-    /// TLS with the programs of the store cannot be had.
+    /// TLS between store processes is misconfigured.
     #[error(transparent)]
     StoreTls(#[from] TlsConfigError),
-    /// An address is unknown after binding.
+    /// The address of a bound listener cannot be read.
     #[error("listener: {0}")]
     Listener(#[from] std::io::Error),
-    /// A folder of a model cannot be used.
+    /// A model folder cannot be used.
     #[error(transparent)]
     Model(#[from] ModelFolderError),
 }
 
 impl GatewayStartError {
-    /// Whether a setting, or a file that it names, is wrong: the same start fails again until it is corrected.
+    /// Whether a setting, or a file that it names, is invalid: a restart fails the same way until it is corrected.
     #[must_use]
     pub fn is_invalid_setting(&self) -> bool {
         match self {
@@ -70,14 +70,14 @@ impl GatewayStartError {
     }
 }
 
-/// A gateway that serves.
+/// A running gateway, with its listeners and tasks.
 #[derive(Debug)]
 pub struct RunningGateway {
-    /// Where clients connect.
+    /// Address of the public listener.
     pub address: SocketAddr,
-    /// Where probes and Prometheus connect.
+    /// Address of the admin listener.
     pub admin_address: SocketAddr,
-    /// The engines, as discovered.
+    /// The discovered engines, read by status commands.
     pub topology: TopologyReader,
     state: Arc<GatewayContext>,
     public: ListenerHandle,
@@ -89,26 +89,27 @@ pub struct RunningGateway {
     drain_deadline: Duration,
 }
 
-/// Starts a gateway with tasks of its own under `supervisor`.
+/// Starts a gateway whose tasks run under `supervisor`.
 ///
 /// # Errors
-/// [`GatewayStartError`] if an address is taken, or a topology source cannot be read.
+///
+/// [`GatewayStartError`] if an address is in use, or a topology source cannot be read.
 pub async fn start(
     options: &GatewayOptions,
     traces: Tracer,
     supervisor: &Supervisor,
 ) -> Result<RunningGateway, GatewayStartError> {
-    let guards = ListenerSecurity::load(options)?;
+    let security = ListenerSecurity::load(options)?;
     check_model_folders(options)?;
     let listener = moongate_runtime::bind(options.listen)?;
     let admin_listener = moongate_runtime::bind(options.admin_listen)?;
     let (address, admin_address) = (listener.local_addr()?, admin_listener.local_addr()?);
 
-    for exposure in guards.exposures(options, [address, admin_address]) {
+    for exposure in security.exposures(options, [address, admin_address]) {
         exposure.log();
     }
-    let trust = guards.engine_trust.clone();
-    let (gate, tls, admin_tls) = guards.start_reloading(supervisor);
+    let trust = security.engine_trust.clone();
+    let (access, tls, admin_tls) = security.start_reloading(supervisor);
     let discovery = options.engines.discovery_options(&trust);
     let registry = discovery.registry.clone();
     let topology = moongate_discovery::start(discovery, supervisor).await?;
@@ -118,26 +119,34 @@ pub async fn start(
         bodies = memory.bodies,
         prompts = memory.prompts,
         conversations = memory.conversations,
-        "memory for requests"
+        "memory budgets for requests"
     );
     let limits = options.upstream.endpoint_limits(&trust, shares.upstream);
     let fleet = FleetReader::default();
-    let index = KvIndex::new(options.index_pages);
+    let index = KvIndex::new(options.index_blocks);
     fleet.refresh(&topology, &limits, &index);
     let suspected = limits.silence.suspected.clone();
-    let (of, engines, pages, stop) = (fleet.clone(), topology.clone(), index.clone(), supervisor.token());
-    supervisor.spawn_restarted("follow topology", move || {
-        watch_topology(of.clone(), engines.clone(), limits.clone(), pages.clone(), stop.clone())
+    let (reader, engines, kv_index, stop) =
+        (fleet.clone(), topology.clone(), index.clone(), supervisor.token());
+    supervisor.spawn_restarted("topology", move || {
+        watch_topology(reader.clone(), engines.clone(), limits.clone(), kv_index.clone(), stop.clone())
     });
     if let Some(health) = options.upstream.health_limits() {
         let client = trust.http_client().pool_max_idle_per_host(0).build()?;
-        let (of, requests, until, stop) = (fleet.clone(), client.clone(), health.clone(), supervisor.token());
-        supervisor.spawn_restarted("health checks of suspect engines", move || {
-            probe_suspects(of.clone(), requests.clone(), until.clone(), suspected.clone(), stop.clone())
+        let (reader, requests, check_limits, stop) =
+            (fleet.clone(), client.clone(), health.clone(), supervisor.token());
+        supervisor.spawn_restarted("suspect-health-checks", move || {
+            probe_suspects(
+                reader.clone(),
+                requests.clone(),
+                check_limits.clone(),
+                suspected.clone(),
+                stop.clone(),
+            )
         });
-        let (of, stop) = (fleet.clone(), supervisor.token());
-        supervisor.spawn_restarted("health checks", move || {
-            check_health(of.clone(), client.clone(), health.clone(), stop.clone())
+        let (reader, stop) = (fleet.clone(), supervisor.token());
+        supervisor.spawn_restarted("health-checks", move || {
+            check_health(reader.clone(), client.clone(), health.clone(), stop.clone())
         });
     }
 
@@ -156,16 +165,16 @@ pub async fn start(
     };
     if let Some(store) = &store {
         let (view, stop) = (store.clone(), supervisor.token());
-        supervisor.spawn_restarted("watch store nodes", move || view.clone().watch_nodes(stop.clone()));
+        supervisor.spawn_restarted("store-nodes", move || view.clone().watch_nodes(stop.clone()));
         let events = options.mooncake_events.is_some();
-        let (view, of, stop) = (store.clone(), fleet.clone(), supervisor.token());
-        supervisor.spawn_restarted("read the store's keys", move || {
-            view.clone().run_scanner(of.clone(), events, stop.clone())
+        let (view, reader, stop) = (store.clone(), fleet.clone(), supervisor.token());
+        supervisor.spawn_restarted("store-scan", move || {
+            view.clone().run_scanner(reader.clone(), events, stop.clone())
         });
         if let Some(endpoint) = options.mooncake_events.clone() {
-            let (view, of, stop) = (store.clone(), fleet.clone(), supervisor.token());
-            supervisor.spawn_restarted("follow the store's events", move || {
-                view.clone().follow_events(endpoint.clone(), of.clone(), stop.clone())
+            let (view, reader, stop) = (store.clone(), fleet.clone(), supervisor.token());
+            supervisor.spawn_restarted("store-events", move || {
+                view.clone().follow_events(endpoint.clone(), reader.clone(), stop.clone())
             });
         }
     }
@@ -174,23 +183,25 @@ pub async fn start(
         metrics: metrics.feeds.clone(),
         supervisor: supervisor.clone(),
     };
-    supervisor.spawn_essential("feed the index", run_feeds(feeds, fleet.clone(), supervisor.token()));
-    let (pages, stop) = (index.clone(), supervisor.token());
-    supervisor.spawn_restarted("sweep the index", move || pages.clone().run_sweeper(stop.clone()));
+    supervisor.spawn_essential("event-feeds", run_feeds(feeds, fleet.clone(), supervisor.token()));
+    let (kv_index, stop) = (index.clone(), supervisor.token());
+    supervisor.spawn_restarted("index-sweeper", move || kv_index.clone().run_sweeper(stop.clone()));
     let settings = options.scheduler_settings();
     let scheduler = Scheduler::new(options.policy.build(&settings), settings);
-    let decisions = Arc::new(DecisionHistory::new(options.kept_decisions));
+    let decisions = Arc::new(DecisionHistory::new(options.decision_history));
     let clock = SchedulerClock::start(options.time_scale);
-    let room = options.held_requests;
-    let desk = AdmissionQueue::new(scheduler, clock, room, decisions.clone(), fleet.clone(), metrics.clone());
-    supervisor.spawn_essential("attend to held requests", desk.clone().run(supervisor.token()));
+    let capacity = options.max_queued_requests;
+    let admission =
+        AdmissionQueue::new(scheduler, clock, capacity, decisions.clone(), fleet.clone(), metrics.clone());
+    supervisor.spawn_essential("admission-queue", admission.clone().run(supervisor.token()));
     if !options.upstream.load_interval.is_zero() {
         let client = trust.http_client().build()?;
-        let told = desk.clone();
-        let reported = move |endpoint: &Arc<UpstreamEndpoint>, load| told.record_load(endpoint, load);
-        let (of, every, stop) = (fleet.clone(), options.upstream.load_interval, supervisor.token());
-        supervisor.spawn_restarted("poll engines' load", move || {
-            poll_loads(of.clone(), client.clone(), every, reported.clone(), stop.clone())
+        let queue = admission.clone();
+        let reported = move |endpoint: &Arc<UpstreamEndpoint>, load| queue.record_load(endpoint, load);
+        let (reader, load_interval, stop) =
+            (fleet.clone(), options.upstream.load_interval, supervisor.token());
+        supervisor.spawn_restarted("engine-loads", move || {
+            poll_loads(reader.clone(), client.clone(), load_interval, reported.clone(), stop.clone())
         });
     }
     let engines = EngineTokenizer::new(
@@ -201,11 +212,11 @@ pub async fn start(
     );
     let body_memory = MemoryBudget::new("--body-memory", memory.bodies);
     let prompt_memory = MemoryBudget::new("--prompt-memory", memory.prompts);
-    let refused_connections = metrics.overload.refused_connections();
+    let rejected_connections = metrics.overload.rejected_connections();
     let dispatcher = RequestDispatcher {
         fleet,
         topology: topology.clone(),
-        admission: desk,
+        admission,
         aborter: Arc::new(AbortSender::new(supervisor.clone(), metrics.clone())),
         metrics: metrics.clone(),
         limits: options.upstream.retry_limits(),
@@ -215,7 +226,7 @@ pub async fn start(
         .http_client()
         .redirect(reqwest::redirect::Policy::none())
         .connect_timeout(options.upstream.connect_timeout)
-        .timeout(options.upstream.answer_timeout)
+        .timeout(options.upstream.response_timeout)
         .build()?;
     let state = Arc::new(GatewayContext {
         dispatcher,
@@ -230,7 +241,7 @@ pub async fn start(
         fleet_status: FleetStatusCache::new(options.policy),
         registry,
         registration_token: options.engines.registration_token.clone(),
-        access: gate,
+        access,
         admin_open: options.access.admin_open.clone(),
         inference_paths: options.access.inference_path.clone(),
         cors_origins: options.access.cors_origin.clone(),
@@ -241,14 +252,14 @@ pub async fn start(
     });
 
     let (public_drain, admin_drain) = (CancellationToken::new(), CancellationToken::new());
-    let refusal = ConnectionRejection { response: connection_refusal(), rejected: refused_connections };
+    let rejection = ConnectionRejection { response: connection_rejection(), rejected: rejected_connections };
     let serve = |listener, tls, router, connections, drain: &CancellationToken| {
-        let limits = options.listeners.limits(connections, refusal.clone());
+        let limits = options.listeners.limits(connections, rejection.clone());
         moongate_runtime::serve(ListenerSocket { listener, tls }, router, limits, drain.clone(), supervisor)
     };
     let public = serve(listener, tls, public_router(state.clone()), shares.clients, &public_drain);
     let admin = serve(admin_listener, admin_tls, admin_router(state.clone()), shares.admin, &admin_drain);
-    tracing::info!(%address, admin = %admin_address, policy = %options.policy, "gateway listens");
+    tracing::info!(%address, admin = %admin_address, policy = %options.policy, "gateway listening");
     Ok(RunningGateway {
         address,
         admin_address,
@@ -264,14 +275,16 @@ pub async fn start(
     })
 }
 
-/// Divides the descriptors that this process may have, so that clients never take those of engines, probes and the admin listener.
+/// Divides the process's file descriptors so that client connections cannot exhaust those of engines, probes and the admin
+/// listener.
 fn descriptor_shares(options: &GatewayOptions) -> DescriptorShares {
     let (limit, wanted) = (open_file_limit(), options.listeners.max_connections as usize);
     let shares = DescriptorShares::split(limit, wanted);
     if shares.clients < wanted {
-        const TEXT: &str = "the limit of open files (ulimit -n) allows fewer connections from clients than --max-connections";
+        const TEXT: &str =
+            "the limit of open files (ulimit -n) allows fewer client connections than --max-connections";
         let connections = shares.clients;
-        // The default suits large gateways; only a configured number is a warning.
+        // The default suits large gateways; only an explicitly configured number deserves a warning.
         if options.listeners.max_connections == DEFAULT_CONNECTIONS {
             tracing::info!(open_files = limit, max_connections = wanted, connections, "{TEXT}");
         } else {
@@ -281,9 +294,9 @@ fn descriptor_shares(options: &GatewayOptions) -> DescriptorShares {
     shares
 }
 
-/// What a client gets whose connection is one too many: a whole HTTP/1.1 response.
-fn connection_refusal() -> Arc<[u8]> {
-    let text = "this gateway has as many connections as it may have; try again soon, or raise --max-connections and the limit of open files";
+/// Complete HTTP/1.1 response for connections above the limit.
+fn connection_rejection() -> Arc<[u8]> {
+    let text = "this gateway has reached its connection limit; retry soon, or raise --max-connections and the limit of open files";
     let body = ApiError::new(ApiErrorCode::GatewayOverloaded, text).json();
     let head = format!(
         "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n\
@@ -294,19 +307,18 @@ fn connection_refusal() -> Arc<[u8]> {
 }
 
 impl RunningGateway {
-    /// Whether some request can be served now.
+    /// Whether the fleet can serve requests now.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.state.dispatcher.fleet.current().can_serve()
     }
 
-    /// Open client connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.public.connections()
     }
 
-    /// Open connections to engines, and how many of them carry no request.
+    /// Open connections to engines, and how many of them are idle.
     #[must_use]
     pub fn engine_connections(&self) -> (usize, usize) {
         let fleet = self.state.dispatcher.fleet.current();
@@ -314,42 +326,43 @@ impl RunningGateway {
         pools.fold((0, 0), |(open, idle), pool| (open + pool.open(), idle + pool.idle()))
     }
 
-    /// Requests in flight by the engines' books.
+    /// Requests in flight to engines.
     #[must_use]
     pub fn in_flight(&self) -> u32 {
         let fleet = self.state.dispatcher.fleet.current();
         fleet.members.iter().map(|member| member.endpoint.in_flight.count()).sum()
     }
 
-    /// Stops: `/ready` says no; after the delay no connection is accepted; open requests may end until the deadline; then
-    /// streams get an error event and connections are closed. Returns how many connections had to be cut.
+    /// Drains the gateway: `/ready` fails at once; after the delay no connection is accepted; open requests may end until the
+    /// deadline; then streams get an error event and connections are closed. Returns the number of connections closed by the
+    /// deadline.
     pub async fn drain(&self) -> usize {
         self.state.draining.cancel();
         tracing::info!(delay = ?self.drain_delay, deadline = ?self.drain_deadline, "draining");
         tokio::time::sleep(self.drain_delay).await;
         self.public_drain.cancel();
-        let mut cut = 0;
+        let mut closed = 0;
         if !self.public.wait_idle(self.drain_deadline).await {
             tracing::warn!(
                 connections = self.public.connections(),
-                "drain deadline has passed; open streams are ended"
+                "drain deadline exceeded; ending open streams"
             );
             self.state.force_close.cancel();
-            cut = self.public.drain_then_close(CONNECTION_SHUTDOWN_GRACE).await;
+            closed = self.public.drain_then_close(CONNECTION_SHUTDOWN_GRACE).await;
         }
         self.admin_drain.cancel();
         self.admin.drain_then_close(CONNECTION_SHUTDOWN_GRACE).await;
-        cut
+        closed
     }
 
-    /// Drains, then ends all tasks of the supervisor.
+    /// Drains, then stops all tasks of the supervisor.
     pub async fn stop(self) {
-        let cut = self.drain().await;
-        if cut > 0 {
-            tracing::warn!(connections = cut, "connections were cut");
+        let closed = self.drain().await;
+        if closed > 0 {
+            tracing::warn!(connections = closed, "connections closed by the drain deadline");
         }
-        if let Err(still) = self.supervisor.shutdown(CONNECTION_SHUTDOWN_GRACE * 4).await {
-            tracing::warn!(%still, "tasks did not end in time");
+        if let Err(unfinished) = self.supervisor.shutdown(CONNECTION_SHUTDOWN_GRACE * 4).await {
+            tracing::warn!(tasks = %unfinished, "tasks did not end in time");
         }
     }
 }

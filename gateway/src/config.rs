@@ -27,7 +27,7 @@ pub use listeners::ListenerOptions;
 pub use memory::MemoryOptions;
 pub use upstream::UpstreamOptions;
 
-/// Name of a header that is looked at; empty for none.
+/// Name of a request header; empty for none.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HeaderSetting(pub(crate) Option<HeaderName>);
 
@@ -38,24 +38,24 @@ impl FromStr for HeaderSetting {
         if name.is_empty() {
             return Ok(Self(None));
         }
-        let wrong =
-            |_| format!("{name:?} cannot be a header's name; give one such as x-tenant-id, or nothing");
-        HeaderName::try_from(name).map(|name| Self(Some(name))).map_err(wrong)
+        let invalid =
+            |_| format!("{name:?} is not a valid header name; give one such as x-tenant-id, or nothing");
+        HeaderName::try_from(name).map(|name| Self(Some(name))).map_err(invalid)
     }
 }
 
-/// Options of `moongate gateway`.
+/// Command-line options of `moongate gateway`.
 #[derive(Debug, Clone, Args)]
 pub struct GatewayOptions {
     /// TOML file with any of these settings; keys are the flags' names.
     #[arg(long, value_name = "FILE", env = "MOONGATE_CONFIG")]
     pub config: Option<PathBuf>,
 
-    /// Address for clients. Default: this machine only, so that nothing is opened to a network by accident.
+    /// Address of the public listener. Default: loopback only, so that nothing is exposed to a network by accident.
     #[arg(long, value_name = "ADDR", env = "MOONGATE_LISTEN", default_value = "127.0.0.1:8000")]
     pub listen: SocketAddr,
 
-    /// Address for /console, /metrics, /health and /ready.
+    /// Address of the admin listener: /console, /metrics, /health and /ready.
     #[arg(long, value_name = "ADDR", env = "MOONGATE_ADMIN_LISTEN", default_value = "127.0.0.1:9000")]
     pub admin_listen: SocketAddr,
 
@@ -63,102 +63,102 @@ pub struct GatewayOptions {
     #[command(flatten)]
     pub listeners: ListenerOptions,
 
-    /// Memory that all requests share.
+    /// Memory shared by all requests.
     #[command(flatten)]
     pub memory: MemoryOptions,
 
-    /// Who may ask.
+    /// Authentication of clients and administrators.
     #[command(flatten)]
     pub access: AccessOptions,
 
-    /// Which engines there are.
+    /// Engines and how they are discovered.
     #[command(flatten)]
     pub engines: EngineOptions,
 
-    /// How routes are chosen. By predicted time: predictive. By load: least_load, least_requests, power_of_two, round_robin, random. Like
-    /// other routers, to compare with: cache_aware and prefix_hash (smg), llm_d, lmetric, dynamo, dynamo_queue, conductor. Default
-    /// predictive: it predicts queues, fetches and computation in seconds.
+    /// Routing policy. By predicted time: predictive. By load: least_load, least_requests, power_of_two, round_robin, random.
+    /// Policies of other routers, for comparison: cache_aware and prefix_hash (smg), llm_d, lmetric, dynamo, dynamo_queue,
+    /// conductor. Default predictive: it predicts queueing, fetching and computation in seconds.
     #[arg(long, value_name = "NAME", env = "MOONGATE_POLICY", default_value = "predictive")]
     pub policy: PolicyName,
 
-    /// Policy `predictive`: refuse a request (429) once its first token cannot come within this time any more; 0s never refuses. Longer
-    /// prompts have longer: see --ttft-target-factor.
+    /// Policy `predictive`: reject a request (429) when its first token can no longer arrive within this time; 0s never rejects.
+    /// Longer prompts have a longer target: see --ttft-target-factor.
     #[arg(long, value_name = "TIME", env = "MOONGATE_TTFT_TARGET", default_value = "0s", value_parser = humantime::parse_duration)]
     pub ttft_target: Duration,
 
-    /// The target of a long prompt, as a multiple of the time to compute it without any cache.
+    /// TTFT target of a long prompt, as a multiple of the time to compute it without any cache hit.
     #[arg(long, value_name = "N", env = "MOONGATE_TTFT_TARGET_FACTOR", default_value_t = 2.0, value_parser = parse_factor)]
     pub ttft_target_factor: f64,
 
-    /// Most requests that wait for engines; more are refused (429).
-    #[arg(long, value_name = "N", env = "MOONGATE_HELD_REQUESTS", default_value_t = 4096)]
-    pub held_requests: usize,
+    /// Most requests queued for engines; more are rejected (429).
+    #[arg(long, value_name = "N", env = "MOONGATE_MAX_QUEUED_REQUESTS", default_value_t = 4096)]
+    pub max_queued_requests: usize,
 
-    /// Latest decisions that can be asked for with `moongate explain`; 0 keeps none. Each takes some hundred bytes per engine.
-    #[arg(long, value_name = "N", env = "MOONGATE_KEPT_DECISIONS", default_value_t = 256)]
-    pub kept_decisions: usize,
+    /// Number of recent decisions kept for `moongate explain`; 0 keeps none. Each takes a few hundred bytes per engine.
+    #[arg(long, value_name = "N", env = "MOONGATE_DECISION_HISTORY", default_value_t = 256)]
+    pub decision_history: usize,
 
-    /// Also tell metrics under the names that they have in another gateway, for its dashboards. Default: none.
+    /// Also export metrics under the names of another gateway, for its dashboards. Default: none.
     #[arg(long, value_enum, value_name = "GATEWAY", env = "MOONGATE_METRIC_ALIASES")]
     pub metric_aliases: Option<MetricAliases>,
 
-    /// Header that tells tenants apart: each has its share of a busy fleet. Empty: all requests are one tenant's. Default: each API key
-    /// is a tenant.
+    /// Header that identifies the tenant: each tenant has its share of a busy fleet. Empty: all requests belong to one tenant.
+    /// Default: each API key is a tenant.
     #[arg(long, value_name = "NAME", env = "MOONGATE_TENANT_HEADER", default_value = "authorization")]
     pub tenant_header: HeaderSetting,
 
-    /// Header with a request's priority, a whole number; larger is more urgent, 0 is usual. Default: none, because any client could set it.
+    /// Header with a request's priority, an integer; larger is more urgent, 0 is the default. Default: none, because any client
+    /// could set it.
     #[arg(long, value_name = "NAME", env = "MOONGATE_PRIORITY_HEADER")]
     pub priority_header: Option<HeaderSetting>,
 
-    /// Folder with a model's tokenizer.json and tokenizer_config.json, by the model's name in requests. Without one: the folder that the
-    /// engine names, if it is on this machine too; else engines are asked for the tokens. Repeatable.
+    /// Folder with a model's tokenizer.json and tokenizer_config.json, by the model's name in requests. Without it, the gateway
+    /// uses the folder that the engine reports if it exists on this machine, else queries engines for the tokens. Repeatable.
     #[arg(long, value_name = "NAME=DIR", env = "MOONGATE_MODEL", value_delimiter = ' ')]
     pub model: Vec<moongate_tokenize::ModelFolder>,
 
-    /// Longest time that a request waits for an engine to tell its tokens, if the model has no tokenizer here; 0s: engines are not
-    /// asked. Default 100 ms: some 20 ms are needed for 10 thousand tokens; to compute that many again takes a second.
+    /// Longest wait for an engine to tokenize a prompt whose model has no local tokenizer; 0s: engines are not queried. Default 100
+    /// ms: about 20 ms are needed for 10,000 tokens, which take a second to compute again.
     #[arg(long, value_name = "TIME", env = "MOONGATE_TOKENIZE_TIMEOUT", default_value = "100ms", value_parser = humantime::parse_duration)]
     pub tokenize_timeout: Duration,
 
-    /// The admin server of the Mooncake master whose store the engines use, as host:port; 9003 is the master's default. Without it,
-    /// pages in the store are not predicted.
+    /// Admin server of the Mooncake master whose store the engines use, as host:port; the master's default port is 9003. Without
+    /// it, store hits are not predicted.
     #[arg(long, value_name = "HOST:PORT", env = "MOONGATE_MOONCAKE_ADMIN")]
     pub mooncake_admin: Option<String>,
 
-    /// Where that master publishes its KV events, as tcp://host:port: its --kv_events_bind_endpoint. Without it, and with a master
-    /// that publishes none, what others store is found by reading all keys every 10 s.
+    /// Endpoint of that master's KV events, as tcp://host:port: its --kv_events_bind_endpoint. Without it, or if the master
+    /// publishes none, all keys are scanned every 10 s.
     #[arg(long, value_name = "ENDPOINT", env = "MOONGATE_MOONCAKE_EVENTS", requires = "mooncake_admin")]
     pub mooncake_events: Option<moongate_zmtp::ZmtpEndpoint>,
 
-    /// TLS with the programs of the store.
+    /// TLS between this program and the store.
     #[command(flatten)]
     pub store_tls: PeerTlsArgs,
 
-    /// How many times faster than real engines the engines are: simulated ones with the same --time-scale. The scheduler's seconds pass
-    /// so many times faster; all other times stay as they are.
+    /// Speed-up of simulated engines: their --time-scale. The scheduler's time runs this many times faster; all other times are
+    /// unchanged.
     #[arg(long, value_name = "N", env = "MOONGATE_TIME_SCALE", default_value_t = 1.0, value_parser = parse_factor)]
     pub time_scale: f64,
 
-    /// Pages that the index of KV caches holds at most, 24 bytes each. Default 8 million, at most 192 MB: 512 million tokens in pages
-    /// of 64.
-    #[arg(long, value_name = "N", env = "MOONGATE_INDEX_PAGES", default_value_t = 8_000_000)]
-    pub index_pages: usize,
+    /// Most KV-cache blocks in the index, 24 bytes each. Default 8 million, at most 192 MB: 512 million tokens in blocks of 64.
+    #[arg(long, value_name = "N", env = "MOONGATE_INDEX_BLOCKS", default_value_t = 8_000_000)]
+    pub index_blocks: usize,
 
-    /// How requests are sent to engines.
+    /// Connections, retries and time limits of requests to engines.
     #[command(flatten)]
     pub upstream: UpstreamOptions,
 
-    /// On shutdown: how long to go on serving while /ready already says no, so that load balancers notice.
+    /// On shutdown: how long to keep serving while /ready already fails, so that load balancers notice.
     #[arg(long, value_name = "TIME", env = "MOONGATE_DRAIN_DELAY", default_value = "0s", value_parser = humantime::parse_duration)]
     pub drain_delay: Duration,
 
-    /// On shutdown: how long open requests may take to end. Default 25 s: inside Kubernetes' 30 s of grace.
+    /// On shutdown: time limit for open requests. Default 25 s: within Kubernetes' grace period of 30 s.
     #[arg(long, value_name = "TIME", env = "MOONGATE_DRAIN_DEADLINE", default_value = "25s", value_parser = humantime::parse_duration)]
     pub drain_deadline: Duration,
 }
 
-/// A folder of `--model` has no tokenizer.
+/// A folder of `--model` has no readable tokenizer.
 #[derive(Debug, thiserror::Error)]
 #[error("--model {model}={}: tokenizer.json cannot be read: {source}", folder.display())]
 pub struct ModelFolderError {
@@ -167,10 +167,11 @@ pub struct ModelFolderError {
     source: std::io::Error,
 }
 
-/// Checks that each folder of `--model` has a tokenizer that can be read. It is loaded when an engine serves the model.
+/// Checks that each folder of `--model` has a readable tokenizer.json. It is loaded when an engine serves the model.
 ///
 /// # Errors
-/// [`ModelFolderError`] names the first model without.
+///
+/// [`ModelFolderError`] names the first model without one.
 pub fn check_model_folders(options: &GatewayOptions) -> Result<(), ModelFolderError> {
     options.model.iter().try_for_each(|source| {
         let opened = std::fs::File::open(source.folder.join("tokenizer.json"));
@@ -183,14 +184,14 @@ pub fn check_model_folders(options: &GatewayOptions) -> Result<(), ModelFolderEr
 }
 
 impl GatewayOptions {
-    /// What the scheduler is told.
+    /// Settings of the scheduler, from the flags.
     pub(crate) fn scheduler_settings(&self) -> SchedulerOptions {
         let base = self.ttft_target.as_secs_f64();
         let target = TtftTarget { base, cold_factor: self.ttft_target_factor };
         SchedulerOptions { ttft_target: (base > 0.0).then_some(target), ..SchedulerOptions::default() }
     }
 
-    /// What decides on a request's turn.
+    /// Headers that carry tenant and priority.
     pub(crate) fn tenant_priority_headers(&self) -> TenantPriorityHeaders {
         TenantPriorityHeaders {
             tenant: self.tenant_header.0.clone(),
@@ -202,6 +203,6 @@ impl GatewayOptions {
 fn parse_factor(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(factor) if factor.is_finite() && factor >= 1.0 => Ok(factor),
-        _ => Err(format!("{text:?} is not a number from 1 on")),
+        _ => Err(format!("{text:?} is not a number of at least 1")),
     }
 }

@@ -1,4 +1,4 @@
-//! What a client is told when a request fails: one type, turned into a response in one place.
+//! Errors for clients: one type, converted into a response in one place.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,48 +8,45 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
 
-/// Stable machine-readable reasons, listed in `docs/errors.md`.
+/// Stable machine-readable codes, listed in `docs/errors.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ApiErrorCode {
-    /// The body is not JSON.
+    /// The body is not a valid JSON object.
     InvalidJson,
     /// A member is missing or has the wrong type or value.
     InvalidRequest,
     /// The body is larger than the limit.
     BodyTooLarge,
-    /// The body is of a type, or compressed in a way, that is not taken here.
+    /// The body has an unsupported media type or content encoding.
     UnsupportedMediaType,
-    /// The body did not arrive in time, or broke off.
+    /// The body did not arrive in time, or was truncated.
     BodyIncomplete,
-    /// No engine serves the model.
+    /// No engine serves the requested model.
     ModelNotFound,
-    /// `/workers` wants the registration token.
+    /// `/workers` requires the registration token.
     Unauthorized,
-    /// No API key or token, or none that is known.
+    /// The API key or token is missing or invalid.
     InvalidApiKey,
-    /// The key is known, but not for this.
+    /// The key is valid but lacks the scope.
     InsufficientPermissions,
-    /// The tenant has used its quota.
+    /// The tenant has exceeded its quota.
     RateLimited,
-    /// No such path.
+    /// The path does not exist.
     NotFound,
-    /// The path exists, the method does not.
+    /// The path exists, but not with this method.
     MethodNotAllowed,
-    /// Engines exist, but none is available now.
+    /// Engines are listed, but none is available now.
     NoEngineAvailable,
-    /// All engines are too busy to answer in time.
+    /// All engines are too busy to meet the TTFT target.
     Overloaded,
-    /// No engine in the fleet can serve this kind of request.
+    /// No engine in the fleet supports this kind of request.
     UnsupportedByFleet,
-    /// The prefill engine failed.
     PrefillFailed,
-    /// The decode engine failed.
     DecodeFailed,
-    /// A plain worker failed.
     WorkerFailed,
-    /// An engine answered 503 in every attempt that was possible.
+    /// An engine answered 503 in every attempt.
     EngineUnavailable,
-    /// An engine did not answer within its time limit.
+    /// An engine did not respond within its time limit.
     EngineTimeout,
     /// This gateway has no memory, connections or file descriptors left for the request.
     GatewayOverloaded,
@@ -87,7 +84,7 @@ impl ApiErrorCode {
         }
     }
 
-    /// The HTTP status that carries it.
+    /// HTTP status of the error response.
     #[must_use]
     pub fn status(self) -> StatusCode {
         match self {
@@ -113,7 +110,7 @@ impl ApiErrorCode {
         }
     }
 
-    /// OpenAI's coarse class of the error.
+    /// `type` of the error, as in OpenAI's API.
     fn openai_type(self) -> &'static str {
         match self.status() {
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
@@ -124,26 +121,25 @@ impl ApiErrorCode {
     }
 }
 
-/// A failed request, in words for the caller.
+/// A failed request, as reported to the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
-    /// Why, for programs.
+    /// Machine-readable code of the error.
     pub code: ApiErrorCode,
-    /// Why, for people: what is wrong, where, how to mend it.
+    /// Message for people: what is wrong, where, and how to fix it.
     pub message: String,
-    /// The request member at fault.
+    /// The invalid request member, if there is one.
     pub param: Option<String>,
-    /// When to ask again.
+    /// Delay before the client should retry.
     pub retry_after: Option<Duration>,
 }
 
 impl ApiError {
-    /// An error without a member at fault.
+    /// An error without an invalid member.
     pub fn new(code: ApiErrorCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), param: None, retry_after: None }
     }
 
-    /// Names the member at fault.
     #[must_use]
     pub fn param(mut self, param: impl Into<String>) -> Self {
         self.param = Some(param.into());
@@ -164,13 +160,13 @@ impl ApiError {
         error.to_string()
     }
 
-    /// The same as one server-sent event.
+    /// The error as one server-sent event.
     #[must_use]
     pub fn event(&self) -> Bytes {
         Bytes::from(format!("data: {}\n\n", self.json()))
     }
 
-    /// As an HTTP response.
+    /// The error as an HTTP response.
     #[must_use]
     pub fn response(&self) -> Response<Body> {
         let mut response = Response::new(Body::from(self.json()));
@@ -187,7 +183,7 @@ impl ApiError {
     }
 }
 
-/// The value of `Retry-After`: whole seconds, rounded up so that no client comes back too early.
+/// The value of `Retry-After`: whole seconds, rounded up so that no client retries too early.
 pub(crate) fn retry_after(after: Duration) -> HeaderValue {
     HeaderValue::from(after.as_secs() + u64::from(after.subsec_nanos() > 0 || after.is_zero()))
 }

@@ -1,9 +1,8 @@
-//! HTTP in and out around the pure scheduler.
+//! HTTP server and client around the pure scheduler.
 //!
-//! A request flows one way: `ingress` reads and checks it, `prompt` takes from its body what routing needs, `predict` says how much of it each
-//! engine has in a cache, `dispatch` decides
-//! and drives the engines' protocols over `upstream` connections, `relay` brings the answer back, `feedback` learns from
-//! it. `fleet` is the current set of engines.
+//! A request flows in one direction: `ingress` reads and checks it, `request_body` extracts the members that routing needs,
+//! `predict` estimates each engine's cache hits, `dispatch` chooses a route and drives the engines' protocols over `upstream`
+//! connections, `relay` returns the response, `feedback` records metrics and traces. `fleet` is the current set of engines.
 
 mod access;
 mod app;

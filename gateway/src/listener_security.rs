@@ -1,4 +1,4 @@
-//! What guards the two listeners: TLS, keys and tokens; what is left open; and what engines are known by.
+//! Security of the two listeners and of engine connections: TLS, keys and tokens, and a summary of what is exposed.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -9,26 +9,26 @@ use moongate_runtime::{ClientTls, FileChangeWatcher, ServerTls, ServerTlsFiles, 
 use crate::access::{AccessControl, AccessFileError};
 use crate::config::{GatewayOptions, UnauthenticatedPath};
 
-/// A listener cannot be guarded as the settings want it.
+/// Security settings of a listener are invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenerSecurityError {
-    /// Who may ask cannot be told.
+    /// An access file or JWKS file cannot be used.
     #[error(transparent)]
     Access(#[from] AccessFileError),
-    /// Settings or files for TLS that cannot be used.
+    /// TLS settings or files that cannot be used.
     #[error("{0}")]
     Tls(#[from] TlsConfigError),
-    /// No header can carry the engines' key.
-    #[error("--engine-api-key has characters that no header can carry; use visible ASCII")]
+    /// The engines' API key is not a valid header value.
+    #[error("--engine-api-key has characters that are invalid in a header; use visible ASCII")]
     EngineKey,
 }
 
-/// The guards of both listeners, and of connections to engines.
+/// Access control and TLS of both listeners, and TLS of connections to engines.
 pub(crate) struct ListenerSecurity {
     pub(crate) access: Arc<AccessControl>,
     pub(crate) tls: Option<ServerTls>,
     pub(crate) admin_tls: Option<ServerTls>,
-    /// What engines are known by.
+    /// Trusted CAs of engine connections.
     pub(crate) engine_trust: ClientTls,
     changes: FileChangeWatcher,
 }
@@ -38,16 +38,16 @@ impl ListenerSecurity {
         if options.engines.engine_api_key.is_some() && options.engines.authorization().is_none() {
             return Err(ListenerSecurityError::EngineKey);
         }
-        let of = &options.listeners;
+        let listeners = &options.listeners;
         let files = [
-            ("--tls-cert", of.tls_cert.as_ref()),
-            ("--tls-key", of.tls_key.as_ref()),
-            ("--tls-client-ca", of.tls_client_ca.as_ref()),
+            ("--tls-cert", listeners.tls_cert.as_ref()),
+            ("--tls-key", listeners.tls_key.as_ref()),
+            ("--tls-client-ca", listeners.tls_client_ca.as_ref()),
         ];
         let admin_files = [
-            ("--admin-tls-cert", of.admin_tls_cert.as_ref()),
-            ("--admin-tls-key", of.admin_tls_key.as_ref()),
-            ("--admin-tls-client-ca", of.admin_tls_client_ca.as_ref()),
+            ("--admin-tls-cert", listeners.admin_tls_cert.as_ref()),
+            ("--admin-tls-key", listeners.admin_tls_key.as_ref()),
+            ("--admin-tls-client-ca", listeners.admin_tls_client_ca.as_ref()),
         ];
         let load = |given: Option<ServerTlsFiles>, files| {
             given.map(ServerTls::load).transpose().map_err(|error| error.with_flag(files))
@@ -63,27 +63,26 @@ impl ListenerSecurity {
         })
     }
 
-    /// Keeps files read, and gives back what guards the requests and the two sockets.
+    /// Starts the tasks that reload files, and returns the access control and the TLS of the two listeners.
     pub(crate) fn start_reloading(
         self,
         supervisor: &Supervisor,
     ) -> (Arc<AccessControl>, Option<ServerTls>, Option<ServerTls>) {
-        let (gate, changes, stop) = (self.access.clone(), self.changes, supervisor.token());
-        supervisor
-            .spawn_restarted("renew keys", move || gate.clone().watch_files(changes.clone(), stop.clone()));
+        let (access, changes, stop) = (self.access.clone(), self.changes, supervisor.token());
+        supervisor.spawn_restarted("access-files", move || {
+            access.clone().watch_files(changes.clone(), stop.clone())
+        });
         for tls in [&self.tls, &self.admin_tls].into_iter().flatten() {
             let (tls, stop) = (tls.clone(), supervisor.token());
             supervisor
-                .spawn_restarted("renew certificates", move || tls.clone().reload_on_change(stop.clone()));
+                .spawn_restarted("listener-certificates", move || tls.clone().reload_on_change(stop.clone()));
         }
         let (trust, stop) = (self.engine_trust, supervisor.token());
-        supervisor.spawn_restarted("renew what engines are known by", move || {
-            trust.clone().reload_on_change(stop.clone())
-        });
+        supervisor.spawn_restarted("engine-ca", move || trust.clone().reload_on_change(stop.clone()));
         (self.access, self.tls, self.admin_tls)
     }
 
-    /// One line for each listener.
+    /// Summary of each listener's exposure.
     pub(crate) fn exposures(
         &self,
         options: &GatewayOptions,
@@ -92,17 +91,18 @@ impl ListenerSecurity {
         let [public, admin] = addresses;
         let certified = options.listeners.tls_client_ca.is_some();
         let open: Vec<&str> = options.access.admin_open.iter().filter_map(|path| path.path()).collect();
-        let besides = match open.as_slice() {
+        let open_paths = match open.as_slice() {
             [] => String::new(),
-            open => format!("; {} for everybody", open.join(", ")),
+            open => format!("; {} without authentication", open.join(", ")),
         };
-        let admin_closed = self.access.admin_requires_authentication();
-        let registers = match (options.engines.registration, options.engines.registration_token.is_some()) {
-            (true, false) if !admin_closed => {
-                "; whoever reaches it can have prompts sent anywhere (--registration)"
-            }
-            _ => "",
-        };
+        let admin_protected = self.access.admin_requires_authentication();
+        let registration_note =
+            match (options.engines.registration, options.engines.registration_token.is_some()) {
+                (true, false) if !admin_protected => {
+                    "; anyone who can reach it can redirect prompts (--registration)"
+                }
+                _ => "",
+            };
         [
             ListenerExposure {
                 listener: "public",
@@ -110,7 +110,7 @@ impl ListenerSecurity {
                 authenticated: self.access.requires_authentication() || certified,
                 tls: self.tls.is_some(),
                 required_credentials: match (self.access.describe(), certified) {
-                    (None, false) => "clients need no key".to_owned(),
+                    (None, false) => "no client authentication".to_owned(),
                     (None, true) => "clients need a certificate".to_owned(),
                     (Some(keys), false) => format!("clients need {keys}"),
                     (Some(keys), true) => format!("clients need a certificate and {keys}"),
@@ -119,18 +119,19 @@ impl ListenerSecurity {
             ListenerExposure {
                 listener: "admin",
                 address: admin,
-                authenticated: admin_closed,
+                authenticated: admin_protected,
                 tls: self.admin_tls.is_some(),
-                required_credentials: match admin_closed {
-                    true => format!("asks for a token, key or certificate{besides}"),
-                    false => format!("decisions, predictions, metrics and engines for everybody{registers}"),
+                required_credentials: match admin_protected {
+                    true => format!("requires a token, key or certificate{open_paths}"),
+                    false => format!(
+                        "no authentication for decisions, predictions, metrics and engines{registration_note}"
+                    ),
                 },
             },
         ]
     }
 }
 
-/// What a listener lets in.
 pub(crate) struct ListenerExposure {
     listener: &'static str,
     address: SocketAddr,
@@ -140,13 +141,13 @@ pub(crate) struct ListenerExposure {
 }
 
 impl ListenerExposure {
-    /// Open to a network without anybody being asked, or with keys that the network can read.
+    /// Reachable from a network without authentication, or with credentials sent in plain text.
     fn is_insecure(&self) -> bool {
         let is_safe = self.authenticated && self.tls;
         !(is_safe || self.address.ip().is_loopback())
     }
 
-    /// Into the log; as a warning where a network can come in or listen.
+    /// Logs the exposure; as a warning if it is insecure.
     pub(crate) fn log(&self) {
         if self.is_insecure() {
             tracing::warn!("{self}");
@@ -158,10 +159,10 @@ impl ListenerExposure {
 
 impl fmt::Display for ListenerExposure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { listener, address, tls, required_credentials: asks, .. } = self;
+        let Self { listener, address, tls, required_credentials: credentials, .. } = self;
         let tls = if *tls { "TLS" } else { "no TLS" };
         let reach = if address.ip().is_loopback() { " (this machine only)" } else { "" };
-        write!(f, "{listener} listener {address}{reach}: {tls}; {asks}")
+        write!(f, "{listener} listener {address}{reach}: {tls}; {credentials}")
     }
 }
 
@@ -176,11 +177,14 @@ impl UnauthenticatedPath {
     }
 }
 
-/// Loads all that guards the listeners, as a gateway with these settings would, and tells what would be open.
+/// Loads the security settings as a gateway would, and returns the exposure of each listener.
 ///
 /// # Errors
-/// [`ListenerSecurityError`]
+///
+/// [`ListenerSecurityError`] if a setting or file is invalid.
 pub fn exposures(options: &GatewayOptions) -> Result<[String; 2], ListenerSecurityError> {
-    let guards = ListenerSecurity::load(options)?;
-    Ok(guards.exposures(options, [options.listen, options.admin_listen]).map(|exposure| exposure.to_string()))
+    let security = ListenerSecurity::load(options)?;
+    Ok(security
+        .exposures(options, [options.listen, options.admin_listen])
+        .map(|exposure| exposure.to_string()))
 }

@@ -1,4 +1,4 @@
-//! Bounds of the memory that requests may take together.
+//! Budgets of the memory that all requests share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use bytes::Bytes;
 use moongate_runtime::LogRateLimiter;
 
-/// Reservations up to this size may use all of a budget. A quarter of it is theirs alone, so that a few large requests cannot keep all
-/// others out.
+/// Reservations up to this size may use the whole budget. Larger ones may use three quarters, so that a few large requests cannot
+/// block all others.
 const SMALL_BYTES: u64 = 1 << 20;
 
 /// An amount of memory that many requests share.
@@ -17,22 +17,22 @@ pub(crate) struct MemoryBudget {
     flag: &'static str,
     limit: u64,
     used: AtomicU64,
-    refused: AtomicU64,
+    rejected: AtomicU64,
     warnings: LogRateLimiter,
 }
 
-/// There is not so much left in a [`MemoryBudget`].
+/// A [`MemoryBudget`] has not enough memory left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryExhausted;
 
-/// A part of a [`MemoryBudget`], given back when dropped.
+/// A part of a [`MemoryBudget`], released on drop.
 #[derive(Debug)]
 pub(crate) struct MemoryReservation {
     budget: Arc<MemoryBudget>,
     bytes: u64,
 }
 
-/// Bytes whose memory is reserved until the last reference to them is dropped.
+/// Bytes whose memory is reserved until the last reference is dropped.
 struct ReservedBytes {
     bytes: Bytes,
     _reservation: MemoryReservation,
@@ -42,12 +42,12 @@ impl MemoryBudget {
     /// `flag` is the setting of the limit, for logs.
     pub(crate) fn new(flag: &'static str, limit: u64) -> Arc<Self> {
         let warnings = LogRateLimiter::new();
-        Arc::new(Self { flag, limit, used: AtomicU64::new(0), refused: AtomicU64::new(0), warnings })
+        Arc::new(Self { flag, limit, used: AtomicU64::new(0), rejected: AtomicU64::new(0), warnings })
     }
 
-    /// Reservations that have failed since the last call.
-    pub(crate) fn take_refused(&self) -> u64 {
-        self.refused.swap(0, Ordering::Relaxed)
+    /// Number of failed reservations since the last call.
+    pub(crate) fn take_rejected(&self) -> u64 {
+        self.rejected.swap(0, Ordering::Relaxed)
     }
 
     /// Bytes that are reserved now.
@@ -73,7 +73,7 @@ impl MemoryBudget {
 }
 
 impl MemoryReservation {
-    /// Reserves more. On failure it stays as it was.
+    /// Reserves more. On failure, the reservation is unchanged.
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), MemoryExhausted> {
         let more = bytes as u64;
         let budget = &*self.budget;
@@ -81,7 +81,7 @@ impl MemoryReservation {
         let before = budget.used.fetch_add(more, Ordering::Relaxed);
         if before + more > limit {
             budget.used.fetch_sub(more, Ordering::Relaxed);
-            budget.refused.fetch_add(1, Ordering::Relaxed);
+            budget.rejected.fetch_add(1, Ordering::Relaxed);
             if budget.warnings.is_due() {
                 tracing::warn!(
                     used = before,
@@ -132,12 +132,12 @@ mod tests {
     }
 
     #[test]
-    fn large_reservations_leave_a_quarter_to_small_ones() {
+    fn large_reservations_leave_a_quarter_for_small_ones() {
         let budget = MemoryBudget::new("--body-memory", 8 << 20);
         let mut large = budget.reserve(5 * MIB).unwrap();
         assert_eq!(large.grow(2 * MIB), Err(MemoryExhausted));
         assert_eq!(
-            (budget.used(), budget.take_refused()),
+            (budget.used(), budget.take_rejected()),
             (5 << 20, 1),
             "a failure changes nothing but its count"
         );

@@ -1,4 +1,5 @@
-//! `moongate loadtest live` without the rest of the program: quick to build while engines are being tuned. The gateway is another one.
+//! `moongate loadtest live` without the rest of the program: builds quickly while engines are being tuned. The gateway
+//! is a separate program.
 //!
 //! `cargo run --release -p moongate-loadtest --example live -- --gateway target/release/moongate --trace FILE`
 

@@ -1,4 +1,4 @@
-//! Draws the published benchmark beside runs of it.
+//! Plots the published benchmark together with runs of it.
 //!
 //! `cargo run -p moongate-loadtest --example published -- RUNS.json FILE.svg`
 
@@ -7,8 +7,7 @@ use moongate_loadtest::simulate::{BenchmarkResult, published_plot};
 
 fn main() -> anyhow::Result<()> {
     let mut files = std::env::args().skip(1);
-    let (runs, drawing) =
-        files.next().zip(files.next()).context("give a file of runs, and the file to draw")?;
+    let (runs, drawing) = files.next().zip(files.next()).context("usage: published RUNS.json FILE.svg")?;
     let runs: Vec<BenchmarkResult> = serde_json::from_str(&std::fs::read_to_string(&runs)?)?;
     Ok(std::fs::write(drawing, published_plot(&runs))?)
 }

@@ -1,4 +1,4 @@
-//! `moongate loadtest simulate` without the rest of the program: quick to build while a policy is being tuned.
+//! `moongate loadtest simulate` without the rest of the program: builds quickly while a policy is being tuned.
 //!
 //! `cargo run --release -p moongate-loadtest --example simulate -- --trace FILE --policy NAME,NAME`
 

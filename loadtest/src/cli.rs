@@ -21,63 +21,64 @@ use crate::generate::{self, ArrivalProcess, LoadLimits, LoadTarget, LoadTargetAp
 use crate::live::{LiveComparisonArgs, live};
 use crate::simulate::{SimulateArgs, simulate};
 
-/// Simulated engines and load.
+/// Simulated engines and load generation.
 #[derive(Debug, Subcommand)]
 pub enum LoadtestCommand {
     /// Run one simulated inference engine until it is stopped.
     Engine(Box<SimEngineArgs>),
-    /// Send load to an OpenAI-compatible endpoint and measure.
+    /// Send load to an OpenAI-compatible endpoint and measure it.
     Run(Box<LoadRunArgs>),
     /// Compare scheduling policies on a simulated fleet.
     Simulate(Box<SimulateArgs>),
-    /// Compare scheduling policies in real gateways between simulated engines on compressed time, beside the simulator.
+    /// Compare scheduling policies in real gateways with simulated engines on a faster clock, and compare the results
+    /// with the simulator.
     Live(Box<LiveComparisonArgs>),
 }
 
 /// Arguments of `moongate loadtest engine`.
 #[derive(Debug, Clone, Args)]
 pub struct SimEngineArgs {
-    /// What the engine does of a request.
+    /// Role of the engine in serving requests.
     #[arg(long, value_enum, default_value = "plain", env = "MOONGATE_LOADTEST_ROLE")]
     pub role: SimRole,
-    /// Whose wire protocol it speaks.
-    #[arg(long, value_enum, default_value = "sglang", env = "MOONGATE_LOADTEST_FACE")]
-    pub face: SimProtocol,
-    /// Address to listen on.
+    /// Wire protocol of the engine.
+    #[arg(long, value_enum, default_value = "sglang", env = "MOONGATE_LOADTEST_PROTOCOL")]
+    pub protocol: SimProtocol,
+    /// Address on which the engine listens.
     #[arg(long, default_value = "127.0.0.1:0", env = "MOONGATE_LOADTEST_LISTEN")]
     pub listen: SocketAddr,
-    /// How vLLM engines hand key-value caches over.
+    /// How vLLM engines transfer KV caches from prefill to decode.
     #[arg(long, value_enum, default_value = "nixl", env = "MOONGATE_LOADTEST_CONNECTOR")]
     pub connector: VllmConnector,
-    /// Address of the bootstrap server (SGLang, Mooncake) or side channel (NIXL) of a prefill engine; a free port
-    /// if not given.
+    /// Address of the bootstrap server (SGLang, Mooncake) or side channel (NIXL) of a prefill engine; default: a free
+    /// port.
     #[arg(long, env = "MOONGATE_LOADTEST_BOOTSTRAP_LISTEN")]
     pub bootstrap_listen: Option<SocketAddr>,
-    /// Host under which decode engines reach this one's side channel (NIXL); the listening address if not given.
+    /// Host name that decode engines use to reach this engine's side channel (NIXL); default: the listen address.
     #[arg(long, env = "MOONGATE_LOADTEST_ADVERTISE_HOST")]
     pub advertise_host: Option<String>,
-    /// Data-parallel ranks.
+    /// Number of data-parallel ranks of the engine.
     #[arg(long, default_value_t = 1, env = "MOONGATE_LOADTEST_DP_SIZE")]
     pub dp_size: u32,
-    /// Served model name.
+    /// Name under which the model is served.
     #[arg(long, default_value = "sim", env = "MOONGATE_LOADTEST_ENGINE_MODEL")]
     pub model: String,
-    /// Tokens per page or block; 64 for SGLang and 16 for vLLM if not given.
+    /// Tokens per page or block; default: 64 for SGLang, 16 for vLLM.
     #[arg(long, env = "MOONGATE_LOADTEST_PAGE_SIZE")]
     pub page_size: Option<usize>,
-    /// How many times faster than the imitated engine.
+    /// Speed relative to the imitated engine.
     #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_TIME_SCALE")]
     pub time_scale: f64,
     /// Device cache per rank in tokens.
     #[arg(long, default_value_t = 360_000, env = "MOONGATE_LOADTEST_L1_TOKENS")]
     pub l1_tokens: usize,
-    /// Host cache per rank in tokens; 0 is none.
+    /// Host cache per rank in tokens; 0 disables it.
     #[arg(long, default_value_t = 0, env = "MOONGATE_LOADTEST_L2_TOKENS")]
     pub l2_tokens: usize,
-    /// Shared store in tokens; 0 is none. One process's engines share it, so here the engine has it alone.
+    /// Simulated shared store in tokens; 0 disables it. This store is not shared with other processes.
     #[arg(long, default_value_t = 0, env = "MOONGATE_LOADTEST_L3_TOKENS")]
     pub l3_tokens: usize,
-    /// Keep pages in a real Mooncake store, whose master is there, instead of a simulated one. Bytes are compared.
+    /// Store pages in a real Mooncake store with this master instead of a simulated one. Object contents are verified.
     #[arg(
         long,
         value_name = "HOST:PORT",
@@ -85,7 +86,7 @@ pub struct SimEngineArgs {
         conflicts_with = "l3_tokens"
     )]
     pub store_master: Option<String>,
-    /// Where the store's nodes are found: P2PHANDSHAKE or the URL of a metadata server.
+    /// How the store's nodes are found: P2PHANDSHAKE or the URL of a metadata server.
     #[arg(
         long,
         value_name = "WHERE",
@@ -94,29 +95,29 @@ pub struct SimEngineArgs {
         requires = "store_master"
     )]
     pub store_metadata: MetadataSource,
-    /// TLS with the programs of that store.
+    /// TLS for the connections to that store.
     #[command(flatten)]
     pub store_tls: PeerTlsArgs,
-    /// Longest prompt in tokens.
+    /// Maximum prompt length in tokens.
     #[arg(long, default_value_t = 1_000_000, env = "MOONGATE_LOADTEST_CONTEXT_TOKENS")]
     pub context_tokens: usize,
-    /// Most requests that generate at once, per rank.
+    /// Maximum number of running requests per rank.
     #[arg(long, default_value_t = 256, env = "MOONGATE_LOADTEST_MAX_RUNNING")]
     pub max_running: usize,
-    /// Most tokens of one prefill pass.
+    /// Maximum number of tokens per prefill pass.
     #[arg(long, default_value_t = 8_192, env = "MOONGATE_LOADTEST_CHUNK_TOKENS")]
     pub chunk_tokens: usize,
-    /// How long one leg of a pair waits for the other, in seconds; 300 for SGLang and 480 for vLLM if not given.
+    /// Seconds that one leg of a pair waits for the other; default: 300 for SGLang, 480 for vLLM.
     #[arg(long, env = "MOONGATE_LOADTEST_BOOTSTRAP_TIMEOUT")]
     pub bootstrap_timeout: Option<f64>,
-    /// How long after its start the engine is not ready, in seconds.
+    /// Seconds after start during which the engine reports that it is not ready.
     #[arg(long, default_value_t = 0.0, env = "MOONGATE_LOADTEST_READY_AFTER")]
     pub ready_after: f64,
-    /// Publish KV events on this address, such as 127.0.0.1:5557: one port for each data-parallel rank, behind them as many for
-    /// replays. Port 0 takes free ones. Without: no events.
+    /// Publish KV events on this address, such as 127.0.0.1:5557: one port per data-parallel rank, followed by one
+    /// replay port per rank. Port 0 selects free ports. Default: no events.
     #[arg(long, value_name = "ADDR", env = "MOONGATE_LOADTEST_KV_EVENTS")]
     pub kv_events: Option<SocketAddr>,
-    /// A fault to begin with, as JSON, such as {"fault":"die_mid_stream","tokens":3,"times":1}.
+    /// Fault to inject from the start, as JSON, such as {"fault":"disconnect_mid_stream","tokens":3,"times":1}.
     #[arg(long, env = "MOONGATE_LOADTEST_FAULT")]
     pub fault: Option<String>,
 }
@@ -125,19 +126,19 @@ pub struct SimEngineArgs {
 #[derive(Debug, Clone, Args)]
 #[command(group = clap::ArgGroup::new("arrivals").required(true).args(["trace", "rate"]))]
 pub struct LoadRunArgs {
-    /// Endpoint, such as http://127.0.0.1:8000.
+    /// URL of the endpoint, such as http://127.0.0.1:8000.
     #[arg(long, env = "MOONGATE_LOADTEST_TARGET")]
     pub target: Url,
     /// Trace to replay: Mooncake or Qwen-Bailian JSON lines, or an Azure CSV.
     #[arg(long, env = "MOONGATE_LOADTEST_TRACE")]
     pub trace: Option<PathBuf>,
-    /// Requests per second, at random (Poisson).
+    /// Mean requests per second, with Poisson arrivals.
     #[arg(long, env = "MOONGATE_LOADTEST_RATE")]
     pub rate: Option<f64>,
-    /// Send no request after this many seconds.
+    /// Stop sending after this many seconds.
     #[arg(long, env = "MOONGATE_LOADTEST_DURATION")]
     pub duration: Option<f64>,
-    /// Send no more requests than this.
+    /// Stop sending after this many requests.
     #[arg(long, env = "MOONGATE_LOADTEST_REQUESTS")]
     pub requests: Option<u64>,
     /// Replay a trace this many times faster.
@@ -146,28 +147,28 @@ pub struct LoadRunArgs {
     /// Tokens per prompt, with --rate.
     #[arg(long, default_value_t = 1_024, env = "MOONGATE_LOADTEST_INPUT_TOKENS")]
     pub input_tokens: usize,
-    /// Tokens per answer, with --rate.
+    /// Tokens per response, with --rate.
     #[arg(long, default_value_t = 128, env = "MOONGATE_LOADTEST_OUTPUT_TOKENS")]
     pub output_tokens: u32,
-    /// Requests in flight at most; later ones wait and count as sent late.
+    /// Maximum number of requests in flight; later ones wait, which counts as schedule delay.
     #[arg(long, default_value_t = generate::DEFAULT_IN_FLIGHT, env = "MOONGATE_LOADTEST_CONCURRENCY_LIMIT")]
     pub concurrency_limit: usize,
-    /// Model to ask for; default: the first that the target serves.
+    /// Model to request; default: the first one that the target lists.
     #[arg(long, env = "MOONGATE_LOADTEST_MODEL")]
     pub model: Option<String>,
-    /// Interface to call.
+    /// API to which requests are sent.
     #[arg(long, value_enum, default_value = "chat", env = "MOONGATE_LOADTEST_API")]
     pub api: LoadTargetApi,
     /// Seed of arrivals and prompts.
     #[arg(long, default_value_t = 1, env = "MOONGATE_LOADTEST_SEED")]
     pub seed: u64,
-    /// Seconds without a byte after which a request has failed.
-    #[arg(long, default_value_t = 600.0, env = "MOONGATE_LOADTEST_SILENCE")]
-    pub silence: f64,
+    /// Fail a request after this many seconds without a byte.
+    #[arg(long, default_value_t = 600.0, env = "MOONGATE_LOADTEST_IDLE_TIMEOUT")]
+    pub idle_timeout: f64,
     /// Print one JSON object instead of a table.
     #[arg(long, env = "MOONGATE_LOADTEST_JSON")]
     pub json: bool,
-    /// Show no progress bar.
+    /// Do not show a progress bar.
     #[arg(long, env = "MOONGATE_LOADTEST_NO_PROGRESS")]
     pub no_progress: bool,
 }
@@ -175,7 +176,7 @@ pub struct LoadRunArgs {
 /// Runs a command. It ends early when the supervisor's token is cancelled.
 ///
 /// # Errors
-/// A setting is wrong, an address cannot be bound, or a file cannot be read.
+/// A setting is invalid, an address cannot be bound, or a file cannot be read.
 pub async fn run(command: LoadtestCommand, supervisor: &Supervisor) -> anyhow::Result<ExitCode> {
     match command {
         LoadtestCommand::Engine(args) => run_engine(*args, supervisor).await,
@@ -195,12 +196,12 @@ fn seconds(value: f64, flag: &str) -> anyhow::Result<Duration> {
 }
 
 impl SimEngineArgs {
-    /// The engine's settings.
+    /// Converts the arguments to the engine's settings.
     ///
     /// # Errors
     /// A number of seconds is negative or too large.
     pub fn options(&self) -> anyhow::Result<SimEngineOptions> {
-        let mut config = SimEngineOptions::new(self.role, self.face);
+        let mut config = SimEngineOptions::new(self.role, self.protocol);
         config.connector = self.connector;
         config.listen = self.listen;
         config.bootstrap_listen = self.bootstrap_listen;
@@ -241,7 +242,7 @@ impl SimEngineArgs {
 
 async fn run_engine(args: SimEngineArgs, supervisor: &Supervisor) -> anyhow::Result<ExitCode> {
     let fault: EngineFaultPlan = match &args.fault {
-        Some(json) => serde_json::from_str(json).context("--fault is not a fault in JSON")?,
+        Some(json) => serde_json::from_str(json).context("--fault is not a valid fault in JSON")?,
         None => EngineFault::None.into(),
     };
     let engine = SimEngine::start_with_store(args.options()?, &args.l3_store(supervisor)?).await?;
@@ -298,7 +299,7 @@ async fn run_load(args: LoadRunArgs, supervisor: &Supervisor) -> anyhow::Result<
         base_url: base,
         api: args.api,
         model,
-        idle_timeout: seconds(args.silence, "--silence")?,
+        idle_timeout: seconds(args.idle_timeout, "--idle-timeout")?,
     };
     let stop = supervisor.token();
     let report = generate::generate(target, arrivals, &limits, supervisor, &stop, !args.no_progress).await?;
@@ -308,8 +309,8 @@ async fn run_load(args: LoadRunArgs, supervisor: &Supervisor) -> anyhow::Result<
 
 async fn run_simulation(args: Box<SimulateArgs>, supervisor: &Supervisor) -> anyhow::Result<ExitCode> {
     let stop = Arc::new(AtomicBool::new(false));
-    let told = Arc::clone(&stop);
-    let mut run = tokio::task::spawn_blocking(move || simulate(&args, &told));
+    let stop_flag = Arc::clone(&stop);
+    let mut run = tokio::task::spawn_blocking(move || simulate(&args, &stop_flag));
     let stopped = supervisor.token();
     let text = tokio::select! {
         text = &mut run => text??,
@@ -322,13 +323,14 @@ async fn run_simulation(args: Box<SimulateArgs>, supervisor: &Supervisor) -> any
     Ok(ExitCode::SUCCESS)
 }
 
-/// The first model that the target says it serves.
+/// The first model in the target's model list.
 async fn first_model(client: &reqwest::Client, base: &str) -> anyhow::Result<String> {
     let url = format!("{base}/v1/models");
-    let ask = async { client.get(&url).send().await?.error_for_status()?.json::<serde_json::Value>().await };
-    let models = ask.await.with_context(|| format!("cannot ask {url} for a model; give one with --model"))?;
+    let fetch_models =
+        async { client.get(&url).send().await?.error_for_status()?.json::<serde_json::Value>().await };
+    let models = fetch_models.await.with_context(|| format!("cannot list models from {url}; set --model"))?;
     let first = models["data"][0]["id"].as_str();
-    first.map(str::to_owned).with_context(|| format!("{url} names no model; give one with --model"))
+    first.map(str::to_owned).with_context(|| format!("{url} lists no model; set --model"))
 }
 
 fn format_report(report: &LoadtestReport, json: bool) -> String {
@@ -338,7 +340,7 @@ fn format_report(report: &LoadtestReport, json: bool) -> String {
 fn write_stdout(text: &str) {
     use std::io::Write as _;
     let mut stdout = std::io::stdout().lock();
-    // A closed pipe is the reader's wish.
+    // A closed pipe means that the reader needs no more output.
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
 }
 
@@ -375,7 +377,7 @@ mod tests {
             "engine",
             "--role",
             "decode",
-            "--face",
+            "--protocol",
             "vllm",
             "--connector",
             "store",

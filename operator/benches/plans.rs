@@ -1,4 +1,4 @@
-//! What plans cost the operator itself among many groups: its own time, without an API server, and as it waits for nobody, all of it.
+//! Planning time of the operator among many groups, without an API server: all of it is the operator's own time.
 //!
 //! `cargo bench -p moongate-operator --bench plans -- --groups 1000`
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a tool for a person at a terminal")]
@@ -16,13 +16,13 @@ use moongate_render::GangScheduler;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-/// Makes groups of two roles with three pods in memory, and changes their images in place.
+/// Creates groups of two roles with three pods in memory, and changes their images in place.
 #[derive(Debug, Parser)]
 struct PlansBenchArgs {
-    /// How many groups
+    /// Number of groups to create in memory
     #[arg(long, default_value_t = 1000)]
     groups: usize,
-    /// Cargo says so.
+    /// Passed by cargo
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -64,7 +64,7 @@ struct PlansBench {
     queue: VecDeque<ResourceKey>,
     queued: BTreeSet<ResourceKey>,
     scheduled: BTreeMap<ResourceKey, Timestamp>,
-    /// How long each look at an object took: its plan, and taking in what its writes were answered.
+    /// Durations of reconciliations: planning, and updating the cache with the responses of writes.
     reconcile_times: Vec<Duration>,
     writes: usize,
 }
@@ -76,8 +76,8 @@ impl PlansBench {
         groups: usize,
         act: impl Fn(&mut SimulatedApiServer, &str) -> ResourceChange,
     ) {
-        let news = (0..groups).map(|index| act(&mut self.server, &format!("g{index}"))).collect();
-        self.apply_changes(news);
+        let changes = (0..groups).map(|index| act(&mut self.server, &format!("g{index}"))).collect();
+        self.apply_changes(changes);
         self.run_until_idle();
         self.reconcile_times.sort();
         let total: Duration = self.reconcile_times.iter().sum();
@@ -96,15 +96,15 @@ impl PlansBench {
         self.writes = 0;
     }
 
-    /// Kubernetes moves when the operator has nothing to do, and time passes when both have not.
+    /// Kubernetes acts when the operator is idle, and time advances when both are idle.
     fn run_until_idle(&mut self) {
         loop {
             if let Some(key) = self.queue.pop_front() {
                 self.queued.remove(&key);
                 self.reconcile(&key);
             } else if let Some((kind, name)) = self.server.unsettled.first().cloned() {
-                let news = self.server.advance(kind, &name);
-                self.apply_changes(news);
+                let changes = self.server.advance(kind, &name);
+                self.apply_changes(changes);
             } else if let Some((key, due)) = self.scheduled.pop_first() {
                 self.server.now = self.server.now.max(due);
                 self.push(key);
@@ -123,15 +123,15 @@ impl PlansBench {
         }
         for step in &plan.steps {
             self.writes += 1;
-            let news = self.server.write(&step.action).unwrap();
-            took += self.apply_changes(news);
+            let changes = self.server.write(&step.action).unwrap();
+            took += self.apply_changes(changes);
         }
         self.reconcile_times.push(took);
     }
 
-    fn apply_changes(&mut self, news: Vec<ResourceChange>) -> Duration {
+    fn apply_changes(&mut self, changes: Vec<ResourceChange>) -> Duration {
         let mut took = Duration::ZERO;
-        for change in news {
+        for change in changes {
             let ResourceChange::Present(kind, object) = change else { continue };
             let object = serde_json::from_value(object).unwrap();
             let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! Probes and metrics over HTTP.
+//! HTTP endpoints for probes and metrics.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use moongate_runtime::{ListenerLimits, Supervisor, serve};
 use crate::OperatorMetrics;
 
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// Probes and a few scrapers.
+/// Enough for probes and a few scrapers.
 const MAX_CONNECTIONS: usize = 64;
 
 /// Serves `/healthz`, `/readyz` and `/metrics` until the supervisor stops.

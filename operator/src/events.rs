@@ -1,5 +1,5 @@
-//! Events: what happened to an object that its status does not keep. Creations and progress are no events; whoever wants to
-//! know sees the objects and their conditions.
+//! Kubernetes events: changes of an object that its status does not record. Creations and progress emit no events; objects
+//! and their conditions show them.
 
 mod warmup;
 
@@ -21,27 +21,26 @@ use crate::plan::{PlanStep, WriteAction};
 use crate::resource_cache::ObservedResource;
 use crate::{OperatorMetrics, ResourceKind, status};
 
-/// Events that wait to be written. Beyond that they are dropped: they are told to people, and nothing depends on them.
+/// Events that wait to be written. Beyond that, events are dropped: nothing depends on them.
 const MAX_PENDING: usize = 256;
-/// For so long the same is not told again.
+/// Interval in which the same event is not repeated.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(600);
-/// Events that are remembered for that.
+/// Number of recent events to keep for that.
 const MAX_RECENT: usize = 4096;
-/// Longest text that the API server takes.
+/// Longest note that the API server accepts, in bytes.
 const MAX_NOTE: usize = 1024;
 
-/// Reasons of conditions that someone should look at.
+/// Condition reasons that emit a warning.
 const WARNINGS: [&str; 5] =
     ["InvalidSpec", "RestartPolicyTriggered", status::TIMED_OUT, status::CANNOT_PULL, status::NOT_PULLED];
 
-/// Something to tell of an object.
+/// An event about an object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct EventRecord {
-    /// Whether someone should look at it.
+    /// Whether its type is `Warning`.
     pub is_warning: bool,
-    /// Why, in one word.
+    /// The reason, as one CamelCase word.
     pub reason: String,
-    /// What happened.
     pub note: String,
 }
 
@@ -54,7 +53,7 @@ impl EventRecord {
         Self { is_warning: true, reason: reason.to_owned(), note }
     }
 
-    /// What a step that has been taken is worth telling; `before` is the object whose plan it belongs to.
+    /// Events for a completed step; `before` is the object whose plan contains the step.
     #[must_use]
     pub fn for_step(step: &PlanStep, before: impl FnOnce() -> Value) -> Vec<Self> {
         match &step.action {
@@ -77,23 +76,23 @@ impl EventRecord {
                 vec![Self::normal("UpdatedInPlace", step.reason.clone())]
             }
             WriteAction::Patch { status: true, body, .. } => {
-                let mut news: Vec<_> = warnings(body).collect();
+                let mut records: Vec<_> = warnings(body).collect();
                 let before = before();
                 let old: Vec<_> = warnings(&before).collect();
-                news.retain(|one| !old.contains(one));
-                news.dedup();
-                news
+                records.retain(|record| !old.contains(record));
+                records.dedup();
+                records
             }
             _ => Vec::new(),
         }
     }
 
-    /// What a refusal of the API server is worth telling. Conflicts and overload pass.
+    /// Event for a write that the API server rejected. Conflicts and overload are transient and emit none.
     #[must_use]
     pub fn for_failure(step: &PlanStep, error: &Error) -> Option<Self> {
         let Error::Api(status) = error else { return None };
-        let lasts = matches!(status.code, 400 | 403 | 422);
-        lasts.then(|| Self::warning("WriteRefused", format!("{}: {}", step.reason, status.message)))
+        let is_permanent = matches!(status.code, 400 | 403 | 422);
+        is_permanent.then(|| Self::warning("WriteRefused", format!("{}: {}", step.reason, status.message)))
     }
 }
 
@@ -105,7 +104,6 @@ fn warnings(object: &Value) -> impl Iterator<Item = EventRecord> {
     })
 }
 
-/// Takes what is told, without waiting.
 #[derive(Debug, Clone)]
 pub(crate) struct EventRecorder {
     pending: mpsc::Sender<(ObjectReference, EventRecord)>,
@@ -113,14 +111,14 @@ pub(crate) struct EventRecorder {
 }
 
 impl EventRecorder {
-    /// A teller, and what writes its events.
+    /// A recorder, and the task that writes its events.
     pub(crate) fn new(client: Client, metrics: Arc<OperatorMetrics>) -> (Self, impl Future<Output = ()>) {
-        let (waiting, told) = mpsc::channel(MAX_PENDING);
-        (Self { pending: waiting, metrics }, write_events(client, told))
+        let (waiting, recorded) = mpsc::channel(MAX_PENDING);
+        (Self { pending: waiting, metrics }, write_events(client, recorded))
     }
 
-    pub(crate) fn record(&self, of: &ObservedResource, news: impl IntoIterator<Item = EventRecord>) {
-        for one in news {
+    pub(crate) fn record(&self, of: &ObservedResource, records: impl IntoIterator<Item = EventRecord>) {
+        for record in records {
             let object = ObjectReference {
                 api_version: Some(of.key.kind.api_version().to_owned()),
                 kind: Some(of.key.kind.name().to_owned()),
@@ -129,7 +127,7 @@ impl EventRecorder {
                 uid: Some(of.uid.clone()),
                 ..ObjectReference::default()
             };
-            if self.pending.try_send((object, one)).is_err() {
+            if self.pending.try_send((object, record)).is_err() {
                 self.metrics.event_dropped();
             }
         }
@@ -138,21 +136,21 @@ impl EventRecorder {
 
 async fn write_events(client: Client, mut waiting: mpsc::Receiver<(ObjectReference, EventRecord)>) {
     let host = std::env::var("HOSTNAME").unwrap_or_else(|_| "moongate".to_owned());
-    let mut told = RecentEvents::default();
-    while let Some((object, news)) = waiting.recv().await {
-        if !told.is_new(object.uid.as_deref().unwrap_or_default(), &news, Instant::now()) {
+    let mut recent = RecentEvents::default();
+    while let Some((object, record)) = waiting.recv().await {
+        if !recent.is_new(object.uid.as_deref().unwrap_or_default(), &record, Instant::now()) {
             continue;
         }
         let events: Api<Event> =
             Api::namespaced(client.clone(), object.namespace.as_deref().unwrap_or_default());
-        if let Err(error) = events.create(&PostParams::default(), &event(object, news, &host)).await {
-            tracing::debug!(%error, "an event was not written");
+        if let Err(error) = events.create(&PostParams::default(), &event(object, record, &host)).await {
+            tracing::debug!(%error, "cannot write an event");
         }
     }
 }
 
-fn event(object: ObjectReference, news: EventRecord, host: &str) -> Event {
-    let mut note = news.note;
+fn event(object: ObjectReference, record: EventRecord, host: &str) -> Event {
+    let mut note = record.note;
     note.truncate(note.floor_char_boundary(MAX_NOTE));
     let name = format!("{}.{:016x}", object.name.as_deref().unwrap_or_default(), fastrand::u64(..));
     Event {
@@ -164,22 +162,21 @@ fn event(object: ObjectReference, news: EventRecord, host: &str) -> Event {
         action: Some("Reconcile".to_owned()),
         event_time: Some(MicroTime(Timestamp::now())),
         note: Some(note),
-        reason: Some(news.reason),
+        reason: Some(record.reason),
         regarding: Some(object),
         reporting_controller: Some("moongate-operator".to_owned()),
         reporting_instance: Some(host.to_owned()),
-        type_: Some(if news.is_warning { "Warning" } else { "Normal" }.to_owned()),
+        type_: Some(if record.is_warning { "Warning" } else { "Normal" }.to_owned()),
         ..Event::default()
     }
 }
 
-/// What was told of late.
 #[derive(Default)]
 struct RecentEvents(HashMap<(String, EventRecord), Instant>);
 
 impl RecentEvents {
-    fn is_new(&mut self, uid: &str, news: &EventRecord, now: Instant) -> bool {
-        let key = (uid.to_owned(), news.clone());
+    fn is_new(&mut self, uid: &str, record: &EventRecord, now: Instant) -> bool {
+        let key = (uid.to_owned(), record.clone());
         let is_recent = |at: &Instant| now.duration_since(*at) < REPEAT_INTERVAL;
         if self.0.get(&key).is_some_and(is_recent) {
             return false;
@@ -213,32 +210,32 @@ mod tests {
     }
 
     #[test]
-    fn what_ends_or_restarts_something_is_told() {
+    fn deletions_and_restarts_emit_events() {
         let delete = |kind| step(WriteAction::Delete { kind, name: "p".to_owned(), uid: String::new() });
-        let told = EventRecord::for_step(&delete(ResourceKind::Pod), || Value::Null);
-        assert_eq!(told, [EventRecord::normal("Deleted", "Pod p: because".to_owned())]);
+        let recorded = EventRecord::for_step(&delete(ResourceKind::Pod), || Value::Null);
+        assert_eq!(recorded, [EventRecord::normal("Deleted", "Pod p: because".to_owned())]);
         assert_eq!(EventRecord::for_step(&delete(ResourceKind::Revision), || Value::Null), []);
-        let told = EventRecord::for_step(&patch(ResourceKind::Pod, false, json!({})), || Value::Null);
-        assert_eq!(told, [EventRecord::normal("UpdatedInPlace", "because".to_owned())]);
+        let recorded = EventRecord::for_step(&patch(ResourceKind::Pod, false, json!({})), || Value::Null);
+        assert_eq!(recorded, [EventRecord::normal("UpdatedInPlace", "because".to_owned())]);
     }
 
     #[test]
-    fn a_warning_is_told_once_until_it_says_something_else() {
+    fn a_warning_is_emitted_once_until_its_message_changes() {
         let invalid = |message: &str| json!({ "reason": "InvalidSpec", "message": message });
         let fine = json!({ "reason": "AllRolesReady", "message": "" });
-        let told = |now: Value, before: Value| {
-            let news =
+        let recorded = |now: Value, before: Value| {
+            let records =
                 EventRecord::for_step(&patch(ResourceKind::Group, true, status(now)), || status(before));
-            news.into_iter().map(|news| news.note).collect::<Vec<_>>()
+            records.into_iter().map(|record| record.note).collect::<Vec<_>>()
         };
-        assert_eq!(told(json!([invalid("a"), invalid("a")]), json!([fine])), ["a"]);
-        assert_eq!(told(json!([invalid("a")]), json!([invalid("a")])), [""; 0]);
-        assert_eq!(told(json!([invalid("b")]), json!([invalid("a")])), ["b"]);
-        assert_eq!(told(json!([fine]), json!([invalid("a")])), [""; 0]);
+        assert_eq!(recorded(json!([invalid("a"), invalid("a")]), json!([fine])), ["a"]);
+        assert_eq!(recorded(json!([invalid("a")]), json!([invalid("a")])), [""; 0]);
+        assert_eq!(recorded(json!([invalid("b")]), json!([invalid("a")])), ["b"]);
+        assert_eq!(recorded(json!([fine]), json!([invalid("a")])), [""; 0]);
     }
 
     #[test]
-    fn only_refusals_that_last_are_told() {
+    fn only_permanent_rejections_emit_events() {
         let refused = |code| {
             let status = kube::core::Status::failure("quota", "Forbidden").with_code(code);
             EventRecord::for_failure(
@@ -252,23 +249,23 @@ mod tests {
     }
 
     #[test]
-    fn the_same_is_told_again_only_after_a_while() {
-        let (mut told, now) = (RecentEvents::default(), Instant::now());
-        let news = EventRecord::warning("WriteRefused", "quota".to_owned());
-        assert!(told.is_new("a", &news, now));
-        assert!(!told.is_new("a", &news, now + REPEAT_INTERVAL / 2));
-        assert!(told.is_new("b", &news, now));
-        assert!(told.is_new("a", &news, now + REPEAT_INTERVAL));
+    fn an_event_is_repeated_only_after_the_interval() {
+        let (mut recent, now) = (RecentEvents::default(), Instant::now());
+        let record = EventRecord::warning("WriteRefused", "quota".to_owned());
+        assert!(recent.is_new("a", &record, now));
+        assert!(!recent.is_new("a", &record, now + REPEAT_INTERVAL / 2));
+        assert!(recent.is_new("b", &record, now));
+        assert!(recent.is_new("a", &record, now + REPEAT_INTERVAL));
         for uid in 0..2 * MAX_RECENT {
-            assert!(told.is_new(&format!("{uid}"), &news, now + REPEAT_INTERVAL));
+            assert!(recent.is_new(&format!("{uid}"), &record, now + REPEAT_INTERVAL));
         }
-        assert!(told.0.len() <= MAX_RECENT);
+        assert!(recent.0.len() <= MAX_RECENT);
     }
 
     #[test]
-    fn a_long_text_is_cut_where_a_letter_ends() {
-        let news = EventRecord::warning("WriteRefused", "ä".repeat(MAX_NOTE));
-        let event = event(ObjectReference::default(), news, "host");
+    fn long_notes_are_truncated_at_a_character_boundary() {
+        let record = EventRecord::warning("WriteRefused", "ä".repeat(MAX_NOTE));
+        let event = event(ObjectReference::default(), record, "host");
         assert_eq!(event.note.unwrap().len(), MAX_NOTE);
     }
 }

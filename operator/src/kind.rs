@@ -1,58 +1,42 @@
-//! The kinds of objects that the operator reads and writes.
+//! Kinds of objects that the operator reads and writes.
 
 use kube::api::{ApiResource, GroupVersionKind};
 use moongate_render::Manifest;
 
-/// A kind of object.
+/// A kind of object, as the operator distinguishes them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ResourceKind {
-    /// `RoleBasedGroupSet`
     GroupSet,
-    /// `RoleBasedGroup`
     Group,
-    /// `RoleBasedGroupScalingAdapter`
     Adapter,
-    /// `CoordinatedPolicy`
     Policy,
-    /// `RoleInstanceSet`
     Set,
-    /// `RoleInstance`
     Instance,
-    /// `Pod` of a RoleInstance
+    /// A `Pod` that belongs to a RoleInstance
     Pod,
-    /// `ConfigMap`
     ConfigMap,
-    /// `Service`
     Service,
-    /// `ControllerRevision`
     Revision,
-    /// `StatefulSet`
     StatefulSet,
-    /// `Deployment`
     Deployment,
-    /// `ClusterEngineRuntimeProfile`, which is in no namespace
     Profile,
-    /// `LeaderWorkerSet`
     LeaderWorkerSet,
-    /// `PodGroup` of scheduler-plugins
+    /// `PodGroup` in the API of scheduler-plugins
     PodGroup,
-    /// `PodGroup` of Volcano
+    /// `PodGroup` in the API of Volcano
     VolcanoPodGroup,
-    /// `RoleBasedGroupWarmup`
     Warmup,
-    /// `Pod` of a warmup, or one that pulls images for others
+    /// `Pod` of a warmup, or one that pulls images for other pods
     WarmupPod,
-    /// `Pod` of a role that a StatefulSet, Deployment or LeaderWorkerSet made
+    /// `Pod` of a role created by a StatefulSet, Deployment or LeaderWorkerSet
     ForeignPod,
-    /// `Node`, which is in no namespace
     Node,
 }
 
-/// Pods of groups, less those of RoleInstances.
+/// Selects pods of groups, except those of RoleInstances.
 const EXTERNAL_PODS: &str = "rbg.workloads.x-k8s.io/group-name,!rbg.workloads.x-k8s.io/role-instance-name";
 
 impl ResourceKind {
-    /// All of them.
     pub const ALL: [Self; 20] = [
         Self::GroupSet,
         Self::Group,
@@ -76,7 +60,7 @@ impl ResourceKind {
         Self::Node,
     ];
 
-    /// As an object's `kind` has it.
+    /// Value of an object's `kind` field.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -100,13 +84,13 @@ impl ResourceKind {
         }
     }
 
-    /// The kind of that name, if it is one of ours.
+    /// Finds a kind by its name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// The kind of an object to write.
+    /// Finds the kind of a manifest.
     #[must_use]
     pub fn from_manifest(manifest: &Manifest) -> Option<Self> {
         let is_it =
@@ -116,7 +100,6 @@ impl ResourceKind {
         Some(if kind == Self::Pod && is_warmup { Self::WarmupPod } else { kind })
     }
 
-    /// `group/version`.
     #[must_use]
     pub fn api_version(self) -> &'static str {
         match self {
@@ -138,25 +121,24 @@ impl ResourceKind {
         }
     }
 
-    /// Whether it is a definition of ours: other patches are understood than for kinds that Kubernetes knows by itself.
+    /// Whether the kind is one of our CRDs, which accept merge patches only.
     #[must_use]
     pub fn is_custom(self) -> bool {
         self.api_version().starts_with("workloads.x-k8s.io/")
     }
 
-    /// Whether a cluster may do without it: others define it.
+    /// Whether the cluster may not serve the kind: another project defines it.
     #[must_use]
     pub fn is_optional(self) -> bool {
         matches!(self, Self::LeaderWorkerSet | Self::PodGroup | Self::VolcanoPodGroup)
     }
 
-    /// Whether its objects are in no namespace.
+    /// Whether the kind is cluster-scoped.
     #[must_use]
     pub fn is_of_cluster(self) -> bool {
         matches!(self, Self::Profile | Self::Node)
     }
 
-    /// Where the API server serves it.
     #[must_use]
     pub fn resource(self) -> ApiResource {
         let (group, version) = self.api_version().split_once('/').unwrap_or(("", self.api_version()));
@@ -167,7 +149,7 @@ impl ResourceKind {
         ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, self.name()), &plural)
     }
 
-    /// Only objects with such labels concern us; core kinds have many that do not. `None` where not all of ours have one.
+    /// Label selector for the objects to watch; `None` if not all relevant objects have a common label.
     #[must_use]
     pub fn selector(self) -> Option<&'static str> {
         match self {

@@ -1,17 +1,17 @@
-//! The operator: keeps RoleBasedGroups running.
+//! The operator: reconciles RoleBasedGroups.
 //!
-//! - [`observed`]: what watches have told, and what our own writes were answered with.
-//! - [`plan`] (pure): observed and desired become ordered steps, each with its reason.
-//! - [`status`] (pure): observed becomes what an object's status says.
-//! - [`apply`]: the only room that writes to Kubernetes.
-//! - [`controllers`]: loops over these.
-//! - [`admission`] (pure): whether an object may be stored.
-//! - [`forecast`] (pure): plans carried out in memory, to tell what they will do.
-//! - [`events`]: what is told to people besides.
-//! - [`kubectl`]: what people do with groups.
-//! - [`webhooks`]: answers the API server, and keeps what it needs for that.
+//! - [`resource_cache`]: objects from watches and from responses to our own writes.
+//! - [`plan`] (pure): turns observed and desired state into ordered steps, each with its reason.
+//! - [`status`] (pure): computes the statuses of objects.
+//! - [`resource_writer`]: writes to Kubernetes; no other module writes groups' objects.
+//! - [`controllers`]: the loops around these.
+//! - [`validation`] (pure): whether an object may be stored.
+//! - [`forecast`] (pure): carries plans out in memory to preview their steps.
+//! - [`events`]: Kubernetes events.
+//! - [`kubectl`]: the commands of `kubectl moongate`.
+//! - [`webhooks`]: serves conversion and validation, and registers the webhooks.
 //!
-//! Nothing is remembered that is not in an object: a process that takes over sees the same and goes on.
+//! All state is stored in objects: after a failover, the next leader reads the same state and continues.
 
 pub mod admin;
 pub mod controllers;

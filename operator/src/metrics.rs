@@ -1,4 +1,4 @@
-//! What the operator counts, and whether it is ready. `docs/metrics.md` lists the metrics.
+//! Metrics and readiness of the operator. `docs/metrics.md` lists the metrics.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::ResourceKind;
 
-/// Seconds for a plan, and for a plan and its writes.
+/// Histogram buckets in seconds, for plans and for reconciliations.
 const BUCKETS: [f64; 16] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 2.0, 5.0, 30.0];
 
@@ -36,21 +36,20 @@ struct ApiRequestLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct WebhookLabels {
     webhook: &'static str,
-    answer: &'static str,
+    result: &'static str,
 }
 
-/// How a look at an object ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReconcileOutcome {
-    /// All of its steps were taken, if there were any.
+    /// All steps of the plan were carried out.
     Done,
-    /// The object cannot be planned for.
+    /// The object's spec is invalid.
     InvalidSpec,
-    /// The API server refused a step, or could not be asked.
+    /// The API server rejected a write, or did not respond.
     Failed,
 }
 
-/// Metrics of one operator.
+/// Metrics of one operator process.
 #[derive(Debug)]
 pub struct OperatorMetrics {
     registry: Registry,
@@ -86,25 +85,29 @@ impl Default for OperatorMetrics {
         };
         registry.register(
             "reconciles",
-            "Looks at objects: `done`, `unplanned` (the spec cannot be run), `failed` (a write was refused)",
+            "Reconciliations: `done`, `invalid_spec`, `failed` (a write was rejected)",
             metrics.reconciles.clone(),
         );
-        let text = "A plan and its writes";
+        let text = "Duration of a reconciliation, writes included";
         registry.register_with_unit("reconcile", text, Unit::Seconds, metrics.durations.clone());
-        let text = "A plan alone: what of it is the operator's own time";
+        let text = "Duration of planning, without API writes";
         registry.register_with_unit("plan", text, Unit::Seconds, metrics.plans.clone());
-        registry.register("queued", "Objects that wait for a look", metrics.queued.clone());
+        registry.register("queued", "Objects queued for reconciliation", metrics.queued.clone());
         registry.register("api_requests", "Requests to the API server", metrics.requests.clone());
-        registry.register("watch_failures", "Watches that were begun anew", metrics.watch_failures.clone());
-        registry.register("leading", "1 while this operator works", metrics.leading.clone());
+        registry.register(
+            "watch_failures",
+            "Watches restarted after a failure",
+            metrics.watch_failures.clone(),
+        );
+        registry.register("leading", "1 while this replica holds the leader Lease", metrics.leading.clone());
         registry.register(
             "events_dropped",
-            "Events for which there was no room",
+            "Events dropped because the event queue was full",
             metrics.events_dropped.clone(),
         );
         registry.register(
             "webhook_requests",
-            "Questions of the API server: `converted`, `allowed`, `refused`, or `rubbish` from somebody else",
+            "Webhook requests: `converted`, `allowed`, `refused`, or `invalid` for an unreadable body",
             metrics.webhooks.clone(),
         );
         Self { registry, ..metrics }
@@ -112,17 +115,17 @@ impl Default for OperatorMetrics {
 }
 
 impl OperatorMetrics {
-    /// In OpenMetrics' text format.
+    /// Metrics in the OpenMetrics text format.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = encode(&mut text, &self.registry);
         moongate_runtime::append_process_metrics(&mut text);
         text
     }
 
-    /// All metrics of an operator as Prometheus scrapes them, each with a sample: what the table in `docs/metrics.md` is made of.
+    /// All metrics in the scrape format, each with a sample: input of the table in `docs/metrics.md`.
     #[must_use]
     pub fn sample_text() -> String {
         let metrics = Self::default();
@@ -134,27 +137,32 @@ impl OperatorMetrics {
         metrics.text()
     }
 
-    /// Whether the operator does all that it is there for: it leads and has seen every object, or it stands by; and its webhooks,
-    /// if it has any, can be asked.
+    /// Whether the operator is ready: it leads and has listed all objects, or it is a standby; and its webhooks, if enabled,
+    /// are registered.
     #[must_use]
     pub fn is_ready(&self) -> bool {
-        let works = self.leading.get() == 0 || self.synced.load(Ordering::Relaxed);
-        works && !self.webhooks_pending.load(Ordering::Relaxed)
+        let is_synced_or_standby = self.leading.get() == 0 || self.synced.load(Ordering::Relaxed);
+        is_synced_or_standby && !self.webhooks_pending.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn observe_reconcile(&self, kind: ResourceKind, ended: ReconcileOutcome, took: Duration) {
+    pub(crate) fn observe_reconcile(
+        &self,
+        kind: ResourceKind,
+        outcome_kind: ReconcileOutcome,
+        duration: Duration,
+    ) {
         let kind = kind.name();
-        let outcome = match ended {
+        let outcome = match outcome_kind {
             ReconcileOutcome::Done => "done",
-            ReconcileOutcome::InvalidSpec => "unplanned",
+            ReconcileOutcome::InvalidSpec => "invalid_spec",
             ReconcileOutcome::Failed => "failed",
         };
         self.reconciles.get_or_create(&ReconcileLabels { kind, outcome }).inc();
-        self.durations.get_or_create(&KindLabels { kind }).observe(took.as_secs_f64());
+        self.durations.get_or_create(&KindLabels { kind }).observe(duration.as_secs_f64());
     }
 
-    pub(crate) fn observe_plan(&self, kind: ResourceKind, took: Duration) {
-        self.plans.get_or_create(&KindLabels { kind: kind.name() }).observe(took.as_secs_f64());
+    pub(crate) fn observe_plan(&self, kind: ResourceKind, duration: Duration) {
+        self.plans.get_or_create(&KindLabels { kind: kind.name() }).observe(duration.as_secs_f64());
     }
 
     pub(crate) fn set_queued(&self, objects: usize) {
@@ -169,8 +177,8 @@ impl OperatorMetrics {
         self.watch_failures.get_or_create(&KindLabels { kind: kind.name() }).inc();
     }
 
-    pub(crate) fn set_leading(&self, leads: bool) {
-        self.leading.set(leads.into());
+    pub(crate) fn set_leading(&self, is_leading: bool) {
+        self.leading.set(is_leading.into());
     }
 
     pub(crate) fn set_synced(&self) {
@@ -181,12 +189,12 @@ impl OperatorMetrics {
         self.events_dropped.inc();
     }
 
-    pub(crate) fn count_webhook_request(&self, webhook: &'static str, answer: &'static str) {
-        self.webhooks.get_or_create(&WebhookLabels { webhook, answer }).inc();
+    pub(crate) fn count_webhook_request(&self, webhook: &'static str, result: &'static str) {
+        self.webhooks.get_or_create(&WebhookLabels { webhook, result }).inc();
     }
 
-    pub(crate) fn set_webhooks_pending(&self, waits: bool) {
-        self.webhooks_pending.store(waits, Ordering::Relaxed);
+    pub(crate) fn set_webhooks_pending(&self, is_pending: bool) {
+        self.webhooks_pending.store(is_pending, Ordering::Relaxed);
     }
 }
 
@@ -195,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ready_is_who_stands_by_or_has_seen_all_and_can_be_asked() {
+    fn ready_requires_synced_leader_and_registered_webhooks() {
         let metrics = OperatorMetrics::default();
         assert!(metrics.is_ready());
         metrics.set_leading(true);

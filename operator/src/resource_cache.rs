@@ -1,7 +1,7 @@
-//! What is known of the cluster: objects as watches told of them and as our own writes were answered.
+//! Cache of the cluster's objects, from watches and from responses to our own writes.
 //!
-//! A write's answer is taken in at once, so that the next look at the same object does not repeat it. What a watch tells
-//! later counts only if it is newer. Objects are kept as text: a tree of JSON takes ten times the memory.
+//! The response to a write is cached at once, so that the next plan for the object does not repeat it; a later watch event
+//! counts only if it is newer. Objects are stored as JSON text: a parsed tree takes ten times the memory.
 
 mod index;
 mod ports;
@@ -17,52 +17,47 @@ use serde_json::{Value, json};
 use crate::ResourceKind;
 use crate::plan::{HookCall, HookResult};
 
-/// Deleted objects of which a late event may still tell.
+/// Deleted UIDs to remember, so that late events about them are dropped.
 const MAX_DELETED: usize = 10_000;
 
-/// What an object is called.
+/// Identity of an object in the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ResourceKey {
-    /// Its kind.
     pub kind: ResourceKind,
-    /// Its namespace; empty if it is in none.
+    /// Its namespace; empty for cluster-scoped kinds.
     pub namespace: String,
-    /// Its name.
     pub name: String,
 }
 
-/// An object.
 #[derive(Debug)]
 pub struct ObservedResource {
-    /// What it is called.
     pub key: ResourceKey,
-    /// Its UID.
     pub uid: String,
-    /// The object whose part it is.
+    /// The controlling owner, with its UID.
     controller: Option<(ResourceKey, String)>,
-    /// The group that it belongs to, by label.
+    /// The group in its group-name label.
     pub(crate) group: Option<String>,
-    /// Ports that it has chosen for pods.
+    /// Ports that it has allocated for pods.
     ports: Vec<u16>,
     version: u64,
     text: Box<str>,
 }
 
-/// All objects.
+/// Cache of all objects that the operator reads.
 #[derive(Debug, Default)]
 pub struct ResourceCache {
     objects: BTreeMap<ResourceKey, CachedResource>,
     index: index::ResourceIndex,
     deleted_uids: HashSet<String>,
     deleted_order: VecDeque<String>,
-    /// Counts lists, to tell what a list has confirmed.
+    /// Number of lists started, to determine the objects that a list did not contain.
     era: u64,
-    /// Kinds of which a complete list has been seen.
+    /// Kinds that have been listed completely.
     listed: BTreeSet<ResourceKind>,
     /// Kinds that the API server does not serve.
     absent: BTreeSet<ResourceKind>,
     port_reservations: ports::PortReservations,
-    /// What pods have answered last, by UID.
+    /// Last hook responses of pods, by UID.
     hook_results: HashMap<String, (HookCall, HookResult)>,
 }
 
@@ -73,7 +68,7 @@ struct CachedResource {
 }
 
 impl ObservedResource {
-    /// `None` if it is none of ours.
+    /// `None` if the object is not relevant for the operator.
     fn new(key: ResourceKey, mut object: DynamicObject) -> Option<Self> {
         let kind = key.kind;
         let metadata = &mut object.metadata;
@@ -83,11 +78,12 @@ impl ObservedResource {
         let uid = metadata.uid.clone()?;
         let version = version(metadata);
         let owners = metadata.owner_references.as_deref().unwrap_or_default();
-        // Nobody controls an adapter, but it is part of a group all the same.
-        let is_whole = |kind_of: &str| kind == ResourceKind::Adapter && kind_of == ResourceKind::Group.name();
-        let mut wholes =
-            owners.iter().filter(|owner| owner.controller == Some(true) || is_whole(&owner.kind));
-        let controller = wholes.next().and_then(|owner| {
+        // An adapter has no controlling owner, but belongs to its group.
+        let is_owning_group =
+            |kind_of: &str| kind == ResourceKind::Adapter && kind_of == ResourceKind::Group.name();
+        let mut owning =
+            owners.iter().filter(|owner| owner.controller == Some(true) || is_owning_group(&owner.kind));
+        let controller = owning.next().and_then(|owner| {
             let kind = ResourceKind::parse(&owner.kind)?;
             Some((
                 ResourceKey { kind, namespace: key.namespace.clone(), name: owner.name.clone() },
@@ -110,25 +106,25 @@ impl ObservedResource {
         Some(Self { key, uid, controller, group, ports, version, text })
     }
 
-    /// The version of the cluster at which it was so.
+    /// Resource version of the cached state.
     #[must_use]
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// The object, a pod without its version. `None` if it is none of that type, which a schema that others installed may allow.
+    /// Deserializes the object; a pod has no resource version. `None` if that fails, which a foreign CRD schema may allow.
     #[must_use]
     pub fn read<T: DeserializeOwned>(&self) -> Option<T> {
         match serde_json::from_str(&self.text) {
             Ok(object) => Some(object),
             Err(error) => {
-                tracing::warn!(kind = self.key.kind.name(), name = self.key.name, %error, "unreadable object left out");
+                tracing::warn!(kind = self.key.kind.name(), name = self.key.name, %error, "skipped object that does not deserialize");
                 None
             }
         }
     }
 
-    /// Whose plan it changes: its own, its owner's, and its group's.
+    /// Objects to reconcile when this one changes: itself, its owner, and its group.
     fn affected_keys(&self) -> Vec<ResourceKey> {
         let mut all = Vec::new();
         if self.key.kind.is_custom() {
@@ -158,15 +154,15 @@ fn version(metadata: &ObjectMeta) -> u64 {
     metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or(0)
 }
 
-/// What plans look at of a pod's specification and status.
+/// Fields of a pod's spec and status that plans use.
 const RETAINED_POD_MEMBERS: [(&str, &[&str]); 2] = [
     ("spec", &["containers", "imagePullSecrets", "nodeName", "readinessGates"]),
     ("status", &["conditions", "containerStatuses", "message", "phase", "podIP", "reason"]),
 ];
-/// And of each of its containers.
+/// Fields of its containers that plans use.
 const RETAINED_CONTAINER_MEMBERS: [&str; 2] = ["image", "name"];
 
-/// Clusters have many revisions, ConfigMaps and PodGroups that others keep.
+/// Clusters have many revisions, ConfigMaps and PodGroups of other controllers.
 fn is_ours(kind: ResourceKind, controller: Option<&(ResourceKey, String)>) -> bool {
     match kind {
         ResourceKind::Revision
@@ -177,7 +173,8 @@ fn is_ours(kind: ResourceKind, controller: Option<&(ResourceKey, String)>) -> bo
     }
 }
 
-/// Only what plans look at is kept of objects of which there may be many: what else changes about them concerns nobody.
+/// Removes fields that plans do not use from objects of numerous kinds, so that changes of these fields trigger no
+/// reconciliation.
 fn trim(kind: ResourceKind, object: &mut DynamicObject) {
     let metadata = &object.metadata;
     let (name, uid, labels) = (metadata.name.clone(), metadata.uid.clone(), metadata.labels.clone());
@@ -187,22 +184,16 @@ fn trim(kind: ResourceKind, object: &mut DynamicObject) {
             object.data = json!({});
         }
         ResourceKind::ForeignPod => {
-            let ends = metadata.deletion_timestamp.clone();
+            let deletion_timestamp = metadata.deletion_timestamp.clone();
             let namespace = metadata.namespace.clone();
-            object.metadata = ObjectMeta {
-                name,
-                namespace,
-                uid,
-                labels,
-                deletion_timestamp: ends,
-                ..ObjectMeta::default()
-            };
+            object.metadata =
+                ObjectMeta { name, namespace, uid, labels, deletion_timestamp, ..ObjectMeta::default() };
             let node = object.data["spec"]["nodeName"].take();
             let conditions = object.data["status"]["conditions"].take();
             object.data = json!({ "spec": { "nodeName": node }, "status": { "conditions": conditions } });
         }
         ResourceKind::Pod | ResourceKind::WarmupPod => {
-            // It changes with all that is not looked at.
+            // The resource version also changes with the fields that are removed.
             object.metadata.resource_version = None;
             for (part, members) in RETAINED_POD_MEMBERS {
                 object.data.get_mut(part).into_iter().for_each(|part| retain_members(part, members));
@@ -224,33 +215,33 @@ fn retain_members(object: &mut Value, members: &[&str]) {
 }
 
 impl ResourceCache {
-    /// Takes an object in. Answers whose plans that changes: nobody's if something newer is known.
+    /// Adds or updates an object. Returns the keys to reconcile; none if the cached object is newer.
     pub fn upsert(&mut self, kind: ResourceKind, object: DynamicObject) -> Vec<ResourceKey> {
         let Some(key) = key(kind, &object.metadata) else { return Vec::new() };
         if object.metadata.uid.as_ref().is_none_or(|uid| self.deleted_uids.contains(uid)) {
             return Vec::new();
         }
         let era = self.era;
-        // Watches tell of each write of ours what its answer has told.
-        if let Some(held) = self.objects.get_mut(&key) {
-            held.list_generation = era;
-            if held.live.version >= version(&object.metadata) {
+        // Watches report our own writes again, with the version that the response had.
+        if let Some(cached) = self.objects.get_mut(&key) {
+            cached.list_generation = era;
+            if cached.live.version >= version(&object.metadata) {
                 return Vec::new();
             }
         }
         let Some(live) = ObservedResource::new(key, object) else { return Vec::new() };
         let mut is_same = false;
-        if let Some(held) = self.objects.get(&live.key) {
-            is_same = held.live.text == live.text;
-            self.index.remove(&held.live);
+        if let Some(cached) = self.objects.get(&live.key) {
+            is_same = cached.live.text == live.text;
+            self.index.remove(&cached.live);
         }
-        let concerns = if is_same { Vec::new() } else { self.affected_by(&live) };
+        let affected = if is_same { Vec::new() } else { self.affected_by(&live) };
         self.index.insert(&live);
         self.objects.insert(live.key.clone(), CachedResource { live: Arc::new(live), list_generation: era });
-        concerns
+        affected
     }
 
-    /// An object is gone. Answers whose plans that changes.
+    /// Removes an object. Returns the keys to reconcile.
     pub fn remove(&mut self, key: &ResourceKey, uid: &str) -> Vec<ResourceKey> {
         self.hook_results.remove(uid);
         if self.deleted_uids.insert(uid.to_owned()) {
@@ -261,61 +252,63 @@ impl ResourceCache {
                 self.deleted_uids.remove(&oldest);
             }
         }
-        if self.objects.get(key).is_none_or(|held| held.live.uid != uid) {
+        if self.objects.get(key).is_none_or(|cached| cached.live.uid != uid) {
             return Vec::new();
         }
-        let Some(held) = self.objects.remove(key) else { return Vec::new() };
+        let Some(cached) = self.objects.remove(key) else { return Vec::new() };
         self.port_reservations.release_object(key);
-        self.index.remove(&held.live);
-        self.affected_by(&held.live)
+        self.index.remove(&cached.live);
+        self.affected_by(&cached.live)
     }
 
-    /// Whose plan the object changes. A group's adapters tell what its status tells; its warmups go where its pods are.
+    /// Keys to reconcile when the object changes. Adapters publish their group's status; warmups follow the pods of their
+    /// group.
     fn affected_by(&self, live: &ObservedResource) -> Vec<ResourceKey> {
-        let mut concerns = live.affected_keys();
+        let mut affected = live.affected_keys();
         if live.key.kind == ResourceKind::Group {
             let parts = self.index.children(&live.uid);
-            concerns.extend(parts.filter(|key| key.kind == ResourceKind::Adapter).cloned());
+            affected.extend(parts.filter(|key| key.kind == ResourceKind::Adapter).cloned());
         }
-        let naming = match live.key.kind {
+        let referencing_kind = match live.key.kind {
             ResourceKind::Profile => Some(ResourceKind::Group),
             ResourceKind::Group => Some(ResourceKind::Warmup),
             _ => None,
         };
-        if let Some(kind) = naming {
+        if let Some(kind) = referencing_kind {
             let others = self.of_kind(kind).filter(|other| {
-                let may_name = live.key.namespace.is_empty() || live.key.namespace == other.key.namespace;
-                may_name && other.text.contains(&live.key.name)
+                let may_reference =
+                    live.key.namespace.is_empty() || live.key.namespace == other.key.namespace;
+                may_reference && other.text.contains(&live.key.name)
             });
-            concerns.extend(others.map(|other| other.key.clone()));
+            affected.extend(others.map(|other| other.key.clone()));
         }
         if live.key.kind == ResourceKind::Node {
-            concerns.extend(self.of_kind(ResourceKind::Warmup).map(|warmup| warmup.key.clone()));
+            affected.extend(self.of_kind(ResourceKind::Warmup).map(|warmup| warmup.key.clone()));
         }
-        concerns
+        affected
     }
 
-    /// A complete list begins.
+    /// Starts a complete list; returns its number.
     pub fn begin_list(&mut self) -> u64 {
         self.era += 1;
         self.era
     }
 
-    /// A complete list has ended: what it did not confirm, and nobody told of since it began, is gone.
+    /// Ends a complete list: removes objects that neither the list nor a later event contained.
     pub fn end_list(&mut self, kind: ResourceKind, era: u64) -> Vec<ResourceKey> {
         self.listed.insert(kind);
-        let unconfirmed = self.cached(kind).filter(|held| held.list_generation < era);
-        let lost: Vec<Arc<ObservedResource>> = unconfirmed.map(|held| Arc::clone(&held.live)).collect();
+        let unconfirmed = self.cached(kind).filter(|cached| cached.list_generation < era);
+        let lost: Vec<Arc<ObservedResource>> = unconfirmed.map(|cached| Arc::clone(&cached.live)).collect();
         lost.iter().flat_map(|live| self.remove(&live.key, &live.uid)).collect()
     }
 
-    /// Whether a complete list of the kind has been seen.
+    /// Whether the kind has been listed completely.
     #[must_use]
     pub fn is_synced(&self, kind: ResourceKind) -> bool {
         self.listed.contains(&kind)
     }
 
-    /// Says whether the API server serves a kind.
+    /// Sets whether the API server does not serve a kind.
     pub fn set_absent(&mut self, kind: ResourceKind, is_absent: bool) {
         if is_absent {
             self.absent.insert(kind);
@@ -324,67 +317,67 @@ impl ResourceCache {
         }
     }
 
-    /// Whether the API server is known not to serve the kind.
+    /// Whether the API server does not serve the kind.
     #[must_use]
     pub fn is_absent(&self, kind: ResourceKind) -> bool {
         self.absent.contains(&kind)
     }
 
-    /// What a pod has answered to that question.
+    /// The pod's last response to this hook call.
     #[must_use]
-    pub fn hook_result(&self, ask: &HookCall) -> Option<HookResult> {
-        let (asked, answer) = self.hook_results.get(&ask.pod)?;
-        (asked == ask).then(|| answer.clone())
+    pub fn hook_result(&self, call: &HookCall) -> Option<HookResult> {
+        let (last_call, result) = self.hook_results.get(&call.pod)?;
+        (last_call == call).then(|| result.clone())
     }
 
-    /// Takes an answer in. Says whether it is another one than before.
-    pub fn record_hook_result(&mut self, ask: HookCall, answer: HookResult) -> bool {
-        if self.deleted_uids.contains(&ask.pod) {
+    /// Stores a hook response. Returns whether it differs from the previous one.
+    pub fn record_hook_result(&mut self, call: HookCall, result: HookResult) -> bool {
+        if self.deleted_uids.contains(&call.pod) {
             return false;
         }
-        let now = (ask, answer);
-        let is_new = self.hook_results.get(&now.0.pod) != Some(&now);
-        self.hook_results.insert(now.0.pod.clone(), now);
+        let entry = (call, result);
+        let is_new = self.hook_results.get(&entry.0.pod) != Some(&entry);
+        self.hook_results.insert(entry.0.pod.clone(), entry);
         is_new
     }
 
-    /// Names of all objects of a kind.
+    /// Keys of all objects of a kind.
     #[must_use]
     pub fn all(&self, kind: ResourceKind) -> Vec<ResourceKey> {
         self.of_kind(kind).map(|live| live.key.clone()).collect()
     }
 
-    /// All objects of a kind.
+    /// Iterates over all objects of a kind.
     pub fn of_kind(&self, kind: ResourceKind) -> impl Iterator<Item = &Arc<ObservedResource>> {
-        self.cached(kind).map(|held| &held.live)
+        self.cached(kind).map(|cached| &cached.live)
     }
 
     fn cached(&self, kind: ResourceKind) -> impl Iterator<Item = &CachedResource> {
         let first = ResourceKey { kind, namespace: String::new(), name: String::new() };
-        let own = self.objects.range(first..).take_while(move |(key, _)| key.kind == kind);
-        own.map(|(_, held)| held)
+        let of_kind = self.objects.range(first..).take_while(move |(key, _)| key.kind == kind);
+        of_kind.map(|(_, cached)| cached)
     }
 
-    /// An object by name.
+    /// Looks up an object by its key.
     #[must_use]
     pub fn get(&self, key: &ResourceKey) -> Option<Arc<ObservedResource>> {
-        self.objects.get(key).map(|held| Arc::clone(&held.live))
+        self.objects.get(key).map(|cached| Arc::clone(&cached.live))
     }
 
-    /// Objects of a kind that belong to the owner of that UID.
+    /// Objects of a kind that belong to the owner with that UID.
     #[must_use]
     pub fn children(&self, owner: &str, kind: ResourceKind) -> Vec<Arc<ObservedResource>> {
         let keys = self.index.children(owner).filter(|key| key.kind == kind);
         keys.filter_map(|key| self.get(key)).collect()
     }
 
-    /// Pods of a group, whoever made them.
+    /// Pods of a group, including those of other controllers.
     #[must_use]
     pub fn pods_of_group(&self, namespace: &str, group: &str) -> Vec<Arc<ObservedResource>> {
         self.index.pods(namespace, group).filter_map(|key| self.get(key)).collect()
     }
 
-    /// How many objects there are of each kind.
+    /// Number of objects of each kind.
     #[must_use]
     pub fn counts(&self) -> BTreeMap<ResourceKind, usize> {
         let mut counts = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Writing to Kubernetes. Nothing else of the operator does, but for its own Lease.
+//! Writes to Kubernetes. Except for the Lease, events and webhooks, all writes of the operator are here.
 
 use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Client, Error};
@@ -7,37 +7,35 @@ use moongate_render::Manifest;
 use crate::ResourceKind;
 use crate::plan::WriteAction;
 
-/// Upstream's, so that either takes over what the other applied.
+/// Upstream's field manager, so that either controller takes over the fields that the other applied.
 pub(crate) const FIELD_MANAGER: &str = "rbg";
 
-/// What a write led to.
 #[derive(Debug)]
 pub enum WriteOutcome {
-    /// The object is so now.
+    /// The object exists, in this state.
     Present(ResourceKind, Box<DynamicObject>),
-    /// The object of that UID is gone.
+    /// The object with that UID is deleted.
     Gone(ResourceKind, String, String),
-    /// Nothing was written: what is there is to be seen first.
+    /// Nothing was written: the live object has to be observed first.
     NotWritten,
 }
 
-/// Writes into one namespace.
 #[derive(Clone)]
 pub struct ResourceWriter {
     client: Client,
 }
 
 impl ResourceWriter {
-    /// A writer that asks as this client.
+    /// A writer that uses this client.
     #[must_use]
     pub fn new(client: Client) -> Self {
         Self { client }
     }
 
-    /// Does one write.
+    /// Carries out one write.
     ///
     /// # Errors
-    /// What the API server said. Conflicts are among them: the plan was made from what is no longer so.
+    /// The error of the API server. It may be a conflict: the plan was made from an outdated state.
     pub async fn write(&self, namespace: &str, action: &WriteAction) -> Result<WriteOutcome, Error> {
         match action {
             WriteAction::Apply(manifest) => {
@@ -89,7 +87,7 @@ impl ResourceWriter {
                     Some(live) if owners(&live) == owners(&object) => {
                         Ok(WriteOutcome::Present(kind, Box::new(live)))
                     }
-                    // Even if it has just gone: if it was somebody else's, no news of it would lead to another try.
+                    // Also if the object has been deleted meanwhile: if it had another owner, no event would trigger another attempt.
                     _ => Err(Error::Api(status)),
                 }
             }
@@ -104,17 +102,17 @@ impl ResourceWriter {
         name: &str,
         uid: &str,
     ) -> Result<WriteOutcome, Error> {
-        let same = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
-        let params = DeleteParams { preconditions: Some(same), ..DeleteParams::background() };
+        let precondition = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+        let params = DeleteParams { preconditions: Some(precondition), ..DeleteParams::background() };
         let gone = || WriteOutcome::Gone(kind, name.to_owned(), uid.to_owned());
         match self.api(kind, namespace).delete(name, &params).await {
-            Ok(answer) => Ok(answer.left().map_or_else(gone, |object| {
-                // With a grace period it lives on for a while, and is so marked; without one it was its last state.
-                let is_going = object.metadata.deletion_timestamp.is_some();
-                if is_going { WriteOutcome::Present(kind, Box::new(object)) } else { gone() }
+            Ok(response) => Ok(response.left().map_or_else(gone, |object| {
+                // With a grace period the object still exists and is marked; without one this is its last state.
+                let is_terminating = object.metadata.deletion_timestamp.is_some();
+                if is_terminating { WriteOutcome::Present(kind, Box::new(object)) } else { gone() }
             })),
             Err(Error::Api(status)) if status.code == 404 => Ok(gone()),
-            // Another one has the name by now, or it was changed at this moment: a watch tells.
+            // Another object has the name now, or the object has just changed: a watch event follows.
             Err(Error::Api(status)) if status.code == 409 => Ok(WriteOutcome::NotWritten),
             Err(error) => Err(error),
         }
@@ -132,9 +130,9 @@ mod tests {
 
     use super::*;
 
-    /// Somebody else's pod has the name when it is to be created, and is gone when it is looked at.
+    /// A pod of another owner has the name at the time of the create, and is deleted before it is read.
     #[tokio::test]
-    async fn a_name_that_was_taken_a_moment_ago_is_tried_again() {
+    async fn creating_an_object_with_a_taken_name_is_an_error() {
         let server = async |request: Request<kube::client::Body>| {
             let (code, reason) = match *request.method() {
                 Method::POST => (StatusCode::CONFLICT, "AlreadyExists"),

@@ -1,4 +1,4 @@
-//! The trace of one look at an object: the plan, and each write with its reason.
+//! Traces of reconciliations: the plan, and each write with its reason.
 
 use kube::Error;
 use moongate_telemetry::{SpanHandle, SpanKind, TraceId, Tracer, attribute_names};
@@ -9,7 +9,7 @@ use crate::ResourceKind;
 use crate::plan::{PlanStep, WriteAction};
 use crate::resource_cache::ObservedResource;
 
-/// Span of a look at an object that has led to something.
+/// Span of a reconciliation with steps or errors.
 pub(crate) struct ReconcileSpan<'a> {
     root: SpanHandle,
     traces: &'a Tracer,
@@ -17,7 +17,7 @@ pub(crate) struct ReconcileSpan<'a> {
 }
 
 impl<'a> ReconcileSpan<'a> {
-    /// Begins a trace for a plan that has just been made, or could not be; the look began at `since`.
+    /// Starts a trace after planning; the reconciliation started at `since`.
     pub(crate) fn planned(traces: &'a Tracer, live: &ObservedResource, since: Instant, steps: usize) -> Self {
         let mut root = traces.internal_span(format!("reconcile {}", live.key.kind.name()), since);
         if root.is_recording() {
@@ -37,12 +37,11 @@ impl<'a> ReconcileSpan<'a> {
         Self { root, traces, since }
     }
 
-    /// Identity of the trace, for logs.
     pub(crate) fn trace_id(&self) -> Option<DisplayValue<TraceId>> {
         self.root.trace_id().map(tracing::field::display)
     }
 
-    /// Span of one write.
+    /// Starts the span of one write.
     pub(crate) fn write(&self, step: &PlanStep) -> WriteSpan {
         let mut span = self.root.child(verb(&step.action), SpanKind::Client);
         if span.is_recording() {
@@ -55,23 +54,23 @@ impl<'a> ReconcileSpan<'a> {
         WriteSpan(span)
     }
 
-    /// The object cannot be planned for.
+    /// Records that the object's spec is invalid.
     pub(crate) fn record_plan_error(mut self, error: &dyn std::fmt::Display) {
-        self.root.set(attribute_names::ERROR_TYPE, "unplanned");
+        self.root.set(attribute_names::ERROR_TYPE, "invalid_spec");
         self.root.error(error.to_string());
         self.root.force_export("error");
     }
 
-    /// A write was refused, which ended the look. That somebody else was faster is no error worth a trace.
+    /// Records a rejected write, which ends the reconciliation. Conflicts alone do not export the trace.
     pub(crate) fn record_write_error(mut self, error: &Error) {
         self.root.set(attribute_names::ERROR_TYPE, reason(error));
-        self.root.error("a write was refused");
+        self.root.error("a write was rejected");
         if !matches!(error, Error::Api(status) if status.code == 409) {
             self.root.force_export("error");
         }
     }
 
-    /// All was done that could be.
+    /// Ends a reconciliation without errors.
     pub(crate) fn finish(mut self) {
         if self.since.elapsed() > self.traces.slow_threshold() {
             self.root.force_export("slow");
@@ -79,11 +78,10 @@ impl<'a> ReconcileSpan<'a> {
     }
 }
 
-/// Span of one write.
 pub(crate) struct WriteSpan(SpanHandle);
 
 impl WriteSpan {
-    /// Notes how it ended.
+    /// Ends the span with the result of the write.
     pub(crate) fn finish<T>(mut self, outcome: &Result<T, Error>) {
         if let Err(error) = outcome {
             self.0.set(attribute_names::ERROR_TYPE, reason(error));

@@ -1,4 +1,4 @@
-//! What a change would do is told before it is made.
+//! Forecasts of changes.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use k8s_openapi::jiff::Timestamp;
@@ -13,7 +13,7 @@ const V1ALPHA1: &str = "deprecated/v1alpha1/mooncake/pd-disaggregated-with-moonc
 const V1ALPHA2: &str =
     "inference/ecosystem/mooncake/mooncake-store/pd-disagg-kvcache-reuse-with-mooncake.yaml";
 
-/// The group of an example, as it is written there.
+/// The group of an example, unchanged.
 fn example(file: &str) -> Value {
     let text = std::fs::read_to_string(format!("{EXAMPLES}/{file}")).unwrap();
     let documents: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
@@ -30,17 +30,17 @@ fn group(roles: &Value) -> Value {
         "metadata": { "name": "g" }, "spec": { "roles": roles } })
 }
 
-/// A cluster in which the group is up, and what was foreseen of its making.
+/// A cluster in which the group is up, with the forecast of its creation.
 fn up(group: &Value) -> (SimulatedApiServer, RolloutForecast) {
     let mut server = SimulatedApiServer::new(Timestamp::from_second(1_790_000_000).unwrap());
     server.create(ResourceKind::Group, convert(group, ApiVersion::V1alpha2).unwrap());
-    let made = forecast(&mut server, GangScheduler::default(), &[]);
-    assert!(made.problems.is_empty(), "{:?}", made.problems);
-    (server, made)
+    let outcome = forecast(&mut server, GangScheduler::default(), &[]);
+    assert!(outcome.problems.is_empty(), "{:?}", outcome.problems);
+    (server, outcome)
 }
 
-/// What comes of a change of the only group.
-fn foreseen(
+/// Forecast of a change of the only group.
+fn forecast_change(
     server: &mut SimulatedApiServer,
     change: impl FnOnce(&mut Value) -> Result<(), KubectlError>,
 ) -> RolloutForecast {
@@ -50,13 +50,13 @@ fn foreseen(
     forecast(server, GangScheduler::default(), &[])
 }
 
-/// Steps about pods: what, and which.
+/// Steps about pods, as effect and name.
 fn pods(forecast: &RolloutForecast) -> Vec<(StepEffect, &str)> {
     let pods = forecast.steps.iter().filter(|step| step.kind == "Pod");
-    pods.map(|step| (step.what, step.name.as_str())).collect()
+    pods.map(|step| (step.effect, step.name.as_str())).collect()
 }
 
-fn wish(text: &str) -> ImageAssignment {
+fn assignment(text: &str) -> ImageAssignment {
     text.parse().unwrap()
 }
 
@@ -64,16 +64,16 @@ fn wish(text: &str) -> ImageAssignment {
 fn image_change_restarts_the_three_stores_in_place() {
     for (file, container) in [(V1ALPHA1, "store"), (V1ALPHA2, "sglang")] {
         let mut written = example(file);
-        let (mut server, made) = up(&written);
-        assert!(pods(&made).iter().all(|(what, _)| *what == StepEffect::Create), "{file}");
-        set_images(&mut written, &[wish("mooncake-store=lmsysorg/sglang:v0.5.6")]).unwrap();
+        let (mut server, outcome) = up(&written);
+        assert!(pods(&outcome).iter().all(|(what, _)| *what == StepEffect::Create), "{file}");
+        set_images(&mut written, &[assignment("mooncake-store=lmsysorg/sglang:v0.5.6")]).unwrap();
         let mut wanted = convert(&written, ApiVersion::V1alpha2).unwrap();
-        let update = foreseen(&mut server, |group| {
+        let update = forecast_change(&mut server, |group| {
             group["spec"] = wanted["spec"].take();
             Ok(())
         });
         let restarts: Vec<_> =
-            update.steps.iter().filter(|step| step.what == StepEffect::RestartInPlace).collect();
+            update.steps.iter().filter(|step| step.effect == StepEffect::RestartInPlace).collect();
         assert_eq!(restarts.len(), 3, "{file}: {:?}", update.steps);
         for step in restarts {
             assert_eq!(step.role, "mooncake-store", "{file}");
@@ -92,7 +92,7 @@ fn image_change_restarts_the_three_stores_in_place() {
 #[test]
 fn recreation_starts_from_the_highest_instance() {
     let (mut server, _) = up(&group(&json!([role("a", 2), role("b", 1)])));
-    let update = foreseen(&mut server, |group| {
+    let update = forecast_change(&mut server, |group| {
         group["spec"]["roles"][0]["standalonePattern"]["template"]["spec"]["containers"][0]["args"] =
             json!(["-v"]);
         Ok(())
@@ -104,29 +104,29 @@ fn recreation_starts_from_the_highest_instance() {
         (StepEffect::Create, "g-a-0"),
     ];
     assert_eq!(pods(&update), expected);
-    assert!(update.steps.iter().any(|step| step.reason.contains("more than its images")));
+    assert!(update.steps.iter().any(|step| step.reason.contains("other fields than its images")));
 }
 
 #[test]
-fn a_restart_makes_pods_anew_and_a_pause_holds_updates_back() {
+fn restarts_recreate_pods_and_pauses_hold_updates_back() {
     let (mut server, _) = up(&group(&json!([role("a", 1), role("b", 1)])));
     let names = ["b".to_owned()];
-    let restart = foreseen(&mut server, |group| restart_pods(group, &names, "2026-01-01T00:00:00Z"));
+    let restart = forecast_change(&mut server, |group| restart_pods(group, &names, "2026-01-01T00:00:00Z"));
     assert_eq!(pods(&restart), [(StepEffect::Delete, "g-b-0"), (StepEffect::Create, "g-b-0")]);
-    assert!(foreseen(&mut server, |group| set_paused(group, &[], true)).steps.is_empty());
-    let image = [wish("a/engine=engine:2")];
-    assert_eq!(pods(&foreseen(&mut server, |group| set_images(group, &image))), []);
-    let resumed = foreseen(&mut server, |group| set_paused(group, &["a".to_owned()], false));
+    assert!(forecast_change(&mut server, |group| set_paused(group, &[], true)).steps.is_empty());
+    let image = [assignment("a/engine=engine:2")];
+    assert_eq!(pods(&forecast_change(&mut server, |group| set_images(group, &image))), []);
+    let resumed = forecast_change(&mut server, |group| set_paused(group, &["a".to_owned()], false));
     assert_eq!(pods(&resumed), [(StepEffect::RestartInPlace, "g-a-0")]);
 }
 
 #[test]
-fn waiting_is_told_and_takes_no_time() {
+fn steps_report_delays_without_real_time() {
     let mut slow = role("a", 2);
     slow["rolloutStrategy"] = json!({ "type": "RollingUpdate", "rollingUpdate": {
         "inPlaceUpdateStrategy": { "gracePeriodSeconds": 30 } } });
     let (mut server, _) = up(&group(&json!([slow])));
-    let update = foreseen(&mut server, |group| set_images(group, &[wish("engine:2")]));
+    let update = forecast_change(&mut server, |group| set_images(group, &[assignment("engine:2")]));
     let expected = [
         (StepEffect::Drain, "g-a-1"),
         (StepEffect::RestartInPlace, "g-a-1"),
@@ -134,29 +134,29 @@ fn waiting_is_told_and_takes_no_time() {
         (StepEffect::RestartInPlace, "g-a-0"),
     ];
     assert_eq!(pods(&update), expected);
-    let waited: Vec<i64> =
-        update.steps.iter().filter(|step| step.kind == "Pod").map(|step| step.waited_seconds).collect();
-    assert_eq!(waited, [0, 30, 30, 60]);
+    let delays: Vec<i64> =
+        update.steps.iter().filter(|step| step.kind == "Pod").map(|step| step.delay_seconds).collect();
+    assert_eq!(delays, [0, 30, 30, 60]);
 }
 
 #[test]
-fn whoever_is_unclear_is_told_what_there_is() {
-    let refused = |wish_text: &str| {
+fn errors_list_the_existing_names() {
+    let refused = |text: &str| {
         let mut group = group(&json!([role("a", 1)]));
-        set_images(&mut group, &[wish(wish_text)]).unwrap_err().to_string()
+        set_images(&mut group, &[assignment(text)]).unwrap_err().to_string()
     };
-    assert_eq!(refused("z=engine:2"), "the group has no role `z`; there are: a");
-    assert_eq!(refused("a/z=engine:2"), "role `a` has no container `z`; there are: engine, side");
-    assert!(refused("a=other:2").starts_with("role `a` has several containers: say a/CONTAINER=other:2"));
+    assert_eq!(refused("z=engine:2"), "the group has no role `z`; existing: a");
+    assert_eq!(refused("a/z=engine:2"), "role `a` has no container `z`; existing: engine, side");
+    assert!(refused("a=other:2").starts_with("role `a` has several containers: use a/CONTAINER=other:2"));
     assert!(refused("other:2").starts_with("no container runs another tag of other:2"));
     let mut group = group(&json!([role("a", 1)]));
-    set_images(&mut group, &[wish("a=engine:2")]).unwrap();
+    set_images(&mut group, &[assignment("a=engine:2")]).unwrap();
     let containers = &group["spec"]["roles"][0]["standalonePattern"]["template"]["spec"]["containers"];
     assert_eq!((&containers[0]["image"], &containers[1]["image"]), (&json!("engine:2"), &json!("side:1")));
 }
 
 #[test]
-fn a_template_that_roles_share_stays_as_it_is() {
+fn shared_templates_are_not_changed() {
     let shared = |name: &str| {
         json!({ "name": name, "replicas": 1, "standalonePattern": {
             "templateRef": { "name": "t", "patch": {} } } })
@@ -165,6 +165,6 @@ fn a_template_that_roles_share_stays_as_it_is() {
     let template = json!({ "spec": { "containers": [{ "name": "engine", "image": "engine:1" }] } });
     written["spec"]["roleTemplates"] = json!([{ "name": "t", "template": template }]);
     let (mut server, _) = up(&written);
-    let update = foreseen(&mut server, |group| set_images(group, &[wish("a=engine:2")]));
+    let update = forecast_change(&mut server, |group| set_images(group, &[assignment("a=engine:2")]));
     assert_eq!(pods(&update), [(StepEffect::RestartInPlace, "g-a-0")]);
 }

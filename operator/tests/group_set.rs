@@ -1,4 +1,4 @@
-//! The plan for a RoleBasedGroupSet, carried out in memory.
+//! Plans for a RoleBasedGroupSet, carried out in memory.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use k8s_openapi::jiff::Timestamp;
@@ -8,7 +8,7 @@ use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupSet};
 use serde_json::{Value, json};
 
-/// A set and its groups.
+/// A set with its groups.
 struct GroupSetFixture {
     set: RoleBasedGroupSet,
     groups: Vec<RoleBasedGroup>,
@@ -33,7 +33,7 @@ impl GroupSetFixture {
         Self { set: serde_json::from_value(set).unwrap(), groups: Vec::new(), others: Vec::new(), uids: 0 }
     }
 
-    /// Plans and carries out until there is nothing more to do. Answers what was done to groups.
+    /// Plans and carries out steps until nothing is left to do. Returns the actions on groups.
     fn run(&mut self) -> Vec<String> {
         let mut done = Vec::new();
         for _ in 0..50 {
@@ -50,7 +50,7 @@ impl GroupSetFixture {
                 done.extend(self.write(step.action));
             }
         }
-        panic!("the plan has no end");
+        panic!("the plan does not end");
     }
 
     fn write(&mut self, action: WriteAction) -> Option<String> {
@@ -60,7 +60,7 @@ impl GroupSetFixture {
                 self.uids += 1;
                 object["metadata"]["uid"] = format!("u{}", self.uids).into();
                 object["metadata"]["generation"] = 1.into();
-                // As the API server keeps what our writes set.
+                // The API server records the fields of our writes.
                 let fields = |member: &str| -> Value {
                     let keys = object["metadata"][member].as_object().into_iter().flatten();
                     keys.map(|(key, _)| (format!("f:{key}"), json!({})))
@@ -94,7 +94,7 @@ impl GroupSetFixture {
         }
     }
 
-    /// All groups are ready as they are now.
+    /// Marks all groups as ready at their present spec.
     fn ready(&mut self) {
         for live in &mut self.groups {
             let conditions = json!([{ "type": "Ready", "status": "True" }]);
@@ -132,7 +132,7 @@ fn name(group: &RoleBasedGroup) -> String {
 }
 
 #[test]
-fn groups_are_made_with_all_that_the_template_says() {
+fn groups_get_all_fields_of_the_template() {
     let mut world = GroupSetFixture::new(2);
     assert_eq!(world.run(), ["create s-0", "create s-1"]);
     assert_eq!(world.condition("Ready").1, "ReplicasNotReady");
@@ -155,7 +155,7 @@ fn groups_are_made_with_all_that_the_template_says() {
 }
 
 #[test]
-fn a_change_reaches_one_group_after_the_other_from_the_highest() {
+fn groups_are_updated_one_by_one_from_the_highest() {
     let mut world = GroupSetFixture::new(3);
     world.settle();
     world.change();
@@ -176,7 +176,7 @@ fn a_group_out_of_service_is_updated_at_once() {
     world.settle();
     world.change();
     world.run();
-    // The new template does not start; the next one reaches the same group, and no other.
+    // The new template does not start; the next change updates the same group, and no other.
     world.change();
     assert_eq!(world.run(), ["update s-2"]);
     world.groups[0].status = None;
@@ -184,7 +184,7 @@ fn a_group_out_of_service_is_updated_at_once() {
 }
 
 #[test]
-fn replicas_of_an_autoscaler_and_what_others_wrote_stay() {
+fn replicas_of_autoscalers_and_foreign_fields_stay() {
     let mut world = GroupSetFixture::new(1);
     world.settle();
     let group = &mut world.groups[0];
@@ -201,7 +201,7 @@ fn replicas_of_an_autoscaler_and_what_others_wrote_stay() {
 }
 
 #[test]
-fn surplus_groups_go_and_taken_names_are_told() {
+fn surplus_groups_are_deleted_and_conflicts_reported() {
     let mut world = GroupSetFixture::new(3);
     world.settle();
     world.set.spec.replicas = 1;
@@ -209,11 +209,11 @@ fn surplus_groups_go_and_taken_names_are_told() {
     world.others.push("s-1".into());
     world.set.spec.replicas = 3;
     assert_eq!(world.settle(), [["create s-2"]]);
-    assert_eq!(world.condition("Ready"), ("False".to_owned(), "NamesTaken".to_owned()));
+    assert_eq!(world.condition("Ready"), ("False".to_owned(), "NameConflict".to_owned()));
 }
 
 #[test]
-fn of_two_groups_with_one_index_the_older_one_stays() {
+fn the_older_of_two_groups_with_an_index_is_kept() {
     let mut world = GroupSetFixture::new(1);
     world.settle();
     let mut twin = world.groups[0].clone();

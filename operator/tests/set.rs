@@ -1,4 +1,4 @@
-//! The plan for a RoleInstanceSet, carried out in memory: instances become ready when the test says so.
+//! Plans for a RoleInstanceSet, carried out in memory: instances become ready when the test marks them.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -10,7 +10,7 @@ use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet};
 use serde_json::{Value, json};
 
-/// A set and what was made of it.
+/// A set with its instances.
 struct InstanceSetFixture {
     set: RoleInstanceSet,
     revisions: Vec<ControllerRevision>,
@@ -39,7 +39,7 @@ impl InstanceSetFixture {
         }
     }
 
-    /// Plans and carries out, until there is nothing more to do. Answers what was done but for statuses and revisions.
+    /// Plans and carries out steps until nothing is left to do. Returns the actions, except for statuses and revisions.
     fn run(&mut self) -> Vec<String> {
         let mut done = Vec::new();
         for _ in 0..50 {
@@ -57,7 +57,7 @@ impl InstanceSetFixture {
                 done.extend(self.write(step.action));
             }
         }
-        panic!("the plan has no end");
+        panic!("the plan does not end");
     }
 
     fn write(&mut self, action: WriteAction) -> Option<String> {
@@ -120,7 +120,7 @@ impl InstanceSetFixture {
         self.instances.iter_mut().find(|live| live.metadata.name.as_deref() == Some(name)).unwrap()
     }
 
-    /// Somebody puts his label on an instance, or takes it away.
+    /// Adds or removes a lifecycle label of an instance.
     fn guard(&mut self, name: &str, is_guarded: bool) {
         let labels = self.named(name).metadata.labels.get_or_insert_default();
         match is_guarded {
@@ -129,7 +129,7 @@ impl InstanceSetFixture {
         };
     }
 
-    /// All instances are ready as they are now.
+    /// Marks all instances as ready at their present spec.
     fn ready(&mut self) {
         for live in &mut self.instances {
             let status = json!({ "observedGeneration": live.metadata.generation, "conditions": [
@@ -185,12 +185,12 @@ fn partitioned_instances_keep_their_revision_on_recreation() {
     assert_eq!(world.settle(), [["update s-2"]]);
     world.instances.remove(0);
     assert_eq!(world.settle(), [["create s-0"]]);
-    let made = world.instances.iter().find(|live| live.metadata.name.as_deref() == Some("s-0")).unwrap();
-    assert_eq!(made.spec.components[0].template.containers()[0]["image"], "image:1");
+    let live = world.instances.iter().find(|live| live.metadata.name.as_deref() == Some("s-0")).unwrap();
+    assert_eq!(live.spec.components[0].template.containers()[0]["image"], "image:1");
 }
 
 #[test]
-fn a_paused_update_stands_still() {
+fn a_paused_update_makes_no_progress() {
     let mut world = InstanceSetFixture::new(2, json!({ "paused": true, "maxUnavailable": 1 }));
     world.settle();
     world.image("image:2");
@@ -198,7 +198,7 @@ fn a_paused_update_stands_still() {
 }
 
 #[test]
-fn surplus_instances_come_before_the_update_and_go_after_it() {
+fn surge_instances_exist_only_during_the_update() {
     let mut world = InstanceSetFixture::new(2, json!({ "maxSurge": 1, "maxUnavailable": 0 }));
     world.settle();
     world.image("image:2");
@@ -208,7 +208,7 @@ fn surplus_instances_come_before_the_update_and_go_after_it() {
     assert_eq!(rounds.concat().iter().filter(|done| done.starts_with("update")).count(), 2);
 }
 
-/// Upstream keeps this time in memory, where looks at other sets delete it, and does not look again when it is over.
+/// Upstream stores this time in memory, where reconciliations of other sets delete it, and does not requeue at its end.
 #[test]
 fn instance_down_for_ten_seconds_is_updated_beyond_budget() {
     let mut world = InstanceSetFixture::new(2, json!({ "maxUnavailable": 1 }));
@@ -233,7 +233,7 @@ fn instance_down_for_ten_seconds_is_updated_beyond_budget() {
 }
 
 #[test]
-fn an_earlier_spec_finds_its_revision_again() {
+fn an_earlier_spec_reuses_its_revision() {
     let mut world = InstanceSetFixture::new(1, json!({ "maxUnavailable": 1 }));
     world.settle();
     let first = world.set.status.clone().unwrap().update_revision;
@@ -252,9 +252,9 @@ fn an_earlier_spec_finds_its_revision_again() {
     assert!(renumbered);
 }
 
-/// Whoever keeps a label on an instance is told what is to happen to it, and waited for.
+/// An instance with a lifecycle label waits until the label is removed.
 #[test]
-fn an_instance_with_a_hook_is_told_and_waited_for() {
+fn an_instance_with_a_lifecycle_hook_waits() {
     let hook = json!({ "labelsHandler": { "guarded": "yes" }, "markPodNotReady": true });
     let mut world = InstanceSetFixture::new(2, json!({ "maxUnavailable": 1 }));
     world.set.spec.lifecycle =
@@ -266,7 +266,7 @@ fn an_instance_with_a_hook_is_told_and_waited_for() {
     assert_eq!(world.instances[1].metadata.annotations.as_ref().unwrap()[keys::LIFECYCLE_NOT_READY], "true");
 
     world.image("image:1");
-    assert_eq!(world.settle(), [["s-1 is Normal"]], "the update was taken back");
+    assert_eq!(world.settle(), [["s-1 is Normal"]], "the update was reverted");
     assert!(
         !world.instances[1].metadata.annotations.as_ref().unwrap().contains_key(keys::LIFECYCLE_NOT_READY)
     );
@@ -275,7 +275,7 @@ fn an_instance_with_a_hook_is_told_and_waited_for() {
     world.settle();
     world.guard("s-1", false);
     let rounds = world.settle();
-    // Who has not put his label back is told that the update is over.
+    // Without its label, an instance stays in `Updated`.
     assert_eq!(rounds, [vec!["update s-1"], vec!["update s-0", "s-1 is Updated"], vec!["s-0 is Updated"]]);
     world.guard("s-1", true);
     assert_eq!(world.settle(), [["s-1 is Normal"]]);

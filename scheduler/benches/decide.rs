@@ -1,6 +1,7 @@
-//! How long decisions take: one request on an idle fleet, and a round over many held ones.
+//! Decision latency: one request on an idle fleet, and a round over many queued requests.
 //!
-//! Prints what criterion has no words for (percentiles, allocations per question). `cargo bench -p moongate-scheduler --bench decide`.
+//! Prints what criterion does not report: percentiles and allocations per decision. `cargo bench -p moongate-scheduler
+//! --bench decide`.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stderr,
@@ -25,7 +26,7 @@ fn cluster(prefills: usize, decodes: usize) -> Arc<SchedulableFleet> {
         models: vec![ModelIndex(0)],
         domain: PairingDomain(0),
         dp_size: 1,
-        place: LocationIds::default(),
+        location: LocationIds::default(),
         cache: EngineCacheParams {
             prefetch: PrefetchBehavior::WaitComplete,
             page_tokens: 64,
@@ -40,7 +41,7 @@ fn cluster(prefills: usize, decodes: usize) -> Arc<SchedulableFleet> {
 
 fn ask(engines: usize, random: &mut fastrand::Rng) -> ScheduleRequest {
     let input_tokens = random.u32(1_000..60_000);
-    // The store has the same for all engines; every fourth has some of its own.
+    // All engines share the store's prefix; every fourth engine also has a prefix of its own.
     let shared = random.u32(..input_tokens / 2);
     let mut hits = || {
         let own = if random.u8(..4) == 0 { random.u32(..input_tokens) } else { 0 };
@@ -67,7 +68,7 @@ struct SchedulerBench {
     scheduler: Scheduler,
     random: fastrand::Rng,
     engines: usize,
-    tickets: u64,
+    attempts: u64,
     now: f64,
     events: Vec<SchedulerEvent>,
 }
@@ -78,57 +79,57 @@ impl SchedulerBench {
         let mut scheduler = Scheduler::new(policy.build(&settings), settings);
         scheduler.set_cluster(0.0, cluster(prefills, decodes));
         let random = fastrand::Rng::with_seed(1);
-        Self { scheduler, random, engines: prefills + decodes, tickets: 0, now: 0.0, events: Vec::new() }
+        Self { scheduler, random, engines: prefills + decodes, attempts: 0, now: 0.0, events: Vec::new() }
     }
 
     fn submit(&mut self) -> AttemptId {
-        self.tickets += 1;
+        self.attempts += 1;
         let ask = ask(self.engines, &mut self.random);
-        self.scheduler.submit(self.now, AttemptId(self.tickets), ask);
-        AttemptId(self.tickets)
+        self.scheduler.submit(self.now, AttemptId(self.attempts), ask);
+        AttemptId(self.attempts)
     }
 
-    /// Seconds of a poll.
+    /// Runs one poll; returns its duration in seconds.
     fn poll(&mut self) -> f64 {
         self.events.clear();
         let entropy = self.random.u64(..);
-        let begun = Instant::now();
+        let started = Instant::now();
         self.scheduler.poll(self.now, entropy, &mut self.events);
-        begun.elapsed().as_secs_f64()
+        started.elapsed().as_secs_f64()
     }
 
-    /// Submits, decides, and takes the request out again: seconds from submission to decision.
+    /// Submits a request, decides, and removes it again; returns seconds from submission to decision.
     fn decide(&mut self) -> f64 {
         let ask = ask(self.engines, &mut self.random);
-        self.tickets += 1;
-        let ticket = AttemptId(self.tickets);
-        let begun = Instant::now();
-        self.scheduler.submit(self.now, ticket, ask);
-        let submitted = begun.elapsed().as_secs_f64();
+        self.attempts += 1;
+        let attempt = AttemptId(self.attempts);
+        let started = Instant::now();
+        self.scheduler.submit(self.now, attempt, ask);
+        let submitted = started.elapsed().as_secs_f64();
         let seconds = submitted + self.poll();
         assert_eq!(self.events.len(), 1);
-        self.scheduler.ended(self.now, ticket);
+        self.scheduler.ended(self.now, attempt);
         seconds
     }
 
-    /// Submits until so many requests are held; those that are sent are added to `running`.
-    fn fill(&mut self, held: usize, running: &mut Vec<AttemptId>) {
-        while self.scheduler.queued().count() < held {
+    /// Submits requests until `count` of them are queued; dispatched ones are added to `running`.
+    fn fill(&mut self, count: usize, running: &mut Vec<AttemptId>) {
+        while self.scheduler.queued().count() < count {
             self.submit();
             self.poll();
             running.extend(self.sent());
         }
     }
 
-    /// What the last poll sent.
+    /// Attempts that the last poll dispatched.
     fn sent(&self) -> impl Iterator<Item = AttemptId> {
         self.events.iter().filter_map(|event| match event {
-            SchedulerEvent::Send { attempt: ticket, .. } => Some(*ticket),
+            SchedulerEvent::Send { attempt, .. } => Some(*attempt),
             SchedulerEvent::Reject { .. } => None,
         })
     }
 
-    /// One engine becomes free: seconds until the request that it gets has been found.
+    /// Frees one engine; returns the seconds until a queued request was chosen for it.
     fn release(&mut self, running: &mut Vec<AttemptId>) -> f64 {
         // 32 engines, three seconds per prompt.
         self.now += 0.1;
@@ -151,24 +152,24 @@ fn percentiles(name: &str, rounds: usize, mut seconds: impl FnMut() -> f64) {
 
 fn decide(criterion: &mut Criterion) {
     for policy in PolicyName::ALL {
-        let mut world = SchedulerBench::new(policy, 48, 16);
-        percentiles(&format!("decide, 64 engines, {policy}"), 20_000, || world.decide());
+        let mut bench = SchedulerBench::new(policy, 48, 16);
+        percentiles(&format!("decide, 64 engines, {policy}"), 20_000, || bench.decide());
         criterion.bench_function(&format!("decide/64 engines/{policy}"), |bencher| {
-            bencher.iter(|| world.decide());
+            bencher.iter(|| bench.decide());
         });
     }
 }
 
 fn release(criterion: &mut Criterion) {
-    let mut world = SchedulerBench::new(PolicyName::Predictive, 32, 8);
+    let mut bench = SchedulerBench::new(PolicyName::Predictive, 32, 8);
     let mut running = Vec::new();
     percentiles("release, 256 held x 32 prefills", 20_000, || {
-        world.fill(256, &mut running);
-        world.release(&mut running)
+        bench.fill(256, &mut running);
+        bench.release(&mut running)
     });
-    world.fill(256, &mut running);
+    bench.fill(256, &mut running);
     criterion.bench_function("hold/256 held x 32 prefills", |bencher| {
-        bencher.iter(|| world.poll());
+        bencher.iter(|| bench.poll());
     });
 }
 

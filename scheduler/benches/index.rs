@@ -1,6 +1,8 @@
-//! The KV index: lookups, events, both at once, memory; and beside it a lookup of object keys by their text.
+//! KV index benchmarks: lookups, events, both concurrently, and memory. For comparison, a lookup of object keys by
+//! text.
 //!
-//! Prints what criterion has no words for. Wants about 1.5 GiB of memory. `cargo bench -p moongate-scheduler --bench index`.
+//! Prints what criterion does not report. Needs about 1.5 GiB of memory. `cargo bench -p moongate-scheduler --bench
+//! index`.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stderr,
@@ -30,16 +32,16 @@ const ENGINES: usize = 64;
 const NODES: usize = 16;
 /// 131,072 tokens in pages of 64.
 const PROMPT_PAGES: usize = 2048;
-/// Pages of one conversation in the index.
+/// Blocks per conversation in the index.
 const CONVERSATION: usize = 512;
-/// Events in one batch.
+/// Events applied in one batch.
 const BATCH: usize = 64;
-/// Pages that are changed while the lock is held once.
+/// Blocks changed per acquisition of the lock.
 const CHANGES_PER_LOCK: usize = 8;
-/// Objects of a page with 4 ranks: keys and values of each.
+/// Objects of a block with 4 ranks: keys and values of each.
 const OBJECTS: usize = 8;
 
-/// An index that a fleet could have filled.
+/// An index filled as by a real fleet.
 struct FilledIndex {
     index: KvBlockIndex,
     engines: Vec<EngineSlot>,
@@ -49,7 +51,8 @@ struct FilledIndex {
 }
 
 impl FilledIndex {
-    /// Conversations that one or two engines hold in L1 up to some page, one in L2 a little further, and the store as a whole.
+    /// Each conversation is in L1 of one or two engines up to some block, in L2 of one engine a little further, and
+    /// entirely in the store.
     fn with(pages: usize) -> Self {
         let mut index = KvBlockIndex::new(pages + PROMPT_PAGES + 1_000_000);
         let engines: Vec<EngineSlot> = (0..ENGINES).map(|_| index.add_engine()).collect();
@@ -81,7 +84,7 @@ impl FilledIndex {
     }
 
     fn page(&self, number: u64) -> u64 {
-        // Page hashes are evenly distributed.
+        // Block hashes are evenly distributed.
         self.space.key(fastrand::Rng::with_seed(number).u64(..))
     }
 
@@ -89,7 +92,7 @@ impl FilledIndex {
         (0..CONVERSATION).map(|page| self.page((number * CONVERSATION + page) as u64)).collect()
     }
 
-    /// A prompt of which every engine has a prefix of its own length, and the store all.
+    /// A prompt of which every engine has a prefix of different length, and the store everything.
     fn prompt(&mut self) -> Vec<u64> {
         let pages: Vec<u64> = (0..PROMPT_PAGES as u64).map(|page| self.page(1 << 40 | page)).collect();
         for (number, &engine) in self.engines.iter().enumerate() {
@@ -105,23 +108,29 @@ impl FilledIndex {
             );
         }
         let part = BlockPartIndex::new(0, 1).unwrap();
-        for (at, &page) in pages.iter().enumerate() {
-            self.index.add_store_part(page, part, self.nodes[at * NODES / PROMPT_PAGES], StoreMedium::Dram);
+        for (microseconds, &page) in pages.iter().enumerate() {
+            self.index.add_store_part(
+                page,
+                part,
+                self.nodes[microseconds * NODES / PROMPT_PAGES],
+                StoreMedium::Dram,
+            );
         }
         pages
     }
 
-    /// A prompt of which every engine has all, each page in another combination of tiers and on another node than the one
-    /// before.
+    /// A prompt that every engine has entirely. Each block has another combination of tiers and another store node than
+    /// the previous one.
     fn patchwork(&mut self) -> Vec<u64> {
         let pages: Vec<u64> = (0..PROMPT_PAGES as u64).map(|page| self.page(1 << 41 | page)).collect();
         let part = BlockPartIndex::new(0, 1).unwrap();
-        for (at, &page) in pages.iter().enumerate() {
+        for (microseconds, &page) in pages.iter().enumerate() {
             for (number, &engine) in self.engines.iter().enumerate() {
-                let tier = if number % 7 == at % 7 { EngineCacheTier::L2 } else { EngineCacheTier::L1 };
+                let tier =
+                    if number % 7 == microseconds % 7 { EngineCacheTier::L2 } else { EngineCacheTier::L1 };
                 self.index.add_engine_blocks(engine, tier, &[page]);
             }
-            self.index.add_store_part(page, part, self.nodes[at % NODES], StoreMedium::Dram);
+            self.index.add_store_part(page, part, self.nodes[microseconds % NODES], StoreMedium::Dram);
         }
         pages
     }
@@ -133,16 +142,21 @@ fn resident_bytes() -> u64 {
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
 }
 
-/// Each call by itself: on a busy machine the fast ones tell more than a mean.
+/// Times each call separately: on a busy machine the fast percentiles are more meaningful than a mean.
 fn spread(name: &str, mut call: impl FnMut()) {
-    let mut took = Histogram::<u64>::new(3).unwrap();
+    let mut durations = Histogram::<u64>::new(3).unwrap();
     for _ in 0..20_000 {
-        let begun = Instant::now();
+        let started = Instant::now();
         call();
-        took.record(begun.elapsed().as_nanos() as u64).unwrap();
+        durations.record(started.elapsed().as_nanos() as u64).unwrap();
     }
-    let at = |quantile| took.value_at_quantile(quantile) as f64 / 1e3;
-    eprintln!("{name}: fastest {:.1} µs, p10 {:.1} µs, p50 {:.1} µs", at(0.0), at(0.1), at(0.5));
+    let microseconds = |quantile| durations.value_at_quantile(quantile) as f64 / 1e3;
+    eprintln!(
+        "{name}: fastest {:.1} µs, p10 {:.1} µs, p50 {:.1} µs",
+        microseconds(0.0),
+        microseconds(0.1),
+        microseconds(0.5)
+    );
 }
 
 fn micros(duration: Duration) -> f64 {
@@ -199,7 +213,7 @@ fn at_size(criterion: &mut Criterion, pages: usize, name: &str) {
     while_applying(filled, name);
 }
 
-/// Single events for one page each, half of them removals, on conversations all over the index.
+/// Single events for one block each, half of them removals, on random conversations of the index.
 fn events(filled: &mut FilledIndex, name: &str) {
     let mut random = fastrand::Rng::with_seed(2);
     let keys: Vec<(EngineSlot, u64)> = (0..1_000_000)
@@ -211,39 +225,39 @@ fn events(filled: &mut FilledIndex, name: &str) {
     let mut batches = Histogram::<u64>::new(3).unwrap();
     let start = Instant::now();
     for batch in keys.chunks(BATCH / 2) {
-        let begun = Instant::now();
+        let started = Instant::now();
         for &(engine, page) in batch {
             filled.index.add_engine_blocks(engine, EngineCacheTier::L1, &[page]);
         }
         for &(engine, page) in batch {
             filled.index.remove_engine_blocks(engine, EngineCacheTier::L1, &[page]);
         }
-        batches.record(begun.elapsed().as_nanos() as u64).unwrap();
+        batches.record(started.elapsed().as_nanos() as u64).unwrap();
     }
     let rate = 2.0 * keys.len() as f64 / start.elapsed().as_secs_f64() / 1e6;
-    let at = |quantile| batches.value_at_quantile(quantile) as f64 / 1e3;
+    let microseconds = |quantile| batches.value_at_quantile(quantile) as f64 / 1e3;
     eprintln!(
         "{name}: {rate:.2} M scattered single-page events/s; batch of {BATCH}: p50 {:.1} µs, p99 {:.1} µs, p99.9 {:.1} µs, max {:.1} µs",
-        at(0.5),
-        at(0.99),
-        at(0.999),
+        microseconds(0.5),
+        microseconds(0.99),
+        microseconds(0.999),
         batches.max() as f64 / 1e3,
     );
     let fresh: Vec<u64> = (0..1_000_000).map(|page| filled.page(1 << 42 | page)).collect();
     let mut batches = Histogram::<u64>::new(3).unwrap();
     let start = Instant::now();
     for (number, batch) in fresh.chunks(BATCH).enumerate() {
-        let begun = Instant::now();
+        let started = Instant::now();
         filled.index.add_engine_blocks(filled.engines[number / 8 % ENGINES], EngineCacheTier::L1, batch);
-        batches.record(begun.elapsed().as_nanos() as u64).unwrap();
+        batches.record(started.elapsed().as_nanos() as u64).unwrap();
     }
     let rate = fresh.len() as f64 / start.elapsed().as_secs_f64() / 1e6;
-    let at = |quantile| batches.value_at_quantile(quantile) as f64 / 1e3;
+    let microseconds = |quantile| batches.value_at_quantile(quantile) as f64 / 1e3;
     eprintln!(
         "{name}: {rate:.2} M new pages/s; batch of {BATCH}: p50 {:.1} µs, p99 {:.1} µs, p99.9 {:.1} µs, max {:.1} µs",
-        at(0.5),
-        at(0.99),
-        at(0.999),
+        microseconds(0.5),
+        microseconds(0.99),
+        microseconds(0.999),
         batches.max() as f64 / 1e3,
     );
 }
@@ -256,9 +270,9 @@ fn clearing(filled: &mut FilledIndex, name: &str) {
     let start = Instant::now();
     let (mut longest, mut steps) = (Duration::ZERO, 0);
     loop {
-        let begun = Instant::now();
+        let started = Instant::now();
         let more = filled.index.sweep(1024);
-        longest = longest.max(begun.elapsed());
+        longest = longest.max(started.elapsed());
         steps += 1;
         if !more {
             break;
@@ -272,7 +286,7 @@ fn clearing(filled: &mut FilledIndex, name: &str) {
     );
 }
 
-/// One thread looks up, another one applies batches of events, with a lock between them.
+/// One thread looks up while another applies batches of events under the same lock.
 fn while_applying(filled: FilledIndex, name: &str) {
     let mut random = fastrand::Rng::with_seed(3);
     let prompts: Vec<Vec<u64>> = (0..256)
@@ -304,7 +318,7 @@ fn while_applying(filled: FilledIndex, name: &str) {
                     }
                 }
                 applied.fetch_add(BATCH as u64, Ordering::Relaxed);
-                // A million events a second, unless the lock slows them down.
+                // A million events a second, unless the lock delays them.
                 due += Duration::from_micros(BATCH as u64);
                 due = due.max(Instant::now() - Duration::from_millis(1));
                 while Instant::now() < due {
@@ -313,28 +327,28 @@ fn while_applying(filled: FilledIndex, name: &str) {
             }
         })
     };
-    let mut took = Histogram::<u64>::new(3).unwrap();
+    let mut durations = Histogram::<u64>::new(3).unwrap();
     let mut hits = IndexLookup::default();
     let start = Instant::now();
     for prompt in prompts.iter().cycle() {
         if start.elapsed() > Duration::from_secs(3) {
             break;
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         hits.restart();
         while !index.read().lookup_step(prompt, &mut hits) {}
-        took.record(begun.elapsed().as_nanos() as u64).unwrap();
+        durations.record(started.elapsed().as_nanos() as u64).unwrap();
     }
     stop.store(true, Ordering::Relaxed);
     writer.join().unwrap();
     let rate = applied.load(Ordering::Relaxed) as f64 / start.elapsed().as_secs_f64() / 1e6;
-    let at = |quantile| took.value_at_quantile(quantile) as f64 / 1e3;
+    let microseconds = |quantile| durations.value_at_quantile(quantile) as f64 / 1e3;
     eprintln!(
-        "{name}: {} lookups of 2048 pages beside {rate:.2} M events/s: p50 {:.1} µs, p99 {:.1} µs, p99.9 {:.1} µs",
-        took.len(),
-        at(0.5),
-        at(0.99),
-        at(0.999),
+        "{name}: {} lookups of 2048 blocks during {rate:.2} M events/s: p50 {:.1} µs, p99 {:.1} µs, p99.9 {:.1} µs",
+        durations.len(),
+        microseconds(0.5),
+        microseconds(0.99),
+        microseconds(0.999),
     );
 }
 
@@ -343,7 +357,7 @@ fn index(criterion: &mut Criterion) {
     at_size(criterion, 1_000_000, "1 M pages");
 }
 
-/// The store's pages as texts: every object key of every page is formatted and looked up.
+/// The store's blocks as texts: every object key of every block is formatted and looked up.
 fn object_keys(criterion: &mut Criterion) {
     let mut random = fastrand::Rng::with_seed(4);
     let digests: Vec<[u8; 32]> = (0..131_072)

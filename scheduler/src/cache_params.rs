@@ -1,49 +1,49 @@
-//! How an engine caches: what decides how much of a predicted hit it can use, and when.
+//! Cache parameters of an engine: they determine how much of a predicted hit it can use, and when.
 
 use crate::request::Seconds;
 
-/// What an engine does with a prompt whose pages are still being fetched from the shared store when its turn comes
-/// (SGLang's `hicache_storage_prefetch_policy`).
+/// Behaviour of an engine when a prompt reaches the head of its queue and blocks are still being fetched from the
+/// shared store (SGLang's `hicache_storage_prefetch_policy`).
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum PrefetchBehavior {
     /// Stops fetching and computes the rest.
     BestEffort,
-    /// Passes over the request until all is fetched.
+    /// Skips the request until all blocks are fetched.
     WaitComplete,
-    /// Passes over it for some time, counted from its arrival, then computes the rest.
+    /// Skips the request for a limited time, counted from its arrival, then computes the rest.
     Timeout {
-        /// Time for any prompt.
+        /// Base time for any prompt, in seconds.
         base_s: Seconds,
-        /// Time more for every 1,024 tokens to fetch.
+        /// Additional seconds for every 1,024 tokens to fetch.
         per_1k_tokens_s: Seconds,
     },
 }
 
-/// An engine's cache, as its settings say. The default is SGLang 0.5's with a fast store; the caller fills in what the
-/// engine says of itself.
+/// Cache settings of an engine. The default is SGLang 0.5 with a fast store; the caller overrides it with values that
+/// the engine reports.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct EngineCacheParams {
-    /// Tokens per page: caches hold whole pages.
+    /// Tokens per block; caches hold whole blocks.
     pub page_tokens: u32,
-    /// What happens when fetching takes longer than waiting.
+    /// Behaviour when a fetch takes longer than the queue wait.
     pub prefetch: PrefetchBehavior,
-    /// Nothing is fetched for fewer tokens than these.
+    /// Minimum number of tokens for a fetch from the shared store.
     pub prefetch_threshold: u32,
     /// Bytes per second from host memory to the device.
     pub l2_bytes_per_s: f64,
-    /// Bytes per second from the shared store to host memory, until [`InstanceLoad::fetch_slowness`](crate::Load::fetch_slowness) is learned: no
-    /// engine tells.
+    /// Bytes per second from the shared store to host memory, until
+    /// [`InstanceLoad::fetch_slowness`](crate::InstanceLoad::fetch_slowness) is learned: no engine reports it.
     pub l3_bytes_per_s: f64,
-    /// Bytes of KV cache per token, all ranks together.
+    /// Bytes of KV cache per token, summed over all ranks.
     pub kv_bytes_per_token: f64,
-    /// Tokens that host memory holds, 0 if not known.
+    /// Host memory capacity in tokens; 0 if unknown.
     pub l2_tokens: u64,
-    /// Most tokens of one prefill pass.
+    /// Maximum number of tokens in one prefill pass.
     pub max_prefill_tokens: u32,
 }
 
 impl EngineCacheParams {
-    /// Seconds to read a token from the shared store.
+    /// Seconds to read one token from the shared store.
     #[must_use]
     pub(crate) fn fetch_per_token(&self) -> Seconds {
         self.kv_bytes_per_token / self.l3_bytes_per_s

@@ -1,48 +1,45 @@
-//! What a policy answers: a route with its reasons, or a refusal.
+//! Results of a policy: a route with its reasons, or a rejection.
 
 use crate::fleet::InstanceIndex;
 use crate::policy::PolicyName;
 use crate::request::Seconds;
 
-/// The answer for one request.
+/// Routing decision for one request.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct RoutingDecision {
-    /// Where the request goes.
+    /// Engine or pair that gets the request.
     pub route: EngineRoute,
-    /// What the caller must add to its book until the request ends.
+    /// Load that the caller must account for until the request ends.
     pub reservation: LoadReservation,
-    /// Its place in the engine's own queue, for engines that can be told (SGLang's `priority`): smaller goes first. Expected milliseconds
-    /// of computation and a share of the time of arrival by the caller's clock, so that whoever comes later must be ever shorter to
-    /// overtake and nobody starves. `None` from policies without an order.
+    /// Priority in the engine's own queue, for engines that accept one (SGLang's `priority`); smaller goes first.
+    /// Expected milliseconds of computation plus a share of the arrival time by the caller's clock: the later a request
+    /// arrives, the shorter it must be to overtake, so that no request starves. `None` from policies without an order.
     pub engine_priority: Option<i64>,
     /// Predicted time to first token; `None` from policies that do not predict.
     pub predicted_ttft: Option<Seconds>,
-    /// Expected time to first token on the chosen engine from its queue and its learned speed, whatever the policy: how long its
-    /// silence means nothing.
+    /// Expected time to first token on the chosen engine from its queue and its learned speed, under every policy. An
+    /// engine that produces no output for less than this is not suspect.
     pub expected_ttft: Seconds,
-    /// Why.
+    /// Reasons for the decision, for operators and for replay.
     pub explanation: DecisionExplanation,
 }
 
-/// One or two engines.
+/// The one or two engines that serve the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub enum EngineRoute {
     /// Disaggregated: both engines get the same prompt.
     Pair {
-        /// Computes the prompt.
+        /// Engine that computes the prompt.
         prefill: InstanceIndex,
-        /// Data-parallel rank wanted there, below its `dp_size`.
+        /// Requested data-parallel rank of the prefill, below its `dp_size`.
         prefill_rank: u32,
-        /// Generates.
+        /// Engine that generates the response.
         decode: InstanceIndex,
-        /// Data-parallel rank wanted there, below its `dp_size`.
+        /// Requested data-parallel rank of the decode, below its `dp_size`.
         decode_rank: u32,
     },
-    /// A plain worker does both.
-    Single {
-        /// The worker.
-        worker: InstanceIndex,
-    },
+    /// A plain worker computes the prompt and generates.
+    Single { worker: InstanceIndex },
 }
 
 impl EngineRoute {
@@ -55,7 +52,7 @@ impl EngineRoute {
         }
     }
 
-    /// The engine that generates.
+    /// The engine that generates the response.
     #[must_use]
     pub fn decode_instance(&self) -> InstanceIndex {
         match *self {
@@ -65,83 +62,81 @@ impl EngineRoute {
     }
 }
 
-/// Load that the request will cause.
+/// Load that the request adds to its engines.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct LoadReservation {
-    /// On the entry, until its first token.
+    /// Tokens added to the engine that computes the prompt, until its first token.
     pub prefill_tokens: u64,
-    /// On the exit, until it ends.
+    /// Tokens added to the engine that generates, until the request ends.
     pub decode_tokens: u64,
 }
 
-/// A decision's reasons, complete enough to be shown to a person and to be replayed.
+/// Reasons for a decision, complete enough to display and to replay.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct DecisionExplanation {
-    /// The policy that decided.
     pub policy: PolicyName,
-    /// One sentence's worth, from a fixed set.
+    /// One short sentence from a fixed set.
     pub reason: &'static str,
-    /// Entries that were looked at, in the cluster's order; the chosen one is among them.
+    /// Prefill engines that were priced, in the cluster's order; the chosen one is among them.
     pub candidates: Vec<CandidateEngine>,
-    /// What the candidates' costs are made of, in their order; empty from policies that do not predict.
+    /// Cost terms of the candidates, in the same order; empty from policies that do not predict.
     pub terms: Vec<CostBreakdown>,
 }
 
-/// The parts of a candidate's cost in seconds. The cost is `max(wait, fetch)` and all others
-/// from `service` to `decode`.
+/// Cost terms of a candidate in seconds. The cost is `max(wait, fetch)` plus all terms from `service` to `decode`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize)]
 pub struct CostBreakdown {
-    /// Until the engine is done with what is ahead, held requests that go first included.
+    /// Until the engine has finished earlier work, including queued requests that go first.
     pub wait: Seconds,
-    /// Until pages of the shared store are there.
+    /// Until the blocks from the shared store are in the engine's memory.
     pub fetch: Seconds,
-    /// Computation.
+    /// Time to compute the uncached tokens.
     pub service: Seconds,
-    /// KV cache on its way to the decode.
+    /// Transfer of the KV cache to the decode engine.
     pub handover: Seconds,
-    /// Price of having twice what another engine has.
+    /// Price of duplicating blocks that another engine already caches.
     pub duplicate: Seconds,
-    /// Price of the engine's time for the requests that are held behind.
+    /// Price of the engine's time for the requests queued behind this one.
     pub congestion: Seconds,
-    /// Price of computing a prompt of this length where those of another length are.
+    /// Price of computing a prompt of this length on an engine that serves other lengths.
     pub length: Seconds,
-    /// Load of the decode that would take over, and its distance.
+    /// Load of the decode engine that would take over, and its network distance.
     pub decode: Seconds,
-    /// Tokens of the prompt that the engine need not compute.
+    /// Prompt tokens that the engine does not need to compute.
     pub cached_tokens: u32,
 }
 
-/// One looked-at entry engine.
+/// One prefill engine that was priced.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct CandidateEngine {
-    /// Which.
+    /// Position in the cluster's instance list.
     pub instance: InstanceIndex,
-    /// Smaller is better; the unit is the policy's own (tokens, or seconds).
+    /// Smaller is better; the unit depends on the policy (tokens or seconds).
     pub cost: f64,
-    /// The part of the cost that weighed most.
+    /// The term with the largest share of the cost.
     pub leading_term: CostTerm,
 }
 
-/// Parts of a cost.
+/// Terms of a candidate's cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub enum CostTerm {
-    /// The policy does not price (rotation).
+    /// The policy does not price candidates (round robin).
     None,
     /// Work ahead of this request.
     Backlog,
-    /// This request's own computation.
+    /// Computation of this request itself.
     Service,
-    /// Fetching cached pages.
+    /// Fetching cached blocks from the shared store.
     Fetch,
 }
 
-/// Why there is no route.
+/// Why no route was chosen.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ScheduleRejection {
-    /// No instance serves the model at all.
+    /// No instance serves the model.
     #[error("no engine serves this model")]
     UnknownModel,
-    /// Instances exist, but none can be used now.
+    /// Instances serve the model, but none is available now.
     #[error(
         "{prefills} prefill or plain and {decodes} decode engines serve this model, but no usable pair among them is available now"
     )]
@@ -151,10 +146,10 @@ pub enum ScheduleRejection {
         /// Decodes that serve the model.
         decodes: usize,
     },
-    /// The fleet is too busy to serve the request in time.
+    /// The fleet is too busy to meet the request's target.
     #[error("overloaded; retry after {retry_after:.0} s")]
     Overloaded {
-        /// When it is worth asking again.
+        /// Seconds after which a retry should succeed.
         retry_after: Seconds,
     },
 }

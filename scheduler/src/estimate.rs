@@ -1,42 +1,43 @@
-//! What one engine would need for one prompt.
+//! Estimated times of one prompt on one engine.
 
 use crate::cache_params::{EngineCacheParams, PrefetchBehavior};
 use crate::fleet::{InstanceIndex, InstanceLoad, SchedulableInstance};
 use crate::prediction::CacheHitPrediction;
 use crate::request::Seconds;
 
-/// Seconds until a fetch from the shared store begins to deliver: one round trip for the keys and one for the first pages.
+/// Seconds until a fetch from the shared store delivers its first bytes: one round trip for the keys and one for the
+/// first blocks.
 pub(crate) const FETCH_LATENCY: Seconds = 0.002;
 
-/// A prompt overtakes others that wait for their pages if the engine would otherwise do nothing for this share of its computation. They
-/// wait for the rest of it.
+/// A prompt overtakes others that wait for their blocks if the engine would otherwise be idle for at least this share
+/// of the prompt's computation. The overtaken prompts wait for the rest of it.
 const MIN_IDLE_SHARE_TO_OVERTAKE: f64 = 0.25;
 
 /// Times for one prompt on one engine, if it were sent now.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrefillEstimate {
-    /// Until the engine is done with what is ahead.
+    /// Until the engine has finished earlier work.
     pub wait: Seconds,
-    /// Until the pages that it will use of the shared store are there; 0 without such pages.
+    /// Until the blocks that it will use from the shared store are in its memory; 0 without such blocks.
     pub fetch: Seconds,
-    /// Computation.
+    /// Time to compute the uncached tokens.
     pub service: Seconds,
     /// From the end of the computation to the first token.
     pub handover: Seconds,
-    /// Tokens that are handed over then.
+    /// Tokens transferred to the decode in that time.
     pub handover_tokens: u64,
-    /// Tokens of the prompt that it need not compute.
+    /// Prompt tokens that the engine does not need to compute.
     pub cached_tokens: u32,
-    /// Those of them that come from the shared store.
+    /// The part of `cached_tokens` that comes from the shared store.
     pub fetched_tokens: u32,
-    /// Seconds that the engine's rules give for reading one of those, from where they are.
+    /// Nominal seconds to read one of those tokens from its location, by the engine's parameters.
     pub nominal_fetch_per_token: Seconds,
-    /// Whether the engine computes what has not been read when the prompt's turn comes.
+    /// Whether the engine computes the blocks that have not been read when the prompt's turn comes.
     pub truncates_fetch: bool,
 }
 
 impl PrefillEstimate {
-    /// Prices a prompt of `input_tokens` on the engine at `ix`, if it gets to it after `wait`.
+    /// Estimates a prompt of `input_tokens` on the engine at `ix`, if its computation can start after `wait`.
     #[must_use]
     pub fn new(
         input_tokens: u64,
@@ -57,9 +58,9 @@ impl PrefillEstimate {
         // An engine always computes the last token.
         let new = input_tokens.saturating_sub(u64::from(cached)).max(1);
         let compute = load.service.seconds(new, u64::from(cached));
-        // Loading from host memory runs layer by layer beside the computation.
+        // Loading from host memory runs layer by layer, in parallel with the computation.
         let load_back = f64::from(hits.l2_tokens + fetched) * rules.kv_bytes_per_token / rules.l2_bytes_per_s;
-        // Each pass's part goes while the next one is computed.
+        // Each pass's part is transferred while the next one is computed.
         let service = compute.max(load_back);
         let overtakes = fetched == 0 && load.idle_for > MIN_IDLE_SHARE_TO_OVERTAKE * service;
         let wait = if overtakes { wait.min(wait - load.prefill_wait + load.idle_wait) } else { wait };
@@ -77,14 +78,15 @@ impl PrefillEstimate {
         }
     }
 
-    /// Until the first token.
+    /// Seconds until the first token.
     #[must_use]
     pub fn ttft(&self) -> Seconds {
         self.wait.max(self.fetch) + self.service + self.handover
     }
 }
 
-/// How many of `offered` tokens are fetched when the prompt's turn comes after `wait`, and when the engine has them.
+/// How many of `offered` tokens are fetched if the prompt's turn comes after `wait`, and when they are in the engine's
+/// memory.
 fn fetched(
     offered: u32,
     per_token: Seconds,
@@ -106,7 +108,7 @@ fn fetched(
     }
     let page = f64::from(rules.page_tokens.max(1));
     let tokens = ((given_up - begin).max(0.0) / per_token / page).floor() * page;
-    // Below `offered`, because the fetch is not complete.
+    // Less than `offered`, because the fetch is not complete.
     (tokens as u32, given_up)
 }
 
@@ -137,7 +139,7 @@ mod tests {
             models: Vec::new(),
             domain: PairingDomain(0),
             dp_size: 1,
-            place: LocationIds { zone: Some(1), rack: Some(1), node: Some(1), ..LocationIds::default() },
+            location: LocationIds { zone: Some(1), rack: Some(1), node: Some(1), ..LocationIds::default() },
             cache: rules,
         }
     }
@@ -151,11 +153,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_near_is_there_sooner() {
+    fn near_blocks_are_fetched_sooner() {
         let hits = TierHits { l3_tokens: 1000, ..TierHits::default() };
         let prediction = CacheHitPrediction {
             per_instance: vec![hits; 2],
-            farness: vec![0.5, 4.0],
+            network_distance: vec![0.5, 4.0],
             ..CacheHitPrediction::default()
         };
         let instance = instance(rules(PrefetchBehavior::WaitComplete));
@@ -186,11 +188,11 @@ mod tests {
     }
 
     #[test]
-    fn timeout_waits_so_long() {
-        let cut = PrefetchBehavior::Timeout { base_s: 0.3, per_1k_tokens_s: 0.0 };
-        assert_eq!(estimate(cut, 900, 0.0).fetched_tokens, 200);
-        assert!((estimate(cut, 900, 0.0).ttft() - 1.1).abs() < 1e-9);
-        assert_eq!(estimate(cut, 900, 0.6).fetched_tokens, 500);
+    fn timeout_limits_the_wait() {
+        let timeout = PrefetchBehavior::Timeout { base_s: 0.3, per_1k_tokens_s: 0.0 };
+        assert_eq!(estimate(timeout, 900, 0.0).fetched_tokens, 200);
+        assert!((estimate(timeout, 900, 0.0).ttft() - 1.1).abs() < 1e-9);
+        assert_eq!(estimate(timeout, 900, 0.6).fetched_tokens, 500);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The fleet as the decision sees it: facts that change rarely ([`SchedulableFleet`]) and load that changes always ([`InstanceLoad`]).
+//! The fleet as input of a decision: facts that change rarely ([`SchedulableFleet`]) and load that changes with every
+//! request ([`InstanceLoad`]).
 
 use std::sync::Arc;
 
@@ -6,12 +7,11 @@ use crate::cache_params::EngineCacheParams;
 use crate::prefill_time::PrefillTimeModel;
 use crate::request::Seconds;
 
-/// Position of an instance in [`SchedulableFleet::instances`] and in the load and prediction slices beside it.
+/// Position of an instance in [`SchedulableFleet::instances`] and in the parallel load and prediction slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct InstanceIndex(pub u32);
 
 impl InstanceIndex {
-    /// As an index.
     #[must_use]
     pub fn as_usize(self) -> usize {
         self.0 as usize
@@ -22,54 +22,48 @@ impl InstanceIndex {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 pub struct ModelIndex(pub u32);
 
-/// Prefills and decodes can hand KV cache to each other only inside one domain: same engine kind, same
-/// connector. Interned by the owner of the cluster.
+/// Prefills and decodes can transfer KV cache to each other only inside one domain: same engine kind, same connector.
+/// Interned by the owner of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct PairingDomain(pub u32);
 
-/// What an engine does in a disaggregated fleet.
+/// Role of an engine in a disaggregated fleet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum InstanceRole {
-    /// Computes KV cache for a decode.
+    /// Computes KV cache for a decode engine.
     Prefill,
     /// Generates from received KV cache.
     Decode,
-    /// Does both.
+    /// Computes the prompt and generates.
     Plain,
 }
 
-/// Physical position; each level is interned by the owner of the cluster, `None` where unknown.
+/// Physical location; each level is interned by the owner of the cluster, `None` where unknown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub struct LocationIds {
-    /// Availability zone.
     pub zone: Option<u32>,
     /// Rack or RDMA rail.
     pub rack: Option<u32>,
-    /// Host.
     pub node: Option<u32>,
-    /// NVLink domain.
     pub nvlink_domain: Option<u32>,
 }
 
-/// How far KV cache has to travel, nearest first.
+/// Distance that KV cache has to travel, nearest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum TopologyDistance {
-    /// Same NVLink domain.
     Nvlink,
-    /// Same host.
     Node,
-    /// Same rack or rail.
+    /// Same rack or RDMA rail.
     Rack,
-    /// Same zone.
     Zone,
-    /// Known to be in different zones.
+    /// Both zones are known and differ.
     CrossZone,
-    /// Nothing known of one of the two.
+    /// The location of one of the two is unknown.
     Unknown,
 }
 
 impl LocationIds {
-    /// The nearest level that both places share.
+    /// The nearest level that both locations share.
     #[must_use]
     pub fn distance(&self, other: &LocationIds) -> TopologyDistance {
         let same = |a: Option<u32>, b: Option<u32>| a.is_some() && a == b;
@@ -92,77 +86,75 @@ impl LocationIds {
 /// One engine endpoint: the part that does not change from request to request.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct SchedulableInstance {
-    /// Name for explanations.
+    /// Instance name, used in explanations.
     pub name: Arc<str>,
-    /// Role in the fleet.
     pub role: InstanceRole,
-    /// Models it serves.
     pub models: Vec<ModelIndex>,
-    /// Whom it can pair with; ignored for plain workers.
+    /// Engines that it can pair with; ignored for plain workers.
     pub domain: PairingDomain,
-    /// Data-parallel ranks, at least 1.
+    /// Number of data-parallel ranks, at least 1.
     pub dp_size: u32,
-    /// Where it runs.
-    pub place: LocationIds,
-    /// How it caches.
+    /// Physical location, for transfer distances.
+    pub location: LocationIds,
+    /// Cache parameters, as configured or reported.
     pub cache: EngineCacheParams,
 }
 
-/// Load of one instance at the moment of the decision. The caller fills one per instance, in the cluster's order.
+/// Load of one instance at the time of the decision. The caller provides one per instance, in the cluster's order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct InstanceLoad {
-    /// May be chosen: healthy, breaker closed, not draining, not already tried for this request.
+    /// Eligible: healthy, breaker closed, not draining, not already tried for this request.
     pub available: bool,
-    /// Requests this gateway has sent there and that have not ended.
+    /// Unfinished requests that this gateway has sent to the instance.
     pub in_flight: u32,
-    /// How many of those requests wait for their first token, if their prompt is computed here.
+    /// Requests among those that wait for their first token and whose prompt is computed here.
     pub pending_prefills: u32,
-    /// Uncached prompt tokens of those.
+    /// Uncached prompt tokens of the pending prefills.
     pub pending_prefill_tokens: u64,
-    /// Tokens those requests may occupy while they decode.
+    /// Tokens that those requests may occupy while they decode.
     pub active_decode_tokens: u64,
-    /// What the engine last said of itself: includes the traffic of other gateways.
+    /// Latest load report of the engine; includes the traffic of other gateways.
     pub reported: Option<ReportedLoad>,
-    /// Until the engine would begin to compute a prompt that is sent now, as far as other prompts keep it busy.
+    /// Seconds until the engine would start computing a prompt that is sent now, behind the prompts it already has.
     pub prefill_wait: Seconds,
-    /// Until it has nothing to compute although prompts are there, because all of them wait for their pages; whoever needs no pages
-    /// overtakes them then.
+    /// Seconds until the engine becomes idle because all its prompts wait for their blocks; a prompt that needs no
+    /// blocks overtakes them then.
     #[serde(default)]
     pub idle_wait: Seconds,
-    /// For how long; 0 if that is not to be expected.
+    /// Duration of that idle time in seconds; 0 if none is expected.
     #[serde(default)]
     pub idle_for: Seconds,
-    /// Until its link to the shared store would begin to fetch for a prompt that is sent now.
+    /// Seconds until its link to the shared store would start fetching for a prompt that is sent now.
     pub fetch_wait: Seconds,
-    /// How many times longer than by [`EngineCacheParams::l3_bytes_per_s`] reading from the shared store takes, as learned; `None` is as long.
+    /// Learned ratio of the shared store's read time to [`EngineCacheParams::l3_bytes_per_s`]; `None` counts as 1.
     #[serde(default)]
     pub fetch_slowness: Option<f64>,
-    /// How long it takes to compute a prompt.
+    /// Time model for computing a prompt.
     pub service: PrefillTimeModel,
-    /// Seconds per token of the KV cache that goes to the decode after the computation.
+    /// Seconds per token of the KV cache that is transferred to the decode after the computation.
     pub handover_per_token: f64,
 }
 
 impl InstanceLoad {
-    /// Seconds in which an engine with these rules reads a token from the shared store.
+    /// Seconds in which an engine with these parameters reads a token from the shared store.
     #[must_use]
     pub(crate) fn fetch_per_token(&self, rules: &EngineCacheParams) -> Seconds {
         rules.fetch_per_token() * self.fetch_slowness.unwrap_or(1.0)
     }
 
-    /// No prompt has to wait less than this for others.
+    /// Lower bound of the time that a prompt waits for others.
     #[must_use]
     pub(crate) fn min_wait(&self) -> Seconds {
         if self.idle_for > 0.0 { self.idle_wait.min(self.prefill_wait) } else { self.prefill_wait }
     }
 
-    /// Prompt tokens waiting or being computed: the larger of the own book and the engine's report.
+    /// Prompt tokens waiting or being computed: the larger of the gateway's own count and the engine's report.
     #[must_use]
     pub fn prefill_backlog_tokens(&self) -> u64 {
         self.pending_prefill_tokens.max(self.reported.map_or(0, |reported| reported.waiting_uncached_tokens))
     }
 
-    /// Tokens held for decoding: the larger of the own book and the engine's report.
+    /// Tokens occupied for decoding: the larger of the gateway's own count and the engine's report.
     #[must_use]
     pub fn decode_tokens(&self) -> u64 {
         self.active_decode_tokens.max(self.reported.map_or(0, |reported| reported.used_tokens))
@@ -172,21 +164,17 @@ impl InstanceLoad {
 /// An engine's own load report (SGLang `/v1/loads`, vLLM `/metrics`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct ReportedLoad {
-    /// Requests in the running batch.
     pub running: u32,
-    /// Requests waiting.
     pub waiting: u32,
     /// Prompt tokens of waiting requests that are not in the engine's cache.
     pub waiting_uncached_tokens: u64,
-    /// KV tokens in use.
     pub used_tokens: u64,
-    /// KV tokens in all, 0 if not told.
+    /// KV cache capacity in tokens, 0 if not reported.
     pub capacity_tokens: u64,
-    /// Age of the report in seconds.
     pub age: Seconds,
 }
 
-/// Immutable facts of the fleet with candidate lists per model.
+/// Immutable facts of the fleet, with candidate lists per model.
 #[derive(Debug, Clone, Default)]
 pub struct SchedulableFleet {
     instances: Vec<SchedulableInstance>,
@@ -197,7 +185,6 @@ pub struct SchedulableFleet {
 }
 
 impl SchedulableFleet {
-    /// Indexes `instances` by model.
     #[must_use]
     pub fn new(instances: Vec<SchedulableInstance>) -> Self {
         let models = instances.iter().flat_map(|i| &i.models).map(|m| m.0 as usize + 1).max().unwrap_or(0);
@@ -227,13 +214,12 @@ impl SchedulableFleet {
         self.instances.get(ix.as_usize())
     }
 
-    /// Where a request for `model` can start: its prefills and plain workers.
+    /// Engines that compute prompts for `model`: prefills and plain workers.
     #[must_use]
     pub fn prefills(&self, model: ModelIndex) -> &[InstanceIndex] {
         self.prefills.get(model.0 as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// Decodes of `model`.
     #[must_use]
     pub fn decodes(&self, model: ModelIndex) -> &[InstanceIndex] {
         self.decodes.get(model.0 as usize).map_or(&[], Vec::as_slice)
@@ -266,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn load_believes_the_larger_of_book_and_report() {
+    fn load_is_the_larger_of_own_count_and_report() {
         let mut load =
             InstanceLoad { pending_prefill_tokens: 10, active_decode_tokens: 5, ..InstanceLoad::default() };
         assert_eq!((load.prefill_backlog_tokens(), load.decode_tokens()), (10, 5));

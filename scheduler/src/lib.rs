@@ -1,9 +1,9 @@
 //! The routing decision: pure, deterministic, no I/O.
 //!
-//! A [`Policy`] takes values ([`PolicyInput`]) and returns a value ([`PolicyVerdict`] or [`ScheduleRejection`]). The [`Scheduler`] around it
-//! holds requests, keeps the book of what was sent and learns from first tokens. Neither reads a clock, a socket, a lock
-//! or a random source: time and entropy come with every call. So the gateway and a simulator run the same code, and
-//! the same calls give the same decisions.
+//! A [`Policy`] takes values ([`PolicyInput`]) and returns a value ([`PolicyVerdict`] or [`ScheduleRejection`]). The
+//! [`Scheduler`] around it queues requests, tracks the load that was sent and learns from first tokens. Neither reads a
+//! clock, a socket, a lock or a random source: time and entropy are arguments of every call. So the gateway and the
+//! simulator run the same code, and the same calls give the same decisions.
 
 mod cache_params;
 mod decision;

@@ -1,4 +1,4 @@
-//! What one engine was sent and has not finished, and when it will be done with it.
+//! Unfinished requests of one engine, and when it will have finished them.
 
 use crate::estimate::{FETCH_LATENCY, PrefillEstimate};
 use crate::fleet::{InstanceLoad, ReportedLoad};
@@ -8,57 +8,57 @@ use crate::prefill_time_learner::{PrefillTimeLearner, PrefillWork};
 use crate::request::Seconds;
 use crate::scheduler::AttemptId;
 
-/// A prompt of unknown length that has been computed for some time is expected to need this share of it longer.
+/// A prompt of unknown length that is being computed is expected to need at least this share of its elapsed time in
+/// addition.
 const OVERRUN_SHARE: f64 = 0.3;
 
-/// The book of one engine. Its prefills are one queue, computed one after the other in order of sending.
+/// Load of one engine. Its prefills form one queue, computed one after the other in order of sending.
 #[derive(Debug)]
 pub(crate) struct EngineLoadTracker {
     pub(crate) available: bool,
-    /// How many times slower than others of its kind, as learned.
+    /// Learned slowdown against other engines of the same group.
     pub(crate) speed: f64,
     in_flight: u32,
     decode_tokens: u64,
     queue: PrefillQueue,
-    /// When the link to the shared store is free.
+    /// Time at which the link to the shared store is free.
     fetch_free_at: Seconds,
     report: Option<EngineLoadReport>,
-    /// When a report last told of other gateways' work.
-    external_seen_at: Seconds,
+    /// When a report last contained work of other gateways.
+    last_external_at: Seconds,
 }
 
-/// An engine's own words, and what was known here when they came.
+/// A load report of the engine, with this gateway's own state when it arrived.
 #[derive(Debug, Clone, Copy)]
 struct EngineLoadReport {
     received_at: Seconds,
     load: ReportedLoad,
     /// Work that other gateways sent there.
     external: ExternalLoad,
-    /// Work in the own queue then, and sent since.
+    /// Work in the gateway's own queue at that time, plus what was sent since.
     own_work: Seconds,
 }
 
-/// What of an engine's queue is not in the book: other gateways sent it.
+/// The part of an engine's queue that is not tracked here: other gateways sent it.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct ExternalLoad {
-    /// Waiting tokens.
     tokens: u64,
-    /// Time to compute them.
+    /// Time to compute the waiting tokens.
     waiting: Seconds,
-    /// Time that is left of the one being computed.
+    /// Remaining time of the prompt being computed.
     running: Seconds,
-    /// When that one was first seen, and how long it was thought to take.
+    /// When that prompt was first observed, and its estimated duration.
     started: Option<(Seconds, Seconds)>,
 }
 
-/// A prefill that is over.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct CompletedPrefill {
-    /// What was computed, and read if that could be seen.
+    /// Computed tokens, and the store read if its duration was observable.
     pub(crate) work: PrefillWork,
-    /// From when the engine was free for it and its pages were there to its first token, with the reading if that could be seen.
+    /// From when the engine was free and the blocks were in its memory to the first token; includes the store read if
+    /// its duration was observable.
     pub(crate) duration: Seconds,
-    /// Whether nothing of other gateways was in between, as far as known.
+    /// Whether, as far as known, no work of other gateways was computed in between.
     pub(crate) exclusive: bool,
 }
 
@@ -72,7 +72,7 @@ impl EngineLoadTracker {
             queue: PrefillQueue::default(),
             fetch_free_at: 0.0,
             report: None,
-            external_seen_at: f64::NEG_INFINITY,
+            last_external_at: f64::NEG_INFINITY,
         }
     }
 
@@ -101,7 +101,7 @@ impl EngineLoadTracker {
     fn prefill_wait(&self, now: Seconds, spread: f64) -> Seconds {
         let own = self.queue.wait(now, spread);
         match self.report {
-            // What others sent stands in the same queue; the engine has worked since the report.
+            // External work is in the same queue; the engine has worked since the report.
             Some(report) if report.external.work() > 0.0 => {
                 own.max(report.external.work() + report.own_work - (now - report.received_at))
             }
@@ -109,18 +109,17 @@ impl EngineLoadTracker {
         }
     }
 
-    /// What others sent is not known to wait for pages.
+    /// External work is not known to wait for blocks.
     fn idle(&self, now: Seconds) -> Option<(Seconds, Seconds)> {
-        let foreign = self.report.is_some_and(|report| report.external.work() > 0.0);
-        self.queue.idle(now).filter(|_| !foreign)
+        let external = self.report.is_some_and(|report| report.external.work() > 0.0);
+        self.queue.idle(now).filter(|_| !external)
     }
 
-    /// Enters a request that comes to this engine, for prefill or for decode.
+    /// Counts a request on this engine, for prefill or for decode.
     pub(crate) fn start_request(&mut self) {
         self.in_flight += 1;
     }
 
-    /// Strikes a request out that [`EngineLoadTracker::start_request`] entered.
     pub(crate) fn end_request(&mut self) {
         self.in_flight -= 1;
     }
@@ -133,17 +132,17 @@ impl EngineLoadTracker {
         self.decode_tokens -= tokens;
     }
 
-    /// Enters a prefill of `input_tokens`, of which `tokens` are booked as uncached.
+    /// Adds a prefill of `input_tokens`, of which `tokens` count as uncached.
     pub(crate) fn push_prefill(
         &mut self,
         now: Seconds,
-        ticket: AttemptId,
+        attempt: AttemptId,
         input_tokens: u64,
         tokens: u64,
         estimate: &PrefillEstimate,
     ) {
         let ready = now + estimate.fetch;
-        let reading = (estimate.fetch > 0.0).then(|| PrefillStoreRead {
+        let store_read = (estimate.fetch > 0.0).then(|| PrefillStoreRead {
             from: self.fetch_free_at.max(now) + FETCH_LATENCY,
             tokens: estimate.fetched_tokens.into(),
             per_token: estimate.nominal_fetch_per_token,
@@ -157,7 +156,7 @@ impl EngineLoadTracker {
         }
         let cached = u64::from(estimate.cached_tokens).min(input_tokens);
         let queued = PendingPrefill {
-            attempt: ticket,
+            attempt,
             tokens,
             work: PrefillWork {
                 computed_tokens: (input_tokens - cached).max(1),
@@ -168,53 +167,53 @@ impl EngineLoadTracker {
             service: estimate.service,
             handover: estimate.handover,
             ready,
-            store_read: reading,
+            store_read,
             unobserved: false,
         };
         self.queue.push(now, queued);
     }
 
-    /// Takes a prefill out whose first token has come, with what the engine says that it took from caches; `None` if it is not (or no
-    /// longer) in the queue.
+    /// Removes a prefill whose first token has arrived, with the number of cached tokens that the engine reported;
+    /// `None` if it is not (or no longer) in the queue.
     pub(crate) fn complete_prefill(
         &mut self,
         now: Seconds,
-        ticket: AttemptId,
+        attempt: AttemptId,
         cached: Option<u64>,
     ) -> Option<CompletedPrefill> {
-        let (work, took) = self.queue.complete(now, ticket, cached)?;
-        Some(CompletedPrefill { work, duration: took, exclusive: self.external_seen_at < now - took })
+        let (work, duration) = self.queue.complete(now, attempt, cached)?;
+        Some(CompletedPrefill { work, duration, exclusive: self.last_external_at < now - duration })
     }
 
-    /// Takes a prefill out that ended without a first token.
-    pub(crate) fn abort_prefill(&mut self, now: Seconds, ticket: AttemptId) {
-        self.queue.abort(now, ticket);
+    /// Removes a prefill that ended without a first token.
+    pub(crate) fn abort_prefill(&mut self, now: Seconds, attempt: AttemptId) {
+        self.queue.abort(now, attempt);
     }
 
-    /// Takes a report in. `uncached` is the share of a prompt that usually has to be computed; `None` of an engine that also decodes:
-    /// what runs there says little of prompts.
+    /// Applies a load report. `uncached` is the share of a prompt that usually has to be computed; `None` for an engine
+    /// that also decodes, because its running requests say little about prompts.
     pub(crate) fn apply_report(
         &mut self,
         now: Seconds,
-        said: ReportedLoad,
+        reported: ReportedLoad,
         learned: &PrefillTimeLearner,
         uncached: Option<f64>,
     ) {
         let before = self.report.map_or_else(ExternalLoad::default, |report| report.external);
-        let foreign = self.estimate_external(now, &said, &before, &learned.model(self.speed), uncached);
-        if foreign.work() > 0.0 {
-            self.external_seen_at = now;
+        let external = self.estimate_external(now, &reported, &before, &learned.model(self.speed), uncached);
+        if external.work() > 0.0 {
+            self.last_external_at = now;
         }
         self.report = Some(EngineLoadReport {
             received_at: now,
-            load: said,
-            external: foreign,
+            load: reported,
+            external,
             own_work: self.queue.wait(now, learned.relative_error()),
         });
     }
 
-    pub(crate) fn mark_unobserved(&mut self, ticket: AttemptId) {
-        self.queue.mark_unobserved(ticket);
+    pub(crate) fn mark_unobserved(&mut self, attempt: AttemptId) {
+        self.queue.mark_unobserved(attempt);
     }
 
     pub(crate) fn advance(&mut self, now: Seconds) {
@@ -224,46 +223,46 @@ impl EngineLoadTracker {
     fn estimate_external(
         &self,
         now: Seconds,
-        said: &ReportedLoad,
+        reported: &ReportedLoad,
         before: &ExternalLoad,
         model: &PrefillTimeModel,
         uncached: Option<f64>,
     ) -> ExternalLoad {
         let per_token = model.a * model.speed;
-        let there = said.running.saturating_add(said.waiting);
-        let ours_there = if uncached.is_some() { self.queue.len() } else { self.in_flight };
-        if there <= ours_there {
+        let reported_requests = reported.running.saturating_add(reported.waiting);
+        let own_requests = if uncached.is_some() { self.queue.len() } else { self.in_flight };
+        if reported_requests <= own_requests {
             return ExternalLoad::default();
         }
         let Some(uncached) = uncached else {
-            // Which of ours wait is not known: all that might.
-            let tokens = said.waiting_uncached_tokens.saturating_sub(self.queue.tokens());
+            // Which of this gateway's prompts wait is unknown: assume all that may.
+            let tokens = reported.waiting_uncached_tokens.saturating_sub(self.queue.tokens());
             return ExternalLoad { tokens, waiting: per_token * tokens as f64, ..ExternalLoad::default() };
         };
-        let ours_runs = self.queue.head_tokens().is_some_and(|head| {
-            // What is in use is the prompt being computed, to a page or so. 0 is not told.
-            said.used_tokens == 0 || said.used_tokens.abs_diff(head) <= head / 20
+        let own_running = self.queue.head_tokens().is_some_and(|head| {
+            // The tokens in use are those of the prompt being computed, rounded to a block. 0 means not reported.
+            reported.used_tokens == 0 || reported.used_tokens.abs_diff(head) <= head / 20
         });
-        let running = said.running > 0 && !ours_runs;
-        let ours = if running { self.queue.tokens() } else { self.queue.waiting_tokens() };
-        let tokens = said.waiting_uncached_tokens.saturating_sub(ours);
-        let mut foreign =
+        let running = reported.running > 0 && !own_running;
+        let own_tokens = if running { self.queue.tokens() } else { self.queue.waiting_tokens() };
+        let tokens = reported.waiting_uncached_tokens.saturating_sub(own_tokens);
+        let mut external =
             ExternalLoad { tokens, waiting: per_token * tokens as f64, ..ExternalLoad::default() };
         if running {
-            let (begun, size) = match before.started {
-                // Another one has gone from waiting to running.
+            let (started, size) = match before.started {
+                // Another prompt has started running.
                 _ if tokens < before.tokens => (now, per_token * (before.tokens - tokens) as f64),
-                Some(begun) => begun,
-                None => (now, uncached * model.seconds(said.used_tokens, 0)),
+                Some(started) => started,
+                None => (now, uncached * model.seconds(reported.used_tokens, 0)),
             };
-            foreign.started = Some((begun, size));
-            // Times are spread widely: what has taken long will take long.
-            foreign.running = (size - (now - begun)).max(OVERRUN_SHARE * (now - begun));
+            external.started = Some((started, size));
+            // Durations vary widely: the longer a prompt has run, the longer it is expected to run.
+            external.running = (size - (now - started)).max(OVERRUN_SHARE * (now - started));
         }
-        foreign
+        external
     }
 
-    /// Nothing is entered any more.
+    /// Whether nothing is tracked any more.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.in_flight == 0 && self.decode_tokens == 0 && self.queue.is_empty() && self.queue.tokens() == 0
@@ -295,60 +294,60 @@ mod tests {
             nominal_fetch_per_token: 0.0,
             truncates_fetch: false,
         };
-        let mut book = EngineLoadTracker::new();
-        let wait = |book: &EngineLoadTracker, now| book.load(now, &learned).prefill_wait;
-        book.push_prefill(0.0, AttemptId(1), 1000, 1000, &estimate);
-        book.apply_report(
+        let mut tracker = EngineLoadTracker::new();
+        let wait = |tracker: &EngineLoadTracker, now| tracker.load(now, &learned).prefill_wait;
+        tracker.push_prefill(0.0, AttemptId(1), 1000, 1000, &estimate);
+        tracker.apply_report(
             0.0,
             ReportedLoad { running: 1, waiting: 3, waiting_uncached_tokens: 5000, ..ReportedLoad::default() },
             &learned,
             Some(1.0),
         );
-        assert_eq!(wait(&book, 0.0), 6.0);
-        assert_eq!(wait(&book, 2.0), 4.0);
-        book.push_prefill(2.0, AttemptId(2), 1000, 1000, &estimate);
-        assert_eq!(wait(&book, 2.0), 5.0);
-        book.apply_report(3.0, ReportedLoad::default(), &learned, Some(1.0));
-        assert_eq!(wait(&book, 3.0), 1.0);
-        assert_eq!(book.load(4.0, &learned).reported.unwrap().age, 1.0);
+        assert_eq!(wait(&tracker, 0.0), 6.0);
+        assert_eq!(wait(&tracker, 2.0), 4.0);
+        tracker.push_prefill(2.0, AttemptId(2), 1000, 1000, &estimate);
+        assert_eq!(wait(&tracker, 2.0), 5.0);
+        tracker.apply_report(3.0, ReportedLoad::default(), &learned, Some(1.0));
+        assert_eq!(wait(&tracker, 3.0), 1.0);
+        assert_eq!(tracker.load(4.0, &learned).reported.unwrap().age, 1.0);
     }
 
     #[test]
     fn prompt_of_another_gateway_loads_the_engine_until_computed() {
         let learned =
             PrefillTimeLearner::new(&PrefillTimeModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 }, 0.0);
-        let mut book = EngineLoadTracker::new();
+        let mut tracker = EngineLoadTracker::new();
         let busy = ReportedLoad { running: 1, used_tokens: 10_000, ..ReportedLoad::default() };
-        // Half of a prompt usually has to be computed.
-        book.apply_report(0.0, busy, &learned, Some(0.5));
-        assert!((book.load(0.0, &learned).prefill_wait - 5.0).abs() < 1e-9);
-        book.apply_report(3.0, busy, &learned, Some(0.5));
-        assert!((book.load(3.0, &learned).prefill_wait - 2.0).abs() < 1e-9);
-        // It takes longer than thought.
-        book.apply_report(10.0, busy, &learned, Some(0.5));
-        assert!((book.load(10.0, &learned).prefill_wait - OVERRUN_SHARE * 10.0).abs() < 1e-9);
-        book.apply_report(11.0, ReportedLoad::default(), &learned, Some(0.5));
-        assert_eq!(book.load(11.0, &learned).prefill_wait, 0.0);
+        // Usually half of a prompt has to be computed.
+        tracker.apply_report(0.0, busy, &learned, Some(0.5));
+        assert!((tracker.load(0.0, &learned).prefill_wait - 5.0).abs() < 1e-9);
+        tracker.apply_report(3.0, busy, &learned, Some(0.5));
+        assert!((tracker.load(3.0, &learned).prefill_wait - 2.0).abs() < 1e-9);
+        // It takes longer than estimated.
+        tracker.apply_report(10.0, busy, &learned, Some(0.5));
+        assert!((tracker.load(10.0, &learned).prefill_wait - OVERRUN_SHARE * 10.0).abs() < 1e-9);
+        tracker.apply_report(11.0, ReportedLoad::default(), &learned, Some(0.5));
+        assert_eq!(tracker.load(11.0, &learned).prefill_wait, 0.0);
     }
 
     #[test]
-    fn what_an_engine_decodes_is_no_prompt_of_another_gateway() {
+    fn own_decodes_are_not_external_prompts() {
         let learned =
             PrefillTimeLearner::new(&PrefillTimeModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 }, 0.0);
-        let mut book = EngineLoadTracker::new();
-        let wait = |book: &EngineLoadTracker, now| book.load(now, &learned).prefill_wait;
-        (0..3).for_each(|_| book.start_request());
-        let ours = ReportedLoad { running: 3, used_tokens: 90_000, ..ReportedLoad::default() };
-        book.apply_report(0.0, ours, &learned, None);
-        assert_eq!(wait(&book, 0.0), 0.0);
-        // Others decode there too.
-        let running = ReportedLoad { running: 9, ..ours };
-        book.apply_report(1.0, running, &learned, None);
-        assert_eq!(wait(&book, 1.0), 0.0);
-        // Others wait there.
+        let mut tracker = EngineLoadTracker::new();
+        let wait = |tracker: &EngineLoadTracker, now| tracker.load(now, &learned).prefill_wait;
+        (0..3).for_each(|_| tracker.start_request());
+        let own = ReportedLoad { running: 3, used_tokens: 90_000, ..ReportedLoad::default() };
+        tracker.apply_report(0.0, own, &learned, None);
+        assert_eq!(wait(&tracker, 0.0), 0.0);
+        // Other gateways' requests decode there too.
+        let running = ReportedLoad { running: 9, ..own };
+        tracker.apply_report(1.0, running, &learned, None);
+        assert_eq!(wait(&tracker, 1.0), 0.0);
+        // Other gateways' requests wait there.
         let waiting = ReportedLoad { waiting: 2, waiting_uncached_tokens: 4000, ..running };
-        book.apply_report(2.0, waiting, &learned, None);
-        assert_eq!(wait(&book, 2.0), 4.0);
+        tracker.apply_report(2.0, waiting, &learned, None);
+        assert_eq!(wait(&tracker, 2.0), 4.0);
     }
 
     #[test]
@@ -365,9 +364,9 @@ mod tests {
             nominal_fetch_per_token: 0.001,
             truncates_fetch: false,
         };
-        let mut book = EngineLoadTracker::new();
-        book.push_prefill(0.0, AttemptId(1), 1100, 100, &estimate);
-        assert_eq!(book.load(1.0, &learned).fetch_wait, 3.0);
-        assert_eq!(book.load(9.0, &learned).fetch_wait, 0.0);
+        let mut tracker = EngineLoadTracker::new();
+        tracker.push_prefill(0.0, AttemptId(1), 1100, 100, &estimate);
+        assert_eq!(tracker.load(1.0, &learned).fetch_wait, 3.0);
+        assert_eq!(tracker.load(9.0, &learned).fetch_wait, 0.0);
     }
 }

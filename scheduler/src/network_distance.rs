@@ -1,38 +1,36 @@
-//! How far the pages of a prompt have to travel from the shared store.
+//! Relative cost of fetching a prompt's blocks from the shared store.
 
 use crate::fleet::{LocationIds, TopologyDistance};
 use crate::prediction::StoreMedium;
 
-/// How much longer a fetch takes from the same host than usual.
+/// Time factor of a fetch from the same host.
 const SAME_HOST_FACTOR: f32 = 0.5;
 
-/// How much longer it takes from another zone.
+/// Time factor of a fetch from another zone.
 const CROSS_ZONE_FACTOR: f32 = 4.0;
 
-/// How much longer it takes from a disk than from memory.
+/// Time factor of a read from disk instead of memory.
 const NVME_FACTOR: f32 = 3.0;
 
-/// What of a store node has pages.
+/// A store node and one of its media.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreSite {
-    /// Where the node runs; the default if that is not known.
-    pub place: LocationIds,
-    /// What it keeps the pages on.
+    /// Location of the node; the default if unknown.
+    pub location: LocationIds,
+    /// Medium on which the blocks are stored.
     pub medium: StoreMedium,
 }
 
-/// A run of consecutive pages of a prompt on one site.
+/// A run of consecutive blocks of a prompt on one site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreSiteRun {
-    /// Tokens of the prompt before the run.
+    /// Prompt tokens before the run.
     pub first_token: u32,
-    /// Tokens covered.
     pub tokens: u32,
-    /// Number of the site.
     pub site: u32,
 }
 
-/// How many of the `tokens` behind `first` are on each of so many `sites`. Runs of other sites do not count.
+/// Counts how many of the `tokens` after `first` are on each of the `sites`. Runs of other sites do not count.
 #[must_use]
 pub fn tokens_by_site(runs: &[StoreSiteRun], sites: usize, first: u32, tokens: u32) -> Vec<u32> {
     let last = first.saturating_add(tokens);
@@ -46,13 +44,13 @@ pub fn tokens_by_site(runs: &[StoreSiteRun], sites: usize, first: u32, tokens: u
     on_site
 }
 
-/// How much longer than usual it takes to fetch so many tokens from each of these sites to `place`. 1 is usual: from memory, in the
-/// same zone or from where nobody knows.
+/// Time factor of fetching these numbers of tokens from each of the sites to `location`. 1 is a read from memory in the
+/// same zone, or from an unknown location.
 #[must_use]
-pub fn network_distance(tokens: &[u32], sites: &[StoreSite], place: &LocationIds) -> f32 {
+pub fn network_distance(tokens: &[u32], sites: &[StoreSite], location: &LocationIds) -> f32 {
     let (mut weighted, mut all) = (0.0, 0.0);
     for (&tokens, site) in tokens.iter().zip(sites) {
-        let of_link = match site.place.distance(place) {
+        let of_link = match site.location.distance(location) {
             TopologyDistance::Nvlink | TopologyDistance::Node => SAME_HOST_FACTOR,
             TopologyDistance::Rack | TopologyDistance::Zone | TopologyDistance::Unknown => 1.0,
             TopologyDistance::CrossZone => CROSS_ZONE_FACTOR,
@@ -76,7 +74,7 @@ mod tests {
         let here = LocationIds { zone: Some(1), rack: Some(1), node: Some(1), ..LocationIds::default() };
         let far = LocationIds { zone: Some(9), ..LocationIds::default() };
         let sites = [(here, StoreMedium::Dram), (far, StoreMedium::Dram), (here, StoreMedium::Nvme)];
-        let sites = sites.map(|(place, medium)| StoreSite { place, medium });
+        let sites = sites.map(|(location, medium)| StoreSite { location, medium });
         let run = |first_token, site| StoreSiteRun { first_token, tokens: 100, site };
         let runs = [run(0, 0), run(100, 1), run(200, 2), run(300, 7)];
         let of = |first, tokens| network_distance(&tokens_by_site(&runs, 3, first, tokens), &sites, &here);
@@ -84,11 +82,11 @@ mod tests {
         assert_eq!(of(0, 200), 2.25);
         assert_eq!(of(150, 100), 2.75);
         assert_eq!(of(200, u32::MAX), 1.5, "what is on no site does not count");
-        assert_eq!(of(300, 100), 1.0, "nothing is known of it");
+        assert_eq!(of(300, 100), 1.0, "no run covers these tokens");
         assert_eq!(
             network_distance(
                 &[100],
-                &[StoreSite { place: LocationIds::default(), medium: StoreMedium::Dram }],
+                &[StoreSite { location: LocationIds::default(), medium: StoreMedium::Dram }],
                 &here
             ),
             1.0

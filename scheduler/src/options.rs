@@ -1,4 +1,4 @@
-//! What a person may set. What can be learned from the engines is not here.
+//! Settings of the scheduler. Values that can be learned from the engines are not settings.
 
 use crate::prefill_time::PrefillTimeModel;
 use crate::request::Seconds;
@@ -7,49 +7,49 @@ use crate::request::Seconds;
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SchedulerOptions {
-    /// How long engines compute, until first tokens have shown it.
+    /// Computing time of engines until first tokens have been observed.
     pub service_prior: PrefillTimeModel,
-    /// Seconds per token whose KV cache goes to the decode after the last pass, until first tokens have shown it. The default is
-    /// 192,512 bytes over a 200 Gbit/s link.
+    /// Seconds per token whose KV cache is transferred to the decode after the last pass, until first tokens have been
+    /// observed. The default is 192,512 bytes over a 200 Gbit/s link.
     pub handover_prior_s_per_token: f64,
-    /// A request is handed over once its engine's backlog is at most this. Less starves the engine between two prompts; more binds
-    /// requests before it is known where they are best computed.
-    /// On the conversation trace half a second costs 6 % of mean TTFT; 0.03 to 0.1 s differ by less than the seeds.
+    /// A request is dispatched once its engine's backlog is at most this. A smaller value leaves the engine idle
+    /// between two prompts; a larger one binds requests before the best engine is known. On the conversation trace 0.5
+    /// s costs 6 % of mean TTFT; 0.03 to 0.1 s differ by less than the seeds.
     pub slack: Seconds,
-    /// Price of computing or fetching what another engine has in its own cache, as a share of the time to compute it: the
-    /// copy pushes out something else.
-    /// 0 costs 2 to 4 % at the recorded speeds and 7 to 10 % at 1.2 times them; 0.3 to 1 are alike.
+    /// Price of computing or fetching what another engine already caches, as a share of the time to compute it: the
+    /// copy evicts other blocks. 0 costs 2 to 4 % at the recorded speeds and 7 to 10 % at 1.2 times them; 0.3 to 1 are
+    /// alike.
     pub duplicate_price: f64,
-    /// Price of a second of an engine for every request per engine that is held behind, in seconds. It makes a busy fleet prefer what
-    /// costs the least computation to what is there the soonest.
-    /// 0 costs 7 % without a store and 16 % at 1.2 times the recorded speed; 1 gives half of that, 6 no more.
+    /// Price of a second of an engine for every queued request per engine, in seconds. With it, a busy fleet prefers
+    /// the engine with the least computation to the one that is free first. 0 costs 7 % without a store and 16 % at 1.2
+    /// times the recorded speed; 1 gives half of that, 6 no more.
     pub congestion_price: f64,
-    /// Price of a second of an engine whose place in the row from short prompts to long ones is not the prompt's: times the distance,
-    /// where the row is 1 long.
-    /// 0 costs 2 % on the conversation trace, 2 to 4 % with slow or best-effort fetching, 5 % without a store and 9 % with four gateways; 0.3
-    /// to 0.6 are alike.
+    /// Price of a second of an engine that serves other prompt lengths: multiplied by the distance between the engine's
+    /// and the prompt's position on a scale of 0 to 1 from short to long prompts. 0 costs 2 % on the conversation
+    /// trace, 2 to 4 % with slow or best-effort fetching, 5 % without a store and 9 % with four gateways; 0.3 to 0.6
+    /// are alike.
     pub length_price: f64,
-    /// Share of the computation that goes to the requests that have waited longest. The rest goes to the shortest. 0 lets long
-    /// prompts starve under overload.
-    /// A tenth costs 4 to 9 % at 1.2 times the recorded speed, three hundredths are within the noise.
-    pub aged_share: f64,
-    /// How much shorter a request must be to overtake one that came a second earlier, in the queue of an engine that orders it by
-    /// priority: seconds of computation.
+    /// Share of the computation reserved for the requests that have waited longest; the rest goes to the shortest
+    /// requests. 0 lets long prompts starve under overload. A tenth costs 4 to 9 % at 1.2 times the recorded speed,
+    /// three hundredths are within the noise.
+    pub starving_share: f64,
+    /// How much shorter, in seconds of computation, a request must be to overtake one that arrived a second earlier, in
+    /// the queue of an engine that orders by priority.
     pub engine_ageing: f64,
-    /// Share of the fleet that is promised to refused clients for when they come back: what `Retry-After` tells. More lets
-    /// them come back sooner and displaces others then.
-    pub promised_share: f64,
-    /// Longest wait for the first token of requests that name none; `None` never refuses them for being late.
+    /// Share of the fleet reserved for rejected clients that retry; determines `Retry-After`. A larger share lets them
+    /// retry sooner and displaces other requests then.
+    pub reserved_share: f64,
+    /// Maximum time to first token of requests without a target of their own; `None` never rejects them for being late.
     pub ttft_target: Option<TtftTarget>,
 }
 
-/// A time to first token that grows with the prompt: `max(base, factor × time to compute the whole prompt)`. A target that is the
-/// same for all prompts would refuse just the long ones.
+/// A target for the time to first token that grows with the prompt: `max(base, factor × time to compute the whole
+/// prompt)`. A constant target would reject only long prompts.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct TtftTarget {
-    /// For short prompts.
+    /// Minimum target in seconds, for short prompts.
     pub base: Seconds,
-    /// For long ones.
+    /// Factor on the computation of the whole prompt, for long prompts.
     pub cold_factor: f64,
 }
 
@@ -62,9 +62,9 @@ impl Default for SchedulerOptions {
             duplicate_price: 0.6,
             congestion_price: 3.0,
             length_price: 0.5,
-            aged_share: 0.03,
+            starving_share: 0.03,
             engine_ageing: 0.1,
-            promised_share: 0.2,
+            reserved_share: 0.2,
             ttft_target: None,
         }
     }

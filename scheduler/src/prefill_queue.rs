@@ -1,4 +1,4 @@
-//! The prefills of one engine that have no first token yet.
+//! Prefills of one engine that have no first token yet.
 
 use std::collections::VecDeque;
 
@@ -6,108 +6,108 @@ use crate::prefill_time_learner::PrefillWork;
 use crate::request::Seconds;
 use crate::scheduler::AttemptId;
 
-/// Requests are sent so long before the engine is free for them, or before their pages should be there: how long reading takes can be
-/// seen then, within this.
+/// Requests are sent up to this much before the engine is free for them or before their blocks are expected; within it,
+/// the duration of a store read is observable.
 const OBSERVABLE_LEAD: Seconds = 0.1;
 
-/// An engine that reads this share more or less than predicted had another time for it, or reads at another pace.
+/// A read that differs from the prediction by more than this share had another time available, or another speed.
 const FETCH_TOLERANCE: f64 = 0.05;
 
-/// A prefill that was sent.
+/// A prefill that was sent and has no first token.
 #[derive(Debug)]
 pub(crate) struct PendingPrefill {
     pub(crate) attempt: AttemptId,
-    /// Uncached tokens, as booked.
+    /// Uncached tokens, as estimated when sent.
     pub(crate) tokens: u64,
     pub(crate) work: PrefillWork,
     pub(crate) service: Seconds,
-    /// From the end of its computation to its first token.
+    /// Seconds from the end of its computation to its first token.
     pub(crate) handover: Seconds,
-    /// When its pages have been fetched.
+    /// Time at which its blocks have been fetched.
     pub(crate) ready: Seconds,
-    /// What is fetched.
+    /// Predicted read from the shared store, if any.
     pub(crate) store_read: Option<PrefillStoreRead>,
-    /// Its first token will not be told: it is believed to be computed when it should be.
+    /// Its first token is not observable: it counts as computed at its predicted time.
     pub(crate) unobserved: bool,
 }
 
-/// What a prefill reads from the shared store.
+/// A prefill's predicted read from the shared store.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PrefillStoreRead {
-    /// When that begins.
+    /// Time at which the read starts.
     pub(crate) from: Seconds,
-    /// Tokens that should be read.
+    /// Number of tokens expected to be read.
     pub(crate) tokens: u64,
-    /// Seconds for each, by the engine's rules.
+    /// Seconds per token, by the engine's parameters.
     pub(crate) per_token: Seconds,
     /// Whether the engine reads only until the prompt's turn comes.
     pub(crate) truncates_fetch: bool,
 }
 
 impl PendingPrefill {
-    /// What the engine has done and how long that took, if it told how many tokens it did not have to compute and was `free_at` for it.
+    /// The engine's work for the prompt and its duration, given the reported number of cached tokens and that the
+    /// engine was free from `free_at`.
     fn observed_work(&self, now: Seconds, free_at: Seconds, cached: Option<u64>) -> (PrefillWork, Seconds) {
         let total = self.work.computed_tokens + self.work.cached_tokens;
         let cached = cached.map_or(self.work.cached_tokens, |cached| cached.min(total));
         let work =
             PrefillWork { computed_tokens: (total - cached).max(1), cached_tokens: cached, ..self.work };
-        let begun = free_at.max(self.ready);
-        let Some(reading) = self.store_read else { return (work, now - begun) };
-        let read = (reading.tokens + cached).saturating_sub(self.work.cached_tokens);
-        let predicted = reading.tokens as f64;
-        let (off, believed) = (read as f64 - predicted, self.ready - reading.from);
-        let work_of_both = PrefillWork { fetch_seconds: read as f64 * reading.per_token, ..work };
+        let started = free_at.max(self.ready);
+        let Some(store_read) = self.store_read else { return (work, now - started) };
+        let read = (store_read.tokens + cached).saturating_sub(self.work.cached_tokens);
+        let predicted = store_read.tokens as f64;
+        let (off, believed) = (read as f64 - predicted, self.ready - store_read.from);
+        let work_of_both = PrefillWork { fetch_seconds: read as f64 * store_read.per_token, ..work };
         if read == 0 {
-            (work, now - begun)
-        } else if reading.truncates_fetch && off.abs() > FETCH_TOLERANCE * predicted {
-            // It took all the time there was.
-            (work_of_both, now - reading.from)
+            (work, now - started)
+        } else if store_read.truncates_fetch && off.abs() > FETCH_TOLERANCE * predicted {
+            // The read took all the available time.
+            (work_of_both, now - store_read.from)
         } else if self.ready + believed + OBSERVABLE_LEAD >= free_at {
-            // What is missing in the store is not read.
+            // Blocks that are missing in the store are not read.
             let believed = believed * (read as f64 / predicted).min(1.0);
-            (work_of_both, now - free_at.max(reading.from + believed) + believed)
+            (work_of_both, now - free_at.max(store_read.from + believed) + believed)
         } else {
-            (work, now - begun)
+            (work, now - started)
         }
     }
 }
 
-/// Prefills in order of sending, with the times at which they should be done. The engine computes one at a time; it is free for the
-/// next one before the first token of the last is seen, because the KV cache is handed over meanwhile. Whoever waits for its pages is
-/// overtaken.
+/// Prefills in order of sending, with their predicted ends. The engine computes one at a time; it is free for the next
+/// one before the first token of the last one arrives, because the KV cache is transferred in the meantime. A prefill
+/// that waits for its blocks is overtaken.
 #[derive(Debug, Default)]
 pub(crate) struct PrefillQueue {
     waiting: VecDeque<PendingPrefill>,
     tokens: u64,
-    /// When the engine became free for the first of them.
+    /// When the engine became free for the first prefill.
     free_at: Seconds,
-    /// When the first of them should be computed.
+    /// Predicted end of the first prefill.
     head_end: Seconds,
-    /// When all of them should be computed.
+    /// Predicted end of the last prefill.
     end: Seconds,
-    /// The first time, from and until when, in which all that are left wait for their pages.
+    /// Start and end of the first period in which all remaining prefills wait for their blocks.
     idle: Option<(Seconds, Seconds)>,
-    /// When the pages of each are there, and its computation. Kept so that nothing is allocated.
+    /// When the blocks of each prefill are fetched, and its computation. Reused to avoid allocations.
     by_ready: Vec<(Seconds, Seconds)>,
 }
 
 impl PrefillQueue {
-    /// How many there are.
     pub(crate) fn len(&self) -> u32 {
         u32::try_from(self.waiting.len()).unwrap_or(u32::MAX)
     }
 
-    /// Uncached tokens of all.
+    /// Sum of the uncached tokens.
     pub(crate) fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Uncached tokens of those behind the first.
+    /// Uncached tokens of all but the first prefill.
     pub(crate) fn waiting_tokens(&self) -> u64 {
         self.tokens - self.waiting.front().map_or(0, |head| head.tokens)
     }
 
-    /// All tokens of the first.
+    /// All tokens of the first prefill.
     pub(crate) fn head_tokens(&self) -> Option<u64> {
         self.waiting.front().map(|head| head.work.computed_tokens + head.work.cached_tokens)
     }
@@ -127,14 +127,14 @@ impl PrefillQueue {
         self.predict(now, self.free_at + late);
     }
 
-    /// Notes that a prefill's first token will not be told.
-    pub(crate) fn mark_unobserved(&mut self, ticket: AttemptId) {
-        if let Some(queued) = self.waiting.iter_mut().find(|queued| queued.attempt == ticket) {
+    /// Marks a prefill whose first token is not observable.
+    pub(crate) fn mark_unobserved(&mut self, attempt: AttemptId) {
+        if let Some(queued) = self.waiting.iter_mut().find(|queued| queued.attempt == attempt) {
             queued.unobserved = true;
         }
     }
 
-    /// Takes out the prefills that should be computed by now and will not tell.
+    /// Removes unobservable prefills whose predicted end has passed.
     pub(crate) fn advance(&mut self, now: Seconds) {
         while let Some(head) = self.waiting.front().filter(|head| head.unobserved && self.head_end <= now) {
             self.tokens -= head.tokens;
@@ -144,26 +144,26 @@ impl PrefillQueue {
         }
     }
 
-    /// Takes out a prefill whose first token has come, with what the engine says that it took from caches. Answers what it was and how
-    /// long it took.
+    /// Removes a prefill whose first token has arrived, with the number of cached tokens that the engine reported.
+    /// Returns its work and duration.
     pub(crate) fn complete(
         &mut self,
         now: Seconds,
-        ticket: AttemptId,
+        attempt: AttemptId,
         cached: Option<u64>,
     ) -> Option<(PrefillWork, Seconds)> {
-        let (_, queued) = self.remove(ticket)?;
+        let (_, queued) = self.remove(attempt)?;
         let done = queued.observed_work(now, self.free_at, cached);
-        // Its pages may have come sooner than thought.
-        let begun = self.free_at.max(queued.ready).min(now);
-        self.free_at = (now - queued.handover).max(begun);
+        // Its blocks may have arrived sooner than predicted.
+        let started = self.free_at.max(queued.ready).min(now);
+        self.free_at = (now - queued.handover).max(started);
         self.predict(now, self.free_at);
         Some(done)
     }
 
-    /// Takes out a prefill that ended otherwise.
-    pub(crate) fn abort(&mut self, now: Seconds, ticket: AttemptId) {
-        if let Some((position, _)) = self.remove(ticket) {
+    /// Removes a prefill that ended without a first token.
+    pub(crate) fn abort(&mut self, now: Seconds, attempt: AttemptId) {
+        if let Some((position, _)) = self.remove(attempt) {
             if position == 0 {
                 self.free_at = now;
             }
@@ -171,14 +171,14 @@ impl PrefillQueue {
         }
     }
 
-    fn remove(&mut self, ticket: AttemptId) -> Option<(usize, PendingPrefill)> {
-        let position = self.waiting.iter().position(|queued| queued.attempt == ticket)?;
+    fn remove(&mut self, attempt: AttemptId) -> Option<(usize, PendingPrefill)> {
+        let position = self.waiting.iter().position(|queued| queued.attempt == attempt)?;
         let queued = self.waiting.remove(position)?;
         self.tokens -= queued.tokens;
         Some((position, queued))
     }
 
-    /// Computes anew when the queued prefills end, if the engine becomes `free_at` for them.
+    /// Recomputes the predicted ends of the queued prefills, if the engine becomes `free_at` for them.
     fn predict(&mut self, now: Seconds, free_at: Seconds) {
         if let Some(head) = self.waiting.front() {
             self.head_end = free_at.max(head.ready) + head.service;
@@ -196,19 +196,20 @@ impl PrefillQueue {
         }
     }
 
-    /// When the engine has nothing to compute because all that are left wait for their pages: how long until then, and for how long.
+    /// The next idle period because all remaining prefills wait for their blocks: seconds until it starts, and its
+    /// duration.
     pub(crate) fn idle(&self, now: Seconds) -> Option<(Seconds, Seconds)> {
         let (from, until) = self.idle.filter(|(_, until)| *until > now)?;
         Some(((from - now).max(0.0), until - from.max(now)))
     }
 
-    /// How long ago the first token of the first should have come.
+    /// How long ago the first token of the first prefill was due.
     fn overdue(&self, now: Seconds) -> Seconds {
         self.waiting.front().map_or(0.0, |head| (now - self.head_end - head.handover).max(0.0))
     }
 
-    /// Until all are computed. A head whose first token is late is still being computed: for how long depends on how much
-    /// predictions are off in general, `spread` (a share of what was predicted).
+    /// Seconds until all are computed. A first prefill whose first token is late is still being computed; its remaining
+    /// time depends on the general error of predictions, `spread` (a share of the prediction).
     pub(crate) fn wait(&self, now: Seconds, spread: f64) -> Seconds {
         if self.waiting.is_empty() {
             return 0.0;
@@ -225,11 +226,11 @@ impl PrefillQueue {
 mod tests {
     use super::*;
 
-    fn queued(ticket: u64, service: Seconds, handover: Seconds, ready: Seconds) -> PendingPrefill {
+    fn queued(attempt: u64, service: Seconds, handover: Seconds, ready: Seconds) -> PendingPrefill {
         let work = PrefillWork { computed_tokens: 100, handover_tokens: 100, ..PrefillWork::default() };
-        let ticket = AttemptId(ticket);
+        let attempt = AttemptId(attempt);
         PendingPrefill {
-            attempt: ticket,
+            attempt,
             tokens: 100,
             work,
             service,
@@ -247,7 +248,7 @@ mod tests {
         queue.push(10.0, queued(2, 3.0, 0.0, 0.0));
         assert_eq!(queue.wait(10.0, 0.0), 5.0);
         assert_eq!(queue.wait(11.5, 0.0), 3.5);
-        // Late: the first is due, the second has still to run.
+        // The first is due, the second still has to run.
         assert_eq!(queue.wait(14.0, 0.0), 3.0);
         assert_eq!(queue.wait(14.0, 0.25), 4.0);
         assert_eq!(queue.complete(14.0, AttemptId(1), None).unwrap().1, 4.0);
@@ -258,14 +259,14 @@ mod tests {
     }
 
     #[test]
-    fn the_next_begins_while_the_last_is_handed_over() {
+    fn next_prefill_starts_during_the_transfer() {
         let mut queue = PrefillQueue::default();
         queue.push(0.0, queued(1, 2.0, 0.5, 0.0));
         assert_eq!(queue.wait(2.2, 0.0), 0.0);
         queue.push(2.2, queued(2, 3.0, 0.5, 2.2));
         assert_eq!(queue.wait(2.2, 0.0), 3.0);
         assert_eq!(queue.complete(2.5, AttemptId(1), None).unwrap().1, 2.5);
-        // It was free at 2.0, but the second came at 2.2.
+        // The engine was free at 2.0, but the second arrived at 2.2.
         assert!((queue.complete(5.7, AttemptId(2), None).unwrap().1 - 3.5).abs() < 1e-9);
     }
 
@@ -277,35 +278,38 @@ mod tests {
         assert_eq!(queue.complete(6.0, AttemptId(1), None).unwrap().1, 2.0);
     }
 
-    /// A thousand tokens, of which 800 are read from the store, in 0.8 s by the rules; thought to take twice as long.
-    fn reading(sent: Seconds, cuts_short: bool) -> PendingPrefill {
+    /// A thousand tokens, of which 800 are read from the store in 0.8 s by configuration; predicted to take twice as
+    /// long.
+    fn store_read(sent: Seconds, cuts_short: bool) -> PendingPrefill {
         let work =
             PrefillWork { computed_tokens: 200, cached_tokens: 800, handover_tokens: 0, fetch_seconds: 0.0 };
-        let reading =
+        let store_read =
             PrefillStoreRead { from: sent, tokens: 800, per_token: 0.001, truncates_fetch: cuts_short };
-        PendingPrefill { work, store_read: Some(reading), ..queued(1, 1.0, 0.0, sent + 1.6) }
+        PendingPrefill { work, store_read: Some(store_read), ..queued(1, 1.0, 0.0, sent + 1.6) }
     }
 
     #[test]
-    fn reading_counts_from_its_begin_where_it_was_waited_for() {
-        let done = |free_at, now, cached| reading(0.0, false).observed_work(now, free_at, cached);
+    fn read_time_counts_from_its_start_if_observable() {
+        let done = |free_at, now, cached| store_read(0.0, false).observed_work(now, free_at, cached);
         let work =
             PrefillWork { computed_tokens: 200, cached_tokens: 800, handover_tokens: 0, fetch_seconds: 0.8 };
         assert_eq!(done(0.0, 4.0, Some(800)), (work, 4.0));
-        // The engine was free just after the pages should have been there: 1.3 s more than the computation.
-        let (seen, took) = done(1.7, 4.0, None);
-        assert!(seen == work && (took - (2.3 + 1.6)).abs() < 1e-9, "{took}");
-        // Whether it took even twice as long, nobody can see.
+        // The engine became free just after the blocks were expected: 1.3 s more than the computation.
+        let (observed, duration) = done(1.7, 4.0, None);
+        assert!(observed == work && (duration - (2.3 + 1.6)).abs() < 1e-9, "{duration}");
+        // Whether it took even twice as long is not observable.
         assert_eq!(done(3.5, 4.5, None), (PrefillWork { fetch_seconds: 0.0, ..work }, 1.0));
-        // Half of it was gone from the store.
-        let (seen, took) = done(0.0, 2.0, Some(400));
+        // Half of it was missing in the store.
+        let (observed, duration) = done(0.0, 2.0, Some(400));
         assert!(
-            seen == PrefillWork {
-                computed_tokens: 600,
-                cached_tokens: 400,
-                handover_tokens: 0,
-                fetch_seconds: 0.4
-            } && took == 2.0
+            observed
+                == PrefillWork {
+                    computed_tokens: 600,
+                    cached_tokens: 400,
+                    handover_tokens: 0,
+                    fetch_seconds: 0.4
+                }
+                && duration == 2.0
         );
         assert_eq!(
             done(0.0, 1.0, Some(0)).0,
@@ -314,8 +318,8 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_stops_reading_shows_its_pace() {
-        let done = |cached| reading(0.0, true).observed_work(5.0, 4.0, Some(cached));
+    fn truncated_read_reveals_its_speed() {
+        let done = |cached| store_read(0.0, true).observed_work(5.0, 4.0, Some(cached));
         assert_eq!(
             done(200),
             (
@@ -328,12 +332,12 @@ mod tests {
                 5.0
             )
         );
-        // All came in time: it may have been far faster.
+        // All arrived in time: the store may have been far faster.
         assert_eq!(done(799).1, 1.0);
     }
 
     #[test]
-    fn who_waits_for_pages_is_overtaken() {
+    fn prefill_waiting_for_blocks_is_overtaken() {
         let mut queue = PrefillQueue::default();
         queue.push(0.0, queued(1, 1.0, 0.0, 0.0));
         queue.push(0.0, queued(2, 1.0, 0.0, 4.0));
@@ -347,16 +351,16 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_come_sooner_than_thought_leave_the_engine_free() {
+    fn early_blocks_free_the_engine_early() {
         let mut queue = PrefillQueue::default();
-        queue.push(0.0, reading(0.0, false));
+        queue.push(0.0, store_read(0.0, false));
         assert_eq!(queue.complete(1.2, AttemptId(1), Some(800)).unwrap().1, 1.2);
         queue.push(1.2, queued(2, 1.0, 0.0, 1.2));
         assert!((queue.wait(1.2, 0.0) - 1.0).abs() < 1e-9);
     }
 
     #[test]
-    fn what_comes_to_a_late_engine_queues_behind_its_head() {
+    fn new_prefill_queues_after_an_overdue_head() {
         let mut queue = PrefillQueue::default();
         queue.push(0.0, queued(1, 1.0, 0.0, 0.0));
         queue.push(2.0, queued(2, 1.0, 0.0, 2.0));
@@ -364,31 +368,31 @@ mod tests {
     }
 
     #[test]
-    fn a_prefill_that_will_not_tell_is_believed_to_be_computed() {
+    fn unobservable_prefill_ends_at_its_predicted_time() {
         let mut queue = PrefillQueue::default();
-        for ticket in 1..=3 {
-            queue.push(0.0, queued(ticket, 2.0, 0.0, 0.0));
+        for attempt in 1..=3 {
+            queue.push(0.0, queued(attempt, 2.0, 0.0, 0.0));
         }
         queue.mark_unobserved(AttemptId(1));
         queue.mark_unobserved(AttemptId(3));
         queue.advance(1.9);
         assert_eq!(queue.tokens(), 300);
-        // The second tells, so it is waited for, and the third behind it.
+        // The second is observable, so the queue waits for it, and for the third after it.
         queue.advance(9.0);
         assert_eq!((queue.tokens(), queue.wait(9.0, 0.0)), (200, 2.0));
         assert_eq!(queue.complete(9.0, AttemptId(2), None).unwrap().1, 7.0);
         queue.advance(11.0);
         assert!(queue.is_empty());
-        // It is over for the engine, too, when its request ends.
+        // The prefill also leaves the engine's queue when its request ends.
         queue.abort(12.0, AttemptId(3));
         assert_eq!(queue.wait(12.0, 0.0), 0.0);
     }
 
     #[test]
-    fn an_abandoned_prefill_leaves_the_rest_its_place() {
+    fn aborted_prefill_frees_its_time() {
         let mut queue = PrefillQueue::default();
-        for (ticket, service) in [(1, 2.0), (2, 3.0), (3, 4.0)] {
-            queue.push(0.0, queued(ticket, service, 0.0, 0.0));
+        for (attempt, service) in [(1, 2.0), (2, 3.0), (3, 4.0)] {
+            queue.push(0.0, queued(attempt, service, 0.0, 0.0));
         }
         queue.abort(1.0, AttemptId(2));
         assert_eq!(queue.wait(1.0, 0.0), 5.0);

@@ -1,31 +1,31 @@
-//! How long an engine computes.
+//! Model of an engine's computation time.
 
 use crate::request::Seconds;
 
-/// Time to compute a prompt: `speed * (c0 + a*new + b*new*(cached + new/2))` for `new` tokens behind `cached` ones. The
-/// last term is attention, which looks back at all tokens before.
+/// Time to compute a prompt: `speed * (c0 + a*new + b*new*(cached + new/2))` for `new` tokens after `cached` ones. The
+/// last term is attention over all previous tokens.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct PrefillTimeModel {
-    /// Seconds that every prompt costs.
+    /// Constant seconds per prompt.
     pub c0: f64,
     /// Seconds per new token.
     pub a: f64,
     /// Seconds per new token and token before it.
     pub b: f64,
-    /// Factor of one engine on what engines of its kind need: 2 is twice as slow.
+    /// Slowdown of one engine against its group: 2 is twice as slow.
     pub speed: f64,
 }
 
 impl Default for PrefillTimeModel {
-    /// Fitted to a published HiCache benchmark of Qwen3-235B on four H20 cards. Only a start: it is refitted to the first
-    /// tokens that are seen.
+    /// Fitted to a published HiCache benchmark of Qwen3-235B on four H20 cards. Only a start value: it is refitted to
+    /// the first tokens observed.
     fn default() -> Self {
         Self { c0: 0.048, a: 1.027e-4, b: 7.19e-9, speed: 1.0 }
     }
 }
 
 impl PrefillTimeModel {
-    /// Time to compute `new` tokens behind `cached` ones.
+    /// Seconds to compute `new` tokens after `cached` ones.
     #[must_use]
     pub fn seconds(&self, new: u64, cached: u64) -> Seconds {
         let (new, cached) = (new as f64, cached as f64);

@@ -3,63 +3,63 @@
 use crate::prefill_time::PrefillTimeModel;
 use crate::request::Seconds;
 
-/// What the time from an engine's start on a prompt to its first token is made of, each with its own coefficient: the prompt
-/// itself, new tokens, new tokens times those they look back at, tokens handed over to a decode at the end, and reading from the
-/// shared store.
+/// Terms of the time from an engine's start on a prompt to its first token, each with its own coefficient: constant,
+/// new tokens, new tokens times the tokens they attend to, tokens transferred to a decode at the end, and reading from
+/// the shared store.
 const TERMS: usize = 5;
 const HANDOVER: usize = 3;
 const FETCH: usize = 4;
 
-/// Part of what was learned that a new observation replaces, if observations are equally informative: a thousand remember
-/// about an hour of a busy engine.
+/// Weight of past observations relative to a new one: the effective window of a thousand observations is about an hour
+/// of a busy engine.
 const FORGETTING_FACTOR: f64 = 0.999;
 
-/// How far a single observation may be off (as a share of what was expected) and still count in full. Beyond it lies what is
-/// not service: a stalled network, an aborted neighbour, another gateway's prompt.
+/// Largest relative error with which a single observation counts in full. Larger errors are not computation: a stalled
+/// network, an aborted neighbour, another gateway's prompt.
 const MAX_RELATIVE_ERROR: f64 = 0.5;
 
-/// No coefficient is learned to be further than this factor from its start.
+/// Limit of a learned coefficient, as a factor of its start value in both directions.
 const MAX_SCALE: f64 = 100.0;
 
-/// Variance of each coefficient before anything was seen, in multiples of the start. No engine tells how fast it reads.
+/// Initial variance of each coefficient, in multiples of the start value. Engines do not report how fast they read.
 const INITIAL_VARIANCE: [f64; TERMS] = [1.0, 1.0, 1.0, 1.0, 100.0];
 
-/// Share of an engine's own factor that one observation replaces.
+/// Weight of one observation in an engine's own speed factor.
 const SPEED_GAIN: f64 = 0.05;
 
-/// Share of the spread that one observation replaces.
+/// Weight of one observation in the relative error.
 const ERROR_GAIN: f64 = 0.02;
 
-/// One prompt's way through an engine.
+/// Work of one prompt on an engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct PrefillWork {
-    /// Tokens that were computed.
     pub(crate) computed_tokens: u64,
-    /// Tokens that were not.
+    /// Number of tokens found in caches.
     pub(crate) cached_tokens: u64,
-    /// Tokens whose KV cache was handed over after the computation; the rest went before.
+    /// Tokens whose KV cache was transferred after the computation; the rest was transferred before.
     pub(crate) handover_tokens: u64,
-    /// Seconds in which the engine's rules say that it reads what it did from the shared store; 0 if nobody could see how long it took.
+    /// Nominal seconds, by the engine's parameters, of its read from the shared store; 0 if the duration was not
+    /// observable.
     pub(crate) fetch_seconds: Seconds,
 }
 
-/// What engines of one model have in common: recursive least squares on the relative error, so that short prompts count as much
-/// as long ones.
+/// Model shared by engines of one group: recursive least squares on the relative error, so that short prompts count as
+/// much as long ones.
 #[derive(Debug, Clone)]
 pub(crate) struct PrefillTimeLearner {
     prior: [f64; TERMS],
-    /// By what to multiply the prior.
+    /// Factors on the prior's coefficients.
     scale: [f64; TERMS],
     covariance: [[f64; TERMS]; TERMS],
-    /// Mean absolute relative error of late.
+    /// Recent mean absolute relative error.
     relative_error: f64,
 }
 
 impl PrefillTimeLearner {
     pub(crate) fn new(prior: &PrefillTimeModel, handover_per_token: f64) -> Self {
         let mut covariance = [[0.0; TERMS]; TERMS];
-        for (at, row) in covariance.iter_mut().enumerate() {
-            row[at] = INITIAL_VARIANCE[at];
+        for (index, row) in covariance.iter_mut().enumerate() {
+            row[index] = INITIAL_VARIANCE[index];
         }
         Self {
             prior: [prior.c0, prior.a, prior.b, handover_per_token, 1.0],
@@ -69,55 +69,57 @@ impl PrefillTimeLearner {
         }
     }
 
-    /// The model of an engine that is `speed` times as slow as its kind.
+    /// The time model of an engine with this `speed` factor.
     pub(crate) fn model(&self, speed: f64) -> PrefillTimeModel {
         let [c0, a, b, ..] = self.coefficients();
         PrefillTimeModel { c0, a, b, speed }
     }
 
-    /// Seconds per token that is handed over after the computation.
+    /// Seconds per token that is transferred after the computation.
     pub(crate) fn handover_per_token(&self) -> f64 {
         self.coefficients()[HANDOVER]
     }
 
-    /// How many times longer than by the engines' rules reading from the shared store takes.
+    /// Ratio of observed to nominal time of reads from the shared store.
     pub(crate) fn fetch_slowness(&self) -> f64 {
         self.coefficients()[FETCH]
     }
 
-    /// Mean absolute error of predictions, as a share of what was predicted.
+    /// Mean absolute error of predictions, as a share of the prediction.
     pub(crate) fn relative_error(&self) -> f64 {
         self.relative_error
     }
 
     fn coefficients(&self) -> [f64; TERMS] {
-        std::array::from_fn(|at| self.prior[at] * self.scale[at])
+        std::array::from_fn(|index| self.prior[index] * self.scale[index])
     }
 
-    /// Learns from a prompt that `took` so long on an engine with this `speed` factor; answers the engine's new factor.
-    pub(crate) fn observe(&mut self, work: PrefillWork, took: Seconds, speed: f64) -> f64 {
+    /// Learns from a prompt that took `took` seconds on an engine with this `speed` factor; returns the engine's new
+    /// factor.
+    pub(crate) fn observe(&mut self, work: PrefillWork, duration: Seconds, speed: f64) -> f64 {
         let (new, cached) = (work.computed_tokens as f64, work.cached_tokens as f64);
         let sizes = [1.0, new, new * (cached + new / 2.0), work.handover_tokens as f64, work.fetch_seconds];
         // An engine that computes slowly does not read slowly.
         let speeds = [speed, speed, speed, speed, 1.0];
-        let parts: [f64; TERMS] = std::array::from_fn(|at| self.prior[at] * sizes[at] * speeds[at]);
+        let parts: [f64; TERMS] =
+            std::array::from_fn(|index| self.prior[index] * sizes[index] * speeds[index]);
         let expected: f64 = parts.iter().zip(&self.scale).map(|(part, scale)| part * scale).sum();
-        if !(took > 0.0 && took.is_finite() && expected > 0.0 && speed > 0.0) {
+        if !(duration > 0.0 && duration.is_finite() && expected > 0.0 && speed > 0.0) {
             return speed;
         }
-        let surprise = (took / expected - 1.0).clamp(-MAX_RELATIVE_ERROR, MAX_RELATIVE_ERROR);
-        self.relative_error += ERROR_GAIN * (surprise.abs() - self.relative_error);
+        let relative_error = (duration / expected - 1.0).clamp(-MAX_RELATIVE_ERROR, MAX_RELATIVE_ERROR);
+        self.relative_error += ERROR_GAIN * (relative_error.abs() - self.relative_error);
         let computing = 1.0 - parts[FETCH] * self.scale[FETCH] / expected;
-        self.fit(parts.map(|part| part / expected), surprise);
-        (speed * (1.0 + SPEED_GAIN * surprise * computing)).clamp(1.0 / MAX_SCALE, MAX_SCALE)
+        self.fit(parts.map(|part| part / expected), relative_error);
+        (speed * (1.0 + SPEED_GAIN * relative_error * computing)).clamp(1.0 / MAX_SCALE, MAX_SCALE)
     }
 
     /// One step of recursive least squares.
     fn fit(&mut self, regressors: [f64; TERMS], error: f64) {
         let along: [f64; TERMS] = std::array::from_fn(|row| dot(&self.covariance[row], &regressors));
         let gain_below = FORGETTING_FACTOR + dot(&along, &regressors);
-        for (at, scale) in self.scale.iter_mut().enumerate() {
-            *scale = (*scale + along[at] / gain_below * error).clamp(1.0 / MAX_SCALE, MAX_SCALE);
+        for (index, scale) in self.scale.iter_mut().enumerate() {
+            *scale = (*scale + along[index] / gain_below * error).clamp(1.0 / MAX_SCALE, MAX_SCALE);
         }
         for (row, &along_row) in along.iter().enumerate() {
             for (column, &along_column) in along.iter().enumerate() {
@@ -125,10 +127,11 @@ impl PrefillTimeLearner {
                 *entry = (*entry - along_row * along_column / gain_below) / FORGETTING_FACTOR;
             }
         }
-        // Forgetting must not blow up what prompts of one length never show. Rows and columns shrink together: entries that are cut one by
-        // one are soon no covariance any more, and what is learned with them runs away.
-        let shrink: [f64; TERMS] = std::array::from_fn(|at| {
-            (INITIAL_VARIANCE[at] / self.covariance[at][at].max(INITIAL_VARIANCE[at])).sqrt()
+        // Exponential weighting must not increase the variance of directions that prompts of one length never excite.
+        // Rows and columns shrink together: entries that are cut one by one soon form no valid covariance, and the
+        // estimates diverge.
+        let shrink: [f64; TERMS] = std::array::from_fn(|index| {
+            (INITIAL_VARIANCE[index] / self.covariance[index][index].max(INITIAL_VARIANCE[index])).sqrt()
         });
         for (row, by_row) in shrink.iter().enumerate() {
             for (column, by_column) in shrink.iter().enumerate() {
@@ -175,8 +178,8 @@ mod tests {
         for (count, work) in works().take(3000).enumerate() {
             let slow = count % 2;
             let factor = if slow == 1 { 2.0 } else { 1.0 };
-            let took = factor * seconds(&truth, 1e-5, work);
-            speeds[slow] = learner.observe(work, took, speeds[slow]);
+            let duration = factor * seconds(&truth, 1e-5, work);
+            speeds[slow] = learner.observe(work, duration, speeds[slow]);
         }
         assert!((speeds[1] / speeds[0] - 2.0).abs() < 0.1, "{speeds:?}");
         for work in works().skip(5000).take(50) {
@@ -188,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn noise_and_outliers_do_not_lead_it_astray() {
+    fn noise_and_outliers_do_not_bias_the_model() {
         let truth = PrefillTimeModel::default();
         let mut learner = PrefillTimeLearner::new(&truth, PER_TOKEN);
         let mut speed = 1.0;
@@ -206,11 +209,11 @@ mod tests {
     }
 
     #[test]
-    fn prompts_that_are_all_alike_do_not_lead_it_astray() {
+    fn equal_prompts_do_not_destabilize_the_model() {
         let truth = PrefillTimeModel::default();
         let mut learner = PrefillTimeLearner::new(&truth, PER_TOKEN);
         let mut speeds = [1.0; 4];
-        // Conversations of six turns, each of which adds as much; now and then a prompt is behind another one.
+        // Conversations of six turns, each of which adds the same length; sometimes a prompt is behind another one.
         let work = |count: usize| {
             let cached = 1024 * (count / 4 % 6) as u64;
             PrefillWork {
@@ -222,8 +225,8 @@ mod tests {
         };
         for count in 0..40_000 {
             let noise = [1.0, 1.02, 0.98, 1.0, 1.3][count % 5];
-            let took = noise * seconds(&truth, PER_TOKEN, work(count));
-            speeds[count % 4] = learner.observe(work(count), took, speeds[count % 4]);
+            let duration = noise * seconds(&truth, PER_TOKEN, work(count));
+            speeds[count % 4] = learner.observe(work(count), duration, speeds[count % 4]);
             let learned = learner.model(1.0).seconds(1024, work(count).cached_tokens) * speeds[count % 4];
             let right = truth.seconds(1024, work(count).cached_tokens);
             assert!((learned / right - 1.0).abs() < 0.3, "{count}: {learned} instead of {right} {learner:?}");
@@ -231,16 +234,16 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_store_is_told_from_slow_engines() {
+    fn slow_store_is_distinguished_from_slow_engines() {
         let truth = PrefillTimeModel { c0: 0.1, a: 2e-4, b: 1e-8, speed: 1.0 };
         let mut learner = PrefillTimeLearner::new(&PrefillTimeModel::default(), PER_TOKEN);
         let mut speed = 1.0;
         for (count, work) in works().take(2000).enumerate() {
-            // Every other prompt is read from a store that takes five times as long as thought.
-            let reading = if count % 2 == 1 { work.cached_tokens as f64 * 1e-5 } else { 0.0 };
+            // Every other prompt is read from a store that takes five times as long as configured.
+            let read_seconds = if count % 2 == 1 { work.cached_tokens as f64 * 1e-5 } else { 0.0 };
             let noise = [0.8, 1.2, 1.0, 0.9, 1.1][count % 5];
-            let took = noise * seconds(&truth, PER_TOKEN, work) + 5.0 * reading;
-            speed = learner.observe(PrefillWork { fetch_seconds: reading, ..work }, took, speed);
+            let duration = noise * seconds(&truth, PER_TOKEN, work) + 5.0 * read_seconds;
+            speed = learner.observe(PrefillWork { fetch_seconds: read_seconds, ..work }, duration, speed);
         }
         assert!((learner.fetch_slowness() / 5.0 - 1.0).abs() < 0.1, "{}", learner.fetch_slowness());
         for work in works().skip(5000).take(50) {
@@ -251,11 +254,11 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_not_learned() {
+    fn invalid_times_are_not_learned() {
         let mut learner = PrefillTimeLearner::new(&PrefillTimeModel::default(), PER_TOKEN);
         let work = PrefillWork { computed_tokens: 1000, handover_tokens: 1000, ..PrefillWork::default() };
-        for took in [0.0, -1.0, f64::NAN, f64::INFINITY] {
-            assert_eq!(learner.observe(work, took, 1.5), 1.5);
+        for duration in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+            assert_eq!(learner.observe(work, duration, 1.5), 1.5);
         }
         assert_eq!(learner.model(1.0), PrefillTimeModel::default());
     }

@@ -1,20 +1,19 @@
-//! What the decision needs to know of a request.
+//! Facts of a request that decisions depend on.
 
 use crate::fleet::ModelIndex;
 
-/// A point in time or a duration in seconds, as the caller's clock counts them.
+/// A point in time or a duration in seconds, by the caller's clock.
 pub type Seconds = f64;
 
 /// One client request, reduced to what routing needs.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct RequestProfile {
-    /// The model asked for.
     pub model: ModelIndex,
-    /// Prompt length in tokens: exact if tokenised, otherwise estimated by the caller.
+    /// Prompt length in tokens: exact if tokenized, otherwise estimated by the caller.
     pub input_tokens: u32,
-    /// Expected answer length in tokens (the client's limit, or the caller's guess).
+    /// Expected response length in tokens (the client's limit, or the caller's estimate).
     pub output_tokens: u32,
-    /// Number of sequences that one request makes the engine run (`n` × batch size), at least 1.
+    /// Number of sequences that the engine runs for the request (`n` × batch size), at least 1.
     pub sequences: u32,
     /// Larger is more urgent; 0 is the default.
     pub priority: i32,
@@ -22,19 +21,19 @@ pub struct RequestProfile {
     pub session: Option<u64>,
     /// Hash of the tenant's name; requests of one tenant share its part of a busy fleet.
     pub tenant: Option<u64>,
-    /// Latest wanted time to first token, counted from the arrival. `None` takes the scheduler's own target for a
-    /// prompt of this length.
+    /// Requested time to first token, counted from the arrival. `None` takes the scheduler's own target for a prompt of
+    /// this length.
     pub ttft_target: Option<Seconds>,
 }
 
 impl RequestProfile {
-    /// All prompt tokens that the engine has to hold: every sequence of a batch counts.
+    /// Prompt tokens of all sequences that the engine has to hold.
     #[must_use]
     pub fn total_input_tokens(&self) -> u64 {
         u64::from(self.input_tokens)
     }
 
-    /// Most tokens this request can occupy on the engine that decodes it.
+    /// Maximum number of tokens that this request can occupy on the engine that decodes it.
     #[must_use]
     pub fn total_tokens(&self) -> u64 {
         self.total_input_tokens() + u64::from(self.output_tokens) * u64::from(self.sequences.max(1))

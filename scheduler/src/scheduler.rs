@@ -1,4 +1,4 @@
-//! The state around a policy: held requests, the book of every engine, and what was sent.
+//! State around a policy: queued requests, load of every engine, and requests sent.
 
 mod engine_groups;
 mod excluded;
@@ -20,44 +20,37 @@ use crate::prefill_time_learner::PrefillTimeLearner;
 use crate::request::{RequestProfile, Seconds};
 use crate::snapshot::DecisionSnapshot;
 
-/// Share of what is known of typical requests that a new one replaces.
+/// Weight of a new request in the average uncached share.
 const UNCACHED_SHARE_GAIN: f64 = 0.02;
 
-/// The caller's name for one attempt of one request. Never used twice.
+/// The caller's identifier of one attempt of one request. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct AttemptId(pub u64);
 
-/// A request that wants engines.
+/// A request to be scheduled.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScheduleRequest {
-    /// The request.
     pub request: RequestProfile,
-    /// Where its prompt is cached, in the cluster's order.
+    /// Predicted cache hits, in the cluster's order.
     pub prediction: CacheHitPrediction,
-    /// Engines not to be used for it: tried before, or unable.
+    /// Engines excluded for this request: already tried, or unable.
     pub excluded: Vec<InstanceIndex>,
 }
 
-/// What became of a request.
+/// Outcome of a queued request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SchedulerEvent {
-    /// Send it. It is in the books until [`Scheduler::ended`].
+    /// Dispatch it. Its load is tracked until [`Scheduler::ended`].
     Send {
-        /// Which.
         attempt: AttemptId,
-        /// Where, and why.
+        /// Chosen engines with the reasons.
         decision: RoutingDecision,
     },
-    /// Refuse it. It is forgotten.
-    Reject {
-        /// Which.
-        ticket: AttemptId,
-        /// Why.
-        rejection: ScheduleRejection,
-    },
+    /// Reject it. The scheduler keeps no state of it.
+    Reject { attempt: AttemptId, rejection: ScheduleRejection },
 }
 
-/// A policy with its state. Time is the caller's and must not run backwards.
+/// A policy with its state. Time comes from the caller and must not run backwards.
 ///
 /// After every change ([`Scheduler::submit`], [`Scheduler::first_token`], [`Scheduler::ended`], a report, a new cluster)
 /// and at [`Scheduler::next_poll_at`], call [`Scheduler::poll`].
@@ -66,29 +59,29 @@ pub struct Scheduler {
     policy: Box<dyn Policy>,
     settings: SchedulerOptions,
     cluster: Arc<SchedulableFleet>,
-    /// In the cluster's order.
+    /// Load of each engine, in the cluster's order.
     engines: Vec<EngineLoadTracker>,
-    /// What was learned of engines of one kind, and which kind an engine is.
+    /// Learned models by group of engines, and the group of each engine.
     learners: Vec<PrefillTimeLearner>,
     learner_of: Vec<usize>,
     /// In order of rank, then of submission.
     queued: Vec<QueuedScheduleRequest>,
     in_flight: BTreeMap<AttemptId, InFlightAttempt>,
-    /// Requests ever submitted.
+    /// Number of requests ever submitted.
     submitted: u64,
-    /// Decisions ever made.
+    /// Number of decisions ever made.
     decided: u64,
     next_poll_at: Option<Seconds>,
-    /// Share of its computation that a prompt usually needs.
+    /// Average share of a prompt that has to be computed.
     uncached_share: f64,
-    mix: PrefillTimeDistribution,
-    /// The latest time heard of.
+    prefill_times: PrefillTimeDistribution,
+    /// Latest time passed by the caller.
     now: Seconds,
-    /// Held requests that this poll has not decided on yet.
+    /// Queued requests that this poll has not decided yet.
     undecided: usize,
     capturing: bool,
     captured: Vec<(AttemptId, DecisionSnapshot)>,
-    /// Kept between polls so that a poll allocates nothing.
+    /// Reused between polls to avoid allocations.
     loads: Vec<InstanceLoad>,
 }
 
@@ -103,7 +96,7 @@ struct QueuedScheduleRequest {
     submission: ScheduleRequest,
 }
 
-/// A request in the books. Its engines are `None` once they left the cluster.
+/// A tracked request. Its engines are `None` after they left the cluster.
 #[derive(Debug)]
 struct InFlightAttempt {
     prefill: Option<InstanceIndex>,
@@ -113,7 +106,7 @@ struct InFlightAttempt {
 }
 
 impl Scheduler {
-    /// A scheduler of an empty cluster.
+    /// Creates a scheduler of an empty cluster.
     #[must_use]
     pub fn new(policy: Box<dyn Policy>, settings: SchedulerOptions) -> Self {
         Self {
@@ -129,7 +122,7 @@ impl Scheduler {
             decided: 0,
             next_poll_at: None,
             uncached_share: 1.0,
-            mix: PrefillTimeDistribution::default(),
+            prefill_times: PrefillTimeDistribution::default(),
             now: 0.0,
             undecided: 0,
             capturing: false,
@@ -138,7 +131,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes a new fleet over. Engines keep their book by name; held requests keep their predictions.
+    /// Applies a new fleet. Engines keep their load by name; queued requests keep their predictions.
     pub fn set_cluster(&mut self, now: Seconds, cluster: Arc<SchedulableFleet>) {
         let mut new_ix: BTreeMap<&str, InstanceIndex> = BTreeMap::new();
         for (ix, instance) in (0_u32..).map(InstanceIndex).zip(cluster.instances()) {
@@ -166,11 +159,12 @@ impl Scheduler {
             sent.prefill = sent.prefill.and_then(moved);
             sent.decode = sent.decode.and_then(moved);
         }
-        for held in &mut self.queued {
-            held.submission.excluded = held.submission.excluded.iter().filter_map(|&ix| moved(ix)).collect();
-            let hits = std::mem::take(&mut held.submission.prediction.per_instance);
+        for queued in &mut self.queued {
+            queued.submission.excluded =
+                queued.submission.excluded.iter().filter_map(|&ix| moved(ix)).collect();
+            let hits = std::mem::take(&mut queued.submission.prediction.per_instance);
             if !hits.is_empty() {
-                let per_instance = &mut held.submission.prediction.per_instance;
+                let per_instance = &mut queued.submission.prediction.per_instance;
                 per_instance.resize(cluster.instances().len(), Default::default());
                 for (old, hits) in (0_u32..).map(InstanceIndex).zip(hits) {
                     if let Some(new) = moved(old) {
@@ -190,7 +184,7 @@ impl Scheduler {
         }
     }
 
-    /// Takes an engine's report of its own load.
+    /// Applies an engine's load report.
     pub fn report(&mut self, now: Seconds, ix: InstanceIndex, reported: ReportedLoad) {
         if let (Some(book), Some(&kind)) =
             (self.engines.get_mut(ix.as_usize()), self.learner_of.get(ix.as_usize()))
@@ -202,26 +196,26 @@ impl Scheduler {
         }
     }
 
-    /// Takes a request. The answer comes from [`Scheduler::poll`].
-    pub fn submit(&mut self, now: Seconds, ticket: AttemptId, ask: ScheduleRequest) {
+    /// Queues a request. [`Scheduler::poll`] returns its outcome.
+    pub fn submit(&mut self, now: Seconds, attempt: AttemptId, submission: ScheduleRequest) {
         let number = self.submitted;
         self.submitted += 1;
-        let stored = ask.prediction.max_store_fetch_tokens();
-        let mut held = QueuedScheduleRequest {
+        let stored = submission.prediction.max_store_fetch_tokens();
+        let mut queued = QueuedScheduleRequest {
             rank: 0.0,
             sequence: number,
-            attempt: ticket,
+            attempt,
             arrived: now,
             max_store_fetch_tokens: stored,
-            submission: ask,
+            submission,
         };
         self.refresh_loads(now);
-        held.rank = self.rank(&held);
-        self.enqueue(held);
+        queued.rank = self.rank(&queued);
+        self.enqueue(queued);
         self.next_poll_at = Some(now);
     }
 
-    /// Decides on all held requests: those that leave are in `out`, in order.
+    /// Decides all queued requests: those that leave the queue are in `out`, in order.
     pub fn poll(&mut self, now: Seconds, entropy: u64, out: &mut Vec<SchedulerEvent>) {
         self.next_poll_at = None;
         if self.queued.is_empty() {
@@ -235,62 +229,62 @@ impl Scheduler {
             max_store_fetch_tokens: self
                 .queued
                 .iter()
-                .map(|held| held.max_store_fetch_tokens)
+                .map(|queued| queued.max_store_fetch_tokens)
                 .fold(0.0, f64::max),
             now,
         });
-        let mut held = std::mem::take(&mut self.queued);
-        self.undecided = held.len();
-        if let Some(aged) = self.find_starving(now, &held) {
-            let first = held.remove(aged);
+        let mut queued = std::mem::take(&mut self.queued);
+        self.undecided = queued.len();
+        if let Some(starving) = self.find_starving(now, &queued) {
+            let first = queued.remove(starving);
             if self.decide(now, entropy, &first, out) {
-                held.insert(aged, first);
+                queued.insert(starving, first);
             }
         }
-        held.retain(|held| self.decide(now, entropy, held, out));
-        self.queued = held;
+        queued.retain(|queued| self.decide(now, entropy, queued, out));
+        self.queued = queued;
     }
 
-    /// Where in `held` the longest held request is, if it is time that it goes first.
-    fn find_starving(&self, now: Seconds, held: &[QueuedScheduleRequest]) -> Option<usize> {
-        let (position, oldest) = held.iter().enumerate().min_by_key(|(_, held)| held.sequence)?;
+    /// Index in `queued` of the longest queued request, if it is starving and goes first.
+    fn find_starving(&self, now: Seconds, queued: &[QueuedScheduleRequest]) -> Option<usize> {
+        let (position, oldest) = queued.iter().enumerate().min_by_key(|(_, queued)| queued.sequence)?;
         self.policy.is_starving(&self.input(now, 0, oldest)).then_some(position)
     }
 
-    fn input<'a>(&'a self, now: Seconds, entropy: u64, held: &'a QueuedScheduleRequest) -> PolicyInput<'a> {
+    fn input<'a>(&'a self, now: Seconds, entropy: u64, queued: &'a QueuedScheduleRequest) -> PolicyInput<'a> {
         PolicyInput {
-            request: &held.submission.request,
+            request: &queued.submission.request,
             cluster: &self.cluster,
             loads: &self.loads,
-            prediction: &held.submission.prediction,
-            mix: &self.mix,
+            prediction: &queued.submission.prediction,
+            prefill_times: &self.prefill_times,
             now,
-            arrived: held.arrived,
+            arrived: queued.arrived,
             sequence: self.decided,
             entropy,
         }
     }
 
-    /// Decides on one request. Whether it is still held.
+    /// Decides one request. Returns whether it is still queued.
     fn decide(
         &mut self,
         now: Seconds,
         entropy: u64,
-        held: &QueuedScheduleRequest,
+        queued: &QueuedScheduleRequest,
         out: &mut Vec<SchedulerEvent>,
     ) -> bool {
-        let ticket = held.attempt;
+        let attempt = queued.attempt;
         let unasked = self.undecided;
         self.undecided = unasked.saturating_sub(1);
-        let barred = ExcludedEngines::apply(&mut self.loads, &held.submission.excluded);
+        let excluded = ExcludedEngines::apply(&mut self.loads, &queued.submission.excluded);
         let input = PolicyInput {
-            request: &held.submission.request,
+            request: &queued.submission.request,
             cluster: &self.cluster,
             loads: &self.loads,
-            prediction: &held.submission.prediction,
-            mix: &self.mix,
+            prediction: &queued.submission.prediction,
+            prefill_times: &self.prefill_times,
             now,
-            arrived: held.arrived,
+            arrived: queued.arrived,
             sequence: self.decided,
             entropy: mix_entropy(entropy, self.decided),
         };
@@ -302,16 +296,16 @@ impl Scheduler {
                 for (ix, load) in (0_u32..).map(InstanceIndex).zip(&mut snapshot.loads) {
                     load.prefill_wait += self.policy.planned_work(ix);
                 }
-                self.captured.push((ticket, snapshot));
+                self.captured.push((attempt, snapshot));
             }
             self.policy.on_sent(&input, decision);
         }
-        barred.restore(&mut self.loads);
+        excluded.restore(&mut self.loads);
         match verdict {
             Ok(PolicyVerdict::Send(decision)) => {
                 self.decided += 1;
-                self.track(now, held, &decision);
-                out.push(SchedulerEvent::Send { attempt: ticket, decision });
+                self.track(now, queued, &decision);
+                out.push(SchedulerEvent::Send { attempt, decision });
                 false
             }
             Ok(PolicyVerdict::Defer { until }) => {
@@ -321,18 +315,18 @@ impl Scheduler {
                 true
             }
             Err(refusal) => {
-                out.push(SchedulerEvent::Reject { ticket, rejection: refusal });
+                out.push(SchedulerEvent::Reject { attempt, rejection: refusal });
                 false
             }
         }
     }
 
-    /// Whether to keep what every decision depended on, for [`Scheduler::take_captured`].
+    /// Turns the capture of decision inputs on or off, for [`Scheduler::take_captured`].
     pub fn set_capture(&mut self, captures: bool) {
         self.capturing = captures;
     }
 
-    /// What the decisions since the last call depended on.
+    /// Captured inputs of the decisions since the last call.
     pub fn take_captured(&mut self) -> impl Iterator<Item = (AttemptId, DecisionSnapshot)> + '_ {
         self.captured.drain(..)
     }
@@ -343,41 +337,42 @@ impl Scheduler {
         self.next_poll_at
     }
 
-    /// Replaces the prediction of a held request.
-    pub fn update_prediction(&mut self, ticket: AttemptId, prediction: CacheHitPrediction) {
-        let Some(position) = self.queued.iter().position(|held| held.attempt == ticket) else { return };
-        let mut held = self.queued.remove(position);
-        held.max_store_fetch_tokens = prediction.max_store_fetch_tokens();
-        held.submission.prediction = prediction;
+    /// Replaces the prediction of a queued request.
+    pub fn update_prediction(&mut self, attempt: AttemptId, prediction: CacheHitPrediction) {
+        let Some(position) = self.queued.iter().position(|queued| queued.attempt == attempt) else { return };
+        let mut queued = self.queued.remove(position);
+        queued.max_store_fetch_tokens = prediction.max_store_fetch_tokens();
+        queued.submission.prediction = prediction;
         self.refresh_loads(self.now);
-        held.rank = self.rank(&held);
-        self.enqueue(held);
+        queued.rank = self.rank(&queued);
+        self.enqueue(queued);
     }
 
-    /// Replaces the engines that a held request may not be sent to.
-    pub fn exclude(&mut self, ticket: AttemptId, barred: Vec<InstanceIndex>) {
-        if let Some(held) = self.queued.iter_mut().find(|held| held.attempt == ticket) {
-            held.submission.excluded = barred;
+    /// Replaces the excluded engines of a queued request.
+    pub fn exclude(&mut self, attempt: AttemptId, excluded: Vec<InstanceIndex>) {
+        if let Some(queued) = self.queued.iter_mut().find(|queued| queued.attempt == attempt) {
+            queued.submission.excluded = excluded;
         }
     }
 
-    /// The load of every engine, in the cluster's order.
+    /// Current load of every engine, in the cluster's order.
     pub fn loads(&mut self, now: Seconds) -> &[InstanceLoad] {
         self.refresh_loads(now);
         &self.loads
     }
 
-    /// The held requests, the first submitted first.
+    /// Attempts in the queue, in order of submission.
     pub fn queued(&self) -> impl Iterator<Item = AttemptId> {
-        let mut held: Vec<(u64, AttemptId)> =
-            self.queued.iter().map(|held| (held.sequence, held.attempt)).collect();
-        held.sort_unstable();
-        held.into_iter().map(|(_, ticket)| ticket)
+        let mut queued: Vec<(u64, AttemptId)> =
+            self.queued.iter().map(|queued| (queued.sequence, queued.attempt)).collect();
+        queued.sort_unstable();
+        queued.into_iter().map(|(_, attempt)| attempt)
     }
 
-    /// The prompt of a sent request has been computed. `cached_tokens` is what the engine says it took from caches.
-    pub fn first_token(&mut self, now: Seconds, ticket: AttemptId, cached_tokens: Option<u32>) {
-        let Some(sent) = self.in_flight.get_mut(&ticket) else { return };
+    /// Records that the prompt of a sent request has been computed. `cached_tokens` is the engine's report of cache
+    /// hits.
+    pub fn first_token(&mut self, now: Seconds, attempt: AttemptId, cached_tokens: Option<u32>) {
+        let Some(sent) = self.in_flight.get_mut(&attempt) else { return };
         if !std::mem::take(&mut sent.prefilling) {
             return;
         }
@@ -388,35 +383,35 @@ impl Scheduler {
             return;
         };
         let cached = cached_tokens.map(u64::from);
-        let Some(CompletedPrefill { work, duration: took, exclusive: alone }) =
-            book.complete_prefill(now, ticket, cached)
+        let Some(CompletedPrefill { work, duration, exclusive: alone }) =
+            book.complete_prefill(now, attempt, cached)
         else {
             return;
         };
         if alone {
-            book.speed = self.learners[kind].observe(work, took, book.speed);
+            book.speed = self.learners[kind].observe(work, duration, book.speed);
         }
     }
 
-    /// Nobody will tell when the prompt of a sent request has been computed, because its answer comes in one piece at the end: then
-    /// the prediction is believed.
-    pub fn first_token_unobserved(&mut self, ticket: AttemptId) {
-        let entry = self.in_flight.get(&ticket).and_then(|sent| sent.prefill);
+    /// Marks the first token of a sent request as unobservable, because the response arrives in one piece at the end:
+    /// the prediction is used instead.
+    pub fn first_token_unobserved(&mut self, attempt: AttemptId) {
+        let entry = self.in_flight.get(&attempt).and_then(|sent| sent.prefill);
         if let Some(book) = entry.and_then(|ix| self.engines.get_mut(ix.as_usize())) {
-            book.mark_unobserved(ticket);
+            book.mark_unobserved(attempt);
         }
     }
 
-    /// A request is over, whatever its end: it leaves the books, or is no longer held.
-    pub fn ended(&mut self, now: Seconds, ticket: AttemptId) {
-        let Some(sent) = self.in_flight.remove(&ticket) else {
-            self.queued.retain(|held| held.attempt != ticket);
+    /// Records the end of a request, whatever its outcome: its load is removed, or it leaves the queue.
+    pub fn ended(&mut self, now: Seconds, attempt: AttemptId) {
+        let Some(sent) = self.in_flight.remove(&attempt) else {
+            self.queued.retain(|queued| queued.attempt != attempt);
             return;
         };
         if let Some(book) = sent.prefill.and_then(|ix| self.engines.get_mut(ix.as_usize())) {
             book.end_request();
             if sent.prefilling {
-                book.abort_prefill(now, ticket);
+                book.abort_prefill(now, attempt);
             }
         }
         if let Some(book) = sent.decode.and_then(|ix| self.engines.get_mut(ix.as_usize())) {
@@ -435,38 +430,38 @@ impl Scheduler {
         self.loads.extend(self.engines.iter().zip(kinds).map(|(engine, learned)| engine.load(now, learned)));
     }
 
-    fn rank(&self, held: &QueuedScheduleRequest) -> f64 {
-        self.policy.rank(&self.input(self.now, 0, held))
+    fn rank(&self, queued: &QueuedScheduleRequest) -> f64 {
+        self.policy.rank(&self.input(self.now, 0, queued))
     }
 
-    fn enqueue(&mut self, held: QueuedScheduleRequest) {
+    fn enqueue(&mut self, queued: QueuedScheduleRequest) {
         let after = |other: &QueuedScheduleRequest| {
-            other.rank.total_cmp(&held.rank).then(other.sequence.cmp(&held.sequence))
+            other.rank.total_cmp(&queued.rank).then(other.sequence.cmp(&queued.sequence))
                 == std::cmp::Ordering::Less
         };
         let position = self.queued.partition_point(after);
-        self.queued.insert(position, held);
+        self.queued.insert(position, queued);
     }
 
-    /// Enters a sent request into the books of its engines, and their loads anew.
-    fn track(&mut self, now: Seconds, held: &QueuedScheduleRequest, decision: &RoutingDecision) {
+    /// Adds a sent request to the load of its engines, and refreshes their entries in `loads`.
+    fn track(&mut self, now: Seconds, queued: &QueuedScheduleRequest, decision: &RoutingDecision) {
         let (entry, exit) = (decision.route.prefill_instance(), decision.route.decode_instance());
         if let (Some(book), Some(load), Some(instance)) = (
             self.engines.get_mut(entry.as_usize()),
             self.loads.get(entry.as_usize()),
             self.cluster.get(entry),
         ) {
-            let input_tokens = held.submission.request.total_input_tokens();
-            let prediction = &held.submission.prediction;
+            let input_tokens = queued.submission.request.total_input_tokens();
+            let prediction = &queued.submission.prediction;
             let estimate =
                 PrefillEstimate::new(input_tokens, prediction, (entry, instance), load, load.prefill_wait);
             let share = estimate.service / load.service.seconds(input_tokens, 0);
             self.uncached_share += UNCACHED_SHARE_GAIN * (share - self.uncached_share);
-            self.mix.add(estimate.service / load.service.speed);
+            self.prefill_times.add(estimate.service / load.service.speed);
             book.start_request();
             book.push_prefill(
                 now,
-                held.attempt,
+                queued.attempt,
                 input_tokens,
                 decision.reservation.prefill_tokens,
                 &estimate,
@@ -491,11 +486,11 @@ impl Scheduler {
             decode_tokens: decision.reservation.decode_tokens,
             prefilling: true,
         };
-        self.in_flight.insert(held.attempt, sent);
+        self.in_flight.insert(queued.attempt, sent);
     }
 }
 
-/// Fresh random bits for each decision of one poll (SplitMix64).
+/// Different random bits for each decision of one poll (SplitMix64).
 fn mix_entropy(entropy: u64, number: u64) -> u64 {
     let mut bits = entropy.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! One decision with everything that it depended on, to be shown and to be made again.
+//! One decision with all its inputs, for display and replay.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,42 +10,39 @@ use crate::prediction::CacheHitPrediction;
 use crate::prefill_time_distribution::PrefillTimeDistribution;
 use crate::request::{RequestProfile, Seconds};
 
-/// What a policy was asked. Policies that keep a picture of their own of what was sent where may answer otherwise without it.
+/// Inputs of a policy's decision. Policies with state of their own may decide otherwise in a replay, which lacks that
+/// state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct DecisionSnapshot {
-    /// Which policy was asked.
     pub policy: PolicyName,
-    /// Its settings.
     pub settings: SchedulerOptions,
-    /// The request.
     pub request: RequestProfile,
-    /// The fleet.
     pub instances: Vec<SchedulableInstance>,
-    /// One per instance. Waits include the work of held requests that went first.
+    /// Load of each instance. Waits include the work of queued requests that went first.
     pub loads: Vec<InstanceLoad>,
-    /// Held requests that had not been decided on yet, this one included.
-    pub held: usize,
-    /// What prompts the engines had had to compute of late.
-    pub mix: PrefillTimeDistribution,
-    /// Cache hits; the keys of the prompt's pages are left out.
+    /// Queued requests that had not been decided yet, including this one.
+    pub queued_requests: usize,
+    /// Recent distribution of prefill times.
+    pub prefill_times: PrefillTimeDistribution,
+    /// Cache hits, without the keys of the prompt's blocks.
     pub prediction: CacheHitPrediction,
-    /// When it was decided.
+    /// Time of the decision by the caller's clock.
     pub now: Seconds,
-    /// When the request had arrived.
+    /// Arrival time of the request by the caller's clock.
     pub arrived: Seconds,
-    /// Number of the decision.
+    /// Number of the decision, from 0.
     pub sequence: u64,
-    /// Random bits that it was given.
+    /// Random bits passed to the policy.
     pub entropy: u64,
 }
 
 impl DecisionSnapshot {
-    /// Takes down what `policy` is about to be asked.
+    /// Captures the inputs of `policy` before it decides.
     #[must_use]
     pub(crate) fn capture(
         policy: PolicyName,
         settings: &SchedulerOptions,
-        held: usize,
+        queued_requests: usize,
         input: &PolicyInput<'_>,
     ) -> Self {
         Self {
@@ -54,8 +51,8 @@ impl DecisionSnapshot {
             request: input.request.clone(),
             instances: input.cluster.instances().to_vec(),
             loads: input.loads.to_vec(),
-            held,
-            mix: input.mix.clone(),
+            queued_requests,
+            prefill_times: input.prefill_times.clone(),
             prediction: CacheHitPrediction { pages: [].into(), ..input.prediction.clone() },
             now: input.now,
             arrived: input.arrived,
@@ -64,17 +61,17 @@ impl DecisionSnapshot {
         }
     }
 
-    /// Decides again.
+    /// Decides again from the captured inputs.
     ///
     /// # Errors
-    /// [`ScheduleRejection`] as the policy says.
+    /// [`ScheduleRejection`] of the policy.
     pub fn replay(&self) -> Result<PolicyVerdict, ScheduleRejection> {
         let cluster = SchedulableFleet::new(self.instances.clone());
         let mut policy = self.policy.build(&self.settings);
         policy.begin_round(&ScheduleRound {
             cluster: &cluster,
             loads: &self.loads,
-            queued_requests: self.held,
+            queued_requests: self.queued_requests,
             max_store_fetch_tokens: self.prediction.max_store_fetch_tokens(),
             now: self.now,
         });
@@ -83,7 +80,7 @@ impl DecisionSnapshot {
             cluster: &cluster,
             loads: &self.loads,
             prediction: &self.prediction,
-            mix: &self.mix,
+            prefill_times: &self.prefill_times,
             now: self.now,
             arrived: self.arrived,
             sequence: self.sequence,
@@ -109,12 +106,12 @@ mod tests {
             models: vec![ModelIndex(0)],
             domain: PairingDomain(0),
             dp_size: 1,
-            place: LocationIds::default(),
+            location: LocationIds::default(),
             cache: EngineCacheParams::default(),
         }
     }
 
-    fn ask(number: u32) -> ScheduleRequest {
+    fn submission(number: u32) -> ScheduleRequest {
         let hit = TierHits { l1_tokens: 4096, ..TierHits::default() };
         let mut per_instance = vec![TierHits::default(); 5];
         per_instance[number as usize % 3] = hit;
@@ -134,32 +131,33 @@ mod tests {
         }
     }
 
-    /// Ten requests at once for three prefills, so that some are planned behind others; then first tokens let the rest go.
+    /// Ten concurrent requests for three prefills, so that some are planned after others; then first tokens let the
+    /// rest go.
     #[test]
-    fn a_decision_is_made_again_from_its_snapshot() {
+    fn decision_is_replayed_from_its_snapshot() {
         let settings = SchedulerOptions::default();
         let mut scheduler = Scheduler::new(PolicyName::Predictive.build(&settings), settings);
         scheduler.set_capture(true);
         scheduler.set_cluster(0.0, Arc::new(SchedulableFleet::new((0..5).map(instance).collect())));
-        (0..10).for_each(|number| scheduler.submit(0.0, AttemptId(number.into()), ask(number)));
+        (0..10).for_each(|number| scheduler.submit(0.0, AttemptId(number.into()), submission(number)));
         let mut replayed = 0;
         for step in 0..10 {
             let mut events = Vec::new();
             scheduler.poll(f64::from(step), 7, &mut events);
             let captured: Vec<_> = scheduler.take_captured().collect();
-            for (event, (ticket, snapshot)) in events.into_iter().zip(captured) {
+            for (event, (attempt, snapshot)) in events.into_iter().zip(captured) {
                 let SchedulerEvent::Send { attempt: sent, decision } = event else { panic!("{event:?}") };
-                assert_eq!(sent, ticket);
+                assert_eq!(sent, attempt);
                 let text = serde_json::to_string(&snapshot).unwrap();
                 let snapshot: DecisionSnapshot = serde_json::from_str(&text).unwrap();
-                let Ok(PolicyVerdict::Send(again)) = snapshot.replay() else { panic!("held") };
+                let Ok(PolicyVerdict::Send(again)) = snapshot.replay() else { panic!("deferred") };
                 assert_eq!(again.route, decision.route);
                 assert_eq!(again.explanation.reason, decision.explanation.reason);
                 for (again, then) in again.explanation.candidates.iter().zip(&decision.explanation.candidates)
                 {
                     assert!((again.cost - then.cost).abs() < 1e-9, "{again:?} instead of {then:?}");
                 }
-                scheduler.first_token(f64::from(step) + 0.5, ticket, None);
+                scheduler.first_token(f64::from(step) + 0.5, attempt, None);
                 replayed += 1;
             }
         }

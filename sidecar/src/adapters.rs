@@ -1,4 +1,4 @@
-//! LoRA adapters: which the engine shall have, and the calls of its own API that get it there.
+//! Reconciles the engine's LoRA adapters with the desired ones, through the engine's own API.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,42 +15,44 @@ use crate::pod_metadata::{PodMetadata, read_bounded};
 use crate::sidecar::SidecarContext;
 use crate::state::{LocalEngine, LoraAdapterStatus};
 
-/// Annotation: the adapters that the engine shall have.
+/// Annotation of the pod with the desired adapters.
 const ANNOTATION: &str = "moongate.io/lora-adapters";
-/// Most adapters, and the longest name or path in bytes.
+/// Maximum number of adapters.
 const MAX_ADAPTERS: usize = 1000;
+/// Longest pair of name and path, in bytes.
 const MAX_TEXT: usize = 1024;
-/// Between two looks at the files and at the engine.
+/// Interval of reading the files and polling the engine.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Until an adapter that could not be loaded is tried again.
+/// Delay before a failed load is retried.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
-/// For one question, and for loading one adapter from a slow volume.
+/// Time limit for one query.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit for loading one adapter, possibly from a slow volume.
 const LOAD_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Paths by name.
+/// Paths of adapters by name.
 type LoraAdapterPaths = BTreeMap<String, String>;
 
-/// Follows the files and brings the engine's adapters in line, until `stop`. Adapters that the sidecar was never asked for, such as those
-/// of the engine's command line, are left alone.
+/// Watches the files and reconciles the engine's adapters until `stop`. Adapters that were never in the files, such as those of the
+/// engine's command line, are not touched.
 pub(crate) async fn run(sidecar: Arc<SidecarContext>, stop: CancellationToken) {
-    let mut follower = LoraReconciler { desired: Ok(LoraAdapterPaths::new()), managed: BTreeSet::new() };
+    let mut reconciler = LoraReconciler { desired: Ok(LoraAdapterPaths::new()), managed: BTreeSet::new() };
     loop {
-        let pause = tokio::select! {
+        let delay = tokio::select! {
             () = stop.cancelled() => return,
-            pause = follower.poll(&sidecar) => pause,
+            delay = reconciler.poll(&sidecar) => delay,
         };
         tokio::select! {
             () = stop.cancelled() => return,
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(delay) => {}
         }
     }
 }
 
 struct LoraReconciler {
-    /// What was asked for last, or what was wrong with it.
+    /// The last desired adapters, or the last error.
     desired: Result<LoraAdapterPaths, String>,
-    /// Names that were ever asked for.
+    /// Names of all adapters that were ever desired.
     managed: BTreeSet<String>,
 }
 
@@ -60,29 +62,29 @@ impl LoraReconciler {
             Ok(info) => info,
             Err(error) => return self.report_error(&format!("--pod-info: {error}")),
         };
-        let place = info.fill_location(&sidecar.options.location());
+        let location = info.fill_location(&sidecar.options.location());
         sidecar
             .state
-            .send_if_modified(|state| std::mem::replace(&mut state.location, place.clone()) != place);
+            .send_if_modified(|state| std::mem::replace(&mut state.location, location.clone()) != location);
         let text = match desired_text(&sidecar.options, &info).await {
             Ok(Some(text)) => text,
             Ok(None) => return POLL_INTERVAL,
             Err(error) => return self.report_error(&error),
         };
-        let wanted = match parse(&text) {
-            Ok(wanted) => wanted,
+        let desired = match parse(&text) {
+            Ok(desired) => desired,
             Err(error) => return self.report_error(&error),
         };
-        self.managed.extend(wanted.keys().cloned());
-        self.desired = Ok(wanted.clone());
-        let found = {
+        self.managed.extend(desired.keys().cloned());
+        self.desired = Ok(desired.clone());
+        let engine = {
             let state = sidecar.state.borrow();
             state.local_engine.clone().filter(|_| state.error.is_none() && state.drain.is_none())
         };
-        match found {
-            Some(found) => self.reconcile(sidecar, &found, &wanted).await,
+        match engine {
+            Some(engine) => self.reconcile(sidecar, &engine, &desired).await,
             None => {
-                let pending = wanted.into_keys().collect();
+                let pending = desired.into_keys().collect();
                 let adapters = LoraAdapterStatus { pending, ..LoraAdapterStatus::default() };
                 sidecar.state.send_modify(|state| state.adapters = adapters);
                 POLL_INTERVAL
@@ -90,10 +92,10 @@ impl LoraReconciler {
         }
     }
 
-    /// A wrong file changes nothing; it is told once.
+    /// Logs an error once. The loaded adapters are kept.
     fn report_error(&mut self, error: &str) -> Duration {
-        if self.desired.as_ref().err().is_none_or(|told| told != error) {
-            tracing::error!(error, "the wanted LoRA adapters are not known; what is loaded stays");
+        if self.desired.as_ref().err().is_none_or(|reported| reported != error) {
+            tracing::error!(error, "cannot read the desired LoRA adapters; keeping the loaded ones");
             self.desired = Err(error.to_owned());
         }
         POLL_INTERVAL
@@ -102,21 +104,21 @@ impl LoraReconciler {
     async fn reconcile(
         &self,
         sidecar: &SidecarContext,
-        found: &LocalEngine,
-        wanted: &LoraAdapterPaths,
+        engine: &LocalEngine,
+        desired: &LoraAdapterPaths,
     ) -> Duration {
-        let api = LoraAdapterApi { sidecar, engine: found };
+        let api = LoraAdapterApi { sidecar, engine };
         let loaded = match api.loaded().await {
             Ok(loaded) => loaded,
             Err(error) => {
-                tracing::debug!(error, "the engine does not tell its LoRA adapters");
+                tracing::debug!(error, "cannot list the engine's LoRA adapters");
                 return POLL_INTERVAL;
             }
         };
-        let changes = changes(&loaded, wanted, &self.managed);
+        let changes = changes(&loaded, desired, &self.managed);
         let mut adapters = LoraAdapterStatus {
-            loaded: wanted.keys().filter(|name| !changes.contains_key(*name)).cloned().collect(),
-            pending: wanted.keys().filter(|name| changes.contains_key(*name)).cloned().collect(),
+            loaded: desired.keys().filter(|name| !changes.contains_key(*name)).cloned().collect(),
+            pending: desired.keys().filter(|name| changes.contains_key(*name)).cloned().collect(),
             failed: Vec::new(),
         };
         if changes.is_empty() {
@@ -125,7 +127,7 @@ impl LoraReconciler {
             });
             return POLL_INTERVAL;
         }
-        // Adapters that failed before and are tried again do not count as pending again.
+        // Retries of adapters that failed before do not count as pending.
         let failed_before: Vec<_> =
             sidecar.state.borrow().adapters.failed.iter().map(|(name, _)| name.clone()).collect();
         adapters.pending.retain(|name| !failed_before.contains(name));
@@ -155,28 +157,28 @@ impl LoraReconciler {
     }
 }
 
-/// What is to be done about one adapter.
+/// The change of one adapter that reconciles it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum LoraAdapterChange {
-    /// From this path.
+    /// Load it from this path.
     Load(String),
-    /// From another path than now.
+    /// Unload it and load it from this other path.
     Replace(String),
     Unload,
 }
 
 fn changes(
     loaded: &LoraAdapterPaths,
-    wanted: &LoraAdapterPaths,
-    ours: &BTreeSet<String>,
+    desired: &LoraAdapterPaths,
+    managed: &BTreeSet<String>,
 ) -> BTreeMap<String, LoraAdapterChange> {
-    let gone = loaded.keys().filter(|name| ours.contains(*name) && !wanted.contains_key(*name));
-    let wrong = wanted.iter().filter_map(|(name, path)| match loaded.get(name) {
+    let removed = loaded.keys().filter(|name| managed.contains(*name) && !desired.contains_key(*name));
+    let changed = desired.iter().filter_map(|(name, path)| match loaded.get(name) {
         None => Some((name.clone(), LoraAdapterChange::Load(path.clone()))),
         Some(now) if now != path => Some((name.clone(), LoraAdapterChange::Replace(path.clone()))),
         Some(_) => None,
     });
-    gone.map(|name| (name.clone(), LoraAdapterChange::Unload)).chain(wrong).collect()
+    removed.map(|name| (name.clone(), LoraAdapterChange::Unload)).chain(changed).collect()
 }
 
 async fn desired_text(options: &SidecarOptions, info: &PodMetadata) -> Result<Option<String>, String> {
@@ -185,33 +187,33 @@ async fn desired_text(options: &SidecarOptions, info: &PodMetadata) -> Result<Op
             let text = read_bounded(file).await.map_err(|error| format!("{}: {error}", file.display()))?;
             Ok(Some(text))
         }
-        // An annotation that was removed wants no adapters any more.
+        // A removed annotation means no adapters.
         None if !options.pod_info.is_empty() => Ok(Some(info.get(ANNOTATION).unwrap_or_default().to_owned())),
         None => Ok(None),
     }
 }
 
-/// `NAME=PATH`, separated by commas or white space; what follows `#` on a line is a comment.
+/// Parses `NAME=PATH` pairs, separated by commas or white space; `#` starts a comment until the end of the line.
 fn parse(text: &str) -> Result<LoraAdapterPaths, String> {
     let mut adapters = LoraAdapterPaths::new();
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
     for pair in lines.flat_map(|line| line.split([',', ' ', '\t', '\r'])).filter(|pair| !pair.is_empty()) {
-        let wrong = |problem: &str| format!("LoRA adapter {pair:?} {problem}; write NAME=PATH");
-        let (name, path) = pair.split_once('=').ok_or_else(|| wrong("has no path"))?;
+        let invalid = |problem: &str| format!("LoRA adapter {pair:?} {problem}; write NAME=PATH");
+        let (name, path) = pair.split_once('=').ok_or_else(|| invalid("has no path"))?;
         if name.is_empty() || path.is_empty() || pair.len() > MAX_TEXT {
-            return Err(wrong("has an empty part, or is too long"));
+            return Err(invalid("has an empty part, or is too long"));
         }
         if adapters.insert(name.to_owned(), path.to_owned()).is_some() {
-            return Err(wrong("has a name that is given twice"));
+            return Err(invalid("has a name that is listed twice"));
         }
     }
     if adapters.len() > MAX_ADAPTERS {
-        return Err(format!("{} LoRA adapters are wanted, {MAX_ADAPTERS} are the most", adapters.len()));
+        return Err(format!("{} LoRA adapters are listed; the limit is {MAX_ADAPTERS}", adapters.len()));
     }
     Ok(adapters)
 }
 
-/// The engine's own API: vLLM's `/v1/load_lora_adapter` (0.32), SGLang's `/load_lora_adapter` (0.5.23). Both list what is loaded in
+/// The engine's own API: vLLM's `/v1/load_lora_adapter` (0.32), SGLang's `/load_lora_adapter` (0.5.23). Both list loaded adapters in
 /// `/v1/models`, each adapter with its base model as `parent` and its path as `root`.
 struct LoraAdapterApi<'a> {
     sidecar: &'a SidecarContext,
@@ -257,12 +259,12 @@ impl LoraAdapterApi<'_> {
         self.post("unload_lora_adapter", &json!({"lora_name": name})).await
     }
 
-    async fn post(&self, what: &str, body: &serde_json::Value) -> Result<(), String> {
+    async fn post(&self, call: &str, body: &serde_json::Value) -> Result<(), String> {
         let prefix = match self.engine.engine {
             EngineKind::Vllm => "/v1",
             EngineKind::Sglang => "",
         };
-        let request = self.sidecar.client.post(format!("{}{prefix}/{what}", self.engine.url));
+        let request = self.sidecar.client.post(format!("{}{prefix}/{call}", self.engine.url));
         self.send(request.json(body).timeout(LOAD_TIMEOUT)).await.map(drop)
     }
 
@@ -283,8 +285,8 @@ impl LoraAdapterApi<'_> {
             (400, EngineKind::Sglang) => "; start SGLang with --enable-lora",
             _ => "",
         };
-        let said: String = String::from_utf8_lossy(&body).chars().take(500).collect();
-        Err(format!("{path}: HTTP {status}: {said}{hint}"))
+        let message: String = String::from_utf8_lossy(&body).chars().take(500).collect();
+        Err(format!("{path}: HTTP {status}: {message}{hint}"))
     }
 }
 
@@ -297,27 +299,27 @@ mod tests {
     }
 
     #[test]
-    fn pairs_are_read_however_they_are_separated() {
+    fn pairs_may_be_separated_by_commas_or_white_space() {
         let read = parse("a=/x, b=/y # of the sales people\n#c=/z\n\td=/v=1\n").unwrap();
         assert_eq!(read, adapters(&[("a", "/x"), ("b", "/y"), ("d", "/v=1")]));
         assert_eq!(parse(" \n"), Ok(LoraAdapterPaths::new()));
-        for (wrong, part) in [("a", "no path"), ("=x", "empty"), ("a=", "empty"), ("a=1 a=2", "twice")] {
-            assert!(parse(wrong).unwrap_err().contains(part), "{wrong}");
+        for (invalid, part) in [("a", "no path"), ("=x", "empty"), ("a=", "empty"), ("a=1 a=2", "twice")] {
+            assert!(parse(invalid).unwrap_err().contains(part), "{invalid}");
         }
     }
 
     #[test]
-    fn only_what_was_asked_for_once_is_unloaded() {
+    fn only_adapters_that_were_desired_before_are_unloaded() {
         let loaded =
             adapters(&[("kept", "/k"), ("moved", "/old"), ("left", "/l"), ("of the command line", "/c")]);
-        let wanted = adapters(&[("kept", "/k"), ("moved", "/new"), ("new", "/n")]);
-        let ours = ["kept", "moved", "left"].map(str::to_owned).into();
+        let desired = adapters(&[("kept", "/k"), ("moved", "/new"), ("new", "/n")]);
+        let managed = ["kept", "moved", "left"].map(str::to_owned).into();
         let expected = [
             ("left", LoraAdapterChange::Unload),
             ("moved", LoraAdapterChange::Replace("/new".to_owned())),
             ("new", LoraAdapterChange::Load("/n".to_owned())),
         ];
         let expected = expected.map(|(name, change)| (name.to_owned(), change)).into();
-        assert_eq!(changes(&loaded, &wanted, &ours), expected);
+        assert_eq!(changes(&loaded, &desired, &managed), expected);
     }
 }

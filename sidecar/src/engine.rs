@@ -1,4 +1,4 @@
-//! Finds the engine, and looks at it again and again.
+//! Finds the engine and polls it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use crate::options::SidecarOptions;
 use crate::sidecar::SidecarContext;
 use crate::state::{EngineObservation, LocalEngine};
 
-/// Between two looks while the engine is awaited, or while somebody waits for it to be idle.
+/// Poll interval while the engine is down or draining.
 const FAST_POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Between two looks while it serves.
+/// Poll interval while the engine serves.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// After so long everything is asked anew: what it serves may have changed.
+/// Interval of complete probes, since the engine's facts may have changed.
 const REPROBE_INTERVAL: Duration = Duration::from_secs(30);
-/// Unanswered questions in a row until the engine counts as away: one that is busy answers late.
+/// Consecutive timeouts after which the engine counts as down: a busy engine responds late.
 const MAX_MISSES: u32 = 5;
 
-/// Looks until `stop`.
+/// Polls the engine until `stop`.
 pub(crate) async fn watch(sidecar: Arc<SidecarContext>, stop: CancellationToken) {
     let mut watcher = EngineWatcher { last_probe: None, misses: 0 };
     loop {
@@ -31,7 +31,7 @@ pub(crate) async fn watch(sidecar: Arc<SidecarContext>, stop: CancellationToken)
             () = stop.cancelled() => return,
             () = watcher.poll(&sidecar) => {}
         }
-        let pause = {
+        let delay = {
             let state = sidecar.state.borrow();
             if state.error.is_some() || state.drain.is_some() || state.local_engine.is_none() {
                 FAST_POLL_INTERVAL
@@ -42,49 +42,51 @@ pub(crate) async fn watch(sidecar: Arc<SidecarContext>, stop: CancellationToken)
         tokio::select! {
             () = stop.cancelled() => return,
             () = sidecar.drain_requested.notified() => {}
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(delay) => {}
         }
     }
 }
 
 struct EngineWatcher {
-    /// When everything was last asked, and by whom it was answered; `None` while the engine is away.
+    /// Time and result of the last complete probe; `None` while the engine is down.
     last_probe: Option<(Instant, LocalEngine)>,
     misses: u32,
 }
 
 impl EngineWatcher {
     async fn poll(&mut self, sidecar: &SidecarContext) {
-        let begun = Instant::now();
-        let known = self.last_probe.take();
-        let (asked, found) = match known {
-            Some((asked, found)) if begun.duration_since(asked) < REPROBE_INTERVAL => (asked, found),
-            known => match find_engine(sidecar).await {
-                Ok(found) => (begun, found),
+        let started = Instant::now();
+        let previous = self.last_probe.take();
+        let (probed_at, engine) = match previous {
+            Some((probed_at, engine)) if started.duration_since(probed_at) < REPROBE_INTERVAL => {
+                (probed_at, engine)
+            }
+            previous => match find_engine(sidecar).await {
+                Ok(engine) => (started, engine),
                 Err(missed) => {
-                    self.last_probe = known;
+                    self.last_probe = previous;
                     return self.record_miss(sidecar, missed.reason, missed.timed_out);
                 }
             },
         };
-        let begun = Instant::now();
+        let started = Instant::now();
         let api_key = sidecar.options.engine_api_key.as_deref();
-        let load = match fetch_load(&sidecar.client, found.engine, &found.url, api_key).await {
+        let load = match fetch_load(&sidecar.client, engine.engine, &engine.url, api_key).await {
             Ok(load) => Some(load),
             Err(EngineLoadError::Missing(..)) => None,
-            Err(trouble) => {
-                self.last_probe = Some((asked, found));
-                return self.record_miss(sidecar, trouble.to_string(), trouble.timed_out());
+            Err(error) => {
+                self.last_probe = Some((probed_at, engine));
+                return self.record_miss(sidecar, error.to_string(), error.timed_out());
             }
         };
         self.misses = 0;
-        self.last_probe = Some((asked, found.clone()));
+        self.last_probe = Some((probed_at, engine.clone()));
         sidecar.state.send_modify(|state| {
-            if state.error.is_some() || state.local_engine.as_ref() != Some(&found) {
-                tracing::info!(url = found.url, engine = ?found.engine, role = %found.role, "the engine serves");
+            if state.error.is_some() || state.local_engine.as_ref() != Some(&engine) {
+                tracing::info!(url = engine.url, engine = ?engine.engine, role = %engine.role, "the engine serves");
             }
-            state.expire_drain(begun);
-            state.set_up(found, EngineObservation { started_at: begun, load });
+            state.expire_drain(started);
+            state.set_up(engine, EngineObservation { started_at: started, load });
         });
     }
 
@@ -106,7 +108,7 @@ impl EngineWatcher {
 /// Why no engine was found.
 struct EngineNotFound {
     reason: String,
-    /// Whether one may be there that was too busy to answer.
+    /// Whether a probe timed out, so that a busy engine may exist.
     timed_out: bool,
 }
 
@@ -116,20 +118,20 @@ impl From<String> for EngineNotFound {
     }
 }
 
-/// The first of the possible addresses at which an engine serves. One may listen at the pod's address alone.
+/// The first candidate address at which an engine serves, also under the pod's own address: an engine may listen there only.
 async fn find_engine(sidecar: &SidecarContext) -> Result<LocalEngine, EngineNotFound> {
     let options = &sidecar.options;
     let mut urls = options.engine_url.clone();
     for url in &options.engine_url {
-        let other = advertised_url(url, options.advertise_host.as_deref())?;
-        if !urls.contains(&other) {
-            urls.push(other);
+        let advertised = advertised_url(url, options.advertise_host.as_deref())?;
+        if !urls.contains(&advertised) {
+            urls.push(advertised);
         }
     }
     let (mut reasons, mut timed_out) = (Vec::new(), false);
     for url in &urls {
         match probe(sidecar, url).await {
-            Ok(found) => return Ok(found),
+            Ok(engine) => return Ok(engine),
             Err(missed) => {
                 timed_out |= missed.timed_out;
                 reasons.push(missed.reason);
@@ -143,7 +145,7 @@ async fn probe(sidecar: &SidecarContext, url: &str) -> Result<LocalEngine, Engin
     let options = &sidecar.options;
     let role = options.role.or_else(role_of_group).unwrap_or(EngineRole::Plain);
     let verdict = match probe_as(sidecar, url, role).await? {
-        // What the engine itself says goes before what a name says, but not before what a person says.
+        // The role that the engine reports overrides one derived from a name, but not `--role`.
         ProbeVerdict::NotReady { facts: Some(facts), .. }
             if options.role.is_none() && facts.reported_role.is_some_and(|reported| reported != role) =>
         {
@@ -178,7 +180,7 @@ fn local_engine(
     verdict: ProbeVerdict,
 ) -> Result<LocalEngine, EngineNotFound> {
     let facts = match verdict {
-        // That its connector is not known yet is for the gateway to settle, which sees the other engines.
+        // The gateway can derive an unknown connector from the other engines.
         ProbeVerdict::Ready(facts) | ProbeVerdict::NoConnector { facts, .. } => facts,
         ProbeVerdict::NotReady { reason, timed_out, .. } => return Err(EngineNotFound { reason, timed_out }),
     };
@@ -186,24 +188,24 @@ fn local_engine(
     Ok(LocalEngine { url: url.trim_end_matches('/').to_owned(), advertised, engine: facts.engine, role })
 }
 
-/// The engine's URL with the host under which others reach it.
+/// The engine's URL with the advertised host.
 fn advertised_url(url: &str, host: Option<&str>) -> Result<String, String> {
-    let wrong = |error: &dyn std::fmt::Display| format!("{url}: {error}");
-    let mut parsed = url::Url::parse(url).map_err(|error| wrong(&error))?;
+    let invalid = |error: &dyn std::fmt::Display| format!("{url}: {error}");
+    let mut parsed = url::Url::parse(url).map_err(|error| invalid(&error))?;
     if let Some(host) = host {
         let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-        parsed.set_host(Some(&bracketed)).map_err(|error| wrong(&error))?;
+        parsed.set_host(Some(&bracketed)).map_err(|error| invalid(&error))?;
     }
     Ok(parsed.as_str().trim_end_matches('/').to_owned())
 }
 
-/// The role that the name of the pod's role in its RoleBasedGroup tells.
+/// The engine role derived from the name of the pod's role in its RoleBasedGroup.
 fn role_of_group() -> Option<EngineRole> {
     let own = rbg_api::RbgIdentity::from_env(|name| std::env::var(name).ok());
     RoleNames::default().role(&own.role?)
 }
 
-/// Whether the engine has nothing to do.
+/// Whether the engine has no running, queued or transferring request.
 pub(crate) fn is_idle(load: &EngineLoad) -> bool {
     load.running == 0 && load.waiting == 0 && load.handing_over == 0
 }
@@ -213,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn others_are_told_the_pods_address() {
+    fn the_advertised_url_has_the_pods_address() {
         let url = "http://127.0.0.1:8000/";
         assert_eq!(advertised_url(url, None).unwrap(), "http://127.0.0.1:8000");
         assert_eq!(advertised_url(url, Some("10.1.2.3")).unwrap(), "http://10.1.2.3:8000");

@@ -1,4 +1,4 @@
-//! The link to one gateway: tells it what the engine is, again and again, and keeps what it answers.
+//! The link to one gateway: registers the engine, renews the registration, and stores the gateway's responses.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,41 +15,41 @@ use crate::gateways::GatewayIdentity;
 use crate::http_client::{read_bounded_body, root_cause};
 use crate::sidecar::{self, SidecarContext};
 
-/// For one exchange.
+/// Time limit for one exchange.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// Until a gateway that did not take a registration is asked again.
+/// Delay before a failed registration is retried.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// Between two exchanges while something is waited for: a drain, or the gateway's own look at the engine.
+/// First poll interval during a drain, or until the gateway has probed the engine.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// The same if it takes long.
+/// Maximum poll interval, up to which it doubles.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How a gateway sees the engine.
+/// A gateway's response to a registration: the engine's status there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct RegistrationResponse {
     pub(crate) id: String,
-    /// Whether it sends requests there.
+    /// Whether the gateway routes to the engine.
     pub(crate) usable: bool,
-    /// Why not.
+    /// Why it does not.
     #[serde(default)]
     pub(crate) reason: Option<String>,
-    /// Requests that it has there.
+    /// The gateway's requests in flight on the engine.
     pub(crate) load: u32,
 }
 
-/// What is known of one gateway.
+/// The state of the link to one gateway.
 #[derive(Debug, Default)]
 pub(crate) struct GatewayLink {
-    /// When the latest registration that it took was sent, and its answer.
+    /// Time and response of the latest accepted registration.
     pub(crate) last_registration: Option<(Instant, RegistrationResponse)>,
-    /// Why the latest was not taken; `None` if it was.
+    /// Why the latest registration failed; `None` if it was accepted.
     pub(crate) error: Option<String>,
-    /// Since when every answer says that it sends nothing there and has nothing there.
+    /// Time since which every response reports no routing to the engine and no requests in flight.
     pub(crate) quiet_since: Option<Instant>,
     pub(crate) cancel: CancellationToken,
 }
 
-/// One gateway, and how it is asked.
+/// HTTP client for one gateway.
 #[derive(Clone)]
 struct GatewayClient {
     address: SocketAddr,
@@ -58,11 +58,15 @@ struct GatewayClient {
 }
 
 impl GatewayClient {
-    fn new(sidecar: &SidecarContext, address: SocketAddr, known: &GatewayIdentity) -> reqwest::Result<Self> {
-        // A host that can be no name in a certificate is known by its address.
+    fn new(
+        sidecar: &SidecarContext,
+        address: SocketAddr,
+        identity: &GatewayIdentity,
+    ) -> reqwest::Result<Self> {
+        // For a host that is not a valid certificate name, the certificate must contain the address.
         let trust = &sidecar.gateway_trust;
-        let trust = trust.for_name(&known.host).unwrap_or_else(|_| trust.clone());
-        Ok(Self { address, scheme: known.scheme, client: sidecar::client(&trust)? })
+        let trust = trust.for_name(&identity.host).unwrap_or_else(|_| trust.clone());
+        Ok(Self { address, scheme: identity.scheme, client: sidecar::client(&trust)? })
     }
 
     fn workers_url(&self) -> String {
@@ -70,7 +74,7 @@ impl GatewayClient {
     }
 }
 
-/// Starts links to gateways that have none. If the list is `complete`, those that are not in it end.
+/// Starts links to new gateways. If the list is `complete`, links to gateways that are not in it are closed.
 pub(crate) fn sync_links(
     sidecar: &Arc<SidecarContext>,
     gateways: &BTreeMap<SocketAddr, GatewayIdentity>,
@@ -79,79 +83,79 @@ pub(crate) fn sync_links(
     let mut links = sidecar.links.lock();
     if complete {
         links.retain(|gateway, link| {
-            let stays = gateways.contains_key(gateway);
-            if !stays {
+            let is_listed = gateways.contains_key(gateway);
+            if !is_listed {
                 link.cancel.cancel();
             }
-            stays
+            is_listed
         });
     }
-    for (&address, known) in gateways {
+    for (&address, identity) in gateways {
         if links.contains_key(&address) {
             continue;
         }
-        let gateway = match GatewayClient::new(sidecar, address, known) {
+        let gateway = match GatewayClient::new(sidecar, address, identity) {
             Ok(gateway) => gateway,
             Err(error) => {
-                tracing::warn!(gateway = %address, error = root_cause(&error), "the gateway cannot be asked");
+                tracing::warn!(gateway = %address, error = root_cause(&error), "cannot create an HTTP client for the gateway");
                 continue;
             }
         };
         links.entry(address).or_insert_with(|| {
             tracing::info!(gateway = %address, "gateway found");
-            let end = sidecar.supervisor.token().child_token();
-            let (of, until) = (Arc::clone(sidecar), end.clone());
-            sidecar.supervisor.spawn_restarted("link to a gateway", move || {
-                run(Arc::clone(&of), gateway.clone(), until.clone())
+            let cancel = sidecar.supervisor.token().child_token();
+            let (context, stop) = (Arc::clone(sidecar), cancel.clone());
+            sidecar.supervisor.spawn_restarted("sidecar-gateway-link", move || {
+                run(Arc::clone(&context), gateway.clone(), stop.clone())
             });
-            GatewayLink { cancel: end, ..GatewayLink::default() }
+            GatewayLink { cancel, ..GatewayLink::default() }
         });
     }
 }
 
-async fn run(sidecar: Arc<SidecarContext>, gateway: GatewayClient, end: CancellationToken) {
+async fn run(sidecar: Arc<SidecarContext>, gateway: GatewayClient, stop: CancellationToken) {
     let mut states = sidecar.state.subscribe();
-    let mut said: Option<EngineRegistration> = None;
+    let mut sent: Option<EngineRegistration> = None;
     let mut id = None;
-    let mut soon = MIN_POLL_INTERVAL;
+    let mut poll_interval = MIN_POLL_INTERVAL;
     loop {
         let registration = states.borrow_and_update().registration(&sidecar.options);
-        if registration != said {
-            soon = MIN_POLL_INTERVAL;
+        if registration != sent {
+            poll_interval = MIN_POLL_INTERVAL;
         }
-        let pause = match &registration {
+        let delay = match &registration {
             None => sidecar.options.lease,
             Some(registration) => {
                 let outcome = tokio::select! {
-                    () = end.cancelled() => break,
+                    () = stop.cancelled() => break,
                     outcome = register(&sidecar, &gateway, registration) => outcome,
                 };
                 match outcome {
                     RegistrationOutcome::Rejected => RETRY_INTERVAL,
-                    RegistrationOutcome::InSync(under) => {
-                        id = Some(under);
+                    RegistrationOutcome::InSync(registered_id) => {
+                        id = Some(registered_id);
                         sidecar.options.lease / 3
                     }
-                    RegistrationOutcome::Pending(under) => {
-                        id = Some(under);
-                        let next = (soon * 2).min(MAX_POLL_INTERVAL);
-                        std::mem::replace(&mut soon, next)
+                    RegistrationOutcome::Pending(registered_id) => {
+                        id = Some(registered_id);
+                        let next = (poll_interval * 2).min(MAX_POLL_INTERVAL);
+                        std::mem::replace(&mut poll_interval, next)
                     }
                 }
             }
         };
-        said = registration;
+        sent = registration;
         let changed = async {
-            // Most changes of the state are of no interest to gateways.
-            let news = states.wait_for(|state| state.registration(&sidecar.options) != said);
-            if news.await.is_err() {
+            // Most changes of the state do not change the registration.
+            let change = states.wait_for(|state| state.registration(&sidecar.options) != sent);
+            if change.await.is_err() {
                 std::future::pending::<()>().await;
             }
         };
         tokio::select! {
-            () = end.cancelled() => break,
+            () = stop.cancelled() => break,
             () = changed => {}
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(delay) => {}
         }
     }
     if let Some(id) = id {
@@ -159,45 +163,45 @@ async fn run(sidecar: Arc<SidecarContext>, gateway: GatewayClient, end: Cancella
     }
 }
 
-/// What came of telling a gateway. With the id under which it knows the engine.
+/// The outcome of a registration, with the engine's id in the gateway.
 enum RegistrationOutcome {
-    /// It sees the engine as it was told.
+    /// The gateway's status of the engine matches the registration.
     InSync(String),
-    /// It does not yet.
+    /// The gateway's status does not match yet: it still has to probe the engine, or has requests on a draining engine.
     Pending(String),
     Rejected,
 }
 
 async fn register(
     sidecar: &SidecarContext,
-    to: &GatewayClient,
+    client: &GatewayClient,
     registration: &EngineRegistration,
 ) -> RegistrationOutcome {
-    let sent = Instant::now();
-    let outcome = post(sidecar, to, registration).await;
-    let gateway = to.address;
+    let sent_at = Instant::now();
+    let outcome = post(sidecar, client, registration).await;
+    let gateway = client.address;
     let mut links = sidecar.links.lock();
-    // A link that was given up a moment ago.
+    // The link was closed during the exchange.
     let Some(link) = links.get_mut(&gateway) else { return RegistrationOutcome::Rejected };
     match outcome {
-        Ok(answer) => {
-            let quiet = !answer.usable && answer.load == 0;
-            link.quiet_since = quiet.then(|| link.quiet_since.unwrap_or(sent));
+        Ok(response) => {
+            let is_quiet = !response.usable && response.load == 0;
+            link.quiet_since = is_quiet.then(|| link.quiet_since.unwrap_or(sent_at));
             if link.last_registration.is_none() || link.error.is_some() {
-                tracing::info!(%gateway, id = answer.id, "registered");
+                tracing::info!(%gateway, id = response.id, "registered");
             }
-            let settled = if registration.held.is_none() { answer.usable } else { quiet };
-            let id = answer.id.clone();
+            let is_in_sync = if registration.held.is_none() { response.usable } else { is_quiet };
+            let id = response.id.clone();
             link.error = None;
-            link.last_registration = Some((sent, answer));
+            link.last_registration = Some((sent_at, response));
             sidecar.registrations_accepted.fetch_add(1, Ordering::Relaxed);
-            if settled { RegistrationOutcome::InSync(id) } else { RegistrationOutcome::Pending(id) }
+            if is_in_sync { RegistrationOutcome::InSync(id) } else { RegistrationOutcome::Pending(id) }
         }
-        Err(trouble) => {
-            if link.error.as_ref() != Some(&trouble) {
-                tracing::warn!(%gateway, trouble, "the gateway has not taken the registration");
+        Err(error) => {
+            if link.error.as_ref() != Some(&error) {
+                tracing::warn!(%gateway, error, "registration failed");
             }
-            link.error = Some(trouble);
+            link.error = Some(error);
             sidecar.registrations_rejected.fetch_add(1, Ordering::Relaxed);
             RegistrationOutcome::Rejected
         }
@@ -216,22 +220,22 @@ async fn post(
     if !status.is_success() {
         return Err(format!("POST /workers: HTTP {status}: {}", String::from_utf8_lossy(&body)));
     }
-    serde_json::from_slice(&body).map_err(|error| format!("POST /workers: no gateway's answer: {error}"))
+    serde_json::from_slice(&body).map_err(|error| format!("POST /workers: not a gateway's response: {error}"))
 }
 
-/// A gateway that cannot be told forgets the engine with the end of its lease.
-async fn deregister(sidecar: &SidecarContext, to: &GatewayClient, id: &str) {
-    let mut url = url::Url::parse(&to.workers_url()).ok();
-    let gateway = to.address;
+/// Deregisters the engine. A gateway that is unreachable removes it when the lease expires.
+async fn deregister(sidecar: &SidecarContext, client: &GatewayClient, id: &str) {
+    let mut url = url::Url::parse(&client.workers_url()).ok();
+    let gateway = client.address;
     if let Some(mut segments) = url.as_mut().and_then(|url| url.path_segments_mut().ok()) {
         segments.push(id);
     }
     let Some(url) = url else { return };
-    let request = authorized(sidecar, to.client.delete(url).timeout(REQUEST_TIMEOUT));
+    let request = authorized(sidecar, client.client.delete(url).timeout(REQUEST_TIMEOUT));
     match request.send().await.and_then(reqwest::Response::error_for_status) {
         Ok(_) => tracing::info!(%gateway, id, "deregistered"),
         Err(error) => {
-            tracing::warn!(%gateway, error = root_cause(&error), "could not deregister; its lease will end");
+            tracing::warn!(%gateway, error = root_cause(&error), "deregistration failed; the lease will expire");
         }
     }
 }

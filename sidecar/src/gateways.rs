@@ -1,4 +1,4 @@
-//! Which gateways there are: those that were named, by all addresses of each name, and those of a role of the RoleBasedGroup.
+//! Discovers gateways: all addresses of each name in `--gateway`, and the instances of a role of the RoleBasedGroup.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -17,11 +17,11 @@ use crate::options::SidecarOptions;
 use crate::pod_metadata::read_bounded;
 use crate::sidecar::SidecarContext;
 
-/// Most gateways that are told; a name that stands for more is somebody else's.
+/// Maximum number of gateways; a name with more addresses is probably not a gateway's.
 const MAX_GATEWAYS: usize = 64;
-/// Between two looks.
+/// Interval of discovery.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// For one look-up.
+/// Time limit for one DNS lookup.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Name of the admin listener's port in RBG's file.
 const ADMIN_PORT: &str = "admin";
@@ -38,15 +38,15 @@ impl FromStr for GatewayAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong =
-            || format!("{text:?} is not host:port, such as moongate-gateway:9000, or https:// and that");
+        let invalid =
+            || format!("{text:?} is not host:port or https://host:port, such as moongate-gateway:9000");
         let (scheme, rest) = text.split_once("://").unwrap_or(("http", text));
-        let (scheme, rest) = (scheme.parse().map_err(|_| wrong())?, rest.trim_end_matches('/'));
-        let (host, port) = rest.rsplit_once(':').ok_or_else(wrong)?;
+        let (scheme, rest) = (scheme.parse().map_err(|_| invalid())?, rest.trim_end_matches('/'));
+        let (host, port) = rest.rsplit_once(':').ok_or_else(invalid)?;
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-        let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(wrong)?;
+        let port = port.parse().ok().filter(|port| *port != 0).ok_or_else(invalid)?;
         if host.is_empty() || host.contains(['/', '@', ' ']) {
-            return Err(wrong());
+            return Err(invalid());
         }
         Ok(Self { scheme, host, port })
     }
@@ -58,30 +58,30 @@ impl fmt::Display for GatewayAddress {
     }
 }
 
-/// How a gateway is reached, beside its address.
+/// How to connect to a gateway, in addition to its address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GatewayIdentity {
     pub(crate) scheme: HttpScheme,
-    /// Its name in a certificate.
+    /// Expected name in its certificate.
     pub(crate) host: String,
 }
 
 /// Keeps one link to each gateway until `stop`.
 pub(crate) async fn run(sidecar: Arc<SidecarContext>, stop: CancellationToken) {
-    let mut complained = false;
+    let mut has_warned = false;
     loop {
-        let (found, trouble) = discover(&sidecar.options).await;
-        match trouble {
-            // A name that cannot be looked up now, or a file that cannot be read, must not cost links that work.
-            Some(trouble) => {
-                if !std::mem::replace(&mut complained, true) {
-                    tracing::warn!(trouble, "not every gateway could be found");
+        let (gateways, error) = discover(&sidecar.options).await;
+        match error {
+            // A failed lookup, or a file that cannot be read, must not close working links.
+            Some(error) => {
+                if !std::mem::replace(&mut has_warned, true) {
+                    tracing::warn!(error, "discovery of gateways failed in part");
                 }
-                gateway_link::sync_links(&sidecar, &found, false);
+                gateway_link::sync_links(&sidecar, &gateways, false);
             }
             None => {
-                complained = false;
-                gateway_link::sync_links(&sidecar, &found, true);
+                has_warned = false;
+                gateway_link::sync_links(&sidecar, &gateways, true);
             }
         }
         tokio::select! {
@@ -91,33 +91,33 @@ pub(crate) async fn run(sidecar: Arc<SidecarContext>, stop: CancellationToken) {
     }
 }
 
-/// All gateways that can be found now, and what could not be looked up.
+/// All gateways that were found, and the last error if discovery was incomplete.
 async fn discover(options: &SidecarOptions) -> (BTreeMap<SocketAddr, GatewayIdentity>, Option<String>) {
-    let mut trouble = None;
-    let mut names = options.gateway.iter().map(|named| (named.clone(), None)).collect::<Vec<_>>();
+    let mut problem = None;
+    let mut names = options.gateway.iter().map(|address| (address.clone(), None)).collect::<Vec<_>>();
     if let Some(role) = &options.gateway_role {
         match gateways_of_role(options, role).await {
             Ok(of_role) => names.extend(of_role),
-            Err(error) => trouble = Some(format!("{}: {error}", options.rbg_config.display())),
+            Err(error) => problem = Some(format!("{}: {error}", options.rbg_config.display())),
         }
     }
-    let mut found = BTreeMap::new();
+    let mut gateways = BTreeMap::new();
     for (mut name, alternative) in names {
         let mut resolved = resolve(&name).await;
         if let (Err(_), Some(alternative)) = (&resolved, alternative) {
             resolved = resolve(&alternative).await;
             name = alternative;
         }
-        let known = GatewayIdentity { scheme: name.scheme, host: name.host };
+        let identity = GatewayIdentity { scheme: name.scheme, host: name.host };
         match resolved {
-            Ok(addresses) => found.extend(addresses.into_iter().map(|address| (address, known.clone()))),
-            Err(error) => trouble = Some(error),
+            Ok(addresses) => gateways.extend(addresses.into_iter().map(|address| (address, identity.clone()))),
+            Err(error) => problem = Some(error),
         }
     }
-    if found.len() > MAX_GATEWAYS {
-        trouble = Some(format!("{} gateways are named, {MAX_GATEWAYS} are told", found.len()));
+    if gateways.len() > MAX_GATEWAYS {
+        problem = Some(format!("found {} gateways; only the first {MAX_GATEWAYS} are used", gateways.len()));
     }
-    (found.into_iter().take(MAX_GATEWAYS).collect(), trouble)
+    (gateways.into_iter().take(MAX_GATEWAYS).collect(), problem)
 }
 
 async fn resolve(address: &GatewayAddress) -> Result<Vec<SocketAddr>, String> {
@@ -125,11 +125,11 @@ async fn resolve(address: &GatewayAddress) -> Result<Vec<SocketAddr>, String> {
     match timeout(LOOKUP_TIMEOUT, lookup).await {
         Ok(Ok(found)) => Ok(found.take(MAX_GATEWAYS).collect()),
         Ok(Err(error)) => Err(format!("{address}: {error}")),
-        Err(_) => Err(format!("{address}: the name service does not answer")),
+        Err(_) => Err(format!("{address}: DNS lookup timed out")),
     }
 }
 
-/// The instances of a role, each with the name that it may have instead.
+/// The instances of a role, each with its alternative name, if any.
 async fn gateways_of_role(
     options: &SidecarOptions,
     role: &str,
@@ -151,8 +151,8 @@ fn instances(
     Ok(instances
         .map(|instance| {
             let port = instance.ports.get(ADMIN_PORT).copied().unwrap_or(default_port);
-            let at = |host| GatewayAddress { scheme, host, port };
-            (at(instance.address), instance.alternative.map(at))
+            let address = |host| GatewayAddress { scheme, host, port };
+            (address(instance.address), instance.alternative.map(address))
         })
         .collect())
 }
@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_role_of_the_groups_file_is_found_with_its_admin_port() {
+    fn instances_of_a_role_are_found_with_their_admin_port() {
         let file = "
 group: { name: g, size: 2, roles: [router, gateway, decode] }
 roles:
@@ -179,7 +179,7 @@ roles:
         };
         assert_eq!(found("router"), ["g-router-0.s-g-router:9000", "g-router-1.s-g-router:9000"]);
         assert_eq!(found("gateway"), ["g-gateway-0.s-g-gateway:9100"]);
-        assert!(found("nobody").is_empty());
+        assert!(found("missing").is_empty());
         assert!(instances("no: group", "router", HttpScheme::Http, 9000).is_err());
     }
 
@@ -192,8 +192,8 @@ roles:
         }
         assert_eq!("gw:1".parse::<GatewayAddress>().unwrap().scheme, HttpScheme::Http);
         assert_eq!("https://gw:1".parse::<GatewayAddress>().unwrap().scheme, HttpScheme::Https);
-        for wrong in ["gw", "gw:0", ":9000", "gw:x", "u@gw:1", "gw/path:1", "ftp://gw:1"] {
-            assert!(wrong.parse::<GatewayAddress>().unwrap_err().contains("host:port"), "{wrong}");
+        for invalid in ["gw", "gw:0", ":9000", "gw:x", "u@gw:1", "gw/path:1", "ftp://gw:1"] {
+            assert!(invalid.parse::<GatewayAddress>().unwrap_err().contains("host:port"), "{invalid}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What an operator asks before and after it restarts the engine: is it drained, is it settled. Pure: time is given.
+//! Conditions of the upgrade hooks `/drain` and `/settled`: what they still wait for. Pure: callers pass the time.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,51 +7,51 @@ use tokio::time::Instant;
 
 use crate::engine::is_idle;
 use crate::gateway_link::GatewayLink;
-use crate::state::SidecarState;
+use crate::state::{EngineObservation, SidecarState};
 
-/// Gateways must have nothing on the engine for so long: a request that was decided on before the hold is there by then.
+/// Time for which gateways must have no request on the engine: requests that were routed before the drain have arrived by then.
 const MIN_QUIET: Duration = Duration::from_millis(200);
 
-/// What a drain still waits for; `None`: the engine has nothing to do, and gets nothing to do.
+/// What a drain still waits for; `None`: the engine is idle and no gateway routes to it.
 pub(crate) fn drain_blocker(
     state: &SidecarState,
     links: &[(SocketAddr, &GatewayLink)],
     lease: Duration,
     now: Instant,
 ) -> Option<String> {
-    let Some(drain) = &state.drain else { return Some("the drain to begin".to_owned()) };
+    let Some(drain) = &state.drain else { return Some("drain not started".to_owned()) };
     if state.error.is_some() {
         // An engine that is down has no requests.
         return None;
     }
     let mut quiet_since = drain.since;
     for (gateway, link) in links {
-        let Some((told, answer)) = &link.last_registration else { continue };
-        // A gateway that does not answer sends requests until its lease is over.
-        let forgotten = *told + lease;
-        let since = match link.quiet_since.filter(|_| *told >= drain.since) {
+        let Some((sent_at, response)) = &link.last_registration else { continue };
+        // An unreachable gateway may route to the engine until its lease has expired.
+        let lease_end = *sent_at + lease;
+        let since = match link.quiet_since.filter(|_| *sent_at >= drain.since) {
             Some(since) => since.max(drain.since),
-            None if link.error.is_some() && forgotten <= now => forgotten,
+            None if link.error.is_some() && lease_end <= now => lease_end,
             None if link.error.is_some() => {
-                return Some(format!("gateway {gateway}, which does not answer"));
+                return Some(format!("gateway {gateway} is unreachable"));
             }
-            None if answer.usable => return Some(format!("gateway {gateway} to send nothing more")),
+            None if response.usable => return Some(format!("gateway {gateway} still routes to the engine")),
             None => return Some(format!("requests of gateway {gateway}")),
         };
         quiet_since = quiet_since.max(since);
     }
-    let Some(look) = state.observation.as_ref().filter(|look| look.started_at >= quiet_since + MIN_QUIET)
-    else {
-        return Some("a look at the engine".to_owned());
+    let is_current = |observed: &&EngineObservation| observed.started_at >= quiet_since + MIN_QUIET;
+    let Some(observation) = state.observation.as_ref().filter(is_current) else {
+        return Some("next load check".to_owned());
     };
-    match &look.load {
-        None => Some("the engine, which does not tell its load".to_owned()),
+    match &observation.load {
+        None => Some("engine load unknown".to_owned()),
         Some(load) if !is_idle(load) => Some("requests in progress on the engine".to_owned()),
         Some(_) => None,
     }
 }
 
-/// What stands against taking the engine for restarted and back at work; `None`: nothing.
+/// Why the engine is not yet back in service after a restart; `None`: it is.
 pub(crate) fn settle_blocker(
     state: &SidecarState,
     links: &[(SocketAddr, &GatewayLink)],
@@ -60,8 +60,8 @@ pub(crate) fn settle_blocker(
     if state.drain.is_some() {
         return Some("the restart of the engine".to_owned());
     }
-    if let Some(trouble) = &state.error {
-        return Some(format!("the engine: {trouble}"));
+    if let Some(error) = &state.error {
+        return Some(format!("the engine: {error}"));
     }
     if state.local_engine.is_none() {
         return Some("the engine".to_owned());
@@ -72,18 +72,18 @@ pub(crate) fn settle_blocker(
     let mut usable = 0;
     for (gateway, link) in links {
         match &link.last_registration {
-            // Those that do not answer are waited for only if no other has the engine.
+            // Unreachable gateways count only if no other gateway uses the engine.
             _ if link.error.is_some() => {}
             None => return Some(format!("gateway {gateway}")),
-            Some((_, answer)) if !answer.usable => {
+            Some((_, response)) if !response.usable => {
                 let reason =
-                    answer.reason.as_deref().unwrap_or("it does not say why it does not use the engine");
+                    response.reason.as_deref().unwrap_or("it does not use the engine and reports no reason");
                 return Some(format!("gateway {gateway}: {reason}"));
             }
             Some(_) => usable += 1,
         }
     }
-    (usable == 0 && has_gateways).then(|| "a gateway that answers".to_owned())
+    (usable == 0 && has_gateways).then(|| "no reachable gateway".to_owned())
 }
 
 #[cfg(test)]
@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
     use crate::gateway_link::RegistrationResponse;
-    use crate::state::{EngineObservation, LocalEngine};
+    use crate::state::LocalEngine;
 
     const LEASE: Duration = Duration::from_secs(6);
 
@@ -114,70 +114,70 @@ mod tests {
         state
     }
 
-    fn link(told: Instant, usable: bool, load: u32, quiet_since: Option<Instant>) -> GatewayLink {
-        let answer = RegistrationResponse { usable, load, ..RegistrationResponse::default() };
-        GatewayLink { last_registration: Some((told, answer)), quiet_since, ..GatewayLink::default() }
+    fn link(sent_at: Instant, usable: bool, load: u32, quiet_since: Option<Instant>) -> GatewayLink {
+        let response = RegistrationResponse { usable, load, ..RegistrationResponse::default() };
+        GatewayLink { last_registration: Some((sent_at, response)), quiet_since, ..GatewayLink::default() }
     }
 
     #[test]
-    fn drained_is_who_gets_nothing_and_then_has_nothing() {
+    fn a_drain_ends_when_gateways_are_quiet_and_the_engine_is_idle() {
         let now = Instant::now();
         let at = |ms| now + Duration::from_millis(ms);
-        let waits = |state: &SidecarState, link: &GatewayLink, ms| {
+        let blocker = |state: &SidecarState, link: &GatewayLink, ms| {
             drain_blocker(state, &[(gateway(), link)], LEASE, at(ms))
         };
         let mut state = serving(at(400), 0);
-        assert!(waits(&state, &link(at(10), true, 0, None), 500).is_some(), "not asked for");
+        assert!(blocker(&state, &link(at(10), true, 0, None), 500).is_some(), "no drain was requested");
         state.drain(now);
         for (link, part) in [
-            (link(at(10), true, 0, None), "send nothing more"),
+            (link(at(10), true, 0, None), "still routes to the engine"),
             (link(at(10), false, 2, None), "requests of gateway"),
             (link(now - LEASE, false, 0, Some(now - LEASE)), "requests of gateway"),
-            (link(at(10), false, 0, Some(at(300))), "a look at the engine"),
+            (link(at(10), false, 0, Some(at(300))), "next load check"),
         ] {
-            let waits = waits(&state, &link, 500).unwrap();
-            assert!(waits.contains(part), "{waits}");
+            let blocker = blocker(&state, &link, 500).unwrap();
+            assert!(blocker.contains(part), "{blocker}");
         }
-        assert_eq!(waits(&state, &link(at(10), false, 0, Some(at(10))), 500), None);
-        assert_eq!(waits(&state, &link(at(10), false, 0, Some(now - LEASE)), 500), None, "held before, too");
+        assert_eq!(blocker(&state, &link(at(10), false, 0, Some(at(10))), 500), None);
+        assert_eq!(blocker(&state, &link(at(10), false, 0, Some(now - LEASE)), 500), None, "quiet since before the drain");
         let mut busy = serving(at(400), 1);
         busy.drain(now);
-        assert!(waits(&busy, &link(at(10), false, 0, Some(at(10))), 500).unwrap().contains("in progress"));
+        assert!(blocker(&busy, &link(at(10), false, 0, Some(at(10))), 500).unwrap().contains("in progress"));
         busy.set_down("refused".to_owned());
-        assert_eq!(waits(&busy, &link(at(10), true, 1, None), 500), None, "a dead engine has nothing");
+        assert_eq!(blocker(&busy, &link(at(10), true, 1, None), 500), None, "an engine that is down has no requests");
     }
 
     #[test]
-    fn a_silent_gateway_is_waited_for_until_its_lease_is_over() {
+    fn an_unreachable_gateway_blocks_a_drain_until_its_lease_expires() {
         let now = Instant::now();
-        let silent = GatewayLink { error: Some("refused".to_owned()), ..link(now, true, 1, None) };
+        let unreachable = GatewayLink { error: Some("refused".to_owned()), ..link(now, true, 1, None) };
         let mut state = serving(now + LEASE * 2, 0);
         state.drain(now);
-        let waits = |after| drain_blocker(&state, &[(gateway(), &silent)], LEASE, now + after);
-        assert!(waits(LEASE / 2).unwrap().contains("does not answer"));
-        assert_eq!(waits(LEASE * 2), None);
+        let blocker = |after| drain_blocker(&state, &[(gateway(), &unreachable)], LEASE, now + after);
+        assert!(blocker(LEASE / 2).unwrap().contains("is unreachable"));
+        assert_eq!(blocker(LEASE * 2), None);
     }
 
     #[test]
-    fn settled_is_an_engine_that_gateways_use() {
+    fn an_engine_is_settled_when_gateways_use_it() {
         let now = Instant::now();
         let mut state = serving(now, 0);
         let used = link(now, true, 0, None);
         let unused = link(now, false, 0, None);
         let dead = GatewayLink { error: Some("refused".to_owned()), ..GatewayLink::default() };
-        let waits = |state: &SidecarState, links: &[&GatewayLink]| {
+        let blocker = |state: &SidecarState, links: &[&GatewayLink]| {
             let links: Vec<_> = links.iter().map(|link| (gateway(), *link)).collect();
             settle_blocker(state, &links, true)
         };
-        assert_eq!(waits(&state, &[&used, &dead]), None);
-        assert!(waits(&state, &[&used, &unused]).is_some());
-        assert!(waits(&state, &[&used, &GatewayLink::default()]).is_some(), "it has not been told yet");
-        assert!(waits(&state, &[&dead]).is_some());
-        assert!(waits(&state, &[]).is_some(), "none is found");
-        assert_eq!(settle_blocker(&state, &[], false), None, "none is wanted");
+        assert_eq!(blocker(&state, &[&used, &dead]), None);
+        assert!(blocker(&state, &[&used, &unused]).is_some());
+        assert!(blocker(&state, &[&used, &GatewayLink::default()]).is_some(), "not registered yet");
+        assert!(blocker(&state, &[&dead]).is_some());
+        assert!(blocker(&state, &[]).is_some(), "no gateway is found");
+        assert_eq!(settle_blocker(&state, &[], false), None, "no gateway is configured");
         state.adapters.pending.push("a".to_owned());
-        assert!(waits(&state, &[&used]).unwrap().contains('a'));
+        assert!(blocker(&state, &[&used]).unwrap().contains('a'));
         state.drain(now);
-        assert!(waits(&state, &[&used]).unwrap().contains("restart"));
+        assert!(blocker(&state, &[&used]).unwrap().contains("restart"));
     }
 }

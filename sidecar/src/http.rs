@@ -1,4 +1,4 @@
-//! The sidecar's own HTTP: hooks for whoever restarts the engine, probes, and metrics.
+//! The sidecar's HTTP endpoints: upgrade hooks, probes, status and metrics.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,11 +21,11 @@ use crate::http_client::read_bounded_body;
 use crate::metrics;
 use crate::sidecar::SidecarContext;
 
-/// The operator, kubelets and a few scrapers.
+/// Maximum number of connections: enough for the operator, kubelets and a few scrapers.
 const MAX_CONNECTIONS: usize = 64;
-/// For the engine's metrics.
+/// Time limit for fetching the engine's metrics.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(3);
-/// Prometheus' text format.
+/// Content type of Prometheus' text format.
 const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 type SidecarExtractor = Shared<Arc<SidecarContext>>;
@@ -44,49 +44,49 @@ pub(crate) fn serve(listener: TcpListener, sidecar: Arc<SidecarContext>) {
     moongate_runtime::serve(listener, routes, limits, supervisor.token(), &supervisor);
 }
 
-/// Begins to drain the engine, or tells how far it is.
+/// Starts or renews a drain, and reports whether it is complete.
 async fn drain(Shared(sidecar): SidecarExtractor) -> Response {
     let now = Instant::now();
     sidecar.state.send_modify(|state| {
         if state.drain.is_none() {
-            tracing::info!("the engine is being drained");
+            tracing::info!("drain started");
         }
         state.drain(now);
     });
     sidecar.drain_requested.notify_one();
-    let waits = {
+    let blocker = {
         let state = sidecar.state.borrow();
         let links = sidecar.links.lock();
         let links: Vec<_> = links.iter().map(|(gateway, link)| (*gateway, link)).collect();
         drain_blocker(&state, &links, sidecar.options.lease, now)
     };
-    match waits {
+    match blocker {
         None => Json(json!({"drained": true})).into_response(),
-        Some(waits) => accepted(json!({"waiting_for": waits})),
+        Some(blocker) => accepted(json!({"waiting_for": blocker})),
     }
 }
 
-/// Has the engine work on as if nothing had been asked.
+/// Cancels a drain, so that the engine serves again.
 async fn undrain(Shared(sidecar): SidecarExtractor) -> Response {
     sidecar.state.send_modify(|state| {
         if state.drain.take().is_some() {
-            tracing::info!("the drain was called off");
+            tracing::info!("drain cancelled");
         }
     });
     Json(json!({"drained": false})).into_response()
 }
 
-/// Whether the engine is back at work after a restart.
+/// Reports whether the engine is back in service after a restart.
 async fn settled(Shared(sidecar): SidecarExtractor) -> Response {
     let state = sidecar.state.borrow().clone();
-    let waits = {
+    let blocker = {
         let links = sidecar.links.lock();
         let links: Vec<_> = links.iter().map(|(gateway, link)| (*gateway, link)).collect();
         settle_blocker(&state, &links, sidecar.options.has_gateways())
     };
-    match waits {
+    match blocker {
         None => Json(json!({"settled": true})).into_response(),
-        Some(waits) => accepted(json!({"waiting_for": waits, "drained": state.drain.is_some()})),
+        Some(blocker) => accepted(json!({"waiting_for": blocker, "drained": state.drain.is_some()})),
     }
 }
 
@@ -94,35 +94,35 @@ fn accepted(body: Value) -> Response {
     (StatusCode::ACCEPTED, Json(body)).into_response()
 }
 
-/// Whether the engine serves and is not being drained. Gateways are left out: where they start after the engines, they would be waited
-/// for in vain.
+/// Reports whether the engine serves and is not draining. Gateways do not count: if they start only after the engines are ready, waiting
+/// for them would be a deadlock.
 async fn ready(Shared(sidecar): SidecarExtractor) -> Response {
     let state = sidecar.state.borrow();
     let reason = match (&state.drain, &state.error) {
         _ if state.is_ready() => return "ok".into_response(),
         (Some(_), _) => "draining",
-        (None, Some(trouble)) => trouble,
-        (None, None) => "the engine has not answered yet",
+        (None, Some(error)) => error,
+        (None, None) => "the engine has not been found yet",
     };
     (StatusCode::SERVICE_UNAVAILABLE, reason.to_owned()).into_response()
 }
 
-/// Everything, for a person to read.
+/// Returns the full state as JSON, for diagnosis.
 async fn status(Shared(sidecar): SidecarExtractor) -> Response {
     let state = sidecar.state.borrow().clone();
     let links = sidecar.links.lock();
     let gateways: Vec<Value> = links
         .iter()
         .map(|(gateway, link)| {
-            let answer = link.last_registration.as_ref().map(|(_, answer)| answer);
-            json!({"gateway": gateway, "answer": answer, "trouble": link.error})
+            let registration = link.last_registration.as_ref().map(|(_, response)| response);
+            json!({"gateway": gateway, "registration": registration, "error": link.error})
         })
         .collect();
-    let load = state.observation.as_ref().and_then(|look| look.load.as_ref());
+    let load = state.observation.as_ref().and_then(|observation| observation.load.as_ref());
     let failed: Vec<Value> =
         state.adapters.failed.iter().map(|(name, reason)| json!({"name": name, "reason": reason})).collect();
-    let engine = state.local_engine.as_ref().map(|found| {
-        json!({"url": found.advertised, "engine": found.engine, "role": found.role, "trouble": state.error,
+    let engine = state.local_engine.as_ref().map(|engine| {
+        json!({"url": engine.advertised, "engine": engine.engine, "role": engine.role, "error": state.error,
                "running": load.map(|load| load.running), "waiting": load.map(|load| load.waiting)})
     });
     Json(json!({
@@ -135,7 +135,7 @@ async fn status(Shared(sidecar): SidecarExtractor) -> Response {
     .into_response()
 }
 
-/// The sidecar's metrics, and behind them the engine's own as they are.
+/// Returns the sidecar's metrics, followed by the engine's own, unchanged.
 async fn scrape(Shared(sidecar): SidecarExtractor) -> Response {
     let mut text = {
         let state = sidecar.state.borrow().clone();
@@ -144,14 +144,14 @@ async fn scrape(Shared(sidecar): SidecarExtractor) -> Response {
             .map(|count| count.load(Ordering::Relaxed));
         metrics::text(&state, &links, registrations)
     };
-    let url = sidecar.state.borrow().local_engine.as_ref().map(|found| format!("{}/metrics", found.url));
+    let url = sidecar.state.borrow().local_engine.as_ref().map(|engine| format!("{}/metrics", engine.url));
     if let Some(url) = url {
         text.push_str(&fetch_engine_metrics(&sidecar, url).await);
     }
     ([(CONTENT_TYPE, TEXT)], text).into_response()
 }
 
-/// Nothing if the engine does not tell them: the sidecar's own must not be lost with them.
+/// Fetches the engine's metrics; empty on an error, so that the sidecar's own metrics remain available.
 async fn fetch_engine_metrics(sidecar: &SidecarContext, url: String) -> String {
     let mut request = sidecar.client.get(url).timeout(METRICS_TIMEOUT);
     if let Some(key) = &sidecar.options.engine_api_key {

@@ -1,10 +1,10 @@
-//! Runs beside an inference engine, in its pod.
+//! The sidecar of an inference engine, which runs in the engine's pod.
 //!
-//! It finds the engine, registers it with every gateway for as long as both live, takes it out of use on request and says when nothing
-//! runs there any more (`/drain`, `/settled`), loads and unloads LoRA adapters through the engine's own API, and passes the engine's
-//! metrics on with its own.
+//! It finds the engine, registers it with every gateway, drains it on request and reports when the drain is complete (`/drain`,
+//! `/settled`), loads and unloads LoRA adapters through the engine's own API, and exports the engine's metrics with its own.
 //!
-//! One [`state`] is watched by all tasks: `engine` looks at the engine, `link` tells one gateway, `adapters` follows the pod's files, `http` answers.
+//! All tasks watch one [`state`]: `engine` polls the engine, `gateway_link` registers it with one gateway, `adapters` watches the pod's
+//! files, `http` serves the endpoints.
 
 mod adapters;
 mod engine;

@@ -1,4 +1,4 @@
-//! The sidecar's metrics, in Prometheus' text format, which is that of the engines' own.
+//! The sidecar's metrics, in Prometheus' text format, the format of the engines' own metrics.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::gateway_link::GatewayLink;
 use crate::state::{EngineObservation, SidecarState};
 
-/// All of them. `registrations`: those that were taken, and those that were not.
+/// All metrics as text. `registrations`: the numbers of accepted and of rejected registrations.
 pub(crate) fn text(
     state: &SidecarState,
     links: &BTreeMap<SocketAddr, GatewayLink>,
@@ -24,29 +24,30 @@ pub(crate) fn text(
             let _infallible = writeln!(text, "moongate_sidecar_{name}{labels} {value}");
         }
     };
-    let load = state.observation.as_ref().and_then(|look| look.load.as_ref());
+    let load = state.observation.as_ref().and_then(|observation| observation.load.as_ref());
     family("engine_up", "gauge", "1 while the engine serves.", &[("", up(state))]);
     family(
         "draining",
         "gauge",
-        "1 while no request may be sent to it.",
+        "1 while the engine is being drained.",
         &[("", state.drain.is_some().into())],
     );
     if let Some(load) = load {
         family(
             "engine_running",
             "gauge",
-            "Requests that the engine works on, if it tells.",
+            "Requests running on the engine, if reported.",
             &[("", load.running.into())],
         );
         family(
             "engine_waiting",
             "gauge",
-            "Requests that wait there, if it tells.",
+            "Requests queued on the engine, if reported.",
             &[("", load.waiting.into())],
         );
     }
-    let count = |wanted: fn(&GatewayLink) -> bool| links.values().filter(|link| wanted(link)).count() as u64;
+    let count =
+        |predicate: fn(&GatewayLink) -> bool| links.values().filter(|link| predicate(link)).count() as u64;
     let gateways = [
         (
             r#"{state="using"}"#,
@@ -60,15 +61,15 @@ pub(crate) fn text(
                 link.error.is_none() && link.last_registration.as_ref().is_none_or(|(_, a)| !a.usable)
             }),
         ),
-        (r#"{state="silent"}"#, count(|link| link.error.is_some())),
+        (r#"{state="unreachable"}"#, count(|link| link.error.is_some())),
     ];
-    family("gateways", "gauge", "Gateways: `using` the engine, `not_using` it, `silent`.", &gateways);
-    let [taken, refused] = registrations;
-    let registrations = [(r#"{outcome="taken"}"#, taken), (r#"{outcome="refused"}"#, refused)];
+    family("gateways", "gauge", "Gateways by state: `using` the engine, `not_using` it, `unreachable`.", &gateways);
+    let [accepted, rejected] = registrations;
+    let registrations = [(r#"{outcome="accepted"}"#, accepted), (r#"{outcome="rejected"}"#, rejected)];
     family(
         "registrations_total",
         "counter",
-        "Registrations and renewals: `taken`, `refused` (or not answered).",
+        "Registrations and renewals by outcome: `accepted`, `rejected` (or failed).",
         &registrations,
     );
     let adapters = [
@@ -79,18 +80,18 @@ pub(crate) fn text(
     family(
         "lora_adapters",
         "gauge",
-        "Adapters that the engine shall have: `loaded`, `pending`, `failed`.",
+        "Desired LoRA adapters by state: `loaded`, `pending`, `failed`.",
         &adapters,
     );
     moongate_runtime::append_process_metrics(&mut text);
     text
 }
 
-/// All metrics of a sidecar as Prometheus scrapes them: what the table in `docs/metrics.md` is made of.
+/// All metrics of a sidecar as Prometheus scrapes them: the source of the table in `docs/metrics.md`.
 #[must_use]
 pub fn all_metrics() -> String {
-    let look = EngineObservation { started_at: Instant::now(), load: Some(EngineLoad::default()) };
-    text(&SidecarState { observation: Some(look), ..SidecarState::default() }, &BTreeMap::new(), [0; 2])
+    let observation = EngineObservation { started_at: Instant::now(), load: Some(EngineLoad::default()) };
+    text(&SidecarState { observation: Some(observation), ..SidecarState::default() }, &BTreeMap::new(), [0; 2])
 }
 
 fn up(state: &SidecarState) -> u64 {
@@ -110,7 +111,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("moongate_sidecar_gateways{state=\"not_using\"} 1\n"), "{text}");
-        assert!(text.contains("moongate_sidecar_registrations_total{outcome=\"taken\"} 3\n"), "{text}");
-        assert!(!text.contains("engine_running"), "nobody has told it");
+        assert!(text.contains("moongate_sidecar_registrations_total{outcome=\"accepted\"} 3\n"), "{text}");
+        assert!(!text.contains("engine_running"), "the load is not known");
     }
 }

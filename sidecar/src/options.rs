@@ -13,11 +13,11 @@ use crate::gateways::GatewayAddress;
 /// Options of `moongate sidecar`.
 #[derive(Debug, Clone, Args)]
 pub struct SidecarOptions {
-    /// TOML file with any of these settings; keys are the flags' names.
+    /// TOML file with these settings; keys are the flags' names.
     #[arg(long, value_name = "FILE", env = "MOONGATE_CONFIG")]
     pub config: Option<PathBuf>,
 
-    /// Where the engine may be; the first that answers as one is it. Default: the ports of vLLM and of SGLang on this machine.
+    /// Candidate URLs of the engine; the first that responds as an engine is used. Default: the ports of vLLM and SGLang on this machine.
     #[arg(
         long,
         value_name = "URL",
@@ -27,79 +27,79 @@ pub struct SidecarOptions {
     )]
     pub engine_url: Vec<String>,
 
-    /// API key that the engine asks for.
+    /// API key that the engine requires.
     #[arg(long, value_name = "KEY", env = "MOONGATE_ENGINE_API_KEY", hide_env_values = true)]
     pub engine_api_key: Option<String>,
 
-    /// TLS towards the engine.
+    /// TLS settings for connections to the engine.
     #[command(flatten)]
     pub engine_tls: EngineTlsArgs,
 
-    /// Host under which gateways and other engines reach the engine: the pod's address. Default: the one in --engine-url.
+    /// Host under which gateways and other engines reach the engine: the pod's address. Default: the host in --engine-url.
     #[arg(long, value_name = "HOST", env = "POD_IP")]
     pub advertise_host: Option<String>,
 
-    /// Admin listener of gateways, as host:port, or https://host:port if it has TLS. A name stands for all of its addresses. Repeatable.
+    /// Admin listener of gateways, as host:port, or https://host:port with TLS. All addresses of a name are used. Repeatable.
     #[arg(long, value_name = "HOST:PORT", env = "MOONGATE_SIDECAR_GATEWAY", value_delimiter = ' ')]
     pub gateway: Vec<GatewayAddress>,
 
-    /// Role of the RoleBasedGroup whose pods are gateways, by the file of --rbg-config.
+    /// Role of the RoleBasedGroup whose pods are gateways, from the file of --rbg-config.
     #[arg(long, value_name = "NAME", env = "MOONGATE_SIDECAR_GATEWAY_ROLE")]
     pub gateway_role: Option<String>,
 
-    /// Port of their admin listeners, if the file names no port `admin`.
+    /// Port of their admin listeners, if the file has no port named `admin`.
     #[arg(long, value_name = "PORT", env = "MOONGATE_SIDECAR_GATEWAY_PORT", default_value_t = 9000)]
     pub gateway_port: u16,
 
-    /// How the gateways of --gateway-role are spoken to.
+    /// Scheme of the gateways of --gateway-role.
     #[arg(long, value_name = "http|https", env = "MOONGATE_SIDECAR_GATEWAY_SCHEME", default_value = "http")]
     pub gateway_scheme: HttpScheme,
 
-    /// Authorities of gateways with TLS (PEM); re-read when it changes. Default: those that this machine trusts.
+    /// CA certificates (PEM) for gateways with TLS; reloaded on change. Default: the system store.
     #[arg(long, value_name = "FILE", env = "MOONGATE_SIDECAR_GATEWAY_CA")]
     pub gateway_ca: Option<PathBuf>,
 
-    /// Certificate for gateways that ask for one (mTLS, PEM); re-read when it changes.
+    /// Client certificate (PEM) for gateways that require mTLS; reloaded on change.
     #[arg(long, value_name = "FILE", env = "MOONGATE_SIDECAR_GATEWAY_TLS_CERT")]
     pub gateway_tls_cert: Option<PathBuf>,
 
-    /// Its key.
+    /// Private key (PEM) for --gateway-tls-cert.
     #[arg(long, value_name = "FILE", env = "MOONGATE_SIDECAR_GATEWAY_TLS_KEY")]
     pub gateway_tls_key: Option<PathBuf>,
 
-    /// Name that the gateways' certificates have. Default: the host in --gateway, and the instance's in the file of --rbg-config.
+    /// Expected name in the gateways' certificates. Default: the host in --gateway, or the instance's name in the file of --rbg-config.
     #[arg(long, value_name = "NAME", env = "MOONGATE_SIDECAR_GATEWAY_TLS_NAME")]
     pub gateway_tls_name: Option<String>,
 
-    /// RBG's discovery file.
+    /// RBG's discovery file, for --gateway-role.
     #[arg(long, value_name = "FILE", env = "MOONGATE_RBG_CONFIG", default_value = rbg_api::CLUSTER_FILE)]
     pub rbg_config: PathBuf,
 
-    /// The gateways' --registration-token.
+    /// Token for registrations: the gateways' --registration-token.
     #[arg(long, value_name = "TOKEN", env = "MOONGATE_REGISTRATION_TOKEN", hide_env_values = true)]
     pub registration_token: Option<String>,
 
-    /// A gateway forgets the engine after so long without a word of the sidecar, which renews it three times as often.
+    /// Gateways remove the engine after this time without a renewal. The sidecar renews three times per lease.
     #[arg(long, value_name = "TIME", env = "MOONGATE_SIDECAR_LEASE", default_value = "6s", value_parser = parse_lease)]
     pub lease: Duration,
 
-    /// Name of the engine in gateways, NAMESPACE/POD@UID for a pod, as in their own Kubernetes discovery. Default: its URL.
+    /// Id of the engine in gateways; for a pod NAMESPACE/POD@UID, as in their Kubernetes discovery. Default: its URL.
     #[arg(long, value_name = "ID", env = "MOONGATE_SIDECAR_ID")]
     pub id: Option<String>,
 
-    /// prefill, decode or plain. Default: what SGLang says, else what the role's name in the RoleBasedGroup says, else plain.
+    /// prefill, decode or plain. Default: as SGLang reports, else by the role's name in the RoleBasedGroup, else plain.
     #[arg(long, value_name = "ROLE", env = "MOONGATE_SIDECAR_ROLE")]
     pub role: Option<EngineRole>,
 
-    /// vLLM's KV connector, if it does not tell: nixl, mooncake or store.
+    /// vLLM's KV connector, if the engine does not report it: nixl, mooncake or store.
     #[arg(long, value_name = "NAME", env = "MOONGATE_KV_CONNECTOR")]
     pub kv_connector: Option<KvConnector>,
 
-    /// Port of the prefill's bootstrap server. Default: what SGLang says, else 8998.
+    /// Port of the prefill's bootstrap server. Default: as SGLang reports, else 8998.
     #[arg(long, value_name = "PORT", env = "MOONGATE_BOOTSTRAP_PORT")]
     pub bootstrap_port: Option<u16>,
 
-    /// Kubernetes node or host.
+    /// Kubernetes node or host of the engine.
     #[arg(long, value_name = "NAME", env = "NODE_NAME")]
     pub node: Option<String>,
 
@@ -115,23 +115,23 @@ pub struct SidecarOptions {
     #[arg(long, value_name = "NAME", env = "MOONGATE_SIDECAR_NVLINK_DOMAIN")]
     pub nvlink_domain: Option<String>,
 
-    /// File with the pod's labels or annotations, from a volume of the downward API; read again when it changes. Repeatable.
+    /// File with the pod's labels or annotations, from a volume of the downward API; reloaded on change. Repeatable.
     #[arg(long, value_name = "FILE", env = "MOONGATE_SIDECAR_POD_INFO", value_delimiter = ' ')]
     pub pod_info: Vec<PathBuf>,
 
-    /// File with the LoRA adapters that the engine shall have, NAME=PATH each; read again when it changes. Default: the annotation
+    /// File with the desired LoRA adapters of the engine, NAME=PATH each; reloaded on change. Default: the annotation
     /// moongate.io/lora-adapters in --pod-info.
     #[arg(long, value_name = "FILE", env = "MOONGATE_SIDECAR_LORA_FILE")]
     pub lora_file: Option<PathBuf>,
 
-    /// Address of /drain, /settled, /healthz, /readyz, /status and /metrics. Default: this machine only, so that nothing is opened to a
+    /// Address of /drain, /settled, /healthz, /readyz, /status and /metrics. Loopback by default, so that nothing is exposed to a
     /// network by accident.
     #[arg(long, value_name = "ADDR", env = "MOONGATE_SIDECAR_LISTEN", default_value = "127.0.0.1:9400")]
     pub listen: SocketAddr,
 }
 
 impl SidecarOptions {
-    /// Where the engine is, by flags alone.
+    /// The engine's location according to the flags alone.
     pub(crate) fn location(&self) -> PhysicalLocation {
         PhysicalLocation {
             zone: self.zone.clone(),
@@ -141,7 +141,7 @@ impl SidecarOptions {
         }
     }
 
-    /// What gateways are known by.
+    /// TLS settings for connections to gateways.
     pub(crate) fn gateway_trust(&self) -> Result<ClientTls, TlsConfigError> {
         let identity = [self.gateway_tls_cert.as_ref(), self.gateway_tls_key.as_ref()];
         let flags = ["--gateway-tls-cert", "--gateway-tls-key"];
@@ -153,7 +153,7 @@ impl SidecarOptions {
         loaded.map_err(|error| error.with_flag(&files))
     }
 
-    /// Whether any gateway is to be told.
+    /// Whether any gateway is configured.
     pub(crate) fn has_gateways(&self) -> bool {
         !self.gateway.is_empty() || self.gateway_role.is_some()
     }

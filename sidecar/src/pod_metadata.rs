@@ -1,4 +1,4 @@
-//! What Kubernetes writes about the pod into files of a downward API volume: labels and annotations, one `key="value"` a line.
+//! Parses labels and annotations of the pod from files of a downward API volume, one `key="value"` per line.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,9 +8,9 @@ use moongate_discovery::PhysicalLocation;
 use rbg_api::keys;
 use tokio::io::AsyncReadExt as _;
 
-/// Largest file that is read; all annotations of a pod have 256 KiB at most.
+/// Largest accepted file in bytes; Kubernetes limits all annotations of a pod to 256 KiB.
 const MAX_FILE: u64 = 1 << 20;
-/// Kubernetes' own label, copied from nodes to pods by newer API servers.
+/// Kubernetes' own label, which newer API servers copy from nodes to pods.
 const ZONE: &str = "topology.kubernetes.io/zone";
 
 /// Labels and annotations by key.
@@ -18,7 +18,7 @@ const ZONE: &str = "topology.kubernetes.io/zone";
 pub(crate) struct PodMetadata(BTreeMap<String, String>);
 
 impl PodMetadata {
-    /// Reads all files; of keys that several have, the first wins.
+    /// Reads all files; for a key in several files, the first has precedence.
     pub(crate) async fn read(files: &[PathBuf]) -> io::Result<Self> {
         let mut all = Self::default();
         for file in files {
@@ -33,19 +33,20 @@ impl PodMetadata {
         self.0.get(key).map(String::as_str)
     }
 
-    /// Where the pod is; what `told` says already stays.
-    pub(crate) fn fill_location(&self, told: &PhysicalLocation) -> PhysicalLocation {
-        let or = |told: &Option<String>, key| told.clone().or_else(|| self.get(key).map(str::to_owned));
+    /// The pod's location: declared levels, completed from its labels and annotations.
+    pub(crate) fn fill_location(&self, declared: &PhysicalLocation) -> PhysicalLocation {
+        let level =
+            |declared: &Option<String>, key| declared.clone().or_else(|| self.get(key).map(str::to_owned));
         PhysicalLocation {
-            zone: or(&told.zone, keys::ZONE).or_else(|| self.get(ZONE).map(str::to_owned)),
-            rack: or(&told.rack, keys::RACK),
-            node: told.node.clone(),
-            nvlink_domain: or(&told.nvlink_domain, keys::NVLINK_DOMAIN),
+            zone: level(&declared.zone, keys::ZONE).or_else(|| self.get(ZONE).map(str::to_owned)),
+            rack: level(&declared.rack, keys::RACK),
+            node: declared.node.clone(),
+            nvlink_domain: level(&declared.nvlink_domain, keys::NVLINK_DOMAIN),
         }
     }
 }
 
-/// Values are quoted as in Go, which for what annotations hold is as in JSON. Lines that are no pair are skipped.
+/// Parses the lines. Values are quoted as in Go, which for annotations equals JSON. Lines without a pair are skipped.
 fn parse(text: &str) -> impl Iterator<Item = (String, String)> {
     text.lines().filter_map(|line| {
         let (key, quoted) = line.split_once('=')?;
@@ -53,7 +54,7 @@ fn parse(text: &str) -> impl Iterator<Item = (String, String)> {
     })
 }
 
-/// A file's text.
+/// Reads a file of at most [`MAX_FILE`] bytes.
 pub(crate) async fn read_bounded(path: &Path) -> io::Result<String> {
     let mut text = String::new();
     let read = tokio::fs::File::open(path).await?.take(MAX_FILE + 1).read_to_string(&mut text).await?;
@@ -68,15 +69,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn quotes_and_line_breaks_are_undone_and_flags_win() {
+    fn values_are_unquoted_and_flags_have_precedence() {
         let text = "moongate.io/rack=\"r1\"\nmoongate.io/lora-adapters=\"a=/x\\nb=\\\"/y\\\"\"\nnonsense\nz=unquoted\n";
         let info = PodMetadata(parse(text).collect());
         assert_eq!(info.get("moongate.io/lora-adapters"), Some("a=/x\nb=\"/y\""));
         assert_eq!(info.0.len(), 2);
-        let told = PhysicalLocation { zone: Some("z".into()), ..PhysicalLocation::default() };
-        let place = info.fill_location(&told);
-        assert_eq!((place.zone.as_deref(), place.rack.as_deref()), (Some("z"), Some("r1")));
-        let told = PhysicalLocation { rack: Some("r2".into()), ..PhysicalLocation::default() };
-        assert_eq!(info.fill_location(&told).rack.as_deref(), Some("r2"));
+        let declared = PhysicalLocation { zone: Some("z".into()), ..PhysicalLocation::default() };
+        let location = info.fill_location(&declared);
+        assert_eq!((location.zone.as_deref(), location.rack.as_deref()), (Some("z"), Some("r1")));
+        let declared = PhysicalLocation { rack: Some("r2".into()), ..PhysicalLocation::default() };
+        assert_eq!(info.fill_location(&declared).rack.as_deref(), Some("r2"));
     }
 }

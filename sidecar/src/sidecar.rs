@@ -1,4 +1,4 @@
-//! Puts the sidecar together.
+//! Starts the sidecar's tasks.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -17,43 +17,43 @@ use crate::{adapters, engine, gateways, http};
 /// Why the sidecar did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum SidecarStartError {
-    /// An address cannot be listened on.
+    /// The listener's address cannot be bound.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The client for engine and gateways cannot be made.
+    /// The HTTP client cannot be created.
     #[error("HTTP client: {0}")]
     Client(#[from] reqwest::Error),
-    /// Settings or files for TLS that cannot be used.
+    /// TLS settings or files are invalid.
     #[error(transparent)]
     Tls(#[from] TlsConfigError),
-    /// An address is unknown after binding.
+    /// The bound address cannot be determined.
     #[error("listener: {0}")]
     Listener(#[from] std::io::Error),
 }
 
-/// What all tasks share.
+/// State shared by all tasks.
 pub(crate) struct SidecarContext {
     pub(crate) options: SidecarOptions,
-    /// Asks the engine.
+    /// HTTP client for the engine.
     pub(crate) client: reqwest::Client,
     pub(crate) engine_trust: ClientTls,
     pub(crate) gateway_trust: ClientTls,
     pub(crate) state: watch::Sender<SidecarState>,
-    /// Told when the engine is to be looked at now.
+    /// Notified to poll the engine immediately.
     pub(crate) drain_requested: Notify,
     pub(crate) links: Mutex<BTreeMap<SocketAddr, GatewayLink>>,
-    /// Registrations that gateways took.
+    /// Number of registrations that gateways accepted.
     pub(crate) registrations_accepted: AtomicU64,
-    /// Those that they did not take, or did not answer.
+    /// Number of registrations that gateways rejected, or that failed.
     pub(crate) registrations_rejected: AtomicU64,
     pub(crate) supervisor: Supervisor,
 }
 
-/// Starts a sidecar with tasks under `supervisor`, and answers where it listens. When the supervisor shuts down, it deregisters the
+/// Starts a sidecar with tasks under `supervisor`, and returns its address. When the supervisor shuts down, the sidecar deregisters the
 /// engine.
 ///
 /// # Errors
-/// [`SidecarStartError`]. That no engine or no gateway answers is none: they are awaited.
+/// [`SidecarStartError`]. An unreachable engine or gateway is not an error: the sidecar waits for it.
 pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketAddr, SidecarStartError> {
     let listener = bind(options.listen)?;
     let address = listener.local_addr()?;
@@ -62,10 +62,10 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
     for trust in [&engine_trust, &gateway_trust] {
         let (trust, stop) = (trust.clone(), supervisor.token());
         supervisor
-            .spawn_restarted("renew certificates", move || trust.clone().reload_on_change(stop.clone()));
+            .spawn_restarted("sidecar-certificates", move || trust.clone().reload_on_change(stop.clone()));
     }
     let state = SidecarState { location: options.location(), ..SidecarState::default() };
-    let names_none = !options.has_gateways();
+    let has_gateways = options.has_gateways();
     let sidecar = Arc::new(SidecarContext {
         options,
         client,
@@ -79,24 +79,24 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
         supervisor: supervisor.clone(),
     });
     http::serve(listener, Arc::clone(&sidecar));
-    let (of, stop) = (Arc::clone(&sidecar), supervisor.token());
+    let (context, stop) = (Arc::clone(&sidecar), supervisor.token());
     supervisor
-        .spawn_restarted("follow the pod's files", move || adapters::run(Arc::clone(&of), stop.clone()));
-    let (of, stop) = (Arc::clone(&sidecar), supervisor.token());
-    supervisor.spawn_restarted("watch the engine", move || engine::watch(Arc::clone(&of), stop.clone()));
-    let (of, stop) = (sidecar, supervisor.token());
-    supervisor.spawn_restarted("find gateways", move || gateways::run(Arc::clone(&of), stop.clone()));
-    tracing::info!(%address, "sidecar listens");
-    if names_none {
+        .spawn_restarted("sidecar-adapters", move || adapters::run(Arc::clone(&context), stop.clone()));
+    let (context, stop) = (Arc::clone(&sidecar), supervisor.token());
+    supervisor.spawn_restarted("sidecar-engine", move || engine::watch(Arc::clone(&context), stop.clone()));
+    let (context, stop) = (sidecar, supervisor.token());
+    supervisor.spawn_restarted("sidecar-gateways", move || gateways::run(Arc::clone(&context), stop.clone()));
+    tracing::info!(%address, "sidecar listening");
+    if !has_gateways {
         tracing::warn!(
-            "no gateway is named, so the engine is registered nowhere and gets no requests because of this sidecar; give --gateway \
-             HOST:PORT, the admin listener of a gateway with --registration, or --gateway-role ROLE"
+            "no gateway is configured, so the sidecar does not register the engine; set --gateway HOST:PORT, the admin listener of a \
+             gateway with --registration, or --gateway-role ROLE"
         );
     }
     Ok(address)
 }
 
-/// Engines close idle connections after seconds, and a question that meets the closing would look like a dead engine.
+/// A client without idle connections: engines close them after seconds, and a request on a closing connection would look like a dead engine.
 pub(crate) fn client(trust: &ClientTls) -> reqwest::Result<reqwest::Client> {
     trust.http_client().redirect(reqwest::redirect::Policy::none()).pool_max_idle_per_host(0).build()
 }

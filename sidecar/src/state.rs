@@ -1,4 +1,4 @@
-//! What the sidecar knows and wants, in one place that every task watches. Pure: time is given.
+//! The state of the sidecar, which all tasks watch. Pure: callers pass the time.
 
 use std::time::Duration;
 
@@ -9,99 +9,99 @@ use tokio::time::Instant;
 
 use crate::options::SidecarOptions;
 
-/// A drained state ends by itself so long after it was last asked for.
+/// A drain expires this long after the last `POST /drain`.
 pub(crate) const DRAIN_TTL: Duration = Duration::from_secs(600);
-/// What gateways are told while it lasts.
+/// Reason for unavailability in registrations during a drain.
 const DRAINING: &str = "draining";
 
-/// An engine that has answered.
+/// The engine that the sidecar has found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LocalEngine {
-    /// Where the sidecar reaches it.
+    /// URL for the sidecar's own requests.
     pub(crate) url: String,
-    /// Where others do.
+    /// URL for gateways and other engines.
     pub(crate) advertised: String,
     pub(crate) engine: EngineKind,
     pub(crate) role: EngineRole,
 }
 
-/// What the latest look at the engine has told.
+/// Result of the latest poll of the engine.
 #[derive(Debug, Clone)]
 pub(crate) struct EngineObservation {
-    /// When it began.
+    /// Time at which the poll started.
     pub(crate) started_at: Instant,
-    /// What runs there; `None` if it does not tell.
+    /// The engine's load; `None` if not reported.
     pub(crate) load: Option<EngineLoad>,
 }
 
-/// Somebody wants the engine to be drained.
+/// A requested drain of the engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EngineDrain {
     pub(crate) since: Instant,
-    /// When it was last asked for.
+    /// Time of the last `POST /drain`.
     pub(crate) renewed_at: Instant,
-    /// Whether the engine was away since; the drain ends when it is back.
+    /// Whether the engine was down since the start of the drain; the drain ends when it serves again.
     pub(crate) engine_was_down: bool,
 }
 
-/// How far the engine's adapters are those that it shall have.
+/// Which of the desired adapters the engine has.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct LoraAdapterStatus {
     pub(crate) loaded: Vec<String>,
     pub(crate) pending: Vec<String>,
-    /// Name, and why not.
+    /// Name and error of each adapter that failed to load.
     pub(crate) failed: Vec<(String, String)>,
 }
 
-/// All of it.
+/// The complete state of the sidecar.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct SidecarState {
-    /// The engine, from its first answer on.
+    /// The engine, once it has been found.
     pub(crate) local_engine: Option<LocalEngine>,
-    /// Why it cannot serve now; `None` while it can.
+    /// Why the engine does not serve; `None` while it does.
     pub(crate) error: Option<String>,
     pub(crate) observation: Option<EngineObservation>,
     pub(crate) drain: Option<EngineDrain>,
     pub(crate) location: PhysicalLocation,
     pub(crate) adapters: LoraAdapterStatus,
-    /// Counts changes of what the engine serves.
+    /// Incremented when the engine's models change.
     pub(crate) revision: u64,
 }
 
 impl SidecarState {
-    /// The engine answers and serves.
-    pub(crate) fn set_up(&mut self, found: LocalEngine, look: EngineObservation) {
+    /// Records that the engine serves.
+    pub(crate) fn set_up(&mut self, engine: LocalEngine, observation: EngineObservation) {
         if self.drain.as_ref().is_some_and(|drain| drain.engine_was_down) {
-            tracing::info!("the engine has restarted; it is not drained any more");
+            tracing::info!("the engine has restarted; drain ended");
             self.drain = None;
         }
-        self.local_engine = Some(found);
-        self.observation = Some(look);
+        self.local_engine = Some(engine);
+        self.observation = Some(observation);
         self.error = None;
     }
 
-    /// The engine does not serve. Answers whether that is news.
+    /// Records that the engine does not serve. Returns whether it served before.
     pub(crate) fn set_down(&mut self, reason: String) -> bool {
         if let Some(drain) = &mut self.drain {
             drain.engine_was_down = true;
         }
-        let news = self.error.is_none();
+        let was_up = self.error.is_none();
         self.error = Some(reason);
         self.observation = None;
-        news
+        was_up
     }
 
-    /// Begins a drain, or goes on with it.
+    /// Starts a drain, or renews it.
     pub(crate) fn drain(&mut self, now: Instant) {
         let drain =
             self.drain.get_or_insert(EngineDrain { since: now, renewed_at: now, engine_was_down: false });
         drain.renewed_at = now;
     }
 
-    /// Ends a drain that nobody asks for any more.
+    /// Ends a drain that has not been renewed for [`DRAIN_TTL`].
     pub(crate) fn expire_drain(&mut self, now: Instant) {
         if self.drain.as_ref().is_some_and(|drain| now.duration_since(drain.renewed_at) >= DRAIN_TTL) {
-            tracing::warn!(hold = ?DRAIN_TTL, "nobody asks for the drain any more; the engine serves again");
+            tracing::warn!(ttl = ?DRAIN_TTL, "drain expired; the engine is back in service");
             self.drain = None;
         }
     }
@@ -110,18 +110,18 @@ impl SidecarState {
         self.local_engine.is_some() && self.error.is_none() && self.drain.is_none()
     }
 
-    /// What gateways are to be told; `None` before the engine has answered for the first time.
+    /// The registration for gateways; `None` until the engine has been found.
     pub(crate) fn registration(&self, options: &SidecarOptions) -> Option<EngineRegistration> {
-        let found = self.local_engine.as_ref()?;
+        let engine = self.local_engine.as_ref()?;
         let draining = self.drain.is_some().then(|| DRAINING.to_owned());
         Some(EngineRegistration {
             instance: StaticInstance {
                 id: options.id.clone(),
-                engine: Some(found.engine),
-                connector: options.kv_connector.filter(|_| found.engine == EngineKind::Vllm),
-                bootstrap_port: options.bootstrap_port.filter(|_| found.role == EngineRole::Prefill),
+                engine: Some(engine.engine),
+                connector: options.kv_connector.filter(|_| engine.engine == EngineKind::Vllm),
+                bootstrap_port: options.bootstrap_port.filter(|_| engine.role == EngineRole::Prefill),
                 place: self.location.clone(),
-                ..StaticInstance::new(found.role, found.advertised.clone())
+                ..StaticInstance::new(engine.role, engine.advertised.clone())
             },
             lease_seconds: Some(u32::try_from(options.lease.as_secs()).unwrap_or(u32::MAX)),
             held: draining.or_else(|| self.error.as_deref().map(sanitize_reason)),
@@ -130,7 +130,7 @@ impl SidecarState {
     }
 }
 
-/// A reason as gateways take it: no control characters, and short.
+/// The reason in the form that gateways accept: without control characters, at most 100 characters.
 fn sanitize_reason(reason: &str) -> String {
     reason.chars().map(|c| if c.is_control() { ' ' } else { c }).take(100).collect()
 }
@@ -147,7 +147,7 @@ mod tests {
         options: SidecarOptions,
     }
 
-    fn found() -> LocalEngine {
+    fn engine() -> LocalEngine {
         let url = "http://127.0.0.1:8000".to_owned();
         LocalEngine {
             url: url.clone(),
@@ -157,46 +157,46 @@ mod tests {
         }
     }
 
-    fn look(at: Instant) -> EngineObservation {
-        EngineObservation { started_at: at, load: None }
+    fn observation(started_at: Instant) -> EngineObservation {
+        EngineObservation { started_at, load: None }
     }
 
     #[test]
-    fn a_drain_lasts_until_the_engine_was_away_and_is_back() {
+    fn a_drain_lasts_until_the_engine_has_restarted() {
         let (mut state, now) = (SidecarState::default(), Instant::now());
-        state.set_up(found(), look(now));
+        state.set_up(engine(), observation(now));
         state.drain(now);
-        state.set_up(found(), look(now));
-        assert!(state.drain.is_some() && !state.is_ready(), "it is the same engine still");
-        assert!(state.set_down("refused".to_owned()), "news");
+        state.set_up(engine(), observation(now));
+        assert!(state.drain.is_some() && !state.is_ready(), "the engine has not restarted");
+        assert!(state.set_down("refused".to_owned()), "it served before");
         assert!(!state.set_down("refused".to_owned()));
         assert!(state.drain.is_some());
-        state.set_up(found(), look(now));
+        state.set_up(engine(), observation(now));
         assert!(state.drain.is_none() && state.is_ready());
     }
 
     #[test]
-    fn a_drain_that_is_not_asked_for_any_more_ends() {
+    fn a_drain_that_is_not_renewed_expires() {
         let (mut state, now) = (SidecarState::default(), Instant::now());
         state.drain(now);
         state.drain(now + Duration::from_secs(500));
         state.expire_drain(now + Duration::from_secs(1000));
-        assert_eq!(state.drain.as_ref().map(|drain| drain.since), Some(now), "asked again, begun once");
+        assert_eq!(state.drain.as_ref().map(|drain| drain.since), Some(now), "renewed, but started once");
         state.expire_drain(now + Duration::from_secs(1100));
         assert!(state.drain.is_none());
     }
 
     #[test]
-    fn registration_has_hold_reason_and_applicable_options() {
+    fn registration_has_unavailable_reason_and_applicable_options() {
         let args = ["x", "--kv-connector=nixl", "--bootstrap-port=9", "--lease=9s", "--id=ns/p@u"];
         let options = TestSidecarArgs::try_parse_from(args).unwrap().options;
-        assert_eq!(options.engine_url.len(), 2, "two places to look for an engine");
+        assert_eq!(options.engine_url.len(), 2, "two candidate addresses of the engine");
         let (mut state, now) = (SidecarState::default(), Instant::now());
         assert_eq!(state.registration(&options), None);
-        state.set_up(found(), look(now));
-        let said = state.registration(&options).unwrap();
-        assert_eq!((said.lease_seconds, said.held, said.instance.connector), (Some(9), None, None));
-        assert_eq!((said.instance.bootstrap_port, said.instance.id.as_deref()), (None, Some("ns/p@u")));
+        state.set_up(engine(), observation(now));
+        let sent = state.registration(&options).unwrap();
+        assert_eq!((sent.lease_seconds, sent.held, sent.instance.connector), (Some(9), None, None));
+        assert_eq!((sent.instance.bootstrap_port, sent.instance.id.as_deref()), (None, Some("ns/p@u")));
         state.set_down(format!("line\nbreak {}", "é".repeat(500)));
         let held = state.registration(&options).unwrap().held.unwrap();
         assert!(held.starts_with("line break é") && held.len() < 300, "{held}");

@@ -1,4 +1,4 @@
-//! Many seeds, each in a process of its own: clocks and random numbers are replaced for a whole process.
+//! Many seeds, each in a process of its own, because clocks and random numbers are replaced for a whole process.
 
 use std::collections::VecDeque;
 use std::io::Write as _;
@@ -7,14 +7,13 @@ use std::process::{Child, Command, ExitCode, Stdio};
 
 use crate::SimulationArgs;
 
-/// A seed that runs.
 struct SeedJob {
     seed: u64,
-    /// One, or two to compare.
+    /// One process, or two to compare.
     children: Vec<Child>,
 }
 
-/// Runs them, and prints those that fail.
+/// Runs the seeds, and prints those that fail.
 pub(crate) fn main(flags: &SimulationArgs) -> ExitCode {
     let (mut jobs, mut failed, mut traces) = (VecDeque::new(), Vec::new(), Vec::new());
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
@@ -26,7 +25,7 @@ pub(crate) fn main(flags: &SimulationArgs) -> ExitCode {
         {
             finish(job, &mut failed, &mut traces);
         }
-        match start(seed, flags.twice) {
+        match start(seed, flags.check_determinism) {
             Ok(job) => jobs.push_back(job),
             Err(error) => {
                 print(&format!("cannot start a process for seed {seed}: {error}"));
@@ -44,7 +43,7 @@ pub(crate) fn main(flags: &SimulationArgs) -> ExitCode {
     if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn start(seed: u64, twice: bool) -> std::io::Result<SeedJob> {
+fn start(seed: u64, check_determinism: bool) -> std::io::Result<SeedJob> {
     let program = std::env::current_exe()?;
     let run = || {
         let mut command = Command::new(&program);
@@ -53,11 +52,11 @@ fn start(seed: u64, twice: bool) -> std::io::Result<SeedJob> {
         command.env("SSL_CERT_FILE", "/dev/null").env_remove("SSL_CERT_DIR");
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
     };
-    let children = (0..if twice { 2 } else { 1 }).map(|_| run()).collect::<Result<_, _>>()?;
+    let children = (0..if check_determinism { 2 } else { 1 }).map(|_| run()).collect::<Result<_, _>>()?;
     Ok(SeedJob { seed, children })
 }
 
-/// Waits for a seed. `traces` has the hashes of all that ended well.
+/// Waits for a seed. `traces` collects the hashes of successful runs.
 fn finish(job: SeedJob, failed: &mut Vec<u64>, traces: &mut Vec<String>) {
     let mut lines = Vec::new();
     let mut is_well = true;
@@ -86,7 +85,7 @@ fn finish(job: SeedJob, failed: &mut Vec<u64>, traces: &mut Vec<String>) {
     }
 }
 
-/// Output for a person. An error is ignored: it means that the reader is gone.
+/// Prints a line. Errors are ignored, because they mean that stdout was closed.
 pub(crate) fn print(line: &str) {
     let mut output = std::io::stdout().lock();
     let _ = writeln!(output, "{line}").and_then(|()| output.flush());

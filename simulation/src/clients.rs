@@ -1,4 +1,4 @@
-//! Clients of the gateway, and what their answers must be.
+//! Clients of the gateway, and checks of its responses.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -19,56 +19,58 @@ use crate::hosts::{GATEWAY, HostResult};
 use crate::plan::{FAULTS_END, PlannedRequest, SeedPlan, SimulatedFault, SimulatedHost};
 use crate::report::{count, violation};
 
-/// Time in which every request ends. The gateway's limits allow three attempts.
+/// Time limit of every request. The gateway's limits allow three attempts.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(40);
 /// Time for the system to recover after the last fault.
 const RECOVERY_TIME: Duration = Duration::from_secs(6);
-/// How often the last requests are tried.
+/// Attempts of each final request.
 const MAX_RECOVERY_ATTEMPTS: u32 = 5;
-/// Characters of a token of simulated engines.
+/// Characters per token of simulated engines.
 const TOKEN_BYTES: usize = 4;
 
 thread_local! {
-    /// The whole answer to each prompt.
+    /// The first complete response to each prompt.
     static EXPECTED_COMPLETIONS: RefCell<BTreeMap<usize, String>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// How a request ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum RequestEnd {
-    /// With an answer that claims to be whole.
+    /// With a response that ended as complete.
     Completed(String),
-    /// With an error of the gateway or an engine, before or after the answer began.
+    /// With an error of the gateway or an engine, before or after the response started.
     Rejected(String),
-    /// The stream ended without claiming to be whole.
+    /// The stream ended without an end marker.
     Truncated(String),
-    /// There is no connection, or it broke.
+    /// The connection failed or was interrupted.
     Disconnected(String),
-    /// Not at all within the bound.
+    /// The request did not end within the limit.
     TimedOut,
 }
 
-/// Sends all requests of a plan, and some that must succeed when all faults are over.
+/// Sends all requests of a plan, and some that must succeed after all faults have ended.
 pub(crate) async fn run(plan: Rc<SeedPlan>) -> HostResult {
-    let begun = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     let requests = plan.requests.iter().copied().enumerate().map(|(number, request)| {
         let plan = Rc::clone(&plan);
         tokio::task::spawn_local(async move {
-            tokio::time::sleep_until(begun + request.at).await;
+            tokio::time::sleep_until(started + request.at).await;
             run_request(number, request, &plan, requires_http_response(&plan)).await;
         })
     });
     for request in requests.collect::<Vec<_>>() {
         request.await?;
     }
-    tokio::time::sleep_until(begun + FAULTS_END + RECOVERY_TIME).await;
+    tokio::time::sleep_until(started + FAULTS_END + RECOVERY_TIME).await;
     for prompt in 0..plan.output_tokens.len() {
         let request = PlannedRequest { at: Duration::ZERO, prompt, stream: prompt % 2 == 0 };
         let mut tries = 0;
         while !run_request(1000 + prompt, request, &plan, true).await {
             tries += 1;
             if tries == MAX_RECOVERY_ATTEMPTS {
-                violation("recovery", &format!("prompt {prompt} gets no answer after all faults are over"));
+                violation(
+                    "recovery",
+                    &format!("prompt {prompt} gets no response after all faults have ended"),
+                );
                 break;
             }
             tokio::time::sleep(Duration::from_secs(2)).await;
@@ -77,7 +79,8 @@ pub(crate) async fn run(plan: Rc<SeedPlan>) -> HostResult {
     Ok(())
 }
 
-/// Whether the gateway runs all the time, and its connections with clients are whole: then every request gets an HTTP answer.
+/// Whether the gateway never crashes and its client connections are intact: then every request must get an HTTP
+/// response.
 fn requires_http_response(plan: &SeedPlan) -> bool {
     let disturbs = |fault| {
         matches!(fault, SimulatedFault::Crash(SimulatedHost::Gateway) | SimulatedFault::CutConnections(_))
@@ -85,26 +88,29 @@ fn requires_http_response(plan: &SeedPlan) -> bool {
     !plan.faults.iter().any(|incident| disturbs(incident.fault))
 }
 
-/// Makes a request and checks how it ends. Returns whether it was answered.
+/// Sends a request and checks how it ends. Returns whether it got a complete response.
 async fn run_request(number: usize, request: PlannedRequest, plan: &SeedPlan, is_spared: bool) -> bool {
-    let begun = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     let end =
         tokio::time::timeout(REQUEST_DEADLINE, exchange(request, plan)).await.unwrap_or(RequestEnd::TimedOut);
-    record(format_args!("request {number} {request:?} ended after {:?}: {end:?}", begun.elapsed()));
+    record(format_args!("request {number} {request:?} ended after {:?}: {end:?}", started.elapsed()));
     let prompt = request.prompt;
     match &end {
         RequestEnd::Completed(text) => {
-            count("answers");
+            count("completed");
             check_answer(prompt, text, plan);
         }
-        RequestEnd::Rejected(_) => count("errors"),
-        RequestEnd::Truncated(_) => count("broken"),
+        RequestEnd::Rejected(_) => count("rejected"),
+        RequestEnd::Truncated(_) => count("truncated"),
         RequestEnd::Disconnected(reason) if is_spared => {
-            violation("typed error", &format!("request {number} has no HTTP answer: {reason}"));
+            violation("typed error", &format!("request {number} has no HTTP response: {reason}"));
         }
-        RequestEnd::Disconnected(_) => count("lost"),
+        RequestEnd::Disconnected(_) => count("disconnected"),
         RequestEnd::TimedOut => {
-            violation("bound", &format!("request {number} has not ended within {REQUEST_DEADLINE:?}"));
+            violation(
+                "request deadline",
+                &format!("request {number} has not ended within {REQUEST_DEADLINE:?}"),
+            );
         }
     }
     matches!(end, RequestEnd::Completed(_))
@@ -113,13 +119,14 @@ async fn run_request(number: usize, request: PlannedRequest, plan: &SeedPlan, is
 fn check_answer(prompt: usize, text: &str, plan: &SeedPlan) {
     let length = plan.output_tokens.get(prompt).copied().unwrap_or_default() as usize * TOKEN_BYTES;
     if text.len() != length {
-        let what = format!("prompt {prompt}: {} of {length} bytes claim to be the whole answer", text.len());
-        return violation("whole answers", &what);
+        let message =
+            format!("prompt {prompt}: {} of {length} bytes were marked as a complete response", text.len());
+        return violation("answer completeness", &message);
     }
     let first = EXPECTED_COMPLETIONS
-        .with_borrow_mut(|answers| answers.entry(prompt).or_insert_with(|| text.to_owned()).clone());
+        .with_borrow_mut(|completions| completions.entry(prompt).or_insert_with(|| text.to_owned()).clone());
     if first != text {
-        violation("right answers", &format!("prompt {prompt} was answered {first:?}, and then {text:?}"));
+        violation("answer consistency", &format!("prompt {prompt} first got {first:?}, then {text:?}"));
     }
 }
 
@@ -143,7 +150,7 @@ async fn send_request(
     let stream = TcpStream::connect(GATEWAY).await?;
     let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
     tokio::task::spawn_local(async move {
-        // How it ends is seen by the request.
+        // Connection errors surface in the request.
         let _ = connection.await;
     });
     let http = HttpRequest::post("/v1/completions")
@@ -155,7 +162,7 @@ async fn send_request(
     while let Some(frame) = body.frame().await {
         match frame {
             Ok(frame) => text.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data)),
-            // The connection ends without the end of the body, so that no client takes the stream for complete.
+            // The connection ends without the end of the body, so that no client can take the stream for complete.
             Err(error) if head.status.is_success() && request.stream => {
                 return Ok(RequestEnd::Truncated(error.to_string()));
             }
@@ -169,7 +176,7 @@ async fn send_request(
     Ok(if request.stream { parse_stream(&text) } else { parse_completion(&text) })
 }
 
-/// An error must have a body that says which.
+/// Checks that an error response has a typed error in its body.
 fn parse_rejection(status: u16, text: &str) -> RequestEnd {
     let body: Value = serde_json::from_str(text).unwrap_or_default();
     let named = body.get("error").or(body.get("message")).is_some();
@@ -184,13 +191,13 @@ fn parse_completion(text: &str) -> RequestEnd {
     match body.pointer("/choices/0/text").and_then(Value::as_str) {
         Some(text) => RequestEnd::Completed(text.to_owned()),
         None => {
-            violation("whole answers", &format!("status 200 with a body that is no answer: {text:?}"));
+            violation("answer completeness", &format!("status 200 with an invalid body: {text:?}"));
             RequestEnd::Rejected(text.to_owned())
         }
     }
 }
 
-/// A stream whose connection ended in order.
+/// Checks a stream whose connection ended without an error.
 fn parse_stream(text: &str) -> RequestEnd {
     let (mut generated, mut error, mut is_done) = (String::new(), None, false);
     for data in text.lines().filter_map(|line| line.strip_prefix("data: ")) {
@@ -209,7 +216,7 @@ fn parse_stream(text: &str) -> RequestEnd {
         (_, Some(error)) => RequestEnd::Rejected(error),
         (false, None) => {
             violation(
-                "whole answers",
+                "answer completeness",
                 &format!("a stream ended in order, without [DONE] or an error: {text:?}"),
             );
             RequestEnd::Truncated(text.to_owned())

@@ -1,8 +1,9 @@
-//! The operator's plans over API objects in memory, while engines serve: a group of the engines is created, and then updated pod by
-//! pod. An engine runs while its pod is ready.
+//! The operator's plans on API objects in memory, during load: a group of the engines is created, and then updated pod
+//! by pod. An engine runs while its pod is ready.
 //!
-//! Plans, what they observe, and writes are the operator's own; the API server and the kubelet are those of its forecasts. Watches
-//! are late, writes fail or lose their answers, and the operator is restarted, as the seed has it.
+//! Plans, their observations, and writes are the operator's own code; the API server and the kubelet are those of its
+//! forecasts. Depending on the seed, watches are late, writes fail or lose their responses, and the operator is
+//! restarted.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -21,16 +22,15 @@ use serde_json::{Value, json};
 use crate::plan::{PAIRS, SimulatedHost};
 use crate::report::{count, violation};
 
-/// Objects that are planned for at a time.
+/// Maximum number of objects planned concurrently.
 const MAX_WORKERS: usize = 4;
-/// Most moves to an end.
+/// Maximum number of steps to convergence.
 const MAX_STEPS: usize = 20_000;
 /// When the group is updated, and how long a container takes to start.
 const UPDATE_AT: Duration = Duration::from_millis(2_500);
 const CONTAINER_START_TIME: Duration = Duration::from_millis(400);
-/// The date at which a simulation begins, in seconds since 1970.
+/// Start date of a simulation, in seconds since 1970.
 const EPOCH: i64 = 1_790_000_000;
-/// Between two moves.
 const TICK: Duration = Duration::from_millis(5);
 const ROLES: [&str; 2] = ["prefill", "decode"];
 const ROLE_NAME_LABEL: &str = "rbg.workloads.x-k8s.io/role-name";
@@ -40,22 +40,21 @@ pub(crate) struct SimulatedCluster {
     observed: Mutex<ResourceCache>,
     queue: BTreeSet<ResourceKey>,
     requeue_at: BTreeMap<ResourceKey, Timestamp>,
-    /// What watches have not reported yet.
+    /// Changes that watches have not reported yet.
     pending_watch_events: VecDeque<ResourceChange>,
     workers: Vec<(ResourceKey, VecDeque<PlanStep>)>,
     random: fastrand::Rng,
-    /// Of a hundred writes, so many fail.
     write_failure_percent: u8,
-    /// Of a thousand moves, so many restart the operator.
+    /// Restarts of the operator per thousand steps.
     restart_per_mille: u16,
     is_updated: bool,
-    /// Pods that are not ready, and since when.
+    /// Pods that are not ready, with the start of that time.
     not_ready_since: BTreeMap<String, Timestamp>,
-    /// Which engine a pod is.
+    /// The engine that each pod represents.
     engines: BTreeMap<String, SimulatedHost>,
 }
 
-/// What happens next.
+/// Next step of the simulation.
 enum ClusterStep {
     DeliverWatchEvent,
     Reconcile(ResourceKey),
@@ -96,7 +95,7 @@ impl SimulatedCluster {
         !pods.any(|(pod, _)| self.server.get(ResourceKind::Pod, pod).is_some_and(is_ready))
     }
 
-    /// One move, at a time since the beginning.
+    /// Runs one step, at a time since the start.
     pub(crate) fn step(&mut self, now: Duration) {
         let start = Timestamp::from_second(EPOCH).unwrap_or_default();
         self.server.now = self.server.now.max(start.checked_add(now).unwrap_or(start));
@@ -109,7 +108,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// Goes on to the end, which there must be.
+    /// Runs to convergence, which is an invariant.
     pub(crate) fn finish(&mut self) {
         self.run_until_idle();
         let group = self.server.get(ResourceKind::Group, "g").cloned().unwrap_or_default();
@@ -120,13 +119,13 @@ impl SimulatedCluster {
         let is_new = |pod: &Value| is_ready(pod) && pod["spec"]["containers"][0]["image"] == "i:2";
         let (new, old): (Vec<&Value>, Vec<&Value>) = pods.partition(|pod| is_new(pod));
         if !settled || new.len() != 2 * PAIRS || !old.is_empty() {
-            let what = format!(
+            let problem = format!(
                 "{} pods are updated, {} are not; the group: {}",
                 new.len(),
                 old.len(),
                 group["status"]
             );
-            violation("operator converges", &what);
+            violation("operator converges", &problem);
         }
     }
 
@@ -139,7 +138,7 @@ impl SimulatedCluster {
         count("updates");
     }
 
-    /// Moves until nothing is left to do.
+    /// Runs steps until nothing is left to do.
     fn run_until_idle(&mut self) {
         for _ in 0..MAX_STEPS {
             self.server.now = self.server.now.checked_add(TICK).unwrap_or(self.server.now);
@@ -150,15 +149,15 @@ impl SimulatedCluster {
                 }
             }
         }
-        violation("operator converges", &format!("it has no end; the queue: {:?}", self.queue));
+        violation("operator converges", &format!("no convergence; queue: {:?}", self.queue));
     }
 
-    /// When the next container has started that is starting now.
+    /// When the next starting container will have started.
     fn next_start(&self) -> Option<Timestamp> {
         self.not_ready_since.values().filter_map(|since| since.checked_add(CONTAINER_START_TIME).ok()).min()
     }
 
-    /// Makes a move, if there is one.
+    /// Runs one step, if there is one.
     fn advance(&mut self) -> bool {
         let now = self.server.now;
         let due = self.requeue_at.extract_if(.., |_, at| *at <= now).map(|(key, _)| key);
@@ -206,7 +205,7 @@ impl SimulatedCluster {
         moves
     }
 
-    /// The operator's process ends, and another one reads everything anew.
+    /// Ends the operator's process and starts a new one, which lists everything.
     fn restart(&mut self) {
         count("operator-restarts");
         self.observed = Mutex::default();
@@ -257,7 +256,7 @@ impl SimulatedCluster {
             self.workers.swap_remove(worker);
         }
         let fails = self.random.u8(..100) < self.write_failure_percent;
-        // Either before the write was made, or before its answer arrived.
+        // Either before the write was applied, or before its response arrived.
         let outcome = match fails && self.random.bool() {
             true => Err("the API server is overloaded".to_owned()),
             false => self.server.write(&step.action),
@@ -266,8 +265,8 @@ impl SimulatedCluster {
         count("operator-writes");
         let is_written = outcome.is_ok();
         if let Ok(changes) = outcome {
-            if let Some(answer) = changes.first().filter(|_| !fails) {
-                self.observe(answer.clone());
+            if let Some(first_change) = changes.first().filter(|_| !fails) {
+                self.observe(first_change.clone());
             }
             self.pending_watch_events.extend(changes);
         }
@@ -277,7 +276,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// Checks what must hold after every move.
+    /// Checks the invariants after every step.
     fn check_invariants(&mut self) {
         let now = self.server.now;
         let pods: Vec<Value> = self.server.all(ResourceKind::Pod).cloned().collect();
@@ -307,7 +306,7 @@ impl SimulatedCluster {
         }
     }
 
-    /// Gives every pod an engine that no other pod is.
+    /// Assigns each pod an engine that no other pod has.
     fn assign_engines(&mut self) {
         self.engines.retain(|name, _| self.server.get(ResourceKind::Pod, name).is_some());
         for pod in self.server.all(ResourceKind::Pod) {

@@ -24,13 +24,12 @@ use crate::plan::{PAIRS, SeedPlan, SimulatedHost};
 
 pub(crate) type HostResult = Result<(), Box<dyn Error>>;
 
-/// Where clients reach the gateway.
+/// Address at which clients connect to the gateway.
 pub(crate) const GATEWAY: &str = "gateway:8000";
-/// Where the master is.
 pub(crate) const MASTER: &str = "master:50051";
 const ENGINE_PORT: u16 = 8000;
 const BOOTSTRAP_PORT: u16 = 8998;
-/// How much faster the engines are than real ones.
+/// Speed of the engines relative to real ones.
 const TIME_SCALE: f64 = 2.0;
 
 thread_local! {
@@ -52,13 +51,13 @@ pub(crate) async fn gateway() -> HostResult {
         "--admin-listen=0.0.0.0:9000".to_owned(),
         "--prefill-timeout=5s".to_owned(),
         "--first-byte-timeout=5s".to_owned(),
-        "--answer-timeout=8s".to_owned(),
+        "--response-timeout=8s".to_owned(),
         "--idle-timeout=4s".to_owned(),
         "--stall-timeout=3s".to_owned(),
         "--health-interval=2s".to_owned(),
         "--health-timeout=1s".to_owned(),
         "--load-interval=500ms".to_owned(),
-        "--index-pages=10000".to_owned(),
+        "--index-blocks=10000".to_owned(),
         format!("--time-scale={TIME_SCALE}"),
     ];
     for number in 0..PAIRS {
@@ -76,7 +75,7 @@ pub(crate) async fn gateway() -> HostResult {
     std::future::pending().await
 }
 
-/// Requests in flight by the gateway's gauges; nothing if it does not run.
+/// Requests in flight by the gateway's gauges; `None` if it does not run.
 pub(crate) fn in_flight() -> Option<u32> {
     GATEWAY_RUNNING.with_borrow(Weak::upgrade).map(|gateway| gateway.in_flight())
 }
@@ -92,7 +91,7 @@ pub(crate) async fn engine(host: SimulatedHost, plan: Rc<SeedPlan>) -> HostResul
     config.time_scale = TIME_SCALE;
     config.bootstrap_timeout = Some(Duration::from_secs(6));
     config.handshake_timeout = Duration::from_secs(2);
-    // Only SGLang's engines use a store beside handing over.
+    // Only SGLang engines use a store in addition to direct transfers.
     config.use_storage = true;
     config.device_tokens = 4_096;
     let supervisor = Supervisor::new();
@@ -107,14 +106,14 @@ pub(crate) async fn engine(host: SimulatedHost, plan: Rc<SeedPlan>) -> HostResul
     std::future::pending().await
 }
 
-/// Makes an engine fail, if it runs.
+/// Sets a fault of an engine, if it runs.
 pub(crate) fn set_fault(host: SimulatedHost, plan: EngineFaultPlan) {
     if let Some(engine) = running(host) {
         engine.set_fault(plan);
     }
 }
 
-/// An engine's counters; nothing if it does not run.
+/// An engine's counters; `None` if it does not run.
 pub(crate) fn stats(host: SimulatedHost) -> Option<SimStats> {
     running(host).map(|engine| engine.stats())
 }
@@ -123,7 +122,7 @@ fn running(host: SimulatedHost) -> Option<Rc<SimEngine>> {
     ENGINES.with_borrow(|engines| engines.get(&host.name()).and_then(Weak::upgrade))
 }
 
-/// How all clients of the store work.
+/// Options of all store clients.
 pub(crate) fn client_options() -> KvClientOptions {
     let mut options = KvClientOptions::default();
     options.master.timeout = Duration::from_secs(2);

@@ -2,11 +2,11 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | `plan` | what a seed decides: protocol, delays, load, faults |
+//! | `plan` | values derived from a seed: protocol, delays, load, faults |
 //! | `hosts` | the programs: gateway, engines, master, nodes |
-//! | `clients` | requests to the gateway, and what answers must be |
-//! | `objects` | puts and gets of the store, and what gets may return |
-//! | `cluster` | the operator's plans over API objects in memory, during a rolling update |
+//! | `clients` | requests to the gateway, and checks of responses |
+//! | `objects` | puts and gets of the store, and checks of gets |
+//! | `cluster` | the operator's plans on API objects in memory, during a rolling update |
 //! | `run` | one seed from its start to the last check |
 //! | `batch` | many seeds in processes of their own |
 
@@ -23,31 +23,31 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-/// Runs the whole system on a simulated network whose time, delays and faults follow a seed.
+/// Runs the whole system on a simulated network with time, delays and faults derived from a seed.
 #[derive(Debug, Clone, Parser)]
 struct SimulationArgs {
-    /// Run this seed only, in this process
+    /// Run only this seed, in this process
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
-    /// How many seeds to run, each in a process of its own
+    /// Number of seeds to run, each in a process of its own
     #[arg(long, value_name = "N", default_value_t = 32)]
     seeds: u64,
-    /// The first of them
+    /// First seed of the range
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     first: u64,
-    /// Processes at a time; default: as many as there are cores
+    /// Number of concurrent processes; default: the number of cores
     #[arg(long, value_name = "N")]
     jobs: Option<usize>,
     /// Run each seed twice and compare the hashes of the traces
     #[arg(long)]
-    twice: bool,
-    /// Print what the seeds decide, without running them
+    check_determinism: bool,
+    /// Print the plans of the seeds without running them
     #[arg(long)]
     plan: bool,
-    /// Print every event
+    /// Print every event of the trace
     #[arg(long)]
     trace: bool,
-    /// Print logs of this level, as RUST_LOG has it
+    /// Print logs with this filter, in the syntax of RUST_LOG
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Clients of the store, and what a get may return.
+//! Clients of the store, and checks of their results.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,11 +14,11 @@ use crate::hosts::{HostResult, MASTER, client_options};
 use crate::plan::{FAULTS_END, SeedPlan, StoreOperation};
 use crate::report::{count, violation};
 
-/// Before the first call.
+/// Delay before the first call.
 const START_DELAY: Duration = Duration::from_secs(2);
-/// Time for nodes and master to find each other after the last fault.
+/// Time for nodes and master to reconnect after the last fault.
 const RECOVERY_TIME: Duration = Duration::from_secs(6);
-/// Time in which every call of a client ends, with its attempts.
+/// Time limit of every client call, including its retries.
 const OPERATION_DEADLINE: Duration = Duration::from_secs(60);
 
 thread_local! {
@@ -26,19 +26,18 @@ thread_local! {
     static NEXT_VERSION: RefCell<u64> = const { RefCell::new(0) };
 }
 
-/// A write of a key.
+/// One write of a key.
 #[derive(Debug, Clone, Copy)]
 struct KeyWrite {
     version: u64,
     bytes: usize,
-    begin: Instant,
-    /// When it was acknowledged. A write that failed may still take effect, as the answer may be lost.
+    started: Instant,
+    /// When it was acknowledged. A failed write may still take effect, because only its response may be lost.
     acknowledged: Option<Instant>,
-    /// When the call returned.
     ended: Option<Instant>,
 }
 
-/// What a version of a key contains.
+/// Expected content of a version of a key.
 fn expected_content(key: usize, version: u64, bytes: usize) -> Vec<u8> {
     let head = format!("{key}/{version}/");
     let mut random = fastrand::Rng::with_seed(version.wrapping_mul(31) + key as u64);
@@ -47,9 +46,9 @@ fn expected_content(key: usize, version: u64, bytes: usize) -> Vec<u8> {
     content
 }
 
-/// Runs all store clients of a plan, and reads everything again when all faults are over.
+/// Runs all store clients of a plan, and reads all keys after all faults have ended.
 pub(crate) async fn run(plan: Rc<SeedPlan>) -> HostResult {
-    let begun = Instant::now();
+    let load_start = Instant::now();
     let supervisor = Supervisor::new();
     let client = KvClient::new(MASTER, client_options(), &supervisor)?;
     tokio::time::sleep(START_DELAY).await;
@@ -68,7 +67,7 @@ pub(crate) async fn run(plan: Rc<SeedPlan>) -> HostResult {
     for task in tasks.collect::<Vec<_>>() {
         task.await?;
     }
-    tokio::time::sleep_until(begun + FAULTS_END + RECOVERY_TIME).await;
+    tokio::time::sleep_until(load_start + FAULTS_END + RECOVERY_TIME).await;
     let must_have = plan.is_lossless();
     let keys: Vec<usize> = HISTORY.with_borrow(|history| history.keys().copied().collect());
     for key in keys {
@@ -78,14 +77,14 @@ pub(crate) async fn run(plan: Rc<SeedPlan>) -> HostResult {
     Ok(())
 }
 
-/// With all faults over, a store takes objects and gives them back.
+/// Checks that the store accepts and returns objects after all faults have ended.
 async fn verify_recovery(client: &KvClient) {
     for key in 100..103 {
         let mut tries = 0;
         while !upsert(client, key, 2_000).await {
             tries += 1;
             if tries == 5 {
-                return violation("recovery", "the store takes no object after all faults are over");
+                return violation("recovery", "the store accepts no object after all faults have ended");
             }
             tokio::time::sleep(Duration::from_secs(2)).await;
         }
@@ -98,14 +97,17 @@ async fn upsert(client: &KvClient, key: usize, bytes: usize) -> bool {
         *next += 1;
         *next
     });
-    let write = KeyWrite { version, bytes, begin: Instant::now(), acknowledged: None, ended: None };
+    let write = KeyWrite { version, bytes, started: Instant::now(), acknowledged: None, ended: None };
     HISTORY.with_borrow_mut(|history| history.entry(key).or_default().push(write));
     let name = format!("key-{key}");
     let value = expected_content(key, version, bytes);
     let put =
         tokio::time::timeout(OPERATION_DEADLINE, client.upsert(&name, &value, &PutOptions::default())).await;
     let put = put.unwrap_or_else(|_| {
-        violation("bound", &format!("the put of {name} has not ended within {OPERATION_DEADLINE:?}"));
+        violation(
+            "request deadline",
+            &format!("the put of {name} has not ended within {OPERATION_DEADLINE:?}"),
+        );
         Err(KvError::Empty { key: name.clone() })
     });
     record(format_args!("put {name} version {version}: {put:?}"));
@@ -122,11 +124,14 @@ async fn upsert(client: &KvClient, key: usize, bytes: usize) -> bool {
 
 async fn get(client: &KvClient, key: usize, must_have: bool) {
     let name = format!("key-{key}");
-    let begin = Instant::now();
+    let started = Instant::now();
     let got = tokio::time::timeout(OPERATION_DEADLINE, client.get(&name)).await;
     let end = Instant::now();
     let Ok(got) = got else {
-        return violation("bound", &format!("the get of {name} has not ended within {OPERATION_DEADLINE:?}"));
+        return violation(
+            "request deadline",
+            &format!("the get of {name} has not ended within {OPERATION_DEADLINE:?}"),
+        );
     };
     let writes = HISTORY.with_borrow(|history| history.get(&key).cloned().unwrap_or_default());
     match got {
@@ -138,26 +143,26 @@ async fn get(client: &KvClient, key: usize, must_have: bool) {
             match found {
                 None => {
                     violation(
-                        "no wrong byte",
-                        &format!("{name} has {} bytes that nobody wrote", bytes.len()),
+                        "read integrity",
+                        &format!("{name} has {} bytes that were never written", bytes.len()),
                     );
                 }
-                Some(found) => check_version(&name, found, &writes, begin, end),
+                Some(found) => check_version(&name, found, &writes, started, end),
             }
         }
         Err(error) => {
             count("failed-gets");
             record(format_args!("get {name}: {error:?}"));
             let last = writes.iter().filter_map(|write| write.acknowledged).max();
-            // A write that failed takes the object away with it: what is left of it is no object.
+            // A failed write may remove the object: its incomplete replacement cannot be read.
             let is_disturbed = writes.iter().any(|write| {
                 write.acknowledged.is_none()
                     && last.is_none_or(|last| write.ended.is_none_or(|end| end >= last))
-                    || write.begin <= end && write.ended.is_none_or(|ended| ended >= begin)
+                    || write.started <= end && write.ended.is_none_or(|ended| ended >= started)
             });
             if must_have && last.is_some() && !is_disturbed {
                 violation(
-                    "no lost put",
+                    "put durability",
                     &format!("{name} was put and acknowledged, and cannot be read: {error}"),
                 );
             }
@@ -165,24 +170,24 @@ async fn get(client: &KvClient, key: usize, must_have: bool) {
     }
 }
 
-/// A version may be read that was written before the read ended, and not replaced before it began.
-fn check_version(name: &str, found: &KeyWrite, writes: &[KeyWrite], begin: Instant, end: Instant) {
-    if found.begin > end {
+/// Checks that the version was written before the read ended, and not replaced before the read started.
+fn check_version(name: &str, found: &KeyWrite, writes: &[KeyWrite], started: Instant, end: Instant) {
+    if found.started > end {
         violation(
-            "no wrong byte",
+            "read integrity",
             &format!("{name}: version {} was read before it was written", found.version),
         );
     }
-    // A failed write has no end after which it cannot take effect.
+    // A failed write has no time after which it cannot take effect.
     let Some(acknowledged) = found.acknowledged else { return };
     let replaced = writes.iter().find(|other| {
-        other.begin > acknowledged && other.acknowledged.is_some_and(|acknowledged| acknowledged < begin)
+        other.started > acknowledged && other.acknowledged.is_some_and(|acknowledged| acknowledged < started)
     });
     if let Some(other) = replaced {
-        let what = format!(
+        let problem = format!(
             "{name}: version {} was read, which version {} had replaced",
             found.version, other.version
         );
-        violation("no wrong byte", &what);
+        violation("read integrity", &problem);
     }
 }

@@ -1,23 +1,21 @@
-//! What a seed decides.
+//! The plan derived from a seed.
 
 use std::fmt;
 use std::time::Duration;
 
 use moongate_loadtest::engine::{SimProtocol, VllmConnector};
 
-/// Prefill engines, and as many decode engines.
+/// Number of prefill engines, and of decode engines.
 pub(crate) const PAIRS: usize = 2;
-/// Store nodes.
 pub(crate) const NODES: usize = 2;
 
-/// When load and faults begin, after the programs have found each other.
+/// Start of load and faults, after the programs have connected to each other.
 const LOAD_START: Duration = Duration::from_secs(2);
-/// How long requests are sent.
 const LOAD_DURATION: Duration = Duration::from_secs(5);
-/// The last fault is over by then.
+/// All faults have ended by this time.
 pub(crate) const FAULTS_END: Duration = Duration::from_secs(8);
 
-/// A host that can be crashed, cut off or slowed down.
+/// A host that can be crashed, partitioned or slowed down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SimulatedHost {
     Gateway,
@@ -25,7 +23,7 @@ pub(crate) enum SimulatedHost {
     Prefill(usize),
     Decode(usize),
     Node(usize),
-    /// The store's clients. They are only cut off.
+    /// The store's clients. They are only partitioned.
     StoreClients,
 }
 
@@ -47,7 +45,7 @@ impl SimulatedHost {
     }
 }
 
-/// Who may be cut off.
+/// Hosts that may be partitioned.
 const PARTITIONABLE_HOSTS: [SimulatedHost; 9] = [
     SimulatedHost::StoreClients,
     SimulatedHost::Gateway,
@@ -60,7 +58,6 @@ const PARTITIONABLE_HOSTS: [SimulatedHost; 9] = [
     SimulatedHost::Node(1),
 ];
 
-/// Who may crash.
 pub(crate) const CRASHABLE_HOSTS: [SimulatedHost; 8] = [
     SimulatedHost::Gateway,
     SimulatedHost::Master,
@@ -72,27 +69,27 @@ pub(crate) const CRASHABLE_HOSTS: [SimulatedHost; 8] = [
     SimulatedHost::Node(1),
 ];
 
-/// What goes wrong.
+/// A fault of the plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SimulatedFault {
-    /// The host loses its processes, and they start again.
+    /// The host loses its processes, which then restart.
     Crash(SimulatedHost),
     /// Messages between the two are lost.
     Partition(SimulatedHost, SimulatedHost),
-    /// Messages between the two wait, and arrive then.
+    /// Messages between the two are delayed until the fault ends.
     Hold(SimulatedHost, SimulatedHost),
-    /// The engine is that many times slower.
+    /// The engine is slower by this factor.
     Slow(SimulatedHost, u32),
-    /// The engine takes requests and sends no output.
+    /// The engine accepts requests and sends no output.
     Hang(SimulatedHost),
-    /// The engine breaks streams off after so many tokens.
+    /// The engine interrupts streams after this many tokens.
     BreakStreams(SimulatedHost, u32),
-    /// Connections of all hosts are cut: of a million writes so many.
+    /// Connections of all hosts are cut at this many writes per million.
     CutConnections(u32),
 }
 
 impl SimulatedFault {
-    /// Whether a store may lose objects by it: a node fails, or the master cannot reach it.
+    /// Whether a store may lose objects by this fault: a node fails, or the master cannot reach it.
     fn may_lose_objects(self) -> bool {
         match self {
             Self::Crash(host) => matches!(host, SimulatedHost::Node(_)),
@@ -107,47 +104,46 @@ impl SimulatedFault {
     }
 }
 
-/// A fault, and when it begins and ends.
+/// A fault with its start and end.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FaultWindow {
     pub(crate) fault: SimulatedFault,
-    pub(crate) begin: Duration,
+    pub(crate) start: Duration,
     pub(crate) end: Duration,
 }
 
-/// A request of a client.
+/// One request of a client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlannedRequest {
     pub(crate) at: Duration,
-    /// Which prompt.
     pub(crate) prompt: usize,
     pub(crate) stream: bool,
 }
 
-/// A call of a store client.
+/// One call of a store client.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum StoreOperation {
     Upsert { key: usize, bytes: usize },
     Get { key: usize },
 }
 
-/// All that a seed decides.
+/// All values derived from a seed.
 #[derive(Debug, Clone)]
 pub(crate) struct SeedPlan {
     pub(crate) seed: u64,
     pub(crate) face: SimProtocol,
     pub(crate) connector: VllmConnector,
-    /// Delays of messages, least and most.
+    /// Minimum and maximum message delay.
     pub(crate) latency: (Duration, Duration),
-    /// Whether nodes keep their memory in files.
+    /// Whether nodes store their memory in files.
     pub(crate) persistent_memory: bool,
     pub(crate) faults: Vec<FaultWindow>,
     pub(crate) requests: Vec<PlannedRequest>,
-    /// Of each store client: pauses and calls.
+    /// For each store client: pauses and calls.
     pub(crate) operations: Vec<Vec<(Duration, StoreOperation)>>,
     /// Tokens to generate, per prompt.
     pub(crate) output_tokens: Vec<u32>,
-    /// Whether the operator updates the engines' group meanwhile.
+    /// Whether the operator updates the engines' group during the run.
     pub(crate) updates: bool,
 }
 
@@ -159,11 +155,11 @@ impl SeedPlan {
             2 => (SimProtocol::Vllm, VllmConnector::Nixl),
             _ => (SimProtocol::Vllm, VllmConnector::Mooncake),
         };
-        let most = [5, 10, 20, 50][random.usize(..4)];
-        // Some seeds have no faults: they show that nothing else depends on them.
+        let max_latency_ms = [5, 10, 20, 50][random.usize(..4)];
+        // Some seeds have no faults: they show that normal operation meets all checks.
         let incidents = if random.u8(..8) == 0 { 0 } else { random.usize(1..=6) };
         let mut faults: Vec<FaultWindow> = (0..incidents).map(|_| incident(&mut random)).collect();
-        faults.sort_by_key(|incident| incident.begin);
+        faults.sort_by_key(|incident| incident.start);
         let output_tokens: Vec<u32> = (0..5).map(|_| random.u32(1..60)).collect();
         let requests = (0..random.usize(10..40)).map(|_| PlannedRequest {
             at: LOAD_START + LOAD_DURATION.mul_f64(random.f64()),
@@ -178,7 +174,7 @@ impl SeedPlan {
             seed,
             face,
             connector,
-            latency: (Duration::from_millis(1), Duration::from_millis(most)),
+            latency: (Duration::from_millis(1), Duration::from_millis(max_latency_ms)),
             persistent_memory: random.bool(),
             faults,
             requests,
@@ -188,15 +184,15 @@ impl SeedPlan {
         }
     }
 
-    /// Whether a store keeps all that it has acknowledged. A master that restarts does.
+    /// Whether a store retains everything that it has acknowledged. A restart of the master must not lose objects.
     pub(crate) fn is_lossless(&self) -> bool {
         !self.faults.iter().any(|incident| incident.fault.may_lose_objects())
     }
 }
 
 fn incident(random: &mut fastrand::Rng) -> FaultWindow {
-    let begin = LOAD_START + LOAD_DURATION.mul_f64(random.f64());
-    let end = FAULTS_END.min(begin + Duration::from_millis(random.u64(50..4000)));
+    let start = LOAD_START + LOAD_DURATION.mul_f64(random.f64());
+    let end = FAULTS_END.min(start + Duration::from_millis(random.u64(50..4000)));
     let host = |random: &mut fastrand::Rng| CRASHABLE_HOSTS[random.usize(..CRASHABLE_HOSTS.len())];
     let engine = |random: &mut fastrand::Rng| CRASHABLE_HOSTS[random.usize(2..6)];
     let two = |random: &mut fastrand::Rng| {
@@ -219,7 +215,7 @@ fn incident(random: &mut fastrand::Rng) -> FaultWindow {
         10..=11 => SimulatedFault::BreakStreams(engine(random), random.u32(1..8)),
         _ => SimulatedFault::CutConnections(random.u32(1_000..40_000)),
     };
-    FaultWindow { fault, begin, end }
+    FaultWindow { fault, start, end }
 }
 
 fn operation(random: &mut fastrand::Rng) -> (Duration, StoreOperation) {
@@ -237,10 +233,10 @@ impl fmt::Display for SeedPlan {
         let Self { seed, face, connector, latency, persistent_memory: memory_lasts, updates, .. } = self;
         write!(
             f,
-            "seed {seed}: {face:?} {connector:?}, latency {latency:?}, memory lasts: {memory_lasts}, update: {updates}"
+            "seed {seed}: {face:?} {connector:?}, latency {latency:?}, persistent memory: {memory_lasts}, update: {updates}"
         )?;
-        for FaultWindow { fault, begin, end } in &self.faults {
-            write!(f, "; {fault:?} {:.3}..{:.3}", begin.as_secs_f64(), end.as_secs_f64())?;
+        for FaultWindow { fault, start, end } in &self.faults {
+            write!(f, "; {fault:?} {:.3}..{:.3}", start.as_secs_f64(), end.as_secs_f64())?;
         }
         Ok(())
     }

@@ -1,11 +1,11 @@
-//! What a run has found wrong, and what it has done.
+//! Violations and statistics of a run.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use moongate_runtime::net::simulated::record;
 
-/// Characters of a description that are shown; the trace has all.
+/// Maximum length of a printed description; the trace has the full text.
 const MAX_DESCRIPTION_CHARS: usize = 400;
 
 thread_local! {
@@ -13,19 +13,19 @@ thread_local! {
     static COUNTS: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// An invariant does not hold.
+/// Records that an invariant does not hold.
 pub(crate) fn violation(invariant: &str, what: &str) {
     record(format_args!("VIOLATION {invariant}: {what}"));
     let what: String = what.chars().take(MAX_DESCRIPTION_CHARS).collect();
     VIOLATIONS.with_borrow_mut(|all| all.push(format!("{invariant}: {what}")));
 }
 
-/// All of them.
+/// All violations of the run.
 pub(crate) fn violations() -> Vec<String> {
     VIOLATIONS.with_borrow(Vec::clone)
 }
 
-/// Counts something that shows how much a run has tested.
+/// Counts an event that shows how much a run has tested.
 pub(crate) fn count(what: &'static str) {
     COUNTS.with_borrow_mut(|counts| *counts.entry(what).or_default() += 1);
 }

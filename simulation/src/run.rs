@@ -20,17 +20,17 @@ use crate::plan::{CRASHABLE_HOSTS, FaultWindow, NODES, PAIRS, SeedPlan, Simulate
 use crate::report::{counts, violation, violations};
 use crate::{clients, hosts, objects};
 
-/// How often hosts take turns, and so the least delay of a message.
+/// Scheduling interval of hosts, and so the minimum message delay.
 const TICK: Duration = Duration::from_millis(5);
-/// Longest run.
+/// Maximum simulated duration of a run.
 const MAX_DURATION: Duration = Duration::from_secs(300);
-/// Time for the gateway and the engines to end what clients have left.
+/// Time for gateway and engines to end the requests of disconnected clients.
 const DRAIN_TIME: Duration = Duration::from_secs(8);
 
-/// Runs a seed in this process, which runs no other: its clocks and random numbers are those of the seed.
+/// Runs a seed in this process, and only this one: its clocks and random numbers are those of the seed.
 pub(crate) fn main(seed: u64, traced: bool, log: Option<String>) -> ExitCode {
     mad_turmoil::rand::set_rng(StdRng::seed_from_u64(seed));
-    // Hash maps of this thread have got their keys already.
+    // Hash maps of this thread have received their keys already.
     let run = std::thread::Builder::new().stack_size(16 << 20).spawn(move || {
         fastrand::seed(seed);
         if traced {
@@ -59,12 +59,12 @@ fn run(seed: u64) -> bool {
         }
     };
     let _clocks = SimClocksGuard::init();
-    let mut world = SimulationRun::new(Rc::clone(&plan), folder.path().to_owned());
-    let ended = world.run();
+    let mut simulation = SimulationRun::new(Rc::clone(&plan), folder.path().to_owned());
+    let ended = simulation.run();
     if let Err(error) = &ended {
-        violation("end", &error.to_string());
+        violation("run completes", &error.to_string());
     }
-    drop(world);
+    drop(simulation);
     let panics = moongate_runtime::task_panics();
     if panics > 0 {
         violation("panics", &format!("{panics} tasks have panicked"));
@@ -79,7 +79,7 @@ fn run(seed: u64) -> bool {
     violations.is_empty()
 }
 
-/// In memory where that is possible: files are flushed often.
+/// In memory if possible, because files are flushed often.
 fn folder() -> std::io::Result<tempfile::TempDir> {
     tempfile::TempDir::with_prefix_in("moongate-simulation-", "/dev/shm")
         .or_else(|_| tempfile::TempDir::new())
@@ -89,7 +89,7 @@ struct SimulationRun {
     plan: Rc<SeedPlan>,
     sim: Sim<'static>,
     cluster: Option<SimulatedCluster>,
-    /// Faults that have begun.
+    /// Whether each fault has started.
     fault_started: Vec<bool>,
     fault_ended: Vec<bool>,
 }
@@ -114,7 +114,10 @@ impl SimulationRun {
             let host = SimulatedHost::Node(number);
             let memory = plan.persistent_memory.then(|| folder.join(host.name()));
             if let Some(Err(error)) = memory.as_ref().map(std::fs::create_dir_all) {
-                violation("end", &format!("no folder for the memory of {}: {error}", host.name()));
+                violation(
+                    "run completes",
+                    &format!("cannot create the memory folder of {}: {error}", host.name()),
+                );
             }
             sim.host(host.name(), move || {
                 let memory = memory.clone();
@@ -150,9 +153,9 @@ impl SimulationRun {
     fn step(&mut self) -> turmoil::Result<bool> {
         let now = self.sim.elapsed();
         for (number, incident) in self.plan.clone().faults.iter().enumerate() {
-            if !self.fault_started[number] && now >= incident.begin {
+            if !self.fault_started[number] && now >= incident.start {
                 self.fault_started[number] = true;
-                self.begin(*incident);
+                self.start_fault(*incident);
             }
             if !self.fault_ended[number] && now >= incident.end {
                 self.fault_ended[number] = true;
@@ -166,7 +169,7 @@ impl SimulationRun {
         self.sim.step()
     }
 
-    /// Crashes hosts that shall not run, and starts those that shall.
+    /// Crashes hosts that must not run, and starts those that must.
     fn start_and_stop(&mut self) {
         for host in CRASHABLE_HOSTS {
             let is_crashed = self.plan.faults.iter().enumerate().any(|(number, incident)| {
@@ -187,8 +190,8 @@ impl SimulationRun {
         }
     }
 
-    fn begin(&mut self, incident: FaultWindow) {
-        record(format_args!("begins: {:?}", incident.fault));
+    fn start_fault(&mut self, incident: FaultWindow) {
+        record(format_args!("starts: {:?}", incident.fault));
         match incident.fault {
             SimulatedFault::Crash(_) => {}
             SimulatedFault::Partition(one, other) => self.sim.partition(one.name(), other.name()),
@@ -198,7 +201,7 @@ impl SimulationRun {
             }
             SimulatedFault::Hang(host) => engine_fault(host, EngineFault::Hang),
             SimulatedFault::BreakStreams(host, tokens) => {
-                engine_fault(host, EngineFault::DieMidStream { tokens: u64::from(tokens) });
+                engine_fault(host, EngineFault::DisconnectMidStream { tokens: u64::from(tokens) });
             }
             SimulatedFault::CutConnections(per_million) => inject_disconnects(self.plan.seed, per_million),
         }
@@ -224,32 +227,33 @@ fn engine_fault(host: SimulatedHost, fault: EngineFault) {
     hosts::set_fault(host, EngineFaultPlan::from(fault));
 }
 
-/// All engines.
 pub(crate) fn engines() -> impl Iterator<Item = SimulatedHost> {
     (0..PAIRS).flat_map(|number| [SimulatedHost::Prefill(number), SimulatedHost::Decode(number)])
 }
 
-/// With no client left, nothing is in flight.
+/// Checks that nothing is in flight when no client is left.
 fn check_nothing_in_flight() {
     match hosts::in_flight() {
         Some(0) => {}
-        Some(left) => violation("gauges", &format!("the gateway counts {left} requests in flight")),
-        None => violation("gauges", "the gateway does not run"),
+        Some(left) => {
+            violation("nothing in flight", &format!("the gateway counts {left} requests in flight"))
+        }
+        None => violation("nothing in flight", "the gateway does not run"),
     }
     for host in engines() {
         let Some(stats) = hosts::stats(host) else {
-            violation("gauges", &format!("{} does not run", host.name()));
+            violation("nothing in flight", &format!("{} does not run", host.name()));
             continue;
         };
         record(format_args!("{}: {stats:?}", host.name()));
         if stats.active + stats.running + stats.waiting > 0 {
-            violation("gauges", &format!("{} still has requests: {stats:?}", host.name()));
+            violation("nothing in flight", &format!("{} still has requests: {stats:?}", host.name()));
         }
         if stats.prompt_mismatches > 0 {
-            violation("right answers", &format!("{} decoded with another prompt's cache", host.name()));
+            violation("answer consistency", &format!("{} decoded with another prompt's cache", host.name()));
         }
-        if stats.store_wrong > 0 {
-            violation("no wrong byte", &format!("{} got a page that is not what was put", host.name()));
+        if stats.store_corrupt > 0 {
+            violation("read integrity", &format!("{} read a page other than was put", host.name()));
         }
     }
 }

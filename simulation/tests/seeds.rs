@@ -1,4 +1,4 @@
-//! Some seeds of the simulation, and that a seed always gives the same trace.
+//! Runs some seeds of the simulation, and checks that a seed always gives the same trace.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::process::Command;
@@ -18,5 +18,5 @@ fn no_invariant_is_violated() {
 
 #[test]
 fn a_seed_gives_the_same_trace_in_every_process() {
-    simulate(&["--seeds", "4", "--first", "1000", "--twice"]);
+    simulate(&["--seeds", "4", "--first", "1000", "--check-determinism"]);
 }

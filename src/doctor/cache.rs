@@ -1,10 +1,10 @@
-//! What doctor says about engines' KV caches: a line for each engine, and how to turn on what a prediction of cache hits lacks.
+//! The KV caches of engines in doctor's report: a line for each engine, and how to enable what the prediction of cache hits requires.
 
 use std::collections::BTreeMap;
 
 use moongate_discovery::{EngineBlockHashing, EngineFacts, EngineKind, EngineStoreFacts, StoreKeyScheme};
 
-/// One line.
+/// Describes an engine's KV cache in one line of text.
 pub(super) fn describe(facts: &EngineFacts) -> String {
     let page = facts.page_size.map(|tokens| format!("pages of {tokens} tokens"));
     let hashing = match &facts.hashing {
@@ -39,7 +39,7 @@ fn store(store: &EngineStoreFacts) -> String {
     format!("Mooncake store{}{}", keys.unwrap_or_default(), from.unwrap_or_default())
 }
 
-/// What these engines lack, how to turn it on, and how many lack it. None of it is a fault: requests are served without.
+/// Features that these engines lack, how to enable each, and the number of engines. None is a problem: requests are served without.
 pub(super) fn advice<'a>(engines: impl Iterator<Item = &'a EngineFacts>) -> Vec<String> {
     let mut lacking: BTreeMap<String, usize> = BTreeMap::new();
     for text in engines.flat_map(missing_features) {
@@ -67,10 +67,10 @@ fn missing_features(facts: &EngineFacts) -> Vec<String> {
     }
     match (&facts.hashing, facts.engine) {
         (Some(EngineBlockHashing::Opaque { name }), EngineKind::Vllm) => lacks.push(format!(
-            "page hashes cannot be computed ({name}); start vLLM with --prefix-caching-hash-algo sha256_cbor, and name its PYTHONHASHSEED as `kv.hash_seed` if it has one"
+            "page hashes cannot be computed ({name}); start vLLM with --prefix-caching-hash-algo sha256_cbor, and set `kv.hash_seed` to its PYTHONHASHSEED if it has one"
         )),
         (None, EngineKind::Vllm) => lacks.push(
-            "page hashes are not told; start vLLM with metrics and prefix caching on, or set `kv.hash_algorithm`".to_owned(),
+            "page hashes are not reported; start vLLM with metrics and prefix caching enabled, or set `kv.hash_algorithm`".to_owned(),
         ),
         (None, EngineKind::Sglang) => {
             lacks.push("no prefix cache; start SGLang without --disable-radix-cache".to_owned());
@@ -91,7 +91,7 @@ fn missing_features(facts: &EngineFacts) -> Vec<String> {
             .collect();
         if !keys.is_empty() {
             lacks.push(format!(
-                "how it uses its Mooncake store is not fully told; set {} in the instances file",
+                "the engine does not report all settings of its Mooncake store; set {} in the instances file",
                 keys.join(", ")
             ));
         }
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_tells_everything_gets_a_line_and_no_advice() {
+    fn an_engine_that_reports_everything_gets_a_line_and_no_advice() {
         let mut complete = facts(EngineKind::Vllm);
         complete.store = Some(EngineStoreFacts {
             keys: StoreKeyScheme::Vllm { prefix: String::new(), model: Some("tiny".into()) },

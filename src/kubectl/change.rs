@@ -1,4 +1,4 @@
-//! `moongate kubectl plan` and `moongate kubectl upgrade`
+//! The commands `moongate kubectl plan` and `moongate kubectl upgrade`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,15 +15,16 @@ use super::{KubectlSession, owning_set, print, print_note};
 /// Flags of `moongate kubectl plan`.
 #[derive(Debug, Args)]
 pub(super) struct KubectlPlanArgs {
-    /// The group. Without --image: what is still to be done about it
+    /// Name of the group. Without --image: preview pending changes of the group
     #[arg(value_name = "GROUP", required_unless_present = "filename", conflicts_with = "filename")]
     group: Option<String>,
 
-    /// Manifests with groups, as `kubectl apply` would get them; `-` is the standard input. Repeatable
+    /// Manifests with groups, as for `kubectl apply`; `-` is standard input. Repeatable
     #[arg(long, short, value_name = "FILE")]
     filename: Vec<PathBuf>,
 
-    /// A new image: [ROLE[/CONTAINER]=]IMAGE. Without a role: wherever another tag of the same repository runs. Repeatable
+    /// New image: [ROLE[/CONTAINER]=]IMAGE. Without a role: all containers that run another tag of the same repository.
+    /// Repeatable
     #[arg(long, value_name = "IMAGE", conflicts_with = "filename")]
     image: Vec<ImageAssignment>,
 }
@@ -34,16 +35,16 @@ impl KubectlPlanArgs {
         match &self.group {
             Some(group) => plans.push(plan_images(&session.cluster, group, &self.image).await?),
             None => {
-                let (objects, left_out) = read_files(&self.filename)?;
+                let (objects, skipped) = read_files(&self.filename)?;
                 let is_group = |object: &&Value| object["kind"] == "RoleBasedGroup";
                 for group in objects.iter().filter(is_group) {
                     plans.push(plan_file(&session.cluster, group, &objects).await?);
                 }
-                for other in left_out {
-                    print_note(&format!("{other} is left out: plans are made for RoleBasedGroups"))?;
+                for other in skipped {
+                    print_note(&format!("{other} skipped: only RoleBasedGroups are planned"))?;
                 }
                 if plans.is_empty() {
-                    bail!("there is no RoleBasedGroup in what was given");
+                    bail!("no RoleBasedGroup in the given files");
                 }
             }
         }
@@ -78,11 +79,12 @@ async fn plan_images(
 /// Flags of `moongate kubectl upgrade`.
 #[derive(Debug, Args)]
 pub(super) struct KubectlUpgradeArgs {
-    /// The group
+    /// Name of the group
     #[arg(value_name = "GROUP")]
     group: String,
 
-    /// A new image: [ROLE[/CONTAINER]=]IMAGE. Without a role: wherever another tag of the same repository runs. Repeatable
+    /// New image: [ROLE[/CONTAINER]=]IMAGE. Without a role: all containers that run another tag of the same repository.
+    /// Repeatable
     #[arg(long, value_name = "IMAGE", required = true)]
     image: Vec<ImageAssignment>,
 
@@ -90,18 +92,18 @@ pub(super) struct KubectlUpgradeArgs {
     mode: ChangeModeArgs,
 }
 
-/// How a change is made.
+/// How a change is carried out.
 #[derive(Debug, Default, Args)]
 pub(super) struct ChangeModeArgs {
-    /// Only tell what would be done, as `plan` does
+    /// Print the plan only, as `plan` does
     #[arg(long)]
     dry_run: bool,
 
-    /// Wait until all pods are as the change wants them, and tell how far it is
+    /// Wait until the rollout is complete, and print progress
     #[arg(long)]
     wait: bool,
 
-    /// Seconds to wait
+    /// Maximum time to wait, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
     timeout: u64,
 }
@@ -113,7 +115,7 @@ impl KubectlUpgradeArgs {
 }
 
 impl ChangeModeArgs {
-    /// Makes a change of a group, or tells what it would do; and waits, if that is asked for.
+    /// Applies a change of a group or prints its plan, and waits for the rollout if requested.
     pub(super) async fn change(
         &self,
         session: &KubectlSession,
@@ -125,8 +127,8 @@ impl ChangeModeArgs {
         if self.dry_run {
             let mut wanted = cluster.group(name).await?;
             change(&mut wanted)?;
-            let planned = plan(cluster, name, &[], |_| Ok(wanted)).await?;
-            return print(&session.format.print(&planned, || planned.text())?);
+            let report = plan(cluster, name, &[], |_| Ok(wanted)).await?;
+            return print(&session.format.print(&report, || report.text())?);
         }
         let before = cluster.group(name).await?;
         if let Some(set) = owning_set(&before) {
@@ -135,7 +137,7 @@ impl ChangeModeArgs {
         let after = cluster.edit(name, change).await?;
         let generation = |group: &Value| group["metadata"]["generation"].as_i64();
         match generation(&before) == generation(&after) {
-            true => print_note(&format!("{name} is so already"))?,
+            true => print_note(&format!("{name} is unchanged"))?,
             false => print_note(&format!("{name} is {done}"))?,
         }
         if self.wait {
@@ -145,7 +147,7 @@ impl ChangeModeArgs {
     }
 }
 
-/// Tells how far a group is until all is done.
+/// Prints progress until the rollout is complete.
 pub(super) async fn wait_for_rollout(
     session: &KubectlSession,
     name: &str,
@@ -153,9 +155,9 @@ pub(super) async fn wait_for_rollout(
 ) -> anyhow::Result<()> {
     let limit = Duration::from_secs(seconds);
     wait(&session.cluster, name, limit, |lines| {
-        // A closed terminal leaves nobody to tell.
+        // Ignore a closed terminal.
         let _ = print_note(&lines.join("; "));
     })
     .await?;
-    print(&format!("{name} is as its spec says\n"))
+    print(&format!("{name} is up to date\n"))
 }

@@ -1,4 +1,4 @@
-//! `moongate kubectl rollout`
+//! The command `moongate kubectl rollout`.
 
 use clap::{Args, Subcommand};
 use moongate_operator::kubectl::{
@@ -11,30 +11,30 @@ use super::{KubectlSession, print};
 
 #[derive(Debug, Subcommand)]
 pub(super) enum RolloutSubcommand {
-    /// List a group's revisions
+    /// List the revisions of a group
     History(RolloutHistoryArgs),
-    /// Tell how a revision differs from what the group is now
+    /// Show the differences between a revision and the group's present spec
     Diff(RolloutDiffArgs),
-    /// Go back to an earlier revision
+    /// Roll back to an earlier revision
     Undo(RolloutUndoArgs),
-    /// Hold updates of a group's roles back
+    /// Pause updates of a group's roles
     Pause(RolloutPauseArgs),
-    /// Let them go on
+    /// Resume updates of a group's roles
     Resume(RolloutRolesArgs),
-    /// Wait until all pods are as the spec says
+    /// Wait until the rollout is complete
     Status(RolloutStatusArgs),
-    /// Make all pods anew, as far at a time as an update may go
+    /// Recreate all pods within the rolling-update limits
     Restart(RolloutRolesArgs),
 }
 
 /// Flags of `moongate kubectl rollout history`.
 #[derive(Debug, Args)]
 pub(super) struct RolloutHistoryArgs {
-    /// The group
+    /// Name of the group
     #[arg(value_name = "GROUP")]
     group: String,
 
-    /// Print all that this revision keeps
+    /// Print the whole spec of this revision
     #[arg(long, value_name = "NUMBER")]
     revision: Option<i64>,
 }
@@ -42,11 +42,11 @@ pub(super) struct RolloutHistoryArgs {
 /// Flags of `moongate kubectl rollout diff`.
 #[derive(Debug, Args)]
 pub(super) struct RolloutDiffArgs {
-    /// The group
+    /// Name of the group
     #[arg(value_name = "GROUP")]
     group: String,
 
-    /// The revision. Without: the newest by which pods were others than now
+    /// Revision. Default: the newest one with other pods than now
     #[arg(long, value_name = "NUMBER")]
     revision: Option<i64>,
 }
@@ -54,11 +54,11 @@ pub(super) struct RolloutDiffArgs {
 /// Flags of `moongate kubectl rollout undo`.
 #[derive(Debug, Args)]
 pub(super) struct RolloutUndoArgs {
-    /// The group
+    /// Name of the group
     #[arg(value_name = "GROUP")]
     group: String,
 
-    /// The revision. Without: the newest by which pods were others than now
+    /// Revision. Default: the newest one with other pods than now
     #[arg(long, visible_alias = "revision", value_name = "NUMBER")]
     to_revision: Option<i64>,
 
@@ -69,11 +69,11 @@ pub(super) struct RolloutUndoArgs {
 /// Flags of `moongate kubectl rollout pause`.
 #[derive(Debug, Args)]
 pub(super) struct RolloutPauseArgs {
-    /// The group
+    /// Name of the group
     #[arg(value_name = "GROUP")]
     group: String,
 
-    /// A role. Without: all. Repeatable
+    /// Name of a role. Default: all roles. Repeatable
     #[arg(long, value_name = "NAME")]
     role: Vec<String>,
 }
@@ -81,11 +81,11 @@ pub(super) struct RolloutPauseArgs {
 /// Flags of `moongate kubectl rollout resume` and `restart`.
 #[derive(Debug, Args)]
 pub(super) struct RolloutRolesArgs {
-    /// The group
+    /// Name of the group
     #[arg(value_name = "GROUP")]
     group: String,
 
-    /// A role. Without: all. Repeatable
+    /// Name of a role. Default: all roles. Repeatable
     #[arg(long, value_name = "NAME")]
     role: Vec<String>,
 
@@ -96,11 +96,11 @@ pub(super) struct RolloutRolesArgs {
 /// Flags of `moongate kubectl rollout status`.
 #[derive(Debug, Args)]
 pub(super) struct RolloutStatusArgs {
-    /// The group
+    /// Name of the group
     #[arg(value_name = "GROUP")]
     group: String,
 
-    /// Seconds to wait
+    /// Maximum time to wait, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 1800)]
     timeout: u64,
 }
@@ -144,12 +144,12 @@ impl RolloutHistoryArgs {
             return print(&session.format.print(data, text)?);
         }
         let rows = history.revisions.iter().map(|revision| {
-            let mark = if revision.is_current { " (now)" } else { "" };
+            let mark = if revision.is_current { " (current)" } else { "" };
             let changes = revision.changes.join("; ");
-            vec![format!("{}{mark}", revision.number), revision.made.clone(), changes]
+            vec![format!("{}{mark}", revision.number), revision.created_at.clone(), changes]
         });
         let rows: Vec<Vec<String>> = rows.collect();
-        let text = || table(&["REVISION", "MADE", "CHANGES"], &rows);
+        let text = || table(&["REVISION", "CREATED", "CHANGES"], &rows);
         print(&session.format.print(&history, text)?)
     }
 }
@@ -163,7 +163,7 @@ impl RolloutDiffArgs {
         };
         let all = history.differences_to(revision);
         let text = || match all.is_empty() {
-            true => format!("revision {} is what {} is now\n", revision.number, self.group),
+            true => format!("revision {} equals the present spec of {}\n", revision.number, self.group),
             false => all.iter().map(FieldDifference::to_text).collect(),
         };
         print(&session.format.print(&all, text)?)
@@ -177,7 +177,7 @@ impl RolloutUndoArgs {
             Some(number) => history.revision(number)?,
             None => history.previous()?,
         };
-        let done = format!("taken back to revision {}", revision.number);
+        let done = format!("rolled back to revision {}", revision.number);
         let change = |group: &mut Value| restore_revision(group, &revision.data);
         self.mode.change(session, &self.group, &done, change).await
     }

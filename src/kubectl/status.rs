@@ -1,4 +1,4 @@
-//! `moongate kubectl status`
+//! The command `moongate kubectl status`.
 
 use clap::Args;
 use moongate_operator::kubectl::{GroupReport, table};
@@ -8,11 +8,11 @@ use super::{KubectlSession, print};
 /// Flags of `moongate kubectl status`.
 #[derive(Debug, Args)]
 pub(super) struct KubectlStatusArgs {
-    /// The group. Without: all groups, a line each
+    /// Name of the group. Default: all groups, one line each
     #[arg(value_name = "GROUP")]
     group: Option<String>,
 
-    /// Groups of all namespaces
+    /// Show groups of all namespaces
     #[arg(long, short = 'A', conflicts_with = "group")]
     all_namespaces: bool,
 }
@@ -26,8 +26,8 @@ impl KubectlStatusArgs {
         let reports = GroupReport::all(&session.cluster, self.all_namespaces).await?;
         let rows: Vec<Vec<String>> = reports.iter().map(GroupReport::row).collect();
         let text = || match rows.is_empty() {
-            true if self.all_namespaces => "there is no RoleBasedGroup\n".to_owned(),
-            true => format!("there is no RoleBasedGroup in namespace {}\n", session.cluster.namespace),
+            true if self.all_namespaces => "no RoleBasedGroups found\n".to_owned(),
+            true => format!("no RoleBasedGroups in namespace {}\n", session.cluster.namespace),
             false => table(&GroupReport::TABLE_HEADER, &rows),
         };
         print(&session.format.print(&reports, text)?)

@@ -1,4 +1,4 @@
-//! `moongate kv bench`: how fast objects are put and got.
+//! `moongate kv bench`: measures throughput and latency of puts and gets.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
@@ -17,10 +17,10 @@ use serde_json::json;
 use super::KvStoreArgs;
 use super::size::{format_size, parse};
 
-/// Flags of `moongate kv bench`.
+/// Arguments of `moongate kv bench`.
 #[derive(Clone, Debug, Args)]
 pub(super) struct KvBenchArgs {
-    /// Sizes of objects.
+    /// Object sizes to measure, each in turn.
     #[arg(
         long,
         value_name = "SIZE,…",
@@ -31,7 +31,7 @@ pub(super) struct KvBenchArgs {
     )]
     sizes: Vec<usize>,
 
-    /// Numbers of threads, each with connections of its own.
+    /// Numbers of threads to measure; each thread has its own connections.
     #[arg(
         long,
         value_name = "N,…",
@@ -41,15 +41,15 @@ pub(super) struct KvBenchArgs {
     )]
     threads: Vec<usize>,
 
-    /// Bytes that are put, and then got, for each size and number of threads. They have to fit into the store.
+    /// Bytes to put and then get for each size and number of threads. They must fit into the store.
     #[arg(long, value_name = "SIZE", env = "MOONGATE_KV_BENCH_BYTES", default_value = "256MiB", value_parser = parse)]
     bytes: usize,
 
-    /// How often every object is got.
+    /// Number of gets of each object.
     #[arg(long, value_name = "N", env = "MOONGATE_KV_BENCH_READS", default_value_t = 2)]
     reads: usize,
 
-    /// Copies of every object.
+    /// Number of replicas of each object.
     #[arg(long, value_name = "N", env = "MOONGATE_KV_BENCH_REPLICAS", default_value_t = 1)]
     replicas: u64,
 }
@@ -60,19 +60,19 @@ enum KvBenchOperation {
     Get,
 }
 
-/// What all threads do.
+/// The work that all threads share.
 #[derive(Clone)]
 struct KvBenchWorkload {
     operation: KvBenchOperation,
     prefix: String,
     size: usize,
-    /// Calls; those beyond the number of objects get the same ones again.
+    /// Total number of calls; gets beyond the number of objects read the same ones again.
     calls: usize,
     objects: usize,
     replicas: u64,
 }
 
-/// How it went: each call's microseconds, and the seconds of all.
+/// Latencies of all calls in microseconds, and the total time in seconds.
 struct KvBenchResult {
     calls: Histogram<u64>,
     seconds: f64,
@@ -84,9 +84,9 @@ pub(super) async fn run(
     supervisor: &Supervisor,
 ) -> anyhow::Result<ExitCode> {
     let (master, options, json) = (store.master()?, store.options(supervisor)?, store.json);
-    // It has threads and runtimes of its own.
+    // The benchmark starts its own threads and runtimes.
     let measured = tokio::task::spawn_blocking(move || measure(&command, &master, &options, json)).await;
-    measured.context("the measurement broke off")??;
+    measured.context("the benchmark thread failed")??;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -113,10 +113,13 @@ fn measure(command: &KvBenchArgs, master: &str, options: &KvClientOptions, json:
                 replicas: command.replicas,
             };
             let outcome = (|| {
-                for what in [KvBenchOperation::Put, KvBenchOperation::Get] {
-                    work.operation = what;
-                    work.calls =
-                        if what == KvBenchOperation::Put { objects } else { objects * command.reads.max(1) };
+                for operation in [KvBenchOperation::Put, KvBenchOperation::Get] {
+                    work.operation = operation;
+                    work.calls = if operation == KvBenchOperation::Put {
+                        objects
+                    } else {
+                        objects * command.reads.max(1)
+                    };
                     bar.set_message(format!("{} of {}", work.calls, format_size(size as u64)));
                     let result = all_threads(&work, threads, master, options)?;
                     print_result(&mut out, &work, threads, &result, json)?;
@@ -131,7 +134,7 @@ fn measure(command: &KvBenchArgs, master: &str, options: &KvClientOptions, json:
     Ok(())
 }
 
-/// Runs the work on that many threads.
+/// Runs the workload on `threads` threads.
 fn all_threads(
     work: &KvBenchWorkload,
     threads: usize,
@@ -139,7 +142,7 @@ fn all_threads(
     options: &KvClientOptions,
 ) -> anyhow::Result<KvBenchResult> {
     let next = Arc::new(AtomicUsize::new(0));
-    let began = Instant::now();
+    let started_at = Instant::now();
     let thread = |_| {
         let (work, next, master, options) =
             (work.clone(), Arc::clone(&next), master.to_owned(), options.clone());
@@ -148,10 +151,10 @@ fn all_threads(
     let started: Vec<_> = (0..threads.max(1)).map(thread).collect();
     let mut calls = Histogram::new(3)?;
     for thread in started {
-        let Ok(result) = thread.join() else { bail!("a thread has panicked") };
+        let Ok(result) = thread.join() else { bail!("a benchmark thread panicked") };
         calls.add(result?)?;
     }
-    Ok(KvBenchResult { calls, seconds: began.elapsed().as_secs_f64() })
+    Ok(KvBenchResult { calls, seconds: started_at.elapsed().as_secs_f64() })
 }
 
 fn one_thread(
@@ -163,7 +166,7 @@ fn one_thread(
     options.master.connections = 1;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut calls = Histogram::new(3)?;
-    let mut buffer: Vec<u8> = (0..work.size).map(|at| at as u8).collect();
+    let mut buffer: Vec<u8> = (0..work.size).map(|index| index as u8).collect();
     runtime.block_on(async {
         let client = KvClient::new(master, options, &Supervisor::new())?;
         let put = PutOptions { replicas: work.replicas, ..PutOptions::default() };
@@ -172,18 +175,18 @@ fn one_thread(
             if call >= work.calls {
                 return Ok(calls);
             }
-            let (key, began) = (format!("{}-{}", work.prefix, call % work.objects), Instant::now());
+            let (key, call_started) = (format!("{}-{}", work.prefix, call % work.objects), Instant::now());
             match work.operation {
                 KvBenchOperation::Put => {
                     if client.put(&key, &buffer, &put).await? == PutOutcome::AlreadyExists {
-                        bail!("there is an object {key:?} already");
+                        bail!("the object {key:?} exists already");
                     }
                 }
                 KvBenchOperation::Get => {
                     client.get_into(&key, &mut buffer).await.map_err(explain_error)?;
                 }
             }
-            calls.record(u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX))?;
+            calls.record(u64::try_from(call_started.elapsed().as_micros()).unwrap_or(u64::MAX))?;
         }
     })
 }
@@ -192,7 +195,7 @@ fn explain_error(error: KvError) -> anyhow::Error {
     let missing = matches!(error, KvError::NotFound { .. });
     let error = anyhow::Error::from(error);
     if missing {
-        error.context("the store has evicted what was put; give it more room, or use --bytes with less")
+        error.context("the store evicted objects of this benchmark; add store memory, or lower --bytes")
     } else {
         error
     }
@@ -219,11 +222,11 @@ fn print_result(
     let rate = work.calls as f64 / result.seconds;
     let [p50, p90, p99, max] = [0.5, 0.9, 0.99, 1.0].map(|q| result.calls.value_at_quantile(q) as f64 / 1e3);
     if json {
-        let told = json!({
+        let line = json!({
             "what": what, "bytes": work.size, "threads": threads, "calls": work.calls, "gb_per_s": speed,
             "calls_per_s": rate, "p50_ms": p50, "p90_ms": p90, "p99_ms": p99, "max_ms": max,
         });
-        return writeln!(out, "{told}");
+        return writeln!(out, "{line}");
     }
     let size = format_size(work.size as u64);
     writeln!(

@@ -12,50 +12,50 @@ use moongate_store_client::{KvClient, PutOptions, PutOutcome, SoftPinChange};
 
 use super::KvStoreArgs;
 
-/// How often the bar is drawn.
+/// Redraw interval of the progress bar.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Flags of `moongate kv put`.
+/// Arguments of `moongate kv put`.
 #[derive(Debug, Args)]
 pub(super) struct KvPutArgs {
-    /// The object's key.
+    /// Key under which the object is stored
     key: String,
 
-    /// The file; stdin if absent or `-`.
+    /// File to read; stdin if absent or `-`
     file: Option<PathBuf>,
 
-    /// Copies, each on another node.
+    /// Number of replicas, each on another node
     #[arg(long, value_name = "N", default_value_t = 1)]
     replicas: u64,
 
-    /// Replace an object that there is.
+    /// Replace the object if it exists
     #[arg(long)]
     upsert: bool,
 
-    /// Evict others first, for the master's usual time.
+    /// Evict other objects first, for the master's default time
     #[arg(long)]
     soft_pin: bool,
 
-    /// Never evict it.
+    /// Never evict the object
     #[arg(long)]
     hard_pin: bool,
 
-    /// Names of segments to try first.
+    /// Names of segments on which to allocate first
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     segment: Vec<String>,
 
-    /// The group with which it is leased and evicted.
+    /// Group with which the object is leased and evicted
     #[arg(long, value_name = "NAME")]
     group: Option<String>,
 }
 
-/// Flags of `moongate kv get`.
+/// Arguments of `moongate kv get`.
 #[derive(Debug, Args)]
 pub(super) struct KvGetArgs {
-    /// The object's key.
+    /// Key under which the object is stored
     key: String,
 
-    /// The file; stdout if absent or `-`.
+    /// File to write; stdout if absent or `-`
     file: Option<PathBuf>,
 }
 
@@ -86,7 +86,7 @@ pub(super) async fn put(
         group: command.group,
         ..PutOptions::default()
     };
-    let (key, began) = (&command.key, Instant::now());
+    let (key, started_at) = (&command.key, Instant::now());
     let total = (bytes.len() as u64).saturating_mul(command.replicas.max(1));
     let putting = async {
         if command.upsert {
@@ -96,14 +96,14 @@ pub(super) async fn put(
         }
     };
     let put = with_progress(client, total, putting).await?;
-    let seconds = began.elapsed().as_secs_f64();
+    let seconds = started_at.elapsed().as_secs_f64();
     let stored = put == PutOutcome::Stored;
     if store.json {
-        let told =
+        let line =
             serde_json::json!({ "key": key, "bytes": bytes.len(), "stored": stored, "seconds": seconds });
-        writeln!(io::stdout(), "{told}")?;
+        writeln!(io::stdout(), "{line}")?;
     } else if !stored {
-        bail!("there is an object {key:?} already, and it was not changed; --upsert replaces it");
+        bail!("the object {key:?} exists already and was not changed; --upsert replaces it");
     }
     Ok(if stored { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -113,13 +113,13 @@ pub(super) async fn get(
     store: &KvStoreArgs,
     client: &KvClient,
 ) -> anyhow::Result<ExitCode> {
-    let (key, file, began) = (&command.key, command.file.as_deref(), Instant::now());
+    let (key, file, started_at) = (&command.key, command.file.as_deref(), Instant::now());
     if store.json && is_stream(file) {
-        bail!("--json prints to stdout, as does the object; name a file for the object");
+        bail!("--json prints to stdout; name a file for the object");
     }
     let total = client.stat(key).await?.size;
     let bytes = with_progress(client, total, client.get(key)).await?;
-    let seconds = began.elapsed().as_secs_f64();
+    let seconds = started_at.elapsed().as_secs_f64();
     match file.filter(|_| !is_stream(file)) {
         Some(file) => {
             std::fs::write(file, &bytes).with_context(|| format!("cannot write {}", file.display()))?;
@@ -127,13 +127,13 @@ pub(super) async fn get(
         None => io::stdout().lock().write_all(&bytes).context("cannot write to stdout")?,
     }
     if store.json {
-        let told = serde_json::json!({ "key": key, "bytes": bytes.len(), "seconds": seconds });
-        writeln!(io::stdout(), "{told}")?;
+        let line = serde_json::json!({ "key": key, "bytes": bytes.len(), "seconds": seconds });
+        writeln!(io::stdout(), "{line}")?;
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Draws how far it is, on a terminal.
+/// Shows a progress bar during `work` if stderr is a terminal.
 async fn with_progress<T>(client: &KvClient, total: u64, work: impl Future<Output = T>) -> T {
     if !io::stderr().is_terminal() {
         return work.await;

@@ -14,51 +14,51 @@ use serde_json::json;
 use super::KvStoreArgs;
 use super::size::format_size;
 
-/// The port of Mooncake's admin server if not set otherwise.
+/// Default port of Mooncake's admin server.
 const ADMIN_PORT: u16 = 9003;
-/// Time for one node of etcd to answer where the master is.
+/// Time limit of one etcd endpoint for the lookup of the master.
 const ETCD_LIMIT: Duration = Duration::from_secs(2);
 
-/// Flags of `moongate kv ls`.
+/// Arguments of `moongate kv ls`.
 #[derive(Debug, Args)]
 pub(super) struct KvListArgs {
-    /// Only keys that begin so.
+    /// List only keys with this prefix
     #[arg(default_value = "")]
     prefix: String,
 
-    /// The master's admin server; port 9003 of the master's host if absent.
+    /// The master's admin server; by default port 9003 of the master's host
     #[arg(long, value_name = "HOST:PORT", env = "MOONGATE_KV_ADMIN")]
     admin: Option<String>,
 
-    /// Stop after so many keys.
+    /// Maximum number of keys to list; unlimited by default
     #[arg(long, value_name = "N", default_value_t = usize::MAX, hide_default_value = true)]
     limit: usize,
 }
 
-/// Flags of `moongate kv stat`.
+/// Arguments of `moongate kv stat`.
 #[derive(Debug, Args)]
 pub(super) struct KvStatArgs {
-    /// The objects' keys.
+    /// Keys of the objects, separated by spaces
     #[arg(required = true)]
     keys: Vec<String>,
 }
 
-/// Flags of `moongate kv rm`.
+/// Arguments of `moongate kv rm`.
 #[derive(Debug, Args)]
 pub(super) struct KvRemoveArgs {
-    /// The objects' keys.
+    /// Keys of the objects, separated by spaces
     #[arg(required_unless_present_any = ["regex", "all"])]
     keys: Vec<String>,
 
-    /// Remove the objects whose key matches.
+    /// Remove all objects whose key matches
     #[arg(long, value_name = "REGEX", conflicts_with_all = ["keys", "all"])]
     regex: Option<String>,
 
-    /// Remove all objects of the tenant.
+    /// Remove all objects of the tenant
     #[arg(long, conflicts_with = "keys")]
     all: bool,
 
-    /// Remove also what is leased.
+    /// Also remove leased objects
     #[arg(long)]
     force: bool,
 }
@@ -74,15 +74,18 @@ pub(super) async fn list(command: KvListArgs, store: &KvStoreArgs) -> anyhow::Re
     };
     let tls = store.tls()?;
     let admin = AdminClient::authenticated(&address, admin::AdminClientOptions::default(), tls.as_ref())?;
-    let mut keys = admin.keys().await.context("--admin names the master's admin server")?;
-    let (mut out, mut left) = (io::BufWriter::new(io::stdout().lock()), command.limit);
+    let mut keys = admin
+        .keys()
+        .await
+        .context("cannot list keys; check --admin, the address of the master's admin server")?;
+    let (mut out, mut remaining) = (io::BufWriter::new(io::stdout().lock()), command.limit);
     while let Some(page) = keys.next().await? {
         for key in page.iter().filter(|key| key.starts_with(&command.prefix)) {
-            if left == 0 {
+            if remaining == 0 {
                 out.flush()?;
                 return Ok(ExitCode::SUCCESS);
             }
-            left -= 1;
+            remaining -= 1;
             if store.json { writeln!(out, "{}", json!({ "key": key }))? } else { writeln!(out, "{key}")? }
         }
     }
@@ -105,7 +108,7 @@ pub(super) async fn stat(
                 if store.json {
                     json!({ "key": key, "found": false }).to_string()
                 } else {
-                    format!("{key}: none")
+                    format!("{key}: not found")
                 }
             }
             Err(error) => return Err(error.into()),
@@ -131,7 +134,7 @@ fn json_of(key: &str, stat: &ObjectStat) -> String {
 fn text_of(key: &str, stat: &ObjectStat) -> String {
     let mut text = format!("{key}: {}, leased for {:?}", format_size(stat.size), stat.lease);
     for it in &stat.replicas {
-        let state = if it.complete { "" } else { ", not complete" };
+        let state = if it.complete { "" } else { ", incomplete" };
         text.push_str(&format!(
             "\n  replica {}: {} of {} at {:#x}{state}",
             it.id, it.medium, it.location, it.address
@@ -149,15 +152,15 @@ pub(super) async fn remove(
         Some(regex) => client.remove_matching(regex, command.force).await?,
         None if command.all => client.remove_all(command.force).await?,
         None => {
-            let (mut removed, mut kept) = (0, Vec::new());
+            let (mut removed, mut failures) = (0, Vec::new());
             for key in &command.keys {
                 match client.remove(key, command.force).await {
                     Ok(()) => removed += 1,
-                    Err(error) => kept.push(error.to_string()),
+                    Err(error) => failures.push(error.to_string()),
                 }
             }
-            if !kept.is_empty() {
-                bail!("{}; --force removes also what is leased", kept.join("; "));
+            if !failures.is_empty() {
+                bail!("{}; --force also removes leased objects", failures.join("; "));
             }
             removed
         }

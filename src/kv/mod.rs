@@ -1,4 +1,4 @@
-//! `moongate kv`: objects of a store, from the command line.
+//! `moongate kv`: command-line access to the objects of a store.
 
 mod bench;
 mod files;
@@ -17,10 +17,10 @@ use moongate_telemetry::LoggingArgs;
 
 use crate::settings::invalid_settings;
 
-/// Time for tasks to end once the command is through.
+/// Time limit for background tasks after the command.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Flags of `moongate kv`.
+/// Arguments of `moongate kv`.
 #[derive(Debug, Args)]
 pub(crate) struct KvArgs {
     #[command(subcommand)]
@@ -33,24 +33,24 @@ pub(crate) struct KvArgs {
 
 #[derive(Debug, Subcommand)]
 enum KvSubcommand {
-    /// Store a file, or what comes on stdin.
+    /// Store a file or stdin as an object
     Put(files::KvPutArgs),
-    /// Write an object to a file, or to stdout.
+    /// Write an object to a file or stdout
     Get(files::KvGetArgs),
-    /// Remove objects.
+    /// Remove objects by key, by regular expression, or all
     Rm(list::KvRemoveArgs),
-    /// List keys. Asks the master's admin server, which leases nothing.
+    /// List keys through the master's admin server, without leasing objects
     Ls(list::KvListArgs),
-    /// Tell where objects are. Leases them.
+    /// Show size, lease and replicas of objects; this leases them
     Stat(list::KvStatArgs),
-    /// Measure putting and getting.
+    /// Measure throughput and latency of puts and gets
     Bench(bench::KvBenchArgs),
 }
 
-/// Which store, and how it is reached.
+/// Arguments that select a store and its connections.
 #[derive(Clone, Debug, Args)]
 struct KvStoreArgs {
-    /// The master's RPC port, or etcd://HOST:PORT;HOST:PORT where several masters have their leader there.
+    /// The master's RPC address, or etcd://HOST:PORT;HOST:PORT if masters publish their leader in etcd
     #[arg(
         long,
         global = true,
@@ -60,7 +60,7 @@ struct KvStoreArgs {
     )]
     master: String,
 
-    /// Which masters, if etcd has those of several stores: their --cluster_id.
+    /// --cluster_id of the masters, if several stores share the etcd
     #[arg(
         long,
         global = true,
@@ -70,7 +70,7 @@ struct KvStoreArgs {
     )]
     cluster_id: String,
 
-    /// Where nodes tell their data ports: P2PHANDSHAKE, or the URL of an HTTP metadata server.
+    /// Where nodes publish their data ports: P2PHANDSHAKE, or the URL of an HTTP metadata server
     #[arg(
         long,
         global = true,
@@ -80,31 +80,37 @@ struct KvStoreArgs {
     )]
     metadata: MetadataSource,
 
-    /// Whose objects.
+    /// Tenant that owns the objects
     #[arg(long, global = true, value_name = "NAME", env = "MOONGATE_KV_TENANT", default_value = "default")]
     tenant: String,
 
-    /// How far nodes are: a host or network and a number, as 10.1.0.0/16=1. The nearest replica is read; the same
-    /// host is 0, others are 100.
-    #[arg(long, global = true, value_name = "PLACE=N", env = "MOONGATE_KV_NEAR", value_delimiter = ',')]
-    near: Vec<String>,
+    /// Distance of a host or network, as 10.1.0.0/16=1. The nearest replica is read; this host has distance 0, hosts
+    /// without a rule 100
+    #[arg(
+        long,
+        global = true,
+        value_name = "HOST_OR_CIDR=N",
+        env = "MOONGATE_KV_DISTANCE",
+        value_delimiter = ','
+    )]
+    distance: Vec<String>,
 
-    /// Connections to one node.
-    #[arg(long, global = true, value_name = "N", env = "MOONGATE_KV_LANES", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
-    lanes: u16,
+    /// Maximum number of connections to one node
+    #[arg(long, global = true, value_name = "N", env = "MOONGATE_KV_CONNECTIONS_PER_NODE", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=256))]
+    connections_per_node: u16,
 
-    /// Larger objects are cut into slices that are under way at once.
+    /// Slice size: larger objects are split into slices that are transferred in parallel
     #[arg(long, global = true, value_name = "SIZE", env = "MOONGATE_KV_SLICE", default_value = "4MiB", value_parser = size::parse)]
     slice: usize,
 
-    /// Devices for transfers with nodes that have RDMA; without names, all that the machine has.
+    /// RDMA devices for transfers with nodes that have RDMA; all devices of the machine by default
     #[arg(long, global = true, value_name = "NAME,...", env = "MOONCAKE_DEVICE", value_delimiter = ',')]
     rdma_device: Vec<String>,
 
     #[command(flatten)]
     tls: PeerTlsArgs,
 
-    /// Print JSON, one object a line.
+    /// Print JSON, one object per line
     #[arg(long, global = true, env = "MOONGATE_KV_JSON")]
     json: bool,
 }
@@ -116,27 +122,27 @@ impl KvStoreArgs {
             tls.reload_on_change(supervisor);
         }
         let mut locality = Locality::default();
-        for rule in &self.near {
-            locality = locality.with_rule(rule).context("--near")?;
+        for rule in &self.distance {
+            locality = locality.with_rule(rule).context("--distance")?;
         }
         Ok(KvClientOptions {
             tenant: self.tenant.clone(),
             metadata: self.metadata.clone(),
             authentication: tls.map(StoreCredentials::new),
             locality,
-            connections_per_node: usize::from(self.lanes),
+            connections_per_node: usize::from(self.connections_per_node),
             slice_bytes: self.slice,
             rdma_devices: self.rdma_device.iter().filter(|name| !name.is_empty()).cloned().collect(),
             ..KvClientOptions::default()
         })
     }
 
-    /// TLS with the store's programs, if it is configured.
+    /// Loads TLS for connections to the store's programs, if it is configured.
     fn tls(&self) -> anyhow::Result<Option<PeerTls>> {
         self.tls.load().map_err(invalid_settings)
     }
 
-    /// The master's address as clients take it.
+    /// The master's address in the form that [`KvClient::new`] takes.
     fn master(&self) -> anyhow::Result<String> {
         Ok(MasterAddress::parse(&self.master, Some(&self.cluster_id)).context("--master")?.to_string())
     }
@@ -147,9 +153,9 @@ impl KvStoreArgs {
 }
 
 pub(crate) async fn run(command: KvArgs, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
-    let KvArgs { subcommand: tool, store, .. } = command;
+    let KvArgs { subcommand, store, .. } = command;
     let work = async {
-        match tool {
+        match subcommand {
             KvSubcommand::Put(put) => files::put(put, &store, &store.client(&supervisor)?).await,
             KvSubcommand::Get(get) => files::get(get, &store, &store.client(&supervisor)?).await,
             KvSubcommand::Rm(remove) => list::remove(remove, &store, &store.client(&supervisor)?).await,
@@ -160,12 +166,12 @@ pub(crate) async fn run(command: KvArgs, supervisor: Supervisor) -> anyhow::Resu
     };
     let outcome = tokio::select! {
         outcome = work => outcome,
-        // A put that was under way is taken back by a task of the supervisor.
+        // A put in progress is revoked by a task of the supervisor.
         () = terminated() => Err(anyhow::anyhow!("stopped by a signal")),
     };
     let stopping = supervisor.shutdown(SHUTDOWN_TIMEOUT).await;
     if let Err(left) = stopping {
-        tracing::debug!(%left, "tasks did not end");
+        tracing::debug!(%left, "background tasks did not end in time");
     }
     outcome
 }

@@ -1,6 +1,6 @@
-//! Sizes as people write them.
+//! Parses and formats human-readable sizes.
 
-/// Bytes from `4096`, `64KiB`, `1MiB`, `2GiB`, or with the units `K`, `M`, `G`, which are the same.
+/// Parses `4096`, `64KiB`, `1MiB`, `2GiB`. The units `K`, `M` and `G` mean the same as `KiB`, `MiB` and `GiB`.
 pub(super) fn parse(text: &str) -> Result<usize, String> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);
@@ -11,12 +11,12 @@ pub(super) fn parse(text: &str) -> Result<usize, String> {
         "g" | "gib" => Some(30),
         _ => None,
     };
-    let wrong = || format!("{text:?} is not a size; write for example 4096, 64KiB or 1MiB");
-    let (number, shift) = number.parse::<usize>().ok().zip(shift).ok_or_else(wrong)?;
-    number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or_else(wrong)
+    let invalid = || format!("{text:?} is not a size; write for example 4096, 64KiB or 1MiB");
+    let (number, shift) = number.parse::<usize>().ok().zip(shift).ok_or_else(invalid)?;
+    number.checked_mul(1 << shift).filter(|bytes| *bytes > 0).ok_or_else(invalid)
 }
 
-/// A size as people read it.
+/// Formats a size with a binary unit, as `1.5 MiB`.
 pub(super) fn format_size(bytes: u64) -> String {
     for (unit, shift) in [("GiB", 30), ("MiB", 20), ("KiB", 10)] {
         if bytes >= 1 << shift {
@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_and_shown() {
+    fn sizes_are_parsed_and_formatted() {
         for (text, bytes, shown) in [
             ("1", 1, "1 B"),
             ("64KiB", 65_536, "64 KiB"),

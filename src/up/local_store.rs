@@ -12,14 +12,13 @@ use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvClientOptions};
 use moongate_store_node::{NodeArgs, NodeConfig, RunningNode};
 
-/// Nodes.
 pub(super) const NODES: usize = 2;
-/// What each lends. Pages of simulated engines are small: this is room for two million tokens.
+/// Segment size of each node. Pages of simulated engines are small: it holds two million tokens.
 const SEGMENT: &str = "256mb";
-/// Time for the last calls.
+/// Time limit for calls in progress at shutdown.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
 
-/// A store that serves.
+/// A running master and its nodes.
 pub(super) struct LocalStoreCluster {
     master: RunningMaster,
     nodes: Vec<RunningNode>,
@@ -27,7 +26,7 @@ pub(super) struct LocalStoreCluster {
 }
 
 impl LocalStoreCluster {
-    /// Starts it on free loopback ports.
+    /// Starts a master and [`NODES`] nodes on free loopback ports.
     pub(super) async fn start() -> anyhow::Result<Self> {
         let supervisor = Supervisor::new();
         let master = moongate_master::start(master_options()?, &supervisor).await?;
@@ -40,7 +39,7 @@ impl LocalStoreCluster {
         Ok(Self { master, nodes, supervisor })
     }
 
-    /// A client of it.
+    /// A new client, connected to this store's master.
     pub(super) fn client(&self) -> anyhow::Result<KvClient> {
         Ok(KvClient::new(
             &self.master.rpc_address().to_string(),
@@ -49,16 +48,16 @@ impl LocalStoreCluster {
         )?)
     }
 
-    /// Where the master tells people.
+    /// Address of the master's admin server.
     pub(super) fn admin(&self) -> SocketAddr {
         self.master.service_addresses().admin
     }
 
-    /// What a gateway has to be told.
+    /// Flags that connect a gateway to this store.
     pub(super) fn gateway_flags(&self) -> Vec<String> {
-        let faces = self.master.service_addresses();
-        let events = faces.events.map(|address| format!("--mooncake-events=tcp://{address}"));
-        std::iter::once(format!("--mooncake-admin={}", faces.admin)).chain(events).collect()
+        let addresses = self.master.service_addresses();
+        let events = addresses.events.map(|address| format!("--mooncake-events=tcp://{address}"));
+        std::iter::once(format!("--mooncake-admin={}", addresses.admin)).chain(events).collect()
     }
 
     pub(super) async fn stop(self) {
@@ -84,14 +83,14 @@ fn master_options() -> anyhow::Result<MasterOptions> {
     ];
     match flags::read(line.map(OsString::from), |_| None)? {
         MasterInvocation::Serve(options) => Ok(*options),
-        MasterInvocation::PrintText(text) => anyhow::bail!("the master has nothing but text: {text}"),
+        MasterInvocation::PrintText(text) => anyhow::bail!("the master's flags print text instead of starting it: {text}"),
     }
 }
 
 fn node_settings(master: &str) -> anyhow::Result<(NodeArgs, NodeConfig)> {
     let line = ["moongate store", "--port=0", "--memory=process", "--listen=127.0.0.1", "--data-port=0"];
     let flags =
-        NodeArgs::try_parse_from(line).context("a setting of the environment does not suit a store")?;
+        NodeArgs::try_parse_from(line).context("an environment variable is invalid for the store")?;
     let config = NodeConfig::read(None, &[], |name| {
         let value = match name {
             "MOONCAKE_MASTER" => master,

@@ -43,7 +43,7 @@ impl ChaosFleet {
         for (number, role) in ["prefill", "prefill", "decode", "decode"].into_iter().enumerate() {
             let (port, bootstrap) = (free_port(), free_port());
             let mut line = format!(
-                "loadtest engine --role {role} --face sglang --listen 127.0.0.1:{port} --time-scale 5"
+                "loadtest engine --role {role} --protocol sglang --listen 127.0.0.1:{port} --time-scale 5"
             );
             if role == "prefill" {
                 line.push_str(&format!(" --bootstrap-listen 127.0.0.1:{bootstrap}"));

@@ -149,7 +149,7 @@ async fn assert_sums_agree(fleet: &ChaosFleet, outcomes: &ChaosOutcomes) {
     wait_until("no request is in flight", async || {
         fleet.metric("moongate_requests_in_flight", "").await == 0
             && fleet.metric("moongate_engine_requests_in_flight", "").await == 0
-            && fleet.metric("moongate_requests_held", "").await == 0
+            && fleet.metric("moongate_requests_queued", "").await == 0
     })
     .await;
     for url in &fleet.engine_urls {

@@ -62,12 +62,12 @@ async function fits(page) {
 /** Pastes a prompt, and asks until it is known where it is: a busy engine may not tell its tokens in time. */
 async function look(page, text) {
   await page.getByLabel(/A prompt, a JSON list/).fill(text);
-  const answer = page.locator('#prompt-answer').filter({ hasText: /Taken|not known/ });
+  const answer = page.locator('#prompt-answer').filter({ hasText: /Interpreted|No prediction/ });
   for (let attempt = 0; attempt < 100; attempt += 1) {
-    await page.getByRole('button', { name: 'Look' }).click();
+    await page.getByRole('button', { name: 'Look up' }).click();
     await answer.waitFor();
     const told = await answer.textContent();
-    if (told.includes('Taken')) return told;
+    if (told.includes('Interpreted')) return told;
   }
   throw new Error('no engine tells the tokens of a prompt');
 }
@@ -147,7 +147,7 @@ const checks = {
     const { page, close } = await open();
     await shown(page, '#status', 'Serving');
     await page.route('**/debug/fleet', (route) => route.abort());
-    await shown(page, '#status', 'does not answer');
+    await shown(page, '#status', 'does not respond');
     assert.ok(await page.locator('#content.stale').isVisible(), 'what was known is still shown');
     await page.unroute('**/debug/fleet');
     await shown(page, '#status', 'Serving');
@@ -164,10 +164,10 @@ const checks = {
         return token === 'Bearer right' ? route.continue() : route.fulfill({ status: 401, json: {} });
       });
     });
-    await page.getByLabel(/asks for its admin token/).fill('wrong');
+    await page.getByLabel(/requires its admin token/).fill('wrong');
     await page.getByRole('button', { name: 'Open' }).click();
-    await shown(page, '#token-refused', 'does not take');
-    await page.getByLabel(/asks for its admin token/).fill('right');
+    await shown(page, '#token-refused', 'rejected');
+    await page.getByLabel(/requires its admin token/).fill('right');
     await page.keyboard.press('Enter');
     await shown(page, '#status', 'Serving');
     await page.reload();
@@ -180,14 +180,14 @@ const checks = {
   async no_engines() {
     const { page, close } = await open(DESK, pretend(fleet([])));
     await shown(page, '#status', 'No engines yet');
-    await shown(page, '#topology-note', 'No engine is known yet');
+    await shown(page, '#topology-note', 'No engines yet');
     await isAccessible(page);
     await close();
   },
 
   async many_engines() {
     const { page, close } = await open(DESK, pretend(fleet(manyEngines(500))));
-    await shown(page, '#engine-count', '500 in all');
+    await shown(page, '#engine-count', '500 total');
     assert.equal(await page.locator('#engine-rows tr').count(), 50);
     assert.match(await page.locator('#engine-rows tr').first().textContent(), /unhealthy/);
     await page.getByRole('button', { name: 'Show 50 more of 450' }).click();
@@ -196,7 +196,7 @@ const checks = {
     await shown(page, '#engine-count', /^\d+ of 500$/);
     assert.ok((await page.locator('.map .box').count()) <= 24, 'engines are put together');
     await shown(page, '#legend', 'same zone');
-    await shown(page, '#rollout', '2 versions at once');
+    await shown(page, '#rollout', '2 versions in use');
     await isAccessible(page);
     await page.getByLabel('Find').fill('');
     await page.evaluate(() => scrollTo(0, 0));

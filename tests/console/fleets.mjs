@@ -4,11 +4,11 @@ const nothing = { in_flight: 0, ended: 0, failed: 0, first_tokens: 0, first_toke
 
 export function fleet(instances, { ready = instances.length > 0 } = {}) {
   return {
-    form: 1,
+    schema_version: 2,
     now: Date.now() / 1000,
-    gateway: { release: '0.0.0', policy: 'predictive', uptime_s: 4000, ready, draining: false, generation: 7, held: 12 },
+    gateway: { release: '0.0.0', policy: 'predictive', uptime_s: 4000, ready, draining: false, generation: 7, queued: 12 },
     totals: nothing,
-    index: { pages: 1_234_567, bytes: 34_567_890 },
+    index: { blocks: 1_234_567, bytes: 34_567_890 },
     models: instances.length > 0 ? ['large-model'] : [],
     store: null,
     instances,
@@ -35,7 +35,7 @@ export function manyEngines(number) {
       handover: state === 'not_ready' ? null : 'sglang',
       uses_store: prefill,
       in_flight: at % 17,
-      prompts: { answered: 100, tokens: prefill ? 100_000 : 0, cached_tokens: prefill ? (at * 997) % 100_000 : 0 },
+      prompts: { completed: 100, tokens: prefill ? 100_000 : 0, cached_tokens: prefill ? (at * 997) % 100_000 : 0 },
       load: {
         waiting_prompts: at % 5,
         waiting_tokens: 1000 * (at % 5),

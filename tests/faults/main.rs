@@ -266,7 +266,7 @@ const FAULTS: [(&str, EngineFault); 8] = [
     ("hangs", EngineFault::Hang),
     ("answers 500", EngineFault::Status500),
     ("dies before the first byte", EngineFault::CloseBeforeFirstByte),
-    ("dies mid-stream", EngineFault::DieMidStream { tokens: 3 }),
+    ("dies mid-stream", EngineFault::DisconnectMidStream { tokens: 3 }),
     ("hangs mid-stream", EngineFault::HangMidStream { tokens: 3 }),
     ("sends garbage", EngineFault::Garbage),
     ("sends a garbage body", EngineFault::GarbageBody),
@@ -338,7 +338,7 @@ async fn second_pair_retries(protocol: EngineProtocolCase) {
         for faulty_prefill in [true, false] {
             for (name, fault) in FAULTS {
                 let mid_stream =
-                    stream && !faulty_prefill && matches!(fault, EngineFault::DieMidStream { .. });
+                    stream && !faulty_prefill && matches!(fault, EngineFault::DisconnectMidStream { .. });
                 if is_silence(fault) || mid_stream {
                     continue;
                 }

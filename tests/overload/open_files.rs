@@ -29,7 +29,7 @@ async fn clients_beyond_the_open_file_limit_get_503_and_the_rest_200() {
     shell.args(["--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--health-interval=100ms"]);
     shell.args(engines.flags()).env_clear().stdin(Stdio::null());
     let mut gateway = MoongateProcess::spawn(&mut shell);
-    let line = gateway.wait_for_line("gateway listens").await;
+    let line = gateway.wait_for_line("gateway listening").await;
     let field =
         |name: &str| line.split_whitespace().find_map(|word| word.strip_prefix(name)).unwrap().to_owned();
     let (address, admin) = (field("address=").parse().unwrap(), field("admin="));
@@ -53,7 +53,7 @@ async fn clients_beyond_the_open_file_limit_get_503_and_the_rest_200() {
     // The admin listener has descriptors of its own while clients hold all of theirs.
     let metrics = client().get(format!("http://{admin}/metrics")).send().await.unwrap().text().await.unwrap();
     let refused = metrics.lines().find_map(|line| {
-        line.strip_prefix(r#"moongate_overload_refusals_total{reason="client_connections"} "#)
+        line.strip_prefix(r#"moongate_overload_rejections_total{reason="client_connections"} "#)
     });
     assert!(refused.unwrap().parse::<u64>().unwrap() >= 272, "{metrics}");
     assert!(!metrics.contains("model_not_found"), "{metrics}");

@@ -15,7 +15,7 @@ use crate::world::{TEST_TIMEOUT, client, openai_error};
 
 const MIB: usize = 1 << 20;
 const CLIENTS: usize = 80;
-const REFUSALS: &str = "moongate_overload_refusals_total{reason=\"body_memory\"}";
+const REFUSALS: &str = "moongate_overload_rejections_total{reason=\"body_memory\"}";
 const BODY: &str = r#"{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":1}"#;
 
 /// Kilobytes of a line in `/proc/PID/status`.

@@ -87,7 +87,7 @@ def our_node(address):
     }
     process = Process("node", [moongate, "store", "--port=0", "--allow-peers=0.0.0.0/0,::/0"], variables)
     process.until("this node serves transfers over RDMA")
-    process.until("this node lends memory")
+    process.until("store node ready")
     return process
 
 

@@ -33,7 +33,7 @@ impl RebuildNode {
         command.env("MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE");
         command.env("MOONCAKE_GLOBAL_SEGMENT_SIZE", "64mb");
         let mut binary = MoongateProcess::spawn(&mut command);
-        let line = binary.wait_for_line("this node lends memory").await;
+        let line = binary.wait_for_line("store node ready").await;
         let http = line.split_whitespace().find_map(|word| word.strip_prefix("http=")).unwrap().to_owned();
         Self { binary, http }
     }

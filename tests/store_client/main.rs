@@ -1,8 +1,8 @@
 //! Nodes that are slow, silent, broken or restarted: other replicas, other attempts, no wrong bytes.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
-#[path = "../../kvstore/master/tests/caller/mod.rs"]
-mod caller;
+#[path = "../../kvstore/master/tests/test_master/mod.rs"]
+mod test_master;
 mod node;
 
 use std::time::Duration;
@@ -18,14 +18,14 @@ use node::{FaultyNode, FaultyNodeMode};
 const SIZE: usize = 32 << 20;
 
 struct StoreClientFixture {
-    master: caller::TestMaster,
+    master: test_master::TestMaster,
     supervisor: Supervisor,
     nodes: Vec<FaultyNode>,
 }
 
 impl StoreClientFixture {
     async fn with(nodes: usize, settings: MasterCoreOptions) -> Self {
-        let master = caller::start_master_with(MasterServerOptions {
+        let master = test_master::start_master_with(MasterServerOptions {
             core: settings,
             threads: 2,
             ..MasterServerOptions::default()
@@ -221,7 +221,7 @@ async fn a_node_that_was_restarted_elsewhere_is_found_again() {
 
 #[tokio::test]
 async fn nodes_of_version_1_are_written_before_the_object_is_visible() {
-    let master = caller::start_master();
+    let master = test_master::start_master();
     let supervisor = Supervisor::new();
     let node = FaultyNode::start(&master.rpc.address().to_string(), SIZE, 1, "tcp", &supervisor).await;
     let client =
@@ -236,7 +236,7 @@ async fn nodes_of_version_1_are_written_before_the_object_is_visible() {
 
 #[tokio::test]
 async fn a_node_with_rdma_is_reached_over_tcp_too() {
-    let master = caller::start_master();
+    let master = test_master::start_master();
     let supervisor = Supervisor::new();
     // It tells of no device, so there is no connection over RDMA, whatever this machine has.
     let node = FaultyNode::start(&master.rpc.address().to_string(), SIZE, 2, "rdma", &supervisor).await;

@@ -188,7 +188,7 @@ async fn damage_is_never_served_and_the_master_learns_of_it() {
         })
         .await;
     }
-    assert!(node.metric("moongate_store_disk_damaged_objects_total").await >= 1);
+    assert!(node.metric("moongate_store_disk_corrupt_objects_total").await >= 1);
     node.stop().await;
 }
 

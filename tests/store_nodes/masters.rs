@@ -5,7 +5,7 @@ use moongate_master_client::admin::{self, AdminClient};
 
 use moongate_master_core::{DiskTierOptions, DynamicReplicationMode, MasterCoreOptions};
 
-use crate::caller::{TestHttpMaster, start_http_master, start_http_master_with};
+use crate::test_master::{TestHttpMaster, start_http_master, start_http_master_with};
 use crate::world::{HANDSHAKE, NEWEST, RealMaster};
 
 #[derive(Clone, Copy, Debug)]

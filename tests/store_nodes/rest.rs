@@ -19,7 +19,7 @@ async fn drain_reports_losses_and_a_cancelled_drain_serves_on() {
     let node = InProcessNode::start(&store).await;
     wait_until("it has settled", async || node.get("/settled").await.0 == 200).await;
     let (status, text) = send(&node, Method::POST, "/drain", "").await;
-    assert!(status == 200 && text.contains("memory of the process is lost"), "{status} {text}");
+    assert!(status == 200 && text.contains("process memory is lost"), "{status} {text}");
     let (status, text) = node.get("/settled").await;
     assert!(status == 202 && text.contains(r#""drained":true"#), "{status} {text}");
     assert_eq!(send(&node, Method::DELETE, "/drain", "").await.0, 200);
@@ -221,7 +221,7 @@ async fn a_token_guards_the_api() {
     let node = InProcessNode::start_with(&store, &["--api-token=moon"]).await;
     let (status, answer) = send(&node, Method::POST, "/api/mount", r#"{"size": 16777216}"#).await;
     assert_eq!(status, 401, "{answer}");
-    assert_eq!(node.metric("moongate_store_refused_api_calls_total").await, 1);
+    assert_eq!(node.metric("moongate_store_api_requests_rejected_total").await, 1);
     let exist = Client::new().get(node.url("/api/exist/k")).bearer_auth("moon").send().await.unwrap();
     assert_eq!(exist.status(), 200);
     assert_eq!(node.get("/health").await.0, 200);

@@ -182,7 +182,7 @@ pub(crate) async fn replace_nodes(
         replaced,
         ended,
         correct: sum(|stats| stats.store_hits),
-        corrupt: sum(|stats| stats.store_wrong),
+        corrupt: sum(|stats| stats.store_corrupt),
         failures: sum(|stats| stats.store_failures),
     }
 }

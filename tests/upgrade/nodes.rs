@@ -49,7 +49,7 @@ impl ReplaceableNode {
             program: env!("CARGO_BIN_EXE_moongate").into(),
             arguments: arguments.map(str::to_owned).into(),
             master: master.to_owned(),
-            ready: "this node lends memory",
+            ready: "store node ready",
             running: None,
             _holder: Some(holder),
         }

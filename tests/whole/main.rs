@@ -151,7 +151,7 @@ async fn traced(base: &str, collector: &SpanCollector, trace: &str) -> Vec<Span>
         let spans = collector.trace(trace);
         let names: Vec<&str> = spans.iter().map(|span| span.name.as_str()).collect();
         let root = format!("chat {MODEL}");
-        let wanted = [&root, "prompt", "predict", "decide", "prefill", "decode", "first byte", "relay"];
+        let wanted = [&root, "read body", "predict", "decide", "prefill", "decode", "first byte", "relay"];
         if wanted.iter().all(|name| names.contains(name)) { Ok(spans) } else { Err(format!("{names:?}")) }
     })
     .await

@@ -53,7 +53,7 @@ impl MoongateProcess {
         let mut args = vec!["gateway", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"];
         args.extend(flags.iter().map(String::as_str));
         let mut binary = Self::start(&args);
-        let line = binary.wait_for_line("gateway listens").await;
+        let line = binary.wait_for_line("gateway listening").await;
         let field = |name: &str| {
             let value = line.split_whitespace().find_map(|word| word.strip_prefix(name));
             value.unwrap_or_else(|| panic!("no {name} in {line:?}")).to_owned()

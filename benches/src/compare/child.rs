@@ -1,4 +1,4 @@
-//! Child processes: pinned to a core, with their output kept for error messages, killed when dropped.
+//! Child processes: pinned to a core, with their output captured for error messages, killed on drop.
 
 use std::env;
 use std::ffi::OsStr;
@@ -12,17 +12,17 @@ use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-/// Time for a killed process to go.
+/// Time limit for a killed process to exit.
 const REAP_LIMIT: Duration = Duration::from_secs(10);
 
-/// Where processes run and write.
+/// Working folder and placement of processes.
 #[derive(Debug)]
 pub(super) struct BenchEnvironment {
-    /// `None`: nothing is pinned.
+    /// `None` if processes are not pinned.
     pub(super) taskset: Option<PathBuf>,
     pub(super) gateway_cpu: u32,
     pub(super) load_cpu: u32,
-    /// Whether engines and load never sleep.
+    /// Whether engines and load generator busy-poll instead of sleeping.
     pub(super) busy_poll: bool,
     pub(super) scratch: TempDir,
 }
@@ -43,7 +43,6 @@ impl BenchEnvironment {
     }
 }
 
-/// A gateway's process.
 #[derive(Debug)]
 pub(super) struct GatewayProcess {
     child: Child,
@@ -51,8 +50,9 @@ pub(super) struct GatewayProcess {
 }
 
 impl GatewayProcess {
-    pub(super) fn start(places: &BenchEnvironment, mut command: Command) -> anyhow::Result<Self> {
-        let file = tempfile::Builder::new().prefix("gateway-").suffix(".log").tempfile_in(&places.scratch);
+    pub(super) fn start(environment: &BenchEnvironment, mut command: Command) -> anyhow::Result<Self> {
+        let file =
+            tempfile::Builder::new().prefix("gateway-").suffix(".log").tempfile_in(&environment.scratch);
         let (file, log) = file.and_then(|file| Ok(file.keep()?)).context("log of the gateway")?;
         command.stdout(file.try_clone()?).stderr(file);
         let child = command.spawn().with_context(|| format!("{command:?}"))?;
@@ -63,31 +63,31 @@ impl GatewayProcess {
         self.child.id().context("the gateway has ended")
     }
 
-    /// Fails if the process has ended.
+    /// Returns an error if the process has exited.
     pub(super) fn ensure_running(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait()? {
-            Some(status) => bail!("the gateway ended ({status}): {}", self.log_tail()),
+            Some(status) => bail!("the gateway exited ({status}): {}", self.log_tail()),
             None => Ok(()),
         }
     }
 
-    /// The last lines of what it wrote.
+    /// The last lines of its output.
     pub(super) fn log_tail(&self) -> String {
         const LONGEST: usize = 1500;
         let text = fs::read(&self.log).unwrap_or_default();
         String::from_utf8_lossy(&text[text.len().saturating_sub(LONGEST)..]).trim().to_owned()
     }
 
-    /// Kills the process and waits until it is gone, so that the next one has the core for itself.
+    /// Kills the process and waits for its exit, so that the next one has the core to itself.
     pub(super) async fn stop(mut self) -> anyhow::Result<()> {
         match timeout(REAP_LIMIT, self.child.kill()).await {
             Ok(outcome) => Ok(outcome?),
-            Err(_) => bail!("a killed gateway did not end within {REAP_LIMIT:?}"),
+            Err(_) => bail!("a killed gateway did not exit within {REAP_LIMIT:?}"),
         }
     }
 }
 
-/// Runs a command to its end.
+/// Runs a command to its end and returns its output.
 pub(super) async fn output(mut command: Command, limit: Duration) -> anyhow::Result<Output> {
     let child = command
         .stdout(Stdio::piped())
@@ -96,11 +96,11 @@ pub(super) async fn output(mut command: Command, limit: Duration) -> anyhow::Res
         .with_context(|| format!("{command:?}"))?;
     match timeout(limit, child.wait_with_output()).await {
         Ok(output) => Ok(output?),
-        Err(_) => bail!("{command:?} did not end within {limit:?}"),
+        Err(_) => bail!("{command:?} did not exit within {limit:?}"),
     }
 }
 
-/// A program by its name, as a shell would find it.
+/// Finds a program by name on PATH, as a shell does.
 pub(super) fn find_on_path(name: impl AsRef<OsStr>) -> Option<PathBuf> {
     let folders = env::var_os("PATH")?;
     let mut found = env::split_paths(&folders).map(|folder| folder.join(name.as_ref()));

@@ -14,9 +14,9 @@ use tokio::time::{Instant, sleep, timeout};
 use super::child::{self, BenchEnvironment, GatewayProcess};
 use crate::wire::request_once;
 
-/// Time for a gateway to answer its first completion.
+/// Time limit for a gateway's first successful completion.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Time after that for everything a gateway does late: loading models' names, first health checks.
+/// Additional time for late start-up work: loading models' names, first health checks.
 const SETTLE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -24,18 +24,18 @@ pub(super) enum BenchGatewayKind {
     Moongate {
         path: PathBuf,
         flags: Vec<String>,
-        /// The share of requests whose traces it exports, if it makes any.
+        /// Share of requests whose traces it exports, if any.
         trace_ratio: Option<f64>,
     },
     Smg {
         path: PathBuf,
         policy: &'static str,
     },
-    /// A plain proxy to whole engines: what moving the bytes costs at least.
+    /// A plain proxy to complete engines: a lower bound for forwarding bytes.
     Nginx {
         path: PathBuf,
     },
-    /// No gateway: the load goes to an engine, whose own CPU time is told.
+    /// No gateway: the load goes to an engine, whose own CPU time is reported.
     EngineOnly,
 }
 
@@ -72,7 +72,7 @@ async fn version(path: &PathBuf, flag: &str) -> String {
 /// The mock engines' process and ports.
 #[derive(Debug)]
 pub(super) struct MockEngineProcess {
-    // Its standard input is open as long as this lives.
+    // The child exits when its standard input closes, which is when this is dropped.
     child: Child,
     plain: Vec<u64>,
     prefill: Vec<(u64, u64)>,
@@ -80,13 +80,13 @@ pub(super) struct MockEngineProcess {
 }
 
 impl MockEngineProcess {
-    pub(super) async fn start(places: &BenchEnvironment) -> anyhow::Result<Self> {
+    pub(super) async fn start(environment: &BenchEnvironment) -> anyhow::Result<Self> {
         let own = std::env::current_exe()?;
-        let mut command = places.command(places.load_cpu, &own);
-        command.args(["engine", "--until-stdin-closes", "--max-seconds", "86400"]);
+        let mut command = environment.command(environment.load_cpu, &own);
+        command.args(["engine", "--exit-on-stdin-eof", "--max-seconds", "86400"]);
         command.args(["--plain", "0", "--plain", "0", "--prefill", "0,0", "--prefill", "0,0"]);
         command.args(["--decode", "0", "--decode", "0"]);
-        command.args(places.busy_poll.then_some("--awake"));
+        command.args(environment.busy_poll.then_some("--busy-poll"));
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().context("mock engines")?;
         let output = child.stdout.take().context("mock engines have no output")?;
@@ -113,7 +113,7 @@ impl MockEngineProcess {
     }
 }
 
-/// A gateway that answers.
+/// A gateway that has served a completion.
 #[derive(Debug)]
 pub(super) struct StartedGateway {
     pub(super) port: u16,
@@ -125,12 +125,12 @@ impl StartedGateway {
     pub(super) async fn start(
         gateway: &BenchGateway,
         engines: &MockEngineProcess,
-        places: &BenchEnvironment,
+        environment: &BenchEnvironment,
     ) -> anyhow::Result<Self> {
         let (port, admin) = (free_port()?, free_port()?);
         let command = match &gateway.kind {
             BenchGatewayKind::Moongate { path, flags, trace_ratio: traces } => {
-                let mut command = places.command(places.gateway_cpu, path);
+                let mut command = environment.command(environment.gateway_cpu, path);
                 command.arg("gateway");
                 if let Some(ratio) = traces {
                     let collector = engines.plain.first().context("no plain engine")?;
@@ -140,17 +140,17 @@ impl StartedGateway {
                 moongate(command, port, admin, engines, flags)
             }
             BenchGatewayKind::Smg { path, policy } => {
-                smg(places.command(places.gateway_cpu, path), port, admin, engines, policy)
+                smg(environment.command(environment.gateway_cpu, path), port, admin, engines, policy)
             }
             BenchGatewayKind::Nginx { path } => {
-                nginx(places.command(places.gateway_cpu, path), port, engines, places)?
+                nginx(environment.command(environment.gateway_cpu, path), port, engines, environment)?
             }
             BenchGatewayKind::EngineOnly => {
                 let port = *engines.plain.first().context("no plain engine")?;
                 return Ok(Self { port: u16::try_from(port)?, server: None });
             }
         };
-        let mut server = GatewayProcess::start(places, command)?;
+        let mut server = GatewayProcess::start(environment, command)?;
         let limit = Instant::now() + START_LIMIT;
         let ready_port = matches!(gateway.kind, BenchGatewayKind::Moongate { .. }).then_some(admin);
         while let Err(error) = is_ready(port, ready_port).await {
@@ -184,7 +184,7 @@ async fn is_ready(port: u16, ready_port: Option<u16>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A port that was free just now.
+/// A port that was free a moment ago.
 fn free_port() -> anyhow::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
@@ -218,7 +218,7 @@ fn smg(mut command: Command, port: u16, metrics: u16, engines: &MockEngineProces
     }
     command.args(["--policy", policy, "--log-level", "warn", "--max-concurrent-requests", "0"]);
     command.args(["--prometheus-host", "127.0.0.1", "--prometheus-port", &metrics.to_string()]);
-    // Its start-up looks for a tokenizer of the model; nothing is to be fetched.
+    // At start it would look up a tokenizer of the model; nothing may be downloaded.
     command.args(["--disable-tokenizer-autoload"]);
     command
 }
@@ -227,13 +227,13 @@ fn nginx(
     mut command: Command,
     port: u16,
     engines: &MockEngineProcess,
-    places: &BenchEnvironment,
+    environment: &BenchEnvironment,
 ) -> anyhow::Result<Command> {
-    let scratch = places.scratch.path();
+    let scratch = environment.scratch.path();
     let servers: String = engines.plain.iter().map(|port| format!("server 127.0.0.1:{port}; ")).collect();
     let temp: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
         .iter()
-        .map(|what| format!("{what}_temp_path {}/{what}; ", scratch.display()))
+        .map(|module| format!("{module}_temp_path {}/{module}; ", scratch.display()))
         .collect();
     let text = format!(
         "daemon off; master_process off; pid {0}/nginx.pid; error_log {0}/nginx.log error;\n\

@@ -1,4 +1,4 @@
-//! Gateways one after another, in interleaved rounds, under the same load.
+//! Compares gateways under the same load, in interleaved rounds.
 
 mod child;
 mod gateways;
@@ -20,55 +20,56 @@ use gateways::{BenchGateway, BenchGatewayKind};
 use rounds::{BenchPlan, BenchRun};
 use scenarios::{SCENARIOS, Scenario};
 
-/// Options of `gateway-bench compare`.
+/// Command-line arguments of `gateway-bench compare`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchCompareArgs {
-    /// The moongate binary.
+    /// Path of the moongate binary to measure.
     #[arg(long, value_name = "FILE")]
     moongate: Option<PathBuf>,
 
-    /// The smg command, measured with two policies.
+    /// The smg binary, measured with two policies.
     #[arg(long, value_name = "FILE")]
     smg: Option<PathBuf>,
 
-    /// Rounds; each starts every gateway anew and measures it, in another order.
+    /// Number of rounds; each restarts and measures every gateway, in another order.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=100))]
     rounds: u32,
 
-    /// Measures every gateway so often in each round. If more than once, all run at the same time and take turns: on a machine that drifts,
-    /// many short measurements of two side by side tell their ratio sooner than a few long ones.
+    /// Measurements of every gateway per round. With more than one, all gateways run at the same time and are measured
+    /// in turn: on a machine whose speed drifts, many short alternating measurements determine a ratio faster than a
+    /// few long ones.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    turns: u32,
+    repeats: u32,
 
-    /// Only this scenario. Repeatable.
+    /// Run only this scenario. Repeatable.
     #[arg(long, value_name = "SCENARIO", value_parser = SCENARIOS.map(|scenario| scenario.name))]
     only: Vec<String>,
 
-    /// Measured time of each run.
+    /// Measured time of each run in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
     seconds: f64,
 
-    /// CPU core of the gateway.
+    /// CPU core for the gateway.
     #[arg(long, value_name = "N", default_value_t = 0)]
     gateway_cpu: u32,
 
-    /// CPU core of engines and load generator.
+    /// CPU core for engines and load generator.
     #[arg(long, value_name = "N", default_value_t = 1)]
     load_cpu: u32,
 
-    /// Also writes every run here, as JSON.
+    /// Write every run to this file, as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Leaves out the rows for orientation: the engines without a gateway, and nginx where it is installed.
+    /// Omit the baselines: engines without a gateway, and nginx where it is installed.
     #[arg(long)]
-    no_reference: bool,
+    no_baselines: bool,
 
-    /// Measures Moongate a second time, with this share of requests traced, and says what that costs.
+    /// Measure Moongate a second time with this share of requests traced, and report the cost of tracing.
     #[arg(long, value_name = "RATIO")]
     traces: Option<f64>,
 
-    /// Further flags of the moongate gateway, as one word each. Repeatable.
+    /// Additional flag for the moongate gateway, as one word. Repeatable.
     #[arg(long, value_name = "FLAG", allow_hyphen_values = true)]
     moongate_flag: Vec<String>,
 }
@@ -84,12 +85,12 @@ pub(crate) async fn run(options: BenchCompareArgs) -> anyhow::Result<()> {
         .iter()
         .filter(|scenario| options.only.is_empty() || options.only.iter().any(|only| only == scenario.name))
         .collect();
-    let places = bench_environment(&options)?;
-    let plan = BenchPlan { rounds: options.rounds, repeats: options.turns, seconds: options.seconds };
+    let environment = bench_environment(&options)?;
+    let plan = BenchPlan { rounds: options.rounds, repeats: options.repeats, seconds: options.seconds };
     let mut terminate = signal(SignalKind::terminate())?;
     // Dropping the measurement kills every process it has started.
     let runs = tokio::select! {
-        runs = rounds::measure(&gateways, &scenarios, &places, plan) => runs?,
+        runs = rounds::measure(&gateways, &scenarios, &environment, plan) => runs?,
         _ = tokio::signal::ctrl_c() => bail!("interrupted"),
         _ = terminate.recv() => bail!("terminated"),
     };
@@ -124,11 +125,11 @@ async fn gateways(options: &BenchCompareArgs) -> anyhow::Result<Vec<BenchGateway
             gateways.push(BenchGateway::new(&format!("smg {policy}"), kind).await);
         }
     }
-    if !options.no_reference {
+    if !options.no_baselines {
         if let Some(path) = child::find_on_path("nginx") {
             gateways.push(BenchGateway::new("nginx (no PD)", BenchGatewayKind::Nginx { path }).await);
         }
-        gateways.push(BenchGateway::new("engine alone", BenchGatewayKind::EngineOnly).await);
+        gateways.push(BenchGateway::new("no gateway", BenchGatewayKind::EngineOnly).await);
     }
     ensure!(!gateways.is_empty(), "nothing to measure; give --moongate or --smg");
     Ok(gateways)
@@ -149,7 +150,7 @@ fn bench_environment(options: &BenchCompareArgs) -> anyhow::Result<BenchEnvironm
         taskset,
         gateway_cpu: options.gateway_cpu,
         load_cpu: options.load_cpu,
-        // What traces cost is less than waking whoever sleeps, which a slower gateway has to do more often.
+        // Tracing costs less than waking sleeping peers, which a slower gateway has to do more often.
         busy_poll: options.traces.is_some(),
         scratch: tempfile::tempdir().context("no folder for logs")?,
     })
@@ -176,7 +177,7 @@ fn json_document(
     let versions: serde_json::Map<_, _> =
         gateways.iter().map(|gateway| (gateway.name.clone(), gateway.version.clone().into())).collect();
     json!({
-        "machine": table::machine(), "versions": versions, "rounds": options.rounds, "turns": options.turns,
+        "machine": table::machine(), "versions": versions, "rounds": options.rounds, "repeats": options.repeats,
         "seconds": options.seconds,
         "runs": runs,
     })

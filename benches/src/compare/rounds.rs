@@ -1,4 +1,4 @@
-//! The measurement itself.
+//! Runs the scenarios on the gateways in rounds.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -11,49 +11,49 @@ use super::gateways::{BenchGateway, MockEngineProcess, StartedGateway};
 use super::scenarios::{IDLE, Scenario};
 use crate::procfs;
 
-/// One scenario on one gateway, once.
+/// One run of one scenario on one gateway.
 #[derive(Debug)]
 pub(super) struct BenchRun {
     pub(super) round: u32,
     pub(super) gateway: String,
     pub(super) scenario: &'static str,
-    /// The report, or why there is none. A run with errors has none.
+    /// The report, or the reason why there is none. A run with errors has none.
     pub(super) outcome: Result<Value, String>,
 }
 
-/// How much is measured.
+/// Number and duration of measurements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BenchPlan {
     /// How often every gateway is started.
     pub(super) rounds: u32,
-    /// How often it is measured each time. If more than once, all run at the same time and take turns.
+    /// Measurements per start. With more than one, all gateways run at the same time and are measured in turn.
     pub(super) repeats: u32,
-    /// Of one measurement.
     pub(super) seconds: f64,
 }
 
-/// Every gateway through every scenario as often as planned. Fails only if the mock engines do, or if a gateway cannot be stopped.
+/// Measures every gateway with every scenario as planned. Fails only if the mock engines fail, or if a gateway cannot
+/// be stopped.
 pub(super) async fn measure(
     gateways: &[BenchGateway],
     scenarios: &[&Scenario],
-    places: &BenchEnvironment,
+    environment: &BenchEnvironment,
     plan: BenchPlan,
 ) -> anyhow::Result<Vec<BenchRun>> {
-    let engines = MockEngineProcess::start(places).await?;
+    let engines = MockEngineProcess::start(environment).await?;
     let mut runs = Vec::new();
     for start in 0..plan.rounds {
-        // Another gateway begins each time, so that a drift of the machine meets all alike.
+        // The order rotates, so that a drift of the machine affects all gateways equally.
         let mut order: Vec<&BenchGateway> = gateways.iter().collect();
         order.rotate_left(start as usize % gateways.len());
         let together = if plan.repeats > 1 { order.len() } else { 1 };
         for gateways in order.chunks(together) {
-            let mut turns =
-                InterleavedGateways { engines: &engines, places, plan, start, running: Vec::new() };
-            turns.start(gateways).await;
+            let mut interleaved =
+                InterleavedGateways { engines: &engines, environment, plan, start, running: Vec::new() };
+            interleaved.start(gateways).await;
             for scenario in scenarios {
-                turns.measure_scenario(scenario, &mut runs).await?;
+                interleaved.measure_scenario(scenario, &mut runs).await?;
             }
-            turns.stop().await?;
+            interleaved.stop().await?;
         }
     }
     Ok(runs)
@@ -62,18 +62,18 @@ pub(super) async fn measure(
 /// Gateways that run at the same time and are measured in turn.
 struct InterleavedGateways<'a> {
     engines: &'a MockEngineProcess,
-    places: &'a BenchEnvironment,
+    environment: &'a BenchEnvironment,
     plan: BenchPlan,
-    /// Which start of them it is, from 0.
+    /// Number of the round, from 0.
     start: u32,
-    /// One that could not be started says why instead.
+    /// A gateway that could not be started has the error instead.
     running: Vec<(&'a BenchGateway, Result<StartedGateway, String>)>,
 }
 
 impl<'a> InterleavedGateways<'a> {
     async fn start(&mut self, gateways: &[&'a BenchGateway]) {
         for gateway in gateways {
-            let running = StartedGateway::start(gateway, self.engines, self.places).await;
+            let running = StartedGateway::start(gateway, self.engines, self.environment).await;
             self.running.push((gateway, running.map_err(|error| format!("{error:#}"))));
         }
     }
@@ -83,13 +83,15 @@ impl<'a> InterleavedGateways<'a> {
         scenario: &Scenario,
         runs: &mut Vec<BenchRun>,
     ) -> anyhow::Result<()> {
-        for turn in 0..self.plan.repeats {
-            let round = self.start * self.plan.repeats + turn;
+        for repeat in 0..self.plan.repeats {
+            let round = self.start * self.plan.repeats + repeat;
             for (gateway, running) in &mut self.running {
                 let outcome = match running {
-                    Ok(running) => one_run(running, self.engines, scenario, self.places, self.plan.seconds)
-                        .await
-                        .map_err(|error| format!("{error:#}")),
+                    Ok(running) => {
+                        one_run(running, self.engines, scenario, self.environment, self.plan.seconds)
+                            .await
+                            .map_err(|error| format!("{error:#}"))
+                    }
                     Err(failure) => Err(failure.clone()),
                 };
                 self.engines.pid()?;
@@ -101,7 +103,7 @@ impl<'a> InterleavedGateways<'a> {
                     outcome,
                 });
             }
-            // Who was second is the first next time.
+            // Reverse the order for the next repetition.
             self.running.reverse();
         }
         Ok(())
@@ -119,7 +121,7 @@ async fn one_run(
     running: &mut StartedGateway,
     engines: &MockEngineProcess,
     scenario: &Scenario,
-    places: &BenchEnvironment,
+    environment: &BenchEnvironment,
     seconds: f64,
 ) -> anyhow::Result<Value> {
     let pid = match &mut running.server {
@@ -133,13 +135,13 @@ async fn one_run(
         let rss = procfs::rss_kib(pid.unwrap_or(engines.pid()?))?;
         return Ok(json!({"rss_after_mb": rss as f64 * 1024.0 / 1e6}));
     }
-    let mut command = places.command(places.load_cpu, &std::env::current_exe()?);
+    let mut command = environment.command(environment.load_cpu, &std::env::current_exe()?);
     command.args(["load", "--port", &running.port.to_string(), "--duration", &seconds.to_string()]);
     if !scenario.load.contains(&"--warmup") {
         command.args(["--warmup", &(seconds / 4.0).clamp(0.1, 0.5).to_string()]);
     }
     command.args(scenario.load);
-    command.args(places.busy_poll.then_some("--awake"));
+    command.args(environment.busy_poll.then_some("--busy-poll"));
     match pid {
         Some(pid) => command.args(["--pid", &pid.to_string(), "--engine-pid", &engines.pid()?.to_string()]),
         None => command.args(["--pid", &engines.pid()?.to_string()]),
@@ -151,8 +153,12 @@ async fn one_run(
     let report: Value = serde_json::from_slice(&output.stdout).context("the load generator's report")?;
     let errors = report["errors"].as_u64().unwrap_or(u64::MAX);
     let requests = report["requests"].as_u64().unwrap_or(0);
-    ensure!(errors == 0, "{errors} errors beside {requests} answers; the first: {}", report["error_example"]);
-    ensure!(requests > 0, "no answer in the measured time");
+    ensure!(
+        errors == 0,
+        "{errors} errors and {requests} successful requests; first error: {}",
+        report["error_example"]
+    );
+    ensure!(requests > 0, "no response in the measured time");
     Ok(report)
 }
 
@@ -165,13 +171,13 @@ fn print_progress(
     let mut out = std::io::stderr();
     match outcome {
         Ok(report) => {
-            let told = ["cpu_us_per_request", "cpu_us_per_chunk", "p50_us", "rss_after_mb", "foreign_cores"];
-            let told: Vec<String> = told
+            let metrics = ["cpu_us_per_request", "cpu_us_per_chunk", "p50_us", "rss_after_mb", "other_cores"];
+            let metrics: Vec<String> = metrics
                 .iter()
                 .filter(|key| report[**key].is_number())
                 .map(|key| format!("{key} {:.2}", report[*key].as_f64().unwrap_or(f64::NAN)))
                 .collect();
-            writeln!(out, "round {round} {gateway}, {scenario}: {}", told.join(", "))?;
+            writeln!(out, "round {round} {gateway}, {scenario}: {}", metrics.join(", "))?;
         }
         Err(failure) => writeln!(out, "round {round} {gateway}, {scenario}: FAILED: {failure}")?,
     }

@@ -1,18 +1,16 @@
-//! What is measured.
+//! Scenarios and their metrics.
 
-/// A number of a run's report.
+/// A metric of a run's report.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BenchMetric {
     pub(super) key: &'static str,
     pub(super) title: &'static str,
 }
 
-/// One kind of load.
 #[derive(Debug)]
 pub(super) struct Scenario {
     pub(super) name: &'static str,
     pub(super) title: &'static str,
-    /// Flags of `gateway-bench load`.
     pub(super) load: &'static [&'static str],
     pub(super) measures: &'static [BenchMetric],
 }
@@ -29,7 +27,7 @@ const RSS: BenchMetric = BenchMetric { key: "rss_after_mb", title: "RSS after, M
 const TTFT: BenchMetric = BenchMetric { key: "ttft_p50_us", title: "TTFT p50 µs" };
 const DELAY: BenchMetric = BenchMetric { key: "chunk_delay_p50_us", title: "chunk delay p50 µs" };
 
-/// In the order in which one gateway goes through them; the one that fills its memory is last.
+/// In order of execution; the scenario that fills a gateway's memory is last.
 pub(super) const SCENARIOS: [Scenario; 7] = [
     Scenario {
         name: IDLE,
@@ -64,7 +62,8 @@ pub(super) const SCENARIOS: [Scenario; 7] = [
     Scenario {
         name: "sse-paced",
         title: "SSE 10 ms per token, 100 streams",
-        // Streams last a second; they start over the first second, so that each step carries about as many.
+        // Streams last one second and their starts are spread over the first second, so that each step has about as
+        // many tokens.
         load: &[
             "--body-bytes",
             "300",

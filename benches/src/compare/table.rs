@@ -7,13 +7,13 @@ use super::gateways::BenchGateway;
 use super::rounds::BenchRun;
 use super::scenarios::Scenario;
 
-/// More CPU than this used by others makes a run doubtful.
+/// A run is flagged if other processes used more CPU cores than this.
 const NOISY_CORES: f64 = 0.2;
 
-/// Values of one measure on one gateway over the rounds.
+/// Values of one metric of one gateway over the rounds.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct MetricSeries {
-    /// By round, only of runs that succeeded.
+    /// Values with their round, only of successful runs.
     pub(super) values: Vec<(u32, f64)>,
     pub(super) failed: usize,
 }
@@ -42,7 +42,6 @@ impl MetricSeries {
     }
 }
 
-/// Median, smallest and largest.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct MedianRange {
     pub(super) median: f64,
@@ -65,9 +64,9 @@ impl MedianRange {
     }
 }
 
-/// Where the median of all that could have been measured of these processes lies with 95 % certainty: between two of the measured values,
-/// whose ranks are those that a fair coin's heads stay within. `None` if there are too few values to say more than the smallest and the
-/// largest.
+/// The 95 % confidence interval of the median: between two of the measured values, whose ranks are the 95 % range of
+/// heads of a fair coin (binomial distribution). `None` if there are too few values for a narrower interval than
+/// minimum to maximum.
 pub(super) fn median_confidence_interval(values: &[f64]) -> Option<(f64, f64)> {
     const FEWEST: usize = 20;
     let mut sorted = values.to_vec();
@@ -136,14 +135,14 @@ fn failures(runs: &[BenchRun]) -> String {
 
 fn noise_summary(runs: &[BenchRun]) -> String {
     let reports = runs.iter().filter_map(|run| run.outcome.as_ref().ok());
-    let foreign: Vec<f64> = reports.filter_map(|report| report["foreign_cores"].as_f64()).collect();
-    let noisy = foreign.iter().filter(|cores| **cores > NOISY_CORES).count();
-    let Some(spread) = MedianRange::of(&foreign) else { return String::new() };
+    let other_cores: Vec<f64> = reports.filter_map(|report| report["other_cores"].as_f64()).collect();
+    let noisy = other_cores.iter().filter(|cores| **cores > NOISY_CORES).count();
+    let Some(spread) = MedianRange::of(&other_cores) else { return String::new() };
     let verdict =
         if noisy == 0 { "quiet" } else { "noisy: trust ratios within a round, not absolute values" };
     format!(
-        "* Other processes and the host used {spread} cores meanwhile, more than {NOISY_CORES} in {noisy} of {} runs: {verdict}.\n",
-        foreign.len()
+        "* Other processes and the host used {spread} cores during the runs, more than {NOISY_CORES} in {noisy} of {} runs: {verdict}.\n",
+        other_cores.len()
     )
 }
 
@@ -166,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_more_is_measured_the_more_certain_is_the_median() {
+    fn confidence_interval_narrows_with_more_values() {
         let values = |count: u32| (1..=count).map(f64::from).rev().collect::<Vec<_>>();
         assert_eq!(median_confidence_interval(&values(11)), None);
         // 10 ± 1.96 × √20 ÷ 2 heads of 20.

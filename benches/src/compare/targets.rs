@@ -1,4 +1,4 @@
-//! What Moongate is to reach, and whether it did.
+//! Performance targets of Moongate, and whether they were met.
 
 use std::fmt::Write as _;
 
@@ -61,7 +61,7 @@ const TARGETS: [PerformanceTarget; 6] = [
     },
 ];
 
-/// What traces may cost, as multiples of the same without.
+/// Limits on the cost of tracing, as multiples of the values without tracing.
 const TRACING_TARGETS: [PerformanceTarget; 4] = [
     PerformanceTarget {
         title: "CPU per request, 200 B",
@@ -93,19 +93,19 @@ const TRACING_TARGETS: [PerformanceTarget; 4] = [
     },
 ];
 
-/// A line for each target that was measured.
+/// One line per target that was measured.
 pub(super) fn target_lines(gateways: &[BenchGateway], runs: &[BenchRun]) -> String {
     let mut text = String::new();
-    let ours = gateways.iter().filter(|gateway| matches!(gateway.kind, BenchGatewayKind::Moongate { .. }));
-    let (traced, ours): (Vec<_>, Vec<_>) = ours
+    let own = gateways.iter().filter(|gateway| matches!(gateway.kind, BenchGatewayKind::Moongate { .. }));
+    let (traced, own): (Vec<_>, Vec<_>) = own
         .partition(|gateway| matches!(gateway.kind, BenchGatewayKind::Moongate { trace_ratio: Some(_), .. }));
-    for our in ours {
+    for gateway in own {
         for (target, traced) in
             TRACING_TARGETS.iter().flat_map(|target| traced.iter().map(move |traced| (target, traced)))
         {
-            let without = MetricSeries::of(runs, &our.name, target.scenario, target.key);
+            let without = MetricSeries::of(runs, &gateway.name, target.scenario, target.key);
             let with = MetricSeries::of(runs, &traced.name, target.scenario, target.key);
-            let title = format!("{}, {}, of {}", target.title, traced.name, our.name);
+            let title = format!("{}, {}, of {}", target.title, traced.name, gateway.name);
             push_target_line(
                 &mut text,
                 target,
@@ -115,7 +115,7 @@ pub(super) fn target_lines(gateways: &[BenchGateway], runs: &[BenchRun]) -> Stri
             );
         }
         for target in &TARGETS {
-            let series = MetricSeries::of(runs, &our.name, target.scenario, target.key);
+            let series = MetricSeries::of(runs, &gateway.name, target.scenario, target.key);
             if !target.relative_to_smg {
                 let values: Vec<f64> = series.values.iter().map(|(_, value)| *value).collect();
                 push_target_line(&mut text, target, target.title, &values, series.failed);
@@ -123,14 +123,14 @@ pub(super) fn target_lines(gateways: &[BenchGateway], runs: &[BenchRun]) -> Stri
             }
             for smg in gateways.iter().filter(|gateway| matches!(gateway.kind, BenchGatewayKind::Smg { .. }))
             {
-                let theirs = MetricSeries::of(runs, &smg.name, target.scenario, target.key);
+                let smg_series = MetricSeries::of(runs, &smg.name, target.scenario, target.key);
                 let title = format!("{}, of {}", target.title, smg.name);
                 push_target_line(
                     &mut text,
                     target,
                     &title,
-                    &ratios(&series, &theirs),
-                    series.failed + theirs.failed,
+                    &ratios(&series, &smg_series),
+                    series.failed + smg_series.failed,
                 );
             }
         }
@@ -164,11 +164,12 @@ fn push_target_line(
     let _infallible = writeln!(text, "* {title}: {spread}{certainty} (target ≤ {limit}): {verdict}");
 }
 
-/// Ours by theirs, for each round that has both.
-fn ratios(ours: &MetricSeries, theirs: &MetricSeries) -> Vec<f64> {
-    let their =
-        |round: u32| theirs.values.iter().find(|(theirs, _)| *theirs == round).map(|(_, value)| *value);
-    ours.values.iter().filter_map(|(round, value)| Some(value / their(*round)?)).collect()
+/// Ratio of two series, for each round that has both.
+fn ratios(numerator: &MetricSeries, denominator: &MetricSeries) -> Vec<f64> {
+    let divisor = |round: u32| {
+        denominator.values.iter().find(|(candidate, _)| *candidate == round).map(|(_, value)| *value)
+    };
+    numerator.values.iter().filter_map(|(round, value)| Some(value / divisor(*round)?)).collect()
 }
 
 #[cfg(test)]
@@ -178,8 +179,8 @@ mod tests {
     #[test]
     fn ratios_are_of_the_same_round() {
         let series = |values: &[(u32, f64)]| MetricSeries { values: values.to_vec(), failed: 0 };
-        let ours = series(&[(0, 10.0), (1, 30.0), (2, 50.0)]);
-        assert_eq!(ratios(&ours, &series(&[(1, 60.0), (2, 50.0), (3, 1.0)])), [0.5, 1.0]);
+        let own = series(&[(0, 10.0), (1, 30.0), (2, 50.0)]);
+        assert_eq!(ratios(&own, &series(&[(1, 60.0), (2, 50.0), (3, 1.0)])), [0.5, 1.0]);
         let mut text = String::new();
         push_target_line(&mut text, &TARGETS[0], "x", &[0.5, 0.3, 0.35], 0);
         push_target_line(&mut text, &TARGETS[0], "y", &[0.3], 1);

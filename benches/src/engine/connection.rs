@@ -1,4 +1,4 @@
-//! One connection of a client to a mock engine.
+//! One client connection to a mock engine.
 
 use std::io;
 
@@ -11,7 +11,7 @@ use super::stream::MockTokenStream;
 use super::{MockEngine, responses};
 use crate::wire::{HttpFraming, MAX_BODY, MAX_HEAD, parse_head};
 
-/// Serves requests until the peer closes.
+/// Serves requests until the peer closes the connection.
 pub(super) async fn serve(mut stream: TcpStream, engine: &MockEngine) -> io::Result<()> {
     let mut buffer = Vec::with_capacity(16 << 10);
     loop {
@@ -59,16 +59,16 @@ async fn answer(stream: &mut TcpStream, engine: &MockEngine, head: &[u8], body: 
     if !is_completion || !engine.responses.is_engine() {
         return stream.write_all(engine.responses.fixed_response(path)).await;
     }
-    let wanted = CompletionParams::parse(body);
-    if engine.responses.requires_bootstrap_room() && !wanted.has_bootstrap_room {
+    let params = CompletionParams::parse(body);
+    if engine.responses.requires_bootstrap_room() && !params.has_bootstrap_room {
         return stream.write_all(engine.responses.missing_bootstrap_room()).await;
     }
-    if !wanted.stream {
+    if !params.stream {
         return stream.write_all(engine.responses.completion()).await;
     }
-    // A prefill engine makes the first token, and says so at once.
-    let tokens = if matches!(engine.responses.role, MockRole::Prefill { .. }) { 1 } else { wanted.tokens };
-    MockTokenStream::new(tokens, wanted.itl.unwrap_or(engine.itl)).send(stream).await
+    // A prefill engine generates the first token and responds at once.
+    let tokens = if matches!(engine.responses.role, MockRole::Prefill { .. }) { 1 } else { params.tokens };
+    MockTokenStream::new(tokens, params.itl.unwrap_or(engine.itl)).send(stream).await
 }
 
 /// Path of the request line, without its query.

@@ -1,4 +1,4 @@
-//! Mock engines: what a gateway sees of SGLang, for a few microseconds of CPU per request.
+//! Mock engines with SGLang's API, at a few microseconds of CPU per request.
 
 mod connection;
 mod request;
@@ -22,40 +22,40 @@ use responses::{CannedResponses, MockRole};
 
 use crate::clock::busy_poll;
 
-/// Most connections at once of one listener; more wait.
+/// Maximum number of concurrent connections per listener; more wait.
 const MAX_CONNECTIONS: usize = 8192;
 
-/// Options of `gateway-bench engine`.
+/// Command-line arguments of `gateway-bench engine`.
 #[derive(Debug, Args)]
 pub(crate) struct MockEngineArgs {
-    /// An engine that prefills and decodes, on this port of 127.0.0.1; 0 takes any. Repeatable.
+    /// Port on 127.0.0.1 of an engine that prefills and decodes; 0 selects any. Repeatable.
     #[arg(long, value_name = "PORT")]
     plain: Vec<u16>,
 
-    /// A prefill engine and its bootstrap server. Repeatable.
+    /// Ports of a prefill engine and its bootstrap server. Repeatable.
     #[arg(long, value_name = "PORT,BOOTSTRAP_PORT", value_parser = parse_pair)]
     prefill: Vec<(u16, u16)>,
 
-    /// A decode engine. Repeatable.
+    /// Port of a decode engine. Repeatable.
     #[arg(long, value_name = "PORT")]
     decode: Vec<u16>,
 
-    /// Time between two tokens of a stream; 0 sends as fast as it can. A request with the member
-    /// "user":"itl-ms-N" asks for its own.
+    /// Time between two tokens of a stream; 0 sends at full speed. A request with the member "user":"itl-ms-N"
+    /// overrides it.
     #[arg(long, value_name = "MS", default_value_t = 0)]
     itl_ms: u32,
 
-    /// Never sleeps, so that the gateway's kernel does not spend the gateway's time on waking it.
+    /// Never sleep, so that the gateway spends no CPU time on waking this process.
     #[arg(long)]
-    awake: bool,
+    busy_poll: bool,
 
-    /// Ends by itself after this time.
+    /// Exit without a signal after this time.
     #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
     max_seconds: u64,
 
-    /// Ends when its standard input is closed, so that it never outlives the command that started it.
+    /// Exit when standard input is closed, so that the process never outlives the command that started it.
     #[arg(long)]
-    until_stdin_closes: bool,
+    exit_on_stdin_eof: bool,
 }
 
 /// One engine, or one bootstrap server.
@@ -66,7 +66,7 @@ struct MockEngine {
 }
 
 pub(crate) async fn run(options: MockEngineArgs) -> anyhow::Result<()> {
-    let guard = options.until_stdin_closes.then(stdin_pipe).transpose()?;
+    let guard = options.exit_on_stdin_eof.then(stdin_pipe).transpose()?;
     let itl = Duration::from_millis(u64::from(options.itl_ms));
     let mut servers = JoinSet::new();
     let mut listing = serde_json::json!({"plain": [], "prefill": [], "decode": []});
@@ -91,13 +91,13 @@ pub(crate) async fn run(options: MockEngineArgs) -> anyhow::Result<()> {
         append(&mut listing, "decode", port.into());
     }
     if servers.is_empty() {
-        bail!("no engine is asked for; give --plain, --prefill or --decode");
+        bail!("no engine is configured; give --plain, --prefill or --decode");
     }
     writeln!(std::io::stdout(), "{listing}")?;
-    // It ends with the set.
-    let mut beside = JoinSet::new();
-    if options.awake {
-        beside.spawn(busy_poll());
+    // The task ends when the set is dropped.
+    let mut tasks = JoinSet::new();
+    if options.busy_poll {
+        tasks.spawn(busy_poll());
     }
     tokio::select! {
         ended = servers.join_next() => match ended {
@@ -106,7 +106,7 @@ pub(crate) async fn run(options: MockEngineArgs) -> anyhow::Result<()> {
             None => Ok(()),
         },
         () = tokio::time::sleep(Duration::from_secs(options.max_seconds)) => Ok(()),
-        () = async { if let Some(input) = guard { until_closed(input).await } }, if options.until_stdin_closes => Ok(()),
+        () = async { if let Some(input) = guard { until_closed(input).await } }, if options.exit_on_stdin_eof => Ok(()),
         signal = tokio::signal::ctrl_c() => Ok(signal?),
     }
 }
@@ -137,10 +137,10 @@ async fn until_closed(mut input: pipe::Receiver) {
     while matches!(input.read(&mut ignored).await, Ok(1..)) {}
 }
 
-/// Standard input, which has to be a pipe.
+/// Standard input, which must be a pipe.
 fn stdin_pipe() -> anyhow::Result<pipe::Receiver> {
     let input = std::io::stdin().as_fd().try_clone_to_owned()?;
-    pipe::Receiver::from_owned_fd(input).context("--until-stdin-closes needs a pipe as standard input")
+    pipe::Receiver::from_owned_fd(input).context("--exit-on-stdin-eof needs a pipe as standard input")
 }
 
 async fn serve(listener: TcpListener, engine: Arc<MockEngine>) -> anyhow::Result<()> {
@@ -157,7 +157,7 @@ async fn serve(listener: TcpListener, engine: Arc<MockEngine>) -> anyhow::Result
 }
 
 async fn connect(stream: TcpStream, engine: Arc<MockEngine>) {
-    // A peer that goes away or sends nonsense loses its connection; its own side counts that.
+    // A peer that disconnects or sends invalid data loses its connection; the load generator counts that.
     let _ended = match stream.set_nodelay(true) {
         Ok(()) => connection::serve(stream, &engine).await,
         Err(error) => Err(error),

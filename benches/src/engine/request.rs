@@ -1,16 +1,16 @@
-//! What a mock engine reads out of a completion's body: four members, found without parsing.
+//! Reads four members of a completion's body without parsing it.
 
 use std::time::Duration;
 
 use memchr::memmem;
 
-/// Gateways append their members, and the load generator puts its own after the messages: what is asked for stands
-/// near the end. A search of the whole body would cost more than everything else here.
+/// Gateways append their members, and the load generator puts its own after the messages: the relevant members are near
+/// the end. Searching the whole body would cost more than everything else here.
 const SEARCHED_TAIL_BYTES: usize = 1024;
-/// Longest stream.
+/// Maximum number of tokens of a stream.
 const MAX_TOKENS: u32 = 1 << 20;
 
-/// A completion as asked for.
+/// Parameters of a completion request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct CompletionParams {
     pub(super) stream: bool,
@@ -34,10 +34,10 @@ impl CompletionParams {
     }
 }
 
-/// What follows the last place of `member`.
+/// Text after the last occurrence of `member`.
 fn value<'a>(body: &'a [u8], member: &[u8]) -> Option<&'a [u8]> {
-    let at = memmem::rfind(body, member)?;
-    Some(body[at + member.len()..].trim_ascii_start())
+    let offset = memmem::rfind(body, member)?;
+    Some(body[offset + member.len()..].trim_ascii_start())
 }
 
 fn number(text: &[u8]) -> Option<u32> {
@@ -53,14 +53,17 @@ mod tests {
     fn members_are_found_with_and_without_blanks() {
         let body =
             br#"{"messages":[],"max_tokens": 64,"stream": true,"user":"itl-ms-10","bootstrap_room":7}"#;
-        let wanted = CompletionParams {
+        let expected = CompletionParams {
             stream: true,
             tokens: 64,
             itl: Some(Duration::from_millis(10)),
             has_bootstrap_room: true,
         };
-        assert_eq!(CompletionParams::parse(body), wanted);
-        let wanted = CompletionParams { stream: false, tokens: 16, itl: None, has_bootstrap_room: false };
-        assert_eq!(CompletionParams::parse(br#"{"messages":[],"user":"me","bootstrap_room":null}"#), wanted);
+        assert_eq!(CompletionParams::parse(body), expected);
+        let expected = CompletionParams { stream: false, tokens: 16, itl: None, has_bootstrap_room: false };
+        assert_eq!(
+            CompletionParams::parse(br#"{"messages":[],"user":"me","bootstrap_room":null}"#),
+            expected
+        );
     }
 }

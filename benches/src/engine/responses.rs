@@ -1,4 +1,4 @@
-//! What each role answers, prepared once.
+//! Responses of each role, prepared once.
 
 use serde_json::{Value, json};
 
@@ -6,23 +6,16 @@ use crate::wire::HttpFraming;
 
 /// Name of the model, its path and its tokenizer.
 pub(crate) const MODEL: &str = "mock";
-/// The version whose protocol this follows.
 const VERSION: &str = "0.5.23";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MockRole {
     Plain,
-    Prefill {
-        bootstrap_port: u16,
-    },
+    Prefill { bootstrap_port: u16 },
     Decode,
-    /// The bootstrap server of a prefill engine.
-    Bootstrap {
-        prefill_port: u16,
-    },
+    Bootstrap { prefill_port: u16 },
 }
 
-/// Whole answers, framing included.
 #[derive(Debug)]
 pub(super) struct CannedResponses {
     pub(super) role: MockRole,
@@ -56,7 +49,7 @@ impl CannedResponses {
         }
     }
 
-    /// The answer to anything but a completion.
+    /// The response to anything but a completion.
     pub(super) fn fixed_response(&self, path: &str) -> &[u8] {
         let known = self.paths.iter().find(|(known, _)| *known == path);
         known.map_or(self.not_found.as_slice(), |(_, answer)| answer)
@@ -66,7 +59,7 @@ impl CannedResponses {
         &self.completion
     }
 
-    /// To a completion without `bootstrap_room` on an engine that only does half of it.
+    /// The response to a completion without `bootstrap_room` on a prefill or decode engine.
     pub(super) fn missing_bootstrap_room(&self) -> &[u8] {
         &self.missing_bootstrap_room
     }
@@ -129,7 +122,7 @@ fn engine_paths(mode: &str, bootstrap_port: Value) -> Vec<(&'static str, Vec<u8>
         (http_response(200, &model_info.to_string()), http_response(200, &server_info.to_string()));
     vec![
         ("/health", http_response(200, "")),
-        // As a collector of traces, which takes everything.
+        // Acts as a trace collector that accepts everything.
         ("/v1/traces", http_response(200, "")),
         ("/health_generate", http_response(200, "")),
         ("/abort_request", http_response(200, "")),
@@ -170,7 +163,7 @@ fn bootstrap_paths(prefill_port: u16) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Refusal of a request whose body has no announced length.
+/// Rejection of a request whose body has no announced length.
 pub(super) fn length_required(head: &HttpFraming) -> Option<Vec<u8>> {
     head.chunked
         .then(|| b"HTTP/1.1 411 Length Required\r\ncontent-length: 0\r\nconnection: close\r\n\r\n".to_vec())

@@ -1,4 +1,4 @@
-//! A streamed answer: every event is an HTTP chunk and a write of its own, as engines send them.
+//! A streamed response: every event is an HTTP chunk and a separate write, as with real engines.
 
 use std::io;
 use std::time::Duration;
@@ -16,12 +16,12 @@ const DONE: &[u8] = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n";
 const PREFIX: &str = "data: {\"id\":\"0123456789abcdef0123456789abcdef\",\"object\":\"chat.completion.chunk\",\
     \"created\":1700000000,\"model\":\"";
 
-/// Before the twenty digits of a token's time.
+/// Text before the twenty digits of a token's timestamp.
 pub(crate) const TIMESTAMP_PREFIX: &[u8] = b"\"content\":\"T";
-/// Digits of a token's time: nanoseconds of `CLOCK_MONOTONIC`.
+/// Digits of a token's timestamp: nanoseconds of `CLOCK_MONOTONIC`.
 pub(crate) const TIMESTAMP_DIGITS: usize = 20;
 
-/// An answer about to be streamed.
+/// A response to be streamed.
 pub(super) struct MockTokenStream {
     tokens: u32,
     itl: Duration,
@@ -35,14 +35,14 @@ impl MockTokenStream {
     pub(super) async fn send(&self, stream: &mut TcpStream) -> io::Result<()> {
         stream.write_all(HEAD).await?;
         let mut event = TokenEvent::new();
-        let begun = Instant::now();
+        let started = Instant::now();
         for token in 0..self.tokens {
             if self.itl.is_zero() {
-                // An engine's step makes one token for each of its streams; without this, one stream would run
+                // An engine's step generates one token for each of its streams; without this, one stream would get
                 // ahead, and its events would arrive at the gateway in one piece.
                 tokio::task::yield_now().await;
             } else {
-                tokio::time::sleep_until(begun + self.itl * token).await;
+                tokio::time::sleep_until(started + self.itl * token).await;
             }
             stream.write_all(event.with_timestamp()).await?;
         }
@@ -51,10 +51,10 @@ impl MockTokenStream {
     }
 }
 
-/// The event of one token, ready but for its time.
+/// The event of one token, complete except for its timestamp.
 struct TokenEvent {
     chunk: Vec<u8>,
-    /// Where the digits of the time begin.
+    /// Offset of the timestamp's digits.
     timestamp_offset: usize,
 }
 

@@ -1,4 +1,4 @@
-//! One client connection: a request, its answer, and when what arrived.
+//! One client connection: a request, its response, and the arrival times.
 
 use anyhow::{Context as _, bail, ensure};
 use memchr::memmem;
@@ -9,18 +9,17 @@ use crate::clock::now_ns;
 use crate::engine::stream::{TIMESTAMP_DIGITS, TIMESTAMP_PREFIX};
 use crate::wire::{ChunkedDecoder, HttpFraming, MAX_BODY, MAX_HEAD, parse_head, status};
 
-/// What was seen of one answer.
 #[derive(Debug, Default)]
 pub(super) struct ResponseTimings {
     /// When the first byte of the body arrived.
     pub(super) first_byte_ns: u64,
-    /// Events of a stream.
+    /// Number of events of a stream.
     pub(super) events: u64,
-    /// Time between the engine's writing and our reading of each token.
+    /// Time from the engine's write to our read of each token.
     pub(super) delays_ns: Vec<u64>,
 }
 
-/// A connection, opened at the first request and again after it broke.
+/// A connection, opened at the first request and again after an error.
 #[derive(Debug)]
 pub(super) struct BenchConnection {
     port: u16,
@@ -34,12 +33,12 @@ impl BenchConnection {
         Self { port, stream: None, buffer: Vec::with_capacity(16 << 10), body: Vec::with_capacity(16 << 10) }
     }
 
-    /// Sends `request` and reads the whole answer. `is_stream`: the body is events.
+    /// Sends `request` and reads the whole response. `is_stream`: the body consists of events.
     pub(super) async fn exchange(
         &mut self,
         request: &[u8],
         is_stream: bool,
-        seen: &mut ResponseTimings,
+        timings: &mut ResponseTimings,
     ) -> anyhow::Result<()> {
         self.buffer.clear();
         self.body.clear();
@@ -53,15 +52,15 @@ impl BenchConnection {
         };
         stream.write_all(request).await.context("sending")?;
         let head = self.read_head(&mut stream).await?;
-        let status = status(&self.buffer).context("the answer is not HTTP")?;
+        let status = status(&self.buffer).context("the response is not HTTP")?;
         self.buffer.drain(..head.len);
-        self.read_body(&mut stream, &head, is_stream && status == 200, seen).await?;
+        self.read_body(&mut stream, &head, is_stream && status == 200, timings).await?;
         if status != 200 {
             let start = &self.body[..self.body.len().min(200)];
             bail!("status {status}: {}", String::from_utf8_lossy(start));
         }
-        ensure!(is_stream || memmem::find(&self.body, b"\"usage\"").is_some(), "the answer has no usage");
-        // An error leaves the connection closed, and so does this.
+        ensure!(is_stream || memmem::find(&self.body, b"\"usage\"").is_some(), "the response has no usage");
+        // The connection stays closed after an error or a `Connection: close`.
         self.stream = (!head.close).then_some(stream);
         Ok(())
     }
@@ -71,7 +70,7 @@ impl BenchConnection {
             if let Some(head) = parse_head(&self.buffer) {
                 return Ok(head);
             }
-            ensure!(self.buffer.len() < MAX_HEAD, "the head of the answer is endless");
+            ensure!(self.buffer.len() < MAX_HEAD, "the response head exceeds the limit");
             self.read_more(stream).await?;
         }
     }
@@ -81,10 +80,10 @@ impl BenchConnection {
         stream: &mut TcpStream,
         head: &HttpFraming,
         is_stream: bool,
-        seen: &mut ResponseTimings,
+        timings: &mut ResponseTimings,
     ) -> anyhow::Result<()> {
         let mut chunked = ChunkedDecoder::default();
-        ensure!(head.chunked || head.content_length.is_some(), "the answer has no framing");
+        ensure!(head.chunked || head.content_length.is_some(), "the response has no framing");
         let mut last = Vec::new();
         loop {
             let had = self.body.len();
@@ -96,17 +95,17 @@ impl BenchConnection {
                 self.body.append(&mut self.buffer);
                 self.body.len() >= head.content_length.unwrap_or(0)
             };
-            if had == 0 && !self.body.is_empty() && seen.first_byte_ns == 0 {
-                seen.first_byte_ns = now_ns();
+            if had == 0 && !self.body.is_empty() && timings.first_byte_ns == 0 {
+                timings.first_byte_ns = now_ns();
             }
             if is_stream {
-                drain_events(&mut self.body, seen, &mut last);
+                drain_events(&mut self.body, timings, &mut last);
             }
             if done {
                 ensure!(!is_stream || last == b"data: [DONE]", "the stream ended without [DONE]");
                 return Ok(());
             }
-            ensure!(self.body.len() < MAX_BODY, "the answer is endless");
+            ensure!(self.body.len() < MAX_BODY, "the response body exceeds the limit");
             self.read_more(stream).await?;
         }
     }
@@ -114,21 +113,21 @@ impl BenchConnection {
     async fn read_more(&mut self, stream: &mut TcpStream) -> anyhow::Result<()> {
         ensure!(
             stream.read_buf(&mut self.buffer).await.context("reading")? > 0,
-            "closed before the answer was complete"
+            "closed before the response was complete"
         );
         Ok(())
     }
 }
 
-/// Counts the complete events at the start of `body` and removes them; the last one's text goes to `last`.
-fn drain_events(body: &mut Vec<u8>, seen: &mut ResponseTimings, last: &mut Vec<u8>) {
+/// Counts the complete events at the start of `body` and removes them; the last event's text is stored in `last`.
+fn drain_events(body: &mut Vec<u8>, timings: &mut ResponseTimings, last: &mut Vec<u8>) {
     let now = now_ns();
     let mut used = 0;
     while let Some(end) = memmem::find(&body[used..], b"\n\n") {
         let event = &body[used..used + end];
         if event.starts_with(b"data:") {
-            seen.events += 1;
-            seen.delays_ns.extend(event_timestamp(event).map(|sent| now.saturating_sub(sent)));
+            timings.events += 1;
+            timings.delays_ns.extend(event_timestamp(event).map(|sent| now.saturating_sub(sent)));
             last.clear();
             last.extend_from_slice(&event[..event.len().min(32)]);
         }
@@ -138,8 +137,8 @@ fn drain_events(body: &mut Vec<u8>, seen: &mut ResponseTimings, last: &mut Vec<u
 }
 
 fn event_timestamp(event: &[u8]) -> Option<u64> {
-    let at = memmem::find(event, TIMESTAMP_PREFIX)? + TIMESTAMP_PREFIX.len();
-    std::str::from_utf8(event.get(at..at + TIMESTAMP_DIGITS)?).ok()?.parse().ok()
+    let offset = memmem::find(event, TIMESTAMP_PREFIX)? + TIMESTAMP_PREFIX.len();
+    std::str::from_utf8(event.get(offset..offset + TIMESTAMP_DIGITS)?).ok()?.parse().ok()
 }
 
 #[cfg(test)]
@@ -147,12 +146,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_complete_events_are_taken() {
+    fn only_complete_events_are_drained() {
         let mut body =
             b"data: {\"content\":\"T00000000000000000001\"}\n\n: comment\n\ndata: [DONE]\n\ndata: x".to_vec();
-        let (mut seen, mut last) = (ResponseTimings::default(), Vec::new());
-        drain_events(&mut body, &mut seen, &mut last);
-        assert_eq!((seen.events, seen.delays_ns.len()), (2, 1));
+        let (mut timings, mut last) = (ResponseTimings::default(), Vec::new());
+        drain_events(&mut body, &mut timings, &mut last);
+        assert_eq!((timings.events, timings.delays_ns.len()), (2, 1));
         assert_eq!((last.as_slice(), body.as_slice()), (b"data: [DONE]".as_slice(), b"data: x".as_slice()));
     }
 }

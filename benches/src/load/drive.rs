@@ -1,4 +1,4 @@
-//! When requests are sent.
+//! Timing of requests: closed and open loop.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,29 +13,30 @@ use super::prompts::PromptGenerator;
 use super::report::{ExchangeTally, MeasurementWindow};
 use crate::clock::now_ns;
 
-/// After this, a request counts as an error.
+/// A request that takes longer counts as an error.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// Requests at once in the open loop; one more ends the run, because the gateway does not keep up at all.
+/// Maximum number of concurrent requests in the open loop; one more ends the run, because the gateway does not keep up.
 const MAX_IN_FLIGHT: usize = 4096;
-/// A request that fails at once would be repeated as fast as the machine can.
+/// Without a pause, a request that fails at once would be repeated at full speed.
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(20);
 
-/// What all connections share.
+/// Plan shared by all connections.
 #[derive(Debug)]
 pub(super) struct BenchLoadPlan {
     pub(super) port: u16,
-    /// Events of a complete stream; `None` for JSON.
+    /// Number of events of a complete stream; `None` for JSON.
     pub(super) events: Option<u64>,
     pub(super) prompts: PromptGenerator,
     pub(super) window: MeasurementWindow,
     pub(super) ramp: Duration,
-    /// Longest pause before a request. Paced streams would otherwise stay in the step with each other in which they happened to begin, and
-    /// how many of their tokens arrive together, which is most of what they cost, would be a matter of luck.
+    /// Maximum random pause before a request. Without it, paced streams keep the relative timing with which they
+    /// started. How many of their tokens arrive together, which determines most of their cost, would then be random for
+    /// a whole run.
     pub(super) max_pause: Duration,
 }
 
 impl BenchLoadPlan {
-    /// One request; whether it succeeded.
+    /// Sends one request; returns whether it succeeded.
     async fn send_once(
         &self,
         client: &mut BenchConnection,
@@ -52,13 +53,13 @@ impl BenchLoadPlan {
                 Err(format!("{} events instead of {}", seen.events, self.events.unwrap_or(0)))
             }
             Ok(outcome) => outcome.map_err(|error| format!("{error:#}")),
-            Err(_) => Err(format!("no complete answer within {REQUEST_TIMEOUT:?}")),
+            Err(_) => Err(format!("no complete response within {REQUEST_TIMEOUT:?}")),
         };
         tally.count(&self.window, sent, now_ns(), seen, outcome)
     }
 }
 
-/// Each connection sends its next request when the last one is answered.
+/// Each connection sends its next request when the previous one is complete.
 pub(super) async fn closed_loop(
     plan: &Arc<BenchLoadPlan>,
     connections: u32,
@@ -90,7 +91,7 @@ pub(super) async fn closed_loop(
     Ok(all)
 }
 
-/// Requests at even distances, each on a connection that is free, or a new one.
+/// Sends requests at equal intervals, each on an idle connection or a new one.
 pub(super) async fn open_loop(plan: &Arc<BenchLoadPlan>, rps: u32) -> anyhow::Result<ExchangeTally> {
     let free: Arc<Mutex<Vec<BenchConnection>>> = Arc::default();
     let mut requests = JoinSet::new();

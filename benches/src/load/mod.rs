@@ -1,4 +1,4 @@
-//! The load generator: closed loop (`--conc`) or open loop (`--rps`), answers as JSON or as a stream.
+//! The load generator: closed loop (`--conc`) or open loop (`--rps`), responses as JSON or as a stream.
 
 mod client;
 mod drive;
@@ -20,30 +20,30 @@ use drive::BenchLoadPlan;
 use prompts::PromptGenerator;
 use report::{CpuTimes, MeasurementWindow};
 
-/// Options of `gateway-bench load`.
+/// Command-line arguments of `gateway-bench load`.
 #[derive(Debug, Args)]
 pub(crate) struct BenchLoadArgs {
-    /// Port of 127.0.0.1 to send to.
+    /// Port of 127.0.0.1 to which requests are sent.
     #[arg(long, value_name = "PORT")]
     port: u16,
 
-    /// Closed loop: connections, each with one request at a time.
+    /// Closed loop: number of connections, each with one request at a time.
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..=8192))]
     conc: u32,
 
-    /// Open loop: requests per second, sent whether or not earlier ones are answered. Replaces --conc.
+    /// Open loop: requests per second, sent whether or not earlier ones have completed. Replaces --conc.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     rps: Option<u32>,
 
-    /// Ask for streams.
+    /// Request streamed responses instead of JSON.
     #[arg(long)]
     stream: bool,
 
-    /// Tokens of an answer. Mock engines send as many events.
+    /// Tokens per response. Mock engines send one event per token.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     max_tokens: u32,
 
-    /// Asks mock engines for this time between two tokens, and pauses for up to as long before each request.
+    /// Time between two tokens requested from mock engines; also the maximum random pause before each request.
     #[arg(long, value_name = "MS")]
     itl_ms: Option<u32>,
 
@@ -51,23 +51,23 @@ pub(crate) struct BenchLoadArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 200)]
     body_bytes: usize,
 
-    /// Time before measuring begins; closed-loop connections start evenly over its first half.
+    /// Warm-up before measuring starts; closed-loop connections start evenly over its first half.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
     warmup: f64,
 
-    /// Measured time.
+    /// Measured time of the run in seconds.
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
     duration: f64,
 
-    /// Never sleeps, so that the gateway's kernel does not spend the gateway's time on waking it.
+    /// Never sleep, so that the gateway spends no CPU time on waking this process.
     #[arg(long)]
-    awake: bool,
+    busy_poll: bool,
 
-    /// Process whose CPU time and memory are reported, with its descendants.
+    /// Process whose CPU time and memory are reported, including its descendants.
     #[arg(long, value_name = "PID")]
     pid: Option<u32>,
 
-    /// Process of the mock engines: its CPU time, too, is not the machine's other load.
+    /// Process of the mock engines, whose CPU time is not counted as load of other processes.
     #[arg(long, value_name = "PID")]
     engine_pid: Option<u32>,
 }
@@ -82,17 +82,17 @@ pub(crate) async fn run(options: BenchLoadArgs) -> anyhow::Result<()> {
     let tail = prompts::tail(options.max_tokens, options.stream, options.itl_ms);
     let plan = Arc::new(BenchLoadPlan {
         port: options.port,
-        // A stream that is cut short has fewer events: tokens, usage and [DONE].
+        // A truncated stream has fewer events than all tokens, usage and [DONE].
         events: options.stream.then_some(u64::from(options.max_tokens) + 2),
         prompts: PromptGenerator::new(options.body_bytes, &tail)?,
         window: MeasurementWindow::new(warmup, duration),
         ramp: warmup / 2,
         max_pause: Duration::from_millis(options.itl_ms.unwrap_or(0).into()),
     });
-    // It ends with the set.
-    let mut beside = JoinSet::new();
-    if options.awake {
-        beside.spawn(busy_poll());
+    // The task ends when the set is dropped.
+    let mut tasks = JoinSet::new();
+    if options.busy_poll {
+        tasks.spawn(busy_poll());
     }
     let rss_before = options.pid.map(procfs::rss_kib).transpose().context("--pid")?;
     let began = Instant::now();
@@ -103,7 +103,7 @@ pub(crate) async fn run(options: BenchLoadArgs) -> anyhow::Result<()> {
         sleep_until(began + warmup + duration).await;
         anyhow::Ok(watched.read()?.since(&before))
     };
-    let (tally, spent) = tokio::join!(
+    let (tally, usage) = tokio::join!(
         async {
             match options.rps {
                 Some(rps) => drive::open_loop(&plan, rps).await,
@@ -113,7 +113,7 @@ pub(crate) async fn run(options: BenchLoadArgs) -> anyhow::Result<()> {
         measured
     );
     let rss_after = options.pid.map(procfs::rss_kib).transpose().context("--pid")?;
-    let report = report::report(tally?, &spent?, duration, (rss_before, rss_after));
+    let report = report::report(tally?, &usage?, duration, (rss_before, rss_after));
     writeln!(std::io::stdout(), "{report}")?;
     Ok(())
 }

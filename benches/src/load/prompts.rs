@@ -1,16 +1,15 @@
-//! Request bodies: prompts that share three quarters with others, as chats with a common history do.
+//! Request bodies: prompts that share three quarters with others, like chats with a common history.
 
 use anyhow::ensure;
 
-/// Prompts with a common beginning.
+/// Number of groups of prompts with a common prefix.
 const PREFIX_GROUPS: usize = 64;
-/// Text that unique ends are cut from.
+/// Size of the text from which unique ends are cut.
 const POOL_BYTES: usize = 1 << 20;
 const BODY_PREFIX: &str = "{\"model\":\"mock\",\"messages\":[{\"role\":\"user\",\"content\":\"";
-/// Digits that make a prompt unique even where its end is cut from the same place.
+/// Digits that make a prompt unique even if its end is cut from the same position.
 const SERIAL_DIGITS: usize = 8;
 
-/// Members after the messages.
 pub(super) fn tail(max_tokens: u32, stream: bool, itl_ms: Option<u32>) -> String {
     let mut tail = format!("\"}}],\"max_tokens\":{max_tokens}");
     if stream {
@@ -23,10 +22,10 @@ pub(super) fn tail(max_tokens: u32, stream: bool, itl_ms: Option<u32>) -> String
     tail
 }
 
-/// Makes requests of one size.
+/// Creates requests of one size.
 #[derive(Debug)]
 pub(super) struct PromptGenerator {
-    /// Heads and shared beginnings.
+    /// Request heads with the shared prefixes.
     shared_prefixes: Vec<Vec<u8>>,
     pool: Vec<u8>,
     unique_bytes: usize,
@@ -56,7 +55,7 @@ impl PromptGenerator {
         Ok(Self { shared_prefixes: beginnings, pool, unique_bytes: unique, tail: tail.as_bytes().to_vec() })
     }
 
-    /// Writes a whole request, head included, into `request`.
+    /// Writes a whole request, including its head, to `request`.
     pub(super) fn write(&self, rng: &mut fastrand::Rng, request: &mut Vec<u8>) {
         request.clear();
         request.extend_from_slice(&self.shared_prefixes[rng.usize(..PREFIX_GROUPS)]);
@@ -70,7 +69,7 @@ impl PromptGenerator {
     }
 }
 
-/// Words and line ends, as the inside of a JSON string.
+/// Words and line ends, escaped for a JSON string.
 fn text(bytes: usize, rng: &mut fastrand::Rng) -> Vec<u8> {
     let mut text = Vec::with_capacity(bytes + 16);
     let mut line = 0;
@@ -90,7 +89,7 @@ fn text(bytes: usize, rng: &mut fastrand::Rng) -> Vec<u8> {
     text
 }
 
-/// A cut between a backslash and what it escapes would escape the closing quote.
+/// A cut between a backslash and the escaped character would escape the closing quote.
 fn strip_trailing_escape(text: &mut [u8]) {
     if let Some(last @ b'\\') = text.last_mut() {
         *last = b' ';
@@ -102,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bodies_are_json_of_the_size_asked_for() {
+    fn bodies_are_json_of_the_requested_size() {
         let tail = tail(64, true, Some(10));
         for size in [200, 1000, 32 << 10] {
             let prompts = PromptGenerator::new(size, &tail).unwrap();

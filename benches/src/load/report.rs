@@ -1,4 +1,4 @@
-//! What a run amounts to.
+//! Report of a load run.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::client::ResponseTimings;
 use crate::clock::now_ns;
 
-/// Delays kept of one run.
+/// Maximum number of delays recorded per run.
 const MAX_SAMPLES: usize = 8 << 20;
 
 /// The measured time, in nanoseconds of `CLOCK_MONOTONIC`.
@@ -29,10 +29,10 @@ impl MeasurementWindow {
 #[derive(Debug, Default)]
 pub(super) struct ExchangeTally {
     requests: u64,
-    /// Of the whole run, warm-up included.
+    /// Errors of the whole run, including warm-up.
     errors: u64,
     error_example: Option<String>,
-    /// Events of streams that ended in the window or at most shortly after, by the share of their time inside it.
+    /// Events of streams that ended in the window or shortly after, weighted by the share of their time inside it.
     chunks: f64,
     latencies_ns: Vec<u64>,
     ttfts_ns: Vec<u64>,
@@ -40,7 +40,7 @@ pub(super) struct ExchangeTally {
 }
 
 impl ExchangeTally {
-    /// Counts one exchange; whether it succeeded.
+    /// Counts one exchange; returns whether it succeeded.
     pub(super) fn count(
         &mut self,
         window: &MeasurementWindow,
@@ -81,7 +81,6 @@ impl ExchangeTally {
     }
 }
 
-/// CPU time in nanoseconds.
 #[derive(Debug)]
 pub(super) struct CpuTimes {
     pub(super) gateway_ns: Option<u64>,
@@ -101,7 +100,7 @@ impl CpuTimes {
         }
     }
 
-    /// CPU time of everything that is not part of the benchmark.
+    /// CPU time of all processes outside the benchmark.
     fn other_processes_ns(&self) -> u64 {
         let ours = self.load_generator_ns + self.gateway_ns.unwrap_or(0) + self.engine_ns.unwrap_or(0);
         self.machine_ns.saturating_sub(ours)
@@ -110,14 +109,14 @@ impl CpuTimes {
 
 pub(super) fn report(
     mut tally: ExchangeTally,
-    spent: &CpuTimes,
+    usage: &CpuTimes,
     duration: Duration,
     rss: (Option<u64>, Option<u64>),
 ) -> Value {
     let seconds = duration.as_secs_f64();
     let cores = |ns: u64| round(to_f64(ns) / 1e9 / seconds);
     let cpu_us_per =
-        |count: f64| spent.gateway_ns.filter(|_| count > 0.0).map(|ns| round(to_f64(ns) / 1e3 / count));
+        |count: f64| usage.gateway_ns.filter(|_| count > 0.0).map(|ns| round(to_f64(ns) / 1e3 / count));
     let latencies = &mut tally.latencies_ns;
     latencies.sort_unstable();
     tally.ttfts_ns.sort_unstable();
@@ -137,21 +136,21 @@ pub(super) fn report(
         "chunk_delay_p99_us": quantile_us(&tally.delays_ns, 99),
         "cpu_us_per_request": cpu_us_per(to_f64(tally.requests)),
         "cpu_us_per_chunk": cpu_us_per(tally.chunks),
-        "cpu_cores": spent.gateway_ns.map(cores),
-        "engine_cores": spent.engine_ns.map(cores),
-        "load_cores": cores(spent.load_generator_ns),
-        "foreign_cores": cores(spent.other_processes_ns()),
+        "cpu_cores": usage.gateway_ns.map(cores),
+        "engine_cores": usage.engine_ns.map(cores),
+        "load_generator_cores": cores(usage.load_generator_ns),
+        "other_cores": cores(usage.other_processes_ns()),
         "rss_before_mb": rss.0.map(megabytes),
         "rss_after_mb": rss.1.map(megabytes),
     })
 }
 
 fn quantile_us(sorted_ns: &[u64], percent: usize) -> Option<f64> {
-    let at = (sorted_ns.len() * percent / 100).min(sorted_ns.len().checked_sub(1)?);
-    Some(round(to_f64(sorted_ns[at]) / 1e3))
+    let index = (sorted_ns.len() * percent / 100).min(sorted_ns.len().checked_sub(1)?);
+    Some(round(to_f64(sorted_ns[index]) / 1e3))
 }
 
-/// KiB to MB of a million bytes.
+/// Converts KiB to MB of a million bytes.
 fn megabytes(kib: u64) -> f64 {
     round(to_f64(kib) * 1024.0 / 1e6)
 }
@@ -177,9 +176,9 @@ mod tests {
         assert!(tally.count(&window, 1500, 2500, seen(10), Ok(())));
         assert!(tally.count(&window, 100, 900, seen(10), Ok(())));
         assert!(!tally.count(&window, 1100, 1200, seen(0), Err("x".to_owned())));
-        let spent =
+        let usage =
             CpuTimes { gateway_ns: Some(20_000), engine_ns: None, load_generator_ns: 0, machine_ns: 50_000 };
-        let report = report(tally, &spent, Duration::from_nanos(1000), (Some(1000), None));
+        let report = report(tally, &usage, Duration::from_nanos(1000), (Some(1000), None));
         assert_eq!(report["chunks"], 10.0);
         assert_eq!(report["cpu_us_per_chunk"], 2.0);
         assert_eq!((report["requests"].as_u64(), report["errors"].as_u64()), (Some(1), Some(1)));

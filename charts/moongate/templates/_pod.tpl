@@ -1,4 +1,4 @@
-{{/* Parts of pods that are the same for all programs of ours. */}}
+{{/* Common parts of the pods of all Moongate programs. */}}
 
 {{- define "moongate.pod.security" -}}
 securityContext:
@@ -18,30 +18,30 @@ securityContext:
     drop: [ALL]
 {{- end }}
 
-{{/* A pod's spec: ours, and what is given (`pod` of the values), which wins. Takes a dict of root, spec and given. */}}
+{{/* A pod's spec: the chart's, merged with `given` (`pod` of the values), which takes precedence. Takes a dict of root, spec and given. */}}
 {{- define "moongate.pod.spec" -}}
 {{- $given := .given | default dict }}
 {{- $spec := .spec }}
 {{- with .root.Values.imagePullSecrets }}
 {{- $_ := set $spec "imagePullSecrets" . }}
 {{- end }}
-{{- /* A Service called moongate-store would set MOONGATE_STORE_PORT to a URL, which is a setting of ours. */}}
+{{- /* For a Service named moongate-store, Kubernetes would set MOONGATE_STORE_PORT, a setting of `moongate store`, to a URL. */}}
 {{- $_ := set $spec "enableServiceLinks" false }}
 {{- $_ := set $spec "volumes" (concat ($spec.volumes | default list) ($given.volumes | default list)) }}
 {{- toYaml (mergeOverwrite $spec (omit $given "volumes")) }}
 {{- end }}
 
-{{/* Annotations of pods: ours, where metrics are, and what is given, which wins. Takes a dict of root, port, ours and given. */}}
+{{/* Annotations of pods: the chart's, those for scraping, and `given`, which takes precedence. Takes a dict of root, port, base and given. */}}
 {{- define "moongate.annotations" -}}
 {{- $scraped := dict }}
 {{- if .root.Values.monitoring.annotations }}
 {{- $scraped = dict "prometheus.io/scrape" "true" "prometheus.io/port" (toString .port) "prometheus.io/path" "/metrics" }}
 {{- end }}
-{{- toJson (merge (dict) (.given | default dict) (.ours | default dict) $scraped) }}
+{{- toJson (merge (dict) (.given | default dict) (.base | default dict) $scraped) }}
 {{- end }}
 
-{{/* Environment variables that tell a process where it is. */}}
-{{- define "moongate.whereabouts" -}}
+{{/* Environment variables with the pod's name, namespace and address. */}}
+{{- define "moongate.identity" -}}
 - name: POD_NAME
   valueFrom: { fieldRef: { fieldPath: metadata.name } }
 - name: POD_NAMESPACE
@@ -50,7 +50,7 @@ securityContext:
   valueFrom: { fieldRef: { fieldPath: status.podIP } }
 {{- end }}
 
-{{/* Environment: headers of exports to a collector of traces. */}}
+{{/* Environment variables with the headers of trace exports. */}}
 {{- define "moongate.otlp.env" -}}
 {{- with .Values.otlp.headersSecret }}
 - name: MOONGATE_OTLP_HEADERS
@@ -58,12 +58,12 @@ securityContext:
 {{- end }}
 {{- end }}
 
-{{/* Environment: where the process is, what is ours, and what is given, which wins. */}}
+{{/* Environment variables: the pod's identity, the chart's variables, and `given`, which takes precedence. */}}
 {{- define "moongate.env" -}}
-{{- include "moongate.whereabouts" . }}
+{{- include "moongate.identity" . }}
 {{- $given := dict }}
 {{- range .given }}{{ $_ := set $given .name true }}{{ end }}
-{{- range .ours }}
+{{- range .base }}
 {{- if not (hasKey $given .name) }}
 {{ toYaml (list .) }}
 {{- end }}

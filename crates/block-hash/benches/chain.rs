@@ -1,4 +1,4 @@
-//! Cost of naming a prompt's pages.
+//! Cost of hashing a prompt's blocks.
 #![expect(clippy::unwrap_used, reason = "a benchmark fails by panicking")]
 
 use std::hint::black_box;
@@ -30,12 +30,12 @@ fn whole_prompts(criterion: &mut Criterion) {
         ("lmcache builtin", HashScheme::lmcache_builtin(LMCACHE_CHUNK_TOKENS, 0)),
     ] {
         let start = BlockHashChain::new(scheme.unwrap());
-        let mut pages = Vec::new();
+        let mut blocks = Vec::new();
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
-                pages.clear();
-                start.clone().extend(black_box(&tokens), &mut pages);
-                pages.len()
+                blocks.clear();
+                start.clone().extend(black_box(&tokens), &mut blocks);
+                blocks.len()
             });
         });
     }
@@ -46,13 +46,13 @@ fn follow_up(criterion: &mut Criterion) {
     let tokens = prompt();
     let mut known = BlockHashChain::new(HashScheme::sglang(64, SglangNamespace::default()).unwrap());
     known.extend(&tokens[..tokens.len() - 1024], &mut Vec::new());
-    let mut pages = Vec::new();
+    let mut blocks = Vec::new();
     criterion.bench_function("1024 more tokens, sglang page 64", |bencher| {
         bencher.iter(|| {
-            pages.clear();
+            blocks.clear();
             let mut chain = known.clone();
-            chain.extend(black_box(&tokens[known.covered_tokens()..]), &mut pages);
-            pages.len()
+            chain.extend(black_box(&tokens[known.covered_tokens()..]), &mut blocks);
+            blocks.len()
         });
     });
 }

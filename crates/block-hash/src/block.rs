@@ -1,17 +1,17 @@
-//! The name of one page.
+//! The hash of one block.
 
 use std::fmt;
 
-/// One full page of a prompt.
+/// One full block of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HashedBlock {
-    /// The whole hash.
+    /// The full block hash.
     pub digest: BlockDigest,
-    /// The 64 bits of it that this engine's KV events carry. Signed numbers are given by their bits.
+    /// The 64 bits of the hash in the engine's KV events. Signed numbers keep their bit pattern.
     pub event_hash: u64,
 }
 
-/// A page hash in the engine's own form. It displays as the text that object keys contain.
+/// A block hash in the engine's own form. `Display` gives the text used in object keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockDigest {
     /// SHA-256 as 32 bytes: SGLang and vLLM. Displays as 64 hex digits.
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn digests_read_as_in_object_keys() {
+    fn digests_are_formatted_as_in_object_keys() {
         assert_eq!(BlockDigest::Unsigned(0x0ab).to_string(), "ab");
         assert_eq!(BlockDigest::Signed(-0x5754_ed40_775a_7be6).to_string(), "-5754ed40775a7be6");
         assert_eq!(BlockDigest::Signed(i64::MIN).to_string(), "-8000000000000000");

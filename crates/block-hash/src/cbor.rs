@@ -1,13 +1,13 @@
-//! The canonical CBOR (RFC 8949, section 4.2.1) that `sha256_cbor` hashes: byte strings, text, numbers, arrays, null.
+//! Encoder for canonical CBOR (RFC 8949, section 4.2.1) as hashed by `sha256_cbor`: byte strings, text, numbers, arrays, null.
 
-/// Null.
+/// Encoding of the null value.
 pub(crate) const NULL: u8 = 0xf6;
 const UNSIGNED: u8 = 0x00;
 const BYTES: u8 = 0x40;
 const TEXT: u8 = 0x60;
 const ARRAY: u8 = 0x80;
 
-/// A major type with its argument in the shortest form.
+/// Writes a major type with its argument in the shortest form.
 fn head(out: &mut Vec<u8>, major: u8, argument: u64) {
     let bytes = argument.to_be_bytes();
     match argument {
@@ -25,29 +25,29 @@ fn head(out: &mut Vec<u8>, major: u8, argument: u64) {
     }
 }
 
-/// A number.
+/// Writes a number in the shortest form.
 pub(crate) fn unsigned(out: &mut Vec<u8>, number: u64) {
     head(out, UNSIGNED, number);
 }
 
-/// The start of an array of `length` items.
+/// Writes the start of an array of `length` items.
 pub(crate) fn array(out: &mut Vec<u8>, length: usize) {
     head(out, ARRAY, length as u64);
 }
 
-/// A byte string.
+/// Writes a byte string with its length.
 pub(crate) fn bytes(out: &mut Vec<u8>, content: &[u8]) {
     head(out, BYTES, content.len() as u64);
     out.extend_from_slice(content);
 }
 
-/// A text string.
+/// Writes a text string with its length.
 pub(crate) fn text(out: &mut Vec<u8>, content: &str) {
     head(out, TEXT, content.len() as u64);
     out.extend_from_slice(content.as_bytes());
 }
 
-/// An array of token ids.
+/// Writes an array of token ids.
 pub(crate) fn tokens(out: &mut Vec<u8>, tokens: &[u32]) {
     array(out, tokens.len());
     for &token in tokens {

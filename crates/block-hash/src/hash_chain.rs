@@ -1,4 +1,4 @@
-//! The hashes of one prompt's pages.
+//! The block hashes of one prompt.
 
 use sha2::{Digest as _, Sha256};
 
@@ -6,56 +6,56 @@ use crate::block::{BlockDigest, HashedBlock, first_u64, last_u64};
 use crate::hash_scheme::{HashAlgorithm, HashScheme, VllmHashInputs};
 use crate::{cbor, pickle, python};
 
-/// The state after some full pages of a prompt, from which its next pages can be hashed. Cheap to clone and to keep.
+/// State after some full blocks of a prompt, from which the next blocks can be hashed. Cheap to clone and to store.
 #[derive(Debug, Clone)]
 pub struct BlockHashChain {
     scheme: HashScheme,
     blocks: u32,
-    /// Hash of the last page; `None` before the first one.
+    /// Hash of the last block; `None` before the first one.
     last: Option<BlockDigest>,
 }
 
 impl BlockHashChain {
-    /// The beginning of a prompt.
+    /// A chain at the start of a prompt.
     #[must_use]
     pub fn new(scheme: HashScheme) -> Self {
         Self { scheme, blocks: 0, last: None }
     }
 
-    /// The state after `pages`, the first pages of a prompt under the same scheme.
+    /// The state after `blocks`, the first blocks of a prompt under the same scheme.
     #[must_use]
-    pub fn resume(scheme: HashScheme, pages: &[HashedBlock]) -> Self {
-        let count = u32::try_from(pages.len()).unwrap_or(u32::MAX);
-        Self { scheme, blocks: count, last: pages.last().map(|page| page.digest) }
+    pub fn resume(scheme: HashScheme, blocks: &[HashedBlock]) -> Self {
+        let count = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
+        Self { scheme, blocks: count, last: blocks.last().map(|block| block.digest) }
     }
 
-    /// Full pages hashed so far.
+    /// Number of full blocks hashed so far.
     #[must_use]
     pub fn blocks(&self) -> u32 {
         self.blocks
     }
 
-    /// Tokens that the pages so far cover. The tokens given to [`BlockHashChain::extend`] begin here.
+    /// Number of tokens in the blocks so far: the offset of the tokens passed to [`BlockHashChain::extend`].
     #[must_use]
     pub fn covered_tokens(&self) -> usize {
         self.blocks as usize * self.scheme.block_tokens as usize
     }
 
-    /// Hashes the full pages of `rest`, the prompt's tokens from [`BlockHashChain::covered_tokens`] on, and appends them to `out`. What
-    /// is left over is not kept: give it again, with what follows it.
+    /// Hashes the full blocks of `rest`, the prompt's tokens from [`BlockHashChain::covered_tokens`] on, and appends them to `out`.
+    /// Remaining tokens are not stored: pass them again with the tokens that follow.
     pub fn extend(&mut self, rest: &[u32], out: &mut Vec<HashedBlock>) {
-        let page_tokens = self.scheme.block_tokens as usize;
+        let block_tokens = self.scheme.block_tokens as usize;
         let bigrams = matches!(self.scheme.algorithm, HashAlgorithm::Sglang { bigrams: true, .. });
-        // The last pair of a page reaches one token into the next page.
-        let width = page_tokens + usize::from(bigrams);
-        out.reserve(rest.len() / page_tokens);
-        // One buffer for the bytes hashed, for all pages.
-        let mut buffer = Vec::with_capacity(page_tokens * 8 + 64);
-        for page in rest.windows(width).step_by(page_tokens) {
-            let page = self.hash_block(page, &mut buffer);
-            self.last = Some(page.digest);
+        // The last pair of a block includes the first token of the next block.
+        let width = block_tokens + usize::from(bigrams);
+        out.reserve(rest.len() / block_tokens);
+        // One hash input buffer for all blocks.
+        let mut buffer = Vec::with_capacity(block_tokens * 8 + 64);
+        for tokens in rest.windows(width).step_by(block_tokens) {
+            let block = self.hash_block(tokens, &mut buffer);
+            self.last = Some(block.digest);
             self.blocks = self.blocks.saturating_add(1);
-            out.push(page);
+            out.push(block);
         }
     }
 
@@ -115,8 +115,8 @@ impl BlockHashChain {
 }
 
 impl VllmHashInputs {
-    fn extra_keys(&self, page: u32) -> &[u8] {
-        if page == 0 { &self.first_block_extra } else { &self.later_block_extra }
+    fn extra_keys(&self, block: u32) -> &[u8] {
+        if block == 0 { &self.first_block_extra } else { &self.later_block_extra }
     }
 }
 

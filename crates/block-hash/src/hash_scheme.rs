@@ -1,4 +1,4 @@
-//! How an engine names pages.
+//! Hash schemes of the engines.
 
 use std::sync::Arc;
 
@@ -6,18 +6,18 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{cbor, pickle};
 
-/// Longest page or chunk, tokens. Engines use 1 to 256; the bound keeps a page's pickle in one frame.
+/// Maximum tokens of a block or chunk. Engines use 1 to 256; the limit keeps a block's pickle in one frame.
 pub const MAX_BLOCK_TOKENS: u32 = 8192;
-/// Longest text that goes into vLLM's extra keys (adapter name and path, cache salt), bytes together.
+/// Maximum total bytes of the strings in vLLM's extra keys (adapter name and path, cache salt).
 pub const MAX_EXTRA_KEY_BYTES: usize = 4096;
-/// Tokens of a chunk of LMCache, unless it is configured otherwise.
+/// Default chunk size of LMCache in tokens.
 pub const LMCACHE_CHUNK_TOKENS: u32 = 256;
-/// What vLLM seeds its chains with where `PYTHONHASHSEED` is not set.
+/// Seed of vLLM's hash chains when `PYTHONHASHSEED` is not set.
 pub const DEFAULT_VLLM_SEED: &str = "vllm-none-hash";
 const SGLANG_NAMESPACE: &[u8] = b"sglang-cache-namespace-v1";
 const SGLANG_EVENT_SALT: &[u8] = b"sglang-cache-salt-v1\0";
 
-/// How an engine names pages: algorithm, page size and namespace. Cheap to clone.
+/// How an engine hashes blocks: algorithm, block size and namespace. Cheap to clone.
 ///
 /// A request's namespace (salt, adapter) is part of the scheme, because it changes every hash of the chain.
 #[derive(Debug, Clone)]
@@ -26,14 +26,14 @@ pub struct HashScheme {
     pub(crate) block_tokens: u32,
 }
 
-/// Why there is no such scheme.
+/// Why a scheme cannot be created.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HashSchemeError {
-    /// The page size is out of bounds.
-    #[error("a page of {0} tokens: it must have 1 to {MAX_BLOCK_TOKENS}")]
+    /// The block size is out of bounds.
+    #[error("a block of {0} tokens: it must have 1 to {MAX_BLOCK_TOKENS}")]
     BlockTokens(u32),
-    /// Adapter and salt are too long.
-    #[error("extra keys of {0} bytes: at most {MAX_EXTRA_KEY_BYTES}")]
+    /// Adapter and salt exceed the limit together.
+    #[error("extra keys of {0} bytes: the maximum is {MAX_EXTRA_KEY_BYTES}")]
     ExtraKeysTooLong(usize),
 }
 
@@ -46,7 +46,7 @@ pub(crate) enum HashAlgorithm {
     LmcacheBuiltin { root: u64 },
 }
 
-/// What vLLM hashes besides tokens, already encoded.
+/// Encoded inputs of vLLM's hash other than tokens.
 #[derive(Debug)]
 pub(crate) struct VllmHashInputs {
     pub(crate) root: [u8; 32],
@@ -54,41 +54,41 @@ pub(crate) struct VllmHashInputs {
     pub(crate) later_block_extra: Vec<u8>,
 }
 
-/// What separates SGLang's chains of equal tokens.
+/// Namespace that separates SGLang's chains of equal tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SglangNamespace<'a> {
-    /// The request's `extra_key`.
+    /// Value of the request's `extra_key`.
     pub extra_key: Option<&'a str>,
-    /// The request's `cache_salt`.
+    /// Value of the request's `cache_salt`.
     pub cache_salt: Option<&'a str>,
 }
 
-/// A LoRA adapter as vLLM knows it.
+/// A LoRA adapter of vLLM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct VllmLoraAdapter<'a> {
-    /// Its name.
+    /// Name of the adapter.
     pub name: &'a str,
-    /// Where the engine loads it from. vLLM 0.32 hashes it with the name, older ones hash the name alone.
+    /// Path that the engine loads it from. vLLM 0.32 hashes name and path, older releases only the name.
     pub path: Option<&'a str>,
 }
 
-/// What vLLM hashes into pages besides their tokens.
+/// What vLLM hashes into blocks besides their tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct VllmExtraKeys<'a> {
-    /// The request's adapter; in every page.
+    /// The request's adapter, hashed into every block.
     pub adapter: Option<VllmLoraAdapter<'a>>,
-    /// The request's `cache_salt`; in the first page.
+    /// The request's `cache_salt`, hashed into the first block.
     pub cache_salt: Option<&'a str>,
 }
 
 impl HashScheme {
-    /// SGLang's page hash: SHA-256 over the digest before and the tokens as 32-bit little-endian numbers.
+    /// SGLang's block hash: SHA-256 over the previous digest and the tokens as 32-bit little-endian numbers.
     ///
     /// SGLang up to 0.5.6 ignores `extra_key` in the hash: pass the default namespace there.
     ///
     /// # Errors
-    /// The page size is out of bounds.
-    pub fn sglang(page_tokens: u32, namespace: SglangNamespace<'_>) -> Result<Self, HashSchemeError> {
+    /// The block size is out of bounds.
+    pub fn sglang(block_tokens: u32, namespace: SglangNamespace<'_>) -> Result<Self, HashSchemeError> {
         let SglangNamespace { extra_key, cache_salt } = namespace;
         let root = (extra_key.is_some() || cache_salt.is_some()).then(|| {
             let mut hasher = Sha256::new_with_prefix(SGLANG_NAMESPACE);
@@ -103,26 +103,29 @@ impl HashScheme {
             }
             hasher.finalize().into()
         });
-        Self::new(page_tokens, HashAlgorithm::Sglang { root, bigrams: false })
+        Self::new(block_tokens, HashAlgorithm::Sglang { root, bigrams: false })
     }
 
-    /// How SGLang 0.5.23 names pages in its KV events. Without a namespace the names are those of [`HashScheme::sglang`]. With one they
-    /// are not: events know the request's `cache_salt` only, so that pages which differ in their `extra_key` have one name.
+    /// The hashes in SGLang 0.5.23's KV events. Without a namespace they equal those of [`HashScheme::sglang`]. With one they do not:
+    /// events include only the request's `cache_salt`, so blocks that differ in `extra_key` have the same hash.
     ///
     /// # Errors
-    /// The page size is out of bounds.
-    pub fn sglang_events(page_tokens: u32, cache_salt: Option<&str>) -> Result<Self, HashSchemeError> {
+    /// The block size is out of bounds.
+    pub fn sglang_events(block_tokens: u32, cache_salt: Option<&str>) -> Result<Self, HashSchemeError> {
         let root = cache_salt
             .map(|salt| Sha256::new_with_prefix(SGLANG_EVENT_SALT).chain_update(salt).finalize().into());
-        Self::new(page_tokens, HashAlgorithm::Sglang { root, bigrams: false })
+        Self::new(block_tokens, HashAlgorithm::Sglang { root, bigrams: false })
     }
 
-    /// SGLang with EAGLE speculation, which hashes pairs of neighbouring tokens: a page is complete one token later.
+    /// SGLang with EAGLE speculation, which hashes pairs of adjacent tokens: a block is complete one token later.
     ///
     /// # Errors
-    /// The page size is out of bounds.
-    pub fn sglang_bigrams(page_tokens: u32, namespace: SglangNamespace<'_>) -> Result<Self, HashSchemeError> {
-        let mut scheme = Self::sglang(page_tokens, namespace)?;
+    /// The block size is out of bounds.
+    pub fn sglang_bigrams(
+        block_tokens: u32,
+        namespace: SglangNamespace<'_>,
+    ) -> Result<Self, HashSchemeError> {
+        let mut scheme = Self::sglang(block_tokens, namespace)?;
         if let HashAlgorithm::Sglang { bigrams, .. } = &mut scheme.algorithm {
             *bigrams = true;
         }
@@ -133,9 +136,9 @@ impl HashScheme {
     /// [`DEFAULT_VLLM_SEED`].
     ///
     /// # Errors
-    /// The page size is out of bounds, or `seed` or `extra` are too long.
+    /// The block size is out of bounds, or `seed` or `extra` are too long.
     pub fn vllm_sha256(
-        page_tokens: u32,
+        block_tokens: u32,
         seed: &str,
         extra: VllmExtraKeys<'_>,
     ) -> Result<Self, HashSchemeError> {
@@ -152,15 +155,15 @@ impl HashScheme {
         let root = Sha256::digest(&buffer).into();
         let vllm =
             VllmHashInputs { root, first_block_extra: encoded(true), later_block_extra: encoded(false) };
-        Self::new(page_tokens, HashAlgorithm::VllmPickle(Arc::new(vllm)))
+        Self::new(block_tokens, HashAlgorithm::VllmPickle(Arc::new(vllm)))
     }
 
     /// vLLM's `sha256_cbor`: SHA-256 over canonical CBOR. `seed` as in [`HashScheme::vllm_sha256`].
     ///
     /// # Errors
-    /// The page size is out of bounds, or `seed` or `extra` are too long.
+    /// The block size is out of bounds, or `seed` or `extra` are too long.
     pub fn vllm_sha256_cbor(
-        page_tokens: u32,
+        block_tokens: u32,
         seed: &str,
         extra: VllmExtraKeys<'_>,
     ) -> Result<Self, HashSchemeError> {
@@ -173,11 +176,11 @@ impl HashScheme {
         let root = vllm_cbor_root(seed);
         let vllm =
             VllmHashInputs { root, first_block_extra: encoded(true), later_block_extra: encoded(false) };
-        Self::new(page_tokens, HashAlgorithm::VllmCbor(Arc::new(vllm)))
+        Self::new(block_tokens, HashAlgorithm::VllmCbor(Arc::new(vllm)))
     }
 
-    /// LMCache's `sha256_cbor`: the first 8 bytes of SHA-256 over canonical CBOR. `root` stands for the chunk before the
-    /// first: 0, or with vLLM the value of [`HashScheme::lmcache_root_of_vllm`].
+    /// LMCache's `sha256_cbor`: the first 8 bytes of SHA-256 over canonical CBOR. `root` is the parent of the first chunk: 0, or with vLLM
+    /// the value of [`HashScheme::lmcache_root_of_vllm`].
     ///
     /// # Errors
     /// The chunk size is out of bounds.
@@ -199,17 +202,17 @@ impl HashScheme {
         crate::block::first_u64(&vllm_cbor_root(seed))
     }
 
-    /// Tokens of a page.
+    /// Number of tokens per block.
     #[must_use]
     pub fn block_tokens(&self) -> u32 {
         self.block_tokens
     }
 
-    fn new(page_tokens: u32, algorithm: HashAlgorithm) -> Result<Self, HashSchemeError> {
-        if !(1..=MAX_BLOCK_TOKENS).contains(&page_tokens) {
-            return Err(HashSchemeError::BlockTokens(page_tokens));
+    fn new(block_tokens: u32, algorithm: HashAlgorithm) -> Result<Self, HashSchemeError> {
+        if !(1..=MAX_BLOCK_TOKENS).contains(&block_tokens) {
+            return Err(HashSchemeError::BlockTokens(block_tokens));
         }
-        Ok(Self { algorithm, block_tokens: page_tokens })
+        Ok(Self { algorithm, block_tokens })
     }
 }
 
@@ -226,7 +229,7 @@ impl VllmExtraKeys<'_> {
         if bytes > MAX_EXTRA_KEY_BYTES { Err(HashSchemeError::ExtraKeysTooLong(bytes)) } else { Ok(()) }
     }
 
-    /// The items of the extra keys: plain strings, or tuples that begin with a tag.
+    /// Items of the extra keys: plain strings, or tuples that start with a tag.
     fn items(&self, with_salt: bool) -> Vec<Vec<&str>> {
         let adapter = self.adapter.map(|VllmLoraAdapter { name, path }| match path {
             Some(path) => vec!["lora", name, path],
@@ -270,7 +273,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bounds_are_kept() {
+    fn sizes_out_of_bounds_are_rejected() {
         let none = SglangNamespace::default();
         assert_eq!(HashScheme::sglang(0, none).unwrap_err(), HashSchemeError::BlockTokens(0));
         assert!(HashScheme::sglang(MAX_BLOCK_TOKENS + 1, none).is_err());

@@ -1,11 +1,11 @@
-//! From token ids to the page hashes that engines and stores use.
+//! Computes the block hashes of token ids that engines and stores use.
 //!
-//! Engines name a page of KV cache by a hash over its tokens and the hash of the page before it. A [`BlockHashChain`]
-//! computes these names for one prompt under one [`HashScheme`]. It can be kept and extended: a follow-up turn of a
-//! conversation costs only its new pages.
+//! Engines identify a block of KV cache by a hash over its tokens and the hash of the previous block. A [`BlockHashChain`] computes these
+//! hashes for one prompt under one [`HashScheme`]. It can be stored and extended: a follow-up turn of a conversation costs only its new
+//! blocks.
 //!
-//! Only full pages have a name. Pages whose content depends on more than tokens, adapter and salt (images, prompt
-//! embeddings) are not covered: their hashes must be taken from the engine's events.
+//! Only full blocks have a hash. Blocks whose content depends on more than tokens, adapter and salt (images, prompt embeddings) are not
+//! supported: take their hashes from the engine's events.
 
 mod block;
 mod cbor;

@@ -1,11 +1,10 @@
-//! What Python's pickle, protocol 5, writes for the values that vLLM's `sha256` hashes.
+//! Encoder for Python's pickle, protocol 5, for the values that vLLM's `sha256` hashes.
 //!
-//! A pickle is a header, a frame with its length, and instructions for a stack machine. Every string, byte string and
-//! tuple is followed by MEMOIZE. All values here fit in one frame: Python begins another one at 64 KiB, which the
-//! bounds on pages and extra keys rule out.
+//! A pickle is a header, a frame with its length, and instructions for a stack machine. Every string, byte string and tuple is followed by
+//! MEMOIZE. All values here fit in one frame: Python starts another one at 64 KiB, which the limits on blocks and extra keys exclude.
 
 const HEADER: [u8; 3] = [0x80, 5, 0x95];
-/// Header and length of the frame.
+/// Length of the header and the frame length.
 const FRAME_START: usize = 11;
 const SHORT_BYTES: u8 = 0x43;
 const SHORT_TEXT: u8 = 0x8c;
@@ -15,18 +14,18 @@ const NONE: u8 = b'N';
 const MARK: u8 = b'(';
 const EMPTY_TUPLE: u8 = b')';
 const TUPLE: u8 = b't';
-/// Tuples of one, two and three items have instructions of their own, without a mark.
+/// Opcode of one-item tuples; tuples of two and three items follow. They need no mark.
 const TUPLE1: u8 = 0x85;
 const STOP: u8 = b'.';
 
-/// Begins a pickle in an empty buffer.
+/// Starts a pickle in an empty buffer.
 pub(crate) fn begin(out: &mut Vec<u8>) {
     out.clear();
     out.extend_from_slice(&HEADER);
     out.extend_from_slice(&[0; 8]);
 }
 
-/// Ends the pickle that [`begin`] began.
+/// Ends the pickle that [`begin`] started.
 pub(crate) fn finish(out: &mut Vec<u8>) {
     out.push(STOP);
     let length = out.len().saturating_sub(FRAME_START) as u64;
@@ -35,14 +34,14 @@ pub(crate) fn finish(out: &mut Vec<u8>) {
     }
 }
 
-/// A 32-byte string.
+/// Writes a 32-byte byte string.
 pub(crate) fn digest(out: &mut Vec<u8>, content: &[u8; 32]) {
     out.extend_from_slice(&[SHORT_BYTES, 32]);
     out.extend_from_slice(content);
     out.push(MEMOIZE);
 }
 
-/// A string.
+/// Writes a text string.
 pub(crate) fn text(out: &mut Vec<u8>, content: &str) {
     match u8::try_from(content.len()) {
         Ok(length) => out.extend_from_slice(&[SHORT_TEXT, length]),
@@ -55,19 +54,19 @@ pub(crate) fn text(out: &mut Vec<u8>, content: &str) {
     out.push(MEMOIZE);
 }
 
-/// `None`.
+/// Writes the value `None`.
 pub(crate) fn none(out: &mut Vec<u8>) {
     out.push(NONE);
 }
 
-/// What stands before the items of a tuple of `length`.
+/// Writes the prefix of a tuple of `length` items.
 pub(crate) fn begin_tuple(out: &mut Vec<u8>, length: usize) {
     if length > 3 {
         out.push(MARK);
     }
 }
 
-/// What stands behind the items of a tuple of `length`.
+/// Writes the suffix of a tuple of `length` items.
 pub(crate) fn end_tuple(out: &mut Vec<u8>, length: usize) {
     match length {
         0 => return out.push(EMPTY_TUPLE),
@@ -77,7 +76,7 @@ pub(crate) fn end_tuple(out: &mut Vec<u8>, length: usize) {
     out.push(MEMOIZE);
 }
 
-/// A tuple of token ids.
+/// Writes a tuple of token ids.
 pub(crate) fn tokens(out: &mut Vec<u8>, tokens: &[u32]) {
     begin_tuple(out, tokens.len());
     for &token in tokens {
@@ -89,7 +88,7 @@ pub(crate) fn tokens(out: &mut Vec<u8>, tokens: &[u32]) {
                 out.push(b'J');
                 out.extend_from_slice(&bytes);
             }
-            // LONG1: five bytes, so that the sign bit stays clear.
+            // LONG1 with five bytes, so that the sign bit stays clear.
             _ => {
                 out.extend_from_slice(&[0x8a, 5]);
                 out.extend_from_slice(&bytes);

@@ -1,4 +1,4 @@
-//! The hashes in KV events that real engines published, computed again from the events' token ids and parents.
+//! Recomputes the hashes in recorded KV events of real engines from the events' token ids and parents.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ fn key(hash: &Value) -> u64 {
     match hash {
         Value::String(hex) => u64::from_str_radix(&hex[hex.len() - 16..], 16).unwrap(),
         Value::Number(number) => number.as_u64().unwrap_or_else(|| number.as_i64().unwrap() as u64),
-        other => panic!("a hash {other}"),
+        other => panic!("unexpected hash {other}"),
     }
 }
 
@@ -23,15 +23,15 @@ fn stored(lines: &str) -> Vec<Value> {
         .collect()
 }
 
-/// Follows all events, beginning chains with `scheme(page tokens, event)`; returns how many hashes were compared.
-fn follow(lines: &str, scheme: impl Fn(u32, &Value) -> Option<HashScheme>) -> usize {
+/// Checks all events, starting chains with `scheme(block tokens, event)`; returns the number of compared hashes.
+fn count_matching_hashes(lines: &str, scheme: impl Fn(u32, &Value) -> Option<HashScheme>) -> usize {
     let mut known: HashMap<u64, BlockHashChain> = HashMap::new();
     let mut compared = 0;
     for event in stored(lines) {
-        let page_tokens = event["block_size"].as_u64().unwrap() as u32;
+        let block_tokens = event["block_size"].as_u64().unwrap() as u32;
         let parent = &event["parent_block_hash"];
         let chain = if parent.is_null() {
-            scheme(page_tokens, &event).map(BlockHashChain::new)
+            scheme(block_tokens, &event).map(BlockHashChain::new)
         } else {
             known.get(&key(parent)).cloned()
         };
@@ -39,56 +39,56 @@ fn follow(lines: &str, scheme: impl Fn(u32, &Value) -> Option<HashScheme>) -> us
         let tokens: Vec<u32> =
             event["token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
         let hashes = event["block_hashes"].as_array().unwrap();
-        for (page, hash) in tokens.chunks(page_tokens as usize).zip(hashes) {
-            let mut pages = Vec::new();
-            chain.extend(page, &mut pages);
-            assert_eq!(pages.len(), 1);
-            assert_eq!(pages[0].event_hash, key(hash));
+        for (page, hash) in tokens.chunks(block_tokens as usize).zip(hashes) {
+            let mut blocks = Vec::new();
+            chain.extend(page, &mut blocks);
+            assert_eq!(blocks.len(), 1);
+            assert_eq!(blocks[0].event_hash, key(hash));
             if let Value::String(hex) = hash {
-                assert_eq!(format!("0x{}", pages[0].digest), *hex);
+                assert_eq!(format!("0x{}", blocks[0].digest), *hex);
             }
-            known.insert(pages[0].event_hash, chain.clone());
+            known.insert(blocks[0].event_hash, chain.clone());
             compared += 1;
         }
     }
     compared
 }
 
-fn vllm(page_tokens: u32, event: &Value, seed: &str) -> Option<HashScheme> {
+fn vllm(block_tokens: u32, event: &Value, seed: &str) -> Option<HashScheme> {
     let salt = event["extra_keys"].get(0).and_then(|keys| keys.get(0)).and_then(Value::as_str);
-    // A page that was saved to the store is announced without its extra keys, so a salted one cannot be computed.
+    // A block saved to the store is announced without its extra keys, so a salted one cannot be computed.
     let known = salt.is_some() || event["extra_keys"].is_array();
     let extra = VllmExtraKeys { adapter: None, cache_salt: salt };
-    known.then(|| HashScheme::vllm_sha256_cbor(page_tokens, seed, extra).unwrap())
+    known.then(|| HashScheme::vllm_sha256_cbor(block_tokens, seed, extra).unwrap())
 }
 
 #[test]
-fn vllm_events() {
+fn vllm_event_hashes_match() {
     let lines = include_str!("vectors/kvevents-vllm-basic.jsonl");
-    assert_eq!(follow(lines, |page, event| vllm(page, event, "0")), 7);
+    assert_eq!(count_matching_hashes(lines, |page, event| vllm(page, event, "0")), 7);
     for lines in [
         include_str!("vectors/kvevents-vllm-evict-clear-int0.jsonl"),
         include_str!("vectors/kvevents-vllm-evict-clear-int1.jsonl"),
     ] {
-        assert_eq!(follow(lines, |page, event| vllm(page, event, DEFAULT_VLLM_SEED)), 106);
+        assert_eq!(count_matching_hashes(lines, |page, event| vllm(page, event, DEFAULT_VLLM_SEED)), 106);
     }
 }
 
 #[test]
-fn vllm_events_of_pages_saved_to_the_store() {
+fn vllm_event_hashes_of_stored_blocks_match() {
     let lines = include_str!("vectors/kvevents-vllm-mooncakestore-producer.jsonl");
-    let compared = follow(lines, |page, event| vllm(page, event, DEFAULT_VLLM_SEED));
+    let compared = count_matching_hashes(lines, |page, event| vllm(page, event, DEFAULT_VLLM_SEED));
     assert!(compared > 2000, "{compared}");
 }
 
 #[test]
-fn sglang_events() {
+fn sglang_event_hashes_match() {
     let lines = include_str!("vectors/kvevents-sglang-0.5.23.jsonl");
-    let compared = follow(lines, |page, event| {
+    let compared = count_matching_hashes(lines, |page, event| {
         Some(HashScheme::sglang_events(page, event["cache_salt"].as_str()).unwrap())
     });
-    assert_eq!(compared, 456 + 4 * 21, "four events of a salted prompt are among them");
-    let plain = follow(lines, |page, event| {
+    assert_eq!(compared, 456 + 4 * 21, "includes four events of a salted prompt");
+    let plain = count_matching_hashes(lines, |page, event| {
         let plain = event["cache_salt"].is_null();
         plain.then(|| HashScheme::sglang(page, SglangNamespace::default()).unwrap())
     });

@@ -1,4 +1,4 @@
-//! Hashes that the engines' own functions computed.
+//! Test vectors computed with the engines' own functions.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use moongate_block_hash::{
@@ -9,14 +9,14 @@ use serde_json::Value;
 
 const BIG_IDS: [u32; 7] = [0, 255, 256, 65_535, 65_536, 2_147_483_647, 4_294_967_295];
 
-fn pages(scheme: HashScheme, tokens: &[u32]) -> Vec<HashedBlock> {
-    let mut pages = Vec::new();
-    BlockHashChain::new(scheme).extend(tokens, &mut pages);
-    pages
+fn blocks(scheme: HashScheme, tokens: &[u32]) -> Vec<HashedBlock> {
+    let mut blocks = Vec::new();
+    BlockHashChain::new(scheme).extend(tokens, &mut blocks);
+    blocks
 }
 
 fn texts(scheme: HashScheme, tokens: &[u32]) -> Vec<String> {
-    pages(scheme, tokens).iter().map(|page| page.digest.to_string()).collect()
+    blocks(scheme, tokens).iter().map(|page| page.digest.to_string()).collect()
 }
 
 fn load(text: &str) -> Value {
@@ -32,7 +32,7 @@ fn one_to(last: u32) -> Vec<u32> {
 }
 
 #[test]
-fn sglang_pages() {
+fn sglang_block_hashes_match() {
     let vectors = load(include_str!("vectors/sglang_vectors.json"));
     let none = SglangNamespace::default();
     let scheme = |page| HashScheme::sglang(page, none).unwrap();
@@ -48,11 +48,11 @@ fn sglang_pages() {
     let eagle = HashScheme::sglang_bigrams(4, none).unwrap();
     let expected = strings(&vectors["EAGLE bigram tokens [1,2,3,4,5] ps=4"]);
     assert_eq!(texts(eagle.clone(), &one_to(5)), expected);
-    assert_eq!(texts(eagle, &one_to(4)), Vec::<String>::new(), "the last pair is not complete");
+    assert_eq!(texts(eagle, &one_to(4)), Vec::<String>::new(), "the last pair is incomplete");
 }
 
 #[test]
-fn sglang_namespaces() {
+fn sglang_namespaced_hashes_match() {
     let vectors = load(include_str!("vectors/sglang_vectors.json"));
     let python = |text: Option<&str>| text.map_or("None".to_owned(), |text| format!("'{text}'"));
     for (extra_key, cache_salt) in [
@@ -70,14 +70,14 @@ fn sglang_namespaces() {
 }
 
 #[test]
-fn sglang_event_keys() {
+fn sglang_event_hashes_match() {
     let vectors = load(include_str!("vectors/sglang_vectors.json"));
-    let pages = pages(HashScheme::sglang(4, SglangNamespace::default()).unwrap(), &one_to(4));
-    assert_eq!(pages[0].event_hash as i64, vectors["event int64 of page0"].as_i64().unwrap());
+    let blocks = blocks(HashScheme::sglang(4, SglangNamespace::default()).unwrap(), &one_to(4));
+    assert_eq!(blocks[0].event_hash as i64, vectors["event int64 of page0"].as_i64().unwrap());
 }
 
 #[test]
-fn vllm_pages() {
+fn vllm_block_hashes_match() {
     let vectors = load(include_str!("vectors/vllm_vectors.json"));
     let make = |algorithm, page, extra| match algorithm {
         "sha256" => HashScheme::vllm_sha256(page, DEFAULT_VLLM_SEED, extra).unwrap(),
@@ -100,18 +100,18 @@ fn vllm_pages() {
 }
 
 #[test]
-fn vllm_event_keys() {
+fn vllm_event_hashes_match() {
     let scheme = HashScheme::vllm_sha256_cbor(4, DEFAULT_VLLM_SEED, VllmExtraKeys::default()).unwrap();
-    // The digest ends in these 8 bytes.
-    assert_eq!(pages(scheme, &one_to(4))[0].event_hash, 0x84b1_46b1_51d5_5111);
+    // The last 8 bytes of the digest.
+    assert_eq!(blocks(scheme, &one_to(4))[0].event_hash, 0x84b1_46b1_51d5_5111);
 }
 
 #[test]
-fn lmcache_chunks() {
+fn lmcache_chunk_hashes_match() {
     let tokens = one_to(12);
     let builtin = HashScheme::lmcache_builtin(4, 0).unwrap();
     assert_eq!(texts(builtin.clone(), &tokens), ["44ea817d9387da2c", "-5754ed40775a7be6", "3739a65572d4397"]);
-    let second = pages(builtin, &tokens)[1];
+    let second = blocks(builtin, &tokens)[1];
     assert_eq!(second.digest, BlockDigest::Signed(-0x5754_ed40_775a_7be6));
     assert_eq!(second.event_hash as i64, -0x5754_ed40_775a_7be6);
     let cbor = HashScheme::lmcache_sha256_cbor(4, 0).unwrap();

@@ -1,8 +1,7 @@
-//! Staying awake for bytes that are due within microseconds: a thread that sleeps until they come takes longer to wake
-//! up than they take to come.
+//! Busy polling for bytes that are due within microseconds: waking a sleeping thread takes longer than the bytes take to arrive.
 //!
-//! A thread that stays awake looks again and again, up to a limit. Where that was in vain it is tried less and less
-//! often, so that whoever takes its time, or needs the very core, costs next to nothing.
+//! A busy-polling thread retries up to a time limit. After fruitless polls it tries less and less often, so a slow peer, or one that needs
+//! this very core, costs next to nothing.
 
 use std::io;
 use std::num::NonZero;
@@ -15,14 +14,14 @@ use rustix::{io::Errno, net::RecvFlags};
 
 use crate::net::TcpStream;
 
-/// The most times in a row that it is not tried.
+/// Maximum number of polls skipped in a row.
 const MAX_SKIPS: u32 = 64;
-/// Pauses of the processor between two looks.
+/// CPU pause instructions between two polls.
 const SPINS_PER_POLL: u32 = 8;
-/// A thread that looked for that much longer than it should was not on its core meanwhile: it has to share it.
+/// A poll that overran its limit by this much was preempted: the thread shares its core.
 const PREEMPTION_THRESHOLD: Duration = Duration::from_micros(140);
 
-/// How many threads stay awake at a time.
+/// Limits how many threads busy-poll at a time.
 #[derive(Debug)]
 pub struct BusyPoll {
     max_threads: usize,
@@ -30,13 +29,13 @@ pub struct BusyPoll {
 }
 
 impl BusyPoll {
-    /// At most half of `cores` are kept awake.
+    /// Allows at most half of `cores` to busy-poll.
     #[must_use]
     pub fn new(cores: NonZero<usize>) -> Arc<Self> {
         Arc::new(Self { max_threads: (cores.get() / 2).max(1), active_threads: AtomicUsize::new(0) })
     }
 
-    /// For whoever waits for answers in this process: at most half of the cores that it may use.
+    /// The limit shared by this process: at most half of its available cores.
     #[must_use]
     pub fn process_wide() -> Arc<Self> {
         static PROCESS: LazyLock<Arc<BusyPoll>> = LazyLock::new(|| {
@@ -45,14 +44,14 @@ impl BusyPoll {
         Arc::clone(&PROCESS)
     }
 
-    /// One more thread stays awake, unless enough of them do.
+    /// Reserves one polling thread, unless the limit is reached.
     pub fn try_acquire(&self) -> Option<PollGuard<'_>> {
-        let more = |now| (now < self.max_threads).then_some(now + 1);
+        let more = |active| (active < self.max_threads).then_some(active + 1);
         self.active_threads.fetch_update(Relaxed, Relaxed, more).is_ok().then(|| PollGuard(self))
     }
 }
 
-/// A thread that stays awake, until it is dropped.
+/// A reservation for one polling thread, released on drop.
 #[derive(Debug)]
 pub struct PollGuard<'a>(&'a BusyPoll);
 
@@ -62,34 +61,33 @@ impl Drop for PollGuard<'_> {
     }
 }
 
-/// What has been learnt about one peer: whether it is worth to stay awake for it.
+/// Per-peer history that decides whether busy polling is worthwhile.
 #[derive(Debug)]
 pub struct AdaptivePoller {
     busy_poll: Arc<BusyPoll>,
     limit: Duration,
     skips_when_preempted: u32,
-    /// Times not to try it, and how many of them there were.
+    /// Number of polls to skip, and how many were skipped so far.
     skips_due: u32,
     skips_done: u32,
 }
 
 impl AdaptivePoller {
-    /// Stays awake for `limit` at a time; never if it is zero. `skipped_if_crowded` times it is not tried after the thread
-    /// was found to share its core.
+    /// Polls for up to `limit` at a time; never if it is zero. After a preemption, `skips_when_preempted` polls are skipped.
     #[must_use]
     pub fn new(busy_poll: Arc<BusyPoll>, limit: Duration, skips_when_preempted: u32) -> Self {
         Self { busy_poll, limit, skips_when_preempted, skips_due: 0, skips_done: 0 }
     }
 
-    /// For whoever waits for answers in this process.
+    /// A poller with the process-wide thread limit.
     #[must_use]
     pub fn for_process(limit: Duration) -> Self {
         Self::new(BusyPoll::process_wide(), limit, MAX_SKIPS)
     }
 
-    /// Whether it is worth trying this time.
+    /// Whether to poll this time.
     pub fn is_due(&mut self) -> bool {
-        // Simulated time does not pass while a thread runs.
+        // Simulated time does not advance while a thread runs.
         if cfg!(feature = "simulation") || self.limit.is_zero() {
             return false;
         }
@@ -98,26 +96,24 @@ impl AdaptivePoller {
         is_due
     }
 
-    /// Looks again and again, until there is something or the limit has passed. Nothing at once when enough threads
-    /// are awake.
+    /// Calls `try_once` until it returns a value or the limit has passed. Returns `None` at once if too many threads poll.
     ///
     /// # Errors
-    /// What `look` gives.
-    pub fn poll<T>(&mut self, mut look: impl FnMut() -> io::Result<Option<T>>) -> io::Result<Option<T>> {
-        let Some(_stay) = self.busy_poll.try_acquire() else { return Ok(None) };
-        let begun = Instant::now();
+    /// The error of `try_once`.
+    pub fn poll<T>(&mut self, mut try_once: impl FnMut() -> io::Result<Option<T>>) -> io::Result<Option<T>> {
+        let Some(_guard) = self.busy_poll.try_acquire() else { return Ok(None) };
+        let started = Instant::now();
         loop {
-            let found = look()?;
-            let took = begun.elapsed();
-            if took < self.limit && found.is_none() {
-                // Giving the core away instead (sched_yield) is held against a thread when the core is wanted by
-                // others.
+            let found = try_once()?;
+            let elapsed = started.elapsed();
+            if elapsed < self.limit && found.is_none() {
+                // Yielding instead (sched_yield) lowers the thread's priority when other threads compete for the core.
                 (0..SPINS_PER_POLL).for_each(|_| std::hint::spin_loop());
                 continue;
             }
-            (self.skips_due, self.skips_done) = match took {
-                _ if took >= self.limit + PREEMPTION_THRESHOLD => (self.skips_when_preempted, 0),
-                _ if took >= self.limit => ((self.skips_due * 2 + 1).min(MAX_SKIPS), 0),
+            (self.skips_due, self.skips_done) = match elapsed {
+                _ if elapsed >= self.limit + PREEMPTION_THRESHOLD => (self.skips_when_preempted, 0),
+                _ if elapsed >= self.limit => ((self.skips_due * 2 + 1).min(MAX_SKIPS), 0),
                 _ => (0, 0),
             };
             return Ok(found);
@@ -125,10 +121,10 @@ impl AdaptivePoller {
     }
 }
 
-/// Receives what is there, without waiting: so many bytes, 0 at the end of the stream, nothing if nothing is there.
+/// Receives available bytes without waiting: their number, 0 at the end of the stream, `None` if there are none.
 ///
 /// # Errors
-/// Those of the connection.
+/// Errors of the connection.
 #[cfg(not(feature = "simulation"))]
 pub fn try_receive(stream: &TcpStream, into: &mut [u8]) -> io::Result<Option<usize>> {
     match rustix::net::recv(stream, into, RecvFlags::DONTWAIT) {
@@ -138,10 +134,10 @@ pub fn try_receive(stream: &TcpStream, into: &mut [u8]) -> io::Result<Option<usi
     }
 }
 
-/// Receives what is there, without waiting: so many bytes, 0 at the end of the stream, nothing if nothing is there.
+/// Receives available bytes without waiting: their number, 0 at the end of the stream, `None` if there are none.
 ///
 /// # Errors
-/// Those of the connection.
+/// Errors of the connection.
 #[cfg(feature = "simulation")]
 pub fn try_receive(stream: &TcpStream, into: &mut [u8]) -> io::Result<Option<usize>> {
     match stream.try_read(into) {
@@ -160,13 +156,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_in_vain_is_tried_less_often() {
-        let mut habit = test_poller(Duration::from_nanos(1));
+    fn fruitless_polls_are_skipped_more_and_more() {
+        let mut poller = test_poller(Duration::from_nanos(1));
         let mut tried = Vec::new();
         for time in 0..300 {
-            if habit.is_due() {
+            if poller.is_due() {
                 tried.push(time);
-                assert_eq!(habit.poll(|| Ok(None::<()>)).unwrap(), None);
+                assert_eq!(poller.poll(|| Ok(None::<()>)).unwrap(), None);
             }
         }
         assert!(tried.starts_with(&[0]) && tried.len() < 10, "{tried:?}");
@@ -174,28 +170,28 @@ mod tests {
     }
 
     #[test]
-    fn no_more_than_half_of_the_cores_are_kept_awake() {
-        let mut habit = test_poller(Duration::from_secs(60));
-        let awake = Arc::clone(&habit.busy_poll);
-        let stay = awake.try_acquire();
-        assert!(stay.is_some());
-        assert_eq!(habit.poll(|| Ok(Some(()))).unwrap(), None);
-        drop(stay);
-        assert_eq!(habit.poll(|| Ok(Some(()))).unwrap(), Some(()));
-        assert_eq!(awake.active_threads.load(Relaxed), 0);
+    fn at_most_half_of_the_cores_poll() {
+        let mut poller = test_poller(Duration::from_secs(60));
+        let busy_poll = Arc::clone(&poller.busy_poll);
+        let guard = busy_poll.try_acquire();
+        assert!(guard.is_some());
+        assert_eq!(poller.poll(|| Ok(Some(()))).unwrap(), None);
+        drop(guard);
+        assert_eq!(poller.poll(|| Ok(Some(()))).unwrap(), Some(()));
+        assert_eq!(busy_poll.active_threads.load(Relaxed), 0);
     }
 
     #[tokio::test]
-    async fn bytes_and_the_end_are_received_without_waiting() {
+    async fn bytes_and_end_of_stream_are_received_without_waiting() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let far = listener.accept().await.unwrap().0;
-        let (mut habit, mut into) = (test_poller(Duration::from_secs(60)), [0; 16]);
+        let (mut poller, mut into) = (test_poller(Duration::from_secs(60)), [0; 16]);
         assert_eq!(try_receive(&far, &mut into).unwrap(), None);
         near.write_all(b"bytes").await.unwrap();
-        assert_eq!(habit.poll(|| try_receive(&far, &mut into)).unwrap(), Some(5));
+        assert_eq!(poller.poll(|| try_receive(&far, &mut into)).unwrap(), Some(5));
         assert_eq!(&into[..5], b"bytes");
         drop(near);
-        assert_eq!(habit.poll(|| try_receive(&far, &mut into)).unwrap(), Some(0));
+        assert_eq!(poller.poll(|| try_receive(&far, &mut into)).unwrap(), Some(0));
     }
 }

@@ -1,4 +1,4 @@
-//! TLS of connections that this process opens: whom it trusts, and as whom it shows itself, with files that are replaced while it runs.
+//! TLS for outgoing connections: trusted CAs and client certificate, reloaded from their files at run time.
 
 mod options;
 #[cfg(test)]
@@ -33,19 +33,19 @@ use crate::peer_tls::{CertificateFingerprint, fingerprint};
 
 pub use options::EngineTlsArgs;
 
-/// What servers are known by, and what they are shown.
+/// CA, client certificate and server name of outgoing TLS connections.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClientTlsFiles {
-    /// PEM file of the authorities whose certificates servers must show; `None`: those that this machine trusts.
+    /// PEM file with the trusted CAs; `None`: the system store.
     pub ca: Option<PathBuf>,
-    /// PEM files of the certificate that is shown to servers which ask for one, and of its key.
+    /// PEM files of the client certificate, sent to servers that request one, and of its private key.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// The name that servers' certificates must have; `None`: the host that is connected to.
+    /// Expected name in server certificates; `None`: the host of the connection.
     pub name: Option<String>,
 }
 
 impl ClientTlsFiles {
-    /// From options of a command line.
+    /// Builds the files from command-line options.
     ///
     /// # Errors
     /// [`TlsConfigError::IncompatibleSettings`] names the flag that is missing: `flags` are those of the certificate and the key.
@@ -110,28 +110,28 @@ impl ClientTlsFiles {
     }
 }
 
-/// What was last read.
+/// The last successfully loaded files.
 #[derive(Debug)]
 struct LoadedClientTls {
-    /// `None` if nobody is trusted.
+    /// `None` if there is no trusted CA.
     authorities: Option<Arc<WebPkiServerVerifier>>,
     identity: Option<Arc<CertifiedKey>>,
-    /// Of the identity's own certificate.
+    /// Fingerprint of the client certificate.
     fingerprint: Option<CertificateFingerprint>,
 }
 
-/// Whom connections trust, and as whom they show this process. Clones are the same.
+/// Client TLS settings with hot reload. Clones share the loaded files.
 #[derive(Clone)]
 pub struct ClientTls {
     files: ClientTlsFiles,
-    /// Older than what was read.
+    /// Created before the files were read, so no change is missed.
     watcher: FileChangeWatcher,
     loaded: Arc<ArcSwap<LoadedClientTls>>,
     config: Arc<ClientConfig>,
 }
 
 impl ClientTls {
-    /// Reads the files.
+    /// Loads the files for the first time.
     ///
     /// # Errors
     /// [`TlsConfigError`], which names the file or the name.
@@ -141,10 +141,10 @@ impl ClientTls {
         Self::from_loaded(files, changes, current)
     }
 
-    /// The same, for servers whose certificates have this name, unless the settings say another.
+    /// The same settings for servers with certificate name `name`, unless the settings already fix a name.
     ///
     /// # Errors
-    /// [`TlsConfigError`] if it can be no name.
+    /// [`TlsConfigError`] if it is not a valid server name.
     pub fn for_name(&self, name: &str) -> Result<Self, TlsConfigError> {
         let name = self.files.name.clone().or_else(|| Some(name.to_owned()));
         Self::from_loaded(
@@ -177,25 +177,25 @@ impl ClientTls {
         Ok(Self { files, watcher: changes, loaded: current, config: Arc::new(config) })
     }
 
-    /// Reads the files again whenever they change, until `stop`. Files that cannot be used change nothing.
+    /// Reloads the files whenever they change, until `stop`. If a reload fails, the previous files stay in use.
     pub async fn reload_on_change(self, stop: CancellationToken) {
         if self.files.paths().is_empty() {
             return;
         }
-        let renew = || match self.files.read_files() {
-            Ok(read) => {
-                tracing::info!(files = ?self.files.paths(), "read again");
-                self.loaded.store(Arc::new(read));
+        let reload = || match self.files.read_files() {
+            Ok(loaded) => {
+                tracing::info!(files = ?self.files.paths(), "reloaded");
+                self.loaded.store(Arc::new(loaded));
             }
-            Err(error) => tracing::warn!(%error, "cannot be used; what was read before stays in force"),
+            Err(error) => tracing::warn!(%error, "reload failed; keeping the previous files"),
         };
-        self.watcher.watch(stop, renew).await;
+        self.watcher.watch(stop, reload).await;
     }
 
-    /// The handshake with a server that is known as `host`, without brackets.
+    /// Performs the TLS handshake with the server at `host` (without brackets).
     ///
     /// # Errors
-    /// What the handshake failed for; [`tls_error_hint`] tells what to do about it.
+    /// The handshake error; [`tls_error_hint`] returns a hint for the user.
     pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         host: &str,
@@ -206,19 +206,19 @@ impl ClientTls {
         TlsConnector::from(self.config.clone()).connect(name, stream).await
     }
 
-    /// The same with a whole handshake for each connection: a resumed session keeps the certificate that was shown before a renewal.
+    /// The same settings without session resumption: a resumed session would keep the certificate presented before a renewal.
     pub(crate) fn without_resumption(self) -> Self {
         let mut config = ClientConfig::clone(&self.config);
         config.resumption = Resumption::disabled();
         Self { config: Arc::new(config), ..self }
     }
 
-    /// The fingerprint of the certificate that servers are shown now.
+    /// Fingerprint of the current client certificate.
     pub(crate) fn own_fingerprint(&self) -> Option<CertificateFingerprint> {
         self.loaded.load().fingerprint
     }
 
-    /// A client for HTTP, and for HTTPS as far as somebody is trusted. It asks directly, whatever proxy the environment names.
+    /// A client for HTTP and, if a CA is trusted, HTTPS. It ignores proxies from the environment.
     pub fn http_client(&self) -> reqwest::ClientBuilder {
         reqwest::Client::builder().no_proxy().tls_backend_preconfigured(ClientConfig::clone(&self.config))
     }
@@ -226,16 +226,16 @@ impl ClientTls {
 
 impl fmt::Debug for ClientTls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Trust").field("files", &self.files).finish_non_exhaustive()
+        f.debug_struct("ClientTls").field("files", &self.files).finish_non_exhaustive()
     }
 }
 
-/// A client for plain HTTP, which needs no authorities on this machine, as [`ClientTls::http_client`] otherwise.
+/// A client for plain HTTP only, which needs no CA certificates on the machine. Otherwise like [`ClientTls::http_client`].
 pub fn plain_http_client() -> reqwest::ClientBuilder {
     reqwest::Client::builder().no_proxy().tls_certs_only([])
 }
 
-/// Answers a handshake's questions by what was last read.
+/// Verifies servers and resolves the client certificate with the last loaded files.
 #[derive(Debug)]
 struct ReloadableCertVerifier {
     name: Option<ServerName<'static>>,
@@ -243,9 +243,9 @@ struct ReloadableCertVerifier {
     provider: Arc<CryptoProvider>,
 }
 
-/// Nobody is trusted.
+/// No trusted CA is available.
 #[derive(Debug, thiserror::Error)]
-#[error("no authority is trusted, for none was named and this machine knows none")]
+#[error("no CA configured, and the system store is empty")]
 struct NoTrustAnchorsError;
 
 impl ServerCertVerifier for ReloadableCertVerifier {
@@ -258,8 +258,8 @@ impl ServerCertVerifier for ReloadableCertVerifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let current = self.loaded.load();
-        let nobody = || rustls::Error::Other(OtherError(Arc::new(NoTrustAnchorsError)));
-        let authorities = current.authorities.as_ref().ok_or_else(nobody)?;
+        let no_trust_anchors = || rustls::Error::Other(OtherError(Arc::new(NoTrustAnchorsError)));
+        let authorities = current.authorities.as_ref().ok_or_else(no_trust_anchors)?;
         let name = self.name.as_ref().unwrap_or(server_name);
         authorities.verify_server_cert(end_entity, intermediates, name, ocsp_response, now)
     }
@@ -297,15 +297,15 @@ impl ResolvesClientCert for ReloadableCertVerifier {
     }
 }
 
-/// What to do about an exchange that TLS has ended; `None` if it was something else.
+/// A hint for the user about an error caused by TLS; `None` for other errors.
 #[must_use]
 pub fn tls_error_hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        if let Some(trouble) = error.downcast_ref() {
-            return rustls_error_hint(trouble);
+        if let Some(tls_error) = error.downcast_ref() {
+            return rustls_error_hint(tls_error);
         }
-        // An I/O error's own source is that of what is in it.
+        // The source of an I/O error is that of its inner error.
         cause = match error.downcast_ref::<io::Error>() {
             Some(error) => error.get_ref().map(|inside| inside as _),
             None => error.source(),
@@ -314,25 +314,25 @@ pub fn tls_error_hint(error: &(dyn Error + 'static)) -> Option<&'static str> {
     None
 }
 
-fn rustls_error_hint(trouble: &rustls::Error) -> Option<&'static str> {
-    Some(match trouble {
-        // A wrong signature is how another authority of the same name shows.
+fn rustls_error_hint(tls_error: &rustls::Error) -> Option<&'static str> {
+    Some(match tls_error {
+        // A CA with the same name but another key causes a bad signature.
         rustls::Error::InvalidCertificate(
             CertificateError::UnknownIssuer | CertificateError::BadSignature,
         )
-        | rustls::Error::Other(_) => "name the authority that signed its certificate",
+        | rustls::Error::Other(_) => "configure the CA that signed its certificate",
         rustls::Error::InvalidCertificate(
             CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
-        ) => "reach it under a name that its certificate has, or say which name that is",
-        rustls::Error::InvalidCertificate(_) => "renew its certificate, or mend it",
+        ) => "connect under a name in its certificate, or configure the expected name",
+        rustls::Error::InvalidCertificate(_) => "renew or replace its certificate",
         rustls::Error::AlertReceived(
             AlertDescription::CertificateRequired
             | AlertDescription::BadCertificate
             | AlertDescription::UnknownCA
             | AlertDescription::DecryptError
             | AlertDescription::AccessDenied,
-        ) => "give the certificate that it asks for, of an authority that it trusts",
-        rustls::Error::InvalidMessage(_) => "write http:// if it does not speak TLS",
+        ) => "configure the client certificate that it requires, from a CA that it trusts",
+        rustls::Error::InvalidMessage(_) => "write http:// if it does not use TLS",
         _ => return None,
     })
 }

@@ -1,4 +1,4 @@
-//! Flag, environment variable and config key of a setting are one thing with one name.
+//! Settings from flags, environment variables and a config file, under one name each.
 //!
 //! A command declares its settings once, as clap arguments. A config file is a flat TOML table whose keys are
 //! the long flags (`admin-listen` or `admin_listen`) of the chosen subcommand:
@@ -9,11 +9,10 @@
 //! allow-origin = true                                                               # a flag without value
 //! ```
 //!
-//! The file is named by the subcommand's own `--config` (or its environment variable). A value comes from the
-//! flag, else the environment, else the file, else the default. The file's values are checked one by one even
-//! where they are overridden, so that a mistake does not wait for the day the flag goes away.
+//! The file is given by the subcommand's own `--config` (or its environment variable). Precedence: flag, environment, file, default. All
+//! values in the file are validated, even overridden ones, so that a mistake shows before the flag is removed.
 //!
-//! clap sees the file's values as defaults: `requires` and `conflicts_with` look at flags and environment only.
+//! To clap, the file's values are defaults: `requires` and `conflicts_with` consider flags and environment only.
 
 mod file;
 #[cfg(test)]
@@ -31,54 +30,54 @@ use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 
 use file::{ConfigFileEntry, ConfigFileValue};
 
-/// The long flag that names the config file.
+/// Long flag with the path of the config file.
 const CONFIG_FLAG: &str = "config";
-/// Its environment variable, where the command has not declared another.
+/// Environment variable for [`CONFIG_FLAG`], unless the command declares another.
 const CONFIG_ENV: &str = "MOONGATE_CONFIG";
-/// A key is offered as a correction from this likeness (Jaro, 0 to 1) on.
+/// Minimum similarity (Jaro, 0 to 1) for suggesting a key as a correction.
 const MIN_SIMILARITY: f64 = 0.75;
 
-/// The settings could not be had.
+/// The settings are invalid, or help was requested.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// The command line or the environment is wrong, or help was asked for.
+    /// The command line or environment is invalid, or help was requested.
     #[error("{0}")]
     Usage(#[from] clap::Error),
     /// The config file cannot be read.
     #[error("cannot read the config file {}: {source}; check the path given by --config or {CONFIG_ENV}", path.display())]
     Read {
-        /// The file.
+        /// Path of the config file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the operating system.
         source: io::Error,
     },
     /// The config file is not TOML.
     #[error("{} is not valid TOML: {message}", path.display())]
     Syntax {
-        /// The file.
+        /// Path of the config file.
         path: PathBuf,
-        /// Line, column and an excerpt.
+        /// Line, column and an excerpt of the file.
         message: String,
     },
-    /// A key or its value is wrong.
+    /// A key or its value is invalid.
     #[error("{}:{line}: {problem}", path.display())]
     Entry {
-        /// The file.
+        /// Path of the config file.
         path: PathBuf,
-        /// Counted from 1.
+        /// Line number, counted from 1.
         line: usize,
-        /// As written in the file.
+        /// The key as written in the file.
         key: String,
-        /// What is wrong and how to mend it.
+        /// What is wrong and how to fix it.
         problem: String,
     },
 }
 
 impl ConfigError {
-    /// Tells the person and gives the exit code: 0 where help or the version was asked for, else 2.
+    /// Prints the error and returns the exit code: 0 for help and version, else 2.
     pub fn report(&self) -> ExitCode {
         if let Self::Usage(error) = self {
-            // A closed terminal leaves nobody to tell.
+            // If the terminal is closed, the message is lost.
             let _ = error.print();
             return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
         }
@@ -87,16 +86,16 @@ impl ConfigError {
     }
 }
 
-/// Where the value of a setting comes from.
+/// Source of a setting's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SettingOrigin {
-    /// The command line.
+    /// Set on the command line.
     Flag,
-    /// The environment.
+    /// Set by its environment variable.
     Env,
-    /// The config file.
+    /// Set in the config file.
     File,
-    /// Built in.
+    /// The built-in default, or unset.
     Default,
 }
 
@@ -111,17 +110,16 @@ impl fmt::Display for SettingOrigin {
     }
 }
 
-/// One setting as it takes effect.
+/// The effective value of one setting.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EffectiveSetting {
-    /// Config key, which is the long flag without its dashes.
+    /// Config key: the long flag without leading dashes.
     pub key: String,
-    /// The value as text, several ones separated by commas; `None` where nothing is set. A setting declared
-    /// with `hide_env_values` (a secret) reads `(hidden)`.
+    /// The value as text, several values separated by commas; `None` if unset. Settings declared with `hide_env_values` (secrets) read
+    /// `(hidden)`.
     pub value: Option<String>,
-    /// Where the value comes from.
     pub origin: SettingOrigin,
-    /// The environment variable that sets it.
+    /// Environment variable of the setting, if any.
     pub env: Option<String>,
 }
 
@@ -137,7 +135,7 @@ where
     C::from_arg_matches_mut(&mut resolved.matches).map_err(|error| error.format(&mut resolved.command).into())
 }
 
-/// Lists every setting of the subcommand that `args` choose, with its value and origin.
+/// Lists every setting of the subcommand selected by `args`, with value and source.
 ///
 /// # Errors
 /// As [`parse`].
@@ -150,27 +148,27 @@ where
     Ok(ResolvedCommand::new(C::command(), args)?.settings())
 }
 
-/// Names of the environment variables that settings of the command and its subcommands have.
+/// Environment variables of all settings of the command and its subcommands.
 #[must_use]
 pub fn environment_variables(command: Command) -> BTreeSet<String> {
     let command = with_config_env(command);
     let mut names = BTreeSet::new();
-    let mut left = vec![&command];
-    while let Some(command) = left.pop() {
+    let mut pending = vec![&command];
+    while let Some(command) = pending.pop() {
         let variables = command.get_arguments().filter_map(Arg::get_env);
         names.extend(variables.map(|name| name.to_string_lossy().into_owned()));
-        left.extend(command.get_subcommands());
+        pending.extend(command.get_subcommands());
     }
     names
 }
 
-/// A command whose defaults hold the file's values, and what it makes of the arguments.
+/// A command with the file's values as defaults, and its parsed arguments.
 struct ResolvedCommand {
     command: Command,
     matches: ArgMatches,
-    /// Names of the chosen subcommand and its parents, outermost first.
+    /// Selected subcommand and its parents, outermost first.
     path: Vec<String>,
-    /// Keys the file sets.
+    /// Keys that are set in the file.
     from_file: Vec<String>,
 }
 
@@ -178,7 +176,7 @@ impl ResolvedCommand {
     fn new(command: Command, args: impl IntoIterator<Item = OsString>) -> Result<Self, ConfigError> {
         let args: Vec<OsString> = args.into_iter().collect();
         let mut command = with_config_env(command);
-        // Required arguments may be in the file that this parse has to find, so it must not mind their absence.
+        // Required arguments may be in the file, whose path this parse has to find, so their absence is ignored.
         let lenient = command.clone().ignore_errors(true).try_get_matches_from(&args)?;
         let path = chosen_subcommands(&command, &lenient);
         let mut from_file = Vec::new();
@@ -210,14 +208,14 @@ impl ResolvedCommand {
         let mut settings: Vec<EffectiveSetting> = Vec::new();
         let mut matches = Some(&self.matches);
         for (depth, command) in commands_on_path(&self.command, &self.path).into_iter().enumerate() {
-            let Some(here) = matches else { break };
+            let Some(own) = matches else { break };
             for arg in command.get_arguments().filter(|arg| is_setting(arg)) {
                 let Some(key) = arg.get_long() else { continue };
                 if !settings.iter().any(|known| known.key == key) {
-                    settings.push(self.setting(arg, key, here));
+                    settings.push(self.setting(arg, key, own));
                 }
             }
-            matches = self.path.get(depth).and_then(|name| here.subcommand_matches(name));
+            matches = self.path.get(depth).and_then(|name| own.subcommand_matches(name));
         }
         settings
     }
@@ -242,7 +240,7 @@ impl ResolvedCommand {
     }
 }
 
-/// Gives every `--config` its environment variable, so that no command can forget it.
+/// Adds the environment variable to every `--config` flag, so that no command can omit it.
 fn with_config_env(command: Command) -> Command {
     command
         .mut_args(|arg| {
@@ -267,7 +265,7 @@ fn chosen_subcommands(command: &Command, matches: &ArgMatches) -> Vec<String> {
     path
 }
 
-/// The root and each subcommand down the path.
+/// The root command and each subcommand on the path.
 fn commands_on_path<'a>(command: &'a Command, path: &[String]) -> Vec<&'a Command> {
     let mut commands = vec![command];
     let mut command = command;
@@ -285,7 +283,7 @@ fn config_path(command: &Command, matches: &ArgMatches, path: &[String]) -> Opti
     for (depth, command) in commands_on_path(command, path).into_iter().enumerate() {
         let here = matches?;
         let flag = command.get_arguments().find(|arg| arg.get_long() == Some(CONFIG_FLAG));
-        // The innermost subcommand that has the flag decides.
+        // The innermost subcommand with the flag takes precedence.
         found = flag
             .and_then(|arg| here.try_get_raw(arg.get_id().as_str()).ok()??.next())
             .filter(|value| !value.is_empty())
@@ -296,7 +294,7 @@ fn config_path(command: &Command, matches: &ArgMatches, path: &[String]) -> Opti
     found
 }
 
-/// Whether the file may set it: help and version act, and the path of the file cannot be in the file.
+/// Whether the file may set the argument: help and version are actions, and the file cannot contain its own path.
 fn is_setting(arg: &Arg) -> bool {
     arg.get_long().is_some_and(|long| long != CONFIG_FLAG)
         && matches!(
@@ -305,7 +303,7 @@ fn is_setting(arg: &Arg) -> bool {
         )
 }
 
-/// The argument that a key means and how deep in the path it is declared; the innermost wins.
+/// The argument of a key and its depth in the path; the innermost wins.
 fn find_argument<'a>(command: &'a Command, path: &[String], key: &str) -> Option<(usize, &'a Arg)> {
     let flag = key.replace('_', "-");
     commands_on_path(command, path).into_iter().enumerate().rev().find_map(|(depth, command)| {
@@ -327,11 +325,11 @@ fn unknown_key_message(command: &Command, path: &[String], entry: &ConfigFileEnt
         .filter(|arg| is_setting(arg))
         .filter_map(Arg::get_long)
         .map(|long| (strsim::jaro(long, &flag), long))
-        .filter(|(alike, _)| *alike >= MIN_SIMILARITY)
-        .max_by(|one, other| one.0.total_cmp(&other.0));
+        .filter(|(similarity, _)| *similarity >= MIN_SIMILARITY)
+        .max_by(|left, right| left.0.total_cmp(&right.0));
     match (&entry.value, nearest) {
         (ConfigFileValue::Table, None) => {
-            format!("`{}` is a table; settings are not grouped: write the key alone", entry.key)
+            format!("`{}` is a table; settings are not grouped: write the key without a table", entry.key)
         }
         (_, Some((_, long))) => format!("`{usage}` has no setting `{}`; did you mean `{long}`?", entry.key),
         (_, None) => {
@@ -340,12 +338,12 @@ fn unknown_key_message(command: &Command, path: &[String], entry: &ConfigFileEnt
     }
 }
 
-/// The file's value as clap's defaults for the argument.
+/// Converts the file's value to clap defaults for the argument.
 fn as_defaults(arg: &Arg, key: &str, entry: &ConfigFileEntry) -> Result<Vec<String>, String> {
     let values: &[ConfigFileValue] = match &entry.value {
         ConfigFileValue::Array(values) if takes_multiple_values(arg) => values,
         ConfigFileValue::Array(_) => return Err(format!("`{key}` takes one value, not an array")),
-        one => std::slice::from_ref(one),
+        single => std::slice::from_ref(single),
     };
     let mut texts = Vec::with_capacity(values.len());
     for value in values {
@@ -382,26 +380,25 @@ fn takes_bool(arg: &Arg) -> bool {
     arg.get_possible_values().iter().any(|value| value.matches("true", false))
 }
 
-/// Lets clap judge one value of one argument. In the real parse a bad value could not be told from one on the
-/// command line.
+/// Validates one value of one argument with clap. In the real parse an invalid default would be reported as if given on the command line.
 fn validate_value(arg: &Arg, key: &str, text: &str) -> Result<(), String> {
-    let mut alone = Arg::new("value")
+    let mut argument = Arg::new("value")
         .long(key.to_owned())
         .action(ArgAction::Append)
         .value_parser(arg.get_value_parser().clone())
         .ignore_case(arg.is_ignore_case_set());
     if let Some(names) = arg.get_value_names() {
-        alone = alone.value_names(names.to_vec());
+        argument = argument.value_names(names.to_vec());
     }
     if let Some(delimiter) = arg.get_value_delimiter() {
-        alone = alone.value_delimiter(delimiter);
+        argument = argument.value_delimiter(delimiter);
     }
-    let judged = Command::new("file")
+    let parsed = Command::new("file")
         .no_binary_name(true)
         .disable_help_flag(true)
-        .arg(alone)
+        .arg(argument)
         .try_get_matches_from([format!("--{key}={text}")]);
-    judged.map(drop).map_err(|error| {
+    parsed.map(drop).map_err(|error| {
         let text = error.render().to_string();
         let text = text.split_once("\n\nFor more information").map_or(text.as_str(), |(before, _)| before);
         text.trim_start_matches("error: ").trim_end().to_owned()

@@ -1,4 +1,4 @@
-//! A future on a thread of its own.
+//! Runs a future on a dedicated thread.
 
 use std::io;
 
@@ -6,17 +6,17 @@ use tokio::sync::oneshot;
 
 use crate::Supervisor;
 
-/// Runs a future to its end on a thread that runs nothing else, in a runtime of its own.
+/// A thread with its own runtime that runs a single future to completion.
 #[derive(Debug)]
 pub struct DedicatedThread {
     ended: oneshot::Receiver<()>,
 }
 
 impl DedicatedThread {
-    /// Starts it. After a panic in it [`Supervisor::failed`] resolves.
+    /// Starts the thread. After a panic in it [`Supervisor::failed`] resolves.
     ///
     /// # Errors
-    /// When there can be no thread, or no runtime for it.
+    /// When the thread or its runtime cannot be created.
     #[cfg(not(feature = "simulation"))]
     pub fn start(
         supervisor: &Supervisor,
@@ -24,18 +24,18 @@ impl DedicatedThread {
         thread: String,
         future: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<Self> {
-        let (ending, ended) = oneshot::channel();
+        let (end_sender, ended) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let body = supervisor.wrap_essential_thread(task, move || {
             runtime.block_on(future);
             drop(runtime);
-            drop(ending);
+            drop(end_sender);
         });
         std::thread::Builder::new().name(thread).spawn(body)?;
         Ok(Self { ended })
     }
 
-    /// Starts it as a task: a simulation has one thread.
+    /// Starts the future as a task: a simulation has one thread.
     ///
     /// # Errors
     /// None.
@@ -46,17 +46,17 @@ impl DedicatedThread {
         _thread: String,
         future: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<Self> {
-        let (ending, ended) = oneshot::channel();
+        let (end_sender, ended) = oneshot::channel();
         supervisor.spawn_essential(task, async move {
             future.await;
-            drop(ending);
+            drop(end_sender);
         });
         Ok(Self { ended })
     }
 
-    /// Waits for its end.
+    /// Waits until the future has ended.
     pub async fn join(self) {
-        // Nothing is ever sent: this returns when the other end is dropped.
+        // Nothing is ever sent: this returns when the sender is dropped.
         let _ = self.ended.await;
     }
 }
@@ -75,17 +75,19 @@ mod tests {
             tokio::task::yield_now().await;
             sender.send(thread::current().name().map(str::to_owned)).unwrap();
         };
-        let own = DedicatedThread::start(&Supervisor::new(), "test", "own".to_owned(), future).unwrap();
-        own.join().await;
+        let dedicated = DedicatedThread::start(&Supervisor::new(), "test", "own".to_owned(), future).unwrap();
+        dedicated.join().await;
         assert_eq!(receiver.try_recv(), Ok(Some("own".to_owned())));
     }
 
     #[tokio::test]
     async fn a_panic_ends_it_and_is_reported() {
         let supervisor = Supervisor::new();
-        let own = DedicatedThread::start(&supervisor, "test", "own".to_owned(), async { panic!("a test's") })
-            .unwrap();
-        own.join().await;
+        let dedicated = DedicatedThread::start(&supervisor, "test", "own".to_owned(), async {
+            panic!("a panic on purpose")
+        })
+        .unwrap();
+        dedicated.join().await;
         assert_eq!(supervisor.failed().await, "test");
     }
 }

@@ -1,5 +1,4 @@
-//! What every long-running command shares: supervised tasks, signals, drain, listeners, TLS, configuration, secrets,
-//! staying awake.
+//! Shared by all long-running commands: supervised tasks, signals, drain, listeners, TLS, configuration, secrets, busy polling.
 
 pub mod busy_poll;
 mod client_tls;

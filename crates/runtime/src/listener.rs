@@ -1,9 +1,8 @@
 //! HTTP listeners with limits and a drain.
 //!
-//! `axum::serve` builds its connections without a timer, so that the time limit for a request head never
-//! runs; it has no limit for connections and no deadline for a drain. This loop has them, for any tower
-//! service. HTTP/1.1 and HTTP/2 with prior knowledge (h2c) are told apart by the first bytes of a
-//! connection, which costs a request nothing.
+//! `axum::serve` builds its connections without a timer, so its request head timeout never fires; it has no connection limit and no drain
+//! deadline. This loop has all three, for any tower service. The first bytes of a connection distinguish HTTP/1.1 from HTTP/2 with prior
+//! knowledge (h2c), at no cost per request.
 
 mod connection;
 mod rejection;
@@ -33,19 +32,19 @@ pub use rejection::ConnectionRejection;
 pub(crate) use tls::certificates;
 pub use tls::{ClientCertificate, ServerTls, ServerTlsFiles, TlsConfigError};
 
-/// Pause after a failed accept: doubled from the first to the last while accepts keep failing.
+/// Pause after a failed accept, doubled from the first value to the second while accepts keep failing.
 const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
 
-/// The address of the client, in the extensions of every request.
+/// The client's address, in the extensions of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PeerAddr(pub SocketAddr);
 
-/// Where connections come from.
+/// A listening socket, optionally with TLS.
 #[derive(Debug)]
 pub struct ListenerSocket {
-    /// Accepts them.
+    /// The socket that accepts connections.
     pub listener: TcpListener,
-    /// With it, clients must speak TLS.
+    /// If set, clients must use TLS.
     pub tls: Option<ServerTls>,
 }
 
@@ -55,20 +54,19 @@ impl From<TcpListener> for ListenerSocket {
     }
 }
 
-/// What one listener accepts.
 #[derive(Debug, Clone)]
 pub struct ListenerLimits {
-    /// Connections open at once.
+    /// Maximum number of open connections.
     pub connections: usize,
-    /// What connections beyond that get. Without it they wait in the kernel's backlog.
+    /// Response to connections beyond the limit. Without it they wait in the kernel's backlog.
     pub rejection: Option<ConnectionRejection>,
-    /// Time for the head of a request, and so also for how long a connection may idle between two.
+    /// Time for a request head, so also the maximum idle time between two requests.
     pub header_read_timeout: Duration,
-    /// Size of a request head in bytes. Larger: 431.
+    /// Maximum size of a request head in bytes. Larger: 431.
     pub header_bytes: usize,
-    /// Number of header fields. More: 431. `None` is hyper's 100, which costs no allocation.
+    /// Maximum number of header fields. More: 431. `None` is hyper's default of 100, which needs no allocation.
     pub headers: Option<usize>,
-    /// Requests at once on one HTTP/2 connection.
+    /// Maximum number of concurrent requests per HTTP/2 connection.
     pub streams: u32,
 }
 
@@ -85,13 +83,13 @@ impl Default for ListenerLimits {
     }
 }
 
-/// A listening socket could not be had.
+/// A listening socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}: {source}; {}", bind_error_hint(.source.kind()))]
 pub struct BindError {
-    /// The address asked for.
+    /// The address that was requested.
     pub address: SocketAddr,
-    /// What the kernel said.
+    /// Error of the operating system.
     pub source: io::Error,
 }
 
@@ -101,35 +99,35 @@ fn bind_error_hint(kind: ErrorKind) -> &'static str {
             "stop the process that uses the port (`ss -ltnp` shows it) or choose another port"
         }
         ErrorKind::AddrNotAvailable => {
-            "no interface of this host has that address; 0.0.0.0 or [::] takes all"
+            "no interface of this host has that address; use 0.0.0.0 or [::] for all interfaces"
         }
         ErrorKind::PermissionDenied => "ports below 1024 need CAP_NET_BIND_SERVICE; choose a higher port",
         _ => "check the address and the limits of the process",
     }
 }
 
-/// Opens a listening socket. Port 0 lets the kernel choose; ask `local_addr()` for its choice.
+/// Opens a listening socket. With port 0 the kernel chooses the port; see `local_addr()`.
 ///
-/// The address can be taken again while connections of a previous process linger (`SO_REUSEADDR`).
-/// Must be called inside a tokio runtime with I/O enabled.
+/// The address can be reused while connections of a previous process linger (`SO_REUSEADDR`). Must be called inside a tokio runtime with
+/// I/O enabled.
 ///
 /// # Errors
-/// [`BindError`], which names the address and says how to mend it.
+/// [`BindError`] with the address and a hint.
 pub fn bind(address: SocketAddr) -> Result<TcpListener, BindError> {
     net::listen(address).map_err(|source| BindError { address, source })
 }
 
-/// The error a service or a body may have: anything that can be boxed.
+/// Error type of services and bodies: anything that can be boxed.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Serves `service` on `socket` until `drain` is cancelled or `supervisor` shuts down.
 ///
-/// Each connection is one task of the supervisor and works on a clone of the service; an HTTP/1.1 request
-/// starts no task and boxes nothing here. When draining begins, the socket is closed, idle connections are
-/// closed, and busy ones end after the response in progress. [`ListenerHandle`] waits for that and cuts what is left.
+/// Each connection is one task of the supervisor and uses a clone of the service; an HTTP/1.1 request starts no task and boxes nothing
+/// here. When draining starts, the socket and idle connections are closed, and busy connections end after the response in progress.
+/// [`ListenerHandle`] waits for that and closes the rest.
 ///
-/// A request that is not HTTP is answered or cut by its own connection. A failing accept (out of file
-/// descriptors, say) is logged and tried again after a pause.
+/// A request that is not HTTP is rejected on its own connection. A failed accept (such as no file descriptors left) is logged and retried
+/// after a pause.
 pub fn serve<S, B>(
     socket: impl Into<ListenerSocket>,
     service: S,
@@ -150,7 +148,7 @@ where
         socket: socket.into(),
         slots: Arc::new(Semaphore::new(limits.connections.clamp(1, Semaphore::MAX_PERMITS))),
         protocols: Arc::new(connection::HttpProtocols::new(&limits, supervisor)),
-        rejector: limits.rejection.map(|refusal| ConnectionRejector::new(refusal, supervisor.clone())),
+        rejector: limits.rejection.map(|rejection| ConnectionRejector::new(rejection, supervisor.clone())),
         accept_loop_guard: AcceptLoopGuard::new(Arc::clone(&shared)),
         supervisor: supervisor.clone(),
     };
@@ -158,54 +156,53 @@ where
     ListenerHandle { state: shared }
 }
 
-/// A running listener. Clones are the same listener.
+/// Handle of a running listener. Clones refer to the same listener.
 #[derive(Clone)]
 pub struct ListenerHandle {
     state: Arc<ListenerState>,
 }
 
 impl ListenerHandle {
-    /// Number of open connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.state.connections.load(Ordering::Acquire)
     }
 
-    /// Waits until nothing is accepted any more and no connection is open, at most for `deadline`; says
-    /// whether that came true. It cannot before draining has begun.
+    /// Waits up to `deadline` until the listener has stopped accepting and no connection is open. Returns whether that happened; it cannot
+    /// before draining has started.
     pub async fn wait_idle(&self, deadline: Duration) -> bool {
         let idle = async {
             loop {
-                let mut told = std::pin::pin!(self.state.idle.notified());
-                told.as_mut().enable();
+                let mut notified = std::pin::pin!(self.state.idle.notified());
+                notified.as_mut().enable();
                 if self.state.is_idle() {
                     return;
                 }
-                told.await;
+                notified.await;
             }
         };
         tokio::time::timeout(deadline, idle).await.is_ok()
     }
 
-    /// Cuts every open connection, whatever it is doing, and accepts no more.
+    /// Stops accepting and closes every open connection, also busy ones.
     pub fn close(&self) {
         self.state.advance_to(ListenerPhase::Closing);
     }
 
-    /// [`ListenerHandle::wait_idle`], then [`ListenerHandle::close`]. Returns how many connections had to be cut.
+    /// [`ListenerHandle::wait_idle`], then [`ListenerHandle::close`]. Returns the number of connections closed by force.
     pub async fn drain_then_close(&self, deadline: Duration) -> usize {
         if self.wait_idle(deadline).await {
             return 0;
         }
-        let cut = self.connections();
+        let remaining = self.connections();
         self.close();
-        cut
+        remaining
     }
 }
 
 impl std::fmt::Debug for ListenerHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Serving").field("connections", &self.connections()).finish_non_exhaustive()
+        f.debug_struct("ListenerHandle").field("connections", &self.connections()).finish_non_exhaustive()
     }
 }
 
@@ -216,7 +213,7 @@ enum ListenerPhase {
     Closing = 2,
 }
 
-/// What the loop, its connections and the handle know of each other.
+/// State shared by the accept loop, its connections and the handle.
 #[derive(Default)]
 struct ListenerState {
     phase: AtomicU8,
@@ -237,7 +234,7 @@ impl ListenerState {
     }
 
     fn advance_to(&self, phase: ListenerPhase) {
-        // Only ever forward: a drain that is noticed late must not undo a close.
+        // Only ever forward: a late drain must not undo a close.
         self.phase.fetch_max(phase as u8, Ordering::AcqRel);
         self.drain.notify_waiters();
         if phase == ListenerPhase::Closing {
@@ -246,10 +243,10 @@ impl ListenerState {
     }
 
     async fn drain_requested(&self) {
-        let mut told = std::pin::pin!(self.drain.notified());
-        told.as_mut().enable();
+        let mut notified = std::pin::pin!(self.drain.notified());
+        notified.as_mut().enable();
         if self.phase() == ListenerPhase::Serving {
-            told.await;
+            notified.await;
         }
     }
 
@@ -258,7 +255,7 @@ impl ListenerState {
     }
 }
 
-/// Held while the loop may still accept.
+/// Held while the accept loop runs.
 struct AcceptLoopGuard(Arc<ListenerState>);
 
 impl AcceptLoopGuard {
@@ -276,7 +273,7 @@ impl Drop for AcceptLoopGuard {
     }
 }
 
-/// Held by an open connection.
+/// Held by each open connection.
 struct OpenConnectionGuard {
     state: Arc<ListenerState>,
     _slot: OwnedSemaphorePermit,
@@ -324,7 +321,7 @@ impl AcceptLoop {
             () = self.accept_loop_guard.0.drain_requested() => {}
             () = self.accept_all(service) => {}
         }
-        // The socket goes first, so that a new connection is refused rather than accepted and forgotten.
+        // Close the socket first, so that new connections are refused by the kernel instead of accepted and dropped.
         drop(self.socket);
         drop(self.accept_loop_guard);
     }
@@ -347,7 +344,7 @@ impl AcceptLoop {
             self.supervisor.spawn("connection", async move {
                 match tls {
                     None => protocol.run(stream, service, &open.state).await,
-                    // In a box, so that connections without TLS are small.
+                    // Boxed, to keep the future of connections without TLS small.
                     Some(tls) => Box::pin(protocol.run_tls(stream, &tls, service, &open.state)).await,
                 }
             });
@@ -356,12 +353,12 @@ impl AcceptLoop {
 }
 
 impl AcceptLoop {
-    /// The next connection for which there is a slot.
+    /// The next connection with a free slot.
     async fn accept_with_slot(&self) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
         loop {
             let slots = Arc::clone(&self.slots);
             // The semaphore is never closed.
-            let Some(refuser) = &self.rejector else {
+            let Some(rejector) = &self.rejector else {
                 let Ok(slot) = slots.acquire_owned().await else { continue };
                 let (stream, peer) = accept_one(&self.socket.listener).await;
                 return (stream, peer, slot);
@@ -369,20 +366,20 @@ impl AcceptLoop {
             let (stream, peer) = accept_one(&self.socket.listener).await;
             match slots.try_acquire_owned() {
                 Ok(slot) => return (stream, peer, slot),
-                Err(_) => refuser.reject(stream, self.socket.tls.is_some()).await,
+                Err(_) => rejector.reject(stream, self.socket.tls.is_some()).await,
             }
         }
     }
 }
 
 async fn accept_one(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    let (mut pause, longest) = ACCEPT_PAUSE;
+    let (mut pause, max_pause) = ACCEPT_PAUSE;
     loop {
         let error = match listener.accept().await {
             Ok((stream, peer)) => {
-                // Without it a small event waits for the acknowledgement of the one before.
+                // With Nagle's algorithm, a small event waits for the acknowledgement of the previous one.
                 if let Err(error) = stream.set_nodelay(true) {
-                    tracing::debug!(%peer, %error, "connection gone before it was set up");
+                    tracing::debug!(%peer, %error, "connection closed before it was set up");
                     continue;
                 }
                 return (stream, peer);
@@ -392,13 +389,13 @@ async fn accept_one(listener: &TcpListener) -> (TcpStream, SocketAddr) {
         if is_connection_error(error.kind()) {
             continue;
         }
-        tracing::warn!(%error, ?pause, "cannot accept connections; trying again after a pause");
+        tracing::warn!(%error, ?pause, "cannot accept connections; retrying after a pause");
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(longest);
+        pause = (pause * 2).min(max_pause);
     }
 }
 
-/// Whether the failed accept says something of that client only, so that the next can be tried at once.
+/// Whether the failed accept concerns only that client, so that the next accept can follow at once.
 fn is_connection_error(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::ConnectionRefused)
 }

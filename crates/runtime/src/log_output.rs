@@ -1,7 +1,7 @@
 //! Standard error as the destination of log lines.
 //!
-//! Logging must never end or stall what logs. A line that cannot be written (no reader, disk full) is dropped and counted, and
-//! a pipe whose reader has stopped delays the process once, by [`WRITE_TIMEOUT`], and not once per line.
+//! Logging must never end or stall the process. A line that cannot be written (no reader, disk full) is dropped and counted, and a pipe
+//! whose reader has stopped delays the process once by [`WRITE_TIMEOUT`], not once per line.
 
 use std::io;
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -12,29 +12,29 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-/// How long a line may wait for a reader. Longer than a busy log collector pauses, shorter than a probe's timeout.
+/// Maximum wait per line for the reader: longer than pauses of a busy log collector, shorter than a probe's timeout.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
-/// Written at a time. A pipe that polls as writable takes a page without blocking (`PIPE_BUF` on Linux).
+/// Bytes per write. A pipe that polls as writable takes a page without blocking (`PIPE_BUF` on Linux).
 const CHUNK_BYTES: usize = 4096;
 
 static LINES_DROPPED: AtomicU64 = AtomicU64::new(0);
 static STDERR: Mutex<LogLineWriter> = Mutex::new(LogLineWriter::new());
 
-/// Log lines of this process that could not be written to standard error.
+/// Number of this process's log lines that could not be written to standard error.
 #[must_use]
 pub fn log_lines_dropped() -> u64 {
     LINES_DROPPED.load(Ordering::Relaxed)
 }
 
-/// Writes log lines to standard error. Each call of `write` is one line; it always succeeds.
+/// Writes log lines to standard error. Each call of `write` is one line and always succeeds.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct StderrLogOutput;
 
 impl io::Write for StderrLogOutput {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        let lost = STDERR.lock().write(io::stderr().as_fd(), line);
-        // After the lock is released: this line comes here too.
-        if let Some(DroppedLogLines { lines, cause }) = lost {
+        let dropped = STDERR.lock().write(io::stderr().as_fd(), line);
+        // After the lock is released, because this line is written here too.
+        if let Some(DroppedLogLines { lines, cause }) = dropped {
             tracing::warn!(lines, %cause, "log lines could not be written to standard error");
         }
         Ok(line.len())
@@ -45,7 +45,7 @@ impl io::Write for StderrLogOutput {
     }
 }
 
-/// Lines that were dropped before the output worked again.
+/// Lines dropped before the output worked again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct DroppedLogLines {
     lines: u64,
@@ -53,9 +53,9 @@ struct DroppedLogLines {
 }
 
 struct LogLineWriter {
-    /// The reader has not read for [`WRITE_TIMEOUT`].
+    /// Whether the reader has not read for [`WRITE_TIMEOUT`].
     is_stalled: bool,
-    /// The last line that was written lacks its end.
+    /// Whether the last written line is incomplete.
     ends_mid_line: bool,
     dropped: Option<DroppedLogLines>,
 }
@@ -65,7 +65,7 @@ impl LogLineWriter {
         Self { is_stalled: false, ends_mid_line: false, dropped: None }
     }
 
-    /// Writes or drops the line. Returns what was dropped earlier, once, when the output works again.
+    /// Writes or drops the line. When the output works again, returns the earlier losses once.
     fn write(&mut self, output: BorrowedFd<'_>, line: &[u8]) -> Option<DroppedLogLines> {
         let Err(cause) = self.write_line(output, line) else {
             self.is_stalled = false;
@@ -73,14 +73,14 @@ impl LogLineWriter {
         };
         self.is_stalled = cause == Errno::TIMEDOUT;
         LINES_DROPPED.fetch_add(1, Ordering::Relaxed);
-        let lines = self.dropped.map_or(0, |loss| loss.lines) + 1;
+        let lines = self.dropped.map_or(0, |dropped| dropped.lines) + 1;
         self.dropped = Some(DroppedLogLines { lines, cause });
         None
     }
 
     fn write_line(&mut self, output: BorrowedFd<'_>, line: &[u8]) -> Result<(), Errno> {
-        let patience = if self.is_stalled { Duration::ZERO } else { WRITE_TIMEOUT };
-        let deadline = Instant::now() + patience;
+        let timeout = if self.is_stalled { Duration::ZERO } else { WRITE_TIMEOUT };
+        let deadline = Instant::now() + timeout;
         if self.ends_mid_line {
             write_chunk(output, b"\n", deadline)?;
             self.ends_mid_line = false;
@@ -100,7 +100,7 @@ impl LogLineWriter {
     }
 }
 
-/// Writes some of the chunk, once the output takes it.
+/// Writes part of the chunk as soon as the output is writable.
 fn write_chunk(output: BorrowedFd<'_>, chunk: &[u8], deadline: Instant) -> Result<usize, Errno> {
     loop {
         wait_until_writable(output, deadline)?;
@@ -118,9 +118,9 @@ fn write_chunk(output: BorrowedFd<'_>, chunk: &[u8], deadline: Instant) -> Resul
 
 fn wait_until_writable(output: BorrowedFd<'_>, deadline: Instant) -> Result<(), Errno> {
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        // At most a second, which fits.
-        let timeout = Timespec::try_from(left).map_err(|_| Errno::INVAL)?;
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        // At most one second, which fits a Timespec.
+        let timeout = Timespec::try_from(remaining).map_err(|_| Errno::INVAL)?;
         match poll(&mut [PollFd::from_borrowed_fd(output, PollFlags::OUT)], Some(&timeout)) {
             Ok(0) => return Err(Errno::TIMEDOUT),
             // An error or a hang-up is reported by the write.
@@ -141,7 +141,7 @@ mod tests {
         writer.write(output.as_fd(), line.as_bytes())
     }
 
-    /// Fills the pipe; the number of lines in it.
+    /// Fills the pipe; returns the number of lines in it.
     fn fill(writer: &mut LogLineWriter, output: &PipeWriter, line: &str) -> u64 {
         let mut lines = 0;
         while !writer.is_stalled {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pipe_without_a_reader_loses_lines_and_no_more() {
+    fn lines_to_a_closed_pipe_are_dropped_and_counted() {
         let (input, output) = io::pipe().unwrap();
         drop(input);
         let (mut writer, before) = (LogLineWriter::new(), log_lines_dropped());
@@ -171,18 +171,18 @@ mod tests {
     }
 
     #[test]
-    fn a_full_device_loses_lines_until_it_is_not() {
+    fn lines_to_a_full_device_are_dropped_until_it_recovers() {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
         let mut writer = LogLineWriter::new();
         assert_eq!(writer.write(full.as_fd(), b"line\n"), None);
         let (mut input, output) = io::pipe().unwrap();
-        let loss = write(&mut writer, &output, "again\n");
-        assert_eq!(loss, Some(DroppedLogLines { lines: 1, cause: Errno::NOSPC }));
+        let dropped = write(&mut writer, &output, "again\n");
+        assert_eq!(dropped, Some(DroppedLogLines { lines: 1, cause: Errno::NOSPC }));
         assert_eq!(write(&mut writer, &output, "more\n"), None, "a loss is reported once");
         assert_eq!(read(&mut input, 11), "again\nmore\n");
     }
 
-    /// Whether or not the descriptor is non-blocking.
+    /// Holds for blocking and non-blocking descriptors.
     #[test]
     fn stalled_reader_delays_one_line_and_gets_whole_lines_after() {
         for non_blocking in [false, true] {
@@ -192,19 +192,19 @@ mod tests {
             let mut writer = LogLineWriter::new();
             let written = fill(&mut writer, &output, &line);
             assert!(written > 0);
-            let begun = Instant::now();
+            let started = Instant::now();
             for _ in 0..3 {
                 assert_eq!(write(&mut writer, &output, &line), None);
             }
-            assert!(begun.elapsed() < WRITE_TIMEOUT, "only the first line waits");
+            assert!(started.elapsed() < WRITE_TIMEOUT, "only the first line waits");
             read(&mut input, usize::try_from(written).unwrap() * line.len());
-            let loss = write(&mut writer, &output, "after\n");
-            assert_eq!(loss, Some(DroppedLogLines { lines: 4, cause: Errno::TIMEDOUT }));
+            let dropped = write(&mut writer, &output, "after\n");
+            assert_eq!(dropped, Some(DroppedLogLines { lines: 4, cause: Errno::TIMEDOUT }));
             drop(output);
             let mut rest = String::new();
             input.read_to_string(&mut rest).unwrap();
             let lines: Vec<&str> = rest.lines().collect();
-            assert_eq!(lines.last(), Some(&"after"), "a cut line is ended first");
+            assert_eq!(lines.last(), Some(&"after"), "an incomplete line is terminated first");
             assert!(lines[0].bytes().all(|byte| byte == b'x') && lines.len() <= 2);
         }
     }

@@ -1,24 +1,24 @@
-//! Bounds how often a condition is logged that may last, such as overload.
+//! Limits how often a lasting condition, such as overload, is logged.
 
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// Time between two lines about the same condition.
+/// Minimum time between two lines about the same condition.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// One condition that is logged at most every ten seconds. A metric counts every occurrence.
+/// Log rate limit of one condition: at most one line every ten seconds. Count occurrences with a metric.
 #[derive(Debug, Default)]
 pub struct LogRateLimiter(Mutex<Option<Instant>>);
 
 impl LogRateLimiter {
-    /// A condition that was not logged yet.
+    /// Creates a limiter whose first line is due at once.
     #[must_use]
     pub const fn new() -> Self {
         Self(Mutex::new(None))
     }
 
-    /// Whether to log now. The interval to the next line begins if so.
+    /// Whether to log now; if so, starts the next interval.
     pub fn is_due(&self) -> bool {
         let mut logged = self.0.lock();
         let is_due = logged.is_none_or(|logged| logged.elapsed() >= INTERVAL);

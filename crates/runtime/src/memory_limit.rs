@@ -1,10 +1,9 @@
-//! How much memory this process may use before the kernel ends it.
+//! Memory limit of this process, above which the kernel kills it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The least of the machine's memory and the limits of the control groups that the process is in, version 1 and 2. `None` if
-/// nothing of that can be read.
+/// The minimum of the machine's memory and the limits of the process's control groups (v1 and v2). `None` if none of them can be read.
 #[must_use]
 pub fn memory_limit() -> Option<u64> {
     cgroup_limit_below(Path::new("/"))
@@ -17,8 +16,8 @@ fn cgroup_limit_below(root: &Path) -> Option<u64> {
     limits.chain(total_memory(root)).min()
 }
 
-/// The files that may limit a group, and all groups above it. In a container the group's own path may not exist, because the root of
-/// what is mounted is the group itself: the root comes last.
+/// Limit files of a control group and all its ancestors. In a container the group's own path may not exist, because the mount's root is the
+/// group itself: the root comes last.
 fn cgroup_limit_files(root: &Path, line: &str) -> Vec<PathBuf> {
     // hierarchy-ID:controllers:path
     let mut fields = line.splitn(3, ':').skip(1);
@@ -34,7 +33,7 @@ fn cgroup_limit_files(root: &Path, line: &str) -> Vec<PathBuf> {
     groups.map(|group| root.join(mount).join(group).join(file)).collect()
 }
 
-/// The number in a file; `None` for `max` and what is not there.
+/// The number in a file; `None` for `max` and missing files.
 fn number(file: &Path) -> Option<u64> {
     fs::read_to_string(file).ok()?.trim().parse().ok()
 }
@@ -62,7 +61,7 @@ mod tests {
     const MEMORY: (&str, &str) = ("proc/meminfo", "MemTotal:       1024 kB\nMemFree: 1 kB\n");
 
     #[test]
-    fn the_least_of_all_limits_counts() {
+    fn the_lowest_limit_counts() {
         let group = ("proc/self/cgroup", "0::/kubepods/pod1/c1\n");
         assert_eq!(limit(&[]), None);
         assert_eq!(limit(&[MEMORY]), Some(1 << 20));
@@ -70,7 +69,7 @@ mod tests {
         assert_eq!(limit(&[MEMORY, group, max]), Some(1 << 20));
         let pod = ("sys/fs/cgroup/kubepods/pod1/memory.max", "4096\n");
         assert_eq!(limit(&[MEMORY, group, max, pod]), Some(4096));
-        // With a namespace of its own, a container's group is the root of its mount.
+        // With its own namespace, a container's group is the root of its mount.
         assert_eq!(
             limit(&[MEMORY, ("proc/self/cgroup", "0::/\n"), ("sys/fs/cgroup/memory.max", "8192\n")]),
             Some(8192)
@@ -78,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_version_is_read_too() {
+    fn cgroup_v1_limits_are_read() {
         let group = ("proc/self/cgroup", "5:cpu,cpuacct:/a\n4:memory:/docker/c1\n0::/\n");
         let own = ("sys/fs/cgroup/memory/docker/c1/memory.limit_in_bytes", "2048\n");
         let none = ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n");

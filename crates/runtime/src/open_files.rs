@@ -2,27 +2,27 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Taken where the system sets no limit: more than any server here opens.
+/// Used when the system sets no limit: more than any server here opens.
 const UNLIMITED: usize = 1 << 20;
-/// Share of all descriptors that is kept for what is neither a client nor an engine's connection.
+/// Divisor of the share reserved for descriptors other than client and engine connections.
 const RESERVED_SHARE: usize = 8;
-/// Least number kept: standard streams, runtime, two listeners, probes and event feeds of a small fleet.
+/// Minimum reserve: standard streams, runtime, two listeners, probes and event feeds of a small fleet.
 const RESERVED_MIN: usize = 64;
 
-/// How many descriptors each kind of connection may have.
+/// Descriptors per kind of connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DescriptorShares {
-    /// Connections from clients.
+    /// Maximum number of client connections.
     pub clients: usize,
-    /// Connections to engines that carry requests.
+    /// Maximum number of engine connections that carry requests.
     pub upstream: usize,
-    /// Connections to the admin listener, which are part of the reserve.
+    /// Maximum number of admin connections, part of the reserve.
     pub admin: usize,
 }
 
 impl DescriptorShares {
-    /// Divides `limit` descriptors: a reserve, then at most `clients` and two thirds for clients, and the rest for engines. Most
-    /// connections of clients are idle, and a request needs one or two connections to engines.
+    /// Divides `limit` descriptors: a reserve, then at most `clients` and at most two thirds for clients, and the rest for engines. Most
+    /// client connections are idle, and a request needs one or two engine connections.
     #[must_use]
     pub fn split(limit: usize, clients: usize) -> Self {
         let reserve = (limit / RESERVED_SHARE).max(RESERVED_MIN).min(limit / 2);
@@ -32,15 +32,15 @@ impl DescriptorShares {
     }
 }
 
-/// Open file descriptors that this process may have.
+/// Number of file descriptors that this process may open.
 #[must_use]
 pub fn open_file_limit() -> usize {
     let current = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     usize::try_from(current).unwrap_or(usize::MAX).min(UNLIMITED)
 }
 
-/// Raises the soft limit of open file descriptors to the hard one: the soft one is low for programs that use `select`, which this does
-/// not. Returns the limit as it is then.
+/// Raises the soft limit of open file descriptors to the hard limit: the soft one is low only for programs that use `select`, which this
+/// one does not. Returns the resulting limit.
 pub fn raise_open_file_limit() -> usize {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current != maximum
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn a_usual_limit_does_not_lower_what_is_asked_for() {
+    fn a_usual_limit_allows_the_requested_connections() {
         let shares = DescriptorShares::split(1 << 20, 16_384);
         assert_eq!(shares.clients, 16_384);
         assert!(shares.upstream > 2 * 16_384);

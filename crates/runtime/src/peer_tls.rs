@@ -1,5 +1,5 @@
-//! Mutual TLS between the programs of one store: each shows a certificate of the same authority, to the programs that it connects to and to
-//! those that connect to it. Files are read again when they change.
+//! Mutual TLS between the programs of one store: each presents a certificate from the same CA, as client and as server. Files are reloaded
+//! on change.
 
 mod blocking;
 mod options;
@@ -23,28 +23,27 @@ use crate::{
 pub use blocking::BlockingTlsStream;
 pub use options::PeerTlsArgs;
 
-/// SHA-256 of a certificate.
 pub type CertificateFingerprint = [u8; 32];
 
-/// What a client without TLS is to do about a server that requires it.
+/// Hint for a client without TLS whose server requires it.
 pub const TLS_REQUIRED: &str = "it requires TLS with a certificate: set --store-tls-cert, --store-tls-key and --store-tls-ca (--store_tls_… of a master)";
-/// What a client with TLS is to do about a server that has none.
+/// Hint for a client with TLS whose server does not use it.
 const TLS_NOT_EXPECTED: &str = "if it does not use TLS, set --store-tls-cert, --store-tls-key and --store-tls-ca there too (--store_tls_… of a master), or unset them here";
 
-/// PEM files of one program.
+/// PEM files of one store program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerTlsFiles {
-    /// The certificate that is shown, with those between it and the authority.
+    /// Certificate of this program with its intermediate certificates.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Private key of the certificate.
     pub key: PathBuf,
-    /// The authority whose certificates the other programs show.
+    /// CA of all programs' certificates.
     pub ca: PathBuf,
-    /// The name that servers' certificates must have; `None`: the host that is connected to.
+    /// Expected name in server certificates; `None`: the host of the connection.
     pub name: Option<String>,
 }
 
-/// Mutual TLS with the other programs of a store. Clones are the same.
+/// Mutual TLS with the other programs of a store. Clones share the loaded files.
 #[derive(Debug, Clone)]
 pub struct PeerTls {
     configs: Arc<PeerTlsConfigs>,
@@ -58,7 +57,7 @@ struct PeerTlsConfigs {
 }
 
 impl PeerTls {
-    /// Reads the files.
+    /// Loads the files for the first time.
     ///
     /// # Errors
     /// [`TlsConfigError`], which names the file.
@@ -72,7 +71,7 @@ impl PeerTls {
         Ok(Self { configs: Arc::new(PeerTlsConfigs { server: ServerTls::load(files)?, http, client }) })
     }
 
-    /// Reads the files again whenever they change, until the supervisor shuts down. Open connections stay as they are.
+    /// Reloads the files whenever they change, until the supervisor shuts down. Open connections keep their settings.
     pub fn reload_on_change(&self, supervisor: &Supervisor) {
         let PeerTlsConfigs { server, http, client } = &*self.configs;
         let (server, http, client) = (server.clone(), http.clone(), client.clone());
@@ -81,22 +80,22 @@ impl PeerTls {
         supervisor.spawn_essential("store TLS of clients", client.reload_on_change(supervisor.token()));
     }
 
-    /// TLS of an HTTP listener. Clients without a certificate are accepted, so that probes can reach the paths that are open to them: the
-    /// service refuses all other requests without [`ClientCertificate`](crate::ClientCertificate).
+    /// TLS settings of an HTTP listener. Clients without a certificate are accepted, so that probes can use the public paths: the service
+    /// must reject all other requests without [`ClientCertificate`](crate::ClientCertificate).
     #[must_use]
     pub fn http_listener(&self) -> ServerTls {
         self.configs.http.clone()
     }
 
-    /// A client for HTTPS.
+    /// An HTTPS client that presents this program's certificate.
     pub fn http_client(&self) -> reqwest::ClientBuilder {
         self.configs.client.http_client()
     }
 
-    /// The handshake with a client, which must show a certificate. Returns the certificate's fingerprint too.
+    /// Performs the handshake with a client, which must present a certificate. Returns the certificate's fingerprint too.
     ///
     /// # Errors
-    /// What the handshake failed for.
+    /// The error of the handshake.
     pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
@@ -106,18 +105,18 @@ impl PeerTls {
         Ok((stream, peer))
     }
 
-    /// The same with a blocking socket, whose time limits hold for each of its system calls.
+    /// As [`PeerTls::accept`] with a blocking socket, whose timeouts apply to each system call.
     ///
     /// # Errors
-    /// What the handshake failed for.
+    /// The error of the handshake.
     pub fn accept_blocking(&self, stream: std::net::TcpStream) -> io::Result<BlockingTlsStream> {
         BlockingTlsStream::accept(self.configs.server.config(), stream)
     }
 
-    /// The handshake with a server at `host`, without brackets. The error explains what to do about it.
+    /// Performs the handshake with the server at `host` (without brackets). The error includes a hint.
     ///
     /// # Errors
-    /// What the handshake failed for.
+    /// The error of the handshake.
     pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         host: &str,
@@ -131,22 +130,21 @@ impl PeerTls {
         })
     }
 
-    /// The fingerprint of the certificate that is shown now. After a renewal it differs from that of open connections.
+    /// Fingerprint of the current certificate. After a renewal it differs from that used on open connections.
     #[must_use]
     pub fn own_fingerprint(&self) -> Option<CertificateFingerprint> {
         self.configs.client.own_fingerprint()
     }
 }
 
-/// SHA-256 of a certificate.
 pub(crate) fn fingerprint(certificate: &CertificateDer<'_>) -> CertificateFingerprint {
     Sha256::digest(certificate).into()
 }
 
-fn fingerprint_of(shown: Option<&[CertificateDer<'_>]>) -> io::Result<CertificateFingerprint> {
-    let leaf = shown.and_then(|chain| chain.first());
-    // The verifier refuses clients without one.
-    leaf.map(fingerprint).ok_or_else(|| io::Error::other("the client has shown no certificate"))
+fn fingerprint_of(chain: Option<&[CertificateDer<'_>]>) -> io::Result<CertificateFingerprint> {
+    let leaf = chain.and_then(|chain| chain.first());
+    // The verifier rejects clients without a certificate.
+    leaf.map(fingerprint).ok_or_else(|| io::Error::other("the client presented no certificate"))
 }
 
 fn is_plaintext_peer(error: &io::Error) -> bool {
@@ -154,7 +152,7 @@ fn is_plaintext_peer(error: &io::Error) -> bool {
     message.is_none_or(|error| matches!(error, rustls::Error::InvalidMessage(_)))
 }
 
-/// A key from the cryptography's random source.
+/// A key from the crypto provider's random source.
 ///
 /// # Errors
 /// When the source fails.
@@ -165,8 +163,8 @@ pub fn random_key() -> io::Result<[u8; 32]> {
     Ok(key)
 }
 
-/// An error of a connection with what to do about it, if TLS has ended it. A server refuses a certificate only after the handshake has ended for
-/// the client, so the refusal is the error of a read or a write.
+/// The error of a connection, with a hint if TLS caused it. A server rejects a certificate only after the client has finished the
+/// handshake, so the rejection is the error of a read or a write.
 #[must_use]
 pub fn describe_tls_error(error: &io::Error) -> String {
     match tls_error_hint(error) {
@@ -175,9 +173,9 @@ pub fn describe_tls_error(error: &io::Error) -> String {
     }
 }
 
-/// Whether the first bytes that a server sent are a TLS alert: it requires TLS, and the client does not use it.
+/// Whether a server's first bytes are a TLS alert: it requires TLS, and the client does not use it.
 #[must_use]
 pub fn is_tls_alert(bytes: &[u8]) -> bool {
-    // An alert of any version, with two bytes: level and description.
+    // A TLS record of type alert, any version, with two bytes: level and description.
     matches!(bytes, [0x15, 0x03, _, 0, 2, ..])
 }

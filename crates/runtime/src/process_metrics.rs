@@ -1,14 +1,14 @@
-//! Metrics that every long-running command has: what its own tasks and logs have lost.
+//! Metrics of every long-running command: dropped log lines and task panics.
 
 use std::fmt::Write as _;
 
 use crate::log_output::log_lines_dropped;
 use crate::supervisor::task_panics;
 
-/// How OpenMetrics' text ends. Prometheus' own text format has no such line, and other names for counters' families.
+/// Last line of OpenMetrics text. Prometheus' own text format has no such line, and names counter families differently.
 const OPENMETRICS_END: &str = "# EOF\n";
 
-/// Appends the process's own families to a scrape in either text format.
+/// Appends the process metrics to a scrape in either text format.
 pub fn append_process_metrics(text: &mut String) {
     let is_openmetrics = text.ends_with(OPENMETRICS_END);
     if is_openmetrics {
@@ -22,7 +22,7 @@ pub fn append_process_metrics(text: &mut String) {
         ),
         (
             "moongate_task_panics",
-            "Tasks that ended by a panic, which is a defect: the log has the task's name at level ERROR.",
+            "Tasks that panicked. The log has the task's name at level ERROR.",
             task_panics(),
         ),
     ];

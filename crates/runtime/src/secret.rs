@@ -1,26 +1,26 @@
-//! Text that no log may show.
+//! Secrets that must not be logged.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A key or token. Its `Debug` form shows that there is one, never which; there is no `Display`.
+/// A key or token. `Debug` hides the text; there is no `Display`.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SecretString(String);
 
 impl SecretString {
-    /// The text itself, for the one place that needs it.
+    /// The secret text. Do not log it.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
     }
 }
 
-/// A setting cannot be an empty secret.
+/// A secret setting is empty.
 #[derive(Debug, thiserror::Error)]
-#[error("it is empty; leave it out, or give the secret")]
+#[error("it is empty; unset it, or set the secret")]
 pub struct EmptySecretError;
 
-// There is no `From<String>`: the command line's parser would prefer it, and take what is empty.
+// There is no `From<String>`: clap would prefer it over `FromStr` and accept an empty secret.
 impl FromStr for SecretString {
     type Err = EmptySecretError;
 
@@ -31,7 +31,7 @@ impl FromStr for SecretString {
 
 impl fmt::Debug for SecretString {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Secret(hidden)")
+        f.write_str("SecretString(hidden)")
     }
 }
 
@@ -40,9 +40,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_never_shown() {
+    fn the_debug_form_hides_the_secret() {
         let secret: SecretString = "k-123".parse().unwrap();
-        assert_eq!(format!("{secret:?} {:?}", Some(&secret)), "Secret(hidden) Some(Secret(hidden))");
+        assert_eq!(
+            format!("{secret:?} {:?}", Some(&secret)),
+            "SecretString(hidden) Some(SecretString(hidden))"
+        );
         assert_eq!(secret.expose(), "k-123");
         assert!("".parse::<SecretString>().is_err());
     }

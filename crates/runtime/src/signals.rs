@@ -1,12 +1,12 @@
-//! Being asked to stop.
+//! Termination signals.
 
 use tokio::signal::ctrl_c;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Resolves on the first SIGTERM (Kubernetes, systemd) or Ctrl-C (a person).
+/// Resolves on the first SIGTERM (Kubernetes, systemd) or Ctrl-C.
 ///
-/// From the first call on, neither signal ends the process by itself any more: the caller drains and returns
-/// from `main`. A second call waits for the next signal, which is how an impatient second Ctrl-C is heard.
+/// From the first call on, neither signal ends the process by itself any more: the caller drains and returns from `main`. A second call
+/// waits for the next signal, such as a second Ctrl-C.
 ///
 /// Must be called inside a tokio runtime with I/O enabled.
 pub async fn terminated() {
@@ -15,24 +15,24 @@ pub async fn terminated() {
             Ok(mut sigterm) => {
                 sigterm.recv().await;
             }
-            Err(error) => cannot_watch("SIGTERM", &error).await,
+            Err(error) => report_failed_handler("SIGTERM", &error).await,
         }
     };
     let interrupt = async {
         if let Err(error) = ctrl_c().await {
-            cannot_watch("Ctrl-C", &error).await;
+            report_failed_handler("Ctrl-C", &error).await;
         }
     };
     let name = tokio::select! {
         () = sigterm => "SIGTERM",
         () = interrupt => "Ctrl-C",
     };
-    tracing::info!(signal = name, "asked to stop");
+    tracing::info!(signal = name, "stop requested");
 }
 
-/// Without its handler a signal ends the process as it always did, so the other one is still worth awaiting.
-async fn cannot_watch(name: &'static str, error: &std::io::Error) {
-    tracing::warn!(signal = name, %error, "cannot watch for the signal: it will end the process without a drain");
+/// A signal without a handler still ends the process by default, so keep waiting for the other one.
+async fn report_failed_handler(name: &'static str, error: &std::io::Error) {
+    tracing::warn!(signal = name, %error, "cannot install a signal handler: the signal will end the process without a drain");
     std::future::pending::<()>().await;
 }
 

@@ -1,15 +1,14 @@
-//! Tasks with a name and an owner.
+//! Supervised tasks with names.
 //!
-//! A bare `tokio::spawn` can be forgotten: nothing waits for it, and its panic disappears with its handle.
-//! Every task of the gateway is started here instead, so that a shutdown can wait for it and say by name
-//! which one did not end.
+//! With a bare `tokio::spawn` nothing waits for the task, and its panic is lost with the handle. Every task of the programs is started here
+//! instead, so that a shutdown can wait for it and report by name which one did not end.
 //!
-//! A panic is a defect. What it ends depends on the task:
+//! A panic is a defect. Its effect depends on the task:
 //!
-//! - [`Supervisor::spawn`]: a connection, a request, a job. The panic ends that piece of work only.
-//! - [`Supervisor::spawn_restarted`]: a loop without state of its own, such as polling. It begins again after a pause.
-//! - [`Supervisor::spawn_essential`] and [`Supervisor::wrap_essential_thread`]: without it the process would only seem to work.
-//!   [`Supervisor::failed`] resolves, and the process exits with an error, so that its service manager restarts it.
+//! - [`Supervisor::spawn`]: a connection, a request, a job. The panic ends that task only.
+//! - [`Supervisor::spawn_restarted`]: a loop without its own state, such as polling. It restarts after a pause.
+//! - [`Supervisor::spawn_essential`] and [`Supervisor::wrap_essential_thread`]: the process cannot work without it. [`Supervisor::failed`]
+//! resolves, and the process exits with an error, so that its service manager restarts it.
 
 #[cfg(test)]
 mod tests;
@@ -32,21 +31,21 @@ use tokio_util::sync::CancellationToken;
 
 /// How long [`Supervisor::shutdown`] waits for tasks to be dropped once it has aborted them.
 const ABORT_GRACE: Duration = Duration::from_millis(250);
-/// Pause before a task that panicked is restarted: doubled from the first to the last while it keeps panicking.
+/// Pause before a panicked task restarts, doubled from the first value to the second while it keeps panicking.
 const RESTART_PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// A task that ran this long before its panic is restarted after the shortest pause again.
+/// After running this long, a task that panics restarts with the initial pause again.
 const STABLE_AFTER: Duration = Duration::from_secs(60);
 
-/// Of all supervisors of the process.
+/// Panics of all supervisors in the process.
 static TASK_PANICS: AtomicU64 = AtomicU64::new(0);
 
-/// Number of supervised tasks in this process that ended by a panic.
+/// Number of supervised tasks in this process that panicked.
 #[must_use]
 pub fn task_panics() -> u64 {
     TASK_PANICS.load(Ordering::Relaxed)
 }
 
-/// Starts tasks, counts them, and ends them. Cloning is cheap and every clone is the same supervisor.
+/// Starts, counts and ends tasks. Cloning is cheap; clones share the same tasks.
 #[derive(Clone, Default)]
 pub struct Supervisor {
     state: Arc<SupervisorState>,
@@ -56,7 +55,7 @@ pub struct Supervisor {
 struct SupervisorState {
     token: CancellationToken,
     tasks: Mutex<SupervisedTasks>,
-    /// Told whenever the last task ends.
+    /// Notified whenever the last task ends.
     idle: Notify,
     panics: AtomicUsize,
     /// The first essential task that panicked.
@@ -65,10 +64,10 @@ struct SupervisorState {
 
 impl SupervisorState {
     /// Counts and logs a panic of the task.
-    fn record_panic(&self, name: &'static str, panic: &(dyn Any + Send), then: &'static str) {
+    fn record_panic(&self, name: &'static str, panic: &(dyn Any + Send), consequence: &'static str) {
         self.panics.fetch_add(1, Ordering::Relaxed);
         TASK_PANICS.fetch_add(1, Ordering::Relaxed);
-        tracing::error!(task = name, message_of_panic = panic_message(panic), then, "task panicked");
+        tracing::error!(task = name, panic_message = panic_message(panic), consequence, "task panicked");
     }
 
     fn fail(&self, name: &'static str) {
@@ -84,22 +83,22 @@ impl SupervisorState {
 struct SupervisedTasks {
     running: HashMap<u64, SupervisedTask>,
     next_id: u64,
-    /// Set when a shutdown has run out of time: a task started after that is aborted at once.
+    /// Set when a shutdown has timed out: tasks started later are aborted at once.
     aborted: bool,
 }
 
 struct SupervisedTask {
     name: &'static str,
-    /// Missing only between the entry and the return of `tokio::spawn`.
+    /// `None` only between registration and the return of `tokio::spawn`.
     abort: Option<AbortHandle>,
 }
 
-/// The tasks that had not ended at the deadline of [`Supervisor::shutdown`]. They have been aborted.
+/// The tasks that were still running at the deadline of [`Supervisor::shutdown`]. They were aborted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShutdownTimeoutError {
     /// How long the shutdown waited.
     pub waited: Duration,
-    /// Number of tasks by name.
+    /// Number of aborted tasks by name.
     pub tasks: BTreeMap<&'static str, usize>,
 }
 
@@ -121,24 +120,23 @@ impl fmt::Display for ShutdownTimeoutError {
 impl std::error::Error for ShutdownTimeoutError {}
 
 impl Supervisor {
-    /// A supervisor with no tasks.
+    /// Creates a supervisor without tasks.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A supervisor with tasks, a token and a shutdown of its own. Only the failure of an essential task is shared with this one.
+    /// A supervisor with its own tasks, token and shutdown. Only the failure of an essential task is shared with this one.
     #[must_use]
     pub fn child(&self) -> Self {
         let shared = SupervisorState { failed: self.state.failed.clone(), ..SupervisorState::default() };
         Self { state: Arc::new(shared) }
     }
 
-    /// Starts `future` as a task called `name`: one piece of work, as a connection or a request.
+    /// Starts `future` as a task called `name`: one unit of work, such as a connection or a request.
     ///
-    /// The handle may be dropped: the task goes on. The task is expected to end soon after
-    /// [`Supervisor::token`] is cancelled. If it panics, the panic is logged with the name and counted in
-    /// [`Supervisor::panics`]; the handle reports it too, and nothing else ends.
+    /// The handle may be dropped: the task continues. The task should end soon after [`Supervisor::token`] is cancelled. A panic is logged
+    /// with the task's name and counted in [`Supervisor::panics`]; the handle reports it too, and no other task is affected.
     ///
     /// Must be called inside a tokio runtime.
     pub fn spawn(
@@ -149,8 +147,7 @@ impl Supervisor {
         self.spawn_monitored(name, false, future)
     }
 
-    /// Starts a task that the process cannot do without: as [`Supervisor::spawn`], but after a panic
-    /// [`Supervisor::failed`] resolves.
+    /// Starts a task without which the process cannot work: as [`Supervisor::spawn`], but after a panic [`Supervisor::failed`] resolves.
     pub fn spawn_essential(
         &self,
         name: &'static str,
@@ -159,8 +156,8 @@ impl Supervisor {
         self.spawn_monitored(name, true, future)
     }
 
-    /// Starts a task that is made again after a panic, with a growing pause, until it ends by itself or a shutdown begins.
-    /// What `make` gives it must be usable after a panic, so it has no state that lives elsewhere and can be left half changed.
+    /// Starts a task that is recreated after a panic, with a growing pause, until it ends by itself or a shutdown starts. State captured by
+    /// `make` must stay consistent across a panic.
     pub fn spawn_restarted<F>(
         &self,
         name: &'static str,
@@ -171,26 +168,26 @@ impl Supervisor {
     {
         self.spawn_registered(name, move |registration| async move {
             let shared = &registration.state;
-            let (shortest, longest) = RESTART_PAUSE;
-            let mut pause = shortest;
+            let (min_pause, max_pause) = RESTART_PAUSE;
+            let mut pause = min_pause;
             loop {
-                let begun = Instant::now();
+                let started = Instant::now();
                 let Err(panic) = AssertUnwindSafe(async { make().await }).catch_unwind().await else {
                     return;
                 };
-                shared.record_panic(name, panic.as_ref(), "it is restarted");
-                if begun.elapsed() >= STABLE_AFTER {
-                    pause = shortest;
+                shared.record_panic(name, panic.as_ref(), "the task restarts");
+                if started.elapsed() >= STABLE_AFTER {
+                    pause = min_pause;
                 }
                 if shared.token.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
                     return;
                 }
-                pause = (pause * 2).min(longest);
+                pause = (pause * 2).min(max_pause);
             }
         })
     }
 
-    /// Wraps the body of a thread that the process cannot do without: after a panic in it [`Supervisor::failed`] resolves.
+    /// Wraps the body of a thread without which the process cannot work: after a panic in it [`Supervisor::failed`] resolves.
     pub fn wrap_essential_thread<T>(
         &self,
         name: &'static str,
@@ -207,7 +204,7 @@ impl Supervisor {
         }
     }
 
-    /// Resolves with its name when an essential task or thread has panicked; otherwise never.
+    /// Resolves with the name of the first essential task or thread that panicked.
     pub async fn failed(&self) -> &'static str {
         let mut failed = self.state.failed.subscribe();
         match failed.wait_for(Option::is_some).await.map(|name| *name) {
@@ -217,20 +214,20 @@ impl Supervisor {
         }
     }
 
-    /// Starts a task whose panic is recorded, and ends the process if it is essential.
+    /// Starts a task whose panic is recorded, and reported as a failure if the task is essential.
     fn spawn_monitored(
         &self,
         name: &'static str,
         is_essential: bool,
         future: impl Future<Output = ()> + Send + 'static,
     ) -> JoinHandle<()> {
-        // Not an async block: that would have room for the future twice, before and after it is first polled.
+        // Not an async block: that would reserve space for the future twice, before and after its first poll.
         self.spawn_registered(name, move |registration| {
             AssertUnwindSafe(future).catch_unwind().map(move |outcome| {
                 let shared = &registration.state;
                 let Err(panic) = outcome else { return };
-                let then = if is_essential { "the process ends" } else { "its work is lost" };
-                shared.record_panic(name, panic.as_ref(), then);
+                let consequence = if is_essential { "the process ends" } else { "the task's work is lost" };
+                shared.record_panic(name, panic.as_ref(), consequence);
                 if is_essential {
                     shared.fail(name);
                 }
@@ -239,7 +236,8 @@ impl Supervisor {
         })
     }
 
-    /// Starts what `make` returns. It owns the registration, so that the entry goes when the task ends, is aborted, or is never polled.
+    /// Starts the future returned by `make`. The future owns the registration, so the entry is removed when the task ends, is aborted, or
+    /// is never polled.
     fn spawn_registered<F>(
         &self,
         name: &'static str,
@@ -253,35 +251,33 @@ impl Supervisor {
         let task = make(registration);
         #[expect(clippy::disallowed_methods, reason = "the one place that starts tasks")]
         let handle = tokio::spawn(task);
-        // The lock is not held across the spawn: a runtime that is shutting down drops the task inside it,
-        // and the dropped registration takes this lock.
-        let too_late = {
+        // The lock is not held across the spawn: a runtime that is shutting down drops the task inside it, and the dropped registration
+        // takes this lock.
+        let is_aborted = {
             let mut tasks = self.state.tasks.lock();
             if let Some(task) = tasks.running.get_mut(&id) {
                 task.abort = Some(handle.abort_handle());
             }
             tasks.aborted
         };
-        if too_late {
+        if is_aborted {
             handle.abort();
         }
         handle
     }
 
-    /// Cancelled when the shutdown begins. Cancelling it stops every task of the supervisor, so a task that
-    /// wants a scope of its own takes a `child_token()`.
+    /// Cancelled when the shutdown starts. Cancelling it stops every task of the supervisor; use a `child_token()` for a smaller scope.
     #[must_use]
     pub fn token(&self) -> CancellationToken {
         self.state.token.clone()
     }
 
-    /// Number of tasks that have been started and have not ended.
     #[must_use]
     pub fn running_tasks(&self) -> usize {
         self.state.tasks.lock().running.len()
     }
 
-    /// Number of tasks that ended by a panic.
+    /// Number of tasks that panicked.
     #[must_use]
     pub fn panics(&self) -> usize {
         self.state.panics.load(Ordering::Relaxed)
@@ -289,34 +285,34 @@ impl Supervisor {
 
     /// Cancels the token and waits until every task has ended.
     ///
-    /// Not to be awaited inside a task of this supervisor, which would wait for itself.
+    /// Must not be awaited inside a task of this supervisor, which would wait for itself.
     ///
     /// # Errors
-    /// When `deadline` has passed and tasks are left. They are named in the error and aborted.
+    /// When tasks are still running at the deadline. They are named in the error and aborted.
     pub async fn shutdown(&self, deadline: Duration) -> Result<(), ShutdownTimeoutError> {
         self.state.token.cancel();
         if tokio::time::timeout(deadline, self.wait_idle()).await.is_ok() {
             return Ok(());
         }
-        let left = self.abort_all();
-        if left.is_empty() {
+        let aborted = self.abort_all();
+        if aborted.is_empty() {
             return Ok(());
         }
-        // A task is dropped by its worker thread, not by the call to abort.
+        // An aborted task is dropped later, by its worker thread.
         let _ = tokio::time::timeout(ABORT_GRACE, self.wait_idle()).await;
-        Err(ShutdownTimeoutError { waited: deadline, tasks: left })
+        Err(ShutdownTimeoutError { waited: deadline, tasks: aborted })
     }
 
-    /// Resolves when no task runs.
+    /// Resolves when no task is running.
     async fn wait_idle(&self) {
         loop {
-            let mut told = std::pin::pin!(self.state.idle.notified());
-            // Enlisted before the count is read, so that an end in between is not missed.
-            told.as_mut().enable();
+            let mut notified = std::pin::pin!(self.state.idle.notified());
+            // Registered before the count is read, so that an end in between is not missed.
+            notified.as_mut().enable();
             if self.running_tasks() == 0 {
                 return;
             }
-            told.await;
+            notified.await;
         }
     }
 
@@ -342,14 +338,14 @@ impl Supervisor {
 impl fmt::Debug for Supervisor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Supervisor")
-            .field("alive", &self.running_tasks())
+            .field("running", &self.running_tasks())
             .field("panics", &self.panics())
             .field("shutting_down", &self.state.token.is_cancelled())
             .finish()
     }
 }
 
-/// The entry of one task; dropping it takes the entry out.
+/// Registration of one task, removed on drop.
 struct TaskRegistration {
     state: Arc<SupervisorState>,
     id: u64,
@@ -384,5 +380,5 @@ fn panic_message(panic: &(dyn Any + Send)) -> &str {
         .downcast_ref::<&'static str>()
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
-        .unwrap_or("(a value that is not text)")
+        .unwrap_or("(panic value is not text)")
 }

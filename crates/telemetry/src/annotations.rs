@@ -1,19 +1,18 @@
-//! What is written on spans while they are open.
+//! Attributes, events and errors recorded on open spans.
 
 use std::borrow::Cow;
 
 use tokio::time::Instant;
 
-/// What an attribute says.
+/// Value of a span attribute.
 #[derive(Debug, Clone, PartialEq)]
 pub enum AttributeValue<'a> {
-    /// A text, of which the first kilobyte is exported.
+    /// Text, exported up to its first kilobyte.
     Text(Cow<'a, str>),
-    /// Whether something is so.
     Bool(bool),
-    /// A count.
+    /// A count or another integer.
     Integer(i64),
-    /// A measure.
+    /// A measurement, such as seconds.
     Float(f64),
 }
 
@@ -53,14 +52,14 @@ impl From<u32> for AttributeValue<'_> {
     }
 }
 
-/// Counts beyond the largest that can be told are told as that.
+/// Counts above `i64::MAX` are exported as `i64::MAX`.
 impl From<u64> for AttributeValue<'_> {
     fn from(count: u64) -> Self {
         Self::Integer(i64::try_from(count).unwrap_or(i64::MAX))
     }
 }
 
-/// As of `u64`.
+/// Counts above `i64::MAX` are exported as `i64::MAX`.
 impl From<usize> for AttributeValue<'_> {
     fn from(count: usize) -> Self {
         Self::from(count as u64)
@@ -73,12 +72,12 @@ impl From<f64> for AttributeValue<'_> {
     }
 }
 
-/// One thing that is written on a span.
+/// One annotation of an open span.
 #[derive(Debug)]
 pub(crate) enum SpanAnnotation {
     Attribute(&'static str, AttributeValue<'static>),
-    /// Something happened within it.
+    /// A named event at a point in time.
     Event(&'static str, Instant),
-    /// The span has failed.
+    /// The span failed with this message.
     Error(Cow<'static, str>),
 }

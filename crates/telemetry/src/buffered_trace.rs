@@ -1,4 +1,4 @@
-//! One trace of this process: its spans, held until it is known whether anybody will see them.
+//! One trace of this process: its spans, buffered until the export decision.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,19 +14,19 @@ use crate::annotations::SpanAnnotation;
 use crate::export::SpanQueue;
 use crate::span_attributes::SpanAttributes;
 
-/// Most spans of a trace that are held. A trace that is exported with more is so in parts; of another, the later ones are lost.
+/// Maximum number of buffered spans per trace. An exported trace with more is exported in parts; of a pending one, later spans are dropped.
 const MAX_BUFFERED_SPANS: usize = 64;
 
-/// A span.
+/// Recorded state of a span.
 pub(crate) struct SpanRecord<T: ?Sized = dyn SpanAttributes> {
     pub(crate) id: SpanId,
     pub(crate) parent: SpanId,
-    /// Whether it has no parent in this process.
+    /// Whether the span has no parent in this process.
     pub(crate) is_root: bool,
     pub(crate) kind: SpanKind,
     pub(crate) name: Cow<'static, str>,
     pub(crate) start: Instant,
-    /// Of one that has ended.
+    /// End time, once the span has ended.
     pub(crate) end: Option<Instant>,
     pub(crate) annotations: Vec<SpanAnnotation>,
     pub(crate) attributes: T,
@@ -34,21 +34,21 @@ pub(crate) struct SpanRecord<T: ?Sized = dyn SpanAttributes> {
 
 impl<T: ?Sized> fmt::Debug for SpanRecord<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Record").field("id", &self.id).field("name", &self.name).finish_non_exhaustive()
+        f.debug_struct("SpanRecord").field("id", &self.id).field("name", &self.name).finish_non_exhaustive()
     }
 }
 
-/// Spans that have ended: of most traces so few that they need no memory of their own.
+/// Ended spans; most traces have so few that they need no heap allocation.
 pub(crate) type SpanRecords = SmallVec<[Box<SpanRecord>; 4]>;
 
-/// What the spans of a trace share.
+/// State shared by the spans of a trace.
 #[derive(Debug)]
 pub(crate) struct BufferedTrace {
     pub(crate) id: TraceId,
     pub(crate) state: TraceState,
-    /// Whether the sampler took it, which everybody who is called is told.
+    /// Sampling decision, propagated to every callee.
     pub(crate) sampled: bool,
-    /// Whether its fate is to be exported.
+    /// Whether the decision is to export.
     exported: AtomicBool,
     queue: Arc<SpanQueue>,
     buffer: Mutex<SpanBuffer>,
@@ -57,7 +57,7 @@ pub(crate) struct BufferedTrace {
 #[derive(Debug)]
 struct SpanBuffer {
     decision: ExportDecision,
-    /// In the order in which they ended.
+    /// Ended spans, in the order of their ends.
     spans: SpanRecords,
     root_has_ended: bool,
 }
@@ -65,61 +65,61 @@ struct SpanBuffer {
 #[derive(Debug, Clone, Copy)]
 enum ExportDecision {
     Exported,
-    /// Not sampled, and it may still end badly.
+    /// Not sampled, but an error may still force the export.
     Pending,
     Dropped,
 }
 
 impl BufferedTrace {
-    /// A trace, which is exported if it is sampled.
+    /// Creates a trace; it is exported if sampled.
     pub(crate) fn new(id: TraceId, state: TraceState, sampled: bool, queue: Arc<SpanQueue>) -> Arc<Self> {
-        let fate = if sampled { ExportDecision::Exported } else { ExportDecision::Pending };
-        let held = SpanBuffer { decision: fate, spans: SpanRecords::new(), root_has_ended: false };
+        let decision = if sampled { ExportDecision::Exported } else { ExportDecision::Pending };
+        let buffer = SpanBuffer { decision, spans: SpanRecords::new(), root_has_ended: false };
         Arc::new(Self {
             id,
             state,
             sampled,
             exported: AtomicBool::new(sampled),
             queue,
-            buffer: Mutex::new(held),
+            buffer: Mutex::new(buffer),
         })
     }
 
-    /// Exports the trace whatever the sampler said, if that was not done too often within this second.
+    /// Exports the trace regardless of sampling, up to a limit per second.
     pub(crate) fn force_export(&self) {
-        let mut held = self.buffer.lock();
-        if matches!(held.decision, ExportDecision::Pending) && self.queue.try_tail_sample() {
-            held.decision = ExportDecision::Exported;
+        let mut buffer = self.buffer.lock();
+        if matches!(buffer.decision, ExportDecision::Pending) && self.queue.try_tail_sample() {
+            buffer.decision = ExportDecision::Exported;
             self.exported.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether the trace is exported for sure.
+    /// Whether the trace is certain to be exported.
     pub(crate) fn is_exported(&self) -> bool {
         self.exported.load(Ordering::Relaxed)
     }
 
-    /// A span has ended. After the root, only spans of exported traces matter.
+    /// Records an ended span. After the root has ended, only spans of exported traces are kept.
     pub(crate) fn record_span(self: Arc<Self>, span: Box<SpanRecord>) {
-        let mut held = self.buffer.lock();
-        held.root_has_ended |= span.is_root;
-        match held.decision {
+        let mut buffer = self.buffer.lock();
+        buffer.root_has_ended |= span.is_root;
+        match buffer.decision {
             ExportDecision::Exported => {
-                held.spans.push(span);
-                if held.root_has_ended || held.spans.len() >= MAX_BUFFERED_SPANS {
-                    let spans = std::mem::take(&mut held.spans);
-                    drop(held);
+                buffer.spans.push(span);
+                if buffer.root_has_ended || buffer.spans.len() >= MAX_BUFFERED_SPANS {
+                    let spans = std::mem::take(&mut buffer.spans);
+                    drop(buffer);
                     self.queue.push(self.clone(), spans);
                 }
             }
-            ExportDecision::Pending if held.root_has_ended => {
-                held.decision = ExportDecision::Dropped;
-                let forgotten = std::mem::take(&mut held.spans);
-                // What is dropped with them may be anything, and must not find the trace in use.
-                drop(held);
-                drop(forgotten);
+            ExportDecision::Pending if buffer.root_has_ended => {
+                buffer.decision = ExportDecision::Dropped;
+                let dropped_spans = std::mem::take(&mut buffer.spans);
+                // Attributes may have any destructor, so they are dropped outside the lock.
+                drop(buffer);
+                drop(dropped_spans);
             }
-            ExportDecision::Pending if held.spans.len() < MAX_BUFFERED_SPANS => held.spans.push(span),
+            ExportDecision::Pending if buffer.spans.len() < MAX_BUFFERED_SPANS => buffer.spans.push(span),
             ExportDecision::Pending | ExportDecision::Dropped => {}
         }
     }

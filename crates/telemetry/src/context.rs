@@ -1,4 +1,4 @@
-//! Whose trace a request belongs to, in headers: <https://www.w3.org/TR/trace-context/>.
+//! W3C trace context in HTTP headers: <https://www.w3.org/TR/trace-context/>.
 
 use bytes::Bytes;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
@@ -11,7 +11,7 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
-/// The caller's span. `None` without a `traceparent`, or with one that is malformed.
+/// The caller's span. `None` if `traceparent` is missing or malformed.
 #[must_use]
 pub fn caller(headers: &HeaderMap) -> Option<SpanContext> {
     if !contains_header(headers, &TRACEPARENT) {
@@ -23,14 +23,14 @@ pub fn caller(headers: &HeaderMap) -> Option<SpanContext> {
     caller.is_valid().then_some(caller)
 }
 
-/// Names a span as the parent of whoever gets `headers`. Every leg of every request does, sampled or not, so it is done by hand: the
-/// propagator would make a context for it first.
+/// Sets a span as the parent for the receiver of `headers`. This runs for every leg of every request, sampled or not, so it is written by
+/// hand: the propagator would first create a context.
 pub fn inject(headers: &mut HeaderMap, (trace, span): (TraceId, SpanId), sampled: bool, state: &TraceState) {
     let mut parent = *b"00-00000000000000000000000000000000-0000000000000000-00";
     hex(&trace.to_bytes(), &mut parent[3..35]);
     hex(&span.to_bytes(), &mut parent[36..52]);
     parent[54] = if sampled { b'1' } else { b'0' };
-    // It is cloned with the other headers, for which this is one piece of memory and not two.
+    // The value is cloned with the other headers; as a shared buffer it needs one allocation instead of two.
     let Ok(parent) = HeaderValue::from_maybe_shared(Bytes::from_owner(parent)) else { return };
     headers.insert(TRACEPARENT, parent);
     if *state == TraceState::NONE {
@@ -42,9 +42,9 @@ pub fn inject(headers: &mut HeaderMap, (trace, span): (TraceId, SpanId), sampled
     }
 }
 
-/// Most requests have neither of ours and few others: looking through the names is quicker than looking one up.
-fn contains_header(headers: &HeaderMap, wanted: &HeaderName) -> bool {
-    headers.keys().any(|name| name == wanted)
+/// Most requests have neither header and few others: scanning the names is faster than a lookup.
+fn contains_header(headers: &HeaderMap, expected: &HeaderName) -> bool {
+    headers.keys().any(|name| name == expected)
 }
 
 fn hex(bytes: &[u8], digits: &mut [u8]) {
@@ -62,7 +62,7 @@ mod tests {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
     const SPAN: &str = "00f067aa0ba902b7";
 
-    fn of(parent: &str) -> Option<SpanContext> {
+    fn caller_of(parent: &str) -> Option<SpanContext> {
         let parent = HeaderValue::from_str(parent).unwrap();
         caller(&HeaderMap::from_iter([
             (TRACEPARENT, parent),
@@ -71,10 +71,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_read_is_what_is_written() {
+    fn injected_headers_match_the_extracted_context() {
         for sampled in [false, true] {
             let parent = format!("00-{TRACE}-{SPAN}-0{}", u8::from(sampled));
-            let context = of(&parent).unwrap();
+            let context = caller_of(&parent).unwrap();
             assert_eq!(context.is_sampled(), sampled);
             let mut headers = HeaderMap::new();
             let ids = (context.trace_id(), context.span_id());
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_of_no_trace_is_not_passed_on() {
+    fn a_tracestate_without_a_trace_is_removed() {
         let (trace, span) = (TraceId::from_hex(TRACE).unwrap(), SpanId::from_hex(SPAN).unwrap());
         let mut headers = HeaderMap::from_iter([(TRACESTATE, HeaderValue::from_static("a=1"))]);
         inject(&mut headers, (trace, span), false, &TraceState::NONE);
@@ -93,11 +93,11 @@ mod tests {
     }
 
     #[test]
-    fn malformed_parents_are_none() {
+    fn malformed_parents_are_ignored() {
         assert!(caller(&HeaderMap::new()).is_none());
         let zeros = format!("00-{}-{SPAN}-01", "0".repeat(32));
         for parent in ["", "00", "garbage", "00-xyz-abc-01", zeros.as_str(), "ff-1-2-3"] {
-            assert!(of(parent).is_none(), "{parent}");
+            assert!(caller_of(parent).is_none(), "{parent}");
         }
     }
 }

@@ -1,8 +1,8 @@
 //! Logs, W3C trace context, spans and their export by OTLP.
 //!
-//! Spans are made here and not through `tracing`: a layer there costs each span even when it is not sampled, and would export the
-//! spans of our HTTP libraries too. Nor by OpenTelemetry's SDK: a trace that is not sampled is kept in memory until its end, in case it ends
-//! badly, and what is not exported must cost next to nothing.
+//! Spans do not use `tracing`: a layer there has a cost per span even without sampling, and would export the spans of HTTP libraries too.
+//! They do not use OpenTelemetry's SDK either: an unsampled trace is buffered until its end, in case of an error, and must cost next to
+//! nothing if it is not exported.
 
 mod annotations;
 pub mod attribute_names;

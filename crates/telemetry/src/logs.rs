@@ -1,4 +1,4 @@
-//! Logs on standard error. A line that cannot be written there is dropped and counted; nothing else comes of it.
+//! Logs on standard error. A line that cannot be written is dropped and counted, without other effects.
 
 use std::io::IsTerminal as _;
 
@@ -10,24 +10,23 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-/// Crates whose debug lines drown ours. A filter that names one of them gets its lines all the same.
+/// Crates with too many debug lines. A filter that names one of them overrides this.
 const NOISY_CRATES_FILTER: &str = "h2=warn,hyper=warn,hyper_util=warn,reqwest=warn,rustls=warn,tower=warn,kube_client=warn,\
                      opentelemetry=warn,opentelemetry_sdk=warn";
 
-/// How a log line looks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
 pub enum LogFormat {
-    /// For a person at a terminal.
+    /// Human-readable text
     #[default]
     Text,
-    /// One JSON object a line, for a log collector.
+    /// One JSON object per line, for log collectors
     Json,
 }
 
-/// Flags of the logs.
+/// Command-line flags of the logs.
 #[derive(Debug, Clone, Args)]
 pub struct LoggingArgs {
-    /// Form of a log line
+    /// Log format
     #[arg(
         long = "log-format",
         env = "MOONGATE_LOG_FORMAT",
@@ -36,7 +35,7 @@ pub struct LoggingArgs {
         help_heading = "Logs"
     )]
     pub format: LogFormat,
-    /// Least severe level to log, for all or by module: `info` or `warn,moongate_gateway=debug`
+    /// Minimum log level, for all or by module: `info` or `warn,moongate_gateway=debug`
     #[arg(
         long = "log-filter",
         env = "MOONGATE_LOG_FILTER",
@@ -54,28 +53,23 @@ impl Default for LoggingArgs {
     }
 }
 
-/// Logs could not be set up.
+/// Logging could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum LoggingError {
-    /// The filter is not one.
+    /// The log filter cannot be parsed.
     #[error(
-        "`{filter}` is no log filter: {problem}; write a level (error, warn, info, debug, trace) or MODULE=LEVEL, separated by commas"
+        "`{filter}` is not a log filter: {problem}; write a level (error, warn, info, debug, trace) or MODULE=LEVEL, separated by commas"
     )]
-    Filter {
-        /// As given.
-        filter: String,
-        /// What the parser said.
-        problem: String,
-    },
-    /// Somebody else in this process has set up logs.
-    #[error("logs are set up already: {0}; call init_logs once, first thing in main")]
+    Filter { filter: String, problem: String },
+    /// Logging was already set up in this process.
+    #[error("logging is already set up: {0}; call init_logs once, at the start of main")]
     AlreadySet(#[from] tracing_subscriber::util::TryInitError),
 }
 
 /// Sends the logs of the whole process to standard error.
 ///
 /// # Errors
-/// When the filter is wrong or the process has logs already.
+/// When the filter is invalid or logging is already set up.
 pub fn init_logs(options: &LoggingArgs) -> Result<(), LoggingError> {
     let coloured =
         std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|no| no.is_empty());
@@ -92,7 +86,7 @@ where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
     let filter = filter(&options.filter)?;
-    // The module of a line is worth its place only to who looks for one.
+    // Modules are useful only when debugging.
     let with_target = filter.max_level_hint().is_none_or(|level| level > LevelFilter::INFO);
     let lines = tracing_subscriber::fmt().with_writer(writer).with_env_filter(filter);
     Ok(match options.format {
@@ -155,8 +149,8 @@ mod tests {
         let text = logged(&LoggingArgs { filter: "debug".into(), ..LoggingArgs::default() });
         assert!(text.contains("DEBUG moongate_telemetry::logs::tests: too detailed"), "{text}");
         assert!(!text.contains("noise"), "{text}");
-        let asked = logged(&LoggingArgs { filter: "debug,hyper=debug".into(), ..LoggingArgs::default() });
-        assert!(asked.contains("noise"), "{asked}");
+        let named = logged(&LoggingArgs { filter: "debug,hyper=debug".into(), ..LoggingArgs::default() });
+        assert!(named.contains("noise"), "{named}");
     }
 
     #[test]
@@ -167,8 +161,8 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_filter_is_explained() {
+    fn an_invalid_filter_is_rejected_with_its_text() {
         let error = parse_filter("moongate=loud").unwrap_err().to_string();
-        assert!(error.starts_with("`moongate=loud` is no log filter: "), "{error}");
+        assert!(error.starts_with("`moongate=loud` is not a log filter: "), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Flags of the traces, and the standard variables that stand in for them.
+//! Flags of traces, and the standard environment variables as fallback.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,26 +10,26 @@ use percent_encoding::percent_decode_str;
 
 use crate::export::{CollectorTlsError, grpc_path};
 
-/// Path of the traces below a collector's base address (OTLP specification, "OTLP/HTTP Request").
+/// Path of traces below a collector's base URL (OTLP specification, "OTLP/HTTP Request").
 pub(crate) const HTTP_PATH: &str = "/v1/traces";
-/// What all standard variables begin with. Those for traces alone go before those for everything.
+/// Prefixes of the standard variables, in order of precedence: for traces only, then for all signals.
 const STANDARD_VARIABLE_PREFIXES: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"];
 
-/// How spans get to the collector.
+/// Protocol of the trace export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum OtlpProtocol {
-    /// HTTP/1.1 with protobuf bodies.
+    /// HTTP/1.1 with protobuf bodies
     Http,
-    /// gRPC.
+    /// gRPC over HTTP/2
     Grpc,
 }
 
-/// Flags of the traces.
+/// Command-line flags of the traces.
 #[derive(Debug, Clone, Args)]
 pub struct TelemetryArgs {
-    /// Base address of an OTLP collector, `http://HOST:4318`, or `:4317` for gRPC; traces are off without one
+    /// Base URL of an OTLP collector, `http://HOST:4318`, or `:4317` for gRPC; traces are off without one
     ///
-    /// The standard variables `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` and `OTEL_EXPORTER_OTLP_ENDPOINT` are read where this is not set.
+    /// Default: the standard variables `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` and `OTEL_EXPORTER_OTLP_ENDPOINT`.
     #[arg(
         long,
         env = "MOONGATE_OTLP_ENDPOINT",
@@ -38,7 +38,7 @@ pub struct TelemetryArgs {
         help_heading = "Traces"
     )]
     pub otlp_endpoint: Option<String>,
-    /// How spans are sent; default: `OTEL_EXPORTER_OTLP_PROTOCOL`, else http
+    /// Export protocol; default: `OTEL_EXPORTER_OTLP_PROTOCOL`, else http
     #[arg(
         long,
         env = "MOONGATE_OTLP_PROTOCOL",
@@ -47,8 +47,7 @@ pub struct TelemetryArgs {
         help_heading = "Traces"
     )]
     pub otlp_protocol: Option<OtlpProtocol>,
-    /// Headers of each export, such as keys, as `NAME=VALUE,NAME=VALUE` with values percent-encoded; besides those of
-    /// `OTEL_EXPORTER_OTLP_HEADERS`
+    /// Headers of each export, such as keys, as `NAME=VALUE,NAME=VALUE` with values percent-encoded; added to `OTEL_EXPORTER_OTLP_HEADERS`
     #[arg(
         long,
         env = "MOONGATE_OTLP_HEADERS",
@@ -58,13 +57,12 @@ pub struct TelemetryArgs {
         help_heading = "Traces"
     )]
     pub otlp_headers: Option<HeaderMap>,
-    /// Certificates of the authorities that a collector at https:// is known by, in PEM; default:
-    /// `OTEL_EXPORTER_OTLP_CERTIFICATE`, else the machine's
+    /// CA certificates (PEM) for a collector at https://; default: `OTEL_EXPORTER_OTLP_CERTIFICATE`, else the system store
     #[arg(long, env = "MOONGATE_OTLP_CA", value_name = "FILE", help_heading = "Traces")]
     pub otlp_ca: Option<PathBuf>,
-    /// Share of traces to export, 0 to 1; a caller that sends a traceparent decides for its own
+    /// Share of traces to export, 0 to 1; a caller's traceparent takes precedence for its trace
     ///
-    /// What fails, is slow or was mispredicted is exported whatever the sampling says, up to 50 such traces a second.
+    /// Failed, slow and mispredicted requests are always exported, up to 50 traces a second.
     #[arg(
         long,
         env = "MOONGATE_TRACE_SAMPLE_RATIO",
@@ -74,7 +72,7 @@ pub struct TelemetryArgs {
         help_heading = "Traces"
     )]
     pub trace_sample_ratio: f64,
-    /// Slow, and so exported in any case, is what takes longer than this: a request to its first token; 0s: nothing is
+    /// Requests whose first token takes longer are always exported; 0s disables this
     #[arg(
         long,
         env = "MOONGATE_TRACE_SLOW",
@@ -84,7 +82,7 @@ pub struct TelemetryArgs {
         help_heading = "Traces"
     )]
     pub trace_slow: Duration,
-    /// Name of this service in traces; default: `OTEL_SERVICE_NAME`, else moongate-gateway or moongate-operator
+    /// Service name in traces; default: `OTEL_SERVICE_NAME`, else moongate-gateway or moongate-operator
     #[arg(long, env = "MOONGATE_SERVICE_NAME", value_name = "NAME", help_heading = "Traces")]
     pub service_name: Option<String>,
 }
@@ -103,34 +101,33 @@ impl Default for TelemetryArgs {
     }
 }
 
-/// Traces could not be set up.
+/// Trace export could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// The collector's address is wrong.
-    #[error("`{endpoint}` is no address of a collector: {problem}")]
+    /// The collector's URL is invalid.
+    #[error("`{endpoint}` is not a collector URL: {problem}")]
     Endpoint {
-        /// As given.
         endpoint: String,
-        /// What is wrong and how to mend it.
+        /// What is wrong and how to fix it.
         problem: &'static str,
     },
-    /// Headers cannot be sent.
+    /// An export header is invalid.
     #[error(
-        "`{0}` is no header of an export; write NAME=VALUE, several with commas between (--otlp-headers, OTEL_EXPORTER_OTLP_HEADERS)"
+        "`{0}` is not an export header; write NAME=VALUE, several separated by commas (--otlp-headers, OTEL_EXPORTER_OTLP_HEADERS)"
     )]
     Header(String),
-    /// A protocol that is not spoken.
-    #[error("OTLP over `{0}` is not spoken; set grpc or http/protobuf")]
+    /// The OTLP protocol is not supported.
+    #[error("OTLP over `{0}` is not supported; set grpc or http/protobuf")]
     Protocol(String),
-    /// Called outside of a tokio runtime.
-    #[error("traces need a running tokio runtime: {0}; start them inside of it")]
+    /// Called outside a tokio runtime.
+    #[error("trace export needs a running tokio runtime: {0}; start it inside one")]
     NoRuntime(#[from] tokio::runtime::TryCurrentError),
-    /// TLS cannot be had.
+    /// TLS cannot be set up.
     #[error("TLS to the trace collector: {0}")]
     Tls(#[from] CollectorTlsError),
 }
 
-/// Where and how exports are sent.
+/// Endpoint, protocol and headers of exports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OtlpTarget {
     pub(crate) protocol: OtlpProtocol,
@@ -140,38 +137,39 @@ pub(crate) struct OtlpTarget {
 }
 
 impl TelemetryArgs {
-    /// The collector: our flags, else the standard variables. `None` without an address.
+    /// The collector from flags, else from the standard variables. `None` without an endpoint.
     pub(crate) fn target(
         &self,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Option<OtlpTarget>, TelemetryError> {
-        let one = |name: String| variable(&name).filter(|value| !value.is_empty());
-        let standard =
-            |name: &str| STANDARD_VARIABLE_PREFIXES.iter().find_map(|start| one(format!("{start}{name}")));
+        let value = |name: String| variable(&name).filter(|value| !value.is_empty());
+        let standard = |name: &str| {
+            STANDARD_VARIABLE_PREFIXES.iter().find_map(|prefix| value(format!("{prefix}{name}")))
+        };
         let protocol = match (self.otlp_protocol, standard("PROTOCOL").as_deref()) {
             (Some(protocol), _) => protocol,
             (None, None | Some("http/protobuf")) => OtlpProtocol::Http,
             (None, Some("grpc")) => OtlpProtocol::Grpc,
             (None, Some(other)) => return Err(TelemetryError::Protocol(other.to_owned())),
         };
-        let below = |base: String| match protocol {
+        let with_path = |base: String| match protocol {
             OtlpProtocol::Http => format!("{}{HTTP_PATH}", base.trim_end_matches('/')),
             OtlpProtocol::Grpc => grpc_path(&base),
         };
-        let given = self.otlp_endpoint.clone().filter(|endpoint| !endpoint.is_empty()).map(below);
-        // Over HTTP this one is not completed.
-        let of_traces = one(format!("{}ENDPOINT", STANDARD_VARIABLE_PREFIXES[0]));
-        let of_traces =
-            || of_traces.map(|whole| if protocol == OtlpProtocol::Grpc { below(whole) } else { whole });
-        let of_all = || one(format!("{}ENDPOINT", STANDARD_VARIABLE_PREFIXES[1])).map(below);
-        let Some(address) = given.or_else(of_traces).or_else(of_all) else { return Ok(None) };
+        let given = self.otlp_endpoint.clone().filter(|endpoint| !endpoint.is_empty()).map(with_path);
+        // Over HTTP the traces variable is the complete URL, without a path to append.
+        let traces_endpoint = value(format!("{}ENDPOINT", STANDARD_VARIABLE_PREFIXES[0]));
+        let traces_endpoint =
+            || traces_endpoint.map(|url| if protocol == OtlpProtocol::Grpc { with_path(url) } else { url });
+        let base_endpoint = || value(format!("{}ENDPOINT", STANDARD_VARIABLE_PREFIXES[1])).map(with_path);
+        let Some(address) = given.or_else(traces_endpoint).or_else(base_endpoint) else { return Ok(None) };
         let mut all = standard("HEADERS").map_or_else(|| Ok(HeaderMap::new()), |given| headers(&given))?;
         all.extend(self.otlp_headers.clone().unwrap_or_default());
         let ca = self.otlp_ca.clone().or_else(|| standard("CERTIFICATE").map(PathBuf::from));
         Ok(Some(OtlpTarget { protocol, uri: uri(&address)?, headers: all, ca }))
     }
 
-    /// The name of this process in traces, if it was given one.
+    /// Service name of this process in traces, if set.
     pub(crate) fn service(&self, variable: impl Fn(&str) -> Option<String>) -> Option<String> {
         let standard = || variable("OTEL_SERVICE_NAME").filter(|name| !name.is_empty());
         self.service_name.clone().or_else(standard)
@@ -179,11 +177,11 @@ impl TelemetryArgs {
 }
 
 fn uri(endpoint: &str) -> Result<Uri, TelemetryError> {
-    let wrong = |problem| TelemetryError::Endpoint { endpoint: endpoint.to_owned(), problem };
-    let uri: Uri = endpoint.parse().map_err(|_| wrong("it is not a URL; write http://HOST:4318"))?;
+    let invalid = |problem| TelemetryError::Endpoint { endpoint: endpoint.to_owned(), problem };
+    let uri: Uri = endpoint.parse().map_err(|_| invalid("it is not a URL; write http://HOST:4318"))?;
     match (uri.scheme_str(), uri.host()) {
         (Some("http" | "https"), Some(_)) => Ok(uri),
-        _ => Err(wrong("it needs a scheme and a host; write http://HOST:4318")),
+        _ => Err(invalid("it needs a scheme and a host; write http://HOST:4318")),
     }
 }
 
@@ -194,14 +192,14 @@ fn endpoint(text: &str) -> Result<String, TelemetryError> {
 fn headers(text: &str) -> Result<HeaderMap, TelemetryError> {
     let mut headers = HeaderMap::new();
     for pair in text.split(',').map(str::trim).filter(|pair| !pair.is_empty()) {
-        // The value may be a key: it is not shown.
-        let wrong = || TelemetryError::Header(pair.split('=').next().unwrap_or_default().to_owned());
-        let (name, value) = pair.split_once('=').ok_or_else(wrong)?;
-        let name = HeaderName::try_from(name.trim()).map_err(|_| wrong())?;
+        // The value may be a secret, so it is not shown.
+        let invalid = || TelemetryError::Header(pair.split('=').next().unwrap_or_default().to_owned());
+        let (name, value) = pair.split_once('=').ok_or_else(invalid)?;
+        let name = HeaderName::try_from(name.trim()).map_err(|_| invalid())?;
         let value = percent_decode_str(value.trim()).collect::<Vec<u8>>();
-        let mut value = HeaderValue::from_bytes(&value).map_err(|_| wrong())?;
+        let mut value = HeaderValue::from_bytes(&value).map_err(|_| invalid())?;
         value.set_sensitive(true);
-        headers.try_append(name, value).map_err(|_| wrong())?;
+        headers.try_append(name, value).map_err(|_| invalid())?;
     }
     Ok(headers)
 }
@@ -223,14 +221,15 @@ mod tests {
         options.target(|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
     }
 
-    fn at(flag: Option<&str>) -> TelemetryArgs {
+    fn with_endpoint(flag: Option<&str>) -> TelemetryArgs {
         TelemetryArgs { otlp_endpoint: flag.map(str::to_owned), ..TelemetryArgs::default() }
     }
 
     #[test]
     fn endpoint_flag_wins_over_standard_variables() {
-        let with =
-            |flag, set: &[(&str, &str)]| target(&at(flag), set).unwrap().map(|target| target.uri.to_string());
+        let with = |flag, set: &[(&str, &str)]| {
+            target(&with_endpoint(flag), set).unwrap().map(|target| target.uri.to_string())
+        };
         let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://base:4318/");
         let whole = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://whole:4318/spans");
         let grpc = ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc");
@@ -246,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_does_too() {
+    fn other_flags_win_over_standard_variables() {
         let set = [
             ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "grpc"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
@@ -255,7 +254,7 @@ mod tests {
         ];
         let options = TelemetryArgs {
             otlp_headers: Some(headers("api-key=a%20b, x-scope = c").unwrap()),
-            ..at(Some("https://collector"))
+            ..with_endpoint(Some("https://collector"))
         };
         let found = target(&options, &set).unwrap().unwrap();
         assert_eq!(found.protocol, OtlpProtocol::Grpc);
@@ -272,18 +271,19 @@ mod tests {
         let options = TelemetryArgs { otlp_protocol: Some(OtlpProtocol::Http), ..options };
         assert_eq!(target(&options, &set).unwrap().unwrap().protocol, OtlpProtocol::Http);
 
-        let error = target(&at(Some("http://collector")), &[("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]);
+        let error =
+            target(&with_endpoint(Some("http://collector")), &[("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")]);
         assert!(error.unwrap_err().to_string().contains("`http/json`"));
     }
 
     #[test]
-    fn more_headers_than_a_message_can_have_are_refused() {
+    fn too_many_headers_are_rejected() {
         let many: String = (0..40_000).map(|number| format!("h{number}=1,")).collect();
         assert!(matches!(headers(&many), Err(TelemetryError::Header(_))));
     }
 
     #[test]
-    fn flags_are_checked() {
+    fn invalid_flags_are_rejected() {
         #[derive(Parser, Debug)]
         struct TelemetryTestArgs {
             #[command(flatten)]
@@ -294,20 +294,20 @@ mod tests {
         let parse = |args: &[&str]| {
             TelemetryTestArgs::try_parse_from([&["test"], args].concat()).map_err(|error| error.to_string())
         };
-        let right =
+        let parsed =
             parse(&["--otlp-endpoint", "https://collector:4318", "--trace-sample-ratio", "0.25"]).unwrap();
-        assert_eq!(right.traces.otlp_endpoint.as_deref(), Some("https://collector:4318"));
-        assert_eq!(right.traces.trace_sample_ratio, 0.25);
-        assert_eq!(right.traces.trace_slow, TelemetryArgs::default().trace_slow);
-        assert_eq!(right.logs.filter, "info");
+        assert_eq!(parsed.traces.otlp_endpoint.as_deref(), Some("https://collector:4318"));
+        assert_eq!(parsed.traces.trace_sample_ratio, 0.25);
+        assert_eq!(parsed.traces.trace_slow, TelemetryArgs::default().trace_slow);
+        assert_eq!(parsed.logs.filter, "info");
         for (flag, value, expected) in [
             ("--otlp-endpoint", "collector:4318", "needs a scheme and a host"),
             ("--otlp-endpoint", "not a url", "not a URL"),
-            ("--otlp-headers", "secret", "`secret` is no header"),
-            ("--otlp-headers", "good=1,b d=secret", "`b d` is no header"),
+            ("--otlp-headers", "secret", "`secret` is not an export header"),
+            ("--otlp-headers", "good=1,b d=secret", "`b d` is not an export header"),
             ("--trace-sample-ratio", "1.5", "from 0 (nothing) to 1"),
             ("--trace-sample-ratio", "nan", "from 0 (nothing) to 1"),
-            ("--log-filter", "a=b", "is no log filter"),
+            ("--log-filter", "a=b", "is not a log filter"),
         ] {
             let error = parse(&[flag, value]).unwrap_err();
             assert!(error.contains(expected), "{error}");

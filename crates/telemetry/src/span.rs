@@ -1,4 +1,4 @@
-//! One span of a trace.
+//! Handle of an open span.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,16 +13,16 @@ use crate::buffered_trace::{BufferedTrace, SpanRecord};
 use crate::context;
 use crate::span_attributes::SpanAttributes;
 
-/// Most that is written on a span, as of OpenTelemetry's own.
+/// Maximum number of annotations per span, as in OpenTelemetry's SDK.
 const MAX_ANNOTATIONS: usize = 128;
 
-/// A span that ends when it is dropped. It may be stored, in a response body for instance, and sent to
-/// another thread.
+/// A span that ends on drop. It may be stored, for example in a response body, and sent to another thread.
 ///
-/// Where tracing is off it is empty, and every call returns at once. Otherwise it holds facts, which are told if the span is exported.
-#[must_use = "a span that is dropped has ended"]
+/// With tracing off it is empty, and every call returns at once. Otherwise it holds attributes, which are written only if the span is
+/// exported.
+#[must_use = "dropping a span ends it"]
 pub struct SpanHandle<T: SpanAttributes + 'static = ()> {
-    /// `None` where tracing is off.
+    /// `None` if tracing is off.
     open: Option<(Arc<BufferedTrace>, Box<SpanRecord<T>>)>,
 }
 
@@ -32,12 +32,12 @@ impl<T: SpanAttributes> SpanHandle<T> {
         Self { open: None }
     }
 
-    /// Starts a span: the first of its trace in this process, below the parent if that is valid, or one below another.
+    /// Starts a span: the first of its trace in this process (with a remote parent if valid), or a child span.
     pub(crate) fn open(
         trace: Arc<BufferedTrace>,
         (parent, is_root): (SpanId, bool),
         (name, kind, start): (Cow<'static, str>, SpanKind, Instant),
-        facts: T,
+        attributes: T,
     ) -> Self {
         let id = SpanId::from(fastrand::u64(1..));
         let record = SpanRecord {
@@ -49,12 +49,12 @@ impl<T: SpanAttributes> SpanHandle<T> {
             start,
             end: None,
             annotations: Vec::new(),
-            attributes: facts,
+            attributes,
         };
         Self { open: Some((trace, Box::new(record))) }
     }
 
-    /// Starts a span below this one.
+    /// Starts a child span now.
     pub fn child(&self, name: &'static str, kind: SpanKind) -> SpanHandle {
         match &self.open {
             None => SpanHandle::disabled(),
@@ -62,59 +62,59 @@ impl<T: SpanAttributes> SpanHandle<T> {
         }
     }
 
-    /// Starts a span below this one of something that began at `start`.
+    /// Starts a child span with start time `start`.
     pub fn child_at<U: SpanAttributes>(
         &self,
         name: &'static str,
         kind: SpanKind,
         start: Instant,
-        facts: impl FnOnce() -> U,
+        attributes: impl FnOnce() -> U,
     ) -> SpanHandle<U> {
         match &self.open {
             None => SpanHandle::disabled(),
             Some((trace, record)) => {
-                let what = (Cow::Borrowed(name), kind, start);
-                SpanHandle::open(trace.clone(), (record.id, false), what, facts())
+                let header = (Cow::Borrowed(name), kind, start);
+                SpanHandle::open(trace.clone(), (record.id, false), header, attributes())
             }
         }
     }
 
-    /// What is known of it, unless tracing is off.
+    /// The span's attributes, unless tracing is off.
     pub fn attributes(&self) -> Option<&T> {
         self.open.as_ref().map(|(_, record)| &record.attributes)
     }
 
-    /// Adds to what is known of it, unless tracing is off.
-    pub fn update_attributes(&mut self, know: impl FnOnce(&mut T)) {
-        if let Some(facts) = self.attributes_mut() {
-            know(facts);
+    /// Updates the span's attributes, unless tracing is off.
+    pub fn update_attributes(&mut self, update: impl FnOnce(&mut T)) {
+        if let Some(attributes) = self.attributes_mut() {
+            update(attributes);
         }
     }
 
-    /// What is known of it, unless tracing is off.
+    /// The span's attributes for changes, unless tracing is off.
     pub fn attributes_mut(&mut self) -> Option<&mut T> {
         self.open.as_mut().map(|(_, record)| &mut record.attributes)
     }
 
-    /// Whether what is set here may be exported. Worth asking before computing an expensive value.
+    /// Whether annotations may be exported. Check it before computing an expensive value.
     #[must_use]
     pub const fn is_recording(&self) -> bool {
         self.open.is_some()
     }
 
-    /// Identity of the trace, to be named in logs.
+    /// Id of the trace, for log lines.
     #[must_use]
     pub fn trace_id(&self) -> Option<TraceId> {
         self.open.as_ref().map(|(trace, _)| trace.id)
     }
 
-    /// [`SpanHandle::trace_id`], if the collector will get this trace for sure: what metrics may point to, and what is worth telling at once.
+    /// [`SpanHandle::trace_id`], if this trace is certain to be exported: for exemplars in metrics.
     #[must_use]
     pub fn exported_trace_id(&self) -> Option<TraceId> {
         self.open.as_ref().filter(|(trace, _)| trace.is_exported()).map(|(trace, _)| trace.id)
     }
 
-    /// Identity of the span, for links to it.
+    /// Context of the span, for links to it.
     #[must_use]
     pub fn context(&self) -> Option<SpanContext> {
         let (trace, record) = self.open.as_ref()?;
@@ -122,67 +122,66 @@ impl<T: SpanAttributes> SpanHandle<T> {
         Some(SpanContext::new(trace.id, record.id, flags, false, trace.state.clone()))
     }
 
-    /// Has the whole trace exported, whatever the sampler said, and notes why. That is done for so many traces in a second only.
-    pub fn force_export(&mut self, why: &'static str) {
-        self.set(crate::attribute_names::KEEP_REASON, why);
+    /// Exports the whole trace regardless of sampling, up to a limit per second, and records the reason.
+    pub fn force_export(&mut self, reason: &'static str) {
+        self.set(crate::attribute_names::KEEP_REASON, reason);
         if let Some((trace, _)) = &self.open {
             trace.force_export();
         }
     }
 
-    fn annotate(&mut self, note: impl FnOnce() -> SpanAnnotation) {
+    fn annotate(&mut self, annotation: impl FnOnce() -> SpanAnnotation) {
         if let Some((_, record)) = &mut self.open
             && record.annotations.len() < MAX_ANNOTATIONS
         {
-            record.annotations.push(note());
+            record.annotations.push(annotation());
         }
     }
 
-    /// Sets an attribute; [`crate::names`] has the standard ones. Set each once: the last does not replace.
+    /// Sets an attribute; [`crate::attribute_names`] has the standard names. Set each once: a second value does not replace the first.
     pub fn set(&mut self, key: &'static str, value: impl Into<AttributeValue<'static>>) {
         self.annotate(|| SpanAnnotation::Attribute(key, value.into()));
     }
 
-    /// Gives the span another name, when more is known than at its start.
+    /// Renames the span, when its final name is known later.
     pub fn rename(&mut self, name: impl Into<Cow<'static, str>>) {
         if let Some((_, record)) = &mut self.open {
             record.name = name.into();
         }
     }
 
-    /// Notes that something happened now.
+    /// Records an event with the current time.
     pub fn event(&mut self, name: &'static str) {
         self.annotate(|| SpanAnnotation::Event(name, Instant::now()));
     }
 
-    /// Marks the span as failed.
+    /// Marks the span as failed, with a message.
     pub fn error(&mut self, message: impl Into<Cow<'static, str>>) {
         self.annotate(|| SpanAnnotation::Error(message.into()));
     }
 
-    /// Whether the sampler took its trace, which everybody who is called is told.
+    /// Sampling decision of the trace, propagated to every callee.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
         self.open.as_ref().is_some_and(|(trace, _)| trace.sampled)
     }
 
-    /// Makes this span the parent of whoever gets `headers`: replaces `traceparent` and `tracestate`.
+    /// Makes this span the parent for the receiver of `headers`: replaces `traceparent` and `tracestate`.
     ///
-    /// Where tracing is off, the headers stay, so that those of the client pass through.
+    /// With tracing off, the headers are unchanged, so those of the client pass through.
     pub fn inject(&self, headers: &mut HeaderMap) {
         if let Some((trace, record)) = &self.open {
             context::inject(headers, (trace.id, record.id), trace.sampled, &trace.state);
         }
     }
 
-    /// Says when the span ends, which is otherwise when it is dropped.
+    /// Sets the end time, which is otherwise the time of the drop.
     pub fn set_end(&mut self, end: Instant) {
         if let Some((_, record)) = &mut self.open {
             record.end = Some(end.max(record.start));
         }
     }
 
-    /// Ends the span now.
     pub fn end(self) {}
 }
 

@@ -1,4 +1,4 @@
-//! What is told of spans once it is known that somebody will see them.
+//! Attributes that are written only when a span is exported.
 
 use opentelemetry::trace::{SpanId, SpanKind};
 use tokio::time::Instant;
@@ -7,34 +7,34 @@ use crate::annotations::AttributeValue;
 use crate::buffered_trace::BufferedTrace;
 use crate::export::otlp::{SpanEncoder, SpanHeader};
 
-/// What is known of a span. It is asked to tell it if the span is exported, and not before: so it costs nine requests in ten nothing but
-/// being kept.
+/// Source of a span's attributes. They are written only if the span is exported, so for the nine in ten requests that are not, they only
+/// occupy memory.
 pub trait SpanAttributes: Send + Sync {
-    /// Says what is to be known of the span.
-    fn write_attributes(&self, notes: &mut AttributeWriter<'_>);
+    /// Writes the attributes of the span.
+    fn write_attributes(&self, writer: &mut AttributeWriter<'_>);
 
-    /// Says which steps it had. Each becomes a span below it.
-    fn write_children(&self, _steps: &mut ChildSpans<'_>) {}
+    /// Writes the child spans of the span.
+    fn write_children(&self, _children: &mut ChildSpans<'_>) {}
 }
 
-/// Nothing.
+/// Writes no attributes.
 impl SpanAttributes for () {
-    fn write_attributes(&self, _notes: &mut AttributeWriter<'_>) {}
+    fn write_attributes(&self, _writer: &mut AttributeWriter<'_>) {}
 }
 
-/// What stands on a span that is being exported.
+/// Writes attributes, links and errors of an exported span.
 #[derive(Debug)]
 pub struct AttributeWriter<'a> {
     pub(crate) encoder: &'a mut SpanEncoder,
 }
 
 impl AttributeWriter<'_> {
-    /// Sets an attribute; [`crate::names`] has the standard ones. Set each once: the last does not replace.
+    /// Sets an attribute; [`crate::attribute_names`] has the standard names. Set each once: a second value does not replace the first.
     pub fn set<'v>(&mut self, key: &'static str, value: impl Into<AttributeValue<'v>>) {
         self.encoder.encode_attribute(key, &value.into());
     }
 
-    /// Sets an attribute that has several values.
+    /// Sets an attribute with an array value.
     pub fn list<'v, V: Into<AttributeValue<'v>>>(
         &mut self,
         key: &'static str,
@@ -43,18 +43,18 @@ impl AttributeWriter<'_> {
         self.encoder.encode_array_attribute(key, values.into_iter().map(Into::into));
     }
 
-    /// Says that the span is there because of another one.
+    /// Links the span to another span that caused it.
     pub fn link(&mut self, to: &crate::SpanContext) {
         self.encoder.encode_link(to);
     }
 
-    /// Says that the span has failed.
+    /// Marks the span as failed, with a message.
     pub fn error(&mut self, message: &str) {
         self.encoder.encode_error(message);
     }
 }
 
-/// The steps of a span that is being exported.
+/// Writes child spans of an exported span.
 #[derive(Debug)]
 pub struct ChildSpans<'a> {
     pub(crate) encoder: &'a mut SpanEncoder,
@@ -65,28 +65,28 @@ pub struct ChildSpans<'a> {
 }
 
 impl ChildSpans<'_> {
-    /// When the span began whose steps they are.
+    /// Start time of the parent span.
     #[must_use]
     pub const fn start(&self) -> Instant {
         self.start
     }
 
-    /// When it ended.
+    /// End time of the parent span.
     #[must_use]
     pub const fn end(&self) -> Instant {
         self.end
     }
 
-    /// A step from `start` to `end`, and what is to be known of it.
+    /// Adds a child span from `start` to `end` with the attributes that `write` adds.
     pub fn add(
         &mut self,
         name: &'static str,
         (start, end): (Instant, Instant),
-        tell: impl FnOnce(&mut AttributeWriter<'_>),
+        write: impl FnOnce(&mut AttributeWriter<'_>),
     ) {
         let id = SpanId::from(fastrand::u64(1..));
         let (parent, kind) = (self.parent, &SpanKind::Internal);
         let span = SpanHeader { id, parent, is_root: false, name, kind, start, end };
-        self.encoder.encode_span(self.trace, &span, |page| tell(&mut AttributeWriter { encoder: page }));
+        self.encoder.encode_span(self.trace, &span, |encoder| write(&mut AttributeWriter { encoder }));
     }
 }

@@ -1,4 +1,4 @@
-//! Starts spans, and says which are exported.
+//! Starts traces and makes the sampling decision.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -20,20 +20,19 @@ use crate::options::{OtlpTarget, TelemetryArgs, TelemetryError};
 use crate::span::SpanHandle;
 use crate::span_attributes::SpanAttributes;
 
-/// Time for which spans are gathered for one export.
+/// How long spans are collected for one export.
 const EXPORT_DELAY: Duration = Duration::from_secs(5);
 
-/// Spans were lost at the end.
+/// Spans were lost during shutdown.
 #[derive(Debug, thiserror::Error)]
-#[error("not all spans were exported within {deadline:?}: {problem}; is the collector reachable?")]
+#[error("not all spans were exported within {deadline:?}: {problem}; check that the collector is reachable")]
 pub struct SpanFlushError {
-    /// Time there was.
+    /// Time limit of the shutdown.
     pub deadline: Duration,
-    /// What the collector said.
     pub problem: String,
 }
 
-/// Starts spans. Cloning is cheap; where traces are off, everything is a comparison and a return.
+/// Starts spans. Cloning is cheap; with tracing off, each call is a comparison and a return.
 #[derive(Clone, Default)]
 pub struct Tracer {
     state: Option<Arc<TracerState>>,
@@ -48,18 +47,16 @@ struct TracerState {
 }
 
 impl Tracer {
-    /// Traces that are off.
+    /// A tracer with tracing off.
     #[must_use]
     pub const fn disabled() -> Self {
         Self { state: None }
     }
 
-    /// Starts exporting, if the options or the standard variables name a collector. The collector need not be
-    /// there yet: failed exports are logged once and cost requests nothing. `service` is the process's name in traces, unless it is given
-    /// another.
+    /// Starts exporting, if the options or the standard variables set a collector. The collector may start later: failed exports are logged
+    /// once and do not delay requests. `service` is the default service name in traces.
     ///
-    /// Must be called inside a tokio runtime, which sends the exports. [`Tracer::shutdown`] is to be awaited
-    /// before it ends.
+    /// Must be called inside a tokio runtime, which sends the exports. Await [`Tracer::shutdown`] before the runtime ends.
     ///
     /// # Errors
     /// [`TelemetryError`].
@@ -67,8 +64,8 @@ impl Tracer {
         let variable = |name: &str| std::env::var(name).ok();
         match options.target(variable)? {
             Some(target) => {
-                let named = options.service(variable);
-                Self::start_export(options, target, named.as_deref().unwrap_or(service), EXPORT_DELAY)
+                let service_name = options.service(variable);
+                Self::start_export(options, target, service_name.as_deref().unwrap_or(service), EXPORT_DELAY)
             }
             None => Ok(Self::disabled()),
         }
@@ -84,49 +81,49 @@ impl Tracer {
         let sample_ratio = options.trace_sample_ratio;
         tracing::info!(endpoint = %target.uri, protocol = ?target.protocol, sample_ratio, "exporting traces");
         let (queue, exporter) = OtlpExporter::new(target, service, delay)?;
-        // It outlives the tasks whose spans it exports; `shutdown` waits for it.
-        let exporting = runtime.spawn(exporter.run());
-        let running = TracerState {
+        // The exporter outlives the tasks whose spans it exports; `shutdown` waits for it.
+        let export_task = runtime.spawn(exporter.run());
+        let state = TracerState {
             queue,
             sample_ratio,
             slow: if options.trace_slow.is_zero() { Duration::MAX } else { options.trace_slow },
             ended: AtomicBool::new(false),
-            export_task: Mutex::new(Some(exporting)),
+            export_task: Mutex::new(Some(export_task)),
         };
-        Ok(Self { state: Some(Arc::new(running)) })
+        Ok(Self { state: Some(Arc::new(state)) })
     }
 
-    /// Traces of what takes longer are worth keeping in any case.
+    /// Requests that take longer are exported regardless of sampling.
     #[must_use]
     pub fn slow_threshold(&self) -> Duration {
-        self.state.as_ref().map_or(Duration::MAX, |running| running.slow)
+        self.state.as_ref().map_or(Duration::MAX, |state| state.slow)
     }
 
-    /// Starts the span of a request that came at `start`, as a child of the caller's span if `headers` name one
-    /// (W3C `traceparent` and `tracestate`; a malformed one is ignored).
+    /// Starts the span of a request received at `start`, as a child of the caller's span if `headers` contain one (W3C `traceparent` and
+    /// `tracestate`; a malformed one is ignored).
     pub fn server_span<T: SpanAttributes>(
         &self,
         name: impl Into<Cow<'static, str>>,
         headers: &HeaderMap,
         start: Instant,
-        facts: impl FnOnce() -> T,
+        attributes: impl FnOnce() -> T,
     ) -> SpanHandle<T> {
-        self.root_span((name.into(), SpanKind::Server, start), || context::caller(headers), facts)
+        self.root_span((name.into(), SpanKind::Server, start), || context::caller(headers), attributes)
     }
 
-    /// Starts a trace of something that this process does by itself since `start`.
+    /// Starts a trace of work that this process started by itself at `start`.
     pub fn internal_span(&self, name: impl Into<Cow<'static, str>>, start: Instant) -> SpanHandle {
         self.root_span((name.into(), SpanKind::Internal, start), || None, || ())
     }
 
     fn root_span<T: SpanAttributes>(
         &self,
-        what: (Cow<'static, str>, SpanKind, Instant),
+        header: (Cow<'static, str>, SpanKind, Instant),
         caller: impl FnOnce() -> Option<SpanContext>,
-        facts: impl FnOnce() -> T,
+        attributes: impl FnOnce() -> T,
     ) -> SpanHandle<T> {
-        let running = match &self.state {
-            Some(running) if !running.ended.load(Ordering::Relaxed) => running,
+        let tracer = match &self.state {
+            Some(tracer) if !tracer.ended.load(Ordering::Relaxed) => tracer,
             _ => return SpanHandle::disabled(),
         };
         let (id, parent, state, sampled) = match caller() {
@@ -136,37 +133,37 @@ impl Tracer {
             }
             None => {
                 let id = TraceId::from(fastrand::u128(1..));
-                (id, SpanId::INVALID, TraceState::NONE, is_sampled(id, running.sample_ratio))
+                (id, SpanId::INVALID, TraceState::NONE, is_sampled(id, tracer.sample_ratio))
             }
         };
-        let trace = BufferedTrace::new(id, state, sampled, running.queue.clone());
-        SpanHandle::open(trace, (parent, true), what, facts())
+        let trace = BufferedTrace::new(id, state, sampled, tracer.queue.clone());
+        SpanHandle::open(trace, (parent, true), header, attributes())
     }
 
-    /// Exports what is left and stops. Spans that have not ended are lost, and later ones are empty.
+    /// Exports the remaining spans and stops. Open spans are lost, and later spans are empty.
     ///
     /// # Errors
     /// When not everything was exported within `deadline`.
     pub async fn shutdown(&self, deadline: Duration) -> Result<(), SpanFlushError> {
-        let Some(running) = &self.state else { return Ok(()) };
-        running.ended.store(true, Ordering::Relaxed);
-        running.queue.stop();
-        let Some(exporting) = running.export_task.lock().take() else { return Ok(()) };
-        let abort = exporting.abort_handle();
-        let problem = match tokio::time::timeout(deadline, exporting).await {
+        let Some(state) = &self.state else { return Ok(()) };
+        state.ended.store(true, Ordering::Relaxed);
+        state.queue.stop();
+        let Some(export_task) = state.export_task.lock().take() else { return Ok(()) };
+        let abort = export_task.abort_handle();
+        let problem = match tokio::time::timeout(deadline, export_task).await {
             Ok(Ok(Ok(()))) => return Ok(()),
             Ok(Ok(Err(problem))) => problem,
             Ok(Err(error)) => error.to_string(),
             Err(_) => {
                 abort.abort();
-                "it takes too long".to_owned()
+                "the export timed out".to_owned()
             }
         };
         Err(SpanFlushError { deadline, problem })
     }
 }
 
-/// Whether a trace is among the sampled: all processes with the same ratio choose the same (OpenTelemetry's `TraceIdRatioBased`).
+/// Whether a trace is sampled: all processes with the same ratio make the same decision (OpenTelemetry's `TraceIdRatioBased`).
 fn is_sampled(id: TraceId, ratio: f64) -> bool {
     let [.., a, b, c, d, e, f, g, h] = id.to_bytes();
     let low = u64::from_be_bytes([a, b, c, d, e, f, g, h]) >> 1;
@@ -175,7 +172,7 @@ fn is_sampled(id: TraceId, ratio: f64) -> bool {
 
 impl fmt::Debug for Tracer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Traces").field("on", &self.state.is_some()).finish()
+        f.debug_struct("Tracer").field("enabled", &self.state.is_some()).finish()
     }
 }
 

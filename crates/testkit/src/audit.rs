@@ -1,11 +1,11 @@
-//! What service accounts have asked an API server for.
+//! Audit log of service accounts' API requests.
 
 use std::io;
 use std::path::Path;
 
 use serde::Deserialize;
 
-/// Only service accounts, once each, and nothing of what was in requests.
+/// Logs requests of service accounts once each, without request content.
 pub(crate) const POLICY: &str = "\
 apiVersion: audit.k8s.io/v1
 kind: Policy
@@ -15,82 +15,82 @@ rules:
 - {level: None}
 ";
 
-/// One request.
+/// One audited API request.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AuditEvent {
     stage: String,
-    /// Who.
+    /// Account that sent the request.
     pub user: AuditUser,
     /// `get`, `list`, `watch`, `create`, `update`, `patch`, `delete`, …
     pub verb: String,
-    /// What it asked for, path and query.
+    /// Request URI, path and query.
     #[serde(rename = "requestURI")]
     pub uri: String,
-    /// The object, unless the path names none.
+    /// The object named by the path, if any.
     #[serde(default)]
     pub object_ref: Option<AuditObjectRef>,
-    /// How it was answered.
+    /// Status of the response.
     #[serde(default)]
     pub response_status: Option<AuditResponseStatus>,
 }
 
-/// Who asks.
+/// Account that sent a request.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct AuditUser {
-    /// `system:serviceaccount:NAMESPACE:NAME`.
+    /// Account name in the form `system:serviceaccount:NAMESPACE:NAME`.
     pub username: String,
 }
 
-/// An object as a path names it; what is not named is empty.
+/// An object as named by a path; missing parts are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct AuditObjectRef {
-    /// Its group; empty for the core group.
+    /// API group; empty for the core group.
     pub api_group: String,
-    /// `pods`, …
+    /// Resource type, such as `pods`.
     pub resource: String,
-    /// `status`, …
+    /// Subresource, such as `status`.
     pub subresource: String,
-    /// Its namespace.
+    /// Namespace of the object.
     pub namespace: String,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
 }
 
-/// An answer.
+/// Status of a response.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct AuditResponseStatus {
-    /// As in HTTP.
+    /// HTTP status code of the response.
     #[serde(default)]
     pub code: u16,
-    /// Why, if it is a refusal.
+    /// Reason of an error response.
     #[serde(default)]
     pub message: String,
 }
 
 impl AuditEvent {
-    /// Status of the answer.
+    /// HTTP status of the response; 0 if none was logged.
     #[must_use]
     pub fn code(&self) -> u16 {
-        self.response_status.as_ref().map_or(0, |answer| answer.code)
+        self.response_status.as_ref().map_or(0, |response| response.code)
     }
 
-    /// Whether it was refused for want of a permission. That an API server does not find an owner's kind for a moment, which it looks up by
-    /// asking itself, is a refusal of the same code.
+    /// Whether it was rejected for a missing permission. An API server that temporarily cannot resolve an owner's kind, which it looks up
+    /// with a request to itself, returns the same code.
     #[must_use]
     pub fn is_denied(&self) -> bool {
-        let answer = self.response_status.as_ref().filter(|answer| answer.code == 403);
-        answer.is_some_and(|answer| !answer.message.contains("cannot find RESTMapping"))
+        let response = self.response_status.as_ref().filter(|response| response.code == 403);
+        response.is_some_and(|response| !response.message.contains("cannot find RESTMapping"))
     }
 }
 
-/// All requests in this log, each once: a watch when it begins, anything else when it is answered.
+/// All requests in this log, once each: a watch at its start, other requests at their response.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<AuditEvent>> {
     let text = std::fs::read_to_string(path)?;
-    // The last line may not be whole yet.
+    // The last line may be incomplete.
     let all = text.lines().filter_map(|line| serde_json::from_str::<AuditEvent>(line).ok());
-    Ok(all.filter(|asked| (asked.verb == "watch") == (asked.stage == "ResponseStarted")).collect())
+    Ok(all.filter(|event| (event.verb == "watch") == (event.stage == "ResponseStarted")).collect())
 }
 
 #[cfg(test)]
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_watch_counts_when_it_begins_and_the_rest_when_it_ends() {
+    fn watches_count_at_start_and_other_requests_at_end() {
         let line = |stage: &str, verb: &str| {
             format!(
                 r#"{{"stage":"{stage}","verb":"{verb}","user":{{"username":"u"}},"requestURI":"/","objectRef":{{"resource":"pods"}},"responseStatus":{{"code":200}}}}"#
@@ -112,18 +112,21 @@ mod tests {
         ];
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), lines.join("\n")).unwrap();
-        let asked = read(file.path()).unwrap();
-        assert_eq!(asked.iter().map(|one| one.verb.as_str()).collect::<Vec<_>>(), ["watch", "get"]);
-        assert_eq!((asked[1].code(), asked[1].object_ref.as_ref().unwrap().resource.as_str()), (200, "pods"));
+        let events = read(file.path()).unwrap();
+        assert_eq!(events.iter().map(|event| event.verb.as_str()).collect::<Vec<_>>(), ["watch", "get"]);
+        assert_eq!(
+            (events[1].code(), events[1].object_ref.as_ref().unwrap().resource.as_str()),
+            (200, "pods")
+        );
     }
 
     #[test]
-    fn an_owners_kind_that_is_not_found_is_no_missing_permission() {
+    fn an_unresolved_owner_kind_is_not_a_missing_permission() {
         let forbidden = |code: u16, message: &str| {
-            let asked = format!(
+            let event = format!(
                 r#"{{"stage":"ResponseComplete","verb":"patch","user":{{"username":"u"}},"requestURI":"/","responseStatus":{{"code":{code},"message":"{message}"}}}}"#
             );
-            serde_json::from_str::<AuditEvent>(&asked).unwrap().is_denied()
+            serde_json::from_str::<AuditEvent>(&event).unwrap().is_denied()
         };
         assert!(forbidden(403, "services is forbidden: User cannot patch resource"));
         assert!(forbidden(

@@ -18,48 +18,48 @@ use crate::audit::{self, AuditEvent};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scripts/control-plane");
 
-/// Long, because it only says when something hangs.
+/// Exceeded only when something hangs.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// Between two looks.
+/// Poll interval while waiting for a condition.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The one that all tests of a process share.
+/// Control plane shared by all tests of a process.
 static SHARED: OnceCell<Arc<ControlPlane>> = OnceCell::const_new();
 
-/// A control plane cannot be had.
+/// A control plane could not be started or used.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlPlaneError {
-    /// `scripts/control-plane` cannot be run, or no folder can be made for it.
+    /// `scripts/control-plane` cannot be run, or its folder cannot be created.
     #[error("scripts/control-plane: {0}")]
     Io(#[from] io::Error),
-    /// It does not start. The text says why.
+    /// The control plane does not start; the text is its error output.
     #[error("{0}")]
     Start(String),
-    /// Its kubeconfig cannot be used.
+    /// The kubeconfig cannot be used.
     #[error("kubeconfig: {0}")]
     Kubeconfig(#[from] KubeconfigError),
-    /// The API server refuses something.
+    /// The API server rejected a request.
     #[error(transparent)]
     Api(#[from] kube::Error),
 }
 
-/// etcd, API server, controllers and scheduler. They end when this is dropped, or with the process.
+/// etcd, API server, controllers and scheduler. They stop on drop, or with the process.
 #[derive(Debug)]
 pub struct ControlPlane {
     folder: TempDir,
 }
 
-/// A namespace of one test. It is deleted by [`Self::delete`], or with the control plane.
+/// A namespace of one test, deleted by [`Self::delete`] or with the control plane.
 #[derive(Clone)]
 pub struct TestNamespace {
-    /// Its name.
+    /// Name of the namespace.
     pub name: String,
-    /// A client that looks here unless told otherwise.
+    /// A client with this namespace as default.
     pub client: Client,
 }
 
 impl ControlPlane {
-    /// Starts one and waits until it is ready, which takes some seconds.
+    /// Starts a control plane and waits until it is ready, which takes some seconds.
     ///
     /// # Errors
     /// [`ControlPlaneError`], for instance when `scripts/control-plane build` has not been run.
@@ -67,7 +67,7 @@ impl ControlPlane {
         Self::start_in(TempDir::with_prefix("moongate-control-plane-")?).await
     }
 
-    /// Starts one that writes down what service accounts ask for, see [`Self::audit`].
+    /// Starts a control plane that logs requests of service accounts, see [`Self::audit`].
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -80,7 +80,7 @@ impl ControlPlane {
     async fn start_in(folder: TempDir) -> Result<Self, ControlPlaneError> {
         let path = folder.path().to_owned();
         let up = tokio::task::spawn_blocking(move || {
-            // It ends with its caller, which must be this process and no shell.
+            // The script stops with its parent, which must be this process and not a shell.
             Command::new(SCRIPT).args(["up", "--remove"]).arg(path).stdin(Stdio::null()).output()
         });
         let up = up.await.map_err(io::Error::other)??;
@@ -90,7 +90,7 @@ impl ControlPlane {
         }
     }
 
-    /// The one of this process, which is started by whoever asks first and ends with the process.
+    /// The control plane shared by this process: started on first use, stopped with the process.
     ///
     /// # Errors
     /// As [`Self::start`].
@@ -99,22 +99,22 @@ impl ControlPlane {
         Ok(Arc::clone(shared.await?))
     }
 
-    /// Its administrator's configuration.
+    /// Path of the administrator's kubeconfig.
     pub fn kubeconfig(&self) -> PathBuf {
         self.folder.path().join("kubeconfig")
     }
 
-    /// Where its parts write their logs.
+    /// Folder with the logs of its components.
     pub fn logs(&self) -> &Path {
         self.folder.path()
     }
 
-    /// Where it is written what service accounts ask for, if it was [started](Self::start_audited) so.
+    /// Path of the audit log, if [started](Self::start_audited) with one.
     pub fn audit_log(&self) -> PathBuf {
         self.folder.path().join("audit.log")
     }
 
-    /// All that service accounts have asked for until now.
+    /// All requests of service accounts so far.
     ///
     /// # Errors
     /// [`ControlPlaneError::Io`].
@@ -122,19 +122,19 @@ impl ControlPlane {
         Ok(audit::read(&self.audit_log())?)
     }
 
-    /// Writes a configuration for a service account that exists. It holds for an hour.
+    /// Writes a kubeconfig for an existing service account, valid for one hour.
     ///
     /// # Errors
     /// [`ControlPlaneError`].
     pub async fn kubeconfig_of(&self, namespace: &str, account: &str) -> Result<PathBuf, ControlPlaneError> {
         let client = Client::try_from(self.config(namespace).await?)?;
         let accounts = Api::<ServiceAccount>::default_namespaced(client);
-        let asked = TokenRequest { spec: TokenRequestSpec::default(), ..TokenRequest::default() };
-        let made: TokenRequest =
-            accounts.create_subresource("token", account, &PostParams::default(), &asked).await?;
+        let request = TokenRequest { spec: TokenRequestSpec::default(), ..TokenRequest::default() };
+        let created: TokenRequest =
+            accounts.create_subresource("token", account, &PostParams::default(), &request).await?;
         let mut file = Kubeconfig::read_from(self.kubeconfig())?;
         for user in file.auth_infos.iter_mut().filter_map(|user| user.auth_info.as_mut()) {
-            user.token = made.status.as_ref().map(|status| status.token.clone().into());
+            user.token = created.status.as_ref().map(|status| status.token.clone().into());
         }
         for context in file.contexts.iter_mut().filter_map(|context| context.context.as_mut()) {
             context.namespace = Some(namespace.to_owned());
@@ -144,7 +144,7 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// The same for a client, with `namespace` as the one that it looks in.
+    /// A client configuration with `namespace` as default.
     ///
     /// # Errors
     /// [`ControlPlaneError::Kubeconfig`].
@@ -155,7 +155,7 @@ impl ControlPlane {
         Ok(config)
     }
 
-    /// Makes a namespace that no other test has, and waits until pods can be made in it. Its name begins with `prefix`.
+    /// Creates a namespace for one test, with a name that starts with `prefix`, and waits until pods can be created in it.
     ///
     /// # Errors
     /// [`ControlPlaneError`].
@@ -164,14 +164,16 @@ impl ControlPlane {
         let generate_name = Some(format!("{prefix}-"));
         let metadata = ObjectMeta { generate_name, ..ObjectMeta::default() };
         let object = NamespaceObject { metadata, ..NamespaceObject::default() };
-        let made = Api::all(client).create(&PostParams::default(), &object).await?;
-        let name = made.metadata.name.unwrap_or_default();
+        let created = Api::all(client).create(&PostParams::default(), &object).await?;
+        let name = created.metadata.name.unwrap_or_default();
         let client = Client::try_from(self.config(&name).await?)?;
         let accounts = Api::<ServiceAccount>::default_namespaced(client.clone());
-        let begun = Instant::now();
+        let started = Instant::now();
         while accounts.get_opt("default").await?.is_none() {
-            if begun.elapsed() > START_TIMEOUT {
-                return Err(ControlPlaneError::Start(format!("namespace {name} gets no service account")));
+            if started.elapsed() > START_TIMEOUT {
+                return Err(ControlPlaneError::Start(format!(
+                    "namespace {name} has no default service account after {START_TIMEOUT:?}"
+                )));
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
@@ -180,7 +182,7 @@ impl ControlPlane {
 }
 
 impl TestNamespace {
-    /// Asks for its end and that of all it holds, without waiting for it.
+    /// Deletes the namespace and its objects, without waiting for the end.
     ///
     /// # Errors
     /// [`ControlPlaneError::Api`].
@@ -193,7 +195,7 @@ impl TestNamespace {
 
 impl Drop for ControlPlane {
     fn drop(&mut self) {
-        // If that fails, it ends with the process.
+        // If this fails, it stops with the process.
         let _ = Command::new(SCRIPT).arg("down").arg(self.folder.path()).stderr(Stdio::null()).status();
     }
 }

@@ -1,4 +1,4 @@
-//! For tests only: real programs that several crates are tested with.
+//! Test support: real programs used by the tests of several crates.
 
 mod audit;
 mod control_plane;

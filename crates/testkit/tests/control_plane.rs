@@ -1,4 +1,4 @@
-//! The control plane does what one does without nodes: it makes pods, and cannot place them.
+//! A control plane without nodes creates pods but cannot schedule them.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use kube::api::{ListParams, PostParams};
 use moongate_testkit::ControlPlane;
 use serde_json::{from_value, json};
 
-/// Long, because it only says when a test hangs.
+/// Exceeded only when a test hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn is_unschedulable(pod: &Pod) -> bool {
@@ -18,11 +18,13 @@ fn is_unschedulable(pod: &Pod) -> bool {
     let conditions = status.conditions.as_deref().unwrap_or_default();
     let reason = |reason: Option<&str>| reason == Some("Unschedulable");
     status.phase.as_deref() == Some("Pending")
-        && conditions.iter().any(|it| it.type_ == "PodScheduled" && reason(it.reason.as_deref()))
+        && conditions
+            .iter()
+            .any(|condition| condition.type_ == "PodScheduled" && reason(condition.reason.as_deref()))
 }
 
 #[tokio::test]
-async fn a_deployment_becomes_pods_that_no_node_takes() {
+async fn a_deployment_creates_unschedulable_pods() {
     let plane = ControlPlane::shared().await.unwrap();
     let namespace = plane.namespace("deployment").await.unwrap();
     let deployment: Deployment = from_value(json!({
@@ -44,14 +46,14 @@ async fn a_deployment_becomes_pods_that_no_node_takes() {
         Api::<ReplicaSet>::default_namespaced(namespace.client.clone()),
         Api::<Pod>::default_namespaced(namespace.client.clone()),
     );
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         let found = pods.list(&ListParams::default().labels("app=web")).await.unwrap().items;
-        // The API server says that it is pending; that nobody takes it comes from the scheduler.
+        // The API server sets the phase Pending; the scheduler adds the condition.
         if found.len() == 2 && found.iter().all(is_unschedulable) {
             break;
         }
-        assert!(begun.elapsed() < LIMIT, "not in time: {found:?}");
+        assert!(started.elapsed() < LIMIT, "timed out: {found:?}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let sets = sets.list(&ListParams::default()).await.unwrap().items;
@@ -61,14 +63,14 @@ async fn a_deployment_becomes_pods_that_no_node_takes() {
 }
 
 #[tokio::test]
-async fn one_runs_beside_another_and_ends_when_it_is_dropped() {
+async fn two_control_planes_run_concurrently_and_stop_on_drop() {
     let (first, second) = (ControlPlane::shared().await.unwrap(), ControlPlane::start().await.unwrap());
     let config = second.config("default").await.unwrap();
     assert_ne!(first.config("default").await.unwrap().cluster_url, config.cluster_url);
     second.namespace("second").await.unwrap();
     let (address, folder) = (config.cluster_url.authority().unwrap().to_string(), second.logs().to_owned());
     drop(second);
-    assert!(std::net::TcpStream::connect(&address).is_err(), "nobody listens any more");
+    assert!(std::net::TcpStream::connect(&address).is_err(), "the API server has stopped");
     assert!(!folder.exists());
     first.namespace("first").await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! A bound socket.
+//! Accept loop of a bound socket.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,10 +7,10 @@ use tokio::net::{TcpListener, TcpStream};
 
 use crate::{ZmtpEndpoint, ZmtpError};
 
-/// Pause after a failed accept, which is mostly a lack of file descriptors.
+/// Pause after a failed accept, usually caused by a lack of file descriptors.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// A listening socket that outlives failed accepts.
+/// A listening socket that retries failed accepts.
 #[derive(Debug)]
 pub(crate) struct ZmtpAcceptor {
     listener: TcpListener,

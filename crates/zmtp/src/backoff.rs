@@ -1,10 +1,10 @@
-//! How long to wait before connecting again.
+//! Backoff between connection attempts.
 
 use std::time::Duration;
 
 use crate::options::ReconnectPolicy;
 
-/// Counts failures in a row.
+/// Computes pauses from the number of consecutive failures.
 #[derive(Debug)]
 pub(crate) struct ReconnectBackoff {
     retry: ReconnectPolicy,
@@ -16,13 +16,13 @@ impl ReconnectBackoff {
         Self { retry, failures: 0 }
     }
 
-    /// An attempt gave no connection.
+    /// Records a failed connection attempt.
     pub(crate) fn failed(&mut self) {
         self.failures = self.failures.saturating_add(1);
     }
 
-    /// A connection has ended after this time. One that broke at once is no success: a peer that accepts and closes must not be called
-    /// without pause.
+    /// Records the end of a connection that lasted `after`. A connection that broke at once counts as a failure: a peer that accepts and
+    /// closes must not be redialled without a pause.
     pub(crate) fn ended(&mut self, after: Duration) {
         if after >= self.retry.max {
             self.failures = 0;
@@ -31,7 +31,7 @@ impl ReconnectBackoff {
         }
     }
 
-    /// The pause before the next attempt, for a random number from 0 to 1.
+    /// The pause before the next attempt. `random` is from 0 to 1.
     pub(crate) fn pause(&self, random: f64) -> Duration {
         let Some(doublings) = self.failures.checked_sub(1) else { return Duration::ZERO };
         let factor = 1_u32.checked_shl(doublings).unwrap_or(u32::MAX);
@@ -45,9 +45,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_the_longest_and_are_jittered() {
+    fn pauses_double_up_to_the_maximum_with_jitter() {
         let mut backoff = ReconnectBackoff::new(ReconnectPolicy::default());
-        assert_eq!(backoff.pause(0.0), Duration::ZERO, "the first attempt comes at once");
+        assert_eq!(backoff.pause(0.0), Duration::ZERO, "the first attempt has no pause");
         let mut pauses = Vec::new();
         for _ in 0..7 {
             backoff.failed();
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_connection_that_lasted_is_a_success() {
+    fn only_a_long_connection_resets_the_backoff() {
         let mut backoff = ReconnectBackoff::new(ReconnectPolicy::default());
         backoff.ended(Duration::from_millis(3));
         assert_eq!(backoff.pause(0.0), Duration::from_millis(50));

@@ -1,4 +1,4 @@
-//! One connection: handshake, heartbeats, messages both ways.
+//! One connection: handshake, heartbeats, and messages in both directions.
 
 use std::future::poll_fn;
 use std::io;
@@ -18,30 +18,30 @@ use crate::codec::{
 use crate::options::TcpKeepaliveOptions;
 use crate::{ZmtpEndpoint, ZmtpError, ZmtpOptions};
 
-/// Free space to read into. One such buffer is held by each connection.
+/// Size of the read buffer that each connection holds.
 const READ_BYTES: usize = 32 << 10;
-/// Bytes waiting to be sent beyond which neither messages nor answers to heartbeats are added.
+/// Send queue limit: beyond it neither messages nor heartbeat responses are added.
 const MAX_QUEUED_BYTES: usize = 256 << 10;
-/// What a small message needs with its headers: free space below this is not worth a read.
+/// Minimum free space for a read: a small message with its headers.
 const MIN_READ_BYTES: usize = 1 << 10;
 
-/// A connection after its handshake. It works while it is polled.
+/// A connection after its handshake. It makes progress only while polled.
 #[derive(Debug)]
 pub(crate) struct ZmtpConnection {
     stream: TcpStream,
     decoder: ZmtpDecoder,
-    /// Bytes to send.
+    /// Bytes queued for sending.
     out: BytesMut,
     greeting: ZmtpGreeting,
 }
 
-/// Something that happened on a connection.
+/// An event on a connection.
 #[derive(Debug)]
 pub(crate) enum ZmtpConnectionEvent {
     Message(ZmtpMessage),
-    /// Add (`true`) or take back a subscription, by a command of ZMTP 3.1.
+    /// Adds (`true`) or cancels a subscription, by a ZMTP 3.1 command.
     Subscription(bool, Bytes),
-    /// Everything queued has been given to the kernel.
+    /// All queued bytes are handed to the kernel.
     Flushed,
 }
 
@@ -51,31 +51,31 @@ enum ConnectionProgress {
 }
 
 impl ZmtpConnection {
-    /// Resolves, connects and shakes hands.
+    /// Resolves, connects and performs the handshake.
     pub(crate) async fn dial(
         endpoint: &ZmtpEndpoint,
-        ours: ZmtpSocketType,
+        local_type: ZmtpSocketType,
         options: &ZmtpOptions,
     ) -> Result<Self, ZmtpError> {
-        let dialed = async {
+        let connect = async {
             let addresses = endpoint.addresses().await?;
-            Self::handshake(TcpStream::connect(&addresses[..]).await?, ours, options).await
+            Self::handshake(TcpStream::connect(&addresses[..]).await?, local_type, options).await
         };
-        with_timeout(options.connect_timeout, dialed).await
+        with_timeout(options.connect_timeout, connect).await
     }
 
-    /// Shakes hands on an accepted connection.
+    /// Performs the handshake on an accepted connection.
     pub(crate) async fn accepted(
         stream: TcpStream,
-        ours: ZmtpSocketType,
+        local_type: ZmtpSocketType,
         options: &ZmtpOptions,
     ) -> Result<Self, ZmtpError> {
-        with_timeout(options.connect_timeout, Self::handshake(stream, ours, options)).await
+        with_timeout(options.connect_timeout, Self::handshake(stream, local_type, options)).await
     }
 
     async fn handshake(
         stream: TcpStream,
-        ours: ZmtpSocketType,
+        local_type: ZmtpSocketType,
         options: &ZmtpOptions,
     ) -> Result<Self, ZmtpError> {
         configure(&stream, &options.tcp)?;
@@ -90,14 +90,14 @@ impl ZmtpConnection {
             return Err(ZmtpError::Handshake);
         };
         connection.greeting = greeting;
-        ZmtpCommand::Ready(ReadyCommand { socket_type: ours }).encode(&mut connection.out);
+        ZmtpCommand::Ready(ReadyCommand { socket_type: local_type }).encode(&mut connection.out);
         match connection.next_item().await? {
-            DecodedItem::Command(ZmtpCommand::Ready(ReadyCommand { socket_type: theirs }))
-                if ours.is_compatible_with(theirs) => {}
-            DecodedItem::Command(ZmtpCommand::Ready(ReadyCommand { socket_type: theirs })) => {
+            DecodedItem::Command(ZmtpCommand::Ready(ReadyCommand { socket_type: peer_type }))
+                if local_type.is_compatible_with(peer_type) => {}
+            DecodedItem::Command(ZmtpCommand::Ready(ReadyCommand { socket_type: peer_type })) => {
                 ZmtpCommand::Error("Invalid socket type".to_owned()).encode(&mut connection.out);
                 connection.flush().await?;
-                return Err(ZmtpError::SocketType { ours, theirs });
+                return Err(ZmtpError::SocketType { ours: local_type, theirs: peer_type });
             }
             DecodedItem::Command(ZmtpCommand::Error(reason)) => return Err(ZmtpError::Refused(reason)),
             _ => return Err(ZmtpError::Handshake),
@@ -110,7 +110,7 @@ impl ZmtpConnection {
         Ok(self.stream.peer_addr()?)
     }
 
-    /// Queues a subscription to messages that begin so.
+    /// Queues a subscription to messages with this prefix.
     pub(crate) fn subscribe(&mut self, topic: &Bytes) {
         if self.greeting.subscribes_by_command() {
             ZmtpCommand::Subscribe(topic.clone()).encode(&mut self.out);
@@ -119,22 +119,22 @@ impl ZmtpConnection {
         }
     }
 
-    /// Queues a message of an envelope and a body, whatever waits already: see [`can_queue`](Self::has_room).
+    /// Queues a message of an envelope and a body without a limit: check [`can_queue`](Self::can_queue) first.
     pub(crate) fn queue(&mut self, envelope: &[Bytes], body: &ZmtpMessage) {
         body.encode_after(envelope, &mut self.out);
     }
 
-    /// Whether the peer takes what is sent fast enough to queue more.
+    /// Whether the send queue is below its limit.
     pub(crate) fn can_queue(&self) -> bool {
         self.out.len() < MAX_QUEUED_BYTES
     }
 
-    /// Gives all that is queued to the kernel. Cancel-safe.
+    /// Hands all queued bytes to the kernel. Cancel-safe.
     pub(crate) async fn flush(&mut self) -> Result<(), ZmtpError> {
         Ok(poll_fn(|cx| self.poll_flush(cx)).await?)
     }
 
-    /// What happens next; meanwhile sends what is queued and answers heartbeats. Cancel-safe.
+    /// Waits for the next event; meanwhile sends queued bytes and responds to heartbeats. Cancel-safe.
     pub(crate) async fn next_event(&mut self) -> Result<ZmtpConnectionEvent, ZmtpError> {
         loop {
             match poll_fn(|cx| self.poll_progress(cx)).await? {
@@ -156,7 +156,7 @@ impl ZmtpConnection {
         }
     }
 
-    /// The next message; anything else is dealt with or ignored. Cancel-safe.
+    /// Waits for the next message; handles or ignores all other events. Cancel-safe.
     pub(crate) async fn next_message(&mut self) -> Result<ZmtpMessage, ZmtpError> {
         loop {
             if let ZmtpConnectionEvent::Message(message) = self.next_event().await? {
@@ -173,8 +173,8 @@ impl ZmtpConnection {
         }
     }
 
-    /// Reads first: a peer that is always ready to receive must be heard too. A peer that sends without receiving is not read any
-    /// further once its answers fill the queue.
+    /// Reads before writing, so that a peer that is always ready to receive cannot block reads. A peer that sends without receiving is no
+    /// longer read when its responses fill the queue.
     fn poll_progress(&mut self, cx: &mut Context<'_>) -> Poll<Result<ConnectionProgress, ZmtpError>> {
         while self.can_queue() {
             if let Some(item) = self.decoder.decode()? {
@@ -223,9 +223,9 @@ impl ZmtpConnection {
 
 async fn with_timeout(
     limit: Duration,
-    dialed: impl Future<Output = Result<ZmtpConnection, ZmtpError>>,
+    connect: impl Future<Output = Result<ZmtpConnection, ZmtpError>>,
 ) -> Result<ZmtpConnection, ZmtpError> {
-    timeout(limit, dialed).await.unwrap_or(Err(ZmtpError::Timeout(limit)))
+    timeout(limit, connect).await.unwrap_or(Err(ZmtpError::Timeout(limit)))
 }
 
 fn configure(stream: &TcpStream, options: &TcpKeepaliveOptions) -> io::Result<()> {

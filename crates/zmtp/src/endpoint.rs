@@ -1,38 +1,38 @@
-//! Addresses as ZeroMQ writes them: `tcp://host:port`.
+//! Endpoint addresses in ZeroMQ's form: `tcp://host:port`.
 
 use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
-/// Where to connect, or what to bind.
+/// An address to connect to or to bind.
 ///
-/// `tcp://*:5557` binds all interfaces, `tcp://*:*` lets the kernel choose the port too. IPv6 addresses stand in brackets.
+/// `tcp://*:5557` binds all interfaces; with `tcp://*:*` the kernel chooses the port too. IPv6 addresses are in brackets.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ZmtpEndpoint {
-    /// `None` is `*`.
+    /// Host name or address; `None` is `*`.
     host: Option<String>,
-    /// 0 is `*`.
+    /// TCP port; 0 is `*`.
     port: u16,
 }
 
-/// A text is no endpoint that this crate knows.
+/// The text is not a supported endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not of the form tcp://HOST:PORT")]
 pub struct ZmtpEndpointError(String);
 
 impl ZmtpEndpoint {
-    /// The host as written, without brackets; `None` is `*`.
+    /// The host without brackets; `None` is `*`.
     pub fn host(&self) -> Option<&str> {
         self.host.as_deref()
     }
 
-    /// The port; 0 is `*`.
+    /// The TCP port; 0 is `*`.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// What the endpoint stands for now. All interfaces: IPv6 with IPv4 first, then IPv4 alone for hosts without IPv6.
+    /// Resolves the endpoint. For all interfaces: first IPv6 with IPv4, then IPv4 only, for hosts without IPv6.
     pub(crate) async fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
         match &self.host {
             Some(host) => Ok(tokio::net::lookup_host((host.as_str(), self.port)).await?.collect()),
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_are_read_and_written() {
+    fn endpoints_are_parsed_and_formatted() {
         for text in
             ["tcp://10.0.0.7:5557", "tcp://engine-0.pool:5557", "tcp://[fd00::7]:5557", "tcp://*:5557"]
         {
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn other_texts_are_refused() {
+    fn other_texts_are_rejected() {
         for text in
             ["", "tcp://", "tcp://host", "tcp://host:70000", "tcp://:1", "ipc:///tmp/x", "tcp://fd00::7:1"]
         {

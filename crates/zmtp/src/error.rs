@@ -1,40 +1,40 @@
-//! Why a connection could not be had, or has ended.
+//! Errors of connections and sockets.
 
 use std::io;
 use std::time::Duration;
 
 use crate::codec::{ZmtpProtocolError, ZmtpSocketType};
 
-/// Why a connection could not be had, or has ended.
+/// Why a connection failed or ended.
 #[derive(Debug, thiserror::Error)]
 pub enum ZmtpError {
-    /// What the kernel said; a name that cannot be resolved is among this.
+    /// Error of the operating system, including failed name resolution.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The peer's bytes are not what ZMTP or our limits allow.
+    /// The peer violated ZMTP or exceeded a limit.
     #[error("{0}")]
     Protocol(#[from] ZmtpProtocolError),
-    /// The peer refused us, in its own words.
-    #[error("the peer refused the connection: {0}")]
+    /// The peer rejected the connection with this reason.
+    #[error("the peer rejected the connection: {0}")]
     Refused(String),
-    /// The peer is a socket that ours cannot talk to.
-    #[error("the peer is a {theirs} socket, to which a {ours} socket cannot talk", theirs = .theirs.name(), ours = .ours.name())]
+    /// The socket types are incompatible.
+    #[error("the peer is a {theirs} socket, which is incompatible with a {ours} socket", theirs = .theirs.name(), ours = .ours.name())]
     SocketType {
-        /// Our kind.
+        /// Socket type of this side.
         ours: ZmtpSocketType,
-        /// The peer's kind.
+        /// Socket type of the peer.
         theirs: ZmtpSocketType,
     },
-    /// The peer sent something before its part of the handshake was done.
-    #[error("the peer broke the order of the handshake")]
+    /// The peer sent an unexpected item during the handshake.
+    #[error("unexpected item in the peer's handshake")]
     Handshake,
-    /// Connecting or the handshake took too long.
+    /// Connecting and the handshake timed out.
     #[error("no ZMTP connection within {0:?}")]
     Timeout(Duration),
-    /// A peer has more subscriptions than allowed.
+    /// A peer exceeds the limit of subscriptions.
     #[error("the peer has more than {0} subscriptions")]
     Subscriptions(usize),
-    /// The peer closed the connection.
+    /// The peer closed the connection normally.
     #[error("the peer closed the connection")]
     Closed,
 }

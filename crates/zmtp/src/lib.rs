@@ -1,17 +1,17 @@
 //! ZeroMQ's wire protocol over TCP: ZMTP 3.0 and 3.1 with the NULL mechanism ([RFC 23], [RFC 37]).
 //!
-//! Engines publish KV-cache events on PUB sockets and replay missed ones on ROUTER sockets. [`codec`] is the protocol without I/O;
-//! around it are the four roles that this takes:
+//! Engines publish KV-cache events on PUB sockets and replay missed ones on ROUTER sockets. [`codec`] is the protocol without I/O; the
+//! sockets implement the four roles:
 //!
 //! | type | ZeroMQ's name | role |
 //! |---|---|---|
-//! | [`ZmtpSubscriber`] | SUB, connecting or bound | receives events, and is told when a peer comes and goes |
-//! | [`ZmtpPublisher`] | PUB, bound | sends events; a slow subscriber loses messages, which are counted |
-//! | [`ZmtpReplies`] | DEALER, connecting | asks for a replay |
-//! | [`ZmtpResponder`] | ROUTER, bound | answers such requests |
+//! | [`ZmtpSubscriber`] | SUB, connecting or bound | receives messages, and events when peers connect and disconnect |
+//! | [`ZmtpPublisher`] | PUB, bound | sends messages; those dropped for slow subscribers are counted |
+//! | [`ZmtpReplies`] | DEALER, connecting | sends a request and reads its replies |
+//! | [`ZmtpResponder`] | ROUTER, bound | responds to requests |
 //!
-//! Nothing here starts a task: each socket works while its caller polls it, and dropping it closes its connections.
-//! There is neither encryption nor authentication, as in the NULL mechanism: use it inside a trusted network.
+//! No socket starts a task: each makes progress while its caller polls it, and dropping it closes its connections. The NULL mechanism has
+//! neither encryption nor authentication: use it in trusted networks only.
 //!
 //! [RFC 23]: https://rfc.zeromq.org/spec/23/
 //! [RFC 37]: https://rfc.zeromq.org/spec/37/

@@ -1,23 +1,23 @@
-//! Settings of a socket. Each has a default that fits engines in one cluster.
+//! Socket options, with defaults for engines in one cluster.
 
 use std::time::Duration;
 
 use crate::codec::ZmtpLimits;
 
-/// Settings of a socket.
+/// Options of all socket types.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZmtpOptions {
-    /// What a peer may send at most.
+    /// Limits on received data.
     pub limits: ZmtpLimits,
-    /// Time for resolving, connecting and the handshake together.
+    /// Timeout for resolving, connecting and the handshake together.
     pub connect_timeout: Duration,
-    /// When to connect again.
+    /// Pauses between connection attempts.
     pub retry: ReconnectPolicy,
-    /// How the kernel finds out that a peer has vanished.
+    /// Detection of vanished peers by the kernel.
     pub tcp: TcpKeepaliveOptions,
-    /// Connections that a bound socket holds at once. Beyond that, new ones wait in the kernel's backlog.
+    /// Maximum number of connections of a bound socket. Further ones wait in the kernel's backlog.
     pub max_peers: usize,
-    /// Messages that a [`ZmtpPublisher`](crate::Publisher) keeps for subscribers that are slower than it; the oldest is lost first.
+    /// Messages that a [`ZmtpPublisher`](crate::ZmtpPublisher) queues per slow subscriber; the oldest is dropped first.
     pub publish_queue: usize,
 }
 
@@ -34,13 +34,13 @@ impl Default for ZmtpOptions {
     }
 }
 
-/// When to connect again. The first attempt after a lost connection comes at once; then pauses double. Each pause is shortened by a
-/// random part of up to a half, so that many subscribers of one restarted engine do not come in step.
+/// Reconnect policy. The first attempt after a lost connection follows at once; then pauses double. Each pause is shortened by up to half
+/// at random, so that many subscribers of a restarted engine do not reconnect at the same time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReconnectPolicy {
-    /// The first pause.
+    /// Pause after the first failure.
     pub initial: Duration,
-    /// The longest pause. A connection that ends sooner than this counts as failed.
+    /// Maximum pause. A connection that ends sooner than this counts as failed.
     pub max: Duration,
 }
 
@@ -50,16 +50,16 @@ impl Default for ReconnectPolicy {
     }
 }
 
-/// How the kernel finds out that a peer has vanished without a word, as a deleted pod's node does.
+/// TCP settings that detect peers which vanish without closing the connection, as when a pod's node fails.
 ///
-/// With the defaults, an idle connection ends some 11 s after its peer has vanished.
+/// With the defaults, an idle connection ends about 11 s after its peer has vanished.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpKeepaliveOptions {
     /// Idle time before the first keepalive probe.
     pub keepalive_idle: Duration,
-    /// Pause between probes.
+    /// Interval between keepalive probes.
     pub keepalive_interval: Duration,
-    /// Probes without an answer that end the connection.
+    /// Number of unanswered probes that ends the connection.
     pub keepalive_probes: u32,
     /// How long sent bytes may stay unacknowledged.
     pub user_timeout: Duration,

@@ -1,4 +1,4 @@
-//! The PUB socket.
+//! The PUB socket: sends messages to subscribers.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -18,27 +18,27 @@ use crate::codec::{ZmtpMessage, ZmtpSocketType};
 use crate::connection::{ZmtpConnection, ZmtpConnectionEvent};
 use crate::{ZmtpEndpoint, ZmtpError, ZmtpOptions};
 
-/// Subscriptions that one subscriber may have at once.
+/// Maximum number of subscriptions per subscriber.
 const MAX_SUBSCRIPTIONS: usize = 1024;
 
-/// Publishes messages to everyone who has subscribed. Clones publish on the same socket.
+/// Publishes messages to all matching subscribers. Clones publish on the same socket.
 #[derive(Debug, Clone)]
 pub struct ZmtpPublisher {
     channel: broadcast::Sender<Arc<ZmtpMessage>>,
     counts: Arc<PublisherCounters>,
 }
 
-/// What a [`ZmtpPublisher`] has done.
+/// Counters of a [`ZmtpPublisher`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ZmtpPublisherStats {
-    /// Peers that are connected now.
+    /// Number of connected peers.
     pub subscribers: usize,
-    /// Subscriptions of these peers.
+    /// Subscriptions of the connected peers.
     pub subscriptions: usize,
-    /// Messages on their way to a subscriber, counted for each subscriber.
+    /// Messages queued to connections, counted per subscriber.
     pub sent: u64,
-    /// Messages that a subscriber was too slow for, counted for each subscriber. Those that were published while the
-    /// [`ZmtpPublisherServer`] was not polled for long count for every subscriber, whatever it has subscribed to.
+    /// Messages dropped for slow subscribers, counted per subscriber. Messages published while the [`ZmtpPublisherServer`] was not polled
+    /// for long count for every subscriber, regardless of subscriptions.
     pub dropped: u64,
 }
 
@@ -51,7 +51,7 @@ struct PublisherCounters {
 }
 
 impl ZmtpPublisher {
-    /// Opens the socket. It works while the [`ZmtpPublisherServer`] runs.
+    /// Binds the socket. It serves subscribers while the [`ZmtpPublisherServer`] runs.
     ///
     /// # Errors
     /// If the endpoint cannot be bound.
@@ -61,20 +61,20 @@ impl ZmtpPublisher {
     ) -> Result<(Self, ZmtpPublisherServer), ZmtpError> {
         let acceptor = ZmtpAcceptor::bind(endpoint).await?;
         let local_addr = acceptor.local_addr()?;
-        let feed = broadcast::Sender::new(options.publish_queue.max(1));
-        let publisher = Self { channel: feed, counts: Arc::default() };
+        let channel = broadcast::Sender::new(options.publish_queue.max(1));
+        let publisher = Self { channel, counts: Arc::default() };
         let server = ZmtpPublisherServer { acceptor, local_addr, publisher: publisher.clone(), options };
         Ok((publisher, server))
     }
 
-    /// Sends a message to those who have subscribed to a prefix of its first part. Never waits: a subscriber that is slower than
-    /// [`ZmtpOptions::publish_queue`] allows loses the oldest messages, which [`stats`](Self::stats) counts.
+    /// Sends a message to the subscribers of a prefix of its first part. Never waits: for a subscriber that lags by more than
+    /// [`ZmtpOptions::publish_queue`], the oldest messages are dropped and counted in [`stats`](Self::stats).
     pub fn publish(&self, message: ZmtpMessage) {
-        // An error says that nobody listens, which is fine for a publisher.
+        // An error means that there are no subscribers, which is not a failure.
         let _ = self.channel.send(Arc::new(message));
     }
 
-    /// What has been done so far.
+    /// Counters since the socket was bound.
     pub fn stats(&self) -> ZmtpPublisherStats {
         ZmtpPublisherStats {
             subscribers: self.counts.subscribers.load(Ordering::Relaxed),
@@ -85,7 +85,7 @@ impl ZmtpPublisher {
     }
 }
 
-/// The part of a [`ZmtpPublisher`] that does the work.
+/// The server of a [`ZmtpPublisher`]: accepts subscribers and sends to them.
 #[derive(Debug)]
 pub struct ZmtpPublisherServer {
     acceptor: ZmtpAcceptor,
@@ -100,58 +100,58 @@ impl ZmtpPublisherServer {
         self.local_addr
     }
 
-    /// Serves subscribers until it is dropped. Messages that are not sent by then are lost.
+    /// Serves subscribers until dropped. Unsent messages are lost then.
     pub async fn run(self) {
         let mut subscribers = FuturesUnordered::new();
         loop {
             tokio::select! {
                 (stream, address) = self.acceptor.accept(), if subscribers.len() < self.options.max_peers => {
-                    let serving = serve(stream, self.publisher.clone(), self.options);
-                    subscribers.push(async move { (address, serving.await) });
+                    let connection = serve(stream, self.publisher.clone(), self.options);
+                    subscribers.push(async move { (address, connection.await) });
                 }
                 Some((address, Err(error))) = subscribers.next(), if !subscribers.is_empty() => {
-                    tracing::debug!(%address, %error, "a subscriber has gone");
+                    tracing::debug!(%address, %error, "subscriber disconnected");
                 }
             }
         }
     }
 }
 
-/// Ends with an error only: the peer's going is one.
+/// Serves one subscriber. Always ends with an error, at the latest when the peer disconnects.
 async fn serve(
     stream: TcpStream,
     publisher: ZmtpPublisher,
     options: ZmtpOptions,
 ) -> Result<Infallible, ZmtpError> {
     let mut connection = ZmtpConnection::accepted(stream, ZmtpSocketType::Pub, &options).await?;
-    let mut feed = publisher.channel.subscribe();
+    let mut messages = publisher.channel.subscribe();
     let mut subscriber = SubscriberTopics::new(&publisher.counts);
-    let mut waiting = VecDeque::<Arc<ZmtpMessage>>::new();
+    let mut queued = VecDeque::<Arc<ZmtpMessage>>::new();
     loop {
         while connection.can_queue()
-            && let Some(message) = waiting.pop_front()
+            && let Some(message) = queued.pop_front()
         {
             connection.queue(&[], &message);
             publisher.counts.sent.fetch_add(1, Ordering::Relaxed);
         }
         tokio::select! {
-            // Messages first: what is queued together is sent together.
+            // Messages first: messages queued together are sent together.
             biased;
-            received = feed.recv() => match received {
+            received = messages.recv() => match received {
                 Ok(message) if subscriber.matches(&message) => {
-                    if waiting.len() >= options.publish_queue {
-                        waiting.pop_front();
+                    if queued.len() >= options.publish_queue {
+                        queued.pop_front();
                         publisher.counts.dropped.fetch_add(1, Ordering::Relaxed);
                     }
-                    waiting.push_back(message);
+                    queued.push_back(message);
                 }
                 Ok(_) => {}
-                Err(RecvError::Lagged(lost)) => {
-                    publisher.counts.dropped.fetch_add(lost, Ordering::Relaxed);
+                Err(RecvError::Lagged(missed)) => {
+                    publisher.counts.dropped.fetch_add(missed, Ordering::Relaxed);
                 }
                 Err(RecvError::Closed) => return Err(ZmtpError::Closed),
             },
-            turn = connection.next_event() => match turn? {
+            event = connection.next_event() => match event? {
                 ZmtpConnectionEvent::Message(message) => subscriber.apply_message(&message)?,
                 ZmtpConnectionEvent::Subscription(add, topic) => subscriber.apply_subscription(add, &topic)?,
                 ZmtpConnectionEvent::Flushed => {}
@@ -160,7 +160,7 @@ async fn serve(
     }
 }
 
-/// What one subscriber wants; counted while it is there.
+/// Subscriptions of one connected subscriber, included in the counters.
 struct SubscriberTopics<'a> {
     topics: Vec<Bytes>,
     counts: &'a PublisherCounters,
@@ -177,7 +177,7 @@ impl<'a> SubscriberTopics<'a> {
         first.is_some_and(|first| self.topics.iter().any(|topic| first.starts_with(topic)))
     }
 
-    /// A subscription as ZMTP 3.0 sends it: a message of 1 or 0 and the topic. Other messages are nothing that a PUB socket reads.
+    /// Applies a subscription in ZMTP 3.0 form: a message of 1 or 0 followed by the topic. A PUB socket ignores other messages.
     fn apply_message(&mut self, message: &ZmtpMessage) -> Result<(), ZmtpError> {
         match message.parts().first().and_then(|part| part.split_first()) {
             Some((&flag @ (0 | 1), topic)) => self.apply_subscription(flag == 1, topic),
@@ -190,10 +190,10 @@ impl<'a> SubscriberTopics<'a> {
             if self.topics.len() >= MAX_SUBSCRIPTIONS {
                 return Err(ZmtpError::Subscriptions(MAX_SUBSCRIPTIONS));
             }
-            // A copy, because a slice would keep the read buffer.
+            // Copied, because a slice would keep the read buffer in memory.
             self.topics.push(Bytes::copy_from_slice(topic));
             self.counts.subscriptions.fetch_add(1, Ordering::Relaxed);
-        } else if let Some(index) = self.topics.iter().position(|known| known == topic) {
+        } else if let Some(index) = self.topics.iter().position(|existing| existing == topic) {
             self.topics.swap_remove(index);
             self.counts.subscriptions.fetch_sub(1, Ordering::Relaxed);
         }

@@ -1,4 +1,4 @@
-//! The DEALER socket, as a client that asks once and reads many answers.
+//! The DEALER socket, as a client that sends one request and reads many replies.
 
 use bytes::Bytes;
 
@@ -6,12 +6,12 @@ use crate::codec::{ZmtpMessage, ZmtpSocketType};
 use crate::connection::ZmtpConnection;
 use crate::{ZmtpEndpoint, ZmtpError, ZmtpOptions};
 
-/// Asks a ROUTER or REP socket. The request travels behind an empty part, as a REQ socket sends it.
+/// Sends a request to a ROUTER or REP socket, after an empty part as from a REQ socket.
 ///
-/// Each request has a connection of its own, so that answers to an abandoned one cannot be taken for another's.
+/// Each request has its own connection, so replies to an abandoned request cannot be mistaken for those of another.
 ///
 /// # Errors
-/// If there is no connection within [`ZmtpOptions::connect_timeout`].
+/// If the connection is not established within [`ZmtpOptions::connect_timeout`].
 pub async fn request(
     endpoint: &ZmtpEndpoint,
     body: ZmtpMessage,
@@ -23,26 +23,26 @@ pub async fn request(
     Ok(ZmtpReplies { connection })
 }
 
-/// Answers to one [`request`]. Dropping this closes the connection.
+/// Replies to one [`request`]. Dropping this closes the connection.
 ///
-/// ZMTP has no end of an answer: which one is the last is for the protocol above to know.
+/// ZMTP does not mark the last reply: the protocol above must.
 #[derive(Debug)]
 pub struct ZmtpReplies {
     connection: ZmtpConnection,
 }
 
 impl ZmtpReplies {
-    /// The next answer, without the parts up to the first empty one. Waits for it without a limit. Cancel-safe.
+    /// Waits for the next reply, without a timeout; removes the parts up to the first empty one. Cancel-safe.
     ///
     /// # Errors
-    /// [`ZmtpError::Closed`] if the peer has gone, or what else broke the connection.
+    /// [`ZmtpError::Closed`] if the peer has disconnected, or another connection error.
     pub async fn recv(&mut self) -> Result<ZmtpMessage, ZmtpError> {
         let (_, body) = split_envelope(self.connection.next_message().await?);
         Ok(body)
     }
 }
 
-/// Divides a message behind its first empty part. Without one, all of it is the body.
+/// Splits a message after its first empty part. Without one, the whole message is the body.
 pub(crate) fn split_envelope(message: ZmtpMessage) -> (Vec<Bytes>, ZmtpMessage) {
     let mut parts = message.into_parts();
     let envelope = parts.iter().position(Bytes::is_empty).map_or(0, |delimiter| delimiter + 1);
@@ -64,6 +64,6 @@ mod tests {
         assert_eq!(split(&["", "a", "", "b"]), (1, 3));
         assert_eq!(split(&["hop", "", "a"]), (2, 1));
         assert_eq!(split(&["a", "b"]), (0, 2));
-        assert_eq!(split(&[""]), (1, 1), "a body has a part, if only an empty one");
+        assert_eq!(split(&[""]), (1, 1), "a body has at least one, possibly empty, part");
     }
 }

@@ -1,4 +1,4 @@
-//! The ROUTER socket, as a server that answers a request with any number of messages.
+//! The ROUTER socket, as a server that responds to a request with any number of messages.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use crate::connection::ZmtpConnection;
 use crate::request::split_envelope;
 use crate::{ZmtpEndpoint, ZmtpError, ZmtpOptions};
 
-/// Answers requests of REQ and DEALER sockets.
+/// Responds to requests of REQ and DEALER sockets.
 #[derive(Debug)]
 pub struct ZmtpResponder {
     acceptor: ZmtpAcceptor,
@@ -22,7 +22,7 @@ pub struct ZmtpResponder {
 }
 
 impl ZmtpResponder {
-    /// Opens the socket. Requests wait until [`run`](Self::serve) runs.
+    /// Binds the socket. Requests wait until [`run`](Self::run) is polled.
     ///
     /// # Errors
     /// If the endpoint cannot be bound.
@@ -37,9 +37,9 @@ impl ZmtpResponder {
         self.local_addr
     }
 
-    /// Serves until it is dropped. `answer` gets a request without its envelope; what the stream gives is sent behind that envelope,
-    /// as fast as the peer takes it. The requests of one peer are answered one after the other, those of several at once.
-    pub async fn run<A, S>(self, answer: A)
+    /// Serves until dropped. `respond` receives a request without its envelope; the messages of its stream are sent with that envelope, as
+    /// fast as the peer receives them. Requests of one peer are processed in sequence, those of several peers concurrently.
+    pub async fn run<A, S>(self, respond: A)
     where
         A: Fn(ZmtpMessage) -> S,
         S: Stream<Item = ZmtpMessage>,
@@ -48,21 +48,21 @@ impl ZmtpResponder {
         loop {
             tokio::select! {
                 (stream, address) = self.acceptor.accept(), if peers.len() < self.options.max_peers => {
-                    let serving = serve_peer(stream, &answer, &self.options);
-                    peers.push(async move { (address, serving.await) });
+                    let connection = serve_peer(stream, &respond, &self.options);
+                    peers.push(async move { (address, connection.await) });
                 }
                 Some((address, Err(error))) = peers.next(), if !peers.is_empty() => {
-                    tracing::debug!(%address, %error, "a requester has gone");
+                    tracing::debug!(%address, %error, "requester disconnected");
                 }
             }
         }
     }
 }
 
-/// Ends with an error only: the peer's going is one.
+/// Serves one peer. Always ends with an error, at the latest when the peer disconnects.
 async fn serve_peer<S>(
     stream: TcpStream,
-    answer: &impl Fn(ZmtpMessage) -> S,
+    respond: &impl Fn(ZmtpMessage) -> S,
     options: &ZmtpOptions,
 ) -> Result<Infallible, ZmtpError>
 where
@@ -71,7 +71,7 @@ where
     let mut connection = ZmtpConnection::accepted(stream, ZmtpSocketType::Router, options).await?;
     loop {
         let (envelope, request) = split_envelope(connection.next_message().await?);
-        let mut replies = std::pin::pin!(answer(request));
+        let mut replies = std::pin::pin!(respond(request));
         while let Some(reply) = replies.next().await {
             connection.queue(&envelope, &reply);
             if !connection.can_queue() {

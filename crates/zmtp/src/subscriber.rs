@@ -1,4 +1,4 @@
-//! The SUB socket.
+//! The SUB socket: receives messages from publishers.
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -17,32 +17,32 @@ use crate::codec::{ZmtpMessage, ZmtpSocketType};
 use crate::connection::ZmtpConnection;
 use crate::{ZmtpEndpoint, ZmtpError, ZmtpOptions};
 
-/// One connection to a publisher. A publisher that comes back is a new peer: what it sent meanwhile is lost.
+/// One connection to a publisher. A publisher that reconnects is a new peer: messages sent in between are lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PublisherPeer {
-    /// Unique within its [`ZmtpSubscriber`].
+    /// Unique id within its [`ZmtpSubscriber`].
     pub id: u64,
-    /// The publisher's address.
+    /// Network address of the publisher.
     pub address: SocketAddr,
 }
 
-/// What a [`ZmtpSubscriber`] tells.
+/// Event of a [`ZmtpSubscriber`].
 #[derive(Debug)]
 pub enum SubscriberEvent {
-    /// A peer is there, and has been sent our subscriptions. It may already have missed to send messages.
+    /// A peer is connected and has been sent the subscriptions. It may have published messages before it applied them.
     Connected(PublisherPeer),
-    /// A message of a connected peer, in its order.
+    /// A message of a connected peer, in order.
     Message(PublisherPeer, ZmtpMessage),
-    /// A connected peer is gone. Nothing more comes from it.
+    /// A connected peer has disconnected. No more messages arrive from it.
     Disconnected(PublisherPeer, ZmtpError),
-    /// A connection could not be had; no peer was announced. `None` is the endpoint that we connect to, which is tried again.
+    /// A connection failed before `Connected`. `None`: the connection to the configured endpoint, which is retried.
     Failed(Option<SocketAddr>, ZmtpError),
 }
 
-/// Receives what publishers send, from one that it connects to or from all that connect to it.
+/// Receives messages of one publisher that it connects to, or of all publishers that connect to it.
 ///
-/// It reads as fast as [`recv`](Self::recv) is called and queues nothing itself: with a slow caller the publisher's queue fills, and
-/// the publisher loses messages.
+/// It reads only as fast as [`recv`](Self::recv) is called and queues nothing itself: with a slow caller the publisher's queue fills, and
+/// the publisher drops messages.
 pub struct ZmtpSubscriber {
     config: Arc<SubscriberConfig>,
     bound: Option<BoundSocket>,
@@ -61,7 +61,7 @@ struct BoundSocket {
 }
 
 impl ZmtpSubscriber {
-    /// Connects to a publisher, again and again. `topics` are prefixes of a message's first part; an empty one takes all.
+    /// Connects to a publisher, with reconnects. `topics` are prefixes of a message's first part; an empty one matches all messages.
     pub fn connect(endpoint: ZmtpEndpoint, topics: Vec<Bytes>, options: ZmtpOptions) -> Self {
         let config = Arc::new(SubscriberConfig { topics, options });
         let dialer = PublisherDialer {
@@ -78,7 +78,7 @@ impl ZmtpSubscriber {
         Self { config, bound: None, peers }
     }
 
-    /// Takes publishers that connect to us.
+    /// Accepts publishers that connect to this socket.
     ///
     /// # Errors
     /// If the endpoint cannot be bound.
@@ -104,7 +104,7 @@ impl ZmtpSubscriber {
         self.bound.as_ref().map(|bound| bound.address)
     }
 
-    /// What happens next. Cancel-safe: no event is lost if the future is dropped.
+    /// Waits for the next event. Cancel-safe: no event is lost if the future is dropped.
     pub async fn recv(&mut self) -> SubscriberEvent {
         poll_fn(|cx| self.poll_recv(cx)).await
     }
@@ -115,7 +115,7 @@ impl ZmtpSubscriber {
             let peers = self.peers.len();
             match self.peers.poll_next_unpin(cx) {
                 Poll::Ready(Some(event)) => return Poll::Ready(event),
-                // A peer that has ended makes room for another.
+                // The end of a peer allows accepting another.
                 _ if self.peers.len() < peers => {}
                 _ => return Poll::Pending,
             }
@@ -128,8 +128,8 @@ impl ZmtpSubscriber {
             let Poll::Ready(Some((stream, address))) = bound.accepted.poll_next_unpin(cx) else { return };
             let peer = PublisherPeer { id: bound.next_id, address };
             bound.next_id += 1;
-            let visit = InboundPublisher::Accepted(stream, peer, Arc::clone(&self.config));
-            self.peers.push(stream::unfold(visit, InboundPublisher::next_event).boxed());
+            let publisher = InboundPublisher::Accepted(stream, peer, Arc::clone(&self.config));
+            self.peers.push(stream::unfold(publisher, InboundPublisher::next_event).boxed());
         }
     }
 }
@@ -144,7 +144,7 @@ impl SubscriberConfig {
     }
 }
 
-/// A publisher that connected to us, for as long as it stays.
+/// State of a publisher that connected to this socket.
 enum InboundPublisher {
     Accepted(TcpStream, PublisherPeer, Arc<SubscriberConfig>),
     Open(ZmtpConnection, PublisherPeer),
@@ -154,14 +154,14 @@ enum InboundPublisher {
 impl InboundPublisher {
     async fn next_event(self) -> Option<(SubscriberEvent, Self)> {
         match self {
-            Self::Accepted(stream, peer, shared) => {
-                let shaken = async {
+            Self::Accepted(stream, peer, config) => {
+                let handshake = async {
                     let mut connection =
-                        ZmtpConnection::accepted(stream, ZmtpSocketType::Sub, &shared.options).await?;
-                    shared.subscribe(&mut connection).await?;
+                        ZmtpConnection::accepted(stream, ZmtpSocketType::Sub, &config.options).await?;
+                    config.subscribe(&mut connection).await?;
                     Ok(connection)
                 };
-                Some(match shaken.await {
+                Some(match handshake.await {
                     Ok(connection) => (SubscriberEvent::Connected(peer), Self::Open(connection, peer)),
                     Err(error) => (SubscriberEvent::Failed(Some(peer.address), error), Self::Closed),
                 })
@@ -175,7 +175,7 @@ impl InboundPublisher {
     }
 }
 
-/// Keeps a connection to one publisher.
+/// Keeps a connection to one publisher open, with reconnects.
 struct PublisherDialer {
     config: Arc<SubscriberConfig>,
     endpoint: ZmtpEndpoint,

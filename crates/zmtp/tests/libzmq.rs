@@ -1,4 +1,4 @@
-//! The sockets against libzmq, both ways.
+//! Interoperability with libzmq, in both directions.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::path::{Path, PathBuf};
@@ -14,29 +14,30 @@ use moongate_zmtp::{
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 
-/// Installing pyzmq for the first time takes a while on a slow line.
+/// Timeout of the first pyzmq installation on a slow network.
 const SETUP_LIMIT: Duration = Duration::from_secs(300);
-/// Everything else. Long, because it only says when a test hangs.
+/// Timeout of all other steps; exceeded only when a test hangs.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Messages that `peer.py` counts to.
+/// Number of messages that `peer.py` expects.
 const COUNT: u64 = 1000;
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/libzmq")
 }
 
-/// Installs pyzmq unless it is there; returns its Python.
+/// Installs pyzmq if missing; returns its Python interpreter.
 async fn python() -> PathBuf {
     let into = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("libzmq");
     let mut setup = Command::new(folder().join("setup"));
-    let ran = tokio::time::timeout(SETUP_LIMIT, setup.arg(&into).kill_on_drop(true).output()).await;
-    let ran = ran.expect("tests/libzmq/setup ends in time").expect("tests/libzmq/setup can be run");
-    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    assert!(ran.status.success(), "tests/libzmq/setup has failed; python3 with venv is needed:\n{said}");
+    let output = tokio::time::timeout(SETUP_LIMIT, setup.arg(&into).kill_on_drop(true).output()).await;
+    let output = output.expect("tests/libzmq/setup ends in time").expect("tests/libzmq/setup can be run");
+    let text =
+        format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "tests/libzmq/setup failed; it needs python3 with venv:\n{text}");
     into.join("venv/bin/python")
 }
 
-/// A process with a libzmq socket. Killed when dropped.
+/// A process with a libzmq socket, killed on drop.
 struct LibzmqProcess {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
@@ -53,7 +54,7 @@ impl LibzmqProcess {
 
     async fn line(&mut self) -> String {
         let line = tokio::time::timeout(LIMIT, self.lines.next_line()).await;
-        line.expect("peer.py says something in time").unwrap().expect("peer.py has failed")
+        line.expect("a line from peer.py in time").unwrap().expect("peer.py failed")
     }
 
     async fn kill(mut self) {
@@ -69,7 +70,7 @@ fn number(message: &ZmtpMessage) -> u64 {
     u64::from_be_bytes(message.parts()[1][..].try_into().unwrap())
 }
 
-/// The next message, which must be one of `peer.py`'s.
+/// Receives the next message, which must be one of `peer.py`'s.
 async fn message(subscriber: &mut ZmtpSubscriber) -> u64 {
     let event = next(subscriber).await;
     let SubscriberEvent::Message(_, message) = event else { panic!("{event:?}") };
@@ -81,15 +82,15 @@ async fn message(subscriber: &mut ZmtpSubscriber) -> u64 {
     n
 }
 
-/// Receives some messages, which must be in order and without a gap.
-async fn in_order(subscriber: &mut ZmtpSubscriber) {
+/// Receives 50 messages, which must be in order without a gap.
+async fn expect_messages_in_order(subscriber: &mut ZmtpSubscriber) {
     let first = message(subscriber).await;
     for n in first + 1..first + 50 {
         assert_eq!(message(subscriber).await, n);
     }
 }
 
-async fn connected(subscriber: &mut ZmtpSubscriber) -> moongate_zmtp::PublisherPeer {
+async fn wait_until_connected(subscriber: &mut ZmtpSubscriber) -> moongate_zmtp::PublisherPeer {
     loop {
         match next(subscriber).await {
             SubscriberEvent::Connected(peer) => return peer,
@@ -104,12 +105,12 @@ fn topics() -> Vec<Bytes> {
 }
 
 #[tokio::test]
-async fn a_subscriber_follows_a_publisher_through_a_restart() {
+async fn a_subscriber_reconnects_to_a_restarted_publisher() {
     let mut publisher = LibzmqProcess::start("pub_bind", "tcp://127.0.0.1:*").await;
     let endpoint = publisher.line().await;
     let mut subscriber = ZmtpSubscriber::connect(endpoint.parse().unwrap(), topics(), ZmtpOptions::default());
-    let first = connected(&mut subscriber).await;
-    in_order(&mut subscriber).await;
+    let first = wait_until_connected(&mut subscriber).await;
+    expect_messages_in_order(&mut subscriber).await;
 
     publisher.kill().await;
     loop {
@@ -123,22 +124,22 @@ async fn a_subscriber_follows_a_publisher_through_a_restart() {
     assert!(matches!(failed, SubscriberEvent::Failed(None, _)), "{failed:?}");
 
     let _publisher = LibzmqProcess::start("pub_bind", &endpoint).await;
-    let second = connected(&mut subscriber).await;
+    let second = wait_until_connected(&mut subscriber).await;
     assert_ne!(second.id, first.id);
-    in_order(&mut subscriber).await;
+    expect_messages_in_order(&mut subscriber).await;
 }
 
 #[tokio::test]
-async fn a_bound_subscriber_takes_publishers_that_connect() {
+async fn a_bound_subscriber_accepts_several_publishers() {
     let any: ZmtpEndpoint = "tcp://127.0.0.1:*".parse().unwrap();
     let mut subscriber = ZmtpSubscriber::bind(&any, topics(), ZmtpOptions::default()).await.unwrap();
     let endpoint = ZmtpEndpoint::from(subscriber.local_addr().unwrap()).to_string();
-    let one = LibzmqProcess::start("pub_connect", &endpoint).await;
-    let first = connected(&mut subscriber).await;
-    in_order(&mut subscriber).await;
+    let first_process = LibzmqProcess::start("pub_connect", &endpoint).await;
+    let first = wait_until_connected(&mut subscriber).await;
+    expect_messages_in_order(&mut subscriber).await;
 
-    let _other = LibzmqProcess::start("pub_connect", &endpoint).await;
-    let mut kinds = [0, 0];
+    let _second_process = LibzmqProcess::start("pub_connect", &endpoint).await;
+    let mut counts = [0, 0];
     let second = loop {
         match next(&mut subscriber).await {
             SubscriberEvent::Connected(peer) => break peer,
@@ -147,13 +148,13 @@ async fn a_bound_subscriber_takes_publishers_that_connect() {
             }
         }
     };
-    while kinds.contains(&0) {
+    while counts.contains(&0) {
         match next(&mut subscriber).await {
-            SubscriberEvent::Message(peer, _) => kinds[usize::from(peer == second)] += 1,
+            SubscriberEvent::Message(peer, _) => counts[usize::from(peer == second)] += 1,
             event => panic!("{event:?}"),
         }
     }
-    one.kill().await;
+    first_process.kill().await;
     loop {
         match next(&mut subscriber).await {
             SubscriberEvent::Message(..) => {}
@@ -161,17 +162,17 @@ async fn a_bound_subscriber_takes_publishers_that_connect() {
             event => panic!("{event:?}"),
         }
     }
-    in_order(&mut subscriber).await;
+    expect_messages_in_order(&mut subscriber).await;
 }
 
 #[tokio::test]
-async fn a_publisher_reaches_a_subscriber() {
+async fn a_publisher_sends_to_a_libzmq_subscriber() {
     let any: ZmtpEndpoint = "tcp://127.0.0.1:*".parse().unwrap();
     let (publisher, server) = ZmtpPublisher::bind(&any, ZmtpOptions::default()).await.unwrap();
     let mut peer = LibzmqProcess::start("sub", &ZmtpEndpoint::from(server.local_addr()).to_string()).await;
     let published = async {
         let mut tick = tokio::time::interval(Duration::from_millis(5));
-        // The peer takes one of its two subscriptions back; only then is it known to have both done.
+        // The peer cancels one of its two subscriptions; only then are both commands known to be processed.
         while publisher.stats().subscriptions != 1 {
             tick.tick().await;
         }
@@ -192,7 +193,7 @@ async fn a_publisher_reaches_a_subscriber() {
 }
 
 #[tokio::test]
-async fn a_replay_is_asked_for() {
+async fn a_replay_is_requested_from_a_libzmq_router() {
     let mut replay = LibzmqProcess::start("replay", "tcp://127.0.0.1:*").await;
     let endpoint = replay.line().await.parse().unwrap();
     for start in [0_u64, 7] {
@@ -205,16 +206,17 @@ async fn a_replay_is_asked_for() {
             assert_eq!(reply.parts()[2], format!("batch {n}"));
         }
         let end = next().await;
-        // An empty topic looks like the end of an envelope; it is the second of two empty parts.
+        // An empty topic looks like the end of an envelope; here it is the second of two empty parts.
         assert_eq!(end.parts()[end.parts().len() - 2..], [Bytes::copy_from_slice(&[0xff; 8]), Bytes::new()]);
     }
 }
 
 #[tokio::test]
-async fn requests_are_answered() {
+async fn requests_of_libzmq_sockets_get_responses() {
     let any: ZmtpEndpoint = "tcp://127.0.0.1:*".parse().unwrap();
     let responder = ZmtpResponder::bind(&any, ZmtpOptions::default()).await.unwrap();
-    let mut peer = LibzmqProcess::start("ask", &ZmtpEndpoint::from(responder.local_addr()).to_string()).await;
+    let mut peer =
+        LibzmqProcess::start("request", &ZmtpEndpoint::from(responder.local_addr()).to_string()).await;
     let served = responder.run(|request: ZmtpMessage| {
         let start = u64::from_be_bytes(request.parts()[0][..].try_into().unwrap());
         let number = |n: u64| Bytes::copy_from_slice(&n.to_be_bytes());
@@ -224,6 +226,6 @@ async fn requests_are_answered() {
     });
     tokio::select! {
         () = served => {}
-        line = peer.line() => assert_eq!(line, "answered"),
+        line = peer.line() => assert_eq!(line, "all replies received"),
     }
 }

@@ -1,4 +1,4 @@
-//! The sockets against bytes written here: what libzmq does not do on demand.
+//! The sockets against raw bytes: cases that libzmq cannot produce on demand.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::net::SocketAddr;
@@ -15,14 +15,14 @@ use moongate_zmtp::{
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Only says when a test hangs.
+/// Exceeded only when a test hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn any() -> ZmtpEndpoint {
     "tcp://127.0.0.1:*".parse().unwrap()
 }
 
-/// A peer that speaks ZMTP byte by byte.
+/// A peer that sends and receives raw ZMTP bytes.
 struct RawZmtpPeer {
     stream: TcpStream,
     decoder: ZmtpDecoder,
@@ -73,8 +73,8 @@ async fn subscriber(options: ZmtpOptions) -> (ZmtpSubscriber, SocketAddr) {
     (subscriber, address)
 }
 
-/// The next event while a peer does what it does.
-async fn meanwhile<T>(
+/// Waits for the next event while the peer's future runs.
+async fn recv_while<T>(
     subscriber: &mut ZmtpSubscriber,
     peer: impl Future<Output = T>,
 ) -> (SubscriberEvent, T) {
@@ -85,52 +85,53 @@ async fn meanwhile<T>(
 async fn subscriptions_are_commands_for_3_1_and_messages_for_3_0() {
     let (mut subscriber, address) = subscriber(ZmtpOptions::default()).await;
     let (event, mut new) =
-        meanwhile(&mut subscriber, RawZmtpPeer::greet(address, 1, ZmtpSocketType::Pub)).await;
+        recv_while(&mut subscriber, RawZmtpPeer::greet(address, 1, ZmtpSocketType::Pub)).await;
     assert!(matches!(event, SubscriberEvent::Connected(_)), "{event:?}");
     assert_eq!(new.item().await, DecodedItem::Command(ZmtpCommand::Subscribe(Bytes::from("a"))));
     assert_eq!(new.item().await, DecodedItem::Command(ZmtpCommand::Subscribe(Bytes::from("b"))));
     let (event, mut old) =
-        meanwhile(&mut subscriber, RawZmtpPeer::greet(address, 0, ZmtpSocketType::XPub)).await;
+        recv_while(&mut subscriber, RawZmtpPeer::greet(address, 0, ZmtpSocketType::XPub)).await;
     assert!(matches!(event, SubscriberEvent::Connected(_)), "{event:?}");
     assert_eq!(old.item().await, DecodedItem::Message([Bytes::from("\x01a")].into()));
     assert_eq!(old.item().await, DecodedItem::Message([Bytes::from("\x01b")].into()));
 }
 
 #[tokio::test]
-async fn heartbeats_are_answered_while_messages_are_awaited() {
+async fn pings_are_answered_while_waiting_for_messages() {
     let (mut subscriber, address) = subscriber(ZmtpOptions::default()).await;
-    let (_, mut peer) = meanwhile(&mut subscriber, RawZmtpPeer::greet(address, 1, ZmtpSocketType::Pub)).await;
+    let (_, mut peer) =
+        recv_while(&mut subscriber, RawZmtpPeer::greet(address, 1, ZmtpSocketType::Pub)).await;
     let beat = async {
         let context = Bytes::from("0123456789abcdef");
         peer.command(ZmtpCommand::Ping { ttl: 10, context: context.clone() }).await;
-        let answer = loop {
+        let reply = loop {
             match peer.item().await {
                 DecodedItem::Command(ZmtpCommand::Subscribe(_)) => {}
                 item => break item,
             }
         };
-        assert_eq!(answer, DecodedItem::Command(ZmtpCommand::Pong(context)));
+        assert_eq!(reply, DecodedItem::Command(ZmtpCommand::Pong(context)));
         peer.send(b"\0\x01a").await;
     };
-    let (event, ()) = meanwhile(&mut subscriber, beat).await;
+    let (event, ()) = recv_while(&mut subscriber, beat).await;
     assert!(matches!(&event, SubscriberEvent::Message(_, message) if message.parts() == ["a"]), "{event:?}");
 }
 
 #[tokio::test]
-async fn peers_that_do_not_fit_are_refused() {
+async fn incompatible_peers_are_rejected() {
     let (mut subscriber, address) = subscriber(ZmtpOptions::default()).await;
     let http = async {
         let mut raw = RawZmtpPeer::connect(address).await;
         raw.send(b"GET / HTTP/1.1\r\n\r\n").await;
         raw
     };
-    let (event, _raw) = meanwhile(&mut subscriber, http).await;
+    let (event, _raw) = recv_while(&mut subscriber, http).await;
     let not_zmtp =
         matches!(event, SubscriberEvent::Failed(Some(_), ZmtpError::Protocol(ZmtpProtocolError::NotZmtp)));
     assert!(not_zmtp, "{event:?}");
 
     let (event, mut raw) =
-        meanwhile(&mut subscriber, RawZmtpPeer::greet(address, 1, ZmtpSocketType::Dealer)).await;
+        recv_while(&mut subscriber, RawZmtpPeer::greet(address, 1, ZmtpSocketType::Dealer)).await;
     let theirs = ZmtpSocketType::Dealer;
     assert!(
         matches!(event, SubscriberEvent::Failed(_, ZmtpError::SocketType { theirs: t, .. }) if t == theirs),
@@ -143,8 +144,9 @@ async fn peers_that_do_not_fit_are_refused() {
 async fn a_message_above_the_limit_ends_the_connection() {
     let limits = ZmtpLimits { message_bytes: 10, ..ZmtpLimits::default() };
     let (mut subscriber, address) = subscriber(ZmtpOptions { limits, ..ZmtpOptions::default() }).await;
-    let (_, mut peer) = meanwhile(&mut subscriber, RawZmtpPeer::greet(address, 1, ZmtpSocketType::Pub)).await;
-    let (event, ()) = meanwhile(&mut subscriber, peer.send(b"\0\x0b")).await;
+    let (_, mut peer) =
+        recv_while(&mut subscriber, RawZmtpPeer::greet(address, 1, ZmtpSocketType::Pub)).await;
+    let (event, ()) = recv_while(&mut subscriber, peer.send(b"\0\x0b")).await;
     let SubscriberEvent::Disconnected(
         _,
         ZmtpError::Protocol(ZmtpProtocolError::TooLong { length: 11, left: 10 }),
@@ -155,14 +157,14 @@ async fn a_message_above_the_limit_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn peers_beyond_the_limit_wait_for_a_place() {
+async fn peers_beyond_the_limit_wait_for_a_slot() {
     let (mut subscriber, address) = subscriber(ZmtpOptions { max_peers: 1, ..ZmtpOptions::default() }).await;
-    let (_, first) = meanwhile(&mut subscriber, RawZmtpPeer::greet(address, 1, ZmtpSocketType::Pub)).await;
+    let (_, first) = recv_while(&mut subscriber, RawZmtpPeer::greet(address, 1, ZmtpSocketType::Pub)).await;
     let second = RawZmtpPeer::greet(address, 1, ZmtpSocketType::Pub);
     let events = async {
         drop(first);
-        let gone = subscriber.recv().await;
-        assert!(matches!(gone, SubscriberEvent::Disconnected(..)), "{gone:?}");
+        let disconnected = subscriber.recv().await;
+        assert!(matches!(disconnected, SubscriberEvent::Disconnected(..)), "{disconnected:?}");
         subscriber.recv().await
     };
     let (event, _second) = tokio::time::timeout(LIMIT, async { tokio::join!(events, second) }).await.unwrap();
@@ -170,13 +172,13 @@ async fn peers_beyond_the_limit_wait_for_a_place() {
 }
 
 #[tokio::test]
-async fn a_slow_subscriber_loses_counted_messages_and_hinders_nobody() {
+async fn a_slow_subscriber_drops_messages_without_delaying_others() {
     let options = ZmtpOptions { publish_queue: 16, ..ZmtpOptions::default() };
     let (publisher, server) = ZmtpPublisher::bind(&any(), options).await.unwrap();
     let address = server.local_addr();
     let body = Bytes::from(vec![7; 100_000]);
     let exchange = async {
-        // ZMTP 3.0, so that subscriptions as messages are tried too.
+        // ZMTP 3.0, to test subscriptions sent as messages.
         let mut slow = RawZmtpPeer::greet(address, 0, ZmtpSocketType::Sub).await;
         slow.send(b"\0\x01\x01").await;
         let mut fast = ZmtpSubscriber::connect(address.into(), vec![Bytes::new()], ZmtpOptions::default());
@@ -186,11 +188,11 @@ async fn a_slow_subscriber_loses_counted_messages_and_hinders_nobody() {
             tick.tick().await;
         }
         let mut n = 0_u64;
-        // More than any socket buffer holds, then until the loss shows.
+        // More than any socket buffer holds, then until a drop is counted.
         while n < 400 || publisher.stats().dropped == 0 {
             publisher.publish([Bytes::copy_from_slice(&n.to_be_bytes()), body.clone()].into());
             let SubscriberEvent::Message(_, message) = fast.recv().await else {
-                panic!("the fast one has gone")
+                panic!("the fast subscriber disconnected")
             };
             assert_eq!(message.parts()[0][..], n.to_be_bytes());
             n += 1;

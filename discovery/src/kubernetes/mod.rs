@@ -15,7 +15,7 @@ use crate::error::DiscoveryError;
 use crate::roles::{RoleNames, RolePorts};
 use crate::topology::{EngineKind, KvConnector};
 
-/// Which pods are engines.
+/// Settings of discovery from pods in the Kubernetes API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KubernetesDiscoveryOptions {
     /// Client configuration; `None`: the pod's service account, or the user's default kubeconfig.
@@ -24,21 +24,21 @@ pub struct KubernetesDiscoveryOptions {
     pub namespace: Option<String>,
     /// Name of the RoleBasedGroup; `None`: every group in the namespace.
     pub group: Option<String>,
-    /// A label selector that replaces the selection by RBG's labels: for pods that no RBG made. Their role is the label
-    /// or annotation `moongate.io/role`.
+    /// A label selector that replaces the selection by RBG's labels: for pods that are not part of a RoleBasedGroup. Their role is
+    /// the label or annotation `moongate.io/role`.
     pub selector: Option<String>,
-    /// Which roles are engines.
+    /// Names of the roles that are engines.
     pub roles: RoleNames,
-    /// HTTP ports of pods that name none.
+    /// HTTP ports of pods that declare none.
     pub ports: RolePorts,
-    /// How pods are spoken to that do not say it.
+    /// Scheme of pods without the annotation `moongate.io/scheme`.
     pub scheme: HttpScheme,
-    /// Engine kind of all pods that name none; `None`: asked.
+    /// Engine kind of pods that declare none; `None`: probed.
     pub engine: Option<EngineKind>,
-    /// vLLM's connector of all pods that name none; `None`: asked.
+    /// vLLM's connector of pods that declare none; `None`: probed.
     pub connector: Option<KvConnector>,
-    /// Between two complete lists. A watch can go silent without an error; after this long nothing is stale any more.
-    /// Default 60 s.
+    /// Interval of complete lists, default 60 s. A watch can stop delivering events without an error; this bounds how long the
+    /// list is stale.
     pub relist: Duration,
 }
 
@@ -60,14 +60,14 @@ impl Default for KubernetesDiscoveryOptions {
 }
 
 impl KubernetesDiscoveryOptions {
-    /// The defaults, with the group that RBG says this process belongs to.
+    /// The defaults, with the group of this process from RBG's environment variables.
     #[must_use]
     pub fn from_env() -> Self {
         let own = rbg_api::RbgIdentity::from_env(|name| std::env::var(name).ok());
         Self { group: own.group, ..Self::default() }
     }
 
-    /// One selector per watch. Pods of the v1alpha1 era carry only the legacy labels; no pod matches both.
+    /// One selector per watch. Pods of v1alpha1 have only the legacy labels; no pod matches both selectors.
     pub(crate) fn selectors(&self) -> Vec<String> {
         use rbg_api::keys;
         match (&self.selector, &self.group) {
@@ -84,24 +84,24 @@ impl KubernetesDiscoveryOptions {
     }
 }
 
-/// The API client and the namespace to look in.
+/// The API client and the namespace to watch.
 pub(crate) async fn client(options: &KubernetesDiscoveryOptions) -> Result<(Client, String), DiscoveryError> {
-    let wrong = |error: &dyn Display| DiscoveryError::KubernetesConfig(error_text(error));
+    let config_error = |error: &dyn Display| DiscoveryError::KubernetesConfig(error_text(error));
     let config = match &options.kubeconfig {
         Some(path) => {
-            let file = Kubeconfig::read_from(path).map_err(|error| wrong(&error))?;
+            let file = Kubeconfig::read_from(path).map_err(|error| config_error(&error))?;
             Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
                 .await
-                .map_err(|error| wrong(&error))?
+                .map_err(|error| config_error(&error))?
         }
-        None => Config::infer().await.map_err(|error| wrong(&error))?,
+        None => Config::infer().await.map_err(|error| config_error(&error))?,
     };
     let namespace = options.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-    let client = Client::try_from(config).map_err(|error| wrong(&error))?;
+    let client = Client::try_from(config).map_err(|error| config_error(&error))?;
     Ok((client, namespace))
 }
 
-/// What an error of kube says. It quotes a path that is in quotes already.
+/// The message of kube's error, without its doubled quotes around a path.
 fn error_text(error: &dyn Display) -> String {
     error.to_string().replace("'\"", "'").replace("\"'", "'")
 }
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_missing_client_configuration_is_named_in_plain_words() {
+    async fn a_missing_client_configuration_is_named_in_the_error() {
         let options = KubernetesDiscoveryOptions {
             kubeconfig: Some("/no/such".into()),
             ..KubernetesDiscoveryOptions::default()

@@ -1,4 +1,4 @@
-//! From a pod to a listed instance.
+//! Converts pods to listed instances and hosts.
 
 use std::str::FromStr;
 
@@ -14,28 +14,28 @@ use crate::topology::{
     PhysicalLocation,
 };
 
-/// Annotations (or labels) by which a pod says what its labels and ports do not.
+/// Annotations (or labels) of pods that configure discovery beyond RBG's labels and the container ports.
 pub mod annotation {
     /// HTTP port of the engine.
     pub const PORT: &str = "moongate.io/port";
-    /// How the engine is spoken to: `http` or `https`.
+    /// Scheme of the engine: `http` or `https`.
     pub const SCHEME: &str = "moongate.io/scheme";
     /// Port of the prefill's bootstrap server.
     pub const BOOTSTRAP_PORT: &str = "moongate.io/bootstrap-port";
     /// vLLM's connector: `nixl`, `mooncake` or `store`.
     pub const KV_CONNECTOR: &str = "moongate.io/kv-connector";
-    /// `sglang` or `vllm`.
+    /// Kind of the engine: `sglang` or `vllm`.
     pub const ENGINE: &str = "moongate.io/engine";
-    /// `prefill`, `decode` or `plain`; anything else, such as `none`, hides the pod.
+    /// `prefill`, `decode` or `plain`; any other value, such as `none`, excludes the pod.
     pub const ROLE: &str = "moongate.io/role";
     /// Served model names, separated by commas.
     pub const MODELS: &str = "moongate.io/models";
 }
 
-/// Kubernetes' own label, copied from nodes to pods by newer API servers.
+/// Kubernetes' own label, which newer API servers copy from nodes to pods.
 const ZONE: &str = "topology.kubernetes.io/zone";
 
-/// What the pod is as an instance; `None` for a pod that is no engine, has no address yet or is over.
+/// The pod as an instance; `None` if it is not an engine, has no address yet or has ended.
 pub(crate) fn to_listed_instance(pod: &Pod, options: &KubernetesDiscoveryOptions) -> Option<ListedInstance> {
     let uid = pod.metadata.uid.as_deref()?;
     let name = pod.metadata.name.as_deref()?;
@@ -73,19 +73,19 @@ pub(crate) fn to_listed_instance(pod: &Pod, options: &KubernetesDiscoveryOptions
     })
 }
 
-/// Where a pod that is no engine runs; `None` for one that has no address yet or is over.
+/// The location of a pod without an engine; `None` if it has no address yet or has ended.
 pub(crate) fn to_listed_host(pod: &Pod) -> Option<ListedHost> {
     let status = pod.status.as_ref()?;
     if matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")) {
         return None;
     }
     let ip = status.pod_ip.as_ref().filter(|ip| !ip.is_empty())?;
-    let others = status.pod_ips.iter().flatten().map(|it| &it.ip).filter(|other| *other != ip);
+    let others = status.pod_ips.iter().flatten().map(|address| &address.ip).filter(|other| *other != ip);
     let names = pod.metadata.name.iter().chain([ip]).chain(others).cloned().collect();
     Some(ListedHost { names, location: location(pod) })
 }
 
-/// Why the pod must not be sent requests, if so.
+/// The reason why the gateway must not route to the pod; `None` if it may.
 fn unavailable_reason(pod: &Pod, status: &PodStatus) -> Option<String> {
     if pod.metadata.deletion_timestamp.is_some() {
         return Some("pod is terminating".to_owned());
@@ -97,12 +97,12 @@ fn unavailable_reason(pod: &Pod, status: &PodStatus) -> Option<String> {
     match ready {
         Some(condition) if condition.status == "True" => None,
         Some(condition) => {
-            let why = condition
+            let reason = condition
                 .message
                 .as_deref()
                 .or(condition.reason.as_deref())
                 .unwrap_or("see kubectl describe pod");
-            Some(format!("pod is not Ready: {why}"))
+            Some(format!("pod is not Ready: {reason}"))
         }
         None => Some("pod is not Ready yet".to_owned()),
     }
@@ -119,7 +119,7 @@ fn role(pod: &Pod, options: &KubernetesDiscoveryOptions) -> Option<EngineRole> {
     options.roles.role(name)
 }
 
-/// Leader-worker instances are reached at their leader only.
+/// Whether the pod is a worker of a multi-pod instance, which serves at its leader only.
 fn is_follower(pod: &Pod) -> bool {
     [keys::COMPONENT_INDEX, keys::legacy::LWS_WORKER_INDEX]
         .into_iter()
@@ -168,7 +168,7 @@ fn workload(pod: &Pod) -> KubernetesWorkload {
     }
 }
 
-/// An annotation's meaning; a wrong one is logged and counts as absent.
+/// The parsed value of an annotation; an invalid one is logged and ignored.
 fn parsed<T: FromStr>(pod: &Pod, key: &str) -> Option<T> {
     let text = annotation_or_label(pod, key)?;
     let value = text.trim().parse().ok();
@@ -178,13 +178,13 @@ fn parsed<T: FromStr>(pod: &Pod, key: &str) -> Option<T> {
             pod,
             key,
             value = text,
-            "annotation ignored: the value is not one of those documented"
+            "annotation ignored: the value is invalid; see docs/configuration.md"
         );
     }
     value
 }
 
-/// An annotation, or the label of that name.
+/// The value of an annotation, or of the label of that name.
 fn annotation_or_label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     let annotations = pod.metadata.annotations.as_ref();
     annotations.and_then(|map| map.get(key)).map(String::as_str).or_else(|| label(pod, key))

@@ -56,7 +56,7 @@ fn recorded_leader_serves_and_its_follower_does_not() {
 }
 
 #[test]
-fn pods_without_an_engine_have_a_place() {
+fn pods_without_an_engine_have_a_location() {
     let store = pod("store", |pod| {
         pod["metadata"]["annotations"]["moongate.io/rack"] = "r7".into();
         pod["status"]["podIPs"] = json!([{"ip": "10.1.0.10"}, {"ip": "fd00::10"}]);
@@ -68,7 +68,7 @@ fn pods_without_an_engine_have_a_place() {
 }
 
 #[test]
-fn legacy_role_labels_count() {
+fn legacy_role_labels_are_recognised() {
     let prefill = to_listed_instance(&pod("prefill", |_| {}), &options()).unwrap();
     assert_eq!((prefill.role, prefill.url.as_str()), (EngineRole::Prefill, "http://10.1.0.10:30000"));
     assert_eq!(to_listed_instance(&pod("router", |_| {}), &options()), None);
@@ -76,24 +76,24 @@ fn legacy_role_labels_count() {
 
 #[test]
 fn a_pod_that_must_not_serve_stays_listed_with_the_reason() {
-    let held = |change: &dyn Fn(&mut Value)| {
+    let reason = |change: &dyn Fn(&mut Value)| {
         to_listed_instance(&pod("decode", change), &options()).unwrap().unavailable_reason
     };
     assert_eq!(
-        held(&|pod| pod["status"]["conditions"][0] =
+        reason(&|pod| pod["status"]["conditions"][0] =
             json!({"type": "Ready", "status": "False", "message": "warming"})),
         Some("pod is not Ready: warming".into())
     );
-    assert_eq!(held(&|pod| pod["status"]["conditions"] = json!([])), Some("pod is not Ready yet".into()));
+    assert_eq!(reason(&|pod| pod["status"]["conditions"] = json!([])), Some("pod is not Ready yet".into()));
     assert_eq!(
-        held(&|pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")),
+        reason(&|pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z")),
         Some("pod is terminating".into())
     );
-    assert_eq!(held(&|pod| pod["status"]["phase"] = json!("Pending")), Some("pod is Pending".into()));
+    assert_eq!(reason(&|pod| pod["status"]["phase"] = json!("Pending")), Some("pod is Pending".into()));
 }
 
 #[test]
-fn a_pod_without_address_or_over_is_not_listed() {
+fn a_pod_without_address_or_that_has_ended_is_not_listed() {
     assert_eq!(
         to_listed_instance(&pod("decode", |pod| pod["status"]["podIP"] = Value::Null), &options()),
         None
@@ -105,7 +105,7 @@ fn a_pod_without_address_or_over_is_not_listed() {
 }
 
 #[test]
-fn annotations_say_what_ports_do_not() {
+fn annotations_override_and_complete_ports() {
     let annotated = pod("prefill", |pod| {
         pod["metadata"]["annotations"] = json!({
             "moongate.io/port": "9000", "moongate.io/bootstrap-port": "9998", "moongate.io/kv-connector": "mooncake",

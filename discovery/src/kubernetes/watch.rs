@@ -1,8 +1,8 @@
-//! Keeps the listing in step with the API server: list, watch, and a complete list again after a while.
+//! Updates the listing from the API server: list, watch, and a complete list again after an interval.
 //!
-//! A watch can end without an error, or go silent while its connection stays open; gateways have routed to deleted pods
-//! for hours because of it. So every `relist` the watch is dropped and begun anew with a list. The old list stays in force
-//! until the new one is complete, also while the API server does not answer.
+//! A watch can end without an error, or deliver no events while its connection stays open; gateways have routed to deleted pods
+//! for hours because of this. So every `relist` interval the watch is dropped and restarted with a list. The old list is used
+//! until the new one is complete, also while the API server does not respond.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -19,10 +19,10 @@ use tokio_util::sync::CancellationToken;
 use super::{KubernetesDiscoveryOptions, pod};
 use crate::listing::{ListedHost, ListedInstance, MAX_INSTANCES, SourceUpdate};
 
-/// For a complete list; then it is begun anew.
+/// Time limit for a complete list, after which it is restarted.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Follows the pods of one selector.
+/// Watches the pods of one selector.
 pub(crate) struct PodWatcher {
     pub(crate) client: Client,
     pub(crate) namespace: String,
@@ -32,7 +32,7 @@ pub(crate) struct PodWatcher {
     pub(crate) out: mpsc::Sender<SourceUpdate>,
 }
 
-/// By pod UID: a name comes back with another UID.
+/// Pods by UID, since a recreated pod has the same name and another UID.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct ObservedPods {
     engines: BTreeMap<String, ListedInstance>,
@@ -55,13 +55,13 @@ impl ObservedPods {
     }
 }
 
-/// The pods as the events tell.
+/// The pods according to the watch's events.
 #[derive(Default)]
 struct PodStore {
     current: ObservedPods,
-    /// What a list in progress has told so far.
+    /// Pods received so far of a list in progress.
     incoming: ObservedPods,
-    /// A complete list was seen by the running watch.
+    /// Whether the running watch has received a complete list.
     complete: bool,
 }
 
@@ -73,12 +73,12 @@ impl PodWatcher {
         while !stop.is_cancelled() {
             tokio::select! {
                 () = stop.cancelled() => return,
-                gone = self.watch(&mut store, &mut sent) => if gone { return },
+                hub_gone = self.watch(&mut store, &mut sent) => if hub_gone { return },
             }
         }
     }
 
-    /// One list and its watch, until it is time to list again. Answers whether nobody listens any more.
+    /// Runs one list and its watch until the next list is due. Returns whether the hub has stopped receiving.
     async fn watch(&self, store: &mut PodStore, sent: &mut Option<SourceUpdate>) -> bool {
         let api: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let config = watcher::Config::default().labels(&self.selector);
@@ -89,7 +89,7 @@ impl PodWatcher {
             let event = tokio::select! {
                 () = tokio::time::sleep_until(deadline) => {
                     if !store.complete {
-                        tracing::warn!(selector = self.selector, "no complete pod list in time; begun anew");
+                        tracing::warn!(selector = self.selector, "pod list timed out; restarting the watch");
                     }
                     return false;
                 }
@@ -107,7 +107,7 @@ impl PodWatcher {
                         namespace = self.namespace,
                         selector = self.selector,
                         %error,
-                        "Kubernetes API failed, the last pod list stays in force; check the API server and that the service account may list and watch pods"
+                        "Kubernetes API request failed; keeping the last pod list; check the API server and that the service account may list and watch pods"
                     );
                     continue;
                 }
@@ -124,7 +124,7 @@ impl PodWatcher {
 }
 
 impl PodStore {
-    /// Answers whether a list has just become complete.
+    /// Applies an event; returns whether it completed a list.
     fn apply_event(&mut self, event: watcher::Event<Pod>, options: &KubernetesDiscoveryOptions) -> bool {
         match event {
             watcher::Event::Init => self.incoming = ObservedPods::default(),

@@ -32,14 +32,14 @@ fn a_cache_member_of_another_form_leaves_an_engine_recognised() {
 }
 
 #[test]
-fn a_tokenizer_counts_only_with_its_own_chat_template() {
-    let told = |members: &str| {
+fn a_tokenizer_is_used_only_with_its_own_chat_template() {
+    let reported = |members: &str| {
         SglangServerInfo::parse(format!(r#"{{"model_path":"/m"{members}}}"#).as_bytes()).unwrap().tokenizer()
     };
-    assert_eq!(told(r#","chat_template":null"#).as_deref(), Some("/m"));
-    assert_eq!(told(r#","tokenizer_path":"/t""#).as_deref(), Some("/t"));
-    assert_eq!(told(r#","chat_template":"/other.jinja""#), None);
-    assert_eq!(told(&format!(r#","tokenizer_path":"/{}""#, "x".repeat(MAX_PATH))), None);
+    assert_eq!(reported(r#","chat_template":null"#).as_deref(), Some("/m"));
+    assert_eq!(reported(r#","tokenizer_path":"/t""#).as_deref(), Some("/t"));
+    assert_eq!(reported(r#","chat_template":"/other.jinja""#), None);
+    assert_eq!(reported(&format!(r#","tokenizer_path":"/{}""#, "x".repeat(MAX_PATH))), None);
 }
 
 #[test]
@@ -65,7 +65,7 @@ fn priority_order_is_as_reported_and_without_preemption() {
         Some(PriorityOrder::LargestFirst)
     );
     let old = r#","enable_priority_scheduling":true,"schedule_low_priority_values_first":true"#;
-    let threshold = |least| format!(r#"{old},"priority_scheduling_preemption_threshold":{least}"#);
+    let threshold = |value| format!(r#"{old},"priority_scheduling_preemption_threshold":{value}"#);
     assert_eq!(order(&threshold("10")), None);
     assert_eq!(order(&threshold("1000000000")), Some(PriorityOrder::SmallestFirst));
     assert_eq!(order(r#","enable_priority_scheduling":false,"disable_priority_preemption":true"#), None);

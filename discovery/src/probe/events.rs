@@ -1,4 +1,4 @@
-//! Where engines publish KV events.
+//! Finds the addresses at which engines publish KV events.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use crate::kv_cache::KvEventSource;
 use crate::listing::ListedInstance;
 use crate::tcp_address::TcpAddress;
 
-/// Longest topic that is taken; real ones name a host and a model.
+/// Longest accepted topic in bytes; real topics contain a host and a model.
 const MAX_TOPIC: usize = 1024;
-/// Where both engines publish if their configuration names no address.
+/// Default address of both engines if their configuration has none.
 const DEFAULT_ENDPOINT: &str = "tcp://*:5557";
 
-/// SGLang's `kv_events` of `/server_info`: made for routers, with the ports that are really used.
+/// SGLang's `kv_events` of `/server_info`: intended for routers, with the effective ports.
 #[derive(Deserialize)]
 struct KvEventsDescriptor {
     publisher: String,
@@ -66,18 +66,18 @@ fn source(
     })
 }
 
-/// SGLang: the descriptor, or the configuration where an older version has none. Replay may stand in the configuration alone.
+/// SGLang: the descriptor, or the configuration of an older version without one. The replay address may be in the configuration alone.
 pub(super) fn sglang(info: &SglangServerInfo, host: &str) -> Vec<KvEventSource> {
     let configured: Option<KvEventsConfig> = embedded(info.kv_events_config.as_ref());
     let descriptor: Option<KvEventsDescriptor> = embedded(info.kv_events.as_ref());
     let described = descriptor
         .as_ref()
-        .and_then(|told| TcpAddress::from_host_port(&told.endpoint_host, told.replay_endpoint_port_base?));
+        .and_then(|reported| TcpAddress::from_host_port(&reported.endpoint_host, reported.replay_endpoint_port_base?));
     let replay = described.or_else(|| configured.as_ref().and_then(KvEventsConfig::replay));
-    let told = match (&descriptor, &configured) {
-        (Some(told), _) if told.publisher == "zmq" => {
-            TcpAddress::from_host_port(&told.endpoint_host, told.endpoint_port_base)
-                .map(|first| (first, told.topic.as_str(), told.dp_size))
+    let reported = match (&descriptor, &configured) {
+        (Some(reported), _) if reported.publisher == "zmq" => {
+            TcpAddress::from_host_port(&reported.endpoint_host, reported.endpoint_port_base)
+                .map(|first| (first, reported.topic.as_str(), reported.dp_size))
         }
         // Without a publisher, SGLang publishes nothing.
         (None, Some(given)) if given.publisher.as_deref() == Some("zmq") => {
@@ -86,7 +86,7 @@ pub(super) fn sglang(info: &SglangServerInfo, host: &str) -> Vec<KvEventSource> 
         }
         _ => None,
     };
-    let Some((first, topic, ranks)) = told else { return Vec::new() };
+    let Some((first, topic, ranks)) = reported else { return Vec::new() };
     (0..ranks.or(info.dp_size).unwrap_or(1).clamp(1, MAX_RANKS))
         .filter_map(|rank| {
             let replay = replay.as_ref().and_then(|first| first.of_rank(rank));
@@ -95,20 +95,20 @@ pub(super) fn sglang(info: &SglangServerInfo, host: &str) -> Vec<KvEventSource> 
         .collect()
 }
 
-/// vLLM's `/kv_event_sources`, asked only if nobody declared the answer. Older versions have no such path, and an engine that does not
-/// answer it serves nevertheless; `None` then.
-pub(super) async fn vllm(talk: &mut ProbeSession<'_>, listed: &ListedInstance) -> Option<Vec<KvEventSource>> {
+/// vLLM's `/kv_event_sources`, requested only if the sources are not declared. Older versions do not have the path. `None` if there is no
+/// usable response, which does not make the engine unusable.
+pub(super) async fn vllm(session: &mut ProbeSession<'_>, listed: &ListedInstance) -> Option<Vec<KvEventSource>> {
     if listed.declared.kv.events.is_some() {
         return None;
     }
-    let answer = talk.get(format!("{}/kv_event_sources", listed.url)).await.ok();
-    let sources = answer.and_then(|answer| match answer.status {
-        200 => Some(sources(&answer.body, &listed.host)),
+    let response = session.get(format!("{}/kv_event_sources", listed.url)).await.ok();
+    let sources = response.and_then(|response| match response.status {
+        200 => Some(sources(&response.body, &listed.host)),
         404 => Some(Vec::new()),
         _ => None,
     });
-    talk.set_conclusion(match sources.as_ref().map(Vec::len) {
-        None => "tells nothing about KV events".to_owned(),
+    session.set_conclusion(match sources.as_ref().map(Vec::len) {
+        None => "does not report KV events".to_owned(),
         Some(0) => "no KV events".to_owned(),
         Some(ranks) => format!("KV events of {ranks} data-parallel rank(s)"),
     });
@@ -121,25 +121,25 @@ pub(super) fn sources(body: &[u8], host: &str) -> Vec<KvEventSource> {
     ranks
         .iter()
         .take(MAX_RANKS as usize)
-        .filter(|(_, told)| {
-            told.enable_kv_cache_events != Some(false)
-                && told.publisher.as_deref().is_none_or(|name| name == "zmq")
+        .filter(|(_, reported)| {
+            reported.enable_kv_cache_events != Some(false)
+                && reported.publisher.as_deref().is_none_or(|name| name == "zmq")
         })
-        .filter_map(|(rank, told)| {
-            let endpoint = TcpAddress::parse(told.endpoint.as_deref()?)?;
-            source(*rank, &endpoint, told.replay().as_ref(), told.topic.as_deref().unwrap_or_default(), host)
+        .filter_map(|(rank, reported)| {
+            let endpoint = TcpAddress::parse(reported.endpoint.as_deref()?)?;
+            source(*rank, &endpoint, reported.replay().as_ref(), reported.topic.as_deref().unwrap_or_default(), host)
         })
         .collect()
 }
 
-/// What a person declared, over what the engine told.
+/// The declared sources, which override those that the engine reported.
 pub(super) fn with_declared(
     listed: &ListedInstance,
     dp_size: u32,
-    told: Option<Vec<KvEventSource>>,
+    reported: Option<Vec<KvEventSource>>,
 ) -> Option<Vec<KvEventSource>> {
     let of_rank = |text: &Option<String>, rank: u32| {
-        text.as_deref().and_then(TcpAddress::parse)?.of_rank(rank).map(|at| at.reached_at(&listed.host))
+        text.as_deref().and_then(TcpAddress::parse)?.of_rank(rank).map(|address| address.reached_at(&listed.host))
     };
     let declared = &listed.declared.kv;
     let mut sources = if declared.events.is_some() {
@@ -149,7 +149,7 @@ pub(super) fn with_declared(
         };
         (0..dp_size.min(MAX_RANKS)).filter_map(reached).collect()
     } else {
-        told?
+        reported?
     };
     for source in &mut sources {
         source.replay = of_rank(&declared.replay, source.dp_rank).or(source.replay.take());

@@ -5,7 +5,7 @@ use crate::kv_cache::DeclaredKvFacts;
 use crate::listing::listed_instance;
 use crate::topology::EngineRole;
 
-fn told(members: &str) -> Vec<KvEventSource> {
+fn reported(members: &str) -> Vec<KvEventSource> {
     let body = format!(r#"{{"model_path":"m","dp_size":2,{members}}}"#);
     sglang(&SglangServerInfo::parse(body.as_bytes()).unwrap(), "10.0.0.7")
 }
@@ -21,9 +21,9 @@ fn sglang_describes_its_publishers_and_configures_replay() {
         replay: replay.then(|| format!("tcp://10.0.0.7:{}", 5657 + dp_rank)),
         topic: "kv".into(),
     };
-    assert_eq!(told(descriptor), [rank(0, false), rank(1, false)]);
-    assert_eq!(told(&format!("{descriptor},{config}")), [rank(0, true), rank(1, true)]);
-    assert_eq!(told(config), [rank(0, true), rank(1, true)], "a version without descriptor");
+    assert_eq!(reported(descriptor), [rank(0, false), rank(1, false)]);
+    assert_eq!(reported(&format!("{descriptor},{config}")), [rank(0, true), rank(1, true)]);
+    assert_eq!(reported(config), [rank(0, true), rank(1, true)], "a version without descriptor");
 }
 
 #[test]
@@ -37,10 +37,10 @@ fn sglang_without_a_publisher_that_can_be_reached_has_no_events() {
         r#""kv_events_config":"{\"publisher\":\"zmq\",\"endpoint\":\"ipc:///tmp/kv\"}""#,
         r#""kv_events_config":"{""#,
     ] {
-        assert_eq!(told(members), [], "{members}");
+        assert_eq!(reported(members), [], "{members}");
     }
     let connects =
-        told(r#""kv_events":{"publisher":"zmq","endpoint_host":"10.0.0.1","endpoint_port_base":65535}"#);
+        reported(r#""kv_events":{"publisher":"zmq","endpoint_host":"10.0.0.1","endpoint_port_base":65535}"#);
     assert_eq!(connects.len(), 1, "the second rank has no port");
     assert_eq!((connects[0].endpoint.as_str(), connects[0].engine_binds), ("tcp://10.0.0.1:65535", false));
 }
@@ -66,7 +66,7 @@ fn vllm_names_every_ranks_own_address() {
 }
 
 #[test]
-fn what_a_person_declares_wins_and_counts_up_by_rank() {
+fn declared_addresses_override_reported_ones_with_a_port_per_rank() {
     let mut listed = listed_instance("a", EngineRole::Plain);
     let engine = sources(br#"{"0":{"endpoint":"tcp://*:1","replay_endpoint":"tcp://*:2"}}"#, &listed.host);
     assert_eq!(with_declared(&listed, 1, Some(engine.clone())), Some(engine.clone()));
@@ -88,9 +88,9 @@ fn what_a_person_declares_wins_and_counts_up_by_rank() {
 
 proptest! {
     #[test]
-    fn arbitrary_answers_never_panic(body in "\\PC{0,60}", ranks in any::<u32>(), port in any::<u16>()) {
+    fn arbitrary_responses_never_panic(body in "\\PC{0,60}", ranks in any::<u32>(), port in any::<u16>()) {
         let _ = sources(body.as_bytes(), "h");
-        let found = told(&format!(
+        let found = reported(&format!(
             r#""kv_events":{{"publisher":"zmq","endpoint_host":"*","endpoint_port_base":{port},"dp_size":{ranks}}}"#
         ));
         prop_assert!(found.len() <= MAX_RANKS as usize);

@@ -1,16 +1,16 @@
-//! How an engine hashes KV pages.
+//! Derives an engine's hashing of KV pages from its responses.
 
 use super::responses::{SglangServerInfo, VllmMetrics};
 use super::version::release;
 use crate::kv_cache::{DeclaredKvFacts, EngineBlockHashing, VllmHashAlgorithm};
 
-/// What vLLM makes its first digest from if `PYTHONHASHSEED` is not set.
+/// The seed of vLLM's first digest if `PYTHONHASHSEED` is not set.
 const VLLM_SEED: &str = "vllm-none-hash";
-/// The oldest vLLM that is known to use [`VLLM_SEED`]. Before that constant was there, the seed was random in every process.
+/// The oldest vLLM that is known to use [`VLLM_SEED`]. Before this constant, the seed was random in every process.
 const VLLM_SEED_SINCE: (u32, u32, u32) = (0, 32, 0);
 /// The oldest SGLang that is known to mix `extra_key` and `cache_salt` into page hashes.
 const SGLANG_NAMESPACE_SINCE: (u32, u32, u32) = (0, 5, 23);
-/// The newest SGLang that is known not to. Between the two nobody has looked, and a wrong guess would predict another tenant's pages.
+/// The newest SGLang that is known not to. Releases between the two are unverified, and a wrong guess would predict another tenant's pages.
 const SGLANG_NO_NAMESPACE_UNTIL: (u32, u32, u32) = (0, 5, 6);
 /// Speculative algorithms with which SGLang hashes pairs of tokens.
 const SGLANG_BIGRAMS: [&str; 4] = ["EAGLE", "EAGLE3", "NEXTN", "FROZEN_KV_MTP"];
@@ -25,7 +25,7 @@ pub(super) fn sglang(info: &SglangServerInfo) -> Option<EngineBlockHashing> {
         return Some(opaque(format!("speculative algorithm {speculative}")));
     }
     if info.dcp_size.is_some_and(|size| size > 1) {
-        // Pages are as many times larger then, in the engine's tree and in its events.
+        // Pages are larger by this factor, in the engine's tree and in its events.
         return Some(opaque("decode context parallelism".to_owned()));
     }
     let release = info.version.as_deref().and_then(release);
@@ -44,15 +44,15 @@ pub(super) fn vllm(
     if metrics.prefix_caching == Some(false) {
         return None;
     }
-    let told = metrics.hash_algorithm.as_deref();
-    let algorithm = match (declared.hash_algorithm, told) {
+    let reported_algorithm = metrics.hash_algorithm.as_deref();
+    let algorithm = match (declared.hash_algorithm, reported_algorithm) {
         (Some(algorithm), _) => algorithm,
         (None, Some("sha256")) => VllmHashAlgorithm::Sha256,
         (None, Some("sha256_cbor")) => VllmHashAlgorithm::Sha256Cbor,
         (None, other) => return other.map(|name| opaque(name.to_owned())),
     };
     if metrics.hash_block_size.is_some_and(|size| Some(size) != metrics.block_size) {
-        return Some(opaque("hash blocks of another size than KV blocks".to_owned()));
+        return Some(opaque("hash block size differs from the KV block size".to_owned()));
     }
     let constant = release(version).is_some_and(|release| release >= VLLM_SEED_SINCE);
     Some(match declared.hash_seed.clone().or_else(|| constant.then(|| VLLM_SEED.to_owned())) {
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn sglang_namespaces_are_told_by_the_version() {
+    fn sglang_namespaces_follow_from_the_version() {
         for (version, namespaced) in [
             ("0.5.23", Some(true)),
             ("0.6.0", Some(true)),
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn vllm_tells_its_algorithm_and_a_person_the_rest() {
+    fn vllm_reports_its_algorithm_and_declared_values_override_it() {
         let nothing = DeclaredKvFacts::default();
         let cbor = info(r#"prefix_caching_hash_algo="sha256_cbor""#);
         let constant =
@@ -128,8 +128,8 @@ mod tests {
             hash_seed: Some("0".into()),
             ..nothing.clone()
         };
-        let said = EngineBlockHashing::Vllm { algorithm: VllmHashAlgorithm::Sha256, seed: "0".into() };
-        assert_eq!(vllm(&cbor, "0.11.0", &declared), Some(said));
+        let overridden = EngineBlockHashing::Vllm { algorithm: VllmHashAlgorithm::Sha256, seed: "0".into() };
+        assert_eq!(vllm(&cbor, "0.11.0", &declared), Some(overridden));
         let xxhash = EngineBlockHashing::Opaque { name: "xxhash_cbor".into() };
         assert_eq!(
             vllm(&info(r#"prefix_caching_hash_algo="xxhash_cbor""#), "0.33.0", &nothing),

@@ -8,17 +8,17 @@ use crate::error::DiscoveryError;
 use crate::options::ProbeOptions;
 use crate::probe::report::{ProbeCheck, ProbeCheckOutcome};
 
-/// Largest answer that is read. `/metrics` of a many-rank engine is a few hundred KiB.
+/// Largest accepted response. `/metrics` of an engine with many ranks has a few hundred KiB.
 pub(crate) const MAX_BODY: usize = 4 << 20;
 
-/// Asks one engine, and keeps a record of every exchange.
+/// Sends the requests of one probe to one engine, and records every exchange.
 pub(crate) struct ProbeSession<'a> {
     client: &'a reqwest::Client,
     api_key: Option<&'a str>,
     pub(crate) checks: Vec<ProbeCheck>,
 }
 
-/// A status and a body.
+/// The status and body of a response, with the requested URL.
 #[derive(Debug, Clone)]
 pub(crate) struct ProbeResponse {
     pub(crate) url: String,
@@ -26,12 +26,12 @@ pub(crate) struct ProbeResponse {
     pub(crate) body: Vec<u8>,
 }
 
-/// Why there is no usable answer, in words that name the URL.
+/// Why a probe failed; the reason contains the URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ProbeError {
     pub(crate) reason: String,
     pub(crate) timed_out: bool,
-    /// The server answered with a status from 500 on.
+    /// The server returned a status of 500 or above.
     pub(crate) server_error: bool,
 }
 
@@ -47,8 +47,8 @@ pub(crate) fn client(options: &ProbeOptions) -> Result<reqwest::Client, Discover
         .timeout(options.timeout)
         .connect_timeout(options.connect_timeout)
         .redirect(reqwest::redirect::Policy::none())
-        // A new connection for each question: servers close idle ones after seconds, and a question that meets the closing would look like a
-        // dead engine.
+        // A new connection for each request: servers close idle connections after seconds, and a request on a connection that is just being
+        // closed would look like a dead engine.
         .pool_max_idle_per_host(0)
         .build()
         .map_err(|error| DiscoveryError::HttpClient(root_cause(&error)))
@@ -59,15 +59,15 @@ impl<'a> ProbeSession<'a> {
         Self { client, api_key, checks: Vec::new() }
     }
 
-    /// One GET; any status is an answer.
+    /// Sends a GET request. Any HTTP status is a success.
     pub(crate) async fn get(&mut self, url: String) -> Result<ProbeResponse, ProbeError> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let outcome = self.exchange(&url).await;
-        let took = begun.elapsed();
+        let duration = started.elapsed();
         let mut check = ProbeCheck {
             url: url.clone(),
             outcome: ProbeCheckOutcome::TimedOut,
-            duration: took,
+            duration,
             conclusion: String::new(),
             fix: None,
         };
@@ -76,40 +76,40 @@ impl<'a> ProbeSession<'a> {
                 check.outcome = ProbeCheckOutcome::Status(status);
                 Ok(ProbeResponse { url, status, body })
             }
-            Err(ProbeExchangeError { outcome, mend }) => {
-                let trouble = ProbeError {
-                    reason: match mend {
-                        Some(mend) => format!("GET {url}: {outcome}; {mend}"),
+            Err(ProbeExchangeError { outcome, fix }) => {
+                let error = ProbeError {
+                    reason: match fix {
+                        Some(fix) => format!("GET {url}: {outcome}; {fix}"),
                         None => format!("GET {url}: {outcome}"),
                     },
                     timed_out: outcome == ProbeCheckOutcome::TimedOut,
                     server_error: false,
                 };
                 check.outcome = outcome;
-                check.conclusion = "nothing".to_owned();
-                let mend = mend.unwrap_or("check that the engine runs, and its host and port");
-                check.fix = Some(mend.to_owned());
-                Err(trouble)
+                check.conclusion = "no response".to_owned();
+                let fix = fix.unwrap_or("check that the engine is running, and its host and port");
+                check.fix = Some(fix.to_owned());
+                Err(error)
             }
         };
         self.checks.push(check);
         result
     }
 
-    /// Says what the last exchange told.
+    /// Records the conclusion from the last exchange.
     pub(crate) fn set_conclusion(&mut self, text: impl Into<String>) {
         if let Some(check) = self.checks.last_mut() {
             check.conclusion = text.into();
         }
     }
 
-    /// Says what the last exchange told, what to do about it, and answers both as the reason.
-    pub(crate) fn set_fix(&mut self, concluded: impl Into<String>, mend: impl Into<String>) -> String {
-        let (concluded, mend) = (concluded.into(), mend.into());
-        let reason = format!("{concluded}; {mend}");
+    /// Records the conclusion from the last exchange and a fix, and returns both as the reason.
+    pub(crate) fn set_fix(&mut self, concluded: impl Into<String>, fix: impl Into<String>) -> String {
+        let (concluded, fix) = (concluded.into(), fix.into());
+        let reason = format!("{concluded}; {fix}");
         if let Some(check) = self.checks.last_mut() {
             check.conclusion = concluded;
-            check.fix = Some(mend);
+            check.fix = Some(fix);
         }
         reason
     }
@@ -125,8 +125,8 @@ impl<'a> ProbeSession<'a> {
         while let Some(chunk) = response.chunk().await.map_err(failure)? {
             if body.len() + chunk.len() > MAX_BODY {
                 let outcome =
-                    ProbeCheckOutcome::Failed(format!("the answer is larger than {MAX_BODY} bytes"));
-                return Err(ProbeExchangeError { outcome, mend: None });
+                    ProbeCheckOutcome::Failed(format!("the response is larger than {MAX_BODY} bytes"));
+                return Err(ProbeExchangeError { outcome, fix: None });
             }
             body.extend_from_slice(&chunk);
         }
@@ -134,24 +134,24 @@ impl<'a> ProbeSession<'a> {
     }
 }
 
-/// An exchange without an answer.
+/// An exchange without a response.
 struct ProbeExchangeError {
     outcome: ProbeCheckOutcome,
-    /// What to do about it, if TLS was the trouble.
-    mend: Option<&'static str>,
+    /// The fix, if the cause is TLS.
+    fix: Option<&'static str>,
 }
 
 fn failure(error: reqwest::Error) -> ProbeExchangeError {
     if error.is_timeout() {
-        return ProbeExchangeError { outcome: ProbeCheckOutcome::TimedOut, mend: None };
+        return ProbeExchangeError { outcome: ProbeCheckOutcome::TimedOut, fix: None };
     }
     ProbeExchangeError {
         outcome: ProbeCheckOutcome::Failed(root_cause(&error)),
-        mend: tls_error_hint(&error),
+        fix: tls_error_hint(&error),
     }
 }
 
-/// The innermost cause: "Connection refused" says more than "error sending request".
+/// The innermost cause: "Connection refused" is more specific than "error sending request".
 pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(source) = cause.source() {

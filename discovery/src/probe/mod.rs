@@ -1,4 +1,4 @@
-//! Asks an engine what it is and whether it can take part.
+//! Probes an engine: its kind, its facts, and whether it is ready for traffic.
 
 mod events;
 mod hashing;
@@ -21,16 +21,16 @@ use self::http::{ProbeError, ProbeResponse, ProbeSession};
 use self::report::{ProbeReport, ProbeVerdict};
 use self::responses::SglangServerInfo;
 
-/// The bootstrap server's port where neither source nor engine names one: the default of SGLang and of vLLM's Mooncake.
+/// The bootstrap server's port if neither source nor engine names one: the default of SGLang and of vLLM's Mooncake.
 pub(crate) const DEFAULT_BOOTSTRAP_PORT: u16 = 8998;
 
-/// Probes engines; cheap to share.
+/// Probes engines over a shared HTTP client.
 pub(crate) struct EngineProber {
     client: reqwest::Client,
     api_key: Option<String>,
 }
 
-/// What the first exchange told about the engine's kind.
+/// The engine's kind, with the response that identified it.
 enum ProbedEngineKind {
     Sglang(Box<SglangServerInfo>),
     Vllm { version: String },
@@ -41,58 +41,58 @@ impl EngineProber {
         Ok(Self { client: http::client(options)?, api_key: options.api_key.clone() })
     }
 
-    /// Asks everything that decides whether `listed` may be sent traffic.
+    /// Sends all requests that determine whether the gateway may route to `listed`.
     pub(crate) async fn probe(&self, listed: &ListedInstance) -> ProbeReport {
-        let mut talk = ProbeSession::new(&self.client, self.api_key.as_deref());
-        let verdict = match kind(&mut talk, listed).await {
-            Ok(ProbedEngineKind::Sglang(info)) => sglang::probe(&mut talk, listed, *info).await,
-            Ok(ProbedEngineKind::Vllm { version }) => vllm::probe(&mut talk, listed, version).await,
-            Err(trouble) => not_ready(trouble, None),
+        let mut session = ProbeSession::new(&self.client, self.api_key.as_deref());
+        let verdict = match kind(&mut session, listed).await {
+            Ok(ProbedEngineKind::Sglang(info)) => sglang::probe(&mut session, listed, *info).await,
+            Ok(ProbedEngineKind::Vllm { version }) => vllm::probe(&mut session, listed, version).await,
+            Err(error) => not_ready(error, None),
         };
-        ProbeReport { checks: talk.checks, verdict }
+        ProbeReport { checks: session.checks, verdict }
     }
 }
 
-fn not_ready(trouble: ProbeError, facts: Option<EngineFacts>) -> ProbeVerdict {
-    ProbeVerdict::NotReady { reason: trouble.reason, facts, timed_out: trouble.timed_out }
+fn not_ready(error: ProbeError, facts: Option<EngineFacts>) -> ProbeVerdict {
+    ProbeVerdict::NotReady { reason: error.reason, facts, timed_out: error.timed_out }
 }
 
-/// Finds the engine's kind. The deprecated `/get_server_info` comes last: a vLLM would log one more 404 per probe.
-async fn kind(talk: &mut ProbeSession<'_>, listed: &ListedInstance) -> Result<ProbedEngineKind, ProbeError> {
+/// Determines the engine's kind. The deprecated `/get_server_info` comes last: a vLLM would log one more 404 per probe.
+async fn kind(session: &mut ProbeSession<'_>, listed: &ListedInstance) -> Result<ProbedEngineKind, ProbeError> {
     let declared = listed.declared.engine;
     let mut failed = None;
     if declared != Some(EngineKind::Vllm) {
-        match server_info(talk, &listed.url, "/server_info").await {
+        match server_info(session, &listed.url, "/server_info").await {
             Ok(Some(info)) => return Ok(ProbedEngineKind::Sglang(Box::new(info))),
             Ok(None) => {}
-            // A vLLM in development mode has this path too, and fails there if it cannot describe its environment.
-            Err(trouble) if trouble.server_error && declared.is_none() => failed = Some(trouble),
-            Err(trouble) => return Err(trouble),
+            // A vLLM in development mode has this path too, and returns 500 if it cannot describe its environment.
+            Err(error) if error.server_error && declared.is_none() => failed = Some(error),
+            Err(error) => return Err(error),
         }
     }
     if declared != Some(EngineKind::Sglang) {
-        match vllm::version(talk, &listed.url).await {
+        match vllm::version(session, &listed.url).await {
             Ok(Some(version)) => return Ok(ProbedEngineKind::Vllm { version }),
             Ok(None) => {}
-            Err(trouble) => return Err(failed.unwrap_or(trouble)),
+            Err(error) => return Err(failed.unwrap_or(error)),
         }
     }
-    if let Some(trouble) = failed {
-        return Err(trouble);
+    if let Some(error) = failed {
+        return Err(error);
     }
     if declared != Some(EngineKind::Vllm)
-        && let Some(info) = server_info(talk, &listed.url, "/get_server_info").await?
+        && let Some(info) = server_info(session, &listed.url, "/get_server_info").await?
     {
         return Ok(ProbedEngineKind::Sglang(Box::new(info)));
     }
     let expected = match declared {
         Some(EngineKind::Sglang) => {
-            "it does not answer as SGLang (no usable /server_info or /get_server_info)"
+            "it does not respond as SGLang (no usable /server_info or /get_server_info)"
         }
-        Some(EngineKind::Vllm) => "it does not answer as vLLM (no usable /version)",
-        None => "it answers neither as SGLang (/server_info) nor as vLLM (/version)",
+        Some(EngineKind::Vllm) => "it does not respond as vLLM (no usable /version)",
+        None => "it responds neither as SGLang (/server_info) nor as vLLM (/version)",
     };
-    let reason = talk.set_fix(
+    let reason = session.set_fix(
         format!("{}: {expected}", listed.url),
         "check that the URL is an engine's HTTP port, and `engine` if it is set",
     );
@@ -100,32 +100,32 @@ async fn kind(talk: &mut ProbeSession<'_>, listed: &ListedInstance) -> Result<Pr
 }
 
 async fn server_info(
-    talk: &mut ProbeSession<'_>,
+    session: &mut ProbeSession<'_>,
     base: &str,
     path: &str,
 ) -> Result<Option<SglangServerInfo>, ProbeError> {
-    let answer = talk.get(format!("{base}{path}")).await?;
-    check_status(talk, &answer)?;
-    let info = (answer.status == 200).then(|| SglangServerInfo::parse(&answer.body)).flatten();
-    talk.set_conclusion(match &info {
+    let response = session.get(format!("{base}{path}")).await?;
+    check_status(session, &response)?;
+    let info = (response.status == 200).then(|| SglangServerInfo::parse(&response.body)).flatten();
+    session.set_conclusion(match &info {
         Some(info) => format!("SGLang {}", info.version.as_deref().unwrap_or("of unknown version")),
-        None => "not SGLang's answer".to_owned(),
+        None => "not SGLang's response".to_owned(),
     });
     Ok(info)
 }
 
-/// Refuses the statuses that no other path would answer better.
-fn check_status(talk: &mut ProbeSession<'_>, answer: &ProbeResponse) -> Result<(), ProbeError> {
-    let ProbeResponse { url, status, .. } = answer;
+/// Fails for statuses for which trying another path would not help.
+fn check_status(session: &mut ProbeSession<'_>, response: &ProbeResponse) -> Result<(), ProbeError> {
+    let ProbeResponse { url, status, .. } = response;
     match status {
-        401 | 403 => Err(ProbeError::new(talk.set_fix(
-            format!("GET {url}: HTTP {status}, the engine wants an API key"),
-            "set the engine API key of the gateway to the engine's --api-key",
+        401 | 403 => Err(ProbeError::new(session.set_fix(
+            format!("GET {url}: HTTP {status}, the engine requires an API key"),
+            "set the gateway's --engine-api-key to the engine's --api-key",
         ))),
         500.. => {
-            let reason = talk.set_fix(
+            let reason = session.set_fix(
                 format!("GET {url}: HTTP {status}"),
-                "the engine is starting or broken; see its log",
+                "the engine is starting or has failed; see its log",
             );
             Err(ProbeError { server_error: true, ..ProbeError::new(reason) })
         }
@@ -133,32 +133,32 @@ fn check_status(talk: &mut ProbeSession<'_>, answer: &ProbeResponse) -> Result<(
     }
 }
 
-/// Served models: declared, else `/v1/models`, else what `fallback` says. And the context length, if told.
+/// Served models: the declared ones, else those of `/v1/models`, else `fallback`; with the context length, if reported.
 async fn models(
-    talk: &mut ProbeSession<'_>,
+    session: &mut ProbeSession<'_>,
     listed: &ListedInstance,
     fallback: Option<String>,
 ) -> Result<responses::ServedModels, ProbeError> {
-    let answer = talk.get(format!("{}/v1/models", listed.url)).await?;
-    check_status(talk, &answer)?;
-    let mut models = responses::ServedModels::parse(&answer.body).unwrap_or_default();
+    let response = session.get(format!("{}/v1/models", listed.url)).await?;
+    check_status(session, &response)?;
+    let mut models = responses::ServedModels::parse(&response.body).unwrap_or_default();
     if !listed.declared.models.is_empty() {
         models.names = responses::distinct(listed.declared.models.iter().cloned());
     } else if models.names.is_empty() {
         models.names = responses::distinct(fallback);
     }
     if models.names.is_empty() {
-        let reason = talk.set_fix(
-            format!("GET {}: HTTP {} names no model", answer.url, answer.status),
-            "name the served models with `models`",
+        let reason = session.set_fix(
+            format!("GET {}: HTTP {} names no model", response.url, response.status),
+            "list the served models in `models`",
         );
         return Err(ProbeError::new(reason));
     }
-    talk.set_conclusion(format!("serves {}", models.names.join(", ")));
+    session.set_conclusion(format!("serves {}", models.names.join(", ")));
     Ok(models)
 }
 
-/// Where decode engines reach the bootstrap server of a prefill.
+/// Address at which decode engines reach the bootstrap server of a prefill.
 fn bootstrap(listed: &ListedInstance, reported: Option<u16>) -> BootstrapAddress {
     let port = listed.declared.bootstrap_port.or(reported).unwrap_or(DEFAULT_BOOTSTRAP_PORT);
     BootstrapAddress { host: listed.host.clone(), port }
@@ -168,19 +168,19 @@ fn bootstrap_url(bootstrap: &BootstrapAddress, path_and_query: &str) -> String {
     format!("http://{}:{}{path_and_query}", bracketed(&bootstrap.host), bootstrap.port)
 }
 
-/// Why an engine in another role than listed cannot be used.
+/// The problem and the fix for an engine that runs in another role than listed; `None` if the roles match.
 fn role_mismatch(listed: EngineRole, reported: Option<EngineRole>) -> Option<(String, String)> {
     let reported = reported.filter(|reported| *reported != listed)?;
     let started = match reported {
         EngineRole::Plain => "without --disaggregation-mode".to_owned(),
         role => format!("with --disaggregation-mode {role}"),
     };
-    let wanted = match listed {
+    let restart = match listed {
         EngineRole::Plain => "start it without --disaggregation-mode".to_owned(),
         role => format!("start it with --disaggregation-mode {role}"),
     };
     Some((
         format!("listed as {listed}, but the engine runs {started}"),
-        format!("list it as {reported}, or {wanted}"),
+        format!("list it as {reported}, or {restart}"),
     ))
 }

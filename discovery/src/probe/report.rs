@@ -1,42 +1,42 @@
-//! What was asked of an engine and what was concluded, in words that a person can act on.
+//! The report of a probe: every exchange, its conclusion, and a fix for each problem.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::topology::EngineFacts;
 
-/// Everything one probe did.
+/// The exchanges and the verdict of one probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeReport {
-    /// Every exchange, in order.
+    /// All exchanges, in order.
     pub checks: Vec<ProbeCheck>,
-    /// What follows from them.
+    /// The verdict derived from the checks.
     pub verdict: ProbeVerdict,
 }
 
 /// One HTTP exchange with an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeCheck {
-    /// The URL that was read with GET.
+    /// URL of the GET request.
     pub url: String,
-    /// What came back.
+    /// The HTTP status, or the failure.
     pub outcome: ProbeCheckOutcome,
-    /// How long it took.
+    /// Duration of the exchange, body included.
     pub duration: Duration,
-    /// What this tells about the engine.
+    /// Conclusion about the engine, as text.
     pub conclusion: String,
-    /// What a person can do about it; `None` if nothing is wrong.
+    /// How to fix the problem; `None` if there is none.
     pub fix: Option<String>,
 }
 
 /// How an exchange ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProbeCheckOutcome {
-    /// An HTTP status arrived, and a body within bounds.
+    /// A response arrived, with a body within the size limit.
     Status(u16),
-    /// Nothing usable arrived within the time limit.
+    /// No complete response arrived within the time limit.
     TimedOut,
-    /// Not even a status, such as "connection refused".
+    /// The exchange failed without a response, such as "connection refused".
     Failed(String),
 }
 
@@ -44,31 +44,31 @@ impl fmt::Display for ProbeCheckOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Status(status) => write!(f, "HTTP {status}"),
-            Self::TimedOut => f.write_str("no answer in time"),
+            Self::TimedOut => f.write_str("no response in time"),
             Self::Failed(why) => f.write_str(why),
         }
     }
 }
 
-/// What a probe concluded.
+/// The result of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProbeVerdict {
     /// The engine serves, in the role it is listed with.
     Ready(EngineFacts),
-    /// A vLLM engine serves, but does not say how it moves KV. A decode may take it from its prefills.
+    /// A vLLM engine serves, but does not report its KV connector. A decode may adopt that of its prefills.
     NoConnector {
-        /// What is known, without `transfer`.
+        /// The reported facts, without `transfer`.
         facts: EngineFacts,
-        /// What is missing and how to say it.
+        /// What is missing and how to configure it.
         reason: String,
     },
-    /// The engine must not be sent traffic.
+    /// The gateway must not route to the engine.
     NotReady {
-        /// What is wrong, where, and how to mend it.
+        /// What is wrong, where, and how to fix it.
         reason: String,
-        /// What it answered nevertheless.
+        /// The facts, if the engine reported them.
         facts: Option<EngineFacts>,
-        /// Whether the only trouble was a time-out.
+        /// Whether the only error was a timeout.
         timed_out: bool,
     },
 }

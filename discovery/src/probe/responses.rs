@@ -1,4 +1,4 @@
-//! What engines answer, read tolerantly: unknown members are ignored, missing ones are `None`.
+//! Parses engines' responses leniently: unknown members are ignored, missing ones are `None`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,19 +9,19 @@ use serde_json::Value;
 use crate::kv_cache::PrefetchPolicy;
 use crate::topology::{EngineRole, KvConnector, PriorityOrder};
 
-/// Most model names taken from one engine.
+/// Maximum number of model names per engine.
 const MAX_MODELS: usize = 1024;
-/// Most data-parallel ranks taken from one engine.
+/// Maximum number of data-parallel ranks per engine.
 pub(crate) const MAX_RANKS: u32 = 4096;
-/// Longest name of a hash algorithm that is taken.
+/// Longest accepted name of a hash algorithm in bytes.
 const MAX_ALGORITHM: usize = 64;
-/// Longest path of a tokenizer that is taken: Linux has none that is longer.
+/// Longest accepted path of a tokenizer in bytes: Linux' `PATH_MAX`.
 const MAX_PATH: usize = 4096;
-/// Priorities count milliseconds. An engine that stops running requests only for differences from here on, more than a quarter of an hour,
-/// is taken for one that stops none.
+/// The gateway's priorities are in milliseconds. An engine that preempts running requests only for differences of at least this value,
+/// more than a quarter of an hour, counts as one without preemption.
 const NO_PREEMPTION: u64 = 1_000_000;
 
-/// SGLang's `/server_info`: its server arguments and state; `/model_info` has the first half of these members.
+/// SGLang's `/server_info`: server arguments and state; `/model_info` has the first half of these members.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct SglangServerInfo {
     #[serde(default)]
@@ -33,7 +33,7 @@ pub(crate) struct SglangServerInfo {
     pub(crate) chat_template: Option<String>,
     #[serde(default)]
     pub(crate) served_model_name: Option<String>,
-    /// Absent: the engine does not say. Present and null or `"null"`: a plain engine.
+    /// Absent: not reported. Present and null or `"null"`: a plain engine.
     #[serde(default, deserialize_with = "present")]
     pub(crate) disaggregation_mode: Option<Option<String>>,
     #[serde(default)]
@@ -46,7 +46,7 @@ pub(crate) struct SglangServerInfo {
     pub(crate) page_size: Option<u32>,
     #[serde(default)]
     pub(crate) context_length: Option<u32>,
-    // What follows is about the KV cache. An engine serves without it, so a member of another form is only not understood.
+    // The following members describe the KV cache. They are optional, so a member of an unexpected type counts as missing.
     #[serde(default, deserialize_with = "lenient")]
     pub(crate) disable_radix_cache: Option<bool>,
     #[serde(default, deserialize_with = "lenient")]
@@ -99,7 +99,7 @@ fn lenient<'de, T: DeserializeOwned, D: serde::Deserializer<'de>>(
     Value::deserialize(deserializer).map(|value| T::deserialize(value).ok())
 }
 
-/// Reads a member that is an object, or JSON in a text as it was given on the command line.
+/// Parses a member that is an object, or a string with JSON from the engine's command line.
 pub(super) fn embedded<T: DeserializeOwned>(member: Option<&Value>) -> Option<T> {
     match member? {
         Value::String(text) => serde_json::from_str(text).ok(),
@@ -114,7 +114,7 @@ impl SglangServerInfo {
         (info.disaggregation_mode.is_some() || info.model_path.is_some()).then_some(info)
     }
 
-    /// Where the tokenizer is whose chat template the engine uses.
+    /// The tokenizer's path; `None` if the engine uses another chat template than the tokenizer's.
     pub(crate) fn tokenizer(&self) -> Option<String> {
         match self.chat_template {
             None => tokenizer(self.tokenizer_path.as_deref().or(self.model_path.as_deref())),
@@ -122,10 +122,10 @@ impl SglangServerInfo {
         }
     }
 
-    /// How it orders waiting requests by priority, if it does that and stops no running ones for it.
+    /// The order of waiting requests by priority; `None` without priority scheduling, or if it preempts running requests.
     pub(crate) fn priority_order(&self) -> Option<PriorityOrder> {
         let preempts = self.disable_priority_preemption != Some(true)
-            && self.priority_scheduling_preemption_threshold.is_none_or(|least| least < NO_PREEMPTION);
+            && self.priority_scheduling_preemption_threshold.is_none_or(|threshold| threshold < NO_PREEMPTION);
         if self.enable_priority_scheduling != Some(true) || preempts {
             return None;
         }
@@ -145,9 +145,9 @@ impl SglangServerInfo {
     }
 }
 
-/// Where a tokenizer is, if it is told in earnest.
-pub(crate) fn tokenizer(told: Option<&str>) -> Option<String> {
-    told.filter(|path| !path.is_empty() && path.len() <= MAX_PATH).map(str::to_owned)
+/// The reported path of a tokenizer, unless it is empty or too long.
+pub(crate) fn tokenizer(reported: Option<&str>) -> Option<String> {
+    reported.filter(|path| !path.is_empty() && path.len() <= MAX_PATH).map(str::to_owned)
 }
 
 /// `/v1/models` of both engines.
@@ -155,9 +155,9 @@ pub(crate) fn tokenizer(told: Option<&str>) -> Option<String> {
 pub(crate) struct ServedModels {
     /// Served names in the engine's order, without duplicates.
     pub(crate) names: Vec<String>,
-    /// The smallest `max_model_len`, if any is told.
+    /// The smallest reported `max_model_len` in tokens.
     pub(crate) context_length: Option<u32>,
-    /// What the first model is loaded from: a path or a repository name.
+    /// Source of the first model: a path or a repository name.
     pub(crate) root: Option<String>,
 }
 
@@ -184,7 +184,7 @@ impl ServedModels {
     }
 }
 
-/// Names in their order, without duplicates and empty ones.
+/// The names in the same order, without duplicates and empty names.
 pub(crate) fn distinct(names: impl IntoIterator<Item = String>) -> Vec<String> {
     let mut seen = BTreeSet::new();
     names.into_iter().filter(|name| !name.is_empty() && seen.insert(name.clone())).take(MAX_MODELS).collect()
@@ -196,7 +196,7 @@ pub(crate) fn version(body: &[u8]) -> Option<String> {
     struct VllmVersionBody {
         version: String,
     }
-    serde_json::from_slice::<VllmVersionBody>(body).ok().map(|answer| answer.version)
+    serde_json::from_slice::<VllmVersionBody>(body).ok().map(|response| response.version)
 }
 
 /// The Mooncake bootstrap server's `/query`: `{"<dp rank>": {"engine_id": …, "worker_addr": …}}`.
@@ -209,19 +209,19 @@ pub(crate) fn engine_ids(body: &[u8]) -> Option<BTreeMap<u32, String>> {
     Some(ranks.into_iter().take(MAX_RANKS as usize).map(|(rank, entry)| (rank, entry.engine_id)).collect())
 }
 
-/// What vLLM's `/metrics` tells besides numbers: a connector registers its families when it is made.
+/// Configuration derived from vLLM's `/metrics`: a connector registers its metric families when it is created.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct VllmMetrics {
     nixl: bool,
     mooncake: bool,
-    /// Whether there is a store's connector, alone or beside another.
+    /// Whether a store's connector is in use, alone or with another connector.
     pub(crate) store: bool,
     pub(crate) block_size: Option<u32>,
-    /// Tokens per hashed block, where that is set apart from `block_size`.
+    /// Tokens per hashed block, if it differs from `block_size`.
     pub(crate) hash_block_size: Option<u32>,
     pub(crate) hash_algorithm: Option<String>,
     pub(crate) prefix_caching: Option<bool>,
-    /// Whether blocks are kept in the host's memory too.
+    /// Whether blocks are offloaded to host memory.
     pub(crate) offloading: Option<bool>,
     /// Data-parallel ranks behind this server, by the `engine` label.
     pub(crate) ranks: Option<u32>,
@@ -248,20 +248,20 @@ impl VllmMetrics {
         metrics
     }
 
-    /// The labels are the members of vLLM's cache configuration, written as Python does.
+    /// The labels are the fields of vLLM's cache configuration, formatted by Python.
     fn read_cache_config(&mut self, sample: &str) {
-        let told = |name: &str| label(sample, name).filter(|value| *value != "None");
-        self.block_size = self.block_size.or_else(|| told("block_size")?.parse().ok());
-        self.hash_block_size = self.hash_block_size.or_else(|| told("hash_block_size")?.parse().ok());
+        let reported = |name: &str| label(sample, name).filter(|value| *value != "None");
+        self.block_size = self.block_size.or_else(|| reported("block_size")?.parse().ok());
+        self.hash_block_size = self.hash_block_size.or_else(|| reported("hash_block_size")?.parse().ok());
         self.prefix_caching =
-            told("enable_prefix_caching").map(|value| value == "True").or(self.prefix_caching);
+            reported("enable_prefix_caching").map(|value| value == "True").or(self.prefix_caching);
         self.offloading = label(sample, "kv_offloading_size").map(|size| size != "None").or(self.offloading);
-        if let Some(name) = told("prefix_caching_hash_algo").filter(|name| name.len() <= MAX_ALGORITHM) {
+        if let Some(name) = reported("prefix_caching_hash_algo").filter(|name| name.len() <= MAX_ALGORITHM) {
             self.hash_algorithm = Some(name.to_owned());
         }
     }
 
-    /// The connector that decides the order of the legs: a store beside another connector decides nothing.
+    /// The connector that determines the order of the legs: a store connector counts only if it is the only one.
     pub(crate) fn connector(&self) -> Option<KvConnector> {
         if self.nixl {
             Some(KvConnector::Nixl)
@@ -275,7 +275,7 @@ impl VllmMetrics {
     }
 }
 
-/// Value of a label whose value needs no unescaping.
+/// The value of a label; escape sequences are not supported.
 fn label<'a>(sample: &'a str, name: &str) -> Option<&'a str> {
     let rest =
         ["{", ","].iter().find_map(|before| Some(sample.split_once(&format!("{before}{name}=\""))?.1))?;

@@ -1,4 +1,4 @@
-//! What SGLang says about itself (0.5.23: `/server_info`, `/model_info`, `/v1/models`, the prefill's bootstrap server).
+//! Probes SGLang engines (0.5.23: `/server_info`, `/model_info`, `/v1/models`, the prefill's bootstrap server).
 
 use super::http::{ProbeError, ProbeSession};
 use super::report::ProbeVerdict;
@@ -7,26 +7,26 @@ use super::{bootstrap, bootstrap_url, events, hashing, models, not_ready, role_m
 use crate::listing::ListedInstance;
 use crate::topology::{BootstrapAddress, EngineFacts, EngineKind, EngineRole, KvTransferMethod};
 
-/// Answers 200 once every rank of the prefill is registered, and 503 before.
+/// Returns 200 once every rank of the prefill is registered, and 503 before.
 const ROUTE_ALL_RANKS: &str =
     "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
-/// The same question as SGLang before 0.5.6 or so asks it; a newer server answers the one above.
+/// The same query for SGLang before about 0.5.6; newer servers support the one above.
 const ROUTE_ALL_RANKS_OLD: &str = "/route?engine_rank=-1&target_dp_group=-1&target_pp_rank=-1";
 
 pub(super) async fn probe(
-    talk: &mut ProbeSession<'_>,
+    session: &mut ProbeSession<'_>,
     listed: &ListedInstance,
     mut info: SglangServerInfo,
 ) -> ProbeVerdict {
     if (info.disaggregation_mode.is_none() || info.served_model_name.is_none())
-        && let Err(trouble) = complete(talk, listed, &mut info).await
+        && let Err(error) = complete(session, listed, &mut info).await
     {
-        return not_ready(trouble, None);
+        return not_ready(error, None);
     }
     let fallback = info.served_model_name.clone().or_else(|| info.model_path.clone());
-    let models = match models(talk, listed, fallback).await {
+    let models = match models(session, listed, fallback).await {
         Ok(models) => models,
-        Err(trouble) => return not_ready(trouble, None),
+        Err(error) => return not_ready(error, None),
     };
     let bootstrap =
         (listed.role == EngineRole::Prefill).then(|| bootstrap(listed, info.disaggregation_bootstrap_port));
@@ -48,68 +48,68 @@ pub(super) async fn probe(
         store: store::sglang(&info, &listed.declared.kv),
         priority_order: info.priority_order(),
     };
-    if let Some((concluded, mend)) = role_mismatch(listed.role, facts.reported_role) {
-        let reason = format!("{}: {}", listed.url, talk.set_fix(concluded, mend));
+    if let Some((concluded, fix)) = role_mismatch(listed.role, facts.reported_role) {
+        let reason = format!("{}: {}", listed.url, session.set_fix(concluded, fix));
         return not_ready(ProbeError::new(reason), Some(facts));
     }
     if let Some(bootstrap) = bootstrap
-        && let Err(trouble) = all_ranks_registered(talk, &bootstrap).await
+        && let Err(error) = all_ranks_registered(session, &bootstrap).await
     {
-        return not_ready(trouble, Some(facts));
+        return not_ready(error, Some(facts));
     }
     ProbeVerdict::Ready(facts)
 }
 
-/// Fills in what the first answer lacks; that there is no such path is no trouble.
+/// Fills in members that `/server_info` lacks. A missing path is not an error.
 async fn complete(
-    talk: &mut ProbeSession<'_>,
+    session: &mut ProbeSession<'_>,
     listed: &ListedInstance,
     info: &mut SglangServerInfo,
 ) -> Result<(), ProbeError> {
     for path in ["/model_info", "/get_model_info"] {
-        let answer = talk.get(format!("{}{path}", listed.url)).await?;
-        if answer.status == 200
-            && let Some(more) = SglangServerInfo::parse(&answer.body)
+        let response = session.get(format!("{}{path}", listed.url)).await?;
+        if response.status == 200
+            && let Some(more) = SglangServerInfo::parse(&response.body)
         {
-            talk.set_conclusion("completes the server's answer");
+            session.set_conclusion("completes the response of /server_info");
             info.disaggregation_mode = info.disaggregation_mode.take().or(more.disaggregation_mode);
             info.served_model_name = info.served_model_name.take().or(more.served_model_name);
             info.model_path = info.model_path.take().or(more.model_path);
             info.tokenizer_path = info.tokenizer_path.take().or(more.tokenizer_path);
             return Ok(());
         }
-        talk.set_conclusion("tells nothing");
+        session.set_conclusion("no usable response");
     }
     Ok(())
 }
 
 async fn all_ranks_registered(
-    talk: &mut ProbeSession<'_>,
+    session: &mut ProbeSession<'_>,
     bootstrap: &BootstrapAddress,
 ) -> Result<(), ProbeError> {
-    let mut answer = talk.get(bootstrap_url(bootstrap, ROUTE_ALL_RANKS)).await.map_err(|trouble| {
-        let reason = talk.set_fix(
-            trouble.reason,
+    let mut response = session.get(bootstrap_url(bootstrap, ROUTE_ALL_RANKS)).await.map_err(|error| {
+        let reason = session.set_fix(
+            error.reason,
             "check --disaggregation-bootstrap-port of the prefill against `bootstrap_port`, and that the port is reachable",
         );
-        ProbeError { reason, ..trouble }
+        ProbeError { reason, ..error }
     })?;
-    if answer.status == 400 {
-        talk.set_conclusion("an older bootstrap server: asked in the old way");
-        answer = talk.get(bootstrap_url(bootstrap, ROUTE_ALL_RANKS_OLD)).await?;
+    if response.status == 400 {
+        session.set_conclusion("an older bootstrap server: retrying with the old query");
+        response = session.get(bootstrap_url(bootstrap, ROUTE_ALL_RANKS_OLD)).await?;
     }
-    let what = format!("GET {}: HTTP {}", answer.url, answer.status);
-    match answer.status {
+    let what = format!("GET {}: HTTP {}", response.url, response.status);
+    match response.status {
         200 => {
-            talk.set_conclusion("all ranks are registered");
+            session.set_conclusion("all ranks are registered");
             Ok(())
         }
-        503 => Err(ProbeError::new(talk.set_fix(
+        503 => Err(ProbeError::new(session.set_fix(
             format!("{what}, not all ranks of the prefill are registered"),
-            "it is starting; if this stays, see its log for a rank that failed",
+            "it is starting; if this persists, see its log for a rank that failed",
         ))),
-        _ => Err(ProbeError::new(talk.set_fix(
-            format!("{what} is no SGLang bootstrap server's answer"),
+        _ => Err(ProbeError::new(session.set_fix(
+            format!("{what} is no SGLang bootstrap server's response"),
             "check --disaggregation-bootstrap-port of the prefill against `bootstrap_port`",
         ))),
     }

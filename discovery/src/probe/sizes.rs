@@ -1,23 +1,23 @@
-//! How much is taken of engines' answers: for fuzzing.
+//! Sizes of the values parsed from engines' responses, for the fuzz target that checks their bounds.
 
 use super::responses::{self, ServedModels, SglangServerInfo, VllmMetrics};
 use super::{events, hashing, store};
 use crate::kv_cache::{DeclaredKvFacts, EngineBlockHashing, EngineStoreFacts, KvEventSource, StoreKeyScheme};
 
-/// Numbers of things and lengths of texts that were taken of one body, whichever path it is the answer of.
+/// Counts and text lengths parsed from one body, read as the response of every path.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ProbeResponseSizes {
-    /// Names of models.
+    /// Number of model names.
     pub models: usize,
-    /// Data-parallel ranks.
+    /// Number of data-parallel ranks.
     pub ranks: usize,
-    /// Where KV events are published.
+    /// Number of KV event sources.
     pub event_sources: usize,
-    /// The longest text, except names and versions.
+    /// Length of the longest text in bytes, except names and versions.
     pub longest: usize,
 }
 
-/// Reads `body` as the answer of every path that is requested.
+/// Parses `body` as the response of every path that probes request.
 #[must_use]
 pub fn response_sizes(body: &[u8]) -> ProbeResponseSizes {
     let declared = DeclaredKvFacts::default();

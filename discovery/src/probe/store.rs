@@ -1,16 +1,16 @@
-//! How an engine keeps KV pages in a Mooncake store.
+//! Derives from an engine's responses how it stores KV pages in a Mooncake store.
 
 use serde::Deserialize;
 
 use super::responses::{SglangServerInfo, embedded};
 use crate::kv_cache::{DeclaredKvFacts, EngineStoreFacts, StoreKeyScheme};
 
-/// Tokens from which SGLang reads from the store if nothing else is configured.
+/// SGLang's default for the minimum number of tokens to read from the store.
 const SGLANG_PREFETCH_THRESHOLD: u32 = 256;
-/// Longest text that becomes part of a key, or an address.
+/// Longest accepted key part or address, in bytes.
 pub(crate) const MAX_TEXT: usize = 255;
 
-/// SGLang's `hicache_object_layout` of `/server_info`. The members that matter stand in an object of the same name.
+/// SGLang's `hicache_object_layout` of `/server_info`. The relevant members are in a nested object of the same name.
 #[derive(Default, Deserialize)]
 struct HicacheLayoutBody {
     #[serde(default)]
@@ -28,12 +28,12 @@ struct HicacheKeyLayout {
     pp_size: Option<u32>,
 }
 
-/// What matters of SGLang's `--hicache-storage-backend-extra-config`.
+/// The relevant members of SGLang's `--hicache-storage-backend-extra-config`.
 #[derive(Default, Deserialize)]
 struct HicacheExtraConfig {
     #[serde(default)]
     prefetch_threshold: Option<u32>,
-    /// With engines of several tensor-parallel sizes on one store: the ranks that all of them write for.
+    /// With engines of several tensor-parallel sizes on one store: the common number of ranks that all of them write objects for.
     #[serde(default)]
     tp_lcm_size: Option<u32>,
     #[serde(default)]
@@ -50,7 +50,7 @@ pub(super) fn sglang(info: &SglangServerInfo, declared: &DeclaredKvFacts) -> Opt
         .unwrap_or_default()
         .hicache_object_layout;
     let given = info.hicache_storage_backend_extra_config.as_ref();
-    // A configuration that cannot be read here, such as `@file`, may say anything.
+    // A configuration that cannot be read here, such as `@file`, may have any content.
     let extra: Option<HicacheExtraConfig> =
         given.map_or_else(|| Some(HicacheExtraConfig::default()), |given| embedded(Some(given)));
     let threshold = extra.as_ref().map(|extra| extra.prefetch_threshold.unwrap_or(SGLANG_PREFETCH_THRESHOLD));
@@ -66,7 +66,7 @@ pub(super) fn sglang(info: &SglangServerInfo, declared: &DeclaredKvFacts) -> Opt
         },
         tp_size: declared.tp_size.or(split).or_else(|| attention_ranks(info)),
         pp_size: keys.pp_size.or(info.pp_size),
-        // The engine never reads less than a page.
+        // The engine reads at least one page.
         prefetch_threshold: declared
             .prefetch_threshold
             .or(threshold)
@@ -78,14 +78,14 @@ pub(super) fn sglang(info: &SglangServerInfo, declared: &DeclaredKvFacts) -> Opt
     })
 }
 
-/// Tensor-parallel ranks that share one request's attention. With DP attention, the data-parallel ranks divide them among each other.
+/// Tensor-parallel ranks that share one request's attention. With DP attention, they are divided between the data-parallel ranks.
 fn attention_ranks(info: &SglangServerInfo) -> Option<u32> {
     let groups = if info.enable_dp_attention == Some(true) { info.dp_size.unwrap_or(1).max(1) } else { 1 };
     let groups = groups.checked_mul(info.attn_cp_size.unwrap_or(1).max(1))?;
     info.tp_size.filter(|size| *size >= groups && size % groups == 0).map(|size| size / groups)
 }
 
-/// vLLM tells that it has a store, and what the model part of its keys is made from; the rest is declared.
+/// vLLM reports that it uses a store, and the source of the model part of its keys; the rest must be declared.
 pub(super) fn vllm(model_root: Option<&str>, declared: &DeclaredKvFacts) -> EngineStoreFacts {
     let model = model_root.map(|root| root.trim_end_matches('/')).and_then(|root| root.rsplit('/').next());
     EngineStoreFacts {
@@ -95,7 +95,7 @@ pub(super) fn vllm(model_root: Option<&str>, declared: &DeclaredKvFacts) -> Engi
         },
         tp_size: declared.tp_size,
         pp_size: None,
-        // Its connector asks for every block.
+        // Its connector queries every block.
         prefetch_threshold: declared.prefetch_threshold.or(Some(0)),
         prefetch_policy: None,
         master: None,

@@ -8,7 +8,7 @@ fn told_with(members: &str, declared: &DeclaredKvFacts) -> Option<EngineStoreFac
     sglang(&SglangServerInfo::parse(body.as_bytes()).unwrap(), declared)
 }
 
-fn told(members: &str) -> Option<EngineStoreFacts> {
+fn reported(members: &str) -> Option<EngineStoreFacts> {
     told_with(members, &DeclaredKvFacts::default())
 }
 
@@ -17,8 +17,8 @@ const ON: &str = r#""enable_hierarchical_cache":true,"hicache_storage_backend":"
 const LAYOUT: &str = r#""hicache_object_layout":{"enabled":false,"backend":"mooncake","page_size":32,"hicache_object_layout":{"pools":[],"key_prefix":"tiny","is_mla_backend":false,"pp_rank":0,"pp_size":1},"reason":"External L3 lookup requires rank-replicated/MLA pools"}"#;
 
 #[test]
-fn sglang_tells_its_layout() {
-    let store = told(&format!(
+fn sglang_reports_its_layout() {
+    let store = reported(&format!(
         r#"{ON},{LAYOUT},"tp_size":4,"hicache_storage_prefetch_policy":"wait_complete","hicache_storage_backend_extra_config":null"#
     ));
     assert_eq!(
@@ -33,25 +33,25 @@ fn sglang_tells_its_layout() {
         })
     );
     let none =
-        told(&format!(r#"{ON},"hicache_object_layout":{{"hicache_object_layout":{{"key_prefix":null}}}}"#));
+        reported(&format!(r#"{ON},"hicache_object_layout":{{"hicache_object_layout":{{"key_prefix":null}}}}"#));
     assert_eq!(none.unwrap().keys, StoreKeyScheme::Sglang { prefix: Some(String::new()), mla: None });
-    let old = told(ON).unwrap();
+    let old = reported(ON).unwrap();
     assert_eq!(old.keys, StoreKeyScheme::Sglang { prefix: None, mla: None }, "a version without layout");
 }
 
 #[test]
 fn sglang_without_hicache_or_with_other_backend_has_no_store() {
-    assert_eq!(told(r#""enable_hierarchical_cache":false,"hicache_storage_backend":"mooncake""#), None);
-    assert_eq!(told(r#""enable_hierarchical_cache":true,"hicache_storage_backend":null"#), None);
-    assert_eq!(told(r#""enable_hierarchical_cache":true,"hicache_storage_backend":"file""#), None);
-    let unified = told(&format!(r#"{ON},"hicache_storage_key_scheme":"unified""#)).unwrap();
+    assert_eq!(reported(r#""enable_hierarchical_cache":false,"hicache_storage_backend":"mooncake""#), None);
+    assert_eq!(reported(r#""enable_hierarchical_cache":true,"hicache_storage_backend":null"#), None);
+    assert_eq!(reported(r#""enable_hierarchical_cache":true,"hicache_storage_backend":"file""#), None);
+    let unified = reported(&format!(r#"{ON},"hicache_storage_key_scheme":"unified""#)).unwrap();
     assert!(matches!(unified.keys, StoreKeyScheme::Opaque { .. }));
 }
 
 #[test]
-fn sglangs_extra_configuration_counts() {
+fn sglangs_extra_configuration_is_used() {
     let extra = |text: &str| {
-        told(&format!(r#"{ON},"tp_size":2,"hicache_storage_backend_extra_config":{text}"#)).unwrap()
+        reported(&format!(r#"{ON},"tp_size":2,"hicache_storage_backend_extra_config":{text}"#)).unwrap()
     };
     let store = extra(
         r#""{\"prefetch_threshold\":512,\"tp_lcm_size\":8,\"master_server_address\":\"10.0.0.9:50051\"}""#,
@@ -61,7 +61,7 @@ fn sglangs_extra_configuration_counts() {
     let store = extra(r#"{"prefetch_threshold":1}"#);
     assert_eq!((store.prefetch_threshold, store.master), (Some(64), None), "a page at least");
     let file = extra(r#""@/etc/hicache.json""#);
-    assert_eq!((file.prefetch_threshold, file.tp_size), (None, Some(2)), "not told");
+    assert_eq!((file.prefetch_threshold, file.tp_size), (None, Some(2)), "not reported");
     let declared = DeclaredKvFacts {
         prefetch_threshold: Some(300),
         tp_size: Some(16),
@@ -75,7 +75,7 @@ fn sglangs_extra_configuration_counts() {
 
 #[test]
 fn data_parallel_attention_divides_the_ranks() {
-    let ranks = |members: &str| told(&format!("{ON},{members}")).unwrap().tp_size;
+    let ranks = |members: &str| reported(&format!("{ON},{members}")).unwrap().tp_size;
     assert_eq!(ranks(r#""tp_size":8,"dp_size":4,"enable_dp_attention":true"#), Some(2));
     assert_eq!(ranks(r#""tp_size":8,"dp_size":4,"enable_dp_attention":false"#), Some(8));
     assert_eq!(ranks(r#""tp_size":8,"dp_size":2,"enable_dp_attention":true,"attn_cp_size":2"#), Some(2));
@@ -107,7 +107,7 @@ proptest! {
     #[test]
     fn arbitrary_members_never_panic(tp in any::<u32>(), dp in any::<u32>(), cp in any::<u32>(), extra in "\\PC{0,30}") {
         let extra = serde_json::Value::String(extra);
-        let _ = told(&format!(
+        let _ = reported(&format!(
             r#"{ON},"tp_size":{tp},"dp_size":{dp},"attn_cp_size":{cp},"enable_dp_attention":true,"hicache_storage_backend_extra_config":{extra}"#
         ));
     }

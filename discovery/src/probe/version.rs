@@ -1,6 +1,6 @@
-//! Version numbers of engines, as far as decisions hang on them.
+//! Parses version numbers of engines, for behaviour that differs between releases.
 
-/// The first three numbers: `0.5.23.post1` is (0, 5, 23). `None` for what is no release, such as `0.0.0.dev1+g1234` or `main`.
+/// The first three numbers: `0.5.23.post1` is (0, 5, 23). `None` for a version that is no release, such as `0.0.0.dev1+g1234` or `main`.
 pub(super) fn release(version: &str) -> Option<(u32, u32, u32)> {
     let mut numbers = version.trim().trim_start_matches('v').split('.').map(|part| {
         let digits = part.find(|c: char| !c.is_ascii_digit()).map_or(part, |end| &part[..end]);

@@ -1,4 +1,4 @@
-//! What vLLM says about itself (0.32/0.33: `/version`, `/v1/models`, `/kv_event_sources`, `/metrics`, the Mooncake bootstrap's `/query`).
+//! Probes vLLM engines (0.32/0.33: `/version`, `/v1/models`, `/kv_event_sources`, `/metrics`, the Mooncake bootstrap's `/query`).
 
 use std::collections::BTreeMap;
 
@@ -12,28 +12,28 @@ use crate::topology::{BootstrapAddress, EngineFacts, EngineKind, EngineRole, KvC
 const SET_CONNECTOR: &str = "set `connector` to nixl, mooncake or store";
 
 /// The version, if the server is a vLLM.
-pub(super) async fn version(talk: &mut ProbeSession<'_>, base: &str) -> Result<Option<String>, ProbeError> {
-    let answer = talk.get(format!("{base}/version")).await?;
-    check_status(talk, &answer)?;
-    let version = (answer.status == 200).then(|| responses::version(&answer.body)).flatten();
-    talk.set_conclusion(match &version {
+pub(super) async fn version(session: &mut ProbeSession<'_>, base: &str) -> Result<Option<String>, ProbeError> {
+    let response = session.get(format!("{base}/version")).await?;
+    check_status(session, &response)?;
+    let version = (response.status == 200).then(|| responses::version(&response.body)).flatten();
+    session.set_conclusion(match &version {
         Some(version) => format!("vLLM {version}"),
-        None => "not vLLM's answer".to_owned(),
+        None => "not vLLM's response".to_owned(),
     });
     Ok(version)
 }
 
 pub(super) async fn probe(
-    talk: &mut ProbeSession<'_>,
+    session: &mut ProbeSession<'_>,
     listed: &ListedInstance,
     version: String,
 ) -> ProbeVerdict {
-    let models = match models(talk, listed, None).await {
+    let models = match models(session, listed, None).await {
         Ok(models) => models,
-        Err(trouble) => return not_ready(trouble, None),
+        Err(error) => return not_ready(error, None),
     };
-    let sources = events::vllm(talk, listed).await;
-    let metrics = metrics(talk, listed).await;
+    let sources = events::vllm(session, listed).await;
+    let metrics = metrics(session, listed).await;
     let with_store = metrics.store || listed.declared.connector == Some(KvConnector::Store);
     let kv = &listed.declared.kv;
     let mut facts = EngineFacts {
@@ -56,7 +56,7 @@ pub(super) async fn probe(
     if listed.role == EngineRole::Plain {
         return ProbeVerdict::Ready(facts);
     }
-    match transfer(talk, listed, &metrics).await {
+    match transfer(session, listed, &metrics).await {
         Ok(Some(transfer)) => {
             if let KvTransferMethod::VllmMooncake { engine_ids, .. } = &transfer
                 && let Ok(ranks) = u32::try_from(engine_ids.len())
@@ -68,37 +68,37 @@ pub(super) async fn probe(
             ProbeVerdict::Ready(facts)
         }
         Ok(None) => {
-            let reason = talk.set_fix(
-                format!("{}: this vLLM {} does not tell its KV connector", listed.url, listed.role),
+            let reason = session.set_fix(
+                format!("{}: this vLLM {} does not report its KV connector", listed.url, listed.role),
                 SET_CONNECTOR,
             );
             ProbeVerdict::NoConnector { facts, reason }
         }
-        Err(trouble) => not_ready(trouble, Some(facts)),
+        Err(error) => not_ready(error, Some(facts)),
     }
 }
 
-/// Metrics may be off; then they tell nothing.
-async fn metrics(talk: &mut ProbeSession<'_>, listed: &ListedInstance) -> VllmMetrics {
-    match talk.get(format!("{}/metrics", listed.url)).await {
-        Ok(answer) if answer.status == 200 => {
-            let metrics = VllmMetrics::parse(&answer.body);
-            talk.set_conclusion(match metrics.connector() {
+/// Metrics may be disabled; the result is then empty.
+async fn metrics(session: &mut ProbeSession<'_>, listed: &ListedInstance) -> VllmMetrics {
+    match session.get(format!("{}/metrics", listed.url)).await {
+        Ok(response) if response.status == 200 => {
+            let metrics = VllmMetrics::parse(&response.body);
+            session.set_conclusion(match metrics.connector() {
                 Some(connector) => format!("metrics of the connector {connector:?}"),
                 None => "no connector's metrics".to_owned(),
             });
             metrics
         }
         Ok(_) | Err(_) => {
-            talk.set_conclusion("tells nothing about the connector");
+            session.set_conclusion("does not report the connector");
             VllmMetrics::default()
         }
     }
 }
 
-/// Declared wins. Undeclared: a bootstrap server that answers means Mooncake, otherwise the metrics decide.
+/// A declared connector has precedence. Otherwise a bootstrap server that responds means Mooncake, else the metrics decide.
 async fn transfer(
-    talk: &mut ProbeSession<'_>,
+    session: &mut ProbeSession<'_>,
     listed: &ListedInstance,
     metrics: &VllmMetrics,
 ) -> Result<Option<KvTransferMethod>, ProbeError> {
@@ -106,19 +106,19 @@ async fn transfer(
     match listed.declared.connector {
         Some(KvConnector::Nixl) => return Ok(Some(KvTransferMethod::VllmNixl)),
         Some(KvConnector::Store) => return Ok(Some(KvTransferMethod::VllmStore)),
-        Some(KvConnector::Mooncake) if prefill => return mooncake_prefill(talk, listed).await.map(Some),
+        Some(KvConnector::Mooncake) if prefill => return mooncake_prefill(session, listed).await.map(Some),
         Some(KvConnector::Mooncake) => return Ok(Some(mooncake_decode())),
         None => {}
     }
     let by_metrics = metrics.connector();
-    // Another engine on this host may own the default port, so NIXL's own word comes before a guess at it.
+    // Another engine on this host may own the default port, so NIXL's metrics have precedence over probing that port.
     let guess_port = listed.declared.bootstrap_port.is_some() || by_metrics != Some(KvConnector::Nixl);
     if prefill && guess_port {
-        match mooncake_prefill(talk, listed).await {
+        match mooncake_prefill(session, listed).await {
             Ok(transfer) => return Ok(Some(transfer)),
-            Err(trouble) if by_metrics == Some(KvConnector::Mooncake) => return Err(trouble),
-            // Until 0.32 Mooncake has no metrics: a silent server may be the one that answered last time.
-            Err(trouble) if by_metrics.is_none() && trouble.timed_out => return Err(trouble),
+            Err(error) if by_metrics == Some(KvConnector::Mooncake) => return Err(error),
+            // Until 0.32 Mooncake has no metrics: a bootstrap server that times out may be the one that responded last time.
+            Err(error) if by_metrics.is_none() && error.timed_out => return Err(error),
             Err(_) => {}
         }
     }
@@ -134,33 +134,33 @@ fn mooncake_decode() -> KvTransferMethod {
 }
 
 async fn mooncake_prefill(
-    talk: &mut ProbeSession<'_>,
+    session: &mut ProbeSession<'_>,
     listed: &ListedInstance,
 ) -> Result<KvTransferMethod, ProbeError> {
     let bootstrap: BootstrapAddress = bootstrap(listed, None);
-    let answer = talk.get(bootstrap_url(&bootstrap, "/query")).await.map_err(|trouble| {
-        let reason = talk.set_fix(
-            trouble.reason,
+    let response = session.get(bootstrap_url(&bootstrap, "/query")).await.map_err(|error| {
+        let reason = session.set_fix(
+            error.reason,
             "for MooncakeConnector check VLLM_MOONCAKE_BOOTSTRAP_PORT of the prefill against `bootstrap_port`; for another connector set `connector`",
         );
-        ProbeError { reason, ..trouble }
+        ProbeError { reason, ..error }
     })?;
-    let what = format!("GET {}: HTTP {}", answer.url, answer.status);
-    let ids = (answer.status == 200).then(|| responses::engine_ids(&answer.body)).flatten();
+    let what = format!("GET {}: HTTP {}", response.url, response.status);
+    let ids = (response.status == 200).then(|| responses::engine_ids(&response.body)).flatten();
     match ids {
         Some(engine_ids) if !engine_ids.is_empty() => {
-            talk.set_conclusion(format!(
+            session.set_conclusion(format!(
                 "Mooncake bootstrap server with {} data-parallel rank(s)",
                 engine_ids.len()
             ));
             Ok(KvTransferMethod::VllmMooncake { bootstrap: Some(bootstrap), engine_ids })
         }
-        Some(_) => Err(ProbeError::new(talk.set_fix(
+        Some(_) => Err(ProbeError::new(session.set_fix(
             format!("{what}, no engine is registered at the Mooncake bootstrap server"),
-            "it is starting; if this stays, see the prefill's log",
+            "it is starting; if this persists, see the prefill's log",
         ))),
-        None => Err(ProbeError::new(talk.set_fix(
-            format!("{what} is no Mooncake bootstrap server's answer"),
+        None => Err(ProbeError::new(session.set_fix(
+            format!("{what} is no Mooncake bootstrap server's response"),
             "check VLLM_MOONCAKE_BOOTSTRAP_PORT of the prefill against `bootstrap_port`, or set `connector`",
         ))),
     }

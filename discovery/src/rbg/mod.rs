@@ -1,8 +1,7 @@
 //! RBG's injected discovery file: which roles are engines, under which address and port.
 //!
-//! The file follows the group's spec, so it lists instances that do not run yet and says nothing about readiness: that is
-//! the prober's to find out. The kubelet brings a change with up to two minutes' delay; where that is too slow, use the
-//! Kubernetes source.
+//! The file is derived from the group's spec, so it lists instances that do not run yet and contains no readiness, which the
+//! prober determines. The kubelet updates the file with a delay of up to two minutes; for faster updates use the Kubernetes source.
 
 mod resolved_names;
 pub(crate) mod watch;
@@ -21,28 +20,28 @@ use crate::topology::{
 
 pub(crate) use self::resolved_names::{ResolvedNames, system_resolver};
 
-/// Where Kubernetes mounts the pod's namespace.
+/// File in which Kubernetes mounts the pod's namespace.
 const NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
-/// How RBG's discovery file is read.
+/// Settings of discovery from RBG's file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RbgDiscoveryOptions {
-    /// The file; default `/etc/rbg/config.yaml`.
+    /// Path of the file; default `/etc/rbg/config.yaml`.
     pub path: PathBuf,
-    /// Namespace of the group, appended to `<pod>.<service>` addresses; `None` leaves them as they are, which resolves
-    /// only from a pod in the same namespace. [`RbgDiscoveryOptions::from_env`] finds it.
+    /// Namespace of the group, appended to `<pod>.<service>` addresses; `None` leaves them unqualified, which resolves
+    /// only in pods of the same namespace. [`RbgDiscoveryOptions::from_env`] sets it.
     pub namespace: Option<String>,
-    /// Which roles are engines.
+    /// Names of the roles that are engines.
     pub roles: RoleNames,
-    /// HTTP ports where the file names none.
+    /// HTTP ports of instances without one in the file.
     pub ports: RolePorts,
-    /// How engines are spoken to: the file does not say it.
+    /// Scheme of all engines; the file does not contain it.
     pub scheme: HttpScheme,
-    /// Bootstrap port of prefills where neither the file nor the engine names one.
+    /// Bootstrap port of prefills if neither the file nor the engine names one.
     pub bootstrap_port: Option<u16>,
-    /// Engine kind of all engines of the group; `None`: asked.
+    /// Kind of all engines of the group; `None`: probed.
     pub engine: Option<EngineKind>,
-    /// vLLM's connector in this group; `None`: asked.
+    /// vLLM's connector in this group; `None`: probed.
     pub connector: Option<KvConnector>,
 }
 
@@ -72,24 +71,24 @@ impl RbgDiscoveryOptions {
     }
 }
 
-/// One instance of the file and the host names it may have.
+/// One instance of the file with its possible host names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RbgMember {
-    /// The address as in the file: stable, whatever name resolves.
+    /// The address as in the file; it does not depend on which name resolves.
     id: String,
-    /// `None` for what is no engine, and listed for its place only.
+    /// `None` for a member without an engine, which is listed for its location only.
     role: Option<EngineRole>,
     port: u16,
     bootstrap_port: Option<u16>,
     location: PhysicalLocation,
     workload: KubernetesWorkload,
-    /// The name as listed.
+    /// The host name as listed, qualified by the namespace.
     pub(crate) host: String,
-    /// The leader's name, in a role whose listed names are no pods'.
+    /// The leader's name, in a role whose listed names are not those of pods.
     pub(crate) alternative: Option<String>,
 }
 
-/// Reads the file's text.
+/// Parses the file's text into engines, and other members with a location.
 pub(crate) fn parse(text: &str, options: &RbgDiscoveryOptions) -> Result<Vec<RbgMember>, TopologyFileError> {
     let file: DiscoveryFile =
         serde_saphyr::from_str(text).map_err(|error| TopologyFileError::Syntax(error.to_string()))?;
@@ -100,14 +99,14 @@ pub(crate) fn parse(text: &str, options: &RbgDiscoveryOptions) -> Result<Vec<Rbg
     for role in &config.roles {
         let engine_role = options.roles.role(&role.name);
         if engine_role.is_none() {
-            tracing::debug!(role = role.name, "role is no engine");
+            tracing::debug!(role = role.name, "role is not an engine");
         }
         let group = Some(config.group.clone()).filter(|group| !group.is_empty());
         let workload =
             KubernetesWorkload { group, role: Some(role.name.clone()), ..KubernetesWorkload::default() };
         for instance in &role.instances {
-            let place = PhysicalLocation::from(instance.location.clone());
-            if engine_role.is_none() && place == PhysicalLocation::default() {
+            let location = PhysicalLocation::from(instance.location.clone());
+            if engine_role.is_none() && location == PhysicalLocation::default() {
                 continue;
             }
             let ports = || instance.ports.iter().map(|(name, port)| (name.as_str(), *port));
@@ -118,7 +117,7 @@ pub(crate) fn parse(text: &str, options: &RbgDiscoveryOptions) -> Result<Vec<Rbg
                     .or_else(|| engine_role.map(|role| options.ports.of(role)))
                     .unwrap_or_default(),
                 bootstrap_port: bootstrap_port(ports()).or(options.bootstrap_port),
-                location: place,
+                location,
                 workload: workload.clone(),
                 host: qualify(&instance.address, namespace),
                 alternative: instance.alternative.as_deref().map(|host| qualify(host, namespace)),
@@ -130,7 +129,7 @@ pub(crate) fn parse(text: &str, options: &RbgDiscoveryOptions) -> Result<Vec<Rbg
     Ok(members)
 }
 
-/// `<pod>.<service>` with the namespace; a longer name or an IP as it is.
+/// Appends the namespace to `<pod>.<service>`; a longer name or an IP address is returned unchanged.
 fn qualify(address: &str, namespace: Option<&str>) -> String {
     let is_pod_dot_service = address.matches('.').count() == 1;
     match namespace {
@@ -142,11 +141,11 @@ fn qualify(address: &str, namespace: Option<&str>) -> String {
 fn warn_of_another_group(config: &DiscoveredGroup) {
     let own = RbgIdentity::from_env(|name| std::env::var(name).ok());
     if let Some(own) = own.group.filter(|own| !config.group.is_empty() && *own != config.group) {
-        tracing::warn!(own_group = own, file_group = config.group, "the discovery file is another group's");
+        tracing::warn!(own_group = own, file_group = config.group, "the discovery file belongs to another group");
     }
 }
 
-/// Engines as listed instances, under the host names that `names` decided for, and where the other members run.
+/// Engines as listed instances, under the host names chosen by `names`, and locations of the other members.
 pub(crate) fn listing(
     members: &[RbgMember],
     names: &ResolvedNames,

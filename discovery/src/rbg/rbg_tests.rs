@@ -17,9 +17,9 @@ fn listed(text: &str, options: &RbgDiscoveryOptions) -> Vec<ListedInstance> {
 fn the_recorded_group_has_one_prefill_and_one_decode() {
     let options = RbgDiscoveryOptions { namespace: Some("prod".into()), ..RbgDiscoveryOptions::default() };
     let listed = listed(RECORDED, &options);
-    let seen: Vec<_> = listed.iter().map(|instance| (instance.role, instance.url.as_str())).collect();
+    let engines: Vec<_> = listed.iter().map(|instance| (instance.role, instance.url.as_str())).collect();
     assert_eq!(
-        seen,
+        engines,
         [
             (
                 EngineRole::Decode,
@@ -36,7 +36,7 @@ fn the_recorded_group_has_one_prefill_and_one_decode() {
 }
 
 #[test]
-fn ports_of_the_file_win_over_the_defaults() {
+fn ports_of_the_file_override_the_defaults() {
     let text = "group: {name: g, roles: [prefill]}\nroles:\n  prefill:\n    instances:\n    - address: a.b\n      ports: {h_ttp: 30000, bootstrap: 9000, metrics: 1}\n";
     let prefill =
         &listed(text, &RbgDiscoveryOptions { bootstrap_port: Some(1), ..RbgDiscoveryOptions::default() })[0];
@@ -45,7 +45,7 @@ fn ports_of_the_file_win_over_the_defaults() {
 }
 
 #[test]
-fn the_file_may_say_where_instances_run() {
+fn the_file_may_contain_locations_of_instances() {
     let text = "group: {name: g, roles: [prefill]}\nroles:\n  prefill:\n    instances:\n    - address: a.b\n      place: {node: n1, nvlink_domain: d1, rack: r1, zone: z1, region: x}\n    - address: c.d\n";
     let listed = listed(text, &RbgDiscoveryOptions::default());
     let some = |name: &str| Some(name.to_owned());
@@ -56,7 +56,7 @@ fn the_file_may_say_where_instances_run() {
 }
 
 #[tokio::test]
-async fn places_of_store_nodes_are_known_by_name_and_address() {
+async fn locations_of_store_nodes_are_listed_by_name_and_address() {
     let text = "group: {name: g, roles: [store]}\nroles:\n  store:\n    instances:\n    - address: g-store-0.s-g-store\n      place: {node: n1}\n    - address: g-store-1.s-g-store\n";
     let options = RbgDiscoveryOptions { namespace: Some("prod".into()), ..RbgDiscoveryOptions::default() };
     let members = parse(text, &options).unwrap();
@@ -64,12 +64,12 @@ async fn places_of_store_nodes_are_known_by_name_and_address() {
     let resolve: HostResolver = Arc::new(|_| Box::pin(async { vec![IpAddr::from([10, 0, 0, 7])] }));
     names.resolve(&members, &resolve).await;
     let update = listing(&members, &names, &options, 0);
-    let known = ["g-store-0", "g-store-0.s-g-store.prod", "10.0.0.7"].map(str::to_owned);
+    let names = ["g-store-0", "g-store-0.s-g-store.prod", "10.0.0.7"].map(str::to_owned);
     let location = PhysicalLocation { node: Some("n1".into()), ..PhysicalLocation::default() };
     assert_eq!(
         update.hosts,
-        [ListedHost { names: known.into(), location }],
-        "nothing is said of the other one"
+        [ListedHost { names: names.into(), location }],
+        "the other node has no location"
     );
     assert_eq!(update.instances, []);
 }
@@ -84,7 +84,7 @@ fn full_names_and_addresses_are_not_qualified() {
 }
 
 #[tokio::test]
-async fn dns_tells_a_leader_worker_role_and_a_name_in_use_stays() {
+async fn dns_reveals_leader_worker_roles_and_a_name_in_use_is_kept() {
     let options = RbgDiscoveryOptions::default();
     let text = "group: {name: g, roles: [prefill, decode]}\nroles:\n  prefill: {instances: [{address: g-prefill-0.s-g-prefill}]}\n  decode: {instances: [{address: g-decode-0.s-g-decode}]}\n";
     let members = parse(text, &options).unwrap();
@@ -108,7 +108,7 @@ async fn dns_tells_a_leader_worker_role_and_a_name_in_use_stays() {
 }
 
 #[test]
-fn a_wrong_file_says_where() {
+fn an_invalid_file_is_rejected_with_the_line() {
     let options = RbgDiscoveryOptions::default();
     let error = parse("group: {name: g}\nroles:\n  prefill: [\n", &options).unwrap_err();
     assert!(matches!(&error, TopologyFileError::Syntax(text) if text.contains("line")), "{error}");

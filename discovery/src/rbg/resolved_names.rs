@@ -1,8 +1,8 @@
-//! Which of an instance's possible host names exists.
+//! Resolves which of an instance's possible host names exists.
 //!
-//! The file of every release so far lists `<instance>.<service>` for all roles, but the pods of leader-worker and
-//! custom-component roles are named `<instance>-<n>`, and nothing in the file tells such a role. DNS does. It also tells the addresses
-//! under which others know the members that are no engines.
+//! RBG's discovery file lists `<instance>.<service>` for all roles, but the pods of leader-worker and custom-component roles are named
+//! `<instance>-<n>`, and the file does not mark such roles. DNS shows which name exists. It also supplies the addresses of members
+//! without an engine, such as store nodes.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,12 +14,12 @@ use futures_util::stream::{self, StreamExt};
 
 use super::RbgMember;
 
-/// For one look-up.
+/// Time limit for one DNS lookup.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
-/// Look-ups at the same time.
+/// Maximum number of concurrent lookups.
 const MAX_CONCURRENT_LOOKUPS: usize = 16;
 
-/// Answers the addresses of a host; none if its name does not exist.
+/// Returns the addresses of a host; empty if its name does not exist.
 pub(crate) type HostResolver = Arc<dyn Fn(String) -> BoxFuture<'static, Vec<IpAddr>> + Send + Sync>;
 
 pub(crate) fn system_resolver() -> HostResolver {
@@ -34,12 +34,12 @@ pub(crate) fn system_resolver() -> HostResolver {
     })
 }
 
-/// What DNS told, by the ids of members.
+/// Results of DNS lookups, by the ids of members.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ResolvedNames {
-    /// Whether they are reached under their alternative name.
+    /// Whether an engine is reached under its alternative name.
     alternative: BTreeMap<String, bool>,
-    /// Addresses of what is no engine.
+    /// Addresses of members without an engine.
     addresses: BTreeMap<String, Vec<IpAddr>>,
 }
 
@@ -51,22 +51,22 @@ impl ResolvedNames {
         }
     }
 
-    /// Names and addresses of a member that is no engine.
+    /// Names and addresses of a member without an engine.
     pub(crate) fn all(&self, member: &RbgMember) -> Vec<String> {
         let pod = member.host.split('.').next().unwrap_or_default();
         let addresses = self.addresses.get(&member.id).into_iter().flatten();
         [pod.to_owned(), member.host.clone()].into_iter().chain(addresses.map(IpAddr::to_string)).collect()
     }
 
-    /// Looks again. A name in use stays while it exists, and while neither exists: pods come and go.
+    /// Repeats all lookups. The name in use is kept while it exists, and while neither name exists, as during a pod's restart.
     pub(crate) async fn resolve(&mut self, members: &[RbgMember], resolve: &HostResolver) {
         let (engines, others): (Vec<_>, Vec<_>) = members.iter().partition(|member| member.role.is_some());
-        let mut found = Vec::new();
+        let mut address_lookups = Vec::new();
         for member in others {
             let (id, addresses) = (member.id.clone(), resolve(member.host.clone()));
-            found.push(async move { (id, addresses.await) });
+            address_lookups.push(async move { (id, addresses.await) });
         }
-        self.addresses = stream::iter(found).buffer_unordered(MAX_CONCURRENT_LOOKUPS).collect().await;
+        self.addresses = stream::iter(address_lookups).buffer_unordered(MAX_CONCURRENT_LOOKUPS).collect().await;
         let mut lookups = Vec::new();
         for member in engines {
             let Some(alternative) = member.alternative.clone() else { continue };

@@ -1,4 +1,4 @@
-//! Keeps the listing in step with RBG's file and with DNS.
+//! Updates the listing on changes of RBG's file and of DNS.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::file_watch::TopologyFileWatcher;
 use crate::listing::SourceUpdate;
 use crate::static_file::log_rejected;
 
-/// Between two looks at the host names.
+/// Interval of DNS lookups.
 const RESOLVE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Sends a new list after every change of the file or of the names; a bad file is logged and changes nothing.
+/// Sends a new list after every change of the file or of the names. An invalid file is logged and ignored.
 pub(crate) struct RbgFileWatcher {
     pub(crate) file: TopologyFileWatcher,
     pub(crate) options: RbgDiscoveryOptions,
@@ -36,7 +36,7 @@ impl RbgFileWatcher {
                 () = stop.cancelled() => return,
                 read = self.file.changed() => match read.and_then(|text| parse(&text, &self.options)) {
                     Ok(members) => {
-                        tracing::info!(file = %self.file.path().display(), members = members.len(), "RBG file read again");
+                        tracing::info!(file = %self.file.path().display(), members = members.len(), "RBG file reloaded");
                         self.members = members;
                     }
                     Err(error) => {

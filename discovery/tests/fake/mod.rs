@@ -1,4 +1,4 @@
-//! HTTP servers that answer what engines answer, path by path, as the engines' protocols say.
+//! HTTP servers with scripted responses per path, as in the engines' protocols.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-/// The question to which a bootstrap server answers once all ranks are registered.
+/// The query that a bootstrap server accepts once all ranks are registered.
 const ALL_RANKS: [&str; 4] =
     ["prefill_dp_rank=-1", "prefill_cp_rank=-1", "target_tp_rank=-1", "target_pp_rank=-1"];
 
@@ -99,7 +99,7 @@ pub(crate) fn models(names: &[&str]) -> Value {
     json!({"object": "list", "data": cards})
 }
 
-/// SGLang's HTTP face, `mode` as `disaggregation_mode` reports it.
+/// SGLang's HTTP API, with `mode` as its `disaggregation_mode`.
 pub(crate) fn sglang(server: &ScriptedServer, mode: &str, bootstrap_port: u16) {
     let info = json!({
         "model_path": "/models/tiny", "served_model_name": "tiny", "disaggregation_mode": mode,
@@ -119,7 +119,7 @@ pub(crate) fn sglang_bootstrap(server: &ScriptedServer, complete: bool) {
     }
 }
 
-/// vLLM's HTTP face with the given `/metrics`.
+/// vLLM's HTTP API with the given `/metrics`.
 pub(crate) fn vllm(server: &ScriptedServer, metrics: &str) {
     server
         .on("/version", 200, json!({"version": "0.33.0"}))

@@ -1,4 +1,4 @@
-//! The part of the Kubernetes API that a pod watcher sees: list and watch with label selectors.
+//! The part of the Kubernetes API that a pod watcher uses: list and watch with label selectors.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -28,7 +28,7 @@ pub(crate) struct FakePodApi {
 struct FakePodApiState {
     version: u64,
     pods: BTreeMap<String, Value>,
-    /// Everything that happened, for a watch that begins at an earlier version.
+    /// All events, for a watch that starts at an earlier version.
     history: Vec<(u64, Value)>,
     watches: Vec<(String, mpsc::UnboundedSender<Value>)>,
     stalled: bool,
@@ -99,19 +99,19 @@ impl FakePodApi {
         cluster.notify_watches("DELETED", &pod);
     }
 
-    /// From now on watches stay open and tell nothing.
+    /// From now on watches stay open and deliver no events.
     pub(crate) fn stall_watches(&self) {
         self.cluster.lock().stalled = true;
     }
 
-    /// Ends all watches and refuses every request, or stops refusing.
+    /// Ends all watches and rejects every request, or accepts requests again.
     pub(crate) fn fail(&self, failing: bool) {
         let mut cluster = self.cluster.lock();
         cluster.failing = failing;
         cluster.watches.clear();
     }
 
-    /// Waits until so many requests were refused.
+    /// Waits until `count` requests were rejected.
     pub(crate) async fn failures(&self, count: usize) {
         self.failures.clone().wait_for(|failures| *failures >= count).await.unwrap();
     }

@@ -1,4 +1,4 @@
-// What the gateway answers. docs/console.md describes /debug/fleet, docs/metrics.md and `moongate explain` the rest.
+// Responses of the gateway. docs/console.md describes /debug/fleet, docs/openapi.yaml the others.
 
 export type Role = "prefill" | "decode" | "plain";
 export type Health = "serving" | "not_ready" | "unhealthy" | "paused";
@@ -25,7 +25,7 @@ export interface Instance {
   handover: string | null;
   uses_store: boolean;
   in_flight: number;
-  prompts: { answered: number; tokens: number; cached_tokens: number } | null;
+  prompts: { completed: number; tokens: number; cached_tokens: number } | null;
   load: {
     waiting_prompts: number;
     waiting_tokens: number;
@@ -47,7 +47,7 @@ export interface Totals {
 }
 
 export interface State {
-  form: number;
+  schema_version: number;
   now: number;
   gateway: {
     release: string;
@@ -56,23 +56,23 @@ export interface State {
     ready: boolean;
     draining: boolean;
     generation: number;
-    held: number;
+    queued: number;
   };
   totals: Totals;
-  index: { pages: number; bytes: number };
+  index: { blocks: number; bytes: number };
   models: string[];
-  store: { nodes: { endpoint: string; up: boolean }[]; events_current: boolean } | null;
+  store: { nodes: { endpoint: string; up: boolean }[]; events_in_sync: boolean } | null;
   instances: Instance[];
 }
 
-/** A line of /debug/decisions. */
+/** One element of /debug/decisions. */
 export interface Decision {
   request_id: string;
   at: number;
-  held_s: number;
+  queue_wait_s: number;
   policy: string;
   reason: string;
-  entry: string;
+  prefill: string;
   decode: string | null;
   predicted_ttft_s: number | null;
   input_tokens: number;
@@ -84,7 +84,7 @@ export interface Hits {
   l3_tokens: number;
 }
 
-/** An element of /debug/decisions/ID. */
+/** One element of /debug/decisions/ID. */
 export interface Explained extends Decision {
   candidates: {
     instance: string;
@@ -95,41 +95,41 @@ export interface Explained extends Decision {
   }[];
 }
 
-/** /debug/predict: what each engine has, or why that is not known. */
+/** /debug/predict: the predicted hits of each engine, or why there is no prediction. */
 export type Prediction =
   | { input_tokens: number; took_ms: number; engines: ({ instance: string; role: Role } & Hits)[] }
-  | { reason: string; why: string };
+  | { reason: string; message: string };
 
-/** The gateway wants a token, or another one. */
+/** The gateway requires a token, or rejected the current one. */
 export class Unauthorized extends Error {
-  override message = "the gateway asks for its admin token";
+  override message = "the gateway requires its admin token";
 }
 
 const TOKEN = "moongate-admin-token";
-/** A gateway that takes longer counts as one that does not answer. */
-const PATIENCE_MS = 5000;
+/** Requests that take longer count as failed. */
+const REQUEST_TIMEOUT_MS = 5000;
 
 export function hasToken(): boolean {
   return sessionStorage.getItem(TOKEN) !== null;
 }
 
-/** Keeps the token until the tab is closed. */
+/** Stores the token until the tab is closed. */
 export function setToken(token: string): void {
   sessionStorage.setItem(TOKEN, token);
 }
 
-/** Asks the gateway. Paths are relative to the page, so that it also works behind a proxy with a prefix. */
-export async function ask<T>(path: string, body?: string): Promise<T> {
+/** Sends a request to the gateway. Paths are relative to the page, so that it also works behind a proxy with a prefix. */
+export async function request<T>(path: string, body?: string): Promise<T> {
   const headers: Record<string, string> = {};
   const token = sessionStorage.getItem(TOKEN);
   if (token !== null) headers["authorization"] = `Bearer ${token}`;
-  const request: RequestInit = { headers, signal: AbortSignal.timeout(PATIENCE_MS) };
+  const init: RequestInit = { headers, signal: AbortSignal.timeout(REQUEST_TIMEOUT_MS) };
   if (body !== undefined) {
     headers["content-type"] = "application/json";
-    request.method = "POST";
-    request.body = body;
+    init.method = "POST";
+    init.body = body;
   }
-  const response = await fetch(path, request);
+  const response = await fetch(path, init);
   if (response.status === 401 || response.status === 403) throw new Unauthorized();
   if (!response.ok) throw new Error(await errorText(response));
   return (await response.json()) as T;
@@ -138,10 +138,10 @@ export async function ask<T>(path: string, body?: string): Promise<T> {
 async function errorText(response: Response): Promise<string> {
   const text = await response.text();
   try {
-    const told: unknown = JSON.parse(text)?.error?.message;
-    if (typeof told === "string") return told;
+    const message: unknown = JSON.parse(text)?.error?.message;
+    if (typeof message === "string") return message;
   } catch {
-    // Not the gateway's own form: somebody between.
+    // Not an error of the gateway: a proxy responded.
   }
   return `${response.status} ${response.statusText}`;
 }

@@ -23,26 +23,26 @@ export function svg(tag: string, attributes: Record<string, string | number>, ..
   return element;
 }
 
-/** The element with this id, which index.html has. */
+/** The element with this id in index.html. */
 export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
   const found = document.getElementById(id);
   if (found === null) throw new Error(`the page has no #${id}`);
   return found as T;
 }
 
-/** Sets the text if it is another one, so that a selection in it survives. */
+/** Sets the text only if it differs, so that a selection in it survives. */
 export function setText(element: Element, text: string): void {
   if (element.textContent !== text) element.textContent = text;
 }
 
-/** Replaces the children unless the new ones look the same: focus and selection stay where nothing has changed. */
+/** Replaces the children unless the new ones are equal, so that focus and selection survive. */
 export function fill(parent: Element, ...children: Child[]): void {
   const fresh = document.createElement(parent.tagName);
   fresh.append(...children.filter((child) => child !== null));
   if (fresh.innerHTML !== parent.innerHTML) parent.replaceChildren(...fresh.childNodes);
 }
 
-/** A bar of parts of a whole; its text is beside it, so screen readers pass over it. */
+/** A bar with parts of a whole; hidden from screen readers, because the text next to it has the values. */
 export function bar(whole: number, parts: { kind: string; size: number }[]): HTMLElement {
   const track = el("span", { class: "bar", "aria-hidden": "true" });
   for (const { kind, size } of parts) {
@@ -54,9 +54,9 @@ export function bar(whole: number, parts: { kind: string; size: number }[]): HTM
   return track;
 }
 
-/** Keyed children: an element per item, kept while its key stays, in the items' order. */
+/** Keyed children: one element per item, in the items' order, reused as long as its key exists. */
 export class Keyed<T> {
-  private readonly kept = new Map<string, { element: HTMLElement; update: (item: T) => void }>();
+  private readonly elements = new Map<string, { element: HTMLElement; update: (item: T) => void }>();
 
   constructor(
     private readonly parent: HTMLElement,
@@ -65,23 +65,23 @@ export class Keyed<T> {
   ) {}
 
   show(items: T[]): void {
-    const gone = new Set(this.kept.keys());
+    const gone = new Set(this.elements.keys());
     let at = this.parent.firstElementChild;
     for (const item of items) {
       const key = this.key(item);
       gone.delete(key);
-      let entry = this.kept.get(key);
+      let entry = this.elements.get(key);
       if (entry === undefined) {
         entry = this.make(item);
-        this.kept.set(key, entry);
+        this.elements.set(key, entry);
       }
       entry.update(item);
       if (entry.element === at) at = at.nextElementSibling;
       else this.parent.insertBefore(entry.element, at);
     }
     for (const key of gone) {
-      this.kept.get(key)?.element.remove();
-      this.kept.delete(key);
+      this.elements.get(key)?.element.remove();
+      this.elements.delete(key);
     }
   }
 }

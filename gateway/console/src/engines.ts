@@ -4,7 +4,7 @@ import type { Instance, State } from "./api";
 import { Keyed, bar, byId, el, fill, setText } from "./dom";
 import { HEALTH, count, percent, seconds, shortName } from "./format";
 
-/** Rows at first, and as many more each time. */
+/** Rows per page. */
 const PAGE = 50;
 const TROUBLE: Record<Instance["state"], number> = { unhealthy: 0, paused: 1, not_ready: 2, serving: 3 };
 
@@ -29,12 +29,12 @@ export class Engines {
   private instances: Instance[] = [];
 
   constructor() {
-    const again = (): void => {
+    const reset = (): void => {
       this.shown = PAGE;
       this.draw();
     };
-    this.filter.addEventListener("input", again);
-    this.order.addEventListener("change", again);
+    this.filter.addEventListener("input", reset);
+    this.order.addEventListener("change", reset);
     this.more.addEventListener("click", () => {
       this.shown += PAGE;
       this.draw();
@@ -59,7 +59,7 @@ export class Engines {
     this.more.hidden = hidden === 0;
     setText(this.more, `Show ${Math.min(PAGE, hidden)} more of ${hidden}`);
     const all = this.instances.length;
-    setText(byId("engine-count"), found.length === all ? `${all} in all` : `${found.length} of ${all}`);
+    setText(byId("engine-count"), found.length === all ? `${all} total` : `${found.length} of ${all}`);
   }
 }
 
@@ -69,7 +69,7 @@ function searchable(instance: Instance): string {
   return parts.join(" ").toLowerCase();
 }
 
-/** Levels of a place that are known, the nearest first: host, rack, zone. */
+/** Known levels of a location, the nearest first: host, rack, zone. */
 export function placeText({ node, rack, zone, nvlink_domain }: Instance["place"]): string {
   const named = [nvlink_domain && `NVLink ${nvlink_domain}`, node, rack, zone];
   return named.filter((level) => level !== null && level !== "").join(" · ") || "unknown";
@@ -83,7 +83,7 @@ export function healthSign(instance: Instance): HTMLElement {
 function row(first: Instance): { element: HTMLElement; update: (instance: Instance) => void } {
   const cell = (head: string): HTMLElement => el("td", { "data-head": head });
   const [state, flight, queue] = [cell("State"), cell("In flight"), cell("Queue")];
-  const [cache, hits, place] = [cell("KV cache in use"), cell("Hit rate"), cell("Place")];
+  const [cache, hits, place] = [cell("KV cache in use"), cell("Hit rate"), cell("Location")];
   const name = el("th", { scope: "row" });
   const element = el("tr", { "data-engine": first.id }, name, state, flight, queue, cache, hits, place);
   const update = (instance: Instance): void => {
@@ -104,14 +104,14 @@ function row(first: Instance): { element: HTMLElement; update: (instance: Instan
 
 function queueOf({ role, load }: Instance): (Node | string)[] {
   if (load === null) return ["–"];
-  const told = load.reported === null ? "not told" : `${load.reported.waiting} waiting, ${load.reported.running} running`;
-  if (role === "decode") return [told];
-  return [`${load.waiting_prompts} prompts, ${seconds(load.wait_s)}`, el("span", { class: "sub" }, `${told} there`)];
+  const reported = load.reported === null ? "not reported" : `${load.reported.waiting} waiting, ${load.reported.running} running`;
+  if (role === "decode") return [reported];
+  return [`${load.waiting_prompts} prompts, ${seconds(load.wait_s)}`, el("span", { class: "sub" }, `engine: ${reported}`)];
 }
 
 function cacheOf({ load }: Instance): (Node | string)[] {
   const reported = load?.reported;
-  if (reported === null || reported === undefined || reported.capacity_tokens === 0) return ["not told"];
+  if (reported === null || reported === undefined || reported.capacity_tokens === 0) return ["not reported"];
   const { used_tokens: used, capacity_tokens: capacity } = reported;
   return [bar(capacity, [{ kind: "use", size: used }]), ` ${percent(used, capacity)}`, el("span", { class: "sub" }, `of ${count(capacity)} tokens`)];
 }

@@ -1,4 +1,4 @@
-// Numbers and names for people.
+// Formats numbers and names.
 
 import type { Health } from "./api";
 
@@ -54,16 +54,16 @@ export function clock(unixSeconds: number): string {
   return new Date(unixSeconds * 1000).toLocaleTimeString([], { hour12: false });
 }
 
-/** An engine's name without what all of them share: the scheme of a URL, a pod's namespace and UID. */
+/** An engine's name without the URL scheme, or without a pod's namespace and UID. */
 export function shortName(id: string): string {
   const pod = /^[^/]+\/([^@/]+)@/.exec(id);
   return pod?.[1] ?? id.replace(/^https?:\/\//, "");
 }
 
-/** A word and a sign for each state: colour alone would not be seen by everybody. */
+/** A word and a sign for each state, because colour alone is not accessible. */
 export const HEALTH: Record<Health, { sign: string; word: string; means: string }> = {
   serving: { sign: "●", word: "serving", means: "requests are sent there" },
   not_ready: { sign: "○", word: "not ready", means: "no requests are sent there" },
   unhealthy: { sign: "✕", word: "unhealthy", means: "its health checks fail" },
-  paused: { sign: "◐", word: "paused", means: "it failed several requests in a row, and is tried again in a moment" },
+  paused: { sign: "◐", word: "paused", means: "its circuit breaker is open or it is suspect; it is tried again soon" },
 };

@@ -1,6 +1,6 @@
-// The page: asks the gateway again and again, and hands the answers to the sections.
+// The page: polls the gateway and passes the responses to the sections.
 
-import { type Decision, type State, Unauthorized, ask, hasToken, setToken } from "./api";
+import { type Decision, type State, Unauthorized, hasToken, request, setToken } from "./api";
 import { Decisions } from "./decisions";
 import { byId, el, fill, setText } from "./dom";
 import { Engines } from "./engines";
@@ -10,33 +10,33 @@ import { History, sparkline } from "./rates";
 import { showRollout } from "./rollout";
 import { Topology } from "./topology";
 
-/** The form of /debug/fleet that this page understands. */
-const FORM = 1;
-const EVERY_MS = 2000;
+/** The schema version of /debug/fleet that this page supports. */
+const SCHEMA_VERSION = 2;
+const POLL_INTERVAL_MS = 2000;
 
 const history = new History();
 const status = byId("status");
 let lastAt: number | null = null;
 let timer = 0;
 
-function say(kind: string, text: string): void {
+function setStatus(kind: string, text: string): void {
   status.className = `status ${kind}`;
   setText(status, text);
 }
 
-/** Asks for a token. */
-function locked(): void {
+/** Shows the token form. */
+function showTokenForm(): void {
   byId("token-form").hidden = false;
   byId("token-refused").hidden = !hasToken();
   byId("content").hidden = true;
-  say("locked", "The gateway asks for a token");
+  setStatus("locked", "The gateway requires a token");
 }
 
-/** What was shown stays, greyed. */
-function unreachable(error: unknown): void {
-  const since = lastAt === null ? "" : ` Shown is how it was at ${clock(lastAt)}.`;
-  const why = error instanceof Error ? error.message : String(error);
-  say("bad", `The gateway does not answer (${why}).${since} Asking again …`);
+/** Keeps the last data visible, greyed out. */
+function showUnreachable(error: unknown): void {
+  const since = lastAt === null ? "" : ` Showing data from ${clock(lastAt)}.`;
+  const reason = error instanceof Error ? error.message : String(error);
+  setStatus("bad", `The gateway does not respond (${reason}).${since} Retrying …`);
   byId("content").classList.add("stale");
 }
 
@@ -62,11 +62,11 @@ function showStatus(state: State): void {
   const { release, policy, uptime_s, ready, draining } = state.gateway;
   const known = state.instances.length;
   const serving = state.instances.filter((instance) => instance.state === "serving").length;
-  if (state.form !== FORM) say("warn", "The gateway is of another release than this page; please reload it");
-  else if (draining) say("warn", "Shutting down: open requests may end");
-  else if (ready) say("good", serving === known ? "Serving" : `Serving, without ${known - serving} of ${known} engines`);
-  else if (known === 0) say("warn", "No engines yet");
-  else say("bad", "Cannot serve: no plain worker and no prefill/decode pair is usable");
+  if (state.schema_version !== SCHEMA_VERSION) setStatus("warn", "This page does not match the gateway's release; please reload it");
+  else if (draining) setStatus("warn", "Shutting down: waiting for open requests");
+  else if (ready) setStatus("good", serving === known ? "Serving" : `Serving, without ${known - serving} of ${known} engines`);
+  else if (known === 0) setStatus("warn", "No engines yet");
+  else setStatus("bad", "Cannot serve: no plain worker and no prefill/decode pair is usable");
   setText(byId("about"), `${release} · policy ${policy} · up ${duration(uptime_s)}`);
 }
 
@@ -75,16 +75,16 @@ function tiles(state: State): HTMLElement[] {
   const { in_flight } = state.totals;
   const known = state.instances.length;
   const serving = state.instances.filter((instance) => instance.state === "serving").length;
-  const over = recent.over_s > 0 ? `last ${duration(Math.round(recent.over_s))}` : "a moment …";
+  const over = recent.over_s > 0 ? `last ${duration(Math.round(recent.over_s))}` : "no data yet";
   const failed = recent.failed > 0 ? `${recent.failed} failed, ` : "";
   return [
     tile("Engines", `${serving} / ${known}`, "serving"),
     tile("Requests", `${rate(recent.requests_per_s)} /s`, `${failed}${over}`, history.requests()),
-    tile("In flight", count(in_flight), `${count(state.gateway.held)} held`, history.held()),
+    tile("In flight", count(in_flight), `${count(state.gateway.queued)} queued`, history.queued()),
     tile("First token", seconds(recent.first_token_s), `mean of streams, ${over}`),
     tile("Cache hits", recent.hit_rate === null ? "–" : percent(recent.hit_rate, 1), `of prompt tokens, ${over}`),
     tile("Generated", `${rate(recent.tokens_per_s)} /s`, `tokens, ${over}`),
-    tile("Index", count(state.index.pages), `pages, ${bytes(state.index.bytes)}`),
+    tile("Index", count(state.index.blocks), `blocks, ${bytes(state.index.bytes)}`),
   ];
 }
 
@@ -97,16 +97,16 @@ async function poll(): Promise<void> {
   clearTimeout(timer);
   try {
     const [state, { decisions }] = await Promise.all([
-      ask<State>("debug/fleet"),
-      ask<{ decisions: Decision[] }>("debug/decisions"),
+      request<State>("debug/fleet"),
+      request<{ decisions: Decision[] }>("debug/decisions"),
     ]);
     show(state, decisions);
   } catch (error) {
-    if (error instanceof Unauthorized) locked();
-    else unreachable(error);
+    if (error instanceof Unauthorized) showTokenForm();
+    else showUnreachable(error);
   }
-  // A page that nobody looks at asks for nothing.
-  if (!document.hidden) timer = window.setTimeout(() => void poll(), EVERY_MS);
+  // A hidden page does not poll.
+  if (!document.hidden) timer = window.setTimeout(() => void poll(), POLL_INTERVAL_MS);
 }
 
 document.addEventListener("visibilitychange", () => {

@@ -1,10 +1,10 @@
 // "Where is this prompt cached?"
 
-import { type Hits, type Prediction, type State, ask } from "./api";
+import { type Hits, type Prediction, type State, request } from "./api";
 import { bar, byId, el, fill } from "./dom";
 import { count, percent, plural, seconds, shortName } from "./format";
 
-/** Engines that are listed; those that have most of the prompt come first. */
+/** Most listed engines; those with the most cached tokens first. */
 const LISTED = 100;
 const TIERS: { kind: string; name: string; of: (hits: Hits) => number }[] = [
   { kind: "l1", name: "L1, the engine's own memory", of: (hits) => hits.l1_tokens },
@@ -12,8 +12,8 @@ const TIERS: { kind: string; name: string; of: (hits: Hits) => number }[] = [
   { kind: "l3", name: "L3, the store", of: (hits) => hits.l3_tokens },
 ];
 
-/** The body of a request for what was pasted: itself, if it is one; else what `api` puts a prompt or messages into. */
-export function bodyOf(text: string, api: string, model: string): { body: string; taken: string } {
+/** The request body for the pasted text: the text itself if it is a body; else one for `api` with it as prompt or messages. */
+export function bodyOf(text: string, api: string, model: string): { body: string; interpretation: string } {
   let json: unknown = null;
   try {
     json = JSON.parse(text);
@@ -21,16 +21,16 @@ export function bodyOf(text: string, api: string, model: string): { body: string
     // A prompt.
   }
   const named = (body: object): string => JSON.stringify(model === "" ? body : { model, ...body });
-  if (Array.isArray(json) && json.every((one) => typeof one === "object" && one !== null && "role" in one)) {
-    return { body: named({ messages: json }), taken: `as ${plural(json.length, "message")}` };
+  if (Array.isArray(json) && json.every((item) => typeof item === "object" && item !== null && "role" in item)) {
+    return { body: named({ messages: json }), interpretation: `as ${plural(json.length, "message")}` };
   }
   if (typeof json === "object" && json !== null && !Array.isArray(json)) {
-    return { body: named(json), taken: "as the body of a request" };
+    return { body: named(json), interpretation: "as the body of a request" };
   }
   if (api === "v1/chat/completions") {
-    return { body: named({ messages: [{ role: "user", content: text }] }), taken: "as a user's message" };
+    return { body: named({ messages: [{ role: "user", content: text }] }), interpretation: "as a user's message" };
   }
-  return { body: named(api === "generate" ? { text } : { prompt: text }), taken: "as a prompt" };
+  return { body: named(api === "generate" ? { text } : { prompt: text }), interpretation: "as a prompt" };
 }
 
 export class Prompt {
@@ -39,7 +39,7 @@ export class Prompt {
   constructor() {
     byId<HTMLFormElement>("prompt-form").addEventListener("submit", (event) => {
       event.preventDefault();
-      void this.look();
+      void this.lookUp();
     });
   }
 
@@ -50,32 +50,32 @@ export class Prompt {
     if (state.models.includes(chosen)) models.value = chosen;
   }
 
-  private async look(): Promise<void> {
+  private async lookUp(): Promise<void> {
     const value = (id: string): string => byId<HTMLInputElement>(id).value;
     const api = value("prompt-api");
-    const { body, taken } = bodyOf(value("prompt-text"), api, value("prompt-model"));
-    fill(this.answer, el("p", { class: "note" }, "Looking …"));
+    const { body, interpretation } = bodyOf(value("prompt-text"), api, value("prompt-model"));
+    fill(this.answer, el("p", { class: "note" }, "Looking up …"));
     try {
-      const found = await ask<Prediction>(`debug/predict/${api}`, body);
-      fill(this.answer, ...("why" in found ? unknown(found.why) : table(found, taken)));
+      const found = await request<Prediction>(`debug/predict/${api}`, body);
+      fill(this.answer, ...("message" in found ? unknown(found.message) : table(found, interpretation)));
     } catch (error) {
       fill(this.answer, el("p", { class: "notice bad" }, error instanceof Error ? error.message : String(error)));
     }
   }
 }
 
-function unknown(why: string): HTMLElement[] {
-  return [el("p", { class: "notice" }, `That is not known: ${why}.`)];
+function unknown(message: string): HTMLElement[] {
+  return [el("p", { class: "notice" }, `No prediction: ${message}.`)];
 }
 
-function table(found: Exclude<Prediction, { why: string }>, taken: string): HTMLElement[] {
+function table(found: Exclude<Prediction, { message: string }>, interpretation: string): HTMLElement[] {
   const total = (hits: Hits): number => TIERS.reduce((sum, tier) => sum + tier.of(hits), 0);
   const engines = found.engines.filter((engine) => engine.role !== "decode" || total(engine) > 0);
-  // Of two that have as much, the one that has it nearer.
+  // Among engines with equal totals, those with hits in the faster tier first.
   engines.sort((a, b) => total(b) - total(a) || b.l1_tokens - a.l1_tokens || b.l2_tokens - a.l2_tokens);
-  const having = engines.filter((engine) => total(engine) > 0).length;
+  const withHits = engines.filter((engine) => total(engine) > 0).length;
   const tokens = found.input_tokens;
-  const said = `Taken ${taken}: ${count(tokens)} tokens. ${having === 0 ? "No engine has any of them" : `${having} of ${engines.length} engines that compute prompts have some of them`} (looked up in ${seconds(found.took_ms / 1000)}).`;
+  const summary = `Interpreted ${interpretation}: ${count(tokens)} tokens. ${withHits === 0 ? "No engine has any of them cached" : `${withHits} of ${engines.length} prefill engines have some of them cached`} (looked up in ${seconds(found.took_ms / 1000)}).`;
   const rows = engines.slice(0, LISTED).map((engine) =>
     el(
       "tr",
@@ -87,9 +87,9 @@ function table(found: Exclude<Prediction, { why: string }>, taken: string): HTML
   );
   const heads = ["Engine", "L1", "L2", "L3", "Of the prompt"].map((head) => el("th", { scope: "col" }, head));
   const keys = TIERS.map((tier) => el("span", {}, el("span", { class: `swatch ${tier.kind}`, "aria-hidden": "true" }), ` ${tier.name}`));
-  const cut = engines.length > LISTED ? [el("p", { class: "note" }, `${engines.length - LISTED} more engines have no more of it.`)] : [];
+  const cut = engines.length > LISTED ? [el("p", { class: "note" }, `${engines.length - LISTED} more engines are omitted.`)] : [];
   return [
-    el("p", {}, said),
+    el("p", {}, summary),
     el("table", { class: "wide" }, el("caption", { class: "unseen" }, "Tokens of the prompt by engine and tier"), el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows)),
     ...cut,
     el("p", { class: "legend" }, ...keys),

@@ -4,9 +4,9 @@ import type { Decision, Instance, Place, Role, State } from "./api";
 import { byId, el, fill, setText, svg } from "./dom";
 import { HEALTH, plural, shortName } from "./format";
 
-/** Boxes in a column; above it, engines are put together by where they are. */
-const MOST = 12;
-/** From near to far, as the scheduler prices them. */
+/** Most boxes in a column; above it, engines are grouped by location. */
+const MAX_BOXES = 12;
+/** From near to far, as the scheduler weights them. */
 const DISTANCES = ["NVLink", "same node", "same rack", "same zone", "other zone", "unknown"] as const;
 type Distance = (typeof DISTANCES)[number];
 type Level = "engine" | "node" | "rack" | "zone" | "all";
@@ -19,7 +19,7 @@ interface Box {
   place: Place;
   members: Instance[];
   trouble: string | null;
-  /** Nothing in it can be used. */
+  /** No engine in it is usable. */
   useless: boolean;
 }
 
@@ -33,7 +33,7 @@ interface Link {
 const NOWHERE: Place = { zone: null, rack: null, node: null, nvlink_domain: null };
 const TITLES: Record<Box["role"], string> = { store: "KV store", prefill: "Prefill", decode: "Decode", plain: "Plain workers" };
 
-/** The nearest level that both share. */
+/** The nearest location level that both share. */
 export function distance(a: Place, b: Place): Distance {
   const same = (level: keyof Place): boolean => a[level] !== null && a[level] === b[level];
   if (same("nvlink_domain")) return "NVLink";
@@ -43,8 +43,8 @@ export function distance(a: Place, b: Place): Distance {
   return a.zone !== null && b.zone !== null ? "other zone" : "unknown";
 }
 
-/** Where `level` and what is coarser is kept. */
-function at(place: Place, level: Level): Place {
+/** The location reduced to `level` and coarser levels. */
+function locationAt(place: Place, level: Level): Place {
   const { zone, rack, node } = place;
   switch (level) {
     case "engine": return place;
@@ -60,12 +60,12 @@ function boxes(instances: Instance[], role: Role): { level: Level; boxes: Box[] 
   for (const level of ["engine", "node", "rack", "zone", "all"] as const) {
     const groups = new Map<string, Instance[]>();
     for (const instance of mine) {
-      const key = level === "engine" ? instance.id : JSON.stringify(at(instance.place, level));
+      const key = level === "engine" ? instance.id : JSON.stringify(locationAt(instance.place, level));
       const group = groups.get(key);
       if (group === undefined) groups.set(key, [instance]);
       else group.push(instance);
     }
-    if (groups.size <= MOST || level === "all") {
+    if (groups.size <= MAX_BOXES || level === "all") {
       return { level, boxes: [...groups].map(([key, members]) => box(role, level, key, members)) };
     }
   }
@@ -74,21 +74,21 @@ function boxes(instances: Instance[], role: Role): { level: Level; boxes: Box[] 
 
 function box(role: Role, level: Level, key: string, members: Instance[]): Box {
   const [first] = members as [Instance, ...Instance[]];
-  const place = at(first.place, level);
+  const place = locationAt(first.place, level);
   const flight = members.reduce((sum, instance) => sum + instance.in_flight, 0);
-  const bad = members.filter((instance) => instance.state !== "serving");
-  const one = level === "engine";
+  const notServing = members.filter((instance) => instance.state !== "serving");
+  const isSingle = level === "engine";
   const where = { engine: "", node: place.node, rack: place.rack, zone: place.zone, all: null }[level];
-  const trouble = bad.length === 0 ? null : one ? HEALTH[first.state].word : `${bad.length} not serving`;
+  const trouble = notServing.length === 0 ? null : isSingle ? HEALTH[first.state].word : `${notServing.length} not serving`;
   return {
     key: `${role} ${key}`,
-    name: one ? shortName(first.id) : `${members.length} ${role}${where === null ? "" : ` · ${where}`}`,
+    name: isSingle ? shortName(first.id) : `${members.length} ${role}${where === null ? "" : ` · ${where}`}`,
     sub: `${flight} in flight`,
     role,
     place,
     members,
     trouble,
-    useless: bad.length === members.length,
+    useless: notServing.length === members.length,
   };
 }
 
@@ -97,31 +97,31 @@ function stores(state: State): Box[] {
   const make = (key: string, name: string, lost: number, sub: string): Box => ({
     key: `store ${key}`, name, sub, role: "store", place: NOWHERE, members: [], trouble: lost > 0 ? `${lost} lost` : null, useless: lost > 0,
   });
-  if (nodes.length <= MOST) return nodes.map(({ endpoint, up }) => make(endpoint, endpoint, up ? 0 : 1, "store node"));
+  if (nodes.length <= MAX_BOXES) return nodes.map(({ endpoint, up }) => make(endpoint, endpoint, up ? 0 : 1, "store node"));
   const lost = nodes.filter((node) => !node.up).length;
   return [make("all", `${nodes.length} store nodes`, lost, "")];
 }
 
-/** What two engines must have in common to make a pair. */
-function ties(box: Box): Set<string> {
+/** Two engines can form a pair if they share one of these keys. */
+function pairingKeys(box: Box): Set<string> {
   return new Set(box.members.flatMap(({ handover, models }) => (handover === null ? [] : models.map((model) => `${handover} ${model}`))));
 }
 
 function links(columns: Map<Box["role"], Box[]>, decisions: Decision[]): Link[] {
   const boxOf = new Map<string, Box>();
   for (const box of [...columns.values()].flat()) for (const member of box.members) boxOf.set(`${box.role} ${member.id}`, box);
-  const taken = new Map<string, number>();
-  for (const { entry, decode } of decisions) {
-    const key = `${boxOf.get(`prefill ${entry}`)?.key} > ${boxOf.get(`decode ${decode}`)?.key}`;
-    taken.set(key, (taken.get(key) ?? 0) + 1);
+  const recentCounts = new Map<string, number>();
+  for (const { prefill, decode } of decisions) {
+    const key = `${boxOf.get(`prefill ${prefill}`)?.key} > ${boxOf.get(`decode ${decode}`)?.key}`;
+    recentCounts.set(key, (recentCounts.get(key) ?? 0) + 1);
   }
   const found: Link[] = [];
-  const decodes = (columns.get("decode") ?? []).map((to) => ({ to, ties: ties(to) }));
+  const decodes = (columns.get("decode") ?? []).map((to) => ({ to, keys: pairingKeys(to) }));
   for (const from of columns.get("prefill") ?? []) {
-    const mine = [...ties(from)];
-    for (const { to, ties } of decodes) {
-      if (!mine.some((tie) => ties.has(tie))) continue;
-      found.push({ from, to, distance: distance(from.place, to.place), recent: taken.get(`${from.key} > ${to.key}`) ?? 0 });
+    const ownKeys = [...pairingKeys(from)];
+    for (const { to, keys } of decodes) {
+      if (!ownKeys.some((key) => keys.has(key))) continue;
+      found.push({ from, to, distance: distance(from.place, to.place), recent: recentCounts.get(`${from.key} > ${to.key}`) ?? 0 });
     }
   }
   for (const from of columns.get("store") ?? []) {
@@ -164,7 +164,7 @@ export class Topology {
     this.draw();
   }
 
-  /** Lines from box to box, where the browser has put them. */
+  /** Draws lines between the boxes at their positions in the layout. */
   private draw(): void {
     const frame = this.map.getBoundingClientRect();
     const placed = new Map<string, DOMRect>();
@@ -202,14 +202,14 @@ function column(role: Box["role"], boxes: Box[]): HTMLElement {
 
 function note(state: State, found: Link[], together: string[]): string {
   if (state.instances.length === 0) {
-    return "No engine is known yet. Engines come from flags such as --prefill and --worker, from --instances-file, from --discovery, or register themselves.";
+    return "No engines yet. Engines come from flags such as --prefill and --worker, from --instances-file, from --discovery, or register themselves.";
   }
   const pairs = found.filter((link) => link.distance !== "fetch");
   const recent = pairs.reduce((sum, link) => sum + link.recent, 0);
   const parts = [plural(state.instances.length, "engine")];
-  if (pairs.length > 0) parts.push(`${plural(pairs.length, "link")} between prefill and decode, ${recent} of the last decisions on them`);
+  if (pairs.length > 0) parts.push(`${plural(pairs.length, "link")} between prefill and decode, ${recent} of the latest decisions on them`);
   if (state.store !== null) parts.push(plural(state.store.nodes.filter((node) => node.up).length, "store node"));
-  if (together.length > 0) parts.push(`${together.join(" and ")} engines are put together by where they run`);
+  if (together.length > 0) parts.push(`${together.join(" and ")} engines are grouped by location`);
   return `${parts.join("; ")}.`;
 }
 

@@ -1,4 +1,4 @@
-//! Where requests come in: who asks, and whether that is allowed.
+//! Access control of both listeners: authentication, scopes and quotas.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use super::quota::{QuotaKind, QuotaPermit, QuotaTracker};
 use crate::config::{AccessOptions, JwtRequirements};
 use crate::error::{ApiError, ApiErrorCode};
 
-/// A file that decides who may ask cannot be used.
+/// An access file or JWKS file that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("{flag} {}: {problem}", path.display())]
 pub struct AccessFileError {
@@ -27,14 +27,14 @@ pub struct AccessFileError {
     problem: String,
 }
 
-/// A request that is not let in, and why, in one word for the metrics.
+/// A rejected request, with the `reason` label of the metric.
 #[derive(Debug)]
 pub(crate) struct AccessRejection {
     pub(crate) reason: &'static str,
     pub(crate) error: ApiError,
 }
 
-/// What was read from a file, and what is read from it later.
+/// A parsed file that is reloaded when it changes.
 struct ReloadableFile<T> {
     flag: &'static str,
     path: PathBuf,
@@ -48,21 +48,21 @@ impl<T> ReloadableFile<T> {
         path: &std::path::Path,
         read: fn(&std::path::Path) -> Result<T, String>,
     ) -> Result<Self, AccessFileError> {
-        let wrong = |problem| AccessFileError { flag, path: path.to_owned(), problem };
-        let now = ArcSwap::from_pointee(read(path).map_err(wrong)?);
-        Ok(Self { flag, path: path.to_owned(), parse: read, current: now })
+        let file_error = |problem| AccessFileError { flag, path: path.to_owned(), problem };
+        let current = ArcSwap::from_pointee(read(path).map_err(file_error)?);
+        Ok(Self { flag, path: path.to_owned(), parse: read, current })
     }
 
-    /// Reads the file again. What is wrong changes nothing, so that a slip of the hand shuts nobody out.
+    /// Reloads the file. An invalid file keeps the previous content, so that an editing mistake locks no client out.
     fn reload(&self, describe: impl Fn(&T) -> usize) {
         let (flag, file) = (self.flag, self.path.display());
         match (self.parse)(&self.path) {
             Ok(value) => {
-                tracing::info!(flag, %file, keys = describe(&value), "read again");
+                tracing::info!(flag, %file, keys = describe(&value), "reloaded");
                 self.current.store(Arc::new(value));
             }
             Err(problem) => {
-                tracing::warn!(flag, %file, problem, "cannot be used; what was read before stays in force");
+                tracing::warn!(flag, %file, problem, "reload failed; keeping the previous content");
             }
         }
     }
@@ -70,17 +70,17 @@ impl<T> ReloadableFile<T> {
 
 impl<T> std::fmt::Debug for ReloadableFile<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Held").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("ReloadableFile").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
-/// Knows keys, tokens and quotas. What its files say is renewed while it is used.
+/// Checks API keys, JWTs and quotas. Its files are reloaded on change.
 #[derive(Debug)]
 pub(crate) struct AccessControl {
     file: Option<ReloadableFile<AccessFile>>,
     jwt: Option<(ReloadableFile<VerificationKeySet>, JwtRequirements)>,
     admin_token: Option<SecretString>,
-    /// Whether a client's certificate opens the admin listener.
+    /// Whether a client certificate is enough for the admin listener.
     admin_certificates: bool,
     quotas: QuotaTracker,
 }
@@ -94,7 +94,7 @@ impl AccessControl {
             }
             (Some(path), None) => {
                 let problem =
-                    "--jwt-issuer and --jwt-audience are needed too, or tokens for others would be taken"
+                    "--jwt-issuer and --jwt-audience are required too: without them, tokens for other services would be accepted"
                         .to_owned();
                 return Err(AccessFileError { flag: "--jwks-file", path: path.to_owned(), problem });
             }
@@ -111,39 +111,41 @@ impl AccessControl {
         })
     }
 
-    /// Whether clients are asked who they are.
+    /// Whether the public listener requires a key or token.
     pub(crate) fn requires_authentication(&self) -> bool {
         self.file.is_some() || self.jwt.is_some()
     }
 
-    /// What clients are asked for, in words; `None`: nothing.
+    /// Required credentials of the public listener, for the log; `None` if it is open.
     pub(crate) fn describe(&self) -> Option<String> {
-        let keys =
-            self.file.as_ref().map(|held| format!("an API key ({} known)", held.current.load().keys()));
-        let tokens = self.jwt.as_ref().map(|(_, rules)| format!("a token of {}", rules.issuer));
-        let asked: Vec<String> = keys.into_iter().chain(tokens).collect();
-        (!asked.is_empty()).then(|| asked.join(" or "))
+        let keys = self
+            .file
+            .as_ref()
+            .map(|loaded| format!("an API key ({} configured)", loaded.current.load().keys()));
+        let tokens = self.jwt.as_ref().map(|(_, rules)| format!("a JWT of {}", rules.issuer));
+        let credentials: Vec<String> = keys.into_iter().chain(tokens).collect();
+        (!credentials.is_empty()).then(|| credentials.join(" or "))
     }
 
-    /// Whether the admin listener asks.
+    /// Whether the admin listener requires a credential.
     pub(crate) fn admin_requires_authentication(&self) -> bool {
         self.file.is_some() || self.admin_token.is_some() || self.admin_certificates
     }
 
-    /// Reads files again when they change. `changes` must be older than what was read.
+    /// Reloads the files when they change. `changes` must have been created before the files were read.
     pub(crate) async fn watch_files(self: Arc<Self>, changes: FileChangeWatcher, stop: CancellationToken) {
-        let renewed = || {
-            if let Some(held) = &self.file {
-                held.reload(AccessFile::keys);
+        let reload_files = || {
+            if let Some(loaded) = &self.file {
+                loaded.reload(AccessFile::keys);
             }
-            if let Some((held, _)) = &self.jwt {
-                held.reload(VerificationKeySet::len);
+            if let Some((loaded, _)) = &self.jwt {
+                loaded.reload(VerificationKeySet::len);
             }
         };
-        changes.watch(stop, renewed).await;
+        changes.watch(stop, reload_files).await;
     }
 
-    /// Who asks at the public listener. `None`: nobody is asked.
+    /// Authenticates a request at the public listener. `None` if authentication is off.
     pub(crate) fn authenticate_client(
         &self,
         headers: &HeaderMap,
@@ -158,7 +160,7 @@ impl AccessControl {
         Ok(Some(caller))
     }
 
-    /// Whether whoever sends these headers may do what needs `scope` at the admin listener; `certified`: it has shown a certificate.
+    /// Checks whether a request at the admin listener has `scope`. `certified`: the connection has a valid client certificate.
     pub(crate) fn authenticate_administrator(
         &self,
         headers: &HeaderMap,
@@ -168,47 +170,55 @@ impl AccessControl {
         if !self.admin_requires_authentication() || (self.admin_certificates && certified) {
             return Ok(());
         }
-        let given = bearer_token(headers)?;
-        if self.admin_token.as_ref().is_some_and(|token| bool::from(token.expose().as_bytes().ct_eq(given))) {
+        let presented = bearer_token(headers)?;
+        if self
+            .admin_token
+            .as_ref()
+            .is_some_and(|token| bool::from(token.expose().as_bytes().ct_eq(presented)))
+        {
             return Ok(());
         }
-        let caller = self.file.as_ref().and_then(|held| held.current.load().find(given).cloned());
+        let caller = self.file.as_ref().and_then(|loaded| loaded.current.load().find(presented).cloned());
         match caller {
             Some(caller) if caller.has_scope(scope) => Ok(()),
             Some(_) => Err(forbidden(scope)),
             None => Err(invalid_key(
-                "the admin listener does not know this token; it wants --admin-token, or a key with the scope `admin`",
+                "invalid token for the admin listener; send the --admin-token, or an API key with the scope `admin`",
             )),
         }
     }
 
     fn authenticate(&self, headers: &HeaderMap) -> Result<AuthenticatedCaller, AccessRejection> {
-        let given = bearer_token(headers)?;
-        if let Some(caller) = self.file.as_ref().and_then(|held| held.current.load().find(given).cloned()) {
+        let presented = bearer_token(headers)?;
+        if let Some(caller) =
+            self.file.as_ref().and_then(|loaded| loaded.current.load().find(presented).cloned())
+        {
             return Ok(caller);
         }
         let Some((keys, rules)) = &self.jwt else {
-            return Err(invalid_key("the API key is not known; check it, or ask for one"));
+            return Err(invalid_key("invalid API key; check it, or request a new one"));
         };
-        keys.current.load().verify(given, rules).map_err(|unfit| match unfit {
-            JwtRejection::Invalid(reason) => invalid_key(&format!("the token is not accepted: {reason}")),
+        keys.current.load().verify(presented, rules).map_err(|rejection| match rejection {
+            JwtRejection::Invalid(reason) => invalid_key(&format!("invalid token: {reason}")),
             JwtRejection::MissingScope => forbidden(AccessScope::Inference),
         })
     }
 
-    /// Counts a request of `caller` against its tenant's quota, until the permit is dropped.
+    /// Counts a request of `caller` against its tenant's quota until the permit is dropped.
     pub(crate) fn admit(&self, caller: &AuthenticatedCaller) -> Result<Option<QuotaPermit>, AccessRejection> {
-        let Some(held) = &self.file else { return Ok(None) };
-        let file = held.current.load();
+        let Some(loaded) = &self.file else { return Ok(None) };
+        let file = loaded.current.load();
         self.quotas.try_admit(&caller.tenant, |name| file.quota(name), Instant::now()).map_err(
-            |(bound, after)| {
-                let (reason, what) = match bound {
+            |(kind, after)| {
+                let (reason, limit_name) = match kind {
                     QuotaKind::Requests => ("requests_per_second", "requests per second"),
                     QuotaKind::InputTokens => ("input_tokens_per_second", "prompt tokens per second"),
-                    QuotaKind::Concurrency => ("concurrent_requests", "requests at once"),
+                    QuotaKind::Concurrency => ("concurrent_requests", "concurrent requests"),
                 };
-                let text =
-                    format!("{} has used its {what}; ask again after the time in Retry-After", caller.tenant);
+                let text = format!(
+                    "tenant {} has exceeded its quota of {limit_name}; retry after the time in Retry-After",
+                    caller.tenant
+                );
                 let mut error = ApiError::new(ApiErrorCode::RateLimited, text);
                 error.retry_after = Some(after);
                 AccessRejection { reason, error }
@@ -219,25 +229,25 @@ impl AccessControl {
 
 fn bearer_token(headers: &HeaderMap) -> Result<&[u8], AccessRejection> {
     const SCHEME: &[u8] = b"bearer ";
-    let given = headers.get(AUTHORIZATION).map(http::HeaderValue::as_bytes);
-    let given = given.and_then(|value| {
+    let presented = headers.get(AUTHORIZATION).map(http::HeaderValue::as_bytes);
+    let presented = presented.and_then(|value| {
         let (scheme, rest) = value.split_at_checked(SCHEME.len())?;
         scheme.eq_ignore_ascii_case(SCHEME).then_some(rest.trim_ascii())
     });
-    given.filter(|given| !given.is_empty()).ok_or_else(|| {
+    presented.filter(|presented| !presented.is_empty()).ok_or_else(|| {
         let text = "no API key was sent; send it as `authorization: Bearer KEY`";
         AccessRejection { reason: "missing_key", error: ApiError::new(ApiErrorCode::InvalidApiKey, text) }
     })
 }
 
 fn invalid_key(text: &str) -> AccessRejection {
-    AccessRejection { reason: "wrong_key", error: ApiError::new(ApiErrorCode::InvalidApiKey, text) }
+    AccessRejection { reason: "invalid_key", error: ApiError::new(ApiErrorCode::InvalidApiKey, text) }
 }
 
 fn forbidden(scope: AccessScope) -> AccessRejection {
-    let text = format!("the key is known, but not for this: it lacks the scope `{}`", scope.as_str());
+    let text = format!("the key is valid but lacks the scope `{}`", scope.as_str());
     AccessRejection {
-        reason: "wrong_scope",
+        reason: "insufficient_scope",
         error: ApiError::new(ApiErrorCode::InsufficientPermissions, text),
     }
 }

@@ -1,19 +1,19 @@
-//! Whoever was recognised by a key or token.
+//! Authenticated callers and their scopes.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::Deserialize;
 
-/// What a key is good for.
+/// What an API key permits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum AccessScope {
-    /// The public listener: whatever engines are asked, and the list of models.
+    /// The public listener: inference paths and the list of models.
     Inference,
-    /// `/metrics` at the admin listener.
+    /// `/metrics` of the admin listener.
     Metrics,
-    /// All of the admin listener.
+    /// All paths of the admin listener.
     Admin,
 }
 
@@ -27,7 +27,7 @@ impl AccessScope {
     }
 }
 
-/// A client whose key or token is good. In the extensions of its request.
+/// An authenticated client, stored in the extensions of its request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AuthenticatedCaller {
     pub(crate) tenant: Arc<str>,
@@ -35,7 +35,7 @@ pub(crate) struct AuthenticatedCaller {
 }
 
 impl AuthenticatedCaller {
-    /// Whether it may do what needs `scope`. Who administers may read metrics too.
+    /// Whether the caller has `scope`. `Admin` includes `Metrics`.
     pub(crate) fn has_scope(&self, scope: AccessScope) -> bool {
         self.scopes.contains(&scope)
             || (scope == AccessScope::Metrics && self.scopes.contains(&AccessScope::Admin))

@@ -1,4 +1,4 @@
-//! The access file: API keys, whose they are, and what tenants may use.
+//! The access file: API keys with their tenants and scopes, and the tenants' quotas.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
@@ -12,14 +12,13 @@ use super::bounded::read_limited;
 use super::caller::{AccessScope, AuthenticatedCaller};
 use super::quota::TrafficQuota;
 
-/// Largest access file: more keys than one Secret of Kubernetes holds.
+/// Largest access file in bytes: more than a Kubernetes Secret can hold (1 MiB).
 const MAX_FILE_BYTES: u64 = 16 << 20;
-/// Shorter keys could be guessed.
+/// Shortest key in characters: a shorter one could be guessed.
 const MIN_KEY_LEN: usize = 16;
-/// Longest name of a tenant in bytes.
+/// Longest tenant name in bytes.
 pub(super) const MAX_TENANT_LEN: usize = 256;
 
-/// A SHA-256.
 type KeyDigest = [u8; 32];
 
 #[derive(Deserialize)]
@@ -47,7 +46,7 @@ fn default_scopes() -> BTreeSet<AccessScope> {
     BTreeSet::from([AccessScope::Inference])
 }
 
-/// What the access file says. Keys are kept as hashes only.
+/// The parsed access file. Keys are stored as SHA-256 digests only.
 #[derive(Debug, Default)]
 pub(super) struct AccessFile {
     keys: HashMap<KeyDigest, AuthenticatedCaller>,
@@ -56,18 +55,18 @@ pub(super) struct AccessFile {
 }
 
 impl AccessFile {
-    /// Reads and checks the file. The error says what is wrong and in which line, and shows nothing of the content.
+    /// Reads and checks the file. The error names the line and the problem but never quotes the content.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         Self::parse(&read_limited(path, MAX_FILE_BYTES)?)
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        let written: AccessConfig = toml::from_str(text).map_err(|error| {
-            // The error's own text would quote the line, and with it perhaps a key.
+        let config: AccessConfig = toml::from_str(text).map_err(|error| {
+            // The TOML error itself would quote the line, and with it possibly a key.
             let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
             format!("line {}: {}", before.matches('\n').count() + 1, error.message())
         })?;
-        let mut file = Self { default_quota: written.quota, tenants: written.tenant, ..Self::default() };
+        let mut file = Self { default_quota: config.quota, tenants: config.tenant, ..Self::default() };
         for (name, quota) in
             file.tenants.iter().map(|(name, quota)| (name.as_str(), quota)).chain([("", &file.default_quota)])
         {
@@ -76,38 +75,38 @@ impl AccessFile {
                 name => format!("[tenant.{name}]: {problem}"),
             })?;
         }
-        for (at, key) in written.key.into_iter().enumerate() {
+        for (index, key) in config.key.into_iter().enumerate() {
             let (hash, caller) =
-                key.validate().map_err(|problem| format!("[[key]] number {}: {problem}", at + 1))?;
+                key.validate().map_err(|problem| format!("[[key]] number {}: {problem}", index + 1))?;
             if file.keys.insert(hash, caller).is_some() {
-                return Err(format!("[[key]] number {}: the same key is listed before", at + 1));
+                return Err(format!("[[key]] number {}: duplicate key", index + 1));
             }
         }
         Ok(file)
     }
 
-    /// Number of keys.
     pub(super) fn keys(&self) -> usize {
         self.keys.len()
     }
 
-    /// Whose key it is. Only hashes are compared, so the time that it takes tells nothing about a key.
+    /// Finds the caller by key. Only digests are compared, so that timing reveals nothing about a key.
     pub(super) fn find(&self, key: &[u8]) -> Option<&AuthenticatedCaller> {
         let hash: KeyDigest = Sha256::digest(key).into();
-        let (known, caller) = self.keys.get_key_value(&hash)?;
-        bool::from(known.ct_eq(&hash)).then_some(caller)
+        let (stored_hash, caller) = self.keys.get_key_value(&hash)?;
+        bool::from(stored_hash.ct_eq(&hash)).then_some(caller)
     }
 
-    /// What a tenant may use.
+    /// Quota of a tenant: its own table, else `[quota]`.
     pub(super) fn quota(&self, tenant: &str) -> TrafficQuota {
         self.tenants.get(tenant).copied().unwrap_or(self.default_quota)
     }
 }
 
-/// Reads an access file's text, and returns whose each of `keys` is: for fuzzing.
+/// Parses an access file and returns the tenant of each of `keys`: for fuzzing.
 ///
 /// # Errors
-/// What is wrong with the text.
+///
+/// The text is not a valid access file.
 pub fn tenants_of_keys(text: &str, keys: &[&[u8]]) -> Result<Vec<Option<Arc<str>>>, String> {
     let file = AccessFile::parse(text)?;
     Ok(keys.iter().map(|key| file.find(key).map(|caller| Arc::clone(&caller.tenant))).collect())
@@ -119,12 +118,10 @@ impl ApiKeyConfig {
             (Some(hex), None) => parse_hash(hex)
                 .ok_or("sha256 is not a SHA-256: 64 hexadecimal digits, as sha256sum prints them")?,
             (None, Some(key)) if key.len() < MIN_KEY_LEN => {
-                return Err(format!(
-                    "key is shorter than {MIN_KEY_LEN} characters, so that it could be guessed"
-                ));
+                return Err(format!("key is shorter than {MIN_KEY_LEN} characters, and could be guessed"));
             }
             (None, Some(key)) if !key.bytes().all(|byte| byte.is_ascii_graphic()) => {
-                return Err("key has characters that no header can carry; use visible ASCII".to_owned());
+                return Err("key has characters that are invalid in a header; use visible ASCII".to_owned());
             }
             (None, Some(key)) => Sha256::digest(key.as_bytes()).into(),
             _ => return Err("give either sha256 or key".to_owned()),
@@ -133,8 +130,9 @@ impl ApiKeyConfig {
             return Err(format!("tenant is a name of 1 to {MAX_TENANT_LEN} bytes"));
         }
         if self.scopes.is_empty() {
-            return Err("scopes is empty, so that the key is good for nothing; leave it out for `inference`"
-                .to_owned());
+            return Err(
+                "scopes is empty, so that the key permits nothing; omit it for `inference`".to_owned()
+            );
         }
         Ok((hash, AuthenticatedCaller { tenant: Arc::from(self.tenant), scopes: Arc::new(self.scopes) }))
     }
@@ -181,12 +179,16 @@ mod tests {
         assert!(file.find(b"").is_none());
         assert_eq!(file.quota("a").requests_per_second, Some(2.0));
         assert_eq!(file.quota("b").concurrent_requests, Some(3));
-        assert_eq!(file.quota("b").requests_per_second, None, "a tenant's own table replaces the common one");
+        assert_eq!(
+            file.quota("b").requests_per_second,
+            None,
+            "a tenant's own table replaces the default quota"
+        );
         assert!(!format!("{file:?}").contains("plain-text"));
     }
 
     #[test]
-    fn errors_name_the_place_and_not_the_key() {
+    fn errors_name_the_position_and_not_the_key() {
         let secret = "sk-very-secret-key-1234";
         for (text, part) in [
             (format!("[[key]]\nkey = \"{secret}\"\n"), "tenant"),

@@ -1,4 +1,4 @@
-//! Signed tokens (JWT, RFC 7519) of an identity provider whose public keys (JWKS, RFC 7517) are in a file.
+//! JSON Web Tokens (RFC 7519) of an identity provider whose public keys (JWKS, RFC 7517) are in a file.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -14,34 +14,34 @@ use super::caller::{AccessScope, AuthenticatedCaller};
 use super::file::MAX_TENANT_LEN;
 use crate::config::{AccessOptions, JwtRequirements};
 
-/// Largest file of keys.
+/// Largest JWKS file in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Keys that are taken; providers have two or three.
+/// Most keys in a JWKS; providers publish two or three.
 const MAX_KEYS: usize = 64;
 
-/// The provider's keys.
+/// Public keys of the identity provider.
 #[derive(Debug)]
 pub(super) struct VerificationKeySet(Vec<VerificationKey>);
 
 struct VerificationKey {
     id: Option<String>,
-    /// The signatures that may be made with it.
+    /// Signature algorithms that the key may verify.
     algorithms: Vec<Algorithm>,
     key: DecodingKey,
 }
 
 impl std::fmt::Debug for VerificationKey {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Key").field("id", &self.id).finish_non_exhaustive()
+        f.debug_struct("VerificationKey").field("id", &self.id).finish_non_exhaustive()
     }
 }
 
-/// Why a token is not good enough.
+/// Why a token is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JwtRejection {
-    /// Not a token of this provider, or changed since.
+    /// Malformed, expired, or not signed by a key of the provider; the text is for the client.
     Invalid(&'static str),
-    /// Good, but not for this.
+    /// Valid, but without the required scope.
     MissingScope,
 }
 
@@ -57,7 +57,7 @@ impl VerificationKeySet {
         if listed.len() > MAX_KEYS {
             return Err(format!("it has more than {MAX_KEYS} keys"));
         }
-        // A provider may list keys of kinds that are unknown here, or for other purposes.
+        // A provider may list keys of unsupported types, or for other purposes.
         let keys: Vec<VerificationKey> = listed.iter().filter_map(parse_key).collect();
         if keys.is_empty() {
             return Err("it has no public key for RS256, PS256, ES256, ES384 or EdDSA signatures".to_owned());
@@ -69,24 +69,24 @@ impl VerificationKeySet {
         self.0.len()
     }
 
-    /// Whose token it is.
+    /// Verifies a token and returns its caller.
     pub(super) fn verify(
         &self,
         token: &[u8],
         rules: &JwtRequirements,
     ) -> Result<AuthenticatedCaller, JwtRejection> {
-        let header = decode_header(token).map_err(|_| JwtRejection::Invalid("it is no signed token"))?;
-        // Whoever does not understand them must refuse the token (RFC 7515, section 4.1.11).
+        let header = decode_header(token).map_err(|_| JwtRejection::Invalid("it is not a signed JWT"))?;
+        // A recipient must reject a token with critical parameters that it does not support (RFC 7515, section 4.1.11).
         if header.crit.is_some() {
             return Err(JwtRejection::Invalid(
-                "its header has critical parameters (crit), of which none is understood",
+                "its header has critical parameters (crit), which are not supported",
             ));
         }
         let fits = |key: &&VerificationKey| {
             key.algorithms.contains(&header.alg)
                 && header.kid.as_ref().is_none_or(|id| key.id.as_ref() == Some(id))
         };
-        let mut reason = JwtRejection::Invalid("none of the provider's keys is for it");
+        let mut reason = JwtRejection::Invalid("none of the provider's keys matches it");
         for key in self.0.iter().filter(fits) {
             match decode::<Map<String, Value>>(token, &key.key, &rules.validation(&key.algorithms)) {
                 Ok(token) => return rules.caller(&token.claims),
@@ -97,20 +97,20 @@ impl VerificationKeySet {
     }
 }
 
-/// Whose a token is by a JWKS and the rules of `options`, if it is good: for fuzzing.
+/// Tenant of a token under a JWKS and the rules of `options`, if it is valid: for fuzzing.
 #[must_use]
 pub fn tenant_of_token(jwks: &str, token: &[u8], options: &AccessOptions) -> Option<Arc<str>> {
     let caller = VerificationKeySet::parse(jwks).ok()?.verify(token, &options.token_rules()?).ok()?;
     Some(caller.tenant)
 }
 
-/// A key that can verify signatures, with the algorithms of its kind: what the token's own header says is never trusted alone.
+/// A key that can verify signatures, with the algorithms of its type: the `alg` of a token's header alone is never trusted.
 fn parse_key(value: &Value) -> Option<VerificationKey> {
     let jwk: Jwk = serde_json::from_value(value.clone()).ok()?;
     if jwk.common.public_key_use.as_ref().is_some_and(|purpose| *purpose != PublicKeyUse::Signature) {
         return None;
     }
-    let of_kind: &[Algorithm] = match &jwk.algorithm {
+    let supported: &[Algorithm] = match &jwk.algorithm {
         AlgorithmParameters::RSA(_) => &[
             Algorithm::RS256,
             Algorithm::RS384,
@@ -128,8 +128,8 @@ fn parse_key(value: &Value) -> Option<VerificationKey> {
         _ => return None,
     };
     let algorithms = match &jwk.common.key_algorithm {
-        None => of_kind.to_vec(),
-        Some(only) => vec![*of_kind.iter().find(|algorithm| is_same_algorithm(**algorithm, only))?],
+        None => supported.to_vec(),
+        Some(only) => vec![*supported.iter().find(|algorithm| is_same_algorithm(**algorithm, only))?],
     };
     Some(VerificationKey { key: DecodingKey::from_jwk(&jwk).ok()?, id: jwk.common.key_id, algorithms })
 }
@@ -143,9 +143,9 @@ fn describe_error(kind: &ErrorKind) -> &'static str {
         ErrorKind::ExpiredSignature => "it has expired",
         ErrorKind::ImmatureSignature => "it is not valid yet",
         ErrorKind::InvalidAudience => "it is for another audience",
-        ErrorKind::InvalidIssuer => "it is of another issuer",
+        ErrorKind::InvalidIssuer => "it is from another issuer",
         ErrorKind::MissingRequiredClaim(_) => "it lacks one of the claims exp, iss and aud",
-        ErrorKind::InvalidSignature => "its signature is wrong",
+        ErrorKind::InvalidSignature => "its signature is invalid",
         _ => "it cannot be verified",
     }
 }
@@ -165,16 +165,16 @@ impl JwtRequirements {
         validation
     }
 
-    /// From claims whose signature is right.
+    /// Builds the caller from claims whose signature has been verified.
     fn caller(&self, claims: &Map<String, Value>) -> Result<AuthenticatedCaller, JwtRejection> {
         if let Some(scope) = &self.scope {
-            // A list in one string by RFC 8693, or an array as some providers write it.
-            let held = match claims.get("scope").or_else(|| claims.get("scp")) {
-                Some(Value::String(text)) => text.split(' ').any(|held| held == scope),
-                Some(Value::Array(list)) => list.iter().any(|held| held == scope.as_str()),
+            // RFC 8693 has a space-separated string; some providers send an array.
+            let granted = match claims.get("scope").or_else(|| claims.get("scp")) {
+                Some(Value::String(text)) => text.split(' ').any(|granted| granted == scope),
+                Some(Value::Array(list)) => list.iter().any(|granted| granted == scope.as_str()),
                 _ => false,
             };
-            if !held {
+            if !granted {
                 return Err(JwtRejection::MissingScope);
             }
         }
@@ -197,7 +197,7 @@ mod tests {
 
     use super::*;
 
-    /// Made for this test alone.
+    /// Private key bytes, used by this test only.
     const SEED: [u8; 32] = [7; 32];
 
     fn rules() -> JwtRequirements {
@@ -210,8 +210,8 @@ mod tests {
         }
     }
 
-    /// The private key as PKCS#8 (RFC 8410), and the set with its public half.
-    fn pair() -> (EncodingKey, VerificationKeySet) {
+    /// The private key as PKCS#8 (RFC 8410), and a set with its public key.
+    fn test_keys() -> (EncodingKey, VerificationKeySet) {
         let mut der = vec![0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
         der.extend(SEED);
         let key = EncodingKey::from_ed_der(&der);
@@ -233,22 +233,22 @@ mod tests {
 
     #[test]
     fn a_valid_token_names_the_tenant() {
-        let (key, set) = pair();
-        assert_eq!(set.len(), 1, "the unknown kind is left out");
+        let (key, set) = test_keys();
+        assert_eq!(set.len(), 1, "the unknown key type is ignored");
         let token = encode(&Header::new(Algorithm::EdDSA), &claims(), &key).unwrap();
         let caller = set.verify(token.as_bytes(), &rules()).unwrap();
         assert_eq!(
             (&*caller.tenant, caller.has_scope(AccessScope::Inference), caller.has_scope(AccessScope::Admin)),
             ("team-a", true, false)
         );
-        let asked = |scope: &str| JwtRequirements { scope: Some(scope.to_owned()), ..rules() };
-        assert!(set.verify(token.as_bytes(), &asked("llm")).is_ok());
-        assert_eq!(set.verify(token.as_bytes(), &asked("ll")), Err(JwtRejection::MissingScope));
+        let with_scope = |scope: &str| JwtRequirements { scope: Some(scope.to_owned()), ..rules() };
+        assert!(set.verify(token.as_bytes(), &with_scope("llm")).is_ok());
+        assert_eq!(set.verify(token.as_bytes(), &with_scope("ll")), Err(JwtRejection::MissingScope));
     }
 
     #[test]
-    fn wrong_claims_are_refused_with_the_reason() {
-        let (key, set) = pair();
+    fn invalid_claims_are_rejected_with_a_reason() {
+        let (key, set) = test_keys();
         let now = get_current_timestamp();
         for (change, part) in [
             (json!({"exp": now - 61}), "expired"),
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn alg_none_and_hmac_with_the_public_key_are_rejected() {
-        let (key, set) = pair();
+        let (key, set) = test_keys();
         let good = encode(&Header::new(Algorithm::EdDSA), &claims(), &key).unwrap();
         let (_, rest) = good.split_once('.').unwrap();
         let (payload, _) = rest.split_once('.').unwrap();
@@ -292,12 +292,12 @@ mod tests {
         let mut changed = good.into_bytes();
         let last = changed.len() - 10;
         changed[last] = if changed[last] == b'A' { b'B' } else { b'A' };
-        assert_eq!(set.verify(&changed, &rules()), Err(JwtRejection::Invalid("its signature is wrong")));
+        assert_eq!(set.verify(&changed, &rules()), Err(JwtRejection::Invalid("its signature is invalid")));
     }
 
     #[test]
-    fn critical_header_parameters_are_refused() {
-        let (key, set) = pair();
+    fn critical_header_parameters_are_rejected() {
+        let (key, set) = test_keys();
         for crit in [vec!["exp".to_owned()], vec!["b64".to_owned()], Vec::new()] {
             let header = Header { crit: Some(crit), ..Header::new(Algorithm::EdDSA) };
             let token = encode(&header, &claims(), &key).unwrap();
@@ -309,10 +309,10 @@ mod tests {
     }
 
     #[test]
-    fn symmetric_keys_and_keys_for_encryption_are_not_taken() {
+    fn symmetric_and_encryption_keys_are_ignored() {
         let oct = json!({"keys": [{"kty": "oct", "k": "c2VjcmV0", "alg": "HS256"}]}).to_string();
         assert!(VerificationKeySet::parse(&oct).unwrap_err().contains("no public key"));
-        let (key, _) = pair();
+        let (key, _) = test_keys();
         let mut jwk = json!(Jwk::from_encoding_key(&key, Algorithm::EdDSA).unwrap());
         jwk["use"] = json!("enc");
         assert!(VerificationKeySet::parse(&json!({"keys": [jwk]}).to_string()).is_err());

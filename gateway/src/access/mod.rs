@@ -1,4 +1,4 @@
-//! Who may ask, for what, and how much: API keys and signed tokens, scopes, and the quotas of tenants.
+//! Access control: API keys, JWTs, scopes and the quotas of tenants.
 
 mod access_control;
 mod bounded;

@@ -1,4 +1,4 @@
-//! What each tenant may use: requests and prompt tokens per second, and requests at once.
+//! Quotas per tenant: requests and prompt tokens per second, and concurrent requests.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::Deserialize;
 
-/// Seconds of a rate that may be used at once after a pause.
+/// Burst size of the token buckets, in seconds of their rate.
 const BURST_SECONDS: f64 = 1.0;
-/// Tenants are only swept beyond this number.
+/// Idle tenants are swept only above this number.
 const MIN_SWEEP_TENANTS: usize = 1024;
-/// When to ask again if too many requests run; when one of them ends is not known.
+/// `Retry-After` at the concurrency limit; when a request ends is not predictable.
 const CONCURRENCY_RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What a tenant may use; what is not set has no bound.
+/// Limits of a tenant; `None` means unlimited.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct TrafficQuota {
@@ -32,17 +32,16 @@ impl TrafficQuota {
         ];
         for (name, rate) in rates {
             if rate.is_some_and(|rate| !(rate.is_finite() && rate > 0.0)) {
-                return Err(format!("{name} is not a number above 0"));
+                return Err(format!("{name} must be a number above 0"));
             }
         }
         match self.concurrent_requests {
-            Some(0) => Err("concurrent_requests is 0, so that nothing could be asked".to_owned()),
+            Some(0) => Err("concurrent_requests is 0, which would reject every request".to_owned()),
             _ => Ok(()),
         }
     }
 }
 
-/// Which bound was met.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum QuotaKind {
     Requests,
@@ -50,8 +49,7 @@ pub(super) enum QuotaKind {
     Concurrency,
 }
 
-/// A bucket that fills at a rate up to a burst. It may go below zero, so that what is larger than the burst waits longer after it,
-/// and is not impossible.
+/// A token bucket. Its level may fall below zero: a prompt larger than the burst is admitted and delays the requests after it.
 #[derive(Debug, Clone, Copy)]
 struct QuotaBucket {
     level: f64,
@@ -59,7 +57,7 @@ struct QuotaBucket {
 }
 
 impl QuotaBucket {
-    /// How much is there now, with no bound below.
+    /// Refills the bucket and returns its level, which may be negative.
     fn fill(&mut self, rate: f64, burst: f64, now: Instant) -> f64 {
         let passed = now.saturating_duration_since(self.filled_at).as_secs_f64();
         (self.level, self.filled_at) = ((self.level + passed * rate).min(burst), now);
@@ -67,7 +65,7 @@ impl QuotaBucket {
     }
 }
 
-/// One tenant's use.
+/// Current traffic of one tenant.
 #[derive(Debug)]
 struct TenantTraffic {
     requests: Mutex<QuotaBucket>,
@@ -81,22 +79,22 @@ fn burst(rate: f64) -> f64 {
 
 impl TenantTraffic {
     fn new(now: Instant) -> Self {
-        // As after a long pause, whatever the quota is: filling cuts it to the burst.
+        // Infinite, so that the first refill sets it to the burst of whatever quota applies.
         let full = QuotaBucket { level: f64::INFINITY, filled_at: now };
         Self { requests: Mutex::new(full), tokens: Mutex::new(full), running: AtomicU32::new(0) }
     }
 
     fn try_admit(&self, quota: TrafficQuota, now: Instant) -> Result<(), (QuotaKind, Duration)> {
-        // The three are looked at one after the other; two requests that race may both pass where one more was allowed.
+        // The limits are checked one after the other; two concurrent requests may both pass where only one more is allowed.
         if let Some(rate) = quota.input_tokens_per_second {
             let level = self.tokens.lock().fill(rate, burst(rate), now);
             if level <= 0.0 {
                 return Err((QuotaKind::InputTokens, seconds((1.0 - level) / rate)));
             }
         }
-        let most = quota.concurrent_requests.unwrap_or(u32::MAX);
-        let one_more = |running: u32| (running < most).then_some(running.saturating_add(1));
-        if self.running.fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more).is_err() {
+        let limit = quota.concurrent_requests.unwrap_or(u32::MAX);
+        let increment = |running: u32| (running < limit).then_some(running.saturating_add(1));
+        if self.running.fetch_update(Ordering::AcqRel, Ordering::Acquire, increment).is_err() {
             return Err((QuotaKind::Concurrency, CONCURRENCY_RETRY_AFTER));
         }
         if let Some(rate) = quota.requests_per_second {
@@ -111,7 +109,7 @@ impl TenantTraffic {
         Ok(())
     }
 
-    /// Whether forgetting it would give it nothing.
+    /// Whether evicting the tenant would not restore any quota.
     fn is_idle(&self, quota: TrafficQuota, now: Instant) -> bool {
         let full = |bucket: &Mutex<QuotaBucket>, rate: Option<f64>| {
             rate.is_none_or(|rate| bucket.lock().fill(rate, burst(rate), now) >= burst(rate))
@@ -126,7 +124,7 @@ fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
-/// The use of all tenants.
+/// Current traffic of all tenants.
 #[derive(Debug, Default)]
 pub(super) struct QuotaTracker {
     tenants: Mutex<TenantTrafficMap>,
@@ -135,24 +133,25 @@ pub(super) struct QuotaTracker {
 #[derive(Debug, Default)]
 struct TenantTrafficMap {
     by_name: HashMap<Arc<str>, Arc<TenantTraffic>>,
-    /// How many were left by the last sweep.
+    /// Number of tenants after the last sweep.
     after_last_sweep: usize,
 }
 
 impl QuotaTracker {
-    /// Counts a request of `tenant`, or says which bound forbids it and when to ask again. `quota` tells what a tenant may use.
+    /// Counts a request of tenant `name`, or returns the exceeded limit and the retry delay. `quota` looks up the quota of a
+    /// tenant.
     pub(super) fn try_admit(
         &self,
         name: &Arc<str>,
         quota: impl Fn(&str) -> TrafficQuota,
         now: Instant,
     ) -> Result<Option<QuotaPermit>, (QuotaKind, Duration)> {
-        let own = quota(name);
-        if own == TrafficQuota::default() {
+        let tenant_quota = quota(name);
+        if tenant_quota == TrafficQuota::default() {
             return Ok(None);
         }
         let tenant = self.tenant(name, quota, now);
-        tenant.try_admit(own, now)?;
+        tenant.try_admit(tenant_quota, now)?;
         Ok(Some(QuotaPermit { tenant }))
     }
 
@@ -162,27 +161,28 @@ impl QuotaTracker {
         quota: impl Fn(&str) -> TrafficQuota,
         now: Instant,
     ) -> Arc<TenantTraffic> {
-        let mut known = self.tenants.lock();
-        if let Some(tenant) = known.by_name.get(name) {
+        let mut tenants = self.tenants.lock();
+        if let Some(tenant) = tenants.by_name.get(name) {
             return tenant.clone();
         }
-        // Sweeping at each doubling costs little per tenant, and keeps only those that were there within their burst.
-        if known.by_name.len() >= MIN_SWEEP_TENANTS.max(2 * known.after_last_sweep) {
-            known.by_name.retain(|name, tenant| !tenant.is_idle(quota(name), now));
-            known.after_last_sweep = known.by_name.len();
+        // Sweeping at each doubling has a constant amortised cost per tenant; only tenants that are within their burst period
+        // remain.
+        if tenants.by_name.len() >= MIN_SWEEP_TENANTS.max(2 * tenants.after_last_sweep) {
+            tenants.by_name.retain(|name, tenant| !tenant.is_idle(quota(name), now));
+            tenants.after_last_sweep = tenants.by_name.len();
         }
-        known.by_name.entry(name.clone()).or_insert_with(|| Arc::new(TenantTraffic::new(now))).clone()
+        tenants.by_name.entry(name.clone()).or_insert_with(|| Arc::new(TenantTraffic::new(now))).clone()
     }
 }
 
-/// A request that is counted as running until this is dropped.
+/// A request that counts as running until this is dropped.
 #[derive(Debug)]
 pub(crate) struct QuotaPermit {
     tenant: Arc<TenantTraffic>,
 }
 
 impl QuotaPermit {
-    /// Takes the prompt's tokens from what the tenant may use.
+    /// Charges the prompt's tokens to the tenant's quota.
     pub(crate) fn spend(&self, tokens: u32) {
         self.tenant.tokens.lock().level -= f64::from(tokens);
     }
@@ -205,62 +205,63 @@ mod tests {
     #[test]
     fn rate_limited_requests_succeed_after_retry_after() {
         let (quotas, start) = (QuotaTracker::default(), Instant::now());
-        let two = |_: &str| TrafficQuota { requests_per_second: Some(2.0), ..TrafficQuota::default() };
+        let two_per_second =
+            |_: &str| TrafficQuota { requests_per_second: Some(2.0), ..TrafficQuota::default() };
         for _ in 0..2 {
-            quotas.try_admit(&name("a"), two, start).unwrap();
+            quotas.try_admit(&name("a"), two_per_second, start).unwrap();
         }
-        let (bound, after) = quotas.try_admit(&name("a"), two, start).unwrap_err();
-        assert_eq!((bound, after), (QuotaKind::Requests, Duration::from_millis(500)));
-        quotas.try_admit(&name("b"), two, start).unwrap();
-        assert!(quotas.try_admit(&name("a"), two, start + after / 2).is_err());
-        quotas.try_admit(&name("a"), two, start + after).unwrap();
-        assert!(quotas.try_admit(&name("a"), two, start + after).is_err());
+        let (kind, after) = quotas.try_admit(&name("a"), two_per_second, start).unwrap_err();
+        assert_eq!((kind, after), (QuotaKind::Requests, Duration::from_millis(500)));
+        quotas.try_admit(&name("b"), two_per_second, start).unwrap();
+        assert!(quotas.try_admit(&name("a"), two_per_second, start + after / 2).is_err());
+        quotas.try_admit(&name("a"), two_per_second, start + after).unwrap();
+        assert!(quotas.try_admit(&name("a"), two_per_second, start + after).is_err());
     }
 
     #[test]
-    fn a_long_prompt_is_served_and_those_after_it_wait() {
+    fn a_long_prompt_delays_later_requests() {
         let (quotas, start) = (QuotaTracker::default(), Instant::now());
         let slow = |_: &str| TrafficQuota { input_tokens_per_second: Some(100.0), ..TrafficQuota::default() };
         quotas.try_admit(&name("a"), slow, start).unwrap().unwrap().spend(1100);
-        let (bound, after) = quotas.try_admit(&name("a"), slow, start).unwrap_err();
-        assert_eq!(bound, QuotaKind::InputTokens);
+        let (kind, after) = quotas.try_admit(&name("a"), slow, start).unwrap_err();
+        assert_eq!(kind, QuotaKind::InputTokens);
         assert!((after.as_secs_f64() - 10.01).abs() < 1e-6, "{after:?}");
         quotas.try_admit(&name("a"), slow, start + after).unwrap();
     }
 
     #[test]
-    fn requests_at_once_are_counted_until_they_end() {
+    fn concurrent_requests_are_counted_until_they_end() {
         let (quotas, now) = (QuotaTracker::default(), Instant::now());
-        let one = |_: &str| TrafficQuota {
+        let one_at_a_time = |_: &str| TrafficQuota {
             concurrent_requests: Some(1),
             requests_per_second: Some(1000.0),
             ..TrafficQuota::default()
         };
-        let permit = quotas.try_admit(&name("a"), one, now).unwrap();
+        let permit = quotas.try_admit(&name("a"), one_at_a_time, now).unwrap();
         assert_eq!(
-            quotas.try_admit(&name("a"), one, now).unwrap_err(),
+            quotas.try_admit(&name("a"), one_at_a_time, now).unwrap_err(),
             (QuotaKind::Concurrency, CONCURRENCY_RETRY_AFTER)
         );
         drop(permit);
-        drop(quotas.try_admit(&name("a"), one, now).unwrap());
-        assert_eq!(quotas.tenant(&name("a"), one, now).running.load(Ordering::Acquire), 0);
+        drop(quotas.try_admit(&name("a"), one_at_a_time, now).unwrap());
+        assert_eq!(quotas.tenant(&name("a"), one_at_a_time, now).running.load(Ordering::Acquire), 0);
     }
 
     #[test]
     fn idle_tenants_are_evicted() {
         let (quotas, start) = (QuotaTracker::default(), Instant::now());
         let quota = |_: &str| TrafficQuota { requests_per_second: Some(1.0), ..TrafficQuota::default() };
-        let kept = quotas.try_admit(&name("kept"), quota, start).unwrap();
+        let active = quotas.try_admit(&name("active"), quota, start).unwrap();
         for round in 0..10 {
             for client in 0..MIN_SWEEP_TENANTS {
                 let now = start + Duration::from_secs(10 * round);
                 drop(quotas.try_admit(&name(&format!("{round}.{client}")), quota, now).unwrap());
             }
         }
-        let known = quotas.tenants.lock();
-        assert!(known.by_name.len() <= 2 * MIN_SWEEP_TENANTS + 1, "{}", known.by_name.len());
-        assert!(known.by_name.contains_key("kept"));
-        drop(kept);
+        let tenants = quotas.tenants.lock();
+        assert!(tenants.by_name.len() <= 2 * MIN_SWEEP_TENANTS + 1, "{}", tenants.by_name.len());
+        assert!(tenants.by_name.contains_key("active"));
+        drop(active);
     }
 
     #[test]

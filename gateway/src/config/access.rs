@@ -1,4 +1,4 @@
-//! Settings about who may ask.
+//! Settings of authentication and authorization.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use moongate_runtime::SecretString;
 
 use crate::ingress::{CorsOrigin, InferencePath};
 
-/// Paths of the admin listener that may be open to everybody.
+/// Paths of the admin listener that may be open without authentication.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum UnauthenticatedPath {
     /// `/health`
@@ -17,58 +17,59 @@ pub enum UnauthenticatedPath {
     Ready,
     /// `/metrics`
     Metrics,
-    /// Nothing at all.
+    /// No path at all.
     None,
 }
 
-/// Who may ask, at which listener.
+/// Authentication at both listeners.
 #[derive(Debug, Clone, Args)]
 pub struct AccessOptions {
-    /// TOML file with API keys, whose they are, and the quotas of tenants; re-read when it changes. With it, clients need a key, and the
-    /// admin listener one with the scope `admin`.
+    /// TOML file with API keys, their tenants, and the tenants' quotas; reloaded on change. With it, clients need a key, and the
+    /// admin listener requires one with the scope `admin`.
     #[arg(long, value_name = "FILE", env = "MOONGATE_ACCESS_FILE")]
     pub access_file: Option<PathBuf>,
 
-    /// Public keys (JWKS) of an identity provider whose signed tokens (JWT) are taken like API keys; re-read when it changes. Needs
-    /// --jwt-issuer and --jwt-audience.
+    /// Public keys (JWKS) of an identity provider whose JWTs are accepted like API keys; reloaded on change. Requires --jwt-issuer
+    /// and --jwt-audience.
     #[arg(long, value_name = "FILE", env = "MOONGATE_JWKS_FILE")]
     pub jwks_file: Option<PathBuf>,
 
-    /// What the claim `iss` of such a token must be.
+    /// Required claim `iss` of a JWT.
     #[arg(long, value_name = "TEXT", env = "MOONGATE_JWT_ISSUER")]
     pub jwt_issuer: Option<String>,
 
-    /// What the claim `aud` of such a token must have. Repeatable: any of them will do.
+    /// Accepted claim `aud` of a JWT. Repeatable: one match is enough.
     #[arg(long, value_name = "TEXT", env = "MOONGATE_JWT_AUDIENCE", value_delimiter = ' ')]
     pub jwt_audience: Vec<String>,
 
-    /// Claim of such a token that names the tenant.
+    /// JWT claim that names the tenant.
     #[arg(long, value_name = "CLAIM", env = "MOONGATE_JWT_TENANT_CLAIM", default_value = "sub")]
     pub jwt_tenant_claim: String,
 
-    /// What the claim `scope` of such a token must have; default: nothing.
+    /// Scope required in a JWT's claim `scope` or `scp`. Default: none.
     #[arg(long, value_name = "SCOPE", env = "MOONGATE_JWT_SCOPE")]
     pub jwt_scope: Option<String>,
 
-    /// By how much clocks may differ when such a token's times are checked.
+    /// Accepted clock difference when a JWT's times are checked.
     #[arg(long, value_name = "TIME", env = "MOONGATE_JWT_LEEWAY", default_value = "60s", value_parser = humantime::parse_duration)]
     pub jwt_leeway: Duration,
 
-    /// Token that the admin listener asks for, as `Authorization: Bearer TOKEN`.
+    /// Token that the admin listener requires, as `Authorization: Bearer TOKEN`.
     #[arg(long, value_name = "TOKEN", env = "MOONGATE_ADMIN_TOKEN", hide_env_values = true)]
     pub admin_token: Option<SecretString>,
 
-    /// Origin whose pages may send requests to the clients' listener (CORS), such as `https://chat.example`; `*`: all. Repeatable. Default: none, so that
-    /// no page in a browser can use what the browser's machine reaches.
+    /// Origin whose pages may send requests to the public listener (CORS), such as `https://chat.example`; `*`: all. Repeatable.
+    /// Default: none, so that no web page can reach the gateway through a visitor's browser.
     #[arg(long, value_name = "ORIGIN", env = "MOONGATE_CORS_ORIGIN", value_delimiter = ' ')]
     pub cors_origin: Vec<CorsOrigin>,
 
-    /// Further path of engines that clients reach, such as /invocations; /* at its end: everything below. Repeatable. Paths that administer
-    /// engines are refused. Default: none beside the inference paths of vLLM and SGLang.
+    /// Additional engine path open to clients, such as /invocations; a trailing /* includes everything below it. Repeatable. Paths
+    /// that administer engines are rejected. Default: none besides the inference paths of vLLM and SGLang.
     #[arg(long, value_name = "PATH", env = "MOONGATE_INFERENCE_PATH", value_delimiter = ' ')]
     pub inference_path: Vec<InferencePath>,
 
-    /// What of a protected admin listener is open to everybody: health, ready, metrics, none. Default: what a kubelet asks.
+    /// Paths of a protected admin listener that need no authentication: health, ready, metrics, none. Default: the paths that a
+    /// kubelet probes.
     #[arg(
         long,
         value_name = "PATHS",
@@ -81,7 +82,7 @@ pub struct AccessOptions {
     pub admin_open: Vec<UnauthenticatedPath>,
 }
 
-/// What a signed token must say.
+/// Claims that a JWT must have.
 #[derive(Debug, Clone)]
 pub(crate) struct JwtRequirements {
     pub(crate) issuer: String,
@@ -92,7 +93,7 @@ pub(crate) struct JwtRequirements {
 }
 
 impl AccessOptions {
-    /// The files that are read again when they change.
+    /// Files that are reloaded on change.
     pub(crate) fn files(&self) -> Vec<PathBuf> {
         [&self.access_file, &self.jwks_file].into_iter().flatten().cloned().collect()
     }

@@ -1,4 +1,4 @@
-//! Settings of engines: which there are, where they are found, and as whom they are asked.
+//! Settings of engines: addresses, discovery and credentials.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use moongate_discovery::{
 };
 use moongate_runtime::{ClientTls, EngineTlsArgs, SecretString};
 
-/// Where engines come from, beside the ones given by flags.
+/// Source of engines, in addition to those given by flags.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum DiscoverySource {
     /// Flags, and the file of --instances-file.
@@ -21,30 +21,30 @@ pub enum DiscoverySource {
     Kubernetes,
 }
 
-/// Which engines there are.
+/// Engines and how they are discovered.
 #[derive(Debug, Clone, Args)]
 pub struct EngineOptions {
     /// A prefill engine, as http://host:port or http://host:port,bootstrap-port; https:// with TLS. Repeatable.
     #[arg(long, value_name = "URL[,PORT]", env = "MOONGATE_PREFILL", value_delimiter = ' ', value_parser = parse_prefill)]
     pub prefill: Vec<StaticInstance>,
 
-    /// A decode engine. Repeatable.
+    /// URL of a decode engine. Repeatable.
     #[arg(long, value_name = "URL", env = "MOONGATE_DECODE", value_delimiter = ' ', value_parser = parse_decode)]
     pub decode: Vec<StaticInstance>,
 
-    /// An engine that does both. Repeatable.
+    /// URL of an engine that runs both prefill and decode. Repeatable.
     #[arg(long, value_name = "URL", env = "MOONGATE_WORKER", value_delimiter = ' ', value_parser = parse_worker)]
     pub worker: Vec<StaticInstance>,
 
-    /// Where engines come from, beside the ones given by flags.
+    /// Source of engines, in addition to those given by flags.
     #[arg(long, value_enum, env = "MOONGATE_DISCOVERY", default_value = "static")]
     pub discovery: DiscoverySource,
 
-    /// TOML file that lists engines (tables named `instance` with url, role, …); watched and re-read when it changes.
+    /// TOML file that lists engines (tables named `instance` with url, role, …); reloaded on change.
     #[arg(long, value_name = "FILE", env = "MOONGATE_INSTANCES_FILE")]
     pub instances_file: Option<PathBuf>,
 
-    /// RBG's discovery file.
+    /// Discovery file that RBG mounts into the pod.
     #[arg(long, value_name = "FILE", env = "MOONGATE_RBG_CONFIG", default_value = "/etc/rbg/config.yaml")]
     pub rbg_config: PathBuf,
 
@@ -60,60 +60,61 @@ pub struct EngineOptions {
     #[arg(long, value_name = "NAME", env = "MOONGATE_GROUP")]
     pub group: Option<String>,
 
-    /// Kubernetes: label selector of the engines' pods, instead of RBG's labels; their role is the label or annotation moongate.io/role.
+    /// Kubernetes: label selector of the engines' pods, instead of RBG's labels; the label or annotation moongate.io/role gives the
+    /// role.
     #[arg(long, value_name = "SELECTOR", env = "MOONGATE_SELECTOR")]
     pub selector: Option<String>,
 
-    /// Let engines register at run time: POST /workers at the admin listener, as `moongate sidecar` does. Off by default, because whoever
-    /// reaches that listener could then have prompts sent anywhere.
+    /// Let engines register at run time through POST /workers of the admin listener, as `moongate sidecar` does. Off by default,
+    /// because anyone who can reach that listener could redirect prompts to another host.
     #[arg(long, env = "MOONGATE_REGISTRATION")]
     pub registration: bool,
 
-    /// Token that /workers asks for, as `Authorization: Bearer TOKEN`; without one nobody is asked.
+    /// Token that /workers requires, as `Authorization: Bearer TOKEN`. Default: no token.
     #[arg(long, value_name = "TOKEN", env = "MOONGATE_REGISTRATION_TOKEN", hide_env_values = true)]
     pub registration_token: Option<SecretString>,
 
-    /// RBG and Kubernetes: HTTP port of prefill engines that name none. Default 8000: vLLM's own, and the usual one in RBG's
-    /// examples; SGLang's own is 30000.
+    /// RBG and Kubernetes: HTTP port of prefill engines that declare none. Default 8000: vLLM's default and the usual one in RBG's
+    /// examples; SGLang's default is 30000.
     #[arg(long, value_name = "PORT", env = "MOONGATE_PREFILL_PORT", default_value_t = 8000)]
     pub prefill_port: u16,
 
-    /// RBG and Kubernetes: HTTP port of decode engines that name none.
+    /// RBG and Kubernetes: HTTP port of decode engines that declare none.
     #[arg(long, value_name = "PORT", env = "MOONGATE_DECODE_PORT", default_value_t = 8000)]
     pub decode_port: u16,
 
-    /// RBG and Kubernetes: HTTP port of plain workers that name none.
+    /// RBG and Kubernetes: HTTP port of plain workers that declare none.
     #[arg(long, value_name = "PORT", env = "MOONGATE_WORKER_PORT", default_value_t = 8000)]
     pub worker_port: u16,
 
-    /// RBG and Kubernetes: how engines are spoken to that do not say it by the annotation moongate.io/scheme.
+    /// RBG and Kubernetes: scheme of engines without the annotation moongate.io/scheme.
     #[arg(long, value_name = "http|https", env = "MOONGATE_ENGINE_SCHEME", default_value = "http")]
     pub engine_scheme: HttpScheme,
 
-    /// RBG: bootstrap port of prefills that name none; default: what the engine says, else 8998.
+    /// RBG: bootstrap port of prefill engines that declare none; default: the port that the engine reports, else 8998.
     #[arg(long, value_name = "PORT", env = "MOONGATE_BOOTSTRAP_PORT")]
     pub bootstrap_port: Option<u16>,
 
-    /// Engine kind of engines that do not name theirs; default: each is asked.
+    /// Engine kind of engines that do not declare it; default: each engine is probed.
     #[arg(long, value_name = "sglang|vllm", env = "MOONGATE_ENGINE")]
     pub engine: Option<EngineKind>,
 
-    /// vLLM's KV connector of engines that do not name theirs; default: each is asked.
+    /// vLLM's KV connector of engines that do not declare it; default: each engine is probed.
     #[arg(long, value_name = "nixl|mooncake|store", env = "MOONGATE_KV_CONNECTOR")]
     pub kv_connector: Option<KvConnector>,
 
-    /// API key that engines ask for: for the gateway's own questions, and for clients' requests if the gateway asks clients for keys of
-    /// its own. Else clients' keys are passed on as they are.
+    /// API key that engines require: sent with the gateway's own queries, and with clients' requests if the gateway authenticates
+    /// clients itself. Otherwise clients' keys are passed through.
     #[arg(long, value_name = "KEY", env = "MOONGATE_ENGINE_API_KEY", hide_env_values = true)]
     pub engine_api_key: Option<SecretString>,
 
-    /// TLS towards engines.
+    /// TLS of connections to engines.
     #[command(flatten)]
     pub engine_tls: EngineTlsArgs,
 }
 
 impl EngineOptions {
-    /// What discovery is started with, and engines are known by.
+    /// Options for service discovery and engine probes.
     #[must_use]
     pub fn discovery_options(&self, trust: &ClientTls) -> DiscoveryOptions {
         let mut options = DiscoveryOptions {
@@ -161,7 +162,7 @@ impl EngineOptions {
         RolePorts { prefill: self.prefill_port, decode: self.decode_port, plain: self.worker_port }
     }
 
-    /// Engines given by flags.
+    /// Engines given by flags, with the defaults applied.
     #[must_use]
     pub fn static_instances(&self) -> Vec<StaticInstance> {
         let given = self.prefill.iter().chain(&self.decode).chain(&self.worker).cloned();
@@ -176,7 +177,7 @@ impl EngineOptions {
             .collect()
     }
 
-    /// The engines' key as the header that carries it.
+    /// The engines' API key as an `Authorization` header value.
     pub(crate) fn authorization(&self) -> Option<HeaderValue> {
         let mut value =
             HeaderValue::try_from(format!("Bearer {}", self.engine_api_key.as_ref()?.expose())).ok()?;

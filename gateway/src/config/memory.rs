@@ -1,41 +1,40 @@
-//! Settings of memory that requests share.
+//! Settings of the memory that requests share.
 
 use clap::Args;
 use moongate_runtime::memory_limit;
 
-/// Used if neither the machine's nor a control group's memory limit can be read: the chart's limit.
+/// Used if neither the machine's nor the control group's memory limit can be read: the chart's limit.
 const FALLBACK_MEMORY_LIMIT: u64 = 2 << 30;
-/// Share of the memory limit that each of the two defaults takes.
+/// Each default is the memory limit divided by this.
 const DEFAULT_SHARE: u64 = 4;
 /// Largest default for prompts: beyond it, more cached conversations save little.
 const MAX_DEFAULT_PROMPT_MEMORY: u64 = 1 << 30;
-/// Least of either.
+/// Smallest value of either setting.
 const MIN_BYTES: u64 = 1 << 20;
 
-/// Memory that all requests share.
+/// Memory shared by all requests.
 #[derive(Debug, Clone, Args)]
 pub struct MemoryOptions {
-    /// Memory for the bodies of all requests together; more are refused (503). A quarter is kept for bodies up to 1 MiB. Default: a
-    /// quarter of the memory limit (control group, else machine).
+    /// Memory for the bodies of all requests together; more are rejected (503). A quarter is reserved for bodies up to 1 MiB.
+    /// Default: a quarter of the memory limit (control group, else machine).
     #[arg(long, value_name = "BYTES", env = "MOONGATE_BODY_MEMORY", value_parser = clap::value_parser!(u64).range(MIN_BYTES..))]
     pub body_memory: Option<u64>,
 
-    /// Memory to make tokens of prompts: half for cached conversations, half for prompts that are being read; without room there, a
-    /// request is routed without prediction. Default: a quarter of the memory limit, at most 1 GiB.
+    /// Memory for tokenizing prompts: half for cached conversations, half for prompts being tokenized; when it is exhausted, a
+    /// request is routed without a prediction. Default: a quarter of the memory limit, at most 1 GiB.
     #[arg(long, value_name = "BYTES", env = "MOONGATE_PROMPT_MEMORY", value_parser = clap::value_parser!(u64).range(MIN_BYTES..))]
     pub prompt_memory: Option<u64>,
 }
 
-/// Bytes for each use.
+/// Bytes per use, derived from the settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MemoryShares {
-    /// Bodies of requests.
     pub(crate) bodies: u64,
-    /// Prompts that are being read.
+    /// Prompts that are being tokenized.
     pub(crate) prompts: u64,
     /// Tokens and texts of earlier conversations.
     pub(crate) conversations: u64,
-    /// Tokens that engines made.
+    /// Cached tokens that engines have returned.
     pub(crate) engine_tokens: u64,
 }
 

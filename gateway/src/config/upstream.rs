@@ -1,4 +1,4 @@
-//! Settings of exchanges with engines: attempts, time limits, connections, health checks.
+//! Settings of requests to engines: attempts, time limits, connections, health checks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,82 +13,82 @@ use crate::upstream::{ConnectionPoolLimits, LegTimeouts};
 
 /// Longest pause of an engine that keeps failing.
 const MAX_BREAKER_PAUSE: Duration = Duration::from_secs(60);
-/// A silence is noticed this share of its limit late at most.
+/// Silence is detected at most a quarter of its limit late.
 const CHECKS_PER_LIMIT: u32 = 4;
-/// Waiting requests are not checked more often than this.
+/// Shortest interval between two checks of a waiting request.
 const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How requests are sent to engines.
+/// Connections, retries and time limits of requests to engines.
 #[derive(Debug, Clone, Args)]
 pub struct UpstreamOptions {
-    /// Attempts per request, each on another pair, while no byte has reached the client.
+    /// Attempts per request, each on another pair, as long as no byte has reached the client.
     #[arg(long, value_name = "N", env = "MOONGATE_ATTEMPTS", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=10))]
     pub attempts: u32,
 
-    /// Pause before the second attempt; doubles, with jitter. Default: long enough for a restarting listener, short beside a
+    /// Delay before the second attempt; doubles, with jitter. Default: enough for a restarting listener, and short compared with a
     /// prefill.
     #[arg(long, value_name = "TIME", env = "MOONGATE_RETRY_BACKOFF", default_value = "25ms", value_parser = humantime::parse_duration)]
     pub retry_backoff: Duration,
 
-    /// Time for a connection to an engine, with its TLS handshake. Default: within a data centre it takes under 1 ms; lost packets are sent again
-    /// after 1 s.
+    /// Time limit for a connection to an engine, including the TLS handshake. Default: within a data centre it takes less than 1
+    /// ms; lost packets are retransmitted after 1 s.
     #[arg(long, value_name = "TIME", env = "MOONGATE_CONNECT_TIMEOUT", default_value = "1500ms", value_parser = humantime::parse_duration)]
     pub connect_timeout: Duration,
 
-    /// Time for the prefill leg's answer. Default 300 s: what SGLang itself waits for the other side.
+    /// Time limit for the prefill leg's response. Default 300 s, as in SGLang.
     #[arg(long, value_name = "TIME", env = "MOONGATE_PREFILL_TIMEOUT", default_value = "300s", value_parser = humantime::parse_duration)]
     pub prefill_timeout: Duration,
 
-    /// Time until the first byte of a stream. Default 300 s: queue, prefill and hand-over of a very long prompt.
+    /// Time limit for the first byte of a stream. Default 300 s: queueing, prefill and KV transfer of a very long prompt.
     #[arg(long, value_name = "TIME", env = "MOONGATE_FIRST_BYTE_TIMEOUT", default_value = "300s", value_parser = humantime::parse_duration)]
     pub first_byte_timeout: Duration,
 
-    /// Time for an answer that is not a stream. Default 30 min: it comes after the whole generation.
-    #[arg(long, value_name = "TIME", env = "MOONGATE_ANSWER_TIMEOUT", default_value = "30m", value_parser = humantime::parse_duration)]
-    pub answer_timeout: Duration,
+    /// Time limit for a non-streamed response. Default 30 min: it arrives after the whole generation.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_RESPONSE_TIMEOUT", default_value = "30m", value_parser = humantime::parse_duration)]
+    pub response_timeout: Duration,
 
-    /// Longest pause inside a begun answer. Default 60 s: an engine that is preempting still sends within seconds.
+    /// Longest pause within a response. Default 60 s: an engine that is preempting still sends within seconds.
     #[arg(long, value_name = "TIME", env = "MOONGATE_IDLE_TIMEOUT", default_value = "60s", value_parser = humantime::parse_duration)]
     pub idle_timeout: Duration,
 
-    /// Answers that are not streams are held up to this size before they are passed on, so that one that breaks off can be retried.
-    #[arg(long, value_name = "BYTES", env = "MOONGATE_HELD_ANSWER_BYTES", default_value_t = 1 << 20)]
-    pub held_answer_bytes: usize,
+    /// Non-streamed responses are buffered up to this size before they are passed on, so that a truncated one can be retried.
+    #[arg(long, value_name = "BYTES", env = "MOONGATE_RESPONSE_BUFFER_BYTES", default_value_t = 1 << 20)]
+    pub response_buffer_bytes: usize,
 
-    /// Idle connections kept per engine.
+    /// Most idle connections per engine.
     #[arg(long, value_name = "N", env = "MOONGATE_MAX_IDLE_CONNECTIONS", default_value_t = 1024)]
     pub max_idle_connections: usize,
 
-    /// Age at which idle engine connections are closed. Default 4 s: uvicorn, which engines use, closes after 5 s, and the side that
-    /// closes first should be ours.
+    /// Age at which idle engine connections are closed. Default 4 s: uvicorn, which engines use, closes after 5 s, and the gateway
+    /// should close first.
     #[arg(long, value_name = "TIME", env = "MOONGATE_IDLE_CONNECTION_TIMEOUT", default_value = "4s", value_parser = humantime::parse_duration)]
     pub idle_connection_timeout: Duration,
 
-    /// Failures in a row that keep traffic away from an engine for a while.
+    /// Consecutive failures that open an engine's circuit breaker.
     #[arg(long, value_name = "N", env = "MOONGATE_BREAKER_FAILURES", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub breaker_failures: u32,
 
-    /// First such pause; doubles with every further failure, up to a minute.
+    /// First pause of an open breaker; doubles with every further failure, up to a minute.
     #[arg(long, value_name = "TIME", env = "MOONGATE_BREAKER_PAUSE", default_value = "2s", value_parser = humantime::parse_duration)]
     pub breaker_pause: Duration,
 
-    /// How many times the expected time to first token an engine may produce no output for any request, before it becomes suspect: new
-    /// requests avoid it, and those without a byte go elsewhere. Default 4: expected times are off by less than half, and a prompt
-    /// that another gateway sent may come between.
+    /// Silence limit as a multiple of the expected TTFT: an engine that produces no output for any request for longer becomes
+    /// suspect, new requests avoid it, and requests without a byte are redispatched. Default 4: expected times are off by less than
+    /// half, and a prompt of another gateway may be computed first.
     #[arg(long, value_name = "N", env = "MOONGATE_SILENCE_FACTOR", default_value_t = 4.0, value_parser = super::parse_factor)]
     pub silence_factor: f64,
 
-    /// Silence of an engine that is never suspicious; 0s turns the detection off. Default 2 s: above the pauses of a working engine, and
-    /// short beside a client's patience.
+    /// Shortest silence that makes an engine suspect; 0s turns the detection off. Default 2 s: longer than the pauses of a working
+    /// engine, and short for a client.
     #[arg(long, value_name = "TIME", env = "MOONGATE_SILENCE_FLOOR", default_value = "2s", value_parser = humantime::parse_duration)]
     pub silence_floor: Duration,
 
-    /// Requests taken from silent engines and sent elsewhere, as a share of all requests, beyond a burst of 64 and one per second; 0
-    /// leaves them where they are. Default 0.2: an overloaded fleet gets little more work from it.
+    /// Most redispatches from silent engines, as a share of all requests, beyond a burst of 64 and one per second; 0 turns
+    /// redispatching off. Default 0.2: it adds little load to an overloaded fleet.
     #[arg(long, value_name = "SHARE", env = "MOONGATE_REDISPATCH_SHARE", default_value_t = 0.2, value_parser = parse_share)]
     pub redispatch_share: f64,
 
-    /// Pause of a begun stream after which it ends with an error, if its engine is silent for all requests and fails a health check; 0s
+    /// Pause of a stream after which it ends with an error, if its engine is silent for all requests and fails a health check; 0s
     /// leaves it to --idle-timeout. Default 10 s: a working engine passes its health check within --health-timeout.
     #[arg(long, value_name = "TIME", env = "MOONGATE_STALL_TIMEOUT", default_value = "10s", value_parser = humantime::parse_duration)]
     pub stall_timeout: Duration,
@@ -97,22 +97,22 @@ pub struct UpstreamOptions {
     #[arg(long, value_name = "PATH", env = "MOONGATE_HEALTH_PATH", default_value = "/health")]
     pub health_path: String,
 
-    /// Time between two health checks of an engine; 0s turns them off. Default 10 s: SGLang's runs a generation.
+    /// Interval between two health checks of an engine; 0s turns them off. Default 10 s: SGLang's check runs a generation.
     #[arg(long, value_name = "TIME", env = "MOONGATE_HEALTH_INTERVAL", default_value = "10s", value_parser = humantime::parse_duration)]
     pub health_interval: Duration,
 
-    /// Time for one health check. Default 5 s: SGLang's takes 1 s on an idle engine.
+    /// Time limit for one health check. Default 5 s: SGLang's takes 1 s on an idle engine.
     #[arg(long, value_name = "TIME", env = "MOONGATE_HEALTH_TIMEOUT", default_value = "5s", value_parser = humantime::parse_duration)]
     pub health_timeout: Duration,
 
-    /// Time between two questions to an engine for its own load, which includes what other gateways have sent it; 0s turns them off.
-    /// Default 100 ms: with several gateways, older answers cost more than they tell.
+    /// Interval between two queries for an engine's own load, which includes requests of other gateways; 0s turns them off. Default
+    /// 100 ms: with several gateways, older reports cost more than they save.
     #[arg(long, value_name = "TIME", env = "MOONGATE_LOAD_INTERVAL", default_value = "100ms", value_parser = humantime::parse_duration)]
     pub load_interval: Duration,
 }
 
 impl UpstreamOptions {
-    /// `connections` are the most to all engines together.
+    /// `connections` is the limit for all engines together.
     pub(crate) fn endpoint_limits(&self, trust: &ClientTls, connections: usize) -> EndpointLimits {
         EndpointLimits {
             pool: ConnectionPoolLimits {
@@ -151,8 +151,8 @@ impl UpstreamOptions {
             attempt: AttemptLimits {
                 prefill: limits(self.prefill_timeout),
                 stream: limits(self.first_byte_timeout),
-                non_stream: limits(self.answer_timeout),
-                held_answer_bytes: self.held_answer_bytes,
+                non_stream: limits(self.response_timeout),
+                response_buffer_bytes: self.response_buffer_bytes,
             },
         }
     }
@@ -168,7 +168,7 @@ impl UpstreamOptions {
     }
 }
 
-/// Time between two checks of a silence that is suspicious after `limit`; `otherwise` if it never is.
+/// Interval between two checks for a silence limit; `otherwise` if there is no limit.
 fn check_interval(limit: Duration, otherwise: Duration) -> Duration {
     if limit.is_zero() { otherwise } else { (limit / CHECKS_PER_LIMIT).max(MIN_CHECK_INTERVAL) }
 }

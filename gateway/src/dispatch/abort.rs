@@ -1,4 +1,4 @@
-//! Tells engines to stop, beside closing their connections.
+//! Aborts requests on engines, in addition to closing their connections.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -16,18 +16,17 @@ use crate::fleet::UpstreamEndpoint;
 use crate::request_body::SplicedBody;
 use crate::upstream::{LegExchange, LegTimeouts, PreparedRequest};
 
-/// How long an abort or a late prefill may take.
+/// Time limit for an abort request, and for a prefill that is read to its end.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A request id that the engine was given, by which it can be told to stop.
+/// The request id that was sent to an engine, by which it can abort the request.
 #[derive(Debug, Clone)]
 pub(crate) struct EngineRequestId {
-    /// `rid` in the body of both legs: of fixed width, because SGLang aborts every request whose id *starts* with
-    /// the given one.
+    /// `rid` in the body of both legs: of fixed width, because SGLang aborts every request whose id *starts* with the given one.
     pub(crate) rid: Arc<str>,
 }
 
-/// Sends aborts in the background.
+/// Sends abort requests in the background.
 #[derive(Debug)]
 pub(crate) struct AbortSender {
     supervisor: Supervisor,
@@ -39,16 +38,16 @@ impl AbortSender {
         Self { supervisor, metrics }
     }
 
-    /// Counts the abort and, with a ticket, tells the engine.
+    /// Counts the abort and, with a request id, sends it to the engine.
     pub(super) fn abort(
         &self,
         side: LegKind,
         endpoint: &Arc<UpstreamEndpoint>,
-        ticket: Option<&EngineRequestId>,
+        request_id: Option<&EngineRequestId>,
     ) {
         self.metrics.record_abort(side);
-        let Some(ticket) = ticket else { return };
-        let request = abort_request(&ticket.rid);
+        let Some(request_id) = request_id else { return };
+        let request = abort_request(&request_id.rid);
         let limits = LegTimeouts::new(ABORT_TIMEOUT, ABORT_TIMEOUT);
         let leg = LegExchange::start(endpoint.pool.clone(), request, limits, Instant::now());
         self.drain(RunningLeg::new(leg, endpoint.clone(), LegSpan::disabled()));
@@ -56,15 +55,15 @@ impl AbortSender {
 
     /// Reads a leg to its end in the background, within the leg's own time limits.
     pub(super) fn drain_in_background(&self, mut running: RunningLeg) {
-        self.supervisor.spawn("let a prefill finish", async move {
+        self.supervisor.spawn("background-prefill", async move {
             drop(poll_fn(|cx| running.poll_drain(cx)).await);
         });
     }
 
-    /// Reads a leg to its end in the background, not for long.
+    /// Reads a leg to its end in the background, for at most [`ABORT_TIMEOUT`].
     pub(super) fn drain(&self, mut running: RunningLeg) {
-        self.supervisor.spawn("drain a leg", async move {
-            // A failure here concerns nobody: the client has its answer, or its error.
+        self.supervisor.spawn("drain-leg", async move {
+            // A failure here has no effect: the client has its response or its error.
             drop(timeout(ABORT_TIMEOUT, poll_fn(|cx| running.poll_drain(cx))).await);
         });
     }

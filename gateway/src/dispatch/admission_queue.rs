@@ -1,4 +1,4 @@
-//! Where requests wait for engines: the scheduler behind a lock, with whom to tell.
+//! Admission queue around the scheduler: requests wait here for a route.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -25,15 +25,15 @@ use crate::feedback::{DecisionHistory, GatewayMetrics};
 use crate::fleet::{FleetReader, FleetSnapshot, UpstreamEndpoint};
 use crate::request_body::InferenceApi;
 
-/// When a client should ask again if there is no room to wait, in seconds.
+/// `Retry-After` in seconds if the queue is full.
 const QUEUE_FULL_RETRY_AFTER: f64 = 2.0;
 
-/// The scheduler with what it needs from outside: time, chance, the fleet.
+/// The scheduler with its inputs: clock, randomness and the fleet.
 pub(crate) struct AdmissionQueue {
     state: Mutex<AdmissionState>,
-    /// The time to poll next has changed.
+    /// Notified when the next poll time has changed.
     wake_time_changed: Notify,
-    /// Most requests that wait.
+    /// Most queued requests.
     capacity: usize,
     fleet: FleetReader,
     metrics: Arc<GatewayMetrics>,
@@ -42,9 +42,9 @@ pub(crate) struct AdmissionQueue {
 
 struct AdmissionState {
     scheduler: Scheduler,
-    /// The fleet that the scheduler knows.
+    /// The fleet that the scheduler was last given.
     fleet: Arc<FleetSnapshot>,
-    /// Which of its engines were sound, and which were due for a trial, at the latest check.
+    /// Per engine at the latest check: whether it was available, and whether a trial was due.
     availability: Vec<(bool, bool)>,
     waiting: HashMap<AttemptId, AdmissionWaiter>,
     decisions: Arc<DecisionHistory>,
@@ -52,7 +52,7 @@ struct AdmissionState {
     events: Vec<SchedulerEvent>,
 }
 
-/// A request that is held, or about to be told.
+/// A request that is queued, or about to get its route.
 struct AdmissionWaiter {
     sender: oneshot::Sender<RouteResult>,
     constraints: RouteConstraints,
@@ -62,10 +62,10 @@ struct AdmissionWaiter {
 }
 
 type RouteResult = Result<ChosenRoute, ScheduleRejection>;
-/// An answer and who gets it. It must not be dropped while the desk is locked: it is entered in the books there.
+/// A result with its receiver. It must not be dropped while the queue's state is locked: its in-flight guard locks it on drop.
 type RouteDelivery = (Option<oneshot::Sender<RouteResult>>, RouteResult);
 
-/// A place at the desk; given up when dropped.
+/// A slot in the queue; released on drop.
 struct QueueSlot<'a> {
     queue: &'a Arc<AdmissionQueue>,
     attempt: AttemptId,
@@ -73,11 +73,11 @@ struct QueueSlot<'a> {
 }
 
 impl AdmissionQueue {
-    /// A desk at which at most `room` requests wait.
+    /// A queue of at most `capacity` requests.
     pub(crate) fn new(
         mut scheduler: Scheduler,
         clock: SchedulerClock,
-        room: usize,
+        capacity: usize,
         decisions: Arc<DecisionHistory>,
         fleet: FleetReader,
         metrics: Arc<GatewayMetrics>,
@@ -95,40 +95,40 @@ impl AdmissionQueue {
         Arc::new(Self {
             state: Mutex::new(state),
             wake_time_changed: Notify::new(),
-            capacity: room,
+            capacity,
             fleet,
             metrics,
             clock,
         })
     }
 
-    /// Waits for a route that avoids the engines in `tried`. Dropping the future gives the place up.
+    /// Waits for a route that avoids the engines in `tried`. Dropping the future leaves the queue.
     pub(crate) async fn choose(
         self: &Arc<Self>,
-        ask: &RoutedRequest,
+        routed: &RoutedRequest,
         tried: &[Arc<UpstreamEndpoint>],
     ) -> RouteResult {
-        match (&ask.request, ask.api) {
+        match (&routed.request, routed.api) {
             (Some(request), InferenceApi::Chat | InferenceApi::Completions | InferenceApi::Generate) => {
-                let mut refusal = ScheduleRejection::UnknownModel;
-                for pickiness in EligibilityTier::ALL {
-                    let wish = RouteConstraints::new(ask, tried, pickiness);
-                    let is_trial = pickiness == EligibilityTier::Trial;
-                    if is_trial && !wish.is_due_for_trial(ask, &self.fleet.current()) {
+                let mut rejection = ScheduleRejection::UnknownModel;
+                for tier in EligibilityTier::ALL {
+                    let constraints = RouteConstraints::new(routed, tried, tier);
+                    let is_trial = tier == EligibilityTier::Trial;
+                    if is_trial && !constraints.is_due_for_trial(routed, &self.fleet.current()) {
                         continue;
                     }
-                    match self.wait(ask, request, wish).await {
+                    match self.wait(routed, request, constraints).await {
                         Err(_) if is_trial => {}
                         Err(
                             error @ (ScheduleRejection::UnknownModel
                             | ScheduleRejection::NoneAvailable { .. }),
                         ) => {
-                            refusal = error;
+                            rejection = error;
                         }
-                        answer => return answer,
+                        route_result => return route_result,
                     }
                 }
-                Err(refusal)
+                Err(rejection)
             }
             (request, _) => choose_passthrough(&self.fleet.current(), request.as_ref(), tried),
         }
@@ -136,110 +136,113 @@ impl AdmissionQueue {
 
     async fn wait(
         self: &Arc<Self>,
-        ask: &RoutedRequest,
+        routed: &RoutedRequest,
         request: &RequestProfile,
-        wish: RouteConstraints,
+        constraints: RouteConstraints,
     ) -> RouteResult {
-        let (tell, mut told) = oneshot::channel();
-        let is_trial = wish.is_trial();
+        let (sender, mut receiver) = oneshot::channel();
+        let is_trial = constraints.is_trial();
         let start = Instant::now();
-        let ticket = self.update(|state, now| {
+        let attempt = self.update(|state, now| {
             if state.waiting.len() >= self.capacity {
                 return None;
             }
-            let ticket = AttemptId(state.next_attempt);
+            let attempt = AttemptId(state.next_attempt);
             state.next_attempt += 1;
-            let predicted = ask.prompt_prediction.as_ref();
+            let predicted = routed.prompt_prediction.as_ref();
             let prediction = predicted
                 .map_or_else(CacheHitPrediction::default, |predicted| predicted.for_fleet(&state.fleet));
-            let barred = wish.excluded(&state.fleet);
+            let excluded = constraints.excluded(&state.fleet);
             state.waiting.insert(
-                ticket,
+                attempt,
                 AdmissionWaiter {
-                    sender: tell,
-                    constraints: wish,
-                    stream: ask.routing.stream,
-                    id: ask.id.clone(),
+                    sender,
+                    constraints,
+                    stream: routed.routing.stream,
+                    id: routed.id.clone(),
                     queued_at: start,
                 },
             );
-            let ask = moongate_scheduler::ScheduleRequest {
-                request: request.clone(),
-                prediction,
-                excluded: barred,
-            };
-            state.scheduler.submit(now, ticket, ask);
-            Some(ticket)
+            let schedule_request =
+                moongate_scheduler::ScheduleRequest { request: request.clone(), prediction, excluded };
+            state.scheduler.submit(now, attempt, schedule_request);
+            Some(attempt)
         });
-        let ticket = ticket.ok_or(ScheduleRejection::Overloaded { retry_after: QUEUE_FULL_RETRY_AFTER })?;
+        let attempt = attempt.ok_or(ScheduleRejection::Overloaded { retry_after: QUEUE_FULL_RETRY_AFTER })?;
         self.metrics.record_decision(start.elapsed());
-        if let Ok(answer) = told.try_recv() {
-            return answer;
+        if let Ok(route_result) = receiver.try_recv() {
+            return route_result;
         }
         if is_trial {
-            self.cancel_trial(ticket);
+            self.cancel_trial(attempt);
         }
-        let mut place = QueueSlot { queue: self, attempt: ticket, occupied: true };
-        // The desk tells everyone before it forgets him.
-        let answer = told.await.unwrap_or(Err(ScheduleRejection::UnknownModel));
-        place.occupied = false;
+        let mut slot = QueueSlot { queue: self, attempt, occupied: true };
+        // A sender is dropped only after it has sent a result.
+        let route_result = receiver.await.unwrap_or(Err(ScheduleRejection::UnknownModel));
+        slot.occupied = false;
         self.metrics.record_queue_wait(start.elapsed());
-        answer
+        route_result
     }
 
-    /// A held request waits for sound engines, like the others.
-    fn cancel_trial(self: &Arc<Self>, ticket: AttemptId) {
+    /// A queued request waits for available engines, not for the trial.
+    fn cancel_trial(self: &Arc<Self>, attempt: AttemptId) {
         self.update(|state, _| {
-            if let Some(waiting) = state.waiting.get_mut(&ticket) {
+            if let Some(waiting) = state.waiting.get_mut(&attempt) {
                 waiting.constraints.cancel_trial();
-                state.scheduler.exclude(ticket, waiting.constraints.excluded(&state.fleet));
+                state.scheduler.exclude(attempt, waiting.constraints.excluded(&state.fleet));
             }
         });
     }
 
-    /// The scheduler's seconds as they pass here.
+    /// Converts the scheduler's seconds to wall-clock time.
     pub(super) fn to_wall_time(&self, seconds: f64) -> Duration {
         self.clock.to_wall_time(seconds)
     }
 
-    /// Whether there is a sound route that avoids the engines in `tried`.
-    pub(super) fn has_available_route(&self, ask: &RoutedRequest, tried: &[Arc<UpstreamEndpoint>]) -> bool {
-        let wish = RouteConstraints::new(ask, tried, EligibilityTier::Available);
-        ask.request.as_ref().is_some_and(|request| wish.has_route(&self.fleet.current(), request.model))
+    /// Whether there is an available route that avoids the engines in `tried`.
+    pub(super) fn has_available_route(
+        &self,
+        routed: &RoutedRequest,
+        tried: &[Arc<UpstreamEndpoint>],
+    ) -> bool {
+        let constraints = RouteConstraints::new(routed, tried, EligibilityTier::Available);
+        routed
+            .request
+            .as_ref()
+            .is_some_and(|request| constraints.has_route(&self.fleet.current(), request.model))
     }
 
-    /// The prompt of a sent request is computed.
-    pub(super) fn record_prompt_computed(self: &Arc<Self>, ticket: AttemptId, cached_tokens: Option<u32>) {
-        self.update(|state, now| state.scheduler.first_token(now, ticket, cached_tokens));
+    /// The prompt of a sent request has been computed.
+    pub(super) fn record_prompt_computed(self: &Arc<Self>, attempt: AttemptId, cached_tokens: Option<u32>) {
+        self.update(|state, now| state.scheduler.first_token(now, attempt, cached_tokens));
     }
 
-    /// A sent request is over.
-    pub(super) fn record_ended(self: &Arc<Self>, ticket: AttemptId) {
-        self.update(|state, now| state.scheduler.ended(now, ticket));
+    /// A sent request has ended.
+    pub(super) fn record_ended(self: &Arc<Self>, attempt: AttemptId) {
+        self.update(|state, now| state.scheduler.ended(now, attempt));
     }
 
-    /// An engine has told its load.
+    /// An engine has reported its load.
     pub(crate) fn record_load(self: &Arc<Self>, endpoint: &Arc<UpstreamEndpoint>, load: ReportedLoad) {
         self.update(|state, now| {
             let position =
                 state.fleet.members.iter().position(|member| Arc::ptr_eq(&member.endpoint, endpoint));
-            if let Some(ix) = position.and_then(|at| u32::try_from(at).ok()) {
+            if let Some(ix) = position.and_then(|index| u32::try_from(index).ok()) {
                 state.scheduler.report(now, InstanceIndex(ix), load);
             }
         });
     }
 
-    /// The fleet that decisions are made for, with the load of each engine.
+    /// The scheduler's fleet, with the load of each engine.
     pub(crate) fn loads(self: &Arc<Self>) -> (Arc<FleetSnapshot>, Vec<InstanceLoad>) {
         self.update(|state, now| (state.fleet.clone(), state.scheduler.loads(now).to_vec()))
     }
 
-    /// Requests that are held.
     pub(crate) fn queued(&self) -> usize {
         self.state.lock().waiting.len()
     }
 
-    /// Polls the scheduler when it wants to be and when the fleet changes, until `stop`.
+    /// Polls the scheduler at its poll times and when the fleet changes, until `stop`.
     pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
         let mut generation = self.fleet.subscribe();
         loop {
@@ -257,24 +260,24 @@ impl AdmissionQueue {
         }
     }
 
-    /// Changes the scheduler, polls it, and tells those who need not wait any longer.
+    /// Changes the scheduler, polls it, and delivers results to waiting requests.
     fn update<R>(self: &Arc<Self>, change: impl FnOnce(&mut AdmissionState, f64) -> R) -> R {
-        let (result, told, moved) = {
+        let (result, deliveries, moved) = {
             let mut state = self.state.lock();
             let now = self.clock.now();
             let before = state.scheduler.next_poll_at();
             state.sync_fleet(now, self.fleet.current());
             let result = change(&mut state, now);
-            let told = state.poll(now, self);
-            (result, told, state.scheduler.next_poll_at() != before)
+            let deliveries = state.poll(now, self);
+            (result, deliveries, state.scheduler.next_poll_at() != before)
         };
         if moved {
             self.wake_time_changed.notify_one();
         }
-        for (tell, answer) in told {
-            if let Some(tell) = tell {
-                // If nobody waits any more, the entry in the books goes with the answer.
-                drop(tell.send(answer));
+        for (sender, route_result) in deliveries {
+            if let Some(sender) = sender {
+                // If the receiver is gone, dropping the result also releases its in-flight guard.
+                drop(sender.send(route_result));
             }
         }
         result
@@ -282,83 +285,85 @@ impl AdmissionQueue {
 }
 
 impl AdmissionState {
-    /// Takes changes of the fleet and of its engines' health over.
+    /// Applies changes of the fleet and of engine availability to the scheduler.
     fn sync_fleet(&mut self, now: f64, fleet: Arc<FleetSnapshot>) {
         let changed = !Arc::ptr_eq(&self.fleet, &fleet);
         if changed {
             self.scheduler.set_cluster(now, fleet.cluster.clone());
             self.fleet = fleet;
         }
-        let at = Instant::now();
-        let sound = self.fleet.members.iter().map(|member| {
+        let instant = Instant::now();
+        let availability = self.fleet.members.iter().map(|member| {
             let endpoint = &member.endpoint;
-            (endpoint.is_available(), endpoint.silence.is_trial_due(at))
+            (endpoint.is_available(), endpoint.silence.is_trial_due(instant))
         });
-        if self.waiting.is_empty() || (!changed && sound.clone().eq(self.availability.iter().copied())) {
+        if self.waiting.is_empty() || (!changed && availability.clone().eq(self.availability.iter().copied()))
+        {
             return;
         }
-        self.availability = sound.collect();
-        for (ticket, waiting) in &self.waiting {
-            self.scheduler.exclude(*ticket, waiting.constraints.excluded(&self.fleet));
+        self.availability = availability.collect();
+        for (attempt, waiting) in &self.waiting {
+            self.scheduler.exclude(*attempt, waiting.constraints.excluded(&self.fleet));
         }
     }
 
-    fn poll(&mut self, now: f64, desk: &Arc<AdmissionQueue>) -> Vec<RouteDelivery> {
+    fn poll(&mut self, now: f64, queue: &Arc<AdmissionQueue>) -> Vec<RouteDelivery> {
         self.scheduler.poll(now, fastrand::u64(..), &mut self.events);
-        let mut told = Vec::with_capacity(self.events.len());
-        // One for each event that sends, in the same order.
+        let mut deliveries = Vec::with_capacity(self.events.len());
+        // One snapshot for each `Send` event, in the same order.
         let mut snapshots = self.scheduler.take_captured().collect::<Vec<_>>().into_iter();
         for event in self.events.drain(..) {
             match event {
-                SchedulerEvent::Reject { ticket, rejection: refusal } => {
-                    told.push((self.waiting.remove(&ticket).map(|waiting| waiting.sender), Err(refusal)));
+                SchedulerEvent::Reject { attempt: rejected, rejection } => {
+                    deliveries
+                        .push((self.waiting.remove(&rejected).map(|waiting| waiting.sender), Err(rejection)));
                 }
-                SchedulerEvent::Send { attempt: ticket, decision } => {
-                    let waiting = self.waiting.remove(&ticket);
+                SchedulerEvent::Send { attempt, decision } => {
+                    let waiting = self.waiting.remove(&attempt);
                     if let (Some((_, snapshot)), Some(waiting)) = (snapshots.next(), &waiting) {
-                        let (id, held) = (waiting.id.as_bytes(), waiting.queued_at.elapsed());
-                        self.decisions.push(id, held, decision.clone(), snapshot, &self.fleet);
+                        let (id, queued) = (waiting.id.as_bytes(), waiting.queued_at.elapsed());
+                        self.decisions.push(id, queued, decision.clone(), snapshot, &self.fleet);
                     }
-                    let answer = chosen(&self.fleet, ticket, decision, desk);
-                    match (&answer, &waiting) {
-                        // A worker's whole answer tells nothing of its first token. Of a pair, the prefill tells.
+                    let route = build_route(&self.fleet, attempt, decision, queue);
+                    match (&route, &waiting) {
+                        // A worker's non-streamed response does not reveal its first token. Of a pair, the end of the prefill does.
                         (
                             Some(ChosenRoute { decode: None, .. }),
                             Some(AdmissionWaiter { stream: false, .. }),
                         ) => {
-                            self.scheduler.first_token_unobserved(ticket);
+                            self.scheduler.first_token_unobserved(attempt);
                         }
-                        (None, _) => self.scheduler.ended(now, ticket),
+                        (None, _) => self.scheduler.ended(now, attempt),
                         _ => {}
                     }
-                    told.push((
+                    deliveries.push((
                         waiting.map(|waiting| waiting.sender),
-                        answer.ok_or(ScheduleRejection::UnknownModel),
+                        route.ok_or(ScheduleRejection::UnknownModel),
                     ));
                 }
             }
         }
-        told
+        deliveries
     }
 }
 
-/// `None` if the engines are not in the fleet, which the scheduler knows.
-fn chosen(
+/// `None` if an engine of the route is no longer in the fleet.
+fn build_route(
     fleet: &Arc<FleetSnapshot>,
-    ticket: AttemptId,
+    attempt: AttemptId,
     decision: RoutingDecision,
-    desk: &Arc<AdmissionQueue>,
+    queue: &Arc<AdmissionQueue>,
 ) -> Option<ChosenRoute> {
-    let (entry, exit) = route_members(fleet, decision.route)?;
-    let decode = exit.as_ref().map(|exit| exit.decode.endpoint.clone());
+    let (prefill, target) = route_members(fleet, decision.route)?;
+    let decode = target.as_ref().map(|target| target.decode.endpoint.clone());
     let now = Instant::now();
-    [Some(&entry.endpoint), decode.as_ref()]
+    [Some(&prefill.endpoint), decode.as_ref()]
         .into_iter()
         .flatten()
         .for_each(|engine| engine.silence.record_sent(now));
-    let booked = InFlightGuard::routed(desk.clone(), ticket, entry.endpoint.clone(), decode);
+    let in_flight = InFlightGuard::routed(queue.clone(), attempt, prefill.endpoint.clone(), decode);
     let reasons = FleetDecision { decision: Arc::new(decision), fleet: fleet.clone() };
-    Some(ChosenRoute { prefill: entry, decode: exit, in_flight: booked, decision: Some(reasons) })
+    Some(ChosenRoute { prefill, decode: target, in_flight, decision: Some(reasons) })
 }
 
 impl Drop for QueueSlot<'_> {
@@ -376,6 +381,6 @@ impl Drop for QueueSlot<'_> {
 
 impl fmt::Debug for AdmissionQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Desk").field("held", &self.queued()).finish_non_exhaustive()
+        f.debug_struct("AdmissionQueue").field("queued", &self.queued()).finish_non_exhaustive()
     }
 }

@@ -1,5 +1,5 @@
-//! Tries routes until an answer has begun: never after a byte has reached the client, never on an engine that has failed for this
-//! request.
+//! Attempts routes until a response has started: never after a byte has reached the client, never on an engine that has failed for
+//! this request.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -25,20 +25,20 @@ use crate::feedback::{AttemptTrace, GatewayMetrics, OverloadReason, RequestSpan,
 use crate::fleet::{FleetMember, FleetReader, UpstreamEndpoint};
 use crate::upstream::LegError;
 
-/// How long a retry waits for new facts of a prefill that may have restarted: a probe takes milliseconds.
+/// How long a retry waits for new facts of a prefill engine that may have restarted: a probe takes milliseconds.
 const REFRESH_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How often and how fast to retry.
+/// Number and delay of retries.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RetryLimits {
-    /// Attempts in all, at least 1.
+    /// Attempts in total, at least 1.
     pub(crate) attempts: u32,
-    /// Pause before the second attempt; doubles, with jitter.
+    /// Delay before the second attempt; doubles, with jitter.
     pub(crate) backoff: Duration,
     pub(crate) attempt: AttemptLimits,
 }
 
-/// Everything a dispatch works with.
+/// Sends requests to engines and retries failed attempts.
 #[derive(Debug)]
 pub(crate) struct RequestDispatcher {
     pub(crate) fleet: FleetReader,
@@ -50,20 +50,20 @@ pub(crate) struct RequestDispatcher {
     pub(crate) redispatch_budget: RedispatchBudget,
 }
 
-/// Why there is no answer to relay.
+/// Why there is no response to relay.
 #[derive(Debug)]
 pub(crate) enum DispatchError {
-    /// An error of the gateway's own.
+    /// An error of the gateway itself.
     Error(ApiError),
-    /// The engine's answer to a request that it finds at fault, to be shown as it is, and its `Retry-After`.
+    /// The engine's response to a request that it rejects, passed on to the client, with its `Retry-After`.
     EngineRejected(StatusCode, Bytes, Option<Duration>),
 }
 
 impl RequestDispatcher {
-    /// Runs attempts until an answer has begun.
+    /// Runs attempts until a response has started.
     pub(crate) async fn dispatch(
         &self,
-        ask: &RoutedRequest,
+        routed: &RoutedRequest,
         span: &RequestSpan,
     ) -> Result<ResponseStart, DispatchError> {
         let mut tried: Vec<Arc<UpstreamEndpoint>> = Vec::new();
@@ -72,21 +72,21 @@ impl RequestDispatcher {
         self.redispatch_budget.deposit();
         for number in 1..=self.limits.attempts.max(1) {
             let attempt_span = AttemptTrace { span, number, failed_leg: failed_leg.take() };
-            let deciding = attempt_span.decide();
-            let chosen = self.admission.choose(ask, &tried).await;
+            let decision_span = attempt_span.decide();
+            let chosen = self.admission.choose(routed, &tried).await;
             let now = Instant::now();
-            deciding.finish(&chosen, now);
+            decision_span.finish(&chosen, now);
             let chosen = match (chosen, last.take()) {
                 (Ok(chosen), _) => chosen,
                 (Err(_), Some(failure)) => return Err(into_dispatch_error(failure, number - 1)),
-                (Err(refusal), None) => {
+                (Err(rejection), None) => {
                     let is_outage = !self.fleet.current().unusable.is_empty();
-                    return Err(DispatchError::Error(rejection_error(&refusal, ask, is_outage)));
+                    return Err(DispatchError::Error(rejection_error(&rejection, routed, is_outage)));
                 }
             };
             let expected =
-                ask.prompt_prediction.as_ref().map(|predicted| predicted.expected_hits(&chosen.prefill));
-            let foreseen = self.ttft_prediction(&chosen, now);
+                routed.prompt_prediction.as_ref().map(|predicted| predicted.expected_hits(&chosen.prefill));
+            let ttft_prediction = self.ttft_prediction(&chosen, now);
             let context = AttemptContext {
                 limits: self.limits.attempt,
                 aborter: &self.aborter,
@@ -100,16 +100,12 @@ impl RequestDispatcher {
                     exhaustion_counted: AtomicBool::new(false),
                 },
             };
-            match attempt(ask, chosen, &context).await {
+            match attempt(routed, chosen, &context).await {
                 Ok(started) => {
-                    return Ok(ResponseStart {
-                        expected_hits: expected,
-                        ttft_prediction: foreseen,
-                        ..started
-                    });
+                    return Ok(ResponseStart { expected_hits: expected, ttft_prediction, ..started });
                 }
                 Err(mut failure) => {
-                    self.record_failure(&failure, ask, span);
+                    self.record_failure(&failure, routed, span);
                     if !may_retry(&failure.error) || number >= self.limits.attempts {
                         return Err(into_dispatch_error(failure, number));
                     }
@@ -123,7 +119,7 @@ impl RequestDispatcher {
                         tried.extend(failure.other_engine.clone());
                     }
                     failed_leg = failure.leg.take();
-                    // A silent engine was waited for already.
+                    // The silence limit has already delayed this request.
                     let is_silence = matches!(failure.error, LegError::Silent(_));
                     last = Some(failure);
                     if !is_silence {
@@ -132,11 +128,11 @@ impl RequestDispatcher {
                 }
             }
         }
-        // Not reached: the loop returns in its last round.
+        // Unreachable: the last iteration returns.
         Err(DispatchError::Error(ApiError::new(ApiErrorCode::NoEngineAvailable, "no attempt was made")))
     }
 
-    /// Asks for a new probe of `prefill` and says whether it has brought new facts: then the same pair is worth another attempt.
+    /// Requests a new probe of `prefill` and returns whether it brought new facts: then the same pair is worth another attempt.
     async fn refresh_facts(&self, prefill: &FleetMember) -> bool {
         let id = &prefill.endpoint.id;
         let changed = |topology: &Topology| {
@@ -154,42 +150,42 @@ impl RequestDispatcher {
         true
     }
 
-    fn ttft_prediction(&self, chosen: &ChosenRoute, since: Instant) -> Option<TtftPrediction> {
+    fn ttft_prediction(&self, chosen: &ChosenRoute, predicted_at: Instant) -> Option<TtftPrediction> {
         let ttft = chosen.decision.as_ref()?.decision.predicted_ttft?;
-        Some(TtftPrediction { predicted_at: since, ttft: self.admission.to_wall_time(ttft) })
+        Some(TtftPrediction { predicted_at, ttft: self.admission.to_wall_time(ttft) })
     }
 
-    fn record_failure(&self, failure: &AttemptFailure, ask: &RoutedRequest, span: &RequestSpan) {
+    fn record_failure(&self, failure: &AttemptFailure, routed: &RoutedRequest, span: &RequestSpan) {
         let AttemptFailure { side, endpoint, error, .. } = failure;
         endpoint.record_failure(error);
         self.metrics.record_leg_failure(*side, error);
-        let request_id = ask.id.to_str().ok();
+        let request_id = routed.id.to_str().ok();
         let trace_id = span.trace_id().map(tracing::field::display);
         if matches!(error, LegError::NoConnectionLeft) {
             self.metrics.overload.record_rejected(OverloadReason::EngineConnections);
-            tracing::warn!(side = side.as_str(), instance = %endpoint.id, %error, request_id, trace_id, "leg not started");
+            tracing::warn!(side = side.as_str(), engine = %endpoint.id, %error, request_id, trace_id, "leg not started");
             return;
         }
         if !error.blames_engine() {
-            // The client's fault, and the client is told. The engine's words may quote the prompt: not for a log.
-            tracing::debug!(side = side.as_str(), instance = %endpoint.id, request_id, trace_id, "engine refused the request");
+            // The client gets this error. It is not logged because the engine's message may quote the prompt.
+            tracing::debug!(side = side.as_str(), engine = %endpoint.id, request_id, trace_id, "engine rejected the request");
             return;
         }
-        tracing::warn!(side = side.as_str(), instance = %endpoint.id, %error, request_id, trace_id, "leg failed");
+        tracing::warn!(side = side.as_str(), engine = %endpoint.id, %error, request_id, trace_id, "leg failed");
         if !matches!(error, LegError::Silent(_)) {
-            // A restarted engine answers with errors until its new facts are known.
+            // A restarted engine answers with errors until it is probed again.
             self.topology.request_probe(&endpoint.id);
         }
     }
 }
 
 fn backoff(first: Duration, number: u32) -> Duration {
-    let longest = first.saturating_mul(1 << (number - 1).min(8));
-    longest.mul_f64(0.5 + fastrand::f64() / 2.0)
+    let max_delay = first.saturating_mul(1 << (number - 1).min(8));
+    max_delay.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 
-/// Engine faults are worth another engine; an answer that blames the request is not, and neither is a silence that has already
-/// cost a whole time limit.
+/// Engine faults are retried on another engine. A response that blames the request is not retried, nor is a timeout, which has
+/// already used up a whole time limit.
 fn may_retry(error: &LegError) -> bool {
     match error {
         LegError::Timeout(..) | LegError::NoConnectionLeft => false,
@@ -202,7 +198,7 @@ fn may_retry(error: &LegError) -> bool {
     }
 }
 
-/// `code` of an engine's error event, if it is an HTTP status. It is a member of `error`, or beside `"object":"error"`.
+/// `code` of an engine's error event, if it is an HTTP status. It is a member of `error`, or next to `"object":"error"`.
 fn reported_status(json: &[u8]) -> Option<StatusCode> {
     #[derive(Deserialize)]
     struct EngineErrorEvent {
@@ -220,26 +216,26 @@ fn reported_status(json: &[u8]) -> Option<StatusCode> {
         .filter(|s| s.is_client_error() || s.is_server_error())
 }
 
-/// `is_outage`: an engine that is listed cannot be used now.
-fn rejection_error(refusal: &ScheduleRejection, ask: &RoutedRequest, is_outage: bool) -> ApiError {
-    let model = ask.model.as_deref().unwrap_or("this request");
+/// `is_outage`: a listed engine is not usable now.
+fn rejection_error(rejection: &ScheduleRejection, routed: &RoutedRequest, is_outage: bool) -> ApiError {
+    let model = routed.model.as_deref().unwrap_or("this request");
     let unavailable = |text| {
         let mut error = ApiError::new(ApiErrorCode::NoEngineAvailable, text);
         error.retry_after = Some(Duration::from_secs(1));
         error
     };
-    match refusal {
-        // It was served when the request was read.
+    match rejection {
+        // The model was served when the request was read.
         ScheduleRejection::UnknownModel => {
-            unavailable(format!("no engine that serves {model} can be used any more"))
+            unavailable(format!("no engine that serves {model} is usable any more"))
         }
         ScheduleRejection::NoneAvailable { prefills: 0, decodes: 0 } if !is_outage => ApiError::new(
             ApiErrorCode::UnsupportedByFleet,
-            format!("no engine in this fleet serves {}", ask.uri.path()),
+            format!("no engine in this fleet serves {}", routed.uri.path()),
         ),
-        ScheduleRejection::NoneAvailable { .. } => unavailable(format!("{model}: {refusal}")),
+        ScheduleRejection::NoneAvailable { .. } => unavailable(format!("{model}: {rejection}")),
         ScheduleRejection::Overloaded { retry_after } => {
-            let mut error = ApiError::new(ApiErrorCode::Overloaded, refusal.to_string());
+            let mut error = ApiError::new(ApiErrorCode::Overloaded, rejection.to_string());
             error.retry_after = Some(Duration::from_secs_f64(retry_after.max(1.0)));
             error
         }
@@ -262,14 +258,14 @@ fn into_dispatch_error(failure: AttemptFailure, attempts: u32) -> DispatchError 
     let code = failure_code(side, &error);
     let attempts = if attempts == 1 { "1 attempt".to_owned() } else { format!("{attempts} attempts") };
     let message = format!("{} engine {} {error} (after {attempts})", side.as_str(), endpoint.id);
-    let mut refusal = ApiError::new(code, message);
+    let mut api_error = ApiError::new(code, message);
     if matches!(code, ApiErrorCode::EngineUnavailable | ApiErrorCode::GatewayOverloaded) {
-        refusal.retry_after = Some(retry_after.unwrap_or(Duration::from_secs(1)));
+        api_error.retry_after = Some(retry_after.unwrap_or(Duration::from_secs(1)));
     }
-    DispatchError::Error(refusal)
+    DispatchError::Error(api_error)
 }
 
-/// The code for a failure of `side`.
+/// The error code for a failure of `side`.
 pub(crate) fn failure_code(side: LegKind, error: &LegError) -> ApiErrorCode {
     match (error, side) {
         (LegError::Timeout(..) | LegError::Silent(_), _) => ApiErrorCode::EngineTimeout,
@@ -304,8 +300,8 @@ mod tests {
     fn backoff_grows_with_jitter() {
         for number in 1..12 {
             let pause = backoff(Duration::from_millis(50), number);
-            let longest = Duration::from_millis(50 << (number - 1).min(8));
-            assert!(pause >= longest / 2 && pause <= longest, "{number}: {pause:?}");
+            let max_delay = Duration::from_millis(50 << (number - 1).min(8));
+            assert!(pause >= max_delay / 2 && pause <= max_delay, "{number}: {pause:?}");
         }
     }
 }

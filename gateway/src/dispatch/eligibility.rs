@@ -1,4 +1,4 @@
-//! Which engines a request may go to, and where it goes if the scheduler is not asked.
+//! Which engines are eligible for a request, and the route of paths that bypass the scheduler.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use super::routed_request::RoutedRequest;
 use crate::fleet::{FleetMember, FleetSnapshot, UpstreamEndpoint};
 use crate::request_body::InferenceApi;
 
-/// A route whose engines are looked up and whose load is booked.
+/// A route with its fleet members, counted as in flight.
 #[derive(Debug)]
 pub(crate) struct ChosenRoute {
     pub(crate) prefill: FleetMember,
-    /// The decode with its wanted rank, and the prefill's rank before it; `None` for a single worker.
+    /// The decode engine with the ranks of both sides; `None` for a single worker.
     pub(crate) decode: Option<DecodeTarget>,
     pub(crate) in_flight: InFlightGuard,
     /// `None` on paths that are passed through without a decision.
@@ -40,12 +40,12 @@ pub(crate) struct DecodeTarget {
     pub(crate) decode_rank: u32,
 }
 
-/// How picky the choice is: first a suspect engine whose trial is due, then engines that are sound, then also suspect ones and those
-/// with an open breaker, then any that was not tried yet. So suspicions, open breakers or failing health checks on all engines never turn
-/// a live fleet into one that refuses everything.
+/// Which engines are eligible, tried in this order: a suspect engine whose trial is due; available engines; also suspect ones and
+/// those with an open breaker; any engine that was not tried yet. So suspicions, open breakers or failing health checks on all
+/// engines never make a live fleet reject everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EligibilityTier {
-    /// The trial itself. A policy that finds the engine no better than its twins would never send one.
+    /// The trial of a suspect engine. Without it, a policy that ranks the engine no better than others would never send one.
     Trial,
     Available,
     Healthy,
@@ -61,7 +61,7 @@ impl EligibilityTier {
     ];
 }
 
-/// Which engines one request may go to.
+/// Which engines one request may use.
 #[derive(Debug, Clone)]
 pub(super) struct RouteConstraints {
     api: InferenceApi,
@@ -71,11 +71,15 @@ pub(super) struct RouteConstraints {
 }
 
 impl RouteConstraints {
-    pub(super) fn new(ask: &RoutedRequest, tried: &[Arc<UpstreamEndpoint>], tier: EligibilityTier) -> Self {
-        Self { api: ask.api, samples: ask.routing.n, tried: tried.to_vec(), tier }
+    pub(super) fn new(
+        routed: &RoutedRequest,
+        tried: &[Arc<UpstreamEndpoint>],
+        tier: EligibilityTier,
+    ) -> Self {
+        Self { api: routed.api, samples: routed.routing.n, tried: tried.to_vec(), tier }
     }
 
-    /// The engines that it may not go to.
+    /// The engines that the request must avoid.
     pub(super) fn excluded(&self, fleet: &FleetSnapshot) -> Vec<InstanceIndex> {
         let trial = self.trial(fleet);
         let members = (0_u32..).map(InstanceIndex).zip(&fleet.members);
@@ -84,29 +88,29 @@ impl RouteConstraints {
 
     fn excludes(&self, member: &FleetMember, trial: Option<&FleetMember>) -> bool {
         let is_trial = trial.is_some_and(|trial| Arc::ptr_eq(&trial.endpoint, &member.endpoint));
-        let is_instead = self.tier == EligibilityTier::Trial
+        let is_replaced = self.tier == EligibilityTier::Trial
             && trial.is_none_or(|trial| can_substitute(member.instance.role, trial.instance.role));
-        !self.allows(member, is_trial) || (is_instead && !is_trial)
+        !self.allows(member, is_trial) || (is_replaced && !is_trial)
     }
 
-    /// Whether a suspect engine is due for a trial that this request can be. A stream is given up after its engine's silence limit; the
-    /// silence of an answer in one piece says little for its whole length.
-    pub(super) fn is_due_for_trial(&self, ask: &RoutedRequest, fleet: &FleetSnapshot) -> bool {
-        ask.routing.stream && self.trial(fleet).is_some()
+    /// Whether a suspect engine is due for a trial for which this request is suitable. A stream can be redispatched after its
+    /// engine's silence limit; a long silence before a non-streamed response is normal.
+    pub(super) fn is_due_for_trial(&self, routed: &RoutedRequest, fleet: &FleetSnapshot) -> bool {
+        routed.routing.stream && self.trial(fleet).is_some()
     }
 
-    /// Whether it is for the trial of a suspect engine alone.
+    /// Whether these constraints are for the trial of a suspect engine.
     pub(super) fn is_trial(&self) -> bool {
         self.tier == EligibilityTier::Trial
     }
 
-    /// A trial is not worth waiting for.
+    /// A request must not be queued for a trial: it uses available engines instead.
     pub(super) fn cancel_trial(&mut self) {
         self.tier = EligibilityTier::Available;
     }
 
-    /// A suspect engine that this request may try. Only one, so that a pair has a sound side; and no request tries one that has been
-    /// delayed by another engine already.
+    /// A suspect engine that this request may try. Only one, so that a pair has an available side; and not for a request that
+    /// another engine has already delayed.
     fn trial<'a>(&self, fleet: &'a FleetSnapshot) -> Option<&'a FleetMember> {
         if !matches!(self.tier, EligibilityTier::Trial | EligibilityTier::Available) || !self.tried.is_empty()
         {
@@ -120,11 +124,12 @@ impl RouteConstraints {
         due.min_by_key(|_| fastrand::u32(..))
     }
 
-    /// Whether there is an engine, or a pair, that serves `model` for this request.
+    /// Whether an engine or a pair can serve `model` for this request.
     pub(super) fn has_route(&self, fleet: &FleetSnapshot, model: ModelIndex) -> bool {
         let allowed = |role: scheduler::InstanceRole| {
             let members = fleet.cluster.instances().iter().zip(&fleet.members);
-            let serving = members.filter(move |(one, _)| one.role == role && one.models.contains(&model));
+            let serving = members
+                .filter(move |(candidate, _)| candidate.role == role && candidate.models.contains(&model));
             serving.filter(|(_, member)| self.allows(member, false)).map(|(instance, _)| instance)
         };
         allowed(scheduler::InstanceRole::Plain).next().is_some()
@@ -135,7 +140,7 @@ impl RouteConstraints {
 
     fn allows(&self, member: &FleetMember, is_trial: bool) -> bool {
         let endpoint = &member.endpoint;
-        // `/generate` is SGLang's own, and an SGLang pair cannot run several samples of one prompt.
+        // Only SGLang has `/generate`, and an SGLang pair cannot run several samples of one prompt.
         (self.api != InferenceApi::Generate || member.is_sglang())
             && (self.samples == 1 || !member.is_sglang() || member.instance.role == EngineRole::Plain)
             && (self.tier == EligibilityTier::Untried || endpoint.is_healthy())
@@ -145,28 +150,29 @@ impl RouteConstraints {
     }
 }
 
-/// Whether an engine of role `one` would make a route without the engine of role `other`.
-fn can_substitute(one: EngineRole, other: EngineRole) -> bool {
-    one == other || one == EngineRole::Plain || other == EngineRole::Plain
+/// Whether an engine of role `candidate` makes a route without the engine of role `other`.
+fn can_substitute(candidate: EngineRole, other: EngineRole) -> bool {
+    candidate == other || candidate == EngineRole::Plain || other == EngineRole::Plain
 }
 
-/// The engines of a route.
+/// The fleet members of a route.
 pub(super) fn route_members(
     fleet: &FleetSnapshot,
     route: EngineRoute,
 ) -> Option<(FleetMember, Option<DecodeTarget>)> {
-    let entry = fleet.member(route.prefill_instance())?.clone();
-    let exit = match route {
+    let prefill = fleet.member(route.prefill_instance())?.clone();
+    let target = match route {
         EngineRoute::Single { .. } => None,
         EngineRoute::Pair { decode, prefill_rank, decode_rank, .. } => {
             Some(DecodeTarget { decode: fleet.member(decode)?.clone(), prefill_rank, decode_rank })
         }
     };
-    Some((entry, exit))
+    Some((prefill, target))
 }
 
-/// Paths that the gateway does not interpret go to one engine as they are: a plain worker if there is one, else a decode (vLLM's
-/// computes a prompt itself if it is given no KV cache), else a prefill. What an engine cannot do, it says itself.
+/// Route of paths that the gateway does not interpret: one engine gets the request unchanged. A plain worker is preferred, then a
+/// decode (vLLM's computes the prompt itself without a KV cache), then a prefill. Engines themselves reject what they do not
+/// support.
 pub(super) fn choose_passthrough(
     fleet: &FleetSnapshot,
     request: Option<&RequestProfile>,
@@ -192,6 +198,6 @@ pub(super) fn choose_passthrough(
             (!endpoint.is_available(), rank(member), endpoint.in_flight.count(), fastrand::u32(..))
         });
     let Some((_, member)) = best else { return Err(ScheduleRejection::UnknownModel) };
-    let booked = InFlightGuard::passthrough(member.endpoint.clone());
-    Ok(ChosenRoute { prefill: member.clone(), decode: None, in_flight: booked, decision: None })
+    let in_flight = InFlightGuard::passthrough(member.endpoint.clone());
+    Ok(ChosenRoute { prefill: member.clone(), decode: None, in_flight, decision: None })
 }

@@ -1,8 +1,8 @@
 //! Several completions of one prompt (`n` > 1) on disaggregated SGLang engines.
 //!
-//! SGLang gives all samples of a prompt the same bootstrap room, and one for the common prefix before them, so a pair that is
-//! asked for `n` > 1 waits for itself until it times out. The gateway asks for each sample separately instead, and
-//! [`crate::relay::merge_stream`] makes one answer of them.
+//! SGLang gives all samples of a prompt the same bootstrap room, and one for the common prefix before them, so a pair with `n` > 1
+//! waits for itself until it times out. The gateway sends one request per sample instead, and [`crate::relay::merge_stream`] merges
+//! the responses.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,74 +18,78 @@ use crate::fleet::FleetSnapshot;
 use crate::memory::MemoryBudget;
 use crate::request_body::{BodyMember, InferenceApi, MemberEdit, SplicedBody};
 
-/// Most samples of one request that are asked for separately.
+/// Most samples of one request that are sent separately.
 const MAX_SAMPLES: u32 = 128;
 
-/// Whether `ask` must be split: it wants several samples, and every engine it could start on is an SGLang prefill.
-pub(crate) fn is_needed(fleet: &FleetSnapshot, ask: &RoutedRequest) -> bool {
-    let Some(request) = ask.request.as_ref().filter(|_| ask.routing.n > 1 && ask.api != InferenceApi::Other)
+/// Whether the request must be split: it has several samples, and every engine it could start on is an SGLang prefill.
+pub(crate) fn is_needed(fleet: &FleetSnapshot, routed: &RoutedRequest) -> bool {
+    let Some(request) =
+        routed.request.as_ref().filter(|_| routed.routing.n > 1 && routed.api != InferenceApi::Other)
     else {
         return false;
     };
-    let entries = fleet.cluster.prefills(request.model);
-    !entries.is_empty()
-        && entries.iter().all(|&ix| {
+    let prefills = fleet.cluster.prefills(request.model);
+    !prefills.is_empty()
+        && prefills.iter().all(|&ix| {
             let sglang = fleet.member(ix).is_some_and(|member| member.is_sglang());
             sglang && fleet.cluster.get(ix).is_some_and(|instance| instance.role == InstanceRole::Prefill)
         })
 }
 
-/// One request per sample, each with a body of its own in `memory`.
-pub(crate) fn split(ask: &RoutedRequest, memory: &Arc<MemoryBudget>) -> Result<Vec<RoutedRequest>, ApiError> {
-    let n = ask.routing.n;
+/// One request per sample, each with its own body reserved in `memory`.
+pub(crate) fn split(
+    routed: &RoutedRequest,
+    memory: &Arc<MemoryBudget>,
+) -> Result<Vec<RoutedRequest>, ApiError> {
+    let n = routed.routing.n;
     if n > MAX_SAMPLES {
         let text = format!("`n` is {n}; this fleet serves at most {MAX_SAMPLES} samples per request");
         return Err(ApiError::new(ApiErrorCode::InvalidRequest, text).param("n"));
     }
-    (0..n).map(|sample| single_sample_request(ask, sample, memory)).collect()
+    (0..n).map(|sample| single_sample_request(routed, sample, memory)).collect()
 }
 
 fn single_sample_request(
-    ask: &RoutedRequest,
+    routed: &RoutedRequest,
     sample: u32,
     memory: &Arc<MemoryBudget>,
 ) -> Result<RoutedRequest, ApiError> {
-    let reservation = memory.reserve(ask.body.len()).map_err(|_| no_memory(ask.routing.n))?;
+    let reservation = memory.reserve(routed.body.len()).map_err(|_| no_memory(routed.routing.n))?;
     let mut edits = Vec::with_capacity(2);
-    if ask.api == InferenceApi::Generate {
-        edits.push(MemberEdit::new(BodyMember::SamplingParams, single_sampling(&ask.body)?));
+    if routed.api == InferenceApi::Generate {
+        edits.push(MemberEdit::new(BodyMember::SamplingParams, single_sampling(&routed.body)?));
     } else {
         edits.push(MemberEdit::new(BodyMember::N, "1"));
-        if let Some(seed) = ask.routing.seed {
-            // The same seed would give the same sample n times.
+        if let Some(seed) = routed.routing.seed {
+            // The same seed would produce the same sample n times.
             edits.push(MemberEdit::new(BodyMember::Seed, seed.wrapping_add(i64::from(sample)).to_string()));
         }
     }
-    let body = Bytes::from(SplicedBody::new(&ask.body, &ask.routing, &edits, Bytes::new()).to_vec());
+    let body = Bytes::from(SplicedBody::new(&routed.body, &routed.routing, &edits, Bytes::new()).to_vec());
     let body = reservation.attach(body);
-    let mut head = ask.routing.clone();
-    head.n = 1;
-    let request = ask.request.clone().map(|mut request| {
-        request.sequences = head.sequences();
+    let mut fields = routed.routing.clone();
+    fields.n = 1;
+    let request = routed.request.clone().map(|mut request| {
+        request.sequences = fields.sequences();
         request
     });
     Ok(RoutedRequest {
-        id: ask.id.clone(),
-        api: ask.api,
-        method: ask.method.clone(),
-        uri: ask.uri.clone(),
-        headers: ask.headers.clone(),
+        id: routed.id.clone(),
+        api: routed.api,
+        method: routed.method.clone(),
+        uri: routed.uri.clone(),
+        headers: routed.headers.clone(),
         body,
-        routing: head,
+        routing: fields,
         request,
-        prompt_prediction: ask.prompt_prediction.clone(),
-        model: ask.model.clone(),
+        prompt_prediction: routed.prompt_prediction.clone(),
+        model: routed.model.clone(),
     })
 }
 
 fn no_memory(n: u32) -> ApiError {
     let text = format!(
-        "`n` is {n}, and this gateway has no memory now for so many copies of the body; send it again soon"
+        "`n` is {n}, and this gateway has not enough memory for that many copies of the body; retry soon"
     );
     let mut error = ApiError::new(ApiErrorCode::GatewayOverloaded, text);
     error.retry_after = Some(Duration::from_secs(1));
@@ -99,14 +103,14 @@ fn single_sampling(body: &[u8]) -> Result<String, ApiError> {
         #[serde(borrow)]
         sampling_params: &'a RawValue,
     }
-    let read = || -> serde_json::Result<String> {
+    let parse = || -> serde_json::Result<String> {
         let generate: GenerateBody<'_> = serde_json::from_slice(body)?;
         let mut params: serde_json::Map<String, serde_json::Value> =
             serde_json::from_str(generate.sampling_params.get())?;
         params.insert("n".to_owned(), 1.into());
         serde_json::to_string(&params)
     };
-    read().map_err(|error| {
+    parse().map_err(|error| {
         ApiError::new(ApiErrorCode::InvalidRequest, format!("`sampling_params`: {error}"))
             .param("sampling_params")
     })
@@ -122,25 +126,25 @@ mod tests {
 
     fn split_body(api: InferenceApi, body: &str) -> Vec<Value> {
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let head = RoutingFields::read(api, &body).unwrap().without_model();
+        let fields = RoutingFields::read(api, &body).unwrap().without_model();
         let (method, uri, headers) = (Method::POST, Uri::from_static("/"), Arc::default());
         let id = http::HeaderValue::from_static("a");
-        let ask = RoutedRequest {
+        let routed = RoutedRequest {
             id,
             api,
             method,
             uri,
             headers,
             body,
-            routing: head,
+            routing: fields,
             request: None,
             prompt_prediction: None,
             model: None,
         };
-        split(&ask, &MemoryBudget::new("--body-memory", 1 << 20))
+        split(&routed, &MemoryBudget::new("--body-memory", 1 << 20))
             .unwrap()
             .iter()
-            .map(|part| serde_json::from_slice(&part.body).unwrap())
+            .map(|sample| serde_json::from_slice(&sample.body).unwrap())
             .collect()
     }
 

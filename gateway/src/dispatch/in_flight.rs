@@ -1,4 +1,4 @@
-//! A request's entries in the books of its engines.
+//! In-flight counts of a request at its engines and in the scheduler.
 
 use std::sync::Arc;
 
@@ -8,29 +8,29 @@ use super::admission_queue::AdmissionQueue;
 use crate::fleet::{EngineInFlightGuard, UpstreamEndpoint};
 use crate::relay::TokenUsage;
 
-/// Entries that are taken back when dropped.
+/// Counts a request as in flight until dropped.
 #[derive(Debug)]
 pub(crate) struct InFlightGuard {
     prefill: EngineInFlightGuard,
     _decode: Option<EngineInFlightGuard>,
-    /// `None` for what is passed through without a decision.
+    /// `None` for requests that bypass the scheduler.
     attempt: Option<(Arc<AdmissionQueue>, AttemptId)>,
     prompt_computed: bool,
 }
 
 impl InFlightGuard {
-    /// A request that the scheduler has sent. For a plain worker, there is no exit.
+    /// Guard of a request that the scheduler has sent. A plain worker has no `decode`.
     pub(super) fn routed(
-        desk: Arc<AdmissionQueue>,
-        ticket: AttemptId,
-        entry: Arc<UpstreamEndpoint>,
-        exit: Option<Arc<UpstreamEndpoint>>,
+        queue: Arc<AdmissionQueue>,
+        attempt: AttemptId,
+        prefill: Arc<UpstreamEndpoint>,
+        decode: Option<Arc<UpstreamEndpoint>>,
     ) -> Self {
-        let (prefill, exit) = (EngineInFlightGuard::new(entry), exit.map(EngineInFlightGuard::new));
-        Self { prefill, _decode: exit, attempt: Some((desk, ticket)), prompt_computed: false }
+        let (prefill, decode) = (EngineInFlightGuard::new(prefill), decode.map(EngineInFlightGuard::new));
+        Self { prefill, _decode: decode, attempt: Some((queue, attempt)), prompt_computed: false }
     }
 
-    /// A request that is passed through.
+    /// Guard of a request that bypasses the scheduler.
     pub(super) fn passthrough(endpoint: Arc<UpstreamEndpoint>) -> Self {
         Self {
             prefill: EngineInFlightGuard::new(endpoint),
@@ -45,21 +45,21 @@ impl InFlightGuard {
         self.prefill.endpoint()
     }
 
-    /// The prompt is computed. `usage` is what its engine says of it, if it has said so yet.
+    /// The prompt has been computed. `usage` holds its engine's token counts, if already reported.
     pub(super) fn record_prompt_computed(&mut self, usage: Option<TokenUsage>) {
         if !std::mem::replace(&mut self.prompt_computed, true)
-            && let Some((desk, ticket)) = &self.attempt
+            && let Some((queue, attempt)) = &self.attempt
         {
             let cached = usage.and_then(|usage| usage.cached_tokens);
-            desk.record_prompt_computed(*ticket, cached.and_then(|tokens| u32::try_from(tokens).ok()));
+            queue.record_prompt_computed(*attempt, cached.and_then(|tokens| u32::try_from(tokens).ok()));
         }
     }
 }
 
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
-        if let Some((desk, ticket)) = self.attempt.take() {
-            desk.record_ended(ticket);
+        if let Some((queue, attempt)) = self.attempt.take() {
+            queue.record_ended(attempt);
         }
     }
 }

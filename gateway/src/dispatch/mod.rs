@@ -1,5 +1,5 @@
-//! Drives one request through the engines' protocols: chooses a route, starts the legs, waits for the first bytes,
-//! and goes to another pair if that fails.
+//! Drives one request through the engines' protocols: chooses a route, starts the legs, waits for the first bytes, and retries on
+//! another pair after a failure.
 
 mod abort;
 mod admission_queue;

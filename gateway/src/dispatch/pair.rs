@@ -1,4 +1,4 @@
-//! The one or two legs of an attempt. Dropping it aborts what still runs.
+//! The one or two legs of an attempt. Dropping it aborts running legs.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use crate::fleet::{SuspicionReason, UpstreamEndpoint};
 use crate::relay::{ResponseSummary, SseFramer, TokenUsage};
 use crate::upstream::{LegError, LegEvent, LegExchange};
 
-/// Most of an engine's error answer, or of a prefill's answer, that is kept.
+/// Bytes that are buffered of an engine's error response, or of a prefill's response.
 const MAX_BUFFERED_BYTES: usize = 64 << 10;
 
-/// Which leg of a request.
+/// The role of a leg within its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum LegKind {
     Prefill,
@@ -41,18 +41,18 @@ impl LegKind {
     }
 }
 
-/// A leg with the engine it talks to.
+/// A running leg with its engine.
 pub(crate) struct RunningLeg {
     leg: LegExchange,
     endpoint: Arc<UpstreamEndpoint>,
     request_id: Option<EngineRequestId>,
-    /// Whether it must be let run to its end even if nobody needs it any more.
+    /// Whether the leg must never be aborted, even if its response is no longer needed.
     run_to_completion: bool,
-    /// Whether its output shows that the engine serves requests.
+    /// Whether its output counts as progress of the engine.
     generates: bool,
     span: LegSpan,
     head: Option<Response<()>>,
-    /// The answer's start, of prefills and of error answers.
+    /// Start of the response, for prefills and error responses.
     buffered: BytesMut,
 }
 
@@ -70,20 +70,20 @@ impl RunningLeg {
         }
     }
 
-    /// Marks a request that the engine must compute something for: its output is the engine's progress.
+    /// Marks a request for which the engine computes tokens: its output counts as the engine's progress.
     pub(super) fn generating(mut self) -> Self {
         self.generates = true;
         self
     }
 
-    /// Gives the means to stop it by request id.
-    pub(super) fn with_request_id(mut self, ticket: EngineRequestId) -> Self {
-        self.request_id = Some(ticket);
+    /// Sets the request id by which the engine can abort the leg.
+    pub(super) fn with_request_id(mut self, request_id: EngineRequestId) -> Self {
+        self.request_id = Some(request_id);
         self
     }
 
-    /// Marks a prefill that must never be cancelled. An aborted request of vLLM's MooncakeConnector blocks one of the prefill's few sender
-    /// workers for eight minutes (`VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`), and it ends by itself after one token.
+    /// Marks a prefill that must never be cancelled. An aborted request of vLLM's MooncakeConnector blocks one of the prefill's few
+    /// sender workers for eight minutes (`VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`), whereas the prefill ends after one token anyway.
     pub(super) fn run_to_completion(mut self) -> Self {
         self.run_to_completion = true;
         self
@@ -96,7 +96,7 @@ impl RunningLeg {
             Poll::Ready(LegEvent::Data(_)) => {
                 if let Some(at) = self.leg.last_data_at() {
                     self.span.record_data(at);
-                    if self.generates && !self.is_error_answer() {
+                    if self.generates && !self.is_error_response() {
                         self.endpoint.record_progress(at);
                     }
                 }
@@ -109,33 +109,32 @@ impl RunningLeg {
         event
     }
 
-    fn is_error_answer(&self) -> bool {
+    fn is_error_response(&self) -> bool {
         self.head.as_ref().is_some_and(|head| !head.status().is_success())
     }
 
     fn buffer(&mut self, data: &[u8]) {
-        let room = MAX_BUFFERED_BYTES.saturating_sub(self.buffered.len());
-        self.buffered.extend_from_slice(&data[..data.len().min(room)]);
+        let remaining = MAX_BUFFERED_BYTES.saturating_sub(self.buffered.len());
+        self.buffered.extend_from_slice(&data[..data.len().min(remaining)]);
     }
 
-    /// Advances to the end of a leg whose body only matters if it is an error. `Ready(Ok)` at its good end, with the tokens that it has
-    /// counted.
+    /// Reads a leg whose body only matters if it is an error. `Ready(Ok)` at a successful end, with its token counts.
     pub(crate) fn poll_drain(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<TokenUsage>, LegError>> {
         loop {
             match self.poll_leg(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(LegEvent::Head(head)) => self.head = Some(head),
-                // Whoever waits for the pair watches both legs.
+                // [`LegPair::poll_event`] checks both legs for silence.
                 Poll::Ready(LegEvent::Idle) => {}
                 Poll::Ready(LegEvent::Data(data)) => self.buffer(&data),
                 Poll::Ready(LegEvent::Failed(error)) => return Poll::Ready(Err(error)),
                 Poll::Ready(LegEvent::End) => {
-                    let kept = self.buffered.split().freeze();
+                    let body = self.buffered.split().freeze();
                     let status =
                         self.head.as_ref().map(Response::status).filter(|status| !status.is_success());
                     return Poll::Ready(match status {
-                        Some(status) => Err(LegError::Status(status, kept)),
-                        None => check_prefill_answer(self.head.as_ref(), kept),
+                        Some(status) => Err(LegError::Status(status, body)),
+                        None => check_prefill_response(self.head.as_ref(), body),
                     });
                 }
             }
@@ -143,24 +142,24 @@ impl RunningLeg {
     }
 }
 
-/// Checks a prefill's complete answer. One that answers 200 without having done its work would leave its decode waiting. Returns the
-/// tokens that it has counted.
-fn check_prefill_answer(head: Option<&Response<()>>, kept: Bytes) -> Result<Option<TokenUsage>, LegError> {
-    if kept.len() >= MAX_BUFFERED_BYTES {
-        // Only its start was kept, which is enough to know that the prefill has worked.
+/// Checks a prefill's complete response. A prefill that answers 200 without having computed the prompt would leave its decode
+/// waiting. Returns its token counts.
+fn check_prefill_response(head: Option<&Response<()>>, body: Bytes) -> Result<Option<TokenUsage>, LegError> {
+    if body.len() >= MAX_BUFFERED_BYTES {
+        // Only the start was buffered; a response of this size shows that the prefill has run.
         return Ok(None);
     }
     if head.is_some_and(is_event_stream) {
-        let mut gate = SseFramer::default();
-        let checked = gate.push(kept).and_then(|_| gate.finish(false));
-        return checked.map(|_| TokenUsage::read(gate.last_payload())).map_err(LegError::from);
+        let mut framer = SseFramer::default();
+        let checked = framer.push(body).and_then(|_| framer.finish(false));
+        return checked.map(|_| TokenUsage::read(framer.last_payload())).map_err(LegError::from);
     }
-    let said = ResponseSummary::of(&kept);
-    let not_json = |_| LegError::ProtocolViolation("answered its prefill with something that is not JSON");
-    said.map(|said| said.usage).map_err(not_json)
+    let summary = ResponseSummary::of(&body);
+    let not_json = |_| LegError::ProtocolViolation("returned a prefill response that is not JSON");
+    summary.map(|summary| summary.usage).map_err(not_json)
 }
 
-/// Whether the answer is a stream of server-sent events.
+/// Whether the response is a stream of server-sent events.
 pub(super) fn is_event_stream(head: &Response<()>) -> bool {
     let content_type = head.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     content_type.is_some_and(|text| text.starts_with("text/event-stream"))
@@ -173,27 +172,26 @@ pub(crate) struct LegPair {
     main: RunningLeg,
     main_kind: LegKind,
     aborter: Arc<AbortSender>,
-    /// Whether the prefill has ended well, and the tokens that it has counted then.
+    /// Whether the prefill has succeeded, and the token counts that it reported.
     prefilled: bool,
     prefill_usage: Option<TokenUsage>,
-    /// When the prefill ended, until the decode shows that it has the KV cache.
+    /// When the prefill ended; reset when the decode's first data shows that it has the KV cache.
     handed_over: Option<Instant>,
     /// When the prefill of this pair ended.
     prefilled_at: Option<Instant>,
-    /// How long the engines may be silent, until the answer begins or fails.
+    /// Silence limits of the engines until the response starts or fails.
     silence_limits: Option<AttemptSilenceLimits>,
 }
 
-/// What a pair reports next.
+/// Next event of a pair of legs.
 #[derive(Debug)]
 pub(crate) enum PairEvent {
-    /// A piece of the answer that goes to the client. The first comes after the head is known.
+    /// A chunk of the response for the client. [`LegPair::head`] is set before the first.
     Data(Bytes),
-    /// The answer is complete.
     End,
-    /// One side failed.
+    /// One of the legs failed.
     Failed(LegKind, LegError),
-    /// Before the first byte: these legs' engines produce nothing. The pair continues.
+    /// Before the first byte: the engines of these legs produce no output. The pair continues.
     Silent(SilentLegs),
 }
 
@@ -220,9 +218,9 @@ impl LegPair {
         }
     }
 
-    /// Watches for silence until the answer begins.
-    pub(super) fn with_silence_limits(mut self, watch: Option<AttemptSilenceLimits>) -> Self {
-        self.silence_limits = watch;
+    /// Checks for silence until the response starts.
+    pub(super) fn with_silence_limits(mut self, limits: Option<AttemptSilenceLimits>) -> Self {
+        self.silence_limits = limits;
         for (_, endpoint, since, limit) in self.waiting_legs() {
             if let Some(limit) = limit {
                 endpoint.silence.expect_silence_until(since, limit);
@@ -231,18 +229,18 @@ impl LegPair {
         self
     }
 
-    /// The legs that wait for their first byte and are watched: side, engine, since when, and how long it may be silent.
+    /// Legs that wait for their first byte: role, engine, start of the wait, and silence limit.
     fn waiting_legs(
         &self,
     ) -> impl Iterator<Item = (LegKind, &Arc<UpstreamEndpoint>, Instant, Option<Duration>)> {
         let prefilling = self.prefill.is_some();
         let prefill = self.prefill.as_ref().map(|prefill| (LegKind::Prefill, prefill, prefill.leg.started()));
-        // A decode that only fetches waits in silence until the prompt is computed.
+        // A decode that only fetches is silent until the prompt is computed.
         let main = (!self.prefill.as_ref().is_some_and(|prefill| prefill.run_to_completion))
             .then(|| (self.main_kind, &self.main, self.prefilled_at.unwrap_or(self.main.leg.started())));
-        let watch = self.silence_limits;
+        let limits = self.silence_limits;
         prefill.into_iter().chain(main).filter_map(move |(side, running, since)| {
-            let limit = watch?.limit(prefilling);
+            let limit = limits?.limit(prefilling);
             running.leg.last_data_at().is_none().then_some((side, &running.endpoint, since, limit))
         })
     }
@@ -254,27 +252,27 @@ impl LegPair {
             .collect()
     }
 
-    /// Why a begun answer that has paused is not waited for any longer.
+    /// Returns an error if a paused response must not be waited for any longer.
     fn stall_error(&self) -> Option<LegError> {
-        let (now, heard) = (Instant::now(), self.main.leg.last_data_at()?);
+        let (now, last_data) = (Instant::now(), self.main.leg.last_data_at()?);
         let monitor = &self.main.endpoint.silence;
-        if monitor.is_stalled(now, heard) {
+        if monitor.is_stalled(now, last_data) {
             let metrics = &self.aborter.metrics;
             suspect(self.main_kind, &self.main.endpoint, SuspicionReason::Stalled, now, metrics);
         }
         let stall = monitor.limits().stall;
-        let is_over = !stall.is_zero() && now.saturating_duration_since(heard) >= stall;
+        let is_over = !stall.is_zero() && now.saturating_duration_since(last_data) >= stall;
         (is_over && monitor.is_unresponsive())
             .then_some(LegError::Timeout("sent no more data and failed its health check", stall))
     }
 
-    /// A prefill has ended well before this pair began, and has counted these tokens.
+    /// A prefill with these token counts succeeded before this pair started.
     pub(super) fn after_prefill(mut self, usage: Option<TokenUsage>) -> Self {
-        self.prefill_has_ended(usage, None);
+        self.record_prefill_ended(usage, None);
         self
     }
 
-    fn prefill_has_ended(&mut self, usage: Option<TokenUsage>, at: Option<Instant>) {
+    fn record_prefill_ended(&mut self, usage: Option<TokenUsage>, at: Option<Instant>) {
         self.prefilled = true;
         self.prefilled_at = at;
         self.prefill_usage = usage;
@@ -283,49 +281,49 @@ impl LegPair {
         }
     }
 
-    /// The decode answers, or has failed: it waits for the KV cache no longer.
-    fn transfer_has_ended(&mut self, at: Option<Instant>) {
+    /// The decode has sent data or failed: it no longer waits for the KV cache.
+    fn record_transfer_ended(&mut self, at: Option<Instant>) {
         if let Some(since) = self.handed_over.take() {
             self.main.span.set_kv_transfer(since, at.unwrap_or_else(Instant::now));
         }
     }
 
-    /// Notes on the span of a leg how it failed, and tells which span that is.
+    /// Records the failure in the span of a leg, and returns that span.
     pub(crate) fn record_failure(&mut self, side: LegKind, error: &LegError) -> Option<SpanContext> {
         self.silence_limits = None;
         if side == self.main_kind {
-            self.transfer_has_ended(None);
+            self.record_transfer_ended(None);
             return self.main.span.failed(error);
         }
         self.prefill.as_mut()?.span.failed(error)
     }
 
-    /// Status and headers of the answer, once the first event has come.
+    /// Status and headers of the response, once the first event has arrived.
     pub(crate) fn head(&self) -> Option<&Response<()>> {
         self.main.head.as_ref()
     }
 
-    /// Whether the prefill has ended well.
+    /// Whether the prefill has succeeded.
     pub(crate) fn is_prefilled(&self) -> bool {
         self.prefilled
     }
 
-    /// The tokens that the prefill has counted, if it has ended well.
+    /// Token counts of the prefill, if it has succeeded.
     pub(crate) fn prefill_usage(&self) -> Option<TokenUsage> {
         self.prefill_usage
     }
 
-    /// Which side answers the client.
+    /// The leg whose response goes to the client.
     pub(crate) fn main_kind(&self) -> LegKind {
         self.main_kind
     }
 
-    /// The engine that answers the client.
+    /// The engine whose response goes to the client.
     pub(crate) fn main_endpoint(&self) -> &Arc<UpstreamEndpoint> {
         &self.main.endpoint
     }
 
-    /// The next event. A failed prefill is an event too: the decode would wait for its KV cache in vain.
+    /// The next event. A failed prefill is an event too: the decode would wait for a KV cache that never arrives.
     pub(crate) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<PairEvent> {
         let event = self.poll_legs(cx);
         if let Poll::Ready(PairEvent::Data(_) | PairEvent::End | PairEvent::Failed(..)) = event {
@@ -348,9 +346,9 @@ impl LegPair {
                         return Poll::Ready(PairEvent::Silent(silent));
                     }
                 }
-                Poll::Ready(LegEvent::Data(data)) if self.main.is_error_answer() => self.main.buffer(&data),
+                Poll::Ready(LegEvent::Data(data)) if self.main.is_error_response() => self.main.buffer(&data),
                 Poll::Ready(LegEvent::Data(data)) => {
-                    self.transfer_has_ended(self.main.leg.last_data_at());
+                    self.record_transfer_ended(self.main.leg.last_data_at());
                     return Poll::Ready(PairEvent::Data(data));
                 }
                 Poll::Ready(LegEvent::Failed(error)) => {
@@ -378,14 +376,14 @@ impl LegPair {
                 prefill.endpoint.breaker.record_success();
                 let at = prefill.leg.last_data_at();
                 self.prefill = None;
-                self.prefill_has_ended(usage, at);
+                self.record_prefill_ended(usage, at);
                 Poll::Ready(Ok(()))
             }
             Err(error) => Poll::Ready(Err(error)),
         }
     }
 
-    /// The first token is with the client: from here on a failing prefill harms nobody and is not reported.
+    /// The client has the first token: a prefill that fails from now on no longer matters and is only logged.
     pub(crate) fn poll_after_first_token(&mut self, cx: &mut Context<'_>) -> Poll<PairEvent> {
         if let Poll::Ready(Err(error)) = self.poll_prefill(cx)
             && let Some(mut prefill) = self.prefill.take()
@@ -393,7 +391,7 @@ impl LegPair {
             prefill.endpoint.record_failure(&error);
             prefill.span.failed(&error);
             let trace_id = prefill.span.trace_id().map(tracing::field::display);
-            tracing::debug!(instance = %prefill.endpoint.id, %error, trace_id, "prefill failed after hand-over");
+            tracing::debug!(engine = %prefill.endpoint.id, %error, trace_id, "prefill failed after the first token");
         }
         loop {
             return match self.main.poll_leg(cx) {
@@ -410,14 +408,14 @@ impl LegPair {
         }
     }
 
-    /// After the answer's good end: lets a prefill that is about to finish do so, instead of aborting it.
+    /// After a complete response: reads a prefill that is about to finish to its end, instead of aborting it.
     pub(crate) fn detach_prefill(&mut self) {
         if let Some(prefill) = self.prefill.take() {
             self.aborter.drain(prefill);
         }
     }
 
-    /// An engine's `Retry-After`, from now on.
+    /// An engine's `Retry-After`, relative to now.
     pub(crate) fn retry_after(&self, side: LegKind) -> Option<Duration> {
         let running = match (side, &self.prefill) {
             (LegKind::Prefill, Some(prefill)) => prefill,
@@ -428,7 +426,7 @@ impl LegPair {
         value.parse().map(Duration::from_secs).ok().or_else(date)
     }
 
-    /// Tells who is to blame for a failure of `side`.
+    /// The engine of the leg `side`.
     pub(crate) fn endpoint(&self, side: LegKind) -> Arc<UpstreamEndpoint> {
         match (side, &self.prefill) {
             (LegKind::Prefill, Some(prefill)) => prefill.endpoint.clone(),
@@ -445,8 +443,8 @@ impl Drop for LegPair {
                 abandoned(side, endpoint, (since, limit), &self.aborter.metrics);
             }
         }
-        // Closing the connections is the abort itself; the tickets tell SGLang as well, which notices a closed
-        // connection only when it next looks.
+        // Closing the connection is the abort; SGLang also gets an abort request, because it notices a closed connection only at
+        // its next check.
         if let Some(prefill) =
             self.prefill.take_if(|prefill| prefill.run_to_completion && prefill.leg.is_open())
         {
@@ -465,7 +463,7 @@ impl Drop for LegPair {
 
 impl fmt::Debug for LegPair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pair")
+        f.debug_struct("LegPair")
             .field("prefill", &self.prefill.as_ref().map(|prefill| &prefill.leg))
             .field("main", &self.main.leg)
             .finish_non_exhaustive()

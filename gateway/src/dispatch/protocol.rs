@@ -1,22 +1,22 @@
-//! How a chosen route is driven: read from what the prefill engine said of itself, never guessed per request.
+//! Hand-over protocol of a route, derived from the facts that the prefill engine reports, never guessed per request.
 
 use moongate_discovery::{BootstrapAddress, EngineFacts, EngineKind, KvTransferMethod};
 
 /// The hand-over protocol of a pair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum HandoverProtocol<'a> {
-    /// SGLang: both legs at once, tied by the bootstrap triple.
+    /// SGLang: both legs at once, linked by the bootstrap triple.
     Sglang(&'a BootstrapAddress),
-    /// vLLM NixlConnector: prefill first, its parameters go to decode.
+    /// vLLM NixlConnector: prefill first, then decode with the prefill's parameters.
     Nixl,
-    /// vLLM MooncakeConnector: both legs at once, tied by a transfer id.
+    /// vLLM MooncakeConnector: both legs at once, linked by a transfer id.
     Mooncake { bootstrap: &'a BootstrapAddress, engine_id: &'a str },
-    /// vLLM with a shared store: prefill first, decode finds the pages in the store.
+    /// vLLM with a shared store: prefill first, then decode finds the blocks in the store.
     Store,
 }
 
 impl<'a> HandoverProtocol<'a> {
-    /// The protocol of a prefill, or what is missing to drive it.
+    /// The protocol of a prefill engine, or the missing fact.
     pub(crate) fn from_facts(prefill: &'a EngineFacts, rank: u32) -> Result<Self, &'static str> {
         match &prefill.transfer {
             Some(KvTransferMethod::SglangBootstrap { bootstrap: Some(bootstrap) }) => {
@@ -31,7 +31,7 @@ impl<'a> HandoverProtocol<'a> {
             }
             Some(KvTransferMethod::VllmMooncake { bootstrap: None, .. }) => Err("has no bootstrap address"),
             Some(KvTransferMethod::VllmStore) => Ok(HandoverProtocol::Store),
-            None if prefill.engine == EngineKind::Vllm => Err("has no known KV connector"),
+            None if prefill.engine == EngineKind::Vllm => Err("has an unknown KV connector"),
             None => Err("has no bootstrap address"),
         }
     }

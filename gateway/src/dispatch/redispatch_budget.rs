@@ -1,15 +1,16 @@
-//! Bounds how many requests are dispatched again because their engine is silent, so that an overloaded fleet does not get more work
-//! from being slow.
+//! Limits how many requests are redispatched because their engine is silent, so that a slow, overloaded fleet does not get even
+//! more work.
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Most that can be saved up: the requests of one engine that stops.
+/// Capacity of the bucket: the requests of one engine that stops.
 const BURST: f64 = 64.0;
-/// Redispatches per second that are always allowed: with little traffic the share alone would last for few trials of a broken engine.
+/// Redispatches per second that are always allowed: with little traffic, the share alone would allow too few trials of a broken
+/// engine.
 const MIN_RATE_PER_SECOND: f64 = 1.0;
 
-/// A token bucket that every request fills by a share of a token and every redispatch empties by one.
+/// A token bucket: every request adds a share of a token, and every redispatch removes one token.
 #[derive(Debug)]
 pub(crate) struct RedispatchBudget {
     share: f64,
@@ -23,19 +24,19 @@ struct RedispatchBucket {
 }
 
 impl RedispatchBudget {
-    /// A full bucket into which each request puts `share`. Without a share, nothing is ever dispatched again.
+    /// A full bucket to which each request adds `share` tokens. With a share of 0, redispatching is off.
     pub(crate) fn new(share: f64) -> Self {
         let tokens = if share > 0.0 { BURST } else { 0.0 };
         Self { share, bucket: Mutex::new(RedispatchBucket { tokens, filled_at: Instant::now() }) }
     }
 
-    /// A client's request has come.
+    /// A client's request has arrived.
     pub(super) fn deposit(&self) {
         let mut bucket = self.bucket.lock();
         bucket.tokens = (bucket.tokens + self.share).min(BURST);
     }
 
-    /// Takes what one redispatch costs. Returns whether it was there.
+    /// Takes the token for one redispatch. Returns whether there was one.
     pub(super) fn withdraw(&self, now: Instant) -> bool {
         let mut bucket = self.bucket.lock();
         if self.share > 0.0 {
@@ -43,11 +44,11 @@ impl RedispatchBudget {
             bucket.tokens = (bucket.tokens + passed * MIN_RATE_PER_SECOND).min(BURST);
             bucket.filled_at = bucket.filled_at.max(now);
         }
-        let enough = bucket.tokens >= 1.0;
-        if enough {
+        let available = bucket.tokens >= 1.0;
+        if available {
             bucket.tokens -= 1.0;
         }
-        enough
+        available
     }
 }
 
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn redispatches_are_a_share_of_the_requests_beyond_a_burst() {
+    async fn redispatches_are_a_share_of_requests_plus_a_burst() {
         let budget = RedispatchBudget::new(0.25);
         let now = Instant::now();
         let spend = || (0..1000).take_while(|_| budget.withdraw(now)).count();
@@ -68,11 +69,11 @@ mod tests {
         assert!(budget.withdraw(now + Duration::from_secs(1)), "one a second is always allowed");
         assert!(!budget.withdraw(now + Duration::from_secs(1)));
         (0..1000).for_each(|_| budget.deposit());
-        assert_eq!(spend(), 64, "no more than a burst is saved up");
+        assert_eq!(spend(), 64, "the bucket holds at most a burst");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn without_a_share_there_are_none() {
+    async fn a_share_of_zero_turns_redispatching_off() {
         let budget = RedispatchBudget::new(0.0);
         budget.deposit();
         assert!(!budget.withdraw(Instant::now() + Duration::from_secs(100)));

@@ -1,4 +1,4 @@
-//! One client request, read and checked, as the dispatch needs it.
+//! One client request, read and checked, as the dispatcher needs it.
 
 use std::sync::Arc;
 
@@ -10,36 +10,40 @@ use crate::predict::PromptPrediction;
 use crate::request_body::{InferenceApi, RoutingFields, SplicedBody};
 use crate::upstream::PreparedRequest;
 
-/// A request that waits for engines.
+/// A request that is to be routed.
 #[derive(Debug)]
 pub(crate) struct RoutedRequest {
-    /// What the client knows the request by.
+    /// The request id in the client's response and in logs.
     pub(crate) id: HeaderValue,
     pub(crate) api: InferenceApi,
     pub(crate) method: Method,
     /// Path and query as the client sent them.
     pub(crate) uri: Uri,
-    /// The client's headers without those that belong to its connection, and with its request id.
+    /// The client's headers without hop-by-hop headers, and with its request id.
     pub(crate) headers: Arc<HeaderMap>,
     pub(crate) body: Bytes,
     pub(crate) routing: RoutingFields<'static>,
-    /// What the scheduler is told; `None` on paths that are only passed through and name no model.
+    /// The scheduler's view of the request; `None` on passed-through paths without a model.
     pub(crate) request: Option<RequestProfile>,
-    /// How much of the prompt each engine has, if that can be told.
+    /// Predicted cache hits of each engine, if available.
     pub(crate) prompt_prediction: Option<PromptPrediction>,
-    /// For logs and metrics.
+    /// Model name for logs and metrics.
     pub(crate) model: Option<Arc<str>>,
 }
 
 impl RoutedRequest {
-    /// The client's request for an engine, with `body` and headers of its `own`.
-    pub(crate) fn prepare(&self, body: SplicedBody, own: Vec<(HeaderName, HeaderValue)>) -> PreparedRequest {
+    /// The client's request for an engine, with `body` and `extra` headers.
+    pub(crate) fn prepare(
+        &self,
+        body: SplicedBody,
+        extra: Vec<(HeaderName, HeaderValue)>,
+    ) -> PreparedRequest {
         let headers = self.headers.clone();
         PreparedRequest {
             method: self.method.clone(),
             uri: self.uri.clone(),
             headers,
-            extra_headers: own,
+            extra_headers: extra,
             body,
         }
     }

@@ -1,5 +1,5 @@
-//! SGLang's disaggregation on the wire: the same body to both engines at once, with the bootstrap triple and a
-//! request id of our own appended, and the priority for engines that order their queue by it.
+//! SGLang's disaggregation protocol: the same body goes to both engines at once, with the bootstrap triple and a request id of the
+//! gateway appended, and the priority for engines that order their queue by it.
 
 use std::fmt::Write as _;
 
@@ -10,14 +10,14 @@ use moongate_scheduler::RoutingDecision;
 use super::routed_request::RoutedRequest;
 use crate::request_body::{BodyMember, MemberEdit, SplicedBody};
 
-/// Data-parallel ranks wanted on both sides: `(rank, dp_size)`.
+/// Data-parallel ranks to select on both sides: `(rank, dp_size)`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PairRanks {
     pub(super) prefill: (u32, u32),
     pub(super) decode: (u32, u32),
 }
 
-/// What ties the legs of a pair together: the same on both.
+/// The values that link the legs of a pair: the same on both.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct PairBootstrap<'a> {
     pub(super) bootstrap: &'a BootstrapAddress,
@@ -26,26 +26,26 @@ pub(super) struct PairBootstrap<'a> {
     pub(super) entropy: u64,
 }
 
-/// The body of a leg.
-pub(super) fn body(ask: &RoutedRequest, tie: PairBootstrap<'_>, priority: Option<i64>) -> SplicedBody {
-    let sequences = if is_batch(ask) { Some(ask.routing.sequences()) } else { None };
-    let triple = bootstrap_members(tie.bootstrap, tie.ranks, sequences, tie.entropy);
-    let mut members = vec![(BodyMember::Rid, format!("\"{}\"", tie.rid))];
+/// The body of one leg.
+pub(super) fn body(routed: &RoutedRequest, link: PairBootstrap<'_>, priority: Option<i64>) -> SplicedBody {
+    let sequences = if is_batch(routed) { Some(routed.routing.sequences()) } else { None };
+    let triple = bootstrap_members(link.bootstrap, link.ranks, sequences, link.entropy);
+    let mut members = vec![(BodyMember::Rid, format!("\"{}\"", link.rid))];
     members.extend(priority.map(|priority| (BodyMember::Priority, priority.to_string())));
-    with_members(ask, members, triple)
+    with_members(routed, members, triple)
 }
 
-/// The body for a worker that serves alone: the client's own unless the worker orders its queue by priority.
-pub(super) fn worker_body(ask: &RoutedRequest, priority: Option<i64>) -> SplicedBody {
+/// The body for a plain worker: the client's own, unless the worker orders its queue by priority.
+pub(super) fn worker_body(routed: &RoutedRequest, priority: Option<i64>) -> SplicedBody {
     match priority {
         Some(priority) => {
-            with_members(ask, vec![(BodyMember::Priority, priority.to_string())], String::new())
+            with_members(routed, vec![(BodyMember::Priority, priority.to_string())], String::new())
         }
-        None => SplicedBody::verbatim(ask.body.clone()),
+        None => SplicedBody::verbatim(routed.body.clone()),
     }
 }
 
-/// What to write as the priority for an engine with these facts; `None` leaves the client's own, which such an engine ignores.
+/// The priority to send to an engine with these facts; `None` leaves the client's own, which such an engine ignores.
 pub(super) fn priority(decision: Option<&RoutingDecision>, facts: Option<&EngineFacts>) -> Option<i64> {
     let smallest_first = decision?.engine_priority?;
     Some(match facts?.priority_order? {
@@ -56,13 +56,13 @@ pub(super) fn priority(decision: Option<&RoutingDecision>, facts: Option<&Engine
 
 /// The client's body with `members` in place of its own, and `appended` members that it cannot have.
 fn with_members(
-    ask: &RoutedRequest,
+    routed: &RoutedRequest,
     members: Vec<(BodyMember, String)>,
     mut appended: String,
 ) -> SplicedBody {
     let mut edits = Vec::with_capacity(members.len());
     for (member, value) in members {
-        if ask.routing.has(member) {
+        if routed.routing.has(member) {
             edits.push(MemberEdit::new(member, value));
         } else {
             let comma = if appended.is_empty() { "" } else { "," };
@@ -70,12 +70,12 @@ fn with_members(
             let _infallible = write!(appended, "{comma}\"{}\":{value}", member.key());
         }
     }
-    SplicedBody::new(&ask.body, &ask.routing, &edits, Bytes::from(appended))
+    SplicedBody::new(&routed.body, &routed.routing, &edits, Bytes::from(appended))
 }
 
-/// Whether the engine sees more than one sequence, or one sequence in an array.
-fn is_batch(ask: &RoutedRequest) -> bool {
-    ask.routing.sequences() > 1
+/// Whether the engine gets more than one sequence.
+fn is_batch(routed: &RoutedRequest) -> bool {
+    routed.routing.sequences() > 1
 }
 
 /// `"bootstrap_host":…,"bootstrap_port":…,"bootstrap_room":…`; arrays with one room per sequence for a batch.
@@ -107,19 +107,19 @@ fn bootstrap_members(
     format!("\"bootstrap_host\":[{hosts}],\"bootstrap_port\":[{ports}],\"bootstrap_room\":[{rooms}]")
 }
 
-/// A random room whose remainder selects the wanted rank on both sides (engines take `room % dp_size`), and the step to the next such
-/// room. If no number satisfies both, the prefill's rank wins.
+/// A random room that selects the wanted rank on both sides (engines use `room % dp_size`), and the step to the next such room. If
+/// no number satisfies both, the prefill's rank wins.
 fn room(ranks: PairRanks, entropy: u64) -> (u64, u64) {
     let (prefill_rank, prefill_dp) = (u64::from(ranks.prefill.0), u64::from(ranks.prefill.1.max(1)));
     let (decode_rank, decode_dp) = (u64::from(ranks.decode.0), u64::from(ranks.decode.1.max(1)));
     let step = lcm(prefill_dp, decode_dp);
-    let wanted = (prefill_rank % prefill_dp..step)
+    let offset = (prefill_rank % prefill_dp..step)
         .step_by(usize::try_from(prefill_dp).unwrap_or(1))
         .find(|room| room % decode_dp == decode_rank % decode_dp)
         .unwrap_or(prefill_rank % prefill_dp);
     // Below 2^62, so that a batch's last room stays below 2^63.
     let base = (entropy >> 2) / step * step;
-    (base + wanted, step)
+    (base + offset, step)
 }
 
 fn lcm(a: u64, b: u64) -> u64 {

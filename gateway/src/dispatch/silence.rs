@@ -1,5 +1,4 @@
-//! What becomes of a request whose engine is silent: the engine becomes suspect, and the request is dispatched again elsewhere, within a
-//! budget.
+//! Handling of silent engines: the engine becomes suspect, and its request is redispatched within a budget.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,50 +14,50 @@ use super::routed_request::RoutedRequest;
 use crate::feedback::GatewayMetrics;
 use crate::fleet::{SilenceLimits, SuspicionReason, UpstreamEndpoint};
 
-/// Time per token of an answer in one piece. Slower than engines serve, because their progress is not visible.
+/// Time per token of a non-streamed response. Slower than engines generate, because their progress is not visible.
 const TIME_PER_TOKEN: Duration = Duration::from_millis(50);
 
-/// How long the engines of an attempt may be silent before its first byte.
+/// Silence limits of the engines of one attempt, before its first byte.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct AttemptSilenceLimits {
     /// Until the prompt is computed, and for a stream until its first token.
     first_token: Duration,
-    /// For the side that answers; `None` if the answer comes in one piece of unknown length.
-    answer: Option<Duration>,
+    /// For the leg that answers the client; `None` for a non-streamed response of unknown length.
+    response: Option<Duration>,
 }
 
 impl AttemptSilenceLimits {
-    /// For an attempt whose first token is expected after `expected`; `None` if the detection is off.
-    pub(super) fn new(limits: &SilenceLimits, expected: Duration, ask: &RoutedRequest) -> Option<Self> {
+    /// Limits of an attempt whose first token is expected after `expected`; `None` if the detection is off.
+    pub(super) fn new(limits: &SilenceLimits, expected: Duration, routed: &RoutedRequest) -> Option<Self> {
         let first_token = limits.limit(expected)?;
-        let answer = match (ask.routing.stream, ask.routing.max_output_tokens) {
+        let response = match (routed.routing.stream, routed.routing.max_output_tokens) {
             (true, _) => Some(first_token),
             (false, Some(tokens)) => {
                 limits.limit(expected.saturating_add(TIME_PER_TOKEN.saturating_mul(tokens)))
             }
             (false, None) => None,
         };
-        Some(Self { first_token, answer })
+        Some(Self { first_token, response })
     }
 
-    /// For a prefill that runs alone, to its end.
+    /// Limits of a prefill that runs alone, to its end.
     pub(super) fn prefill_only(self) -> Self {
-        Self { answer: Some(self.first_token), ..self }
+        Self { response: Some(self.first_token), ..self }
     }
 
-    /// Limit of a side: the one that answers is only waited for longer once the prompt is computed.
+    /// The current limit: that of the response applies once the prompt is computed.
     pub(super) fn limit(&self, prefilling: bool) -> Option<Duration> {
-        if prefilling { Some(self.first_token) } else { self.answer }
+        if prefilling { Some(self.first_token) } else { self.response }
     }
 }
 
-/// A leg that has got no byte, on an engine that produces nothing for other requests either.
+/// A leg without a byte, on an engine that produces no output for other requests either.
 #[derive(Debug, Clone)]
 pub(crate) struct SilentLeg {
     pub(super) side: LegKind,
     pub(super) endpoint: Arc<UpstreamEndpoint>,
     silence: Duration,
-    /// Beyond the leg's own limit; otherwise other requests have made the engine suspect.
+    /// The silence exceeds the leg's own limit; otherwise other requests have made the engine suspect.
     exceeds_limit: bool,
 }
 
@@ -66,7 +65,7 @@ pub(crate) struct SilentLeg {
 pub(crate) type SilentLegs = SmallVec<[SilentLeg; 2]>;
 
 impl SilentLeg {
-    /// Judges a leg that waits since `since` for its first byte.
+    /// Checks a leg that has waited since `since` for its first byte.
     pub(super) fn detect(
         side: LegKind,
         endpoint: &Arc<UpstreamEndpoint>,
@@ -80,7 +79,7 @@ impl SilentLeg {
         is_silent.then(|| Self { side, endpoint: endpoint.clone(), silence, exceeds_limit: is_over_limit })
     }
 
-    /// How long its engine has produced nothing.
+    /// How long its engine has produced no output.
     pub(super) fn silence(&self) -> Duration {
         self.silence
     }
@@ -89,13 +88,13 @@ impl SilentLeg {
         if self.exceeds_limit { RedispatchReason::Silent } else { RedispatchReason::Suspect }
     }
 
-    /// Whether its engine is suspect, unhealthy or has an open breaker, apart from this request.
+    /// Whether its engine is suspect, unhealthy or has an open breaker, independently of this request.
     fn is_unresponsive(&self) -> bool {
         !self.endpoint.is_available()
     }
 }
 
-/// Why a request was dispatched again.
+/// Why a request was redispatched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum RedispatchReason {
     /// Its engine was silent beyond the request's own limit.
@@ -115,29 +114,29 @@ impl RedispatchReason {
     }
 }
 
-/// Decides for one attempt whether it gives its engines up.
+/// Decides for one attempt whether its request leaves silent engines.
 #[derive(Debug)]
 pub(super) struct RedispatchDecider<'a> {
     pub(super) admission: &'a Arc<AdmissionQueue>,
     pub(super) budget: &'a RedispatchBudget,
     pub(super) metrics: &'a GatewayMetrics,
-    /// Engines that earlier attempts have given up.
+    /// Engines that earlier attempts have used.
     pub(super) tried: &'a [Arc<UpstreamEndpoint>],
-    /// The last attempt waits as long as the time limits allow.
+    /// The last attempt waits until its time limits.
     pub(super) is_last: bool,
     pub(super) exhaustion_counted: AtomicBool,
 }
 
 impl RedispatchDecider<'_> {
-    /// Makes silent engines suspect. Returns the legs to give up if the request should go elsewhere.
-    pub(super) fn should_redispatch(&self, ask: &RoutedRequest, silent: SilentLegs) -> Option<SilentLegs> {
-        let legs = self.legs_at_fault(ask, silent);
+    /// Makes silent engines suspect. Returns the legs to give up if the request should be redispatched.
+    pub(super) fn should_redispatch(&self, routed: &RoutedRequest, silent: SilentLegs) -> Option<SilentLegs> {
+        let legs = self.legs_at_fault(routed, silent);
         let first = legs.first()?;
         let now = Instant::now();
         for leg in legs.iter().filter(|leg| leg.exceeds_limit) {
             suspect(leg.side, &leg.endpoint, SuspicionReason::Silent, now, self.metrics);
         }
-        if self.is_last || !self.has_alternative(ask, &legs) {
+        if self.is_last || !self.has_alternative(routed, &legs) {
             return None;
         }
         if !self.budget.withdraw(now) {
@@ -150,31 +149,32 @@ impl RedispatchDecider<'_> {
         Some(legs)
     }
 
-    /// Of two legs that wait for each other, only one may be to blame: the one whose engine is already suspect, else both if there is
-    /// another pair without either, else the one without which there is another pair.
-    fn legs_at_fault(&self, ask: &RoutedRequest, silent: SilentLegs) -> SilentLegs {
-        let [one, other] = silent.as_slice() else { return silent };
+    /// Of two legs that wait for each other, possibly only one is at fault: the one whose engine is already suspect, else both if
+    /// there is another pair without either, else the one whose exclusion leaves another pair.
+    fn legs_at_fault(&self, routed: &RoutedRequest, silent: SilentLegs) -> SilentLegs {
+        let [first_leg, second_leg] = silent.as_slice() else { return silent };
         let only = |leg: &SilentLeg| SilentLegs::from_iter([leg.clone()]);
-        match (one.is_unresponsive(), other.is_unresponsive()) {
-            (true, false) => return only(one),
-            (false, true) => return only(other),
+        match (first_leg.is_unresponsive(), second_leg.is_unresponsive()) {
+            (true, false) => return only(first_leg),
+            (false, true) => return only(second_leg),
             _ => {}
         }
-        if self.has_alternative(ask, &silent) {
+        if self.has_alternative(routed, &silent) {
             return silent;
         }
-        let one_suffices = [one, other].into_iter().map(only).find(|legs| self.has_alternative(ask, legs));
-        one_suffices.unwrap_or(silent)
+        let single_leg =
+            [first_leg, second_leg].into_iter().map(only).find(|legs| self.has_alternative(routed, legs));
+        single_leg.unwrap_or(silent)
     }
 
-    fn has_alternative(&self, ask: &RoutedRequest, given_up: &[SilentLeg]) -> bool {
-        let given_up = given_up.iter().map(|leg| &leg.endpoint);
-        let tried: Vec<Arc<UpstreamEndpoint>> = self.tried.iter().chain(given_up).cloned().collect();
-        self.admission.has_available_route(ask, &tried)
+    fn has_alternative(&self, routed: &RoutedRequest, abandoned_legs: &[SilentLeg]) -> bool {
+        let abandoned_legs = abandoned_legs.iter().map(|leg| &leg.endpoint);
+        let tried: Vec<Arc<UpstreamEndpoint>> = self.tried.iter().chain(abandoned_legs).cloned().collect();
+        self.admission.has_available_route(routed, &tried)
     }
 }
 
-/// Makes an engine suspect, if it is not.
+/// Makes an engine suspect, unless it already is.
 pub(super) fn suspect(
     side: LegKind,
     endpoint: &UpstreamEndpoint,
@@ -187,7 +187,7 @@ pub(super) fn suspect(
     }
 }
 
-/// A client has left before the first byte of a leg that began at `since`.
+/// A client has left before the first byte of a leg that started at `since`.
 pub(super) fn abandoned(
     side: LegKind,
     endpoint: &UpstreamEndpoint,
@@ -208,7 +208,7 @@ fn became_suspect(
     metrics.silence.record_suspicion(side, reason);
     tracing::warn!(
         side = side.as_str(),
-        instance = %endpoint.id,
+        engine = %endpoint.id,
         reason = reason.as_str(),
         "engine accepts requests but produces no output; new requests avoid it"
     );

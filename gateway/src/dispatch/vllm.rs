@@ -1,4 +1,4 @@
-//! vLLM's connectors on the wire: what each leg's body and headers carry.
+//! Wire format of vLLM's connectors: bodies and headers of each leg.
 
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
@@ -9,11 +9,11 @@ use serde_json::value::RawValue;
 use super::routed_request::RoutedRequest;
 use crate::request_body::{BodyMember, InferenceApi, MemberEdit, SplicedBody};
 
-/// What a NixlConnector prefill is told.
+/// `kv_transfer_params` for a NixlConnector prefill.
 const NIXL_PREFILL: &str = r#"{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
 
-/// Headers of both legs: the data-parallel rank if there is a choice, and from the second attempt on a request id of its own. vLLM makes its
-/// own id of it, and an engine may still hold that of the attempt before.
+/// Headers of both legs: the data-parallel rank if there are several, and from the second attempt on a distinct request id. vLLM
+/// derives its internal id from it, and an engine may still hold that of the previous attempt.
 pub(super) fn headers(
     request_id: &HeaderValue,
     attempt: u32,
@@ -33,26 +33,26 @@ pub(super) fn headers(
 }
 
 /// The prefill's body for NixlConnector.
-pub(super) fn nixl_prefill(ask: &RoutedRequest) -> SplicedBody {
-    prefill(ask, Some(NIXL_PREFILL.to_owned()))
+pub(super) fn nixl_prefill(routed: &RoutedRequest) -> SplicedBody {
+    prefill(routed, Some(NIXL_PREFILL.to_owned()))
 }
 
-/// The decode's body for NixlConnector: the prefill's parameters verbatim. Without parameters (a prefill that had
-/// nothing to hand over), decode computes the prompt itself.
-pub(super) fn nixl_decode(ask: &RoutedRequest, params: Option<&str>) -> SplicedBody {
-    with_params(ask, params.map(str::to_owned))
+/// The decode's body for NixlConnector: the prefill's parameters verbatim. Without parameters (a prefill with no KV cache to hand
+/// over), the decode computes the prompt itself.
+pub(super) fn nixl_decode(routed: &RoutedRequest, params: Option<&str>) -> SplicedBody {
+    with_params(routed, params.map(str::to_owned))
 }
 
 /// The prefill's body for MooncakeConnector.
-pub(super) fn mooncake_prefill(ask: &RoutedRequest, transfer: &str) -> SplicedBody {
+pub(super) fn mooncake_prefill(routed: &RoutedRequest, transfer: &str) -> SplicedBody {
     let transfer =
         format!(r#"{{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"{transfer}"}}"#);
-    prefill(ask, Some(transfer))
+    prefill(routed, Some(transfer))
 }
 
 /// The decode's body for MooncakeConnector.
 pub(super) fn mooncake_decode(
-    ask: &RoutedRequest,
+    routed: &RoutedRequest,
     transfer: &str,
     bootstrap: &BootstrapAddress,
     engine_id: &str,
@@ -62,21 +62,21 @@ pub(super) fn mooncake_decode(
     let address = serde_json::Value::from(format!("http://{host}:{}", bootstrap.port));
     let engine_id = serde_json::Value::from(engine_id);
     with_params(
-        ask,
+        routed,
         Some(format!(
             r#"{{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":{address},"remote_engine_id":{engine_id},"transfer_id":"{transfer}"}}"#
         )),
     )
 }
 
-/// The prefill's body with a shared store: nothing but one token.
-pub(super) fn store_prefill(ask: &RoutedRequest) -> SplicedBody {
-    prefill(ask, None)
+/// The prefill's body with a shared store: only limited to one token.
+pub(super) fn store_prefill(routed: &RoutedRequest) -> SplicedBody {
+    prefill(routed, None)
 }
 
-/// The client's body cut to one token and one answer, so that the prefill stops after the prompt. `min_tokens` keeps an
+/// The client's body limited to one token and one response, so that the prefill stops after the prompt. `min_tokens` keeps an
 /// end-of-sequence token from ending it earlier: vLLM drops the blocks of a request that did not end by length.
-fn prefill(ask: &RoutedRequest, params: Option<String>) -> SplicedBody {
+fn prefill(routed: &RoutedRequest, params: Option<String>) -> SplicedBody {
     let edits = vec![
         MemberEdit::new(BodyMember::Stream, "false"),
         MemberEdit::new(BodyMember::StreamOptions, "null"),
@@ -85,40 +85,40 @@ fn prefill(ask: &RoutedRequest, params: Option<String>) -> SplicedBody {
         MemberEdit::new(BodyMember::MinTokens, "1"),
     ];
     let mut appended = Vec::with_capacity(3);
-    if !ask.routing.has(BodyMember::MaxTokens) && !ask.routing.has(BodyMember::MaxCompletionTokens) {
-        let key = if ask.api == InferenceApi::Chat {
+    if !routed.routing.has(BodyMember::MaxTokens) && !routed.routing.has(BodyMember::MaxCompletionTokens) {
+        let key = if routed.api == InferenceApi::Chat {
             BodyMember::MaxCompletionTokens
         } else {
             BodyMember::MaxTokens
         };
         appended.push(format!("\"{}\":1", key.key()));
     }
-    if !ask.routing.has(BodyMember::MinTokens) {
+    if !routed.routing.has(BodyMember::MinTokens) {
         appended.push(format!("\"{}\":1", BodyMember::MinTokens.key()));
     }
     appended.extend(params.map(transfer_params));
-    SplicedBody::new(&ask.body, &ask.routing, &edits, Bytes::from(appended.join(",")))
+    SplicedBody::new(&routed.body, &routed.routing, &edits, Bytes::from(appended.join(",")))
 }
 
-fn with_params(ask: &RoutedRequest, params: Option<String>) -> SplicedBody {
+fn with_params(routed: &RoutedRequest, params: Option<String>) -> SplicedBody {
     let appended = params.map(transfer_params).unwrap_or_default();
-    SplicedBody::new(&ask.body, &ask.routing, &[], Bytes::from(appended))
+    SplicedBody::new(&routed.body, &routed.routing, &[], Bytes::from(appended))
 }
 
-/// The member `kv_transfer_params`. The client's body has none: ingress has taken it out.
+/// The member `kv_transfer_params`. The client's body has none: ingress removes it.
 fn transfer_params(params: String) -> String {
     format!("\"kv_transfer_params\":{params}")
 }
 
-/// `kv_transfer_params` of a prefill's answer, byte for byte. `Ok(None)` if it is null or absent.
-pub(super) fn parse_transfer_params(answer: &[u8]) -> Result<Option<String>, serde_json::Error> {
+/// `kv_transfer_params` of a prefill's response, byte for byte. `Ok(None)` if it is null or absent.
+pub(super) fn parse_transfer_params(response: &[u8]) -> Result<Option<String>, serde_json::Error> {
     #[derive(Deserialize)]
     struct PrefillResponse<'a> {
         #[serde(borrow)]
         kv_transfer_params: Option<&'a RawValue>,
     }
-    let answer: PrefillResponse<'_> = serde_json::from_slice(answer)?;
-    Ok(answer.kv_transfer_params.map(|raw| raw.get().to_owned()))
+    let response: PrefillResponse<'_> = serde_json::from_slice(response)?;
+    Ok(response.kv_transfer_params.map(|raw| raw.get().to_owned()))
 }
 
 #[cfg(test)]
@@ -133,7 +133,7 @@ mod tests {
 
     fn routed_request(api: InferenceApi, body: &str) -> RoutedRequest {
         let body = Bytes::copy_from_slice(body.as_bytes());
-        let head = RoutingFields::read(api, &body).unwrap().without_model();
+        let fields = RoutingFields::read(api, &body).unwrap().without_model();
         RoutedRequest {
             id: HeaderValue::from_static("a"),
             api,
@@ -141,7 +141,7 @@ mod tests {
             uri: Uri::from_static("/v1/completions"),
             headers: Arc::default(),
             body,
-            routing: head,
+            routing: fields,
             request: None,
             prompt_prediction: None,
             model: None,
@@ -154,13 +154,13 @@ mod tests {
 
     #[test]
     fn prefill_is_one_token_without_stream() {
-        let ask = routed_request(
+        let routed = routed_request(
             InferenceApi::Chat,
             r#"{"messages":[{}],"stream":true,"stream_options":{"include_usage":true},"max_tokens":9,"min_tokens":4,"x":1}"#,
         );
         let expected =
             json!({"messages":[{}],"stream":false,"stream_options":null,"max_tokens":1,"min_tokens":1,"x":1});
-        assert_eq!(parsed(&store_prefill(&ask)), expected);
+        assert_eq!(parsed(&store_prefill(&routed)), expected);
     }
 
     #[test]
@@ -175,8 +175,8 @@ mod tests {
     #[test]
     fn parameters_pass_verbatim() {
         let raw = r#"{"remote_block_ids": [[1,2]],  "future":1.50}"#;
-        let answer = format!(r#"{{"id":"x","kv_transfer_params":{raw},"usage":{{}}}}"#);
-        assert_eq!(parse_transfer_params(answer.as_bytes()).unwrap().as_deref(), Some(raw));
+        let response = format!(r#"{{"id":"x","kv_transfer_params":{raw},"usage":{{}}}}"#);
+        assert_eq!(parse_transfer_params(response.as_bytes()).unwrap().as_deref(), Some(raw));
         assert_eq!(parse_transfer_params(br#"{"kv_transfer_params":null}"#).unwrap(), None);
         assert_eq!(parse_transfer_params(br#"{"id":1}"#).unwrap(), None);
         assert!(parse_transfer_params(b"<html>").is_err());
@@ -184,10 +184,10 @@ mod tests {
 
     #[test]
     fn mooncake_names_transfer_and_bootstrap() {
-        let ask = routed_request(InferenceApi::Completions, r#"{"prompt":"a","max_tokens":24}"#);
+        let routed = routed_request(InferenceApi::Completions, r#"{"prompt":"a","max_tokens":24}"#);
         let bootstrap = BootstrapAddress { host: "::1".into(), port: 8998 };
         assert_eq!(
-            parsed(&mooncake_decode(&ask, "xfer-1", &bootstrap, "e-1")),
+            parsed(&mooncake_decode(&routed, "xfer-1", &bootstrap, "e-1")),
             json!({"prompt":"a","max_tokens":24,"kv_transfer_params":{"do_remote_decode":false,"do_remote_prefill":true,
                 "remote_bootstrap_addr":"http://[::1]:8998","remote_engine_id":"e-1","transfer_id":"xfer-1"}})
         );

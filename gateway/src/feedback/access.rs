@@ -1,4 +1,4 @@
-//! Counts who was not let in.
+//! Metrics of rejected and sanitized requests.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -10,37 +10,36 @@ struct AccessRejectionLabels {
     reason: &'static str,
 }
 
-/// Requests that were refused for who sent them, or how many.
+/// Requests rejected by access control, quotas or request checks.
 #[derive(Debug, Default)]
 pub(crate) struct AccessRejectionMetrics {
-    refused: Family<AccessRejectionLabels, Counter>,
+    rejected: Family<AccessRejectionLabels, Counter>,
     stripped: Counter,
 }
 
 impl AccessRejectionMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
-        let help = "Requests that were not let in: `missing_key`, `wrong_key`, `wrong_scope`, `invalid_host`, `invalid_path`, `foreign_origin` (a page of another site, at the admin listener), or the tenant's quota, `requests_per_second`, \
+        let help = "Rejected requests: `missing_key`, `invalid_key`, `insufficient_scope`, `invalid_host`, `invalid_path`, `cross_origin` (a page of another site, at the admin listener), or the exceeded quota of the tenant, `requests_per_second`, \
                     `input_tokens_per_second`, `concurrent_requests`";
-        registry.register("refused_requests", help, metrics.refused.clone());
-        let help =
-            "Requests from which members, form fields or headers that steer KV transfer were taken out";
+        registry.register("rejected_requests", help, metrics.rejected.clone());
+        let help = "Requests from which members, form fields or headers that steer KV transfer were removed";
         registry.register("stripped_requests", help, metrics.stripped.clone());
         metrics
     }
 
     /// Gives the family a sample.
     pub(super) fn init_all_series(&self) {
-        self.refused.get_or_create(&AccessRejectionLabels { reason: "" }).inc_by(0);
+        self.rejected.get_or_create(&AccessRejectionLabels { reason: "" }).inc_by(0);
     }
 
-    /// Something of a request did not go to an engine.
+    /// Something was removed from a request before it was sent to an engine.
     pub(crate) fn record_stripped(&self) {
         self.stripped.inc();
     }
 
-    /// `reason` is one of a few fixed words.
+    /// `reason` is one of the values in the help text.
     pub(crate) fn record_rejected(&self, reason: &'static str) {
-        self.refused.get_or_create(&AccessRejectionLabels { reason }).inc();
+        self.rejected.get_or_create(&AccessRejectionLabels { reason }).inc();
     }
 }

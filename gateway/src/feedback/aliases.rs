@@ -1,29 +1,29 @@
-//! Names that metrics have in another gateway, so that its dashboards and alerts go on where this one takes its place.
+//! Metric names of another gateway, so that its dashboards and alerts keep working after a migration.
 
 use std::fmt::Write as _;
 
 use clap::ValueEnum;
 
-/// Whose names metrics have besides their own.
+/// The gateway whose metric names are exported in addition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum MetricAliases {
-    /// Those of smg 1.13, the SGLang model gateway.
+    /// smg 1.13, the SGLang model gateway.
     Smg,
 }
 
-/// smg's families and ours with the same type, unit and meaning; the labels are ours.
+/// smg's families and the families here with the same type, unit and meaning; labels are Moongate's.
 const SMG: [(&str, &str); 16] = [
     ("smg_admission_inflight", "moongate_requests_in_flight"),
-    ("smg_admission_queue_depth", "moongate_requests_held"),
+    ("smg_admission_queue_depth", "moongate_requests_queued"),
     ("smg_http_request_duration_seconds", "moongate_request_duration_seconds"),
     ("smg_http_responses", "moongate_requests"),
-    ("smg_kv_index_blocks", "moongate_index_pages"),
+    ("smg_kv_index_blocks", "moongate_index_blocks"),
     ("smg_pd_ttft_seconds", "moongate_ttft_seconds"),
     ("smg_router_request_duration_seconds", "moongate_request_duration_seconds"),
     ("smg_router_requests", "moongate_requests"),
     ("smg_router_ttft_seconds", "moongate_ttft_seconds"),
-    ("smg_scheduler_queue_depth", "moongate_requests_held"),
-    ("smg_scheduler_queue_wait_seconds", "moongate_held_seconds"),
+    ("smg_scheduler_queue_depth", "moongate_requests_queued"),
+    ("smg_scheduler_queue_wait_seconds", "moongate_queue_wait_seconds"),
     ("smg_worker_cb_state", "moongate_engine_breaker_open"),
     ("smg_worker_connections_active", "moongate_engine_connections"),
     ("smg_worker_health", "moongate_engine_up"),
@@ -31,13 +31,13 @@ const SMG: [(&str, &str); 16] = [
     ("smg_worker_retries", "moongate_retries"),
 ];
 
-/// What OpenMetrics adds to a family's name in its samples.
+/// Suffixes that OpenMetrics adds to a family's name in its samples.
 const SUFFIXES: [&str; 5] = ["", "_total", "_bucket", "_sum", "_count"];
-/// The last line.
+/// Last line of an OpenMetrics exposition.
 const EOF: &str = "# EOF\n";
 
 impl MetricAliases {
-    /// Each alias and the family that it stands for.
+    /// Each alias with the family that it stands for.
     #[must_use]
     pub fn table(self) -> &'static [(&'static str, &'static str)] {
         match self {
@@ -45,7 +45,7 @@ impl MetricAliases {
         }
     }
 
-    /// Adds the aliases to a scrape's text.
+    /// Adds the aliases to the text of a scrape.
     pub(super) fn add(self, text: &mut String) {
         if text.ends_with(EOF) {
             text.truncate(text.len() - EOF.len());
@@ -61,7 +61,7 @@ impl MetricAliases {
     }
 }
 
-/// What a line of the family has before and after the family's name; `None` for another family's.
+/// Text of the line before and after the family's name; `None` for a line of another family.
 fn split_at_family<'a>(line: &'a str, family: &str) -> Option<(&'a str, &'a str)> {
     let comment = ["# HELP ", "# TYPE ", "# UNIT "].into_iter().find(|comment| line.starts_with(comment));
     let (before, rest) = line.split_at(comment.map_or(0, str::len));
@@ -77,7 +77,7 @@ mod tests {
     use super::*;
     use crate::feedback::all_metrics;
 
-    /// The samples of a text, by what comes before the value.
+    /// Values of a text's samples, by name and labels.
     fn samples(text: &str) -> BTreeMap<&str, &str> {
         let lines = text.lines().filter(|line| !line.starts_with('#'));
         lines.filter_map(|line| line.split(" # ").next()?.rsplit_once(' ')).collect()
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn alias_has_all_samples_of_its_family_and_nothing_changes() {
-        // Values tell the samples apart.
+        // Distinct values identify the samples.
         let mut own = String::new();
         for (number, line) in all_metrics().lines().enumerate() {
             let sample = line.split(" # ").next().unwrap();
@@ -98,10 +98,10 @@ mod tests {
         MetricAliases::Smg.add(&mut text);
         assert!(text.starts_with(own.trim_end_matches(EOF)) && text.ends_with(EOF));
         assert_eq!(text.matches(EOF).count(), 1);
-        let (all, ours) = (samples(&text), samples(&own));
+        let (all, own_samples) = (samples(&text), samples(&own));
         let mut added = 0;
         for (alias, family) in SMG {
-            let of_family: Vec<_> = ours
+            let of_family: Vec<_> = own_samples
                 .iter()
                 .filter(|(name, _)| split_at_family(&format!("{name} "), family).is_some())
                 .collect();
@@ -119,12 +119,12 @@ mod tests {
                 assert_eq!(text.matches(&line(alias)).count(), own.matches(&line(family)).count());
             }
         }
-        assert_eq!(all.len(), ours.len() + added);
+        assert_eq!(all.len(), own_samples.len() + added);
     }
 
     #[test]
     fn families_with_longer_names_are_others() {
-        assert_eq!(split_at_family("moongate_requests_held 3", "moongate_requests"), None);
+        assert_eq!(split_at_family("moongate_requests_queued 3", "moongate_requests"), None);
         assert_eq!(
             split_at_family("moongate_requests_total{a=\"b\"} 3", "moongate_requests"),
             Some(("", "_total{a=\"b\"} 3"))
@@ -133,6 +133,6 @@ mod tests {
             split_at_family("# TYPE moongate_requests counter", "moongate_requests"),
             Some(("# TYPE ", " counter"))
         );
-        assert_eq!(split_at_family("# TYPE moongate_requests_held gauge", "moongate_requests"), None);
+        assert_eq!(split_at_family("# TYPE moongate_requests_queued gauge", "moongate_requests"), None);
     }
 }

@@ -1,4 +1,4 @@
-//! The latest decisions, to be asked for afterwards.
+//! Recent decisions, for `/debug/decisions`.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 
 use crate::fleet::FleetSnapshot;
 
-/// As many decisions as are wanted; the oldest makes room.
+/// A ring buffer of decisions; the oldest is evicted first.
 #[derive(Debug)]
 pub(crate) struct DecisionHistory {
     records: Mutex<VecDeque<Arc<DecisionRecord>>>,
     capacity: usize,
 }
 
-/// One decision.
+/// One decision with its snapshot.
 #[derive(Debug)]
 struct DecisionRecord {
     request_id: String,
@@ -26,26 +26,24 @@ struct DecisionRecord {
     queued: Duration,
     decision: RoutingDecision,
     snapshot: DecisionSnapshot,
-    /// Engines that were suspect then.
+    /// Engines that were suspect at the time.
     suspects: Vec<Arc<str>>,
 }
 
 impl DecisionHistory {
-    /// Keeps `most` decisions; 0 keeps none.
+    /// Keeps the latest `capacity` decisions; 0 keeps none.
     pub(crate) fn new(capacity: usize) -> Self {
         Self { records: Mutex::default(), capacity }
     }
 
-    /// Whether any are kept.
     pub(crate) fn is_enabled(&self) -> bool {
         self.capacity > 0
     }
 
-    /// Keeps a decision.
     pub(crate) fn push(
         &self,
         request_id: &[u8],
-        held: Duration,
+        queued: Duration,
         decision: RoutingDecision,
         snapshot: DecisionSnapshot,
         fleet: &FleetSnapshot,
@@ -54,25 +52,26 @@ impl DecisionHistory {
         let suspects = suspects.map(|member| member.endpoint.id.0.clone()).collect();
         let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
         let request_id = String::from_utf8_lossy(request_id).into_owned();
-        let decided = Arc::new(DecisionRecord { request_id, at, queued: held, decision, snapshot, suspects });
-        let mut latest = self.records.lock();
-        while latest.len() >= self.capacity {
-            latest.pop_front();
+        let record = Arc::new(DecisionRecord { request_id, at, queued, decision, snapshot, suspects });
+        let mut records = self.records.lock();
+        while records.len() >= self.capacity {
+            records.pop_front();
         }
-        latest.push_back(decided);
+        records.push_back(record);
     }
 
-    /// A line for each of the latest decisions, the newest first.
-    pub(crate) fn list(&self, most: usize) -> Value {
-        let latest: Vec<Arc<DecisionRecord>> = self.records.lock().iter().rev().take(most).cloned().collect();
-        latest.iter().map(|decided| decided.summary()).collect()
+    /// Summaries of the latest decisions, newest first.
+    pub(crate) fn list(&self, limit: usize) -> Value {
+        let records: Vec<Arc<DecisionRecord>> =
+            self.records.lock().iter().rev().take(limit).cloned().collect();
+        records.iter().map(|record| record.summary()).collect()
     }
 
-    /// All decisions for one request, one for each attempt (and sample); `None` if there is none.
+    /// All decisions for one request, one per attempt and sample; `None` if there is none.
     pub(crate) fn get(&self, request_id: &str) -> Option<Value> {
         let found: Vec<Arc<DecisionRecord>> =
-            self.records.lock().iter().filter(|decided| decided.request_id == request_id).cloned().collect();
-        (!found.is_empty()).then(|| found.iter().map(|decided| decided.details()).collect())
+            self.records.lock().iter().filter(|record| record.request_id == request_id).cloned().collect();
+        (!found.is_empty()).then(|| found.iter().map(|record| record.details()).collect())
     }
 }
 
@@ -90,10 +89,10 @@ impl DecisionRecord {
         json!({
             "request_id": self.request_id,
             "at": self.at,
-            "held_s": self.queued.as_secs_f64(),
+            "queue_wait_s": self.queued.as_secs_f64(),
             "policy": explanation.policy,
             "reason": explanation.reason,
-            "entry": self.name(route.prefill_instance()),
+            "prefill": self.name(route.prefill_instance()),
             "decode": decode,
             "predicted_ttft_s": predicted_ttft,
             "expected_ttft_s": expected_ttft,
@@ -117,10 +116,10 @@ impl DecisionRecord {
                 })
             })
             .collect();
-        let mut whole = self.summary();
-        whole["candidates"] = candidates;
-        whole["suspects"] = json!(self.suspects);
-        whole["snapshot"] = json!(self.snapshot);
-        whole
+        let mut details = self.summary();
+        details["candidates"] = candidates;
+        details["suspects"] = json!(self.suspects);
+        details["snapshot"] = json!(self.snapshot);
+        details
     }
 }

@@ -1,4 +1,4 @@
-//! What is told of each engine.
+//! Gauges of each engine.
 
 use moongate_scheduler::InstanceLoad;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -14,7 +14,7 @@ struct EngineLabels {
     role: String,
 }
 
-/// Set from the fleet when scraped.
+/// Set from the fleet at each scrape.
 #[derive(Debug, Default)]
 pub(super) struct EngineGauges {
     up: Family<EngineLabels, Gauge>,
@@ -35,21 +35,25 @@ impl EngineGauges {
         let sub = registry.sub_registry_with_prefix("engine");
         for (name, help, family) in [
             ("up", "1 if health checks pass", &gauges.up),
-            ("breaker_open", "1 while the circuit breaker keeps traffic away", &gauges.breaker_open),
+            (
+                "breaker_open",
+                "1 while the circuit breaker is open and requests avoid the engine",
+                &gauges.breaker_open,
+            ),
             (
                 "suspect",
                 "1 while new requests avoid the engine because it accepts requests but produces no output",
                 &gauges.suspect,
             ),
-            ("requests_in_flight", "Requests of this gateway on the engine", &gauges.in_flight),
+            ("requests_in_flight", "Requests of this gateway in flight on the engine", &gauges.in_flight),
             (
                 "pending_prefill_tokens",
-                "Prompt tokens that wait for their first token (estimated from bytes where the prompt is text)",
+                "Prompt tokens of requests without a first token (estimated from bytes where the prompt is text)",
                 &gauges.pending_prefill_tokens,
             ),
             (
                 "active_decode_tokens",
-                "Tokens that running requests may come to hold",
+                "Upper limit of the tokens of running requests",
                 &gauges.active_decode_tokens,
             ),
             ("connections", "Open connections", &gauges.connections),
@@ -58,11 +62,11 @@ impl EngineGauges {
             sub.register(name, help, family.clone());
         }
         registry.register(
-            "engines_waiting",
+            "engines_unusable",
             "Engines that are listed but not usable; `GET /ready` gives the reasons",
             gauges.unusable.clone(),
         );
-        registry.register("topology_generation", "Topology changes seen", gauges.generation.clone());
+        registry.register("topology_generation", "Number of topology changes", gauges.generation.clone());
         gauges
     }
 

@@ -32,12 +32,12 @@ use moongate_telemetry::TraceId;
 /// Seconds; from a cache hit on an idle engine to a long prompt in a queue.
 const TTFT_BUCKETS: [f64; 14] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0];
-/// Seconds between two pieces of a stream.
+/// Seconds between two chunks of a stream.
 const ITL_BUCKETS: [f64; 11] = [0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.25, 0.5, 1.0];
-/// Seconds; whole requests.
+/// Seconds of whole requests.
 const DURATION_BUCKETS: [f64; 13] =
     [0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 180.0, 600.0];
-/// Seconds; the scheduler, and what it is told.
+/// Seconds of scheduling decisions and predictions.
 const DECIDE_BUCKETS: [f64; 9] = [1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 1e-3, 1e-2, 1e-1];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -57,13 +57,12 @@ struct LegKindLabels {
     side: LegKindLabel,
 }
 
-/// What an exemplar points to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ExemplarLabels {
     trace_id: TraceIdLabel,
 }
 
-/// Only read when somebody looks.
+/// Formatted only when scraped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct TraceIdLabel(TraceId);
 
@@ -73,7 +72,7 @@ impl EncodeLabelValue for TraceIdLabel {
     }
 }
 
-/// A histogram that points to a trace for the latest value in each bucket.
+/// A histogram whose buckets link to the trace of their latest value.
 type ExemplarHistogram = HistogramWithExemplars<ExemplarLabels>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -85,7 +84,7 @@ impl EncodeLabelValue for LegKindLabel {
     }
 }
 
-/// Everything that is counted.
+/// All metrics of the gateway.
 #[derive(Debug)]
 pub(crate) struct GatewayMetrics {
     registry: Registry,
@@ -111,7 +110,7 @@ pub(crate) struct GatewayMetrics {
     pub(crate) feeds: Arc<EventFeedMetrics>,
     pub(crate) store: Arc<StoreViewMetrics>,
     predict: Histogram,
-    index_pages: Gauge,
+    index_blocks: Gauge,
     index_bytes: Gauge,
     engines: EngineGauges,
     counters: RequestCounters,
@@ -126,50 +125,50 @@ impl GatewayMetrics {
         let durations = histogram_per_api(
             &mut registry,
             "request_duration",
-            "Time from the request's head to the end of the answer, whatever the end",
+            "Time from the request's headers to the end of the response, successful or not",
             &DURATION_BUCKETS,
         );
         let ttft = histogram_per_api(
             &mut registry,
             "ttft",
-            "Time from the request's head to the first piece of a stream that goes to the client. Answers that are not streams are not in it",
+            "Time from the request's headers to the first chunk of a stream that goes to the client. Non-streamed responses are excluded",
             &TTFT_BUCKETS,
         );
         let itl = seconds_histogram(
             &mut registry,
             "itl",
-            "Time between two pieces of a stream. A piece may hold several tokens if the engine sends them together",
+            "Time between two chunks of a stream. A chunk contains several tokens if the engine sends them together",
             &ITL_BUCKETS,
         );
         let decide = seconds_histogram(
             &mut registry,
-            "decide",
-            "Choosing a route, once per attempt, without waiting for engines",
+            "decision",
+            "Time to choose a route, once per attempt, without queueing",
             &DECIDE_BUCKETS,
         );
-        let held = seconds_histogram(
+        let queue_wait = seconds_histogram(
             &mut registry,
-            "held",
-            "How long held requests waited for engines",
+            "queue_wait",
+            "Time that queued requests waited for engines",
             &TTFT_BUCKETS,
         );
         let in_flight = Gauge::default();
         registry.register("requests_in_flight", "Requests that have not ended", in_flight.clone());
-        let requests_held = Gauge::default();
-        registry.register("requests_held", "Requests that wait for engines", requests_held.clone());
+        let requests_queued = Gauge::default();
+        registry.register("requests_queued", "Requests queued for engines", requests_queued.clone());
         let leg_failures = Family::default();
-        registry.register("leg_failures", "Failed legs before an answer began. `reason` is `connect`, `no_connection_left` (this gateway's limit of open files), `transport`, `closed`, `timeout`, `silent` (no output for longer than expected, see docs/protocols.md), `status_4xx`, `status_5xx`, `garbage` (not the engine's protocol) or `reported` (an error event in a stream)", leg_failures.clone());
+        registry.register("leg_failures", "Legs that failed before the response started. `reason` is `connect`, `no_connection_left` (this gateway's limit of open files), `transport`, `closed`, `timeout`, `silent` (no output for longer than expected, see docs/protocols.md), `status_4xx`, `status_5xx`, `protocol_violation` (not the engine's protocol) or `engine_error` (an error event in a stream)", leg_failures.clone());
         let aborts = Family::default();
         registry.register(
             "leg_aborts",
-            "Legs that the gateway stopped before their end: the twin failed, or the client left",
+            "Legs that the gateway aborted: the other leg failed, or the client left",
             aborts.clone(),
         );
         let retries = Family::default();
-        registry.register("retries", "Further attempts, by the side that had failed", retries.clone());
+        registry.register("retries", "Attempts after the first, by the leg that had failed", retries.clone());
         let [prompt_tokens, cached_tokens, completion_tokens] = [
             ("prompt_tokens", "Prompt tokens, as engines report them. Streams count only if the client asked for usage (`stream_options.include_usage`) or the engine sends it anyway"),
-            ("cached_tokens", "Prompt tokens that engines found in a cache. For a pair whose prefill told: what the prefill did not compute"),
+            ("cached_tokens", "Prompt tokens that engines found in a cache. For a pair whose prefill reports it: the tokens that the prefill did not compute"),
             ("completion_tokens", "Generated tokens, as engines report them"),
         ]
         .map(|(name, help)| {
@@ -188,12 +187,12 @@ impl GatewayMetrics {
         store.register(&mut registry);
         let predict = seconds_histogram(
             &mut registry,
-            "predict",
-            "Predicting one request: tokens, page hashes and the look-up",
+            "prediction",
+            "Time to predict one request: tokens, block hashes and the lookup",
             &DECIDE_BUCKETS,
         );
-        let [index_pages, index_bytes] = [
-            ("index_pages", "Pages in the index of KV caches"),
+        let [index_blocks, index_bytes] = [
+            ("index_blocks", "Blocks in the index of KV caches"),
             ("index_bytes", "Memory of the index of KV caches"),
         ]
         .map(|(name, help)| {
@@ -209,9 +208,9 @@ impl GatewayMetrics {
             ttft,
             itl,
             decide,
-            queue_wait: held,
+            queue_wait,
             in_flight,
-            requests_queued: requests_held,
+            requests_queued,
             leg_failures,
             aborts,
             retries,
@@ -226,7 +225,7 @@ impl GatewayMetrics {
             feeds,
             store,
             predict,
-            index_pages,
+            index_blocks,
             index_bytes,
             engines,
             counters: RequestCounters::default(),
@@ -236,7 +235,7 @@ impl GatewayMetrics {
         metrics
     }
 
-    /// What goes wrong rarely is there before it does: Prometheus sees no rise from nothing to one.
+    /// Creates failure series at 0: Prometheus cannot compute an increase from a missing sample.
     fn init_failure_series(&self) {
         for side in LegKind::ALL.map(LegKindLabel) {
             for reason in LegError::REASONS {
@@ -248,7 +247,7 @@ impl GatewayMetrics {
         }
     }
 
-    /// The same, which tell the aliases too.
+    /// Also exports the metrics under their aliases.
     pub(crate) fn with_aliases(self, aliases: Option<MetricAliases>) -> Self {
         Self { aliases, ..self }
     }
@@ -257,7 +256,7 @@ impl GatewayMetrics {
         self.in_flight.inc();
     }
 
-    /// `code` is an error code, `ok`, `client_closed` or `engine_rejected`; `trace` one that is exported.
+    /// `code` is an error code, `ok`, `client_closed` or `engine_rejected`; `trace` is set if the trace is exported.
     pub(crate) fn request_ended(
         &self,
         api: InferenceApi,
@@ -298,7 +297,7 @@ impl GatewayMetrics {
         self.completion_tokens.inc_by(completion);
     }
 
-    /// What all requests since the start add up to.
+    /// Totals of all requests since the start.
     pub(crate) fn totals(&self) -> RequestTotals {
         let tokens = [&self.prompt_tokens, &self.cached_tokens, &self.completion_tokens];
         self.counters.totals(self.in_flight.get(), tokens.map(Counter::get))
@@ -317,7 +316,7 @@ impl GatewayMetrics {
         self.retries.get_or_create(&LegKindLabels { side: LegKindLabel(side) }).inc();
     }
 
-    /// Gives every other family a sample, so that all of them are in the text. Values of labels do not matter.
+    /// Gives every other family a sample, so that the text contains all of them. Label values do not matter.
     fn init_all_series(&self) {
         self.requests.get_or_create(&RequestLabels { api: "", code: "" }).inc_by(0);
         self.refusals.init_all_series();
@@ -326,17 +325,17 @@ impl GatewayMetrics {
         self.engines.init_all_series();
     }
 
-    /// The text that Prometheus scrapes. `loads` are those of the fleet, `held` requests wait.
+    /// The text that Prometheus scrapes. `loads` are those of the fleet, `queued` is the number of queued requests.
     pub(crate) fn scrape(
         &self,
         (fleet, loads): (&FleetSnapshot, &[InstanceLoad]),
-        held: usize,
+        queued: usize,
         index: &KvIndex,
     ) -> String {
         self.engines.set(fleet, loads);
-        self.requests_queued.set(i64::try_from(held).unwrap_or(i64::MAX));
+        self.requests_queued.set(i64::try_from(queued).unwrap_or(i64::MAX));
         let size = index.size();
-        self.index_pages.set(i64::try_from(size.blocks).unwrap_or(i64::MAX));
+        self.index_blocks.set(i64::try_from(size.blocks).unwrap_or(i64::MAX));
         self.index_bytes.set(i64::try_from(size.bytes).unwrap_or(i64::MAX));
         let mut text = self.text();
         if let Some(aliases) = self.aliases {
@@ -355,7 +354,7 @@ impl GatewayMetrics {
     }
 }
 
-/// All metrics of a gateway as Prometheus scrapes them, each with a sample: what the table in `docs/metrics.md` is made of.
+/// All metrics of a gateway in Prometheus text format, each with a sample: the source of the table in `docs/metrics.md`.
 #[must_use]
 pub fn all_metrics() -> String {
     let metrics = GatewayMetrics::new();
@@ -363,7 +362,7 @@ pub fn all_metrics() -> String {
     metrics.text()
 }
 
-/// One histogram per API, told apart by a label; indexed by `InferenceApi as usize`.
+/// One histogram per API, distinguished by a label; indexed by `InferenceApi as usize`.
 fn histogram_per_api(
     registry: &mut Registry,
     metric: &str,

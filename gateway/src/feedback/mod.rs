@@ -1,4 +1,4 @@
-//! What is learned from each request: metrics and spans.
+//! Metrics, decision history and traces of requests.
 
 mod access;
 mod aliases;

@@ -1,4 +1,4 @@
-//! What this gateway refuses because it is full itself, and how full it is.
+//! Requests that this gateway rejects for lack of its own resources, and their usage.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,14 +16,12 @@ struct OverloadLabels {
     reason: &'static str,
 }
 
-/// What there was not enough of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OverloadReason {
     /// Memory for the bodies of all requests.
     BodyMemory,
-    /// Connections from clients.
     ClientConnections,
-    /// Connections to engines, which the limit of open files bounds.
+    /// Connections to engines, limited by the open-file limit.
     EngineConnections,
 }
 
@@ -39,58 +37,62 @@ impl OverloadReason {
     }
 }
 
-/// Refusals because of the gateway's own limits.
+/// Rejections caused by the gateway's own limits.
 #[derive(Debug, Default)]
 pub(crate) struct OverloadMetrics {
-    refused: Family<OverloadLabels, Counter>,
+    rejected: Family<OverloadLabels, Counter>,
     body_bytes: Gauge,
     prompt_bytes: Gauge,
-    /// Counted by the listener.
+    /// Incremented by the listener.
     connections: Arc<AtomicU64>,
 }
 
 impl OverloadMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let metrics = Self::default();
-        let help = "Refused with 503 because this gateway is full: `body_memory` (`--body-memory`), `client_connections` (`--max-connections`, \
+        let help = "Requests and connections rejected (503) for lack of this gateway's resources: `body_memory` (`--body-memory`), `client_connections` (`--max-connections`, \
                     or the limit of open files) or `engine_connections` (the limit of open files)";
-        registry.register("overload_refusals", help, metrics.refused.clone());
+        registry.register("overload_rejections", help, metrics.rejected.clone());
         for (name, help, gauge) in [
-            ("body_memory", "Memory of request bodies, at most `--body-memory`", &metrics.body_bytes),
+            (
+                "body_memory",
+                "Memory reserved for request bodies, at most `--body-memory`",
+                &metrics.body_bytes,
+            ),
             (
                 "prompt_memory",
-                "Memory reserved to make tokens of long prompts, at most half of `--prompt-memory`",
+                "Memory reserved for tokenizing long prompts, at most half of `--prompt-memory`",
                 &metrics.prompt_bytes,
             ),
         ] {
             registry.register_with_unit(name, help, Unit::Bytes, gauge.clone());
         }
-        // Prometheus sees no rise from nothing to one.
+        // Prometheus cannot compute an increase from a missing sample.
         for reason in OverloadReason::ALL {
-            metrics.refused.get_or_create(&OverloadLabels { reason: reason.as_str() }).inc_by(0);
+            metrics.rejected.get_or_create(&OverloadLabels { reason: reason.as_str() }).inc_by(0);
         }
         metrics
     }
 
     pub(crate) fn record_rejected(&self, reason: OverloadReason) {
-        self.refused.get_or_create(&OverloadLabels { reason: reason.as_str() }).inc();
+        self.rejected.get_or_create(&OverloadLabels { reason: reason.as_str() }).inc();
     }
 
-    /// Where the listener counts the connections that it refuses.
-    pub(crate) fn refused_connections(&self) -> Arc<AtomicU64> {
+    /// Counter of connections that the listener rejects.
+    pub(crate) fn rejected_connections(&self) -> Arc<AtomicU64> {
         self.connections.clone()
     }
 
-    /// Reads what is counted elsewhere, before a scrape.
+    /// Collects counts of other components before a scrape.
     pub(crate) fn update(&self, [bodies, unfinished]: [&MemoryBudget; 2], prompts: &MemoryBudget) {
         let gauge = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
         self.body_bytes.set(gauge(bodies.used()));
         self.prompt_bytes.set(gauge(prompts.used()));
-        for (reason, new) in [
-            (OverloadReason::BodyMemory, bodies.take_refused() + unfinished.take_refused()),
+        for (reason, count) in [
+            (OverloadReason::BodyMemory, bodies.take_rejected() + unfinished.take_rejected()),
             (OverloadReason::ClientConnections, self.connections.swap(0, Ordering::Relaxed)),
         ] {
-            self.refused.get_or_create(&OverloadLabels { reason: reason.as_str() }).inc_by(new);
+            self.rejected.get_or_create(&OverloadLabels { reason: reason.as_str() }).inc_by(count);
         }
     }
 }

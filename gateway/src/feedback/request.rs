@@ -1,4 +1,4 @@
-//! The course of one request, from arrival to whatever end it has.
+//! Lifecycle of one request, from arrival to its end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,13 +15,12 @@ use crate::fleet::UpstreamEndpoint;
 use crate::relay::{ResponseFinish, TokenUsage};
 use crate::request_body::InferenceApi;
 
-/// What a first token may differ by from its prediction: half, or twice, of what it takes, and this.
+/// A first token is mispredicted if it takes less than half or more than twice the prediction, beyond this tolerance.
 const TTFT_TOLERANCE: Duration = Duration::from_secs(1);
 
-/// When a first token was predicted to come.
+/// Predicted time of a first token.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TtftPrediction {
-    /// Time of the prediction.
     pub(crate) predicted_at: Instant,
     pub(crate) ttft: Duration,
 }
@@ -33,7 +32,7 @@ impl TtftPrediction {
     }
 }
 
-/// Counts one request exactly once: completed, failed, rejected, or (if dropped before) left by its client.
+/// Counts one request exactly once: completed, failed, rejected, or abandoned by its client (if dropped earlier).
 #[derive(Debug)]
 pub(crate) struct RequestRecorder {
     metrics: Arc<GatewayMetrics>,
@@ -45,7 +44,7 @@ pub(crate) struct RequestRecorder {
     prefill: Option<Arc<UpstreamEndpoint>>,
     chunks: u64,
     ttft_prediction: Option<TtftPrediction>,
-    /// What was predicted for the engine that computes the prompt, and the model's name.
+    /// Predicted hits of the engine that computes the prompt, and the model's name.
     expected_hits: Option<(ExpectedHits, Arc<str>)>,
     /// The tenant's quota counts the request until its end.
     permit: Option<QuotaPermit>,
@@ -53,7 +52,7 @@ pub(crate) struct RequestRecorder {
 }
 
 impl RequestRecorder {
-    /// Of a request that came at `start`.
+    /// Recorder of a request that arrived at `start`.
     pub(crate) fn new(
         metrics: Arc<GatewayMetrics>,
         span: RequestSpan,
@@ -76,39 +75,38 @@ impl RequestRecorder {
         }
     }
 
-    /// The request's span.
     pub(crate) fn span(&mut self) -> &mut RequestSpan {
         &mut self.span
     }
 
-    /// An engine computes the prompt.
-    pub(crate) fn set_prefill(&mut self, entry: Arc<UpstreamEndpoint>) {
-        self.prefill = Some(entry);
+    /// Sets the engine that computes the prompt.
+    pub(crate) fn set_prefill(&mut self, endpoint: Arc<UpstreamEndpoint>) {
+        self.prefill = Some(endpoint);
     }
 
-    /// Keeps the permit until the request ends.
+    /// Holds the permit until the request ends.
     pub(crate) fn set_quota_permit(&mut self, permit: QuotaPermit) {
         self.permit = Some(permit);
     }
 
-    /// A route was taken for which cache hits were predicted.
+    /// Sets the predicted cache hits of the chosen route.
     pub(crate) fn set_expected_hits(&mut self, expected: ExpectedHits, model: Arc<str>) {
         self.span.set_expected_hits(expected);
         self.expected_hits = Some((expected, model));
     }
 
-    /// A stream has begun whose first token was predicted.
-    pub(crate) fn set_ttft_prediction(&mut self, foreseen: Option<TtftPrediction>) {
-        self.ttft_prediction = foreseen;
+    /// Sets the predicted time of a stream's first token.
+    pub(crate) fn set_ttft_prediction(&mut self, prediction: Option<TtftPrediction>) {
+        self.ttft_prediction = prediction;
     }
 
-    /// An answer that is not a stream, or a piece of one, goes to the client. It has no information about its first token, or of the time between
-    /// two.
+    /// A non-streamed response, or a chunk of one, goes to the client. It does not reveal the time of its first token, or the time
+    /// between tokens.
     pub(crate) fn set_sample_of_batch(&mut self) {
         self.chunks += 1;
     }
 
-    /// A piece of a stream goes to the client.
+    /// A chunk of a stream goes to the client.
     pub(crate) fn record_chunk(&mut self) {
         let now = Instant::now();
         self.chunks += 1;
@@ -117,7 +115,7 @@ impl RequestRecorder {
             None => {
                 let after = now - self.start;
                 self.span.first_token(now, after);
-                if self.ttft_prediction.take().is_some_and(|foreseen| foreseen.is_mispredicted(now)) {
+                if self.ttft_prediction.take().is_some_and(|prediction| prediction.is_mispredicted(now)) {
                     self.span.sample_mispredicted();
                 }
                 self.metrics.first_token(self.api, after, self.span.exported_trace_id());
@@ -125,23 +123,24 @@ impl RequestRecorder {
         }
     }
 
-    /// The answer is complete. It has counted tokens, as its prefill may have done, and `tell` says how it ended, if anybody wants to know.
+    /// The response is complete, with its token counts and those of its prefill. `write_finish` fills in id and finish reasons if
+    /// the trace is exported.
     pub(crate) fn completed(
         &mut self,
         usage: Option<TokenUsage>,
         prefill: Option<TokenUsage>,
-        tell: impl FnOnce(&mut ResponseFinish),
+        write_finish: impl FnOnce(&mut ResponseFinish),
     ) {
-        if let Some(entry) = &self.prefill {
-            let told = prefill.or(usage);
-            entry
-                .prompt_counters
-                .record_completed(told.and_then(|usage| Some((usage.prompt_tokens, usage.cached_tokens?))));
+        if let Some(endpoint) = &self.prefill {
+            let reported = prefill.or(usage);
+            endpoint.prompt_counters.record_completed(
+                reported.and_then(|usage| Some((usage.prompt_tokens, usage.cached_tokens?))),
+            );
         }
         if let Some(mut usage) = usage {
-            // Decode counts everything it was handed as cached; the prefill knows what was not computed.
-            let told = prefill.and_then(|prefill| prefill.cached_tokens);
-            usage.cached_tokens = told.or(usage.cached_tokens);
+            // Decode counts the whole KV cache that it received as cached; the prefill reports which tokens were not computed.
+            let reported = prefill.and_then(|prefill| prefill.cached_tokens);
+            usage.cached_tokens = reported.or(usage.cached_tokens);
             self.metrics.record_tokens(
                 usage.prompt_tokens,
                 usage.cached_tokens.unwrap_or(0),
@@ -155,7 +154,7 @@ impl RequestRecorder {
                 }
             }
         }
-        self.span.response_ended(tell);
+        self.span.response_ended(write_finish);
         self.end("ok");
     }
 
@@ -166,7 +165,7 @@ impl RequestRecorder {
         self.end(error.code.as_str());
     }
 
-    /// The client got an engine's own error answer.
+    /// The client got an engine's own error response.
     pub(crate) fn rejected_by_engine(&mut self, status: StatusCode) {
         self.span.rejected_by_engine(status);
         self.end("engine_rejected");
@@ -197,9 +196,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn ttft_is_mispredicted_beyond_twice_and_one_second() {
         let after = |ttft: f64, took: f64| {
-            let foreseen =
+            let prediction =
                 TtftPrediction { predicted_at: Instant::now(), ttft: Duration::from_secs_f64(ttft) };
-            foreseen.is_mispredicted(Instant::now() + Duration::from_secs_f64(took))
+            prediction.is_mispredicted(Instant::now() + Duration::from_secs_f64(took))
         };
         assert!(!after(0.1, 1.1) && !after(2.0, 4.9) && !after(10.0, 5.0));
         assert!(after(0.1, 1.3) && after(2.0, 5.1) && after(10.0, 4.4));

@@ -1,11 +1,11 @@
-//! Running sums that a page can take differences of.
+//! Running totals, from which the console computes rates.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use serde::Serialize;
 
-/// Requests since the start.
+/// Requests since the start of the gateway.
 #[derive(Debug, Default)]
 pub(super) struct RequestCounters {
     ended: AtomicU64,
@@ -14,16 +14,16 @@ pub(super) struct RequestCounters {
     first_token_us: AtomicU64,
 }
 
-/// What all requests since the start add up to.
+/// Totals of all requests since the start.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct RequestTotals {
     /// Requests that have not ended.
     pub(crate) in_flight: i64,
     /// Requests that have ended in any way.
     pub(crate) ended: u64,
-    /// Those of them that ended with an error.
+    /// Ended requests that had an error.
     pub(crate) failed: u64,
-    /// Requests whose first token has come, and how long that took them together.
+    /// Requests whose first token has arrived, and the sum of their TTFTs.
     pub(crate) first_tokens: u64,
     pub(crate) first_token_s: f64,
     /// Tokens, as engines report them.
@@ -47,7 +47,7 @@ impl RequestCounters {
         self.first_token_us.fetch_add(micros, Ordering::Relaxed);
     }
 
-    /// With what is counted elsewhere: requests in flight, and prompt, cached and completion tokens.
+    /// The totals, with values counted elsewhere: requests in flight, and prompt, cached and completion tokens.
     pub(super) fn totals(&self, in_flight: i64, tokens: [u64; 3]) -> RequestTotals {
         let [prompt_tokens, cached_tokens, completion_tokens] = tokens;
         RequestTotals {

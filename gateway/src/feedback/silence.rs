@@ -1,4 +1,4 @@
-//! Engines that are silent, and what was done about it.
+//! Metrics of silent engines and redispatches.
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -19,7 +19,7 @@ struct RedispatchLabels {
     reason: &'static str,
 }
 
-/// Counters of suspicion and redispatch.
+/// Counters of suspicions and redispatches.
 #[derive(Debug, Default)]
 pub(crate) struct SilenceMetrics {
     suspicions: Family<SuspicionLabels, Counter>,
@@ -32,17 +32,17 @@ impl SilenceMetrics {
         let metrics = Self::default();
         registry.register(
             "engine_suspicions",
-            "Times that an engine became suspect of accepting requests without serving them. `reason` is `silent` (a request waited for its first byte for longer than its limit), `abandoned` (several clients left without a byte) or `stalled` (a begun stream paused)",
+            "Times that an engine became suspect because it accepted requests without output. `reason` is `silent` (a request waited for its first byte for longer than its limit), `abandoned` (several clients left without a byte) or `stalled` (a stream paused after its start)",
             metrics.suspicions.clone(),
         );
         registry.register(
             "redispatches",
-            "Requests without a byte that were taken from a silent engine and sent elsewhere. `reason` is `silent` (beyond the request's own limit) or `suspect` (other requests had made the engine suspect)",
+            "Requests without a byte that were redispatched from a silent engine. `reason` is `silent` (beyond the request's own limit) or `suspect` (other requests had made the engine suspect)",
             metrics.redispatches.clone(),
         );
         registry.register(
             "redispatch_budget_exhausted",
-            "Attempts that had to stay on a silent engine because of `--redispatch-share`",
+            "Attempts that stayed on a silent engine because of `--redispatch-share`",
             metrics.budget_exhausted.clone(),
         );
         for side in LegKind::ALL.map(LegKind::as_str) {

@@ -1,4 +1,4 @@
-//! Who makes the tokens that predictions rest on.
+//! Sources of the tokens that predictions use.
 
 use std::time::Duration;
 
@@ -8,20 +8,19 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-/// Seconds; an engine's answer, from an idle front end to the limit and beyond.
+/// Seconds of an engine's response, from an idle front end to beyond the limit.
 const BUCKETS: [f64; 9] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
 
-/// Who made the tokens of a prompt.
+/// Source of a prompt's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) enum TokenSource {
-    /// The prompt came as token ids.
+    /// The prompt was sent as token ids.
     #[default]
     Client,
-    /// This gateway, with the model's own files.
+    /// Tokenized by this gateway with the model's own files.
     Gateway,
-    /// An engine that was asked.
     Engine,
-    /// An engine, when it was asked about an equal prompt.
+    /// Returned by an engine earlier, for an equal prompt.
     EngineCache,
 }
 
@@ -31,7 +30,7 @@ impl TokenSource {
             TokenSource::Client => "client",
             TokenSource::Gateway => "gateway",
             TokenSource::Engine => "engine",
-            TokenSource::EngineCache => "memory",
+            TokenSource::EngineCache => "engine_cache",
         }
     }
 }
@@ -41,7 +40,7 @@ struct TokenSourceLabels {
     by: &'static str,
 }
 
-/// Counts them.
+/// Metrics of tokenization by source.
 #[derive(Debug)]
 pub(crate) struct TokenizeMetrics {
     prompts: Family<TokenSourceLabels, Counter>,
@@ -54,12 +53,12 @@ impl TokenizeMetrics {
             Self { prompts: Family::default(), engine_wait: Histogram::new(BUCKETS.iter().copied()) };
         registry.register(
             "tokenized_prompts",
-            "Requests with a prediction, by who made their tokens: `client` (they came as ids), `gateway` (with the model's own files), `engine` (that was asked) or `memory` (an engine, when it was asked about an equal prompt)",
+            "Requests with a prediction, by the source of their tokens: `client` (sent as ids), `gateway` (local tokenizer), `engine` (queried for this request) or `engine_cache` (cached from an equal prompt)",
             metrics.prompts.clone(),
         );
         registry.register_with_unit(
             "tokenize_engine",
-            "For how long requests waited for an engine to tell their tokens, whatever came of it",
+            "Time that requests waited for an engine to tokenize their prompt, successfully or not",
             Unit::Seconds,
             metrics.engine_wait.clone(),
         );
@@ -76,7 +75,7 @@ impl TokenizeMetrics {
         self.prompts.get_or_create(&TokenSourceLabels { by: by.as_str() }).inc();
     }
 
-    /// A request has waited so long for an engine, whatever came of it.
+    /// A request has waited for an engine's tokens, successfully or not.
     pub(crate) fn record_engine_wait(&self, waited: Duration) {
         self.engine_wait.observe(waited.as_secs_f64());
     }

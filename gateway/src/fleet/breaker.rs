@@ -8,16 +8,15 @@ use tokio::time::Instant;
 /// When a breaker opens, and for how long.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BreakerLimits {
-    /// Failures in a row that open it.
+    /// Consecutive failures that open it.
     pub(crate) failures: u32,
     /// First pause; doubles with every further failure.
     pub(crate) pause: Duration,
-    /// Longest pause.
     pub(crate) max_pause: Duration,
 }
 
-/// Opens after failures in a row, lets traffic through again after a pause, and closes with the first success. While the
-/// failures go on, each attempt opens it again for twice as long.
+/// Opens after consecutive failures, lets requests through again after a pause, and closes with the first success. While the
+/// failures continue, each attempt opens it again for twice as long.
 #[derive(Debug)]
 pub(crate) struct CircuitBreaker {
     limits: BreakerLimits,
@@ -32,7 +31,7 @@ impl CircuitBreaker {
         Self { limits, failures: AtomicU32::new(0), open_until_ms: AtomicU64::new(0), start: Instant::now() }
     }
 
-    /// Whether traffic should go elsewhere now.
+    /// Whether requests should avoid the engine now.
     pub(crate) fn is_open(&self) -> bool {
         let until = self.open_until_ms.load(Ordering::Relaxed);
         until != 0 && self.now_ms() < until
@@ -47,8 +46,8 @@ impl CircuitBreaker {
 
     pub(crate) fn record_failure(&self) {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-        if let Some(extra) = failures.checked_sub(self.limits.failures) {
-            let pause = self.limits.pause.saturating_mul(1 << extra.min(16)).min(self.limits.max_pause);
+        if let Some(excess) = failures.checked_sub(self.limits.failures) {
+            let pause = self.limits.pause.saturating_mul(1 << excess.min(16)).min(self.limits.max_pause);
             let until = self.now_ms() + u64::try_from(pause.as_millis()).unwrap_or(u64::MAX / 2);
             self.open_until_ms.store(until, Ordering::Relaxed);
         }
@@ -67,7 +66,7 @@ mod tests {
         BreakerLimits { failures: 3, pause: Duration::from_secs(1), max_pause: Duration::from_secs(4) };
 
     #[tokio::test(start_paused = true)]
-    async fn opens_after_failures_in_a_row_only() {
+    async fn opens_only_after_consecutive_failures() {
         let breaker = CircuitBreaker::new(LIMITS);
         for _ in 0..10 {
             breaker.record_failure();

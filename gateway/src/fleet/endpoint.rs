@@ -1,4 +1,4 @@
-//! What the gateway keeps of one engine from snapshot to snapshot.
+//! State of one engine that outlives fleet snapshots.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,6 @@ use super::silence::{SilenceLimits, SilenceMonitor};
 use crate::predict::{EngineSlotGuard, KvIndex, TokenizeMethods};
 use crate::upstream::{ConnectionPool, ConnectionPoolLimits, LegError};
 
-/// Settings of every endpoint.
 #[derive(Debug, Clone)]
 pub(crate) struct EndpointLimits {
     pub(crate) pool: ConnectionPoolLimits,
@@ -21,7 +20,7 @@ pub(crate) struct EndpointLimits {
     pub(crate) silence: SilenceLimits,
 }
 
-/// One engine's connections, breaker, health and ways to ask it for tokens. Lives as long as its id and address do.
+/// One engine's connections, breaker, health and tokenize methods. Exists as long as the engine's id and address are listed.
 #[derive(Debug)]
 pub(crate) struct UpstreamEndpoint {
     pub(crate) id: InstanceId,
@@ -30,9 +29,9 @@ pub(crate) struct UpstreamEndpoint {
     pub(crate) prompt_counters: PromptCounters,
     pub(crate) breaker: CircuitBreaker,
     pub(crate) silence: SilenceMonitor,
-    /// How it can be asked for tokens.
+    /// Methods by which the engine can tokenize prompts.
     pub(crate) tokenize_methods: TokenizeMethods,
-    /// Its pages in the index.
+    /// The engine's slot in the index.
     pub(crate) index_slot: EngineSlotGuard,
     healthy: AtomicBool,
 }
@@ -57,27 +56,26 @@ impl UpstreamEndpoint {
         self.healthy.load(Ordering::Relaxed)
     }
 
-    /// Healthy, its breaker closed, and not suspect.
+    /// Healthy, with a closed breaker, and not suspect.
     pub(crate) fn is_available(&self) -> bool {
         self.is_healthy() && !self.breaker.is_open() && !self.silence.is_suspect()
     }
 
-    /// Notes that the engine produced output for a request.
+    /// Records that the engine produced output for a request.
     pub(crate) fn record_progress(&self, at: Instant) {
         if self.silence.record_progress(at) {
-            tracing::info!(instance = %self.id, "engine produces output again");
+            tracing::info!(engine = %self.id, "engine produces output again");
         }
     }
 
-    /// Returns whether this is a change.
+    /// Returns whether the state changed.
     pub(crate) fn set_healthy(&self, healthy: bool) -> bool {
         self.healthy.swap(healthy, Ordering::Relaxed) != healthy
     }
 
-    /// Counts a failed leg.
     pub(crate) fn record_failure(&self, error: &LegError) {
         if matches!(error, LegError::Silent(_)) {
-            // Counted by the silence monitor, whose way back is a trial request.
+            // Counted by the silence monitor, from which a trial request recovers.
             return;
         }
         if error.blames_engine() {

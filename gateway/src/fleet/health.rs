@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::snapshot::FleetMember;
 use super::watch::FleetReader;
 
-/// How engines are checked.
+/// Settings of the health checks.
 #[derive(Debug, Clone)]
 pub(crate) struct HealthCheckLimits {
     /// Path that answers 200 on a healthy engine.
@@ -22,11 +22,11 @@ pub(crate) struct HealthCheckLimits {
     pub(crate) interval: Duration,
     /// Above one second, because SGLang's `/health` runs a generation and takes that long on an idle engine.
     pub(crate) timeout: Duration,
-    /// Failed checks in a row that make an engine unhealthy; a single success makes it healthy again.
+    /// Consecutive failed checks that make an engine unhealthy; a single success makes it healthy again.
     pub(crate) failures: u32,
 }
 
-/// Asks every engine for its health until `stop`.
+/// Checks the health of every engine until `stop`.
 pub(crate) async fn check_health(
     fleet: FleetReader,
     client: reqwest::Client,
@@ -54,10 +54,10 @@ pub(crate) async fn check_health(
             *failed = if outcome.is_ok() { 0 } else { failed.saturating_add(1) };
             let healthy = *failed < limits.failures;
             if member.endpoint.set_healthy(healthy) {
-                let instance = &member.endpoint.id;
+                let engine = &member.endpoint.id;
                 match outcome {
-                    Ok(()) => tracing::info!(%instance, "engine is healthy again"),
-                    Err(reason) => tracing::warn!(%instance, reason, "engine is unhealthy: no new requests"),
+                    Ok(()) => tracing::info!(%engine, "engine is healthy again"),
+                    Err(reason) => tracing::warn!(%engine, reason, "engine is unhealthy: no new requests"),
                 }
             }
         }
@@ -65,11 +65,11 @@ pub(crate) async fn check_health(
     }
 }
 
-/// How long after a health check of a suspect engine the next one begins.
+/// Interval between two health checks of a suspect engine.
 const SUSPECT_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Checks the health of suspect engines at once and until they are trusted again, until `stop`: the usual checks are too far apart to
-/// end streams on an engine that has stopped. `suspected` is notified when an engine becomes suspect.
+/// Checks the health of suspect engines at once and until they are trusted again, until `stop`: the regular checks are too far
+/// apart to end streams on an engine that has stopped. `suspected` is notified when an engine becomes suspect.
 pub(crate) async fn probe_suspects(
     fleet: FleetReader,
     client: reqwest::Client,
@@ -88,17 +88,17 @@ pub(crate) async fn probe_suspects(
                 checked.remove(&member.endpoint.id);
                 member.endpoint.silence.record_health_check(outcome.is_ok());
                 if let (true, Err(reason)) = (member.endpoint.silence.is_suspect(), outcome) {
-                    let instance = &member.endpoint.id;
-                    tracing::debug!(%instance, reason, "suspect engine fails its health check");
+                    let engine = &member.endpoint.id;
+                    tracing::debug!(%engine, reason, "suspect engine fails its health check");
                 }
             }
         }
         for member in fleet.current().members.iter().filter(|member| member.endpoint.silence.is_suspect()) {
             if checked.insert(member.endpoint.id.clone()) {
                 let (client, limits, member) = (client.clone(), limits.clone(), member.clone());
-                let again = member.endpoint.silence.was_health_checked();
+                let is_recheck = member.endpoint.silence.was_health_checked();
                 checks.push(async move {
-                    if again {
+                    if is_recheck {
                         tokio::time::sleep(SUSPECT_CHECK_INTERVAL).await;
                     }
                     let outcome = check(&client, &member.instance.url, &limits).await;
@@ -113,7 +113,7 @@ async fn check(client: &reqwest::Client, url: &str, limits: &HealthCheckLimits) 
     let request = client.get(format!("{url}{}", limits.path)).timeout(limits.timeout);
     match moongate_runtime::net::send_request(request).await {
         Ok(response) if response.status().is_success() => Ok(()),
-        Ok(response) => Err(format!("GET {} answered {}", limits.path, response.status())),
+        Ok(response) => Err(format!("GET {} responded with {}", limits.path, response.status())),
         Err(error) => Err(format!("GET {}: {}", limits.path, error.without_url())),
     }
 }

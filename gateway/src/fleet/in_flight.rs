@@ -1,11 +1,11 @@
-//! Requests that this gateway has on an engine.
+//! Requests that this gateway has in flight on an engine.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::UpstreamEndpoint;
 
-/// How many there are. What they weigh is in the scheduler's books.
+/// Number of requests in flight. The scheduler tracks their load.
 #[derive(Debug, Default)]
 pub(crate) struct InFlightCount(AtomicU32);
 
@@ -15,7 +15,7 @@ impl InFlightCount {
     }
 }
 
-/// A request on an engine; no longer there when dropped.
+/// A request in flight on an engine, until dropped.
 #[derive(Debug)]
 pub(crate) struct EngineInFlightGuard(Arc<UpstreamEndpoint>);
 

@@ -1,4 +1,4 @@
-//! Asks engines for their own load: it includes what other gateways have sent there.
+//! Polls engines for their own load, which includes requests of other gateways.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,28 +15,28 @@ use super::endpoint::UpstreamEndpoint;
 use super::snapshot::FleetMember;
 use super::watch::FleetReader;
 
-/// An engine that does not answer is not asked again for so long.
+/// Pause after an engine has not answered.
 const FAILURE_PAUSE: Duration = Duration::from_secs(10);
-/// vLLM tells its load among all its metrics, a hundred kilobytes: it is asked less often.
+/// vLLM reports its load among all its metrics (about 100 kB), so it is polled less often.
 const VLLM_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Asks every engine each `every` until `stop`, and hands the answers to `reported`.
+/// Polls every engine each `every` until `stop`, and passes the loads to `reported`.
 pub(crate) async fn poll_loads(
     fleet: FleetReader,
     client: reqwest::Client,
-    every: Duration,
+    poll_interval: Duration,
     reported: impl Fn(&Arc<UpstreamEndpoint>, ReportedLoad),
     stop: CancellationToken,
 ) {
-    // When to ask again. An engine that is being asked is not in it.
+    // Next poll time; `None` while a query is running.
     let mut next: HashMap<InstanceId, Option<Instant>> = HashMap::new();
-    let mut answers = FuturesUnordered::new();
-    let mut tick = interval(every);
+    let mut queries = FuturesUnordered::new();
+    let mut tick = interval(poll_interval);
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            Some((member, outcome)) = answers.next(), if !answers.is_empty() => {
+            Some((member, outcome)) = queries.next(), if !queries.is_empty() => {
                 let (member, outcome): (FleetMember, Result<ReportedLoad, String>) = (member, outcome);
                 let pause = match outcome {
                     Ok(load) => {
@@ -44,7 +44,7 @@ pub(crate) async fn poll_loads(
                         if member.is_sglang() { Duration::ZERO } else { VLLM_INTERVAL }
                     }
                     Err(reason) => {
-                        tracing::debug!(instance = %member.endpoint.id, reason, "engine does not tell its load");
+                        tracing::debug!(engine = %member.endpoint.id, reason, "engine load unavailable");
                         FAILURE_PAUSE
                     }
                 };
@@ -57,7 +57,7 @@ pub(crate) async fn poll_loads(
                     let due = next.entry(member.endpoint.id.clone()).or_insert_with(|| Some(Instant::now()));
                     if due.take_if(|at| *at <= Instant::now()).is_some() {
                         let (client, member) = (client.clone(), member.clone());
-                        answers.push(async move {
+                        queries.push(async move {
                             let outcome = query_load(&client, &member).await;
                             (member, outcome)
                         });
@@ -70,9 +70,8 @@ pub(crate) async fn poll_loads(
 
 async fn query_load(client: &reqwest::Client, member: &FleetMember) -> Result<ReportedLoad, String> {
     let engine = if member.is_sglang() { EngineKind::Sglang } else { EngineKind::Vllm };
-    let load = fetch_load(client, engine, &member.instance.url, None)
-        .await
-        .map_err(|trouble| trouble.to_string())?;
+    let load =
+        fetch_load(client, engine, &member.instance.url, None).await.map_err(|error| error.to_string())?;
     Ok(ReportedLoad {
         running: load.running,
         waiting: load.waiting,

@@ -1,5 +1,5 @@
-//! The engines as the gateway uses them: topology snapshots joined with what the gateway itself knows of each
-//! engine (connections, health, breaker).
+//! The engines as the gateway uses them: topology snapshots joined with the gateway's own state of each engine (connections,
+//! health, breaker).
 
 mod breaker;
 mod cache_rules;

@@ -1,7 +1,8 @@
 //! Detects a grey engine: one that accepts requests and passes health checks but produces no output.
 //!
-//! Output of any request on the engine is progress, so an engine that is only slow or has a long queue is never silent. A suspect
-//! engine gets no new requests while there is another choice, but for one trial request after each pause. Progress ends the suspicion.
+//! Output for any request on the engine is progress, so an engine that is only slow or has a long queue is never silent. A suspect
+//! engine gets no new requests while there is an alternative, except one trial request after each pause. Progress ends the
+//! suspicion.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -10,33 +11,32 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Clients that leave one after the other, each without a byte, that make an engine suspect.
+/// Consecutive clients that leave without a byte until an engine becomes suspect.
 const MIN_ABANDONED_REQUESTS: u32 = 3;
-/// Share of its limit after which a silent request counts as abandoned if its client leaves, and after which it leaves an engine that
-/// others have found suspect.
+/// A silent request counts as abandoned, or leaves a suspect engine, after its limit divided by this.
 const SUSPECT_LIMIT_DIVISOR: u32 = 4;
-/// Progress is recorded this coarsely, so that the many chunks of many streams do not all write to one cache line.
+/// Progress is recorded at this resolution, so that the chunks of many streams do not all write to one cache line.
 const PROGRESS_RESOLUTION_MS: u64 = 16;
 
-/// When an engine counts as silent, and what follows.
+/// When an engine counts as silent, and the pauses that follow.
 #[derive(Debug, Clone)]
 pub(crate) struct SilenceLimits {
-    /// How many times the expected time to first token an engine may be silent.
+    /// Silence limit as a multiple of the expected time to first token.
     pub(crate) factor: f64,
-    /// Silence shorter than this is never suspicious. Zero turns the detection off.
+    /// Shortest silence that makes an engine suspect. Zero turns the detection off.
     pub(crate) floor: Duration,
-    /// Pause of a begun stream after which it ends if its engine also fails a health check. Zero turns that off.
+    /// Pause of a stream after which it ends if its engine also fails a health check. Zero turns this off.
     pub(crate) stall: Duration,
     /// Time to the first trial request; doubles with each further one.
     pub(crate) pause: Duration,
-    /// Longest such time.
+    /// Longest time between trial requests.
     pub(crate) max_pause: Duration,
     /// Notified when an engine becomes suspect.
     pub(crate) suspected: Arc<Notify>,
 }
 
 impl SilenceLimits {
-    /// How long an engine may be silent that was expected to produce output after `expected`.
+    /// Silence limit of an engine whose output is expected after `expected`.
     pub(crate) fn limit(&self, expected: Duration) -> Option<Duration> {
         let scaled =
             Duration::try_from_secs_f64(expected.as_secs_f64() * self.factor).unwrap_or(Duration::MAX);
@@ -49,9 +49,9 @@ impl SilenceLimits {
 pub(crate) enum SuspicionReason {
     /// A request waited for its first byte for longer than its limit.
     Silent,
-    /// Several clients left without having got a byte.
+    /// Several clients left without having received a byte.
     Abandoned,
-    /// A begun stream paused.
+    /// A stream paused after its start.
     Stalled,
 }
 
@@ -67,14 +67,14 @@ impl SuspicionReason {
     }
 }
 
-/// Output of one engine, and whether it is suspect.
+/// Progress of one engine, and whether it is suspect.
 #[derive(Debug)]
 pub(crate) struct SilenceMonitor {
     limits: SilenceLimits,
     start: Instant,
-    /// Milliseconds after `start` of the latest output of any request.
+    /// Milliseconds after `start` of the latest output for any request.
     progress_ms: AtomicU64,
-    /// Until then silence is expected: requests have been sent that take so long.
+    /// Milliseconds after `start` until which silence is expected, because long prompts were sent.
     expected_silence_until_ms: AtomicU64,
     /// Requests whose clients left without a byte since the latest progress.
     abandoned: AtomicU32,
@@ -111,12 +111,12 @@ impl SilenceMonitor {
         self.suspect.load(Ordering::Relaxed)
     }
 
-    /// Suspect, and has failed a health check since.
+    /// Suspect, and its latest health check since then failed.
     pub(crate) fn is_unresponsive(&self) -> bool {
         self.is_suspect() && self.unresponsive.load(Ordering::Relaxed)
     }
 
-    /// Notes the outcome of a health check of a suspect engine.
+    /// Records the outcome of a health check of a suspect engine.
     pub(crate) fn record_health_check(&self, passed: bool) {
         self.health_checked.store(true, Ordering::Relaxed);
         self.unresponsive.store(!passed, Ordering::Relaxed);
@@ -127,7 +127,7 @@ impl SilenceMonitor {
         self.health_checked.load(Ordering::Relaxed)
     }
 
-    /// Notes output of a request at `at`. Returns whether that ended a suspicion.
+    /// Records output at `at`. Returns whether it ended a suspicion.
     pub(crate) fn record_progress(&self, at: Instant) -> bool {
         let at = self.ms(at);
         let suspect = self.is_suspect();
@@ -138,7 +138,7 @@ impl SilenceMonitor {
         suspect && self.suspect.swap(false, Ordering::Relaxed)
     }
 
-    /// A request was sent whose silence means nothing for `limit`.
+    /// A request was sent whose silence is normal for `limit`.
     pub(crate) fn expect_silence_until(&self, now: Instant, limit: Duration) {
         self.expected_silence_until_ms
             .fetch_max(self.ms(now).saturating_add(millis(limit)), Ordering::Relaxed);
@@ -150,8 +150,8 @@ impl SilenceMonitor {
         Duration::from_millis(self.ms(now).saturating_sub(from))
     }
 
-    /// Whether a request that was sent at `since` and waits for its first byte should leave the engine because others have found it
-    /// suspect.
+    /// Whether a request that was sent at `since` and waits for its first byte should leave the engine because other requests have
+    /// made it suspect.
     pub(crate) fn should_redispatch(&self, now: Instant, since: Instant, limit: Option<Duration>) -> bool {
         match limit {
             Some(limit) => self.is_suspect() && self.silence(now, since) >= limit / SUSPECT_LIMIT_DIVISOR,
@@ -159,7 +159,7 @@ impl SilenceMonitor {
         }
     }
 
-    /// Whether a stream that got its last byte at `since` is on an engine that is silent without an excuse.
+    /// Whether a stream whose last byte arrived at `since` is on an engine that is silent without an expected reason.
     pub(crate) fn is_stalled(&self, now: Instant, since: Instant) -> bool {
         let limit = self.limits.stall;
         !limit.is_zero()
@@ -167,7 +167,7 @@ impl SilenceMonitor {
             && self.ms(now) >= self.expected_silence_until_ms.load(Ordering::Relaxed)
     }
 
-    /// A client has left that had waited since `since` without a byte. Returns whether that made the engine suspect.
+    /// A client has left that had waited since `since` without a byte. Returns whether this made the engine suspect.
     pub(crate) fn record_abandoned(&self, now: Instant, since: Instant, limit: Duration) -> bool {
         if self.silence(now, since) < limit / SUSPECT_LIMIT_DIVISOR {
             return false;
@@ -176,7 +176,7 @@ impl SilenceMonitor {
         abandoned >= MIN_ABANDONED_REQUESTS && self.mark_suspect(now)
     }
 
-    /// Makes the engine suspect. Returns whether it was not before.
+    /// Makes the engine suspect. Returns whether it was not suspect before.
     pub(crate) fn mark_suspect(&self, now: Instant) -> bool {
         if self.is_suspect() {
             return false;
@@ -192,12 +192,12 @@ impl SilenceMonitor {
         new
     }
 
-    /// Whether a suspect engine may be given a trial request.
+    /// Whether a suspect engine may get a trial request.
     pub(crate) fn is_trial_due(&self, now: Instant) -> bool {
         self.is_suspect() && self.ms(now) >= self.next_trial_ms.load(Ordering::Relaxed)
     }
 
-    /// A request was sent to the engine. If it is suspect, that is its trial, and the next one may come after a longer pause.
+    /// A request was sent to the engine. If the engine is suspect, it is a trial, and the pause before the next trial doubles.
     pub(crate) fn record_sent(&self, now: Instant) {
         if self.is_suspect() {
             let trials = self.trials.fetch_add(1, Ordering::Relaxed).saturating_add(1);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_limit_grows_with_the_expected_time_and_has_a_floor() {
+    async fn the_limit_scales_with_expected_time_above_a_floor() {
         let limits = monitor().limits;
         assert_eq!(limits.limit(Duration::from_millis(50)), Some(FLOOR));
         assert_eq!(limits.limit(Duration::from_secs(30)), Some(Duration::from_secs(120)));
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn early_disconnects_or_ones_amid_progress_are_not_silence() {
+    async fn early_disconnects_or_progress_are_not_silence() {
         let monitor = monitor();
         for _ in 0..10 {
             let sent = Instant::now();
@@ -290,21 +290,21 @@ mod tests {
         }
         let sent = Instant::now();
         pass(0.6).await;
-        let left = [(); 3].map(|()| monitor.record_abandoned(Instant::now(), sent, FLOOR));
-        assert_eq!(left, [false, false, true]);
+        let suspected = [(); 3].map(|()| monitor.record_abandoned(Instant::now(), sent, FLOOR));
+        assert_eq!(suspected, [false, false, true]);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_stalls_unless_the_engine_computes_something_long() {
+    async fn a_stream_stalls_unless_silence_is_expected() {
         let monitor = monitor();
-        let heard = Instant::now();
+        let last_data = Instant::now();
         monitor.expect_silence_until(Instant::now(), Duration::from_secs(8));
         pass(7.9).await;
-        assert!(!monitor.is_stalled(Instant::now(), heard));
+        assert!(!monitor.is_stalled(Instant::now(), last_data));
         pass(0.1).await;
-        assert!(monitor.is_stalled(Instant::now(), heard));
+        assert!(monitor.is_stalled(Instant::now(), last_data));
         monitor.record_progress(Instant::now());
-        assert!(!monitor.is_stalled(Instant::now(), heard));
+        assert!(!monitor.is_stalled(Instant::now(), last_data));
     }
 
     #[tokio::test(start_paused = true)]
@@ -321,7 +321,7 @@ mod tests {
         );
         assert!(
             !monitor.should_redispatch(Instant::now(), sent, None),
-            "an answer in one piece may take long"
+            "a non-streamed response may take long"
         );
         monitor.record_health_check(false);
         assert!(monitor.should_redispatch(Instant::now(), sent, None));

@@ -15,25 +15,25 @@ use super::endpoint::{EndpointLimits, UpstreamEndpoint};
 use crate::predict::{BlockKeyspace, EngineGroup, KvIndex, StoreKeyNaming};
 use crate::upstream::split_url;
 
-/// The reason that discovery gives before it has asked an engine.
+/// The reason that discovery gives before it has probed an engine.
 const NOT_PROBED: &str = "not probed yet";
 
-/// Most models remembered of one engine.
+/// Most models recorded per engine.
 const MAX_KNOWN_MODELS: usize = 1024;
 
-/// An engine that may be sent traffic.
+/// An engine that may receive requests.
 #[derive(Debug, Clone)]
 pub(crate) struct FleetMember {
     pub(crate) instance: Arc<EngineInstance>,
     pub(crate) endpoint: Arc<UpstreamEndpoint>,
-    /// How its pages are named; `None` if that is not known.
+    /// How its blocks are hashed; `None` if unknown.
     pub(crate) keyspace: Option<Arc<BlockKeyspace>>,
-    /// How its pages are named in the store; `None` if it uses none, or that is not known.
+    /// How its blocks are named in the store; `None` if it uses none, or if unknown.
     pub(crate) store_naming: Option<Arc<StoreKeyNaming>>,
 }
 
 impl FleetMember {
-    /// What the engine said of itself. Members are made of usable instances only, so it is there.
+    /// Facts that the engine reports. Always `Some`, because members are built from usable instances.
     pub(crate) fn facts(&self) -> Option<&EngineFacts> {
         self.instance.facts.as_ref()
     }
@@ -48,67 +48,68 @@ impl FleetMember {
 pub(crate) struct FleetSnapshot {
     pub(crate) generation: u64,
     pub(crate) cluster: Arc<SchedulableFleet>,
-    /// In the cluster's order.
+    /// In the same order as `cluster`.
     pub(crate) members: Vec<FleetMember>,
-    /// Every endpoint of the topology, also of instances that are not usable now.
+    /// Every endpoint of the topology, including instances that are not usable now.
     endpoints: HashMap<InstanceId, Arc<UpstreamEndpoint>>,
-    /// Models ever served, by name.
+    /// Models served at any time, by name.
     models: HashMap<Arc<str>, ModelIndex>,
-    /// The same by number.
+    /// Names of `models` by index.
     model_names: Vec<Arc<str>>,
-    /// Those served now, in order of first appearance.
+    /// Models that are served now, in order of first appearance.
     served_models: Vec<Arc<str>>,
     /// Models that each listed engine has ever served, usable or not, until it is delisted.
     models_of: HashMap<InstanceId, Arc<[Arc<str>]>>,
-    /// By model: engines that name pages alike.
+    /// By model: engines with equal block hashes.
     groups: Vec<Vec<Arc<EngineGroup>>>,
-    /// Where hosts run, those of engines included.
+    /// Locations of hosts, including those of engines.
     pub(crate) hosts: HostLocations<scheduler::LocationIds>,
-    /// Instances that discovery lists but that are not usable, with the reason.
+    /// Listed instances that are not usable, with the reason.
     pub(crate) unusable: Vec<UnusableInstance>,
 }
 
-/// Why no engine can be sent requests for a model.
+/// Why no engine can receive requests for a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ModelUnavailable {
     /// Engines that serve it are listed, and none of them is usable now.
     Outage,
-    /// Some listed engines have not been probed yet; it may be one of theirs.
+    /// Some listed engines have not been probed yet and may serve it.
     Undetermined,
     /// Every listed engine was probed, and none serves it.
     NotFound,
 }
 
-/// An instance that is known but not usable now.
+/// An instance that is listed but not usable now.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct UnusableInstance {
     pub(crate) id: InstanceId,
     pub(crate) reason: String,
-    /// Whether it has been asked at all.
+    /// Whether it has been probed at least once.
     pub(crate) probed: bool,
 }
 
 impl FleetSnapshot {
-    /// Builds the view of `topology`, keeping the endpoints of `previous` whose id and address are the same.
+    /// Builds the view of `topology`, keeping the endpoints of `previous` whose id and address are unchanged.
     pub(crate) fn build(
         topology: &Topology,
         previous: &FleetSnapshot,
         limits: &EndpointLimits,
         index: &Arc<KvIndex>,
     ) -> Self {
-        // A model keeps its number: requests that wait for engines carry it.
+        // A model keeps its index, because queued requests refer to it.
         let mut fleet = FleetSnapshot {
             generation: topology.generation,
             models: previous.models.clone(),
             model_names: previous.model_names.clone(),
             ..FleetSnapshot::default()
         };
-        let mut places = TopologyInterner::default();
+        let mut interner = TopologyInterner::default();
         let mut instances = Vec::with_capacity(topology.instances.len());
         for instance in &topology.instances {
             let authority = authority(&instance.url);
-            let kept = previous.endpoints.get(&instance.id).filter(|kept| kept.pool.goes_to(&instance.url));
-            let endpoint = kept.cloned().unwrap_or_else(|| {
+            let existing =
+                previous.endpoints.get(&instance.id).filter(|existing| existing.pool.goes_to(&instance.url));
+            let endpoint = existing.cloned().unwrap_or_else(|| {
                 let id = instance.id.clone();
                 Arc::new(UpstreamEndpoint::new(id, &instance.url, limits, index.clone()))
             });
@@ -125,47 +126,49 @@ impl FleetSnapshot {
                 fleet.unusable.push(UnusableInstance { id: instance.id.clone(), reason, probed });
                 continue;
             };
-            // Of who is named by a flag, only the host's place is known.
-            let of_host = topology
+            // For an engine given by a flag, only its host's location is known.
+            let host_location = topology
                 .hosts
                 .location(host(authority))
                 .filter(|_| instance.location == PhysicalLocation::default());
-            let place = of_host.unwrap_or(&instance.location);
+            let location = host_location.unwrap_or(&instance.location);
             instances.push(scheduler::SchedulableInstance {
                 name: instance.id.0.clone(),
                 role: role(instance.role),
                 models: facts.models.iter().map(|model| fleet.intern(model)).collect(),
                 domain: domain(facts),
                 dp_size: facts.dp_size.max(1),
-                place: places.place(place),
+                location: interner.location(location),
                 cache: cache_rules(facts),
             });
             let keyspace = BlockKeyspace::from_instance(instance).map(Arc::new);
-            let stored = keyspace.as_ref().and_then(|keyspace| keyspace.store_naming(facts)).map(Arc::new);
+            let naming = keyspace.as_ref().and_then(|keyspace| keyspace.store_naming(facts)).map(Arc::new);
             fleet.members.push(FleetMember {
                 instance: instance.clone(),
                 endpoint,
                 keyspace,
-                store_naming: stored,
+                store_naming: naming,
             });
         }
-        let told = topology.hosts.iter();
+        let listed = topology.hosts.iter();
         let engines =
             topology.instances.iter().map(|instance| (host(authority(&instance.url)), &instance.location));
-        let hosts = told.chain(engines).map(|(host, place)| (host.to_owned(), places.place(place)));
+        let hosts =
+            listed.chain(engines).map(|(host, location)| (host.to_owned(), interner.location(location)));
         fleet.hosts = hosts.collect();
         fleet.cluster = Arc::new(SchedulableFleet::new(instances));
-        let models = (0..fleet.model_names.len()).map(|at| ModelIndex(u32::try_from(at).unwrap_or(u32::MAX)));
+        let models =
+            (0..fleet.model_names.len()).map(|index| ModelIndex(u32::try_from(index).unwrap_or(u32::MAX)));
         fleet.groups = models.map(|model| fleet.group_members(model)).collect();
         fleet
     }
 
-    /// Whether the topology still has this endpoint, usable or not.
+    /// Whether the topology still lists this endpoint, usable or not.
     pub(crate) fn has_endpoint(&self, endpoint: &Arc<UpstreamEndpoint>) -> bool {
         self.endpoints.get(&endpoint.id).is_some_and(|known| Arc::ptr_eq(known, endpoint))
     }
 
-    /// The endpoint of an instance that the topology has, usable or not.
+    /// The endpoint of a listed instance, usable or not.
     pub(crate) fn endpoint(&self, id: &InstanceId) -> Option<&Arc<UpstreamEndpoint>> {
         self.endpoints.get(id)
     }
@@ -185,17 +188,17 @@ impl FleetSnapshot {
         instances.filter(move |(instance, _)| instance.models.contains(&model)).map(|(_, member)| member)
     }
 
-    /// Engines of a model that name pages alike.
+    /// Engines of a model, grouped by equal block hashes.
     pub(crate) fn groups(&self, model: ModelIndex) -> &[Arc<EngineGroup>] {
         self.groups.get(model.0 as usize).map_or(&[], Vec::as_slice)
     }
 
-    /// How engines' pages are named in the store, each form once.
+    /// Distinct key namings of the engines in the store.
     pub(crate) fn store_namings(&self) -> Vec<StoreKeyNaming> {
         let mut all: Vec<StoreKeyNaming> = Vec::new();
-        for stored in self.members.iter().filter_map(|member| member.store_naming.as_ref()) {
-            if !all.contains(&**stored) {
-                all.push(StoreKeyNaming::clone(stored));
+        for naming in self.members.iter().filter_map(|member| member.store_naming.as_ref()) {
+            if !all.contains(&**naming) {
+                all.push(StoreKeyNaming::clone(naming));
             }
         }
         all
@@ -218,7 +221,7 @@ impl FleetSnapshot {
         number
     }
 
-    /// Finds a model by name.
+    /// Finds a model by its name.
     pub(crate) fn model(&self, name: &str) -> Result<ModelIndex, ModelUnavailable> {
         if self.served_models.iter().any(|served| **served == *name)
             && let Some(&model) = self.models.get(name)
@@ -235,30 +238,28 @@ impl FleetSnapshot {
         })
     }
 
-    /// The model of requests that name none: there must be just one, also among engines that are not usable now.
+    /// The model of requests that name none: there must be exactly one, also among engines that are not usable now.
     pub(crate) fn only_model(&self) -> Option<ModelIndex> {
         let [only] = self.served_models.as_slice() else { return None };
-        let of_waiting = self.unusable.iter().filter_map(|waiting| self.models_of.get(&waiting.id));
-        let is_only = of_waiting.flat_map(|models| models.iter()).all(|model| model == only);
+        let unusable_models = self.unusable.iter().filter_map(|waiting| self.models_of.get(&waiting.id));
+        let is_only = unusable_models.flat_map(|models| models.iter()).all(|model| model == only);
         is_only.then(|| self.models.get(only).copied())?
     }
 
-    /// Name of a model.
     pub(crate) fn model_name(&self, model: ModelIndex) -> Option<&Arc<str>> {
         self.model_names.get(model.0 as usize)
     }
 
-    /// Names of all models that are served, in order of first appearance.
+    /// Names of all served models, in order of first appearance.
     pub(crate) fn served_models(&self) -> &[Arc<str>] {
         &self.served_models
     }
 
-    /// One engine.
     pub(crate) fn member(&self, ix: InstanceIndex) -> Option<&FleetMember> {
         self.members.get(ix.as_usize())
     }
 
-    /// Whether some request can be served: a plain worker, or a prefill with a decode to pair with.
+    /// Whether some request can be served: a plain worker, or a prefill with a matching decode.
     pub(crate) fn can_serve(&self) -> bool {
         let healthy = |role: scheduler::InstanceRole| {
             let members = self.cluster.instances().iter().zip(&self.members);
@@ -274,7 +275,7 @@ impl FleetSnapshot {
     }
 }
 
-/// The models that a listed instance has ever served, the latest first: an engine that restarts names its adapters only once they are
+/// Models that a listed instance has ever served, the latest first: an engine that restarts reports its adapters only once they are
 /// loaded again. `None` if neither it nor its source has ever named one.
 fn models(instance: &EngineInstance, previous: &FleetSnapshot) -> Option<Arc<[Arc<str>]>> {
     let before = previous.models_of.get(&instance.id);
@@ -294,7 +295,7 @@ fn authority(url: &str) -> &str {
     split_url(url).1
 }
 
-/// The host of `host:port`.
+/// The host part of `host:port`.
 pub(crate) fn host(authority: &str) -> &str {
     authority.rsplit_once(':').map_or(authority, |(host, _)| host).trim_matches(['[', ']'])
 }
@@ -317,7 +318,7 @@ fn domain(facts: &EngineFacts) -> PairingDomain {
     })
 }
 
-/// What engines of a domain hand over by.
+/// Name of a domain's hand-over protocol.
 pub(crate) fn domain_name(domain: PairingDomain) -> &'static str {
     match domain.0 {
         0 => "sglang",
@@ -327,7 +328,7 @@ pub(crate) fn domain_name(domain: PairingDomain) -> &'static str {
     }
 }
 
-/// Gives every name of a place a number.
+/// Assigns a number to every location name.
 #[derive(Default)]
 struct TopologyInterner(HashMap<(u8, String), u32>);
 
@@ -337,12 +338,12 @@ impl TopologyInterner {
         name.map(|name| *self.0.entry((level, name.clone())).or_insert(next))
     }
 
-    fn place(&mut self, place: &PhysicalLocation) -> scheduler::LocationIds {
+    fn location(&mut self, location: &PhysicalLocation) -> scheduler::LocationIds {
         scheduler::LocationIds {
-            zone: self.level(0, place.zone.as_ref()),
-            rack: self.level(1, place.rack.as_ref()),
-            node: self.level(2, place.node.as_ref()),
-            nvlink_domain: self.level(3, place.nvlink_domain.as_ref()),
+            zone: self.level(0, location.zone.as_ref()),
+            rack: self.level(1, location.rack.as_ref()),
+            node: self.level(2, location.node.as_ref()),
+            nvlink_domain: self.level(3, location.nvlink_domain.as_ref()),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Turns topology changes into fleet snapshots.
+//! Builds fleet snapshots from topology changes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::endpoint::EndpointLimits;
 use super::snapshot::FleetSnapshot;
 use crate::predict::KvIndex;
 
-/// The current fleet. Cheap to clone; reading never waits.
+/// The current fleet. Cheap to clone; reading never blocks.
 #[derive(Debug, Clone)]
 pub(crate) struct FleetReader {
     current: Arc<ArcSwap<FleetSnapshot>>,
@@ -31,13 +31,13 @@ impl FleetReader {
         self.current.load_full()
     }
 
-    /// Waits until the fleet is as new as this generation of the topology.
+    /// Waits until the fleet reflects this generation of the topology.
     pub(crate) async fn wait_for(&self, generation: u64) {
-        // The sender is ours: it cannot be gone.
+        // The sender is a field of `self`, so that it cannot be closed.
         drop(self.generation.subscribe().wait_for(|published| *published >= generation).await);
     }
 
-    /// Tells when there is a new fleet.
+    /// Notifies of every new fleet.
     pub(crate) fn subscribe(&self) -> watch::Receiver<u64> {
         self.generation.subscribe()
     }
@@ -49,14 +49,14 @@ impl FleetReader {
         tracing::info!(
             generation = fleet.generation,
             usable = fleet.members.len(),
-            waiting = fleet.unusable.len(),
+            unusable = fleet.unusable.len(),
             models = ?fleet.served_models(),
             "fleet changed"
         );
-        for waiting in
-            fleet.unusable.iter().filter(|waiting| waiting.probed && !previous.unusable.contains(waiting))
+        for instance in
+            fleet.unusable.iter().filter(|instance| instance.probed && !previous.unusable.contains(instance))
         {
-            tracing::warn!(instance = %waiting.id, reason = waiting.reason, "engine is not used");
+            tracing::warn!(engine = %instance.id, reason = instance.reason, "engine is not usable");
         }
         let generation = fleet.generation;
         self.current.store(Arc::new(fleet));
@@ -65,9 +65,9 @@ impl FleetReader {
 }
 
 /// How often idle connections are checked for age and closure.
-const SWEEP_EVERY: Duration = Duration::from_secs(1);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Follows `topology` until `stop`, and keeps idle connections fresh.
+/// Follows `topology` until `stop`, and closes stale idle connections.
 pub(crate) async fn watch_topology(
     reader: FleetReader,
     mut topology: TopologyReader,
@@ -75,7 +75,7 @@ pub(crate) async fn watch_topology(
     index: Arc<KvIndex>,
     stop: CancellationToken,
 ) {
-    let mut sweep = interval(SWEEP_EVERY);
+    let mut sweep = interval(SWEEP_INTERVAL);
     sweep.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {

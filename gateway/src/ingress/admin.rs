@@ -1,4 +1,4 @@
-//! The admin listener: probes, metrics, the console and registrations, away from clients.
+//! The admin listener: probes, metrics, the console and registrations, separate from clients.
 
 use std::sync::Arc;
 
@@ -25,16 +25,16 @@ use super::router::{health, ready};
 use super::workers;
 use crate::error::{ApiError, ApiErrorCode};
 
-/// The exposition format's own content type.
+/// Content type of the OpenMetrics exposition format.
 const OPENMETRICS: HeaderValue =
     HeaderValue::from_static("application/openmetrics-text; version=1.0.0; charset=utf-8");
 
-/// Decisions in a list.
+/// Most decisions in the list.
 const LISTED_DECISIONS: usize = 50;
 
 /// Routes of the admin listener.
 pub(crate) fn admin_router(gateway: Arc<GatewayContext>) -> RequestChecks<Router> {
-    let counts = gateway.metrics.clone();
+    let gateway_metrics = gateway.metrics.clone();
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/health", get(health))
@@ -56,26 +56,26 @@ pub(crate) fn admin_router(gateway: Arc<GatewayContext>) -> RequestChecks<Router
         .layer(from_fn_with_state(gateway.clone(), cross_origin::reject_cross_origin))
         .with_state(gateway)
         .merge(console::pages());
-    RequestChecks::new(router, counts)
+    RequestChecks::new(router, gateway_metrics)
 }
 
 async fn not_found(request: Request) -> Response<Body> {
     let path = request.uri().path();
-    let text = format!("there is nothing at {path}; docs/api.md lists the paths of the admin listener");
+    let text = format!("no such path: {path}; docs/api.md lists the paths of the admin listener");
     ApiError::new(ApiErrorCode::NotFound, text).response()
 }
 
-/// The latest decisions, without their candidates.
+/// Handles the list of recent decisions, without their candidates.
 async fn decisions(State(gateway): State<Arc<GatewayContext>>) -> Response<Body> {
     router::json(StatusCode::OK, &json!({"decisions": gateway.decisions.list(LISTED_DECISIONS)}))
 }
 
-/// The decisions for one request, with everything that they depended on.
+/// Handles the decisions for one request, with their candidates and snapshot.
 async fn decision(State(gateway): State<Arc<GatewayContext>>, Path(id): Path<String>) -> Response<Body> {
     match gateway.decisions.get(&id) {
         Some(decisions) => router::json(StatusCode::OK, &json!({"decisions": decisions})),
         None => {
-            let text = format!("no decision for {id:?} is kept; --kept-decisions says how many are");
+            let text = format!("no decision recorded for {id:?}; --decision-history sets how many are kept");
             ApiError::new(ApiErrorCode::NotFound, text).response()
         }
     }
@@ -84,9 +84,9 @@ async fn decision(State(gateway): State<Arc<GatewayContext>>, Path(id): Path<Str
 async fn metrics(State(gateway): State<Arc<GatewayContext>>) -> Response<Body> {
     let BodyReader { memory, unfinished, .. } = &gateway.bodies;
     gateway.metrics.overload.update([memory, unfinished], &gateway.prompt_memory);
-    let desk = &gateway.dispatcher.admission;
-    let (fleet, loads) = desk.loads();
-    let text = gateway.metrics.scrape((&fleet, &loads), desk.queued(), &gateway.index);
+    let queue = &gateway.dispatcher.admission;
+    let (fleet, loads) = queue.loads();
+    let text = gateway.metrics.scrape((&fleet, &loads), queue.queued(), &gateway.index);
     let mut response = Response::new(Body::from(text));
     response.headers_mut().insert(CONTENT_TYPE, OPENMETRICS);
     response

@@ -1,4 +1,4 @@
-//! Asks at both listeners who sends a request, before anything of it is read.
+//! Authenticates requests at both listeners before their bodies are read.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::access::{AccessRejection, AccessScope};
 use crate::config::UnauthenticatedPath;
 use crate::error::{ApiError, ApiErrorCode};
 
-/// The public listener: puts the [`crate::access::AuthenticatedCaller`] into the request. Probes are open.
+/// Public listener: adds the [`crate::access::AuthenticatedCaller`] to the request. Probes need no authentication.
 pub(super) async fn client(
     State(gateway): State<Arc<GatewayContext>>,
     mut request: Request,
@@ -26,13 +26,13 @@ pub(super) async fn client(
         match gateway.access.authenticate_client(request.headers()) {
             Ok(Some(caller)) => drop(request.extensions_mut().insert(caller)),
             Ok(None) => {}
-            Err(refusal) => return refuse(&gateway, request, &refusal),
+            Err(rejection) => return reject(&gateway, request, &rejection),
         }
     }
     next.run(request).await
 }
 
-/// The admin listener, but for the console's own files, in which there is no data. Engines that register have a token of their own.
+/// Admin listener, except for the console's static files. Engines that register have a separate token.
 pub(super) async fn administrator(
     State(gateway): State<Arc<GatewayContext>>,
     request: Request,
@@ -41,7 +41,7 @@ pub(super) async fn administrator(
     let certified = request.extensions().get::<ClientCertificate>().is_some();
     match check_administrator(&gateway, request.uri().path(), request.headers(), certified) {
         Ok(()) => next.run(request).await,
-        Err(refusal) => refuse(&gateway, request, &refusal),
+        Err(rejection) => reject(&gateway, request, &rejection),
     }
 }
 
@@ -65,11 +65,11 @@ fn check_administrator(
     }
     match &gateway.registration_token {
         Some(token) if path == "/workers" || path.starts_with("/workers/") => {
-            let administers = || {
+            let is_administrator = || {
                 gateway.access.admin_requires_authentication()
                     && gateway.access.authenticate_administrator(headers, certified, scope).is_ok()
             };
-            if matches_token(token, headers) || administers() {
+            if matches_token(token, headers) || is_administrator() {
                 Ok(())
             } else {
                 Err(invalid_registration_token())
@@ -80,31 +80,31 @@ fn check_administrator(
 }
 
 fn matches_token(token: &SecretString, headers: &HeaderMap) -> bool {
-    let given = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
-    given.is_some_and(|given| bool::from(given.ct_eq(token.expose().as_bytes())))
+    let presented = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    presented.is_some_and(|presented| bool::from(presented.ct_eq(token.expose().as_bytes())))
 }
 
 fn invalid_registration_token() -> AccessRejection {
     let text = "send `authorization: Bearer TOKEN` with the gateway's --registration-token";
-    AccessRejection { reason: "wrong_key", error: ApiError::new(ApiErrorCode::Unauthorized, text) }
+    AccessRejection { reason: "invalid_key", error: ApiError::new(ApiErrorCode::Unauthorized, text) }
 }
 
 /// Engine administration is never open, even on a listener without authentication.
 fn missing_protection() -> AccessRejection {
-    let text = "engines are administered with a key of the scope `admin` only; start the gateway with --admin-token, --access-file or \
+    let text = "engine administration requires a key with the scope `admin`; start the gateway with --admin-token, --access-file or \
                 --admin-tls-client-ca";
     AccessRejection {
-        reason: "wrong_scope",
+        reason: "insufficient_scope",
         error: ApiError::new(ApiErrorCode::InsufficientPermissions, text),
     }
 }
 
-fn refuse(gateway: &GatewayContext, request: Request, refusal: &AccessRejection) -> Response<Body> {
-    gateway.metrics.refusals.record_rejected(refusal.reason);
+fn reject(gateway: &GatewayContext, request: Request, rejection: &AccessRejection) -> Response<Body> {
+    gateway.metrics.refusals.record_rejected(rejection.reason);
     let id = request_id(request.headers());
     let (parts, body) = request.into_parts();
     gateway.bodies.discard(&parts.headers, body);
-    let mut response = refusal.error.response();
+    let mut response = rejection.error.response();
     response.headers_mut().insert(REQUEST_ID, id);
     response
 }

@@ -1,4 +1,4 @@
-//! Reads a request body into one piece, within limits of size and time.
+//! Reads a request body into one buffer, within limits of size and time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,40 +18,40 @@ use super::body_buffer::BodyBuffer;
 use crate::error::{ApiError, ApiErrorCode};
 use crate::memory::{MemoryBudget, MemoryReservation};
 
-/// How long the rest of a body that is too large is read and dropped. If the connection were closed while the client still
-/// sends, it would be reset, and the client might never see why.
+/// How long the rest of a body that is too large is read and discarded. If the connection were closed while the client still sends,
+/// it would be reset, and the client might never get the error.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// When a client should send a body again that found no memory: most are complete, or have broken off, within a second.
+/// `Retry-After` when there is no memory for a body: most bodies are complete, or truncated, within a second.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// What one connection costs that waits for the rest of a body, beside the body: its buffers, and the task.
+/// Bytes that a connection needs while it waits for the rest of a body, in addition to the body: its buffers, and the task.
 const UNFINISHED_BODY_COST: usize = 32 << 10;
-/// The part of `--body-memory` that such connections may take together. With 512 MiB that is 2,048 of them.
+/// Such connections may use this fraction of `--body-memory`. With 512 MiB, it is enough for 2,048 of them.
 const UNFINISHED_BUDGET_DIVISOR: u64 = 8;
 
-/// Bounds of a request body.
+/// Limits of a request body.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BodyLimits {
     pub(crate) max_bytes: usize,
-    /// Longest pause between two pieces.
+    /// Longest pause between two chunks.
     pub(crate) idle: Duration,
-    /// Longest time for all of it.
+    /// Longest time for the whole body.
     pub(crate) total: Duration,
 }
 
-/// Reads the bodies of all requests, within one memory budget.
+/// Reads the bodies of all requests within one memory budget.
 #[derive(Debug)]
 pub(crate) struct BodyReader {
     pub(crate) limits: BodyLimits,
-    /// For the bytes of all bodies.
+    /// Budget for the bytes of all bodies.
     pub(crate) memory: Arc<MemoryBudget>,
-    /// For what connections cost while they wait for the rest of a body.
+    /// Budget for connections that wait for the rest of a body.
     pub(crate) unfinished: Arc<MemoryBudget>,
     supervisor: Supervisor,
 }
 
-/// A body that has not arrived at once.
+/// A body that did not arrive at once.
 struct UnfinishedBody {
     deadline: Instant,
     _connection: MemoryReservation,
@@ -63,7 +63,7 @@ impl BodyReader {
         Self { limits, memory, unfinished, supervisor }
     }
 
-    /// Collects the body of a request whose head is `parts`.
+    /// Collects the body of a request with the head `parts`.
     pub(super) async fn collect(&self, parts: &mut Parts, body: Body) -> Result<Bytes, ApiError> {
         self.collect_within(self.limits, parts, body).await
     }
@@ -88,7 +88,7 @@ impl BodyReader {
                 None => {
                     let unfinished = match &mut unfinished {
                         Some(unfinished) => unfinished,
-                        none => none.insert(self.begin_waiting(limits, parts)?),
+                        empty => empty.insert(self.begin_waiting(limits, parts)?),
                     };
                     buffer.detach();
                     wait_for_frame(&mut body, limits, unfinished.deadline).await?
@@ -100,7 +100,7 @@ impl BodyReader {
                 Some(Err(error)) => {
                     return Err(ApiError::new(
                         ApiErrorCode::BodyIncomplete,
-                        format!("the body broke off: {error}"),
+                        format!("the body was truncated: {error}"),
                     ));
                 }
             };
@@ -110,7 +110,7 @@ impl BodyReader {
                 return Err(too_large(limits));
             }
             if buffer.push(data, &self.memory).is_err() {
-                // Before the rest is read, so that others find the memory.
+                // Before the rest is read, so that other requests can use the memory.
                 drop(buffer);
                 self.discard(&parts.headers, body);
                 return Err(no_memory());
@@ -118,29 +118,29 @@ impl BodyReader {
         }
     }
 
-    /// Reserves what the connection costs, and frees what the head would keep allocated until then. When too many wait, the connection is
-    /// closed after the refusal: reading the rest would cost the same memory.
+    /// Reserves the connection's memory, and frees what the head would keep allocated in the meantime. When too many bodies are
+    /// incomplete, the connection is closed after the error: reading the rest would need the same memory.
     fn begin_waiting(&self, limits: BodyLimits, parts: &mut Parts) -> Result<UnfinishedBody, ApiError> {
         let connection = self.unfinished.reserve(UNFINISHED_BODY_COST).map_err(|_| too_many_unfinished())?;
         detach(parts);
         Ok(UnfinishedBody { deadline: Instant::now() + limits.total, _connection: connection })
     }
 
-    /// Reads the rest of a refused body in the background, beside the answer that goes out.
+    /// Reads the rest of a rejected body in the background, while the response is sent.
     pub(super) fn discard(&self, headers: &HeaderMap, mut body: Body) {
-        // A client that waits for `100 Continue` sends nothing after a refusal.
+        // A client that waits for `100 Continue` sends no body after an error.
         if headers.contains_key(EXPECT) || body.is_end_stream() {
             return;
         }
-        self.supervisor.spawn("discard a body", async move {
-            let rest = async { while let Some(Ok(_)) = body.frame().await {} };
-            // What is still sent after that time is cut off.
-            drop(timeout(DISCARD_TIMEOUT, rest).await);
+        self.supervisor.spawn("discard-body", async move {
+            let remaining_body = async { while let Some(Ok(_)) = body.frame().await {} };
+            // The connection is closed after this time.
+            drop(timeout(DISCARD_TIMEOUT, remaining_body).await);
         });
     }
 }
 
-/// What a body reports next; `None` at its end.
+/// Next frame of a body; `None` at its end.
 type NextFrame = Option<Result<Frame<Bytes>, axum::Error>>;
 
 async fn wait_for_frame(
@@ -159,7 +159,7 @@ async fn wait_for_frame(
     })
 }
 
-/// Copies a head out of the buffer that the connection has read it into, so that the buffer is freed while the body is awaited.
+/// Copies a head out of the connection's read buffer, so that the buffer is freed while the body is awaited.
 fn detach(parts: &mut Parts) {
     let mut copied = BytesMut::with_capacity(parts.headers.values().map(HeaderValue::len).sum());
     for value in parts.headers.values_mut() {
@@ -178,16 +178,16 @@ fn parse_content_length(value: &HeaderValue) -> Option<u64> {
     value.to_str().ok()?.parse().ok()
 }
 
-/// The bodies of all requests together have no room for this one.
+/// Error if the budget for bodies is exhausted.
 pub(super) fn no_memory() -> ApiError {
-    let text = "the request bodies in this gateway leave no memory for this one; send it again soon, or raise --body-memory";
+    let text = "no memory left for request bodies in this gateway; retry soon, or raise --body-memory";
     let mut error = ApiError::new(ApiErrorCode::GatewayOverloaded, text);
     error.retry_after = Some(RETRY_AFTER);
     error
 }
 
 fn too_many_unfinished() -> ApiError {
-    let text = "too many clients of this gateway have sent a part of a body only; send it again soon, or raise --body-memory";
+    let text = "too many incomplete request bodies in this gateway; retry soon, or raise --body-memory";
     let mut error = ApiError::new(ApiErrorCode::GatewayOverloaded, text);
     error.retry_after = Some(RETRY_AFTER);
     error

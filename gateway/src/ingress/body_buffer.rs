@@ -1,4 +1,4 @@
-//! The pieces of a request body, joined as they arrive, with their memory reserved.
+//! The chunks of a request body, joined as they arrive, with their memory reserved.
 
 use std::sync::Arc;
 
@@ -6,17 +6,17 @@ use bytes::{Bytes, BytesMut};
 
 use crate::memory::{MemoryBudget, MemoryExhausted, MemoryReservation};
 
-/// First capacity of a body in several pieces whose length is declared. A client that declares more than it sends costs no more.
+/// Initial capacity for a body in several chunks with a declared length. A client that declares more than it sends uses no more.
 const FIRST_CAPACITY: usize = 256 << 10;
 
-/// Pieces up to this size are copied when more is awaited. A connection's buffer has twice as much.
-const SMALL_PIECE: usize = 4 << 10;
+/// Chunks up to this size are copied when more is awaited. A connection's buffer is twice as large.
+const SMALL_CHUNK: usize = 4 << 10;
 
-/// A body that is not complete. What has arrived is counted, not what is declared.
+/// An incomplete body. Memory is reserved for received bytes, not for the declared length.
 pub(super) struct BodyBuffer {
-    /// Declared length; 0 if none is.
+    /// Declared length; 0 if there is none.
     declared: usize,
-    /// The only piece so far, as it came.
+    /// The only chunk so far, not copied.
     first: Bytes,
     joined: BytesMut,
     reservation: MemoryReservation,
@@ -31,29 +31,29 @@ impl BodyBuffer {
         self.first.len() + self.joined.len()
     }
 
-    pub(super) fn push(&mut self, piece: Bytes, budget: &Arc<MemoryBudget>) -> Result<(), MemoryExhausted> {
-        self.reservation.grow(piece.len())?;
+    pub(super) fn push(&mut self, chunk: Bytes, budget: &Arc<MemoryBudget>) -> Result<(), MemoryExhausted> {
+        self.reservation.grow(chunk.len())?;
         let len = self.len();
         if len == 0 {
-            self.first = piece;
+            self.first = chunk;
             return Ok(());
         }
-        let needed = len + piece.len();
+        let needed = len + chunk.len();
         if self.joined.capacity() < needed {
-            // Both are there until the old one is copied.
+            // Both buffers exist until the old one is copied.
             let _copying = budget.reserve(len)?;
             let mut larger = BytesMut::with_capacity(self.capacity(needed));
             larger.extend_from_slice(&std::mem::take(&mut self.first));
             larger.extend_from_slice(&self.joined);
             self.joined = larger;
         }
-        self.joined.extend_from_slice(&piece);
+        self.joined.extend_from_slice(&chunk);
         Ok(())
     }
 
-    /// Copies a small first piece, so that the buffer that it was read into is freed while more is awaited.
+    /// Copies a small first chunk, so that the connection's buffer is freed while more is awaited.
     pub(super) fn detach(&mut self) {
-        if !self.first.is_empty() && self.first.len() <= SMALL_PIECE {
+        if !self.first.is_empty() && self.first.len() <= SMALL_CHUNK {
             let mut copy = BytesMut::with_capacity(2 * self.first.len());
             copy.extend_from_slice(&std::mem::take(&mut self.first));
             self.joined = copy;
@@ -78,14 +78,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_arrives_is_counted_and_what_is_declared_is_not() {
+    fn received_bytes_are_reserved_not_declared_ones() {
         let budget = MemoryBudget::new("--body-memory", 16 << 20);
         let mut buffer = BodyBuffer::new(26 << 20, budget.reserve(0).unwrap());
         let mut sent = Vec::new();
         for number in 0..40_u8 {
-            let piece = vec![number; 4096 * usize::from(number)];
-            sent.extend_from_slice(&piece);
-            buffer.push(Bytes::from(piece), &budget).unwrap();
+            let chunk = vec![number; 4096 * usize::from(number)];
+            sent.extend_from_slice(&chunk);
+            buffer.push(Bytes::from(chunk), &budget).unwrap();
             assert_eq!(budget.used(), sent.len() as u64);
         }
         let body = buffer.finish();

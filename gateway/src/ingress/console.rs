@@ -1,4 +1,5 @@
-//! `/console`: a page that shows the fleet, embedded in the binary. `gateway/console` has its source, `docs/console.md` tells what is on it.
+//! `/console`: a page that shows the fleet, embedded in the binary. Its source is in `gateway/console`; `docs/console.md` describes
+//! it.
 
 use axum::Router;
 use axum::body::Body;
@@ -12,13 +13,13 @@ const PAGE: &str = include_str!("../../console/dist/index.html");
 const SCRIPT: &str = include_str!("../../console/dist/console.js");
 const STYLE: &str = include_str!("../../console/dist/console.css");
 
-/// The page loads nothing but its own two files, and asks nobody but this gateway.
+/// The page loads only its own two files, and sends requests only to this gateway.
 const POLICY: HeaderValue = HeaderValue::from_static(
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; \
      form-action 'none'; frame-ancestors 'none'",
 );
 
-/// The page's files, all below `/console`. There is no data in them, so that they may be open where the rest asks for a token.
+/// The page's files, all below `/console`. They contain no data and need no authentication.
 pub(super) fn pages() -> Router {
     Router::new()
         .route("/console", get(async || file("text/html; charset=utf-8", PAGE)))
@@ -42,7 +43,7 @@ fn file(kind: &'static str, text: &'static str) -> Response<Body> {
     headers.insert(CONTENT_SECURITY_POLICY, POLICY);
     headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
-    // After an upgrade of the gateway the page must be the new one.
+    // After an upgrade of the gateway, browsers must load the new page.
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
 }

@@ -1,4 +1,4 @@
-//! What a request's body says: which model it is for, how much work it is, and what of it engines may not get.
+//! Parses a request's body: its model, its estimated load, and members that engines must not get.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,30 +17,30 @@ use crate::error::{ApiError, ApiErrorCode};
 use crate::fleet::{FleetSnapshot, ModelUnavailable};
 use crate::request_body::{InferenceApi, RoutingFields, without_transfer_members};
 
-/// Bytes of text per token, for prompts that are not tokenised here: near the average of English in common
-/// vocabularies. Only ratios between engines matter for load, not the exact count.
+/// Bytes of text per token, for prompts that are not tokenized here: about the average of English in common vocabularies. Only
+/// ratios between engines matter for load, not the exact count.
 const BYTES_PER_TOKEN: u64 = 4;
-/// Answer length assumed where the client sets no limit, for the load book.
+/// Output length assumed for load estimates if the client sets no limit.
 const DEFAULT_OUTPUT_TOKENS: u32 = 512;
 
-/// A body as engines may have it.
+/// A body without members that steer KV transfer.
 pub(super) struct RequestContent {
     pub(super) body: Bytes,
     pub(super) parsed: ParsedContent,
-    /// Whether something was taken out.
+    /// Whether anything was removed from the body.
     pub(super) stripped: bool,
 }
 
-/// What the gateway parses from a request's body.
+/// Fields that the gateway parses from a request's body.
 #[derive(Default)]
 pub(super) struct ParsedContent {
     pub(super) request: Option<scheduler::RequestProfile>,
     pub(super) model: Option<Arc<str>>,
-    pub(super) head: RoutingFields<'static>,
+    pub(super) fields: RoutingFields<'static>,
 }
 
-/// Parses the body, and removes members that steer KV transfer. Engines may parse a body as JSON whatever its content type, so it is read
-/// as JSON here unless it is a form, on a path that takes forms.
+/// Parses the body, and removes members that steer KV transfer. Engines may parse a body as JSON whatever its content type, so it
+/// is parsed as JSON here unless it is a form, on a path that accepts forms.
 pub(super) fn read_content(
     gateway: &GatewayContext,
     api: InferenceApi,
@@ -54,38 +54,40 @@ pub(super) fn read_content(
             return Ok(RequestContent { body, parsed: ParsedContent::default(), stripped: false });
         }
         if media_type == MediaType::UrlEncoded {
-            // A JSON text can be a form as well: an engine would find other fields in it than the gateway.
-            return Err(unsupported("forms are taken as multipart/form-data only".to_owned()));
+            // A JSON text can be a valid form as well: an engine would find other fields in it than the gateway.
+            return Err(unsupported("forms must be sent as multipart/form-data".to_owned()));
         }
         if media_type == MediaType::Form {
             if !takes_forms(parts.uri.path()) {
                 return Err(unsupported(format!(
-                    "{} takes JSON, not a form; send application/json",
+                    "{} accepts JSON, not a form; send application/json",
                     parts.uri.path()
                 )));
             }
-            let content_type =
-                parts.headers.get(CONTENT_TYPE).ok_or_else(|| unsupported("no type".to_owned()))?;
+            let content_type = parts
+                .headers
+                .get(CONTENT_TYPE)
+                .ok_or_else(|| unsupported("the request has no Content-Type".to_owned()))?;
             let (body, stripped) = without_transfer_fields(content_type, body)
                 .map_err(|error| ApiError::new(ApiErrorCode::InvalidRequest, error.to_string()))?;
             return Ok(RequestContent { body, parsed: ParsedContent::default(), stripped });
         }
     }
-    let described = match describe_body(gateway, api, parts, &body) {
+    let parsed = match describe_body(gateway, api, parts, &body) {
         Err(error)
             if api == InferenceApi::Other
                 && media_type == MediaType::Other
                 && error.code == ApiErrorCode::InvalidJson =>
         {
             return Err(unsupported(format!(
-                "the body is not a JSON object and has no supported Content-Type; {} takes application/json",
+                "the body is not a JSON object and has no supported Content-Type; {} accepts application/json",
                 parts.uri.path()
             )));
         }
-        described => described?,
+        parsed => parsed?,
     };
-    if !described.head.has_transfer_members {
-        return Ok(RequestContent { body, parsed: described, stripped: false });
+    if !parsed.fields.has_transfer_members {
+        return Ok(RequestContent { body, parsed, stripped: false });
     }
     let body = without_transfer_members(body).map_err(|_| {
         ApiError::new(
@@ -93,8 +95,8 @@ pub(super) fn read_content(
             "the body cannot be searched for members that steer KV transfer",
         )
     })?;
-    let described = describe_body(gateway, api, parts, &body)?;
-    Ok(RequestContent { body, parsed: described, stripped: true })
+    let parsed = describe_body(gateway, api, parts, &body)?;
+    Ok(RequestContent { body, parsed, stripped: true })
 }
 
 fn describe_body(
@@ -105,12 +107,12 @@ fn describe_body(
 ) -> Result<ParsedContent, ApiError> {
     let fleet = gateway.dispatcher.fleet.current();
     let caller = parts.extensions.get::<AuthenticatedCaller>();
-    let head = RoutingFields::read(api, body)?;
-    let named = find_model(&fleet, api, head.model.as_deref())?;
-    let request =
-        named.map(|model| gateway.priority_headers.apply(&parts.headers, caller, describe(model, &head)));
-    let model = named.and_then(|model| fleet.model_name(model).cloned());
-    Ok(ParsedContent { request, model, head: head.without_model() })
+    let fields = RoutingFields::read(api, body)?;
+    let model_index = find_model(&fleet, api, fields.model.as_deref())?;
+    let request = model_index
+        .map(|model| gateway.priority_headers.apply(&parts.headers, caller, describe(model, &fields)));
+    let model = model_index.and_then(|model| fleet.model_name(model).cloned());
+    Ok(ParsedContent { request, model, fields: fields.without_model() })
 }
 
 fn find_model(
@@ -121,37 +123,37 @@ fn find_model(
     match name {
         Some(name) => match fleet.model(name) {
             Ok(model) => Ok(Some(model)),
-            Err(why) => Err(model_error(fleet, name, why)),
+            Err(reason) => Err(model_error(fleet, name, reason)),
         },
         None => match fleet.only_model() {
             Some(model) => Ok(Some(model)),
             None if fleet.served_models().is_empty() => Err(no_engine("no engine is ready yet; retry soon")),
             None if api == InferenceApi::Other => Ok(None),
             None => {
-                let text = format!("`model` is missing, and there is more than one; {}", served(fleet));
+                let text = format!("`model` is missing, and there is more than one; {}", served_list(fleet));
                 Err(ApiError::new(ApiErrorCode::InvalidRequest, text).param("model"))
             }
         },
     }
 }
 
-/// Why a request for a model cannot be served. Only a model that no listed engine has ever served is not found.
-pub(super) fn model_error(fleet: &FleetSnapshot, name: &str, why: ModelUnavailable) -> ApiError {
-    let silent = fleet.unusable.len();
-    match why {
+/// Why a request for a model cannot be served. A model is "not found" only if no listed engine has ever served it.
+pub(super) fn model_error(fleet: &FleetSnapshot, name: &str, reason: ModelUnavailable) -> ApiError {
+    let unusable = fleet.unusable.len();
+    match reason {
         ModelUnavailable::Outage => no_engine(format!(
-            "no engine that serves {name:?} can be used now; GET /ready gives each engine's reason"
+            "no engine that serves {name:?} is usable now; GET /ready gives each engine's reason"
         )),
         ModelUnavailable::Undetermined if fleet.served_models().is_empty() => {
             no_engine("no engine is ready yet; retry soon")
         }
         ModelUnavailable::Undetermined => no_engine(format!(
-            "no engine that is ready serves {name:?}, and {silent} cannot be used, some of which have not reported yet what they \
-             serve (GET /ready gives the reasons); {}",
-            served(fleet)
+            "no ready engine serves {name:?}, and {unusable} engines are not usable, some of which have not reported their models \
+             yet (GET /ready gives the reasons); {}",
+            served_list(fleet)
         )),
         ModelUnavailable::NotFound => {
-            let text = format!("`model` is {name:?}, which no engine serves; {}", served(fleet));
+            let text = format!("`model` is {name:?}, which no engine serves; {}", served_list(fleet));
             ApiError::new(ApiErrorCode::ModelNotFound, text).param("model")
         }
     }
@@ -163,22 +165,22 @@ fn no_engine(text: impl Into<String>) -> ApiError {
     error
 }
 
-fn served(fleet: &FleetSnapshot) -> String {
+fn served_list(fleet: &FleetSnapshot) -> String {
     let names: Vec<&str> = fleet.served_models().iter().map(AsRef::as_ref).collect();
     if names.is_empty() {
         "no engine is ready yet".to_owned()
     } else {
-        format!("served are: {}", names.join(", "))
+        format!("served models: {}", names.join(", "))
     }
 }
 
-fn describe(model: scheduler::ModelIndex, head: &RoutingFields<'_>) -> scheduler::RequestProfile {
-    let tokens = head.prompt_ids + head.prompt_bytes / BYTES_PER_TOKEN;
+fn describe(model: scheduler::ModelIndex, fields: &RoutingFields<'_>) -> scheduler::RequestProfile {
+    let tokens = fields.prompt_ids + fields.prompt_bytes / BYTES_PER_TOKEN;
     scheduler::RequestProfile {
         model,
         input_tokens: u32::try_from(tokens.max(1)).unwrap_or(u32::MAX),
-        output_tokens: head.max_output_tokens.unwrap_or(DEFAULT_OUTPUT_TOKENS),
-        sequences: head.sequences(),
+        output_tokens: fields.max_output_tokens.unwrap_or(DEFAULT_OUTPUT_TOKENS),
+        sequences: fields.sequences(),
         priority: 0,
         session: None,
         tenant: None,

@@ -1,5 +1,5 @@
-//! Requests that a browser makes for a page of another origin: refused where they change something, and at the clients' listener allowed
-//! for the origins that the settings name (CORS).
+//! Cross-origin requests of browsers: rejected where they change state, and at the public listener allowed for the configured
+//! origins (CORS).
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -19,9 +19,9 @@ use crate::error::{ApiError, ApiErrorCode};
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
-/// What pages may read of an answer beside its body.
+/// Response headers that pages may read.
 const EXPOSED: HeaderValue = HeaderValue::from_static("x-request-id, retry-after");
-/// How long a browser may remember the answer to a preflight; Chromium takes at most two hours.
+/// How long a browser may cache the response to a preflight, in seconds; Chromium caps it at two hours.
 const MAX_AGE: HeaderValue = HeaderValue::from_static("7200");
 
 /// An origin whose pages may send requests, or `*` for all.
@@ -41,7 +41,7 @@ impl FromStr for CorsOrigin {
             return Ok(Self(text.to_owned()));
         }
         Err(format!(
-            "{text:?} is no origin; give one as browsers send it, such as https://chat.example, or * for all"
+            "{text:?} is not an origin; give one as browsers send it, such as https://chat.example, or * for all"
         ))
     }
 }
@@ -52,15 +52,18 @@ impl CorsOrigin {
     }
 }
 
-/// The clients' listener, if the settings name origins: answers preflights of origins that are allowed, and lets their pages read answers.
+/// Public listener with configured origins: answers preflights of allowed origins, and lets their pages read responses.
 pub(super) async fn apply_cors(
     State(gateway): State<Arc<GatewayContext>>,
     request: Request,
     next: Next,
 ) -> Response<Body> {
     let allowed = &gateway.cors_origins;
-    let origin =
-        request.headers().get(ORIGIN).filter(|origin| allowed.iter().any(|one| one.allows(origin))).cloned();
+    let origin = request
+        .headers()
+        .get(ORIGIN)
+        .filter(|origin| allowed.iter().any(|allowed_origin| allowed_origin.allows(origin)))
+        .cloned();
     let is_preflight =
         request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);
     let mut response = match &origin {
@@ -68,7 +71,7 @@ pub(super) async fn apply_cors(
         _ => next.run(request).await,
     };
     let headers = response.headers_mut();
-    // An answer without the permission must not be kept for an origin that has it.
+    // A response without the CORS headers must not be cached for an allowed origin.
     headers.append(VARY, HeaderValue::from_static("origin"));
     if let Some(origin) = origin {
         headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
@@ -77,20 +80,19 @@ pub(super) async fn apply_cors(
     response
 }
 
-fn preflight(asked: &HeaderMap) -> Response<Body> {
+fn preflight(request_headers: &HeaderMap) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::NO_CONTENT;
     let headers = response.headers_mut();
     headers.insert(ACCESS_CONTROL_ALLOW_METHODS, METHODS);
     headers.insert(ACCESS_CONTROL_MAX_AGE, MAX_AGE);
-    if let Some(names) = asked.get(ACCESS_CONTROL_REQUEST_HEADERS) {
+    if let Some(names) = request_headers.get(ACCESS_CONTROL_REQUEST_HEADERS) {
         headers.insert(ACCESS_CONTROL_ALLOW_HEADERS, names.clone());
     }
     response
 }
 
-/// The admin listener: a page of another site can make a browser on this machine send a simple request. Nothing but reading is done for
-/// it.
+/// Admin listener: a page of another site can make a browser on this machine send a simple request. Only reads are allowed.
 pub(super) async fn reject_cross_origin(
     State(gateway): State<Arc<GatewayContext>>,
     request: Request,
@@ -98,8 +100,8 @@ pub(super) async fn reject_cross_origin(
 ) -> Response<Body> {
     let only_reads = matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS);
     if !only_reads && is_cross_origin(request.headers()) {
-        gateway.metrics.refusals.record_rejected("foreign_origin");
-        let text = "a page of another origin has sent this request; the admin listener takes it from its own pages and from programs";
+        gateway.metrics.refusals.record_rejected("cross_origin");
+        let text = "cross-origin request rejected; the admin listener accepts requests that change state only from its own pages and from programs";
         return ApiError::new(ApiErrorCode::InsufficientPermissions, text).response();
     }
     next.run(request).await
@@ -112,8 +114,8 @@ fn is_cross_origin(headers: &HeaderMap) -> bool {
     }
     let Some(origin) = headers.get(ORIGIN) else { return false };
     let host = headers.get(HOST).and_then(|host| host.to_str().ok());
-    let own = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, host)| host);
-    own.is_none() || own != host
+    let origin_host = origin.to_str().ok().and_then(|origin| origin.split_once("://")).map(|(_, host)| host);
+    origin_host.is_none() || origin_host != host
 }
 
 #[cfg(test)]
@@ -136,30 +138,30 @@ mod tests {
         ] {
             assert!(bad.parse::<CorsOrigin>().is_err(), "{bad}");
         }
-        let one: CorsOrigin = "https://chat.example".parse().unwrap();
-        assert!(one.allows(&HeaderValue::from_static("https://chat.example")));
-        assert!(!one.allows(&HeaderValue::from_static("https://chat.example.evil")));
-        assert!(!one.allows(&HeaderValue::from_static("http://chat.example")));
+        let allowed_origin: CorsOrigin = "https://chat.example".parse().unwrap();
+        assert!(allowed_origin.allows(&HeaderValue::from_static("https://chat.example")));
+        assert!(!allowed_origin.allows(&HeaderValue::from_static("https://chat.example.evil")));
+        assert!(!allowed_origin.allows(&HeaderValue::from_static("http://chat.example")));
     }
 
     #[test]
     fn cross_origin_pages_are_distinguished() {
-        let foreign = |pairs: &[(&'static str, &'static str)]| {
+        let is_foreign = |pairs: &[(&'static str, &'static str)]| {
             let pairs = pairs
                 .iter()
                 .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)));
             is_cross_origin(&pairs.collect())
         };
-        assert!(!foreign(&[("host", "a:9000")]));
-        assert!(!foreign(&[
+        assert!(!is_foreign(&[("host", "a:9000")]));
+        assert!(!is_foreign(&[
             ("host", "a:9000"),
             ("origin", "http://a:9000"),
             ("sec-fetch-site", "same-origin")
         ]));
-        assert!(foreign(&[("host", "a:9000"), ("origin", "http://evil")]));
-        assert!(foreign(&[("host", "a:9000"), ("origin", "null")]));
-        assert!(foreign(&[("host", "a:9000"), ("origin", "http://a:8000")]));
-        assert!(foreign(&[("host", "a:9000"), ("sec-fetch-site", "cross-site")]));
-        assert!(foreign(&[("host", "a:9000"), ("sec-fetch-site", "same-site")]));
+        assert!(is_foreign(&[("host", "a:9000"), ("origin", "http://evil")]));
+        assert!(is_foreign(&[("host", "a:9000"), ("origin", "null")]));
+        assert!(is_foreign(&[("host", "a:9000"), ("origin", "http://a:8000")]));
+        assert!(is_foreign(&[("host", "a:9000"), ("sec-fetch-site", "cross-site")]));
+        assert!(is_foreign(&[("host", "a:9000"), ("sec-fetch-site", "same-site")]));
     }
 }

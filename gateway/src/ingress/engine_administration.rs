@@ -1,4 +1,5 @@
-//! `/engines/{id}/{path}` on the admin listener: one engine's own paths, adapters, caches and weights among them, for administrators.
+//! `/engines/{id}/{path}` on the admin listener: forwards administrators' requests to one engine, e.g. for adapters, caches and
+//! weights.
 
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use super::headers::{REQUEST_ID, request_id, to_client};
 use super::media_type::check_encoding;
 use crate::error::{ApiError, ApiErrorCode};
 
-/// Sends the request to the engine that it names, and passes its answer on.
+/// Forwards the request to the engine in the path, and returns its response.
 pub(super) async fn forward(
     State(gateway): State<Arc<GatewayContext>>,
     Path((id, _)): Path<(String, String)>,
@@ -42,11 +43,12 @@ async fn exchange(
     let (mut parts, body) = request.into_parts();
     check_encoding(&parts.headers)?;
     let body = gateway.bodies.collect(&mut parts, body).await?;
-    // As it came, behind `/engines/` and the id. The engine's address is the first part of the URL, so that no path leads elsewhere.
+    // The unmodified rest of the path after `/engines/` and the id. The engine's address is the first part of the URL, so that no
+    // path can change the host.
     let target = parts.uri.path_and_query().map_or("", |target| target.as_str());
     let target = target.splitn(4, '/').nth(3).unwrap_or_default();
     let url = format!("{}/{target}", engine.url.trim_end_matches('/'));
-    tracing::info!(engine = %engine.id, method = %parts.method, path = parts.uri.path(), "engine administration");
+    tracing::info!(engine = %engine.id, method = %parts.method, path = parts.uri.path(), "engine administration request");
     let mut outgoing =
         gateway.engine_client.request(parts.method, url).header(REQUEST_ID, request_id).body(body);
     for name in [ACCEPT, CONTENT_TYPE] {
@@ -58,13 +60,13 @@ async fn exchange(
     if let Some(key) = &gateway.engine_key {
         outgoing = outgoing.header(AUTHORIZATION, key);
     }
-    let answer = outgoing.send().await.map_err(|error| {
+    let engine_response = outgoing.send().await.map_err(|error| {
         let code = if error.is_timeout() { ApiErrorCode::EngineTimeout } else { ApiErrorCode::WorkerFailed };
         ApiError::new(code, format!("engine {}: {}", engine.id, error.without_url()))
     })?;
     let mut response = Response::new(Body::empty());
-    *response.status_mut() = answer.status();
-    *response.headers_mut() = answer.headers().clone();
+    *response.status_mut() = engine_response.status();
+    *response.headers_mut() = engine_response.headers().clone();
     to_client(response.headers_mut());
-    Ok(response.map(|_| Body::from_stream(answer.bytes_stream())))
+    Ok(response.map(|_| Body::from_stream(engine_response.bytes_stream())))
 }

@@ -1,4 +1,4 @@
-//! An engine's refusal of a request, in the shape that OpenAI's clients read.
+//! Converts an engine's rejection of a request into OpenAI's error format.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::error::retry_after;
 
 /// Longest message that is passed on.
 const MAX_MESSAGE_LEN: usize = 2000;
-/// Where engines begin to quote what they were sent (with the members that the gateway added) or their own source files.
+/// Markers after which engines quote their input (with the members that the gateway added) or their own source files.
 const INTERNAL_MARKERS: [&str; 3] = ["'input':", "\n\n  File ", "Traceback (most recent call last)"];
 
-/// The response for an engine's 4xx answer. `{"error": {…}}` stays as it is; SGLang's flat form and plain text are wrapped. Messages lose what
-/// only concerns the inside of the fleet.
+/// The response for an engine's 4xx response. `{"error": {…}}` stays as it is; SGLang's flat form and plain text are wrapped.
+/// Messages are cut before internal details of the fleet.
 pub(super) fn engine_error(status: StatusCode, body: &Bytes, after: Option<Duration>) -> Response<Body> {
     let error = match serde_json::from_slice::<Value>(body) {
         Ok(Value::Object(mut object)) => match object.remove("error") {
@@ -30,19 +30,19 @@ pub(super) fn engine_error(status: StatusCode, body: &Bytes, after: Option<Durat
     let message = match (&error["message"], &error["detail"]) {
         (Value::String(text), _) | (_, Value::String(text)) => redact(text),
         (_, detail) if !detail.is_null() => redact(&detail.to_string()),
-        _ => format!("the engine answered {status}"),
+        _ => format!("the engine responded with {status}"),
     };
-    let or = |key: &str, default: &str| match &error[key] {
+    let text_or = |key: &str, default: &str| match &error[key] {
         Value::String(text) if !text.is_empty() => text.clone(),
         _ => default.to_owned(),
     };
-    let answer = json!({"error": {
+    let error_body = json!({"error": {
         "message": message,
-        "type": or("type", "invalid_request_error"),
+        "type": text_or("type", "invalid_request_error"),
         "param": error["param"],
-        "code": or("code", "engine_rejected"),
+        "code": text_or("code", "engine_rejected"),
     }});
-    let mut response = Response::new(Body::from(answer.to_string()));
+    let mut response = Response::new(Body::from(error_body.to_string()));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     if let Some(after) = after {
@@ -52,7 +52,8 @@ pub(super) fn engine_error(status: StatusCode, body: &Bytes, after: Option<Durat
 }
 
 fn redact(message: &str) -> String {
-    let end = INTERNAL_MARKERS.iter().filter_map(|mark| message.find(mark)).min().unwrap_or(message.len());
+    let end =
+        INTERNAL_MARKERS.iter().filter_map(|marker| message.find(marker)).min().unwrap_or(message.len());
     let mut end = end.min(MAX_MESSAGE_LEN);
     while !message.is_char_boundary(end) {
         end -= 1;
@@ -66,7 +67,7 @@ mod tests {
 
     use super::*;
 
-    async fn shown(body: &'static str) -> Value {
+    async fn converted(body: &'static str) -> Value {
         let response = engine_error(StatusCode::BAD_REQUEST, &Bytes::from_static(body.as_bytes()), None);
         assert_eq!(response.status(), StatusCode::BAD_REQUEST);
         let body = response.into_body().collect().await.unwrap().to_bytes();
@@ -74,29 +75,31 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_shape_becomes_openais() {
+    async fn every_error_format_is_converted_to_openais() {
         let vllm =
-            shown(r#"{"error":{"message":"bad n","type":"BadRequestError","param":"n","code":400}}"#).await;
+            converted(r#"{"error":{"message":"bad n","type":"BadRequestError","param":"n","code":400}}"#)
+                .await;
         assert_eq!(
             vllm,
             json!({"message":"bad n","type":"BadRequestError","param":"n","code":"engine_rejected"})
         );
-        let sglang =
-            shown(r#"{"object":"error","message":"too long","type":"BadRequest","param":null,"code":400}"#)
-                .await;
+        let sglang = converted(
+            r#"{"object":"error","message":"too long","type":"BadRequest","param":null,"code":400}"#,
+        )
+        .await;
         assert_eq!(
             sglang,
             json!({"message":"too long","type":"BadRequest","param":null,"code":"engine_rejected"})
         );
-        assert_eq!(shown("nope").await["message"], "nope");
-        assert_eq!(shown(r#"{"detail":[{"loc":["body"]}]}"#).await["message"], r#"[{"loc":["body"]}]"#);
-        assert_eq!(shown(r#"{"error":"short"}"#).await["message"], "short");
+        assert_eq!(converted("nope").await["message"], "nope");
+        assert_eq!(converted(r#"{"detail":[{"loc":["body"]}]}"#).await["message"], r#"[{"loc":["body"]}]"#);
+        assert_eq!(converted(r#"{"error":"short"}"#).await["message"], "short");
     }
 
     #[tokio::test]
-    async fn the_inside_of_the_fleet_stays_inside() {
+    async fn internal_details_are_removed_from_messages() {
         let body = r#"{"message":"1 validation error:\n {'type': 'float', 'msg': 'not a number', 'input': {'bootstrap_host': '10.0.0.1'}}\n\n  File \"/opt/x.py\""}"#;
-        let message = shown(body).await["message"].as_str().unwrap().to_owned();
+        let message = converted(body).await["message"].as_str().unwrap().to_owned();
         assert!(message.contains("not a number"), "{message}");
         assert!(!message.contains("10.0.0.1") && !message.contains("/opt"), "{message}");
     }

@@ -1,4 +1,4 @@
-//! `/debug/fleet`: everything that the console shows, at one moment. The form is described in `docs/console.md`.
+//! `/debug/fleet`: the data of the console. The format is described in `docs/console.md`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,32 +22,32 @@ use crate::feedback::RequestTotals;
 use crate::fleet::{FleetSnapshot, PromptCountSnapshot, domain_name};
 use crate::predict::StoreViewStatus;
 
-/// Grows when a member is removed or means something else. New members are added without.
-const SCHEMA_VERSION: u32 = 1;
+/// Increases when a member is removed or changes its meaning. New members do not increase it.
+const SCHEMA_VERSION: u32 = 2;
 /// Reason of a suspect engine.
 const SUSPECT: &str = "suspect: it accepts requests but produces no output";
-/// However many look, it is made anew no more often than this.
+/// The response is rebuilt at most once per this interval, whatever the number of readers.
 const CACHE_TTL: Duration = Duration::from_millis(500);
 
-/// What the answer needs besides the gateway's other parts.
+/// Cache of the rendered response.
 #[derive(Debug)]
 pub(crate) struct FleetStatusCache {
     policy: PolicyName,
     started: Instant,
-    /// The last answer, and when it was made. Whoever asks meanwhile waits for the one who makes the next.
+    /// The last response, and when it was built. Concurrent requests wait for the one that rebuilds it.
     cached: Mutex<Option<(Instant, Bytes)>>,
 }
 
 #[derive(Serialize)]
 struct FleetStatusResponse<'a> {
-    form: u32,
+    schema_version: u32,
     /// Seconds since 1970.
     now: f64,
     gateway: GatewayStatus,
     totals: RequestTotals,
     index: IndexStatus,
     models: Vec<&'a str>,
-    /// `null` if the gateway was told of no store.
+    /// `null` without `--mooncake-admin`.
     store: Option<StoreViewStatus>,
     instances: Vec<FleetInstanceStatus<'a>>,
 }
@@ -61,12 +61,12 @@ struct GatewayStatus {
     draining: bool,
     generation: u64,
     /// Requests that wait for engines.
-    held: usize,
+    queued: usize,
 }
 
 #[derive(Serialize)]
 struct IndexStatus {
-    pages: usize,
+    blocks: usize,
     bytes: usize,
 }
 
@@ -78,15 +78,15 @@ struct FleetInstanceStatus<'a> {
     source: String,
     place: &'a PhysicalLocation,
     workload: &'a KubernetesWorkload,
-    /// `serving`, `not_ready` (with a reason), `unhealthy` (health checks fail) or `paused` (its breaker is open, or with a
-    /// reason, it is suspect).
+    /// `serving`, `not_ready` (with a reason), `unhealthy` (health checks fail) or `paused` (its breaker is open, or with a reason,
+    /// it is suspect).
     state: &'static str,
     reason: Option<&'a str>,
-    /// `null` before the engine has told.
+    /// `null` until the engine has been probed.
     engine: Option<&'static str>,
     version: Option<&'a str>,
     models: &'a [String],
-    /// By what it hands over; engines of different kinds make no pair.
+    /// Hand-over protocol; only engines with equal protocols form a pair.
     handover: Option<&'static str>,
     uses_store: bool,
     /// Requests of this gateway on the engine.
@@ -101,7 +101,7 @@ struct InstanceLoadStatus {
     waiting_tokens: u64,
     wait_s: f64,
     decode_tokens: u64,
-    /// What the engine itself has told last, with the traffic of other gateways.
+    /// The latest load that the engine reported, including requests of other gateways.
     reported: Option<ReportedLoadStatus>,
 }
 
@@ -110,11 +110,10 @@ struct ReportedLoadStatus {
     running: u32,
     waiting: u32,
     used_tokens: u64,
-    /// 0 if it does not tell.
+    /// 0 if the engine does not report it.
     capacity_tokens: u64,
 }
 
-/// Answers `/debug/fleet`.
 pub(super) async fn fleet(State(gateway): State<Arc<GatewayContext>>) -> Response<Body> {
     let mut response = Response::new(Body::from(gateway.fleet_status.response(&gateway)));
     let headers = response.headers_mut();
@@ -128,33 +127,33 @@ impl FleetStatusCache {
         Self { policy, started: Instant::now(), cached: Mutex::default() }
     }
 
-    /// The answer, at most [`CACHE_TTL`] old.
+    /// The response, at most [`CACHE_TTL`] old.
     fn response(&self, gateway: &GatewayContext) -> Bytes {
-        let mut made = self.cached.lock();
-        if let Some((at, answer)) = &*made
-            && at.elapsed() < CACHE_TTL
+        let mut cached = self.cached.lock();
+        if let Some((built_at, response)) = &*cached
+            && built_at.elapsed() < CACHE_TTL
         {
-            return answer.clone();
+            return response.clone();
         }
-        let answer = Bytes::from(self.render(gateway));
-        *made = Some((Instant::now(), answer.clone()));
-        answer
+        let response = Bytes::from(self.render(gateway));
+        *cached = Some((Instant::now(), response.clone()));
+        response
     }
 
     fn render(&self, gateway: &GatewayContext) -> String {
-        let desk = &gateway.dispatcher.admission;
+        let queue = &gateway.dispatcher.admission;
         let topology = gateway.dispatcher.topology.current();
-        let (fleet, loads) = desk.loads();
+        let (fleet, loads) = queue.loads();
         let with_load = fleet.members.iter().zip(&loads).enumerate();
         let by_id: HashMap<_, _> =
-            with_load.map(|(at, (member, load))| (&member.instance.id, (at, load))).collect();
+            with_load.map(|(position, (member, load))| (&member.instance.id, (position, load))).collect();
         let instances = topology
             .instances
             .iter()
             .map(|instance| FleetInstanceStatus::of(instance, &fleet, by_id.get(&instance.id).copied()));
         let size = gateway.index.size();
-        let answer = FleetStatusResponse {
-            form: SCHEMA_VERSION,
+        let response = FleetStatusResponse {
+            schema_version: SCHEMA_VERSION,
             now: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64(),
             gateway: GatewayStatus {
                 release: env!("CARGO_PKG_VERSION"),
@@ -163,24 +162,24 @@ impl FleetStatusCache {
                 ready: fleet.can_serve(),
                 draining: gateway.draining.is_cancelled(),
                 generation: topology.generation,
-                held: desk.queued(),
+                queued: queue.queued(),
             },
             totals: gateway.metrics.totals(),
-            index: IndexStatus { pages: size.blocks, bytes: size.bytes },
+            index: IndexStatus { blocks: size.blocks, bytes: size.bytes },
             models: fleet.served_models().iter().map(AsRef::as_ref).collect(),
             store: gateway.predictor.store_status(),
             instances: instances.collect(),
         };
-        serde_json::to_string(&answer).unwrap_or_else(|error| {
-            // Not reached: there is nothing in it that JSON cannot say.
-            tracing::error!(%error, "the fleet's state cannot be written");
+        serde_json::to_string(&response).unwrap_or_else(|error| {
+            // Unreachable: all values can be represented in JSON.
+            tracing::error!(%error, "cannot serialize the fleet status");
             "{}".to_owned()
         })
     }
 }
 
 impl<'a> FleetInstanceStatus<'a> {
-    /// `member`: its position in the fleet and its load, if it may be sent requests.
+    /// `member`: its position in the fleet and its load, if it is usable.
     fn of(
         instance: &'a EngineInstance,
         fleet: &FleetSnapshot,
@@ -190,7 +189,7 @@ impl<'a> FleetInstanceStatus<'a> {
         let facts = instance.facts.as_ref();
         let (state, reason) = match &instance.readiness {
             InstanceReadiness::NotReady { reason } => ("not_ready", Some(reason.as_str())),
-            InstanceReadiness::Ready if member.is_none() => ("not_ready", Some("seen only just now")),
+            InstanceReadiness::Ready if member.is_none() => ("not_ready", Some("discovered, not yet usable")),
             InstanceReadiness::Ready => match endpoint {
                 Some(endpoint) if !endpoint.is_healthy() => ("unhealthy", None),
                 Some(endpoint) if endpoint.breaker.is_open() => ("paused", None),
@@ -198,7 +197,7 @@ impl<'a> FleetInstanceStatus<'a> {
                 _ => ("serving", None),
             },
         };
-        let in_cluster = member.and_then(|(at, _)| fleet.cluster.instances().get(at));
+        let in_cluster = member.and_then(|(position, _)| fleet.cluster.instances().get(position));
         Self {
             id: &instance.id.0,
             url: &instance.url,

@@ -1,8 +1,8 @@
-//! `multipart/form-data` (RFC 7578) without the fields that steer KV transfer. Engines take audio this way, with parameters beside it, and
-//! read some fields as JSON (vLLM's `vllm_xargs`).
+//! `multipart/form-data` (RFC 7578) without the fields that steer KV transfer. Engines accept audio in this format, with parameters
+//! in other fields, and parse some fields as JSON (vLLM's `vllm_xargs`).
 //!
-//! Parsers of forms differ in what they forgive. Here nothing is forgiven: what clients do not write is refused, so that an engine cannot
-//! find another field in a form than the gateway has found.
+//! Form parsers differ in which malformed input they accept. This one accepts none: unusual syntax is rejected, so that an engine
+//! cannot find a field in a form that the gateway has not found.
 
 use std::collections::BTreeSet;
 
@@ -12,49 +12,49 @@ use memchr::memmem;
 
 use crate::request_body::{MemberSearchError, is_transfer_member, without_transfer_members};
 
-/// RFC 2046's limit.
+/// Longest boundary that RFC 2046 allows.
 const MAX_BOUNDARY_LEN: usize = 70;
-/// Fields of one form.
+/// Most fields in one form.
 const MAX_FIELDS: usize = 1024;
-/// Headers of one field.
+/// Most headers of one field.
 const MAX_FIELD_HEADERS: usize = 8;
 
-/// Why a form is refused.
+/// Why a form is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum FormDataError {
     #[error("the content type has no boundary, or one that RFC 2046 does not allow")]
     Boundary,
-    #[error("the form does not begin with its boundary and end with it; send it as RFC 7578 has it")]
+    #[error("the form does not begin and end with its boundary; send it as RFC 7578 requires")]
     Framing,
     #[error("the form has more than {MAX_FIELDS} fields")]
     TooManyFields,
     #[error(
-        "a field's headers cannot be read: one `Content-Disposition: form-data; name=\"…\"`, without escapes, is needed"
+        "a field's headers are invalid: one `Content-Disposition: form-data; name=\"…\"` without escapes is required"
     )]
     FieldHeaders,
     #[error("a field nests deeper than 127 levels; flatten it")]
     TooDeep,
 }
 
-/// `body` without those fields; the others stay as they are. The flag: whether any field was removed.
+/// Returns `body` without those fields; the others are unchanged. The flag says whether any field was removed.
 pub(super) fn without_transfer_fields(
     content_type: &HeaderValue,
     body: Bytes,
 ) -> Result<(Bytes, bool), FormDataError> {
     let boundary = content_type.to_str().ok().and_then(boundary).ok_or(FormDataError::Boundary)?;
     let fields = split(&body, boundary)?;
-    let mut kept = Vec::with_capacity(fields.len());
+    let mut sanitized = Vec::with_capacity(fields.len());
     let mut changed = false;
     for field in fields {
         let after = strip_field(&field)?;
         changed |= after.as_ref() != Some(&field);
-        kept.extend(after);
+        sanitized.extend(after);
     }
     if !changed {
         return Ok((body, false));
     }
     let mut form = BytesMut::with_capacity(body.len());
-    for field in &kept {
+    for field in &sanitized {
         form.extend_from_slice(format!("--{boundary}\r\n").as_bytes());
         form.extend_from_slice(field);
         form.extend_from_slice(b"\r\n");
@@ -63,7 +63,7 @@ pub(super) fn without_transfer_fields(
     Ok((form.freeze(), true))
 }
 
-/// The only parameter `boundary` of a content type.
+/// The parameter `boundary` of a content type, if there is exactly one.
 fn boundary(content_type: &str) -> Option<&str> {
     let mut found = None;
     for parameter in content_type.split(';').skip(1) {
@@ -78,18 +78,18 @@ fn boundary(content_type: &str) -> Option<&str> {
     ((1..=MAX_BOUNDARY_LEN).contains(&value.len()) && value.bytes().all(allowed)).then_some(value)
 }
 
-/// The fields with their headers.
+/// Splits a form into its fields, each with its headers.
 fn split(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, FormDataError> {
     let opening = format!("--{boundary}");
     let delimiter = format!("\r\n--{boundary}");
-    let mut at = opening.len();
+    let mut offset = opening.len();
     if !body.starts_with(opening.as_bytes()) {
         return Err(FormDataError::Framing);
     }
     let finder = memmem::Finder::new(delimiter.as_bytes());
     let mut fields = Vec::new();
     loop {
-        let rest = &body[at..];
+        let rest = &body[offset..];
         if matches!(rest, b"--" | b"--\r\n") {
             return Ok(fields);
         }
@@ -99,19 +99,19 @@ fn split(body: &Bytes, boundary: &str) -> Result<Vec<Bytes>, FormDataError> {
         if fields.len() == MAX_FIELDS {
             return Err(FormDataError::TooManyFields);
         }
-        at += 2;
-        let end = at + finder.find(&body[at..]).ok_or(FormDataError::Framing)?;
-        fields.push(body.slice(at..end));
-        at = end + delimiter.len();
+        offset += 2;
+        let end = offset + finder.find(&body[offset..]).ok_or(FormDataError::Framing)?;
+        fields.push(body.slice(offset..end));
+        offset = end + delimiter.len();
     }
 }
 
-/// The field as engines may have it; `None` if they may not.
+/// The sanitized field; `None` if it must be removed.
 fn strip_field(field: &Bytes) -> Result<Option<Bytes>, FormDataError> {
     let end = memmem::find(field, b"\r\n\r\n").ok_or(FormDataError::FieldHeaders)?;
     let head = std::str::from_utf8(&field[..end]).map_err(|_| FormDataError::FieldHeaders)?;
     let (name, is_file) = disposition(head).ok_or(FormDataError::FieldHeaders)?;
-    // Some frameworks make one field of `a[b]` and `a.b`.
+    // Some frameworks parse `a[b]` and `a.b` as one field.
     if name.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').any(is_transfer_member) {
         return Ok(None);
     }
@@ -123,7 +123,7 @@ fn strip_field(field: &Bytes) -> Result<Option<Bytes>, FormDataError> {
         Ok(cleaned) if cleaned == value => Ok(Some(field.clone())),
         Ok(cleaned) => Ok(Some(Bytes::from([&field[..end + 4], &cleaned].concat()))),
         Err(MemberSearchError::TooDeep) => Err(FormDataError::TooDeep),
-        // A prompt may begin with a brace. No engine reads parameters from what is not JSON.
+        // A prompt may begin with a brace. No engine parses parameters from a text that is not JSON.
         Err(MemberSearchError::NotJson) => Ok(Some(field.clone())),
     }
 }
@@ -134,16 +134,16 @@ fn disposition(head: &str) -> Option<(&str, bool)> {
     for (count, line) in head.split("\r\n").enumerate() {
         let (name, value) = line.split_once(':')?;
         let is_token = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-        let is_clean = !name.is_empty()
+        let is_valid = !name.is_empty()
             && name.bytes().all(is_token)
             && !value.contains(|c: char| c.is_control() && c != '\t');
-        if count >= MAX_FIELD_HEADERS || !is_clean {
+        if count >= MAX_FIELD_HEADERS || !is_valid {
             return None;
         }
         if name.eq_ignore_ascii_case("content-disposition") && found.replace(value).is_some() {
             return None;
         }
-        // Engines' parsers ignore it or follow it, so that they would read another value than is seen here.
+        // Some parsers in engines ignore this header and others follow it: they would read another value than the gateway.
         if name.eq_ignore_ascii_case("content-transfer-encoding")
             && !["binary", "8bit", "7bit"].iter().any(|plain| value.trim().eq_ignore_ascii_case(plain))
         {
@@ -151,7 +151,7 @@ fn disposition(head: &str) -> Option<(&str, bool)> {
         }
     }
     let mut rest = found?.trim().strip_prefix("form-data")?.trim_start();
-    let (mut name, mut seen) = (None, BTreeSet::new());
+    let (mut name, mut parameters) = (None, BTreeSet::new());
     while !rest.is_empty() {
         let (parameter, value) = rest.strip_prefix(';')?.trim_start().split_once('=')?;
         let (value, after) = match value.strip_prefix('"') {
@@ -160,7 +160,7 @@ fn disposition(head: &str) -> Option<(&str, bool)> {
         };
         if value.contains(['\\', '"'])
             || !matches!(parameter, "name" | "filename" | "filename*")
-            || !seen.insert(parameter)
+            || !parameters.insert(parameter)
         {
             return None;
         }
@@ -169,7 +169,7 @@ fn disposition(head: &str) -> Option<(&str, bool)> {
         }
         rest = after.trim_start();
     }
-    Some((name?, seen.len() > 1))
+    Some((name?, parameters.len() > 1))
 }
 
 #[cfg(test)]
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_that_steer_go_and_others_stay() {
+    fn transfer_fields_are_removed_and_others_stay() {
         let file = "content-disposition: form-data; name=\"file\"; filename=\"a b.wav\"\r\nContent-Type: audio/wav\r\n\r\n{\"kv_hints\":1}\0\r\n--b\r\n";
         let model = text("model", "m");
         let prompt = text("prompt", "{speaker} kv_transfer_params");
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn a_form_that_parsers_may_read_differently_is_refused() {
+    fn forms_that_parsers_may_read_differently_are_rejected() {
         for (field, what) in [
             ("Content-Disposition: form-data\r\n\r\n1", "no name"),
             ("X: 1\r\n\r\n1", "no disposition"),

@@ -1,4 +1,4 @@
-//! The journey of one request, from top to bottom.
+//! Handles one request from its arrival to its response.
 
 use std::sync::Arc;
 
@@ -38,7 +38,7 @@ use crate::relay::{
 };
 use crate::request_body::InferenceApi;
 
-/// What every request needs.
+/// Shared state of all request handlers.
 #[derive(Debug)]
 pub(crate) struct GatewayContext {
     pub(crate) dispatcher: RequestDispatcher,
@@ -47,33 +47,32 @@ pub(crate) struct GatewayContext {
     pub(crate) metrics: Arc<GatewayMetrics>,
     pub(crate) traces: Tracer,
     pub(crate) bodies: BodyReader,
-    /// For making tokens of prompts.
     pub(crate) prompt_memory: Arc<MemoryBudget>,
     pub(crate) priority_headers: TenantPriorityHeaders,
     pub(crate) decisions: Arc<DecisionHistory>,
     pub(crate) fleet_status: FleetStatusCache,
-    /// Where engines register, if they may.
+    /// Registry of engines, with `--registration`.
     pub(crate) registry: Option<EngineRegistry>,
-    /// What whoever asks for the workers must know; `None`: nothing.
+    /// Token that `/workers` requires; `None`: no token.
     pub(crate) registration_token: Option<SecretString>,
     pub(crate) access: Arc<AccessControl>,
-    /// What of a protected admin listener needs no token.
+    /// Paths of a protected admin listener that need no authentication.
     pub(crate) admin_open: Vec<UnauthenticatedPath>,
-    /// Engines' paths that clients reach beside the usual ones.
+    /// Additional engine paths that are open to clients.
     pub(crate) inference_paths: Vec<InferencePath>,
     /// Origins whose pages may send requests.
     pub(crate) cors_origins: Vec<CorsOrigin>,
-    /// For administrators' requests to engines.
+    /// Client for administrators' requests to engines.
     pub(crate) engine_client: reqwest::Client,
-    /// What engines are shown in the place of a client's key that was for the gateway.
+    /// Key that replaces the client's key in requests to engines, if the gateway authenticates clients.
     pub(crate) engine_key: Option<HeaderValue>,
-    /// Cancelled when no new work is wanted.
+    /// Cancelled when the drain starts.
     pub(crate) draining: CancellationToken,
     /// Cancelled when open streams must end.
     pub(crate) force_close: CancellationToken,
 }
 
-/// Handles a generation request or a path that is passed through.
+/// Handles a generation request or a passed-through path.
 pub(crate) async fn handle(
     gateway: &GatewayContext,
     api: InferenceApi,
@@ -82,34 +81,34 @@ pub(crate) async fn handle(
     let start = Instant::now();
     let id = request_id(request.headers());
     let span = RequestSpan::start(&gateway.traces, api, &id, (&request, start));
-    let mut feedback = RequestRecorder::new(gateway.metrics.clone(), span, api, start);
+    let mut recorder = RequestRecorder::new(gateway.metrics.clone(), span, api, start);
     let served = tokio::select! {
         biased;
-        served = serve(gateway, api, id.clone(), request, &mut feedback) => served,
+        served = serve(gateway, api, id.clone(), request, &mut recorder) => served,
         () = gateway.force_close.cancelled() => {
-            let text = "the gateway is shutting down and its time for open requests is over; ask again elsewhere";
+            let text = "the gateway is shutting down and its drain deadline has passed; retry on another gateway";
             Err(DispatchError::Error(ApiError::new(ApiErrorCode::ShuttingDown, text)))
         }
     };
     let mut response = match served {
-        Ok((ask, DispatchedResponse::Single(started))) => respond(gateway, &ask, started, feedback),
-        Ok((ask, DispatchedResponse::Samples(head, samples))) => {
-            feedback.span().set_status(head.status());
-            head.map(|()| Body::new(merge_stream(ask.api, samples, feedback)))
+        Ok((routed, DispatchedResponse::Single(started))) => respond(gateway, &routed, started, recorder),
+        Ok((routed, DispatchedResponse::Samples(head, samples))) => {
+            recorder.span().set_status(head.status());
+            head.map(|()| Body::new(merge_stream(routed.api, samples, recorder)))
         }
         Ok((_, DispatchedResponse::Merged(head, body))) => {
-            feedback.span().set_status(head.status());
-            feedback.set_sample_of_batch();
-            feedback
-                .completed(TokenUsage::read(&body), None, |ending| ending.add(&ResponseSummary::read(&body)));
+            recorder.span().set_status(head.status());
+            recorder.set_sample_of_batch();
+            recorder
+                .completed(TokenUsage::read(&body), None, |finish| finish.add(&ResponseSummary::read(&body)));
             head.map(|()| Body::from(body))
         }
         Err(DispatchError::Error(error)) => {
-            feedback.failed(&error);
+            recorder.failed(&error);
             error.response()
         }
         Err(DispatchError::EngineRejected(status, body, retry_after)) => {
-            feedback.rejected_by_engine(status);
+            recorder.rejected_by_engine(status);
             engine_error(status, &body, retry_after)
         }
     };
@@ -122,63 +121,62 @@ async fn serve(
     api: InferenceApi,
     id: HeaderValue,
     request: Request<Body>,
-    feedback: &mut RequestRecorder,
+    recorder: &mut RequestRecorder,
 ) -> Result<(RoutedRequest, DispatchedResponse), DispatchError> {
     let permit =
         match request.extensions().get::<AuthenticatedCaller>().map(|caller| gateway.access.admit(caller)) {
             None => None,
             Some(Ok(permit)) => permit,
-            Some(Err(refusal)) => {
-                gateway.metrics.refusals.record_rejected(refusal.reason);
+            Some(Err(rejection)) => {
+                gateway.metrics.refusals.record_rejected(rejection.reason);
                 let (parts, body) = request.into_parts();
                 gateway.bodies.discard(&parts.headers, body);
-                return Err(DispatchError::Error(refusal.error));
+                return Err(DispatchError::Error(rejection.error));
             }
         };
-    feedback.span().start_body_read();
-    let ask = read(gateway, api, id, request).await.map_err(DispatchError::Error)?;
-    // In a box, so that what waits for a body is small: that may be many at once, and for long.
-    Box::pin(dispatch(gateway, ask, permit, feedback)).await
+    recorder.span().start_body_read();
+    let routed = read(gateway, api, id, request).await.map_err(DispatchError::Error)?;
+    // Boxed, so that the future that waits for a body is small: many may wait at once, and for long.
+    Box::pin(dispatch(gateway, routed, permit, recorder)).await
 }
 
-/// Predicts, decides, and sends the request to engines until an answer has begun.
+/// Predicts cache hits, and sends the request to engines until a response has started.
 async fn dispatch(
     gateway: &GatewayContext,
-    mut ask: RoutedRequest,
+    mut routed: RoutedRequest,
     permit: Option<QuotaPermit>,
-    feedback: &mut RequestRecorder,
+    recorder: &mut RequestRecorder,
 ) -> Result<(RoutedRequest, DispatchedResponse), DispatchError> {
     let read = Instant::now();
-    feedback.span().set_request(&mut ask, read);
-    if ask.request.is_some() && ask.api != InferenceApi::Other {
-        predict(gateway, &mut ask, feedback.span(), read).await;
+    recorder.span().set_request(&mut routed, read);
+    if routed.request.is_some() && routed.api != InferenceApi::Other {
+        predict(gateway, &mut routed, recorder.span(), read).await;
     }
     if let Some(permit) = permit {
-        permit.spend(ask.request.as_ref().map_or(0, |request| request.input_tokens));
-        feedback.set_quota_permit(permit);
+        permit.spend(routed.request.as_ref().map_or(0, |request| request.input_tokens));
+        recorder.set_quota_permit(permit);
     }
-    let (dispatcher, span) = (&gateway.dispatcher, &*feedback.span());
-    if !fan_out::is_needed(&dispatcher.fleet.current(), &ask) {
-        let started = dispatcher.dispatch(&ask, span).await?;
-        return Ok((ask, DispatchedResponse::Single(started)));
+    let (dispatcher, span) = (&gateway.dispatcher, &*recorder.span());
+    if !fan_out::is_needed(&dispatcher.fleet.current(), &routed) {
+        let started = dispatcher.dispatch(&routed, span).await?;
+        return Ok((routed, DispatchedResponse::Single(started)));
     }
-    let samples = fan_out::split(&ask, &gateway.bodies.memory).map_err(DispatchError::Error)?;
+    let samples = fan_out::split(&routed, &gateway.bodies.memory).map_err(DispatchError::Error)?;
     let started = try_join_all(samples.iter().map(|sample| dispatcher.dispatch(sample, span))).await?;
-    let (head, samples) = start_samples(gateway, &ask, started);
-    if ask.routing.stream {
-        return Ok((ask, DispatchedResponse::Samples(head, samples)));
+    let (head, samples) = start_samples(gateway, &routed, started);
+    if routed.routing.stream {
+        return Ok((routed, DispatchedResponse::Samples(head, samples)));
     }
-    let body = merge_complete(ask.api, samples).await.map_err(DispatchError::Error)?;
-    Ok((ask, DispatchedResponse::Merged(head, body)))
+    let body = merge_complete(routed.api, samples).await.map_err(DispatchError::Error)?;
+    Ok((routed, DispatchedResponse::Merged(head, body)))
 }
 
-/// What engines have begun to answer.
 #[expect(clippy::large_enum_variant, reason = "one per request, and taken apart at once")]
 enum DispatchedResponse {
     Single(ResponseStart),
     /// The streams of all samples of a request with `n` > 1.
     Samples(Response<()>, Vec<SampleResponse>),
-    /// The whole answers of all samples in one.
+    /// The merged non-streamed responses of all samples.
     Merged(Response<()>, Bytes),
 }
 
@@ -198,25 +196,25 @@ pub(super) async fn read(
     };
     let body = gateway.bodies.collect(&mut parts, body).await?;
     let caller = parts.extensions.get::<AuthenticatedCaller>();
-    let RequestContent { mut body, parsed: described, mut stripped } =
+    let RequestContent { mut body, parsed, mut stripped } =
         read_content(gateway, api, &parts, media_type, body)?;
     if stripped {
-        // A copy of what the client sent, whose own reservation has ended with it.
+        // The sanitized body is a copy; the reservation of the original ended with it.
         body = gateway.bodies.memory.reserve(body.len()).map_err(|_| no_memory())?.attach(body);
     }
-    let ParsedContent { request, model, head } = described;
-    // Engines only need the path: the authority of an absolute-form request is ours.
+    let ParsedContent { request, model, fields } = parsed;
+    // Engines only need the path: the authority of an absolute-form request is the gateway's.
     let uri = parts.uri.path_and_query().map_or("/", |path| path.as_str()).parse();
-    let uri = uri.map_err(|_| ApiError::new(ApiErrorCode::NotFound, "the path cannot be read"))?;
-    let (mut headers, without_some) = to_engine(&parts.headers);
+    let uri = uri.map_err(|_| ApiError::new(ApiErrorCode::NotFound, "the path is invalid"))?;
+    let (mut headers, headers_stripped) = to_engine(&parts.headers);
     headers.insert(REQUEST_ID, id.clone());
-    stripped |= without_some;
+    stripped |= headers_stripped;
     if stripped {
         gateway.metrics.refusals.record_stripped();
-        tracing::debug!(request_id = ?id, "what steers KV transfer was taken out of a client's request");
+        tracing::debug!(request_id = ?id, "removed members that steer KV transfer from a client's request");
     }
     if caller.is_some() {
-        // The client's key is for this gateway; an engine could use it to pose as the client.
+        // The client's key is for this gateway; an engine could misuse it to impersonate the client.
         headers.remove(AUTHORIZATION);
         headers.extend(gateway.engine_key.clone().map(|key| (AUTHORIZATION, key)));
     }
@@ -228,74 +226,79 @@ pub(super) async fn read(
         uri,
         headers,
         body,
-        routing: head,
+        routing: fields,
         request,
         prompt_prediction: None,
         model,
     })
 }
 
-/// Asks how much of the prompt each engine has in a cache, and counts its tokens on the way.
-async fn predict(gateway: &GatewayContext, ask: &mut RoutedRequest, span: &mut RequestSpan, start: Instant) {
+/// Predicts each engine's cache hits, which also counts the prompt's tokens.
+async fn predict(
+    gateway: &GatewayContext,
+    routed: &mut RoutedRequest,
+    span: &mut RequestSpan,
+    start: Instant,
+) {
     span.start_prediction(start);
-    let found = predict_hits(gateway, ask).await;
+    let prediction = predict_hits(gateway, routed).await;
     let end = Instant::now();
-    span.end_prediction(found.as_ref(), end);
-    match found {
+    span.end_prediction(prediction.as_ref(), end);
+    match prediction {
         Ok(predicted) => {
-            if let Some(request) = &mut ask.request {
+            if let Some(request) = &mut routed.request {
                 request.input_tokens = predicted.input_tokens.max(1);
             }
             gateway.metrics.tokenize.record_prompt(predicted.tokenized_by);
-            ask.prompt_prediction = Some(predicted);
+            routed.prompt_prediction = Some(predicted);
             gateway.metrics.record_prediction(end - start);
         }
-        Err(unknown) => {
-            tracing::debug!(%unknown, "cache hits are not predicted");
-            gateway.metrics.predictions.record_unpredicted(unknown.name());
+        Err(error) => {
+            tracing::debug!(%error, "no cache-hit prediction for the request");
+            gateway.metrics.predictions.record_unpredicted(error.name());
         }
     }
 }
 
-/// How much of the prompt each engine has in a cache.
+/// Predicted cache hits of each engine.
 pub(super) async fn predict_hits(
     gateway: &GatewayContext,
-    ask: &RoutedRequest,
+    routed: &RoutedRequest,
 ) -> Result<PromptPrediction, PredictionError> {
-    let request = ask.request.as_ref().ok_or(PredictionError::NotSinglePrompt)?;
+    let request = routed.request.as_ref().ok_or(PredictionError::NotSinglePrompt)?;
     let fleet = gateway.dispatcher.fleet.current();
-    gateway.predictor.predict(&fleet, ask.api, request.model, &ask.routing, &ask.body).await
+    gateway.predictor.predict(&fleet, routed.api, request.model, &routed.routing, &routed.body).await
 }
 
 fn respond(
     gateway: &GatewayContext,
-    ask: &RoutedRequest,
+    routed: &RoutedRequest,
     started: ResponseStart,
-    mut feedback: RequestRecorder,
+    mut recorder: RequestRecorder,
 ) -> Response<Body> {
     let ResponseStart {
         mut head,
-        payload: answer,
-        in_flight: booked,
+        payload,
+        in_flight,
         expected_hits: expected,
-        ttft_prediction: foreseen,
+        ttft_prediction,
         prefill_usage,
     } = started;
-    feedback.set_prefill(booked.prefill_endpoint().clone());
-    if let (Some(expected), Some(model)) = (expected, &ask.model) {
-        feedback.set_expected_hits(expected, model.clone());
+    recorder.set_prefill(in_flight.prefill_endpoint().clone());
+    if let (Some(expected), Some(model)) = (expected, &routed.model) {
+        recorder.set_expected_hits(expected, model.clone());
     }
-    feedback.span().set_status(head.status());
+    recorder.span().set_status(head.status());
     to_client(head.headers_mut());
-    let body = match answer {
+    let body = match payload {
         ResponsePayload::Complete(body, usage) => {
-            feedback.set_sample_of_batch();
-            feedback.completed(usage, prefill_usage, |ending| ending.add(&ResponseSummary::read(&body)));
+            recorder.set_sample_of_batch();
+            recorder.completed(usage, prefill_usage, |finish| finish.add(&ResponseSummary::read(&body)));
             Body::from(body)
         }
-        ResponsePayload::Streaming { pair, first, gate } => {
-            feedback.set_ttft_prediction(foreseen.filter(|_| gate.is_some()));
-            Body::new(relay(gateway, ask, (pair, first, gate), booked, Some(feedback)))
+        ResponsePayload::Streaming { pair, first, framer } => {
+            recorder.set_ttft_prediction(ttft_prediction.filter(|_| framer.is_some()));
+            Body::new(relay(gateway, routed, (pair, first, framer), in_flight, Some(recorder)))
         }
     };
     head.map(|()| body)
@@ -303,25 +306,25 @@ fn respond(
 
 fn relay(
     gateway: &GatewayContext,
-    ask: &RoutedRequest,
-    (pair, first, gate): (LegPair, Bytes, Option<SseFramer>),
-    booked: InFlightGuard,
-    feedback: Option<RequestRecorder>,
+    routed: &RoutedRequest,
+    (pair, first, framer): (LegPair, Bytes, Option<SseFramer>),
+    in_flight: InFlightGuard,
+    recorder: Option<RequestRecorder>,
 ) -> ResponseRelay {
     let parts = RelayContext {
-        framer: gate,
-        expects_done: ask.api != InferenceApi::Other,
-        _in_flight: booked,
-        recorder: feedback,
+        framer,
+        expects_done: routed.api != InferenceApi::Other,
+        _in_flight: in_flight,
+        recorder,
         force_close: Box::pin(gateway.force_close.clone().cancelled_owned()),
     };
     ResponseRelay::new(pair, first, parts)
 }
 
-/// The answers to all samples, ready to be merged, with the head of one of them.
+/// The responses to all samples, ready to be merged, with the head of one of them.
 fn start_samples(
     gateway: &GatewayContext,
-    ask: &RoutedRequest,
+    routed: &RoutedRequest,
     started: Vec<ResponseStart>,
 ) -> (Response<()>, Vec<SampleResponse>) {
     let mut head = Response::new(());
@@ -329,9 +332,13 @@ fn start_samples(
         head = started.head;
         match started.payload {
             ResponsePayload::Complete(body, _) => SampleResponse::Complete(body),
-            ResponsePayload::Streaming { pair, first, gate } => {
-                SampleResponse::Streaming(relay(gateway, ask, (pair, first, gate), started.in_flight, None))
-            }
+            ResponsePayload::Streaming { pair, first, framer } => SampleResponse::Streaming(relay(
+                gateway,
+                routed,
+                (pair, first, framer),
+                started.in_flight,
+                None,
+            )),
         }
     });
     let samples = samples.collect();

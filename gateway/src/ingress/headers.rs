@@ -1,4 +1,4 @@
-//! Which headers cross the gateway.
+//! Headers that are forwarded between clients and engines.
 
 use http::header::{
     ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN,
@@ -9,11 +9,11 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 
 use crate::dispatch::random_uuid;
 
-/// The request id of clients and responses.
+/// Header with the request id, in requests and responses.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
-/// Longest client request id that is taken over.
+/// Longest client request id that is accepted.
 const MAX_REQUEST_ID_LEN: usize = 128;
 
 /// Headers that belong to one connection, not to the message (RFC 9110, section 7.6.1).
@@ -28,7 +28,8 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
         || *name == UPGRADE
 }
 
-/// Headers that the gateway sets itself on the way to an engine. Compressed answers could not be checked.
+/// Headers that the gateway sets itself in requests to engines. It requests uncompressed responses, because it could not check
+/// compressed ones.
 fn is_replaced(name: &HeaderName) -> bool {
     *name == HOST
         || *name == CONTENT_LENGTH
@@ -37,9 +38,9 @@ fn is_replaced(name: &HeaderName) -> bool {
         || *name == REQUEST_ID
 }
 
-/// Headers by which a client could choose hosts and ranks for a KV transfer: SGLang's `x-override-*` replace members of the body (the
-/// bootstrap host among them), both engines read `x-data-parallel-rank`, and llm-d's sidecar, which may run in front of an engine, reads
-/// `x-prefiller-*`, `x-encoder-*`, `x-data-parallel-host-port` and `x-kv-cache-source-host-port`.
+/// Headers by which a client could choose hosts and ranks for a KV transfer: SGLang's `x-override-*` replace members of the body
+/// (including the bootstrap host), both engines read `x-data-parallel-rank`, and llm-d's sidecar, which may run in front of an
+/// engine, reads `x-prefiller-*`, `x-encoder-*`, `x-data-parallel-host-port` and `x-kv-cache-source-host-port`.
 fn steers_transfer(name: &HeaderName) -> bool {
     const PREFIXES: [&str; 10] = [
         "x-bootstrap-",
@@ -57,7 +58,7 @@ fn steers_transfer(name: &HeaderName) -> bool {
     name.starts_with("x-") && PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
-/// The client's headers as engines get them, and whether some that steer KV transfer are left out.
+/// The client's headers as engines get them, and whether headers that steer KV transfer were removed.
 pub(crate) fn to_engine(headers: &HeaderMap) -> (HeaderMap, bool) {
     let named_by_connection = connection_tokens(headers);
     let mut out = HeaderMap::with_capacity(headers.len() + 3);
@@ -75,14 +76,14 @@ pub(crate) fn to_engine(headers: &HeaderMap) -> (HeaderMap, bool) {
     (out, stripped)
 }
 
-/// Header names that `EngineConnection` declares to be of this hop only.
+/// Names of headers that the `Connection` header declares hop-by-hop.
 fn connection_tokens(headers: &HeaderMap) -> Vec<String> {
     let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|text| text.split(',')).map(|token| token.trim().to_ascii_lowercase()).collect()
 }
 
-/// An engine's response headers as clients get them. Length and framing are the server's own, and so is which origins may read the answer:
-/// both engines would let all of them.
+/// An engine's response headers as clients get them. The server sets length and framing, and the gateway decides which origins may
+/// read the response: both engines allow all of them.
 pub(crate) fn to_client(headers: &mut HeaderMap) {
     for name in [
         CONNECTION,
@@ -101,7 +102,7 @@ pub(crate) fn to_client(headers: &mut HeaderMap) {
     }
 }
 
-/// The client's request id if it can be shown back, otherwise a new one.
+/// The client's request id if it is valid, else a new one.
 pub(crate) fn request_id(headers: &HeaderMap) -> HeaderValue {
     let given = headers.get(REQUEST_ID).filter(|id| !id.is_empty() && id.len() <= MAX_REQUEST_ID_LEN);
     given.cloned().unwrap_or_else(|| {

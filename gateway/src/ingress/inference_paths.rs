@@ -1,10 +1,11 @@
-//! Which paths of engines clients reach. Deny by default: an engine's other paths load adapters, flush caches and put it to sleep.
+//! Engine paths that are open to clients. Denied by default: an engine's other paths load adapters, flush caches and put it to
+//! sleep.
 
 use std::str::FromStr;
 
 use super::request_target::canonical_path;
 
-/// Methods of a path.
+/// Methods allowed on a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AllowedMethods {
     Post,
@@ -12,7 +13,7 @@ pub(super) enum AllowedMethods {
     GetAndDelete,
 }
 
-/// Inference paths of vLLM 0.32 and SGLang 0.5.23 that go to one engine as they are. `{id}` is one segment.
+/// Inference paths of vLLM 0.32 and SGLang 0.5.23 that are passed through to one engine. `{id}` is one segment.
 pub(super) const INFERENCE_PATHS: [(&str, AllowedMethods); 33] = [
     ("/classify", AllowedMethods::Post),
     ("/cohere/v2/chat", AllowedMethods::Post),
@@ -49,10 +50,10 @@ pub(super) const INFERENCE_PATHS: [(&str, AllowedMethods); 33] = [
     ("/v2/rerank", AllowedMethods::Post),
 ];
 
-/// Those of them that take a form with a file in it beside JSON.
+/// Inference paths that accept a form with a file, besides JSON.
 const FORM_PATHS: [&str; 2] = ["/v1/audio/transcriptions", "/v1/audio/translations"];
 
-/// Segments of paths by which engines are administered, or parts of them, as both engines have them.
+/// Substrings of paths by which both engines are administered.
 const ADMINISTRATIVE_PATHS: [&str; 34] = [
     "abort_request",
     "adapter",
@@ -90,10 +91,10 @@ const ADMINISTRATIVE_PATHS: [&str; 34] = [
     "world_size",
 ];
 
-/// A further path that clients may reach: exact, or with `/*` at its end for everything below.
+/// An additional path open to clients: exact, or with a trailing `/*` for everything below.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct InferencePath {
-    /// Without the `/*`.
+    /// The path without its `/*`.
     path: String,
     is_prefix: bool,
 }
@@ -102,25 +103,25 @@ impl FromStr for InferencePath {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (path, below) = text.strip_suffix("/*").map_or((text, false), |path| (path, true));
+        let (path, is_prefix) = text.strip_suffix("/*").map_or((text, false), |path| (path, true));
         let is_canonical =
             path.starts_with('/') && canonical_path(path).is_ok_and(|canonical| canonical == path);
         if !is_canonical || path == "/" || path.contains(['*', '{', '}']) {
             return Err(format!(
-                "{text:?} is no path of an engine; give one such as /invocations, or /v1/images/* for all below"
+                "{text:?} is not a path of an engine; give one such as /invocations, or /v1/images/* for all below"
             ));
         }
         if is_administrative(path) {
             return Err(format!(
-                "{text} administers engines, which clients never may; use /engines/ENGINE{path} on the admin listener"
+                "{text} administers engines and is never open to clients; use /engines/ENGINE{path} on the admin listener"
             ));
         }
-        Ok(Self { path: path.to_owned(), is_prefix: below })
+        Ok(Self { path: path.to_owned(), is_prefix })
     }
 }
 
 impl InferencePath {
-    /// Whether it lets `path` through, which is in canonical form.
+    /// Whether it permits `path`, which is in canonical form.
     pub(super) fn matches(&self, path: &str) -> bool {
         match path.strip_prefix(self.path.as_str()) {
             Some("") => !self.is_prefix,
@@ -130,15 +131,15 @@ impl InferencePath {
     }
 }
 
-/// Whether a form may come by this path. The settings' paths may take anything that their engine takes.
+/// Whether the path accepts forms. Configured paths accept whatever their engine accepts.
 pub(super) fn takes_forms(path: &str) -> bool {
     FORM_PATHS.contains(&path) || !INFERENCE_PATHS.iter().any(|(known, _)| *known == path)
 }
 
-/// Whether clients never reach it, whatever the settings say.
+/// Whether the path is never open to clients, whatever the settings.
 fn is_administrative(path: &str) -> bool {
     let path = path.to_ascii_lowercase();
-    ADMINISTRATIVE_PATHS.iter().any(|part| path.contains(part))
+    ADMINISTRATIVE_PATHS.iter().any(|fragment| path.contains(fragment))
 }
 
 #[cfg(test)]
@@ -150,24 +151,24 @@ mod tests {
     }
 
     #[test]
-    fn a_path_of_the_settings_is_exact_or_a_prefix() {
+    fn configured_paths_are_exact_or_prefixes() {
         assert!(path("/invocations").matches("/invocations"));
         assert!(!path("/invocations").matches("/invocations/x"));
         assert!(!path("/invocations").matches("/invocation"));
-        let below = path("/v1/*");
-        assert!(below.matches("/v1/images/edits") && below.matches("/v1/x"));
-        assert!(!below.matches("/v1") && !below.matches("/v1x") && !below.matches("/v2/x"));
+        let is_prefix = path("/v1/*");
+        assert!(is_prefix.matches("/v1/images/edits") && is_prefix.matches("/v1/x"));
+        assert!(!is_prefix.matches("/v1") && !is_prefix.matches("/v1x") && !is_prefix.matches("/v2/x"));
         for administrative in ["/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/x/Flush_Cache"] {
-            assert!(!below.matches(administrative), "{administrative}");
+            assert!(!is_prefix.matches(administrative), "{administrative}");
         }
     }
 
     #[test]
-    fn what_is_no_path_or_administers_is_refused() {
+    fn invalid_and_administrative_paths_are_rejected() {
         for text in
             ["", "/", "/*", "*", "v1/x", "/v1/../x", "/a//b", "/a/", "/a%62", "/a/*/b", "/{id}", "/a?b"]
         {
-            assert!(text.parse::<InferencePath>().unwrap_err().contains("no path"), "{text}");
+            assert!(text.parse::<InferencePath>().unwrap_err().contains("not a path"), "{text}");
         }
         for text in [
             "/flush_cache",
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn no_inference_path_administers() {
+    fn inference_paths_are_not_administrative() {
         for (path, _) in INFERENCE_PATHS {
             assert!(!is_administrative(path), "{path}");
         }

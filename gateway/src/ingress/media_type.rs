@@ -1,28 +1,27 @@
-//! What a body is by its headers, and what is refused for it.
+//! Media type and encoding of a body, and which of them are rejected.
 
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 
 use crate::error::{ApiError, ApiErrorCode};
 
-/// How a body is read.
+/// How a body is parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum MediaType {
-    /// `application/json`, or a type based on it.
+    /// `application/json`, or a type with the suffix `+json`.
     Json,
-    /// `multipart/form-data`.
     Form,
-    /// `application/x-www-form-urlencoded`.
     UrlEncoded,
-    /// None, or another. Engines may parse it as JSON all the same.
+    /// Missing or another type. Engines may parse it as JSON nevertheless.
     Other,
 }
 
 impl MediaType {
-    /// Reads it from the headers.
+    /// Reads the type from the headers.
     ///
     /// # Errors
-    /// More than one `RequestContent-Type`: the engine could go by the other one.
+    ///
+    /// More than one `Content-Type`: the engine could use the other one.
     pub(super) fn of(headers: &HeaderMap) -> Result<Self, ApiError> {
         let mut values = headers.get_all(CONTENT_TYPE).iter();
         let (first, second) = (values.next(), values.next());
@@ -44,7 +43,7 @@ impl MediaType {
     }
 }
 
-/// Refuses compressed bodies: neither the engines nor the gateway decompress them.
+/// Rejects compressed bodies: neither the engines nor the gateway decompress them.
 pub(super) fn check_encoding(headers: &HeaderMap) -> Result<(), ApiError> {
     let coded = headers.get_all(CONTENT_ENCODING).iter().find(|value| {
         let text = value.to_str().unwrap_or("?");

@@ -1,4 +1,5 @@
-//! `POST /debug/predict/…`: what is cached of a prompt, and `POST /debug/tokens/…`: its tokens. Nothing is sent anywhere.
+//! `POST /debug/predict/…` returns the cached part of a prompt, `POST /debug/tokens/…` its tokens. No request is sent to an engine
+//! for generation.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,42 +15,42 @@ use super::router;
 use crate::predict::{PredictionError, PromptPrediction};
 use crate::request_body::InferenceApi;
 
-/// The body is that of a chat completion.
+/// Predicts for the body of a chat completion.
 pub(super) async fn chat(gateway: State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
     predict(&gateway, InferenceApi::Chat, request).await
 }
 
-/// The body is that of a completion.
+/// Predicts for the body of a completion.
 pub(super) async fn completions(gateway: State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
     predict(&gateway, InferenceApi::Completions, request).await
 }
 
-/// The body is that of SGLang's own `/generate`.
+/// Predicts for the body of SGLang's `/generate`.
 pub(super) async fn generate(gateway: State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
     predict(&gateway, InferenceApi::Generate, request).await
 }
 
 async fn predict(gateway: &GatewayContext, api: InferenceApi, request: Request) -> Response<Body> {
-    let ask = match read(gateway, api, HeaderValue::from_static(""), request).await {
-        Ok(ask) => ask,
+    let routed = match read(gateway, api, HeaderValue::from_static(""), request).await {
+        Ok(routed) => routed,
         Err(error) => return error.response(),
     };
     let start = Instant::now();
-    let found = predict_hits(gateway, &ask).await;
-    let took = start.elapsed();
-    let answer = match found {
-        Ok(predicted) => describe(gateway, &predicted, took),
-        Err(unknown) => error_json(&unknown),
+    let prediction = predict_hits(gateway, &routed).await;
+    let duration = start.elapsed();
+    let response = match prediction {
+        Ok(predicted) => describe(gateway, &predicted, duration),
+        Err(error) => error_json(&error),
     };
-    router::json(StatusCode::OK, &answer)
+    router::json(StatusCode::OK, &response)
 }
 
-/// The body is that of a chat completion.
+/// Tokenizes the body of a chat completion.
 pub(super) async fn chat_tokens(gateway: State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
     tokens(&gateway, InferenceApi::Chat, request).await
 }
 
-/// The body is that of a completion.
+/// Tokenizes the body of a completion.
 pub(super) async fn completions_tokens(
     gateway: State<Arc<GatewayContext>>,
     request: Request,
@@ -58,31 +59,33 @@ pub(super) async fn completions_tokens(
 }
 
 async fn tokens(gateway: &GatewayContext, api: InferenceApi, request: Request) -> Response<Body> {
-    let ask = match read(gateway, api, HeaderValue::from_static(""), request).await {
-        Ok(ask) => ask,
+    let routed = match read(gateway, api, HeaderValue::from_static(""), request).await {
+        Ok(routed) => routed,
         Err(error) => return error.response(),
     };
     let fleet = gateway.dispatcher.fleet.current();
-    let tokens = match &ask.request {
-        Some(request) => gateway.predictor.tokens(&fleet, api, request.model, &ask.routing, &ask.body).await,
+    let tokens = match &routed.request {
+        Some(request) => {
+            gateway.predictor.tokens(&fleet, api, request.model, &routed.routing, &routed.body).await
+        }
         None => Err(PredictionError::InsufficientCacheInfo),
     };
-    let answer = match tokens {
+    let response = match tokens {
         Ok(tokens) => {
             let by_engine: Map<_, _> =
                 tokens.into_iter().map(|(engine, ids)| (engine.to_owned(), ids.into())).collect();
             Value::Object(by_engine)
         }
-        Err(unknown) => error_json(&unknown),
+        Err(error) => error_json(&error),
     };
-    router::json(StatusCode::OK, &answer)
+    router::json(StatusCode::OK, &response)
 }
 
-fn error_json(unknown: &PredictionError) -> Value {
-    json!({"reason": unknown.name(), "why": unknown.to_string()})
+fn error_json(error: &PredictionError) -> Value {
+    json!({"reason": error.name(), "message": error.to_string()})
 }
 
-fn describe(gateway: &GatewayContext, predicted: &PromptPrediction, took: Duration) -> Value {
+fn describe(gateway: &GatewayContext, predicted: &PromptPrediction, duration: Duration) -> Value {
     let fleet = gateway.dispatcher.fleet.current();
     let prediction = predicted.for_fleet(&fleet);
     let engines: Vec<Value> = (0..)
@@ -96,10 +99,10 @@ fn describe(gateway: &GatewayContext, predicted: &PromptPrediction, took: Durati
                 "l1_tokens": hits.l1_tokens,
                 "l2_tokens": hits.l2_tokens,
                 "l3_tokens": hits.l3_tokens,
-                "l3_farness": prediction.network_distance(ix),
+                "l3_network_distance": prediction.network_distance(ix),
             })
         })
         .collect();
-    let took_ms = took.as_secs_f64() * 1e3;
+    let took_ms = duration.as_secs_f64() * 1e3;
     json!({"input_tokens": predicted.input_tokens, "took_ms": took_ms, "engines": engines})
 }

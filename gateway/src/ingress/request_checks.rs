@@ -1,4 +1,4 @@
-//! What holds for every request before it is routed: one `Host`, and at the clients' listener a path in canonical form.
+//! Checks of every request before it is routed: one `Host`, and at the public listener a path in canonical form.
 
 use std::future::{Ready, ready};
 use std::sync::Arc;
@@ -25,26 +25,26 @@ pub(crate) struct RequestChecks<S> {
 }
 
 impl<S> RequestChecks<S> {
-    /// Requests are routed by their path's canonical form, which is also what engines get.
+    /// Routes requests by their path's canonical form, which engines get too.
     pub(super) fn with_canonical_paths(inner: S, metrics: Arc<GatewayMetrics>) -> Self {
         Self { inner, canonical_paths: true, metrics }
     }
 
-    /// Requests are routed by their path as it came.
+    /// Routes requests by their path as received.
     pub(super) fn new(inner: S, metrics: Arc<GatewayMetrics>) -> Self {
         Self { inner, canonical_paths: false, metrics }
     }
 
     fn check<B>(&self, request: &mut Request<B>) -> Result<(), ApiError> {
-        let wrong = |reason, text: String| {
+        let reject = |reason, text: String| {
             self.metrics.refusals.record_rejected(reason);
             ApiError::new(ApiErrorCode::InvalidRequest, text)
         };
         check_host(request.version(), request.headers())
-            .map_err(|text| wrong("invalid_host", text.to_owned()))?;
+            .map_err(|text| reject("invalid_host", text.to_owned()))?;
         if self.canonical_paths {
             let canonical = request_target::canonical(request.uri())
-                .map_err(|error| wrong("invalid_path", error.to_string()))?;
+                .map_err(|error| reject("invalid_path", error.to_string()))?;
             if let Some(uri) = canonical {
                 *request.uri_mut() = uri;
             }
@@ -77,7 +77,7 @@ where
     }
 }
 
-/// RFC 9112, section 3.2. Proxies that differ in which of two hosts counts can be played against each other.
+/// RFC 9112, section 3.2. If two proxies use different ones of two hosts, an attacker can exploit the difference.
 fn check_host(version: Version, headers: &HeaderMap) -> Result<(), &'static str> {
     let mut hosts = headers.get_all(HOST).iter();
     match (hosts.next(), hosts.next()) {
@@ -86,14 +86,14 @@ fn check_host(version: Version, headers: &HeaderMap) -> Result<(), &'static str>
             Err("the request has no Host header, which HTTP/1.1 requires; send one")
         }
         (Some(host), None) if !host.is_empty() && !is_host(host.as_bytes()) => {
-            Err("the Host header is no host with an optional port; send one such as gateway:8000")
+            Err("the Host header is not a host with an optional port; send one such as gateway:8000")
         }
         _ => Ok(()),
     }
 }
 
 fn is_host(value: &[u8]) -> bool {
-    // Nearly every host is such a name or address, and needs no parser.
+    // Nearly every host is a simple name or address and needs no parser.
     let is_simple = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
     let name = value.iter().position(|byte| *byte == b':').map_or(value, |colon| &value[..colon]);
     let port = value.get(name.len() + 1..).unwrap_or_default();
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn there_is_one_host() {
+    fn exactly_one_valid_host_is_required() {
         let check = |version, hosts: &[&'static str]| {
             let mut headers = HeaderMap::new();
             for host in hosts {

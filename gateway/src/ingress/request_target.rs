@@ -1,7 +1,7 @@
-//! The path and query of a request, in the one form that the gateway routes by and engines get.
+//! The path and query of a request, in the canonical form by which the gateway routes and which engines get.
 //!
-//! Engines' servers decode a path before they look for its handler (uvicorn: `/v1/%63hat%2fcompletions` is `/v1/chat/completions`). If the
-//! gateway matched the bytes instead, the two could take one request for different things.
+//! Engines' servers decode a path before they look up its handler (uvicorn: `/v1/%63hat%2fcompletions` is `/v1/chat/completions`).
+//! If the gateway matched the raw bytes instead, the two could interpret one request differently.
 
 use std::borrow::Cow;
 
@@ -10,18 +10,18 @@ use http::uri::{Parts, PathAndQuery};
 
 use crate::request_body::is_transfer_member;
 
-/// Why a request's target is refused.
+/// Why a request target is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(super) enum RequestTargetError {
     #[error("the path has an incomplete percent-escape; write % itself as %25")]
     Escape,
-    #[error("the path has characters that are no text (control characters, or bytes that are not UTF-8)")]
+    #[error("the path has invalid characters (control characters, or bytes that are not UTF-8)")]
     NotText,
     #[error("the request has no path")]
     NoPath,
 }
 
-/// `uri` with its path in canonical form, and without query parameters that steer KV transfer. `None` if it is so already.
+/// `uri` with its path in canonical form, and without query parameters that steer KV transfer. `None` if it is canonical already.
 pub(super) fn canonical(uri: &Uri) -> Result<Option<Uri>, RequestTargetError> {
     let Some(target) = uri.path_and_query().filter(|target| target.path().starts_with('/')) else {
         return Err(RequestTargetError::NoPath);
@@ -41,8 +41,8 @@ pub(super) fn canonical(uri: &Uri) -> Result<Option<Uri>, RequestTargetError> {
     Uri::from_parts(parts).map(Some).map_err(|_| RequestTargetError::NotText)
 }
 
-/// Percent-decoded once, without empty and dot segments and a slash at the end, and characters that a path cannot contain escaped again. Borrowed
-/// if that changes nothing.
+/// Percent-decodes once, removes empty and dot segments and a trailing slash, and escapes characters that a path cannot contain.
+/// Borrowed if nothing changes.
 pub(super) fn canonical_path(raw: &str) -> Result<Cow<'_, str>, RequestTargetError> {
     if is_canonical(raw) {
         return Ok(Cow::Borrowed(raw));
@@ -82,7 +82,7 @@ fn is_canonical(raw: &str) -> bool {
             && raw.split('/').skip(1).all(|segment| !matches!(segment, "" | "." | "..")))
 }
 
-/// Characters that need no escape in a segment of a path (RFC 3986, `pchar` without the escapes).
+/// Characters that need no escape in a path segment (RFC 3986, `pchar` without the escapes).
 fn is_plain(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"-._~!$&'()*+,;=:@".contains(&byte)
 }
@@ -103,22 +103,22 @@ fn decode(raw: &str) -> Result<String, RequestTargetError> {
     if text.chars().any(char::is_control) { Err(RequestTargetError::NotText) } else { Ok(text) }
 }
 
-/// No engine reads such parameters from a query today. Borrowed if there are none.
+/// A precaution: no engine reads such parameters from a query today. Borrowed if there are none.
 fn without_transfer_parameters(query: &str) -> Cow<'_, str> {
-    let stays = |pair: &&str| !pair.split(';').any(|pair| is_transfer_member(&name(pair)));
-    if query.split('&').all(|pair| stays(&pair)) {
+    let is_kept = |pair: &&str| !pair.split(';').any(|pair| is_transfer_member(&name(pair)));
+    if query.split('&').all(|pair| is_kept(&pair)) {
         return Cow::Borrowed(query);
     }
-    Cow::Owned(query.split('&').filter(stays).collect::<Vec<_>>().join("&"))
+    Cow::Owned(query.split('&').filter(is_kept).collect::<Vec<_>>().join("&"))
 }
 
-/// The name in `name=value`.
+/// The decoded name in `name=value`.
 fn name(pair: &str) -> Cow<'_, str> {
     let name = pair.split_once('=').map_or(pair, |(name, _)| name).trim();
     if !name.contains('%') {
         return Cow::Borrowed(name);
     }
-    // A name that cannot be decoded is none that matters.
+    // A name that cannot be decoded matches no member.
     Cow::Owned(decode(name).map(|name| name.trim().to_owned()).unwrap_or_default())
 }
 
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn one_form_of_every_path() {
+    fn every_path_has_one_canonical_form() {
         for (raw, expected) in [
             ("/v1/chat/completions", "/v1/chat/completions"),
             ("/v1/chat%2fcompletions", "/v1/chat/completions"),
@@ -175,7 +175,7 @@ mod tests {
     }
 
     proptest! {
-        /// What engines decode is what the gateway has matched.
+        /// Engines decode exactly the path that the gateway has matched.
         #[test]
         fn the_canonical_form_is_stable(raw in "(/|[a.]|%2[eEfF5]|%6[13]|%C3%A9|é){0,12}") {
             let path = format!("/{raw}");

@@ -1,4 +1,4 @@
-//! The public paths.
+//! Routes and probes of the public listener.
 
 use std::sync::Arc;
 
@@ -62,8 +62,8 @@ async fn passthrough(gateway: State<Arc<GatewayContext>>, request: Request) -> R
     handle(&gateway, InferenceApi::Other, request).await
 }
 
-/// Answers of a gateway that is about to end close their connections, so that the clients' next requests go to another one. Closed only
-/// when idle, they could be closed just when a client sends its next request.
+/// While draining, responses close their connections, so that the clients' next requests go to another gateway. If only idle
+/// connections were closed, one could be closed just as its client sends the next request.
 async fn public_route(
     State(gateway): State<Arc<GatewayContext>>,
     request: Request,
@@ -77,12 +77,12 @@ async fn public_route(
     response
 }
 
-/// The process lives.
+/// Liveness: the process runs.
 pub(super) async fn health() -> Response<Body> {
     json(StatusCode::OK, &serde_json::json!({"status": "ok"}))
 }
 
-/// Requests can be served: some pair or plain worker is usable, and no shutdown is under way.
+/// Readiness: some pair or plain worker is usable, and the gateway is not draining.
 pub(super) async fn ready(State(gateway): State<Arc<GatewayContext>>) -> Response<Body> {
     let fleet = gateway.dispatcher.fleet.current();
     let waiting: Vec<_> = fleet
@@ -113,7 +113,7 @@ async fn model(
     let fleet = gateway.dispatcher.fleet.current();
     match fleet.model(&name) {
         Ok(_) => json(StatusCode::OK, &model_object(&name)),
-        Err(why) => model_error(&fleet, &name, why).response(),
+        Err(reason) => model_error(&fleet, &name, reason).response(),
     }
 }
 
@@ -121,21 +121,21 @@ fn model_object(name: &str) -> serde_json::Value {
     serde_json::json!({"id": name, "object": "model", "created": 0, "owned_by": "moongate"})
 }
 
-/// A path of an engine that the settings let through, or none.
+/// Handles paths of `--inference-path`; all others are not found.
 async fn configured_path(gateway: State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
     let path = request.uri().path();
     if gateway.inference_paths.iter().any(|allowed| allowed.matches(path)) {
         return passthrough(gateway, request).await;
     }
     let text = format!(
-        "there is nothing at {path}; the API is under /v1, such as POST /v1/chat/completions. Further inference paths of engines are \
+        "no such path: {path}; the API is under /v1, such as POST /v1/chat/completions. Additional inference paths of engines are \
          opened by --inference-path; administrators reach all of them on the admin listener"
     );
     ApiError::new(ApiErrorCode::NotFound, text).response()
 }
 
 pub(super) async fn method_not_allowed(request: Request) -> Response<Body> {
-    let text = format!("{} does not take {}", request.uri().path(), request.method());
+    let text = format!("{} does not support {}", request.uri().path(), request.method());
     ApiError::new(ApiErrorCode::MethodNotAllowed, text).response()
 }
 

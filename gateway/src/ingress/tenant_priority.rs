@@ -1,4 +1,4 @@
-//! Whose a request is, and how urgent: what decides on its turn when engines are busy.
+//! Tenant and priority of a request, which determine its order in the queue.
 
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 
@@ -7,7 +7,7 @@ use moongate_scheduler::RequestProfile;
 
 use crate::access::AuthenticatedCaller;
 
-/// The headers that are looked at.
+/// Names of the headers to read.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TenantPriorityHeaders {
     pub(crate) tenant: Option<HeaderName>,
@@ -15,7 +15,7 @@ pub(crate) struct TenantPriorityHeaders {
 }
 
 impl TenantPriorityHeaders {
-    /// Adds what the client's key and headers say.
+    /// Sets tenant and priority from the client's key and headers.
     pub(super) fn apply(
         &self,
         headers: &HeaderMap,
@@ -23,7 +23,7 @@ impl TenantPriorityHeaders {
         request: RequestProfile,
     ) -> RequestProfile {
         let value = |name: &Option<HeaderName>| headers.get(name.as_ref()?);
-        // Who has shown a key is that key's tenant, whatever else it says.
+        // An authenticated client belongs to its key's tenant, whatever its headers.
         let tenant = match caller {
             Some(caller) => Some(hash(caller.tenant.as_bytes())),
             None => value(&self.tenant).map(|name| hash(name.as_bytes())),
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     fn tenant_and_priority(
-        standing: &TenantPriorityHeaders,
+        names: &TenantPriorityHeaders,
         headers: &[(&'static str, &'static str)],
     ) -> (Option<u64>, i32) {
         let headers = headers
@@ -63,22 +63,22 @@ mod tests {
             tenant: None,
             ttft_target: None,
         };
-        let request = standing.apply(&headers.collect(), None, request);
+        let request = names.apply(&headers.collect(), None, request);
         (request.tenant, request.priority)
     }
 
     #[test]
-    fn tenants_and_priorities_are_read_from_the_headers_named() {
+    fn tenant_and_priority_come_from_configured_headers() {
         let headers = [("authorization", "Bearer a"), ("x-priority", " 3 ")];
         assert_eq!(tenant_and_priority(&TenantPriorityHeaders::default(), &headers), (None, 0));
-        let standing = TenantPriorityHeaders {
+        let names = TenantPriorityHeaders {
             tenant: Some(HeaderName::from_static("authorization")),
             priority: Some(HeaderName::from_static("x-priority")),
         };
-        let (tenant, priority) = tenant_and_priority(&standing, &headers);
+        let (tenant, priority) = tenant_and_priority(&names, &headers);
         assert!(tenant.is_some());
         assert_eq!(priority, 3);
-        assert_ne!(tenant_and_priority(&standing, &[("authorization", "Bearer b")]).0, tenant);
-        assert_eq!(tenant_and_priority(&standing, &[("x-priority", "high")]), (None, 0));
+        assert_ne!(tenant_and_priority(&names, &[("authorization", "Bearer b")]).0, tenant);
+        assert_eq!(tenant_and_priority(&names, &[("x-priority", "high")]), (None, 0));
     }
 }

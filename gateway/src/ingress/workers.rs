@@ -1,5 +1,4 @@
-//! `/workers`: the engines as this gateway sees them, and where they register. The paths and the members of the answers are those
-//! of other gateways.
+//! `/workers`: the engines as this gateway uses them, and their registration. Paths and members are compatible with other gateways.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +17,11 @@ use super::media_type::{MediaType, check_encoding};
 use super::router;
 use crate::error::{ApiError, ApiErrorCode};
 
-/// A registration is a few hundred bytes; the names of many models make it longer.
+/// A registration is a few hundred bytes; many model names make it longer.
 const LIMITS: BodyLimits =
     BodyLimits { max_bytes: 64 << 10, idle: Duration::from_secs(5), total: Duration::from_secs(10) };
 
-/// Every engine of the topology.
+/// Handles `GET /workers`: every engine of the topology.
 pub(super) async fn list(State(gateway): State<Arc<GatewayContext>>) -> Response<Body> {
     let topology = gateway.dispatcher.topology.current();
     let workers: Vec<Value> =
@@ -30,22 +29,23 @@ pub(super) async fn list(State(gateway): State<Arc<GatewayContext>>) -> Response
     respond(Ok(json!({"workers": workers, "total": workers.len()})))
 }
 
-/// One engine.
+/// Handles `GET /workers/{id}`: one engine.
 pub(super) async fn one(
     State(gateway): State<Arc<GatewayContext>>,
     Path(id): Path<String>,
 ) -> Response<Body> {
     let topology = gateway.dispatcher.topology.current();
-    let found = topology.get(&InstanceId::from(id.as_str()));
-    respond(found.map(|instance| describe(&gateway, instance)).ok_or_else(|| worker_not_found(&id)))
+    let instance = topology.get(&InstanceId::from(id.as_str()));
+    respond(instance.map(|instance| describe(&gateway, instance)).ok_or_else(|| worker_not_found(&id)))
 }
 
-/// Takes or renews a registration, and answers how the engine is seen now; what is new is seen a moment later.
+/// Handles `POST /workers`: registers an engine or renews its lease, and returns its current state; a new engine is listed a moment
+/// later.
 pub(super) async fn register(State(gateway): State<Arc<GatewayContext>>, request: Request) -> Response<Body> {
     respond(register_worker(&gateway, request).await)
 }
 
-/// Forgets a registered engine.
+/// Handles `DELETE /workers/{id}`: removes a registered engine.
 pub(super) async fn remove(
     State(gateway): State<Arc<GatewayContext>>,
     Path(id): Path<String>,
@@ -60,40 +60,42 @@ async fn register_worker(gateway: &GatewayContext, request: Request) -> Result<V
     let (mut parts, body) = request.into_parts();
     let registry = open_registry(gateway)?;
     check_encoding(&parts.headers)?;
-    let asks_nobody = gateway.registration_token.is_none() && !gateway.access.admin_requires_authentication();
-    if asks_nobody && MediaType::of(&parts.headers)? != MediaType::Json {
-        // A page of any site can make a browser send the types of forms, but not this one.
-        let text = "send the registration as `content-type: application/json`; with --registration-token any type is taken";
+    let is_open = gateway.registration_token.is_none() && !gateway.access.admin_requires_authentication();
+    if is_open && MediaType::of(&parts.headers)? != MediaType::Json {
+        // A page of any site can make a browser send form types, but not this one.
+        let text = "send the registration as `content-type: application/json`; with --registration-token any type is accepted";
         return Err(ApiError::new(ApiErrorCode::UnsupportedMediaType, text));
     }
     let body =
         gateway.bodies.collect_within(LIMITS, &mut parts, body).await.map_err(|error| match error.code {
-            ApiErrorCode::BodyTooLarge => ApiError::new(error.code, "a registration has at most 64 KiB"),
+            ApiErrorCode::BodyTooLarge => ApiError::new(error.code, "a registration must not exceed 64 KiB"),
             _ => error,
         })?;
-    let wrong = |error: &dyn std::fmt::Display| {
+    let invalid = |error: &dyn std::fmt::Display| {
         ApiError::new(ApiErrorCode::InvalidRequest, format!("registration: {error}"))
     };
-    let registration: EngineRegistration = serde_json::from_slice(&body).map_err(|error| wrong(&error))?;
-    let registered = registry.register(&registration).map_err(|error| wrong(&error))?;
+    let registration: EngineRegistration = serde_json::from_slice(&body).map_err(|error| invalid(&error))?;
+    let registered = registry.register(&registration).map_err(|error| invalid(&error))?;
     let topology = &gateway.dispatcher.topology;
     if registered.revised {
         topology.request_probe(&registered.id);
     }
     Ok(match topology.current().get(&registered.id) {
         Some(instance) => describe(gateway, instance),
-        None => json!({"id": registered.id.0, "usable": false, "reason": "not listed yet", "load": 0}),
+        None => {
+            json!({"id": registered.id.0, "usable": false, "reason": "registered, not yet listed", "load": 0})
+        }
     })
 }
 
 fn open_registry(gateway: &GatewayContext) -> Result<&EngineRegistry, ApiError> {
-    let closed = || {
+    let disabled = || {
         ApiError::new(
             ApiErrorCode::NotFound,
-            "engines cannot register here; start the gateway with --registration",
+            "engine registration is disabled; start the gateway with --registration",
         )
     };
-    gateway.registry.as_ref().ok_or_else(closed)
+    gateway.registry.as_ref().ok_or_else(disabled)
 }
 
 fn worker_not_found(id: &str) -> ApiError {

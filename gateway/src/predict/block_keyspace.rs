@@ -1,4 +1,4 @@
-//! How the pages of one engine are named.
+//! How the blocks of one engine are hashed and named.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::store_keys::StoreKeyNaming;
 
-/// The rules by which an engine names pages. Engines with equal keyspaces name equal prompts alike.
+/// The rules by which an engine hashes blocks. Engines with equal keyspaces have equal hashes for equal prompts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BlockKeyspace {
     hashing: EngineBlockHashing,
@@ -19,36 +19,36 @@ pub(crate) struct BlockKeyspace {
     namespace: BlockHashNamespace,
 }
 
-/// Members of a request that change its pages' names.
+/// Members of a request that change its block hashes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct BlockExtraKeys<'a> {
     #[serde(borrow)]
     cache_salt: Option<Cow<'a, str>>,
-    /// A text, or one per prompt of a batch.
+    /// A string, or one per prompt of a batch.
     extra_key: Option<serde_json::Value>,
-    /// SGLang's adapter of a request.
+    /// SGLang's LoRA adapter of a request.
     lora_path: Option<serde_json::Value>,
 }
 
 impl<'a> BlockExtraKeys<'a> {
-    /// Reads them from a body that is known to be a JSON object. Bodies rarely have any, so the text is searched first.
+    /// Reads them from a body that is a valid JSON object. Bodies rarely have any, so the raw bytes are searched first.
     pub(crate) fn read(body: &'a [u8]) -> Self {
         const NAMES: [&[u8]; 3] = [b"\"cache_salt\"", b"\"extra_key\"", b"\"lora_path\""];
         if NAMES.iter().all(|name| memchr::memmem::find(body, name).is_none()) {
             return Self::default();
         }
-        // What cannot be read is the engine's to refuse.
+        // The engine rejects a body that cannot be parsed.
         serde_json::from_slice(body).unwrap_or_default()
     }
 
-    /// Whether the request carries nothing that changes its pages' names.
+    /// Whether the request has no member that changes its block hashes.
     pub(super) fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 }
 
 impl BlockKeyspace {
-    /// The keyspace of an engine; `None` if its names cannot be computed or it does not tell enough.
+    /// The keyspace of an engine; `None` if its hashes cannot be computed or it does not report enough.
     pub(crate) fn from_instance(instance: &EngineInstance) -> Option<Self> {
         let facts = instance.facts.as_ref()?;
         let hashing = facts.hashing.clone()?;
@@ -58,14 +58,14 @@ impl BlockKeyspace {
             EngineBlockHashing::Vllm { .. } => VLLM,
             EngineBlockHashing::Opaque { .. } => return None,
         };
-        // Equal tokens have equal hashes in every model, so the model is part of the name. The store's keys carry a name of
-        // their own for it.
-        let stored_as = match facts.store.as_ref().map(|store| &store.keys) {
+        // Equal tokens have equal hashes in every model, so the namespace includes the model. The store's keys may use another name
+        // for it.
+        let store_model = match facts.store.as_ref().map(|store| &store.keys) {
             Some(StoreKeyScheme::Sglang { prefix, .. }) => prefix.as_deref(),
             Some(StoreKeyScheme::Vllm { model, .. }) => model.as_deref(),
             Some(StoreKeyScheme::Opaque { .. }) | None => None,
         };
-        let model = stored_as.or(facts.models.first().map(String::as_str))?;
+        let model = store_model.or(facts.models.first().map(String::as_str))?;
         Some(Self {
             hashing,
             block_tokens: page_tokens,
@@ -73,22 +73,22 @@ impl BlockKeyspace {
         })
     }
 
-    /// Tokens of a page.
+    /// Tokens per block.
     pub(crate) fn page_tokens(&self) -> u32 {
         self.block_tokens
     }
 
-    /// How these pages are named in the store that an engine uses.
+    /// How these blocks are named in the engine's store.
     pub(crate) fn store_naming(&self, facts: &EngineFacts) -> Option<StoreKeyNaming> {
         StoreKeyNaming::from_store(facts.store.as_ref()?, self.namespace)
     }
 
-    /// Keeps pages of different models apart.
+    /// Separates blocks of different models.
     pub(crate) fn namespace(&self) -> BlockHashNamespace {
         self.namespace
     }
 
-    /// How a request's pages are named; `None` if it carries something whose effect is not known.
+    /// Hash schemes of a request; `None` if it has a member whose effect is unknown.
     pub(crate) fn schemes(&self, extras: &BlockExtraKeys<'_>) -> Option<BlockSchemes> {
         if extras.lora_path.is_some() {
             return None;
@@ -117,7 +117,7 @@ impl BlockKeyspace {
             let make = if bigrams { HashScheme::sglang_bigrams } else { HashScheme::sglang };
             return make(self.block_tokens, SglangNamespace::default()).ok().map(BlockSchemes::same_scheme);
         }
-        // With bigrams, nobody has seen how a namespace goes into events.
+        // How a namespace affects events with bigrams is not verified.
         if bigrams || namespaced.is_none() {
             return None;
         }
@@ -135,12 +135,12 @@ impl BlockKeyspace {
     }
 }
 
-/// How the pages of one request are named.
+/// Hash schemes of one request's blocks.
 #[derive(Debug, Clone)]
 pub(crate) struct BlockSchemes {
-    /// In the engine's events.
+    /// Hashes in the engine's events.
     pub(crate) events: HashScheme,
-    /// In the store, where that is another name.
+    /// Hashes in the store, if they differ.
     pub(crate) store: Option<HashScheme>,
 }
 
@@ -150,9 +150,9 @@ impl BlockSchemes {
     }
 }
 
-/// Name of SGLang's hashes in namespaces.
+/// Namespace prefix of SGLang's hashes.
 pub(crate) const SGLANG: &str = "sglang";
-/// Name of vLLM's hashes in namespaces.
+/// Namespace prefix of vLLM's hashes.
 pub(crate) const VLLM: &str = "vllm";
 
 #[cfg(test)]
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn extras_are_found_anywhere_and_rarely_looked_for() {
+    fn extra_keys_are_read_from_the_top_level() {
         assert!(BlockExtraKeys::read(br#"{"messages":[]}"#).is_empty());
         let extras = BlockExtraKeys::read(br#"{"a":{"cache_salt":"inner"},"cache_salt":"t\n1","x":1}"#);
         assert_eq!(extras.cache_salt.as_deref(), Some("t\n1"));

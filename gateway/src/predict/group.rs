@@ -1,4 +1,4 @@
-//! Engines that name pages alike: one look-up answers for all of them.
+//! Groups of engines with equal block hashes: one lookup serves all of them.
 
 use std::sync::Arc;
 
@@ -10,27 +10,26 @@ use super::block_keyspace::BlockKeyspace;
 use super::store_keys::StoreKeyNaming;
 use crate::fleet::FleetMember;
 
-/// Engines of one model that name pages alike. Made once for each change of the fleet.
+/// Engines of one model with equal block hashes. Built once per fleet snapshot.
 #[derive(Debug)]
 pub(crate) struct EngineGroup {
     pub(super) keyspace: Arc<BlockKeyspace>,
     pub(super) engine: EngineKind,
     pub(super) store_naming: Option<Arc<StoreKeyNaming>>,
     pub(super) engines: Vec<EngineGroupMember>,
-    /// Whether one of them publishes what it caches.
+    /// Whether any of the engines publishes KV events.
     pub(super) publishes: bool,
 }
 
-/// One of them.
 #[derive(Debug)]
 pub(super) struct EngineGroupMember {
     pub(super) slot: EngineSlot,
-    /// Tokens below which it does not read from the store; `None` if it has no store.
+    /// Smallest hit in tokens that the engine reads from the store; `None` if it has no store.
     store_threshold: Option<u32>,
 }
 
 impl EngineGroup {
-    /// Divides the engines of a model. Those whose names are not known are in no group.
+    /// Groups the engines of a model. Engines with unknown hashes are in no group.
     pub(crate) fn group_by_keyspace<'a>(members: impl Iterator<Item = &'a FleetMember>) -> Vec<Self> {
         let mut groups: Vec<Self> = Vec::new();
         for member in members {
@@ -63,15 +62,18 @@ impl EngineGroup {
 }
 
 impl EngineGroupMember {
-    /// What the engine would use of pages that are there: nothing from the store without a connection to it, and nothing below its
-    /// threshold.
-    pub(super) fn hits(&self, pages: EngineHits, page_tokens: u32) -> TierHits {
-        let tokens = |pages: u32| pages.saturating_mul(page_tokens);
-        let shared = tokens(pages.shared);
+    /// Hits that the engine would use: none from the store without a connection to it, and none below its threshold.
+    pub(super) fn hits(&self, blocks: EngineHits, page_tokens: u32) -> TierHits {
+        let tokens = |blocks: u32| blocks.saturating_mul(page_tokens);
+        let shared = tokens(blocks.shared);
         TierHits {
-            l1_tokens: tokens(pages.l1),
-            l2_tokens: tokens(pages.local.saturating_sub(pages.l1)),
-            l3_tokens: if self.store_threshold.is_some_and(|least| shared >= least) { shared } else { 0 },
+            l1_tokens: tokens(blocks.l1),
+            l2_tokens: tokens(blocks.local.saturating_sub(blocks.l1)),
+            l3_tokens: if self.store_threshold.is_some_and(|threshold| shared >= threshold) {
+                shared
+            } else {
+                0
+            },
         }
     }
 }
@@ -82,13 +84,13 @@ mod tests {
     use crate::predict::{EngineSlotGuard, KvIndex};
 
     #[test]
-    fn store_hits_count_from_the_threshold_and_for_its_users_only() {
+    fn store_hits_count_from_the_threshold_for_store_users() {
         let entry = EngineSlotGuard::new(KvIndex::new(10));
         let engine = |store_threshold| EngineGroupMember { slot: entry.slot(), store_threshold };
-        let pages = EngineHits { l1: 1, local: 3, shared: 4 };
-        let hits = engine(Some(256)).hits(pages, 64);
+        let blocks = EngineHits { l1: 1, local: 3, shared: 4 };
+        let hits = engine(Some(256)).hits(blocks, 64);
         assert_eq!((hits.l1_tokens, hits.l2_tokens, hits.l3_tokens), (64, 128, 256));
-        assert_eq!(engine(Some(257)).hits(pages, 64).l3_tokens, 0);
-        assert_eq!(engine(None).hits(pages, 64).l3_tokens, 0);
+        assert_eq!(engine(Some(257)).hits(blocks, 64).l3_tokens, 0);
+        assert_eq!(engine(None).hits(blocks, 64).l3_tokens, 0);
     }
 }

@@ -1,4 +1,4 @@
-//! The one index of the gateway: many requests read it, feeds write it.
+//! The index of the gateway: requests read it concurrently, feeds write it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,41 +9,41 @@ use tokio_util::sync::CancellationToken;
 
 use super::spin_rw_lock::SpinRwLock;
 
-/// Pages that are read while the lock is held once, as in a step of a lookup: two microseconds.
+/// Blocks read per lock acquisition, as in a step of a lookup: two microseconds.
 const READ_BATCH: usize = 64;
-/// Pages that are changed while the lock is held once: a microsecond or two.
+/// Blocks changed per lock acquisition: one to two microseconds.
 const WRITE_BATCH: usize = 8;
-/// Index entries swept while the lock is held once: about as long.
+/// Index entries swept per lock acquisition: one to two microseconds.
 const SWEEP_BATCH: usize = 128;
-/// How often that is done without a pause.
+/// Sweep batches without a pause.
 const SWEEP_STEPS: usize = 8;
-/// Pause between two steps of a sweep, so that lookups come in between.
+/// Pause between two steps of a sweep, so that lookups can proceed.
 const SWEEP_PAUSE: Duration = Duration::from_millis(1);
 
-/// Which pages are where. Everybody holds the lock for small batches only, so that nobody waits long.
+/// Locations of blocks. The lock is held for small batches only, so that waits are short.
 #[derive(Debug)]
 pub(crate) struct KvIndex {
-    pages: SpinRwLock<KvBlockIndex>,
+    blocks: SpinRwLock<KvBlockIndex>,
     sweep: Notify,
 }
 
 impl KvIndex {
-    /// An index of at most `max_pages` pages.
+    /// An index of at most `max_blocks` blocks.
     pub(crate) fn new(max_pages: usize) -> Arc<Self> {
-        Arc::new(Self { pages: SpinRwLock::new(KvBlockIndex::new(max_pages)), sweep: Notify::new() })
+        Arc::new(Self { blocks: SpinRwLock::new(KvBlockIndex::new(max_pages)), sweep: Notify::new() })
     }
 
-    /// Which engines have how much of a prompt.
+    /// Finds how many blocks of a prompt each engine has.
     pub(crate) fn lookup(&self, keys: &[u64], hits: &mut IndexLookup) {
         hits.restart();
-        while !self.pages.read().lookup_step(keys, hits) {}
+        while !self.blocks.read().lookup_step(keys, hits) {}
     }
 
-    /// How many of these pages, from the first on, are complete in the store.
+    /// Number of these blocks, from the first on, that are complete in the store.
     pub(crate) fn shared_prefix(&self, keys: &[u64]) -> usize {
         let mut prefix = 0;
         for keys in keys.chunks(READ_BATCH) {
-            let found = self.pages.read().shared_prefix(keys);
+            let found = self.blocks.read().shared_prefix(keys);
             prefix += found;
             if found < keys.len() {
                 break;
@@ -52,46 +52,44 @@ impl KvIndex {
         prefix
     }
 
-    /// Whether a page is known, or can be added without displacing another.
-    pub(crate) fn has_capacity_for(&self, page: u64) -> bool {
-        self.pages.read().has_capacity_for(page)
+    /// Whether a block is known, or can be added without evicting another.
+    pub(crate) fn has_capacity_for(&self, block: u64) -> bool {
+        self.blocks.read().has_capacity_for(block)
     }
 
-    /// Applies a small change.
     pub(crate) fn update<R>(&self, change: impl FnOnce(&mut KvBlockIndex) -> R) -> R {
-        let mut pages = self.pages.write();
-        let result = change(&mut pages);
-        if pages.needs_sweep() {
+        let mut blocks = self.blocks.write();
+        let result = change(&mut blocks);
+        if blocks.needs_sweep() {
             self.sweep.notify_one();
         }
         result
     }
 
-    /// Applies a change to pages, a few at a time.
-    pub(crate) fn update_blocks(&self, pages: &[u64], change: impl Fn(&mut KvBlockIndex, &[u64])) {
-        // What has been read just now is changed faster, while others wait.
-        std::hint::black_box(self.pages.read().count_known(pages));
-        for pages in pages.chunks(WRITE_BATCH) {
-            self.update(|index| change(index, pages));
+    /// Applies a change to blocks, a few at a time.
+    pub(crate) fn update_blocks(&self, blocks: &[u64], change: impl Fn(&mut KvBlockIndex, &[u64])) {
+        // Reading the entries first brings them into the CPU cache, which shortens the write lock.
+        std::hint::black_box(self.blocks.read().count_known(blocks));
+        for blocks in blocks.chunks(WRITE_BATCH) {
+            self.update(|index| change(index, blocks));
         }
     }
 
-    /// How large it is.
     pub(crate) fn size(&self) -> IndexSize {
-        self.pages.read().size()
+        self.blocks.read().size()
     }
 
-    /// Removes pages that count no more, in small steps, whenever there are some.
+    /// Removes stale entries in small steps, whenever there are some.
     pub(crate) async fn run_sweeper(self: Arc<Self>, stop: CancellationToken) {
         while stop.run_until_cancelled(self.sweep.notified()).await.is_some() {
-            while (0..SWEEP_STEPS).all(|_| self.pages.write().sweep(SWEEP_BATCH)) {
+            while (0..SWEEP_STEPS).all(|_| self.blocks.write().sweep(SWEEP_BATCH)) {
                 tokio::time::sleep(SWEEP_PAUSE).await;
             }
         }
     }
 }
 
-/// An engine's place in the index. Dropping it forgets the engine's pages.
+/// An engine's slot in the index. Dropping it removes the engine's blocks.
 #[derive(Debug)]
 pub(crate) struct EngineSlotGuard {
     index: Arc<KvIndex>,
@@ -104,12 +102,10 @@ impl EngineSlotGuard {
         Self { index, slot }
     }
 
-    /// The index.
     pub(crate) fn index(&self) -> &Arc<KvIndex> {
         &self.index
     }
 
-    /// The engine's number.
     pub(crate) fn slot(&self) -> EngineSlot {
         self.slot
     }
@@ -117,7 +113,7 @@ impl EngineSlotGuard {
 
 impl Drop for EngineSlotGuard {
     fn drop(&mut self) {
-        self.index.update(|pages| pages.remove_engine(self.slot));
+        self.index.update(|blocks| blocks.remove_engine(self.slot));
     }
 }
 
@@ -133,7 +129,7 @@ mod tests {
         let stop = CancellationToken::new();
         let sweeper = index.clone().run_sweeper(stop.clone());
         let engine = EngineSlotGuard::new(index.clone());
-        index.update(|pages| pages.add_engine_blocks(engine.slot(), EngineCacheTier::L1, &[1, 2, 3]));
+        index.update(|blocks| blocks.add_engine_blocks(engine.slot(), EngineCacheTier::L1, &[1, 2, 3]));
         let mut hits = IndexLookup::default();
         index.lookup(&[1, 2, 9], &mut hits);
         assert_eq!(hits.engine(engine.slot()).l1, 2);

@@ -1,7 +1,8 @@
-//! What the gateway knows of KV caches, and what that means for a request.
+//! The gateway's knowledge of KV caches, and predictions of cache hits.
 //!
-//! Engines' events and the store's metadata fill one index ([`KvIndex`]); a request's tokens become page keys ([`PageKeys`]), and a lookup says how much of the
-//! prompt each engine has. All of it is a hint: whatever is missing or wrong here costs time on an engine, never a wrong answer.
+//! Engines' events and the store's metadata fill one index ([`KvIndex`]); a request's tokens become block keys, and a lookup
+//! returns how much of the prompt each engine has. All of it is a hint: a missing or wrong entry costs time on an engine and never
+//! causes a wrong response.
 
 mod block_keyspace;
 mod feeds;

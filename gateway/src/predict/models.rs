@@ -1,4 +1,4 @@
-//! The models whose prompts can be tokenised here.
+//! Tokenizers of models whose prompts are tokenized in the gateway.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -10,16 +10,16 @@ use moongate_tokenize::{ModelFolder, PromptCaches, PromptLimits, PromptTokenizer
 
 use super::prompt_tokens::SharedPromptBlocks;
 
-/// A model whose conversations are kept with the hashes of their pages.
+/// A tokenizer whose cached conversations include their block hashes.
 pub(super) type BlockTokenizer = PromptTokenizer<SharedPromptBlocks>;
 
 type ModelTokenizerKey = (String, EngineKind);
 
-/// Models by name and engine: SGLang and vLLM make different prompts of the same messages.
+/// Tokenizers by model and engine: SGLang and vLLM render different prompts from the same messages.
 #[derive(Debug)]
 pub(crate) struct ModelTokenizers {
     configured: Vec<ModelFolder>,
-    /// Earlier conversations of all models.
+    /// Cached conversations of all models.
     caches: PromptCaches<SharedPromptBlocks>,
     states: ArcSwap<HashMap<ModelTokenizerKey, ModelTokenizerState>>,
 }
@@ -28,27 +28,27 @@ pub(crate) struct ModelTokenizers {
 enum ModelTokenizerState {
     Loading,
     Loaded(Arc<BlockTokenizer>),
-    /// This folder cannot be used.
+    /// The folder that cannot be used.
     Failed(PathBuf),
 }
 
-/// A model that its holder is to load.
+/// A tokenizer that its owner must load.
 #[derive(Debug)]
 pub(super) struct TokenizerLoadTask {
     folder: ModelFolder,
     engine: EngineKind,
-    /// Whether a person named the folder; otherwise the engine did.
+    /// Whether `--model` names the folder; otherwise the engine reported it.
     is_configured: bool,
 }
 
 impl ModelTokenizers {
-    /// `given` are the configured folders. They take precedence over what engines report. `conversation_bytes` bounds what is cached of
-    /// earlier conversations with all models.
+    /// `configured` folders take precedence over those that engines report. `conversation_bytes` limits the cached conversations of
+    /// all models.
     pub(crate) fn new(configured: Vec<ModelFolder>, conversation_bytes: u64) -> Self {
         Self { configured, caches: PromptCaches::new(conversation_bytes), states: ArcSwap::default() }
     }
 
-    /// The model, if it is loaded.
+    /// The tokenizer, if it is loaded.
     pub(super) fn get(&self, model: &str, engine: EngineKind) -> Option<Arc<BlockTokenizer>> {
         match self.states.load().iter().find(|((name, of), _)| name == model && *of == engine)?.1 {
             ModelTokenizerState::Loaded(model) => Some(model.clone()),
@@ -56,46 +56,50 @@ impl ModelTokenizers {
         }
     }
 
-    /// Takes note that an engine serves a model. Returns what to load, if there may be a folder and nobody has begun with it.
+    /// Registers that an engine serves a model. Returns what to load, if there may be a folder and no other task loads it.
     pub(super) fn claim(&self, model: &str, facts: &EngineFacts) -> Option<TokenizerLoadTask> {
-        let given = self.configured.iter().find(|source| source.model == model);
-        let source = match given {
+        let configured_folder = self.configured.iter().find(|source| source.model == model);
+        let source = match configured_folder {
             Some(source) => source.clone(),
             None => ModelFolder { model: model.to_owned(), folder: reported_folder(facts)?.to_owned() },
         };
         let key = (model.to_owned(), facts.engine);
         match self.states.load().get(&key) {
             None => {}
-            // Another engine may name another folder.
+            // Another engine may report another folder.
             Some(ModelTokenizerState::Failed(folder)) if *folder != source.folder => {}
             Some(_) => return None,
         }
         self.set_state(key, ModelTokenizerState::Loading);
-        Some(TokenizerLoadTask { folder: source, engine: facts.engine, is_configured: given.is_some() })
+        Some(TokenizerLoadTask {
+            folder: source,
+            engine: facts.engine,
+            is_configured: configured_folder.is_some(),
+        })
     }
 
-    /// Loads a claimed model. Blocks for about a second.
+    /// Loads a claimed tokenizer. Blocks for about a second.
     pub(super) fn load(&self, claim: &TokenizerLoadTask) {
-        let TokenizerLoadTask { folder: ModelFolder { model, folder }, engine, is_configured: given } = claim;
+        let TokenizerLoadTask { folder: ModelFolder { model, folder }, engine, is_configured } = claim;
         let key = (model.clone(), *engine);
-        let by = if *given { "--model" } else { "the engine" };
-        // An engine elsewhere names a folder of its own machine; that it is not here is no fault.
-        if !given && !folder.join("tokenizer.json").is_file() {
-            tracing::debug!(model, ?engine, folder = %folder.display(), "the engine's tokenizer is not on this machine");
+        let folder_source = if *is_configured { "--model" } else { "the engine" };
+        // An engine on another machine reports a folder of that machine; it is no error if it does not exist here.
+        if !is_configured && !folder.join("tokenizer.json").is_file() {
+            tracing::debug!(model, ?engine, folder = %folder.display(), "the engine's tokenizer folder does not exist on this machine");
             self.set_state(key, ModelTokenizerState::Failed(folder.clone()));
             return;
         }
-        let whose = match engine {
+        let dialect = match engine {
             EngineKind::Sglang => moongate_tokenize::PromptDialect::Sglang,
             EngineKind::Vllm => moongate_tokenize::PromptDialect::Vllm,
         };
-        match PromptTokenizer::load_with(folder, whose, PromptLimits::default(), &self.caches) {
+        match PromptTokenizer::load_with(folder, dialect, PromptLimits::default(), &self.caches) {
             Ok(loaded) => {
-                tracing::info!(model, ?engine, folder = %folder.display(), by, "prompts of this model are tokenised here");
+                tracing::info!(model, ?engine, folder = %folder.display(), source = folder_source, "local tokenizer loaded");
                 self.set_state(key, ModelTokenizerState::Loaded(Arc::new(loaded)));
             }
             Err(error) => {
-                tracing::error!(model, ?engine, by, %error, "prompts of this model are not tokenised here");
+                tracing::error!(model, ?engine, source = folder_source, %error, "cannot load the local tokenizer");
                 self.set_state(key, ModelTokenizerState::Failed(folder.clone()));
             }
         }
@@ -110,7 +114,7 @@ impl ModelTokenizers {
     }
 }
 
-/// The folder that an engine names; `None` for a repository's name.
+/// The folder that an engine reports; `None` for the name of a repository.
 fn reported_folder(facts: &EngineFacts) -> Option<&Path> {
     facts.tokenizer.as_deref().map(Path::new).filter(|path| path.is_absolute())
 }
@@ -144,7 +148,7 @@ mod tests {
         assert!(models.claim("m", &facts(None)).is_none());
         assert!(models.claim("m", &facts(Some("org/model"))).is_none(), "a repository's name");
         let claim = models.claim("m", &facts(Some("/not/here"))).unwrap();
-        assert!(models.claim("m", &facts(Some("/nor/here"))).is_none(), "one is being loaded");
+        assert!(models.claim("m", &facts(Some("/nor/here"))).is_none(), "another task loads it");
         models.load(&claim);
         assert!(models.claim("m", &facts(Some("/not/here"))).is_none(), "it has failed");
         assert!(models.claim("m", &facts(Some("/nor/here"))).is_some(), "another engine, another folder");
@@ -153,7 +157,7 @@ mod tests {
             vec![ModelFolder { model: "m".to_owned(), folder: "/given".into() }],
             1 << 20,
         );
-        let claim = models.claim("m", &facts(Some("/told"))).unwrap();
+        let claim = models.claim("m", &facts(Some("/reported"))).unwrap();
         assert_eq!((claim.folder.folder.to_str(), claim.is_configured), (Some("/given"), true));
     }
 

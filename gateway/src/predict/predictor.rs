@@ -1,4 +1,4 @@
-//! How much of a request's prompt each engine has.
+//! Predicts how much of a request's prompt each engine has.
 
 use std::sync::Arc;
 
@@ -21,58 +21,58 @@ use crate::fleet::{FleetMember, FleetSnapshot};
 use crate::memory::MemoryBudget;
 use crate::request_body::{InferenceApi, RoutingFields};
 
-/// Bodies above this size are read on a thread for blocking work: tokenising 100 KiB takes about a millisecond.
+/// Larger bodies are tokenized on a blocking thread: 100 KiB take about a millisecond.
 const READ_INLINE: usize = 64 << 10;
 
-/// Memory that a byte of a body takes until its tokens are made, and each value in it besides.
+/// Memory per byte of a body while it is tokenized, and per JSON value in it.
 const BYTES_PER_BODY_BYTE: usize = 6;
 const BYTES_PER_VALUE: usize = 200;
 
-/// Predicts cache hits.
+/// Predicts cache hits of requests.
 #[derive(Debug)]
 pub(crate) struct CacheHitPredictor {
     index: Arc<KvIndex>,
     models: Arc<ModelTokenizers>,
     engines: EngineTokenizer,
     store: Option<Arc<StoreView>>,
-    /// For long prompts that are being read.
+    /// Budget for long prompts that are being tokenized.
     memory: Arc<MemoryBudget>,
 }
 
-/// Cache hits of one request.
+/// Predicted cache hits of one request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct PromptPrediction {
-    /// Prompt tokens, exactly.
+    /// Exact number of prompt tokens.
     pub(crate) input_tokens: u32,
     pub(crate) tokenized_by: TokenSource,
     /// By the engine's slot in the index, with the number of its group.
     by_slot: Vec<(TierHits, usize)>,
-    /// By group: where the store has the prompt's pages.
+    /// By group: locations of the prompt's blocks in the store.
     block_sites: Vec<StoredBlockSites>,
-    /// The prompt's pages as the first group of engines names them, with their size in tokens.
-    pages: (Arc<[u64]>, u32),
+    /// Keys of the prompt's blocks in the first group, and their size in tokens.
+    blocks: (Arc<[u64]>, u32),
 }
 
-/// One question: the prompt of a body under the keyspaces of a fleet's engines.
+/// The prompt of a body, to be hashed for a fleet's groups of engines.
 struct PredictionQuery {
     api: InferenceApi,
     body: Bytes,
-    /// Each with who makes tokens of the body as its engines do.
+    /// Each with its source of tokens.
     groups: Vec<(Arc<EngineGroup>, TokenizerChoice)>,
 }
 
-/// The pages of a prompt under one keyspace.
+/// The blocks of a prompt under one keyspace.
 struct HashedPrompt {
     group: Arc<EngineGroup>,
     engine_blocks: KeyedBlocks,
-    /// The same pages as the store names them, where that differs.
+    /// The same blocks as the store names them, if that differs.
     store_blocks: Option<KeyedBlocks>,
 }
 
-/// The pages that can be taken from a cache.
+/// The blocks that can be taken from a cache.
 struct KeyedBlocks {
-    pages: SharedPromptBlocks,
-    /// As the index knows them; there may be fewer than pages.
+    blocks: SharedPromptBlocks,
+    /// Keys in the index; possibly fewer than blocks.
     keys: Vec<u64>,
 }
 
@@ -87,118 +87,116 @@ impl CacheHitPredictor {
         Self { index, models, engines, store, memory }
     }
 
-    /// What is known of the store; `None` if the gateway knows none.
+    /// Status of the store view; `None` without a store.
     pub(crate) fn store_status(&self) -> Option<StoreViewStatus> {
         self.store.as_ref().map(|store| store.status())
     }
 
-    /// What each engine that serves `model` has of the prompt in `body`, which begins as `head` says.
+    /// Predicts the hits of each engine that serves `model` for the prompt in `body`, whose parsed members are `fields`.
     pub(crate) async fn predict(
         &self,
         fleet: &FleetSnapshot,
         api: InferenceApi,
         model: ModelIndex,
-        head: &RoutingFields<'_>,
+        fields: &RoutingFields<'_>,
         body: &Bytes,
     ) -> Result<PromptPrediction, PredictionError> {
         let groups = fleet.groups(model);
         if groups.is_empty() {
             return Err(PredictionError::InsufficientCacheInfo);
         }
-        let is_fed = self.has_event_source(groups);
-        let ask =
-            |group: &EngineGroup| is_fed && group.keyspace.schemes(&BlockExtraKeys::read(body)).is_some();
-        let groups = self.tokenizers(fleet, (api, body), model, head, ask).await;
-        // Known before a long text is read for nothing.
-        if let (0, Some(why)) = (head.prompt_ids, no_tokenizer_error(&groups)) {
-            return Err(why);
+        let has_events = self.has_event_source(groups);
+        let should_query =
+            |group: &EngineGroup| has_events && group.keyspace.schemes(&BlockExtraKeys::read(body)).is_some();
+        let groups = self.tokenizers(fleet, (api, body), model, fields, should_query).await;
+        // Fails before a long text is parsed in vain.
+        if let (0, Some(error)) = (fields.prompt_ids, no_tokenizer_error(&groups)) {
+            return Err(error);
         }
-        let question = PredictionQuery { api, body: body.clone(), groups };
+        let query = PredictionQuery { api, body: body.clone(), groups };
         let (input_tokens, tokenized_by, hashed) = if body.len() <= READ_INLINE {
-            question.hash()?
+            query.hash()?
         } else {
-            // It only fails at shutdown, when nobody wants the answer.
+            // Fails only at shutdown, when the result is no longer needed.
             let memory = self.memory.clone();
             let read = move || {
                 let _reserved = memory
-                    .reserve(reading_bytes(&question.body))
+                    .reserve(reading_bytes(&query.body))
                     .map_err(|_| PredictionError::PromptMemoryExhausted)?;
-                question.hash()
+                query.hash()
             };
             tokio::task::spawn_blocking(read).await.unwrap_or(Err(PredictionError::InsufficientCacheInfo))?
         };
         let mut predicted = PromptPrediction { input_tokens, tokenized_by, ..PromptPrediction::default() };
-        if let Some(HashedPrompt { group, engine_blocks: own, .. }) = hashed.first() {
-            predicted.pages = (own.keys.as_slice().into(), group.keyspace.page_tokens());
+        if let Some(HashedPrompt { group, engine_blocks, .. }) = hashed.first() {
+            predicted.blocks = (engine_blocks.keys.as_slice().into(), group.keyspace.page_tokens());
         }
-        let (mut hits, mut in_store) = (IndexLookup::default(), IndexLookup::default());
-        for (number, HashedPrompt { group, engine_blocks: own, store_blocks: stored }) in
-            hashed.iter().enumerate()
-        {
+        let (mut hits, mut store_hits) = (IndexLookup::default(), IndexLookup::default());
+        for (number, HashedPrompt { group, engine_blocks, store_blocks }) in hashed.iter().enumerate() {
             if let (Some(store), Some(layout)) = (&self.store, &group.store_naming) {
-                let KeyedBlocks { pages, keys } = stored.as_ref().unwrap_or(own);
-                store.confirm(layout, &pages.pages()[..keys.len()], keys).await;
+                let KeyedBlocks { blocks, keys } = store_blocks.as_ref().unwrap_or(engine_blocks);
+                store.confirm(layout, &blocks.blocks()[..keys.len()], keys).await;
             }
-            self.index.lookup(&own.keys, &mut hits);
-            if let Some(stored) = stored {
-                self.index.lookup(&stored.keys, &mut in_store);
+            self.index.lookup(&engine_blocks.keys, &mut hits);
+            if let Some(store_blocks) = store_blocks {
+                self.index.lookup(&store_blocks.keys, &mut store_hits);
             }
             for engine in &group.engines {
-                let mut pages = hits.engine(engine.slot);
-                if stored.is_some() {
-                    // Nobody has pages of that name, so the store's begin with the prompt.
-                    pages.shared = in_store.engine(engine.slot).shared.saturating_sub(pages.local);
+                let mut blocks = hits.engine(engine.slot);
+                if store_blocks.is_some() {
+                    // No engine has blocks with the store's names, so the store's run starts at the beginning of the prompt.
+                    blocks.shared = store_hits.engine(engine.slot).shared.saturating_sub(blocks.local);
                 }
-                predicted.set_hits(engine.slot, engine.hits(pages, group.keyspace.page_tokens()), number);
+                predicted.set_hits(engine.slot, engine.hits(blocks, group.keyspace.page_tokens()), number);
             }
-            let runs = if stored.is_some() { &in_store.shared } else { &hits.shared };
-            let at = |store: &Arc<StoreView>| {
+            let runs = if store_blocks.is_some() { &store_hits.shared } else { &hits.shared };
+            let sites = |store: &Arc<StoreView>| {
                 StoredBlockSites::of(runs, group.keyspace.page_tokens(), fleet, store)
             };
-            predicted.block_sites.push(self.store.as_ref().map(at).unwrap_or_default());
+            predicted.block_sites.push(self.store.as_ref().map(sites).unwrap_or_default());
         }
         Ok(predicted)
     }
 
-    /// The tokens that each kind of engine makes of the prompt in `body`, by the engine's name.
+    /// Tokens of the prompt in `body` for each kind of engine, by its name.
     pub(crate) async fn tokens(
         &self,
         fleet: &FleetSnapshot,
         api: InferenceApi,
         model: ModelIndex,
-        head: &RoutingFields<'_>,
+        fields: &RoutingFields<'_>,
         body: &Bytes,
     ) -> Result<Vec<(&'static str, Vec<u32>)>, PredictionError> {
-        let groups = self.tokenizers(fleet, (api, body), model, head, |_| true).await;
+        let groups = self.tokenizers(fleet, (api, body), model, fields, |_| true).await;
         let (body, memory) = (body.clone(), self.memory.clone());
         let make = move || {
             let _reserved =
                 memory.reserve(reading_bytes(&body)).map_err(|_| PredictionError::PromptMemoryExhausted)?;
-            let mut made: Vec<(&str, Vec<u32>)> = Vec::new();
+            let mut tokens_by_engine: Vec<(&str, Vec<u32>)> = Vec::new();
             for (group, tokenizer) in groups {
                 let name = match group.engine {
                     EngineKind::Sglang => SGLANG,
                     EngineKind::Vllm => VLLM,
                 };
-                if !made.iter().any(|(engine, _)| *engine == name) {
-                    made.push((name, PromptTokens::of(api, &body, tokenizer)?.to_vec()));
+                if !tokens_by_engine.iter().any(|(engine, _)| *engine == name) {
+                    tokens_by_engine.push((name, PromptTokens::of(api, &body, tokenizer)?.to_vec()));
                 }
             }
-            Ok(made)
+            Ok(tokens_by_engine)
         };
-        // It only fails at shutdown, when nobody wants the answer.
+        // Fails only at shutdown, when the result is no longer needed.
         tokio::task::spawn_blocking(make).await.unwrap_or(Err(PredictionError::InsufficientCacheInfo))
     }
 
-    /// The groups of engines that serve `model`, each with who makes tokens of a body as they do. Where nobody can here, an engine is
-    /// asked, if `ask` says that it is worth it.
+    /// The groups of engines that serve `model`, each with its source of tokens. Without a local tokenizer, an engine is queried if
+    /// `should_query` returns true for the group.
     async fn tokenizers(
         &self,
         fleet: &FleetSnapshot,
         body: (InferenceApi, &Bytes),
         model: ModelIndex,
-        head: &RoutingFields<'_>,
-        ask: impl Fn(&EngineGroup) -> bool,
+        fields: &RoutingFields<'_>,
+        should_query: impl Fn(&EngineGroup) -> bool,
     ) -> Vec<(Arc<EngineGroup>, TokenizerChoice)> {
         let name = fleet.model_name(model).map_or("", AsRef::as_ref);
         let deadline = self.engines.deadline();
@@ -209,14 +207,14 @@ impl CacheHitPredictor {
                 tokenizer.clone()
             } else if let Some(model) = self.models.get(name, group.engine) {
                 TokenizerChoice::Local(model)
-            } else if head.prompt_ids > 0 {
+            } else if fields.prompt_ids > 0 {
                 TokenizerChoice::Unavailable(PredictionError::NoTokenizer)
-            } else if !ask(group) {
+            } else if !should_query(group) {
                 TokenizerChoice::Unavailable(PredictionError::InsufficientCacheInfo)
             } else {
                 match self.engines.tokens(fleet, model, group.engine, body, deadline).await {
-                    Ok(told) => TokenizerChoice::Engine(told),
-                    Err(why) => TokenizerChoice::Unavailable(why),
+                    Ok(tokens) => TokenizerChoice::Engine(tokens),
+                    Err(error) => TokenizerChoice::Unavailable(error),
                 }
             };
             with_tokenizer.push((group.clone(), tokenizer));
@@ -224,53 +222,56 @@ impl CacheHitPredictor {
         with_tokenizer
     }
 
-    /// Whether anything can be known of what these engines cache: otherwise their tokens are worth no question.
+    /// Whether anything is known of these engines' caches: otherwise tokens would be useless.
     fn has_event_source(&self, groups: &[Arc<EngineGroup>]) -> bool {
         groups.iter().any(|group| group.publishes || (group.store_naming.is_some() && self.store.is_some()))
     }
 }
 
-/// Memory to make tokens of a body, at most: its values, the rendered text, its pieces, and the tokens, about as long as the body each;
-/// and what each value costs besides its text. Commas inside texts are counted too, which errs on the safe side.
+/// Upper limit of the memory to tokenize a body: its values, the rendered text, its pieces and the tokens, each about as long as
+/// the body; and the overhead per value. Commas inside strings are counted too, which overestimates.
 fn reading_bytes(body: &[u8]) -> usize {
     let values = body.iter().filter(|byte| matches!(byte, b',' | b'{' | b'[')).count();
     BYTES_PER_BODY_BYTE * body.len() + BYTES_PER_VALUE * values
 }
 
-/// Why nobody makes tokens for any of the groups.
+/// Why no group has a source of tokens.
 fn no_tokenizer_error(groups: &[(Arc<EngineGroup>, TokenizerChoice)]) -> Option<PredictionError> {
     let mut reasons = groups.iter().map(|(_, tokenizer)| match tokenizer {
-        TokenizerChoice::Unavailable(why) => Some(why.clone()),
+        TokenizerChoice::Unavailable(error) => Some(error.clone()),
         TokenizerChoice::Local(_) | TokenizerChoice::Engine(_) => None,
     });
     let first = reasons.next()??;
-    reasons.all(|why| why.is_some()).then_some(first)
+    reasons.all(|error| error.is_some()).then_some(first)
 }
 
 impl PredictionQuery {
-    /// The prompt's length in tokens, who has made them, and its pages under every keyspace.
+    /// The prompt's length in tokens, their source, and the prompt's blocks under every keyspace.
     fn hash(self) -> Result<(u32, TokenSource, Vec<HashedPrompt>), PredictionError> {
         let extras = BlockExtraKeys::read(&self.body);
         let (mut input_tokens, mut tokenized_by) = (0, TokenSource::Client);
-        let mut made: Vec<(EngineKind, PromptTokens)> = Vec::new();
+        let mut tokens_by_engine: Vec<(EngineKind, PromptTokens)> = Vec::new();
         let mut hashed = Vec::with_capacity(self.groups.len());
         for (group, tokenizer) in self.groups {
-            let Some(names) = group.keyspace.schemes(&extras) else { continue };
-            if !made.iter().any(|(engine, _)| *engine == group.engine) {
-                made.push((group.engine, PromptTokens::of(self.api, &self.body, tokenizer)?));
+            let Some(schemes) = group.keyspace.schemes(&extras) else { continue };
+            if !tokens_by_engine.iter().any(|(engine, _)| *engine == group.engine) {
+                tokens_by_engine.push((group.engine, PromptTokens::of(self.api, &self.body, tokenizer)?));
             }
-            let Some((_, tokens)) = made.iter().find(|(engine, _)| *engine == group.engine) else { continue };
+            let Some((_, tokens)) = tokens_by_engine.iter().find(|(engine, _)| *engine == group.engine)
+            else {
+                continue;
+            };
             input_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
             tokenized_by = tokens.tokenized_by();
             let name = |scheme| {
-                let pages = tokens.pages(&group.keyspace, scheme, extras.is_empty());
-                let usable = reusable_blocks(pages.pages(), tokens.len(), &group.keyspace);
+                let blocks = tokens.blocks(&group.keyspace, scheme, extras.is_empty());
+                let usable = reusable_blocks(blocks.blocks(), tokens.len(), &group.keyspace);
                 let keys =
-                    usable.iter().map(|page| group.keyspace.namespace().key(page.event_hash)).collect();
-                KeyedBlocks { pages, keys }
+                    usable.iter().map(|block| group.keyspace.namespace().key(block.event_hash)).collect();
+                KeyedBlocks { blocks, keys }
             };
-            let (own, stored) = (name(names.events), names.store.map(name));
-            hashed.push(HashedPrompt { group, engine_blocks: own, store_blocks: stored });
+            let (engine_blocks, store_blocks) = (name(schemes.events), schemes.store.map(name));
+            hashed.push(HashedPrompt { group, engine_blocks, store_blocks });
         }
         if hashed.is_empty() {
             Err(PredictionError::InsufficientCacheInfo)
@@ -280,14 +281,14 @@ impl PredictionQuery {
     }
 }
 
-/// Pages that an engine can take from a cache: it always computes at least one token of the prompt.
+/// Blocks that an engine can take from a cache: it always computes at least one token of the prompt.
 fn reusable_blocks<'a>(
-    pages: &'a [HashedBlock],
+    blocks: &'a [HashedBlock],
     tokens: usize,
     keyspace: &BlockKeyspace,
 ) -> &'a [HashedBlock] {
-    let most = tokens.saturating_sub(1) / keyspace.page_tokens().max(1) as usize;
-    &pages[..most.min(pages.len())]
+    let limit = tokens.saturating_sub(1) / keyspace.page_tokens().max(1) as usize;
+    &blocks[..limit.min(blocks.len())]
 }
 
 impl PromptPrediction {
@@ -298,12 +299,12 @@ impl PromptPrediction {
         self.by_slot[slot.as_usize()] = (hits, group);
     }
 
-    /// What one engine has of the prompt, and its group.
+    /// Hits of one engine, and its group.
     fn of(&self, member: &FleetMember) -> (TierHits, usize) {
         self.by_slot.get(member.endpoint.index_slot.slot().as_usize()).copied().unwrap_or_default()
     }
 
-    /// What an engine should report, if the request goes there.
+    /// The hits that an engine should report, if the request goes there.
     pub(crate) fn expected_hits(&self, member: &FleetMember) -> ExpectedHits {
         ExpectedHits { hits: self.of(member).0, input_tokens: self.input_tokens }
     }
@@ -311,17 +312,17 @@ impl PromptPrediction {
     /// The hits in the order of a fleet's cluster.
     pub(crate) fn for_fleet(&self, fleet: &FleetSnapshot) -> CacheHitPrediction {
         let of_members = || fleet.members.iter().map(|member| self.of(member));
-        let farness = StoreDistance::new(&self.block_sites, fleet).map(|mut reach| {
+        let distance = StoreDistance::new(&self.block_sites, fleet).map(|mut distance| {
             of_members()
                 .enumerate()
-                .map(|(at, (hits, group))| reach.network_distance(at, group, hits))
+                .map(|(index, (hits, group))| distance.network_distance(index, group, hits))
                 .collect()
         });
         CacheHitPrediction {
             per_instance: of_members().map(|(hits, _)| hits).collect(),
-            farness: farness.unwrap_or_default(),
-            pages: self.pages.0.clone(),
-            page_tokens: self.pages.1,
+            network_distance: distance.unwrap_or_default(),
+            pages: self.blocks.0.clone(),
+            page_tokens: self.blocks.1,
             ..CacheHitPrediction::default()
         }
     }

@@ -1,4 +1,4 @@
-//! From a request's body to its tokens, and from tokens to pages.
+//! Converts a request's body into tokens, and tokens into hashed blocks.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,37 +12,37 @@ use super::tokenize::{EngineTokenizeError, EngineTokens};
 use crate::feedback::TokenSource;
 use crate::request_body::InferenceApi;
 
-/// What is kept with a conversation: the pages of its last prompt.
+/// Cached with a conversation: the blocks of its last prompt.
 pub(super) type SharedPromptBlocks = Arc<CachedPromptBlocks>;
 
-/// Pages of one prompt under one keyspace.
+/// Blocks of one prompt under one keyspace.
 #[derive(Debug)]
 pub(super) struct CachedPromptBlocks {
     keyspace: BlockKeyspace,
-    pages: Vec<HashedBlock>,
+    blocks: Vec<HashedBlock>,
 }
 
-/// Why a request's cache hits are not predicted.
+/// Why a request has no prediction.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum PredictionError {
-    /// Its engines tell too little of their caches.
+    /// The engines report too little about their caches.
     #[error(
-        "the engines of this model tell too little of their caches; `moongate doctor` says what is missing"
+        "the engines of this model report too little about their caches; `moongate doctor` shows what is missing"
     )]
     InsufficientCacheInfo,
-    /// There is no tokenizer for the model.
-    #[error("there is no tokenizer for this model; give one by --model NAME=DIR (it takes a second to load)")]
+    /// The model has no tokenizer.
+    #[error("no tokenizer for this model; add one with --model NAME=DIR (loading takes a second)")]
     NoTokenizer,
-    /// There is none, and no engine told the tokens.
-    #[error("there is no tokenizer for this model here, and {0}; give one by --model NAME=DIR")]
+    /// The model has no local tokenizer, and no engine returned the tokens.
+    #[error("no local tokenizer for this model, and {0}; add one with --model NAME=DIR")]
     EngineTokenize(EngineTokenizeError),
-    /// Several prompts in one request, or none that is read.
-    #[error("this request has not exactly one prompt")]
+    /// The request has several prompts, or none that is parsed.
+    #[error("the request does not have exactly one prompt")]
     NotSinglePrompt,
-    /// Long prompts that are being read leave no memory for this one.
-    #[error("long prompts that are being read leave no memory for this one; raise --prompt-memory")]
+    /// Long prompts that are being tokenized leave no memory for this one.
+    #[error("no memory left for tokenizing this prompt; raise --prompt-memory")]
     PromptMemoryExhausted,
-    /// What the prompt becomes is only known in the engine.
+    /// The prompt's tokens can only be computed in the engine.
     #[error(transparent)]
     Prompt(PromptError),
 }
@@ -51,39 +51,36 @@ impl PredictionError {
     /// Short name for metrics.
     pub(crate) fn name(&self) -> &'static str {
         match self {
-            PredictionError::InsufficientCacheInfo => "engines",
+            PredictionError::InsufficientCacheInfo => "no_cache_info",
             PredictionError::NoTokenizer => "no_tokenizer",
-            PredictionError::EngineTokenize(why) => why.name(),
-            PredictionError::NotSinglePrompt => "batch",
-            PredictionError::PromptMemoryExhausted => "memory",
-            PredictionError::Prompt(_) => "prompt",
+            PredictionError::EngineTokenize(error) => error.name(),
+            PredictionError::NotSinglePrompt => "not_single_prompt",
+            PredictionError::PromptMemoryExhausted => "prompt_memory",
+            PredictionError::Prompt(_) => "unsupported_prompt",
         }
     }
 }
 
-/// Who makes tokens of a text.
+/// Source of a text's tokens.
 #[derive(Debug, Clone)]
 pub(super) enum TokenizerChoice {
-    /// This gateway.
+    /// A tokenizer in this gateway.
     Local(Arc<BlockTokenizer>),
-    /// An engine has, of the request at hand.
+    /// Tokens that an engine has returned for this request.
     Engine(EngineTokens),
-    /// Nobody, for this reason.
     Unavailable(PredictionError),
 }
 
 /// The tokens of one prompt.
 pub(super) enum PromptTokens {
-    /// Given as ids by the client.
+    /// Sent as ids by the client.
     Client(Vec<u32>),
-    /// Told by an engine.
     Engine(EngineTokens),
-    /// Made here.
     Local(TokenizedPrompt<SharedPromptBlocks>, Arc<BlockTokenizer>),
 }
 
 impl PromptTokens {
-    /// The tokens that an engine will make of this body. Takes milliseconds for a long new prompt.
+    /// The tokens that an engine will compute for this body. Takes milliseconds for a long new prompt.
     pub(super) fn of(
         api: InferenceApi,
         body: &[u8],
@@ -93,8 +90,8 @@ impl PromptTokens {
             InferenceApi::Chat => {
                 let model = match tokenizer {
                     TokenizerChoice::Local(model) => model,
-                    TokenizerChoice::Engine(told) => return Ok(Self::Engine(told)),
-                    TokenizerChoice::Unavailable(why) => return Err(why),
+                    TokenizerChoice::Engine(tokens) => return Ok(Self::Engine(tokens)),
+                    TokenizerChoice::Unavailable(error) => return Err(error),
                 };
                 let chat = model.read_chat(body).map_err(PredictionError::Prompt)?;
                 let prompt = model.tokenize_chat(&chat, now()).map_err(PredictionError::Prompt)?;
@@ -110,8 +107,8 @@ impl PromptTokens {
                             let prompt = model.tokenize_text(&text, add_special_tokens);
                             Ok(Self::Local(prompt.map_err(PredictionError::Prompt)?, model))
                         }
-                        TokenizerChoice::Engine(told) => Ok(Self::Engine(told)),
-                        TokenizerChoice::Unavailable(why) => Err(why),
+                        TokenizerChoice::Engine(tokens) => Ok(Self::Engine(tokens)),
+                        TokenizerChoice::Unavailable(error) => Err(error),
                     },
                     _ => Err(PredictionError::NotSinglePrompt),
                 }
@@ -123,7 +120,7 @@ impl PromptTokens {
     pub(super) fn len(&self) -> usize {
         match self {
             PromptTokens::Client(ids) => ids.len(),
-            PromptTokens::Engine(told) => told.ids.len(),
+            PromptTokens::Engine(tokens) => tokens.ids.len(),
             PromptTokens::Local(prompt, _) => prompt.ids().len(),
         }
     }
@@ -131,12 +128,11 @@ impl PromptTokens {
     pub(super) fn to_vec(&self) -> Vec<u32> {
         match self {
             PromptTokens::Client(ids) => ids.clone(),
-            PromptTokens::Engine(told) => told.ids.to_vec(),
+            PromptTokens::Engine(tokens) => tokens.ids.to_vec(),
             PromptTokens::Local(prompt, _) => prompt.ids().to_vec(),
         }
     }
 
-    /// Where they come from.
     pub(super) fn tokenized_by(&self) -> TokenSource {
         match self {
             PromptTokens::Client(_) => TokenSource::Client,
@@ -146,61 +142,61 @@ impl PromptTokens {
         }
     }
 
-    /// The prompt's full pages. Those that an earlier turn of the conversation had are not hashed again.
-    pub(super) fn pages(
+    /// The prompt's full blocks. Those cached from an earlier turn of the conversation are not hashed again.
+    pub(super) fn blocks(
         &self,
         keyspace: &BlockKeyspace,
         scheme: HashScheme,
-        plain: bool,
+        is_plain: bool,
     ) -> SharedPromptBlocks {
-        let (mut pages, rest) = match self {
+        let (mut blocks, rest) = match self {
             PromptTokens::Client(ids) => return CachedPromptBlocks::of(ids, keyspace, scheme),
-            PromptTokens::Engine(told) => return CachedPromptBlocks::of(&told.ids, keyspace, scheme),
-            // A salt changes all hashes, and what is kept was made without one.
-            PromptTokens::Local(prompt, _) if plain => self.common(prompt, keyspace),
+            PromptTokens::Engine(tokens) => return CachedPromptBlocks::of(&tokens.ids, keyspace, scheme),
+            // A salt changes all hashes, and the cached ones were computed without one.
+            PromptTokens::Local(prompt, _) if is_plain => self.common(prompt, keyspace),
             PromptTokens::Local(prompt, _) => (Vec::new(), prompt.ids().to_vec()),
         };
-        BlockHashChain::resume(scheme, &pages).extend(&rest, &mut pages);
-        let kept = Arc::new(CachedPromptBlocks { keyspace: keyspace.clone(), pages });
-        if let (PromptTokens::Local(prompt, model), true) = (self, plain) {
-            model.cache_conversation(prompt, kept.clone());
+        BlockHashChain::resume(scheme, &blocks).extend(&rest, &mut blocks);
+        let cached = Arc::new(CachedPromptBlocks { keyspace: keyspace.clone(), blocks });
+        if let (PromptTokens::Local(prompt, model), true) = (self, is_plain) {
+            model.cache_conversation(prompt, cached.clone());
         }
-        kept
+        cached
     }
 
-    /// Pages that the prompt has in common with what is kept of its conversation, and the tokens behind them.
+    /// Blocks that the prompt shares with the cached ones of its conversation, and the tokens after them.
     fn common(
         &self,
         prompt: &TokenizedPrompt<SharedPromptBlocks>,
         keyspace: &BlockKeyspace,
     ) -> (Vec<HashedBlock>, Vec<u32>) {
-        let page = keyspace.page_tokens() as usize;
-        // A page that also depends on the token behind it (bigrams) is only common if that token is.
-        let full = prompt.cached_prefix_tokens().saturating_sub(1) / page;
-        let pages = match prompt.slot().filter(|kept| kept.keyspace == *keyspace) {
-            Some(kept) => kept.pages[..full.min(kept.pages.len())].to_vec(),
+        let block = keyspace.page_tokens() as usize;
+        // A block that also depends on the next token (bigrams) is only shared if that token is.
+        let full = prompt.cached_prefix_tokens().saturating_sub(1) / block;
+        let blocks = match prompt.slot().filter(|cached| cached.keyspace == *keyspace) {
+            Some(cached) => cached.blocks[..full.min(cached.blocks.len())].to_vec(),
             None => Vec::new(),
         };
-        let mut rest = Vec::with_capacity(prompt.ids().len() - pages.len() * page);
-        prompt.ids().slices_from(pages.len() * page).for_each(|ids| rest.extend_from_slice(ids));
-        (pages, rest)
+        let mut rest = Vec::with_capacity(prompt.ids().len() - blocks.len() * block);
+        prompt.ids().slices_from(blocks.len() * block).for_each(|ids| rest.extend_from_slice(ids));
+        (blocks, rest)
     }
 }
 
 impl CachedPromptBlocks {
     fn of(ids: &[u32], keyspace: &BlockKeyspace, scheme: HashScheme) -> SharedPromptBlocks {
-        let mut pages = Vec::new();
-        BlockHashChain::new(scheme).extend(ids, &mut pages);
-        Arc::new(Self { keyspace: keyspace.clone(), pages })
+        let mut blocks = Vec::new();
+        BlockHashChain::new(scheme).extend(ids, &mut blocks);
+        Arc::new(Self { keyspace: keyspace.clone(), blocks })
     }
 
-    /// The pages, in prompt order.
-    pub(super) fn pages(&self) -> &[HashedBlock] {
-        &self.pages
+    /// The blocks in prompt order.
+    pub(super) fn blocks(&self) -> &[HashedBlock] {
+        &self.blocks
     }
 }
 
-/// The wall clock, for templates that print the date. Engines run in containers, whose clocks show UTC.
+/// The wall clock, for templates that print the date. Engines run in containers, whose clocks use UTC.
 fn now() -> TemplateTime {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     TemplateTime::utc(i64::try_from(since.as_secs()).unwrap_or(i64::MAX))

@@ -1,21 +1,21 @@
-//! A lock for work of a few microseconds.
+//! A lock for critical sections of a few microseconds.
 //!
-//! Who sleeps while waiting is woken some ten microseconds later, and a writer that sleeps keeps readers out meanwhile. So
-//! everybody tries again and again at first, and sleeps only where the lock's owner was probably interrupted.
+//! A thread that sleeps while waiting is woken some ten microseconds later, and a writer that sleeps blocks readers in the
+//! meantime. So threads spin at first, and sleep only when the lock's owner was probably preempted.
 
 use std::hint::spin_loop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// How often somebody tries before going to sleep: for some ten microseconds.
+/// Attempts before a thread sleeps: about ten microseconds.
 const SPIN_TRIES: u32 = 1000;
 
-/// One writer or many readers. Hold it for some microseconds at most.
+/// One writer or many readers. Hold it for a few microseconds at most.
 #[derive(Debug, Default)]
 pub(crate) struct SpinRwLock<T> {
     value: RwLock<T>,
-    /// Writers that wait. Readers let them pass, or those that read in many steps would keep them out.
+    /// Number of waiting writers. Readers let them go first; otherwise readers with many steps would starve them.
     waiting_writers: AtomicUsize,
 }
 
@@ -24,14 +24,13 @@ impl<T> SpinRwLock<T> {
         Self { value: RwLock::new(value), waiting_writers: AtomicUsize::new(0) }
     }
 
-    /// The value, to read.
     pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
         // Only a hint: the lock itself orders memory.
-        let free = || self.waiting_writers.load(Ordering::Relaxed) == 0;
-        spin(|| if free() { self.value.try_read() } else { None }).unwrap_or_else(|| self.value.read())
+        let no_writer_waits = || self.waiting_writers.load(Ordering::Relaxed) == 0;
+        spin(|| if no_writer_waits() { self.value.try_read() } else { None })
+            .unwrap_or_else(|| self.value.read())
     }
 
-    /// The value, to change.
     pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
         if let Some(guard) = self.value.try_write() {
             return guard;
@@ -45,10 +44,10 @@ impl<T> SpinRwLock<T> {
 
 fn spin<G>(mut get: impl FnMut() -> Option<G>) -> Option<G> {
     (0..SPIN_TRIES).find_map(|_| {
-        let got = get();
-        if got.is_none() {
+        let guard = get();
+        if guard.is_none() {
             spin_loop();
         }
-        got
+        guard
     })
 }

@@ -1,4 +1,4 @@
-//! The lock with several threads. Not in its own file, which a benchmark of the index uses too.
+//! Tests of the lock with several threads. Not in its own file, which a benchmark of the index includes too.
 
 use std::thread;
 
@@ -31,14 +31,14 @@ fn readers_wait_for_a_writer() {
 fn a_waiter_gets_the_lock_when_it_is_free() {
     let lock = SpinRwLock::new(0);
     thread::scope(|scope| {
-        let mut held = lock.write();
+        let mut guard = lock.write();
         let reader = scope.spawn(|| *lock.read());
         let writer = scope.spawn(|| *lock.write() += 10);
-        // Longer than anybody tries.
+        // Longer than any thread spins.
         thread::sleep(std::time::Duration::from_millis(20));
         assert!(!reader.is_finished() && !writer.is_finished());
-        *held += 1;
-        drop(held);
+        *guard += 1;
+        drop(guard);
         writer.join().unwrap();
         assert!([1, 11].contains(&reader.join().unwrap()));
     });

@@ -1,4 +1,4 @@
-//! How far what engines would fetch from the store is from them.
+//! Network distance between engines and the blocks that they would fetch from the store.
 
 use std::sync::Arc;
 
@@ -8,40 +8,40 @@ use moongate_scheduler::{StoreMedium, StoreSite, StoreSiteRun, TierHits, network
 use super::feeds::StoreView;
 use crate::fleet::FleetSnapshot;
 
-/// Where the store has the pages of a prompt. Empty where nobody knows, or it makes no difference.
+/// Locations of a prompt's blocks in the store. Empty if they are unknown or make no difference.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StoredBlockSites {
     runs: Vec<StoreSiteRun>,
-    /// Hosts of store nodes, and what they keep the pages on.
+    /// Hosts of store nodes, with the media of the blocks.
     sites: Vec<(Arc<str>, StoreMedium)>,
 }
 
 impl StoredBlockSites {
-    /// Pages of `page_tokens` each.
+    /// Sites of blocks with `page_tokens` tokens each.
     pub(super) fn of(
-        pages: &[StoreBlockRun],
+        blocks: &[StoreBlockRun],
         page_tokens: u32,
         fleet: &FleetSnapshot,
         store: &StoreView,
     ) -> Self {
         let is_slow = |run: &StoreBlockRun| run.location.medium == StoreMedium::Nvme;
-        if fleet.hosts.is_empty() && !pages.iter().any(is_slow) {
+        if fleet.hosts.is_empty() && !blocks.iter().any(is_slow) {
             return Self::default();
         }
-        // By node and medium.
+        // Indexed by node and medium.
         let mut numbers: Vec<Option<u32>> = Vec::new();
         let mut sites = Vec::new();
         let mut number = |run: &StoreBlockRun| {
-            let at = run.location.node.as_usize() * 2 + usize::from(is_slow(run));
-            if numbers.len() <= at {
-                numbers.resize(at + 1, None);
+            let index = run.location.node.as_usize() * 2 + usize::from(is_slow(run));
+            if numbers.len() <= index {
+                numbers.resize(index + 1, None);
             }
-            *numbers[at].get_or_insert_with(|| {
+            *numbers[index].get_or_insert_with(|| {
                 sites.push((run.location.node, run.location.medium));
                 u32::try_from(sites.len() - 1).unwrap_or(u32::MAX)
             })
         };
-        let runs = pages.iter().map(|run| StoreSiteRun {
+        let runs = blocks.iter().map(|run| StoreSiteRun {
             first_token: run.first.saturating_mul(page_tokens),
             tokens: run.blocks.saturating_mul(page_tokens),
             site: number(run),
@@ -53,7 +53,7 @@ impl StoredBlockSites {
     }
 }
 
-/// What engines of one fleet would fetch. Engines that have the same of a prompt share the count.
+/// Fetches of the engines of one fleet. Engines with equal hits share the result.
 pub(super) struct StoreDistance<'a> {
     fleet: &'a FleetSnapshot,
     stored: &'a [StoredBlockSites],
@@ -62,31 +62,34 @@ pub(super) struct StoreDistance<'a> {
 }
 
 impl<'a> StoreDistance<'a> {
-    /// `None` if nothing is known of where pages are.
+    /// `None` if no locations are known.
     pub(super) fn new(stored: &'a [StoredBlockSites], fleet: &'a FleetSnapshot) -> Option<Self> {
-        if stored.iter().all(|at| at.runs.is_empty()) {
+        if stored.iter().all(|index| index.runs.is_empty()) {
             return None;
         }
         let site = |(host, medium): &(Arc<str>, StoreMedium)| StoreSite {
-            place: fleet.hosts.location(host).copied().unwrap_or_default(),
+            location: fleet.hosts.location(host).copied().unwrap_or_default(),
             medium: *medium,
         };
-        let sites = stored.iter().map(|at| at.sites.iter().map(site).collect()).collect();
+        let sites = stored.iter().map(|index| index.sites.iter().map(site).collect()).collect();
         Some(Self { fleet, stored, sites, cached_counts: Vec::new() })
     }
 
-    /// How much longer than usual a fetch takes of the engine that is the `member`th of the fleet and has so much of the prompt, whose
-    /// pages are where the `group`th says.
+    /// Slow-down factor of the fetch by the fleet's engine number `member` with these hits, for the block locations of group number
+    /// `group`.
     pub(super) fn network_distance(&mut self, member: usize, group: usize, hits: TierHits) -> f32 {
         let (Some(stored), Some(sites)) = (self.stored.get(group), self.sites.get(group)) else { return 1.0 };
         let instance = self.fleet.cluster.instances().get(member).filter(|_| hits.l3_tokens > 0);
         let Some(instance) = instance else { return 1.0 };
         let key = (group, hits.l1_tokens.saturating_add(hits.l2_tokens), hits.l3_tokens);
-        let at = self.cached_counts.iter().position(|(known, _)| *known == key).unwrap_or_else(|| {
-            let tokens = tokens_by_site(&stored.runs, sites.len(), key.1, key.2);
-            self.cached_counts.push((key, tokens));
-            self.cached_counts.len() - 1
-        });
-        self.cached_counts.get(at).map_or(1.0, |(_, tokens)| network_distance(tokens, sites, &instance.place))
+        let index =
+            self.cached_counts.iter().position(|(cached_key, _)| *cached_key == key).unwrap_or_else(|| {
+                let tokens = tokens_by_site(&stored.runs, sites.len(), key.1, key.2);
+                self.cached_counts.push((key, tokens));
+                self.cached_counts.len() - 1
+            });
+        self.cached_counts
+            .get(index)
+            .map_or(1.0, |(_, tokens)| network_distance(tokens, sites, &instance.location))
     }
 }

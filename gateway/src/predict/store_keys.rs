@@ -1,10 +1,10 @@
-//! How an engine's pages are named in the store.
+//! Names of an engine's blocks in the store.
 
 use mooncake_wire::key::{AttentionKind, BlockKeyHash, KeyLayout, ObjectKey, SglangKeyFormat};
 use moongate_discovery::{EngineStoreFacts, StoreKeyScheme};
 use moongate_scheduler::index::{BlockHashNamespace, BlockPartIndex};
 
-/// The objects of pages of one keyspace.
+/// The objects of one keyspace's blocks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StoreKeyNaming {
     layout: KeyLayout,
@@ -14,14 +14,14 @@ pub(crate) struct StoreKeyNaming {
 /// One object, as the index counts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StoredBlockPart {
-    /// The page's key in the index.
-    pub(super) page: u64,
-    /// Which of the page's objects it is.
+    /// The block's key in the index.
+    pub(super) block: u64,
+    /// Index of the object within its block.
     pub(super) part: BlockPartIndex,
 }
 
 impl StoreKeyNaming {
-    /// The objects of an engine that uses the store so; `None` if it does not tell enough.
+    /// The key naming of an engine; `None` if it does not report enough.
     pub(super) fn from_store(store: &EngineStoreFacts, namespace: BlockHashNamespace) -> Option<Self> {
         let layout = match &store.keys {
             StoreKeyScheme::Sglang { prefix, mla } => KeyLayout::Sglang {
@@ -29,7 +29,7 @@ impl StoreKeyNaming {
                 attention: if (*mla)? { AttentionKind::Mla } else { AttentionKind::Mha },
                 tp_size: store.tp_size?,
                 pp_size: store.pp_size.unwrap_or(1),
-                // Prefixes came after the newer form.
+                // SGLang versions with prefixes always use the newer format.
                 form: if prefix.as_deref() == Some("") {
                     SglangKeyFormat::V0_5_3
                 } else {
@@ -49,29 +49,29 @@ impl StoreKeyNaming {
             }
             StoreKeyScheme::Opaque { .. } => return None,
         };
-        let stored = Self { layout, namespace };
-        stored.part(0).map(|_| stored)
+        let naming = Self { layout, namespace };
+        naming.part(0).map(|_| naming)
     }
 
-    /// What an object's key stands for, if it is one of these.
+    /// Parses an object's key; `None` if it is of another naming.
     pub(super) fn parse_key(&self, key: &ObjectKey<'_>) -> Option<StoredBlockPart> {
         if key.namespace != self.key_namespace() {
             return None;
         }
-        let number = self.layout.keys(key.hash).position(|of_page| of_page.part == key.part)?;
-        Some(StoredBlockPart { page: self.index_key(&key.hash)?, part: self.part(number)? })
+        let number = self.layout.keys(key.hash).position(|candidate| candidate.part == key.part)?;
+        Some(StoredBlockPart { block: self.index_key(&key.hash)?, part: self.part(number)? })
     }
 
-    /// The keys that tell whether a page is complete: of its first object and of its last. Ranks write their objects at about the
-    /// same time, so the ones between are taken for there.
-    pub(super) fn probe_keys(&self, page: BlockKeyHash) -> [String; 2] {
-        let mut keys = self.layout.keys(page);
+    /// Keys that reveal whether a block is complete: those of its first and last objects. Ranks write their objects at about the
+    /// same time, so the objects in between are assumed to exist.
+    pub(super) fn probe_keys(&self, block: BlockKeyHash) -> [String; 2] {
+        let mut keys = self.layout.keys(block);
         let first = keys.next().map(|key| key.to_string()).unwrap_or_default();
         let last = keys.last().map_or_else(|| first.clone(), |key| key.to_string());
         [first, last]
     }
 
-    /// All parts of a page.
+    /// All parts of a block.
     pub(super) fn parts(&self) -> impl Iterator<Item = BlockPartIndex> {
         (0..self.layout.parts_per_page()).filter_map(|number| self.part(usize::try_from(number).ok()?))
     }
@@ -88,14 +88,14 @@ impl StoreKeyNaming {
         }
     }
 
-    /// The page's key in the index: of the same 64 bits of the hash that the engine's events carry.
-    fn index_key(&self, page: &BlockKeyHash) -> Option<u64> {
-        let bytes = page.as_bytes();
-        let eight = match self.layout {
+    /// The block's key in the index, from the same 64 bits of the hash that the engine's events carry.
+    fn index_key(&self, block: &BlockKeyHash) -> Option<u64> {
+        let bytes = block.as_bytes();
+        let key_bytes = match self.layout {
             KeyLayout::Vllm { .. } => bytes.last_chunk(),
             KeyLayout::Sglang { .. } | KeyLayout::Lmcache { .. } => bytes.first_chunk(),
         };
-        Some(self.namespace.key(u64::from_be_bytes(*eight?)))
+        Some(self.namespace.key(u64::from_be_bytes(*key_bytes?)))
     }
 }
 
@@ -118,34 +118,34 @@ mod tests {
     }
 
     #[test]
-    fn keys_meet_the_hashes_of_events() {
-        let space = BlockHashNamespace::new(&["x"]);
+    fn store_keys_match_the_hashes_of_events() {
+        let namespace = BlockHashNamespace::new(&["x"]);
         let keys = StoreKeyScheme::Sglang { prefix: Some("tiny".into()), mla: Some(false) };
-        let sglang = StoreKeyNaming::from_store(&store(keys, 2), space).unwrap();
-        let read = sglang.parse_key(&ObjectKey::parse(SGLANG).unwrap()).unwrap();
-        assert_eq!(read.page, space.key(0xcf97_adee_db59_e05b), "the first eight bytes");
-        assert_eq!(read.part, BlockPartIndex::new(3, 4).unwrap(), "rank 1's values are the last of four");
+        let sglang = StoreKeyNaming::from_store(&store(keys, 2), namespace).unwrap();
+        let parsed = sglang.parse_key(&ObjectKey::parse(SGLANG).unwrap()).unwrap();
+        assert_eq!(parsed.block, namespace.key(0xcf97_adee_db59_e05b), "the first eight bytes");
+        assert_eq!(parsed.part, BlockPartIndex::new(3, 4).unwrap(), "rank 1's values are the last of four");
         let keys = StoreKeyScheme::Vllm { prefix: String::new(), model: Some("tiny".into()) };
-        let vllm = StoreKeyNaming::from_store(&store(keys, 1), space).unwrap();
-        let read = vllm.parse_key(&ObjectKey::parse(VLLM).unwrap()).unwrap();
-        assert_eq!(read.page, space.key(0x84b1_46b1_51d5_5111), "the last eight bytes");
+        let vllm = StoreKeyNaming::from_store(&store(keys, 1), namespace).unwrap();
+        let parsed = vllm.parse_key(&ObjectKey::parse(VLLM).unwrap()).unwrap();
+        assert_eq!(parsed.block, namespace.key(0x84b1_46b1_51d5_5111), "the last eight bytes");
         assert_eq!(sglang.parse_key(&ObjectKey::parse(VLLM).unwrap()), None);
         assert_eq!(vllm.probe_keys(ObjectKey::parse(VLLM).unwrap().hash), [VLLM, VLLM]);
-        let page = ObjectKey::parse(SGLANG).unwrap().hash;
-        assert_eq!(sglang.probe_keys(page), [SGLANG.replace("_1_v", "_0_k"), SGLANG.to_owned()]);
+        let block = ObjectKey::parse(SGLANG).unwrap().hash;
+        assert_eq!(sglang.probe_keys(block), [SGLANG.replace("_1_v", "_0_k"), SGLANG.to_owned()]);
         assert_eq!(sglang.parts().count(), 4);
     }
 
     #[test]
-    fn too_little_said_is_nothing() {
-        let space = BlockHashNamespace::new(&["x"]);
+    fn incomplete_facts_give_no_naming() {
+        let namespace = BlockHashNamespace::new(&["x"]);
         let keys = StoreKeyScheme::Sglang { prefix: None, mla: Some(false) };
-        assert_eq!(StoreKeyNaming::from_store(&store(keys, 1), space), None);
+        assert_eq!(StoreKeyNaming::from_store(&store(keys, 1), namespace), None);
         let keys = StoreKeyScheme::Sglang { prefix: Some("m".into()), mla: Some(false) };
         assert_eq!(
-            StoreKeyNaming::from_store(&store(keys, 64), space),
+            StoreKeyNaming::from_store(&store(keys, 64), namespace),
             None,
-            "more parts than the index can tell apart"
+            "more parts than the index supports"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! One answer made of the answers to `n` single samples. The only place where answers are parsed and written anew.
+//! Merges the responses to `n` single samples into one. No other module parses and rewrites whole responses.
 
 use std::fmt;
 use std::pin::Pin;
@@ -16,66 +16,68 @@ use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::RequestRecorder;
 use crate::request_body::InferenceApi;
 
-/// Most bytes of one sample's answer that are held until all are there.
+/// Most bytes of one sample's response that are buffered until all are complete.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
-/// The answer to one sample.
+/// The response to one sample.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "nearly all are the large one")]
 pub(crate) enum SampleResponse {
-    /// All of it.
     Complete(Bytes),
-    /// Begun.
+    /// A stream that has started.
     Streaming(ResponseRelay),
 }
 
-/// Joins whole answers, in the order of the samples.
+/// Joins whole responses, in the order of the samples.
 pub(crate) async fn merge_complete(
     api: InferenceApi,
     samples: Vec<SampleResponse>,
 ) -> Result<Bytes, ApiError> {
-    let mut answers = Vec::with_capacity(samples.len());
+    let mut responses = Vec::with_capacity(samples.len());
     for sample in samples {
         let bytes = match sample {
             SampleResponse::Complete(bytes) => bytes,
             SampleResponse::Streaming(relay) => {
                 let body = Limited::new(AxumBody::new(relay), MAX_RESPONSE_BYTES);
-                let broken = |_| {
-                    ApiError::new(ApiErrorCode::DecodeFailed, "the answer to one of the samples broke off")
+                let truncated = |_| {
+                    ApiError::new(
+                        ApiErrorCode::DecodeFailed,
+                        "the response to one of the samples was truncated",
+                    )
                 };
-                body.collect().await.map_err(broken)?.to_bytes()
+                body.collect().await.map_err(truncated)?.to_bytes()
             }
         };
-        let answer: Value = serde_json::from_slice(&bytes).map_err(|error| {
-            ApiError::new(ApiErrorCode::DecodeFailed, format!("an engine's answer is not JSON: {error}"))
+        let response: Value = serde_json::from_slice(&bytes).map_err(|error| {
+            ApiError::new(ApiErrorCode::DecodeFailed, format!("an engine's response is not JSON: {error}"))
         })?;
-        answers.push(answer);
+        responses.push(response);
     }
-    Ok(Bytes::from(merge_bodies(api, answers).to_string()))
+    Ok(Bytes::from(merge_bodies(api, responses).to_string()))
 }
 
-fn merge_bodies(api: InferenceApi, answers: Vec<Value>) -> Value {
-    let n = answers.len() as u64;
+fn merge_bodies(api: InferenceApi, responses: Vec<Value>) -> Value {
+    let n = responses.len() as u64;
     if api == InferenceApi::Generate {
-        return Value::Array(interleave(answers.into_iter().map(as_list).collect()));
+        return Value::Array(interleave(responses.into_iter().map(as_list).collect()));
     }
     let mut totals = UsageSum::default();
-    let mut lists = Vec::with_capacity(answers.len());
-    let mut joined = Value::Null;
-    for (sample, mut answer) in (0_u64..).zip(answers) {
-        totals.add(&answer["usage"]);
-        let mut choices = as_list(answer["choices"].take());
+    let mut lists = Vec::with_capacity(responses.len());
+    let mut merged = Value::Null;
+    for (sample, mut response) in (0_u64..).zip(responses) {
+        totals.add(&response["usage"]);
+        let mut choices = as_list(response["choices"].take());
         choices.iter_mut().for_each(|choice| renumber(choice, n, sample));
         lists.push(choices);
-        if joined.is_null() {
-            joined = answer;
+        if merged.is_null() {
+            merged = response;
         }
     }
-    joined["choices"] = Value::Array(interleave(lists));
+    merged["choices"] = Value::Array(interleave(lists));
     if let Some(usage) = totals.take() {
-        joined["usage"] = usage;
+        merged["usage"] = usage;
     }
-    joined
+    merged
 }
 
 fn as_list(value: Value) -> Vec<Value> {
@@ -93,7 +95,7 @@ fn interleave(lists: Vec<Vec<Value>>) -> Vec<Value> {
     (0..prompts).flat_map(|_| lists.iter_mut().filter_map(Iterator::next).collect::<Vec<_>>()).collect()
 }
 
-/// `index` of a prompt in one sample's answer becomes its index among all samples of all prompts.
+/// `index` of a prompt in one sample's response becomes its index among all samples of all prompts.
 fn renumber(choice: &mut Value, n: u64, sample: u64) {
     let prompt = choice["index"].as_u64().unwrap_or(0);
     choice["index"] = Value::from(prompt * n + sample);
@@ -123,26 +125,26 @@ impl UsageSum {
     }
 }
 
-/// Streams of all samples as one stream.
+/// Merges the streams of all samples into one stream.
 pub(crate) struct MergedStream {
     api: InferenceApi,
     samples: Vec<Option<SampleResponse>>,
-    /// Where the next round begins, so that no sample is favoured.
+    /// The sample that is polled first next time, so that no sample is favoured.
     next_sample: usize,
     /// The first sample's id, which all events get.
     id: Option<Value>,
     usage: UsageSum,
-    /// The last event that carried usage alone.
+    /// The last event that carried only usage.
     usage_event: Option<Value>,
-    feedback: RequestRecorder,
+    recorder: RequestRecorder,
     ended: bool,
 }
 
-/// Makes one stream of the samples' streams.
+/// Creates a merged stream from the samples' streams.
 pub(crate) fn merge_stream(
     api: InferenceApi,
     samples: Vec<SampleResponse>,
-    feedback: RequestRecorder,
+    recorder: RequestRecorder,
 ) -> MergedStream {
     let samples = samples.into_iter().map(Some).collect();
     MergedStream {
@@ -152,13 +154,13 @@ pub(crate) fn merge_stream(
         id: None,
         usage: UsageSum::default(),
         usage_event: None,
-        feedback,
+        recorder,
         ended: false,
     }
 }
 
 impl MergedStream {
-    /// Rewrites the events of one piece. An event that cannot be read is passed on as it is.
+    /// Rewrites the events of one chunk. An event that cannot be parsed is passed on unchanged.
     fn rewrite(&mut self, sample: usize, events: &[u8]) -> Bytes {
         let mut out = Vec::with_capacity(events.len() + 16);
         for line in events.split(|byte| *byte == b'\n') {
@@ -182,7 +184,7 @@ impl MergedStream {
         Bytes::from(out)
     }
 
-    /// `None` for an event that is held back until the end.
+    /// `None` for an event that is deferred to the end.
     fn rewrite_event(&mut self, sample: usize, mut event: Value) -> Option<Value> {
         let (n, sample) = (self.samples.len() as u64, sample as u64);
         if event.get("error").is_some() {
@@ -210,11 +212,11 @@ impl MergedStream {
         if let (Some(mut event), Some(usage)) = (self.usage_event.take(), self.usage.take()) {
             event["usage"] = usage;
             let text = event.to_string();
-            let said = ResponseSummary::read(text.as_bytes());
-            self.feedback.completed(said.usage, None, |ending| ending.add(&said));
+            let summary = ResponseSummary::read(text.as_bytes());
+            self.recorder.completed(summary.usage, None, |finish| finish.add(&summary));
             write_event(&mut out, &event);
         } else {
-            self.feedback.completed(None, None, |_| ());
+            self.recorder.completed(None, None, |_| ());
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
         Bytes::from(out)
@@ -241,13 +243,13 @@ impl Body for MergedStream {
         let count = self.samples.len();
         let mut running = 0;
         for step in 0..count {
-            let at = (self.next_sample + step) % count;
+            let index = (self.next_sample + step) % count;
             loop {
-                let piece = match self.samples[at].as_mut() {
+                let chunk = match self.samples[index].as_mut() {
                     None => break,
                     Some(SampleResponse::Complete(bytes)) => {
                         let bytes = std::mem::take(bytes);
-                        self.samples[at] = None;
+                        self.samples[index] = None;
                         bytes
                     }
                     Some(SampleResponse::Streaming(relay)) => match Pin::new(relay).poll_frame(cx) {
@@ -256,25 +258,25 @@ impl Body for MergedStream {
                             break;
                         }
                         Poll::Ready(None) => {
-                            self.samples[at] = None;
+                            self.samples[index] = None;
                             break;
                         }
-                        Poll::Ready(Some(Err(broken))) => {
-                            self.feedback.failed(&ApiError::new(
+                        Poll::Ready(Some(Err(truncated))) => {
+                            self.recorder.failed(&ApiError::new(
                                 ApiErrorCode::DecodeFailed,
                                 "a sample's stream failed",
                             ));
                             self.samples.clear();
                             self.ended = true;
-                            return Poll::Ready(Some(Err(broken)));
+                            return Poll::Ready(Some(Err(truncated)));
                         }
                         Poll::Ready(Some(Ok(frame))) => frame.into_data().unwrap_or_default(),
                     },
                 };
-                let out = self.rewrite(at, &piece);
+                let out = self.rewrite(index, &chunk);
                 if !out.is_empty() {
-                    self.next_sample = (at + 1) % count;
-                    self.feedback.record_chunk();
+                    self.next_sample = (index + 1) % count;
+                    self.recorder.record_chunk();
                     return Poll::Ready(Some(Ok(Frame::data(out))));
                 }
             }
@@ -301,20 +303,20 @@ mod tests {
 
     #[test]
     fn choices_are_numbered_by_prompt_then_sample() {
-        let answer = |text: &str, tokens: u64| {
+        let response = |text: &str, tokens: u64| {
             json!({"id": text, "choices": [{"index": 0, "text": format!("{text}0")}, {"index": 1, "text": format!("{text}1")}],
                 "usage": {"prompt_tokens": 5, "completion_tokens": tokens, "total_tokens": 5 + tokens}})
         };
-        let joined = merge_bodies(InferenceApi::Completions, vec![answer("a", 2), answer("b", 3)]);
+        let merged = merge_bodies(InferenceApi::Completions, vec![response("a", 2), response("b", 3)]);
         let expected = json!({"id": "a", "choices": [
             {"index": 0, "text": "a0"}, {"index": 1, "text": "b0"}, {"index": 2, "text": "a1"}, {"index": 3, "text": "b1"}],
             "usage": {"prompt_tokens": 5, "completion_tokens": 5, "total_tokens": 10}});
-        assert_eq!(joined, expected);
+        assert_eq!(merged, expected);
     }
 
     #[test]
     fn generate_gives_a_list() {
-        let joined = merge_bodies(InferenceApi::Generate, vec![json!({"text": "a"}), json!({"text": "b"})]);
-        assert_eq!(joined, json!([{"text": "a"}, {"text": "b"}]));
+        let merged = merge_bodies(InferenceApi::Generate, vec![json!({"text": "a"}), json!({"text": "b"})]);
+        assert_eq!(merged, json!([{"text": "a"}, {"text": "b"}]));
     }
 }

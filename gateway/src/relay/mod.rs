@@ -1,5 +1,5 @@
-//! From the decode engine to the client: complete events only, with back-pressure, and never an end that looks
-//! complete when it is not.
+//! Relays the response from the engine to the client: complete events only, with back-pressure, and never an end that looks
+//! complete although it is not.
 
 mod merge;
 mod response_fields;

@@ -1,4 +1,4 @@
-//! What an answer says of itself: its tokens, its id, and why each choice ended.
+//! Fields of a response: its token counts, its id, and why each choice ended.
 
 use std::borrow::Cow;
 
@@ -6,21 +6,21 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use smallvec::SmallVec;
 
-/// Longest id that is told.
+/// Longest response id that is recorded in traces.
 const MAX_ID_LEN: usize = 128;
-/// Most choices whose end is told: as many as OpenAI lets a request have.
+/// Most finish reasons recorded in traces: the largest `n` that OpenAI allows.
 const MAX_FINISH_REASONS: usize = 128;
 
-/// Token counts of one answer.
+/// Token counts of one response.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct TokenUsage {
     pub(crate) prompt_tokens: u64,
     pub(crate) completion_tokens: u64,
-    /// Prompt tokens that were not computed; `None` if the engine does not tell.
+    /// Prompt tokens that were not computed; `None` if the engine does not report them.
     pub(crate) cached_tokens: Option<u64>,
 }
 
-/// What a JSON answer, or an event of one, says of itself.
+/// Fields of a JSON response, or of one event of a stream.
 #[derive(Debug, Default)]
 pub(crate) struct ResponseSummary<'a> {
     pub(crate) usage: Option<TokenUsage>,
@@ -29,7 +29,7 @@ pub(crate) struct ResponseSummary<'a> {
     finish_reasons: SmallVec<[Cow<'a, str>; 1]>,
 }
 
-/// Who an answer is and why it ended, as far as it says so.
+/// Id and finish reasons of a response, as far as it has them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct ResponseFinish {
     pub(crate) id: Option<String>,
@@ -37,8 +37,8 @@ pub(crate) struct ResponseFinish {
     pub(crate) finish_reasons: Vec<String>,
 }
 
-/// An answer as OpenAI has it, or SGLang's `/generate`. Nothing is flattened, and texts are
-/// borrowed: every request is read so, and few need the texts.
+/// A response in OpenAI's format, or of SGLang's `/generate`. Nothing is flattened, and strings are borrowed: every response is
+/// parsed like this, and few strings are used.
 #[derive(Deserialize)]
 struct ResponseFields<'a> {
     #[serde(borrow)]
@@ -73,11 +73,11 @@ struct FinishReason<'a> {
     r#type: BorrowedText<'a>,
 }
 
-/// Borrowed, unless something in it is escaped. (Of an `Option<Cow>` serde borrows nothing.)
+/// Borrowed, unless the string contains escapes. (Serde does not borrow for an `Option<Cow>`.)
 #[derive(Deserialize)]
 struct BorrowedText<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// The same without what may have another shape somewhere: tokens are to be counted in any case.
+/// Only the counts, for responses with other fields of unexpected types: tokens are counted in any case.
 #[derive(Deserialize)]
 struct UsageOnlyFields {
     usage: Option<UsageFields>,
@@ -98,39 +98,40 @@ struct CachedTokensDetails {
 }
 
 impl From<UsageFields> for TokenUsage {
-    fn from(counts: UsageFields) -> Self {
-        let details = counts.prompt_tokens_details;
+    fn from(usage_fields: UsageFields) -> Self {
+        let details = usage_fields.prompt_tokens_details;
         Self {
-            prompt_tokens: counts.prompt_tokens.unwrap_or(0),
-            completion_tokens: counts.completion_tokens.unwrap_or(0),
-            cached_tokens: details.and_then(|details| details.cached_tokens).or(counts.cached_tokens),
+            prompt_tokens: usage_fields.prompt_tokens.unwrap_or(0),
+            completion_tokens: usage_fields.completion_tokens.unwrap_or(0),
+            cached_tokens: details.and_then(|details| details.cached_tokens).or(usage_fields.cached_tokens),
         }
     }
 }
 
 impl<'a> ResponseSummary<'a> {
-    /// Reads what is there of `usage` (OpenAI) or `meta_info` (SGLang's `/generate`), id and reasons. What is of another shape says nothing.
+    /// Reads `usage` (OpenAI) or `meta_info` (SGLang's `/generate`), id and finish reasons. Values of unexpected types are ignored.
     pub(crate) fn read(json: &'a [u8]) -> Self {
         Self::of(json).unwrap_or_default()
     }
 
-    /// The same of what must be JSON.
+    /// As [`ResponseSummary::read`], but the input must be JSON.
     ///
     /// # Errors
-    /// It is not.
+    ///
+    /// The input is not JSON.
     pub(crate) fn of(json: &'a [u8]) -> Result<Self, serde_json::Error> {
-        let Ok(answer) = serde_json::from_slice::<ResponseFields<'_>>(json) else {
-            let Ok(counted) = serde_json::from_slice::<UsageOnlyFields>(json) else {
+        let Ok(fields) = serde_json::from_slice::<ResponseFields<'_>>(json) else {
+            let Ok(usage_only) = serde_json::from_slice::<UsageOnlyFields>(json) else {
                 return serde_json::from_slice::<IgnoredAny>(json).map(|_| Self::default());
             };
-            let counts = counted.usage.or(counted.meta_info);
-            return Ok(Self { usage: counts.map(TokenUsage::from), ..Self::default() });
+            let usage = usage_only.usage.or(usage_only.meta_info);
+            return Ok(Self { usage: usage.map(TokenUsage::from), ..Self::default() });
         };
-        let mut usage = answer.usage.map(TokenUsage::from);
-        let mut id = answer.id;
+        let mut usage = fields.usage.map(TokenUsage::from);
+        let mut id = fields.id;
         let mut finish_reasons: SmallVec<_> =
-            answer.choices.into_iter().filter_map(|choice| Some(choice.finish_reason?.0)).collect();
-        if let Some(meta) = answer.meta_info {
+            fields.choices.into_iter().filter_map(|choice| Some(choice.finish_reason?.0)).collect();
+        if let Some(meta) = fields.meta_info {
             usage = usage.or(Some(TokenUsage {
                 prompt_tokens: meta.prompt_tokens.unwrap_or(0),
                 completion_tokens: meta.completion_tokens.unwrap_or(0),
@@ -144,20 +145,20 @@ impl<'a> ResponseSummary<'a> {
 }
 
 impl TokenUsage {
-    /// [`ResponseSummary::read`], where nothing else matters.
+    /// Only the counts of [`ResponseSummary::read`].
     pub(crate) fn read(json: &[u8]) -> Option<Self> {
         ResponseSummary::read(json).usage
     }
 }
 
 impl ResponseFinish {
-    /// Adds what the answer, or the next event of it, says.
-    pub(crate) fn add(&mut self, said: &ResponseSummary<'_>) {
-        if let Some(id) = said.id.as_ref().filter(|id| id.len() <= MAX_ID_LEN) {
+    /// Adds the fields of the response, or of its next event.
+    pub(crate) fn add(&mut self, summary: &ResponseSummary<'_>) {
+        if let Some(id) = summary.id.as_ref().filter(|id| id.len() <= MAX_ID_LEN) {
             self.id = Some(id.clone().into_owned());
         }
-        let room = MAX_FINISH_REASONS.saturating_sub(self.finish_reasons.len());
-        let reasons = said.finish_reasons.iter().take(room);
+        let remaining = MAX_FINISH_REASONS.saturating_sub(self.finish_reasons.len());
+        let reasons = summary.finish_reasons.iter().take(remaining);
         self.finish_reasons.extend(reasons.map(|reason| reason.clone().into_owned()));
     }
 }
@@ -167,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_of_all_shapes_are_read() {
+    fn usage_of_all_formats_is_read() {
         let openai = br#"{"id":"x","usage":{"prompt_tokens":33,"completion_tokens":24,"prompt_tokens_details":{"cached_tokens":32}}}"#;
         let expected = TokenUsage { prompt_tokens: 33, completion_tokens: 24, cached_tokens: Some(32) };
         assert_eq!(TokenUsage::read(openai), Some(expected));
@@ -184,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_counted_whatever_the_rest_is() {
+    fn usage_is_read_whatever_the_other_fields() {
         let expected = TokenUsage { prompt_tokens: 1, completion_tokens: 2, cached_tokens: None };
         for rest in [r#""id":7"#, r#""choices":null"#, r#""choices":[{"finish_reason":{"type":"stop"}}]"#] {
             let openai = format!(r#"{{{rest},"usage":{{"prompt_tokens":1,"completion_tokens":2}}}}"#);
@@ -197,19 +198,19 @@ mod tests {
     }
 
     fn of(events: &[&str]) -> (Option<String>, Vec<String>) {
-        let mut ending = ResponseFinish::default();
-        events.iter().for_each(|event| ending.add(&ResponseSummary::read(event.as_bytes())));
-        (ending.id, ending.finish_reasons)
+        let mut finish = ResponseFinish::default();
+        events.iter().for_each(|event| finish.add(&ResponseSummary::read(event.as_bytes())));
+        (finish.id, finish.finish_reasons)
     }
 
     #[test]
-    fn the_last_events_of_every_shape_give_id_and_reasons() {
+    fn last_events_of_every_format_give_id_and_reasons() {
         let last = r#"{"id":"c-1","choices":[{"index":0,"delta":{},"finish_reason":"length"}]}"#;
         let usage = r#"{"id":"c-1","choices":[],"usage":{"prompt_tokens":1}}"#;
         let expected = (Some("c-1".to_owned()), vec!["length".to_owned()]);
         assert_eq!(of(&[last, usage]), expected);
-        let piece = r#"{"id":"c-1","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}"#;
-        assert_eq!(of(&[piece, last]), expected);
+        let chunk = r#"{"id":"c-1","choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}"#;
+        assert_eq!(of(&[chunk, last]), expected);
         let two = r#"{"id":"c\u002d2","choices":[{"finish_reason":"stop"},{"finish_reason":"length"}]}"#;
         assert_eq!(of(&[two]), (Some("c-2".to_owned()), vec!["stop".to_owned(), "length".to_owned()]));
         let generate = r#"{"text":"","meta_info":{"id":"g","finish_reason":{"type":"stop","matched":2}}}"#;
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn another_shape_says_nothing() {
+    fn unexpected_types_are_ignored() {
         let long = format!(r#"{{"id":"{}"}}"#, "x".repeat(MAX_ID_LEN + 1));
         for text in ["", "[]", "{}", r#"{"id":1}"#, r#"{"choices":[{"finish_reason":1}]}"#, &long] {
             assert_eq!(of(&[text]), (None, Vec::new()), "{text:.40}");
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_must_be_json_is_whatever_it_says() {
+    fn valid_json_of_any_shape_is_accepted() {
         for json in
             ["[]", "7", "null", "[{\"usage\":1}]", r#"{"id":1,"id":2,"usage":3}"#, "{\"text\":\"\u{7f}\"} "]
         {

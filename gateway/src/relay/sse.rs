@@ -9,54 +9,55 @@ use serde::de::{IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-/// Longest event that is waited for: a logprobs-heavy chunk is tens of kilobytes.
+/// Longest event that is buffered: a chunk with many logprobs is tens of kilobytes.
 const MAX_EVENT_BYTES: usize = 4 << 20;
 
-/// Passes complete events on and holds back a started one until its end is there.
+/// Passes complete events on and buffers an incomplete one until its end arrives.
 #[derive(Debug, Default)]
 pub struct SseFramer {
-    /// The start of an event whose end has not come. No event ends in it, so it is not searched again.
+    /// Start of an incomplete event. It contains no event end, so it is not searched again.
     partial: BytesMut,
     /// Payload of the last `data:` line that was JSON.
     last_payload: Bytes,
-    /// That of the one before.
+    /// Payload of the one before.
     previous_payload: Bytes,
     done: bool,
-    /// Bytes searched, checked or copied so far, for the test that work grows with what arrives.
+    /// Bytes searched, checked or copied so far, for the test that the work is linear in the input.
     #[cfg(test)]
     processed: usize,
 }
 
-/// Why a stream must not go on.
+/// Why a stream must be aborted.
 #[derive(Debug, PartialEq)]
 pub enum SseError {
     /// Not the event-stream format.
     Malformed(&'static str),
-    /// The engine reported an error; its JSON.
+    /// The JSON of an error event that the engine sent.
     EngineError(Bytes),
 }
 
 impl SseFramer {
-    /// Takes what arrived and returns the events that are complete now (maybe none).
+    /// Takes a chunk and returns the events that are complete now, possibly none.
     ///
     /// # Errors
-    /// [`SseError`]; the stream must not go on.
-    pub fn push(&mut self, piece: Bytes) -> Result<Bytes, SseError> {
+    ///
+    /// [`SseError`] if the stream must be aborted.
+    pub fn push(&mut self, chunk: Bytes) -> Result<Bytes, SseError> {
         let complete = if self.partial.is_empty() {
-            let end = last_event_end(&piece, 0);
-            self.buffer_partial(&piece[end..])?;
-            self.count(piece.len() + self.partial.len());
-            piece.slice(..end)
+            let end = last_event_end(&chunk, 0);
+            self.buffer_partial(&chunk[end..])?;
+            self.count(chunk.len() + self.partial.len());
+            chunk.slice(..end)
         } else {
             let searched = self.partial.len();
-            self.partial.extend_from_slice(&piece);
+            self.partial.extend_from_slice(&chunk);
             let end = last_event_end(&self.partial, searched);
-            self.count(2 * piece.len());
+            self.count(2 * chunk.len());
             if end == 0 {
                 self.buffer_partial(&[])?;
                 return Ok(Bytes::new());
             }
-            // A buffer of its own for the rest, which is shorter than the piece: what is passed on frees its memory when it is sent.
+            // A new buffer for the rest, which is shorter than the chunk: the memory of the events is freed when they are sent.
             let complete = self.partial.split_to(end).freeze();
             let rest = std::mem::take(&mut self.partial);
             self.buffer_partial(&rest)?;
@@ -67,7 +68,7 @@ impl SseFramer {
         Ok(complete)
     }
 
-    /// Keeps the start of an event.
+    /// Buffers the start of an event.
     fn buffer_partial(&mut self, rest: &[u8]) -> Result<(), SseError> {
         self.partial.extend_from_slice(rest);
         if self.partial.len() > MAX_EVENT_BYTES {
@@ -84,10 +85,11 @@ impl SseFramer {
     #[cfg(not(test))]
     fn count(&mut self, _bytes: usize) {}
 
-    /// Called at the end of the body. Returns what is left to pass on.
+    /// Called at the end of the body. Returns the remaining bytes to pass on.
     ///
     /// # Errors
-    /// [`SseError`] if the stream broke off, or what is left must not be passed on.
+    ///
+    /// [`SseError`] if the stream was truncated, or the remaining bytes must not be passed on.
     pub fn finish(&mut self, expects_done: bool) -> Result<Bytes, SseError> {
         let rest = self.partial.split().freeze();
         self.check(&rest)?;
@@ -97,13 +99,13 @@ impl SseFramer {
         Ok(rest)
     }
 
-    /// JSON payload of the last event: the one that carries usage.
+    /// JSON payload of the last event, which carries usage.
     #[must_use]
     pub fn last_payload(&self) -> &Bytes {
         &self.last_payload
     }
 
-    /// JSON payload of the event before that: with usage in an event of its own, the one that says why the answer ended.
+    /// JSON payload of the event before the last: if usage has its own event, this one carries the finish reason.
     #[must_use]
     pub fn previous_payload(&self) -> &Bytes {
         &self.previous_payload
@@ -120,7 +122,7 @@ impl SseFramer {
                 let start = from + b"data:".len() + skipped;
                 self.check_payload(events.slice(start..from + line.len()))?;
             } else if !is_field(line) {
-                return Err(SseError::Malformed("sent something that is not a server-sent event"));
+                return Err(SseError::Malformed("sent data that is not a server-sent event"));
             }
             from = to + 1;
         }
@@ -142,13 +144,13 @@ impl SseFramer {
     }
 }
 
-/// Lines other than `data:` that the format knows.
+/// Lines of the event-stream format other than `data:`.
 fn is_field(line: &[u8]) -> bool {
     line.is_empty() || [&b":"[..], b"event:", b"id:", b"retry:"].iter().any(|field| line.starts_with(field))
 }
 
-/// Whether an event's JSON is an error: an object with an `error` member at any position, or with `"object":"error"`. Both need the
-/// word in quotes, so that nearly all events are only searched for it; inside a generated text the quotes are escaped.
+/// Whether an event's JSON is an error: an object with an `error` member at any position, or with `"object":"error"`. Both contain
+/// the quoted word, so that most events are only searched for it; inside a generated text the quotes are escaped.
 fn reports_error(payload: &[u8]) -> bool {
     static WORD: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"error\""));
 
@@ -156,7 +158,7 @@ fn reports_error(payload: &[u8]) -> bool {
         && serde_json::from_slice::<ErrorEvent>(payload).is_ok_and(|event| event.is_error)
 }
 
-/// Whether an event's members say that it is an error. Of several members of one name, any counts.
+/// Whether an event's members mark it as an error. Of repeated members, any match counts.
 struct ErrorEvent {
     is_error: bool,
 }
@@ -196,7 +198,7 @@ impl<'de> Deserialize<'de> for ErrorEvent {
     }
 }
 
-/// Position after the last blank line whose end is at `from` or behind it.
+/// Position after the last blank line that ends at `from` or later.
 fn last_event_end(bytes: &[u8], from: usize) -> usize {
     let mut to = bytes.len();
     while let Some(at) = memchr::memrchr(b'\n', &bytes[from..to]).map(|at| from + at) {
@@ -218,66 +220,66 @@ mod tests {
     const STREAM: &str = "data: {\"a\":1}\n\n: ping\n\nevent: x\ndata: {\"a\":2}\r\n\r\ndata: {\"usage\":{}}\n\ndata: [DONE]\n\n";
 
     proptest! {
-        /// However the network cuts a stream, its bytes come out unchanged, and each piece ends with an event.
+        /// Wherever the network splits a stream, its bytes are unchanged, and each output ends with an event.
         #[test]
-        fn cuts_do_not_matter(mut cuts in prop::collection::vec(0..STREAM.len(), 0..12)) {
-            cuts.push(STREAM.len());
-            cuts.sort_unstable();
-            let mut gate = SseFramer::default();
+        fn splits_do_not_change_the_stream(mut splits in prop::collection::vec(0..STREAM.len(), 0..12)) {
+            splits.push(STREAM.len());
+            splits.sort_unstable();
+            let mut framer = SseFramer::default();
             let mut out = Vec::new();
             let mut from = 0;
-            for cut in cuts {
-                let piece = gate.push(Bytes::copy_from_slice(&STREAM.as_bytes()[from..cut])).unwrap();
-                prop_assert!(piece.is_empty() || piece.ends_with(b"\n\n") || piece.ends_with(b"\n\r\n"));
-                out.extend_from_slice(&piece);
-                from = cut;
+            for split in splits {
+                let chunk = framer.push(Bytes::copy_from_slice(&STREAM.as_bytes()[from..split])).unwrap();
+                prop_assert!(chunk.is_empty() || chunk.ends_with(b"\n\n") || chunk.ends_with(b"\n\r\n"));
+                out.extend_from_slice(&chunk);
+                from = split;
             }
-            out.extend_from_slice(&gate.finish(true).unwrap());
+            out.extend_from_slice(&framer.finish(true).unwrap());
             prop_assert_eq!(out, STREAM.as_bytes());
-            prop_assert_eq!(&gate.last_payload()[..], b"{\"usage\":{}}");
+            prop_assert_eq!(&framer.last_payload()[..], b"{\"usage\":{}}");
         }
 
         #[test]
-        fn never_panics(pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..6)) {
-            let mut gate = SseFramer::default();
-            for piece in pieces {
-                let _unused = gate.push(Bytes::from(piece));
+        fn never_panics(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..6)) {
+            let mut framer = SseFramer::default();
+            for chunk in chunks {
+                let _unused = framer.push(Bytes::from(chunk));
             }
-            let _unused = gate.finish(true);
+            let _unused = framer.finish(true);
         }
     }
 
-    /// However small the pieces of a long event are, each byte is examined a bounded number of times.
+    /// However small the chunks of a long event are, each byte is processed a bounded number of times.
     #[test]
-    fn work_grows_with_what_arrives() {
+    fn work_is_linear_in_the_input() {
         let event = format!("data: {{\"content\":\"{}\"}}\n\n", "a line\\n".repeat(1 << 16));
         for size in [1, 7, 512, 1 << 14] {
-            let mut gate = SseFramer::default();
+            let mut framer = SseFramer::default();
             let mut out = 0;
-            for piece in event.as_bytes().repeat(2).chunks(size) {
-                out += gate.push(Bytes::copy_from_slice(piece)).unwrap().len();
+            for chunk in event.as_bytes().repeat(2).chunks(size) {
+                out += framer.push(Bytes::copy_from_slice(chunk)).unwrap().len();
             }
             assert_eq!(out, 2 * event.len());
             assert!(
-                gate.processed <= 5 * out,
+                framer.processed <= 5 * out,
                 "{} bytes of work for {out} in pieces of {size}",
-                gate.processed
+                framer.processed
             );
         }
     }
 
     #[test]
-    fn an_event_without_end_is_refused() {
-        let mut gate = SseFramer::default();
-        let piece = Bytes::from(vec![b'a'; 1 << 20]);
+    fn an_endless_event_is_rejected() {
+        let mut framer = SseFramer::default();
+        let chunk = Bytes::from(vec![b'a'; 1 << 20]);
         for _ in 0..4 {
-            assert_eq!(gate.push(piece.clone()).unwrap(), "");
+            assert_eq!(framer.push(chunk.clone()).unwrap(), "");
         }
-        assert!(matches!(gate.push(piece), Err(SseError::Malformed(_))));
+        assert!(matches!(framer.push(chunk), Err(SseError::Malformed(_))));
     }
 
     #[test]
-    fn errors_are_found_wherever_they_stand() {
+    fn error_events_are_detected_at_any_position() {
         for event in [
             r#"{"error":{}}"#,
             r#"{ "error" : "x" }"#,
@@ -308,13 +310,13 @@ mod tests {
 
     #[test]
     fn whole_events_are_not_copied() {
-        let piece = Bytes::from_static(b"data: {}\n\n");
-        let out = SseFramer::default().push(piece.clone()).unwrap();
-        assert_eq!(out.as_ptr(), piece.as_ptr());
+        let chunk = Bytes::from_static(b"data: {}\n\n");
+        let out = SseFramer::default().push(chunk.clone()).unwrap();
+        assert_eq!(out.as_ptr(), chunk.as_ptr());
     }
 
     #[test]
-    fn an_unfinished_event_is_held_back() {
+    fn an_incomplete_event_is_buffered() {
         assert_eq!(push("data: {\"a\":1}\n\ndata: {\"b").unwrap(), "data: {\"a\":1}\n\n");
     }
 
@@ -323,16 +325,16 @@ mod tests {
         assert!(matches!(push("<html>\n\n"), Err(SseError::Malformed(_))));
         assert!(matches!(push("data: hello\n\n"), Err(SseError::Malformed(_))));
         assert!(matches!(push("data: {\"error\":{}}\n\n"), Err(SseError::EngineError(_))));
-        let mut gate = SseFramer::default();
-        gate.push(Bytes::from_static(b"data: {}\n\n")).unwrap();
-        assert!(matches!(gate.finish(true), Err(SseError::Malformed(_))));
-        assert_eq!(gate.finish(false), Ok(Bytes::new()));
+        let mut framer = SseFramer::default();
+        framer.push(Bytes::from_static(b"data: {}\n\n")).unwrap();
+        assert!(matches!(framer.finish(true), Err(SseError::Malformed(_))));
+        assert_eq!(framer.finish(false), Ok(Bytes::new()));
     }
 
     #[test]
     fn a_last_event_without_blank_line_is_passed_on() {
-        let mut gate = SseFramer::default();
-        assert_eq!(gate.push(Bytes::from_static(b"data: [DONE]\n")).unwrap(), "");
-        assert_eq!(gate.finish(true).unwrap(), "data: [DONE]\n");
+        let mut framer = SseFramer::default();
+        assert_eq!(framer.push(Bytes::from_static(b"data: [DONE]\n")).unwrap(), "");
+        assert_eq!(framer.finish(true).unwrap(), "data: [DONE]\n");
     }
 }

@@ -1,5 +1,5 @@
-//! The body of a response that has begun: pieces from the engine to the client, until the end, a failure, or the
-//! client's leaving.
+//! The body of a response that has started: chunks from the engine to the client, until its end, a failure, or the client's
+//! disconnect.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -18,86 +18,86 @@ use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::RequestRecorder;
 use crate::upstream::LegError;
 
-/// Events that have already arrived go to the client in one write of about this many bytes: a system call costs more than copying
-/// them.
+/// Received events are coalesced into writes of about this many bytes: a system call costs more than copying them.
 const MAX_COALESCED_BYTES: usize = 16 << 10;
 
-/// What a relay is made of.
+/// Context of one relayed response.
 pub(crate) struct RelayContext {
     pub(crate) framer: Option<SseFramer>,
     /// Whether a stream without `[DONE]` is incomplete.
     pub(crate) expects_done: bool,
-    /// Held for as long as the stream lives.
+    /// Held until the stream is dropped.
     pub(crate) _in_flight: InFlightGuard,
-    /// `None` for a part of a larger answer.
+    /// `None` for one sample of a merged response.
     pub(crate) recorder: Option<RequestRecorder>,
     /// Resolves when the drain's deadline has passed.
     pub(crate) force_close: Pin<Box<WaitForCancellationFutureOwned>>,
 }
 
 enum RelayState {
-    /// The first piece has not been passed on yet.
+    /// The first chunk has not been passed on yet.
     FirstChunk(Bytes),
     Streaming,
-    /// What came before the failure has been passed on; next comes the failure.
+    /// Data received before the failure has been passed on; the error is next.
     Failing(ApiError),
-    /// An error event has been passed on; next the connection is broken, so that nobody takes it for an end. One poll in between
-    /// lets the server flush the event.
+    /// An error event has been passed on; the connection is closed next, so that no client mistakes it for a complete response. One
+    /// poll in between lets the server flush the event.
     Aborting {
         flushed: bool,
     },
 }
 
-/// The response body. Polled only when the client can take more, which is what slows the engine down.
+/// The response body. Polled only when the client can receive more, which is the back-pressure on the engine.
 pub(crate) struct ResponseRelay {
-    /// `None` once the stream has ended or failed: dropping the pair is what aborts the engines. Before the parts, so that the legs' spans end
-    /// before the request's.
+    /// `None` once the stream has ended or failed: dropping the pair aborts the engines. Declared before `parts`, so that the legs'
+    /// spans end before the request's.
     pair: Option<LegPair>,
-    parts: RelayContext,
+    context: RelayContext,
     state: RelayState,
 }
 
 impl ResponseRelay {
-    pub(crate) fn new(pair: LegPair, first: Bytes, parts: RelayContext) -> Self {
-        Self { parts, pair: Some(pair), state: RelayState::FirstChunk(first) }
+    pub(crate) fn new(pair: LegPair, first: Bytes, context: RelayContext) -> Self {
+        Self { context, pair: Some(pair), state: RelayState::FirstChunk(first) }
     }
 
     fn count_chunk(&mut self) {
-        match (&mut self.parts.recorder, &self.parts.framer) {
-            (Some(feedback), Some(_)) => feedback.record_chunk(),
-            (Some(feedback), None) => feedback.set_sample_of_batch(),
+        match (&mut self.context.recorder, &self.context.framer) {
+            (Some(recorder), Some(_)) => recorder.record_chunk(),
+            (Some(recorder), None) => recorder.set_sample_of_batch(),
             (None, _) => {}
         }
     }
 
-    fn frame(&mut self, piece: Bytes) -> Result<Bytes, ApiError> {
-        match &mut self.parts.framer {
-            None => Ok(piece),
-            Some(gate) => gate.push(piece).map_err(|fault| self.leg_error(&LegError::from(fault))),
+    fn frame(&mut self, chunk: Bytes) -> Result<Bytes, ApiError> {
+        match &mut self.context.framer {
+            None => Ok(chunk),
+            Some(framer) => framer.push(chunk).map_err(|error| self.leg_error(&LegError::from(error))),
         }
     }
 
-    /// The engine's answer is complete: checks that it is, and closes the books.
+    /// The engine's response has ended: checks that it is complete, and records it.
     fn end(&mut self) -> Result<Bytes, ApiError> {
-        let rest = match &mut self.parts.framer {
+        let rest = match &mut self.context.framer {
             None => Ok(Bytes::new()),
-            Some(gate) => gate.finish(self.parts.expects_done),
+            Some(framer) => framer.finish(self.context.expects_done),
         };
-        let rest = rest.map_err(|fault| self.leg_error(&LegError::from(fault)))?;
+        let rest = rest.map_err(|error| self.leg_error(&LegError::from(error)))?;
         let mut prefill_usage = None;
         if let Some(mut pair) = self.pair.take() {
             pair.main_endpoint().breaker.record_success();
             prefill_usage = pair.prefill_usage();
             pair.detach_prefill();
         }
-        if let Some(feedback) = &mut self.parts.recorder {
-            let gate = self.parts.framer.as_ref();
-            let said = gate.map(|gate| ResponseSummary::read(gate.last_payload())).unwrap_or_default();
-            feedback.completed(said.usage, prefill_usage, |ending| {
-                if let Some(gate) = gate {
-                    ending.add(&ResponseSummary::read(gate.previous_payload()));
+        if let Some(recorder) = &mut self.context.recorder {
+            let framer = self.context.framer.as_ref();
+            let summary =
+                framer.map(|framer| ResponseSummary::read(framer.last_payload())).unwrap_or_default();
+            recorder.completed(summary.usage, prefill_usage, |finish| {
+                if let Some(framer) = framer {
+                    finish.add(&ResponseSummary::read(framer.previous_payload()));
                 }
-                ending.add(&said);
+                finish.add(&summary);
             });
         }
         Ok(rest)
@@ -111,57 +111,57 @@ impl ResponseRelay {
         pair.record_failure(side, error);
         let endpoint = pair.main_endpoint();
         endpoint.record_failure(error);
-        let message = format!("{} engine {} {error}; the answer is incomplete", side.as_str(), endpoint.id);
+        let message = format!("{} engine {} {error}; the response is incomplete", side.as_str(), endpoint.id);
         ApiError::new(failure_code(side, error), message)
     }
 
-    /// The next piece that can be passed on; `None` after the last.
+    /// The next chunk to pass on; `None` after the last.
     fn poll_chunk(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Bytes, ApiError>>> {
         loop {
             let Some(pair) = self.pair.as_mut() else { return Poll::Ready(None) };
-            let piece = match pair.poll_after_first_token(cx) {
+            let chunk = match pair.poll_after_first_token(cx) {
                 Poll::Ready(PairEvent::Data(data)) => self.frame(data),
                 Poll::Ready(PairEvent::End) => self.end(),
-                // Only comes before the first byte.
+                // Reported only before the first byte.
                 Poll::Ready(PairEvent::Silent(_)) => continue,
                 Poll::Ready(PairEvent::Failed(_, error)) => Err(self.leg_error(&error)),
                 Poll::Pending => {
-                    if self.parts.force_close.as_mut().poll(cx).is_pending() {
+                    if self.context.force_close.as_mut().poll(cx).is_pending() {
                         return Poll::Pending;
                     }
-                    let text = "the gateway is shutting down and its time for open streams is over; the answer is incomplete";
+                    let text = "the gateway is shutting down and its drain deadline has passed; the response is incomplete";
                     Err(ApiError::new(ApiErrorCode::ShuttingDown, text))
                 }
             };
-            // Empty: a started event, whose end is still to come.
-            if !piece.as_ref().is_ok_and(Bytes::is_empty) {
-                return Poll::Ready(Some(piece));
+            // Empty: an event whose end has not arrived.
+            if !chunk.as_ref().is_ok_and(Bytes::is_empty) {
+                return Poll::Ready(Some(chunk));
             }
         }
     }
 
-    /// Ends the stream with an error that the client cannot miss.
+    /// Ends the stream with an error that the client can detect.
     fn fail(&mut self, error: &ApiError) -> Poll<Option<Result<Frame<Bytes>, RelayAborted>>> {
-        match &mut self.parts.recorder {
-            Some(feedback) => {
-                feedback.failed(error);
-                feedback.span().log_stream_failure(error);
+        match &mut self.context.recorder {
+            Some(recorder) => {
+                recorder.failed(error);
+                recorder.span().log_stream_failure(error);
             }
             None => tracing::warn!(%error, "stream of one sample failed"),
         }
         self.pair = None;
         self.state = RelayState::Aborting { flushed: false };
-        match self.parts.framer {
+        match self.context.framer {
             Some(_) => Poll::Ready(Some(Ok(Frame::data(error.event())))),
             None => Poll::Ready(Some(Err(RelayAborted))),
         }
     }
 }
 
-/// Pieces for one write.
+/// Chunks that are combined into one write.
 #[derive(Debug, Default)]
 struct CoalescedWrite {
-    /// Not copied as long as it is alone.
+    /// Not copied as long as it is the only chunk.
     first: Bytes,
     all: BytesMut,
 }
@@ -171,13 +171,13 @@ impl CoalescedWrite {
         self.first.len() + self.all.len()
     }
 
-    fn push(&mut self, piece: Bytes) {
+    fn push(&mut self, chunk: Bytes) {
         if self.len() == 0 {
-            self.first = piece;
+            self.first = chunk;
             return;
         }
         self.all.extend_from_slice(&std::mem::take(&mut self.first));
-        self.all.extend_from_slice(&piece);
+        self.all.extend_from_slice(&chunk);
     }
 
     fn into_bytes(self) -> Bytes {
@@ -185,13 +185,13 @@ impl CoalescedWrite {
     }
 }
 
-/// Tells the server to close the connection without the final chunk.
+/// Makes the server close the connection without the final chunk.
 #[derive(Debug)]
 pub(crate) struct RelayAborted;
 
 impl fmt::Display for RelayAborted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the answer is incomplete")
+        f.write_str("the response is incomplete")
     }
 }
 
@@ -233,33 +233,33 @@ impl Body for ResponseRelay {
             }
             RelayState::Streaming => {}
         }
-        let mut together = CoalescedWrite::default();
-        while together.len() < MAX_COALESCED_BYTES {
+        let mut write = CoalescedWrite::default();
+        while write.len() < MAX_COALESCED_BYTES {
             match self.poll_chunk(cx) {
-                Poll::Ready(Some(Ok(piece))) => {
+                Poll::Ready(Some(Ok(chunk))) => {
                     self.count_chunk();
-                    together.push(piece);
-                    // Only events are small.
-                    if self.parts.framer.is_none() {
+                    write.push(chunk);
+                    // Only event streams have small chunks.
+                    if self.context.framer.is_none() {
                         break;
                     }
                 }
-                Poll::Ready(Some(Err(error))) if together.len() == 0 => return self.fail(&error),
+                Poll::Ready(Some(Err(error))) if write.len() == 0 => return self.fail(&error),
                 Poll::Ready(Some(Err(error))) => {
                     self.state = RelayState::Failing(error);
                     break;
                 }
-                Poll::Ready(None) if together.len() == 0 => return Poll::Ready(None),
-                Poll::Pending if together.len() == 0 => return Poll::Pending,
+                Poll::Ready(None) if write.len() == 0 => return Poll::Ready(None),
+                Poll::Pending if write.len() == 0 => return Poll::Pending,
                 Poll::Ready(None) | Poll::Pending => break,
             }
         }
-        Poll::Ready(Some(Ok(Frame::data(together.into_bytes()))))
+        Poll::Ready(Some(Ok(Frame::data(write.into_bytes()))))
     }
 }
 
 impl fmt::Debug for ResponseRelay {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Relay").field("pair", &self.pair).finish_non_exhaustive()
+        f.debug_struct("ResponseRelay").field("pair", &self.pair).finish_non_exhaustive()
     }
 }

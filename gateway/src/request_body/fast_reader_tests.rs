@@ -1,4 +1,4 @@
-//! The quick reader against serde_json: it may give up, but never differ.
+//! Compares the fast reader with serde_json: it may return `None`, but must never differ.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -7,19 +7,19 @@ use super::fast_reader::members;
 use super::serde_reader::strict_members;
 use super::tests::any_json;
 
-/// Whether the quick reader took the body; fails if it found anything else than serde_json.
-fn taken(body: &[u8]) -> bool {
+/// Whether the fast reader accepts the body; panics if its result differs from serde_json's.
+fn is_accepted(body: &[u8]) -> bool {
     let text = String::from_utf8_lossy(body);
-    let Some(quick) = members(body) else { return false };
+    let Some(fast) = members(body) else { return false };
     match strict_members(body) {
-        Ok(strict) => assert_eq!(quick, strict, "{text}"),
-        Err(error) => panic!("serde_json rejects what was accepted: {error}\n{text}"),
+        Ok(strict) => assert_eq!(fast, strict, "{text}"),
+        Err(error) => panic!("the fast reader accepts a body that serde_json rejects: {error}\n{text}"),
     }
     true
 }
 
 #[test]
-fn takes_the_usual_bodies() {
+fn common_bodies_are_accepted() {
     let chat = json!({
         "model": "größe/m",
         "messages": [
@@ -41,8 +41,8 @@ fn takes_the_usual_bodies() {
         json!({"input_ids": [[1, 2], [], [128_000]], "sampling_params": {"n": 4, "temperature": 0.5}});
     let completion = json!({"prompt": ["a\n", "b"], "n": 2});
     for body in [chat, ids, batch, completion, json!({})] {
-        assert!(taken(body.to_string().as_bytes()), "{body}");
-        assert!(taken(serde_json::to_string_pretty(&body).unwrap().as_bytes()), "{body:#}");
+        assert!(is_accepted(body.to_string().as_bytes()), "{body}");
+        assert!(is_accepted(serde_json::to_string_pretty(&body).unwrap().as_bytes()), "{body:#}");
     }
     for body in [
         "\r\n\t {} \n",
@@ -52,12 +52,12 @@ fn takes_the_usual_bodies() {
         r#"{"model":"a","model":null,"n":1,"n":2}"#,
         r#"{"sampling_params":{"n":1.5,"n":2,"n":"x"},"sampling_params":[1,"a",{}]}"#,
     ] {
-        assert!(taken(body.as_bytes()), "{body}");
+        assert!(is_accepted(body.as_bytes()), "{body}");
     }
 }
 
 #[test]
-fn leaves_the_rest_to_serde_json() {
+fn other_bodies_are_left_to_serde_json() {
     let deep = format!("{{\"x\":{}{}}}", "[".repeat(100), "]".repeat(100));
     let cases: [&[u8]; 38] = [
         deep.as_bytes(),
@@ -104,7 +104,7 @@ fn leaves_the_rest_to_serde_json() {
     }
 }
 
-/// Pieces whose order is mostly wrong, sometimes right.
+/// Tokens in random order, mostly invalid, sometimes valid.
 fn any_tokens() -> impl Strategy<Value = String> {
     let token = prop::sample::select(vec![
         "{",
@@ -139,7 +139,7 @@ fn any_tokens() -> impl Strategy<Value = String> {
     prop::collection::vec(token, 0..12).prop_map(|tokens| format!("{{\"prompt\":{}}}", tokens.concat()))
 }
 
-/// A value, and now and then a number as it is seldom printed.
+/// A value, occasionally with an unusual spelling of a number.
 fn any_value() -> impl Strategy<Value = String> {
     prop_oneof![
         8 => any_json().prop_map(|value| value.to_string()),
@@ -162,7 +162,7 @@ fn any_key() -> impl Strategy<Value = String> {
     ]
 }
 
-/// A body with known members, each perhaps inside an array or object of its own.
+/// A body with known members, some inside an array or object.
 fn any_body() -> impl Strategy<Value = String> {
     let value = (any_value(), any_value(), 0..6_u8).prop_map(|(one, two, shape)| match shape {
         0 => format!("[{one},{two}]"),
@@ -178,43 +178,43 @@ fn any_body() -> impl Strategy<Value = String> {
 
 proptest! {
     #[test]
-    fn agrees_on_bodies(body in any_body()) {
-        taken(body.as_bytes());
+    fn agrees_with_serde_json_on_bodies(body in any_body()) {
+        is_accepted(body.as_bytes());
     }
 
     #[test]
-    fn agrees_on_tokens(body in any_tokens()) {
-        taken(body.as_bytes());
+    fn agrees_with_serde_json_on_random_tokens(body in any_tokens()) {
+        is_accepted(body.as_bytes());
     }
 
     #[test]
-    fn agrees_on_damaged_bodies(
+    fn agrees_with_serde_json_on_damaged_bodies(
         body in any_body(),
-        cuts in prop::collection::vec((any::<prop::sample::Index>(), prop_oneof![
+        changes in prop::collection::vec((any::<prop::sample::Index>(), prop_oneof![
             any::<u8>(),
             prop::sample::select(b"\"\\{}[]:,0-.eu \n".to_vec()),
         ]), 1..4),
         length in any::<prop::sample::Index>(),
-        cut in any::<bool>(),
+        truncate in any::<bool>(),
     ) {
         let mut body = body.into_bytes();
-        for (at, byte) in cuts {
-            let at = at.index(body.len());
-            body[at] = byte;
+        for (index, byte) in changes {
+            let index = index.index(body.len());
+            body[index] = byte;
         }
-        if cut { body.truncate(length.index(body.len())); }
-        taken(&body);
+        if truncate { body.truncate(length.index(body.len())); }
+        is_accepted(&body);
     }
 
-    /// Whatever has no numbers but small whole ones and no escaped keys must be taken, printed either way.
+    /// Bodies with only small integers and keys without escapes must be accepted, compact or pretty-printed.
     #[test]
-    fn takes_text(
+    fn text_bodies_are_accepted(
         texts in prop::collection::vec(("[ -~\n\t\r\u{1}é€🌙]{0,40}", any::<u32>()), 1..5),
         pretty in any::<bool>(),
     ) {
         let messages: Vec<Value> = texts.iter().map(|(text, id)| json!({"content": text, "id": id})).collect();
         let body = json!({"messages": messages, "model": "m"});
         let body = if pretty { format!("{body:#}") } else { body.to_string() };
-        prop_assert!(taken(body.as_bytes()), "{body}");
+        prop_assert!(is_accepted(body.as_bytes()), "{body}");
     }
 }

@@ -1,5 +1,5 @@
-//! Walks one JSON value with serde_json's full strictness (UTF-8, escapes, number range, depth) and keeps only
-//! its shape and size.
+//! Walks one JSON value with serde_json's full strictness (UTF-8, escapes, number range, depth) and records only its shape and
+//! size.
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
@@ -8,26 +8,26 @@ use super::transfer_members::is_transfer_member;
 /// Shape and size of one JSON value.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct JsonShape {
-    /// What the value itself is.
+    /// JSON type of the value itself.
     pub(crate) kind: JsonKind,
-    /// Members of the value itself, if it is an array.
+    /// Number of items, if the value is an array.
     pub(crate) items: u32,
-    /// What the first member of the array is.
+    /// JSON type of the array's first item.
     pub(crate) first_item: JsonKind,
-    /// A member of the array that is not of the first one's kind: its position and kind.
+    /// An array item of another type than the first: its index and type.
     pub(crate) mismatched_item: Option<(u32, JsonKind)>,
-    /// Bytes of all strings inside, object keys left out.
+    /// Bytes of all strings inside, without object keys.
     pub(crate) string_bytes: u64,
     /// Count of all numbers inside.
     pub(crate) numbers: u64,
     /// `n` and `max_new_tokens`, if the value is an object (SGLang's `sampling_params`).
     pub(crate) sampling: Option<SamplingParams>,
-    /// Whether an object inside has a member that steers KV transfer; not looked for in what a user wrote.
+    /// Whether an object inside has a member that steers KV transfer; not searched for in user data.
     pub(crate) has_transfer_members: bool,
 }
 
 impl JsonShape {
-    /// Takes in the next member of the value itself, an array.
+    /// Records the next item of the value itself, an array.
     pub(crate) fn add_item(&mut self, kind: JsonKind) {
         if self.items == 0 {
             self.first_item = kind;
@@ -46,7 +46,7 @@ pub(crate) struct SamplingParams {
 }
 
 impl SamplingParams {
-    /// Takes in a member; only numbers count.
+    /// Records a member; only numbers count.
     pub(crate) fn set(&mut self, key: SamplingKey, kind: JsonKind) {
         if let JsonKind::Number(value) = kind {
             match key {
@@ -58,7 +58,7 @@ impl SamplingParams {
     }
 }
 
-/// JSON's types; `Null` stands for absent too.
+/// JSON's types; `Null` also stands for absent.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) enum JsonKind {
     #[default]
@@ -88,10 +88,9 @@ impl JsonKind {
     }
 }
 
-/// Deserialises into a [`JsonShape`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct JsonShapeSeed {
-    /// Whether members that steer KV transfer are looked for.
+    /// Whether members that steer KV transfer are searched for.
     pub(crate) finds_transfer_members: bool,
 }
 
@@ -99,20 +98,20 @@ impl<'de> DeserializeSeed<'de> for JsonShapeSeed {
     type Value = JsonShape;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<JsonShape, D::Error> {
-        let mut tally = JsonShape::default();
-        tally.kind = JsonShapeVisitor {
-            tally: &mut tally,
+        let mut shape = JsonShape::default();
+        shape.kind = JsonShapeVisitor {
+            shape: &mut shape,
             depth: 0,
             finds_transfer_members: self.finds_transfer_members,
         }
         .deserialize(deserializer)?;
-        Ok(tally)
+        Ok(shape)
     }
 }
 
 /// Recursion over one value; depth 0 is the value itself.
 struct JsonShapeVisitor<'t> {
-    tally: &'t mut JsonShape,
+    shape: &'t mut JsonShape,
     depth: u32,
     finds_transfer_members: bool,
 }
@@ -126,17 +125,17 @@ impl<'de> DeserializeSeed<'de> for JsonShapeVisitor<'_> {
 }
 
 impl JsonShapeVisitor<'_> {
-    /// The walk over a value inside this one.
+    /// Visitor for a value inside this one.
     fn nested(&mut self) -> JsonShapeVisitor<'_> {
         JsonShapeVisitor {
-            tally: &mut *self.tally,
+            shape: &mut *self.shape,
             depth: self.depth + 1,
             finds_transfer_members: self.finds_transfer_members,
         }
     }
 
     fn number(self, value: f64) -> JsonKind {
-        self.tally.numbers += 1;
+        self.shape.numbers += 1;
         JsonKind::Number(value)
     }
 }
@@ -165,7 +164,7 @@ impl<'de> Visitor<'de> for JsonShapeVisitor<'_> {
     }
 
     fn visit_str<E: Error>(self, value: &str) -> Result<JsonKind, E> {
-        self.tally.string_bytes += value.len() as u64;
+        self.shape.string_bytes += value.len() as u64;
         Ok(JsonKind::String)
     }
 
@@ -177,7 +176,7 @@ impl<'de> Visitor<'de> for JsonShapeVisitor<'_> {
         let top = self.depth == 0;
         while let Some(kind) = seq.next_element_seed(self.nested())? {
             if top {
-                self.tally.add_item(kind);
+                self.shape.add_item(kind);
             }
         }
         Ok(JsonKind::Array)
@@ -187,14 +186,14 @@ impl<'de> Visitor<'de> for JsonShapeVisitor<'_> {
         let top = self.depth == 0;
         let mut sampling = SamplingParams::default();
         while let Some(key) = map.next_key_seed(NestedKeySeed)? {
-            self.tally.has_transfer_members |= self.finds_transfer_members && key.steers_transfer;
+            self.shape.has_transfer_members |= self.finds_transfer_members && key.steers_transfer;
             let kind = map.next_value_seed(self.nested())?;
             if top {
                 sampling.set(key.sampling, kind);
             }
         }
         if top {
-            self.tally.sampling = Some(sampling);
+            self.shape.sampling = Some(sampling);
         }
         Ok(JsonKind::Object)
     }
@@ -218,7 +217,7 @@ impl SamplingKey {
     }
 }
 
-/// What the key of an inner object is.
+/// Meaning of a key in an inner object.
 struct NestedKey {
     sampling: SamplingKey,
     steers_transfer: bool,

@@ -1,5 +1,5 @@
-//! Reads from a request body only what routing needs, and splices into it only what the engines' protocols need.
-//! Everything else stays byte for byte as the client wrote it.
+//! Reads from a request body only the members that routing needs, and splices in only what the engines' protocols need. Everything
+//! else stays byte for byte as the client sent it.
 
 mod fast_reader;
 mod json_shape;

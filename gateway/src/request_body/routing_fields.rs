@@ -1,4 +1,4 @@
-//! The head of a request: the members that routing needs, checked.
+//! The checked members of a request's body that routing needs.
 
 use std::borrow::Cow;
 
@@ -7,25 +7,25 @@ use super::json_shape::{JsonKind, JsonShape};
 use super::serde_reader::strict_members;
 use crate::error::{ApiError, ApiErrorCode};
 
-/// Most sequences of one request: vLLM's own default limit for `n`. Each costs a bootstrap room in SGLang's bodies, so a
-/// request of a few bytes must not ask for a billion.
+/// Most sequences of one request: vLLM's own default limit for `n`. Each needs a bootstrap room in SGLang's bodies, so a request of
+/// a few bytes must not be able to ask for a billion.
 const MAX_SEQUENCES: u32 = 16_384;
 
-/// Request families with their own body layout.
+/// Families of requests with their own body format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum InferenceApi {
-    /// Answers in a chat.
+    /// Chat completions of OpenAI's API.
     Chat,
-    /// A text goes on.
+    /// Text completions of OpenAI's API.
     Completions,
-    /// SGLang's own.
+    /// SGLang's own generation API.
     Generate,
     /// Any other path: only `model` and `stream` are read.
     Other,
 }
 
 impl InferenceApi {
-    /// The path that the router has for it, if that is one only.
+    /// The path of the API, if it has exactly one.
     pub(crate) const fn path(self) -> Option<&'static str> {
         match self {
             Self::Chat => Some("/v1/chat/completions"),
@@ -81,7 +81,7 @@ impl BodyMember {
         Self::ALL.iter().find(|(_, name)| *name == key).map(|(member, _)| *member)
     }
 
-    /// Its JSON key.
+    /// JSON key of the member.
     pub(crate) fn key(self) -> &'static str {
         Self::ALL[self as usize].1
     }
@@ -91,28 +91,26 @@ impl BodyMember {
     }
 }
 
-/// What routing knows of a request after one pass over its body.
+/// Fields of a request after one pass over its body.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct RoutingFields<'a> {
-    /// Model asked for; `None` if the body names none.
+    /// Requested model; `None` if the body names none.
     pub(crate) model: Option<Cow<'a, str>>,
-    /// The client wants server-sent events.
+    /// Whether the client requests server-sent events.
     pub(crate) stream: bool,
     /// Prompts in the body: 1, or the length of a batch.
     pub(crate) batch: u32,
-    /// Completions per prompt.
     pub(crate) n: u32,
     /// The client's limit on generated tokens.
     pub(crate) max_output_tokens: Option<u32>,
-    /// The client's seed, if it is a whole number.
+    /// The client's seed, if it is an integer.
     pub(crate) seed: Option<i64>,
-    /// Bytes of prompt text.
     pub(crate) prompt_bytes: u64,
     /// Prompt token ids given as numbers.
     pub(crate) prompt_ids: u64,
-    /// Whether the object has no member at all (decides on the comma before an appended one).
+    /// Whether the object has no member (an appended member then needs no comma).
     pub(crate) is_empty_object: bool,
-    /// Whether it has members that steer KV transfer: they are to be taken out before anything is made of the body.
+    /// Whether it has members that steer KV transfer, which must be removed before the body is used.
     pub(crate) has_transfer_members: bool,
     present: u32,
 }
@@ -121,12 +119,13 @@ impl<'a> RoutingFields<'a> {
     /// Reads `body` once. Accepts exactly what `serde_json` accepts as an object (without repeated known members).
     ///
     /// # Errors
-    /// [`ApiErrorCode::InvalidJson`] with the position, or [`ApiErrorCode::InvalidRequest`] with the member at fault.
+    ///
+    /// [`ApiErrorCode::InvalidJson`] with the position, or [`ApiErrorCode::InvalidRequest`] with the invalid member.
     pub(crate) fn read(api: InferenceApi, body: &'a [u8]) -> Result<RoutingFields<'a>, ApiError> {
         members(body).map_err(|error| not_json(body, &error))?.check(api)
     }
 
-    /// The same without the model's name, so that it no longer borrows from the body.
+    /// Drops the model's name, so that the result no longer borrows from the body.
     pub(crate) fn without_model(self) -> RoutingFields<'static> {
         RoutingFields { model: None, ..self }
     }
@@ -142,7 +141,7 @@ impl<'a> RoutingFields<'a> {
     }
 }
 
-/// Whether the gateway takes `body` as a JSON object: for fuzzing against `serde_json`.
+/// Whether the gateway accepts `body` as a JSON object: for fuzzing against `serde_json`.
 #[must_use]
 pub fn accepts(body: &[u8]) -> bool {
     members(body).is_ok()
@@ -166,7 +165,7 @@ fn not_json(body: &[u8], error: &serde_json::Error) -> ApiError {
     ApiError::new(ApiErrorCode::InvalidJson, message)
 }
 
-/// Known members as found, before any check.
+/// Known members before any check.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct BodyMembers<'a> {
     /// Value of the last `model`, if it is a string.
@@ -175,28 +174,28 @@ pub(super) struct BodyMembers<'a> {
     present: u32,
     repeated: Option<BodyMember>,
     count: u32,
-    /// Whether a member that steers KV transfer is among them, or inside one that an engine may read parameters from.
+    /// Whether a member that steers KV transfer is among them, or inside one that an engine may parse for parameters.
     pub(super) has_transfer_members: bool,
 }
 
 impl<'a> BodyMembers<'a> {
-    /// Counts a member of the body and keeps its tally if it is known.
-    pub(super) fn record(&mut self, key: Option<BodyMember>, tally: JsonShape) {
+    /// Counts a member of the body and stores its shape if it is known.
+    pub(super) fn record(&mut self, key: Option<BodyMember>, shape: JsonShape) {
         self.count = self.count.saturating_add(1);
         if let Some(member) = key {
             if self.present & member.bit() != 0 {
                 self.repeated = Some(member);
             }
             self.present |= member.bit();
-            self.shapes[member as usize] = Some(tally);
+            self.shapes[member as usize] = Some(shape);
         }
     }
 
     fn kind(&self, member: BodyMember) -> JsonKind {
-        self.tally(member).map_or(JsonKind::Null, |tally| tally.kind)
+        self.shape(member).map_or(JsonKind::Null, |shape| shape.kind)
     }
 
-    fn tally(&self, member: BodyMember) -> Option<&JsonShape> {
+    fn shape(&self, member: BodyMember) -> Option<&JsonShape> {
         self.shapes[member as usize].as_ref()
     }
 
@@ -216,7 +215,7 @@ impl<'a> BodyMembers<'a> {
             JsonKind::Bool(stream) => stream,
             other => return Err(expected(BodyMember::Stream, "a boolean", other)),
         };
-        let mut head = RoutingFields {
+        let mut fields = RoutingFields {
             stream,
             batch: 1,
             n: 1,
@@ -230,83 +229,83 @@ impl<'a> BodyMembers<'a> {
             model: None,
         };
         match api {
-            InferenceApi::Chat => self.check_chat(&mut head)?,
-            InferenceApi::Completions => self.check_completions(&mut head)?,
-            InferenceApi::Generate => self.check_generate(&mut head)?,
+            InferenceApi::Chat => self.check_chat(&mut fields)?,
+            InferenceApi::Completions => self.check_completions(&mut fields)?,
+            InferenceApi::Generate => self.check_generate(&mut fields)?,
             InferenceApi::Other => {}
         }
-        if head.sequences() > MAX_SEQUENCES {
-            return Err(self.too_many(api, &head));
+        if fields.sequences() > MAX_SEQUENCES {
+            return Err(self.too_many(api, &fields));
         }
-        head.model = self.model;
-        Ok(head)
+        fields.model = self.model;
+        Ok(fields)
     }
 
-    fn too_many(&self, api: InferenceApi, head: &RoutingFields<'_>) -> ApiError {
+    fn too_many(&self, api: InferenceApi, fields: &RoutingFields<'_>) -> ApiError {
         let prompts = [BodyMember::Prompt, BodyMember::Text, BodyMember::InputIds]
             .into_iter()
-            .find(|m| self.tally(*m).is_some());
+            .find(|m| self.shape(*m).is_some());
         let param = match (api, prompts) {
-            (_, Some(prompts)) if head.batch > MAX_SEQUENCES => prompts.key(),
+            (_, Some(prompts)) if fields.batch > MAX_SEQUENCES => prompts.key(),
             (InferenceApi::Generate, _) => "sampling_params.n",
             _ => BodyMember::N.key(),
         };
         let text = format!(
-            "`{param}` asks for {} prompts times {} answers; send at most {MAX_SEQUENCES} sequences in one request",
-            head.batch, head.n
+            "`{param}` asks for {} prompts times {} completions; send at most {MAX_SEQUENCES} sequences in one request",
+            fields.batch, fields.n
         );
         invalid_member(param, text)
     }
 
-    fn check_chat(&self, head: &mut RoutingFields<'a>) -> Result<(), ApiError> {
-        let messages = match self.tally(BodyMember::Messages) {
-            Some(tally) if tally.kind == JsonKind::Array => tally,
-            Some(tally) if tally.kind != JsonKind::Null => {
-                return Err(expected(BodyMember::Messages, "an array of messages", tally.kind));
+    fn check_chat(&self, fields: &mut RoutingFields<'a>) -> Result<(), ApiError> {
+        let messages = match self.shape(BodyMember::Messages) {
+            Some(shape) if shape.kind == JsonKind::Array => shape,
+            Some(shape) if shape.kind != JsonKind::Null => {
+                return Err(expected(BodyMember::Messages, "an array of messages", shape.kind));
             }
             _ => return Err(invalid_member("messages", "`messages` is missing; send an array of messages")),
         };
         if messages.items == 0 {
             return Err(invalid_member("messages", "`messages` is empty; send at least one message"));
         }
-        let stray = if messages.first_item == JsonKind::Object {
+        let invalid_item = if messages.first_item == JsonKind::Object {
             messages.mismatched_item
         } else {
             Some((0, messages.first_item))
         };
-        if let Some((at, kind)) = stray {
-            let param = format!("messages[{at}]");
+        if let Some((index, kind)) = invalid_item {
+            let param = format!("messages[{index}]");
             return Err(invalid_member(&param, format!("`{param}` must be an object, not {}", kind.name())));
         }
-        head.prompt_bytes = messages.string_bytes;
-        self.output_limits(head)
+        fields.prompt_bytes = messages.string_bytes;
+        self.output_limits(fields)
     }
 
-    fn check_completions(&self, head: &mut RoutingFields<'a>) -> Result<(), ApiError> {
-        let Some(prompt) = self.tally(BodyMember::Prompt).filter(|tally| tally.kind != JsonKind::Null) else {
+    fn check_completions(&self, fields: &mut RoutingFields<'a>) -> Result<(), ApiError> {
+        let Some(prompt) = self.shape(BodyMember::Prompt).filter(|shape| shape.kind != JsonKind::Null) else {
             return Err(invalid_member("prompt", "`prompt` is missing; send a string or an array"));
         };
-        read_prompt(BodyMember::Prompt, prompt, head)?;
-        self.output_limits(head)
+        read_prompt(BodyMember::Prompt, prompt, fields)?;
+        self.output_limits(fields)
     }
 
-    fn check_generate(&self, head: &mut RoutingFields<'a>) -> Result<(), ApiError> {
-        let given = [BodyMember::Text, BodyMember::InputIds]
+    fn check_generate(&self, fields: &mut RoutingFields<'a>) -> Result<(), ApiError> {
+        let prompt = [BodyMember::Text, BodyMember::InputIds]
             .into_iter()
-            .find_map(|m| self.tally(m).filter(|tally| tally.kind != JsonKind::Null).map(|tally| (m, tally)));
-        match given {
-            Some((member, tally)) => read_prompt(member, tally, head)?,
-            // Embeddings as input: the engine knows; length is unknown here.
+            .find_map(|m| self.shape(m).filter(|shape| shape.kind != JsonKind::Null).map(|shape| (m, shape)));
+        match prompt {
+            Some((member, shape)) => read_prompt(member, shape, fields)?,
+            // Embeddings as input: the engine checks them; their length is unknown here.
             None if self.count > 0 => {}
             None => return Err(invalid_member("text", "`text` or `input_ids` is missing")),
         }
-        if let Some(params) = self.tally(BodyMember::SamplingParams) {
+        if let Some(params) = self.shape(BodyMember::SamplingParams) {
             match params.kind {
                 JsonKind::Null | JsonKind::Array => {}
                 JsonKind::Object => {
                     let sampling = params.sampling.unwrap_or_default();
-                    head.n = positive("sampling_params.n", sampling.n)?.unwrap_or(1);
-                    head.max_output_tokens =
+                    fields.n = positive("sampling_params.n", sampling.n)?.unwrap_or(1);
+                    fields.max_output_tokens =
                         count("sampling_params.max_new_tokens", sampling.max_new_tokens)?;
                 }
                 other => return Err(expected(BodyMember::SamplingParams, "an object", other)),
@@ -315,17 +314,17 @@ impl<'a> BodyMembers<'a> {
         Ok(())
     }
 
-    fn output_limits(&self, head: &mut RoutingFields<'a>) -> Result<(), ApiError> {
+    fn output_limits(&self, fields: &mut RoutingFields<'a>) -> Result<(), ApiError> {
         let number = |member: BodyMember| match self.kind(member) {
             JsonKind::Null => Ok(None),
             JsonKind::Number(value) => Ok(Some(value)),
             other => Err(expected(member, "an integer", other)),
         };
-        head.n = positive("n", number(BodyMember::N)?)?.unwrap_or(1);
-        let old = count("max_tokens", number(BodyMember::MaxTokens)?)?;
-        let new = count("max_completion_tokens", number(BodyMember::MaxCompletionTokens)?)?;
-        head.max_output_tokens = new.or(old);
-        head.seed = match self.kind(BodyMember::Seed) {
+        fields.n = positive("n", number(BodyMember::N)?)?.unwrap_or(1);
+        let max_tokens = count("max_tokens", number(BodyMember::MaxTokens)?)?;
+        let max_completion_tokens = count("max_completion_tokens", number(BodyMember::MaxCompletionTokens)?)?;
+        fields.max_output_tokens = max_completion_tokens.or(max_tokens);
+        fields.seed = match self.kind(BodyMember::Seed) {
             JsonKind::Number(seed) if seed.fract() == 0.0 => Some(truncate_to_integer(seed)),
             _ => None,
         };
@@ -334,15 +333,19 @@ impl<'a> BodyMembers<'a> {
 }
 
 /// String, array of strings, array of ids, or array of arrays of ids.
-fn read_prompt(member: BodyMember, tally: &JsonShape, head: &mut RoutingFields<'_>) -> Result<(), ApiError> {
+fn read_prompt(
+    member: BodyMember,
+    shape: &JsonShape,
+    fields: &mut RoutingFields<'_>,
+) -> Result<(), ApiError> {
     let key = member.key();
-    match (tally.kind, tally.first_item) {
+    match (shape.kind, shape.first_item) {
         (JsonKind::String, _) => {}
-        (JsonKind::Array, JsonKind::Null) if tally.items == 0 => {
+        (JsonKind::Array, JsonKind::Null) if shape.items == 0 => {
             return Err(invalid_member(key, format!("`{key}` is empty; send at least one prompt")));
         }
         (JsonKind::Array, JsonKind::Number(_)) => {}
-        (JsonKind::Array, JsonKind::String | JsonKind::Array) => head.batch = tally.items,
+        (JsonKind::Array, JsonKind::String | JsonKind::Array) => fields.batch = shape.items,
         (JsonKind::Array, other) => {
             let param = format!("{key}[0]");
             let text = format!(
@@ -353,13 +356,13 @@ fn read_prompt(member: BodyMember, tally: &JsonShape, head: &mut RoutingFields<'
         }
         (other, _) => return Err(expected(member, "a string or an array", other)),
     }
-    if let Some((at, kind)) = tally.mismatched_item {
-        let param = format!("{key}[{at}]");
-        let text = format!("`{param}` is {}, but `{key}[0]` is {}", kind.name(), tally.first_item.name());
+    if let Some((index, kind)) = shape.mismatched_item {
+        let param = format!("{key}[{index}]");
+        let text = format!("`{param}` is {}, but `{key}[0]` is {}", kind.name(), shape.first_item.name());
         return Err(invalid_member(&param, text));
     }
-    head.prompt_bytes = tally.string_bytes;
-    head.prompt_ids = tally.numbers;
+    fields.prompt_bytes = shape.string_bytes;
+    fields.prompt_ids = shape.numbers;
     Ok(())
 }
 
@@ -372,7 +375,7 @@ fn expected(member: BodyMember, what: &str, found: JsonKind) -> ApiError {
     invalid_member(key, format!("`{key}` must be {what}, not {}", found.name()))
 }
 
-/// A whole number from 1 on.
+/// An integer of at least 1.
 fn positive(param: &str, value: Option<f64>) -> Result<Option<u32>, ApiError> {
     match count(param, value)? {
         Some(0) => Err(invalid_member(param, format!("`{param}` must be at least 1"))),
@@ -380,14 +383,11 @@ fn positive(param: &str, value: Option<f64>) -> Result<Option<u32>, ApiError> {
     }
 }
 
-/// A whole number from 0 on; clamped to what an engine could ever run.
+/// An integer of at least 0, clamped to `u32::MAX`.
 fn count(param: &str, value: Option<f64>) -> Result<Option<u32>, ApiError> {
     let Some(value) = value else { return Ok(None) };
     if value.fract() != 0.0 || value < 0.0 {
-        return Err(invalid_member(
-            param,
-            format!("`{param}` must be a whole number that is not negative, not {value}"),
-        ));
+        return Err(invalid_member(param, format!("`{param}` must be a non-negative integer, not {value}")));
     }
     #[expect(
         clippy::cast_possible_truncation,
@@ -397,7 +397,7 @@ fn count(param: &str, value: Option<f64>) -> Result<Option<u32>, ApiError> {
     Ok(Some(value.min(f64::from(u32::MAX)) as u32))
 }
 
-/// Nearest 64-bit integer.
+/// Truncates to a 64-bit integer.
 fn truncate_to_integer(value: f64) -> i64 {
     #[expect(
         clippy::cast_possible_truncation,

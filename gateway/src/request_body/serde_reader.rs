@@ -1,4 +1,4 @@
-//! A request body's members as serde_json finds them.
+//! A request body's members as serde_json parses them.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use super::json_shape::{JsonKind, JsonShape, JsonShapeSeed};
 use super::routing_fields::{BodyMember, BodyMembers};
 use super::transfer_members::{is_transfer_member, is_user_data};
 
-/// The members as serde_json reads them: the judge of what [`quick::members`] may accept.
+/// The members as serde_json parses them: the reference for [`super::fast_reader::members`].
 pub(super) fn strict_members(body: &[u8]) -> Result<BodyMembers<'_>, serde_json::Error> {
     let mut deserializer = serde_json::Deserializer::from_slice(body);
     let members = BodyMembersSeed.deserialize(&mut deserializer)?;
@@ -16,7 +16,6 @@ pub(super) fn strict_members(body: &[u8]) -> Result<BodyMembers<'_>, serde_json:
     Ok(members)
 }
 
-/// Deserialises the top-level object.
 struct BodyMembersSeed;
 
 impl<'de> DeserializeSeed<'de> for BodyMembersSeed {
@@ -37,22 +36,22 @@ impl<'de> Visitor<'de> for BodyMembersSeed {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<BodyMembers<'de>, A::Error> {
         let mut members = BodyMembers::default();
         while let Some(BodyKey { member, steers_transfer, is_user_data }) = map.next_key_seed(BodyKeySeed)? {
-            let tally = match member {
+            let shape = match member {
                 Some(BodyMember::Model) => {
-                    let (tally, model) = map.next_value_seed(ModelMemberSeed)?;
+                    let (shape, model) = map.next_value_seed(ModelMemberSeed)?;
                     members.model = model;
-                    tally
+                    shape
                 }
                 _ => map.next_value_seed(JsonShapeSeed { finds_transfer_members: !is_user_data })?,
             };
-            members.has_transfer_members |= steers_transfer || tally.has_transfer_members;
-            members.record(member, tally);
+            members.has_transfer_members |= steers_transfer || shape.has_transfer_members;
+            members.record(member, shape);
         }
         Ok(members)
     }
 }
 
-/// What a key of the body is.
+/// Meaning of a key in the body.
 pub(super) struct BodyKey {
     /// The member, if it is a known one.
     pub(super) member: Option<BodyMember>,
@@ -60,7 +59,7 @@ pub(super) struct BodyKey {
     is_user_data: bool,
 }
 
-/// Reads a key of the body.
+/// Deserializes a key of the body.
 pub(super) struct BodyKeySeed;
 
 impl<'de> DeserializeSeed<'de> for BodyKeySeed {
@@ -87,7 +86,7 @@ impl Visitor<'_> for BodyKeySeed {
     }
 }
 
-/// Keeps the text if the value is a string, otherwise only its shape.
+/// Stores the text if the value is a string, otherwise only its shape.
 struct ModelMemberSeed;
 
 impl<'de> DeserializeSeed<'de> for ModelMemberSeed {

@@ -1,4 +1,4 @@
-//! A request body with members replaced and appended, without copying or re-serialising the rest.
+//! A request body with replaced and appended members, without copying or re-serializing the rest.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 use super::routing_fields::{BodyMember, RoutingFields};
 use super::serde_reader::BodyKeySeed;
 
-/// Replaces the value of one top-level member if it is there.
+/// Replaces the value of one top-level member if it exists.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MemberEdit {
     pub(crate) member: BodyMember,
@@ -25,7 +25,7 @@ impl MemberEdit {
     }
 }
 
-/// A body in pieces: slices of the client's bytes with our own between them. Cheap to clone.
+/// A body in chunks: slices of the client's bytes and inserted bytes. Cheap to clone.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct SplicedBody {
     chunks: Vec<Bytes>,
@@ -33,17 +33,21 @@ pub(crate) struct SplicedBody {
 }
 
 impl SplicedBody {
-    /// The client's bytes as they are.
     pub(crate) fn verbatim(body: Bytes) -> Self {
         Self { chunks: vec![body], next: 0 }
     }
 
-    /// `body` with `edits` applied where their members are present, and `appended` (JSON members such as `"a":1,"b":2`)
-    /// put before the closing brace. `head` must have been read from this `body`.
-    pub(crate) fn new(body: &Bytes, head: &RoutingFields<'_>, edits: &[MemberEdit], appended: Bytes) -> Self {
+    /// `body` with `edits` applied where their members exist, and `appended` (JSON members such as `"a":1,"b":2`) inserted before
+    /// the closing brace. `fields` must have been read from this `body`.
+    pub(crate) fn new(
+        body: &Bytes,
+        fields: &RoutingFields<'_>,
+        edits: &[MemberEdit],
+        appended: Bytes,
+    ) -> Self {
         let mut chunks = Vec::with_capacity(4 + 2 * edits.len());
         let mut from = 0;
-        for (start, end, value) in edit_positions(body, head, edits) {
+        for (start, end, value) in edit_positions(body, fields, edits) {
             chunks.push(body.slice(from..start));
             chunks.push(value);
             from = end;
@@ -53,7 +57,7 @@ impl SplicedBody {
             return Self { chunks, next: 0 };
         };
         chunks.push(body.slice(from..brace));
-        if !head.is_empty_object {
+        if !fields.is_empty_object {
             chunks.push(Bytes::from_static(b","));
         }
         chunks.push(appended);
@@ -61,12 +65,11 @@ impl SplicedBody {
         Self { chunks, next: 0 }
     }
 
-    /// Bytes not yet sent.
     pub(crate) fn len(&self) -> u64 {
         self.chunks[self.next.min(self.chunks.len())..].iter().map(|chunk| chunk.len() as u64).sum()
     }
 
-    /// All pieces in one.
+    /// All chunks in one buffer.
     pub(crate) fn to_vec(&self) -> Vec<u8> {
         self.chunks.concat()
     }
@@ -98,14 +101,13 @@ impl Body for SplicedBody {
     }
 }
 
-/// Byte ranges of the edited members' values, in order. A second pass over the body, made only if there is
-/// something to edit.
+/// Byte ranges of the edited members' values, in order. A second pass over the body, only if there is something to edit.
 fn edit_positions(
     body: &Bytes,
-    head: &RoutingFields<'_>,
+    fields: &RoutingFields<'_>,
     edits: &[MemberEdit],
 ) -> Vec<(usize, usize, Bytes)> {
-    if !edits.iter().any(|edit| head.has(edit.member)) {
+    if !edits.iter().any(|edit| fields.has(edit.member)) {
         return Vec::new();
     }
     let mut deserializer = serde_json::Deserializer::from_slice(body);
@@ -115,7 +117,7 @@ fn edit_positions(
 }
 
 struct MemberLocator<'e> {
-    /// Address of the body's first byte: a raw value's offset is its own address less this.
+    /// Address of the body's first byte; subtracted from a raw value's address to get its offset.
     base: usize,
     edits: &'e [MemberEdit],
 }

@@ -1,4 +1,4 @@
-//! Takes the members that steer KV transfer out of a body. Everything else stays byte for byte as the client wrote it.
+//! Removes the members that steer KV transfer from a body. Everything else stays byte for byte as the client sent it.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -7,108 +7,108 @@ use bytes::{Bytes, BytesMut};
 
 use super::transfer_members::{is_transfer_member, is_user_data};
 
-/// Arrays and objects inside one another: serde_json's own limit, which bodies have passed before.
+/// Most nested arrays and objects: serde_json's own limit, which bodies have passed before.
 const MAX_DEPTH: u32 = 128;
 
 /// Why a text cannot be searched for members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemberSearchError {
-    /// No parser takes it for one JSON value.
+    /// The text is not one JSON value for any parser.
     NotJson,
     /// It nests deeper than `MAX_DEPTH`.
     TooDeep,
 }
 
-/// `body`, a JSON value, without the members that steer KV transfer, whatever their names' escapes and however often they come. Without
-/// such members `body` itself, otherwise a copy unless the bytes have no other owner.
+/// Removes the members that steer KV transfer from `body`, a JSON value, including repeated ones and those with escaped names.
+/// Returns `body` itself if there are none, otherwise a copy unless the bytes have no other owner.
 ///
 /// # Errors
-/// [`MemberSearchError`]. What Python's parser takes beyond JSON (`NaN`, control characters in strings) is searched too.
+///
+/// [`MemberSearchError`]. Python's extensions of JSON (`NaN`, control characters in strings) are accepted.
 pub fn without_transfer_members(body: Bytes) -> Result<Bytes, MemberSearchError> {
     let cuts = TransferMemberSearch::cuts(&body)?;
     if cuts.is_empty() {
         return Ok(body);
     }
-    let mut kept = body.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
+    let mut stripped_body = body.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
     let (mut write, mut read) = (0, 0);
-    for cut in cuts.into_iter().chain(std::iter::once(kept.len()..kept.len())) {
-        kept.copy_within(read..cut.start, write);
+    for cut in cuts.into_iter().chain(std::iter::once(stripped_body.len()..stripped_body.len())) {
+        stripped_body.copy_within(read..cut.start, write);
         write += cut.start - read;
         read = cut.end;
     }
-    kept.truncate(write);
-    Ok(kept.freeze())
+    stripped_body.truncate(write);
+    Ok(stripped_body.freeze())
 }
 
-/// A walk over one JSON value that notes which byte ranges are to go.
+/// Walks over one JSON value and records the byte ranges to remove.
 struct TransferMemberSearch<'a> {
     bytes: &'a [u8],
-    at: usize,
+    position: usize,
     cuts: Vec<Range<usize>>,
 }
 
-/// Which members are searched.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum SearchScope {
-    /// The body itself.
+    /// Members of the body itself.
     Top,
-    /// Inside a member that an engine may read parameters from.
+    /// Inside a member that an engine may parse for parameters.
     Parameters,
-    /// Inside what a user wrote, or inside what goes anyway.
+    /// Inside user data, or inside a member that is removed anyway.
     Skipped,
 }
 
 impl<'a> TransferMemberSearch<'a> {
-    /// In ascending order, none within another.
+    /// Byte ranges in ascending order, without overlaps.
     fn cuts(bytes: &'a [u8]) -> Result<Vec<Range<usize>>, MemberSearchError> {
-        let mut search = Self { bytes, at: 0, cuts: Vec::new() };
+        let mut search = Self { bytes, position: 0, cuts: Vec::new() };
         search.skip_whitespace();
         search.value(SearchScope::Top, 0)?;
         search.skip_whitespace();
-        if search.at == bytes.len() { Ok(search.cuts) } else { Err(MemberSearchError::NotJson) }
+        if search.position == bytes.len() { Ok(search.cuts) } else { Err(MemberSearchError::NotJson) }
     }
 
     fn peek(&self) -> Result<u8, MemberSearchError> {
-        self.bytes.get(self.at).copied().ok_or(MemberSearchError::NotJson)
+        self.bytes.get(self.position).copied().ok_or(MemberSearchError::NotJson)
     }
 
-    fn consume(&mut self, wanted: u8) -> bool {
-        let found = self.bytes.get(self.at) == Some(&wanted);
-        self.at += usize::from(found);
+    fn consume(&mut self, expected: u8) -> bool {
+        let found = self.bytes.get(self.position) == Some(&expected);
+        self.position += usize::from(found);
         found
     }
 
-    fn expect(&mut self, wanted: u8) -> Result<(), MemberSearchError> {
-        if self.consume(wanted) { Ok(()) } else { Err(MemberSearchError::NotJson) }
+    fn expect(&mut self, expected: u8) -> Result<(), MemberSearchError> {
+        if self.consume(expected) { Ok(()) } else { Err(MemberSearchError::NotJson) }
     }
 
     fn skip_whitespace(&mut self) {
-        while let Some(b' ' | b'\n' | b'\t' | b'\r') = self.bytes.get(self.at) {
-            self.at += 1;
+        while let Some(b' ' | b'\n' | b'\t' | b'\r') = self.bytes.get(self.position) {
+            self.position += 1;
         }
     }
 
-    fn value(&mut self, place: SearchScope, depth: u32) -> Result<(), MemberSearchError> {
+    fn value(&mut self, scope: SearchScope, depth: u32) -> Result<(), MemberSearchError> {
         if depth > MAX_DEPTH {
             return Err(MemberSearchError::TooDeep);
         }
         match self.peek()? {
-            b'{' => self.object(place, depth),
-            b'[' => self.array(place, depth),
+            b'{' => self.object(scope, depth),
+            b'[' => self.array(scope, depth),
             b'"' => self.string().map(drop),
             _ => self.literal(),
         }
     }
 
-    fn array(&mut self, place: SearchScope, depth: u32) -> Result<(), MemberSearchError> {
-        self.at += 1;
+    fn array(&mut self, scope: SearchScope, depth: u32) -> Result<(), MemberSearchError> {
+        self.position += 1;
         self.skip_whitespace();
         if self.consume(b']') {
             return Ok(());
         }
         loop {
             self.skip_whitespace();
-            self.value(place, depth + 1)?;
+            self.value(scope, depth + 1)?;
             self.skip_whitespace();
             if !self.consume(b',') {
                 return self.expect(b']');
@@ -116,45 +116,45 @@ impl<'a> TransferMemberSearch<'a> {
         }
     }
 
-    fn object(&mut self, place: SearchScope, depth: u32) -> Result<(), MemberSearchError> {
-        self.at += 1;
+    fn object(&mut self, scope: SearchScope, depth: u32) -> Result<(), MemberSearchError> {
+        self.position += 1;
         self.skip_whitespace();
         if self.consume(b'}') {
             return Ok(());
         }
-        // Where the comma before the member is, if a member before it stays.
+        // Position of the comma before the member, if an earlier member stays.
         let mut comma_to_cut = None;
-        let mut any_stays = false;
+        let mut any_remains = false;
         loop {
             self.skip_whitespace();
-            let start = self.at;
+            let start = self.position;
             let key = self.key()?;
-            let goes = place != SearchScope::Skipped && is_transfer_member(&key);
-            let inside = match place {
-                _ if goes => SearchScope::Skipped,
+            let is_removed = scope != SearchScope::Skipped && is_transfer_member(&key);
+            let inside = match scope {
+                _ if is_removed => SearchScope::Skipped,
                 SearchScope::Top if is_user_data(&key) => SearchScope::Skipped,
                 SearchScope::Top => SearchScope::Parameters,
-                place => place,
+                scope => scope,
             };
             self.value(inside, depth + 1)?;
-            let end = self.at;
+            let end = self.position;
             self.skip_whitespace();
-            let comma = self.at;
+            let comma = self.position;
             let last = !self.consume(b',');
-            if goes {
+            if is_removed {
                 self.skip_whitespace();
                 self.cuts.push(match comma_to_cut {
                     Some(before) => before..end,
                     None if last => start..end,
-                    None => start..self.at,
+                    None => start..self.position,
                 });
             } else {
-                any_stays = true;
+                any_remains = true;
             }
             if last {
                 return self.expect(b'}');
             }
-            comma_to_cut = any_stays.then_some(comma);
+            comma_to_cut = any_remains.then_some(comma);
         }
     }
 
@@ -171,35 +171,35 @@ impl<'a> TransferMemberSearch<'a> {
         if !plain.contains(&b'\\') {
             return Ok(String::from_utf8_lossy(plain));
         }
-        // What serde_json cannot read has a lone surrogate in it, and is no name that matters.
+        // A key that serde_json rejects has a lone surrogate, and cannot be one of the names.
         Ok(serde_json::from_slice::<String>(quoted).map_or(Cow::Borrowed(""), Cow::Owned))
     }
 
     /// A string with its quotes.
     fn string(&mut self) -> Result<&'a [u8], MemberSearchError> {
-        let start = self.at;
-        self.at += 1;
+        let start = self.position;
+        self.position += 1;
         loop {
-            let rest = self.bytes.get(self.at..).unwrap_or_default();
+            let rest = self.bytes.get(self.position..).unwrap_or_default();
             let end = memchr::memchr2(b'"', b'\\', rest).ok_or(MemberSearchError::NotJson)?;
-            self.at += end;
+            self.position += end;
             if self.consume(b'"') {
-                return Ok(&self.bytes[start..self.at]);
+                return Ok(&self.bytes[start..self.position]);
             }
-            self.at += 2;
+            self.position += 2;
         }
     }
 
-    /// A number, `true`, `null`, or whatever else ends at a separator.
+    /// A number, `true`, `null`, or any other text up to a separator.
     fn literal(&mut self) -> Result<(), MemberSearchError> {
-        let start = self.at;
-        while let Some(byte) = self.bytes.get(self.at) {
+        let start = self.position;
+        while let Some(byte) = self.bytes.get(self.position) {
             if !byte.is_ascii_alphanumeric() && !matches!(byte, b'+' | b'-' | b'.') {
                 break;
             }
-            self.at += 1;
+            self.position += 1;
         }
-        if self.at > start { Ok(()) } else { Err(MemberSearchError::NotJson) }
+        if self.position > start { Ok(()) } else { Err(MemberSearchError::NotJson) }
     }
 }
 
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn members_go_with_one_comma_and_the_rest_stays() {
+    fn members_are_removed_with_one_comma() {
         for (body, expected) in [
             (r#"{"model":"a"}"#, r#"{"model":"a"}"#),
             (r#"{"kv_transfer_params":{"a":[1,{"b":"}"}]}}"#, "{}"),
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_is_named() {
+    fn invalid_json_is_rejected() {
         for body in
             ["", "{", "{\"a\"", "{\"a\":}", "[1,]", "{\"a\":1}}", "{,}", "\"a", "{\"a\":\"\\", "{a:1}"]
         {
@@ -257,13 +257,13 @@ mod tests {
         assert_eq!(without_transfer_members(deep), Err(MemberSearchError::TooDeep));
     }
 
-    fn reference(value: &Value, place: SearchScope) -> Value {
+    fn reference(value: &Value, scope: SearchScope) -> Value {
         match value {
-            Value::Array(items) => items.iter().map(|item| reference(item, place)).collect(),
-            Value::Object(members) if place != SearchScope::Skipped => {
-                let stays = members.iter().filter(|(key, _)| !is_transfer_member(key));
-                let members = stays.map(|(key, value)| {
-                    let inside = match place {
+            Value::Array(items) => items.iter().map(|item| reference(item, scope)).collect(),
+            Value::Object(members) if scope != SearchScope::Skipped => {
+                let remaining = members.iter().filter(|(key, _)| !is_transfer_member(key));
+                let members = remaining.map(|(key, value)| {
+                    let inside = match scope {
                         SearchScope::Top if is_user_data(key) => SearchScope::Skipped,
                         _ => SearchScope::Parameters,
                     };
@@ -303,15 +303,15 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_value_is_the_same_but_for_the_members(value in values(), pretty in any::<bool>()) {
+        fn only_transfer_members_are_removed(value in values(), pretty in any::<bool>()) {
             let value = json!({"a": value, "kv_hints": 1});
             let text = if pretty { serde_json::to_string_pretty(&value).unwrap() } else { value.to_string() };
-            let got: Value = serde_json::from_str(&stripped(&text)).unwrap();
-            prop_assert_eq!(got, reference(&value, SearchScope::Top));
+            let result: Value = serde_json::from_str(&stripped(&text)).unwrap();
+            prop_assert_eq!(result, reference(&value, SearchScope::Top));
         }
 
         #[test]
-        fn no_bytes_are_a_panic(bytes in prop::collection::vec(prop::sample::select(b"{}[]\",:\\ua1kv_hints ".to_vec()), 0..60)) {
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(prop::sample::select(b"{}[]\",:\\ua1kv_hints ".to_vec()), 0..60)) {
             drop(without_transfer_members(Bytes::from(bytes)));
         }
     }

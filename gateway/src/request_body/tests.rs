@@ -1,4 +1,4 @@
-//! Head and splice against serde_json as the judge.
+//! Tests of reading and splicing, with serde_json as the reference.
 
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::error::ApiErrorCode;
 
-fn head(api: InferenceApi, body: &str) -> Result<RoutingFields<'_>, crate::error::ApiError> {
+fn fields(api: InferenceApi, body: &str) -> Result<RoutingFields<'_>, crate::error::ApiError> {
     RoutingFields::read(api, body.as_bytes())
 }
 
@@ -15,34 +15,37 @@ fn head(api: InferenceApi, body: &str) -> Result<RoutingFields<'_>, crate::error
 fn reads_a_chat_request() {
     let body =
         r#"{"messages":[{"role":"user","content":"hello"}],"model":"m","max_tokens":7,"stream":true,"n":2}"#;
-    let head = head(InferenceApi::Chat, body).unwrap();
-    assert_eq!(head.model.as_deref(), Some("m"));
-    assert_eq!((head.stream, head.n, head.sequences(), head.max_output_tokens), (true, 2, 2, Some(7)));
-    assert_eq!(head.prompt_bytes, 9);
-    assert!(head.has(BodyMember::MaxTokens) && !head.has(BodyMember::Rid));
+    let fields = fields(InferenceApi::Chat, body).unwrap();
+    assert_eq!(fields.model.as_deref(), Some("m"));
+    assert_eq!(
+        (fields.stream, fields.n, fields.sequences(), fields.max_output_tokens),
+        (true, 2, 2, Some(7))
+    );
+    assert_eq!(fields.prompt_bytes, 9);
+    assert!(fields.has(BodyMember::MaxTokens) && !fields.has(BodyMember::Rid));
 }
 
 #[test]
 fn max_completion_tokens_wins_over_max_tokens() {
     let body = r#"{"messages":[{}],"max_tokens":7,"max_completion_tokens":9}"#;
-    assert_eq!(head(InferenceApi::Chat, body).unwrap().max_output_tokens, Some(9));
+    assert_eq!(fields(InferenceApi::Chat, body).unwrap().max_output_tokens, Some(9));
 }
 
 #[test]
-fn counts_batches() {
-    let batch = |api, body| head(api, body).map(|h| (h.batch, h.prompt_ids)).unwrap();
+fn batches_are_counted() {
+    let batch = |api, body| fields(api, body).map(|h| (h.batch, h.prompt_ids)).unwrap();
     assert_eq!(batch(InferenceApi::Completions, r#"{"prompt":"a"}"#), (1, 0));
     assert_eq!(batch(InferenceApi::Completions, r#"{"prompt":["a","b"]}"#), (2, 0));
     assert_eq!(batch(InferenceApi::Completions, r#"{"prompt":[1,2,3]}"#), (1, 3));
     assert_eq!(batch(InferenceApi::Completions, r#"{"prompt":[[1,2],[3]]}"#), (2, 3));
     assert_eq!(batch(InferenceApi::Generate, r#"{"input_ids":[[1],[2],[3]]}"#), (3, 3));
     let body = r#"{"text":"x","sampling_params":{"n":4,"max_new_tokens":5}}"#;
-    let generate = head(InferenceApi::Generate, body).unwrap();
+    let generate = fields(InferenceApi::Generate, body).unwrap();
     assert_eq!((generate.n, generate.max_output_tokens), (4, Some(5)));
 }
 
 #[test]
-fn names_the_member_at_fault() {
+fn errors_name_the_invalid_member() {
     let cases = [
         (InferenceApi::Chat, r#"{"model":1,"messages":[{}]}"#, "model"),
         (InferenceApi::Chat, r#"{"model":"m"}"#, "messages"),
@@ -66,7 +69,7 @@ fn names_the_member_at_fault() {
         (InferenceApi::Generate, r#"{"text":"a","sampling_params":{"n":-3}}"#, "sampling_params.n"),
     ];
     for (api, body, param) in cases {
-        let error = head(api, body).expect_err(body);
+        let error = fields(api, body).expect_err(body);
         assert_eq!(
             (error.code, error.param.as_deref()),
             (ApiErrorCode::InvalidRequest, Some(param)),
@@ -77,7 +80,7 @@ fn names_the_member_at_fault() {
 }
 
 #[test]
-fn says_what_is_wrong_with_the_json() {
+fn json_errors_are_specific() {
     let deep = format!("{{\"messages\":{}{}}}", "[".repeat(500), "]".repeat(500));
     let cases: [(&[u8], &str); 8] = [
         (b"", "no body"),
@@ -97,7 +100,7 @@ fn says_what_is_wrong_with_the_json() {
 }
 
 #[test]
-fn members_that_steer_kv_transfer_are_noticed() {
+fn transfer_members_are_detected() {
     for body in [
         r#"{"messages":[{}],"bootstrap_host":"x"}"#,
         r#"{"messages":[{}],"bootstrap\u005froom":1}"#,
@@ -106,26 +109,26 @@ fn members_that_steer_kv_transfer_are_noticed() {
         r#"{"messages":[{}],"vllm_xargs":{"a":1,"\u006bv_transfer_params":"x"}}"#,
         r#"{"messages":[{}],"x":[[{"y":{"routed_dp_rank":1}}]]}"#,
     ] {
-        assert!(head(InferenceApi::Chat, body).unwrap().has_transfer_members, "{body}");
+        assert!(fields(InferenceApi::Chat, body).unwrap().has_transfer_members, "{body}");
     }
     for body in [
         r#"{"messages":[{"kv_transfer_params":{}}],"x":"kv_transfer_params"}"#,
         r#"{"messages":[{}],"tools":[{"function":{"parameters":{"properties":{"bootstrap_host":{}}}}}]}"#,
     ] {
-        assert!(!head(InferenceApi::Chat, body).unwrap().has_transfer_members, "{body}");
+        assert!(!fields(InferenceApi::Chat, body).unwrap().has_transfer_members, "{body}");
     }
 }
 
 fn splice(body: &str, edits: &[MemberEdit], appended: &'static str) -> String {
     let bytes = Bytes::copy_from_slice(body.as_bytes());
-    let head = RoutingFields::read(InferenceApi::Other, &bytes).unwrap();
-    let spliced = SplicedBody::new(&bytes, &head, edits, Bytes::from_static(appended.as_bytes()));
+    let fields = RoutingFields::read(InferenceApi::Other, &bytes).unwrap();
+    let spliced = SplicedBody::new(&bytes, &fields, edits, Bytes::from_static(appended.as_bytes()));
     assert_eq!(spliced.len() as usize, spliced.to_vec().len());
     String::from_utf8(spliced.to_vec()).unwrap()
 }
 
 #[test]
-fn splices_without_touching_the_rest() {
+fn splicing_changes_no_other_bytes() {
     assert_eq!(splice(" { } ", &[], r#""a":1"#), r#" { "a":1}"#);
     assert_eq!(splice(r#"{"x":"}"} "#, &[], r#""a":1"#), r#"{"x":"}","a":1}"#);
     assert_eq!(splice(r#"{"x" : 1.0000000000000002}"#, &[], ""), r#"{"x" : 1.0000000000000002}"#);
@@ -155,7 +158,7 @@ pub(super) fn any_json() -> impl Strategy<Value = Value> {
 }
 
 proptest! {
-    /// Edits and appended members are all that changes.
+    /// Only the edited and appended members change.
     #[test]
     fn splice_equals_edit_of_the_parsed_value(
         others in prop::collection::hash_map("[a-z]{1,6}_", any_json(), 0..5),
@@ -166,24 +169,24 @@ proptest! {
         if let Some(stream) = stream { value.insert("stream".into(), stream.into()); }
         if let Some(max) = max { value.insert("max_tokens".into(), max.into()); }
         let body = Bytes::from(Value::Object(value).to_string());
-        // Read back, because reading a float does not always give the float that was printed.
+        // Parsed again, because parsing a printed float does not always give the same float.
         let mut value: serde_json::Map<String, Value> = serde_json::from_slice(&body).unwrap();
-        let head = RoutingFields::read(InferenceApi::Other, &body).unwrap();
+        let fields = RoutingFields::read(InferenceApi::Other, &body).unwrap();
         let edits = [MemberEdit::new(BodyMember::Stream, "false"), MemberEdit::new(BodyMember::MaxTokens, "1")];
-        let spliced = SplicedBody::new(&body, &head, &edits, Bytes::from_static(br#""zz":{"q":[1]}"#)).to_vec();
+        let spliced = SplicedBody::new(&body, &fields, &edits, Bytes::from_static(br#""zz":{"q":[1]}"#)).to_vec();
         if stream.is_some() { value.insert("stream".into(), false.into()); }
         if max.is_some() { value.insert("max_tokens".into(), 1.into()); }
         value.insert("zz".into(), json!({"q": [1]}));
         prop_assert_eq!(serde_json::from_slice::<Value>(&spliced).unwrap(), Value::Object(value));
     }
 
-    /// Accepted exactly when serde_json reads an object: on JSON that was damaged by a few bytes.
+    /// Bodies are accepted exactly when serde_json parses them as an object, also after a few bytes were changed.
     #[test]
-    fn agrees_with_serde_json_on_validity(value in any_json(), cuts in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3)) {
+    fn agrees_with_serde_json_on_validity(value in any_json(), changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3)) {
         let mut body = json!({"messages": value, "model": "m"}).to_string().into_bytes();
-        for (at, byte) in cuts {
-            let at = at.index(body.len());
-            body[at] = byte;
+        for (index, byte) in changes {
+            let index = index.index(body.len());
+            body[index] = byte;
         }
         prop_assert_eq!(accepts(&body), serde_json::from_slice::<serde_json::Map<String, Value>>(&body).is_ok());
     }

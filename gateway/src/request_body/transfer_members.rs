@@ -1,17 +1,17 @@
-//! Body members that steer KV transfer, and may therefore come from the gateway alone: they name hosts to fetch KV from, ranks, and
-//! sockets inside an engine.
+//! Body members that steer KV transfer and that only the gateway may set: hosts to fetch KV caches from, ranks, and sockets inside
+//! an engine.
 //!
-//! The names are those that the request classes of vLLM 0.32 (`kv_transfer_params`, `ec_transfer_params`, also inside `vllm_xargs`) and
-//! SGLang 0.5.23 (`GenerateReqInput` and the OpenAI requests) read. Families are matched by prefix, so that the next release's member of
-//! a family is covered too.
+//! The names are those that the request classes of vLLM 0.32 (`kv_transfer_params`, `ec_transfer_params`, also inside `vllm_xargs`)
+//! and SGLang 0.5.23 (`GenerateReqInput` and the OpenAI requests) accept. Families are matched by prefix, so that new members of a
+//! family in the next release are covered too.
 
-/// Families of members.
+/// Prefixes of member families.
 const PREFIXES: [&str; 5] = ["bootstrap_", "disagg", "kv_transfer", "ec_transfer", "data_parallel_rank"];
 /// Members that belong to no family.
 const NAMES: [&str; 4] = ["routed_dp_rank", "decode_tp_size", "kv_hints", "http_worker_ipc"];
 
-/// Top-level members whose value is what a user or a program wrote for the model. No engine looks for its own parameters in them, and a
-/// tool may well have an argument called `bootstrap_host`.
+/// Top-level members whose value is user data for the model. No engine parses its own parameters from them, and a tool may well
+/// have an argument called `bootstrap_host`.
 const USER_DATA: [&str; 18] = [
     "chat_template_kwargs",
     "documents",
@@ -33,15 +33,15 @@ const USER_DATA: [&str; 18] = [
     "tools",
 ];
 
-/// Whether an engine would read instructions for a KV transfer from a member of this name.
+/// Whether an engine would read KV-transfer parameters from a member of this name.
 #[must_use]
 pub fn is_transfer_member(key: &str) -> bool {
-    // Hardly any other member begins with one of these letters, so that this costs a body next to nothing.
+    // Few other members begin with one of these letters, so the check is nearly free.
     matches!(key.as_bytes().first(), Some(b'b' | b'd' | b'e' | b'h' | b'k' | b'r'))
         && (PREFIXES.iter().any(|prefix| key.starts_with(prefix)) || NAMES.contains(&key))
 }
 
-/// Whether what is inside this top-level member is left alone.
+/// Whether the contents of this top-level member are left unchanged.
 #[must_use]
 pub fn is_user_data(key: &str) -> bool {
     USER_DATA.contains(&key)

@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::request_body::SplicedBody;
 
-/// Counts connections that exist.
+/// Counts an open connection until dropped.
 #[derive(Debug)]
 pub(super) struct EngineConnectionGuard {
     open: Arc<AtomicUsize>,
@@ -38,12 +38,12 @@ impl Drop for EngineConnectionGuard {
     }
 }
 
-/// A connection and the machine that drives it.
+/// A connection with the future that drives it.
 pub(super) struct EngineConnection {
     sender: http1::SendRequest<SplicedBody>,
     /// `None` once the connection has ended.
     driver: Option<ConnectionDriver>,
-    /// When it was put into the pool.
+    /// When it was returned to the pool.
     pub(super) idle_since: Instant,
     /// Whether an earlier exchange succeeded on it.
     pub(super) reused: bool,
@@ -71,7 +71,7 @@ impl EngineConnection {
         self.poll_driver(&mut cx).is_pending() && self.sender.is_ready()
     }
 
-    /// Sends `request` and waits for the head of the answer.
+    /// Sends `request` and waits for the head of the response.
     pub(super) async fn exchange(
         mut self,
         request: Request<SplicedBody>,
@@ -92,13 +92,13 @@ impl EngineConnection {
     }
 }
 
-/// Over TCP or TLS.
+/// The driver of a connection over TCP or TLS.
 type ConnectionDriver = Pin<Box<dyn Future<Output = hyper::Result<()>> + Send>>;
 
-/// As [`EngineConnection::poll_driver`], on the field alone, so that the sender can be borrowed meanwhile.
+/// As [`EngineConnection::poll_driver`], on the field alone, so that the sender can be borrowed at the same time.
 fn poll_driver(driver: &mut Option<ConnectionDriver>, cx: &mut Context<'_>) -> Poll<Option<hyper::Error>> {
-    let Some(machine) = driver.as_mut() else { return Poll::Ready(None) };
-    match machine.as_mut().poll(cx) {
+    let Some(future) = driver.as_mut() else { return Poll::Ready(None) };
+    match future.as_mut().poll(cx) {
         Poll::Pending => Poll::Pending,
         Poll::Ready(outcome) => {
             *driver = None;
@@ -109,20 +109,20 @@ fn poll_driver(driver: &mut Option<ConnectionDriver>, cx: &mut Context<'_>) -> P
 
 impl std::fmt::Debug for EngineConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Connection").field("reused", &self.reused).finish_non_exhaustive()
+        f.debug_struct("EngineConnection").field("reused", &self.reused).finish_non_exhaustive()
     }
 }
 
-/// An exchange that ended before the head of the answer.
+/// An exchange that ended before the head of the response.
 #[derive(Debug)]
 pub(super) struct ExchangeError {
-    /// `None` if the peer just closed.
+    /// `None` if the peer closed without an error.
     pub(super) error: Option<hyper::Error>,
-    /// On a connection that had served before: the peer may have closed it before it saw the request.
+    /// On a reused connection, the peer may have closed it before it got the request.
     pub(super) reused: bool,
 }
 
-/// The body of an answer, with the connection that brings it.
+/// The body of a response, with its connection.
 #[derive(Debug)]
 pub(super) struct EngineResponseBody {
     body: Incoming,
@@ -130,10 +130,10 @@ pub(super) struct EngineResponseBody {
 }
 
 impl EngineResponseBody {
-    /// The next piece of the body; `None` at its end.
+    /// The next chunk of the body; `None` at its end.
     ///
-    /// The body can only advance through the connection, which is polled right here with the caller's waker. So
-    /// the body itself is polled without one: a real waker would wake this very task for what it just did.
+    /// The body can only advance through the connection, which is polled here with the caller's waker. So the body itself is polled
+    /// with a no-op waker: a real one would wake this task for its own work.
     pub(super) fn poll_data(
         &mut self,
         cx: &mut Context<'_>,
@@ -159,14 +159,14 @@ impl EngineResponseBody {
                 Poll::Ready(Some(Err(error))) => Some(Some(Err(Some(error)))),
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
                     Ok(data) => Some(Some(Ok(data))),
-                    // Trailers: nothing that a client of ours reads.
+                    // Trailers are dropped: no client of the gateway uses them.
                     Err(_) => continue,
                 },
             };
         }
     }
 
-    /// Gives the connection back after the body's end, if it can serve again.
+    /// Returns the connection after the body's end, if it can be reused.
     pub(super) fn into_connection(self) -> Option<EngineConnection> {
         let mut connection = self.connection;
         drop(self.body);

@@ -22,56 +22,55 @@ use crate::relay::SseError;
 pub(crate) struct LegTimeouts {
     /// From sending to the first byte of the body.
     pub(crate) first_byte: Duration,
-    /// Between two pieces of the body.
+    /// Between two chunks of the body.
     pub(crate) idle: Duration,
-    /// Quiet is reported after each such time before the first byte of the body.
+    /// Interval of [`LegEvent::Idle`] before the first byte of the body.
     pub(crate) first_byte_check: Duration,
-    /// The same between two pieces.
+    /// Interval of [`LegEvent::Idle`] between two chunks.
     pub(crate) idle_check: Duration,
 }
 
 impl LegTimeouts {
-    /// Time limits of a leg that does not report quiet.
+    /// Time limits of a leg that never reports [`LegEvent::Idle`].
     pub(crate) fn new(first_byte: Duration, idle: Duration) -> Self {
         Self { first_byte, idle, first_byte_check: first_byte, idle_check: idle }
     }
 }
 
-/// What a leg reports next.
+/// The next event of a leg.
 #[derive(Debug)]
 pub(crate) enum LegEvent {
-    /// Status and headers. Comes first.
+    /// Status and headers. Always the first event.
     Head(Response<()>),
-    /// A piece of the body.
+    /// A chunk of the body.
     Data(Bytes),
-    /// No data for one of the check times. The leg continues.
+    /// No data for one of the check intervals. The leg continues.
     Idle,
-    /// The body is complete. Comes last.
+    /// The body is complete. Always the last event.
     End,
-    /// The leg failed. Comes last.
+    /// The leg failed. Always the last event.
     Failed(LegError),
 }
 
-/// Why a leg failed.
 #[derive(Debug)]
 pub(crate) enum LegError {
-    /// No connection.
+    /// The connection could not be opened.
     Connect(io::Error),
     /// All connections that this gateway may have to engines are in use.
     NoConnectionLeft,
-    /// The connection broke, or what came back was not HTTP.
+    /// The connection broke, or the response was not HTTP.
     Transport(hyper::Error),
-    /// The peer closed before the answer was complete.
+    /// The peer closed before the response was complete.
     Closed,
     /// A time limit passed; the text says which.
     Timeout(&'static str, Duration),
-    /// The engine has produced no output for so long, for this request or any other, and the request can go elsewhere.
+    /// The engine has produced no output for this long, for this request or any other, and the request can be redispatched.
     Silent(Duration),
-    /// The engine answered with an error status.
+    /// The engine responded with an error status.
     Status(http::StatusCode, Bytes),
-    /// The engine answered with something that is not its protocol.
+    /// The response violates the engine's protocol.
     ProtocolViolation(&'static str),
-    /// The engine reported an error inside a stream.
+    /// The engine sent an error event in a stream.
     EngineError(Bytes),
 }
 
@@ -82,9 +81,9 @@ impl fmt::Display for LegError {
                 write!(f, "no connection: {error}")?;
                 write_source(f, error)
             }
-            LegError::NoConnectionLeft => f.write_str(
-                "got no connection: this gateway has as many as its limit of open files allows (ulimit -n)",
-            ),
+            LegError::NoConnectionLeft => {
+                f.write_str("not contacted: this gateway has reached its limit of open files (ulimit -n)")
+            }
             LegError::Transport(error) => {
                 write!(f, "{error}")?;
                 if let Some(source) = std::error::Error::source(error) {
@@ -92,37 +91,37 @@ impl fmt::Display for LegError {
                 }
                 write_source(f, error)
             }
-            LegError::Closed => f.write_str("the connection closed before the answer was complete"),
+            LegError::Closed => f.write_str("closed the connection before the response was complete"),
             LegError::Timeout(what, limit) => write!(f, "{what} within {limit:?}"),
             LegError::Silent(silence) => write!(f, "has produced no output for {silence:?}"),
-            LegError::Status(status, body) => write!(f, "answered {status}: {}", excerpt(body)),
+            LegError::Status(status, body) => write!(f, "responded with {status}: {}", excerpt(body)),
             LegError::ProtocolViolation(what) => f.write_str(what),
             LegError::EngineError(event) => write!(f, "reported an error: {}", excerpt(event)),
         }
     }
 }
 
-/// Adds what to do about it, if TLS was the trouble.
+/// Adds a hint how to fix it, if TLS caused the error.
 fn write_source(f: &mut fmt::Formatter<'_>, error: &(dyn std::error::Error + 'static)) -> fmt::Result {
     tls_error_hint(error).map_or(Ok(()), |remedy| write!(f, "; {remedy}"))
 }
 
 /// The start of an engine's text, for messages.
 fn excerpt(body: &[u8]) -> String {
-    const LONGEST: usize = 300;
-    let text = String::from_utf8_lossy(&body[..body.len().min(LONGEST)]);
+    const MAX_BYTES: usize = 300;
+    let text = String::from_utf8_lossy(&body[..body.len().min(MAX_BYTES)]);
     text.trim().to_owned()
 }
 
 impl From<ExchangeError> for LegError {
-    fn from(broken: ExchangeError) -> Self {
-        broken.error.map_or(LegError::Closed, LegError::Transport)
+    fn from(error: ExchangeError) -> Self {
+        error.error.map_or(LegError::Closed, LegError::Transport)
     }
 }
 
 impl From<SseError> for LegError {
-    fn from(fault: SseError) -> Self {
-        match fault {
+    fn from(error: SseError) -> Self {
+        match error {
             SseError::Malformed(what) => LegError::ProtocolViolation(what),
             SseError::EngineError(json) => LegError::EngineError(json),
         }
@@ -130,7 +129,7 @@ impl From<SseError> for LegError {
 }
 
 impl LegError {
-    /// All that [`LegError::reason`] may say.
+    /// All values of [`LegError::reason`].
     pub(crate) const REASONS: [&str; 10] = [
         "connect",
         "no_connection_left",
@@ -140,11 +139,11 @@ impl LegError {
         "silent",
         "status_4xx",
         "status_5xx",
-        "garbage",
-        "reported",
+        "protocol_violation",
+        "engine_error",
     ];
 
-    /// Which kind it is, for metrics and traces.
+    /// Kind of the error, for metrics and traces.
     pub(crate) fn reason(&self) -> &'static str {
         match self {
             LegError::Connect(_) => "connect",
@@ -155,12 +154,12 @@ impl LegError {
             LegError::Silent(_) => "silent",
             LegError::Status(status, _) if status.is_client_error() => "status_4xx",
             LegError::Status(..) => "status_5xx",
-            LegError::ProtocolViolation(_) => "garbage",
-            LegError::EngineError(_) => "reported",
+            LegError::ProtocolViolation(_) => "protocol_violation",
+            LegError::EngineError(_) => "engine_error",
         }
     }
 
-    /// Whether the engine itself is at fault, so that its breaker should count it. Answers like 400 or 404 are not.
+    /// Whether the engine itself is at fault, so that its breaker should count it. Client errors such as 400 or 404 are not.
     pub(crate) fn blames_engine(&self) -> bool {
         match self {
             LegError::Status(status, _) => status.is_server_error(),
@@ -179,23 +178,23 @@ enum LegState {
     Ended,
 }
 
-/// An exchange in progress. Dropping it closes the connection unless the answer was read to its end.
+/// An exchange in progress. Dropping it closes the connection unless the response was read to its end.
 pub(crate) struct LegExchange {
     state: LegState,
     pool: Arc<ConnectionPool>,
     limits: LegTimeouts,
     timer: Pin<Box<Sleep>>,
-    /// When the running time limit ends. The timer is only moved when it fires, because moving it costs more
-    /// than reading the clock; it fires at the check times too.
+    /// End of the current time limit. The timer is only moved when it fires, because moving it costs more than reading the clock;
+    /// it fires at the check intervals too.
     deadline: Instant,
     started: Instant,
-    /// When the last piece of the body came.
+    /// When the last chunk of the body arrived.
     last_data_at: Option<Instant>,
     running: bool,
 }
 
 impl LegExchange {
-    /// Starts an exchange now: nothing is sent before the first poll.
+    /// Prepares an exchange: nothing is sent before the first poll.
     pub(crate) fn start(
         pool: Arc<ConnectionPool>,
         request: PreparedRequest,
@@ -220,39 +219,38 @@ impl LegExchange {
         }
     }
 
-    /// Whether more events can come.
+    /// Whether more events can follow.
     pub(crate) fn is_open(&self) -> bool {
         !matches!(self.state, LegState::Ended)
     }
 
-    /// Whether the engine may still be working on it.
+    /// Whether the engine may still be processing the request.
     pub(crate) fn is_running(&self) -> bool {
         self.running
     }
 
-    /// When the exchange began.
     pub(crate) fn started(&self) -> Instant {
         self.started
     }
 
-    /// When the last piece of the body came.
+    /// When the last chunk of the body arrived.
     pub(crate) fn last_data_at(&self) -> Option<Instant> {
         self.last_data_at
     }
 
-    /// The next event. After [`LegEvent::RequestEndFields`] or [`LegEvent::Failed`] it stays pending.
+    /// The next event. After [`LegEvent::End`] or [`LegEvent::Failed`] it stays pending.
     pub(crate) fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<LegEvent> {
         let event = match &mut self.state {
             LegState::Ended => return Poll::Pending,
             LegState::Opening(opening) => match opening.as_mut().poll(cx) {
                 Poll::Pending => return self.poll_deadline(cx),
-                Poll::Ready(Ok((head, answer))) => {
-                    self.state = LegState::Body(Box::new(answer));
+                Poll::Ready(Ok((head, body))) => {
+                    self.state = LegState::Body(Box::new(body));
                     return Poll::Ready(LegEvent::Head(head));
                 }
                 Poll::Ready(Err(error)) => LegEvent::Failed(error),
             },
-            LegState::Body(answer) => match answer.poll_data(cx) {
+            LegState::Body(body) => match body.poll_data(cx) {
                 Poll::Pending => return self.poll_deadline(cx),
                 Poll::Ready(Some(Ok(data))) => {
                     let now = Instant::now();
@@ -267,8 +265,8 @@ impl LegExchange {
         };
         self.running = false;
         let state = std::mem::replace(&mut self.state, LegState::Ended);
-        if let (LegEvent::End, LegState::Body(answer)) = (&event, state)
-            && let Some(connection) = answer.into_connection()
+        if let (LegEvent::End, LegState::Body(body)) = (&event, state)
+            && let Some(connection) = body.into_connection()
         {
             self.pool.checkin(connection);
         }
@@ -279,7 +277,7 @@ impl LegExchange {
         while self.timer.as_mut().poll(cx).is_ready() {
             let now = Instant::now();
             if now >= self.deadline {
-                // Still running: a silent engine has not been told to stop yet.
+                // `running` stays true: the silent engine has not been aborted yet.
                 self.state = LegState::Ended;
                 let error = if self.last_data_at.is_some() {
                     LegError::Timeout("sent no more data", self.limits.idle)
@@ -289,13 +287,13 @@ impl LegExchange {
                 return Poll::Ready(LegEvent::Failed(error));
             }
             let (since, check) = match self.last_data_at {
-                Some(heard) => (heard, self.limits.idle_check),
+                Some(last_data) => (last_data, self.limits.idle_check),
                 None => (self.started, self.limits.first_byte_check),
             };
-            let is_quiet = now >= since + check;
-            let next = if is_quiet { now + check } else { since + check };
+            let is_idle = now >= since + check;
+            let next = if is_idle { now + check } else { since + check };
             self.timer.as_mut().reset(next.min(self.deadline));
-            if is_quiet {
+            if is_idle {
                 return Poll::Ready(LegEvent::Idle);
             }
         }
@@ -305,6 +303,9 @@ impl LegExchange {
 
 impl fmt::Debug for LegExchange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Leg").field("engine", &self.pool.authority()).field("running", &self.running).finish()
+        f.debug_struct("LegExchange")
+            .field("engine", &self.pool.authority())
+            .field("running", &self.running)
+            .finish()
     }
 }

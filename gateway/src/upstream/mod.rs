@@ -1,7 +1,7 @@
 //! Connections to engines.
 //!
-//! An engine connection is driven by whoever uses it: no task of its own, no channel between tasks. Dropping the
-//! exchange closes the socket at once, which is how a leg is aborted, and nothing can leak.
+//! An engine connection is driven by its user: it has no task of its own, and no channel between tasks. Dropping the exchange
+//! closes the socket at once, which aborts the leg, and nothing can leak.
 
 mod connection;
 mod leg;

@@ -1,4 +1,4 @@
-//! Idle connections of one engine.
+//! Pool of connections to one engine.
 
 use std::io;
 use std::sync::Arc;
@@ -17,27 +17,26 @@ use super::connection::{EngineConnection, EngineConnectionGuard, EngineResponseB
 use super::leg::LegError;
 use crate::request_body::SplicedBody;
 
-/// Bounds of a pool.
+/// Limits of a connection pool.
 #[derive(Debug, Clone)]
 pub(crate) struct ConnectionPoolLimits {
-    /// Time for DNS and the handshakes of TCP and TLS.
+    /// Time limit for DNS and the handshakes of TCP and TLS.
     pub(crate) connect_timeout: Duration,
-    /// Idle connections kept per engine.
+    /// Most idle connections per engine.
     pub(crate) max_idle: usize,
-    /// Idle connections older than this are closed. Shorter than what engines' servers allow (uvicorn: 5 s), so that we close
-    /// first and a request rarely meets a closing connection.
+    /// Idle connections older than this are closed. Shorter than the limit of engines' servers (uvicorn: 5 s), so that the gateway
+    /// closes first and a request rarely hits a closing connection.
     pub(crate) idle_timeout: Duration,
-    /// Connections to all engines together.
+    /// Permits for connections to all engines together.
     pub(crate) connections: Arc<Semaphore>,
-    /// Whom engines with `https://` URLs are known by.
+    /// Trusted CAs for engines with `https://` URLs.
     pub(crate) trust: ClientTls,
 }
 
-/// Connections to one engine.
 #[derive(Debug)]
 pub(crate) struct ConnectionPool {
     authority: String,
-    /// The authority as a header; `None` if it cannot be one.
+    /// The authority as a `Host` header; `None` if it is not a valid header value.
     host: Option<HeaderValue>,
     tls: bool,
     limits: ConnectionPoolLimits,
@@ -59,47 +58,45 @@ impl ConnectionPool {
         }
     }
 
-    /// Whether this is where its connections go.
+    /// Whether the pool connects to `url`.
     pub(crate) fn goes_to(&self, url: &str) -> bool {
         (self.tls, self.authority()) == split_url(url)
     }
 
-    /// Connections that exist now, in use or idle.
+    /// Open connections now, in use or idle.
     pub(crate) fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Idle connections now.
     pub(crate) fn idle(&self) -> usize {
         self.idle.lock().len()
     }
 
-    /// `host:port`.
     pub(crate) fn authority(&self) -> &str {
         &self.authority
     }
 
-    /// Sends a request on an idle or new connection. An idle connection that turns out closed before any answer
-    /// is replaced once by a new one: the peer closed it before it saw the request.
+    /// Sends a request on an idle or new connection. An idle connection that turns out closed before any response is replaced once
+    /// by a new one: the peer closed it before it got the request.
     pub(super) async fn exchange(
         &self,
         request: PreparedRequest,
     ) -> Result<(Response<()>, EngineResponseBody), LegError> {
         if let Some(connection) = self.checkout() {
             match connection.exchange(request.to(self.host.as_ref())).await {
-                Ok(answer) => return Ok(answer),
+                Ok(response) => return Ok(response),
                 Err(ExchangeError { reused: true, error })
-                    if error.as_ref().is_none_or(closed_before_answer) => {}
-                Err(broken) => return Err(LegError::from(broken)),
+                    if error.as_ref().is_none_or(closed_before_response) => {}
+                Err(error) => return Err(LegError::from(error)),
             }
         }
         let connection = self.connect().await?;
         Ok(connection.exchange(request.to(self.host.as_ref())).await?)
     }
 
-    /// Takes back a connection.
+    /// Returns a connection to the pool.
     pub(super) fn checkin(&self, connection: EngineConnection) {
-        // With none left, another engine may be waiting for this one's.
+        // Without a free permit, another engine may be waiting for this connection's.
         let is_needed = self.limits.connections.available_permits() == 0;
         let mut idle = self.idle.lock();
         if idle.len() < self.limits.max_idle && !is_needed {
@@ -113,7 +110,6 @@ impl ConnectionPool {
         self.idle.lock().retain_mut(|connection| connection.idle_since > oldest && connection.is_reusable());
     }
 
-    /// Closes all idle connections.
     pub(crate) fn clear(&self) {
         self.idle.lock().clear();
     }
@@ -128,27 +124,27 @@ impl ConnectionPool {
     }
 
     async fn connect(&self) -> Result<EngineConnection, LegError> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let permit = timeout(self.limits.connect_timeout, self.limits.connections.clone().acquire_owned());
         let Ok(Ok(permit)) = permit.await else { return Err(LegError::NoConnectionLeft) };
         let open = EngineConnectionGuard::new(&self.open, permit);
-        let late = |what| LegError::Connect(io::Error::new(io::ErrorKind::TimedOut, what));
+        let timed_out = |what| LegError::Connect(io::Error::new(io::ErrorKind::TimedOut, what));
         let stream = timeout(self.limits.connect_timeout, TcpStream::connect(&self.authority)).await;
-        let stream = stream.map_err(|_| late("no TCP connection in time"))?.map_err(connect_error)?;
+        let stream = stream.map_err(|_| timed_out("TCP connection timed out"))?.map_err(connect_error)?;
         stream.set_nodelay(true).map_err(LegError::Connect)?;
         if !self.tls {
             return EngineConnection::handshake(stream, open).await.map_err(LegError::Transport);
         }
         let host = self.authority.rsplit_once(':').map_or(&*self.authority, |(host, _)| host);
-        let shaking = self.limits.trust.connect(host.trim_matches(['[', ']']), stream);
-        let left = self.limits.connect_timeout.saturating_sub(begun.elapsed());
-        let stream = timeout(left, shaking).await.map_err(|_| late("no TLS handshake in time"))?;
+        let handshake = self.limits.trust.connect(host.trim_matches(['[', ']']), stream);
+        let remaining = self.limits.connect_timeout.saturating_sub(started.elapsed());
+        let stream = timeout(remaining, handshake).await.map_err(|_| timed_out("TLS handshake timed out"))?;
         let stream = stream.map_err(LegError::Connect)?;
         EngineConnection::handshake(stream, open).await.map_err(LegError::Transport)
     }
 }
 
-/// A connection that could not be opened: by this process, or at the engine.
+/// Maps an error of opening a connection: caused by this process, or by the engine.
 fn connect_error(error: io::Error) -> LegError {
     const ENFILE: i32 = 23;
     const EMFILE: i32 = 24;
@@ -158,21 +154,21 @@ fn connect_error(error: io::Error) -> LegError {
     }
 }
 
-/// Whether a URL asks for TLS, and its `host:port`.
+/// Whether a URL uses TLS, and its `host:port`.
 pub(crate) fn split_url(url: &str) -> (bool, &str) {
     let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
     (scheme == "https", rest.trim_end_matches('/'))
 }
 
-/// Everything needed to send a request, more than once if a pooled connection was stale.
+/// A request that can be sent more than once, because a pooled connection may be stale.
 #[derive(Debug, Clone)]
 pub(crate) struct PreparedRequest {
     pub(crate) method: http::Method,
     /// Path and query.
     pub(crate) uri: http::Uri,
-    /// What it has in common with other legs of its request.
+    /// Headers shared with other legs of the request.
     pub(crate) headers: Arc<HeaderMap>,
-    /// Headers of its own, which replace those of the same name. The pool adds `host`.
+    /// Headers of this leg, which replace shared ones of the same name. The pool adds `host`.
     pub(crate) extra_headers: Vec<(HeaderName, HeaderValue)>,
     pub(crate) body: SplicedBody,
 }
@@ -192,7 +188,7 @@ impl PreparedRequest {
     }
 }
 
-fn closed_before_answer(error: &hyper::Error) -> bool {
+fn closed_before_response(error: &hyper::Error) -> bool {
     error.is_incomplete_message() || error.is_closed() || error.is_canceled() || {
         let source = std::error::Error::source(error).and_then(|source| source.downcast_ref::<io::Error>());
         source.is_some_and(|io| {

@@ -1,4 +1,4 @@
-//! What of a request's body decides on its prompt. Other members are skipped without being kept.
+//! Parses the members of a request's body that determine its prompt. Other members are skipped.
 
 use minijinja::Value;
 use serde::Deserialize;
@@ -6,7 +6,7 @@ use serde::Deserialize;
 use crate::chat;
 use crate::error::PromptError;
 
-/// Members of a `/v1/chat/completions` body that decide on the prompt. Objects keep the order of their members: templates print them.
+/// Members of a `/v1/chat/completions` body that determine the prompt. Objects keep the order of their members: templates print them.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct ChatBody {
     pub(crate) messages: Vec<Value>,
@@ -34,30 +34,30 @@ pub struct ChatBody {
     pub(crate) truncate_prompt_tokens: Option<Value>,
     #[serde(default)]
     pub(crate) input_ids: Option<Vec<u32>>,
-    /// Bytes of the body: its prompt is about as long.
+    /// Size of the body in bytes, an estimate of the prompt's size.
     #[serde(skip)]
     pub(crate) bytes: usize,
 }
 
 impl ChatBody {
-    /// Whether all of the messages is text. What else there is becomes tokens in the engine only.
+    /// Checks that the messages contain only text. Other parts are converted to tokens by the engine only.
     ///
     /// # Errors
-    /// [`PromptError::Multimodal`] for the first other part, or [`PromptError::Malformed`] if there is something that no engine takes.
+    /// [`PromptError::Multimodal`] for the first other part, or [`PromptError::Malformed`] for a part that engines reject.
     pub fn check_text(&self) -> Result<(), PromptError> {
         chat::check_text(&self.messages)
     }
 
-    /// Whether it brings its prompt's token ids, which SGLang uses instead of the messages.
+    /// Whether the body contains token ids, which SGLang uses instead of the messages.
     #[must_use]
     pub fn has_input_ids(&self) -> bool {
         self.input_ids.is_some()
     }
 
-    /// Reads a body.
+    /// Parses a body of a chat completion.
     ///
     /// # Errors
-    /// [`PromptError::Malformed`] if it is not JSON or a member has another type than the engines take.
+    /// [`PromptError::Malformed`] if it is not JSON or a member has a type that the engines reject.
     pub fn parse(body: &[u8]) -> Result<ChatBody, PromptError> {
         let read = serde_json::from_slice(body);
         let read: ChatBody = read.map_err(malformed)?;
@@ -73,9 +73,9 @@ pub(crate) fn malformed(error: serde_json::Error) -> PromptError {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum TextPrompt {
-    /// Text, to be tokenised.
+    /// Text to be tokenized.
     Text(String),
-    /// Token ids, taken as they are.
+    /// Token ids, used unchanged.
     Ids(Vec<u32>),
 }
 
@@ -89,9 +89,9 @@ enum OneOrMany {
 /// The prompts of a `/v1/completions` or `/generate` body.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TextBody {
-    /// One prompt, or those of a batch.
+    /// One prompt, or all prompts of a batch.
     pub prompts: Vec<TextPrompt>,
-    /// Whether the tokenizer's own special tokens (BOS) are put around a text. Both engines do unless the client says no.
+    /// Whether to add the tokenizer's special tokens (BOS) to a text. Both engines do by default.
     pub add_special_tokens: bool,
 }
 
@@ -116,10 +116,10 @@ struct RawTextBody {
 }
 
 impl TextBody {
-    /// Reads the body of a completion: `prompt`, or SGLang's `text` or `input_ids`.
+    /// Parses the body of a completion: `prompt`, or SGLang's `text` or `input_ids`.
     ///
     /// # Errors
-    /// [`PromptError`] if there is not exactly one of them, or something besides it changes the prompt.
+    /// [`PromptError`] if there is not exactly one of them, or if another member changes the prompt.
     pub fn parse(body: &[u8]) -> Result<TextBody, PromptError> {
         let raw: RawTextBody = serde_json::from_slice(body).map_err(malformed)?;
         for (given, name) in [
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_changes_a_prompt_unseen_is_refused() {
+    fn unsupported_members_that_change_the_prompt_are_rejected() {
         assert_eq!(
             text(r#"{"prompt":"a","truncate_prompt_tokens":4}"#),
             Err(PromptError::UnsupportedMember("truncate_prompt_tokens"))
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn only_texts_are_text() {
+    fn only_text_parts_pass_the_text_check() {
         let check = |messages: &str| {
             ChatBody::parse(format!(r#"{{"messages":{messages}}}"#).as_bytes()).unwrap().check_text()
         };

@@ -1,8 +1,8 @@
-//! What is kept of earlier bodies, so that of a conversation's next turn only the new messages are read.
+//! Cache of earlier bodies, so that only the new messages of a conversation's next turn are parsed.
 //!
-//! A client sends a conversation again and again, each time with some messages more, so a body begins with the bytes of an earlier one.
-//! A body can be found by the ends of its last messages. A new one is searched from its end for an end that is known; then the bytes
-//! are compared, and what is left to read is the body without the messages that are known.
+//! A client sends a conversation repeatedly, each time with additional messages, so a body begins with the bytes of an earlier one.
+//! A cached body is indexed by the ends of its last messages. A new body is searched backwards for an indexed end; then the bytes
+//! are compared, and only the messages behind that end are parsed.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -18,21 +18,21 @@ use serde_json::value::RawValue;
 use crate::body::{ChatBody, malformed};
 use crate::error::PromptError;
 
-/// Bodies below this are read in some microseconds.
+/// Smaller bodies are not cached: parsing them takes some microseconds.
 const MIN_CACHED_BYTES: usize = 16 << 10;
-/// Bytes before the end of a message by which it is found.
+/// Number of bytes before the end of a message that are hashed for the index.
 const WINDOW: usize = 256;
-/// Most places of a new body that are looked up.
+/// Maximum number of lookups per new body.
 const MAX_LOOKUPS: usize = 256;
-/// Newest messages by whose ends a body is found: a client may take back its last one, or the answer to it as well.
+/// Number of newest messages whose ends are indexed: a client may drop its last message, or the response to it as well.
 const INDEXED_ENDS: usize = 4;
-/// What an entry costs besides the body.
+/// Overhead of an entry in bytes, besides the body.
 const ENTRY_OVERHEAD_BYTES: usize = 256;
 
-/// Earlier bodies, the least recently used forgotten first.
+/// Earlier bodies of one model, with LRU eviction.
 pub(crate) struct ModelBodyCache {
     cache: BodyCache,
-    /// Whose entries in the cache are its own.
+    /// Number of the model in the keys of the shared cache.
     owner: u32,
     hasher: RandomState,
 }
@@ -40,7 +40,7 @@ pub(crate) struct ModelBodyCache {
 /// Cached bodies of all models; the number in the key is the model's.
 pub(crate) type BodyCache = Cache<(u32, u64), BodyPrefixEntry>;
 
-/// A cache of at most so many bytes.
+/// A cache of at most `bytes`.
 pub(crate) fn body_cache(bytes: u64) -> BodyCache {
     Cache::builder()
         .max_capacity(bytes)
@@ -49,19 +49,19 @@ pub(crate) fn body_cache(bytes: u64) -> BodyCache {
         .build()
 }
 
-/// The end of a message in a kept body.
+/// The end of a message in a cached body.
 #[derive(Clone)]
 pub(crate) struct BodyPrefixEntry {
     cached: Arc<CachedBody>,
     /// Messages up to this end.
     messages: usize,
-    /// This entry's share of the body's bytes.
+    /// This entry's share of the body's size in bytes.
     weight: u32,
 }
 
 struct CachedBody {
     body: Box<[u8]>,
-    /// Where the first message begins.
+    /// Offset of the first message in the body.
     start: usize,
     messages: Vec<CachedMessage>,
 }
@@ -69,11 +69,11 @@ struct CachedBody {
 #[derive(Clone)]
 struct CachedMessage {
     value: Value,
-    /// The byte behind it.
+    /// Offset of the byte behind the message.
     end: usize,
 }
 
-/// A body's messages as they stand in it.
+/// The raw messages of a body.
 #[derive(Deserialize)]
 struct RawChatBody<'a> {
     #[serde(borrow)]
@@ -81,12 +81,12 @@ struct RawChatBody<'a> {
 }
 
 impl ModelBodyCache {
-    /// Bodies of one `owner` in a cache that several may share.
+    /// A view of the shared cache for the bodies of one `owner`.
     pub(crate) fn new(cache: BodyCache, owner: u32) -> ModelBodyCache {
         ModelBodyCache { cache, owner, hasher: RandomState::default() }
     }
 
-    /// Reads a body as [`ChatBody::parse`] does.
+    /// Parses a body, with the same result as [`ChatBody::parse`].
     pub(crate) fn read(&self, body: &[u8]) -> Result<ChatBody, PromptError> {
         if body.len() < MIN_CACHED_BYTES {
             return ChatBody::parse(body);
@@ -101,7 +101,7 @@ impl ModelBodyCache {
         Ok(read)
     }
 
-    /// Reads what is new in a body. If anything is wrong in it, the whole body tells better what.
+    /// Parses the new part of a body. `None` on any error: parsing the whole body gives the better message.
     fn find_continued(&self, body: &[u8]) -> Option<ChatBody> {
         let (start, mut messages) = self.find(body)?;
         let known = messages.last()?.end + 1;
@@ -113,7 +113,7 @@ impl ModelBodyCache {
         Some(ChatBody { bytes: body.len(), messages: values, ..read })
     }
 
-    /// Where the messages begin, and those of them that an earlier body has too.
+    /// Offset of the first message, and the messages that an earlier body has too.
     fn find(&self, body: &[u8]) -> Option<(usize, Vec<CachedMessage>)> {
         for comma in memmem::rfind_iter(body, b"},").map(|brace| brace + 1).take(MAX_LOOKUPS) {
             let Some(BodyPrefixEntry { cached: kept, messages, .. }) = self.cache.get(&self.key(body, comma))
@@ -123,7 +123,7 @@ impl ModelBodyCache {
             let messages = &kept.messages[..messages];
             let same =
                 messages.last().is_some_and(|last| last.end == comma) && kept.body[..comma] == body[..comma];
-            // Behind the comma there is a message, or it would be no JSON.
+            // In valid JSON, a message follows the comma.
             if same && body[comma + 1..].trim_ascii_start().starts_with(b"{") {
                 return Some((kept.start, messages.to_vec()));
             }
@@ -138,7 +138,7 @@ impl ModelBodyCache {
         if edges.is_empty() {
             return;
         }
-        // Once as bytes, once as values.
+        // The messages are stored twice: as bytes and as values.
         let weight = u32::try_from(2 * body.len() / edges.len() + ENTRY_OVERHEAD_BYTES).unwrap_or(u32::MAX);
         let kept = Arc::new(CachedBody { body: body.into(), start, messages });
         for (messages, end) in edges {
@@ -152,7 +152,7 @@ impl ModelBodyCache {
     }
 }
 
-/// Where the messages in `text` begin, and each of `values` with its end, `skipped` bytes further on.
+/// Offset of the messages in `text`, and each of `values` with its end; all offsets are increased by `skipped`.
 fn located(text: &[u8], skipped: usize, values: &[Value]) -> Option<(usize, Vec<CachedMessage>)> {
     let written: RawChatBody<'_> = serde_json::from_slice(text).map_err(malformed).ok()?;
     let place = |part: &str| part.as_ptr().addr().checked_sub(text.as_ptr().addr());
@@ -202,14 +202,14 @@ mod tests {
             bodies.find(&next).is_some_and(|(_, known)| known.len() == 5),
             "its last message ends without a comma"
         );
-        // The last two are taken back.
+        // The client drops the last two messages.
         messages.truncate(4);
         messages.push(json!({ "role": "assistant", "content": "other" }));
         same(&bodies, &body(&messages));
     }
 
     #[test]
-    fn what_is_wrong_behind_known_messages_is_refused() {
+    fn errors_behind_cached_messages_are_reported() {
         let bodies = ModelBodyCache::new(body_cache(1 << 24), 0);
         let messages: Vec<_> = (0..4).map(|at| json!({ "content": filler(at) })).collect();
         let whole = body(&messages);
@@ -242,7 +242,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn bodies_read_as_without_memory(turns in prop::collection::vec((0..6_usize, 0..3_usize, any::<bool>()), 1..12)) {
+        fn cached_parsing_equals_full_parsing(turns in prop::collection::vec((0..6_usize, 0..3_usize, any::<bool>()), 1..12)) {
             let bodies = ModelBodyCache::new(body_cache(1 << 24), 0);
             let mut messages: Vec<serde_json::Value> = Vec::new();
             for (seed, back, pretty) in turns {

@@ -1,4 +1,4 @@
-//! What is kept of earlier prompts with all models, in one bound.
+//! Caches of earlier prompts, shared by all models within one memory limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::body_cache::{BodyCache, ModelBodyCache, body_cache};
 use crate::conversation_cache::{ConversationCache, ModelConversationCache, conversation_cache};
 
-/// Caches that models share. Clones are the same caches.
+/// Caches shared by all models. Clones share the same caches.
 #[derive(Clone)]
 pub struct PromptCaches<S> {
     bodies: BodyCache,
@@ -15,14 +15,14 @@ pub struct PromptCaches<S> {
 }
 
 impl<S: Clone + Send + Sync + 'static> PromptCaches<S> {
-    /// Caches of at most so many bytes: half of them for prompts, half for bodies.
+    /// Caches of at most `bytes`: half for prompts, half for bodies.
     #[must_use]
     pub fn new(bytes: u64) -> PromptCaches<S> {
         let (bodies, conversations) = (body_cache(bytes / 2), conversation_cache(bytes / 2));
         PromptCaches { bodies, conversations, owners: Arc::default() }
     }
 
-    /// The parts of one more model.
+    /// The caches for one more model, under a key of its own.
     pub(crate) fn for_model(&self) -> (ModelBodyCache, ModelConversationCache<S>) {
         let owner = self.owners.fetch_add(1, Ordering::Relaxed);
         (

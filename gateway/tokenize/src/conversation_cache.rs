@@ -1,9 +1,9 @@
-//! What is kept of earlier prompts, so that a conversation's next turn costs its new text only.
+//! Cache of earlier prompts, so that only the new text of a conversation's next turn is tokenized.
 //!
-//! A prompt is kept in chunks that end at cuts ([`crate::tokenize::SplitPoints`]), and can be found by the last few of its cuts and by some
-//! further back, in growing distances: a template may rewrite the end of what it wrote (it drops the reasoning of earlier turns), so
-//! the newest cut need not be there again. A new prompt is searched from its end for a cut that is known. Then the texts are
-//! compared, so a hash only has to be good enough to find.
+//! A prompt is cached in chunks that end at cuts ([`crate::tokenize::SplitPoints`]), and indexed by its last few cuts and by some earlier
+//! ones, at growing distances: a template may rewrite the end of a prompt (it drops the reasoning of earlier turns), so the newest cut
+//! may be missing in the next turn. A new prompt is searched backwards for an indexed cut. Then the texts are compared, so hash
+//! collisions do no harm.
 
 use std::hash::BuildHasher;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ use crate::error::PromptError;
 use crate::prompt::{SharedTokenIds, TokenChunk, TokenizedPrompt};
 use crate::tokenize::Tokenizer;
 
-/// Bytes before a cut by which it is found.
+/// Number of bytes before a cut that are hashed for the index.
 const WINDOW: usize = 512;
-/// Most cuts of a new prompt that are looked up.
+/// Maximum number of lookups per new prompt.
 const MAX_LOOKUPS: usize = 1024;
-/// Most cuts of new text among which those to keep are chosen.
+/// Maximum number of cuts of new text from which the indexed ones are chosen.
 const MAX_NEW_CUTS: usize = 4096;
-/// Newest cuts that are all kept; further back the distances double.
+/// Number of newest cuts that are all indexed; further back the distances double.
 const INDEXED_NEWEST_CUTS: usize = 4;
-/// Most chunks of a prompt. Beyond that its older half becomes one.
+/// Maximum number of chunks of a prompt. Beyond it, the older half is merged into one.
 const MAX_CHUNKS: usize = 512;
-/// What an entry costs besides its text and ids.
+/// Overhead of an entry in bytes, besides its text and ids.
 const ENTRY_OVERHEAD_BYTES: usize = 256;
 
-/// Earlier prompts, the least recently used forgotten first.
+/// Earlier prompts of one model, with LRU eviction.
 pub(crate) struct ModelConversationCache<S> {
     cache: ConversationCache<S>,
-    /// Whose entries in the cache are its own.
+    /// Number of the model in the keys of the shared cache.
     owner: u32,
     hasher: RandomState,
 }
@@ -40,7 +40,7 @@ pub(crate) struct ModelConversationCache<S> {
 /// Cached prompts of all models; the number in the key is the model's.
 pub(crate) type ConversationCache<S> = Cache<(u32, u64), PromptPrefixEntry<S>>;
 
-/// A cache of at most so many bytes of texts and ids. Every prompt counts in full, though prompts of one conversation share memory.
+/// A cache of at most `bytes` of texts and ids. Every prompt counts in full, although prompts of one conversation share memory.
 pub(crate) fn conversation_cache<S: Clone + Send + Sync + 'static>(bytes: u64) -> ConversationCache<S> {
     Cache::builder()
         .max_capacity(bytes)
@@ -49,13 +49,13 @@ pub(crate) fn conversation_cache<S: Clone + Send + Sync + 'static>(bytes: u64) -
         .build()
 }
 
-/// A cut of a kept prompt.
+/// A cut of a cached prompt.
 #[derive(Clone)]
 pub(crate) struct PromptPrefixEntry<S> {
     cached: Arc<CachedPrompt<S>>,
-    /// Chunks before the cut.
+    /// Number of chunks before the cut.
     chunks: usize,
-    /// This entry's share of the prompt's bytes.
+    /// This entry's share of the prompt's size in bytes.
     weight: u32,
 }
 
@@ -66,12 +66,12 @@ struct CachedPrompt<S> {
 }
 
 impl<S: Clone + Send + Sync + 'static> ModelConversationCache<S> {
-    /// Prompts of one `owner` in a cache that several may share.
+    /// A view of the shared cache for the prompts of one `owner`.
     pub(crate) fn new(cache: ConversationCache<S>, owner: u32) -> ModelConversationCache<S> {
         ModelConversationCache { cache, owner, hasher: RandomState::default() }
     }
 
-    /// The tokens of `text`, as far as possible those of an earlier prompt. `special` puts the tokenizer's special tokens around it.
+    /// Tokenizes `text`, reusing the longest cached prefix. `special` adds the tokenizer's special tokens around it.
     pub(crate) fn tokens(
         &self,
         tokenizer: &Tokenizer,
@@ -115,10 +115,10 @@ impl<S: Clone + Send + Sync + 'static> ModelConversationCache<S> {
         })
     }
 
-    /// Keeps a prompt with what belongs to it.
+    /// Caches a prompt with the caller's data for it.
     pub(crate) fn insert(&self, prompt: &TokenizedPrompt<S>, slot: S) {
         let chunks = prompt.ids.chunks();
-        // All edges of the new text: they are few already. Of the older ones some, so that they are not forgotten first.
+        // All edges of the new text, which are few, and some of the older ones, so that these are not evicted first.
         let older = prompt.cached_chunks.saturating_sub(prompt.leading_chunks);
         let edges: Vec<usize> = (prompt.cached_chunks.max(prompt.leading_chunks) + 1..=prompt.closed_chunks)
             .chain(backoff_positions(older).map(|back| prompt.cached_chunks - back))
@@ -128,15 +128,15 @@ impl<S: Clone + Send + Sync + 'static> ModelConversationCache<S> {
         }
         let bytes: usize = chunks.iter().map(|chunk| chunk.text.len() + 4 * chunk.ids.len() + 64).sum();
         let weight = u32::try_from(bytes / edges.len() + ENTRY_OVERHEAD_BYTES).unwrap_or(u32::MAX);
-        let kept =
+        let cached =
             Arc::new(CachedPrompt { ids: prompt.ids.clone(), leading_chunks: prompt.leading_chunks, slot });
         for edge in edges {
             let key = self.key_of_chunks(&chunks[..edge], prompt.leading_chunks > 0);
-            self.cache.insert(key, PromptPrefixEntry { cached: Arc::clone(&kept), chunks: edge, weight });
+            self.cache.insert(key, PromptPrefixEntry { cached: Arc::clone(&cached), chunks: edge, weight });
         }
     }
 
-    /// The last cut in `text` up to which an earlier prompt is the same.
+    /// The last cut in `text` up to which a cached prompt is identical.
     fn find(
         &self,
         tokenizer: &Tokenizer,
@@ -200,7 +200,7 @@ fn special_chunks(ids: &[u32]) -> Vec<Arc<TokenChunk>> {
     vec![Arc::new(TokenChunk { text: Box::default(), ids: ids.into() })]
 }
 
-/// Which of `count` cuts to keep, counted from the newest: 0, 1, 2, 3, then 5, 7, 11, 19 and so on.
+/// Indices of the cuts to index, counted from the newest of `count`: 0, 1, 2, 3, then 5, 7, 11, 19 and so on.
 fn backoff_positions(count: usize) -> impl Iterator<Item = usize> {
     let older = std::iter::successors(Some(2), |distance| Some(distance * 2))
         .map(|distance| INDEXED_NEWEST_CUTS - 1 + distance);
@@ -223,7 +223,7 @@ fn chosen_cuts(tokenizer: &Tokenizer, text: &str, start: usize) -> Vec<usize> {
     chosen
 }
 
-/// Makes one chunk of the older half. Returns by how many there are fewer.
+/// Merges the older half into one chunk. Returns by how many the number of chunks decreased.
 fn merge_older(chunks: &mut Vec<Arc<TokenChunk>>, lead: usize) -> usize {
     let half = chunks.len() / 2;
     let older = &chunks[lead..half];

@@ -1,16 +1,16 @@
-//! The engines whose treatment of a request is followed.
+//! The engines whose processing of requests is reproduced.
 
-/// Whose way of preparing messages is followed. They differ in defaults, in how parts of a message are joined, and in what a tool
-/// looks like to the template.
+/// The engine whose preparation of messages is reproduced. Engines differ in defaults, in how parts of a message are joined, and in how
+/// tools are passed to the template.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum PromptDialect {
-    /// vLLM (read in 0.32).
+    /// vLLM, according to the sources of 0.32.
     Vllm,
-    /// SGLang (read in 0.5.23).
+    /// SGLang, according to the sources of 0.5.23.
     Sglang,
 }
 
-/// What a template takes as a message's content.
+/// The form of a message's content that a template expects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ContentFormat {
     /// One string.

@@ -1,17 +1,17 @@
-//! What can go wrong: while loading a model, and while predicting one prompt.
+//! Errors of loading a model, and of tokenizing one prompt.
 
 use std::path::PathBuf;
 
-/// A model's files cannot be used.
+/// Why a model cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum ModelLoadError {
     /// The flag's value has no `=`, or an empty name or folder.
-    #[error("`{0}` does not name a tokenizer; write it as MODEL=FOLDER")]
+    #[error("`{0}` is not a tokenizer; write MODEL=FOLDER")]
     Flag(String),
-    /// Two folders for one model.
+    /// A model is listed twice.
     #[error("model `{0}` has two tokenizer folders; keep one")]
     Duplicate(String),
-    /// A file cannot be read.
+    /// A file is missing or cannot be read.
     #[error("{path}: {source}; the folder needs tokenizer.json and tokenizer_config.json of the model")]
     Read {
         /// Which file.
@@ -19,62 +19,62 @@ pub enum ModelLoadError {
         /// Why.
         source: std::io::Error,
     },
-    /// A file is larger than any real one.
+    /// A file exceeds its size limit.
     #[error("{path} has more than {limit} bytes; is it the right file?")]
     TooLarge {
         /// Which file.
         path: PathBuf,
-        /// Most bytes of such a file.
+        /// Size limit of such a file in bytes.
         limit: u64,
     },
-    /// A file is not what it should be.
-    #[error("{path}: {problem}; take the file of the model's own repository")]
+    /// A file has an unexpected content.
+    #[error("{path}: {problem}; use the file of the model's own repository")]
     Format {
         /// Which file.
         path: PathBuf,
         /// What is wrong with it.
         problem: String,
     },
-    /// No library can use the tokenizer.
-    #[error("{path}: {problem}; without it prompts of this model are not predicted")]
+    /// No library can load the tokenizer.
+    #[error("{path}: {problem}; cache hits of this model cannot be predicted without it")]
     Tokenizer {
         /// Which file.
         path: PathBuf,
-        /// What the libraries said.
+        /// Errors of the libraries.
         problem: String,
     },
-    /// The chat template has an error.
+    /// The chat template cannot be compiled.
     #[error("the chat template in {path} cannot be used: {problem}")]
     Template {
-        /// Where the template came from.
+        /// File that contains the template.
         path: PathBuf,
-        /// What the template engine said.
+        /// Error of the template engine.
         problem: String,
     },
 }
 
-/// Why the tokens of a request cannot be told in advance. The request itself may be fine.
+/// Why the tokens of a request cannot be determined. The request itself may be valid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PromptError {
-    /// The body is not what the engines take; they will refuse it.
-    #[error("the engine will refuse this: {0}")]
+    /// The body is invalid; engines reject it.
+    #[error("the engine will reject this: {0}")]
     Malformed(String),
     /// The model has no chat template.
     #[error("the model has no chat template")]
     NoTemplate,
-    /// The template failed on these messages. The engine refuses such a request.
+    /// The template failed on these messages. The engine rejects such a request.
     #[error("the chat template failed: {0}")]
     Template(String),
-    /// The template ran longer, or wrote more, than it may.
-    #[error("the chat template went over its limit of {0}")]
+    /// The template exceeded its limit of steps or output.
+    #[error("the chat template exceeded its limit of {0}")]
     TemplateLimit(&'static str),
-    /// Images, audio or video: how many tokens they become only the engine knows.
-    #[error("a part of type `{0}` becomes tokens in the engine only")]
+    /// Images, audio or video, which only the engine can convert to tokens.
+    #[error("only the engine can convert a part of type `{0}` to tokens")]
     Multimodal(String),
-    /// A feature of a request whose effect on the prompt is not known here.
-    #[error("the effect of `{0}` on the prompt is not known here")]
+    /// A feature whose effect on the prompt is not implemented.
+    #[error("the effect of `{0}` on the prompt is not implemented")]
     UnsupportedMember(&'static str),
-    /// The tokenizer refused the text.
+    /// The tokenizer rejected the text.
     #[error("the tokenizer failed: {0}")]
     Tokenizer(String),
 }

@@ -1,4 +1,4 @@
-//! The files of a model that decide on its prompts, as model repositories have them.
+//! Reads the files of a model repository that determine the model's prompts.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,9 +9,9 @@ use serde_json::Value;
 
 use crate::error::ModelLoadError;
 
-/// Most bytes of a configuration or template file. Real ones have up to a few hundred kilobytes.
+/// Maximum size of a configuration or template file in bytes. Real ones have up to a few hundred kilobytes.
 const MAX_TEXT_BYTES: u64 = 8 << 20;
-/// Most bytes of a tokenizer.json. The largest known has 34 MB.
+/// Maximum size of a tokenizer.json in bytes. The largest known one has 34 MB.
 const MAX_TOKENIZER_BYTES: u64 = 256 << 20;
 
 /// Classes of tokenizers whose `add_bos_token` counted in transformers 4, as SGLang 0.5.23 lists them (`_fix_v5_add_bos_eos_token`).
@@ -24,33 +24,33 @@ const CLASSES_WITH_BOS: [&str; 7] = [
     "GemmaTokenizerFast",
     "CohereTokenizerFast",
 ];
-/// Names under which a template finds special tokens.
+/// Names of special tokens in templates.
 const SPECIAL_TOKENS: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// A chat template and the file it came from.
+/// A chat template and the file that contains it.
 #[derive(Debug)]
 pub(crate) struct TemplateFile {
     pub(crate) path: PathBuf,
     pub(crate) source: String,
 }
 
-/// What a model's folder says, except the tokenizer's vocabulary.
+/// The content of a model's folder, except the tokenizer's vocabulary.
 #[derive(Debug)]
 pub(crate) struct ModelFiles {
     pub(crate) tokenizer: PathBuf,
     pub(crate) pipeline: TokenizerPipeline,
-    /// Special tokens by the name that templates use.
+    /// Special tokens by their names in templates.
     pub(crate) special_tokens: Vec<(String, String)>,
-    /// Whether tokenizer_config.json puts the BOS token before a text. SGLang still heeds that; transformers 5, and with it vLLM, goes by
-    /// tokenizer.json alone.
+    /// Whether tokenizer_config.json puts the BOS token before a text. SGLang still uses this setting; transformers 5, and therefore vLLM,
+    /// uses tokenizer.json alone.
     pub(crate) configured_bos: bool,
     pub(crate) default_template: Option<TemplateFile>,
-    /// A second template, used instead when the request has tools.
+    /// A second template, used for requests with tools.
     pub(crate) tool_template: Option<TemplateFile>,
 }
 
-/// The parts of tokenizer.json from which follows where a text may be cut.
+/// The parts of tokenizer.json that determine where a text may be split.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct TokenizerPipeline {
     #[serde(default)]
@@ -61,7 +61,7 @@ pub(crate) struct TokenizerPipeline {
     pub(crate) pre_tokenizer: Option<Value>,
 }
 
-/// A token that is looked for in the text before anything else.
+/// A token that is matched in the text before all other steps.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub(crate) struct AddedToken {
     pub(crate) content: String,
@@ -76,10 +76,10 @@ pub(crate) struct AddedToken {
 }
 
 impl ModelFiles {
-    /// Reads a model's folder.
+    /// Reads the files in a model's folder.
     ///
     /// # Errors
-    /// [`ModelLoadError`] with the file at fault.
+    /// [`ModelLoadError`] with the invalid file.
     pub(crate) fn read(folder: &Path) -> Result<ModelFiles, ModelLoadError> {
         let tokenizer = folder.join("tokenizer.json");
         let mut shape: TokenizerPipeline = json(&tokenizer, MAX_TOKENIZER_BYTES)?;
@@ -98,7 +98,7 @@ impl ModelFiles {
         Ok(files)
     }
 
-    /// A template in a file of its own counts more than one in a configuration.
+    /// A template in a separate file has precedence over one in a configuration.
     fn find_templates(
         &mut self,
         folder: &Path,
@@ -150,7 +150,7 @@ impl ModelFiles {
     }
 }
 
-/// Tokens that only tokenizer_config.json declares are looked for as well.
+/// Tokens that only tokenizer_config.json declares are matched as well.
 fn add_declared_tokens(shape: &mut TokenizerPipeline, config: &Value) {
     let Some(declared) = config.get("added_tokens_decoder").and_then(Value::as_object) else { return };
     for token in declared.values() {
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn templates_are_found_where_models_have_them() {
+    fn templates_are_found_in_all_places_that_models_use() {
         let named = r#"{"chat_template":[{"name":"default","template":"d"},{"name":"tool_use","template":"t"},
             {"name":"rag","template":"r"}],"bos_token":{"content":"<s>"},"eos_token":null}"#;
         let files = folder(&[("tokenizer.json", "{}"), ("tokenizer_config.json", named)]);

@@ -1,12 +1,13 @@
-//! From a request body to the token ids that the engine will see.
+//! Converts a request body to the token ids that the engine computes.
 //!
-//! A router that knows where KV cache is must know the prompt's tokens before it chooses an engine. This crate does what the engine
-//! does with a request: it reads the body, prepares the messages as vLLM or SGLang prepares them, renders the model's chat template
-//! and tokenises the text. What it cannot know exactly it refuses with a reason ([`PromptError`]); a wrong guess would cost a cache
-//! hit, never a wrong answer, because the engine always gets the client's own bytes.
+//! A KV-cache-aware router needs the prompt's tokens before it selects an engine. This crate reproduces the engine's processing of a
+//! request: it parses the body, prepares the messages as vLLM or SGLang does, renders the model's chat template and tokenizes the text.
+//! Requests that it cannot reproduce exactly are rejected with a reason ([`PromptError`]). An error here could only cost a cache hit, never
+//! change a response, because the engine always receives the client's own bytes.
 //!
-//! Enter at [`PromptTokenizer`]: [`PromptTokenizer::load`] once, [`PromptTokenizer::read_chat`] and [`PromptTokenizer::tokens_of_chat`] per request, [`PromptTokenizer::remember`] when the caller has computed
-//! what it wants to keep with the conversation.
+//! Entry point: [`PromptTokenizer`], with [`PromptTokenizer::load`] once, [`PromptTokenizer::read_chat`] and
+//! [`PromptTokenizer::tokenize_chat`] per request, and [`PromptTokenizer::cache_conversation`] when the caller has computed its data for
+//! the conversation.
 
 mod body;
 mod body_cache;

@@ -1,4 +1,4 @@
-//! A model: its templates, its tokenizer, and the conversations seen.
+//! A model: its chat templates, its tokenizer, and its cached conversations.
 
 use std::path::Path;
 
@@ -16,14 +16,14 @@ use crate::prompt::TokenizedPrompt;
 use crate::template::{ChatTemplate, TemplateTime, content_format};
 use crate::tokenize::Tokenizer;
 
-/// What a model may use.
+/// Limits of one model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PromptLimits {
-    /// Steps of the template engine per prompt. A conversation of a thousand messages takes some hundred thousand.
+    /// Maximum steps of the template engine per prompt. A conversation of a thousand messages takes some hundred thousand.
     pub template_steps: u64,
-    /// Bytes of a rendered prompt.
+    /// Maximum size of a rendered prompt in bytes.
     pub prompt_bytes: usize,
-    /// Bytes of conversations kept: half of them for prompts, half for bodies.
+    /// Size of the caches in bytes: half for prompts, half for bodies.
     pub conversation_bytes: u64,
 }
 
@@ -33,8 +33,8 @@ impl Default for PromptLimits {
     }
 }
 
-/// A model whose prompts can be predicted. `S` is what the caller keeps with each conversation, for example the states of a chain of
-/// hashes; clones of it should be cheap.
+/// Converts requests for one model to token ids. `S` is the caller's data for each cached conversation, for example the states of a hash
+/// chain; its clones should be cheap.
 pub struct PromptTokenizer<S = ()> {
     engine: PromptDialect,
     template: Option<ModelTemplate>,
@@ -52,11 +52,11 @@ struct ModelTemplate {
 }
 
 impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
-    /// Loads a model from a folder with its tokenizer.json, tokenizer_config.json and, if it has them, template files, and warms it
-    /// up. Blocks for about a second; call it where that does no harm.
+    /// Loads a model from a folder with its tokenizer.json, tokenizer_config.json and optional template files, and warms it up. Blocks
+    /// for about a second; do not call it on an async thread.
     ///
     /// # Errors
-    /// [`ModelLoadError`] with the file at fault and how to mend it.
+    /// [`ModelLoadError`] with the invalid file and how to fix it.
     pub fn load(
         folder: &Path,
         engine: PromptDialect,
@@ -65,10 +65,10 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         Self::load_with(folder, engine, limits, &PromptCaches::new(limits.conversation_bytes))
     }
 
-    /// The same with caches that other models use too, in the place of [`PromptLimits::conversation_bytes`].
+    /// As [`PromptTokenizer::load`], with caches shared with other models instead of [`PromptLimits::conversation_bytes`].
     ///
     /// # Errors
-    /// As of [`PromptTokenizer::load`].
+    /// See [`PromptTokenizer::load`].
     pub fn load_with(
         folder: &Path,
         engine: PromptDialect,
@@ -101,18 +101,18 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         })
     }
 
-    /// Reads the body of a chat completion, of a later turn its new messages only.
+    /// Parses the body of a chat completion; for a later turn of a cached conversation only the new messages.
     ///
     /// # Errors
-    /// As [`ChatBody::parse`].
+    /// See [`ChatBody::parse`].
     pub fn read_chat(&self, body: &[u8]) -> Result<ChatBody, PromptError> {
         self.bodies.read(body)
     }
 
-    /// The tokens that the engine will make of a chat completion.
+    /// The token ids that the engine computes for a chat completion.
     ///
     /// # Errors
-    /// [`PromptError`] if they cannot be told.
+    /// [`PromptError`] if they cannot be determined.
     pub fn tokenize_chat(
         &self,
         body: &ChatBody,
@@ -125,18 +125,18 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         self.conversations.tokens(&self.tokenizer, &text, special)
     }
 
-    /// The text that the engine will make of a chat completion's messages.
+    /// The text that the engine renders from a chat completion's messages.
     ///
     /// # Errors
-    /// [`PromptError`] if it cannot be told.
+    /// [`PromptError`] if it cannot be determined.
     pub fn render_chat(&self, body: &ChatBody, now: TemplateTime) -> Result<String, PromptError> {
         self.rendered(body, now).map(|(text, _)| text)
     }
 
-    /// The tokens of a completion's prompt. `special` as in [`crate::TextBody::add_special_tokens`].
+    /// The token ids of a completion's prompt. `special` as in [`crate::TextBody::add_special_tokens`].
     ///
     /// # Errors
-    /// [`PromptError::Tokenizer`] if the text cannot be tokenised.
+    /// [`PromptError::Tokenizer`] if the text cannot be tokenized.
     pub fn tokenize_text(
         &self,
         prompt: &TextPrompt,
@@ -148,7 +148,7 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         }
     }
 
-    /// Keeps a prompt, so that a later one that begins with it costs its new text only. `slot` comes back with that one.
+    /// Caches a prompt, so that for a later prompt with this prefix only the new text is tokenized. `slot` is returned with that prompt.
     pub fn cache_conversation(&self, prompt: &TokenizedPrompt<S>, slot: S) {
         self.conversations.insert(prompt, slot);
     }
@@ -162,7 +162,7 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         if let (PromptDialect::Sglang, Err(PromptError::Template(_)), Some(tools)) =
             (self.engine, &rendered, &mut conversation.tools)
         {
-            // SGLang tries once more with the functions themselves.
+            // SGLang retries with the bare functions.
             for tool in tools {
                 if let Ok(function) = tool.get_attr("function") {
                     *tool = function;

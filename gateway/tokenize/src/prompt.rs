@@ -1,15 +1,15 @@
-//! The tokens of one prompt.
+//! The token ids of one prompt, in chunks shared between prompts.
 
 use std::sync::Arc;
 
-/// A stretch of a prompt: text and its ids. Shared between the turns of a conversation.
+/// A chunk of a prompt: text and its ids. Shared between the turns of a conversation.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct TokenChunk {
     pub(crate) text: Box<str>,
     pub(crate) ids: Box<[u32]>,
 }
 
-/// Token ids in stretches that are shared with other prompts: a follow-up turn copies none of the ids before it.
+/// Token ids in chunks that are shared with other prompts: a later turn copies none of the earlier ids.
 #[derive(Debug, Clone)]
 pub struct SharedTokenIds {
     chunks: Arc<[Arc<TokenChunk>]>,
@@ -26,13 +26,13 @@ impl SharedTokenIds {
         &self.chunks
     }
 
-    /// Number of tokens.
+    /// Number of tokens in all chunks.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no token.
+    /// Whether the prompt has no tokens.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -54,7 +54,7 @@ impl SharedTokenIds {
         })
     }
 
-    /// All ids in one piece.
+    /// All ids as one vector.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u32> {
         let mut ids = Vec::with_capacity(self.len);
@@ -63,17 +63,17 @@ impl SharedTokenIds {
     }
 }
 
-/// The tokens of a prompt, and what was kept with the conversation that it continues.
+/// The tokens of a prompt, and the caller's data of the cached conversation that it continues.
 #[derive(Debug, Clone)]
 pub struct TokenizedPrompt<S> {
     pub(crate) ids: SharedTokenIds,
     pub(crate) cached_tokens: usize,
     pub(crate) slot: Option<S>,
-    /// Chunks at the start that no text belongs to: special tokens put before it.
+    /// Number of chunks without text at the start: special tokens before the text.
     pub(crate) leading_chunks: usize,
-    /// Chunks, counted from the start, that end at a cut.
+    /// Number of chunks, counted from the start, that end at a cut.
     pub(crate) closed_chunks: usize,
-    /// Chunks, counted from the start, that came from the cache.
+    /// Number of chunks, counted from the start, that came from the cache.
     pub(crate) cached_chunks: usize,
 }
 
@@ -84,14 +84,14 @@ impl<S> TokenizedPrompt<S> {
         &self.ids
     }
 
-    /// How many tokens, counted from the start, are those of the prompt to which [`TokenizedPrompt::slot`] belongs. 0 if there is none.
+    /// Number of leading tokens shared with the cached prompt to which [`TokenizedPrompt::slot`] belongs. 0 if there is none.
     #[must_use]
     pub fn cached_prefix_tokens(&self) -> usize {
         self.cached_tokens
     }
 
-    /// What was kept with the earlier prompt ([`crate::PromptTokenizer::remember`]). It belongs to all of that prompt's tokens, of which
-    /// only the first [`TokenizedPrompt::cached_prefix_tokens`] are this one's.
+    /// The caller's data of the cached prompt ([`crate::PromptTokenizer::cache_conversation`]). It covers all of that prompt's tokens, of
+    /// which only the first [`TokenizedPrompt::cached_prefix_tokens`] are shared with this one.
     #[must_use]
     pub fn slot(&self) -> Option<&S> {
         self.slot.as_ref()

@@ -1,4 +1,4 @@
-//! Models by the name that requests use.
+//! Registry of loaded models by their names in requests.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -10,12 +10,12 @@ use arc_swap::ArcSwap;
 use crate::error::ModelLoadError;
 use crate::model::PromptTokenizer;
 
-/// Where a model's files are: `MODEL=FOLDER`.
+/// A model and the folder with its files: `MODEL=FOLDER`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelFolder {
-    /// The model's name in requests. May contain `=`; the folder must not.
+    /// The model's name in requests. It may contain `=`; the folder must not.
     pub model: String,
-    /// The folder.
+    /// Folder with the model's tokenizer files.
     pub folder: PathBuf,
 }
 
@@ -33,7 +33,7 @@ impl FromStr for ModelFolder {
 }
 
 impl ModelFolder {
-    /// Checks that each model is named once.
+    /// Checks that each model is listed once.
     ///
     /// # Errors
     /// [`ModelLoadError::Duplicate`]
@@ -47,25 +47,25 @@ impl ModelFolder {
     }
 }
 
-/// The models that are loaded. Readers never wait; a model appears when its loading is done.
+/// The loaded models. Readers never block; a model is added after it has been loaded.
 pub struct TokenizerRegistry<S = ()> {
     models: ArcSwap<HashMap<String, Arc<PromptTokenizer<S>>>>,
 }
 
 impl<S> TokenizerRegistry<S> {
-    /// No models.
+    /// Creates a registry without models.
     #[must_use]
     pub fn new() -> TokenizerRegistry<S> {
         TokenizerRegistry { models: ArcSwap::from_pointee(HashMap::new()) }
     }
 
-    /// The model of this name, if it is loaded.
+    /// The model of this name; `None` if it is not loaded.
     #[must_use]
     pub fn get(&self, model: &str) -> Option<Arc<PromptTokenizer<S>>> {
         self.models.load().get(model).cloned()
     }
 
-    /// Adds or replaces a model.
+    /// Adds a model, or replaces the one of that name.
     pub fn insert(&self, name: &str, model: PromptTokenizer<S>) {
         let model = Arc::new(model);
         self.models.rcu(|models| {

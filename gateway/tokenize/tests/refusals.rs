@@ -1,4 +1,4 @@
-//! Requests whose prompt cannot be told in advance, and why.
+//! Requests whose prompt cannot be determined, with the reason.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::path::Path;

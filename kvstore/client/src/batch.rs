@@ -1,4 +1,4 @@
-//! Several objects with few calls to the master.
+//! Batch operations: many objects with few calls to the master.
 
 use std::collections::HashSet;
 use std::time::Instant;
@@ -16,11 +16,11 @@ use crate::locate::ObjectLocation;
 use crate::options::PutOptions;
 use crate::write::{InFlightPuts, PutOutcome, may_still_be_writing};
 
-/// Keys of one call to the master.
+/// Maximum number of keys in one call to the master.
 const KEYS_PER_CALL: usize = 1024;
 
 impl KvClient {
-    /// Gets several objects. The results are in the keys' order.
+    /// Gets several objects. Results are in the keys' order.
     pub async fn get_batch(&self, keys: &[&str]) -> Vec<Result<Bytes, KvError>> {
         let mut results = Vec::with_capacity(keys.len());
         for keys in keys.chunks(KEYS_PER_CALL) {
@@ -34,14 +34,14 @@ impl KvClient {
         results
     }
 
-    /// Gets several objects, each into its buffer, and returns their sizes in the same order. What a buffer has
-    /// beyond its object stays as it is.
-    pub async fn get_batch_into(&self, wanted: &mut [(&str, &mut [u8])]) -> Vec<Result<usize, KvError>> {
-        let mut results = Vec::with_capacity(wanted.len());
-        for wanted in wanted.chunks_mut(KEYS_PER_CALL) {
-            let keys: Vec<&str> = wanted.iter().map(|(key, _)| *key).collect();
+    /// Gets several objects, each into its buffer, and returns their sizes in the same order. Buffer bytes beyond the
+    /// object's size are unchanged.
+    pub async fn get_batch_into(&self, objects: &mut [(&str, &mut [u8])]) -> Vec<Result<usize, KvError>> {
+        let mut results = Vec::with_capacity(objects.len());
+        for objects in objects.chunks_mut(KEYS_PER_CALL) {
+            let keys: Vec<&str> = objects.iter().map(|(key, _)| *key).collect();
             let located = self.locate_all(&keys).await;
-            let gets = wanted.iter_mut().zip(located);
+            let gets = objects.iter_mut().zip(located);
             let gets = gets.map(|((key, into), located)| async move {
                 self.get_into_located(key, into, Some(located?)).await
             });
@@ -50,8 +50,8 @@ impl KvClient {
         results
     }
 
-    /// Puts several objects. The results are in their order; one that fails does not keep the others from being
-    /// stored. Of objects with the same key one is stored.
+    /// Puts several objects. Results are in the same order, and a failure of one object does not affect the others. Of objects
+    /// with the same key, one is stored.
     pub async fn put_batch(
         &self,
         objects: &[(&str, &[u8])],
@@ -60,7 +60,7 @@ impl KvClient {
         self.store_batch(PutMode::Put, objects, options).await
     }
 
-    /// [`KvClient::upsert`] for several objects. The results are in their order.
+    /// [`KvClient::upsert`] for several objects. Results are in the same order.
     pub async fn upsert_batch(
         &self,
         objects: &[(&str, &[u8])],
@@ -83,19 +83,19 @@ impl KvClient {
         results
     }
 
-    /// What one call to the master can start.
+    /// Stores as many objects as one call to the master can start.
     async fn store_chunk(
         &self,
         mode: PutMode,
         objects: &[(&str, &[u8])],
         options: &PutOptions,
     ) -> Vec<Result<PutOutcome, KvError>> {
-        let turns: Vec<Option<KeyLockGuard>> =
+        let locks: Vec<Option<KeyLockGuard>> =
             objects.iter().map(|(key, _)| self.shared.key_locks.try_lock(key)).collect();
-        let starts = self.start_all(mode, objects, &turns, options).await;
-        let begun: Vec<bool> = starts.iter().map(Result::is_ok).collect();
-        let open = objects.iter().zip(&begun).filter(|(_, begun)| **begun).map(|((key, _), _)| *key);
-        let mut open = InFlightPuts::new(self, mode, open.collect(), turns.into_iter().flatten().collect());
+        let starts = self.start_all(mode, objects, &locks, options).await;
+        let started: Vec<bool> = starts.iter().map(Result::is_ok).collect();
+        let open = objects.iter().zip(&started).filter(|(_, started)| **started).map(|((key, _), _)| *key);
+        let mut open = InFlightPuts::new(self, mode, open.collect(), locks.into_iter().flatten().collect());
         let writes = objects.iter().zip(starts).map(|((key, bytes), start)| async move {
             match start {
                 Ok(replicas) => self.write(key, &replicas, bytes).await,
@@ -105,17 +105,17 @@ impl KvClient {
         let mut results = self.in_flight(writes.collect()).await;
         let failed: HashSet<&str> = objects
             .iter()
-            .zip(begun.iter().zip(&results))
-            .filter(|(_, (begun, result))| {
-                **begun && result.as_ref().is_err_and(|error| !may_still_be_writing(error))
+            .zip(started.iter().zip(&results))
+            .filter(|(_, (started, result))| {
+                **started && result.as_ref().is_err_and(|error| !may_still_be_writing(error))
             })
             .map(|((key, _), _)| *key)
             .collect();
         open.retain_keys(|key| failed.contains(key));
         self.end_all(mode, objects, &mut results).await;
         open.revoke().await;
-        // One by one, those are tried again for which that may help.
-        let again = objects.iter().zip(results).map(|((key, bytes), result)| async move {
+        // Retryable failures are retried one by one.
+        let retries = objects.iter().zip(results).map(|((key, bytes), result)| async move {
             match result {
                 Ok(()) => Ok(PutOutcome::Stored),
                 Err(error) if error.code() == Some(ErrorCode::OBJECT_ALREADY_EXISTS) => {
@@ -125,51 +125,51 @@ impl KvClient {
                 Err(error) => Err(error),
             }
         });
-        self.in_flight(again.collect()).await
+        self.in_flight(retries.collect()).await
     }
 
     async fn start_all(
         &self,
         mode: PutMode,
         objects: &[(&str, &[u8])],
-        turns: &[Option<KeyLockGuard>],
+        locks: &[Option<KeyLockGuard>],
         options: &PutOptions,
     ) -> Vec<Result<Vec<WireReplica<String>>, KvError>> {
-        // Of nothing and of twins there is nothing to write. The master would refuse them, too, but perhaps all.
-        let mut seen = HashSet::new();
+        // Empty objects and duplicate keys are rejected here, because the master could refuse the whole batch for them.
+        let mut distinct = HashSet::new();
         let refusal = |key: &str, code| Some(KvError::master("put", key, RpcError::Refused(code)));
         let refused: Vec<Option<KvError>> = objects
             .iter()
-            .zip(turns)
-            .map(|((key, bytes), turn)| match (bytes.is_empty(), seen.insert(*key), turn) {
+            .zip(locks)
+            .map(|((key, bytes), lock)| match (bytes.is_empty(), distinct.insert(*key), lock) {
                 (true, _, _) => Some(KvError::Empty { key: (*key).to_owned() }),
                 (false, false, _) => refusal(key, ErrorCode::OBJECT_ALREADY_EXISTS),
                 (false, true, None) => refusal(key, being_written(mode)),
                 (false, true, Some(_)) => None,
             })
             .collect();
-        let asked = objects.iter().zip(&refused).filter(|(_, refused)| refused.is_none());
+        let accepted = objects.iter().zip(&refused).filter(|(_, refused)| refused.is_none());
         let (keys, sizes): (Vec<_>, Vec<_>) =
-            asked.map(|((key, bytes), _)| (*key, bytes.len() as u64)).unzip();
+            accepted.map(|((key, bytes), _)| (*key, bytes.len() as u64)).unzip();
         let config = options.config(keys.len(), self.shared.options.locality.host_id());
-        let mut answers = if keys.is_empty() {
+        let mut started = if keys.is_empty() {
             Ok(Vec::new().into_iter())
         } else {
             self.shared.objects.start_batch(mode, keys, sizes, config).await.map(Vec::into_iter)
         };
-        let answer = |((key, _), refused): (&(&str, &[u8]), Option<KvError>)| match (refused, &mut answers) {
+        let result = |((key, _), refused): (&(&str, &[u8]), Option<KvError>)| match (refused, &mut started) {
             (Some(error), _) => Err(error),
             (None, Err(error)) => Err(KvError::master("put", key, error.clone())),
-            // There are as many answers as keys.
-            (None, Ok(answers)) => {
-                let answer = answers.next().unwrap_or(Err(ErrorCode::INTERNAL_ERROR));
-                answer.map_err(|code| KvError::master("put", key, RpcError::Refused(code)))
+            // ObjectClient checks that there are as many results as keys.
+            (None, Ok(results)) => {
+                let result = results.next().unwrap_or(Err(ErrorCode::INTERNAL_ERROR));
+                result.map_err(|code| KvError::master("put", key, RpcError::Refused(code)))
             }
         };
-        objects.iter().zip(refused).map(answer).collect()
+        objects.iter().zip(refused).map(result).collect()
     }
 
-    /// Makes visible what has been written.
+    /// Ends the puts whose writes succeeded, which makes the objects visible.
     async fn end_all(&self, mode: PutMode, objects: &[(&str, &[u8])], results: &mut [Result<(), KvError>]) {
         let written: Vec<_> = objects.iter().zip(results).filter(|(_, result)| result.is_ok()).collect();
         if written.is_empty() {
@@ -186,8 +186,8 @@ impl KvClient {
         let mut ended = ended.map(Vec::into_iter);
         for ((key, _), result) in written {
             let ended = match &mut ended {
-                Ok(answers) => {
-                    answers.next().unwrap_or(Err(ErrorCode::INTERNAL_ERROR)).map_err(RpcError::from)
+                Ok(results) => {
+                    results.next().unwrap_or(Err(ErrorCode::INTERNAL_ERROR)).map_err(RpcError::from)
                 }
                 Err(error) => Err(error.clone()),
             };
@@ -195,13 +195,13 @@ impl KvClient {
         }
     }
 
-    /// Asks the master where objects are, in the keys' order.
+    /// Locates objects at the master. Results are in the keys' order.
     async fn locate_all(&self, keys: &[&str]) -> Vec<Result<ObjectLocation, KvError>> {
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         match self.shared.objects.replicas_of(keys.to_vec()).await {
-            Ok(answers) => {
-                let located = answers.into_iter().zip(keys).map(|(answer, key)| match answer {
-                    Ok(list) => self.located(key, asked, &list),
+            Ok(lists) => {
+                let located = lists.into_iter().zip(keys).map(|(list, key)| match list {
+                    Ok(list) => self.located(key, requested_at, &list),
                     Err(code) => Err(KvError::master("find", key, RpcError::Refused(code))),
                 });
                 located.collect()
@@ -210,14 +210,14 @@ impl KvClient {
         }
     }
 
-    /// The results of futures of which a bounded number is under way, in their order. They come in a vector because the compiler
-    /// cannot tell of most iterators that they may be sent to another thread.
+    /// Runs futures with bounded concurrency and returns their results in order. They are passed as a vector because the compiler
+    /// cannot infer `Send` for most iterators.
     async fn in_flight<F: Future>(&self, futures: Vec<F>) -> Vec<F::Output> {
         stream::iter(futures).buffered(self.shared.options.batch_in_flight.max(1)).collect().await
     }
 }
 
-/// What becomes of an object of which this client is writing another: a put leaves that, an upsert comes after it.
+/// The error for a key that this client is already writing: a put leaves that object, an upsert is retried after it.
 fn being_written(mode: PutMode) -> ErrorCode {
     match mode {
         PutMode::Put => ErrorCode::OBJECT_ALREADY_EXISTS,
@@ -225,9 +225,9 @@ fn being_written(mode: PutMode) -> ErrorCode {
     }
 }
 
-/// Whether an object that could not be put may be put by trying again.
+/// Whether a retry of a failed put may succeed.
 fn is_retryable(error: &KvError) -> bool {
-    let later = [ErrorCode::NO_AVAILABLE_HANDLE, ErrorCode::OBJECT_REPLICA_BUSY].map(Some);
-    later.contains(&error.code())
+    let transient = [ErrorCode::NO_AVAILABLE_HANDLE, ErrorCode::OBJECT_REPLICA_BUSY].map(Some);
+    transient.contains(&error.code())
         || (matches!(error, KvError::Transfer { .. }) && !may_still_be_writing(error))
 }

@@ -1,4 +1,4 @@
-//! Objects that are read often, kept here.
+//! In-process cache of frequently read objects.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -7,11 +7,10 @@ use bytes::Bytes;
 use moka::Expiry;
 use moka::sync::Cache;
 
-/// What an entry weighs beside its key and its bytes.
+/// Bytes of overhead per entry, added to its key and value.
 const OVERHEAD: usize = 128;
 
-/// Keeps objects for as long as the master has promised that they stay, within a number of bytes. Those that are
-/// asked for most often stay longest.
+/// Caches objects until their lease expires, up to a number of bytes. Infrequently read objects are evicted first. `None` if off.
 #[derive(Debug)]
 pub(crate) struct HotCache(Option<Cache<Arc<str>, CachedObject>>);
 
@@ -24,26 +23,26 @@ struct CachedObject {
 struct LeaseExpiry;
 
 impl Expiry<Arc<str>, CachedObject> for LeaseExpiry {
-    fn expire_after_create(&self, _: &Arc<str>, kept: &CachedObject, now: Instant) -> Option<Duration> {
-        Some(kept.expires_at.saturating_duration_since(now))
+    fn expire_after_create(&self, _: &Arc<str>, cached: &CachedObject, now: Instant) -> Option<Duration> {
+        Some(cached.expires_at.saturating_duration_since(now))
     }
 
     fn expire_after_update(
         &self,
         _: &Arc<str>,
-        kept: &CachedObject,
+        cached: &CachedObject,
         now: Instant,
         _: Option<Duration>,
     ) -> Option<Duration> {
-        Some(kept.expires_at.saturating_duration_since(now))
+        Some(cached.expires_at.saturating_duration_since(now))
     }
 }
 
 impl HotCache {
-    /// A cache of that many bytes; none if 0.
+    /// A cache of at most `bytes` bytes; 0 turns it off.
     pub(crate) fn new(bytes: u64) -> Self {
-        let weight = |key: &Arc<str>, kept: &CachedObject| {
-            u32::try_from(OVERHEAD + key.len() + kept.bytes.len()).unwrap_or(u32::MAX)
+        let weight = |key: &Arc<str>, cached: &CachedObject| {
+            u32::try_from(OVERHEAD + key.len() + cached.bytes.len()).unwrap_or(u32::MAX)
         };
         let build = || Cache::builder().max_capacity(bytes).weigher(weight).expire_after(LeaseExpiry).build();
         Self((bytes > 0).then(build))
@@ -54,9 +53,9 @@ impl HotCache {
     }
 
     pub(crate) fn get(&self, key: &str) -> Option<Bytes> {
-        let kept = self.0.as_ref()?.get(key)?;
-        // The cache's clock may lag.
-        (Instant::now() < kept.expires_at).then_some(kept.bytes)
+        let cached = self.0.as_ref()?.get(key)?;
+        // The cache may return expired entries for a short time.
+        (Instant::now() < cached.expires_at).then_some(cached.bytes)
     }
 
     pub(crate) fn insert(&self, key: &str, bytes: &Bytes, until: Instant) {
@@ -65,7 +64,7 @@ impl HotCache {
         }
     }
 
-    /// Forgets an object that is being replaced or removed.
+    /// Invalidates an object that is being replaced or removed.
     pub(crate) fn remove(&self, key: &str) {
         if let Some(cache) = &self.0 {
             cache.invalidate(key);
@@ -84,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn objects_are_kept_until_their_lease_ends() {
+    fn objects_are_cached_until_their_lease_expires() {
         let cache = HotCache::new(1 << 20);
         let now = Instant::now();
         cache.insert("short", &Bytes::from_static(b"s"), now);
@@ -99,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_kept_than_fits() {
+    fn cache_size_stays_within_its_limit() {
         let cache = HotCache::new(100_000);
         let until = Instant::now() + Duration::from_secs(3600);
         for n in 0..100 {

@@ -1,24 +1,24 @@
-//! The checksum of an object that the master keeps: from the writer's buffer to the reader's.
+//! The end-to-end checksum of an object: computed by the writer, stored by the master, verified by readers.
 //!
-//! It is CRC-64/ECMA-182, as Mooncake's own clients make it when `MOONCAKE_STORE_CHECKSUM` is set.
+//! It is CRC-64/ECMA-182, as Mooncake's own clients compute it when `MOONCAKE_STORE_CHECKSUM` is set.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
-/// The checksum of an object.
+/// Computes the checksum of a whole object.
 pub(crate) fn checksum(bytes: &[u8]) -> u64 {
     crc_fast::checksum(CrcAlgorithm::Crc64Ecma182, bytes)
 }
 
-/// The checksum of bytes that come one after another, if it is wanted.
+/// An incremental checksum; does nothing if checksums are off.
 #[derive(Debug)]
 pub(crate) struct RunningChecksum(Option<Digest>);
 
 impl RunningChecksum {
-    pub(crate) fn new(is_wanted: bool) -> Self {
-        Self(is_wanted.then(|| Digest::new(CrcAlgorithm::Crc64Ecma182)))
+    pub(crate) fn new(is_enabled: bool) -> Self {
+        Self(is_enabled.then(|| Digest::new(CrcAlgorithm::Crc64Ecma182)))
     }
 
-    /// Forgets what came until now.
+    /// Resets the checksum before a retry.
     pub(crate) fn restart(&mut self) {
         self.0.iter_mut().for_each(Digest::reset);
     }
@@ -27,7 +27,7 @@ impl RunningChecksum {
         self.0.iter_mut().for_each(|digest| digest.update(bytes));
     }
 
-    /// What came here, and then there.
+    /// The checksum of the concatenation of both inputs.
     pub(crate) fn then(mut self, next: &Self) -> Self {
         if let (Some(digest), Some(next)) = (&mut self.0, &next.0) {
             digest.combine(next);
@@ -44,20 +44,20 @@ impl RunningChecksum {
 mod tests {
     use super::*;
 
-    /// What Mooncake 0.3.13.post1 told its master for these objects.
+    /// Values that a client of Mooncake 0.3.13.post1 sent to its master for these objects.
     #[test]
-    fn checksums_are_those_of_mooncake() {
+    fn checksums_equal_those_of_mooncake() {
         assert_eq!(checksum(&[b'a'; 9]), 16_459_303_117_433_716_883);
         let repeated: Vec<u8> = b"abc".iter().copied().cycle().take(4096).collect();
         assert_eq!(checksum(&repeated), 4_197_812_223_107_030_088);
     }
 
     #[test]
-    fn parts_add_up_to_the_whole() {
-        let bytes: Vec<u8> = (0..100_000_u32).map(|at| (at % 251) as u8).collect();
+    fn checksums_of_parts_combine_to_that_of_the_whole() {
+        let bytes: Vec<u8> = (0..100_000_u32).map(|index| (index % 251) as u8).collect();
         let part = |from: usize, to: usize| {
             let mut sum = RunningChecksum::new(true);
-            sum.add(b"what is forgotten");
+            sum.add(b"discarded by restart");
             sum.restart();
             bytes[from..to].chunks(999).for_each(|piece| sum.add(piece));
             sum

@@ -1,4 +1,4 @@
-//! The client of one store.
+//! Client of one store: shared state and construction.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::key_locks::KeyLocks;
 use crate::options::KvClientOptions;
 use crate::peer::PeerTable;
 
-/// Puts objects into a store and gets them back. Cloning is cheap, and every clone shares connections and cache.
+/// Puts and gets objects of a store. Clones are cheap and share connections and cache.
 #[derive(Clone)]
 pub struct KvClient {
     pub(crate) shared: Arc<KvClientInner>,
@@ -24,19 +24,19 @@ pub(crate) struct KvClientInner {
     pub(crate) peers: PeerTable,
     pub(crate) disk_nodes: DiskNodeTable,
     pub(crate) cache: HotCache,
-    /// Keys that are being written.
+    /// Serializes writes of the same key.
     pub(crate) key_locks: KeyLocks,
     pub(crate) options: KvClientOptions,
     pub(crate) supervisor: Supervisor,
 }
 
 impl KvClient {
-    /// A client of the store whose master is at `master`, a `host:port`. Connects when it is used first.
+    /// A client of the store whose master is at `master`, a `host:port`. Connects on first use.
     ///
     /// Must be called inside the runtime in which it is used.
     ///
     /// # Errors
-    /// When there can be no client for the metadata server, as for a URL that is none.
+    /// When the client of the metadata server cannot be created, for example because its URL is invalid.
     pub fn new(
         master: &str,
         options: KvClientOptions,
@@ -47,27 +47,26 @@ impl KvClient {
         let master = MasterClient::authenticated(master, options.master, authentication, supervisor);
         let objects = ObjectClient::new(master, client_id, &options.tenant);
         let (peers, cache) = (PeerTable::new(options.clone())?, HotCache::new(options.cache_bytes));
-        let (disks, turns, supervisor) = (DiskNodeTable::default(), KeyLocks::default(), supervisor.clone());
         Ok(Self {
             shared: Arc::new(KvClientInner {
                 objects,
                 peers,
-                disk_nodes: disks,
+                disk_nodes: DiskNodeTable::default(),
                 cache,
-                key_locks: turns,
+                key_locks: KeyLocks::default(),
                 options,
-                supervisor,
+                supervisor: supervisor.clone(),
             }),
         })
     }
 
-    /// The calls to the master that this client makes, for what it has no method for.
+    /// The underlying master calls, for operations without a method here.
     #[must_use]
     pub fn objects(&self) -> &ObjectClient {
         &self.shared.objects
     }
 
-    /// Bytes that were moved to or from nodes, until now: each slice of each replica counts when it is through.
+    /// Bytes transferred to and from nodes so far. Each slice of each replica is counted when its transfer completes.
     #[must_use]
     pub fn bytes_moved(&self) -> u64 {
         self.shared.peers.transferred_bytes()

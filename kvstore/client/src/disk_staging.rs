@@ -1,4 +1,4 @@
-//! Objects that are only on a node's disk: the node brings them into its memory for a while, and there they are read.
+//! Reads objects that are only on a node's disk: the node stages them in its memory for a limited time.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::client::KvClient;
 use crate::error::NodeError;
 use crate::locate::{ObjectLocation, ReplicaSource};
 
-/// Nodes that are remembered at most. When there are more, all are forgotten.
+/// Maximum number of cached node clients. When it is reached, all are dropped.
 const MAX_NODES: usize = 1024;
 
-/// The nodes with disks that this client has met.
+/// Clients of nodes with disks, by the address of their port for disk reads.
 #[derive(Default)]
 pub(crate) struct DiskNodeTable(Mutex<HashMap<Arc<str>, DiskNodeClient>>);
 
@@ -36,7 +36,7 @@ impl DiskNodeTable {
     }
 }
 
-/// An object in the memory of a node, given back when this is dropped.
+/// An object staged in a node's memory, released when this is dropped.
 pub(crate) struct StagedObjectGuard {
     node: DiskNodeClient,
     batch: u64,
@@ -45,7 +45,7 @@ pub(crate) struct StagedObjectGuard {
 }
 
 impl StagedObjectGuard {
-    /// Whether the object was there until now.
+    /// Whether the staged object has not expired yet.
     pub(crate) fn is_valid(&self) -> bool {
         Instant::now() < self.expires_at
     }
@@ -56,14 +56,14 @@ impl Drop for StagedObjectGuard {
         let (node, batch) = (self.node.clone(), self.batch);
         self.supervisor.spawn("kv-release", async move {
             if let Err(error) = node.release(batch).await {
-                tracing::debug!(%error, "the node takes its memory back by itself");
+                tracing::debug!(%error, "cannot release a staged object; it expires by itself");
             }
         });
     }
 }
 
 impl KvClient {
-    /// Has an object brought into memory that is only on a disk, and makes that its source.
+    /// If an object is only on disk, has the node stage it, and adds the staged copy as source.
     pub(crate) async fn stage(
         &self,
         key: &str,
@@ -72,7 +72,7 @@ impl KvClient {
         let Some(endpoint) = located.disk.as_ref().filter(|_| located.sources.is_empty()) else {
             return Ok(None);
         };
-        let (shared, asked) = (&*self.shared, Instant::now());
+        let (shared, requested_at) = (&*self.shared, Instant::now());
         let failed = |reason: String| NodeError::Disk { endpoint: Arc::clone(endpoint), reason };
         let options = rpc::MasterClientOptions { connections: 1, ..shared.options.master };
         let node = shared.disk_nodes.get(
@@ -84,14 +84,15 @@ impl KvClient {
         let staged = node.stage(&shared.options.tenant, key, located.size as u64).await;
         let staged = staged.map_err(|error| failed(error.to_string()))?;
         let address = staged.addresses.first().copied();
-        let address = address.ok_or_else(|| failed("it brought nothing".to_owned()))?;
+        let address = address.ok_or_else(|| failed("the node staged no object".to_owned()))?;
         let source = ReplicaSource { peer: shared.peers.get(&staged.endpoint), address };
         located.sources.push(source);
-        let until = asked + Duration::from_millis(staged.ttl_ms);
+        // Counted from the request, because the node's clock started before the response arrived.
+        let expires_at = requested_at + Duration::from_millis(staged.ttl_ms);
         Ok(Some(StagedObjectGuard {
             node,
             batch: staged.batch_id,
-            expires_at: until,
+            expires_at,
             supervisor: shared.supervisor.clone(),
         }))
     }

@@ -1,4 +1,4 @@
-//! Why an object could not be put or got.
+//! Errors of object operations.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,110 +7,82 @@ use mooncake_wire::ErrorCode;
 use moongate_master_client::rpc::RpcError;
 use moongate_transfer::TransferError;
 
-/// Pause before another attempt when the master has granted no access: nodes send their keys with each heartbeat, once a second.
+/// Pause before a retry when the master granted no access: nodes send it their keys with each heartbeat, once a second.
 pub(crate) const GRANT_PAUSE: Duration = Duration::from_millis(600);
 
 /// Why an operation on an object failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum KvError {
-    /// There is no such object, or none that can be read yet.
+    /// The object does not exist, or is not readable yet.
     #[error("there is no object {key:?} in the store")]
-    NotFound {
-        /// The object's key.
-        key: String,
-    },
-    /// Nodes hold the object, but none in a way that this client can read.
-    #[error("{key:?} has no replica that can be read over TCP, only {found}")]
+    NotFound { key: String },
+    /// Replicas exist, but none in a medium that this client can read.
+    #[error("{key:?} has no replica that can be read over TCP, only {media}")]
     NoReplica {
-        /// The object's key.
         key: String,
-        /// What there is.
-        found: String,
+        /// Media of the existing replicas.
+        media: String,
     },
-    /// The caller's buffer is too small.
+    /// The caller's buffer is smaller than the object.
     #[error("{key:?} has {size} bytes and the buffer only {capacity}")]
     TooSmall {
-        /// The object's key.
         key: String,
-        /// Bytes of the object.
+        /// Size of the object in bytes.
         size: u64,
-        /// Bytes of the buffer.
+        /// Size of the buffer in bytes.
         capacity: usize,
     },
-    /// The object is larger than allowed.
-    #[error(
-        "{key:?} has {size} bytes, more than the {limit} that are allowed; raise the client's largest object"
-    )]
+    /// The object is larger than [`KvClientOptions::largest_object`](crate::KvClientOptions::largest_object).
+    #[error("{key:?} has {size} bytes, more than the limit of {limit}; raise the client's largest_object")]
     TooLarge {
-        /// The object's key.
         key: String,
-        /// Its bytes.
+        /// Size of the object in bytes.
         size: u64,
-        /// The limit in bytes.
         limit: u64,
     },
-    /// The store takes no objects without content.
-    #[error("{key:?} has no content, and a store keeps no empty objects")]
-    Empty {
-        /// The object's key.
-        key: String,
-    },
-    /// The master has no room.
+    /// Mooncake's stores reject objects without content.
+    #[error("{key:?} has no content, and a store accepts no empty objects")]
+    Empty { key: String },
+    /// The master found no free space, after several attempts.
     #[error(
-        "the store has no room for the {size} bytes of {key:?}; add store nodes, or wait until leases end"
+        "the store has no free space for the {size} bytes of {key:?}; add store nodes, or wait until leases expire"
     )]
     NoRoom {
-        /// The object's key.
         key: String,
-        /// Its bytes.
+        /// Size of the object in bytes.
         size: u64,
     },
-    /// Reading took longer than the object's lease, again and again.
+    /// Each attempt to read took longer than the object's lease.
     #[error(
         "reading {key:?} took longer than its lease of {lease:?}, {attempts} times; \
          raise the master's --default_kv_lease_ttl"
     )]
-    LeaseEnded {
-        /// The object's key.
-        key: String,
-        /// The lease.
-        lease: Duration,
-        /// How often it was tried.
-        attempts: u32,
-    },
-    /// What was read is not what was written.
+    LeaseEnded { key: String, lease: Duration, attempts: u32 },
+    /// No replica matches the writer's checksum.
     #[error(
-        "the bytes of {key:?} are not those that were written, whichever of {replicas} replicas is read: \
-         their checksum is wrong; remove the object"
+        "{key:?} is corrupt: none of its {replicas} replicas matches the writer's checksum; remove the object"
     )]
-    Damaged {
-        /// The object's key.
-        key: String,
-        /// How many replicas it has.
-        replicas: usize,
-    },
-    /// The bytes could not be moved.
+    Damaged { key: String, replicas: usize },
+    /// The transfer failed, after all retries.
     #[error("{what} {key:?}: {source}")]
     Transfer {
-        /// `read` or `write`.
+        /// The operation: `read` or `write`.
         what: &'static str,
-        /// The object's key.
         key: String,
         /// Why the last attempt failed.
         source: NodeError,
     },
-    /// The master did not do it.
+    /// The master refused the call or did not answer.
     #[error("{what}: {source}")]
     Master {
-        /// What was asked for.
+        /// The operation, with its key.
         what: String,
-        /// Why not.
         source: RpcError,
     },
 }
 
 impl KvError {
-    /// The master's code, if it is what the master answered.
+    /// The Mooncake error code that corresponds to this error, if there is one.
     #[must_use]
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
@@ -122,7 +94,7 @@ impl KvError {
         }
     }
 
-    /// Whether the master has granted no access, as one that was restarted until nodes have sent it their keys.
+    /// Whether the master granted no access. A restarted master grants none until nodes have sent it their keys.
     pub(crate) fn is_not_granted(&self) -> bool {
         let is_missing = |source: &NodeError| {
             matches!(source, NodeError::Transfer { source: TransferError::NotGranted { .. }, .. })
@@ -140,33 +112,22 @@ impl KvError {
     }
 }
 
-/// Why bytes could not be moved to or from a node.
+/// Why a transfer with a node failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum NodeError {
-    /// It is not known where the node serves transfers.
+    /// The lookup of the node's transfer address failed.
     #[error(
-        "where the node {endpoint} serves transfers is not known: {reason}; check --metadata, and that it runs"
+        "cannot look up the transfer address of node {endpoint}: {reason}; check --metadata, and that the node runs"
     )]
-    Lookup {
-        /// The node.
-        endpoint: Arc<str>,
-        /// Why not.
-        reason: String,
-    },
-    /// The object is only on the node's disk, and the node did not bring it into memory.
-    #[error("the disk of the node at {endpoint}: {reason}")]
+    Lookup { endpoint: Arc<str>, reason: String },
+    /// The object is only on the node's disk, and staging it failed.
+    #[error("cannot read from the disk of the node at {endpoint}: {reason}")]
     Disk {
-        /// Where the node is asked for it.
+        /// Address of the node's port for disk reads.
         endpoint: Arc<str>,
-        /// Why not.
         reason: String,
     },
-    /// The transfer failed.
+    /// The transfer with the node failed.
     #[error("node {endpoint}: {source}")]
-    Transfer {
-        /// The node.
-        endpoint: Arc<str>,
-        /// How.
-        source: TransferError,
-    },
+    Transfer { endpoint: Arc<str>, source: TransferError },
 }

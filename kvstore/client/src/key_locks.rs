@@ -1,7 +1,7 @@
-//! One write of a key at a time.
+//! Locks that allow one write of a key at a time.
 //!
-//! A master tells writers apart by the ids of their clients. Of two writes of the same key by one client it would end, or take back,
-//! whichever it has, and so make bytes visible that are still being written.
+//! A master distinguishes writers by client id only. With two concurrent writes of a key by one client, it could end or revoke the
+//! wrong one, and so make bytes visible that are still being written.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
-/// The keys that a client is writing, and who waits for each.
+/// The keys that a client is writing, each with a channel that closes when the key is free.
 #[derive(Clone, Default)]
 pub(crate) struct KeyLocks(Arc<Mutex<HashMap<Arc<str>, watch::Receiver<()>>>>);
 
-/// A write of a key, until all clones are dropped.
+/// Holds the lock of a key until all clones are dropped.
 #[derive(Clone)]
 pub(crate) struct KeyLockGuard {
     _entry: Arc<KeyLockEntry>,
@@ -22,7 +22,7 @@ pub(crate) struct KeyLockGuard {
 struct KeyLockEntry {
     locks: KeyLocks,
     key: Arc<str>,
-    /// Dropped after the key is free, which those notice who wait.
+    /// Dropped after the key was removed from the map, which wakes the waiters.
     _released: watch::Sender<()>,
 }
 
@@ -33,29 +33,29 @@ impl Drop for KeyLockEntry {
 }
 
 impl KeyLocks {
-    /// The turn to write a key, unless it is being written.
+    /// Locks a key. None if it is locked.
     pub(crate) fn try_lock(&self, key: &str) -> Option<KeyLockGuard> {
         self.lock_or_waiter(key).ok()
     }
 
-    /// The turn to write a key, when those before are over.
+    /// Waits until a key is free, and locks it.
     pub(crate) async fn lock(&self, key: &str) -> KeyLockGuard {
         loop {
             match self.lock_or_waiter(key) {
-                Ok(turn) => return turn,
-                // Nothing is ever sent: this ends with the sender.
-                Err(mut over) => while over.changed().await.is_ok() {},
+                Ok(guard) => return guard,
+                // No value is ever sent: the loop ends when the sender is dropped.
+                Err(mut released) => while released.changed().await.is_ok() {},
             }
         }
     }
 
     fn lock_or_waiter(&self, key: &str) -> Result<KeyLockGuard, watch::Receiver<()>> {
         let mut writing = self.0.lock();
-        if let Some(over) = writing.get(key) {
-            return Err(over.clone());
+        if let Some(released) = writing.get(key) {
+            return Err(released.clone());
         }
-        let (key, (sender, over)): (Arc<str>, _) = (key.into(), watch::channel(()));
-        writing.insert(Arc::clone(&key), over);
+        let (key, (sender, released)): (Arc<str>, _) = (key.into(), watch::channel(()));
+        writing.insert(Arc::clone(&key), released);
         Ok(KeyLockGuard { _entry: Arc::new(KeyLockEntry { locks: self.clone(), key, _released: sender }) })
     }
 }
@@ -67,19 +67,19 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_key_is_written_by_one_at_a_time() {
-        let turns = KeyLocks::default();
-        let first = turns.lock("a").await;
-        assert!(turns.try_lock("a").is_none() && turns.try_lock("b").is_some());
-        let also = first.clone();
-        let mut waits = std::pin::pin!(turns.lock("a"));
-        assert!(waits.as_mut().now_or_never().is_none());
+    async fn key_stays_locked_until_all_guard_clones_are_dropped() {
+        let locks = KeyLocks::default();
+        let first = locks.lock("a").await;
+        assert!(locks.try_lock("a").is_none() && locks.try_lock("b").is_some());
+        let clone = first.clone();
+        let mut waiter = std::pin::pin!(locks.lock("a"));
+        assert!(waiter.as_mut().now_or_never().is_none());
         drop(first);
-        assert!(waits.as_mut().now_or_never().is_none());
-        drop(also);
-        let second = waits.await;
-        assert!(turns.try_lock("a").is_none());
+        assert!(waiter.as_mut().now_or_never().is_none());
+        drop(clone);
+        let second = waiter.await;
+        assert!(locks.try_lock("a").is_none());
         drop(second);
-        assert!(turns.try_lock("a").is_some() && turns.0.lock().is_empty());
+        assert!(locks.try_lock("a").is_some() && locks.0.lock().is_empty());
     }
 }

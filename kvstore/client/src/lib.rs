@@ -1,21 +1,21 @@
-//! Client of a Mooncake-compatible KV store: puts objects and gets them back.
+//! Client of a Mooncake-compatible KV store.
 //!
-//! A [`KvClient`] asks the master where an object is, or where it may be written, and moves the bytes itself between
-//! the caller's buffer and the nodes' memory, over the TCP data plane of Mooncake's transfer engine, or over RDMA where
-//! a node has it and the feature `rdma` is on. It works with Mooncake's own master and nodes of all known releases, and
-//! with ours.
+//! A [`KvClient`] locates or allocates an object at the master, and transfers the bytes directly between the caller's
+//! buffer and the nodes' memory, over the TCP data plane of Mooncake's transfer engine, or over RDMA if the node has it
+//! and the feature `rdma` is on. It works with Mooncake's own master and nodes of all known releases, and with
+//! Moongate's.
 //!
-//! - Large objects are cut into slices that are under way at once, over several connections to a node, and when
-//!   reading also over all nodes that have a replica.
-//! - Of several replicas the near and idle ones are read ([`Locality`]); one that fails is replaced by another.
-//! - All replicas of an object are written at once. A put that fails half way is taken back.
-//! - A read counts only if the master's lease on the object lasted until its end.
-//! - The writer's checksum of an object is kept by the master (since 0.3.13) and compared by the reader. Nodes of
-//!   ours check theirs on every transfer, too.
-//! - Objects that are read often can be kept here ([`KvClientOptions::cache_bytes`]), never longer than their lease.
+//! - Large objects are split into slices that are transferred concurrently, over several connections to a node. Reads
+//!   also spread over all nodes that have a replica.
+//! - Reads prefer near and idle replicas ([`Locality`]), and fall back to another replica on failure.
+//! - All replicas of an object are written concurrently. A put that fails partway is revoked.
+//! - A read succeeds only if the master's lease on the object lasted until its end.
+//! - The master stores the writer's checksum of an object (since 0.3.13), and readers verify it. Moongate's nodes also
+//!   verify a checksum on every transfer.
+//! - Frequently read objects can be cached in the client ([`KvClientOptions::cache_bytes`]), never longer than their lease.
 //!
-//! Nothing runs in the background except the connections to the master: a transfer is driven by whoever awaits it.
-//! So a client belongs to one runtime, and one client on each of several single-threaded runtimes is the fastest.
+//! Only the connections to the master run in background tasks; a transfer makes progress when its future is polled.
+//! So a client belongs to one runtime. One client on each of several single-threaded runtimes is the fastest setup.
 
 mod batch;
 mod cache;

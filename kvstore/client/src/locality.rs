@@ -1,4 +1,4 @@
-//! How far nodes are.
+//! Network distance of nodes, used to prefer near replicas.
 
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -6,16 +6,15 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 
-/// Where the kernel tells the host's name.
+/// The kernel's file with the host name.
 const HOST_NAME: &str = "/proc/sys/kernel/hostname";
-/// The distance of a node that nothing is known of.
+/// Distance of a node that matches no rule.
 const DEFAULT_DISTANCE: u32 = 100;
 
-/// Which nodes are near this client. A node's distance is 0 on the same host, that of the first rule that fits
-/// it, or else 100.
+/// Distances of nodes from this client: 0 on the same host, else that of the first matching rule, else 100.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Locality {
-    /// The names and addresses of this host.
+    /// Names and addresses of this host.
     own: HashSet<String>,
     rules: Vec<(LocalityPattern, u32)>,
     host_id: String,
@@ -27,12 +26,12 @@ enum LocalityPattern {
     Network(IpNet),
 }
 
-/// Text that is not a rule.
+/// The text is not a distance rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is not PLACE=DISTANCE, for example 10.1.0.0/16=1 or node-7=2")]
+#[error("{0:?} is not HOST_OR_CIDR=DISTANCE, for example 10.1.0.0/16=1 or node-7=2")]
 pub struct LocalityError(String);
 
-/// Knows the own host by its name and its loopback addresses, and nothing else.
+/// No rules. The own host is recognized by its name and by loopback addresses.
 impl Default for Locality {
     fn default() -> Self {
         let name = std::fs::read_to_string(HOST_NAME).unwrap_or_default();
@@ -42,35 +41,35 @@ impl Default for Locality {
 }
 
 impl Locality {
-    /// Also knows the own host by this name or address, for example its pod's IP address.
+    /// Adds a name or address of the own host, for example its pod's IP address.
     #[must_use]
     pub fn with_own(mut self, host: &str) -> Self {
-        self.own.insert(bare(host).to_owned());
+        self.own.insert(strip_brackets(host).to_owned());
         self
     }
 
-    /// The own host's id, by which a master that is told to allocates on the same host.
+    /// Sets the own host's id, which a master with host-local allocation uses to allocate on the same host.
     #[must_use]
     pub fn with_host_id(mut self, id: &str) -> Self {
         id.clone_into(&mut self.host_id);
         self
     }
 
-    /// Adds a rule `PLACE=DISTANCE`: a host, an address or a network, and how far it is. Smaller is nearer.
+    /// Adds a rule `HOST_OR_CIDR=DISTANCE` for a host, an address or a network. Smaller is nearer.
     ///
     /// # Errors
-    /// When it is not of that form.
+    /// When the rule does not have this form.
     pub fn with_rule(mut self, rule: &str) -> Result<Self, LocalityError> {
-        let wrong = || LocalityError(rule.to_owned());
-        let (place, distance) = rule.rsplit_once('=').ok_or_else(wrong)?;
-        let distance = distance.trim().parse().map_err(|_| wrong())?;
-        let place = match (IpNet::from_str(place.trim()), bare(place.trim())) {
+        let invalid = || LocalityError(rule.to_owned());
+        let (pattern, distance) = rule.rsplit_once('=').ok_or_else(invalid)?;
+        let distance = distance.trim().parse().map_err(|_| invalid())?;
+        let pattern = match (IpNet::from_str(pattern.trim()), strip_brackets(pattern.trim())) {
             (Ok(network), _) => LocalityPattern::Network(network),
-            (_, "") => return Err(wrong()),
-            (_, host) if host.contains('/') => return Err(wrong()),
+            (_, "") => return Err(invalid()),
+            (_, host) if host.contains('/') => return Err(invalid()),
             (_, host) => LocalityPattern::Host(host.to_owned()),
         };
-        self.rules.push((place, distance));
+        self.rules.push((pattern, distance));
         Ok(self)
     }
 
@@ -80,22 +79,25 @@ impl Locality {
 
     /// The distance of the node whose endpoint is `host:port`.
     pub(crate) fn distance(&self, endpoint: &str) -> u32 {
-        let host = bare(endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host));
+        let host = strip_brackets(endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host));
         let address: Option<IpAddr> = host.parse().ok();
         if self.own.contains(host) || address.is_some_and(|address| address.is_loopback()) {
             return 0;
         }
-        let fits = |place: &LocalityPattern| match (place, address) {
+        let matches_node = |pattern: &LocalityPattern| match (pattern, address) {
             (LocalityPattern::Host(name), _) => name == host,
             (LocalityPattern::Network(network), Some(address)) => network.contains(&address),
             (LocalityPattern::Network(_), None) => false,
         };
-        self.rules.iter().find(|(place, _)| fits(place)).map_or(DEFAULT_DISTANCE, |(_, distance)| *distance)
+        self.rules
+            .iter()
+            .find(|(pattern, _)| matches_node(pattern))
+            .map_or(DEFAULT_DISTANCE, |(_, distance)| *distance)
     }
 }
 
-/// A host without the brackets that IPv6 addresses have before a port.
-fn bare(host: &str) -> &str {
+/// Removes the brackets around an IPv6 address.
+fn strip_brackets(host: &str) -> &str {
     host.trim_matches(['[', ']'])
 }
 
@@ -104,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_host_is_nearest_then_rules_count() {
+    fn own_host_has_distance_zero_then_the_first_rule_matches() {
         let locality = Locality::default().with_own("10.1.2.3").with_rule("10.1.0.0/16=1").unwrap();
         let locality = locality.with_rule("rack-b=2").unwrap().with_rule("fd00::/8=3").unwrap();
         for (endpoint, distance) in [
@@ -124,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_are_none_are_refused() {
+    fn invalid_rules_are_rejected() {
         for rule in ["", "a", "=1", "a=", "a=b", "10.0.0.0/99=1"] {
             assert!(Locality::default().with_rule(rule).is_err(), "{rule}");
         }

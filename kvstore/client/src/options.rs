@@ -1,4 +1,4 @@
-//! How a client works, and how objects are kept.
+//! Options of clients and of puts.
 
 use std::time::Duration;
 
@@ -8,43 +8,43 @@ use moongate_transfer::{MetadataSource, TransferLimits, TransferProtocol};
 
 use crate::locality::Locality;
 
-/// How a client works.
+/// Options of a [`KvClient`](crate::KvClient): connections, limits and caching.
 #[derive(Clone, Debug)]
 pub struct KvClientOptions {
-    /// How the master is called.
+    /// Options of the connection to the master.
     pub master: rpc::MasterClientOptions,
-    /// Whose objects. Masters before 0.3.12, and those without tenants, know only `default`.
+    /// Tenant of all objects. Masters before 0.3.12, and those without tenants, support only `default`.
     pub tenant: String,
-    /// Where nodes tell their data ports.
+    /// Where nodes publish their data ports.
     pub metadata: MetadataSource,
-    /// Which nodes are near.
+    /// Distances of nodes, which decide between replicas.
     pub locality: Locality,
-    /// TLS with certificates to master and nodes, and what the master grants; `None`: as Mooncake's. With it, transfers go over TCP only.
+    /// Mutual TLS with master and nodes, and the master's capabilities; `None` for Mooncake's plain protocol. With it, transfers use TCP only.
     pub authentication: Option<StoreCredentials>,
-    /// Connections to one node at most. One more reader waits.
+    /// Maximum number of connections to one node. Further transfers wait.
     pub connections_per_node: usize,
-    /// Objects larger than this are cut into slices of at most this many bytes.
+    /// Objects larger than this are split into slices of at most this many bytes.
     pub slice_bytes: usize,
-    /// Objects of a batch that are under way at once.
+    /// Maximum number of concurrent transfers of a batch, in objects.
     pub batch_in_flight: usize,
-    /// How often a put or get is tried from the start.
+    /// Maximum number of attempts of a put or get.
     pub attempts: u32,
-    /// Largest object that is got, in bytes: what one answer of the master can make this client allocate.
+    /// Largest object that can be read, in bytes. It limits what one response of the master can make this client allocate.
     pub largest_object: u64,
-    /// Speak nothing newer than this to nodes' data ports.
+    /// Newest protocol version to use with nodes' data ports.
     pub newest_protocol: TransferProtocol,
-    /// Limits of transfers.
+    /// Time limits and busy polling of transfers.
     pub transfers: TransferLimits,
-    /// Devices for transfers with nodes that have RDMA, by name; all that the machine has if there are no names.
+    /// RDMA devices by name, for transfers with nodes that have RDMA; all devices of the machine if empty.
     pub rdma_devices: Vec<String>,
-    /// Whether written objects get a checksum, which masters since 0.3.13 keep, and what is read is compared with it.
+    /// Whether puts send a checksum, which masters since 0.3.13 store, and gets verify it.
     pub checksums: bool,
-    /// Memory for objects that are read often; none if 0. What is kept is at most as old as its lease.
+    /// Size of the cache of frequently read objects in bytes; 0 turns it off. Entries expire with their lease.
     pub cache_bytes: u64,
 }
 
-/// How long a thread stays awake for an answer that it has nothing to do without. A master or a node in the same data
-/// centre answers within this time, and waking up takes as long again.
+/// How long a thread busy-polls for a response when it has no other work. A master or node in the same data centre responds
+/// within this time, and a wakeup takes as long again.
 const BUSY_POLL: Duration = Duration::from_micros(100);
 
 impl Default for KvClientOptions {
@@ -69,32 +69,32 @@ impl Default for KvClientOptions {
     }
 }
 
-/// Whether others are evicted before an object.
+/// Change of an object's soft pin: pinned objects are evicted after others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SoftPinChange {
-    /// As it was.
+    /// Leave the pin as it is.
     #[default]
     Unchanged,
-    /// Others are evicted first, for this long, or for the master's default.
+    /// Pin the object for this long, or for the master's default time.
     Pinned(Option<Duration>),
-    /// No longer.
+    /// Remove an existing pin, so that the object is evicted normally.
     Unpinned,
 }
 
-/// How an object is kept.
+/// Options of a put or upsert: replication, pins and placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PutOptions {
-    /// Copies, each on another segment. The master makes fewer if there are not as many segments.
+    /// Number of replicas, each on another segment. The master allocates fewer if there are fewer segments.
     pub replicas: u64,
-    /// Whether others are evicted first.
+    /// Change of the object's soft pin.
     pub soft_pin: SoftPinChange,
-    /// Whether it is never evicted. Masters since 0.3.10.post2 know this; for older ones it does nothing.
+    /// Whether the object is never evicted. Supported by masters since 0.3.10.post2; older ones ignore it.
     pub hard_pin: bool,
-    /// Names of segments to try first.
+    /// Names of segments on which to allocate first.
     pub preferred_segments: Vec<String>,
-    /// The group with which the object is leased and evicted. Masters since 0.3.12 know this.
+    /// Group with which the object is leased and evicted. Supported by masters since 0.3.12.
     pub group: Option<String>,
-    /// What the object is.
+    /// Kind of content, as reported to the master.
     pub data_type: DataType,
 }
 
@@ -112,7 +112,7 @@ impl Default for PutOptions {
 }
 
 impl PutOptions {
-    /// For `objects` objects of a batch, written from the host of this id.
+    /// The wire configuration for `objects` objects of a batch, written from the host with this id.
     pub(crate) fn config<'a>(&'a self, objects: usize, host_id: &'a str) -> ReplicateConfig<&'a str> {
         let (action, ttl) = match self.soft_pin {
             SoftPinChange::Unchanged => (SoftPinAction::PRESERVE, None),
@@ -138,7 +138,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_become_what_the_master_reads() {
+    fn put_options_convert_to_the_wire_configuration() {
         let plain = PutOptions::default();
         assert_eq!(plain.config(1, ""), ReplicateConfig::default());
         let pinned = PutOptions {

@@ -1,4 +1,4 @@
-//! The nodes that objects are on: their lanes, and how busy they are.
+//! Nodes that store objects: their pooled connections, and their load.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,31 +18,30 @@ use crate::error::NodeError;
 use crate::options::KvClientOptions;
 use crate::rdma::RdmaDialer;
 
-/// Nodes that are remembered at most. When there are more, the idle ones are forgotten.
+/// Maximum number of cached nodes. When it is reached, idle ones are dropped.
 const MAX_PEERS: usize = 4096;
-/// What a step of distance weighs against bytes that are under way, so that a near node with a long queue is not
-/// preferred for ever.
+/// Cost of one unit of distance in outstanding bytes, so that a near node with a long queue is not always preferred.
 const BYTES_PER_DISTANCE: u64 = 4 << 20;
-/// How long a node that failed is the last choice.
+/// How long a node that failed is used only if there is no other.
 const FAILURE_COOLDOWN: Duration = Duration::from_secs(1);
 
-/// All nodes that this client has met.
+/// All nodes that this client has used.
 #[derive(Debug)]
 pub(crate) struct PeerTable {
     options: KvClientOptions,
     directory: DescriptorDirectory,
     rdma: RdmaDialer,
     peers: Mutex<HashMap<Arc<str>, Arc<PeerNode>>>,
-    /// Bytes of all transfers that succeeded.
+    /// Bytes of all successful transfers.
     transferred_bytes: AtomicU64,
 }
 
-/// One node.
+/// A node with its pool of connections.
 #[derive(Debug)]
 pub(crate) struct PeerNode {
     pub(crate) endpoint: Arc<str>,
     distance: u32,
-    /// Bytes of transfers that have begun or wait.
+    /// Bytes of transfers that are running or waiting for a connection.
     outstanding: AtomicU64,
     connection_permits: Semaphore,
     state: Mutex<PeerState>,
@@ -53,18 +52,18 @@ struct PeerState {
     idle: Vec<PooledConnection>,
     data_endpoint: Option<Arc<DataEndpoint>>,
     failed: Option<Instant>,
-    /// Whether the log says why there is no RDMA: several lanes may find it out.
+    /// Whether the fallback to TCP was logged: several connections may fail for the same reason.
     rdma_fallback_logged: bool,
 }
 
-/// A connection on which nothing is under way.
+/// An idle connection in the pool.
 #[derive(Debug)]
 enum PooledConnection {
     Tcp(TransferConnection),
     Rdma(moongate_rdma::RdmaConnection),
 }
 
-/// A node's data port.
+/// Address and protocol version of a node's data port.
 #[derive(Debug)]
 struct DataEndpoint {
     host: String,
@@ -72,12 +71,12 @@ struct DataEndpoint {
     protocol: TransferProtocol,
 }
 
-/// What a transfer does.
+/// A transfer of one slice: a read or a write.
 pub(crate) enum SliceTransfer<'a> {
     Read {
         into: &'a mut [u8],
         sum: &'a mut RunningChecksum,
-        /// Whether this caller has nothing else to do meanwhile.
+        /// Whether the caller waits only for this transfer.
         may_busy_poll: bool,
     },
     Write(&'a [u8]),
@@ -98,10 +97,12 @@ impl SliceTransfer<'_> {
         }
     }
 
-    async fn run(&mut self, lane: &mut PooledConnection, address: u64) -> Result<(), TransferError> {
+    async fn run(&mut self, connection: &mut PooledConnection, address: u64) -> Result<(), TransferError> {
         match self {
-            Self::Read { into, sum, may_busy_poll: is_all } => lane.read(address, into, sum, *is_all).await,
-            Self::Write(from) => lane.write(address, from).await,
+            Self::Read { into, sum, may_busy_poll } => {
+                connection.read(address, into, sum, *may_busy_poll).await
+            }
+            Self::Write(from) => connection.write(address, from).await,
         }
     }
 }
@@ -112,12 +113,12 @@ impl PooledConnection {
         address: u64,
         into: &mut [u8],
         sum: &mut RunningChecksum,
-        is_all: bool,
+        may_busy_poll: bool,
     ) -> Result<(), TransferError> {
         sum.restart();
         match self {
             Self::Tcp(connection) => {
-                connection.set_busy_poll(is_all);
+                connection.set_busy_poll(may_busy_poll);
                 connection.read_with(address, into, |bytes| sum.add(bytes)).await
             }
             Self::Rdma(connection) => {
@@ -128,7 +129,7 @@ impl PooledConnection {
         }
     }
 
-    /// Writes, and returns when the node has applied it.
+    /// Writes, and returns after the node has applied the write.
     async fn write(&mut self, address: u64, from: &[u8]) -> Result<(), TransferError> {
         let connection = match self {
             Self::Tcp(connection) => connection,
@@ -137,8 +138,7 @@ impl PooledConnection {
         connection.set_busy_poll(false);
         connection.write(address, from).await?;
         let (TransferProtocol::V1, Some(last)) = (connection.protocol(), from.last()) else { return Ok(()) };
-        // Version 1 does not tell when it has applied a write. But it does one thing after the other, so reading
-        // the last byte tells.
+        // V1 has no write acknowledgement. It processes requests in order, so a read of the last byte confirms the write.
         let (mut end, size) = ([0], from.len() as u64);
         connection.read(address.saturating_add(size - 1), &mut end).await?;
         if end == [*last] {
@@ -147,16 +147,16 @@ impl PooledConnection {
         Err(TransferError::Checksum { address: connection.address().to_owned(), start: address, size })
     }
 
-    /// Whether it was opened with a certificate that was renewed since: the node would refuse new capabilities.
+    /// Whether the certificate was renewed since the connection was opened. The node would refuse capabilities for the new one.
     fn is_of_old_certificate(&self) -> bool {
         matches!(self, Self::Tcp(connection) if connection.is_of_old_certificate())
     }
 
-    /// Whether a new lane may do what this one could not.
+    /// Whether a new connection may succeed where this one failed.
     fn is_outdated(&self, error: &TransferError) -> bool {
         match (self, error) {
             (_, TransferError::Broken { .. }) => true,
-            // It knows the memory that the node lent when it was opened.
+            // An RDMA connection has the node's memory regions of the time when it was opened.
             (Self::Rdma(_), TransferError::Rejected { .. }) => true,
             _ => false,
         }
@@ -208,27 +208,27 @@ impl PeerTable {
         peer
     }
 
-    /// Bytes of all transfers that succeeded, until now.
+    /// Bytes of all successful transfers so far.
     pub(crate) fn transferred_bytes(&self) -> u64 {
         self.transferred_bytes.load(Ordering::Relaxed)
     }
 
-    /// Moves bytes between a caller's buffer and a node's memory.
+    /// Transfers bytes between a caller's buffer and a node's memory.
     pub(crate) async fn transfer(
         &self,
         peer: &PeerNode,
         address: u64,
         mut what: SliceTransfer<'_>,
     ) -> Result<(), NodeError> {
-        let _booked = OutstandingBytesGuard::new(&peer.outstanding, what.len());
+        let _outstanding = OutstandingBytesGuard::new(&peer.outstanding, what.len());
         // The semaphore is never closed.
         let _permit = peer.connection_permits.acquire().await;
-        let moved = self.transfer_once(peer, address, &mut what).await;
-        match &moved {
+        let result = self.transfer_once(peer, address, &mut what).await;
+        match &result {
             Ok(()) => _ = self.transferred_bytes.fetch_add(what.len() as u64, Ordering::Relaxed),
             Err(_) => peer.failed(),
         }
-        moved
+        result
     }
 
     async fn transfer_once(
@@ -237,34 +237,35 @@ impl PeerTable {
         address: u64,
         what: &mut SliceTransfer<'_>,
     ) -> Result<(), NodeError> {
-        // A lane that lay idle may have died unnoticed. Then a new one shows whether the node lives.
-        if let Some(mut lane) = peer.idle_connection() {
-            self.attach_capability(peer, &mut lane, address, what);
-            match what.run(&mut lane, address).await {
+        // An idle connection may have broken unnoticed. In that case a new one shows whether the node is reachable.
+        if let Some(mut connection) = peer.idle_connection() {
+            self.attach_capability(peer, &mut connection, address, what);
+            match what.run(&mut connection, address).await {
                 Ok(()) => {
-                    peer.return_connection(lane);
+                    peer.return_connection(connection);
                     return Ok(());
                 }
-                Err(error) if lane.is_outdated(&error) => peer.reset(),
+                Err(error) if connection.is_outdated(&error) => peer.reset(),
                 Err(source) => return Err(peer.error(source)),
             }
         }
-        let mut lane = self.open(peer).await?;
-        self.attach_capability(peer, &mut lane, address, what);
-        what.run(&mut lane, address).await.map_err(|source| peer.error(source))?;
-        peer.return_connection(lane);
+        let mut connection = self.open(peer).await?;
+        self.attach_capability(peer, &mut connection, address, what);
+        what.run(&mut connection, address).await.map_err(|source| peer.error(source))?;
+        peer.return_connection(connection);
         Ok(())
     }
 
-    /// Has a lane to a node that authenticates its peers send the capability for a transfer. Without one, the transfer fails.
+    /// With authentication, attaches the capability for a transfer to the connection. Without one, the transfer fails.
     fn attach_capability(
         &self,
         peer: &PeerNode,
-        lane: &mut PooledConnection,
+        connection: &mut PooledConnection,
         address: u64,
         what: &SliceTransfer<'_>,
     ) {
-        let (Some(authentication), PooledConnection::Tcp(connection)) = (&self.options.authentication, lane)
+        let (Some(authentication), PooledConnection::Tcp(connection)) =
+            (&self.options.authentication, connection)
         else {
             return;
         };
@@ -273,8 +274,8 @@ impl PeerTable {
     }
 
     async fn open(&self, peer: &PeerNode) -> Result<PooledConnection, NodeError> {
-        let known = peer.state.lock().data_endpoint.clone();
-        if let Some(place) = known {
+        let cached = peer.state.lock().data_endpoint.clone();
+        if let Some(place) = cached {
             return self.open_at(peer, &place).await;
         }
         let descriptor = self.directory.descriptor(&peer.endpoint).await;
@@ -290,7 +291,7 @@ impl PeerTable {
             Err(reason) => peer.warn_rdma_fallback(&reason),
         }
         let place = Arc::new(self.data_endpoint(peer, &descriptor)?);
-        // Asked once, until it turns out to be wrong.
+        // Cached until a connection to it fails.
         peer.state.lock().data_endpoint = Some(Arc::clone(&place));
         self.open_at(peer, &place).await
     }
@@ -302,13 +303,13 @@ impl PeerTable {
             Some(it) => TransferConnection::open_secured(&place.host, place.port, limits, &it.tls).await,
         };
         opened.map(PooledConnection::Tcp).map_err(|source| {
-            // It may have been restarted with another port.
+            // The node may have restarted with another port.
             peer.reset();
             peer.error(source)
         })
     }
 
-    /// Where the node's data port is.
+    /// Extracts the data port from the node's descriptor.
     fn data_endpoint(
         &self,
         peer: &PeerNode,
@@ -326,14 +327,14 @@ impl PeerTable {
 
 /// The older of two versions of the data plane.
 fn older_protocol(one: TransferProtocol, other: TransferProtocol) -> TransferProtocol {
-    let ages = [TransferProtocol::V1, TransferProtocol::V2, TransferProtocol::Checked];
-    ages.into_iter().find(|version| [one, other].contains(version)).unwrap_or(one)
+    let by_age = [TransferProtocol::V1, TransferProtocol::V2, TransferProtocol::Checked];
+    by_age.into_iter().find(|version| [one, other].contains(version)).unwrap_or(one)
 }
 
 impl PeerNode {
-    /// What it costs to read from it now: less is better.
+    /// Estimated cost of a read in bytes: outstanding bytes plus distance. `u64::MAX` after a recent failure.
     pub(crate) fn cost(&self) -> u64 {
-        let failed = self.state.lock().failed.is_some_and(|at| at.elapsed() < FAILURE_COOLDOWN);
+        let failed = self.state.lock().failed.is_some_and(|failed_at| failed_at.elapsed() < FAILURE_COOLDOWN);
         let busy = self.outstanding.load(Ordering::Relaxed);
         if failed {
             u64::MAX
@@ -344,17 +345,17 @@ impl PeerNode {
 
     fn idle_connection(&self) -> Option<PooledConnection> {
         let mut state = self.state.lock();
-        let lane = state.idle.pop()?;
-        if lane.is_of_old_certificate() {
+        let connection = state.idle.pop()?;
+        if connection.is_of_old_certificate() {
             state.idle.clear();
             return None;
         }
-        Some(lane)
+        Some(connection)
     }
 
-    fn return_connection(&self, lane: PooledConnection) {
+    fn return_connection(&self, connection: PooledConnection) {
         let mut state = self.state.lock();
-        state.idle.push(lane);
+        state.idle.push(connection);
         state.failed = None;
     }
 
@@ -362,7 +363,7 @@ impl PeerNode {
         self.state.lock().failed = Some(Instant::now());
     }
 
-    /// Forgets its lanes and where it is.
+    /// Drops the idle connections and the cached data port.
     fn reset(&self) {
         let mut state = self.state.lock();
         state.idle.clear();
@@ -371,7 +372,7 @@ impl PeerNode {
 
     fn warn_rdma_fallback(&self, reason: &str) {
         if !std::mem::replace(&mut self.state.lock().rdma_fallback_logged, true) {
-            tracing::warn!(node = %self.endpoint, "no RDMA, transfers go over TCP: {reason}");
+            tracing::warn!(node = %self.endpoint, "RDMA is not available, transfers use TCP: {reason}");
         }
     }
 
@@ -389,7 +390,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_sides_must_know_a_version() {
+    fn the_older_of_both_protocol_versions_is_used() {
         assert_eq!(older_protocol(TransferProtocol::V2, TransferProtocol::Checked), TransferProtocol::V2);
         assert_eq!(older_protocol(TransferProtocol::Checked, TransferProtocol::V1), TransferProtocol::V1);
         assert_eq!(

@@ -1,14 +1,14 @@
-//! Connections to nodes that serve transfers over RDMA.
+//! RDMA connections to nodes.
 
 use std::sync::{Arc, OnceLock};
 
 use moongate_rdma::{PROTOCOL, RdmaConnection, RdmaFabric, RdmaSetupError, RdmaStaging};
 use moongate_transfer::{DescriptorDirectory, SegmentDescriptor, TransferLimits};
 
-/// Pieces of memory through which the bytes of all transfers go. Each is 4 MiB, a slice of an object.
+/// Number of registered staging chunks shared by all transfers. Each is 4 MiB, the size of a slice.
 const STAGING_CHUNKS: u32 = 16;
 
-/// This process's devices. They are opened when the first node is met that has RDMA.
+/// Opens this process's RDMA devices on first use, and connects to nodes over them.
 #[derive(Debug)]
 pub(crate) struct RdmaDialer {
     names: Vec<String>,
@@ -19,7 +19,7 @@ pub(crate) struct RdmaDialer {
 struct OpenRdmaDevices {
     fabric: RdmaFabric,
     staging: Arc<RdmaStaging>,
-    /// What nodes know this process by. No other has the same name.
+    /// Random name by which nodes identify this process.
     local_name: String,
 }
 
@@ -32,15 +32,15 @@ impl OpenRdmaDevices {
 }
 
 impl RdmaDialer {
-    /// Over the devices of these names, or all that the machine has.
+    /// Uses the devices with these names, or all devices if empty.
     pub(crate) fn new(names: Vec<String>) -> Self {
         Self { names, devices: OnceLock::new() }
     }
 
-    /// A connection to a node, unless it or this machine has no RDMA; the latter is told in the log.
+    /// Connects to a node. `None` if the node or this machine has no RDMA; the latter is logged.
     ///
     /// # Errors
-    /// Why there can be none although both have it.
+    /// The reason, when both have RDMA and the connection fails.
     pub(crate) async fn connect(
         &self,
         directory: &DescriptorDirectory,
@@ -52,12 +52,14 @@ impl RdmaDialer {
         }
         let devices = self.devices.get_or_init(|| {
             let opened = OpenRdmaDevices::open(&self.names);
-            opened.inspect_err(|error| tracing::warn!("no RDMA, transfers go over TCP: {error}")).ok()
+            opened
+                .inspect_err(|error| tracing::warn!("RDMA is not available, transfers use TCP: {error}"))
+                .ok()
         });
-        let Some(OpenRdmaDevices { fabric, staging, local_name: own }) = devices else { return Ok(None) };
+        let Some(OpenRdmaDevices { fabric, staging, local_name }) = devices else { return Ok(None) };
         let handshakes = directory.handshakes(&descriptor.name).await.map_err(|error| error.to_string())?;
         let (staging, descriptor) = (Arc::clone(staging), Arc::clone(descriptor));
-        let opened = RdmaConnection::open(fabric, staging, own, &handshakes, descriptor, limits).await;
+        let opened = RdmaConnection::open(fabric, staging, local_name, &handshakes, descriptor, limits).await;
         opened.map(Some).map_err(|error| error.to_string())
     }
 }

@@ -1,4 +1,4 @@
-//! Getting objects.
+//! Get operations.
 
 use std::time::Instant;
 
@@ -12,16 +12,16 @@ use crate::locate::{ObjectLocation, ReadLease, ReplicaSource};
 use crate::peer::SliceTransfer;
 use crate::slices::slice_length;
 
-/// Where the bytes of an object go.
+/// Destination of a read: a growing vector, or a fixed buffer.
 pub(crate) trait ReadDestination {
-    /// Room for an object of this size.
+    /// Returns a buffer of exactly this size.
     fn reserve(&mut self, key: &str, size: usize) -> Result<&mut [u8], KvError>;
 }
 
 impl ReadDestination for Vec<u8> {
     fn reserve(&mut self, _: &str, size: usize) -> Result<&mut [u8], KvError> {
         if self.len() != size {
-            // Fresh memory is zero already, which is cheaper than making it so.
+            // A new allocation comes zeroed from the system, which is cheaper than resizing.
             *self = vec![0; size];
         }
         Ok(self)
@@ -30,40 +30,40 @@ impl ReadDestination for Vec<u8> {
 
 impl ReadDestination for &mut [u8] {
     fn reserve(&mut self, key: &str, size: usize) -> Result<&mut [u8], KvError> {
-        let room = self.len();
+        let capacity = self.len();
         self.get_mut(..size).ok_or_else(|| KvError::TooSmall {
             key: key.to_owned(),
             size: size as u64,
-            capacity: room,
+            capacity,
         })
     }
 }
 
 impl KvClient {
-    /// The bytes of an object.
+    /// Gets an object.
     ///
     /// # Errors
-    /// When there is none, or its bytes cannot be had in time from any node that has them.
+    /// When it does not exist, or cannot be read in time from any replica.
     pub async fn get(&self, key: &str) -> Result<Bytes, KvError> {
         self.get_located(key, None).await
     }
 
-    /// Gets an object into the caller's buffer, and returns its size. The rest of the buffer stays as it is.
+    /// Gets an object into the caller's buffer, and returns its size. The rest of the buffer is unchanged.
     ///
     /// # Errors
-    /// As [`KvClient::get`], or when the buffer is too small. Then the content of the buffer is undefined.
+    /// As [`KvClient::get`], or when the buffer is too small. The content of the buffer is undefined after an error.
     pub async fn get_into(&self, key: &str, into: &mut [u8]) -> Result<usize, KvError> {
         self.get_into_located(key, into, None).await
     }
 
-    /// [`KvClient::get`] of an object of which it may be known where it is.
+    /// [`KvClient::get`] with an optional location from a batch lookup.
     pub(crate) async fn get_located(
         &self,
         key: &str,
         located: Option<ObjectLocation>,
     ) -> Result<Bytes, KvError> {
-        if let Some(kept) = self.shared.cache.get(key) {
-            return Ok(kept);
+        if let Some(cached) = self.shared.cache.get(key) {
+            return Ok(cached);
         }
         let mut buffer = Vec::new();
         let (_, leased_until) = self.read(key, located, &mut buffer).await?;
@@ -72,16 +72,16 @@ impl KvClient {
         Ok(bytes)
     }
 
-    /// [`KvClient::get_into`] of an object of which it may be known where it is.
+    /// [`KvClient::get_into`] with an optional location from a batch lookup.
     pub(crate) async fn get_into_located(
         &self,
         key: &str,
         mut into: &mut [u8],
         located: Option<ObjectLocation>,
     ) -> Result<usize, KvError> {
-        if let Some(kept) = self.shared.cache.get(key) {
-            into.reserve(key, kept.len())?.copy_from_slice(&kept);
-            return Ok(kept.len());
+        if let Some(cached) = self.shared.cache.get(key) {
+            into.reserve(key, cached.len())?.copy_from_slice(&cached);
+            return Ok(cached.len());
         }
         let (size, leased_until) = self.read(key, located, &mut into).await?;
         if self.shared.cache.is_on()
@@ -92,53 +92,57 @@ impl KvClient {
         Ok(size)
     }
 
-    /// Reads an object, again from the start when no replica could be read or the lease ended too early. Returns
-    /// its size and until when it is leased.
+    /// Reads an object, with retries from the start when all replicas failed or the lease expired during the read. Returns
+    /// its size and the end of its lease.
     async fn read(
         &self,
         key: &str,
         located: Option<ObjectLocation>,
-        room: &mut impl ReadDestination,
+        destination: &mut impl ReadDestination,
     ) -> Result<(usize, Instant), KvError> {
         let attempts = self.shared.options.attempts.max(1);
-        // One of a batch has others beside it.
-        let is_all = located.is_none();
-        let mut known = located;
+        // A caller that reads a batch waits for other transfers too.
+        let may_busy_poll = located.is_none();
+        let mut batch_location = located;
         let (mut attempt, mut damaged) = (1, 0);
         loop {
-            let mut located = match known.take().filter(|located| located.lease.is_valid()) {
+            let mut located = match batch_location.take().filter(|located| located.lease.is_valid()) {
                 Some(located) => located,
                 None => self.locate(key).await?,
             };
-            // Until the bytes are read, or this attempt is over.
+            // The guard keeps the staged object until the end of this attempt.
             let staged = self.stage(key, &mut located).await;
             let replicas = located.sources.len();
             if damaged > 0 {
-                // Slices may have come from several replicas. Now they are read one by one.
+                // The slices may have come from several replicas. After a mismatch, each replica is read as a whole, one by one.
                 let next = located.sources.get(damaged - 1).cloned();
                 let next = next.ok_or_else(|| KvError::Damaged { key: key.to_owned(), replicas })?;
                 located.sources = vec![next];
             }
-            let into = room.reserve(key, located.size)?;
+            let into = destination.reserve(key, located.size)?;
             let lease = &located.lease;
             let read = match &staged {
                 Ok(_) => tokio::select! {
                     biased;
-                    read = self.fill(&located, is_all, into) => read,
+                    read = self.fill(&located, may_busy_poll, into) => read,
                     never = self.renew_lease_until_read(key, lease) => match never {},
                 },
                 Err(error) => Err(error.clone()),
             };
-            let is_there = staged.is_ok_and(|staged| staged.is_none_or(|staged| staged.is_valid()));
+            let is_staged = staged.is_ok_and(|staged| staged.is_none_or(|staged| staged.is_valid()));
             let error = match read {
-                Ok(_) if !lease.is_valid() || !is_there => {
+                Ok(_) if !lease.is_valid() || !is_staged => {
                     KvError::LeaseEnded { key: key.to_owned(), lease: lease.length, attempts: attempt }
                 }
                 Ok(sum) if sum.value().is_none_or(|sum| located.checksum == Some(sum)) => {
                     return Ok((located.size, lease.end()));
                 }
                 Ok(_) => {
-                    tracing::warn!(key, replicas, "the bytes of an object are not those that were written");
+                    tracing::warn!(
+                        key,
+                        replicas,
+                        "an object failed its checksum; reading its replicas one by one"
+                    );
                     damaged += 1;
                     continue;
                 }
@@ -150,69 +154,72 @@ impl KvClient {
             if error.is_not_granted() {
                 tokio::time::sleep(GRANT_PAUSE).await;
             }
-            tracing::debug!(key, attempt, %error, "reading again");
+            tracing::debug!(key, attempt, %error, "retrying a get");
             attempt += 1;
         }
     }
 
-    /// Renews a lease whenever half of it has passed, for reads that take long.
+    /// Renews the lease of a long read each time half of it has passed.
     async fn renew_lease_until_read(&self, key: &str, lease: &ReadLease) -> std::convert::Infallible {
         loop {
             tokio::time::sleep_until((lease.end() - lease.length / 2).into()).await;
-            let asked = Instant::now();
+            let requested_at = Instant::now();
             if matches!(self.shared.objects.exist(vec![key]).await.as_deref(), Ok([Ok(true)])) {
-                lease.renew(asked, Instant::now());
+                lease.renew(requested_at, Instant::now());
             }
             if !lease.is_valid() || lease.end() - lease.length / 2 <= Instant::now() {
-                // Too late, or the master does not answer: the end of the read will show it.
+                // The renewal came too late, or the master does not answer. The check after the read decides.
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// Reads all of an object, its slices at once. Returns its checksum if the writer has told it.
+    /// Reads a whole object, with its slices in parallel. The checksum is computed only if the writer sent one.
     async fn fill(
         &self,
         located: &ObjectLocation,
-        is_all: bool,
+        may_busy_poll: bool,
         into: &mut [u8],
     ) -> Result<RunningChecksum, NodeError> {
         let slice = slice_length(into.len(), self.shared.options.slice_bytes);
         let is_checked = located.checksum.is_some() && self.shared.options.checksums;
         if into.len() <= slice {
             return self
-                .read_slice(&located.sources, 0, into, RunningChecksum::new(is_checked), is_all)
+                .read_slice(&located.sources, 0, into, RunningChecksum::new(is_checked), may_busy_poll)
                 .await;
         }
         let slices = into.chunks_mut(slice).enumerate();
-        let read = |(at, part)| {
-            self.read_slice(&located.sources, at * slice, part, RunningChecksum::new(is_checked), false)
+        let read = |(index, part)| {
+            self.read_slice(&located.sources, index * slice, part, RunningChecksum::new(is_checked), false)
         };
         let sums = try_join_all(slices.map(read)).await?;
         Ok(sums.iter().fold(RunningChecksum::new(is_checked), RunningChecksum::then))
     }
 
-    /// Reads a slice from the replica that costs least, and from the next one when that fails.
+    /// Reads a slice from the replica with the lowest cost, and falls back to the next one on failure.
     async fn read_slice(
         &self,
         sources: &[ReplicaSource],
         offset: usize,
         into: &mut [u8],
         mut sum: RunningChecksum,
-        is_all: bool,
+        may_busy_poll: bool,
     ) -> Result<RunningChecksum, NodeError> {
-        let mut left: Vec<&ReplicaSource> = sources.iter().collect();
-        // Of those that cost the same, every client would read the first.
-        fastrand::shuffle(&mut left);
+        let mut remaining: Vec<&ReplicaSource> = sources.iter().collect();
+        // Without the shuffle, all clients would read the first of several replicas with equal cost.
+        fastrand::shuffle(&mut remaining);
         loop {
-            let best = left.iter().enumerate().min_by_key(|(_, source)| source.peer.cost()).map(|(at, _)| at);
-            // There is a source, or the object would not have been located.
-            let Some(source) = best.map(|at| left.swap_remove(at)) else { return Ok(sum) };
+            let cheapest = remaining.iter().enumerate().min_by_key(|(_, source)| source.peer.cost());
+            // An object without a source is not located, so the list is not empty.
+            let Some(source) = cheapest.map(|(index, _)| index).map(|index| remaining.swap_remove(index))
+            else {
+                return Ok(sum);
+            };
             let address = source.address.saturating_add(offset as u64);
-            let what = SliceTransfer::Read { into: &mut *into, sum: &mut sum, may_busy_poll: is_all };
+            let what = SliceTransfer::Read { into: &mut *into, sum: &mut sum, may_busy_poll };
             match self.shared.peers.transfer(&source.peer, address, what).await {
                 Ok(()) => return Ok(sum),
-                Err(error) if left.is_empty() => return Err(error),
+                Err(error) if remaining.is_empty() => return Err(error),
                 Err(error) => tracing::debug!(%error, "reading another replica"),
             }
         }

@@ -1,34 +1,34 @@
-//! Whether objects exist, where they are, and removing them.
+//! Exist, stat and remove operations.
 
 use crate::client::KvClient;
 use crate::error::KvError;
 use crate::locate::ObjectStat;
 
 impl KvClient {
-    /// Whether there are objects of these keys, in their order. The master leases those that there are.
+    /// Whether objects with these keys exist, in the keys' order. The master leases the existing ones.
     ///
     /// # Errors
     /// When the master does not answer.
     pub async fn exist(&self, keys: &[&str]) -> Result<Vec<bool>, KvError> {
-        let answers = self.shared.objects.exist(keys.to_vec()).await;
-        let what = || format!("look for {} keys", keys.len());
-        let answers = answers.map_err(|source| KvError::Master { what: what(), source })?;
-        Ok(answers.into_iter().map(|answer| answer.unwrap_or(false)).collect())
+        let results = self.shared.objects.exist(keys.to_vec()).await;
+        let what = || format!("look up {} keys", keys.len());
+        let results = results.map_err(|source| KvError::Master { what: what(), source })?;
+        Ok(results.into_iter().map(|exists| exists.unwrap_or(false)).collect())
     }
 
-    /// What the master knows of an object, which it leases by that.
+    /// The master's record of an object. The query leases the object.
     ///
     /// # Errors
-    /// When there is none, or the master does not answer.
+    /// When the object does not exist, or the master does not answer.
     pub async fn stat(&self, key: &str) -> Result<ObjectStat, KvError> {
         let list = self.shared.objects.replicas(key).await;
         list.map(|list| ObjectStat::from(&list)).map_err(|source| KvError::master("find", key, source))
     }
 
-    /// Removes an object. With `force` also one that is leased, because somebody may be reading it.
+    /// Removes an object. With `force` also a leased one, which a client may be reading.
     ///
     /// # Errors
-    /// When there is none, or it is leased, or the master does not answer.
+    /// When the object does not exist or is leased, or the master does not answer.
     pub async fn remove(&self, key: &str, force: bool) -> Result<(), KvError> {
         self.shared.cache.remove(key);
         let removed = self.shared.objects.remove(key, force).await;
@@ -39,7 +39,7 @@ impl KvClient {
     /// their number.
     ///
     /// # Errors
-    /// When the expression is none, or the master does not answer.
+    /// When the expression is invalid, or the master does not answer.
     pub async fn remove_matching(&self, regex: &str, force: bool) -> Result<u64, KvError> {
         self.shared.cache.clear();
         let removed = self.shared.objects.remove_matching(regex, force).await;

@@ -1,4 +1,4 @@
-//! Putting objects.
+//! Put and upsert operations.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,33 +18,33 @@ use crate::options::PutOptions;
 use crate::peer::SliceTransfer;
 use crate::slices::slice_length;
 
-/// The first pause when the master has no room; Mooncake's own evicts in the background. It doubles.
+/// First pause after the master found no space, doubled with each attempt. Mooncake's master evicts in the background.
 const ALLOCATION_BACKOFF: Duration = Duration::from_millis(10);
-/// How often room is asked for again.
+/// Maximum number of allocation attempts, plus one.
 const ALLOCATION_ATTEMPTS: u32 = 7;
-/// How long a put that was dropped in the middle waits before it is taken back: a node may still be writing what it
-/// has received, and the space must not be given to another object until it has ended.
+/// Delay before a put whose future was dropped is revoked: a node may still be writing received bytes, and the space must not
+/// be allocated to another object until that has ended.
 const REVOKE_GRACE: Duration = Duration::from_secs(1);
 
-/// How a put ended.
+/// Result of a successful put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PutOutcome {
-    /// The object is stored.
+    /// The object was stored in all replicas.
     Stored,
-    /// There is an object of this key already, or somebody else is putting it. It stays as it is.
+    /// An object with this key exists or is being put by another client. It is unchanged.
     AlreadyExists,
 }
 
 impl KvClient {
-    /// Puts an object. One that there is stays as it is.
+    /// Puts an object. An existing one is unchanged.
     ///
     /// # Errors
-    /// When the store has no room, or the object cannot be written. Then nothing of it is left.
+    /// When the store has no free space, or the object cannot be written. Nothing is stored in that case.
     pub async fn put(&self, key: &str, bytes: &[u8], options: &PutOptions) -> Result<PutOutcome, KvError> {
         self.store(PutMode::Put, key, bytes, options).await
     }
 
-    /// Puts an object, in the place of one that there is. Masters since 0.3.10.post2 can do it.
+    /// Puts an object, or replaces an existing one. Supported by masters since 0.3.10.post2.
     ///
     /// # Errors
     /// As [`KvClient::put`].
@@ -63,10 +63,10 @@ impl KvClient {
         if bytes.is_empty() {
             return Err(KvError::Empty { key: key.to_owned() });
         }
-        let turn = match mode {
+        let lock = match mode {
             PutMode::Upsert => self.shared.key_locks.lock(key).await,
             PutMode::Put => match self.shared.key_locks.try_lock(key) {
-                Some(turn) => turn,
+                Some(lock) => lock,
                 None => return Ok(PutOutcome::AlreadyExists),
             },
         };
@@ -77,11 +77,11 @@ impl KvClient {
                 Err(error) if error.code() == Some(ErrorCode::OBJECT_ALREADY_EXISTS) => {
                     return Ok(PutOutcome::AlreadyExists);
                 }
-                // If the answer was lost, the put may have begun. It is not taken back here, because the same key may
-                // be put by another caller of this client; the master gives it up after a while.
+                // If the response was lost, the put may have started. It is not revoked here, because another caller of this
+                // client may be putting the same key; the master expires it.
                 replicas => replicas?,
             };
-            let open = InFlightPuts::new(self, mode, vec![key], vec![turn.clone()]);
+            let open = InFlightPuts::new(self, mode, vec![key], vec![lock.clone()]);
             let error = match self.write(key, &replicas, bytes).await {
                 Ok(()) => {
                     open.commit();
@@ -101,12 +101,12 @@ impl KvClient {
             if error.is_not_granted() {
                 tokio::time::sleep(GRANT_PAUSE).await;
             }
-            tracing::debug!(key, attempt, %error, "putting again");
+            tracing::debug!(key, attempt, %error, "retrying a put");
             attempt += 1;
         }
     }
 
-    /// Asks for room, and again for a while when there is none.
+    /// Allocates space for the replicas, with retries while the master has none.
     async fn start(
         &self,
         mode: PutMode,
@@ -127,7 +127,7 @@ impl KvClient {
         Err(KvError::NoRoom { key: key.to_owned(), size })
     }
 
-    /// Writes all replicas at once. Ends only when no write is under way any more.
+    /// Writes all replicas concurrently. Returns only after every write has ended.
     pub(crate) async fn write(
         &self,
         key: &str,
@@ -145,7 +145,7 @@ impl KvClient {
             targets => {
                 let writes = targets.iter().flat_map(|target| {
                     let slices = bytes.chunks(slice).enumerate();
-                    slices.map(move |(at, part)| self.write_slice(target, at * slice, part))
+                    slices.map(move |(index, part)| self.write_slice(target, index * slice, part))
                 });
                 join_all(writes).await.into_iter().collect()
             }
@@ -173,12 +173,12 @@ impl KvClient {
         }
     }
 
-    /// What the master is to keep as the checksum of an object.
+    /// The checksum to send to the master. `None` if checksums are off.
     pub(crate) fn checksum(&self, bytes: &[u8]) -> Option<u64> {
         self.shared.options.checksums.then(|| checksum(bytes))
     }
 
-    /// Makes the object visible. Once more does no harm, if the first answer was lost.
+    /// Makes the object visible. The call is idempotent, so it is repeated if the response was lost.
     async fn end(&self, mode: PutMode, key: &str, checksum: Option<u64>) -> Result<(), KvError> {
         let mut ended = self.shared.objects.end(mode, key, checksum).await;
         if matches!(ended, Err(RpcError::Lost { .. } | RpcError::TimedOut { .. })) {
@@ -188,12 +188,12 @@ impl KvClient {
     }
 }
 
-fn no_replica(key: &str, found: &str) -> KvError {
-    KvError::NoReplica { key: key.to_owned(), found: found.to_owned() }
+fn no_replica(key: &str, media: &str) -> KvError {
+    KvError::NoReplica { key: key.to_owned(), media: media.to_owned() }
 }
 
-/// Whether the node may still be writing, so that the space must not be given to another object yet. The master
-/// takes it back by itself after a while.
+/// Whether the node may still be writing, so that the put must not be revoked: its space could be allocated to another object.
+/// The master expires it.
 pub(crate) fn may_still_be_writing(error: &KvError) -> bool {
     matches!(
         error,
@@ -201,7 +201,7 @@ pub(crate) fn may_still_be_writing(error: &KvError) -> bool {
     )
 }
 
-/// Puts that have begun. Those that have not been closed are taken back, also when the caller drops the put.
+/// Puts that were started and not ended. They are revoked, also when the caller drops the put's future.
 pub(crate) struct InFlightPuts<'a> {
     shared: &'a Arc<KvClientInner>,
     mode: PutMode,
@@ -210,7 +210,7 @@ pub(crate) struct InFlightPuts<'a> {
 }
 
 impl<'a> InFlightPuts<'a> {
-    /// Nobody else of this client writes the keys before they are taken back.
+    /// Holds the locks until the puts are ended or revoked, so that no other put of this client writes the keys.
     pub(crate) fn new(
         client: &'a KvClient,
         mode: PutMode,
@@ -220,17 +220,17 @@ impl<'a> InFlightPuts<'a> {
         Self { shared: &client.shared, mode, keys, locks }
     }
 
-    /// Only these are still to be taken back.
+    /// Keeps only the puts for which `open` is true for revocation.
     pub(crate) fn retain_keys(&mut self, open: impl Fn(&str) -> bool) {
         self.keys.retain(|key| open(key));
     }
 
-    /// Nothing is to be taken back any more.
+    /// Drops the guard without a revocation.
     fn commit(mut self) {
         self.keys.clear();
     }
 
-    /// Takes the open ones back. No write may be under way any more.
+    /// Revokes the open puts. All writes must have ended.
     pub(crate) async fn revoke(mut self) {
         let keys: Vec<String> = self.keys.drain(..).map(str::to_owned).collect();
         revoke(self.shared, self.mode, &keys).await;
@@ -244,7 +244,7 @@ async fn revoke(shared: &KvClientInner, mode: PutMode, keys: &[String]) {
         keys => shared.objects.revoke_batch(mode, keys.iter().map(String::as_str).collect()).await.map(drop),
     };
     if let Err(error) = revoked {
-        tracing::warn!(puts = keys.len(), %error, "puts that failed could not be taken back; the master will do it");
+        tracing::warn!(puts = keys.len(), %error, "cannot revoke failed puts; the master expires them");
     }
 }
 
@@ -254,11 +254,11 @@ impl Drop for InFlightPuts<'_> {
             return;
         }
         let keys: Vec<String> = self.keys.drain(..).map(str::to_owned).collect();
-        let (shared, mode, turns) = (Arc::clone(self.shared), self.mode, std::mem::take(&mut self.locks));
+        let (shared, mode, locks) = (Arc::clone(self.shared), self.mode, std::mem::take(&mut self.locks));
         self.shared.supervisor.spawn("kvclient-revoke", async move {
             tokio::time::sleep(REVOKE_GRACE).await;
             revoke(&shared, mode, &keys).await;
-            drop(turns);
+            drop(locks);
         });
     }
 }

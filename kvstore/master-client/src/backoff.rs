@@ -1,13 +1,13 @@
-//! How long to wait before connecting again.
+//! Exponential backoff with jitter.
 
 use std::time::Duration;
 
-/// Pauses between attempts to connect.
+/// Limits of the pauses between attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BackoffPolicy {
-    /// The pause after the first failure. It doubles with every further one.
+    /// Pause after the first failure. It doubles with each further one.
     pub initial: Duration,
-    /// No pause is longer.
+    /// Upper limit of a pause.
     pub max: Duration,
 }
 
@@ -17,7 +17,7 @@ impl Default for BackoffPolicy {
     }
 }
 
-/// Counts failures in a row.
+/// Counts consecutive failures, and computes the pause after them.
 #[derive(Debug)]
 pub struct Backoff {
     retry: BackoffPolicy,
@@ -25,24 +25,23 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Without a failure yet.
     #[must_use]
     pub fn new(retry: BackoffPolicy) -> Self {
         Self { retry, failures: 0 }
     }
 
-    /// An attempt failed.
+    /// Records a failed attempt, which lengthens the next pause.
     pub fn record_failure(&mut self) {
         self.failures = self.failures.saturating_add(1);
     }
 
-    /// The other side has shown that it works.
+    /// Resets the count after a success.
     pub fn reset(&mut self) {
         self.failures = 0;
     }
 
-    /// The pause before the next attempt. Half of it is random, so that many clients of one server that comes
-    /// back do not all come at once.
+    /// The pause before the next attempt. Half of it is random, so that many clients do not reconnect to a restarted server at the
+    /// same time.
     #[must_use]
     pub fn delay(&self) -> Duration {
         self.delay_for(fastrand::f64())
@@ -61,9 +60,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_double_up_to_the_longest_and_are_jittered() {
+    fn pauses_double_up_to_the_maximum_and_are_jittered() {
         let mut backoff = Backoff::new(BackoffPolicy::default());
-        assert_eq!(backoff.delay(), Duration::ZERO, "the first attempt comes at once");
+        assert_eq!(backoff.delay(), Duration::ZERO, "the first attempt has no pause");
         let mut pauses = Vec::new();
         for _ in 0..8 {
             backoff.record_failure();

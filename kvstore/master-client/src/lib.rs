@@ -1,9 +1,9 @@
-//! Client of a Mooncake-compatible KV store, for whoever wants to know where pages are: metadata only, no pages.
+//! Metadata client of a Mooncake-compatible KV store. It transfers no object data.
 //!
-//! - [`rpc`]: calls to the master, in whatever release's dialect it speaks.
-//! - [`admin`]: the master's HTTP server, which lists keys and tells where objects are without leasing them.
-//! - [`nodes`]: which store nodes live, noticed long before the master does.
-//! - [`snapshot`]: all pages and where they are, read slowly enough that the master does not feel it.
+//! - [`rpc`]: calls to the master, in the dialect of its release.
+//! - [`admin`]: the master's HTTP server, which lists keys and locates objects without leasing them.
+//! - [`nodes`]: liveness of store nodes, detected earlier than the master's heartbeat timeout.
+//! - [`snapshot`]: all blocks in the store and their locations, read at a limited rate to spare the master.
 
 pub mod admin;
 mod backoff;

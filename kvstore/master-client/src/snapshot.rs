@@ -1,9 +1,9 @@
-//! All pages that a store has, and where they are.
+//! Snapshots of all blocks in a store and their locations.
 //!
-//! The master tells what changes, if at all (its build for PyPI publishes no events), but not what is there. So an
-//! index of its content begins with a snapshot: list all keys, keep those of pages, ask where they are. Listing a key
-//! costs the master about a microsecond and looking it up two to three, a million of them seconds in which it does
-//! little else; so the requests are spread.
+//! The master publishes at most changes (its PyPI build publishes no events), not its content. So an index of the content
+//! starts with a snapshot: list all keys, keep those of blocks, and locate them. Listing a key costs the master about a
+//! microsecond and locating it two to three, so a million keys take seconds in which it does little else. The requests are
+//! therefore spread over time.
 
 use std::time::{Duration, Instant};
 
@@ -13,24 +13,24 @@ use tokio::sync::Mutex;
 
 use crate::admin::{AdminClient, AdminError, BatchKeyQuery, KeyStream};
 
-/// How often a look-up that was not answered is tried again: the list that it belongs to is dear.
+/// Maximum number of retries of a failed lookup. It is worth retrying because a new snapshot needs a new key list.
 const MAX_RETRIES: u32 = 5;
 const RETRY_PAUSE: Duration = Duration::from_secs(1);
-/// The longest pause after a request. A machine that is busy with other work makes requests look dear; this keeps a snapshot of millions
-/// of keys from taking hours, and leaves the master idle for 98 % of the time all the same.
+/// Maximum pause after a request. On a busy machine, requests take long without loading the master. The limit keeps a snapshot of
+/// millions of keys from taking hours, and still leaves the master idle for 98 % of the time.
 const MAX_PAUSE: Duration = Duration::from_millis(100);
 
-/// How a snapshot is taken.
+/// Load limits of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StoreSnapshotOptions {
-    /// The share of time in which the master may be busy with our look-ups, more than 0 and up to 1. How long a
-    /// request takes, seen from here, counts as the time for which the master was busy, up to some milliseconds.
+    /// Share of the master's time for this client's lookups, above 0 and up to 1. The response time of a request counts as the
+    /// master's busy time, up to some milliseconds.
     pub busy_share: f64,
-    /// The same for the list of keys, between snapshots. While the master puts it together it answers nobody, and each gateway has
-    /// it do so.
+    /// Share of the master's time for key lists, averaged between snapshots. The master responds to no other request while it
+    /// builds a list, and each gateway requests its own.
     pub list_share: f64,
-    /// How many keys are looked up by one request, unless [`crate::admin::StoreSnapshotOptions::max_url`] allows fewer. It
-    /// bounds for how long the master is busy without a pause.
+    /// Maximum number of keys per lookup request, unless [`crate::admin::AdminClientOptions::max_url`] allows fewer. It limits
+    /// how long the master is busy without a pause.
     pub chunk: usize,
 }
 
@@ -40,30 +40,30 @@ impl Default for StoreSnapshotOptions {
     }
 }
 
-/// What a snapshot has seen.
+/// Counts and durations of a snapshot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StoreSnapshotSummary {
     /// Keys that the master listed.
     pub listed: u64,
-    /// Keys that are no page's, or not wanted.
+    /// Keys that are not a block's, or that the caller's filter excluded.
     pub skipped: u64,
-    /// Keys that were located.
+    /// Keys with a readable object.
     pub located: u64,
-    /// Keys whose objects were gone, or not readable, when they were looked up.
+    /// Keys whose objects were removed or unreadable at the lookup.
     pub missing: u64,
-    /// Keys that cannot be asked for; see [`AdminClient::locate`].
+    /// Keys that cannot be requested; see [`AdminClient::locate`].
     pub unqueryable: u64,
-    /// For how long the master put the list of keys together.
+    /// Time for which the master built the key list.
     pub list_time: Duration,
-    /// For how long requests that locate objects were under way.
+    /// Sum of the response times of lookups.
     pub lookup_time: Duration,
-    /// How long it took.
+    /// Duration of the whole snapshot.
     pub elapsed: Duration,
 }
 
 impl StoreSnapshotSummary {
-    /// How long to wait before the next snapshot, so that the list of keys takes no more than its share of the master's time.
-    /// Look-ups are spread while the snapshot is taken.
+    /// The pause before the next snapshot that keeps key lists within their share of the master's time. Lookups are spread
+    /// during the snapshot.
     #[must_use]
     pub fn list_pause(&self, options: &StoreSnapshotOptions) -> Duration {
         let before_next = self.list_time + pause_after(self.list_time, options.list_share);
@@ -71,41 +71,41 @@ impl StoreSnapshotSummary {
     }
 }
 
-/// Reads what the store has. `wanted` chooses among the keys of pages: a caller that knows that some parts of a
-/// page stand for all of them saves the look-ups of the others. `found` is told where the object of each of these
-/// keys is. `turn` is held from each question until its answer was told: who asks the master for single objects at
-/// the same time, and takes turns, applies answers in the order in which the master gave them. What changes meanwhile
-/// may be seen or not. To give up, drop the future.
+/// Takes a snapshot of the store. `is_wanted` filters the keys of blocks: a caller for which some parts of a block represent all
+/// of them saves the lookups of the others. `found` is called with the replicas of each located key. `order` is locked from each
+/// request until its results were passed to `found`: callers that look up single objects concurrently lock it too, so that
+/// results are applied in the master's order. Concurrent changes may be included or not. Dropping the future cancels the
+/// snapshot.
 ///
 /// # Errors
-/// When the master does not answer. Then `found` has been told a part.
+/// When the master does not respond. `found` may have been called for some keys before.
 pub async fn read(
     admin: &AdminClient,
     options: &StoreSnapshotOptions,
-    turn: &Mutex<()>,
-    wanted: impl Fn(&ObjectKey<'_>) -> bool,
+    order: &Mutex<()>,
+    is_wanted: impl Fn(&ObjectKey<'_>) -> bool,
     mut found: impl FnMut(&ObjectKey<'_>, &KeyReplicas<'_>),
 ) -> Result<StoreSnapshotSummary, AdminError> {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let mut summary = StoreSnapshotSummary::default();
     let mut keys = admin.keys().await?;
-    summary.list_time = begun.elapsed();
+    summary.list_time = started_at.elapsed();
     let mut chunk = Vec::new();
-    while fill(&mut chunk, &mut keys, options, &wanted, &mut summary).await? {
-        locate_chunks(admin, options, turn, &mut chunk, &mut found, &mut summary).await?;
+    while fill(&mut chunk, &mut keys, options, &is_wanted, &mut summary).await? {
+        locate_chunks(admin, options, order, &mut chunk, &mut found, &mut summary).await?;
     }
     summary.unqueryable += keys.dropped();
     summary.listed += keys.dropped();
-    summary.elapsed = begun.elapsed();
+    summary.elapsed = started_at.elapsed();
     Ok(summary)
 }
 
-/// Lists keys until there is a chunk of them. False if there are none left.
+/// Reads keys until the chunk is full. False if there are none left.
 async fn fill(
     chunk: &mut Vec<String>,
     keys: &mut KeyStream,
     options: &StoreSnapshotOptions,
-    wanted: &impl Fn(&ObjectKey<'_>) -> bool,
+    is_wanted: &impl Fn(&ObjectKey<'_>) -> bool,
     summary: &mut StoreSnapshotSummary,
 ) -> Result<bool, AdminError> {
     while chunk.len() < options.chunk.max(1) {
@@ -113,7 +113,7 @@ async fn fill(
         for key in page.iter() {
             summary.listed += 1;
             match ObjectKey::parse(key) {
-                Some(page) if wanted(&page) => chunk.push(key.to_owned()),
+                Some(object) if is_wanted(&object) => chunk.push(key.to_owned()),
                 _ => summary.skipped += 1,
             }
         }
@@ -121,11 +121,11 @@ async fn fill(
     Ok(!chunk.is_empty())
 }
 
-/// Locates whole chunks, and rests after each. What does not make a chunk stays, unless there is nothing else.
+/// Locates whole chunks, with a pause after each. A rest smaller than a chunk stays in `keys` for the next call.
 async fn locate_chunks(
     admin: &AdminClient,
     options: &StoreSnapshotOptions,
-    turn: &Mutex<()>,
+    order: &Mutex<()>,
     keys: &mut Vec<String>,
     found: &mut impl FnMut(&ObjectKey<'_>, &KeyReplicas<'_>),
     summary: &mut StoreSnapshotSummary,
@@ -138,15 +138,15 @@ async fn locate_chunks(
         }
         let query = admin.next_query(rest.get(..size).unwrap_or(rest));
         let mut located = 0;
-        let mut told = |key: &str, replicas: &KeyReplicas<'_>| {
+        let mut count_located = |key: &str, replicas: &KeyReplicas<'_>| {
             if replicas.ok
-                && let Some(page) = ObjectKey::parse(key)
+                && let Some(object) = ObjectKey::parse(key)
             {
                 located += 1;
-                found(&page, replicas);
+                found(&object, replicas);
             }
         };
-        let busy = locate(admin, &query, turn, &mut told).await?;
+        let busy = locate(admin, &query, order, &mut count_located).await?;
         summary.located += located;
         summary.missing += (query.requested as u64).saturating_sub(located);
         summary.unqueryable += query.skipped as u64;
@@ -158,32 +158,32 @@ async fn locate_chunks(
     Ok(())
 }
 
-/// Sends one request, if need be several times. Returns for how long the master was at it.
+/// Sends one lookup request, with retries. Returns the response time.
 async fn locate(
     admin: &AdminClient,
     query: &BatchKeyQuery,
-    turn: &Mutex<()>,
-    told: &mut impl FnMut(&str, &KeyReplicas<'_>),
+    order: &Mutex<()>,
+    found: &mut impl FnMut(&str, &KeyReplicas<'_>),
 ) -> Result<Duration, AdminError> {
     let mut retries = MAX_RETRIES;
     loop {
-        let answer = {
-            let _turn = turn.lock().await;
-            admin.locate_part(query, told).await
+        let result = {
+            let _guard = order.lock().await;
+            admin.locate_part(query, found).await
         };
-        match answer {
+        match result {
             Err(error) if error.is_transient() && retries > 0 => {
                 retries -= 1;
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
-            answer => return answer,
+            result => return result,
         }
     }
 }
 
-/// The pause by which `busy` becomes no more than its share of the time.
+/// The pause after which `busy` is at most its share of the time.
 fn pause_after(busy: Duration, share: f64) -> Duration {
-    // A share that is none must not stop the snapshot for good.
+    // A share of 0 or NaN must not stop the snapshot forever.
     let share = if share >= 0.001 { share.min(1.0) } else { 0.001 };
     busy.mul_f64(1.0 / share - 1.0)
 }
@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rests_leave_the_master_its_time() {
+    fn pauses_keep_lookups_within_their_share() {
         let busy = Duration::from_millis(10);
         assert_eq!(pause_after(busy, 0.05), Duration::from_millis(190));
         assert_eq!(pause_after(busy, 1.0), Duration::ZERO);
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_is_paid_for_after_the_snapshot() {
+    fn list_pause_keeps_the_list_within_its_share() {
         let seconds = Duration::from_secs;
         let options = StoreSnapshotOptions { list_share: 0.02, ..StoreSnapshotOptions::default() };
         let summary = StoreSnapshotSummary {

@@ -1,4 +1,4 @@
-//! The admin client against servers that answer wrongly, slowly or not at all.
+//! The admin client against servers that respond wrongly, slowly or not at all.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::time::Duration;
@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 use tokio::sync::oneshot;
 
-/// A server that answers every request with `first`, and with `rest` when it is told to.
+/// A server that responds to one request with `first`, and with `rest` after a signal.
 async fn server(
     supervisor: &Supervisor,
     first: String,
@@ -18,13 +18,13 @@ async fn server(
 ) -> (AdminClient, oneshot::Sender<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let (go_on, told) = oneshot::channel::<()>();
+    let (go_on, signal) = oneshot::channel::<()>();
     supervisor.spawn("server", async move {
         let (mut stream, _) = listener.accept().await.unwrap();
         let mut request = [0; 1024];
         let _ = stream.read(&mut request).await.unwrap();
         stream.write_all(first.as_bytes()).await.unwrap();
-        let _ = told.await;
+        let _ = signal.await;
         stream.write_all(rest.as_bytes()).await.unwrap();
     });
     let options = AdminClientOptions {
@@ -40,12 +40,12 @@ fn ok(length: usize, body: &str) -> String {
 }
 
 #[tokio::test]
-async fn keys_wait_for_a_slow_reader_but_not_for_a_slow_server() {
+async fn key_stream_times_out_on_a_slow_server_only() {
     let supervisor = Supervisor::new();
     let (admin, go_on) = server(&supervisor, ok(8, "a\nb\nc"), "c\nd").await;
     let mut keys = admin.keys().await.unwrap();
     assert_eq!(keys.next().await.unwrap().unwrap().iter().collect::<Vec<_>>(), ["a", "b"]);
-    // Longer than the server may take.
+    // A pause of the caller does not count against the server's time limit.
     tokio::time::sleep(Duration::from_millis(500)).await;
     go_on.send(()).unwrap();
     assert_eq!(keys.next().await.unwrap().unwrap().iter().collect::<Vec<_>>(), ["cc"]);
@@ -62,34 +62,34 @@ async fn keys_wait_for_a_slow_reader_but_not_for_a_slow_server() {
     let mut keys = admin.keys().await.unwrap();
     assert_eq!(keys.next().await.unwrap().unwrap().iter().collect::<Vec<_>>(), ["a"]);
     drop(go_on);
-    assert!(matches!(keys.next().await, Err(AdminError::Failed { .. })), "a list that breaks off is no list");
+    assert!(matches!(keys.next().await, Err(AdminError::Failed { .. })), "a truncated list is an error");
 }
 
 #[tokio::test]
-async fn wrong_answers_are_named() {
+async fn invalid_responses_are_explained() {
     let supervisor = Supervisor::new();
     let status =
         |line: &str, body: &str| format!("HTTP/1.1 {line}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     let large = "x".repeat(1001);
     let cases = [
         (status("404 Not Found", "404 Not Found"), "lacks it"),
-        (status("503 Service Unavailable", ""), "does not serve now"),
+        (status("503 Service Unavailable", ""), "is not serving"),
         (status("500 Internal Server Error", "no room"), "status 500: no room"),
         (status("302 Found", ""), "status 302"),
         (status("200 OK", "<html>"), "is it a Mooncake master's admin server?"),
         (status("200 OK", &large), "more than 1000 bytes"),
         ("SSH-2.0-OpenSSH_9.6\r\n".to_owned(), "check that the master runs"),
-        (String::new(), "no answer within 200ms"),
+        (String::new(), "no response within 200ms"),
     ];
-    for (answer, expected) in cases {
-        let (admin, _go_on) = server(&supervisor, answer, "").await;
+    for (response, expected) in cases {
+        let (admin, _go_on) = server(&supervisor, response, "").await;
         let error = admin.health().await.unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("/health"), "{error}");
     }
 }
 
 #[tokio::test]
-async fn a_silent_connection_is_given_up_for_another() {
+async fn request_is_retried_on_a_new_connection() {
     let supervisor = Supervisor::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -110,22 +110,22 @@ async fn a_silent_connection_is_given_up_for_another() {
 }
 
 #[tokio::test]
-async fn a_snapshot_outlasts_a_master_that_is_busy_for_a_moment() {
+async fn snapshot_survives_lookups_that_time_out() {
     let supervisor = Supervisor::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let key = format!("model_{:064x}_0_k", 7);
-    let answer = format!(r#"{{"success":true,"data":{{"{key}":{{"ok":true,"error":null,"values":[]}}}}}}"#);
+    let lookup = format!(r#"{{"success":true,"data":{{"{key}":{{"ok":true,"error":null,"values":[]}}}}}}"#);
     let list = format!("{key}\n");
     supervisor.spawn("server", async move {
-        let answers = [ok(list.len(), &list), String::new(), String::new(), ok(answer.len(), &answer)];
+        let responses = [ok(list.len(), &list), String::new(), String::new(), ok(lookup.len(), &lookup)];
         let mut open = Vec::new();
-        for answer in answers {
+        for response in responses {
             let (mut stream, _) = listener.accept().await.unwrap();
             let mut request = [0; 1024];
             let _ = stream.read(&mut request).await.unwrap();
             stream
-                .write_all(answer.replace("200 OK\r\n", "200 OK\r\nConnection: close\r\n").as_bytes())
+                .write_all(response.replace("200 OK\r\n", "200 OK\r\nConnection: close\r\n").as_bytes())
                 .await
                 .unwrap();
             open.push(stream);
@@ -137,7 +137,7 @@ async fn a_snapshot_outlasts_a_master_that_is_busy_for_a_moment() {
         AdminClientOptions { timeout: Duration::from_millis(400), ..AdminClientOptions::default() },
     )
     .unwrap();
-    let (options, turn) = (snapshot::StoreSnapshotOptions::default(), Default::default());
-    let summary = snapshot::read(&admin, &options, &turn, |_| true, |_, _| {}).await.unwrap();
+    let (options, order) = (snapshot::StoreSnapshotOptions::default(), Default::default());
+    let summary = snapshot::read(&admin, &options, &order, |_| true, |_, _| {}).await.unwrap();
     assert_eq!((summary.listed, summary.located), (1, 1), "{summary:?}");
 }

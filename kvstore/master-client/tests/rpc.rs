@@ -1,4 +1,4 @@
-//! The RPC client against servers that are written from the protocol, and against servers of something else.
+//! The RPC client against servers implemented from the protocol's specification, and against servers of other protocols.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 #[path = "rpc/etcd.rs"]
@@ -26,16 +26,16 @@ use tokio::net::{TcpListener, TcpStream};
 
 type RpcRequestFrame = RpcFrame<RequestHeader, bytes::Bytes>;
 
-/// Long, because it only says when a test hangs.
+/// Generous, because it only detects tests that hang.
 const LIMIT: Duration = Duration::from_secs(30);
-const LARGEST: usize = 1 << 20;
+const MAX_REQUEST: usize = 1 << 20;
 
 fn options() -> MasterClientOptions {
     let retry = BackoffPolicy { initial: Duration::from_millis(1), max: Duration::from_millis(1) };
     MasterClientOptions { connections: 1, timeout: LIMIT, retry, ..MasterClientOptions::default() }
 }
 
-/// A listening server that does `serve` with each connection.
+/// A server that runs `serve` for each connection.
 async fn server<F>(supervisor: &Supervisor, serve: impl Fn(TcpStream) -> F + Send + 'static) -> String
 where
     F: Future<Output = ()> + Send + 'static,
@@ -52,10 +52,10 @@ where
     address
 }
 
-/// The next request, or none at the end of the stream.
+/// The next request, or `None` at the end of the stream.
 async fn request(stream: &mut TcpStream, buffer: &mut BytesMut) -> Option<RpcRequestFrame> {
     loop {
-        if let FrameParseResult::Frame(request) = frame::take::<RequestHeader>(buffer, LARGEST).unwrap() {
+        if let FrameParseResult::Frame(request) = frame::take::<RequestHeader>(buffer, MAX_REQUEST).unwrap() {
             return Some(request);
         }
         match stream.read_buf(buffer).await {
@@ -65,15 +65,15 @@ async fn request(stream: &mut TcpStream, buffer: &mut BytesMut) -> Option<RpcReq
     }
 }
 
-/// What a master of release `dialect` answers.
-fn answer(dialect: Dialect, asked: &RpcRequestFrame) -> BytesMut {
-    let (sequence, mut out) = (asked.header.sequence, BytesMut::new());
-    let method = RpcMethod::from_function_id(asked.header.function_id).unwrap();
-    if !method.request_dialects(&asked.body).contains(dialect) {
+/// The response of a master of release `dialect`.
+fn respond(dialect: Dialect, request: &RpcRequestFrame) -> BytesMut {
+    let (sequence, mut out) = (request.header.sequence, BytesMut::new());
+    let method = RpcMethod::from_function_id(request.header.function_id).unwrap();
+    if !method.request_dialects(&request.body).contains(dialect) {
         RpcFault::invalid_argument().write(sequence, &mut out).unwrap();
         return out;
     }
-    match Request::<&str>::decode(method, dialect, &asked.body).unwrap() {
+    match Request::<&str>::decode(method, dialect, &request.body).unwrap() {
         Request::ServiceReady(_) => {
             encode_reply::<ServiceReady, _>(sequence, dialect, &Ok("2.0.0"), &mut out)
         }
@@ -94,15 +94,15 @@ fn answer(dialect: Dialect, asked: &RpcRequestFrame) -> BytesMut {
     out
 }
 
-/// A master whose release can be changed.
+/// A fake master whose release can be changed while it runs.
 async fn master_of(supervisor: &Supervisor, release: Arc<Mutex<Dialect>>) -> String {
     server(supervisor, move |mut stream| {
         let release = Arc::clone(&release);
         async move {
             let mut buffer = BytesMut::new();
-            while let Some(asked) = request(&mut stream, &mut buffer).await {
+            while let Some(request) = request(&mut stream, &mut buffer).await {
                 let dialect = *release.lock();
-                stream.write_all(&answer(dialect, &asked)).await.unwrap();
+                stream.write_all(&respond(dialect, &request)).await.unwrap();
             }
         }
     })
@@ -122,13 +122,13 @@ async fn pipelined_calls_match_responses_in_any_order() {
     const CALLS: usize = 100;
     let supervisor = Supervisor::new();
     let address = server(&supervisor, |mut stream| async move {
-        let (mut buffer, mut asked) = (BytesMut::new(), Vec::new());
+        let (mut buffer, mut requests) = (BytesMut::new(), Vec::new());
         while let Some(request) = request(&mut stream, &mut buffer).await {
-            asked.push(request);
-            // Nothing is answered before all have asked: only pipelining gets that far.
-            if asked.len() == CALLS {
-                for request in asked.drain(..).rev() {
-                    stream.write_all(&answer(Dialect::NEWEST, &request)).await.unwrap();
+            requests.push(request);
+            // No response before all requests have arrived: without pipelining, this would deadlock.
+            if requests.len() == CALLS {
+                for request in requests.drain(..).rev() {
+                    stream.write_all(&respond(Dialect::NEWEST, &request)).await.unwrap();
                 }
             }
         }
@@ -139,12 +139,12 @@ async fn pipelined_calls_match_responses_in_any_order() {
         let master = master.clone();
         async move { (n, exists(&master, &format!("key{n}")).await.unwrap()) }
     });
-    let answers = tokio::time::timeout(LIMIT, join_all(calls)).await.unwrap();
-    assert!(answers.iter().all(|(n, exists)| *exists == (n % 10 == 7)), "{answers:?}");
+    let results = tokio::time::timeout(LIMIT, join_all(calls)).await.unwrap();
+    assert!(results.iter().all(|(n, exists)| *exists == (n % 10 == 7)), "{results:?}");
 }
 
 #[tokio::test]
-async fn the_dialect_of_the_master_is_found_and_followed() {
+async fn dialect_is_detected_and_follows_an_upgrade() {
     let supervisor = Supervisor::new();
     for dialect in Dialect::ALL {
         let release = Arc::new(Mutex::new(dialect));
@@ -168,7 +168,7 @@ async fn the_dialect_of_the_master_is_found_and_followed() {
         }
         let put_as = |dialect| RpcMethod::PutStart.arguments_signature(dialect).hash();
         assert_eq!(put_as(master.dialect()), put_as(dialect), "{dialect}");
-        // The master is replaced by the newest release.
+        // The master is upgraded to the newest release.
         *release.lock() = Dialect::NEWEST;
         assert!(exists(&master, "7").await.unwrap());
         let found = master.call::<GetReplicaList, &str>(&key("k")).await.unwrap();
@@ -178,13 +178,13 @@ async fn the_dialect_of_the_master_is_found_and_followed() {
 }
 
 #[tokio::test]
-async fn arguments_that_no_release_takes_are_an_error_of_their_own() {
+async fn arguments_refused_in_all_dialects_report_the_release() {
     let supervisor = Supervisor::new();
     let address = server(&supervisor, |mut stream| async move {
         let mut buffer = BytesMut::new();
-        while let Some(asked) = request(&mut stream, &mut buffer).await {
+        while let Some(request) = request(&mut stream, &mut buffer).await {
             let mut out = BytesMut::new();
-            RpcFault::invalid_argument().write(asked.header.sequence, &mut out).unwrap();
+            RpcFault::invalid_argument().write(request.header.sequence, &mut out).unwrap();
             stream.write_all(&out).await.unwrap();
         }
     })
@@ -195,21 +195,21 @@ async fn arguments_that_no_release_takes_are_an_error_of_their_own() {
 }
 
 #[tokio::test]
-async fn a_broken_connection_is_replaced() {
+async fn client_reconnects_after_a_broken_connection() {
     let supervisor = Supervisor::new();
-    // Answers one call on each connection, then hangs up.
+    // Responds to one call on each connection, then closes it.
     let address = server(&supervisor, |mut stream| async move {
-        let asked = request(&mut stream, &mut BytesMut::new()).await.unwrap();
-        stream.write_all(&answer(Dialect::NEWEST, &asked)).await.unwrap();
+        let request = request(&mut stream, &mut BytesMut::new()).await.unwrap();
+        stream.write_all(&respond(Dialect::NEWEST, &request)).await.unwrap();
     })
     .await;
     let master = MasterClient::new(&address, options(), &supervisor);
-    let mut answered = 0;
+    let mut succeeded = 0;
     let attempts = async {
-        while answered < 10 {
+        while succeeded < 10 {
             match exists(&master, "7").await {
-                Ok(found) => answered += usize::from(found),
-                // It met the end of the connection.
+                Ok(found) => succeeded += usize::from(found),
+                // The server closed the connection before it read the call.
                 Err(RpcError::Lost { .. }) => {}
                 Err(other) => panic!("{other}"),
             }
@@ -219,7 +219,7 @@ async fn a_broken_connection_is_replaced() {
 }
 
 #[tokio::test]
-async fn servers_of_something_else_are_told_apart() {
+async fn servers_of_other_protocols_are_distinguished() {
     let supervisor = Supervisor::new();
     let http = server(&supervisor, |mut stream| async move {
         stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await.unwrap();
@@ -249,13 +249,13 @@ async fn servers_of_something_else_are_told_apart() {
 }
 
 #[tokio::test]
-async fn a_master_that_is_away_costs_no_time() {
+async fn calls_to_an_unreachable_master_fail_at_once() {
     let supervisor = Supervisor::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     drop(listener);
-    let longest = Duration::from_secs(3600);
-    let retry = BackoffPolicy { initial: longest, max: longest };
+    let hour = Duration::from_secs(3600);
+    let retry = BackoffPolicy { initial: hour, max: hour };
     let master = MasterClient::new(&address, MasterClientOptions { retry, ..options() }, &supervisor);
     for _ in 0..3 {
         let error = tokio::time::timeout(LIMIT, exists(&master, "k")).await.unwrap().unwrap_err();
@@ -265,7 +265,7 @@ async fn a_master_that_is_away_costs_no_time() {
 }
 
 #[tokio::test]
-async fn queues_are_bounded_and_a_shutdown_frees_who_waits() {
+async fn full_queues_reject_calls_and_shutdown_fails_waiting_ones() {
     let supervisor = Supervisor::new();
     let silent = server(&supervisor, |mut stream| async move {
         let _ = stream.read_to_end(&mut Vec::new()).await;
@@ -284,7 +284,7 @@ async fn queues_are_bounded_and_a_shutdown_frees_who_waits() {
     };
     let (errors, ()) = tokio::time::timeout(LIMIT, futures_util::future::join(all, shutdown)).await.unwrap();
     let kinds: BTreeSet<_> = errors.iter().map(ToString::to_string).collect();
-    // The queue takes three before the connection's task runs, and the task takes no more than two from it.
+    // The queue holds three calls before the connection's task runs, and the task takes at most two of them.
     let busy = errors.iter().filter(|error| matches!(error, RpcError::Busy { .. })).count();
     let closed = errors.iter().filter(|error| matches!(error, RpcError::Closed)).count();
     assert_eq!((busy, closed), (7, 3), "{kinds:?}");

@@ -1,4 +1,4 @@
-//! What the master's decisions cost, with a million keys of the length that SGLang's have.
+//! Cost of the master's operations with a million keys of SGLang's length.
 #![expect(clippy::unwrap_used, reason = "a benchmark")]
 
 use std::hint::black_box;
@@ -56,7 +56,7 @@ fn reading(criterion: &mut Criterion) {
         );
     });
     let mut found = Vec::new();
-    // As the server does it: the keys have just been read off the wire, so they are in the cache.
+    // As in the server: the keys have just been received, so they are in the CPU cache.
     let batch = |random: &mut fastrand::Rng| {
         (0..BATCH).map(|_| keys[random.usize(..KEYS)].clone()).collect::<Vec<String>>()
     };
@@ -106,18 +106,18 @@ fn reading(criterion: &mut Criterion) {
 
 fn writing(criterion: &mut Criterion) {
     let mut number = 0;
-    let roomy = master(1 << 50);
+    let large = master(1 << 50);
     criterion.bench_function("put_start, put_end", |bencher| {
         bencher.iter_batched(
             || {
                 number += 1;
                 (number, key(number))
             },
-            |(number, key)| put(&roomy, number as u64, &key, 1024),
+            |(number, key)| put(&large, number as u64, &key, 1024),
             BatchSize::SmallInput,
         );
     });
-    drop(roomy);
+    drop(large);
     let full = master(256 << 20);
     for number in 0..KEYS {
         put(&full, number as u64, &key(number), 1024);

@@ -1,18 +1,18 @@
-//! Prints how much memory a master takes per key, with a million keys of SGLang's length and one replica each, and how
-//! much is left once all are removed. An argument `groups` puts every two keys into a group, as SGLang does.
+//! Prints the memory of a master per key, with a million keys of SGLang's length and one replica each, and the memory after all
+//! are removed. With the argument `groups`, each pair of keys is in one group, as in SGLang.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "an example")]
 
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
 use moongate_master_core::{MasterCore, MasterCoreOptions};
 
-/// The allocator of the real server: it gives memory back.
+/// The server's allocator, which returns freed memory to the system.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const KEYS: u64 = 1_000_000;
 const CLIENT: Uuid = Uuid { first: 1, second: 1 };
 
-/// Resident memory in bytes.
+/// Resident memory of this process in bytes.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
@@ -52,7 +52,7 @@ fn main() {
     let started = std::time::Instant::now();
     let removed = master.remove_all(0, None, true, &mut ());
     println!("{removed} removed in {:.2} s", started.elapsed().as_secs_f64());
-    // The allocator waits a moment before it gives pages back, and then does it with the next calls.
+    // The allocator returns pages after a delay, during subsequent calls.
     std::thread::sleep(std::time::Duration::from_secs(2));
     drop((0..1000).map(|size| vec![0_u8; size * 10]).collect::<Vec<_>>());
     println!("{} MiB before, {} MiB full, {} MiB after", before >> 20, filled >> 20, resident() >> 20);

@@ -1,20 +1,20 @@
-//! Space in one segment: ranges of offsets, in bins by size with three bits of mantissa.
+//! Allocator of one segment: ranges of offsets, in bins by size with three bits of mantissa.
 //!
-//! Sizes are rounded up to a bin's edge as Mooncake's master does it (100 becomes 104, 70 000 becomes 73 728), which
-//! wastes at most an eighth and makes every block of a bin fit every request for it: no search, no walk.
+//! Sizes are rounded up to a bin's edge as in Mooncake's master (100 becomes 104, 70 000 becomes 73 728). This wastes at most
+//! an eighth and makes every block of a bin fit every request for that bin, so allocation needs no search.
 
 use std::collections::BTreeMap;
 
 use crate::slab::{NIL, Slab};
 
-/// Bins for all sizes of 64 bits: seven exact ones, then eight per power of two.
+/// Bins for all 64-bit sizes: seven exact ones, then eight per power of two.
 const BINS: usize = 496;
 const WORDS: usize = BINS.div_ceil(64);
-/// In place of a neighbour in a bin: the block is in use.
+/// Value of `bin_before` for a block in use.
 const IN_USE: u32 = NIL - 1;
 
-/// A block; it reaches to where the next one begins. While it is in use, `bin_after` is the number of bytes by which
-/// it was rounded up.
+/// A block, which ends where its right neighbour begins. While it is in use, `bin_after` is the number of bytes by which its
+/// size was rounded up.
 #[derive(Clone, Copy, Debug, Default)]
 struct AllocatorBlock {
     offset: u64,
@@ -24,14 +24,13 @@ struct AllocatorBlock {
     bin_after: u32,
 }
 
-/// Space that was given away.
+/// A range allocated in a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct AllocatedRange {
-    /// Where it begins in the segment.
+    /// Offset in the segment, in bytes.
     pub(crate) offset: u64,
-    /// By which it is given back.
     pub(crate) block: u32,
-    /// Bytes that it takes up.
+    /// Size in bytes, after rounding up.
     pub(crate) size: u64,
 }
 
@@ -40,17 +39,17 @@ pub(crate) struct AllocatedRange {
 pub(crate) struct SegmentAllocator {
     capacity: u64,
     used: u64,
-    /// Of those, bytes that nobody asked for.
+    /// The part of `used` that is due to rounding.
     rounding_bytes: u64,
     blocks: Slab<AllocatorBlock>,
     bin_heads: Box<[u32]>,
     nonempty_bins: [u64; WORDS],
-    /// Free blocks by offset; only kept after space was asked for at a certain offset.
+    /// Free blocks by offset; built by the first [`Self::allocate_at`].
     by_offset: Option<BTreeMap<u64, u32>>,
     closed: bool,
 }
 
-/// What a size is rounded up to, if that fits 64 bits.
+/// Rounds a size up to a bin's edge; `None` if that exceeds 64 bits.
 pub(crate) fn rounded(size: u64) -> Option<u64> {
     if size < 8 {
         return Some(size);
@@ -59,7 +58,7 @@ pub(crate) fn rounded(size: u64) -> Option<u64> {
     size.checked_add(step - 1).map(|size| size & !(step - 1))
 }
 
-/// The bin whose blocks have at least the bin's size: for a rounded size, its own.
+/// The bin of a size. For a rounded size, every block of the bin fits.
 fn bin(size: u64) -> usize {
     if size < 8 {
         return size as usize;
@@ -68,7 +67,7 @@ fn bin(size: u64) -> usize {
     ((power - 2) * 8) as usize + ((size >> (power - 3)) & 7) as usize
 }
 
-/// The smallest size in a bin.
+/// The smallest block size in a bin.
 fn bin_min_size(bin: usize) -> u64 {
     if bin < 8 { bin as u64 } else { (8 + (bin as u64 & 7)) << (bin / 8 - 1) }
 }
@@ -93,32 +92,32 @@ impl SegmentAllocator {
         new
     }
 
-    /// Bytes in use, rounded as they were given away.
+    /// Number of allocated bytes, after rounding up.
     pub(crate) fn used(&self) -> u64 {
         self.used
     }
 
-    /// Bytes in use, as they were asked for.
+    /// Number of allocated bytes, before rounding up.
     pub(crate) fn requested(&self) -> u64 {
         self.used - self.rounding_bytes
     }
 
-    /// The largest size that can be had now.
+    /// The largest size that can be allocated now.
     pub(crate) fn largest_free(&self) -> u64 {
         self.nonempty_bins
             .iter()
             .enumerate()
             .rev()
             .find(|(_, word)| **word != 0)
-            .map_or(0, |(at, word)| bin_min_size(at * 64 + word.ilog2() as usize))
+            .map_or(0, |(index, word)| bin_min_size(index * 64 + word.ilog2() as usize))
     }
 
-    /// Gives nothing away from now on.
+    /// Rejects all allocations from now on.
     pub(crate) fn close(&mut self) {
         self.closed = true;
     }
 
-    /// Forgets what only [`Self::allocate_at`] needs.
+    /// Frees the index that only [`Self::allocate_at`] needs.
     pub(crate) fn drop_offset_index(&mut self) {
         self.by_offset = None;
     }
@@ -129,19 +128,19 @@ impl SegmentAllocator {
         end - offset
     }
 
-    /// Takes space of at least this size, anywhere.
+    /// Allocates at least `size` bytes at any offset.
     pub(crate) fn allocate(&mut self, size: u64) -> Option<AllocatedRange> {
-        let asked = size;
+        let requested = size;
         let size = rounded(size).filter(|size| *size > 0 && !self.closed)?;
         let block = self.find_free_block(bin(size))?;
         self.remove_from_bin(block);
         self.split(block, size);
-        Some(self.take_block(block, size, asked))
+        Some(self.take_block(block, size, requested))
     }
 
-    /// Takes space at a certain offset, as a former master or a former life of this one gave it away.
+    /// Allocates at a given offset, to restore an allocation from the log, a snapshot or an inventory.
     pub(crate) fn allocate_at(&mut self, offset: u64, size: u64) -> Option<AllocatedRange> {
-        let asked = size;
+        let requested = size;
         let size = rounded(size).filter(|size| *size > 0 && !self.closed)?;
         if self.by_offset.is_none() {
             self.index_offsets();
@@ -152,27 +151,27 @@ impl SegmentAllocator {
             return None;
         }
         self.remove_from_bin(block);
-        let mut wanted = block;
+        let mut target = block;
         if start < offset {
             self.split(block, offset - start);
-            wanted = self.blocks[block].right;
-            self.remove_from_bin(wanted);
+            target = self.blocks[block].right;
+            self.remove_from_bin(target);
             self.insert_into_bin(block);
         }
-        self.split(wanted, size);
-        Some(self.take_block(wanted, size, asked))
+        self.split(target, size);
+        Some(self.take_block(target, size, requested))
     }
 
-    fn take_block(&mut self, block: u32, size: u64, asked: u64) -> AllocatedRange {
-        // For objects of tens of gigabytes the figure may be a little too high.
-        let slack = u32::try_from(size - asked).unwrap_or(u32::MAX);
+    fn take_block(&mut self, block: u32, size: u64, requested: u64) -> AllocatedRange {
+        // Above tens of gigabytes the rounding exceeds 32 bits, and `requested` is slightly too high.
+        let slack = u32::try_from(size - requested).unwrap_or(u32::MAX);
         (self.blocks[block].bin_before, self.blocks[block].bin_after) = (IN_USE, slack);
         self.used += size;
         self.rounding_bytes += u64::from(slack);
         AllocatedRange { offset: self.blocks[block].offset, block, size }
     }
 
-    /// Gives space back and joins it with what is free beside it.
+    /// Frees a block and merges it with free neighbours.
     pub(crate) fn free(&mut self, block: u32) {
         if self.blocks[block].bin_before != IN_USE {
             return;
@@ -180,7 +179,7 @@ impl SegmentAllocator {
         self.used -= self.size(block);
         self.rounding_bytes -= u64::from(self.blocks[block].bin_after);
         if self.used == 0 {
-            // Nobody has a block any more: what was needed to tell them apart goes back.
+            // No block is in use: free the memory of the block list.
             *self = Self { closed: self.closed, ..Self::new(self.capacity) };
             return;
         }
@@ -203,7 +202,7 @@ impl SegmentAllocator {
         block != NIL && self.blocks[block].bin_before != IN_USE
     }
 
-    /// Cuts a block, which is in no bin, and puts what remains of it into a bin.
+    /// Splits a block, which is in no bin, and inserts the remainder into a bin.
     fn split(&mut self, block: u32, size: u64) {
         if self.size(block) == size {
             return;
@@ -223,47 +222,47 @@ impl SegmentAllocator {
         self.insert_into_bin(rest);
     }
 
-    /// Makes a block reach over its right neighbour, which is in no bin.
+    /// Extends a block over its right neighbour, which is in no bin.
     fn merge_right(&mut self, block: u32) {
-        let gone = self.blocks[block].right;
-        let right = self.blocks[gone].right;
-        self.blocks.remove(gone);
+        let removed = self.blocks[block].right;
+        let right = self.blocks[removed].right;
+        self.blocks.remove(removed);
         self.blocks[block].right = right;
         if right != NIL {
             self.blocks[right].left = block;
         }
     }
 
-    fn find_free_block(&self, least: usize) -> Option<u32> {
-        let (word, bit) = (least / 64, least % 64);
-        let here = self.nonempty_bins.get(word)? & (u64::MAX << bit);
-        let at = if here != 0 {
-            word * 64 + here.trailing_zeros() as usize
+    fn find_free_block(&self, min_bin: usize) -> Option<u32> {
+        let (word, bit) = (min_bin / 64, min_bin % 64);
+        let candidates = self.nonempty_bins.get(word)? & (u64::MAX << bit);
+        let bin = if candidates != 0 {
+            word * 64 + candidates.trailing_zeros() as usize
         } else {
             let next = (word + 1..WORDS).find(|word| self.nonempty_bins[*word] != 0)?;
             next * 64 + self.nonempty_bins[next].trailing_zeros() as usize
         };
-        Some(self.bin_heads[at])
+        Some(self.bin_heads[bin])
     }
 
-    /// Puts a free block into its bin.
+    /// Inserts a free block into its bin.
     fn insert_into_bin(&mut self, block: u32) {
-        let at = bin(self.size(block));
-        let head = std::mem::replace(&mut self.bin_heads[at], block);
+        let bin_index = bin(self.size(block));
+        let head = std::mem::replace(&mut self.bin_heads[bin_index], block);
         if head != NIL {
             self.blocks[head].bin_before = block;
         }
-        let it = &mut self.blocks[block];
-        (it.bin_before, it.bin_after) = (NIL, head);
-        self.nonempty_bins[at / 64] |= 1 << (at % 64);
+        let free_block = &mut self.blocks[block];
+        (free_block.bin_before, free_block.bin_after) = (NIL, head);
+        self.nonempty_bins[bin_index / 64] |= 1 << (bin_index % 64);
         if let Some(by_offset) = &mut self.by_offset {
-            by_offset.insert(it.offset, block);
+            by_offset.insert(free_block.offset, block);
         }
     }
 
-    /// Takes a free block out of its bin, before its size changes.
+    /// Removes a free block from its bin, before its size changes.
     fn remove_from_bin(&mut self, block: u32) {
-        let at = bin(self.size(block));
+        let bin_index = bin(self.size(block));
         let AllocatorBlock { offset, bin_before, bin_after, .. } = self.blocks[block];
         if bin_after != NIL {
             self.blocks[bin_after].bin_before = bin_before;
@@ -271,9 +270,9 @@ impl SegmentAllocator {
         if bin_before != NIL {
             self.blocks[bin_before].bin_after = bin_after;
         } else {
-            self.bin_heads[at] = bin_after;
+            self.bin_heads[bin_index] = bin_after;
             if bin_after == NIL {
-                self.nonempty_bins[at / 64] &= !(1 << (at % 64));
+                self.nonempty_bins[bin_index / 64] &= !(1 << (bin_index % 64));
             }
         }
         if let Some(by_offset) = &mut self.by_offset {
@@ -284,10 +283,10 @@ impl SegmentAllocator {
     fn index_offsets(&mut self) {
         let mut by_offset = BTreeMap::new();
         for head in self.bin_heads.iter() {
-            let mut at = *head;
-            while at != NIL {
-                by_offset.insert(self.blocks[at].offset, at);
-                at = self.blocks[at].bin_after;
+            let mut block = *head;
+            while block != NIL {
+                by_offset.insert(self.blocks[block].offset, block);
+                block = self.blocks[block].bin_after;
             }
         }
         self.by_offset = Some(by_offset);
@@ -306,79 +305,82 @@ mod tests {
             assert_eq!(rounded(size), Some(up));
         }
         assert_eq!(rounded(u64::MAX), None);
-        for at in 1..BINS {
-            assert_eq!((bin(bin_min_size(at)), rounded(bin_min_size(at))), (at, Some(bin_min_size(at))));
-            assert_eq!(bin(bin_min_size(at) - 1), at - 1);
+        for bin_index in 1..BINS {
+            assert_eq!(
+                (bin(bin_min_size(bin_index)), rounded(bin_min_size(bin_index))),
+                (bin_index, Some(bin_min_size(bin_index)))
+            );
+            assert_eq!(bin(bin_min_size(bin_index) - 1), bin_index - 1);
         }
     }
 
     #[test]
-    fn a_segment_may_be_as_large_as_a_number() {
+    fn a_segment_may_have_the_largest_size() {
         let mut allocator = SegmentAllocator::new(u64::MAX);
-        let space = allocator.allocate(1 << 62).unwrap();
-        assert_eq!((space.offset, allocator.used()), (0, 1 << 62));
+        let range = allocator.allocate(1 << 62).unwrap();
+        assert_eq!((range.offset, allocator.used()), (0, 1 << 62));
         assert_eq!(SegmentAllocator::new(0).allocate(1), None);
     }
 
-    /// What is in use, by offset; everything else is free.
+    /// Compares the allocator with a model of all allocated ranges by offset.
     fn check(
         allocator: &SegmentAllocator,
         model: &BTreeMap<u64, (AllocatedRange, u64)>,
     ) -> Result<(), TestCaseError> {
         let mut end = 0;
         let mut gap = 0;
-        for (space, _) in model.values() {
-            prop_assert!(space.offset >= end, "overlap at {}", space.offset);
-            gap = gap.max(space.offset - end);
-            end = space.offset + space.size;
+        for (range, _) in model.values() {
+            prop_assert!(range.offset >= end, "overlap at {}", range.offset);
+            gap = gap.max(range.offset - end);
+            end = range.offset + range.size;
         }
         prop_assert!(end <= allocator.capacity);
         gap = gap.max(allocator.capacity - end);
         prop_assert_eq!(allocator.largest_free(), bin_min_size(bin(gap)));
-        prop_assert_eq!(allocator.used(), model.values().map(|(space, _)| space.size).sum::<u64>());
-        prop_assert_eq!(allocator.requested(), model.values().map(|(_, asked)| asked).sum::<u64>());
+        prop_assert_eq!(allocator.used(), model.values().map(|(range, _)| range.size).sum::<u64>());
+        prop_assert_eq!(allocator.requested(), model.values().map(|(_, requested)| requested).sum::<u64>());
         Ok(())
     }
 
     proptest! {
         #[test]
-        fn no_overlap_full_merge_nothing_lost(
+        fn ranges_never_overlap_and_freed_blocks_merge(
             capacity in 1..100_000_u64,
             steps in proptest::collection::vec((0..4_u8, 1..20_000_u64, any::<prop::sample::Index>()), 1..200),
         ) {
             let (mut allocator, mut model) = (SegmentAllocator::new(capacity), BTreeMap::new());
-            for (what, size, which) in steps {
-                let space = match what {
+            for (operation, size, choice) in steps {
+                let range = match operation {
                     0 | 1 => allocator.allocate(size),
                     2 => {
-                        let offset = which.index(capacity as usize) as u64;
+                        let offset = choice.index(capacity as usize) as u64;
                         let end = offset + rounded(size).unwrap();
                         let is_free = end <= capacity
-                            && model.values().all(|(it, _): &(AllocatedRange, u64)| {
-                                it.offset >= end || it.offset + it.size <= offset
+                            && model.values().all(|(used, _): &(AllocatedRange, u64)| {
+                                used.offset >= end || used.offset + used.size <= offset
                             });
-                        let space = allocator.allocate_at(offset, size);
-                        prop_assert_eq!(space.is_some(), is_free);
-                        prop_assert!(space.is_none_or(|space| space.offset == offset));
-                        space
+                        let range = allocator.allocate_at(offset, size);
+                        prop_assert_eq!(range.is_some(), is_free);
+                        prop_assert!(range.is_none_or(|range| range.offset == offset));
+                        range
                     }
                     _ if model.is_empty() => None,
                     _ => {
-                        let offset = *model.keys().nth(which.index(model.len())).unwrap();
+                        let offset = *model.keys().nth(choice.index(model.len())).unwrap();
                         allocator.free(model.remove(&offset).unwrap().0.block);
                         None
                     }
                 };
-                if let Some(space) = space {
-                    prop_assert!(space.size >= size);
-                    model.insert(space.offset, (space, size));
-                } else if what < 2 {
+                if let Some(range) = range {
+                    prop_assert!(range.size >= size);
+                    model.insert(range.offset, (range, size));
+                } else if operation < 2 {
                     prop_assert!(allocator.largest_free() < rounded(size).unwrap());
                 }
                 check(&allocator, &model)?;
             }
-            for (space, _) in model.values() {
-                allocator.free(space.block);
+            for (range, _) in model.values() {
+                allocator.free(range.block);
             }
             prop_assert_eq!((allocator.used(), allocator.requested(), allocator.blocks.len()), (0, 0, 1));
         }

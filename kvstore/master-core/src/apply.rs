@@ -1,8 +1,8 @@
-//! Making facts true: replay of a log, a standby, the start from a snapshot.
+//! Applying state changes: replay of a log, a standby, start from a snapshot.
 //!
-//! Facts may be applied again, and onto a state that already has some of what follows, as long as all that follows is
-//! applied too. So the pieces of a snapshot need not be of one moment: an object that does not fit, because its space
-//! is taken by another that is gone by then, is told again by the facts since the snapshot began.
+//! State changes may be applied repeatedly, and to a state that already includes later ones, as long as all later ones are applied
+//! too. So the parts of a snapshot need not be consistent with each other: an object that does not fit, because another one that
+//! was removed in the meantime occupies its range, is recorded again by the state changes since the snapshot was started.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -18,50 +18,50 @@ use crate::object::{EvictionQueue, MemoryReplica, ObjectEntry, PendingVersion};
 use crate::placement::mix;
 use crate::shard::QuarantinedRange;
 
-/// A fact that does not fit the state. It is left out, which is right if what follows is applied too.
+/// Why a state change does not fit the state. It is skipped, which is correct if all later ones are applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ApplyError {
-    /// The segment is not mounted, or its place is taken.
-    #[error("the space of the object is not there or is taken")]
+    /// The segment is not mounted, or the range is occupied.
+    #[error("the object's range is not mounted or is occupied")]
     NoSpace,
-    /// Mounting failed, or there are too many tenants.
-    #[error("the master refuses what the fact says")]
+    /// Mounting failed, or the maximum number of tenants is reached.
+    #[error("the master rejects the state change: invalid segment or too many tenants")]
     Refused,
 }
 
-/// Space that a change keeps from being given to others: segment and offset.
+/// Collects the ranges that a change quarantines, by segment and offset.
 #[derive(Default)]
 struct QuarantinedRanges(HashSet<(Uuid, u64)>);
 
 impl StateChangeSink for QuarantinedRanges {
-    fn record(&mut self, fact: StateChange<'_>) {
-        if let StateChange::RangeQuarantined { segment, offset, .. } = fact {
+    fn record(&mut self, change: StateChange<'_>) {
+        if let StateChange::RangeQuarantined { segment, offset, .. } = change {
             self.0.insert((segment, offset));
         }
     }
 }
 
 impl MasterCore {
-    /// Makes a fact true. Facts of one master must be applied in their order and by one thread at a time, and nothing
-    /// else may change the state until [`Self::finish_replay`].
+    /// Applies a state change. The state changes of one master must be applied in order and by one thread at a time, and nothing else
+    /// may change the state until [`Self::finish_replay`].
     ///
     /// # Errors
-    /// When it does not fit the state, which is not changed then.
-    pub fn apply(&self, fact: &StateChange<'_>) -> Result<(), ApplyError> {
-        match fact {
+    /// When the change does not fit the state, which stays unchanged.
+    pub fn apply(&self, change: &StateChange<'_>) -> Result<(), ApplyError> {
+        match change {
             StateChange::SegmentMounted { segment, client, at_ms } => {
                 let _registry = self.registry.lock();
                 let [name, te_endpoint, protocol, host_id] =
                     [&segment.name, &segment.te_endpoint, &segment.protocol, &segment.host_id]
                         .map(|text| Arc::<str>::from(&**text));
                 let Segment { id, base, size, .. } = *segment;
-                let info = Segment { id, name, base, size, te_endpoint, protocol, host_id };
-                self.mount_one(*at_ms, info, *client, &mut ()).map_err(|_| ApplyError::Refused)?;
+                let descriptor = Segment { id, name, base, size, te_endpoint, protocol, host_id };
+                self.mount_one(*at_ms, descriptor, *client, &mut ()).map_err(|_| ApplyError::Refused)?;
                 self.capacity_changed();
             }
             StateChange::SegmentStatus { segment, status, until_ms } => {
                 let segments = self.segments.load();
-                if let Some(mounted) = segments.index_of(*segment).and_then(|at| segments.get(at)) {
+                if let Some(mounted) = segments.index_of(*segment).and_then(|index| segments.get(index)) {
                     mounted.set_status(*status, *until_ms);
                 }
             }
@@ -70,13 +70,13 @@ impl MasterCore {
                 self.without_quarantine(|fx| self.drop_segment(*segment, *cause, 0, fx));
             }
             StateChange::ClientSilent { client, at_ms } => {
-                let seen = ClientLiveness::alive(*at_ms);
-                self.registry.lock().clients.insert(*client, seen);
+                let liveness = ClientLiveness::alive(*at_ms);
+                self.registry.lock().clients.insert(*client, liveness);
                 self.client_disconnected(*at_ms, *client, &mut ());
             }
             StateChange::ClientRecovered { client, at_ms } => {
-                let seen = ClientLiveness::alive(*at_ms);
-                self.registry.lock().clients.insert(*client, seen);
+                let liveness = ClientLiveness::alive(*at_ms);
+                self.registry.lock().clients.insert(*client, liveness);
                 if let Some(disk) = self.disk(*client) {
                     disk.set_silent(false);
                 }
@@ -105,35 +105,35 @@ impl MasterCore {
             StateChange::DrainMoveStarted { job, task, tenant, key, size } => {
                 self.tasks.lock().jobs.restore_move(*job, *task, (tenant, key), *size);
             }
-            StateChange::DrainMoveEnded { job, task, tenant, key, attempts: tries } => {
-                self.tasks.lock().jobs.restore_moved(*job, *task, (tenant, key), *tries);
+            StateChange::DrainMoveEnded { job, task, tenant, key, attempts } => {
+                self.tasks.lock().jobs.restore_moved(*job, *task, (tenant, key), *attempts);
             }
         }
         Ok(())
     }
 
-    /// Makes a change whose own facts follow, and gives back the space that it holds: [`StateChange::QuarantinedRange`] is among them, and keeps it in another
-    /// shard.
+    /// Makes a change and frees the ranges that it quarantines: the log contains their [`StateChange::RangeQuarantined`], whose replay
+    /// quarantines them in another shard.
     fn without_quarantine(&self, change: impl FnOnce(&mut dyn StateChangeSink)) {
-        let mut holds = QuarantinedRanges::default();
-        change(&mut holds);
-        if holds.0.is_empty() {
+        let mut ranges = QuarantinedRanges::default();
+        change(&mut ranges);
+        if ranges.0.is_empty() {
             return;
         }
         for shard in 0..self.shards.len() {
             let mut shard = self.lock(shard);
             let segments = Arc::clone(&shard.segments);
-            let is_hold = |it: &QuarantinedRange| {
+            let is_new = |range: &QuarantinedRange| {
                 segments
-                    .get(it.segment)
-                    .is_some_and(|segment| holds.0.contains(&(segment.descriptor.id, it.offset)))
+                    .get(range.segment)
+                    .is_some_and(|segment| ranges.0.contains(&(segment.descriptor.id, range.offset)))
             };
-            let (over, still): (Vec<QuarantinedRange>, Vec<QuarantinedRange>) =
-                shard.quarantined.drain(..).partition(is_hold);
-            shard.quarantined = still;
-            for held in over {
-                if let Some(segment) = segments.get(held.segment) {
-                    segment.with_allocator(|space| space.free(held.block));
+            let (released, remaining): (Vec<QuarantinedRange>, Vec<QuarantinedRange>) =
+                shard.quarantined.drain(..).partition(is_new);
+            shard.quarantined = remaining;
+            for range in released {
+                if let Some(segment) = segments.get(range.segment) {
+                    segment.with_allocator(|allocator| allocator.free(range.block));
                 }
             }
         }
@@ -144,13 +144,13 @@ impl MasterCore {
             Some(bytes) => {
                 self.tenants.set_quota(tenant, bytes, self.capacity()).map_err(|_| ApplyError::Refused)?;
             }
-            // It may be gone already.
+            // It may have been removed already.
             None => _ = self.tenants.remove_quota(tenant, self.capacity()),
         }
         Ok(())
     }
 
-    /// Whether its node wants objects, it tells with its next heartbeat.
+    /// Offloading stays disabled until the node's next heartbeat.
     fn restore_disk(&self, client: Uuid) {
         let _registry = self.registry.lock();
         match self.disk(client) {
@@ -162,18 +162,23 @@ impl MasterCore {
     }
 
     fn restored_copy(&self, object: &ObjectState<'_>) -> Option<DiskCopy> {
-        let told = object.disk_copy.as_ref()?;
-        let disk = self.disk(told.client)?;
-        self.reserve_replica_id(told.replica);
-        Some(DiskCopy { id: told.replica, size: told.size, disk, endpoint: Arc::from(&*told.endpoint) })
+        let copy_state = object.disk_copy.as_ref()?;
+        let disk = self.disk(copy_state.client)?;
+        self.reserve_replica_id(copy_state.replica);
+        Some(DiskCopy {
+            id: copy_state.replica,
+            size: copy_state.size,
+            disk,
+            endpoint: Arc::from(&*copy_state.endpoint),
+        })
     }
 
     fn remove_replayed(&self, tenant: &str, key: &str) {
-        let Ok(spot) = self.locate_reader_key(tenant, key) else { return };
-        let mut shard = self.lock(spot.shard);
-        if let Some(at) = shard.lookup(spot, key) {
-            let gone = shard.remove_entry(at, RemoveCause::Removed, &mut ());
-            replica_ranges(&gone).iter().for_each(|(it, _)| shard.free(it));
+        let Ok(key_location) = self.locate_reader_key(tenant, key) else { return };
+        let mut shard = self.lock(key_location.shard);
+        if let Some(index) = shard.lookup(key_location, key) {
+            let removed = shard.remove_entry(index, RemoveCause::Removed, &mut ());
+            replica_ranges(&removed).iter().for_each(|(replica, _)| shard.free(replica));
         }
     }
 
@@ -183,19 +188,19 @@ impl MasterCore {
         } else {
             0
         };
-        let spot = self.locate_key(tenant, &object.key);
-        let mut shard = self.lock(spot.shard);
-        let present = shard.lookup(spot, &object.key);
-        if let Some(at) = present.filter(|at| !ready && shard.entries[*at].is_complete()) {
-            return self.restore_pending(&mut shard, at, object);
+        let key_location = self.locate_key(tenant, &object.key);
+        let mut shard = self.lock(key_location.shard);
+        let present = shard.lookup(key_location, &object.key);
+        if let Some(index) = present.filter(|index| !ready && shard.entries[*index].is_complete()) {
+            return self.restore_pending(&mut shard, index, object);
         }
-        let old = present.map(|at| shard.remove_entry(at, RemoveCause::Replaced, &mut ()));
+        let old = present.map(|index| shard.remove_entry(index, RemoveCause::Replaced, &mut ()));
         let replicas = shard.reclaim(old.as_ref().map(replica_ranges).unwrap_or_default(), object, ready);
         let copy = self.restored_copy(object).filter(|_| ready);
         if replicas.is_empty() && copy.is_none() {
             return Err(ApplyError::NoSpace);
         }
-        replicas.iter().for_each(|it| self.reserve_replica_id(it.id));
+        replicas.iter().for_each(|replica| self.reserve_replica_id(replica.id));
         let queue = match object.soft_pin_until_ms {
             _ if !ready => EvictionQueue::Writing,
             _ if object.hard_pin || replicas.is_empty() => EvictionQueue::Unlisted,
@@ -203,8 +208,8 @@ impl MasterCore {
             _ => EvictionQueue::Unread,
         };
         self.tenants.count(tenant, object.size.saturating_mul(replicas.len() as u64));
-        let at = shard.add(
-            spot,
+        let index = shard.add(
+            key_location,
             &NewObject {
                 key: &object.key,
                 client: object.client,
@@ -219,30 +224,30 @@ impl MasterCore {
             },
         );
         if let Some(copy) = copy {
-            shard.attach_copy(at, copy);
+            shard.attach_copy(index, copy);
         }
         Ok(())
     }
 
-    /// A new version of an object that can be read is being written.
+    /// Replays the start of a new version of a readable object.
     fn restore_pending(
         &self,
         shard: &mut LockedShard<'_>,
-        at: u32,
+        index: u32,
         object: &ObjectState<'_>,
     ) -> Result<(), ApplyError> {
-        let tenant = shard.entries[at].tenant;
+        let tenant = shard.entries[index].tenant;
         let mut before = Vec::new();
-        if let Some(old) = shard.detach_pending(at) {
+        if let Some(old) = shard.detach_pending(index) {
             self.tenants.discharge(tenant, old.bytes());
-            before.extend(old.replicas.iter().map(|it| (*it, old.size)));
+            before.extend(old.replicas.iter().map(|replica| (*replica, old.size)));
         }
         let replicas = shard.reclaim(before, object, false);
         if replicas.is_empty() {
-            shard.requeue_idle(at, object.since_ms);
+            shard.requeue_idle(index, object.since_ms);
             return Err(ApplyError::NoSpace);
         }
-        replicas.iter().for_each(|it| self.reserve_replica_id(it.id));
+        replicas.iter().for_each(|replica| self.reserve_replica_id(replica.id));
         let group = object.group.as_deref().map(|name| (self.group(&object.tenant, name), name.into()));
         let pending = PendingVersion {
             client: object.client,
@@ -254,11 +259,11 @@ impl MasterCore {
             group,
         };
         self.tenants.count(tenant, pending.bytes());
-        shard.attach_pending(at, pending);
+        shard.attach_pending(index, pending);
         Ok(())
     }
 
-    /// The shard that keeps space which was told to be held.
+    /// The shard that keeps a replayed quarantined range.
     pub(crate) fn quarantine_shard(&self, segment: Uuid, offset: u64) -> usize {
         (mix(segment.first ^ mix(segment.second ^ mix(offset))) % self.shards.len() as u64) as usize
     }
@@ -266,11 +271,11 @@ impl MasterCore {
     fn quarantine_at(&self, segment: Uuid, offset: u64, size: u64, until_ms: u64) -> Result<(), ApplyError> {
         self.release_quarantine_at(segment, offset);
         let mut shard = self.lock(self.quarantine_shard(segment, offset));
-        let at = shard.segments.index_of(segment).ok_or(ApplyError::NoSpace)?;
-        let replica = shard.claim(at, offset, size).ok_or(ApplyError::NoSpace)?;
+        let segment_index = shard.segments.index_of(segment).ok_or(ApplyError::NoSpace)?;
+        let replica = shard.claim(segment_index, offset, size).ok_or(ApplyError::NoSpace)?;
         shard.quarantined.push(QuarantinedRange {
             until_ms,
-            segment: at,
+            segment: segment_index,
             block: replica.block,
             offset,
             size,
@@ -280,55 +285,61 @@ impl MasterCore {
 
     fn release_quarantine_at(&self, segment: Uuid, offset: u64) {
         let mut shard = self.lock(self.quarantine_shard(segment, offset));
-        let Some(at) = shard.segments.index_of(segment) else { return };
-        let Some(index) = shard.quarantined.iter().position(|it| it.segment == at && it.offset == offset)
+        let Some(segment_index) = shard.segments.index_of(segment) else { return };
+        let Some(index) = shard
+            .quarantined
+            .iter()
+            .position(|range| range.segment == segment_index && range.offset == offset)
         else {
             return;
         };
-        let held = shard.quarantined.swap_remove(index);
-        if let Some(mounted) = shard.segments.get(at) {
-            mounted.with_allocator(|space| space.free(held.block));
+        let range = shard.quarantined.swap_remove(index);
+        if let Some(mounted) = shard.segments.get(segment_index) {
+            mounted.with_allocator(|allocator| allocator.free(range.block));
         }
     }
 }
 
-/// All replicas of an object that was taken out, of its new version too, with their sizes.
+/// All replicas of a removed object and of its new version, with their sizes.
 fn replica_ranges(entry: &ObjectEntry) -> Vec<(MemoryReplica, u64)> {
-    let present = entry.replicas().map(|it| (*it, entry.size));
-    let pending = entry.pending().into_iter().flat_map(|new| new.replicas.iter().map(|it| (*it, new.size)));
+    let present = entry.replicas().map(|replica| (*replica, entry.size));
+    let pending =
+        entry.pending().into_iter().flat_map(|new| new.replicas.iter().map(|replica| (*replica, new.size)));
     present.chain(pending).collect()
 }
 
 impl LockedShard<'_> {
-    /// Space at a certain place.
+    /// Allocates the range at a given offset.
     pub(crate) fn claim(&self, segment: u16, offset: u64, size: u64) -> Option<MemoryReplica> {
-        let space = self.segments.get(segment)?.with_allocator(|space| space.allocate_at(offset, size))?;
-        Some(MemoryReplica { id: 0, offset, block: space.block, segment, ready: false })
+        let range =
+            self.segments.get(segment)?.with_allocator(|allocator| allocator.allocate_at(offset, size))?;
+        Some(MemoryReplica { id: 0, offset, block: range.block, segment, ready: false })
     }
 
-    /// The replicas of an object as told: those that it had stay, the others are freed, and what is new is claimed.
+    /// The replicas of an object's new state: keeps those in both states, frees the others of the old one, and claims the new ones.
     fn reclaim(
         &self,
         old: Vec<(MemoryReplica, u64)>,
         object: &ObjectState<'_>,
         ready: bool,
     ) -> Vec<MemoryReplica> {
-        let is_told = |it: &MemoryReplica, place: &ReplicaLocation| {
-            let id = self.segments.get(it.segment).map(|it| it.descriptor.id);
-            id == Some(place.segment) && it.offset == place.offset
+        let is_same = |replica: &MemoryReplica, location: &ReplicaLocation| {
+            let id = self.segments.get(replica.segment).map(|segment| segment.descriptor.id);
+            id == Some(location.segment) && replica.offset == location.offset
         };
-        let (kept, gone): (Vec<_>, Vec<_>) = old.into_iter().partition(|(it, size)| {
-            *size == object.size && object.locations.iter().any(|place| is_told(it, place))
+        let (retained, removed): (Vec<_>, Vec<_>) = old.into_iter().partition(|(replica, size)| {
+            *size == object.size && object.locations.iter().any(|location| is_same(replica, location))
         });
-        gone.iter().for_each(|(it, _)| self.free(it));
+        removed.iter().for_each(|(replica, _)| self.free(replica));
         let mut replicas = Vec::with_capacity(object.locations.len());
-        for place in object.locations.iter() {
-            let known = kept.iter().find(|(it, _)| is_told(it, place)).map(|(it, _)| *it);
+        for location in object.locations.iter() {
+            let known =
+                retained.iter().find(|(replica, _)| is_same(replica, location)).map(|(replica, _)| *replica);
             let claimed = known.or_else(|| {
-                let segment = self.segments.index_of(place.segment)?;
-                self.claim(segment, place.offset, object.size)
+                let segment = self.segments.index_of(location.segment)?;
+                self.claim(segment, location.offset, object.size)
             });
-            replicas.extend(claimed.map(|it| MemoryReplica { id: place.replica, ready, ..it }));
+            replicas.extend(claimed.map(|replica| MemoryReplica { id: location.replica, ready, ..replica }));
         }
         replicas
     }

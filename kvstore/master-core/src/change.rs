@@ -1,358 +1,267 @@
-//! What a master tells about every change of its state.
+//! State changes: the records that a master emits for every change of its state.
 //!
-//! Facts come in the order in which they became true, per key and per range of space. Each carries all that is needed
-//! to make it true in another master ([`crate::MasterCore::apply`]), and may be applied again. Leases are not facts: they
-//! end within seconds.
+//! State changes are ordered per key and per range of a segment. Each one is self-contained: another master can apply it
+//! ([`crate::MasterCore::apply`]), also repeatedly. Leases are not recorded, since they expire within seconds.
 
 use std::borrow::Cow;
 
 use mooncake_wire::admin::JobStatus;
 use mooncake_wire::types::{Segment, SegmentStatus, TaskStatus, TaskType, Uuid};
 
-/// Where facts go. It is called while a part of the table is locked, so it must be quick and must not call the master.
+/// Receiver of state changes. It is called while a shard is locked, so it must return quickly and must not call the master.
 pub trait StateChangeSink {
-    /// Something has become true.
-    fn record(&mut self, fact: StateChange<'_>);
+    /// Called for every state change.
+    fn record(&mut self, change: StateChange<'_>);
 
-    /// A range with a complete replica belongs to it no more. What becomes of the object is a fact; this is for who records what lies
-    /// in a segment.
-    fn range_vacated(&mut self, place: ReplicaLocation) {
-        let _ = place;
+    /// Called when a complete replica vacates its range. The object's own change is recorded separately; this is for sinks that
+    /// track the contents of segments.
+    fn range_vacated(&mut self, location: ReplicaLocation) {
+        let _ = location;
     }
 }
 
-/// Nobody wants to know.
 impl StateChangeSink for () {
     fn record(&mut self, _: StateChange<'_>) {}
 }
 
 impl StateChangeSink for Vec<StateChange<'static>> {
-    fn record(&mut self, fact: StateChange<'_>) {
-        self.push(fact.into_owned());
+    fn record(&mut self, change: StateChange<'_>) {
+        self.push(change.into_owned());
     }
 }
 
-/// Where one replica's bytes are.
+/// The range of one memory replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReplicaLocation {
-    /// The replica, unique within a master.
+    /// Replica id, unique within a master.
     pub replica: u64,
-    /// The segment.
     pub segment: Uuid,
-    /// Where in the segment they begin.
+    /// Offset in the segment, in bytes.
     pub offset: u64,
 }
 
 /// A copy of an object on a client's disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskCopyState<'a> {
-    /// The copy, unique among the replicas of a master.
+    /// Replica id, unique within a master.
     pub replica: u64,
-    /// Whose disk.
+    /// Client that owns the disk.
     pub client: Uuid,
-    /// Bytes.
     pub size: u64,
-    /// Where to ask for it.
+    /// Endpoint of the node that serves the copy.
     pub endpoint: Cow<'a, str>,
 }
 
-/// An object as it is now.
+/// The current state of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectState<'a> {
-    /// Whose it is.
     pub tenant: Cow<'a, str>,
-    /// Its key.
     pub key: Cow<'a, str>,
-    /// Bytes.
     pub size: u64,
-    /// Who wrote it.
+    /// Client that wrote the object.
     pub client: Uuid,
-    /// Where it is in memory: every replica that can be read, or is being written if none can.
+    /// Memory replicas: all readable ones, or those being written if none is readable.
     pub locations: Cow<'a, [ReplicaLocation]>,
-    /// Its copy on a disk.
+    /// The copy on a node's disk.
     pub disk_copy: Option<DiskCopyState<'a>>,
-    /// The writer's checksum.
+    /// Checksum that the writer supplied, if any.
     pub checksum: Option<u64>,
-    /// Whether it is never evicted.
+    /// Whether the object is excluded from eviction.
     pub hard_pin: bool,
-    /// Until when others are evicted first.
+    /// Until when the object is evicted only after others.
     pub soft_pin_until_ms: Option<u64>,
-    /// The group of objects with which it is leased and evicted.
+    /// Group whose objects are leased and evicted together.
     pub group: Option<Cow<'a, str>>,
-    /// When it began to be written, or could first be read.
+    /// When the put started or, once readable, when it ended.
     pub since_ms: u64,
 }
 
-/// Why an object can be read now, or what changed about it.
+/// Why an object is readable, or which part of it changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreCause {
-    /// It has been written.
     Written,
-    /// It has other replicas in memory than before, but is there still.
+    /// Its set of memory replicas has changed.
     Replicas,
-    /// It has a copy on a disk.
+    /// A copy on a node's disk was added.
     Offloaded,
-    /// It has none on a disk any more.
+    /// The copy on a node's disk was removed.
     DiskCopyLost,
-    /// It is only on a disk: its space in memory was needed, or is gone.
+    /// The memory replicas were evicted or lost; only the disk copy remains.
     MemoryEvicted,
-    /// It is in memory again.
+    /// Copied from disk back into memory.
     Promoted,
-    /// It is told again, in a snapshot.
+    /// Repeated as part of a snapshot.
     Snapshot,
 }
 
-/// Why an object is gone.
+/// Why an object was removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RemoveCause {
-    /// Somebody removed it by its key.
+    /// Removed by a client by its key.
     Removed,
-    /// Somebody removed it with others: by an expression, or all.
+    /// Removed by a client with others: by regular expression, or all.
     Cleared,
-    /// Others needed its space.
+    /// Evicted to free space for others.
     Evicted,
-    /// Its writer gave it up before it could be read.
+    /// Revoked by its writer before the put ended.
     Revoked,
-    /// Its writer did not end in time.
+    /// Its put did not end in time.
     PutTimedOut,
-    /// It is being written anew.
+    /// Replaced by a new put of the key.
     Replaced,
-    /// The last segment that held it is gone.
+    /// The segment of its last replica was unmounted.
     SegmentLost,
 }
 
-/// Why a segment is gone.
+/// Why a segment was unmounted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnmountCause {
-    /// Its client took it back.
     Unmounted,
-    /// Its client was silent for too long.
+    /// Its client sent no heartbeat for the expiry time.
     ClientExpired,
-    /// Its client mounted other memory in its place.
+    /// Its client mounted different memory instead.
     MemoryLost,
 }
 
-/// Where an object is, or was.
+/// Storage tiers that an object occupies or occupied.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StorageTiers {
-    /// In a segment.
     pub memory: bool,
-    /// On a client's disk.
     pub disk: bool,
 }
 
-/// Something that has become true.
+/// One change of the master's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StateChange<'a> {
-    /// A client lends memory. Mounting a known segment again hands it to this client.
-    SegmentMounted {
-        /// The segment.
-        segment: Segment<Cow<'a, str>>,
-        /// Whose.
-        client: Uuid,
-        /// When.
-        at_ms: u64,
-    },
-    /// A segment is treated differently.
+    /// A client mounted a segment. Mounting a known segment again assigns it to this client.
+    SegmentMounted { segment: Segment<Cow<'a, str>>, client: Uuid, at_ms: u64 },
+    /// The status of a segment changed.
     SegmentStatus {
-        /// The segment.
         segment: Uuid,
-        /// How.
         status: SegmentStatus,
-        /// When it will be unmounted, if that is settled.
+        /// When it will be unmounted, if a time is set.
         until_ms: Option<u64>,
     },
-    /// A segment is gone. What became of its objects follows.
-    SegmentUnmounted {
-        /// The segment.
-        segment: Uuid,
-        /// Why.
-        cause: UnmountCause,
-    },
-    /// A client does not answer: its replicas are not handed out.
-    ClientSilent {
-        /// The client.
-        client: Uuid,
-        /// Since when.
-        at_ms: u64,
-    },
-    /// A client is heard of for the first time, or again: its replicas are handed out.
-    ClientRecovered {
-        /// The client.
-        client: Uuid,
-        /// When.
-        at_ms: u64,
-    },
-    /// A client has a disk that objects may be put on, or is heard of again.
-    DiskMounted {
-        /// The client.
-        client: Uuid,
-    },
-    /// A client's disk is gone. What became of its objects follows.
-    DiskUnmounted {
-        /// The client.
-        client: Uuid,
-    },
-    /// A client is forgotten.
-    ClientExpired {
-        /// The client.
-        client: Uuid,
-    },
-    /// An object is being written, so its space is taken. Only for those that rebuild a master.
+    /// A segment was unmounted. The changes of its objects follow.
+    SegmentUnmounted { segment: Uuid, cause: UnmountCause },
+    /// A client stopped sending heartbeats: its replicas are not returned to readers.
+    ClientSilent { client: Uuid, at_ms: u64 },
+    /// A client sent its first heartbeat, or recovered: its replicas are returned to readers.
+    ClientRecovered { client: Uuid, at_ms: u64 },
+    /// A client registered a disk for offloading, or recovered.
+    DiskMounted { client: Uuid },
+    /// A client's disk was unregistered. The changes of its objects follow.
+    DiskUnmounted { client: Uuid },
+    /// A client was removed from the registry.
+    ClientExpired { client: Uuid },
+    /// A put has started and its space is allocated. Only needed to rebuild a master.
     ObjectStarted(ObjectState<'a>),
-    /// An object can be read.
+    /// An object is readable or changed.
     ObjectStored {
-        /// The object as it is now.
+        /// The object's state after the change.
         object: ObjectState<'a>,
-        /// What changed.
         cause: StoreCause,
     },
-    /// An object is gone.
     Removed {
-        /// Whose it was.
         tenant: Cow<'a, str>,
-        /// Its key.
         key: Cow<'a, str>,
-        /// Its group.
         group: Option<Cow<'a, str>>,
-        /// Whether it was in memory, and whether it was on a disk.
+        /// Tiers that it occupied before.
         tiers: StorageTiers,
-        /// Why.
         cause: RemoveCause,
     },
-    /// Space belongs to no object, but somebody may still write to it. Only for those that rebuild a master.
+    /// A range belongs to no object, but a client may still write to it. Only needed to rebuild a master.
     RangeQuarantined {
-        /// The segment.
         segment: Uuid,
-        /// Where it begins.
         offset: u64,
-        /// Bytes.
         size: u64,
         /// When it will be free.
         until_ms: u64,
     },
-    /// Held space is free, or belongs to the object that is told next.
-    RangeReleased {
-        /// The segment.
-        segment: Uuid,
-        /// Where it begins.
-        offset: u64,
-    },
-    /// A tenant may use that many bytes, or has no quota any more.
-    TenantQuota {
-        /// The tenant.
-        tenant: Cow<'a, str>,
-        /// Bytes.
-        requested: Option<u64>,
-    },
-    /// A copy or a move goes on. Its space was told before, as held.
+    /// A quarantined range is free, or belongs to the object recorded next.
+    RangeReleased { segment: Uuid, offset: u64 },
+    /// A tenant's quota was set or removed.
+    TenantQuota { tenant: Cow<'a, str>, requested: Option<u64> },
+    /// A copy or move is in progress. Its target ranges were recorded before, as quarantined.
     TransferStarted(TransferState<'a>),
-    /// It does not go on any more.
-    TransferEnded {
-        /// Whose object that was.
-        tenant: Cow<'a, str>,
-        /// Its key.
-        key: Cow<'a, str>,
-    },
-    /// A task is this now.
+    /// A copy or move has ended.
+    TransferEnded { tenant: Cow<'a, str>, key: Cow<'a, str> },
+    /// The current state of a task.
     Task(TaskState<'a>),
-    /// A drain job is this now.
+    /// The current state of a drain job.
     DrainJob(DrainJobState<'a>),
-    /// A drain job has begun to move an object.
+    /// A drain job started to move an object.
     DrainMoveStarted {
-        /// The job.
         job: Uuid,
         /// The task that moves it.
         task: Uuid,
-        /// Whose the object is.
         tenant: Cow<'a, str>,
-        /// Its key.
         key: Cow<'a, str>,
-        /// Its bytes.
         size: u64,
     },
-    /// A drain job's task has ended, however that was.
+    /// A drain job's move has ended, successfully or not.
     DrainMoveEnded {
-        /// The job.
         job: Uuid,
-        /// The task.
         task: Uuid,
-        /// Whose the object is.
         tenant: Cow<'a, str>,
-        /// Its key.
         key: Cow<'a, str>,
-        /// How often it has failed to be moved. 0: it was moved.
+        /// Number of failed attempts; 0 after success.
         attempts: u32,
     },
 }
 
-/// A copy or a move of an object that a node makes.
+/// A copy or move of an object that a node performs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TransferState<'a> {
-    /// Whose the object is.
     pub tenant: Cow<'a, str>,
-    /// Its key.
     pub key: Cow<'a, str>,
-    /// Who makes it.
+    /// Client that performs the transfer.
     pub client: Uuid,
-    /// The replica that is read.
+    /// Id of the source replica.
     pub source: u64,
-    /// Whether that is gone at the end.
+    /// Whether the source is removed at the end.
     pub is_move: bool,
-    /// When it began.
     pub since_ms: u64,
-    /// Of the master's plan, if it is the master's.
+    /// Lease of the dynamic replication plan, if the master planned it.
     pub lease: Option<(Uuid, u64)>,
-    /// The replicas that are being written. Their space is held.
+    /// The replicas being written. Their ranges are quarantined.
     pub locations: Cow<'a, [ReplicaLocation]>,
 }
 
-/// Something that a node is asked to do.
+/// A task assigned to a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TaskState<'a> {
-    /// The task.
     pub id: Uuid,
-    /// What kind it is.
     pub task_type: TaskType,
-    /// How far it is.
     pub status: TaskStatus,
-    /// What the node is told.
+    /// JSON payload sent to the node.
     pub payload: Cow<'a, str>,
-    /// The node.
     pub client: Uuid,
-    /// When it was made.
     pub created_at_ms: u64,
-    /// When it last changed.
     pub updated_at_ms: u64,
-    /// What the node says about its end.
+    /// The node's message on completion.
     pub message: Cow<'a, str>,
 }
 
-/// A job that empties segments, without the objects that it moves.
+/// A drain job, without the objects that it currently moves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DrainJobState<'a> {
-    /// The job.
     pub id: Uuid,
-    /// Names of the segments to empty.
+    /// Names of the segments to drain.
     pub segments: Cow<'a, [String]>,
-    /// Names of those that may take the objects; none for any.
+    /// Names of allowed target segments; empty for any.
     pub targets: Cow<'a, [String]>,
-    /// Objects that are moved at a time.
+    /// Maximum number of objects moved at a time.
     pub concurrency: u64,
-    /// How far it is.
     pub status: JobStatus,
-    /// When it was made.
     pub created_at_ms: u64,
-    /// When it last changed.
     pub updated_at_ms: u64,
-    /// Objects that were moved.
     pub succeeded: u64,
-    /// Objects that could not be moved.
+    /// Number of objects that failed all attempts.
     pub failed: u64,
-    /// Objects that cannot be moved now.
+    /// Number of objects that cannot be moved at present.
     pub blocked: u64,
-    /// Bytes that were moved.
+    /// Total bytes moved so far.
     pub moved_bytes: u64,
-    /// How it is, in words.
     pub message: Cow<'a, str>,
 }

@@ -1,7 +1,7 @@
-//! Nodes' disks, the copies of objects on them, and what is under way between memory and disk.
+//! Nodes' disks, the copies of objects on them, and the active offloads and promotions.
 //!
-//! The master does not know where on a disk a copy is: who wants it asks the node. Lock order: a disk's queue may be
-//! locked when a shard is, never the other way round.
+//! The master does not track where on a disk a copy is stored: readers fetch it from the node. Lock order: a shard before a
+//! disk's queues, never the reverse.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -17,40 +17,39 @@ use crate::change::{DiskCopyState, StateChange, StateChangeSink, StoreCause};
 use crate::locked_shard::LockedShard;
 use crate::object::MemoryReplica;
 
-/// Objects that were replaced while a node was putting them on its disk, which are remembered per disk.
+/// Maximum number of tracked objects per disk that were replaced during their offload.
 const MAX_OUTDATED: usize = 65_536;
 
-/// Clients with a disk.
+/// Registered disks by client id.
 pub(crate) type ClientDisks = HashMap<Uuid, Arc<ClientDisk>>;
 
-/// What is under way, of all disks.
+/// Totals of active tasks of all disks.
 #[derive(Debug, Default)]
 pub(crate) struct DiskTaskTotals {
-    /// Bytes that nodes were asked to put on their disks.
+    /// Bytes of objects being offloaded to disks.
     pub(crate) offloading: AtomicU64,
-    /// Objects that nodes were asked to bring back.
+    /// Number of objects being promoted to memory.
     pub(crate) promoting: AtomicUsize,
 }
 
-/// What is on disks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskUsage {
-    /// Bytes of copies of objects.
+    /// Bytes of all copies of objects.
     pub used: u64,
-    /// Bytes in all, as far as clients have told.
+    /// Total capacity in bytes, as reported by clients.
     pub capacity: u64,
-    /// Copies of objects.
+    /// Number of copies of objects.
     pub copies: u64,
-    /// Objects that are on their way to memory.
+    /// Number of objects being promoted to memory.
     pub promoting: u64,
 }
 
-/// An object that waits for a node to fetch it.
+/// An offload or promotion waiting for the node to fetch it.
 #[derive(Debug)]
 pub(crate) struct QueuedDiskTask {
     pub(crate) tenant: u16,
     pub(crate) key: Box<str>,
-    /// Of the work. If the object has other work by then, or none, this is void.
+    /// Id of the disk task. The entry is ignored if the object has another task or none when it is fetched.
     pub(crate) work: u64,
 }
 
@@ -59,52 +58,51 @@ struct DiskTaskQueues {
     offloading: bool,
     offloads: VecDeque<QueuedDiskTask>,
     promotions: VecDeque<QueuedDiskTask>,
-    /// What the node is putting on its disk although the object is gone or another by now.
+    /// Objects being offloaded that have been removed or replaced in the meantime, with their counts.
     outdated: HashMap<(u16, Box<str>), u32>,
     remove_all: bool,
 }
 
-/// A client's disk.
 #[derive(Debug)]
 pub(crate) struct ClientDisk {
     pub(crate) client: Uuid,
-    /// Whether its client is not heard of.
+    /// Whether its client sends no heartbeats.
     silent: AtomicBool,
-    gone: AtomicBool,
+    unmounted: AtomicBool,
     capacity: AtomicU64,
     used: AtomicU64,
     copies: AtomicU64,
     queues: Mutex<DiskTaskQueues>,
 }
 
-/// A copy of an object on a disk.
+/// A copy of an object on a node's disk.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskCopy {
     pub(crate) id: u64,
     pub(crate) size: u64,
     pub(crate) disk: Arc<ClientDisk>,
-    /// Where its node serves it.
+    /// Endpoint at which the node serves the copy.
     pub(crate) endpoint: Arc<str>,
 }
 
-/// What a node was asked to do with an object.
+/// The disk task of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DiskTask {
-    /// To put it on its disk.
+    /// Write the object to the node's disk.
     Offload {
-        /// The replica that it reads, which stays until it is done.
+        /// Source replica, which must stay until the end.
         source: u64,
-        /// Whether the node knows about it.
+        /// Whether the node has fetched the task.
         fetched: bool,
     },
-    /// To bring it back into memory.
+    /// Copy the object from disk into memory.
     Promotion {
-        /// The replica that it writes, once there is one.
+        /// Target replica, once it is allocated.
         staged: Option<u64>,
     },
 }
 
-/// What is being done about an object between memory and disk.
+/// An active offload or promotion of an object.
 #[derive(Debug)]
 pub(crate) struct ActiveDiskTask {
     pub(crate) id: u64,
@@ -118,7 +116,7 @@ impl ClientDisk {
         Self {
             client,
             silent: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
+            unmounted: AtomicBool::new(false),
             capacity: AtomicU64::new(0),
             used: AtomicU64::new(0),
             copies: AtomicU64::new(0),
@@ -134,13 +132,13 @@ impl ClientDisk {
         self.silent.store(silent, Relaxed);
     }
 
-    pub(crate) fn is_gone(&self) -> bool {
-        self.gone.load(Relaxed)
+    pub(crate) fn is_unmounted(&self) -> bool {
+        self.unmounted.load(Relaxed)
     }
 
-    /// From now on nothing is put there. Whoever did before holds the lock of the object's shard.
-    pub(crate) fn set_gone(&self) {
-        self.gone.store(true, Relaxed);
+    /// Rejects new copies from now on. A concurrent attach holds the lock of the object's shard, which the sweep waits for.
+    pub(crate) fn set_unmounted(&self) {
+        self.unmounted.store(true, Relaxed);
         self.set_silent(true);
     }
 
@@ -148,17 +146,17 @@ impl ClientDisk {
         self.capacity.store(bytes, Relaxed);
     }
 
-    pub(crate) fn add_to(&self, fill: &mut DiskUsage) {
-        fill.used = fill.used.saturating_add(self.used.load(Relaxed));
-        fill.capacity = fill.capacity.saturating_add(self.capacity.load(Relaxed));
-        fill.copies += self.copies.load(Relaxed);
+    pub(crate) fn add_to(&self, usage: &mut DiskUsage) {
+        usage.used = usage.used.saturating_add(self.used.load(Relaxed));
+        usage.capacity = usage.capacity.saturating_add(self.capacity.load(Relaxed));
+        usage.copies += self.copies.load(Relaxed);
     }
 
-    /// Adds an object to those that the node shall put on the disk.
+    /// Queues an object for offloading.
     ///
     /// # Errors
-    /// `UNABLE_OFFLOADING` if it does not want any, `KEYS_ULTRA_LIMIT` if there are too many.
-    pub(crate) fn add_offload(&self, waiting: QueuedDiskTask, limit: usize) -> Result<(), ErrorCode> {
+    /// `UNABLE_OFFLOADING` if the node has disabled offloading, `KEYS_ULTRA_LIMIT` if the queue is full.
+    pub(crate) fn add_offload(&self, queued: QueuedDiskTask, limit: usize) -> Result<(), ErrorCode> {
         let mut queues = self.queues.lock();
         if !queues.offloading {
             return Err(ErrorCode::UNABLE_OFFLOADING);
@@ -166,26 +164,26 @@ impl ClientDisk {
         if queues.offloads.len() >= limit {
             return Err(ErrorCode::KEYS_ULTRA_LIMIT);
         }
-        queues.offloads.push_back(waiting);
+        queues.offloads.push_back(queued);
         Ok(())
     }
 
-    /// Takes all objects that wait, and notes whether the node wants more.
+    /// Takes all queued objects, and records whether the node accepts more.
     pub(crate) fn take_offloads(&self, offloading: bool) -> VecDeque<QueuedDiskTask> {
         let mut queues = self.queues.lock();
         queues.offloading = offloading;
         std::mem::take(&mut queues.offloads)
     }
 
-    pub(crate) fn add_promotion(&self, waiting: QueuedDiskTask) {
-        self.queues.lock().promotions.push_back(waiting);
+    pub(crate) fn add_promotion(&self, queued: QueuedDiskTask) {
+        self.queues.lock().promotions.push_back(queued);
     }
 
     pub(crate) fn take_promotion(&self) -> Option<QueuedDiskTask> {
         self.queues.lock().promotions.pop_front()
     }
 
-    /// The node is about to tell that it has an object which is not that object any more.
+    /// Records that the node's next report about this key concerns a removed or replaced object.
     fn mark_outdated(&self, tenant: u16, key: &str) {
         let mut queues = self.queues.lock();
         if queues.outdated.len() < MAX_OUTDATED {
@@ -193,7 +191,7 @@ impl ClientDisk {
         }
     }
 
-    /// Whether what the node tells about is not that object any more.
+    /// Whether the node's report concerns an object that has been removed or replaced; counts that report.
     pub(crate) fn is_outdated(&self, tenant: u16, key: &str) -> bool {
         let mut queues = self.queues.lock();
         if queues.outdated.is_empty() {
@@ -208,21 +206,21 @@ impl ClientDisk {
         true
     }
 
-    /// The node may empty its disk, if nothing on it is known to the master.
+    /// Requests that the node clears its disk, if the master has no copies there.
     pub(crate) fn request_remove_all(&self) {
         if self.copies.load(Relaxed) == 0 {
             self.queues.lock().remove_all = true;
         }
     }
 
-    /// Whether the node may empty its disk. Told once.
+    /// Whether the node should clear its disk. Resets the request.
     pub(crate) fn take_remove_all(&self) -> bool {
         std::mem::take(&mut self.queues.lock().remove_all)
     }
 }
 
 impl ActiveDiskTask {
-    /// Whether the node knows about it, and so may be working on it.
+    /// Whether the node has fetched the task and may be executing it.
     pub(crate) fn is_fetched(&self) -> bool {
         !matches!(self.task, DiskTask::Offload { fetched: false, .. })
     }
@@ -249,101 +247,101 @@ impl DiskCopy {
 }
 
 impl LockedShard<'_> {
-    /// Notes a copy on a disk, in place of the one that was known.
-    pub(crate) fn attach_copy(&mut self, at: u32, copy: DiskCopy) {
-        self.detach_copy(at);
+    /// Sets the disk copy of an object, replacing the previous one.
+    pub(crate) fn attach_copy(&mut self, index: u32, copy: DiskCopy) {
+        self.detach_copy(index);
         copy.disk.used.fetch_add(copy.size, Relaxed);
         copy.disk.copies.fetch_add(1, Relaxed);
-        self.entries[at].extra_mut().copy = Some(copy);
+        self.entries[index].extra_mut().copy = Some(copy);
     }
 
-    /// Forgets the copy on a disk.
-    pub(crate) fn detach_copy(&mut self, at: u32) -> Option<DiskCopy> {
-        let copy = self.entries[at].extra.as_mut()?.copy.take()?;
+    /// Removes the disk copy from an object's entry.
+    pub(crate) fn detach_copy(&mut self, index: u32) -> Option<DiskCopy> {
+        let copy = self.entries[index].extra.as_mut()?.copy.take()?;
         copy.disk.used.fetch_sub(copy.size, Relaxed);
         copy.disk.copies.fetch_sub(1, Relaxed);
-        self.entries[at].drop_empty_extras();
+        self.entries[index].drop_empty_extras();
         Some(copy)
     }
 
-    pub(crate) fn begin_work(&mut self, at: u32, work: ActiveDiskTask, now_ms: u64) {
-        let figures = &self.master.disk_task_totals;
+    pub(crate) fn begin_work(&mut self, index: u32, work: ActiveDiskTask, now_ms: u64) {
+        let totals = &self.master.disk_task_totals;
         match work.task {
-            DiskTask::Offload { .. } => _ = figures.offloading.fetch_add(self.entries[at].size, Relaxed),
-            DiskTask::Promotion { .. } => _ = figures.promoting.fetch_add(1, Relaxed),
+            DiskTask::Offload { .. } => _ = totals.offloading.fetch_add(self.entries[index].size, Relaxed),
+            DiskTask::Promotion { .. } => _ = totals.promoting.fetch_add(1, Relaxed),
         }
-        self.disk_tasks.insert((work.since_ms, at));
-        self.entries[at].extra_mut().work = Some(Box::new(work));
-        let queue = self.entries[at].target_queue(now_ms);
-        self.enqueue(at, queue);
+        self.disk_tasks.insert((work.since_ms, index));
+        self.entries[index].extra_mut().work = Some(Box::new(work));
+        let queue = self.entries[index].target_queue(now_ms);
+        self.enqueue(index, queue);
     }
 
-    fn clear_work(&mut self, at: u32) -> Option<ActiveDiskTask> {
-        let work = *self.entries[at].extra.as_mut()?.work.take()?;
-        let figures = &self.master.disk_task_totals;
+    fn clear_work(&mut self, index: u32) -> Option<ActiveDiskTask> {
+        let work = *self.entries[index].extra.as_mut()?.work.take()?;
+        let totals = &self.master.disk_task_totals;
         match work.task {
-            DiskTask::Offload { .. } => _ = figures.offloading.fetch_sub(self.entries[at].size, Relaxed),
-            DiskTask::Promotion { .. } => _ = figures.promoting.fetch_sub(1, Relaxed),
+            DiskTask::Offload { .. } => _ = totals.offloading.fetch_sub(self.entries[index].size, Relaxed),
+            DiskTask::Promotion { .. } => _ = totals.promoting.fetch_sub(1, Relaxed),
         }
-        self.disk_tasks.remove(&(work.since_ms, at));
+        self.disk_tasks.remove(&(work.since_ms, index));
         Some(work)
     }
 
-    /// Begins to count the time anew in which a work has to be done.
-    pub(crate) fn restart_work_timer(&mut self, at: u32, now_ms: u64, task: DiskTask) {
-        let extra = self.entries[at].extra.as_mut();
+    /// Restarts the timeout of an object's disk task.
+    pub(crate) fn restart_work_timer(&mut self, index: u32, now_ms: u64, task: DiskTask) {
+        let extra = self.entries[index].extra.as_mut();
         let Some(work) = extra.and_then(|extra| extra.work.as_mut()) else { return };
         let before = std::mem::replace(&mut work.since_ms, now_ms);
         work.task = task;
-        self.disk_tasks.remove(&(before, at));
-        self.disk_tasks.insert((now_ms, at));
+        self.disk_tasks.remove(&(before, index));
+        self.disk_tasks.insert((now_ms, index));
     }
 
-    /// The object is about to go, or to become another: what its node still does for it is in vain.
-    pub(crate) fn abandon_work(&mut self, at: u32) {
-        let Some(work) = self.clear_work(at) else { return };
+    /// Drops the disk task of an object that is about to be removed or replaced; the node's report will be ignored.
+    pub(crate) fn abandon_work(&mut self, index: u32) {
+        let Some(work) = self.clear_work(index) else { return };
         if matches!(work.task, DiskTask::Offload { fetched: true, .. }) {
-            let entry = &self.entries[at];
+            let entry = &self.entries[index];
             work.disk.mark_outdated(entry.tenant, &entry.key);
         }
     }
 
-    /// Ends the work on an object, if there is any, and gives up what was taken for it.
-    pub(crate) fn end_work(&mut self, at: u32, now_ms: u64, fx: &mut dyn StateChangeSink) {
-        let Some(work) = self.clear_work(at) else { return };
+    /// Ends the disk task of an object, if it has one, and frees the space allocated for it.
+    pub(crate) fn end_work(&mut self, index: u32, now_ms: u64, fx: &mut dyn StateChangeSink) {
+        let Some(work) = self.clear_work(index) else { return };
         if let DiskTask::Promotion { staged: Some(staged) } = work.task {
-            let entry = &mut self.entries[at];
-            let (gone, left): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
-                entry.replicas().partition(|it| it.id == staged && !it.ready);
-            entry.set_replicas(&left);
-            let (tenant, bytes) = (entry.tenant, entry.size * gone.len() as u64);
+            let entry = &mut self.entries[index];
+            let (removed, remaining): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
+                entry.replicas().partition(|replica| replica.id == staged && !replica.ready);
+            entry.set_replicas(&remaining);
+            let (tenant, bytes) = (entry.tenant, entry.size * removed.len() as u64);
             self.master.tenants.discharge(tenant, bytes);
-            for place in self.locations(gone.iter().copied()) {
-                fx.record(StateChange::RangeReleased { segment: place.segment, offset: place.offset });
+            for location in self.locations(removed.iter().copied()) {
+                fx.record(StateChange::RangeReleased { segment: location.segment, offset: location.offset });
             }
-            gone.iter().for_each(|it| self.free(it));
+            removed.iter().for_each(|replica| self.free(replica));
         }
-        self.requeue_idle(at, now_ms);
+        self.requeue_idle(index, now_ms);
     }
 
-    /// Puts an entry where it belongs by its lease once it is free again.
-    pub(crate) fn requeue_idle(&mut self, at: u32, now_ms: u64) {
-        self.entries[at].drop_empty_extras();
-        let queue = self.entries[at].target_queue(now_ms);
-        self.enqueue_by_stamp(at, queue);
+    /// Inserts an idle entry into the eviction queue by its lease.
+    pub(crate) fn requeue_idle(&mut self, index: u32, now_ms: u64) {
+        self.entries[index].drop_empty_extras();
+        let queue = self.entries[index].target_queue(now_ms);
+        self.enqueue_by_stamp(index, queue);
     }
 
-    /// Takes an object that has a copy on a disk out of memory. Returns the bytes that this freed.
-    pub(crate) fn drop_memory_replicas(&mut self, at: u32, fx: &mut dyn StateChangeSink) -> u64 {
-        let gone: Vec<MemoryReplica> = self.entries[at].replicas().copied().collect();
-        self.report_vacated(gone.iter(), fx);
-        let entry = &mut self.entries[at];
-        let (tenant, bytes) = (entry.tenant, entry.size * gone.len() as u64);
+    /// Removes the memory replicas of an object with a disk copy. Returns the freed bytes.
+    pub(crate) fn drop_memory_replicas(&mut self, index: u32, fx: &mut dyn StateChangeSink) -> u64 {
+        let removed: Vec<MemoryReplica> = self.entries[index].replicas().copied().collect();
+        self.report_vacated(removed.iter(), fx);
+        let entry = &mut self.entries[index];
+        let (tenant, bytes) = (entry.tenant, entry.size * removed.len() as u64);
         entry.set_replicas(&[]);
-        self.enqueue(at, crate::object::EvictionQueue::Unlisted);
+        self.enqueue(index, crate::object::EvictionQueue::Unlisted);
         self.master.tenants.discharge(tenant, bytes);
-        self.emit_state(at, StoreCause::MemoryEvicted, fx);
-        gone.iter().for_each(|it| self.free(it));
+        self.emit_state(index, StoreCause::MemoryEvicted, fx);
+        removed.iter().for_each(|replica| self.free(replica));
         bytes
     }
 }

@@ -1,4 +1,4 @@
-//! Drain jobs: every object is moved off some segments, a few at a time.
+//! Drain jobs: move all objects off a set of segments, a limited number at a time.
 
 mod report;
 
@@ -15,22 +15,22 @@ use crate::payload::move_payload;
 use crate::placement::mix;
 use crate::task::TaskTable;
 
-/// Objects that are moved at a time, if the job does not say.
+/// Default number of objects moved at a time.
 const DEFAULT_CONCURRENCY: u32 = 4;
-/// The most objects that a job may move at a time.
+/// Maximum number of objects that a job may move at a time.
 const MAX_CONCURRENCY: u32 = 1024;
-/// How often an object is tried.
+/// Maximum number of attempts per object.
 const MAX_ATTEMPTS: u32 = 3;
-/// Time between looks at the jobs, in milliseconds.
+/// Interval between dispatches of a job, in milliseconds.
 const DISPATCH_INTERVAL_MS: u64 = 500;
-/// Entries that are looked at under one lock.
+/// Number of entries scanned under one lock.
 const ENTRIES_PER_LOCK: u32 = 1024;
-/// Jobs that are remembered.
+/// Maximum number of jobs, including finished ones.
 const MAX_JOBS: usize = 1024;
-/// Names of segments of one kind that a job may have.
+/// Maximum number of source segments, and of target segments, of a job.
 pub(crate) const MAX_SEGMENT_NAMES: usize = 1 << 16;
 
-/// An object that is being moved.
+/// An object that is currently being moved.
 #[derive(Clone, Debug)]
 struct InFlightMove {
     tenant: String,
@@ -53,12 +53,11 @@ struct DrainJobEntry {
     failed: u64,
     blocked: u64,
     moved_bytes: u64,
-    /// What was told last: see [`DrainJobEntry::progress`].
+    /// Progress last recorded: see [`DrainJobEntry::progress`].
     reported: [u64; 4],
     message: Cow<'static, str>,
 }
 
-/// All drain jobs.
 #[derive(Debug, Default)]
 pub(crate) struct DrainJobTable(BTreeMap<Uuid, DrainJobEntry>);
 
@@ -67,7 +66,7 @@ impl DrainJobEntry {
         matches!(self.status, JobStatus::SUCCEEDED | JobStatus::FAILED | JobStatus::CANCELED)
     }
 
-    /// What changes without a change of the status.
+    /// Figures that change while the status stays the same.
     fn progress(&self) -> [u64; 4] {
         [self.updated_at_ms, self.succeeded, self.failed, self.blocked]
     }
@@ -76,7 +75,7 @@ impl DrainJobEntry {
         (self.status, self.updated_at_ms, self.message) = (status, now_ms, Cow::Borrowed(message));
     }
 
-    /// Takes over what became of the objects that were being moved.
+    /// Collects the results of moves that have ended.
     fn collect(
         &mut self,
         now_ms: u64,
@@ -91,39 +90,39 @@ impl DrainJobEntry {
             let Some(done) = self.moves.remove(id) else { continue };
             self.updated_at_ms = now_ms;
             let name = (done.tenant, done.key);
-            let tries = if *status == Some(TaskStatus::SUCCESS) {
+            let attempts = if *status == Some(TaskStatus::SUCCESS) {
                 self.succeeded += 1;
                 self.moved_bytes = self.moved_bytes.saturating_add(done.size);
                 0
             } else {
-                let tries = self.attempts.get(&name).map_or(1, |tries| tries + 1);
-                self.failed += u64::from(tries == MAX_ATTEMPTS);
-                tries
+                let attempts = self.attempts.get(&name).map_or(1, |attempts| attempts + 1);
+                self.failed += u64::from(attempts == MAX_ATTEMPTS);
+                attempts
             };
             let (tenant, key) = (Cow::Borrowed(&*name.0), Cow::Borrowed(&*name.1));
-            fx.record(StateChange::DrainMoveEnded { job, task: *id, tenant, key, attempts: tries });
-            self.record_attempts(name, tries);
+            fx.record(StateChange::DrainMoveEnded { job, task: *id, tenant, key, attempts });
+            self.record_attempts(name, attempts);
         }
     }
 
-    /// An object has failed to be moved so often, or has been moved.
-    fn record_attempts(&mut self, name: (String, String), tries: u32) {
-        if tries == 0 {
+    /// Stores the number of failed attempts of an object; 0 removes it.
+    fn record_attempts(&mut self, name: (String, String), attempts: u32) {
+        if attempts == 0 {
             self.attempts.remove(&name);
         } else {
-            self.attempts.insert(name, tries);
+            self.attempts.insert(name, attempts);
         }
     }
 }
 
-/// Makes room for another job.
+/// Drops finished jobs when the job limit is reached.
 fn drop_finished(jobs: &mut BTreeMap<Uuid, DrainJobEntry>) {
     if jobs.len() >= MAX_JOBS {
         jobs.retain(|_, job| !job.is_finished());
     }
 }
 
-/// What a look at the table found for a job.
+/// Result of scanning the table for a job.
 #[derive(Default)]
 struct DrainCandidates {
     moves: Vec<(InFlightMove, String, String, Uuid)>,
@@ -133,20 +132,20 @@ struct DrainCandidates {
 }
 
 impl MasterCore {
-    /// Begins to empty segments. They take nothing new from now on.
+    /// Starts to drain segments. They accept no new objects from now on.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` without segments, `SEGMENT_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS` for a segment that takes
-    /// nothing new already, and for too many jobs.
+    /// `INVALID_PARAMS` for no segments, more than 65 536, or a segment that is also a target; `SEGMENT_NOT_FOUND`;
+    /// `UNAVAILABLE_IN_CURRENT_STATUS` for a segment that is not writable or is being drained, or for too many jobs.
     pub fn create_drain_job(
         &self,
         now_ms: u64,
         request: &CreateDrainJobRequest,
         fx: &mut dyn StateChangeSink,
     ) -> Result<Uuid, ErrorCode> {
-        let overlaps = request.target_segments.iter().any(|it| request.segments.contains(it));
+        let overlaps = request.target_segments.iter().any(|name| request.segments.contains(name));
         let too_many =
-            [&request.segments, &request.target_segments].iter().any(|it| it.len() > MAX_SEGMENT_NAMES);
+            [&request.segments, &request.target_segments].iter().any(|names| names.len() > MAX_SEGMENT_NAMES);
         if request.segments.is_empty() || overlaps || too_many {
             return Err(ErrorCode::INVALID_PARAMS);
         }
@@ -157,12 +156,12 @@ impl MasterCore {
         }
         let mut tasks = self.tasks.lock();
         let TaskTable { jobs: DrainJobTable(jobs), .. } = &mut *tasks;
-        // What a failed job has left may be tried again.
+        // Segments of a failed job stay DRAINING and may be drained by a new job.
         let is_drained =
             |name: &String| jobs.values().any(|job| !job.is_finished() && job.segments.contains(name));
         let can_be_drained = |name: &String| {
-            segments.indices_by_name(name).iter().filter_map(|at| segments.get(*at)).all(|it| {
-                match it.status() {
+            segments.indices_by_name(name).iter().filter_map(|index| segments.get(*index)).all(|segment| {
+                match segment.status() {
                     SegmentStatus::OK => true,
                     SegmentStatus::DRAINING => !is_drained(name),
                     _ => false,
@@ -197,21 +196,21 @@ impl MasterCore {
         };
         job.emit_state(id, fx);
         tasks.jobs.0.insert(id, job);
-        // Before another job can be created for the same segments.
+        // Still under the lock, before another job can be created for the same segments.
         self.set_segment_statuses(&request.segments, SegmentStatus::DRAINING, fx);
         Ok(id)
     }
 
     fn set_segment_statuses(&self, names: &[String], status: SegmentStatus, fx: &mut dyn StateChangeSink) {
         let segments = self.segments.load();
-        for at in names.iter().flat_map(|name| segments.indices_by_name(name)) {
-            if let Some(mounted) = segments.get(*at) {
+        for index in names.iter().flat_map(|name| segments.indices_by_name(name)) {
+            if let Some(mounted) = segments.get(*index) {
                 self.set_status(mounted, status, None, fx);
             }
         }
     }
 
-    /// How far a job is.
+    /// Current state of a job.
     ///
     /// # Errors
     /// `JOB_NOT_FOUND`.
@@ -219,10 +218,10 @@ impl MasterCore {
         self.tasks.lock().jobs.0.get(&id).map(|job| job.report(id)).ok_or(ErrorCode::JOB_NOT_FOUND)
     }
 
-    /// Ends a job; its segments take new objects again. What is being moved may still arrive.
+    /// Cancels a job; its segments accept new objects again. Moves in progress may still complete.
     ///
     /// # Errors
-    /// `JOB_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS` if it is over.
+    /// `JOB_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS` if the job has finished.
     pub fn cancel_drain_job(
         &self,
         now_ms: u64,
@@ -246,7 +245,7 @@ impl MasterCore {
         Ok(())
     }
 
-    /// Looks after all jobs.
+    /// Collects results and starts moves of all jobs that are due.
     pub(crate) fn run_drain_jobs(&self, now_ms: u64, fx: &mut dyn StateChangeSink) {
         let due: Vec<(Uuid, DrainJobEntry)> = {
             let mut tasks = self.tasks.lock();
@@ -263,15 +262,15 @@ impl MasterCore {
             .collect()
         };
         for (id, job) in due {
-            let found = self.find_moves(&job);
-            self.dispatch(now_ms, id, found, fx);
+            let candidates = self.find_moves(&job);
+            self.dispatch(now_ms, id, candidates, fx);
         }
     }
 
-    fn dispatch(&self, now_ms: u64, id: Uuid, found: DrainCandidates, fx: &mut dyn StateChangeSink) {
+    fn dispatch(&self, now_ms: u64, id: Uuid, candidates: DrainCandidates, fx: &mut dyn StateChangeSink) {
         let mut tasks = self.tasks.lock();
         let mut started = BTreeMap::new();
-        for (object, source, target, client) in found.moves {
+        for (object, source, target, client) in candidates.moves {
             let task = move_payload(&object.tenant, &object.key, &source, &target)
                 .and_then(|payload| tasks.add(now_ms, payload, client, self.settings.max_tasks, fx));
             if let Ok(task) = task {
@@ -283,16 +282,16 @@ impl MasterCore {
         let Some(job) = tasks.jobs.0.get_mut(&id).filter(|job| !job.is_finished()) else { return };
         let before = (job.reported, job.status);
         job.moves.extend(started);
-        job.blocked = found.blocked;
+        job.blocked = candidates.blocked;
         job.reported = job.progress();
-        if found.remaining > 0 || !job.moves.is_empty() {
+        if candidates.remaining > 0 || !job.moves.is_empty() {
             (job.status, job.message) = (JobStatus::RUNNING, Cow::Borrowed("Drain job running"));
             if before != (job.reported, job.status) {
                 job.emit_state(id, fx);
             }
             return;
         }
-        let status = if found.abandoned > 0 {
+        let status = if candidates.abandoned > 0 {
             job.end(now_ms, JobStatus::FAILED, "Some objects could not be moved");
             SegmentStatus::DRAINING
         } else {
@@ -306,64 +305,66 @@ impl MasterCore {
     }
 
     fn find_moves(&self, job: &DrainJobEntry) -> DrainCandidates {
-        let mut found = DrainCandidates::default();
-        let mut room = job.concurrency.saturating_sub(job.moves.len());
+        let mut candidates = DrainCandidates::default();
+        let mut free_slots = job.concurrency.saturating_sub(job.moves.len());
         for shard in 0..self.shards.len() {
             let mut from = Some(0);
             while let Some(start) = from {
                 let shard = self.lock(shard);
-                let (places, next) = shard.occupied(start, ENTRIES_PER_LOCK);
-                for at in places {
-                    self.consider_entry(&shard, at, job, &mut room, &mut found);
+                let (indices, next) = shard.occupied(start, ENTRIES_PER_LOCK);
+                for index in indices {
+                    self.consider_entry(&shard, index, job, &mut free_slots, &mut candidates);
                 }
                 from = next;
             }
         }
-        found
+        candidates
     }
 
     fn consider_entry(
         &self,
         shard: &crate::locked_shard::LockedShard<'_>,
-        at: u32,
+        index: u32,
         job: &DrainJobEntry,
-        room: &mut usize,
-        found: &mut DrainCandidates,
+        free_slots: &mut usize,
+        candidates: &mut DrainCandidates,
     ) {
-        let entry = &shard.entries[at];
-        let name_of = |segment: u16| shard.segments.get(segment).map(|it| &*it.descriptor.name);
-        let drains = |name: &str| job.segments.iter().any(|it| it == name);
-        let Some(source) = entry.replicas().find(|it| name_of(it.segment).is_some_and(drains)) else {
+        let entry = &shard.entries[index];
+        let name_of = |segment: u16| shard.segments.get(segment).map(|mounted| &*mounted.descriptor.name);
+        let is_drained = |name: &str| job.segments.iter().any(|segment| segment == name);
+        let Some(source) = entry.replicas().find(|replica| name_of(replica.segment).is_some_and(is_drained))
+        else {
             return;
         };
-        if job.moves.values().any(|it| *it.key == *entry.key) {
+        if job.moves.values().any(|object| *object.key == *entry.key) {
             return;
         }
-        let tenant = self.tenants.get(entry.tenant).map(|it| it.name.to_string()).unwrap_or_default();
+        let tenant = self.tenants.get(entry.tenant).map(|tenant| tenant.name.to_string()).unwrap_or_default();
         let key = entry.key.to_string();
-        if job.attempts.get(&(tenant.clone(), key.clone())).is_some_and(|tries| *tries >= MAX_ATTEMPTS) {
-            found.abandoned += 1;
+        if job.attempts.get(&(tenant.clone(), key.clone())).is_some_and(|attempts| *attempts >= MAX_ATTEMPTS)
+        {
+            candidates.abandoned += 1;
             return;
         }
-        found.remaining += 1;
-        let holders: Vec<&str> = entry.replicas().filter_map(|it| name_of(it.segment)).collect();
+        candidates.remaining += 1;
+        let holders: Vec<&str> = entry.replicas().filter_map(|replica| name_of(replica.segment)).collect();
         let is_busy = entry.transfer().is_some() || entry.work().is_some();
         let is_free =
             entry.is_complete() && entry.pending().is_none() && !is_busy && shard.can_be_read(source);
-        let target = self.drain_target(shard, job, &holders, mix(u64::from(at)));
+        let target = self.drain_target(shard, job, &holders, mix(u64::from(index)));
         let (true, Some(target), Some(mounted)) = (is_free, target, shard.segments.get(source.segment))
         else {
-            found.blocked += 1;
+            candidates.blocked += 1;
             return;
         };
-        if *room > 0 {
-            *room -= 1;
+        if *free_slots > 0 {
+            *free_slots -= 1;
             let object = InFlightMove { tenant, key, size: entry.size };
-            found.moves.push((object, mounted.descriptor.name.to_string(), target, mounted.client));
+            candidates.moves.push((object, mounted.descriptor.name.to_string(), target, mounted.client));
         }
     }
 
-    /// The emptiest segment that may take a replica and has none.
+    /// The writable segment with the highest free share among the allowed targets without a replica.
     fn drain_target(
         &self,
         shard: &crate::locked_shard::LockedShard<'_>,
@@ -371,21 +372,24 @@ impl MasterCore {
         holders: &[&str],
         entropy: u64,
     ) -> Option<String> {
-        let may = |name: &str| job.targets.is_empty() || job.targets.iter().any(|it| it == name);
-        let fitting = shard.segments.iter().filter(|(_, it)| {
-            it.is_writable() && may(&it.descriptor.name) && !holders.contains(&&*it.descriptor.name)
+        let is_allowed =
+            |name: &str| job.targets.is_empty() || job.targets.iter().any(|target| target == name);
+        let fitting = shard.segments.iter().filter(|(_, segment)| {
+            segment.is_writable()
+                && is_allowed(&segment.descriptor.name)
+                && !holders.contains(&&*segment.descriptor.name)
         });
-        // Among equals not always the same one.
-        let rank = |at: u16, free: f64| (free, mix(entropy ^ u64::from(at)));
+        // Random choice among equals.
+        let rank = |index: u16, free: f64| (free, mix(entropy ^ u64::from(index)));
         fitting
-            .map(|(at, it)| (rank(at, it.free_ratio()), it))
+            .map(|(index, segment)| (rank(index, segment.free_ratio()), segment))
             .max_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))
-            .map(|(_, it)| it.descriptor.name.to_string())
+            .map(|(_, segment)| segment.descriptor.name.to_string())
     }
 }
 
 impl TaskTable {
-    /// How far the moves of all jobs are.
+    /// Task status of the moves of all jobs.
     fn move_statuses(&self) -> BTreeMap<Uuid, Option<TaskStatus>> {
         let moves = self.jobs.0.values().flat_map(|job| job.moves.keys());
         moves.map(|id| (*id, self.status(*id))).collect()

@@ -1,4 +1,4 @@
-//! Objects that are read often get more replicas.
+//! Dynamic replication: objects that are read often get more replicas.
 
 use std::collections::HashMap;
 
@@ -12,13 +12,13 @@ use crate::settings::DynamicReplicationMode;
 use crate::statistics::MasterCounters;
 use crate::transfer::DynamicReplicationLease;
 
-/// For how long a plan is good, in milliseconds.
+/// How long a plan is valid, in milliseconds.
 const LEASE_MS: u64 = 30_000;
-/// How long an object is left alone after a plan, in milliseconds.
+/// Minimum time between two plans for an object, in milliseconds.
 const COOLDOWN_MS: u64 = 30_000;
-/// The share of a target that must be free.
+/// Minimum free share of a target segment.
 const MIN_FREE: f64 = 0.15;
-/// Objects whose reads are counted at a time.
+/// Maximum number of objects whose reads are counted at a time.
 const MAX_COUNTED: usize = 16_384;
 
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +28,7 @@ struct ReadWindow {
     planned_at_ms: Option<u64>,
 }
 
-/// What is read often, and what was planned because of it.
+/// Read counts of objects, and the valid plans.
 #[derive(Debug, Default)]
 pub(crate) struct HotObjectTracker {
     reads: HashMap<u64, ReadWindow>,
@@ -37,12 +37,13 @@ pub(crate) struct HotObjectTracker {
 }
 
 impl HotObjectTracker {
-    /// Counts a read. True if the object has become hot and nothing was planned for it lately.
+    /// Counts a read. Returns true if the object has become hot and no plan was made within the cooldown.
     fn count(&mut self, now_ms: u64, hash: u64, (window_ms, hot_reads): (u64, u32)) -> bool {
         if self.reads.len() >= MAX_COUNTED && !self.reads.contains_key(&hash) {
-            let is_recent =
-                |it: &ReadWindow| it.since_ms.saturating_add(window_ms.saturating_add(COOLDOWN_MS)) > now_ms;
-            self.reads.retain(|_, it| is_recent(it));
+            let is_recent = |window: &ReadWindow| {
+                window.since_ms.saturating_add(window_ms.saturating_add(COOLDOWN_MS)) > now_ms
+            };
+            self.reads.retain(|_, window| is_recent(window));
             if self.reads.len() >= MAX_COUNTED {
                 return false;
             }
@@ -53,8 +54,9 @@ impl HotObjectTracker {
             (reads.since_ms, reads.count) = (now_ms, 0);
         }
         reads.count += 1;
-        let rests = reads.planned_at_ms.is_some_and(|at| at.saturating_add(COOLDOWN_MS) > now_ms);
-        if reads.count < hot_reads || rests {
+        let is_cooling_down =
+            reads.planned_at_ms.is_some_and(|planned_ms| planned_ms.saturating_add(COOLDOWN_MS) > now_ms);
+        if reads.count < hot_reads || is_cooling_down {
             return false;
         }
         reads.planned_at_ms = Some(now_ms);
@@ -67,31 +69,36 @@ impl MasterCore {
         self.settings.dynamic_replication != DynamicReplicationMode::Off
     }
 
-    /// Counts a read, and plans a copy if the object has become hot.
+    /// Counts a read and plans a copy if the object has become hot.
     pub(crate) fn record_read<S>(
         &self,
         now_ms: u64,
-        spot: KeyLocation,
+        key_location: KeyLocation,
         tenant: &str,
         key: &str,
         list: &ReplicaList<S>,
     ) {
-        let is_in_memory = |it: &&ReplicaDescriptor<S>| matches!(it.medium, ReplicaMedium::Memory(_));
+        let is_in_memory =
+            |replica: &&ReplicaDescriptor<S>| matches!(replica.medium, ReplicaMedium::Memory(_));
         let replicas = list.replicas.iter().filter(is_in_memory).count();
         if !self.is_counting_reads() || replicas == 0 || replicas >= self.settings.max_hot_replicas.max(1) {
             return;
         }
-        if !self.tasks.lock().hot_objects.count(now_ms, self.hash(spot.tenant, key), self.hot_threshold()) {
+        if !self.tasks.lock().hot_objects.count(
+            now_ms,
+            self.hash(key_location.tenant, key),
+            self.hot_threshold(),
+        ) {
             return;
         }
         MasterCounters::add(&self.counters.hot_keys, 1);
         if self.settings.dynamic_replication == DynamicReplicationMode::Enforce {
-            // Without room or with too many tasks nothing is copied: it was a wish.
+            // Best effort: without a target or above the task limit nothing is copied.
             let _ = self.plan_copy(now_ms, tenant, key);
         }
     }
 
-    /// The window in which reads are counted, and the reads in it from which on an object is hot.
+    /// The counting window in milliseconds, and the number of reads within it that makes an object hot.
     fn hot_threshold(&self) -> (u64, u32) {
         let window_ms = self.settings.heat_window_ms.max(1);
         let reads = (self.settings.hot_reads_per_second * window_ms as f64 / 1000.0).ceil();
@@ -101,25 +108,27 @@ impl MasterCore {
     fn plan_copy(&self, now_ms: u64, tenant: &str, key: &str) -> Result<(), ErrorCode> {
         let source = self.source_of(tenant, key, None)?;
         let segments = self.segments.load();
-        let others = segments.iter().filter(|(_, it)| {
-            it.is_writable() && it.free_ratio() > MIN_FREE && !source.holders.contains(&it.descriptor.name)
+        let others = segments.iter().filter(|(_, segment)| {
+            segment.is_writable()
+                && segment.free_ratio() > MIN_FREE
+                && !source.holders.contains(&segment.descriptor.name)
         });
         let emptiest = others.max_by(|(_, a), (_, b)| a.free_ratio().total_cmp(&b.free_ratio()));
         let (_, target) = emptiest.ok_or(ErrorCode::NO_AVAILABLE_HANDLE)?;
         let mut tasks = self.tasks.lock();
         tasks.hot_objects.epoch += 1;
-        let plan = (tasks.new_id(), tasks.hot_objects.epoch);
+        let lease = (tasks.new_id(), tasks.hot_objects.epoch);
         tasks.hot_objects.plans.retain(|_, until| *until > now_ms);
-        tasks.hot_objects.plans.insert(plan, now_ms.saturating_add(LEASE_MS));
-        let payload = copy_payload(tenant, key, &source.name, &[&target.descriptor.name], Some(plan))?;
-        // Not told: what is read often is found out again within seconds, and the plan would not be known to another master.
+        tasks.hot_objects.plans.insert(lease, now_ms.saturating_add(LEASE_MS));
+        let payload = copy_payload(tenant, key, &source.name, &[&target.descriptor.name], Some(lease))?;
+        // Not recorded: another master detects hot objects again within seconds and does not accept this master's plans.
         tasks.add(now_ms, payload, source.client, self.settings.max_tasks, &mut ())?;
         Ok(())
     }
 
-    /// Whether a plan is this master's and still good.
-    pub(crate) fn check_plan(&self, now_ms: u64, plan: DynamicReplicationLease) -> Result<(), ErrorCode> {
-        let is_good = self.tasks.lock().hot_objects.plans.get(&plan).is_some_and(|until| *until > now_ms);
-        if is_good { Ok(()) } else { Err(ErrorCode::INVALID_PARAMS) }
+    /// Checks that this master created the plan and that it has not expired.
+    pub(crate) fn check_plan(&self, now_ms: u64, lease: DynamicReplicationLease) -> Result<(), ErrorCode> {
+        let is_valid = self.tasks.lock().hot_objects.plans.get(&lease).is_some_and(|until| *until > now_ms);
+        if is_valid { Ok(()) } else { Err(ErrorCode::INVALID_PARAMS) }
     }
 }

@@ -1,4 +1,4 @@
-//! Making room: what was read longest ago goes first, groups as a whole, and soft-pinned objects last.
+//! Eviction: least recently read objects first, groups as a whole, soft-pinned objects last.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -12,68 +12,71 @@ use crate::recent_writes::WriteProtection;
 use crate::slab::NIL;
 use crate::statistics::MasterCounters;
 
-/// Entries of a shard that are looked at when a tenant needs room.
+/// Maximum number of entries per queue scanned to free space for a tenant.
 const TENANT_SCAN_LIMIT: usize = 4096;
 
-/// Objects that one round passes over because they have to wait for a disk.
+/// Maximum number of objects that one round skips because they wait for a disk.
 const MAX_DEFERRED: u64 = 1024;
-/// For how long such an object is not looked at again, in milliseconds.
+/// How long such an object is skipped, in milliseconds.
 const DEFER_MS: u64 = 200;
 
-/// What was evicted.
+/// Totals of one round of eviction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EvictionResult {
     pub(crate) keys: u64,
     pub(crate) bytes: u64,
-    /// Objects that are on their way to a disk instead.
+    /// Objects being offloaded to a disk instead.
     pub(crate) offloaded: u64,
-    /// Objects that should have gone, but have to wait until others are on a disk.
+    /// Objects that must wait until others have been offloaded.
     pub(crate) deferred: u64,
 }
 
 impl EvictionResult {
-    /// Whether anything can be expected of going on.
+    /// Whether continuing the round can free more.
     fn made_progress(self) -> bool {
         self.deferred < MAX_DEFERRED
     }
 }
 
-/// Which objects may go.
+/// Which objects a pass may evict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum EvictionPass {
     Unpinned,
     SoftPinned,
 }
 
-/// What is to be done with the first of a list.
+/// What to do with the first entry of a queue.
 enum EvictionDecision {
-    /// It goes alone.
     Evict,
-    /// It goes if these others may go too.
+    /// Evict the whole group, if all of these members may be evicted.
     EvictWith(u32, Vec<GroupMember>),
-    /// It stays, and must not be looked at before this time.
+    /// Keep it, and skip it until this time.
     DeferUntil(u64),
-    /// It stays as long as something is pinned softly.
+    /// Keep it in the queue of soft-pinned objects.
     SoftPinned,
-    /// It stays until one of its nodes is heard of again.
+    /// Keep it until one of its nodes responds again.
     Unresponsive,
-    /// There is nothing to evict here.
+    /// Nothing to evict in this queue.
     Empty,
 }
 
 impl MasterCore {
-    /// Evicts until so many bytes may have become free somewhere. False if nothing could be evicted, or if no segment
-    /// is large enough anyway.
+    /// Evicts objects with at least `size` bytes in total. Returns false if nothing could be evicted, or if no segment has that size.
     pub(crate) fn evict_for_size(&self, now_ms: u64, size: u64, fx: &mut dyn StateChangeSink) -> bool {
         let Some(size) = rounded(size) else { return false };
-        if !self.segments.load().iter().any(|(_, it)| it.is_writable() && it.descriptor.size >= size) {
+        if !self
+            .segments
+            .load()
+            .iter()
+            .any(|(_, segment)| segment.is_writable() && segment.descriptor.size >= size)
+        {
             return false;
         }
         let evicted = self.evict(now_ms, size, fx);
         evicted.bytes > 0
     }
 
-    /// Evicts until so many bytes are free, first what is not pinned.
+    /// Evicts at least `bytes`, unpinned objects first.
     fn evict(&self, now_ms: u64, bytes: u64, fx: &mut dyn StateChangeSink) -> EvictionResult {
         MasterCounters::add(&self.counters.attempted_evictions, 1);
         let mut sum = EvictionResult::default();
@@ -90,15 +93,15 @@ impl MasterCore {
         sum
     }
 
-    /// Evicts when the pool is nearly full: a share of all objects that grows with what is in use, of soft-pinned ones
-    /// only what is needed.
+    /// Evicts a share of all objects if usage is above the high watermark. The share grows with usage; soft-pinned objects are
+    /// evicted only as far as needed.
     pub(crate) fn evict_above_watermark(&self, now_ms: u64, fx: &mut dyn StateChangeSink) -> EvictionResult {
         let settings = &self.settings;
         let (used, capacity) = self.segments.load().usage();
-        // What is on its way to a disk will go, too.
-        let leaving =
+        // Objects being offloaded will leave memory, too.
+        let offloading =
             if self.offloads_evicted() { self.disk_task_totals.offloading.load(Relaxed) } else { 0 };
-        let used = used.saturating_sub(leaving);
+        let used = used.saturating_sub(offloading);
         let over = used as f64 / capacity.max(1) as f64 - settings.high_watermark;
         if over <= 0.0 {
             return EvictionResult::default();
@@ -106,12 +109,12 @@ impl MasterCore {
         MasterCounters::add(&self.counters.attempted_evictions, 1);
         let share = settings.eviction_ratio.max(over + settings.eviction_ratio).min(1.0);
         let objects = self.key_count() as f64;
-        let (target, least) = ((share * objects).ceil(), ((share / 2.0).max(over) * objects).ceil());
+        let (target, minimum) = ((share * objects).ceil(), ((share / 2.0).max(over) * objects).ceil());
         let bytes = (over * capacity as f64) as u64;
         let mut sum = EvictionResult::default();
         self.evict_pass(now_ms, EvictionPass::Unpinned, (target as u64, bytes), &mut sum, fx);
         if settings.evict_soft_pinned {
-            self.evict_pass(now_ms, EvictionPass::SoftPinned, (least as u64, bytes), &mut sum, fx);
+            self.evict_pass(now_ms, EvictionPass::SoftPinned, (minimum as u64, bytes), &mut sum, fx);
         }
         self.count_evicted(sum);
         sum
@@ -138,12 +141,12 @@ impl MasterCore {
         MasterCounters::add(&self.counters.eviction_rounds, u64::from(sum.keys > 0));
     }
 
-    /// Whether objects go to disks when they would be evicted.
+    /// Whether evicted objects are offloaded to disks.
     fn offloads_evicted(&self) -> bool {
-        self.settings.disks.is_some_and(|it| it.on_evict)
+        self.settings.disks.is_some_and(|tier| tier.on_evict)
     }
 
-    /// Evicts what was read longest ago, with its group. `bytes` is what the round is to free. False if nothing may go.
+    /// Evicts the least recently read object with its group. `bytes` is the goal of the round. Returns false if nothing is evictable.
     fn evict_oldest(
         &self,
         now_ms: u64,
@@ -166,18 +169,18 @@ impl MasterCore {
                 return false;
             };
             let mut shard = self.lock(shard);
-            let Some((at, verdict)) = shard.decide_first(pass, protected, now_ms) else { continue };
-            match verdict {
+            let Some((index, decision)) = shard.decide_first(pass, protected, now_ms) else { continue };
+            match decision {
                 EvictionDecision::Empty => {}
                 EvictionDecision::Evict => {
-                    shard.evict_entry(at, now_ms, bytes, sum, fx);
+                    shard.evict_entry(index, now_ms, bytes, sum, fx);
                     return true;
                 }
-                EvictionDecision::DeferUntil(until_ms) => shard.postpone(at, until_ms),
-                EvictionDecision::SoftPinned => shard.enqueue(at, EvictionQueue::SoftPinned),
-                EvictionDecision::Unresponsive => shard.enqueue(at, EvictionQueue::Unlisted),
+                EvictionDecision::DeferUntil(until_ms) => shard.postpone(index, until_ms),
+                EvictionDecision::SoftPinned => shard.enqueue(index, EvictionQueue::SoftPinned),
+                EvictionDecision::Unresponsive => shard.enqueue(index, EvictionQueue::Unlisted),
                 EvictionDecision::EvictWith(group, members) => {
-                    let first = GroupMember { shard: shard.shard_index as u32, index: at };
+                    let first = GroupMember { shard: shard.shard_index as u32, index };
                     drop(shard);
                     let before = (sum.keys, sum.offloaded, sum.deferred);
                     self.evict_group(first, group, &members, (now_ms, pass, bytes), sum, fx);
@@ -189,8 +192,7 @@ impl MasterCore {
         }
     }
 
-    /// Evicts a group if all of its members may go. If not, its first member is put where it will be looked at again
-    /// when that may have changed.
+    /// Evicts a group if all of its members may be evicted. If not, its first member is requeued for when that may have changed.
     fn evict_group(
         &self,
         first: GroupMember,
@@ -200,20 +202,23 @@ impl MasterCore {
         sum: &mut EvictionResult,
         fx: &mut dyn StateChangeSink,
     ) {
-        let verdicts =
-            members.iter().map(|it| self.lock(it.shard as usize).decide_member(*it, group, pass, now_ms));
-        let mut stays = None;
-        for verdict in verdicts {
-            match verdict {
+        let decisions = members
+            .iter()
+            .map(|member| self.lock(member.shard as usize).decide_member(*member, group, pass, now_ms));
+        let mut retry_ms = None;
+        for decision in decisions {
+            match decision {
                 EvictionDecision::DeferUntil(until) => {
-                    stays = Some(stays.map_or(until, |it: u64| it.max(until)));
+                    retry_ms = Some(retry_ms.map_or(until, |retry: u64| retry.max(until)));
                 }
-                EvictionDecision::SoftPinned => stays = stays.or(Some(0)),
-                EvictionDecision::Unresponsive => stays = Some(stays.unwrap_or(0).max(self.retry_at(now_ms))),
+                EvictionDecision::SoftPinned => retry_ms = retry_ms.or(Some(0)),
+                EvictionDecision::Unresponsive => {
+                    retry_ms = Some(retry_ms.unwrap_or(0).max(self.retry_at(now_ms)))
+                }
                 EvictionDecision::Evict | EvictionDecision::EvictWith(..) | EvictionDecision::Empty => {}
             }
         }
-        if let Some(until_ms) = stays {
+        if let Some(until_ms) = retry_ms {
             let mut shard = self.lock(first.shard as usize);
             if shard.is_member(first, group) && !shard.entries[first.index].is_leased(now_ms) {
                 match until_ms {
@@ -225,24 +230,24 @@ impl MasterCore {
         }
         for member in members {
             let mut shard = self.lock(member.shard as usize);
-            // Somebody may have read it in between.
+            // It may have been leased in the meantime.
             if matches!(shard.decide_member(*member, group, pass, now_ms), EvictionDecision::Evict) {
                 shard.evict_entry(member.index, now_ms, bytes, sum, fx);
             }
         }
     }
 
-    /// Bytes that one round of eviction frees at least, if all objects are of the same size.
+    /// Minimum bytes that one round frees, assuming objects of equal size.
     fn round_bytes(&self) -> u64 {
         (self.settings.eviction_ratio * self.capacity() as f64) as u64
     }
 
-    /// When to look again at what could not go although nobody reads it. Until then it counts as leased.
+    /// When to retry an object that could not be evicted although it is not leased. Until then it counts as leased.
     fn retry_at(&self, now_ms: u64) -> u64 {
         now_ms.saturating_add(self.settings.lease_ttl_ms.max(1))
     }
 
-    /// Evicts a tenant's own objects, so that it gets below its quota. False if none could go.
+    /// Evicts a tenant's own objects to free quota. Returns false if none could be evicted.
     pub(crate) fn evict_for_tenant(
         &self,
         now_ms: u64,
@@ -260,13 +265,13 @@ impl MasterCore {
                 }
                 let mut next = shard.head(queue);
                 for _ in 0..TENANT_SCAN_LIMIT {
-                    let Some(at) = next else { break };
-                    next = shard.next_in_list(at);
-                    let entry = &shard.entries[at];
+                    let Some(index) = next else { break };
+                    next = shard.next_in_list(index);
+                    let entry = &shard.entries[index];
                     if entry.tenant != tenant || entry.is_leased(now_ms) || entry.group != NIL {
                         continue;
                     }
-                    shard.evict_entry(at, now_ms, bytes, &mut sum, fx);
+                    shard.evict_entry(index, now_ms, bytes, &mut sum, fx);
                     if sum.bytes >= bytes {
                         break;
                     }
@@ -280,15 +285,15 @@ impl MasterCore {
         sum.bytes > 0
     }
 
-    /// Takes soft pins off whose time is over, in one shard.
+    /// Removes expired soft pins in one shard.
     pub(crate) fn expire_soft_pins(&self, now_ms: u64, shard: usize) {
         let mut shard = self.lock(shard);
         let mut next = shard.head(EvictionQueue::SoftPinned);
-        while let Some(at) = next {
-            next = shard.next_in_list(at);
-            let queue = shard.entries[at].target_queue(now_ms);
+        while let Some(index) = next {
+            next = shard.next_in_list(index);
+            let queue = shard.entries[index].target_queue(now_ms);
             if queue != EvictionQueue::SoftPinned {
-                shard.enqueue(at, queue);
+                shard.enqueue(index, queue);
             }
         }
     }
@@ -299,21 +304,22 @@ fn oldest(stamps: &[AtomicU64]) -> Option<(usize, u64)> {
 }
 
 impl LockedShard<'_> {
-    /// Puts back into their lists what was set apart while a segment was silent.
+    /// Requeues entries that were unlisted while a segment was silent.
     pub(crate) fn requeue_recovered(&mut self, segment: u16, now_ms: u64) {
-        let (places, _) = self.occupied(0, NIL);
-        let is_apart = |at: &u32| {
-            let entry = &self.entries[*at];
-            entry.queue() == EvictionQueue::Unlisted && entry.replicas().any(|it| it.segment == segment)
+        let (indices, _) = self.occupied(0, NIL);
+        let is_unlisted = |index: &u32| {
+            let entry = &self.entries[*index];
+            entry.queue() == EvictionQueue::Unlisted
+                && entry.replicas().any(|replica| replica.segment == segment)
         };
-        let apart: Vec<u32> = places.filter(is_apart).collect();
-        for at in apart {
-            let queue = self.entries[at].target_queue(now_ms);
-            self.enqueue(at, queue);
+        let unlisted: Vec<u32> = indices.filter(is_unlisted).collect();
+        for index in unlisted {
+            let queue = self.entries[index].target_queue(now_ms);
+            self.enqueue(index, queue);
         }
     }
 
-    /// The entry of this shard that is first to go, and what is to be done with it.
+    /// The first eviction candidate of this shard, and the decision about it.
     fn decide_first(
         &self,
         pass: EvictionPass,
@@ -325,29 +331,29 @@ impl LockedShard<'_> {
         } else {
             &[EvictionQueue::SoftPinned]
         };
-        let heads = queues.iter().filter_map(|queue| self.head(*queue)).filter(|at| {
-            let entry = &self.entries[*at];
+        let heads = queues.iter().filter_map(|queue| self.head(*queue)).filter(|index| {
+            let entry = &self.entries[*index];
             entry.queue() != EvictionQueue::Unread || !protected.contains(entry.stamp)
         });
-        let at = heads.min_by_key(|at| self.entries[*at].stamp)?;
-        let entry = &self.entries[at];
+        let index = heads.min_by_key(|index| self.entries[*index].stamp)?;
+        let entry = &self.entries[index];
         if entry.stamp > now_ms {
-            return Some((at, EvictionDecision::Empty));
+            return Some((index, EvictionDecision::Empty));
         }
         if entry.group != NIL {
             let members = self.master.groups.members(entry.group);
             if members.len() > 1 {
-                return Some((at, EvictionDecision::EvictWith(entry.group, members)));
+                return Some((index, EvictionDecision::EvictWith(entry.group, members)));
             }
         }
-        Some((at, self.decide_single(at, pass, now_ms)))
+        Some((index, self.decide_single(index, pass, now_ms)))
     }
 
-    fn decide_single(&self, at: u32, pass: EvictionPass, now_ms: u64) -> EvictionDecision {
-        let entry = &self.entries[at];
+    fn decide_single(&self, index: u32, pass: EvictionPass, now_ms: u64) -> EvictionDecision {
+        let entry = &self.entries[index];
         match entry.queue() {
             EvictionQueue::Vacant => EvictionDecision::Empty,
-            // It needs no room in memory, or will not when it is on a disk.
+            // It occupies no memory, or will not once it is on a disk.
             EvictionQueue::Unlisted if !entry.has_memory() || entry.work().is_some() => {
                 EvictionDecision::Empty
             }
@@ -355,7 +361,7 @@ impl LockedShard<'_> {
                 EvictionDecision::DeferUntil(self.master.retry_at(now_ms))
             }
             _ if entry.is_leased(now_ms) => EvictionDecision::DeferUntil(entry.stamp),
-            // Its client may come back; until then its space helps nobody.
+            // Its client may recover; until then freed space would not be usable.
             _ if !self.is_readable(entry) => EvictionDecision::Unresponsive,
             EvictionQueue::SoftPinned
                 if pass == EvictionPass::Unpinned
@@ -367,47 +373,47 @@ impl LockedShard<'_> {
         }
     }
 
-    /// Evicts an object. With a copy on a disk it only leaves memory; if disks are for what is evicted, it is put on one
-    /// first. `bytes` is what the round is to free.
+    /// Evicts an object. With a disk copy, only its memory replicas are removed; if evicted objects are offloaded, it is offloaded
+    /// first. `bytes` is the goal of the round.
     fn evict_entry(
         &mut self,
-        at: u32,
+        index: u32,
         now_ms: u64,
         bytes: u64,
         sum: &mut EvictionResult,
         fx: &mut dyn StateChangeSink,
     ) {
-        let entry = &self.entries[at];
+        let entry = &self.entries[index];
         if entry.copy().is_some() {
-            sum.bytes += self.drop_memory_replicas(at, fx);
+            sum.bytes += self.drop_memory_replicas(index, fx);
             sum.keys += 1;
             return;
         }
-        let Some(tier) = self.master.settings.disks.filter(|it| it.on_evict) else {
-            return self.evict_permanently(at, sum, fx);
+        let Some(tier) = self.master.settings.disks.filter(|tier| tier.on_evict) else {
+            return self.evict_permanently(index, sum, fx);
         };
         if tier.force_evict && sum.offloaded as f64 >= tier.queue_limit as f64 * tier.cap_ratio {
-            return self.evict_permanently(at, sum, fx);
+            return self.evict_permanently(index, sum, fx);
         }
-        // Enough is on its way to disks already, and will have left memory soon.
+        // Enough bytes are being offloaded already and will leave memory soon.
         let is_enough =
             self.master.disk_task_totals.offloading.load(Relaxed) >= bytes.max(self.master.round_bytes());
-        let source = if is_enough { None } else { self.offload(at, now_ms).ok() };
+        let source = if is_enough { None } else { self.offload(index, now_ms).ok() };
         match source {
             Some(source) => {
                 sum.offloaded += 1;
-                sum.bytes += self.retain_replica(at, source, fx);
+                sum.bytes += self.retain_replica(index, source, fx);
             }
-            None if tier.force_evict && !is_enough => self.evict_permanently(at, sum, fx),
+            None if tier.force_evict && !is_enough => self.evict_permanently(index, sum, fx),
             None => {
                 sum.deferred += 1;
-                self.postpone(at, now_ms.saturating_add(DEFER_MS));
+                self.postpone(index, now_ms.saturating_add(DEFER_MS));
             }
         }
     }
 
-    fn evict_permanently(&mut self, at: u32, sum: &mut EvictionResult, fx: &mut dyn StateChangeSink) {
-        sum.bytes += self.remove_and_free(at, RemoveCause::Evicted, fx);
+    fn evict_permanently(&mut self, index: u32, sum: &mut EvictionResult, fx: &mut dyn StateChangeSink) {
+        sum.bytes += self.remove_and_free(index, RemoveCause::Evicted, fx);
         sum.keys += 1;
     }
 
@@ -432,13 +438,13 @@ impl LockedShard<'_> {
         }
     }
 
-    fn postpone(&mut self, at: u32, until_ms: u64) {
-        self.entries[at].stamp = until_ms;
-        let queue = if self.entries[at].queue() == EvictionQueue::SoftPinned {
+    fn postpone(&mut self, index: u32, until_ms: u64) {
+        self.entries[index].stamp = until_ms;
+        let queue = if self.entries[index].queue() == EvictionQueue::SoftPinned {
             EvictionQueue::SoftPinned
         } else {
             EvictionQueue::Leased
         };
-        self.enqueue(at, queue);
+        self.enqueue(index, queue);
     }
 }

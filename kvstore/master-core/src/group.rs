@@ -1,7 +1,7 @@
 //! Groups of objects that are leased and evicted together.
 //!
-//! A group only knows its members. Its lease is the longest of theirs, looked up when one of them is to go: reading an
-//! object of a group costs nothing more. Lock order: a shard may be locked when a group is, never the other way round.
+//! A group stores only its members. Its lease is the longest lease of its members, computed when one of them is to be evicted,
+//! so that reads of grouped objects cost nothing extra. Lock order: a group may be locked while a shard is, never the reverse.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use crate::table::HashIndex;
 
 const SHARD_BITS: u32 = 6;
 
-/// A member: its shard and its place there.
+/// A member: its shard and its index there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GroupMember {
     pub(crate) shard: u32,
     pub(crate) index: u32,
 }
 
-/// Stands for a group's name: its hash, together with the tenant's.
+/// Hash of a group's name and its tenant's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GroupId(pub(crate) u64);
 
@@ -31,7 +31,7 @@ struct ObjectGroup {
     id: u64,
     name: Arc<str>,
     first_two: [GroupMember; 2],
-    /// Nearly always none, so it is kept small.
+    /// Boxed, since it is rarely needed.
     more: Option<Box<ExtraMembers>>,
 }
 
@@ -51,7 +51,6 @@ struct GroupShard {
     table: HashIndex,
 }
 
-/// All groups.
 #[derive(Debug)]
 pub(crate) struct GroupTable(Box<[Mutex<GroupShard>]>);
 
@@ -64,56 +63,55 @@ impl GroupTable {
         &self.0[group as usize & ((1 << SHARD_BITS) - 1)]
     }
 
-    /// Adds a member; returns where the group is.
+    /// Adds a member and returns the group's index.
     pub(crate) fn join(&self, id: GroupId, name: &str, member: GroupMember) -> u32 {
         let (low, tag) = (id.0 as u32, (id.0 >> 32) as u32);
         let mut shard = self.shard(low).lock();
         let GroupShard { groups, table } = &mut *shard;
-        let at = table.find(tag, |at| groups[at].id == id.0 && *groups[at].name == *name);
-        let at = at.unwrap_or_else(|| {
-            let at = groups.insert(ObjectGroup { id: id.0, name: name.into(), ..ObjectGroup::default() });
-            table.insert(tag, at);
-            at
+        let index = table.find(tag, |index| groups[index].id == id.0 && *groups[index].name == *name);
+        let index = index.unwrap_or_else(|| {
+            let index = groups.insert(ObjectGroup { id: id.0, name: name.into(), ..ObjectGroup::default() });
+            table.insert(tag, index);
+            index
         });
-        let group = &mut groups[at];
-        match group.first_two.iter_mut().find(|it| **it == NO_MEMBER) {
+        let group = &mut groups[index];
+        match group.first_two.iter_mut().find(|member| **member == NO_MEMBER) {
             Some(free) => *free = member,
             None => _ = group.more.get_or_insert_default().0.insert(member),
         }
-        at << SHARD_BITS | low & ((1 << SHARD_BITS) - 1)
+        index << SHARD_BITS | low & ((1 << SHARD_BITS) - 1)
     }
 
-    /// Takes a member out, and the group away with its last one.
+    /// Removes a member, and the group with its last member.
     pub(crate) fn leave(&self, group: u32, member: GroupMember) {
         let mut shard = self.shard(group).lock();
-        let at = group >> SHARD_BITS;
-        let it = &mut shard.groups[at];
-        if let Some(place) = it.first_two.iter_mut().find(|it| **it == member) {
-            *place = NO_MEMBER;
-        } else if let Some(more) = &mut it.more {
+        let index = group >> SHARD_BITS;
+        let entry = &mut shard.groups[index];
+        if let Some(slot) = entry.first_two.iter_mut().find(|slot| **slot == member) {
+            *slot = NO_MEMBER;
+        } else if let Some(more) = &mut entry.more {
             more.0.remove(&member);
             if more.0.is_empty() {
-                it.more = None;
+                entry.more = None;
             }
         }
-        if it.first_two == [NO_MEMBER; 2] && it.more.is_none() {
-            let tag = (it.id >> 32) as u32;
-            shard.table.remove(tag, at);
-            shard.groups.remove(at);
+        if entry.first_two == [NO_MEMBER; 2] && entry.more.is_none() {
+            let tag = (entry.id >> 32) as u32;
+            shard.table.remove(tag, index);
+            shard.groups.remove(index);
         }
     }
 
-    /// The group's name.
     pub(crate) fn name(&self, group: u32) -> Option<Arc<str>> {
         (group != NIL).then(|| Arc::clone(&self.shard(group).lock().groups[group >> SHARD_BITS].name))
     }
 
-    /// All members. They may be gone by the time that one looks.
+    /// All members. They may be removed before the caller locks their shards.
     pub(crate) fn members(&self, group: u32) -> Vec<GroupMember> {
         let shard = self.shard(group).lock();
-        let it = &shard.groups[group >> SHARD_BITS];
-        let pair = it.first_two.into_iter().filter(|it| *it != NO_MEMBER);
-        pair.chain(it.more.iter().flat_map(|more| more.0.iter().copied())).collect()
+        let entry = &shard.groups[group >> SHARD_BITS];
+        let pair = entry.first_two.into_iter().filter(|member| *member != NO_MEMBER);
+        pair.chain(entry.more.iter().flat_map(|more| more.0.iter().copied())).collect()
     }
 }
 
@@ -122,20 +120,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_group_lives_as_long_as_a_member() {
+    fn a_group_is_removed_with_its_last_member() {
         let groups = GroupTable::new();
-        let member = |place| GroupMember { shard: 1, index: place };
+        let member = |position| GroupMember { shard: 1, index: position };
         let id = GroupId(0x1234_5678_9abc_def0);
-        let at = groups.join(id, "g", member(0));
-        assert!((1..4).all(|place| groups.join(id, "g", member(place)) == at));
-        assert_ne!(groups.join(GroupId(1), "g", member(9)), at);
-        assert_ne!(groups.join(id, "h", member(9)), at);
-        assert_eq!((groups.members(at).len(), groups.name(at).as_deref()), (4, Some("g")));
-        groups.leave(at, member(1));
-        groups.leave(at, member(3));
-        assert_eq!(groups.members(at), [member(0), member(2)]);
-        groups.leave(at, member(0));
-        groups.leave(at, member(2));
-        assert!(groups.shard(at).lock().groups.len() == 1 && groups.members(at).is_empty());
+        let index = groups.join(id, "g", member(0));
+        assert!((1..4).all(|position| groups.join(id, "g", member(position)) == index));
+        assert_ne!(groups.join(GroupId(1), "g", member(9)), index);
+        assert_ne!(groups.join(id, "h", member(9)), index);
+        assert_eq!((groups.members(index).len(), groups.name(index).as_deref()), (4, Some("g")));
+        groups.leave(index, member(1));
+        groups.leave(index, member(3));
+        assert_eq!(groups.members(index), [member(0), member(2)]);
+        groups.leave(index, member(0));
+        groups.leave(index, member(2));
+        assert!(groups.shard(index).lock().groups.len() == 1 && groups.members(index).is_empty());
     }
 }

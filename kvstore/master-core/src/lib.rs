@@ -1,17 +1,17 @@
-//! All that a Mooncake master decides, without I/O, clock, threads or a random source of its own.
+//! The logic of a Mooncake master, without I/O, clock, threads or a random source.
 //!
-//! [`MasterCore`] is the whole state. Its methods take `&self`, so that many threads may serve from it at once; each
-//! takes the time (`now_ms`, milliseconds of Unix time), and those that change something a sink for [`StateChange`]s. The same
-//! calls give the same answers: the real server, a standby, a replay and a simulation run the same code.
+//! [`MasterCore`] is the whole state. Its methods take `&self`, so that many threads may call it concurrently. Each takes the time
+//! (`now_ms`, milliseconds of Unix time), and those that change the state take a sink for [`StateChange`]s. The same calls return
+//! the same results: the server, a standby, a replay and a simulation run the same code.
 //!
 //! - Reading: [`MasterCore::exist`], [`MasterCore::batch_exist`], [`MasterCore::replicas`], [`MasterCore::batch_replicas`],
-//!   [`MasterCore::replicas_by_regex`] lease what they find; [`MasterCore::peek`] does not.
+//!   [`MasterCore::replicas_by_regex`] lease the objects they return; [`MasterCore::peek`] does not.
 //! - Writing: [`MasterCore::put_start`], [`MasterCore::put_end`], [`MasterCore::put_revoke`], [`MasterCore::upsert_start`] and their
-//!   batches. An upsert ends with `put_end` and is given up with `put_revoke`.
+//!   batches. An upsert ends with `put_end` or `put_revoke`.
 //! - Removing: [`MasterCore::remove`], [`MasterCore::batch_remove`], [`MasterCore::remove_by_regex`], [`MasterCore::remove_all`],
 //!   [`MasterCore::replica_clear`].
 //! - Nodes: [`MasterCore::mount`], [`MasterCore::remount`], [`MasterCore::unmount`], [`MasterCore::graceful_unmount`],
-//!   [`MasterCore::ping`], [`MasterCore::client_lost`].
+//!   [`MasterCore::ping`], [`MasterCore::client_disconnected`].
 //! - Moving: [`MasterCore::create_copy_task`], [`MasterCore::create_move_task`], [`MasterCore::fetch_tasks`],
 //!   [`MasterCore::complete_task`], [`MasterCore::copy_start`], [`MasterCore::move_start`] and their ends,
 //!   [`MasterCore::create_drain_job`].
@@ -19,15 +19,14 @@
 //!   [`MasterCore::evict_disk_copy`], [`MasterCore::fetch_promotions`], [`MasterCore::promotion_start`] and its ends.
 //! - Rebuild: [`MasterCore::open_rebuild`], [`MasterCore::announce_inventory`], [`MasterCore::restore_inventory`],
 //!   [`MasterCore::finish_inventory`].
-//! - Time: [`MasterCore::tick`].
-//! - Facts: [`StateChangeSink`] gets every change; [`MasterCore::apply`] makes one true in another master;
-//!   [`MasterCore::snapshot`] tells the whole state as facts, in pieces. [`encode`] and [`decode`] turn them into bytes and
-//!   back.
-//! - Figures: [`MasterCore::segments_detail`], [`MasterCore::fill`], [`MasterCore::counts`], [`MasterCore::prefix_statistics`],
-//!   [`MasterCore::keys`], [`MasterCore::quotas`].
+//! - Periodic work: [`MasterCore::tick`].
+//! - State changes: [`StateChangeSink`] receives every change; [`MasterCore::apply`] replays one in another master;
+//!   [`MasterCore::snapshot`] emits the whole state in parts. [`encode`] and [`decode`] convert to and from bytes.
+//! - Queries: [`MasterCore::segments_detail`], [`MasterCore::space_usage`], [`MasterCore::statistics`],
+//!   [`MasterCore::prefix_statistics`], [`MasterCore::keys`], [`MasterCore::quotas`].
 //!
-//! Errors are Mooncake's own codes. What this master does not do (NVMe over fabrics, shared and distributed file
-//! systems) has no method here.
+//! Errors are Mooncake's error codes. Features that this master does not support (NVMe over fabrics, shared and distributed file
+//! systems) have no methods.
 
 mod allocator;
 mod apply;

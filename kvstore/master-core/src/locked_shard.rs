@@ -1,8 +1,8 @@
-//! A locked shard, with what its entries refer to.
+//! A locked shard, with the segments that its entries refer to.
 //!
-//! Lock order: the registry of clients, then at most one shard, then a group or a segment's space. The list of segments
-//! is loaded after the shard is locked: a segment only leaves the list for good once every shard has been swept, so the
-//! list is never older than the entries.
+//! Lock order: the client registry, then at most one shard, then a group or a segment's allocator. The segment table is loaded
+//! after the shard is locked: a segment leaves the table only after every shard has been swept, so the table is never older than
+//! the entries.
 
 use std::borrow::Cow;
 use std::ops::{Deref, DerefMut};
@@ -24,7 +24,7 @@ use crate::segment::SegmentTable;
 use crate::shard::{ObjectShard, QuarantinedRange};
 use crate::slab::NIL;
 
-/// How a key is found.
+/// Shard and hash tag of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyLocation {
     pub(crate) shard: usize,
@@ -32,7 +32,7 @@ pub(crate) struct KeyLocation {
     pub(crate) tenant: u16,
 }
 
-/// A new object.
+/// Fields of an object to be added.
 pub(crate) struct NewObject<'a> {
     pub(crate) key: &'a str,
     pub(crate) client: mooncake_wire::types::Uuid,
@@ -46,12 +46,11 @@ pub(crate) struct NewObject<'a> {
     pub(crate) group: Option<(GroupId, &'a str)>,
 }
 
-/// Where an object is that may have been told of.
+/// Tiers with a complete replica of an object.
 pub(crate) fn storage_tiers(entry: &ObjectEntry) -> StorageTiers {
-    StorageTiers { memory: entry.replicas().any(|it| it.ready), disk: entry.copy().is_some() }
+    StorageTiers { memory: entry.replicas().any(|replica| replica.ready), disk: entry.copy().is_some() }
 }
 
-/// A locked shard.
 pub(crate) struct LockedShard<'a> {
     pub(crate) master: &'a MasterCore,
     pub(crate) shard_index: usize,
@@ -84,64 +83,67 @@ impl Drop for LockedShard<'_> {
 }
 
 impl MasterCore {
-    pub(crate) fn lock(&self, at: usize) -> LockedShard<'_> {
-        let shard = self.shards[at].lock();
-        LockedShard { master: self, shard_index: at, segments: self.segments.load(), shard }
+    pub(crate) fn lock(&self, index: usize) -> LockedShard<'_> {
+        let shard = self.shards[index].lock();
+        LockedShard { master: self, shard_index: index, segments: self.segments.load(), shard }
     }
 }
 
 impl LockedShard<'_> {
-    pub(crate) fn lookup(&self, spot: KeyLocation, key: &str) -> Option<u32> {
-        self.shard.find(spot.tag, spot.tenant, key)
+    pub(crate) fn lookup(&self, key_location: KeyLocation, key: &str) -> Option<u32> {
+        self.shard.find(key_location.tag, key_location.tenant, key)
     }
 
-    /// Whether a replica's node is heard of.
+    /// Whether a replica's node sends heartbeats.
     pub(crate) fn is_responsive(&self, replica: &MemoryReplica) -> bool {
-        self.segments.get(replica.segment).is_some_and(|it| it.is_readable())
+        self.segments.get(replica.segment).is_some_and(|segment| segment.is_readable())
     }
 
-    /// Whether a reader can be sent to a replica.
+    /// Whether a replica can be returned to readers.
     pub(crate) fn can_be_read(&self, replica: &MemoryReplica) -> bool {
         replica.ready && self.is_responsive(replica)
     }
 
-    /// Whether a reader can be sent to any replica, or to a disk.
+    /// Whether any memory replica or disk copy can be returned to readers.
     pub(crate) fn is_readable(&self, entry: &ObjectEntry) -> bool {
         let is_on_disk = || entry.copy().is_some_and(|copy| copy.disk.is_responsive());
-        entry.is_complete() && (entry.replicas().any(|it| self.can_be_read(it)) || is_on_disk())
+        entry.is_complete() && (entry.replicas().any(|replica| self.can_be_read(replica)) || is_on_disk())
     }
 
-    /// Protects an object from eviction and removal.
-    pub(crate) fn lease(&mut self, at: u32, now_ms: u64) {
+    /// Extends an object's lease, which protects it from eviction and removal.
+    pub(crate) fn lease(&mut self, index: u32, now_ms: u64) {
         let until = now_ms.saturating_add(self.master.settings.lease_ttl_ms);
-        let entry = &mut self.shard.entries[at];
+        let entry = &mut self.shard.entries[index];
         entry.stamp = entry.stamp.max(until);
         let (queue, prefix) = (entry.queue(), entry.prefix);
-        let pinned_no_more =
+        let pin_expired =
             queue == EvictionQueue::SoftPinned && entry.soft_pin_until_ms().is_none_or(|pin| pin <= now_ms);
         self.shard.tally(prefix).hits += 1;
         match queue {
-            EvictionQueue::Unread | EvictionQueue::Leased => self.shard.enqueue(at, EvictionQueue::Leased),
-            EvictionQueue::SoftPinned if pinned_no_more => self.shard.enqueue(at, EvictionQueue::Leased),
-            EvictionQueue::SoftPinned => self.shard.enqueue(at, EvictionQueue::SoftPinned),
+            EvictionQueue::Unread | EvictionQueue::Leased => self.shard.enqueue(index, EvictionQueue::Leased),
+            EvictionQueue::SoftPinned if pin_expired => self.shard.enqueue(index, EvictionQueue::Leased),
+            EvictionQueue::SoftPinned => self.shard.enqueue(index, EvictionQueue::SoftPinned),
             EvictionQueue::Vacant | EvictionQueue::Unlisted | EvictionQueue::Writing => {}
         }
     }
 
-    /// Whether readers of a replica have to wait until its node is back.
+    /// Whether readers of a replica must wait for its node's restart.
     fn is_restarting(&self, replica: &MemoryReplica) -> bool {
-        self.segments.get(replica.segment).is_some_and(|it| it.is_restarting())
+        self.segments.get(replica.segment).is_some_and(|segment| segment.is_restarting())
     }
 
-    /// The replicas that readers can be sent to, and after them the copy on a disk. Nobody shall wait for a node that is away
-    /// who need not.
-    pub(crate) fn readable_replicas(&self, at: u32) -> Vec<WireReplica<Arc<str>>> {
-        let entry = &self.shard.entries[at];
-        let all_away = entry.replicas().filter(|it| self.can_be_read(it)).all(|it| self.is_restarting(it));
-        let readable =
-            entry.replicas().filter(|it| self.can_be_read(it) && (all_away || !self.is_restarting(it)));
+    /// The replicas for readers, followed by the disk copy. Replicas on restarting nodes are only returned if there are no others.
+    pub(crate) fn readable_replicas(&self, index: u32) -> Vec<WireReplica<Arc<str>>> {
+        let entry = &self.shard.entries[index];
+        let all_restarting = entry
+            .replicas()
+            .filter(|replica| self.can_be_read(replica))
+            .all(|replica| self.is_restarting(replica));
+        let readable = entry
+            .replicas()
+            .filter(|replica| self.can_be_read(replica) && (all_restarting || !self.is_restarting(replica)));
         let copy = entry.copy().filter(|copy| copy.disk.is_responsive()).map(DiskCopy::to_descriptor);
-        readable.filter_map(|it| self.to_descriptor(it, entry.size)).chain(copy).collect()
+        readable.filter_map(|replica| self.to_descriptor(replica, entry.size)).chain(copy).collect()
     }
 
     pub(crate) fn to_descriptor(&self, replica: &MemoryReplica, size: u64) -> Option<WireReplica<Arc<str>>> {
@@ -149,26 +151,27 @@ impl LockedShard<'_> {
     }
 
     pub(crate) fn locations(&self, replicas: impl Iterator<Item = MemoryReplica>) -> Vec<ReplicaLocation> {
-        let place = |it: MemoryReplica| {
-            let segment = self.segments.get(it.segment)?.descriptor.id;
-            Some(ReplicaLocation { replica: it.id, segment, offset: it.offset })
+        let location = |replica: MemoryReplica| {
+            let segment = self.segments.get(replica.segment)?.descriptor.id;
+            Some(ReplicaLocation { replica: replica.id, segment, offset: replica.offset })
         };
-        replicas.filter_map(place).collect()
+        replicas.filter_map(location).collect()
     }
 
-    /// Calls with the object as facts tell it.
-    pub(crate) fn with_state(&self, at: u32, tell: impl FnOnce(ObjectState<'_>)) {
-        let entry = &self.shard.entries[at];
+    /// Calls `emit` with the object's state.
+    pub(crate) fn with_state(&self, index: u32, emit: impl FnOnce(ObjectState<'_>)) {
+        let entry = &self.shard.entries[index];
         let is_complete = entry.is_complete();
-        let places = self.locations(entry.replicas().copied().filter(|it| it.ready || !is_complete));
+        let locations =
+            self.locations(entry.replicas().copied().filter(|replica| replica.ready || !is_complete));
         let tenant = self.master.tenants.get(entry.tenant);
         let group = self.master.groups.name(entry.group);
-        tell(ObjectState {
-            tenant: Cow::Borrowed(tenant.as_ref().map_or("", |it| &*it.name)),
+        emit(ObjectState {
+            tenant: Cow::Borrowed(tenant.as_ref().map_or("", |entry| &*entry.name)),
             key: Cow::Borrowed(&entry.key),
             size: entry.size,
             client: entry.client,
-            locations: Cow::Owned(places),
+            locations: Cow::Owned(locations),
             disk_copy: entry.copy().map(DiskCopy::to_state),
             checksum: entry.checksum(),
             hard_pin: entry.hard_pin(),
@@ -178,70 +181,70 @@ impl LockedShard<'_> {
         });
     }
 
-    /// Tells what an object is now.
-    pub(crate) fn emit_state(&self, at: u32, cause: StoreCause, fx: &mut dyn StateChangeSink) {
-        let is_complete = self.shard.entries[at].is_complete();
-        self.with_state(at, |object| {
+    /// Emits the current state of an object.
+    pub(crate) fn emit_state(&self, index: u32, cause: StoreCause, fx: &mut dyn StateChangeSink) {
+        let is_complete = self.shard.entries[index].is_complete();
+        self.with_state(index, |object| {
             fx.record(if is_complete {
                 StateChange::ObjectStored { object, cause }
             } else {
                 StateChange::ObjectStarted(object)
             });
         });
-        self.emit_pending(at, fx);
+        self.emit_pending(index, fx);
     }
 
-    /// Adds an object whose key is not there. Its space and its quota have been taken already.
-    pub(crate) fn add(&mut self, spot: KeyLocation, fresh: &NewObject<'_>) -> u32 {
-        let prefix = self.master.prefixes.index_of(fresh.key);
+    /// Adds an object whose key is absent. Its space and quota are allocated already.
+    pub(crate) fn add(&mut self, key_location: KeyLocation, new_object: &NewObject<'_>) -> u32 {
+        let prefix = self.master.prefixes.index_of(new_object.key);
         let mut entry = ObjectEntry {
-            key: fresh.key.into(),
-            client: fresh.client,
-            size: fresh.size,
-            stamp: fresh.stamp,
+            key: new_object.key.into(),
+            client: new_object.client,
+            size: new_object.size,
+            stamp: new_object.stamp,
             group: NIL,
-            tenant: spot.tenant,
+            tenant: key_location.tenant,
             prefix,
-            flags: EntryFlags::new(fresh.queue, fresh.hard_pin),
+            flags: EntryFlags::new(new_object.queue, new_object.hard_pin),
             ..ObjectEntry::default()
         };
-        entry.set_replicas(fresh.replicas);
-        if fresh.soft_pin_until_ms.is_some() || fresh.checksum.is_some() {
+        entry.set_replicas(new_object.replicas);
+        if new_object.soft_pin_until_ms.is_some() || new_object.checksum.is_some() {
             let ObjectExtras { soft_pin_until_ms, checksum, .. } = entry.extra_mut();
-            (*soft_pin_until_ms, *checksum) = (fresh.soft_pin_until_ms, fresh.checksum);
+            (*soft_pin_until_ms, *checksum) = (new_object.soft_pin_until_ms, new_object.checksum);
         }
-        let at = self.shard.insert(spot.tag, entry);
-        if let Some((group, name)) = fresh.group {
-            let member = GroupMember { shard: self.shard_index as u32, index: at };
-            self.shard.entries[at].group = self.master.groups.join(group, name, member);
+        let index = self.shard.insert(key_location.tag, entry);
+        if let Some((group, name)) = new_object.group {
+            let member = GroupMember { shard: self.shard_index as u32, index };
+            self.shard.entries[index].group = self.master.groups.join(group, name, member);
         }
         let tally = self.shard.tally(prefix);
-        (tally.keys, tally.bytes) = (tally.keys + 1, tally.bytes + fresh.size);
-        at
+        (tally.keys, tally.bytes) = (tally.keys + 1, tally.bytes + new_object.size);
+        index
     }
 
-    /// Removes an object, tells so and gives its space back. Returns its bytes, all replicas counted.
+    /// Removes an object, emits its removal and frees its space. Returns the bytes of all replicas.
     pub(crate) fn remove_and_free(
         &mut self,
-        at: u32,
+        index: u32,
         cause: RemoveCause,
         fx: &mut dyn StateChangeSink,
     ) -> u64 {
-        let entry = self.remove_entry(at, cause, fx);
-        entry.replicas().for_each(|it| self.free(it));
+        let entry = self.remove_entry(index, cause, fx);
+        entry.replicas().for_each(|replica| self.free(replica));
         self.quarantine_pending(&entry, fx);
         entry.size * entry.replicas().count() as u64
     }
 
-    /// Removes an object and tells so, but keeps its space until a time.
+    /// Removes an object, emits its removal and quarantines its space until a time.
     pub(crate) fn remove_and_quarantine(
         &mut self,
-        at: u32,
+        index: u32,
         until_ms: u64,
         cause: RemoveCause,
         fx: &mut dyn StateChangeSink,
     ) {
-        let entry = self.remove_entry(at, cause, fx);
+        let entry = self.remove_entry(index, cause, fx);
         for replica in entry.replicas() {
             self.quarantine(replica, entry.size, until_ms, fx);
         }
@@ -250,38 +253,38 @@ impl LockedShard<'_> {
 
     pub(crate) fn remove_entry(
         &mut self,
-        at: u32,
+        index: u32,
         cause: RemoveCause,
         fx: &mut dyn StateChangeSink,
     ) -> ObjectEntry {
-        let entry = &self.shard.entries[at];
-        let spot = self.master.locate_key(entry.tenant, &entry.key);
+        let entry = &self.shard.entries[index];
+        let key_location = self.master.locate_key(entry.tenant, &entry.key);
         let tenant = self.master.tenants.get(entry.tenant);
         let group = self.master.groups.name(entry.group);
         fx.record(StateChange::Removed {
-            tenant: Cow::Borrowed(tenant.as_ref().map_or("", |it| &*it.name)),
+            tenant: Cow::Borrowed(tenant.as_ref().map_or("", |entry| &*entry.name)),
             key: Cow::Borrowed(&entry.key),
             group: group.as_deref().map(Cow::Borrowed),
             tiers: storage_tiers(entry),
             cause,
         });
         if entry.group != NIL {
-            self.master.groups.leave(entry.group, GroupMember { shard: self.shard_index as u32, index: at });
+            self.master.groups.leave(entry.group, GroupMember { shard: self.shard_index as u32, index });
         }
         if entry.transfer().is_some() || entry.work().is_some() {
-            for place in self.locations(entry.replicas().copied().filter(|it| !it.ready)) {
-                fx.record(StateChange::RangeReleased { segment: place.segment, offset: place.offset });
+            for location in self.locations(entry.replicas().copied().filter(|replica| !replica.ready)) {
+                fx.record(StateChange::RangeReleased { segment: location.segment, offset: location.offset });
             }
-            self.shard.transfers.retain(|it| *it != at);
+            self.shard.transfers.retain(|other| *other != index);
         }
-        self.abandon_work(at);
-        self.detach_copy(at);
-        self.report_vacated(self.shard.entries[at].replicas(), fx);
-        let entry = self.shard.remove(spot.tag, at);
+        self.abandon_work(index);
+        self.detach_copy(index);
+        self.report_vacated(self.shard.entries[index].replicas(), fx);
+        let entry = self.shard.remove(key_location.tag, index);
         self.record_departure(&entry, cause);
         let mut bytes = entry.size.saturating_mul(entry.replicas().count() as u64);
         if let Some(pending) = entry.pending() {
-            self.shard.pending.remove(&(pending.since_ms, at));
+            self.shard.pending.remove(&(pending.since_ms, index));
             bytes = bytes.saturating_add(pending.bytes());
         }
         self.master.tenants.discharge(entry.tenant, bytes);
@@ -290,32 +293,31 @@ impl LockedShard<'_> {
         entry
     }
 
-    /// Reports ranges that belong to no object any more, before others get them.
+    /// Reports vacated ranges to the sink, before they are reused.
     pub(crate) fn report_vacated<'r>(
         &self,
         replicas: impl Iterator<Item = &'r MemoryReplica>,
         fx: &mut dyn StateChangeSink,
     ) {
-        for replica in replicas.filter(|it| it.ready) {
+        for replica in replicas.filter(|replica| replica.ready) {
             if let Some(segment) = self.segments.get(replica.segment) {
-                let place = ReplicaLocation {
+                let location = ReplicaLocation {
                     replica: replica.id,
                     segment: segment.descriptor.id,
                     offset: replica.offset,
                 };
-                fx.range_vacated(place);
+                fx.range_vacated(location);
             }
         }
     }
 
-    /// Gives a replica's space back.
     pub(crate) fn free(&self, replica: &MemoryReplica) {
         if let Some(segment) = self.segments.get(replica.segment) {
-            segment.with_allocator(|space| space.free(replica.block));
+            segment.with_allocator(|allocator| allocator.free(replica.block));
         }
     }
 
-    /// Keeps a replica's space from being given to others until a time.
+    /// Protects a replica's space from reuse until a time.
     pub(crate) fn quarantine(
         &mut self,
         replica: &MemoryReplica,
@@ -325,37 +327,36 @@ impl LockedShard<'_> {
     ) {
         let MemoryReplica { offset, block, segment, .. } = *replica;
         self.shard.quarantined.push(QuarantinedRange { until_ms, segment, block, offset, size });
-        if let Some(id) = self.segments.get(segment).map(|it| it.descriptor.id) {
+        if let Some(id) = self.segments.get(segment).map(|mounted| mounted.descriptor.id) {
             fx.record(StateChange::RangeQuarantined { segment: id, offset, size, until_ms });
         }
     }
 
-    /// Gives held space back whose time has come.
+    /// Frees quarantined ranges whose time has passed.
     pub(crate) fn release_quarantined(&mut self, now_ms: u64, fx: &mut dyn StateChangeSink) {
-        if self.shard.quarantined.iter().all(|it| it.until_ms > now_ms) {
+        if self.shard.quarantined.iter().all(|range| range.until_ms > now_ms) {
             return;
         }
-        let (over, still): (Vec<QuarantinedRange>, Vec<QuarantinedRange>) =
-            self.shard.quarantined.iter().partition(|it| it.until_ms <= now_ms);
-        self.shard.quarantined = still;
-        for held in over {
-            let Some(segment) = self.segments.get(held.segment) else { continue };
-            fx.record(StateChange::RangeReleased { segment: segment.descriptor.id, offset: held.offset });
-            segment.with_allocator(|space| space.free(held.block));
+        let (expired, remaining): (Vec<QuarantinedRange>, Vec<QuarantinedRange>) =
+            self.shard.quarantined.iter().partition(|range| range.until_ms <= now_ms);
+        self.shard.quarantined = remaining;
+        for range in expired {
+            let Some(segment) = self.segments.get(range.segment) else { continue };
+            fx.record(StateChange::RangeReleased { segment: segment.descriptor.id, offset: range.offset });
+            segment.with_allocator(|allocator| allocator.free(range.block));
         }
     }
 
-    /// Ends the writing of an object: readers may have it.
-    pub(crate) fn complete(&mut self, at: u32, now_ms: u64) {
-        let entry = &mut self.shard.entries[at];
-        entry.replicas_mut().for_each(|it| it.ready = true);
+    /// Ends the put of an object: it becomes readable.
+    pub(crate) fn complete(&mut self, index: u32, now_ms: u64) {
+        let entry = &mut self.shard.entries[index];
+        entry.replicas_mut().for_each(|replica| replica.ready = true);
         entry.stamp = now_ms;
         let bytes = entry.size.saturating_mul(entry.replicas().count() as u64);
         self.master.recent_writes.add(now_ms, bytes);
-        let entry = &mut self.shard.entries[at];
-        // Out of the list of what is being written before it is looked at as something that can be read.
+        let entry = &mut self.shard.entries[index];
         entry.drop_empty_extras();
         let queue = entry.target_queue(now_ms);
-        self.shard.enqueue(at, queue);
+        self.shard.enqueue(index, queue);
     }
 }

@@ -1,4 +1,4 @@
-//! The master's state.
+//! The state of a master.
 
 use std::hash::BuildHasher;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -25,17 +25,17 @@ use crate::task::TaskTable;
 use crate::tenant::TenantTable;
 use crate::transfer_replay::PendingTransfers;
 
-/// All that a master knows and decides. See the crate's documentation for how it is used.
+/// The state and logic of a master. See the crate's documentation for its use.
 #[derive(Debug)]
 pub struct MasterCore {
     pub(crate) settings: MasterCoreOptions,
     hasher: FixedState,
     pub(crate) shards: Box<[Mutex<ObjectShard>]>,
-    /// Per shard the stamp of the first entry that has not been read.
+    /// Per shard, the stamp of the first unread entry.
     pub(crate) oldest_unread: Box<[AtomicU64]>,
-    /// The same for entries that nothing but their leases protect.
+    /// Per shard, the stamp of the first entry that was read.
     pub(crate) oldest_leased: Box<[AtomicU64]>,
-    /// The same for soft-pinned entries.
+    /// Per shard, the stamp of the first soft-pinned entry.
     pub(crate) oldest_soft: Box<[AtomicU64]>,
     pub(crate) groups: GroupTable,
     pub(crate) segments: ArcSwap<SegmentTable>,
@@ -46,7 +46,7 @@ pub struct MasterCore {
     pub(crate) disks: ArcSwap<ClientDisks>,
     pub(crate) disk_task_totals: DiskTaskTotals,
     pub(crate) sketch: CountMinSketch,
-    /// Copies and moves that facts told of.
+    /// Copies and moves found during replay.
     pub(crate) pending_transfers: Mutex<PendingTransfers>,
     pub(crate) counters: MasterCounters,
     /// Locked after the registry, before shards.
@@ -54,13 +54,12 @@ pub struct MasterCore {
     pub(crate) restores: RestoreCounters,
     pub(crate) recent_writes: RecentWrites,
     next_id: AtomicU64,
-    /// The shard whose soft pins are looked at next.
+    /// The shard whose soft pins are checked next.
     pub(crate) next_unpin: AtomicUsize,
     pub(crate) view_version: AtomicI64,
 }
 
 impl MasterCore {
-    /// A master that knows nothing yet.
     pub fn new(settings: MasterCoreOptions) -> Self {
         let shards = settings.shards.clamp(1, 1 << 16);
         let stamps = || (0..shards).map(|_| AtomicU64::new(u64::MAX)).collect();
@@ -78,7 +77,7 @@ impl MasterCore {
             tasks: Mutex::new(TaskTable::new(settings.seed)),
             disks: ArcSwap::default(),
             disk_task_totals: DiskTaskTotals::default(),
-            sketch: CountMinSketch::new(settings.disks.is_some_and(|it| it.promote_on_hit)),
+            sketch: CountMinSketch::new(settings.disks.is_some_and(|tier| tier.promote_on_hit)),
             pending_transfers: Mutex::default(),
             counters: MasterCounters::default(),
             rebuild: Mutex::default(),
@@ -91,12 +90,12 @@ impl MasterCore {
         }
     }
 
-    /// What it was made with.
+    /// The settings passed to [`Self::new`].
     pub fn settings(&self) -> &MasterCoreOptions {
         &self.settings
     }
 
-    /// Sets the number by which clients recognise a change of the leader.
+    /// Sets the view version by which clients detect a change of the leader.
     pub fn set_view_version(&self, version: i64) {
         self.view_version.store(version, Relaxed);
     }
@@ -111,7 +110,7 @@ impl MasterCore {
         KeyLocation { shard: shard as usize, tag: hash as u32, tenant }
     }
 
-    /// The spot of a reader's key.
+    /// Location of a reader's key.
     pub(crate) fn locate_reader_key(&self, tenant: &str, key: &str) -> Result<KeyLocation, ErrorCode> {
         let tenant = self.tenants.index_of(tenant).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         Ok(self.locate_key(tenant, key))
@@ -119,7 +118,7 @@ impl MasterCore {
 
     pub(crate) fn group(&self, tenant: &str, name: &str) -> GroupId {
         let tenant = if self.tenants.enabled() { tenant } else { "" };
-        // FNV-1a: the number outlives this master, so it must not depend on a seed or on a library's release.
+        // FNV-1a: independent of the seed and of library versions, so that a replay yields the same ids.
         let bytes = tenant.bytes().chain([0xff]).chain(name.bytes());
         let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
             (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
@@ -131,21 +130,21 @@ impl MasterCore {
         self.next_id.fetch_add(1, Relaxed)
     }
 
-    /// Never gives an id that was seen.
+    /// Ensures that new ids are greater than `id`.
     pub(crate) fn reserve_replica_id(&self, id: u64) {
         self.next_id.fetch_max(id.saturating_add(1), Relaxed);
     }
 
-    /// Segments were mounted or unmounted.
+    /// Updates what depends on the pool's capacity, after segments were mounted or unmounted.
     pub(crate) fn capacity_changed(&self) {
         let capacity = self.capacity();
         self.tenants.scale(capacity);
-        // With everything leased, a pool has at most as much room as the watermark leaves and one round of eviction makes.
+        // If everything is leased, free space is at most the share above the watermark plus one round of eviction.
         let share = 1.0 - self.settings.high_watermark + self.settings.eviction_ratio;
         self.recent_writes.resize(capacity, share);
     }
 
-    /// Bytes of space that objects may have in all.
+    /// Total capacity of all segments in bytes.
     pub(crate) fn capacity(&self) -> u64 {
         self.segments.load().usage().1
     }

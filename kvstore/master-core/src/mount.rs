@@ -1,4 +1,4 @@
-//! Lending memory and taking it back.
+//! Mounting and unmounting segments.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -14,16 +14,18 @@ use crate::segment::{SegmentEntry, SegmentTable};
 use crate::slab::NIL;
 use crate::statistics::MasterCounters;
 
-fn to_shared<S: AsRef<str>>(it: &Segment<S>) -> Segment<Arc<str>> {
+fn to_shared<S: AsRef<str>>(segment: &Segment<S>) -> Segment<Arc<str>> {
     let [name, te_endpoint, protocol, host_id] =
-        [&it.name, &it.te_endpoint, &it.protocol, &it.host_id].map(|text| Arc::from(text.as_ref()));
-    Segment { id: it.id, name, base: it.base, size: it.size, te_endpoint, protocol, host_id }
+        [&segment.name, &segment.te_endpoint, &segment.protocol, &segment.host_id]
+            .map(|text| Arc::from(text.as_ref()));
+    Segment { id: segment.id, name, base: segment.base, size: segment.size, te_endpoint, protocol, host_id }
 }
 
-pub(crate) fn to_borrowed(it: &Segment<Arc<str>>) -> Segment<Cow<'_, str>> {
+pub(crate) fn to_borrowed(segment: &Segment<Arc<str>>) -> Segment<Cow<'_, str>> {
     let [name, te_endpoint, protocol, host_id] =
-        [&it.name, &it.te_endpoint, &it.protocol, &it.host_id].map(|text| Cow::Borrowed(&**text));
-    Segment { id: it.id, name, base: it.base, size: it.size, te_endpoint, protocol, host_id }
+        [&segment.name, &segment.te_endpoint, &segment.protocol, &segment.host_id]
+            .map(|text| Cow::Borrowed(&**text));
+    Segment { id: segment.id, name, base: segment.base, size: segment.size, te_endpoint, protocol, host_id }
 }
 
 fn is_same_memory(a: &Segment<Arc<str>>, b: &Segment<Arc<str>>) -> bool {
@@ -35,8 +37,8 @@ fn overlap(a: &Segment<Arc<str>>, b: &Segment<Arc<str>>) -> bool {
 }
 
 impl MasterCore {
-    /// A client lends memory. Doing so again changes nothing, except that it brings back what was silent. If the
-    /// memory is not the same as before (by its id, name, address and size), what it held is lost.
+    /// Mounts a client's segment. Repeating the call has no effect, except that an unreachable segment becomes readable again. If
+    /// the memory differs (by id, name, address or size), the objects of the previous segment are lost.
     ///
     /// # Errors
     /// `INVALID_PARAMS`.
@@ -50,7 +52,7 @@ impl MasterCore {
         let mut registry = self.registry.lock();
         self.mount_one(now_ms, to_shared(segment), client, fx)?;
         match registry.clients.get_mut(&client) {
-            // Its other segments are not back yet: it will be told to mount them too.
+            // Its other segments are not mounted again yet: the next heartbeat response requests that.
             Some(known) if known.silent => known.last_seen_ms = now_ms,
             _ => self.mark_alive(&mut registry, now_ms, client, fx),
         }
@@ -58,10 +60,10 @@ impl MasterCore {
         Ok(())
     }
 
-    /// A client lends memory again, after it was told to: these segments are all that it has.
+    /// Mounts all segments of a client again, after a heartbeat response requested it. Segments not listed are dropped.
     ///
     /// # Errors
-    /// `INVALID_PARAMS`. Segments before the wrong one are mounted.
+    /// `INVALID_PARAMS`. Segments before the invalid one stay mounted.
     pub fn remount<S: AsRef<str>>(
         &self,
         now_ms: u64,
@@ -74,8 +76,8 @@ impl MasterCore {
             self.mount_one(now_ms, to_shared(segment), client, fx)?;
         }
         let before = Arc::clone(&self.segments.load());
-        for (_, old) in before.iter().filter(|(_, it)| it.client == client) {
-            if segments.iter().all(|it| it.id != old.descriptor.id) {
+        for (_, old) in before.iter().filter(|(_, segment)| segment.client == client) {
+            if segments.iter().all(|segment| segment.id != old.descriptor.id) {
                 self.drop_segment(old.descriptor.id, UnmountCause::MemoryLost, now_ms, fx);
             }
         }
@@ -84,54 +86,62 @@ impl MasterCore {
         Ok(())
     }
 
-    /// With the registry locked.
+    /// The caller must hold the registry lock.
     pub(crate) fn mount_one(
         &self,
         now_ms: u64,
-        info: Segment<Arc<str>>,
+        descriptor: Segment<Arc<str>>,
         client: Uuid,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
-        if info.size == 0 || info.name.is_empty() || info.base.checked_add(info.size).is_none() {
+        if descriptor.size == 0
+            || descriptor.name.is_empty()
+            || descriptor.base.checked_add(descriptor.size).is_none()
+        {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         let segments = Arc::clone(&self.segments.load());
-        let known = segments.index_of(info.id).and_then(|at| Some((at, segments.get(at)?)));
-        if let Some((at, old)) = known
-            && is_same_memory(&old.descriptor, &info)
+        let known = segments.index_of(descriptor.id).and_then(|index| Some((index, segments.get(index)?)));
+        if let Some((index, old)) = known
+            && is_same_memory(&old.descriptor, &descriptor)
         {
-            if old.client == client && old.descriptor == info && old.is_readable() {
+            if old.client == client && old.descriptor == descriptor && old.is_readable() {
                 return Ok(());
             }
-            fx.record(StateChange::SegmentMounted { segment: to_borrowed(&info), client, at_ms: now_ms });
-            self.segments
-                .store(Arc::new(segments.with_segment(at, Some(Arc::new(old.remounted(info, client))))));
+            fx.record(StateChange::SegmentMounted {
+                segment: to_borrowed(&descriptor),
+                client,
+                at_ms: now_ms,
+            });
+            self.segments.store(Arc::new(
+                segments.with_segment(index, Some(Arc::new(old.remounted(descriptor, client)))),
+            ));
             if !old.is_readable() {
-                (0..self.shards.len()).for_each(|shard| self.lock(shard).requeue_recovered(at, now_ms));
+                (0..self.shards.len()).for_each(|shard| self.lock(shard).requeue_recovered(index, now_ms));
             }
             return Ok(());
         }
-        let is_in_the_way = |old: &SegmentEntry| {
-            old.descriptor.id == info.id
-                || old.descriptor.name == info.name
-                    && (old.client != client || overlap(&old.descriptor, &info))
+        let conflicts = |old: &SegmentEntry| {
+            old.descriptor.id == descriptor.id
+                || old.descriptor.name == descriptor.name
+                    && (old.client != client || overlap(&old.descriptor, &descriptor))
         };
-        for (_, old) in segments.iter().filter(|(_, old)| is_in_the_way(old)) {
+        for (_, old) in segments.iter().filter(|(_, old)| conflicts(old)) {
             self.drop_segment(old.descriptor.id, UnmountCause::MemoryLost, now_ms, fx);
         }
         let segments = self.segments.load();
-        let at = segments.free_index().ok_or(ErrorCode::INVALID_PARAMS)?;
-        fx.record(StateChange::SegmentMounted { segment: to_borrowed(&info), client, at_ms: now_ms });
-        let mounted = Arc::new(SegmentEntry::new(info, client, now_ms));
+        let index = segments.free_index().ok_or(ErrorCode::INVALID_PARAMS)?;
+        fx.record(StateChange::SegmentMounted { segment: to_borrowed(&descriptor), client, at_ms: now_ms });
+        let mounted = Arc::new(SegmentEntry::new(descriptor, client, now_ms));
         self.await_inventory(&mounted, now_ms);
-        self.segments.store(Arc::new(segments.with_segment(at, Some(mounted))));
+        self.segments.store(Arc::new(segments.with_segment(index, Some(mounted))));
         Ok(())
     }
 
-    /// A client takes a segment back. An unknown segment has been taken back already.
+    /// Unmounts a client's segment. An unknown segment counts as unmounted already.
     ///
     /// # Errors
-    /// `ILLEGAL_CLIENT` if it is another's.
+    /// `ILLEGAL_CLIENT` if another client owns the segment.
     pub fn unmount(
         &self,
         now_ms: u64,
@@ -145,7 +155,7 @@ impl MasterCore {
         Ok(())
     }
 
-    /// A client takes a segment back in a while: until then it can be read, but gets nothing new.
+    /// Unmounts a client's segment after `grace_ms`. Until then it stays readable and accepts no new objects.
     ///
     /// # Errors
     /// As [`Self::unmount`], and `SEGMENT_NOT_FOUND`.
@@ -164,10 +174,10 @@ impl MasterCore {
         Ok(())
     }
 
-    /// Where the segment that a client has mounted is: its node's endpoint, the first address, and the number of bytes.
+    /// Endpoint of the node, base address and size in bytes of a client's segment.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if it is another's.
+    /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns the segment.
     pub fn segment_range(&self, segment: Uuid, client: Uuid) -> Result<(Arc<str>, u64, u64), ErrorCode> {
         let mounted = self.own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         Ok((Arc::clone(&mounted.descriptor.te_endpoint), mounted.descriptor.base, mounted.descriptor.size))
@@ -179,7 +189,7 @@ impl MasterCore {
         client: Uuid,
     ) -> Result<Option<Arc<SegmentEntry>>, ErrorCode> {
         let segments = self.segments.load();
-        let Some(mounted) = segments.index_of(segment).and_then(|at| segments.get(at)) else {
+        let Some(mounted) = segments.index_of(segment).and_then(|index| segments.get(index)) else {
             return Ok(None);
         };
         if mounted.client == client { Ok(Some(Arc::clone(mounted))) } else { Err(ErrorCode::ILLEGAL_CLIENT) }
@@ -196,7 +206,7 @@ impl MasterCore {
         fx.record(StateChange::SegmentStatus { segment: mounted.descriptor.id, status, until_ms });
     }
 
-    /// Drops a segment with all that is only there. With the registry locked, so that only one does it.
+    /// Drops a segment and all objects without another replica. The caller must hold the registry lock, which serializes drops.
     pub(crate) fn drop_segment(
         &self,
         id: Uuid,
@@ -205,33 +215,35 @@ impl MasterCore {
         fx: &mut dyn StateChangeSink,
     ) {
         let segments = Arc::clone(&self.segments.load());
-        let Some((at, mounted)) = segments.index_of(id).and_then(|at| Some((at, segments.get(at)?))) else {
+        let Some((index, mounted)) =
+            segments.index_of(id).and_then(|index| Some((index, segments.get(index)?)))
+        else {
             return;
         };
         fx.record(StateChange::SegmentUnmounted { segment: id, cause });
-        // From here on no space is given away and no reader sent there. Whoever took space before holds the lock of
-        // the shard where the object will be, so that the sweep sees the object.
+        // From here on the segment allocates nothing and its replicas are not returned to readers. A put that has allocated space
+        // before holds the lock of the object's shard until the entry exists, so the sweep below finds it.
         mounted.set_status(SegmentStatus::UNMOUNTING, None);
         mounted.set_silent(true);
         mounted.with_allocator(crate::allocator::SegmentAllocator::close);
         for shard in 0..self.shards.len() {
-            self.lock(shard).drop_segment_replicas(at, now_ms, fx);
+            self.lock(shard).drop_segment_replicas(index, now_ms, fx);
         }
         let segments: &SegmentTable = &self.segments.load();
-        self.segments.store(Arc::new(segments.with_segment(at, None)));
+        self.segments.store(Arc::new(segments.with_segment(index, None)));
         self.capacity_changed();
     }
 }
 
 impl LockedShard<'_> {
-    /// Takes a segment out of all objects of this shard.
+    /// Removes the replicas in a segment from all objects of this shard.
     fn drop_segment_replicas(&mut self, segment: u16, now_ms: u64, fx: &mut dyn StateChangeSink) {
-        self.quarantined.retain(|it| it.segment != segment);
+        self.quarantined.retain(|range| range.segment != segment);
         self.drop_replicas(|replica, _| replica.segment == segment, now_ms, fx);
     }
 
-    /// Takes replicas out of all objects of this shard, and objects that are nowhere else. `is_lost` is told the object's
-    /// bytes too. Returns how many replicas that were.
+    /// Removes lost replicas from all objects of this shard, and objects without another replica. `is_lost` gets the object's
+    /// size in bytes as second argument. Returns the number of removed replicas.
     pub(crate) fn drop_replicas(
         &mut self,
         is_lost: impl Fn(&MemoryReplica, u64) -> bool,
@@ -239,34 +251,34 @@ impl LockedShard<'_> {
         fx: &mut dyn StateChangeSink,
     ) -> u64 {
         self.drop_pending_replicas(&is_lost, now_ms, fx);
-        let (places, _) = self.occupied(0, NIL);
-        let is_affected = |at: &u32| {
-            let entry = &self.entries[*at];
-            entry.replicas().any(|it| is_lost(it, entry.size))
+        let (indices, _) = self.occupied(0, NIL);
+        let is_affected = |index: &u32| {
+            let entry = &self.entries[*index];
+            entry.replicas().any(|replica| is_lost(replica, entry.size))
         };
-        let affected: Vec<u32> = places.filter(is_affected).collect();
+        let affected: Vec<u32> = indices.filter(is_affected).collect();
         let mut count = 0;
-        for at in affected {
-            self.end_transfer(at, now_ms, fx);
-            self.end_work(at, now_ms, fx);
-            let entry = &self.entries[at];
-            let (gone, left): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
-                entry.replicas().partition(|it| is_lost(it, entry.size));
-            count += gone.len() as u64;
-            if left.is_empty() && entry.copy().is_some() {
-                self.drop_memory_replicas(at, fx);
+        for index in affected {
+            self.end_transfer(index, now_ms, fx);
+            self.end_work(index, now_ms, fx);
+            let entry = &self.entries[index];
+            let (removed, remaining): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
+                entry.replicas().partition(|replica| is_lost(replica, entry.size));
+            count += removed.len() as u64;
+            if remaining.is_empty() && entry.copy().is_some() {
+                self.drop_memory_replicas(index, fx);
                 continue;
             }
-            if left.is_empty() {
+            if remaining.is_empty() {
                 MasterCounters::add(&self.master.counters.lost_keys, 1);
-                self.remove_and_free(at, RemoveCause::SegmentLost, fx);
+                self.remove_and_free(index, RemoveCause::SegmentLost, fx);
                 continue;
             }
-            self.master.tenants.discharge(entry.tenant, gone.len() as u64 * entry.size);
-            self.report_vacated(gone.iter(), fx);
-            self.entries[at].set_replicas(&left);
-            self.emit_state(at, StoreCause::Replicas, fx);
-            gone.iter().for_each(|it| self.free(it));
+            self.master.tenants.discharge(entry.tenant, removed.len() as u64 * entry.size);
+            self.report_vacated(removed.iter(), fx);
+            self.entries[index].set_replicas(&remaining);
+            self.emit_state(index, StoreCause::Replicas, fx);
+            removed.iter().for_each(|replica| self.free(replica));
         }
         count
     }

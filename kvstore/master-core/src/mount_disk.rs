@@ -1,4 +1,4 @@
-//! Disks that nodes have for objects, as they come and go.
+//! Registering and unregistering nodes' disks.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,18 +18,18 @@ impl MasterCore {
         self.disks.load().get(&client).cloned()
     }
 
-    /// With the registry locked.
+    /// The caller must hold the registry lock.
     pub(crate) fn update_disks(&self, change: impl FnOnce(&mut ClientDisks)) {
         let mut disks = ClientDisks::clone(&self.disks.load());
         change(&mut disks);
         self.disks.store(Arc::new(disks));
     }
 
-    /// A client has a disk. `offloading` tells whether it wants objects for it. Doing so again changes nothing, except
-    /// that it brings back what was silent.
+    /// Registers a client's disk. `offloading` is whether it accepts objects. Repeating the call has no effect, except that a
+    /// silent disk becomes readable again.
     ///
     /// # Errors
-    /// `UNABLE_OFFLOAD` if this master uses no disks.
+    /// `UNABLE_OFFLOAD` if disks are disabled in this master.
     pub fn mount_disk(
         &self,
         now_ms: u64,
@@ -55,17 +55,17 @@ impl MasterCore {
             }
         }
         match registry.clients.get_mut(&client) {
-            // Its segments are not back yet: it will be told to mount them too.
+            // Its segments are not mounted again yet: the next heartbeat response requests that.
             Some(known) if known.silent => known.last_seen_ms = now_ms,
             _ => self.mark_alive(&mut registry, now_ms, client, fx),
         }
         Ok(())
     }
 
-    /// A client's disk is gone, and the copies on it. An unknown one is gone already.
+    /// Unregisters a client's disk with all copies on it. An unknown disk counts as unregistered already.
     ///
     /// # Errors
-    /// `UNABLE_OFFLOAD` if this master uses no disks.
+    /// `UNABLE_OFFLOAD` if disks are disabled in this master.
     pub fn unmount_disk(
         &self,
         now_ms: u64,
@@ -80,39 +80,38 @@ impl MasterCore {
         Ok(())
     }
 
-    /// Drops a disk with all that is only there. With the registry locked.
+    /// Drops a disk and all objects without another replica. The caller must hold the registry lock.
     pub(crate) fn drop_disk(&self, client: Uuid, now_ms: u64, fx: &mut dyn StateChangeSink) {
         let Some(disk) = self.disk(client) else { return };
         fx.record(StateChange::DiskUnmounted { client });
-        disk.set_gone();
+        disk.set_unmounted();
         for shard in 0..self.shards.len() {
             self.lock(shard).drop_disk_copies(&disk, now_ms, fx);
         }
         self.update_disks(|disks| _ = disks.remove(&client));
     }
 
-    /// How large a client's disk is.
+    /// Sets the capacity of a client's disk.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for less than nothing, `SEGMENT_NOT_FOUND` if it has none.
+    /// `INVALID_PARAMS` for a negative number, `SEGMENT_NOT_FOUND` if the client has no disk.
     pub fn set_disk_capacity(&self, client: Uuid, bytes: i64) -> Result<(), ErrorCode> {
         let bytes = u64::try_from(bytes).map_err(|_| ErrorCode::INVALID_PARAMS)?;
         self.disk(client).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?.set_capacity(bytes);
         Ok(())
     }
 
-    /// What is on all disks.
     pub fn disk_usage(&self) -> DiskUsage {
         let promoting = self.disk_task_totals.promoting.load(Relaxed) as u64;
-        let mut fill = DiskUsage { promoting, ..DiskUsage::default() };
-        self.disks.load().values().for_each(|disk| disk.add_to(&mut fill));
-        fill
+        let mut usage = DiskUsage { promoting, ..DiskUsage::default() };
+        self.disks.load().values().for_each(|disk| disk.add_to(&mut usage));
+        usage
     }
 
-    /// Whether a client may empty its disk, because all objects were removed. Told once.
+    /// Whether a client should clear its disk, because all objects were removed. Resets the request.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND` if it has none.
+    /// `SEGMENT_NOT_FOUND` if the client has no disk.
     pub fn request_remove_all(&self, client: Uuid) -> Result<bool, ErrorCode> {
         let disk = self.disk(client).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         Ok(disk.take_remove_all())
@@ -120,42 +119,42 @@ impl MasterCore {
 }
 
 impl LockedShard<'_> {
-    /// The copy on a disk is gone, and with it the object if it is nowhere else.
+    /// Removes the disk copy of an object, and the object if it has no memory replica.
     pub(crate) fn drop_disk_copy(
         &mut self,
-        at: u32,
+        index: u32,
         now_ms: u64,
         cause: RemoveCause,
         fx: &mut dyn StateChangeSink,
     ) {
         let is_promoted = |work: &ActiveDiskTask| matches!(work.task, DiskTask::Promotion { .. });
-        if self.entries[at].work().is_some_and(is_promoted) {
-            self.end_work(at, now_ms, fx);
+        if self.entries[index].work().is_some_and(is_promoted) {
+            self.end_work(index, now_ms, fx);
         }
-        if !self.entries[at].has_memory() {
-            self.remove_and_free(at, cause, fx);
+        if !self.entries[index].has_memory() {
+            self.remove_and_free(index, cause, fx);
             return;
         }
-        self.detach_copy(at);
-        self.emit_state(at, StoreCause::DiskCopyLost, fx);
+        self.detach_copy(index);
+        self.emit_state(index, StoreCause::DiskCopyLost, fx);
     }
 
-    /// Takes a disk out of all objects of this shard.
+    /// Removes the copies on a disk from all objects of this shard.
     fn drop_disk_copies(&mut self, disk: &Arc<ClientDisk>, now_ms: u64, fx: &mut dyn StateChangeSink) {
-        let (places, _) = self.occupied(0, NIL);
-        let is_there = |at: &u32| {
-            let entry = &self.entries[*at];
+        let (indices, _) = self.occupied(0, NIL);
+        let uses_disk = |index: &u32| {
+            let entry = &self.entries[*index];
             entry.copy().is_some_and(|copy| Arc::ptr_eq(&copy.disk, disk))
                 || entry.work().is_some_and(|work| Arc::ptr_eq(&work.disk, disk))
         };
-        let affected: Vec<u32> = places.filter(is_there).collect();
-        for at in affected {
-            self.end_work(at, now_ms, fx);
-            if self.entries[at].copy().is_some_and(|copy| Arc::ptr_eq(&copy.disk, disk)) {
-                if !self.entries[at].has_memory() {
+        let affected: Vec<u32> = indices.filter(uses_disk).collect();
+        for index in affected {
+            self.end_work(index, now_ms, fx);
+            if self.entries[index].copy().is_some_and(|copy| Arc::ptr_eq(&copy.disk, disk)) {
+                if !self.entries[index].has_memory() {
                     MasterCounters::add(&self.master.counters.lost_keys, 1);
                 }
-                self.drop_disk_copy(at, now_ms, RemoveCause::SegmentLost, fx);
+                self.drop_disk_copy(index, now_ms, RemoveCause::SegmentLost, fx);
             }
         }
     }

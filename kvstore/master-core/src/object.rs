@@ -1,4 +1,4 @@
-//! An object as the table keeps it: one entry of 96 bytes and its key.
+//! Object entries of the table: 96 bytes each, plus the key.
 
 use mooncake_wire::types::{ReplicaStatus, Uuid};
 
@@ -6,40 +6,40 @@ use crate::disk::{ActiveDiskTask, DiskCopy};
 use crate::group::GroupId;
 use crate::slab::NIL;
 
-/// In which list an entry is. The order of eviction is that of the lists `Unread` and `Leased`, then `Soft`.
+/// The list that an entry is in. Eviction takes from `Unread` and `Leased` first, then from `SoftPinned`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum EvictionQueue {
-    /// There is no entry here.
+    /// The slot has no entry.
     #[default]
     Vacant,
-    /// In none: pinned hard, being copied or moved to or from a disk, or not in memory.
+    /// In no list: hard-pinned, being transferred or replaced, or not in memory.
     Unlisted,
-    /// Being written, by when that began.
+    /// Being written, ordered by start time.
     Writing,
-    /// Not read yet, by when it was written.
+    /// Not read yet, ordered by time of writing.
     Unread,
-    /// Read, by when the last lease ends or ended.
+    /// Read before, ordered by expiry of the last lease.
     Leased,
-    /// Pinned softly.
+    /// Soft-pinned: evicted after all others.
     SoftPinned,
 }
 
-/// One copy in memory.
+/// One replica of an object in a memory segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MemoryReplica {
-    /// Unique within a master.
+    /// Replica id, unique within a master.
     pub(crate) id: u64,
-    /// Where it begins in its segment.
+    /// Offset in the segment, in bytes.
     pub(crate) offset: u64,
-    /// By which its space is given back.
+    /// Block number in the segment's allocator.
     pub(crate) block: u32,
-    /// Which segment.
+    /// Index of the segment in the [`crate::segment::SegmentTable`].
     pub(crate) segment: u16,
-    /// Whether it can be read, or is being written by a copy.
+    /// Whether it is readable; otherwise it is being written.
     pub(crate) ready: bool,
 }
 
-/// The place of no segment.
+/// Segment index of an empty replica.
 const NO_SEGMENT: u16 = u16::MAX;
 
 impl Default for MemoryReplica {
@@ -54,27 +54,26 @@ impl MemoryReplica {
     }
 }
 
-/// A copy or a move that goes on.
+/// A copy or move in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ReplicaTransfer {
-    /// Who does it.
+    /// The client that performs the transfer.
     pub(crate) client: Uuid,
-    /// The replica that is read.
+    /// Id of the source replica.
     pub(crate) source: u64,
-    /// Whether the source goes away at the end.
+    /// Whether the source is removed at the end.
     pub(crate) is_move: bool,
-    /// When it began.
     pub(crate) since_ms: u64,
-    /// Of the master's plan, if it is the master's.
+    /// Lease of the dynamic replication plan, if the master planned it.
     pub(crate) lease: Option<(Uuid, u64)>,
 }
 
-/// A new version of an object that is being written while the present one can be read.
+/// A new version of an object that is being written while the current one is readable.
 #[derive(Debug)]
 pub(crate) struct PendingVersion {
     pub(crate) client: Uuid,
     pub(crate) size: u64,
-    /// When the writing began.
+    /// When the put of this version started.
     pub(crate) since_ms: u64,
     pub(crate) replicas: Vec<MemoryReplica>,
     pub(crate) hard_pin: bool,
@@ -83,16 +82,16 @@ pub(crate) struct PendingVersion {
 }
 
 impl PendingVersion {
-    /// Bytes, all replicas counted.
+    /// Total bytes of all replicas.
     pub(crate) fn bytes(&self) -> u64 {
         self.size.saturating_mul(self.replicas.len() as u64)
     }
 }
 
-/// What few objects have.
+/// Rarely used fields of an object, allocated on demand.
 #[derive(Debug, Default)]
 pub(crate) struct ObjectExtras {
-    /// Replicas after the first.
+    /// Memory replicas after the first one.
     pub(crate) more: Vec<MemoryReplica>,
     pub(crate) checksum: Option<u64>,
     pub(crate) soft_pin_until_ms: Option<u64>,
@@ -102,15 +101,14 @@ pub(crate) struct ObjectExtras {
     pub(crate) pending: Option<Box<PendingVersion>>,
 }
 
-/// An object.
 #[derive(Debug, Default)]
 pub(crate) struct ObjectEntry {
     pub(crate) key: Box<str>,
     pub(crate) client: Uuid,
     pub(crate) size: u64,
-    /// When the writing began; once it can be read, when its lease ends or ended.
+    /// While it is written, when the put started; once it is readable, when its lease expires or expired.
     pub(crate) stamp: u64,
-    /// The first replica in memory, or one on no segment if there is none.
+    /// The first memory replica; its segment is `NO_SEGMENT` if there is none.
     pub(crate) first: MemoryReplica,
     pub(crate) extra: Option<Box<ObjectExtras>>,
     pub(crate) group: u32,
@@ -118,11 +116,10 @@ pub(crate) struct ObjectEntry {
     pub(crate) next: u32,
     pub(crate) tenant: u16,
     pub(crate) prefix: u8,
-    /// See [`ObjectEntry::queue`] and [`ObjectEntry::hard_pin`].
     pub(crate) flags: EntryFlags,
 }
 
-/// List and hard pin.
+/// Eviction queue and hard pin in one byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EntryFlags(u8);
 
@@ -154,22 +151,22 @@ impl ObjectEntry {
         self.flags.0 & HARD_PIN != 0
     }
 
-    /// Whether it has been written.
+    /// Whether the put has ended.
     pub(crate) fn is_complete(&self) -> bool {
         !matches!(self.queue(), EvictionQueue::Vacant | EvictionQueue::Writing)
     }
 
-    /// Whether a reader may be reading it.
+    /// Whether a reader has an unexpired lease.
     pub(crate) fn is_leased(&self, now_ms: u64) -> bool {
         self.is_complete() && self.stamp > now_ms
     }
 
-    /// Whether there is a replica in memory, readable or not.
+    /// Whether it has a memory replica, readable or not.
     pub(crate) fn has_memory(&self) -> bool {
         self.first.segment != NO_SEGMENT
     }
 
-    /// The replicas in memory.
+    /// All memory replicas, readable or not.
     pub(crate) fn replicas(&self) -> impl Iterator<Item = &MemoryReplica> {
         let first = self.has_memory().then_some(&self.first);
         first.into_iter().chain(self.extra.iter().flat_map(|extra| &extra.more))
@@ -180,10 +177,10 @@ impl ObjectEntry {
         first.into_iter().chain(self.extra.iter_mut().flat_map(|extra| &mut extra.more))
     }
 
-    /// Replaces all replicas in memory.
+    /// Replaces all memory replicas by these.
     pub(crate) fn set_replicas(&mut self, replicas: &[MemoryReplica]) {
-        let nowhere = (&MemoryReplica::default(), &[][..]);
-        let (first, more) = replicas.split_first().unwrap_or(nowhere);
+        let none = (&MemoryReplica::default(), &[][..]);
+        let (first, more) = replicas.split_first().unwrap_or(none);
         self.first = *first;
         if !more.is_empty() || self.extra.is_some() {
             self.extra_mut().more = more.to_vec();
@@ -199,17 +196,17 @@ impl ObjectEntry {
         self.extra.as_ref()?.transfer.as_ref()
     }
 
-    /// The copy on a disk.
+    /// The copy on a node's disk.
     pub(crate) fn copy(&self) -> Option<&DiskCopy> {
         self.extra.as_ref()?.copy.as_ref()
     }
 
-    /// What is being done about it between memory and disk.
+    /// The active offload or promotion.
     pub(crate) fn work(&self) -> Option<&ActiveDiskTask> {
         self.extra.as_ref()?.work.as_deref()
     }
 
-    /// The new version that is being written.
+    /// The new version that is currently being written.
     pub(crate) fn pending(&self) -> Option<&PendingVersion> {
         self.extra.as_ref()?.pending.as_deref()
     }
@@ -222,23 +219,23 @@ impl ObjectEntry {
         self.extra.as_ref()?.soft_pin_until_ms
     }
 
-    /// Gives back the memory of what it no longer has.
+    /// Frees `extra` if all of its fields are empty.
     pub(crate) fn drop_empty_extras(&mut self) {
-        let is_idle = |it: &ObjectExtras| {
-            it.more.is_empty()
-                && it.checksum.is_none()
-                && it.soft_pin_until_ms.is_none()
-                && it.transfer.is_none()
-                && it.copy.is_none()
-                && it.work.is_none()
-                && it.pending.is_none()
+        let is_idle = |extra: &ObjectExtras| {
+            extra.more.is_empty()
+                && extra.checksum.is_none()
+                && extra.soft_pin_until_ms.is_none()
+                && extra.transfer.is_none()
+                && extra.copy.is_none()
+                && extra.work.is_none()
+                && extra.pending.is_none()
         };
         if self.extra.as_deref().is_some_and(is_idle) {
             self.extra = None;
         }
     }
 
-    /// The list for an object that has been written.
+    /// The queue that a completely written object belongs to.
     pub(crate) fn target_queue(&self, now_ms: u64) -> EvictionQueue {
         let is_busy = self.transfer().is_some() || self.work().is_some() || self.pending().is_some();
         if self.hard_pin() || is_busy || !self.has_memory() {
@@ -257,9 +254,9 @@ impl ObjectEntry {
 mod tests {
     use super::*;
 
-    /// A million objects are worth counting bytes for.
+    /// A master holds millions of entries, so each byte counts.
     #[test]
-    fn an_entry_is_small() {
+    fn an_entry_takes_96_bytes() {
         assert_eq!(size_of::<ObjectEntry>(), 96);
     }
 }

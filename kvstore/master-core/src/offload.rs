@@ -1,4 +1,4 @@
-//! From memory to disk: nodes that have disks ask what to put there, and tell when it is there.
+//! Offloading: nodes with disks fetch the objects to write to disk, and report when they are stored.
 
 use std::sync::Arc;
 
@@ -14,19 +14,19 @@ use crate::master::MasterCore;
 use crate::object::{EvictionQueue, MemoryReplica};
 use crate::statistics::MasterCounters;
 
-/// What became of an object that a node has put on its disk.
+/// Result of recording a disk copy that a node reported.
 enum OffloadOutcome {
-    /// It is known, or need not be.
+    /// Recorded, or ignored as outdated.
     Recorded,
-    /// The node has no disk, as far as the master knows.
+    /// The node has no registered disk.
     NoDisk,
 }
 
 impl MasterCore {
-    /// What a client shall put on its disk. If it does not want to, it is asked for nothing from now on.
+    /// The objects that a client should offload. With `offloading` false, its queued offloads are cancelled and no more are queued.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND` if it has no disk.
+    /// `SEGMENT_NOT_FOUND` if the client has no disk.
     pub fn fetch_offloads(
         &self,
         now_ms: u64,
@@ -44,20 +44,21 @@ impl MasterCore {
             self.mount_disk(now_ms, client, offloading, fx)?;
         }
         let mut tasks = Vec::new();
-        for waiting in disk.take_offloads(offloading) {
-            let Some((mut shard, at)) = self.find_work(&waiting) else { continue };
-            let Some(DiskTask::Offload { source, .. }) = shard.entries[at].work().map(|it| it.task) else {
+        for queued in disk.take_offloads(offloading) {
+            let Some((mut shard, index)) = self.find_work(&queued) else { continue };
+            let Some(DiskTask::Offload { source, .. }) = shard.entries[index].work().map(|work| work.task)
+            else {
                 continue;
             };
             if !offloading {
-                shard.end_work(at, now_ms, fx);
+                shard.end_work(index, now_ms, fx);
                 continue;
             }
-            shard.restart_work_timer(at, now_ms, DiskTask::Offload { source, fetched: true });
-            let size = i64::try_from(shard.entries[at].size).unwrap_or(i64::MAX);
+            shard.restart_work_timer(index, now_ms, DiskTask::Offload { source, fetched: true });
+            let size = i64::try_from(shard.entries[index].size).unwrap_or(i64::MAX);
             tasks.push(OffloadTask {
-                tenant_id: self.tenant_name(waiting.tenant),
-                key: waiting.key.into(),
+                tenant_id: self.tenant_name(queued.tenant),
+                key: queued.key.into(),
                 size,
             });
         }
@@ -65,20 +66,20 @@ impl MasterCore {
     }
 
     pub(crate) fn tenant_name(&self, tenant: u16) -> String {
-        self.tenants.get(tenant).map_or_else(|| DEFAULT_TENANT.to_owned(), |it| it.name.to_string())
+        self.tenants.get(tenant).map_or_else(|| DEFAULT_TENANT.to_owned(), |entry| entry.name.to_string())
     }
 
-    /// The object that waits, if it still does.
-    pub(crate) fn find_work(&self, waiting: &QueuedDiskTask) -> Option<(LockedShard<'_>, u32)> {
-        let spot = self.locate_key(waiting.tenant, &waiting.key);
-        let shard = self.lock(spot.shard);
-        let at = shard.lookup(spot, &waiting.key)?;
-        let is_it = shard.entries[at].work().is_some_and(|work| work.id == waiting.work);
-        is_it.then_some((shard, at))
+    /// The locked shard and entry of a queued task, if the task is still active.
+    pub(crate) fn find_work(&self, queued: &QueuedDiskTask) -> Option<(LockedShard<'_>, u32)> {
+        let key_location = self.locate_key(queued.tenant, &queued.key);
+        let shard = self.lock(key_location.shard);
+        let index = shard.lookup(key_location, &queued.key)?;
+        let is_active = shard.entries[index].work().is_some_and(|work| work.id == queued.work);
+        is_active.then_some((shard, index))
     }
 
-    /// A client has put objects on its disk, or failed to where `data_size` is negative. What nobody asked for is noted
-    /// too: a client tells what it finds on its disk when it starts.
+    /// A client reports objects stored on its disk; a negative `data_size` means failure. Objects without a task are recorded
+    /// too: on startup, a client reports the contents of its disk.
     ///
     /// # Errors
     /// `UNABLE_OFFLOAD` if this master uses no disks, `INVALID_PARAMS` for lists of different lengths,
@@ -129,15 +130,15 @@ impl MasterCore {
         key: &str,
         fx: &mut dyn StateChangeSink,
     ) {
-        let Ok(spot) = self.locate_reader_key(tenant, key) else { return };
-        if self.disk(client).is_some_and(|disk| disk.is_outdated(spot.tenant, key)) {
+        let Ok(key_location) = self.locate_reader_key(tenant, key) else { return };
+        if self.disk(client).is_some_and(|disk| disk.is_outdated(key_location.tenant, key)) {
             return;
         }
-        let mut shard = self.lock(spot.shard);
-        if let Some(at) = shard.lookup(spot, key)
-            && shard.is_offloaded_by(at, client)
+        let mut shard = self.lock(key_location.shard);
+        if let Some(index) = shard.lookup(key_location, key)
+            && shard.is_offloaded_by(index, client)
         {
-            shard.end_work(at, now_ms, fx);
+            shard.end_work(index, now_ms, fx);
         }
     }
 
@@ -149,13 +150,13 @@ impl MasterCore {
         copy: Option<DiskCopy>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<OffloadOutcome, ErrorCode> {
-        if let Ok(spot) = self.locate_reader_key(tenant, key) {
-            if copy.as_ref().is_some_and(|copy| copy.disk.is_outdated(spot.tenant, key)) {
+        if let Ok(key_location) = self.locate_reader_key(tenant, key) {
+            if copy.as_ref().is_some_and(|copy| copy.disk.is_outdated(key_location.tenant, key)) {
                 return Ok(OffloadOutcome::Recorded);
             }
-            let mut shard = self.lock(spot.shard);
-            if let Some(at) = shard.lookup(spot, key) {
-                return Ok(shard.record_offloaded(at, now_ms, client, copy, fx));
+            let mut shard = self.lock(key_location.shard);
+            if let Some(index) = shard.lookup(key_location, key) {
+                return Ok(shard.record_offloaded(index, now_ms, client, copy, fx));
             }
         }
         let tenant = self.tenants.index_for_writer(tenant)?;
@@ -163,18 +164,18 @@ impl MasterCore {
         if copy.size == 0 || key.is_empty() {
             return Ok(OffloadOutcome::Recorded);
         }
-        let spot = self.locate_key(tenant, key);
-        let mut shard = self.lock(spot.shard);
-        Ok(match shard.lookup(spot, key) {
-            Some(at) => shard.record_offloaded(at, now_ms, client, Some(copy), fx),
-            None => shard.add_on_disk(spot, key, now_ms, copy, fx),
+        let key_location = self.locate_key(tenant, key);
+        let mut shard = self.lock(key_location.shard);
+        Ok(match shard.lookup(key_location, key) {
+            Some(index) => shard.record_offloaded(index, now_ms, client, Some(copy), fx),
+            None => shard.add_on_disk(key_location, key, now_ms, copy, fx),
         })
     }
 
-    /// A client has removed the copy of an object from its disk.
+    /// A client reports that it removed an object from its disk.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`, `INVALID_PARAMS` for replicas that are on no disk.
+    /// `OBJECT_NOT_FOUND`, `INVALID_PARAMS` for replica types other than disk.
     pub fn evict_disk_copy(
         &self,
         now_ms: u64,
@@ -184,103 +185,104 @@ impl MasterCore {
         replica_type: ReplicaType,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
-        let spot = self.locate_reader_key(tenant, key)?;
-        let mut shard = self.lock(spot.shard);
-        let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        let key_location = self.locate_reader_key(tenant, key)?;
+        let mut shard = self.lock(key_location.shard);
+        let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         if !matches!(replica_type, ReplicaType::DISK | ReplicaType::LOCAL_DISK) {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        let is_there = shard.entries[at].copy().is_some_and(|copy| copy.disk.client == client);
-        if replica_type == ReplicaType::LOCAL_DISK && is_there {
-            shard.drop_disk_copy(at, now_ms, RemoveCause::Evicted, fx);
+        let is_on_disk = shard.entries[index].copy().is_some_and(|copy| copy.disk.client == client);
+        if replica_type == ReplicaType::LOCAL_DISK && is_on_disk {
+            shard.drop_disk_copy(index, now_ms, RemoveCause::Evicted, fx);
         }
         Ok(())
     }
 }
 
 impl LockedShard<'_> {
-    /// Asks a node that has an object in memory to put it on its disk too. Returns the replica that it will read.
+    /// Queues an object for offloading by a node that has it in memory. Returns the id of the source replica.
     ///
     /// # Errors
-    /// `OBJECT_ALREADY_EXISTS` if it is on one or on its way, `UNABLE_OFFLOADING` if none of its nodes has a disk and
-    /// wants it, `KEYS_ULTRA_LIMIT` if too many wait.
-    pub(crate) fn offload(&mut self, at: u32, now_ms: u64) -> Result<u64, ErrorCode> {
-        let entry = &self.entries[at];
+    /// `OBJECT_ALREADY_EXISTS` if it has a disk copy or an active task, `UNABLE_OFFLOADING` if none of its nodes has a disk with
+    /// offloading enabled, `KEYS_ULTRA_LIMIT` if the queue is full.
+    pub(crate) fn offload(&mut self, index: u32, now_ms: u64) -> Result<u64, ErrorCode> {
+        let entry = &self.entries[index];
         if entry.work().is_some() || entry.copy().is_some() || entry.pending().is_some() {
             return Err(ErrorCode::OBJECT_ALREADY_EXISTS);
         }
-        let limit = self.master.settings.disks.map_or(0, |it| it.queue_limit);
+        let limit = self.master.settings.disks.map_or(0, |tier| tier.queue_limit);
         let disks = self.master.disks.load();
         let mut result = Err(ErrorCode::UNABLE_OFFLOADING);
-        for replica in entry.replicas().filter(|it| self.can_be_read(it)) {
-            let client = self.segments.get(replica.segment).map(|it| it.client);
-            let Some(disk) = client.and_then(|it| disks.get(&it)).filter(|it| it.is_responsive()) else {
+        for replica in entry.replicas().filter(|replica| self.can_be_read(replica)) {
+            let client = self.segments.get(replica.segment).map(|segment| segment.client);
+            let Some(disk) = client.and_then(|client| disks.get(&client)).filter(|disk| disk.is_responsive())
+            else {
                 continue;
             };
             let id = self.master.new_replica_id();
-            let waiting = QueuedDiskTask { tenant: entry.tenant, key: entry.key.clone(), work: id };
-            result = disk.add_offload(waiting, limit).map(|()| (replica.id, id, Arc::clone(disk)));
+            let queued = QueuedDiskTask { tenant: entry.tenant, key: entry.key.clone(), work: id };
+            result = disk.add_offload(queued, limit).map(|()| (replica.id, id, Arc::clone(disk)));
             if result.is_ok() {
                 break;
             }
         }
         let (source, id, disk) = result?;
         let task = DiskTask::Offload { source, fetched: false };
-        self.begin_work(at, ActiveDiskTask { id, since_ms: now_ms, disk, task }, now_ms);
+        self.begin_work(index, ActiveDiskTask { id, since_ms: now_ms, disk, task }, now_ms);
         Ok(source)
     }
 
-    fn is_offloaded_by(&self, at: u32, client: Uuid) -> bool {
-        self.entries[at]
+    fn is_offloaded_by(&self, index: u32, client: Uuid) -> bool {
+        self.entries[index]
             .work()
             .is_some_and(|work| work.disk.client == client && matches!(work.task, DiskTask::Offload { .. }))
     }
 
-    /// A client has an object on its disk.
+    /// Records that a client has stored an object on its disk.
     fn record_offloaded(
         &mut self,
-        at: u32,
+        index: u32,
         now_ms: u64,
         client: Uuid,
         copy: Option<DiskCopy>,
         fx: &mut dyn StateChangeSink,
     ) -> OffloadOutcome {
-        if self.is_offloaded_by(at, client) {
-            self.end_work(at, now_ms, fx);
+        if self.is_offloaded_by(index, client) {
+            self.end_work(index, now_ms, fx);
         }
-        let Some(copy) = copy.filter(|copy| !copy.disk.is_gone()) else { return OffloadOutcome::NoDisk };
-        let entry = &self.entries[at];
-        // Of another size it is not this object; and while this is written, what is on the disk was before.
-        let is_wanted = match entry.copy() {
+        let Some(copy) = copy.filter(|copy| !copy.disk.is_unmounted()) else { return OffloadOutcome::NoDisk };
+        let entry = &self.entries[index];
+        // A copy of another size belongs to another version; so does any copy while this object is being written.
+        let is_accepted = match entry.copy() {
             None => true,
             Some(known) => known.disk.client == client || !known.disk.is_responsive(),
         };
-        if entry.is_complete() && entry.size == copy.size && is_wanted {
-            // What was on the disk before keeps its name, so that nobody takes it for new.
+        if entry.is_complete() && entry.size == copy.size && is_accepted {
+            // A copy on the same disk keeps its id, so that it is not counted as new.
             let known = entry.copy().filter(|known| known.disk.client == client).map(|known| known.id);
             let id = known.unwrap_or(copy.id);
-            self.attach_copy(at, DiskCopy { id, ..copy });
+            self.attach_copy(index, DiskCopy { id, ..copy });
             if known.is_none() {
                 MasterCounters::add(&self.master.counters.offloaded_keys, 1);
             }
-            self.emit_state(at, StoreCause::Offloaded, fx);
+            self.emit_state(index, StoreCause::Offloaded, fx);
         }
         OffloadOutcome::Recorded
     }
 
-    /// An object that is only on a disk.
+    /// Adds an object that is only on a disk.
     fn add_on_disk(
         &mut self,
-        spot: KeyLocation,
+        key_location: KeyLocation,
         key: &str,
         now_ms: u64,
         copy: DiskCopy,
         fx: &mut dyn StateChangeSink,
     ) -> OffloadOutcome {
-        if copy.disk.is_gone() {
+        if copy.disk.is_unmounted() {
             return OffloadOutcome::NoDisk;
         }
-        let fresh = NewObject {
+        let new_object = NewObject {
             key,
             client: copy.disk.client,
             size: copy.size,
@@ -292,26 +294,26 @@ impl LockedShard<'_> {
             checksum: None,
             group: None,
         };
-        let at = self.add(spot, &fresh);
-        self.attach_copy(at, copy);
-        self.emit_state(at, StoreCause::Offloaded, fx);
+        let index = self.add(key_location, &new_object);
+        self.attach_copy(index, copy);
+        self.emit_state(index, StoreCause::Offloaded, fx);
         OffloadOutcome::Recorded
     }
 
-    /// Keeps just one replica of an object in memory. Returns the bytes that this freed.
-    pub(crate) fn retain_replica(&mut self, at: u32, replica: u64, fx: &mut dyn StateChangeSink) -> u64 {
-        let entry = &mut self.entries[at];
-        let (left, gone): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
-            entry.replicas().partition(|it| it.id == replica);
-        if gone.is_empty() {
+    /// Removes all memory replicas of an object except one. Returns the freed bytes.
+    pub(crate) fn retain_replica(&mut self, index: u32, replica: u64, fx: &mut dyn StateChangeSink) -> u64 {
+        let entry = &mut self.entries[index];
+        let (remaining, removed): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
+            entry.replicas().partition(|other| other.id == replica);
+        if removed.is_empty() {
             return 0;
         }
-        entry.set_replicas(&left);
-        let (tenant, bytes) = (entry.tenant, entry.size * gone.len() as u64);
+        entry.set_replicas(&remaining);
+        let (tenant, bytes) = (entry.tenant, entry.size * removed.len() as u64);
         self.master.tenants.discharge(tenant, bytes);
-        self.report_vacated(gone.iter(), fx);
-        self.emit_state(at, StoreCause::Replicas, fx);
-        gone.iter().for_each(|it| self.free(it));
+        self.report_vacated(removed.iter(), fx);
+        self.emit_state(index, StoreCause::Replicas, fx);
+        removed.iter().for_each(|replica| self.free(replica));
         bytes
     }
 }

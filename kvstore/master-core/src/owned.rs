@@ -1,4 +1,4 @@
-//! Facts that are free of what they were told with.
+//! Conversion of state changes to owned (`'static`) ones.
 
 use std::borrow::Cow;
 
@@ -11,13 +11,13 @@ fn owned(text: Cow<'_, str>) -> Cow<'static, str> {
 }
 
 impl ObjectState<'_> {
-    /// The same, free of what it was told with.
+    /// Converts all borrowed text to owned text.
     pub fn into_owned(self) -> ObjectState<'static> {
         ObjectState {
             tenant: owned(self.tenant),
             key: owned(self.key),
             locations: Cow::Owned(self.locations.into_owned()),
-            disk_copy: self.disk_copy.map(|it| DiskCopyState { endpoint: owned(it.endpoint), ..it }),
+            disk_copy: self.disk_copy.map(|copy| DiskCopyState { endpoint: owned(copy.endpoint), ..copy }),
             group: self.group.map(owned),
             ..self
         }
@@ -25,7 +25,7 @@ impl ObjectState<'_> {
 }
 
 impl TransferState<'_> {
-    /// The same, free of what it was told with.
+    /// Converts all borrowed text to owned text.
     pub fn into_owned(self) -> TransferState<'static> {
         let [tenant, key] = [self.tenant, self.key].map(owned);
         TransferState { tenant, key, locations: Cow::Owned(self.locations.into_owned()), ..self }
@@ -33,7 +33,7 @@ impl TransferState<'_> {
 }
 
 impl TaskState<'_> {
-    /// The same, free of what it was told with.
+    /// Converts all borrowed text to owned text.
     pub fn into_owned(self) -> TaskState<'static> {
         let [payload, message] = [self.payload, self.message].map(owned);
         TaskState { payload, message, ..self }
@@ -41,15 +41,15 @@ impl TaskState<'_> {
 }
 
 impl DrainJobState<'_> {
-    /// The same, free of what it was told with.
+    /// Converts all borrowed text to owned text.
     pub fn into_owned(self) -> DrainJobState<'static> {
-        let [segments, targets] = [self.segments, self.targets].map(|it| Cow::Owned(it.into_owned()));
+        let [segments, targets] = [self.segments, self.targets].map(|names| Cow::Owned(names.into_owned()));
         DrainJobState { segments, targets, message: owned(self.message), ..self }
     }
 }
 
 impl StateChange<'_> {
-    /// The same, free of what it was told with.
+    /// Converts all borrowed text to owned text.
     pub fn into_owned(self) -> StateChange<'static> {
         match self {
             Self::SegmentMounted { segment, client, at_ms } => {
@@ -72,9 +72,9 @@ impl StateChange<'_> {
             Self::ObjectStored { object, cause } => {
                 StateChange::ObjectStored { object: object.into_owned(), cause }
             }
-            Self::Removed { tenant, key, group, tiers: was, cause } => {
+            Self::Removed { tenant, key, group, tiers, cause } => {
                 let [tenant, key] = [tenant, key].map(owned);
-                StateChange::Removed { tenant, key, group: group.map(owned), tiers: was, cause }
+                StateChange::Removed { tenant, key, group: group.map(owned), tiers, cause }
             }
             Self::RangeQuarantined { segment, offset, size, until_ms } => {
                 StateChange::RangeQuarantined { segment, offset, size, until_ms }
@@ -83,22 +83,18 @@ impl StateChange<'_> {
             Self::TenantQuota { tenant, requested } => {
                 StateChange::TenantQuota { tenant: owned(tenant), requested }
             }
-            Self::TransferStarted(it) => StateChange::TransferStarted(it.into_owned()),
+            Self::TransferStarted(state) => StateChange::TransferStarted(state.into_owned()),
             Self::TransferEnded { tenant, key } => {
                 StateChange::TransferEnded { tenant: owned(tenant), key: owned(key) }
             }
-            Self::Task(it) => StateChange::Task(it.into_owned()),
-            Self::DrainJob(it) => StateChange::DrainJob(it.into_owned()),
+            Self::Task(state) => StateChange::Task(state.into_owned()),
+            Self::DrainJob(state) => StateChange::DrainJob(state.into_owned()),
             Self::DrainMoveStarted { job, task, tenant, key, size } => {
                 StateChange::DrainMoveStarted { job, task, tenant: owned(tenant), key: owned(key), size }
             }
-            Self::DrainMoveEnded { job, task, tenant, key, attempts: tries } => StateChange::DrainMoveEnded {
-                job,
-                task,
-                tenant: owned(tenant),
-                key: owned(key),
-                attempts: tries,
-            },
+            Self::DrainMoveEnded { job, task, tenant, key, attempts } => {
+                StateChange::DrainMoveEnded { job, task, tenant: owned(tenant), key: owned(key), attempts }
+            }
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What clients are told to do, as the JSON that they read.
+//! JSON payloads of tasks, in Mooncake's format.
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::TaskType;
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::transfer::DynamicReplicationLease;
 
-/// What a client is told to copy.
+/// Payload of a copy task.
 #[derive(Serialize)]
 struct CopyPayload<'a> {
     tenant_id: &'a str,
@@ -18,7 +18,7 @@ struct CopyPayload<'a> {
     dynamic_replication_version_epoch: u64,
 }
 
-/// What a client is told to move.
+/// Payload of a move task.
 #[derive(Serialize)]
 struct MovePayload<'a> {
     tenant_id: &'a str,
@@ -32,16 +32,16 @@ pub(crate) fn copy_payload(
     key: &str,
     source: &str,
     targets: &[&str],
-    plan: Option<DynamicReplicationLease>,
+    lease: Option<DynamicReplicationLease>,
 ) -> Result<(TaskType, String), ErrorCode> {
-    let (lease, epoch) = plan.unwrap_or_default();
+    let (id, epoch) = lease.unwrap_or_default();
     let payload = CopyPayload {
         tenant_id: tenant,
         key,
         source,
         targets,
-        dynamic_replication_lease_id_high: lease.first,
-        dynamic_replication_lease_id_low: lease.second,
+        dynamic_replication_lease_id_high: id.first,
+        dynamic_replication_lease_id_low: id.second,
         dynamic_replication_version_epoch: epoch,
     };
     let json = serde_json::to_string(&payload).map_err(|_| ErrorCode::SERIALIZE_FAIL)?;

@@ -1,4 +1,4 @@
-//! Where a new replica goes.
+//! Placement of new replicas on segments.
 
 use std::sync::Arc;
 
@@ -6,27 +6,26 @@ use crate::object::MemoryReplica;
 use crate::segment::{SegmentEntry, SegmentTable};
 use crate::settings::{MasterCoreOptions, PlacementStrategy};
 
-/// Segments that are looked at per replica, to take the emptiest.
+/// Number of segments sampled per replica for free-ratio-first placement.
 const SAMPLE_SIZE: usize = 6;
-/// Draws before every segment is tried in turn.
+/// Random draws per replica before all segments are tried in order.
 const MAX_DRAWS: usize = 10;
 
-/// What a writer wants.
+/// Requirements for the placement of an object.
 #[derive(Clone, Debug)]
 pub(crate) struct PlacementRequest<'a> {
-    /// Bytes of the object.
     pub(crate) size: u64,
-    /// Replicas, each on another node.
+    /// Number of replicas, each on another node.
     pub(crate) replicas: usize,
-    /// Names of segments to try first.
+    /// Names of segments that are tried first.
     pub(crate) preferred: &'a [&'a str],
-    /// The writer's host.
+    /// Host id of the writer; empty if unknown.
     pub(crate) host: &'a str,
-    /// Makes the choice; writers with the same number are sent to the same nodes.
+    /// Seed of the random choice; requests with the same seed prefer the same nodes.
     pub(crate) entropy: u64,
 }
 
-/// The next of a sequence of numbers that look random.
+/// The SplitMix64 step: the next number of a pseudorandom sequence.
 pub(crate) fn mix(number: u64) -> u64 {
     let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -34,18 +33,18 @@ pub(crate) fn mix(number: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// The whole part of `number`, taken as a share of one, of `count`.
+/// Maps a 64-bit number to an index below `count` (multiply and shift).
 fn pick(number: u64, count: usize) -> usize {
     ((u128::from(number) * count as u128) >> 64) as usize
 }
 
-/// A search for places.
+/// State of one placement search.
 pub(crate) struct PlacementSearch<'a> {
     segments: &'a SegmentTable,
     settings: &'a MasterCoreOptions,
     request: &'a PlacementRequest<'a>,
     now_ms: u64,
-    /// Weight of the heaviest segment, if some are still on their ramp.
+    /// Highest weight of a writable segment, if a segment is still in its ramp.
     max_weight: Option<f64>,
     entropy: u64,
     found: Vec<MemoryReplica>,
@@ -55,36 +54,39 @@ impl<'a> PlacementSearch<'a> {
     pub(crate) fn new(
         segments: &'a SegmentTable,
         settings: &'a MasterCoreOptions,
-        wish: &'a PlacementRequest<'a>,
+        request: &'a PlacementRequest<'a>,
         now_ms: u64,
     ) -> Self {
         let mut search = Self {
             segments,
             settings,
-            request: wish,
+            request,
             now_ms,
             max_weight: None,
-            entropy: wish.entropy,
+            entropy: request.entropy,
             found: Vec::new(),
         };
         if segments.newest_mount_ms.saturating_add(settings.ramp_ms) > now_ms {
-            let weights = segments.iter().filter(|(_, it)| it.is_writable()).map(|(_, it)| search.weight(it));
+            let weights = segments
+                .iter()
+                .filter(|(_, segment)| segment.is_writable())
+                .map(|(_, segment)| search.weight(segment));
             search.max_weight = Some(weights.fold(0.0, f64::max));
         }
         search
     }
 
-    /// Allocates as many replicas as there are nodes for; none if there is no room at all.
+    /// Allocates up to the requested number of replicas, as many as there are nodes with free space.
     pub(crate) fn run(mut self) -> Vec<MemoryReplica> {
         for name in self.request.preferred {
-            for at in self.segments.indices_by_name(name) {
-                self.try_place(*at);
+            for index in self.segments.indices_by_name(name) {
+                self.try_place(*index);
             }
         }
         if self.settings.placement == PlacementStrategy::LocalFirst && !self.request.host.is_empty() {
-            for (at, segment) in self.segments.iter() {
+            for (index, segment) in self.segments.iter() {
                 if *segment.descriptor.host_id == *self.request.host {
-                    self.try_place(at);
+                    self.try_place(index);
                 }
             }
         }
@@ -106,29 +108,29 @@ impl<'a> PlacementSearch<'a> {
         self.entropy
     }
 
-    /// A number from 0 to 1.
+    /// A random number from 0 to 1.
     fn admission_probability(&mut self) -> f64 {
         (self.draw() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// From 0 to 1: how far a segment is on its ramp.
+    /// Progress of a segment's ramp, 0 to 1.
     fn weight(&self, segment: &SegmentEntry) -> f64 {
         let age = self.now_ms.saturating_sub(segment.mounted_at_ms);
         if age >= self.settings.ramp_ms { 1.0 } else { (age + 1) as f64 / (self.settings.ramp_ms + 1) as f64 }
     }
 
-    /// Whether a freshly mounted segment is taken this time.
+    /// Random decision whether a segment in its ramp is used.
     fn is_admitted(&mut self, segment: &SegmentEntry) -> bool {
         match self.max_weight {
             None => true,
-            Some(heaviest) => self.weight(segment) >= self.admission_probability() * heaviest,
+            Some(max_weight) => self.weight(segment) >= self.admission_probability() * max_weight,
         }
     }
 
     fn random_segment(&mut self) -> Option<(u16, &'a Arc<SegmentEntry>)> {
-        let places = self.segments.mounted_indices();
-        let at = *places.get(pick(self.draw(), places.len()))?;
-        Some((at, self.segments.get(at)?))
+        let indices = self.segments.mounted_indices();
+        let index = *indices.get(pick(self.draw(), indices.len()))?;
+        Some((index, self.segments.get(index)?))
     }
 
     fn place_randomly(&mut self) {
@@ -136,63 +138,63 @@ impl<'a> PlacementSearch<'a> {
             if self.is_done() {
                 return;
             }
-            let Some((at, segment)) = self.random_segment() else { return };
+            let Some((index, segment)) = self.random_segment() else { return };
             if self.is_admitted(segment) {
-                self.try_place(at);
+                self.try_place(index);
             }
         }
     }
 
-    /// The emptiest of a sample. A segment on its ramp is the emptiest wherever it is in the sample, so it gets there
-    /// only in one of so many cases: its share of the writes is at most an equal one.
+    /// Takes the emptiest segments of a sample. A segment in its ramp would be the emptiest of every sample, so it is sampled with
+    /// probability 1/6: its share of writes is at most an equal one.
     fn place_by_free_ratio(&mut self) {
         let mut sample = Vec::new();
         for _ in 0..SAMPLE_SIZE * self.request.replicas.min(16) {
-            let Some((at, segment)) = self.random_segment() else { return };
-            let on_ramp = self.max_weight.is_some_and(|heaviest| self.weight(segment) < heaviest);
+            let Some((index, segment)) = self.random_segment() else { return };
+            let on_ramp = self.max_weight.is_some_and(|max_weight| self.weight(segment) < max_weight);
             if !on_ramp
                 || self.is_admitted(segment) && self.admission_probability() * (SAMPLE_SIZE as f64) < 1.0
             {
-                sample.push((segment.free_ratio(), at));
+                sample.push((segment.free_ratio(), index));
             }
         }
         sample.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-        for (_, at) in sample {
-            self.try_place(at);
+        for (_, index) in sample {
+            self.try_place(index);
         }
     }
 
-    /// Every segment, those on their ramp last.
+    /// Tries every segment in order, those in their ramp last.
     fn place_first_fit(&mut self) {
-        let places = self.segments.mounted_indices();
-        if self.is_done() || places.is_empty() {
+        let indices = self.segments.mounted_indices();
+        if self.is_done() || indices.is_empty() {
             return;
         }
-        let start = pick(self.draw(), places.len());
-        for fresh in [false, true] {
-            for step in 0..places.len() {
-                let at = places[(start + step) % places.len()];
-                let Some(segment) = self.segments.get(at) else { continue };
-                let is_fresh = self.max_weight.is_some_and(|heaviest| self.weight(segment) < heaviest);
-                if is_fresh == fresh {
-                    self.try_place(at);
+        let start = pick(self.draw(), indices.len());
+        for ramping in [false, true] {
+            for step in 0..indices.len() {
+                let index = indices[(start + step) % indices.len()];
+                let Some(segment) = self.segments.get(index) else { continue };
+                let is_ramping = self.max_weight.is_some_and(|max_weight| self.weight(segment) < max_weight);
+                if is_ramping == ramping {
+                    self.try_place(index);
                 }
             }
         }
     }
 
-    fn try_place(&mut self, at: u16) {
-        let Some(segment) = self.segments.get(at) else { return };
+    fn try_place(&mut self, index: u16) {
+        let Some(segment) = self.segments.get(index) else { return };
         let segments = self.segments;
-        let is_other_node = |it: &MemoryReplica| {
-            segments.get(it.segment).is_none_or(|other| other.descriptor.name != segment.descriptor.name)
+        let is_other_node = |replica: &MemoryReplica| {
+            segments.get(replica.segment).is_none_or(|other| other.descriptor.name != segment.descriptor.name)
         };
         if self.is_done() || !segment.is_writable() || !self.found.iter().all(is_other_node) {
             return;
         }
-        if let Some(space) = segment.allocate(self.request.size) {
-            let (offset, block) = (space.offset, space.block);
-            self.found.push(MemoryReplica { id: 0, offset, block, segment: at, ready: false });
+        if let Some(range) = segment.allocate(self.request.size) {
+            let (offset, block) = (range.offset, range.block);
+            self.found.push(MemoryReplica { id: 0, offset, block, segment: index, ready: false });
         }
     }
 }

@@ -1,19 +1,19 @@
-//! The beginnings of keys, up to the first separator: models, mostly.
+//! Key prefixes up to the first separator, mostly model names, as metric labels.
 
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
-/// Prefixes that are told apart; the first stands for keys without one, the last for all others.
+/// Number of distinct prefixes; the first index stands for keys without a prefix, the last for all others.
 const MAX_PREFIXES: usize = 256;
 const OTHERS: u8 = u8::MAX;
-/// From this length on, hexadecimal digits before a separator are a hash and not a name.
+/// From this length on, a prefix of hexadecimal digits is a hash, not a name.
 const HASH_DIGITS: usize = 16;
-/// The longest prefix.
+/// Maximum length of a prefix in bytes.
 const MAX_LENGTH: usize = 128;
 
-/// All prefixes that have been seen.
+/// All prefixes seen so far.
 #[derive(Debug)]
 pub(crate) struct PrefixTable {
     list: ArcSwap<Vec<Arc<str>>>,
@@ -35,32 +35,32 @@ impl PrefixTable {
         Self { list: ArcSwap::from_pointee(vec!["".into()]), changes: Mutex::new(()) }
     }
 
-    /// The place of a key's prefix.
+    /// The index of a key's prefix.
     pub(crate) fn index_of(&self, key: &str) -> u8 {
         let prefix = prefix(key);
         if prefix.is_empty() {
             return 0;
         }
-        let find = |list: &[Arc<str>]| list.iter().position(|it| **it == *prefix);
+        let find = |list: &[Arc<str>]| list.iter().position(|known| **known == *prefix);
         let known = find(&self.list.load());
-        let at = known.or_else(|| {
-            let _changing = self.changes.lock();
+        let index = known.or_else(|| {
+            let _guard = self.changes.lock();
             let mut list = Vec::clone(&self.list.load());
             let known = find(&list);
             if known.is_some() || list.len() >= MAX_PREFIXES - 1 {
                 return known;
             }
             list.push(prefix.into());
-            let at = list.len() - 1;
+            let index = list.len() - 1;
             self.list.store(Arc::new(list));
-            Some(at)
+            Some(index)
         });
-        at.and_then(|at| u8::try_from(at).ok()).unwrap_or(OTHERS)
+        index.and_then(|index| u8::try_from(index).ok()).unwrap_or(OTHERS)
     }
 
-    /// The prefix in a place; nothing for the place of all others.
-    pub(crate) fn name(&self, at: u8) -> Option<Arc<str>> {
-        self.list.load().get(usize::from(at)).cloned()
+    /// The prefix at an index; `None` for the index of all others.
+    pub(crate) fn name(&self, index: u8) -> Option<Arc<str>> {
+        self.list.load().get(usize::from(index)).cloned()
     }
 }
 
@@ -70,7 +70,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "hundreds of copies of a long list take minutes")]
-    fn hashes_are_no_names_and_names_are_bounded() {
+    fn hashes_are_not_prefixes_and_prefixes_are_bounded() {
         assert_eq!(prefix("Qwen-Qwen3-32B_cf97adee_0_k"), "Qwen-Qwen3-32B");
         assert_eq!(prefix("cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72_0_k"), "");
         assert_eq!((prefix("model@1@0@abc"), prefix("plain"), prefix("_x")), ("model", "", ""));

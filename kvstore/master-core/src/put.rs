@@ -1,4 +1,4 @@
-//! The beginning of writing objects.
+//! Starting to write objects: PutStart and UpsertStart.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use crate::placement::{PlacementRequest, PlacementSearch};
 use crate::read::ReplicaDescriptors;
 use crate::statistics::MasterCounters;
 
-/// The most replicas of one object.
+/// Maximum number of replicas of one object.
 const MAX_REPLICAS: u64 = 64;
-/// Rounds of eviction for a tenant whose quota is used up.
+/// Rounds of eviction for a tenant whose quota is exhausted.
 const QUOTA_RETRIES: u32 = 2;
 
-/// One object that somebody wants to write.
+/// Request to write one object.
 struct PutRequest<'a> {
     client: Uuid,
     tenant: &'a str,
@@ -33,7 +33,7 @@ struct PutRequest<'a> {
     upsert: bool,
 }
 
-/// What all objects of a batch have in common.
+/// Parameters shared by all objects of a batch.
 struct PutBatch<'a> {
     client: Uuid,
     tenant: &'a str,
@@ -43,7 +43,7 @@ struct PutBatch<'a> {
     pin: SoftPin,
     hard_pin: bool,
     groups: Option<Vec<&'a str>>,
-    /// Makes all objects of the batch start their search for space at the same place.
+    /// Makes the placement of all objects of the batch start at the same segment.
     batch_entropy: Option<u64>,
     upsert: bool,
 }
@@ -55,8 +55,8 @@ impl<'a> PutBatch<'a> {
         config: &'a ReplicateConfig<S>,
         upsert: bool,
     ) -> Self {
-        let one = Some(config.preferred_segment.as_ref()).filter(|name| !name.is_empty());
-        let preferred = config.preferred_segments.iter().map(AsRef::as_ref).chain(one).collect();
+        let single = Some(config.preferred_segment.as_ref()).filter(|name| !name.is_empty());
+        let preferred = config.preferred_segments.iter().map(AsRef::as_ref).chain(single).collect();
         Self {
             client,
             tenant,
@@ -101,23 +101,23 @@ impl<'a> PutBatch<'a> {
     }
 }
 
-/// What stands in the way of a new object.
+/// The existing entry that conflicts with a put.
 enum PutConflict {
     NoConflict,
-    /// Nobody may be writing this, but its writer may be slow: its space must be kept for a while.
+    /// Its put exceeded the discard time, but a slow writer may still write: its ranges must be quarantined.
     Abandoned(u32),
-    /// Its nodes are silent, so nobody can read it.
+    /// Its nodes send no heartbeats, so it cannot be read.
     Unreadable(u32),
-    /// It is to be written anew.
+    /// It is to be replaced by an upsert.
     Upsert(u32),
 }
 
 impl MasterCore {
-    /// Takes space for a new object.
+    /// Allocates space for a new object.
     ///
     /// # Errors
-    /// `INVALID_PARAMS`, `OBJECT_ALREADY_EXISTS`, `NO_AVAILABLE_HANDLE` if there is no room although all that can be
-    /// evicted has been, `TENANT_NOT_REGISTERED`, `TENANT_QUOTA_EXCEEDED`.
+    /// `INVALID_PARAMS`, `OBJECT_ALREADY_EXISTS`, `NO_AVAILABLE_HANDLE` if no space can be allocated even after eviction,
+    /// `TENANT_NOT_REGISTERED`, `TENANT_QUOTA_EXCEEDED`.
     #[expect(clippy::too_many_arguments, reason = "the arguments of the RPC")]
     pub fn put_start<S: AsRef<str>>(
         &self,
@@ -129,8 +129,8 @@ impl MasterCore {
         config: &ReplicateConfig<S>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<ReplicaDescriptors, ErrorCode> {
-        let plan = PutBatch::new(client, tenant, config, false);
-        self.start(now_ms, &plan.request(self, now_ms, 0, key, size), fx)
+        let batch = PutBatch::new(client, tenant, config, false);
+        self.start(now_ms, &batch.request(self, now_ms, 0, key, size), fx)
     }
 
     /// [`Self::put_start`] for several objects, in the keys' order.
@@ -148,12 +148,12 @@ impl MasterCore {
         self.batch_start(now_ms, PutBatch::new(client, tenant, config, false), keys, sizes, config, fx)
     }
 
-    /// Takes space for a new version of an object, or for a new object. A version that can be read stays until the new one has been
-    /// written; only if there is space for one of them, it is overwritten in place.
+    /// Allocates space for a new version of an object, or for a new object. A readable version stays until the new one has been
+    /// written; if there is space for one version only, it is overwritten in place.
     ///
     /// # Errors
-    /// As [`Self::put_start`], but an object that can be read or is being written is no error;
-    /// `OBJECT_REPLICA_BUSY` while it is being copied.
+    /// As [`Self::put_start`], but an object that is readable or being written is not an error; `OBJECT_REPLICA_BUSY` while it
+    /// is being copied, `OBJECT_HAS_REPLICATION_TASK` while its node offloads or promotes it.
     #[expect(clippy::too_many_arguments, reason = "the arguments of the RPC")]
     pub fn upsert_start<S: AsRef<str>>(
         &self,
@@ -165,8 +165,8 @@ impl MasterCore {
         config: &ReplicateConfig<S>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<ReplicaDescriptors, ErrorCode> {
-        let plan = PutBatch::new(client, tenant, config, true);
-        self.start(now_ms, &plan.request(self, now_ms, 0, key, size), fx)
+        let batch = PutBatch::new(client, tenant, config, true);
+        self.start(now_ms, &batch.request(self, now_ms, 0, key, size), fx)
     }
 
     /// [`Self::upsert_start`] for several objects, in the keys' order.
@@ -187,23 +187,23 @@ impl MasterCore {
     fn batch_start<S: AsRef<str>, K: AsRef<str>>(
         &self,
         now_ms: u64,
-        mut plan: PutBatch<'_>,
+        mut batch: PutBatch<'_>,
         keys: &[K],
         sizes: &[u64],
         config: &ReplicateConfig<S>,
         fx: &mut dyn StateChangeSink,
     ) -> Vec<Result<ReplicaDescriptors, ErrorCode>> {
-        let groups_fit = plan.groups.as_ref().is_none_or(|groups| groups.len() == keys.len());
+        let groups_fit = batch.groups.as_ref().is_none_or(|groups| groups.len() == keys.len());
         if keys.len() != sizes.len() || !groups_fit {
             return keys.iter().map(|_| Err(ErrorCode::INVALID_PARAMS)).collect();
         }
         if config.prefer_alloc_in_same_node {
-            plan.batch_entropy = keys.first().map(|key| self.hash(0, key.as_ref()));
+            batch.batch_entropy = keys.first().map(|key| self.hash(0, key.as_ref()));
         }
         let objects = keys.iter().zip(sizes).enumerate();
         objects
             .map(|(index, (key, size))| {
-                self.start(now_ms, &plan.request(self, now_ms, index, key.as_ref(), *size), fx)
+                self.start(now_ms, &batch.request(self, now_ms, index, key.as_ref(), *size), fx)
             })
             .collect()
     }
@@ -218,45 +218,45 @@ impl MasterCore {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         let tenant = self.tenants.index_for_writer(put.tenant)?;
-        let spot = self.locate_key(tenant, put.key);
+        let key_location = self.locate_key(tenant, put.key);
         let group = put.group.map(|name| (self.group(put.tenant, name), name));
         let mut quota_tries = 0;
         loop {
-            let mut shard = self.lock(spot.shard);
-            let way = shard.find_conflict(spot, put, now_ms)?;
+            let mut shard = self.lock(key_location.shard);
+            let conflict = shard.find_conflict(key_location, put, now_ms)?;
             let segments = Arc::clone(&shard.segments);
-            let mut found = PlacementSearch::new(&segments, &self.settings, &put.placement, now_ms).run();
-            let bytes = put.size.saturating_mul(found.len() as u64);
-            let charged = !found.is_empty() && self.tenants.charge(tenant, bytes);
+            let mut replicas = PlacementSearch::new(&segments, &self.settings, &put.placement, now_ms).run();
+            let bytes = put.size.saturating_mul(replicas.len() as u64);
+            let charged = !replicas.is_empty() && self.tenants.charge(tenant, bytes);
             if charged {
-                if found.len() < put.placement.replicas {
+                if replicas.len() < put.placement.replicas {
                     MasterCounters::add(&self.counters.partial_allocations, 1);
                 }
-                let present = shard.current_soft_pin(&way);
-                found.iter_mut().for_each(|it| it.id = self.new_replica_id());
+                let present = shard.current_soft_pin(&conflict);
+                replicas.iter_mut().for_each(|replica| replica.id = self.new_replica_id());
                 let pin = shard.soft_pin_deadline(put, present, now_ms);
-                if let PutConflict::Upsert(at) = way
-                    && shard.entries[at].is_complete()
+                if let PutConflict::Upsert(index) = conflict
+                    && shard.entries[index].is_complete()
                 {
                     let pending = PendingVersion {
                         client: put.client,
                         size: put.size,
                         since_ms: now_ms,
-                        replicas: found,
+                        replicas,
                         hard_pin: put.hard_pin,
                         soft_pin_until_ms: pin,
                         group: group.map(|(id, name)| (id, name.into())),
                     };
-                    return Ok(shard.begin_pending(at, pending, now_ms, fx));
+                    return Ok(shard.begin_pending(index, pending, now_ms, fx));
                 }
-                shard.resolve_conflict(&way, fx);
-                return Ok(shard.begin(spot, put, (group, pin), &found, now_ms, fx));
+                shard.resolve_conflict(&conflict, fx);
+                return Ok(shard.begin(key_location, put, (group, pin), &replicas, now_ms, fx));
             }
-            found.iter().for_each(|it| shard.free(it));
+            replicas.iter().for_each(|replica| shard.free(replica));
             drop(shard);
-            if found.is_empty() {
+            if replicas.is_empty() {
                 if !self.evict_for_size(now_ms, put.size, fx) {
-                    if let Some(replicas) = self.rewrite_in_place(now_ms, spot, put, fx) {
+                    if let Some(replicas) = self.rewrite_in_place(now_ms, key_location, put, fx) {
                         return Ok(replicas);
                     }
                     MasterCounters::add(&self.counters.allocation_failures, 1);
@@ -266,23 +266,25 @@ impl MasterCore {
             }
             quota_tries += 1;
             if quota_tries > QUOTA_RETRIES || !self.evict_for_tenant(now_ms, tenant, bytes, fx) {
-                return self.rewrite_in_place(now_ms, spot, put, fx).ok_or(ErrorCode::TENANT_QUOTA_EXCEEDED);
+                return self
+                    .rewrite_in_place(now_ms, key_location, put, fx)
+                    .ok_or(ErrorCode::TENANT_QUOTA_EXCEEDED);
             }
         }
     }
 
-    /// Evicts the present version of an object and reuses its space for the new one: there is space for
-    /// one version only, although all that can be evicted has been.
+    /// Overwrites the present version of an object with the new one: used if there is space for one version only, even after
+    /// eviction.
     fn rewrite_in_place(
         &self,
         now_ms: u64,
-        spot: KeyLocation,
+        key_location: KeyLocation,
         put: &PutRequest<'_>,
         fx: &mut dyn StateChangeSink,
     ) -> Option<ReplicaDescriptors> {
-        let mut shard = self.lock(spot.shard);
-        match shard.find_conflict(spot, put, now_ms) {
-            Ok(PutConflict::Upsert(at)) => shard.rewrite(at, put, now_ms, fx),
+        let mut shard = self.lock(key_location.shard);
+        match shard.find_conflict(key_location, put, now_ms) {
+            Ok(PutConflict::Upsert(index)) => shard.rewrite(index, put, now_ms, fx),
             _ => None,
         }
     }
@@ -291,111 +293,110 @@ impl MasterCore {
 impl LockedShard<'_> {
     fn find_conflict(
         &self,
-        spot: KeyLocation,
+        key_location: KeyLocation,
         put: &PutRequest<'_>,
         now_ms: u64,
     ) -> Result<PutConflict, ErrorCode> {
-        let Some(at) = self.lookup(spot, put.key) else { return Ok(PutConflict::NoConflict) };
-        let entry = &self.entries[at];
+        let Some(index) = self.lookup(key_location, put.key) else { return Ok(PutConflict::NoConflict) };
+        let entry = &self.entries[index];
         if !entry.is_complete() {
-            // Whoever wrote it before can no longer end it.
+            // The previous writer's PutEnd will be rejected.
             if put.upsert {
-                return Ok(PutConflict::Upsert(at));
+                return Ok(PutConflict::Upsert(index));
             }
             let discard_at = entry.stamp.saturating_add(self.master.settings.put_discard_ms);
             return if discard_at <= now_ms {
-                Ok(PutConflict::Abandoned(at))
+                Ok(PutConflict::Abandoned(index))
             } else {
                 Err(ErrorCode::OBJECT_ALREADY_EXISTS)
             };
         }
         if !self.is_readable(entry) {
-            return Ok(PutConflict::Unreadable(at));
+            return Ok(PutConflict::Unreadable(index));
         }
         match put.upsert {
             false => Err(ErrorCode::OBJECT_ALREADY_EXISTS),
             true if entry.transfer().is_some() => Err(ErrorCode::OBJECT_REPLICA_BUSY),
-            // Its node reads or writes its bytes now.
+            // Its node is reading or writing its bytes.
             true if entry.work().is_some_and(ActiveDiskTask::is_fetched) => {
                 Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK)
             }
-            true => Ok(PutConflict::Upsert(at)),
+            true => Ok(PutConflict::Upsert(index)),
         }
     }
 
-    /// Takes out of the way what is there.
-    fn resolve_conflict(&mut self, way: &PutConflict, fx: &mut dyn StateChangeSink) {
-        match *way {
+    fn resolve_conflict(&mut self, conflict: &PutConflict, fx: &mut dyn StateChangeSink) {
+        match *conflict {
             PutConflict::NoConflict => {}
-            PutConflict::Abandoned(at) => {
+            PutConflict::Abandoned(index) => {
                 MasterCounters::add(&self.master.counters.discarded_puts, 1);
-                self.remove_and_quarantine(at, self.write_deadline(at), RemoveCause::PutTimedOut, fx);
+                self.remove_and_quarantine(index, self.write_deadline(index), RemoveCause::PutTimedOut, fx);
             }
-            PutConflict::Unreadable(at) => _ = self.remove_and_free(at, RemoveCause::Replaced, fx),
-            PutConflict::Upsert(at) => {
-                self.remove_and_quarantine(at, self.write_deadline(at), RemoveCause::Replaced, fx);
+            PutConflict::Unreadable(index) => _ = self.remove_and_free(index, RemoveCause::Replaced, fx),
+            PutConflict::Upsert(index) => {
+                self.remove_and_quarantine(index, self.write_deadline(index), RemoveCause::Replaced, fx);
             }
         }
     }
 
-    /// Until when the space of an object that is being written must not be given to others.
-    fn write_deadline(&self, at: u32) -> u64 {
-        self.entries[at].stamp.saturating_add(self.master.settings.put_release_ms)
+    /// Until when the ranges of an object being written must not be reused.
+    fn write_deadline(&self, index: u32) -> u64 {
+        self.entries[index].stamp.saturating_add(self.master.settings.put_release_ms)
     }
 
-    /// Reuses an object's space for a new version, if it fits and has no reader or writer.
+    /// Reuses an object's ranges for a new version, if size and replica count match and it has no reader or writer.
     fn rewrite(
         &mut self,
-        at: u32,
+        index: u32,
         put: &PutRequest<'_>,
         now_ms: u64,
         fx: &mut dyn StateChangeSink,
     ) -> Option<ReplicaDescriptors> {
-        let entry = &self.entries[at];
+        let entry = &self.entries[index];
         let fits = entry.size == put.size && entry.replicas().count() == put.placement.replicas;
         let is_in_use = !entry.is_complete() || entry.is_leased(now_ms) || entry.pending().is_some();
         let has_copy = entry.copy().is_some();
-        if !fits || is_in_use || has_copy || !entry.replicas().all(|it| self.is_responsive(it)) {
+        if !fits || is_in_use || has_copy || !entry.replicas().all(|replica| self.is_responsive(replica)) {
             return None;
         }
         let tenant = self.master.tenants.get(entry.tenant);
         let group = self.master.groups.name(entry.group);
         fx.record(StateChange::Removed {
-            tenant: tenant.as_ref().map_or("", |it| &*it.name).into(),
+            tenant: tenant.as_ref().map_or("", |entry| &*entry.name).into(),
             key: put.key.into(),
             group: group.as_deref().map(Into::into),
             tiers: storage_tiers(entry),
             cause: RemoveCause::Replaced,
         });
-        self.abandon_work(at);
-        self.report_vacated(self.entries[at].replicas(), fx);
-        self.record_rewritten(at);
+        self.abandon_work(index);
+        self.report_vacated(self.entries[index].replicas(), fx);
+        self.record_rewritten(index);
         MasterCounters::add(&self.master.counters.upserts_in_place, 1);
-        let entry = &self.entries[at];
+        let entry = &self.entries[index];
         let pin = self.soft_pin_deadline(put, entry.soft_pin_until_ms(), now_ms);
-        let entry = &mut self.entries[at];
+        let entry = &mut self.entries[index];
         (entry.client, entry.stamp) = (put.client, now_ms);
         if pin.is_some() || entry.extra.is_some() {
             let extra = entry.extra_mut();
             (extra.soft_pin_until_ms, extra.checksum) = (pin, None);
         }
         entry.drop_empty_extras();
-        entry.replicas_mut().for_each(|it| it.ready = false);
-        self.enqueue(at, EvictionQueue::Writing);
-        self.entries[at].flags = EntryFlags::new(EvictionQueue::Writing, put.hard_pin);
-        Some(self.emit_started(at, fx))
+        entry.replicas_mut().for_each(|replica| replica.ready = false);
+        self.enqueue(index, EvictionQueue::Writing);
+        self.entries[index].flags = EntryFlags::new(EvictionQueue::Writing, put.hard_pin);
+        Some(self.emit_started(index, fx))
     }
 
     fn begin(
         &mut self,
-        spot: KeyLocation,
+        key_location: KeyLocation,
         put: &PutRequest<'_>,
         (group, soft_pin_until_ms): (Option<(GroupId, &str)>, Option<u64>),
         replicas: &[MemoryReplica],
         now_ms: u64,
         fx: &mut dyn StateChangeSink,
     ) -> ReplicaDescriptors {
-        let fresh = NewObject {
+        let new_object = NewObject {
             key: put.key,
             client: put.client,
             size: put.size,
@@ -407,20 +408,20 @@ impl LockedShard<'_> {
             checksum: None,
             group,
         };
-        let at = self.add(spot, &fresh);
-        self.emit_started(at, fx)
+        let index = self.add(key_location, &new_object);
+        self.emit_started(index, fx)
     }
 
-    fn emit_started(&self, at: u32, fx: &mut dyn StateChangeSink) -> ReplicaDescriptors {
-        self.emit_state(at, StoreCause::Written, fx);
-        let entry = &self.entries[at];
-        entry.replicas().filter_map(|it| self.to_descriptor(it, entry.size)).collect()
+    fn emit_started(&self, index: u32, fx: &mut dyn StateChangeSink) -> ReplicaDescriptors {
+        self.emit_state(index, StoreCause::Written, fx);
+        let entry = &self.entries[index];
+        entry.replicas().filter_map(|replica| self.to_descriptor(replica, entry.size)).collect()
     }
 
-    /// The soft pin of what is written anew.
-    fn current_soft_pin(&self, way: &PutConflict) -> Option<u64> {
-        match *way {
-            PutConflict::Upsert(at) => self.entries[at].soft_pin_until_ms(),
+    /// The soft pin of the version that an upsert replaces.
+    fn current_soft_pin(&self, conflict: &PutConflict) -> Option<u64> {
+        match *conflict {
+            PutConflict::Upsert(index) => self.entries[index].soft_pin_until_ms(),
             _ => None,
         }
     }

@@ -1,4 +1,4 @@
-//! The end of writing objects.
+//! Ending and revoking puts: PutEnd and PutRevoke.
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{ObjectMeta, ReplicaType, Uuid};
@@ -8,11 +8,10 @@ use crate::master::MasterCore;
 use crate::upsert::SpaceDisposition;
 
 impl MasterCore {
-    /// Ends the writing of an object. Doing so again is no error.
+    /// Ends the put of an object. Repeating the call is not an error.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`, `ILLEGAL_CLIENT` if another client writes it, `INVALID_PARAMS` for replicas of a kind that
-    /// the object cannot have.
+    /// `OBJECT_NOT_FOUND`, `ILLEGAL_CLIENT` if another client writes it, `INVALID_PARAMS` for replica types other than memory.
     pub fn put_end<S: AsRef<str>>(
         &self,
         now_ms: u64,
@@ -23,11 +22,11 @@ impl MasterCore {
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         let key = object.key.as_ref();
-        let spot = self.locate_reader_key(tenant, key)?;
-        let mut shard = self.lock(spot.shard);
-        let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
-        let entry = &mut shard.entries[at];
-        let pending = entry.pending().map(|it| it.client);
+        let key_location = self.locate_reader_key(tenant, key)?;
+        let mut shard = self.lock(key_location.shard);
+        let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        let entry = &mut shard.entries[index];
+        let pending = entry.pending().map(|version| version.client);
         if pending.unwrap_or(entry.client) != client {
             return Err(ErrorCode::ILLEGAL_CLIENT);
         }
@@ -35,7 +34,7 @@ impl MasterCore {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         if pending.is_some() {
-            shard.commit_pending(at, object.object_checksum, now_ms, fx);
+            shard.commit_pending(index, object.object_checksum, now_ms, fx);
         } else {
             if entry.is_complete() {
                 return Ok(());
@@ -43,17 +42,17 @@ impl MasterCore {
             if object.object_checksum.is_some() {
                 entry.extra_mut().checksum = object.object_checksum;
             }
-            shard.complete(at, now_ms);
-            shard.emit_state(at, StoreCause::Written, fx);
+            shard.complete(index, now_ms);
+            shard.emit_state(index, StoreCause::Written, fx);
         }
-        if self.settings.disks.is_some_and(|it| !it.on_evict) {
-            // If no node wants it, it stays in memory alone.
-            let _ = shard.offload(at, now_ms);
+        if self.settings.disks.is_some_and(|tier| !tier.on_evict) {
+            // If no node accepts it, it stays in memory only.
+            let _ = shard.offload(index, now_ms);
         }
         Ok(())
     }
 
-    /// [`Self::put_end`] for several objects, in their order. Upserts end in the same way.
+    /// [`Self::put_end`] for several objects, in their order; also for upserts.
     pub fn batch_put_end<S: AsRef<str>>(
         &self,
         now_ms: u64,
@@ -63,14 +62,13 @@ impl MasterCore {
         replica_type: ReplicaType,
         fx: &mut dyn StateChangeSink,
     ) -> Vec<Result<(), ErrorCode>> {
-        objects.iter().map(|it| self.put_end(now_ms, client, tenant, it, replica_type, fx)).collect()
+        objects.iter().map(|object| self.put_end(now_ms, client, tenant, object, replica_type, fx)).collect()
     }
 
-    /// Gives up the writing of an object and its space. Upserts are given up in the same way; a version that could be read before
-    /// stays.
+    /// Revokes the put or upsert of an object and frees its space. After an upsert, a previously readable version stays.
     ///
     /// # Errors
-    /// As [`Self::put_end`], and `INVALID_WRITE` if it can be read already.
+    /// As [`Self::put_end`], and `INVALID_WRITE` if the put has ended already.
     pub fn put_revoke(
         &self,
         client: Uuid,
@@ -79,11 +77,11 @@ impl MasterCore {
         replica_type: ReplicaType,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
-        let spot = self.locate_reader_key(tenant, key)?;
-        let mut shard = self.lock(spot.shard);
-        let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
-        let entry = &shard.entries[at];
-        let pending = entry.pending().map(|it| (it.client, it.since_ms));
+        let key_location = self.locate_reader_key(tenant, key)?;
+        let mut shard = self.lock(key_location.shard);
+        let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        let entry = &shard.entries[index];
+        let pending = entry.pending().map(|version| (version.client, version.since_ms));
         if pending.map_or(entry.client, |(client, _)| client) != client {
             return Err(ErrorCode::ILLEGAL_CLIENT);
         }
@@ -91,13 +89,13 @@ impl MasterCore {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         if let Some((_, since_ms)) = pending {
-            shard.abandon_pending(at, SpaceDisposition::Free, since_ms, fx);
+            shard.abandon_pending(index, SpaceDisposition::Free, since_ms, fx);
             return Ok(());
         }
         if entry.is_complete() {
             return Err(ErrorCode::INVALID_WRITE);
         }
-        shard.remove_and_free(at, RemoveCause::Revoked, fx);
+        shard.remove_and_free(index, RemoveCause::Revoked, fx);
         Ok(())
     }
 

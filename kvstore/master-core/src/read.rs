@@ -1,4 +1,4 @@
-//! Whether objects exist and where they are.
+//! Queries: existence and replicas of objects.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -11,15 +11,15 @@ use crate::locked_shard::{KeyLocation, LockedShard};
 use crate::master::MasterCore;
 use crate::slab::NIL;
 
-/// A replica as clients are told of it.
+/// A replica descriptor as returned to clients.
 pub type SharedReplicaDescriptor = ReplicaDescriptor<Arc<str>>;
-/// Replicas as clients are told of them.
+/// The replica descriptors of one object.
 pub type ReplicaDescriptors = Vec<SharedReplicaDescriptor>;
 
-/// Keys of one batch that are looked up in one lock.
+/// Number of keys of a batch that are looked up under one lock.
 const KEYS_PER_LOCK: usize = 64;
 
-/// A key of a batch.
+/// A key of a batch, with its position in the request.
 #[derive(Clone, Copy)]
 struct BatchedKey {
     location: KeyLocation,
@@ -27,27 +27,27 @@ struct BatchedKey {
 }
 
 impl LockedShard<'_> {
-    /// Where an object is that readers can have.
-    fn readable(&self, spot: KeyLocation, key: &str) -> Result<u32, ErrorCode> {
-        let at = self.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
-        let entry = &self.entries[at];
+    /// Index of the entry of a readable object.
+    fn readable(&self, key_location: KeyLocation, key: &str) -> Result<u32, ErrorCode> {
+        let index = self.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        let entry = &self.entries[index];
         if !entry.is_complete() {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         }
-        if self.is_readable(entry) { Ok(at) } else { Err(ErrorCode::OBJECT_NOT_FOUND) }
+        if self.is_readable(entry) { Ok(index) } else { Err(ErrorCode::OBJECT_NOT_FOUND) }
     }
 
-    fn lease_replicas(&mut self, at: u32, now_ms: u64) -> ReplicaList<Arc<str>> {
-        self.lease(at, now_ms);
-        let (size, object_checksum) = (self.entries[at].size, self.entries[at].checksum());
-        if self.entries[at].replicas().any(|it| self.can_be_read(it)) {
+    fn lease_replicas(&mut self, index: u32, now_ms: u64) -> ReplicaList<Arc<str>> {
+        self.lease(index, now_ms);
+        let (size, object_checksum) = (self.entries[index].size, self.entries[index].checksum());
+        if self.entries[index].replicas().any(|replica| self.can_be_read(replica)) {
             self.read_bytes = self.read_bytes.saturating_add(size);
         } else {
             let (reads, bytes) = self.disk_reads;
             self.disk_reads = (reads + 1, bytes.saturating_add(size));
         }
         ReplicaList {
-            replicas: self.readable_replicas(at),
+            replicas: self.readable_replicas(index),
             lease_ttl_ms: self.master.settings.lease_ttl_ms,
             object_checksum,
         }
@@ -55,33 +55,33 @@ impl LockedShard<'_> {
 }
 
 impl MasterCore {
-    /// Whether an object can be read. If so it is leased.
+    /// Whether an object is readable. If so, its lease is extended.
     pub fn exist(&self, now_ms: u64, tenant: &str, key: &str) -> bool {
-        let Ok(spot) = self.locate_reader_key(tenant, key) else { return false };
-        let mut shard = self.lock(spot.shard);
-        let Ok(at) = shard.readable(spot, key) else { return false };
-        shard.lease(at, now_ms);
+        let Ok(key_location) = self.locate_reader_key(tenant, key) else { return false };
+        let mut shard = self.lock(key_location.shard);
+        let Ok(index) = shard.readable(key_location, key) else { return false };
+        shard.lease(index, now_ms);
         true
     }
 
-    /// [`Self::exist`] for many keys, for much less than the same number of calls. `found` is filled in their order.
+    /// [`Self::exist`] for many keys, cheaper than single calls. `found` is filled in the keys' order.
     pub fn batch_exist<S: AsRef<str>>(&self, now_ms: u64, tenant: &str, keys: &[S], found: &mut Vec<bool>) {
         found.clear();
         found.resize(keys.len(), false);
-        self.for_each_shard(tenant, keys, |shard, asked| {
-            let mut places = [NIL; KEYS_PER_LOCK];
-            let places = &mut places[..asked.len().min(KEYS_PER_LOCK)];
-            shard.lookup_batch(asked, keys, places);
-            for (place, asked) in places.iter().zip(asked) {
-                if *place != NIL && shard.is_readable(&shard.entries[*place]) {
-                    shard.lease(*place, now_ms);
-                    found[asked.index] = true;
+        self.for_each_shard(tenant, keys, |shard, batch| {
+            let mut indices = [NIL; KEYS_PER_LOCK];
+            let indices = &mut indices[..batch.len().min(KEYS_PER_LOCK)];
+            shard.lookup_batch(batch, keys, indices);
+            for (index, key) in indices.iter().zip(batch) {
+                if *index != NIL && shard.is_readable(&shard.entries[*index]) {
+                    shard.lease(*index, now_ms);
+                    found[key.index] = true;
                 }
             }
         });
     }
 
-    /// Sorts keys by shard and hands each shard's keys over in pieces, each under one lock.
+    /// Sorts keys by shard and calls `work` with up to 64 keys of one shard under one lock.
     fn for_each_shard<S: AsRef<str>>(
         &self,
         tenant: &str,
@@ -89,47 +89,47 @@ impl MasterCore {
         mut work: impl FnMut(&mut LockedShard<'_>, &[BatchedKey]),
     ) {
         let Some(tenant) = self.tenants.index_of(tenant) else { return };
-        let asked = self.sorted(tenant, keys);
-        for same in asked.chunk_by(|a, b| a.location.shard == b.location.shard) {
-            for piece in same.chunks(KEYS_PER_LOCK) {
-                let Some(first) = piece.first() else { continue };
-                work(&mut self.lock(first.location.shard), piece);
+        let sorted = self.sorted(tenant, keys);
+        for same_shard in sorted.chunk_by(|a, b| a.location.shard == b.location.shard) {
+            for batch in same_shard.chunks(KEYS_PER_LOCK) {
+                let Some(first) = batch.first() else { continue };
+                work(&mut self.lock(first.location.shard), batch);
             }
         }
     }
 
-    /// Keys by shard and in their order: counted first, then put where they belong.
+    /// Counting sort of keys by shard; stable within a shard.
     fn sorted<S: AsRef<str>>(&self, tenant: u16, keys: &[S]) -> Vec<BatchedKey> {
         let mut ends = vec![0_usize; self.shards.len()];
-        let spots =
+        let locate =
             |(index, key): (usize, &S)| BatchedKey { location: self.locate_key(tenant, key.as_ref()), index };
-        let asked: Vec<BatchedKey> = keys.iter().enumerate().map(spots).collect();
-        asked.iter().for_each(|it| ends[it.location.shard] += 1);
+        let unsorted: Vec<BatchedKey> = keys.iter().enumerate().map(locate).collect();
+        unsorted.iter().for_each(|key| ends[key.location.shard] += 1);
         let mut sum = 0;
         for end in &mut ends {
             sum += std::mem::replace(end, sum);
         }
-        let mut sorted = asked.clone();
-        for it in asked {
-            let at = &mut ends[it.location.shard];
-            sorted[*at] = it;
-            *at += 1;
+        let mut sorted = unsorted.clone();
+        for key in unsorted {
+            let position = &mut ends[key.location.shard];
+            sorted[*position] = key;
+            *position += 1;
         }
         sorted
     }
 
-    /// Where an object is. It is leased.
+    /// Replicas of an object. Extends its lease.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` while it is being written.
+    /// `OBJECT_NOT_FOUND`, or `REPLICA_IS_NOT_READY` while it is being written.
     pub fn replicas(&self, now_ms: u64, tenant: &str, key: &str) -> Result<ReplicaList<Arc<str>>, ErrorCode> {
-        let spot = self.locate_reader_key(tenant, key)?;
-        let mut shard = self.lock(spot.shard);
-        let at = shard.readable(spot, key)?;
-        let list = shard.lease_replicas(at, now_ms);
+        let key_location = self.locate_reader_key(tenant, key)?;
+        let mut shard = self.lock(key_location.shard);
+        let index = shard.readable(key_location, key)?;
+        let list = shard.lease_replicas(index, now_ms);
         drop(shard);
-        self.record_read(now_ms, spot, tenant, key, &list);
-        self.record_disk_read(now_ms, spot, key, &list);
+        self.record_read(now_ms, key_location, tenant, key, &list);
+        self.record_disk_read(now_ms, key_location, key, &list);
         Ok(list)
     }
 
@@ -141,28 +141,28 @@ impl MasterCore {
         keys: &[S],
     ) -> Vec<Result<ReplicaList<Arc<str>>, ErrorCode>> {
         let mut found: Vec<_> = keys.iter().map(|_| Err(ErrorCode::OBJECT_NOT_FOUND)).collect();
-        self.for_each_shard(tenant, keys, |shard, asked| {
-            shard.lookup_batch(asked, keys, &mut [NIL; KEYS_PER_LOCK][..asked.len().min(KEYS_PER_LOCK)]);
-            for asked in asked {
-                let at = shard.readable(asked.location, keys[asked.index].as_ref());
-                found[asked.index] = at.map(|at| shard.lease_replicas(at, now_ms));
+        self.for_each_shard(tenant, keys, |shard, batch| {
+            shard.lookup_batch(batch, keys, &mut [NIL; KEYS_PER_LOCK][..batch.len().min(KEYS_PER_LOCK)]);
+            for key in batch {
+                let index = shard.readable(key.location, keys[key.index].as_ref());
+                found[key.index] = index.map(|index| shard.lease_replicas(index, now_ms));
             }
         });
         if self.is_counting_reads() || self.is_promotion_enabled() {
             for (key, list) in keys.iter().zip(&found) {
-                if let (Ok(list), Ok(spot)) = (list, self.locate_reader_key(tenant, key.as_ref())) {
-                    self.record_read(now_ms, spot, tenant, key.as_ref(), list);
-                    self.record_disk_read(now_ms, spot, key.as_ref(), list);
+                if let (Ok(list), Ok(key_location)) = (list, self.locate_reader_key(tenant, key.as_ref())) {
+                    self.record_read(now_ms, key_location, tenant, key.as_ref(), list);
+                    self.record_disk_read(now_ms, key_location, key.as_ref(), list);
                 }
             }
         }
         found
     }
 
-    /// Where the objects are whose keys match an expression. They are leased.
+    /// Replicas of the objects whose keys match a regular expression. Extends their leases.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for an expression that is none.
+    /// `INVALID_PARAMS` for an invalid regular expression.
     pub fn replicas_by_regex(
         &self,
         now_ms: u64,
@@ -175,28 +175,28 @@ impl MasterCore {
         for shard in 0..self.shards.len() {
             let mut shard = self.lock(shard);
             let matching: Vec<u32> = shard.entries_matching(tenant, &expression).collect();
-            for at in matching {
-                if shard.is_readable(&shard.entries[at]) {
-                    shard.lease(at, now_ms);
-                    found.push((shard.entries[at].key.clone(), shard.readable_replicas(at)));
+            for index in matching {
+                if shard.is_readable(&shard.entries[index]) {
+                    shard.lease(index, now_ms);
+                    found.push((shard.entries[index].key.clone(), shard.readable_replicas(index)));
                 }
             }
         }
         Ok(found)
     }
 
-    /// Where objects are, without leasing them and without counting as use, in the keys' order.
+    /// Replicas of objects in the keys' order, without extending leases and without counting reads.
     pub fn peek<S: AsRef<str>>(
         &self,
         tenant: &str,
         keys: &[S],
     ) -> Vec<Result<ReplicaDescriptors, ErrorCode>> {
         let mut found: Vec<_> = keys.iter().map(|_| Err(ErrorCode::OBJECT_NOT_FOUND)).collect();
-        self.for_each_shard(tenant, keys, |shard, asked| {
-            shard.lookup_batch(asked, keys, &mut [NIL; KEYS_PER_LOCK][..asked.len().min(KEYS_PER_LOCK)]);
-            for asked in asked {
-                let at = shard.readable(asked.location, keys[asked.index].as_ref());
-                found[asked.index] = at.map(|at| shard.readable_replicas(at));
+        self.for_each_shard(tenant, keys, |shard, batch| {
+            shard.lookup_batch(batch, keys, &mut [NIL; KEYS_PER_LOCK][..batch.len().min(KEYS_PER_LOCK)]);
+            for key in batch {
+                let index = shard.readable(key.location, keys[key.index].as_ref());
+                found[key.index] = index.map(|index| shard.readable_replicas(index));
             }
         });
         found
@@ -204,45 +204,45 @@ impl MasterCore {
 }
 
 impl LockedShard<'_> {
-    /// Finds many keys. Memory is slow but serves many loads at a time, so each kind of load is made for all keys
-    /// before the next kind, which needs its result: slots, entries, keys, and the neighbours in the list.
-    fn lookup_batch<S: AsRef<str>>(&self, asked: &[BatchedKey], keys: &[S], places: &mut [u32]) {
-        let at_all = |places: &[u32], touch: &dyn Fn(u32) -> u32| {
-            let there = places.iter().filter(|place| **place != NIL);
-            black_box(there.fold(0, |sum: u32, place| sum.wrapping_add(touch(*place))));
+    /// Looks up many keys. To overlap cache misses, each kind of load is issued for all keys before the next kind, which depends
+    /// on it: slots, entries, keys, and the neighbours in the queue.
+    fn lookup_batch<S: AsRef<str>>(&self, batch: &[BatchedKey], keys: &[S], indices: &mut [u32]) {
+        let prefetch_all = |indices: &[u32], touch: &dyn Fn(u32) -> u32| {
+            let present = indices.iter().filter(|index| **index != NIL);
+            black_box(present.fold(0, |sum: u32, index| sum.wrapping_add(touch(*index))));
         };
-        for (place, asked) in places.iter_mut().zip(asked) {
-            *place = self.candidate(asked.location.tag);
+        for (index, key) in indices.iter_mut().zip(batch) {
+            *index = self.candidate(key.location.tag);
         }
-        at_all(places, &|at| self.entries[at].previous);
-        at_all(places, &|at| self.entries[at].key.bytes().next().map_or(0, u32::from));
-        for (place, asked) in places.iter_mut().zip(asked) {
-            *place = self.verify_candidate(*place, asked.location, keys[asked.index].as_ref());
+        prefetch_all(indices, &|index| self.entries[index].previous);
+        prefetch_all(indices, &|index| self.entries[index].key.bytes().next().map_or(0, u32::from));
+        for (index, key) in indices.iter_mut().zip(batch) {
+            *index = self.verify_candidate(*index, key.location, keys[key.index].as_ref());
         }
-        at_all(places, &|at| self.prefetch_neighbours(at));
+        prefetch_all(indices, &|index| self.prefetch_neighbours(index));
     }
 
-    /// A place if the key is there, or where the key is instead.
-    fn verify_candidate(&self, place: u32, spot: KeyLocation, key: &str) -> u32 {
-        if place == NIL {
+    /// Returns the candidate's index if its key matches, otherwise the result of a full lookup.
+    fn verify_candidate(&self, index: u32, key_location: KeyLocation, key: &str) -> u32 {
+        if index == NIL {
             return NIL;
         }
-        let entry = &self.entries[place];
-        if *entry.key == *key && entry.tenant == spot.tenant {
-            return place;
+        let entry = &self.entries[index];
+        if *entry.key == *key && entry.tenant == key_location.tenant {
+            return index;
         }
-        self.lookup(spot, key).unwrap_or(NIL)
+        self.lookup(key_location, key).unwrap_or(NIL)
     }
 
-    /// The places of a tenant's keys that match an expression.
+    /// Indices of a tenant's entries whose keys match a regular expression.
     pub(crate) fn entries_matching<'a>(
         &'a self,
         tenant: u16,
         expression: &'a Regex,
     ) -> impl Iterator<Item = u32> + 'a {
-        let (places, _) = self.occupied(0, NIL);
-        places.filter(move |at| {
-            let entry = &self.entries[*at];
+        let (indices, _) = self.occupied(0, NIL);
+        indices.filter(move |index| {
+            let entry = &self.entries[*index];
             entry.tenant == tenant && expression.is_match(&entry.key)
         })
     }

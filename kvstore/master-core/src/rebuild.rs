@@ -1,8 +1,8 @@
-//! Restoring objects from what nodes can prove, in a master whose log is damaged or missing.
+//! Restoring objects from the inventories of nodes, in a master whose log is damaged or missing.
 //!
-//! While the rebuild is open, a node that offers its inventory announces that before it mounts its segment. The segment takes no new
-//! objects until its inventory has been offered, or a time limit is over; after that nothing of it is restored any more, since its
-//! ranges may have been written again. What clients have written or removed meanwhile always wins.
+//! While the rebuild window is open, a node announces its inventory before it mounts its segment. The segment accepts no new objects
+//! until its inventory is complete or a timeout expires; after that nothing of it is restored, since its ranges may have been
+//! reused. Writes and removals by clients in the meantime always take precedence.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -17,72 +17,69 @@ use crate::object::{EvictionQueue, MemoryReplica, ObjectEntry};
 use crate::query::ObjectCursor;
 use crate::segment::SegmentEntry;
 
-/// How long a segment takes no new objects while its inventory is awaited, counted from the latest batch.
+/// How long a segment accepts no new objects while its inventory is pending, counted from the latest batch.
 const INVENTORY_TIMEOUT_MS: u64 = 30_000;
-/// Segments whose inventory may be announced before they are mounted.
+/// Maximum number of segments with an announced inventory that are not mounted yet.
 const MAX_ANNOUNCED: usize = 4096;
-/// Keys of each shard that were removed during the rebuild. When there are more, the shard restores nothing any more.
+/// Maximum number of keys per shard recorded as removed during the rebuild. Above it, the shard stops restoring.
 const MAX_REMOVED: usize = 65_536;
 
-/// Orders the versions of a key: by the master's epoch, then by the replica's number within it.
+/// Orders the versions of a key: by the master's epoch, then by the replica's number within that epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ObjectVersion {
-    /// The epoch of the master that reported the object to the node.
+    /// Epoch of the master that registered the object with the node.
     pub epoch: u64,
-    /// The replica's number in that master.
+    /// The replica's number within that epoch.
     pub sequence: u64,
 }
 
-/// An object that a node can prove.
+/// One record of a node's inventory: an object whose bytes the node has verified.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InventoryRecord<'a> {
-    /// Whose it is.
     pub tenant: &'a str,
-    /// Its key.
     pub key: &'a str,
-    /// Its group; empty for none.
+    /// The object's group; empty for none.
     pub group: &'a str,
-    /// Where it begins in the segment.
+    /// Offset of the object in the segment, in bytes.
     pub offset: u64,
-    /// Bytes.
     pub size: u64,
     /// Which version of the key it is.
     pub version: ObjectVersion,
-    /// The writer's checksum.
+    /// Checksum that the writer supplied, if any.
     pub checksum: Option<u64>,
-    /// Whether it is never evicted.
+    /// Whether the object is excluded from eviction.
     pub hard_pin: bool,
-    /// The node's CRC-32C of its bytes.
+    /// CRC-32C of the object's bytes, computed by the node.
     pub crc: u32,
 }
 
-/// What became of an object that was offered.
+/// Result of restoring one inventory record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RestoreOutcome {
-    /// It can be read again.
+    /// The object is readable again.
     Restored,
-    /// Another node had offered the same bytes: it has one more replica.
+    /// Another node has restored the same bytes: the object has one more replica.
     Merged,
-    /// It was offered before.
+    /// This replica was restored before.
     Present,
-    /// Its range does not lie in the segment, or it has no key.
+    /// The range lies outside the segment, or the key is empty.
     OutsideSegment,
-    /// Its range belongs to another object.
+    /// The range overlaps another object.
     Overlapping,
-    /// Another node has a later version.
+    /// Another node has restored a later version.
     OlderVersion,
-    /// Its key has been removed since.
+    /// A client has removed the key since.
     RemovedSince,
-    /// Its key has been written since.
+    /// A client has written the key since.
     WrittenSince,
-    /// There are too many tenants.
+    /// The maximum number of tenants is reached.
     TenantRefused,
-    /// Nothing is restored any more.
+    /// The rebuild window is closed.
     Closed,
 }
 
 impl RestoreOutcome {
-    /// All, in the order of their numbers on the wire.
+    /// All outcomes in the order of their numbers on the wire.
     pub const ALL: [Self; 10] = [
         Self::Restored,
         Self::Merged,
@@ -96,7 +93,7 @@ impl RestoreOutcome {
         Self::Closed,
     ];
 
-    /// Its label in metrics.
+    /// Value of the `outcome` label in metrics.
     pub fn label(self) -> &'static str {
         match self {
             Self::Restored => "restored",
@@ -112,30 +109,30 @@ impl RestoreOutcome {
         }
     }
 
-    /// Whether the object is there, so that the node shall keep its record.
+    /// Whether the object is in the table, so that the node keeps its inventory record.
     pub fn is_accepted(self) -> bool {
         matches!(self, Self::Restored | Self::Merged | Self::Present)
     }
 
     fn index(self) -> usize {
-        Self::ALL.iter().position(|it| *it == self).unwrap_or(0)
+        Self::ALL.iter().position(|outcome| *outcome == self).unwrap_or(0)
     }
 }
 
-/// Objects that were offered, by what became of them.
+/// Number of inventory records by outcome.
 #[derive(Debug, Default)]
 pub(crate) struct RestoreCounters([AtomicU64; RestoreOutcome::ALL.len()]);
 
-/// The rebuild as the master sees it.
+/// State of the rebuild, shared by all shards.
 #[derive(Debug, Default)]
 pub(crate) struct RebuildWindow {
-    /// Until when nodes may offer inventories; 0 when they may not.
+    /// When the window closes; 0 when it is closed.
     until_ms: u64,
-    /// Segments that are not mounted yet, and until when they are waited for.
+    /// Segments announced but not mounted yet, with the deadline for mounting them.
     announced: HashMap<Uuid, u64>,
 }
 
-/// The rebuild as a shard sees it, while it is open.
+/// State of the rebuild in one shard, while the window is open.
 #[derive(Debug, Default)]
 pub(crate) struct ShardRebuild {
     removed: HashSet<u64>,
@@ -149,7 +146,7 @@ struct RestoredObject {
 }
 
 impl ShardRebuild {
-    /// A key has been removed. False when there are too many.
+    /// Records the removal of a key. Returns false above the limit.
     fn remove(&mut self, hash: u64) -> bool {
         self.restored.remove(&hash);
         self.removed.insert(hash);
@@ -158,8 +155,8 @@ impl ShardRebuild {
 }
 
 impl MasterCore {
-    /// Lets nodes offer their inventories until a time. To be called before anything is served, on a state that lacks what the log had.
-    /// Segments that it has take nothing new at first, since their objects may be unknown.
+    /// Accepts inventories until `until_ms`. Must be called before requests are served, on a state that lacks the log's contents.
+    /// Mounted segments accept no new objects at first, since they may contain unknown objects.
     pub fn open_rebuild(&self, now_ms: u64, until_ms: u64) {
         for shard in 0..self.shards.len() {
             self.lock(shard).rebuild = Some(Box::default());
@@ -170,7 +167,7 @@ impl MasterCore {
         }
     }
 
-    /// Restores nothing from now on. False if that was so already.
+    /// Stops restoring objects. Returns false if the window was closed already.
     pub fn close_rebuild(&self) -> bool {
         let was_open = std::mem::take(&mut *self.rebuild.lock()).until_ms > 0;
         if was_open {
@@ -182,12 +179,12 @@ impl MasterCore {
         was_open
     }
 
-    /// Whether nodes may offer inventories.
+    /// Whether inventories of nodes are accepted.
     pub fn rebuild_is_open(&self) -> bool {
         self.rebuild.lock().until_ms > 0
     }
 
-    /// Ends what is waited for in vain.
+    /// Drops announcements and pending inventories whose deadline has passed.
     pub(crate) fn expire_rebuild(&self, now_ms: u64) {
         let mut window = self.rebuild.lock();
         if window.until_ms == 0 {
@@ -207,12 +204,12 @@ impl MasterCore {
         }
     }
 
-    /// A node announces that it will offer the inventory of a segment when it has mounted it. Returns whether the master accepts it: not for
-    /// a segment that is mounted already.
+    /// Registers that a node will send the inventory of a segment after mounting it. Returns whether the master accepts it: not for a
+    /// segment that was mounted without an announcement.
     pub fn announce_inventory(&self, now_ms: u64, segment: Uuid) -> bool {
         let mounted = self.segments.load();
-        if let Some(it) = mounted.index_of(segment).and_then(|at| mounted.get(at)) {
-            return it.inventory_until_ms().is_some();
+        if let Some(entry) = mounted.index_of(segment).and_then(|index| mounted.get(index)) {
+            return entry.inventory_until_ms().is_some();
         }
         let mut window = self.rebuild.lock();
         if window.until_ms <= now_ms || window.announced.len() >= MAX_ANNOUNCED {
@@ -222,7 +219,7 @@ impl MasterCore {
         true
     }
 
-    /// A segment is about to be mounted: it takes nothing new if its inventory was announced.
+    /// Called before a segment is mounted: it accepts no new objects if its inventory was announced.
     pub(crate) fn await_inventory(&self, mounted: &SegmentEntry, now_ms: u64) {
         let mut window = self.rebuild.lock();
         if window.announced.remove(&mounted.descriptor.id).is_some() {
@@ -230,10 +227,10 @@ impl MasterCore {
         }
     }
 
-    /// Restores objects of a segment whose inventory was announced.
+    /// Restores one batch of a segment's announced inventory.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND`, `ILLEGAL_CLIENT` if it is another's, `INVALID_PARAMS` if its inventory is not awaited (any more).
+    /// `SEGMENT_NOT_FOUND`, `ILLEGAL_CLIENT` if another client owns the segment, `INVALID_PARAMS` if no inventory is pending.
     pub fn restore_inventory(
         &self,
         now_ms: u64,
@@ -242,7 +239,7 @@ impl MasterCore {
         records: &[InventoryRecord<'_>],
         fx: &mut dyn StateChangeSink,
     ) -> Result<Vec<RestoreOutcome>, ErrorCode> {
-        // So that it does not go away meanwhile.
+        // The registry lock prevents unmounting in the meantime.
         let mut registry = self.registry.lock();
         let mounted = self.own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         if mounted.inventory_until_ms().is_none_or(|until| until <= now_ms) {
@@ -252,8 +249,8 @@ impl MasterCore {
         if let Some(known) = registry.clients.get_mut(&client) {
             known.last_seen_ms = known.last_seen_ms.max(now_ms);
         }
-        let place = self.segments.load().index_of(segment).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
-        let source = InventorySource { client, segment_index: place, size: mounted.descriptor.size };
+        let segment_index = self.segments.load().index_of(segment).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        let source = InventorySource { client, segment_index, size: mounted.descriptor.size };
         let outcomes: Vec<RestoreOutcome> =
             records.iter().map(|record| self.restore_object(now_ms, &source, record, fx)).collect();
         for outcome in &outcomes {
@@ -264,7 +261,7 @@ impl MasterCore {
         Ok(outcomes)
     }
 
-    /// A segment's inventory has been offered: it takes new objects from now on.
+    /// Completes a segment's inventory: the segment accepts new objects again.
     ///
     /// # Errors
     /// As [`Self::restore_inventory`].
@@ -275,17 +272,17 @@ impl MasterCore {
         Ok(())
     }
 
-    /// Whether a client's segment is mounted and no inventory of it is awaited any more.
+    /// Checks that a client's segment is mounted and its inventory is no longer pending.
     ///
     /// # Errors
-    /// `SEGMENT_NOT_FOUND`, `ILLEGAL_CLIENT` if it is another's, `INVALID_PARAMS` while its inventory is awaited.
+    /// `SEGMENT_NOT_FOUND`, `ILLEGAL_CLIENT` if another client owns the segment, `INVALID_PARAMS` while its inventory is pending.
     pub fn check_inventory_complete(&self, segment: Uuid, client: Uuid) -> Result<(), ErrorCode> {
         let mounted = self.own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         if mounted.inventory_until_ms().is_some() { Err(ErrorCode::INVALID_PARAMS) } else { Ok(()) }
     }
 
-    /// Hands over objects of a part of the table that have a complete replica in a segment, with that replica's place; returns where to go
-    /// on, nothing at the end. At most `limit` entries are visited under one lock.
+    /// Calls `each` for objects with a complete replica in a segment, with that replica's location. Visits at most `limit` entries
+    /// under one lock, starting at `from`, and returns the cursor for the next call, `None` at the end.
     pub fn objects_in_segment(
         &self,
         from: ObjectCursor,
@@ -293,22 +290,23 @@ impl MasterCore {
         segment: Uuid,
         mut each: impl FnMut(&ObjectState<'_>, ReplicaLocation),
     ) -> Option<ObjectCursor> {
-        let place = self.segments.load().index_of(segment)?;
-        self.scan(from, limit, |shard, at| {
-            let entry = &shard.entries[at];
-            let is_there = |it: &&MemoryReplica| it.ready && it.segment == place;
-            let Some(replica) = entry.replicas().find(is_there).filter(|_| entry.is_complete()) else {
+        let segment_index = self.segments.load().index_of(segment)?;
+        self.scan(from, limit, |shard, index| {
+            let entry = &shard.entries[index];
+            let in_segment = |replica: &&MemoryReplica| replica.ready && replica.segment == segment_index;
+            let Some(replica) = entry.replicas().find(in_segment).filter(|_| entry.is_complete()) else {
                 return;
             };
-            let place = ReplicaLocation { replica: replica.id, segment, offset: replica.offset };
-            shard.with_state(at, |object| each(&object, place));
+            let location = ReplicaLocation { replica: replica.id, segment, offset: replica.offset };
+            shard.with_state(index, |object| each(&object, location));
         })
     }
 
-    /// Objects that nodes have offered, by what became of them.
+    /// Number of inventory records by outcome since the start.
     pub fn restore_counts(&self) -> [(RestoreOutcome, u64); RestoreOutcome::ALL.len()] {
-        RestoreOutcome::ALL
-            .map(|it| (it, self.restores.0.get(it.index()).map_or(0, |count| count.load(Relaxed))))
+        RestoreOutcome::ALL.map(|outcome| {
+            (outcome, self.restores.0.get(outcome.index()).map_or(0, |count| count.load(Relaxed)))
+        })
     }
 
     fn restore_object(
@@ -327,13 +325,13 @@ impl MasterCore {
             false => Ok(0),
         };
         let Ok(tenant) = tenant else { return RestoreOutcome::TenantRefused };
-        let spot = self.locate_key(tenant, record.key);
-        let mut shard = self.lock(spot.shard);
-        shard.restore_object(now_ms, spot, source, record, fx)
+        let key_location = self.locate_key(tenant, record.key);
+        let mut shard = self.lock(key_location.shard);
+        shard.restore_object(now_ms, key_location, source, record, fx)
     }
 }
 
-/// A segment whose inventory is offered.
+/// The segment whose inventory is being restored.
 struct InventorySource {
     client: Uuid,
     segment_index: u16,
@@ -351,50 +349,50 @@ impl LockedShard<'_> {
     fn restore_object(
         &mut self,
         now_ms: u64,
-        spot: KeyLocation,
+        key_location: KeyLocation,
         source: &InventorySource,
         record: &InventoryRecord<'_>,
         fx: &mut dyn StateChangeSink,
     ) -> RestoreOutcome {
-        let hash = self.master.hash(spot.tenant, record.key);
+        let hash = self.master.hash(key_location.tenant, record.key);
         let Some(rebuild) = self.rebuild.as_ref() else { return RestoreOutcome::Closed };
         if rebuild.removed.contains(&hash) {
             return RestoreOutcome::RemovedSince;
         }
         let known = rebuild.restored.get(&hash).copied();
-        let at = self.lookup(spot, record.key);
-        let replaced = match (at, known) {
+        let index = self.lookup(key_location, record.key);
+        let replaced = match (index, known) {
             (None, _) => None,
             (Some(_), None) => return RestoreOutcome::WrittenSince,
-            (Some(at), Some(known)) => {
-                let entry = &self.entries[at];
+            (Some(index), Some(known)) => {
+                let entry = &self.entries[index];
                 if entry.pending().is_some() {
                     return RestoreOutcome::WrittenSince;
                 }
                 if entry.size == record.size && known.crc == record.crc {
-                    return self.merge_replica(at, source, record, fx);
+                    return self.merge_replica(index, source, record, fx);
                 }
                 if known.version >= record.version {
                     return RestoreOutcome::OlderVersion;
                 }
-                Some(at)
+                Some(index)
             }
         };
         let Some(replica) = self.claim(source.segment_index, record.offset, record.size) else {
             return RestoreOutcome::Overlapping;
         };
-        if let Some(at) = replaced {
-            // Somebody may be reading the older one.
-            let until = self.entries[at].stamp;
-            match self.entries[at].is_leased(now_ms) {
-                true => self.remove_and_quarantine(at, until, RemoveCause::Replaced, fx),
-                false => _ = self.remove_and_free(at, RemoveCause::Replaced, fx),
+        if let Some(index) = replaced {
+            // A reader may have a lease on the older version.
+            let until = self.entries[index].stamp;
+            match self.entries[index].is_leased(now_ms) {
+                true => self.remove_and_quarantine(index, until, RemoveCause::Replaced, fx),
+                false => _ = self.remove_and_free(index, RemoveCause::Replaced, fx),
             }
         }
         let replica = MemoryReplica { id: self.master.new_replica_id(), ready: true, ..replica };
-        self.master.tenants.count(spot.tenant, record.size);
+        self.master.tenants.count(key_location.tenant, record.size);
         let group = Some(record.group).filter(|name| !name.is_empty());
-        let fresh = NewObject {
+        let new_object = NewObject {
             key: record.key,
             client: source.client,
             size: record.size,
@@ -406,25 +404,28 @@ impl LockedShard<'_> {
             checksum: record.checksum,
             group: group.map(|name| (self.master.group(record.tenant, name), name)),
         };
-        let at = self.add(spot, &fresh);
+        let index = self.add(key_location, &new_object);
         if let Some(rebuild) = &mut self.rebuild {
             rebuild.removed.remove(&hash);
             rebuild.restored.insert(hash, RestoredObject { version: record.version, crc: record.crc });
         }
-        self.emit_state(at, StoreCause::Written, fx);
+        self.emit_state(index, StoreCause::Written, fx);
         RestoreOutcome::Restored
     }
 
-    /// One more replica of an object that another node has offered with the same bytes.
+    /// Adds a replica to an object that another node has restored with the same bytes.
     fn merge_replica(
         &mut self,
-        at: u32,
+        index: u32,
         source: &InventorySource,
         record: &InventoryRecord<'_>,
         fx: &mut dyn StateChangeSink,
     ) -> RestoreOutcome {
-        let entry = &self.entries[at];
-        if entry.replicas().any(|it| (it.segment, it.offset) == (source.segment_index, record.offset)) {
+        let entry = &self.entries[index];
+        if entry
+            .replicas()
+            .any(|replica| (replica.segment, replica.offset) == (source.segment_index, record.offset))
+        {
             return RestoreOutcome::Present;
         }
         if !entry.is_complete() || entry.transfer().is_some() || entry.work().is_some() {
@@ -434,15 +435,15 @@ impl LockedShard<'_> {
             return RestoreOutcome::Overlapping;
         };
         let replica = MemoryReplica { id: self.master.new_replica_id(), ready: true, ..replica };
-        let replicas: Vec<MemoryReplica> = self.entries[at].replicas().copied().chain([replica]).collect();
-        let tenant = self.entries[at].tenant;
-        self.entries[at].set_replicas(&replicas);
+        let replicas: Vec<MemoryReplica> = self.entries[index].replicas().copied().chain([replica]).collect();
+        let tenant = self.entries[index].tenant;
+        self.entries[index].set_replicas(&replicas);
         self.master.tenants.count(tenant, record.size);
-        self.emit_state(at, StoreCause::Replicas, fx);
+        self.emit_state(index, StoreCause::Replicas, fx);
         RestoreOutcome::Merged
     }
 
-    /// An object leaves the table, or is overwritten in place: what nodes offer under its key is older.
+    /// An object is removed from the table: inventory records of its key are older from here on.
     pub(crate) fn record_departure(&mut self, entry: &ObjectEntry, cause: RemoveCause) {
         if self.rebuild.is_none() {
             return;
@@ -454,29 +455,29 @@ impl LockedShard<'_> {
     fn record_removed_key(&mut self, hash: u64, cause: RemoveCause) {
         let Some(rebuild) = &mut self.rebuild else { return };
         if cause == RemoveCause::SegmentLost {
-            // It may be offered again.
+            // Another node may restore it.
             rebuild.restored.remove(&hash);
         } else if !rebuild.remove(hash) {
-            // Too many to remember: this shard restores nothing any more.
+            // Above the limit this shard stops restoring.
             self.rebuild = None;
         }
     }
 
-    /// An object is overwritten in place.
-    pub(crate) fn record_rewritten(&mut self, at: u32) {
+    /// Records that an object is overwritten in place.
+    pub(crate) fn record_rewritten(&mut self, index: u32) {
         if self.rebuild.is_none() {
             return;
         }
-        let hash = self.master.hash(self.entries[at].tenant, &self.entries[at].key);
+        let hash = self.master.hash(self.entries[index].tenant, &self.entries[index].key);
         if let Some(rebuild) = &mut self.rebuild {
             rebuild.restored.remove(&hash);
         }
     }
 
-    /// A key that is not there is removed: nor shall it be restored.
-    pub(crate) fn record_absent(&mut self, spot: KeyLocation, key: &str) {
+    /// Records the removal of an absent key, so that it is not restored later.
+    pub(crate) fn record_absent(&mut self, key_location: KeyLocation, key: &str) {
         if self.rebuild.is_some() {
-            let hash = self.master.hash(spot.tenant, key);
+            let hash = self.master.hash(key_location.tenant, key);
             self.record_removed_key(hash, RemoveCause::Removed);
         }
     }

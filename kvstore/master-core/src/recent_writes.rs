@@ -1,59 +1,59 @@
-//! Which objects were written so recently that others have to go before them.
+//! Protection of recently written objects from eviction.
 //!
-//! What was written is not leased, so when all else is, it would be all that can be evicted: a put would be answered and the object
-//! gone with the next one. So the youngest part of the pool is protected for as long as a lease takes, and writers get
-//! `NO_AVAILABLE_HANDLE` when nothing else can go.
+//! New objects have no lease. If all others are leased, the next put would evict an object whose put has just ended. So the most
+//! recently written part of the pool is protected for the duration of a lease, and writers get `NO_AVAILABLE_HANDLE` when nothing
+//! else can be evicted.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-/// The most of the pool that is protected, as a share.
+/// Maximum share of the pool that is protected.
 const MAX_SHARE: f64 = 0.25;
-/// Steps into which the protected part is divided: the resolution of its beginning.
+/// Number of marks per protected window: the resolution of its start.
 const RESOLUTION: u64 = 32;
-/// Steps that are remembered: those of the protected part, and some for steps that are larger than they should be.
+/// Maximum number of marks: those of the window, and a reserve for marks further apart than intended.
 const MAX_MARKS: usize = 64;
 
-/// How many bytes had been written at a time.
+/// Total bytes written up to a time.
 #[derive(Clone, Copy, Debug)]
 struct WriteMark {
     at_ms: u64,
     written: u64,
 }
 
-/// The last writes.
+/// Running total of written bytes, with marks of the most recent ones.
 #[derive(Debug, Default)]
 pub(crate) struct RecentWrites {
-    /// Bytes that are protected at most.
+    /// Maximum number of protected bytes.
     window: AtomicU64,
     written: AtomicU64,
-    /// The sum from which on the next mark is made.
+    /// Total at which the next mark is added.
     next_mark: AtomicU64,
     marks: Mutex<VecDeque<WriteMark>>,
 }
 
-/// Times of writes that are protected.
+/// The protected range of write times.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WriteProtection {
     after_ms: u64,
 }
 
 impl WriteProtection {
-    /// Whether an object is protected that was written then and has not been read.
+    /// Whether an unread object written at this time is protected.
     pub(crate) fn contains(self, written_at_ms: u64) -> bool {
         written_at_ms > self.after_ms
     }
 }
 
 impl RecentWrites {
-    /// The pool has another size. `share` of it may be free or is freed at a time.
+    /// Sets the size of the pool. `share` is the share above the high watermark plus the share that one round of eviction frees.
     pub(crate) fn resize(&self, capacity: u64, share: f64) {
         self.window.store((capacity as f64 * share.clamp(0.0, MAX_SHARE)) as u64, Relaxed);
     }
 
-    /// So many bytes have been written.
+    /// Adds bytes written at `now_ms`.
     pub(crate) fn add(&self, now_ms: u64, bytes: u64) {
         let before = self.written.fetch_add(bytes, Relaxed);
         let written = before.saturating_add(bytes);
@@ -74,7 +74,7 @@ impl RecentWrites {
         }
     }
 
-    /// What is protected now, for at most `time_ms` each.
+    /// The range protected now: the last window of bytes, for at most `time_ms` after each write.
     pub(crate) fn protected(&self, now_ms: u64, time_ms: u64) -> WriteProtection {
         let window = self.window.load(Relaxed);
         let begin = self.written.load(Relaxed).checked_sub(window);
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_youngest_part_is_protected_for_a_while() {
+    fn recent_writes_are_protected_for_a_limited_time() {
         let writes = RecentWrites::default();
         writes.resize(1000, 0.1);
         assert!(!writes.protected(0, 50).contains(0));
@@ -104,7 +104,7 @@ mod tests {
         let protected = writes.protected(200, 50);
         assert!(!protected.contains(189) && protected.contains(190) && protected.contains(199));
         assert!(!writes.protected(245, 50).contains(195) && writes.protected(245, 50).contains(196));
-        // At least what was written last.
+        // The last write is always protected.
         writes.add(300, 500);
         let protected = writes.protected(300, 50);
         assert!(!protected.contains(199) && protected.contains(300));

@@ -1,4 +1,4 @@
-//! Removing objects.
+//! Removing objects and replicas.
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::Uuid;
@@ -10,18 +10,19 @@ use crate::master::MasterCore;
 use crate::object::MemoryReplica;
 use crate::slab::NIL;
 
-/// Entries that are removed under one lock when everything is.
+/// Number of entries scanned under one lock by bulk removals.
 const ENTRIES_PER_LOCK: u32 = 1024;
 
 impl LockedShard<'_> {
-    /// Whether an object may be removed: not while it is written, copied or read, and with its group.
-    fn check_removable(&self, at: u32, now_ms: u64, force: bool) -> Result<(), ErrorCode> {
-        let entry = &self.entries[at];
-        // Nobody can be reading what has only silent replicas.
+    /// Checks that an object may be removed: not while it is leased (unless `force`), written or copied.
+    fn check_removable(&self, index: u32, now_ms: u64, force: bool) -> Result<(), ErrorCode> {
+        let entry = &self.entries[index];
+        // An object with only unreachable replicas has no readers.
         if !force && entry.is_leased(now_ms) && self.is_readable(entry) {
             return Err(ErrorCode::OBJECT_HAS_LEASE);
         }
-        if !entry.is_complete() || entry.pending().is_some() || !entry.replicas().all(|it| it.ready) {
+        if !entry.is_complete() || entry.pending().is_some() || !entry.replicas().all(|replica| replica.ready)
+        {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         }
         if entry.transfer().is_some() {
@@ -32,11 +33,11 @@ impl LockedShard<'_> {
 }
 
 impl MasterCore {
-    /// Removes an object; with `force`, although somebody may be reading it.
+    /// Removes an object; with `force`, also while it is leased.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`, `OBJECT_HAS_LEASE`, `REPLICA_IS_NOT_READY` while it or a copy of it is written,
-    /// `OBJECT_HAS_REPLICATION_TASK` while it is copied to where it is already.
+    /// `OBJECT_NOT_FOUND`, `OBJECT_HAS_LEASE`, `REPLICA_IS_NOT_READY` while it or a copy of it is being written,
+    /// `OBJECT_HAS_REPLICATION_TASK` while a transfer without new replicas is active.
     pub fn remove(
         &self,
         now_ms: u64,
@@ -45,26 +46,26 @@ impl MasterCore {
         force: bool,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
-        let spot = self.locate_reader_key(tenant, key)?;
+        let key_location = self.locate_reader_key(tenant, key)?;
         if !force && self.group_is_leased(now_ms, tenant, key) {
             return Err(ErrorCode::OBJECT_HAS_LEASE);
         }
-        let mut shard = self.lock(spot.shard);
-        let Some(at) = shard.lookup(spot, key) else {
-            shard.record_absent(spot, key);
+        let mut shard = self.lock(key_location.shard);
+        let Some(index) = shard.lookup(key_location, key) else {
+            shard.record_absent(key_location, key);
             return Err(ErrorCode::OBJECT_NOT_FOUND);
         };
-        shard.check_removable(at, now_ms, force)?;
-        shard.remove_and_free(at, RemoveCause::Removed, fx);
+        shard.check_removable(index, now_ms, force)?;
+        shard.remove_and_free(index, RemoveCause::Removed, fx);
         Ok(())
     }
 
     /// Whether another object of a key's group is leased.
     fn group_is_leased(&self, now_ms: u64, tenant: &str, key: &str) -> bool {
-        let Ok(spot) = self.locate_reader_key(tenant, key) else { return false };
+        let Ok(key_location) = self.locate_reader_key(tenant, key) else { return false };
         let (group, members) = {
-            let shard = self.lock(spot.shard);
-            let group = shard.lookup(spot, key).map_or(NIL, |at| shard.entries[at].group);
+            let shard = self.lock(key_location.shard);
+            let group = shard.lookup(key_location, key).map_or(NIL, |index| shard.entries[index].group);
             if group == NIL {
                 return false;
             }
@@ -88,10 +89,10 @@ impl MasterCore {
         keys.iter().map(|key| self.remove(now_ms, tenant, key.as_ref(), force, fx)).collect()
     }
 
-    /// Removes the objects whose keys match an expression and returns how many. Those that cannot be removed stay.
+    /// Removes the objects whose keys match a regular expression and returns their number. Leased or busy objects are skipped.
     ///
     /// # Errors
-    /// `INVALID_PARAMS` for an expression that is none.
+    /// `INVALID_PARAMS` for an invalid regular expression.
     pub fn remove_by_regex(
         &self,
         now_ms: u64,
@@ -105,12 +106,12 @@ impl MasterCore {
         Ok(self.remove_where(
             now_ms,
             force,
-            |it, at| it.entries[at].tenant == tenant && it.key_matches(at, &expression),
+            |shard, index| shard.entries[index].tenant == tenant && shard.key_matches(index, &expression),
             fx,
         ))
     }
 
-    /// Removes all objects of a tenant, or of all tenants, and returns how many. Those that cannot be removed stay.
+    /// Removes all objects of a tenant, or of all tenants, and returns their number. Leased or busy objects are skipped.
     pub fn remove_all(
         &self,
         now_ms: u64,
@@ -122,7 +123,7 @@ impl MasterCore {
             Some(None) => return 0,
             None => self.remove_where(now_ms, force, |_, _| true, fx),
             Some(Some(tenant)) => {
-                self.remove_where(now_ms, force, |it, at| it.entries[at].tenant == tenant, fx)
+                self.remove_where(now_ms, force, |shard, index| shard.entries[index].tenant == tenant, fx)
             }
         };
         self.disks.load().values().for_each(|disk| disk.request_remove_all());
@@ -133,22 +134,22 @@ impl MasterCore {
         &self,
         now_ms: u64,
         force: bool,
-        is_meant: impl Fn(&LockedShard<'_>, u32) -> bool,
+        matches: impl Fn(&LockedShard<'_>, u32) -> bool,
         fx: &mut dyn StateChangeSink,
     ) -> i64 {
-        // Objects that nodes have not offered yet may match too, so nothing is restored from here on.
+        // Objects in inventories not received yet may match too, so restoring must stop here.
         self.close_rebuild();
         let mut count = 0;
         for shard in 0..self.shards.len() {
             let mut from = Some(0);
             while let Some(start) = from {
                 let mut shard = self.lock(shard);
-                let (places, next) = shard.occupied(start, ENTRIES_PER_LOCK);
-                let places: Vec<u32> = places.collect();
+                let (indices, next) = shard.occupied(start, ENTRIES_PER_LOCK);
+                let indices: Vec<u32> = indices.collect();
                 from = next;
-                for at in places {
-                    if is_meant(&shard, at) && shard.check_removable(at, now_ms, force).is_ok() {
-                        shard.remove_and_free(at, RemoveCause::Cleared, fx);
+                for index in indices {
+                    if matches(&shard, index) && shard.check_removable(index, now_ms, force).is_ok() {
+                        shard.remove_and_free(index, RemoveCause::Cleared, fx);
                         count += 1;
                     }
                 }
@@ -157,8 +158,8 @@ impl MasterCore {
         count
     }
 
-    /// Removes the replicas of objects that a client has on a segment, or all of them if no segment is named. Returns
-    /// the keys for which that was done: not those that are leased, written or copied, or that another client wrote.
+    /// Removes the replicas of objects in a segment, or all of them if `segment` is empty. Returns the keys that were cleared:
+    /// not those that are leased, being written or copied, or that another client wrote.
     pub fn replica_clear<S: AsRef<str>>(
         &self,
         now_ms: u64,
@@ -183,43 +184,43 @@ impl MasterCore {
         segment: &str,
         fx: &mut dyn StateChangeSink,
     ) -> Option<()> {
-        let spot = self.locate_reader_key(tenant, key).ok()?;
-        let mut shard = self.lock(spot.shard);
-        let at = shard.lookup(spot, key)?;
-        let entry = &shard.entries[at];
-        if entry.client != client || shard.check_removable(at, now_ms, false).is_err() {
+        let key_location = self.locate_reader_key(tenant, key).ok()?;
+        let mut shard = self.lock(key_location.shard);
+        let index = shard.lookup(key_location, key)?;
+        let entry = &shard.entries[index];
+        if entry.client != client || shard.check_removable(index, now_ms, false).is_err() {
             return None;
         }
-        let is_there = |it: &MemoryReplica| {
-            shard.segments.get(it.segment).is_some_and(|it| *it.descriptor.name == *segment)
+        let in_segment = |replica: &MemoryReplica| {
+            shard.segments.get(replica.segment).is_some_and(|mounted| *mounted.descriptor.name == *segment)
         };
-        let (gone, left): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
-            entry.replicas().partition(|it| segment.is_empty() || is_there(it));
-        if left.is_empty() && (segment.is_empty() || entry.copy().is_none()) {
-            shard.remove_and_free(at, RemoveCause::Removed, fx);
+        let (removed, remaining): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
+            entry.replicas().partition(|replica| segment.is_empty() || in_segment(replica));
+        if remaining.is_empty() && (segment.is_empty() || entry.copy().is_none()) {
+            shard.remove_and_free(index, RemoveCause::Removed, fx);
             return Some(());
         }
-        if gone.is_empty() {
+        if removed.is_empty() {
             return None;
         }
-        shard.abandon_work(at);
-        if left.is_empty() {
-            shard.drop_memory_replicas(at, fx);
+        shard.abandon_work(index);
+        if remaining.is_empty() {
+            shard.drop_memory_replicas(index, fx);
             return Some(());
         }
-        let entry = &shard.entries[at];
-        self.tenants.discharge(entry.tenant, entry.size * gone.len() as u64);
-        shard.report_vacated(gone.iter(), fx);
-        shard.entries[at].set_replicas(&left);
-        shard.requeue_idle(at, now_ms);
-        shard.emit_state(at, StoreCause::Replicas, fx);
-        gone.iter().for_each(|it| shard.free(it));
+        let entry = &shard.entries[index];
+        self.tenants.discharge(entry.tenant, entry.size * removed.len() as u64);
+        shard.report_vacated(removed.iter(), fx);
+        shard.entries[index].set_replicas(&remaining);
+        shard.requeue_idle(index, now_ms);
+        shard.emit_state(index, StoreCause::Replicas, fx);
+        removed.iter().for_each(|replica| shard.free(replica));
         Some(())
     }
 }
 
 impl LockedShard<'_> {
-    fn key_matches(&self, at: u32, expression: &Regex) -> bool {
-        expression.is_match(&self.entries[at].key)
+    fn key_matches(&self, index: u32, expression: &Regex) -> bool {
+        expression.is_match(&self.entries[index].key)
     }
 }

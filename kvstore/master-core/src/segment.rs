@@ -1,4 +1,4 @@
-//! Memory that nodes lend.
+//! Mounted segments: memory that nodes register with the master.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,30 +12,29 @@ use parking_lot::Mutex;
 use crate::allocator::{AllocatedRange, SegmentAllocator};
 use crate::object::MemoryReplica;
 
-/// One mounted segment.
 #[derive(Debug)]
 pub(crate) struct SegmentEntry {
     pub(crate) descriptor: Segment<Arc<str>>,
     pub(crate) client: Uuid,
     pub(crate) mounted_at_ms: u64,
-    /// Whether its client is not heard of.
+    /// Whether its client sends no heartbeats.
     silent: AtomicBool,
-    /// Whether its client is gone for a moment, and the memory is kept meanwhile.
+    /// Whether its client restarts while a holder process preserves the memory.
     restarting: AtomicBool,
     memory: Arc<SegmentSpace>,
 }
 
-/// What stays the same when a segment is mounted again.
+/// The part of a segment that is shared when the same memory is mounted again.
 #[derive(Debug)]
 struct SegmentSpace {
     allocator: Mutex<SegmentAllocator>,
-    /// What the allocator says, for looking without its lock.
+    /// Figures of the allocator, readable without its lock.
     used: AtomicU64,
     requested: AtomicU64,
     status: AtomicI32,
-    /// When it will be unmounted; 0 if that is not settled.
+    /// When it will be unmounted; 0 if no time is set.
     unmount_at_ms: AtomicU64,
-    /// Until when its node's inventory is awaited; 0 if it is not.
+    /// Deadline of its pending inventory; 0 if none is pending.
     inventory_until_ms: AtomicU64,
 }
 
@@ -59,10 +58,10 @@ impl SegmentEntry {
         }
     }
 
-    /// The same memory with all that is in it, mounted again.
-    pub(crate) fn remounted(&self, info: Segment<Arc<str>>, client: Uuid) -> Self {
+    /// The same memory with its contents, mounted again.
+    pub(crate) fn remounted(&self, descriptor: Segment<Arc<str>>, client: Uuid) -> Self {
         Self {
-            descriptor: info,
+            descriptor,
             client,
             mounted_at_ms: self.mounted_at_ms,
             silent: AtomicBool::new(false),
@@ -88,21 +87,21 @@ impl SegmentEntry {
         self.silent.store(silent, Relaxed);
     }
 
-    pub(crate) fn set_restarting(&self, away: bool) {
-        self.restarting.store(away, Relaxed);
+    pub(crate) fn set_restarting(&self, restarting: bool) {
+        self.restarting.store(restarting, Relaxed);
     }
 
-    /// Whether readers have to wait there.
+    /// Whether reads must wait until the node has restarted.
     pub(crate) fn is_restarting(&self) -> bool {
         self.restarting.load(Relaxed)
     }
 
-    /// Whether readers may be sent there.
+    /// Whether its replicas may be returned to readers.
     pub(crate) fn is_readable(&self) -> bool {
         !self.silent.load(Relaxed)
     }
 
-    /// Whether it takes new replicas.
+    /// Whether it accepts new replicas.
     pub(crate) fn is_writable(&self) -> bool {
         self.is_readable()
             && !self.is_restarting()
@@ -110,7 +109,7 @@ impl SegmentEntry {
             && self.inventory_until_ms().is_none()
     }
 
-    /// Until when its node's inventory is awaited, if it is.
+    /// Deadline of its pending inventory, if one is pending.
     pub(crate) fn inventory_until_ms(&self) -> Option<u64> {
         Some(self.memory.inventory_until_ms.load(Relaxed)).filter(|until| *until > 0)
     }
@@ -119,22 +118,22 @@ impl SegmentEntry {
         self.memory.inventory_until_ms.store(until_ms.unwrap_or(0), Relaxed);
     }
 
-    /// Bytes in use, as they were rounded.
+    /// Number of allocated bytes, after rounding up.
     pub(crate) fn used(&self) -> u64 {
         self.memory.used.load(Relaxed)
     }
 
-    /// Bytes in use, as they were asked for.
+    /// Number of allocated bytes, before rounding up.
     pub(crate) fn requested(&self) -> u64 {
         self.memory.requested.load(Relaxed)
     }
 
-    /// The share that is free.
+    /// Free share of the segment, 0 to 1.
     pub(crate) fn free_ratio(&self) -> f64 {
         if self.descriptor.size == 0 { 0.0 } else { 1.0 - self.used() as f64 / self.descriptor.size as f64 }
     }
 
-    /// Works on the space and keeps the figures of what is in use.
+    /// Runs `work` on the locked allocator and updates the lock-free figures.
     pub(crate) fn with_allocator<R>(&self, work: impl FnOnce(&mut SegmentAllocator) -> R) -> R {
         let mut allocator = self.memory.allocator.lock();
         let result = work(&mut allocator);
@@ -144,14 +143,14 @@ impl SegmentEntry {
     }
 
     pub(crate) fn allocate(&self, size: u64) -> Option<AllocatedRange> {
-        // Without the lock when it is in vain: the figure may be old, but then another will have the space.
+        // Skips the lock when the segment is full. The figure may be stale; another segment is tried then.
         if self.used() >= self.descriptor.size {
             return None;
         }
-        self.with_allocator(|space| space.allocate(size))
+        self.with_allocator(|allocator| allocator.allocate(size))
     }
 
-    /// How a reader or a writer finds a replica.
+    /// Descriptor of a replica for readers and writers.
     pub(crate) fn replica_descriptor(&self, replica: &MemoryReplica, size: u64) -> WireReplica<Arc<str>> {
         let buffer = BufferDescriptor {
             size,
@@ -163,21 +162,20 @@ impl SegmentEntry {
     }
 }
 
-/// All mounted segments. The list itself never changes; a change is a new list.
+/// All mounted segments. The table is immutable: a change creates a new one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SegmentTable {
     slots: Vec<Option<Arc<SegmentEntry>>>,
-    /// Places in `slots` that are taken.
     mounted: Vec<u16>,
     by_id: HashMap<Uuid, u16>,
     by_name: HashMap<Arc<str>, Vec<u16>>,
-    /// When the last one was mounted.
+    /// Time of the most recent mount.
     pub(crate) newest_mount_ms: u64,
 }
 
 impl SegmentTable {
-    pub(crate) fn get(&self, at: u16) -> Option<&Arc<SegmentEntry>> {
-        self.slots.get(usize::from(at))?.as_ref()
+    pub(crate) fn get(&self, index: u16) -> Option<&Arc<SegmentEntry>> {
+        self.slots.get(usize::from(index))?.as_ref()
     }
 
     pub(crate) fn index_of(&self, id: Uuid) -> Option<u16> {
@@ -193,35 +191,35 @@ impl SegmentTable {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u16, &Arc<SegmentEntry>)> {
-        self.mounted.iter().filter_map(|at| Some((*at, self.get(*at)?)))
+        self.mounted.iter().filter_map(|index| Some((*index, self.get(*index)?)))
     }
 
-    /// Bytes in use, as they were rounded, and bytes in all.
+    /// Allocated bytes, after rounding, and total bytes of all segments.
     pub(crate) fn usage(&self) -> (u64, u64) {
-        self.iter().fold((0, 0), |(used, size), (_, it)| {
-            (used.saturating_add(it.used()), size.saturating_add(it.descriptor.size))
+        self.iter().fold((0, 0), |(used, size), (_, segment)| {
+            (used.saturating_add(segment.used()), size.saturating_add(segment.descriptor.size))
         })
     }
 
-    /// A place for one more, if there are fewer than 65 535.
+    /// A free index, if fewer than 65 535 segments are mounted.
     pub(crate) fn free_index(&self) -> Option<u16> {
-        let at = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
-        u16::try_from(at).ok().filter(|at| *at != u16::MAX)
+        let index = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+        u16::try_from(index).ok().filter(|index| *index != u16::MAX)
     }
 
-    /// The same list with a segment in a place, or without the one that is there.
-    pub(crate) fn with_segment(&self, at: u16, segment: Option<Arc<SegmentEntry>>) -> Self {
+    /// A copy of the table with the segment at `index` set or removed.
+    pub(crate) fn with_segment(&self, index: u16, segment: Option<Arc<SegmentEntry>>) -> Self {
         let mut slots = self.slots.clone();
-        if slots.len() <= usize::from(at) {
-            slots.resize(usize::from(at) + 1, None);
+        if slots.len() <= usize::from(index) {
+            slots.resize(usize::from(index) + 1, None);
         }
-        slots[usize::from(at)] = segment;
+        slots[usize::from(index)] = segment;
         let mut new = Self { slots, ..Self::default() };
-        for (at, segment) in (0..).zip(&new.slots) {
+        for (index, segment) in (0..).zip(&new.slots) {
             let Some(segment) = segment else { continue };
-            new.mounted.push(at);
-            new.by_id.insert(segment.descriptor.id, at);
-            new.by_name.entry(Arc::clone(&segment.descriptor.name)).or_default().push(at);
+            new.mounted.push(index);
+            new.by_id.insert(segment.descriptor.id, index);
+            new.by_name.entry(Arc::clone(&segment.descriptor.name)).or_default().push(index);
             new.newest_mount_ms = new.newest_mount_ms.max(segment.mounted_at_ms);
         }
         new

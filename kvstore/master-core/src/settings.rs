@@ -1,47 +1,46 @@
-//! What can be set about a master.
+//! Settings of a master.
 
-/// How space for a new replica is chosen.
+/// Strategy for choosing the segment of a new replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PlacementStrategy {
-    /// Any segment with room.
+    /// Any segment with free space.
     #[default]
     Random,
-    /// The emptiest of a few.
+    /// The emptiest of six random segments.
     FreeRatioFirst,
-    /// One on the writer's own host if there is one with room, then any.
+    /// A segment on the writer's host with free space, otherwise any.
     LocalFirst,
 }
 
-/// Whether objects that are read often get more replicas.
+/// Mode of dynamic replication: more replicas for objects that are read often.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DynamicReplicationMode {
-    /// No.
     #[default]
     Off,
-    /// It is only counted what would be copied.
+    /// Only count the copies that would be made.
     Observe,
-    /// Yes.
+    /// Plan copies of hot objects.
     Enforce,
 }
 
-/// How objects go between memory and nodes' disks.
+/// Settings for offloading to and promotion from nodes' disks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DiskTierOptions {
-    /// Whether an object is put on a disk when it would be evicted; else at once when it has been written.
+    /// Whether an object is offloaded when it would be evicted; otherwise as soon as its put ends.
     pub on_evict: bool,
-    /// Whether an object is evicted although it is on no disk, when too many wait to be put there.
+    /// Whether an object without a disk copy is evicted when the offload queue is full.
     pub force_evict: bool,
-    /// Objects that may wait for a node to put them on its disk.
+    /// Maximum number of queued offloads per node.
     pub queue_limit: usize,
-    /// The share of these that one round of eviction may add.
+    /// Maximum share of the queue that one round of eviction may add.
     pub cap_ratio: f64,
-    /// Whether objects that are only on a disk are brought back when they are read.
+    /// Whether objects that are only on a disk are promoted when they are read.
     pub promote_on_hit: bool,
-    /// Reads from which on that is done, roughly counted.
+    /// Minimum number of reads for a promotion (approximate count).
     pub promotion_reads: u8,
-    /// Objects that may be on their way back at a time.
+    /// Maximum number of active promotions.
     pub promotion_limit: usize,
-    /// Objects that a node is asked to bring back at a time.
+    /// Maximum number of promotions that a node gets per heartbeat.
     pub promotions_per_heartbeat: usize,
 }
 
@@ -60,54 +59,54 @@ impl Default for DiskTierOptions {
     }
 }
 
-/// Settings of a master. All times are milliseconds. Defaults are those of Mooncake's master, where it has the setting.
+/// Settings of a master. All times are in milliseconds. Defaults are those of Mooncake's master, where it has the setting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MasterCoreOptions {
-    /// Changes what is otherwise arbitrary: places of replicas, ids of tasks.
+    /// Seed of random choices: placement of replicas, ids of tasks.
     pub seed: u64,
-    /// Parts of the object table that are locked separately.
+    /// Number of separately locked shards of the object table, 1 to 65 536.
     pub shards: usize,
     /// How long a read protects an object from eviction and removal.
     pub lease_ttl_ms: u64,
-    /// How long a soft pin lasts if the writer does not say.
+    /// Default duration of a soft pin.
     pub soft_pin_ttl_ms: u64,
-    /// The longest soft pin.
+    /// Maximum duration of a soft pin.
     pub max_soft_pin_ttl_ms: u64,
-    /// Whether soft-pinned objects are evicted when nothing else is left.
+    /// Whether soft-pinned objects are evicted when no others are left.
     pub evict_soft_pinned: bool,
-    /// The share of all space above which the tick evicts.
+    /// Share of used space above which the tick evicts, 0 to 1.
     pub high_watermark: f64,
-    /// The share of objects that one such round evicts at least.
+    /// Minimum share of objects that one such round evicts, 0 to 1.
     pub eviction_ratio: f64,
-    /// After which time another writer may take over a key whose put was not ended.
+    /// Time after which another writer may replace a put that has not ended.
     pub put_discard_ms: u64,
-    /// After which time the space of a put that was not ended is free.
+    /// Time after which the space of a put that has not ended is freed.
     pub put_release_ms: u64,
-    /// After which silence a client's replicas are no longer handed out.
+    /// Time without heartbeats after which a client's replicas are not returned to readers.
     pub client_ttl_ms: u64,
-    /// After which further silence its replicas are dropped.
+    /// Further time without heartbeats after which its replicas are dropped.
     pub client_grace_ms: u64,
-    /// How replicas are placed.
+    /// Strategy for choosing segments of new replicas.
     pub placement: PlacementStrategy,
-    /// How long a freshly mounted segment takes until it gets its full share of new objects; 0 for at once.
+    /// Time until a newly mounted segment gets its full share of new objects; 0 for immediately.
     pub ramp_ms: u64,
-    /// Whether tenants have name spaces and quotas of their own. If not, everything belongs to one tenant.
+    /// Whether tenants have separate namespaces and quotas. If not, everything belongs to one tenant.
     pub multi_tenant: bool,
     /// Whether objects that are read often get more replicas.
     pub dynamic_replication: DynamicReplicationMode,
-    /// Reads per second from which on an object is read often.
+    /// Reads per second above which an object is hot.
     pub hot_reads_per_second: f64,
-    /// Over how long reads are counted for that.
+    /// Window over which reads are counted.
     pub heat_window_ms: u64,
-    /// Replicas in memory that such an object gets at most.
+    /// Maximum number of memory replicas of a hot object.
     pub max_hot_replicas: usize,
-    /// How objects go to nodes' disks and back; nothing if they do not.
+    /// Settings of nodes' disks; `None` disables them.
     pub disks: Option<DiskTierOptions>,
-    /// How many tasks may wait, be worked on and be remembered: each.
+    /// Maximum number of pending, of processing and of finished tasks (each).
     pub max_tasks: usize,
-    /// After which time a task that waits or is worked on has failed.
+    /// Time after which a pending or processing task fails.
     pub task_timeout_ms: u64,
-    /// How often a client shall try a task.
+    /// Maximum number of attempts of a task by a client.
     pub task_retries: u32,
 }
 

@@ -1,4 +1,4 @@
-//! A part of the object table: entries, the way to them by key, and the lists by which they are evicted.
+//! A shard of the object table: entries, their hash index, and the eviction queues.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ struct EntryList {
     tail: u32,
 }
 
-/// Space that belongs to no object while somebody may still write to it, or read it.
+/// A range that belongs to no object, while clients may still read or write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QuarantinedRange {
     pub(crate) until_ms: u64,
@@ -24,7 +24,6 @@ pub(crate) struct QuarantinedRange {
     pub(crate) size: u64,
 }
 
-/// What is counted per prefix of keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PrefixTally {
     pub(crate) keys: u64,
@@ -32,28 +31,28 @@ pub(crate) struct PrefixTally {
     pub(crate) hits: u64,
 }
 
-/// A part of the table.
+/// One shard of the object table.
 #[derive(Debug)]
 pub(crate) struct ObjectShard {
     pub(crate) entries: Slab<ObjectEntry>,
     table: HashIndex,
     lists: [EntryList; 4],
     pub(crate) quarantined: Vec<QuarantinedRange>,
-    /// Entries with a copy or a move.
+    /// Entries with an active copy or move.
     pub(crate) transfers: Vec<u32>,
-    /// Entries on their way to or from a disk, by when that began.
+    /// Entries with an active disk task, by start time.
     pub(crate) disk_tasks: BTreeSet<(u64, u32)>,
-    /// Entries with a new version that is being written, by when that began.
+    /// Entries with a new version being written, by start time.
     pub(crate) pending: BTreeSet<(u64, u32)>,
     pub(crate) prefix_tallies: Vec<PrefixTally>,
     pub(crate) soft_pinned: usize,
-    /// Bytes of objects whose places were told to readers.
+    /// Bytes of objects whose memory replicas were returned to readers.
     pub(crate) read_bytes: u64,
-    /// Reads that were sent to a disk, and their bytes.
+    /// Number of reads answered with a disk copy, and their bytes.
     pub(crate) disk_reads: (u64, u64),
-    /// Whether a head has changed since that was last asked.
+    /// Whether a head has changed since the last [`Self::changed_heads`].
     heads_changed: bool,
-    /// What objects from nodes' inventories are compared with, while a rebuild is open.
+    /// State for restoring inventories, while a rebuild is open.
     pub(crate) rebuild: Option<Box<ShardRebuild>>,
 }
 
@@ -77,7 +76,7 @@ impl Default for ObjectShard {
     }
 }
 
-/// Entries that are looked at from either end to find out where another belongs.
+/// Maximum number of entries scanned from either end for a sorted insertion.
 const SORT_SCAN_LIMIT: usize = 256;
 
 fn list_of(queue: EvictionQueue) -> Option<usize> {
@@ -91,46 +90,46 @@ fn list_of(queue: EvictionQueue) -> Option<usize> {
 }
 
 impl ObjectShard {
-    /// Where a key is.
+    /// Index of a key's entry.
     pub(crate) fn find(&self, tag: u32, tenant: u16, key: &str) -> Option<u32> {
-        self.table.find(tag, |at| {
-            let entry = &self.entries[at];
+        self.table.find(tag, |index| {
+            let entry = &self.entries[index];
             entry.tenant == tenant && *entry.key == *key
         })
     }
 
-    /// Where a key probably is. For many keys at once: each of these looks touches memory that no other waits for.
+    /// Probable index of a key's entry. For batches: the cache misses of several calls overlap.
     pub(crate) fn candidate(&self, tag: u32) -> u32 {
         self.table.candidate(tag)
     }
 
-    /// Adds an entry whose key is not there and puts it at the end of its list.
+    /// Adds an entry whose key is absent, at the end of its queue.
     pub(crate) fn insert(&mut self, tag: u32, entry: ObjectEntry) -> u32 {
         let queue = entry.queue();
-        let at = self.entries.insert(entry);
-        self.table.insert(tag, at);
-        self.link(at, queue);
-        at
+        let index = self.entries.insert(entry);
+        self.table.insert(tag, index);
+        self.link(index, queue);
+        index
     }
 
-    /// Takes an entry out of everything that this shard knows.
-    pub(crate) fn remove(&mut self, tag: u32, at: u32) -> ObjectEntry {
-        self.unlink(at);
-        self.table.remove(tag, at);
-        self.entries.remove(at)
+    /// Removes an entry from its queue, the hash index and the slab.
+    pub(crate) fn remove(&mut self, tag: u32, index: u32) -> ObjectEntry {
+        self.unlink(index);
+        self.table.remove(tag, index);
+        self.entries.remove(index)
     }
 
-    /// Puts an entry at the end of a list.
-    pub(crate) fn enqueue(&mut self, at: u32, queue: EvictionQueue) {
-        self.unlink(at);
-        self.link(at, queue);
+    /// Moves an entry to the end of a queue.
+    pub(crate) fn enqueue(&mut self, index: u32, queue: EvictionQueue) {
+        self.unlink(index);
+        self.link(index, queue);
     }
 
-    /// Puts an entry where it belongs in a list by its stamp; if that is far from both ends, near the beginning.
-    pub(crate) fn enqueue_by_stamp(&mut self, at: u32, queue: EvictionQueue) {
-        self.unlink(at);
-        let (Some(list), stamp) = (list_of(queue), self.entries[at].stamp) else {
-            self.link(at, queue);
+    /// Inserts an entry into a queue by its stamp; if its position is more than 256 entries from both ends, near the start.
+    pub(crate) fn enqueue_by_stamp(&mut self, index: u32, queue: EvictionQueue) {
+        self.unlink(index);
+        let (Some(list), stamp) = (list_of(queue), self.entries[index].stamp) else {
+            self.link(index, queue);
             return;
         };
         let EntryList { head, tail } = self.lists[list];
@@ -146,39 +145,39 @@ impl ObjectShard {
             (first, last) = (self.entries[first].next, self.entries[last].previous);
         }
         if first == NIL {
-            self.link(at, queue);
+            self.link(index, queue);
             return;
         }
-        self.entries[at].set_queue(queue);
+        self.entries[index].set_queue(queue);
         self.soft_pinned += usize::from(queue == EvictionQueue::SoftPinned);
-        let before = std::mem::replace(&mut self.entries[first].previous, at);
-        let entry = &mut self.entries[at];
+        let before = std::mem::replace(&mut self.entries[first].previous, index);
+        let entry = &mut self.entries[index];
         (entry.previous, entry.next) = (before, first);
         if before == NIL {
-            self.lists[list].head = at;
+            self.lists[list].head = index;
             self.heads_changed = true;
         } else {
-            self.entries[before].next = at;
+            self.entries[before].next = index;
         }
     }
 
-    fn link(&mut self, at: u32, queue: EvictionQueue) {
-        self.entries[at].set_queue(queue);
+    fn link(&mut self, index: u32, queue: EvictionQueue) {
+        self.entries[index].set_queue(queue);
         self.soft_pinned += usize::from(queue == EvictionQueue::SoftPinned);
         let Some(list) = list_of(queue) else { return };
-        let tail = std::mem::replace(&mut self.lists[list].tail, at);
-        let entry = &mut self.entries[at];
+        let tail = std::mem::replace(&mut self.lists[list].tail, index);
+        let entry = &mut self.entries[index];
         (entry.previous, entry.next) = (tail, NIL);
         if tail == NIL {
-            self.lists[list].head = at;
+            self.lists[list].head = index;
             self.heads_changed = true;
         } else {
-            self.entries[tail].next = at;
+            self.entries[tail].next = index;
         }
     }
 
-    fn unlink(&mut self, at: u32) {
-        let entry = &self.entries[at];
+    fn unlink(&mut self, index: u32) {
+        let entry = &self.entries[index];
         let (before, after, queue) = (entry.previous, entry.next, entry.queue());
         self.soft_pinned -= usize::from(queue == EvictionQueue::SoftPinned);
         let Some(list) = list_of(queue) else { return };
@@ -195,52 +194,51 @@ impl ObjectShard {
         }
     }
 
-    /// Something of the neighbours in a list, to have them in the cache when the entry is moved.
-    pub(crate) fn prefetch_neighbours(&self, at: u32) -> u32 {
-        let entry = &self.entries[at];
+    /// Reads the neighbours in the queue, so that they are cached when the entry is moved. The result has no meaning.
+    pub(crate) fn prefetch_neighbours(&self, index: u32) -> u32 {
+        let entry = &self.entries[index];
         if list_of(entry.queue()).is_none() {
             return 0;
         }
-        let flag = |at: u32| if at == NIL { 0 } else { self.entries[at].previous };
-        flag(entry.previous).wrapping_add(flag(entry.next))
+        let previous = |index: u32| if index == NIL { 0 } else { self.entries[index].previous };
+        previous(entry.previous).wrapping_add(previous(entry.next))
     }
 
-    /// The first of a list.
+    /// First entry of a queue.
     pub(crate) fn head(&self, queue: EvictionQueue) -> Option<u32> {
         let head = self.lists[list_of(queue)?].head;
         (head != NIL).then_some(head)
     }
 
-    /// The one that follows in the same list.
-    pub(crate) fn next_in_list(&self, at: u32) -> Option<u32> {
-        let after = self.entries[at].next;
+    /// Next entry in the same queue.
+    pub(crate) fn next_in_list(&self, index: u32) -> Option<u32> {
+        let after = self.entries[index].next;
         (after != NIL).then_some(after)
     }
 
-    /// Stamps of the first entry that has not been read, of the first with a lease and of the first that is pinned softly, if they have
-    /// changed.
+    /// Stamps of the first unread, leased and soft-pinned entry, if a head has changed.
     pub(crate) fn changed_heads(&mut self) -> Option<[u64; 3]> {
         if !std::mem::take(&mut self.heads_changed) {
             return None;
         }
-        let stamp = |queue| self.head(queue).map_or(u64::MAX, |at| self.entries[at].stamp);
+        let stamp = |queue| self.head(queue).map_or(u64::MAX, |index| self.entries[index].stamp);
         Some([EvictionQueue::Unread, EvictionQueue::Leased, EvictionQueue::SoftPinned].map(stamp))
     }
 
-    /// The count for a prefix.
+    /// The totals of a prefix.
     pub(crate) fn tally(&mut self, prefix: u8) -> &mut PrefixTally {
-        let at = usize::from(prefix);
-        if self.prefix_tallies.len() <= at {
-            self.prefix_tallies.resize(at + 1, PrefixTally::default());
+        let index = usize::from(prefix);
+        if self.prefix_tallies.len() <= index {
+            self.prefix_tallies.resize(index + 1, PrefixTally::default());
         }
-        &mut self.prefix_tallies[at]
+        &mut self.prefix_tallies[index]
     }
 
-    /// All places that are not vacant, from one on, at most so many looked at; and where to go on.
+    /// Indices of occupied entries among the next `limit` ones from `from`, and the index to continue at.
     pub(crate) fn occupied(&self, from: u32, limit: u32) -> (impl Iterator<Item = u32>, Option<u32>) {
         let bound = self.entries.high_water_mark();
         let end = from.saturating_add(limit).min(bound);
-        let places = (from..end).filter(|at| self.entries[*at].queue() != EvictionQueue::Vacant);
-        (places, (end < bound).then_some(end))
+        let indices = (from..end).filter(|index| self.entries[*index].queue() != EvictionQueue::Vacant);
+        (indices, (end < bound).then_some(end))
     }
 }

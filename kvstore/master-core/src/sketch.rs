@@ -1,4 +1,4 @@
-//! Roughly how often keys have been read, in a fixed amount of memory.
+//! Approximate read counts of keys in a fixed amount of memory.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 
@@ -7,31 +7,31 @@ use crate::placement::mix;
 const ROWS: usize = 4;
 const WIDTH: usize = 4096;
 
-/// A count-min sketch. It counts too much rather than too little, and forgets: when so many reads were counted as there
-/// are counters, all are halved.
+/// A count-min sketch with decay: it never counts too few reads, except that all counters are halved after as many reads as
+/// there are counters (16 384).
 #[derive(Debug)]
 pub(crate) struct CountMinSketch {
-    /// Row by row; none if nothing is to be counted.
+    /// Counters row by row; empty if the sketch is disabled.
     counters: Box<[AtomicU8]>,
     counted: AtomicUsize,
 }
 
 impl CountMinSketch {
-    pub(crate) fn new(used: bool) -> Self {
-        let counters = if used { ROWS * WIDTH } else { 0 };
+    pub(crate) fn new(enabled: bool) -> Self {
+        let counters = if enabled { ROWS * WIDTH } else { 0 };
         Self { counters: (0..counters).map(|_| AtomicU8::new(0)).collect(), counted: AtomicUsize::new(0) }
     }
 
-    /// Counts a read of the key with this hash, and returns how many there have been.
+    /// Counts a read of the key with this hash and returns the estimated number of its reads.
     pub(crate) fn count(&self, hash: u64) -> u8 {
-        let mut least = u8::MAX;
+        let mut estimate = u8::MAX;
         let mut random = hash;
         for row in self.counters.chunks(WIDTH) {
             random = mix(random);
             let Some(counter) = row.get(random as usize % WIDTH) else { return 0 };
             let add = |count: u8| count.checked_add(1);
             let before = counter.fetch_update(Relaxed, Relaxed, add).unwrap_or(u8::MAX);
-            least = least.min(before.saturating_add(1));
+            estimate = estimate.min(before.saturating_add(1));
         }
         if self.counted.fetch_add(1, Relaxed) + 1 == ROWS * WIDTH {
             self.counted.store(0, Relaxed);
@@ -39,7 +39,7 @@ impl CountMinSketch {
                 let _ = counter.fetch_update(Relaxed, Relaxed, |count| Some(count / 2));
             }
         }
-        least
+        estimate
     }
 }
 
@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "tens of thousands of reads take minutes")]
-    fn reads_are_counted_and_forgotten() {
+    fn reads_are_counted_and_decay() {
         let sketch = CountMinSketch::new(true);
         assert_eq!([sketch.count(7), sketch.count(7), sketch.count(7), sketch.count(8)], [1, 2, 3, 1]);
         (0..300).for_each(|_| _ = sketch.count(9));

@@ -1,4 +1,4 @@
-//! The whole state as facts, in pieces.
+//! Snapshots: the whole state as state changes, in parts.
 
 use crate::change::{StateChange, StateChangeSink, StoreCause};
 use crate::locked_shard::LockedShard;
@@ -7,14 +7,13 @@ use crate::mount::to_borrowed;
 use crate::object::EvictionQueue;
 use crate::query::ObjectCursor;
 
-/// Where a snapshot goes on. The default is its beginning.
+/// Position in a snapshot. The default is its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotCursor(Option<ObjectCursor>);
 
 impl MasterCore {
-    /// Tells a part of the state as facts and returns where to go on, nothing at the end. At most `limit` places of the
-    /// table are looked at under one lock. All parts, and after them all facts that the master has told since the
-    /// first part was begun, are its state.
+    /// Emits one part of the state and returns the position of the next one, `None` at the end. Scans at most `limit` entries under
+    /// one lock. All parts, followed by all state changes since the first part was started, add up to the master's state.
     pub fn snapshot(
         &self,
         from: SnapshotCursor,
@@ -33,7 +32,7 @@ impl MasterCore {
         if cursor.index == 0 {
             self.lock(cursor.shard).emit_quarantined(fx);
         }
-        let next = self.scan(cursor, limit, |shard, at| shard.emit_object(at, fx));
+        let next = self.scan(cursor, limit, |shard, index| shard.emit_object(index, fx));
         next.map(|cursor| SnapshotCursor(Some(cursor)))
     }
 
@@ -44,13 +43,13 @@ impl MasterCore {
         }
     }
 
-    /// Clients with their segments: first what a silent client cannot be asked for, so that applying its silence meets
-    /// just these segments.
+    /// Emits clients with their segments. Unreadable segments come before the clients' liveness, so that applying `ClientSilent`
+    /// affects exactly these segments.
     fn emit_nodes(&self, fx: &mut dyn StateChangeSink) {
         let registry = self.registry.lock();
         let segments = self.segments.load();
-        let tell_segments = |readable: bool, fx: &mut dyn StateChangeSink| {
-            for (_, mounted) in segments.iter().filter(|(_, it)| it.is_readable() == readable) {
+        let emit_segments = |readable: bool, fx: &mut dyn StateChangeSink| {
+            for (_, mounted) in segments.iter().filter(|(_, segment)| segment.is_readable() == readable) {
                 let (segment, client) = (to_borrowed(&mounted.descriptor), mounted.client);
                 let id = segment.id;
                 fx.record(StateChange::SegmentMounted { segment, client, at_ms: mounted.mounted_at_ms });
@@ -59,13 +58,13 @@ impl MasterCore {
             }
         };
         let disks = self.disks.load();
-        let tell_disks = |heard: bool, fx: &mut dyn StateChangeSink| {
-            for disk in disks.values().filter(|it| it.is_responsive() == heard) {
+        let emit_disks = |responsive: bool, fx: &mut dyn StateChangeSink| {
+            for disk in disks.values().filter(|disk| disk.is_responsive() == responsive) {
                 fx.record(StateChange::DiskMounted { client: disk.client });
             }
         };
-        tell_segments(false, fx);
-        tell_disks(false, fx);
+        emit_segments(false, fx);
+        emit_disks(false, fx);
         for (client, known) in &registry.clients {
             let (client, at_ms) = (*client, known.last_seen_ms);
             let silent_at_ms = at_ms.saturating_add(self.settings.client_ttl_ms);
@@ -74,42 +73,42 @@ impl MasterCore {
                 false => StateChange::ClientRecovered { client, at_ms },
             });
         }
-        tell_segments(true, fx);
-        tell_disks(true, fx);
+        emit_segments(true, fx);
+        emit_disks(true, fx);
     }
 
-    /// Puts the lists of eviction into the order of the facts' times, which the order of a snapshot is not.
+    /// Sorts the eviction queues by time stamp, since a snapshot emits objects in table order.
     pub(crate) fn sort_lists(&self) {
         for shard in 0..self.shards.len() {
             let mut shard = self.lock(shard);
-            let (places, _) = shard.occupied(0, u32::MAX);
-            let in_list = |at: &u32| {
-                !matches!(shard.entries[*at].queue(), EvictionQueue::Unlisted | EvictionQueue::Vacant)
+            let (indices, _) = shard.occupied(0, u32::MAX);
+            let in_list = |index: &u32| {
+                !matches!(shard.entries[*index].queue(), EvictionQueue::Unlisted | EvictionQueue::Vacant)
             };
-            let mut places: Vec<u32> = places.filter(in_list).collect();
-            places.sort_by_key(|at| shard.entries[*at].stamp);
-            for at in places {
-                let queue = shard.entries[at].queue();
-                shard.enqueue(at, queue);
+            let mut indices: Vec<u32> = indices.filter(in_list).collect();
+            indices.sort_by_key(|index| shard.entries[*index].stamp);
+            for index in indices {
+                let queue = shard.entries[index].queue();
+                shard.enqueue(index, queue);
             }
         }
     }
 }
 
 impl LockedShard<'_> {
-    fn emit_object(&self, at: u32, fx: &mut dyn StateChangeSink) {
-        self.emit_state(at, StoreCause::Snapshot, fx);
-        self.emit_transfer(at, fx);
-        let entry = &self.entries[at];
-        let Some(since_ms) = entry.work().map(|it| it.since_ms) else { return };
+    fn emit_object(&self, index: u32, fx: &mut dyn StateChangeSink) {
+        self.emit_state(index, StoreCause::Snapshot, fx);
+        self.emit_transfer(index, fx);
+        let entry = &self.entries[index];
+        let Some(since_ms) = entry.work().map(|work| work.since_ms) else { return };
         if entry.transfer().is_some() {
             return;
         }
         let until_ms = since_ms.saturating_add(self.master.settings.put_release_ms);
-        for place in self.locations(entry.replicas().copied().filter(|it| !it.ready)) {
+        for location in self.locations(entry.replicas().copied().filter(|replica| !replica.ready)) {
             fx.record(StateChange::RangeQuarantined {
-                segment: place.segment,
-                offset: place.offset,
+                segment: location.segment,
+                offset: location.offset,
                 size: entry.size,
                 until_ms,
             });
@@ -117,9 +116,9 @@ impl LockedShard<'_> {
     }
 
     fn emit_quarantined(&self, fx: &mut dyn StateChangeSink) {
-        for held in &self.quarantined {
-            if let Some(segment) = self.segments.get(held.segment).map(|it| it.descriptor.id) {
-                let (offset, size, until_ms) = (held.offset, held.size, held.until_ms);
+        for range in &self.quarantined {
+            if let Some(segment) = self.segments.get(range.segment).map(|mounted| mounted.descriptor.id) {
+                let (offset, size, until_ms) = (range.offset, range.size, range.until_ms);
                 fx.record(StateChange::RangeQuarantined { segment, offset, size, until_ms });
             }
         }

@@ -1,8 +1,8 @@
-//! What a master has done, in numbers.
+//! Counters of a master's operations.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Counters. They only grow.
+/// Monotonic counters, except those that the shards keep.
 #[derive(Debug, Default)]
 pub(crate) struct MasterCounters {
     pub(crate) evicted_keys: AtomicU64,
@@ -26,52 +26,46 @@ pub(crate) struct MasterCounters {
     pub(crate) promotions_rejected_cap: AtomicU64,
 }
 
-/// What a master has done since it was made.
+/// Totals of a master's operations since it was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MasterStatistics {
-    /// Objects that were evicted.
     pub evicted_keys: u64,
-    /// Bytes of those.
     pub evicted_bytes: u64,
     /// Rounds of eviction that evicted something.
     pub eviction_rounds: u64,
-    /// Rounds of eviction that were begun, because of the watermark or for want of space.
+    /// Rounds of eviction started, because of the watermark or a failed allocation.
     pub attempted_evictions: u64,
-    /// Requests for space that were refused.
+    /// Allocations that failed for lack of space.
     pub allocation_failures: u64,
-    /// Requests for space that got fewer replicas than they asked for.
+    /// Allocations that got fewer replicas than requested.
     pub partial_allocations: u64,
-    /// Bytes of objects whose places in memory were told to readers, each counted once per read.
+    /// Bytes of objects whose memory replicas were returned to readers, once per read.
     pub read_bytes: u64,
     /// Puts that were not ended in time.
     pub discarded_puts: u64,
     /// Upserts that overwrote the present version in place, because there was no space for both: it is lost if they fail.
     pub upserts_in_place: u64,
-    /// Objects that were lost with their segments.
+    /// Objects lost with their segments or disks.
     pub lost_keys: u64,
-    /// Objects that were found to be read often.
+    /// Number of times that an object was detected as hot.
     pub hot_keys: u64,
-    /// Reads that were sent to a disk, because the object was in no memory.
+    /// Reads answered with a disk copy because no memory replica was readable.
     pub disk_reads: u64,
-    /// Bytes of those.
+    /// Bytes of objects in `disk_reads`.
     pub disk_read_bytes: u64,
-    /// Objects that were put on disks.
     pub offloaded_keys: u64,
-    /// Requests to bring an object back from a disk.
     pub promotions: u64,
-    /// Objects that were brought back.
+    /// Number of objects promoted to memory.
     pub promoted_keys: u64,
-    /// Bytes of those.
     pub promoted_bytes: u64,
-    /// Objects that could not be brought back.
+    /// Promotions that nodes reported as failed.
     pub promotions_failed: u64,
-    /// Objects that were not brought back in time.
     pub promotions_expired: u64,
-    /// Reads of objects on disks that were too few to bring them back.
+    /// Promotions rejected because the object has too few reads.
     pub promotions_rejected_frequency: u64,
-    /// Reads of objects on disks that were not brought back because memory was nearly full.
+    /// Promotions rejected because memory is above the high watermark.
     pub promotions_rejected_watermark: u64,
-    /// Reads of objects on disks that were not brought back because too many were on their way.
+    /// Promotions rejected because too many are active.
     pub promotions_rejected_cap: u64,
 }
 
@@ -80,7 +74,7 @@ impl MasterCounters {
         counter.fetch_add(number, Relaxed);
     }
 
-    /// All but what the shards count.
+    /// Reads all counters except those that the shards keep.
     pub(crate) fn read(&self) -> MasterStatistics {
         MasterStatistics {
             evicted_keys: self.evicted_keys.load(Relaxed),

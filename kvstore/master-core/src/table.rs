@@ -1,14 +1,14 @@
-//! From a hash to places in a slab: an open table of eight bytes per slot.
+//! Hash index from keys to slab indices: open addressing with eight bytes per slot.
 //!
-//! A slot holds 32 bits of the hash and the place, so that neither growing nor removing looks at the entries.
+//! A slot contains 32 bits of the hash and the index, so that neither growing nor removing reads the entries.
 
 use crate::slab::NIL;
 
 const EMPTY: u64 = u64::MAX;
-/// Slots of the first table.
-const FIRST: usize = 8;
+/// Number of slots of the smallest table.
+const MIN_SLOTS: usize = 8;
 
-/// The table. Whoever uses it compares the keys.
+/// The hash index. Callers compare the keys.
 #[derive(Debug, Default)]
 pub(crate) struct HashIndex {
     slots: Vec<u64>,
@@ -24,45 +24,45 @@ impl HashIndex {
         ((u64::from(tag) * self.slots.len() as u64) >> 32) as usize
     }
 
-    fn next_slot(&self, at: usize) -> usize {
-        if at + 1 == self.slots.len() { 0 } else { at + 1 }
+    fn next_slot(&self, slot: usize) -> usize {
+        if slot + 1 == self.slots.len() { 0 } else { slot + 1 }
     }
 
-    /// The first place under a tag: nearly always the only one. It brings the table's line into the cache.
+    /// The first index with this tag, usually the only one. Also loads the slot's cache line.
     pub(crate) fn candidate(&self, tag: u32) -> u32 {
         self.find(tag, |_| true).unwrap_or(NIL)
     }
 
-    /// The place under this tag that `is_it` accepts.
-    pub(crate) fn find(&self, tag: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
+    /// The index with this tag that `matches` accepts.
+    pub(crate) fn find(&self, tag: u32, mut matches: impl FnMut(u32) -> bool) -> Option<u32> {
         if self.slots.is_empty() {
             return None;
         }
-        let mut at = self.home_slot(tag);
+        let mut position = self.home_slot(tag);
         loop {
-            match self.slots[at] {
+            match self.slots[position] {
                 EMPTY => return None,
-                slot if tag_of(slot) == tag && is_it(slot as u32) => return Some(slot as u32),
-                _ => at = self.next_slot(at),
+                slot if tag_of(slot) == tag && matches(slot as u32) => return Some(slot as u32),
+                _ => position = self.next_slot(position),
             }
         }
     }
 
-    /// Adds a place that is not there yet.
-    pub(crate) fn insert(&mut self, tag: u32, place: u32) {
+    /// Adds an index that is not present.
+    pub(crate) fn insert(&mut self, tag: u32, index: u32) {
         if (self.len + 1) * 8 > self.slots.len() * 7 {
-            self.resize((self.slots.len() + self.slots.len() / 2).max(FIRST));
+            self.resize((self.slots.len() + self.slots.len() / 2).max(MIN_SLOTS));
         }
-        self.put(u64::from(tag) << 32 | u64::from(place));
+        self.put(u64::from(tag) << 32 | u64::from(index));
         self.len += 1;
     }
 
     fn put(&mut self, slot: u64) {
-        let mut at = self.home_slot(tag_of(slot));
-        while self.slots[at] != EMPTY {
-            at = self.next_slot(at);
+        let mut position = self.home_slot(tag_of(slot));
+        while self.slots[position] != EMPTY {
+            position = self.next_slot(position);
         }
-        self.slots[at] = slot;
+        self.slots[position] = slot;
     }
 
     fn resize(&mut self, slots: usize) {
@@ -70,14 +70,14 @@ impl HashIndex {
         old.into_iter().filter(|slot| *slot != EMPTY).for_each(|slot| self.put(slot));
     }
 
-    /// Removes a place. When none is left, the memory goes back.
-    pub(crate) fn remove(&mut self, tag: u32, place: u32) {
-        let wanted = u64::from(tag) << 32 | u64::from(place);
+    /// Removes an index. When the table becomes empty, its memory is freed.
+    pub(crate) fn remove(&mut self, tag: u32, index: u32) {
+        let target = u64::from(tag) << 32 | u64::from(index);
         if self.slots.is_empty() {
             return;
         }
         let mut hole = self.home_slot(tag);
-        while self.slots[hole] != wanted {
+        while self.slots[hole] != target {
             if self.slots[hole] == EMPTY {
                 return;
             }
@@ -91,18 +91,19 @@ impl HashIndex {
         self.close_gap(hole);
     }
 
-    /// Moves what follows a hole back, as far as each may go, so that no search ends too early.
+    /// Moves slots after a hole back towards their home, so that no lookup ends early (backward shift deletion).
     fn close_gap(&mut self, mut hole: usize) {
         let count = self.slots.len();
-        let mut at = self.next_slot(hole);
-        while self.slots[at] != EMPTY {
-            let home = self.home_slot(tag_of(self.slots[at]));
-            let (from_home, from_hole) = ((at + count - home) % count, (at + count - hole) % count);
+        let mut position = self.next_slot(hole);
+        while self.slots[position] != EMPTY {
+            let home = self.home_slot(tag_of(self.slots[position]));
+            let (from_home, from_hole) =
+                ((position + count - home) % count, (position + count - hole) % count);
             if from_home >= from_hole {
-                self.slots[hole] = self.slots[at];
-                hole = at;
+                self.slots[hole] = self.slots[position];
+                hole = position;
             }
-            at = self.next_slot(at);
+            position = self.next_slot(position);
         }
         self.slots[hole] = EMPTY;
     }
@@ -117,21 +118,21 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Few tags, so that they collide and wrap around.
+        /// Uses few tags, so that they collide and wrap around.
         #[test]
-        fn like_a_set(steps in proptest::collection::vec((any::<bool>(), 0..40_u32), 1..if cfg!(miri) { 40 } else { 400 })) {
+        fn behaves_like_a_set(steps in proptest::collection::vec((any::<bool>(), 0..40_u32), 1..if cfg!(miri) { 40 } else { 400 })) {
             let (mut table, mut model) = (HashIndex::default(), BTreeSet::new());
-            let tag = |place: u32| (place / 3).wrapping_mul(0x2500_0000);
-            for (add, place) in steps {
-                if add && model.insert(place) {
-                    table.insert(tag(place), place);
+            let tag = |index: u32| (index / 3).wrapping_mul(0x2500_0000);
+            for (add, index) in steps {
+                if add && model.insert(index) {
+                    table.insert(tag(index), index);
                 } else if !add {
-                    model.remove(&place);
-                    table.remove(tag(place), place);
+                    model.remove(&index);
+                    table.remove(tag(index), index);
                 }
-                for place in 0..40 {
-                    let found = table.find(tag(place), |it| it == place).is_some();
-                    prop_assert_eq!(found, model.contains(&place));
+                for index in 0..40 {
+                    let found = table.find(tag(index), |candidate| candidate == index).is_some();
+                    prop_assert_eq!(found, model.contains(&index));
                 }
                 prop_assert_eq!(table.len, model.len());
             }

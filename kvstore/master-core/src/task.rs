@@ -1,4 +1,4 @@
-//! Copies and moves that nodes are asked to do: a queue per client, polled by it.
+//! Copy and move tasks for nodes: one queue per client, which the client polls.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, VecDeque};
@@ -14,11 +14,11 @@ use crate::master::MasterCore;
 use crate::payload::{copy_payload, move_payload};
 use crate::placement::mix;
 
-/// Longest text that a client is told, and the longest that it may say about an end, in bytes.
+/// Maximum length of a task's payload in bytes.
 const MAX_PAYLOAD: usize = 1 << 20;
+/// Maximum length of a completion message in bytes; longer ones are truncated.
 const MAX_MESSAGE: usize = 64 << 10;
 
-/// A task.
 #[derive(Clone, Debug)]
 struct ReplicaTask {
     task_type: TaskType,
@@ -45,7 +45,7 @@ impl ReplicaTask {
     }
 }
 
-/// All tasks, drain jobs and what is read often. Its lock is never held together with another.
+/// All tasks, drain jobs and read counts of hot objects. Its lock is never held together with another one.
 #[derive(Debug)]
 pub(crate) struct TaskTable {
     tasks: BTreeMap<Uuid, ReplicaTask>,
@@ -72,7 +72,7 @@ impl TaskTable {
         }
     }
 
-    /// An id that no task, job or plan of this master has.
+    /// A new id, unique among tasks, jobs and plans of this master.
     pub(crate) fn new_id(&mut self) -> Uuid {
         self.entropy = self.entropy.wrapping_add(1);
         Uuid { first: mix(self.entropy), second: mix(!self.entropy) }
@@ -141,7 +141,7 @@ impl TaskTable {
         fetched
     }
 
-    /// Ends a task that waits or is worked on; the oldest ended ones are forgotten.
+    /// Ends a pending or processing task; the oldest finished ones above the limit are dropped.
     fn finish(
         &mut self,
         (now_ms, limit): (u64, usize),
@@ -169,9 +169,9 @@ impl TaskTable {
         self.finish((now_ms, limit), id, (TaskStatus::FAILED, message), fx);
     }
 
-    /// Makes a task what it is now: in the queue, worked on, or over.
+    /// Stores a task's new state and updates queues and counts.
     fn set(&mut self, id: Uuid, task: ReplicaTask, limit: usize) {
-        let (before, client, status) = (self.tasks.get(&id).map(|it| it.status), task.client, task.status);
+        let (before, client, status) = (self.tasks.get(&id).map(|old| old.status), task.client, task.status);
         self.tasks.insert(id, task);
         if before == Some(status) {
             return;
@@ -180,15 +180,15 @@ impl TaskTable {
             Some(TaskStatus::PENDING) => {
                 self.pending_count -= 1;
                 if let Some(queue) = self.pending.get_mut(&client) {
-                    queue.retain(|it| *it != id);
+                    queue.retain(|other| *other != id);
                     if queue.is_empty() {
                         self.pending.remove(&client);
                     }
                 }
             }
             Some(TaskStatus::PROCESSING) => self.processing_count -= 1,
-            // One that was told again from its beginning.
-            Some(_) => self.finished.retain(|it| *it != id),
+            // A replay has restarted from an earlier state of this task.
+            Some(_) => self.finished.retain(|other| *other != id),
             None => {}
         }
         match status {
@@ -206,7 +206,7 @@ impl TaskTable {
         }
     }
 
-    /// Makes a task what a fact says.
+    /// Replays the state of a task.
     pub(crate) fn restore(&mut self, state: &TaskState<'_>, limit: usize) {
         let task = ReplicaTask {
             task_type: state.task_type,
@@ -220,23 +220,23 @@ impl TaskTable {
         self.set(state.id, task, limit);
     }
 
-    /// Tells all tasks: those that are over and those that wait in their order.
+    /// Emits all tasks: finished and pending ones in their order, then those being processed.
     pub(crate) fn emit_state(&self, fx: &mut dyn StateChangeSink) {
-        let is_worked_on = |it: &&Uuid| self.status(**it) == Some(TaskStatus::PROCESSING);
-        let worked_on = self.tasks.keys().filter(is_worked_on);
-        for id in self.finished.iter().chain(self.pending.values().flatten()).chain(worked_on) {
+        let is_processing = |id: &&Uuid| self.status(**id) == Some(TaskStatus::PROCESSING);
+        let processing = self.tasks.keys().filter(is_processing);
+        for id in self.finished.iter().chain(self.pending.values().flatten()).chain(processing) {
             if let Some(task) = self.tasks.get(id) {
                 task.emit_state(*id, fx);
             }
         }
     }
 
-    /// How far a task is; nothing if it is forgotten.
+    /// Status of a task; `None` if it is unknown or dropped.
     pub(crate) fn status(&self, id: Uuid) -> Option<TaskStatus> {
         self.tasks.get(&id).map(|task| task.status)
     }
 
-    /// Fails what has waited or been worked on for too long.
+    /// Fails tasks that have been pending or processing for longer than the timeout.
     pub(crate) fn expire(
         &mut self,
         now_ms: u64,
@@ -248,10 +248,10 @@ impl TaskTable {
             return;
         }
         let is_late = |task: &ReplicaTask| task.updated_at_ms.saturating_add(timeout_ms) <= now_ms;
-        let late = self.tasks.iter().filter(|(_, it)| is_open(it.status) && is_late(it));
+        let late = self.tasks.iter().filter(|(_, task)| is_open(task.status) && is_late(task));
         let late: Vec<Uuid> = late.map(|(id, _)| *id).collect();
         for id in late {
-            self.cancel((now_ms, limit), id, "not done in time", fx);
+            self.cancel((now_ms, limit), id, "task timed out", fx);
         }
     }
 }
@@ -260,19 +260,19 @@ fn is_open(status: TaskStatus) -> bool {
     matches!(status, TaskStatus::PENDING | TaskStatus::PROCESSING)
 }
 
-/// A replica that can be read: its segment's name and whose that is.
+/// Source of a transfer: the segment of a readable replica, and its client.
 pub(crate) struct TransferSource {
     pub(crate) name: String,
     pub(crate) client: Uuid,
-    /// The names of all segments that have a replica.
+    /// Names of all segments with a replica.
     pub(crate) holders: Vec<Arc<str>>,
 }
 
 impl MasterCore {
-    /// Asks a node that has an object to copy it to the named segments.
+    /// Creates a task for a node with an object to copy it to the named segments.
     ///
     /// # Errors
-    /// `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY`, `INVALID_PARAMS` without targets or for one that is not mounted,
+    /// `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY`, `INVALID_PARAMS` for no targets or one that is not mounted,
     /// `TASK_PENDING_LIMIT_EXCEEDED`.
     pub fn create_copy_task<S: AsRef<str>>(
         &self,
@@ -292,10 +292,10 @@ impl MasterCore {
         self.tasks.lock().add(now_ms, payload, source.client, self.settings.max_tasks, fx)
     }
 
-    /// Asks the node that has an object on the source segment to move it to the target segment.
+    /// Creates a task for the source segment's node to move an object to the target segment.
     ///
     /// # Errors
-    /// As [`Self::create_copy_task`], and `INVALID_PARAMS` if the object is not on the source.
+    /// As [`Self::create_copy_task`], and `INVALID_PARAMS` if the object is not on the source segment.
     pub fn create_move_task(
         &self,
         now_ms: u64,
@@ -315,37 +315,38 @@ impl MasterCore {
         self.tasks.lock().add(now_ms, payload, from.client, self.settings.max_tasks, fx)
     }
 
-    /// Whether all of these segments are mounted; if not, `error`.
+    /// Returns `error` unless all of these segments are mounted.
     pub(crate) fn check_segments(&self, names: &[&str], error: ErrorCode) -> Result<(), ErrorCode> {
         let segments = self.segments.load();
-        let all_known = names.iter().all(|name| !segments.indices_by_name(name).is_empty());
-        if all_known { Ok(()) } else { Err(error) }
+        let all_mounted = names.iter().all(|name| !segments.indices_by_name(name).is_empty());
+        if all_mounted { Ok(()) } else { Err(error) }
     }
 
-    /// A replica of an object that can be read, on the named segment if one is named.
+    /// A readable replica of an object, on the named segment if one is given.
     pub(crate) fn source_of(
         &self,
         tenant: &str,
         key: &str,
-        on: Option<&str>,
+        segment: Option<&str>,
     ) -> Result<TransferSource, ErrorCode> {
-        let spot = self.locate_reader_key(tenant, key)?;
-        let shard = self.lock(spot.shard);
-        let at = shard.lookup(spot, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
-        let entry = &shard.entries[at];
+        let key_location = self.locate_reader_key(tenant, key)?;
+        let shard = self.lock(key_location.shard);
+        let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        let entry = &shard.entries[index];
         if !entry.is_complete() {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         }
-        let readable = entry.replicas().filter(|it| shard.can_be_read(it));
-        let mut mounted = readable.filter_map(|it| shard.segments.get(it.segment));
-        let fits = |name: &str| on.is_none_or(|on| on == name);
-        let found = mounted.find(|it| fits(&it.descriptor.name)).ok_or(ErrorCode::REPLICA_NOT_FOUND)?;
-        let mounted = entry.replicas().filter_map(|it| shard.segments.get(it.segment));
-        let holders = mounted.map(|it| Arc::clone(&it.descriptor.name)).collect();
+        let readable = entry.replicas().filter(|replica| shard.can_be_read(replica));
+        let mut mounted = readable.filter_map(|replica| shard.segments.get(replica.segment));
+        let fits = |name: &str| segment.is_none_or(|segment| segment == name);
+        let found =
+            mounted.find(|segment| fits(&segment.descriptor.name)).ok_or(ErrorCode::REPLICA_NOT_FOUND)?;
+        let mounted = entry.replicas().filter_map(|replica| shard.segments.get(replica.segment));
+        let holders = mounted.map(|segment| Arc::clone(&segment.descriptor.name)).collect();
         Ok(TransferSource { name: found.descriptor.name.to_string(), client: found.client, holders })
     }
 
-    /// The next tasks for a client, at most so many.
+    /// Fetches the next tasks of a client, at most `limit`.
     pub fn fetch_tasks(
         &self,
         now_ms: u64,
@@ -359,10 +360,10 @@ impl MasterCore {
         tasks.fetch(now_ms, client, limit, self.settings.task_retries, fx)
     }
 
-    /// How far a task is.
+    /// Current state of a task.
     ///
     /// # Errors
-    /// `TASK_NOT_FOUND`, also for one that ended long ago.
+    /// `TASK_NOT_FOUND`, also for a finished task that was dropped.
     pub fn query_task(&self, id: Uuid) -> Result<TaskReport<String>, ErrorCode> {
         let tasks = self.tasks.lock();
         let task = tasks.tasks.get(&id).ok_or(ErrorCode::TASK_NOT_FOUND)?;
@@ -377,10 +378,10 @@ impl MasterCore {
         })
     }
 
-    /// A client has done a task, or failed to.
+    /// A client reports the result of a task.
     ///
     /// # Errors
-    /// `TASK_NOT_FOUND`, `ILLEGAL_CLIENT`, `INVALID_PARAMS` for a status that is no end.
+    /// `TASK_NOT_FOUND`, `ILLEGAL_CLIENT`, `INVALID_PARAMS` for a status other than success or failure.
     pub fn complete_task<S: AsRef<str>>(
         &self,
         now_ms: u64,

@@ -1,4 +1,4 @@
-//! Tenants: name spaces with quotas.
+//! Tenants: namespaces with quotas.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -9,20 +9,19 @@ use mooncake_wire::admin::TenantQuota;
 use mooncake_wire::types::DEFAULT_TENANT;
 use parking_lot::Mutex;
 
-/// The largest quota.
 const MAX_QUOTA: u64 = i64::MAX as u64;
-/// Tenants with a quota or objects at a time.
+/// Maximum number of tenants, including removed ones.
 const MAX_TENANTS: usize = u16::MAX as usize;
 
-/// A tenant. It stays in the list for good: its place is in the entries.
+/// A tenant. It is never removed from the list, since object entries store its index.
 #[derive(Debug)]
 pub(crate) struct TenantEntry {
     pub(crate) name: Arc<str>,
-    /// Bytes that were asked for.
+    /// Quota as configured, in bytes.
     requested: AtomicU64,
-    /// Bytes that it has.
+    /// Quota after scaling to the pool's capacity, in bytes.
     effective: AtomicU64,
-    /// Bytes of its objects, all replicas counted.
+    /// Bytes of all replicas of its objects.
     charged: AtomicU64,
     has_policy: AtomicBool,
 }
@@ -38,7 +37,7 @@ impl TenantEntry {
         }
     }
 
-    /// Takes bytes out of the quota, or says that they are not in it.
+    /// Charges bytes to the quota. Returns false if that exceeds it and `limited` is set.
     pub(crate) fn charge(&self, bytes: u64, limited: bool) -> bool {
         let before = self.charged.fetch_add(bytes, Relaxed);
         if limited && before.saturating_add(bytes) > self.effective.load(Relaxed) {
@@ -70,7 +69,7 @@ impl TenantEntry {
     }
 }
 
-/// All tenants. The first is the one that everything belongs to while tenants are off.
+/// All tenants. The first one owns everything while multi-tenancy is off.
 #[derive(Debug)]
 pub(crate) struct TenantTable {
     list: ArcSwap<Vec<Arc<TenantEntry>>>,
@@ -88,58 +87,58 @@ impl TenantTable {
         self.enabled
     }
 
-    /// The place of a tenant that may own something; nothing for one that never did.
+    /// Index of a tenant; `None` for an unknown one.
     pub(crate) fn index_of(&self, name: &str) -> Option<u16> {
         if !self.enabled {
             return Some(0);
         }
-        let at = self.list.load().iter().position(|it| *it.name == *name)?;
-        u16::try_from(at).ok()
+        let index = self.list.load().iter().position(|tenant| *tenant.name == *name)?;
+        u16::try_from(index).ok()
     }
 
-    /// The place of a tenant that wants to write.
+    /// Index of a tenant that has permission to write.
     pub(crate) fn index_for_writer(&self, name: &str) -> Result<u16, ErrorCode> {
-        let at = self.index_of(name).ok_or(ErrorCode::TENANT_NOT_REGISTERED)?;
-        let may = !self.enabled || self.get(at).is_some_and(|it| it.has_policy());
-        if may { Ok(at) } else { Err(ErrorCode::TENANT_NOT_REGISTERED) }
+        let index = self.index_of(name).ok_or(ErrorCode::TENANT_NOT_REGISTERED)?;
+        let may_write = !self.enabled || self.get(index).is_some_and(|tenant| tenant.has_policy());
+        if may_write { Ok(index) } else { Err(ErrorCode::TENANT_NOT_REGISTERED) }
     }
 
-    pub(crate) fn get(&self, at: u16) -> Option<Arc<TenantEntry>> {
-        self.list.load().get(usize::from(at)).cloned()
+    pub(crate) fn get(&self, index: u16) -> Option<Arc<TenantEntry>> {
+        self.list.load().get(usize::from(index)).cloned()
     }
 
-    /// Takes bytes out of a tenant's quota.
-    pub(crate) fn charge(&self, at: u16, bytes: u64) -> bool {
-        self.list.load().get(usize::from(at)).is_some_and(|it| it.charge(bytes, self.enabled))
+    /// Charges bytes to a tenant's quota, if they fit.
+    pub(crate) fn charge(&self, index: u16, bytes: u64) -> bool {
+        self.list.load().get(usize::from(index)).is_some_and(|tenant| tenant.charge(bytes, self.enabled))
     }
 
-    /// Counts bytes without asking the quota.
-    pub(crate) fn count(&self, at: u16, bytes: u64) {
-        if let Some(it) = self.list.load().get(usize::from(at)) {
-            it.charge(bytes, false);
+    /// Charges bytes without checking the quota.
+    pub(crate) fn count(&self, index: u16, bytes: u64) {
+        if let Some(tenant) = self.list.load().get(usize::from(index)) {
+            tenant.charge(bytes, false);
         }
     }
 
-    pub(crate) fn discharge(&self, at: u16, bytes: u64) {
-        if let Some(it) = self.list.load().get(usize::from(at)) {
-            it.discharge(bytes);
+    pub(crate) fn discharge(&self, index: u16, bytes: u64) {
+        if let Some(tenant) = self.list.load().get(usize::from(index)) {
+            tenant.discharge(bytes);
         }
     }
 
-    /// The place of a tenant, which is made if it is new.
+    /// Index of a tenant, which is added if it is new.
     pub(crate) fn register(&self, name: &str) -> Result<u16, ErrorCode> {
-        let _changing = self.changes.lock();
-        if let Some(at) = self.index_of(name) {
-            return Ok(at);
+        let _guard = self.changes.lock();
+        if let Some(index) = self.index_of(name) {
+            return Ok(index);
         }
         let mut list = Vec::clone(&self.list.load());
         if list.len() >= MAX_TENANTS {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         list.push(Arc::new(TenantEntry::new(name)));
-        let at = list.len() - 1;
+        let index = list.len() - 1;
         self.list.store(Arc::new(list));
-        u16::try_from(at).map_err(|_| ErrorCode::INVALID_PARAMS)
+        u16::try_from(index).map_err(|_| ErrorCode::INVALID_PARAMS)
     }
 
     pub(crate) fn set_quota(
@@ -151,8 +150,8 @@ impl TenantTable {
         if requested == 0 || requested > MAX_QUOTA || name.is_empty() {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        let at = self.register(name)?;
-        let tenant = self.get(at).ok_or(ErrorCode::INTERNAL_ERROR)?;
+        let index = self.register(name)?;
+        let tenant = self.get(index).ok_or(ErrorCode::INTERNAL_ERROR)?;
         tenant.requested.store(requested, Relaxed);
         tenant.has_policy.store(true, Relaxed);
         self.scale(capacity);
@@ -172,15 +171,15 @@ impl TenantTable {
     }
 
     fn with_policy(&self, name: &str) -> Option<Arc<TenantEntry>> {
-        self.list.load().iter().find(|it| *it.name == *name && it.has_policy()).cloned()
+        self.list.load().iter().find(|tenant| *tenant.name == *name && tenant.has_policy()).cloned()
     }
 
-    /// Gives every tenant what it asked for, or its share if there is not enough for all.
+    /// Sets effective quotas: as configured, or scaled down in proportion if their sum exceeds the capacity.
     pub(crate) fn scale(&self, capacity: u64) {
-        let _changing = self.changes.lock();
+        let _guard = self.changes.lock();
         let list = self.list.load();
-        let with_policy = || list.iter().filter(|it| it.has_policy());
-        let total: u128 = with_policy().map(|it| u128::from(it.requested.load(Relaxed))).sum();
+        let with_policy = || list.iter().filter(|tenant| tenant.has_policy());
+        let total: u128 = with_policy().map(|tenant| u128::from(tenant.requested.load(Relaxed))).sum();
         for tenant in with_policy() {
             let requested = tenant.requested.load(Relaxed);
             let share = u128::from(requested) * u128::from(capacity) / total.max(1);
@@ -191,10 +190,10 @@ impl TenantTable {
     }
 
     pub(crate) fn quota(&self, name: &str) -> Option<TenantQuota> {
-        self.with_policy(name).map(|it| it.report())
+        self.with_policy(name).map(|tenant| tenant.report())
     }
 
     pub(crate) fn quotas(&self) -> Vec<TenantQuota> {
-        self.list.load().iter().filter(|it| it.has_policy()).map(|it| it.report()).collect()
+        self.list.load().iter().filter(|tenant| tenant.has_policy()).map(|tenant| tenant.report()).collect()
     }
 }

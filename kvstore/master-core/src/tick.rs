@@ -1,4 +1,4 @@
-//! What happens because time passes.
+//! Periodic work of the master.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -10,13 +10,12 @@ use crate::object::EvictionQueue;
 use crate::statistics::MasterCounters;
 use crate::upsert::SpaceDisposition;
 
-/// Ticks within which soft pins of all shards are looked at.
+/// Number of ticks in which the soft pins of all shards are checked once.
 const UNPIN_TICKS: usize = 32;
 
 impl MasterCore {
-    /// Does what is due: clients that are not heard of, segments to be unmounted, puts and copies that were not ended,
-    /// tasks, drain jobs, soft pins, eviction above the watermark. To be called every 10 ms or so; when it is called
-    /// less often, all of this is late and nothing else.
+    /// Runs all periodic work: expiry of clients, unmounts, puts, transfers, tasks and soft pins, drain jobs, and eviction above
+    /// the watermark. Call it about every 10 ms; calling it less often only delays this work.
     pub fn tick(&self, now_ms: u64, fx: &mut dyn StateChangeSink) {
         self.expire_clients(now_ms, fx);
         self.expire_rebuild(now_ms);
@@ -29,7 +28,7 @@ impl MasterCore {
         self.evict_above_watermark(now_ms, fx);
     }
 
-    /// A part of the shards at a time: at a tick per 10 ms every shard's turn comes several times in a second.
+    /// Checks 1/32 of the shards per call: with a tick every 10 ms, each shard about three times per second.
     fn expire_soft_pins_in_turn(&self, now_ms: u64) {
         let shards = self.shards.len();
         for _ in 0..shards.div_ceil(UNPIN_TICKS) {
@@ -39,40 +38,41 @@ impl MasterCore {
 }
 
 impl LockedShard<'_> {
-    /// Ends what has gone on for too long.
+    /// Ends puts, transfers and disk tasks that have timed out.
     fn expire(&mut self, now_ms: u64, fx: &mut dyn StateChangeSink) {
         self.release_quarantined(now_ms, fx);
         let release_ms = self.master.settings.put_release_ms;
-        while let Some(at) = self.head(EvictionQueue::Writing) {
-            if self.entries[at].stamp.saturating_add(release_ms) > now_ms {
+        while let Some(index) = self.head(EvictionQueue::Writing) {
+            if self.entries[index].stamp.saturating_add(release_ms) > now_ms {
                 break;
             }
             MasterCounters::add(&self.master.counters.discarded_puts, 1);
-            self.remove_and_free(at, RemoveCause::PutTimedOut, fx);
+            self.remove_and_free(index, RemoveCause::PutTimedOut, fx);
         }
-        while let Some((since_ms, at)) = self.pending.first().copied() {
+        while let Some((since_ms, index)) = self.pending.first().copied() {
             if since_ms.saturating_add(release_ms) > now_ms {
                 break;
             }
             MasterCounters::add(&self.master.counters.discarded_puts, 1);
-            self.abandon_pending(at, SpaceDisposition::Quarantine, now_ms, fx);
+            self.abandon_pending(index, SpaceDisposition::Quarantine, now_ms, fx);
         }
-        let is_late = |at: &u32| {
-            let transfer = self.entries[*at].transfer();
-            transfer.is_some_and(|it| it.since_ms.saturating_add(release_ms) <= now_ms)
+        let is_late = |index: &u32| {
+            let transfer = self.entries[*index].transfer();
+            transfer.is_some_and(|transfer| transfer.since_ms.saturating_add(release_ms) <= now_ms)
         };
         let late: Vec<u32> = self.transfers.iter().copied().filter(is_late).collect();
-        for at in late {
-            self.end_transfer(at, now_ms, fx);
+        for index in late {
+            self.end_transfer(index, now_ms, fx);
         }
-        while let Some((since_ms, at)) = self.disk_tasks.first().copied() {
+        while let Some((since_ms, index)) = self.disk_tasks.first().copied() {
             if since_ms.saturating_add(release_ms) > now_ms {
                 break;
             }
-            if self.entries[at].work().is_some_and(|it| matches!(it.task, DiskTask::Promotion { .. })) {
+            if self.entries[index].work().is_some_and(|work| matches!(work.task, DiskTask::Promotion { .. }))
+            {
                 MasterCounters::add(&self.master.counters.promotions_expired, 1);
             }
-            self.end_work(at, now_ms, fx);
+            self.end_work(index, now_ms, fx);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! Copies and moves as facts.
+//! State changes of copies and moves.
 //!
-//! While facts are applied, a transfer is only noted: its space is held as that of nobody, and belongs to it again when the replay is
-//! finished.
+//! While state changes are replayed, a transfer is only recorded and its target ranges are quarantined. When the replay is finished,
+//! the transfer resumes and takes its ranges out of quarantine.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,150 +12,141 @@ use crate::master::MasterCore;
 use crate::object::{MemoryReplica, ReplicaTransfer};
 use crate::shard::QuarantinedRange;
 
-/// Transfers by tenant and key, of facts that were applied.
+/// Transfers found during replay, by tenant and key.
 pub(crate) type PendingTransfers = BTreeMap<(String, String), TransferState<'static>>;
 
 impl MasterCore {
-    /// Notes a transfer.
+    /// Records a transfer to resume after the replay.
     pub(crate) fn record_transfer(&self, state: &TransferState<'_>) {
         let name = (state.tenant.to_string(), state.key.to_string());
         self.pending_transfers.lock().insert(name, state.clone().into_owned());
     }
 
-    /// A transfer does not go on.
+    /// Removes a transfer that ended during the replay.
     pub(crate) fn remove_transfer(&self, tenant: &str, key: &str) {
-        let mut noted = self.pending_transfers.lock();
-        // Nearly always there is none, and a name need not be made.
-        if !noted.is_empty() {
-            noted.remove(&(tenant.to_owned(), key.to_owned()));
+        let mut pending = self.pending_transfers.lock();
+        // Mostly there is none: avoids two allocations.
+        if !pending.is_empty() {
+            pending.remove(&(tenant.to_owned(), key.to_owned()));
         }
     }
 
-    /// Tells transfers that are only noted.
+    /// Emits the transfers that are recorded but not resumed.
     pub(crate) fn emit_pending_transfers(&self, fx: &mut dyn StateChangeSink) {
         for state in self.pending_transfers.lock().values() {
             fx.record(StateChange::TransferStarted(state.clone()));
         }
     }
 
-    /// Goes on with the transfers that were noted, of objects that are as they were.
+    /// Resumes the recorded transfers whose objects are unchanged.
     pub(crate) fn resume_transfers(&self) {
-        let noted = std::mem::take(&mut *self.pending_transfers.lock());
-        for state in noted.into_values() {
-            let Some(held) = self.take_quarantined(&state.locations) else { continue };
-            if !self.resume_transfer(&state, &held) {
-                for (place, held) in state.locations.iter().zip(held) {
-                    self.lock(self.quarantine_shard(place.segment, place.offset)).quarantined.push(held);
+        let pending = std::mem::take(&mut *self.pending_transfers.lock());
+        for state in pending.into_values() {
+            let Some(ranges) = self.take_quarantined(&state.locations) else { continue };
+            if !self.resume_transfer(&state, &ranges) {
+                for (location, range) in state.locations.iter().zip(ranges) {
+                    self.lock(self.quarantine_shard(location.segment, location.offset))
+                        .quarantined
+                        .push(range);
                 }
             }
         }
     }
 
-    /// The held space of all these replicas, or none of it.
-    fn take_quarantined(&self, places: &[ReplicaLocation]) -> Option<Vec<QuarantinedRange>> {
-        let mut taken: Vec<QuarantinedRange> = Vec::with_capacity(places.len());
-        for (count, place) in places.iter().enumerate() {
-            let mut shard = self.lock(self.quarantine_shard(place.segment, place.offset));
-            let at = shard.segments.index_of(place.segment);
-            let is_it = |it: &QuarantinedRange| Some(it.segment) == at && it.offset == place.offset;
-            if let Some(index) = shard.quarantined.iter().position(is_it) {
+    /// Takes the quarantined ranges of all these replicas, or none of them.
+    fn take_quarantined(&self, locations: &[ReplicaLocation]) -> Option<Vec<QuarantinedRange>> {
+        let mut taken: Vec<QuarantinedRange> = Vec::with_capacity(locations.len());
+        for (count, location) in locations.iter().enumerate() {
+            let mut shard = self.lock(self.quarantine_shard(location.segment, location.offset));
+            let segment_index = shard.segments.index_of(location.segment);
+            let matches = |range: &QuarantinedRange| {
+                Some(range.segment) == segment_index && range.offset == location.offset
+            };
+            if let Some(index) = shard.quarantined.iter().position(matches) {
                 taken.push(shard.quarantined.swap_remove(index));
                 continue;
             }
             drop(shard);
-            for (place, held) in places.iter().zip(taken.drain(..count)) {
-                self.lock(self.quarantine_shard(place.segment, place.offset)).quarantined.push(held);
+            for (location, range) in locations.iter().zip(taken.drain(..count)) {
+                self.lock(self.quarantine_shard(location.segment, location.offset)).quarantined.push(range);
             }
             return None;
         }
         Some(taken)
     }
 
-    fn resume_transfer(&self, state: &TransferState<'_>, held: &[QuarantinedRange]) -> bool {
-        let Ok(spot) = self.locate_reader_key(&state.tenant, &state.key) else { return false };
-        let mut shard = self.lock(spot.shard);
-        let Some(at) = shard.lookup(spot, &state.key) else { return false };
-        let entry = &shard.entries[at];
+    fn resume_transfer(&self, state: &TransferState<'_>, ranges: &[QuarantinedRange]) -> bool {
+        let Ok(key_location) = self.locate_reader_key(&state.tenant, &state.key) else { return false };
+        let mut shard = self.lock(key_location.shard);
+        let Some(index) = shard.lookup(key_location, &state.key) else { return false };
+        let entry = &shard.entries[index];
         let fits = entry.is_complete()
             && entry.pending().is_none()
             && entry.transfer().is_none()
-            && entry.replicas().any(|it| it.id == state.source)
-            && held.iter().all(|it| it.size == entry.size);
+            && entry.replicas().any(|replica| replica.id == state.source)
+            && ranges.iter().all(|range| range.size == entry.size);
         if !fits {
             return false;
         }
-        let replica = |(place, held): (&ReplicaLocation, &QuarantinedRange)| {
-            let QuarantinedRange { segment, block, offset, .. } = *held;
-            MemoryReplica { id: place.replica, offset, block, segment, ready: false }
+        let replica = |(location, range): (&ReplicaLocation, &QuarantinedRange)| {
+            let QuarantinedRange { segment, block, offset, .. } = *range;
+            MemoryReplica { id: location.replica, offset, block, segment, ready: false }
         };
-        let new: Vec<MemoryReplica> = state.locations.iter().zip(held).map(replica).collect();
-        new.iter().for_each(|it| self.reserve_replica_id(it.id));
-        let TransferState { client, source, is_move: moves, since_ms, lease: plan, .. } = *state;
-        shard.set_transfer(
-            at,
-            ReplicaTransfer { client, source, is_move: moves, since_ms, lease: plan },
-            &new,
-        );
+        let new: Vec<MemoryReplica> = state.locations.iter().zip(ranges).map(replica).collect();
+        new.iter().for_each(|replica| self.reserve_replica_id(replica.id));
+        let TransferState { client, source, is_move, since_ms, lease, .. } = *state;
+        shard.set_transfer(index, ReplicaTransfer { client, source, is_move, since_ms, lease }, &new);
         true
     }
 }
 
 impl LockedShard<'_> {
-    /// A transfer of an object goes on, to these replicas.
-    pub(crate) fn set_transfer(&mut self, at: u32, transfer: ReplicaTransfer, new: &[MemoryReplica]) {
+    /// Attaches a transfer to an object, with the replicas that are being written.
+    pub(crate) fn set_transfer(&mut self, index: u32, transfer: ReplicaTransfer, new: &[MemoryReplica]) {
         let since_ms = transfer.since_ms;
-        let entry = &mut self.entries[at];
+        let entry = &mut self.entries[index];
         let (tenant, size) = (entry.tenant, entry.size);
         let extra = entry.extra_mut();
         extra.transfer = Some(transfer);
         extra.more.extend(new);
         let queue = entry.target_queue(since_ms);
-        self.enqueue(at, queue);
-        self.transfers.push(at);
+        self.enqueue(index, queue);
+        self.transfers.push(index);
         self.master.tenants.count(tenant, size * new.len() as u64);
     }
 
-    /// Tells an object's transfer and the space that is held for it, if there is one.
-    pub(crate) fn emit_transfer(&self, at: u32, fx: &mut dyn StateChangeSink) {
-        let entry = &self.entries[at];
+    /// Emits an object's transfer, if it has one, and the quarantined ranges of its targets.
+    pub(crate) fn emit_transfer(&self, index: u32, fx: &mut dyn StateChangeSink) {
+        let entry = &self.entries[index];
         let Some(transfer) = entry.transfer() else { return };
-        let ReplicaTransfer { client, source, is_move: moves, since_ms, lease: plan } = transfer.clone();
-        let places = self.locations(entry.replicas().copied().filter(|it| !it.ready));
+        let ReplicaTransfer { client, source, is_move, since_ms, lease } = transfer.clone();
+        let locations = self.locations(entry.replicas().copied().filter(|replica| !replica.ready));
         let until_ms = since_ms.saturating_add(self.master.settings.put_release_ms);
-        for place in &places {
+        for location in &locations {
             fx.record(StateChange::RangeQuarantined {
-                segment: place.segment,
-                offset: place.offset,
+                segment: location.segment,
+                offset: location.offset,
                 size: entry.size,
                 until_ms,
             });
         }
-        self.with_name(at, |tenant, key| {
-            let (tenant, key, places) = (Cow::Borrowed(tenant), Cow::Borrowed(key), Cow::Owned(places));
-            let state = TransferState {
-                tenant,
-                key,
-                client,
-                source,
-                is_move: moves,
-                since_ms,
-                lease: plan,
-                locations: places,
-            };
+        self.with_name(index, |tenant, key| {
+            let (tenant, key, locations) = (Cow::Borrowed(tenant), Cow::Borrowed(key), Cow::Owned(locations));
+            let state = TransferState { tenant, key, client, source, is_move, since_ms, lease, locations };
             fx.record(StateChange::TransferStarted(state));
         });
     }
 
-    /// Tells that an object's transfer is over.
-    pub(crate) fn emit_transfer_ended(&self, at: u32, fx: &mut dyn StateChangeSink) {
-        self.with_name(at, |tenant, key| {
+    /// Emits the end of an object's transfer.
+    pub(crate) fn emit_transfer_ended(&self, index: u32, fx: &mut dyn StateChangeSink) {
+        self.with_name(index, |tenant, key| {
             fx.record(StateChange::TransferEnded { tenant: Cow::Borrowed(tenant), key: Cow::Borrowed(key) });
         });
     }
 
-    fn with_name(&self, at: u32, tell: impl FnOnce(&str, &str)) {
-        let entry = &self.entries[at];
+    fn with_name(&self, index: u32, emit: impl FnOnce(&str, &str)) {
+        let entry = &self.entries[index];
         let tenant = self.master.tenants.get(entry.tenant);
-        tell(tenant.as_ref().map_or("", |it| &*it.name), &entry.key);
+        emit(tenant.as_ref().map_or("", |entry| &*entry.name), &entry.key);
     }
 }

@@ -1,8 +1,8 @@
-//! Upserts of objects that can be read: the present version stays until the new one has been written to its end.
+//! Upserts of readable objects: the present version stays until the put of the new one has ended.
 //!
-//! The new version has space of its own. When it is ended it takes the place of the present one; when it is revoked, replaced by
-//! another upsert or not ended in time, the present version is as it was. In facts a new version is a [`StateChange::ObjectStarted`] of an object
-//! that is stored, and its end is a [`StateChange::Stored`], either of the new version or of the present one.
+//! The new version has its own space. When its put ends, it replaces the present one; when it is revoked, replaced by another upsert
+//! or times out, the present version stays. In state changes, a new version is a [`StateChange::ObjectStarted`] of a stored object,
+//! and its end is a [`StateChange::ObjectStored`], either of the new version or of the present one.
 
 use std::borrow::Cow;
 
@@ -15,69 +15,70 @@ use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, ObjectEntry, Pendi
 use crate::read::ReplicaDescriptors;
 use crate::slab::NIL;
 
-/// Nobody: who wrote an object of which it is not certain any more what a late call of its writer means.
+/// Client id of an object whose writer's late calls must be rejected, since they would be ambiguous.
 const NO_WRITER: Uuid = Uuid { first: 0, second: 0 };
 
-/// What becomes of the space of a new version that was given up.
+/// How to release the space of an abandoned version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SpaceDisposition {
-    /// Nobody writes to it any more.
+    /// Free it: the writer has stopped.
     Free,
-    /// Its writer may still be writing, until its time is over.
+    /// Quarantine it: the writer may still write until the put times out.
     Quarantine,
 }
 
 impl LockedShard<'_> {
-    /// Begins to write a new version of an object. Its space and its quota have been taken already.
+    /// Starts a new version of an object. Its space and quota are allocated already.
     pub(crate) fn begin_pending(
         &mut self,
-        at: u32,
+        index: u32,
         pending: PendingVersion,
         now_ms: u64,
         fx: &mut dyn StateChangeSink,
     ) -> ReplicaDescriptors {
-        self.abandon_pending(at, SpaceDisposition::Quarantine, now_ms, fx);
-        self.abandon_work(at);
-        self.attach_pending(at, pending);
-        self.emit_pending(at, fx);
-        let pending = self.entries[at].pending();
-        let replicas =
-            pending.into_iter().flat_map(|it| it.replicas.iter().map(|replica| (replica, it.size)));
+        self.abandon_pending(index, SpaceDisposition::Quarantine, now_ms, fx);
+        self.abandon_work(index);
+        self.attach_pending(index, pending);
+        self.emit_pending(index, fx);
+        let pending = self.entries[index].pending();
+        let replicas = pending
+            .into_iter()
+            .flat_map(|version| version.replicas.iter().map(|replica| (replica, version.size)));
         replicas.filter_map(|(replica, size)| self.to_descriptor(replica, size)).collect()
     }
 
-    /// Notes a new version. It keeps the present one from being evicted.
-    pub(crate) fn attach_pending(&mut self, at: u32, pending: PendingVersion) {
-        self.pending.insert((pending.since_ms, at));
-        self.entries[at].extra_mut().pending = Some(Box::new(pending));
-        self.enqueue(at, EvictionQueue::Unlisted);
+    /// Attaches a new version. It protects the present one from eviction.
+    pub(crate) fn attach_pending(&mut self, index: u32, pending: PendingVersion) {
+        self.pending.insert((pending.since_ms, index));
+        self.entries[index].extra_mut().pending = Some(Box::new(pending));
+        self.enqueue(index, EvictionQueue::Unlisted);
     }
 
-    /// Takes a new version off its object, which stays charged to the tenant.
-    pub(crate) fn detach_pending(&mut self, at: u32) -> Option<PendingVersion> {
-        let pending = *self.entries[at].extra.as_mut()?.pending.take()?;
-        self.pending.remove(&(pending.since_ms, at));
+    /// Detaches a new version, which stays charged to the tenant.
+    pub(crate) fn detach_pending(&mut self, index: u32) -> Option<PendingVersion> {
+        let pending = *self.entries[index].extra.as_mut()?.pending.take()?;
+        self.pending.remove(&(pending.since_ms, index));
         Some(pending)
     }
 
-    /// Gives up a new version, if there is one. The present version stays.
+    /// Abandons a new version, if there is one. The present version stays.
     pub(crate) fn abandon_pending(
         &mut self,
-        at: u32,
+        index: u32,
         space: SpaceDisposition,
         now_ms: u64,
         fx: &mut dyn StateChangeSink,
     ) {
-        let Some(pending) = self.detach_pending(at) else { return };
-        let entry = &mut self.entries[at];
-        // A late end of the new version must not match the present one, which would be answered with success.
+        let Some(pending) = self.detach_pending(index) else { return };
+        let entry = &mut self.entries[index];
+        // A late PutEnd of the new version must not match the present one, which would return success.
         if space == SpaceDisposition::Quarantine && entry.client == pending.client {
             entry.client = NO_WRITER;
         }
         let tenant = entry.tenant;
         self.master.tenants.discharge(tenant, pending.bytes());
-        self.requeue_idle(at, now_ms);
-        self.emit_state(at, StoreCause::Replicas, fx);
+        self.requeue_idle(index, now_ms);
+        self.emit_state(index, StoreCause::Replicas, fx);
         let until_ms = pending.since_ms.saturating_add(self.master.settings.put_release_ms);
         for replica in &pending.replicas {
             match space {
@@ -89,41 +90,41 @@ impl LockedShard<'_> {
         }
     }
 
-    /// Puts the new version in the place of the present one. Whoever reads the present one may do so until the lease ends.
+    /// Replaces the present version by the new one. Readers of the present one are safe until their lease expires.
     pub(crate) fn commit_pending(
         &mut self,
-        at: u32,
+        index: u32,
         checksum: Option<u64>,
         now_ms: u64,
         fx: &mut dyn StateChangeSink,
     ) {
-        let Some(pending) = self.detach_pending(at) else { return };
-        self.abandon_work(at);
-        let copy = self.detach_copy(at);
-        self.report_vacated(self.entries[at].replicas(), fx);
-        self.record_rewritten(at);
-        let entry = &mut self.entries[at];
+        let Some(pending) = self.detach_pending(index) else { return };
+        self.abandon_work(index);
+        let copy = self.detach_copy(index);
+        self.report_vacated(self.entries[index].replicas(), fx);
+        self.record_rewritten(index);
+        let entry = &mut self.entries[index];
         let old: Vec<MemoryReplica> = entry.replicas().copied().collect();
         let (old_size, tenant, prefix) = (entry.size, entry.tenant, entry.prefix);
         let leased_until_ms = Some(entry.stamp).filter(|_| entry.is_leased(now_ms));
         (entry.client, entry.size, entry.stamp) = (pending.client, pending.size, now_ms);
         let new: Vec<MemoryReplica> =
-            pending.replicas.iter().map(|it| MemoryReplica { ready: true, ..*it }).collect();
+            pending.replicas.iter().map(|replica| MemoryReplica { ready: true, ..*replica }).collect();
         entry.set_replicas(&new);
         let extra = entry.extra_mut();
         (extra.checksum, extra.soft_pin_until_ms) = (checksum, pending.soft_pin_until_ms);
         entry.drop_empty_extras();
         entry.flags = EntryFlags::new(EvictionQueue::Unlisted, pending.hard_pin);
-        self.change_group(at, pending.group);
-        let queue = self.entries[at].target_queue(now_ms);
-        self.enqueue(at, queue);
+        self.change_group(index, pending.group);
+        let queue = self.entries[index].target_queue(now_ms);
+        self.enqueue(index, queue);
         self.master.recent_writes.add(now_ms, pending.size.saturating_mul(new.len() as u64));
         self.master.tenants.discharge(tenant, old_size.saturating_mul(old.len() as u64));
         let tally = self.tally(prefix);
         tally.bytes = tally.bytes - old_size + pending.size;
-        self.emit_state(at, StoreCause::Written, fx);
+        self.emit_state(index, StoreCause::Written, fx);
         if copy.is_some() {
-            self.emit_state(at, StoreCause::DiskCopyLost, fx);
+            self.emit_state(index, StoreCause::DiskCopyLost, fx);
         }
         for replica in &old {
             match leased_until_ms {
@@ -133,48 +134,50 @@ impl LockedShard<'_> {
         }
     }
 
-    /// An object stays in its group unless it is written with another.
-    fn change_group(&mut self, at: u32, group: Option<(GroupId, Box<str>)>) {
+    /// Moves an object to the group of the new version; without one it stays in its group.
+    fn change_group(&mut self, index: u32, group: Option<(GroupId, Box<str>)>) {
         let Some((id, name)) = group else { return };
-        let member = GroupMember { shard: self.shard_index as u32, index: at };
-        let before = self.entries[at].group;
+        let member = GroupMember { shard: self.shard_index as u32, index };
+        let before = self.entries[index].group;
         if before != NIL {
             self.master.groups.leave(before, member);
         }
-        self.entries[at].group = self.master.groups.join(id, &name, member);
+        self.entries[index].group = self.master.groups.join(id, &name, member);
     }
 
-    /// Takes replicas out of new versions, and gives up those of which nothing is left.
+    /// Removes lost replicas from new versions, and abandons versions without remaining replicas.
     pub(crate) fn drop_pending_replicas(
         &mut self,
         is_lost: impl Fn(&MemoryReplica, u64) -> bool,
         now_ms: u64,
         fx: &mut dyn StateChangeSink,
     ) {
-        let pending: Vec<u32> = self.pending.iter().map(|(_, at)| *at).collect();
-        for at in pending {
-            let entry = &mut self.entries[at];
+        let pending: Vec<u32> = self.pending.iter().map(|(_, index)| *index).collect();
+        for index in pending {
+            let entry = &mut self.entries[index];
             let tenant = entry.tenant;
-            let Some(pending) = entry.extra.as_mut().and_then(|it| it.pending.as_mut()) else { continue };
+            let Some(pending) = entry.extra.as_mut().and_then(|extra| extra.pending.as_mut()) else {
+                continue;
+            };
             let size = pending.size;
-            let (gone, left): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
-                pending.replicas.iter().partition(|it| is_lost(it, size));
-            if gone.is_empty() {
+            let (removed, remaining): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
+                pending.replicas.iter().partition(|replica| is_lost(replica, size));
+            if removed.is_empty() {
                 continue;
             }
-            pending.replicas = left;
-            let is_over = pending.replicas.is_empty();
-            self.master.tenants.discharge(tenant, size.saturating_mul(gone.len() as u64));
-            if is_over {
-                self.abandon_pending(at, SpaceDisposition::Quarantine, now_ms, fx);
+            pending.replicas = remaining;
+            let is_empty = pending.replicas.is_empty();
+            self.master.tenants.discharge(tenant, size.saturating_mul(removed.len() as u64));
+            if is_empty {
+                self.abandon_pending(index, SpaceDisposition::Quarantine, now_ms, fx);
             } else {
-                self.emit_pending(at, fx);
+                self.emit_pending(index, fx);
             }
-            gone.iter().for_each(|it| self.free(it));
+            removed.iter().for_each(|replica| self.free(replica));
         }
     }
 
-    /// Keeps the space of the new version of an object that was removed for its writer.
+    /// Quarantines the space of a removed object's new version, since its writer may still write.
     pub(crate) fn quarantine_pending(&mut self, removed: &ObjectEntry, fx: &mut dyn StateChangeSink) {
         let Some(pending) = removed.pending() else { return };
         let until_ms = pending.since_ms.saturating_add(self.master.settings.put_release_ms);
@@ -183,13 +186,13 @@ impl LockedShard<'_> {
         }
     }
 
-    /// Records the new version of an object as a fact, if there is one.
-    pub(crate) fn emit_pending(&self, at: u32, fx: &mut dyn StateChangeSink) {
-        let entry = &self.entries[at];
+    /// Emits the new version of an object, if there is one.
+    pub(crate) fn emit_pending(&self, index: u32, fx: &mut dyn StateChangeSink) {
+        let entry = &self.entries[index];
         let Some(pending) = entry.pending() else { return };
         let tenant = self.master.tenants.get(entry.tenant);
         fx.record(StateChange::ObjectStarted(ObjectState {
-            tenant: Cow::Borrowed(tenant.as_ref().map_or("", |it| &*it.name)),
+            tenant: Cow::Borrowed(tenant.as_ref().map_or("", |entry| &*entry.name)),
             key: Cow::Borrowed(&entry.key),
             size: pending.size,
             client: pending.client,

@@ -1,4 +1,4 @@
-//! What is served beside RPCs: administration and metrics, transfer metadata, KV events.
+//! The services of a master other than RPC: admin interface with metrics, transfer metadata, KV events.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -27,111 +27,107 @@ use crate::server::MasterServer;
 use crate::state::AuxState;
 use crate::summary::MetricsSummary;
 
-/// Bytes of event messages that are kept for who missed them.
+/// Size of the replay buffer for KV event messages, in bytes.
 const REPLAY_BYTES: usize = 64 << 20;
-/// Longest request head: a query may name some thousand keys.
+/// Maximum request head in bytes: a query may contain some thousand keys.
 const HEADER_BYTES: usize = 1 << 20;
-/// What probes of kubelets request, which have no certificate.
+/// Paths of kubelet probes, which have no client certificate.
 const PROBE_PATHS: [&str; 2] = ["/health", "/role"];
-const NO_CERTIFICATE: &str =
-    "this needs a client certificate of the store's authority (--store_tls_ca of the master)\n";
+const NO_CERTIFICATE: &str = "a client certificate signed by the master's --store_tls_ca is required\n";
 
-/// Where all of it is served.
+/// Addresses and settings of the services.
 #[derive(Clone, Debug)]
 pub struct AuxServicesOptions {
-    /// Administration and metrics.
+    /// Listen address of the admin interface, which includes the metrics.
     pub admin: SocketAddr,
-    /// Transfer metadata, if it is to be served.
+    /// Transfer metadata service; `None` disables it.
     pub metadata: Option<MetadataServiceOptions>,
-    /// KV events, if they are to be published.
+    /// KV event publisher; `None` disables it.
     pub events: Option<KvEventServiceOptions>,
-    /// The file that tenants' quotas are kept in, if there is one.
+    /// File with the tenants' quotas.
     pub quotas: Option<PathBuf>,
 }
 
-/// How transfer metadata is served.
+/// Settings of the transfer metadata service.
 #[derive(Clone, Debug)]
 pub struct MetadataServiceOptions {
-    /// The address.
+    /// Listen address of its HTTP server.
     pub address: SocketAddr,
-    /// Where entries are kept.
     pub location: MetadataLocation,
-    /// Whether the entries of a node are removed when it is gone.
+    /// Whether to remove the entries of a node that has disconnected.
     pub cleanup: bool,
 }
 
-/// Where transfer metadata is kept.
+/// Storage of the transfer metadata.
 #[derive(Clone, Debug)]
 pub enum MetadataLocation {
-    /// In memory only.
     Memory,
-    /// In a folder of its own.
+    /// In a separate folder on disk.
     Folder(PathBuf),
-    /// With the master's state, wherever that is.
+    /// In the master's state, with the same persistence and replication.
     State,
 }
 
-/// How KV events are published.
+/// Settings of the KV event publisher.
 #[derive(Clone, Debug)]
 pub struct KvEventServiceOptions {
-    /// The endpoint for subscribers.
     pub bind: String,
-    /// The endpoint for replays, if there is to be one.
+    /// ZeroMQ endpoint for replays; `None` disables them.
     pub replay: Option<String>,
-    /// The name of this store in its events.
+    /// Name of this store in its events.
     pub backend: String,
-    /// Events that may wait to be published.
+    /// Maximum number of events that wait to be published.
     pub queue: usize,
 }
 
-/// Something cannot be served.
+/// A service could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum AuxServiceError {
-    /// A port cannot be had.
+    /// A port cannot be opened.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// An endpoint is none.
+    /// A ZeroMQ endpoint cannot be parsed.
     #[error("KV events: {0}")]
     Endpoint(#[from] ZmtpEndpointError),
-    /// An endpoint cannot be had.
+    /// A ZeroMQ endpoint cannot be bound.
     #[error(transparent)]
     Events(#[from] KvEventBindError),
-    /// The metadata's folder cannot be used.
+    /// The folder of the metadata cannot be used.
     #[error(transparent)]
     Metadata(#[from] MetadataStoreError),
-    /// The file of tenants' quotas cannot be used.
+    /// The quota file cannot be used.
     #[error(transparent)]
     Quotas(#[from] QuotaFileError),
-    /// A quota cannot be set.
-    #[error("the quota of tenant {0:?} cannot be set: {1}")]
+    /// A quota in the file was rejected.
+    #[error("cannot set the quota of tenant {0:?}: {1}")]
     Quota(String, ErrorCode),
 }
 
-/// What has to be there before the server: it sees all that happens from the first fact on.
+/// The services before their start. Created before the server, so that they observe its changes from the first record on.
 pub struct AuxServices {
     options: AuxServicesOptions,
     observer: Arc<FactObserver>,
     queue: Option<Arc<KvEventQueue>>,
     expired: Option<mpsc::Receiver<Arc<str>>>,
-    /// Where changes go, and what there is of a state beside the state machine.
+    /// The journal for changes, and the state outside the state machine.
     persistence: Option<(Arc<dyn Journal>, Arc<AuxState>)>,
 }
 
-/// The addresses that are served.
+/// Bound addresses of the services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuxServiceAddresses {
-    /// Administration and metrics.
+    /// Admin interface with the metrics.
     pub admin: SocketAddr,
-    /// Transfer metadata.
+    /// Transfer metadata service, if enabled.
     pub metadata: Option<SocketAddr>,
-    /// KV events, for subscribers.
+    /// Endpoint for subscribers of KV events.
     pub events: Option<SocketAddr>,
-    /// KV events, for replays.
+    /// Endpoint for replays of KV events.
     pub replay: Option<SocketAddr>,
 }
 
 impl AuxServices {
-    /// Nothing is served yet.
+    /// Creates the services without opening a port.
     pub fn new(options: AuxServicesOptions) -> Self {
         let queue = options.events.as_ref().map(|events| Arc::new(KvEventQueue::new(events.queue)));
         let mut observer = FactObserver::new(queue.clone());
@@ -140,16 +136,16 @@ impl AuxServices {
         Self { options, observer: Arc::new(observer), queue, expired, persistence: None }
     }
 
-    /// The journal to give to the server. `beside` is what the server's state has beside the state machine.
-    pub fn observe(&mut self, journal: Arc<dyn Journal>, beside: &Arc<AuxState>) -> Arc<dyn Journal> {
+    /// Wraps the journal for the server. `aux` is the server's state outside the state machine.
+    pub fn observe(&mut self, journal: Arc<dyn Journal>, aux: &Arc<AuxState>) -> Arc<dyn Journal> {
         if let Some(queue) = &self.queue {
-            queue.begin_after(beside.events());
+            queue.begin_after(aux.events());
         }
-        self.persistence = Some((Arc::clone(&journal), Arc::clone(beside)));
+        self.persistence = Some((Arc::clone(&journal), Arc::clone(aux)));
         Arc::new(ObservingJournal::new(journal, Arc::clone(&self.observer)))
     }
 
-    /// Serves until the supervisor stops. What the server knows already must have been restored.
+    /// Serves until the supervisor stops. The server's state must have been restored before.
     ///
     /// # Errors
     /// [`AuxServiceError`].
@@ -158,43 +154,41 @@ impl AuxServices {
         server: &Arc<MasterServer>,
         supervisor: &Supervisor,
     ) -> Result<AuxServiceAddresses, AuxServiceError> {
-        let Self { options, observer, queue, expired, persistence: kept } = self;
-        let (journal, beside) = kept.unwrap_or_else(|| (Arc::clone(&server.journal), Arc::default()));
+        let Self { options, observer, queue, expired, persistence } = self;
+        let (journal, aux) = persistence.unwrap_or_else(|| (Arc::clone(&server.journal), Arc::default()));
         observer.load_segments(&server.master);
         let events = match (options.events, queue) {
-            (Some(face), Some(queue)) => {
-                let numbers = EventNumberAllocator::new(Arc::clone(&journal), Arc::clone(&beside));
-                Some(publish(face, queue, numbers, supervisor).await?)
+            (Some(service), Some(queue)) => {
+                let numbers = EventNumberAllocator::new(Arc::clone(&journal), Arc::clone(&aux));
+                Some(publish(service, queue, numbers, supervisor).await?)
             }
             _ => None,
         };
         let metadata = match options.metadata {
-            Some(face) => {
-                let metadata = match &face.location {
+            Some(service) => {
+                let metadata = match &service.location {
                     MetadataLocation::Memory => MetadataStore::in_memory(),
                     MetadataLocation::Folder(folder) => MetadataStore::open(folder)?,
-                    MetadataLocation::State => {
-                        MetadataStore::in_journal(Arc::clone(&beside.metadata), journal)
-                    }
+                    MetadataLocation::State => MetadataStore::in_journal(Arc::clone(&aux.metadata), journal),
                 };
-                Some(serve_metadata(face.address, metadata, expired, server.tls.as_ref(), supervisor)?)
+                Some(serve_metadata(service.address, metadata, expired, server.tls.as_ref(), supervisor)?)
             }
             None => None,
         };
-        let (events_at, replay) = events
+        let (event_address, replay) = events
             .as_ref()
-            .map(|it| it.local_addresses())
-            .map_or((None, None), |(at, replay)| (Some(at), replay));
-        let quotas = options.quotas.map(|path| quotas(server, &path, &beside)).transpose()?;
+            .map(|publisher| publisher.local_addresses())
+            .map_or((None, None), |(address, replay)| (Some(address), replay));
+        let quotas = options.quotas.map(|path| quotas(server, &path, &aux)).transpose()?;
         let summary = Mutex::new(MetricsSummary::new(server));
         let admin = Arc::new(AdminContext { server: Arc::clone(server), observer, events, quotas, summary });
         let admin = serve(options.admin, admin_router(admin), server.tls.as_ref(), supervisor)?;
-        tracing::info!(%admin, "serving administration and metrics");
-        Ok(AuxServiceAddresses { admin, metadata, events: events_at, replay })
+        tracing::info!(%admin, "serving the admin interface and metrics");
+        Ok(AuxServiceAddresses { admin, metadata, events: event_address, replay })
     }
 }
 
-/// Serves over TLS to programs with certificates, if `tls` is given.
+/// Serves HTTP; with `tls`, only clients with a certificate have access.
 fn serve(
     address: SocketAddr,
     router: Router,
@@ -213,7 +207,7 @@ fn serve(
     Ok(local)
 }
 
-/// Only the paths of probes are open to clients without a certificate.
+/// Without a client certificate, only the probe paths are accessible.
 async fn require_certificate(request: Request, next: Next) -> Response {
     let is_open = PROBE_PATHS.contains(&request.uri().path());
     if is_open || request.extensions().get::<ClientCertificate>().is_some() {
@@ -222,43 +216,43 @@ async fn require_certificate(request: Request, next: Next) -> Response {
     (StatusCode::FORBIDDEN, NO_CERTIFICATE).into_response()
 }
 
-/// Reads the file of quotas. Of several masters only the first leader does; the others write what they know by then.
-fn quotas(server: &MasterServer, path: &Path, beside: &AuxState) -> Result<QuotaFile, AuxServiceError> {
-    if !beside.had_other_leaders() {
+/// Reads the quota file. In HA mode only the first leader does; later leaders overwrite it with the replicated quotas.
+fn quotas(server: &MasterServer, path: &Path, aux: &AuxState) -> Result<QuotaFile, AuxServiceError> {
+    if !aux.had_other_leaders() {
         return set_quotas(server, path);
     }
     let file = QuotaFile::at(path);
     if let Err(error) = file.write(|| server.master.quotas().unwrap_or_default()) {
-        tracing::error!(%error, path = %path.display(), "the file of tenants' quotas cannot be written");
+        tracing::error!(%error, path = %path.display(), "cannot write the quota file");
     }
     Ok(file)
 }
 
-/// Sets the quotas that a file tells.
+/// Sets the quotas of a file.
 fn set_quotas(server: &MasterServer, path: &Path) -> Result<QuotaFile, AuxServiceError> {
     let (file, quotas) = QuotaFile::read(path)?;
     let mut recorder = server.recorder();
     for (tenant, bytes) in quotas {
-        let set = server.master.set_quota(&tenant, bytes, &mut recorder);
-        set.map_err(|code| AuxServiceError::Quota(tenant, code))?;
+        let result = server.master.set_quota(&tenant, bytes, &mut recorder);
+        result.map_err(|code| AuxServiceError::Quota(tenant, code))?;
     }
-    // A journal that cannot be written shows with the first call. The file tells the same at the next start.
+    // A failing journal also fails the first call. The next start sets the same quotas again.
     if let Err(error) = recorder.commit() {
-        tracing::error!(%error, "the journal cannot be written");
+        tracing::error!(%error, "cannot write the journal");
     }
     Ok(file)
 }
 
 async fn publish(
-    face: KvEventServiceOptions,
+    service: KvEventServiceOptions,
     queue: Arc<KvEventQueue>,
     numbers: EventNumberAllocator,
     supervisor: &Supervisor,
 ) -> Result<Arc<KvEventPublisher>, AuxServiceError> {
     let options = KvEventPublisherOptions {
-        bind: face.bind.parse()?,
-        replay: face.replay.as_deref().map(str::parse).transpose()?,
-        backend: face.backend,
+        bind: service.bind.parse()?,
+        replay: service.replay.as_deref().map(str::parse).transpose()?,
+        backend: service.backend,
         replay_bytes: REPLAY_BYTES,
     };
     let events = KvEventPublisher::start(queue, options, numbers, supervisor).await?;
@@ -275,9 +269,9 @@ fn serve_metadata(
 ) -> Result<SocketAddr, AuxServiceError> {
     let metadata = Arc::new(metadata);
     if let Some(expired) = expired {
-        let (cleaning, stop) = (remove_expired(Arc::clone(&metadata), expired), supervisor.token());
-        supervisor.spawn_essential("metadata of nodes that are gone", async move {
-            stop.run_until_cancelled(cleaning).await;
+        let (cleanup, stop) = (remove_expired(Arc::clone(&metadata), expired), supervisor.token());
+        supervisor.spawn_essential("metadata cleanup", async move {
+            stop.run_until_cancelled(cleanup).await;
         });
     }
     let count = metadata.count();
@@ -289,19 +283,19 @@ fn serve_metadata(
 async fn remove_expired(metadata: Arc<MetadataStore>, mut expired: mpsc::Receiver<Arc<str>>) {
     while let Some(name) = expired.recv().await {
         let metadata = Arc::clone(&metadata);
-        let forgotten = tokio::task::spawn_blocking(move || {
+        let removal = tokio::task::spawn_blocking(move || {
             let entries = metadata.remove_node(&name);
-            tracing::info!(node = %name, entries, "forgot the transfer metadata of a node that is gone");
+            tracing::info!(node = %name, entries, "removed the transfer metadata of a disconnected node");
             metadata.commit()
         });
-        if let Ok(Err(error)) = forgotten.await {
-            tracing::error!(%error, "metadata cannot be kept");
+        if let Ok(Err(error)) = removal.await {
+            tracing::error!(%error, "cannot save the transfer metadata");
         }
     }
 }
 
 impl std::fmt::Debug for AuxServices {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Faces").field("options", &self.options).finish_non_exhaustive()
+        f.debug_struct("AuxServices").field("options", &self.options).finish_non_exhaustive()
     }
 }

@@ -1,6 +1,6 @@
-//! Capabilities for the ranges that callers are granted, signed with the keys of their segments.
+//! Issues capabilities for memory ranges, signed with the keys of their segments.
 //!
-//! Keys are held in memory only. Nodes send them after mounting and with each heartbeat, so a master that was restarted, or took the lead, has
+//! Keys are stored in memory only. Nodes send them after mounting and with each heartbeat, so a restarted master or a new leader has
 //! them within a second.
 
 use std::collections::HashMap;
@@ -14,14 +14,14 @@ use mooncake_wire::types::{BufferDescriptor, Uuid};
 use moongate_runtime::LogRateLimiter;
 use parking_lot::RwLock;
 
-/// After which silence of its node a key is dropped.
+/// A key is dropped if its node has not sent it again for this long, in milliseconds.
 const KEY_TTL_MS: u64 = 60_000;
-/// Keys of one node at most: as many as a node has segments.
+/// Maximum number of keys of one node: the maximum number of its segments.
 const MAX_SEGMENTS_PER_NODE: usize = 256;
-/// Nodes at most.
+/// Maximum number of nodes with keys.
 const MAX_NODES: usize = 65_536;
 
-/// The keys of segments, and how often they were used.
+/// Segment keys, and counters of their use.
 #[derive(Debug, Default)]
 pub(crate) struct CapabilityIssuer {
     nodes: RwLock<HashMap<Arc<str>, Vec<KeyedSegment>>>,
@@ -31,20 +31,20 @@ pub(crate) struct CapabilityIssuer {
     warnings: LogRateLimiter,
 }
 
-/// A segment with its key.
+/// A segment and its signing key.
 #[derive(Debug)]
 pub(crate) struct KeyedSegment {
     pub(crate) id: Uuid,
     pub(crate) base: u64,
     pub(crate) size: u64,
     pub(crate) key: SegmentKey,
-    /// The node's clock when the key came.
+    /// The node's clock when it sent the key, in milliseconds.
     pub(crate) clock_ms: u64,
-    /// This master's clock then.
+    /// This master's clock when the key arrived, in milliseconds.
     pub(crate) received_ms: u64,
 }
 
-/// For whom a capability is issued, and for how long.
+/// Holder, access rights and lifetime of a capability.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CapabilityClaims {
     pub(crate) certificate: CertificateFingerprint,
@@ -68,7 +68,7 @@ impl KeyedSegment {
 }
 
 impl CapabilityIssuer {
-    /// Keeps the key of a segment of the node at `endpoint`. Returns whether there is space for it.
+    /// Stores the key of a segment of the node at `endpoint`. Returns false if a limit is reached.
     pub(crate) fn register(&self, endpoint: Arc<str>, segment: KeyedSegment) -> bool {
         let now_ms = segment.received_ms;
         let mut nodes = self.nodes.write();
@@ -87,7 +87,7 @@ impl CapabilityIssuer {
         true
     }
 
-    /// Appends a capability for `buffer` to an attachment, if there is a key of its segment.
+    /// Appends a capability for `buffer` to an attachment, if the key of its segment is present.
     pub(crate) fn issue(
         &self,
         now_ms: u64,
@@ -101,7 +101,7 @@ impl CapabilityIssuer {
         let Some(segment) = segment else {
             self.without_key.fetch_add(1, Relaxed);
             if self.warnings.is_due() {
-                tracing::warn!(node = %buffer.endpoint, "no capability can be issued for a range of this node: it has sent no key of the segment");
+                tracing::warn!(node = %buffer.endpoint, "cannot issue a capability: this node has not sent the key of the segment");
             }
             return;
         };
@@ -118,13 +118,13 @@ impl CapabilityIssuer {
         self.issued.fetch_add(1, Relaxed);
     }
 
-    /// A caller had no certificate of the authority. Returns whether to log it.
+    /// Counts a caller without a valid certificate. Returns whether to log it.
     pub(crate) fn add_unauthenticated(&self) -> bool {
         self.unauthenticated.fetch_add(1, Relaxed);
         self.warnings.is_due()
     }
 
-    /// Capabilities that were issued, those that were not for want of a key, and connections that were refused.
+    /// Capabilities issued, capabilities missing because of an unknown key, and rejected connections.
     pub(crate) fn counts(&self) -> [u64; 3] {
         [self.issued.load(Relaxed), self.without_key.load(Relaxed), self.unauthenticated.load(Relaxed)]
     }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn expiry_is_in_the_clock_of_the_node() {
+    fn expiry_is_in_the_nodes_clock() {
         let capabilities = CapabilityIssuer::default();
         assert!(capabilities.register("n:1".into(), segment(4096, 1, 1_000_000)));
         let attachment = issued(&capabilities, 1_000_010, 4096);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_key_replaces_the_one_before_and_an_old_one_is_not_used() {
+    fn new_keys_replace_old_ones_and_stale_keys_are_unused() {
         let capabilities = CapabilityIssuer::default();
         assert!(capabilities.register("n:1".into(), segment(4096, 1, 0)));
         assert!(capabilities.register("n:1".into(), segment(4096, 2, 0)));
@@ -183,15 +183,15 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_bounded() {
+    fn the_number_of_keys_is_bounded() {
         let capabilities = CapabilityIssuer::default();
-        for at in 0..MAX_SEGMENTS_PER_NODE as u64 {
-            assert!(capabilities.register("n:1".into(), segment(at * 1000, 1, 0)));
+        for index in 0..MAX_SEGMENTS_PER_NODE as u64 {
+            assert!(capabilities.register("n:1".into(), segment(index * 1000, 1, 0)));
         }
         assert!(!capabilities.register("n:1".into(), segment(1 << 40, 1, 0)));
         assert!(
             capabilities.register("n:1".into(), segment(1 << 40, 1, KEY_TTL_MS)),
-            "the others are too old"
+            "the other keys are stale"
         );
     }
 }

@@ -1,8 +1,8 @@
-//! The one place where time and chance come from.
+//! Source of time and randomness.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Milliseconds of Unix time that never go back: the wall clock is read once, then a monotonic one counts.
+/// Monotonic Unix time in milliseconds: the wall clock is read once, then a monotonic clock counts.
 #[derive(Clone, Copy, Debug)]
 pub struct MonotonicUnixClock {
     started: Instant,
@@ -10,26 +10,26 @@ pub struct MonotonicUnixClock {
 }
 
 impl MonotonicUnixClock {
-    /// A clock that shows the time of now.
+    /// Starts at the current wall-clock time.
     pub fn start() -> Self {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let started_ms = u64::try_from(since_1970.as_millis()).unwrap_or(u64::MAX / 2);
         Self { started: Instant::now(), started_ms }
     }
 
-    /// The time, in milliseconds since 1970.
+    /// The current time in milliseconds since 1970.
     pub fn now_ms(&self) -> u64 {
         self.at_ms(Instant::now())
     }
 
-    /// The time that this clock shows at an instant, in milliseconds since 1970.
+    /// The time at an instant, in milliseconds since 1970.
     pub fn at_ms(&self, instant: Instant) -> u64 {
         let elapsed = instant.saturating_duration_since(self.started).as_millis();
         self.started_ms.saturating_add(u64::try_from(elapsed).unwrap_or(u64::MAX))
     }
 }
 
-/// A number that nobody can foresee, for what is otherwise arbitrary.
+/// An unpredictable number, for identifiers.
 pub(crate) fn entropy() -> u64 {
     fastrand::u64(..)
 }
@@ -40,7 +40,7 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn counts_from_the_wall_clock() {
+    fn time_continues_from_the_wall_clock() {
         let clock = MonotonicUnixClock::start();
         assert!(clock.now_ms() > 1_700_000_000_000);
         let later = clock.started + Duration::from_millis(1500);

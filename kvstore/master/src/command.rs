@@ -1,4 +1,4 @@
-//! Running a master until it is asked to stop.
+//! Runs a master until it is stopped.
 
 use std::sync::Arc;
 
@@ -15,10 +15,10 @@ use crate::rpc::{self, RpcServer, RpcServerError};
 use crate::server::{HaState, LeadershipStatus, MasterServer};
 use crate::{summary, ticker};
 
-/// Events that may wait to be published if nothing is said: some 200 MB.
+/// Default queue length for KV events: some 200 MB.
 const DEFAULT_EVENT_QUEUE: usize = 1 << 20;
 
-/// A master that serves.
+/// A running standalone master.
 #[derive(Debug)]
 pub struct RunningMaster {
     server: Arc<MasterServer>,
@@ -27,47 +27,50 @@ pub struct RunningMaster {
     persistence: Option<StatePersistence>,
 }
 
-/// A master cannot be started.
+/// A master could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum MasterStartError {
-    /// RPCs cannot be served.
+    /// The RPC server could not be started.
     #[error(transparent)]
     Rpc(#[from] RpcServerError),
-    /// Something else cannot be served.
+    /// Another service could not be started.
     #[error(transparent)]
     Service(#[from] AuxServiceError),
-    /// Its state cannot be kept.
+    /// The state cannot be persisted.
     #[error(transparent)]
     Persistence(#[from] PersistenceError),
 }
 
-/// Where the rest is served.
+/// Builds the settings of the services other than RPC.
 pub(crate) fn service_options(
     admin: std::net::SocketAddr,
     metadata: Option<MetadataFlags>,
     events: Option<KvEventFlags>,
 ) -> AuxServicesOptions {
-    let metadata = metadata.map(|it| {
-        let place = it.folder.map_or(MetadataLocation::Memory, MetadataLocation::Folder);
-        MetadataServiceOptions { address: it.address, location: place, cleanup: it.cleanup }
+    let metadata = metadata.map(|flags| {
+        let location = flags.folder.map_or(MetadataLocation::Memory, MetadataLocation::Folder);
+        MetadataServiceOptions { address: flags.address, location, cleanup: flags.cleanup }
     });
-    let events = events.and_then(|it| {
-        if it.bind.is_empty() {
-            tracing::warn!(
-                "KV events are published nowhere: --enable_kv_events needs --kv_events_bind_endpoint"
-            );
+    let events = events.and_then(|flags| {
+        if flags.bind.is_empty() {
+            tracing::warn!("KV events disabled: --enable_kv_events needs --kv_events_bind_endpoint");
             return None;
         }
-        if !it.legacy || !it.keys {
-            tracing::warn!("KV events have all members: --nokv_events_emit_… changes nothing");
+        if !flags.legacy || !flags.keys {
+            tracing::warn!("KV events always have all members: --nokv_events_emit_… has no effect");
         }
-        let queue = it.queue.unwrap_or(DEFAULT_EVENT_QUEUE);
-        Some(KvEventServiceOptions { bind: it.bind, replay: it.replay, backend: it.backend_id, queue })
+        let queue = flags.queue.unwrap_or(DEFAULT_EVENT_QUEUE);
+        Some(KvEventServiceOptions {
+            bind: flags.bind,
+            replay: flags.replay,
+            backend: flags.backend_id,
+            queue,
+        })
     });
     AuxServicesOptions { admin, metadata, events, quotas: None }
 }
 
-/// Starts a master. It stops with the supervisor; after that, [`RunningMaster::finish`].
+/// Starts a standalone master. It stops with the supervisor; call [`RunningMaster::finish`] after that.
 ///
 /// # Errors
 /// [`MasterStartError`].
@@ -75,81 +78,72 @@ pub async fn start(
     options: MasterOptions,
     supervisor: &Supervisor,
 ) -> Result<RunningMaster, MasterStartError> {
-    let MasterOptions {
-        server,
-        rpc,
-        log_summary: report,
-        data,
-        ignored_flags: unused,
-        unsupported_flags: missing,
-        ..
-    } = options;
+    let MasterOptions { server, rpc, log_summary, data, ignored_flags, unsupported_flags, .. } = options;
     let quotas = options.quotas.filter(|_| server.core.multi_tenant).map(Into::into);
-    let faces = service_options(options.metrics, options.metadata, options.events);
-    let mut faces = AuxServices::new(AuxServicesOptions { quotas, ..faces });
-    if !unused.is_empty() {
-        tracing::debug!(flags = unused.join(" "), "these change nothing here");
+    let services = service_options(options.metrics, options.metadata, options.events);
+    let mut services = AuxServices::new(AuxServicesOptions { quotas, ..services });
+    if !ignored_flags.is_empty() {
+        tracing::debug!(flags = ignored_flags.join(" "), "ignored flags");
     }
-    if !missing.is_empty() {
-        tracing::warn!(flags = missing.join(" "), "these ask for something that this master does not do");
+    if !unsupported_flags.is_empty() {
+        tracing::warn!(flags = unsupported_flags.join(" "), "unsupported flags");
     }
     if let Some(tls) = &server.tls {
         tls.reload_on_change(supervisor);
     }
     let threads = server.threads;
-    let (server, kept) = if let Some(data) = data {
-        let observe = |journal, beside: &_| faces.observe(journal, beside);
-        let (server, kept) = StatePersistence::open(&data, server, supervisor, observe)?;
-        (server, Some(kept))
+    let (server, persistence) = if let Some(data) = data {
+        let observe = |journal, aux: &_| services.observe(journal, aux);
+        let (server, persistence) = StatePersistence::open(&data, server, supervisor, observe)?;
+        (server, Some(persistence))
     } else {
-        tracing::info!("the state is kept in memory only; --data_dir lets it outlive this process");
-        // There is nobody who would read what it keeps.
-        let journal = faces.observe(Arc::new(MemoryJournal::new(0)), &Arc::default());
+        tracing::info!("state is in memory only; set --data_dir to persist it");
+        // A journal without a reader needs no buffer.
+        let journal = services.observe(Arc::new(MemoryJournal::new(0)), &Arc::default());
         let server = Arc::new(MasterServer::new(server, journal));
         server.open_rebuild();
         (server, None)
     };
     let rpc = rpc::serve(&server, rpc, threads, supervisor)?;
-    let faces = faces.start(&server, supervisor).await?;
+    let services = services.start(&server, supervisor).await?;
     server.leadership.store(Arc::new(LeadershipStatus::standalone()));
     ticker::start(&server, supervisor);
-    if report {
+    if log_summary {
         summary::start(&server, supervisor);
     }
     tracing::info!(rpc = %rpc.address(), threads, "serving Mooncake clients");
-    Ok(RunningMaster { server, rpc, services: faces, persistence: kept })
+    Ok(RunningMaster { server, rpc, services, persistence })
 }
 
 impl RunningMaster {
-    /// The server.
     pub fn server(&self) -> &Arc<MasterServer> {
         &self.server
     }
 
-    /// Where RPCs are served.
+    /// Bound address of the RPC port.
     pub fn rpc_address(&self) -> std::net::SocketAddr {
         self.rpc.address()
     }
 
-    /// Where the rest is served.
+    /// Bound addresses of the other services.
     pub fn service_addresses(&self) -> AuxServiceAddresses {
         self.services
     }
 
-    /// Takes no more calls. Those in progress are answered; the supervisor's shutdown waits for that.
+    /// Accepts no more calls. In-flight calls are completed; the supervisor's shutdown waits for them.
     pub fn stop(&self) {
-        let standing = LeadershipStatus {
+        let status = LeadershipStatus {
             state: HaState::Stopping,
             ..LeadershipStatus::clone(&self.server.leadership.load())
         };
-        self.server.leadership.store(Arc::new(standing));
+        self.server.leadership.store(Arc::new(status));
         self.rpc.stop();
     }
 
-    /// Saves what is left to be saved. To be called when nothing is served any more.
+    /// Closes the state. Call it after all services have stopped.
     pub fn finish(self) {
-        if let Some(kept) = self.persistence {
-            kept.close();
+        if let Some(persistence) = self.persistence {
+            persistence.close();
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How often each RPC was called, how it ended, and how long it took.
+//! Counts the calls, outcomes and latency of each RPC.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -6,28 +6,28 @@ use std::time::Duration;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::rpc::RpcMethod;
 
-/// Buckets of latency. Bucket `n` counts calls of less than `2^n` times [`MIN_LATENCY_BOUND`]; the last one counts all others.
+/// Number of latency buckets. Bucket `n` counts calls shorter than `2^n` times [`MIN_LATENCY_BOUND`]; the last one counts the rest.
 pub const LATENCY_BUCKETS: usize = 24;
-/// The bound of the first bucket of latency.
+/// Upper bound of the first latency bucket.
 pub const MIN_LATENCY_BOUND: Duration = Duration::from_nanos(256);
 
-/// The upper bound of a bucket of latency; none for the last.
+/// The upper bound of a latency bucket; `None` for the last.
 pub fn latency_bound(bucket: usize) -> Option<Duration> {
     (bucket + 1 < LATENCY_BUCKETS).then(|| MIN_LATENCY_BOUND.saturating_mul(1 << bucket))
 }
 
-/// How a call ended.
+/// Outcome of one call, for the counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallOutcome {
-    /// Objects that the call was about; 0 for calls that are not batches.
+    /// Number of objects in a batch; 0 for other calls.
     pub items: u64,
-    /// Those of them that failed.
+    /// Number of objects in the batch that failed.
     pub failed_items: u64,
     /// Whether the call failed as a whole.
     pub failed: bool,
 }
 
-/// A reply that tells how the call ended.
+/// A reply from which the outcome of its call is derived.
 pub(crate) trait ReplyOutcome {
     fn outcome(&self) -> CallOutcome;
 }
@@ -38,10 +38,10 @@ impl<T> ReplyOutcome for Result<T, ErrorCode> {
     }
 }
 
-/// A batch has failed if nothing in it went well.
+/// A batch has failed if all of its objects failed.
 impl<T> ReplyOutcome for Vec<Result<T, ErrorCode>> {
     fn outcome(&self) -> CallOutcome {
-        let failed_items = self.iter().filter(|it| it.is_err()).count() as u64;
+        let failed_items = self.iter().filter(|result| result.is_err()).count() as u64;
         let items = self.len() as u64;
         CallOutcome { items, failed_items, failed: items > 0 && failed_items == items }
     }
@@ -64,38 +64,36 @@ struct AtomicCallCounts {
     latency: [AtomicU64; LATENCY_BUCKETS],
 }
 
-/// Figures of one RPC since the start.
+/// Counters of one RPC since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallCounts {
-    /// Calls.
     pub requests: u64,
     /// Calls that failed as a whole.
     pub failures: u64,
-    /// Objects in batches.
     pub items: u64,
-    /// Those of them that failed.
+    /// Objects in batches that failed.
     pub failed_items: u64,
     /// Batches in which some objects failed, but not all.
     pub partial_successes: u64,
-    /// Time spent on the calls in all, without the network.
+    /// Total duration of the calls in nanoseconds, without the network.
     pub nanoseconds: u64,
     /// Calls by duration; see [`latency_bound`].
     pub latency: [u64; LATENCY_BUCKETS],
 }
 
-/// Counts calls. Every thread that serves has a lane of its own, so that they do not slow each other down.
+/// Counts calls. Every serving thread has its own lane, to avoid contention.
 #[derive(Debug)]
 pub struct RpcCounters {
     lanes: Box<[Box<[AtomicCallCounts]>]>,
-    /// Requests that no release makes, by kind.
+    /// Requests with an unknown function id.
     unknown_functions: AtomicU64,
     unknown_arguments: AtomicU64,
-    /// Changes of objects that were refused because they could not be kept.
+    /// Changes of objects that were rejected because they could not be persisted.
     refused_writes: AtomicU64,
 }
 
 impl RpcCounters {
-    /// Nothing counted yet, for so many threads.
+    /// All counters at zero, for this number of threads.
     pub fn new(lanes: usize) -> Self {
         let lane = || RpcMethod::ALL.iter().map(|_| AtomicCallCounts::default()).collect();
         Self {
@@ -106,9 +104,9 @@ impl RpcCounters {
         }
     }
 
-    pub(crate) fn add(&self, lane: usize, method: RpcMethod, tally: CallOutcome, took: Duration) {
+    pub(crate) fn add(&self, lane: usize, method: RpcMethod, outcome: CallOutcome, elapsed: Duration) {
         let Some(cell) = self.lanes.get(lane).and_then(|cells| cells.get(method as usize)) else { return };
-        let nanoseconds = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
+        let nanoseconds = u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX);
         cell.requests.fetch_add(1, Relaxed);
         cell.nanoseconds.fetch_add(nanoseconds, Relaxed);
         let units = nanoseconds / MIN_LATENCY_BOUND.as_nanos() as u64;
@@ -116,13 +114,13 @@ impl RpcCounters {
         if let Some(bucket) = cell.latency.get(bucket.min(LATENCY_BUCKETS - 1)) {
             bucket.fetch_add(1, Relaxed);
         }
-        if tally.failed {
+        if outcome.failed {
             cell.failures.fetch_add(1, Relaxed);
         }
-        if tally.items > 0 {
-            cell.items.fetch_add(tally.items, Relaxed);
-            cell.failed_items.fetch_add(tally.failed_items, Relaxed);
-            let partial = tally.failed_items > 0 && !tally.failed;
+        if outcome.items > 0 {
+            cell.items.fetch_add(outcome.items, Relaxed);
+            cell.failed_items.fetch_add(outcome.failed_items, Relaxed);
+            let partial = outcome.failed_items > 0 && !outcome.failed;
             cell.partial_successes.fetch_add(u64::from(partial), Relaxed);
         }
     }
@@ -139,22 +137,22 @@ impl RpcCounters {
         self.refused_writes.fetch_add(objects as u64, Relaxed);
     }
 
-    /// Changes that were refused because they could not be kept, each object of a batch counted.
+    /// Changes that were rejected because they could not be persisted; every object of a batch counts.
     pub fn refused_writes(&self) -> u64 {
         self.refused_writes.load(Relaxed)
     }
 
-    /// Requests that were refused because no known release has such a function.
+    /// Requests that were rejected because of an unknown function id.
     pub fn unknown_functions(&self) -> u64 {
         self.unknown_functions.load(Relaxed)
     }
 
-    /// Requests that were refused because no known release has such arguments.
+    /// Requests that were rejected because no known release has their argument layout.
     pub fn unknown_arguments(&self) -> u64 {
         self.unknown_arguments.load(Relaxed)
     }
 
-    /// The figures of one RPC.
+    /// Sums of one RPC over all lanes.
     pub fn call_counts(&self, method: RpcMethod) -> CallCounts {
         let mut sum = CallCounts::default();
         for cell in self.lanes.iter().filter_map(|cells| cells.get(method as usize)) {
@@ -177,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lanes_add_up() {
+    fn counts_sum_over_lanes() {
         let counters = RpcCounters::new(2);
         let batch: Vec<Result<(), _>> = vec![Ok(()), Err(ErrorCode::OBJECT_NOT_FOUND), Ok(())];
         counters.add(0, RpcMethod::BatchPutEnd, batch.outcome(), Duration::from_nanos(100));

@@ -1,8 +1,8 @@
-//! Who speaks which release of Mooncake.
+//! Detects the Mooncake release of clients.
 //!
-//! Most requests tell by the form of their arguments. Some reads do not: they look the same in several releases, and
-//! only their replies differ. Then it counts what the same connection has told, else what the same client has told on
-//! other connections, else what the same host has told, else the default.
+//! The argument layout identifies the release of most requests. Some reads have the same layout in several releases whose replies
+//! differ. Their release is then taken from earlier requests of the same connection, else of the same client on other connections,
+//! else of the same host, else from the default.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -15,10 +15,10 @@ use mooncake_wire::types::Uuid;
 use mooncake_wire::{Dialect, DialectSet};
 use parking_lot::Mutex;
 
-/// Clients, and hosts, that are remembered in each of two generations.
+/// Maximum number of clients, and of hosts, in each of two generations.
 const GENERATION_CAPACITY: usize = 32_768;
 
-/// A map that forgets what has not been used for long: when the young generation is full, it becomes the old one.
+/// A map that evicts by age: when the young generation is full, it replaces the old one.
 #[derive(Debug)]
 struct DialectCache<K> {
     young: HashMap<K, DialectSet, RandomState>,
@@ -32,51 +32,51 @@ impl<K: Hash + Eq + Copy> DialectCache<K> {
     }
 
     fn get(&mut self, key: K) -> DialectSet {
-        if let Some(known) = self.young.get(&key) {
-            return *known;
+        if let Some(cached) = self.young.get(&key) {
+            return *cached;
         }
-        let Some(known) = self.old.remove(&key) else { return DialectSet::EMPTY };
-        self.put(key, known);
-        known
+        let Some(cached) = self.old.remove(&key) else { return DialectSet::EMPTY };
+        self.put(key, cached);
+        cached
     }
 
-    fn put(&mut self, key: K, known: DialectSet) {
+    fn put(&mut self, key: K, cached: DialectSet) {
         if self.young.len() >= self.generation {
             self.old = std::mem::take(&mut self.young);
         }
-        self.young.insert(key, known);
+        self.young.insert(key, cached);
     }
 
-    /// Narrows what is known, or replaces it if it is contradicted. Returns whether it changed.
-    fn merge(&mut self, key: K, told: DialectSet) -> bool {
-        let known = self.get(key);
-        let narrowed = narrow(known, told);
-        if narrowed != known {
+    /// Narrows the set of a key, or replaces it if the two are disjoint. Returns whether it changed.
+    fn merge(&mut self, key: K, observed: DialectSet) -> bool {
+        let cached = self.get(key);
+        let narrowed = narrow(cached, observed);
+        if narrowed != cached {
             self.put(key, narrowed);
         }
-        narrowed != known
+        narrowed != cached
     }
 }
 
-fn narrow(known: DialectSet, told: DialectSet) -> DialectSet {
-    let both = known.intersection(told);
-    if both.is_empty() { told } else { both }
+fn narrow(cached: DialectSet, observed: DialectSet) -> DialectSet {
+    let common = cached.intersection(observed);
+    if common.is_empty() { observed } else { common }
 }
 
-/// What is known of all who ever called, within bounds.
+/// Detected dialects of clients and hosts, with bounded size.
 #[derive(Debug)]
 pub(crate) struct DialectRegistry {
     clients: Mutex<DialectCache<Uuid>>,
     hosts: Mutex<DialectCache<IpAddr>>,
-    /// Grows whenever something was learnt, so that a connection can keep what it has looked up.
+    /// Incremented with every change, so that connections can cache their lookups.
     version: AtomicU64,
     fallback: DialectSet,
-    /// By method: whether there are releases whose requests are the same and whose replies differ.
+    /// By method: whether some releases have the same request layout but different replies.
     ambiguous: Box<[bool]>,
 }
 
 impl DialectRegistry {
-    /// Nothing is known yet. `fallback` is what those speak who tell nothing.
+    /// An empty registry. `fallback` is the dialect of clients that were not detected.
     pub(crate) fn new(fallback: Dialect) -> Self {
         Self {
             clients: Mutex::new(DialectCache::new(GENERATION_CAPACITY)),
@@ -94,8 +94,8 @@ impl DialectRegistry {
 
 fn is_ambiguous(method: RpcMethod) -> bool {
     let form = |dialect| method.arguments_signature(dialect).hash();
-    let same_form = |one: Dialect| method.dialects().iter().filter(move |other| form(*other) == form(one));
-    method.dialects().iter().any(|one| !same_reply(method, same_form(one).collect()))
+    let same_layout = |one: Dialect| method.dialects().iter().filter(move |other| form(*other) == form(one));
+    method.dialects().iter().any(|one| !same_reply(method, same_layout(one).collect()))
 }
 
 fn same_reply(method: RpcMethod, dialects: DialectSet) -> bool {
@@ -104,14 +104,14 @@ fn same_reply(method: RpcMethod, dialects: DialectSet) -> bool {
     hashes.all(|hash| Some(hash) == first)
 }
 
-/// What is known of one connection.
+/// Detected dialect of one connection.
 #[derive(Debug)]
 pub(crate) struct ConnectionDialect {
     host: IpAddr,
-    /// What the connection itself has told; empty if nothing.
+    /// Dialects that fit all requests of this connection; empty if there was none.
     observed: DialectSet,
     client: Option<Uuid>,
-    /// What was last looked up of the client and of the host, and when.
+    /// The sets last looked up for the client and the host, and the registry's version then.
     cached: (u64, [DialectSet; 2]),
 }
 
@@ -120,30 +120,29 @@ impl ConnectionDialect {
         Self { host, observed: DialectSet::EMPTY, client: None, cached: (0, [DialectSet::EMPTY; 2]) }
     }
 
-    /// Takes note of a request: in which dialects it can be meant, and whose it is if it says.
+    /// Records a request: the dialects that its layout fits, and the client that it names.
     pub(crate) fn observe(&mut self, possible: DialectSet, client: Option<Uuid>, dialects: &DialectRegistry) {
         let is_new_client = client.is_some() && client != self.client;
         if is_new_client {
             self.client = client;
             self.cached.0 = 0;
         }
-        let told = narrow(self.observed, possible);
-        if told == self.observed && !is_new_client {
+        let observed = narrow(self.observed, possible);
+        if observed == self.observed && !is_new_client {
             return;
         }
-        self.observed = told;
-        if told == DialectSet::all() {
+        self.observed = observed;
+        if observed == DialectSet::all() {
             return;
         }
-        let host = dialects.hosts.lock().merge(self.host, told);
-        let client = self.client.is_some_and(|client| dialects.clients.lock().merge(client, told));
+        let host = dialects.hosts.lock().merge(self.host, observed);
+        let client = self.client.is_some_and(|client| dialects.clients.lock().merge(client, observed));
         if host || client {
             dialects.version.fetch_add(1, Relaxed);
         }
     }
 
-    /// The dialect in which to reply to a request that can be meant in any of `possible`, of which there is at least
-    /// one.
+    /// The dialect in which to reply to a request whose layout fits all of `possible`, which is not empty.
     pub(crate) fn reply_dialect(
         &mut self,
         method: RpcMethod,
@@ -155,18 +154,18 @@ impl ConnectionDialect {
             return newest(possible);
         }
         let [client, host] = self.look_up(dialects);
-        let mut left = possible;
-        for known in [self.observed, client, host, dialects.fallback] {
-            let both = left.intersection(known);
-            if both.is_empty() {
+        let mut candidates = possible;
+        for cached in [self.observed, client, host, dialects.fallback] {
+            let common = candidates.intersection(cached);
+            if common.is_empty() {
                 continue;
             }
-            left = both;
-            if same_reply(method, left) {
+            candidates = common;
+            if same_reply(method, candidates) {
                 break;
             }
         }
-        newest(left)
+        newest(candidates)
     }
 
     fn look_up(&mut self, dialects: &DialectRegistry) -> [DialectSet; 2] {
@@ -192,7 +191,7 @@ mod tests {
         dialects.iter().copied().collect()
     }
 
-    /// In which dialects a request is meant whose arguments are of the form that `dialect` has.
+    /// The dialects that have the same argument layout as `dialect`.
     fn forms(method: RpcMethod, dialect: Dialect) -> DialectSet {
         let hash = |dialect| method.arguments_signature(dialect).hash();
         method.dialects().iter().filter(|other| hash(*other) == hash(dialect)).collect()
@@ -216,29 +215,29 @@ mod tests {
     }
 
     #[test]
-    fn dialect_is_by_connection_then_client_host_default() {
+    fn dialects_come_from_connection_client_host_default() {
         let dialects = DialectRegistry::new(Dialect::V0_3_12);
         let (method, possible) =
             (RpcMethod::GetReplicaList, forms(RpcMethod::GetReplicaList, Dialect::V0_3_13));
         assert_eq!(possible, set(&[Dialect::V0_3_12, Dialect::V0_3_13]));
         let client = Some(Uuid { first: 1, second: 2 });
 
-        let mut silent = ConnectionDialect::new(HOST);
-        silent.observe(possible, None, &dialects);
-        assert_eq!(silent.reply_dialect(method, possible, &dialects), Dialect::V0_3_12);
+        let mut reader = ConnectionDialect::new(HOST);
+        reader.observe(possible, None, &dialects);
+        assert_eq!(reader.reply_dialect(method, possible, &dialects), Dialect::V0_3_12);
 
         let mut writer = ConnectionDialect::new(HOST);
         writer.observe(forms(RpcMethod::PutStart, Dialect::V0_3_13), client, &dialects);
         assert_eq!(writer.reply_dialect(method, possible, &dialects), Dialect::V0_3_13);
-        // The host has told, so the other connection is thought to speak the same.
-        assert_eq!(silent.reply_dialect(method, possible, &dialects), Dialect::V0_3_13);
+        // The host's dialect was detected, so it is assumed for the other connection too.
+        assert_eq!(reader.reply_dialect(method, possible, &dialects), Dialect::V0_3_13);
         let mut other = ConnectionDialect::new(OTHER);
         assert_eq!(other.reply_dialect(method, possible, &dialects), Dialect::V0_3_12);
 
-        // Another client of that host speaks otherwise; the first one is known by its id wherever it comes from.
+        // Another client of that host uses an older dialect; the first one is identified by its id on every connection.
         let mut older = ConnectionDialect::new(HOST);
         older.observe(forms(RpcMethod::PutStart, Dialect::V0_3_12), None, &dialects);
-        assert_eq!(silent.reply_dialect(method, possible, &dialects), Dialect::V0_3_12);
+        assert_eq!(reader.reply_dialect(method, possible, &dialects), Dialect::V0_3_12);
         for host in [HOST, OTHER] {
             let mut second = ConnectionDialect::new(host);
             second.observe(forms(RpcMethod::FetchTasks, Dialect::V0_3_13), client, &dialects);
@@ -247,24 +246,24 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_narrows_until_it_is_contradicted() {
+    fn dialects_narrow_until_a_request_contradicts() {
         let dialects = DialectRegistry::new(Dialect::NEWEST);
-        let mut speaker = ConnectionDialect::new(HOST);
-        speaker.observe(set(&[Dialect::V0_3_9, Dialect::V0_3_11]), None, &dialects);
-        speaker.observe(set(&[Dialect::V0_3_11, Dialect::V0_3_12]), None, &dialects);
-        assert_eq!(speaker.observed, set(&[Dialect::V0_3_11]));
-        speaker.observe(set(&[Dialect::V0_3_13]), None, &dialects);
-        assert_eq!(speaker.observed, set(&[Dialect::V0_3_13]));
+        let mut connection = ConnectionDialect::new(HOST);
+        connection.observe(set(&[Dialect::V0_3_9, Dialect::V0_3_11]), None, &dialects);
+        connection.observe(set(&[Dialect::V0_3_11, Dialect::V0_3_12]), None, &dialects);
+        assert_eq!(connection.observed, set(&[Dialect::V0_3_11]));
+        connection.observe(set(&[Dialect::V0_3_13]), None, &dialects);
+        assert_eq!(connection.observed, set(&[Dialect::V0_3_13]));
     }
 
     #[test]
-    fn what_is_used_is_remembered_and_memory_is_bounded() {
+    fn used_entries_survive_and_the_cache_is_bounded() {
         let mut recent = DialectCache::new(10);
-        let told = set(&[Dialect::V0_3_9]);
-        recent.merge(0, told);
+        let observed = set(&[Dialect::V0_3_9]);
+        recent.merge(0, observed);
         for other in 1..1000 {
-            recent.merge(other, told);
-            assert_eq!(recent.get(0), told);
+            recent.merge(other, observed);
+            assert_eq!(recent.get(0), observed);
             assert!(recent.young.len() + recent.old.len() <= 20);
         }
         assert_eq!(recent.get(500), DialectSet::EMPTY);

@@ -1,30 +1,30 @@
-//! Whose records a log has: who began to write where.
+//! History of a log's epochs: which leader wrote which records.
 //!
-//! Several masters number their records alike, one leader after the other. A record is known for certain by its number and by the
-//! *epoch* in which it was written: a random number that each leader takes when it begins, and writes as its first record. Two logs
-//! that have the same record of the same epoch are the same up to it.
+//! All leaders use one sequence of record numbers. A record is identified by its number and the *epoch* in which it was written: a
+//! random number that each leader chooses at its start and writes as its first record. Two logs that contain the same record of the same
+//! epoch are identical up to that record.
 
 use std::collections::VecDeque;
 
-/// Epochs that are remembered. Who was away for longer needs the whole state.
+/// Maximum number of stored epochs. A follower with an older one needs the full state.
 const MAX_EPOCHS: usize = 64;
 
-/// One leader's records.
+/// The epoch of one leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct LeaderEpoch {
     id: u64,
-    /// The first of its records.
+    /// Number of its first record.
     first: u64,
 }
 
-/// The newest epochs of a log, the oldest first.
+/// The newest epochs of a log, oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EpochHistory(VecDeque<LeaderEpoch>);
 
 impl EpochHistory {
-    /// An epoch begins with this record. Telling it again changes nothing.
+    /// Starts an epoch with this record. A repeated call has no effect.
     pub fn begin(&mut self, id: u64, first: u64) {
-        if self.0.iter().any(|it| it.id == id) {
+        if self.0.iter().any(|epoch| epoch.id == id) {
             return;
         }
         self.0.push_back(LeaderEpoch { id, first });
@@ -33,26 +33,26 @@ impl EpochHistory {
         }
     }
 
-    /// The epoch of the last record.
+    /// The epoch of the log's last record.
     pub fn current(&self) -> Option<u64> {
-        self.0.back().map(|it| it.id)
+        self.0.back().map(|epoch| epoch.id)
     }
 
-    /// Whether a log whose last record is `last` has the record with this number of this epoch.
+    /// Whether a log that ends with record `last` contains record `number` of the epoch `id`.
     pub fn contains(&self, last: u64, (id, number): (u64, u64)) -> bool {
-        let Some(at) = self.0.iter().position(|it| it.id == id) else { return false };
-        let end = self.0.get(at + 1).map_or(last, |next| next.first - 1);
-        self.0.get(at).is_some_and(|it| (it.first..=end).contains(&number))
+        let Some(index) = self.0.iter().position(|epoch| epoch.id == id) else { return false };
+        let end = self.0.get(index + 1).map_or(last, |next| next.first - 1);
+        self.0.get(index).is_some_and(|epoch| (epoch.first..=end).contains(&number))
     }
 
-    /// Forgets epochs that begin after the record `last`.
+    /// Removes epochs that start after the record `last`.
     pub fn truncate(&mut self, last: u64) {
-        self.0.retain(|it| it.first <= last);
+        self.0.retain(|epoch| epoch.first <= last);
     }
 
-    /// Each epoch and its first record.
+    /// Ids of the epochs, each with its first record.
     pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.0.iter().map(|it| (it.id, it.first))
+        self.0.iter().map(|epoch| (epoch.id, epoch.first))
     }
 }
 
@@ -69,11 +69,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_known_by_its_epoch() {
+    fn a_record_is_identified_by_epoch_and_number() {
         let mut epochs: EpochHistory = [(7, 1), (9, 5), (8, 9)].into_iter().collect();
         assert_eq!(epochs.current(), Some(8));
         assert!(epochs.contains(12, (7, 4)) && epochs.contains(12, (9, 5)) && epochs.contains(12, (8, 12)));
-        assert!(!epochs.contains(12, (7, 5)), "what the next leader never had");
+        assert!(!epochs.contains(12, (7, 5)), "a record that the next leader never had");
         assert!(
             !epochs.contains(12, (8, 13)) && !epochs.contains(12, (6, 2)) && !epochs.contains(12, (9, 4))
         );

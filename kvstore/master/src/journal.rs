@@ -1,71 +1,67 @@
-//! Where facts go: every change of the state, numbered in the order in which it became true.
+//! Journal of a master: every change of the state as a numbered record.
 
 use std::collections::VecDeque;
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use moongate_master_core::{ReplicaLocation, StateChange, StateChangeSink};
+use moongate_master_core::StateChange;
 use parking_lot::Mutex;
 
-use crate::durable::RecoveryOutcome;
-use crate::object_feed::ObjectFeed;
+use crate::recovery::RecoveryOutcome;
 
-/// Takes encoded facts. One is appended while the part of the state that it is about is locked, so appending must be
-/// quick; waiting belongs into [`Journal::commit`].
+/// Accepts encoded changes. A change is appended under the lock of the entry that it changes, so appending must be fast;
+/// waiting belongs in [`Journal::commit`].
 pub trait Journal: Send + Sync + 'static {
-    /// Takes a fact and returns its number. Numbers begin at 1 and have no gaps.
+    /// Appends a record and returns its number. Numbers start at 1 and have no gaps.
     fn append(&self, fact: &[u8]) -> u64;
 
-    /// [`Journal::append`] for who wants to see the fact itself too.
+    /// [`Journal::append`] for implementations that also need the decoded change.
     fn append_fact(&self, fact: &StateChange<'_>, encoded: &[u8]) -> u64 {
         let _ = fact;
         self.append(encoded)
     }
 
-    /// Returns when the fact with this number, and all before it, will survive whatever the journal promises to
-    /// survive.
+    /// Waits until the record with this number, and all earlier ones, are as durable as the journal promises.
     ///
     /// # Errors
-    /// When that cannot be had. Then nobody may be told that the change was made.
+    /// The record could not be made durable. The change must not be confirmed to a client.
     fn commit(&self, number: u64) -> io::Result<()>;
 
-    /// Whether callers may be answered at all. Asked before every answer, even if nothing was changed.
+    /// Whether replies are allowed. Checked before every reply, even without a change.
     ///
     /// # Errors
-    /// When another may decide by now.
+    /// Another master may be the leader by now.
     fn may_reply(&self) -> io::Result<()> {
         Ok(())
     }
 
-    /// Whether a change that is made now can probably be kept. Asked before every change, so it must be quick.
+    /// Whether a change can probably be persisted. Checked before every change, so it must be fast.
     fn may_write(&self) -> bool {
         true
     }
 
-    /// How the disk is that facts are written to, if they are.
+    /// Status of the data directory, if the journal has one.
     fn storage(&self) -> Option<DataDirStatus> {
         None
     }
 }
 
-/// How the disk is that a state is kept on.
+/// Status of the data directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataDirStatus {
-    /// The folder.
     pub path: PathBuf,
-    /// Why changes cannot be written, if they cannot.
+    /// Error of the last failed write, while writes fail.
     pub failure: Option<String>,
-    /// Bytes that can still be written, if the file system reports them.
+    /// Free bytes, if the file system reports them.
     pub free_bytes: Option<u64>,
-    /// What the start found of the state before.
+    /// Result of the recovery at the start.
     pub recovery: RecoveryOutcome,
 }
 
-/// Bytes of facts that are kept together.
+/// Size of a chunk of records in bytes.
 const CHUNK: usize = 64 * 1024;
 
-/// Keeps the newest facts in memory. They survive nothing, so a commit has nothing to wait for.
+/// Buffers the newest records in memory. They are not persistent, so a commit returns at once.
 #[derive(Debug)]
 pub struct MemoryJournal {
     buffer: Mutex<JournalBuffer>,
@@ -82,52 +78,52 @@ struct JournalBuffer {
 struct JournalChunk {
     first: u64,
     bytes: Vec<u8>,
-    /// Where each fact ends.
+    /// End offset of each record.
     ends: Vec<usize>,
 }
 
 impl MemoryJournal {
-    /// A journal that keeps about the newest `capacity` bytes of facts.
+    /// A journal that buffers about the newest `capacity` bytes of records.
     pub fn new(capacity: usize) -> Self {
         Self::starting_at(1, capacity)
     }
 
-    /// The same, with another number for its first fact.
+    /// [`MemoryJournal::new`] with another number for the first record.
     pub fn starting_at(next: u64, capacity: usize) -> Self {
         Self { buffer: Mutex::new(JournalBuffer { next, chunks: VecDeque::new() }), capacity }
     }
 
-    /// The number that the next fact will get.
+    /// The number of the next record.
     pub fn next(&self) -> u64 {
         self.buffer.lock().next
     }
 
-    /// Does something with the number that the next fact will get, while none is appended.
+    /// Calls `act` with the number of the next record, while none can be appended.
     pub(crate) fn with_next<T>(&self, act: impl FnOnce(u64) -> T) -> T {
         act(self.buffer.lock().next)
     }
 
-    /// [`Journal::append`]. What `also` does happens in the order of the numbers, too.
+    /// [`Journal::append`] that calls `also` in the order of the numbers.
     pub(crate) fn append_and(&self, fact: &[u8], also: impl FnOnce()) -> u64 {
-        let mut kept = self.buffer.lock();
-        if let Some(chunk) = kept.chunk(self.capacity, fact.len()) {
+        let mut buffer = self.buffer.lock();
+        if let Some(chunk) = buffer.chunk(self.capacity, fact.len()) {
             chunk.bytes.extend_from_slice(fact);
             chunk.ends.push(chunk.bytes.len());
         }
-        kept.next += 1;
+        buffer.next += 1;
         also();
-        kept.next - 1
+        buffer.next - 1
     }
 
-    /// Hands the facts from `number` on to `each`, in order, about 64 KiB at most. Returns the number to go on with, or
-    /// nothing if `number` is not kept any more.
+    /// Passes the records from `number` on to `each`, in order, about 64 KiB at most. Returns the number to continue with, or
+    /// `None` if `number` was evicted.
     pub fn read(&self, number: u64, mut each: impl FnMut(u64, &[u8])) -> Option<u64> {
-        let kept = self.buffer.lock();
-        if number >= kept.next {
-            return Some(kept.next);
+        let buffer = self.buffer.lock();
+        if number >= buffer.next {
+            return Some(buffer.next);
         }
-        let at = kept.chunks.partition_point(|chunk| chunk.first <= number).checked_sub(1)?;
-        let chunk = kept.chunks.get(at)?;
+        let index = buffer.chunks.partition_point(|chunk| chunk.first <= number).checked_sub(1)?;
+        let chunk = buffer.chunks.get(index)?;
         let mut start = 0;
         for (fact, end) in (chunk.first..).zip(&chunk.ends) {
             if fact >= number {
@@ -140,20 +136,20 @@ impl MemoryJournal {
 }
 
 impl JournalBuffer {
-    /// A chunk with room, made out of the oldest one if there are enough. It need not grow, unless a fact is longer than a chunk.
+    /// A chunk with free space; beyond the capacity the oldest one is reused. It only grows if a record is longer than a chunk.
     fn chunk(&mut self, capacity: usize, fact: usize) -> Option<&mut JournalChunk> {
         let full = self.chunks.back().is_none_or(|last| last.bytes.len() + fact > CHUNK);
         if full {
-            let mut new =
+            let mut chunk =
                 JournalChunk { first: self.next, bytes: Vec::with_capacity(CHUNK), ends: Vec::new() };
             if self.chunks.len() * CHUNK >= capacity
                 && let Some(JournalChunk { bytes, ends, .. }) = self.chunks.pop_front()
             {
-                (new.bytes, new.ends) = (bytes, ends);
-                new.bytes.clear();
-                new.ends.clear();
+                (chunk.bytes, chunk.ends) = (bytes, ends);
+                chunk.bytes.clear();
+                chunk.ends.clear();
             }
-            self.chunks.push_back(new);
+            self.chunks.push_back(chunk);
         }
         self.chunks.back_mut()
     }
@@ -169,77 +165,19 @@ impl Journal for MemoryJournal {
     }
 }
 
-/// Encodes facts into a journal, and remembers what has to be committed before anybody is told.
-pub struct FactRecorder {
-    journal: Arc<dyn Journal>,
-    feed: Option<Arc<ObjectFeed>>,
-    encoded: Vec<u8>,
-    last_uncommitted: Option<u64>,
-}
-
-impl FactRecorder {
-    /// A recorder that has nothing to commit.
-    pub fn new(journal: Arc<dyn Journal>) -> Self {
-        Self { journal, feed: None, encoded: Vec::new(), last_uncommitted: None }
-    }
-
-    /// One that reports what lies in segments, too.
-    pub(crate) fn with_feed(journal: Arc<dyn Journal>, feed: Arc<ObjectFeed>) -> Self {
-        Self { feed: Some(feed), ..Self::new(journal) }
-    }
-
-    /// Waits until what was recorded since the last time is committed.
-    ///
-    /// # Errors
-    /// As [`Journal::commit`].
-    pub fn commit(&mut self) -> io::Result<()> {
-        self.last_uncommitted
-            .take()
-            .map_or_else(|| self.journal.may_reply(), |last| self.journal.commit(last))
-    }
-
-    /// Drops the commit of what was recorded: no reply depends on it.
-    pub(crate) fn discard_pending(&mut self) {
-        self.last_uncommitted = None;
-    }
-
-    /// [`Self::commit`] for another thread; none if nothing was recorded.
-    pub fn take_commit(&mut self) -> Option<impl FnOnce() -> io::Result<()> + Send + use<>> {
-        let (last, journal) = (self.last_uncommitted.take()?, Arc::clone(&self.journal));
-        Some(move || journal.commit(last))
-    }
-}
-
-impl StateChangeSink for FactRecorder {
-    fn record(&mut self, fact: StateChange<'_>) {
-        self.encoded.clear();
-        moongate_master_core::encode(&fact, &mut self.encoded);
-        self.last_uncommitted = Some(self.journal.append_fact(&fact, &self.encoded));
-        if let Some(feed) = &self.feed {
-            feed.observe(&fact);
-        }
-    }
-
-    fn range_vacated(&mut self, place: ReplicaLocation) {
-        if let Some(feed) = &self.feed {
-            feed.vacated(place);
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn facts_come_back_in_order_and_the_oldest_are_forgotten() {
+    fn records_are_read_in_order_and_the_oldest_are_evicted() {
         let journal = MemoryJournal::new(3 * CHUNK);
         let fact = |number: u64| vec![number as u8; 1000];
         for number in 1..=1000 {
             assert_eq!(journal.append(&fact(number)), number);
         }
         assert_eq!(journal.next(), 1001);
-        assert_eq!(journal.read(1, |_, _| panic!("forgotten")), None);
+        assert_eq!(journal.read(1, |_, _| panic!("evicted")), None);
         let mut next = journal.buffer.lock().chunks.front().unwrap().first;
         assert!((700..=900).contains(&next), "{next}");
         while next < 1001 {
@@ -251,7 +189,7 @@ mod tests {
             assert_eq!(after, Some(expected));
             next = expected;
         }
-        assert_eq!(journal.read(next, |_, _| panic!("there is nothing yet")), Some(1001));
+        assert_eq!(journal.read(next, |_, _| panic!("no record yet")), Some(1001));
         assert_eq!(journal.read(999, |number, _| assert!(number >= 999)), Some(1001));
     }
 }

@@ -1,13 +1,13 @@
-//! A Mooncake-compatible master: what clients of every release of Mooncake talk to.
+//! A Mooncake-compatible master, which serves clients of every Mooncake release.
 //!
-//! The state machine is [`moongate_master_core`]; here are its clock, its callers and its journal.
+//! The state machine is [`moongate_master_core`]; this crate adds its clock, its callers and its journal.
 //!
-//! - [`MasterServer`]: the state machine with all that belongs to it.
-//! - [`rpc`]: Mooncake's RPC port. [`call`]: from a request's bytes to the state machine and back.
-//! - [`journal`]: where every change goes before anybody is told of it. [`durable`]: one that survives.
-//! - [`ha`]: more than one master, of which one leads.
-//! - [`flags`]: the command line of Mooncake's master. [`start`]: all of it together.
-//! - [`http`]: the admin server. [`metadata`]: where clients find each other. [`events`]: what is published over ZeroMQ.
+//! - [`MasterServer`]: the state machine with its clock, journal and counters.
+//! - [`rpc`]: Mooncake's RPC port. [`call`]: decodes a request, executes it and encodes the reply.
+//! - [`journal`]: stores every change before it is confirmed. [`durable`]: a journal on disk.
+//! - [`ha`]: several masters with one leader.
+//! - [`flags`]: the command line of Mooncake's master. [`start`]: starts all components.
+//! - [`http`]: the admin server. [`metadata`]: addresses for transfers between clients. [`events`]: KV events over ZeroMQ.
 
 mod aux_services;
 pub mod call;
@@ -31,6 +31,8 @@ mod persistence;
 mod presence;
 pub mod quotas;
 mod record;
+pub mod recorder;
+pub mod recovery;
 pub mod rpc;
 mod server;
 mod state;

@@ -1,8 +1,8 @@
-//! Reports which objects lie in a node's segments, for the node's catalog.
+//! Reports the objects in a node's segments to the node's catalog.
 //!
-//! A node polls. Its first poll of a segment begins with a walk over the table; what changes from then on waits in a queue, and follows
-//! the walk. So at the end the node has the state of that moment. When a reply is lost, the queue was full, or another master
-//! leads now, the node's token does not match and it starts over.
+//! A node polls. Its first poll of a segment starts a walk over the table; changes from then on are queued and follow the walk. So at
+//! the end the node has the state of that moment. After a lost reply, a full queue or a change of the leader, the node's token does not
+//! match and it starts over.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -12,24 +12,24 @@ use mooncake_wire::types::Uuid;
 use moongate_master_core::{MasterCore, ObjectCursor, ObjectState, ReplicaLocation, StateChange};
 use parking_lot::Mutex;
 
-use crate::state::SLOTS_PER_LOCK;
-
-/// Changes of one segment that wait for its node's next poll.
+/// Maximum number of queued changes of one segment.
 const MAX_QUEUED: usize = 65_536;
-/// Changes of all segments that wait.
+/// Maximum number of queued changes of all segments.
 const MAX_QUEUED_TOTAL: usize = 1 << 20;
-/// Segments that are polled.
+/// Maximum number of polled segments.
 const MAX_SUBSCRIPTIONS: usize = 4096;
-/// Changes in one reply.
+/// Maximum number of changes in one reply.
 const MAX_CHANGES: usize = 4096;
-/// Bytes of texts in one reply after which it is sent.
+/// Bytes of keys in one reply after which it is sent.
 const MAX_TEXT: usize = 1 << 20;
-/// Parts of the table that one reply walks over at most.
+/// Maximum number of parts of the table that one reply walks over.
 const MAX_STEPS: usize = 4096;
-/// After which silence a segment is not followed any more.
+/// Table slots of such a part, which is read under one lock: some tens of microseconds.
+const SLOTS_PER_STEP: u32 = 64;
+/// A segment that is not polled for this long is dropped, in milliseconds.
 const SUBSCRIPTION_TTL_MS: u64 = 60_000;
 
-/// Changes of segments, for those that poll them.
+/// Queued changes of the segments that nodes poll.
 #[derive(Debug)]
 pub(crate) struct ObjectFeed {
     is_active: AtomicBool,
@@ -46,7 +46,7 @@ struct SegmentSubscriptions {
 #[derive(Debug)]
 struct SegmentSubscription {
     token: u64,
-    /// Where the walk goes on; nothing when it is over.
+    /// Next position of the walk; `None` after its end.
     walk: Option<ObjectCursor>,
     queue: VecDeque<ObjectChange>,
     /// Changes were dropped: the node has to start over.
@@ -66,13 +66,13 @@ struct ObjectChange {
 }
 
 impl ObjectChange {
-    fn stored(object: &ObjectState<'_>, place: ReplicaLocation) -> Self {
+    fn stored(object: &ObjectState<'_>, location: ReplicaLocation) -> Self {
         let checked = if object.checksum.is_some() { HAS_CHECKSUM } else { 0 };
         let group = object.group.as_deref().unwrap_or_default();
         Self {
             kind: change::STORED,
-            offset: place.offset,
-            sequence: place.replica,
+            offset: location.offset,
+            sequence: location.replica,
             size: object.size,
             checksum: object.checksum.unwrap_or(0),
             flags: checked | if object.hard_pin { HARD_PIN } else { 0 },
@@ -80,8 +80,8 @@ impl ObjectChange {
         }
     }
 
-    fn vacated(place: ReplicaLocation) -> Self {
-        let (offset, sequence) = (place.offset, place.replica);
+    fn vacated(location: ReplicaLocation) -> Self {
+        let (offset, sequence) = (location.offset, location.replica);
         Self { kind: change::VACATED, offset, sequence, size: 0, checksum: 0, flags: 0, texts: None }
     }
 }
@@ -105,10 +105,10 @@ impl SegmentSubscriptions {
 
     fn drop_expired(&mut self, now_ms: u64) {
         let queued = &mut self.queued;
-        self.by_segment.retain(|_, it| {
-            let is_polled = it.polled_at_ms.saturating_add(SUBSCRIPTION_TTL_MS) > now_ms;
+        self.by_segment.retain(|_, subscription| {
+            let is_polled = subscription.polled_at_ms.saturating_add(SUBSCRIPTION_TTL_MS) > now_ms;
             if !is_polled {
-                *queued -= it.queue.len();
+                *queued -= subscription.queue.len();
             }
             is_polled
         });
@@ -129,7 +129,7 @@ impl SegmentSubscriptions {
 }
 
 impl ObjectFeed {
-    /// A feed without subscriptions. Tokens begin at `first_token`, which no other master has issued.
+    /// A feed without subscriptions. Tokens start at `first_token`, which no earlier master has used.
     pub(crate) fn new(first_token: u64) -> Self {
         Self {
             is_active: AtomicBool::new(false),
@@ -138,27 +138,27 @@ impl ObjectFeed {
         }
     }
 
-    /// Takes note of a fact. Quick: the part of the state that it is about is locked.
+    /// Queues a change of an object. Fast, because it is called under the lock of the changed entry.
     pub(crate) fn observe(&self, fact: &StateChange<'_>) {
         if let StateChange::ObjectStored { object, .. } = fact
             && self.is_active.load(Relaxed)
             && !object.locations.is_empty()
         {
             let mut subscriptions = self.subscriptions.lock();
-            for place in object.locations.iter() {
-                subscriptions.push(place.segment, || ObjectChange::stored(object, *place));
+            for location in object.locations.iter() {
+                subscriptions.push(location.segment, || ObjectChange::stored(object, *location));
             }
         }
     }
 
-    /// A range belongs to its object no more.
-    pub(crate) fn vacated(&self, place: ReplicaLocation) {
+    /// Queues the release of a range by its object.
+    pub(crate) fn vacated(&self, location: ReplicaLocation) {
         if self.is_active.load(Relaxed) {
-            self.subscriptions.lock().push(place.segment, || ObjectChange::vacated(place));
+            self.subscriptions.lock().push(location.segment, || ObjectChange::vacated(location));
         }
     }
 
-    /// Drops what is not polled any more.
+    /// Drops segments that are not polled any more.
     pub(crate) fn tick(&self, now_ms: u64) {
         if self.is_active.load(Relaxed) {
             let mut subscriptions = self.subscriptions.lock();
@@ -167,7 +167,7 @@ impl ObjectFeed {
         }
     }
 
-    /// The next changes of a segment. Nothing when too many segments are polled.
+    /// The next changes of a segment. `None` if too many segments are polled.
     pub(crate) fn poll(
         &self,
         master: &MasterCore,
@@ -179,10 +179,10 @@ impl ObjectFeed {
             ObjectChangesReply { token: self.next_token.fetch_add(1, Relaxed), ..Default::default() };
         let mut walk = {
             let mut subscriptions = self.subscriptions.lock();
-            let known = subscriptions.by_segment.get_mut(&segment);
-            let is_expected = known.is_some_and(|it| {
-                it.polled_at_ms = now_ms;
-                it.token == token && !it.overflowed
+            let subscription = subscriptions.by_segment.get_mut(&segment);
+            let is_expected = subscription.is_some_and(|subscription| {
+                subscription.polled_at_ms = now_ms;
+                subscription.token == token && !subscription.overflowed
             });
             if !is_expected {
                 if subscriptions.by_segment.len() >= MAX_SUBSCRIPTIONS {
@@ -196,29 +196,29 @@ impl ObjectFeed {
             subscription.token = reply.token;
             subscription.walk
         };
-        // Changes are queued while a shard is locked, so the queues must not be locked here.
+        // Changes are queued under a shard's lock, so the queues must not be locked during the walk.
         let (mut texts, mut steps) = (0, 0);
         while let Some(cursor) = walk {
             if reply.keys.len() >= MAX_CHANGES || texts >= MAX_TEXT || steps >= MAX_STEPS {
                 break;
             }
-            walk = master.objects_in_segment(cursor, SLOTS_PER_LOCK, segment, |object, place| {
+            walk = master.objects_in_segment(cursor, SLOTS_PER_STEP, segment, |object, location| {
                 texts += object.key.len();
-                append(&mut reply, ObjectChange::stored(object, place));
+                append(&mut reply, ObjectChange::stored(object, location));
             });
             steps += 1;
         }
         let mut subscriptions = self.subscriptions.lock();
         let subscription = subscriptions.by_segment.get_mut(&segment)?;
         if subscription.token != reply.token {
-            // Another caller polls the same segment: one of both starts over.
+            // Another caller polls the same segment: one of the two starts over.
             return Some(reply);
         }
         subscription.walk = walk;
         let mut drained = 0;
         while walk.is_none() && reply.keys.len() < MAX_CHANGES && texts < MAX_TEXT {
             let Some(change) = subscription.queue.pop_front() else { break };
-            texts += change.texts.as_ref().map_or(0, |it| it[1].len());
+            texts += change.texts.as_ref().map_or(0, |texts| texts[1].len());
             append(&mut reply, change);
             drained += 1;
         }
@@ -230,7 +230,7 @@ impl ObjectFeed {
 }
 
 fn append(reply: &mut ObjectChangesReply<String>, change: ObjectChange) {
-    let [tenant, key, group] = change.texts.map_or_else(Default::default, |it| *it);
+    let [tenant, key, group] = change.texts.map_or_else(Default::default, |texts| *texts);
     reply.kinds.push(change.kind);
     reply.offsets.push(change.offset);
     reply.sequences.push(change.sequence);

@@ -1,4 +1,4 @@
-//! Sees every fact on its way into the journal.
+//! Observes every change before it is appended to the journal.
 
 use std::collections::HashMap;
 use std::io;
@@ -15,13 +15,13 @@ use tokio::sync::mpsc;
 use crate::events::KvEventQueue;
 use crate::journal::{DataDirStatus, Journal};
 
-/// Upper bounds of the buckets of [`ValueSizeHistogram`], in bytes; one more bucket has no bound.
+/// Upper bounds of the buckets of [`ValueSizeHistogram`] in bytes; one more bucket is unbounded.
 pub const SIZE_BOUNDS: [u64; 7] = [4096, 65_536, 262_144, 1 << 20, 4 << 20, 16 << 20, 64 << 20];
 
-/// Nodes whose expiry waits to be told.
+/// Maximum number of expired nodes whose metadata cleanup is pending.
 const EXPIRED_CAPACITY: usize = 65_536;
 
-/// How large the objects were that were written.
+/// Histogram of the sizes of written objects.
 #[derive(Debug, Default)]
 pub struct ValueSizeHistogram {
     buckets: [AtomicU64; SIZE_BOUNDS.len() + 1],
@@ -30,30 +30,29 @@ pub struct ValueSizeHistogram {
 
 impl ValueSizeHistogram {
     fn add(&self, size: u64) {
-        let at = SIZE_BOUNDS.partition_point(|bound| *bound < size);
-        if let Some(bucket) = self.buckets.get(at) {
+        let index = SIZE_BOUNDS.partition_point(|bound| *bound < size);
+        if let Some(bucket) = self.buckets.get(index) {
             bucket.fetch_add(1, Relaxed);
         }
         self.sum.fetch_add(size, Relaxed);
     }
 
-    /// Objects by size, and bytes of all of them.
+    /// Object count of each bucket, and the sum of all sizes in bytes.
     pub fn read(&self) -> ([u64; SIZE_BOUNDS.len() + 1], u64) {
-        (std::array::from_fn(|at| self.buckets[at].load(Relaxed)), self.sum.load(Relaxed))
+        (std::array::from_fn(|index| self.buckets[index].load(Relaxed)), self.sum.load(Relaxed))
     }
 }
 
-/// A segment's name and whose it is.
+/// Name of a segment and its client.
 #[derive(Debug)]
 struct SegmentOwner {
     name: Arc<str>,
     client: Uuid,
 }
 
-/// Sees facts, and remembers or passes on what others want to know of them.
+/// Derives statistics, KV events and metadata cleanup from the observed changes.
 #[derive(Debug)]
 pub struct FactObserver {
-    /// How large the objects were that were written.
     pub sizes: ValueSizeHistogram,
     segments: Mutex<HashMap<Uuid, SegmentOwner>>,
     events: Option<Arc<KvEventQueue>>,
@@ -61,43 +60,46 @@ pub struct FactObserver {
 }
 
 impl FactObserver {
-    /// One that passes what can be published on to `events`.
+    /// An observer that queues KV events in `events`.
     pub fn new(events: Option<Arc<KvEventQueue>>) -> Self {
         Self { sizes: ValueSizeHistogram::default(), segments: Mutex::default(), events, expired: None }
     }
 
-    /// From now on tells the names of segments whose client was silent for too long.
+    /// Returns a channel that receives the names of segments whose client has expired.
     pub fn subscribe_expired(&mut self) -> mpsc::Receiver<Arc<str>> {
         let (sender, receiver) = mpsc::channel(EXPIRED_CAPACITY);
         self.expired = Some(sender);
         receiver
     }
 
-    /// Learns which segments there are, where no fact told it.
+    /// Loads the segments that were mounted before this observer started.
     pub(crate) fn load_segments(&self, master: &MasterCore) {
         let mut segments = self.segments.lock();
-        for it in master.segments_detail().segments {
-            segments
-                .insert(it.segment_id, SegmentOwner { name: it.segment_name.into(), client: it.client_id });
+        for segment in master.segments_detail().segments {
+            segments.insert(
+                segment.segment_id,
+                SegmentOwner { name: segment.segment_name.into(), client: segment.client_id },
+            );
         }
     }
 
-    /// Takes note of a fact. Quick: the part of the state that it is about is locked.
+    /// Processes a change. Fast, because it is called under the lock of the changed entry.
     pub fn observe(&self, fact: &StateChange<'_>) {
         match fact {
             StateChange::ObjectStored { object, cause } => self.stored(object, *cause),
-            // Nobody could read what was never written to its end.
+            // An incomplete object was not readable, so its removal is no event.
             StateChange::Removed { cause: RemoveCause::Revoked | RemoveCause::PutTimedOut, .. } => {}
-            StateChange::Removed { tenant, key, group, tiers: was, .. } => {
-                let media = [(was.memory, StorageMedium::StoreMemory), (was.disk, StorageMedium::StoreDisk)];
-                for (_, medium) in media.into_iter().filter(|(was_there, _)| *was_there) {
+            StateChange::Removed { tenant, key, group, tiers, .. } => {
+                let media =
+                    [(tiers.memory, StorageMedium::StoreMemory), (tiers.disk, StorageMedium::StoreDisk)];
+                for (_, medium) in media.into_iter().filter(|(was_present, _)| *was_present) {
                     self.publish(|events| events.removed(tenant, key, group.as_deref(), medium));
                 }
             }
             StateChange::SegmentMounted { segment, client, .. } => {
                 let name: Arc<str> = Arc::from(&*segment.name);
-                let known = SegmentOwner { name: Arc::clone(&name), client: *client };
-                let change = match self.segments.lock().insert(segment.id, known) {
+                let owner = SegmentOwner { name: Arc::clone(&name), client: *client };
+                let change = match self.segments.lock().insert(segment.id, owner) {
                     None => SegmentChange::Mounted,
                     Some(_) => SegmentChange::Recovered,
                 };
@@ -129,7 +131,7 @@ impl FactObserver {
         if cause == StoreCause::Written {
             self.sizes.add(object.size);
         }
-        let (came, medium) = match cause {
+        let (is_readable, medium) = match cause {
             StoreCause::Written | StoreCause::Promoted => (true, StorageMedium::StoreMemory),
             StoreCause::Offloaded => (true, StorageMedium::StoreDisk),
             StoreCause::MemoryEvicted => (false, StorageMedium::StoreMemory),
@@ -138,7 +140,7 @@ impl FactObserver {
         };
         let (tenant, key, group) = (&*object.tenant, &*object.key, object.group.as_deref());
         self.publish(|events| {
-            if came {
+            if is_readable {
                 events.stored(tenant, key, group, medium);
             } else {
                 events.removed(tenant, key, group, medium);
@@ -158,27 +160,27 @@ impl FactObserver {
             && let Some(expired) = &self.expired
             && expired.try_send(Arc::clone(&name)).is_err()
         {
-            tracing::warn!(%name, "a node has gone, and too many others have: its metadata stays");
+            tracing::warn!(%name, "metadata of an expired node stays: too many cleanups are pending");
         }
         self.publish(|events| events.segment(name, SegmentChange::Lost));
     }
 
     fn publish_client_segments(&self, client: Uuid, change: SegmentChange) {
         let segments = self.segments.lock();
-        for known in segments.values().filter(|it| it.client == client) {
-            self.publish(|events| events.segment(Arc::clone(&known.name), change));
+        for owner in segments.values().filter(|owner| owner.client == client) {
+            self.publish(|events| events.segment(Arc::clone(&owner.name), change));
         }
     }
 }
 
-/// A journal whose facts are seen.
+/// Passes every change to an observer before it is appended.
 pub struct ObservingJournal {
     journal: Arc<dyn Journal>,
     observer: Arc<FactObserver>,
 }
 
 impl ObservingJournal {
-    /// The same journal, seen by `observer`.
+    /// Wraps `journal` with an observer.
     pub fn new(journal: Arc<dyn Journal>, observer: Arc<FactObserver>) -> Self {
         Self { journal, observer }
     }

@@ -1,4 +1,4 @@
-//! A server whose state is kept in a folder, and the thread that looks after it.
+//! Persistent state of a standalone server, and its background persister.
 
 #[cfg(feature = "simulation")]
 mod task;
@@ -13,9 +13,7 @@ use moongate_oplog::{OplogError, OplogOptions};
 use moongate_runtime::Supervisor;
 
 use crate::clock::MonotonicUnixClock;
-use crate::durable::{DurableJournal, PersistenceSchedule};
-use crate::flags::DataDirOptions;
-use crate::ha::MEMBER;
+use crate::durable::{DataDirOptions, DurableJournal, MEMBER_FILE};
 use crate::journal::Journal;
 use crate::server::{MasterServer, MasterServerOptions};
 use crate::state::{AuxState, MasterState};
@@ -24,63 +22,62 @@ use task::RunningPersister;
 #[cfg(not(feature = "simulation"))]
 use thread::RunningPersister;
 
-/// Why a state cannot be kept.
+/// Why the state cannot be persisted.
 #[derive(Debug, thiserror::Error)]
 pub enum PersistenceError {
     /// The folder cannot be used.
-    #[error("the state cannot be kept; --data_dir wants a folder that can be written to")]
+    #[error("cannot open the state; --data_dir must be a writable directory")]
     Data(#[from] OplogError),
-    /// The folder has another form.
-    #[error("{0} is that of one of several masters: start it with --enable_ha, or give it another folder")]
+    /// The folder contains the state of an HA member.
+    #[error("{0} contains the state of an HA master; start with --enable_ha, or set another --data_dir")]
     Member(PathBuf),
-    /// There is no thread for it.
-    #[error("there is no thread for the log of changes")]
+    /// The persister's thread could not be started.
+    #[error("cannot start the persister thread")]
     Thread(#[source] std::io::Error),
 }
 
-/// What flushes a server's log and writes its snapshots.
+/// The running persister of a server's log.
 #[derive(Debug)]
 pub(crate) struct StatePersistence {
     persister: RunningPersister,
 }
 
 impl StatePersistence {
-    /// A server with the state in a folder. `observe` may put something between it and its log.
+    /// A server with the state of a folder. `observe` may wrap its journal.
     pub(crate) fn open(
         data: &DataDirOptions,
         server: MasterServerOptions,
         supervisor: &Supervisor,
         observe: impl FnOnce(Arc<dyn Journal>, &Arc<AuxState>) -> Arc<dyn Journal>,
     ) -> Result<(Arc<MasterServer>, Self), PersistenceError> {
-        let (clock, begun) = (MonotonicUnixClock::start(), Instant::now());
-        if data.folder.join(MEMBER).exists() {
+        let (clock, started) = (MonotonicUnixClock::start(), Instant::now());
+        if data.folder.join(MEMBER_FILE).exists() {
             return Err(PersistenceError::Member(data.folder.clone()));
         }
         let options = OplogOptions { flush_always: data.flush_always, ..OplogOptions::default() };
         let (durable, state, restored) =
             DurableJournal::open(&data.folder, options, &server.core, clock.now_ms())?;
-        tracing::info!(folder = %data.folder.display(), took = ?begun.elapsed(), "the state: {restored}");
+        tracing::info!(folder = %data.folder.display(), elapsed = ?started.elapsed(), "state restored: {restored}");
         let lacks_log = restored.lacks_log();
         let durable = Arc::new(durable);
-        let MasterState { master, aux: beside, .. } = state;
+        let MasterState { master, aux, .. } = state;
         let server =
-            Arc::new(MasterServer::with_state(server, *master, clock, observe(durable.clone(), &beside)));
+            Arc::new(MasterServer::with_state(server, *master, clock, observe(durable.clone(), &aux)));
         if lacks_log {
             server.open_rebuild();
         }
-        let pace =
-            PersistenceSchedule { snapshot_every: data.snapshot_every, ..PersistenceSchedule::default() };
-        let keeper = RunningPersister::start(durable, Arc::clone(&server), beside, pace, supervisor);
-        Ok((server, Self { persister: keeper.map_err(PersistenceError::Thread)? }))
+        let persister =
+            RunningPersister::start(durable, Arc::clone(&server), aux, data.schedule(), supervisor);
+        Ok((server, Self { persister: persister.map_err(PersistenceError::Thread)? }))
     }
 
-    /// Saves what is left to be saved.
+    /// Stops the persister and closes the log.
     pub(crate) fn close(self) {
         match self.persister.close() {
             Some(Ok(())) => {}
-            Some(Err(error)) => tracing::error!(%error, "the last changes may not be saved"),
+            Some(Err(error)) => tracing::error!(%error, "cannot close the log; the last changes may be lost"),
             None => {
-                tracing::error!("the last changes may not be saved: the thread that saves them has failed");
+                tracing::error!("the persister thread panicked; the last changes may be lost");
             }
         }
     }

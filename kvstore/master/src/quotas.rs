@@ -1,4 +1,4 @@
-//! The file in which tenants' quotas are kept: `--tenant_quota_connector_uri`.
+//! File with the tenants' quotas: `--tenant_quota_connector_uri`.
 //!
 //! ```yaml
 //! version: 1
@@ -7,8 +7,8 @@
 //!     quota: 16MB
 //! ```
 //!
-//! A quota is a whole number of bytes, or one with `B`, `KB`, `MB`, `GB` or `TB` (powers of 1024). The file is read at the start and
-//! written anew with each change over HTTP, as Mooncake's master does it.
+//! A quota is an integer in bytes, or one with the unit `B`, `KB`, `MB`, `GB` or `TB` (powers of 1024). The file is read at the start and
+//! rewritten with each change over HTTP, as in Mooncake's master.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -19,31 +19,20 @@ use mooncake_wire::admin::TenantQuota;
 use parking_lot::Mutex;
 use serde::Deserialize;
 
-/// Largest file, in bytes.
+/// Maximum file size in bytes.
 const MAX_FILE: u64 = 16 << 20;
 const VERSION: u64 = 1;
 const UNITS: [(&str, u64); 5] =
     [("TB", 1 << 40), ("GB", 1 << 30), ("MB", 1 << 20), ("KB", 1 << 10), ("B", 1)];
 
-/// The file says something else than quotas.
+/// The quota file is unreadable or invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum QuotaFileError {
-    /// It cannot be read.
-    #[error("the file of tenants' quotas, {path}: {problem}", path = path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the file system says.
-        problem: io::Error,
-    },
-    /// It can be read, but not understood.
-    #[error("the file of tenants' quotas, {path}: {problem}", path = path.display())]
-    Invalid {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        problem: String,
-    },
+    /// The file cannot be read.
+    #[error("quota file {path}: {problem}", path = path.display())]
+    Read { path: PathBuf, problem: io::Error },
+    #[error("quota file {path}: {problem}", path = path.display())]
+    Invalid { path: PathBuf, problem: String },
 }
 
 #[derive(Deserialize)]
@@ -83,22 +72,19 @@ impl QuotaAmount {
 }
 
 fn parse(text: &str) -> Result<Vec<(String, u64)>, String> {
-    let listed: QuotaFileContents = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
-    if listed.version != VERSION {
-        return Err(format!("its version is {}, and {VERSION} is the only one there is", listed.version));
+    let contents: QuotaFileContents = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+    if contents.version != VERSION {
+        return Err(format!("unsupported version {}; expected {VERSION}", contents.version));
     }
     let mut names = HashSet::new();
     let mut quotas = Vec::new();
-    for QuotaFileEntry { name, quota } in &listed.tenants {
+    for QuotaFileEntry { name, quota } in &contents.tenants {
         if name.is_empty() || !names.insert(name) {
-            return Err(format!("tenant {name:?} has no name, or is there twice"));
+            return Err(format!("tenant name {name:?} is empty or occurs twice"));
         }
-        let wrong = || {
-            format!(
-                "the quota of {name:?} is not a number of bytes such as 1073741824 or 1GB, from 1 to 2^63 - 1"
-            )
-        };
-        quotas.push((name.clone(), quota.bytes().ok_or_else(wrong)?));
+        let invalid =
+            || format!("invalid quota of {name:?}; expected 1 to 2^63 - 1 bytes, such as 1073741824 or 1GB");
+        quotas.push((name.clone(), quota.bytes().ok_or_else(invalid)?));
     }
     Ok(quotas)
 }
@@ -106,14 +92,14 @@ fn parse(text: &str) -> Result<Vec<(String, u64)>, String> {
 fn text(quotas: &[TenantQuota]) -> String {
     let mut text = format!("version: {VERSION}\n\ntenants:{}\n", if quotas.is_empty() { " []" } else { "" });
     for quota in quotas {
-        // A text of JSON is one of YAML too.
+        // A JSON string is also a YAML string.
         let name = serde_json::Value::from(quota.tenant_id.as_str());
         text.push_str(&format!("  - name: {name}\n    quota: {}\n", quota.requested_quota_bytes));
     }
     text
 }
 
-/// A file with quotas.
+/// A quota file that can be rewritten.
 #[derive(Debug)]
 pub struct QuotaFile {
     path: PathBuf,
@@ -121,37 +107,37 @@ pub struct QuotaFile {
 }
 
 impl QuotaFile {
-    /// Reads tenants and their quotas.
+    /// Reads the tenants and their quotas.
     ///
     /// # Errors
     /// [`QuotaFileError`].
     pub fn read(path: &Path) -> Result<(Self, Vec<(String, u64)>), QuotaFileError> {
-        let wrong = |problem| QuotaFileError::Invalid { path: path.to_owned(), problem };
+        let invalid = |problem| QuotaFileError::Invalid { path: path.to_owned(), problem };
         let failed = |problem| QuotaFileError::Read { path: path.to_owned(), problem };
         if fs::metadata(path).map_err(failed)?.len() > MAX_FILE {
-            return Err(wrong("it is larger than 16 MiB".to_owned()));
+            return Err(invalid("larger than 16 MiB".to_owned()));
         }
         let text = fs::read_to_string(path).map_err(failed)?;
-        let quotas = parse(&text).map_err(wrong)?;
+        let quotas = parse(&text).map_err(invalid)?;
         Ok((Self::at(path), quotas))
     }
 
-    /// A file that is written only.
+    /// A file that is only written.
     pub fn at(path: &Path) -> Self {
         Self { path: path.to_owned(), write_lock: Mutex::new(()) }
     }
 
-    /// Writes the quotas that there are when it is this call's turn. After a crash the file is the old one or the new one.
+    /// Writes the quotas that `quotas` returns under the write lock. After a crash the file has the old or the new contents.
     ///
     /// # Errors
-    /// What the file system says.
+    /// An error of the file system.
     pub fn write(&self, quotas: impl FnOnce() -> Vec<TenantQuota>) -> io::Result<()> {
-        let _writing = self.write_lock.lock();
-        let unfinished = self.path.with_added_extension("tmp");
-        let mut file = File::create(&unfinished)?;
+        let _write_guard = self.write_lock.lock();
+        let temporary = self.path.with_added_extension("tmp");
+        let mut file = File::create(&temporary)?;
         file.write_all(text(&quotas()).as_bytes())?;
         file.sync_all()?;
-        fs::rename(&unfinished, &self.path)
+        fs::rename(&temporary, &self.path)
     }
 }
 
@@ -172,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts_are_those_that_mooncake_takes() {
+    fn amounts_are_parsed_as_in_mooncake() {
         let list = |amount: &str| parse(&format!("version: 1\ntenants:\n  - name: a\n    quota: {amount}\n"));
         for (amount, bytes) in [("16", 16), ("16B", 16), ("\"7\"", 7), ("16MB", 16 << 20), ("2TB", 2 << 40)] {
             assert_eq!(list(amount), Ok(vec![("a".to_owned(), bytes)]), "{amount}");
@@ -183,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_are_refused() {
+    fn invalid_files_are_rejected() {
         for text in [
             "",
             "version: 1",
@@ -199,10 +185,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn quota_files_round_trip() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("quotas.yaml");
-        assert!(QuotaFile::read(&path).is_err(), "it must be there");
+        assert!(QuotaFile::read(&path).is_err(), "the file must exist");
         fs::write(&path, "version: 1\ntenants: []\n").unwrap();
         let (file, _) = QuotaFile::read(&path).unwrap();
         file.write(|| vec![quota("t0", 16 << 20), quota("a \"b\"\n: #", 1)]).unwrap();

@@ -1,10 +1,11 @@
-//! Records of a log that are no facts of the state machine. A fact begins with its version; these begin with a byte that is none.
+//! Records of a log outside the state machine. A record of the state machine starts with its version; these start with a byte that
+//! is no version.
 
 use moongate_master_core::{StateChange, decode};
 
 use crate::epochs::EpochHistory;
 
-/// First byte of a record that is no fact.
+/// First byte of a record outside the state machine.
 const AUX_RECORD: u8 = 0xf0;
 
 const EPOCH: u8 = 1;
@@ -13,18 +14,17 @@ const EVENTS: u8 = 3;
 const METADATA: u8 = 4;
 const NEEDS_THROUGH: u8 = 5;
 
-/// What a record says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MasterLogRecord<'a> {
     /// A change of the state machine.
     Fact(StateChange<'a>),
-    /// An epoch begins with this record.
+    /// A new epoch that starts with this record.
     Epoch(u64),
-    /// The epochs so far. Only in a snapshot.
+    /// All epochs so far. Only in a snapshot.
     Epochs(EpochHistory),
     /// KV events and messages may have numbers up to this one.
     Events(u64),
-    /// A change of the transfer metadata, as the metadata server writes it.
+    /// A change of the transfer metadata, in the encoding of the metadata store.
     Metadata(&'a [u8]),
 }
 
@@ -32,14 +32,14 @@ fn head(kind: u8) -> Vec<u8> {
     vec![AUX_RECORD, kind]
 }
 
-/// An epoch begins.
+/// Encodes the start of an epoch.
 pub(crate) fn epoch(id: u64) -> Vec<u8> {
     let mut bytes = head(EPOCH);
     bytes.extend(id.to_le_bytes());
     bytes
 }
 
-/// The epochs so far.
+/// Encodes the epochs of a snapshot.
 pub(crate) fn epochs(epochs: &EpochHistory) -> Vec<u8> {
     let mut bytes = head(EPOCHS);
     for (id, first) in epochs.iter() {
@@ -49,28 +49,28 @@ pub(crate) fn epochs(epochs: &EpochHistory) -> Vec<u8> {
     bytes
 }
 
-/// Numbers of KV events up to this one may be given out.
+/// Encodes the upper bound of reserved KV event numbers.
 pub(crate) fn events(bound: u64) -> Vec<u8> {
     let mut bytes = head(EVENTS);
     bytes.extend(bound.to_le_bytes());
     bytes
 }
 
-/// A change of the transfer metadata.
+/// Encodes a change of the transfer metadata.
 pub(crate) fn metadata(change: &[u8]) -> Vec<u8> {
     let mut bytes = head(METADATA);
     bytes.extend(change);
     bytes
 }
 
-/// A snapshot is of no use without the log up to this record. Older releases leave it out.
+/// Encodes that a snapshot needs the log up to this record. Older releases do not write it.
 pub(crate) fn snapshot_needs(number: u64) -> Vec<u8> {
     let mut bytes = head(NEEDS_THROUGH);
     bytes.extend(number.to_le_bytes());
     bytes
 }
 
-/// Reads what [`snapshot_needs`] writes.
+/// Decodes the record that [`snapshot_needs`] encodes.
 pub(crate) fn needs_through(bytes: &[u8]) -> Option<u64> {
     match bytes {
         [AUX_RECORD, NEEDS_THROUGH, rest @ ..] => number(rest),
@@ -80,7 +80,7 @@ pub(crate) fn needs_through(bytes: &[u8]) -> Option<u64> {
 
 fn numbers(bytes: &[u8]) -> Option<Vec<u64>> {
     let (numbers, rest) = bytes.as_chunks::<8>();
-    rest.is_empty().then(|| numbers.iter().map(|it| u64::from_le_bytes(*it)).collect())
+    rest.is_empty().then(|| numbers.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect())
 }
 
 fn number(bytes: &[u8]) -> Option<u64> {
@@ -90,7 +90,7 @@ fn number(bytes: &[u8]) -> Option<u64> {
     }
 }
 
-/// Reads a record. Nothing if it is none, or one of a later release.
+/// Decodes a record. `None` if it is invalid or from a later release.
 pub(crate) fn read(bytes: &[u8]) -> Option<MasterLogRecord<'_>> {
     let [AUX_RECORD, kind, rest @ ..] = bytes else {
         let (fact, rest) = decode(bytes).ok()?;
@@ -117,7 +117,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_written_is_read(id: u64, change: Vec<u8>, all in prop::collection::vec((any::<u64>(), 1..u64::MAX), 0..9)) {
+        fn log_records_round_trip(id: u64, change: Vec<u8>, all in prop::collection::vec((any::<u64>(), 1..u64::MAX), 0..9)) {
             let all: EpochHistory = all.into_iter().collect();
             let written = [
                 (epoch(id), MasterLogRecord::Epoch(id)),
@@ -131,7 +131,7 @@ mod tests {
         }
 
         #[test]
-        fn anything_is_refused_or_read(bytes: Vec<u8>, kind in 0..8_u8) {
+        fn arbitrary_records_do_not_panic(bytes: Vec<u8>, kind in 0..8_u8) {
             let _ = read(&bytes);
             let _ = read(&[&[AUX_RECORD, kind], &bytes[..]].concat());
         }

@@ -1,4 +1,4 @@
-//! All that one master is made of, shared by everything that serves it.
+//! The parts of one master, shared by all of its services.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -14,23 +14,24 @@ use crate::capabilities::CapabilityIssuer;
 use crate::clock::MonotonicUnixClock;
 use crate::counters::RpcCounters;
 use crate::dialects::DialectRegistry;
-use crate::journal::{FactRecorder, Journal};
+use crate::journal::Journal;
 use crate::object_feed::ObjectFeed;
 use crate::presence::{NodeDeparture, NodePresence};
+use crate::recorder::FactRecorder;
 use crate::unknown_forms::UnknownFormReporter;
 use crate::upserts::InFlightUpserts;
 
-/// Whether this master decides.
+/// Whether this master is the leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MasterRole {
-    /// It does.
+    /// The leader, or the only master.
     Leader,
-    /// Another does, or it is not settled.
+    /// Another master is the leader, or none is elected.
     Standby,
 }
 
 impl MasterRole {
-    /// Mooncake's word for it.
+    /// Mooncake's name of the role.
     pub fn name(self) -> &'static str {
         match self {
             Self::Leader => "leader",
@@ -39,21 +40,18 @@ impl MasterRole {
     }
 }
 
-/// How far a master is.
+/// Lifecycle state of a master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HaState {
-    /// It does not answer calls yet.
+    /// It does not serve calls yet.
     Starting,
-    /// It follows another.
     Standby,
-    /// It answers calls.
     Serving,
-    /// It ends.
     Stopping,
 }
 
 impl HaState {
-    /// Mooncake's word for it.
+    /// Mooncake's name of the state.
     pub fn name(self) -> &'static str {
         match self {
             Self::Starting => "starting",
@@ -64,54 +62,52 @@ impl HaState {
     }
 }
 
-/// What a master is among others.
+/// Role of a master, and the current leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeadershipStatus {
-    /// Whether it decides.
+    /// Whether it is the leader.
     pub role: MasterRole,
-    /// How far it is.
     pub state: HaState,
-    /// The RPC address of who decides, if there is more than one master.
+    /// RPC address of the leader, in HA mode.
     pub leader_address: Option<String>,
-    /// Counts changes of the leader, if there is more than one master.
+    /// The leader's term, in HA mode.
     pub view_version: Option<i64>,
 }
 
 impl LeadershipStatus {
-    /// That of a master which is not ready yet.
+    /// Status of a master that is not ready yet.
     pub fn starting() -> Self {
         Self { role: MasterRole::Standby, state: HaState::Starting, leader_address: None, view_version: None }
     }
 
-    /// That of the only master there is.
+    /// Status of a serving standalone master.
     pub fn standalone() -> Self {
         Self { role: MasterRole::Leader, state: HaState::Serving, leader_address: None, view_version: None }
     }
 
-    /// Whether it answers calls.
+    /// Whether it serves calls as the leader.
     pub fn is_serving(&self) -> bool {
         self.role == MasterRole::Leader && self.state == HaState::Serving
     }
 }
 
-/// Bounds of what callers may ask for.
+/// Limits of the RPC server.
 #[derive(Clone, Copy, Debug)]
 pub struct RpcLimits {
-    /// Connections at a time.
     pub connections: usize,
-    /// Bytes of one request.
+    /// Maximum size of a request in bytes.
     pub frame_bytes: usize,
-    /// Bytes that all connections together may hold in requests and replies beyond a small allowance each.
+    /// Maximum size of all connections' buffers in bytes, beyond a small allowance each.
     pub buffer_bytes: usize,
-    /// How long a request may take to arrive as a whole, and replies to be taken.
+    /// Maximum time in which a request must arrive completely, and in which replies must be read.
     pub stall_timeout: Duration,
-    /// After which silence a connection is closed; none for never.
+    /// An idle connection is closed after this time; `None` keeps it open.
     pub idle_timeout: Option<Duration>,
     /// Whether small replies are sent at once (TCP_NODELAY).
     pub no_delay: bool,
-    /// How long a thread stays awake after an answer, in wait for the next request; zero for not at all.
+    /// Time for which a thread busy-polls after a reply; zero disables it.
     pub busy_poll: Duration,
-    /// Whether a commit may wait for a disk or for others, so that threads must not wait for it.
+    /// Whether a commit may wait for a disk or for followers, so that it must not run on the RPC threads.
     pub commits_wait: bool,
 }
 
@@ -130,29 +126,28 @@ impl Default for RpcLimits {
     }
 }
 
-/// Two heartbeats of Mooncake's clients, which send one a second and repeat a failed one a second later, and half a second to connect.
+/// Two heartbeats of Mooncake's clients, which send one per second and retry a failed one a second later, plus half a second to connect.
 pub(crate) const RECONNECT_TIME: Duration = Duration::from_millis(2500);
 
-/// What a server is made with.
 #[derive(Clone, Debug)]
 pub struct MasterServerOptions {
-    /// The state machine's settings.
+    /// Settings of the state machine.
     pub core: moongate_master_core::MasterCoreOptions,
-    /// Threads that serve calls.
+    /// Number of threads that serve calls.
     pub threads: usize,
-    /// The release that those speak who do not tell.
+    /// Mooncake release assumed for clients whose requests do not identify it.
     pub default_dialect: Dialect,
-    /// What clients are told about a shared file system.
+    /// Settings of a shared file system, as reported to clients.
     pub storage: StorageConfig<String>,
-    /// Whether a node counts as silent soon after its last connection is gone, instead of after the client TTL. One that has
-    /// said that it returns always has that time.
+    /// Whether a node is silent soon after its last connection has closed, instead of after the client TTL. A node whose memory is
+    /// persistent always has the client TTL.
     pub lost_on_disconnect: bool,
-    /// How soon that is. Clients of Mooncake send heartbeats on pooled connections, which they may all close although
-    /// they live; ours send them on a connection of their own, and are silent at once when it breaks.
+    /// Time after which such a node is silent. Mooncake's clients send heartbeats on pooled connections, which they may all close while
+    /// they are alive; Moongate's nodes use a dedicated connection, and are silent at once when it closes.
     pub reconnect_time: Duration,
-    /// Bounds.
+    /// Limits of the RPC server.
     pub limits: RpcLimits,
-    /// With it, all ports are TLS, and callers need a certificate of its authority.
+    /// With it, all ports use TLS, and callers need a certificate signed by its CA.
     pub tls: Option<PeerTls>,
 }
 
@@ -171,17 +166,14 @@ impl Default for MasterServerOptions {
     }
 }
 
-/// A master: its state, and what it knows of those who call it.
+/// A master: the state machine, its clock and journal, and what it tracks about its callers.
 pub struct MasterServer {
-    /// The state machine.
     pub master: MasterCore,
-    /// Where its time comes from.
+    /// Source of the time for the state machine.
     pub clock: MonotonicUnixClock,
-    /// Where its facts go.
     pub journal: Arc<dyn Journal>,
-    /// Calls, by RPC.
     pub counters: RpcCounters,
-    /// What it is among others.
+    /// Role of this master and the current leader.
     pub leadership: ArcSwap<LeadershipStatus>,
     pub(crate) dialects: DialectRegistry,
     pub(crate) unknown_forms: UnknownFormReporter,
@@ -193,22 +185,22 @@ pub struct MasterServer {
     pub(crate) capabilities: CapabilityIssuer,
     lost_on_disconnect: bool,
     pub(crate) feed: Arc<ObjectFeed>,
-    /// Later than that of every earlier master that nodes have reported.
+    /// Higher than the epoch of every earlier master that nodes have reported.
     epoch: AtomicU64,
     is_rebuilding: AtomicBool,
 }
 
-/// The highest epoch that is accepted: a higher one of a node is damaged, or malicious.
+/// Maximum epoch that is accepted: a node that reports a higher one is faulty or malicious.
 const MAX_EPOCH: u64 = 1 << 60;
 
 impl MasterServer {
-    /// A server with an empty state, which is not serving yet.
+    /// A server with an empty state, which does not serve yet.
     pub fn new(options: MasterServerOptions, journal: Arc<dyn Journal>) -> Self {
         let master = MasterCore::new(options.core.clone());
         Self::with_state(options, master, MonotonicUnixClock::start(), journal)
     }
 
-    /// A server with a state that was kept, which is not serving yet.
+    /// A server with a restored state, which does not serve yet.
     pub fn with_state(
         options: MasterServerOptions,
         master: MasterCore,
@@ -238,41 +230,36 @@ impl MasterServer {
         }
     }
 
-    /// The state alone.
     pub fn into_master(self) -> MasterCore {
         self.master
     }
 
-    /// Somewhere to put the facts of calls into the state machine. They have to be committed before anybody is told.
+    /// A recorder for the changes of calls. They have to be committed before the replies.
     pub fn recorder(&self) -> FactRecorder {
         FactRecorder::with_feed(Arc::clone(&self.journal), Arc::clone(&self.feed))
     }
 
-    /// Opens the rebuild from nodes, since this state lacks acknowledged changes. To be called before anything
-    /// is served.
+    /// Opens the rebuild from node inventories, because this state lacks confirmed changes. Call it before any service starts.
     pub(crate) fn open_rebuild(&self) {
         let settings = self.master.settings();
         let window_ms = settings.client_ttl_ms.saturating_add(settings.client_grace_ms);
         let now_ms = self.clock.now_ms();
         self.master.open_rebuild(now_ms, now_ms.saturating_add(window_ms));
         self.is_rebuilding.store(true, Relaxed);
-        tracing::info!(
-            window_ms,
-            "the state lacks what a log would have: nodes may restore the objects that they can prove"
-        );
+        tracing::info!(window_ms, "rebuilding from node inventories: the log is missing or incomplete");
     }
 
-    /// This master's epoch, which is later than one that a node has records of.
-    pub(crate) fn raise_epoch(&self, known: u64) -> u64 {
-        // What this master has reported itself is no reason.
+    /// Raises this master's epoch above one that a node has records of, and returns it.
+    pub(crate) fn raise_epoch(&self, reported: u64) -> u64 {
+        // Nodes report this master's own epoch too, which needs no change.
         let own = self.epoch.load(Relaxed);
-        if known > own && known < MAX_EPOCH {
+        if reported > own && reported < MAX_EPOCH {
             tracing::warn!(
-                known,
-                own,
-                "a node has records of a later epoch: the clock of an earlier master was ahead"
+                node_epoch = reported,
+                own_epoch = own,
+                "a node has records of a later epoch: the clock of an earlier master was fast"
             );
-            self.epoch.fetch_max(known + 1, Relaxed);
+            self.epoch.fetch_max(reported + 1, Relaxed);
         }
         self.epoch.load(Relaxed)
     }
@@ -283,15 +270,15 @@ impl MasterServer {
             let counts = self.master.restore_counts();
             let offered: u64 = counts.iter().map(|(_, count)| count).sum();
             let refused: u64 =
-                counts.iter().filter(|(it, _)| !it.is_accepted()).map(|(_, count)| count).sum();
+                counts.iter().filter(|(outcome, _)| !outcome.is_accepted()).map(|(_, count)| count).sum();
             if offered > 0 {
-                let counts = counts.map(|(it, count)| format!("{}={count}", it.label())).join(" ");
-                tracing::info!(offered, refused, counts, "the rebuild from nodes' inventories is over");
+                let counts = counts.map(|(outcome, count)| format!("{}={count}", outcome.label())).join(" ");
+                tracing::info!(offered, refused, counts, "the rebuild from node inventories has ended");
             }
         }
     }
 
-    /// Does what is due: evicts, expires, dispatches tasks.
+    /// Runs periodic work: evictions, expirations and task dispatch.
     pub fn tick(&self, recorder: &mut FactRecorder) {
         let now_ms = self.clock.now_ms();
         for node in self.presence.take_expired(now_ms) {
@@ -300,25 +287,25 @@ impl MasterServer {
         self.master.tick(now_ms, recorder);
         self.feed.tick(now_ms);
         self.watch_rebuild();
-        // Who keeps the journal tells when it cannot be written; a hundred lines a second would not help.
+        // The persister logs a failing journal; a hundred lines per second would not help.
         if let Err(error) = recorder.commit() {
-            tracing::debug!(%error, "the journal cannot be written");
+            tracing::debug!(%error, "cannot write the journal");
         }
     }
 
-    /// The last connection of a node has closed, and the node counts as lost.
-    pub(crate) fn handle_node_departure(&self, node: Uuid, how: NodeDeparture) {
+    /// Handles the loss of a node's last connection.
+    pub(crate) fn handle_node_departure(&self, node: Uuid, departure: NodeDeparture) {
         if !self.leadership.load().is_serving() {
             return;
         }
-        if how == NodeDeparture::Restarting {
-            tracing::info!(%node, "a node is gone whose memory is kept: readers wait for it");
+        if departure == NodeDeparture::Restarting {
+            tracing::info!(%node, "node disconnected; its memory is held, readers wait for its restart");
             self.master.client_restarting(node);
         } else if self.lost_on_disconnect {
             let mut recorder = self.recorder();
             self.master.client_disconnected(self.clock.now_ms(), node, &mut recorder);
             if let Err(error) = recorder.commit() {
-                tracing::error!(%error, "the journal cannot be written");
+                tracing::error!(%error, "cannot write the journal");
             }
         }
     }
@@ -326,6 +313,6 @@ impl MasterServer {
 
 impl std::fmt::Debug for MasterServer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Server").field("standing", &self.leadership).finish_non_exhaustive()
+        f.debug_struct("MasterServer").field("leadership", &self.leadership).finish_non_exhaustive()
     }
 }

@@ -1,4 +1,4 @@
-//! The most important figures in one line, as Mooncake's master logs them.
+//! Summary of the metrics in one line, in the format of Mooncake's master.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -12,10 +12,10 @@ use tokio::time::MissedTickBehavior;
 use crate::counters::CallCounts;
 use crate::server::MasterServer;
 
-/// How often the line is logged.
+/// Interval at which the line is logged.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// What single calls are told, and under which name.
+/// RPCs for single objects, with their names in the line.
 const SINGLE: [(&str, RpcMethod); 15] = [
     ("PutStart", RpcMethod::PutStart),
     ("PutEnd", RpcMethod::PutEnd),
@@ -50,7 +50,7 @@ const TASKS: [(&str, RpcMethod); 5] = [
     ("MarkTaskToComplete", RpcMethod::MarkTaskToComplete),
 ];
 
-/// Makes the line. Rates are those since the last time.
+/// Generates the line. Rates cover the time since the previous line.
 #[derive(Debug)]
 pub struct MetricsSummary {
     server: Arc<MasterServer>,
@@ -58,7 +58,6 @@ pub struct MetricsSummary {
     previous: HashMap<RpcMethod, CallCounts>,
 }
 
-/// Figures a second.
 #[derive(Default)]
 struct CallRates {
     requests: f64,
@@ -69,23 +68,23 @@ struct CallRates {
 }
 
 impl MetricsSummary {
-    /// Rates begin now.
+    /// Starts with rates from now on.
     pub fn new(server: &Arc<MasterServer>) -> Self {
         let previous =
             RpcMethod::ALL.iter().map(|method| (*method, server.counters.call_counts(*method))).collect();
         Self { server: Arc::clone(server), last: Instant::now(), previous }
     }
 
-    /// The line.
+    /// Generates the line from the current counters.
     pub fn text(&mut self) -> String {
         let seconds = self.last.elapsed().as_secs_f64().max(0.001);
         self.last = Instant::now();
-        let standing = self.server.leadership.load_full();
+        let leadership = self.server.leadership.load_full();
         let mut text = format!(
             "role={}, state={}, service_ready={}, master={{",
-            standing.role.name(),
-            standing.state.name(),
-            standing.is_serving()
+            leadership.role.name(),
+            leadership.state.name(),
+            leadership.is_serving()
         );
         self.state(&mut text);
         self.calls(&mut text, seconds);
@@ -96,9 +95,9 @@ impl MetricsSummary {
 
     fn state(&self, text: &mut String) {
         let master = &self.server.master;
-        let fill = master.space_usage();
-        let share = if fill.capacity > 0 {
-            format!(" ({:.1}%)", 100.0 * fill.used as f64 / fill.capacity as f64)
+        let space = master.space_usage();
+        let share = if space.capacity > 0 {
+            format!(" ({:.1}%)", 100.0 * space.used as f64 / space.capacity as f64)
         } else {
             String::new()
         };
@@ -106,8 +105,8 @@ impl MetricsSummary {
             text,
             "Mem Storage: {} / {}{share} | NVMe-oF SSD: 0 B / 0 B | SSD Storage: 0 B / 0 B | Keys: {} (soft-pinned: {}) \
              | Clients: {}",
-            bytes(fill.used),
-            bytes(fill.capacity),
+            bytes(space.used),
+            bytes(space.capacity),
             master.key_count(),
             master.soft_pinned_count(),
             master.client_counts().0
@@ -116,20 +115,20 @@ impl MetricsSummary {
 
     fn calls(&mut self, text: &mut String, seconds: f64) {
         text.push_str(" | Requests (Success/Total per sec): ");
-        self.each(text, &SINGLE, seconds, |text, name, it| {
-            let _ = write!(text, "{name}={:.2}/{:.2}", it.successes, it.requests);
+        self.each(text, &SINGLE, seconds, |text, name, rates| {
+            let _ = write!(text, "{name}={:.2}/{:.2}", rates.successes, rates.requests);
         });
         text.push_str(" | Batch Requests (per sec, Req=Success/PartialSuccess/Total, Item=Success/Total): ");
-        self.each(text, &BATCHES, seconds, |text, name, it| {
-            let CallRates { requests, successes, partial, items, successful_items: good_items } = it;
+        self.each(text, &BATCHES, seconds, |text, name, rates| {
+            let CallRates { requests, successes, partial, items, successful_items } = rates;
             let _ = write!(
                 text,
-                "{name}:(Req={successes:.2}/{partial:.2}/{requests:.2}, Item={good_items:.2}/{items:.2})"
+                "{name}:(Req={successes:.2}/{partial:.2}/{requests:.2}, Item={successful_items:.2}/{items:.2})"
             );
         });
         text.push_str(", ");
-        self.each(text, &TASKS, seconds, |text, name, it| {
-            let _ = write!(text, "{name}:(Req={:.2}/{:.2})", it.successes, it.requests);
+        self.each(text, &TASKS, seconds, |text, name, rates| {
+            let _ = write!(text, "{name}:(Req={:.2}/{:.2})", rates.successes, rates.requests);
         });
     }
 
@@ -140,8 +139,8 @@ impl MetricsSummary {
         seconds: f64,
         write: impl Fn(&mut String, &str, CallRates),
     ) {
-        for (at, (name, method)) in methods.iter().enumerate() {
-            if at > 0 {
+        for (index, (name, method)) in methods.iter().enumerate() {
+            if index > 0 {
                 text.push_str(", ");
             }
             write(text, name, self.rates(*method, seconds));
@@ -150,24 +149,26 @@ impl MetricsSummary {
 
     fn rates(&mut self, method: RpcMethod, seconds: f64) -> CallRates {
         let now = self.server.counters.call_counts(method);
-        let before = self.previous.insert(method, now).unwrap_or_default();
-        let rate = |of: fn(&CallCounts) -> u64| of(&now).saturating_sub(of(&before)) as f64 / seconds;
+        let previous = self.previous.insert(method, now).unwrap_or_default();
+        let rate = |of: fn(&CallCounts) -> u64| of(&now).saturating_sub(of(&previous)) as f64 / seconds;
         CallRates {
-            requests: rate(|it| it.requests),
-            successes: rate(|it| it.requests.saturating_sub(it.failures + it.partial_successes)),
-            partial: rate(|it| it.partial_successes),
-            items: rate(|it| it.items),
-            successful_items: rate(|it| it.items.saturating_sub(it.failed_items)),
+            requests: rate(|counts| counts.requests),
+            successes: rate(|counts| {
+                counts.requests.saturating_sub(counts.failures + counts.partial_successes)
+            }),
+            partial: rate(|counts| counts.partial_successes),
+            items: rate(|counts| counts.items),
+            successful_items: rate(|counts| counts.items.saturating_sub(counts.failed_items)),
         }
     }
 
     fn evictions(&self, text: &mut String) {
         let counts = self.server.master.statistics();
         let (rounds, keys, size) = (counts.eviction_rounds, counts.evicted_keys, bytes(counts.evicted_bytes));
-        let (refused, discarded) = (counts.allocation_failures, counts.discarded_puts);
+        let (rejected, discarded) = (counts.allocation_failures, counts.discarded_puts);
         let _ = write!(
             text,
-            " | Eviction: Success/Attempts={rounds}/{rounds}, AllocFail={refused}, PartialAlloc=0, keys={keys}, \
+            " | Eviction: Success/Attempts={rounds}/{rounds}, AllocFail={rejected}, PartialAlloc=0, keys={keys}, \
              size={size} | Mem Eviction: Success/Attempts={rounds}/{rounds}, keys={keys}, size={size} | NoF Eviction: \
              Success/Attempts=0/0, keys=0, size=0 B | Discard: Released/Total={discarded}/{discarded}, StagingSize=0 B \
              | Promotion: in_flight=0, admitted=0, completed=0, failed=0, cancelled=0, expired=0, bytes=0 B, \
@@ -176,7 +177,7 @@ impl MetricsSummary {
     }
 }
 
-/// Bytes for people, in Mooncake's form.
+/// Formats a size as in Mooncake's log.
 fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["KB", "MB", "GB", "TB", "PB"];
     let (mut value, mut unit) = (bytes as f64, None);
@@ -193,11 +194,11 @@ fn bytes(bytes: u64) -> String {
 pub fn start(server: &Arc<MasterServer>, supervisor: &Supervisor) {
     let (mut summary, stop) = (MetricsSummary::new(server), supervisor.token());
     supervisor.spawn("summary", async move {
-        let mut times = tokio::time::interval(INTERVAL);
-        times.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut ticks = tokio::time::interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                _ = times.tick() => tracing::info!("Master Admin Metrics: {}", summary.text()),
+                _ = ticks.tick() => tracing::info!("Master Admin Metrics: {}", summary.text()),
                 () = stop.cancelled() => return,
             }
         }
@@ -212,13 +213,13 @@ mod tests {
     use crate::server::MasterServerOptions;
 
     #[test]
-    fn sizes() {
+    fn sizes_have_two_decimals_and_a_unit() {
         let sizes = [0, 1023, 1024, 64 << 20, 3 << 39].map(bytes);
         assert_eq!(sizes, ["0 B", "1023 B", "1.00 KB", "64.00 MB", "1.50 TB"]);
     }
 
     #[test]
-    fn the_line_has_the_parts_that_tools_look_for() {
+    fn the_line_has_the_parts_that_tools_parse() {
         let server =
             Arc::new(MasterServer::new(MasterServerOptions::default(), Arc::new(MemoryJournal::new(0))));
         let mut summary = MetricsSummary::new(&server);

@@ -1,4 +1,4 @@
-//! What is due without being asked for.
+//! Runs the state machine's periodic work.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,10 +8,10 @@ use tokio::time::MissedTickBehavior;
 
 use crate::server::MasterServer;
 
-/// How often the state machine is given the time, as in Mooncake's own master.
+/// Tick interval, as in Mooncake's master.
 const TICK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// Gives the state machine the time until the supervisor's shutdown.
+/// Ticks the state machine until the supervisor's shutdown.
 pub fn start(server: &Arc<MasterServer>, supervisor: &Supervisor) {
     let (server, stop) = (Arc::clone(server), supervisor.token());
     supervisor.spawn_essential("ticks", async move {

@@ -1,4 +1,4 @@
-//! Requests of releases that are not known.
+//! Reports requests of unknown Mooncake releases.
 
 use std::collections::HashSet;
 
@@ -6,30 +6,30 @@ use mooncake_wire::Dialect;
 use mooncake_wire::rpc::RpcMethod;
 use parking_lot::Mutex;
 
-/// Forms that are remembered, so that each is told once. More than this is not drift but noise.
+/// Maximum number of stored layouts, so that each is logged once. More of them are random bytes rather than releases.
 const MAX_REPORTED: usize = 1024;
 
-/// Tells of every unknown form of arguments once.
+/// Logs every unknown argument layout once.
 #[derive(Debug, Default)]
 pub(crate) struct UnknownFormReporter {
     reported: Mutex<HashSet<(RpcMethod, Option<u32>)>>,
 }
 
 impl UnknownFormReporter {
-    /// A request has arguments of a form that no known release has. Returns whether that is news.
+    /// Logs a request whose argument layout no known release has. Returns whether it is new.
     pub(crate) fn report_once(&self, method: RpcMethod, hash: Option<u32>) -> bool {
-        let mut told = self.reported.lock();
-        let is_news = told.len() < MAX_REPORTED && told.insert((method, hash));
-        if is_news {
+        let mut reported = self.reported.lock();
+        let is_new = reported.len() < MAX_REPORTED && reported.insert((method, hash));
+        if is_new {
             tracing::error!(
                 method = method.name(),
                 arguments = hash.map(|hash| format!("{hash:08x}")),
-                known = %format_args!("{} to {}", Dialect::OLDEST, Dialect::NEWEST),
-                "a client speaks a release of Mooncake that is not known: its calls of this kind fail. Use a release \
-                 that is known, or a newer moongate"
+                known_releases = %format_args!("{} to {}", Dialect::OLDEST, Dialect::NEWEST),
+                "a client uses an unknown Mooncake release: its calls of this RPC fail. Use a known release, or a newer \
+                 Moongate"
             );
         }
-        is_news
+        is_new
     }
 }
 
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_form_is_told_once() {
+    fn each_unknown_layout_is_logged_once() {
         let releases = UnknownFormReporter::default();
         assert!(releases.report_once(RpcMethod::PutStart, Some(1)));
         assert!(!releases.report_once(RpcMethod::PutStart, Some(1)));

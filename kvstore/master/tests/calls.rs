@@ -1,7 +1,7 @@
-//! Any bytes, in any pieces: they never break the server, and it answers them as if they had come at once.
+//! Arbitrary bytes in arbitrary chunks neither break the server nor change its replies.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod caller;
+mod test_master;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ fn caller() -> CallerSession {
     CallerSession::new(Arc::new(MasterServer::new(options, Arc::new(MemoryJournal::new(1 << 16)))), HOST, 0)
 }
 
-/// Requests of any method in any dialect: well-formed, or with some bytes changed, or with any body.
+/// Requests of any method in any dialect: well-formed, with changed bytes, or with a random body.
 fn request() -> impl Strategy<Value = BytesMut> {
     let method = prop::sample::select(RpcMethod::ALL);
     let change = prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3);
@@ -34,7 +34,7 @@ fn request() -> impl Strategy<Value = BytesMut> {
     (method, prop::sample::select(&Dialect::ALL[..]), change, body).prop_map(
         |(method, dialect, change, body)| {
             let dialect = dialect.max(method.since());
-            let mut bytes = caller::minimal_request(method, dialect);
+            let mut bytes = test_master::minimal_request(method, dialect);
             if let Some(body) = body {
                 bytes.clear();
                 let header = RequestHeader { sequence: 5, function_id: method.function_id() };
@@ -45,11 +45,11 @@ fn request() -> impl Strategy<Value = BytesMut> {
                 write_request(&mut bytes, header, add).unwrap();
             }
             let size = bytes.len();
-            for (at, byte) in change {
-                // Lengths of frames stay as they are, or nothing would come after them.
-                let at = at.index(size);
-                if at >= RequestHeader::SIZE {
-                    bytes[at] = byte;
+            for (position, byte) in change {
+                // Frame lengths stay unchanged: otherwise no further request would follow.
+                let position = position.index(size);
+                if position >= RequestHeader::SIZE {
+                    bytes[position] = byte;
                 }
             }
             bytes
@@ -57,7 +57,7 @@ fn request() -> impl Strategy<Value = BytesMut> {
     )
 }
 
-/// The numbers of responses with and without a fault.
+/// Numbers of responses without and with a fault.
 fn responses(mut bytes: BytesMut) -> (usize, usize) {
     let mut counts = (0, 0);
     loop {
@@ -76,34 +76,34 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn every_request_has_one_response_however_it_arrives(
+    fn every_request_has_one_response_for_any_chunking(
         requests in prop::collection::vec(request(), 1..20),
-        piece in 1..200_usize,
+        chunk_size in 1..200_usize,
     ) {
         let stream: Vec<u8> = requests.iter().flat_map(|request| request.iter().copied()).collect();
-        let (mut whole, mut pieces) = (caller(), caller());
-        let (mut answer, mut answers) = (BytesMut::new(), BytesMut::new());
-        let progress = whole.run(&stream, &mut answer);
+        let (mut unsplit_caller, mut chunked_caller) = (caller(), caller());
+        let (mut output, mut chunked_output) = (BytesMut::new(), BytesMut::new());
+        let progress = unsplit_caller.run(&stream, &mut output);
         prop_assert_eq!(progress.consumed, stream.len());
-        let mut waiting = BytesMut::new();
-        for piece in stream.chunks(piece) {
-            waiting.extend_from_slice(piece);
-            let progress = pieces.run(&waiting, &mut answers);
-            let _ = waiting.split_to(progress.consumed);
+        let mut pending = BytesMut::new();
+        for chunk_size in stream.chunks(chunk_size) {
+            pending.extend_from_slice(chunk_size);
+            let progress = chunked_caller.run(&pending, &mut chunked_output);
+            let _ = pending.split_to(progress.consumed);
             prop_assert!(matches!(progress.remaining, RemainingInput::Incomplete(1..)));
         }
-        prop_assert!(waiting.is_empty());
-        let expected = responses(answer);
+        prop_assert!(pending.is_empty());
+        let expected = responses(output);
         prop_assert_eq!(expected.0 + expected.1, requests.len());
-        prop_assert_eq!(responses(answers), expected);
-        prop_assert!(whole.commit().is_ok());
+        prop_assert_eq!(responses(chunked_output), expected);
+        prop_assert!(unsplit_caller.commit().is_ok());
     }
 
     #[test]
     fn no_bytes_break_the_server(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        let (mut caller, mut answer) = (caller(), BytesMut::new());
-        let progress = caller.run(&bytes, &mut answer);
+        let (mut caller, mut output) = (caller(), BytesMut::new());
+        let progress = caller.run(&bytes, &mut output);
         prop_assert!(progress.consumed <= bytes.len());
-        responses(answer);
+        responses(output);
     }
 }

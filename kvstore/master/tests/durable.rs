@@ -1,10 +1,10 @@
-//! A master that is killed again and again, in a world where every byte of the nodes' memory is known.
+//! Kills a master repeatedly and checks its restored state against a model of the nodes' memory.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod caller;
 #[allow(dead_code, reason = "another test uses the rest of it")]
 #[path = "../../oplog/tests/memory_disk/mod.rs"]
 mod memory_disk;
+mod test_master;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use caller::{LIMIT, TestRpcConnection};
 use fastrand::Rng;
 use memory_disk::{FileContents, MemoryDisk};
 use mooncake_wire::ErrorCode;
@@ -20,10 +19,9 @@ use mooncake_wire::rpc::{BatchRemove, BatchRemoveArguments, ClientArguments, Pin
 use mooncake_wire::types::{
     DEFAULT_TENANT, ObjectMeta, ReplicaMedium, ReplicaType, ReplicateConfig, Segment, Uuid,
 };
-use moongate_master::durable::{
-    DurableJournal, PersistenceSchedule, RecoveryOutcome, RestoreReport, StatePersister,
-};
-use moongate_master::journal::FactRecorder;
+use moongate_master::durable::{DurableJournal, PersistenceSchedule, RestoreReport, StatePersister};
+use moongate_master::recorder::FactRecorder;
+use moongate_master::recovery::RecoveryOutcome;
 use moongate_master::{
     AuxServices, AuxServicesOptions, AuxState, LeadershipStatus, MasterServer, MasterServerOptions,
     MasterState, MonotonicUnixClock, rpc,
@@ -32,6 +30,7 @@ use moongate_master_core::{MasterCore, MasterCoreOptions, ObjectCursor, StateCha
 use moongate_oplog::{LogDirectory, OplogOptions};
 use moongate_runtime::Supervisor;
 use tempfile::TempDir;
+use test_master::{LIMIT, TestRpcConnection};
 
 const CLIENT: Uuid = Uuid { first: 7, second: 7 };
 const KEYS: u64 = 300;
@@ -49,7 +48,7 @@ fn settings() -> MasterCoreOptions {
     }
 }
 
-/// Small files, so that there are many of them, and two names of a machine's start.
+/// Options with many small log files. `boot` identifies the boot of the machine.
 fn options(boot: &str) -> OplogOptions {
     OplogOptions { file_bytes: 4000, boot_id: boot.to_owned(), ..OplogOptions::default() }
 }
@@ -66,7 +65,7 @@ fn segment(number: u64) -> Segment<String> {
     }
 }
 
-/// Records facts, and what they amount to.
+/// Records changes, and tracks the stored keys that result.
 struct StoredKeyRecorder<'a> {
     recorder: FactRecorder,
     stored: &'a mut BTreeSet<String>,
@@ -90,25 +89,25 @@ struct DurabilitySimulation {
     aux: Arc<AuxState>,
     now_ms: u64,
     rng: Rng,
-    /// What was answered for, and not taken back.
+    /// Confirmed keys that were not removed.
     stored: BTreeSet<String>,
-    /// The writes in progress: the key, and where its bytes are.
+    /// Unfinished writes: the key, and the addresses of its replicas.
     writing: BTreeMap<String, Vec<u64>>,
-    /// What lies at an address: a key. Writers write as soon as they have been given the space.
+    /// The key whose bytes are at each address. Writers write as soon as they have the space.
     memory: BTreeMap<u64, String>,
 }
 
 impl DurabilitySimulation {
     fn new(seed: u64) -> Self {
         let folder = TempDir::new().unwrap();
-        let (durable, MasterState { master, aux: beside, .. }, restored) =
+        let (durable, MasterState { master, aux, .. }, restored) =
             DurableJournal::open(folder.path(), options("a"), &settings(), 1000).unwrap();
         assert_eq!(restored, RestoreReport::default());
-        let mut world = Self {
+        let mut simulation = Self {
             folder,
             durable: Arc::new(durable),
             master,
-            aux: beside,
+            aux,
             now_ms: 1000,
             rng: Rng::with_seed(seed),
             stored: BTreeSet::new(),
@@ -116,21 +115,23 @@ impl DurabilitySimulation {
             memory: BTreeMap::new(),
         };
         for number in 1..=3 {
-            world.commit_action(|master, now, fx| master.mount(now, &segment(number), CLIENT, fx).unwrap());
+            simulation.commit_action(|master, now, sink| {
+                master.mount(now, &segment(number), CLIENT, sink).unwrap()
+            });
         }
-        world
+        simulation
     }
 
-    /// Does something and waits for its commit, as the server does before it answers.
+    /// Runs an action and commits it, as the server does before the reply.
     fn commit_action<T>(
         &mut self,
         action: impl FnOnce(&MasterCore, u64, &mut dyn StateChangeSink) -> T,
     ) -> T {
-        let recorder = FactRecorder::new(self.durable.clone());
-        let mut witness = StoredKeyRecorder { recorder, stored: &mut self.stored };
-        let done = action(&self.master, self.now_ms, &mut witness);
-        witness.recorder.commit().unwrap();
-        done
+        let fact_recorder = FactRecorder::new(self.durable.clone());
+        let mut recorder = StoredKeyRecorder { recorder: fact_recorder, stored: &mut self.stored };
+        let result = action(&self.master, self.now_ms, &mut recorder);
+        recorder.recorder.commit().unwrap();
+        result
     }
 
     fn step(&mut self) {
@@ -141,25 +142,25 @@ impl DurabilitySimulation {
             50..80 => self.end(),
             80..84 => {
                 if let Some((key, _)) = self.writing.pop_first() {
-                    _ = self.commit_action(|master, _, fx| {
-                        master.put_revoke(CLIENT, "default", &key, ReplicaType::ALL, fx)
+                    _ = self.commit_action(|master, _, sink| {
+                        master.put_revoke(CLIENT, "default", &key, ReplicaType::ALL, sink)
                     });
                 }
             }
             84..90 => {
                 let force = self.rng.bool();
-                _ = self.commit_action(|master, now, fx| master.remove(now, "default", &key, force, fx));
+                _ = self.commit_action(|master, now, sink| master.remove(now, "default", &key, force, sink));
             }
             90..95 => _ = self.master.exist(self.now_ms, "default", &key),
-            95..99 => self.commit_action(|master, now, fx| master.tick(now, fx)),
+            95..99 => self.commit_action(|master, now, sink| master.tick(now, sink)),
             _ => {
-                let keeper = StatePersister::new(
+                let persister = StatePersister::new(
                     &self.durable,
                     &self.master,
                     &self.aux,
                     PersistenceSchedule::default(),
                 );
-                keeper.snapshot().unwrap();
+                persister.snapshot().unwrap();
             }
         }
     }
@@ -169,15 +170,15 @@ impl DurabilitySimulation {
         let config =
             ReplicateConfig { replica_num: self.rng.u64(1..3), ..ReplicateConfig::<String>::default() };
         let upsert = self.rng.u32(0..4) == 0;
-        let replicas = self.commit_action(|master, now, fx| match upsert {
-            true => master.upsert_start(now, CLIENT, "default", &key, size, &config, fx),
-            false => master.put_start(now, CLIENT, "default", &key, size, &config, fx),
+        let replicas = self.commit_action(|master, now, sink| match upsert {
+            true => master.upsert_start(now, CLIENT, "default", &key, size, &config, sink),
+            false => master.put_start(now, CLIENT, "default", &key, size, &config, sink),
         });
         let Ok(replicas) = replicas else { return };
         let mut addresses = Vec::new();
         for replica in &replicas {
             let ReplicaMedium::Memory(buffer) = &replica.medium else { panic!("{replica:?}") };
-            // Whatever lay there is gone.
+            // The new object overwrites everything in its range.
             let end = buffer.address + buffer.size;
             self.memory.retain(|address, _| !(buffer.address..end).contains(address));
             self.memory.insert(buffer.address, key.clone());
@@ -187,18 +188,18 @@ impl DurabilitySimulation {
     }
 
     fn end(&mut self) {
-        let Some(nth) = self.writing.len().checked_sub(1).map(|most| self.rng.usize(0..=most)) else {
+        let Some(nth) = self.writing.len().checked_sub(1).map(|max| self.rng.usize(0..=max)) else {
             return;
         };
         let key = self.writing.keys().nth(nth).unwrap().clone();
         self.writing.remove(&key);
         let object = ObjectMeta { key, object_checksum: None };
-        _ = self.commit_action(|master, now, fx| {
-            master.put_end(now, CLIENT, "default", &object, ReplicaType::ALL, fx)
+        _ = self.commit_action(|master, now, sink| {
+            master.put_end(now, CLIENT, "default", &object, ReplicaType::ALL, sink)
         });
     }
 
-    /// The process dies: what is in its memory is gone, and a record may have been written in part.
+    /// The process is killed: its memory is lost, and the last record may be torn.
     fn kill(&mut self, boot: &str) -> RestoreReport {
         let copy = TempDir::new().unwrap();
         for entry in fs::read_dir(self.folder.path()).unwrap() {
@@ -207,7 +208,7 @@ impl DurabilitySimulation {
                 fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
             }
         }
-        // What a killed process leaves of its last write is its beginning.
+        // A killed process leaves the beginning of its last write.
         let torn = self.rng.usize(0..40);
         let next = self.durable.log().written() + 1;
         let header = [&1000_u32.to_le_bytes()[..], &[0xa5; 4], &next.to_le_bytes()].concat();
@@ -215,30 +216,30 @@ impl DurabilitySimulation {
         let mut bytes = fs::read(&newest).unwrap();
         bytes.extend(header.into_iter().chain(std::iter::repeat_with(|| self.rng.u8(..))).take(torn));
         fs::write(&newest, bytes).unwrap();
-        let (durable, MasterState { master, aux: beside, .. }, restored) =
+        let (durable, MasterState { master, aux, .. }, restored) =
             DurableJournal::open(copy.path(), options(boot), &settings(), self.now_ms).unwrap();
-        (self.folder, self.durable, self.master, self.aux) = (copy, Arc::new(durable), master, beside);
+        (self.folder, self.durable, self.master, self.aux) = (copy, Arc::new(durable), master, aux);
         restored
     }
 
-    /// Every key that was answered for is there, no other is, and each is where its own bytes are.
+    /// Every confirmed key is present, no other is, and each one is at the address of its own bytes.
     fn check(&mut self) {
-        let mut there = BTreeSet::new();
+        let mut present = BTreeSet::new();
         let mut cursor = Some(ObjectCursor::default());
         while let Some(from) = cursor {
-            cursor = self.master.keys(from, 64, |_, key| _ = there.insert(key.to_owned()));
+            cursor = self.master.keys(from, 64, |_, key| _ = present.insert(key.to_owned()));
         }
-        there.retain(|key| self.master.peek("default", &[key])[0].is_ok());
-        assert_eq!(there, self.stored);
-        let mut taken: BTreeMap<u64, u64> = BTreeMap::new();
-        for key in &there {
+        present.retain(|key| self.master.peek("default", &[key])[0].is_ok());
+        assert_eq!(present, self.stored);
+        let mut used_ranges: BTreeMap<u64, u64> = BTreeMap::new();
+        for key in &present {
             for replica in self.master.peek("default", &[key]).pop().unwrap().unwrap() {
                 let ReplicaMedium::Memory(buffer) = &replica.medium else { panic!("{replica:?}") };
                 assert_eq!(self.memory.get(&buffer.address), Some(key), "at {:#x}", buffer.address);
-                taken.insert(buffer.address, buffer.size);
+                used_ranges.insert(buffer.address, buffer.size);
             }
         }
-        let ranges: Vec<_> = taken.into_iter().collect();
+        let ranges: Vec<_> = used_ranges.into_iter().collect();
         for pair in ranges.windows(2) {
             assert!(pair[0].0 + pair[0].1 <= pair[1].0, "two objects overlap");
         }
@@ -253,18 +254,18 @@ fn newest_log(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn kills_lose_nothing_that_was_answered_for() {
+fn kills_lose_no_confirmed_change() {
     let mut kills = 0;
     for seed in 0..25 {
-        let mut world = DurabilitySimulation::new(seed);
+        let mut simulation = DurabilitySimulation::new(seed);
         for _ in 0..10 {
-            for _ in 0..world.rng.u32(1..400) {
-                world.step();
+            for _ in 0..simulation.rng.u32(1..400) {
+                simulation.step();
             }
-            world.check();
-            let restored = world.kill("a");
+            simulation.check();
+            let restored = simulation.kill("a");
             assert!(restored.recovery.is_complete(), "{restored}");
-            world.check();
+            simulation.check();
             kills += 1;
         }
     }
@@ -272,42 +273,48 @@ fn kills_lose_nothing_that_was_answered_for() {
 }
 
 #[test]
-fn objects_are_not_trusted_when_the_machine_died() {
-    let mut world = DurabilitySimulation::new(1);
-    (0..500).for_each(|_| world.step());
-    let restored = world.kill("b");
+fn a_machine_crash_drops_all_objects() {
+    let mut simulation = DurabilitySimulation::new(1);
+    (0..500).for_each(|_| simulation.step());
+    let restored = simulation.kill("b");
     assert!(restored.recovery == RecoveryOutcome::MachineDied && restored.keys == 0, "{restored}");
-    // It goes on, and is trusted again.
-    (world.stored, world.writing, world.memory) = Default::default();
+    // The new state is trusted after the next kill.
+    (simulation.stored, simulation.writing, simulation.memory) = Default::default();
     for number in 1..=3 {
-        world.commit_action(|master, now, fx| master.mount(now, &segment(number), CLIENT, fx).unwrap());
+        simulation
+            .commit_action(|master, now, sink| master.mount(now, &segment(number), CLIENT, sink).unwrap());
     }
-    (0..500).for_each(|_| world.step());
-    assert!(world.kill("b").recovery.is_complete());
-    world.check();
+    (0..500).for_each(|_| simulation.step());
+    assert!(simulation.kill("b").recovery.is_complete());
+    simulation.check();
 }
 
 #[test]
-fn a_master_that_was_closed_is_trusted_everywhere() {
-    let mut world = DurabilitySimulation::new(2);
-    (0..500).for_each(|_| world.step());
-    world.durable.log().close().unwrap();
-    let restored = world.kill("c");
+fn a_closed_log_is_trusted_after_a_reboot() {
+    let mut simulation = DurabilitySimulation::new(2);
+    (0..500).for_each(|_| simulation.step());
+    simulation.durable.log().close().unwrap();
+    let restored = simulation.kill("c");
     assert!(restored.recovery.is_complete(), "{restored}");
-    world.check();
+    simulation.check();
 }
 
 #[test]
-fn a_damaged_snapshot_is_passed_over() {
-    let mut world = DurabilitySimulation::new(5);
+fn a_damaged_snapshot_is_skipped() {
+    let mut simulation = DurabilitySimulation::new(5);
     for _ in 0..2 {
-        (0..300).for_each(|_| world.step());
-        StatePersister::new(&world.durable, &world.master, &world.aux, PersistenceSchedule::default())
-            .snapshot()
-            .unwrap();
+        (0..300).for_each(|_| simulation.step());
+        StatePersister::new(
+            &simulation.durable,
+            &simulation.master,
+            &simulation.aux,
+            PersistenceSchedule::default(),
+        )
+        .snapshot()
+        .unwrap();
     }
     let mut snapshots: Vec<PathBuf> =
-        fs::read_dir(world.folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+        fs::read_dir(simulation.folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
     snapshots.retain(|path| path.extension().is_some_and(|suffix| suffix == "snap"));
     snapshots.sort();
     assert_eq!(snapshots.len(), 2);
@@ -316,50 +323,52 @@ fn a_damaged_snapshot_is_passed_over() {
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     fs::write(&newest, bytes).unwrap();
-    let restored = world.kill("a");
+    let restored = simulation.kill("a");
     assert!(
         restored.snapshot.is_some() && matches!(restored.recovery, RecoveryOutcome::IntactDespiteDamage(_)),
         "{restored:?}"
     );
-    world.check();
-    // Without any snapshot the log does not go back far enough.
-    for entry in fs::read_dir(world.folder.path()).unwrap() {
+    simulation.check();
+    // Without any snapshot the start of the log is missing.
+    for entry in fs::read_dir(simulation.folder.path()).unwrap() {
         let path = entry.unwrap().path();
         if path.extension().is_some_and(|suffix| suffix == "snap") {
             fs::remove_file(path).unwrap();
         }
     }
-    assert!(matches!(world.kill("a").recovery, RecoveryOutcome::Damaged(_)));
+    assert!(matches!(simulation.kill("a").recovery, RecoveryOutcome::Damaged(_)));
 }
 
-/// The history of a master with 100 keys that were put and removed, and 100 others that got their space.
+/// 100 keys are put and removed, then 100 others get their space. Bits of each log file are flipped.
 #[test]
-fn a_flipped_bit_never_makes_one_object_of_another() {
-    let mut world = DurabilitySimulation::new(9);
-    let put = |world: &mut DurabilitySimulation, key: String| {
+fn a_flipped_bit_never_returns_another_objects_bytes() {
+    let mut simulation = DurabilitySimulation::new(9);
+    let put = |simulation: &mut DurabilitySimulation, key: String| {
         let config = ReplicateConfig::<String>::default();
-        let replicas = world
-            .commit_action(|master, now, fx| {
-                master.put_start(now, CLIENT, "default", &key, 1000, &config, fx)
+        let replicas = simulation
+            .commit_action(|master, now, sink| {
+                master.put_start(now, CLIENT, "default", &key, 1000, &config, sink)
             })
             .unwrap();
         let ReplicaMedium::Memory(buffer) = &replicas[0].medium else { panic!("{replicas:?}") };
-        world.memory.insert(buffer.address, key.clone());
+        simulation.memory.insert(buffer.address, key.clone());
         let object = ObjectMeta { key, object_checksum: None };
-        world
-            .commit_action(|master, now, fx| {
-                master.put_end(now, CLIENT, "default", &object, ReplicaType::ALL, fx)
+        simulation
+            .commit_action(|master, now, sink| {
+                master.put_end(now, CLIENT, "default", &object, ReplicaType::ALL, sink)
             })
             .unwrap();
     };
-    (0..100).for_each(|number| put(&mut world, format!("old-{number}")));
+    (0..100).for_each(|number| put(&mut simulation, format!("old-{number}")));
     for number in 0..100 {
         let key = format!("old-{number}");
-        world.commit_action(|master, now, fx| master.remove(now, "default", &key, true, fx)).unwrap();
+        simulation
+            .commit_action(|master, now, sink| master.remove(now, "default", &key, true, sink))
+            .unwrap();
     }
-    (0..100).for_each(|number| put(&mut world, format!("new-{number}")));
-    let intact: Vec<(PathBuf, Vec<u8>)> = logs(world.folder.path());
-    let (mut proven, mut absent) = (0, 0);
+    (0..100).for_each(|number| put(&mut simulation, format!("new-{number}")));
+    let intact: Vec<(PathBuf, Vec<u8>)> = logs(simulation.folder.path());
+    let (mut verified, mut absent) = (0, 0);
     for (nth, (path, bytes)) in intact.iter().enumerate() {
         let copy = TempDir::new().unwrap();
         for (path, bytes) in &intact {
@@ -369,16 +378,16 @@ fn a_flipped_bit_never_makes_one_object_of_another() {
         damaged[bytes.len() / 2] ^= 1 << (nth % 8);
         fs::write(copy.path().join(path.file_name().unwrap()), &damaged).unwrap();
         let (durable, MasterState { master, .. }, restored) =
-            DurableJournal::open(copy.path(), options("a"), &settings(), world.now_ms).unwrap();
+            DurableJournal::open(copy.path(), options("a"), &settings(), simulation.now_ms).unwrap();
         let RecoveryOutcome::Damaged(damage) = &restored.recovery else { panic!("{restored}") };
         assert!(damage.missing_records > 0 && damage.unreadable_bytes > 0, "{restored}");
-        // The damaged files are preserved.
-        let kept = damage.preserved_at.clone().unwrap().join(path.file_name().unwrap());
-        assert_eq!(fs::read(kept).unwrap(), damaged);
-        // Readers are not sent to a node before it has mounted its memory.
+        // The damaged files were moved away.
+        let preserved = damage.preserved_at.clone().unwrap().join(path.file_name().unwrap());
+        assert_eq!(fs::read(preserved).unwrap(), damaged);
+        // Readers are not directed to a node before it has mounted its memory again.
         assert!((0..100).all(|number| master.peek("default", &[format!("new-{number}")])[0].is_err()));
         let segments: Vec<_> = (1..=3).map(segment).collect();
-        master.remount(world.now_ms, &segments, CLIENT, &mut ()).unwrap();
+        master.remount(simulation.now_ms, &segments, CLIENT, &mut ()).unwrap();
         for number in 0..100 {
             assert!(master.peek("default", &[format!("old-{number}")])[0].is_err(), "removed");
             let key = format!("new-{number}");
@@ -387,16 +396,16 @@ fn a_flipped_bit_never_makes_one_object_of_another() {
                 continue;
             };
             let ReplicaMedium::Memory(buffer) = &replicas[0].medium else { panic!("{replicas:?}") };
-            assert_eq!(world.memory.get(&buffer.address), Some(&key));
-            proven += 1;
+            assert_eq!(simulation.memory.get(&buffer.address), Some(&key));
+            verified += 1;
         }
         drop((durable, master));
-        // The next start finds all in order.
+        // The next start finds a complete state.
         let (_, _, again) =
-            DurableJournal::open(copy.path(), options("a"), &settings(), world.now_ms).unwrap();
+            DurableJournal::open(copy.path(), options("a"), &settings(), simulation.now_ms).unwrap();
         assert_eq!((&again.recovery, again.keys), (&RecoveryOutcome::Intact, restored.keys));
     }
-    assert!(proven > 0 && absent > 0, "{proven} proven, {absent} absent");
+    assert!(verified > 0 && absent > 0, "{verified} verified, {absent} absent");
 }
 
 fn logs(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
@@ -405,18 +414,18 @@ fn logs(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
     logs.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
-/// A disk without room, and one with room again, as clients and operators see them.
+/// A disk that is full and then has space again, as observed by clients and operators.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_full_disk_refuses_changes_and_answers_reads() {
+async fn a_full_disk_rejects_changes_and_serves_reads() {
     let disk = MemoryDisk::default();
     let folder = Arc::new(LogDirectory::lock_on(Arc::new(disk.clone()), Path::new("/data")).unwrap());
-    let (durable, MasterState { master, aux: beside, .. }, _) =
+    let (durable, MasterState { master, aux, .. }, _) =
         DurableJournal::open_in(folder, options("a"), &settings(), 1000).unwrap();
     let durable = Arc::new(durable);
-    let nowhere = "127.0.0.1:0".parse().unwrap();
-    let mut faces =
-        AuxServices::new(AuxServicesOptions { admin: nowhere, metadata: None, events: None, quotas: None });
-    let journal = faces.observe(durable.clone(), &beside);
+    let loopback = "127.0.0.1:0".parse().unwrap();
+    let mut services =
+        AuxServices::new(AuxServicesOptions { admin: loopback, metadata: None, events: None, quotas: None });
+    let journal = services.observe(durable.clone(), &aux);
     let server = Arc::new(MasterServer::with_state(
         MasterServerOptions::default(),
         *master,
@@ -425,16 +434,16 @@ async fn a_full_disk_refuses_changes_and_answers_reads() {
     ));
     server.leadership.store(Arc::new(LeadershipStatus::standalone()));
     let supervisor = Supervisor::new();
-    let rpc = rpc::serve(&server, nowhere, 1, &supervisor).unwrap();
-    let admin = faces.start(&server, &supervisor).await.unwrap().admin;
+    let rpc = rpc::serve(&server, loopback, 1, &supervisor).unwrap();
+    let admin = services.start(&server, &supervisor).await.unwrap().admin;
     let get =
         async |path: &str| reqwest::get(format!("http://{admin}{path}")).await.unwrap().text().await.unwrap();
     let (stop, stopped) = std::sync::mpsc::channel();
-    let (kept, used) = (durable.clone(), server.clone());
-    let keeper = std::thread::spawn(move || {
-        let pace =
+    let (persisted, persisted_server) = (durable.clone(), server.clone());
+    let persister = std::thread::spawn(move || {
+        let schedule =
             PersistenceSchedule { flush_every: Duration::from_millis(5), ..PersistenceSchedule::default() };
-        StatePersister::new(&kept, &used.master, &beside, pace).run(&stopped);
+        StatePersister::new(&persisted, &persisted_server.master, &aux, schedule).run(&stopped);
     });
 
     let mut client = TestRpcConnection::connect(&rpc.address().to_string()).await;
@@ -443,18 +452,18 @@ async fn a_full_disk_refuses_changes_and_answers_reads() {
     assert!(get("/health").await.contains(r#""status":"ok""#));
     assert!(!get("/health").await.contains("problems"));
     disk.set_free_bytes(Some(10));
-    // The first is applied before its commit fails; the others are refused.
+    // The first change is applied before its commit fails; the others are rejected.
     for name in ["a", "b", "c"] {
         assert_eq!(client.try_begin(CLIENT, name, 1000).await, Err(ErrorCode::PERSISTENT_FAIL));
     }
     let batch = BatchRemoveArguments { keys: vec!["x", "y"], force: true, tenant: DEFAULT_TENANT };
     assert_eq!(client.call::<BatchRemove>(&batch).await, [Err(ErrorCode::PERSISTENT_FAIL); 2]);
-    assert!(client.replicas("before").await.is_ok(), "reads go on");
-    assert!(client.call::<Ping>(&ClientArguments { client_id: CLIENT }).await.is_ok(), "heartbeats go on");
+    assert!(client.replicas("before").await.is_ok(), "reads continue");
+    assert!(client.call::<Ping>(&ClientArguments { client_id: CLIENT }).await.is_ok(), "heartbeats continue");
     let health = get("/health").await;
-    assert!(health.contains(r#""status":"degraded""#) && health.contains("cannot be saved"), "{health}");
+    assert!(health.contains(r#""status":"degraded""#) && health.contains("cannot write the log"), "{health}");
     let metrics = get("/metrics").await;
-    for line in ["moongate_master_data_failing 1", "moongate_master_refused_writes_total 5"] {
+    for line in ["moongate_master_data_write_failing 1", "moongate_master_refused_writes_total 5"] {
         assert!(metrics.contains(line), "{line} is not in {metrics}");
     }
     assert!(metrics.contains("moongate_master_data_free_bytes "));
@@ -465,10 +474,10 @@ async fn a_full_disk_refuses_changes_and_answers_reads() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(LIMIT, recovered).await.expect("it recovers by itself");
+    tokio::time::timeout(LIMIT, recovered).await.expect("it recovers without a restart");
     client.put(CLIENT, "after", 1000).await;
     drop(stop);
-    keeper.join().unwrap();
+    persister.join().unwrap();
     let (master, _) = {
         let files = MemoryDisk::with(disk.files());
         let folder = Arc::new(LogDirectory::lock_on(Arc::new(files), Path::new("/data")).unwrap());
@@ -480,9 +489,9 @@ async fn a_full_disk_refuses_changes_and_answers_reads() {
     supervisor.shutdown(LIMIT).await.unwrap();
 }
 
-/// Every fault of a disk under a master's files: no key is ever anywhere but where its own bytes are, and no loss is silent.
+/// Every single fault of the disk under a master's files: no key returns other bytes than its own, and no loss is unreported.
 #[test]
-fn no_fault_of_a_disk_makes_one_object_of_another() {
+fn no_disk_fault_returns_another_objects_bytes() {
     let disk = MemoryDisk::default();
     let path = Path::new("/data");
     let open = |disk: &MemoryDisk, now_ms| {
@@ -494,7 +503,7 @@ fn no_fault_of_a_disk_makes_one_object_of_another() {
     let durable = Arc::new(durable);
     let mut recorder = FactRecorder::new(durable.clone());
     let (master, config) = (&state.master, ReplicateConfig::<String>::default());
-    // Room for two objects, so that space goes from one to another.
+    // Space for two objects, so that space is reused.
     let small = Segment { size: 2 << 10, ..segment(1) };
     master.mount(1000, &small, CLIENT, &mut recorder).unwrap();
     let mut memory: BTreeMap<u64, String> = BTreeMap::new();
@@ -521,29 +530,29 @@ fn no_fault_of_a_disk_makes_one_object_of_another() {
     }
     durable.log().flush().unwrap();
     let files = disk.files();
-    let mut proven = 0;
+    let mut verified = 0;
     let mut check = |files: FileContents, fault: &str| {
         let disk = MemoryDisk::with(files);
         let (durable, state, restored) = open(&disk, 2000);
         let mut recorder = FactRecorder::new(Arc::new(durable));
         state.master.remount(2000, std::slice::from_ref(&small), CLIENT, &mut recorder).unwrap();
-        let mut there = BTreeSet::new();
+        let mut present = BTreeSet::new();
         for number in 0..8 {
             let key = format!("key-{number}");
             let Ok(replicas) = &state.master.peek("default", &[&key])[0] else { continue };
             let ReplicaMedium::Memory(buffer) = &replicas[0].medium else { panic!("{replicas:?}") };
             assert_eq!(memory.get(&buffer.address), Some(&key), "{fault}: {restored}");
-            there.insert(key);
+            present.insert(key);
         }
-        assert!(there.is_subset(&stored), "{fault}: {there:?} {restored}");
-        assert!(there == stored || !restored.recovery.is_complete(), "{fault}: {there:?} {restored}");
-        proven += usize::from(!there.is_empty() && !restored.recovery.is_complete());
-        // It continues, and the next start finds the state intact.
+        assert!(present.is_subset(&stored), "{fault}: {present:?} {restored}");
+        assert!(present == stored || !restored.recovery.is_complete(), "{fault}: {present:?} {restored}");
+        verified += usize::from(!present.is_empty() && !restored.recovery.is_complete());
+        // It continues, and the next start finds a complete state.
         let _ = state.master.put_start(2000, CLIENT, "default", "late", 10, &config, &mut recorder);
         recorder.commit().unwrap();
         drop(recorder);
         let (_, again_state, again) = open(&disk, 2000);
-        let keys = [&state, &again_state].map(|it| it.master.key_count());
+        let keys = [&state, &again_state].map(|state| state.master.key_count());
         assert_eq!((&again.recovery, keys[1]), (&RecoveryOutcome::Intact, keys[0]), "{fault}");
     };
     check(files.clone(), "none");
@@ -563,5 +572,5 @@ fn no_fault_of_a_disk_makes_one_object_of_another() {
         files.remove(path);
         check(files, &format!("{name} gone"));
     }
-    assert!(proven > 100, "{proven}");
+    assert!(verified > 100, "{verified}");
 }

@@ -1,13 +1,12 @@
-//! What comes over the RPC port, well-formed and not.
+//! Frames on the RPC port, well-formed and malformed.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod caller;
+mod test_master;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::BytesMut;
-use caller::{LIMIT, TestMaster, TestRpcConnection, key, start_master, start_master_with};
 use mooncake_wire::frame::{RequestHeader, RpcFault, write_request};
 use mooncake_wire::rpc::{
     ClientArguments, ExistKey, HEARTBEATS_ONLY, MEMORY_RETAINED, NoArguments, Ping, PutEnd, PutEndArguments,
@@ -19,9 +18,10 @@ use mooncake_wire::types::{
 };
 use mooncake_wire::{Dialect, ErrorCode};
 use moongate_master::{MasterServerOptions, RpcLimits};
+use test_master::{LIMIT, TestMaster, TestRpcConnection, key, start_master, start_master_with};
 use tokio::io::AsyncWriteExt as _;
 
-/// A request of any method with any body.
+/// A request with any function id and any body.
 fn raw(function_id: u32, sequence: u32, body: &[u8]) -> BytesMut {
     let mut out = BytesMut::new();
     let header = RequestHeader { sequence, function_id };
@@ -63,9 +63,9 @@ async fn faults_leave_the_connection_usable() {
         (raw(0x1234_5678, 7, b""), RpcFault::not_registered()),
         (raw(exist, 7, b""), RpcFault::invalid_argument()),
         (raw(exist, 7, b"garbage that is long enough"), RpcFault::invalid_argument()),
-        // The right hash, and then too little.
+        // The right hash, followed by too few bytes.
         (raw(exist, 7, &[0xd8, 0x1e, 0xf9, 0x7c, 200]), RpcFault::invalid_argument()),
-        // A length that is larger than memory.
+        // A length that exceeds the memory.
         (
             raw(exist, 7, &[0xd9, 0x1e, 0xf9, 0x7c, 0x18, 255, 255, 255, 255, 255, 255, 255, 127]),
             RpcFault::invalid_argument(),
@@ -84,11 +84,11 @@ async fn faults_leave_the_connection_usable() {
 }
 
 #[tokio::test]
-async fn who_speaks_something_else_is_left_without_an_answer() {
+async fn invalid_frames_close_the_connection_without_a_reply() {
     let master = start_master();
     for start in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0x15, 1, 0, 0], &[0x15, 0, 1, 0]] {
         let mut connection = TestRpcConnection::connect_to(&master).await;
-        // What came before is answered.
+        // Earlier requests get their replies.
         let mut bytes = raw(RpcMethod::ServiceReady.function_id(), 1, b"");
         bytes.extend_from_slice(start);
         connection.stream.write_all(&bytes).await.unwrap();
@@ -98,7 +98,7 @@ async fn who_speaks_something_else_is_left_without_an_answer() {
 }
 
 #[tokio::test]
-async fn a_length_is_not_believed_before_the_bytes_are_there() {
+async fn an_excessive_frame_length_closes_the_connection() {
     let limits = RpcLimits { frame_bytes: 1 << 20, ..RpcLimits::default() };
     let master = start_master_with(MasterServerOptions { limits, ..MasterServerOptions::default() });
     let mut connection = TestRpcConnection::connect_to(&master).await;
@@ -109,14 +109,14 @@ async fn a_length_is_not_believed_before_the_bytes_are_there() {
 }
 
 #[tokio::test]
-async fn memory_of_all_connections_together_is_bounded() {
+async fn memory_of_all_connections_is_bounded() {
     let limits = RpcLimits { buffer_bytes: 1 << 20, ..RpcLimits::default() };
     let master = start_master_with(MasterServerOptions { limits, ..MasterServerOptions::default() });
     let mut connection = TestRpcConnection::connect_to(&master).await;
     let mut header = raw(RpcMethod::ExistKey.function_id(), 1, b"");
     header[12..16].copy_from_slice(&(100_u32 << 20).to_le_bytes());
     connection.stream.write_all(&header).await.unwrap();
-    // The rest never comes as a whole: the connection is closed when it holds too much.
+    // The frame never completes: the connection is closed once its buffer exceeds the budget.
     let piece = vec![0; 1 << 16];
     let sent = async { while connection.stream.write_all(&piece).await.is_ok() {} };
     tokio::time::timeout(LIMIT, sent).await.unwrap();
@@ -127,10 +127,10 @@ async fn partial_request_times_out_and_idle_connection_does_not() {
     let limits = RpcLimits { stall_timeout: Duration::from_millis(50), ..RpcLimits::default() };
     let master = start_master_with(MasterServerOptions { limits, ..MasterServerOptions::default() });
     let mut idle = TestRpcConnection::connect_to(&master).await;
-    let mut half = TestRpcConnection::connect_to(&master).await;
+    let mut partial = TestRpcConnection::connect_to(&master).await;
     let request = raw(RpcMethod::ServiceReady.function_id(), 1, b"");
-    half.stream.write_all(&request[..10]).await.unwrap();
-    assert!(half.response().await.is_none());
+    partial.stream.write_all(&request[..10]).await.unwrap();
+    assert!(partial.response().await.is_none());
     assert_eq!(idle.call::<ServiceReady>(&NoArguments).await, Ok("2.0.0".into()));
 }
 
@@ -145,7 +145,7 @@ async fn more_connections_than_allowed_wait() {
     let both = async {
         tokio::select! {
             biased;
-            _ = &mut waiting => panic!("the second one is served beside the first"),
+            _ = &mut waiting => panic!("the second connection is served while the first is open"),
             served = first.call::<ServiceReady>(&NoArguments) => assert!(served.is_ok()),
         }
     };
@@ -155,7 +155,7 @@ async fn more_connections_than_allowed_wait() {
 }
 
 #[tokio::test]
-async fn a_reader_who_does_not_read_is_not_read_from() {
+async fn a_client_that_reads_no_replies_is_disconnected() {
     let limits = RpcLimits { stall_timeout: Duration::from_millis(200), ..RpcLimits::default() };
     let master = start_master_with(MasterServerOptions { limits, ..MasterServerOptions::default() });
     let mut connection = TestRpcConnection::connect_to(&master).await;
@@ -163,19 +163,19 @@ async fn a_reader_who_does_not_read_is_not_read_from() {
     for sequence in 0..10_000 {
         encode_request::<ServiceReady, &str>(sequence, Dialect::NEWEST, &NoArguments, &mut requests).unwrap();
     }
-    // Replies are never taken: the sockets fill up, the server stops reading, and at last gives the connection up.
+    // Replies are never read: the sockets fill up, the server stops reading, and closes the connection after its timeout.
     let sent = async { while connection.stream.write_all(&requests).await.is_ok() {} };
     tokio::time::timeout(LIMIT, sent).await.unwrap();
 }
 
 #[tokio::test]
-async fn all_methods_are_answered_in_all_dialects() {
+async fn all_methods_are_served_in_all_dialects() {
     for dialect in Dialect::ALL {
         let options = MasterServerOptions { default_dialect: dialect, ..MasterServerOptions::default() };
         let master = start_master_with(options);
         let mut connection = TestRpcConnection::connect_to(&master).await;
         for method in RpcMethod::ALL.iter().filter(|method| method.dialects().contains(dialect)) {
-            let request = caller::minimal_request(*method, dialect);
+            let request = test_master::minimal_request(*method, dialect);
             connection.stream.write_all(&request).await.unwrap();
             let (header, body) =
                 connection.response().await.unwrap_or_else(|| panic!("{method:?} {dialect}"));
@@ -187,7 +187,7 @@ async fn all_methods_are_answered_in_all_dialects() {
 }
 
 #[tokio::test]
-async fn a_drain_answers_what_was_asked_and_closes() {
+async fn a_drain_sends_pending_replies_and_closes() {
     let master = start_master();
     let mut connection = TestRpcConnection::connect_to(&master).await;
     assert!(connection.call::<ServiceReady>(&NoArguments).await.is_ok());
@@ -199,7 +199,7 @@ async fn a_drain_answers_what_was_asked_and_closes() {
     drop(running);
 }
 
-/// Waits until the only node there is has become silent.
+/// Waits until the only node is silent.
 async fn is_silent(master: &TestMaster) {
     let mut recorder = master.server.recorder();
     let silent = async {
@@ -212,7 +212,7 @@ async fn is_silent(master: &TestMaster) {
 }
 
 #[tokio::test]
-async fn a_node_is_silent_when_its_last_connection_is_gone() {
+async fn a_node_is_silent_after_its_last_connection_closes() {
     let master = start_master();
     let node = Uuid { first: 1, second: 2 };
     let [mut one, mut other] =
@@ -227,13 +227,13 @@ async fn a_node_is_silent_when_its_last_connection_is_gone() {
     is_silent(&master).await;
     let mut reader = TestRpcConnection::connect_to(&master).await;
     assert_ne!(reader.replicas("k").await.map(|list| list.replicas.len()), Ok(1));
-    // It comes back with everything that it had.
+    // The node recovers with all of its objects.
     reader.mount(node, 1 << 24).await;
     assert_eq!(reader.replicas("k").await.map(|list| list.replicas.len()), Ok(1));
     assert_eq!(reader.replicas("other").await.unwrap_err(), ErrorCode::OBJECT_NOT_FOUND);
 }
 
-/// A client of Mooncake sends heartbeats on any connection of its pool, and closes them all when calls fail.
+/// Mooncake's clients send heartbeats on any connection of their pool, and close them all when calls fail.
 #[tokio::test]
 async fn closing_pooled_connections_does_not_expire_a_client() {
     let reconnect_time = Duration::from_secs(3600);
@@ -243,8 +243,8 @@ async fn closing_pooled_connections_does_not_expire_a_client() {
     let ping = ClientArguments { client_id: node };
     let mut other = TestRpcConnection::connect_to(&master).await;
     assert_eq!(other.call::<ExistKey>(&key("k")).await, Ok(false));
-    // Each connection has the server.
-    let alone = Arc::strong_count(&master.server);
+    // Each connection holds a reference to the server.
+    let baseline_references = Arc::strong_count(&master.server);
     let mut pool = Vec::new();
     for _ in 0..4 {
         pool.push(TestRpcConnection::connect_to(&master).await);
@@ -257,7 +257,7 @@ async fn closing_pooled_connections_does_not_expire_a_client() {
     for round in 0..3 {
         pool.clear();
         let ended = async {
-            while Arc::strong_count(&master.server) > alone {
+            while Arc::strong_count(&master.server) > baseline_references {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
@@ -294,13 +294,13 @@ async fn returning_node_is_awaited_and_gets_no_allocations() {
     first.mount(node, 1 << 24).await;
     first.put(node, "k", 1000).await;
     drop(first);
-    let away = async {
+    let until_disconnected = async {
         let mut tries = 0;
         while other.try_begin(node, &format!("try {tries}"), 1).await != Err(ErrorCode::NO_AVAILABLE_HANDLE) {
             tries += 1;
         }
     };
-    tokio::time::timeout(LIMIT, away).await.unwrap();
+    tokio::time::timeout(LIMIT, until_disconnected).await.unwrap();
     assert_eq!(other.replicas("k").await.map(|list| list.replicas.len()), Ok(1));
     assert_eq!(master.server.master.client_counts(), (1, 0));
 
@@ -308,22 +308,22 @@ async fn returning_node_is_awaited_and_gets_no_allocations() {
     let pong = next.call::<Ping>(&ClientArguments { client_id: node }).await.unwrap();
     assert_eq!(pong.client_status, ClientStatus::OK);
     next.put(node, "new", 1000).await;
-    // This process has not said that another one follows.
+    // This process has not announced a restart.
     drop(next);
     is_silent(&master).await;
 }
 
-/// A client's call is not answered in time, so it writes the key again on another connection; then the first call arrives.
+/// A client's call times out, so it writes the key again on another connection; then the first call arrives.
 #[tokio::test]
-async fn a_late_end_does_not_end_a_later_upsert() {
+async fn a_delayed_end_does_not_end_a_later_upsert() {
     let master = start_master();
     let node = Uuid { first: 1, second: 2 };
-    let [mut late, mut next, mut reader] = [
+    let [mut delayed, mut next, mut reader] = [
         TestRpcConnection::connect_to(&master).await,
         TestRpcConnection::connect_to(&master).await,
         TestRpcConnection::connect_to(&master).await,
     ];
-    late.mount(node, 1 << 24).await;
+    delayed.mount(node, 1 << 24).await;
     let start = |size| PutStartArguments {
         client_id: node,
         key: "k",
@@ -347,24 +347,24 @@ async fn a_late_end_does_not_end_a_later_upsert() {
         })
     };
     // The end of a put does not end an upsert.
-    late.put(node, "k", 1000).await;
+    delayed.put(node, "k", 1000).await;
     next.call::<UpsertStart>(&start(2000)).await.unwrap();
-    assert_eq!(late.call::<PutEnd>(&end).await, Err(ErrorCode::INVALID_WRITE));
+    assert_eq!(delayed.call::<PutEnd>(&end).await, Err(ErrorCode::INVALID_WRITE));
     assert_eq!(size(&mut reader).await, Ok(1000));
-    // The upsert was begun once, so it may be ended on any connection.
-    assert_eq!(late.call::<UpsertEnd>(&end).await, Ok(()));
+    // The upsert was started once, so it may be ended on any connection.
+    assert_eq!(delayed.call::<UpsertEnd>(&end).await, Ok(()));
     assert_eq!(size(&mut reader).await, Ok(2000));
     // The end of an upsert does not end the next one.
-    late.call::<UpsertStart>(&start(3000)).await.unwrap();
+    delayed.call::<UpsertStart>(&start(3000)).await.unwrap();
     next.call::<UpsertStart>(&start(4000)).await.unwrap();
-    assert_eq!(late.call::<UpsertEnd>(&end).await, Err(ErrorCode::INVALID_WRITE));
-    assert_eq!(late.call::<UpsertRevoke>(&revoke).await, Err(ErrorCode::INVALID_WRITE));
+    assert_eq!(delayed.call::<UpsertEnd>(&end).await, Err(ErrorCode::INVALID_WRITE));
+    assert_eq!(delayed.call::<UpsertRevoke>(&revoke).await, Err(ErrorCode::INVALID_WRITE));
     assert_eq!(size(&mut reader).await, Ok(2000));
     assert_eq!(next.call::<UpsertEnd>(&end).await, Ok(()));
     assert_eq!(size(&mut reader).await, Ok(4000));
 }
 
-/// As many connections as can be had with both of their ends in this process, ten thousand at most.
+/// Maximum number of connections with both ends in this process, limited to ten thousand.
 fn connection_limit() -> usize {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap();
     let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
@@ -373,7 +373,7 @@ fn connection_limit() -> usize {
 }
 
 #[tokio::test]
-async fn a_client_is_served_beside_ten_thousand_hostile_ones() {
+async fn a_client_is_served_among_ten_thousand_hostile_ones() {
     let limits = RpcLimits { stall_timeout: Duration::from_secs(5), ..RpcLimits::default() };
     let master =
         start_master_with(MasterServerOptions { limits, threads: 2, ..MasterServerOptions::default() });
@@ -385,19 +385,19 @@ async fn a_client_is_served_beside_ten_thousand_hostile_ones() {
     let mut hostile = Vec::new();
     for number in 0..connection_limit() {
         let mut connection = TestRpcConnection::connect_to(&master).await;
-        // A third says nothing, a third stops within the header, a third announces more than it sends.
+        // A third sends nothing, a third stops within the header, a third announces more than it sends.
         let sent = [&[][..], &huge[..10], &huge[..]][number % 3];
         connection.stream.write_all(sent).await.unwrap();
         hostile.push(connection);
         if number % 100 == 0 {
-            // It fails if the answer does not come in time.
-            assert_eq!(served.call::<ExistKey>(&key("k")).await, Ok(false), "beside {number}");
+            // Fails if the reply does not arrive in time.
+            assert_eq!(served.call::<ExistKey>(&key("k")).await, Ok(false), "{number} hostile connections");
         }
     }
     let mut another = TestRpcConnection::connect_to(&master).await;
     another.put(node, "k", 1000).await;
     assert_eq!(another.replicas("k").await.map(|list| list.replicas.len()), Ok(1));
-    // Those that did not finish what they began are sent away; those that said nothing may stay.
+    // Connections with an incomplete request are closed; those that sent nothing may stay.
     for (number, connection) in hostile.iter_mut().enumerate().filter(|(number, _)| number % 3 != 0) {
         assert!(connection.response().await.is_none(), "{number}");
     }

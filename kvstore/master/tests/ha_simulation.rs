@@ -1,7 +1,7 @@
-//! Masters that elect, replicate, crash, sleep and are cut off from each other, in a world whose chance comes from a seed.
+//! Deterministic simulation of masters that elect, replicate, crash, pause and are partitioned; all randomness comes from a seed.
 //!
-//! The masters' decisions are those of the real thing: the elector, the quorum and the follower. The world is the store, the
-//! network, the clocks and the callers.
+//! The masters run the real decision code: the elector, the in-sync tracker and the follower. The coordinator, the network, the clocks
+//! and the callers are simulated.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 #[path = "ha_simulation/coordinator.rs"]
@@ -27,26 +27,26 @@ struct HaSimulationTotals {
     resumed: usize,
 }
 
-fn run(seeds: std::ops::Range<u64>, trouble: HaFaultPlan) -> HaSimulationTotals {
+fn run(seeds: std::ops::Range<u64>, faults: HaFaultPlan) -> HaSimulationTotals {
     let mut sum = HaSimulationTotals::default();
     for seed in seeds {
-        let mut world = HaSimulation::new(seed, trouble);
-        world.run();
-        sum.acknowledged += world.acknowledged.len();
-        sum.leaders += world.elected;
-        sum.crashes += world.crashes;
-        sum.listed += world.store.max_in_sync;
-        sum.copied += world.copied;
-        sum.resumed += world.resumed;
+        let mut simulation = HaSimulation::new(seed, faults);
+        simulation.run();
+        sum.acknowledged += simulation.acknowledged.len();
+        sum.leaders += simulation.elected;
+        sum.crashes += simulation.crashes;
+        sum.listed += simulation.store.max_in_sync;
+        sum.copied += simulation.copied;
+        sum.resumed += simulation.resumed;
     }
     sum
 }
 
 #[test]
-fn nothing_acknowledged_is_lost_and_no_two_lead() {
+fn no_acknowledged_change_is_lost_and_no_two_masters_lead() {
     const SEEDS: u64 = 1000;
     let sum = run(0..SEEDS, HaFaultPlan::default());
-    // It was not peace that kept it.
+    // Enough faults happened for the result to mean something.
     let seeds = SEEDS as usize;
     assert!(sum.leaders > 3 * seeds, "{}", sum.leaders);
     assert!(sum.crashes > 2 * seeds, "{}", sum.crashes);
@@ -56,37 +56,37 @@ fn nothing_acknowledged_is_lost_and_no_two_lead() {
 }
 
 #[test]
-fn a_world_without_trouble_is_served_throughout() {
+fn without_faults_every_call_is_served() {
     for seed in 0..100 {
-        let mut world = HaSimulation::new(seed, HaFaultPlan::NONE);
-        world.run();
-        assert_eq!((world.elected, world.refused), (1, 0), "seed {seed}");
-        assert_eq!(world.store.max_in_sync, 3, "seed {seed}");
-        assert!(world.acknowledged.len() > 500, "seed {seed}: {}", world.acknowledged.len());
+        let mut simulation = HaSimulation::new(seed, HaFaultPlan::NONE);
+        simulation.run();
+        assert_eq!((simulation.elected, simulation.refused), (1, 0), "seed {seed}");
+        assert_eq!(simulation.store.max_in_sync, 3, "seed {seed}");
+        assert!(simulation.acknowledged.len() > 500, "seed {seed}: {}", simulation.acknowledged.len());
     }
 }
 
-/// The simulation would see it: a leader that answers without its followers, and one that trusts its lease for too long.
+/// The following tests check that the simulation detects defects, such as a leader that replies without its followers.
 #[test]
 #[should_panic(expected = "is missing")]
-fn answering_without_followers_is_seen() {
+fn replies_without_followers_are_detected() {
     run(0..200, HaFaultPlan { skips_follower_acks: true, ..HaFaultPlan::default() });
 }
 
 #[test]
 #[should_panic(expected = "lead at once")]
-fn serving_past_the_lease_is_seen() {
+fn serving_past_the_lease_is_detected() {
     run(0..200, HaFaultPlan { slow_clocks: true, ..HaFaultPlan::default() });
 }
 
 #[test]
 #[should_panic(expected = "is missing")]
-fn acknowledging_what_is_not_written_is_seen() {
+fn acknowledging_unwritten_records_is_detected() {
     run(0..200, HaFaultPlan { acks_before_write: true, ..HaFaultPlan::default() });
 }
 
 #[test]
 #[should_panic(expected = "never had")]
-fn going_on_with_other_records_is_seen() {
+fn resuming_with_other_records_is_detected() {
     run(0..200, HaFaultPlan { skips_epoch_check: true, ..HaFaultPlan::default() });
 }

@@ -1,4 +1,4 @@
-//! Opening a segment that is kept, and what the ledger and the checksum cost a write.
+//! Costs of reopening a persistent segment, and of ledger and checksum per write.
 #![expect(clippy::unwrap_used, reason = "a benchmark ends by panicking")]
 
 use std::hint::black_box;
@@ -9,18 +9,18 @@ use moongate_memory::numa::NumaPlacement;
 use moongate_memory::{MappedRegion, PageMode, SegmentBacking, SegmentMemory, SegmentOptions};
 
 const SIZE: u64 = 10 << 30;
-/// The smallest that all of a ledger has room for.
+/// Smallest object size for which the ledger has enough slots.
 const OBJECT: u64 = 4 << 10;
 
 fn open(folder: &std::path::Path) -> SegmentMemory {
-    let wanted = SegmentOptions {
+    let options = SegmentOptions {
         backing: SegmentBacking::Folder(folder.to_owned()),
         label: "bench".into(),
         size: SIZE,
         pages: PageMode::Normal,
         placement: NumaPlacement::Anywhere,
     };
-    SegmentMemory::open(&wanted, |base| SegmentIdentity {
+    SegmentMemory::open(&options, |base| SegmentIdentity {
         name: "bench".into(),
         base,
         ..SegmentIdentity::default()
@@ -28,14 +28,14 @@ fn open(folder: &std::path::Path) -> SegmentMemory {
     .unwrap()
 }
 
-/// A segment of 10 GiB with as many entries as its ledger has room for. Their bytes are not touched, and so take no memory.
+/// Reopens a segment of 10 GiB with a full ledger. The object bytes are never touched, so they use no memory.
 fn reattach(criterion: &mut Criterion) {
     let folder = tempfile::tempdir().unwrap();
-    // Sparse: reserving ten gigabytes is not what is measured.
+    // A sparse file: reserving 10 GiB is not part of the measurement.
     std::fs::File::create(folder.path().join("bench.segment")).unwrap().set_len(SIZE).unwrap();
     let segment = open(folder.path());
-    for at in 0..SIZE / OBJECT {
-        segment.ledger.begin(at * OBJECT, OBJECT).unwrap().finish(7);
+    for index in 0..SIZE / OBJECT {
+        segment.ledger.begin(index * OBJECT, OBJECT).unwrap().finish(7);
     }
     assert_eq!(segment.ledger.counts().entries, SIZE / OBJECT);
     drop(segment);
@@ -51,25 +51,25 @@ fn write(criterion: &mut Criterion) {
     let folder = tempfile::tempdir().unwrap();
     std::fs::File::create(folder.path().join("bench.segment")).unwrap().set_len(SIZE).unwrap();
     let segment = open(folder.path());
-    for at in 0..SIZE / OBJECT {
-        segment.ledger.begin(at * OBJECT, OBJECT).unwrap().finish(7);
+    for index in 0..SIZE / OBJECT {
+        segment.ledger.begin(index * OBJECT, OBJECT).unwrap().finish(7);
     }
-    criterion.bench_function("ledger: begin and finish in the place of another", |bencher| {
-        let mut at = 0;
+    criterion.bench_function("ledger: begin and finish over an existing entry", |bencher| {
+        let mut index = 0;
         bencher.iter(|| {
-            at = (at + 7919) % (SIZE / OBJECT);
-            segment.ledger.begin(at * OBJECT, OBJECT).unwrap().finish(8)
+            index = (index + 7919) % (SIZE / OBJECT);
+            segment.ledger.begin(index * OBJECT, OBJECT).unwrap().finish(8)
         });
     });
 }
 
 fn checksum(criterion: &mut Criterion) {
     let region = MappedRegion::anonymous(256 << 20, PageMode::Transparent).unwrap();
-    for at in 0..256 {
-        region.write_at(at << 20, &vec![at as u8; 1 << 20]).unwrap();
+    for index in 0..256 {
+        region.write_at(index << 20, &vec![index as u8; 1 << 20]).unwrap();
     }
     let mut group = criterion.benchmark_group("crc32c");
-    for (name, len) in [("64 KiB, in the cache", 64 << 10), ("256 MiB, from memory", 256 << 20)] {
+    for (name, len) in [("64 KiB, in the CPU cache", 64 << 10), ("256 MiB, from memory", 256 << 20)] {
         group.throughput(Throughput::Bytes(len));
         group.bench_function(name, |bencher| bencher.iter(|| black_box(region.crc32c(0, len).unwrap())));
     }

@@ -1,8 +1,7 @@
-//! Which objects lie in a segment, as its master reported them: what a master that has lost its log needs to serve them again.
+//! The objects in a segment, as reported by its master: a master that has lost its log can restore them from here.
 //!
-//! The catalog lies in shared memory of its own, beside the ledger's. A record proves nothing alone: it counts while entries of the
-//! ledger cover its range to the byte and have its checksum. So a range that was overwritten, also by a release that has no
-//! catalog, never counts as the object that was there before.
+//! The catalog has its own shared memory, separate from the ledger's. A record counts only while ledger entries cover its range exactly
+//! with the same checksum. So a range that was overwritten, even by a release without a catalog, never counts as the earlier object.
 
 mod record;
 mod slots;
@@ -21,18 +20,18 @@ use crate::reopen;
 pub use record::{ObjectRecord, ObjectVersion};
 use slots::{ChainRead, ObjectSlots, PAYLOAD, SLOT};
 
-/// Bytes before the slots.
+/// Bytes of the header area before the slots.
 const HEADER: u64 = 4096;
-/// The header is there twice.
+/// Offset of the second copy of the header.
 const COPY: u64 = 2048;
 const MAGIC: &[u8; 8] = b"moonobj\0";
 const VERSION: u32 = 1;
 const SEALED: usize = 28;
-/// Bytes of a segment per slot. A record takes two or three.
+/// Segment bytes per slot. A record takes two or three slots.
 const BYTES_PER_SLOT: u64 = 8 << 10;
 const SLOTS: std::ops::RangeInclusive<u64> = 16_384..=1 << 24;
 
-/// Bytes that the catalog of a segment of `size` bytes takes at most.
+/// Maximum bytes of the catalog for a segment of `size` bytes.
 #[must_use]
 pub fn bytes_for(size: u64) -> u64 {
     HEADER + slots_for(size) * SLOT
@@ -42,16 +41,15 @@ fn slots_for(size: u64) -> u64 {
     (size / BYTES_PER_SLOT).clamp(*SLOTS.start(), *SLOTS.end())
 }
 
-/// Numbers about a catalog.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CatalogCounts {
-    /// Objects that a master can be offered.
+    /// Number of objects with a valid record.
     pub objects: u64,
-    /// Records that failed their checksum when it was opened.
+    /// Records with a wrong checksum when the catalog was opened.
     pub damaged: u64,
-    /// Records whose range was overwritten, or lost, before it was opened.
+    /// Records whose range was overwritten or lost before the catalog was opened.
     pub stale: u64,
-    /// Objects that were not recorded, because there was no slot, or their texts are too long.
+    /// Objects not recorded for lack of a slot, or because their strings are too long.
     pub unrecorded: u64,
 }
 
@@ -62,7 +60,7 @@ struct CatalogEntry {
     chain: Box<[u32]>,
 }
 
-/// The catalog of one segment.
+/// The object catalog of one segment.
 #[derive(Debug)]
 pub(crate) struct ObjectCatalog {
     slots: ObjectSlots,
@@ -74,8 +72,8 @@ pub(crate) struct ObjectCatalog {
 }
 
 impl ObjectCatalog {
-    /// Opens what is in memory of [`bytes_for`] bytes. Only records that `is_proven` accepts are kept; a catalog of another segment
-    /// starts over.
+    /// Opens a catalog in memory of [`bytes_for`] bytes. Only records accepted by `is_proven` are kept; a catalog of another segment is
+    /// reset.
     pub(crate) fn open(
         memory: impl AsFd,
         size: u64,
@@ -102,7 +100,7 @@ impl ObjectCatalog {
     fn load(&mut self, file: &File, size: u64, is_proven: impl Fn(&ObjectRecord) -> bool) {
         let (mut used, mut others, mut end) = (HashSet::new(), Vec::new(), 0);
         let mut tails: Vec<(u32, u32)> = Vec::new();
-        // First slots that are counted as damaged or stale already.
+        // Head slots already counted as damaged or stale.
         let mut heads: HashSet<u32> = HashSet::new();
         for slot in touched_slots(file, HEADER, SLOT, self.slots.slots) {
             let Ok(slot) = u32::try_from(slot) else { continue };
@@ -123,10 +121,11 @@ impl ObjectCatalog {
                 }
                 ChainRead::Record { chain, payload } => {
                     let record = ObjectRecord::decode(&payload);
-                    let lies_in = |it: &ObjectRecord| {
-                        it.size > 0 && it.offset.checked_add(it.size).is_some_and(|end| end <= size)
+                    let lies_in = |record: &ObjectRecord| {
+                        record.size > 0
+                            && record.offset.checked_add(record.size).is_some_and(|end| end <= size)
                     };
-                    match record.filter(|it| lies_in(it) && is_proven(it)) {
+                    match record.filter(|record| lies_in(record) && is_proven(record)) {
                         Some(record) => {
                             used.extend(chain.iter().copied());
                             self.place(&record, chain);
@@ -142,43 +141,45 @@ impl ObjectCatalog {
         }
         let garbage: Vec<u32> = others.into_iter().filter(|slot| !used.contains(slot)).collect();
         self.slots.clear(&garbage);
-        // Their records were being made or dropped when the process ended, or their first slots are lost.
-        let cut: HashSet<u32> =
+        // Tails without a valid head: their records were being written or removed when the process ended, or their head is lost.
+        let orphaned: HashSet<u32> =
             tails.iter().filter(|(_, slot)| !used.contains(slot)).map(|(head, _)| *head).collect();
-        self.counts.stale += cut.iter().filter(|head| !heads.contains(head)).count() as u64;
-        // `place` has freed the slots of records that others replaced.
-        let taken: HashSet<u32> = self.objects.values().flat_map(|it| it.chain.iter().copied()).collect();
+        self.counts.stale += orphaned.iter().filter(|head| !heads.contains(head)).count() as u64;
+        // `place` has freed the slots of replaced records.
+        let occupied: HashSet<u32> =
+            self.objects.values().flat_map(|entry| entry.chain.iter().copied()).collect();
         let last = used.iter().map(|slot| u64::from(*slot) + 1).max().unwrap_or(0).max(end);
         self.free = (0..last)
             .filter_map(|slot| u32::try_from(slot).ok())
-            .filter(|slot| !taken.contains(slot))
+            .filter(|slot| !occupied.contains(slot))
             .collect();
         self.untouched = last..self.slots.slots;
     }
 
-    /// Enters a record that is in its slots. Of two that overlap the newer one counts.
+    /// Indexes a stored record. Of two overlapping records the newer one wins.
     fn place(&mut self, record: &ObjectRecord, chain: Vec<u32>) {
-        let newer = self.overlapping(record.offset, record.size).any(|(_, it)| it.version > record.version);
+        let newer =
+            self.overlapping(record.offset, record.size).any(|(_, entry)| entry.version > record.version);
         if newer {
             self.slots.clear(&chain);
             self.counts.stale += 1;
             return;
         }
         self.counts.stale += self.remove(record.offset, record.size) as u64;
-        let placed = CatalogEntry { size: record.size, version: record.version, chain: chain.into() };
+        let entry = CatalogEntry { size: record.size, version: record.version, chain: chain.into() };
         self.newest_epoch = self.newest_epoch.max(record.version.epoch);
-        self.objects.insert(record.offset, placed);
+        self.objects.insert(record.offset, entry);
     }
 
     fn overlapping(&self, offset: u64, len: u64) -> impl Iterator<Item = (u64, &CatalogEntry)> {
         let end = offset.saturating_add(len);
-        // Records do not overlap, so only the last one that begins before can reach in.
+        // Records do not overlap, so of the earlier ones only the last can reach into the range.
         let before = self.objects.range(..offset).next_back();
-        let before = before.filter(|(from, it)| len > 0 && **from + it.size > offset);
-        before.into_iter().chain(self.objects.range(offset..end)).map(|(from, it)| (*from, it))
+        let before = before.filter(|(from, entry)| len > 0 && **from + entry.size > offset);
+        before.into_iter().chain(self.objects.range(offset..end)).map(|(from, entry)| (*from, entry))
     }
 
-    /// Records an object in place of all that it overlaps. False when there is no slot for it, or its texts are too long.
+    /// Records an object and removes all overlapping records. Returns false if there is no slot or its strings are too long.
     pub(crate) fn record(&mut self, record: &ObjectRecord) -> bool {
         self.remove(record.offset, record.size);
         let Some(payload) = record.encode() else {
@@ -191,7 +192,7 @@ impl ObjectCatalog {
             if self.counts.unrecorded == 0 {
                 tracing::warn!(
                     slots = self.slots.slots,
-                    "the catalog of objects is full: a master that has lost its log will not get what comes beyond it"
+                    "the object catalog is full: a master that loses its log cannot restore further objects"
                 );
             }
             self.counts.unrecorded += 1;
@@ -206,27 +207,27 @@ impl ObjectCatalog {
         true
     }
 
-    /// Drops all records that overlap a range. Returns how many that were.
+    /// Removes all records that overlap a range; returns their number.
     pub(crate) fn remove(&mut self, offset: u64, len: u64) -> usize {
         let found: Vec<u64> = self.overlapping(offset, len).map(|(from, _)| from).collect();
         for from in &found {
-            if let Some(placed) = self.objects.remove(from) {
-                self.slots.clear(&placed.chain);
+            if let Some(entry) = self.objects.remove(from) {
+                self.slots.clear(&entry.chain);
                 fence(Ordering::SeqCst);
-                self.free.extend(placed.chain.iter());
+                self.free.extend(entry.chain.iter());
             }
         }
         found.len()
     }
 
-    /// The version of the object that begins at an offset, and its size.
+    /// Version and size of the object at an offset.
     pub(crate) fn version_at(&self, offset: u64) -> Option<(ObjectVersion, u64)> {
-        self.objects.get(&offset).map(|it| (it.version, it.size))
+        self.objects.get(&offset).map(|entry| (entry.version, entry.size))
     }
 
-    /// Records in the order of their offsets, at most `most` of them, from the first that begins at `from` or later.
-    pub(crate) fn records(&self, from: u64, most: usize) -> Vec<ObjectRecord> {
-        let heads = self.objects.range(from..).take(most).filter_map(|(_, it)| it.chain.first());
+    /// Up to `limit` records in offset order, starting at offset `from`.
+    pub(crate) fn records(&self, from: u64, limit: usize) -> Vec<ObjectRecord> {
+        let heads = self.objects.range(from..).take(limit).filter_map(|(_, entry)| entry.chain.first());
         let read = |head: &u32| match self.slots.read(*head) {
             ChainRead::Record { payload, .. } => ObjectRecord::decode(&payload),
             _ => None,
@@ -234,7 +235,7 @@ impl ObjectCatalog {
         heads.filter_map(read).collect()
     }
 
-    /// The highest epoch of any record that was there.
+    /// Highest master epoch of all records, past ones included.
     pub(crate) fn newest_epoch(&self) -> u64 {
         self.newest_epoch
     }
@@ -243,7 +244,7 @@ impl ObjectCatalog {
         CatalogCounts { objects: self.objects.len() as u64, ..self.counts }
     }
 
-    /// Drops everything and belongs to another segment from now on.
+    /// Removes all records and assigns the catalog to another segment.
     pub(crate) fn reset(&mut self, segment: [u64; 2]) -> Result<(), OutOfRangeError> {
         self.remove(0, u64::MAX);
         self.slots.write_header(segment)
@@ -260,7 +261,7 @@ impl ObjectSlots {
         (0..2).try_for_each(|copy| self.memory.write_at(copy * COPY, &bytes))
     }
 
-    /// Whether either copy of the header is that of this segment, in a form that this release reads.
+    /// Whether either header copy is valid for this segment and this format version.
     fn has_header(&self, segment: [u64; 2]) -> Result<bool, OutOfRangeError> {
         let mut is_known = false;
         for copy in 0..2 {
@@ -269,7 +270,7 @@ impl ObjectSlots {
             let (body, seal) = bytes.split_at(SEALED);
             let is_sealed = Crc32c::of(body).to_le_bytes() == seal;
             if !is_sealed && bytes.iter().any(|byte| *byte != 0) {
-                tracing::warn!(copy, "a copy of a catalog's header is damaged");
+                tracing::warn!(copy, "a copy of a catalog header is corrupt");
             }
             let words: Vec<u64> = body
                 .get(12..)
@@ -277,10 +278,11 @@ impl ObjectSlots {
                 .as_chunks::<8>()
                 .0
                 .iter()
-                .map(|it| u64::from_le_bytes(*it))
+                .map(|word| u64::from_le_bytes(*word))
                 .collect();
-            let is_ours = body.get(..8) == Some(MAGIC) && body.get(8..12) == Some(&VERSION.to_le_bytes());
-            is_known |= is_sealed && is_ours && words == segment;
+            let is_supported =
+                body.get(..8) == Some(MAGIC) && body.get(8..12) == Some(&VERSION.to_le_bytes());
+            is_known |= is_sealed && is_supported && words == segment;
         }
         Ok(is_known)
     }

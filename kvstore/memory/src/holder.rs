@@ -1,8 +1,8 @@
-//! A small process that keeps memory and listening sockets for another one, which may be killed or replaced meanwhile.
+//! The holder: a small process that keeps memory and listening sockets for a store that may be killed or replaced.
 //!
-//! The kernel frees memory when the last process lets go of it. So one process that does nothing else, and needs no upgrade, holds a
-//! descriptor of each segment ([`HolderServer`]); the store asks it for them over a Unix socket ([`HolderClient`]). A listening socket is kept the
-//! same way: those who connect while the store is away wait for it instead of being refused.
+//! The kernel frees memory when no process references it any more. So a process that does nothing else, and needs no upgrades, keeps a
+//! descriptor of each segment ([`HolderServer`]); the store requests them over a Unix socket ([`HolderClient`]). Listening sockets are kept
+//! the same way: clients that connect while the store is down wait instead of being refused.
 
 mod message;
 mod server;
@@ -16,135 +16,133 @@ use crate::PageMode;
 use message::{HolderRequest, HolderResponse, HolderSocket};
 pub use server::{HolderServer, HolderStopHandle};
 
-/// Most things that are kept.
+/// Maximum number of kept resources.
 pub const MAX_RESOURCES: usize = 64;
-/// Longest name of a thing in bytes.
+/// Maximum length of a resource name in bytes.
 pub const MAX_NAME: usize = 128;
 
-/// Why nothing was handed over.
+/// Errors of the holder and its client.
 #[derive(Debug, thiserror::Error)]
 pub enum HolderError {
     /// The holder cannot be reached.
-    #[error("no holder answers at {path}: {problem}; start `moongate store-holder --socket {path}`", path = path.display())]
+    #[error("no holder is listening at {path}: {problem}; start `moongate store-holder --socket {path}`", path = path.display())]
     Unreachable {
-        /// Its socket.
+        /// Path of the holder's socket.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         problem: io::Error,
     },
-    /// It says no.
-    #[error("the holder at {path} says: {reason}", path = path.display())]
+    /// The holder rejected the request.
+    #[error("the holder at {path} rejected the request: {reason}", path = path.display())]
     Refused {
-        /// Its socket.
+        /// Path of the holder's socket.
         path: PathBuf,
-        /// Why.
+        /// Reason sent by the holder.
         reason: String,
     },
-    /// What is kept under the name has another size. [`HolderClient::release`] it first, if it is of no more use.
-    #[error("the holder keeps {held} bytes under this name, and {requested} are asked for")]
+    /// The resource has another size. [`HolderClient::release`] it first if it is no longer needed.
+    #[error("the holder keeps {held} bytes under this name, but {requested} were requested")]
     Length {
-        /// Bytes kept.
+        /// Size of the kept memory in bytes.
         held: u64,
-        /// Bytes asked for.
+        /// Size of the request in bytes.
         requested: u64,
     },
-    /// The socket's path cannot be used.
+    /// The socket cannot be bound.
     #[error("cannot listen at {path}: {problem}", path = path.display())]
     Bind {
-        /// The path.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         problem: io::Error,
     },
-    /// Another holder is there.
-    #[error("another holder uses {path}; one is enough", path = .0.display())]
+    /// Another holder uses the socket.
+    #[error("another holder already uses {path}; run only one per path", path = .0.display())]
     InUse(PathBuf),
 }
 
-/// Memory that was handed over.
+/// Memory received from the holder.
 #[derive(Debug)]
 pub struct HolderMemory {
-    /// What to map.
     pub fd: OwnedFd,
-    /// Whether it was made just now, and is all zero.
+    /// Whether it was just created, and is all zero.
     pub is_new: bool,
 }
 
-/// Where a holder listens. Each question has a connection of its own.
+/// Client of a holder. Each request uses its own connection.
 #[derive(Debug, Clone)]
 pub struct HolderClient {
     path: PathBuf,
 }
 
 impl HolderClient {
-    /// The one whose socket is at `path`.
+    /// Creates a client of the holder at `path`.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into() }
     }
 
-    /// Its socket.
+    /// Path of the holder's socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The memory kept under a name, made if there is none.
+    /// Returns the memory kept under a name, created if missing.
     ///
     /// # Errors
-    /// [`HolderError::Length`] when it is there with another size, or any other.
+    /// [`HolderError::Length`] when it exists with another size, or any other.
     pub fn memory(&self, name: &str, len: u64, pages: PageMode) -> Result<HolderMemory, HolderError> {
         match self
             .request(&HolderRequest::Memory { name: name.to_owned(), len, pages: pages.into() }, None)?
         {
             (HolderResponse::Kept { fresh, .. }, Some(fd)) => Ok(HolderMemory { fd, is_new: fresh }),
             (HolderResponse::Length { kept }, _) => Err(HolderError::Length { held: kept, requested: len }),
-            (answer, _) => Err(self.refused(answer)),
+            (response, _) => Err(self.refused(response)),
         }
     }
 
-    /// The listening socket kept under a name, made if there is none at this address. With port 0 the system chooses one when it is
-    /// made, and it stays.
+    /// Returns the listening socket kept under a name, created if there is none at this address. With port 0 the system chooses a port on
+    /// creation, which is then kept.
     ///
     /// # Errors
-    /// When the holder is away, or cannot listen there.
+    /// When the holder is unreachable, or cannot bind the address.
     pub fn listener(&self, name: &str, address: SocketAddr) -> Result<TcpListener, HolderError> {
         match self.request(&HolderRequest::Listener { name: name.to_owned(), address }, None)? {
             (HolderResponse::Kept { .. }, Some(fd)) => Ok(TcpListener::from(fd)),
-            (answer, _) => Err(self.refused(answer)),
+            (response, _) => Err(self.refused(response)),
         }
     }
 
-    /// Hands it memory to keep: to a holder that has been started anew, while the store still has the memory.
+    /// Hands memory to a restarted holder while the store still has it.
     ///
     /// # Errors
-    /// When it keeps something under the name already, or cannot be reached.
+    /// When the holder already keeps something under the name, or is unreachable.
     pub fn hand_over(&self, name: &str, len: u64, fd: impl AsFd) -> Result<(), HolderError> {
         match self.request(&HolderRequest::Give { name: name.to_owned(), len }, Some(fd.as_fd()))? {
             (HolderResponse::Done, _) => Ok(()),
-            (answer, _) => Err(self.refused(answer)),
+            (response, _) => Err(self.refused(response)),
         }
     }
 
-    /// Lets go of what is kept under a name. Those who have it mapped keep it until they let go too.
+    /// Releases the resource kept under a name. Processes that have mapped it keep it.
     ///
     /// # Errors
-    /// When the holder is away.
+    /// When the holder is unreachable.
     pub fn release(&self, name: &str) -> Result<(), HolderError> {
         match self.request(&HolderRequest::Forget { name: name.to_owned() }, None)? {
             (HolderResponse::Done, _) => Ok(()),
-            (answer, _) => Err(self.refused(answer)),
+            (response, _) => Err(self.refused(response)),
         }
     }
 
-    /// The names of all that is kept, in order.
+    /// Returns the names of all kept resources, sorted.
     ///
     /// # Errors
-    /// When the holder is away.
+    /// When the holder is unreachable.
     pub fn names(&self) -> Result<Vec<String>, HolderError> {
         match self.request(&HolderRequest::Names, None)? {
             (HolderResponse::Names { names }, _) => Ok(names),
-            (answer, _) => Err(self.refused(answer)),
+            (response, _) => Err(self.refused(response)),
         }
     }
 
@@ -161,11 +159,11 @@ impl HolderClient {
         exchange().map_err(|problem| HolderError::Unreachable { path: self.path.clone(), problem })
     }
 
-    fn refused(&self, answer: HolderResponse) -> HolderError {
-        let answer = match answer {
+    fn refused(&self, response: HolderResponse) -> HolderError {
+        let reason = match response {
             HolderResponse::Refused { why } => why,
-            other => format!("{other:?}, which this release does not understand"),
+            other => format!("{other:?}, which this release does not support"),
         };
-        HolderError::Refused { path: self.path.clone(), reason: answer }
+        HolderError::Refused { path: self.path.clone(), reason }
     }
 }

@@ -1,12 +1,12 @@
-//! Which parts of a region hold bytes that were written to their end.
+//! Records which ranges of a region hold completely written bytes.
 //!
-//! The ledger lies in shared memory of its own, so that a process that comes after one that died knows what it can go on serving. It
-//! never says that a part is whole when it is not:
-//! - what a write will overlap is taken out before its first byte ([`Ledger::begin`]),
-//! - and a part is entered by one store, after its last byte ([`LedgerWrite::finish`]).
+//! The ledger has its own shared memory, so that after a crash the next process can keep serving these ranges. It never lists an incomplete
+//! range:
+//! - entries that a write overlaps are removed before its first byte ([`Ledger::begin`]),
+//! - and an entry is published by a single store after the last byte ([`LedgerWrite::finish`]).
 //!
-//! So wherever a process is killed, an entry is there or it is not. Each entry has a checksum of itself, and one of the bytes it
-//! speaks of. The pages of a machine that loses its power reach the disk in any order: see [`Ledger::same_boot`].
+//! So an entry is either complete or absent, wherever the process is killed. Each entry has a checksum of itself and one of its range.
+//! After a power loss, pages may have reached the disk in any order: see [`Ledger::same_boot`].
 
 mod header;
 mod index;
@@ -32,14 +32,13 @@ use header::LedgerHeader;
 use index::LedgerIndex;
 use slots::{LedgerRecord, LedgerSlot, LedgerTable, SLOT};
 
-/// Bytes before the slots.
+/// Bytes of the header area before the slots.
 const HEADERS: u64 = 4096;
-/// Bytes of a region per slot. Of objects that are smaller on the average, not all outlive the process.
+/// Region bytes per slot. If objects are smaller on average, not all of them survive a restart.
 const BYTES_PER_SLOT: u64 = 4 << 10;
 const SLOTS: std::ops::RangeInclusive<u64> = 1024..=1 << 24;
 
-/// Bytes that the ledger of a region of `size` bytes takes at most: of memory that is given when it is first touched, it takes no more
-/// than it has entries.
+/// Maximum bytes of the ledger of a region of `size` bytes. Memory that is allocated on first touch grows only with the number of entries.
 #[must_use]
 pub fn bytes_for(size: u64) -> u64 {
     HEADERS + slots_for(size) * SLOT
@@ -49,20 +48,20 @@ fn slots_for(size: u64) -> u64 {
     (size / BYTES_PER_SLOT).clamp(*SLOTS.start(), *SLOTS.end())
 }
 
-/// Why there is no ledger.
+/// Why a ledger cannot be opened or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum LedgerError {
-    /// Another process writes it.
-    #[error("the segment is in use by another process; stop that one first, or give each its own")]
+    /// Another process has the ledger open.
+    #[error("the segment is in use by another process; stop that process, or use separate segments")]
     InUse,
-    /// The system says no.
+    /// The operating system returned an error.
     #[error("cannot open the segment's ledger: {0}")]
     Io(#[from] io::Error),
-    /// It cannot be mapped.
+    /// The ledger cannot be mapped.
     #[error("cannot open the segment's ledger: {0}")]
     Region(#[from] region::RegionError),
-    /// A name that does not fit.
-    #[error("a segment's name of {0} bytes is too long; {MAX_NAME} at most")]
+    /// The segment name is too long.
+    #[error("a segment name of {0} bytes is too long; the maximum is {MAX_NAME}")]
     Name(usize),
 }
 
@@ -72,17 +71,17 @@ impl From<OutOfRangeError> for LedgerError {
     }
 }
 
-/// What was there.
+/// Result of opening a ledger.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "one for each segment, taken apart at once")]
+#[expect(clippy::large_enum_variant, reason = "one per segment, destructured at once")]
 pub enum OpenedLedger {
-    /// A ledger, and a segment to go on with.
+    /// A ledger of an existing segment.
     Existing(Ledger),
-    /// Nothing that can be used.
+    /// Memory without a usable ledger.
     Empty(EmptyLedger),
 }
 
-/// A ledger's memory without a segment.
+/// Ledger memory without a segment.
 #[derive(Debug)]
 pub struct EmptyLedger {
     table: LedgerTable,
@@ -90,49 +89,46 @@ pub struct EmptyLedger {
     size: u64,
 }
 
-/// The ledger of one segment. One process has it open at a time; its threads share it.
+/// The ledger of one segment, open in one process at a time and shared by its threads.
 #[derive(Debug)]
 pub struct Ledger {
     table: LedgerTable,
     header: Mutex<LedgerHeader>,
     index: Mutex<LedgerIndex>,
-    /// Which objects lie where, if that is kept too. Locked after `index`.
+    /// Catalog of objects, if enabled. Locked after `index`.
     catalog: Mutex<Option<ObjectCatalog>>,
     size: u64,
     damaged: u64,
     unrecorded: AtomicU64,
-    /// Whether it has been said that all slots are taken.
+    /// Whether the full-ledger warning was logged.
     full_logged: AtomicBool,
-    /// Held until the process ends or closes it.
+    /// File lock, held until the process ends or closes it.
     lock: File,
 }
 
-/// Numbers about a ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LedgerCounts {
-    /// Parts that are whole.
     pub entries: u64,
-    /// Bytes of them.
+    /// Total bytes of complete ranges.
     pub bytes: u64,
-    /// Entries that could not be read when it was opened: bits had changed.
+    /// Corrupt entries found when the ledger was opened.
     pub damaged: u64,
-    /// Parts that were written and that a process that comes after this one will not know, because there was no slot or another write
-    /// overlapped them.
+    /// Written ranges that do not survive a restart, for lack of a slot or because of an overlapping write.
     pub unrecorded: u64,
 }
 
-/// What became of a write.
+/// Result of a finished write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LedgerWriteOutcome {
-    /// It is entered.
+    /// The entry is stored in the ledger.
     Recorded,
-    /// Another write touched the same bytes meanwhile: nobody knows what lies there.
+    /// Another write touched the same bytes meanwhile: the content is undefined.
     Overlapped,
-    /// All slots are taken. This process knows it like any other part, one that comes after this one will not.
+    /// All slots are in use. The entry is valid in this process, but does not survive a restart.
     NoFreeSlot,
 }
 
-/// A write under way. Dropped before it is finished, it leaves nothing.
+/// A write in progress. Dropped before `finish`, it leaves no entry.
 #[derive(Debug)]
 #[must_use = "a write that is not finished leaves no entry"]
 pub struct LedgerWrite<'a> {
@@ -141,12 +137,12 @@ pub struct LedgerWrite<'a> {
 }
 
 impl Ledger {
-    /// Opens the ledger of a region of `size` bytes in memory of [`bytes_for`] bytes, and holds it against other processes.
+    /// Opens and locks the ledger of a region of `size` bytes, in memory of [`bytes_for`] bytes.
     ///
     /// # Errors
-    /// [`LedgerError::InUse`], or as the system says.
+    /// [`LedgerError::InUse`], or errors of the operating system.
     pub fn open(memory: impl AsFd, size: u64) -> Result<OpenedLedger, LedgerError> {
-        // The lock is an opening's own, and the descriptor may share its opening with the holder.
+        // Locks belong to an open file description, which `memory` may share with the holder.
         let lock = reopen(&memory)?;
         lock.try_lock().map_err(|problem| match problem {
             TryLockError::WouldBlock => LedgerError::InUse,
@@ -154,32 +150,31 @@ impl Ledger {
         })?;
         let region = MappedRegion::from_fd(memory.as_fd().try_clone_to_owned()?, bytes_for(size), None)?;
         let table = LedgerTable::new(region, slots_for(size));
-        let blank = EmptyLedger { table, lock, size };
-        match LedgerHeader::read(&blank.table.memory)? {
-            Some(header) if header.identity.size == size => Ok(OpenedLedger::Existing(blank.resume(header))),
+        let empty = EmptyLedger { table, lock, size };
+        match LedgerHeader::read(&empty.table.memory)? {
+            Some(header) if header.identity.size == size => Ok(OpenedLedger::Existing(empty.resume(header))),
             Some(header) => {
                 tracing::warn!(
-                    "the segment was {} bytes and is {size} now: what it held is dropped",
+                    "the segment size changed from {} to {size} bytes: its content is dropped",
                     header.identity.size
                 );
-                Ok(OpenedLedger::Empty(blank))
+                Ok(OpenedLedger::Empty(empty))
             }
-            None => Ok(OpenedLedger::Empty(blank)),
+            None => Ok(OpenedLedger::Empty(empty)),
         }
     }
 
-    /// Whether the machine has not been started anew since the entries were written or last checked. If it has, the memory lies on a
-    /// disk, and entries may have reached it that their bytes have not: check them all before any is served, and tell by
-    /// [`Ledger::mark_verified`].
+    /// Whether the entries were written or verified since the machine booted. If not, the memory is on a disk, which entries may have
+    /// reached without their bytes: verify all of them before serving any, then call [`Ledger::mark_verified`].
     #[must_use]
     pub fn same_boot(&self) -> bool {
         self.header.lock().boot == header::boot()
     }
 
-    /// All entries have been checked since the machine was started.
+    /// Records that all entries were verified since the machine booted.
     ///
     /// # Errors
-    /// None that a ledger which is open can have.
+    /// None for an open ledger.
     pub fn mark_verified(&self) -> Result<(), LedgerError> {
         self.update_header(|header| header.boot = header::boot())
     }
@@ -194,16 +189,15 @@ impl Ledger {
         Ok(())
     }
 
-    /// What the segment is.
     #[must_use]
     pub fn identity(&self) -> SegmentIdentity {
         self.header.lock().identity.clone()
     }
 
-    /// Changes what the segment is, all at once.
+    /// Changes the segment's identity atomically.
     ///
     /// # Errors
-    /// [`LedgerError::Name`]; its size cannot change either.
+    /// [`LedgerError::Name`]. The size cannot be changed.
     pub fn set_identity(&self, identity: SegmentIdentity) -> Result<(), LedgerError> {
         let segment = identity.segment;
         let is_other = segment != self.identity().segment;
@@ -214,16 +208,16 @@ impl Ledger {
         }
     }
 
-    /// Drops all that is known, to begin another segment.
+    /// Drops all entries, to start another segment.
     #[must_use]
     pub fn wipe(self) -> EmptyLedger {
         EmptyLedger { table: self.table, lock: self.lock, size: self.size }
     }
 
-    /// To be called before the first byte of a part is written: what overlaps it is whole no longer.
+    /// Call before the first byte of a range is written: removes overlapping entries.
     ///
     /// # Errors
-    /// When the part does not lie in the region.
+    /// When the range is not within the region.
     pub fn begin(&self, offset: u64, len: u64) -> Result<LedgerWrite<'_>, OutOfRangeError> {
         if offset.checked_add(len).is_none_or(|end| end > self.size) {
             return Err(OutOfRangeError { offset, len, size: self.size });
@@ -234,12 +228,12 @@ impl Ledger {
         Ok(LedgerWrite { ledger: self, id })
     }
 
-    /// Takes out all that overlaps a part, and tells how many entries that were.
+    /// Removes all entries that overlap a range; returns their number.
     pub fn remove(&self, offset: u64, len: u64) -> usize {
         self.remove_range(&mut self.index.lock(), offset, len)
     }
 
-    /// Takes out this very entry, unless its bytes have been written anew since. Whether it did.
+    /// Removes exactly this entry, unless its bytes were rewritten since. Returns whether it did.
     pub fn remove_entry(&self, entry: &LedgerEntry) -> bool {
         let mut index = self.index.lock();
         index.exact(entry.offset, entry.len) == Some(*entry)
@@ -254,41 +248,40 @@ impl Ledger {
         if let Some(catalog) = self.catalog.lock().as_mut() {
             catalog.remove(offset, len);
         }
-        // What follows (bytes written here or by the kernel, a slot's next use) stays behind the entries' end.
+        // Later stores (bytes written here or by the kernel, reuse of a slot) must not move before the removal.
         fence(Ordering::SeqCst);
         index.release_slots(&slots);
         entries
     }
 
-    /// The entry for exactly this part.
+    /// The entry for exactly this range.
     #[must_use]
     pub fn find(&self, offset: u64, len: u64) -> Option<LedgerEntry> {
         self.index.lock().exact(offset, len)
     }
 
-    /// Whether every byte of a part is whole, by one entry or several side by side.
+    /// Whether one or several adjacent entries cover the whole range.
     #[must_use]
     pub fn covers(&self, offset: u64, len: u64) -> bool {
         self.index.lock().covers(offset, len)
     }
 
-    /// Entries in the order of their offsets, at most `most` of them, from the first that begins at `from` or later.
+    /// Up to `limit` entries in offset order, starting at offset `from`.
     #[must_use]
-    pub fn entries(&self, from: u64, most: usize) -> Vec<LedgerEntry> {
-        self.index.lock().entries(from, most)
+    pub fn entries(&self, from: u64, limit: usize) -> Vec<LedgerEntry> {
+        self.index.lock().entries(from, limit)
     }
 
     fn warn_full(&self) {
         if !self.full_logged.swap(true, Ordering::Relaxed) {
             tracing::warn!(
-                "a ledger of {} entries is full, since objects are smaller than {BYTES_PER_SLOT} bytes on the average: \
-                 what comes beyond them does not outlive this process",
+                "a ledger of {} entries is full, because objects are smaller than {BYTES_PER_SLOT} bytes on average: \
+                 further objects do not survive a restart",
                 self.table.capacity()
             );
         }
     }
 
-    /// Numbers.
     #[must_use]
     pub fn counts(&self) -> LedgerCounts {
         let index = self.index.lock();
@@ -302,14 +295,14 @@ impl Ledger {
 }
 
 impl EmptyLedger {
-    /// Begins a segment.
+    /// Starts a new segment.
     ///
     /// # Errors
     /// [`LedgerError::Name`].
     pub fn start(self, identity: SegmentIdentity) -> Result<Ledger, LedgerError> {
         let identity = SegmentIdentity { size: self.size, ..identity };
         let header = LedgerHeader { generation: 1, boot: header::boot(), identity };
-        // A process that dies here leaves no header, and the next one begins again.
+        // A process killed here leaves no header, and the next one starts over.
         LedgerHeader::erase(&self.table.memory)?;
         for slot in self.table.touched(&self.lock) {
             self.table.clear(slot);
@@ -319,7 +312,7 @@ impl EmptyLedger {
         Ok(self.ledger(header, Vec::new(), 0))
     }
 
-    /// Goes on with what is there.
+    /// Resumes with the existing entries.
     fn resume(self, header: LedgerHeader) -> Ledger {
         let mut records = Vec::new();
         let mut damaged = 0;
@@ -333,7 +326,7 @@ impl EmptyLedger {
                 }
             }
         }
-        // Entries of which one must be wrong: both go.
+        // Of two overlapping entries one must be wrong: drop both.
         records.sort_unstable_by_key(|(_, record)| record.offset);
         let mut whole: Vec<(u64, LedgerRecord)> = Vec::with_capacity(records.len());
         let mut end = 0;
@@ -352,7 +345,7 @@ impl EmptyLedger {
             }
         }
         if damaged > 0 {
-            tracing::warn!("{damaged} entries of a segment's ledger are damaged and dropped");
+            tracing::warn!("dropped {damaged} corrupt entries of a segment ledger");
         }
         self.ledger(header, whole, damaged)
     }
@@ -373,12 +366,12 @@ impl EmptyLedger {
 }
 
 impl LedgerWrite<'_> {
-    /// To be called after the last byte: enters the part, with the CRC-32C of its bytes.
+    /// Call after the last byte: publishes the range with the CRC-32C of its bytes.
     pub fn finish(self, crc: u32) -> LedgerWriteOutcome {
         let mut index = self.ledger.index.lock();
-        // The bytes are there before the entry is.
+        // The bytes must be visible before the entry.
         fence(Ordering::SeqCst);
-        let finished = match index.end(self.id) {
+        let outcome = match index.end(self.id) {
             None => LedgerWriteOutcome::Overlapped,
             Some((_, 0)) => LedgerWriteOutcome::Recorded,
             Some((offset, len)) => {
@@ -395,16 +388,16 @@ impl LedgerWrite<'_> {
                 }
             }
         };
-        if finished != LedgerWriteOutcome::Recorded {
+        if outcome != LedgerWriteOutcome::Recorded {
             self.ledger.unrecorded.fetch_add(1, Ordering::Relaxed);
         }
-        finished
+        outcome
     }
 }
 
 impl Drop for LedgerWrite<'_> {
     fn drop(&mut self) {
-        // After `finish` there is nothing left to end.
+        // After `finish` this has no effect.
         self.ledger.index.lock().end(self.id);
     }
 }

@@ -1,13 +1,13 @@
-//! Memory of a store node that outlives its process.
+//! Store node memory that survives a restart of the process.
 //!
-//! - [`MappedRegion`]: mapped memory, anonymous or shared. Peers write into it while others read, so its bytes are never lent as a slice:
-//!   they are copied out and in, and go between a socket and the mapping in the kernel.
-//! - [`ledger`]: which parts of a region were written to their end. A process that comes after one that was killed goes on with them.
-//! - [`catalog`]: which objects lie there, for a master that has lost its log.
-//! - [`holder`]: who keeps memory while its process is away.
-//! - [`SegmentMemory`]: a region with its ledger, opened with what it holds, or begun anew.
-//! - [`Scrubber`]: reads them again in the background, and finds bits that have changed.
-//! - [`numa`]: on which memory node a region's pages lie.
+//! - [`MappedRegion`]: mapped memory, anonymous or shared. Peers write to it while others read, so it never hands out slices: bytes are
+//! copied in and out, or moved by the kernel between a socket and the mapping.
+//! - [`ledger`]: the completely written ranges of a region. After a crash the next process keeps serving them.
+//! - [`catalog`]: the objects in a segment, for a master that has lost its log.
+//! - [`holder`]: a process that keeps memory while the store restarts.
+//! - [`SegmentMemory`]: a region with its ledger, restored or new.
+//! - [`Scrubber`]: re-reads written ranges in the background and detects corruption.
+//! - [`numa`]: NUMA placement of a region's pages.
 
 pub mod catalog;
 mod checksum;
@@ -30,15 +30,15 @@ pub use region::{MappedRegion, OutOfRangeError, RegionError};
 pub use scrub::{ScrubStepResult, Scrubber};
 pub use segment::{SegmentBacking, SegmentMemory, SegmentOptions};
 
-/// How large the pages are that a region consists of.
+/// Page size of a region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PageMode {
-    /// The system's own, 4 KiB mostly.
+    /// Normal pages, usually 4 KiB.
     #[default]
     Normal,
-    /// The system makes them large where it can.
+    /// Transparent huge pages where the system can provide them.
     Transparent,
-    /// Huge pages that the machine's operator has set aside (`vm.nr_hugepages`), of the default size. Where there are too few of
-    /// them a region falls back to [`PageMode::Transparent`], and says so in the log.
+    /// Reserved huge pages (`vm.nr_hugepages`) of the default size. If too few are free, a region falls back to [`PageMode::Transparent`]
+    /// and logs a warning.
     Huge,
 }

@@ -1,5 +1,4 @@
-//! Memory mapped into this process. All that is unsafe about having it is here: mapping it, copying to and from it, and words in it
-//! that are changed at once.
+//! Memory mapped into this process. All unsafe code of mappings is here: mapping, copying to and from the memory, and atomic words in it.
 #![expect(unsafe_code, reason = "memory that other processes write to has no safe type")]
 
 use std::io;
@@ -11,28 +10,28 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::PageMode;
 
-/// Where mappings that shall come back at the same address are put: no system maps anything there of itself, so that a later process
-/// finds the address free. 1 GiB apart, for the largest huge pages.
-const OWN_ADDRESSES: std::ops::Range<usize> = 0x1000_0000_0000..0x5000_0000_0000;
-const OWN_STEP: usize = 1 << 30;
-/// Addresses tried before the system chooses one.
-const OWN_TRIES: usize = 8;
+/// Address range for mappings that should get the same address after a restart: systems do not place their own mappings there, so the
+/// address is likely to be free. 1 GiB apart, for the largest huge pages.
+const FIXED_ADDRESS_RANGE: std::ops::Range<usize> = 0x1000_0000_0000..0x5000_0000_0000;
+const FIXED_ADDRESS_STEP: usize = 1 << 30;
+/// Number of addresses tried before the system chooses one.
+const FIXED_ADDRESS_TRIES: usize = 8;
 
-/// Mapped memory; unmapped when dropped.
+/// A memory mapping, unmapped on drop.
 #[derive(Debug)]
 pub(crate) struct MemoryMapping {
     base: NonNull<u8>,
-    /// Bytes mapped, whole pages.
+    /// Length of the mapping in bytes, whole pages.
     len: usize,
 }
 
-// SAFETY: the mapping belongs to no thread. Its bytes are reached only through copies, atomic words and the kernel, never through
+// SAFETY: the mapping is not bound to a thread. Its bytes are accessed only through copies, atomic words and the kernel, never through
 // references to plain memory.
 unsafe impl Send for MemoryMapping {}
-// SAFETY: as for Send; threads that write the same bytes at the same time tear the bytes, not the program.
+// SAFETY: as for Send; concurrent writes to the same bytes mix their data, without other effects.
 unsafe impl Sync for MemoryMapping {}
 
-/// A part of a mapping, checked to lie in it.
+/// A bounds-checked range of a mapping.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MappedSpan<'a> {
     start: NonNull<u8>,
@@ -41,11 +40,11 @@ pub(crate) struct MappedSpan<'a> {
 }
 
 impl MemoryMapping {
-    /// Fresh memory of this process alone.
+    /// Maps new private memory.
     pub(crate) fn anonymous(len: usize, pages: PageMode) -> io::Result<Self> {
         let (flags, len) = match pages {
             PageMode::Huge => (MapFlags::HUGETLB, round_up_to_page(len, huge_page_size()?)?),
-            // Miri does not know the flag.
+            // Miri does not support the flag.
             _ if cfg!(miri) => (MapFlags::empty(), len),
             PageMode::Normal | PageMode::Transparent => (MapFlags::NORESERVE, len),
         };
@@ -56,16 +55,22 @@ impl MemoryMapping {
         Self::new(base, len)
     }
 
-    /// The memory behind a file descriptor from byte `from` on, at `at` when that address is free. Without `at` it is put where a later
-    /// process finds the same address free.
-    pub(crate) fn shared(file: BorrowedFd<'_>, from: u64, len: usize, at: Option<u64>) -> io::Result<Self> {
-        let wanted = at.and_then(|at| usize::try_from(at).ok());
-        let own = (0..OWN_TRIES).map(|_| {
-            let step = fastrand::usize(..(OWN_ADDRESSES.end - OWN_ADDRESSES.start) / OWN_STEP);
-            OWN_ADDRESSES.start + step * OWN_STEP
+    /// Maps shared memory of a file descriptor from byte `from` on, at `address` if that is free. Without an address it chooses one that a
+    /// later process will likely find free.
+    pub(crate) fn shared(
+        file: BorrowedFd<'_>,
+        from: u64,
+        len: usize,
+        address: Option<u64>,
+    ) -> io::Result<Self> {
+        let requested = address.and_then(|address| usize::try_from(address).ok());
+        let candidates = (0..FIXED_ADDRESS_TRIES).map(|_| {
+            let step =
+                fastrand::usize(..(FIXED_ADDRESS_RANGE.end - FIXED_ADDRESS_RANGE.start) / FIXED_ADDRESS_STEP);
+            FIXED_ADDRESS_RANGE.start + step * FIXED_ADDRESS_STEP
         });
-        let tries = wanted.is_none().then_some(own).into_iter().flatten();
-        for address in wanted.into_iter().chain(tries) {
+        let tries = requested.is_none().then_some(candidates).into_iter().flatten();
+        for address in requested.into_iter().chain(tries) {
             if let Some(mapping) = Self::shared_at(file, from, len, address) {
                 return Ok(mapping);
             }
@@ -76,15 +81,15 @@ impl MemoryMapping {
         Self::new(base, len)
     }
 
-    /// None when something else is mapped there, or nothing can be.
+    /// `None` if the address is in use, or the mapping fails.
     fn shared_at(file: BorrowedFd<'_>, from: u64, len: usize, address: usize) -> Option<Self> {
-        let wanted = ptr::without_provenance_mut(address);
+        let hint = ptr::without_provenance_mut(address);
         let (access, flags) =
             (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED_NOREPLACE);
-        // SAFETY: FIXED_NOREPLACE never takes the place of another mapping.
-        let base = unsafe { rustix::mm::mmap(wanted, len, access, flags, file, from) }.ok()?;
+        // SAFETY: FIXED_NOREPLACE never replaces another mapping.
+        let base = unsafe { rustix::mm::mmap(hint, len, access, flags, file, from) }.ok()?;
         let mapping = Self::new(base, len).ok()?;
-        // Kernels that do not know the flag take the address for a wish.
+        // Old kernels ignore the flag and treat the address as a hint.
         (base.addr() == address).then_some(mapping)
     }
 
@@ -97,44 +102,44 @@ impl MemoryMapping {
         self.base.addr().get() as u64
     }
 
-    /// The part that begins at `offset`, if all of it lies in the mapping.
+    /// The range at `offset`, if it lies within the mapping.
     pub(crate) fn span(&self, offset: u64, len: usize) -> Option<MappedSpan<'_>> {
         let offset = usize::try_from(offset).ok()?;
         if offset.checked_add(len)? > self.len {
             return None;
         }
-        // SAFETY: `offset` is not beyond the end of the mapping, which is one object.
+        // SAFETY: `offset` is within the mapping, which is one allocated object.
         let start = unsafe { self.base.add(offset) };
         Some(MappedSpan { start, len, mapping: std::marker::PhantomData })
     }
 
-    /// A word that is read and changed at once. None out of range, or not at a multiple of 8.
+    /// An atomic word. `None` if out of range or not aligned to 8 bytes.
     pub(crate) fn word(&self, offset: u64) -> Option<&AtomicU64> {
         if !offset.is_multiple_of(8) {
             return None;
         }
         let span = self.span(offset, 8)?;
-        // SAFETY: the eight bytes are mapped as long as `self` lives, aligned because the base is a page's, and all who use them as
-        // a word (this process, or one after it) do so through atomic operations.
+        // SAFETY: the eight bytes stay mapped as long as `self` lives and are aligned, because the base is page-aligned; all users of the
+        // word (in this or a later process) access it atomically.
         Some(unsafe { AtomicU64::from_ptr(span.start.as_ptr().cast()) })
     }
 
-    /// Tells the kernel how the memory will be used. Advice that it does not take is no error.
+    /// Gives the kernel advice about the memory. Rejected advice is not an error.
     pub(crate) fn advise(&self, advice: Advice) {
         if cfg!(miri) {
             // Miri has no madvise.
             return;
         }
-        // SAFETY: only advice that keeps the bytes is given (see the callers), for a range that is mapped.
+        // SAFETY: callers pass only advice that preserves the bytes, and the range is mapped.
         if let Err(problem) = unsafe { rustix::mm::madvise(self.base.as_ptr().cast(), self.len, advice) } {
-            tracing::debug!("the kernel does not take {advice:?} for mapped memory: {problem}");
+            tracing::debug!("the kernel rejected {advice:?} for mapped memory: {problem}");
         }
     }
 }
 
 impl Drop for MemoryMapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`'s callers with this length; spans and words borrow the mapping, so none is left.
+        // SAFETY: mapped by the callers of `new` with this length; spans and words borrow the mapping, so none is left.
         if let Err(problem) = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) } {
             tracing::error!("cannot unmap {} bytes of memory: {problem}", self.len);
         }
@@ -150,15 +155,15 @@ impl MappedSpan<'_> {
         self.len
     }
 
-    /// Copies its first bytes out, as many as `into` takes (at most all).
+    /// Copies the first bytes of the range out, up to the length of `into`.
     pub(crate) fn copy_to(self, into: &mut [u8]) {
         let len = into.len().min(self.len);
-        // SAFETY: both are valid for `len` bytes, and a slice of this process does not lie in a mapping that is never lent as one.
-        // Others may write meanwhile; then the copy is a mixture of bytes, which its checksum tells.
+        // SAFETY: both are valid for `len` bytes, and a slice of this process never lies in a mapping. Concurrent writes may mix the copied
+        // data, which its checksum detects.
         unsafe { ptr::copy_nonoverlapping(self.start.as_ptr(), into.as_mut_ptr(), len) }
     }
 
-    /// Copies bytes in, as many as there is room for.
+    /// Copies bytes into the range, up to its length.
     pub(crate) fn copy_from(self, from: &[u8]) {
         let len = from.len().min(self.len);
         // SAFETY: as for `copy_to`.
@@ -166,7 +171,7 @@ impl MappedSpan<'_> {
     }
 }
 
-/// `len` in whole pages of `page` bytes.
+/// Rounds `len` up to whole pages of `page` bytes.
 pub(crate) fn round_up_to_page(len: usize, page: usize) -> io::Result<usize> {
     len.checked_next_multiple_of(page).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))
 }
@@ -202,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn copies_reach_as_far_as_the_shorter_side() {
+    fn copies_are_limited_to_the_shorter_side() {
         let mapping = MemoryMapping::anonymous(4096, PageMode::Normal).unwrap();
         mapping.span(10, 4).unwrap().copy_from(b"abcdefgh");
         let mut out = [b'-'; 8];
@@ -211,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn a_word_is_the_bytes_that_lie_there() {
+    fn a_word_and_its_bytes_are_the_same_memory() {
         let mapping = MemoryMapping::anonymous(4096, PageMode::Normal).unwrap();
         mapping.word(64).unwrap().store(u64::from_ne_bytes(*b"12345678"), Ordering::Release);
         let mut out = [0; 8];
@@ -221,20 +226,20 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "Miri maps no files")]
-    fn shared_memory_is_mapped_again_where_it_was() {
+    fn shared_memory_is_remapped_at_its_address() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(1 << 16).unwrap();
         let first = MemoryMapping::shared(file.as_fd(), 0, 1 << 16, None).unwrap();
         first.span(100, 5).unwrap().copy_from(b"moons");
         let base = first.base();
-        assert!(OWN_ADDRESSES.contains(&usize::try_from(base).unwrap()), "{base:#x}");
+        assert!(FIXED_ADDRESS_RANGE.contains(&usize::try_from(base).unwrap()), "{base:#x}");
 
-        let beside = MemoryMapping::shared(file.as_fd(), 0, 1 << 16, Some(base)).unwrap();
-        assert_ne!(beside.base(), base, "the address is taken");
+        let second = MemoryMapping::shared(file.as_fd(), 0, 1 << 16, Some(base)).unwrap();
+        assert_ne!(second.base(), base, "the address is taken");
         drop(first);
-        let again = MemoryMapping::shared(file.as_fd(), 0, 1 << 16, Some(base)).unwrap();
-        assert_eq!(again.base(), base);
-        for mapping in [beside, again] {
+        let remapped = MemoryMapping::shared(file.as_fd(), 0, 1 << 16, Some(base)).unwrap();
+        assert_eq!(remapped.base(), base);
+        for mapping in [second, remapped] {
             let mut out = [0; 5];
             mapping.span(100, 5).unwrap().copy_to(&mut out);
             assert_eq!(&out, b"moons");
@@ -243,12 +248,12 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "Miri maps no files")]
-    fn impossible_wishes_for_an_address_are_passed_over() {
+    fn impossible_addresses_are_ignored() {
         let file = tempfile::tempfile().unwrap();
         file.set_len(4096).unwrap();
-        for at in [1, 4097, u64::MAX, !0xfff] {
-            let mapping = MemoryMapping::shared(file.as_fd(), 0, 4096, Some(at)).unwrap();
-            assert_ne!(mapping.base(), at);
+        for address in [1, 4097, u64::MAX, !0xfff] {
+            let mapping = MemoryMapping::shared(file.as_fd(), 0, 4096, Some(address)).unwrap();
+            assert_ne!(mapping.base(), address);
         }
     }
 }

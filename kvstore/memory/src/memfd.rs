@@ -1,4 +1,4 @@
-//! Memory behind a file descriptor: it lives as long as any process has the descriptor or maps it.
+//! Memory behind a file descriptor: it lives as long as any process has the descriptor open or maps it.
 
 use std::fs::File;
 use std::io;
@@ -9,18 +9,18 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use crate::PageMode;
 use crate::mapping::{huge_page_size, round_up_to_page};
 
-/// New memory of `len` bytes that can be handed to another process, and of which pages it consists. `name` appears in `/proc`.
+/// Creates memory of `len` bytes that can be shared with another process; returns the page mode too. `name` appears in `/proc`.
 ///
-/// Its length is sealed: no process can cut it short under another that has it mapped.
+/// The length is sealed: no process can truncate it while another has it mapped.
 ///
 /// # Errors
-/// As the system says; [`PageMode::Huge`] falls back instead.
+/// Errors of the operating system; [`PageMode::Huge`] falls back instead.
 pub fn memfd(name: &str, len: u64, pages: PageMode) -> io::Result<(OwnedFd, PageMode)> {
     if pages == PageMode::Huge {
         match huge(name, len) {
             Ok(file) => return Ok((file, PageMode::Huge)),
             Err(problem) => tracing::warn!(
-                "{name}: no huge pages for {len} bytes ({problem}); set vm.nr_hugepages. Taking transparent ones"
+                "{name}: no huge pages for {len} bytes ({problem}); set vm.nr_hugepages. Using transparent huge pages"
             ),
         }
     }
@@ -35,7 +35,7 @@ fn huge(name: &str, len: u64) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | MemfdFlags::HUGETLB;
     let file = rustix::fs::memfd_create(name, flags)?;
     seal(&file, len)?;
-    // Huge pages are set aside now, so that there is no surprise when they are first written.
+    // Allocate the huge pages now, so that the first write cannot fail.
     rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, len)?;
     Ok(file)
 }
@@ -46,10 +46,10 @@ fn seal(file: &OwnedFd, len: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The same file, opened anew: locks are held by an opening, and a descriptor that came from another process shares its own.
+/// Opens the same file again: locks belong to an open file description, which a descriptor from another process shares.
 ///
 /// # Errors
-/// As the system says; `/proc` must be there.
+/// Errors of the operating system; needs `/proc`.
 pub fn reopen(file: impl AsFd) -> io::Result<File> {
     let path = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
     File::options().read(true).write(true).open(path)
@@ -61,7 +61,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no memory files")]
-    fn nobody_can_cut_it_short() {
+    fn the_length_is_sealed() {
         let (memory, pages) = memfd("moongate-test", 10_000, PageMode::Normal).unwrap();
         assert_eq!(pages, PageMode::Normal);
         let file = File::from(memory);
@@ -72,18 +72,18 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no memory files")]
-    fn each_opening_has_a_lock_of_its_own() {
+    fn each_reopened_file_has_its_own_lock() {
         let (memory, _) = memfd("moongate-test", 4096, PageMode::Normal).unwrap();
-        let (one, two) = (reopen(&memory).unwrap(), reopen(&memory).unwrap());
-        one.try_lock().unwrap();
-        assert!(two.try_lock().is_err());
-        drop(one);
-        two.try_lock().unwrap();
+        let (first, second) = (reopen(&memory).unwrap(), reopen(&memory).unwrap());
+        first.try_lock().unwrap();
+        assert!(second.try_lock().is_err());
+        drop(first);
+        second.try_lock().unwrap();
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "Miri has no memory files")]
-    fn huge_pages_or_those_that_there_are() {
+    fn huge_pages_fall_back_to_transparent_ones() {
         let (memory, pages) = memfd("moongate-test", 1, PageMode::Huge).unwrap();
         let len = File::from(memory).metadata().unwrap().len();
         match pages {

@@ -1,4 +1,4 @@
-//! On which memory node a region's pages lie. On a machine with one node there is nothing to choose.
+//! NUMA placement of a region's pages. On a machine with one node it has no effect.
 #![expect(unsafe_code, reason = "no crate wraps mbind")]
 
 use std::io;
@@ -6,26 +6,26 @@ use std::path::Path;
 
 use crate::mapping::MappedSpan;
 
-/// Highest node number that can be chosen, plus one.
+/// Upper bound of node numbers (exclusive).
 const MAX_NODES: usize = 1024;
 const WORD: usize = u64::BITS as usize;
-// The kernel's numbers (linux/mempolicy.h).
+// Policy numbers of the kernel (linux/mempolicy.h).
 const PREFERRED: usize = 1;
 const INTERLEAVE: usize = 3;
 
-/// Where pages come from when they are first written.
+/// Source of pages at their first write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum NumaPlacement {
-    /// From the node of the thread that writes.
+    /// Node of the writing thread.
     #[default]
     Anywhere,
-    /// From this node while it has memory, else from others.
+    /// This node while it has memory, else others.
     Node(usize),
-    /// From all nodes in turn, so that each carries its share of the traffic.
+    /// All nodes round-robin, so that each carries a share of the traffic.
     Spread,
 }
 
-/// The machine's memory nodes. One, number 0, where the system does not tell.
+/// The machine's NUMA nodes; node 0 if the system lists none.
 #[must_use]
 pub fn nodes() -> Vec<usize> {
     let list = std::fs::read_to_string(Path::new("/sys/devices/system/node/has_memory")).unwrap_or_default();
@@ -33,7 +33,7 @@ pub fn nodes() -> Vec<usize> {
     if nodes.is_empty() { vec![0] } else { nodes }
 }
 
-/// A list as `0-3,8`. What cannot be read is left out.
+/// Parses a list such as `0-3,8`. Invalid parts are skipped.
 fn parse_list(list: &str) -> Vec<usize> {
     let ranges = list.split(',').filter_map(|part| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
@@ -42,7 +42,7 @@ fn parse_list(list: &str) -> Vec<usize> {
     ranges.flatten().collect()
 }
 
-/// Places the pages of `span` that are not there yet.
+/// Sets the placement of pages of `span` that are not allocated yet.
 pub(crate) fn place(span: MappedSpan<'_>, placement: NumaPlacement) -> io::Result<()> {
     let (mode, nodes) = match placement {
         NumaPlacement::Anywhere => return Ok(()),
@@ -54,11 +54,11 @@ pub(crate) fn place(span: MappedSpan<'_>, placement: NumaPlacement) -> io::Resul
         let word = mask.get_mut(node / WORD).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         *word |= 1 << (node % WORD);
     }
-    // SAFETY: the range is mapped, the mask is as long as said (the kernel reads one bit less), and a policy changes no bytes.
-    let answer = unsafe {
+    // SAFETY: the range is mapped, the mask has the given length (the kernel reads one bit less), and a policy changes no bytes.
+    let result = unsafe {
         libc::syscall(libc::SYS_mbind, span.start(), span.len(), mode, mask.as_ptr(), MAX_NODES + 1, 0usize)
     };
-    if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_of_nodes_are_read() {
+    fn node_lists_are_parsed() {
         assert_eq!(parse_list("0"), [0]);
         assert_eq!(parse_list("0-2,5,7-8"), [0, 1, 2, 5, 7, 8]);
         assert_eq!(parse_list(""), [0; 0]);
@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn this_machine_has_a_node() {
+    fn this_machine_has_at_least_one_node() {
         assert!(!nodes().is_empty());
     }
 }

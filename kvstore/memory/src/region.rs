@@ -1,4 +1,4 @@
-//! A piece of mapped memory: reading, writing, checking.
+//! A region of mapped memory, with bounds-checked access.
 
 use std::fs::File;
 use std::io;
@@ -14,13 +14,13 @@ use crate::mapping::{MappedSpan, MemoryMapping};
 use crate::numa::{self, NumaPlacement};
 use crate::{PageMode, memfd};
 
-/// Bytes copied out at a time to be checked.
+/// Bytes copied at a time for a checksum.
 const SCRATCH_BYTES: usize = 16 << 10;
 
-/// Memory that peers write to and read from. Threads share it behind an `Arc`; who may write where, and when, is for its user to
-/// decide: bytes that two write at the same time are a mixture, and nothing worse.
+/// Memory that peers write to and read from, shared by threads behind an `Arc`. Callers decide who may write where: concurrent writes to
+/// the same bytes mix their data, without other effects.
 ///
-/// The shared kinds keep their bytes when the process ends, however it ends.
+/// Shared regions keep their bytes when the process ends for any reason.
 #[derive(Debug)]
 pub struct MappedRegion {
     mapping: MemoryMapping,
@@ -28,41 +28,33 @@ pub struct MappedRegion {
     pages: PageMode,
 }
 
-/// Why there is no region.
+/// Why a region cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
-    /// No memory, or no file.
+    /// Memory or a file is not available.
     #[error("cannot {what}: {problem}")]
     Io {
-        /// What was tried.
         what: String,
-        /// What the system says.
+        /// Error of the operating system.
         problem: io::Error,
     },
-    /// What is there has another size.
-    #[error("{path} has {found} bytes and {wanted} are asked for; ask for that many, or remove it and what it holds", path = path.display())]
-    Length {
-        /// The file.
-        path: PathBuf,
-        /// Its length.
-        found: u64,
-        /// The length asked for.
-        wanted: u64,
-    },
-    /// Not a length that can be mapped.
+    /// The existing memory has another size.
+    #[error("{path} has {found} bytes, but {required} are configured; change the size, or delete the file with its content", path = path.display())]
+    Length { path: PathBuf, found: u64, required: u64 },
+    /// The length cannot be mapped.
     #[error("{0} bytes cannot be mapped")]
     Unmappable(u64),
 }
 
-/// A part was asked for that does not lie in the region.
+/// A range is not within the region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{len} bytes at {offset} do not lie in a region of {size} bytes")]
+#[error("{len} bytes at {offset} are not within a region of {size} bytes")]
 pub struct OutOfRangeError {
-    /// Where the part begins.
+    /// Offset of the range in bytes.
     pub offset: u64,
-    /// Its length.
+    /// Length of the range in bytes.
     pub len: u64,
-    /// The region's length.
+    /// Length of the region in bytes.
     pub size: u64,
 }
 
@@ -73,92 +65,92 @@ impl From<OutOfRangeError> for io::Error {
 }
 
 impl MappedRegion {
-    /// Memory of this process: gone when it ends.
+    /// Private memory, freed when the process ends.
     ///
     /// # Errors
-    /// When the system has not as much. Too few huge pages are no error, see [`PageMode::Huge`].
+    /// When not enough memory is available. Too few huge pages are not an error, see [`PageMode::Huge`].
     pub fn anonymous(len: u64, pages: PageMode) -> Result<Self, RegionError> {
         let size = mappable(len)?;
         if pages == PageMode::Huge {
             match MemoryMapping::anonymous(size, PageMode::Huge) {
                 Ok(mapping) => return Ok(Self::new(mapping, len, PageMode::Huge)),
                 Err(problem) => tracing::warn!(
-                    "no huge pages for {len} bytes ({problem}); set vm.nr_hugepages. Taking transparent ones"
+                    "no huge pages for {len} bytes ({problem}); set vm.nr_hugepages. Using transparent huge pages"
                 ),
             }
         }
-        let got = if pages == PageMode::Huge { PageMode::Transparent } else { pages };
-        let mapping =
-            MemoryMapping::anonymous(size, got).map_err(io_error(|| format!("map {len} bytes of memory")))?;
-        Ok(Self::new(mapping, len, got))
+        let actual = if pages == PageMode::Huge { PageMode::Transparent } else { pages };
+        let mapping = MemoryMapping::anonymous(size, actual)
+            .map_err(io_error(|| format!("map {len} bytes of memory")))?;
+        Ok(Self::new(mapping, len, actual))
     }
 
-    /// A file's bytes, in a memory-backed volume or on a disk. It is made if it is missing; its space is taken at once, because a
-    /// write to mapped memory that finds the disk full ends the process.
+    /// Maps a file in a memory-backed volume or on a disk, created if missing. Its space is reserved at once, because a write to mapped
+    /// memory on a full disk kills the process.
     ///
     /// # Errors
-    /// [`RegionError::Length`] when it is there with another length; else as the file system says.
+    /// [`RegionError::Length`] when it exists with another length; else errors of the file system.
     pub fn file(path: &Path, len: u64) -> Result<Self, RegionError> {
         mappable(len)?;
         let shown = || path.display().to_string();
         let open = File::options().read(true).write(true).create(true).truncate(false).open(path);
         let file = open.map_err(io_error(|| format!("open {}", shown())))?;
-        let found = file.metadata().map_err(io_error(|| format!("look at {}", shown())))?.len();
+        let found = file.metadata().map_err(io_error(|| format!("read the size of {}", shown())))?.len();
         if found != 0 && found != len {
-            return Err(RegionError::Length { path: path.to_owned(), found, wanted: len });
+            return Err(RegionError::Length { path: path.to_owned(), found, required: len });
         }
         reserve(&file, len).map_err(io_error(|| format!("reserve {len} bytes for {}", shown())))?;
         Self::from_fd(file.into(), len, None)
     }
 
-    /// New memory behind a file descriptor of its own, shared with whoever is given the descriptor too.
+    /// Creates shared memory; every process with its descriptor can map it.
     ///
     /// # Errors
-    /// When the system has not as much.
+    /// When not enough memory is available.
     pub fn shared(name: &str, len: u64, pages: PageMode) -> Result<(Self, OwnedFd), RegionError> {
         mappable(len)?;
-        let (fd, got) =
-            memfd(name, len, pages).map_err(io_error(|| format!("make {len} bytes of memory")))?;
+        let (fd, actual) =
+            memfd(name, len, pages).map_err(io_error(|| format!("create {len} bytes of memory")))?;
         let mut region =
-            Self::from_fd(fd.try_clone().map_err(io_error(|| "keep a descriptor".into()))?, len, None)?;
-        region.set_pages(got);
+            Self::from_fd(fd.try_clone().map_err(io_error(|| "duplicate a descriptor".into()))?, len, None)?;
+        region.set_pages(actual);
         Ok((region, fd))
     }
 
-    /// The first `len` bytes behind a file descriptor, mapped at the address `at` if that is free ([`MappedRegion::base`] tells). Without
-    /// `at` an address is chosen that a later process will most likely find free again.
+    /// Maps the first `len` bytes of a file descriptor, at `address` if that is free (check [`MappedRegion::base`]). Without one it
+    /// chooses an address that a later process will likely find free.
     ///
-    /// Nothing is read: the time does not depend on the length.
+    /// No bytes are read: the time does not depend on the length.
     ///
     /// # Errors
-    /// [`RegionError::Length`] when there is less; else as the system says.
-    pub fn from_fd(fd: OwnedFd, len: u64, at: Option<u64>) -> Result<Self, RegionError> {
-        Self::part(fd, 0, len, at)
+    /// [`RegionError::Length`] when the memory is shorter; else errors of the operating system.
+    pub fn from_fd(fd: OwnedFd, len: u64, address: Option<u64>) -> Result<Self, RegionError> {
+        Self::part(fd, 0, len, address)
     }
 
-    /// [`MappedRegion::from_fd`] from the byte `from` on, which is the first of a page.
+    /// [`MappedRegion::from_fd`] from byte `from` on, which must be page-aligned.
     ///
     /// # Errors
-    /// As there.
-    pub fn part(fd: OwnedFd, from: u64, len: u64, at: Option<u64>) -> Result<Self, RegionError> {
+    /// As [`MappedRegion::from_fd`].
+    pub fn part(fd: OwnedFd, from: u64, len: u64, address: Option<u64>) -> Result<Self, RegionError> {
         let size = mappable(len)?;
-        let stat = rustix::fs::fstat(&fd).map_err(io_error(|| "look at shared memory".into()))?;
+        let stat = rustix::fs::fstat(&fd).map_err(io_error(|| "read the size of shared memory".into()))?;
         let found = u64::try_from(stat.st_size).unwrap_or(0);
-        // Bytes beyond the end of a file cannot be touched, mapped or not.
-        let wanted = from.saturating_add(len);
-        if found < wanted {
-            return Err(RegionError::Length { path: "shared memory".into(), found, wanted });
+        // Bytes beyond the end of a file cannot be accessed, even if mapped.
+        let required = from.saturating_add(len);
+        if found < required {
+            return Err(RegionError::Length { path: "shared memory".into(), found, required });
         }
-        // Huge pages are mapped whole. They tell themselves by the size of a block.
+        // Huge pages are mapped whole; the block size identifies them.
         let page = usize::try_from(stat.st_blksize).unwrap_or(0);
         let huge = page > (1 << 20) && found.is_multiple_of(page as u64);
-        let whole = if huge { crate::mapping::round_up_to_page(size, page) } else { Ok(size) };
-        let mapping = whole.and_then(|size| MemoryMapping::shared(fd.as_fd(), from, size, at));
+        let mapped_size = if huge { crate::mapping::round_up_to_page(size, page) } else { Ok(size) };
+        let mapping = mapped_size.and_then(|size| MemoryMapping::shared(fd.as_fd(), from, size, address));
         let mapping = mapping.map_err(io_error(|| format!("map {len} bytes of shared memory")))?;
-        if at.is_some_and(|at| at != mapping.base()) {
+        if address.is_some_and(|address| address != mapping.base()) {
             tracing::info!(
-                "shared memory that was at {:#x} is at {:#x} now",
-                at.unwrap_or(0),
+                "the address of shared memory changed from {:#x} to {:#x}",
+                address.unwrap_or(0),
                 mapping.base()
             );
         }
@@ -166,14 +158,14 @@ impl MappedRegion {
     }
 
     fn new(mapping: MemoryMapping, len: u64, pages: PageMode) -> Self {
-        // Caches are of no use in a core file, and would make it the size of the machine.
+        // Exclude caches from core dumps, which would otherwise be as large as the machine's memory.
         mapping.advise(Advice::LinuxDontDump);
         let mut region = Self { mapping, len, pages };
         region.set_pages(pages);
         region
     }
 
-    /// Asks for larger pages from now on, where the kind of memory allows it.
+    /// Requests larger pages where this type of memory supports them.
     pub fn set_pages(&mut self, pages: PageMode) {
         if pages == PageMode::Transparent {
             self.mapping.advise(Advice::LinuxHugepage);
@@ -181,50 +173,52 @@ impl MappedRegion {
         self.pages = pages;
     }
 
-    /// Chooses the memory node for pages that have not been written yet, and tells in the log what came of it.
+    /// Sets the NUMA placement of pages that are not written yet, and logs the result.
     pub fn set_placement(&self, placement: NumaPlacement) {
         let nodes = numa::nodes();
         if placement == NumaPlacement::Anywhere {
             return;
         }
         if let [only] = nodes[..] {
-            tracing::info!("the machine has one memory node ({only}): nothing to place");
+            tracing::info!("the machine has one NUMA node ({only}): no placement needed");
             return;
         }
         let span = usize::try_from(self.len).ok().and_then(|len| self.mapping.span(0, len));
         match span.map_or(Ok(()), |span| numa::place(span, placement)) {
             Ok(()) => {
-                tracing::info!("{} bytes of memory are placed: {placement:?} of nodes {nodes:?}", self.len);
+                tracing::info!("placed {} bytes of memory: {placement:?} of nodes {nodes:?}", self.len);
             }
             Err(problem) => {
-                tracing::warn!("memory cannot be placed ({placement:?} of nodes {nodes:?}): {problem}");
+                tracing::warn!(
+                    "cannot set the memory placement ({placement:?} of nodes {nodes:?}): {problem}"
+                );
             }
         }
     }
 
-    /// Address of its first byte in this process.
+    /// Address of the first byte in this process.
     #[must_use]
     pub fn base(&self) -> u64 {
         self.mapping.base()
     }
 
-    /// Its length in bytes.
+    /// Length of the region in bytes.
     #[must_use]
     #[expect(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// The pages that it got.
+    /// Page mode that the region actually has.
     #[must_use]
     pub fn pages(&self) -> PageMode {
         self.pages
     }
 
-    /// Whether a part lies in it.
+    /// Checks that a range lies within the region.
     ///
     /// # Errors
-    /// When it does not.
+    /// When the range exceeds the region.
     pub fn check(&self, offset: u64, len: u64) -> Result<(), OutOfRangeError> {
         self.span(offset, len).map(drop)
     }
@@ -238,65 +232,65 @@ impl MappedRegion {
         self.mapping.span(offset, len).ok_or(problem)
     }
 
-    /// A word that is changed at once; at a multiple of 8.
+    /// An atomic word at an offset that is a multiple of 8.
     pub(crate) fn word(&self, offset: u64) -> Result<&AtomicU64, OutOfRangeError> {
         self.span(offset, 8)?;
         self.mapping.word(offset).ok_or(OutOfRangeError { offset, len: 8, size: self.len })
     }
 
-    /// Copies bytes out.
+    /// Copies bytes out of the region.
     ///
     /// # Errors
-    /// When they do not lie in it.
+    /// When the range exceeds the region.
     pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRangeError> {
         self.span(offset, into.len() as u64)?.copy_to(into);
         Ok(())
     }
 
-    /// Copies bytes in.
+    /// Copies bytes into the region.
     ///
     /// # Errors
-    /// When there is no room; then nothing was written.
+    /// When the range exceeds the region; then no byte is written.
     pub fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), OutOfRangeError> {
         self.span(offset, from.len() as u64)?.copy_from(from);
         Ok(())
     }
 
-    /// CRC-32C of a part.
+    /// Computes the CRC-32C of a range.
     ///
     /// # Errors
-    /// When it does not lie in the region.
+    /// When the range exceeds the region.
     pub fn crc32c(&self, offset: u64, len: u64) -> Result<u32, OutOfRangeError> {
         let mut crc = Crc32c::new();
         self.update(&mut crc, offset, len)?;
         Ok(crc.value())
     }
 
-    /// Takes a part into a checksum.
+    /// Adds a range to a checksum.
     pub(crate) fn update(&self, crc: &mut Crc32c, offset: u64, len: u64) -> Result<(), OutOfRangeError> {
         self.check(offset, len)?;
-        // Copied first: a checksum reads a slice, and these bytes may change under it.
+        // Copied first, because a checksum reads a slice, and these bytes may change concurrently.
         let mut copy = [0; SCRATCH_BYTES];
-        for piece in pieces(offset, len, SCRATCH_BYTES) {
-            let copy = copy.get_mut(..piece.len).unwrap_or_default();
-            self.read_at(piece.offset, copy)?;
+        for chunk in chunks(offset, len, SCRATCH_BYTES) {
+            let copy = copy.get_mut(..chunk.len).unwrap_or_default();
+            self.read_at(chunk.offset, copy)?;
             crc.update(copy);
         }
         Ok(())
     }
 }
 
-/// A part that is handled at once.
+/// A range that is processed at once.
 pub(crate) struct RegionChunk {
     pub(crate) offset: u64,
     pub(crate) len: usize,
 }
 
-/// `len` bytes at `offset`, in pieces of at most `most` bytes.
-pub(crate) fn pieces(offset: u64, len: u64, most: usize) -> impl Iterator<Item = RegionChunk> {
-    (0..len.div_ceil(most as u64)).map(move |number| {
-        let before = number * most as u64;
-        let len = usize::try_from(len - before).map_or(most, |left| left.min(most));
+/// Splits `len` bytes at `offset` into chunks of at most `max` bytes.
+pub(crate) fn chunks(offset: u64, len: u64, max: usize) -> impl Iterator<Item = RegionChunk> {
+    (0..len.div_ceil(max as u64)).map(move |number| {
+        let before = number * max as u64;
+        let len = usize::try_from(len - before).map_or(max, |remaining| remaining.min(max));
         RegionChunk { offset: offset + before, len }
     })
 }
@@ -308,12 +302,12 @@ fn mappable(len: u64) -> Result<usize, RegionError> {
         .ok_or(RegionError::Unmappable(len))
 }
 
-/// Takes a file's space on its disk.
+/// Reserves a file's space on its disk.
 pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
         Ok(()) => Ok(()),
         Err(rustix::io::Errno::OPNOTSUPP) => {
-            tracing::warn!("this file system cannot reserve space: when it is full, writes end the process");
+            tracing::warn!("this file system cannot reserve space: when it is full, writes kill the process");
             file.set_len(len)
         }
         Err(problem) => Err(problem.into()),

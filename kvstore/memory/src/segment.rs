@@ -1,4 +1,4 @@
-//! A region and its ledger, from wherever they are kept.
+//! Opens a segment, a region with its ledger, from its backing.
 
 use std::fs::File;
 use std::io;
@@ -14,66 +14,64 @@ use crate::region::{self, MappedRegion};
 use crate::scrub::Scrubber;
 use crate::{PageMode, memfd};
 
-/// Where a segment's memory is kept.
+/// Backing of a segment's memory.
 #[derive(Debug, Clone)]
 pub enum SegmentBacking {
-    /// In this process: gone when it ends.
+    /// Private memory, freed when the process ends.
     Process,
-    /// By a holder, as long as that runs.
+    /// A holder process, as long as it runs.
     Holder(HolderClient),
-    /// In files of a folder: a memory-backed volume, or a disk.
+    /// Files in a folder: a memory-backed volume, or a disk.
     Folder(PathBuf),
 }
 
-/// A segment to be opened.
+/// Options of a segment to open.
 #[derive(Debug, Clone)]
 pub struct SegmentOptions {
-    /// Where it is kept.
+    /// Backing of the segment's memory.
     pub backing: SegmentBacking,
-    /// Its name there; not the one that the master knows.
+    /// Name at the backing, not the master's name.
     pub label: String,
-    /// Its length in bytes.
+    /// Length of the segment in bytes.
     pub size: u64,
-    /// Pages of new memory. Files have those of their file system.
+    /// Page mode of new memory. Files use the pages of their file system.
     pub pages: PageMode,
-    /// Memory nodes of new pages.
+    /// NUMA placement of new pages.
     pub placement: NumaPlacement,
 }
 
-/// Memory that peers write to, and what is known about it.
+/// An open segment: memory that peers write to, and its ledger.
 #[derive(Debug)]
 pub struct SegmentMemory {
-    /// The memory.
     pub region: Arc<MappedRegion>,
-    /// Which parts are whole, and what the segment is.
+    /// Ledger of complete ranges, with the segment's identity.
     pub ledger: Arc<Ledger>,
-    /// Whether it was there before, with what it holds.
+    /// Whether it was restored with existing content.
     pub is_restored: bool,
 }
 
 /// Why a segment cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum SegmentError {
-    /// Its memory.
+    /// The memory cannot be mapped.
     #[error(transparent)]
     Region(#[from] region::RegionError),
-    /// Its ledger.
+    /// The ledger cannot be opened.
     #[error(transparent)]
     Ledger(#[from] ledger::LedgerError),
-    /// The holder.
+    /// The holder returned an error.
     #[error(transparent)]
     Holder(#[from] holder::HolderError),
-    /// Files.
+    /// A file cannot be used.
     #[error("cannot use {path}: {problem}", path = path.display())]
     File {
-        /// Which.
         path: PathBuf,
-        /// What the system says.
+        /// Error of the operating system.
         problem: io::Error,
     },
 }
 
-/// The two descriptors, and whether either is new.
+/// Descriptors of memory and ledger, and whether either is new.
 struct SegmentFds {
     memory: OwnedFd,
     ledger: OwnedFd,
@@ -81,43 +79,42 @@ struct SegmentFds {
 }
 
 impl SegmentMemory {
-    /// Opens it with what it holds, or begins a new one. `identity` is asked for a new one's, and given its address. A segment that
-    /// is kept with another size is dropped, and begun anew.
+    /// Opens a segment with its content, or creates a new one. `identity` is called with the base address for a new segment. A segment of
+    /// another size is dropped and recreated.
     ///
     /// # Errors
-    /// When it is in use by another process, or there is not as much memory.
+    /// When it is in use by another process, or not enough memory is available.
     pub fn open(
-        wanted: &SegmentOptions,
+        options: &SegmentOptions,
         identity: impl FnOnce(u64) -> SegmentIdentity,
     ) -> Result<Self, SegmentError> {
-        let kept = match &wanted.backing {
+        let fds = match &options.backing {
             SegmentBacking::Process => SegmentFds {
-                memory: new_memfd(&wanted.label, wanted.size, wanted.pages)?,
-                ledger: new_memfd(&wanted.label, bytes_for(wanted.size), PageMode::Normal)?,
+                memory: new_memfd(&options.label, options.size, options.pages)?,
+                ledger: new_memfd(&options.label, bytes_for(options.size), PageMode::Normal)?,
                 is_new: true,
             },
-            SegmentBacking::Holder(holder) => from_holder(holder, wanted)?,
-            SegmentBacking::Folder(folder) => from_folder(folder, wanted)?,
+            SegmentBacking::Holder(holder) => from_holder(holder, options)?,
+            SegmentBacking::Folder(folder) => from_folder(folder, options)?,
         };
-        let opened = match Ledger::open(&kept.ledger, wanted.size)? {
-            OpenedLedger::Existing(ledger) if !kept.is_new => Self::restore(wanted, kept.memory, ledger),
-            // Entries without their memory, or memory without its entries, are worth nothing.
-            OpenedLedger::Existing(ledger) => Self::create(wanted, kept.memory, ledger.wipe(), identity),
-            OpenedLedger::Empty(blank) => Self::create(wanted, kept.memory, blank, identity),
+        let opened = match Ledger::open(&fds.ledger, options.size)? {
+            OpenedLedger::Existing(ledger) if !fds.is_new => Self::restore(options, fds.memory, ledger),
+            // Entries without their memory, or memory without its entries, are useless.
+            OpenedLedger::Existing(ledger) => Self::create(options, fds.memory, ledger.wipe(), identity),
+            OpenedLedger::Empty(empty) => Self::create(options, fds.memory, empty, identity),
         }?;
-        opened.open_catalog(wanted);
+        opened.open_catalog(options);
         Ok(opened)
     }
 
-    /// Opens the catalog of objects beside the ledger. A segment without one serves as well; only a master that has lost its log
-    /// cannot be offered what it holds.
-    fn open_catalog(&self, wanted: &SegmentOptions) {
-        let opened = match &wanted.backing {
+    /// Opens the object catalog. A segment works without one, but its objects cannot be restored to a master that has lost its log.
+    fn open_catalog(&self, options: &SegmentOptions) {
+        let opened = match &options.backing {
             SegmentBacking::Process => return,
-            SegmentBacking::Holder(holder) => catalog_of_holder(holder, wanted),
+            SegmentBacking::Holder(holder) => catalog_of_holder(holder, options),
             SegmentBacking::Folder(folder) => {
-                let path = folder.join(format!("{}.objects", wanted.label));
-                open_sized(path, catalog::bytes_for(wanted.size)).map(|(memory, _)| memory)
+                let path = folder.join(format!("{}.objects", options.label));
+                open_sized(path, catalog::bytes_for(options.size)).map(|(memory, _)| memory)
             }
         };
         match opened.and_then(|memory| Ok(self.ledger.open_catalog(memory)?)) {
@@ -126,20 +123,20 @@ impl SegmentMemory {
                 objects = counts.objects,
                 stale = counts.stale,
                 damaged = counts.damaged,
-                "the segment's catalog of objects"
+                "opened the segment's object catalog"
             ),
             Err(error) => tracing::warn!(
                 %error,
-                "no catalog of objects: a master that loses its log cannot restore this segment's objects"
+                "cannot open the object catalog: a master that loses its log cannot restore this segment's objects"
             ),
         }
     }
 
-    /// Memory of another process: `size` bytes of a file from the byte `from` on, which is the first of a page. What is known of it ends
-    /// with this process.
+    /// Maps memory of another process: `size` bytes of a file from byte `from` on, which must be page-aligned. The ledger ends with this
+    /// process.
     ///
     /// # Errors
-    /// When there is not as much, or it cannot be mapped.
+    /// When the file is too short, or cannot be mapped.
     pub fn from_file(
         file: File,
         from: u64,
@@ -149,113 +146,118 @@ impl SegmentMemory {
         let region = MappedRegion::part(file.into(), from, size, None)?;
         let ledger = match Ledger::open(new_memfd("shared.ledger", bytes_for(size), PageMode::Normal)?, size)?
         {
-            OpenedLedger::Empty(blank) => blank,
+            OpenedLedger::Empty(empty) => empty,
             OpenedLedger::Existing(ledger) => ledger.wipe(),
         };
         let ledger = ledger.start(identity(region.base()))?;
         Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), is_restored: false })
     }
 
-    fn restore(wanted: &SegmentOptions, memory: OwnedFd, ledger: Ledger) -> Result<Self, SegmentError> {
+    fn restore(options: &SegmentOptions, memory: OwnedFd, ledger: Ledger) -> Result<Self, SegmentError> {
         let SegmentIdentity { name, base, .. } = ledger.identity();
-        let region = map(wanted, memory, Some(base))?;
+        let region = map(options, memory, Some(base))?;
         if !ledger.same_boot() {
-            tracing::info!(
-                "{name}: the machine was started anew, so {} bytes are checked",
-                ledger.counts().bytes
-            );
+            tracing::info!("{name}: the machine was rebooted, verifying {} bytes", ledger.counts().bytes);
             let damaged = Scrubber::run_full(&ledger, &region).damaged;
             if !damaged.is_empty() {
-                tracing::warn!("{name}: {} parts had not reached the disk, and are dropped", damaged.len());
+                tracing::warn!("{name}: dropped {} ranges that had not reached the disk", damaged.len());
             }
             ledger.mark_verified()?;
         }
         let counts = ledger.counts();
         tracing::info!(
-            "{name}: going on with {} parts, {} of {} bytes",
+            "{name}: restored {} ranges, {} of {} bytes",
             counts.entries,
             counts.bytes,
-            wanted.size
+            options.size
         );
         Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), is_restored: true })
     }
 
     fn create(
-        wanted: &SegmentOptions,
+        options: &SegmentOptions,
         memory: OwnedFd,
-        blank: ledger::EmptyLedger,
+        empty: ledger::EmptyLedger,
         identity: impl FnOnce(u64) -> SegmentIdentity,
     ) -> Result<Self, SegmentError> {
-        let region = map(wanted, memory, None)?;
-        region.set_placement(wanted.placement);
-        let ledger = blank.start(identity(region.base()))?;
+        let region = map(options, memory, None)?;
+        region.set_placement(options.placement);
+        let ledger = empty.start(identity(region.base()))?;
         Ok(Self { region: Arc::new(region), ledger: Arc::new(ledger), is_restored: false })
     }
 }
 
-fn map(wanted: &SegmentOptions, memory: OwnedFd, at: Option<u64>) -> Result<MappedRegion, SegmentError> {
-    let mut region = MappedRegion::from_fd(memory, wanted.size, at)?;
-    if region.pages() != PageMode::Huge && wanted.pages != PageMode::Normal {
+fn map(
+    options: &SegmentOptions,
+    memory: OwnedFd,
+    address: Option<u64>,
+) -> Result<MappedRegion, SegmentError> {
+    let mut region = MappedRegion::from_fd(memory, options.size, address)?;
+    if region.pages() != PageMode::Huge && options.pages != PageMode::Normal {
         region.set_pages(PageMode::Transparent);
     }
     Ok(region)
 }
 
 fn new_memfd(label: &str, len: u64, pages: PageMode) -> Result<OwnedFd, SegmentError> {
-    let made = memfd(label, len, pages);
-    let (fd, _) = made.map_err(|problem| region::RegionError::Io {
-        what: format!("make {len} bytes of memory"),
+    let created = memfd(label, len, pages);
+    let (fd, _) = created.map_err(|problem| region::RegionError::Io {
+        what: format!("create {len} bytes of memory"),
         problem,
     })?;
     Ok(fd)
 }
 
-fn from_holder(holder: &HolderClient, wanted: &SegmentOptions) -> Result<SegmentFds, SegmentError> {
-    let names = [wanted.label.clone(), format!("{}.ledger", wanted.label)];
+fn from_holder(holder: &HolderClient, options: &SegmentOptions) -> Result<SegmentFds, SegmentError> {
+    let names = [options.label.clone(), format!("{}.ledger", options.label)];
     let take = || -> Result<SegmentFds, holder::HolderError> {
         let [memory, ledger] = &names;
-        let memory = holder.memory(memory, wanted.size, wanted.pages)?;
-        let ledger = holder.memory(ledger, bytes_for(wanted.size), PageMode::Normal)?;
+        let memory = holder.memory(memory, options.size, options.pages)?;
+        let ledger = holder.memory(ledger, bytes_for(options.size), PageMode::Normal)?;
         Ok(SegmentFds { is_new: memory.is_new || ledger.is_new, memory: memory.fd, ledger: ledger.fd })
     };
     match take() {
-        Err(holder::HolderError::Length { held: kept, requested: asked }) => {
-            tracing::warn!("{}: {kept} bytes were kept and {asked} are wanted: beginning anew", wanted.label);
+        Err(holder::HolderError::Length { held, requested }) => {
+            tracing::warn!(
+                "{}: size changed from {held} to {requested} bytes; recreating the segment",
+                options.label
+            );
             names.iter().try_for_each(|name| holder.release(name))?;
             Ok(take()?)
         }
-        taken => Ok(taken?),
+        result => Ok(result?),
     }
 }
 
-fn catalog_of_holder(holder: &HolderClient, wanted: &SegmentOptions) -> Result<OwnedFd, SegmentError> {
-    let (name, len) = (format!("{}.objects", wanted.label), catalog::bytes_for(wanted.size));
+fn catalog_of_holder(holder: &HolderClient, options: &SegmentOptions) -> Result<OwnedFd, SegmentError> {
+    let (name, len) = (format!("{}.objects", options.label), catalog::bytes_for(options.size));
     match holder.memory(&name, len, PageMode::Normal) {
         Err(holder::HolderError::Length { .. }) => {
             holder.release(&name)?;
             Ok(holder.memory(&name, len, PageMode::Normal)?.fd)
         }
-        taken => Ok(taken?.fd),
+        result => Ok(result?.fd),
     }
 }
 
-fn from_folder(folder: &Path, wanted: &SegmentOptions) -> Result<SegmentFds, SegmentError> {
-    let (memory, old) = open_sized(folder.join(format!("{}.segment", wanted.label)), wanted.size)?;
-    let (ledger, known) =
-        open_sized(folder.join(format!("{}.ledger", wanted.label)), bytes_for(wanted.size))?;
-    Ok(SegmentFds { memory, ledger, is_new: !old || !known })
+fn from_folder(folder: &Path, options: &SegmentOptions) -> Result<SegmentFds, SegmentError> {
+    let (memory, memory_exists) =
+        open_sized(folder.join(format!("{}.segment", options.label)), options.size)?;
+    let (ledger, ledger_exists) =
+        open_sized(folder.join(format!("{}.ledger", options.label)), bytes_for(options.size))?;
+    Ok(SegmentFds { memory, ledger, is_new: !memory_exists || !ledger_exists })
 }
 
-/// A file of this length, and whether it was there with it.
+/// Opens a file of this length; returns whether it existed with it.
 fn open_sized(path: PathBuf, len: u64) -> Result<(OwnedFd, bool), SegmentError> {
     let open = || -> io::Result<(OwnedFd, bool)> {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(&path)?;
         let found = file.metadata()?.len();
         if found != len {
-            // Never cut short: a process that still has it mapped would die of it. It is let go instead.
+            // Never truncate the file: a process that still has it mapped would be killed. Replace it instead.
             if found != 0 {
                 tracing::warn!(
-                    "{}: {found} bytes were kept and {len} are wanted: beginning anew",
+                    "{}: size changed from {found} to {len} bytes; recreating the file",
                     path.display()
                 );
                 std::fs::remove_file(&path)?;

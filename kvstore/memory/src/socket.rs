@@ -1,43 +1,43 @@
-//! Bytes between a socket and mapped memory, without a copy in this process.
-#![expect(unsafe_code, reason = "the kernel is given addresses of memory that is never lent as a slice")]
+//! Moves bytes between a socket and mapped memory without a copy in this process.
+#![expect(unsafe_code, reason = "passes addresses of memory that is never exposed as a slice to the kernel")]
 
 use std::io;
 use std::os::fd::{AsRawFd as _, BorrowedFd};
 
 use crate::mapping::MappedSpan;
 
-/// Whether a call may return before all bytes have come.
+/// When a receive call returns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ReceiveMode {
-    /// With what is there.
+    /// As soon as some bytes are available.
     Some,
-    /// Once all has come, or no more will.
+    /// When all bytes have arrived, or no more will.
     All,
 }
 
-/// Whether more is sent after this.
+/// Whether more bytes follow a send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SendMode {
-    /// Yes: a packet that is not full may wait for it.
+    /// More follows: a partial packet may wait for it.
     Follows,
-    /// No.
+    /// Nothing follows: send at once.
     Last,
 }
 
-/// Receives into `span`. 0 when the peer has ended its side.
+/// Receives into `span`. Returns 0 when the peer has closed its side.
 pub(crate) fn receive(socket: BorrowedFd<'_>, span: MappedSpan<'_>, wait: ReceiveMode) -> io::Result<usize> {
     let flags = if wait == ReceiveMode::All { libc::MSG_WAITALL } else { 0 };
     loop {
-        // SAFETY: the span is mapped and writable for its length while it is borrowed, and only the kernel writes here.
-        let got = unsafe { libc::recv(socket.as_raw_fd(), span.start().cast(), span.len(), flags) };
-        match usize::try_from(got) {
-            Ok(got) => return Ok(got),
+        // SAFETY: the span is mapped and writable for its length while it is borrowed; only the kernel writes to it here.
+        let received = unsafe { libc::recv(socket.as_raw_fd(), span.start().cast(), span.len(), flags) };
+        match usize::try_from(received) {
+            Ok(received) => return Ok(received),
             Err(_) => interrupted_or(io::Error::last_os_error())?,
         }
     }
 }
 
-/// Sends from `span`; the peer being gone is an error, not a signal.
+/// Sends from `span`. A closed connection is an error, not a signal.
 pub(crate) fn send(socket: BorrowedFd<'_>, span: MappedSpan<'_>, more: SendMode) -> io::Result<usize> {
     let flags = libc::MSG_NOSIGNAL | if more == SendMode::Follows { libc::MSG_MORE } else { 0 };
     loop {

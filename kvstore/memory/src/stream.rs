@@ -1,85 +1,86 @@
-//! Bytes of a region from a socket and to it, with their checksum if that is wanted.
+//! Transfers between a region and a socket, optionally with a checksum.
 
 use std::io;
 use std::os::fd::AsFd;
 
 use crate::MappedRegion;
 use crate::checksum::Crc32c;
-use crate::region::pieces;
+use crate::region::chunks;
 use crate::socket::{self, ReceiveMode, SendMode};
 
-/// Bytes received or sent at a time when they are checked too: few enough to be in the processor's cache still.
-const PIECE: usize = 256 << 10;
+/// Chunk size of checksummed transfers, small enough to stay in the CPU cache.
+const CHUNK: usize = 256 << 10;
 
 impl MappedRegion {
-    /// Receives what is there, at most `len` bytes. 0 when the peer has ended its side. For callers that keep their own time.
+    /// Receives available bytes, at most `len`. Returns 0 when the peer has closed its side. For callers with their own timeouts.
     ///
     /// # Errors
-    /// As the socket's `recv`, or [`OutOfRangeError`](crate::OutOfRange) inside `InvalidInput`.
+    /// Errors of `recv`, or [`OutOfRangeError`](crate::OutOfRangeError) inside `InvalidInput`.
     pub fn receive(&self, socket: impl AsFd, offset: u64, len: u64) -> io::Result<usize> {
         socket::receive(socket.as_fd(), self.span(offset, len)?, ReceiveMode::Some)
     }
 
-    /// Receives exactly `len` bytes from a blocking socket. What has come before an error has been written.
+    /// Receives exactly `len` bytes from a blocking socket. Bytes that arrive before an error are written.
     ///
     /// # Errors
-    /// `UnexpectedEof` when the peer ends its side before, `WouldBlock` when the socket has a time limit and nothing came within it,
-    /// or as [`MappedRegion::receive`].
+    /// `UnexpectedEof` when the peer closes its side early, `WouldBlock` when the socket's timeout expires, or as
+    /// [`MappedRegion::receive`].
     pub fn receive_exact(&self, socket: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
         self.check(offset, len)?;
         let end = offset + len;
-        let mut at = offset;
-        while at < end {
-            let got = socket::receive(socket.as_fd(), self.span(at, end - at)?, ReceiveMode::All)?;
-            if got == 0 {
+        let mut position = offset;
+        while position < end {
+            let received =
+                socket::receive(socket.as_fd(), self.span(position, end - position)?, ReceiveMode::All)?;
+            if received == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            at += got as u64;
+            position += received as u64;
         }
         Ok(())
     }
 
-    /// As [`MappedRegion::receive_exact`], and gives the CRC-32C of what lies there then, while it is in the processor's cache.
+    /// As [`MappedRegion::receive_exact`], and returns the CRC-32C of the stored bytes, computed while they are in the CPU cache.
     ///
     /// # Errors
     /// As [`MappedRegion::receive_exact`].
     pub fn receive_exact_crc(&self, socket: impl AsFd, offset: u64, len: u64) -> io::Result<u32> {
         self.check(offset, len)?;
         let mut crc = Crc32c::new();
-        for piece in pieces(offset, len, PIECE) {
-            self.receive_exact(&socket, piece.offset, piece.len as u64)?;
-            self.update(&mut crc, piece.offset, piece.len as u64)?;
+        for chunk in chunks(offset, len, CHUNK) {
+            self.receive_exact(&socket, chunk.offset, chunk.len as u64)?;
+            self.update(&mut crc, chunk.offset, chunk.len as u64)?;
         }
         Ok(crc.value())
     }
 
-    /// Sends what the socket takes at once, at most `len` bytes. For callers that keep their own time.
+    /// Sends as much as the socket accepts at once, at most `len` bytes. For callers with their own timeouts.
     ///
     /// # Errors
-    /// As the socket's `send`, or [`OutOfRangeError`](crate::OutOfRange) inside `InvalidInput`.
+    /// Errors of `send`, or [`OutOfRangeError`](crate::OutOfRangeError) inside `InvalidInput`.
     pub fn send(&self, socket: impl AsFd, offset: u64, len: u64) -> io::Result<usize> {
         socket::send(socket.as_fd(), self.span(offset, len)?, SendMode::Last)
     }
 
-    /// Sends `len` bytes over a blocking socket.
+    /// Sends exactly `len` bytes over a blocking socket.
     ///
     /// # Errors
-    /// `WouldBlock` when the socket has a time limit and took nothing within it, or as [`MappedRegion::send`].
+    /// `WouldBlock` when the socket's timeout expires, or as [`MappedRegion::send`].
     pub fn send_all(&self, socket: impl AsFd, offset: u64, len: u64) -> io::Result<()> {
         self.send_part(socket, offset, len, SendMode::Last)
     }
 
-    /// As [`MappedRegion::send_all`], and gives the CRC-32C of the bytes as they were just before they were sent. The last packet may wait
-    /// for what is sent after it: the checksum.
+    /// As [`MappedRegion::send_all`], and returns the CRC-32C of the bytes as read just before sending. The last packet may wait for the
+    /// checksum that is sent next.
     ///
     /// # Errors
     /// As [`MappedRegion::send_all`].
     pub fn send_all_crc(&self, socket: impl AsFd, offset: u64, len: u64) -> io::Result<u32> {
         self.check(offset, len)?;
         let mut crc = Crc32c::new();
-        for piece in pieces(offset, len, PIECE) {
-            self.update(&mut crc, piece.offset, piece.len as u64)?;
-            self.send_part(&socket, piece.offset, piece.len as u64, SendMode::Follows)?;
+        for chunk in chunks(offset, len, CHUNK) {
+            self.update(&mut crc, chunk.offset, chunk.len as u64)?;
+            self.send_part(&socket, chunk.offset, chunk.len as u64, SendMode::Follows)?;
         }
         Ok(crc.value())
     }
@@ -87,13 +88,13 @@ impl MappedRegion {
     fn send_part(&self, socket: impl AsFd, offset: u64, len: u64, more: SendMode) -> io::Result<()> {
         self.check(offset, len)?;
         let end = offset + len;
-        let mut at = offset;
-        while at < end {
-            let sent = socket::send(socket.as_fd(), self.span(at, end - at)?, more)?;
+        let mut position = offset;
+        while position < end {
+            let sent = socket::send(socket.as_fd(), self.span(position, end - position)?, more)?;
             if sent == 0 {
                 return Err(io::ErrorKind::WriteZero.into());
             }
-            at += sent as u64;
+            position += sent as u64;
         }
         Ok(())
     }

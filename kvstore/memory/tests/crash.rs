@@ -1,4 +1,4 @@
-//! Processes that write into a segment are killed at any time, again and again. What the ledger knows afterwards is right, each time.
+//! Kills processes that write to a segment at random times, repeatedly. The ledger must be correct each time.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -13,27 +13,27 @@ use moongate_memory::ledger::{LedgerWriteOutcome, SegmentIdentity};
 use moongate_memory::numa::NumaPlacement;
 use moongate_memory::{Crc32c, PageMode, SegmentBacking, SegmentMemory, SegmentOptions};
 
-/// Set for the process that writes: where its segment is kept.
+/// Environment variables of the writer process: backing of its segment.
 const HOLDER: &str = "MOONGATE_TEST_HOLDER";
 const FOLDER: &str = "MOONGATE_TEST_FOLDER";
 const SEED: &str = "MOONGATE_TEST_SEED";
-const READY: &str = "writing now";
+const READY: &str = "writer is ready";
 
 const SIZE: u64 = 1 << 20;
-/// Above this the writer notes which write it has begun, and which it has ended.
+/// From this offset on, the writer records which write it has started and which it has finished.
 const PROGRESS: u64 = SIZE - 4096;
 const LONGEST: u64 = 16 << 10;
 const THREADS: u64 = 2;
 
-fn open(keep: SegmentBacking) -> SegmentMemory {
-    let wanted = SegmentOptions {
-        backing: keep,
+fn open(backing: SegmentBacking) -> SegmentMemory {
+    let options = SegmentOptions {
+        backing: backing,
         label: "crash".into(),
         size: SIZE,
         pages: PageMode::Normal,
         placement: NumaPlacement::Anywhere,
     };
-    SegmentMemory::open(&wanted, |base| SegmentIdentity {
+    SegmentMemory::open(&options, |base| SegmentIdentity {
         name: "crash".into(),
         base,
         ..SegmentIdentity::default()
@@ -41,7 +41,7 @@ fn open(keep: SegmentBacking) -> SegmentMemory {
     .unwrap()
 }
 
-/// Bytes that tell by themselves whether they are what was written: all follow from the first eight.
+/// Self-verifying bytes: all are derived from the first eight.
 fn bytes(seed: u64, len: u64) -> Vec<u8> {
     let mut bytes = seed.to_le_bytes().to_vec();
     bytes.resize(len as usize, 0);
@@ -49,12 +49,12 @@ fn bytes(seed: u64, len: u64) -> Vec<u8> {
     bytes
 }
 
-/// Writes until it is killed, as a store node does: by copying, and from a socket.
+/// Writes until killed, as a store node does: by copying, and from a socket.
 fn write_forever(segment: &SegmentMemory, thread: u64, seed: u64) {
     let mut random = fastrand::Rng::with_seed(seed ^ thread);
     let (mut near, far) = UnixStream::pair().unwrap();
     for count in 1.. {
-        // Each thread has its half: writes that overlap each other leave no entry, and nothing to check.
+        // Each thread writes to its own half: overlapping writes leave no entry to check.
         let half = PROGRESS / THREADS;
         let len = random.u64(8..LONGEST) & !7;
         let offset = thread * half + (random.u64(..half - len) & !7);
@@ -65,12 +65,12 @@ fn write_forever(segment: &SegmentMemory, thread: u64, seed: u64) {
             near.write_all(&content).unwrap();
             segment.region.receive_exact_crc(&far, offset, len).unwrap()
         } else {
-            for (number, piece) in content.chunks(512).enumerate() {
-                segment.region.write_at(offset + number as u64 * 512, piece).unwrap();
+            for (number, chunk) in content.chunks(512).enumerate() {
+                segment.region.write_at(offset + number as u64 * 512, chunk).unwrap();
             }
             Crc32c::of(&content)
         };
-        // Every tenth write breaks off, as when its connection is lost.
+        // Every tenth write is aborted, as on a lost connection.
         if count % 10 != 0 {
             assert_eq!(writing.finish(crc), LedgerWriteOutcome::Recorded);
         }
@@ -79,13 +79,13 @@ fn write_forever(segment: &SegmentMemory, thread: u64, seed: u64) {
 }
 
 #[test]
-#[ignore = "the process that the other tests kill"]
+#[ignore = "run by the other test as the process to kill"]
 fn writer() {
     let holder = std::env::var(HOLDER).map(|path| SegmentBacking::Holder(HolderClient::new(path)));
-    let keep =
+    let backing =
         holder.or_else(|_| std::env::var(FOLDER).map(|path| SegmentBacking::Folder(path.into()))).unwrap();
     let seed = std::env::var(SEED).unwrap().parse().unwrap();
-    let segment = open(keep);
+    let segment = open(backing);
     println!("{READY}");
     thread::scope(|scope| {
         for thread in 0..THREADS {
@@ -95,11 +95,11 @@ fn writer() {
     });
 }
 
-/// Killed when dropped.
+/// The writer process, killed on drop.
 struct SegmentWriterProcess(Child);
 
 impl SegmentWriterProcess {
-    /// Started, and writing.
+    /// Starts the process and waits until it writes.
     fn start(variable: &str, place: &Path, seed: u64) -> Self {
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "writer", "--ignored", "--nocapture"])
@@ -122,23 +122,22 @@ impl Drop for SegmentWriterProcess {
     }
 }
 
-/// What was seen over all rounds.
 #[derive(Debug, Default)]
 struct CrashStatistics {
-    /// Rounds in which a write was under way when the process was killed.
+    /// Rounds in which a write was in progress when the process was killed.
     torn: u64,
     entries: u64,
 }
 
-/// Kills `rounds` writers, and checks what each leaves.
-fn kill(variable: &str, place: &Path, keep: &SegmentBacking, rounds: u64) -> CrashStatistics {
-    let mut seen = CrashStatistics::default();
+/// Kills `rounds` writers, and checks the segment after each.
+fn kill(variable: &str, place: &Path, backing: &SegmentBacking, rounds: u64) -> CrashStatistics {
+    let mut statistics = CrashStatistics::default();
     for round in 0..rounds {
         let writer = SegmentWriterProcess::start(variable, place, round);
         thread::sleep(Duration::from_micros(fastrand::u64(..5_000)));
         drop(writer);
-        let segment = open(keep.clone());
-        assert!(segment.is_restored, "round {round}: the segment is gone");
+        let segment = open(backing.clone());
+        assert!(segment.is_restored, "round {round}: the segment is lost");
         let counts = segment.ledger.counts();
         assert_eq!(counts.damaged, 0, "round {round}");
         let mut content = vec![0; LONGEST as usize];
@@ -149,30 +148,30 @@ fn kill(variable: &str, place: &Path, keep: &SegmentBacking, rounds: u64) -> Cra
             assert!(content == bytes(seed, entry.len), "round {round}: {entry:?} is not what was written");
             assert_eq!(Crc32c::of(content), entry.crc, "round {round}: {entry:?}");
         }
-        seen.entries += counts.entries;
+        statistics.entries += counts.entries;
         let torn = (0..THREADS).any(|thread| {
             let mut progress = [0; 16];
             segment.region.read_at(PROGRESS + thread * 16, &mut progress).unwrap();
             progress[..8] != progress[8..]
         });
-        seen.torn += u64::from(torn);
+        statistics.torn += u64::from(torn);
     }
-    seen
+    statistics
 }
 
-fn check(seen: &CrashStatistics, rounds: u64) {
-    assert!(seen.torn * 5 > rounds, "too few were killed in the middle of a write: {seen:?} of {rounds}");
-    assert!(seen.entries > rounds * 10, "hardly anything was entered: {seen:?} of {rounds}");
+fn check(statistics: &CrashStatistics, rounds: u64) {
+    assert!(statistics.torn * 5 > rounds, "too few kills during a write: {statistics:?} of {rounds}");
+    assert!(statistics.entries > rounds * 10, "too few entries: {statistics:?} of {rounds}");
 }
 
-/// One test, because a process that is being started has the descriptors of the other's segment for a moment, and so its lock.
+/// A single test, because a process being started briefly holds inherited descriptors of the other segment, and so its lock.
 #[test]
-fn killed_writers_leave_what_is_right_or_nothing() {
+fn killed_writers_leave_only_complete_entries() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("holder");
-    let keeper = HolderServer::bind(&path, 64 << 20).unwrap();
-    let stopper = keeper.stopper();
-    let thread = thread::spawn(|| keeper.run());
+    let server = HolderServer::bind(&path, 64 << 20).unwrap();
+    let stopper = server.stopper();
+    let thread = thread::spawn(|| server.run());
     check(&kill(HOLDER, &path, &SegmentBacking::Holder(HolderClient::new(&path)), 500), 500);
     stopper.stop();
     thread.join().unwrap();

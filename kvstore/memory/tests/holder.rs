@@ -1,4 +1,4 @@
-//! A holder and those who ask it, over its socket.
+//! Holder server and clients over a real socket.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::io::{Read as _, Write as _};
@@ -16,7 +16,7 @@ use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketT
 
 const MIB: u64 = 1 << 20;
 
-/// A holder in a thread, stopped when dropped.
+/// A holder in a thread, stopped on drop.
 struct TestHolder {
     path: PathBuf,
     stopper: HolderStopHandle,
@@ -25,9 +25,9 @@ struct TestHolder {
 
 impl TestHolder {
     fn start(path: &Path) -> Self {
-        let keeper = HolderServer::bind(path, 100 * MIB).unwrap();
-        let stopper = keeper.stopper();
-        Self { path: path.to_owned(), stopper, thread: Some(thread::spawn(|| keeper.run())) }
+        let server = HolderServer::bind(path, 100 * MIB).unwrap();
+        let stopper = server.stopper();
+        Self { path: path.to_owned(), stopper, thread: Some(thread::spawn(|| server.run())) }
     }
 
     fn holder(&self) -> HolderClient {
@@ -42,9 +42,9 @@ impl Drop for TestHolder {
     }
 }
 
-fn wanted(keep: SegmentBacking, size: u64) -> SegmentOptions {
+fn segment_options(backing: SegmentBacking, size: u64) -> SegmentOptions {
     SegmentOptions {
-        backing: keep,
+        backing: backing,
         label: "segment".into(),
         size,
         pages: PageMode::Normal,
@@ -52,7 +52,7 @@ fn wanted(keep: SegmentBacking, size: u64) -> SegmentOptions {
     }
 }
 
-fn named(name: &str) -> impl FnOnce(u64) -> SegmentIdentity {
+fn identity_of(name: &str) -> impl FnOnce(u64) -> SegmentIdentity {
     let name = name.to_owned();
     |base| SegmentIdentity { segment: [1, 2], client: [3, 4], name, base, size: 0 }
 }
@@ -64,7 +64,7 @@ fn write(segment: &SegmentMemory, offset: u64, bytes: &[u8]) {
 }
 
 #[test]
-fn memory_stays_while_its_users_come_and_go() {
+fn memory_outlives_its_clients() {
     let folder = tempfile::tempdir().unwrap();
     let running = TestHolder::start(&folder.path().join("holder"));
     let holder = running.holder();
@@ -72,10 +72,10 @@ fn memory_stays_while_its_users_come_and_go() {
     assert!(first.is_new);
     MappedRegion::from_fd(first.fd, MIB, None).unwrap().write_at(77, b"moon").unwrap();
 
-    let again = holder.memory("a", MIB, PageMode::Huge).unwrap();
-    assert!(!again.is_new);
+    let reopened = holder.memory("a", MIB, PageMode::Huge).unwrap();
+    assert!(!reopened.is_new);
     let mut bytes = [0; 4];
-    MappedRegion::from_fd(again.fd, MIB, None).unwrap().read_at(77, &mut bytes).unwrap();
+    MappedRegion::from_fd(reopened.fd, MIB, None).unwrap().read_at(77, &mut bytes).unwrap();
     assert_eq!(&bytes, b"moon");
 
     let other = holder.memory("a", 2 * MIB, PageMode::Normal).unwrap_err();
@@ -87,7 +87,7 @@ fn memory_stays_while_its_users_come_and_go() {
 }
 
 #[test]
-fn who_connects_while_nobody_accepts_waits() {
+fn connections_wait_while_the_listener_is_not_served() {
     let folder = tempfile::tempdir().unwrap();
     let running = TestHolder::start(&folder.path().join("holder"));
     let holder = running.holder();
@@ -98,27 +98,27 @@ fn who_connects_while_nobody_accepts_waits() {
 
     let mut client = TcpStream::connect(address).unwrap();
     client.write_all(b"hello").unwrap();
-    for asked in [any, address] {
-        assert_eq!(holder.listener("data", asked).unwrap().local_addr().unwrap(), address);
+    for requested in [any, address] {
+        assert_eq!(holder.listener("data", requested).unwrap().local_addr().unwrap(), address);
     }
     let (mut accepted, _) = holder.listener("data", any).unwrap().accept().unwrap();
     let mut bytes = [0; 5];
     accepted.read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes, b"hello");
 
-    // Another address is another socket; memory is not one.
+    // Another address means a new socket; a socket is not memory.
     let moved = holder.listener("data", ([127, 0, 0, 2], 0).into()).unwrap().local_addr().unwrap();
     assert_ne!(moved.ip(), address.ip());
     assert!(holder.memory("data", MIB, PageMode::Normal).is_err());
     holder.memory("a", MIB, PageMode::Normal).unwrap();
     assert!(holder.listener("a", any).is_err());
-    // An address that cannot be listened at is told.
-    let told = holder.listener("x", ([192, 0, 2, 1], 0).into()).unwrap_err().to_string();
-    assert!(told.contains("192.0.2.1"), "{told}");
+    // The error names an address that cannot be bound.
+    let error = holder.listener("x", ([192, 0, 2, 1], 0).into()).unwrap_err().to_string();
+    assert!(error.contains("192.0.2.1"), "{error}");
 }
 
 #[test]
-fn one_holder_at_a_path_and_a_killed_one_is_replaced() {
+fn one_holder_per_path_and_a_killed_one_is_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("holder");
     let running = TestHolder::start(&path);
@@ -126,9 +126,9 @@ fn one_holder_at_a_path_and_a_killed_one_is_replaced() {
     assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o600);
     drop(running);
     assert!(!path.exists());
-    let away = HolderClient::new(&path).names().unwrap_err();
-    assert!(matches!(away, HolderError::Unreachable { .. }), "{away}");
-    // One that was killed leaves its file.
+    let error = HolderClient::new(&path).names().unwrap_err();
+    assert!(matches!(error, HolderError::Unreachable { .. }), "{error}");
+    // A killed holder leaves its socket file.
     let stale = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
     rustix::net::bind(&stale, &SocketAddrUnix::new(&path).unwrap()).unwrap();
     drop(stale);
@@ -137,7 +137,7 @@ fn one_holder_at_a_path_and_a_killed_one_is_replaced() {
 }
 
 #[test]
-fn a_new_holder_is_given_what_its_user_still_has() {
+fn memory_can_be_handed_to_a_restarted_holder() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("holder");
     let running = TestHolder::start(&path);
@@ -145,12 +145,12 @@ fn a_new_holder_is_given_what_its_user_still_has() {
     drop(running);
     let running = TestHolder::start(&path);
     running.holder().hand_over("a", MIB, &memory.fd).unwrap();
-    assert!(running.holder().hand_over("a", MIB, &memory.fd).is_err(), "kept already");
+    assert!(running.holder().hand_over("a", MIB, &memory.fd).is_err(), "already exists");
     assert!(!running.holder().memory("a", MIB, PageMode::Normal).unwrap().is_new);
 }
 
 #[test]
-fn what_is_kept_has_bounds() {
+fn names_sizes_and_counts_are_limited() {
     let folder = tempfile::tempdir().unwrap();
     let running = TestHolder::start(&folder.path().join("holder"));
     let holder = running.holder();
@@ -171,7 +171,7 @@ fn what_is_kept_has_bounds() {
 }
 
 #[test]
-fn nonsense_is_answered_and_does_no_harm() {
+fn invalid_requests_are_rejected_without_effect() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("holder");
     let running = TestHolder::start(&path);
@@ -184,28 +184,29 @@ fn nonsense_is_answered_and_does_no_harm() {
     for packet in [&b"x"[..], b"{\"memory\":{\"name\":5}}", b"\"dance\"", &[b'['; 9000]] {
         let socket = connect();
         rustix::net::send(&socket, packet, SendFlags::empty()).unwrap();
-        let mut answer = [0; 4096];
-        let (got, _) = rustix::net::recv(&socket, &mut answer[..], rustix::net::RecvFlags::empty()).unwrap();
-        let answer = String::from_utf8(answer[..got].to_vec()).unwrap();
-        assert!(answer.contains("refused") || answer.is_empty(), "{answer}");
+        let mut response = [0; 4096];
+        let (received, _) =
+            rustix::net::recv(&socket, &mut response[..], rustix::net::RecvFlags::empty()).unwrap();
+        let response = String::from_utf8(response[..received].to_vec()).unwrap();
+        assert!(response.contains("refused") || response.is_empty(), "{response}");
     }
-    // Too long, and nothing at all.
+    // A packet that is too long, and an empty connection.
     rustix::net::send(connect(), &vec![b' '; 100_000], SendFlags::empty()).unwrap();
     drop(connect());
     assert_eq!(running.holder().names().unwrap(), [""; 0]);
 }
 
-fn check_restored(keep: &SegmentBacking) {
-    let segment = SegmentMemory::open(&wanted(keep.clone(), 4 * MIB), named("a")).unwrap();
+fn check_restored(backing: &SegmentBacking) {
+    let segment = SegmentMemory::open(&segment_options(backing.clone(), 4 * MIB), identity_of("a")).unwrap();
     assert!(!segment.is_restored);
     write(&segment, 100, b"moon");
     let base = segment.region.base();
-    assert_eq!(segment.ledger.identity(), SegmentIdentity { size: 4 * MIB, ..named("a")(base) });
-    let twice = SegmentMemory::open(&wanted(keep.clone(), 4 * MIB), named("b"));
+    assert_eq!(segment.ledger.identity(), SegmentIdentity { size: 4 * MIB, ..identity_of("a")(base) });
+    let twice = SegmentMemory::open(&segment_options(backing.clone(), 4 * MIB), identity_of("b"));
     assert!(matches!(twice, Err(segment::SegmentError::Ledger(ledger::LedgerError::InUse))), "{twice:?}");
     drop(segment);
 
-    let segment = SegmentMemory::open(&wanted(keep.clone(), 4 * MIB), named("b")).unwrap();
+    let segment = SegmentMemory::open(&segment_options(backing.clone(), 4 * MIB), identity_of("b")).unwrap();
     assert!(segment.is_restored);
     assert_eq!(segment.region.base(), base);
     assert_eq!(segment.ledger.identity().name, "a");
@@ -215,14 +216,14 @@ fn check_restored(keep: &SegmentBacking) {
     assert_eq!(segment.ledger.find(100, 4).map(|entry| entry.crc), Some(Crc32c::of(b"moon")));
     drop(segment);
 
-    let segment = SegmentMemory::open(&wanted(keep.clone(), 6 * MIB), named("c")).unwrap();
-    assert!(!segment.is_restored, "of another size");
+    let segment = SegmentMemory::open(&segment_options(backing.clone(), 6 * MIB), identity_of("c")).unwrap();
+    assert!(!segment.is_restored, "another size");
     assert_eq!(segment.ledger.identity().name, "c");
     assert_eq!(segment.ledger.counts().entries, 0);
 }
 
 #[test]
-fn a_segment_goes_on_where_it_was() {
+fn a_segment_is_restored_from_its_backing() {
     let folder = tempfile::tempdir().unwrap();
     let running = TestHolder::start(&folder.path().join("holder"));
     check_restored(&SegmentBacking::Holder(running.holder()));
@@ -230,35 +231,49 @@ fn a_segment_goes_on_where_it_was() {
 }
 
 #[test]
-fn half_a_segment_is_none() {
+fn a_segment_without_memory_or_ledger_is_new() {
     let folder = tempfile::tempdir().unwrap();
     let running = TestHolder::start(&folder.path().join("holder"));
-    let keep = SegmentBacking::Holder(running.holder());
+    let backing = SegmentBacking::Holder(running.holder());
     for lost in ["segment", "segment.ledger"] {
-        write(&SegmentMemory::open(&wanted(keep.clone(), MIB), named("a")).unwrap(), 0, b"moon");
+        write(
+            &SegmentMemory::open(&segment_options(backing.clone(), MIB), identity_of("a")).unwrap(),
+            0,
+            b"moon",
+        );
         running.holder().release(lost).unwrap();
-        let segment = SegmentMemory::open(&wanted(keep.clone(), MIB), named("b")).unwrap();
+        let segment = SegmentMemory::open(&segment_options(backing.clone(), MIB), identity_of("b")).unwrap();
         assert!(!segment.is_restored, "without its {lost}");
         assert_eq!(segment.ledger.counts().entries, 0);
     }
-    let keep = SegmentBacking::Folder(folder.path().to_owned());
+    let backing = SegmentBacking::Folder(folder.path().to_owned());
     for lost in ["segment.segment", "segment.ledger"] {
-        write(&SegmentMemory::open(&wanted(keep.clone(), MIB), named("a")).unwrap(), 0, b"moon");
+        write(
+            &SegmentMemory::open(&segment_options(backing.clone(), MIB), identity_of("a")).unwrap(),
+            0,
+            b"moon",
+        );
         std::fs::remove_file(folder.path().join(lost)).unwrap();
         assert!(
-            !SegmentMemory::open(&wanted(keep.clone(), MIB), named("b")).unwrap().is_restored,
+            !SegmentMemory::open(&segment_options(backing.clone(), MIB), identity_of("b"))
+                .unwrap()
+                .is_restored,
             "without {lost}"
         );
     }
 }
 
 #[test]
-fn a_process_of_its_own_keeps_nothing() {
-    let open = || SegmentMemory::open(&wanted(SegmentBacking::Process, MIB), named("a")).unwrap();
-    let (one, two) = (open(), open());
-    write(&one, 0, b"moon");
-    assert!(!two.is_restored);
-    assert_eq!(two.ledger.counts().entries, 0);
+fn private_memory_is_never_restored() {
+    let open =
+        || SegmentMemory::open(&segment_options(SegmentBacking::Process, MIB), identity_of("a")).unwrap();
+    let (first, second) = (open(), open());
+    write(&first, 0, b"moon");
+    assert!(!second.is_restored);
+    assert_eq!(second.ledger.counts().entries, 0);
     let (fd, _) = memfd("unrelated", MIB, PageMode::Normal).unwrap();
-    assert_ne!(MappedRegion::from_fd(fd, MIB, Some(one.region.base())).unwrap().base(), one.region.base());
+    assert_ne!(
+        MappedRegion::from_fd(fd, MIB, Some(first.region.base())).unwrap().base(),
+        first.region.base()
+    );
 }

@@ -1,4 +1,4 @@
-//! The ledger against a model of it, over processes that end at any time, and over memory whose bits change.
+//! The ledger against a model, with processes that end at any time and memory whose bits change.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod objects;
@@ -25,15 +25,15 @@ fn identity(name: &str) -> SegmentIdentity {
 
 fn start(memory: &OwnedFd, size: u64) -> Ledger {
     match Ledger::open(memory, size).unwrap() {
-        OpenedLedger::Empty(blank) => blank.start(SegmentIdentity { size, ..identity("a") }).unwrap(),
-        OpenedLedger::Existing(_) => unreachable!("fresh memory"),
+        OpenedLedger::Empty(empty) => empty.start(SegmentIdentity { size, ..identity("a") }).unwrap(),
+        OpenedLedger::Existing(_) => unreachable!("new memory"),
     }
 }
 
 fn reopen(memory: &OwnedFd, size: u64) -> Ledger {
     match Ledger::open(memory, size).unwrap() {
         OpenedLedger::Existing(ledger) => ledger,
-        OpenedLedger::Empty(_) => unreachable!("a ledger was there"),
+        OpenedLedger::Empty(_) => unreachable!("the ledger exists"),
     }
 }
 
@@ -44,19 +44,19 @@ fn write(ledger: &Ledger, region: &MappedRegion, offset: u64, bytes: &[u8]) -> L
 }
 
 #[test]
-fn only_one_process_has_it_open() {
+fn only_one_process_can_open_a_ledger() {
     let memory = memory(SIZE);
     let ledger = start(&memory, SIZE);
     assert!(matches!(Ledger::open(&memory, SIZE), Err(LedgerError::InUse)));
     drop(ledger);
-    let blank = reopen(&memory, SIZE).wipe();
+    let empty = reopen(&memory, SIZE).wipe();
     assert!(matches!(Ledger::open(&memory, SIZE), Err(LedgerError::InUse)));
-    drop(blank);
+    drop(empty);
     reopen(&memory, SIZE);
 }
 
 #[test]
-fn a_segment_is_what_it_was_last_called() {
+fn the_last_identity_is_restored() {
     let memory = memory(SIZE);
     let ledger = start(&memory, SIZE);
     ledger.set_identity(identity("b")).unwrap();
@@ -67,7 +67,7 @@ fn a_segment_is_what_it_was_last_called() {
 }
 
 #[test]
-fn a_segment_of_another_size_begins_anew() {
+fn a_segment_of_another_size_is_empty() {
     let big = memory(1 << 30);
     start(&big, 1 << 29);
     assert!(matches!(Ledger::open(&big, 1 << 30).unwrap(), OpenedLedger::Empty(_)));
@@ -75,7 +75,7 @@ fn a_segment_of_another_size_begins_anew() {
 }
 
 #[test]
-fn wiped_is_empty_for_whoever_comes_next() {
+fn a_wiped_ledger_is_empty_after_reopening() {
     let memory = memory(SIZE);
     let region = MappedRegion::anonymous(SIZE, PageMode::Normal).unwrap();
     let ledger = start(&memory, SIZE);
@@ -87,7 +87,7 @@ fn wiped_is_empty_for_whoever_comes_next() {
 }
 
 #[test]
-fn parts_side_by_side_cover_a_whole() {
+fn adjacent_entries_cover_a_range_together() {
     let memory = memory(SIZE);
     let region = MappedRegion::anonymous(SIZE, PageMode::Normal).unwrap();
     let ledger = start(&memory, SIZE);
@@ -110,30 +110,30 @@ fn parts_side_by_side_cover_a_whole() {
 fn writes_that_overlap_each_other_leave_no_entry() {
     let memory = memory(SIZE);
     let ledger = start(&memory, SIZE);
-    let one = ledger.begin(0, 100).unwrap();
-    let two = ledger.begin(50, 100).unwrap();
-    let beside = ledger.begin(150, 10).unwrap();
+    let first = ledger.begin(0, 100).unwrap();
+    let second = ledger.begin(50, 100).unwrap();
+    let adjacent = ledger.begin(150, 10).unwrap();
     let nothing = ledger.begin(20, 0).unwrap();
     assert_eq!(nothing.finish(0), LedgerWriteOutcome::Recorded);
-    assert_eq!(one.finish(1), LedgerWriteOutcome::Overlapped);
-    assert_eq!(two.finish(2), LedgerWriteOutcome::Overlapped);
-    assert_eq!(beside.finish(3), LedgerWriteOutcome::Recorded);
+    assert_eq!(first.finish(1), LedgerWriteOutcome::Overlapped);
+    assert_eq!(second.finish(2), LedgerWriteOutcome::Overlapped);
+    assert_eq!(adjacent.finish(3), LedgerWriteOutcome::Recorded);
     assert_eq!(ledger.counts().unrecorded, 2);
     let entries = ledger.entries(0, 9);
     assert_eq!(entries.iter().map(|entry| (entry.offset, entry.crc)).collect::<Vec<_>>(), [(150, 3)]);
-    // One that ended without finishing is in nobody's way.
+    // An unfinished write does not affect later ones.
     drop(ledger.begin(0, 100).unwrap());
     assert_eq!(ledger.begin(0, 100).unwrap().finish(4), LedgerWriteOutcome::Recorded);
 }
 
 #[test]
-fn a_full_ledger_says_so_and_goes_on() {
+fn a_full_ledger_reports_it_and_keeps_working() {
     let memory = memory(SIZE);
     let ledger = start(&memory, SIZE);
     let outcomes: Vec<_> = (0..1030).map(|at| ledger.begin(at * 8, 8).unwrap().finish(0)).collect();
     assert!(outcomes[..1024].iter().all(|&outcome| outcome == LedgerWriteOutcome::Recorded));
     assert!(outcomes[1024..].iter().all(|&outcome| outcome == LedgerWriteOutcome::NoFreeSlot));
-    // What has no slot is known all the same, as long as this process lives.
+    // Entries without a slot are valid as long as this process lives.
     assert!(ledger.covers(8192, 48) && ledger.find(8192, 8).is_some());
     assert_eq!((ledger.counts().entries, ledger.counts().unrecorded), (1030, 6));
     assert_eq!(ledger.remove(8192, 16), 2);
@@ -145,7 +145,7 @@ fn a_full_ledger_says_so_and_goes_on() {
 }
 
 #[test]
-fn entries_without_a_slot_last_as_long_as_the_process() {
+fn entries_without_a_slot_live_in_the_process_only() {
     let memory = memory(SIZE);
     let ledger = start(&memory, SIZE);
     for at in 0..1024 {
@@ -159,35 +159,36 @@ fn entries_without_a_slot_last_as_long_as_the_process() {
 }
 
 #[test]
-fn a_ledger_takes_no_more_memory_than_it_has_entries() {
+fn ledger_memory_grows_with_the_number_of_entries() {
     const LARGE: u64 = 1 << 30;
     let memory = memory(LARGE);
-    let taken = || std::fs::File::from(memory.try_clone().unwrap()).metadata().unwrap().blocks() * 512;
+    let allocated = || std::fs::File::from(memory.try_clone().unwrap()).metadata().unwrap().blocks() * 512;
     let ledger = start(&memory, LARGE);
-    assert!(taken() <= 4096, "{}", taken());
+    assert!(allocated() <= 4096, "{}", allocated());
     for at in 0..1000 {
         assert_eq!(ledger.begin(at * 4096, 4096).unwrap().finish(1), LedgerWriteOutcome::Recorded);
     }
     drop(ledger);
     let ledger = reopen(&memory, LARGE);
     assert_eq!(ledger.counts().entries, 1000);
-    assert!(taken() <= 10 * 4096, "{}", taken());
+    assert!(allocated() <= 10 * 4096, "{}", allocated());
     assert_eq!(bytes_for(LARGE) / 4096, 2049);
-    // What was used before is used again.
+    // Freed slots are reused.
     assert_eq!(ledger.remove(0, 4096 * 1000), 1000);
     for at in 0..1000 {
         assert_eq!(ledger.begin(at * 4096, 4096).unwrap().finish(2), LedgerWriteOutcome::Recorded);
     }
-    assert!(taken() <= 10 * 4096, "{}", taken());
+    assert!(allocated() <= 10 * 4096, "{}", allocated());
     drop(ledger);
-    let anew = reopen(&memory, LARGE).wipe().start(SegmentIdentity { size: LARGE, ..identity("b") }).unwrap();
-    assert_eq!(anew.counts().entries, 0);
-    drop(anew);
+    let restarted =
+        reopen(&memory, LARGE).wipe().start(SegmentIdentity { size: LARGE, ..identity("b") }).unwrap();
+    assert_eq!(restarted.counts().entries, 0);
+    drop(restarted);
     assert_eq!(reopen(&memory, LARGE).counts().entries, 0);
 }
 
 #[test]
-fn nothing_is_entered_outside_the_region() {
+fn ranges_outside_the_region_are_rejected() {
     let memory = memory(SIZE);
     let ledger = start(&memory, SIZE);
     for (offset, len) in [(SIZE, 1), (0, SIZE + 1), (u64::MAX, 1), (1, u64::MAX)] {
@@ -198,11 +199,11 @@ fn nothing_is_entered_outside_the_region() {
 }
 
 #[test]
-fn the_scrubber_finds_every_changed_bit_and_nothing_else() {
+fn the_scrubber_finds_exactly_the_corrupt_ranges() {
     let memory = memory(64 << 20);
     let region = MappedRegion::anonymous(64 << 20, PageMode::Normal).unwrap();
     let ledger = start(&memory, 64 << 20);
-    // One of several pieces, and small ones.
+    // One entry of several chunks, and small ones.
     write(&ledger, &region, 0, &vec![3; 5 << 20]);
     for at in 0..100 {
         write(&ledger, &region, (8 << 20) + at * 1000, &[at as u8; 1000]);
@@ -232,7 +233,7 @@ fn the_scrubber_finds_every_changed_bit_and_nothing_else() {
 }
 
 #[test]
-fn a_part_written_anew_during_its_check_is_no_damage() {
+fn a_range_rewritten_during_its_check_is_not_corrupt() {
     let memory = memory(64 << 20);
     let region = MappedRegion::anonymous(64 << 20, PageMode::Normal).unwrap();
     let ledger = start(&memory, 64 << 20);
@@ -269,21 +270,21 @@ fn steps() -> impl Strategy<Value = Vec<LedgerStep>> {
     prop::collection::vec(step, 1..120)
 }
 
-/// Offset → length and byte.
+/// Offset → length and byte of the expected content.
 type LedgerModel = BTreeMap<u64, (u64, u8)>;
 
 fn drop_overlapping(model: &mut LedgerModel, offset: u64, len: u64) {
-    model.retain(|&at, &mut (of, _)| at + of <= offset || offset + len <= at);
+    model.retain(|&at, &mut (size, _)| at + size <= offset || offset + len <= at);
 }
 
 fn compare(ledger: &Ledger, region: &MappedRegion, model: &LedgerModel) {
     let entries = ledger.entries(0, usize::MAX);
-    let known: Vec<_> = entries.iter().map(|entry| (entry.offset, entry.len, entry.crc)).collect();
+    let actual: Vec<_> = entries.iter().map(|entry| (entry.offset, entry.len, entry.crc)).collect();
     let expected: Vec<_> = model
         .iter()
         .map(|(&offset, &(len, byte))| (offset, len, Crc32c::of(&vec![byte; len as usize])))
         .collect();
-    assert_eq!(known, expected);
+    assert_eq!(actual, expected);
     assert_eq!(ledger.counts().damaged, 0);
     assert!(Scrubber::run_full(ledger, region).damaged.is_empty());
 }
@@ -292,7 +293,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn it_knows_what_a_model_knows(steps in steps()) {
+    fn the_ledger_matches_the_model(steps in steps()) {
         let memory = memory(SIZE);
         let region = MappedRegion::anonymous(SIZE, PageMode::Normal).unwrap();
         let mut ledger = start(&memory, SIZE);
@@ -329,17 +330,17 @@ proptest! {
     }
 
     #[test]
-    fn changed_bits_lose_entries_and_never_invent_any(
+    fn flipped_bits_lose_entries_but_never_create_any(
         parts in prop::collection::vec(1..200u64, 1..40),
         flips in prop::collection::vec((0..8192u64, 0..8u32), 1..20),
     ) {
         let memory = memory(SIZE);
         let ledger = start(&memory, SIZE);
         let mut offset = 0;
-        let mut known = Vec::new();
+        let mut actual = Vec::new();
         for (crc, len) in parts.into_iter().enumerate() {
             prop_assert_eq!(ledger.begin(offset, len).unwrap().finish(crc as u32), LedgerWriteOutcome::Recorded);
-            known.push((offset, len, crc as u32));
+            actual.push((offset, len, crc as u32));
             offset += len;
         }
         drop(ledger);
@@ -352,7 +353,7 @@ proptest! {
         if let OpenedLedger::Existing(ledger) = Ledger::open(&memory, SIZE).unwrap() {
             prop_assert_eq!(ledger.identity(), identity("a"));
             for entry in ledger.entries(0, usize::MAX) {
-                prop_assert!(known.contains(&(entry.offset, entry.len, entry.crc)), "{:?}", entry);
+                prop_assert!(actual.contains(&(entry.offset, entry.len, entry.crc)), "{:?}", entry);
             }
         }
     }

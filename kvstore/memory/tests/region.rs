@@ -1,4 +1,4 @@
-//! Regions of every kind, over real sockets and files.
+//! All types of regions, with real sockets and files.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::io::{Read as _, Write as _};
@@ -19,7 +19,7 @@ fn pair() -> (TcpStream, TcpStream) {
 }
 
 fn pattern(len: usize) -> Vec<u8> {
-    (0..len).map(|at| (at ^ (at >> 8) ^ (at >> 15)) as u8).collect()
+    (0..len).map(|index| (index ^ (index >> 8) ^ (index >> 15)) as u8).collect()
 }
 
 fn bytes(region: &MappedRegion, offset: u64, len: usize) -> Vec<u8> {
@@ -28,7 +28,7 @@ fn bytes(region: &MappedRegion, offset: u64, len: usize) -> Vec<u8> {
     out
 }
 
-/// One region of each kind.
+/// One region of each type.
 fn kinds(len: u64) -> Vec<MappedRegion> {
     let folder = tempfile::tempdir().unwrap();
     vec![
@@ -41,7 +41,7 @@ fn kinds(len: u64) -> Vec<MappedRegion> {
 }
 
 #[test]
-fn bytes_go_in_and_out_of_every_kind() {
+fn bytes_are_written_and_read_in_every_type() {
     for region in kinds(3 * MIB + 5) {
         let written = pattern(MIB as usize);
         region.write_at(2 * MIB + 5, &written).unwrap();
@@ -55,7 +55,7 @@ fn bytes_go_in_and_out_of_every_kind() {
 }
 
 #[test]
-fn nothing_reaches_beyond_the_end() {
+fn accesses_beyond_the_end_are_rejected() {
     let (mut near, far) = pair();
     near.write_all(&[1; 64]).unwrap();
     for region in kinds(5000) {
@@ -76,14 +76,14 @@ fn nothing_reaches_beyond_the_end() {
         assert_eq!(bytes(&region, 4990, 10), [0; 10], "nothing was written");
         assert!(region.check(5000, 0).is_ok());
     }
-    let mut left = Vec::new();
+    let mut remaining = Vec::new();
     drop(near);
-    (&far).read_to_end(&mut left).unwrap();
-    assert_eq!(left, [1; 64], "nothing was read from the socket");
+    (&far).read_to_end(&mut remaining).unwrap();
+    assert_eq!(remaining, [1; 64], "nothing was read from the socket");
 }
 
 #[test]
-fn no_region_is_empty_or_endless() {
+fn impossible_lengths_are_rejected() {
     for len in [0, u64::MAX, u64::MAX >> 1] {
         assert!(MappedRegion::anonymous(len, PageMode::Normal).is_err());
         assert!(MappedRegion::shared("moongate-test", len, PageMode::Normal).is_err());
@@ -110,33 +110,33 @@ fn sockets_write_to_and_read_from_the_mapping() {
                 }
             });
             near.write_all(&sent).unwrap();
-            let mut back = Vec::new();
-            near.read_to_end(&mut back).unwrap();
+            let mut received = Vec::new();
+            near.read_to_end(&mut received).unwrap();
             node.join().unwrap();
-            assert!(back == sent, "the bytes are not the same, checked: {checked}");
+            assert!(received == sent, "the bytes are not the same, checked: {checked}");
         }
-        // The neighbours are untouched.
+        // Neighbouring bytes are untouched.
         assert_eq!(bytes(&region, 0, 17), [0; 17]);
         assert_eq!(bytes(&region, 17 + sent.len() as u64, 100), [0; 100]);
     }
 }
 
 #[test]
-fn a_peer_that_stops_halfway_is_told_from_one_that_is_slow() {
+fn slow_and_closed_peers_return_different_errors() {
     let region = MappedRegion::anonymous(MIB, PageMode::Normal).unwrap();
     let (mut near, far) = pair();
     near.write_all(&[7; 1000]).unwrap();
     far.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
     let slow = region.receive_exact(&far, 0, 2000).unwrap_err();
     assert_eq!(slow.kind(), std::io::ErrorKind::WouldBlock);
-    assert_eq!(bytes(&region, 0, 1000), [7; 1000], "what came is there");
+    assert_eq!(bytes(&region, 0, 1000), [7; 1000], "received bytes are stored");
     drop(near);
-    let gone = region.receive_exact_crc(&far, 0, 2000).unwrap_err();
-    assert_eq!(gone.kind(), std::io::ErrorKind::UnexpectedEof);
+    let closed = region.receive_exact_crc(&far, 0, 2000).unwrap_err();
+    assert_eq!(closed.kind(), std::io::ErrorKind::UnexpectedEof);
 }
 
 #[test]
-fn sending_to_a_peer_that_is_gone_is_an_error() {
+fn sending_to_a_closed_peer_is_an_error() {
     let region = MappedRegion::anonymous(MIB, PageMode::Normal).unwrap();
     let (near, far) = pair();
     drop(near);
@@ -150,30 +150,30 @@ fn a_file_keeps_its_bytes_and_its_length() {
     let path = folder.path().join("region");
     MappedRegion::file(&path, MIB).unwrap().write_at(MIB - 5, b"moons").unwrap();
     assert_eq!(bytes(&MappedRegion::file(&path, MIB).unwrap(), MIB - 5, 5), b"moons");
-    let Err(RegionError::Length { found, wanted, .. }) = MappedRegion::file(&path, 2 * MIB) else {
+    let Err(RegionError::Length { found, required, .. }) = MappedRegion::file(&path, 2 * MIB) else {
         unreachable!("another length")
     };
-    assert_eq!((found, wanted), (MIB, 2 * MIB));
+    assert_eq!((found, required), (MIB, 2 * MIB));
     assert!(MappedRegion::file(&folder.path().join("no/such/folder"), MIB).is_err());
 }
 
 #[test]
-fn shared_memory_is_there_as_long_as_its_descriptor() {
+fn shared_memory_lives_as_long_as_its_descriptor() {
     let (region, fd) = MappedRegion::shared("moongate-test", MIB, PageMode::Normal).unwrap();
     region.write_at(100, b"moons").unwrap();
     let base = region.base();
     drop(region);
-    let again = MappedRegion::from_fd(fd.try_clone().unwrap(), MIB, Some(base)).unwrap();
-    assert_eq!(again.base(), base);
-    assert_eq!(bytes(&again, 100, 5), b"moons");
-    let beside = MappedRegion::from_fd(fd, MIB, Some(base)).unwrap();
-    assert_ne!(beside.base(), base, "the address is taken");
-    again.write_at(200, b"more").unwrap();
-    assert_eq!(bytes(&beside, 200, 4), b"more");
+    let remapped = MappedRegion::from_fd(fd.try_clone().unwrap(), MIB, Some(base)).unwrap();
+    assert_eq!(remapped.base(), base);
+    assert_eq!(bytes(&remapped, 100, 5), b"moons");
+    let second = MappedRegion::from_fd(fd, MIB, Some(base)).unwrap();
+    assert_ne!(second.base(), base, "the address is taken");
+    remapped.write_at(200, b"more").unwrap();
+    assert_eq!(bytes(&second, 200, 4), b"more");
 }
 
 #[test]
-fn no_more_is_mapped_than_there_is() {
+fn mapping_beyond_the_memory_is_rejected() {
     let (fd, _) = memfd("moongate-test", MIB, PageMode::Normal).unwrap();
     assert!(matches!(MappedRegion::from_fd(fd, MIB + 1, None), Err(RegionError::Length { .. })));
 }

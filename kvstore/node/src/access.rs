@@ -1,4 +1,4 @@
-//! Access to a node's ports, and its HTTP ports.
+//! The node's HTTP servers, and the rules for who may connect.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -56,7 +56,7 @@ impl NodeContext {
     }
 }
 
-/// TLS with the store's other programs, if it is configured.
+/// Loads TLS for connections to the store's other programs. `None` if it is not configured.
 pub(crate) fn open_tls(
     flags: &NodeArgs,
     config: &NodeConfig,
@@ -72,7 +72,7 @@ pub(crate) fn open_tls(
     Ok(tls)
 }
 
-/// Networks of clients. Required beyond loopback: the protocol has no authentication.
+/// Networks that may connect. `--allow-peers` is required beyond loopback, because the protocol has no authentication.
 pub(crate) fn allowed_peers(flags: &NodeArgs, address: IpAddr) -> Result<AllowedPeers, NodeStartError> {
     match &flags.allow_peers {
         Some(peers) => Ok(peers.clone()),

@@ -1,4 +1,4 @@
-//! The command line. Its first flags are those of Mooncake's store service.
+//! Command-line arguments. The first flags are those of Mooncake's store service.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -10,30 +10,30 @@ use moongate_runtime::{PeerTlsArgs, SecretString};
 use moongate_telemetry::LoggingArgs;
 use moongate_transfer::AllowedPeers;
 
-/// Lend memory to a Mooncake store, in the place of Mooncake's own store service.
+/// Run a store node that contributes memory to a Mooncake store; replaces Mooncake's own store service.
 ///
-/// What the node lends, to whom, and where the master is, it reads from a JSON file or from the environment, as
-/// Mooncake's store service does: keys and MOONCAKE_* variables are the same.
+/// The segment size, the protocol and the master's address come from a JSON file or from the environment. Keys and
+/// MOONCAKE_* variables are those of Mooncake's store service.
 #[derive(Clone, Debug, Parser)]
 #[command(name = "moongate store", version)]
 pub struct NodeArgs {
     /// Mooncake's configuration file (JSON); without one, MOONCAKE_* variables are read
     #[arg(long, env = "MOONCAKE_CONFIG_PATH", value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Override a key of the configuration
+    /// Override one key of the configuration
     #[arg(short = 'D', long = "define", value_name = "KEY=VALUE")]
     pub define: Vec<String>,
     /// Port of the REST API, health and metrics
     #[arg(long, env = "MOONGATE_STORE_PORT", default_value_t = 8080)]
     pub port: u16,
-    /// How long to wait for the master and the metadata server at start, in seconds
+    /// Seconds to wait at start for the master and the metadata server
     #[arg(long, env = "MOONGATE_STORE_MAX_WAIT_TIME", value_name = "SECONDS", default_value_t = 60.0)]
     pub max_wait_time: f64,
-    /// Address to listen on, if it is not that of the local hostname
+    /// Address to listen on; by default that of the local hostname
     #[arg(long, env = "MOONGATE_STORE_LISTEN", value_name = "IP")]
     pub listen: Option<IpAddr>,
     /// Networks that may connect, as 10.0.0.0/8,fd00::/8: the protocol has no authentication. Required unless the node listens on
-    /// loopback, where it is loopback
+    /// loopback, where the default is loopback
     #[arg(long, alias = "allow_peers", env = "MOONGATE_STORE_ALLOW_PEERS", value_name = "CIDR,...")]
     pub allow_peers: Option<AllowedPeers>,
     /// Bearer token of the REST API under /api, for callers from --allow-peers; without one, only callers on loopback may use it
@@ -45,7 +45,7 @@ pub struct NodeArgs {
         hide_env_values = true
     )]
     pub api_token: Option<SecretString>,
-    /// Port of transfers; 0 for the one of the last run with the same memory, or else any that is free
+    /// Port for transfers; 0 reuses the port of the previous run with the same memory, or picks a free one
     #[arg(
         long,
         alias = "data_port",
@@ -54,10 +54,10 @@ pub struct NodeArgs {
         default_value_t = 0
     )]
     pub data_port: u16,
-    /// Where the memory is kept: `process`, `holder:SOCKET` (see `moongate store-holder`) or `folder:PATH`
+    /// Where the segment is stored: `process`, `holder:SOCKET` (see `moongate store-holder`) or `folder:PATH`
     #[arg(long, env = "MOONGATE_STORE_MEMORY", value_name = "WHERE", default_value = "process")]
     pub memory: SegmentBackingArg,
-    /// Name of the memory where it is kept
+    /// Name of the segment at the holder or in the folder
     #[arg(
         long,
         alias = "memory_label",
@@ -66,18 +66,18 @@ pub struct NodeArgs {
         default_value = "segment"
     )]
     pub memory_label: String,
-    /// Size of the memory's pages
+    /// Page size of the segment's memory
     #[arg(long, env = "MOONGATE_STORE_PAGES", value_enum, default_value_t = PageModeArg::Normal)]
     pub pages: PageModeArg,
-    /// What becomes of the memory when the node is asked to stop: it is kept for the next run, or leaves the store.
-    /// Memory of the process always leaves
+    /// What a stop signal does with the segment: keep it for the next run, or unmount it from the store. Process memory is
+    /// always unmounted
     #[arg(long, alias = "on_stop", env = "MOONGATE_STORE_ON_STOP", value_enum, default_value_t = OnStopAction::Keep)]
     pub on_stop: OnStopAction,
-    /// How long transfers in progress may take after the node was asked to stop
+    /// How long transfers in progress may take after a stop signal before they are cut
     #[arg(long, alias = "drain_timeout", env = "MOONGATE_STORE_DRAIN_TIMEOUT", value_name = "TIME",
         default_value = "10s", value_parser = humantime::parse_duration)]
     pub drain_timeout: Duration,
-    /// Connections for transfers at most
+    /// Maximum number of connections for transfers
     #[arg(
         long,
         alias = "max_connections",
@@ -86,7 +86,7 @@ pub struct NodeArgs {
         default_value_t = 1024
     )]
     pub max_connections: usize,
-    /// Connections for transfers from one address at most
+    /// Maximum number of connections for transfers from one address
     #[arg(
         long,
         alias = "max_connections_per_peer",
@@ -95,35 +95,35 @@ pub struct NodeArgs {
         default_value_t = 256
     )]
     pub max_connections_per_peer: usize,
-    /// Bytes per second that are read again in the background to find bits that have changed; 0 for none
+    /// Bytes per second of each segment that are re-read in the background to detect corruption; 0 turns this off
     #[arg(long, alias = "scrub_rate", env = "MOONGATE_STORE_SCRUB_RATE", value_name = "SIZE", default_value = "64mb",
         value_parser = crate::size::parse)]
     pub scrub_rate: u64,
-    /// Bytes of the disk that objects go to when memory is full, all of them taken at once. There is such a disk if the
-    /// configuration sets enable_ssd_offload and ssd_offload_path
+    /// Disk space for objects that are offloaded from memory, allocated in full at start. Required if the configuration sets
+    /// enable_ssd_offload and ssd_offload_path
     #[arg(long, alias = "tier_size", env = "MOONCAKE_OFFLOAD_TOTAL_SIZE_LIMIT_BYTES", value_name = "SIZE",
         value_parser = crate::size::parse)]
     pub tier_size: Option<u64>,
-    /// Bytes of memory in which readers find objects that are only on the disk; none is larger than that
+    /// Memory into which objects that are only on disk are loaded for readers; larger objects cannot be read from disk
     #[arg(long, alias = "tier_buffer", env = "MOONGATE_STORE_TIER_BUFFER", value_name = "SIZE", default_value = "256mb",
         value_parser = crate::size::parse)]
     pub tier_buffer: u64,
-    /// TLS
+    /// TLS for the store's ports
     #[command(flatten)]
     pub tls: PeerTlsArgs,
-    /// Logs
+    /// Level and format of log output
     #[command(flatten)]
     pub logs: LoggingArgs,
 }
 
-/// Where the memory is kept.
+/// Value of `--memory`: where the segment is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SegmentBackingArg {
-    /// In the process: it is gone with it.
+    /// In process memory, lost when the process exits.
     Process,
-    /// By a holder that listens there.
+    /// By a memory holder that listens on this socket.
     Holder(PathBuf),
-    /// In files of a folder.
+    /// In files in this folder.
     Folder(PathBuf),
 }
 
@@ -140,23 +140,23 @@ impl FromStr for SegmentBackingArg {
     }
 }
 
-/// Size of the memory's pages.
+/// Value of `--pages`: page size of the segment's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum PageModeArg {
-    /// The system's own.
+    /// The system's default page size.
     Normal,
-    /// Large where the system can.
+    /// Transparent huge pages where the kernel supports them.
     Transparent,
-    /// Huge pages that were set aside.
+    /// Huge pages that the administrator reserved.
     Huge,
 }
 
-/// What becomes of the memory when the node is asked to stop.
+/// Value of `--on-stop`: what a stop signal does with the segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum OnStopAction {
-    /// The next run goes on with it.
+    /// Keep it for the next run.
     Keep,
-    /// It leaves the store.
+    /// Unmount it from the store.
     Unmount,
 }
 
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn flags_of_the_store_service_are_understood() {
+    fn mooncake_store_service_flags_are_parsed() {
         let line = ["moongate store", "--config", "c.json", "-Dlocal_hostname=a", "-D", "protocol=tcp"];
         let flags =
             NodeArgs::try_parse_from(line.into_iter().chain(["--port", "8081", "--max-wait-time", "5"]));
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_kept_where_it_is_said() {
+    fn memory_backing_is_parsed() {
         assert_eq!("holder:/run/h.sock".parse(), Ok(SegmentBackingArg::Holder("/run/h.sock".into())));
         assert_eq!("folder:/dev/shm".parse(), Ok(SegmentBackingArg::Folder("/dev/shm".into())));
         for wrong in ["", "holder", "holder:", "disk:/x", "Process"] {

@@ -1,8 +1,9 @@
-//! Keeps the catalogs of this node's segments: polls the master for which objects lie in them.
+//! Maintains the object catalogs of this node's segments by polling the master for object changes.
 //!
-//! A report counts for bytes that were there when it was requested: what has been written since may be another object's. So an object
-//! is recorded when the master has reported everything up to a moment, and only if the ledger's entries of its range are older than
-//! the request. Clients before 0.3.13 report an object as complete while its last bytes are on their way, so it waits a second first.
+//! A report is valid for the bytes that were present when it was requested: later writes may belong to another object. So an object
+//! is recorded only after the master has reported everything up to the request, and only if the ledger's entries of its range are
+//! older than the request. Clients before 0.3.13 report an object as complete while its last bytes are in flight, so recording is
+//! delayed by one second.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -22,26 +23,26 @@ use crate::segment_pool::MountedSegment;
 
 /// Time between two polls of a segment that has no more changes.
 const PERIOD: Duration = Duration::from_millis(500);
-/// How long a reported object waits until it is recorded.
+/// Delay between the report of an object and its record.
 const RECORD_DELAY: Duration = Duration::from_secs(1);
-/// How long the bytes of a reported object are waited for.
+/// How long to wait for the bytes of a reported object.
 const UNPROVEN_LIMIT: Duration = Duration::from_mins(1);
-/// Pause after a poll that failed.
+/// Pause after a failed poll.
 const FAILURE_PAUSE: Duration = Duration::from_secs(5);
-/// Objects that wait to be recorded. When there are more, the node starts over with what is left.
+/// Maximum number of objects that wait to be recorded. Excess reports are dropped and requested again later.
 const MAX_PENDING: usize = 1 << 18;
 
-/// What has become of the master's reports.
+/// Counters of the master's object reports.
 #[derive(Debug, Default)]
 pub(crate) struct CatalogSyncCounts {
     pub(crate) recorded: AtomicU64,
-    /// Objects whose bytes were never all there.
+    /// Objects whose bytes did not arrive completely within the limit.
     pub(crate) unproven: AtomicU64,
-    /// Records of objects that the master does not have.
+    /// Records that were dropped because the master does not have the object.
     pub(crate) unconfirmed: AtomicU64,
 }
 
-/// Keeps catalogs until the supervisor shuts down.
+/// Maintains the catalogs until the supervisor shuts down.
 pub(crate) fn start(membership: NodeMembership, counts: Arc<CatalogSyncCounts>, supervisor: &Supervisor) {
     let stop = supervisor.token();
     supervisor.spawn("store-catalog", async move {
@@ -50,22 +51,22 @@ pub(crate) fn start(membership: NodeMembership, counts: Arc<CatalogSyncCounts>, 
 }
 
 async fn run(membership: &NodeMembership, counts: &CatalogSyncCounts) {
-    let mut followed: HashMap<Uuid, SegmentSync> = HashMap::new();
+    let mut syncs: HashMap<Uuid, SegmentSync> = HashMap::new();
     loop {
         let registered = membership.pool.segments();
-        followed.retain(|id, _| registered.iter().any(|lent| lent.id == *id));
+        syncs.retain(|id, _| registered.iter().any(|segment| segment.id == *id));
         let mut pause = PERIOD;
-        for lent in registered.iter().filter(|lent| lent.ledger().catalog_counts().is_some()) {
-            let sync = followed.entry(lent.id).or_default();
-            match sync.poll_changes(membership, lent.id, lent.ledger(), counts).await {
+        for segment in registered.iter().filter(|segment| segment.ledger().catalog_counts().is_some()) {
+            let sync = syncs.entry(segment.id).or_default();
+            match sync.poll_changes(membership, segment.id, segment.ledger(), counts).await {
                 Ok(()) => {}
-                // The master lacks a part of its log, and has this segment from the rest.
+                // The master lost the end of its log, and has this segment from the part that is left.
                 Err(RpcError::Refused(ErrorCode::INVALID_PARAMS)) => {
-                    announce_and_offer(membership, lent).await;
+                    announce_and_offer(membership, segment).await;
                 }
-                // Mooncake's masters do not have this, and a master that is restarted may.
+                // Mooncake's masters lack this call; the next master at this address may have it.
                 Err(error) => {
-                    tracing::debug!(%error, "the master does not report what lies in this node's segments");
+                    tracing::debug!(%error, "the master does not report object changes");
                     pause = if matches!(error, RpcError::Fault(_)) { FAILURE_PAUSE } else { PERIOD };
                 }
             }
@@ -74,15 +75,15 @@ async fn run(membership: &NodeMembership, counts: &CatalogSyncCounts) {
     }
 }
 
-async fn announce_and_offer(membership: &NodeMembership, lent: &MountedSegment) {
+async fn announce_and_offer(membership: &NodeMembership, segment: &MountedSegment) {
     let offered = async {
-        match membership.announce_inventory(lent).await? {
-            true => membership.offer_inventory(lent).await,
+        match membership.announce_inventory(segment).await? {
+            true => membership.offer_inventory(segment).await,
             false => Ok(()),
         }
     };
     if let Err(error) = offered.await {
-        tracing::warn!(%error, "this segment's objects cannot be offered to the master; trying again");
+        tracing::warn!(%error, "cannot offer this segment's objects to the master; retrying");
     }
 }
 
@@ -92,19 +93,19 @@ struct PendingObject {
     since: Instant,
 }
 
-/// How far the catalog of one segment is.
+/// Progress of the catalog of one segment.
 #[derive(Debug, Default)]
 struct SegmentSync {
     token: u64,
     pending: BTreeMap<u64, PendingObject>,
-    /// Numbers of all objects that were reported since the master began with all of them, by offset.
+    /// Sequence numbers by offset of all objects reported since the master started a full report.
     confirmed: Option<HashMap<u64, u64>>,
-    /// Reports were dropped, because the queue was full.
+    /// Whether reports were dropped because the queue was full.
     is_incomplete: bool,
 }
 
 impl SegmentSync {
-    /// Polls until there are no more changes.
+    /// Polls until the master has no more changes.
     async fn poll_changes(
         &mut self,
         membership: &NodeMembership,
@@ -141,8 +142,8 @@ impl SegmentSync {
             self.confirmed = Some(HashMap::new());
             self.is_incomplete = false;
         }
-        for at in 0..reply.keys.len() {
-            let Some((is_stored, record)) = change_at(reply, at) else { continue };
+        for index in 0..reply.keys.len() {
+            let Some((is_stored, record)) = change_at(reply, index) else { continue };
             let (offset, version) = (record.offset, record.version);
             if is_stored {
                 if let Some(confirmed) = &mut self.confirmed {
@@ -174,7 +175,7 @@ impl SegmentSync {
         }
     }
 
-    /// The master has reported all up to a moment after the ledger's version was `as_of`.
+    /// Records pending objects. The master has reported every change up to a time when the ledger's version was at least `as_of`.
     fn record(&mut self, ledger: &Ledger, as_of: u64, now: Instant, counts: &CatalogSyncCounts) {
         if let Some(confirmed) = self.confirmed.take() {
             let is_same = |offset: u64, version: ObjectVersion| {
@@ -202,7 +203,7 @@ impl SegmentSync {
                 counts.unconfirmed.fetch_add(dropped as u64, Relaxed);
                 tracing::info!(
                     records = dropped,
-                    "objects in this node's catalog that the master does not have"
+                    "dropped catalog records of objects that the master does not have"
                 );
             }
         }
@@ -225,7 +226,7 @@ impl SegmentSync {
         }
     }
 
-    /// Whether the object that waits to be recorded at an offset is a later report of the one that is recorded there.
+    /// Whether the pending object at an offset is a later report of the object recorded there.
     fn has_same_key(&self, ledger: &Ledger, offset: u64) -> bool {
         let Some(pending) = self.pending.get(&offset) else { return false };
         let recorded = ledger.objects(offset, 1).pop().filter(|it| it.offset == offset);
@@ -236,19 +237,19 @@ impl SegmentSync {
     }
 }
 
-/// A change: whether an object is there, and which.
-fn change_at(reply: &ObjectChangesReply<String>, at: usize) -> Option<(bool, ObjectRecord)> {
-    let flags = *reply.flags.get(at)?;
+/// The change at an index of a reply: whether the object is stored, and its record.
+fn change_at(reply: &ObjectChangesReply<String>, index: usize) -> Option<(bool, ObjectRecord)> {
+    let flags = *reply.flags.get(index)?;
     let record = ObjectRecord {
-        tenant: reply.tenants.get(at)?.clone(),
-        key: reply.keys.get(at)?.clone(),
-        group: reply.groups.get(at)?.clone(),
-        offset: *reply.offsets.get(at)?,
-        size: *reply.sizes.get(at)?,
-        version: ObjectVersion { epoch: reply.epoch, sequence: *reply.sequences.get(at)? },
-        checksum: reply.checksums.get(at).copied().filter(|_| flags & HAS_CHECKSUM != 0),
+        tenant: reply.tenants.get(index)?.clone(),
+        key: reply.keys.get(index)?.clone(),
+        group: reply.groups.get(index)?.clone(),
+        offset: *reply.offsets.get(index)?,
+        size: *reply.sizes.get(index)?,
+        version: ObjectVersion { epoch: reply.epoch, sequence: *reply.sequences.get(index)? },
+        checksum: reply.checksums.get(index).copied().filter(|_| flags & HAS_CHECKSUM != 0),
         hard_pin: flags & HARD_PIN != 0,
         crc: 0,
     };
-    Some((*reply.kinds.get(at)? == change::STORED, record))
+    Some((*reply.kinds.get(index)? == change::STORED, record))
 }

@@ -1,4 +1,4 @@
-//! Mooncake's configuration of a store node: a JSON file, or `MOONCAKE_*` variables, and overrides.
+//! Mooncake's configuration of a store node: a JSON file or `MOONCAKE_*` variables, plus overrides.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::size;
 
-/// Keys, the variables for them, and what holds if neither is there.
+/// Each key with its environment variable and its default.
 const KEYS: [(&str, &str, &str); 12] = [
     ("local_hostname", "MOONCAKE_LOCAL_HOSTNAME", "localhost"),
     ("metadata_server", "MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE"),
@@ -24,70 +24,57 @@ const KEYS: [(&str, &str, &str); 12] = [
     ("enable_client_http_server", "MOONCAKE_ENABLE_CLIENT_HTTP_SERVER", "false"),
     ("client_http_port", "MOONCAKE_CLIENT_HTTP_PORT", "9300"),
 ];
-/// Keys that a file must have.
+/// Keys that a configuration file must set.
 const REQUIRED: [&str; 3] = ["local_hostname", "metadata_server", "master_server_address"];
-/// The part of metadata keys that tells clusters apart.
+/// Variable with the cluster id that becomes part of metadata keys.
 const CLUSTER: &str = "MC_METADATA_CLUSTER_ID";
 /// Smallest segment in bytes that Mooncake's clients mount.
 const MIN_SEGMENT: u64 = 16 << 20;
 
-/// What a store node is configured with.
+/// Parsed configuration of a store node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeConfig {
-    /// The host under which peers reach this node; with a port if the node's name shall have a certain one.
+    /// Host under which peers reach this node; with a port to fix the port in the node's name.
     pub local_hostname: String,
-    /// Where nodes tell their descriptors.
+    /// Where nodes publish their descriptors.
     pub metadata: MetadataSource,
-    /// Bytes that are lent.
+    /// Size of the node's segment in bytes.
     pub segment_size: u64,
-    /// `tcp`, or what is asked for instead.
+    /// Transfer protocol: `tcp` or `rdma`, not validated here.
     pub protocol: String,
-    /// RDMA devices, by name; all that the machine has if there are no names.
+    /// RDMA devices by name; all devices of the machine if empty.
     pub devices: Vec<String>,
-    /// The master, as the text of a [`MasterAddress`].
+    /// The master's address, as the text of a [`MasterAddress`].
     pub master: String,
-    /// Whose objects the REST API puts and gets.
+    /// Tenant of the objects that the REST API puts and gets.
     pub tenant: String,
-    /// Port of a second HTTP server with health and metrics only.
+    /// Port of a second HTTP server that serves only health and metrics.
     pub client_http_port: Option<u16>,
-    /// Whether objects shall go to a disk.
+    /// Whether objects are offloaded to a disk.
     pub ssd_offload: bool,
-    /// The folder on that disk.
+    /// Folder of the disk tier.
     pub ssd_path: Option<PathBuf>,
 }
 
-/// A configuration that cannot be used.
+/// An invalid or unreadable configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeConfigError {
-    /// The file cannot be read.
+    /// The file cannot be read or is not JSON.
     #[error("cannot read {}: {problem}", path.display())]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// Why not.
-        problem: String,
-    },
-    /// A key is missing.
+    File { path: PathBuf, problem: String },
+    /// A required key is missing.
     #[error("{place} does not set {key}; for example {example}")]
     Missing {
-        /// Where it should be.
+        /// The file, or "the environment".
         place: String,
-        /// Which.
         key: &'static str,
-        /// What it could be.
+        /// How the key could be set.
         example: &'static str,
     },
-    /// A value makes no sense.
+    /// A value is invalid for its key.
     #[error("{key} cannot be `{value}`: {problem}")]
-    Value {
-        /// The key.
-        key: &'static str,
-        /// Its value.
-        value: String,
-        /// What is wrong.
-        problem: String,
-    },
-    /// An override is not one.
+    Value { key: &'static str, value: String, problem: String },
+    /// An override is not KEY=VALUE, or its key is unknown.
     #[error("-D {0}: write -D KEY=VALUE, where KEY is one of {known}", known = known_keys())]
     Define(String),
 }
@@ -97,10 +84,10 @@ fn known_keys() -> String {
 }
 
 impl NodeConfig {
-    /// Reads the file if there is one, else the environment, and then the overrides.
+    /// Reads the file if given, else the environment, and then applies the overrides.
     ///
     /// # Errors
-    /// [`NodeConfigError`].
+    /// [`NodeConfigError`] for the first missing or invalid key.
     pub fn read(
         file: Option<&Path>,
         define: &[String],
@@ -136,28 +123,28 @@ impl NodeConfig {
         masters: Option<String>,
     ) -> Result<Self, NodeConfigError> {
         let text = |key: &'static str| values.get(key).map_or("", String::as_str).trim().to_owned();
-        let wrong =
+        let invalid =
             |key: &'static str, problem: String| NodeConfigError::Value { key, value: text(key), problem };
-        let size = |key| size::parse(&text(key)).map_err(|error| wrong(key, error.to_string()));
-        let flag = |key| boolean(&text(key)).ok_or_else(|| wrong(key, "write true or false".to_owned()));
+        let size = |key| size::parse(&text(key)).map_err(|error| invalid(key, error.to_string()));
+        let flag = |key| boolean(&text(key)).ok_or_else(|| invalid(key, "write true or false".to_owned()));
         let mut metadata: MetadataSource =
             text("metadata_server").parse().map_err(|error: moongate_transfer::MetadataSourceError| {
-                wrong("metadata_server", error.to_string())
+                invalid("metadata_server", error.to_string())
             })?;
         if let MetadataSource::Http { cluster_id, .. } = &mut metadata {
             *cluster_id = metadata_cluster;
         }
         let master = MasterAddress::parse(&text("master_server_address"), masters.as_deref())
-            .map_err(|error| wrong("master_server_address", error.reason.to_owned()))?;
+            .map_err(|error| invalid("master_server_address", error.reason.to_owned()))?;
         let segment_size = size("global_segment_size")?;
         if segment_size < MIN_SEGMENT {
-            let problem = format!("a segment has at least {MIN_SEGMENT} bytes");
-            return Err(wrong("global_segment_size", problem));
+            let problem = format!("the minimum segment size is {MIN_SEGMENT} bytes");
+            return Err(invalid("global_segment_size", problem));
         }
-        // Nothing is copied through a buffer here, but a wrong value is a mistake all the same.
+        // This node has no local buffer, but an invalid value is still reported.
         size("local_buffer_size")?;
         let port = text("client_http_port").parse::<u16>();
-        let port = port.map_err(|_| wrong("client_http_port", "it is no port".to_owned()))?;
+        let port = port.map_err(|_| invalid("client_http_port", "not a port number".to_owned()))?;
         Ok(Self {
             local_hostname: text("local_hostname"),
             metadata,
@@ -173,7 +160,7 @@ impl NodeConfig {
     }
 }
 
-/// Names with commas between them.
+/// Splits a comma-separated list of device names.
 fn devices(text: &str) -> Vec<String> {
     text.split(',').map(str::trim).filter(|name| !name.is_empty()).map(str::to_owned).collect()
 }
@@ -190,8 +177,8 @@ fn from_file(path: &Path) -> Result<BTreeMap<&'static str, String>, NodeConfigEr
         serde_json::from_slice(&bytes).map_err(|problem| error(problem.to_string()))?;
     let unknown = file.keys().find(|key| KEYS.iter().all(|(known, ..)| known != key));
     if let Some(key) = unknown {
-        // Other programs read the same file.
-        tracing::debug!(%key, "this key of the configuration means nothing here");
+        // Not an error: other programs read the same file.
+        tracing::debug!(%key, "unused configuration key");
     }
     let mut values = BTreeMap::new();
     for (key, _, default) in KEYS {
@@ -226,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_is_read_as_mooncake_reads_it() {
+    fn environment_is_read_as_by_mooncake() {
         let config = from_variables(&[("MOONCAKE_MASTER", "m:50051")], &[]).unwrap();
         assert_eq!((config.local_hostname.as_str(), config.master.as_str()), ("localhost", "m:50051"));
         assert_eq!(
@@ -256,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn masters_are_found_in_etcd() {
+    fn etcd_master_address_includes_the_cluster_id() {
         let etcd = ("MOONCAKE_MASTER", "etcd://a:2379;b:2379");
         let config = from_variables(&[etcd], &[]).unwrap();
         assert_eq!(config.master, "etcd://a:2379;b:2379/mooncake_cluster");
@@ -265,11 +252,11 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_as_mooncake_reads_it() {
+    fn file_is_read_as_by_mooncake_and_without_the_environment() {
         let path = std::env::temp_dir().join(format!("moongate-store-{}.json", std::process::id()));
         let read = |text: &str| {
             std::fs::write(&path, text).unwrap();
-            // The environment counts for nothing then.
+            // With a file, the environment is not read.
             NodeConfig::read(Some(&path), &[], |_| Some("1".to_owned()))
         };
         let full = r#"{"local_hostname": "a", "metadata_server": "P2PHANDSHAKE", "master_server_address": "m:1",
@@ -284,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn mistakes_are_explained() {
+    fn invalid_settings_are_explained() {
         let master = ("MOONCAKE_MASTER", "m:1");
         for (variables, define, expected) in [
             (&[][..], &[][..], "the environment does not set master_server_address"),
@@ -293,9 +280,9 @@ mod tests {
             (&[master], &["metadata_server=m:8080"], "write P2PHANDSHAKE or http://HOST:PORT/metadata"),
             (&[master], &["master_server_address=redis://m:1"], "write HOST:PORT, or etcd://"),
             (&[master], &["global_segment_size=lots"], "global_segment_size cannot be `lots`"),
-            (&[master], &["global_segment_size=1"], "a segment has at least 16777216 bytes"),
+            (&[master], &["global_segment_size=1"], "the minimum segment size is 16777216 bytes"),
             (&[master], &["enable_ssd_offload=perhaps"], "write true or false"),
-            (&[master], &["client_http_port=70000"], "it is no port"),
+            (&[master], &["client_http_port=70000"], "not a port number"),
         ] {
             let error = from_variables(variables, define).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

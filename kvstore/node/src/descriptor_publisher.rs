@@ -1,4 +1,4 @@
-//! How a node is found: its descriptor, and the metadata server that has it.
+//! Publishes the node's descriptor, by which peers find it, through the handshake port and the metadata server.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 use moongate_rdma::RdmaFabric;
 use moongate_runtime::PeerTls;
 use moongate_transfer::descriptor::RpcMeta;
-use moongate_transfer::handshake::TcpHandshakeHandler as Answers;
+use moongate_transfer::handshake::TcpHandshakeHandler;
 use moongate_transfer::{DescriptorDirectory, DirectoryError, SegmentDescriptor};
 use tokio::time::Instant;
 
@@ -19,21 +19,21 @@ use crate::membership::{NodeMembership, PROTOCOL};
 use crate::rdma;
 use crate::start_retry::StartRetry;
 
-/// How often it is looked whether the metadata server still has the descriptor.
+/// Interval of checks that the metadata server still has the descriptor.
 const CHECK_PERIOD: Duration = Duration::from_secs(10);
-/// The extensions that this node's data plane has.
+/// Version of Moongate's data-plane extensions in the descriptor.
 const EXTENSIONS: u32 = 1;
 
-/// How a node is found.
+/// Builds and publishes the node's descriptor.
 #[derive(Clone)]
 pub(crate) struct DescriptorPublisher {
     pub(crate) directory: DescriptorDirectory,
-    pub(crate) handshakes: Arc<Answers>,
+    pub(crate) handshakes: Arc<TcpHandshakeHandler>,
     rpc: RpcMeta,
 }
 
 impl DescriptorPublisher {
-    /// Describes what the node lends now.
+    /// Updates the descriptor to the segments that are mounted now.
     pub(crate) fn update_descriptor(&self, membership: &NodeMembership) {
         self.handshakes.descriptor.rcu(|old| SegmentDescriptor {
             buffers: membership.pool.buffers(&membership.endpoint),
@@ -47,7 +47,7 @@ impl DescriptorPublisher {
         self.directory.publish(&descriptor, &self.rpc).await
     }
 
-    /// Tells the metadata server of the node, which may not be there yet.
+    /// Publishes the descriptor, with retries until the deadline: the metadata server may not be up yet.
     pub(crate) async fn publish_until(&self, deadline: Instant) -> Result<(), NodeStartError> {
         let mut retry = StartRetry::new(deadline);
         loop {
@@ -60,11 +60,11 @@ impl DescriptorPublisher {
         }
     }
 
-    /// A metadata server that was restarted has lost what it knew.
-    pub(crate) async fn run(&self, pulse: &HeartbeatState) {
+    /// Publishes again after remounts, and when a restarted metadata server has lost the descriptor.
+    pub(crate) async fn run(&self, heartbeat: &HeartbeatState) {
         loop {
             tokio::select! {
-                () = pulse.remounted.notified() => {}
+                () = heartbeat.remounted.notified() => {}
                 () = tokio::time::sleep(CHECK_PERIOD) => {
                     let name = self.handshakes.descriptor.load().name.clone();
                     if !matches!(self.directory.descriptor(&name).await, Err(DirectoryError::NotFound(_))) {
@@ -73,32 +73,32 @@ impl DescriptorPublisher {
                 }
             }
             if let Err(error) = self.publish().await {
-                tracing::warn!(%error, "the metadata server does not know this node");
+                tracing::warn!(%error, "cannot publish this node's descriptor to the metadata server");
             }
         }
     }
 }
 
-/// Describes the node.
+/// Builds the node's first descriptor.
 ///
 /// # Errors
-/// When a socket has no address, or there can be no client for the metadata server.
+/// When a socket has no address, or the client of the metadata server cannot be created.
 pub(crate) fn describe_node(
     config: &NodeConfig,
     host: &NodeHost,
-    place: &NodeListeners,
+    listeners: &NodeListeners,
     membership: &NodeMembership,
     fabric: Option<&RdmaFabric>,
     tls: Option<&PeerTls>,
 ) -> Result<DescriptorPublisher, NodeStartError> {
     let data_host =
-        if place.address.is_unspecified() { host.name.clone() } else { place.address.to_string() };
+        if listeners.address.is_unspecified() { host.name.clone() } else { listeners.address.to_string() };
     let mut descriptor = SegmentDescriptor {
         name: membership.endpoint.to_string(),
         protocol: PROTOCOL.to_owned(),
         buffers: membership.pool.buffers(&membership.endpoint),
         tcp_data_host: data_host,
-        tcp_data_port: place.data.local_addr()?.port(),
+        tcp_data_port: listeners.data.local_addr()?.port(),
         tcp_proto_version: 2,
         timestamp: timestamp(),
         moongate: EXTENSIONS,
@@ -109,12 +109,15 @@ pub(crate) fn describe_node(
     }
     Ok(DescriptorPublisher {
         directory: DescriptorDirectory::authenticated(&config.metadata, tls)?,
-        handshakes: Arc::new(Answers { descriptor: ArcSwap::from_pointee(descriptor) }),
-        rpc: RpcMeta { ip_or_host_name: host.name.clone(), rpc_port: place.handshake.local_addr()?.port() },
+        handshakes: Arc::new(TcpHandshakeHandler { descriptor: ArcSwap::from_pointee(descriptor) }),
+        rpc: RpcMeta {
+            ip_or_host_name: host.name.clone(),
+            rpc_port: listeners.handshake.local_addr()?.port(),
+        },
     })
 }
 
-/// As Mooncake writes it, but for the time zone, which is always UTC.
+/// The time in Mooncake's format, but always in UTC.
 fn timestamp() -> String {
     humantime::format_rfc3339_micros(SystemTime::now()).to_string().replace('T', " ").replace('Z', "")
 }

@@ -1,4 +1,4 @@
-//! What whoever replaces the node's process asks before and after: `/drain` and `/settled`.
+//! Hooks for the program that replaces the node's process: `/drain` before the restart and `/settled` after it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use tokio::time::Instant;
 use crate::node::NodeContext;
 use crate::rest;
 
-/// A node works on if it was not replaced for so long after it was asked last.
+/// The drain state ends by itself this long after the last `/drain`, if the node was not replaced.
 const DRAIN_EXPIRY: Duration = Duration::from_secs(600);
 
-/// Whether the node is going to be replaced.
+/// Whether the node is about to be replaced.
 #[derive(Debug, Default)]
 pub(crate) struct NodeDrainState(Mutex<Option<Instant>>);
 
@@ -35,7 +35,7 @@ impl NodeDrainState {
 
 type DrainHookResponse = (StatusCode, Json<Value>);
 
-/// The routes. Only peers may drain a node: it is given nothing new then.
+/// Only allowed peers may drain a node: the master places no new objects on it.
 pub(crate) fn router(peers: AllowedPeers) -> Router<NodeContext> {
     Router::new()
         .route("/drain", post(drain).delete(cancel_drain))
@@ -43,17 +43,17 @@ pub(crate) fn router(peers: AllowedPeers) -> Router<NodeContext> {
         .route("/settled", get(settled))
 }
 
-/// The ledger of memory that is kept is right whenever the process ends. So it is enough that the master knows.
+/// The ledger of persistent memory is consistent whenever the process exits, so draining only has to notify the master.
 async fn drain(State(shared): State<NodeContext>) -> DrainHookResponse {
     let membership = &shared.membership;
     membership.drain.set(true);
-    if membership.pool.segments().iter().any(|lent| !lent.is_persistent) {
-        let warning = "memory of the process is lost with it; --memory=holder:SOCKET keeps it";
+    if membership.pool.segments().iter().any(|segment| !segment.is_persistent) {
+        let warning = "process memory is lost on restart; --memory=holder:SOCKET preserves it";
         return (StatusCode::OK, Json(json!({ "warning": warning })));
     }
     match notify_master(&shared).await {
         Ok(()) => (StatusCode::OK, Json(json!({}))),
-        Err(answer) => answer,
+        Err(response) => response,
     }
 }
 
@@ -61,14 +61,14 @@ async fn cancel_drain(State(shared): State<NodeContext>) -> DrainHookResponse {
     shared.membership.drain.set(false);
     match notify_master(&shared).await {
         Ok(()) => (StatusCode::OK, Json(json!({}))),
-        Err(answer) => answer,
+        Err(response) => response,
     }
 }
 
-/// Tells the master at once. It is told with every heartbeat besides.
+/// Sends a heartbeat with the new drain state now instead of at the next period.
 async fn notify_master(shared: &NodeContext) -> Result<(), DrainHookResponse> {
-    let told = shared.membership.ping().await;
-    told.map(drop)
+    let sent = shared.membership.ping().await;
+    sent.map(drop)
         .map_err(|error| pending_response(json!({ "waiting_for": "the master", "error": error.to_string() })))
 }
 
@@ -76,7 +76,7 @@ fn pending_response(body: Value) -> DrainHookResponse {
     (StatusCode::ACCEPTED, Json(body))
 }
 
-/// The memory is lent, and with it its keys are found, before anything is served here. What may be missing is the master.
+/// Segments are mounted, and their keys restored, before this server starts. Only the master may be missing.
 async fn settled(State(shared): State<NodeContext>) -> DrainHookResponse {
     if shared.membership.drain.is_set() {
         return pending_response(json!({ "waiting_for": "its replacement", "drained": true }));
@@ -84,7 +84,7 @@ async fn settled(State(shared): State<NodeContext>) -> DrainHookResponse {
     if !shared.heartbeat.is_healthy() {
         return pending_response(json!({ "waiting_for": "the master" }));
     }
-    let lent = shared.membership.pool.segments();
+    let segments = shared.membership.pool.segments();
     let bytes = shared.membership.pool.bytes();
-    (StatusCode::OK, Json(json!({ "segments": lent.len(), "lent_bytes": bytes })))
+    (StatusCode::OK, Json(json!({ "segments": segments.len(), "segment_bytes": bytes })))
 }

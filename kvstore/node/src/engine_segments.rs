@@ -1,4 +1,4 @@
-//! Lending memory that an engine made: the part of the REST API of Mooncake's store service that is about files in `/dev/shm`.
+//! Mounts shared memory that an engine created: the `/dev/shm` part of the REST API of Mooncake's store service.
 
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
@@ -16,15 +16,15 @@ use crate::memory::new_identity;
 use crate::node::NodeContext;
 use crate::rest::{error, failed, json, members, segment_ids, success, unmount_named};
 
-/// Where engines' memory lies. Nothing elsewhere is lent: whoever may use the API could write to any file.
+/// Folder of engines' shared memory. Other folders are refused, or callers of the API could write to any file.
 const FOLDER: &str = "/dev/shm";
 
-/// What `/api/reconfigure` has made of a node.
+/// Mode and segments set by `/api/reconfigure`.
 #[derive(Debug, Default)]
 pub(crate) struct EngineSegments {
-    /// Whether it lends an engine's memory as that of a decode.
+    /// Whether the node is in decode mode, with an engine's memory mounted.
     decodes: bool,
-    /// The segments that it lends as such. More than one if an older one could not be taken back.
+    /// Segments mounted in decode mode. More than one if unmounting an older one failed.
     segments: Vec<Uuid>,
 }
 
@@ -34,40 +34,43 @@ impl EngineSegments {
     }
 }
 
-/// A part of a file.
+/// A byte range of a file in `/dev/shm`.
 struct SharedFileRange<'a> {
     name: &'a str,
-    from: u64,
+    offset: u64,
     size: u64,
 }
 
 impl<'a> SharedFileRange<'a> {
-    /// The part of the file of that name, of which a body tells offset and size. None if they are not there.
+    /// Reads offset and size offset a request body. None if they are missing or the name is not that of a file in the folder.
     fn read(name: Option<&'a str>, data: &Map<String, Value>) -> Option<Self> {
         let name =
             name.filter(|name| !name.is_empty() && !name.contains('/') && !matches!(*name, "." | ".."));
-        let from = data.get("offset").map_or(Some(0), Value::as_u64);
-        Some(Self { name: name?, from: from?, size: data.get("size")?.as_u64()? })
+        let offset = data.get("offset").map_or(Some(0), Value::as_u64);
+        Some(Self { name: name?, offset: offset?, size: data.get("size")?.as_u64()? })
     }
 
     fn open(&self) -> Result<SegmentMemory, String> {
-        let told = |problem: String| format!("{FOLDER}/{}: {problem}", self.name);
+        let failed = |problem: String| format!("{FOLDER}/{}: {problem}", self.name);
         let mut options = File::options();
-        // Neither a link to another file, nor a pipe that would be waited for.
+        // NOFOLLOW refuses symbolic links, and NONBLOCK avoids waiting for the writer of a pipe.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
         let file = options.read(true).write(true).custom_flags(flags).open(format!("{FOLDER}/{}", self.name));
-        let file = file.map_err(|problem| told(problem.to_string()))?;
-        let found = file.metadata().map_err(|problem| told(problem.to_string()))?;
-        if !found.is_file() {
-            return Err(told("it is not a regular file".to_owned()));
+        let file = file.map_err(|problem| failed(problem.to_string()))?;
+        let metadata = file.metadata().map_err(|problem| failed(problem.to_string()))?;
+        if !metadata.is_file() {
+            return Err(failed("it is not a regular file".to_owned()));
         }
         let own = rustix::process::geteuid().as_raw();
-        if found.uid() != own {
-            return Err(told(format!("it belongs to the user {}, and this node runs as {own}", found.uid())));
+        if metadata.uid() != own {
+            return Err(failed(format!(
+                "it belongs to the user {}, and this node runs as {own}",
+                metadata.uid()
+            )));
         }
         let opened =
-            SegmentMemory::from_file(file, self.from, self.size, |base| new_identity(base, self.size));
-        opened.map_err(|problem| told(problem.to_string()))
+            SegmentMemory::from_file(file, self.offset, self.size, |base| new_identity(base, self.size));
+        opened.map_err(|problem| failed(problem.to_string()))
     }
 }
 
@@ -78,7 +81,7 @@ impl NodeContext {
     }
 }
 
-/// Lends a file in `/dev/shm`, or a part of it, until it is taken back or the node ends.
+/// Mounts a file in `/dev/shm`, or a range of it, until it is unmounted or the node exits.
 pub(crate) async fn mount_shm(State(shared): State<NodeContext>, body: Bytes) -> Response {
     let data = match members(&body) {
         Ok(data) => data,
@@ -98,7 +101,7 @@ pub(crate) async fn mount_shm(State(shared): State<NodeContext>, body: Bytes) ->
     }
 }
 
-/// Takes segments back that were lent so.
+/// Unmounts segments that [`mount_shm`] mounted.
 pub(crate) async fn unmount_shm(State(shared): State<NodeContext>, body: Bytes) -> Response {
     let data = match members(&body) {
         Ok(data) => data,
@@ -108,27 +111,26 @@ pub(crate) async fn unmount_shm(State(shared): State<NodeContext>, body: Bytes) 
     if ids.is_empty() {
         return error(StatusCode::BAD_REQUEST, "Missing segment_ids");
     }
-    let mut left: Vec<&str> = Vec::new();
+    let mut remaining: Vec<&str> = Vec::new();
     let mut engines = shared.engines.lock().await;
     for id in ids {
         match unmount_named(&shared, id).await {
             Ok(()) => engines.segments.retain(|it| it.to_string() != id),
             Err(problem) => {
                 tracing::warn!(id, %problem, "POST /api/unmount_shm");
-                left.push(id);
+                remaining.push(id);
             }
         }
     }
     engines.decodes &= !engines.segments.is_empty();
-    if left.is_empty() {
+    if remaining.is_empty() {
         return success();
     }
     let problem = ("error", "Unmount failed for one or more segments".into());
-    json(StatusCode::INTERNAL_SERVER_ERROR, &[problem, ("failed_segment_ids", left.into())])
+    json(StatusCode::INTERNAL_SERVER_ERROR, &[problem, ("failed_segment_ids", remaining.into())])
 }
 
-/// Lends the memory of an engine that decodes, in the place of what was lent so before, or takes it back when the engine is to
-/// prefill.
+/// Mode `decode` mounts the engine's memory and unmounts what an earlier `decode` mounted. Mode `prefill` only unmounts.
 pub(crate) async fn reconfigure(State(shared): State<NodeContext>, body: Bytes) -> Response {
     let data = match members(&body) {
         Ok(data) => data,
@@ -162,7 +164,7 @@ pub(crate) async fn reconfigure(State(shared): State<NodeContext>, body: Bytes) 
     }
 }
 
-/// The new segment first: when it cannot be had, what is lent stays.
+/// The new segment is mounted first, so the old ones stay mounted if that fails.
 async fn decode(
     shared: &NodeContext,
     engines: &mut EngineSegments,
@@ -172,18 +174,18 @@ async fn decode(
         Ok(new) => new,
         Err(problem) => {
             engines.decodes &= !engines.segments.is_empty();
-            let kept = if engines.segments.is_empty() {
+            let consequence = if engines.segments.is_empty() {
                 "rolled back to prefill"
             } else {
                 "keeping previous decode segments"
             };
-            let problem = format!("Mount failed, {problem}; {kept}");
+            let problem = format!("Mount failed, {problem}; {consequence}");
             let members = [("error", problem.into()), ("mode", engines.mode().into())];
             return json(StatusCode::INTERNAL_SERVER_ERROR, &members);
         }
     };
     if let Err(problem) = unmount_segments(shared, engines).await {
-        tracing::warn!(%problem, "memory that was lent before is lent still");
+        tracing::warn!(%problem, "cannot unmount the previous decode segments; they stay mounted");
     }
     engines.segments.insert(0, new);
     engines.decodes = true;
@@ -192,15 +194,15 @@ async fn decode(
     json(StatusCode::OK, &[("status", "success".into()), ("mode", mode), ("segment_ids", ids.into())])
 }
 
-/// Takes back all that is lent for an engine that decodes. What cannot be taken back stays known.
+/// Unmounts all decode segments. Those that fail stay in the list.
 async fn unmount_segments(shared: &NodeContext, engines: &mut EngineSegments) -> Result<(), String> {
-    let (mut left, mut failed) = (Vec::new(), None);
+    let (mut remaining, mut failed) = (Vec::new(), None);
     for id in std::mem::take(&mut engines.segments) {
         if let Err(problem) = shared.unmount(id).await {
             failed = Some(problem);
-            left.push(id);
+            remaining.push(id);
         }
     }
-    engines.segments = left;
+    engines.segments = remaining;
     failed.map_or(Ok(()), Err)
 }

@@ -13,7 +13,6 @@ use axum::routing::get;
 use crate::disk::NodeDisk;
 use crate::node::NodeContext;
 
-/// All routes.
 pub(crate) fn router() -> Router<NodeContext> {
     Router::new()
         .route("/health", get(health))
@@ -21,7 +20,7 @@ pub(crate) fn router() -> Router<NodeContext> {
         .route("/metrics/summary", get(summary))
 }
 
-/// As Mooncake's clients answer it.
+/// `/health`, with the body of Mooncake's clients.
 async fn health(State(shared): State<NodeContext>) -> Response {
     let (status, code, text) = if shared.heartbeat.is_healthy() {
         (StatusCode::OK, 0, "healthy")
@@ -39,9 +38,9 @@ async fn metrics(State(shared): State<NodeContext>) -> Response {
 async fn summary(State(shared): State<NodeContext>) -> Response {
     let counts = shared.serving.counts().snapshot();
     let body = format!(
-        "lends={} B in {} segments | reads: {} ({} B) | writes: {} ({} B) | refused: {} | failed: {} | connections: {} | master: {}\n",
-        shared.membership.pool.bytes(),
+        "segments: {} ({} B) | reads: {} ({} B) | writes: {} ({} B) | refused: {} | failed: {} | connections: {} | master: {}\n",
         shared.membership.pool.segments().len(),
+        shared.membership.pool.bytes(),
         counts.reads,
         counts.read_bytes,
         counts.writes,
@@ -54,7 +53,7 @@ async fn summary(State(shared): State<NodeContext>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain")], body).into_response()
 }
 
-/// A family with its samples: labels in braces or nothing, and the value.
+/// Writes a metric family. A sample's labels are in braces, or empty.
 fn family(out: &mut String, name: &str, kind: &str, help: &str, samples: &[(&str, f64)]) {
     // Writing to a string cannot fail.
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
@@ -65,7 +64,7 @@ fn family(out: &mut String, name: &str, kind: &str, help: &str, samples: &[(&str
 
 fn text(shared: &NodeContext) -> String {
     let counts = shared.serving.counts().snapshot();
-    let (pulse, tasks, scrubbed) = (&shared.heartbeat, &shared.task_counts, &shared.scrub_counts);
+    let (heartbeat, tasks, scrubbed) = (&shared.heartbeat, &shared.task_counts, &shared.scrub_counts);
     let number = |value: u64| value as f64;
     let seconds = |nanos: u64| nanos as f64 / 1e9;
     let mut out = String::new();
@@ -75,22 +74,22 @@ fn text(shared: &NodeContext) -> String {
     let (read, write) = (r#"{operation="read"}"#, r#"{operation="write"}"#);
     counter(
         "transfers",
-        "Transfers with clients and other nodes that have ended well: `read`, `write`.",
+        "Completed transfers with clients and other nodes: `read`, `write`.",
         &[(read, number(counts.reads)), (write, number(counts.writes))],
     );
     counter(
         "transfer_bytes",
-        "Bytes of transfers that have ended well.",
+        "Bytes of completed transfers.",
         &[(read, number(counts.read_bytes)), (write, number(counts.written_bytes))],
     );
     counter(
         "transfer_seconds",
-        "Time of transfers that have ended well, from the header to the last byte.",
+        "Time of completed transfers, from the header to the last byte.",
         &[(read, seconds(counts.read_nanos)), (write, seconds(counts.write_nanos))],
     );
     counter(
         "transfers_by_protocol",
-        "Transfers that have ended well: in Mooncake's two forms (`v1`, `v2`), and with checksums (`checked`).",
+        "Completed transfers by protocol version: Mooncake's two (`v1`, `v2`), and Moongate's with checksums (`checked`).",
         &[
             (r#"{protocol="v1"}"#, number(counts.v1)),
             (r#"{protocol="v2"}"#, number(counts.v2)),
@@ -99,55 +98,55 @@ fn text(shared: &NodeContext) -> String {
     );
     counter(
         "transfer_failures",
-        "Transfers that have not ended well: `rejected` (outside the memory), `broken` (connections), `damaged` (wrong checksums), `malformed` (not the protocol), `unfinished` (reads of what a client had not written to its end). With certificates also `forged`, `expired`, `range` and `rights`: capabilities that were refused.",
+        "Failed transfers: `rejected` (address outside the segments), `broken` (connection lost), `damaged` (checksum mismatch), `malformed` (protocol error), `unfinished` (reads of incompletely written ranges). With certificates also rejected capabilities: `invalid_signature`, `expired`, `out_of_range` and `wrong_operation`.",
         &[
             (r#"{reason="rejected"}"#, number(counts.rejected)),
             (r#"{reason="broken"}"#, number(counts.failed)),
             (r#"{reason="damaged"}"#, number(counts.damaged)),
             (r#"{reason="malformed"}"#, number(counts.malformed)),
             (r#"{reason="unfinished"}"#, number(counts.unfinished)),
-            (r#"{reason="forged"}"#, number(counts.refused_forged)),
+            (r#"{reason="invalid_signature"}"#, number(counts.refused_forged)),
             (r#"{reason="expired"}"#, number(counts.refused_expired)),
-            (r#"{reason="range"}"#, number(counts.refused_range)),
-            (r#"{reason="rights"}"#, number(counts.refused_rights)),
+            (r#"{reason="out_of_range"}"#, number(counts.refused_range)),
+            (r#"{reason="wrong_operation"}"#, number(counts.refused_rights)),
         ],
     );
     counter(
         "delayed_reads",
-        "Reads that waited until what had arrived before them in the protocol without acknowledgements (`v1`) was in memory.",
+        "Reads that waited for earlier writes on `v1` connections, which have no acknowledgements.",
         &[("", number(counts.delayed_reads))],
     );
     counter(
         "connections_refused",
-        "Connections that were not taken or were closed for others: `not_allowed` (`--allow-peers`), `too_many`, `silent` (no request on them), `unauthenticated` (TLS failed, or there was no certificate of the authority).",
+        "Connections that were refused or closed: `not_allowed` (`--allow-peers`), `connection_limit`, `idle` (closed without a request, to free a slot), `unauthenticated` (TLS failed, or no certificate of the configured CA).",
         &[
             (r#"{reason="not_allowed"}"#, number(counts.not_allowed)),
-            (r#"{reason="too_many"}"#, number(counts.over_limit)),
-            (r#"{reason="silent"}"#, number(counts.evicted)),
+            (r#"{reason="connection_limit"}"#, number(counts.over_limit)),
+            (r#"{reason="idle"}"#, number(counts.evicted)),
             (r#"{reason="unauthenticated"}"#, number(counts.unauthenticated)),
         ],
     );
     counter(
-        "refused_api_calls",
-        "Calls of the REST API that were refused: not from this machine, or without the token.",
+        "api_requests_rejected",
+        "REST API requests that were rejected: not from this machine, or without the token.",
         &[("", number(shared.refused_calls.load(Relaxed)))],
     );
     counter(
         "heartbeats",
-        "Heartbeats by whether the master has answered.",
+        "Heartbeats to the master: `done`, `failed`.",
         &[
-            (r#"{answered="true"}"#, number(pulse.succeeded.load(Relaxed))),
-            (r#"{answered="false"}"#, number(pulse.failed.load(Relaxed))),
+            (r#"{result="done"}"#, number(heartbeat.succeeded.load(Relaxed))),
+            (r#"{result="failed"}"#, number(heartbeat.failed.load(Relaxed))),
         ],
     );
     counter(
         "remounts",
-        "How often the master had forgotten this node.",
-        &[("", number(pulse.remounts.load(Relaxed)))],
+        "Times the node mounted its segments again because the master had expired it.",
+        &[("", number(heartbeat.remounts.load(Relaxed)))],
     );
     counter(
         "tasks",
-        "Copies and moves that the master has asked for: `done`, `failed`.",
+        "Copy and move tasks from the master: `done`, `failed`.",
         &[
             (r#"{result="done"}"#, number(tasks.done.load(Relaxed))),
             (r#"{result="failed"}"#, number(tasks.failed.load(Relaxed))),
@@ -155,89 +154,94 @@ fn text(shared: &NodeContext) -> String {
     );
     counter(
         "task_bytes",
-        "Bytes of copies and moves for the master.",
+        "Bytes transferred by copy and move tasks.",
         &[("", number(tasks.bytes.load(Relaxed)))],
     );
     counter(
         "scrubbed_bytes",
-        "Bytes that were read again to find bits that have changed.",
+        "Bytes re-read in the background to detect corruption.",
         &[("", number(scrubbed.bytes.load(Relaxed)))],
     );
     counter(
-        "damaged_ranges",
-        "Ranges of which bits had changed.",
+        "corrupt_ranges",
+        "Ranges that failed their checksum.",
         &[("", number(scrubbed.damaged.load(Relaxed)))],
     );
     let catalog = shared.membership.pool.catalog_counts();
     counter(
         "catalog_dropped_records",
-        "Records of objects that a master without its log cannot be offered: `damaged` (failed their checksum), `stale` (their range was overwritten or lost before this process began), `unrecorded` (no slot, or the key is too long), `unproven` (their bytes were never all there), `unconfirmed` (the master does not have them).",
+        "Object records that cannot be offered to a master that lost its log: `damaged` (failed their checksum), `stale` (range overwritten or lost before this process started), `unrecorded` (no slot, or the key is too long), `unverified` (bytes incomplete), `unconfirmed` (not in the master).",
         &[
             (r#"{reason="damaged"}"#, number(catalog.damaged)),
             (r#"{reason="stale"}"#, number(catalog.stale)),
             (r#"{reason="unrecorded"}"#, number(catalog.unrecorded)),
-            (r#"{reason="unproven"}"#, number(shared.catalog_sync_counts.unproven.load(Relaxed))),
+            (r#"{reason="unverified"}"#, number(shared.catalog_sync_counts.unproven.load(Relaxed))),
             (r#"{reason="unconfirmed"}"#, number(shared.catalog_sync_counts.unconfirmed.load(Relaxed))),
         ],
     );
     counter(
         "catalog_recorded_objects",
-        "Objects that were recorded for a master without its log.",
+        "Objects recorded in the catalog, from which a master that lost its log is restored.",
         &[("", number(shared.catalog_sync_counts.recorded.load(Relaxed)))],
     );
-    if let Some(keeper) = &shared.disk_worker {
-        write_disk(&mut out, &keeper.disk);
+    if let Some(worker) = &shared.disk_worker {
+        write_disk(&mut out, &worker.disk);
     }
     let mut gauge = |name: &str, help: &str, value: f64| {
         family(&mut out, &format!("moongate_store_{name}"), "gauge", help, &[("", value)]);
     };
-    gauge("lent_bytes", "Bytes that are lent.", number(shared.membership.pool.bytes()));
+    gauge("segment_bytes", "Bytes of mounted segments.", number(shared.membership.pool.bytes()));
     gauge(
         "catalog_objects",
-        "Objects that a master without its log can be offered.",
+        "Objects that can be offered to a master that lost its log.",
         number(catalog.objects),
     );
-    gauge("segments", "Segments that are lent.", shared.membership.pool.segments().len() as f64);
-    gauge("connections", "Connections for transfers that are open.", shared.serving.open() as f64);
+    gauge("segments", "Mounted segments.", shared.membership.pool.segments().len() as f64);
+    gauge("connections", "Open connections for transfers.", shared.serving.open() as f64);
     gauge(
         "master_reachable",
-        "Whether the master has answered the last heartbeat.",
+        "1 if the master answered the last heartbeat, else 0.",
         f64::from(u8::from(shared.heartbeat.is_healthy())),
     );
     moongate_runtime::append_process_metrics(&mut out);
     out
 }
 
-/// What is on the disk, and what has become of objects there.
+/// Metrics of the disk tier.
 fn write_disk(out: &mut String, disk: &NodeDisk) {
-    let (counts, held) = (&disk.counts, disk.tier.counts());
+    let (counts, tier) = (&disk.counts, disk.tier.counts());
     let number = |count: &AtomicU64| count.load(Relaxed) as f64;
     let (done, failed) = (r#"{result="done"}"#, r#"{result="failed"}"#);
     for (name, help, well, badly) in [
-        ("offloads", "Objects that the master wanted on the disk.", &counts.offloaded, &counts.not_offloaded),
-        ("promotions", "Objects that the master wanted back.", &counts.promoted, &counts.not_promoted),
-        ("disk_reads", "Questions of readers for objects on the disk.", &counts.staged, &counts.not_staged),
+        (
+            "offloads",
+            "Objects offloaded to disk at the master's request.",
+            &counts.offloaded,
+            &counts.not_offloaded,
+        ),
+        ("promotions", "Objects promoted from disk to memory.", &counts.promoted, &counts.not_promoted),
+        ("disk_reads", "Read requests for objects on disk.", &counts.staged, &counts.not_staged),
     ] {
         let name = format!("moongate_store_{name}_total");
         family(out, &name, "counter", help, &[(done, number(well)), (failed, number(badly))]);
     }
     for (name, kind, help, value) in [
-        ("disk_evicted_objects_total", "counter", "Objects that made room for others.", held.evicted),
+        ("disk_evicted_objects_total", "counter", "Objects evicted from disk.", tier.evicted),
         (
-            "disk_damaged_objects_total",
+            "disk_corrupt_objects_total",
             "counter",
-            "Objects that failed their checksum, and damaged pages about objects.",
-            held.damaged,
+            "Objects and metadata pages on disk that failed their checksum.",
+            tier.damaged,
         ),
         (
             "disk_quarantined_buffers",
             "gauge",
-            "Buffers out of use since io_uring failed with operations under way.",
-            held.quarantined_buffers,
+            "Buffers out of use because io_uring failed with operations in flight.",
+            tier.quarantined_buffers,
         ),
-        ("disk_objects", "gauge", "Objects on the disk.", held.objects),
-        ("disk_bytes", "gauge", "Bytes of objects on the disk.", held.bytes),
-        ("disk_capacity_bytes", "gauge", "Bytes of the disk that are for objects.", disk.capacity),
+        ("disk_objects", "gauge", "Objects on disk.", tier.objects),
+        ("disk_bytes", "gauge", "Bytes of objects on disk.", tier.bytes),
+        ("disk_capacity_bytes", "gauge", "Disk space reserved for objects.", disk.capacity),
     ] {
         family(out, &format!("moongate_store_{name}"), kind, help, &[("", value as f64)]);
     }

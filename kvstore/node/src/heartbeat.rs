@@ -1,4 +1,4 @@
-//! Heartbeats, on a thread of their own: nothing else that the node does holds them up.
+//! Heartbeats to the master, on a dedicated thread so that no other work of the node delays them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,21 +12,21 @@ use tokio_util::sync::CancellationToken;
 
 use crate::membership::NodeMembership;
 
-/// Time between two heartbeats. A master forgets a node after ten seconds without one, unless it is set otherwise.
+/// Heartbeat period. By default, a master expires a node after ten seconds without a heartbeat.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Time for one heartbeat.
+/// Time limit of one heartbeat.
 const TIME_LIMIT: Duration = Duration::from_secs(3);
 
-/// What has come of heartbeats.
+/// Results of heartbeats, shared with health, metrics and the descriptor publisher.
 #[derive(Debug, Default)]
 pub(crate) struct HeartbeatState {
-    /// Whether the master has answered the last one.
+    /// Whether the master answered the last heartbeat.
     healthy: AtomicBool,
     pub(crate) succeeded: AtomicU64,
     pub(crate) failed: AtomicU64,
-    /// How often the master had forgotten this node.
+    /// Times that the node mounted its segments again because the master had expired it.
     pub(crate) remounts: AtomicU64,
-    /// Told after each of these.
+    /// Notified after each remount, so that the descriptor is published again.
     pub(crate) remounted: Notify,
 }
 
@@ -43,15 +43,15 @@ impl HeartbeatState {
 /// Sends heartbeats until `stop` is cancelled.
 ///
 /// # Errors
-/// When there can be no thread, or no runtime for it.
+/// When the thread or its runtime cannot be created.
 pub(crate) fn start(
     membership: &NodeMembership,
-    pulse: Arc<HeartbeatState>,
+    state: Arc<HeartbeatState>,
     stop: CancellationToken,
     supervisor: &Supervisor,
 ) -> std::io::Result<DedicatedThread> {
     let membership = membership.clone();
-    let beating = async move {
+    let heartbeats = async move {
         let supervisor = Supervisor::new();
         let options = rpc::MasterClientOptions {
             connections: 1,
@@ -60,52 +60,52 @@ pub(crate) fn start(
         };
         let (address, authentication) =
             (membership.master.address(), membership.master.authentication().cloned());
-        let own = MasterClient::authenticated(address, options, authentication, &supervisor);
-        let membership = membership.with_heartbeat_master(own);
-        stop.run_until_cancelled(run(&membership, &pulse)).await;
+        let master = MasterClient::authenticated(address, options, authentication, &supervisor);
+        let membership = membership.with_heartbeat_master(master);
+        stop.run_until_cancelled(run(&membership, &state)).await;
         supervisor.token().cancel();
     };
-    DedicatedThread::start(supervisor, "heartbeat", "heartbeat".to_owned(), beating)
+    DedicatedThread::start(supervisor, "heartbeat", "heartbeat".to_owned(), heartbeats)
 }
 
-async fn run(membership: &NodeMembership, pulse: &HeartbeatState) {
+async fn run(membership: &NodeMembership, state: &HeartbeatState) {
     let mut ticks = tokio::time::interval(PERIOD);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let result = match membership.ping().await {
-            Ok(ClientStatus::NEED_REMOUNT) => remount(membership, pulse).await,
-            // A master that was restarted has no keys.
+            Ok(ClientStatus::NEED_REMOUNT) => remount(membership, state).await,
+            // A restarted master has no keys.
             Ok(_) => membership.send_keys().await,
             Err(error) => Err(error),
         };
         match result {
             Ok(()) => {
-                pulse.succeeded.fetch_add(1, Ordering::Relaxed);
-                if !pulse.set_healthy(true) {
-                    tracing::info!(master = membership.master.address(), "the master knows this node");
+                state.succeeded.fetch_add(1, Ordering::Relaxed);
+                if !state.set_healthy(true) {
+                    tracing::info!(master = membership.master.address(), "heartbeats to the master succeed");
                 }
             }
             Err(error) => {
-                pulse.failed.fetch_add(1, Ordering::Relaxed);
-                if pulse.set_healthy(false) {
-                    tracing::warn!(%error, "the master does not answer heartbeats; trying again");
+                state.failed.fetch_add(1, Ordering::Relaxed);
+                if state.set_healthy(false) {
+                    tracing::warn!(%error, "the master does not answer heartbeats; retrying");
                 }
             }
         }
     }
 }
 
-async fn remount(membership: &NodeMembership, pulse: &HeartbeatState) -> Result<(), rpc::RpcError> {
+async fn remount(membership: &NodeMembership, state: &HeartbeatState) -> Result<(), rpc::RpcError> {
     membership.remount().await?;
-    if pulse.succeeded.load(Ordering::Relaxed) == 0 {
-        // Masters ask every node that is new to them.
+    if state.succeeded.load(Ordering::Relaxed) == 0 {
+        // Masters request a remount from every new node, so this is no expiry.
         return Ok(());
     }
-    pulse.remounts.fetch_add(1, Ordering::Relaxed);
-    pulse.remounted.notify_one();
+    state.remounts.fetch_add(1, Ordering::Relaxed);
+    state.remounted.notify_one();
     tracing::warn!(
-        "the master had forgotten this node; it lends its memory again, and what the master has not restored is not found any more"
+        "the master had expired this node; its segments are mounted again, and objects that the master did not restore are lost"
     );
     Ok(())
 }

@@ -1,9 +1,8 @@
-//! A store node: lends memory to a Mooncake store, in the place of Mooncake's own store service.
+//! A store node: contributes memory to a Mooncake store, and replaces Mooncake's own store service.
 //!
-//! [`start`] puts a node together: memory ([`moongate_memory`]), the data plane and the handshake port
-//! ([`moongate_transfer`]), heartbeats on a thread of their own, a worker for the master's copies and moves, and HTTP
-//! servers for people and for Prometheus. Memory that outlives the process is lent again under the ids, the name and
-//! the address that it had.
+//! [`start`] assembles a node: memory ([`moongate_memory`]), the data plane and the handshake port
+//! ([`moongate_transfer`]), heartbeats on a dedicated thread, a worker for the master's copy and move tasks, and HTTP
+//! servers for the REST API, health and metrics. Persistent memory is mounted again under the same ids, name and address.
 
 mod access;
 pub mod args;

@@ -1,4 +1,4 @@
-//! Where a node is: its address, its name, and its two listening sockets.
+//! A node's address, its name and its listening sockets.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -10,31 +10,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::args::SegmentBackingArg;
 
-/// A node that is nowhere.
+/// The node's address or sockets cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeListenError {
-    /// Its host has no address.
+    /// The local hostname does not resolve.
     #[error(
         "the local hostname {host} has no address: {problem}; set it to an address of this host, or use --listen"
     )]
-    Host {
-        /// The host.
-        host: String,
-        /// Why not.
-        problem: String,
-    },
-    /// A port cannot be listened on.
+    Host { host: String, problem: String },
+    /// A port cannot be bound.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The holder has no socket for it.
+    /// The holder does not provide a socket.
     #[error(transparent)]
     Holder(#[from] holder::HolderError),
-    /// A socket cannot be used.
+    /// A system call on a socket failed.
     #[error("cannot use a listening socket: {0}")]
     Socket(#[from] std::io::Error),
 }
 
-/// A host, and the port that a node's name shall have; 0 if it may be any.
+/// A host, and the port in the node's name; 0 for any free port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct NodeHost {
     pub(crate) name: String,
@@ -42,7 +37,7 @@ pub(crate) struct NodeHost {
 }
 
 impl NodeHost {
-    /// Of `host`, `host:port` or `[address]:port`.
+    /// Parses `host`, `host:port` or `[address]:port`.
     pub(crate) fn parse(text: &str) -> Self {
         let split = text.rsplit_once(':').and_then(|(name, port)| Some((name, port.parse().ok()?)));
         match split {
@@ -53,64 +48,64 @@ impl NodeHost {
         }
     }
 
-    /// The node's name, which is also where its handshake port is.
+    /// The node's name, which is also the address of its handshake port.
     pub(crate) fn endpoint(&self, port: u16) -> String {
         let name = &self.name;
         if name.contains(':') { format!("[{name}]:{port}") } else { format!("{name}:{port}") }
     }
 
-    /// Where a node of this host listens, unless another address is configured.
+    /// Resolves the address to listen on, unless one is configured.
     pub(crate) async fn address(&self) -> Result<IpAddr, NodeListenError> {
         let error = |problem: String| NodeListenError::Host { host: self.name.clone(), problem };
-        let found = tokio::net::lookup_host((self.name.as_str(), 0)).await;
-        let found: Vec<IpAddr> = found.map_err(|it| error(it.to_string()))?.map(|it| it.ip()).collect();
-        // Peers of older releases speak IPv4 only.
-        let best = found.iter().find(|address| address.is_ipv4()).or(found.first());
-        best.copied().ok_or_else(|| error("its name is known, and has none".to_owned()))
+        let resolved = tokio::net::lookup_host((self.name.as_str(), 0)).await;
+        let resolved: Vec<IpAddr> = resolved.map_err(|it| error(it.to_string()))?.map(|it| it.ip()).collect();
+        // Peers of older releases support IPv4 only.
+        let chosen = resolved.iter().find(|address| address.is_ipv4()).or(resolved.first());
+        chosen.copied().ok_or_else(|| error("the name exists but resolves to no address".to_owned()))
     }
 }
 
-/// Where a node listens.
+/// A node's address and listening sockets.
 #[derive(Debug)]
 pub(crate) struct NodeListeners {
     pub(crate) address: IpAddr,
     pub(crate) handshake: TcpListener,
     pub(crate) data: TcpListener,
-    /// Where readers ask for what is on the disk, if there is one.
+    /// Socket for disk reads, if there is a disk tier.
     pub(crate) disk: Option<TcpListener>,
 }
 
-/// Ports that peers know, kept beside memory that outlives the process.
+/// Ports that peers have cached, stored in a file next to persistent memory.
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct PersistedPorts {
     handshake: u16,
     data: u16,
-    /// 0 if there was no disk.
+    /// 0 if there was no disk tier.
     #[serde(default)]
     disk: u16,
 }
 
 impl NodeListeners {
-    /// Listens where it is told to, or where the node has listened before: peers keep what they were told.
+    /// Binds the configured ports, or those of the previous run: peers cache them.
     pub(crate) fn open(
         host: &NodeHost,
         address: IpAddr,
         data_port: u16,
-        keeping: &SegmentBackingArg,
+        backing: &SegmentBackingArg,
         label: &str,
         has_disk: bool,
     ) -> Result<Self, NodeListenError> {
-        let place = match keeping {
+        let listeners = match backing {
             SegmentBackingArg::Holder(path) => {
                 let holder = HolderClient::new(path);
-                let kept = |kind: &str, port| {
-                    held_listener(&holder, &format!("{label}.{kind}"), (address, port).into())
+                let inherit = |kind: &str, port| {
+                    inherited_listener(&holder, &format!("{label}.{kind}"), (address, port).into())
                 };
                 Self {
                     address,
-                    handshake: kept("handshake", host.port)?,
-                    data: kept("data", data_port)?,
-                    disk: has_disk.then(|| kept("disk", 0)).transpose()?,
+                    handshake: inherit("handshake", host.port)?,
+                    data: inherit("data", data_port)?,
+                    disk: has_disk.then(|| inherit("disk", 0)).transpose()?,
                 }
             }
             SegmentBackingArg::Process => Self::bind(
@@ -120,16 +115,17 @@ impl NodeListeners {
             )?,
             SegmentBackingArg::Folder(folder) => {
                 let file = folder.join(format!("{label}.ports"));
-                let known = read(&file);
-                let or = |asked: u16, known: u16| if asked == 0 { known } else { asked };
-                let (handshake, data) = (or(host.port, known.handshake), or(data_port, known.data));
-                let place =
-                    Self::bind(address, PersistedPorts { handshake, data, disk: known.disk }, has_disk)?;
-                place.write(&file)?;
-                place
+                let persisted = read(&file);
+                let or =
+                    |configured: u16, persisted: u16| if configured == 0 { persisted } else { configured };
+                let (handshake, data) = (or(host.port, persisted.handshake), or(data_port, persisted.data));
+                let listeners =
+                    Self::bind(address, PersistedPorts { handshake, data, disk: persisted.disk }, has_disk)?;
+                listeners.write(&file)?;
+                listeners
             }
         };
-        Ok(place)
+        Ok(listeners)
     }
 
     fn bind(address: IpAddr, ports: PersistedPorts, has_disk: bool) -> Result<Self, NodeListenError> {
@@ -155,17 +151,17 @@ fn read(file: &Path) -> PersistedPorts {
     serde_json::from_slice(&bytes).unwrap_or_default()
 }
 
-/// A socket of the holder's. One at another address is of a pod that was, and is let go.
+/// Takes a socket over from the holder. One at another address belongs to an earlier pod and is released.
 #[cfg(not(feature = "simulation"))]
-fn held_listener(
+fn inherited_listener(
     holder: &HolderClient,
     name: &str,
     address: SocketAddr,
 ) -> Result<TcpListener, NodeListenError> {
     let mut listener = holder.listener(name, address)?;
-    let at = listener.local_addr()?;
-    let same_port = address.port() == 0 || address.port() == at.port();
-    if at.ip() != address.ip() || !same_port {
+    let local = listener.local_addr()?;
+    let same_port = address.port() == 0 || address.port() == local.port();
+    if local.ip() != address.ip() || !same_port {
         holder.release(name)?;
         listener = holder.listener(name, address)?;
     }
@@ -173,9 +169,9 @@ fn held_listener(
     Ok(TcpListener::from_std(listener)?)
 }
 
-/// No holder is simulated.
+/// Simulations have no holder.
 #[cfg(feature = "simulation")]
-fn held_listener(_: &HolderClient, _: &str, _: SocketAddr) -> Result<TcpListener, NodeListenError> {
+fn inherited_listener(_: &HolderClient, _: &str, _: SocketAddr) -> Result<TcpListener, NodeListenError> {
     Err(NodeListenError::Socket(std::io::ErrorKind::Unsupported.into()))
 }
 
@@ -184,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hosts_have_ports_or_not() {
+    fn local_hostname_parses_with_and_without_port() {
         for (text, name, port) in [
             ("10.0.0.7", "10.0.0.7", 0),
             ("node-1:12345", "node-1", 12345),
@@ -199,22 +195,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_node_with_lasting_memory_comes_back_to_its_ports() {
+    async fn node_with_persistent_memory_reuses_its_ports() {
         let folder = std::env::temp_dir().join(format!("moongate-place-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
-        let keeping = SegmentBackingArg::Folder(folder.clone());
+        let backing = SegmentBackingArg::Folder(folder.clone());
         let ports = async || {
             let host = NodeHost::parse("127.0.0.1");
             let address = host.address().await.unwrap();
-            let place = NodeListeners::open(&host, address, 0, &keeping, "segment", true).unwrap();
-            [&place.handshake, &place.data, place.disk.as_ref().unwrap()]
+            let listeners = NodeListeners::open(&host, address, 0, &backing, "segment", true).unwrap();
+            [&listeners.handshake, &listeners.data, listeners.disk.as_ref().unwrap()]
                 .map(|it| it.local_addr().unwrap().port())
         };
         let first = ports().await;
         assert_eq!(ports().await, first);
         std::fs::remove_dir_all(&folder).unwrap();
-        let nowhere = NodeHost::parse("no.such.host.invalid");
-        let error = nowhere.address().await;
+        let unresolvable = NodeHost::parse("no.such.host.invalid");
+        let error = unresolvable.address().await;
         assert!(error.unwrap_err().to_string().contains("--listen"));
     }
 }

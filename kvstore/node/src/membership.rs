@@ -1,4 +1,4 @@
-//! What a node tells the master about itself.
+//! A node's calls to the master: mounting segments, heartbeats, keys and intact ranges.
 
 use std::sync::Arc;
 
@@ -15,57 +15,57 @@ use crate::capabilities::CapabilityChecker;
 use crate::drain_hooks::NodeDrainState;
 use crate::segment_pool::{MountedSegment, SegmentPool};
 
-/// How transfers reach a node without RDMA.
+/// Transfer protocol of a node without RDMA.
 pub(crate) const PROTOCOL: &str = "tcp";
 
-/// Parts of a segment that are told at a time.
+/// Maximum number of intact ranges in one request.
 const RANGES_PER_CALL: usize = 16_384;
 
-/// A node as a member of a store.
+/// A node's identity in the store, and its connection to the master.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeMembership {
     pub(crate) master: MasterClient,
     /// Whether the connection to the master carries heartbeats only.
     pub(crate) heartbeats_only: bool,
     pub(crate) client_id: Uuid,
-    /// The node's name, which is also where it answers handshakes.
+    /// The node's name, which is also the address of its handshake port.
     pub(crate) endpoint: Arc<str>,
     pub(crate) host: Arc<str>,
     pub(crate) pool: Arc<SegmentPool>,
-    /// Whether its listening sockets are kept while no process of it runs.
+    /// Whether a holder keeps the listening sockets open while the node restarts.
     pub(crate) sockets_persist: bool,
-    /// Whether it is going to be replaced.
+    /// Whether the node is about to be replaced.
     pub(crate) drain: Arc<NodeDrainState>,
-    /// How transfers reach the node, as the master tells clients.
+    /// Transfer protocol that the master passes on to clients.
     pub(crate) protocol: &'static str,
-    /// The keys of segments, if peers are authenticated.
+    /// Keys of the segments, if peers are authenticated.
     pub(crate) capabilities: Option<Arc<CapabilityChecker>>,
 }
 
 impl NodeMembership {
-    /// The same with a connection of its own for heartbeats, for another runtime.
+    /// A copy with a separate connection for heartbeats, which run on another runtime.
     pub(crate) fn with_heartbeat_master(&self, master: MasterClient) -> Self {
         Self { master, heartbeats_only: true, ..self.clone() }
     }
 
-    /// Whether the master is there.
+    /// Checks that the master is ready to serve.
     pub(crate) async fn ready(&self) -> Result<String, RpcError> {
         Ok(self.master.call::<ServiceReady, &str>(&NoArguments).await??)
     }
 
-    /// Lends a segment. One that is lent already stays so, with what the master keeps in it.
-    pub(crate) async fn mount(&self, lent: &MountedSegment) -> Result<(), RpcError> {
-        let arguments = MountArguments { segment: self.segment(lent), client_id: self.client_id };
+    /// Mounts a segment. If it is mounted already, the mount and its objects stay.
+    pub(crate) async fn mount(&self, segment: &MountedSegment) -> Result<(), RpcError> {
+        let arguments = MountArguments { segment: self.segment(segment), client_id: self.client_id };
         match self.master.call_with_attachment::<MountSegment, &str>(&arguments, self.attachment()).await? {
-            Ok(()) | Err(ErrorCode::SEGMENT_ALREADY_EXISTS) => self.send_key(lent.id).await,
+            Ok(()) | Err(ErrorCode::SEGMENT_ALREADY_EXISTS) => self.send_key(segment.id).await,
             Err(code) => Err(code.into()),
         }
     }
 
-    /// Sends the master the keys of all segments. It holds them in memory only, so they are sent again with each heartbeat.
+    /// Sends the master the keys of all segments. It stores them in memory only, so they are sent again with each heartbeat.
     pub(crate) async fn send_keys(&self) -> Result<(), RpcError> {
-        for lent in self.pool.segments().iter() {
-            self.send_key(lent.id).await?;
+        for segment in self.pool.segments().iter() {
+            self.send_key(segment.id).await?;
         }
         Ok(())
     }
@@ -76,32 +76,32 @@ impl NodeMembership {
         match capabilities.key_of(self.client_id, segment) {
             Ok(key) => self.master.send_segment_key(&key).await,
             Err(error) => {
-                tracing::error!(%error, "no key for a segment: it cannot be read or written");
+                tracing::error!(%error, "cannot generate a key for a segment: peers cannot read or write it");
                 Ok(())
             }
         }
     }
 
-    /// Lends all segments to a master that has forgotten them.
+    /// Mounts all segments again after the master expired this node.
     pub(crate) async fn remount(&self) -> Result<(), RpcError> {
-        let lent = self.pool.segments();
-        let segments = lent.iter().map(|lent| self.segment(lent)).collect();
+        let mounted = self.pool.segments();
+        let segments = mounted.iter().map(|segment| self.segment(segment)).collect();
         let arguments = RemountArguments { segments, client_id: self.client_id };
-        let mut wanted = Vec::new();
-        for it in lent.iter() {
-            if self.announce_inventory(it).await? {
-                wanted.push(it);
+        let mut accepted = Vec::new();
+        for segment in mounted.iter() {
+            if self.announce_inventory(segment).await? {
+                accepted.push(segment);
             }
         }
         self.master.call_with_attachment::<ReMountSegment, &str>(&arguments, self.attachment()).await??;
         self.send_keys().await?;
-        for it in wanted {
-            self.offer_inventory(it).await?;
+        for segment in accepted {
+            self.offer_inventory(segment).await?;
         }
         Ok(())
     }
 
-    /// Takes a segment back. What is kept in it is gone.
+    /// Unmounts a segment. The master drops the replicas in it.
     pub(crate) async fn unmount(&self, segment_id: Uuid) -> Result<(), RpcError> {
         let arguments = UnmountArguments { segment_id, client_id: self.client_id };
         match self.master.call::<UnmountSegment, &str>(&arguments).await? {
@@ -113,26 +113,35 @@ impl NodeMembership {
         }
     }
 
-    /// Tells the master what an earlier process had not written to its end, so that no reader is sent there. Masters of
-    /// Mooncake's do not want to know: their readers are refused.
-    pub(crate) async fn report_intact_ranges(&self, lent: &MountedSegment) -> Result<(), RpcError> {
-        let Some(whole) = lent.intact_ranges() else { return Ok(()) };
-        match self.send_intact_ranges(lent, &whole).await {
+    /// Reports which ranges an earlier process wrote completely, so that the master sends no reader to the others. Mooncake's
+    /// masters lack this call; the node then refuses such reads.
+    pub(crate) async fn report_intact_ranges(&self, segment: &MountedSegment) -> Result<(), RpcError> {
+        let Some(ranges) = segment.intact_ranges() else { return Ok(()) };
+        match self.send_intact_ranges(segment, &ranges).await {
             Ok(0) => {}
-            Ok(lost) => tracing::warn!(replicas = lost, "not written to their end when this node ended"),
-            Err(RpcError::Fault(fault)) => tracing::debug!(%fault, "the master does not ask what is whole"),
+            Ok(lost) => tracing::warn!(
+                replicas = lost,
+                "incomplete replicas were dropped: the previous process stopped during their writes"
+            ),
+            Err(RpcError::Fault(fault)) => {
+                tracing::debug!(%fault, "the master does not support intact ranges")
+            }
             Err(error) => return Err(error),
         }
         Ok(())
     }
 
-    async fn send_intact_ranges(&self, lent: &MountedSegment, whole: &[(u64, u64)]) -> Result<u64, RpcError> {
-        let (mut lost, mut from, mut rest) = (0, 0, whole);
+    async fn send_intact_ranges(
+        &self,
+        segment: &MountedSegment,
+        ranges: &[(u64, u64)],
+    ) -> Result<u64, RpcError> {
+        let (mut lost, mut from, mut rest) = (0, 0, ranges);
         loop {
-            let (now, after) = rest.split_at(rest.len().min(RANGES_PER_CALL));
-            let to = after.first().map_or(lent.size, |(start, _)| *start);
-            let (starts, ends) = now.iter().copied().unzip();
-            let (client_id, segment_id) = (self.client_id, lent.id);
+            let (chunk, after) = rest.split_at(rest.len().min(RANGES_PER_CALL));
+            let to = after.first().map_or(segment.size, |(start, _)| *start);
+            let (starts, ends) = chunk.iter().copied().unzip();
+            let (client_id, segment_id) = (self.client_id, segment.id);
             let arguments = IntactRangesArguments { client_id, segment_id, from, to, starts, ends };
             lost += self.master.report_intact_ranges(&arguments).await?;
             if after.is_empty() {
@@ -142,14 +151,15 @@ impl NodeMembership {
         }
     }
 
-    /// A heartbeat.
+    /// Sends a heartbeat. The status says whether the master requests a remount.
     pub(crate) async fn ping(&self) -> Result<ClientStatus, RpcError> {
         let arguments = ClientArguments { client_id: self.client_id };
-        let answer = self.master.call_with_attachment::<Ping, &str>(&arguments, self.attachment()).await??;
-        Ok(answer.client_status)
+        let response =
+            self.master.call_with_attachment::<Ping, &str>(&arguments, self.attachment()).await??;
+        Ok(response.client_status)
     }
 
-    /// What masters of this house are told besides.
+    /// Attachment for Moongate masters; Mooncake's ignore it.
     fn attachment(&self) -> &'static [u8] {
         match (self.survives_restart(), self.drain.is_set()) {
             (true, true) => NODE_DRAINED,
@@ -159,17 +169,17 @@ impl NodeMembership {
         }
     }
 
-    /// Whether the node's next process goes on with all that it has, and readers may wait for that.
+    /// Whether the next process restores all segments and sockets, so that readers may wait for it.
     pub(crate) fn survives_restart(&self) -> bool {
-        self.sockets_persist && self.pool.segments().iter().all(|lent| lent.is_persistent)
+        self.sockets_persist && self.pool.segments().iter().all(|segment| segment.is_persistent)
     }
 
-    fn segment(&self, lent: &MountedSegment) -> Segment<&str> {
+    fn segment(&self, segment: &MountedSegment) -> Segment<&str> {
         Segment {
-            id: lent.id,
+            id: segment.id,
             name: &self.endpoint,
-            base: lent.base,
-            size: lent.size,
+            base: segment.base,
+            size: segment.size,
             te_endpoint: &self.endpoint,
             protocol: self.protocol,
             host_id: &self.host,

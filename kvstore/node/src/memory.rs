@@ -1,4 +1,4 @@
-//! The memory that a node lends from its start, and under which ids.
+//! The node's first segment: its memory, and the ids under which it is mounted.
 
 use std::io;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use crate::args::{NodeArgs, PageModeArg, SegmentBackingArg};
 use crate::config::NodeConfig;
 use crate::error::NodeStartError;
 
-/// Pause between two attempts to open memory that another process has.
+/// Pause between attempts to open memory that another process still uses.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// Opens the memory. A node that is being replaced may still have it.
+/// Opens the memory, with retries until the deadline: the process that is being replaced may still use it.
 pub(crate) async fn open_memory(
     flags: &NodeArgs,
     config: &NodeConfig,
     deadline: Instant,
 ) -> Result<SegmentMemory, NodeStartError> {
-    let wanted = SegmentOptions {
+    let options = SegmentOptions {
         backing: match &flags.memory {
             SegmentBackingArg::Process => SegmentBacking::Process,
             SegmentBackingArg::Holder(path) => SegmentBacking::Holder(HolderClient::new(path)),
@@ -39,17 +39,17 @@ pub(crate) async fn open_memory(
         placement: NumaPlacement::default(),
     };
     loop {
-        // Memory of a disk is checked after the machine was started anew, which takes a while.
-        let opening = wanted.clone();
+        // Opening blocks for a while after a reboot, because memory in a file on a disk is verified then.
+        let attempt = options.clone();
         let size = config.segment_size;
-        match run_blocking(move || SegmentMemory::open(&opening, |base| new_identity(base, size))).await? {
+        match run_blocking(move || SegmentMemory::open(&attempt, |base| new_identity(base, size))).await? {
             Ok(segment) => return Ok(segment),
             Err(error) if Instant::now() + PAUSE > deadline => return Err(error.into()),
             Err(
                 error @ (segment::SegmentError::Ledger(moongate_memory::ledger::LedgerError::InUse)
                 | segment::SegmentError::Holder(_)),
             ) => {
-                tracing::warn!(%error, "waiting for the memory");
+                tracing::warn!(%error, "the segment's memory is not available yet; retrying");
             }
             Err(error) => return Err(error.into()),
         }
@@ -57,22 +57,22 @@ pub(crate) async fn open_memory(
     }
 }
 
-/// Under which ids the memory is lent. Memory that was lent under another name begins anew: nobody would find in it
-/// what was there.
+/// The ids under which the memory is mounted. If the node's name changed, the content is discarded and the ids are new, because
+/// the master refers to objects by the node's name.
 pub(crate) fn resolve_identity(
     ledger: &Ledger,
     endpoint: &str,
-    kept: bool,
+    is_restored: bool,
 ) -> Result<SegmentIdentity, NodeStartError> {
     let mut identity = ledger.identity();
     if identity.name == endpoint {
         return Ok(identity);
     }
-    if kept {
+    if is_restored {
         tracing::warn!(
-            was = identity.name,
-            is = endpoint,
-            "this node has another name than before, so that what its memory holds cannot be found; it begins anew"
+            previous_name = identity.name,
+            name = endpoint,
+            "this node's name has changed, so the objects in its memory cannot be found; they are discarded"
         );
         ledger.remove(0, identity.size);
         identity = SegmentIdentity { base: identity.base, ..new_identity(identity.base, identity.size) };
@@ -82,25 +82,25 @@ pub(crate) fn resolve_identity(
     Ok(identity)
 }
 
-/// Runs what waits for a disk beside other tasks.
+/// Runs blocking file access off the runtime's threads.
 #[cfg(not(feature = "simulation"))]
 async fn run_blocking<T: Send + 'static>(open: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     tokio::task::spawn_blocking(open).await.map_err(io::Error::other)
 }
 
-/// Runs it at once: a simulation has one thread.
+/// Runs it inline, because a simulation has one thread.
 #[cfg(feature = "simulation")]
 async fn run_blocking<T>(open: impl FnOnce() -> T) -> io::Result<T> {
     std::future::ready(Ok(open())).await
 }
 
-/// Where the system maps memory differs from run to run, and what peers call its first byte must not.
+/// A reproducible base address: the address of the mapping differs between runs of a simulation.
 #[cfg(feature = "simulation")]
 fn simulated_base(_mapped: u64) -> u64 {
     fastrand::u64(1..1 << 16) << 32
 }
 
-/// New ids for a segment.
+/// Random ids for a new segment.
 pub(crate) fn new_identity(base: u64, size: u64) -> SegmentIdentity {
     let number = || fastrand::u64(1..);
     #[cfg(feature = "simulation")]

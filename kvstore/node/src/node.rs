@@ -1,4 +1,4 @@
-//! A node from its start to its end.
+//! Start and shutdown of a node, and mounting and unmounting of segments.
 
 use std::io;
 use std::sync::Arc;
@@ -39,12 +39,12 @@ use crate::start_retry::StartRetry;
 use crate::tasks::{TaskCounts, TaskWorker};
 use crate::{catalog_sync, rdma};
 
-/// Segments at most, with those that the REST API mounts.
+/// Maximum number of segments, including those that the REST API mounts.
 const MAX_SEGMENTS: usize = 256;
-/// Time for the last words to master and metadata server.
+/// Time limit for unregistering from master and metadata server.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
 
-/// What all parts of a node share.
+/// State that all parts of a node share.
 #[derive(Clone)]
 pub(crate) struct NodeContext {
     pub(crate) membership: NodeMembership,
@@ -53,18 +53,18 @@ pub(crate) struct NodeContext {
     pub(crate) task_counts: Arc<TaskCounts>,
     pub(crate) scrub_counts: Arc<ScrubCounts>,
     pub(crate) catalog_sync_counts: Arc<CatalogSyncCounts>,
-    /// Calls of the REST API that were refused for who made them.
+    /// REST API requests that were rejected by access control.
     pub(crate) refused_calls: Arc<AtomicU64>,
     pub(crate) client: KvClient,
-    /// The tier on a disk, if there is one.
+    /// Worker of the disk tier, if one is configured.
     pub(crate) disk_worker: Option<DiskWorker>,
-    /// Segments of engines that are lent.
+    /// Engines' shared memory that is mounted.
     pub(crate) engines: Arc<Mutex<EngineSegments>>,
     publisher: DescriptorPublisher,
     fabric: Option<Arc<RdmaFabric>>,
 }
 
-/// A node that serves.
+/// A running node. Dropping it does not stop the node.
 pub struct RunningNode {
     shared: NodeContext,
     heartbeat: DedicatedThread,
@@ -77,7 +77,7 @@ pub struct RunningNode {
 /// Starts a node. It runs until [`RunningNode::stop`].
 ///
 /// # Errors
-/// [`NodeStartError`].
+/// [`NodeStartError`], after `--max-wait-time` if master or metadata server are unreachable.
 pub async fn start(
     flags: NodeArgs,
     config: NodeConfig,
@@ -86,7 +86,7 @@ pub async fn start(
     let tls = open_tls(&flags, &config, supervisor)?;
     let wait = Duration::try_from_secs_f64(flags.max_wait_time).unwrap_or_default();
     let deadline = Instant::now() + wait;
-    let lasts = flags.memory != SegmentBackingArg::Process;
+    let is_persistent = flags.memory != SegmentBackingArg::Process;
     let host = NodeHost::parse(&config.local_hostname);
     let address = match flags.listen {
         Some(address) => address,
@@ -96,13 +96,13 @@ pub async fn start(
     let segment = open_memory(&flags, &config, deadline).await?;
     let disk = NodeDisk::open(&flags, &config).await?;
     let (memory, label) = (&flags.memory, &flags.memory_label);
-    let place = NodeListeners::open(&host, address, flags.data_port, memory, label, disk.is_some())?;
-    let endpoint = host.endpoint(place.handshake.local_addr()?.port());
+    let listeners = NodeListeners::open(&host, address, flags.data_port, memory, label, disk.is_some())?;
+    let endpoint = host.endpoint(listeners.handshake.local_addr()?.port());
     let identity = resolve_identity(&segment.ledger, &endpoint, segment.is_restored)?;
     let pool = Arc::new(SegmentPool::default());
-    let served = rdma::open(&config, lasts, &segment.region, disk.as_deref().map(NodeDisk::buffer));
-    let lent = MountedSegment::new(segment, uuid(identity.segment), identity.base, lasts);
-    pool.add(Arc::new(lent.with_rdma(served.segment)));
+    let served = rdma::open(&config, is_persistent, &segment.region, disk.as_deref().map(NodeDisk::buffer));
+    let mounted = MountedSegment::new(segment, uuid(identity.segment), identity.base, is_persistent);
+    pool.add(Arc::new(mounted.with_rdma(served.segment)));
     if disk.as_ref().is_some_and(|disk| !pool.add_buffer(disk.buffer(), served.buffer)) {
         return Err(io::Error::from(io::ErrorKind::AddrInUse).into());
     }
@@ -127,7 +127,7 @@ pub async fn start(
         protocol: if fabric.is_some() { rdma::PROTOCOL } else { PROTOCOL },
         capabilities: capabilities.clone(),
     };
-    let presence = describe_node(&config, &host, &place, &membership, fabric.as_deref(), tls.as_ref())?;
+    let publisher = describe_node(&config, &host, &listeners, &membership, fabric.as_deref(), tls.as_ref())?;
     let options = serve::TransferServerOptions {
         authentication: tls
             .clone()
@@ -138,19 +138,29 @@ pub async fn start(
         connections_per_peer: flags.max_connections_per_peer,
         ..serve::TransferServerOptions::default()
     };
-    let answers = rdma::handshake_handler(Arc::clone(&presence.handshakes), fabric.clone(), &endpoint);
+    let handshake_handler =
+        rdma::handshake_handler(Arc::clone(&publisher.handshakes), fabric.clone(), &endpoint);
     let limits = HandshakeLimits::default();
     let stop = supervisor.token();
-    handshake::listen(place.handshake, answers, peers.clone(), tls.clone(), limits, stop, supervisor);
+    handshake::listen(
+        listeners.handshake,
+        handshake_handler,
+        peers.clone(),
+        tls.clone(),
+        limits,
+        stop,
+        supervisor,
+    );
 
-    presence.publish_until(deadline).await?;
+    publisher.publish_until(deadline).await?;
     join(&membership, deadline).await?;
-    // Who connects meanwhile waits. What they wrote would not be among what the master was told is whole.
+    // Data transfers start only after the intact ranges were reported: later writes would be missing from that report.
     let target: Arc<dyn serve::TransferTarget> = pool;
-    let serving = Arc::new(serve::listen(place.data, target, options, supervisor)?);
-    let pulse = Arc::new(HeartbeatState::default());
-    let beating = CancellationToken::new();
-    let heartbeat = heartbeat::start(&membership, Arc::clone(&pulse), beating.clone(), supervisor)?;
+    let serving = Arc::new(serve::listen(listeners.data, target, options, supervisor)?);
+    let heartbeat_state = Arc::new(HeartbeatState::default());
+    let heartbeat_stop = CancellationToken::new();
+    let heartbeat =
+        heartbeat::start(&membership, Arc::clone(&heartbeat_state), heartbeat_stop.clone(), supervisor)?;
     let client_options = ClientOptions {
         tenant: config.tenant.clone(),
         metadata: config.metadata.clone(),
@@ -159,14 +169,14 @@ pub async fn start(
         ..ClientOptions::default()
     };
     let client = KvClient::new(&config.master, client_options, supervisor)?;
-    let keeper = disk.zip(place.disk).map(|(disk, listener)| {
+    let disk_worker = disk.zip(listeners.disk).map(|(disk, listener)| {
         let peers = (peers.clone(), tls.clone());
-        start_disk(disk, listener, &host, &membership, &presence, peers, supervisor)
+        start_disk(disk, listener, &host, &membership, &publisher, peers, supervisor)
     });
     let shared = NodeContext {
-        disk_worker: keeper.transpose()?,
+        disk_worker: disk_worker.transpose()?,
         membership,
-        heartbeat: pulse,
+        heartbeat: heartbeat_state,
         serving,
         task_counts: Arc::default(),
         scrub_counts: Arc::default(),
@@ -174,76 +184,75 @@ pub async fn start(
         refused_calls: Arc::default(),
         client,
         engines: Arc::default(),
-        publisher: presence,
+        publisher,
         fabric,
     };
     shared.start_background(flags.scrub_rate, supervisor);
-    let face = HttpAccess { address: place.address, peers: &peers, tls: tls.as_ref() };
-    let http = shared.serve_http(&flags, &config, face, supervisor)?;
+    let http_access = HttpAccess { address: listeners.address, peers: &peers, tls: tls.as_ref() };
+    let http = shared.serve_http(&flags, &config, http_access, supervisor)?;
     tracing::info!(
         name = %shared.membership.endpoint,
-        data = %shared.publisher.handshakes.descriptor.load().tcp_data_port,
+        data_port = %shared.publisher.handshakes.descriptor.load().tcp_data_port,
         %http,
         bytes = config.segment_size,
         %peers,
-        "this node lends memory"
+        "store node ready"
     );
-    let unmounts = !lasts || flags.on_stop == OnStopAction::Unmount;
+    let unmounts = !is_persistent || flags.on_stop == OnStopAction::Unmount;
     let drain_timeout = flags.drain_timeout;
-    Ok(RunningNode { shared, heartbeat, heartbeat_stop: beating, unmounts, drain_timeout, http })
+    Ok(RunningNode { shared, heartbeat, heartbeat_stop, unmounts, drain_timeout, http })
 }
 
 impl RunningNode {
-    /// Where the REST API is.
+    /// The bound address of the REST API.
     #[must_use]
     pub fn http(&self) -> std::net::SocketAddr {
         self.http
     }
 
-    /// The node's name.
+    /// The node's name, as `host:port`.
     #[must_use]
     pub fn endpoint(&self) -> &str {
         &self.shared.membership.endpoint
     }
 
-    /// Leaves: takes the memory out of the store unless it is kept, and ends what is in progress.
+    /// Stops the node: unmounts its segments unless they are kept, then drains transfers in progress.
     pub async fn stop(self) {
         self.heartbeat_stop.cancel();
         if self.unmounts {
             self.unregister().await;
         } else {
-            tracing::info!("the memory stays as it is for the next run of this node");
+            tracing::info!("segments are kept for the next run of this node");
         }
-        let cut = self.shared.serving.drain(self.drain_timeout).await;
-        if cut > 0 {
-            tracing::warn!(connections = cut, limit = ?self.drain_timeout, "transfers were cut: they took too long");
+        let aborted = self.shared.serving.drain(self.drain_timeout).await;
+        if aborted > 0 {
+            tracing::warn!(connections = aborted, limit = ?self.drain_timeout, "transfers were aborted: they exceeded --drain-timeout");
         }
-        if let Some(keeper) = &self.shared.disk_worker {
-            keeper.shut_down().await;
+        if let Some(worker) = &self.shared.disk_worker {
+            worker.shut_down().await;
         }
-        // It ends at its next pause.
         self.heartbeat.join().await;
     }
 
     async fn unregister(&self) {
         let membership = &self.shared.membership;
-        let farewell = async {
-            if let Some(keeper) = &self.shared.disk_worker
-                && let Err(error) = keeper.unmount().await
+        let unregister = async {
+            if let Some(worker) = &self.shared.disk_worker
+                && let Err(error) = worker.unmount().await
             {
-                tracing::warn!(%error, "the master was not told that this node's disk leaves; it will notice");
+                tracing::warn!(%error, "cannot unmount this node's disk at the master; the master will expire it");
             }
-            for lent in membership.pool.segments().iter() {
-                if let Err(error) = membership.unmount(lent.id).await {
-                    tracing::warn!(%error, "the master was not told that this node leaves; it will notice");
+            for mounted in membership.pool.segments().iter() {
+                if let Err(error) = membership.unmount(mounted.id).await {
+                    tracing::warn!(%error, "cannot unmount a segment at the master; the master will expire it");
                 }
             }
             if let Err(error) = self.shared.publisher.directory.unpublish(&membership.endpoint).await {
-                tracing::warn!(%error, "what the metadata server knows of this node stays there");
+                tracing::warn!(%error, "cannot remove this node's descriptor from the metadata server");
             }
         };
-        if tokio::time::timeout(SHUTDOWN_GRACE, farewell).await.is_err() {
-            tracing::warn!("master or metadata server do not answer: leaving without telling them");
+        if tokio::time::timeout(SHUTDOWN_GRACE, unregister).await.is_err() {
+            tracing::warn!("stopping without unregistering: master or metadata server do not answer");
         }
     }
 }
@@ -256,10 +265,10 @@ impl NodeContext {
             counts: Arc::clone(&self.task_counts),
         };
         worker.start(supervisor);
-        let (presence, pulse, stop) =
+        let (publisher, heartbeat, stop) =
             (self.publisher.clone(), Arc::clone(&self.heartbeat), supervisor.token());
-        supervisor.spawn_essential("store-presence", async move {
-            stop.run_until_cancelled(presence.run(&pulse)).await;
+        supervisor.spawn_essential("store-descriptor-publisher", async move {
+            stop.run_until_cancelled(publisher.run(&heartbeat)).await;
         });
         catalog_sync::start(self.membership.clone(), Arc::clone(&self.catalog_sync_counts), supervisor);
         scrub::start(
@@ -270,65 +279,65 @@ impl NodeContext {
         );
     }
 
-    /// Whether the machine has memory for so many bytes beside what is mounted.
+    /// Checks that the machine has memory for this many bytes on top of the mounted segments.
     pub(crate) fn check_capacity(&self, size: u64) -> Result<(), String> {
         let pool = &self.membership.pool;
         if pool.segments().len() >= MAX_SEGMENTS {
             return Err(format!("this node has {MAX_SEGMENTS} segments already, which is the limit"));
         }
         let limit = moongate_runtime::memory_limit()
-            .ok_or("the memory of this machine cannot be read from /proc/meminfo")?;
+            .ok_or("cannot read this machine's memory size from /proc/meminfo")?;
         let mounted = pool.bytes();
         if mounted.checked_add(size).is_none_or(|sum| sum > limit) {
             return Err(format!(
-                "{size} bytes beside the {mounted} that are mounted exceed the {limit} bytes of memory of this machine or container"
+                "{size} bytes plus the {mounted} mounted bytes exceed the {limit} bytes of memory of this machine or container"
             ));
         }
         Ok(())
     }
 
-    /// Lends a further segment, which ends with the process.
+    /// Allocates and mounts a further segment, which is lost when the process exits.
     pub(crate) async fn mount_process_memory(&self, size: u64) -> Result<Uuid, String> {
         self.check_capacity(size)?;
-        let wanted = SegmentOptions {
+        let options = SegmentOptions {
             backing: SegmentBacking::Process,
             label: "more".to_owned(),
             size,
             pages: PageMode::Normal,
             placement: NumaPlacement::default(),
         };
-        let opened = SegmentMemory::open(&wanted, |base| new_identity(base, size));
+        let opened = SegmentMemory::open(&options, |base| new_identity(base, size));
         self.mount_segment(opened.map_err(|error| error.to_string())?).await
     }
 
-    /// Lends a segment that ends with the process.
+    /// Mounts a segment that is unmounted when the process exits.
     pub(crate) async fn mount_segment(&self, segment: SegmentMemory) -> Result<Uuid, String> {
         let identity = segment.ledger.identity();
         let registered = self.fabric.as_ref().map(|fabric| fabric.register(&segment.region)).transpose();
         let registered = registered.map_err(|error| error.to_string())?;
-        let lent =
+        let mounted =
             MountedSegment::new(segment, uuid(identity.segment), identity.base, false).with_rdma(registered);
-        let lent = Arc::new(lent);
-        if !self.membership.pool.add(Arc::clone(&lent)) {
-            return Err("its addresses are those of another segment; try again".to_owned());
+        let mounted = Arc::new(mounted);
+        if !self.membership.pool.add(Arc::clone(&mounted)) {
+            return Err("its addresses overlap those of another segment; try again".to_owned());
         }
         self.publisher.update_descriptor(&self.membership);
-        let told = async {
+        let registration = async {
             self.publisher.publish().await.map_err(|error| error.to_string())?;
-            self.membership.mount(&lent).await.map_err(|error| error.to_string())
+            self.membership.mount(&mounted).await.map_err(|error| error.to_string())
         };
-        if let Err(error) = told.await {
-            self.membership.pool.remove(lent.id);
+        if let Err(error) = registration.await {
+            self.membership.pool.remove(mounted.id);
             self.publisher.update_descriptor(&self.membership);
             return Err(error);
         }
-        Ok(lent.id)
+        Ok(mounted.id)
     }
 
-    /// Takes a segment back.
+    /// Unmounts a segment from the store, and removes it from the descriptor.
     pub(crate) async fn unmount(&self, id: Uuid) -> Result<(), String> {
-        if self.membership.pool.segments().iter().all(|lent| lent.id != id) {
-            return Err(format!("this node lends no segment {id}"));
+        if self.membership.pool.segments().iter().all(|mounted| mounted.id != id) {
+            return Err(format!("this node has no segment {id}"));
         }
         self.membership.unmount(id).await.map_err(|error| error.to_string())?;
         self.membership.pool.remove(id);
@@ -337,44 +346,44 @@ impl NodeContext {
     }
 }
 
-/// Lets the disk be used: by the master for what it moves there, and by readers.
+/// Starts the port for disk reads and the worker for the master's disk tasks.
 fn start_disk(
     disk: Arc<NodeDisk>,
     listener: TcpListener,
     host: &NodeHost,
     membership: &NodeMembership,
-    presence: &DescriptorPublisher,
+    publisher: &DescriptorPublisher,
     (peers, tls): (AllowedPeers, Option<PeerTls>),
     supervisor: &Supervisor,
 ) -> Result<DiskWorker, NodeStartError> {
     let endpoint = host.endpoint(listener.local_addr()?.port());
     let own = Arc::clone(&membership.endpoint);
-    let readers = disk::DiskReadAccess { peers, authentication: tls.zip(membership.capabilities.clone()) };
-    disk::listen(listener, Arc::clone(&disk), own, readers, supervisor);
-    let keeper = DiskWorker {
+    let access = disk::DiskReadAccess { peers, authentication: tls.zip(membership.capabilities.clone()) };
+    disk::listen(listener, Arc::clone(&disk), own, access, supervisor);
+    let worker = DiskWorker {
         disk,
         membership: membership.clone(),
-        directory: presence.directory.clone(),
+        directory: publisher.directory.clone(),
         endpoint: endpoint.into(),
         unmounting: CancellationToken::new(),
     };
-    keeper.clone().start(supervisor);
-    Ok(keeper)
+    worker.clone().start(supervisor);
+    Ok(worker)
 }
 
-/// Waits for the master, and lends it the memory.
+/// Waits for the master, and mounts the segments.
 async fn join(membership: &NodeMembership, deadline: Instant) -> Result<(), NodeStartError> {
     let mut retry = StartRetry::new(deadline);
     loop {
         let joined = async {
             membership.ready().await?;
-            for lent in membership.pool.segments().iter() {
-                let is_wanted = membership.announce_inventory(lent).await?;
-                membership.mount(lent).await?;
-                if is_wanted {
-                    membership.offer_inventory(lent).await?;
+            for mounted in membership.pool.segments().iter() {
+                let has_inventory = membership.announce_inventory(mounted).await?;
+                membership.mount(mounted).await?;
+                if has_inventory {
+                    membership.offer_inventory(mounted).await?;
                 }
-                membership.report_intact_ranges(lent).await?;
+                membership.report_intact_ranges(mounted).await?;
             }
             Ok::<_, RpcError>(())
         };

@@ -1,4 +1,4 @@
-//! Connections to other nodes, for copies.
+//! Connections to other nodes, used by copy, move and promotion tasks.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use moongate_transfer::{
 
 use crate::tasks::TaskError;
 
-/// A connection to another node.
+/// A connection to another node's data port, with capabilities if peers are authenticated.
 pub(crate) struct PeerConnection {
     connection: TransferConnection,
     endpoint: String,
@@ -18,7 +18,7 @@ pub(crate) struct PeerConnection {
 }
 
 impl PeerConnection {
-    /// Connects to the data port of the node that is called `endpoint`.
+    /// Looks up the node by its name `endpoint`, and connects to its data port.
     pub(crate) async fn open(
         directory: &DescriptorDirectory,
         endpoint: &str,
@@ -40,16 +40,16 @@ impl PeerConnection {
     }
 
     pub(crate) async fn read(&mut self, start: u64, into: &mut [u8]) -> Result<(), TransferError> {
-        self.present(AccessRights::Read, start, into.len());
+        self.attach_capability(AccessRights::Read, start, into.len());
         self.connection.read(start, into).await
     }
 
     pub(crate) async fn write(&mut self, start: u64, from: &[u8]) -> Result<(), TransferError> {
-        self.present(AccessRights::Write, start, from.len());
+        self.attach_capability(AccessRights::Write, start, from.len());
         self.connection.write(start, from).await
     }
 
-    fn present(&mut self, rights: AccessRights, start: u64, size: usize) {
+    fn attach_capability(&mut self, rights: AccessRights, start: u64, size: usize) {
         if let Some(grants) = &self.grants {
             self.connection.set_capability(grants.find(&self.endpoint, rights, start, size as u64));
         }

@@ -1,7 +1,7 @@
-//! What a node serves over RDMA, if the configuration asks for it.
+//! RDMA transfers of a node, if the configuration enables them.
 //!
-//! What peers write over RDMA passes this process by: nothing is recorded of it, and no checksum is made. So only memory
-//! that ends with the process is served so, and the node tells peers that it has no checksums.
+//! RDMA writes bypass this process: they are not recorded in the ledger and get no checksum. So only process memory is
+//! served over RDMA, and the descriptor announces no checksums.
 
 use std::sync::Arc;
 
@@ -14,43 +14,39 @@ use moongate_transfer::handshake::{HandshakeHandler, HandshakeKind, TcpHandshake
 use crate::config::NodeConfig;
 use crate::membership::PROTOCOL as TCP;
 
-/// What is served over RDMA: nothing, or all of it.
+/// Devices and memory regions that serve RDMA. All are `None` if the node serves TCP only.
 #[derive(Default)]
 pub(crate) struct RdmaRegistrations {
-    /// The devices.
     pub(crate) fabric: Option<Arc<RdmaFabric>>,
-    /// The node's segment.
     pub(crate) segment: Option<RegisteredMemory>,
-    /// The buffer for objects from a disk, if there is one.
+    /// The staging buffer of the disk tier, if there is one.
     pub(crate) buffer: Option<RegisteredMemory>,
 }
 
-/// Opens the devices that the configuration asks for, and registers memory with them. If that cannot be, the log says
-/// why, and the node serves over TCP.
+/// Opens the configured devices and registers memory with them. On failure, logs the reason and falls back to TCP.
 pub(crate) fn open(
     config: &NodeConfig,
-    lasts: bool,
+    is_persistent: bool,
     segment: &Arc<MappedRegion>,
     buffer: Option<&Arc<MappedRegion>>,
 ) -> RdmaRegistrations {
     let opened = if config.protocol == TCP {
         return RdmaRegistrations::default();
     } else if config.protocol != PROTOCOL {
-        Err(format!("the protocol is `{}`, write rdma or tcp", config.protocol))
-    } else if lasts {
-        Err("memory that outlives the process needs a record of what is written, and RDMA makes none; \
-             use --memory process"
+        Err(format!("unknown protocol `{}`, write rdma or tcp", config.protocol))
+    } else if is_persistent {
+        Err("persistent memory needs a record of each write, which RDMA bypasses; use --memory process"
             .to_owned())
     } else {
         serve(&config.devices, segment, buffer).map_err(|error| error.to_string())
     };
     match opened {
         Ok(served) => {
-            tracing::info!("this node serves transfers over RDMA, and over TCP to those who ask for it");
+            tracing::info!("this node serves transfers over RDMA and TCP");
             served
         }
         Err(reason) => {
-            tracing::warn!("no RDMA, this node serves transfers over TCP: {reason}");
+            tracing::warn!("RDMA is not available, serving transfers over TCP: {reason}");
             RdmaRegistrations::default()
         }
     }
@@ -67,14 +63,14 @@ fn serve(
     Ok(RdmaRegistrations { fabric: Some(fabric), segment: Some(segment), buffer })
 }
 
-/// Says in a descriptor that the node has RDMA.
+/// Adds the RDMA devices to a descriptor.
 pub(crate) fn describe(fabric: &RdmaFabric, descriptor: &mut SegmentDescriptor) {
     fabric.describe(descriptor);
-    // A checksum of what came over TCP says nothing about what came over RDMA later.
+    // A checksum from a TCP write becomes wrong when RDMA overwrites the range.
     descriptor.moongate = 0;
 }
 
-/// Who answers the handshakes of the node of this name.
+/// The handler for handshakes of the node with this name.
 pub(crate) fn handshake_handler(
     node: Arc<TcpHandshakeHandler>,
     fabric: Option<Arc<RdmaFabric>>,
@@ -88,18 +84,18 @@ pub(crate) fn handshake_handler(
     }
 }
 
-/// Answers handshakes, those about RDMA connections too.
+/// Handles handshakes, including those for RDMA connections.
 struct NodeHandshakeHandler {
     node: Arc<TcpHandshakeHandler>,
     acceptor: RdmaAcceptor,
 }
 
 impl HandshakeHandler for NodeHandshakeHandler {
-    fn respond(&self, kind: HandshakeKind, question: &[u8]) -> Vec<u8> {
+    fn respond(&self, kind: HandshakeKind, request: &[u8]) -> Vec<u8> {
         match kind {
-            HandshakeKind::Connection | HandshakeKind::Legacy => self.acceptor.respond(question),
+            HandshakeKind::Connection | HandshakeKind::Legacy => self.acceptor.respond(request),
             HandshakeKind::Metadata | HandshakeKind::Notify | HandshakeKind::Probe => {
-                self.node.respond(kind, question)
+                self.node.respond(kind, request)
             }
         }
     }

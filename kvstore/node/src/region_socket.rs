@@ -1,4 +1,4 @@
-//! Bytes between a socket of the data plane and a region.
+//! Copies bytes between a data-plane socket and a memory region.
 
 #[cfg(not(feature = "simulation"))]
 mod system {

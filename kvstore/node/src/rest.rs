@@ -1,4 +1,4 @@
-//! The REST API of Mooncake's store service: the same paths, codes and bodies.
+//! The REST API of Mooncake's store service, with the same paths, status codes and bodies.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -21,49 +21,49 @@ use subtle::ConstantTimeEq as _;
 use crate::engine_segments;
 use crate::node::NodeContext;
 
-/// Largest body in bytes.
+/// Maximum size of a request body in bytes.
 const MAX_BODY: usize = 100 << 20;
-const NO_CERTIFICATE: &str = "this needs a client certificate of the store's authority (--store-tls-ca)";
-const NOT_A_PEER: &str = "your address is not among those that --allow-peers lists";
+const NO_CERTIFICATE: &str = "a client certificate of the store's CA (--store-tls-ca) is required";
+const NOT_A_PEER: &str = "your address is not in --allow-peers";
 
-/// Access control of the API, which can remove all objects and mount memory: open to programs on this machine, or, with a token, to
-/// callers that send it from an allowed network.
+/// Access control of the API, which can remove all objects and mount memory. Without a token, only programs on this machine may use
+/// it; with one, callers from allowed networks that send it.
 #[derive(Debug)]
 pub(crate) struct ApiAccess {
     peers: AllowedPeers,
-    /// `Authorization` as it must be.
+    /// The expected `Authorization` header; `None` without `--api-token`.
     authorization: Option<SecretString>,
     refused: Arc<AtomicU64>,
 }
 
 impl ApiAccess {
-    /// Refused calls are counted in `refused`.
+    /// Counts rejected requests in `refused`.
     pub(crate) fn new(peers: AllowedPeers, token: Option<&SecretString>, refused: Arc<AtomicU64>) -> Self {
         let authorization = token.and_then(|token| format!("Bearer {}", token.expose()).parse().ok());
         Self { peers, authorization, refused }
     }
 
-    /// Why a caller is refused.
+    /// Returns status and message of a rejection.
     fn check(&self, from: Option<IpAddr>, headers: &HeaderMap) -> Result<(), (StatusCode, &'static str)> {
         let Some(from) = from.map(|from| from.to_canonical()) else {
             return Err((StatusCode::FORBIDDEN, "the address of the caller cannot be determined"));
         };
         let Some(expected) = &self.authorization else {
-            // A page in a browser on this machine is not a program that may.
+            // An Origin header means a browser page, which must not use the API although it runs on this machine.
             return if from.is_loopback() && !headers.contains_key(header::ORIGIN) {
                 Ok(())
             } else {
                 Err((
                     StatusCode::FORBIDDEN,
-                    "this API is for programs on the node's own machine: start it with --api-token to use it from elsewhere",
+                    "this API accepts only programs on the node's own machine; start the node with --api-token to use it from elsewhere",
                 ))
             };
         };
         if !from.is_loopback() && !self.peers.allow(from) {
             return Err((StatusCode::FORBIDDEN, NOT_A_PEER));
         }
-        let given = headers.get(header::AUTHORIZATION).map_or(&[][..], |given| given.as_bytes());
-        if given.ct_eq(expected.expose().as_bytes()).into() {
+        let sent = headers.get(header::AUTHORIZATION).map_or(&[][..], |sent| sent.as_bytes());
+        if sent.ct_eq(expected.expose().as_bytes()).into() {
             Ok(())
         } else {
             Err((StatusCode::UNAUTHORIZED, "send the token of --api-token as Authorization: Bearer TOKEN"))
@@ -71,7 +71,6 @@ impl ApiAccess {
     }
 }
 
-/// All routes.
 pub(crate) fn router(access: ApiAccess) -> Router<NodeContext> {
     Router::new()
         .route("/api/put", put(put_object))
@@ -99,7 +98,7 @@ async fn only_with_access(State(access): State<Arc<ApiAccess>>, request: Request
         Ok(()) => next.run(request).await,
         Err((status, problem)) => {
             access.refused.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!(?from, %status, "a call of the REST API is refused");
+            tracing::debug!(?from, %status, "rejected a REST API request");
             error(status, problem)
         }
     }
@@ -117,7 +116,7 @@ pub(crate) async fn only_peers(
     error(StatusCode::FORBIDDEN, NOT_A_PEER)
 }
 
-/// With TLS, only the path of probes is open to clients without a certificate.
+/// With TLS, clients without a certificate may call only `/health`, which probes use.
 pub(crate) async fn require_certificate(request: Request, next: Next) -> Response {
     let is_open = request.uri().path() == "/health";
     if is_open || request.extensions().get::<ClientCertificate>().is_some() {
@@ -157,7 +156,7 @@ pub(crate) fn success() -> Response {
     json(StatusCode::OK, &[("status", "success".into())])
 }
 
-/// The members of a JSON body. What cannot be read is the server's error, as upstream has it.
+/// Parses a JSON body. A parse error is answered with 500, as upstream does.
 pub(crate) fn members(body: &[u8]) -> Result<Map<String, Value>, Box<Response>> {
     serde_json::from_slice(body).map_err(|problem| Box::new(failed(problem.to_string())))
 }
@@ -253,7 +252,7 @@ async fn unmount(State(shared): State<NodeContext>, body: Bytes) -> Response {
     success()
 }
 
-/// The segments that a body names: one, or a list of them.
+/// Ids in `segment_ids`, which is a string or a list.
 pub(crate) fn segment_ids(data: &Map<String, Value>) -> Vec<&str> {
     match data.get("segment_ids") {
         Some(Value::String(id)) => vec![id],
@@ -262,12 +261,12 @@ pub(crate) fn segment_ids(data: &Map<String, Value>) -> Vec<&str> {
     }
 }
 
-/// Takes back the segment of this id.
+/// Parses the id and unmounts the segment.
 pub(crate) async fn unmount_named(shared: &NodeContext, id: &str) -> Result<(), String> {
     shared.unmount(id.parse::<Uuid>().map_err(|problem| problem.to_string())?).await
 }
 
-/// Takes the tier on the disk out of the store, if there is one. Whoever reads from it goes on.
+/// Unmounts the disk tier from the store, if there is one. Reads in progress complete.
 async fn unmount_local_disk(State(shared): State<NodeContext>, body: Bytes) -> Response {
     match serde_json::from_slice::<Value>(&body) {
         Ok(Value::Object(_)) => {}
@@ -276,7 +275,7 @@ async fn unmount_local_disk(State(shared): State<NodeContext>, body: Bytes) -> R
     }
     match &shared.disk_worker {
         None => success(),
-        Some(keeper) => match keeper.unmount().await {
+        Some(worker) => match worker.unmount().await {
             Ok(()) => success(),
             Err(problem) => failed(format!("Unmount local disk failed, {problem}")),
         },
@@ -293,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn the_api_is_for_this_machine_or_with_the_token() {
+    fn api_requires_loopback_or_the_token() {
         let headers = |pairs: &[(header::HeaderName, &'static str)]| -> HeaderMap {
             pairs.iter().map(|(name, value)| (name.clone(), value.parse().unwrap())).collect()
         };
@@ -322,7 +321,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn bodies_are_written_as_upstream_writes_them() {
+    async fn json_bodies_have_the_spacing_of_upstream() {
         assert_eq!(text(success()).await, r#"{"status": "success"}"#);
         let many = [("ids", Value::from(vec!["a", "b"])), ("n", 1.into()), ("exists", true.into())];
         assert_eq!(text(json(StatusCode::OK, &many)).await, r#"{"ids": ["a", "b"], "n": 1, "exists": true}"#);

@@ -1,4 +1,4 @@
-//! The memory that a node lends, as its peers see it.
+//! The mounted segments of a node, addressed as peers address them.
 
 mod target;
 
@@ -10,45 +10,44 @@ use mooncake_wire::types::Uuid;
 use moongate_memory::catalog::CatalogCounts;
 use moongate_memory::ledger::LedgerWriteOutcome;
 use moongate_memory::{Ledger, MappedRegion, Scrubber, SegmentMemory};
-use moongate_rdma::RegisteredMemory as Registered;
+use moongate_rdma::RegisteredMemory;
 use moongate_transfer::SegmentBuffer;
 use moongate_transfer::serve::AddressRange;
 use parking_lot::Mutex;
 
-/// Damaged ranges that are remembered. When there are more, whole segments count as damaged until they are written.
+/// Maximum number of damaged ranges tracked per segment. Beyond it, the whole segment is unreadable until it is written again.
 const MAX_DAMAGED_RANGES: usize = 4096;
 
-/// Entries of a ledger that are looked at under one lock.
+/// Number of ledger entries read under one lock.
 const ENTRIES_PER_LOCK: usize = 4096;
 
-/// A segment that is lent.
+/// A segment with its ledger and its damaged ranges.
 #[derive(Debug)]
 pub(crate) struct MountedSegment {
-    /// As the master knows it.
+    /// Id under which the master mounts it.
     pub(crate) id: Uuid,
-    /// The address by which peers name its first byte. The memory may lie elsewhere since a restart.
+    /// Address that peers use for its first byte. After a restart the memory may be mapped elsewhere.
     pub(crate) base: u64,
-    /// Bytes.
     pub(crate) size: u64,
     region: Arc<MappedRegion>,
-    /// If it is served over RDMA too.
-    registered: Option<Registered>,
+    /// Registration with RDMA devices, if it is served over RDMA too.
+    registered: Option<RegisteredMemory>,
     ledger: Arc<Ledger>,
-    /// Whether it holds what an earlier process has written: then only what was written to its end is read.
+    /// Whether it contains an earlier process's writes: then only ranges that were written completely are readable.
     is_restored: bool,
-    /// Whether it outlives the process. Then checksums of all that is written are made, and not only of what comes with one.
+    /// Whether it outlives the process. Then every write gets a checksum, not only transfers that carry one.
     pub(crate) is_persistent: bool,
-    /// Offsets and sizes of what is no longer what was written.
+    /// Offsets and sizes of ranges that failed their checksum.
     damaged: Mutex<Vec<(u64, u64)>>,
     scrubber: Mutex<Scrubber>,
 }
 
-/// Bytes are not what was written.
+/// The range is damaged or incomplete, or outside the node's segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0} are damaged, or were never written to their end")]
+#[error("{0} are damaged or incompletely written")]
 pub(crate) struct DamagedRangeError(pub(crate) AddressRange);
 
-/// What a look at the memory has found.
+/// Bytes read and damaged ranges found in one scrub step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SegmentScrubResult {
     pub(crate) bytes: u64,
@@ -56,7 +55,7 @@ pub(crate) struct SegmentScrubResult {
 }
 
 impl MountedSegment {
-    /// Lends a segment under an id. Memory that outlives the process has checksums of all that is written.
+    /// A segment under an id, without RDMA.
     pub(crate) fn new(segment: SegmentMemory, id: Uuid, base: u64, is_persistent: bool) -> Self {
         Self {
             id,
@@ -72,28 +71,28 @@ impl MountedSegment {
         }
     }
 
-    /// Offsets of what an earlier process has written to its end, from the first to after the last byte, in their order
-    /// and as far as they reach. None if there was no such process.
+    /// Merged ranges, as ascending start and end offsets, that an earlier process wrote completely. None if there was no earlier
+    /// process.
     pub(crate) fn intact_ranges(&self) -> Option<Vec<(u64, u64)>> {
         if !self.is_restored {
             return None;
         }
-        let (mut whole, mut from): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);
+        let (mut intact, mut from): (Vec<(u64, u64)>, u64) = (Vec::new(), 0);
         loop {
             let entries = self.ledger.entries(from, ENTRIES_PER_LOCK);
-            let Some(last) = entries.last() else { return Some(whole) };
+            let Some(last) = entries.last() else { return Some(intact) };
             from = last.offset + 1;
             for entry in entries {
-                match whole.last_mut() {
+                match intact.last_mut() {
                     Some((_, end)) if *end == entry.offset => *end += entry.len,
-                    _ => whole.push((entry.offset, entry.offset + entry.len)),
+                    _ => intact.push((entry.offset, entry.offset + entry.len)),
                 }
             }
         }
     }
 
-    /// The same, served over RDMA too.
-    pub(crate) fn with_rdma(self, registered: Option<Registered>) -> Self {
+    /// Adds a registration with RDMA devices.
+    pub(crate) fn with_rdma(self, registered: Option<RegisteredMemory>) -> Self {
         Self { registered, ..self }
     }
 
@@ -108,14 +107,18 @@ impl MountedSegment {
     }
 
     fn is_readable(&self, offset: u64, size: u64) -> bool {
-        let whole = !self.is_restored || self.ledger.covers(offset, size);
-        whole
-            && self.damaged.lock().iter().all(|(start, bad)| start + bad <= offset || offset + size <= *start)
+        let is_complete = !self.is_restored || self.ledger.covers(offset, size);
+        is_complete
+            && self
+                .damaged
+                .lock()
+                .iter()
+                .all(|(start, length)| start + length <= offset || offset + size <= *start)
     }
 
     fn clear_damage(&self, offset: u64, size: u64) {
-        // What is half covered is forgotten too: the rest of it belongs to an object that is gone.
-        self.damaged.lock().retain(|(start, bad)| start + bad <= offset || offset + size <= *start);
+        // Partially covered ranges are removed too: the rest of such a range belonged to an object that no longer exists.
+        self.damaged.lock().retain(|(start, length)| start + length <= offset || offset + size <= *start);
     }
 
     fn mark_damaged(&self, offset: u64, size: u64) {
@@ -127,33 +130,32 @@ impl MountedSegment {
         }
     }
 
-    /// Reads some of what was written again, and finds what has changed since.
+    /// Re-reads up to `budget` bytes, and marks ranges that fail their checksum as damaged.
     pub(crate) fn scrub(&self, budget: u64) -> SegmentScrubResult {
         let scrubbed = self.scrubber.lock().step(&self.ledger, &self.region, budget);
         for entry in &scrubbed.damaged {
             self.mark_damaged(entry.offset, entry.len);
             let span = AddressRange { start: self.base + entry.offset, size: entry.len };
-            tracing::error!(segment = %self.id, "{span} have changed since they were written; they are not read any more");
+            tracing::error!(segment = %self.id, "{span} failed their checksum; reads of them are refused");
         }
         SegmentScrubResult { bytes: scrubbed.bytes, damaged: scrubbed.damaged.len() as u64 }
     }
 }
 
-/// A part of a node's memory.
+/// Which memory of the node an address range belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RangeLocation {
-    /// This segment.
     Segment(Uuid),
-    /// The buffer for objects from the disk.
+    /// The staging buffer for objects on disk.
     Staging,
 }
 
-/// All segments that a node lends.
+/// All mounted segments of a node, plus the staging buffer.
 #[derive(Debug, Default)]
 pub(crate) struct SegmentPool {
     segments: ArcSwap<Vec<Arc<MountedSegment>>>,
-    /// What peers read from without having written to it: objects from the disk.
-    staging: OnceLock<(Arc<MappedRegion>, Option<Registered>)>,
+    /// The staging buffer for objects on disk, which peers only read.
+    staging: OnceLock<(Arc<MappedRegion>, Option<RegisteredMemory>)>,
 }
 
 impl SegmentPool {
@@ -161,36 +163,40 @@ impl SegmentPool {
         self.segments.load_full()
     }
 
-    /// Adds a segment, unless its addresses are those of another.
-    pub(crate) fn add(&self, lent: Arc<MountedSegment>) -> bool {
+    /// Adds a segment. False if its addresses overlap those of another.
+    pub(crate) fn add(&self, segment: Arc<MountedSegment>) -> bool {
         let mut added = false;
         self.segments.rcu(|all| {
-            let apart = |other: &Arc<MountedSegment>| {
-                other.base + other.size <= lent.base || lent.base + lent.size <= other.base
+            let is_apart = |other: &Arc<MountedSegment>| {
+                other.base + other.size <= segment.base || segment.base + segment.size <= other.base
             };
-            added = all.iter().all(apart)
-                && self.staging.get().is_none_or(|(buffer, _)| is_disjoint(&lent, buffer));
-            let new = added.then(|| Arc::clone(&lent));
+            added = all.iter().all(is_apart)
+                && self.staging.get().is_none_or(|(buffer, _)| is_disjoint(&segment, buffer));
+            let new = added.then(|| Arc::clone(&segment));
             all.iter().cloned().chain(new).collect::<Vec<_>>()
         });
         added
     }
 
-    /// Adds the buffer for objects from the disk, once. False if its addresses are those of a segment.
-    pub(crate) fn add_buffer(&self, region: &Arc<MappedRegion>, registered: Option<Registered>) -> bool {
-        self.segments.load().iter().all(|lent| is_disjoint(lent, region))
+    /// Sets the staging buffer, once. False if its addresses overlap those of a segment.
+    pub(crate) fn add_buffer(
+        &self,
+        region: &Arc<MappedRegion>,
+        registered: Option<RegisteredMemory>,
+    ) -> bool {
+        self.segments.load().iter().all(|segment| is_disjoint(segment, region))
             && self.staging.set((Arc::clone(region), registered)).is_ok()
     }
 
-    /// Takes a segment out. Transfers in progress end well.
+    /// Removes a segment. Transfers in progress complete.
     pub(crate) fn remove(&self, id: Uuid) {
-        self.segments.rcu(|all| all.iter().filter(|lent| lent.id != id).cloned().collect::<Vec<_>>());
+        self.segments.rcu(|all| all.iter().filter(|segment| segment.id != id).cloned().collect::<Vec<_>>());
     }
 
-    /// Numbers about the catalogs of all segments.
+    /// Sums of the catalog counters of all segments.
     pub(crate) fn catalog_counts(&self) -> CatalogCounts {
         let each = self.segments.load();
-        let counts = each.iter().filter_map(|lent| lent.ledger.catalog_counts());
+        let counts = each.iter().filter_map(|segment| segment.ledger.catalog_counts());
         counts.fold(CatalogCounts::default(), |sum, it| CatalogCounts {
             objects: sum.objects + it.objects,
             damaged: sum.damaged + it.damaged,
@@ -200,12 +206,12 @@ impl SegmentPool {
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.segments.load().iter().map(|lent| lent.size).sum()
+        self.segments.load().iter().map(|segment| segment.size).sum()
     }
 
-    /// What goes into the node's descriptor.
+    /// Buffers for the node's descriptor: the segments and the staging buffer.
     pub(crate) fn buffers(&self, name: &str) -> Vec<SegmentBuffer> {
-        let described = |addr: u64, length: u64, registered: Option<&Registered>| {
+        let described = |addr: u64, length: u64, registered: Option<&RegisteredMemory>| {
             let mut buffer =
                 SegmentBuffer { name: name.to_owned(), addr, length, ..SegmentBuffer::default() };
             if let Some(registered) = registered {
@@ -213,33 +219,33 @@ impl SegmentPool {
             }
             buffer
         };
-        let lent = self.segments.load();
-        let segments = lent.iter().map(|lent| described(lent.base, lent.size, lent.registered.as_ref()));
+        let mounted = self.segments.load();
+        let segments = mounted.iter().map(|it| described(it.base, it.size, it.registered.as_ref()));
         let staged = self.staging.get();
         let staged = staged.map(|(it, registered)| described(it.base(), it.len(), registered.as_ref()));
         segments.chain(staged).collect()
     }
 
-    /// Copies bytes in, as if a peer had written them: `bring` gives each part with its offset, in any order, and fails
-    /// unless it has given all of them.
+    /// Writes bytes like a peer's transfer. `copy` passes each part with its offset, in any order, and fails unless it has
+    /// passed all of them.
     pub(crate) fn fill<E: From<DamagedRangeError>>(
         &self,
         span: AddressRange,
-        bring: impl FnOnce(&mut dyn FnMut(u64, &[u8])) -> Result<(), E>,
+        copy: impl FnOnce(&mut dyn FnMut(u64, &[u8])) -> Result<(), E>,
     ) -> Result<(), E> {
-        let (lent, offset) = self.find(span).ok_or(DamagedRangeError(span))?;
-        let writing = lent.ledger.begin(offset, span.size).map_err(|_| DamagedRangeError(span))?;
-        lent.clear_damage(offset, span.size);
-        let mut fits = true;
-        bring(&mut |at, part| {
-            let is_inside = at.checked_add(part.len() as u64).is_some_and(|end| end <= span.size);
-            fits &= is_inside && lent.region.write_at(offset + at, part).is_ok();
+        let (segment, offset) = self.find(span).ok_or(DamagedRangeError(span))?;
+        let writing = segment.ledger.begin(offset, span.size).map_err(|_| DamagedRangeError(span))?;
+        segment.clear_damage(offset, span.size);
+        let mut all_written = true;
+        copy(&mut |part_offset, part| {
+            let is_inside = part_offset.checked_add(part.len() as u64).is_some_and(|end| end <= span.size);
+            all_written &= is_inside && segment.region.write_at(offset + part_offset, part).is_ok();
         })?;
-        if !fits {
+        if !all_written {
             return Err(DamagedRangeError(span).into());
         }
-        if lent.is_persistent {
-            let crc = lent.region.crc32c(offset, span.size).map_err(|_| DamagedRangeError(span))?;
+        if segment.is_persistent {
+            let crc = segment.region.crc32c(offset, span.size).map_err(|_| DamagedRangeError(span))?;
             if writing.finish(crc) == LedgerWriteOutcome::Overlapped {
                 return Err(DamagedRangeError(span).into());
             }
@@ -247,7 +253,7 @@ impl SegmentPool {
         Ok(())
     }
 
-    /// A part of the buffer.
+    /// Resolves a range in the staging buffer to region and offset.
     fn buffered(&self, span: AddressRange) -> Option<(&MappedRegion, u64)> {
         let (region, _) = self.staging.get()?;
         let offset = span.start.checked_sub(region.base())?;
@@ -255,45 +261,46 @@ impl SegmentPool {
         Some((region, offset))
     }
 
-    /// Copies bytes out.
+    /// Copies a readable range into a buffer.
     pub(crate) fn read(&self, span: AddressRange, into: &mut [u8]) -> Result<(), DamagedRangeError> {
-        let (lent, offset) = self.find(span).ok_or(DamagedRangeError(span))?;
-        if !lent.is_readable(offset, span.size) {
+        let (segment, offset) = self.find(span).ok_or(DamagedRangeError(span))?;
+        if !segment.is_readable(offset, span.size) {
             return Err(DamagedRangeError(span));
         }
-        lent.region.read_at(offset, into).map_err(|_| DamagedRangeError(span))
+        segment.region.read_at(offset, into).map_err(|_| DamagedRangeError(span))
     }
 
-    /// Whether a range is what was written, as far as this is known.
+    /// Checks that a range is readable, and matches its checksum if the ledger has one for exactly this range.
     pub(crate) fn verify(&self, span: AddressRange) -> Result<(), DamagedRangeError> {
-        let (lent, offset) = self.find(span).ok_or(DamagedRangeError(span))?;
-        let known = lent.ledger.find(offset, span.size);
-        let is_same = |crc| lent.region.crc32c(offset, span.size).is_ok_and(|now| now == crc);
-        let fine = lent.is_readable(offset, span.size) && known.is_none_or(|entry| is_same(entry.crc));
-        if fine { Ok(()) } else { Err(DamagedRangeError(span)) }
+        let (segment, offset) = self.find(span).ok_or(DamagedRangeError(span))?;
+        let entry = segment.ledger.find(offset, span.size);
+        let is_same = |crc| segment.region.crc32c(offset, span.size).is_ok_and(|now| now == crc);
+        let is_intact =
+            segment.is_readable(offset, span.size) && entry.is_none_or(|entry| is_same(entry.crc));
+        if is_intact { Ok(()) } else { Err(DamagedRangeError(span)) }
     }
 
-    /// In which part of the memory a range lies.
+    /// Which segment, or the staging buffer, contains a range.
     pub(crate) fn locate(&self, span: AddressRange) -> Option<RangeLocation> {
         if self.buffered(span).is_some() {
             return Some(RangeLocation::Staging);
         }
-        self.find(span).map(|(lent, _)| RangeLocation::Segment(lent.id))
+        self.find(span).map(|(segment, _)| RangeLocation::Segment(segment.id))
     }
 
     fn find(&self, span: AddressRange) -> Option<(Arc<MountedSegment>, u64)> {
         let all = self.segments.load();
-        all.iter().find_map(|lent| lent.offset(span).map(|offset| (Arc::clone(lent), offset)))
+        all.iter().find_map(|segment| segment.offset(span).map(|offset| (Arc::clone(segment), offset)))
     }
 
     fn find_or_not_found(&self, span: AddressRange) -> io::Result<(Arc<MountedSegment>, u64)> {
-        // Unmounted in this moment.
+        // The segment may have been unmounted since the transfer started.
         self.find(span).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 }
 
-fn is_disjoint(lent: &MountedSegment, region: &MappedRegion) -> bool {
-    region.base() + region.len() <= lent.base || lent.base + lent.size <= region.base()
+fn is_disjoint(segment: &MountedSegment, region: &MappedRegion) -> bool {
+    region.base() + region.len() <= segment.base || segment.base + segment.size <= region.base()
 }
 
 #[cfg(test)]
@@ -311,9 +318,9 @@ mod tests {
     const SIZE: u64 = 1 << 20;
     const BASE: u64 = 1 << 40;
 
-    /// A pool with memory that outlives the process.
+    /// A pool with one persistent segment.
     fn pool() -> SegmentPool {
-        let wanted = SegmentOptions {
+        let options = SegmentOptions {
             backing: SegmentBacking::Process,
             label: "pool".to_owned(),
             size: SIZE,
@@ -327,7 +334,7 @@ mod tests {
             base,
             size: SIZE,
         };
-        let segment = SegmentMemory::open(&wanted, identity).unwrap();
+        let segment = SegmentMemory::open(&options, identity).unwrap();
         let pool = SegmentPool::default();
         assert!(pool.add(Arc::new(MountedSegment::new(segment, Uuid { first: 1, second: 2 }, BASE, true))));
         pool

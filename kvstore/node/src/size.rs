@@ -1,6 +1,6 @@
-//! Sizes as Mooncake's configuration writes them.
+//! Parses sizes in the format of Mooncake's configuration.
 
-/// What a suffix stands for; longer suffixes first.
+/// Suffixes and their factors; longer suffixes first.
 const SUFFIXES: [(&str, u64); 9] = [
     ("kb", 1 << 10),
     ("mb", 1 << 20),
@@ -13,15 +13,15 @@ const SUFFIXES: [(&str, u64); 9] = [
     ("b", 1),
 ];
 
-/// Text that is no size.
+/// The text is not a valid size.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no size; write bytes, or 512mb, 4gb, 1.5tb")]
+#[error("`{0}` is not a size; write bytes, or 512mb, 4gb, 1.5tb")]
 pub struct SizeError(String);
 
-/// Bytes of a size: `4gb`, `1.5 GB`, `16777216`. Its units are powers of 1024.
+/// Parses a size in bytes: `4gb`, `1.5 GB`, `16777216`. Units are powers of 1024.
 ///
 /// # Errors
-/// [`SizeError`].
+/// [`SizeError`] for unknown units, negative numbers and overflow.
 pub fn parse(text: &str) -> Result<u64, SizeError> {
     let lower = text.trim().to_ascii_lowercase();
     let (number, unit) = SUFFIXES
@@ -32,7 +32,7 @@ pub fn parse(text: &str) -> Result<u64, SizeError> {
         return whole.checked_mul(unit).ok_or_else(|| SizeError(text.to_owned()));
     }
     let bytes = number.parse::<f64>().map_err(|_| SizeError(text.to_owned()))? * unit as f64;
-    // More than this cannot be an exact number of bytes, nor any machine's memory.
+    // Above 2^53, f64 does not represent every integer; no machine has that much memory.
     if (0.0..9e15).contains(&bytes) { Ok(bytes as u64) } else { Err(SizeError(text.to_owned())) }
 }
 
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_mooncake_reads_them() {
+    fn sizes_are_parsed_as_by_mooncake() {
         for (text, bytes) in [
             ("4gb", 4 << 30),
             ("1.5 GB", 3 << 29),

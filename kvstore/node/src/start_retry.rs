@@ -1,4 +1,4 @@
-//! Attempts at what must be reachable before a node can start.
+//! Retries of calls that must succeed before a node can start.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -6,20 +6,20 @@ use std::time::Duration;
 use moongate_master_client::{Backoff, BackoffPolicy};
 use tokio::time::Instant;
 
-/// Pauses between attempts. The longest is short: a store is not complete while its nodes wait.
+/// Pauses between attempts. The maximum is short, because the store lacks capacity while its nodes wait.
 const RETRY: BackoffPolicy =
     BackoffPolicy { initial: Duration::from_millis(500), max: Duration::from_secs(2) };
-/// Time from the first warning to the second. It doubles with every further one.
+/// Time from the first warning to the second. It doubles with each warning.
 const FIRST_INTERVAL: Duration = Duration::from_secs(5);
-/// Warnings are never further apart.
-const LONGEST_INTERVAL: Duration = Duration::from_mins(1);
+/// Maximum time between two warnings.
+const MAX_INTERVAL: Duration = Duration::from_mins(1);
 
-/// Retries until a deadline, with growing pauses and growing times between warnings.
+/// Retries until a deadline, with growing pauses and growing intervals between warnings.
 #[derive(Debug)]
 pub(crate) struct StartRetry {
     deadline: Instant,
     backoff: Backoff,
-    /// When the next warning is due, and the time from it to the one after.
+    /// When the next warning is due, and the interval after it.
     warning: Option<(Instant, Duration)>,
 }
 
@@ -28,12 +28,12 @@ impl StartRetry {
         Self { deadline, backoff: Backoff::new(RETRY), warning: None }
     }
 
-    /// Whether there is no time for another attempt.
+    /// Whether the deadline has passed.
     pub(crate) fn is_expired(&self) -> bool {
         Instant::now() >= self.deadline
     }
 
-    /// After an attempt that failed: waits until the next one is due, at the deadline at the latest.
+    /// Waits after a failed attempt until the next one is due, at most until the deadline.
     pub(crate) async fn pause(&mut self, awaited: &str, error: &impl Display) {
         let now = Instant::now();
         if self.is_warning_due(now) {
@@ -49,7 +49,7 @@ impl StartRetry {
         let (due, interval) = self.warning.unwrap_or((now, FIRST_INTERVAL));
         let is_due = now >= due;
         if is_due {
-            self.warning = Some((now + interval, (interval * 2).min(LONGEST_INTERVAL)));
+            self.warning = Some((now + interval, (interval * 2).min(MAX_INTERVAL)));
         }
         is_due
     }
@@ -60,11 +60,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn warnings_become_rarer() {
-        let begun = Instant::now();
-        let mut retry = StartRetry::new(begun);
+    fn warning_interval_doubles_up_to_a_minute() {
+        let start = Instant::now();
+        let mut retry = StartRetry::new(start);
         let warned: Vec<u64> =
-            (0..300).filter(|second| retry.is_warning_due(begun + Duration::from_secs(*second))).collect();
+            (0..300).filter(|second| retry.is_warning_due(start + Duration::from_secs(*second))).collect();
         assert_eq!(warned, [0, 5, 15, 35, 75, 135, 195, 255]);
     }
 }

@@ -1,4 +1,4 @@
-//! Copies and moves that the master asks this node for, also those of a drain.
+//! Executes the master's copy and move tasks, including those of a drain.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,18 +26,18 @@ use crate::membership::NodeMembership;
 use crate::peer::PeerConnection;
 use crate::segment_pool::{DamagedRangeError, SegmentPool};
 
-/// Time between two questions for tasks.
+/// Poll period for the master's tasks.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Tasks under way at once.
+/// Maximum number of concurrent tasks.
 const MAX_CONCURRENT_TASKS: usize = 4;
-/// Bytes of an object that are in this process at a time, for each task.
+/// Buffer size per task in bytes: an object is copied in chunks of this size.
 const CHUNK: u64 = 8 << 20;
-/// The first pause when a target has no room. It grows with every attempt.
+/// First pause after the master found no space for a target. It grows linearly with each attempt.
 const ALLOCATION_BACKOFF: Duration = Duration::from_millis(50);
-/// Attempts at most, whatever the master says.
+/// Maximum number of retries, even if the master allows more.
 const MAX_ATTEMPTS: u32 = 10;
 
-/// What has become of tasks.
+/// Counters of finished tasks and of bytes copied.
 #[derive(Debug, Default)]
 pub(crate) struct TaskCounts {
     pub(crate) done: AtomicU64,
@@ -45,7 +45,7 @@ pub(crate) struct TaskCounts {
     pub(crate) bytes: AtomicU64,
 }
 
-/// Does the master's tasks.
+/// Polls for the master's tasks and executes them.
 #[derive(Clone, Debug)]
 pub(crate) struct TaskWorker {
     pub(crate) membership: NodeMembership,
@@ -53,20 +53,20 @@ pub(crate) struct TaskWorker {
     pub(crate) counts: Arc<TaskCounts>,
 }
 
-/// Why a task has failed.
+/// Why a task failed; the text is reported to the master.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TaskError {
     #[error("the master: {0}")]
     Master(#[from] RpcError),
-    #[error("what the task is cannot be understood: {0}")]
+    #[error("cannot parse the task: {0}")]
     Payload(#[from] serde_json::Error),
-    #[error("tasks of type {0:?} are not known")]
+    #[error("unknown task type {0:?}")]
     Unknown(TaskType),
     #[error("a replica is not in memory")]
     NotInMemory,
     #[error("source and target have different sizes")]
     Sizes,
-    #[error("the object is not on the disk any more")]
+    #[error("the object is no longer on disk")]
     NotOnDisk,
     #[error(transparent)]
     Disk(#[from] moongate_tier::TierError),
@@ -109,7 +109,7 @@ fn default_tenant() -> String {
 }
 
 impl TaskWorker {
-    /// Asks for tasks and does them, until the supervisor shuts down.
+    /// Runs until the supervisor shuts down.
     pub(crate) fn start(self, supervisor: &Supervisor) {
         let (tasks, stop) = (supervisor.clone(), supervisor.token());
         supervisor.spawn_essential("store-tasks", async move {
@@ -121,7 +121,7 @@ impl TaskWorker {
         let slots = Arc::new(Semaphore::new(MAX_CONCURRENT_TASKS));
         loop {
             tokio::time::sleep(PERIOD).await;
-            // As many as can begin at once: what the master has given away, nobody else does.
+            // Only as many as can start now: the master assigns a task to one node, so a queued task would wait here.
             let mut free: Vec<OwnedSemaphorePermit> =
                 std::iter::from_fn(|| Arc::clone(&slots).try_acquire_owned().ok()).collect();
             if free.is_empty() {
@@ -130,10 +130,10 @@ impl TaskWorker {
             let arguments =
                 FetchTasksArguments { client_id: self.membership.client_id, limit: free.len() as u64 };
             let fetched = self.membership.master.call::<FetchTasks, &str>(&arguments).await;
-            let assigned = match fetched.and_then(|answer| Ok(answer?)) {
+            let assigned = match fetched.and_then(|result| Ok(result?)) {
                 Ok(assigned) => assigned,
                 Err(error) => {
-                    tracing::debug!(%error, "no tasks can be had from the master");
+                    tracing::debug!(%error, "cannot fetch tasks from the master");
                     continue;
                 }
             };
@@ -152,9 +152,9 @@ impl TaskWorker {
         let mut attempt = 0;
         let result = loop {
             let result = self.attempt(&assignment).await;
-            let no_room =
+            let no_space =
                 matches!(&result, Err(TaskError::Master(RpcError::Refused(ErrorCode::NO_AVAILABLE_HANDLE))));
-            if !no_room || attempt >= assignment.max_retry_attempts.min(MAX_ATTEMPTS) {
+            if !no_space || attempt >= assignment.max_retry_attempts.min(MAX_ATTEMPTS) {
                 break result;
             }
             attempt += 1;
@@ -163,16 +163,16 @@ impl TaskWorker {
         let (status, count, message) = match &result {
             Ok(()) => (TaskStatus::SUCCESS, &self.counts.done, "Task completed successfully".to_owned()),
             Err(error) => {
-                tracing::warn!(task = %assignment.id, %error, "a task of the master has failed");
+                tracing::warn!(task = %assignment.id, %error, "a copy or move task failed");
                 (TaskStatus::FAILED, &self.counts.failed, error.to_string())
             }
         };
         count.fetch_add(1, Ordering::Relaxed);
         let completion = TaskCompletion { id: assignment.id, status, message: message.as_str() };
         let arguments = CompleteTaskArguments { client_id: self.membership.client_id, completion };
-        let told = self.membership.master.call::<MarkTaskToComplete, &str>(&arguments).await;
-        if let Err(error) = told.and_then(|answer| Ok(answer?)) {
-            tracing::warn!(task = %assignment.id, %error, "the master was not told of a task's end");
+        let response = self.membership.master.call::<MarkTaskToComplete, &str>(&arguments).await;
+        if let Err(error) = response.and_then(|result| Ok(result?)) {
+            tracing::warn!(task = %assignment.id, %error, "cannot report a task's result to the master");
         }
     }
 
@@ -237,7 +237,7 @@ impl TaskWorker {
             MoveStartArguments { client_id, key, tenant, source: &*task.source, target: &*task.target };
         let plan = master.call::<MoveStart, &str>(&start).await?.map_err(RpcError::from)?;
         let end = ClientKeyArguments { client_id, key, tenant };
-        // Without a target, the object is there already.
+        // No target means that the object is on the target segment already.
         match self.transfer(&plan.source, plan.target.as_slice()).await {
             Ok(()) => Ok(master.call::<MoveEnd, &str>(&end).await?.map_err(RpcError::from)?),
             Err(error) => {
@@ -253,9 +253,9 @@ impl TaskWorker {
         targets: &[ReplicaDescriptor<String>],
     ) -> Result<(), TaskError> {
         let source = in_memory(source)?;
-        let own = self.membership.pool.segments().iter().any(|lent| {
+        let own = self.membership.pool.segments().iter().any(|segment| {
             source.endpoint == *self.membership.endpoint
-                && (lent.base..lent.base + lent.size).contains(&source.address)
+                && (segment.base..segment.base + segment.size).contains(&source.address)
         });
         for target in targets {
             let target = in_memory(target)?;
@@ -280,7 +280,7 @@ impl TaskWorker {
                 done += size;
             }
             if to.protocol() == moongate_transfer::TransferProtocol::V1 {
-                // Nobody has told that it was written. What is read on the same connection has been.
+                // V1 has no write acknowledgement. A read on the same connection completes after the write is applied.
                 to.read(target.address + source.size - 1, &mut [0]).await?;
             }
             self.counts.bytes.fetch_add(source.size, Ordering::Relaxed);
@@ -289,7 +289,7 @@ impl TaskWorker {
     }
 }
 
-/// Where an object is copied from.
+/// Source of a copy: this node's memory, or another node.
 enum CopySource<'a> {
     Own(&'a SegmentPool),
     Node(Box<PeerConnection>),
@@ -322,9 +322,9 @@ pub(crate) fn in_memory(replica: &ReplicaDescriptor<String>) -> Result<&BufferDe
     }
 }
 
-/// The master ends what nobody ends after a while.
-fn log_revocation(answer: Result<Result<(), ErrorCode>, RpcError>) {
-    if let Err(error) = answer.and_then(|answer| Ok(answer?)) {
-        tracing::debug!(%error, "the master was not told that a copy is given up");
+/// A failed revocation is only logged, because the master expires unfinished copies.
+fn log_revocation(response: Result<Result<(), ErrorCode>, RpcError>) {
+    if let Err(error) = response.and_then(|result| Ok(result?)) {
+        tracing::debug!(%error, "cannot revoke a copy at the master");
     }
 }

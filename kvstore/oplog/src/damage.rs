@@ -1,4 +1,4 @@
-//! Damage to a log's files, and what is kept of them.
+//! Damage to a log's files, and preserving damaged files.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,82 +6,81 @@ use std::path::{Path, PathBuf};
 use crate::directory::LogDirectory;
 use crate::{OplogError, io_error};
 
-/// The beginning of the name of a folder with files that were damaged.
+/// Name prefix of a directory with preserved damaged files.
 const PREFIX: &str = "damaged-";
-/// Folders with damaged files that are kept: the newest.
+/// Maximum number of directories with preserved files; older ones are removed.
 const MAX_PRESERVED: usize = 3;
-/// Bytes of damaged files that are kept, in all folders together. The newest folder is kept whatever its size.
+/// Maximum total bytes of preserved files. The newest directory is retained regardless of its size.
 const MAX_PRESERVED_BYTES: u64 = 1 << 30;
 
-/// Records of a log that had been written and cannot be read any more.
+/// Written records of a log that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogDamage {
     /// The first file with damage.
     pub path: PathBuf,
-    /// Where it begins there.
+    /// Offset of the damage in that file, in bytes.
     pub offset: u64,
-    /// What is wrong there.
     pub reason: &'static str,
-    /// Bytes that are no readable records.
+    /// Bytes that do not belong to readable records.
     pub unreadable_bytes: u64,
-    /// Missing records, at least. There may be more at the end.
+    /// Minimum number of missing records. More may be missing at the end.
     pub missing_records: u64,
-    /// The last record before the damage; 0 if there is none.
+    /// Number of the last record before the damage; 0 if there is none.
     pub readable_to: u64,
 }
 
 impl std::fmt::Display for LogDamage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { path, offset: at, reason: what, unreadable_bytes, missing_records, .. } = self;
+        let Self { path, offset, reason, unreadable_bytes, missing_records, .. } = self;
         write!(
             f,
-            "{} at byte {at}: {what} ({unreadable_bytes} bytes unreadable, at least {missing_records} records missing)",
+            "{} at byte {offset}: {reason} ({unreadable_bytes} bytes unreadable, at least {missing_records} records missing)",
             path.display()
         )
     }
 }
 
 impl LogDirectory {
-    /// Keeps the log and snapshot files as they are in a folder of their own, for later analysis. Older such
-    /// folders are removed. Returns the folder.
+    /// Preserves the log and snapshot files in a separate directory for later analysis, and returns its path. Removes older such
+    /// directories above the limits.
     ///
     /// # Errors
     /// Errors of the file system.
     pub fn preserve(&self) -> Result<PathBuf, OplogError> {
-        let kept =
+        let target =
             self.path().join(format!("{PREFIX}{:06}", self.next_preserved().map_err(io_error(self.path()))?));
-        self.preserve_in(&kept).map_err(io_error(&kept))?;
+        self.preserve_in(&target).map_err(io_error(&target))?;
         self.prune_preserved().map_err(io_error(self.path()))?;
-        Ok(kept)
+        Ok(target)
     }
 
-    fn preserve_in(&self, kept: &Path) -> io::Result<()> {
-        self.disk().create_folder(kept)?;
+    fn preserve_in(&self, target: &Path) -> io::Result<()> {
+        self.disk().create_folder(target)?;
         for name in self.disk().list(self.path())? {
             let is_state = name.ends_with(".log") || name.ends_with(".snap");
             if is_state || name == crate::synced_mark::NAME || name == crate::log::CLEAN_SHUTDOWN_FILE {
-                self.disk().link(&self.path().join(&name), &kept.join(&name))?;
+                self.disk().link(&self.path().join(&name), &target.join(&name))?;
             }
         }
-        self.disk().flush_folder(kept)?;
+        self.disk().flush_folder(target)?;
         self.flush()
     }
 
-    /// Folders with damaged files, the oldest first.
+    /// Directories with preserved files, oldest first.
     fn preserved(&self) -> io::Result<Vec<(u64, PathBuf)>> {
         let names = self.disk().list(self.path())?;
         let number = |name: &str| name.strip_prefix(PREFIX)?.parse().ok();
-        let mut kept: Vec<(u64, PathBuf)> =
+        let mut directories: Vec<(u64, PathBuf)> =
             names.iter().filter_map(|name| Some((number(name)?, self.path().join(name)))).collect();
-        kept.sort();
-        Ok(kept)
+        directories.sort();
+        Ok(directories)
     }
 
     fn next_preserved(&self) -> io::Result<u64> {
         Ok(self.preserved()?.last().map_or(1, |(number, _)| number.saturating_add(1)))
     }
 
-    /// Removes the oldest folders with damaged files that are too many or too large.
+    /// Removes the oldest directories with preserved files above the limits.
     ///
     /// # Errors
     /// Errors of the file system.

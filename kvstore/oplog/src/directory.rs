@@ -1,4 +1,4 @@
-//! A folder that belongs to one process.
+//! Directory of a log, locked by one process.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -6,24 +6,23 @@ use std::sync::Arc;
 
 use crate::disk::{DirectoryLock, LocalFileSystem, LogStorage};
 
-/// A folder that belongs to one process, and the disk that it is on.
+/// A directory locked by this process, and its storage.
 pub struct LogDirectory {
     path: PathBuf,
     disk: Arc<dyn LogStorage>,
-    /// Locked as long as this lives.
     _lock: DirectoryLock,
 }
 
 impl LogDirectory {
-    /// Takes a folder, which is made if it is not there.
+    /// Locks a directory, which is created if it does not exist.
     ///
     /// # Errors
-    /// [`crate::OplogError::InUse`], or what the file system says.
+    /// [`crate::OplogError::InUse`], or errors of the file system.
     pub fn lock(path: &Path) -> Result<Self, crate::OplogError> {
         Self::lock_on(Arc::new(LocalFileSystem), path)
     }
 
-    /// The same on another disk.
+    /// As [`Self::lock`], with another storage.
     ///
     /// # Errors
     /// As [`Self::lock`].
@@ -39,15 +38,14 @@ impl LogDirectory {
         }
     }
 
-    /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Bytes that can still be written.
+    /// Free bytes on the disk.
     ///
     /// # Errors
-    /// As the file system.
+    /// Errors of the file system.
     pub fn free_bytes(&self) -> io::Result<u64> {
         self.disk.free_bytes(&self.path)
     }
@@ -56,21 +54,20 @@ impl LogDirectory {
         &*self.disk
     }
 
-    /// Flushes what files there are.
     pub(crate) fn flush(&self) -> io::Result<()> {
         self.disk.flush_folder(&self.path)
     }
 
-    /// Puts a whole file in place of the one of that name. After a crash it is the old one or the new one.
+    /// Replaces a file atomically: after a crash it has either the old or the new content.
     ///
     /// # Errors
-    /// As the file system.
+    /// Errors of the file system.
     pub fn put(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         self.replace(name, bytes)?;
         self.flush()
     }
 
-    /// [`Self::put`], but a crash of the machine some time later may still bring the old one back.
+    /// As [`Self::put`], but without flushing the directory: a later crash of the machine may restore the old content.
     pub(crate) fn replace(&self, name: &str, bytes: &[u8]) -> io::Result<()> {
         let unfinished = self.path.join(format!("{name}.tmp"));
         let mut file = self.disk.open(&unfinished)?;
@@ -80,7 +77,7 @@ impl LogDirectory {
         self.disk.rename(&unfinished, &self.path.join(name))
     }
 
-    /// The content of a file, none if it is not there.
+    /// The content of a file; `None` if it does not exist.
     pub(crate) fn get(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         match self.disk.read(&self.path.join(name)) {
             Ok(bytes) => Ok(Some(bytes)),
@@ -89,7 +86,7 @@ impl LogDirectory {
         }
     }
 
-    /// The files called `PREFIX-NUMBER.SUFFIX`, by number.
+    /// Files named `PREFIX-NUMBER.SUFFIX`, sorted by number.
     pub(crate) fn numbered(&self, prefix: &str, suffix: &str) -> io::Result<Vec<(u64, PathBuf)>> {
         let number = |name: &str| {
             let digits =
@@ -103,7 +100,7 @@ impl LogDirectory {
         Ok(files)
     }
 
-    /// The path of such a file.
+    /// Path of the file `PREFIX-NUMBER.SUFFIX`.
     pub(crate) fn file(&self, prefix: &str, number: u64, suffix: &str) -> PathBuf {
         self.path.join(format!("{prefix}-{number:020}.{suffix}"))
     }
@@ -111,6 +108,6 @@ impl LogDirectory {
 
 impl std::fmt::Debug for LogDirectory {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Folder").field("path", &self.path).finish_non_exhaustive()
+        f.debug_struct("LogDirectory").field("path", &self.path).finish_non_exhaustive()
     }
 }

@@ -1,18 +1,18 @@
-//! One record in a file: length, checksum, number, then the record.
+//! Frame of a record in a file: length, checksum, number, then the record.
 
 use crate::MAX_RECORD;
 
-/// Bytes before a record: u32 length, u32 CRC-32 of all but itself, u64 number; little-endian.
+/// Size of the frame header: u32 length, u32 CRC-32 of all other fields and the record, u64 number; little-endian.
 pub(crate) const HEADER_SIZE: usize = 16;
 
-/// What begins somewhere in a file.
+/// Result of reading a frame at an offset.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum FrameReadResult<'a> {
-    /// A record with its number.
+    /// A valid record with its number.
     Record(u64, &'a [u8]),
-    /// Nothing more.
+    /// The end of the file.
     End,
-    /// No whole record.
+    /// An incomplete or corrupt record.
     Torn,
 }
 
@@ -24,7 +24,7 @@ fn checksum(length: [u8; 4], number: [u8; 8], record: &[u8]) -> u32 {
     hasher.finalize()
 }
 
-/// Appends a record.
+/// Appends the frame of a record.
 pub(crate) fn write(number: u64, record: &[u8], out: &mut Vec<u8>) {
     debug_assert!(record.len() <= MAX_RECORD);
     let (length, number) = ((record.len() as u32).to_le_bytes(), number.to_le_bytes());
@@ -34,7 +34,7 @@ pub(crate) fn write(number: u64, record: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(record);
 }
 
-/// The header of a record.
+/// The frame header of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RecordHeader {
     pub(crate) length: usize,
@@ -42,7 +42,7 @@ pub(crate) struct RecordHeader {
     pub(crate) number: u64,
 }
 
-/// Reads the header of a record, without a check.
+/// Parses a frame header without verifying it.
 pub(crate) fn header(bytes: &[u8]) -> Option<RecordHeader> {
     let (length, rest) = bytes.split_first_chunk::<4>()?;
     let (sum, rest) = rest.split_first_chunk::<4>()?;
@@ -50,7 +50,7 @@ pub(crate) fn header(bytes: &[u8]) -> Option<RecordHeader> {
     Some(RecordHeader { length: u32::from_le_bytes(*length) as usize, crc: u32::from_le_bytes(*sum), number })
 }
 
-/// Whether a record is whole if it is taken to have this length, whatever its header says.
+/// Whether the record's checksum is valid for this length, regardless of the length in its header.
 pub(crate) fn fits(bytes: &[u8], length: usize) -> bool {
     let record = bytes.get(HEADER_SIZE..).and_then(|rest| rest.get(..length));
     let (Some(header), Some(record), Ok(size)) = (header(bytes), record, u32::try_from(length)) else {
@@ -59,7 +59,7 @@ pub(crate) fn fits(bytes: &[u8], length: usize) -> bool {
     length <= MAX_RECORD && checksum(size.to_le_bytes(), header.number.to_le_bytes(), record) == header.crc
 }
 
-/// Reads the record with which `bytes` begin.
+/// Reads the record at the start of `bytes`.
 pub(crate) fn read(bytes: &[u8]) -> FrameReadResult<'_> {
     if bytes.is_empty() {
         return FrameReadResult::End;

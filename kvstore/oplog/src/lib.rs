@@ -1,16 +1,18 @@
-//! A log of numbered records and snapshots in a folder.
+//! An operation log of numbered records, with snapshots, in a directory.
 //!
-//! Whoever changes a state appends what has become true ([`OperationLog::append`]) and answers for it once it is written ([`OperationLog::commit`]).
-//! Those who append meanwhile are written with it. After a crash the records are read again ([`OperationLog::reader`]), from the last
-//! snapshot on ([`snapshot`]); older ones are then of no use ([`OperationLog::prune`]).
+//! A program appends a record for each change of its state ([`OperationLog::append`]) and acknowledges the change after it is written
+//! ([`OperationLog::commit`]). Records appended by other threads in the meantime are written in the same batch. After a crash the
+//! records are replayed ([`OperationLog::reader`]) from the last snapshot ([`snapshot`]); older ones can be removed
+//! ([`OperationLog::prune`]).
 //!
-//! - A record is written or not: each has a checksum, and what a crash left of the last one is cut off when the log is opened.
+//! - Records are atomic: each has a checksum, and an incompletely written last record is truncated when the log is opened.
 //! - Damage is distinguished from such a torn tail. A log with missing or unreadable records reports them
-//!   ([`LogRecoveryReport::damage`]), and nothing is truncated: the log continues in a new file, and [`LogDirectory::preserve`] keeps the old ones.
-//! - A disk that is full makes [`OperationLog::commit`] fail and loses nothing: what could not be written stays in memory, in its order, and is
-//!   written when there is room.
-//! - A process that dies loses nothing that was committed. A machine that dies may lose what was not yet flushed to its disk, unless
-//!   [`OplogOptions::flush_always`] is set; the log knows when it is opened whether that can have happened ([`LogRecoveryReport::may_lack_records`]).
+//!   ([`LogRecoveryReport::damage`]), and nothing is truncated: the log continues in a new file, and
+//!   [`LogDirectory::preserve`] preserves the old ones.
+//! - On a full disk [`OperationLog::commit`] fails without loss: records that could not be written stay in memory, in order, and are
+//!   written when space is free.
+//! - A crash of the process loses no committed record. A crash of the machine may lose records that were not flushed, unless
+//!   [`OplogOptions::flush_always`] is set; opening the log reports whether that is possible ([`LogRecoveryReport::may_lack_records`]).
 
 mod damage;
 mod directory;
@@ -32,39 +34,36 @@ pub use reader::LogReader;
 use std::io;
 use std::path::PathBuf;
 
-/// Longest record in bytes.
+/// Maximum size of a record in bytes.
 pub const MAX_RECORD: usize = 16 << 20;
 
 /// Why a log or a snapshot cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OplogError {
-    /// The file system says no.
+    /// The file system returned an error.
     #[error("{path}: {problem}", path = path.display())]
     Io {
-        /// The file or folder.
+        /// Path of the file or directory.
         path: PathBuf,
-        /// What it says.
         problem: io::Error,
     },
-    /// Another process has the folder open.
-    #[error("{path} is in use by another process; give each its own folder", path = .0.display())]
+    /// Another process has locked the directory.
+    #[error("{path} is in use by another process; each process needs its own directory", path = .0.display())]
     InUse(PathBuf),
-    /// A file is not what was written. What follows it cannot be trusted either.
-    #[error("{path} is damaged at byte {offset}: {reason}; move the folder away to begin anew", path = path.display())]
+    /// A file is corrupt. Records after the damage may be invalid, too.
+    #[error("{path} is damaged at byte {offset}: {reason}; move the directory away to start with an empty log", path = path.display())]
     Damaged {
-        /// The file.
         path: PathBuf,
-        /// Where.
+        /// Offset of the damage in bytes.
         offset: u64,
-        /// What is wrong.
         reason: &'static str,
     },
-    /// Records that were asked for have been pruned.
-    #[error("the log begins with record {first}, and {wanted} was asked for")]
+    /// The requested records were pruned.
+    #[error("record {wanted} was pruned; the log starts with record {first}")]
     Pruned {
-        /// The oldest that there is.
+        /// Number of the oldest record.
         first: u64,
-        /// The one wanted.
+        /// Number of the requested record.
         wanted: u64,
     },
 }

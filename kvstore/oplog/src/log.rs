@@ -1,4 +1,4 @@
-//! Appending and committing.
+//! The log: opening, appending, committing and pruning.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -19,17 +19,17 @@ use crate::{OplogError, io_error};
 
 const PREFIX: &str = "log";
 const SUFFIX: &str = "log";
-/// Tells that the log was closed, by the number of its last record.
+/// File that marks a clean shutdown; it contains the number of the last record.
 pub(crate) const CLEAN_SHUTDOWN_FILE: &str = "closed";
 
-/// How a log is kept.
 #[derive(Debug, Clone)]
 pub struct OplogOptions {
-    /// Bytes after which a new file is begun.
+    /// Size in bytes at which a new file is started.
     pub file_bytes: u64,
-    /// Whether a commit waits for the disk. Otherwise it waits for the operating system, which outlives the process.
+    /// Whether a commit flushes to the disk. Otherwise it only writes to the page cache, which survives a crash of the process but not of
+    /// the machine.
     pub flush_always: bool,
-    /// What names this start of the machine; see [`boot_id`].
+    /// Boot id of the machine; see [`boot_id`].
     pub boot_id: String,
 }
 
@@ -39,25 +39,25 @@ impl Default for OplogOptions {
     }
 }
 
-/// The name of this start of the machine, empty where there is none.
+/// The kernel's boot id, which changes at every start of the machine; empty if it cannot be read.
 fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
 }
 
-/// What was there when a log was opened.
+/// State of a log when it was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogRecoveryReport {
-    /// The oldest record.
+    /// Number of the oldest record.
     pub first: u64,
-    /// The number that the next one will have.
+    /// Number of the next record.
     pub next: u64,
-    /// Bytes of a record that was not written to its end.
+    /// Bytes of an incompletely written last record.
     pub torn_bytes: u64,
-    /// Whether the machine may have died with committed records that were not on its disk.
+    /// Whether committed records may be lost because the machine crashed before they were flushed.
     pub may_lack_records: bool,
-    /// Records that had been written and cannot be read any more.
+    /// Written records that cannot be read.
     pub damage: Option<LogDamage>,
-    /// Nothing is missing between this record and the end.
+    /// No record is missing from this number to the end.
     pub contiguous_from: u64,
 }
 
@@ -67,50 +67,50 @@ pub struct OperationLog {
     options: OplogOptions,
     pending: Mutex<PendingRecords>,
     active: Mutex<ActiveLogFile>,
-    /// The last record that is written.
+    /// Number of the last written record.
     written: AtomicU64,
     oldest: AtomicU64,
-    /// The last record that the file `synced` covers.
+    /// Number of the last record covered by the file `synced`.
     synced_through: Mutex<u64>,
-    /// Bytes that could not be written the last time that it was tried.
+    /// Bytes that the last attempt to write could not write.
     unwritten_bytes: AtomicUsize,
     /// Whether the last attempt to write failed.
     failing: AtomicBool,
-    /// The records after the last damage, as long as damaged files are there.
+    /// The records after the last damage, while damaged files exist.
     intact_tail: Option<RecordRun>,
 }
 
-/// Records that nobody has begun to write.
+/// Appended records whose write has not started.
 struct PendingRecords {
     bytes: Vec<u8>,
     next: u64,
 }
 
-/// The newest file, and what is being written to it.
+/// The newest file, and the records being written to it.
 struct ActiveLogFile {
     file: Box<dyn AppendFile>,
     path: PathBuf,
     length: u64,
-    /// Written in part, maybe: the file must be cut before anything else.
+    /// Whether the last write may be incomplete: the file must be truncated before the next one.
     torn: bool,
     bytes: Vec<u8>,
-    /// The last record in `bytes`.
+    /// Number of the last record in `bytes`.
     last: u64,
 }
 
-/// The files of a log, as they are found before it is opened.
+/// The files of a log before it is opened.
 pub struct LogFiles {
     all: Vec<(u64, PathBuf)>,
-    /// Files that a crash left before they had a head.
+    /// Files without a header, left by a crash during their creation.
     unfinished: Vec<PathBuf>,
-    /// Of the newest.
-    head: Option<LogFileHeader>,
+    /// Header of the newest file.
+    header: Option<LogFileHeader>,
     scan: LogScan,
     closed_at: Option<u64>,
 }
 
 impl LogFiles {
-    /// Reads the files. Nothing is changed.
+    /// Reads the files without modifying them.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -127,55 +127,49 @@ impl LogFiles {
         let closed_at = closed.and_then(|bytes| String::from_utf8(bytes).ok()?.trim().parse::<u64>().ok());
         let marked = SyncedMark::read(folder)?;
         let flushed_through = marked.number().max(closed_at.unwrap_or(0));
-        let (mut scan, mut head) = (LogScan::default(), None);
+        let (mut scan, mut header) = (LogScan::default(), None);
         for (nth, (first, path)) in all.iter().enumerate() {
             let bytes = folder.disk().read(path).map_err(io_error(path))?;
-            head = scan.file(path, *first, &bytes);
+            header = scan.file(path, *first, &bytes);
             if nth + 1 < all.len() {
                 scan.rest_of_older(path, &bytes);
                 continue;
             }
-            let same_start = head.as_ref().is_some_and(|head| is_same_start(head, options));
-            scan.rest_of_newest(path, *first, &bytes, LastWriterState { same_start, flushed_through });
+            let same_boot = header.as_ref().is_some_and(|header| is_same_boot(header, options));
+            scan.rest_of_newest(path, *first, &bytes, LastWriterState { same_boot, flushed_through });
         }
         if all.is_empty() {
             scan.ends_too_early(folder.path(), 0, 0, flushed_through);
         }
         if marked == SyncedMark::Damaged {
-            scan.add_record(
-                &folder.path().join(crate::synced_mark::NAME),
-                0,
-                0,
-                "it is not what was written",
-            );
+            scan.add_record(&folder.path().join(crate::synced_mark::NAME), 0, 0, "the file is corrupt");
         }
-        Ok(Self { all, unfinished, head, scan, closed_at })
+        Ok(Self { all, unfinished, header, scan, closed_at })
     }
 
-    /// The last record that can be read.
+    /// Number of the last readable record.
     fn last(&self) -> u64 {
         self.all.last().map_or(0, |(first, _)| self.scan.last(*first).max(first.saturating_sub(1)))
     }
 
-    /// Records that had been written and cannot be read any more.
+    /// Written records that cannot be read.
     pub fn damage(&self) -> Option<&LogDamage> {
         self.scan.damage()
     }
 
-    /// Whether the machine may have died with committed records that were not on its disk. Once the log has been opened, that is
-    /// forgotten.
+    /// Whether committed records may be lost because the machine crashed before they were flushed. Opening the log resets this.
     pub fn may_lack_records(&self, options: &OplogOptions) -> bool {
         if self.all.is_empty() || self.closed_at == Some(self.last()) {
             return false;
         }
-        let Some(head) = &self.head else { return true };
-        !is_same_start(head, options) && !head.flushed
+        let Some(header) = &self.header else { return true };
+        !is_same_boot(header, options) && !header.flushed
     }
 }
 
 impl OperationLog {
-    /// Opens a folder's log, or begins one. What a crash left of the last record is cut off. Where records are missing that had been
-    /// written, nothing is truncated: the log continues in a new file, after all numbers that were used.
+    /// Opens a directory's log, or creates one. An incompletely written last record is truncated. If written records are missing,
+    /// nothing is truncated: the log continues in a new file, after all used numbers.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -187,7 +181,7 @@ impl OperationLog {
         Self::open_read(folder, options, &files)
     }
 
-    /// [`Self::open`] with files that have just been read.
+    /// [`Self::open`] with the result of [`LogFiles::read`].
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -201,11 +195,11 @@ impl OperationLog {
         }
         let may_lack_records = files.may_lack_records(&options);
         let (last, damage) = (files.last(), files.scan.damage().cloned());
-        let closed = folder.path().join(CLEAN_SHUTDOWN_FILE);
+        let shutdown_mark = folder.path().join(CLEAN_SHUTDOWN_FILE);
         let is_closed = files.closed_at.is_some();
         let end = files.scan.end_run().cloned();
         let is_broken = damage.is_some() && end.is_none();
-        let missing = damage.as_ref().map_or(0, |it| it.missing_records);
+        let missing = damage.as_ref().map_or(0, |damage| damage.missing_records);
         let log = match (files.all.first(), files.all.last()) {
             (Some((first, _)), Some((_, newest))) if !is_broken => {
                 let mut log = Self::resume(&folder, options, (newest, files), *first)?;
@@ -213,7 +207,7 @@ impl OperationLog {
                 log
             }
             (oldest, _) => {
-                // Never the name of a file that is there: that one stays as it is.
+                // Skips the name of an existing file, which must stay unmodified.
                 let used = files.all.last().map_or(0, |(first, _)| *first);
                 let next = last.saturating_add(missing).max(used).saturating_add(1);
                 let mut log = Self::begin(Arc::clone(&folder), options, next)?;
@@ -222,30 +216,20 @@ impl OperationLog {
             }
         };
         if is_closed {
-            folder.disk().remove(&closed).map_err(io_error(closed))?;
+            folder.disk().remove(&shutdown_mark).map_err(io_error(shutdown_mark))?;
         }
         let first = log.oldest();
         let next = log.next();
-        let unbroken_from = match (&damage, end) {
+        let contiguous_from = match (&damage, end) {
             (None, _) => first,
             (Some(_), Some(run)) => run.first,
             (Some(_), None) => next,
         };
         let torn_bytes = files.scan.torn_bytes;
-        Ok((
-            log,
-            LogRecoveryReport {
-                first,
-                next,
-                torn_bytes,
-                may_lack_records,
-                damage,
-                contiguous_from: unbroken_from,
-            },
-        ))
+        Ok((log, LogRecoveryReport { first, next, torn_bytes, may_lack_records, damage, contiguous_from }))
     }
 
-    /// Goes on with the newest file.
+    /// Resumes appending after the newest file.
     fn resume(
         folder: &Arc<LogDirectory>,
         options: OplogOptions,
@@ -261,13 +245,13 @@ impl OperationLog {
         let active =
             ActiveLogFile { file, path: newest.to_owned(), length, torn: false, bytes: Vec::new(), last };
         let is_damaged = files.scan.damage().is_some();
-        let goes_on = files.head.as_ref().is_some_and(|head| {
-            is_same_start(head, &options) && head.flushed == options.flush_always && !is_damaged
+        let can_append = files.header.as_ref().is_some_and(|header| {
+            is_same_boot(header, &options) && header.flushed == options.flush_always && !is_damaged
         });
         let log = Self::new(Arc::clone(folder), options, active, oldest);
-        // The head has the machine's boot id, so this start gets a file of its own. So that a damaged
-        // file can be put aside, nothing more is written to it.
-        if !goes_on {
+        // The header contains the boot id, so each start of the machine needs a new file. A damaged file is not extended, so that it
+        // can be preserved.
+        if !can_append {
             log.next_file(&mut log.active.lock(), last + 1)?;
         }
         Ok(log)
@@ -288,7 +272,7 @@ impl OperationLog {
         }
     }
 
-    /// Forgets all records, and begins with the number `first`.
+    /// Removes all records, and starts a new log at the number `first`.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -297,7 +281,7 @@ impl OperationLog {
         options: OplogOptions,
         first: u64,
     ) -> Result<Self, OplogError> {
-        // What is about to go was not lost.
+        // The mark goes first: without it, the removed records are not reported as lost.
         SyncedMark::remove(&folder)?;
         for (_, path) in folder.numbered(PREFIX, SUFFIX).map_err(io_error(folder.path()))? {
             folder.disk().remove(&path).map_err(io_error(path))?;
@@ -313,7 +297,7 @@ impl OperationLog {
         Ok(Self::new(folder, options, active, first))
     }
 
-    /// Puts a record of at most [`crate::MAX_RECORD`] bytes behind the others. Returns its number. Quick: nothing is written yet.
+    /// Appends a record of at most [`crate::MAX_RECORD`] bytes in memory and returns its number. [`Self::commit`] writes it.
     pub fn append(&self, record: &[u8]) -> u64 {
         let mut pending = self.pending.lock();
         let number = pending.next;
@@ -322,40 +306,40 @@ impl OperationLog {
         number
     }
 
-    /// Returns once all records up to `number` are written.
+    /// Writes all records up to `number`; returns when they are written.
     ///
     /// # Errors
-    /// Errors of the file system. The records stay, and the next commit tries again.
+    /// Errors of the file system. The records stay in memory, and the next commit retries.
     pub fn commit(&self, number: u64) -> Result<(), OplogError> {
         if self.written() >= number {
             return Ok(());
         }
         let mut active = self.active.lock();
-        // Another thread may have written them meanwhile.
+        // Another thread may have written them in the meantime.
         if self.written() >= number { Ok(()) } else { self.write(&mut active) }
     }
 
-    /// The last record that is written.
+    /// Number of the last written record.
     pub fn written(&self) -> u64 {
         self.written.load(Ordering::Acquire)
     }
 
-    /// The number that the next record will have.
+    /// Number of the next record.
     pub fn next(&self) -> u64 {
         self.pending.lock().next
     }
 
-    /// The oldest record that can be read.
+    /// Number of the oldest readable record.
     pub fn oldest(&self) -> u64 {
         self.oldest.load(Ordering::Acquire)
     }
 
-    /// Bytes that could not be written the last time that it was tried: more and more while the disk is full.
+    /// Bytes that the last attempt to write could not write. Grows while the disk is full.
     pub fn unwritten_bytes(&self) -> usize {
         self.unwritten_bytes.load(Ordering::Relaxed)
     }
 
-    /// Whether the last attempt to write failed, and has not been repeated with success.
+    /// Whether the last attempt to write failed.
     pub fn is_failing(&self) -> bool {
         self.failing.load(Ordering::Relaxed)
     }
@@ -394,7 +378,7 @@ impl OperationLog {
         }
         active.length += active.bytes.len() as u64;
         active.bytes.clear();
-        // A burst's buffer is not kept.
+        // Frees the buffer of a burst.
         active.bytes.shrink_to(1 << 20);
         self.written.store(active.last, Ordering::Release);
         Ok(())
@@ -407,7 +391,7 @@ impl OperationLog {
         Ok(())
     }
 
-    /// Flushes what is written to the disk, and remembers how far that is.
+    /// Flushes the written records to the disk, and updates the file `synced`.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -416,22 +400,22 @@ impl OperationLog {
             let active = self.active.lock();
             (active.file.flush_operation(), active.path.clone(), self.written())
         };
-        // Others can go on writing.
+        // Without the lock, so that other threads can write.
         flush.and_then(|flush| flush()).map_err(io_error(path))?;
         self.write_synced_mark(last);
         Ok(())
     }
 
-    /// Remembers that the log is flushed up to a record.
+    /// Records in the file `synced` that the log is flushed up to a record.
     fn write_synced_mark(&self, last: u64) {
         let mut marked = self.synced_through.lock();
-        // Where there is no room for it the older mark stays, which is as true as before.
+        // On a full disk the older mark stays, which is still correct.
         if last > *marked && SyncedMark::write(&self.folder, last).is_ok() {
             *marked = last;
         }
     }
 
-    /// Writes and flushes all, and remembers that nothing is missing.
+    /// Writes and flushes all records, and marks a clean shutdown.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -445,10 +429,10 @@ impl OperationLog {
             .map_err(io_error(self.folder.path()))
     }
 
-    /// Reads the records from `number` on that are written.
+    /// A reader of the written records from `number`.
     ///
     /// # Errors
-    /// [`OplogError::Pruned`], or what the file system says.
+    /// [`OplogError::Pruned`], or errors of the file system.
     pub fn reader(&self, number: u64) -> Result<LogReader<'_>, OplogError> {
         let first = self.oldest();
         if number < first {
@@ -457,13 +441,13 @@ impl OperationLog {
         Ok(LogReader::new(self, number))
     }
 
-    /// The file with a record.
+    /// Path of the file that contains a record.
     pub(crate) fn file_with(&self, number: u64) -> Result<Option<PathBuf>, OplogError> {
         let files = self.folder.numbered(PREFIX, SUFFIX).map_err(io_error(self.folder.path()))?;
         Ok(files.into_iter().rev().find(|(first, _)| *first <= number).map(|(_, path)| path))
     }
 
-    /// Removes files with nothing but records before `number`.
+    /// Removes files that contain only records before `number`.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -480,12 +464,12 @@ impl OperationLog {
         Ok(())
     }
 
-    /// Where the folder is in which it is kept.
+    /// The directory of the log.
     pub fn folder(&self) -> &LogDirectory {
         &self.folder
     }
 
-    /// Where a record is in a file that cannot be read from its beginning.
+    /// Offset at which to start reading a damaged file, if the record follows its damage.
     pub(crate) fn offset_in(&self, path: &Path, number: u64) -> Option<usize> {
         let run = self.intact_tail.as_ref()?;
         (run.path == path && number >= run.first).then_some(run.offset)
@@ -500,7 +484,7 @@ impl std::fmt::Debug for LogFiles {
 
 impl std::fmt::Debug for OperationLog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Log")
+        f.debug_struct("OperationLog")
             .field("folder", &self.folder.path())
             .field("written", &self.written())
             .finish_non_exhaustive()
@@ -513,19 +497,19 @@ fn new_file(
     first: u64,
 ) -> Result<(Box<dyn AppendFile>, PathBuf), OplogError> {
     let path = folder.file(PREFIX, first, SUFFIX);
-    let head = LogFileHeader { first, boot_id: options.boot_id.clone(), flushed: options.flush_always };
-    let made = folder.disk().open(&path).and_then(|mut file| {
-        // A file of that number has nothing but a head: it was made when the disk was full.
+    let header = LogFileHeader { first, boot_id: options.boot_id.clone(), flushed: options.flush_always };
+    let created = folder.disk().open(&path).and_then(|mut file| {
+        // A file with this number contains only a header: it was created when the disk was full.
         file.truncate(0)?;
-        file.append(&head.write())?;
+        file.append(&header.write())?;
         file.flush()?;
         folder.flush()?;
         Ok(file)
     });
-    Ok((made.map_err(io_error(&path))?, path))
+    Ok((created.map_err(io_error(&path))?, path))
 }
 
-/// Whether a crash came between making a file and writing its head.
+/// Whether a crash interrupted the creation of a file before its header was written.
 fn is_unfinished(folder: &LogDirectory, path: &Path) -> Result<bool, OplogError> {
     if folder.disk().length(path).map_err(io_error(path))? > HEADER_SIZE as u64 {
         return Ok(false);
@@ -533,6 +517,6 @@ fn is_unfinished(folder: &LogDirectory, path: &Path) -> Result<bool, OplogError>
     Ok(LogFileHeader::read(&folder.disk().read(path).map_err(io_error(path))?).is_none())
 }
 
-fn is_same_start(head: &LogFileHeader, options: &OplogOptions) -> bool {
-    !options.boot_id.is_empty() && head.boot_id == options.boot_id
+fn is_same_boot(header: &LogFileHeader, options: &OplogOptions) -> bool {
+    !options.boot_id.is_empty() && header.boot_id == options.boot_id
 }

@@ -1,4 +1,4 @@
-//! Reading what is written.
+//! Reading records of a log.
 
 use std::path::PathBuf;
 
@@ -7,28 +7,28 @@ use crate::frame::{self, FrameReadResult};
 use crate::log::OperationLog;
 use crate::{OplogError, io_error};
 
-/// Reads a log's records in order, and may be asked again when more have been written.
+/// Reads a log's records in order. After the last one it can be called again when more are written.
 #[derive(Debug)]
 pub struct LogReader<'a> {
     log: &'a OperationLog,
     next: u64,
     path: PathBuf,
     bytes: Vec<u8>,
-    at: usize,
+    offset: usize,
 }
 
 impl<'a> LogReader<'a> {
     pub(crate) fn new(log: &'a OperationLog, next: u64) -> Self {
-        Self { log, next, path: PathBuf::new(), bytes: Vec::new(), at: 0 }
+        Self { log, next, path: PathBuf::new(), bytes: Vec::new(), offset: 0 }
     }
 
-    /// The next record with its number, or nothing until more is written.
+    /// The next record with its number; `None` until more records are written.
     ///
     /// # Errors
-    /// [`OplogError::Damaged`], [`OplogError::Pruned`] if it was slower than the log is pruned, or what the file system says.
+    /// [`OplogError::Damaged`], [`OplogError::Pruned`] if the record was pruned before it was read, or errors of the file system.
     #[expect(
         clippy::should_implement_trait,
-        reason = "the record is lent, and there may be more after the last"
+        reason = "the record is borrowed, and more may follow after the last"
     )]
     pub fn next(&mut self) -> Result<Option<(u64, &[u8])>, OplogError> {
         if self.next > self.log.written() {
@@ -36,14 +36,14 @@ impl<'a> LogReader<'a> {
         }
         let mut loaded = false;
         loop {
-            let found = match frame::read(self.bytes.get(self.at..).unwrap_or_default()) {
+            let found = match frame::read(self.bytes.get(self.offset..).unwrap_or_default()) {
                 FrameReadResult::Record(number, record) => Some((number, record.len())),
                 FrameReadResult::End | FrameReadResult::Torn => None,
             };
             let Some((number, length)) = found else {
-                // The file's end, or what was half written when it was read.
+                // End of the file, or a record that was written partly when the file was read.
                 if std::mem::replace(&mut loaded, true) {
-                    return Err(self.damaged("a record is missing or not what was written"));
+                    return Err(self.damaged("a record is missing or corrupt"));
                 }
                 self.load()?;
                 continue;
@@ -51,11 +51,11 @@ impl<'a> LogReader<'a> {
             if number > self.next {
                 return Err(self.damaged("a record is missing"));
             }
-            let begin = self.at + frame::HEADER_SIZE;
-            self.at = begin + length;
+            let begin = self.offset + frame::HEADER_SIZE;
+            self.offset = begin + length;
             if number == self.next {
                 self.next += 1;
-                return Ok(Some((number, &self.bytes[begin..self.at])));
+                return Ok(Some((number, &self.bytes[begin..self.offset])));
             }
         }
     }
@@ -64,7 +64,7 @@ impl<'a> LogReader<'a> {
         let Some(path) = self.log.file_with(self.next)? else {
             return Err(OplogError::Pruned { first: self.log.oldest(), wanted: self.next });
         };
-        let again = path == self.path;
+        let is_same_file = path == self.path;
         self.bytes = match self.log.folder().disk().read(&path) {
             Ok(bytes) => bytes,
             Err(problem) if problem.kind() == std::io::ErrorKind::NotFound => {
@@ -73,14 +73,14 @@ impl<'a> LogReader<'a> {
             Err(problem) => return Err(io_error(path)(problem)),
         };
         self.path = path;
-        // The same file has grown since it was read: go on where it ended.
-        if !again {
-            self.at = self.log.offset_in(&self.path, self.next).unwrap_or(HEADER_SIZE);
+        // If the same file has grown since it was read, reading continues at the former end.
+        if !is_same_file {
+            self.offset = self.log.offset_in(&self.path, self.next).unwrap_or(HEADER_SIZE);
         }
         Ok(())
     }
 
-    fn damaged(&self, what: &'static str) -> OplogError {
-        OplogError::Damaged { path: self.path.clone(), offset: self.at as u64, reason: what }
+    fn damaged(&self, reason: &'static str) -> OplogError {
+        OplogError::Damaged { path: self.path.clone(), offset: self.offset as u64, reason }
     }
 }

@@ -1,9 +1,9 @@
-//! What the files of a log hold: which records can be read, and what is wrong with the rest.
+//! Scan of a log's files: the readable records, and the damage between and after them.
 //!
-//! A crash of the process leaves of the last write a beginning and nothing else: the system has taken bytes in their order. So under the
-//! same start of the machine a tail is *torn* only if it is the beginning of the record that was next. All else is *damage*: a record
-//! with a wrong checksum, one that others follow, or a log that ends before the last flush
-//! ([`crate::mark`]). After the machine has died, an unreadable tail may be anything that was not flushed.
+//! A crash of the process leaves a prefix of the last write, since the system writes bytes in order. So under the same boot id, a tail is
+//! *torn* only if it is a prefix of the next record. Everything else is *damage*: a record with a wrong checksum, an unreadable record
+//! followed by others, or a log that ends before the last flush ([`crate::synced_mark`]). After a crash of the machine, an unreadable
+//! tail may be any data that was not flushed.
 
 use std::path::{Path, PathBuf};
 
@@ -12,72 +12,72 @@ use crate::damage::LogDamage;
 use crate::file::{HEADER_SIZE, LogFileHeader};
 use crate::frame::{self, FrameReadResult};
 
-/// Records that may be missing between two readable ones of a file.
+/// Maximum number of missing records between two readable ones of a file.
 const MAX_GAP: u64 = 1 << 32;
-/// Bytes that are checksummed per byte of a file in search of the next readable record.
+/// Maximum number of checksummed bytes per byte of a file in the search for the next readable record.
 const MAX_CHECKSUM_FACTOR: usize = 16;
 
-/// Records that follow each other without a gap.
+/// A run of records without a gap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct RecordRun {
     pub(crate) first: u64,
     pub(crate) last: u64,
-    /// Where the first one is.
+    /// File that contains the first record.
     pub(crate) path: PathBuf,
     pub(crate) offset: usize,
 }
 
-/// The last writer of the newest file.
+/// Conditions under which the newest file was written last.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LastWriterState {
-    /// Whether the machine runs since the file was written.
-    pub(crate) same_start: bool,
-    /// The last record that was flushed.
+    /// Whether the machine has not restarted since the file was created.
+    pub(crate) same_boot: bool,
+    /// Number of the last flushed record.
     pub(crate) flushed_through: u64,
 }
 
-/// Looks at files in their order.
+/// Scan state. Files must be passed in order.
 #[derive(Debug, Default)]
 pub(crate) struct LogScan {
     runs: Vec<RecordRun>,
     damage: Option<LogDamage>,
-    /// The record after those of the files so far.
+    /// Number of the record that must follow the scanned files.
     expected: Option<u64>,
-    /// Whether something is wrong behind the last run.
+    /// Whether the data after the last run is damaged.
     damaged_tail: bool,
-    /// Where the readable part of the newest file ends.
+    /// Length of the readable part of the newest file.
     pub(crate) length: usize,
     pub(crate) torn_bytes: u64,
 }
 
 impl LogScan {
-    /// The last record that can be read, before `first` if there is none.
+    /// Number of the last readable record; `first - 1` if there is none.
     pub(crate) fn last(&self, first: u64) -> u64 {
         self.runs.last().map_or(first.saturating_sub(1), |run| run.last)
     }
 
-    /// The records to the end that nothing is missing between, if there are any.
+    /// The run of records up to the end of the log, if there is one.
     pub(crate) fn end_run(&self) -> Option<&RecordRun> {
         self.runs.last().filter(|_| !self.damaged_tail)
     }
 
-    /// What is wrong, if anything is.
+    /// The damage found so far.
     pub(crate) fn damage(&self) -> Option<&LogDamage> {
         self.damage.as_ref()
     }
 
-    /// Something is wrong behind the last run.
-    fn damaged(&mut self, path: &Path, at: usize, bytes: usize, what: &'static str) {
-        self.add_record(path, at, bytes, what);
+    /// Records damage after the last run.
+    fn damaged(&mut self, path: &Path, offset: usize, bytes: usize, reason: &'static str) {
+        self.add_record(path, offset, bytes, reason);
         self.damaged_tail = true;
     }
 
-    /// Something is wrong that no record is missing for.
-    pub(crate) fn add_record(&mut self, path: &Path, at: usize, bytes: usize, what: &'static str) {
+    /// Records damage that does not interrupt a run.
+    pub(crate) fn add_record(&mut self, path: &Path, offset: usize, bytes: usize, reason: &'static str) {
         let damage = self.damage.get_or_insert_with(|| LogDamage {
             path: path.to_owned(),
-            offset: at as u64,
-            reason: what,
+            offset: offset as u64,
+            reason,
             unreadable_bytes: 0,
             missing_records: 0,
             readable_to: self.runs.last().map_or(0, |run| run.last),
@@ -91,16 +91,11 @@ impl LogScan {
         }
     }
 
-    /// Looks at the next file, whose first record has this number.
+    /// Scans the next file, whose first record has this number.
     pub(crate) fn file(&mut self, path: &Path, first: u64, bytes: &[u8]) -> Option<LogFileHeader> {
-        let head = LogFileHeader::read(bytes).filter(|head| head.first == first);
-        if head.is_none() {
-            self.add_record(
-                path,
-                0,
-                bytes.len().min(HEADER_SIZE),
-                "the head of the file is not what was written",
-            );
+        let header = LogFileHeader::read(bytes).filter(|header| header.first == first);
+        if header.is_none() {
+            self.add_record(path, 0, bytes.len().min(HEADER_SIZE), "the header of the file is corrupt");
         }
         if let Some(expected) = self.expected
             && expected != first
@@ -108,31 +103,31 @@ impl LogScan {
             self.damaged(path, 0, 0, "records between two files are missing");
             self.missing(first.saturating_sub(expected));
         }
-        let mut at = HEADER_SIZE.min(bytes.len());
+        let mut offset = HEADER_SIZE.min(bytes.len());
         // A file's first record continues the run of the file before.
         let mut joins = !self.runs.is_empty() && !self.damaged_tail;
         let mut last = first.saturating_sub(1);
         loop {
-            match frame::read(&bytes[at..]) {
+            match frame::read(&bytes[offset..]) {
                 FrameReadResult::Record(number, record) if number == last.saturating_add(1) => {
-                    self.take(path, at, number, joins);
+                    self.take(path, offset, number, joins);
                     joins = true;
                     last = number;
-                    at += frame::HEADER_SIZE + record.len();
+                    offset += frame::HEADER_SIZE + record.len();
                 }
                 FrameReadResult::End => break,
                 _ => {
-                    self.length = at;
-                    let Some(next) = next_record(bytes, at, last) else { break };
-                    self.damaged(path, at, next.offset - at, "a record is not what was written, or missing");
+                    self.length = offset;
+                    let Some(next) = next_record(bytes, offset, last) else { break };
+                    self.damaged(path, offset, next.offset - offset, "a record is corrupt or missing");
                     self.missing(next.number - 1 - last);
-                    (at, last, joins) = (next.offset, next.number - 1, false);
+                    (offset, last, joins) = (next.offset, next.number - 1, false);
                 }
             }
         }
-        self.length = at;
+        self.length = offset;
         self.expected = Some(last.saturating_add(1));
-        head
+        header
     }
 
     fn take(&mut self, path: &Path, offset: usize, number: u64, joins: bool) {
@@ -145,45 +140,39 @@ impl LogScan {
         }
     }
 
-    /// What is behind the last record of a file that another one follows.
+    /// Checks the data after the last record of a file that is not the newest.
     pub(crate) fn rest_of_older(&mut self, path: &Path, bytes: &[u8]) {
         let rest = bytes.len().saturating_sub(self.length);
         if rest > 0 {
-            self.damaged(path, self.length, rest, "the end of the file is not what was written");
+            self.damaged(path, self.length, rest, "the end of the file is corrupt");
         }
     }
 
-    /// What is behind the last record of the newest file.
-    pub(crate) fn rest_of_newest(
-        &mut self,
-        path: &Path,
-        first: u64,
-        bytes: &[u8],
-        circumstances: LastWriterState,
-    ) {
+    /// Checks the data after the last record of the newest file.
+    pub(crate) fn rest_of_newest(&mut self, path: &Path, first: u64, bytes: &[u8], writer: LastWriterState) {
         let last = self.last(first).max(first.saturating_sub(1));
         let tail = bytes.get(self.length..).unwrap_or_default();
-        let what = match circumstances.same_start {
+        let reason = match writer.same_boot {
             true => is_not_torn(tail, last.saturating_add(1)),
             false => None,
         };
-        if let Some(what) = what {
-            self.damaged(path, self.length, tail.len(), what);
+        if let Some(reason) = reason {
+            self.damaged(path, self.length, tail.len(), reason);
             self.missing(1);
         } else {
             self.torn_bytes = tail.len() as u64;
         }
-        self.ends_too_early(path, last, tail.len(), circumstances.flushed_through);
+        self.ends_too_early(path, last, tail.len(), writer.flushed_through);
     }
 
-    /// Whether the log ends before the last flush.
+    /// Records damage if the log ends before the last flush.
     pub(crate) fn ends_too_early(&mut self, path: &Path, last: u64, tail: usize, flushed_through: u64) {
         if flushed_through <= last {
             return;
         }
         let counted = std::mem::take(&mut self.torn_bytes);
         let bytes = if counted > 0 { tail } else { 0 };
-        self.damaged(path, self.length, bytes, "the log ends before what had been flushed to the disk");
+        self.damaged(path, self.length, bytes, "the log ends before the last flushed record");
         self.damaged_tail = true;
         if let Some(damage) = &mut self.damage {
             damage.missing_records = damage.missing_records.max(flushed_through - last);
@@ -191,15 +180,15 @@ impl LogScan {
     }
 }
 
-/// Why bytes cannot be the beginning of the record with a number that a killed process left.
+/// Why a tail cannot be a prefix of the record with this number, as left by a killed process; `None` if it can.
 fn is_not_torn(tail: &[u8], number: u64) -> Option<&'static str> {
     let header = frame::header(tail)?;
     if header.length > MAX_RECORD || header.number != number {
-        return Some("what follows the last record is not the beginning of another");
+        return Some("the data after the last record is not the start of the next one");
     }
     let rest = tail.len() - frame::HEADER_SIZE;
-    let is_whole = header.length <= rest || frame::fits(tail, rest);
-    is_whole.then_some("the last record is not what was written")
+    let is_complete = header.length <= rest || frame::fits(tail, rest);
+    is_complete.then_some("the last record is corrupt")
 }
 
 struct NextRecord {
@@ -207,7 +196,7 @@ struct NextRecord {
     number: u64,
 }
 
-/// The next record after damage, if any can be read.
+/// The next readable record after damage.
 fn next_record(bytes: &[u8], damaged: usize, last: u64) -> Option<NextRecord> {
     let mut effort = bytes.len().saturating_mul(MAX_CHECKSUM_FACTOR);
     for offset in damaged..bytes.len().saturating_sub(frame::HEADER_SIZE - 1) {

@@ -1,7 +1,7 @@
-//! A state at some record, in a file of its own.
+//! Snapshots: the state at a record, each in a separate file.
 //!
-//! It is written under another name and renamed when it is whole, so a snapshot that can be found has been written to its end. The one
-//! before it is kept, in case that the newest cannot be read.
+//! A snapshot is written under a temporary name and renamed when it is complete, so every snapshot that is found is complete. The
+//! previous one is retained in case the newest is damaged.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,28 +14,27 @@ use crate::{OplogError, io_error};
 const PREFIX: &str = "snapshot";
 const SUFFIX: &str = "snap";
 const UNFINISHED: &str = "snapshot.tmp";
-/// The number of the last entry, whose content is how many were before it.
+/// Number of the last entry, which contains the number of entries before it.
 const END: u64 = u64::MAX;
-/// Snapshots that are kept.
 const RETAINED_SNAPSHOTS: usize = 2;
-/// Bytes that are written at a time.
+/// Buffer size of writes in bytes.
 const BUFFER: usize = 1 << 20;
 
 /// A snapshot that is being written.
 pub struct SnapshotWriter {
     folder: Arc<LogDirectory>,
-    /// The last record that it contains.
+    /// Number of the last record in the snapshot.
     number: u64,
     path: PathBuf,
     file: Box<dyn AppendFile>,
     entries: u64,
-    /// What is not written yet.
+    /// Entries that are not written to the file yet.
     buffer: Vec<u8>,
 }
 
 impl std::fmt::Debug for SnapshotWriter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Writer")
+        f.debug_struct("SnapshotWriter")
             .field("number", &self.number)
             .field("path", &self.path)
             .finish_non_exhaustive()
@@ -43,7 +42,7 @@ impl std::fmt::Debug for SnapshotWriter {
 }
 
 impl SnapshotWriter {
-    /// Begins a snapshot that contains all records up to `number`, and maybe some of the later ones.
+    /// Starts a snapshot that contains all records up to `number`, and possibly some later ones.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -54,7 +53,7 @@ impl SnapshotWriter {
         Ok(Self { folder, number, path, file, entries: 0, buffer: Vec::new() })
     }
 
-    /// Writes a part of the state, of at most [`crate::MAX_RECORD`] bytes.
+    /// Writes an entry, a part of the state of at most [`crate::MAX_RECORD`] bytes.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -75,7 +74,8 @@ impl SnapshotWriter {
         written
     }
 
-    /// Makes it the newest snapshot. Older ones but one are removed. Returns from which record on the log is still needed.
+    /// Publishes the snapshot as the newest one, and removes all but one of the older ones. Returns the first record of the log that is
+    /// still needed.
     ///
     /// # Errors
     /// Errors of the file system.
@@ -85,8 +85,8 @@ impl SnapshotWriter {
         self.write_buffer()?;
         let Self { folder, number, path, mut file, .. } = self;
         file.flush().map_err(io_error(&path))?;
-        let whole = folder.file(PREFIX, number, SUFFIX);
-        folder.disk().rename(&path, &whole).map_err(io_error(&whole))?;
+        let target = folder.file(PREFIX, number, SUFFIX);
+        folder.disk().rename(&path, &target).map_err(io_error(&target))?;
         folder.flush().map_err(io_error(folder.path()))?;
         let mut all = folder.numbered(PREFIX, SUFFIX).map_err(io_error(folder.path()))?;
         while all.len() > RETAINED_SNAPSHOTS {
@@ -97,7 +97,7 @@ impl SnapshotWriter {
     }
 }
 
-/// The snapshots in a folder, the newest first: of each the last record that it contains, and its file.
+/// Snapshots in a directory, newest first: number of the last record, and path.
 ///
 /// # Errors
 /// Errors of the file system.
@@ -107,25 +107,25 @@ pub fn list(folder: &LogDirectory) -> Result<Vec<(u64, PathBuf)>, OplogError> {
     Ok(all)
 }
 
-/// Reads a snapshot's entries in order. `take` may have been given some when it turns out that the file is damaged.
+/// Calls `take` with a snapshot's entries in order. If the file is damaged, `take` may have been called for some of them.
 ///
 /// # Errors
-/// [`OplogError::Damaged`], or what the file system says.
+/// [`OplogError::Damaged`], or errors of the file system.
 pub fn read(folder: &LogDirectory, path: &Path, mut take: impl FnMut(&[u8])) -> Result<(), OplogError> {
     let bytes = folder.disk().read(path).map_err(io_error(path))?;
-    let (mut at, mut entries) = (0, 0_u64);
+    let (mut offset, mut entries) = (0, 0_u64);
     loop {
-        let damaged = |what| OplogError::Damaged { path: path.to_owned(), offset: at as u64, reason: what };
-        match frame::read(&bytes[at..]) {
+        let damaged = |reason| OplogError::Damaged { path: path.to_owned(), offset: offset as u64, reason };
+        match frame::read(&bytes[offset..]) {
             FrameReadResult::Record(END, count) if count == entries.to_le_bytes() => return Ok(()),
             FrameReadResult::Record(number, entry) if number == entries => {
                 take(entry);
                 entries += 1;
-                at += frame::HEADER_SIZE + entry.len();
+                offset += frame::HEADER_SIZE + entry.len();
             }
             FrameReadResult::Record(..) => return Err(damaged("an entry is missing")),
-            FrameReadResult::End => return Err(damaged("it ends too early")),
-            FrameReadResult::Torn => return Err(damaged("an entry is not what was written")),
+            FrameReadResult::End => return Err(damaged("the snapshot is truncated")),
+            FrameReadResult::Torn => return Err(damaged("an entry is corrupt")),
         }
     }
 }
@@ -138,13 +138,13 @@ pub fn remove_all(folder: &LogDirectory) -> Result<(), OplogError> {
     remove_others(folder, None)
 }
 
-/// Removes all snapshots but one.
+/// Removes all snapshots except the one with this number.
 ///
 /// # Errors
 /// Errors of the file system.
-pub fn remove_others(folder: &LogDirectory, kept: Option<u64>) -> Result<(), OplogError> {
+pub fn remove_others(folder: &LogDirectory, retained: Option<u64>) -> Result<(), OplogError> {
     for (number, path) in list(folder)? {
-        if Some(number) != kept {
+        if Some(number) != retained {
             folder.disk().remove(&path).map_err(io_error(path))?;
         }
     }

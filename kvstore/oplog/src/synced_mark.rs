@@ -1,7 +1,7 @@
 //! The file `synced`: the record up to which the log was flushed to the disk.
 //!
-//! It is written after each flush. A log that ends before it has lost records, whatever its end looks like. What was written after the last flush
-//! is not covered: there a log that was cut off between two records looks like one that was never longer.
+//! It is written after each flush. A log that ends before that record has lost records, even if its tail is intact. Records written after
+//! the last flush are not covered: a log truncated between two of those records cannot be distinguished from an intact one.
 
 use crate::directory::LogDirectory;
 use crate::{OplogError, io_error};
@@ -10,14 +10,13 @@ pub(crate) const NAME: &str = "synced";
 const MAGIC: [u8; 8] = *b"mgsynced";
 const LENGTH: usize = 20;
 
-/// Content of the file.
+/// Content of the file `synced`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SyncedMark {
-    /// There is none: nothing was flushed yet, or an older release wrote the log.
+    /// The file does not exist: nothing was flushed yet, or an older release wrote the log.
     Absent,
     /// The log was flushed up to this record.
     Through(u64),
-    /// It is not what was written.
     Damaged,
 }
 
@@ -55,6 +54,6 @@ impl SyncedMark {
 fn parse(bytes: &[u8]) -> Option<u64> {
     let bytes: &[u8; LENGTH] = bytes.try_into().ok()?;
     let sum = u32::from_le_bytes(*bytes[16..].first_chunk()?);
-    let is_whole = bytes[..8] == MAGIC && crc32fast::hash(&bytes[..16]) == sum;
-    is_whole.then(|| bytes[8..].first_chunk().map(|number| u64::from_le_bytes(*number)))?
+    let is_valid = bytes[..8] == MAGIC && crc32fast::hash(&bytes[..16]) == sum;
+    is_valid.then(|| bytes[8..].first_chunk().map(|number| u64::from_le_bytes(*number)))?
 }

@@ -1,7 +1,7 @@
-//! Logs and snapshots, with all that can happen to them.
+//! Logs and snapshots: recovery, damage, pruning, full disks and concurrency.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-#[allow(dead_code, reason = "another test uses the rest of it")]
+#[allow(dead_code, reason = "other tests use the remaining functions")]
 mod memory_disk;
 mod simulation;
 
@@ -19,11 +19,11 @@ use proptest::prelude::*;
 use tempfile::TempDir;
 
 fn options() -> OplogOptions {
-    OplogOptions { file_bytes: 300, boot_id: "this start".to_owned(), ..OplogOptions::default() }
+    OplogOptions { file_bytes: 300, boot_id: "this boot".to_owned(), ..OplogOptions::default() }
 }
 
-fn open(at: &Path) -> Result<(OperationLog, LogRecoveryReport), OplogError> {
-    OperationLog::open(Arc::new(LogDirectory::lock(at)?), options())
+fn open(path: &Path) -> Result<(OperationLog, LogRecoveryReport), OplogError> {
+    OperationLog::open(Arc::new(LogDirectory::lock(path)?), options())
 }
 
 fn read(log: &OperationLog) -> Result<Vec<(u64, Vec<u8>)>, OplogError> {
@@ -43,18 +43,18 @@ fn record(seed: usize) -> Vec<u8> {
     vec![seed as u8; seed % 90]
 }
 
-fn newest_file(at: &Path) -> PathBuf {
-    let mut logs: Vec<PathBuf> = fs::read_dir(at).unwrap().map(|entry| entry.unwrap().path()).collect();
+fn newest_file(folder: &Path) -> PathBuf {
+    let mut logs: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
     logs.retain(|path| path.extension().is_some_and(|suffix| suffix == "log"));
     logs.sort();
     logs.pop().unwrap()
 }
 
 #[test]
-fn what_was_committed_is_read_again() {
+fn committed_records_are_read_after_reopening() {
     let folder = TempDir::new().unwrap();
     let (log, opened) = open(folder.path()).unwrap();
-    let nothing = LogRecoveryReport {
+    let empty = LogRecoveryReport {
         first: 1,
         next: 1,
         torn_bytes: 0,
@@ -62,7 +62,7 @@ fn what_was_committed_is_read_again() {
         damage: None,
         contiguous_from: 1,
     };
-    assert_eq!(opened, nothing);
+    assert_eq!(opened, empty);
     write(&log, (0..50).map(record)).unwrap();
     log.append(b"never committed");
     assert_eq!(read(&log).unwrap().len(), 50);
@@ -70,12 +70,12 @@ fn what_was_committed_is_read_again() {
     let (log, opened) = open(folder.path()).unwrap();
     assert_eq!((opened.next, opened.torn_bytes), (51, 0));
     write(&log, [record(50)]).unwrap();
-    let expected: Vec<_> = (0..=50).map(|at| (at as u64 + 1, record(at))).collect();
+    let expected: Vec<_> = (0..=50).map(|seed| (seed as u64 + 1, record(seed))).collect();
     assert_eq!(read(&log).unwrap(), expected);
 }
 
 #[test]
-fn a_folder_belongs_to_one() {
+fn a_directory_is_locked_by_one_log() {
     let folder = TempDir::new().unwrap();
     let (log, _) = open(folder.path()).unwrap();
     assert!(matches!(open(folder.path()), Err(OplogError::InUse(_))));
@@ -84,41 +84,41 @@ fn a_folder_belongs_to_one() {
 }
 
 #[test]
-fn only_the_death_of_the_machine_is_doubted() {
+fn only_a_crash_of_the_machine_may_lose_records() {
     let folder = TempDir::new().unwrap();
     let open = |boot: &str, flush_always| {
         let options = OplogOptions { boot_id: boot.to_owned(), flush_always, ..options() };
         OperationLog::open(Arc::new(LogDirectory::lock(folder.path()).unwrap()), options).unwrap()
     };
-    let doubts = |boot: &str, flush_always| {
+    let may_lack = |boot: &str, flush_always| {
         let (log, opened) = open(boot, flush_always);
         write(&log, [record(1)]).unwrap();
         opened.may_lack_records
     };
-    assert!(!doubts("a", false));
-    assert!(!doubts("a", false), "only the process has died");
-    assert!(doubts("b", false), "the machine has died");
-    assert!(doubts("", false), "nothing is known of the machine");
+    assert!(!may_lack("a", false));
+    assert!(!may_lack("a", false), "only the process crashed");
+    assert!(may_lack("b", false), "the machine restarted");
+    assert!(may_lack("", false), "the boot id is unknown");
     let (log, _) = open("", true);
     write(&log, [record(1)]).unwrap();
     drop(log);
-    assert!(!doubts("c", false), "all was flushed");
+    assert!(!may_lack("c", false), "every commit was flushed");
     let (log, _) = open("c", false);
     log.append(&record(2));
     log.close().unwrap();
     drop(log);
-    assert!(!doubts("d", false), "it was closed");
-    assert!(doubts("e", false), "it was closed once, and opened again");
+    assert!(!may_lack("d", false), "the log was closed");
+    assert!(may_lack("e", false), "the log was closed, and opened again");
 }
 
 #[test]
-fn a_damaged_file_in_the_middle_is_told() {
+fn damage_in_an_older_file_is_reported_by_the_reader() {
     let folder = TempDir::new().unwrap();
     let (log, _) = open(folder.path()).unwrap();
     write(&log, (0..5).map(record)).unwrap();
     let file = newest_file(folder.path());
-    for at in 0..20 {
-        write(&log, [record(80 + at)]).unwrap();
+    for seed in 0..20 {
+        write(&log, [record(80 + seed)]).unwrap();
     }
     let mut bytes = fs::read(&file).unwrap();
     bytes[70] ^= 1;
@@ -130,8 +130,8 @@ fn a_damaged_file_in_the_middle_is_told() {
 fn old_files_are_pruned() {
     let folder = TempDir::new().unwrap();
     let (log, _) = open(folder.path()).unwrap();
-    for at in 0..40 {
-        write(&log, [record(at)]).unwrap();
+    for seed in 0..40 {
+        write(&log, [record(seed)]).unwrap();
     }
     log.prune(20).unwrap();
     assert!(log.oldest() > 1 && log.oldest() <= 20);
@@ -144,31 +144,31 @@ fn old_files_are_pruned() {
 }
 
 #[test]
-fn many_may_write_and_read() {
+fn concurrent_writers_and_a_reader_see_ordered_records() {
     let folder = TempDir::new().unwrap();
     let (log, _) = open(folder.path()).unwrap();
     let done = AtomicBool::new(false);
     let read_meanwhile = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
-            let (mut reader, mut seen) = (log.reader(1).unwrap(), 0);
-            while seen < 2000 {
+            let (mut reader, mut count) = (log.reader(1).unwrap(), 0);
+            while count < 2000 {
                 match reader.next().unwrap() {
                     Some((number, record)) => {
-                        seen += 1;
-                        assert_eq!((number, record.len()), (seen, 8));
+                        count += 1;
+                        assert_eq!((number, record.len()), (count, 8));
                     }
-                    None if done.load(SeqCst) && log.written() == seen => break,
+                    None if done.load(SeqCst) && log.written() == count => break,
                     None => std::thread::yield_now(),
                 }
             }
-            seen
+            count
         });
         let writers: Vec<_> = (0..4_u64)
             .map(|writer| {
                 let log = &log;
                 scope.spawn(move || {
-                    for at in 0..500_u64 {
-                        let number = log.append(&(writer << 32 | at).to_le_bytes());
+                    for index in 0..500_u64 {
+                        let number = log.append(&(writer << 32 | index).to_le_bytes());
                         log.commit(number).unwrap();
                         assert!(log.written() >= number);
                     }
@@ -184,17 +184,16 @@ fn many_may_write_and_read() {
     for (_, record) in read(&log).unwrap() {
         let value = u64::from_le_bytes(record.try_into().unwrap());
         let writer = (value >> 32) as usize;
-        assert_eq!(value as u32, next[writer], "each writer's records are in its order");
+        assert_eq!(value as u32, next[writer], "the records of each writer must be in order");
         next[writer] += 1;
     }
     assert_eq!(next, [500; 4]);
 }
 
-/// A disk with room for some bytes.
+/// A disk with limited space.
 #[derive(Clone, Default)]
 struct SmallDisk {
     free_bytes: Arc<AtomicI64>,
-    /// Whether even cutting fails.
     fail_truncate: Arc<AtomicBool>,
 }
 
@@ -212,10 +211,10 @@ impl LogStorage for SmallDisk {
 
 impl AppendFile for SmallFile {
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let room = usize::try_from(self.disk.free_bytes.load(SeqCst)).unwrap().min(bytes.len());
-        self.file.append(&bytes[..room])?;
-        self.disk.free_bytes.fetch_sub(room as i64, SeqCst);
-        if room < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+        let free = usize::try_from(self.disk.free_bytes.load(SeqCst)).unwrap().min(bytes.len());
+        self.file.append(&bytes[..free])?;
+        self.disk.free_bytes.fetch_sub(free as i64, SeqCst);
+        if free < bytes.len() { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
     }
 
     fn truncate(&mut self, length: u64) -> io::Result<()> {
@@ -245,33 +244,33 @@ proptest! {
         let folder = TempDir::new().unwrap();
         let disk = SmallDisk::default();
         disk.free_bytes.store(1000, SeqCst);
-        let taken = Arc::new(LogDirectory::lock_on(Arc::new(disk.clone()), folder.path()).unwrap());
-        let (log, _) = OperationLog::open(taken, options()).unwrap();
+        let folder_lock = Arc::new(LogDirectory::lock_on(Arc::new(disk.clone()), folder.path()).unwrap());
+        let (log, _) = OperationLog::open(folder_lock, options()).unwrap();
         let mut expected = Vec::new();
-        let mut answered = 0;
-        for (records, room, stuck) in steps {
+        let mut committed = 0;
+        for (records, free, stuck) in steps {
             disk.fail_truncate.store(stuck, SeqCst);
             for _ in 0..records {
                 let next = record(expected.len());
                 expected.push((log.append(&next), next));
             }
             if log.commit(expected.len() as u64).is_ok() {
-                answered = expected.len();
+                committed = expected.len();
             }
-            prop_assert!(log.written() as usize >= answered);
+            prop_assert!(log.written() as usize >= committed);
             prop_assert_eq!(&read(&log).unwrap()[..], &expected[..log.written() as usize]);
-            disk.free_bytes.fetch_add(room, SeqCst);
+            disk.free_bytes.fetch_add(free, SeqCst);
         }
-        // A crash now keeps what was answered for.
+        // A crash at this point preserves all committed records.
         let copy = TempDir::new().unwrap();
         for entry in fs::read_dir(folder.path()).unwrap() {
             let path = entry.unwrap().path();
             fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
         }
         let (after, _) = open(copy.path()).unwrap();
-        let kept = read(&after).unwrap();
-        prop_assert!(kept.len() >= answered);
-        prop_assert_eq!(&kept[..], &expected[..kept.len()]);
+        let remaining = read(&after).unwrap();
+        prop_assert!(remaining.len() >= committed);
+        prop_assert_eq!(&remaining[..], &expected[..remaining.len()]);
         disk.fail_truncate.store(false, SeqCst);
         disk.free_bytes.store(1 << 20, SeqCst);
         log.commit(expected.len() as u64).unwrap();
@@ -279,34 +278,34 @@ proptest! {
         prop_assert_eq!(log.unwritten_bytes(), 0);
     }
 
-    /// What a killed process leaves of its last write is a beginning of it.
+    /// A killed process leaves a prefix of its last write.
     #[test]
-    fn a_torn_tail_is_cut_off(sizes in prop::collection::vec(0..60_usize, 1..20), lost in 1..80_usize) {
+    fn a_torn_tail_is_truncated(sizes in prop::collection::vec(0..60_usize, 1..20), lost in 1..80_usize) {
         let folder = TempDir::new().unwrap();
         let (log, _) = open(folder.path()).unwrap();
-        let records: Vec<_> = sizes.iter().enumerate().map(|(at, size)| vec![at as u8; *size]).collect();
+        let records: Vec<_> = sizes.iter().enumerate().map(|(index, size)| vec![index as u8; *size]).collect();
         for record in &records {
             write(&log, [record.clone()]).unwrap();
         }
         drop(log);
         let newest = newest_file(folder.path());
         let bytes = fs::read(&newest).unwrap();
-        // Never across the end of the record before.
-        let kept = bytes.len() - lost.min(sizes[sizes.len() - 1] + 16);
-        fs::write(&newest, &bytes[..kept]).unwrap();
+        // Truncates only the last record.
+        let remaining = bytes.len() - lost.min(sizes[sizes.len() - 1] + 16);
+        fs::write(&newest, &bytes[..remaining]).unwrap();
         let (log, opened) = open(folder.path()).unwrap();
         prop_assert_eq!((&opened.damage, opened.next as usize), (&None, records.len()));
         prop_assert_eq!(opened.torn_bytes as usize, (sizes[sizes.len() - 1] + 16).saturating_sub(lost));
-        let kept = read(&log).unwrap();
+        let remaining = read(&log).unwrap();
         let expected: Vec<_> = records.iter().zip(1..).map(|(record, number)| (number, record.clone())).collect();
-        prop_assert_eq!(&kept[..], &expected[..records.len() - 1]);
+        prop_assert_eq!(&remaining[..], &expected[..records.len() - 1]);
         write(&log, [b"more".to_vec()]).unwrap();
         prop_assert_eq!(read(&log).unwrap().pop(), Some((opened.next, b"more".to_vec())));
     }
 
-    /// After a machine failure, bytes behind the last record were not flushed.
+    /// After a machine crash, bytes after the last record are unflushed data.
     #[test]
-    fn any_tail_may_be_torn_when_the_machine_died(garbage in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn any_tail_is_torn_after_a_machine_crash(garbage in prop::collection::vec(any::<u8>(), 0..200)) {
         let folder = TempDir::new().unwrap();
         let flushed = |boot: &str| OplogOptions { boot_id: boot.to_owned(), flush_always: true, ..options() };
         let (log, _) = OperationLog::open(Arc::new(LogDirectory::lock(folder.path()).unwrap()), flushed("a")).unwrap();
@@ -321,7 +320,7 @@ proptest! {
     }
 
     #[test]
-    fn no_wrong_record_is_read(at in 0..2000_usize, bit in 0..8_u32) {
+    fn corrupt_records_are_never_read(offset in 0..2000_usize, bit in 0..8_u32) {
         let folder = TempDir::new().unwrap();
         let (log, _) = open(folder.path()).unwrap();
         for seed in 0..8 {
@@ -330,44 +329,44 @@ proptest! {
         drop(log);
         let newest = newest_file(folder.path());
         let mut bytes = fs::read(&newest).unwrap();
-        let at = at % bytes.len();
-        bytes[at] ^= 1 << bit;
+        let offset = offset % bytes.len();
+        bytes[offset] ^= 1 << bit;
         fs::write(&newest, bytes).unwrap();
         let (log, opened) = open(folder.path()).unwrap();
         let damage = opened.damage.expect("reported");
-        prop_assert!(damage.offset as usize <= at, "{}", damage);
-        // What follows the damage can be read, and it is what was written.
+        prop_assert!(damage.offset as usize <= offset, "{}", damage);
+        // Records after the damage are readable and unchanged.
         let mut reader = log.reader(opened.contiguous_from).unwrap();
-        while let Some((number, kept)) = reader.next().unwrap() {
-            prop_assert_eq!(kept, record((number as usize - 1) * 7));
+        while let Some((number, remaining)) = reader.next().unwrap() {
+            prop_assert_eq!(remaining, record((number as usize - 1) * 7));
         }
     }
 }
 
 #[test]
-fn the_newest_whole_snapshot_counts() {
+fn the_two_newest_complete_snapshots_are_listed() {
     let folder = TempDir::new().unwrap();
-    let taken = Arc::new(LogDirectory::lock(folder.path()).unwrap());
+    let folder_lock = Arc::new(LogDirectory::lock(folder.path()).unwrap());
     let entries = |path: &PathBuf| {
         let mut all = Vec::new();
-        snapshot::read(&taken, path, |entry| all.push(entry.to_vec())).map(|()| all)
+        snapshot::read(&folder_lock, path, |entry| all.push(entry.to_vec())).map(|()| all)
     };
     for number in [10, 20, 30] {
-        let mut writer = snapshot::SnapshotWriter::begin(Arc::clone(&taken), number).unwrap();
-        (0..3).for_each(|at| writer.write(&record(number as usize + at)).unwrap());
+        let mut writer = snapshot::SnapshotWriter::begin(Arc::clone(&folder_lock), number).unwrap();
+        (0..3).for_each(|index| writer.write(&record(number as usize + index)).unwrap());
         let needed = writer.finish().unwrap();
         assert_eq!(needed, number.max(20) - 10 + 1);
     }
-    // One that was not finished does not count.
-    snapshot::SnapshotWriter::begin(Arc::clone(&taken), 40).unwrap().write(b"x").unwrap();
-    let all = snapshot::list(&taken).unwrap();
+    // An unfinished snapshot is not listed.
+    snapshot::SnapshotWriter::begin(Arc::clone(&folder_lock), 40).unwrap().write(b"x").unwrap();
+    let all = snapshot::list(&folder_lock).unwrap();
     assert_eq!(all.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [30, 20]);
     assert_eq!(entries(&all[0].1).unwrap(), (30..33).map(record).collect::<Vec<_>>());
     let whole = fs::read(&all[0].1).unwrap();
     for length in 0..whole.len() {
         fs::write(&all[0].1, &whole[..length]).unwrap();
-        assert!(matches!(entries(&all[0].1), Err(OplogError::Damaged { .. })), "cut at {length}");
+        assert!(matches!(entries(&all[0].1), Err(OplogError::Damaged { .. })), "truncated at {length}");
     }
-    snapshot::remove_all(&taken).unwrap();
-    assert!(snapshot::list(&taken).unwrap().is_empty());
+    snapshot::remove_all(&folder_lock).unwrap();
+    assert!(snapshot::list(&folder_lock).unwrap().is_empty());
 }

@@ -1,32 +1,32 @@
-//! The words by which two sides connect their queue pairs: handshakes of kind 0, as JSON.
+//! Messages that connect the queue pairs of two sides: handshakes of type 0, as JSON.
 
 use serde::{Deserialize, Serialize};
 
 use crate::gid::Gid;
 
-/// Queue pairs of a connection: Mooncake's default. Both sides must have as many.
+/// Queue pairs per connection: Mooncake's default. Both sides must use the same number.
 pub const QUEUE_PAIRS: usize = 2;
-/// Queue pairs in a message at most.
+/// Maximum number of queue pairs in a message.
 const MAX_QUEUE_PAIRS: usize = 64;
-/// Queue pairs are numbered with 24 bits.
+/// Queue pair numbers have 24 bits.
 const HIGHEST_NUMBER: u32 = (1 << 24) - 1;
 
-/// A device of a node, written `host:port@mlx5_0`.
+/// Path of a device, written `host:port@mlx5_0`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NicPath {
-    /// The node's name.
+    /// Name of the node, a `host:port`.
     pub node: String,
-    /// Its device.
+    /// Name of the device on that node.
     pub device: String,
 }
 
 impl NicPath {
-    /// Reads a path.
+    /// Parses a path; `None` if node or device is empty.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let (node, device) = text.rsplit_once('@')?;
-        let fine = !node.is_empty() && !device.is_empty();
-        fine.then(|| Self { node: node.to_owned(), device: device.to_owned() })
+        let is_valid = !node.is_empty() && !device.is_empty();
+        is_valid.then(|| Self { node: node.to_owned(), device: device.to_owned() })
     }
 }
 
@@ -36,61 +36,61 @@ impl std::fmt::Display for NicPath {
     }
 }
 
-/// What one side tells the other.
+/// The handshake message of one side.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct HandshakeMessage {
-    /// The device of whoever writes.
+    /// Path of the sender's device.
     pub local_nic_path: String,
-    /// Its local identifier. Releases that do not tell have it in their descriptor.
+    /// LID of the sender's port. Releases that omit it have it in their descriptor.
     pub local_lid: u16,
-    /// Its global identifier; likewise.
+    /// GID of the sender's port; may be omitted like `local_lid`.
     pub local_gid: String,
-    /// The device of whoever reads.
+    /// Path of the receiver's device.
     pub peer_nic_path: String,
-    /// Numbers of the queue pairs, in the order in which they are connected.
+    /// Numbers of the queue pairs, in connection order.
     pub qp_num: Vec<u32>,
-    /// Why there is no connection; empty if there is one.
+    /// Why the connection was rejected; empty on success.
     pub reply_msg: String,
 }
 
-/// Where queue pairs are.
+/// Address of the peer's queue pairs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteQueuePairs {
-    /// Local identifier of the port.
+    /// Local identifier (LID) of the port.
     pub lid: u16,
-    /// Global identifier of the port.
+    /// Global identifier (GID) of the port.
     pub gid: Gid,
-    /// Numbers of the queue pairs.
+    /// Queue pair numbers, in connection order.
     pub queue_pairs: Vec<u32>,
 }
 
-/// A message that connects nothing.
+/// A message with which no connection can be set up.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeMessageError {
-    /// The peer does not want to.
-    #[error("the peer refuses: {0}")]
+    /// The peer rejected the connection.
+    #[error("the peer rejected the connection: {0}")]
     Refused(String),
-    /// No JSON, or without what is needed.
-    #[error("this is no message about a connection: {0}")]
+    /// Invalid JSON, or a missing member.
+    #[error("not a valid connection message: {0}")]
     Malformed(String),
-    /// Not the device that was meant.
-    #[error("the message is about {found}, expected was {expected}")]
+    /// The message names another device.
+    #[error("the message names device {found}, expected {expected}")]
     UnexpectedDevice {
-        /// The device that was meant.
+        /// Path of the expected device.
         expected: String,
-        /// The device of the message.
+        /// Path of the device in the message.
         found: String,
     },
-    /// Another number of queue pairs.
+    /// The peer uses another number of queue pairs.
     #[error(
-        "the peer has {0} queue pairs for a connection, this side has {QUEUE_PAIRS}; MC_NUM_QP_PER_EP must be the same"
+        "the peer uses {0} queue pairs per connection, this side {QUEUE_PAIRS}; set MC_NUM_QP_PER_EP to the same value"
     )]
     Count(usize),
 }
 
 impl HandshakeMessage {
-    /// Reads what a peer has sent.
+    /// Parses a message of a peer.
     ///
     /// # Errors
     /// [`HandshakeMessageError::Malformed`].
@@ -103,33 +103,33 @@ impl HandshakeMessage {
         Ok(message)
     }
 
-    /// The message as JSON.
+    /// Serialises the message as JSON.
     #[must_use]
     pub fn write(&self) -> Vec<u8> {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// The refusal of a question.
+    /// Builds the rejection of a request.
     #[must_use]
-    pub fn refusal(question: &Self, reason: String) -> Self {
+    pub fn refusal(request: &Self, reason: String) -> Self {
         Self {
-            local_nic_path: question.peer_nic_path.clone(),
-            peer_nic_path: question.local_nic_path.clone(),
+            local_nic_path: request.peer_nic_path.clone(),
+            peer_nic_path: request.local_nic_path.clone(),
             reply_msg: reason,
             ..Self::default()
         }
     }
 
-    /// Whether it is the answer to `question`.
+    /// Checks that this message is a successful response to `request`.
     ///
     /// # Errors
     /// [`HandshakeMessageError::Refused`] or [`HandshakeMessageError::UnexpectedDevice`].
-    pub fn answers(&self, question: &Self) -> Result<(), HandshakeMessageError> {
+    pub fn check_response(&self, request: &Self) -> Result<(), HandshakeMessageError> {
         if !self.reply_msg.is_empty() {
             return Err(HandshakeMessageError::Refused(self.reply_msg.clone()));
         }
         for (found, expected) in
-            [(&self.local_nic_path, &question.peer_nic_path), (&self.peer_nic_path, &question.local_nic_path)]
+            [(&self.local_nic_path, &request.peer_nic_path), (&self.peer_nic_path, &request.local_nic_path)]
         {
             if found != expected {
                 return Err(HandshakeMessageError::UnexpectedDevice {
@@ -141,8 +141,8 @@ impl HandshakeMessage {
         Ok(())
     }
 
-    /// Where the queue pairs of whoever wrote it are. `described` is its device's entry in its descriptor, for
-    /// releases that do not tell in the message.
+    /// Address of the sender's queue pairs. `described` is the device's entry in the sender's descriptor, for releases that omit LID and
+    /// GID in the message.
     ///
     /// # Errors
     /// [`HandshakeMessageError::Malformed`] or [`HandshakeMessageError::Count`].
@@ -154,7 +154,9 @@ impl HandshakeMessage {
             return Err(HandshakeMessageError::Count(self.qp_num.len()));
         }
         if let Some(wrong) = self.qp_num.iter().find(|number| **number > HIGHEST_NUMBER) {
-            return Err(HandshakeMessageError::Malformed(format!("there is no queue pair {wrong}")));
+            return Err(HandshakeMessageError::Malformed(format!(
+                "queue pair number {wrong} exceeds 24 bits"
+            )));
         }
         let (lid, gid) = match described {
             _ if !self.local_gid.is_empty() => (self.local_lid, self.local_gid.as_str()),
@@ -174,7 +176,7 @@ mod tests {
 
     const GID: &str = "00:00:00:00:00:00:00:00:00:00:ff:ff:0a:4d:00:01";
 
-    fn question() -> HandshakeMessage {
+    fn request() -> HandshakeMessage {
         HandshakeMessage {
             local_nic_path: "a:1@rxe0".to_owned(),
             peer_nic_path: "b:2@rxe0".to_owned(),
@@ -186,9 +188,9 @@ mod tests {
 
     #[test]
     fn messages_are_read_as_they_are_written() {
-        let message = question();
+        let message = request();
         assert_eq!(HandshakeMessage::read(&message.write()), Ok(message));
-        // Newer releases say more, older ones less.
+        // Newer releases send more members, older ones fewer.
         let new = br#"{"local_nic_path":"a@b","ready_ack":true,"qp_num":[1,2],"reply_msg":""}"#;
         assert_eq!(HandshakeMessage::read(new).unwrap().qp_num, [1, 2]);
         for wrong in [&b"{"[..], b"1", br#"{"qp_num":[-1]}"#, br#"{"qp_num":[4294967296]}"#] {
@@ -202,31 +204,34 @@ mod tests {
     fn queue_pair_address_is_in_message_or_descriptor() {
         let gid: Gid = GID.parse().unwrap();
         let remote = RemoteQueuePairs { lid: 0, gid, queue_pairs: vec![17, 18] };
-        assert_eq!(question().remote(None), Ok(remote.clone()));
-        let old = HandshakeMessage { local_gid: String::new(), ..question() };
+        assert_eq!(request().remote(None), Ok(remote.clone()));
+        let old = HandshakeMessage { local_gid: String::new(), ..request() };
         let device =
             moongate_transfer::DeviceDescriptor { name: "rxe0".to_owned(), lid: 7, gid: GID.to_owned() };
         assert_eq!(old.remote(Some(&device)), Ok(RemoteQueuePairs { lid: 7, ..remote }));
         assert!(old.remote(None).is_err());
         assert_eq!(
-            HandshakeMessage { qp_num: vec![1], ..question() }.remote(None),
+            HandshakeMessage { qp_num: vec![1], ..request() }.remote(None),
             Err(HandshakeMessageError::Count(1))
         );
-        assert!(HandshakeMessage { qp_num: vec![1, 1 << 24], ..question() }.remote(None).is_err());
+        assert!(HandshakeMessage { qp_num: vec![1, 1 << 24], ..request() }.remote(None).is_err());
     }
 
     #[test]
-    fn answers_of_others_are_refused() {
-        let question = question();
-        let answer = HandshakeMessage {
-            local_nic_path: question.peer_nic_path.clone(),
-            peer_nic_path: question.local_nic_path.clone(),
+    fn responses_that_do_not_match_are_rejected() {
+        let request = request();
+        let response = HandshakeMessage {
+            local_nic_path: request.peer_nic_path.clone(),
+            peer_nic_path: request.local_nic_path.clone(),
             ..HandshakeMessage::default()
         };
-        assert_eq!(answer.answers(&question), Ok(()));
-        let refusal = HandshakeMessage::refusal(&question, "no".to_owned());
-        assert_eq!(refusal.answers(&question), Err(HandshakeMessageError::Refused("no".to_owned())));
-        assert!(matches!(question.answers(&question), Err(HandshakeMessageError::UnexpectedDevice { .. })));
+        assert_eq!(response.check_response(&request), Ok(()));
+        let refusal = HandshakeMessage::refusal(&request, "no".to_owned());
+        assert_eq!(refusal.check_response(&request), Err(HandshakeMessageError::Refused("no".to_owned())));
+        assert!(matches!(
+            request.check_response(&request),
+            Err(HandshakeMessageError::UnexpectedDevice { .. })
+        ));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The machine's RDMA devices, as `/sys/class/infiniband` tells them.
+//! The machine's RDMA devices, as listed in `/sys/class/infiniband`.
 
 use std::fs;
 use std::io;
@@ -6,76 +6,68 @@ use std::path::{Path, PathBuf};
 
 use crate::gid::Gid;
 
-/// Where the kernel tells.
+/// Mount point of sysfs on Linux.
 pub const SYSFS: &str = "/sys";
-/// Entries of a port's table of identifiers that are looked at.
+/// Maximum number of GID table entries read per port.
 const MAX_GIDS: u32 = 256;
 
-/// How a port's packets go over the network.
+/// Link layer of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkLayer {
-    /// Ethernet.
     Ethernet,
-    /// InfiniBand.
     InfiniBand,
 }
 
-/// An identifier of a port, and its place in the port's table.
+/// A GID of a port and its index in the port's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GidEntry {
-    /// Place in the table.
+    /// Index in the port's GID table.
     pub index: u8,
-    /// The identifier.
     pub gid: Gid,
-    /// Whether packets go in UDP, which routers pass on.
+    /// Whether the type is RoCE v2, whose UDP packets are routable.
     pub is_v2: bool,
 }
 
-/// A port that can be used.
+/// A usable port of an RDMA device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RdmaDevice {
-    /// As the system calls the device, for example `mlx5_0`.
+    /// System name of the device, for example `mlx5_0`.
     pub name: String,
-    /// The port's number.
+    /// Port number on the device, from 1.
     pub port: u8,
-    /// What it is connected to.
+    /// Link layer of the port.
     pub link: LinkLayer,
-    /// Local identifier; 0 on Ethernet.
+    /// Local identifier (LID); 0 on Ethernet.
     pub lid: u16,
-    /// The identifier that peers are told.
+    /// The GID that is sent to peers.
     pub gid: GidEntry,
-    /// The memory node it is near to, if the machine tells.
+    /// NUMA node of the device, if known.
     pub numa: Option<u32>,
 }
 
 /// Why a device is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum RdmaDeviceError {
-    /// No port is up.
+    /// No port of the device is active.
     #[error("none of its ports is active")]
     Down,
-    /// There is no identifier.
-    #[error("its port {port} has no {wanted}; give its network interface an address")]
+    /// The active port has no usable GID.
+    #[error("its port {port} has no {required}; assign its network interface an address")]
     NoGid {
-        /// The port.
+        /// Number of the active port.
         port: u8,
-        /// What is missed.
-        wanted: &'static str,
+        /// The required type of GID.
+        required: &'static str,
     },
-    /// The system does not tell.
+    /// A file in sysfs cannot be read.
     #[error("{path}: {problem}", path = path.display())]
-    Io {
-        /// Where.
-        path: PathBuf,
-        /// Why not.
-        problem: io::Error,
-    },
+    Io { path: PathBuf, problem: io::Error },
 }
 
-/// Devices that can be used, and why others cannot, in the order of their names.
+/// Usable devices, and why others are not usable, ordered by name.
 ///
 /// # Errors
-/// When the system does not tell. A machine that has none tells that it has none.
+/// When sysfs cannot be read. A machine without devices returns an empty list.
 pub fn devices(sysfs: &Path) -> io::Result<Vec<(String, Result<RdmaDevice, RdmaDeviceError>)>> {
     let folder = sysfs.join("class/infiniband");
     let mut names = match fs::read_dir(&folder) {
@@ -103,17 +95,17 @@ fn device(folder: &Path, name: &str) -> Result<RdmaDevice, RdmaDeviceError> {
         listed.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
     numbers.sort_unstable();
     for port in numbers {
-        let place = ports.join(port.to_string());
-        // As "4: ACTIVE".
-        if !text(&place.join("state"))?.contains("ACTIVE") {
+        let port_path = ports.join(port.to_string());
+        // The content looks like "4: ACTIVE".
+        if !text(&port_path.join("state"))?.contains("ACTIVE") {
             continue;
         }
-        let ethernet = text(&place.join("link_layer")).is_ok_and(|layer| layer == "Ethernet");
+        let ethernet = text(&port_path.join("link_layer")).is_ok_and(|layer| layer == "Ethernet");
         let link = if ethernet { LinkLayer::Ethernet } else { LinkLayer::InfiniBand };
-        let lid = text(&place.join("lid")).unwrap_or_default();
+        let lid = text(&port_path.join("lid")).unwrap_or_default();
         let lid = u16::from_str_radix(lid.trim_start_matches("0x"), 16).unwrap_or(0);
-        let wanted = if ethernet { "RoCE v2 identifier" } else { "identifier" };
-        let gid = choose(&gids(&place), link).ok_or(RdmaDeviceError::NoGid { port, wanted })?;
+        let required = if ethernet { "RoCE v2 identifier" } else { "identifier" };
+        let gid = choose(&gids(&port_path), link).ok_or(RdmaDeviceError::NoGid { port, required })?;
         let numa = text(&folder.join("device/numa_node")).ok().and_then(|node| node.parse().ok());
         return Ok(RdmaDevice { name: name.to_owned(), port, link, lid, gid, numa });
     }
@@ -123,7 +115,7 @@ fn device(folder: &Path, name: &str) -> Result<RdmaDevice, RdmaDeviceError> {
 fn gids(port: &Path) -> Vec<GidEntry> {
     let entry = |index: u32| {
         let gid: Gid = text(&port.join(format!("gids/{index}"))).ok()?.parse().ok()?;
-        // Reading the kind of an entry that is not used is an error.
+        // Reading the type of an unused entry is an error.
         let kind = text(&port.join(format!("gid_attrs/types/{index}"))).unwrap_or_default();
         let index = u8::try_from(index).ok()?;
         (!gid.is_empty()).then_some(GidEntry { index, gid, is_v2: kind == "RoCE v2" })
@@ -131,8 +123,8 @@ fn gids(port: &Path) -> Vec<GidEntry> {
     (0..MAX_GIDS).filter_map(entry).collect()
 }
 
-/// The identifier that most peers reach: on Ethernet an IPv4 address over UDP before a global IPv6 address before one
-/// of the link; on InfiniBand the first.
+/// The GID that most peers can reach. On Ethernet: an IPv4 address over UDP, then a global IPv6 address, then a link-local one. On
+/// InfiniBand: the first entry.
 fn choose(entries: &[GidEntry], link: LinkLayer) -> Option<GidEntry> {
     let rank = |entry: &GidEntry| match (entry.gid.is_ipv4(), entry.gid.is_link_local()) {
         (true, _) => 0,
@@ -188,7 +180,7 @@ mod tests {
     const NONE: &str = "0000:0000:0000:0000:0000:0000:0000:0000";
 
     #[test]
-    fn identifiers_that_most_peers_reach_are_chosen() {
+    fn the_gid_that_most_peers_reach_is_chosen() {
         let tree = SysfsTree::new();
         let (v1, v2) = ("IB/RoCE v1", "RoCE v2");
         tree.port(
@@ -205,7 +197,7 @@ mod tests {
         let found = devices(tree.0.path()).unwrap();
         let names: Vec<_> = found.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["a", "b", "c", "d", "e"]);
-        let device = |at: usize| found[at].1.as_ref().unwrap();
+        let device = |index: usize| found[index].1.as_ref().unwrap();
         assert_eq!((device(0).gid.index, device(0).gid.is_v2, device(0).numa), (4, true, Some(1)));
         assert_eq!((device(1).gid.index, device(1).numa), (2, None));
         assert_eq!((device(2).gid.index, device(2).link, device(2).lid), (0, LinkLayer::InfiniBand, 0x1f));

@@ -1,4 +1,4 @@
-//! Reads and writes another node's memory.
+//! RDMA client: reads and writes another node's memory.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,11 +15,10 @@ use crate::nic::Nic;
 use crate::staging::{RdmaStaging, STAGING_CHUNK};
 use crate::topology;
 
-/// Tells apart the connections of this process: a peer takes two questions from the same device of the same node for
-/// one that has been restarted.
+/// Distinguishes the connections of this process: a peer treats a second handshake from the same device path as a restart of the first.
 static NUMBERS: AtomicU64 = AtomicU64::new(1);
 
-/// A connection to a node, over as many devices as this machine has.
+/// A connection to a node, with one link per local device.
 #[derive(Debug)]
 pub struct RdmaConnection {
     staging: Arc<RdmaStaging>,
@@ -28,19 +27,19 @@ pub struct RdmaConnection {
     limit: Duration,
 }
 
-/// A device of this machine with one of the node's.
+/// A link between a local device and one of the node's.
 #[derive(Debug)]
 struct RdmaRail {
-    /// Place in the list of this machine's devices.
+    /// Index in the fabric's device list.
     local_nic: usize,
-    /// Place in the descriptor's.
+    /// Index in the descriptor's device list.
     remote_device: usize,
     link: RdmaLink,
 }
 
 impl RdmaConnection {
-    /// Connects all devices of this machine to the node's. `handshakes` is where the node answers them, `own` is the
-    /// name of this process or node.
+    /// Connects all local devices to the node's. `handshakes` is the address of the node's handshake port, `own` the name of this process
+    /// or node.
     ///
     /// # Errors
     /// [`TransferError::Connect`].
@@ -54,52 +53,53 @@ impl RdmaConnection {
     ) -> Result<Self, TransferError> {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let mut rails = Vec::new();
-        for (at, nic) in fabric.nics().iter().enumerate() {
-            let peers = peers_device(&descriptor, at).ok_or_else(|| TransferError::Connect {
+        for (index, nic) in fabric.nics().iter().enumerate() {
+            let remote_device = peer_device(&descriptor, index).ok_or_else(|| TransferError::Connect {
                 address: descriptor.name.clone(),
-                reason: "it tells of no RDMA device".to_owned(),
+                reason: "its descriptor lists no RDMA device".to_owned(),
             })?;
             let own_path = NicPath { node: format!("{own}.{number}"), device: nic.device().name.clone() };
-            let link = connect(nic, &own_path, handshakes, &descriptor, peers, limits.connect).await?;
-            rails.push(RdmaRail { local_nic: at, remote_device: peers, link });
+            let link =
+                connect(nic, &own_path, handshakes, &descriptor, remote_device, limits.connect).await?;
+            rails.push(RdmaRail { local_nic: index, remote_device, link });
         }
         Ok(Self { staging, descriptor, rails, limit: limits.stall })
     }
 
-    /// Reads the node's memory from `start` on. When it fails, `into` may have been written in part.
+    /// Reads the node's memory from `start` on. On failure `into` may be partly overwritten.
     ///
     /// # Errors
     /// [`TransferError`].
     pub async fn read(&self, start: u64, into: &mut [u8]) -> Result<(), TransferError> {
         let buffer = self.buffer(start, into.len())?;
-        // On every machine that has RDMA a piece's length is a `usize`.
-        let pieces = into.chunks_mut(STAGING_CHUNK as usize).enumerate().map(async |(number, bytes)| {
-            let piece = Arc::new(self.staging.acquire_chunk().await);
+        // With RDMA a chunk length always fits a `usize`.
+        let chunks = into.chunks_mut(STAGING_CHUNK as usize).enumerate().map(async |(number, bytes)| {
+            let chunk = Arc::new(self.staging.acquire_chunk().await);
             let target = start + number as u64 * STAGING_CHUNK;
             let len = bytes.len() as u64;
-            self.transfer(RdmaOperation::Read, buffer, number, target, piece.offset(), len, piece.clone())
+            self.transfer(RdmaOperation::Read, buffer, number, target, chunk.offset(), len, chunk.clone())
                 .await?;
-            // A piece lies in the memory of all.
-            self.staging.region().read_at(piece.offset(), bytes).map_err(|_| self.rejected(target, len))
+            // The chunk lies within the staging region.
+            self.staging.region().read_at(chunk.offset(), bytes).map_err(|_| self.rejected(target, len))
         });
-        try_join_all(pieces).await.map(drop)
+        try_join_all(chunks).await.map(drop)
     }
 
-    /// Writes the node's memory from `start` on, and returns when it is written.
+    /// Writes the node's memory from `start` on; returns when the write is complete.
     ///
     /// # Errors
     /// [`TransferError`].
     pub async fn write(&self, start: u64, from: &[u8]) -> Result<(), TransferError> {
         let buffer = self.buffer(start, from.len())?;
-        let pieces = from.chunks(STAGING_CHUNK as usize).enumerate().map(async |(number, bytes)| {
-            let piece = Arc::new(self.staging.acquire_chunk().await);
+        let chunks = from.chunks(STAGING_CHUNK as usize).enumerate().map(async |(number, bytes)| {
+            let chunk = Arc::new(self.staging.acquire_chunk().await);
             let target = start + number as u64 * STAGING_CHUNK;
             let len = bytes.len() as u64;
-            self.staging.region().write_at(piece.offset(), bytes).map_err(|_| self.rejected(target, len))?;
-            self.transfer(RdmaOperation::Write, buffer, number, target, piece.offset(), len, piece.clone())
+            self.staging.region().write_at(chunk.offset(), bytes).map_err(|_| self.rejected(target, len))?;
+            self.transfer(RdmaOperation::Write, buffer, number, target, chunk.offset(), len, chunk.clone())
                 .await
         });
-        try_join_all(pieces).await.map(drop)
+        try_join_all(chunks).await.map(drop)
     }
 
     #[expect(clippy::too_many_arguments, reason = "both sides of a transfer")]
@@ -113,15 +113,15 @@ impl RdmaConnection {
         len: u64,
         guard: Arc<dyn std::any::Any + Send + Sync>,
     ) -> Result<(), TransferError> {
-        let rail = number.checked_rem(self.rails.len()).and_then(|at| self.rails.get(at));
-        let ends = rail.and_then(|rail| {
+        let rail = number.checked_rem(self.rails.len()).and_then(|index| self.rails.get(index));
+        let endpoints = rail.and_then(|rail| {
             Some((
                 rail,
                 *buffer.rkey.get(rail.remote_device)?,
                 self.staging.registration().registered.get(rail.local_nic)?,
             ))
         });
-        let (rail, key, memory) = ends.ok_or_else(|| self.rejected(address, len))?;
+        let (rail, key, memory) = endpoints.ok_or_else(|| self.rejected(address, len))?;
         let local = LocalMemory { memory, offset, len };
         let target = RemoteMemory { address, key };
         rail.link.transfer(operation, local, target, guard, self.limit).await.map_err(|error| match error {
@@ -130,14 +130,14 @@ impl RdmaConnection {
         })
     }
 
-    /// The buffer in which all of these bytes lie.
+    /// The buffer that contains the whole range.
     fn buffer(&self, start: u64, size: usize) -> Result<&SegmentBuffer, TransferError> {
         let size = size as u64;
-        let holds = |buffer: &&SegmentBuffer| {
+        let contains = |buffer: &&SegmentBuffer| {
             let offset = start.checked_sub(buffer.addr);
             offset.and_then(|offset| offset.checked_add(size)).is_some_and(|end| end <= buffer.length)
         };
-        self.descriptor.buffers.iter().find(holds).ok_or_else(|| self.rejected(start, size))
+        self.descriptor.buffers.iter().find(contains).ok_or_else(|| self.rejected(start, size))
     }
 
     fn rejected(&self, start: u64, size: u64) -> TransferError {
@@ -145,12 +145,13 @@ impl RdmaConnection {
     }
 }
 
-/// The node's device for our device number `at`, as a place in the descriptor's list.
-fn peers_device(descriptor: &SegmentDescriptor, at: usize) -> Option<usize> {
-    let place = descriptor.buffers.first().map_or(topology::ANY_LOCATION, |buffer| buffer.name.as_str());
-    let wanted = topology::choose(&descriptor.priority_matrix, place, at, 0);
-    let named = wanted.and_then(|name| descriptor.devices.iter().position(|device| device.name == name));
-    named.or_else(|| at.checked_rem(descriptor.devices.len()))
+/// Index of the node's device for local device number `index`.
+fn peer_device(descriptor: &SegmentDescriptor, index: usize) -> Option<usize> {
+    let location = descriptor.buffers.first().map_or(topology::ANY_LOCATION, |buffer| buffer.name.as_str());
+    let preferred = topology::choose(&descriptor.priority_matrix, location, index, 0);
+    let position =
+        preferred.and_then(|name| descriptor.devices.iter().position(|device| device.name == name));
+    position.or_else(|| index.checked_rem(descriptor.devices.len()))
 }
 
 async fn connect(
@@ -158,18 +159,18 @@ async fn connect(
     own: &NicPath,
     handshakes: &str,
     descriptor: &SegmentDescriptor,
-    peers: usize,
+    remote_device: usize,
     limit: Duration,
 ) -> Result<RdmaLink, TransferError> {
     let node = match descriptor.rdma_server_name.as_str() {
         "" => &descriptor.name,
         other => other,
     };
-    let device = descriptor.devices.get(peers);
+    let device = descriptor.devices.get(remote_device);
     let peer = format!("{node}@{}", device.map_or("", |device| device.name.as_str()));
     let failed = |reason: String| TransferError::Connect { address: peer.clone(), reason };
     let link = RdmaLink::new(nic, peer.clone()).map_err(|error| failed(error.to_string()))?;
-    let question = HandshakeMessage {
+    let request = HandshakeMessage {
         local_nic_path: own.to_string(),
         local_lid: nic.device().lid,
         local_gid: nic.device().gid.gid.to_string(),
@@ -177,14 +178,14 @@ async fn connect(
         qp_num: link.numbers(),
         reply_msg: String::new(),
     };
-    let json = question.write();
-    let asked =
+    let json = request.write();
+    let exchange =
         tokio::time::timeout(limit, handshake::request(handshakes, HandshakeKind::Connection, &json)).await;
-    let answer = asked.map_err(|_| failed(format!("nothing within {limit:?}")))?;
-    let answer = answer.map_err(|error| failed(error.to_string()))?;
-    let remote = HandshakeMessage::read(&answer).and_then(|answer| {
-        answer.answers(&question)?;
-        answer.remote(device)
+    let response = exchange.map_err(|_| failed(format!("timed out after {limit:?}")))?;
+    let response = response.map_err(|error| failed(error.to_string()))?;
+    let remote = HandshakeMessage::read(&response).and_then(|response| {
+        response.check_response(&request)?;
+        response.remote(device)
     });
     let remote = remote.map_err(|error: HandshakeMessageError| failed(error.to_string()))?;
     link.connect(&remote).map_err(|error| failed(error.to_string()))?;
@@ -196,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn devices_are_paired_as_the_node_prefers() {
+    fn devices_are_paired_by_the_priority_matrix() {
         let device =
             |name: &str| moongate_transfer::DeviceDescriptor { name: name.to_owned(), ..Default::default() };
         let mut descriptor = SegmentDescriptor {
@@ -204,11 +205,11 @@ mod tests {
             buffers: vec![SegmentBuffer { name: "cpu:1".to_owned(), ..Default::default() }],
             ..Default::default()
         };
-        assert_eq!([0, 1, 4].map(|at| peers_device(&descriptor, at)), [Some(0), Some(1), Some(1)]);
+        assert_eq!([0, 1, 4].map(|index| peer_device(&descriptor, index)), [Some(0), Some(1), Some(1)]);
         let row = [vec!["c".to_owned(), "b".to_owned()], vec!["a".to_owned()]];
         descriptor.priority_matrix.insert("cpu:1".to_owned(), row);
-        assert_eq!([0, 1, 2].map(|at| peers_device(&descriptor, at)), [Some(2), Some(1), Some(2)]);
+        assert_eq!([0, 1, 2].map(|index| peer_device(&descriptor, index)), [Some(2), Some(1), Some(2)]);
         descriptor.devices.clear();
-        assert_eq!(peers_device(&descriptor, 0), None);
+        assert_eq!(peer_device(&descriptor, 0), None);
     }
 }

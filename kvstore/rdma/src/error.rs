@@ -1,28 +1,25 @@
-//! Why a process cannot use RDMA.
+//! Errors of the RDMA setup.
 
 use std::io;
 
-/// Why there is no RDMA.
+/// Why a process cannot use RDMA.
 #[derive(Debug, thiserror::Error)]
 pub enum RdmaSetupError {
-    /// The program cannot.
+    /// The program was built without RDMA.
     #[error("this program was built without the feature `rdma`")]
     NotBuilt,
-    /// The machine does not tell.
-    #[error("the devices of this machine cannot be listed: {0}")]
+    #[error("cannot list the RDMA devices of this machine: {0}")]
     ListDevices(#[source] io::Error),
-    /// There is nothing.
+    /// The machine has no device.
     #[error("this machine has no RDMA device")]
     NoDevice,
-    /// There is nothing that can be used.
-    #[error("none of the RDMA devices can be used: {0}")]
+    /// Devices exist, but none is usable.
+    #[error("no usable RDMA device: {0}")]
     Unusable(String),
-    /// The system has no memory.
-    #[error("no memory for transfers: {0}")]
+    /// The staging memory cannot be allocated.
+    #[error("cannot allocate staging memory: {0}")]
     Memory(#[from] moongate_memory::RegionError),
-    /// The devices do not take it.
-    #[error(
-        "memory cannot be registered with the RDMA devices: {0}; raise the limit of locked memory, ulimit -l"
-    )]
+    /// The kernel refused to register memory.
+    #[error("cannot register memory with the RDMA devices: {0}; raise the locked memory limit (ulimit -l)")]
     Register(#[source] io::Error),
 }

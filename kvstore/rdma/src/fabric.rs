@@ -1,4 +1,4 @@
-//! All devices that a process uses, and how it describes itself to peers that have RDMA too.
+//! All RDMA devices of a process, and their entries in its segment descriptor.
 
 use std::io;
 use std::path::Path;
@@ -14,33 +14,33 @@ use crate::nic::Nic;
 use crate::topology::{self, PriorityMatrix};
 use crate::verbs::RegisteredRegion;
 
-/// Devices at work.
+/// The opened RDMA devices of a process.
 #[derive(Debug)]
 pub struct RdmaFabric {
     nics: Vec<Arc<Nic>>,
     matrix: PriorityMatrix,
 }
 
-/// Memory of a process that is registered with all of its devices.
+/// Memory that is registered with all devices of the process.
 #[derive(Debug)]
 pub struct RegisteredMemory {
-    /// In the order of the devices.
+    /// One registration per device, in device order.
     pub registered: Vec<Arc<RegisteredRegion>>,
-    /// The row of the priority matrix that is for this memory.
+    /// The priority matrix row of this memory.
     location: String,
 }
 
 impl RegisteredMemory {
-    /// Says in a descriptor's buffer where in memory it lies, and its keys.
+    /// Sets the memory location and the keys in a descriptor's buffer.
     pub fn describe(&self, buffer: &mut SegmentBuffer) {
         buffer.name.clone_from(&self.location);
-        buffer.rkey = self.registered.iter().map(|each| each.remote_key()).collect();
-        buffer.lkey = self.registered.iter().map(|each| each.local_key()).collect();
+        buffer.rkey = self.registered.iter().map(|region| region.remote_key()).collect();
+        buffer.lkey = self.registered.iter().map(|region| region.local_key()).collect();
     }
 }
 
 impl RdmaFabric {
-    /// Opens the devices of these names; all that can be used if there are no names.
+    /// Opens the named devices, or all usable ones if `names` is empty.
     ///
     /// # Errors
     /// [`RdmaSetupError`].
@@ -53,7 +53,7 @@ impl RdmaFabric {
         let mut reasons: Vec<String> = names
             .iter()
             .filter(|name| listed.iter().all(|(listed, _)| listed != *name))
-            .map(|name| format!("{name}: there is no such device"))
+            .map(|name| format!("{name}: no such device"))
             .collect();
         let mut nics = Vec::new();
         for (name, found) in listed {
@@ -72,32 +72,32 @@ impl RdmaFabric {
             return Err(RdmaSetupError::Unusable(reasons.join("; ")));
         }
         for reason in reasons {
-            tracing::warn!("an RDMA device is not used: {reason}");
+            tracing::warn!("RDMA device skipped: {reason}");
         }
         let devices: Vec<_> = nics.iter().map(|nic| nic.device().clone()).collect();
         let matrix = topology::priority_matrix(&topology::memory_nodes(sysfs), &devices);
         Ok(Self { nics, matrix })
     }
 
-    /// The devices.
+    /// All opened devices, ordered by name.
     #[must_use]
     pub fn nics(&self) -> &[Arc<Nic>] {
         &self.nics
     }
 
-    /// Lets peers read and write memory through all devices.
+    /// Registers memory with all devices, so that peers can read and write it.
     ///
     /// # Errors
     /// [`RdmaSetupError::Register`].
     pub fn register(&self, region: &Arc<MappedRegion>) -> Result<RegisteredMemory, RdmaSetupError> {
         let registered = self.nics.iter().map(|nic| nic.register(Arc::clone(region)));
         let registered = registered.collect::<io::Result<_>>().map_err(RdmaSetupError::Register)?;
-        // Memory that is not bound to a node of the machine has the first row: all devices are in each.
-        let place = self.matrix.keys().next().cloned().unwrap_or_default();
-        Ok(RegisteredMemory { registered, location: place })
+        // Memory that is not bound to a NUMA node uses the first row: every row lists all devices.
+        let location = self.matrix.keys().next().cloned().unwrap_or_default();
+        Ok(RegisteredMemory { registered, location })
     }
 
-    /// Says in a descriptor that the node has RDMA, over which devices.
+    /// Adds the protocol, devices and priority matrix to a descriptor.
     pub fn describe(&self, descriptor: &mut SegmentDescriptor) {
         let device = |nic: &Arc<Nic>| moongate_transfer::DeviceDescriptor {
             name: nic.device().name.clone(),

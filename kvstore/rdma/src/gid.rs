@@ -1,34 +1,34 @@
-//! Global identifiers: what a port is called on the network.
+//! Global identifiers (GIDs): the network address of a port.
 
 use std::fmt;
 use std::net::Ipv6Addr;
 use std::str::FromStr;
 
-/// A port's global identifier. On RoCE it is an IPv6 address, or an IPv4 address in the form of one.
+/// The global identifier of a port. On RoCE it is an IPv6 or IPv4-mapped address.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Gid(pub [u8; 16]);
 
-/// Text that is no global identifier.
+/// The text is not a global identifier.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no global identifier: 16 hexadecimal bytes with colons between them, or 8 groups of two bytes"
+    "`{0}` is not a global identifier; write 16 hexadecimal bytes separated by colons, or 8 groups of two bytes"
 )]
 pub struct GidError(String);
 
 impl Gid {
-    /// Whether it says nothing: the entry of a table that is not used.
+    /// Whether all bytes are zero, as in an unused table entry.
     #[must_use]
     pub fn is_empty(self) -> bool {
         self.0 == [0; 16]
     }
 
-    /// Whether it is an IPv4 address, which is reachable wherever that address is.
+    /// Whether it is an IPv4-mapped address, routable like the IPv4 address.
     #[must_use]
     pub fn is_ipv4(self) -> bool {
         Ipv6Addr::from(self.0).to_ipv4_mapped().is_some()
     }
 
-    /// Whether it is only good on its own link.
+    /// Whether it is link-local, so reachable on its own link only.
     #[must_use]
     pub fn is_link_local(self) -> bool {
         matches!(self.0, [0xfe, second, ..] if second & 0xc0 == 0x80)
@@ -38,7 +38,7 @@ impl Gid {
 impl FromStr for Gid {
     type Err = GidError;
 
-    /// Reads Mooncake's form (16 bytes) and the kernel's (8 groups of two bytes).
+    /// Parses Mooncake's form (16 bytes) and the kernel's (8 groups of two bytes).
     fn from_str(text: &str) -> Result<Self, GidError> {
         let error = || GidError(text.chars().take(64).collect());
         let mut bytes = [0; 16];
@@ -62,7 +62,7 @@ impl FromStr for Gid {
 }
 
 impl fmt::Display for Gid {
-    /// Mooncake's form.
+    /// Formats the 16 bytes as Mooncake does.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (position, byte) in self.0.iter().enumerate() {
             write!(f, "{}{byte:02x}", if position == 0 { "" } else { ":" })?;
@@ -77,11 +77,11 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn both_forms_are_read() {
-        let kernels: Gid = "0000:0000:0000:0000:0000:ffff:0a4d:0001".parse().unwrap();
-        let mooncakes: Gid = "00:00:00:00:00:00:00:00:00:00:ff:ff:0a:4d:00:01".parse().unwrap();
-        assert_eq!(kernels, mooncakes);
-        assert!(kernels.is_ipv4() && !kernels.is_link_local() && !kernels.is_empty());
+    fn both_text_forms_are_parsed() {
+        let kernel_form: Gid = "0000:0000:0000:0000:0000:ffff:0a4d:0001".parse().unwrap();
+        let mooncake_form: Gid = "00:00:00:00:00:00:00:00:00:00:ff:ff:0a:4d:00:01".parse().unwrap();
+        assert_eq!(kernel_form, mooncake_form);
+        assert!(kernel_form.is_ipv4() && !kernel_form.is_link_local() && !kernel_form.is_empty());
         let local: Gid = "fe80:0000:0000:0000:5054:00ff:fe77:0001".parse().unwrap();
         assert!(local.is_link_local() && !local.is_ipv4());
         for wrong in ["", "::1", "0:1", "g:0:0:0:0:0:0:0", "100:0:0:0:0:0:0:0:0:0:0:0:0:0:0:0"] {
@@ -96,7 +96,7 @@ mod tests {
         }
 
         #[test]
-        fn any_text_can_be_read(text in "[0-9a-fx:]{0,64}") {
+        fn arbitrary_text_never_panics(text in "[0-9a-fx:]{0,64}") {
             let _ = text.parse::<Gid>();
         }
     }

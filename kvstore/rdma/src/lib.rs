@@ -1,15 +1,15 @@
-//! One-sided RDMA between a store's nodes and clients, as Mooncake's transfer engine does it.
+//! One-sided RDMA between a store's nodes and clients, compatible with Mooncake's transfer engine.
 //!
-//! - [`device`]: which devices the machine has, and what peers call them.
-//! - [`topology`]: which of them is used for which memory.
-//! - [`connection`]: the words by which two sides connect.
-//! - [`RdmaFabric`]: all devices of a process, and its description of itself.
-//! - [`RdmaAcceptor`]: answers peers that want to connect.
-//! - [`RdmaConnection`]: reads and writes a node's memory.
+//! - [`device`]: lists the machine's devices and their GIDs.
+//! - [`topology`]: chooses a device for a memory location.
+//! - [`connection`]: handshake messages that connect queue pairs.
+//! - [`RdmaFabric`]: all devices of a process.
+//! - [`RdmaAcceptor`]: server side of connections.
+//! - [`RdmaConnection`]: client side, reads and writes a node's memory.
 //!
-//! With the feature `verbs`, which needs libibverbs; without it, [`RdmaFabric::open`] says that it is missing:
-//! - `Nic`: a device at work.
-//! - `RdmaLink`: a connection of two devices.
+//! With the feature `verbs`, which needs libibverbs (without it, [`RdmaFabric::open`] returns an error):
+//! - `Nic`: an opened device.
+//! - `RdmaLink`: a connection between two devices.
 
 #[cfg(feature = "verbs")]
 mod acceptor;
@@ -51,5 +51,5 @@ pub use stub::{RdmaAcceptor, RdmaConnection, RdmaFabric, RdmaStaging, Registered
 #[cfg(feature = "verbs")]
 pub use verbs::RegisteredRegion;
 
-/// What descriptors, masters and configurations call this way of transferring.
+/// Name of this transport in descriptors, masters and configurations.
 pub const PROTOCOL: &str = "rdma";

@@ -1,4 +1,4 @@
-//! A connection between two devices: a few queue pairs, over which reads and writes go in slices.
+//! A connection between two devices: a few queue pairs, over which transfers are sent in slices.
 
 use std::io;
 use std::sync::Arc;
@@ -11,62 +11,61 @@ use crate::connection::{QUEUE_PAIRS, RemoteQueuePairs};
 use crate::nic::{InFlightWorkRequest, Nic};
 use crate::verbs::{QueuePair, RegisteredRegion, WorkRequest};
 
-/// Bytes of a work request at most, as Mooncake has it.
+/// Maximum bytes of a work request, as in Mooncake.
 pub const SLICE: u64 = 64 << 10;
-/// Work requests of one queue pair that are under way at most.
+/// Maximum number of work requests in flight per queue pair.
 const WINDOW: usize = 256;
 
-/// Which way bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RdmaOperation {
-    /// From the peer's memory.
+    /// From the peer's memory to this process.
     Read,
-    /// Into the peer's memory.
+    /// From this process into the peer's memory.
     Write,
 }
 
-/// The peer's side of a transfer.
+/// Remote end of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteMemory {
     /// Address of the first byte.
     pub address: u64,
-    /// The key of the memory it lies in.
+    /// Remote key (`rkey`) of the memory.
     pub key: u32,
 }
 
-/// This side of a transfer.
+/// Local end of a transfer.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalMemory<'a> {
-    /// The memory.
+    /// The registered region that contains the range.
     pub memory: &'a Arc<RegisteredRegion>,
-    /// Where in it.
+    /// Offset of the range in the region.
     pub offset: u64,
-    /// Bytes.
+    /// Length of the range in bytes.
     pub len: u64,
 }
 
-/// A transfer has failed, and the link with it.
+/// A transfer failed, and its link is broken.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum RdmaLinkError {
-    /// A work request has failed.
-    #[error("RDMA with {peer} has failed: {reason}")]
+    /// A work request completed with an error.
+    #[error("RDMA transfer with {peer} failed: {reason}")]
     Failed {
-        /// The peer's device.
+        /// Path of the peer's device.
         peer: String,
-        /// How.
+        /// Status of the work request.
         reason: String,
     },
-    /// It has not got on.
-    #[error("RDMA with {peer} has not got on for {limit:?}")]
+    /// No work request completed within the limit.
+    #[error("RDMA transfer with {peer} made no progress for {limit:?}")]
     TimedOut {
-        /// The peer's device.
+        /// Path of the peer's device.
         peer: String,
-        /// The limit.
+        /// The stall limit of the transfer.
         limit: Duration,
     },
 }
 
-/// A connection between two devices.
+/// A connection between a local and a remote device.
 #[derive(Debug)]
 pub struct RdmaLink {
     id: u64,
@@ -77,26 +76,26 @@ pub struct RdmaLink {
 }
 
 impl RdmaLink {
-    /// Makes queue pairs, which are not connected yet.
+    /// Creates queue pairs that are not connected yet.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of libibverbs.
     pub fn new(nic: &Arc<Nic>, peer: String) -> io::Result<Self> {
         let pair = |_| Ok((QueuePair::create(&nic.context)?, Arc::new(Semaphore::new(WINDOW))));
         let pairs = (0..QUEUE_PAIRS).map(pair).collect::<io::Result<_>>()?;
         Ok(Self { id: nic.number(), peer, nic: Arc::clone(nic), pairs, broken: AtomicBool::new(false) })
     }
 
-    /// The numbers of its queue pairs.
+    /// Numbers of the link's queue pairs.
     #[must_use]
     pub fn numbers(&self) -> Vec<u32> {
         self.pairs.iter().map(|(pair, _)| pair.number()).collect()
     }
 
-    /// Connects all queue pairs.
+    /// Connects all queue pairs to those of `remote`.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of libibverbs.
     pub fn connect(&self, remote: &RemoteQueuePairs) -> io::Result<()> {
         for ((pair, _), number) in self.pairs.iter().zip(&remote.queue_pairs) {
             pair.connect(self.nic.device(), remote.lid, remote.gid, *number)?;
@@ -104,15 +103,14 @@ impl RdmaLink {
         Ok(())
     }
 
-    /// Whether it cannot be used any more.
+    /// Whether a transfer failed, so the link is unusable.
     #[must_use]
     pub fn is_broken(&self) -> bool {
         self.broken.load(Ordering::Relaxed)
     }
 
-    /// Moves bytes, and returns when all have arrived. After an error the link is broken, and the memory must not be
-    /// used for anything else before `guard` is dropped: it is kept until the device has done with the memory. Within
-    /// `limit` at least a slice must get on.
+    /// Transfers bytes and returns when all have arrived. After an error the link is broken, and the device may still access the memory
+    /// until `guard` is dropped, so it must not be reused before. At least one slice must complete within `limit`.
     ///
     /// # Errors
     /// [`RdmaLinkError`].
@@ -124,14 +122,14 @@ impl RdmaLink {
         guard: Arc<dyn std::any::Any + Send + Sync>,
         limit: Duration,
     ) -> Result<(), RdmaLinkError> {
-        let ended = self.slices(operation, local, target, guard, limit).await;
-        if ended.is_err() {
+        let result = self.transfer_slices(operation, local, target, guard, limit).await;
+        if result.is_err() {
             self.fail();
         }
-        ended
+        result
     }
 
-    async fn slices(
+    async fn transfer_slices(
         &self,
         operation: RdmaOperation,
         local: LocalMemory<'_>,
@@ -140,27 +138,27 @@ impl RdmaLink {
         limit: Duration,
     ) -> Result<(), RdmaLinkError> {
         let failed = |reason: String| RdmaLinkError::Failed { peer: self.peer.clone(), reason };
-        let (told, mut ends) = mpsc::unbounded_channel();
+        let (completion, mut completions) = mpsc::unbounded_channel();
         let mut posted = 0u64;
         for (number, (offset, len)) in slices(local.len).enumerate() {
             if self.is_broken() {
-                return Err(failed("the link was broken before".to_owned()));
+                return Err(failed("the link is already broken".to_owned()));
             }
             let Some((pair, window)) = self.pairs.get(number % self.pairs.len().max(1)) else { break };
-            let room = self.with_timeout(limit, Arc::clone(window).acquire_owned()).await?;
-            let room = room.map_err(|closed| failed(closed.to_string()))?;
-            let space = self.with_timeout(limit, self.nic.space()).await?;
+            let queue_slot = self.with_timeout(limit, Arc::clone(window).acquire_owned()).await?;
+            let queue_slot = queue_slot.map_err(|closed| failed(closed.to_string()))?;
+            let completion_slot = self.with_timeout(limit, self.nic.reserve_completion()).await?;
             let id = self.nic.number();
-            let keep = Arc::new((Arc::clone(local.memory), Arc::clone(&guard)));
-            let flight = InFlightWorkRequest {
+            let memory = Arc::new((Arc::clone(local.memory), Arc::clone(&guard)));
+            let in_flight = InFlightWorkRequest {
                 link: self.id,
-                completion: told.clone(),
-                queue_slot: room,
-                memory: keep,
-                completion_slot: space,
+                completion: completion.clone(),
+                queue_slot,
+                memory,
+                completion_slot,
             };
-            // Before the device has it, since the completion may come at once.
-            self.nic.begin(id, flight);
+            // Registered before posting, since the completion may arrive at once.
+            self.nic.begin(id, in_flight);
             let work = WorkRequest {
                 id,
                 operation,
@@ -175,15 +173,15 @@ impl RdmaLink {
                 return Err(failed(error.to_string()));
             }
             posted += 1;
-            while let Ok(end) = ends.try_recv() {
-                end.map_err(failed)?;
+            while let Ok(result) = completions.try_recv() {
+                result.map_err(failed)?;
                 posted -= 1;
             }
         }
-        drop(told);
+        drop(completion);
         while posted > 0 {
-            let end = self.with_timeout(limit, ends.recv()).await?;
-            end.unwrap_or_else(|| Err("its device is gone".to_owned())).map_err(failed)?;
+            let result = self.with_timeout(limit, completions.recv()).await?;
+            result.unwrap_or_else(|| Err("the device was closed".to_owned())).map_err(failed)?;
             posted -= 1;
         }
         Ok(())
@@ -194,15 +192,15 @@ impl RdmaLink {
         limit: Duration,
         step: impl Future<Output = T>,
     ) -> Result<T, RdmaLinkError> {
-        let ended = tokio::time::timeout(limit, step).await;
-        ended.map_err(|_| RdmaLinkError::TimedOut { peer: self.peer.clone(), limit })
+        let result = tokio::time::timeout(limit, step).await;
+        result.map_err(|_| RdmaLinkError::TimedOut { peer: self.peer.clone(), limit })
     }
 
     fn fail(&self) {
         self.broken.store(true, Ordering::Relaxed);
         for (pair, _) in &self.pairs {
             if let Err(error) = pair.fail() {
-                tracing::debug!(peer = self.peer, %error, "a broken queue pair stays as it is");
+                tracing::debug!(peer = self.peer, %error, "cannot move a queue pair to the error state");
             }
         }
     }
@@ -210,17 +208,17 @@ impl RdmaLink {
 
 impl Drop for RdmaLink {
     fn drop(&mut self) {
-        // In this order: nothing completes any more when they are gone.
+        // In this order: destroyed queue pairs produce no more completions.
         self.pairs.clear();
         self.nic.remove_link(self.id);
     }
 }
 
-/// Offsets and lengths of the pieces of `len` bytes.
+/// Offsets and lengths of the slices of `len` bytes.
 fn slices(len: u64) -> impl Iterator<Item = (u64, u32)> {
-    // A slice is much smaller than 4 GiB.
-    let piece = move |offset: u64| (offset, (len - offset).min(SLICE) as u32);
-    (0..len.div_ceil(SLICE)).map(move |number| piece(number * SLICE))
+    // A slice is far below 4 GiB.
+    let slice = move |offset: u64| (offset, (len - offset).min(SLICE) as u32);
+    (0..len.div_ceil(SLICE)).map(move |number| slice(number * SLICE))
 }
 
 #[cfg(test)]
@@ -231,12 +229,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slices_are_the_whole(len in 0u64..10_000_000) {
+        fn slices_cover_the_whole_range(len in 0u64..10_000_000) {
             let mut end = 0;
-            for (offset, piece) in slices(len) {
+            for (offset, size) in slices(len) {
                 prop_assert_eq!(offset, end);
-                prop_assert!(piece > 0 && u64::from(piece) <= SLICE);
-                end += u64::from(piece);
+                prop_assert!(size > 0 && u64::from(size) <= SLICE);
+                end += u64::from(size);
             }
             prop_assert_eq!(end, len);
         }

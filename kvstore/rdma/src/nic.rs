@@ -1,4 +1,4 @@
-//! A device at work: what is under way over it, and the thread that learns how it ends.
+//! An opened device: its work requests in flight, and the thread that polls their completions.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,13 +14,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use crate::device::RdmaDevice;
 use crate::verbs::{RegisteredRegion, VerbsContext};
 
-/// Work requests of one device that are under way at most, over all of its queue pairs: as many as fit into its
-/// completion queue.
+/// Maximum number of work requests in flight per device, over all queue pairs: the depth of the completion queue.
 const DEPTH: u32 = 4096;
-/// How often the thread looks whether it is still wanted.
+/// How often the completion thread checks whether to stop.
 const STOP_CHECK_PERIOD: Duration = Duration::from_millis(100);
 
-/// A device that is used.
 #[derive(Debug)]
 pub struct Nic {
     device: RdmaDevice,
@@ -29,14 +27,14 @@ pub struct Nic {
     stop: Arc<AtomicBool>,
 }
 
-/// A work request that is under way. What it needs is kept until it has ended.
+/// A work request in flight. It owns the resources that the request needs until its completion.
 #[derive(Debug)]
 pub(crate) struct InFlightWorkRequest {
     pub(crate) link: u64,
     pub(crate) completion: mpsc::UnboundedSender<Result<(), String>>,
     pub(crate) queue_slot: OwnedSemaphorePermit,
     pub(crate) memory: Arc<dyn std::any::Any + Send + Sync>,
-    /// Room in the completion queue.
+    /// Reserved slot in the completion queue.
     pub(crate) completion_slot: OwnedSemaphorePermit,
 }
 
@@ -48,46 +46,47 @@ struct WorkRequestTable {
 }
 
 impl Nic {
-    /// Opens a device, and starts its thread, which ends after the device is dropped.
+    /// Opens a device and starts its completion thread, which ends after the device is dropped.
     ///
     /// # Errors
-    /// As the system says.
+    /// Errors of libibverbs.
     pub fn open(device: RdmaDevice) -> io::Result<Arc<Self>> {
         let context = Arc::new(VerbsContext::open(&device.name, device.port, DEPTH)?);
-        let flights = Arc::new(WorkRequestTable {
+        let work_requests = Arc::new(WorkRequestTable {
             in_flight: Mutex::default(),
             numbers: AtomicU64::new(1),
             completion_slots: Arc::new(Semaphore::new(DEPTH as usize)),
         });
         let stop = Arc::new(AtomicBool::new(false));
-        let (polled, ended, wanted) = (Arc::clone(&context), Arc::downgrade(&flights), Arc::clone(&stop));
+        let (polled_context, table, stop_flag) =
+            (Arc::clone(&context), Arc::downgrade(&work_requests), Arc::clone(&stop));
         let name = device.name.clone();
         thread::Builder::new().name(format!("rdma-{name}")).spawn(move || {
-            if let Err(error) = complete(&polled, &ended, &wanted) {
-                tracing::error!(device = name, %error, "completions of an RDMA device cannot be read any more");
+            if let Err(error) = run_completions(&polled_context, &table, &stop_flag) {
+                tracing::error!(device = name, %error, "cannot poll completions of an RDMA device; its transfers will time out");
             }
         })?;
-        Ok(Arc::new(Self { device, context, work_requests: flights, stop }))
+        Ok(Arc::new(Self { device, context, work_requests, stop }))
     }
 
-    /// What the system tells about it.
+    /// The device's description from sysfs.
     #[must_use]
     pub fn device(&self) -> &RdmaDevice {
         &self.device
     }
 
-    /// Lets peers read and write memory through this device.
+    /// Registers memory with this device, so that peers can read and write it.
     ///
     /// # Errors
-    /// As the system says; the limit of locked memory (`ulimit -l`) must be as large.
+    /// Errors of libibverbs; the locked memory limit (`ulimit -l`) must cover the region.
     pub fn register(&self, region: Arc<MappedRegion>) -> io::Result<Arc<RegisteredRegion>> {
         RegisteredRegion::new(&self.context, region).map(Arc::new)
     }
 
-    /// Waits until there is room for a further completion.
-    pub(crate) async fn space(&self) -> OwnedSemaphorePermit {
+    /// Reserves a slot in the completion queue; waits while it is full.
+    pub(crate) async fn reserve_completion(&self) -> OwnedSemaphorePermit {
         loop {
-            // Never closed.
+            // The semaphore is never closed.
             if let Ok(permit) = Arc::clone(&self.work_requests.completion_slots).acquire_owned().await {
                 return permit;
             }
@@ -98,17 +97,17 @@ impl Nic {
         self.work_requests.numbers.fetch_add(1, Ordering::Relaxed)
     }
 
-    pub(crate) fn begin(&self, id: u64, flight: InFlightWorkRequest) {
-        self.work_requests.in_flight.lock().insert(id, flight);
+    pub(crate) fn begin(&self, id: u64, request: InFlightWorkRequest) {
+        self.work_requests.in_flight.lock().insert(id, request);
     }
 
     pub(crate) fn cancel(&self, id: u64) {
         self.work_requests.in_flight.lock().remove(&id);
     }
 
-    /// Forgets all that was under way on a link whose queue pairs are gone.
+    /// Removes the requests of a link whose queue pairs are destroyed.
     pub(crate) fn remove_link(&self, link: u64) {
-        self.work_requests.in_flight.lock().retain(|_, flight| flight.link != link);
+        self.work_requests.in_flight.lock().retain(|_, request| request.link != link);
     }
 }
 
@@ -118,24 +117,23 @@ impl Drop for Nic {
     }
 }
 
-fn complete(context: &VerbsContext, flights: &Weak<WorkRequestTable>, stop: &AtomicBool) -> io::Result<()> {
+fn run_completions(
+    context: &VerbsContext,
+    table: &Weak<WorkRequestTable>,
+    stop: &AtomicBool,
+) -> io::Result<()> {
     while !stop.load(Ordering::Relaxed) {
         context.arm()?;
         loop {
             let completions = context.poll()?;
-            let (Some(flights), false) = (flights.upgrade(), completions.is_empty()) else { break };
+            let (Some(table), false) = (table.upgrade(), completions.is_empty()) else { break };
             for completion in completions {
-                let Some(flight) = flights.in_flight.lock().remove(&completion.id) else { continue };
-                let InFlightWorkRequest {
-                    completion: told,
-                    queue_slot: room,
-                    memory,
-                    completion_slot: space,
-                    link: _,
-                } = flight;
-                drop((memory, room, space));
-                // Whoever waited may have gone.
-                let _ = told.send(completion.error.map_or(Ok(()), Err));
+                let Some(request) = table.in_flight.lock().remove(&completion.id) else { continue };
+                let InFlightWorkRequest { completion: sender, queue_slot, memory, completion_slot, link: _ } =
+                    request;
+                drop((memory, queue_slot, completion_slot));
+                // The waiting transfer may have timed out.
+                let _ = sender.send(completion.error.map_or(Ok(()), Err));
             }
         }
         context.wait(STOP_CHECK_PERIOD)?;

@@ -1,5 +1,4 @@
-//! Registered memory through which a client's bytes go: registering a caller's own buffer for one transfer would take
-//! longer than copying it.
+//! Registered memory that a client copies through: registering a caller's buffer per transfer would take longer than the copy.
 
 use std::sync::Arc;
 
@@ -10,10 +9,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::error::RdmaSetupError;
 use crate::fabric::{RdmaFabric, RegisteredMemory};
 
-/// Bytes of a piece.
+/// Bytes per chunk (4 MiB).
 pub const STAGING_CHUNK: u64 = 4 << 20;
 
-/// Pieces of registered memory.
+/// A pool of registered memory chunks.
 #[derive(Debug)]
 pub struct RdmaStaging {
     registration: RegisteredMemory,
@@ -22,7 +21,7 @@ pub struct RdmaStaging {
     count: Arc<Semaphore>,
 }
 
-/// A piece that is in use. It is free again when it is dropped.
+/// A chunk in use, returned to the pool on drop.
 #[derive(Debug)]
 pub struct StagingChunk {
     offset: u64,
@@ -31,23 +30,23 @@ pub struct StagingChunk {
 }
 
 impl RdmaStaging {
-    /// So many pieces, registered with all devices.
+    /// Allocates `chunks` chunks and registers them with all devices.
     ///
     /// # Errors
     /// [`RdmaSetupError`].
-    pub fn new(fabric: &RdmaFabric, pieces: u32) -> Result<Self, RdmaSetupError> {
+    pub fn new(fabric: &RdmaFabric, chunks: u32) -> Result<Self, RdmaSetupError> {
         let region =
-            Arc::new(MappedRegion::anonymous(u64::from(pieces) * STAGING_CHUNK, PageMode::Transparent)?);
-        let lent = fabric.register(&region)?;
-        let free = (0..u64::from(pieces)).map(|number| number * STAGING_CHUNK).collect();
-        let count = Arc::new(Semaphore::new(pieces as usize));
-        Ok(Self { registration: lent, region, free: Arc::new(Mutex::new(free)), count })
+            Arc::new(MappedRegion::anonymous(u64::from(chunks) * STAGING_CHUNK, PageMode::Transparent)?);
+        let registration = fabric.register(&region)?;
+        let free = (0..u64::from(chunks)).map(|number| number * STAGING_CHUNK).collect();
+        let count = Arc::new(Semaphore::new(chunks as usize));
+        Ok(Self { registration, region, free: Arc::new(Mutex::new(free)), count })
     }
 
-    /// A piece, as soon as one is free.
+    /// Takes a chunk; waits while none is free.
     pub async fn acquire_chunk(&self) -> StagingChunk {
         loop {
-            // Never closed, and there are as many permits as pieces.
+            // The semaphore is never closed, and has one permit per chunk.
             let Ok(permit) = Arc::clone(&self.count).acquire_owned().await else { continue };
             if let Some(offset) = self.free.lock().pop() {
                 return StagingChunk { offset, free: Arc::clone(&self.free), _permit: permit };
@@ -55,13 +54,13 @@ impl RdmaStaging {
         }
     }
 
-    /// The memory of all pieces.
+    /// The region that contains all chunks.
     #[must_use]
     pub fn region(&self) -> &MappedRegion {
         &self.region
     }
 
-    /// Its registrations, in the order of the devices.
+    /// The region's registrations, in device order.
     #[must_use]
     pub fn registration(&self) -> &RegisteredMemory {
         &self.registration
@@ -69,7 +68,7 @@ impl RdmaStaging {
 }
 
 impl StagingChunk {
-    /// Where it lies in the memory.
+    /// Offset of the chunk in the staging region.
     #[must_use]
     pub fn offset(&self) -> u64 {
         self.offset
@@ -78,7 +77,7 @@ impl StagingChunk {
 
 impl Drop for StagingChunk {
     fn drop(&mut self) {
-        // Before the permit, whose next owner looks for a piece.
+        // Push before the permit is released: its next owner pops a chunk.
         self.free.lock().push(self.offset);
     }
 }

@@ -1,5 +1,5 @@
-//! What takes the place of devices in a program that was built without `verbs`: none can ever be opened, so that nothing
-//! here ever runs. Whoever uses this crate is the same program either way.
+//! Types that replace the RDMA devices in a build without `verbs`. No device can be opened, so no other method is ever called. Callers
+//! compile unchanged with and without the feature.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use moongate_transfer::{SegmentBuffer, SegmentDescriptor, TransferError, Transfe
 
 use crate::error::RdmaSetupError;
 
-/// Devices at work.
+/// The opened RDMA devices of a process.
 #[derive(Debug)]
 pub enum RdmaFabric {}
 
-/// Memory that is registered with devices.
+/// Memory that is registered with all devices of the process.
 #[derive(Debug)]
 pub enum RegisteredMemory {}
 
@@ -20,7 +20,7 @@ pub enum RegisteredMemory {}
 #[derive(Debug)]
 pub enum RdmaStaging {}
 
-/// Answers peers that want to connect.
+/// Accepts RDMA connections of peers.
 #[derive(Debug)]
 pub struct RdmaAcceptor(Arc<RdmaFabric>);
 
@@ -29,7 +29,7 @@ pub struct RdmaAcceptor(Arc<RdmaFabric>);
 pub enum RdmaConnection {}
 
 impl RdmaFabric {
-    /// Opens no device.
+    /// Always fails: no device can be opened.
     ///
     /// # Errors
     /// [`RdmaSetupError::NotBuilt`].
@@ -37,7 +37,7 @@ impl RdmaFabric {
         Err(RdmaSetupError::NotBuilt)
     }
 
-    /// Lends memory to peers.
+    /// Registers memory with all devices.
     ///
     /// # Errors
     /// Never.
@@ -45,21 +45,21 @@ impl RdmaFabric {
         match *self {}
     }
 
-    /// Says in a descriptor that the node has RDMA.
+    /// Adds the RDMA devices to a descriptor.
     pub fn describe(&self, _: &mut SegmentDescriptor) {
         match *self {}
     }
 }
 
 impl RegisteredMemory {
-    /// Says in a descriptor's buffer where in memory it lies, and its keys.
+    /// Sets the memory location and the keys in a descriptor's buffer.
     pub fn describe(&self, _: &mut SegmentBuffer) {
         match *self {}
     }
 }
 
 impl RdmaStaging {
-    /// So many pieces.
+    /// Allocates and registers staging chunks.
     ///
     /// # Errors
     /// Never.
@@ -69,13 +69,13 @@ impl RdmaStaging {
 }
 
 impl RdmaAcceptor {
-    /// For the node of this name.
+    /// Creates the acceptor of the node with this name.
     #[must_use]
     pub fn new(fabric: Arc<RdmaFabric>, _: String) -> Self {
         Self(fabric)
     }
 
-    /// Answers a question, both as JSON.
+    /// Responds to a handshake; both messages are JSON.
     #[must_use]
     pub fn respond(&self, _: &[u8]) -> Vec<u8> {
         match *self.0 {}
@@ -83,11 +83,11 @@ impl RdmaAcceptor {
 }
 
 impl RdmaConnection {
-    /// Connects to a node.
+    /// Connects all local devices to the node's.
     ///
     /// # Errors
     /// Never.
-    #[expect(clippy::unused_async, reason = "as with devices")]
+    #[expect(clippy::unused_async, reason = "same signature as with the feature `verbs`")]
     pub async fn open(
         fabric: &RdmaFabric,
         _: Arc<RdmaStaging>,
@@ -99,20 +99,20 @@ impl RdmaConnection {
         match *fabric {}
     }
 
-    /// Reads the node's memory.
+    /// Reads the node's memory from an address on.
     ///
     /// # Errors
     /// Never.
-    #[expect(clippy::unused_async, reason = "as with devices")]
+    #[expect(clippy::unused_async, reason = "same signature as with the feature `verbs`")]
     pub async fn read(&self, _: u64, _: &mut [u8]) -> Result<(), TransferError> {
         match *self {}
     }
 
-    /// Writes the node's memory.
+    /// Writes the node's memory from an address on.
     ///
     /// # Errors
     /// Never.
-    #[expect(clippy::unused_async, reason = "as with devices")]
+    #[expect(clippy::unused_async, reason = "same signature as with the feature `verbs`")]
     pub async fn write(&self, _: u64, _: &[u8]) -> Result<(), TransferError> {
         match *self {}
     }

@@ -1,4 +1,4 @@
-//! Which device is used for which memory: the one nearest to it first, all that are equally near in turn.
+//! Chooses the device for a memory location: the nearest devices first, round-robin among equally near ones.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,19 +6,19 @@ use std::path::Path;
 
 use crate::device::RdmaDevice;
 
-/// For each place in memory the preferred devices, and the others that can be used.
+/// For each memory location, the preferred devices and the other usable ones.
 pub type PriorityMatrix = BTreeMap<String, [Vec<String>; 2]>;
 
-/// The place of memory that lies anywhere.
+/// Location of memory on no particular NUMA node.
 pub const ANY_LOCATION: &str = "*";
 
-/// The place of a memory node.
+/// Location name of a NUMA node, for example `cpu:0`.
 #[must_use]
 pub fn place(node: u32) -> String {
     format!("cpu:{node}")
 }
 
-/// The matrix of a machine, for each of its memory nodes. A device that belongs to no node is as good for all of them.
+/// The priority matrix of a machine, one row per NUMA node. A device without NUMA affinity is near to every node.
 #[must_use]
 pub fn priority_matrix(nodes: &[u32], devices: &[RdmaDevice]) -> PriorityMatrix {
     let row = |node: &u32| {
@@ -31,7 +31,7 @@ pub fn priority_matrix(nodes: &[u32], devices: &[RdmaDevice]) -> PriorityMatrix 
     nodes.iter().map(row).collect()
 }
 
-/// The machine's memory nodes; a machine that does not tell has one.
+/// The machine's NUMA nodes; node 0 if sysfs lists none.
 #[must_use]
 pub fn memory_nodes(sysfs: &Path) -> Vec<u32> {
     let listed = fs::read_dir(sysfs.join("devices/system/node")).into_iter().flatten();
@@ -42,20 +42,25 @@ pub fn memory_nodes(sysfs: &Path) -> Vec<u32> {
     if nodes.is_empty() { vec![0] } else { nodes }
 }
 
-/// The device for a piece of memory at `place`: pieces go over the preferred devices in turn. A piece that has failed
-/// goes on with the next one, and over the other usable devices after that.
+/// The device for chunk number `chunk` at `location`: chunks go over the preferred devices round-robin. A retry uses the next device, and
+/// the other usable devices after the preferred ones.
 #[must_use]
-pub fn choose<'a>(matrix: &'a PriorityMatrix, place: &str, piece: usize, attempt: usize) -> Option<&'a str> {
-    let row = matrix.get(place).or_else(|| matrix.values().next())?;
+pub fn choose<'a>(
+    matrix: &'a PriorityMatrix,
+    location: &str,
+    chunk: usize,
+    attempt: usize,
+) -> Option<&'a str> {
+    let row = matrix.get(location).or_else(|| matrix.values().next())?;
     let [preferred, others] = row;
     let first = if preferred.is_empty() { others } else { preferred };
-    let in_turn = piece.checked_rem(first.len())?;
+    let position = chunk.checked_rem(first.len())?;
     if attempt == 0 {
-        return first.get(in_turn).map(String::as_str);
+        return first.get(position).map(String::as_str);
     }
     let all = preferred.len() + others.len();
-    let at = (in_turn + attempt).checked_rem(all)?;
-    preferred.iter().chain(others).nth(at).map(String::as_str)
+    let index = (position + attempt).checked_rem(all)?;
+    preferred.iter().chain(others).nth(index).map(String::as_str)
 }
 
 #[cfg(test)]
@@ -80,13 +85,13 @@ mod tests {
     }
 
     #[test]
-    fn pieces_go_over_near_devices_in_turn_and_then_over_all() {
+    fn chunks_use_near_devices_round_robin_and_retries_all() {
         let devices = [device("a", Some(0)), device("b", Some(1)), device("c", Some(0))];
         let matrix = priority_matrix(&[0, 1, 2], &devices);
-        let chosen = |piece, attempt| choose(&matrix, "cpu:0", piece, attempt).unwrap();
-        assert_eq!([0, 1, 2].map(|piece| chosen(piece, 0)), ["a", "c", "a"]);
+        let chosen = |chunk, attempt| choose(&matrix, "cpu:0", chunk, attempt).unwrap();
+        assert_eq!([0, 1, 2].map(|chunk| chosen(chunk, 0)), ["a", "c", "a"]);
         assert_eq!([1, 2, 3].map(|attempt| chosen(0, attempt)), ["c", "b", "a"]);
-        // Far ones are better than none.
+        // Far devices are used if no near one exists.
         assert_eq!(choose(&matrix, "cpu:2", 1, 0), Some("b"));
         assert_eq!(choose(&matrix, ANY_LOCATION, 0, 0), Some("a"));
         assert_eq!(choose(&PriorityMatrix::new(), "cpu:0", 0, 0), None);
@@ -105,10 +110,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn as_many_attempts_as_devices_try_them_all(numa in prop::collection::vec(0u32..3, 1..6), piece in 0usize..9) {
-            let devices: Vec<RdmaDevice> = numa.iter().enumerate().map(|(at, node)| device(&at.to_string(), Some(*node))).collect();
+        fn as_many_attempts_as_devices_try_them_all(numa in prop::collection::vec(0u32..3, 1..6), chunk in 0usize..9) {
+            let devices: Vec<RdmaDevice> = numa.iter().enumerate().map(|(index, node)| device(&index.to_string(), Some(*node))).collect();
             let matrix = priority_matrix(&[0], &devices);
-            let mut tried: Vec<_> = (1..=devices.len()).map(|attempt| choose(&matrix, "cpu:0", piece, attempt).unwrap()).collect();
+            let mut tried: Vec<_> = (1..=devices.len()).map(|attempt| choose(&matrix, "cpu:0", chunk, attempt).unwrap()).collect();
             tried.sort_unstable();
             tried.dedup();
             prop_assert_eq!(tried.len(), devices.len());

@@ -1,4 +1,4 @@
-//! Transfers over a device of this machine. `tests/rdma/run` has a virtual machine with one.
+//! Transfers over a device of this machine. `tests/rdma/run` starts a virtual machine with one.
 #![cfg(feature = "verbs")]
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -17,7 +17,7 @@ use moongate_rdma::{
 const LIMIT: Duration = Duration::from_secs(60);
 const SIZE: u64 = 48 << 20;
 
-fn a_device() -> RdmaDevice {
+fn first_device() -> RdmaDevice {
     let found = device::devices(Path::new(device::SYSFS)).unwrap();
     found.into_iter().find_map(|(_, device)| device.ok()).unwrap()
 }
@@ -38,7 +38,7 @@ fn remote(link: &RdmaLink, nic: &Nic) -> RemoteQueuePairs {
     HandshakeMessage::read(&message.write()).unwrap().remote(None).unwrap()
 }
 
-/// Two ends on the same device, each with memory.
+/// Two ends on the same device, each with its own memory.
 struct LoopbackNics {
     nics: [Arc<Nic>; 2],
     memory: [Arc<RegisteredRegion>; 2],
@@ -46,7 +46,7 @@ struct LoopbackNics {
 
 impl LoopbackNics {
     fn new() -> Self {
-        let nics = [(), ()].map(|()| Nic::open(a_device()).unwrap());
+        let nics = [(), ()].map(|()| Nic::open(first_device()).unwrap());
         let memory = [0, 1].map(|end: usize| {
             nics[end].register(Arc::new(MappedRegion::anonymous(SIZE, PageMode::Normal).unwrap())).unwrap()
         });
@@ -72,7 +72,7 @@ impl LoopbackNics {
 }
 
 fn pattern(len: u64) -> Vec<u8> {
-    (0..len).map(|at| (at % 251) as u8 ^ (at >> 16) as u8).collect()
+    (0..len).map(|index| (index % 251) as u8 ^ (index >> 16) as u8).collect()
 }
 
 #[tokio::test]
@@ -81,29 +81,32 @@ async fn bytes_written_to_a_peer_are_read_back() {
     let ends = LoopbackNics::new();
     let [link, _other] = ends.links();
     let before = packets(ends.nics[0].device());
-    // The largest has more slices than may be under way.
+    // The largest transfer has more slices than may be in flight.
     for len in [1, 65_535, 65_537, 40 << 20] {
         let bytes = pattern(len);
         ends.memory[0].region().write_at(0, &bytes).unwrap();
         link.transfer(RdmaOperation::Write, ends.local(len), ends.target(3), Arc::new(()), LIMIT)
             .await
             .unwrap();
-        let mut there = vec![0; bytes.len()];
-        ends.memory[1].region().read_at(3, &mut there).unwrap();
-        assert!(there == bytes, "{len} bytes written");
+        let mut received = vec![0; bytes.len()];
+        ends.memory[1].region().read_at(3, &mut received).unwrap();
+        assert!(received == bytes, "{len} bytes written");
         ends.memory[0].region().write_at(0, &vec![0; bytes.len()]).unwrap();
         link.transfer(RdmaOperation::Read, ends.local(len), ends.target(3), Arc::new(()), LIMIT)
             .await
             .unwrap();
-        ends.memory[0].region().read_at(0, &mut there).unwrap();
-        assert!(there == bytes, "{len} bytes read");
+        ends.memory[0].region().read_at(0, &mut received).unwrap();
+        assert!(received == bytes, "{len} bytes read");
     }
-    assert!(packets(ends.nics[0].device()) - before > (40 << 20) / 4096, "the packets of the largest alone");
+    assert!(
+        packets(ends.nics[0].device()) - before > (40 << 20) / 4096,
+        "at least the packets of the largest transfer"
+    );
 }
 
 #[tokio::test]
 #[ignore = "needs an RDMA device"]
-async fn memory_that_is_not_lent_is_refused_and_a_new_link_works() {
+async fn unregistered_memory_is_rejected_and_a_new_link_works() {
     let ends = LoopbackNics::new();
     for wrong in [
         RemoteMemory { key: ends.target(0).key ^ 0x00ff_ff00, ..ends.target(0) },
@@ -111,13 +114,13 @@ async fn memory_that_is_not_lent_is_refused_and_a_new_link_works() {
         RemoteMemory { address: 0, ..ends.target(0) },
     ] {
         let [link, _other] = ends.links();
-        let ended =
+        let result =
             link.transfer(RdmaOperation::Write, ends.local(100_000), wrong, Arc::new(()), LIMIT).await;
-        assert!(matches!(ended, Err(RdmaLinkError::Failed { .. })), "{ended:?}");
+        assert!(matches!(result, Err(RdmaLinkError::Failed { .. })), "{result:?}");
         assert!(link.is_broken());
-        let again =
+        let retried =
             link.transfer(RdmaOperation::Read, ends.local(1), ends.target(0), Arc::new(()), LIMIT).await;
-        assert!(again.is_err());
+        assert!(retried.is_err());
     }
     let [link, _other] = ends.links();
     link.transfer(RdmaOperation::Write, ends.local(100_000), ends.target(0), Arc::new(()), LIMIT)
@@ -127,15 +130,18 @@ async fn memory_that_is_not_lent_is_refused_and_a_new_link_works() {
 
 #[tokio::test]
 #[ignore = "needs an RDMA device"]
-async fn a_peer_that_is_gone_is_noticed_and_the_memory_given_back() {
+async fn a_vanished_peer_is_detected_and_the_memory_released() {
     let ends = LoopbackNics::new();
     let [link, other] = ends.links();
     drop(other);
     let guard = Arc::new(());
     let limit = Duration::from_millis(50);
-    let ended =
+    let result =
         link.transfer(RdmaOperation::Write, ends.local(1 << 20), ends.target(0), guard.clone(), limit).await;
-    assert!(matches!(ended, Err(RdmaLinkError::TimedOut { .. } | RdmaLinkError::Failed { .. })), "{ended:?}");
+    assert!(
+        matches!(result, Err(RdmaLinkError::TimedOut { .. } | RdmaLinkError::Failed { .. })),
+        "{result:?}"
+    );
     drop(link);
-    assert_eq!(Arc::strong_count(&guard), 1, "nothing is under way on a link that is gone");
+    assert_eq!(Arc::strong_count(&guard), 1, "a dropped link has no requests in flight");
 }

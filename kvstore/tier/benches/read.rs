@@ -1,9 +1,9 @@
-//! How quickly a tier reads, beside fio on the same file with the same block size and depth. In a folder on the disk to be measured:
+//! Read throughput of a tier, compared with fio on the same file, block size and depth. To measure a disk, use a folder on it:
 //! `TMPDIR=/mnt/nvme cargo bench -p moongate-tier`.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a benchmark tells a person, and ends by panicking"
+    reason = "a benchmark prints its results, and fails by panicking"
 )]
 
 use std::path::Path;
@@ -14,7 +14,7 @@ use moongate_tier::{FileTier, TierOptions};
 
 const OBJECT: usize = 4 << 20;
 const TOTAL: usize = 512 << 20;
-/// Objects that are asked for at once.
+/// Objects read at the same time.
 const BATCH: usize = 8;
 const TIME: Duration = Duration::from_secs(1);
 const ROUNDS: usize = 5;
@@ -28,7 +28,7 @@ fn main() {
     for block in [64 << 10, 256 << 10, 1 << 20] {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("tier");
-        // Filled to its end: parts never written are read without the disk, and fio reads everywhere.
+        // Filled completely: unwritten parts are read without the disk, and fio reads everywhere.
         let pages = TOTAL as u64 / u64::from(block) * 4096;
         let options = TierOptions { block, ..TierOptions::new(&path, TOTAL as u64 + pages + (2 << 20)) };
         let tier = FileTier::open(&options).unwrap();
@@ -45,48 +45,51 @@ fn main() {
             drop(tier);
             rates[3].push(fio(&path, block));
         }
-        let [one, many, threads, fio] = rates.map(|mut rates| {
+        let [single, batch, threads, fio] = rates.map(|mut rates| {
             rates.sort_by(f64::total_cmp);
             rates[ROUNDS / 2]
         });
         let size = format!("{} KiB", block >> 10);
-        println!("{size:8} {put:5.2} {one:9.2} {many:7.2} {threads:11.2} {fio:13.2} {:13.2}", many / fio);
+        println!(
+            "{size:8} {put:5.2} {single:9.2} {batch:7.2} {threads:11.2} {fio:13.2} {:13.2}",
+            batch / fio
+        );
     }
 }
 
 fn put(tier: &FileTier) -> f64 {
     let mut object = vec![0; OBJECT];
     fastrand::fill(&mut object);
-    let begun = Instant::now();
+    let started = Instant::now();
     for key in 0..TOTAL / OBJECT {
         object[..8].copy_from_slice(&key.to_le_bytes());
         tier.put(&key.to_le_bytes(), &object).unwrap();
     }
-    rate(TOTAL, begun)
+    rate(TOTAL, started)
 }
 
-/// Objects in an order by chance, copied out as a store copies them into its memory.
+/// Reads objects in random order, copied out as a store copies them into its memory.
 fn get(tier: &FileTier, batch: usize) -> f64 {
     let mut into = vec![0u8; OBJECT];
     let mut bytes = 0;
-    let begun = Instant::now();
-    while begun.elapsed() < TIME {
+    let started = Instant::now();
+    while started.elapsed() < TIME {
         let keys: Vec<[u8; 8]> =
             (0..batch).map(|_| fastrand::usize(..TOTAL / OBJECT).to_le_bytes()).collect();
-        let asked: Vec<&[u8]> = keys.iter().map(<[u8; 8]>::as_slice).collect();
-        let answers = tier.get_many(&asked, |_, offset, part| {
+        let keys: Vec<&[u8]> = keys.iter().map(<[u8; 8]>::as_slice).collect();
+        let results = tier.get_many(&keys, |_, offset, part| {
             into[offset as usize..][..part.len()].copy_from_slice(part);
         });
-        bytes += answers.into_iter().map(|answer| answer.unwrap().unwrap() as usize).sum::<usize>();
+        bytes += results.into_iter().map(|result| result.unwrap().unwrap() as usize).sum::<usize>();
     }
-    rate(bytes, begun)
+    rate(bytes, started)
 }
 
-fn rate(bytes: usize, begun: Instant) -> f64 {
-    bytes as f64 / begun.elapsed().as_secs_f64() / 1e9
+fn rate(bytes: usize, started: Instant) -> f64 {
+    bytes as f64 / started.elapsed().as_secs_f64() / 1e9
 }
 
-/// NaN where there is no fio.
+/// Read rate of fio in GB/s; NaN if fio is not installed.
 fn fio(path: &Path, block: u32) -> f64 {
     let output = Command::new("fio")
         .args([

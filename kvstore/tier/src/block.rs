@@ -1,4 +1,4 @@
-//! Where blocks lie in the file, and which are free.
+//! Layout of the file, and allocation of its blocks.
 
 use std::sync::Arc;
 
@@ -7,11 +7,11 @@ use parking_lot::Mutex;
 use crate::buffer::ALIGN;
 use crate::{TierError, TierOptions};
 
-/// Where data begins is a multiple of this.
+/// Alignment of the data area.
 const DATA_ALIGN: u64 = 1 << 20;
 const PAGE: u64 = ALIGN as u64;
 
-/// A file: the superblock, a page about each block, the blocks.
+/// File layout: the superblock, one page per block, then the blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TierLayout {
     pub(crate) block: u32,
@@ -22,17 +22,19 @@ impl TierLayout {
     pub(crate) fn of(options: &TierOptions) -> Result<Self, TierError> {
         let block = options.block;
         if block == 0 || !u64::from(block).is_multiple_of(PAGE) || block > 64 << 20 {
-            return Err(TierError::Options("a block has a multiple of 4096 bytes, at most 64 MiB"));
+            return Err(TierError::Options(
+                "the block size must be a multiple of 4096 bytes, at most 64 MiB",
+            ));
         }
-        let room = options.capacity.saturating_sub(PAGE + DATA_ALIGN);
-        match u32::try_from(room / (u64::from(block) + PAGE)) {
-            Ok(0) => Err(TierError::Options("the tier's file has no room for a block; make it larger")),
+        let available = options.capacity.saturating_sub(PAGE + DATA_ALIGN);
+        match u32::try_from(available / (u64::from(block) + PAGE)) {
+            Ok(0) => Err(TierError::Options("the tier's file is too small for one block; increase its size")),
             Ok(blocks) => Ok(Self { block, blocks }),
-            Err(_) => Err(TierError::Options("the tier's file has too many blocks; make them larger")),
+            Err(_) => Err(TierError::Options("the tier's file has too many blocks; increase the block size")),
         }
     }
 
-    /// Where the page about a block lies.
+    /// Offset of the page of a block.
     pub(crate) fn page(&self, block: u32) -> u64 {
         PAGE * (1 + u64::from(block))
     }
@@ -46,7 +48,6 @@ impl TierLayout {
     }
 }
 
-/// Blocks that nobody uses.
 #[derive(Debug, Default)]
 pub(crate) struct FreeBlocks(Mutex<Vec<u32>>);
 
@@ -59,18 +60,18 @@ impl FreeBlocks {
         self.0.lock().len()
     }
 
-    /// So many blocks, or none.
+    /// Allocates exactly `count` blocks, or none.
     pub(crate) fn allocate(self: &Arc<Self>, count: usize) -> Option<AllocatedBlocks> {
         let mut free = self.0.lock();
         let rest = free.len().checked_sub(count)?;
         let mut blocks = free.split_off(rest);
-        // In the file's order, so that neighbours are read together.
+        // Sorted by offset, so that adjacent blocks are read together.
         blocks.sort_unstable();
         Some(AllocatedBlocks { blocks, free: Arc::clone(self), retired: false })
     }
 }
 
-/// Blocks that somebody uses; free again when dropped.
+/// Allocated blocks, freed on drop.
 #[derive(Debug)]
 pub(crate) struct AllocatedBlocks {
     pub(crate) blocks: Vec<u32>,
@@ -79,12 +80,12 @@ pub(crate) struct AllocatedBlocks {
 }
 
 impl AllocatedBlocks {
-    /// These very blocks, which are not free.
+    /// Wraps specific blocks that are not in the free pool.
     pub(crate) fn from_list(blocks: Vec<u32>, free: &Arc<FreeBlocks>) -> Self {
         Self { blocks, free: Arc::clone(free), retired: false }
     }
 
-    /// They are not used again: the disk did not let them be changed.
+    /// Never frees the blocks: the disk may still change them.
     pub(crate) fn retire(&mut self) {
         self.retired = true;
     }
@@ -109,11 +110,11 @@ mod tests {
         assert!(layout.data(0).is_multiple_of(DATA_ALIGN));
         assert_eq!(layout.data(1) - layout.data(0), 256 << 10);
         assert!(layout.end() <= 1 << 30);
-        assert!(layout.end() > (1 << 30) - (4 << 20), "little is left over");
+        assert!(layout.end() > (1 << 30) - (4 << 20), "little space is wasted");
     }
 
     #[test]
-    fn sizes_that_cannot_be_are_refused() {
+    fn impossible_sizes_are_rejected() {
         let with =
             |capacity, block| TierLayout::of(&TierOptions { block, ..TierOptions::new("x", capacity) });
         assert!(with(1 << 30, 0).is_err());
@@ -125,12 +126,12 @@ mod tests {
     }
 
     #[test]
-    fn blocks_come_back() {
+    fn dropped_blocks_are_free_again() {
         let free = FreeBlocks::new((0..10).collect());
-        let taken = free.allocate(7).unwrap();
+        let allocated = free.allocate(7).unwrap();
         assert!(free.allocate(4).is_none());
         assert_eq!(free.len(), 3);
-        drop(taken);
+        drop(allocated);
         assert_eq!(free.len(), 10);
         free.allocate(1).unwrap().retire();
         assert_eq!(free.len(), 9);

@@ -1,4 +1,4 @@
-//! Objects in parts, one for each block: on their way to the file and from it.
+//! Transfers of objects block by block, in both directions.
 
 use std::io;
 use std::path::Path;
@@ -11,27 +11,27 @@ use crate::block::TierLayout;
 use crate::engine::IoVisitor;
 use crate::index::TierObject;
 
-/// Bytes of an object in its block of this number.
+/// Number of object bytes in its block with this number.
 pub(crate) fn part_len(len: u64, number: usize, block: u32) -> u64 {
     let before = number as u64 * u64::from(block);
     len.saturating_sub(before).min(u64::from(block))
 }
 
-/// Blocks of an object on their way to the file.
+/// Writes the blocks of an object.
 pub(crate) struct BlockWriter<F> {
     pub(crate) len: u64,
     pub(crate) block: u32,
-    /// CRC-32C of each part, once it has been filled.
+    /// CRC-32C of each filled part.
     pub(crate) crcs: Vec<u32>,
     pub(crate) problem: Option<io::Error>,
     pub(crate) fill: F,
 }
 
 impl<F: FnMut(u64, &mut [u8])> IoVisitor for BlockWriter<F> {
-    fn fill(&mut self, piece: usize, bytes: &mut [u8]) {
-        let len = usize::try_from(part_len(self.len, piece, self.block)).unwrap_or(usize::MAX);
+    fn fill(&mut self, chunk: usize, bytes: &mut [u8]) {
+        let len = usize::try_from(part_len(self.len, chunk, self.block)).unwrap_or(usize::MAX);
         let (part, padding) = bytes.split_at_mut(len.min(bytes.len()));
-        (self.fill)(piece as u64 * u64::from(self.block), part);
+        (self.fill)(chunk as u64 * u64::from(self.block), part);
         padding.fill(0);
         self.crcs.push(Crc32c::of(part));
     }
@@ -43,14 +43,14 @@ impl<F: FnMut(u64, &mut [u8])> IoVisitor for BlockWriter<F> {
     }
 }
 
-/// A part of an object: which object of those asked for, and which of its blocks.
+/// A block of an object: index of the requested object, and number of its block.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ObjectBlock {
     pub(crate) object: usize,
     pub(crate) number: usize,
 }
 
-/// Why an object did not come well.
+/// Why a block could not be read.
 #[derive(Debug)]
 pub(crate) enum BlockReadError {
     Io(io::Error),
@@ -66,10 +66,10 @@ impl BlockReadError {
     }
 }
 
-/// Blocks of objects on their way from the file.
+/// Reads the blocks of several objects.
 pub(crate) struct BlocksReader<'a, F> {
     pub(crate) layout: TierLayout,
-    /// Which part of which object a piece is.
+    /// Object block of each chunk.
     pub(crate) parts: Vec<ObjectBlock>,
     pub(crate) failures: Vec<(usize, BlockReadError)>,
     pub(crate) objects: &'a [Option<Arc<TierObject>>],
@@ -79,8 +79,8 @@ pub(crate) struct BlocksReader<'a, F> {
 impl<F: FnMut(usize, u64, &[u8])> IoVisitor for BlocksReader<'_, F> {
     fn fill(&mut self, _: usize, _: &mut [u8]) {}
 
-    fn complete(&mut self, piece: usize, outcome: io::Result<&[u8]>) {
-        let Some(&ObjectBlock { object, number }) = self.parts.get(piece) else { return };
+    fn complete(&mut self, chunk: usize, outcome: io::Result<&[u8]>) {
+        let Some(&ObjectBlock { object, number }) = self.parts.get(chunk) else { return };
         let Some(stored) = self.objects.get(object).and_then(Option::as_ref) else { return };
         let bytes = match outcome {
             Ok(bytes) => bytes,

@@ -1,21 +1,21 @@
-//! Memory at the addresses that direct I/O wants.
+//! Buffers aligned for direct I/O.
 
 use bytes::{Buf as _, BytesMut};
 
-/// Addresses, lengths and offsets of direct I/O are multiples of this on every disk.
+/// Alignment of addresses, lengths and offsets of direct I/O that every disk accepts.
 pub(crate) const ALIGN: usize = 4096;
 
-/// Bytes at a multiple of [`ALIGN`]. Never grown, so that they stay where they are.
+/// A buffer aligned to [`ALIGN`]. It never grows, so its address is stable.
 #[derive(Debug)]
 pub(crate) struct AlignedBuffer(BytesMut);
 
 impl AlignedBuffer {
-    /// `len` bytes, all zero.
+    /// Allocates `len` bytes, all zero.
     pub(crate) fn new(len: usize) -> Self {
         Self(zeroed(len))
     }
 
-    /// So many of `len` bytes each, a multiple of [`ALIGN`], in one piece of memory: allocators round sizes like these up.
+    /// Allocates `count` buffers of `len` bytes each, a multiple of [`ALIGN`], in one allocation: allocators round up sizes like these.
     pub(crate) fn allocate(count: usize, len: usize) -> Vec<Self> {
         let mut all = zeroed(count * len);
         (0..count).map(|_| Self(all.split_to(len))).collect()
@@ -37,7 +37,7 @@ fn zeroed(len: usize) -> BytesMut {
     bytes
 }
 
-/// `len` in whole units of direct I/O.
+/// Rounds `len` up to whole units of direct I/O.
 pub(crate) fn aligned(len: u64) -> u64 {
     len.next_multiple_of(ALIGN as u64)
 }

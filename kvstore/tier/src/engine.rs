@@ -1,4 +1,4 @@
-//! How pieces of the file are read and written: rings that threads take turns with, or threads.
+//! I/O engine of the file: pooled io_uring rings, or threads.
 
 use std::fs::File;
 use std::io;
@@ -6,7 +6,7 @@ use std::io;
 use crate::ring_pool::IoRingPool;
 use crate::threads;
 
-/// A part of the file. Both numbers are multiples of what direct I/O wants.
+/// A range of the file, aligned for direct I/O.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct IoChunk {
     pub(crate) offset: u64,
@@ -19,65 +19,65 @@ pub(crate) enum IoDirection {
     Write,
 }
 
-/// What is done with the bytes of a transfer, in whichever order its pieces come.
+/// Callbacks of a transfer, in arbitrary order of its chunks.
 pub(crate) trait IoVisitor {
-    /// Gives the bytes of a piece to be written.
-    fn fill(&mut self, piece: usize, bytes: &mut [u8]);
-    /// Takes the bytes of a piece that was read, or hears that it was written, or what went wrong.
-    fn complete(&mut self, piece: usize, outcome: io::Result<&[u8]>);
+    /// Fills a chunk that is about to be written.
+    fn fill(&mut self, chunk: usize, bytes: &mut [u8]);
+    /// Called when a chunk was read or written, with its bytes or the error.
+    fn complete(&mut self, chunk: usize, outcome: io::Result<&[u8]>);
 }
 
 pub(crate) struct IoEngine {
-    /// Of a piece, at most.
+    /// Maximum bytes of a chunk.
     bytes: usize,
-    /// Without them, threads read and write.
+    /// `None`: use threads instead.
     rings: Option<IoRingPool>,
 }
 
 impl std::fmt::Debug for IoEngine {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Engine").field("bytes", &self.bytes).field("io_uring", &self.is_ring()).finish()
+        out.debug_struct("IoEngine").field("bytes", &self.bytes).field("io_uring", &self.is_ring()).finish()
     }
 }
 
 impl IoEngine {
-    /// For pieces of at most `bytes` bytes.
+    /// Creates an engine for chunks of at most `bytes` bytes.
     pub(crate) fn new(bytes: usize, io_uring: bool) -> Self {
-        let lanes = if io_uring {
+        let rings = if io_uring {
             IoRingPool::new(bytes).map_err(|problem| problem.to_string())
         } else {
-            Err("off".into())
+            Err("disabled".into())
         };
-        if let Err(why) = &lanes {
-            tracing::info!("the tier does without io_uring ({why}): it reads and writes with threads");
+        if let Err(reason) = &rings {
+            tracing::info!("io_uring is not available ({reason}): the tier uses threads");
         }
-        Self { bytes, rings: lanes.ok() }
+        Self { bytes, rings: rings.ok() }
     }
 
     pub(crate) fn is_ring(&self) -> bool {
         self.rings.is_some()
     }
 
-    /// Buffers that are out of use because io_uring has failed and the kernel may still use them.
+    /// Buffers quarantined after an io_uring failure, because the kernel may still use them.
     pub(crate) fn quarantined_buffers(&self) -> usize {
         self.rings.as_ref().map_or(0, IoRingPool::quarantined)
     }
 
-    /// Transfers all pieces, and returns when each is over.
+    /// Transfers all chunks; returns when all have completed.
     ///
     /// # Errors
-    /// When the means itself fails. What a piece comes to is told to `visit`.
+    /// When the engine itself fails. Errors of single chunks are passed to `visit`.
     pub(crate) fn transfer(
         &self,
         file: &File,
         direction: IoDirection,
-        pieces: &[IoChunk],
+        chunks: &[IoChunk],
         visit: &mut dyn IoVisitor,
     ) -> io::Result<()> {
         match &self.rings {
-            Some(lanes) => lanes.transfer(file, direction, pieces, visit),
+            Some(rings) => rings.transfer(file, direction, chunks, visit),
             None => {
-                threads::transfer(file, direction, pieces, self.bytes, visit);
+                threads::transfer(file, direction, chunks, self.bytes, visit);
                 Ok(())
             }
         }

@@ -1,4 +1,4 @@
-//! The file itself: opened, held, given its space.
+//! Opening, locking and reserving the file.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -14,34 +14,36 @@ use crate::buffer::ALIGN;
 use crate::engine::{IoChunk, IoDirection, IoEngine, IoVisitor};
 use crate::superblock::Superblock;
 
-/// How long a disk may take for what a killed process has asked of it.
+/// Time allowed for a disk to finish the I/O of a killed process.
 const LOCK_WAIT: Duration = Duration::from_secs(3);
 
-/// Opened past the system's cache: the tier is one itself, and its blocks are read once.
+/// Opens the file with direct I/O: the tier is a cache itself, and its blocks are read once.
 pub(crate) fn open_direct(path: &Path) -> io::Result<File> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
     let flag = i32::try_from(OFlags::DIRECT.bits()).unwrap_or(0);
     match options.clone().custom_flags(flag).open(path) {
         Err(problem) if problem.raw_os_error() == Some(rustix::io::Errno::INVAL.raw_os_error()) => {
-            tracing::info!("{}: no direct I/O here; the system caches it too", path.display());
+            tracing::info!(
+                "{}: direct I/O is not supported; the file is also cached by the system",
+                path.display()
+            );
             options.open(path)
         }
         opened => opened,
     }
 }
 
-/// Holds the file against other processes. What a killed one had asked of the disk ends a little later than the process, and its lock
-/// with it.
+/// Locks the file. The I/O of a killed process, and so its lock, may end a little later than the process.
 pub(crate) fn lock(file: &File, path: &Path) -> Result<(), TierError> {
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(()),
             Err(TryLockError::Error(problem)) => {
                 return Err(TierError::Io { path: path.to_owned(), problem });
             }
-            Err(TryLockError::WouldBlock) if begun.elapsed() > LOCK_WAIT => {
+            Err(TryLockError::WouldBlock) if started.elapsed() > LOCK_WAIT => {
                 return Err(TierError::InUse(path.to_owned()));
             }
             Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(5)),
@@ -49,7 +51,7 @@ pub(crate) fn lock(file: &File, path: &Path) -> Result<(), TierError> {
     }
 }
 
-/// Takes the file's space on its disk.
+/// Reserves the file's space on its disk.
 pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
     match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, len) {
         Err(rustix::io::Errno::OPNOTSUPP) => file.set_len(len),
@@ -57,18 +59,17 @@ pub(crate) fn reserve(file: &File, len: u64) -> io::Result<()> {
     }
 }
 
-/// What a file begins with.
+/// Content of the file's first page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FileStart {
-    /// Nothing: the file is new.
+    /// No content: the file is new.
     Empty,
-    /// A superblock.
     Superblock(Superblock),
-    /// Something else.
+    /// Corrupt, or not a tier's file.
     Damaged,
 }
 
-/// Reads the file's beginning.
+/// Reads the first page of the file.
 pub(crate) fn read_start(file: &File, engine: &IoEngine) -> io::Result<FileStart> {
     struct FirstPageReader(FileStart, Option<io::Error>);
     impl IoVisitor for FirstPageReader {
@@ -78,12 +79,12 @@ pub(crate) fn read_start(file: &File, engine: &IoEngine) -> io::Result<FileStart
                 Ok(bytes) => {
                     self.0 = match Superblock::decode(bytes) {
                         Some(superblock) => FileStart::Superblock(superblock),
-                        // A file that was given its space, but whose first start was cut short.
+                        // A file whose space was reserved, but whose first start was interrupted.
                         None if bytes.iter().all(|byte| *byte == 0) => FileStart::Empty,
                         None => FileStart::Damaged,
                     };
                 }
-                // Shorter than a superblock.
+                // The file is shorter than a superblock.
                 Err(problem) if problem.kind() == io::ErrorKind::UnexpectedEof => {}
                 Err(problem) => self.1 = Some(problem),
             }

@@ -1,4 +1,4 @@
-//! Which objects there are, and in which order they go.
+//! Index of objects, in order of eviction.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -7,18 +7,18 @@ use foldhash::fast::RandomState;
 
 use crate::block::AllocatedBlocks;
 
-/// An object in the file. Its blocks are free again when the last who reads it lets go of it.
+/// An object in the file. Its blocks are freed when the last reader drops it.
 #[derive(Debug)]
 pub(crate) struct TierObject {
     pub(crate) generation: u64,
     pub(crate) len: u64,
-    /// CRC-32C of its part in each block.
+    /// CRC-32C of the part in each block.
     pub(crate) crcs: Vec<u32>,
     pub(crate) blocks: AllocatedBlocks,
 }
 
 impl TierObject {
-    /// The block whose page tells of it.
+    /// The first block, whose page describes the object.
     pub(crate) fn first(&self) -> Option<u32> {
         self.blocks.blocks.first().copied()
     }
@@ -30,7 +30,7 @@ struct IndexedObject {
     used: u64,
 }
 
-/// Objects by key, and by when they were last used.
+/// Objects by key and by last use.
 #[derive(Debug, Default)]
 pub(crate) struct TierIndex {
     by_key: HashMap<Arc<[u8]>, IndexedObject, RandomState>,
@@ -53,23 +53,23 @@ impl TierIndex {
     }
 
     pub(crate) fn size(&self, key: &[u8]) -> Option<u64> {
-        self.by_key.get(key).map(|held| held.stored.len)
+        self.by_key.get(key).map(|entry| entry.stored.len)
     }
 
-    /// The object of a key, which is now the last to go.
+    /// Returns the object of a key and marks it as most recently used.
     pub(crate) fn used(&mut self, key: &[u8]) -> Option<Arc<TierObject>> {
         self.clock += 1;
-        let held = self.by_key.get_mut(key)?;
-        if let Some(key) = self.by_use.remove(&held.used) {
-            held.used = self.clock;
+        let entry = self.by_key.get_mut(key)?;
+        if let Some(key) = self.by_use.remove(&entry.used) {
+            entry.used = self.clock;
             self.by_use.insert(self.clock, key);
         }
-        Some(Arc::clone(&held.stored))
+        Some(Arc::clone(&entry.stored))
     }
 
-    /// Enters an object, and gives back the one that has to go: an older one of the same key, or this one if there is a newer.
+    /// Inserts an object and returns the one to drop: an older one of the same key, or this one if a newer exists.
     pub(crate) fn insert(&mut self, key: &[u8], stored: Arc<TierObject>) -> Option<Arc<TierObject>> {
-        if self.by_key.get(key).is_some_and(|held| held.stored.generation > stored.generation) {
+        if self.by_key.get(key).is_some_and(|entry| entry.stored.generation > stored.generation) {
             return Some(stored);
         }
         let before = self.remove(key);
@@ -82,26 +82,26 @@ impl TierIndex {
     }
 
     pub(crate) fn remove(&mut self, key: &[u8]) -> Option<Arc<TierObject>> {
-        let held = self.by_key.remove(key)?;
-        self.by_use.remove(&held.used);
-        self.bytes -= held.stored.len;
-        Some(held.stored)
+        let entry = self.by_key.remove(key)?;
+        self.by_use.remove(&entry.used);
+        self.bytes -= entry.stored.len;
+        Some(entry.stored)
     }
 
-    /// Removes an object, unless another has taken its place. Whether it did.
+    /// Removes an object unless it was replaced. Returns whether it did.
     pub(crate) fn remove_if_same(&mut self, key: &[u8], stored: &Arc<TierObject>) -> bool {
-        let same = self.by_key.get(key).is_some_and(|held| Arc::ptr_eq(&held.stored, stored));
+        let same = self.by_key.get(key).is_some_and(|entry| Arc::ptr_eq(&entry.stored, stored));
         same && self.remove(key).is_some()
     }
 
-    /// Removes the object that was used longest ago.
+    /// Removes the least recently used object.
     pub(crate) fn pop(&mut self) -> Option<(Arc<[u8]>, Arc<TierObject>)> {
         let key = self.by_use.first_key_value().map(|(_, key)| Arc::clone(key))?;
         let stored = self.remove(&key)?;
         Some((key, stored))
     }
 
-    /// Keys, the next to go first.
+    /// All keys, the next to be evicted first.
     pub(crate) fn keys(&self) -> Vec<Arc<[u8]>> {
         self.by_use.values().map(Arc::clone).collect()
     }

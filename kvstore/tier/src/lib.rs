@@ -1,10 +1,10 @@
-//! A store of blocks in a file on NVMe, for what has no room in memory.
+//! Block store in a file on NVMe, for objects that do not fit in memory.
 //!
-//! - [`FileTier::put`] writes an object and makes room for it: those that were not asked for longest go first.
-//! - [`FileTier::get`] and [`FileTier::get_many`] read through io_uring, many blocks at a time; where that is not permitted, with threads.
-//! - Each block has a checksum. What is not what was written is dropped and reported, never served.
-//! - A process that is killed loses no object that was put, and leaves none that was half written. After a machine lost its power
-//!   nothing is known of what had reached the disk: then the tier begins anew. It is a cache.
+//! - [`FileTier::put`] writes an object and evicts the least recently used ones if needed.
+//! - [`FileTier::get`] and [`FileTier::get_many`] read many blocks at a time with io_uring, or with threads where it is not permitted.
+//! - Each block has a checksum. A corrupt object is dropped and reported, never served.
+//! - A killed process loses no complete object and leaves no partial one. After a power loss it is unknown what had reached the disk: then
+//! the tier starts empty. It is a cache.
 
 mod block;
 mod block_io;
@@ -27,64 +27,60 @@ use std::path::PathBuf;
 pub use page::{MAX_BLOCKS, MAX_KEY};
 pub use tier::{FileTier, TierCounts};
 
-/// How a tier is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TierOptions {
-    /// The file; made if it is missing.
+    /// Path of the file, created if missing.
     pub path: PathBuf,
-    /// Its size in bytes, all of it taken at once.
+    /// Size of the file in bytes, reserved at once.
     pub capacity: u64,
-    /// Bytes of a block, a multiple of 4096. An object takes whole blocks, and at most [`MAX_BLOCKS`] of them.
+    /// Block size in bytes, a multiple of 4096. An object uses whole blocks, at most [`MAX_BLOCKS`].
     pub block: u32,
-    /// Whether io_uring is used where it is permitted.
+    /// Whether to use io_uring where it is permitted.
     pub io_uring: bool,
 }
 
 impl TierOptions {
-    /// A file of this many bytes, in blocks of 256 KiB.
+    /// Options for a file of `capacity` bytes with blocks of 256 KiB.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>, capacity: u64) -> Self {
         Self { path: path.into(), capacity, block: 256 << 10, io_uring: true }
     }
 }
 
-/// Why something did not happen.
 #[derive(Debug, thiserror::Error)]
 pub enum TierError {
-    /// The file system or the disk says no.
+    /// The file system or the disk returned an error.
     #[error("{path}: {problem}", path = path.display())]
     Io {
-        /// The file.
+        /// Path of the tier's file.
         path: PathBuf,
-        /// What it says.
+        /// Error of the operating system.
         problem: io::Error,
     },
     /// Another process has the file open.
-    #[error("{path} is in use by another process; give each its own file", path = .0.display())]
+    #[error("{path} is in use by another process; use a separate file per process", path = .0.display())]
     InUse(PathBuf),
-    /// A size that cannot be.
     #[error("{0}")]
     Options(&'static str),
-    /// A key that does not fit.
-    #[error("a key of {0} bytes; it has 1 to {MAX_KEY}")]
+    /// The key has an invalid length.
+    #[error("a key of {0} bytes; the limit is 1 to {MAX_KEY}")]
     Key(usize),
-    /// An object that does not fit.
-    #[error("an object of {len} bytes; it has 1 to {max}")]
+    /// The object has an invalid length.
+    #[error("an object of {len} bytes; the limit is 1 to {max}")]
     Length {
-        /// Its length.
+        /// Length of the object in bytes.
         len: u64,
-        /// The longest that fits.
         max: u64,
     },
-    /// All blocks are being read or written just now.
-    #[error("all blocks are in use just now")]
+    /// All blocks are being read or written.
+    #[error("all blocks are being read or written; retry later")]
     Busy,
-    /// What was read is not what was written. The object has been dropped.
-    #[error("an object of {len} bytes was damaged and is dropped (block {block} of the file)")]
+    /// The object failed its checksum and was dropped.
+    #[error("an object of {len} bytes failed its checksum and was dropped (block {block} of the file)")]
     Damaged {
-        /// Its length.
+        /// Length of the object in bytes.
         len: u64,
-        /// Which block.
+        /// Number of the corrupt block.
         block: u32,
     },
 }

@@ -1,56 +1,55 @@
-//! The page about an object, kept for its first block: its key, its length, its blocks and their checksums. An object is there when
-//! its page is.
+//! The page of an object's first block: key, length, blocks and checksums. An object exists exactly when its page does.
 
 use moongate_memory::Crc32c;
 
 use crate::block::TierLayout;
 use crate::buffer::ALIGN;
 
-/// Longest key in bytes.
+/// Maximum length of a key in bytes.
 pub const MAX_KEY: usize = 1000;
-/// Most blocks of an object.
+/// Maximum number of blocks of an object.
 pub const MAX_BLOCKS: usize = 380;
 
-/// Highest generation that a page may have, so that counting on from it does not overflow.
+/// Maximum valid generation of a page, so that further increments cannot overflow.
 const MAX_GENERATION: u64 = u64::MAX / 2;
 const MAGIC: &[u8; 8] = b"moontier";
 const KEY: usize = 40;
 const BLOCKS: usize = KEY + MAX_KEY + 8;
 const SEAL: usize = ALIGN - 4;
 
-/// An object as its page tells of it.
+/// Content of an object's page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ObjectPage {
-    /// Counts up with every object: of two with one key, the higher is the newer.
+    /// Incremented with every object: of two with the same key, the higher is newer.
     pub(crate) generation: u64,
     pub(crate) key: Vec<u8>,
     pub(crate) len: u64,
-    /// Its blocks in their order, each with the CRC-32C of its part of the object.
+    /// Blocks in order, each with the CRC-32C of its part.
     pub(crate) blocks: Vec<(u32, u32)>,
 }
 
-/// What the page of a block holds.
+/// Decoded page of a block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PageContent {
-    /// An object begins in the block.
+    /// An object starts in the block.
     Object(ObjectPage),
-    /// Nothing: never written, wiped, or of a former life of the file.
+    /// No object: never written, wiped, or of an earlier instance of the file.
     Vacant,
-    /// Something that is not what was written, or not where it was written.
+    /// Corrupt, or written to the wrong place.
     Damaged,
 }
 
-/// Blocks that so many bytes take.
+/// Number of blocks for `len` bytes.
 pub(crate) fn blocks_of(len: u64, block: u32) -> u64 {
     len.div_ceil(u64::from(block))
 }
 
 impl ObjectPage {
-    /// Writes it into a page of a file that lives its `life`-th life.
-    pub(crate) fn encode(&self, life: u64, into: &mut [u8]) {
+    /// Encodes the page for file instance `instance`.
+    pub(crate) fn encode(&self, instance: u64, into: &mut [u8]) {
         let mut bytes = Vec::with_capacity(ALIGN);
         bytes.extend(MAGIC);
-        bytes.extend(life.to_le_bytes());
+        bytes.extend(instance.to_le_bytes());
         bytes.extend(self.generation.to_le_bytes());
         bytes.extend(self.len.to_le_bytes());
         bytes.extend((self.key.len() as u32).to_le_bytes());
@@ -66,32 +65,32 @@ impl ObjectPage {
         into.copy_from_slice(&bytes);
     }
 
-    /// Reads the page of block `at`.
-    pub(crate) fn decode(bytes: &[u8], life: u64, at: u32, layout: TierLayout) -> PageContent {
+    /// Decodes the page of block number `block`.
+    pub(crate) fn decode(bytes: &[u8], instance: u64, block: u32, layout: TierLayout) -> PageContent {
         if bytes.iter().all(|byte| *byte == 0) {
             return PageContent::Vacant;
         }
         let Some(body) = Self::sealed(bytes).filter(|body| body.starts_with(MAGIC)) else {
             return PageContent::Damaged;
         };
-        if body.get(8..16) != Some(&life.to_le_bytes()) {
+        if body.get(8..16) != Some(&instance.to_le_bytes()) {
             return PageContent::Vacant;
         }
-        Self::parse(body, at, layout).map_or(PageContent::Damaged, PageContent::Object)
+        Self::parse(body, block, layout).map_or(PageContent::Damaged, PageContent::Object)
     }
 
-    /// What the checksum covers, if it is right.
+    /// The part covered by the checksum, if that is correct.
     fn sealed(bytes: &[u8]) -> Option<&[u8]> {
         let (body, seal) = bytes.split_at_checked(SEAL)?;
         (Crc32c::of(body).to_le_bytes() == seal).then_some(body)
     }
 
-    fn parse(body: &[u8], at: u32, layout: TierLayout) -> Option<Self> {
-        let number = |at: usize| Some(u32::from_le_bytes(body.get(at..at + 4)?.try_into().ok()?));
-        let word = |at: usize| Some(u64::from_le_bytes(body.get(at..at + 8)?.try_into().ok()?));
+    fn parse(body: &[u8], first: u32, layout: TierLayout) -> Option<Self> {
+        let number = |offset: usize| Some(u32::from_le_bytes(body.get(offset..offset + 4)?.try_into().ok()?));
+        let word = |offset: usize| Some(u64::from_le_bytes(body.get(offset..offset + 8)?.try_into().ok()?));
         let count = usize::try_from(number(36)?).ok().filter(|count| *count <= MAX_BLOCKS)?;
         let blocks: Option<Vec<_>> = (0..count)
-            .map(|which| Some((number(BLOCKS + which * 8)?, number(BLOCKS + which * 8 + 4)?)))
+            .map(|index| Some((number(BLOCKS + index * 8)?, number(BLOCKS + index * 8 + 4)?)))
             .collect();
         let key_len = usize::try_from(number(32)?).ok().filter(|len| (1..=MAX_KEY).contains(len))?;
         let page = Self {
@@ -100,12 +99,12 @@ impl ObjectPage {
             key: body.get(KEY..KEY + key_len)?.to_vec(),
             blocks: blocks?,
         };
-        let fits = page.generation <= MAX_GENERATION
+        let is_valid = page.generation <= MAX_GENERATION
             && page.len > 0
             && page.blocks.len() as u64 == blocks_of(page.len, layout.block)
-            && page.blocks.first()?.0 == at
+            && page.blocks.first()?.0 == first
             && page.blocks.iter().all(|(block, _)| *block < layout.blocks);
-        fits.then_some(page)
+        is_valid.then_some(page)
     }
 }
 
@@ -120,9 +119,9 @@ mod tests {
     fn page(key: usize, blocks: u32) -> ObjectPage {
         ObjectPage {
             generation: 77,
-            key: (0..key).map(|at| at as u8).collect(),
+            key: (0..key).map(|index| index as u8).collect(),
             len: u64::from(blocks) * 4096 - 5,
-            blocks: (0..blocks).map(|which| (which * 2 + 9, which ^ 0xffff_0000)).collect(),
+            blocks: (0..blocks).map(|index| (index * 2 + 9, index ^ 0xffff_0000)).collect(),
         }
     }
 
@@ -133,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn any_changed_bit_is_damage() {
+    fn any_flipped_bit_is_damaged() {
         let good = encoded(&page(20, 3));
         assert_eq!(ObjectPage::decode(&good, 5, 9, LAYOUT), PageContent::Object(page(20, 3)));
         for bit in 0..ALIGN * 8 {
@@ -161,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_generation_that_cannot_be_counted_on_from_is_damage() {
+    fn a_generation_that_would_overflow_is_damaged() {
         let last = ObjectPage { generation: MAX_GENERATION, ..page(20, 3) };
         assert_eq!(ObjectPage::decode(&encoded(&last), 5, 9, LAYOUT), PageContent::Object(last));
         let beyond = ObjectPage { generation: u64::MAX, ..page(20, 3) };
@@ -170,7 +169,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(key in 1..=MAX_KEY, blocks in 1..=MAX_BLOCKS as u32) {
+        fn encoded_pages_are_decoded(key in 1..=MAX_KEY, blocks in 1..=MAX_BLOCKS as u32) {
             let page = page(key, blocks);
             prop_assert_eq!(ObjectPage::decode(&encoded(&page), 5, 9, LAYOUT), PageContent::Object(page));
         }

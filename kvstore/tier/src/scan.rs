@@ -1,4 +1,4 @@
-//! What a file holds when it is opened.
+//! Scan of an existing file when it is opened.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -11,46 +11,45 @@ use crate::engine::{IoChunk, IoDirection, IoEngine, IoVisitor};
 use crate::index::{TierIndex, TierObject};
 use crate::page::{ObjectPage, PageContent};
 
-/// What was found.
 pub(crate) struct TierScanResult {
     pub(crate) index: TierIndex,
     pub(crate) free: Arc<FreeBlocks>,
-    /// The highest generation.
+    /// Highest generation of all pages.
     pub(crate) generation: u64,
-    /// Blocks whose pages tell of objects that are no longer: to be wiped before those blocks are used.
+    /// Blocks with pages of replaced objects, to be wiped before the blocks are reused.
     pub(crate) stale: Vec<u32>,
-    /// Blocks whose pages are damaged: their objects are lost. To be wiped too.
+    /// Blocks with corrupt pages, to be wiped too: their objects are lost.
     pub(crate) damaged: Vec<u32>,
 }
 
-/// Reads the pages about all blocks.
+/// Reads the pages of all blocks.
 ///
 /// # Errors
-/// As the file system.
+/// Errors of the file system.
 pub(crate) fn scan(
     file: &File,
     engine: &IoEngine,
     layout: TierLayout,
-    life: u64,
+    instance: u64,
 ) -> io::Result<TierScanResult> {
-    // Several pages at a time, in as many bytes as a block has.
-    let per_piece = layout.block / ALIGN as u32;
-    let pieces: Vec<IoChunk> = (0..layout.blocks)
-        .step_by(per_piece as usize)
+    // Several pages per chunk, up to the block size.
+    let per_chunk = layout.block / ALIGN as u32;
+    let chunks: Vec<IoChunk> = (0..layout.blocks)
+        .step_by(per_chunk as usize)
         .map(|first| {
-            let pages = per_piece.min(layout.blocks - first);
+            let pages = per_chunk.min(layout.blocks - first);
             IoChunk { offset: layout.page(first), len: pages as usize * ALIGN }
         })
         .collect();
     let mut pages = PageScanner {
         layout,
-        instance: life,
-        per_piece,
+        instance: instance,
+        per_chunk,
         found: Vec::new(),
         damaged: Vec::new(),
         problem: None,
     };
-    engine.transfer(file, IoDirection::Read, &pieces, &mut pages)?;
+    engine.transfer(file, IoDirection::Read, &chunks, &mut pages)?;
     if let Some(problem) = pages.problem {
         return Err(problem);
     }
@@ -60,7 +59,7 @@ pub(crate) fn scan(
 struct PageScanner {
     layout: TierLayout,
     instance: u64,
-    per_piece: u32,
+    per_chunk: u32,
     found: Vec<ObjectPage>,
     damaged: Vec<u32>,
     problem: Option<io::Error>,
@@ -69,14 +68,14 @@ struct PageScanner {
 impl IoVisitor for PageScanner {
     fn fill(&mut self, _: usize, _: &mut [u8]) {}
 
-    fn complete(&mut self, piece: usize, outcome: io::Result<&[u8]>) {
+    fn complete(&mut self, chunk: usize, outcome: io::Result<&[u8]>) {
         match outcome {
             Ok(bytes) => {
-                let first = piece as u32 * self.per_piece;
-                for (page, at) in bytes.chunks(ALIGN).zip(first..) {
-                    match ObjectPage::decode(page, self.instance, at, self.layout) {
+                let first = chunk as u32 * self.per_chunk;
+                for (page, block) in bytes.chunks(ALIGN).zip(first..) {
+                    match ObjectPage::decode(page, self.instance, block, self.layout) {
                         PageContent::Object(page) => self.found.push(page),
-                        PageContent::Damaged => self.damaged.push(at),
+                        PageContent::Damaged => self.damaged.push(block),
                         PageContent::Vacant => {}
                     }
                 }
@@ -86,22 +85,22 @@ impl IoVisitor for PageScanner {
     }
 }
 
-/// The newest object of each key, if no newer one has any of its blocks.
+/// Keeps the newest object of each key, if no newer object uses any of its blocks.
 fn resolve_conflicts(mut pages: Vec<ObjectPage>, layout: TierLayout) -> TierScanResult {
     pages.sort_unstable_by_key(|page| std::cmp::Reverse(page.generation));
     let generation = pages.first().map_or(0, |page| page.generation);
     let mut used = vec![false; layout.blocks as usize];
     let mut keys: HashSet<Vec<u8>> = HashSet::new();
     let mut stale = Vec::new();
-    let mut whole = Vec::new();
+    let mut intact = Vec::new();
     for page in pages {
         let slots: Vec<usize> = page.blocks.iter().map(|(block, _)| *block as usize).collect();
         let distinct = slots.iter().collect::<HashSet<_>>().len() == slots.len();
         let free = distinct && slots.iter().all(|slot| used.get(*slot) == Some(&false));
-        // Its key is taken even if it is not whole: an older object of the key must not come back.
+        // The key is recorded even if the object is incomplete: an older object of the key must not reappear.
         if keys.insert(page.key.clone()) && free {
             slots.iter().filter_map(|slot| used.get_mut(*slot).map(|used| *used = true)).count();
-            whole.push(page);
+            intact.push(page);
         } else {
             stale.extend(page.blocks.first().map(|(block, _)| *block));
         }
@@ -109,13 +108,13 @@ fn resolve_conflicts(mut pages: Vec<ObjectPage>, layout: TierLayout) -> TierScan
     let blocks = (0..layout.blocks).rev().filter(|block| used.get(*block as usize) == Some(&false)).collect();
     let free = FreeBlocks::new(blocks);
     let mut index = TierIndex::default();
-    // The oldest first, so that they are the first to go.
-    for page in whole.into_iter().rev() {
+    // Oldest first, so that they are evicted first.
+    for page in intact.into_iter().rev() {
         let (blocks, crcs) = page.blocks.into_iter().unzip();
-        let taken = AllocatedBlocks::from_list(blocks, &free);
+        let allocated = AllocatedBlocks::from_list(blocks, &free);
         index.insert(
             &page.key,
-            Arc::new(TierObject { generation: page.generation, len: page.len, crcs, blocks: taken }),
+            Arc::new(TierObject { generation: page.generation, len: page.len, crcs, blocks: allocated }),
         );
     }
     TierScanResult { index, free, generation, stale, damaged: Vec::new() }
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_of_a_key_stays() {
+    fn the_newest_object_of_a_key_is_kept() {
         let found =
             resolve_conflicts(vec![page("a", 1, &[0]), page("b", 2, &[1, 2]), page("a", 3, &[3])], LAYOUT);
         assert_eq!(keys(&found), ["b", "a"]);

@@ -1,4 +1,4 @@
-//! What the file is: its layout, and which life it lives. Pages of a former life are none.
+//! The superblock: layout and instance of the file. Pages of an earlier instance are ignored.
 
 use moongate_memory::Crc32c;
 
@@ -12,11 +12,11 @@ const SEAL: usize = ALIGN - 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Superblock {
     pub(crate) layout: TierLayout,
-    /// Chosen by chance whenever the file begins anew.
+    /// Random number, chosen whenever the file is reset.
     pub(crate) instance: u64,
-    /// Which start of the machine it was last opened in.
+    /// Boot id of the machine when it was last opened.
     pub(crate) boot: u128,
-    /// Whether all had reached the disk when it was closed.
+    /// Whether all writes had reached the disk when it was closed.
     pub(crate) clean: bool,
 }
 
@@ -39,7 +39,7 @@ impl Superblock {
         if body.get(..8)? != MAGIC || Crc32c::of(body).to_le_bytes() != seal {
             return None;
         }
-        let number = |at: usize| Some(u32::from_le_bytes(body.get(at..at + 4)?.try_into().ok()?));
+        let number = |offset: usize| Some(u32::from_le_bytes(body.get(offset..offset + 4)?.try_into().ok()?));
         if number(8)? != VERSION {
             return None;
         }
@@ -52,7 +52,7 @@ impl Superblock {
     }
 }
 
-/// This start of the machine. 0 where the system does not tell.
+/// Boot id of the machine; 0 if unavailable.
 pub(crate) fn boot() -> u128 {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0)
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_changed_bit_is_noticed() {
+    fn any_flipped_bit_is_detected() {
         let superblock = Superblock {
             layout: TierLayout { block: 4096, blocks: 77 },
             instance: 3,

@@ -1,4 +1,4 @@
-//! Reads and writes where io_uring is not permitted: with some threads, as long as a transfer takes.
+//! Fallback without io_uring: each transfer reads with several threads.
 
 use std::fs::File;
 use std::io;
@@ -10,57 +10,57 @@ use std::thread;
 use crate::buffer::AlignedBuffer;
 use crate::engine::{IoChunk, IoDirection, IoVisitor};
 
-/// Threads of one transfer.
+/// Number of threads per transfer.
 const THREADS: usize = 8;
 
 pub(crate) fn transfer(
     file: &File,
     direction: IoDirection,
-    pieces: &[IoChunk],
+    chunks: &[IoChunk],
     bytes: usize,
     visit: &mut dyn IoVisitor,
 ) {
     match direction {
-        IoDirection::Read => read(file, pieces, bytes, visit),
-        IoDirection::Write => write(file, pieces, bytes, visit),
+        IoDirection::Read => read(file, chunks, bytes, visit),
+        IoDirection::Write => write(file, chunks, bytes, visit),
     }
 }
 
-fn read(file: &File, pieces: &[IoChunk], bytes: usize, visit: &mut dyn IoVisitor) {
+fn read(file: &File, chunks: &[IoChunk], bytes: usize, visit: &mut dyn IoVisitor) {
     let next = AtomicUsize::new(0);
-    // As many buffers as results that wait, and one in each thread's hands.
+    // Limits the buffers: one per waiting result, and one per thread.
     let (send, receive) = sync_channel::<(usize, io::Result<()>, AlignedBuffer)>(THREADS);
     thread::scope(|scope| {
-        for _ in 0..THREADS.min(pieces.len()) {
+        for _ in 0..THREADS.min(chunks.len()) {
             let (send, next) = (send.clone(), &next);
             scope.spawn(move || {
                 loop {
-                    let which = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(piece) = pieces.get(which) else { return };
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(chunk) = chunks.get(index) else { return };
                     let mut buffer = AlignedBuffer::new(bytes);
-                    let into = buffer.get_mut().get_mut(..piece.len).unwrap_or_default();
-                    let outcome = file.read_exact_at(into, piece.offset);
-                    if send.send((which, outcome, buffer)).is_err() {
+                    let into = buffer.get_mut().get_mut(..chunk.len).unwrap_or_default();
+                    let outcome = file.read_exact_at(into, chunk.offset);
+                    if send.send((index, outcome, buffer)).is_err() {
                         return;
                     }
                 }
             });
         }
         drop(send);
-        for (which, outcome, buffer) in receive {
-            let len = pieces.get(which).map_or(0, |piece| piece.len);
-            visit.complete(which, outcome.map(|()| buffer.get().get(..len).unwrap_or_default()));
+        for (index, outcome, buffer) in receive {
+            let len = chunks.get(index).map_or(0, |chunk| chunk.len);
+            visit.complete(index, outcome.map(|()| buffer.get().get(..len).unwrap_or_default()));
         }
     });
 }
 
-/// Written one after the other: the system's own cache, or the disk's queue, takes them quickly.
-fn write(file: &File, pieces: &[IoChunk], bytes: usize, visit: &mut dyn IoVisitor) {
+/// Writes one chunk after another: the system's cache, or the disk's queue, accepts them quickly.
+fn write(file: &File, chunks: &[IoChunk], bytes: usize, visit: &mut dyn IoVisitor) {
     let mut buffer = AlignedBuffer::new(bytes);
-    for (which, piece) in pieces.iter().enumerate() {
-        let from = buffer.get_mut().get_mut(..piece.len).unwrap_or_default();
-        visit.fill(which, from);
-        let outcome = file.write_all_at(from, piece.offset);
-        visit.complete(which, outcome.map(|()| &*from));
+    for (index, chunk) in chunks.iter().enumerate() {
+        let from = buffer.get_mut().get_mut(..chunk.len).unwrap_or_default();
+        visit.fill(index, from);
+        let outcome = file.write_all_at(from, chunk.offset);
+        visit.complete(index, outcome.map(|()| &*from));
     }
 }

@@ -1,4 +1,4 @@
-//! Objects in a file.
+//! The tier: puts, gets and removes objects in a file.
 
 use std::fs::File;
 use std::io;
@@ -20,7 +20,7 @@ use crate::scan::{TierScanResult, scan};
 use crate::superblock::{Superblock, boot};
 use crate::{TierError, TierOptions};
 
-/// A store of objects in one file. Threads share it.
+/// An object store in one file, shared by threads.
 #[derive(Debug)]
 pub struct FileTier {
     pub(crate) path: PathBuf,
@@ -33,38 +33,34 @@ pub struct FileTier {
     generation: AtomicU64,
     pub(crate) evicted: AtomicU64,
     pub(crate) damaged: AtomicU64,
-    /// What made room or was damaged, until it is asked for.
+    /// Keys of evicted or corrupt objects, until they are taken.
     pub(crate) evicted_keys: Mutex<Vec<Arc<[u8]>>>,
-    /// Whether what it holds was there when it was opened.
+    /// Whether it was opened with existing content.
     is_restored: bool,
 }
 
-/// Numbers about a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TierCounts {
-    /// Objects that it has.
     pub objects: u64,
-    /// Bytes of them.
+    /// Total bytes of stored objects.
     pub bytes: u64,
-    /// Bytes of blocks that hold none.
     pub free: u64,
-    /// Objects that made room for others, since it was opened.
+    /// Objects evicted since it was opened.
     pub evicted: u64,
-    /// Damaged objects that were dropped since it was opened, and damaged pages that were found then: each may have held an object. A
-    /// file that was truncated or has lost its first page counts as one more, since the number of its objects cannot be determined.
+    /// Corrupt objects dropped since it was opened, and corrupt pages found on opening: each may have held an object. A truncated file, or
+    /// one with a corrupt first page, counts as one more, since the number of its lost objects is unknown.
     pub damaged: u64,
-    /// Whether it reads and writes through io_uring.
     pub io_uring: bool,
-    /// Buffers that are out of use because io_uring has failed and the kernel may still use them.
+    /// Buffers quarantined after an io_uring failure, because the kernel may still use them.
     pub quarantined_buffers: u64,
 }
 
 impl FileTier {
-    /// Opens a tier with what it holds, or begins a new one: if there is none, if its sizes are others, or if the machine lost its
-    /// power while it was open.
+    /// Opens a tier with its content, or starts empty: if there is no file, if its sizes differ, or if the machine lost power while it was
+    /// open.
     ///
     /// # Errors
-    /// [`TierError::TierOptions`], [`TierError::InUse`], or as the file system says.
+    /// [`TierError::Options`], [`TierError::InUse`], or errors of the file system.
     pub fn open(options: &TierOptions) -> Result<Self, TierError> {
         let layout = TierLayout::of(options)?;
         let failed = |problem| TierError::Io { path: options.path.clone(), problem };
@@ -74,40 +70,44 @@ impl FileTier {
         let path = options.path.display();
         let start = read_start(&file, &engine).map_err(failed)?;
         let usable = match start {
-            FileStart::Superblock(it) if it.layout == layout && (it.clean || it.boot == boot()) => Some(it),
+            FileStart::Superblock(found)
+                if found.layout == layout && (found.clean || found.boot == boot()) =>
+            {
+                Some(found)
+            }
             FileStart::Superblock(_) => {
                 tracing::warn!(
-                    "{path}: other sizes, or not closed before the machine went down: starting empty"
+                    "{path}: the sizes changed, or the tier was not closed before a reboot: starting empty"
                 );
                 None
             }
             FileStart::Damaged => {
                 tracing::warn!(
-                    "{path}: its first page is damaged or not a tier's: starting empty, its objects are lost"
+                    "{path}: the first page is corrupt or not of a tier: starting empty, all objects are lost"
                 );
                 None
             }
             FileStart::Empty => None,
         };
-        let life = usable.map_or_else(|| fastrand::u64(..), |usable| usable.instance);
-        let superblock = Superblock { layout, instance: life, boot: boot(), clean: false };
+        let instance = usable.map_or_else(|| fastrand::u64(..), |usable| usable.instance);
+        let superblock = Superblock { layout, instance, boot: boot(), clean: false };
         let length = file.metadata().map_err(failed)?.len();
-        let is_cut = usable.is_some() && length < layout.end();
-        if is_cut {
+        let is_truncated = usable.is_some() && length < layout.end();
+        if is_truncated {
             tracing::warn!(
-                "{path}: {length} bytes of {} are left; objects in the rest are lost",
+                "{path}: truncated to {length} of {} bytes; objects beyond are lost",
                 layout.end()
             );
         }
         if usable.is_none() {
-            // So that pages that were never written are zeros, and all else is damage.
+            // Truncate, so that unwritten pages are zero, and any other content is corruption.
             file.set_len(0).map_err(failed)?;
         }
-        if usable.is_none() || is_cut {
+        if usable.is_none() || is_truncated {
             reserve(&file, layout.end()).map_err(failed)?;
         }
         let found = if usable.is_some() {
-            scan(&file, &engine, layout, life).map_err(failed)?
+            scan(&file, &engine, layout, instance).map_err(failed)?
         } else {
             let free = FreeBlocks::new((0..layout.blocks).rev().collect());
             TierScanResult {
@@ -119,10 +119,11 @@ impl FileTier {
             }
         };
         if !found.damaged.is_empty() {
-            let (pages, kept) = (found.damaged.len(), found.index.len());
-            tracing::warn!(pages, kept, "{path}: pages about objects are damaged; those objects are lost");
+            let (pages, objects) = (found.damaged.len(), found.index.len());
+            tracing::warn!(pages, objects, "{path}: corrupt object pages; their objects are lost");
         }
-        let damaged = found.damaged.len() + usize::from(is_cut) + usize::from(start == FileStart::Damaged);
+        let damaged =
+            found.damaged.len() + usize::from(is_truncated) + usize::from(start == FileStart::Damaged);
         let tier = Self {
             path: options.path.clone(),
             file,
@@ -143,39 +144,38 @@ impl FileTier {
         Ok(tier)
     }
 
-    /// Whether it was there before, with what it holds.
+    /// Whether it was opened with existing content.
     #[must_use]
     pub fn is_restored(&self) -> bool {
         self.is_restored
     }
 
-    /// Closes it so that it can be opened after the machine was started anew, too.
+    /// Closes the tier so that its content survives a reboot of the machine.
     ///
     /// # Errors
-    /// As the file system.
+    /// Errors of the file system.
     pub fn close(self) -> Result<(), TierError> {
         self.sync()
     }
 
-    /// As [`FileTier::close`], for a tier that others have too. What they put or remove afterwards may be lost by the machine's end, or
-    /// found damaged.
+    /// As [`FileTier::close`], for a shared tier. Later puts and removals may be lost or found corrupt after a reboot.
     ///
     /// # Errors
-    /// As the file system.
+    /// Errors of the file system.
     pub fn sync(&self) -> Result<(), TierError> {
         self.file.sync_data().map_err(|problem| self.failed(problem))?;
         self.write_superblock(Superblock { clean: true, ..self.superblock })?;
         self.file.sync_data().map_err(|problem| self.failed(problem))
     }
 
-    /// Longest object in bytes.
+    /// Maximum object size in bytes.
     #[must_use]
     pub fn longest(&self) -> u64 {
         let blocks = (MAX_BLOCKS as u64).min(u64::from(self.layout.blocks));
         blocks * u64::from(self.layout.block)
     }
 
-    /// Writes an object, in the place of an older one of its key.
+    /// Writes an object, replacing an older one of the same key.
     ///
     /// # Errors
     /// As [`FileTier::put_with`].
@@ -188,10 +188,10 @@ impl FileTier {
         })
     }
 
-    /// Writes an object of `len` bytes. Its parts are asked for in their order, each with its offset.
+    /// Writes an object of `len` bytes. `fill` is called for its parts in order, each with its offset.
     ///
     /// # Errors
-    /// When key or object do not fit, when all blocks are in use just now, or as the disk says. Then an older object of the key stays.
+    /// When key or object have an invalid size, when all blocks are busy, or on disk errors. Then an older object of the key stays.
     pub fn put_with(&self, key: &[u8], len: u64, fill: impl FnMut(u64, &mut [u8])) -> Result<(), TierError> {
         if key.is_empty() || key.len() > MAX_KEY {
             return Err(TierError::Key(key.len()));
@@ -199,38 +199,38 @@ impl FileTier {
         if len == 0 || len > self.longest() {
             return Err(TierError::Length { len, max: self.longest() });
         }
-        let mut taken = self.reserve_blocks(blocks_of(len, self.layout.block))?;
+        let mut allocated = self.reserve_blocks(blocks_of(len, self.layout.block))?;
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
-        let crcs = self.write_blocks(&taken, len, fill).inspect_err(|error| {
+        let crcs = self.write_blocks(&allocated, len, fill).inspect_err(|error| {
             if matches!(error, TierError::Io { problem, .. } if has_in_flight_io(problem)) {
-                // A late write must not change what another object has there.
-                taken.retire();
+                // A late write must not change the data of another object.
+                allocated.retire();
             }
         })?;
-        let blocks = taken.blocks.iter().copied().zip(crcs.iter().copied()).collect();
+        let blocks = allocated.blocks.iter().copied().zip(crcs.iter().copied()).collect();
         let page = ObjectPage { generation, key: key.to_vec(), len, blocks };
-        // The page comes after all blocks: with it the object is there.
+        // The page is written after all blocks: it makes the object exist.
         if let Err(problem) = self.write_page(&page) {
-            // It may be there or not, so its blocks must not get other bytes.
-            taken.retire();
+            // The page may or may not be written, so its blocks must not be reused.
+            allocated.retire();
             return Err(problem);
         }
-        let stored = Arc::new(TierObject { generation, len, crcs, blocks: taken });
-        let gone = self.index.lock().insert(key, stored);
-        self.drop_all(gone.into_iter().collect())
+        let stored = Arc::new(TierObject { generation, len, crcs, blocks: allocated });
+        let replaced = self.index.lock().insert(key, stored);
+        self.drop_all(replaced.into_iter().collect())
     }
 
-    /// Reads an object: its parts are handed over in any order, each with its offset. What was handed over counts only once the
-    /// whole has come well. None when there is none.
+    /// Reads an object: `take` receives its parts in any order, each with its offset. The parts are valid only if the whole call succeeds.
+    /// Returns `None` if there is no such object.
     ///
     /// # Errors
-    /// [`TierError::Damaged`], or as the disk says.
+    /// [`TierError::Damaged`], or disk errors.
     pub fn get_with(&self, key: &[u8], mut take: impl FnMut(u64, &[u8])) -> Result<Option<u64>, TierError> {
         let mut outcomes = self.get_many(&[key], |_, offset, bytes| take(offset, bytes));
         outcomes.pop().unwrap_or(Ok(None))
     }
 
-    /// Reads an object.
+    /// Reads a whole object into memory.
     ///
     /// # Errors
     /// As [`FileTier::get_with`].
@@ -238,7 +238,7 @@ impl FileTier {
         let mut object = Vec::new();
         let found = self.get_with(key, |offset, bytes| {
             let start = usize::try_from(offset).unwrap_or(usize::MAX);
-            // Its length is known once the last part is there; most objects come in order.
+            // The length is known with the last part; most parts arrive in order.
             if object.len() < start + bytes.len() {
                 object.resize(start + bytes.len(), 0);
             }
@@ -249,8 +249,8 @@ impl FileTier {
         Ok(found.map(|_| object))
     }
 
-    /// Reads several objects at once. `take` is told which of the keys, the offset, and the bytes; the answers are as those of
-    /// [`FileTier::get_with`], one for each key.
+    /// Reads several objects at once. `take` receives the index of the key, the offset, and the bytes. The results are as those of
+    /// [`FileTier::get_with`], one per key.
     pub fn get_many(
         &self,
         keys: &[&[u8]],
@@ -267,22 +267,22 @@ impl FileTier {
             objects: &objects,
             take,
         };
-        let mut pieces = Vec::new();
+        let mut chunks = Vec::new();
         for (object, stored) in objects.iter().enumerate() {
             for (number, block) in stored.iter().flat_map(|stored| stored.blocks.blocks.iter().enumerate()) {
                 let len = stored.as_ref().map_or(0, |stored| part_len(stored.len, number, self.layout.block));
-                pieces.push(IoChunk { offset: self.layout.data(*block), len: aligned(len) as usize });
+                chunks.push(IoChunk { offset: self.layout.data(*block), len: aligned(len) as usize });
                 reading.parts.push(ObjectBlock { object, number });
             }
         }
-        let outcome = self.engine.transfer(&self.file, IoDirection::Read, &pieces, &mut reading);
+        let outcome = self.engine.transfer(&self.file, IoDirection::Read, &chunks, &mut reading);
         let mut failures: Vec<Option<TierError>> = keys.iter().map(|_| None).collect();
         for (object, failure) in reading.failures {
             if let Some(slot) = failures.get_mut(object) {
                 *slot = Some(failure.into_error(&self.path));
             }
         }
-        let answers = keys.iter().zip(&objects).zip(failures).map(|((key, stored), failure)| {
+        let results = keys.iter().zip(&objects).zip(failures).map(|((key, stored), failure)| {
             let Some(stored) = stored else { return Ok(None) };
             match (failure, &outcome) {
                 (Some(failure), _) => {
@@ -293,39 +293,38 @@ impl FileTier {
                 (None, Ok(())) => Ok(Some(stored.len)),
             }
         });
-        answers.collect()
+        results.collect()
     }
 
-    /// Whether it has an object, without counting as its use.
+    /// Whether the object exists; does not count as a use.
     #[must_use]
     pub fn contains(&self, key: &[u8]) -> bool {
         self.index.lock().contains(key)
     }
 
-    /// Bytes of an object, without counting as its use. None when there is none.
+    /// Size of an object in bytes, `None` if there is none; does not count as a use.
     #[must_use]
     pub fn size(&self, key: &[u8]) -> Option<u64> {
         self.index.lock().size(key)
     }
 
-    /// Removes an object. Whether there was one.
+    /// Removes an object. Returns whether it existed.
     ///
     /// # Errors
-    /// As the disk says; the object is gone until the tier is opened again.
+    /// Disk errors; the object may reappear when the tier is opened again.
     pub fn remove(&self, key: &[u8]) -> Result<bool, TierError> {
-        let gone = self.index.lock().remove(key);
-        let there = gone.is_some();
-        self.drop_all(gone.into_iter().collect())?;
-        Ok(there)
+        let replaced = self.index.lock().remove(key);
+        let existed = replaced.is_some();
+        self.drop_all(replaced.into_iter().collect())?;
+        Ok(existed)
     }
 
-    /// All keys, the next to make room first.
+    /// All keys, the next to be evicted first.
     #[must_use]
     pub fn keys(&self) -> Vec<Arc<[u8]>> {
         self.index.lock().keys()
     }
 
-    /// Numbers.
     #[must_use]
     pub fn counts(&self) -> TierCounts {
         let index = self.index.lock();
@@ -342,23 +341,23 @@ impl FileTier {
 
     fn write_blocks(
         &self,
-        taken: &AllocatedBlocks,
+        allocated: &AllocatedBlocks,
         len: u64,
         fill: impl FnMut(u64, &mut [u8]),
     ) -> Result<Vec<u32>, TierError> {
         let block = self.layout.block;
-        let pieces: Vec<IoChunk> = taken
+        let chunks: Vec<IoChunk> = allocated
             .blocks
             .iter()
             .enumerate()
-            .map(|(number, at)| IoChunk {
-                offset: self.layout.data(*at),
+            .map(|(number, block_index)| IoChunk {
+                offset: self.layout.data(*block_index),
                 len: aligned(part_len(len, number, block)) as usize,
             })
             .collect();
         let mut writing =
-            BlockWriter { len, block, crcs: Vec::with_capacity(pieces.len()), problem: None, fill };
-        let outcome = self.engine.transfer(&self.file, IoDirection::Write, &pieces, &mut writing);
+            BlockWriter { len, block, crcs: Vec::with_capacity(chunks.len()), problem: None, fill };
+        let outcome = self.engine.transfer(&self.file, IoDirection::Write, &chunks, &mut writing);
         match (outcome, writing.problem) {
             (Ok(()), None) => Ok(writing.crcs),
             (Err(problem), _) | (_, Some(problem)) => Err(self.failed(problem)),
@@ -366,8 +365,8 @@ impl FileTier {
     }
 
     fn write_page(&self, page: &ObjectPage) -> Result<(), TierError> {
-        let at = page.blocks.first().map_or(0, |(block, _)| *block);
-        self.write_pages(&[at], |bytes| page.encode(self.superblock.instance, bytes))
+        let first = page.blocks.first().map_or(0, |(block, _)| *block);
+        self.write_pages(&[first], |bytes| page.encode(self.superblock.instance, bytes))
     }
 
     pub(crate) fn wipe(&self, blocks: &[u32]) -> Result<(), TierError> {
@@ -375,19 +374,19 @@ impl FileTier {
     }
 
     fn write_pages(&self, blocks: &[u32], mut fill: impl FnMut(&mut [u8])) -> Result<(), TierError> {
-        let pieces: Vec<IoChunk> =
+        let chunks: Vec<IoChunk> =
             blocks.iter().map(|block| IoChunk { offset: self.layout.page(*block), len: ALIGN }).collect();
-        self.write_whole(&pieces, |_, bytes| fill(bytes))
+        self.write_whole(&chunks, |_, bytes| fill(bytes))
     }
 
     fn write_superblock(&self, superblock: Superblock) -> Result<(), TierError> {
         self.write_whole(&[IoChunk { offset: 0, len: ALIGN }], |_, bytes| superblock.encode(bytes))
     }
 
-    fn write_whole(&self, pieces: &[IoChunk], fill: impl FnMut(u64, &mut [u8])) -> Result<(), TierError> {
-        let len = (pieces.len() * ALIGN) as u64;
+    fn write_whole(&self, chunks: &[IoChunk], fill: impl FnMut(u64, &mut [u8])) -> Result<(), TierError> {
+        let len = (chunks.len() * ALIGN) as u64;
         let mut writing = BlockWriter { len, block: ALIGN as u32, crcs: Vec::new(), problem: None, fill };
-        let outcome = self.engine.transfer(&self.file, IoDirection::Write, pieces, &mut writing);
+        let outcome = self.engine.transfer(&self.file, IoDirection::Write, chunks, &mut writing);
         outcome.and_then(|()| writing.problem.map_or(Ok(()), Err)).map_err(|problem| self.failed(problem))
     }
 

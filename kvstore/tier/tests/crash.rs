@@ -1,4 +1,4 @@
-//! Processes that put and remove objects are killed at any time. What the next one finds is right, or gone.
+//! Kills processes that put and remove objects at random times. Objects found afterwards must be correct.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::collections::HashMap;
@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use moongate_tier::{FileTier, TierOptions};
 
-/// Set for the process that writes: the tier's file.
+/// Environment variables of the writer process: the tier's file and the round.
 const FILE: &str = "MOONGATE_TEST_TIER";
 const ROUND: &str = "MOONGATE_TEST_ROUND";
-const READY: &str = "writing now";
+const READY: &str = "writer is ready";
 const ROUNDS: u64 = 100;
 const KEYS: u64 = 24;
 
@@ -21,7 +21,7 @@ fn open(path: &Path) -> FileTier {
     FileTier::open(&TierOptions { block: 8192, ..TierOptions::new(path, 4 << 20) }).unwrap()
 }
 
-/// An object tells its key and version by itself: all bytes follow from the two words at its start.
+/// A self-describing object: all bytes are derived from the key and version at its start.
 fn object(key: u64, version: u64, len: usize) -> Vec<u8> {
     let mut bytes = [key.to_le_bytes(), version.to_le_bytes()].concat();
     bytes.resize(len.max(16), 0);
@@ -33,9 +33,9 @@ fn version(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes[8..16].try_into().unwrap())
 }
 
-/// Tells what it is about to do, and what it has done, on its output.
+/// Prints each operation before and after it.
 #[test]
-#[ignore = "the process that the other test kills"]
+#[ignore = "run by the other test as the process to kill"]
 fn writer() {
     let tier = open(Path::new(&std::env::var_os(FILE).unwrap()));
     let round: u64 = std::env::var(ROUND).unwrap().parse().unwrap();
@@ -55,7 +55,7 @@ fn writer() {
     }
 }
 
-/// Killed when dropped.
+/// The writer process, killed on drop.
 struct TierWriterProcess(Child);
 
 impl Drop for TierWriterProcess {
@@ -65,11 +65,11 @@ impl Drop for TierWriterProcess {
     }
 }
 
-/// The last version of each key that a writer said it had put (None: removed), and the one it was about to.
+/// The last version of each key that a writer reported as put (`None`: removed), and the operation in progress.
 #[derive(Debug, Default)]
 struct WriterProgress {
     done: HashMap<u64, Option<u64>>,
-    begun: Option<(u64, u64)>,
+    started: Option<(u64, u64)>,
 }
 
 impl WriterProgress {
@@ -80,13 +80,13 @@ impl WriterProgress {
         };
         let (Ok(key), Ok(version)) = (key.parse(), version.parse()) else { return };
         match what {
-            "begin" => self.begun = Some((key, version)),
+            "begin" => self.started = Some((key, version)),
             "put" => {
-                self.begun = None;
+                self.started = None;
                 self.done.insert(key, Some(version));
             }
             "removed" => {
-                self.begun = None;
+                self.started = None;
                 self.done.insert(key, None);
             }
             _ => {}
@@ -95,12 +95,12 @@ impl WriterProgress {
 }
 
 #[test]
-fn killed_writers_leave_objects_that_are_right_or_gone() {
+fn killed_writers_leave_only_correct_objects() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("tier");
     drop(open(&path));
-    let mut said = WriterProgress::default();
-    let (mut found, mut in_the_middle) = (0, 0);
+    let mut progress = WriterProgress::default();
+    let (mut found, mut interrupted) = (0, 0);
     for round in 1..=ROUNDS {
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "writer", "--ignored", "--nocapture"])
@@ -114,16 +114,17 @@ fn killed_writers_leave_objects_that_are_right_or_gone() {
         assert!(lines.any(|line| line.unwrap().contains(READY)), "the writer ended before it wrote");
         thread::sleep(Duration::from_micros(fastrand::u64(..15_000)));
         drop(writer);
-        lines.map_while(Result::ok).for_each(|line| said.record_line(&line));
-        in_the_middle += u64::from(said.begun.is_some());
+        lines.map_while(Result::ok).for_each(|line| progress.record_line(&line));
+        interrupted += u64::from(progress.started.is_some());
 
         let tier = open(&path);
         assert!(tier.is_restored(), "round {round}");
         for key in 0..KEYS {
-            let expected = said.done.get(&key).copied().flatten();
-            let begun = said.begun.filter(|(of, _)| *of == key).map(|(_, version)| version);
+            let expected = progress.done.get(&key).copied().flatten();
+            let started =
+                progress.started.filter(|(started_key, _)| *started_key == key).map(|(_, version)| version);
             match tier.get(&key.to_le_bytes()).unwrap() {
-                // Removed, making room for others, or about to be.
+                // Removed, evicted, or being removed.
                 None => assert!(!tier.contains(&key.to_le_bytes())),
                 Some(bytes) => {
                     let version = version(&bytes);
@@ -132,17 +133,17 @@ fn killed_writers_leave_objects_that_are_right_or_gone() {
                         "round {round}: key {key} is damaged"
                     );
                     assert!(
-                        Some(version) == expected || Some(version) == begun,
-                        "round {round}: key {key} has version {version}, {expected:?} was put, {begun:?} begun"
+                        Some(version) == expected || Some(version) == started,
+                        "round {round}: key {key} has version {version}, {expected:?} was put, {started:?} was in progress"
                     );
                     found += 1;
-                    said.done.insert(key, Some(version));
+                    progress.done.insert(key, Some(version));
                 }
             }
         }
-        assert_eq!(tier.counts().damaged, 0, "round {round}: nothing half written was entered");
-        said.begun = None;
+        assert_eq!(tier.counts().damaged, 0, "round {round}: no partial object is listed");
+        progress.started = None;
     }
-    assert!(found > ROUNDS * 4, "hardly anything was found: {found}");
-    assert!(in_the_middle > ROUNDS / 5, "too few were killed in the middle: {in_the_middle}");
+    assert!(found > ROUNDS * 4, "too few objects were found: {found}");
+    assert!(interrupted > ROUNDS / 5, "too few kills during an operation: {interrupted}");
 }

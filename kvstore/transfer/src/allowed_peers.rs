@@ -1,4 +1,4 @@
-//! Who may connect. The protocol itself asks nobody who they are.
+//! Address filter for incoming connections. Mooncake's protocol has no authentication of its own.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -6,11 +6,11 @@ use std::str::FromStr;
 
 use ipnet::IpNet;
 
-/// The networks from which connections are taken.
+/// Networks from which connections are accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AllowedPeers(Vec<IpNet>);
 
-/// A list of networks that cannot be understood.
+/// A list of networks that cannot be parsed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "`{0}` is neither an address nor a network; write 10.0.0.7, 10.0.0.0/8 or fd00::/8, with commas between several"
@@ -18,22 +18,22 @@ pub struct AllowedPeers(Vec<IpNet>);
 pub struct AllowedPeersError(String);
 
 impl AllowedPeers {
-    /// Everybody.
+    /// All IPv4 and IPv6 addresses.
     #[must_use]
     pub fn all() -> Self {
         Self(vec![IpNet::V4(ipnet::Ipv4Net::default()), IpNet::V6(ipnet::Ipv6Net::default())])
     }
 
-    /// Programs of this machine.
+    /// Loopback only: `127.0.0.0/8` and `::1`.
     #[must_use]
     pub fn loopback() -> Self {
         let (v4, v6) = (Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST);
-        let whole = ipnet::Ipv4Net::new(v4, 8)
+        let v4_net = ipnet::Ipv4Net::new(v4, 8)
             .map_or_else(|_| IpNet::from(IpAddr::V4(v4)), |net| IpNet::V4(net.trunc()));
-        Self(vec![whole, IpAddr::V6(v6).into()])
+        Self(vec![v4_net, IpAddr::V6(v6).into()])
     }
 
-    /// Whether connections from `address` are taken. An IPv4 address in the form of an IPv6 one counts as IPv4.
+    /// Whether connections from `address` are accepted. An IPv4-mapped IPv6 address counts as IPv4.
     #[must_use]
     pub fn allow(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();

@@ -1,4 +1,4 @@
-//! The stream under a connection: a socket, or TLS over it.
+//! The stream under a connection: a TCP socket, or TLS over it.
 
 use std::io::{self, IoSlice};
 
@@ -8,7 +8,6 @@ use moongate_runtime::{CertificateFingerprint, PeerTls};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::client::TlsStream;
 
-/// A socket, or TLS over it.
 #[derive(Debug)]
 pub(crate) enum TransferChannel {
     Plain(TcpStream),
@@ -19,9 +18,9 @@ pub(crate) enum TransferChannel {
 pub(crate) struct TlsChannel {
     stream: TlsStream<TcpStream>,
     tls: PeerTls,
-    /// The certificate that the server was shown.
+    /// The client certificate presented in the TLS handshake.
     presented_certificate: Option<CertificateFingerprint>,
-    /// Sent with each request.
+    /// Sent with each request; requests without one fail.
     pub(crate) capability: Option<Capability>,
 }
 
@@ -32,19 +31,19 @@ impl TlsChannel {
 }
 
 impl TransferChannel {
-    /// The handshake with the server at `host`.
+    /// Performs the TLS handshake with the server at `host`.
     pub(crate) async fn secure(stream: TcpStream, host: &str, tls: &PeerTls) -> io::Result<Self> {
-        let shown = tls.own_fingerprint();
+        let fingerprint = tls.own_fingerprint();
         let stream = tls.connect(host, stream).await?;
         Ok(Self::Secured(Box::new(TlsChannel {
             stream,
             tls: tls.clone(),
-            presented_certificate: shown,
+            presented_certificate: fingerprint,
             capability: None,
         })))
     }
 
-    /// The socket, if bytes can be taken from it directly.
+    /// The socket, for direct reads and writes; `None` with TLS.
     pub(crate) fn plain(&self) -> Option<&TcpStream> {
         match self {
             Self::Plain(stream) => Some(stream),
@@ -52,7 +51,7 @@ impl TransferChannel {
         }
     }
 
-    /// Whether the other side has closed the connection, or sent what was not requested, or the certificate was renewed since.
+    /// Whether the peer has closed the connection or sent unrequested bytes, or the own certificate was renewed since the handshake.
     pub(crate) fn is_stale(&self) -> bool {
         match self {
             Self::Plain(stream) => {
@@ -63,7 +62,7 @@ impl TransferChannel {
         }
     }
 
-    /// Whether the server was shown another certificate than the one of now.
+    /// Whether the own certificate was renewed after the TLS handshake.
     pub(crate) fn is_of_old_certificate(&self) -> bool {
         match self {
             Self::Plain(_) => false,

@@ -1,4 +1,4 @@
-//! What a node tells about its memory and its ports, as JSON that every release of Mooncake reads.
+//! A node's segment descriptor (memory and ports) as JSON that every Mooncake release parses.
 
 use std::collections::BTreeMap;
 
@@ -6,68 +6,68 @@ use serde::{Deserialize, Serialize};
 
 use crate::plane::TransferProtocol;
 
-/// Largest descriptor in bytes: what Mooncake allows unless it is told otherwise.
+/// Maximum size of a descriptor in bytes: Mooncake's default limit.
 pub const MAX_DESCRIPTOR: usize = 1 << 20;
 
-/// Memory that others may read and write.
+/// A memory range that peers may read and write.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SegmentBuffer {
-    /// The node's name again. Mooncake refuses a buffer without one.
+    /// The node's name, repeated. Mooncake rejects a buffer without it.
     pub name: String,
-    /// The address of the first byte, by which transfers name it.
+    /// Address of the first byte; transfers use this address.
     pub addr: u64,
-    /// Bytes.
+    /// Length in bytes of the range.
     pub length: u64,
-    /// For RDMA: the key that remote nodes use, one for each device.
+    /// RDMA remote keys (`rkey`), one per device.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub rkey: Vec<u32>,
-    /// For RDMA: the key that the node itself uses, one for each device.
+    /// RDMA local keys (`lkey`), one per device.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lkey: Vec<u32>,
 }
 
-/// An RDMA device.
+/// An RDMA device of the node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DeviceDescriptor {
-    /// As the system calls it, for example `mlx5_0`.
+    /// The system's device name, for example `mlx5_0`.
     pub name: String,
-    /// Local identifier; 0 on RoCE.
+    /// Local identifier (LID); 0 on RoCE.
     pub lid: u16,
     /// Global identifier, as 16 hexadecimal bytes with colons between them.
     pub gid: String,
 }
 
-/// A node's segment descriptor.
+/// What a node publishes about its memory and its ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SegmentDescriptor {
-    /// The node's `host:port`.
+    /// The node's name, a `host:port`.
     pub name: String,
-    /// `tcp` or `rdma`.
+    /// Transport of the node, `tcp` or `rdma`.
     pub protocol: String,
-    /// What may be read and written.
+    /// Memory ranges that peers may access.
     pub buffers: Vec<SegmentBuffer>,
-    /// Where the TCP data plane is. Empty before 0.3.13: then it is the host of the name.
+    /// Host of the TCP data plane. Empty before 0.3.13: the host of the name applies.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub tcp_data_host: String,
-    /// Its port; 0 if the node has none.
+    /// Port of the TCP data plane; 0 if the node has none.
     pub tcp_data_port: u16,
-    /// Its version. Releases before 0.3.13 say nothing and speak the first.
+    /// Version of the TCP data plane. Releases before 0.3.13 omit it and use version 1.
     #[serde(default = "first_version")]
     pub tcp_proto_version: u32,
-    /// Name under which RDMA handshakes reach the node, if it is another.
+    /// Name at which RDMA handshakes reach the node, if it differs.
     pub rdma_server_name: String,
-    /// RDMA devices.
+    /// RDMA devices of the node.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub devices: Vec<DeviceDescriptor>,
-    /// For RDMA: for each place in memory the preferred and the other usable devices.
+    /// For RDMA: per memory location, the preferred devices and the other usable ones.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub priority_matrix: BTreeMap<String, [Vec<String>; 2]>,
-    /// When it was written, for people.
+    /// Time of writing, for human readers only.
     pub timestamp: String,
-    /// The extensions of this project's own nodes that the node speaks: 1 has checksums. Mooncake's nodes ignore it.
+    /// Version of Moongate's extensions that the node supports: 1 adds checksums. Mooncake ignores this member.
     #[serde(skip_serializing_if = "is_zero")]
     pub moongate: u32,
 }
@@ -81,16 +81,16 @@ fn is_zero(number: &u32) -> bool {
     *number == 0
 }
 
-/// A node serves no transfers over TCP.
+/// The node serves no transfers over TCP.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the node serves no transfers over TCP, only over {protocol:?}")]
 pub struct NoTcpError {
-    /// What it has instead.
+    /// The protocol that the node serves.
     pub protocol: String,
 }
 
 impl SegmentDescriptor {
-    /// Where the data plane of the node is, of which the descriptor was found under `endpoint`: host and port.
+    /// Host and port of the data plane of the node whose descriptor was found under `endpoint`.
     ///
     /// # Errors
     /// [`NoTcpError`].
@@ -100,14 +100,14 @@ impl SegmentDescriptor {
         }
         let own = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host);
         let host = match self.tcp_data_host.as_str() {
-            // A node that listens everywhere is reached where its descriptor was.
+            // A wildcard address: use the host from which the descriptor was fetched.
             "" | "0.0.0.0" | "::" | "[::]" => own,
-            told => told,
+            host => host,
         };
         Ok((host.trim_matches(['[', ']']).to_owned(), self.tcp_data_port))
     }
 
-    /// The best that the node's TCP data plane speaks.
+    /// The newest protocol that the node's TCP data plane supports.
     #[must_use]
     pub fn protocol(&self) -> TransferProtocol {
         match (self.moongate, self.tcp_proto_version) {
@@ -118,17 +118,17 @@ impl SegmentDescriptor {
     }
 }
 
-/// How Mooncake's nodes are reached for handshakes, as their HTTP metadata says.
+/// Address of a node's handshake port, as stored in Mooncake's HTTP metadata.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RpcMeta {
-    /// Host.
+    /// Host name or IP address of the port.
     pub ip_or_host_name: String,
-    /// Port.
+    /// Port number of the handshake listener.
     pub rpc_port: u16,
 }
 
 impl RpcMeta {
-    /// As `host:port`.
+    /// Formats the address as `host:port`.
     pub(crate) fn address(&self) -> String {
         let host = self.ip_or_host_name.trim_matches(['[', ']']);
         if host.contains(':') {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_of_all_releases_are_understood() {
+    fn descriptors_of_all_releases_are_parsed() {
         let data = |json: &str| read(json).data_address("10.0.0.7:12345");
         assert_eq!(data(NEW).unwrap(), ("127.0.0.1".to_owned(), 15415));
         let old = r#"{"buffers":[],"protocol":"tcp","tcp_data_port":15415}"#;
@@ -180,9 +180,9 @@ mod tests {
     }
 
     #[test]
-    fn extensions_are_spoken_with_our_own_nodes_only() {
-        let ours = r#"{"protocol":"tcp","tcp_data_port":1,"tcp_proto_version":2,"moongate":1}"#;
-        assert_eq!(read(ours).protocol(), TransferProtocol::Checked);
+    fn extensions_are_used_with_moongate_nodes_only() {
+        let moongate = r#"{"protocol":"tcp","tcp_data_port":1,"tcp_proto_version":2,"moongate":1}"#;
+        assert_eq!(read(moongate).protocol(), TransferProtocol::Checked);
         let text = serde_json::to_string(&read(NEW)).unwrap();
         assert!(!text.contains("moongate"), "{text}");
     }

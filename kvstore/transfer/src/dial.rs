@@ -1,4 +1,4 @@
-//! Reads and writes another node's memory over one connection, one transfer after another.
+//! Client of the data plane: reads and writes another node's memory over one connection, one transfer at a time.
 
 use std::io::{self, IoSlice};
 use std::time::Duration;
@@ -16,19 +16,19 @@ use crate::plane::{
     self, HEADER, STATUS, TransferHeader, TransferOperation, TransferProtocol, TransferStatus,
 };
 
-/// A checksum is made of this many bytes at once, which a core's cache still has when they have just been copied.
+/// Bytes per checksum update, small enough that bytes just copied are still in the core's cache.
 const CHECKSUM_CHUNK: usize = 256 << 10;
 
-/// Limits of a connection.
+/// Timeouts and buffer sizes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferLimits {
-    /// Time to connect.
+    /// Timeout for connecting and the TLS handshake.
     pub connect: Duration,
-    /// Time in which a transfer must get on by at least a byte.
+    /// Maximum time without progress of at least one byte.
     pub stall: Duration,
-    /// Bytes that the kernel keeps for either direction. It chooses itself if this is `None`, and may choose less.
+    /// Kernel socket buffer in bytes for each direction. With `None` the kernel chooses; it may grant less than requested.
     pub kernel_buffer: Option<usize>,
-    /// How long a thread stays awake for bytes that are due, where the connection was told to; zero for not at all.
+    /// Busy-poll time for expected bytes on connections with [`TransferConnection::set_busy_poll`]; zero disables it.
     pub busy_poll: Duration,
 }
 
@@ -93,11 +93,11 @@ impl TransferConnection {
         let failed = |reason: String| TransferError::Connect { address: address.clone(), reason };
         let stream = match tokio::time::timeout(limits.connect, TcpStream::connect((host, port))).await {
             Ok(connected) => connected.map_err(|error| failed(error.to_string()))?,
-            Err(_) => return Err(failed(format!("nothing within {:?}", limits.connect))),
+            Err(_) => return Err(failed(format!("timed out after {:?}", limits.connect))),
         };
         set_options(&stream, limits).map_err(|error| failed(error.to_string()))?;
-        let habit = AdaptivePoller::for_process(limits.busy_poll);
-        let apart = CpuSpreader::new(&stream);
+        let poller = AdaptivePoller::for_process(limits.busy_poll);
+        let cpu_spreader = CpuSpreader::new(&stream);
         let channel = match tls {
             None => TransferChannel::Plain(stream),
             Some(tls) => {
@@ -105,47 +105,46 @@ impl TransferConnection {
                 secured.map_err(|error| failed(error.to_string()))?
             }
         };
-        Ok(Self { channel, address, protocol, limits, busy_polls: false, poller: habit, cpu_spreader: apart })
+        Ok(Self { channel, address, protocol, limits, busy_polls: false, poller, cpu_spreader })
     }
 
-    /// The capability for the transfers that follow; without one they fail. Connections without TLS send none.
+    /// Sets the capability for the transfers that follow; without one they fail. Connections without TLS send none.
     pub fn set_capability(&mut self, capability: Option<Capability>) {
         if let TransferChannel::Secured(secured) = &mut self.channel {
             secured.capability = capability;
         }
     }
 
-    /// The node's data plane, as `host:port`.
+    /// Address of the node's data plane, as `host:port`.
     #[must_use]
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// What is spoken.
+    /// Protocol of this connection, fixed when it was opened.
     #[must_use]
     pub fn protocol(&self) -> TransferProtocol {
         self.protocol
     }
 
-    /// Whether to stay awake for what is read, because the thread has nothing else to do.
-    pub fn set_busy_poll(&mut self, stays_awake: bool) {
-        self.busy_polls = stays_awake;
+    /// Enables busy polling while reading, for threads that have no other work.
+    pub fn set_busy_poll(&mut self, enabled: bool) {
+        self.busy_polls = enabled;
     }
 
-    /// Whether the other side has closed the connection, or sent what nobody asked for. For connections that have
-    /// not been used for a while.
+    /// Whether the peer has closed the connection or sent unrequested bytes. Check it before reusing an idle connection.
     #[must_use]
     pub fn is_stale(&self) -> bool {
         self.channel.is_stale()
     }
 
-    /// Whether the node was shown another certificate than the one of now. It then refuses what is granted now.
+    /// Whether the own certificate was renewed after the TLS handshake. The node then rejects capabilities issued for the new certificate.
     #[must_use]
     pub fn is_of_old_certificate(&self) -> bool {
         self.channel.is_of_old_certificate()
     }
 
-    /// Reads the node's memory from `start` on. When it fails, `into` may have been written in part.
+    /// Reads the node's memory from `start` on. On failure `into` may be partly overwritten.
     ///
     /// # Errors
     /// [`TransferError`].
@@ -153,7 +152,7 @@ impl TransferConnection {
         self.read_with(start, into, |_| ()).await
     }
 
-    /// As [`TransferConnection::read`]. `seen` is given all bytes in their order, while a core's cache still has them.
+    /// As [`TransferConnection::read`]. `observer` is called with all bytes in order, while they are still in the core's cache.
     ///
     /// # Errors
     /// [`TransferError`].
@@ -161,7 +160,7 @@ impl TransferConnection {
         &mut self,
         start: u64,
         into: &mut [u8],
-        seen: impl FnMut(&[u8]),
+        observer: impl FnMut(&[u8]),
     ) -> Result<(), TransferError> {
         let size = into.len() as u64;
         self.spread_cpu(into.len());
@@ -169,7 +168,7 @@ impl TransferConnection {
         if self.protocol != TransferProtocol::V1 {
             self.status(start, size).await?;
         }
-        let crc = self.receive(into, seen).await?;
+        let crc = self.receive(into, observer).await?;
         if self.protocol == TransferProtocol::Checked {
             let mut trailer = [0; STATUS];
             self.fill(&mut trailer).await?;
@@ -180,7 +179,7 @@ impl TransferConnection {
         Ok(())
     }
 
-    /// Writes the node's memory from `start` on. With [`TransferProtocol::V1`] nobody tells whether it has been written.
+    /// Writes the node's memory from `start` on. With [`TransferProtocol::V1`] the write is not acknowledged.
     ///
     /// # Errors
     /// [`TransferError`].
@@ -190,7 +189,7 @@ impl TransferConnection {
         match (self.protocol, sent) {
             (TransferProtocol::V1, sent) => sent,
             (_, Ok(())) => self.status(start, size).await,
-            // A node that refuses says why before it closes the connection.
+            // A node that rejects a write sends a status before it closes the connection.
             (_, Err(error @ TransferError::NotGranted { .. })) => Err(error),
             (_, Err(error)) => Err(match self.status(start, size).await {
                 Err(refused @ (TransferError::Rejected { .. } | TransferError::Refused { .. })) => refused,
@@ -226,13 +225,13 @@ impl TransferConnection {
         let mut sent = 0;
         while sent < total {
             let parts = remaining_slices([head, body, trailer], sent);
-            let wrote = timed(self.limits.stall, self.channel.write_vectored(&parts)).await;
-            match wrote.map_err(|error| self.failed(&error))? {
+            let written = timed(self.limits.stall, self.channel.write_vectored(&parts)).await;
+            match written.map_err(|error| self.failed(&error))? {
                 0 => return Err(self.failed(&io::ErrorKind::WriteZero.into())),
-                more => sent += more,
+                bytes => sent += bytes,
             }
         }
-        // A socket keeps nothing back, TLS may.
+        // TLS may buffer records; a plain socket does not.
         if let TransferChannel::Secured(secured) = &mut self.channel {
             let flushed = timed(self.limits.stall, secured.flush()).await;
             flushed.map_err(|error| self.failed(&error))?;
@@ -246,8 +245,12 @@ impl TransferConnection {
         }
     }
 
-    /// Receives a body, and returns its checksum if the protocol has one.
-    async fn receive(&mut self, into: &mut [u8], mut seen: impl FnMut(&[u8])) -> Result<u32, TransferError> {
+    /// Receives a body and returns its checksum, 0 if the protocol has none.
+    async fn receive(
+        &mut self,
+        into: &mut [u8],
+        mut observer: impl FnMut(&[u8]),
+    ) -> Result<u32, TransferError> {
         let (mut filled, mut summed, mut crc) = (0, 0, Digest::new(CrcAlgorithm::Crc32Iscsi));
         let checked = self.protocol == TransferProtocol::Checked;
         while filled < into.len() {
@@ -256,15 +259,15 @@ impl TransferConnection {
                 if checked {
                     crc.update(&into[summed..filled]);
                 }
-                seen(&into[summed..filled]);
+                observer(&into[summed..filled]);
                 summed = filled;
-                // With transfers over other connections too, they would drive each other to and fro.
+                // Without busy polling, transfers over other connections run too, and they would push each other from core to core.
                 if self.busy_polls {
                     self.spread_cpu(into.len() - filled);
                 }
             }
         }
-        // The lower half; the upper one is for longer checksums.
+        // CRC-32C fills the lower half; the upper half is for longer checksums.
         Ok(crc.finalize() as u32)
     }
 
@@ -276,7 +279,7 @@ impl TransferConnection {
         Ok(())
     }
 
-    /// Receives at least a byte.
+    /// Receives at least one byte, busy-polling first where enabled.
     async fn receive_some(&mut self, into: &mut [u8]) -> Result<usize, TransferError> {
         let read = match self.receive_polling(into) {
             Ok(None) => timed(self.limits.stall, self.channel.read(into)).await,
@@ -300,7 +303,7 @@ impl TransferConnection {
         let mut status = [0; STATUS];
         let filled = self.fill(&mut status).await;
         let broken = |reason: String| TransferError::Broken { address: self.address.clone(), reason };
-        // An alert is shorter than a status.
+        // A TLS alert is shorter than a status, so check for it before `filled`.
         if self.channel.plain().is_some() && is_tls_alert(&status) {
             return Err(broken(TLS_REQUIRED.to_owned()));
         }
@@ -315,7 +318,7 @@ impl TransferConnection {
                 Err(TransferError::Refused { address: self.address.clone(), start, size, refusal })
             }
             Ok(TransferStatus::Other(code)) => {
-                Err(broken(format!("it answers with the unknown status {code}")))
+                Err(broken(format!("the node sent the unknown status {code}")))
             }
             Err(error) => Err(broken(error.to_string())),
         }
@@ -350,7 +353,7 @@ fn set_kernel_buffer(stream: &TcpStream, bytes: usize) -> io::Result<()> {
     socket.set_send_buffer_size(bytes)
 }
 
-/// A simulated socket has none.
+/// Simulated sockets have no kernel buffers.
 #[cfg(feature = "simulation")]
 fn set_kernel_buffer(_: &TcpStream, _: usize) -> io::Result<()> {
     Ok(())
@@ -360,12 +363,12 @@ async fn timed<T>(limit: Duration, step: impl Future<Output = io::Result<T>>) ->
     tokio::time::timeout(limit, step).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
 }
 
-/// What of the parts is left when `sent` bytes of them are gone.
+/// The slices that remain after `sent` bytes.
 fn remaining_slices(parts: [&[u8]; 3], mut sent: usize) -> [IoSlice<'_>; 3] {
     parts.map(|part| {
-        let gone = sent.min(part.len());
-        sent -= gone;
-        IoSlice::new(&part[gone..])
+        let skipped = sent.min(part.len());
+        sent -= skipped;
+        IoSlice::new(&part[skipped..])
     })
 }
 
@@ -374,7 +377,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_has_been_sent_is_not_sent_again() {
+    fn remaining_slices_skip_sent_bytes() {
         let parts: [&[u8]; 3] = [b"abc", b"de", b"f"];
         for (sent, rest) in [(0, "abcdef"), (2, "cdef"), (3, "def"), (5, "f"), (6, "")] {
             let left: Vec<u8> = remaining_slices(parts, sent).iter().flat_map(|part| part.to_vec()).collect();

@@ -1,78 +1,78 @@
-//! Why transfers fail.
+//! Errors of the transfer client.
 
 use std::time::Duration;
 
 use mooncake_wire::capability::CapabilityError;
 
-/// A transfer has failed. Only after [`TransferError::Checksum`] can the connection still be used.
+/// A transfer failed. The connection stays usable only after [`TransferError::Checksum`].
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum TransferError {
-    /// There is no connection.
+    /// The connection could not be established.
     #[error("cannot connect to {address}: {reason}")]
     Connect {
-        /// Where the node's data plane should be.
+        /// Address of the node's data plane.
         address: String,
-        /// Why not.
+        /// Error of the connection attempt.
         reason: String,
     },
-    /// The connection has broken.
-    #[error("the connection to {address} has broken: {reason}")]
+    /// The connection broke during a transfer.
+    #[error("the connection to {address} broke: {reason}")]
     Broken {
-        /// The node's data plane.
+        /// Address of the node's data plane.
         address: String,
-        /// How.
+        /// Error of the socket or of TLS.
         reason: String,
     },
-    /// The node has no such memory, perhaps because it has been restarted.
-    #[error("{address} refuses {size} bytes at {start:#x}: this is not within its memory")]
+    /// The range is not within the node's memory, perhaps because the node restarted.
+    #[error("{address} rejected {size} bytes at {start:#x}: the range is not within its memory")]
     Rejected {
-        /// The node's data plane.
+        /// Address of the node's data plane.
         address: String,
-        /// The first byte.
+        /// Address of the first byte.
         start: u64,
-        /// How many.
+        /// Length in bytes of the range.
         size: u64,
     },
-    /// The node has refused the capability.
-    #[error("{address} refuses {size} bytes at {start:#x}: {refusal}")]
+    /// The node rejected the capability.
+    #[error("{address} rejected {size} bytes at {start:#x}: {refusal}")]
     Refused {
-        /// The node's data plane.
+        /// Address of the node's data plane.
         address: String,
-        /// The first byte.
+        /// Address of the first byte.
         start: u64,
-        /// How many.
+        /// Length in bytes of the range.
         size: u64,
-        /// Why.
+        /// Why the node rejected it.
         refusal: CapabilityError,
     },
-    /// The connection needs a capability, and there is none.
+    /// The connection requires a capability, and none is set.
     #[error(
         "the master has granted no access to {size} bytes at {start:#x} of {address}; if this persists, check that the node and the master log no errors about segment keys"
     )]
     NotGranted {
-        /// The node's data plane.
+        /// Address of the node's data plane.
         address: String,
-        /// The first byte.
+        /// Address of the first byte.
         start: u64,
-        /// How many.
+        /// Length in bytes of the range.
         size: u64,
     },
-    /// The bytes are not those that were written, or that were sent.
-    #[error("{size} bytes at {start:#x} of {address} are damaged: their checksum is wrong")]
+    /// The bytes differ from those that were written or sent.
+    #[error("{size} bytes at {start:#x} of {address} are corrupt: checksum mismatch")]
     Checksum {
-        /// The node's data plane.
+        /// Address of the node's data plane.
         address: String,
-        /// The first byte.
+        /// Address of the first byte.
         start: u64,
-        /// How many.
+        /// Length in bytes of the range.
         size: u64,
     },
-    /// The node has not got on.
-    #[error("{address} has been silent for {limit:?}")]
+    /// No byte was transferred within the limit.
+    #[error("{address} made no progress for {limit:?}")]
     TimedOut {
-        /// The node's data plane.
+        /// Address of the node's data plane.
         address: String,
-        /// The limit.
+        /// The stall limit of the connection.
         limit: Duration,
     },
 }

@@ -1,11 +1,11 @@
 //! Mooncake's transfer engine over TCP, both sides of it.
 //!
-//! - [`descriptor`]: what a node tells about its memory and its ports.
-//! - [`directory`]: where descriptors are found: an HTTP metadata server, or the node itself.
-//! - [`handshake`]: the port on which a node answers for itself.
-//! - [`plane`]: the bytes of the data plane.
-//! - [`dial`]: reads and writes another node's memory.
-//! - [`serve`]: lets others read and write memory of one's own.
+//! - [`descriptor`]: a node's memory ranges and ports.
+//! - [`directory`]: descriptor lookup, from an HTTP metadata server or the node itself.
+//! - [`handshake`]: the handshake port of a node.
+//! - [`plane`]: the wire format of the data plane.
+//! - [`dial`]: client of the data plane.
+//! - [`serve`]: server of the data plane.
 
 mod allowed_peers;
 mod channel;

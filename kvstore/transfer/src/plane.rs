@@ -1,77 +1,74 @@
-//! The bytes of the data plane.
+//! Wire format of the data plane.
 //!
-//! A request is a header of 24 bytes (little-endian): size, address, operation, seven bytes that mean nothing.
+//! A request starts with a header of 24 bytes (little-endian): size, address, operation, seven bytes of padding.
 //!
 //! | protocol | WRITE | READ |
 //! |---|---|---|
-//! | v1 | header, body; no answer | header → body |
+//! | v1 | header, body; no response | header → body |
 //! | v2 | header, body → status | header → status, body |
 //! | checked | header, body, checksum → status | header → status, body, checksum |
 //!
-//! A status is eight bytes: a code, and four that say `VTCM`. Where v1 has nothing to say, a refusal is the end of
-//! the connection. The checked protocol is this project's own, spoken between nodes and clients that have told each
-//! other so in their descriptors. Its checksum is the body's CRC-32C in four bytes, and four bytes of zero.
+//! A status is eight bytes: a four-byte code and the four bytes `VTCM`. V1 has no status: it reports a rejection by closing the connection.
+//! The checked protocol is Moongate's extension, used between nodes and clients that announce it in their descriptors. Its checksum is the
+//! body's CRC-32C in four bytes, followed by four zero bytes.
 //!
-//! On a connection with TLS, which is this project's own too, only the checked protocol is spoken, and each header is followed by the
-//! [capability](mooncake_wire::capability) of the transfer. Refusals have status codes of their own.
+//! TLS is a Moongate extension too. Over TLS only the checked protocol is allowed, each header is followed by the transfer's
+//! [capability](mooncake_wire::capability), and rejections have their own status codes.
 
 use mooncake_wire::capability::CapabilityError;
 
-/// Bytes of a header.
+/// Bytes of a request header.
 pub const HEADER: usize = 24;
-/// Bytes of a status, and of a checksum with what follows it.
+/// Bytes of a status, and of a padded checksum.
 pub const STATUS: usize = 8;
-/// In the upper half of every status.
+/// Magic number in the upper half of every status.
 const MARK: u32 = 0x4d43_5456;
-/// Set in the operations of v2, and in ours.
+/// Operation flag of v2 and of the checked protocol.
 const V2: u8 = 0x80;
-/// Set in ours too.
+/// Operation flag of the checked protocol.
 const CHECKED: u8 = 0x40;
-/// The status of the first [`CapabilityError`]; the others follow.
+/// Status code of the first [`CapabilityError`]; the others follow.
 const REFUSED: u32 = 16;
 const READ: u8 = 0;
 const WRITE: u8 = 1;
 
-/// What two sides speak.
+/// Version of the data plane protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TransferProtocol {
-    /// Mooncake's, before 0.3.13.
+    /// Mooncake's protocol before 0.3.13: no acknowledgements.
     V1,
-    /// Mooncake's, with status frames.
+    /// Mooncake's protocol with status frames.
     V2,
-    /// The same with checksums.
+    /// V2 with checksums, between Moongate's own nodes and clients.
     Checked,
 }
 
-/// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TransferOperation {
-    /// The peer's bytes are wanted.
+    /// The client reads the node's memory.
     Read,
-    /// The peer gets bytes.
+    /// The client writes the node's memory.
     Write,
 }
 
-/// A request.
+/// The header of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransferHeader {
-    /// Bytes of the body.
+    /// Length of the body in bytes.
     pub size: u64,
-    /// Address of the first byte in the memory of whoever is asked.
+    /// Address of the first byte in the server's memory.
     pub address: u64,
-    /// What is asked for.
     pub operation: TransferOperation,
-    /// In which protocol.
     pub protocol: TransferProtocol,
 }
 
-/// A header whose operation there is not.
+/// The operation code of a header is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no operation {0:#04x}")]
+#[error("unknown operation {0:#04x}")]
 pub struct UnknownOperationError(pub u8);
 
 impl TransferHeader {
-    /// The header's bytes.
+    /// Encodes the header for the wire.
     #[must_use]
     pub fn encode(&self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
@@ -94,14 +91,14 @@ impl TransferHeader {
         bytes
     }
 
-    /// Reads a header. Neither size nor address are checked.
+    /// Parses a header. Size and address are not validated.
     ///
     /// # Errors
     /// [`UnknownOperationError`].
     pub fn decode(bytes: &[u8; HEADER]) -> Result<Self, UnknownOperationError> {
-        let number = |at: usize| {
+        let number = |offset: usize| {
             let mut number = [0; 8];
-            number.copy_from_slice(&bytes[at..at + 8]);
+            number.copy_from_slice(&bytes[offset..offset + 8]);
             u64::from_le_bytes(number)
         };
         let code = bytes[16];
@@ -120,28 +117,27 @@ impl TransferHeader {
     }
 }
 
-/// How a request ends.
+/// Result of a request as sent by the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferStatus {
-    /// Well.
     Ok,
-    /// The range is not within memory that may be read and written. The connection ends.
+    /// The range is not accessible memory. The server closes the connection.
     Rejected,
-    /// Ours: the body is not what its checksum says.
+    /// Moongate: the body does not match its checksum.
     Damaged,
-    /// Ours: the capability does not allow the transfer. The connection ends.
+    /// Moongate: the capability does not allow the transfer. The server closes the connection.
     Refused(CapabilityError),
-    /// Another code, which no release known today sends.
+    /// A code that no known release sends.
     Other(u32),
 }
 
-/// Bytes that are no status.
+/// The eight bytes are not a status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:#018x} is no status of a transfer")]
+#[error("{0:#018x} is not a transfer status")]
 pub struct InvalidStatusError(pub u64);
 
 impl TransferStatus {
-    /// The status' bytes.
+    /// Encodes the status for the wire.
     #[must_use]
     pub fn encode(self) -> [u8; STATUS] {
         let code = match self {
@@ -154,7 +150,7 @@ impl TransferStatus {
         (u64::from(MARK) << 32 | u64::from(code)).to_le_bytes()
     }
 
-    /// Reads a status.
+    /// Parses a status frame.
     ///
     /// # Errors
     /// [`InvalidStatusError`].
@@ -163,7 +159,7 @@ impl TransferStatus {
         if number >> 32 != u64::from(MARK) {
             return Err(InvalidStatusError(number));
         }
-        // The lower half.
+        // The code is the lower half.
         Ok(match number as u32 {
             0 => Self::Ok,
             1 => Self::Rejected,
@@ -186,13 +182,13 @@ fn refusal_code(refusal: CapabilityError) -> u32 {
         }
 }
 
-/// What follows a checked body.
+/// Encodes the checksum that follows a body in the checked protocol.
 #[must_use]
 pub fn trailer(crc: u32) -> [u8; STATUS] {
     u64::from(crc).to_le_bytes()
 }
 
-/// The checksum in what follows a checked body. Nothing if it is no such thing.
+/// Parses a trailer. `None` if its upper half is not zero.
 #[must_use]
 pub fn checksum(trailer: [u8; STATUS]) -> Option<u32> {
     u32::try_from(u64::from_le_bytes(trailer)).ok()
@@ -204,7 +200,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn bytes_are_those_of_mooncakes_nodes() {
+    fn encoding_matches_mooncake() {
         let header = TransferHeader {
             size: 4096,
             address: 0x7f81_c800_0000,
@@ -244,7 +240,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_can_be_read(bytes: [u8; HEADER]) {
+        fn arbitrary_bytes_never_panic(bytes: [u8; HEADER]) {
             match TransferHeader::decode(&bytes) {
                 Ok(header) => prop_assert_eq!(header.encode()[..17].to_vec(), bytes[..17].to_vec()),
                 Err(UnknownOperationError(code)) => prop_assert_eq!(code, bytes[16]),

@@ -1,6 +1,6 @@
 //! The JSON of the master's admin server (HTTP, port 9003 by default).
 //!
-//! Members that are added by later releases are ignored. Text and Prometheus endpoints have no types here.
+//! Fields added by later releases are ignored. Text and Prometheus endpoints have no types here.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,127 +11,115 @@ use crate::error::ErrorCode;
 use crate::pack::wire_code;
 use crate::types::{SegmentStatus, Uuid};
 
-/// `GET /health`.
+/// Response body of `GET /health`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HealthResponse {
-    /// `ok`; a master of ours whose disk is full or broken: `degraded`.
+    /// `ok`; or `degraded` for a Moongate master whose disk is full or failing.
     pub status: String,
-    /// `leader` or `standby`.
+    /// Role of the master: `leader` or `standby`.
     pub role: String,
-    /// `serving`, or what else a standby does.
+    /// `serving`, or the state of a standby.
     pub ha_state: String,
-    /// Whether RPCs are answered.
+    /// Whether the master serves RPCs.
     pub service_ready: bool,
-    /// Where the leader is, if there are several masters.
+    /// Address of the leader, with several masters.
     pub leader_address: Option<String>,
-    /// Counts changes of the leader, if there are several masters.
+    /// Number of leader changes, with several masters.
     pub view_version: Option<i64>,
-    /// What is wrong, in words. Masters of ours only.
+    /// Descriptions of current problems. Moongate masters only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub problems: Vec<String>,
 }
 
-/// `GET /kv_events/status`.
+/// Response body of `GET /kv_events/status`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvEventsStatus {
-    /// Whether events are published. Builds without ZeroMQ say no whatever the flag says.
+    /// Whether events are published. Always false in builds without ZeroMQ.
     pub enabled: bool,
-    /// Batches sent.
     pub published_batches: u64,
-    /// Events sent.
     pub published_events: u64,
-    /// Events that were not sent because the queue was full.
+    /// Events dropped because the queue was full.
     pub dropped_events: u64,
-    /// Keys that are not known to be pages.
+    /// Keys that could not be parsed as blocks.
     pub skipped_unparsed_keys: u64,
 }
 
-/// A range of a node's memory, in the names that the admin server gives its members.
+/// A range of a node's memory, with the field names of the admin server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdminBufferDescriptor<'a> {
-    /// Bytes.
+    /// Size of the range in bytes.
     #[serde(rename = "size_")]
     pub size: u64,
-    /// Address in the node that has it.
+    /// Address of the first byte in the node.
     #[serde(rename = "buffer_address_")]
     pub address: u64,
-    /// How to reach it, for example `tcp` or `rdma`.
+    /// Transfer protocol, for example `tcp` or `rdma`.
     #[serde(rename = "protocol_", borrow)]
     pub protocol: Cow<'a, str>,
-    /// The node's `host:port`, which is the name of its segment too.
+    /// The node's `host:port`, which is also the name of its segment.
     #[serde(rename = "transport_endpoint_", borrow)]
     pub endpoint: Cow<'a, str>,
 }
 
-/// What an endpoint answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum AdminResponse<T> {
-    /// It worked.
     Success(T),
-    /// It failed. The HTTP status is not 200.
+    /// The call failed. The HTTP status is not 200.
     Failure(AdminFailure),
 }
 
-/// The answer of endpoints that wrap what was asked for.
+/// Response of endpoints that wrap their data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AdminSuccess<T> {
-    /// True.
+    /// Always true in this response.
     pub success: bool,
-    /// What was asked for.
     pub data: T,
 }
 
-/// Why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdminFailure {
-    /// False.
+    /// Always false in this response.
     pub success: bool,
-    /// What is wrong.
     pub error_code: ErrorCode,
-    /// Its name, or a sentence.
+    /// Name of the error code, or a description.
     pub error_message: String,
 }
 
-/// `GET /query_key?key=…`: the object's replicas in memory. Leases the object.
+/// `GET /query_key?key=…`: memory replicas of an object. Leases the object.
 pub type QueryKeyResponse<'a> = AdminResponse<AdminSuccess<Vec<AdminBufferDescriptor<'a>>>>;
 
-/// `GET /batch_query_keys?keys=…`: the only look-up that neither leases objects nor counts as use.
+/// `GET /batch_query_keys?keys=…`: the only query that neither leases objects nor counts as a read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum BatchQueryKeysResponse<'a> {
-    /// What is known about each key. A key that was asked for twice is there once.
+    /// Replicas per key. Duplicate keys of the request appear once.
     Found {
-        /// True.
+        /// Always true in this response.
         success: bool,
-        /// By key.
         #[serde(borrow)]
         data: BTreeMap<String, KeyReplicas<'a>>,
     },
-    /// The query is malformed.
     InvalidQuery {
-        /// False.
+        /// Always false in this response.
         success: bool,
-        /// What is wrong with it.
         error: String,
     },
 }
 
-/// Where an object is.
+/// Replicas of an object by storage medium.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyReplicas<'a> {
-    /// Whether it can be read.
+    /// Whether the object is readable.
     pub ok: bool,
-    /// Why not: the name of an [`ErrorCode`].
+    /// If not, the name of an [`ErrorCode`].
     pub error: Option<String>,
-    /// In memory.
     #[serde(borrow)]
     pub values: Option<Vec<AdminBufferDescriptor<'a>>>,
-    /// In files of a shared file system.
+    /// Replicas in a shared file system.
     pub disk_values: Option<Vec<SharedDiskFile>>,
-    /// On nodes' own disks.
+    /// Replicas on nodes' local disks.
     pub local_disk_values: Option<Vec<LocalDiskObject>>,
-    /// On disks behind NVMe over fabrics.
     #[serde(borrow)]
     pub nof_values: Option<Vec<AdminBufferDescriptor<'a>>>,
 }
@@ -139,92 +127,79 @@ pub struct KeyReplicas<'a> {
 /// A file of a shared file system.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SharedDiskFile {
-    /// The file's path.
     pub file_path: String,
-    /// Bytes of the object.
+    /// Size of the object in bytes.
     pub object_size: u64,
 }
 
-/// An object on a node's own disk.
+/// An object on a node's local disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LocalDiskObject {
-    /// The client whose disk it is.
+    /// Client that owns the disk.
     pub client_id: Uuid,
-    /// Bytes of the object.
+    /// Size of the object in bytes.
     pub object_size: u64,
-    /// The node's `host:port`.
+    /// Endpoint of the node as `host:port`.
     pub transport_endpoint: String,
 }
 
-/// `GET /get_segments_detail`.
+/// Response body of `GET /get_segments_detail`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SegmentsDetail {
-    /// How many there are.
     pub total_segments: u64,
-    /// Each of them.
     pub segments: Vec<SegmentDetail>,
 }
 
-/// A segment and how full it is.
+/// A segment and its usage.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SegmentDetail {
-    /// The node's `host:port`.
+    /// Endpoint of the node as `host:port`.
     pub segment_name: String,
-    /// Its id.
     pub segment_id: Uuid,
-    /// Whose it is.
     pub client_id: Uuid,
     /// Address of the first byte, as `0x…`.
     pub base_address: String,
-    /// Bytes.
+    /// Size of the segment in bytes.
     pub size_bytes: u64,
-    /// Bytes, for people.
+    /// Human-readable size of the segment.
     pub size_human: String,
-    /// Where transfers go.
     pub te_endpoint: String,
-    /// How transfers go.
     pub protocol: String,
     /// The name of a [`SegmentStatus`].
     pub status: String,
-    /// Bytes in use.
+    /// Allocated bytes of the segment.
     pub allocator_used_bytes: u64,
-    /// Bytes that can be used.
+    /// Bytes that can be allocated.
     pub allocator_capacity_bytes: u64,
-    /// The share in use, from 0 to 100.
+    /// Allocated share in percent, 0 to 100.
     pub allocator_usage_percent: f64,
 }
 
-/// `GET /api/v1/segments/status?segment=…`.
+/// Response body of `GET /api/v1/segments/status?segment=…`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SegmentStatusResponse {
-    /// True.
+    /// Always true in this response.
     pub success: bool,
-    /// The segment's name.
     pub segment: String,
-    /// What becomes of it.
     pub status: SegmentStatus,
-    /// The name of that.
     pub status_name: String,
-    /// [`ErrorCode::OK`].
+    /// Always [`ErrorCode::OK`] in this response.
     pub error_code: ErrorCode,
-    /// Empty.
+    /// Always empty in this response.
     pub error_message: String,
 }
 
 wire_code! {
-    /// How far a drain job is.
+    /// State of a drain job.
     pub struct JobStatus(i32) {
-        /// It has been accepted.
         CREATED = 0,
-        /// It looks for what has to be moved.
+        /// The job searches for objects to move.
         PLANNING = 1,
-        /// It moves.
+        /// The job is moving objects.
         RUNNING = 2,
-        /// All has been moved.
         SUCCEEDED = 3,
-        /// Something could not be moved.
+        /// Some objects could not be moved.
         FAILED = 4,
-        /// It was called off.
         CANCELED = 5,
     }
 }
@@ -232,102 +207,92 @@ wire_code! {
 /// The body of `POST /api/v1/drain_jobs`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CreateDrainJobRequest {
-    /// Names of segments to empty.
+    /// Names of segments to drain.
     pub segments: Vec<String>,
-    /// Names of segments to move objects to; any if there are none.
+    /// Names of target segments; empty for any.
     #[serde(default)]
     pub target_segments: Vec<String>,
-    /// How many objects are moved at a time.
+    /// Maximum number of objects moved at a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_concurrency: Option<u32>,
 }
 
-/// The answer to `POST /api/v1/drain_jobs` and `POST /api/v1/drain_jobs/cancel?job_id=…`.
+/// Response to `POST /api/v1/drain_jobs` and `POST /api/v1/drain_jobs/cancel?job_id=…`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrainJobChangeResponse {
-    /// True.
+    /// Always true in this response.
     pub success: bool,
-    /// The job.
     pub job_id: Uuid,
     /// The name of a [`JobStatus`].
     pub status: String,
-    /// [`ErrorCode::OK`].
+    /// Always [`ErrorCode::OK`] in this response.
     pub error_code: ErrorCode,
-    /// Empty.
+    /// Always empty in this response.
     pub error_message: String,
 }
 
-/// `GET /api/v1/drain_jobs/query?job_id=…`.
+/// Response body of `GET /api/v1/drain_jobs/query?job_id=…`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DrainJobResponse {
-    /// True.
+    /// Always true in this response.
     pub success: bool,
-    /// The job.
     pub job_id: Uuid,
-    /// 0.
+    /// Always 0 for drain jobs.
     #[serde(rename = "type")]
     pub job_type: i32,
-    /// `DRAIN`.
+    /// Always `DRAIN` for drain jobs.
     pub type_name: String,
-    /// How far it is.
     pub status: JobStatus,
-    /// The name of that.
     pub status_name: String,
-    /// When it was made, in milliseconds of Unix time.
+    /// Creation time, in milliseconds of Unix time.
     pub created_at_ms_epoch: i64,
-    /// When it last changed, in milliseconds of Unix time.
+    /// Time of the last change, in milliseconds of Unix time.
     pub last_updated_at_ms_epoch: i64,
-    /// Names of the segments to empty.
+    /// Names of the segments to drain.
     pub segments: Vec<String>,
-    /// Objects that have been moved.
     pub succeeded_units: u64,
-    /// Objects that could not be moved.
+    /// Number of objects that failed all attempts.
     pub failed_units: u64,
-    /// Objects that cannot be moved now.
+    /// Number of objects that cannot be moved at present.
     pub blocked_units: u64,
-    /// Objects that are being moved.
+    /// Number of objects being moved.
     pub active_units: u64,
-    /// Bytes that have been moved.
+    /// Total bytes moved so far.
     pub migrated_bytes: u64,
-    /// How it stands, for people.
     pub message: String,
-    /// [`ErrorCode::OK`].
+    /// Always [`ErrorCode::OK`] in this response.
     pub error_code: ErrorCode,
-    /// Empty.
+    /// Always empty in this response.
     pub error_message: String,
 }
 
 /// The body of `PUT /api/v1/tenant_quotas?tenant_id=…`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantQuotaRequest {
-    /// Bytes, at least 1 and less than 2^63.
+    /// Quota in bytes, at least 1 and less than 2^63.
     pub requested_quota_bytes: u64,
 }
 
-/// A tenant and its quota: one in the answer to `GET` with a tenant and to `PUT`, a list in that to `GET` without.
+/// A tenant's quota: a single one in responses to `PUT` and to `GET` with a tenant, a list in responses to `GET` without.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantQuota {
-    /// The tenant.
     pub tenant_id: String,
-    /// Bytes that were asked for.
     pub requested_quota_bytes: u64,
-    /// Bytes that it has: fewer if all tenants together asked for more than there is.
+    /// Effective quota in bytes: smaller if the sum of all quotas exceeds the capacity.
     pub effective_quota_bytes: u64,
-    /// Bytes in use.
+    /// Bytes of all replicas of the tenant's objects.
     pub charged_bytes: u64,
-    /// Whether nothing more is taken.
     pub admission_closed: bool,
-    /// Whether it uses more than it has.
+    /// Whether usage exceeds the effective quota.
     pub over_quota: bool,
-    /// Whether somebody set its quota.
+    /// Whether a quota was set explicitly.
     pub has_explicit_policy: bool,
 }
 
-/// `POST /api/v1/remove_all`.
+/// Response body of `POST /api/v1/remove_all`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RemoveAllResponse {
-    /// True.
+    /// Always true in this response.
     pub success: bool,
-    /// How many objects were removed.
     pub removed_count: i64,
 }

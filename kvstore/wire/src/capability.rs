@@ -1,9 +1,9 @@
-//! Capabilities: what a peer may read or write in a segment, and until when. An extension of this project, which exists only between
-//! programs that authenticate each other with certificates.
+//! Capabilities: signed permissions to read or write a range of a segment until an expiry time. An extension of this project, used only
+//! between programs that authenticate each other with certificates.
 //!
-//! A node gives the master a random key for each segment ([`SegmentKeyArguments`]). The master signs the ranges of its own replies with it
-//! for the certificate of the caller, and attaches the capabilities to the response ([`grants`]). The caller sends them to the node with each
-//! transfer, and the node checks them with its key. So nodes enforce what the master has granted without a call to the master.
+//! A node registers a random key per segment with the master ([`SegmentKeyArguments`]). The master signs the ranges in its replies with
+//! that key for the certificate of the caller, and attaches the capabilities to the response ([`grants`]). The caller sends them to
+//! the node with each transfer, and the node verifies them with its key. So nodes enforce the master's grants without calling it.
 
 pub mod grants;
 mod segment_key;
@@ -20,83 +20,75 @@ pub use segment_key::{SegmentKeyArguments, decode_reply, encode_reply};
 /// Bytes of an encoded capability.
 pub const CAPABILITY: usize = 64;
 const MAC: usize = 32;
-/// Separates these signatures from any other use of the same key.
+/// Domain separation from any other use of the same key.
 const DOMAIN: &[u8] = b"moongate capability 1";
 
-/// SHA-256 of the certificate that a peer has shown.
+/// SHA-256 of a peer's certificate.
 pub type CertificateFingerprint = [u8; 32];
 
-/// What may be done with a range.
+/// The permitted operation on a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AccessRights {
-    /// It may be read.
     Read,
-    /// It may be written.
     Write,
 }
 
-/// Why a node refuses a transfer.
+/// Why a node rejects a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CapabilityError {
     /// The signature does not match: another certificate, another segment, an earlier run of the node, or changed bytes.
     #[error("the capability was not issued for this certificate and this segment")]
     InvalidSignature,
-    /// It has expired.
     #[error("the capability has expired")]
     Expired,
     /// The transfer exceeds its range.
     #[error("the capability is for another range")]
     OutOfRange,
-    /// It is for reading, and the peer writes, or the other way round.
+    /// The capability permits only the other operation (read or write).
     #[error("the capability does not grant this operation")]
     WrongOperation,
 }
 
 impl CapabilityError {
-    /// All of them.
     pub const ALL: [Self; 4] =
         [Self::InvalidSignature, Self::Expired, Self::OutOfRange, Self::WrongOperation];
 
-    /// As labels of metrics have it.
+    /// Value of the `reason` label in metrics.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
-            Self::InvalidSignature => "forged",
+            Self::InvalidSignature => "invalid_signature",
             Self::Expired => "expired",
-            Self::OutOfRange => "range",
-            Self::WrongOperation => "rights",
+            Self::OutOfRange => "out_of_range",
+            Self::WrongOperation => "wrong_operation",
         }
     }
 }
 
-/// What is granted, without the signature.
+/// The contents of a capability, without the signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AccessGrant {
-    /// What may be done.
     pub rights: AccessRights,
-    /// Address of the first byte, as the node's peers use it.
+    /// Address of the first byte, as in replica descriptors.
     pub start: u64,
-    /// Bytes.
     pub size: u64,
-    /// When it ends, in milliseconds of the node's own clock.
+    /// Expiry time, in milliseconds of the node's clock.
     pub expires_ms: u64,
 }
 
-/// A signed grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capability {
-    /// What is granted.
     pub grant: AccessGrant,
     mac: [u8; MAC],
 }
 
-/// Bytes that are not a capability.
+/// The encoded rights are neither read nor write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("rights {0} of a capability are unknown")]
+#[error("unknown rights {0} in a capability")]
 pub struct UnknownRightsError(pub u64);
 
 impl Capability {
-    /// The capability's bytes: start, size, expiry and rights, eight bytes each (little-endian), and the signature.
+    /// Encodes the capability: start, size, expiry and rights, eight bytes each (little-endian), followed by the signature.
     #[must_use]
     pub fn encode(&self) -> [u8; CAPABILITY] {
         let mut bytes = [0; CAPABILITY];
@@ -106,14 +98,14 @@ impl Capability {
         bytes
     }
 
-    /// Reads a capability. Nothing about it is checked.
+    /// Decodes a capability without verifying it.
     ///
     /// # Errors
     /// [`UnknownRightsError`].
     pub fn decode(bytes: &[u8; CAPABILITY]) -> Result<Self, UnknownRightsError> {
-        let number = |at: usize| {
+        let number = |offset: usize| {
             let mut number = [0; 8];
-            number.copy_from_slice(&bytes[at..at + 8]);
+            number.copy_from_slice(&bytes[offset..offset + 8]);
             u64::from_le_bytes(number)
         };
         let rights = match number(24) {
@@ -135,14 +127,14 @@ impl AccessGrant {
             AccessRights::Write => 1,
         };
         let mut bytes = [0; CAPABILITY - MAC];
-        for (place, number) in bytes.chunks_exact_mut(8).zip([self.start, self.size, self.expires_ms, rights])
+        for (chunk, number) in bytes.chunks_exact_mut(8).zip([self.start, self.size, self.expires_ms, rights])
         {
-            place.copy_from_slice(&u64::to_le_bytes(number));
+            chunk.copy_from_slice(&u64::to_le_bytes(number));
         }
         bytes
     }
 
-    /// Whether a transfer of `size` bytes from `start` on is within the range.
+    /// Whether a transfer of `size` bytes at `start` is within the range.
     #[must_use]
     pub fn covers(&self, start: u64, size: u64) -> bool {
         let Some(offset) = start.checked_sub(self.start) else { return false };
@@ -150,19 +142,19 @@ impl AccessGrant {
     }
 }
 
-/// The key of a segment, which only its node and the master have.
+/// The secret key of a segment, shared by its node and the master.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SegmentKey([u8; 32]);
 
 impl SegmentKey {
-    /// A key of these random bytes.
+    /// A key from random bytes.
     #[must_use]
     pub fn new(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
 
     fn mac(&self, segment: Uuid, grant: &AccessGrant, holder: &CertificateFingerprint) -> Hmac<Sha256> {
-        // The algorithm pads a key with zeros to the size of a block.
+        // HMAC pads a key with zeros to the block size.
         let mut block = [0; 64];
         block[..self.0.len()].copy_from_slice(&self.0);
         let mut mac = Hmac::<Sha256>::new(&block.into());
@@ -179,7 +171,7 @@ impl SegmentKey {
         Capability { grant, mac: self.mac(segment, &grant, holder).finalize().into_bytes().into() }
     }
 
-    /// Checks a capability that the peer with the certificate `holder` presents for a transfer. Signatures are compared in constant time.
+    /// Verifies a capability that the peer with the certificate `holder` presents for a transfer. Compares signatures in constant time.
     ///
     /// # Errors
     /// [`CapabilityError`].
@@ -209,16 +201,14 @@ impl fmt::Debug for SegmentKey {
     }
 }
 
-/// A transfer that is to be checked.
+/// A transfer to be checked against a capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestedAccess {
-    /// What the peer does.
     pub rights: AccessRights,
-    /// The first byte.
+    /// Address of the first byte.
     pub start: u64,
-    /// Bytes.
     pub size: u64,
-    /// The time of the node's clock.
+    /// Current time of the node's clock.
     pub now_ms: u64,
 }
 
@@ -259,19 +249,19 @@ mod tests {
         assert_eq!(other.check(SEGMENT, &signed, &HOLDER, READ), Err(CapabilityError::InvalidSignature));
         let wider = Capability { grant: AccessGrant { size: 101, ..GRANT }, ..signed };
         assert_eq!(key.check(SEGMENT, &wider, &HOLDER, READ), Err(CapabilityError::InvalidSignature));
-        assert_eq!(format!("{key:?}"), "SegmentKey", "a key is not shown");
+        assert_eq!(format!("{key:?}"), "SegmentKey", "debug output must not contain the key");
     }
 
     proptest! {
         #[test]
-        fn capabilities_survive_the_round_trip(start: u64, size: u64, expires_ms: u64, write: bool, key: [u8; 32]) {
+        fn capabilities_round_trip(start: u64, size: u64, expires_ms: u64, write: bool, key: [u8; 32]) {
             let rights = if write { AccessRights::Write } else { AccessRights::Read };
             let signed = SegmentKey::new(key).sign(SEGMENT, AccessGrant { rights, start, size, expires_ms }, &HOLDER);
             prop_assert_eq!(Capability::decode(&signed.encode()), Ok(signed));
         }
 
         #[test]
-        fn any_bytes_can_be_read(halves: [[u8; 32]; 2]) {
+        fn decoded_bytes_re_encode_identically(halves: [[u8; 32]; 2]) {
             let mut bytes = [0; CAPABILITY];
             bytes[..32].copy_from_slice(&halves[0]);
             bytes[32..].copy_from_slice(&halves[1]);
@@ -281,7 +271,7 @@ mod tests {
         }
 
         #[test]
-        fn a_changed_bit_is_refused(byte in 0..CAPABILITY, bit in 0..8_u32) {
+        fn any_flipped_bit_is_rejected(byte in 0..CAPABILITY, bit in 0..8_u32) {
             let key = SegmentKey::new([7; 32]);
             let mut bytes = key.sign(SEGMENT, GRANT, &HOLDER).encode();
             bytes[byte] ^= 1 << bit;

@@ -1,37 +1,36 @@
-//! Which release of Mooncake the other side speaks.
+//! Dialects: the wire layouts of Mooncake's releases.
 
 use std::fmt;
 
 /// The layouts of one or several releases of Mooncake. A later release compares greater.
 ///
-/// A new release is a new variant here, and a `since` at whatever it added.
+/// For a new release, add a variant here and `since` to each field or RPC that it added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[expect(non_camel_case_types, reason = "the releases' own numbers, with their dots replaced")]
 pub enum Dialect {
-    /// 0.3.9.
+    /// Wire layouts of release 0.3.9.
     V0_3_9,
-    /// 0.3.10 and 0.3.10.post1.
+    /// Wire layouts of 0.3.10 and 0.3.10.post1.
     V0_3_10,
-    /// 0.3.10.post2, which differs from 0.3.10 in what a put carries.
+    /// 0.3.10.post2, which differs from 0.3.10 in the fields of a put.
     V0_3_10_post2,
-    /// 0.3.11 and its post-releases.
+    /// Wire layouts of 0.3.11 and its post-releases.
     V0_3_11,
-    /// 0.3.12 and its post-releases.
+    /// Wire layouts of 0.3.12 and its post-releases.
     V0_3_12,
-    /// 0.3.13 and its post-releases.
+    /// Wire layouts of 0.3.13 and its post-releases.
     V0_3_13,
 }
 
 impl Dialect {
-    /// Every dialect, the oldest first.
+    /// All supported dialects, oldest first.
     pub const ALL: [Self; 6] =
         [Self::V0_3_9, Self::V0_3_10, Self::V0_3_10_post2, Self::V0_3_11, Self::V0_3_12, Self::V0_3_13];
-    /// The oldest dialect.
     pub const OLDEST: Self = Self::V0_3_9;
-    /// The newest dialect, whose layouts are those of the types in memory.
+    /// The newest dialect. The types in memory have its fields.
     pub const NEWEST: Self = Self::V0_3_13;
 
-    /// The first release with these layouts, as `0.3.13`.
+    /// The first release with these layouts, for example `0.3.13`.
     pub fn release(self) -> &'static str {
         match self {
             Self::V0_3_9 => "0.3.9",
@@ -43,7 +42,7 @@ impl Dialect {
         }
     }
 
-    /// Its place in [`Dialect::ALL`].
+    /// Index of the dialect in [`Dialect::ALL`].
     pub(crate) fn index(self) -> usize {
         self as usize
     }
@@ -55,20 +54,17 @@ impl fmt::Display for Dialect {
     }
 }
 
-/// A set of dialects: those in which some bytes make sense.
+/// A set of dialects, for example those in which a message is valid.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct DialectSet(u8);
 
 impl DialectSet {
-    /// No dialect.
     pub const EMPTY: Self = Self(0);
 
-    /// Every dialect.
     pub fn all() -> Self {
         Dialect::ALL.into_iter().collect()
     }
 
-    /// Whether there is none.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -78,18 +74,17 @@ impl DialectSet {
         self.0 & (1 << dialect.index()) != 0
     }
 
-    /// Those that are in both sets.
+    /// The dialects in both sets.
     #[must_use]
     pub fn intersection(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// The newest of them.
     pub fn newest(self) -> Option<Dialect> {
         self.iter().last()
     }
 
-    /// Those of the set, the oldest first.
+    /// The dialects of the set, oldest first.
     pub fn iter(self) -> impl Iterator<Item = Dialect> {
         Dialect::ALL.into_iter().filter(move |dialect| self.contains(*dialect))
     }
@@ -114,7 +109,7 @@ mod tests {
     #[test]
     fn dialects_are_in_order_and_each_has_its_index() {
         assert!(Dialect::ALL.is_sorted());
-        assert!(Dialect::ALL.iter().enumerate().all(|(at, dialect)| dialect.index() == at));
+        assert!(Dialect::ALL.iter().enumerate().all(|(index, dialect)| dialect.index() == index));
         assert_eq!(
             (Dialect::ALL.first(), Dialect::ALL.last()),
             (Some(&Dialect::OLDEST), Some(&Dialect::NEWEST))
@@ -122,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn sets_narrow() {
+    fn intersection_narrows_a_set() {
         let old: DialectSet = [Dialect::V0_3_9, Dialect::V0_3_11].into_iter().collect();
         assert_eq!(old.newest(), Some(Dialect::V0_3_11));
         assert_eq!(DialectSet::all().intersection(old), old);

@@ -1,7 +1,7 @@
-//! The RPCs of a node with a disk: readers have it bring objects into its memory, and read them there.
+//! RPCs of a node with a disk: readers request that it stages objects in its memory, and read them from there.
 //!
-//! The node serves them on a port of its own, which a replica on its disk names
-//! ([`LocalDiskReplica::transport_endpoint`](crate::types::LocalDiskReplica)). The forms are those of 0.3.13.
+//! The node serves them on a separate port, which the descriptor of a replica on its disk contains
+//! ([`LocalDiskReplica::transport_endpoint`](crate::types::LocalDiskReplica)). The layouts are those of 0.3.13.
 
 use std::sync::LazyLock;
 
@@ -14,54 +14,53 @@ use crate::rpc::MasterResult;
 use crate::types::DEFAULT_TENANT;
 
 const DIALECT: Dialect = Dialect::NEWEST;
-/// Between tenant and key in the names of objects on a disk.
+/// Separates tenant and key in the names of objects on a disk.
 const SEPARATOR: char = '\0';
 
-/// Objects that shall be brought into memory.
+/// Objects to stage in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StageArguments<S> {
-    /// Their names on the disk, see [`name`].
+    /// Names of the objects on the disk, see [`name`].
     pub names: Vec<S>,
-    /// Bytes of each.
+    /// Sizes of the objects in bytes.
     pub sizes: Vec<i64>,
 }
 
 arguments! { StageArguments<S> { names, sizes } }
 
-/// Objects that have been read.
+/// Releases staged objects after they have been read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReleaseArguments {
-    /// Which, as [`StagedObjects::batch_id`] told.
+    /// Id of the batch, from [`StagedObjects::batch_id`].
     pub batch_id: u64,
 }
 
 arguments! { ReleaseArguments { batch_id } }
 
-/// Where objects are that were brought into memory.
+/// Locations of staged objects in memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StagedObjects<S> {
-    /// Names them when they are released.
+    /// Id of the batch, for [`ReleaseArguments`].
     pub batch_id: u64,
-    /// The address of each.
+    /// Addresses of the objects in the node.
     pub addresses: Vec<u64>,
-    /// The node's `host:port`, as in replicas in memory.
+    /// The node's `host:port`, as in memory replicas.
     pub endpoint: S,
-    /// Milliseconds for which they stay there, from when they were asked for.
+    /// How long the objects stay staged, in milliseconds from the request.
     pub ttl_ms: u64,
 }
 
 layout! { StagedObjects<S> { batch_id, addresses, endpoint, ttl_ms } }
 
-/// A request to such a node.
+/// A request to a node with a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskRequest<S> {
-    /// Brings objects into memory.
     Stage(StageArguments<S>),
-    /// Gives their memory back.
+    /// Frees the memory of staged objects.
     Release(ReleaseArguments),
 }
 
-/// What a request looks like, and its reply.
+/// Function id and type signatures of an RPC.
 struct DiskCallSignatures {
     function_id: u32,
     arguments: TypeSignature,
@@ -84,16 +83,16 @@ impl DiskRequest<&str> {
     /// Appends a frame with this request.
     ///
     /// # Errors
-    /// When it does not fit into a frame. Then nothing is appended.
+    /// When it exceeds the size of a frame. Then nothing is appended.
     pub fn encode(&self, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
-        let forms = match self {
+        let signatures = match self {
             Self::Stage(_) => &STAGE_SIGNATURES,
             Self::Release(_) => &RELEASE_SIGNATURES,
         };
-        let header = RequestHeader { sequence, function_id: forms.function_id };
+        let header = RequestHeader { sequence, function_id: signatures.function_id };
         frame::write_request(out, header, |out| match self {
-            Self::Stage(arguments) => pack::encode(arguments, &forms.arguments, DIALECT, out),
-            Self::Release(arguments) => pack::encode(arguments, &forms.arguments, DIALECT, out),
+            Self::Stage(arguments) => pack::encode(arguments, &signatures.arguments, DIALECT, out),
+            Self::Release(arguments) => pack::encode(arguments, &signatures.arguments, DIALECT, out),
         })
     }
 }
@@ -102,13 +101,13 @@ impl DiskRequest<String> {
     /// Reads a request.
     ///
     /// # Errors
-    /// The fault to be answered: there is no such function, or its arguments have another form.
+    /// The fault to respond with: unknown function, or arguments with another layout.
     pub fn decode(function_id: u32, body: &[u8]) -> Result<Self, RpcFault> {
-        let wrong = |_: UnpackError| RpcFault::invalid_argument();
+        let malformed = |_: UnpackError| RpcFault::invalid_argument();
         if function_id == STAGE_SIGNATURES.function_id {
-            pack::decode(body, &STAGE_SIGNATURES.arguments, DIALECT).map(Self::Stage).map_err(wrong)
+            pack::decode(body, &STAGE_SIGNATURES.arguments, DIALECT).map(Self::Stage).map_err(malformed)
         } else if function_id == RELEASE_SIGNATURES.function_id {
-            pack::decode(body, &RELEASE_SIGNATURES.arguments, DIALECT).map(Self::Release).map_err(wrong)
+            pack::decode(body, &RELEASE_SIGNATURES.arguments, DIALECT).map(Self::Release).map_err(malformed)
         } else {
             Err(RpcFault::not_registered())
         }
@@ -118,7 +117,7 @@ impl DiskRequest<String> {
 /// Appends the reply to [`DiskRequest::Stage`].
 ///
 /// # Errors
-/// When it does not fit into a frame. Then nothing is appended.
+/// When it exceeds the size of a frame. Then nothing is appended.
 pub fn encode_staged(
     sequence: u32,
     reply: &MasterResult<StagedObjects<&str>>,
@@ -132,28 +131,28 @@ pub fn encode_staged(
 /// Reads the reply to [`DiskRequest::Stage`].
 ///
 /// # Errors
-/// When it is in another form, as that of an older release.
+/// When it has another layout, for example that of an older release.
 pub fn decode_staged(body: &[u8]) -> Result<MasterResult<StagedObjects<String>>, UnpackError> {
     pack::decode(body, &STAGE_SIGNATURES.reply, DIALECT)
 }
 
-/// Appends the reply to [`DiskRequest::Release`]: whether there was such a batch.
+/// Appends the reply to [`DiskRequest::Release`]: whether the batch existed.
 ///
 /// # Errors
-/// When it does not fit into a frame. Then nothing is appended.
+/// When it exceeds the size of a frame. Then nothing is appended.
 pub fn encode_released(sequence: u32, reply: bool, out: &mut BytesMut) -> Result<(), PackError> {
     frame::write_response(out, ResponseHeader { sequence, error: 0 }, |out| {
         pack::encode(&reply, &RELEASE_SIGNATURES.reply, DIALECT, out)
     })
 }
 
-/// The name on a disk of a tenant's object.
+/// Name of a tenant's object on a disk.
 #[must_use]
 pub fn name(tenant: &str, key: &str) -> String {
     format!("{tenant}{SEPARATOR}{key}")
 }
 
-/// The tenant and the key of a name. Without a tenant it is the default one's.
+/// Tenant and key of a name. A name without a tenant belongs to the default one.
 #[must_use]
 pub fn tenant_and_key(name: &str) -> (&str, &str) {
     name.split_once(SEPARATOR).unwrap_or((DEFAULT_TENANT, name))
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_and_replies_come_through() {
+    fn requests_and_replies_round_trip() {
         let mut out = BytesMut::new();
         let name = name("default", "k");
         assert_eq!(tenant_and_key(&name), (DEFAULT_TENANT, "k"));
@@ -195,12 +194,12 @@ mod tests {
                 panic!()
             };
             let found = decode_staged(frame.body).unwrap();
-            assert_eq!(found.map(|it| it.addresses), reply.map(|it| it.addresses));
+            assert_eq!(found.map(|staged| staged.addresses), reply.map(|staged| staged.addresses));
         }
     }
 
     #[test]
-    fn other_requests_are_refused() {
+    fn other_requests_are_rejected() {
         assert_eq!(DiskRequest::decode(1, &[]), Err(RpcFault::not_registered()));
         assert_eq!(
             DiskRequest::decode(STAGE_SIGNATURES.function_id, &[1, 2, 3, 4]),

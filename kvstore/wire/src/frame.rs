@@ -1,7 +1,7 @@
-//! Frames of `coro_rpc`, the RPC transport under Mooncake's master.
+//! Frames of `coro_rpc`, the RPC transport of Mooncake's master.
 //!
 //! A request is a header of 20 bytes, a body and an attachment; a response has a header of 16 bytes. Numbers are
-//! little-endian. Responses carry their request's sequence number and may come in another order.
+//! little-endian. Responses contain the sequence number of their request and may arrive in another order.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -12,60 +12,58 @@ const MAGIC: u8 = 0x15;
 const VERSION: u8 = 0;
 const STRUCT_PACK: u8 = 0;
 const REQUEST_HEADER: usize = 20;
-/// Where a request's header has the length of the attachment.
+/// Offset of the attachment's length in a request's header.
 const ATTACHMENT_LENGTH: usize = 16;
 const RESPONSE_HEADER: usize = 16;
-/// In a response's header: the body has the number of the fault too.
+/// Error value in a response's header whose fault code is in the body.
 const EXTENDED_FAULT: u8 = 255;
 
-/// Why bytes are not a frame. The connection cannot be used further.
+/// Why bytes are not a frame. The connection must be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
-    /// The peer speaks something else.
-    #[error("the first byte of a frame is {0:#04x} instead of {MAGIC:#04x}")]
+    /// The peer uses another protocol.
+    #[error("a frame starts with {0:#04x} instead of {MAGIC:#04x}")]
     Magic(u8),
-    /// The peer speaks a later version.
-    #[error("version {0} of the RPC protocol is unknown")]
+    /// The peer uses a later version.
+    #[error("unsupported RPC protocol version {0}")]
     Version(u8),
-    /// The peer packs values in another way.
-    #[error("serialisation {0} is unknown")]
+    /// The peer uses another serialisation.
+    #[error("unsupported serialisation {0}")]
     Serialization(u8),
     /// The frame is larger than allowed.
-    #[error("a frame has {size} bytes, {limit} are allowed")]
+    #[error("a frame has {size} bytes; the limit is {limit}")]
     TooLarge {
-        /// Bytes of body and attachment.
+        /// Size of body and attachment in bytes.
         size: u64,
-        /// Bytes allowed.
         limit: usize,
     },
 }
 
-/// What a request's header says besides lengths.
+/// Header of a request, without lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHeader {
-    /// Chosen by the client; the response has the same.
+    /// Sequence number, chosen by the client and repeated in the response.
     pub sequence: u32,
-    /// Which function is called; see [`crate::rpc::Method::function_id`].
+    /// Id of the called function; see [`crate::rpc::RpcMethod::function_id`].
     pub function_id: u32,
 }
 
-/// What a response's header says besides lengths.
+/// Header of a response, without lengths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResponseHeader {
-    /// That of the request.
+    /// Sequence number of the request.
     pub sequence: u32,
-    /// 0, or the number of a [`RpcFault`], which is then in the body.
+    /// 0, or the code of an [`RpcFault`], which the body contains then.
     pub error: u8,
 }
 
-/// A frame, whose bytes are borrowed (`&[u8]`) or shared ([`Bytes`]).
+/// A frame, with borrowed (`&[u8]`) or shared ([`Bytes`]) bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RpcFrame<H, B> {
-    /// The header.
     pub header: H,
-    /// A packed value, or nothing.
+    /// A packed value; may be empty.
     pub body: B,
-    /// Bytes that are not packed. Mooncake's master ignores them.
+    /// Raw bytes. Mooncake's master ignores them.
     pub attachment: B,
 }
 
@@ -73,36 +71,36 @@ impl<H, B: AsRef<[u8]>> RpcFrame<H, B>
 where
     H: FrameHeader,
 {
-    /// Bytes of the whole frame.
+    /// Size of the whole frame in bytes.
     pub fn size(&self) -> usize {
         H::SIZE + self.body.as_ref().len() + self.attachment.as_ref().len()
     }
 }
 
-/// What a buffer begins with.
+/// Result of parsing the start of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrameParseResult<F> {
-    /// A whole frame.
     Frame(F),
-    /// A part of a frame. At least so many bytes more are needed.
+    /// A part of a frame. At least this many more bytes are needed.
     Incomplete(usize),
 }
 
 /// The two kinds of headers.
 pub trait FrameHeader: Copy {
-    /// Bytes of the header.
+    /// Size of the header in bytes.
     const SIZE: usize;
 
-    /// Reads a header of [`FrameHeader::SIZE`] bytes: the header, the body's length, the attachment's length.
+    /// Parses a header of [`FrameHeader::SIZE`] bytes. Returns the header, the body's length and the attachment's length; `None` if
+    /// more bytes are needed.
     ///
     /// # Errors
-    /// When it is not a header.
+    /// When the bytes are not a header.
     fn parse(bytes: &[u8]) -> Result<Option<(Self, u32, u32)>, FrameError>;
 }
 
-/// The little-endian number at `at`, if `bytes` reaches so far.
-fn number(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..)?.first_chunk().map(|four| u32::from_le_bytes(*four))
+/// The little-endian number at `offset`, if `bytes` is long enough.
+fn number(bytes: &[u8], offset: usize) -> Option<u32> {
+    bytes.get(offset..)?.first_chunk().map(|four| u32::from_le_bytes(*four))
 }
 
 fn check_start(magic: u8, version: u8) -> Result<(), FrameError> {
@@ -125,7 +123,7 @@ impl FrameHeader for RequestHeader {
             return Err(FrameError::Serialization(*serialization));
         }
         let [Some(sequence), Some(function_id), Some(body), Some(attachment)] =
-            [4, 8, 12, ATTACHMENT_LENGTH].map(|at| number(bytes, at))
+            [4, 8, 12, ATTACHMENT_LENGTH].map(|offset| number(bytes, offset))
         else {
             return Ok(None);
         };
@@ -139,18 +137,19 @@ impl FrameHeader for ResponseHeader {
     fn parse(bytes: &[u8]) -> Result<Option<(Self, u32, u32)>, FrameError> {
         let Some([magic, version, error, _message_type]) = bytes.first_chunk() else { return Ok(None) };
         check_start(*magic, *version)?;
-        let [Some(sequence), Some(body), Some(attachment)] = [4, 8, 12].map(|at| number(bytes, at)) else {
+        let [Some(sequence), Some(body), Some(attachment)] = [4, 8, 12].map(|offset| number(bytes, offset))
+        else {
             return Ok(None);
         };
         Ok(Some((Self { sequence, error: *error }, body, attachment)))
     }
 }
 
-/// Looks for a frame at the start of `bytes`, without copying it. `limit` bounds body and attachment together,
+/// Parses a frame at the start of `bytes` without copying it. `limit` is the maximum size of body and attachment together, checked
 /// before anything is allocated for them.
 ///
 /// # Errors
-/// When the bytes do not begin a frame, or begin one that is too large.
+/// When the bytes are not the start of a frame, or the frame exceeds `limit`.
 pub fn parse<H: FrameHeader>(
     bytes: &[u8],
     limit: usize,
@@ -173,7 +172,7 @@ pub fn parse<H: FrameHeader>(
     }
 }
 
-/// Takes a whole frame off the start of `buffer`, sharing its memory.
+/// Splits a whole frame off the start of `buffer`, sharing its memory.
 ///
 /// # Errors
 /// As [`parse`].
@@ -185,15 +184,15 @@ pub fn take<H: FrameHeader>(
         FrameParseResult::Frame(frame) => (frame.header, frame.size(), frame.body.len()),
         FrameParseResult::Incomplete(missing) => return Ok(FrameParseResult::Incomplete(missing)),
     };
-    let whole = buffer.split_to(size).freeze();
-    let (body, attachment) = (whole.slice(H::SIZE..H::SIZE + body), whole.slice(H::SIZE + body..));
+    let frame = buffer.split_to(size).freeze();
+    let (body, attachment) = (frame.slice(H::SIZE..H::SIZE + body), frame.slice(H::SIZE + body..));
     Ok(FrameParseResult::Frame(RpcFrame { header, body, attachment }))
 }
 
-/// Appends a request without attachment, whose body `body` appends.
+/// Appends a request without attachment. `body` appends the body.
 ///
 /// # Errors
-/// When `body` fails, or has appended more than a frame can hold. Then nothing is appended.
+/// When `body` fails, or appends more than the maximum size of a frame. Then nothing is appended.
 pub fn write_request(
     out: &mut BytesMut,
     header: RequestHeader,
@@ -208,10 +207,10 @@ pub fn write_request(
     })
 }
 
-/// Gives an attachment to the request that a buffer consists of and that has none.
+/// Adds an attachment to a request. The buffer must contain exactly one request, without attachment.
 ///
 /// # Errors
-/// When it is more than a frame can hold. Then the request has none.
+/// When it exceeds the maximum size of a frame. Then the request is unchanged.
 pub fn attach(request: &mut BytesMut, attachment: &[u8]) -> Result<(), PackError> {
     let size = u32::try_from(attachment.len()).map_err(|_| PackError::TooLarge(attachment.len()))?;
     if let Some(length) = request.get_mut(ATTACHMENT_LENGTH..REQUEST_HEADER) {
@@ -221,10 +220,10 @@ pub fn attach(request: &mut BytesMut, attachment: &[u8]) -> Result<(), PackError
     Ok(())
 }
 
-/// Gives an attachment to the response that begins at `start` of a buffer, ends with it, and has none.
+/// Adds an attachment to the last response in a buffer, which starts at `start` and has no attachment.
 ///
 /// # Errors
-/// When it is more than a frame can hold. Then the response has none.
+/// When it exceeds the maximum size of a frame. Then the response is unchanged.
 pub fn attach_to_response(out: &mut BytesMut, start: usize, attachment: &[u8]) -> Result<(), PackError> {
     let size = u32::try_from(attachment.len()).map_err(|_| PackError::TooLarge(attachment.len()))?;
     if let Some(length) = out.get_mut(start + RESPONSE_HEADER - 4..start + RESPONSE_HEADER) {
@@ -234,7 +233,7 @@ pub fn attach_to_response(out: &mut BytesMut, start: usize, attachment: &[u8]) -
     Ok(())
 }
 
-/// Appends a response without attachment, whose body `body` appends.
+/// Appends a response without attachment. `body` appends the body.
 ///
 /// # Errors
 /// As [`write_request`].
@@ -275,19 +274,19 @@ fn write(
     }
 }
 
-/// A call that failed in the transport: the function was not run.
+/// A call that failed in the transport: the function was not executed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the RPC failed: {message} ({code})")]
 pub struct RpcFault {
-    /// One of the numbers below, or another.
+    /// Fault code: one of the constants below, or another.
     pub code: u16,
-    /// What went wrong, for people.
+    /// Human-readable description of the fault.
     pub message: String,
 }
 
 layout! { ExtendedFault<S> { code, message } }
 
-/// The body of a fault whose number does not fit into the header.
+/// The body of a fault whose code does not fit into the header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ExtendedFault<S> {
     code: u16,
@@ -295,25 +294,25 @@ struct ExtendedFault<S> {
 }
 
 impl RpcFault {
-    /// The arguments are not what the function takes: another release's, or garbage.
+    /// The arguments are malformed or those of another release.
     pub const INVALID_ARGUMENT: u16 = 4;
-    /// There is no such function.
+    /// The function is not registered.
     pub const NOT_REGISTERED: u16 = 11;
 
-    /// The arguments of a call are not what the function takes.
+    /// Fault for malformed arguments, with Mooncake's message.
     pub fn invalid_argument() -> Self {
         Self { code: Self::INVALID_ARGUMENT, message: "invalid rpc arg".to_owned() }
     }
 
-    /// There is no function of that id.
+    /// Fault for an unknown function id, with Mooncake's message.
     pub fn not_registered() -> Self {
         Self { code: Self::NOT_REGISTERED, message: "the rpc function not registered".to_owned() }
     }
 
-    /// Appends a response that carries this fault.
+    /// Appends a response with this fault.
     ///
     /// # Errors
-    /// When the message does not fit into a frame.
+    /// When the message exceeds the size of a frame.
     pub fn write(&self, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
         let message = self.message.as_str();
         match u8::try_from(self.code) {
@@ -331,10 +330,10 @@ impl RpcFault {
         }
     }
 
-    /// The fault that a response with this `error` in its header carries.
+    /// Decodes the fault of a response with this `error` in its header.
     ///
     /// # Errors
-    /// When the body is not that of a fault.
+    /// When the body is not a fault.
     pub fn parse(error: u8, body: &[u8]) -> Result<Self, UnpackError> {
         if error == EXTENDED_FAULT {
             let signature = TypeSignature::of::<ExtendedFault<String>>(Dialect::NEWEST);

@@ -1,5 +1,6 @@
-//! What a node of ours tells a master of ours after a restart, beside Mooncake's RPCs: which parts of its memory are whole. A
-//! master that does not know the function answers so, and goes on sending readers to the rest, who are refused there.
+//! An RPC in addition to Mooncake's, by which a Moongate node reports after a restart which ranges of its memory are intact. A master
+//! without this function responds with the fault `NOT_REGISTERED` and keeps returning the other replicas to readers, whose reads the
+//! node rejects.
 
 use std::sync::LazyLock;
 
@@ -13,20 +14,19 @@ use crate::types::Uuid;
 
 const DIALECT: Dialect = Dialect::NEWEST;
 
-/// Which parts of a segment are whole, between two offsets.
+/// Intact ranges of a segment between two offsets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IntactRangesArguments {
-    /// Who lends it.
+    /// Client that owns the segment.
     pub client_id: Uuid,
-    /// The segment.
     pub segment_id: Uuid,
-    /// The first offset that this is about.
+    /// Start of the reported part of the segment.
     pub from: u64,
-    /// The offset before which it ends.
+    /// End of the reported part of the segment (exclusive).
     pub to: u64,
-    /// Where whole parts begin, in ascending order.
+    /// Start offsets of the intact ranges, ascending.
     pub starts: Vec<u64>,
-    /// Where each of them ends. The last may end after `to`.
+    /// End offsets of the intact ranges (exclusive). The last one may exceed `to`.
     pub ends: Vec<u64>,
 }
 
@@ -48,16 +48,16 @@ impl IntactRangesArguments {
     /// Appends a frame with this request.
     ///
     /// # Errors
-    /// When it does not fit into a frame. Then nothing is appended.
+    /// When it exceeds the size of a frame. Then nothing is appended.
     pub fn encode(&self, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
         let header = RequestHeader { sequence, function_id: SIGNATURES.function_id };
         frame::write_request(out, header, |out| pack::encode(self, &SIGNATURES.arguments, DIALECT, out))
     }
 
-    /// Reads a request, if it is this one.
+    /// Decodes a request for this function.
     ///
     /// # Errors
-    /// The fault to be answered.
+    /// The fault to respond with.
     pub fn decode(function_id: u32, body: &[u8]) -> Result<Self, RpcFault> {
         if function_id != SIGNATURES.function_id {
             return Err(RpcFault::not_registered());
@@ -72,10 +72,10 @@ impl IntactRangesArguments {
     }
 }
 
-/// Appends the reply: how many replicas are not read any more.
+/// Appends the reply: the number of dropped replicas.
 ///
 /// # Errors
-/// When it does not fit into a frame. Then nothing is appended.
+/// When it exceeds the size of a frame. Then nothing is appended.
 pub fn encode_reply(sequence: u32, reply: MasterResult<u64>, out: &mut BytesMut) -> Result<(), PackError> {
     frame::write_response(out, ResponseHeader { sequence, error: 0 }, |out| {
         pack::encode(&reply, &SIGNATURES.reply, DIALECT, out)
@@ -85,7 +85,7 @@ pub fn encode_reply(sequence: u32, reply: MasterResult<u64>, out: &mut BytesMut)
 /// Reads the reply.
 ///
 /// # Errors
-/// When it is none.
+/// When the body is not such a reply.
 pub fn decode_reply(body: &[u8]) -> Result<MasterResult<u64>, UnpackError> {
     pack::decode(body, &SIGNATURES.reply, DIALECT)
 }
@@ -96,9 +96,9 @@ mod tests {
     use crate::frame::FrameParseResult;
 
     #[test]
-    fn it_comes_through_and_other_things_do_not() {
+    fn requests_round_trip_and_malformed_ones_are_rejected() {
         let id = Uuid { first: 1, second: 2 };
-        let whole = IntactRangesArguments {
+        let ranges = IntactRangesArguments {
             client_id: id,
             segment_id: id,
             from: 0,
@@ -107,20 +107,20 @@ mod tests {
             ends: vec![2, 12],
         };
         let mut out = BytesMut::new();
-        whole.encode(7, &mut out).unwrap();
+        ranges.encode(7, &mut out).unwrap();
         let Ok(FrameParseResult::Frame(frame)) = frame::parse::<RequestHeader>(&out, 1 << 20) else {
             panic!()
         };
-        assert_eq!(IntactRangesArguments::decode(frame.header.function_id, frame.body), Ok(whole.clone()));
+        assert_eq!(IntactRangesArguments::decode(frame.header.function_id, frame.body), Ok(ranges.clone()));
         assert_eq!(IntactRangesArguments::decode(1, frame.body), Err(RpcFault::not_registered()));
         let function = frame.header.function_id;
         assert_eq!(
             IntactRangesArguments::decode(function, &frame.body[1..]),
             Err(RpcFault::invalid_argument())
         );
-        let mut odd = BytesMut::new();
-        IntactRangesArguments { ends: vec![2], ..whole }.encode(7, &mut odd).unwrap();
-        let Ok(FrameParseResult::Frame(frame)) = frame::parse::<RequestHeader>(&odd, 1 << 20) else {
+        let mut uneven = BytesMut::new();
+        IntactRangesArguments { ends: vec![2], ..ranges }.encode(7, &mut uneven).unwrap();
+        let Ok(FrameParseResult::Frame(frame)) = frame::parse::<RequestHeader>(&uneven, 1 << 20) else {
             panic!()
         };
         assert_eq!(IntactRangesArguments::decode(function, frame.body), Err(RpcFault::invalid_argument()));

@@ -1,6 +1,6 @@
-//! RPCs between nodes and masters of ours, beside Mooncake's, by which a master that has lost its log gets back what its nodes hold:
-//! a node offers its inventory, and it polls which objects lie in its segments. A master that does not have the functions answers
-//! with the fault `NOT_REGISTERED`, and the node continues without it.
+//! RPCs of Moongate's nodes and masters, in addition to Mooncake's, by which a master that has lost its log restores objects: a node
+//! sends its inventory, and polls which objects its segments contain. A master without these functions responds with the fault
+//! `NOT_REGISTERED`, and the node continues without them.
 
 use std::sync::LazyLock;
 
@@ -14,59 +14,53 @@ use crate::types::Uuid;
 
 const DIALECT: Dialect = Dialect::NEWEST;
 
-/// A flag of an object: it has a checksum.
+/// Object flag: the object has a checksum.
 pub const HAS_CHECKSUM: u64 = 1;
-/// A flag of an object: it is never evicted.
+/// Object flag: the object is excluded from eviction.
 pub const HARD_PIN: u64 = 2;
 
-/// What an inventory request is about.
 pub mod step {
-    /// The node will mount the segment, and then offer what it holds.
+    /// The node will mount the segment and then send its inventory.
     pub const ANNOUNCE: u64 = 0;
-    /// A part of the inventory.
+    /// One batch of the inventory.
     pub const RECORDS: u64 = 1;
-    /// All has been offered.
     pub const FINISH: u64 = 2;
 }
 
-/// What a change of a segment is.
+/// Kinds of changes of a segment's contents.
 pub mod change {
-    /// A complete object lies there.
+    /// A complete replica occupies the range.
     pub const STORED: u64 = 0;
-    /// The range belongs to it no more.
+    /// The replica has vacated the range.
     pub const VACATED: u64 = 1;
 }
 
-/// A part of a segment's inventory. All lists have the same length.
+/// One batch of a segment's inventory. All lists have the same length.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InventoryArguments<S> {
-    /// The segment's owner.
     pub client_id: Uuid,
-    /// The segment.
     pub segment_id: Uuid,
-    /// See [`step`].
+    /// Step of the inventory, see [`step`].
     pub step: u64,
-    /// The highest epoch of a master that the node has records of.
+    /// Highest master epoch in the node's records.
     pub epoch: u64,
-    /// Tenants.
     pub tenants: Vec<S>,
-    /// Keys.
     pub keys: Vec<S>,
-    /// Groups; empty for none.
+    /// Groups of objects; empty for none.
     pub groups: Vec<S>,
-    /// Where objects begin in the segment.
+    /// Offsets of objects in the segment.
     pub offsets: Vec<u64>,
-    /// Their sizes.
+    /// Sizes of objects in bytes.
     pub sizes: Vec<u64>,
-    /// The epochs of their versions.
+    /// Epochs of the objects' versions.
     pub epochs: Vec<u64>,
-    /// The numbers of their versions within the epoch.
+    /// Numbers of the objects' versions within the epoch.
     pub sequences: Vec<u64>,
-    /// The writers' checksums.
+    /// Checksums that the writers supplied.
     pub checksums: Vec<u64>,
-    /// CRC-32C of their bytes.
+    /// CRC-32C of the objects' bytes.
     pub crcs: Vec<u64>,
-    /// [`HAS_CHECKSUM`] and [`HARD_PIN`].
+    /// Object flags: [`HAS_CHECKSUM`] and [`HARD_PIN`].
     pub flags: Vec<u64>,
 }
 
@@ -77,62 +71,55 @@ arguments! {
     }
 }
 
-/// The answer to a part of an inventory.
+/// The response to one batch of an inventory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct InventoryReply {
     /// Whether the master accepts the inventory: 1 or 0.
     pub accepted: u64,
-    /// The master's epoch.
     pub epoch: u64,
-    /// What became of each object that was offered, as numbers of the master's outcomes.
+    /// Outcome per record, as the number of the master's `RestoreOutcome`.
     pub outcomes: Vec<u64>,
 }
 
 layout! { InventoryReply { accepted, epoch, outcomes } }
 
-/// Polls what has changed in a segment.
+/// Polls changes of a segment's contents.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectChangesArguments {
-    /// The segment's owner.
     pub client_id: Uuid,
-    /// The segment.
     pub segment_id: Uuid,
-    /// The token of the last reply. With any other the master begins with all objects of the segment.
+    /// Token of the last reply. With any other token the master starts with all objects of the segment.
     pub token: u64,
-    /// The highest epoch of a master that the node has records of.
+    /// Highest master epoch in the node's records.
     pub epoch: u64,
 }
 
 arguments! { ObjectChangesArguments { client_id, segment_id, token, epoch } }
 
-/// Changes in their order. All lists have the same length.
+/// Changes in order. All lists have the same length.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectChangesReply<S> {
-    /// For the next poll.
+    /// Token for the next poll.
     pub token: u64,
-    /// The master's epoch.
     pub epoch: u64,
-    /// 1 if this begins with all objects of the segment: what is not reported until `caught_up` is not there.
+    /// 1 if this starts with all objects of the segment: objects not listed until `caught_up` are absent.
     pub is_full: u64,
-    /// 1 if there were no more changes when this was written.
+    /// 1 if no further changes were pending when this was written.
     pub caught_up: u64,
-    /// See [`change`].
+    /// Kinds of the changes, see [`change`].
     pub kinds: Vec<u64>,
-    /// Where objects begin in the segment.
+    /// Offsets of objects in the segment.
     pub offsets: Vec<u64>,
-    /// Numbers of the replicas.
+    /// Numbers of the replicas within the epoch.
     pub sequences: Vec<u64>,
-    /// Sizes.
     pub sizes: Vec<u64>,
-    /// The writers' checksums.
+    /// Checksums that the writers supplied.
     pub checksums: Vec<u64>,
-    /// [`HAS_CHECKSUM`] and [`HARD_PIN`].
+    /// Object flags: [`HAS_CHECKSUM`] and [`HARD_PIN`].
     pub flags: Vec<u64>,
-    /// Tenants.
     pub tenants: Vec<S>,
-    /// Keys.
     pub keys: Vec<S>,
-    /// Groups; empty for none.
+    /// Groups of objects; empty for none.
     pub groups: Vec<S>,
 }
 
@@ -160,38 +147,38 @@ static SIGNATURES: LazyLock<InventorySignatures> = LazyLock::new(|| InventorySig
     changes_reply: TypeSignature::of::<MasterResult<ObjectChangesReply<&str>>>(DIALECT),
 });
 
-/// A request of either kind.
+/// A request of either RPC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InventoryRequest<'a> {
-    /// A part of an inventory.
+    /// One batch of an inventory.
     Inventory(Box<InventoryArguments<&'a str>>),
-    /// A poll.
     Changes(ObjectChangesArguments),
 }
 
 impl<'a> InventoryRequest<'a> {
-    /// Reads a request, if it is one of these; nothing if it is another.
+    /// Decodes a request; `None` if it is for another function.
     ///
     /// # Errors
-    /// The fault to be answered.
+    /// The fault to respond with.
     pub fn decode(function_id: u32, body: &'a [u8]) -> Result<Option<Self>, RpcFault> {
         let malformed = |_| RpcFault::invalid_argument();
         if function_id == SIGNATURES.changes_id {
             return pack::decode(body, &SIGNATURES.changes, DIALECT)
-                .map(|it| Some(Self::Changes(it)))
+                .map(|arguments| Some(Self::Changes(arguments)))
                 .map_err(malformed);
         }
         if function_id != SIGNATURES.inventory_id {
             return Ok(None);
         }
-        let it: InventoryArguments<&str> =
+        let batch: InventoryArguments<&str> =
             pack::decode(body, &SIGNATURES.inventory, DIALECT).map_err(malformed)?;
-        let numbers = [&it.offsets, &it.sizes, &it.epochs, &it.sequences, &it.checksums, &it.crcs, &it.flags];
-        let texts = [&it.tenants, &it.groups];
-        let count = it.keys.len();
+        let InventoryArguments { offsets, sizes, epochs, sequences, checksums, crcs, flags, .. } = &batch;
+        let numbers = [offsets, sizes, epochs, sequences, checksums, crcs, flags];
+        let texts = [&batch.tenants, &batch.groups];
+        let count = batch.keys.len();
         let fits =
             numbers.iter().all(|list| list.len() == count) && texts.iter().all(|list| list.len() == count);
-        if fits { Ok(Some(Self::Inventory(Box::new(it)))) } else { Err(RpcFault::invalid_argument()) }
+        if fits { Ok(Some(Self::Inventory(Box::new(batch)))) } else { Err(RpcFault::invalid_argument()) }
     }
 }
 
@@ -199,7 +186,7 @@ impl<S: Pack> InventoryArguments<S> {
     /// Appends a frame with this request.
     ///
     /// # Errors
-    /// When it does not fit into a frame. Then nothing is appended.
+    /// When it exceeds the size of a frame. Then nothing is appended.
     pub fn encode(&self, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
         let header = RequestHeader { sequence, function_id: SIGNATURES.inventory_id };
         frame::write_request(out, header, |out| pack::encode(self, &SIGNATURES.inventory, DIALECT, out))
@@ -210,7 +197,7 @@ impl ObjectChangesArguments {
     /// Appends a frame with this request.
     ///
     /// # Errors
-    /// When it does not fit into a frame. Then nothing is appended.
+    /// When it exceeds the size of a frame. Then nothing is appended.
     pub fn encode(&self, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
         let header = RequestHeader { sequence, function_id: SIGNATURES.changes_id };
         frame::write_request(out, header, |out| pack::encode(self, &SIGNATURES.changes, DIALECT, out))
@@ -221,7 +208,7 @@ impl InventoryReply {
     /// Appends the reply.
     ///
     /// # Errors
-    /// When it does not fit into a frame. Then nothing is appended.
+    /// When it exceeds the size of a frame. Then nothing is appended.
     pub fn encode(reply: &MasterResult<Self>, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
         frame::write_response(out, ResponseHeader { sequence, error: 0 }, |out| {
             pack::encode(reply, &SIGNATURES.inventory_reply, DIALECT, out)
@@ -231,7 +218,7 @@ impl InventoryReply {
     /// Reads the reply.
     ///
     /// # Errors
-    /// When it is none.
+    /// When the body is not such a reply.
     pub fn decode(body: &[u8]) -> Result<MasterResult<Self>, UnpackError> {
         pack::decode(body, &SIGNATURES.inventory_reply, DIALECT)
     }
@@ -241,7 +228,7 @@ impl<S: Pack> ObjectChangesReply<S> {
     /// Appends the reply.
     ///
     /// # Errors
-    /// When it does not fit into a frame. Then nothing is appended.
+    /// When it exceeds the size of a frame. Then nothing is appended.
     pub fn encode(reply: &MasterResult<Self>, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
         frame::write_response(out, ResponseHeader { sequence, error: 0 }, |out| {
             pack::encode(reply, &SIGNATURES.changes_reply, DIALECT, out)
@@ -253,7 +240,7 @@ impl<'a, S: WireString<'a>> ObjectChangesReply<S> {
     /// Reads the reply.
     ///
     /// # Errors
-    /// When it is none, or its lists have different lengths.
+    /// When the body is not such a reply. The lists' lengths are not compared: see [`Self::is_well_formed`].
     pub fn decode(body: &'a [u8]) -> Result<MasterResult<Self>, UnpackError> {
         pack::decode(body, &SIGNATURES.changes_reply, DIALECT)
     }
@@ -275,7 +262,7 @@ mod tests {
     use crate::frame::FrameParseResult;
 
     #[test]
-    fn requests_and_replies_come_through() {
+    fn requests_and_replies_round_trip() {
         let arguments = InventoryArguments {
             client_id: Uuid { first: 1, second: 2 },
             step: step::RECORDS,
@@ -302,9 +289,9 @@ mod tests {
         assert_eq!(decoded, Ok(Some(InventoryRequest::Inventory(Box::new(arguments.clone())))));
         assert_eq!(InventoryRequest::decode(1, frame.body), Ok(None));
         assert_eq!(InventoryRequest::decode(function, &frame.body[1..]), Err(RpcFault::invalid_argument()));
-        let mut odd = BytesMut::new();
-        InventoryArguments { crcs: vec![], ..arguments }.encode(7, &mut odd).unwrap();
-        let Ok(FrameParseResult::Frame(frame)) = frame::parse::<RequestHeader>(&odd, 1 << 20) else {
+        let mut uneven = BytesMut::new();
+        InventoryArguments { crcs: vec![], ..arguments }.encode(7, &mut uneven).unwrap();
+        let Ok(FrameParseResult::Frame(frame)) = frame::parse::<RequestHeader>(&uneven, 1 << 20) else {
             panic!()
         };
         assert_eq!(InventoryRequest::decode(function, frame.body), Err(RpcFault::invalid_argument()));

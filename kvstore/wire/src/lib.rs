@@ -1,18 +1,18 @@
-//! Mooncake's bytes, as its clients and its master exchange them. No sockets, no clocks, no state.
+//! Mooncake's wire formats, as its clients and its master exchange them, without sockets, clocks or state.
 //!
 //! - [`frame`]: the headers of `coro_rpc`, Mooncake's RPC transport.
-//! - [`pack`]: values in the form of `struct_pack`, with their type literals and hashes.
-//! - [`events`]: what engines and masters publish when pages come and go.
-//! - [`types`] and [`rpc`]: every RPC of the master with its arguments and its reply.
+//! - [`pack`]: values in `struct_pack` encoding, with their type literals and hashes.
+//! - [`events`]: KV events of engines and masters.
+//! - [`types`] and [`rpc`]: all RPCs of the master with arguments and replies.
 //! - [`disk`]: the RPCs of a node with a disk.
-//! - [`key`]: the names under which engines store pages of their KV cache.
-//! - [`capability`]: what a peer may read or write, an extension between our own programs.
-//! - [`whole`]: what nodes of ours tell masters of ours.
+//! - [`key`]: the keys under which engines store blocks of their KV cache.
+//! - [`capability`]: signed permissions for transfers, an extension between Moongate's programs.
+//! - [`intact_ranges`] and [`inventory`]: RPCs between Moongate's nodes and masters.
 //! - [`admin`]: the JSON of the master's admin server.
 //!
-//! Mooncake's layouts change with nearly every release, and its version handshake does not tell. So every value
-//! is read and written in a [`Dialect`]. In memory there is one type per thing, in the shape of the newest
-//! release; what an older release lacks is left out when written and has its default when read.
+//! Mooncake's layouts change with nearly every release, and its version handshake does not identify them. So every value is read and
+//! written in a [`Dialect`]. In memory there is one type per concept, with the fields of the newest release; fields that an older
+//! release lacks are omitted when written and get their defaults when read.
 
 pub mod admin;
 pub mod capability;

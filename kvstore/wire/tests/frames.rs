@@ -1,4 +1,4 @@
-//! Frames arrive in pieces, and not all that arrives is a frame.
+//! Parsing of frames that arrive in pieces, and of invalid bytes.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use bytes::BytesMut;
@@ -17,7 +17,7 @@ fn body(bytes: &[u8]) -> impl FnOnce(&mut BytesMut) -> Result<(), mooncake_wire:
     }
 }
 
-/// Feeds `stream` in pieces of `piece` bytes and returns the frames that come out.
+/// Feeds `stream` in pieces of `piece` bytes and returns the parsed frames.
 fn frames<H: FrameHeader>(stream: &[u8], piece: usize) -> Result<Vec<(H, Vec<u8>)>, FrameError> {
     let (mut buffer, mut found) = (BytesMut::new(), Vec::new());
     for piece in stream.chunks(piece) {
@@ -38,7 +38,7 @@ fn frames<H: FrameHeader>(stream: &[u8], piece: usize) -> Result<Vec<(H, Vec<u8>
 
 proptest! {
     #[test]
-    fn requests_survive_any_division(
+    fn requests_parse_in_pieces_of_any_size(
         sent in prop::collection::vec((any::<u32>(), any::<u32>(), prop::collection::vec(any::<u8>(), 0..60)), 0..6),
         piece in 1..100_usize,
     ) {
@@ -55,7 +55,7 @@ proptest! {
     }
 
     #[test]
-    fn responses_survive_any_division(
+    fn responses_parse_in_pieces_of_any_size(
         sent in prop::collection::vec((any::<u32>(), any::<u8>(), prop::collection::vec(any::<u8>(), 0..60)), 0..6),
         piece in 1..100_usize,
     ) {
@@ -82,7 +82,7 @@ proptest! {
     }
 
     #[test]
-    fn anything_else_is_refused_or_waited_for(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn parsing_arbitrary_bytes_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
         if let Ok(FrameParseResult::Frame(frame)) = frame::parse::<RequestHeader>(&bytes, LIMIT) {
             prop_assert!(frame.size() <= bytes.len());
         }
@@ -99,14 +99,14 @@ fn request() -> Vec<u8> {
 }
 
 #[test]
-fn a_wrong_header_is_refused_from_its_first_bytes_on() {
-    for (at, wrong, expected) in [
+fn an_invalid_header_is_rejected_after_four_bytes() {
+    for (offset, wrong, expected) in [
         (0, 0x47, FrameError::Magic(0x47)),
         (1, 1, FrameError::Version(1)),
         (2, 3, FrameError::Serialization(3)),
     ] {
         let mut bytes = request();
-        bytes[at] = wrong;
+        bytes[offset] = wrong;
         assert_eq!(frame::parse::<RequestHeader>(&bytes[..4], LIMIT), Err(expected));
     }
 }
@@ -117,8 +117,8 @@ fn oversized_frame_is_rejected_at_its_header() {
     bytes[12..16].copy_from_slice(&u32::MAX.to_le_bytes());
     bytes[16..20].copy_from_slice(&u32::MAX.to_le_bytes());
     let size = 2 * u64::from(u32::MAX);
-    let refused = frame::parse::<RequestHeader>(&bytes[..20], LIMIT);
-    assert_eq!(refused, Err(FrameError::TooLarge { size, limit: LIMIT }));
+    let rejected = frame::parse::<RequestHeader>(&bytes[..20], LIMIT);
+    assert_eq!(rejected, Err(FrameError::TooLarge { size, limit: LIMIT }));
     assert!(frame::parse::<RequestHeader>(&request(), 4).is_ok());
     assert!(frame::parse::<RequestHeader>(&request(), 3).is_err());
 }

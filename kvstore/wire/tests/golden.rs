@@ -1,5 +1,5 @@
-//! Layouts and bytes as the real Mooncake has them: `golden.tsv` was made with the C++ library that Mooncake is
-//! built with, `releases.txt` was read off the requests and replies of its published releases.
+//! Layouts and bytes of the real Mooncake: `golden.tsv` was generated with the C++ library that Mooncake is built with,
+//! `releases.txt` was extracted from the requests and replies of its published releases.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use bytes::BytesMut;
@@ -16,7 +16,7 @@ const RELEASES: &str = include_str!("vectors/releases.txt");
 const LIMIT: usize = 1 << 20;
 
 fn from_hex(text: &str) -> Vec<u8> {
-    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+    (0..text.len()).step_by(2).map(|start| u8::from_str_radix(&text[start..start + 2], 16).unwrap()).collect()
 }
 
 fn hash(text: &str) -> u32 {
@@ -27,7 +27,7 @@ fn method(name: &str) -> RpcMethod {
     *RpcMethod::ALL.iter().find(|method| method.name() == name).unwrap()
 }
 
-/// The bytes of the vector with that name.
+/// The bytes of the vector with this name.
 fn vector(name: &str) -> Vec<u8> {
     let mut lines = GOLDEN.lines().filter_map(|line| line.strip_prefix("VEC\t")?.split_once('\t'));
     from_hex(lines.find(|(known, _)| *known == name).unwrap_or_else(|| panic!("no vector {name:?}")).1)
@@ -61,7 +61,7 @@ fn every_rpc_of_the_newest_release_has_its_ids_and_literals() {
     assert_eq!(RpcMethod::from_function_id(0), None);
 }
 
-/// The newest dialect whose first release is not after `release`.
+/// The newest dialect that is not newer than `release`.
 fn dialect_of(release: &str) -> Option<Dialect> {
     let number = |release: &str| -> Vec<u32> {
         release.replace("post", "").split('.').map(|part| part.parse().unwrap()).collect()
@@ -70,22 +70,22 @@ fn dialect_of(release: &str) -> Option<Dialect> {
 }
 
 #[test]
-fn older_releases_have_their_hashes() {
-    // What holds for the dialects from one entry on until the next: name, dialect, arguments, reply.
-    let mut seen: Vec<(&str, Option<Dialect>, &str, &str)> = Vec::new();
+fn hashes_of_older_releases_match() {
+    // RPC name, dialect, arguments hash and reply hash; valid from this dialect until the next entry of the RPC.
+    let mut entries: Vec<(&str, Option<Dialect>, &str, &str)> = Vec::new();
     let mut name = "";
     for line in RELEASES.lines() {
         match line.split_whitespace().collect::<Vec<_>>()[..] {
             ["##", next] => name = next,
-            [release, "args", hash, ..] => seen.push((name, dialect_of(release), hash, "")),
-            ["res", hash, ..] => seen.last_mut().unwrap().3 = hash,
+            [release, "args", hash, ..] => entries.push((name, dialect_of(release), hash, "")),
+            ["res", hash, ..] => entries.last_mut().unwrap().3 = hash,
             _ => panic!("{line}"),
         }
     }
     let mut checked = 0;
     for method in RpcMethod::ALL {
         for dialect in Dialect::ALL {
-            let mut of_method = seen.iter().filter(|(name, ..)| *name == method.name());
+            let mut of_method = entries.iter().filter(|(name, ..)| *name == method.name());
             let Some((.., arguments, reply)) = of_method.rfind(|(_, from, ..)| *from <= Some(dialect)) else {
                 continue;
             };
@@ -102,7 +102,7 @@ fn older_releases_have_their_hashes() {
 }
 
 #[test]
-fn a_request_tells_its_dialects() {
+fn request_dialects_follow_from_the_body() {
     let exist = vector("ExistKey args (\"k1\",\"default\")");
     let dialects: Vec<_> = RpcMethod::ExistKey.request_dialects(&exist).iter().collect();
     assert_eq!(dialects, [Dialect::V0_3_12, Dialect::V0_3_13]);
@@ -114,7 +114,7 @@ fn a_request_tells_its_dialects() {
     assert!(RpcMethod::PutStart.request_dialects(&exist).is_empty());
 }
 
-/// Arguments to bytes and back.
+/// Compares encoded arguments with a vector, and decodes them again.
 fn check_request(name: &str, request: &Request<&str>) {
     let expected = vector(name);
     let mut out = BytesMut::new();
@@ -138,7 +138,7 @@ fn check_request(name: &str, request: &Request<&str>) {
 const ID: Uuid = Uuid { first: 3, second: 4 };
 
 #[test]
-fn arguments_have_the_real_bytes() {
+fn arguments_match_the_vectors() {
     check_request(
         "ExistKey args (\"k1\",\"default\")",
         &Request::ExistKey(rpc::KeyArguments { key: "k1", tenant: "default" }),
@@ -190,7 +190,7 @@ fn arguments_have_the_real_bytes() {
     );
 }
 
-/// A reply to bytes and back.
+/// Compares an encoded reply with a vector, and decodes it again.
 macro_rules! check_reply {
     ($name:literal, $method:ident, $reply:expr) => {{
         let (name, reply, expected): (_, <rpc::$method as RpcDefinition>::Reply<&str>, _) =
@@ -209,7 +209,7 @@ macro_rules! check_reply {
 }
 
 #[test]
-fn replies_have_the_real_bytes() {
+fn replies_match_the_vectors() {
     check_reply!("expected<bool> true", ExistKey, Ok(true));
     check_reply!("expected<bool> err -704", ExistKey, Err(ErrorCode::OBJECT_NOT_FOUND));
     let batch: Vec<MasterResult<bool>> = vec![Ok(true), Ok(false), Err(ErrorCode::INVALID_PARAMS)];
@@ -244,7 +244,7 @@ fn replies_have_the_real_bytes() {
 }
 
 #[test]
-fn faults_have_the_real_bytes() {
+fn faults_match_the_vectors() {
     let expected = vector("error msg (err_code<=254)");
     let mut out = BytesMut::new();
     RpcFault::invalid_argument().write(9, &mut out).unwrap();
@@ -256,7 +256,7 @@ fn faults_have_the_real_bytes() {
 }
 
 #[test]
-fn a_debug_build_sends_the_literal_too() {
+fn type_literals_of_debug_builds_are_checked() {
     let plain = vector("Ping args");
     let signature = RpcMethod::Ping.arguments_signature(Dialect::NEWEST);
     let mut literal = (signature.hash() | 1).to_le_bytes().to_vec();
@@ -268,6 +268,6 @@ fn a_debug_build_sends_the_literal_too() {
     assert_eq!(Request::<&str>::decode(RpcMethod::Ping, Dialect::NEWEST, &literal), Ok(expected));
     assert_eq!(RpcMethod::Ping.request_dialects(&literal), RpcMethod::Ping.dialects());
     literal[6] ^= 1;
-    let refused = Request::<&str>::decode(RpcMethod::Ping, Dialect::NEWEST, &literal);
-    assert_eq!(refused, Err(mooncake_wire::pack::UnpackError::TypeLiteral));
+    let rejected = Request::<&str>::decode(RpcMethod::Ping, Dialect::NEWEST, &literal);
+    assert_eq!(rejected, Err(mooncake_wire::pack::UnpackError::TypeLiteral));
 }

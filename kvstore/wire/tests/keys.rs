@@ -1,4 +1,4 @@
-//! Object keys as engines really make them, and back.
+//! Parsing and formatting of the engines' object keys.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use mooncake_wire::key::{
@@ -8,7 +8,7 @@ use mooncake_wire::key::{
 use proptest::prelude::*;
 use serde_json::Value;
 
-/// The keys among values of a file of vectors whose name starts with `start`.
+/// All keys in the entries of a vector file whose names start with `start`.
 fn keys<'v>(vectors: &'v Value, start: &str) -> Vec<&'v str> {
     let named = vectors.as_object().unwrap().iter().filter(|(name, _)| name.starts_with(start));
     named
@@ -38,7 +38,7 @@ fn page() -> BlockKeyHash {
 }
 
 #[test]
-fn sglang_keys() {
+fn sglang_keys_match_the_vectors() {
     use {AttentionKind::*, SglangKeyFormat::*};
     let vectors: Value = serde_json::from_str(include_str!("vectors/sglang_vectors.json")).unwrap();
     let named = |name: &str| {
@@ -69,13 +69,13 @@ fn sglang_keys() {
     let pipelined = formatted(&sglang("", Mha, 4, 2, V0_5_10), page());
     assert_eq!(pipelined.len(), 16);
     for key in named("keys MHA tp_rank=3 pp_rank=1 (pp_size>1)") {
-        assert!(pipelined.iter().any(|made| made == key), "{key}");
+        assert!(pipelined.iter().any(|formatted| formatted == key), "{key}");
     }
     assert_eq!(formatted(&sglang("", Mla, 4, 3, V0_5_10), page())[2..], named("keys MLA pp_rank=2"));
 }
 
 #[test]
-fn vllm_keys() {
+fn vllm_keys_match_the_vectors() {
     let vectors: Value = serde_json::from_str(include_str!("vectors/vllm_vectors.json")).unwrap();
     let all = keys(&vectors, "key ");
     assert_eq!(all.len(), 2);
@@ -95,13 +95,13 @@ fn vllm_keys() {
         pp_size: 2,
         groups: 2,
     };
-    let made: Vec<_> = layout.keys(third.hash).collect();
-    assert_eq!(made.len(), 16);
-    assert_eq!(made.last(), Some(&third));
+    let layout_keys: Vec<_> = layout.keys(third.hash).collect();
+    assert_eq!(layout_keys.len(), 16);
+    assert_eq!(layout_keys.last(), Some(&third));
 }
 
 #[test]
-fn lmcache_keys() {
+fn lmcache_keys_are_parsed_and_formatted() {
     for (key, negative, bytes) in [
         ("m/l@2@1@44ea817d9387da2c@bfloat16", false, 0x44ea_817d_9387_da2c_u64),
         ("m/l@2@1@-5754ed40775a7be6@bfloat16", true, 0x5754_ed40_775a_7be6_u64.wrapping_neg()),
@@ -128,7 +128,7 @@ fn lmcache_keys() {
 }
 
 #[test]
-fn what_is_no_page_is_refused() {
+fn keys_of_other_formats_are_rejected() {
     let upper = PAGE.to_uppercase();
     for key in [
         "",
@@ -225,16 +225,16 @@ proptest! {
         prop_assert_eq!(ObjectKey::parse(&text), Some(key));
     }
 
-    /// Whatever is taken for a page's key is made again from its parts.
+    /// Every key that is parsed formats to the same text.
     #[test]
-    fn nothing_is_lost(key in "[a-z0-9_@:é]{0,20}([0-9a-f]{64})?[a-z0-9_@:-]{0,20}") {
+    fn parsed_keys_format_identically(key in "[a-z0-9_@:é]{0,20}([0-9a-f]{64})?[a-z0-9_@:-]{0,20}") {
         if let Some(parsed) = ObjectKey::parse(&key) {
             prop_assert_eq!(parsed.to_string(), key);
         }
     }
 
     #[test]
-    fn a_page_has_as_many_keys_as_it_says(
+    fn a_block_has_parts_per_page_distinct_keys(
         (tp_size, pp_size) in (1..9_u32, 1..4_u32),
         mla: bool,
         old: bool,

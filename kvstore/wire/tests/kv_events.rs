@@ -1,7 +1,7 @@
-//! Events as real engines and a real Mooncake master have sent them, and what could come instead.
+//! Events recorded from real engines and a real Mooncake master, and malformed ones.
 //!
-//! `tests/vectors/events/*.jsonl` were recorded: `payload_hex` is what was on the wire, `batch` what msgspec, an independent decoder,
-//! made of it. `mooncake-0.3.13.hex` are payloads of Mooncake's own publisher.
+//! `tests/vectors/events/*.jsonl` are recordings: `payload_hex` contains the bytes on the wire, `batch` the result of msgspec, an
+//! independent decoder. `mooncake-0.3.13.hex` contains payloads of Mooncake's own publisher.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::fs;
@@ -20,11 +20,11 @@ fn vectors() -> PathBuf {
 }
 
 fn unhex(text: &str) -> Vec<u8> {
-    let digits = |at: usize| u8::from_str_radix(&text[at..at + 2], 16).unwrap();
+    let digits = |start: usize| u8::from_str_radix(&text[start..start + 2], 16).unwrap();
     (0..text.len()).step_by(2).map(digits).collect()
 }
 
-/// Recorded payloads with what they hold, of all engines.
+/// Recorded payloads of all engines with their decoded batches.
 fn recorded() -> Vec<(Vec<u8>, Value)> {
     let mut files: Vec<_> = fs::read_dir(vectors()).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.retain(|path| path.extension().is_some_and(|extension| extension == "jsonl"));
@@ -36,7 +36,7 @@ fn recorded() -> Vec<(Vec<u8>, Value)> {
     lines.map(|mut line| (unhex(line["payload_hex"].as_str().unwrap()), line["batch"].take())).collect()
 }
 
-/// Packs JSON; texts with `0x` before them become binary.
+/// Packs JSON as MessagePack; strings starting with `0x` become binary.
 fn pack(value: &Value, out: &mut Vec<u8>) {
     let head = |short: u8, limit: usize, long: u8, length: usize, out: &mut Vec<u8>| {
         if length < limit {
@@ -48,7 +48,7 @@ fn pack(value: &Value, out: &mut Vec<u8>) {
     };
     match value {
         Value::Null => out.push(0xc0),
-        Value::Bool(is) => out.push(0xc2 + u8::from(*is)),
+        Value::Bool(value) => out.push(0xc2 + u8::from(*value)),
         Value::Number(number) => {
             if let Some(number) = number.as_u64() {
                 out.push(0xcf);
@@ -91,7 +91,7 @@ fn packed(value: &Value) -> Vec<u8> {
     out
 }
 
-/// A hash as JSON has it: SGLang's are signed, which only the original tells.
+/// A hash as JSON: signed if `like`, the recorded value, is signed (SGLang).
 fn hash_json(hash: BlockHash<'_>, like: &Value) -> Value {
     match hash {
         BlockHash::Int(hash) if like.is_i64() && !like.is_u64() => json!(hash.cast_signed()),
@@ -124,12 +124,12 @@ fn assert_event(event: EngineEvent<'_>, expected: &Value) {
             assert_eq!(tokens.len(), stored.hashes.len() * stored.block_size as usize);
             assert_eq!(json!(stored.block_size), expected["block_size"]);
             assert_eq!(text(stored.medium.map(StorageMedium::name)), expected["medium"]);
-            assert_eq!(stored.lora, None, "no adapter was loaded");
+            assert_eq!(stored.lora, None, "the recordings have no LoRA adapter");
             let extra_keys = stored.extra_keys.map(|blocks| {
                 let blocks = blocks.iter().map(|keys| {
                     let keys = keys.map(|key| match key {
                         ExtraKey::Text(text) => json!(text),
-                        ExtraKey::Opaque => panic!("texts only were recorded"),
+                        ExtraKey::Opaque => panic!("the recordings have only text keys"),
                     });
                     Some(keys.collect::<Vec<_>>()).filter(|keys| !keys.is_empty())
                 });
@@ -153,11 +153,11 @@ fn assert_event(event: EngineEvent<'_>, expected: &Value) {
 }
 
 #[test]
-fn recorded_events_say_what_they_said() {
+fn recorded_events_decode_to_the_recorded_batches() {
     let (mut media, mut salted, mut digests, mut cleared) = (Vec::new(), 0, 0, 0);
     for (payload, expected) in recorded() {
         let batch = EngineEventBatch::decode(&payload).unwrap();
-        // serde_json reads such numbers with an error in the last bit.
+        // serde_json parses such numbers with an error in the last bit.
         assert!((batch.timestamp - expected[0].as_f64().unwrap()).abs() < 1e-6);
         assert_eq!(json!(batch.dp_rank), expected[2]);
         let events = expected[1].as_array().unwrap();
@@ -175,12 +175,12 @@ fn recorded_events_say_what_they_said() {
         }
     }
     for medium in [StorageMedium::Gpu, StorageMedium::CpuPinned, StorageMedium::StoreMemory] {
-        assert!(media.contains(&medium.to_string()), "{medium} was recorded");
+        assert!(media.contains(&medium.to_string()), "{medium} is missing in the recordings");
     }
     assert!(salted > 0 && digests > 0 && cleared > 0, "{salted} {digests} {cleared}");
 }
 
-/// Members of an event that the encoder takes as slices.
+/// Fields of an event that the encoder expects as slices.
 struct CopiedEventFields<'a> {
     hashes: Vec<BlockHash<'a>>,
     tokens: Vec<u32>,
@@ -191,7 +191,7 @@ impl<'a> CopiedEventFields<'a> {
     fn of(event: &EngineEvent<'a>) -> Self {
         let text = |key| match key {
             ExtraKey::Text(text) => text,
-            ExtraKey::Opaque => panic!("texts only were recorded"),
+            ExtraKey::Opaque => panic!("the recordings have only text keys"),
         };
         match event {
             EngineEvent::Stored(stored) => Self {
@@ -210,7 +210,7 @@ impl<'a> CopiedEventFields<'a> {
 }
 
 #[test]
-fn recorded_payloads_are_written_again_byte_for_byte() {
+fn recorded_payloads_re_encode_to_the_same_bytes() {
     for (payload, expected) in recorded() {
         let batch = EngineEventBatch::decode(&payload).unwrap();
         let events: Vec<EngineEvent<'_>> = batch.events().map(Result::unwrap).collect();
@@ -245,9 +245,9 @@ fn recorded_payloads_are_written_again_byte_for_byte() {
     }
 }
 
-/// vLLM publishes the end of a digest where it publishes integers: the same run was recorded both ways.
+/// vLLM's integer hashes are the last 8 bytes of its digests: the same run was recorded in both forms.
 #[test]
-fn integers_are_the_ends_of_digests() {
+fn integer_hashes_are_the_low_64_bits_of_digests() {
     let first = |file: &str| {
         let text = fs::read_to_string(vectors().join(file)).unwrap();
         let line: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
@@ -262,9 +262,9 @@ fn integers_are_the_ends_of_digests() {
     assert_eq!(first("vllm-0.32-digests.jsonl"), first("vllm-0.32-evict-clear.jsonl"));
 }
 
-/// Until 0.11 or so, vLLM and SGLang sent arrays; members came in the order in which they are maps now.
+/// Until about 0.11, vLLM and SGLang sent arrays, with the fields in the order of today's maps.
 #[test]
-fn arrays_mean_the_same_as_maps() {
+fn arrays_decode_like_maps() {
     const STORED: [&str; 9] = [
         "block_hashes",
         "parent_block_hash",
@@ -292,7 +292,7 @@ fn arrays_mean_the_same_as_maps() {
         let old = EngineEventBatch::decode(&payload).unwrap();
         assert_eq!((old.dp_rank, batch.dp_rank), (None, Some(0)));
         for ((old, new), expected) in old.events().zip(batch.events()).zip(expected[1].as_array().unwrap()) {
-            // An array has no place for SGLang's salt.
+            // Arrays do not contain SGLang's salt.
             if expected.get("cache_salt").is_none() {
                 assert_event(old.unwrap(), expected);
                 assert_eq!(std::mem::discriminant(&old.unwrap()), std::mem::discriminant(&new.unwrap()));
@@ -304,7 +304,7 @@ fn arrays_mean_the_same_as_maps() {
 }
 
 #[test]
-fn the_oldest_arrays_have_few_members() {
+fn short_and_long_arrays_are_decoded() {
     let events = json!([
         ["BlockStored", [1, -2], null, [7, 8, 9, 10], 2, null],
         ["BlockStored", [1], 5, [7], 1, 3, "CPU"],
@@ -335,7 +335,7 @@ fn the_oldest_arrays_have_few_members() {
 }
 
 #[test]
-fn an_event_that_is_not_understood_does_not_hide_the_others() {
+fn an_unsupported_event_does_not_affect_the_others() {
     let stored = |member: &str, value: Value| {
         let mut event =
             json!({"type": "BlockStored", "block_hashes": [1], "token_ids": [2], "block_size": 1});
@@ -372,7 +372,7 @@ fn an_event_that_is_not_understood_does_not_hide_the_others() {
 }
 
 #[test]
-fn what_is_no_batch_is_refused() {
+fn malformed_batches_are_rejected() {
     for (batch, error) in [
         (json!([1.5]), EventDecodeError::Malformed),
         (json!({"ts": 1.5}), EventDecodeError::Malformed),
@@ -393,7 +393,7 @@ fn what_is_no_batch_is_refused() {
 }
 
 #[test]
-fn mooncake_events_are_those_of_its_publisher() {
+fn mooncake_events_match_its_publisher() {
     let key = |key, group, medium| StoreEventObject { key, group, medium };
     let expected = [
         ("default", StoreEventKind::Stored(key("12345678901234567890", None, StorageMedium::StoreMemory))),
@@ -417,7 +417,7 @@ fn mooncake_events_are_those_of_its_publisher() {
     }
 }
 
-/// Reads everything that can be asked of a payload.
+/// Decodes everything in a payload.
 fn read_all(payload: &[u8]) {
     if let Ok(batch) = EngineEventBatch::decode(payload) {
         for event in batch.events() {
@@ -439,13 +439,13 @@ proptest! {
 
     #[test]
     fn damaged_payloads_do_not_panic(
-        which in any::<prop::sample::Index>(),
+        choice in any::<prop::sample::Index>(),
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
         thread_local!(static RECORDED: Vec<Vec<u8>> = recorded().into_iter().map(|(payload, _)| payload).collect());
-        let mut payload = RECORDED.with(|recorded| which.get(recorded).clone());
-        for (at, byte) in damage {
-            *at.get_mut(&mut payload) = byte;
+        let mut payload = RECORDED.with(|recorded| choice.get(recorded).clone());
+        for (index, byte) in damage {
+            *index.get_mut(&mut payload) = byte;
         }
         read_all(&payload);
     }

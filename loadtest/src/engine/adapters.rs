@@ -1,4 +1,4 @@
-//! LoRA adapters by both engines' own calls. They change nothing but the names that the engine serves.
+//! LoRA adapters with both engines' own API. They only change the list of served model names.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,6 @@ use super::config::SimProtocol;
 use super::response::{self, SimRejection, SimResponse};
 use super::{SimEngine, SimEngineState};
 
-/// Paths of the loaded adapters, by name.
 #[derive(Debug, Default)]
 pub(crate) struct LoraAdapters(Mutex<BTreeMap<String, String>>);
 
@@ -20,7 +19,7 @@ impl LoraAdapters {
         self.0.lock().contains_key(name)
     }
 
-    /// Their entries in `/v1/models`.
+    /// Entries of the adapters in `/v1/models`.
     pub(crate) fn model_cards(&self, base: &str, owner: &str) -> Vec<Value> {
         let created = super::stats::unix_ms() / 1_000;
         let card = |(name, path): (&String, &String)| {
@@ -32,14 +31,14 @@ impl LoraAdapters {
 }
 
 impl SimEngine {
-    /// Paths of the LoRA adapters that are loaded, by name.
+    /// Paths of the loaded LoRA adapters, by name.
     #[must_use]
     pub fn lora_adapters(&self) -> BTreeMap<String, String> {
         self.engine.adapters.0.lock().clone()
     }
 }
 
-/// `load_lora_adapter`.
+/// Handles `load_lora_adapter` of both protocols.
 pub(crate) fn load(engine: &SimEngineState, body: &Bytes) -> SimResponse {
     let (name, path) = (string_member(body, "lora_name"), string_member(body, "lora_path"));
     let mut adapters = engine.adapters.0.lock();
@@ -54,7 +53,7 @@ pub(crate) fn load(engine: &SimEngineState, body: &Bytes) -> SimResponse {
     adapter_response(engine.options.protocol, outcome, &adapters)
 }
 
-/// `unload_lora_adapter`.
+/// Handles `unload_lora_adapter` of both protocols.
 pub(crate) fn unload(engine: &SimEngineState, body: &Bytes) -> SimResponse {
     let name = string_member(body, "lora_name");
     let mut adapters = engine.adapters.0.lock();
@@ -70,17 +69,17 @@ fn string_member(body: &Bytes, name: &str) -> String {
     body.get(name).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
-/// vLLM answers with a sentence or an error, SGLang with an object and 400 whatever was wrong.
+/// vLLM answers with a sentence or an error, SGLang with an object and status 400 for every error.
 fn adapter_response(
-    face: SimProtocol,
+    protocol: SimProtocol,
     outcome: Result<String, (StatusCode, String)>,
     adapters: &BTreeMap<String, String>,
 ) -> SimResponse {
-    match (face, outcome) {
-        (SimProtocol::Vllm, Ok(said)) => response::text(StatusCode::OK, said),
+    match (protocol, outcome) {
+        (SimProtocol::Vllm, Ok(message)) => response::text(StatusCode::OK, message),
         (SimProtocol::Vllm, Err((status, message))) => {
             let kind = if status == StatusCode::NOT_FOUND { "NotFoundError" } else { "InvalidUserInput" };
-            response::rejection(face, &SimRejection { status, kind, message })
+            response::rejection(protocol, &SimRejection { status, kind, message })
         }
         (SimProtocol::Sglang, outcome) => {
             let status = if outcome.is_ok() { StatusCode::OK } else { StatusCode::BAD_REQUEST };

@@ -1,4 +1,4 @@
-//! SGLang's HTTP interface, beside generation.
+//! SGLang's HTTP API, except generation.
 
 use std::sync::Arc;
 
@@ -14,28 +14,27 @@ use super::serve::DisaggregationPlan;
 use super::stats::unix_s;
 use super::{SimEngineState, SimRole, adapters, events, metrics, tokenize};
 
-/// Version that is reported.
 const VERSION: &str = "0.5.23";
-/// Port of a bootstrap server that the request does not name.
+/// Default bootstrap port when a request names none.
 const DEFAULT_BOOTSTRAP_PORT: u16 = 8_998;
-/// A bootstrap host that stands for "no transfer": engines use it to test themselves.
+/// Bootstrap host for "no transfer", which engines use in self-tests.
 const FAKE_BOOTSTRAP_HOST: &str = "2.2.2.2";
 
-/// What the pair protocol says about a request.
+/// Transfers and ranks of a request under the pair protocol.
 pub(crate) fn disaggregation_plan(
     engine: &SimEngineState,
-    ask: &GenerationRequest,
+    request: &GenerationRequest,
     parts: &Parts,
 ) -> Result<DisaggregationPlan, SimRejection> {
-    let count = ask.choice_count();
-    let routed = routed_rank(engine, ask, parts)?;
-    let rooms = parse_bootstrap_rooms(ask, count)?;
+    let count = request.choice_count();
+    let routed = routed_rank(engine, request, parts)?;
+    let rooms = parse_bootstrap_rooms(request, count)?;
     let mut handovers = Vec::with_capacity(count);
     let mut ranks = Vec::with_capacity(count);
-    let hosts = ScalarOrList::new(ask, "bootstrap_host");
-    let ports = ScalarOrList::new(ask, "bootstrap_port");
+    let hosts = ScalarOrList::new(request, "bootstrap_host");
+    let ports = ScalarOrList::new(request, "bootstrap_port");
     let fake = hosts
-        .value_for(0, ask.n)
+        .value_for(0, request.n)
         .and_then(Value::as_str)
         .is_some_and(|host| host == FAKE_BOOTSTRAP_HOST || host == "FAKE_BOOTSTRAP_HOST");
     for index in 0..count {
@@ -58,19 +57,19 @@ pub(crate) fn disaggregation_plan(
         handovers.push(if engine.options.role == SimRole::Prefill {
             SimKvTransfer::Send { key: key.clone() }
         } else {
-            let host = hosts.value_for(index, ask.n).and_then(Value::as_str).ok_or_else(|| {
+            let host = hosts.value_for(index, request.n).and_then(Value::as_str).ok_or_else(|| {
                 SimRejection::bad_request(
                     "bootstrap_host must be a text, or a list with one for each prompt or answer",
                 )
             })?;
             let port = ports
-                .value_for(index, ask.n)
+                .value_for(index, request.n)
                 .and_then(Value::as_u64)
                 .unwrap_or(u64::from(DEFAULT_BOOTSTRAP_PORT));
             SimKvTransfer::Pull(KvPull {
                 server: server_url(host, port),
                 key: key.clone(),
-                rank: ask.u32("disagg_prefill_dp_rank"),
+                rank: request.u32("disagg_prefill_dp_rank"),
                 engine_id: None,
                 wait: true,
                 retries_connect: true,
@@ -90,14 +89,14 @@ pub(crate) fn server_url(host: &str, port: u64) -> String {
     }
 }
 
-/// A member that is one value for all answers, or a list.
+/// A member that is one value for all choices, or a list.
 struct ScalarOrList<'a> {
     value: Option<&'a Value>,
 }
 
 impl<'a> ScalarOrList<'a> {
-    fn new(ask: &'a GenerationRequest, name: &str) -> Self {
-        Self { value: ask.body.get(name).filter(|value| !value.is_null()) }
+    fn new(request: &'a GenerationRequest, name: &str) -> Self {
+        Self { value: request.body.get(name).filter(|value| !value.is_null()) }
     }
 
     fn value_for(&self, index: usize, n: u32) -> Option<&'a Value> {
@@ -111,10 +110,10 @@ impl<'a> ScalarOrList<'a> {
 
 type BootstrapRooms = Vec<(u64, String)>;
 
-/// The room of every answer, and the place it stands for: a single room counts up over a batch, a list has one
-/// for every answer, or one for every prompt whose answers then share it.
+/// The room of every choice, and its index: a single room counts up over a batch, a list has one room per choice, or
+/// one per prompt shared by its choices.
 fn parse_bootstrap_rooms(
-    ask: &GenerationRequest,
+    request: &GenerationRequest,
     count: usize,
 ) -> Result<Option<BootstrapRooms>, SimRejection> {
     let invalid = |what: String| SimRejection::bad_request(format!("bootstrap_room: {what}"));
@@ -124,16 +123,16 @@ fn parse_bootstrap_rooms(
             .filter(|room| *room <= i64::MAX as u64)
             .ok_or_else(|| invalid(format!("must be a whole number between 0 and 2^63-1, got {value}")))
     };
-    match ask.body.get("bootstrap_room") {
+    match request.body.get("bootstrap_room") {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Array(list)) if list.len() == count => list
             .iter()
             .map(|room| number(room).map(|room| (room, rendezvous_key(room, 0))))
             .collect::<Result<_, _>>()
             .map(Some),
-        Some(Value::Array(list)) if list.len() == ask.prompts.len() => (0..count)
+        Some(Value::Array(list)) if list.len() == request.prompts.len() => (0..count)
             .map(|index| {
-                let (prompt, choice) = ask.prompt_and_choice(index);
+                let (prompt, choice) = request.prompt_and_choice(index);
                 number(&list[prompt]).map(|room| (room, rendezvous_key(room, choice)))
             })
             .collect::<Result<_, _>>()
@@ -141,7 +140,7 @@ fn parse_bootstrap_rooms(
         Some(Value::Array(list)) => Err(invalid(format!(
             "{} rooms for {} prompts and {count} answers",
             list.len(),
-            ask.prompts.len()
+            request.prompts.len()
         ))),
         Some(room) => {
             let first = number(room)?;
@@ -159,10 +158,10 @@ fn rendezvous_key(room: u64, choice: u32) -> String {
     if choice == 0 { format!("room:{room}") } else { format!("room:{room}:{choice}") }
 }
 
-/// The data-parallel rank that the request asks for; the header wins.
+/// The data-parallel rank that the request selects; the header takes precedence.
 fn routed_rank(
     engine: &SimEngineState,
-    ask: &GenerationRequest,
+    request: &GenerationRequest,
     parts: &Parts,
 ) -> Result<Option<u32>, SimRejection> {
     let rank =
@@ -172,7 +171,7 @@ fn routed_rank(
                     SimRejection::bad_request("X-Data-Parallel-Rank must be a whole number")
                 })?)
             }
-            None => ask.u32("routed_dp_rank").or_else(|| ask.u32("data_parallel_rank")),
+            None => request.u32("routed_dp_rank").or_else(|| request.u32("data_parallel_rank")),
         };
     match rank {
         Some(rank) if rank >= engine.options.dp_size => Err(SimRejection::bad_request(format!(
@@ -183,7 +182,7 @@ fn routed_rank(
     }
 }
 
-/// Everything that does not generate.
+/// Dispatches all endpoints that do not generate.
 pub(crate) fn dispatch(engine: &Arc<SimEngineState>, parts: &Parts, body: &Bytes) -> SimResponse {
     let get = parts.method == Method::GET;
     let query = parts.uri.query().unwrap_or_default();
@@ -308,7 +307,7 @@ fn model_info(engine: &SimEngineState) -> Value {
 
 /// `/v1/loads`: one entry per rank. The engine counts as a whole, so each rank shows its share.
 fn loads(engine: &SimEngineState, query: &str) -> Value {
-    let wanted: Option<u32> =
+    let requested: Option<u32> =
         query.split('&').find_map(|pair| pair.strip_prefix("dp_rank=")).and_then(|rank| rank.parse().ok());
     let included = query.split('&').find_map(|pair| pair.strip_prefix("include="));
     let includes = |section: &str| {
@@ -319,13 +318,13 @@ fn loads(engine: &SimEngineState, query: &str) -> Value {
     let ranks = u64::from(engine.options.dp_size);
     let loads: Vec<Value> =
         (0..engine.options.dp_size)
-            .filter(|rank| wanted.is_none_or(|wanted| wanted == *rank))
+            .filter(|rank| requested.is_none_or(|requested| requested == *rank))
             .map(|rank| {
                 let (_, capacity) = engine.rank(rank).cache.lock().device_usage();
                 engine.stats.read(|stats| {
                     let share = |count: u64| count / ranks + u64::from(count % ranks > u64::from(rank));
-                    let seen = stats.prompt_tokens.max(1);
-                    // What could be evicted is not in use.
+                    let prompt_tokens = stats.prompt_tokens.max(1);
+                    // Evictable tokens are not counted as used.
                     let used = share(stats.used_tokens);
                     let hit =
                         stats.cached_device_tokens + stats.cached_host_tokens + stats.cached_storage_tokens;
@@ -337,7 +336,7 @@ fn loads(engine: &SimEngineState, query: &str) -> Value {
                         "num_prealloc_ready_tokens": 0,
                         "max_total_num_tokens": capacity, "max_running_requests": engine.options.max_running,
                         "token_usage": fraction(used, capacity as u64), "gen_throughput": 0.0,
-                        "cache_hit_rate": fraction(hit, seen),
+                        "cache_hit_rate": fraction(hit, prompt_tokens),
                         "utilization": fraction(share(stats.running), engine.options.max_running as u64),
                         "total_prefill_uncached_tokens": stats.prompt_tokens - hit.min(stats.prompt_tokens),
                         "total_prefill_busy_us": stats.prefill_busy_us, "decode_moments": null,
@@ -376,7 +375,7 @@ pub(crate) fn fraction(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// `/v1/embeddings`: eight numbers that depend on the text.
+/// `/v1/embeddings`: eight numbers derived from the text.
 pub(crate) fn embeddings(engine: &SimEngineState, body: &Bytes) -> SimResponse {
     let parsed: Value = serde_json::from_slice(body).unwrap_or_default();
     let inputs: Vec<String> = match parsed.get("input") {
@@ -398,7 +397,7 @@ pub(crate) fn embeddings(engine: &SimEngineState, body: &Bytes) -> SimResponse {
         .map(|(index, input)| {
             let seed = super::tokens::hash_bytes(input.as_bytes());
             let vector: Vec<f64> =
-                (0..8).map(|at| fraction(super::tokens::mix(seed, at) >> 44, 1 << 20)).collect();
+                (0..8).map(|element| fraction(super::tokens::mix(seed, element) >> 44, 1 << 20)).collect();
             json!({"object": "embedding", "index": index, "embedding": vector})
         })
         .collect();

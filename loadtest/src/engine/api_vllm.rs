@@ -1,4 +1,4 @@
-//! vLLM's HTTP interface, beside generation.
+//! vLLM's HTTP API, except generation.
 
 use std::sync::Arc;
 
@@ -14,25 +14,24 @@ use super::response::{self, SimRejection, SimResponse};
 use super::serve::DisaggregationPlan;
 use super::{SimEngineState, SimRole, VllmConnector, adapters, events, metrics, tokenize};
 
-/// Version that is reported.
 const VERSION: &str = "0.32.0";
 
-/// What the connector makes of a request's `kv_transfer_params`.
+/// Transfers and ranks that the connector derives from a request's `kv_transfer_params`.
 pub(crate) fn disaggregation_plan(
     engine: &SimEngineState,
-    ask: &GenerationRequest,
+    request: &GenerationRequest,
     parts: &Parts,
     ids: &[String],
 ) -> Result<DisaggregationPlan, SimRejection> {
     let served = |model: &String| *model == engine.options.model || engine.adapters.has(model);
-    if let Some(model) = ask.model.as_ref().filter(|model| !served(model)) {
+    if let Some(model) = request.model.as_ref().filter(|model| !served(model)) {
         return Err(SimRejection {
             status: StatusCode::NOT_FOUND,
             kind: "NotFoundError",
             message: format!("The model `{model}` does not exist."),
         });
     }
-    let count = ask.choice_count();
+    let count = request.choice_count();
     let rank = rank(engine, parts);
     let mut plan = DisaggregationPlan {
         transfers: vec![SimKvTransfer::Local; count],
@@ -40,14 +39,14 @@ pub(crate) fn disaggregation_plan(
         kv_transfer_params: Value::Null,
         prefill_leg: false,
     };
-    let params = ask.body.get("kv_transfer_params").and_then(Value::as_object);
+    let params = request.body.get("kv_transfer_params").and_then(Value::as_object);
     let flag =
         |name: &str| params.and_then(|params| params.get(name)).and_then(Value::as_bool).unwrap_or(false);
-    // Only the first answer of a request is handed over; the others are computed where they are wanted.
+    // Only the first choice of a request is transferred; the others are computed on the decode engine.
     let first = match engine.options.connector {
         VllmConnector::Store => None,
         _ if flag("do_remote_decode") && engine.options.role != SimRole::Decode => {
-            plan_prefill_leg(engine, ask, params, ids, &mut plan)
+            plan_prefill_leg(engine, request, params, ids, &mut plan)
         }
         _ if flag("do_remote_prefill") && engine.options.role != SimRole::Prefill => {
             plan_decode_leg(engine, params)
@@ -67,7 +66,7 @@ pub(crate) fn disaggregation_plan(
 }
 
 fn rank(engine: &SimEngineState, parts: &Parts) -> u32 {
-    // Anything that is not a rank is ignored without a word.
+    // vLLM silently ignores a header that is not a rank.
     let header = parts.headers.get("x-data-parallel-rank").and_then(|rank| rank.to_str().ok());
     header
         .and_then(|rank| rank.trim().parse().ok())
@@ -81,10 +80,10 @@ fn text(params: TransferParamsRef<'_>, name: &str) -> Option<String> {
     params?.get(name)?.as_str().map(str::to_owned)
 }
 
-/// The prefill leg.
+/// Plans the prefill leg of a pair.
 fn plan_prefill_leg(
     engine: &SimEngineState,
-    ask: &GenerationRequest,
+    request: &GenerationRequest,
     params: TransferParamsRef<'_>,
     ids: &[String],
     plan: &mut DisaggregationPlan,
@@ -94,7 +93,7 @@ fn plan_prefill_leg(
     }
     let id = ids.first().cloned().unwrap_or_default();
     let request_id = format!("{id}-0-{:08x}", fastrand::u32(..));
-    let tokens = ask.prompts.first().map_or(0, |prompt| prompt.len());
+    let tokens = request.prompts.first().map_or(0, |prompt| prompt.len());
     let blocks = tokens.div_ceil(engine.options.page_size);
     let first_block = fastrand::usize(1..100_000);
     let (host, port) = side_channel(engine);
@@ -121,7 +120,7 @@ fn side_channel(engine: &SimEngineState) -> (String, u16) {
     (host, address.map_or(0, |address| address.port()))
 }
 
-/// The decode leg. `None` when a member is missing: vLLM then computes the prompt itself.
+/// Plans the decode leg. `None` when a member is missing: vLLM then computes the prompt itself.
 fn plan_decode_leg(engine: &SimEngineState, params: TransferParamsRef<'_>) -> Option<SimKvTransfer> {
     let engine_id = Some(text(params, "remote_engine_id")?);
     Some(SimKvTransfer::Pull(if engine.options.connector == VllmConnector::Mooncake {
@@ -148,7 +147,7 @@ fn plan_decode_leg(engine: &SimEngineState, params: TransferParamsRef<'_>) -> Op
     }))
 }
 
-/// Everything that does not generate.
+/// Dispatches all endpoints that do not generate.
 pub(crate) fn dispatch(engine: &Arc<SimEngineState>, parts: &Parts, body: &Bytes) -> SimResponse {
     let get = parts.method == Method::GET;
     match parts.uri.path() {

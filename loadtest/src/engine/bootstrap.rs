@@ -1,5 +1,5 @@
 //! The prefill engine's second port: SGLang's and Mooncake's bootstrap servers, NIXL's side channel, and the
-//! simulator's hand-over of key-value caches.
+//! simulator's KV cache transfer.
 
 use std::sync::Arc;
 
@@ -12,9 +12,9 @@ use super::response::{self, SimResponse};
 use super::server::read_body;
 use super::{SimEngineState, SimProtocol, VllmConnector};
 
-/// Largest body at this port.
+/// Maximum request body in bytes at this port.
 const MAX_BODY_BYTES: usize = 1024 * 1024;
-/// Most rooms whose rank is remembered.
+/// Maximum number of rooms with a registered rank.
 const MAX_ROOM_RANKS: usize = 65_536;
 
 pub(crate) async fn handle(engine: &Arc<SimEngineState>, request: Request<Incoming>) -> SimResponse {
@@ -25,7 +25,7 @@ pub(crate) async fn handle(engine: &Arc<SimEngineState>, request: Request<Incomi
     let path = parts.uri.path();
     if parts.method == Method::POST && path == "/_sim/kv" {
         return match serde_json::from_slice::<KvPullRequest>(&body) {
-            Ok(ask) => serve_kv_pull(engine, ask).await,
+            Ok(pull_request) => serve_kv_pull(engine, pull_request).await,
             Err(error) => response::text(StatusCode::BAD_REQUEST, error.to_string()),
         };
     }
@@ -38,19 +38,19 @@ pub(crate) async fn handle(engine: &Arc<SimEngineState>, request: Request<Incomi
     }
 }
 
-async fn serve_kv_pull(engine: &SimEngineState, mut ask: KvPullRequest) -> SimResponse {
+async fn serve_kv_pull(engine: &SimEngineState, mut pull_request: KvPullRequest) -> SimResponse {
     if !engine.is_ready() {
         return response::text(StatusCode::SERVICE_UNAVAILABLE, "not ready");
     }
-    if ask.engine_id.as_ref().is_some_and(|id| !id.starts_with(&engine.engine_id)) {
-        return response::text(StatusCode::CONFLICT, "another engine of this name answers");
+    if pull_request.engine_id.as_ref().is_some_and(|id| !id.starts_with(&engine.engine_id)) {
+        return response::text(StatusCode::CONFLICT, "engine id mismatch: the engine has restarted");
     }
-    if ask.rank.is_none() && engine.options.dp_size > 1 {
-        ask.rank = room_rank(engine, &ask.key);
+    if pull_request.rank.is_none() && engine.options.dp_size > 1 {
+        pull_request.rank = room_rank(engine, &pull_request.key);
     }
     match engine
         .rendezvous
-        .pull(&ask, |offer| engine.timing.transfer(remaining_transfer_tokens(engine, offer)))
+        .pull(&pull_request, |offer| engine.timing.transfer(remaining_transfer_tokens(engine, offer)))
         .await
     {
         Ok(offer) => response::json_ok(&serde_json::to_value(offer).unwrap_or_default()),
@@ -64,7 +64,7 @@ async fn serve_kv_pull(engine: &SimEngineState, mut ask: KvPullRequest) -> SimRe
     }
 }
 
-/// SGLang hands chunks over as they are computed, vLLM all at the end.
+/// SGLang transfers chunks as they are computed, vLLM everything at the end.
 fn remaining_transfer_tokens(engine: &SimEngineState, offer: &KvOffer) -> usize {
     let tokens = offer.prompt_tokens;
     match engine.options.protocol {
@@ -75,7 +75,7 @@ fn remaining_transfer_tokens(engine: &SimEngineState, offer: &KvOffer) -> usize 
     }
 }
 
-/// Where a decode engine looks for a room that the request gives no rank for.
+/// Rank registered for a room, for requests that name none.
 fn room_rank(engine: &SimEngineState, key: &str) -> Option<u32> {
     let room: u64 = key.strip_prefix("room:")?.split(':').next()?.parse().ok()?;
     let registered = engine.room_ranks.lock().get(&room).copied();
@@ -124,7 +124,7 @@ fn register_rank(engine: &SimEngineState, body: &[u8]) -> SimResponse {
     };
     let mut ranks = engine.room_ranks.lock();
     if ranks.len() >= MAX_ROOM_RANKS {
-        // Rooms are used once; an old one is not asked for again.
+        // Rooms are used once; old ones are not looked up again.
         ranks.clear();
     }
     ranks.insert(room, u32::try_from(rank).unwrap_or(u32::MAX));

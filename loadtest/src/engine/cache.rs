@@ -1,4 +1,4 @@
-//! Prefix caches: page-granular, least recently used first out, keyed by the chained page hash.
+//! Prefix caches: page-granular LRU, keyed by the chained page hash.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 
 const NO_SLOT: u32 = u32::MAX;
 
-/// What an insertion did to a page.
+/// Effect of an insertion on a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PageChange {
     Added(u128),
     Evicted(u128),
 }
 
-/// A bounded set of pages in order of use.
+/// A bounded set of pages in LRU order.
 #[derive(Debug, Default)]
 pub(crate) struct PageLru {
     /// Capacity in tokens; a page counts its tokens.
@@ -40,12 +40,10 @@ impl PageLru {
         Self { capacity, newest: NO_SLOT, oldest: NO_SLOT, ..Self::default() }
     }
 
-    /// Capacity in tokens.
     pub(crate) fn capacity(&self) -> usize {
         self.capacity
     }
 
-    /// Tokens held.
     pub(crate) fn used(&self) -> usize {
         self.used
     }
@@ -58,12 +56,12 @@ impl PageLru {
         *self = Self::new(self.capacity);
     }
 
-    /// How many of `pages` are held without a gap, from the first one on.
+    /// Number of leading `pages` that are cached without a gap.
     pub(crate) fn leading(&self, pages: &[u128]) -> usize {
         pages.iter().take_while(|page| self.contains(**page)).count()
     }
 
-    /// Makes those of `pages` that are held the most recently used, the first one last.
+    /// Marks cached `pages` as most recently used, the first one last.
     pub(crate) fn touch(&mut self, pages: &[u128]) {
         for page in pages.iter().rev() {
             if let Some(&slot) = self.slots.get(page) {
@@ -73,26 +71,26 @@ impl PageLru {
         }
     }
 
-    /// Makes every page of a prefix the most recently used, adding what is missing. The first page is touched
-    /// last, so a prefix loses its end first. Tells what it changes, in that order.
+    /// Marks every page of a prefix as most recently used and adds missing ones. The first page is touched last, so a
+    /// prefix loses its end first. Reports changes in that order.
     pub(crate) fn put_prefix(
         &mut self,
         pages: &[u128],
         page_tokens: usize,
-        mut tell: impl FnMut(PageChange),
+        mut on_change: impl FnMut(PageChange),
     ) {
-        // Pages beyond the capacity would only push each other out.
+        // Pages beyond the capacity would only evict each other.
         let fitting = self.capacity.checked_div(page_tokens).unwrap_or(0).min(pages.len());
         if self.used + fitting * page_tokens > self.capacity {
-            // Room is made at the expense of other prefixes.
+            // Touch first, so that other prefixes are evicted.
             self.touch(&pages[..fitting]);
         }
         for page in pages[..fitting].iter().rev() {
-            self.put(*page, page_tokens, &mut tell);
+            self.put(*page, page_tokens, &mut on_change);
         }
     }
 
-    fn put(&mut self, page: u128, tokens: usize, tell: &mut impl FnMut(PageChange)) {
+    fn put(&mut self, page: u128, tokens: usize, on_change: &mut impl FnMut(PageChange)) {
         if tokens > self.capacity {
             return;
         }
@@ -103,7 +101,7 @@ impl PageLru {
         }
         while self.used + tokens > self.capacity {
             let Some(evicted) = self.evict_oldest() else { return };
-            tell(PageChange::Evicted(evicted));
+            on_change(PageChange::Evicted(evicted));
         }
         let node = PageLruNode { page, tokens, newer: NO_SLOT, older: NO_SLOT };
         let slot = if let Some(slot) = self.free.pop() {
@@ -115,7 +113,7 @@ impl PageLru {
             slot
         };
         self.slots.insert(page, slot);
-        tell(PageChange::Added(page));
+        on_change(PageChange::Added(page));
         self.used += tokens;
         self.link_newest(slot);
     }
@@ -157,42 +155,41 @@ impl PageLru {
     }
 }
 
-/// Where the reused tokens of a prompt came from, as SGLang's `cached_tokens_details` splits them.
+/// Sources of the reused tokens of a prompt, in the split of SGLang's `cached_tokens_details`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CachedTokens {
-    /// In the engine's own device memory (L1).
+    /// Tokens in the engine's own device memory (L1).
     pub device: usize,
-    /// In the engine's host memory (L2).
+    /// Tokens in the engine's host memory (L2).
     pub host: usize,
-    /// In the store shared by all engines (L3).
+    /// Tokens in the store shared by all engines (L3).
     pub storage: usize,
 }
 
 impl CachedTokens {
-    /// All of them.
     #[must_use]
     pub const fn total(&self) -> usize {
         self.device + self.host + self.storage
     }
 }
 
-/// Which of an engine's own levels.
+/// One of an engine's own cache levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LocalCacheLevel {
     Device,
     Host,
 }
 
-/// How an engine came by pages of a prefix.
+/// Where the pages of a prefix came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PageOrigin {
-    /// All are on the device.
+    /// Computed: all are on the device.
     Computed,
-    /// These came from the shared store, into host memory.
+    /// Pages in this range were fetched from the shared store into host memory.
     Fetched(Range<usize>),
 }
 
-/// One engine rank's own two levels.
+/// The two cache levels of one engine rank.
 #[derive(Debug)]
 pub(crate) struct PrefixCache {
     device: PageLru,
@@ -209,12 +206,12 @@ impl PrefixCache {
         }
     }
 
-    /// Pages of a prompt of `length` tokens that can be reused: at least one token is left to compute.
+    /// Pages of a prompt of `length` tokens that can be reused: at least one token must be computed.
     pub(crate) fn usable<'a>(&self, pages: &'a [u128], length: usize) -> &'a [u128] {
         &pages[..(length.saturating_sub(1) / self.page_size).min(pages.len())]
     }
 
-    /// What of a prompt of `length` tokens can be reused, contiguous from its start. It counts as use.
+    /// Looks up the reusable prefix of a prompt of `length` tokens and marks it as used.
     pub(crate) fn look_up(&mut self, pages: &[u128], length: usize) -> CachedTokens {
         let pages = self.usable(pages, length);
         let device = self.device.leading(pages);
@@ -224,7 +221,8 @@ impl PrefixCache {
         CachedTokens { device: device * self.page_size, host: host * self.page_size, storage: 0 }
     }
 
-    /// What was `found` of a prompt for which so many tokens came from the shared store: they are in the host level, if there is one.
+    /// Splits the hits in `found` for a prompt of which this many tokens were fetched: those are in the host level, if
+    /// there is one.
     pub(crate) fn attribute_fetched(
         &self,
         found: CachedTokens,
@@ -241,30 +239,30 @@ impl PrefixCache {
         }
     }
 
-    /// Keeps pages of a prefix, telling what it changes.
+    /// Inserts pages of a prefix and reports the changes.
     pub(crate) fn insert(
         &mut self,
         pages: &[u128],
         how: &PageOrigin,
-        mut tell: impl FnMut(LocalCacheLevel, PageChange),
+        mut on_change: impl FnMut(LocalCacheLevel, PageChange),
     ) {
         let mut on_host = pages;
         match how {
-            // The host level holds what the device level holds.
+            // The host level includes everything in the device level.
             PageOrigin::Computed => {
-                self.device.put_prefix(pages, self.page_size, |change| tell(LocalCacheLevel::Device, change));
+                self.device
+                    .put_prefix(pages, self.page_size, |change| on_change(LocalCacheLevel::Device, change));
             }
             PageOrigin::Fetched(part) => on_host = pages.get(part.clone()).unwrap_or_default(),
         }
-        self.host.put_prefix(on_host, self.page_size, |change| tell(LocalCacheLevel::Host, change));
+        self.host.put_prefix(on_host, self.page_size, |change| on_change(LocalCacheLevel::Host, change));
     }
 
-    /// Whether there is a host level.
     pub(crate) fn has_host(&self) -> bool {
         self.host.capacity() > 0
     }
 
-    /// Whether some level holds a page.
+    /// Whether any level contains the page.
     pub(crate) fn holds(&self, page: u128) -> bool {
         self.device.contains(page) || self.host.contains(page)
     }
@@ -274,12 +272,12 @@ impl PrefixCache {
         self.host.clear();
     }
 
-    /// Tokens in the device level and its capacity.
+    /// Used tokens and capacity of the device level.
     pub(crate) fn device_usage(&self) -> (usize, usize) {
         (self.device.used(), self.device.capacity())
     }
 
-    /// Tokens in the host level and its capacity.
+    /// Used tokens and capacity of the host level.
     pub(crate) fn host_usage(&self) -> (usize, usize) {
         (self.host.used(), self.host.capacity())
     }
@@ -299,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_last_stays() {
+    fn most_recently_used_page_stays() {
         let mut lru = PageLru::new(30);
         lru.put_prefix(&[1], 10, |_| {});
         lru.put_prefix(&[2], 10, |_| {});
@@ -314,7 +312,7 @@ mod tests {
         let mut lru = PageLru::new(40);
         lru.put_prefix(&[1, 2, 3], 10, |_| {});
         lru.put_prefix(&[9], 10, |_| {});
-        // 1, 2 and 3 are the oldest; making room for 4 must cost 9.
+        // 1, 2 and 3 are the oldest; inserting 4 must evict 9.
         lru.put_prefix(&[1, 2, 3, 4], 10, |_| {});
         assert_eq!(lru.leading(&[1, 2, 3, 4]), 4);
         assert!(!lru.contains(9));
@@ -338,14 +336,14 @@ mod tests {
         fn the_capacity_is_never_exceeded(capacity in 0_usize..200, page in 1_usize..40,
             prefixes in prop::collection::vec(prop::collection::vec(0_u128..30, 0..20), 0..40)) {
             let mut lru = PageLru::new(capacity);
-            // What the changes amount to is what is held.
-            let mut told = std::collections::BTreeSet::new();
+            // The reported changes add up to the content.
+            let mut content = std::collections::BTreeSet::new();
             for pages in prefixes {
                 lru.put_prefix(&pages, page, |change| assert!(match change {
-                    PageChange::Added(page) => told.insert(page),
-                    PageChange::Evicted(page) => told.remove(&page),
+                    PageChange::Added(page) => content.insert(page),
+                    PageChange::Evicted(page) => content.remove(&page),
                 }));
-                prop_assert!(told.iter().all(|page| lru.contains(*page)) && told.len() == lru.slots.len());
+                prop_assert!(content.iter().all(|page| lru.contains(*page)) && content.len() == lru.slots.len());
                 prop_assert!(lru.used() <= capacity);
                 prop_assert_eq!(lru.slots.len() * page, lru.used());
                 prop_assert!(lru.nodes.len() * page <= capacity);

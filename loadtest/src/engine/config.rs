@@ -1,4 +1,4 @@
-//! What a simulated engine is told at its start.
+//! Settings of a simulated engine.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -13,70 +13,70 @@ use super::events::KvEventOptions;
 use super::l3_store::{L3Backend, LockedPageStore, SimPageStore};
 use super::object_store::MooncakePageStore;
 
-/// What an engine does of a request's two phases.
+/// Phases of a request that an engine executes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SimRole {
-    /// Computes the prompt and hands the key-value cache over.
+    /// Computes the prompt and transfers the KV cache.
     Prefill,
-    /// Takes a key-value cache over and generates.
+    /// Receives a KV cache and generates.
     Decode,
-    /// Does both.
+    /// Computes the prompt and generates.
     Plain,
 }
 
-/// Whose wire protocol an engine speaks.
+/// Wire protocol of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum SimProtocol {
-    /// SGLang 0.5.23.
+    /// SGLang 0.5.23's HTTP API and pair protocol.
     Sglang,
-    /// vLLM 0.32.
+    /// vLLM 0.32's HTTP API and connectors.
     Vllm,
 }
 
-/// How vLLM engines hand key-value caches over. SGLang's engines have one way and ignore this.
+/// How vLLM engines transfer KV caches. SGLang engines have only one way and ignore this.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum VllmConnector {
-    /// `NixlConnector`: prefill first, its answer names the blocks, decode pulls them.
+    /// `NixlConnector`: prefill first, its response names the blocks, decode pulls them.
     Nixl,
-    /// `MooncakeConnector`: both legs share a transfer id, prefill is found through its bootstrap server.
+    /// `MooncakeConnector`: both legs share a transfer id; the decode finds the prefill by its bootstrap server.
     Mooncake,
-    /// `MooncakeStoreConnector`: both sides use the shared store and know nothing of each other.
+    /// `MooncakeStoreConnector`: both sides use the shared store and do not communicate with each other.
     Store,
 }
 
-/// How long things take. Durations are those of the engine being imitated; the engine divides them by
+/// Time model. Durations are those of the imitated engine; the simulated engine divides them by
 /// [`SimEngineOptions::time_scale`].
 ///
-/// Prefill of `new` tokens behind `cached` ones: `base + linear*new + quadratic*new*(cached + new/2)`. The default
+/// Prefill of `new` tokens after `cached` ones takes `base + linear*new + quadratic*new*(cached + new/2)`. The default
 /// constants were fitted to a published HiCache benchmark of Qwen3-235B on four H20 cards.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineTimeModel {
-    /// Seconds per prefill that do not depend on its length.
+    /// Constant seconds per prefill.
     pub prefill_base_s: f64,
     /// Seconds per new token.
     pub prefill_linear_s: f64,
     /// Seconds per new token and token before it.
     pub prefill_quadratic_s: f64,
-    /// Most tokens of one prefill pass; longer prompts take several, and short ones share a pass.
+    /// Maximum number of tokens of one prefill pass; longer prompts take several, and short ones share a pass.
     pub chunk_tokens: usize,
     /// Seconds per decode step of an empty batch.
     pub decode_base_s: f64,
     /// Seconds that each sequence of the batch adds to a decode step.
     pub decode_per_sequence_s: f64,
-    /// Bytes of key-value cache per token.
+    /// Bytes of KV cache per token.
     pub kv_bytes_per_token: u64,
     /// Bytes per second between prefill and decode.
     pub transfer_bytes_per_s: f64,
-    /// Seconds per transfer between prefill and decode that do not depend on its size.
+    /// Constant seconds per transfer between prefill and decode.
     pub transfer_latency_s: f64,
     /// Bytes per second from host memory to the device.
     pub host_load_bytes_per_s: f64,
     /// Bytes per second from the shared store.
     pub storage_bytes_per_s: f64,
-    /// Seconds per read from the shared store that do not depend on its size.
+    /// Constant seconds per read from the shared store.
     pub storage_latency_s: f64,
 }
 
@@ -100,7 +100,7 @@ impl Default for EngineTimeModel {
 }
 
 impl EngineTimeModel {
-    /// Seconds to compute `new` tokens behind `context` ones, without the part that every prefill pays.
+    /// Seconds to compute `new` tokens after `context` ones, without the constant part of a prefill.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "token counts are far below 2^52")]
     pub fn prefill_compute_s(&self, new: usize, context: usize) -> f64 {
@@ -108,14 +108,14 @@ impl EngineTimeModel {
         self.prefill_linear_s * new + self.prefill_quadratic_s * new * (context + new / 2.0)
     }
 
-    /// Seconds to hand the key-value cache of this many tokens from prefill to decode.
+    /// Seconds to transfer the KV cache of this many tokens from prefill to decode.
     #[must_use]
     pub fn transfer_s(&self, tokens: usize) -> f64 {
         self.transfer_latency_s + self.bytes_s(tokens, self.transfer_bytes_per_s)
     }
 
-    /// Tokens that are left to hand over when a prompt of which `new` tokens were computed is complete, if its chunks are handed
-    /// over as they are computed. The reused part goes with the first chunk.
+    /// Tokens that remain to be transferred when a prompt with `new` computed tokens is complete, if its chunks are
+    /// transferred as they are computed. The reused part is transferred with the first chunk.
     #[must_use]
     pub fn last_transfer_tokens(&self, tokens: usize, new: usize) -> usize {
         let chunk = self.chunk_tokens.max(1);
@@ -147,63 +147,59 @@ impl EngineTimeModel {
     }
 }
 
-/// Settings of one simulated engine.
 #[derive(Debug, Clone)]
 pub struct SimEngineOptions {
-    /// What the engine does of a request.
     pub role: SimRole,
-    /// Whose protocol it speaks.
+    /// Wire protocol of the engine.
     pub protocol: SimProtocol,
-    /// How a vLLM engine hands over.
+    /// How a vLLM engine transfers KV caches.
     pub connector: VllmConnector,
-    /// Where it listens. Port 0 takes a free one.
+    /// Listen address. Port 0 selects a free one.
     pub listen: SocketAddr,
-    /// Where its bootstrap server (SGLang, Mooncake) or side channel (NIXL) listens; `None` takes a free port
-    /// beside [`SimEngineOptions::listen`]. Only prefill engines have one.
+    /// Listen address of its bootstrap server (SGLang, Mooncake) or side channel (NIXL); `None` selects a free port on
+    /// the host of [`SimEngineOptions::listen`]. Only prefill engines have one.
     pub bootstrap_listen: Option<SocketAddr>,
-    /// Host that other engines reach the bootstrap server under; `None` takes the listening address.
+    /// Host that other engines use to reach the bootstrap server; `None` is the listen address.
     pub advertise_host: Option<String>,
-    /// Data-parallel ranks. Each has its own queue and cache.
+    /// Number of data-parallel ranks. Each has its own queue and cache.
     pub dp_size: u32,
-    /// Served model name.
     pub model: String,
-    /// Folder or repository that it says its model and tokenizer are from; `None` is the served name.
+    /// Model path that it reports for model and tokenizer; `None` is the served name.
     pub model_path: Option<String>,
-    /// Whether a vLLM engine answers `…/render` (`--enable-scale-out`).
+    /// Whether a vLLM engine serves `…/render` (`--enable-scale-out`).
     pub scale_out: bool,
     /// Tokens per page (SGLang) or block (vLLM).
     pub page_size: usize,
     /// Whether a prefill pass takes tokens of several prompts, up to the chunk size.
     pub packed: bool,
-    /// An SGLang engine sends its first token at once and then an event for every so many (`--stream-interval`).
+    /// An SGLang engine sends its first token at once and then one event per this many tokens (`--stream-interval`).
     pub stream_interval: u32,
-    /// Longest prompt in tokens.
+    /// Maximum prompt length in tokens.
     pub context_tokens: usize,
-    /// Most requests that generate at once, per rank; more wait.
+    /// Maximum number of running requests per rank; more wait.
     pub max_running: usize,
     /// Divides every duration of [`SimEngineOptions::service`].
     pub time_scale: f64,
-    /// How long things take.
     pub service: EngineTimeModel,
     /// Device cache per rank in tokens.
     pub device_tokens: usize,
-    /// Host cache per rank in tokens; 0 is none.
+    /// Host cache per rank in tokens; 0 disables it.
     pub host_tokens: usize,
-    /// Whether an SGLang engine uses the fleet's shared store. vLLM engines use it with [`VllmConnector::SimPageStore`].
+    /// Whether an SGLang engine uses the fleet's shared store. vLLM engines use it with [`VllmConnector::Store`].
     pub use_storage: bool,
-    /// How long one leg of a pair waits for the other. A wall-clock time: the time scale leaves it alone, as it
-    /// does the two below. `None` takes the engine's own: 300 s for SGLang, 480 s for vLLM.
+    /// How long one leg of a pair waits for the other. Like the next two, this is wall-clock time and not scaled.
+    /// `None` is the engine's default: 300 s for SGLang, 480 s for vLLM.
     pub bootstrap_timeout: Option<Duration>,
-    /// How long an SGLang decode engine tries to reach the bootstrap server before it answers 500.
+    /// How long an SGLang decode engine tries to reach the bootstrap server before it returns 500.
     pub handshake_timeout: Duration,
-    /// How long after its start a prefill engine's bootstrap server answers 503.
+    /// Time after start during which a prefill engine's bootstrap server returns 503.
     pub ready_after: Duration,
-    /// How the engine publishes KV events; `None` is not at all. Then no page is hashed.
+    /// How the engine publishes KV events; `None` disables them, and then no page is hashed.
     pub kv_events: Option<KvEventOptions>,
 }
 
 impl SimEngineOptions {
-    /// An engine on a free loopback port with the calibrated timing.
+    /// An engine on a free loopback port with the calibrated time model.
     #[must_use]
     pub fn new(role: SimRole, protocol: SimProtocol) -> Self {
         Self {
@@ -234,14 +230,14 @@ impl SimEngineOptions {
         }
     }
 
-    /// The same engine a thousand times faster, which is what tests want.
+    /// The same engine a thousand times faster, for tests.
     #[must_use]
     pub fn fast(mut self) -> Self {
         self.time_scale = 1_000.0;
         self
     }
 
-    /// What its model is from.
+    /// Reported path of the model.
     pub(crate) fn model_path(&self) -> &str {
         self.model_path.as_deref().unwrap_or(&self.model)
     }
@@ -277,7 +273,7 @@ impl SimEngineOptions {
             return invalid("time-scale must be a number above 0; 10 means ten times faster");
         }
         if self.kv_events.is_some() && self.page_size > moongate_block_hash::MAX_BLOCK_TOKENS as usize {
-            return invalid("page-size must be at most 8192 where KV events are published");
+            return invalid("page-size must be at most 8192 with KV events");
         }
         if self.stream_interval == 0 {
             return invalid("stream-interval must be at least 1");
@@ -297,27 +293,21 @@ pub enum SimEngineError {
     Config(String),
     /// An address could not be bound.
     #[error("cannot listen on {address}: {source}; is another process using it?")]
-    Listen {
-        /// The address.
-        address: SocketAddr,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    Listen { address: SocketAddr, source: std::io::Error },
     /// An event socket could not be opened.
     #[error("cannot publish KV events on {address}: {source}; is another process using it?")]
     Events {
         /// The first rank's address, as configured.
         address: SocketAddr,
-        /// What went wrong.
         source: moongate_zmtp::ZmtpError,
     },
-    /// The HTTP client for key-value transfers could not be made.
-    #[error("cannot make the transfer client: {0}")]
+    /// The HTTP client for KV transfers could not be created.
+    #[error("cannot create the transfer client: {0}")]
     Client(#[from] reqwest::Error),
 }
 
-/// What engines of one process share: the L3 store. (Prefill and decode meet over HTTP, so pairs also work across
-/// processes; a simulated store does not.)
+/// State shared by engines of one process: the L3 store. Prefill and decode communicate over HTTP, so pairs also work
+/// across processes; a simulated store does not.
 #[derive(Debug, Clone)]
 pub struct SharedL3Store {
     pages: Arc<LockedPageStore>,
@@ -325,30 +315,29 @@ pub struct SharedL3Store {
 }
 
 impl SharedL3Store {
-    /// A fleet whose shared store holds this many tokens; 0 is no store.
+    /// A fleet whose shared store holds this many tokens; 0 disables it.
     #[must_use]
     pub fn new(storage_tokens: usize) -> Self {
         Self { pages: Arc::new(Mutex::new(SimPageStore::new(storage_tokens))), mooncake: None }
     }
 
-    /// A fleet that keeps its pages in a real Mooncake store. Other processes' engines can share it.
+    /// A fleet that stores its pages in a real Mooncake store, which engines of other processes can share.
     #[must_use]
     pub fn with_mooncake(client: KvClient) -> Self {
         Self { mooncake: Some(MooncakePageStore::new(client)), ..Self::new(0) }
     }
 
-    /// Tokens in the simulated store now.
+    /// Number of tokens in the simulated store.
     #[must_use]
     pub fn storage_used_tokens(&self) -> usize {
         self.pages.lock().used()
     }
 
-    /// Empties the simulated store.
     pub fn clear_storage(&self) {
         self.pages.lock().clear();
     }
 
-    /// The store, whether it can hold anything or not.
+    /// The simulated store, which may have no capacity.
     pub(crate) fn page_store(&self) -> Arc<LockedPageStore> {
         Arc::clone(&self.pages)
     }

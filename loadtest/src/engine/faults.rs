@@ -1,86 +1,80 @@
-//! Ways in which an engine can be made to fail, switched at run time.
+//! Fault injection for engines, switched at run time.
 
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-/// One way to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "fault")]
 pub enum EngineFault {
-    /// Works.
     #[default]
     None,
-    /// The process is gone: both listeners closed, connections reset.
+    /// Simulates a dead process: both listeners closed, connections reset.
     Refuse,
-    /// Takes the request and never answers.
+    /// Accepts the request and never responds.
     Hang,
-    /// Answers 500.
     Status500,
-    /// Answers 404, as for a path that it does not have.
+    /// Responds with status 404, as for an unknown path.
     NotFound,
-    /// Closes the connection after the request was read and before anything was answered.
+    /// Closes the connection after the request was read and before the response starts.
     CloseBeforeFirstByte,
     /// Closes the connection after this many tokens, without the end of the body.
-    DieMidStream {
-        /// Tokens sent before.
+    DisconnectMidStream {
+        /// Tokens sent before the fault.
         tokens: u64,
     },
-    /// Falls silent after this many tokens.
+    /// Sends no more data after this many tokens, with the connection open.
     HangMidStream {
-        /// Tokens sent before.
+        /// Tokens sent before the fault.
         tokens: u64,
     },
-    /// Answers bytes that are not HTTP.
+    /// Responds with bytes that are not HTTP.
     Garbage,
-    /// Answers 200 with a body that is neither JSON nor a stream of events.
+    /// Responds with status 200 and a body that is neither JSON nor an event stream.
     GarbageBody,
-    /// Everything takes this many times longer.
     Slow {
-        /// The factor.
+        /// Multiplier of all durations of the engine.
         factor: f64,
     },
-    /// A stream's first event is an error, as SGLang reports a failure after the head was sent. A request
+    /// A stream's first event is an error, as SGLang reports a failure after the response head was sent. A request
     /// without streaming gets 500.
     SseError,
 }
 
-/// A fault and whom it meets.
+/// A fault and the requests that it affects.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct EngineFaultPlan {
-    /// What happens.
     #[serde(flatten)]
     pub fault: EngineFault,
-    /// Whether it also meets requests that do not generate (health, metrics, models). [`EngineFault::Refuse`] meets
-    /// everything in any case.
+    /// Whether it also affects requests that do not generate (health, metrics, models). [`EngineFault::Refuse`] always
+    /// affects all requests.
     #[serde(default)]
-    pub everywhere: bool,
-    /// Whether it meets questions for a prompt's tokens (`/tokenize`, `…/render`) instead of requests that generate.
+    pub all_endpoints: bool,
+    /// Whether it affects tokenization requests (`/tokenize`, `…/render`) instead of generation.
     #[serde(default)]
-    pub tokenize: bool,
-    /// How many requests it meets before the engine works again; `None` is all.
+    pub tokenize_only: bool,
+    /// Number of affected requests until the fault ends; `None` is no limit.
     #[serde(default)]
     pub times: Option<u32>,
-    /// The engine works again after this many milliseconds; `None` is never. The only way back from
-    /// [`EngineFault::Refuse`] that is set over HTTP.
+    /// The fault ends after this many milliseconds; `None` is never. For [`EngineFault::Refuse`] set over HTTP, this is
+    /// the only way to end it.
     #[serde(default)]
-    pub for_ms: Option<u64>,
+    pub duration_ms: Option<u64>,
 }
 
-/// What a request wants, as far as faults tell requests apart.
+/// Kinds of requests that a fault plan distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FaultScope {
     Generation,
-    /// The tokens of a prompt.
     Tokenization,
     Other,
 }
 
 impl EngineFaultPlan {
-    fn applies_to(&self, wants: FaultScope) -> bool {
-        match wants {
-            FaultScope::Generation => !self.tokenize || self.everywhere,
-            FaultScope::Tokenization => self.tokenize || self.everywhere,
-            FaultScope::Other => self.everywhere,
+    fn applies_to(&self, scope: FaultScope) -> bool {
+        match scope {
+            FaultScope::Generation => !self.tokenize_only || self.all_endpoints,
+            FaultScope::Tokenization => self.tokenize_only || self.all_endpoints,
+            FaultScope::Other => self.all_endpoints,
         }
     }
 }
@@ -91,17 +85,17 @@ impl From<EngineFault> for EngineFaultPlan {
     }
 }
 
-/// What goes wrong with an engine's KV events.
+/// Faults of an engine's KV event stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum KvEventFault {
-    /// Of so many messages the last one is lost; 0 loses none.
-    LoseEvery(u64),
-    /// The cache is empty and messages count from 0 again, as after a restart of the process.
+    /// Of this many messages the last one is dropped; 0 drops none.
+    DropEvery(u64),
+    /// Empties the cache and restarts numbering at 0, as a process restart does.
     Restart(bool),
 }
 
-/// The engine's switch.
+/// Current fault plan of an engine.
 #[derive(Debug, Default)]
 pub(crate) struct EngineFaultInjector {
     plan: Mutex<EngineFaultPlan>,
@@ -112,20 +106,20 @@ impl EngineFaultInjector {
         *self.plan.lock() = plan;
     }
 
-    /// Sets the plan back unless another one has replaced it.
+    /// Clears the plan unless another one has replaced it.
     pub(crate) fn clear_if_current(&self, expected: EngineFaultPlan) -> bool {
         let mut plan = self.plan.lock();
-        let same = plan.fault == expected.fault && plan.for_ms == expected.for_ms;
+        let same = plan.fault == expected.fault && plan.duration_ms == expected.duration_ms;
         if same {
             *plan = EngineFaultPlan::default();
         }
         same
     }
 
-    /// What happens to the next request.
-    pub(crate) fn next_fault(&self, wants: FaultScope) -> EngineFault {
+    /// Fault of the next request; counts down `times`.
+    pub(crate) fn next_fault(&self, scope: FaultScope) -> EngineFault {
         let mut plan = self.plan.lock();
-        if !plan.applies_to(wants) {
+        if !plan.applies_to(scope) {
             return EngineFault::None;
         }
         let fault = plan.fault;
@@ -146,19 +140,20 @@ mod tests {
     #[test]
     fn a_plan_reads_from_json_and_runs_out() {
         let plan: EngineFaultPlan =
-            serde_json::from_str(r#"{"fault":"die_mid_stream","tokens":3,"times":2}"#).expect("a plan");
+            serde_json::from_str(r#"{"fault":"disconnect_mid_stream","tokens":3,"times":2}"#)
+                .expect("a plan");
         let switch = EngineFaultInjector::default();
         switch.set(plan);
         assert_eq!(switch.next_fault(FaultScope::Other), EngineFault::None);
-        assert_eq!(switch.next_fault(FaultScope::Generation), EngineFault::DieMidStream { tokens: 3 });
-        assert_eq!(switch.next_fault(FaultScope::Generation), EngineFault::DieMidStream { tokens: 3 });
+        assert_eq!(switch.next_fault(FaultScope::Generation), EngineFault::DisconnectMidStream { tokens: 3 });
+        assert_eq!(switch.next_fault(FaultScope::Generation), EngineFault::DisconnectMidStream { tokens: 3 });
         assert_eq!(switch.next_fault(FaultScope::Generation), EngineFault::None);
     }
 
     #[test]
-    fn a_fault_of_tokenizing_spares_what_generates() {
+    fn tokenize_fault_does_not_affect_generation() {
         let switch = EngineFaultInjector::default();
-        switch.set(EngineFaultPlan { tokenize: true, ..EngineFault::NotFound.into() });
+        switch.set(EngineFaultPlan { tokenize_only: true, ..EngineFault::NotFound.into() });
         assert_eq!(switch.next_fault(FaultScope::Generation), EngineFault::None);
         assert_eq!(switch.next_fault(FaultScope::Other), EngineFault::None);
         assert_eq!(switch.next_fault(FaultScope::Tokenization), EngineFault::NotFound);
@@ -169,15 +164,15 @@ mod tests {
     #[test]
     fn event_faults_read_from_json() {
         let read = |text| serde_json::from_str::<KvEventFault>(text).ok();
-        assert_eq!(read(r#"{"lose_every":3}"#), Some(KvEventFault::LoseEvery(3)));
+        assert_eq!(read(r#"{"drop_every":3}"#), Some(KvEventFault::DropEvery(3)));
         assert_eq!(read(r#"{"restart":true}"#), Some(KvEventFault::Restart(true)));
         assert_eq!(read("{}"), None);
     }
 
     #[test]
-    fn a_late_timer_leaves_a_newer_plan_alone() {
+    fn expired_timer_does_not_clear_a_newer_plan() {
         let switch = EngineFaultInjector::default();
-        let old = EngineFaultPlan { for_ms: Some(5), ..EngineFault::Hang.into() };
+        let old = EngineFaultPlan { duration_ms: Some(5), ..EngineFault::Hang.into() };
         switch.set(old);
         switch.set(EngineFault::Status500.into());
         assert!(!switch.clear_if_current(old));

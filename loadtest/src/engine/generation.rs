@@ -1,4 +1,4 @@
-//! The life of one choice: wait, compute or take over the prompt, then speak token by token.
+//! Lifecycle of one choice: wait, compute or receive the prompt, then generate token by token.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -18,55 +18,53 @@ use super::stats::SimGaugeGuard;
 use super::timing::{Pacer, ScaledTiming};
 use super::tokens::{PageHashChain, TokenGenerator, token_of};
 
-/// How one choice's key-value cache comes and goes.
+/// Source and destination of one choice's KV cache.
 #[derive(Debug, Clone)]
 pub(crate) enum SimKvTransfer {
-    /// Computed and used here.
     Local,
-    /// Computed once the decode engine has come, then handed to it (SGLang prefill).
+    /// Computed once the decode engine has connected, then sent to it (SGLang prefill).
     Send {
-        /// The room.
+        /// Bootstrap room of the pair.
         key: String,
     },
-    /// Computed, then kept for whoever asks for it (vLLM prefill).
+    /// Computed, then retained until a decode engine pulls it (vLLM prefill).
     Retain {
         /// Remote request or transfer id.
         key: String,
     },
-    /// Taken from a prefill engine.
+    /// Pulled from a prefill engine.
     Pull(KvPull),
 }
 
-/// Where a decode engine finds its key-value cache.
+/// Source of a decode engine's KV cache.
 #[derive(Debug, Clone)]
 pub(crate) struct KvPull {
     /// `http://host:port` of the prefill's bootstrap server.
     pub(crate) server: String,
-    /// The place.
+    /// Key of the rendezvous entry.
     pub(crate) key: String,
     /// Data-parallel rank of the prefill engine, if the request names it.
     pub(crate) rank: Option<u32>,
-    /// Engine that must answer.
+    /// Expected id of the prefill engine.
     pub(crate) engine_id: Option<String>,
-    /// Whether the prefill leg may come later.
+    /// Whether the prefill leg may arrive later.
     pub(crate) wait: bool,
-    /// Whether an unreachable server is tried again for a while (SGLang).
+    /// Whether connecting to an unreachable server is retried for some time (SGLang).
     pub(crate) retries_connect: bool,
     /// Whether all transferred tokens are reported as cached (vLLM's Mooncake connector).
     pub(crate) counts_as_cached: bool,
 }
 
-/// One choice to produce.
 #[derive(Debug, Clone)]
 pub(crate) struct GenerationJob {
     pub(crate) tokens: Arc<Vec<u32>>,
-    /// Which of `n` answers to the prompt.
+    /// Number of the choice among the `n` of its prompt.
     pub(crate) choice: u32,
     /// Separates the cache by tenant.
     pub(crate) namespace: PromptNamespace,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) stop: Vec<String>,
-    /// A tool call to write instead of prose: called with the voice.
+    /// A tool call to generate instead of text; its arguments come from the token generator.
     pub(crate) tool_call: Option<super::tools::SimToolCall>,
     pub(crate) transfer: SimKvTransfer,
     pub(crate) rank: u32,
@@ -74,7 +72,6 @@ pub(crate) struct GenerationJob {
     pub(crate) cancel: CancellationToken,
 }
 
-/// Why a choice ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum GenerationFinish {
     Length,
@@ -83,7 +80,7 @@ pub(crate) enum GenerationFinish {
     Abort,
 }
 
-/// A failure of the engine, told to the client.
+/// An engine failure that is reported to the client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct GenerationError {
@@ -96,19 +93,18 @@ impl GenerationError {
     }
 }
 
-/// One token's text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OutputToken {
     pub(crate) text: String,
     pub(crate) id: u32,
 }
 
-/// A choice that has its prompt and speaks.
+/// A choice whose prompt is available and that generates.
 pub(crate) struct ChoiceGeneration {
     engine: Arc<SimEngineState>,
     rank: u32,
     chain: PageHashChain,
-    /// The tokens of `chain`, where the output is kept and told.
+    /// Tokens of `chain`, if the output is cached and published.
     tokens: Vec<u32>,
     namespace: PromptNamespace,
     timing: ScaledTiming,
@@ -130,7 +126,7 @@ pub(crate) struct ChoiceGeneration {
 }
 
 impl ChoiceGeneration {
-    /// Waits for the prompt. An abort by id gives a speech that has ended already.
+    /// Waits for the prompt. Returns a generation that has already ended if the request was aborted by id.
     pub(crate) async fn start(
         engine: &Arc<SimEngineState>,
         job: GenerationJob,
@@ -146,14 +142,14 @@ impl ChoiceGeneration {
         tokio::select! {
             biased;
             () = cancel.cancelled() => {
-                let voice = TokenGenerator::new(chain.fingerprint(), job.choice);
-                let mut speech = Self::new(engine, &job, chain, voice, CachedTokens::default(), None);
-                speech.finish = Some(GenerationFinish::Abort);
-                Ok(speech)
+                let token_generator = TokenGenerator::new(chain.fingerprint(), job.choice);
+                let mut generation = Self::new(engine, &job, chain, token_generator, CachedTokens::default(), None);
+                generation.finish = Some(GenerationFinish::Abort);
+                Ok(generation)
             }
-            begun = Self::start_uncancelled(engine, &job, &chain) => {
-                let (voice, cached, permit) = begun?;
-                Ok(Self::new(engine, &job, chain, voice, cached, permit))
+            started = Self::start_uncancelled(engine, &job, &chain) => {
+                let (token_generator, cached, permit) = started?;
+                Ok(Self::new(engine, &job, chain, token_generator, cached, permit))
             }
         }
     }
@@ -164,18 +160,20 @@ impl ChoiceGeneration {
         chain: &PageHashChain,
     ) -> Result<(TokenGenerator, CachedTokens, Option<OwnedSemaphorePermit>), GenerationError> {
         let own = chain.fingerprint();
-        let voice = TokenGenerator::new(own, job.choice);
+        let token_generator = TokenGenerator::new(own, job.choice);
         match &job.transfer {
             SimKvTransfer::Local => {
                 let cached = compute_prompt(engine, job, chain).await?;
-                Ok((voice, cached, engine.acquire_batch_slot(job.rank).await))
+                Ok((token_generator, cached, engine.acquire_batch_slot(job.rank).await))
             }
             SimKvTransfer::Retain { key } => {
                 let cached = compute_prompt(engine, job, chain).await?;
                 engine.retain_offer(key, job.rank, kv_offer(chain, cached));
-                Ok((voice, cached, engine.acquire_batch_slot(job.rank).await))
+                Ok((token_generator, cached, engine.acquire_batch_slot(job.rank).await))
             }
-            SimKvTransfer::Send { key } => Ok((voice, serve_to_decode(engine, job, chain, key).await?, None)),
+            SimKvTransfer::Send { key } => {
+                Ok((token_generator, serve_to_decode(engine, job, chain, key).await?, None))
+            }
             SimKvTransfer::Pull(from) => {
                 let permit = engine.acquire_batch_slot(job.rank).await;
                 let received = pull_from_prefill(engine, from).await?;
@@ -183,8 +181,8 @@ impl ChoiceGeneration {
                     stats.kv_received += 1;
                     stats.transferred_tokens += received.prompt_tokens as u64;
                 });
-                let voice = if received.fingerprint == own {
-                    voice
+                let token_generator = if received.fingerprint == own {
+                    token_generator
                 } else {
                     engine.stats.update(|stats| stats.prompt_mismatches += 1);
                     TokenGenerator::with_wrong_cache(own, received.fingerprint, job.choice)
@@ -194,7 +192,7 @@ impl ChoiceGeneration {
                 } else {
                     received.cached
                 };
-                Ok((voice, cached, permit))
+                Ok((token_generator, cached, permit))
             }
         }
     }
@@ -223,13 +221,13 @@ impl ChoiceGeneration {
         let used = used_tokens_gauge(engine, chain.len() + limit as usize);
         let caches_output =
             engine.options.role == SimRole::Plain && matches!(job.transfer, SimKvTransfer::Local);
-        let told = caches_output && engine.needs_page_hashes();
+        let publishes = caches_output && engine.needs_page_hashes();
         Self {
             engine: Arc::clone(engine),
             rank: job.rank,
             prompt_tokens: chain.len(),
             chain,
-            tokens: if told { job.tokens.to_vec() } else { Vec::new() },
+            tokens: if publishes { job.tokens.to_vec() } else { Vec::new() },
             namespace: job.namespace.clone(),
             timing: job.timing.clone(),
             cancel: job.cancel.clone(),
@@ -249,17 +247,16 @@ impl ChoiceGeneration {
         }
     }
 
-    /// Number of tokens spoken.
     pub(crate) fn generated(&self) -> u32 {
         self.generated
     }
 
-    /// The next token, at the engine's pace. `None` when [`ChoiceGeneration::finish`] is set.
+    /// Generates the next token at the engine's pace. `None` when [`ChoiceGeneration::finish`] is set.
     pub(crate) async fn next(&mut self) -> Option<OutputToken> {
         if self.finish.is_some() {
             return None;
         }
-        // The prefill made the first token.
+        // The prefill produced the first token.
         if self.generated > 0 {
             let together = self.engine.stats.read(|stats| stats.running);
             let step = self.timing.decode_step(together);
@@ -300,16 +297,16 @@ impl ChoiceGeneration {
         let hit = self
             .stop
             .iter()
-            .find_map(|stop| self.recent_text.find(stop.as_str()).map(|at| (at, stop.clone())));
-        if let Some((at, stop)) = hit {
+            .find_map(|stop| self.recent_text.find(stop.as_str()).map(|offset| (offset, stop.clone())));
+        if let Some((offset, stop)) = hit {
             let before = self.recent_text.len() - text.len();
             self.finish_with(GenerationFinish::Stop(Some(stop)));
-            // What was sent before cannot be taken back. The text is ASCII.
-            return text.get(..at.saturating_sub(before)).unwrap_or_default().to_owned();
+            // Text that was sent cannot be retracted. It is ASCII, so byte offsets are character offsets.
+            return text.get(..offset.saturating_sub(before)).unwrap_or_default().to_owned();
         }
         if self.recent_text.len() > 2 * longest + 64 {
-            let cut = self.recent_text.len() - longest;
-            self.recent_text.drain(..cut);
+            let excess = self.recent_text.len() - longest;
+            self.recent_text.drain(..excess);
         }
         text
     }

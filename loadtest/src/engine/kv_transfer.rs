@@ -1,4 +1,4 @@
-//! How a choice comes by its prompt's key-value cache: computed, computed and sent, or taken.
+//! How a choice gets its prompt's KV cache: computed, computed and sent, or pulled.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use super::stats::SimGaugeGuard;
 use super::tokens::PageHashChain;
 use super::{SimEngineState, SimProtocol};
 
-/// SGLang leaves the shared store alone for fewer tokens than this.
+/// SGLang does not fetch fewer tokens than this from the shared store.
 const SGLANG_PREFETCH_THRESHOLD: usize = 256;
 
-/// What is handed over of a computed prompt.
+/// The offer of a computed prompt to decode engines.
 pub(crate) fn kv_offer(chain: &PageHashChain, cached: CachedTokens) -> KvOffer {
     KvOffer { fingerprint: chain.fingerprint(), prompt_tokens: chain.len(), cached }
 }
 
-/// Computes a prompt behind what the caches hold of it.
+/// Computes a prompt, except the prefix that the caches contain.
 pub(crate) async fn compute_prompt(
     engine: &Arc<SimEngineState>,
     job: &GenerationJob,
@@ -41,7 +41,7 @@ pub(crate) async fn compute_prompt(
     let expected = fetch.as_ref().map_or(0, |fetch| fetch.tokens);
     let arrived = Arc::new(AtomicUsize::new(0));
     let uncached = uncached_gauge(engine, chain.len() - own - expected);
-    let begin = {
+    let started = {
         let (engine, number, arrived) = (Arc::clone(engine), job.rank, Arc::clone(&arrived));
         let (pages, tokens) = (chain.pages().to_vec(), chain.len());
         move || {
@@ -61,7 +61,7 @@ pub(crate) async fn compute_prompt(
     let fetch = fetch.map(|fetch| async {
         arrived.store(fetch.run(engine, job, chain).await, Ordering::Relaxed);
     });
-    let Some(cached) = rank.prefill.compute(&job.timing, fetch, begin).await else {
+    let Some(cached) = rank.prefill.compute(&job.timing, fetch, started).await else {
         return Err(GenerationError::new("the engine is shutting down"));
     };
     engine.insert_prefix(job.rank, &PromptPrefix { chain, tokens: &job.tokens, namespace: &job.namespace });
@@ -94,20 +94,21 @@ pub(crate) fn used_tokens_gauge(engine: &SimEngineState, tokens: usize) -> SimGa
     })
 }
 
-/// What a prompt is to get from the shared store.
+/// A planned fetch from the shared store.
 struct PrefixFetch {
-    /// Which of its pages.
+    /// Range of the prompt's pages.
     pages: Range<usize>,
-    /// Their tokens.
+    /// Number of tokens in these pages.
     tokens: usize,
-    /// Those tokens, counted as not cached until they are there.
+    /// Counts those tokens as uncached until they are fetched.
     uncached: SimGaugeGuard,
     fetching: PrefetchPermit,
-    /// What is to be got, if the store is a real one.
+    /// Objects to get, if the store is a real one.
     objects: Option<PageObjects>,
 }
 
-/// Tokens that the engine has of a prompt, and what the shared store has behind them, if that is worth a fetch.
+/// Looks up the engine's cached tokens of a prompt, and the following pages in the shared store, if they are worth a
+/// fetch.
 async fn lookup_prefix(
     engine: &Arc<SimEngineState>,
     job: &GenerationJob,
@@ -118,7 +119,7 @@ async fn lookup_prefix(
         SimProtocol::Vllm => 0,
     };
     let (rank, page) = (engine.rank(job.rank), engine.options.page_size);
-    let (own, wanted) = {
+    let (own, range) = {
         let mut cache = rank.cache.lock();
         let own = cache.look_up(chain.pages(), chain.len()).total();
         (own, own / page..cache.usable(chain.pages(), chain.len()).len())
@@ -126,17 +127,17 @@ async fn lookup_prefix(
     let missing = chain.len() - own;
     let Some(store) = engine.l3_backend().filter(|_| missing >= threshold) else { return (own, None) };
     let Some(fetching) = rank.try_reserve_fetch(missing) else { return (own, None) };
-    let (there, objects) = match store {
-        L3Backend::Simulated(store) => (store.lock().lookup(&chain.pages()[wanted.clone()]), None),
+    let (found, objects) = match store {
+        L3Backend::Simulated(store) => (store.lock().lookup(&chain.pages()[range.clone()]), None),
         L3Backend::Objects(store) => {
             let prefix = PromptPrefix { chain, tokens: &job.tokens, namespace: &job.namespace };
             let objects = PageObjects::of(&engine.options, &prefix);
-            (store.lookup(&objects, &wanted, &engine.stats).await, Some(objects))
+            (store.lookup(&objects, &range, &engine.stats).await, Some(objects))
         }
     };
-    let tokens = there * page;
-    let fetch = (there > 0 && tokens >= threshold).then(|| PrefixFetch {
-        pages: wanted.start..wanted.start + there,
+    let tokens = found * page;
+    let fetch = (found > 0 && tokens >= threshold).then(|| PrefixFetch {
+        pages: range.start..range.start + found,
         tokens,
         uncached: uncached_gauge(engine, tokens),
         fetching,
@@ -146,7 +147,7 @@ async fn lookup_prefix(
 }
 
 impl PrefixFetch {
-    /// Answers how many tokens have come.
+    /// Returns how many tokens were fetched.
     async fn run(
         mut self,
         engine: &Arc<SimEngineState>,
@@ -154,7 +155,7 @@ impl PrefixFetch {
         chain: &PageHashChain,
     ) -> usize {
         let rank = engine.rank(job.rank);
-        // One read at a time: they share the network card.
+        // One read at a time, because all reads share the network card.
         let card = rank.nic_lock.lock().await;
         let pause = super::timing::sleep_if_measurable(job.timing.storage_fetch(self.tokens));
         if let (Some(objects), Some(L3Backend::Objects(store))) = (&self.objects, engine.l3_backend()) {
@@ -166,14 +167,14 @@ impl PrefixFetch {
         drop(card);
         let prefix = PromptPrefix { chain, tokens: &job.tokens, namespace: &job.namespace };
         let tokens = self.pages.len() * engine.options.page_size;
-        // An engine without a host level has them on the device with the rest.
+        // An engine without a host level stores fetched pages on the device.
         rank.insert(&prefix, &PageOrigin::Fetched(self.pages));
         drop((self.uncached, self.fetching));
         tokens
     }
 }
 
-/// SGLang's prefill: nothing starts before the decode engine has come, nothing is answered before it has all.
+/// SGLang's prefill: starts only after the decode engine has connected, and responds after it has received everything.
 pub(crate) async fn serve_to_decode(
     engine: &Arc<SimEngineState>,
     job: &GenerationJob,
@@ -181,20 +182,20 @@ pub(crate) async fn serve_to_decode(
     key: &str,
 ) -> Result<CachedTokens, GenerationError> {
     let timeout = engine.options.pair_timeout();
-    let place = engine
+    let entry = engine
         .rendezvous
         .register_prefill(key, job.rank)
-        .map_err(|missed| rendezvous_failure(missed, timeout))?;
+        .map_err(|error| rendezvous_failure(error, timeout))?;
     {
         let _bootstrapping = SimGaugeGuard::new(&engine.stats, 1, |stats, by| {
             stats.bootstrapping = stats.bootstrapping.saturating_add_signed(by);
         });
-        place.decode_arrived(timeout).await.map_err(|missed| rendezvous_failure(missed, timeout))?;
+        entry.decode_arrived(timeout).await.map_err(|error| rendezvous_failure(error, timeout))?;
     }
     let cached = compute_prompt(engine, job, chain).await?;
-    place.publish(kv_offer(chain, cached));
+    entry.publish(kv_offer(chain, cached));
     let _transferring = transferring_gauge(engine);
-    place.pulled(timeout).await.map_err(|missed| rendezvous_failure(missed, timeout))?;
+    entry.pulled(timeout).await.map_err(|error| rendezvous_failure(error, timeout))?;
     engine.stats.update(|stats| stats.kv_sent += 1);
     Ok(cached)
 }
@@ -205,15 +206,15 @@ fn transferring_gauge(engine: &SimEngineState) -> SimGaugeGuard {
     })
 }
 
-fn rendezvous_failure(missed: RendezvousError, timeout: Duration) -> GenerationError {
-    GenerationError::new(match missed {
+fn rendezvous_failure(error: RendezvousError, timeout: Duration) -> GenerationError {
+    GenerationError::new(match error {
         RendezvousError::TimedOut => format!("Request timed out after {:.1}s in KVPoll.Bootstrapping", timeout.as_secs_f64()),
         RendezvousError::Conflict => "KVTransferError: follow_bootstrap_room conflict: the decode engine expects the KV cache at another data-parallel rank".to_owned(),
         RendezvousError::Unknown | RendezvousError::Full => "Internal server error".to_owned(),
     })
 }
 
-/// Asks the prefill engine for a key-value cache and waits for it.
+/// Requests a KV cache from the prefill engine and waits for it.
 pub(crate) async fn pull_from_prefill(
     engine: &Arc<SimEngineState>,
     from: &KvPull,
@@ -232,25 +233,25 @@ pub(crate) async fn pull_from_prefill(
 
 async fn pull_until_ready(engine: &Arc<SimEngineState>, from: &KvPull) -> Result<KvOffer, GenerationError> {
     let url = format!("{}/_sim/kv", from.server);
-    let ask = KvPullRequest {
+    let pull_request = KvPullRequest {
         key: from.key.clone(),
         rank: from.rank,
         engine_id: from.engine_id.clone(),
         wait: from.wait,
     };
-    let begin = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     let (patience, timeout) = (engine.options.handshake_timeout, engine.options.pair_timeout());
     loop {
-        let request = engine.client.post(&url).json(&ask).timeout(timeout);
+        let request = engine.client.post(&url).json(&pull_request).timeout(timeout);
         let error = match send_request(request).await {
-            Ok(answer) if answer.status().is_success() => match answer.json::<KvOffer>().await {
+            Ok(response) if response.status().is_success() => match response.json::<KvOffer>().await {
                 Ok(offer) => return Ok(offer),
                 Err(error) => error,
             },
-            Ok(answer) => {
-                // vLLM tells nothing but this, and quickly.
+            Ok(response) => {
+                // vLLM reports only this error, within a short time.
                 super::timing::sleep_if_measurable(engine.timing.scaled(0.15)).await;
-                let status = answer.status();
+                let status = response.status();
                 let message = if from.retries_connect {
                     format!("KVTransferError: {status}")
                 } else {
@@ -269,7 +270,7 @@ async fn pull_until_ready(engine: &Arc<SimEngineState>, from: &KvPull) -> Result
                 from.server
             )));
         }
-        if begin.elapsed() >= patience {
+        if started.elapsed() >= patience {
             return Err(GenerationError::new(format!(
                 "Decode handshake failed for request {}: Could not fetch prefill parallel info from bootstrap server {} after 15 attempts",
                 from.key, from.server

@@ -1,4 +1,4 @@
-//! The store that all engines of a fleet share.
+//! The store shared by all engines of a fleet.
 
 use std::collections::HashMap;
 
@@ -7,25 +7,24 @@ use parking_lot::Mutex;
 use super::cache::{PageChange, PageLru};
 use super::object_store::MooncakePageStore;
 
-/// A page that goes to the store: its id, and its name's first 64 bits, if the engine that has it tells names.
+/// A page written to the store: its id, and the first 64 bits of its hash, if the engine publishes hashes.
 pub(crate) type WrittenPage = (u128, Option<u64>);
 
-/// Its pages, least recently used first out. Asking for a page counts as use: Mooncake's master renews its lease, and evicts by lease.
+/// An LRU of pages. A lookup counts as use: Mooncake's master renews the page's lease, and evicts by lease.
 #[derive(Debug, Default)]
 pub(crate) struct SimPageStore {
     pages: PageLru,
-    /// Pages by the first 64 bits of their real names, and the other way round.
+    /// Pages by the first 64 bits of their hash, and the reverse mapping.
     page_by_hash: HashMap<u64, u128>,
     hash_by_page: HashMap<u128, u64>,
 }
 
-/// The store behind its lock.
 pub(crate) type LockedPageStore = Mutex<SimPageStore>;
 
 /// The store that an engine uses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum L3Backend<'a> {
-    /// Pages are numbers in this process.
+    /// Pages are ids in this process.
     Simulated(&'a LockedPageStore),
     /// Pages are objects of a real store.
     Objects(&'a MooncakePageStore),
@@ -36,12 +35,10 @@ impl SimPageStore {
         Self { pages: PageLru::new(capacity), ..Self::default() }
     }
 
-    /// Capacity in tokens.
     pub(crate) fn capacity(&self) -> usize {
         self.pages.capacity()
     }
 
-    /// Tokens held.
     pub(crate) fn used(&self) -> usize {
         self.pages.used()
     }
@@ -50,11 +47,11 @@ impl SimPageStore {
         *self = Self::new(self.capacity());
     }
 
-    /// How many of `pages` an engine can read, without a gap from the first one on.
+    /// Number of leading `pages` that an engine can read without a gap.
     pub(crate) fn lookup(&mut self, pages: &[u128]) -> usize {
-        let there = self.pages.leading(pages);
-        self.pages.touch(&pages[..there]);
-        there
+        let found = self.pages.leading(pages);
+        self.pages.touch(&pages[..found]);
+        found
     }
 
     /// Writes pages of a prefix.
@@ -76,12 +73,12 @@ impl SimPageStore {
         }
     }
 
-    /// Whether it has the page whose name begins with these bits. Does not count as use.
+    /// Whether it has the page whose hash starts with these bits. Does not count as use.
     pub(crate) fn contains_hash(&self, name: u64) -> bool {
         self.page_by_hash.contains_key(&name)
     }
 
-    /// The first 64 bits of the names of all pages whose names are known.
+    /// The first 64 bits of all known page hashes.
     pub(crate) fn hashes(&self) -> impl Iterator<Item = u64> {
         self.page_by_hash.keys().copied()
     }
@@ -92,11 +89,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_go_with_their_pages() {
+    fn hashes_are_removed_with_their_pages() {
         let mut store = SimPageStore::new(30);
         store.put(&[(1, Some(11)), (2, Some(12)), (3, None)], 10);
         assert!(store.contains_hash(12) && store.hashes().count() == 2);
-        // The end of the oldest prefix goes first.
+        // The end of the oldest prefix is evicted first.
         assert_eq!(store.lookup(&[1]), 1);
         store.put(&[(4, Some(14)), (5, Some(15))], 10);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The admin server of the shared store's master: what Mooncake's tells of its objects over HTTP, for engines that publish KV events.
+//! Admin server of the shared store's master: Mooncake's HTTP view of its objects, for engines that publish KV events.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -22,13 +22,13 @@ use super::l3_store::LockedPageStore;
 use super::response::{self, SimResponse};
 use super::server;
 
-/// Objects of a page: keys and values, of one rank.
+/// Objects of a page: keys and values of one rank.
 const TENSORS: [&str; 2] = ["k", "v"];
-/// Where all objects are said to be. Nobody reads them there.
+/// Reported segment of all objects; no reader connects to it.
 const SEGMENT_NAME: &str = "simulated-store:1";
-/// Bytes of an object. Nobody reads them.
+/// Reported size of an object; its content is never read.
 const OBJECT_BYTES: u64 = 4_096;
-/// Hexadecimal digits of a page's name, and how many of them are known.
+/// Hexadecimal digits of a page hash, and how many of them are known.
 const HASH_DIGITS: usize = 64;
 const KNOWN_HASH_DIGITS: usize = 16;
 
@@ -41,12 +41,13 @@ pub struct SimMasterAdmin {
 
 struct SimMasterAdminState {
     store: Arc<LockedPageStore>,
-    /// What engines put before a page's name: the model.
+    /// Prefix of a page's key: the model name.
     prefix: String,
 }
 
 impl SimMasterAdmin {
-    /// Starts the admin server of a fleet's store on a free loopback port. Its engines are SGLang's and serve `model`.
+    /// Starts the admin server of a fleet's store on a free loopback port. Its engines use the SGLang protocol and
+    /// serve `model`.
     ///
     /// # Errors
     /// No port can be bound.
@@ -67,7 +68,6 @@ impl SimMasterAdmin {
         Ok(Self { address, supervisor })
     }
 
-    /// Where it listens.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.address
@@ -95,7 +95,7 @@ async fn listen(listener: TcpListener, shared: Arc<SimMasterAdminState>, tasks: 
         let stop = tasks.token();
         tasks.spawn("sim-store-admin-connection", async move {
             tokio::select! {
-                // A client that goes is no fault.
+                // A disconnecting client is not an error.
                 _ = http1::Builder::new().serve_connection(TokioIo::new(stream), service) => {}
                 () = stop.cancelled() => {}
             }
@@ -118,7 +118,7 @@ fn respond(shared: &SimMasterAdminState, request: &Request<Incoming>) -> SimResp
             problems: Vec::new(),
         }),
         "/kv_events/status" => json(&KvEventsStatus::default()),
-        // Nodes that can be watched are no part of the simulation.
+        // The simulation has no nodes that report metrics.
         "/get_all_segments" => response::text(StatusCode::OK, ""),
         "/get_segments_detail" => json(&SegmentsDetail::default()),
         "/get_all_keys" => response::text(StatusCode::OK, all_keys(shared)),
@@ -153,7 +153,7 @@ fn all_keys(shared: &SimMasterAdminState) -> String {
     keys
 }
 
-/// Where an object is. Of a page's name its first 64 bits tell.
+/// Location of an object. Only the first 64 bits of the page hash are compared.
 fn replicas(shared: &SimMasterAdminState, key: &str) -> KeyReplicas<'static> {
     let page = ObjectKey::parse(key).filter(|key| key.namespace == shared.prefix).map(|key| key.hash);
     let name = page.and_then(|page| page.as_bytes().first_chunk().copied()).map(u64::from_be_bytes);

@@ -1,4 +1,4 @@
-//! `/metrics` under the engines' own names.
+//! `/metrics` with the engines' own metric names.
 
 use std::fmt::Write as _;
 
@@ -14,7 +14,7 @@ struct PrometheusPage {
 
 impl PrometheusPage {
     fn metric(&mut self, kind: &str, name: &str, values: &[(&str, f64)]) {
-        // A counter's family has the name without `_total`, as Python's client writes it.
+        // A counter's family name has no `_total`, as Python's client writes it.
         let family = name.strip_suffix("_total").filter(|_| kind == "counter").unwrap_or(name);
         let _ = writeln!(self.text, "# HELP {family} {family}\n# TYPE {family} {kind}");
         for (extra, value) in values {
@@ -31,7 +31,7 @@ impl PrometheusPage {
         self.metric("counter", name, &[("", number(value))]);
     }
 
-    /// A histogram of which only the count and the sum are known.
+    /// A histogram with only a count and a sum.
     fn histogram(&mut self, name: &str, count: u64, sum: f64) {
         let labels = &self.labels;
         let count = number(count);
@@ -61,7 +61,7 @@ fn cache_usage(engine: &SimEngineState) -> [u64; 4] {
     })
 }
 
-/// What became of a real store's objects. Real engines have no such metric.
+/// Outcomes of a real store's objects. Real engines have no such metric.
 fn write_store_objects(page: &mut PrometheusPage, stats: &SimStats) {
     page.metric(
         "counter",
@@ -69,7 +69,7 @@ fn write_store_objects(page: &mut PrometheusPage, stats: &SimStats) {
         &[
             ("outcome=\"hit\"", number(stats.store_hits)),
             ("outcome=\"miss\"", number(stats.store_misses)),
-            ("outcome=\"wrong\"", number(stats.store_wrong)),
+            ("outcome=\"corrupt\"", number(stats.store_corrupt)),
             ("outcome=\"failed\"", number(stats.store_failures)),
             ("outcome=\"put\"", number(stats.store_puts)),
             ("outcome=\"put_failed\"", number(stats.store_put_failures)),
@@ -186,7 +186,7 @@ pub(crate) fn vllm(engine: &SimEngineState) -> String {
     page.text
 }
 
-/// Labels that tell how blocks are cut and named.
+/// Labels with the block size and cache configuration.
 fn cache_config(engine: &SimEngineState) -> String {
     let (block, tokens) = (engine.options.page_size, engine.options.device_tokens);
     format!(

@@ -1,23 +1,23 @@
 //! Simulated inference engines.
 //!
-//! An engine here answers with the members, ids, errors and delays of SGLang 0.5.23 or vLLM 0.32 over real
-//! sockets, but its model is a hash: text in tokens of four bytes, and an answer that is a function of the whole
-//! prompt. Two engines given the same prompt say the same, one engine or a prefill/decode pair, and a pair that
-//! was given two different prompts says something else, with status 200, as real ones do.
+//! An engine here responds with the members, ids, errors and delays of SGLang 0.5.23 or vLLM 0.32 over real sockets,
+//! but its model is a hash: text is split into tokens of four bytes, and the output is a function of the whole prompt.
+//! Two engines with the same prompt generate the same output, as does a prefill/decode pair. A pair with two different
+//! prompts generates wrong output with status 200, as real pairs do.
 //!
 //! | part | subject |
 //! |---|---|
-//! | `tokens`, `tools`, `adapters` | what it says, and under which names |
-//! | `rank`, `cache`, `namespace` | what it remembers |
-//! | `store`, `store_admin` | what a fleet shares, and its master's face |
-//! | `object_store` | a real store in its place |
-//! | `events` | what it tells about that |
-//! | `service`, `prefill_queue` | how long it takes |
-//! | `speech` | the life of one choice |
-//! | `handover`, `rendezvous` | how prefill and decode meet |
-//! | `ask`, `write`, `serve`, `stream` | requests and answers |
-//! | `face_sglang`, `face_vllm`, `tokenize`, `bootstrap` | the two protocols |
-//! | `server`, `faults`, `stats` | sockets, failures, counters |
+//! | `tokens`, `tools`, `adapters` | generated output, and served model names |
+//! | `rank`, `cache`, `namespace` | cached prefixes |
+//! | `l3_store`, `master_admin` | the fleet's shared store, and its master's HTTP API |
+//! | `object_store` | a real store instead |
+//! | `events` | published KV events |
+//! | `timing`, `prefill_queue` | time model and prefill queue |
+//! | `generation` | lifecycle of one choice |
+//! | `kv_transfer`, `rendezvous` | KV cache transfer between prefill and decode |
+//! | `request`, `render`, `serve`, `stream` | requests and responses |
+//! | `api_sglang`, `api_vllm`, `tokenize`, `bootstrap` | the two protocols |
+//! | `server`, `faults`, `stats` | sockets, faults, counters |
 
 mod adapters;
 mod api_sglang;
@@ -89,12 +89,12 @@ struct AbortableRequest {
     cancel: CancellationToken,
 }
 
-/// What all connections of an engine share.
+/// State shared by all connections of an engine.
 #[derive(Debug)]
 pub(crate) struct SimEngineState {
     options: SimEngineOptions,
     l3_store: SharedL3Store,
-    /// A new one at every start, as real engines have.
+    /// Changes at every start, as with real engines.
     engine_id: String,
     stats: Arc<SimStatsRecorder>,
     faults: EngineFaultInjector,
@@ -109,7 +109,7 @@ pub(crate) struct SimEngineState {
     main_addr: SocketAddr,
     bootstrap_addr: Option<SocketAddr>,
     event_ports: Option<KvEventPorts>,
-    /// Data-parallel ranks that were registered for rooms.
+    /// Data-parallel ranks registered for bootstrap rooms.
     room_ranks: Mutex<HashMap<u64, u32>>,
     refuse_connections: watch::Sender<bool>,
     ready: AtomicBool,
@@ -118,7 +118,7 @@ pub(crate) struct SimEngineState {
 
 impl SimEngineState {
     fn rank(&self, rank: u32) -> &SimRank {
-        // There is at least one, and the caller has checked the number.
+        // There is at least one rank, and the caller has checked the number.
         &self.ranks[(rank as usize) % self.ranks.len()]
     }
 
@@ -126,18 +126,18 @@ impl SimEngineState {
         if self.options.uses_l3_store() { self.l3_store.backend() } else { None }
     }
 
-    /// Whether somebody is told its pages by their real names, for which tokens are needed.
+    /// Whether page hashes are published or stored, which requires the prompt's tokens.
     fn needs_page_hashes(&self) -> bool {
         self.options.kv_events.is_some() || matches!(self.l3_backend(), Some(L3Backend::Objects(_)))
     }
 
-    /// Keeps prefixes of different models, page sizes and tenants apart.
+    /// Separates prefixes of different models, page sizes and tenants.
     fn cache_salt(&self, tenant: u64) -> u64 {
         let model = tokens::hash_bytes(self.options.model.as_bytes());
         tokens::mix(tokens::mix(model, self.options.page_size as u64), tenant)
     }
 
-    /// Puts a computed prefix into the rank's cache, and into the shared store.
+    /// Inserts a computed prefix into the rank's cache and into the shared store.
     fn insert_prefix(self: &Arc<Self>, rank: u32, prefix: &PromptPrefix<'_>) {
         let written = self.rank(rank).insert(prefix, &PageOrigin::Computed);
         match self.l3_backend() {
@@ -163,15 +163,15 @@ impl SimEngineState {
         batch.acquire_owned().await.ok()
     }
 
-    /// Keeps a vLLM prefill's cache until it is taken or its lease ends.
+    /// Retains a vLLM prefill's cache until it is pulled or its lease expires.
     fn retain_offer(self: &Arc<Self>, key: &str, rank: u32, offer: KvOffer) {
-        let Ok(place) = self.rendezvous.register_prefill(key, rank) else { return };
-        place.publish(offer);
+        let Ok(entry) = self.rendezvous.register_prefill(key, rank) else { return };
+        entry.publish(offer);
         let (engine, lease, stop) = (Arc::clone(self), self.options.pair_timeout(), self.supervisor.token());
         self.supervisor.spawn("sim-engine-lease", async move {
             tokio::select! {
-                taken = place.pulled(lease) => {
-                    if taken.is_ok() {
+                pulled = entry.pulled(lease) => {
+                    if pulled.is_ok() {
                         engine.stats.update(|stats| stats.kv_sent += 1);
                     }
                 }
@@ -187,7 +187,7 @@ impl SimEngineState {
     fn set_fault(self: &Arc<Self>, plan: EngineFaultPlan) {
         self.faults.set(plan);
         self.refuse_connections.send_replace(plan.fault == EngineFault::Refuse);
-        if let Some(milliseconds) = plan.for_ms {
+        if let Some(milliseconds) = plan.duration_ms {
             let engine = Arc::clone(self);
             let stop = self.supervisor.token();
             self.supervisor.spawn("sim-engine-fault-timer", async move {
@@ -203,7 +203,7 @@ impl SimEngineState {
         }
     }
 
-    /// Aborts requests by `/abort_request`'s rule: the id is a prefix.
+    /// Aborts requests with this id prefix, as `/abort_request` does.
     fn abort_by_rid(&self, rid: &str, all: bool) {
         for request in self.abortable_requests.lock().values() {
             if all || (!rid.is_empty() && request.rids.iter().any(|own| own.starts_with(rid))) {
@@ -216,12 +216,12 @@ impl SimEngineState {
         self.ranks.iter().for_each(|rank| rank.clear(KvEventReporter::clear));
     }
 
-    /// Empties the caches as a restart of the process does: nobody is told, and events count from 0 again.
+    /// Empties the caches as a process restart does: without events, and event numbers restart at 0.
     fn restart_caches(&self) {
         self.ranks.iter().for_each(|rank| rank.clear(KvEventReporter::restart));
     }
 
-    /// Loses every `every`-th event message of each rank from now on; 0 loses none.
+    /// Drops every `every`-th event message of each rank from now on; 0 drops none.
     fn drop_kv_events(&self, every: u64) {
         self.ranks.iter().for_each(|rank| rank.with_reporter(|reporter| reporter.set_drop_every(every)));
     }
@@ -238,7 +238,7 @@ pub struct SimEngine {
 }
 
 impl SimEngine {
-    /// Starts an engine with a fleet of its own.
+    /// Starts an engine with a shared store of its own.
     ///
     /// # Errors
     /// A setting is out of range, or an address cannot be bound.
@@ -246,7 +246,7 @@ impl SimEngine {
         Self::start_with_store(config, &SharedL3Store::default()).await
     }
 
-    /// Starts an engine that shares the fleet's store.
+    /// Starts an engine that uses the fleet's store.
     ///
     /// # Errors
     /// As [`SimEngine::start`].
@@ -304,7 +304,6 @@ impl SimEngine {
         Ok(Self { engine })
     }
 
-    /// Where it listens.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.engine.main_addr
@@ -316,66 +315,65 @@ impl SimEngine {
         format!("http://{}", self.engine.main_addr)
     }
 
-    /// Where its bootstrap server or side channel listens; prefill engines have one.
+    /// Address of its bootstrap server or side channel; only prefill engines have one.
     #[must_use]
     pub fn bootstrap_addr(&self) -> Option<SocketAddr> {
         self.engine.bootstrap_addr
     }
 
-    /// The id that this start of the engine goes by (vLLM's `engine_id`).
+    /// The id of this start of the engine (vLLM's `engine_id`).
     #[must_use]
     pub fn engine_id(&self) -> &str {
         &self.engine.engine_id
     }
 
-    /// Where a data-parallel rank publishes KV events, and where it replays them, if it does.
+    /// Addresses on which a data-parallel rank publishes and replays KV events, if it does.
     #[must_use]
     pub fn kv_event_addrs(&self, rank: u32) -> Option<(SocketAddr, SocketAddr)> {
         self.engine.event_ports.map(|ports| (ports.live(rank), ports.replay(rank)))
     }
 
-    /// Its settings.
     #[must_use]
     pub fn options(&self) -> &SimEngineOptions {
         &self.engine.options
     }
 
-    /// Its counters now.
+    /// Current counters of the engine.
     #[must_use]
     pub fn stats(&self) -> SimStats {
         self.engine.stats.snapshot()
     }
 
-    /// Waits until the counters meet a condition. False if they have not within `timeout`.
+    /// Waits until the counters meet a condition. Returns false after `timeout`.
     pub async fn wait_for(&self, timeout: Duration, condition: impl FnMut(&SimStats) -> bool) -> bool {
         self.engine.stats.wait_for(timeout, condition).await
     }
 
-    /// The latest generation and abort requests, oldest first, as they came over the wire.
+    /// The latest generation and abort requests, oldest first, as received.
     #[must_use]
     pub fn recent_requests(&self, count: usize) -> Vec<RecordedRequest> {
         self.engine.stats.recent_requests(count)
     }
 
-    /// Makes the engine fail, or work again with [`EngineFault::None`]. Takes a [`EngineFault`] or a [`EngineFaultPlan`]. It meets
-    /// requests that come after the call; [`EngineFault::Refuse`] also ends those that are open.
+    /// Sets a fault, or ends it with [`EngineFault::None`]. Takes an [`EngineFault`] or an [`EngineFaultPlan`]. It
+    /// affects requests that arrive after the call; [`EngineFault::Refuse`] also aborts open ones.
     pub fn set_fault(&self, plan: impl Into<EngineFaultPlan>) {
         self.engine.set_fault(plan.into());
     }
 
-    /// Loses every `every`-th KV-event message of each rank from now on, so that subscribers see gaps: it has a number and can
-    /// be replayed, but nobody gets it. 0 loses none.
+    /// Drops every `every`-th KV event message of each rank from now on, so that subscribers detect gaps: a dropped
+    /// message has a number and can be replayed. 0 drops none.
     pub fn drop_kv_events(&self, every: u64) {
         self.engine.drop_kv_events(every);
     }
 
-    /// Empties the caches as a restart of the process does: nobody is told, event connections end, and messages count from 0
-    /// again.
+    /// Empties the caches as a process restart does: without events, with event connections closed and event numbers
+    /// restarted at 0.
     pub fn restart_caches(&self) {
         self.engine.restart_caches();
     }
 
-    /// Ends the engine as a killed process ends: sockets closed, requests dropped.
+    /// Ends the engine like a killed process: sockets closed, requests dropped.
     pub async fn stop(self) {
         if let Err(left) = self.engine.supervisor.shutdown(STOP_DEADLINE).await {
             tracing::warn!(%left, "a simulated engine did not stop in time");

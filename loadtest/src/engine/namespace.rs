@@ -1,4 +1,4 @@
-//! What separates caches of equal tokens.
+//! Separation of cache entries with equal tokens.
 
 use moongate_block_hash::{DEFAULT_VLLM_SEED, HashScheme, HashSchemeError, SglangNamespace, VllmExtraKeys};
 use serde_json::{Map, Value};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::SimProtocol;
 use super::tokens::hash_bytes;
 
-/// A request's `cache_salt` and, with SGLang, its `extra_key`. vLLM has no such member and ignores it.
+/// A request's `cache_salt` and, with SGLang, its `extra_key`, which vLLM ignores.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PromptNamespace {
     cache_salt: Option<String>,
@@ -14,8 +14,9 @@ pub(crate) struct PromptNamespace {
 }
 
 impl PromptNamespace {
-    /// Of the `prompt`-th prompt of a request: members are one text for all prompts, or a list. An empty text is none.
-    pub(crate) fn of(body: &Map<String, Value>, face: SimProtocol, prompt: usize) -> Self {
+    /// Namespace of the `prompt`-th prompt of a request: members are one text for all prompts, or a list. An empty text
+    /// counts as absent.
+    pub(crate) fn of(body: &Map<String, Value>, protocol: SimProtocol, prompt: usize) -> Self {
         let text = |name: &str| {
             let value = match body.get(name)? {
                 Value::Array(list) => list.get(prompt)?,
@@ -23,7 +24,7 @@ impl PromptNamespace {
             };
             value.as_str().filter(|text| !text.is_empty()).map(str::to_owned)
         };
-        let extra_key = if face == SimProtocol::Sglang { text("extra_key") } else { None };
+        let extra_key = if protocol == SimProtocol::Sglang { text("extra_key") } else { None };
         Self { cache_salt: text("cache_salt"), extra_key }
     }
 
@@ -31,7 +32,7 @@ impl PromptNamespace {
         self.cache_salt.as_deref()
     }
 
-    /// A number that is different for different namespaces.
+    /// A number that differs between namespaces.
     pub(crate) fn hash(&self) -> u64 {
         if *self == Self::default() {
             return 0;
@@ -40,14 +41,14 @@ impl PromptNamespace {
         super::tokens::mix(part(&self.cache_salt), part(&self.extra_key))
     }
 
-    /// How the engine names pages of this namespace in its events. SGLang leaves its `extra_key` out of that.
+    /// How the engine hashes pages of this namespace in its events. SGLang leaves `extra_key` out.
     pub(crate) fn event_hash_scheme(
         &self,
-        face: SimProtocol,
+        protocol: SimProtocol,
         page_tokens: u32,
     ) -> Result<HashScheme, HashSchemeError> {
         let cache_salt = self.cache_salt();
-        match face {
+        match protocol {
             SimProtocol::Sglang => HashScheme::sglang_events(page_tokens, cache_salt),
             SimProtocol::Vllm => HashScheme::vllm_sha256_cbor(
                 page_tokens,
@@ -57,18 +58,18 @@ impl PromptNamespace {
         }
     }
 
-    /// How the engine names pages of this namespace in the store.
+    /// How the engine hashes pages of this namespace in the store.
     pub(crate) fn store_hash_scheme(
         &self,
-        face: SimProtocol,
+        protocol: SimProtocol,
         page_tokens: u32,
     ) -> Result<HashScheme, HashSchemeError> {
-        match face {
+        match protocol {
             SimProtocol::Sglang => {
                 let (extra_key, cache_salt) = (self.extra_key.as_deref(), self.cache_salt());
                 HashScheme::sglang(page_tokens, SglangNamespace { extra_key, cache_salt })
             }
-            SimProtocol::Vllm => self.event_hash_scheme(face, page_tokens),
+            SimProtocol::Vllm => self.event_hash_scheme(protocol, page_tokens),
         }
     }
 }
@@ -78,12 +79,12 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn of(body: Value, face: SimProtocol, prompt: usize) -> PromptNamespace {
-        PromptNamespace::of(body.as_object().unwrap(), face, prompt)
+    fn of(body: Value, protocol: SimProtocol, prompt: usize) -> PromptNamespace {
+        PromptNamespace::of(body.as_object().unwrap(), protocol, prompt)
     }
 
     #[test]
-    fn namespaces_are_kept_apart() {
+    fn namespaces_are_separated() {
         let bodies = [
             json!({}),
             json!({"cache_salt": "a"}),

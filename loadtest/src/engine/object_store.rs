@@ -1,7 +1,7 @@
-//! A real Mooncake store for the engines' pages: objects are put, got and compared.
+//! A real Mooncake store for the engines' pages: objects are put, read and verified.
 //!
-//! What an object has to contain follows from its key, so that whoever reads it knows whether the bytes are right. Nothing of
-//! this fails a request: what cannot be got is computed.
+//! An object's expected content follows from its key, so that every reader can verify it. Store errors never fail a
+//! request: pages that cannot be read are computed.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -19,12 +19,12 @@ use super::stats::SimStatsRecorder;
 use super::tokens::{hash_bytes, mix};
 use super::{SimEngineOptions, SimEngineState, SimProtocol};
 
-/// Bytes of an object: far fewer than a real engine's page has.
+/// Bytes per object; a real engine's page has far more.
 const OBJECT_BYTES: usize = 4_096;
-/// Prompts of one process whose pages are on their way to the store. Pages of further ones are not stored.
+/// Maximum number of prompts per process whose pages are being put. Pages of further prompts are not stored.
 const MAX_PENDING_PUTS: usize = 256;
 
-/// A real store, which all engines of a fleet share.
+/// A real store, shared by all engines of a fleet.
 #[derive(Clone)]
 pub(crate) struct MooncakePageStore {
     client: KvClient,
@@ -37,7 +37,7 @@ impl fmt::Debug for MooncakePageStore {
     }
 }
 
-/// The objects of a prompt's pages.
+/// Objects of a prompt's pages.
 #[derive(Debug)]
 pub(crate) struct PageObjects {
     keys: Vec<String>,
@@ -45,7 +45,7 @@ pub(crate) struct PageObjects {
 }
 
 impl PageObjects {
-    /// The objects in which an engine keeps the full pages of a prefix. None if they have no names.
+    /// The objects that contain the full pages of a prefix. None if the pages have no hashes.
     pub(crate) fn of(config: &SimEngineOptions, prefix: &PromptPrefix<'_>) -> Self {
         let layout = layout(config);
         let per_page = usize::try_from(layout.parts_per_page()).unwrap_or(1).max(1);
@@ -62,7 +62,7 @@ impl PageObjects {
         Self { keys: keys.collect(), per_page }
     }
 
-    /// Only those of pages that are to be written.
+    /// Keeps only the objects of pages that are to be written.
     pub(crate) fn restrict_to(self, prefix: &PromptPrefix<'_>, written: &[WrittenPage]) -> Self {
         let written: HashSet<u128> = written.iter().map(|(page, _)| *page).collect();
         let per_page = self.per_page;
@@ -71,13 +71,13 @@ impl PageObjects {
         Self { keys: keys.cloned().collect(), per_page }
     }
 
-    /// The keys of some pages, as far as there are any.
+    /// The existing keys of a range of pages.
     fn keys_of(&self, pages: &Range<usize>) -> Vec<&str> {
         let keys = self.keys.chunks(self.per_page).skip(pages.start).take(pages.len());
         keys.flatten().map(String::as_str).collect()
     }
 
-    /// How many pages all objects of which are good, from the first one on.
+    /// Number of leading pages all of whose objects are intact.
     fn leading_pages(&self, good: impl Iterator<Item = bool>) -> usize {
         good.take_while(|good| *good).count() / self.per_page
     }
@@ -103,7 +103,7 @@ fn layout(config: &SimEngineOptions) -> KeyLayout {
     }
 }
 
-/// What an object has to contain.
+/// Expected content of an object.
 fn expected_content(key: &str) -> Vec<u8> {
     let seed = hash_bytes(key.as_bytes());
     (0..(OBJECT_BYTES / 8) as u64).flat_map(|word| mix(seed, word).to_le_bytes()).collect()
@@ -114,7 +114,7 @@ impl MooncakePageStore {
         Self { client, writes: Arc::new(Semaphore::new(MAX_PENDING_PUTS)) }
     }
 
-    /// How many of `pages` the store says it has, without a gap from the first one on.
+    /// Number of leading `pages` that the store has without a gap.
     pub(crate) async fn lookup(
         &self,
         objects: &PageObjects,
@@ -126,20 +126,20 @@ impl MooncakePageStore {
             return 0;
         }
         match self.client.exist(&keys).await {
-            Ok(there) => {
-                let found = there.iter().filter(|there| **there).count();
+            Ok(present) => {
+                let found = present.iter().filter(|present| **present).count();
                 stats.update(|stats| stats.store_misses += (keys.len() - found) as u64);
-                objects.leading_pages(there.into_iter())
+                objects.leading_pages(present.into_iter())
             }
             Err(error) => {
-                tracing::debug!(%error, "the store does not tell what it has");
+                tracing::debug!(%error, "store lookup failed");
                 stats.update(|stats| stats.store_failures += keys.len() as u64);
                 0
             }
         }
     }
 
-    /// Gets pages. Answers how many are there and right, from the first one on.
+    /// Reads pages. Returns how many leading ones are present and intact.
     pub(crate) async fn get(
         &self,
         objects: &PageObjects,
@@ -150,18 +150,19 @@ impl MooncakePageStore {
         let got = self.client.get_batch(&keys).await;
         let outcomes: Vec<ObjectReadResult> =
             keys.iter().zip(got).map(|(key, got)| ObjectReadResult::of(key, got)).collect();
-        let count =
-            |wanted: ObjectReadResult| outcomes.iter().filter(|outcome| **outcome == wanted).count() as u64;
+        let count = |expected: ObjectReadResult| {
+            outcomes.iter().filter(|outcome| **outcome == expected).count() as u64
+        };
         stats.update(|stats| {
             stats.store_hits += count(ObjectReadResult::Intact);
             stats.store_misses += count(ObjectReadResult::Missing);
-            stats.store_wrong += count(ObjectReadResult::Corrupt);
+            stats.store_corrupt += count(ObjectReadResult::Corrupt);
             stats.store_failures += count(ObjectReadResult::Failed);
         });
         objects.leading_pages(outcomes.iter().map(|outcome| *outcome == ObjectReadResult::Intact))
     }
 
-    /// Puts what the store does not have yet, in the background.
+    /// Puts the missing objects in the background.
     pub(crate) fn put_in_background(&self, engine: &Arc<SimEngineState>, objects: PageObjects) {
         let stats = Arc::clone(&engine.stats);
         let Ok(permit) = Arc::clone(&self.writes).try_acquire_owned() else {
@@ -180,14 +181,14 @@ impl MooncakePageStore {
         if keys.is_empty() {
             return;
         }
-        // Without an answer all are tried.
-        let there = self.client.exist(&keys).await.unwrap_or_else(|_| vec![false; keys.len()]);
-        let missing = keys.into_iter().zip(there).filter(|(_, there)| !there);
+        // If the lookup fails, all objects are put.
+        let present = self.client.exist(&keys).await.unwrap_or_else(|_| vec![false; keys.len()]);
+        let missing = keys.into_iter().zip(present).filter(|(_, present)| !present);
         let contents: Vec<(&str, Vec<u8>)> = missing.map(|(key, _)| (key, expected_content(key))).collect();
         let puts: Vec<(&str, &[u8])> = contents.iter().map(|(key, bytes)| (*key, bytes.as_slice())).collect();
         let results = self.client.put_batch(&puts, &PutOptions::default()).await;
         for error in results.iter().filter_map(|result| result.as_ref().err()) {
-            tracing::debug!(%error, "a page is not stored");
+            tracing::debug!(%error, "cannot store a page");
         }
         let failed = results.iter().filter(|result| result.is_err()).count() as u64;
         stats.update(|stats| {
@@ -197,7 +198,7 @@ impl MooncakePageStore {
     }
 }
 
-/// What became of the wish for an object.
+/// Result of reading one object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ObjectReadResult {
     Intact,
@@ -211,12 +212,12 @@ impl ObjectReadResult {
         match got {
             Ok(bytes) if bytes == expected_content(key) => Self::Intact,
             Ok(_) => {
-                tracing::error!(key, "the store gave other bytes than were put there");
+                tracing::error!(key, "the store returned other bytes than were put");
                 Self::Corrupt
             }
             Err(KvError::NotFound { .. }) => Self::Missing,
             Err(error) => {
-                tracing::debug!(%error, "a page is computed instead");
+                tracing::debug!(%error, "cannot read a page; computing it");
                 Self::Failed
             }
         }
@@ -230,8 +231,8 @@ mod tests {
     use crate::engine::namespace::PromptNamespace;
     use crate::engine::tokens::PageHashChain;
 
-    fn objects(face: SimProtocol, tokens: &[u32]) -> (PageObjects, PageHashChain) {
-        let mut config = SimEngineOptions::new(SimRole::Plain, face);
+    fn objects(protocol: SimProtocol, tokens: &[u32]) -> (PageObjects, PageHashChain) {
+        let mut config = SimEngineOptions::new(SimRole::Plain, protocol);
         config.model = "some/model".to_owned();
         let chain = PageHashChain::of(tokens, config.page_size, 0);
         let namespace = PromptNamespace::default();
@@ -265,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_bytes_are_noticed() {
+    fn corrupt_objects_are_detected() {
         let right = expected_content("a");
         assert_eq!((right.len(), expected_content("b") == right), (OBJECT_BYTES, false));
         assert_eq!(ObjectReadResult::of("a", Ok(right.clone().into())), ObjectReadResult::Intact);

@@ -12,59 +12,54 @@ use super::cache::CachedTokens;
 use super::stats::{SimGaugeGuard, SimStatsRecorder};
 use super::timing::{Pacer, ScaledTiming};
 
-/// Most prefill jobs that wait in one rank's queue; whoever comes later waits for a place.
+/// Maximum number of queued prefills per rank; later ones wait for a slot.
 const MAX_QUEUED_PREFILLS: usize = 65_536;
 
-/// What an engine finds of a prompt when its turn comes.
+/// State of a prompt when its computation starts.
 pub(crate) struct PrefillStart {
-    /// Its tokens.
     pub(crate) tokens: usize,
-    /// Those that it need not compute.
     pub(crate) cached: CachedTokens,
-    /// Counted as in computation until they are dropped.
+    /// Count the prompt as running until dropped.
     pub(crate) gauges: Vec<SimGaugeGuard>,
 }
 
 type PrefillStarter = Box<dyn FnOnce() -> PrefillStart + Send>;
 
-/// One prompt that waits.
 struct SimQueuedPrefill {
     number: u64,
-    /// Whether all that it waits for has arrived.
+    /// Whether its fetch has ended.
     ready: bool,
-    begin: PrefillStarter,
-    /// Slowness of this request.
+    on_start: PrefillStarter,
+    /// Time model of this request, which a fault may slow down.
     timing: ScaledTiming,
     done: oneshot::Sender<CachedTokens>,
 }
 
-/// One prompt in computation.
 struct RunningPrefill {
-    /// Tokens left to compute.
     left: usize,
-    /// Tokens before those.
+    /// Tokens already in the KV cache.
     context: usize,
     /// Seconds to load the host-cached part, during the first pass.
     load_s: f64,
     timing: ScaledTiming,
     started: bool,
-    begun: PrefillStart,
+    start_state: PrefillStart,
     done: oneshot::Sender<CachedTokens>,
 }
 
 impl SimQueuedPrefill {
-    fn begin(self) -> RunningPrefill {
-        let Self { begin, timing, done, .. } = self;
-        let begun = begin();
-        let context = begun.cached.total();
-        let from_host = begun.cached.host + begun.cached.storage;
+    fn start(self) -> RunningPrefill {
+        let Self { on_start, timing, done, .. } = self;
+        let start_state = on_start();
+        let context = start_state.cached.total();
+        let from_host = start_state.cached.host + start_state.cached.storage;
         RunningPrefill {
-            left: begun.tokens.saturating_sub(context).max(1),
+            left: start_state.tokens.saturating_sub(context).max(1),
             context,
             load_s: timing.model.host_load_s(from_host),
             timing,
             started: false,
-            begun,
+            start_state,
             done,
         }
     }
@@ -75,7 +70,7 @@ enum PrefillQueueMessage {
     Ready(u64),
 }
 
-/// The queue of one rank's prefill work.
+/// Handle of one rank's prefill queue.
 #[derive(Debug, Clone)]
 pub(crate) struct PrefillQueue {
     messages: mpsc::Sender<PrefillQueueMessage>,
@@ -83,7 +78,7 @@ pub(crate) struct PrefillQueue {
 }
 
 impl PrefillQueue {
-    /// The queue, and the work of its worker until `stop`.
+    /// Creates the queue, and its worker future, which ends with `stop`.
     pub(crate) fn new(
         passes: PassLimits,
         stats: Arc<SimStatsRecorder>,
@@ -99,19 +94,20 @@ impl PrefillQueue {
         (Self { messages, next: Arc::default() }, worker)
     }
 
-    /// Waits in the queue and for the computation. Others overtake while `fetch` is under way. `begin` is called when the
-    /// computation begins. Dropping the future takes the prompt out at the next pass. `None` if the engine has stopped.
+    /// Waits in the queue and for the computation. Other prompts overtake while `fetch` is pending. `begin` is called
+    /// when the computation starts. Dropping the future removes the prompt at the next pass. `None` if the engine has
+    /// stopped.
     pub(crate) async fn compute(
         &self,
         timing: &ScaledTiming,
         fetch: Option<impl Future<Output = ()>>,
-        begin: impl FnOnce() -> PrefillStart + Send + 'static,
+        on_start: impl FnOnce() -> PrefillStart + Send + 'static,
     ) -> Option<CachedTokens> {
         let (done, computed) = oneshot::channel();
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let ready = fetch.is_none();
         let waiting =
-            SimQueuedPrefill { number, ready, begin: Box::new(begin), timing: timing.clone(), done };
+            SimQueuedPrefill { number, ready, on_start: Box::new(on_start), timing: timing.clone(), done };
         self.messages.send(PrefillQueueMessage::Add(waiting)).await.ok()?;
         if let Some(fetch) = fetch {
             fetch.await;
@@ -121,16 +117,15 @@ impl PrefillQueue {
     }
 }
 
-/// How prompts share passes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PassLimits {
-    /// Most tokens of one.
+    /// Maximum number of tokens per pass.
     pub(crate) chunk_tokens: usize,
-    /// Whether one takes tokens of several prompts.
+    /// Whether a pass takes tokens of several prompts.
     pub(crate) packed: bool,
 }
 
-/// The prompts of one rank.
+/// Waiting and running prompts of one rank.
 #[derive(Default)]
 struct PrefillBatch {
     waiting: VecDeque<SimQueuedPrefill>,
@@ -149,21 +144,22 @@ impl PrefillBatch {
         }
     }
 
-    /// Lets prompts whose turn has come begin, as far as there is room in a pass.
+    /// Starts ready prompts in order, as far as the pass has capacity.
     fn admit(&mut self, passes: PassLimits) {
-        // Clients may have gone.
+        // Clients may have disconnected.
         self.running.retain(|running| !running.done.is_closed());
         self.waiting.retain(|waiting| !waiting.done.is_closed());
         loop {
-            let taken: usize = self.running.iter().map(|running| running.left).sum();
-            let room = if passes.packed { taken < passes.chunk_tokens } else { self.running.is_empty() };
-            let next = self.waiting.iter().position(|waiting| waiting.ready).filter(|_| room);
-            let Some(next) = next.and_then(|at| self.waiting.remove(at)) else { return };
-            self.running.push(next.begin());
+            let used_tokens: usize = self.running.iter().map(|running| running.left).sum();
+            let has_capacity =
+                if passes.packed { used_tokens < passes.chunk_tokens } else { self.running.is_empty() };
+            let next = self.waiting.iter().position(|waiting| waiting.ready).filter(|_| has_capacity);
+            let Some(next) = next.and_then(|index| self.waiting.remove(index)) else { return };
+            self.running.push(next.start());
         }
     }
 
-    /// Takes up to `budget` tokens from the running prompts and says how long they take together.
+    /// Takes up to `budget` tokens from the running prompts and returns the duration of the pass.
     fn run_pass(&mut self, mut budget: usize) -> PassDuration {
         let mut duration = Duration::ZERO;
         let mut busy_s = 0.0;
@@ -179,7 +175,7 @@ impl PrefillBatch {
                 job.started = true;
                 // Layers are loaded while earlier ones are computed.
                 seconds = seconds.max(job.load_s);
-                // Paid once per pass, however many prompts begin in it.
+                // Paid once per pass, however many prompts start in it.
                 base = base.max(job.timing.scaled(job.timing.model.prefill_base_s));
                 base_s = base_s.max(job.timing.model.prefill_base_s);
             }
@@ -196,13 +192,13 @@ impl PrefillBatch {
         }
     }
 
-    /// Tells those whose prompt is computed.
+    /// Completes the prompts that are entirely computed.
     fn notify_finished(&mut self) {
         for computed in self.running.extract_if(.., |running| running.left == 0) {
-            let RunningPrefill { begun, done, .. } = computed;
-            drop(begun.gauges);
-            // The request may have gone meanwhile.
-            let _ = done.send(begun.cached);
+            let RunningPrefill { start_state, done, .. } = computed;
+            drop(start_state.gauges);
+            // The request may have been dropped in the meantime.
+            let _ = done.send(start_state.cached);
         }
     }
 }
@@ -252,7 +248,7 @@ mod tests {
         ScaledTiming::new(EngineTimeModel::default(), 1.0)
     }
 
-    fn begun(tokens: usize, device: usize) -> PrefillStart {
+    fn prefill_start(tokens: usize, device: usize) -> PrefillStart {
         PrefillStart {
             tokens,
             cached: CachedTokens { device, ..CachedTokens::default() },
@@ -260,18 +256,18 @@ mod tests {
         }
     }
 
-    /// Prompts that wait, each with its tokens and those of them on the device.
+    /// Waiting prompts, each with its tokens and its cached tokens on the device.
     fn waiting(sizes: &[(usize, usize)]) -> (PrefillBatch, Vec<oneshot::Receiver<CachedTokens>>) {
         let mut prompts = PrefillBatch::default();
         let mut receivers = Vec::new();
         for (number, &(tokens, device)) in (0..).zip(sizes) {
             let (done, receiver) = oneshot::channel();
             receivers.push(receiver);
-            let begin = Box::new(move || begun(tokens, device));
+            let on_start = Box::new(move || prefill_start(tokens, device));
             prompts.apply(PrefillQueueMessage::Add(SimQueuedPrefill {
                 number,
                 ready: true,
-                begin,
+                on_start,
                 timing: timing(),
                 done,
             }));
@@ -327,19 +323,19 @@ mod tests {
         let passes = PassLimits { chunk_tokens: 1_000, packed: true };
         let (queue, worker) = PrefillQueue::new(passes, stats, CancellationToken::new());
         let timing = timing();
-        let begin = Instant::now();
+        let started_at = Instant::now();
         let no_fetch = None::<std::future::Ready<()>>;
         let client = async {
-            let first = queue.compute(&timing, no_fetch.clone(), || begun(1_000, 0));
-            let second = queue.compute(&timing, no_fetch, || begun(1_000, 0));
+            let first = queue.compute(&timing, no_fetch.clone(), || prefill_start(1_000, 0));
+            let second = queue.compute(&timing, no_fetch, || prefill_start(1_000, 0));
             tokio::join!(
                 async {
                     first.await;
-                    begin.elapsed()
+                    started_at.elapsed()
                 },
                 async {
                     second.await;
-                    begin.elapsed()
+                    started_at.elapsed()
                 }
             )
         };
@@ -353,17 +349,17 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_fetches_is_overtaken() {
+    async fn fetching_prompt_is_overtaken() {
         let stats = Arc::new(SimStatsRecorder::new(1));
         let (queue, worker) = PrefillQueue::new(PASSES, stats, CancellationToken::new());
         let timing = timing();
-        let begin = Instant::now();
+        let started_at = Instant::now();
         let fetch = Some(tokio::time::sleep(Duration::from_secs(9)));
         let client = async {
-            let slow = queue.compute(&timing, fetch, || begun(1_000, 0));
+            let slow = queue.compute(&timing, fetch, || prefill_start(1_000, 0));
             let quick = async {
-                queue.compute(&timing, None::<std::future::Ready<()>>, || begun(1_000, 0)).await;
-                begin.elapsed()
+                queue.compute(&timing, None::<std::future::Ready<()>>, || prefill_start(1_000, 0)).await;
+                started_at.elapsed()
             };
             tokio::join!(slow, quick).1
         };
@@ -371,6 +367,6 @@ mod tests {
             quick = client => quick,
             () = worker => panic!("the worker ended"),
         };
-        assert!(quick < Duration::from_secs(1) && begin.elapsed() > Duration::from_secs(9), "{quick:?}");
+        assert!(quick < Duration::from_secs(1) && started_at.elapsed() > Duration::from_secs(9), "{quick:?}");
     }
 }

@@ -15,18 +15,18 @@ use super::l3_store::WrittenPage;
 use super::prefill_queue::{PassLimits, PrefillQueue};
 use super::stats::SimStatsRecorder;
 
-/// Share of the host level beyond the device level that may be waited for at a time (SGLang's `prefetch_capacity_limit`).
+/// Share of the host level beyond the device level that fetching prompts may occupy (SGLang's
+/// `prefetch_capacity_limit`).
 const PREFETCH_CAPACITY_SHARE: f64 = 0.8;
 
-/// One data-parallel rank.
 #[derive(Debug)]
 pub(crate) struct SimRank {
     pub(crate) cache: Mutex<PrefixCache>,
-    /// Locked after the cache.
+    /// Lock order: after the cache.
     reporter: Option<Mutex<KvEventReporter>>,
     pub(crate) prefill: PrefillQueue,
     pub(crate) nic_lock: tokio::sync::Mutex<()>,
-    /// Tokens of the prompts whose pages are being fetched, and how many they may be.
+    /// Tokens of the prompts whose pages are being fetched, and their limit.
     fetching_tokens: Arc<AtomicU64>,
     fetch_capacity: u64,
     pub(crate) batch: Arc<Semaphore>,
@@ -54,10 +54,10 @@ impl SimRank {
         }
     }
 
-    /// Keeps a prefix, and tells of it. Answers the pages that go to the shared store: those that were new to the host level, or all
-    /// if there is none.
+    /// Caches a prefix and publishes the changes. Returns the pages to write to the shared store: those that were new
+    /// to the host level, or all if there is none.
     pub(crate) fn insert(&self, prefix: &PromptPrefix<'_>, how: &PageOrigin) -> Vec<WrittenPage> {
-        // Held while events are numbered, so that their order is that of the changes.
+        // Locked while events are numbered, so that their order is that of the changes.
         let mut cache = self.cache.lock();
         let mut to_host = HashSet::new();
         let names = match &self.reporter {
@@ -73,10 +73,10 @@ impl SimRank {
         };
         let pages = prefix.chain.pages().iter().enumerate();
         let written = pages.filter(|(_, page)| !cache.has_host() || to_host.contains(*page));
-        written.map(|(at, page)| (*page, names.get(at).map(|name| name.event_hash))).collect()
+        written.map(|(index, page)| (*page, names.get(index).map(|name| name.event_hash))).collect()
     }
 
-    /// Takes note that a prompt with `tokens` to compute waits for its pages; `None` if too much does.
+    /// Reserves fetch capacity for a prompt with `tokens` to compute; `None` if the limit is exceeded.
     pub(crate) fn try_reserve_fetch(&self, tokens: usize) -> Option<PrefetchPermit> {
         if self.fetching_tokens.load(Ordering::Relaxed) >= self.fetch_capacity {
             return None;
@@ -86,14 +86,14 @@ impl SimRank {
         Some(PrefetchPermit { total: Arc::clone(&self.fetching_tokens), tokens })
     }
 
-    /// Empties the cache; `tell` says so.
-    pub(crate) fn clear(&self, tell: impl FnOnce(&mut KvEventReporter)) {
+    /// Empties the cache and calls `publish` for the event.
+    pub(crate) fn clear(&self, publish: impl FnOnce(&mut KvEventReporter)) {
         let mut cache = self.cache.lock();
         cache.clear();
-        self.with_reporter(tell);
+        self.with_reporter(publish);
     }
 
-    /// Changes how it tells, if it does.
+    /// Changes the reporter's settings, if there is one.
     pub(crate) fn with_reporter(&self, change: impl FnOnce(&mut KvEventReporter)) {
         if let Some(reporter) = &self.reporter {
             change(&mut reporter.lock());
@@ -101,7 +101,7 @@ impl SimRank {
     }
 }
 
-/// A prompt whose pages are being fetched, until it is dropped.
+/// Fetch capacity reserved by a prompt; released on drop.
 #[derive(Debug)]
 pub(crate) struct PrefetchPermit {
     total: Arc<AtomicU64>,
@@ -114,7 +114,7 @@ impl Drop for PrefetchPermit {
     }
 }
 
-/// Without a host level (vLLM's store connector) nothing bounds it.
+/// Without a host level (vLLM's store connector) there is no limit.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

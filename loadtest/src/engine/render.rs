@@ -1,4 +1,4 @@
-//! Answers in the shapes the engines give them: whole, and as a stream of events.
+//! Responses in the engines' own formats: complete, and as event streams.
 
 use serde_json::{Map, Value, json};
 
@@ -7,7 +7,7 @@ use super::config::SimProtocol;
 use super::generation::{ChoiceGeneration, GenerationFinish, OutputToken};
 use super::request::{GenerationEndpoint, GenerationRequest};
 
-/// What is the same in all parts of one answer.
+/// Values that are the same in all parts of one response.
 #[derive(Debug, Clone)]
 pub(crate) struct ResponseRenderer {
     pub(crate) protocol: SimProtocol,
@@ -18,17 +18,16 @@ pub(crate) struct ResponseRenderer {
     pub(crate) model: String,
     pub(crate) logprobs: bool,
     pub(crate) return_token_ids: bool,
-    /// Number of prompts and answers per prompt, for the usage.
+    /// Number of prompts and of choices per prompt, for the usage.
     pub(crate) n: usize,
-    /// Tool that the answers call.
+    /// Tool that the choices call, if any.
     pub(crate) tool: Option<String>,
     pub(crate) kv_transfer_params: Value,
-    /// Whether this is an SGLang prefill engine's answer.
+    /// Whether this is an SGLang prefill engine's response.
     pub(crate) prefill_leg: bool,
     pub(crate) started_unix_s: f64,
 }
 
-/// One answer that has come to its end.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct ChoiceOutput {
     pub(crate) text: String,
@@ -50,10 +49,10 @@ impl ChoiceOutput {
         self.token_texts.push(piece.text);
     }
 
-    pub(crate) fn close(&mut self, speech: &ChoiceGeneration) {
-        self.finish.clone_from(&speech.finish);
-        self.prompt_tokens = speech.prompt_tokens;
-        self.cached = speech.cached;
+    pub(crate) fn close(&mut self, finished: &ChoiceGeneration) {
+        self.finish.clone_from(&finished.finish);
+        self.prompt_tokens = finished.prompt_tokens;
+        self.cached = finished.cached;
     }
 }
 
@@ -74,19 +73,19 @@ fn matched_stop(finish: Option<&GenerationFinish>) -> Value {
     }
 }
 
-/// A made-up but stable log-probability.
+/// A synthetic but stable log-probability.
 fn logprob(id: u32) -> f64 {
     -f64::from(id % 1_000) / 1_000.0
 }
 
 impl ResponseRenderer {
-    /// Token counts over all answers: every prompt counts once.
-    pub(crate) fn usage(&self, answers: &[ChoiceOutput]) -> Value {
-        let prompts = answers.iter().step_by(self.n.max(1));
-        let (prompt_tokens, cached) = prompts.fold((0, 0), |(tokens, cached), answer| {
-            (tokens + answer.prompt_tokens, cached + answer.cached.total())
+    /// Token counts over all choices; every prompt counts once.
+    pub(crate) fn usage(&self, outputs: &[ChoiceOutput]) -> Value {
+        let prompts = outputs.iter().step_by(self.n.max(1));
+        let (prompt_tokens, cached) = prompts.fold((0, 0), |(tokens, cached), output| {
+            (tokens + output.prompt_tokens, cached + output.cached.total())
         });
-        let completion_tokens: usize = answers.iter().map(|answer| answer.token_ids.len()).sum();
+        let completion_tokens: usize = outputs.iter().map(|output| output.token_ids.len()).sum();
         let total = prompt_tokens + completion_tokens;
         match self.protocol {
             SimProtocol::Sglang => json!({
@@ -102,23 +101,22 @@ impl ResponseRenderer {
         }
     }
 
-    /// The whole answer.
-    pub(crate) fn complete_response(&self, answers: &[ChoiceOutput], ask: &GenerationRequest) -> Value {
+    pub(crate) fn complete_response(&self, outputs: &[ChoiceOutput], parsed: &GenerationRequest) -> Value {
         if self.endpoint == GenerationEndpoint::Generate {
             let mut all: Vec<Value> =
-                answers.iter().enumerate().map(|(index, one)| self.generate_item(index, one)).collect();
-            return if ask.batched || all.len() > 1 {
+                outputs.iter().enumerate().map(|(index, output)| self.generate_item(index, output)).collect();
+            return if parsed.batched || all.len() > 1 {
                 Value::Array(all)
             } else {
                 all.pop().unwrap_or_default()
             };
         }
         let choices: Vec<Value> =
-            answers.iter().enumerate().map(|(index, answer)| self.complete_choice(index, answer)).collect();
+            outputs.iter().enumerate().map(|(index, output)| self.complete_choice(index, output)).collect();
         let object =
             if self.endpoint == GenerationEndpoint::Chat { "chat.completion" } else { "text_completion" };
         let mut value = self.envelope(object, choices);
-        value.insert("usage".to_owned(), self.usage(answers));
+        value.insert("usage".to_owned(), self.usage(outputs));
         match self.protocol {
             SimProtocol::Sglang => {
                 value.insert("metadata".to_owned(), json!({"weight_version": "default"}));
@@ -130,7 +128,7 @@ impl ResponseRenderer {
                 }
                 value.insert("service_tier".to_owned(), Value::Null);
                 value.insert("system_fingerprint".to_owned(), json!("vllm-0.32.0-b4306732"));
-                value.insert("kv_transfer_params".to_owned(), self.finished_transfer_params(answers));
+                value.insert("kv_transfer_params".to_owned(), self.finished_transfer_params(outputs));
                 value.insert("ec_transfer_params".to_owned(), Value::Null);
                 value.insert("metrics".to_owned(), Value::Null);
             }
@@ -138,11 +136,11 @@ impl ResponseRenderer {
         Value::Object(value)
     }
 
-    /// The transfer parameters, with what only the finished prefill knows.
-    fn finished_transfer_params(&self, answers: &[ChoiceOutput]) -> Value {
+    /// The transfer parameters, with values that are known only after the prefill.
+    fn finished_transfer_params(&self, outputs: &[ChoiceOutput]) -> Value {
         let mut params = self.kv_transfer_params.clone();
-        if let (Some(params), Some(answer)) = (params.as_object_mut(), answers.first()) {
-            params.insert("remote_prefill_cached_tokens".to_owned(), json!(answer.cached.total()));
+        if let (Some(params), Some(output)) = (params.as_object_mut(), outputs.first()) {
+            params.insert("remote_prefill_cached_tokens".to_owned(), json!(output.cached.total()));
         }
         params
     }
@@ -157,16 +155,16 @@ impl ResponseRenderer {
         value
     }
 
-    fn complete_choice(&self, index: usize, answer: &ChoiceOutput) -> Value {
-        let finish = answer.finish.as_ref();
+    fn complete_choice(&self, index: usize, output: &ChoiceOutput) -> Value {
+        let finish = output.finish.as_ref();
         let mut choice = Map::new();
         choice.insert("index".to_owned(), json!(index));
         if self.endpoint == GenerationEndpoint::Chat {
-            choice.insert("message".to_owned(), self.message(index, answer));
+            choice.insert("message".to_owned(), self.message(index, output));
         } else {
-            choice.insert("text".to_owned(), json!(answer.text));
+            choice.insert("text".to_owned(), json!(output.text));
         }
-        choice.insert("logprobs".to_owned(), self.logprobs(&answer.token_ids, &answer.token_texts));
+        choice.insert("logprobs".to_owned(), self.logprobs(&output.token_ids, &output.token_texts));
         choice.insert("finish_reason".to_owned(), finish_reason(finish));
         match self.protocol {
             SimProtocol::Sglang => {
@@ -175,22 +173,22 @@ impl ResponseRenderer {
             SimProtocol::Vllm => {
                 choice.insert("stop_reason".to_owned(), matched_stop(finish));
                 let ids = |ids: &[u32]| if self.return_token_ids { json!(ids) } else { Value::Null };
-                choice.insert("token_ids".to_owned(), ids(&answer.token_ids));
+                choice.insert("token_ids".to_owned(), ids(&output.token_ids));
                 choice.insert("routed_experts".to_owned(), Value::Null);
                 if self.endpoint == GenerationEndpoint::Completion {
                     choice.insert("prompt_logprobs".to_owned(), Value::Null);
-                    choice.insert("prompt_token_ids".to_owned(), ids(&answer.prompt_ids));
+                    choice.insert("prompt_token_ids".to_owned(), ids(&output.prompt_ids));
                 }
             }
         }
         Value::Object(choice)
     }
 
-    fn message(&self, index: usize, answer: &ChoiceOutput) -> Value {
-        let called = self.tool.as_ref().filter(|_| answer.finish == Some(GenerationFinish::ToolCalls));
+    fn message(&self, index: usize, output: &ChoiceOutput) -> Value {
+        let called = self.tool.as_ref().filter(|_| output.finish == Some(GenerationFinish::ToolCalls));
         let (content, calls) = match called {
-            None => (json!(answer.text), Value::Null),
-            Some(name) => (Value::Null, json!([self.tool_call(index, Some(name), &answer.text)])),
+            None => (json!(output.text), Value::Null),
+            Some(name) => (Value::Null, json!([self.tool_call(index, Some(name), &output.text)])),
         };
         match self.protocol {
             SimProtocol::Sglang => {
@@ -240,9 +238,8 @@ impl ResponseRenderer {
         json!({"tokens": pieces, "token_logprobs": values, "top_logprobs": null, "text_offset": offsets})
     }
 
-    /// One element of `/generate`.
-    pub(crate) fn generate_item(&self, index: usize, answer: &ChoiceOutput) -> Value {
-        let details = match answer.cached {
+    pub(crate) fn generate_item(&self, index: usize, output: &ChoiceOutput) -> Value {
+        let details = match output.cached {
             CachedTokens { device, host, storage } if host + storage > 0 => {
                 json!({"device": device, "host": host, "storage": storage})
             }
@@ -250,19 +247,19 @@ impl ResponseRenderer {
         };
         let id = self.ids.get(index).unwrap_or(&self.id);
         let now = super::stats::unix_s();
-        let reason = match &answer.finish {
+        let reason = match &output.finish {
             None => Value::Null,
-            // A prefill engine counts the decode engine's tokens, of which it has made none.
+            // A prefill engine counts the decode engine's tokens, of which it has generated none.
             Some(GenerationFinish::Length) if self.prefill_leg => json!({"type": "length", "length": 0}),
-            Some(GenerationFinish::Length) => json!({"type": "length", "length": answer.token_ids.len()}),
+            Some(GenerationFinish::Length) => json!({"type": "length", "length": output.token_ids.len()}),
             Some(GenerationFinish::Stop(matched)) => json!({"type": "stop", "matched": matched}),
             Some(GenerationFinish::ToolCalls) => json!({"type": "stop", "matched": null}),
             Some(GenerationFinish::Abort) => json!({"type": "abort", "message": "Aborted by AbortReq."}),
         };
         let mut meta = json!({
-            "id": id, "finish_reason": reason, "prompt_tokens": answer.prompt_tokens, "weight_version": "default",
-            "num_retractions": 0, "reasoning_tokens": 0, "completion_tokens": answer.token_ids.len(),
-            "cached_tokens": answer.cached.total(), "cached_tokens_details": details, "dp_rank": answer.dp_rank,
+            "id": id, "finish_reason": reason, "prompt_tokens": output.prompt_tokens, "weight_version": "default",
+            "num_retractions": 0, "reasoning_tokens": 0, "completion_tokens": output.token_ids.len(),
+            "cached_tokens": output.cached.total(), "cached_tokens_details": details, "dp_rank": output.dp_rank,
             "e2e_latency": now - self.started_unix_s, "request_received_ts": self.started_unix_s,
             "response_sent_to_client_ts": now,
         });
@@ -271,11 +268,11 @@ impl ResponseRenderer {
         {
             let of = |ids: &[u32]| ids.iter().map(|id| json!([logprob(*id), id, null])).collect::<Vec<_>>();
             let prompt =
-                answer.logprobs_from.and_then(|from| answer.prompt_ids.get(from..)).unwrap_or_default();
+                output.logprobs_from.and_then(|from| output.prompt_ids.get(from..)).unwrap_or_default();
             meta.insert("input_token_logprobs".to_owned(), json!(of(prompt)));
-            meta.insert("output_token_logprobs".to_owned(), json!(of(&answer.token_ids)));
+            meta.insert("output_token_logprobs".to_owned(), json!(of(&output.token_ids)));
         }
-        json!({"text": answer.text, "output_ids": answer.token_ids, "meta_info": meta})
+        json!({"text": output.text, "output_ids": output.token_ids, "meta_info": meta})
     }
 
     fn chunk(&self, choice: Option<Value>) -> Map<String, Value> {
@@ -317,7 +314,7 @@ impl ResponseRenderer {
         Value::Object(chunk)
     }
 
-    /// What a stream begins an answer with.
+    /// Events that open a choice in a stream.
     pub(crate) fn opening_events(&self, index: usize) -> Vec<Value> {
         if self.endpoint != GenerationEndpoint::Chat {
             return Vec::new();
@@ -335,7 +332,7 @@ impl ResponseRenderer {
         events
     }
 
-    /// One token of a stream. `so_far` holds it already.
+    /// Event of one token. `so_far` already contains it.
     pub(crate) fn token_event(&self, index: usize, piece: &OutputToken, so_far: &ChoiceOutput) -> Value {
         let mut choice = match self.endpoint {
             GenerationEndpoint::Generate => {
@@ -369,11 +366,11 @@ impl ResponseRenderer {
         self.chunk_with_usage_null(choice)
     }
 
-    /// What a stream ends an answer with.
-    pub(crate) fn closing_event(&self, index: usize, answer: &ChoiceOutput) -> Value {
+    /// Event that closes a choice in a stream.
+    pub(crate) fn closing_event(&self, index: usize, output: &ChoiceOutput) -> Value {
         match self.endpoint {
             GenerationEndpoint::Generate => {
-                let mut value = self.generate_item(index, answer);
+                let mut value = self.generate_item(index, output);
                 if let Some(value) = value.as_object_mut() {
                     value.insert("index".to_owned(), json!(index));
                 }
@@ -381,18 +378,18 @@ impl ResponseRenderer {
             }
             GenerationEndpoint::Chat => {
                 let delta = self.chat_delta(Map::new());
-                self.chunk_with_usage_null(self.delta_choice(index, delta, answer.finish.as_ref()))
+                self.chunk_with_usage_null(self.delta_choice(index, delta, output.finish.as_ref()))
             }
             GenerationEndpoint::Completion => {
-                self.chunk_with_usage_null(self.delta_choice(index, json!(""), answer.finish.as_ref()))
+                self.chunk_with_usage_null(self.delta_choice(index, json!(""), output.finish.as_ref()))
             }
         }
     }
 
-    /// The event that carries the usage.
-    pub(crate) fn usage_event(&self, answers: &[ChoiceOutput]) -> Value {
+    /// The event with the usage.
+    pub(crate) fn usage_event(&self, outputs: &[ChoiceOutput]) -> Value {
         let mut chunk = self.chunk(None);
-        chunk.insert("usage".to_owned(), self.usage(answers));
+        chunk.insert("usage".to_owned(), self.usage(outputs));
         Value::Object(chunk)
     }
 }

@@ -1,8 +1,8 @@
-//! Where prefill and decode meet.
+//! Rendezvous of prefill and decode engines.
 //!
-//! The prefill engine keeps a place per bootstrap room, transfer id or remote request id. The decode engine asks
-//! for it over HTTP at the prefill's bootstrap server (`POST /_sim/kv`) and waits there until the key-value cache
-//! – here its fingerprint – is ready. Real engines do this over ZeroMQ and RDMA; the waiting is the same.
+//! The prefill engine has an entry per bootstrap room, transfer id or remote request id. The decode engine requests it
+//! over HTTP from the prefill's bootstrap server (`POST /_sim/kv`), which responds when the KV cache – here its
+//! fingerprint – is ready. Real engines do this over ZeroMQ and RDMA, with the same waits.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,30 +14,28 @@ use tokio::sync::watch;
 
 use super::cache::CachedTokens;
 
-/// Most places that are kept at once.
+/// Maximum number of concurrent entries.
 const MAX_ENTRIES: usize = 65_536;
 
-/// A prompt's key-value cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct KvOffer {
-    /// Stands for its content.
     pub(crate) fingerprint: u64,
-    /// Tokens it covers.
+    /// Number of tokens that it covers.
     pub(crate) prompt_tokens: usize,
-    /// How the prefill engine came by them.
+    /// Where the prefill engine's tokens came from.
     pub(crate) cached: CachedTokens,
 }
 
-/// What a decode engine asks for.
+/// A decode engine's pull request.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct KvPullRequest {
-    /// The place.
+    /// Key of the rendezvous entry.
     pub(crate) key: String,
-    /// Data-parallel rank that is expected to hold it.
+    /// Data-parallel rank that is expected to have it.
     pub(crate) rank: Option<u32>,
-    /// Engine that is expected to answer.
+    /// Engine that is expected to respond.
     pub(crate) engine_id: Option<String>,
-    /// Whether to wait for a request that has not come yet.
+    /// Whether to wait for a prefill that has not registered yet.
     pub(crate) wait: bool,
 }
 
@@ -56,22 +54,21 @@ struct RendezvousEntry {
     holders: usize,
 }
 
-/// The places of one prefill engine.
+/// All entries of one prefill engine.
 #[derive(Debug, Default)]
 pub(crate) struct RendezvousTable {
     entries: Mutex<HashMap<String, RendezvousEntry>>,
 }
 
-/// Why a key-value cache could not be handed over.
+/// Why a KV cache could not be transferred.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RendezvousError {
-    /// Nobody came within the time.
+    /// The other leg did not arrive in time.
     TimedOut,
     /// The decode engine expects the cache at another data-parallel rank.
     Conflict,
-    /// Nothing is kept under that name.
+    /// No entry with that key.
     Unknown,
-    /// Too many places.
     Full,
 }
 
@@ -87,70 +84,70 @@ impl RendezvousTable {
         });
         entry.holders += 1;
         Some(RendezvousGuard {
-            places: Arc::clone(self),
+            entries: Arc::clone(self),
             key: key.to_owned(),
             state: Arc::clone(&entry.state),
             is_prefill: false,
         })
     }
 
-    /// The prefill side takes its place.
+    /// Registers the prefill leg under its key.
     pub(crate) fn register_prefill(
         self: &Arc<Self>,
         key: &str,
         rank: u32,
     ) -> Result<RendezvousGuard, RendezvousError> {
-        let mut place = self.join(key).ok_or(RendezvousError::Full)?;
-        place.is_prefill = true;
-        place.state.send_modify(|state| state.rank = Some(rank));
-        Ok(place)
+        let mut entry = self.join(key).ok_or(RendezvousError::Full)?;
+        entry.is_prefill = true;
+        entry.state.send_modify(|state| state.rank = Some(rank));
+        Ok(entry)
     }
 
-    /// The decode side waits for the cache. `transfer` says how long the bytes take.
+    /// Waits for the cache on behalf of a decode engine. `transfer` returns the duration of the transfer.
     pub(crate) async fn pull(
         self: &Arc<Self>,
-        ask: &KvPullRequest,
+        pull_request: &KvPullRequest,
         transfer: impl Fn(&KvOffer) -> Duration,
     ) -> Result<KvOffer, RendezvousError> {
-        if !ask.wait && !self.entries.lock().contains_key(&ask.key) {
+        if !pull_request.wait && !self.entries.lock().contains_key(&pull_request.key) {
             return Err(RendezvousError::Unknown);
         }
-        let place = self.join(&ask.key).ok_or(RendezvousError::Full)?;
-        let _waiting = PullWaiterGuard::new(&place.state);
+        let entry = self.join(&pull_request.key).ok_or(RendezvousError::Full)?;
+        let _waiting = PullWaiterGuard::new(&entry.state);
         loop {
-            let offer = place.wait_for(|state| state.offer).await;
-            // Read first: the guard of a borrow must not live while the state is changed.
-            let actual = place.state.borrow().rank;
-            if let (Some(expected), Some(actual)) = (ask.rank, actual)
+            let offer = entry.wait_for(|state| state.offer).await;
+            // Read first: the borrow must end before the state is changed.
+            let actual = entry.state.borrow().rank;
+            if let (Some(expected), Some(actual)) = (pull_request.rank, actual)
                 && expected != actual
             {
-                place.state.send_modify(|state| state.conflict = true);
+                entry.state.send_modify(|state| state.conflict = true);
                 return Err(RendezvousError::Conflict);
             }
             super::timing::sleep_if_measurable(transfer(&offer)).await;
             let mut still_offered = false;
-            place.state.send_modify(|state| {
+            entry.state.send_modify(|state| {
                 still_offered = state.offer == Some(offer);
                 state.pulled |= still_offered;
             });
-            // The prefill side may have gone in mid-transfer; then the wait begins again.
+            // The prefill leg may have ended during the transfer; then the wait starts again.
             if still_offered {
                 return Ok(offer);
             }
         }
     }
 
-    /// Number of places in use.
+    /// Number of entries in use.
     #[cfg(test)]
     fn len(&self) -> usize {
         self.entries.lock().len()
     }
 }
 
-/// A held place; it goes when both sides have left it.
+/// A registered entry; it is removed when both legs have dropped it.
 #[derive(Debug)]
 pub(crate) struct RendezvousGuard {
-    places: Arc<RendezvousTable>,
+    entries: Arc<RendezvousTable>,
     key: String,
     state: Arc<watch::Sender<RendezvousState>>,
     is_prefill: bool,
@@ -164,32 +161,32 @@ impl RendezvousGuard {
                 return value;
             }
             if receiver.changed().await.is_err() {
-                // The sender lives in `self`; this does not happen.
+                // Unreachable: the sender is owned by `self`.
                 std::future::pending::<()>().await;
             }
         }
     }
 
-    /// Waits until the decode engine has come.
+    /// Waits until the decode engine has connected.
     pub(crate) async fn decode_arrived(&self, timeout: Duration) -> Result<(), RendezvousError> {
         let came = self.wait_for(|state| (state.waiting_pulls > 0).then_some(()));
         tokio::time::timeout(timeout, came).await.map_err(|_| RendezvousError::TimedOut)
     }
 
-    /// Puts the cache where the decode engine can take it.
+    /// Offers the cache to the decode engine.
     pub(crate) fn publish(&self, offer: KvOffer) {
         self.state.send_modify(|state| state.offer = Some(offer));
     }
 
-    /// Waits until the decode engine has it.
+    /// Waits until the decode engine has received it.
     pub(crate) async fn pulled(&self, timeout: Duration) -> Result<(), RendezvousError> {
-        let taken = self.wait_for(|state| {
+        let pulled = self.wait_for(|state| {
             if state.conflict {
                 return Some(Err(RendezvousError::Conflict));
             }
             state.pulled.then_some(Ok(()))
         });
-        tokio::time::timeout(timeout, taken).await.unwrap_or(Err(RendezvousError::TimedOut))
+        tokio::time::timeout(timeout, pulled).await.unwrap_or(Err(RendezvousError::TimedOut))
     }
 }
 
@@ -201,7 +198,7 @@ impl Drop for RendezvousGuard {
                 state.rank = None;
             });
         }
-        let mut entries = self.places.entries.lock();
+        let mut entries = self.entries.entries.lock();
         if let Some(entry) = entries.get_mut(&self.key) {
             entry.holders -= 1;
             if entry.holders == 0 {
@@ -235,54 +232,54 @@ mod tests {
         KvOffer { fingerprint: 7, prompt_tokens: 3, cached: CachedTokens { device: 0, host: 0, storage: 0 } };
     const LONG: Duration = Duration::from_secs(60);
 
-    fn ask(key: &str, rank: Option<u32>, wait: bool) -> KvPullRequest {
+    fn pull_request(key: &str, rank: Option<u32>, wait: bool) -> KvPullRequest {
         KvPullRequest { key: key.to_owned(), rank, engine_id: None, wait }
     }
 
     #[tokio::test]
-    async fn both_orders_meet_and_nothing_is_left() {
-        let places = Arc::new(RendezvousTable::default());
+    async fn both_arrival_orders_succeed_and_leave_no_entry() {
+        let entries = Arc::new(RendezvousTable::default());
         for prefill_first in [true, false] {
             let prefill = async {
-                let place = places.register_prefill("1", 0).expect("a place");
-                place.decode_arrived(LONG).await.expect("came");
-                place.publish(OFFER);
-                place.pulled(LONG).await.expect("taken");
+                let entry = entries.register_prefill("1", 0).expect("a place");
+                entry.decode_arrived(LONG).await.expect("came");
+                entry.publish(OFFER);
+                entry.pulled(LONG).await.expect("taken");
             };
-            let ask = ask("1", None, true);
-            let decode = places.pull(&ask, |_| Duration::ZERO);
-            let taken =
+            let pull_request = pull_request("1", None, true);
+            let decode = entries.pull(&pull_request, |_| Duration::ZERO);
+            let pulled =
                 if prefill_first { tokio::join!(prefill, decode).1 } else { tokio::join!(decode, prefill).0 };
-            assert_eq!(taken, Ok(OFFER));
-            assert_eq!(places.len(), 0);
+            assert_eq!(pulled, Ok(OFFER));
+            assert_eq!(entries.len(), 0);
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_lost_partner_leaves_the_other_waiting_until_its_timeout() {
-        let places = Arc::new(RendezvousTable::default());
-        let place = places.register_prefill("1", 0).expect("a place");
-        assert_eq!(place.decode_arrived(Duration::from_secs(300)).await, Err(RendezvousError::TimedOut));
-        drop(place);
-        let ask = ask("1", None, true);
-        let waited = tokio::time::timeout(LONG, places.pull(&ask, |_| Duration::ZERO)).await;
+    async fn missing_leg_times_out_the_other() {
+        let entries = Arc::new(RendezvousTable::default());
+        let entry = entries.register_prefill("1", 0).expect("a place");
+        assert_eq!(entry.decode_arrived(Duration::from_secs(300)).await, Err(RendezvousError::TimedOut));
+        drop(entry);
+        let pull_request = pull_request("1", None, true);
+        let waited = tokio::time::timeout(LONG, entries.pull(&pull_request, |_| Duration::ZERO)).await;
         assert!(waited.is_err());
-        assert_eq!(places.len(), 0);
+        assert_eq!(entries.len(), 0);
     }
 
     #[tokio::test]
-    async fn an_unknown_name_and_a_wrong_rank_are_refused() {
-        let places = Arc::new(RendezvousTable::default());
+    async fn unknown_key_and_wrong_rank_are_rejected() {
+        let entries = Arc::new(RendezvousTable::default());
         assert_eq!(
-            places.pull(&ask("x", None, false), |_| Duration::ZERO).await,
+            entries.pull(&pull_request("x", None, false), |_| Duration::ZERO).await,
             Err(RendezvousError::Unknown)
         );
-        let place = places.register_prefill("1", 3).expect("a place");
-        place.publish(OFFER);
+        let entry = entries.register_prefill("1", 3).expect("a place");
+        entry.publish(OFFER);
         assert_eq!(
-            places.pull(&ask("1", Some(2), true), |_| Duration::ZERO).await,
+            entries.pull(&pull_request("1", Some(2), true), |_| Duration::ZERO).await,
             Err(RendezvousError::Conflict)
         );
-        assert_eq!(place.pulled(LONG).await, Err(RendezvousError::Conflict));
+        assert_eq!(entry.pulled(LONG).await, Err(RendezvousError::Conflict));
     }
 }

@@ -1,4 +1,4 @@
-//! Reading generation requests.
+//! Parsing of generation requests.
 
 use std::sync::Arc;
 
@@ -8,31 +8,27 @@ use super::response::SimRejection;
 use super::tokens::{push_generation_prompt, push_message, tokens_of_text};
 use super::tools::SimToolCall;
 
-/// Most answers per prompt.
+/// Maximum number of choices per prompt.
 const MAX_CHOICES: u64 = 128;
-/// Most prompts per request.
+/// Maximum number of prompts per request.
 const MAX_PROMPTS: usize = 2_048;
-/// Most tokens of one answer.
+/// Maximum number of output tokens per choice.
 const MAX_OUTPUT: u64 = 1_000_000;
 
-/// Which of the generating interfaces.
+/// Endpoint of a generation request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GenerationEndpoint {
-    /// `/v1/chat/completions`
     Chat,
-    /// `/v1/completions`
     Completion,
-    /// SGLang's `/generate`
     Generate,
 }
 
-/// A generation request.
 #[derive(Debug)]
 pub(crate) struct GenerationRequest {
     pub(crate) endpoint: GenerationEndpoint,
     pub(crate) model: Option<String>,
     pub(crate) prompts: Vec<Arc<Vec<u32>>>,
-    /// Whether the prompts came as a list (`/generate` then answers with a list).
+    /// Whether the prompts are a list (`/generate` then responds with a list).
     pub(crate) batched: bool,
     pub(crate) n: u32,
     pub(crate) max_tokens: Option<u32>,
@@ -40,7 +36,7 @@ pub(crate) struct GenerationRequest {
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) logprobs: bool,
-    /// First prompt token whose log-probability `/generate` is asked for.
+    /// First prompt token whose log-probability `/generate` returns.
     pub(crate) logprobs_from: Option<usize>,
     pub(crate) return_token_ids: bool,
     pub(crate) tool: Option<SimToolCall>,
@@ -49,7 +45,7 @@ pub(crate) struct GenerationRequest {
 }
 
 impl GenerationRequest {
-    /// Reads a body. The error is the engine's 400.
+    /// Parses a body. The error is the engine's 400 response.
     pub(crate) fn parse(api: GenerationEndpoint, body: &[u8]) -> Result<Self, SimRejection> {
         let body: Value = serde_json::from_slice(body)
             .map_err(|error| SimRejection::bad_request(format!("JSON decode error: {error}")))?;
@@ -112,12 +108,12 @@ impl GenerationRequest {
         })
     }
 
-    /// Number of answers in all.
+    /// Number of choices over all prompts.
     pub(crate) fn choice_count(&self) -> usize {
         self.prompts.len() * self.n as usize
     }
 
-    /// Prompt and choice number of the `index`-th answer.
+    /// Prompt and choice number of the `index`-th output.
     pub(crate) fn prompt_and_choice(&self, index: usize) -> (usize, u32) {
         let n = self.n as usize;
         (index / n, u32::try_from(index % n).unwrap_or_default())
@@ -167,7 +163,7 @@ fn max_tokens(api: GenerationEndpoint, sampling: &Map<String, Value>) -> Result<
                 });
         }
     }
-    // What SGLang and vLLM take for completions when nothing is said.
+    // Default limits of SGLang and vLLM for completions.
     Ok(match api {
         GenerationEndpoint::Chat => None,
         GenerationEndpoint::Completion => Some(16),
@@ -210,7 +206,7 @@ fn token_ids(ids: &[Value]) -> Option<Vec<u32>> {
     ids.iter().map(|id| id.as_u64().and_then(|id| u32::try_from(id).ok())).collect()
 }
 
-/// The text of a message: a string, or parts of which the non-text ones count by their JSON.
+/// The text of a message: a string, or parts, of which non-text ones count by their JSON.
 fn content_text(message: &Value) -> String {
     let mut text = match message.get("content") {
         Some(Value::String(text)) => text.clone(),
@@ -229,7 +225,7 @@ fn content_text(message: &Value) -> String {
     text
 }
 
-/// Renders a conversation.
+/// Renders a conversation to tokens.
 pub(crate) fn chat_prompt(
     body: &Map<String, Value>,
 ) -> Result<(Arc<Vec<u32>>, Option<SimToolCall>), SimRejection> {
@@ -268,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn prompts_come_in_all_their_shapes() {
+    fn all_prompt_formats_are_parsed() {
         let shapes = [
             (r#"{"prompt":"abcdefgh"}"#, 1, false),
             (r#"{"prompt":["abcd","efgh"]}"#, 2, true),
@@ -276,8 +272,8 @@ mod tests {
             (r#"{"prompt":[[1,2],[3]]}"#, 2, true),
         ];
         for (body, prompts, batched) in shapes {
-            let ask = read(GenerationEndpoint::Completion, body).expect(body);
-            assert_eq!((ask.prompts.len(), ask.batched), (prompts, batched), "{body}");
+            let request = read(GenerationEndpoint::Completion, body).expect(body);
+            assert_eq!((request.prompts.len(), request.batched), (prompts, batched), "{body}");
         }
         for bad in [r#"{"prompt":[]}"#, r#"{"prompt":""}"#, r"{}", r#"{"prompt":[-1]}"#, "[]", "{"] {
             assert!(read(GenerationEndpoint::Completion, bad).is_err(), "{bad}");
@@ -285,13 +281,13 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_read_where_each_interface_has_them() {
+    fn token_limits_are_read_per_endpoint() {
         let chat =
             r#"{"messages":[{"role":"user","content":"hi"}],"max_tokens":5,"max_completion_tokens":7}"#;
         assert_eq!(read(GenerationEndpoint::Chat, chat).expect("chat").max_tokens, Some(7));
         let generate = r#"{"text":"hi","sampling_params":{"max_new_tokens":9,"n":2}}"#;
-        let ask = read(GenerationEndpoint::Generate, generate).expect("generate");
-        assert_eq!((ask.max_tokens, ask.n, ask.prompt_and_choice(1)), (Some(9), 2, (0, 1)));
+        let request = read(GenerationEndpoint::Generate, generate).expect("generate");
+        assert_eq!((request.max_tokens, request.n, request.prompt_and_choice(1)), (Some(9), 2, (0, 1)));
         assert!(read(GenerationEndpoint::Completion, r#"{"prompt":"a","max_tokens":0}"#).is_err());
         assert!(read(GenerationEndpoint::Completion, r#"{"prompt":"a","n":1000}"#).is_err());
     }

@@ -1,4 +1,4 @@
-//! HTTP answers.
+//! HTTP responses.
 
 use std::convert::Infallible;
 
@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use super::config::SimProtocol;
 
-/// The body breaks off here: the connection is closed without the end of the body.
+/// Truncates the body: the connection is closed without the end of the body.
 #[derive(Debug, thiserror::Error)]
-#[error("the simulated engine dies here")]
+#[error("response truncated by fault injection")]
 pub(crate) struct BodyAborted;
 
 impl From<Infallible> for BodyAborted {
@@ -25,7 +25,7 @@ impl From<Infallible> for BodyAborted {
 
 pub(crate) type SimResponse = Response<UnsyncBoxBody<Bytes, BodyAborted>>;
 
-/// A request the engine refuses.
+/// A request that the engine rejects.
 #[derive(Debug)]
 pub(crate) struct SimRejection {
     pub(crate) status: StatusCode,
@@ -62,7 +62,7 @@ pub(crate) fn empty() -> SimResponse {
     Response::new(Full::new(Bytes::new()).map_err(BodyAborted::from).boxed_unsync())
 }
 
-/// A body of chunks that may break off.
+/// A chunked body that may be truncated.
 pub(crate) fn stream(
     content_type: &'static str,
     chunks: impl Stream<Item = Result<Bytes, BodyAborted>> + Send + 'static,
@@ -72,14 +72,13 @@ pub(crate) fn stream(
     reply
 }
 
-/// One server-sent event.
 pub(crate) fn event(value: &Value) -> Bytes {
     Bytes::from(format!("data: {value}\n\n"))
 }
 
-/// An error in the words of each engine's OpenAI API.
-pub(crate) fn error_value(face: SimProtocol, status: StatusCode, kind: &str, message: &str) -> Value {
-    match face {
+/// An error in the format of each engine's OpenAI API.
+pub(crate) fn error_value(protocol: SimProtocol, status: StatusCode, kind: &str, message: &str) -> Value {
+    match protocol {
         SimProtocol::Sglang => json!({
             "object": "error", "message": message, "type": kind, "param": null, "code": status.as_u16(),
         }),
@@ -94,23 +93,23 @@ pub(crate) fn stream_error_value(message: &str) -> Value {
     json!({"error": {"object": "error", "message": message, "type": "InternalServerError", "param": null, "code": 500}})
 }
 
-pub(crate) fn rejection(face: SimProtocol, refusal: &SimRejection) -> SimResponse {
-    json_with(refusal.status, &error_value(face, refusal.status, refusal.kind, &refusal.message))
+pub(crate) fn rejection(protocol: SimProtocol, rejection: &SimRejection) -> SimResponse {
+    json_with(rejection.status, &error_value(protocol, rejection.status, rejection.kind, &rejection.message))
 }
 
-pub(crate) fn not_found(face: SimProtocol) -> SimResponse {
-    let value = match face {
+pub(crate) fn not_found(protocol: SimProtocol) -> SimResponse {
+    let value = match protocol {
         SimProtocol::Sglang | SimProtocol::Vllm => json!({"detail": "Not Found"}),
     };
     json_with(StatusCode::NOT_FOUND, &value)
 }
 
-/// 32 hexadecimal digits.
+/// A random id of 32 hexadecimal digits.
 pub(crate) fn hex_id() -> String {
     format!("{:032x}", fastrand::u128(..))
 }
 
-/// A version 4 UUID.
+/// A random version 4 UUID.
 pub(crate) fn uuid() -> String {
     let hex = hex_id();
     format!("{}-{}-4{}-a{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])

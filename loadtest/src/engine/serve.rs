@@ -1,4 +1,4 @@
-//! The way of one HTTP request through an engine: record, fail if told to, generate, answer.
+//! Handling of one HTTP request: record, inject a fault if set, generate, respond.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,13 +24,13 @@ use super::stats::{AbortKind, MAX_RECORDED_REQUESTS, RecordedRequest, unix_ms, u
 use super::stream::stream_response;
 use super::{AbortableRequest, SimEngineState, SimProtocol, SimRole, api_sglang, api_vllm};
 
-/// Largest request body: a prompt of about 64 million bytes.
+/// Maximum request body in bytes, about 64 million.
 const MAX_BODY_BYTES: usize = 64 * 1024 * 1024;
 
-/// Answers a request at the main port.
+/// Handles a request at the main port.
 pub(crate) async fn handle(
     engine: &Arc<SimEngineState>,
-    scissors: &ConnectionFault,
+    connection_fault: &ConnectionFault,
     request: Request<Incoming>,
 ) -> SimResponse {
     let (parts, body) = request.into_parts();
@@ -38,8 +38,8 @@ pub(crate) async fn handle(
         return response::text(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large or incomplete");
     };
     let path = parts.uri.path();
-    if let Some(answer) = simulator_route(engine, &parts, &body) {
-        return answer;
+    if let Some(response) = simulator_route(engine, &parts, &body) {
+        return response;
     }
     let api = match (path, engine.options.protocol) {
         _ if parts.method != Method::POST => None,
@@ -51,22 +51,24 @@ pub(crate) async fn handle(
     if api.is_some() || path == "/abort_request" {
         engine.stats.record(recorded(&parts, &body));
     }
-    let wants = match path {
+    let scope = match path {
         _ if api.is_some() => FaultScope::Generation,
         "/tokenize" | "/v1/tokenize" | "/v1/chat/completions/render" | "/v1/completions/render" => {
             FaultScope::Tokenization
         }
         _ => FaultScope::Other,
     };
-    if wants == FaultScope::Tokenization {
-        engine.stats.update(|stats| stats.tokens_asked += 1);
+    if scope == FaultScope::Tokenization {
+        engine.stats.update(|stats| stats.tokenize_requests += 1);
     }
-    let fault = engine.faults.next_fault(wants);
+    let fault = engine.faults.next_fault(scope);
     match api {
-        Some(api) => generate(engine, scissors, api, &parts, &body, fault).await,
+        Some(api) => generate(engine, connection_fault, api, &parts, &body, fault).await,
         None => {
-            if let Some(answer) = fault_response(engine.options.protocol, scissors, fault, false).await {
-                return answer;
+            if let Some(response) =
+                fault_response(engine.options.protocol, connection_fault, fault, false).await
+            {
+                return response;
             }
             match engine.options.protocol {
                 SimProtocol::Sglang => api_sglang::dispatch(engine, &parts, &body),
@@ -88,20 +90,20 @@ fn recorded(parts: &Parts, body: &Bytes) -> RecordedRequest {
     }
 }
 
-/// The simulator's own interface. No fault meets it, except a closed port.
+/// The simulator's own endpoints. Faults do not affect them, except a closed port.
 fn simulator_route(engine: &Arc<SimEngineState>, parts: &Parts, body: &Bytes) -> Option<SimResponse> {
     match (&parts.method, parts.uri.path()) {
         (&Method::GET, "/_sim/stats") => {
             Some(response::json_ok(&serde_json::to_value(engine.stats.snapshot()).unwrap_or_default()))
         }
-        (&Method::GET, "/_sim/last") => {
+        (&Method::GET, "/_sim/requests") => {
             let last: Vec<Value> = engine
                 .stats
                 .recent_requests(MAX_RECORDED_REQUESTS)
                 .iter()
-                .map(|kept| {
-                    json!({"method": kept.method, "target": kept.target, "headers": kept.headers,
-                           "body": String::from_utf8_lossy(&kept.body)})
+                .map(|recorded| {
+                    json!({"method": recorded.method, "target": recorded.target, "headers": recorded.headers,
+                           "body": String::from_utf8_lossy(&recorded.body)})
                 })
                 .collect();
             Some(response::json_ok(&Value::Array(last)))
@@ -114,12 +116,12 @@ fn simulator_route(engine: &Arc<SimEngineState>, parts: &Parts, body: &Bytes) ->
             Err(error) => response::text(
                 StatusCode::BAD_REQUEST,
                 format!(
-                    "not a fault: {error}; try {{\"fault\":\"hang\"}} or {{\"fault\":\"die_mid_stream\",\"tokens\":3}}\n"
+                    "not a fault: {error}; try {{\"fault\":\"hang\"}} or {{\"fault\":\"disconnect_mid_stream\",\"tokens\":3}}\n"
                 ),
             ),
         }),
         (&Method::POST, "/_sim/kv_events") => Some(match serde_json::from_slice::<KvEventFault>(body) {
-            Ok(KvEventFault::LoseEvery(every)) => {
+            Ok(KvEventFault::DropEvery(every)) => {
                 engine.drop_kv_events(every);
                 response::json_ok(&json!({"ok": true}))
             }
@@ -131,28 +133,28 @@ fn simulator_route(engine: &Arc<SimEngineState>, parts: &Parts, body: &Bytes) ->
             }
             Err(error) => response::text(
                 StatusCode::BAD_REQUEST,
-                format!("not a fault of events: {error}; try {{\"lose_every\":3}} or {{\"restart\":true}}\n"),
+                format!("not an event fault: {error}; try {{\"drop_every\":3}} or {{\"restart\":true}}\n"),
             ),
         }),
         _ => None,
     }
 }
 
-/// The answer of a broken engine, if it is broken in a way that needs no generation.
+/// The response under a fault that requires no generation, if such a fault is set.
 async fn fault_response(
-    face: SimProtocol,
-    scissors: &ConnectionFault,
+    protocol: SimProtocol,
+    connection_fault: &ConnectionFault,
     fault: EngineFault,
     streaming: bool,
 ) -> Option<SimResponse> {
     match fault {
-        // A closed port reaches here only while it closes.
+        // With a closed port, only connections that are being closed get here.
         EngineFault::Hang | EngineFault::Refuse => std::future::pending().await,
-        EngineFault::CloseBeforeFirstByte => Some(scissors.trigger(ConnectionFaultKind::Close).await),
-        EngineFault::Garbage => Some(scissors.trigger(ConnectionFaultKind::Garbage).await),
-        EngineFault::Status500 => Some(internal_error(face, "Internal server error")),
-        EngineFault::NotFound => Some(response::not_found(face)),
-        EngineFault::SseError if !streaming => Some(internal_error(face, "simulated failure")),
+        EngineFault::CloseBeforeFirstByte => Some(connection_fault.trigger(ConnectionFaultKind::Close).await),
+        EngineFault::Garbage => Some(connection_fault.trigger(ConnectionFaultKind::Garbage).await),
+        EngineFault::Status500 => Some(internal_error(protocol, "Internal server error")),
+        EngineFault::NotFound => Some(response::not_found(protocol)),
+        EngineFault::SseError if !streaming => Some(internal_error(protocol, "simulated failure")),
         EngineFault::SseError => {
             let events = [response::event(&response::stream_error_value("simulated failure")), done_event()];
             Some(response::stream("text/event-stream; charset=utf-8", stream::iter(events.map(Ok))))
@@ -163,22 +165,22 @@ async fn fault_response(
             Some(response::stream(kind, stream::iter([Ok(garbage)])))
         }
         EngineFault::None
-        | EngineFault::DieMidStream { .. }
+        | EngineFault::DisconnectMidStream { .. }
         | EngineFault::HangMidStream { .. }
         | EngineFault::Slow { .. } => None,
     }
 }
 
-fn internal_error(face: SimProtocol, message: &str) -> SimResponse {
+fn internal_error(protocol: SimProtocol, message: &str) -> SimResponse {
     let status = StatusCode::INTERNAL_SERVER_ERROR;
-    response::json_with(status, &response::error_value(face, status, "InternalServerError", message))
+    response::json_with(status, &response::error_value(protocol, status, "InternalServerError", message))
 }
 
 pub(crate) fn done_event() -> Bytes {
     Bytes::from_static(b"data: [DONE]\n\n")
 }
 
-/// Counts a request, and counts it as left by its client unless it is settled before it is dropped.
+/// Counts a request, and counts it as aborted by its client if dropped before its outcome is recorded.
 pub(crate) struct OpenRequestGuard {
     engine: Arc<SimEngineState>,
     number: u64,
@@ -200,7 +202,7 @@ impl OpenRequestGuard {
         Self { engine: Arc::clone(engine), number, rid, cancel, outcome_recorded: false }
     }
 
-    /// Says how the request ended.
+    /// Records how the request ended.
     pub(crate) fn record_outcome(&mut self, failed: bool) {
         self.outcome_recorded = true;
         if self.cancel.is_cancelled() {
@@ -223,69 +225,69 @@ impl Drop for OpenRequestGuard {
 
 async fn generate(
     engine: &Arc<SimEngineState>,
-    scissors: &ConnectionFault,
+    connection_fault: &ConnectionFault,
     api: GenerationEndpoint,
     parts: &Parts,
     body: &Bytes,
     fault: EngineFault,
 ) -> SimResponse {
-    let face = engine.options.protocol;
-    let ask = GenerationRequest::parse(api, body);
-    let rids = ask.as_ref().map(|ask| request_ids(ask, parts, face)).unwrap_or_default();
+    let protocol = engine.options.protocol;
+    let parsed = GenerationRequest::parse(api, body);
+    let rids = parsed.as_ref().map(|parsed| request_ids(parsed, parts, protocol)).unwrap_or_default();
     let mut guard = OpenRequestGuard::new(engine, rids.clone());
     if !matches!(
         fault,
         EngineFault::None
             | EngineFault::Slow { .. }
-            | EngineFault::DieMidStream { .. }
+            | EngineFault::DisconnectMidStream { .. }
             | EngineFault::HangMidStream { .. }
     ) {
         if !matches!(fault, EngineFault::Hang) {
             guard.record_outcome(true);
         }
-        let streaming = ask.as_ref().is_ok_and(|ask| ask.stream);
-        if let Some(answer) = fault_response(face, scissors, fault, streaming).await {
-            return answer;
+        let streaming = parsed.as_ref().is_ok_and(|parsed| parsed.stream);
+        if let Some(response) = fault_response(protocol, connection_fault, fault, streaming).await {
+            return response;
         }
     }
-    let planned = ask.and_then(|ask| {
+    let planned = parsed.and_then(|parsed| {
         let timing = match fault {
             EngineFault::Slow { factor } => engine.timing.slowed(factor),
             _ => engine.timing.clone(),
         };
-        let plan = match face {
-            SimProtocol::Sglang => api_sglang::disaggregation_plan(engine, &ask, parts)?,
-            SimProtocol::Vllm => api_vllm::disaggregation_plan(engine, &ask, parts, &rids)?,
+        let plan = match protocol {
+            SimProtocol::Sglang => api_sglang::disaggregation_plan(engine, &parsed, parts)?,
+            SimProtocol::Vllm => api_vllm::disaggregation_plan(engine, &parsed, parts, &rids)?,
         };
-        let jobs = generation_jobs(engine, &ask, &plan, &timing, &guard.cancel)?;
-        Ok((response_renderer(engine, &ask, rids, &plan), ask, jobs))
+        let jobs = generation_jobs(engine, &parsed, &plan, &timing, &guard.cancel)?;
+        Ok((response_renderer(engine, &parsed, rids, &plan), parsed, jobs))
     });
-    let (frame, ask, jobs) = match planned {
+    let (frame, parsed, jobs) = match planned {
         Ok(planned) => planned,
-        Err(refusal) => {
+        Err(rejection) => {
             guard.record_outcome(true);
             return match api {
                 GenerationEndpoint::Generate => {
-                    response::json_with(refusal.status, &json!({"error": {"message": refusal.message}}))
+                    response::json_with(rejection.status, &json!({"error": {"message": rejection.message}}))
                 }
                 GenerationEndpoint::Chat | GenerationEndpoint::Completion => {
-                    response::rejection(face, &refusal)
+                    response::rejection(protocol, &rejection)
                 }
             };
         }
     };
-    if ask.stream {
-        return stream_response(engine, guard, frame, &ask, jobs, fault).await;
+    if parsed.stream {
+        return stream_response(engine, guard, frame, &parsed, jobs, fault).await;
     }
-    let speeches = join_all(jobs.into_iter().map(|job| generate_choice(engine, job))).await;
-    let answers: Result<Vec<ChoiceOutput>, GenerationError> = speeches.into_iter().collect();
-    match answers {
-        Ok(mut answers) => {
-            for (index, answer) in answers.iter_mut().enumerate() {
-                fill_request_fields(answer, &ask, index, &engine.options.role);
+    let generations = join_all(jobs.into_iter().map(|job| generate_choice(engine, job))).await;
+    let outputs: Result<Vec<ChoiceOutput>, GenerationError> = generations.into_iter().collect();
+    match outputs {
+        Ok(mut outputs) => {
+            for (index, output) in outputs.iter_mut().enumerate() {
+                fill_request_fields(output, &parsed, index, &engine.options.role);
             }
-            let whole = frame.complete_response(&answers, &ask);
-            if let EngineFault::DieMidStream { .. } | EngineFault::HangMidStream { .. } = fault {
+            let whole = frame.complete_response(&outputs, &parsed);
+            if let EngineFault::DisconnectMidStream { .. } | EngineFault::HangMidStream { .. } = fault {
                 return truncated_response(&whole, guard, fault);
             }
             guard.record_outcome(false);
@@ -293,37 +295,36 @@ async fn generate(
         }
         Err(error) => {
             guard.record_outcome(true);
-            internal_error(face, &error.message)
+            internal_error(protocol, &error.message)
         }
     }
 }
 
-/// What the protocol says about a request, beside its content.
+/// Values from the pair protocol and the headers of a request.
 #[derive(Debug, Clone)]
 pub(crate) struct DisaggregationPlan {
-    /// One per answer.
     pub(crate) transfers: Vec<SimKvTransfer>,
-    /// One per answer.
     pub(crate) ranks: Vec<u32>,
     pub(crate) kv_transfer_params: Value,
     pub(crate) prefill_leg: bool,
 }
 
-fn request_ids(ask: &GenerationRequest, parts: &Parts, face: SimProtocol) -> Vec<String> {
-    match face {
+fn request_ids(parsed: &GenerationRequest, parts: &Parts, protocol: SimProtocol) -> Vec<String> {
+    match protocol {
         SimProtocol::Sglang => {
-            let mut ids = ask.rids.clone();
+            let mut ids = parsed.rids.clone();
             let first = ids.first().cloned();
-            ids.resize_with(ask.choice_count().max(ids.len()), || {
+            ids.resize_with(parsed.choice_count().max(ids.len()), || {
                 // One id for a batch stands for all of it.
                 first.clone().unwrap_or_else(response::hex_id)
             });
             ids
         }
         SimProtocol::Vllm => {
-            let given = parts.headers.get("x-request-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
-            let id = given.unwrap_or_else(response::hex_id);
-            vec![if ask.endpoint == GenerationEndpoint::Chat {
+            let client_id =
+                parts.headers.get("x-request-id").and_then(|id| id.to_str().ok()).map(str::to_owned);
+            let id = client_id.unwrap_or_else(response::hex_id);
+            vec![if parsed.endpoint == GenerationEndpoint::Chat {
                 format!("chatcmpl-{id}")
             } else {
                 format!("cmpl-{id}")
@@ -334,12 +335,12 @@ fn request_ids(ask: &GenerationRequest, parts: &Parts, face: SimProtocol) -> Vec
 
 fn generation_jobs(
     engine: &SimEngineState,
-    ask: &GenerationRequest,
+    parsed: &GenerationRequest,
     plan: &DisaggregationPlan,
     timing: &super::ScaledTiming,
     cancel: &CancellationToken,
 ) -> Result<Vec<GenerationJob>, SimRejection> {
-    let longest = ask.prompts.iter().map(|prompt| prompt.len()).max().unwrap_or_default();
+    let longest = parsed.prompts.iter().map(|prompt| prompt.len()).max().unwrap_or_default();
     if longest > engine.options.context_tokens {
         return Err(SimRejection::bad_request(format!(
             "The input ({longest} tokens) is longer than the model's context length ({} tokens).",
@@ -349,14 +350,14 @@ fn generation_jobs(
     let places = plan.transfers.iter().zip(&plan.ranks).enumerate();
     Ok(places
         .map(|(index, (handover, rank))| {
-            let (prompt, choice) = ask.prompt_and_choice(index);
+            let (prompt, choice) = parsed.prompt_and_choice(index);
             GenerationJob {
-                tokens: ask.prompts.get(prompt).cloned().unwrap_or_default(),
+                tokens: parsed.prompts.get(prompt).cloned().unwrap_or_default(),
                 choice,
-                namespace: PromptNamespace::of(&ask.body, engine.options.protocol, prompt),
-                max_tokens: ask.max_tokens,
-                stop: ask.stop.clone(),
-                tool_call: ask.tool.clone(),
+                namespace: PromptNamespace::of(&parsed.body, engine.options.protocol, prompt),
+                max_tokens: parsed.max_tokens,
+                stop: parsed.stop.clone(),
+                tool_call: parsed.tool.clone(),
                 transfer: handover.clone(),
                 rank: *rank,
                 timing: timing.clone(),
@@ -368,59 +369,58 @@ fn generation_jobs(
 
 fn response_renderer(
     engine: &SimEngineState,
-    ask: &GenerationRequest,
+    parsed: &GenerationRequest,
     ids: Vec<String>,
     plan: &DisaggregationPlan,
 ) -> ResponseRenderer {
     ResponseRenderer {
         protocol: engine.options.protocol,
-        endpoint: ask.endpoint,
+        endpoint: parsed.endpoint,
         id: ids.first().cloned().unwrap_or_default(),
         ids,
         created: unix_ms() / 1_000,
-        model: ask.model.clone().unwrap_or_else(|| engine.options.model.clone()),
-        logprobs: ask.logprobs,
-        return_token_ids: ask.return_token_ids,
-        n: ask.n as usize,
-        tool: ask.tool.as_ref().filter(|_| !plan.prefill_leg).map(|tool| tool.name.clone()),
+        model: parsed.model.clone().unwrap_or_else(|| engine.options.model.clone()),
+        logprobs: parsed.logprobs,
+        return_token_ids: parsed.return_token_ids,
+        n: parsed.n as usize,
+        tool: parsed.tool.as_ref().filter(|_| !plan.prefill_leg).map(|tool| tool.name.clone()),
         kv_transfer_params: plan.kv_transfer_params.clone(),
         prefill_leg: plan.prefill_leg,
         started_unix_s: unix_s(),
     }
 }
 
-/// Fills in what an answer repeats of its request.
+/// Copies values of the request that the response repeats.
 pub(crate) fn fill_request_fields(
-    answer: &mut ChoiceOutput,
-    ask: &GenerationRequest,
+    output: &mut ChoiceOutput,
+    parsed: &GenerationRequest,
     index: usize,
     role: &SimRole,
 ) {
     // A decode engine has no logits of the prompt; the gateway joins both legs' arrays.
-    answer.logprobs_from = ask.logprobs_from.filter(|_| *role != SimRole::Decode);
-    let (prompt, _) = ask.prompt_and_choice(index);
-    if (ask.return_token_ids || answer.logprobs_from.is_some())
-        && let Some(tokens) = ask.prompts.get(prompt)
+    output.logprobs_from = parsed.logprobs_from.filter(|_| *role != SimRole::Decode);
+    let (prompt, _) = parsed.prompt_and_choice(index);
+    if (parsed.return_token_ids || output.logprobs_from.is_some())
+        && let Some(tokens) = parsed.prompts.get(prompt)
     {
-        answer.prompt_ids = tokens.to_vec();
+        output.prompt_ids = tokens.to_vec();
     }
 }
 
-/// Produces a whole answer.
 async fn generate_choice(
     engine: &Arc<SimEngineState>,
     job: GenerationJob,
 ) -> Result<ChoiceOutput, GenerationError> {
-    let mut answer = ChoiceOutput { dp_rank: job.rank, ..ChoiceOutput::default() };
-    let mut speech = ChoiceGeneration::start(engine, job).await?;
-    while let Some(piece) = speech.next().await {
-        answer.push(piece);
+    let mut output = ChoiceOutput { dp_rank: job.rank, ..ChoiceOutput::default() };
+    let mut running = ChoiceGeneration::start(engine, job).await?;
+    while let Some(piece) = running.next().await {
+        output.push(piece);
     }
-    answer.close(&speech);
-    Ok(answer)
+    output.close(&running);
+    Ok(output)
 }
 
-/// A whole answer that breaks off in the middle.
+/// A complete response, truncated in the middle.
 fn truncated_response(whole: &Value, guard: OpenRequestGuard, fault: EngineFault) -> SimResponse {
     let text = Bytes::from(whole.to_string());
     let first = stream::iter([Ok(text.slice(..text.len() / 2))]);
@@ -428,16 +428,16 @@ fn truncated_response(whole: &Value, guard: OpenRequestGuard, fault: EngineFault
     response::stream("application/json", first.chain(end))
 }
 
-/// Falls silent for good, or breaks off once everything before is written.
+/// Waits forever, or truncates the body once everything before is written.
 pub(crate) async fn abort_body(guard: Option<OpenRequestGuard>, fault: EngineFault) -> BodyAborted {
     if let EngineFault::HangMidStream { .. } = fault {
-        // The guard stays here, and sees the client go.
+        // The guard stays here and detects the client's disconnect.
         std::future::pending::<()>().await;
     }
     if let Some(mut guard) = guard {
         guard.record_outcome(true);
     }
-    // One turn of the event loop, so that what was written before is flushed.
+    // Yields once, so that earlier data is flushed.
     tokio::task::yield_now().await;
     BodyAborted
 }

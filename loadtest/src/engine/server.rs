@@ -1,5 +1,5 @@
-//! Sockets: one accept loop per port and one HTTP/1.1 connection per task, so that faults can close, reset or
-//! garble a connection at an exact point.
+//! Sockets: one accept loop per port and one HTTP/1.1 connection per task, so that faults can close, reset or corrupt a
+//! connection at an exact point.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -23,22 +23,21 @@ use super::response::SimResponse;
 use super::stats::SimGaugeGuard;
 use super::{SimEngineState, bootstrap, serve};
 
-/// Bytes that no HTTP parser takes for an answer.
+/// Bytes that no HTTP parser accepts as a response.
 const GARBAGE: &[u8] = b"\x00\xff\xfeSSH-2.0-not-http\r\n\x13\x37\r\n\r\n";
-/// How long after a failed accept (out of file descriptors) the next one is tried.
+/// Delay after a failed accept (out of file descriptors).
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Which of an engine's two ports.
+/// One of an engine's two ports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SimEnginePort {
     Main,
     Bootstrap,
 }
 
-/// How a connection is to end.
+/// How a connection is ended by a fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ConnectionFaultKind {
-    /// Closed as it is.
     Close,
     /// Closed after bytes that are not HTTP.
     Garbage,
@@ -52,7 +51,7 @@ pub(crate) struct ConnectionFault {
 }
 
 impl ConnectionFault {
-    /// Ends the connection; the handler that calls it gets no further.
+    /// Ends the connection; never returns to the handler.
     pub(crate) async fn trigger(&self, how: ConnectionFaultKind) -> SimResponse {
         *self.kind.lock() = Some(how);
         self.triggered.notify_one();
@@ -62,8 +61,8 @@ impl ConnectionFault {
     async fn wait(&self) -> ConnectionFaultKind {
         loop {
             self.triggered.notified().await;
-            if let Some(cut) = *self.kind.lock() {
-                return cut;
+            if let Some(fault) = *self.kind.lock() {
+                return fault;
             }
         }
     }
@@ -98,7 +97,7 @@ async fn listen(engine: Arc<SimEngineState>, first: TcpListener, address: Socket
     let mut listener = Some(first);
     loop {
         if *refusing.borrow_and_update() {
-            // A closed listener makes the system refuse connections.
+            // With the listener closed, the system refuses connections.
             listener = None;
             if refusing.changed().await.is_err() {
                 return;
@@ -109,7 +108,7 @@ async fn listen(engine: Arc<SimEngineState>, first: TcpListener, address: Socket
             listener = match bind(address).await {
                 Ok(bound) => Some(bound),
                 Err(error) => {
-                    tracing::warn!(%error, "a simulated engine cannot come back to its port yet");
+                    tracing::warn!(%error, "cannot bind the port again; retrying");
                     tokio::time::sleep(ACCEPT_RETRY).await;
                     None
                 }
@@ -131,7 +130,7 @@ async fn listen(engine: Arc<SimEngineState>, first: TcpListener, address: Socket
 }
 
 fn start_connection(engine: &Arc<SimEngineState>, stream: TcpStream, port: SimEnginePort) {
-    // Tokens go out one by one; without this they would wait for acknowledgements.
+    // Tokens are sent one by one; without this they would wait for acknowledgements.
     let _ = stream.set_nodelay(true);
     let connection = connection(Arc::clone(engine), stream, port);
     let stop = engine.supervisor.token();
@@ -149,35 +148,37 @@ async fn connection(engine: Arc<SimEngineState>, stream: TcpStream, port: SimEng
             stats.open_connections = stats.open_connections.saturating_add_signed(by);
         })
     });
-    let scissors = Arc::new(ConnectionFault::default());
+    let connection_fault = Arc::new(ConnectionFault::default());
     let service = service_fn({
-        let (engine, scissors) = (Arc::clone(&engine), Arc::clone(&scissors));
-        move |request: Request<Incoming>| respond(Arc::clone(&engine), Arc::clone(&scissors), port, request)
+        let (engine, connection_fault) = (Arc::clone(&engine), Arc::clone(&connection_fault));
+        move |request: Request<Incoming>| {
+            respond(Arc::clone(&engine), Arc::clone(&connection_fault), port, request)
+        }
     });
     let mut connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .keep_alive(true)
         .serve_connection(TokioIo::new(stream), service);
     let mut refusing = engine.refuse_connections.subscribe();
-    let cut = tokio::select! {
+    let fault = tokio::select! {
         served = &mut connection => {
             if let Err(error) = served {
                 tracing::debug!(%error, "a connection to a simulated engine ended early");
             }
             return;
         }
-        cut = scissors.wait() => Some(cut),
+        fault = connection_fault.wait() => Some(fault),
         () = until_refusing(&mut refusing) => None,
     };
     let mut stream = connection.into_parts().io.into_inner();
-    match cut {
+    match fault {
         Some(ConnectionFaultKind::Close) => {}
         Some(ConnectionFaultKind::Garbage) => {
-            // A client that is gone has nothing to misread.
+            // Errors are irrelevant: the client may have disconnected.
             let _ = stream.write_all(GARBAGE).await;
             let _ = stream.shutdown().await;
         }
-        // A killed process leaves resets behind.
+        // A killed process leaves reset connections.
         None => {
             let _ = stream.set_zero_linger();
         }
@@ -192,19 +193,19 @@ async fn until_refusing(refusing: &mut watch::Receiver<bool>) {
 
 async fn respond(
     engine: Arc<SimEngineState>,
-    scissors: Arc<ConnectionFault>,
+    connection_fault: Arc<ConnectionFault>,
     port: SimEnginePort,
     request: Request<Incoming>,
 ) -> Result<SimResponse, Infallible> {
     let reply = match port {
-        SimEnginePort::Main => serve::handle(&engine, &scissors, request).await,
+        SimEnginePort::Main => serve::handle(&engine, &connection_fault, request).await,
         SimEnginePort::Bootstrap => bootstrap::handle(&engine, request).await,
     };
     Ok(with_server_name(&engine, reply))
 }
 
 fn with_server_name(engine: &SimEngineState, mut reply: SimResponse) -> SimResponse {
-    // Both engines run under uvicorn.
+    // Both engines run on uvicorn.
     reply.headers_mut().insert(http::header::SERVER, http::HeaderValue::from_static("uvicorn"));
     if engine.supervisor.token().is_cancelled() {
         reply.headers_mut().insert(http::header::CONNECTION, http::HeaderValue::from_static("close"));
@@ -212,7 +213,7 @@ fn with_server_name(engine: &SimEngineState, mut reply: SimResponse) -> SimRespo
     reply
 }
 
-/// Reads a whole body. `None` if it is longer than `limit` bytes or breaks off.
+/// Reads a whole body. `None` if it exceeds `limit` bytes or is truncated.
 pub(crate) async fn read_body(body: Incoming, limit: usize) -> Option<Bytes> {
     Limited::new(body, limit).collect().await.ok().map(Collected::to_bytes)
 }

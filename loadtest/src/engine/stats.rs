@@ -1,4 +1,4 @@
-//! What an engine counts about itself.
+//! Counters of an engine.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,70 +9,67 @@ use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-/// Most aborts whose time is remembered.
+/// Maximum number of recorded aborts.
 const MAX_RECORDED_ABORTS: usize = 1_024;
-/// Most requests that are kept for inspection.
+/// Maximum number of requests recorded for inspection.
 pub(crate) const MAX_RECORDED_REQUESTS: usize = 64;
-/// Most bytes of request bodies that are kept for inspection.
+/// Maximum bytes of recorded request bodies.
 const MAX_RECORDED_BODY_BYTES: usize = 16 * 1024 * 1024;
 
-/// Why a request ended early.
+/// Why a request was aborted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AbortKind {
     /// The client closed the connection.
     Disconnect,
-    /// `/abort_request` named it.
+    /// An `/abort_request` call matched its id.
     Rid,
 }
 
-/// One request that ended early.
+/// An aborted request with its time.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AbortEvent {
-    /// Why.
     pub kind: AbortKind,
-    /// Which request.
     pub rid: String,
-    /// When, in milliseconds since 1970.
+    /// Time in milliseconds since 1970.
     pub at_unix_ms: u64,
 }
 
-/// An engine's counters at one moment. Counters of requests count HTTP requests, not the choices of `n`.
+/// A snapshot of an engine's counters. Request counters count HTTP requests, not the choices of `n`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct SimStats {
     /// Generation requests whose body was read.
     pub started: u64,
-    /// … that were answered in full.
+    /// … that were answered completely.
     pub finished: u64,
-    /// … that ended in an error of the engine, faults included.
+    /// … that ended in an engine error, injected faults included.
     pub failed: u64,
-    /// … whose client went away.
+    /// … whose client disconnected.
     pub aborted_by_disconnect: u64,
-    /// … that `/abort_request` ended.
+    /// … that were aborted by `/abort_request`.
     pub aborted_by_rid: u64,
     /// … that are open now.
     pub active: u64,
-    /// Choices whose prefill has not begun, or waiting for a place in the batch.
+    /// Choices whose prefill has not started, or that wait for a slot in the batch.
     pub waiting: u64,
-    /// Prompt tokens of waiting choices that no cache holds.
+    /// Prompt tokens of waiting choices that are in no cache.
     pub waiting_uncached_tokens: u64,
     /// Choices whose prompt is being computed or that generate now.
     pub running: u64,
-    /// Tokens of those: their prompts, and all that they may still generate.
+    /// Tokens of running choices: their prompts and the maximum of their output.
     pub used_tokens: u64,
     /// Prefill choices that wait for their decode engine.
     pub bootstrapping: u64,
-    /// Choices whose key-value cache is being handed over.
+    /// Choices whose KV cache is being transferred.
     pub transferring: u64,
-    /// Questions for a prompt's tokens (`/tokenize`, `…/render`), whatever the answer.
-    pub tokens_asked: u64,
-    /// Connections open now.
+    /// Tokenization requests (`/tokenize`, `…/render`), whatever the result.
+    pub tokenize_requests: u64,
     pub open_connections: u64,
-    /// Requests decoded with another prompt's key-value cache, hence with wrong tokens.
+    /// Requests decoded with another prompt's KV cache, hence with wrong tokens.
     pub prompt_mismatches: u64,
-    /// Key-value caches handed to a decode engine.
+    /// KV caches sent to a decode engine.
     pub kv_sent: u64,
-    /// Key-value caches taken from a prefill engine.
+    /// KV caches received from a prefill engine.
     pub kv_received: u64,
     /// Decode requests without usable transfer parameters, computed from scratch (vLLM).
     pub recomputed: u64,
@@ -84,44 +81,38 @@ pub struct SimStats {
     pub cached_host_tokens: u64,
     /// … in the shared store.
     pub cached_storage_tokens: u64,
-    /// Objects that a real store gave as they were put.
+    /// Objects that a real store returned intact.
     pub store_hits: u64,
     /// … that it did not have.
     pub store_misses: u64,
-    /// … that it gave with other bytes than were put.
-    pub store_wrong: u64,
-    /// … that could not be asked for or got. Like all but hits they are computed.
+    /// … that it returned with other bytes than were put.
+    pub store_corrupt: u64,
+    /// … whose lookup or read failed. Except for hits, pages are computed.
     pub store_failures: u64,
-    /// Objects that were put into a real store.
+    /// Objects put into a real store.
     pub store_puts: u64,
-    /// … that could not be put.
+    /// … whose put failed.
     pub store_put_failures: u64,
-    /// Prompt tokens that came from a prefill engine.
+    /// Prompt tokens received from a prefill engine.
     pub transferred_tokens: u64,
-    /// Tokens generated.
     pub completion_tokens: u64,
-    /// Microseconds of prefill work done, scaled to the imitated engine.
+    /// Microseconds of prefill work done, in the time of the imitated engine.
     pub prefill_busy_us: u64,
-    /// Choices by data-parallel rank.
     pub by_dp_rank: Vec<u64>,
     /// The latest aborts, oldest first.
     pub aborts: VecDeque<AbortEvent>,
 }
 
-/// A request as it came over the wire.
 #[derive(Debug, Clone)]
 pub struct RecordedRequest {
-    /// Method.
     pub method: String,
-    /// Path and query.
     pub target: String,
-    /// Headers in their order.
+    /// Headers in order of arrival.
     pub headers: Vec<(String, String)>,
-    /// Body, byte for byte.
     pub body: Bytes,
 }
 
-/// The engine's own copy of its counters. Every change wakes those who wait for one.
+/// The engine's counters. Every change wakes waiting tasks.
 #[derive(Debug)]
 pub(crate) struct SimStatsRecorder {
     current: watch::Sender<SimStats>,
@@ -142,7 +133,6 @@ impl SimStatsRecorder {
         self.current.send_modify(change);
     }
 
-    /// Reads without cloning.
     pub(crate) fn read<T>(&self, read: impl FnOnce(&SimStats) -> T) -> T {
         read(&self.current.borrow())
     }
@@ -155,7 +145,7 @@ impl SimStatsRecorder {
         let mut receiver = self.current.subscribe();
         tokio::time::timeout(timeout, receiver.wait_for(|stats| condition(stats)))
             .await
-            .is_ok_and(|seen| seen.is_ok())
+            .is_ok_and(|result| result.is_ok())
     }
 
     pub(crate) fn abort(&self, kind: AbortKind, rid: &str) {
@@ -175,7 +165,7 @@ impl SimStatsRecorder {
     pub(crate) fn record(&self, request: RecordedRequest) {
         let mut last = self.recent_requests.lock();
         last.push_back(request);
-        let mut bytes: usize = last.iter().map(|kept| kept.body.len()).sum();
+        let mut bytes: usize = last.iter().map(|request| request.body.len()).sum();
         while last.len() > MAX_RECORDED_REQUESTS || (bytes > MAX_RECORDED_BODY_BYTES && last.len() > 1) {
             bytes -= last.pop_front().map_or(0, |dropped| dropped.body.len());
         }
@@ -188,10 +178,9 @@ impl SimStatsRecorder {
     }
 }
 
-/// Adds an amount to one gauge.
 type GaugeUpdate = fn(&mut SimStats, i64);
 
-/// Adds to a gauge and takes it away again when dropped.
+/// Adds to a gauge, and subtracts the same amount on drop.
 pub(crate) struct SimGaugeGuard {
     stats: Arc<SimStatsRecorder>,
     add: GaugeUpdate,
@@ -213,7 +202,6 @@ impl Drop for SimGaugeGuard {
     }
 }
 
-/// Milliseconds since 1970.
 pub(crate) fn unix_ms() -> u64 {
     let elapsed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX)

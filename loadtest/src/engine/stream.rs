@@ -1,4 +1,4 @@
-//! A generation answered as a stream of server-sent events.
+//! Generation with the response as a stream of server-sent events.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::response::{self, BodyAborted, SimResponse};
 use super::serve::{OpenRequestGuard, abort_body, done_event, fill_request_fields};
 use super::{SimEngineState, SimProtocol};
 
-/// Something that happened to one of a stream's answers.
+/// An event of one of the stream's choices.
 enum GenerationEvent {
     Started,
     Token(OutputToken),
@@ -39,18 +39,18 @@ fn generation_events(
         async move {
             let (happening, next) = match state {
                 GenerationState::Waiting(job) => match ChoiceGeneration::start(&engine, *job).await {
-                    Ok(speech) => (GenerationEvent::Started, GenerationState::Generating(Box::new(speech))),
+                    Ok(running) => (GenerationEvent::Started, GenerationState::Generating(Box::new(running))),
                     Err(error) => (GenerationEvent::Failed(error), GenerationState::Done),
                 },
-                GenerationState::Generating(mut speech) => match speech.next().await {
-                    Some(piece) => (GenerationEvent::Token(piece), GenerationState::Generating(speech)),
+                GenerationState::Generating(mut running) => match running.next().await {
+                    Some(piece) => (GenerationEvent::Token(piece), GenerationState::Generating(running)),
                     None => {
-                        let mut answer = ChoiceOutput::default();
-                        answer.close(&speech);
+                        let mut output = ChoiceOutput::default();
+                        output.close(&running);
                         debug_assert!(
-                            speech.generated() > 0 || answer.finish == Some(GenerationFinish::Abort)
+                            running.generated() > 0 || output.finish == Some(GenerationFinish::Abort)
                         );
-                        (GenerationEvent::Finished(Box::new(answer)), GenerationState::Done)
+                        (GenerationEvent::Finished(Box::new(output)), GenerationState::Done)
                     }
                 },
                 GenerationState::Done => return None,
@@ -61,14 +61,14 @@ fn generation_events(
     .boxed()
 }
 
-/// A stream of events over all answers of a request.
+/// An event stream over all choices of a request.
 struct SseEventStream {
     events: stream::SelectAll<BoxStream<'static, (usize, GenerationEvent)>>,
     frame: ResponseRenderer,
-    answers: Vec<ChoiceOutput>,
-    /// Tokens that were not sent yet, by answer.
+    outputs: Vec<ChoiceOutput>,
+    /// Tokens not sent yet, by choice.
     unsent: Vec<Option<OutputToken>>,
-    /// So many tokens are sent together, after the first one.
+    /// Number of tokens per event, after the first one.
     interval: u64,
     include_usage: bool,
     queue: VecDeque<Bytes>,
@@ -93,7 +93,7 @@ impl SseEventStream {
                 Some((index, happening)) => self.write(index, happening),
                 None => {
                     self.close();
-                    // Settled before the last bytes leave: a client may hang up on seeing them.
+                    // Recorded before the last bytes are sent: a client may disconnect when it receives them.
                     if let Some(mut guard) = self.guard.take() {
                         guard.record_outcome(self.failed);
                     }
@@ -115,25 +115,25 @@ impl SseEventStream {
             }
             GenerationEvent::Token(piece) => {
                 self.tokens_sent += 1;
-                if let (Some(answer), Some(unsent)) =
-                    (self.answers.get_mut(index), self.unsent.get_mut(index))
+                if let (Some(output), Some(unsent)) =
+                    (self.outputs.get_mut(index), self.unsent.get_mut(index))
                 {
                     let unsent =
                         unsent.get_or_insert_with(|| OutputToken { text: String::new(), id: piece.id });
                     unsent.text.push_str(&piece.text);
-                    answer.push(piece);
-                    if answer.token_ids.len() as u64 % self.interval == 1 % self.interval {
+                    output.push(piece);
+                    if output.token_ids.len() as u64 % self.interval == 1 % self.interval {
                         self.flush(index);
                     }
                 }
             }
             GenerationEvent::Finished(ended) => {
                 self.flush(index);
-                if let Some(answer) = self.answers.get_mut(index) {
-                    answer.finish = ended.finish;
-                    answer.prompt_tokens = ended.prompt_tokens;
-                    answer.cached = ended.cached;
-                    let value = self.frame.closing_event(index, answer);
+                if let Some(output) = self.outputs.get_mut(index) {
+                    output.finish = ended.finish;
+                    output.prompt_tokens = ended.prompt_tokens;
+                    output.cached = ended.cached;
+                    let value = self.frame.closing_event(index, output);
                     self.push(&value);
                 }
             }
@@ -144,44 +144,44 @@ impl SseEventStream {
         }
     }
 
-    /// Sends what was held back of an answer.
+    /// Sends the unsent tokens of a choice.
     fn flush(&mut self, index: usize) {
         let unsent = self.unsent.get_mut(index).and_then(Option::take);
-        if let (Some(piece), Some(answer)) = (unsent, self.answers.get(index)) {
-            let value = self.frame.token_event(index, &piece, answer);
+        if let (Some(piece), Some(output)) = (unsent, self.outputs.get(index)) {
+            let value = self.frame.token_event(index, &piece, output);
             self.push(&value);
         }
     }
 
     fn close(&mut self) {
         if self.include_usage && self.frame.endpoint != GenerationEndpoint::Generate && !self.failed {
-            let value = self.frame.usage_event(&self.answers);
+            let value = self.frame.usage_event(&self.outputs);
             self.push(&value);
         }
         self.queue.push_back(done_event());
     }
 }
 
-/// Answers with a stream; the head is sent when the engine in question would send it.
+/// Responds with a stream; the head is sent when the imitated engine would send it.
 pub(crate) async fn stream_response(
     engine: &Arc<SimEngineState>,
     guard: OpenRequestGuard,
     frame: ResponseRenderer,
-    ask: &GenerationRequest,
+    parsed: &GenerationRequest,
     jobs: Vec<GenerationJob>,
     fault: EngineFault,
 ) -> SimResponse {
-    let answers: Vec<ChoiceOutput> = jobs
+    let outputs: Vec<ChoiceOutput> = jobs
         .iter()
         .enumerate()
         .map(|(index, job)| {
-            let mut answer = ChoiceOutput {
+            let mut output = ChoiceOutput {
                 dp_rank: job.rank,
                 prompt_tokens: job.tokens.len(),
                 ..ChoiceOutput::default()
             };
-            fill_request_fields(&mut answer, ask, index, &engine.options.role);
-            answer
+            fill_request_fields(&mut output, parsed, index, &engine.options.role);
+            output
         })
         .collect();
     let happenings = jobs
@@ -189,21 +189,23 @@ pub(crate) async fn stream_response(
         .enumerate()
         .map(|(index, job)| generation_events(Arc::clone(engine), index, job))
         .collect::<Vec<_>>();
-    // What is told of each token needs an event for each.
+    // Per-token values require an event per token.
     let each = engine.options.protocol == SimProtocol::Vllm || frame.logprobs || frame.return_token_ids;
     let mut events = SseEventStream {
         events: stream::select_all(happenings),
-        unsent: vec![None; answers.len()],
+        unsent: vec![None; outputs.len()],
         interval: if each { 1 } else { u64::from(engine.options.stream_interval) },
         frame,
-        answers,
-        include_usage: ask.include_usage,
+        outputs,
+        include_usage: parsed.include_usage,
         queue: VecDeque::new(),
         guard: Some(guard),
         failed: false,
         tokens_sent: 0,
         fault_after_tokens: match fault {
-            EngineFault::DieMidStream { tokens } | EngineFault::HangMidStream { tokens } => Some(tokens),
+            EngineFault::DisconnectMidStream { tokens } | EngineFault::HangMidStream { tokens } => {
+                Some(tokens)
+            }
             _ => None,
         },
         fault,

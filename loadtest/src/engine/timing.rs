@@ -6,10 +6,10 @@ use tokio::time::Instant;
 
 use super::config::EngineTimeModel;
 
-/// Below this a sleep would overshoot more than it lasts: the timer counts milliseconds.
+/// Shorter sleeps would overshoot by more than their duration: the timer has millisecond resolution.
 const MIN_SLEEP: Duration = Duration::from_micros(500);
 
-/// A service model on a clock that runs `scale` times faster.
+/// A time model on a clock that runs `scale` times faster.
 #[derive(Debug, Clone)]
 pub(crate) struct ScaledTiming {
     pub(super) model: EngineTimeModel,
@@ -21,39 +21,39 @@ impl ScaledTiming {
         Self { model, scale }
     }
 
-    /// The same, `factor` times slower.
+    /// The same model, slower by `factor`.
     pub(crate) fn slowed(&self, factor: f64) -> Self {
         let factor = if factor.is_finite() && factor > 0.0 { factor } else { 1.0 };
         Self { model: self.model.clone(), scale: self.scale / factor }
     }
 
-    /// Seconds of the imitated engine as a duration of ours.
+    /// Converts seconds of the imitated engine to a real duration.
     pub(crate) fn scaled(&self, seconds: f64) -> Duration {
         Duration::try_from_secs_f64(seconds.max(0.0) / self.scale).unwrap_or(Duration::MAX)
     }
 
-    /// Seconds to compute a part of a prompt, without what every prompt pays.
+    /// Seconds to compute a part of a prompt, without the constant part.
     pub(super) fn prefill_s(&self, new: usize, context: usize) -> f64 {
         self.model.prefill_compute_s(new, context)
     }
 
-    /// Time to hand a prompt's key-value cache from prefill to decode.
+    /// Duration of transferring a prompt's KV cache from prefill to decode.
     pub(crate) fn transfer(&self, tokens: usize) -> Duration {
         self.scaled(self.model.transfer_s(tokens))
     }
 
-    /// Time to read this many tokens from the shared store.
+    /// Duration of reading this many tokens from the shared store.
     pub(crate) fn storage_fetch(&self, tokens: usize) -> Duration {
         self.scaled(self.model.storage_fetch_s(tokens))
     }
 
-    /// Time of one decode step with this many sequences.
+    /// Duration of one decode step with this many sequences.
     pub(crate) fn decode_step(&self, sequences: u64) -> Duration {
         self.scaled(self.model.decode_step_s(sequences))
     }
 }
 
-/// Sleeps so that a sequence of waits takes their sum, however coarse the timer is.
+/// Sleeps so that a sequence of waits takes their sum, despite a coarse timer.
 #[derive(Debug)]
 pub(crate) struct Pacer {
     due: Instant,
@@ -66,7 +66,7 @@ impl Pacer {
 
     pub(crate) async fn wait(&mut self, duration: Duration) {
         let now = Instant::now();
-        // Lost time is made up for, up to a second; an idle phase is not.
+        // Lost time is caught up, at most one second; an idle phase is not.
         self.due = self.due.max(now.checked_sub(Duration::from_secs(1)).unwrap_or(now));
         self.due = self.due.checked_add(duration).unwrap_or(self.due);
         if self.due.saturating_duration_since(now) >= MIN_SLEEP {
@@ -75,7 +75,7 @@ impl Pacer {
     }
 }
 
-/// Sleeps unless the time is too short for the timer.
+/// Sleeps unless the duration is below the timer's resolution.
 pub(crate) async fn sleep_if_measurable(duration: Duration) {
     if duration >= MIN_SLEEP {
         tokio::time::sleep(duration).await;

@@ -1,4 +1,4 @@
-//! `/tokenize` and vLLM's `…/render`: the tokens that a prompt or a conversation would have.
+//! `/tokenize` and vLLM's `…/render`: the tokens of a prompt or a conversation.
 
 use bytes::Bytes;
 use http::StatusCode;
@@ -9,45 +9,45 @@ use super::response::{self, SimRejection, SimResponse};
 use super::tokens::tokens_of_text;
 use super::{SimEngineState, SimProtocol};
 
-/// Most prompts of one request (SGLang).
+/// Maximum number of prompts per request (SGLang).
 const MAX_PROMPTS: usize = 2_048;
 
-/// Answers with the simulator's own tokens.
+/// Responds with the simulator's own tokens.
 pub(crate) fn tokenize(engine: &SimEngineState, body: &Bytes) -> SimResponse {
-    let face = engine.options.protocol;
-    match tokens(face, body) {
+    let protocol = engine.options.protocol;
+    match tokens(protocol, body) {
         Ok((count, tokens)) => {
-            let mut answer =
+            let mut result =
                 json!({"count": count, "max_model_len": engine.options.context_tokens, "tokens": tokens});
-            if face == SimProtocol::Vllm {
-                answer["token_strs"] = Value::Null;
+            if protocol == SimProtocol::Vllm {
+                result["token_strs"] = Value::Null;
             }
-            response::json_ok(&answer)
+            response::json_ok(&result)
         }
-        Err(refused) => response::rejection(face, &refused),
+        Err(rejection) => response::rejection(protocol, &rejection),
     }
 }
 
-/// Answers with the requests that vLLM's engine would get. Like vLLM's own, they are switched on apart.
+/// Responds with the requests that vLLM's engine would get. As with vLLM, the endpoint has a switch of its own.
 pub(crate) fn render(engine: &SimEngineState, api: GenerationEndpoint, body: &Bytes) -> SimResponse {
-    let face = engine.options.protocol;
+    let protocol = engine.options.protocol;
     if !engine.options.scale_out {
         let message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out";
         let kind = "ForbiddenError";
         return response::rejection(
-            face,
+            protocol,
             &SimRejection { status: StatusCode::FORBIDDEN, kind, message: message.to_owned() },
         );
     }
-    let ask = match GenerationRequest::parse(api, body) {
-        Ok(ask) => ask,
-        Err(refused) => return response::rejection(face, &refused),
+    let parsed = match GenerationRequest::parse(api, body) {
+        Ok(parsed) => parsed,
+        Err(rejection) => return response::rejection(protocol, &rejection),
     };
-    let mut requests = ask.prompts.iter().map(|prompt| {
+    let mut requests = parsed.prompts.iter().map(|prompt| {
         json!({
             "request_id": format!("cmpl-{}", response::hex_id()), "token_ids": **prompt, "token_offsets": null,
-            "features": null, "content_parts": null, "sampling_params": {"max_tokens": ask.max_tokens, "n": ask.n},
-            "model": engine.options.model, "stream": ask.stream, "priority": 0, "cache_salt": ask.body.get("cache_salt"),
+            "features": null, "content_parts": null, "sampling_params": {"max_tokens": parsed.max_tokens, "n": parsed.n},
+            "model": engine.options.model, "stream": parsed.stream, "priority": 0, "cache_salt": parsed.body.get("cache_salt"),
         })
     });
     response::json_ok(&match api {
@@ -57,13 +57,15 @@ pub(crate) fn render(engine: &SimEngineState, api: GenerationEndpoint, body: &By
 }
 
 /// `count` and `tokens`; both are lists if SGLang got several prompts.
-fn tokens(face: SimProtocol, body: &[u8]) -> Result<(Value, Value), SimRejection> {
+fn tokens(protocol: SimProtocol, body: &[u8]) -> Result<(Value, Value), SimRejection> {
     let missing = || SimRejection::bad_request("prompt or messages: Field required");
     let body: Value = serde_json::from_slice(body)
         .map_err(|error| SimRejection::bad_request(format!("JSON decode error: {error}")))?;
     match (body.get("prompt"), body.as_object()) {
         (Some(Value::String(prompt)), _) => Ok(counted(&tokens_of_text(prompt))),
-        (Some(Value::Array(prompts)), _) if face == SimProtocol::Sglang && prompts.len() <= MAX_PROMPTS => {
+        (Some(Value::Array(prompts)), _)
+            if protocol == SimProtocol::Sglang && prompts.len() <= MAX_PROMPTS =>
+        {
             let each = prompts.iter().map(|prompt| prompt.as_str().ok_or_else(missing));
             let counted: Result<(Vec<Value>, Vec<Value>), SimRejection> =
                 each.map(|prompt| prompt.map(|prompt| counted(&tokens_of_text(prompt)))).collect();
@@ -84,7 +86,7 @@ mod tests {
 
     #[test]
     fn prompts_conversations_and_lists_are_counted() {
-        let read = |face, body: &str| tokens(face, body.as_bytes());
+        let read = |protocol, body: &str| tokens(protocol, body.as_bytes());
         let expected = tokens_of_text("abcdefgh");
         assert_eq!(read(SimProtocol::Vllm, r#"{"prompt":"abcdefgh"}"#).unwrap(), (json!(2), json!(expected)));
         let list = r#"{"model":"m","prompt":["abcdefgh","abcd"]}"#;

@@ -1,24 +1,24 @@
-//! The simulator's language: text to tokens, tokens to text, and what the "model" answers.
+//! The simulator's tokenizer (text to tokens and back), and its "model".
 //!
-//! One token is four bytes of text (the last one of a segment may be shorter), so a text that grows at its end
-//! keeps the tokens it had. Every output token is a space and three letters, which is again one token of input:
-//! an answer that comes back as history in the next turn gives the same tokens, and can hit the prefix cache.
-//! The answer is a function of the *whole* prompt and of the position, so a wrong key-value cache shows.
+//! One token is four bytes of text (the last one of a segment may be shorter), so a text that grows at its end keeps
+//! its previous tokens. Every output token is a space and three letters, which is again one input token: output that is
+//! sent as history in the next turn has the same tokens and can hit the prefix cache. The output is a function of the
+//! *whole* prompt and of the position, so a wrong KV cache is detectable.
 
 /// Bytes of text per token.
 pub const BYTES_PER_TOKEN: usize = 4;
-/// Ids below this one stand for text, as in Qwen3's vocabulary; special tokens follow.
+/// Ids below this one represent text, as in Qwen3's vocabulary; special tokens follow.
 const TEXT_VOCABULARY: u64 = 151_643;
-/// Start of a chat message.
+/// Special token that starts a chat message.
 const MESSAGE_START: u32 = 151_644;
-/// End of a chat message.
+/// Special token that ends a chat message.
 const MESSAGE_END: u32 = 151_645;
 /// Number of different output tokens: three lower-case letters.
 const OUTPUT_VOCABULARY: u64 = 26 * 26 * 26;
 
 const GOLDEN_GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Finaliser of SplitMix64: every input bit moves every output bit.
+/// Finaliser of SplitMix64: every input bit affects every output bit.
 pub(crate) const fn splitmix64(value: u64) -> u64 {
     let mut z = value.wrapping_add(GOLDEN_GAMMA);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -26,12 +26,12 @@ pub(crate) const fn splitmix64(value: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Combines two values; the order counts.
+/// Combines two values; the order matters.
 pub(crate) const fn mix(left: u64, right: u64) -> u64 {
     splitmix64(left ^ splitmix64(right))
 }
 
-/// Hash of some bytes.
+/// 64-bit hash of some bytes.
 pub(crate) fn hash_bytes(bytes: &[u8]) -> u64 {
     let mut state = bytes.len() as u64;
     for chunk in bytes.chunks(8) {
@@ -42,7 +42,6 @@ pub(crate) fn hash_bytes(bytes: &[u8]) -> u64 {
     state
 }
 
-/// Appends the tokens of `text`.
 pub(crate) fn push_text(tokens: &mut Vec<u32>, text: &str) {
     tokens.reserve(text.len() / BYTES_PER_TOKEN + 1);
     for chunk in text.as_bytes().chunks(BYTES_PER_TOKEN) {
@@ -50,9 +49,8 @@ pub(crate) fn push_text(tokens: &mut Vec<u32>, text: &str) {
     }
 }
 
-/// Tokens of a text.
 ///
-/// Of `tokens(a)` and `tokens(a + b)` the first `a.len() / 4` are equal.
+/// The first `a.len() / 4` tokens of `tokens(a)` and `tokens(a + b)` are equal.
 #[must_use]
 pub fn tokens_of_text(text: &str) -> Vec<u32> {
     let mut tokens = Vec::new();
@@ -65,21 +63,21 @@ fn chunk_token(chunk: &[u8]) -> u32 {
     u32::try_from(hash_bytes(chunk) % TEXT_VOCABULARY).unwrap_or_default()
 }
 
-/// Appends one chat message. Contents start on a token boundary, so an answer quoted as history has the tokens
-/// it was generated with.
+/// Appends one chat message. Contents start on a token boundary, so output quoted as history has the tokens with which
+/// it was generated.
 pub(crate) fn push_message(tokens: &mut Vec<u32>, role: &str, content: &str) {
     push_generation_prompt(tokens, role);
     push_text(tokens, content);
     tokens.push(MESSAGE_END);
 }
 
-/// Appends the opening of the message that the model is to write.
+/// Appends the opening of the message that the model generates.
 pub(crate) fn push_generation_prompt(tokens: &mut Vec<u32>, role: &str) {
     tokens.push(MESSAGE_START);
     push_text(tokens, role);
 }
 
-/// The chained hash of a token sequence: one hash per full page, and one of the whole.
+/// The chained hash of a token sequence: one hash per full page, and one of the whole sequence.
 ///
 /// A page's hash covers everything before it too, so equal hashes mean equal prefixes.
 #[derive(Debug, Clone)]
@@ -116,23 +114,22 @@ impl PageHashChain {
         }
     }
 
-    /// Hashes of the full pages, first page first.
+    /// Hashes of the full pages, in order.
     pub(crate) fn pages(&self) -> &[u128] {
         &self.pages
     }
 
-    /// Number of tokens.
     pub(crate) fn len(&self) -> usize {
         self.length
     }
 
-    /// Identifies the whole sequence: the simulator's stand-in for the key-value cache's content.
+    /// Identifies the whole sequence; stands for the content of its KV cache.
     pub(crate) fn fingerprint(&self) -> u64 {
         mix(self.lanes[0] ^ self.lanes[1].rotate_left(32), self.length as u64)
     }
 }
 
-/// What the model says after a prompt with this fingerprint, for the `choice`-th of `n` answers.
+/// The model's output after a prompt with this fingerprint, for the `choice`-th of `n` choices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TokenGenerator(u64);
 
@@ -141,7 +138,7 @@ impl TokenGenerator {
         if choice == 0 { Self(fingerprint) } else { Self(mix(fingerprint, u64::from(choice))) }
     }
 
-    /// The voice of an engine that decodes with another prompt's key-value cache: fluent, and wrong.
+    /// Output of an engine that decodes with another prompt's KV cache: well-formed and wrong.
     pub(crate) fn with_wrong_cache(own: u64, received: u64, choice: u32) -> Self {
         Self::new(mix(own, received), choice)
     }
@@ -151,9 +148,9 @@ impl TokenGenerator {
         token_text(mix(self.0, index))
     }
 
-    /// How many tokens the model says when nothing limits it.
+    /// Number of output tokens without a limit.
     pub(crate) fn natural_length(self) -> u32 {
-        // 16 to 127.
+        // 16 to 127 tokens.
         16 + u32::try_from(mix(self.0, u64::MAX) % 112).unwrap_or_default()
     }
 }
@@ -165,7 +162,7 @@ pub fn token_text(seed: u64) -> String {
     let mut text = String::with_capacity(BYTES_PER_TOKEN);
     text.push(' ');
     for _ in 0..3 {
-        // Below 26.
+        // The remainder is below 26.
         text.push(char::from(b'a' + u8::try_from(rest % 26).unwrap_or_default()));
         rest /= 26;
     }
@@ -184,10 +181,10 @@ mod tests {
 
     #[test]
     fn an_output_word_is_one_input_token() {
-        let voice = TokenGenerator::new(7, 0);
-        let said: String = (0..5).map(|index| voice.token_text(index)).collect();
-        let expected: Vec<u32> = (0..5).map(|index| token_of(&voice.token_text(index))).collect();
-        assert_eq!(tokens_of_text(&said), expected);
+        let generator = TokenGenerator::new(7, 0);
+        let output: String = (0..5).map(|index| generator.token_text(index)).collect();
+        let expected: Vec<u32> = (0..5).map(|index| token_of(&generator.token_text(index))).collect();
+        assert_eq!(tokens_of_text(&output), expected);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Tool calls: when the simulated model makes one, and what it says in it.
+//! Tool calls: when the simulated model makes one, and with which arguments.
 
 use std::collections::VecDeque;
 
@@ -6,19 +6,18 @@ use serde_json::{Map, Value};
 
 use super::tokens::{BYTES_PER_TOKEN, TokenGenerator};
 
-/// Text in the last user message that makes the model call a tool.
+/// Text in the last user message that triggers a tool call.
 pub(crate) const TOOL_CALL_TRIGGER: &str = "call_tool";
 
-/// A tool call the model is going to make.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct SimToolCall {
-    /// Function to call.
+    /// Name of the called function.
     pub(crate) name: String,
     parameters: Value,
 }
 
 impl SimToolCall {
-    /// The tool call that a chat request leads to: forced by `tool_choice`, or asked for by the last user message.
+    /// The tool call of a chat request: forced by `tool_choice`, or triggered by the last user message.
     pub(crate) fn of(body: &Map<String, Value>, last_user_text: &str) -> Option<Self> {
         let tools = body.get("tools")?.as_array()?;
         let choice = body.get("tool_choice");
@@ -33,7 +32,9 @@ impl SimToolCall {
         let functions: Vec<&Value> = tools.iter().filter_map(|tool| tool.get("function")).collect();
         let name_of = |function: &&Value| function.get("name").and_then(Value::as_str).map(str::to_owned);
         let function = match forced_name {
-            Some(wanted) => functions.iter().find(|function| name_of(function).as_deref() == Some(wanted))?,
+            Some(requested) => {
+                functions.iter().find(|function| name_of(function).as_deref() == Some(requested))?
+            }
             None => functions.first()?,
         };
         let parameters = function.get("parameters").cloned().unwrap_or(Value::Null);
@@ -41,11 +42,11 @@ impl SimToolCall {
     }
 
     /// The arguments, as JSON text.
-    pub(crate) fn arguments(&self, voice: TokenGenerator) -> String {
+    pub(crate) fn arguments(&self, generator: TokenGenerator) -> String {
         let mut arguments = Map::new();
         let properties = self.parameters.get("properties").and_then(Value::as_object);
         for (index, (name, schema)) in properties.into_iter().flatten().enumerate() {
-            let word = voice.token_text(index as u64);
+            let word = generator.token_text(index as u64);
             let value = match schema.get("type").and_then(Value::as_str) {
                 Some("integer" | "number") => Value::from(word.bytes().map(u64::from).sum::<u64>()),
                 Some("boolean") => Value::Bool(word.len() == BYTES_PER_TOKEN),
@@ -61,9 +62,9 @@ impl SimToolCall {
         Value::Object(arguments).to_string()
     }
 
-    /// The arguments in pieces of a token.
-    pub(crate) fn argument_tokens(&self, voice: TokenGenerator) -> VecDeque<String> {
-        let characters: Vec<char> = self.arguments(voice).chars().collect();
+    /// The arguments, split into tokens.
+    pub(crate) fn argument_tokens(&self, generator: TokenGenerator) -> VecDeque<String> {
+        let characters: Vec<char> = self.arguments(generator).chars().collect();
         characters.chunks(BYTES_PER_TOKEN).map(|piece| piece.iter().collect()).collect()
     }
 }
@@ -83,13 +84,16 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_is_called_when_forced_or_asked_for() {
-        let voice = TokenGenerator::new(1, 0);
+    fn tool_is_called_when_forced_or_triggered() {
+        let generator = TokenGenerator::new(1, 0);
         let named = json!({"type": "function", "function": {"name": "weather"}});
         let plan = SimToolCall::of(&body(&named), "hi").expect("forced");
-        let arguments: Value = serde_json::from_str(&plan.arguments(voice)).expect("JSON");
+        let arguments: Value = serde_json::from_str(&plan.arguments(generator)).expect("JSON");
         assert!(arguments["city"].is_string() && arguments["days"].is_u64());
-        assert_eq!(plan.argument_tokens(voice).into_iter().collect::<String>(), plan.arguments(voice));
+        assert_eq!(
+            plan.argument_tokens(generator).into_iter().collect::<String>(),
+            plan.arguments(generator)
+        );
         assert_eq!(
             SimToolCall::of(&body(&json!("required")), "hi").map(|plan| plan.name),
             Some("first".to_owned())

@@ -1,4 +1,4 @@
-//! When the next request is due.
+//! Arrival times of requests.
 
 use std::path::Path;
 use std::time::Duration;
@@ -7,16 +7,14 @@ use super::prompt::{prompt_of_row, unique_prompt};
 use super::trace::{TraceFileError, TraceRow, read_trace};
 use crate::engine::tokens::mix;
 
-/// One request to send.
 #[derive(Debug, Clone)]
 pub struct Arrival {
-    /// When, after the start.
+    /// Time after the start of the run.
     pub at: Duration,
-    /// Which, from zero.
+    /// Number of the request, from 0.
     pub number: u64,
-    /// Tokens of the prompt.
     pub input_tokens: usize,
-    /// Tokens to ask for.
+    /// Number of output tokens to request.
     pub output_tokens: u32,
     prompt: ArrivalPrompt,
 }
@@ -28,7 +26,7 @@ enum ArrivalPrompt {
 }
 
 impl Arrival {
-    /// The prompt. Made when it is sent, so that waiting requests take no memory.
+    /// The prompt, generated when it is sent, so that waiting requests take no memory.
     #[must_use]
     pub fn prompt(&self) -> String {
         match &self.prompt {
@@ -38,39 +36,34 @@ impl Arrival {
     }
 }
 
-/// A sequence of arrivals.
 #[derive(Debug)]
 pub enum ArrivalProcess {
     /// Independent arrivals at a mean rate (Poisson).
     Rate {
-        /// Source of the gaps.
+        /// Random source of the gaps.
         random: fastrand::Rng,
-        /// Requests per second.
+        /// Mean requests per second.
         per_second: f64,
-        /// Tokens of every prompt.
         input_tokens: usize,
-        /// Tokens to ask for.
         output_tokens: u32,
-        /// Separates this run's prompts from others'.
+        /// Makes this run's prompts differ from those of other runs.
         seed: u64,
-        /// Requests so far.
+        /// Number of requests so far.
         sent: u64,
         /// Time of the latest one in seconds.
         at_s: f64,
     },
-    /// The rows of a trace.
     Trace {
-        /// What is left.
+        /// Remaining rows with their numbers.
         rows: std::iter::Enumerate<std::vec::IntoIter<TraceRow>>,
-        /// How many times faster than recorded.
+        /// Speed relative to the recording.
         speed: f64,
-        /// Makes text for rows without block ids.
+        /// Seed of the text for rows without block ids.
         seed: u64,
     },
 }
 
 impl ArrivalProcess {
-    /// Poisson arrivals.
     #[must_use]
     pub fn at_rate(per_second: f64, input_tokens: usize, output_tokens: u32, seed: u64) -> Self {
         let random = fastrand::Rng::with_seed(seed);
@@ -91,7 +84,7 @@ impl ArrivalProcess {
         Ok(Self::Trace { rows, speed, seed })
     }
 
-    /// How many there will be, if that is known.
+    /// Total number of requests, if known.
     #[must_use]
     pub fn total(&self) -> Option<u64> {
         match self {

@@ -1,4 +1,4 @@
-//! One request: sent, its stream of events read to the end and timed.
+//! Sends one request, reads its event stream to the end and measures it.
 
 use std::time::{Duration, Instant};
 
@@ -9,32 +9,29 @@ use serde_json::json;
 
 use super::measurements::{RequestFailure, RequestMeasurement};
 
-/// Longest event that is read.
+/// Maximum size of an event in bytes.
 const MAX_EVENT_BYTES: usize = 16 * 1024 * 1024;
-/// Bytes of an answer that are shown as an example.
+/// Maximum bytes of a response shown as an example.
 const EXAMPLE_BYTES: usize = 300;
 
-/// Which interface is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LoadTargetApi {
-    /// `/v1/chat/completions`
+    /// Chat completions API, at `/v1/chat/completions`.
     Chat,
-    /// `/v1/completions`
+    /// Completions API, at `/v1/completions`.
     Completions,
 }
 
-/// Where requests go.
+/// Endpoint and parameters of the load.
 #[derive(Debug, Clone)]
 pub struct LoadTarget {
-    /// Client with its connections.
+    /// HTTP client with its connection pool.
     pub client: reqwest::Client,
     /// `http://host:port`, without a path.
     pub base_url: String,
-    /// Which interface.
     pub api: LoadTargetApi,
-    /// Model name to ask for.
     pub model: String,
-    /// Longest time without a byte.
+    /// Maximum time without a byte.
     pub idle_timeout: Duration,
 }
 
@@ -86,11 +83,11 @@ struct PromptTokensDetails {
 
 fn failure(kind: impl Into<String>, detail: impl Into<String>) -> RequestFailure {
     let mut detail = detail.into();
-    let mut cut = detail.len().min(EXAMPLE_BYTES);
-    while !detail.is_char_boundary(cut) {
-        cut -= 1;
+    let mut length = detail.len().min(EXAMPLE_BYTES);
+    while !detail.is_char_boundary(length) {
+        length -= 1;
     }
-    detail.truncate(cut);
+    detail.truncate(length);
     RequestFailure { kind: kind.into(), detail }
 }
 
@@ -98,7 +95,7 @@ impl LoadTarget {
     /// Sends one request and reads its stream.
     ///
     /// # Errors
-    /// The request was not answered in full: refused, an error status or event, or a stream without its end.
+    /// The response was incomplete: connection refused, an error status or event, or a stream without its end.
     pub async fn send(&self, prompt: &str, output_tokens: u32) -> Result<RequestMeasurement, RequestFailure> {
         let (path, prompt_member) = match self.api {
             LoadTargetApi::Chat => ("chat/completions", json!([{"role": "user", "content": prompt}])),
@@ -112,48 +109,51 @@ impl LoadTarget {
         self.post(path, body.to_string().into_bytes()).await
     }
 
-    /// Sends a body that asks for a stream to a path below `/v1/`, and reads the stream.
+    /// Sends a body that requests a stream to a path below `/v1/`, and reads the stream.
     ///
     /// # Errors
-    /// As [`LoadTarget::send`].
+    /// As for [`LoadTarget::send`].
     pub async fn post(&self, path: &str, body: Vec<u8>) -> Result<RequestMeasurement, RequestFailure> {
-        let begin = Instant::now();
+        let started = Instant::now();
         let request =
             self.client.post(format!("{}/v1/{path}", self.base_url)).header(CONTENT_TYPE, "application/json");
         let sending = request.body(body).send();
-        let answer = tokio::time::timeout(self.idle_timeout, sending)
+        let response = tokio::time::timeout(self.idle_timeout, sending)
             .await
-            .map_err(|_| failure("timeout", format!("no answer within {:?}", self.idle_timeout)))?
+            .map_err(|_| failure("response_timeout", format!("no response within {:?}", self.idle_timeout)))?
             .map_err(|error| network_failure(&error))?;
-        let status = answer.status();
+        let status = response.status();
         if !status.is_success() {
-            let text = answer.text().await.unwrap_or_default();
-            return Err(failure(format!("status {}", status.as_u16()), text));
+            let text = response.text().await.unwrap_or_default();
+            return Err(failure(format!("status_{}", status.as_u16()), text));
         }
         let mut reader = MeasuringReader {
-            begin,
+            started,
             last: None,
             outcome: RequestMeasurement::default(),
             events: 0,
             done: false,
         };
-        let mut chunks = answer.bytes_stream();
+        let mut chunks = response.bytes_stream();
         let mut buffer = Vec::new();
         while let Some(chunk) =
             tokio::time::timeout(self.idle_timeout, chunks.next()).await.map_err(|_| {
                 failure(
-                    "silence",
+                    "idle_timeout",
                     format!("nothing for {:?} after {} events", self.idle_timeout, reader.events),
                 )
             })?
         {
             let chunk = chunk.map_err(|error| {
-                failure("broken stream", format!("after {} events: {}", reader.events, error_chain(&error)))
+                failure(
+                    "stream_interrupted",
+                    format!("after {} events: {}", reader.events, error_chain(&error)),
+                )
             })?;
             buffer.extend_from_slice(&chunk);
             reader.read_events(&mut buffer)?;
             if buffer.len() > MAX_EVENT_BYTES {
-                return Err(failure("not an event stream", "an event of more than 16 MiB"));
+                return Err(failure("not_event_stream", "an event of more than 16 MiB"));
             }
         }
         reader.finish()
@@ -172,12 +172,12 @@ fn error_chain(error: &dyn std::error::Error) -> String {
 }
 
 fn network_failure(error: &reqwest::Error) -> RequestFailure {
-    let kind = if error.is_connect() { "connect" } else { "no answer" };
+    let kind = if error.is_connect() { "connect" } else { "no_response" };
     failure(kind, error_chain(error))
 }
 
 struct MeasuringReader {
-    begin: Instant,
+    started: Instant,
     last: Option<Instant>,
     outcome: RequestMeasurement,
     events: u64,
@@ -198,25 +198,26 @@ impl MeasuringReader {
 
     fn read_line(&mut self, line: &[u8]) -> Result<(), RequestFailure> {
         let Some(data) = line.strip_prefix(b"data:") else {
-            // Comments and other fields; anything else is not an event stream.
+            // Comments and other fields are allowed; anything else is not an event stream.
             let other_field = line.is_empty() || line.starts_with(b":") || line.contains(&b':');
             let text = || String::from_utf8_lossy(line).into_owned();
-            return if other_field { Ok(()) } else { Err(failure("not an event stream", text())) };
+            return if other_field { Ok(()) } else { Err(failure("not_event_stream", text())) };
         };
         let data = data.trim_ascii();
         if data == b"[DONE]" {
             self.done = true;
             return Ok(());
         }
-        let event: CompletionEvent<'_> = serde_json::from_slice(data)
-            .map_err(|error| failure("bad event", format!("{error}: {}", String::from_utf8_lossy(data))))?;
+        let event: CompletionEvent<'_> = serde_json::from_slice(data).map_err(|error| {
+            failure("malformed_event", format!("{error}: {}", String::from_utf8_lossy(data)))
+        })?;
         if let Some(error) = event.error.filter(|error| error.get() != "null") {
-            return Err(failure("error event", error.get()));
+            return Err(failure("error_event", error.get()));
         }
         if event.choices.iter().any(EventChoice::has_content) {
             let now = Instant::now();
             match self.last {
-                None => self.outcome.ttft = Some(now - self.begin),
+                None => self.outcome.ttft = Some(now - self.started),
                 Some(last) => self.outcome.inter_token_latencies.push(now - last),
             }
             self.last = Some(now);
@@ -233,9 +234,9 @@ impl MeasuringReader {
 
     fn finish(mut self) -> Result<RequestMeasurement, RequestFailure> {
         if !self.done {
-            return Err(failure("no [DONE]", format!("the stream ended after {} events", self.events)));
+            return Err(failure("missing_done", format!("the stream ended after {} events", self.events)));
         }
-        self.outcome.e2e = self.begin.elapsed();
+        self.outcome.e2e = self.started.elapsed();
         if self.outcome.completion_tokens == 0 {
             self.outcome.completion_tokens = self.events;
         }
@@ -249,7 +250,7 @@ mod tests {
 
     fn read(stream: &str) -> Result<RequestMeasurement, RequestFailure> {
         let mut reader = MeasuringReader {
-            begin: Instant::now(),
+            started: Instant::now(),
             last: None,
             outcome: RequestMeasurement::default(),
             events: 0,
@@ -261,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn content_usage_and_end_are_seen() {
+    fn content_usage_and_end_are_parsed() {
         let outcome = read(concat!(
             ": keep-alive\n\n",
             "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n",
@@ -281,9 +282,9 @@ mod tests {
     #[test]
     fn an_incomplete_or_failed_stream_is_an_error() {
         let kind = |stream| read(stream).expect_err("an error").kind;
-        assert_eq!(kind("data: {\"choices\":[]}\n\n"), "no [DONE]");
-        assert_eq!(kind("data: {\"error\":{\"message\":\"x\"}}\n\ndata: [DONE]\n\n"), "error event");
-        assert_eq!(kind("data: {oops\n\n"), "bad event");
-        assert_eq!(kind("<html>\n"), "not an event stream");
+        assert_eq!(kind("data: {\"choices\":[]}\n\n"), "missing_done");
+        assert_eq!(kind("data: {\"error\":{\"message\":\"x\"}}\n\ndata: [DONE]\n\n"), "error_event");
+        assert_eq!(kind("data: {oops\n\n"), "malformed_event");
+        assert_eq!(kind("<html>\n"), "not_event_stream");
     }
 }

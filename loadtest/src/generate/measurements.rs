@@ -1,4 +1,4 @@
-//! What a run measured, in bounded memory.
+//! Measurements of a run, in bounded memory.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,48 +6,46 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
-/// Longest time that is told apart: an hour, in microseconds.
+/// Histogram limit of one hour, in microseconds.
 const MAX_LATENCY_US: u64 = 3_600_000_000;
 
-/// One request's outcome.
 #[derive(Debug, Clone, Default)]
 pub struct RequestMeasurement {
     /// From sending to the first event with content.
     pub ttft: Option<Duration>,
-    /// From sending to the end.
+    /// From sending to the end of the stream.
     pub e2e: Duration,
     /// Gaps between events with content.
     pub inter_token_latencies: Vec<Duration>,
-    /// As the server counted.
+    /// Prompt tokens as counted by the server.
     pub prompt_tokens: u64,
     /// … of them found in a cache.
     pub cached_tokens: u64,
-    /// As the server counted, or events with content if it did not.
+    /// As counted by the server, otherwise the number of events with content.
     pub completion_tokens: u64,
 }
 
-/// A failed request: kind and what was seen.
+/// A failed request with its error kind.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestFailure {
-    /// A short name that failures are counted under.
+    /// A short name under which failures are counted.
     pub kind: String,
-    /// What was seen.
+    /// Error message, or the beginning of the response.
     pub detail: String,
 }
 
 /// Count and first example of one kind of failure.
 #[derive(Debug, Clone, Default)]
 pub struct FailureCount {
-    /// How many.
     pub count: u64,
-    /// What the first one looked like.
+    /// Detail of the first failure.
     pub example: String,
 }
 
-/// Most kinds of failure that are told apart.
+/// Maximum number of error kinds counted separately.
 const MAX_FAILURE_KINDS: usize = 64;
 
-/// All requests of a run.
+/// Measurements of all requests of a run.
 #[derive(Debug)]
 pub struct LoadMeasurements {
     /// Time to the first event with content.
@@ -56,27 +54,25 @@ pub struct LoadMeasurements {
     pub itl: Histogram<u64>,
     /// Mean time per token after the first, one value per request.
     pub tpot: Histogram<u64>,
-    /// Whole requests.
     pub e2e: Histogram<u64>,
-    /// How late requests were sent, against their arrival.
+    /// Delay of sending against the scheduled arrival.
     pub lateness: Histogram<u64>,
-    /// Answered in full.
+    /// Requests with a complete response.
     pub succeeded: u64,
-    /// Everything else, by kind.
+    /// All other requests, by error kind.
     pub failures: BTreeMap<String, FailureCount>,
-    /// Prompt tokens of answered requests.
+    /// Prompt tokens of successful requests.
     pub prompt_tokens: u64,
     /// … of them cached.
     pub cached_tokens: u64,
-    /// Tokens of the answers.
+    /// Output tokens of successful requests.
     pub completion_tokens: u64,
 }
 
 impl LoadMeasurements {
-    /// An empty record.
     ///
     /// # Errors
-    /// The histograms cannot be made; with these bounds they can.
+    /// The histograms cannot be created, which does not happen with these bounds.
     pub fn new() -> Result<Self, hdrhistogram::CreationError> {
         let histogram = || Histogram::new_with_bounds(1, MAX_LATENCY_US, 3);
         Ok(Self {
@@ -93,7 +89,7 @@ impl LoadMeasurements {
         })
     }
 
-    /// Adds one request.
+    /// Adds the result of one request.
     pub fn add(&mut self, result: Result<RequestMeasurement, RequestFailure>) {
         match result {
             Ok(outcome) => self.add_outcome(&outcome),
@@ -128,7 +124,6 @@ impl LoadMeasurements {
         }
     }
 
-    /// Failed requests.
     #[must_use]
     pub fn failed(&self) -> u64 {
         self.failures.values().map(|failure| failure.count).sum()
@@ -136,12 +131,12 @@ impl LoadMeasurements {
 
     /// Prompt tokens found in a cache, as a share of all.
     #[must_use]
-    pub fn prefix_hit(&self) -> f64 {
+    pub fn prefix_hit_rate(&self) -> f64 {
         share(self.cached_tokens, self.prompt_tokens)
     }
 }
 
-/// Microseconds, at most an hour.
+/// Microseconds, limited to one hour.
 pub(crate) fn microseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX).min(MAX_LATENCY_US)
 }
@@ -161,10 +156,10 @@ pub(crate) fn summary(histogram: &Histogram<u64>) -> Value {
     if histogram.is_empty() {
         return Value::Null;
     }
-    let at = |quantile: f64| seconds(histogram.value_at_quantile(quantile));
+    let quantile_s = |quantile: f64| seconds(histogram.value_at_quantile(quantile));
     json!({
-        "count": histogram.len(), "mean_s": histogram.mean() / 1e6, "p50_s": at(0.5), "p90_s": at(0.9),
-        "p95_s": at(0.95), "p99_s": at(0.99), "max_s": seconds(histogram.max()),
+        "count": histogram.len(), "mean_s": histogram.mean() / 1e6, "p50_s": quantile_s(0.5), "p90_s": quantile_s(0.9),
+        "p95_s": quantile_s(0.95), "p99_s": quantile_s(0.99), "max_s": seconds(histogram.max()),
     })
 }
 

@@ -22,24 +22,23 @@ pub use self::client::{LoadTarget, LoadTargetApi};
 pub use self::measurements::{LoadMeasurements, RequestFailure, RequestMeasurement};
 pub use self::report::LoadtestReport;
 
-/// Requests in flight at most, when no limit is given.
+/// Default maximum number of requests in flight.
 pub const DEFAULT_IN_FLIGHT: usize = 16_384;
 
-/// When a run ends and how much of it happens at once.
+/// Limits on a run's duration, requests and concurrency.
 #[derive(Debug, Clone)]
 pub struct LoadLimits {
     /// No request is sent after this time.
     pub duration: Option<Duration>,
-    /// No more requests than these.
     pub requests: Option<u64>,
-    /// Requests in flight at most; later ones wait, and are counted as late.
+    /// Maximum number of requests in flight; later ones wait, which counts as schedule delay.
     pub in_flight: usize,
 }
 
 /// Sends the arrivals to the target and measures, until they end or `stop` is cancelled.
 ///
 /// # Errors
-/// The histograms cannot be made.
+/// The histograms cannot be created.
 pub async fn generate(
     target: LoadTarget,
     arrivals: ArrivalProcess,
@@ -50,26 +49,26 @@ pub async fn generate(
 ) -> anyhow::Result<LoadtestReport> {
     let record = Arc::new(Mutex::new(LoadMeasurements::new()?));
     let target = Arc::new(target);
-    let places = Arc::new(Semaphore::new(limits.in_flight.clamp(1, Semaphore::MAX_PERMITS)));
+    let slots = Arc::new(Semaphore::new(limits.in_flight.clamp(1, Semaphore::MAX_PERMITS)));
     let bar = progress_bar(arrivals.total().or(limits.requests), progress);
-    // Cancelled when the run is stopped early: requests in flight are given up.
+    // Cancelled when the run is stopped early: requests in flight are dropped.
     let give_up = stop.child_token();
     let tasks = TaskTracker::new();
-    let begin = Instant::now();
+    let started = Instant::now();
     let mut sent = 0;
     for arrival in arrivals {
-        if limits.requests.is_some_and(|most| sent >= most)
+        if limits.requests.is_some_and(|max_requests| sent >= max_requests)
             || limits.duration.is_some_and(|duration| arrival.at >= duration)
         {
             break;
         }
-        let due = begin.checked_add(arrival.at).unwrap_or(begin);
-        let place = tokio::select! {
+        let due = started.checked_add(arrival.at).unwrap_or(started);
+        let slot = tokio::select! {
             biased;
             () = stop.cancelled() => break,
-            place = acquire_slot_at(due, &places) => place,
+            slot = acquire_slot_at(due, &slots) => slot,
         };
-        let Some(place) = place else { break };
+        let Some(slot) = slot else { break };
         record.lock().lateness.saturating_record(measurements::microseconds(due.elapsed()).max(1));
         sent += 1;
         let (target, record, bar, give_up) =
@@ -85,29 +84,29 @@ pub async fn generate(
                 record.lock().add(result);
             }
             bar.inc(1);
-            drop(place);
+            drop(slot);
         };
         supervisor.spawn("loadtest-request", tasks.track_future(request));
     }
     tasks.close();
     tasks.wait().await;
     bar.finish_and_clear();
-    let elapsed = begin.elapsed();
+    let elapsed = started.elapsed();
     let record = std::mem::replace(&mut *record.lock(), LoadMeasurements::new()?);
     Ok(LoadtestReport { record, sent, elapsed, stopped_early: stop.is_cancelled() })
 }
 
-async fn acquire_slot_at(due: Instant, places: &Arc<Semaphore>) -> Option<tokio::sync::OwnedSemaphorePermit> {
+async fn acquire_slot_at(due: Instant, slots: &Arc<Semaphore>) -> Option<tokio::sync::OwnedSemaphorePermit> {
     tokio::time::sleep_until(due.into()).await;
-    Arc::clone(places).acquire_owned().await.ok()
+    Arc::clone(slots).acquire_owned().await.ok()
 }
 
-fn progress_bar(total: Option<u64>, wanted: bool) -> ProgressBar {
+fn progress_bar(total: Option<u64>, visible: bool) -> ProgressBar {
     // indicatif draws nothing when stderr is not a terminal.
-    let target = if wanted { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let target = if visible { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let template = match total {
         Some(_) => "{elapsed_precise} {wide_bar} {pos}/{len} {per_sec} {eta}",
-        None => "{elapsed_precise} {spinner} {pos} answered {per_sec}",
+        None => "{elapsed_precise} {spinner} {pos} completed {per_sec}",
     };
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::with_draw_target(total, target).with_style(style)

@@ -1,10 +1,10 @@
-//! Prompt text: made up, the same for the same id, four bytes to a token of the simulator.
+//! Synthetic prompt text: a function of the id, four bytes per token of the simulator.
 
 use super::trace::TraceRow;
 use crate::engine::tokens::{BYTES_PER_TOKEN, hash_bytes, mix, token_text};
 
-/// Text of a trace row: every block id stands for one text, so rows that share ids share their text's beginning.
-/// A last partial block is the beginning of its text. Rows without ids get text of their own, by `seed`.
+/// Text of a trace row: every block id maps to one text, so rows that share ids share a prefix. A last partial block is
+/// a prefix of its block's text. Rows without ids get text of their own, by `seed`.
 #[must_use]
 pub fn prompt_of_row(row: &TraceRow, seed: u64) -> String {
     let mut text = String::with_capacity(row.input_tokens * BYTES_PER_TOKEN);
@@ -14,12 +14,12 @@ pub fn prompt_of_row(row: &TraceRow, seed: u64) -> String {
         push_words(&mut text, *block, tokens);
         left -= tokens;
     }
-    // What the ids do not cover.
+    // Tokens that the ids do not cover.
     push_words(&mut text, mix(seed, hash_bytes(b"rest")), left);
     text
 }
 
-/// Text of this many tokens that no other seed has.
+/// Text of this many tokens, different for every seed.
 #[must_use]
 pub fn unique_prompt(tokens: usize, seed: u64) -> String {
     let mut text = String::with_capacity(tokens * BYTES_PER_TOKEN);
@@ -57,7 +57,7 @@ mod tests {
         assert_eq!(tokens_of_text(&first).len(), 1_100);
         assert_eq!(first[..4_096], second[..4_096]);
         assert_ne!(first[4_096..4_120], second[4_096..4_120]);
-        // A partial block is the beginning of the whole one.
+        // A partial block is a prefix of the whole one.
         assert!(prompt_of_row(&row(1_536, &[1, 2, 3]), 3).starts_with(&first));
         assert_eq!(tokens_of_text(&prompt_of_row(&row(700, &[]), 4)).len(), 700);
     }

@@ -1,4 +1,4 @@
-//! A run's summary, for people and for programs.
+//! Report of a run, as a table and as JSON.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -8,12 +8,10 @@ use serde_json::{Map, Value, json};
 
 use super::measurements::{LoadMeasurements, per_second, seconds, summary};
 
-/// What a run came to.
+/// Result of a load run.
 #[derive(Debug)]
 pub struct LoadtestReport {
-    /// The measurements.
     pub record: LoadMeasurements,
-    /// Requests sent.
     pub sent: u64,
     /// From the first request to the end of the last.
     pub elapsed: Duration,
@@ -22,13 +20,13 @@ pub struct LoadtestReport {
 }
 
 impl LoadtestReport {
-    /// Whether every request that was sent was answered in full.
+    /// Whether every request that was sent had a complete response.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.record.failed() == 0
     }
 
-    /// One object with everything.
+    /// One JSON object with all measurements.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let record = &self.record;
@@ -44,11 +42,11 @@ impl LoadtestReport {
             "stopped_early": self.stopped_early, "elapsed_s": self.elapsed.as_secs_f64(),
             "requests_per_s": per_second(record.succeeded, self.elapsed),
             "input_tokens": record.prompt_tokens, "output_tokens": record.completion_tokens,
-            "cached_tokens": record.cached_tokens, "prefix_hit": record.prefix_hit(),
+            "cached_tokens": record.cached_tokens, "prefix_hit_rate": record.prefix_hit_rate(),
             "input_tokens_per_s": per_second(record.prompt_tokens, self.elapsed),
             "output_tokens_per_s": per_second(record.completion_tokens, self.elapsed),
             "ttft": summary(&record.ttft), "itl": summary(&record.itl), "tpot": summary(&record.tpot),
-            "e2e": summary(&record.e2e), "send_lateness": summary(&record.lateness), "errors": failures,
+            "e2e": summary(&record.e2e), "schedule_delay": summary(&record.lateness), "errors": failures,
         })
     }
 
@@ -60,7 +58,7 @@ impl LoadtestReport {
         let early = if self.stopped_early { " (stopped early)" } else { "" };
         let _ = writeln!(
             text,
-            "{} requests in {:.1} s{early}: {} answered, {} failed, {:.2} per second",
+            "{} requests in {:.1} s{early}: {} succeeded, {} failed, {:.2} per second",
             self.sent,
             self.elapsed.as_secs_f64(),
             record.succeeded,
@@ -72,7 +70,7 @@ impl LoadtestReport {
             "tokens: {} in ({:.0}/s, {:.1} % cached), {} out ({:.0}/s)\n",
             record.prompt_tokens,
             per_second(record.prompt_tokens, self.elapsed),
-            record.prefix_hit() * 100.0,
+            record.prefix_hit_rate() * 100.0,
             record.completion_tokens,
             per_second(record.completion_tokens, self.elapsed),
         );
@@ -86,7 +84,7 @@ impl LoadtestReport {
             ("between tokens (ITL)", &record.itl),
             ("per token (TPOT)", &record.tpot),
             ("whole request (E2E)", &record.e2e),
-            ("sent late by", &record.lateness),
+            ("schedule delay", &record.lateness),
         ] {
             text.push_str(&row(name, histogram));
         }
@@ -101,13 +99,13 @@ fn row(name: &str, histogram: &Histogram<u64>) -> String {
     if histogram.is_empty() {
         return format!("{name:<22}{:>10}\n", "–");
     }
-    let at = |quantile: f64| seconds(histogram.value_at_quantile(quantile)) * 1e3;
+    let quantile_ms = |quantile: f64| seconds(histogram.value_at_quantile(quantile)) * 1e3;
     format!(
         "{name:<22}{:>10.1}{:>10.1}{:>10.1}{:>10.1}{:>10.1}\n",
         histogram.mean() / 1e3,
-        at(0.5),
-        at(0.9),
-        at(0.99),
+        quantile_ms(0.5),
+        quantile_ms(0.9),
+        quantile_ms(0.99),
         seconds(histogram.max()) * 1e3
     )
 }

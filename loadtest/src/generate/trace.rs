@@ -6,30 +6,26 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-/// Most rows that are read; the rest is an error, not a surprise for the memory.
+/// Maximum number of rows; a longer trace is an error, because rows are held in memory.
 const MAX_ROWS: usize = 2_000_000;
-/// Longest line.
+/// Maximum line length in bytes.
 const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
-/// Most tokens of one prompt or answer.
+/// Maximum number of tokens of one prompt or response.
 const MAX_TOKENS: u64 = 16_000_000;
 /// Tokens per block id in Mooncake's traces.
 const MOONCAKE_BLOCK: usize = 512;
-/// … and in Qwen-Bailian's.
+/// Tokens per block id in Qwen-Bailian's traces.
 const BAILIAN_BLOCK: usize = 16;
 
-/// One request of a trace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TraceRow {
-    /// When it arrives, after the first one.
+    /// Arrival time after the first request.
     pub at: Duration,
-    /// Prompt tokens.
     pub input_tokens: usize,
-    /// Answer tokens.
     pub output_tokens: u32,
     /// One id per block of [`TraceRow::block_tokens`] tokens, the last partial one included. Equal ids mean an equal
     /// prefix up to the end of the block. Empty if the trace has none.
     pub blocks: Vec<u64>,
-    /// Tokens per block.
     pub block_tokens: usize,
 }
 
@@ -38,21 +34,16 @@ pub struct TraceRow {
 pub enum TraceFileError {
     /// The file could not be read.
     #[error("cannot read the trace {path}: {source}")]
-    Read {
-        /// Which file.
-        path: String,
-        /// What the system said.
-        source: std::io::Error,
-    },
+    Read { path: String, source: std::io::Error },
     /// A line is not a request.
     #[error("line {line} of the trace: {what}")]
     Line {
         /// Line number, from 1.
         line: usize,
-        /// What is wrong and what was expected.
+        /// What is wrong, and what is expected instead.
         what: String,
     },
-    /// No rows.
+    /// The trace has no rows.
     #[error("the trace has no requests")]
     Empty,
 }
@@ -64,11 +55,11 @@ struct JsonTraceRow {
     output_length: u64,
     #[serde(default)]
     hash_ids: Vec<i64>,
-    /// Only Qwen-Bailian's rows have one; their times are seconds.
+    /// Only Qwen-Bailian's rows have one; their times are in seconds.
     chat_id: Option<serde::de::IgnoredAny>,
 }
 
-/// Reads a trace file; the format is known by its first line.
+/// Reads a trace file; the format is detected from its first line.
 ///
 /// # Errors
 /// The file cannot be read, or a line is not a request.
@@ -77,13 +68,13 @@ pub fn read_trace(path: &Path, limit: Option<usize>) -> Result<Vec<TraceRow>, Tr
     let file = std::fs::File::open(path).map_err(read_error)?;
     let mut lines = Vec::new();
     let mut reader = std::io::BufReader::new(file);
-    let wanted = limit.unwrap_or(MAX_ROWS).min(MAX_ROWS).saturating_add(1);
+    let max_lines = limit.unwrap_or(MAX_ROWS).min(MAX_ROWS).saturating_add(1);
     loop {
         let mut line = Vec::new();
         let read = std::io::Read::take(&mut reader, MAX_LINE_BYTES as u64)
             .read_until(b'\n', &mut line)
             .map_err(read_error)?;
-        if read == 0 || lines.len() > wanted {
+        if read == 0 || lines.len() > max_lines {
             break;
         }
         lines.push(String::from_utf8_lossy(&line).into_owned());
@@ -95,8 +86,8 @@ pub fn read_trace(path: &Path, limit: Option<usize>) -> Result<Vec<TraceRow>, Tr
     Ok(rows)
 }
 
-/// Reads the lines of a trace. Rows come back in order of arrival, the first at zero, and rows with the same
-/// stamp are spread over the time to the next stamp.
+/// Parses the lines of a trace. Rows are returned in order of arrival, the first at zero, and rows with equal
+/// timestamps are spread over the time to the next timestamp.
 ///
 /// # Errors
 /// A line is not a request, or there is none.
@@ -137,13 +128,13 @@ pub fn parse_trace<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Vec<T
 
 fn tokens(value: u64) -> Result<usize, String> {
     if value > MAX_TOKENS {
-        return Err(format!("{value} tokens; at most {MAX_TOKENS} are taken for sense"));
+        return Err(format!("{value} tokens exceed the limit of {MAX_TOKENS}"));
     }
     usize::try_from(value).map_err(|error| error.to_string())
 }
 
 fn seconds(value: f64) -> Result<f64, String> {
-    // A thousand years; keeps the arithmetic below exact enough and durations representable.
+    // A limit of about a thousand years keeps the arithmetic below exact enough and durations representable.
     if value.is_finite() && value.abs() < 4e10 {
         Ok(value)
     } else {
@@ -158,8 +149,8 @@ fn json_row(line: &str) -> Result<(f64, TraceRow), String> {
         None => (row.timestamp / 1_000.0, MOONCAKE_BLOCK),
     };
     let input_tokens = tokens(row.input_length)?;
-    let most = input_tokens.div_ceil(block_tokens);
-    let blocks: Vec<u64> = row.hash_ids.iter().map(|id| id.cast_unsigned()).take(most).collect();
+    let max_blocks = input_tokens.div_ceil(block_tokens);
+    let blocks: Vec<u64> = row.hash_ids.iter().map(|id| id.cast_unsigned()).take(max_blocks).collect();
     let output_tokens = u32::try_from(tokens(row.output_length)?).unwrap_or(u32::MAX);
     Ok((seconds(at)?, TraceRow { at: Duration::ZERO, input_tokens, output_tokens, blocks, block_tokens }))
 }
@@ -173,9 +164,9 @@ struct CsvTraceColumns {
 impl CsvTraceColumns {
     fn of(header: &str) -> Result<Self, String> {
         let names: Vec<String> = header.split(',').map(|name| name.trim().to_ascii_lowercase()).collect();
-        let find = |wanted: &str| {
-            names.iter().position(|name| name == wanted).ok_or_else(|| {
-                format!("the CSV header has no column {wanted}; columns are {}", names.join(", "))
+        let find = |column: &str| {
+            names.iter().position(|name| name == column).ok_or_else(|| {
+                format!("the CSV header has no column {column}; columns are {}", names.join(", "))
             })
         };
         Ok(Self { time: find("timestamp")?, input: find("contexttokens")?, output: find("generatedtokens")? })
@@ -205,7 +196,7 @@ fn timestamp(text: &str) -> Result<f64, String> {
     if let Ok(plain) = text.parse::<f64>() {
         return Ok(plain);
     }
-    // The zone is cut off: only differences count.
+    // The time zone is ignored: only differences count.
     let text = text.split('+').next().unwrap_or(text).trim_end_matches('Z');
     let canonical = text.trim().replacen(' ', "T", 1) + "Z";
     let time = humantime::parse_rfc3339_weak(&canonical)
@@ -214,7 +205,7 @@ fn timestamp(text: &str) -> Result<f64, String> {
     Ok(since.as_secs_f64())
 }
 
-/// Spreads rows of equal time over the gap to the next time; the last group uses the gap before it.
+/// Spreads rows of equal time over the gap to the next time; the last group uses the previous gap.
 fn spread_equal_timestamps(rows: Vec<(f64, TraceRow)>) -> Vec<TraceRow> {
     let start = rows.first().map_or(0.0, |row| row.0);
     let times: Vec<f64> = rows.iter().map(|row| row.0).collect();
@@ -224,12 +215,12 @@ fn spread_equal_timestamps(rows: Vec<(f64, TraceRow)>) -> Vec<TraceRow> {
     for (index, (time, mut row)) in rows.into_iter().enumerate() {
         if index == 0 || times[index - 1] < time {
             group = index;
-            // The times are sorted: the group ends where a later time begins.
+            // The times are sorted: the group ends where a later time starts.
             let end = index + times[index..].partition_point(|other| *other <= time);
             if let Some(next) = times.get(end) {
                 gap = (next - time) / count(end - group);
             } else {
-                // The last group keeps the previous one's gap, shared by its own members.
+                // The last group uses the previous group's gap, divided by its own number of rows.
                 let before = if group > 0 { time - times[group - 1] } else { 0.0 };
                 gap = before / count(end - group);
             }
@@ -273,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_line_is_named() {
+    fn error_names_the_invalid_line() {
         let error =
             parse_trace(["{\"timestamp\":0,\"input_length\":1,\"output_length\":1}", "{\"timestamp\":1}"]);
         assert!(error.expect_err("bad").to_string().starts_with("line 2 of the trace: "));

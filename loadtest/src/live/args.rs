@@ -1,10 +1,10 @@
-//! What is compared.
+//! Arguments of `moongate loadtest live`, and the experiment that they define.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use moongate_scheduler::{PolicyName, SchedulerOptions as SchedulerSettings};
+use moongate_scheduler::{PolicyName, SchedulerOptions};
 
 use crate::engine::{KvEventOptions, SimEngineOptions, SimProtocol, SimRole};
 use crate::generate::trace::read_trace;
@@ -19,7 +19,7 @@ pub struct LiveComparisonArgs {
     /// Trace to replay, with block ids: Mooncake or Qwen-Bailian JSON lines.
     #[arg(long, env = "MOONGATE_LOADTEST_TRACE")]
     pub trace: PathBuf,
-    /// Policies to compare.
+    /// Policies to compare, separated by commas.
     #[arg(
         long,
         value_delimiter = ',',
@@ -27,53 +27,53 @@ pub struct LiveComparisonArgs {
         env = "MOONGATE_LOADTEST_POLICY"
     )]
     pub policy: Vec<PolicyName>,
-    /// Replay only so many rows of the trace.
+    /// Maximum number of trace rows to replay.
     #[arg(long, env = "MOONGATE_LOADTEST_REQUESTS")]
     pub requests: Option<usize>,
-    /// Replay the trace this many times faster than recorded, in the engines' time.
+    /// Replay speed relative to the recording, in the engines' time.
     #[arg(long, default_value_t = 0.5, env = "MOONGATE_LOADTEST_SPEED")]
     pub speed: f64,
-    /// How many times faster than the imitated engines everything happens.
+    /// Speed of the engines' clock relative to real time.
     ///
-    /// The machine has to keep up: the table tells how late requests were sent. What a real gateway and real sockets take counts so
-    /// many times more.
+    /// The machine must keep up: check the schedule delay in the table. Delays of the real gateway and of sockets are
+    /// scaled by the same factor.
     #[arg(long, default_value_t = 20.0, env = "MOONGATE_LOADTEST_TIME_SCALE")]
     pub time_scale: f64,
-    /// Prefill engines.
+    /// Number of prefill engines to run.
     #[arg(long, default_value_t = 4, env = "MOONGATE_LOADTEST_PREFILL")]
     pub prefill: usize,
-    /// Decode engines.
+    /// Number of decode engines to run.
     #[arg(long, default_value_t = 2, env = "MOONGATE_LOADTEST_DECODE")]
     pub decode: usize,
-    /// Device cache of one engine in tokens.
+    /// Device cache per engine in tokens.
     #[arg(long, default_value_t = 360_000, env = "MOONGATE_LOADTEST_L1_TOKENS")]
     pub l1_tokens: u64,
-    /// Host cache of one engine in tokens.
+    /// Host cache per engine in tokens.
     #[arg(long, default_value_t = 1_662_000, env = "MOONGATE_LOADTEST_L2_TOKENS")]
     pub l2_tokens: u64,
-    /// Shared store in tokens; 0 is none.
+    /// Shared store in tokens; 0 disables it.
     #[arg(long, default_value_t = 4_350_000, env = "MOONGATE_LOADTEST_L3_TOKENS")]
     pub l3_tokens: u64,
-    /// Milliseconds of the engines' time between two readings of their load; 0 is never.
+    /// Milliseconds of the engines' time between two load polls; 0 disables polling.
     #[arg(long, default_value_t = 500.0, env = "MOONGATE_LOADTEST_POLL_MS")]
     pub poll_ms: f64,
-    /// Policies whose mean times to first token differ by less than this share in the simulator may come in any order.
+    /// Policies whose mean times to first token differ by less than this share in the simulator may be in any order.
     #[arg(long, default_value_t = 0.1, env = "MOONGATE_LOADTEST_MARGIN")]
     pub margin: f64,
-    /// Program to run as the gateway; this one if not given.
+    /// Gateway program to run; default: this program.
     #[arg(long, value_name = "FILE", env = "MOONGATE_LOADTEST_GATEWAY")]
     pub gateway: Option<PathBuf>,
 }
 
-/// Up to so many recorded seconds an arrival is moved: the conversation trace counts in steps of 3 s.
+/// Maximum jitter of an arrival in recorded seconds: the conversation trace has a resolution of 3 s.
 const JITTER_S: f64 = 3.0;
-/// Served model.
+/// Name of the served model.
 pub(super) const MODEL: &str = "sim";
-/// Tokens per event of an answer: fewer events for the machine to carry, while every token takes its time.
+/// Tokens per event of a response: fewer events reduce the machine's load without changing the tokens' times.
 const STREAM_INTERVAL: u32 = 32;
 
 impl LiveComparisonArgs {
-    /// The experiment for the simulator.
+    /// Converts the arguments to the simulator's experiment.
     ///
     /// # Errors
     /// A setting is out of range, or the trace cannot be read.
@@ -106,19 +106,19 @@ impl LiveComparisonArgs {
         let replay = ReplayOptions { speed: self.speed, jitter_s: JITTER_S, seed: 0 };
         Ok(PolicyExperiment {
             settings: self.settings(),
-            scheduling: SchedulerSettings::default(),
+            scheduling: SchedulerOptions::default(),
             load: ExperimentLoad::Open(SimulatedWorkload::of_rows(&rows, true), replay),
             variants: self.policy.iter().map(|&policy| PolicyVariant::from(policy)).collect(),
             seeds: 1..=1,
         })
     }
 
-    /// What arrives, as the simulator's first seed has it.
+    /// Workload of the simulator's first seed.
     pub(super) fn workload(&self, case: &PolicyExperiment) -> SimulatedWorkload {
         case.load.workload(1)
     }
 
-    /// The simulated fleet.
+    /// Options of the simulated fleet.
     pub(super) fn settings(&self) -> SimulationOptions {
         SimulationOptions {
             prefill: self.prefill,
@@ -145,15 +145,15 @@ impl LiveComparisonArgs {
             device_tokens: tokens(settings.l1_tokens),
             host_tokens: tokens(settings.l2_tokens),
             use_storage: settings.l3_tokens > 0,
-            // An engine takes a place in the batch for a prompt that is being computed elsewhere.
+            // An engine also uses a batch slot for a prompt that is being computed on another engine.
             max_running: 1 << 16,
-            // Only prefill engines have caches to tell of.
+            // Only prefill engines have caches to publish.
             kv_events: (role == SimRole::Prefill).then(KvEventOptions::default),
             ..SimEngineOptions::new(role, SimProtocol::Sglang)
         }
     }
 
-    /// Seconds of the engines' time as a time of this machine.
+    /// Converts seconds of the engines' time to real time.
     pub(super) fn scaled(&self, seconds: f64) -> Duration {
         Duration::try_from_secs_f64(seconds.max(0.0) / self.time_scale).unwrap_or(Duration::MAX)
     }

@@ -1,11 +1,11 @@
-//! The real gateway between simulated engines on compressed time, beside the simulator of the same fleet and load.
+//! A real gateway with simulated engines on a faster clock, compared with the simulator of the same fleet and load.
 //!
 //! | part | subject |
 //! |---|---|
-//! | `args` | what is compared |
-//! | `world` | engines, their store, and a gateway as a process of its own |
+//! | `args` | arguments and experiment |
+//! | `testbed` | engines, their store, and a gateway in a process of its own |
 //! | `replay` | the load |
-//! | `table` | what came out |
+//! | `table` | results |
 
 mod args;
 mod replay;
@@ -24,11 +24,11 @@ use moongate_runtime::Supervisor;
 use self::testbed::LiveTestbed;
 use crate::simulate::{SimulatedWorkload, run_experiment};
 
-/// Share of the requests that may fail in a run that is to tell anything.
+/// Maximum share of failed requests in a valid run.
 const MAX_FAILED_SHARE: f64 = 0.01;
 
-/// Plays the load through the simulator and then, once for each policy, through a real gateway. Answers what to print, and whether the
-/// order is the same.
+/// Runs the load in the simulator and then, once per policy, through a real gateway. Returns the table, and whether the
+/// order of policies is the same.
 ///
 /// # Errors
 /// A setting is out of range, the trace cannot be read, a gateway does not start, or the run was stopped.
@@ -62,24 +62,24 @@ pub async fn live(args: &LiveComparisonArgs, supervisor: &Supervisor) -> anyhow:
             lateness: live.lateness,
         });
     }
-    let apart = disagreements(&rows, args.margin);
-    Ok((table::text(&rows, args.time_scale, &apart), apart.is_empty()))
+    let reversed = disagreements(&rows, args.margin);
+    Ok((table::text(&rows, args.time_scale, &reversed), reversed.is_empty()))
 }
 
-/// One policy's run through a gateway.
+/// Runs the load with one policy through a gateway.
 async fn run_policy(
     args: &LiveComparisonArgs,
     policy: &str,
     workload: &Arc<SimulatedWorkload>,
     supervisor: &Supervisor,
 ) -> anyhow::Result<replay::LiveRunResult> {
-    let world = LiveTestbed::start(args, policy, workload.block_tokens as usize, supervisor).await?;
+    let testbed = LiveTestbed::start(args, policy, workload.block_tokens as usize, supervisor).await?;
     let stop = supervisor.token();
-    let played = replay::replay_workload(&world, args, workload, supervisor);
+    let played = replay::replay_workload(&testbed, args, workload, supervisor);
     let played = tokio::select! {
         played = played => played?,
         () = stop.cancelled() => anyhow::bail!("stopped"),
     };
-    world.stop().await;
+    testbed.stop().await;
     Ok(played)
 }

@@ -1,4 +1,4 @@
-//! The load: the simulator's arrivals, sent over HTTP.
+//! Sends the simulator's arrivals over HTTP.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -15,66 +15,66 @@ use crate::engine::tokens::mix;
 use crate::generate::{LoadTarget, LoadTargetApi};
 use crate::simulate::{SimulatedOutcome, SimulatedWorkload, SimulationResult, SimulationSummary};
 
-/// Longest time without a byte.
+/// Maximum time without a byte.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
-/// Token ids are three digits long, so that bodies are short.
+/// Three-digit token ids keep bodies short.
 const FIRST_TOKEN: u64 = 100;
 const TOKEN_RANGE: u64 = 900;
 
-/// What a run came to.
+/// Results of one policy's run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LiveRunResult {
     /// In seconds of the engines.
     pub(super) summary: SimulationSummary,
-    /// How late the latest one in a hundred requests was sent, in seconds of the engines.
+    /// 99th percentile of the schedule delay, in seconds of the engines.
     pub(super) lateness: f64,
 }
 
-/// What all requests share.
+/// State shared by all requests.
 struct LiveRun {
     target: LoadTarget,
     workload: Arc<SimulatedWorkload>,
     outcome: Mutex<SimulationResult>,
     lateness: Mutex<Vec<f64>>,
-    begin: Instant,
+    started: Instant,
     scale: f64,
-    /// Cancelled when a request is over.
+    /// Cancelled when the request has ended.
     finished: Vec<CancellationToken>,
 }
 
 impl LiveRun {
     /// Seconds of the engines since the start.
     fn now(&self) -> f64 {
-        self.begin.elapsed().as_secs_f64() * self.scale
+        self.started.elapsed().as_secs_f64() * self.scale
     }
 
-    /// Sends a request when it is due and the one before it in its conversation is over.
+    /// Sends a request when it is due and its predecessor in the conversation has ended.
     async fn send(&self, number: u32) {
         let request = &self.workload.requests[number as usize];
         let due = Duration::try_from_secs_f64(request.due_s / self.scale).unwrap_or_default();
-        tokio::time::sleep_until((self.begin + due).into()).await;
-        let mut wanted = request.due_s;
+        tokio::time::sleep_until((self.started + due).into()).await;
+        let mut scheduled = request.due_s;
         if let Some(before) = request.predecessor {
             let waits = !self.finished[before as usize].is_cancelled();
             self.finished[before as usize].cancelled().await;
             if waits {
-                wanted = self.now();
+                scheduled = self.now();
             }
         }
         let body = body(&self.workload, number);
         let arrived = self.now();
-        self.lateness.lock().push(arrived - wanted);
+        self.lateness.lock().push(arrived - scheduled);
         self.outcome.lock().record_arrival(arrived, number);
         let result = self.target.post("completions", body).await;
         let ended = self.now();
         let mut outcome = self.outcome.lock();
         match result {
-            Ok(answer) => {
-                let first = answer.ttft.unwrap_or(answer.e2e).as_secs_f64() * self.scale;
+            Ok(measurement) => {
+                let first = measurement.ttft.unwrap_or(measurement.e2e).as_secs_f64() * self.scale;
                 outcome.record_live_first_token(
                     arrived + first,
                     number,
-                    u32::try_from(answer.cached_tokens).unwrap_or(u32::MAX),
+                    u32::try_from(measurement.cached_tokens).unwrap_or(u32::MAX),
                 );
                 outcome.record_end(ended, number, SimulatedOutcome::Served);
             }
@@ -88,9 +88,8 @@ impl LiveRun {
     }
 }
 
-/// Sends the whole load.
 pub(super) async fn replay_workload(
-    world: &LiveTestbed,
+    fleet: &LiveTestbed,
     args: &LiveComparisonArgs,
     workload: &Arc<SimulatedWorkload>,
     supervisor: &Supervisor,
@@ -100,7 +99,7 @@ pub(super) async fn replay_workload(
     let run = Arc::new(LiveRun {
         target: LoadTarget {
             client,
-            base_url: world.url.clone(),
+            base_url: fleet.url.clone(),
             api: LoadTargetApi::Completions,
             model: MODEL.to_owned(),
             idle_timeout: IDLE_TIMEOUT,
@@ -108,7 +107,7 @@ pub(super) async fn replay_workload(
         workload: Arc::clone(workload),
         outcome: Mutex::new(SimulationResult::new(&args.settings(), workload)),
         lateness: Mutex::default(),
-        begin: Instant::now(),
+        started: Instant::now(),
         scale: args.time_scale,
         finished: workload.requests.iter().map(|_| CancellationToken::new()).collect(),
     });
@@ -125,7 +124,7 @@ pub(super) async fn replay_workload(
     Ok(LiveRunResult { summary, lateness: crate::simulate::quantile(&lateness, 0.99) })
 }
 
-/// A completion request whose prompt has the tokens that its blocks stand for.
+/// A completion request whose prompt has the tokens of its blocks.
 fn body(workload: &SimulatedWorkload, number: u32) -> Vec<u8> {
     let request = &workload.requests[number as usize];
     let mut text = String::with_capacity(4 * request.input_tokens as usize + 200);
@@ -137,12 +136,12 @@ fn body(workload: &SimulatedWorkload, number: u32) -> Vec<u8> {
     let mut left = u64::from(request.input_tokens);
     for &block in workload.blocks(number) {
         let tokens = left.min(u64::from(workload.block_tokens));
-        for at in 0..tokens {
-            let _ = write!(text, "{},", FIRST_TOKEN + mix(u64::from(block), at) % TOKEN_RANGE);
+        for index in 0..tokens {
+            let _ = write!(text, "{},", FIRST_TOKEN + mix(u64::from(block), index) % TOKEN_RANGE);
         }
         left -= tokens;
     }
-    // The last comma.
+    // Removes the last comma.
     text.pop();
     text.push_str("]}");
     text.into_bytes()
@@ -154,7 +153,7 @@ mod tests {
     use crate::generate::trace::parse_trace;
 
     #[test]
-    fn prompts_are_as_long_as_the_trace_says_and_share_what_it_says() {
+    fn prompts_have_the_lengths_and_prefixes_of_the_trace() {
         let row = |ids: &str, length: u32| {
             format!(r#"{{"timestamp":0,"input_length":{length},"output_length":3,"hash_ids":{ids}}}"#)
         };

@@ -1,34 +1,32 @@
-//! What came out.
+//! Results of the comparison as a table.
 
 use std::fmt::Write as _;
 
 use crate::simulate::SimulationSummary;
 
-/// Requests that are sent later than this share of the mean time to first token say that the machine did not keep up.
+/// With a larger schedule delay than this share of the mean time to first token, the machine did not keep up.
 const MAX_LATENESS_SHARE: f64 = 0.2;
 
-/// One policy in the simulator and behind a real gateway.
+/// Results of one policy in the simulator and with a real gateway.
 #[derive(Debug, Clone)]
 pub struct PolicyComparison {
-    /// The policy.
     pub policy: String,
-    /// What the simulator says.
     pub simulated: SimulationSummary,
-    /// What was measured, in seconds of the engines.
+    /// Measured results, in seconds of the engines.
     pub live: SimulationSummary,
-    /// How late the latest one in a hundred requests was sent, in seconds of the engines. It tells whether the machine kept up.
+    /// 99th percentile of the schedule delay, in seconds of the engines. Shows whether the machine kept up.
     pub lateness: f64,
 }
 
-/// Pairs of policies that the simulator tells apart by more than `margin` of the larger mean time to first token, and whose order was the other
-/// way round: the first one is the simulator's better one.
+/// Pairs of policies whose mean times to first token differ in the simulator by more than `margin` of the larger one,
+/// and whose measured order is reversed: the first one is the simulator's better one.
 #[must_use]
 pub fn disagreements(rows: &[PolicyComparison], margin: f64) -> Vec<(&str, &str)> {
     let mut found = Vec::new();
     for better in rows {
         for worse in rows {
-            let apart = better.simulated.ttft_mean_s < worse.simulated.ttft_mean_s * (1.0 - margin);
-            if apart && better.live.ttft_mean_s >= worse.live.ttft_mean_s {
+            let reversed = better.simulated.ttft_mean_s < worse.simulated.ttft_mean_s * (1.0 - margin);
+            if reversed && better.live.ttft_mean_s >= worse.live.ttft_mean_s {
                 found.push((better.policy.as_str(), worse.policy.as_str()));
             }
         }
@@ -36,11 +34,10 @@ pub fn disagreements(rows: &[PolicyComparison], margin: f64) -> Vec<(&str, &str)
     found
 }
 
-/// A table in Markdown.
-pub(super) fn text(rows: &[PolicyComparison], time_scale: f64, apart: &[(&str, &str)]) -> String {
+pub(super) fn text(rows: &[PolicyComparison], time_scale: f64, reversed: &[(&str, &str)]) -> String {
     let mut text = format!(
         "Simulated / live, in seconds of engines that were {time_scale} times faster.\n\n\
-         | policy | mean TTFT, s | p50, s | p90, s | reused, % | failed, % | sent late (p99), s |\n|---|---:|---:|---:|---:|---:|---:|\n"
+         | policy | mean TTFT, s | p50, s | p90, s | reused, % | failed, % | schedule delay (p99), s |\n|---|---:|---:|---:|---:|---:|---:|\n"
     );
     for PolicyComparison { policy, simulated, live, lateness } in rows {
         let _ = writeln!(
@@ -62,12 +59,15 @@ pub(super) fn text(rows: &[PolicyComparison], time_scale: f64, apart: &[(&str, &
         if *lateness > MAX_LATENESS_SHARE * live.ttft_mean_s {
             let _ = writeln!(
                 text,
-                "\nRequests were sent too late with {policy}: the machine did not keep up, try a smaller --time-scale."
+                "\nWith {policy}, the schedule delay is too long: the machine did not keep up; reduce --time-scale."
             );
         }
     }
-    for (better, worse) in apart {
-        let _ = writeln!(text, "\n{better} is better than {worse} in the simulator, and not here.");
+    for (better, worse) in reversed {
+        let _ = writeln!(
+            text,
+            "\n{better} is better than {worse} in the simulator, but not in this measurement."
+        );
     }
     text
 }
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_simulator_tells_apart_counts() {
+    fn only_pairs_separated_by_the_simulator_count() {
         let rows = [row("a", 1.0, 3.0), row("b", 1.05, 2.0), row("c", 4.0, 2.5)];
         assert_eq!(disagreements(&rows, 0.1), [("a", "c")]);
         assert_eq!(disagreements(&rows, 0.01), [("a", "b"), ("a", "c")]);

@@ -1,4 +1,4 @@
-//! Engines, their store, and a gateway as a process of its own.
+//! Engines, their store, and a gateway in a process of its own.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -12,10 +12,10 @@ use tokio::process::{Child, Command};
 use super::args::{LiveComparisonArgs, MODEL};
 use crate::engine::{SharedL3Store, SimEngine, SimMasterAdmin, SimRole};
 
-/// How long a gateway may take until all engines take part.
+/// How long a gateway may take until all engines are ready.
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A running fleet behind a gateway. The gateway is killed when it is dropped.
+/// A running fleet with a gateway. The gateway is killed on drop.
 pub(super) struct LiveTestbed {
     engines: Vec<SimEngine>,
     admin: SimMasterAdmin,
@@ -25,7 +25,7 @@ pub(super) struct LiveTestbed {
 }
 
 impl LiveTestbed {
-    /// Starts everything with empty caches, and waits until all engines take part.
+    /// Starts everything with empty caches, and waits until all engines are ready.
     pub(super) async fn start(
         args: &LiveComparisonArgs,
         policy: &str,
@@ -58,7 +58,7 @@ impl LiveTestbed {
         }
         let program = match &args.gateway {
             Some(program) => program.clone(),
-            None => std::env::current_exe().context("cannot find this program; give --gateway FILE")?,
+            None => std::env::current_exe().context("cannot find this program; set --gateway FILE")?,
         };
         let starting = start_gateway(&program, &flags, supervisor);
         let (gateway, url) =
@@ -66,9 +66,9 @@ impl LiveTestbed {
         Ok(Self { engines, admin, gateway, url })
     }
 
-    /// Ends the gateway and the engines.
+    /// Stops the gateway and the engines.
     pub(super) async fn stop(mut self) {
-        // It may have ended by itself.
+        // The process may have exited already.
         let _ = self.gateway.kill().await;
         for engine in self.engines {
             engine.stop().await;
@@ -77,7 +77,7 @@ impl LiveTestbed {
     }
 }
 
-/// Starts a gateway with an environment of its own, so that the machine's settings do not decide.
+/// Starts a gateway with an empty environment, so that the machine's settings have no effect.
 async fn start_gateway(
     program: &Path,
     flags: &[String],
@@ -106,7 +106,7 @@ async fn start_gateway(
     }
 }
 
-/// Where a gateway says that it listens: for clients, and for questions about itself.
+/// Parses the gateway's listen addresses from its log: for clients, and for the admin API.
 async fn listen_addresses(
     stderr: impl AsyncRead + Unpin + Send + 'static,
     supervisor: &Supervisor,
@@ -116,14 +116,14 @@ async fn listen_addresses(
         let field =
             |name: &str| line.split_whitespace().find_map(|word| word.strip_prefix(name)).map(str::to_owned);
         if let (true, Some(address), Some(admin)) =
-            (line.contains("gateway listens"), field("address="), field("admin="))
+            (line.contains("gateway listening"), field("address="), field("admin="))
         {
-            // Whoever writes into a closed pipe fails.
+            // Keep reading: a gateway that writes to a closed pipe fails.
             supervisor
                 .spawn("live-gateway-log", async move { while let Ok(Some(_)) = lines.next_line().await {} });
             return Ok((address, admin));
         }
-        tracing::debug!(line, "the gateway says");
+        tracing::debug!(line, "gateway output");
     }
-    anyhow::bail!("the gateway has ended before it listened")
+    anyhow::bail!("the gateway exited before it was listening")
 }

@@ -1,36 +1,35 @@
-//! A generator of tool and agent traffic: many requests begin with one of a few long tool prompts, and agents come back
-//! soon with a tool's result.
+//! A generator of tool and agent traffic: many requests start with one of a few long tool prompts, and agents send the
+//! next turn soon, with a tool's result.
 //!
-//! The defaults resemble what is published of Mooncake's tool & agent trace (FAST '25, table 2): 23,608 requests in 59
-//! minutes, 8,596 prompt and 182 answer tokens on average, 59 % of the prompt tokens reusable.
+//! The defaults resemble the published statistics of Mooncake's tool & agent trace (FAST '25, table 2): 23,608 requests
+//! in 59 minutes, 8,596 prompt and 182 output tokens on average, 59 % of the prompt tokens reusable.
 
 use super::workload::{ArrivalMode, SimulatedWorkload, WorkloadBuilder};
 use crate::engine::tokens::mix;
 
 const BLOCK_TOKENS: usize = 512;
-/// Longest prompt; an agent that reaches it stops.
+/// Maximum prompt length in tokens; an agent that reaches it stops.
 const MAX_PROMPT_TOKENS: f64 = 128_000.0;
 
-/// What the agents are like. Lengths are log-normal.
+/// Parameters of the agents. Lengths are log-normal.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AgentTrafficOptions {
-    /// Requests in all.
     pub requests: usize,
-    /// Requests per second, on average.
+    /// Mean requests per second.
     pub per_second: f64,
-    /// Different tool prompts; the n-th is used in proportion to 1/n.
+    /// Number of tool prompts; the n-th is used in proportion to 1/n.
     pub tools: u32,
     /// Mean tokens of a tool prompt.
     pub tool_tokens: f64,
-    /// Mean tokens of what a user or a tool adds.
+    /// Mean tokens added by a user or a tool per turn.
     pub text_tokens: f64,
-    /// Spread of both: standard deviation of the logarithm.
+    /// Standard deviation of the logarithm of both lengths.
     pub spread: f64,
-    /// Mean tokens of an answer.
+    /// Mean output tokens per request.
     pub answer_tokens: f64,
-    /// Mean turns of an agent.
+    /// Mean turns per agent.
     pub turns: f64,
-    /// Mean seconds between the end of an answer and the next turn.
+    /// Mean seconds between the end of a response and the next turn.
     pub pause_s: f64,
 }
 
@@ -69,25 +68,26 @@ pub fn generate_agent_traffic(settings: &AgentTrafficOptions, seed: u64) -> Simu
         let mut due_s = started_s;
         let mut before = None;
         while requests < settings.requests && tokens < MAX_PROMPT_TOKENS {
-            let answer = log_normal(&mut random, settings.answer_tokens, settings.spread).max(1.0);
+            let output_length = log_normal(&mut random, settings.answer_tokens, settings.spread).max(1.0);
             let ids = ids(tokens as usize, tools[tool] as usize, (tool as u64, agent, requests as u64));
-            prompts.push(due_s, tokens as usize, answer as u32, &ids, (before, agent));
+            prompts.push(due_s, tokens as usize, output_length as u32, &ids, (before, agent));
             before = u32::try_from(requests).ok();
             requests += 1;
             if random.f64() * settings.turns >= settings.turns - 1.0 {
                 break;
             }
-            tokens += answer + log_normal(&mut random, settings.text_tokens / 2.0, settings.spread);
+            tokens += output_length + log_normal(&mut random, settings.text_tokens / 2.0, settings.spread);
             due_s += exponential(&mut random, settings.pause_s);
         }
     }
     prompts.finish(ArrivalMode::Open)
 }
 
-/// Names of a prompt's blocks: those of the tool, those of the agent's conversation, and the last one if it is not full.
+/// Ids of a prompt's blocks: those of the tool, those of the agent's conversation, and a unique one for a partial last
+/// block.
 fn ids(tokens: usize, tool_tokens: usize, (tool, agent, request): (u64, u64, u64)) -> Vec<u64> {
-    let block = |at: usize| {
-        let end = (at + 1) * BLOCK_TOKENS;
+    let block = |index: usize| {
+        let end = (index + 1) * BLOCK_TOKENS;
         let owner = if end <= tool_tokens {
             mix(1, tool)
         } else if end <= tokens {
@@ -95,12 +95,12 @@ fn ids(tokens: usize, tool_tokens: usize, (tool, agent, request): (u64, u64, u64
         } else {
             mix(3, request)
         };
-        mix(owner, at as u64)
+        mix(owner, index as u64)
     };
     (0..tokens.div_ceil(BLOCK_TOKENS)).map(block).collect()
 }
 
-/// A rank from 0, in proportion to 1/(rank + 1).
+/// A rank from 0, with probability in proportion to 1/(rank + 1).
 fn sample_zipf(random: &mut fastrand::Rng, sum: f64, ranks: usize) -> usize {
     let mut left = random.f64() * sum;
     for rank in 0..ranks {
@@ -135,10 +135,10 @@ mod tests {
         let output =
             workload.requests.iter().map(|request| f64::from(request.output_tokens)).sum::<f64>() / count;
         let last = workload.requests.iter().map(|request| request.due_s).fold(0.0, f64::max);
-        let told = format!("{input} in, {output} out, {last} s, hit {}", workload.ideal_hit());
-        assert!((8_000.0..9_200.0).contains(&input), "{told}");
-        assert!((170.0..195.0).contains(&output), "{told}");
-        assert!((3_300.0..3_800.0).contains(&last), "{told}");
-        assert!((0.56..0.62).contains(&workload.ideal_hit()), "{told}");
+        let summary = format!("{input} in, {output} out, {last} s, hit {}", workload.ideal_hit());
+        assert!((8_000.0..9_200.0).contains(&input), "{summary}");
+        assert!((170.0..195.0).contains(&output), "{summary}");
+        assert!((3_300.0..3_800.0).contains(&last), "{summary}");
+        assert!((0.56..0.62).contains(&workload.ideal_hit()), "{summary}");
     }
 }

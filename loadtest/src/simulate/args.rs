@@ -1,4 +1,4 @@
-//! `moongate loadtest simulate`.
+//! Arguments of `moongate loadtest simulate`.
 
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::Context as _;
 use clap::Args;
-use moongate_scheduler::SchedulerOptions as SchedulerSettings;
+use moongate_scheduler::SchedulerOptions;
 
 use super::agents::AgentTrafficOptions;
 use super::multiturn::MultiTurnOptions;
@@ -21,13 +21,13 @@ impl FromStr for EngineOutage {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wanted = || format!("{text:?}: give ENGINE@SECONDS+SECONDS, such as 0@600+120");
-        let (engine, times) = text.split_once('@').ok_or_else(wanted)?;
-        let (at, length) = times.split_once('+').ok_or_else(wanted)?;
+        let usage = || format!("{text:?}: give ENGINE@START+DURATION in seconds, such as 0@600+120");
+        let (engine, times) = text.split_once('@').ok_or_else(usage)?;
+        let (start, length) = times.split_once('+').ok_or_else(usage)?;
         let number = |text: &str| text.parse::<f64>().ok().filter(|value| value.is_finite() && *value >= 0.0);
-        match (engine.parse(), number(at), number(length)) {
+        match (engine.parse(), number(start), number(length)) {
             (Ok(engine), Some(at_s), Some(for_s)) => Ok(EngineOutage { engine, at_s, for_s }),
-            _ => Err(wanted()),
+            _ => Err(usage()),
         }
     }
 }
@@ -39,127 +39,131 @@ pub struct SimulateArgs {
     /// Trace to replay: Mooncake or Qwen-Bailian JSON lines, or an Azure CSV.
     #[arg(long, env = "MOONGATE_LOADTEST_TRACE")]
     pub trace: Option<PathBuf>,
-    /// Play SGLang's bench_multiturn: clients whose conversations grow, few requests in flight.
+    /// Simulate SGLang's bench_multiturn: clients with growing conversations and few requests in flight.
     #[arg(long, env = "MOONGATE_LOADTEST_MULTITURN")]
     pub multiturn: bool,
-    /// Generate tool and agent traffic: few long tool prompts, agents that come back soon.
+    /// Generate tool and agent traffic: few long tool prompts, and agents with short pauses between turns.
     #[arg(long, env = "MOONGATE_LOADTEST_AGENTS")]
     pub agents: bool,
-    /// Run the standard experiments on the traces conversation_trace.jsonl and synthetic_trace.jsonl of this folder, and print a
-    /// table of them in Markdown. Of the other arguments only --policy, --seeds, --first-seed, --set and --suite-row are used.
+    /// Run the standard experiments on the traces conversation_trace.jsonl and synthetic_trace.jsonl of this folder,
+    /// and print a table in Markdown. Only --policy, --seeds, --first-seed, --set and --suite-filter are used in
+    /// addition.
     #[arg(long, value_name = "DIR", env = "MOONGATE_LOADTEST_SUITE")]
     pub suite: Option<PathBuf>,
-    /// Show one engine without routing beside the benchmark that its constants were fitted to.
+    /// Compare one engine without routing with the benchmark to which its constants were fitted.
     #[arg(long, env = "MOONGATE_LOADTEST_CALIBRATE")]
     pub calibrate: bool,
     /// Run only the experiments whose name contains one of these texts.
-    #[arg(long, value_delimiter = ',', requires = "suite", env = "MOONGATE_LOADTEST_SUITE_ROW")]
-    pub suite_row: Vec<String>,
-    /// Policies to compare; ideal and ideal_fcfs are bounds that no policy reaches. A policy may have settings of its own:
-    /// predictive:slack=0.5+aged_share=0.
+    #[arg(long, value_delimiter = ',', requires = "suite", env = "MOONGATE_LOADTEST_SUITE_FILTER")]
+    pub suite_filter: Vec<String>,
+    /// Policies to compare; ideal and ideal_fcfs are bounds that no policy reaches. A policy may have its own settings:
+    /// predictive:slack=0.5+starving_share=0.
     #[arg(long, value_delimiter = ',', default_value = "predictive", env = "MOONGATE_LOADTEST_POLICY")]
     pub policy: Vec<PolicyVariant>,
-    /// Replay a trace this many times faster.
+    /// Replay speed of a trace relative to the recording.
     #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_SPEED")]
     pub speed: f64,
-    /// Replay only so many rows of the trace, or generate so many requests.
+    /// Maximum number of trace rows to replay, or of requests to generate.
     #[arg(long, env = "MOONGATE_LOADTEST_REQUESTS")]
     pub requests: Option<usize>,
-    /// Move each arrival of a trace by up to this many recorded seconds, at random. Mooncake's conversation trace counts in
-    /// steps of 3 s.
+    /// Maximum random jitter of each arrival of a trace in recorded seconds. Mooncake's conversation trace has a
+    /// resolution of 3 s.
     #[arg(long, default_value_t = 3.0, env = "MOONGATE_LOADTEST_JITTER")]
     pub jitter: f64,
-    /// Share of the requests, from the first on, that find cold caches and do not count. Without effect on --multiturn.
+    /// Share of the requests, from the first on, that warm the caches and are excluded from the results. No effect with
+    /// --multiturn.
     #[arg(long, default_value_t = 0.1, env = "MOONGATE_LOADTEST_WARMUP")]
     pub warmup: f64,
-    /// Let the turns of a conversation arrive when they were recorded, even before the answer that they follow.
+    /// Send the turns of a conversation at their recorded times, even before the previous response has ended.
     #[arg(long, env = "MOONGATE_LOADTEST_IGNORE_SESSIONS")]
     pub ignore_sessions: bool,
-    /// Prefill engines; plain workers without decode engines.
+    /// Number of prefill engines, or of plain workers without decode engines.
     #[arg(long, default_value_t = 8, env = "MOONGATE_LOADTEST_PREFILL")]
     pub prefill: usize,
-    /// Decode engines.
+    /// Number of decode engines; without any, the others are plain workers.
     #[arg(long, default_value_t = 4, env = "MOONGATE_LOADTEST_DECODE")]
     pub decode: usize,
-    /// Runs with different arrivals; the figures are their mean.
+    /// Number of runs with different arrivals; the results are their mean.
     #[arg(long, default_value_t = 2, env = "MOONGATE_LOADTEST_SEEDS")]
     pub seeds: u64,
     /// Seed of the first run; the next run has the next seed.
     #[arg(long, default_value_t = 1, env = "MOONGATE_LOADTEST_FIRST_SEED")]
     pub first_seed: u64,
-    /// Gateways, each with a scheduler of its own.
+    /// Number of gateways, each with a scheduler of its own.
     #[arg(long, default_value_t = 1, env = "MOONGATE_LOADTEST_GATEWAYS")]
     pub gateways: usize,
-    /// Device cache of one engine in tokens.
+    /// Device cache per engine in tokens.
     #[arg(long, default_value_t = 360_000, env = "MOONGATE_LOADTEST_L1_TOKENS")]
     pub l1_tokens: u64,
-    /// Host cache of one engine in tokens; 0 is none, and then there is no shared store either.
+    /// Host cache per engine in tokens; 0 disables it, and the shared store with it.
     #[arg(long, default_value_t = 1_662_000, env = "MOONGATE_LOADTEST_L2_TOKENS")]
     pub l2_tokens: u64,
-    /// Shared store in tokens; 0 is none.
+    /// Shared store in tokens; 0 disables it.
     #[arg(long, default_value_t = 8_700_000, env = "MOONGATE_LOADTEST_L3_TOKENS")]
     pub l3_tokens: u64,
-    /// What one engine reads from the shared store, in GB per second.
+    /// Read bandwidth of one engine from the shared store, in GB per second.
     #[arg(long, default_value_t = 20.0, env = "MOONGATE_LOADTEST_L3_GBPS")]
     pub l3_gbps: f64,
-    /// Zones over which the prefill engines and the shared store are spread: an engine reads what others' zones have four times as slowly.
+    /// Zones over which the prefill engines and the shared store are spread. Reads from another zone take four times as
+    /// long.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64), env = "MOONGATE_LOADTEST_ZONES")]
     pub zones: u8,
-    /// The gateways do not know who is in which zone.
-    #[arg(long, env = "MOONGATE_LOADTEST_UNKNOWN_ZONES")]
-    pub unknown_zones: bool,
+    /// Hide the zones of engines and store from the gateways.
+    #[arg(long, env = "MOONGATE_LOADTEST_HIDE_ZONES")]
+    pub hide_zones: bool,
     /// When an engine stops waiting for the shared store.
     #[arg(long, value_enum, default_value = "wait_complete", env = "MOONGATE_LOADTEST_PREFETCH")]
     pub prefetch: SimPrefetchPolicy,
-    /// Spread of computation times: standard deviation of their logarithm.
+    /// Variation of computation times: standard deviation of their logarithm.
     #[arg(long, default_value_t = 0.0, env = "MOONGATE_LOADTEST_NOISE")]
     pub noise: f64,
-    /// How many times slower the first prefill engine is.
+    /// Slowdown of the first prefill engine.
     #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_SLOW_ENGINE")]
     pub slow_engine: f64,
-    /// How many times faster all prefill engines are.
+    /// Speed of all prefill engines relative to the calibrated one.
     #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_ENGINE_SPEED")]
     pub engine_speed: f64,
     /// Bytes of KV cache per token.
     #[arg(long, default_value_t = 192_512, env = "MOONGATE_LOADTEST_KV_BYTES")]
     pub kv_bytes: u64,
-    /// Milliseconds between two readings of the engines' load; 0 is never.
+    /// Milliseconds between two polls of the engines' load; 0 disables polling.
     #[arg(long, default_value_t = 100.0, env = "MOONGATE_LOADTEST_POLL_MS")]
     pub poll_ms: f64,
-    /// Seconds until a change of a cache is known to the gateways.
+    /// Delay in seconds until the gateways receive a change of a cache.
     #[arg(long, default_value_t = 0.0, env = "MOONGATE_LOADTEST_INDEX_LAG")]
     pub index_lag: f64,
-    /// Which waiting prompt an engine computes next.
+    /// Order in which an engine computes waiting prompts.
     #[arg(long, value_enum, default_value = "fcfs", env = "MOONGATE_LOADTEST_ENGINE_ORDER")]
     pub engine_order: EngineQueueOrder,
-    /// With --engine-order priority and a policy that sets none: the share of a request's time of arrival in it.
+    /// With --engine-order priority and a policy that sets none: share of a request's arrival time in its priority.
     #[arg(long, default_value_t = 0.1, env = "MOONGATE_LOADTEST_PRIORITY_AGEING")]
     pub priority_ageing: f64,
     /// Let a prefill pass take tokens of several prompts.
     #[arg(long, env = "MOONGATE_LOADTEST_PACKED")]
     pub packed: bool,
-    /// An engine that is away: ENGINE@SECONDS+SECONDS, prefill engines counted first. May be given several times.
-    #[arg(long, value_delimiter = ',', env = "MOONGATE_LOADTEST_FAIL")]
-    pub fail: Vec<EngineOutage>,
-    /// Refused clients come back once, when they are told to.
+    /// Outage of an engine as ENGINE@START+DURATION in seconds; engines are numbered from 0, prefill engines first. May
+    /// be given several times.
+    #[arg(long, value_delimiter = ',', env = "MOONGATE_LOADTEST_OUTAGE")]
+    pub outage: Vec<EngineOutage>,
+    /// Rejected clients retry once, after the time in Retry-After.
     #[arg(long, env = "MOONGATE_LOADTEST_RETRY")]
     pub retry: bool,
-    /// Requests carry their target: twice the computation of the whole prompt, or two seconds.
-    #[arg(long, env = "MOONGATE_LOADTEST_DEADLINES")]
-    pub deadlines: bool,
-    /// Clients of --multiturn.
+    /// Send a TTFT target with each request: twice the computation of the whole prompt, or two seconds.
+    #[arg(long, env = "MOONGATE_LOADTEST_TTFT_TARGETS")]
+    pub ttft_targets: bool,
+    /// Number of clients of --multiturn.
     #[arg(long, default_value_t = 150, env = "MOONGATE_LOADTEST_CLIENTS")]
     pub clients: u32,
-    /// Most requests in flight of --multiturn.
+    /// Maximum number of requests in flight of --multiturn.
     #[arg(long, default_value_t = 4, env = "MOONGATE_LOADTEST_IN_FLIGHT")]
     pub in_flight: u32,
     /// Requests per second of --multiturn.
     #[arg(long, default_value_t = 16.0, env = "MOONGATE_LOADTEST_REQUEST_RATE")]
     pub request_rate: f64,
-    /// Change a setting of the scheduler: NAME=VALUE, such as slack=0.2. May be given several times.
+    /// Override a setting of the scheduler: NAME=VALUE, such as slack=0.2. May be given several times.
     #[arg(long, value_name = "NAME=VALUE", env = "MOONGATE_LOADTEST_SET")]
     pub set: Vec<String>,
-    /// Write a report with plots to this file.
+    /// Write an HTML report with plots to this file.
     #[arg(long, env = "MOONGATE_LOADTEST_REPORT")]
     pub report: Option<PathBuf>,
     /// Write the distribution of times to first token to this file, as SVG.
@@ -171,7 +175,7 @@ pub struct SimulateArgs {
 }
 
 impl SimulateArgs {
-    /// The experiment.
+    /// Converts the arguments to an experiment.
     ///
     /// # Errors
     /// A setting is out of range, or the trace cannot be read.
@@ -206,8 +210,8 @@ impl SimulateArgs {
         })
     }
 
-    fn scheduling(&self) -> anyhow::Result<SchedulerSettings> {
-        with_overrides(&SchedulerSettings::default(), &self.set).context("--set")
+    fn scheduling(&self) -> anyhow::Result<SchedulerOptions> {
+        with_overrides(&SchedulerOptions::default(), &self.set).context("--set")
     }
 
     fn validate(&self) -> anyhow::Result<()> {
@@ -247,8 +251,8 @@ impl SimulateArgs {
             self.in_flight
         );
         let engines = prefill + self.decode;
-        if let Some(failure) = self.fail.iter().find(|failure| failure.engine >= engines) {
-            anyhow::bail!("--fail {}@…: there are only {engines} engines, counted from 0", failure.engine);
+        if let Some(failure) = self.outage.iter().find(|failure| failure.engine >= engines) {
+            anyhow::bail!("--outage {}@…: there are only {engines} engines, numbered from 0", failure.engine);
         }
         Ok(())
     }
@@ -272,26 +276,26 @@ impl SimulateArgs {
             l2_tokens: self.l2_tokens,
             l3_tokens: self.l3_tokens,
             zones: self.zones,
-            zones_known: !self.unknown_zones,
+            zones_known: !self.hide_zones,
             prefetch: self.prefetch,
             packed: self.packed,
             order: self.engine_order,
             priority_ageing: self.priority_ageing,
             noise_sigma: self.noise,
             slow_engine: self.slow_engine,
-            failures: self.fail.clone(),
+            failures: self.outage.clone(),
             gateways: self.gateways,
             poll_s: self.poll_ms / 1_000.0,
             index_lag_s: self.index_lag,
             retry: self.retry,
-            deadlines: self.deadlines,
+            ttft_targets: self.ttft_targets,
             warmup_share: if self.multiturn { 0.0 } else { self.warmup },
             ..settings
         }
     }
 }
 
-/// Runs the experiment and answers what to print. Setting `stop` ends it.
+/// Runs the experiment and returns the text to print. Setting `stop` ends it.
 ///
 /// # Errors
 /// A setting is out of range, the trace cannot be read, the report cannot be written, or the run was stopped.
@@ -303,7 +307,7 @@ pub fn simulate(args: &SimulateArgs, stop: &AtomicBool) -> anyhow::Result<String
             &args.policy,
             &args.scheduling()?,
             &args.all_seeds(),
-            &args.suite_row,
+            &args.suite_filter,
             stop,
         );
     }
@@ -312,10 +316,10 @@ pub fn simulate(args: &SimulateArgs, stop: &AtomicBool) -> anyhow::Result<String
         return Ok(table::calibration(args.seeds));
     }
     let case = args.experiment()?;
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     let standings = run_experiment(&case, stop);
     anyhow::ensure!(!stop.load(Ordering::Relaxed), "stopped");
-    let elapsed = begun.elapsed();
+    let elapsed = started.elapsed();
     let write = |path: &Option<PathBuf>, text: &dyn Fn() -> String| match path {
         Some(path) => {
             std::fs::write(path, text()).with_context(|| format!("cannot write {}", path.display()))
@@ -346,8 +350,8 @@ mod tests {
 
     #[test]
     fn flags_become_a_fleet() {
-        let case =
-            case(&["--prefill=2", "--l3-gbps=3", "--fail=0@60+30", "--policy=random,ideal"]).expect("valid");
+        let case = case(&["--prefill=2", "--l3-gbps=3", "--outage=0@60+30", "--policy=random,ideal"])
+            .expect("valid");
         assert_eq!(case.settings.prefill, 2);
         assert!((case.settings.service.storage_bytes_per_s - 3e9).abs() < 1.0);
         assert_eq!(case.settings.failures, [EngineOutage { engine: 0, at_s: 60.0, for_s: 30.0 }]);
@@ -355,13 +359,13 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_arguments_are_rejected() {
         for flag in [
             "--speed=0",
             "--prefill=0",
             "--prefill=65",
-            "--fail=12@1+1",
-            "--fail=1@x",
+            "--outage=12@1+1",
+            "--outage=1@x",
             "--noise=-1",
             "--gateways=0",
         ] {

@@ -1,4 +1,4 @@
-//! What the gateways know of the caches: the truth, some time late.
+//! The gateways' view of the caches, with a configurable delay.
 
 use std::collections::VecDeque;
 
@@ -7,18 +7,15 @@ use moongate_scheduler::{StoreSiteRun, StoreTokenRun, TierHits};
 use super::lru::BlockChange;
 use super::settings::SimulationOptions;
 
-/// Whose cache has changed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CacheLocation {
-    /// An engine's device memory.
     Device(usize),
-    /// An engine's host memory.
     Host(usize),
-    /// The shared store, by an engine in this zone.
+    /// The shared store, written by an engine in this zone.
     Store(u8),
 }
 
-/// Which engines hold a block, one bit each.
+/// Engines that have a block, one bit each.
 #[derive(Debug, Clone, Copy, Default)]
 struct BlockHolders {
     device: u64,
@@ -27,14 +24,14 @@ struct BlockHolders {
     zone: u8,
 }
 
-/// A table of every block's holders.
+/// Index of the locations of every block.
 #[derive(Debug)]
 pub(crate) struct DelayedCacheIndex {
     holders: Vec<BlockHolders>,
     engines: usize,
     lag_s: f64,
     threshold: u32,
-    /// Changes that the gateways have not heard of.
+    /// Changes that the gateways have not received yet.
     pending_changes: VecDeque<(f64, CacheLocation, BlockChange)>,
 }
 
@@ -49,7 +46,7 @@ impl DelayedCacheIndex {
         }
     }
 
-    /// A cache has changed.
+    /// Records a change of a cache, for later delivery.
     pub(crate) fn record_change(&mut self, now: f64, tier: CacheLocation, change: BlockChange) {
         if self.lag_s > 0.0 {
             self.pending_changes.push_back((now + self.lag_s, tier, change));
@@ -58,10 +55,10 @@ impl DelayedCacheIndex {
         }
     }
 
-    /// Takes in what has become known by `now`.
+    /// Applies the changes whose delay has passed by `now`.
     pub(crate) fn apply_due_changes(&mut self, now: f64) {
-        while let Some(&(at, tier, change)) = self.pending_changes.front() {
-            if at > now {
+        while let Some(&(index, tier, change)) = self.pending_changes.front() {
+            if index > now {
                 break;
             }
             self.pending_changes.pop_front();
@@ -70,24 +67,24 @@ impl DelayedCacheIndex {
     }
 
     fn apply(&mut self, tier: CacheLocation, change: BlockChange) {
-        let (block, held) = match change {
+        let (block, cached) = match change {
             BlockChange::Added(block) => (block, true),
             BlockChange::Evicted(block) => (block, false),
         };
         let holders = &mut self.holders[block as usize];
         let set = |mask: &mut u64, engine: usize| {
             let bit = 1 << engine;
-            *mask = if held { *mask | bit } else { *mask & !bit };
+            *mask = if cached { *mask | bit } else { *mask & !bit };
         };
         match tier {
             CacheLocation::Device(engine) => set(&mut holders.device, engine),
             CacheLocation::Host(engine) => set(&mut holders.host, engine),
-            CacheLocation::Store(zone) => (holders.store, holders.zone) = (held, zone),
+            CacheLocation::Store(zone) => (holders.store, holders.zone) = (cached, zone),
         }
     }
 
-    /// Hits of a prompt of `input_tokens` in `blocks` of `block_tokens`, on every engine, in `hits`; one entry per
-    /// prefill engine. Answers which runs the store holds, and in which zones.
+    /// Computes the hits of a prompt of `input_tokens` in `blocks` of `block_tokens` on every engine, one entry per
+    /// prefill engine in `hits`. Returns the runs in the store and their zones.
     pub(crate) fn predict(
         &self,
         blocks: &[u32],
@@ -95,7 +92,7 @@ impl DelayedCacheIndex {
         input_tokens: u32,
         hits: &mut [TierHits],
     ) -> (Vec<StoreTokenRun>, Vec<StoreSiteRun>) {
-        // At least one token is left to compute.
+        // At least one token must be computed.
         let usable = input_tokens.saturating_sub(1);
         let tokens =
             |count: usize| usable.min(u32::try_from(count).unwrap_or(u32::MAX).saturating_mul(block_tokens));
@@ -103,15 +100,15 @@ impl DelayedCacheIndex {
         let (mut on_device, mut local) = (all, all);
         let (mut runs, mut sites): (Vec<StoreTokenRun>, Vec<StoreSiteRun>) = Default::default();
         let mut end_of_run = false;
-        for (at, &block) in blocks.iter().enumerate() {
+        for (index, &block) in blocks.iter().enumerate() {
             let holders = self.holders[block as usize];
-            for_each_set_bit(on_device & !holders.device, |engine| hits[engine].l1_tokens = tokens(at));
+            for_each_set_bit(on_device & !holders.device, |engine| hits[engine].l1_tokens = tokens(index));
             on_device &= holders.device;
             let own = holders.device | holders.host;
-            for_each_set_bit(local & !own, |engine| hits[engine].l2_tokens = tokens(at));
+            for_each_set_bit(local & !own, |engine| hits[engine].l2_tokens = tokens(index));
             local &= own;
             if holders.store {
-                let (first, last) = (tokens(at), tokens(at + 1));
+                let (first, last) = (tokens(index), tokens(index + 1));
                 match runs.last_mut() {
                     Some(run) if !end_of_run => run.tokens = last - run.first_token,
                     _ => runs.push(StoreTokenRun { first_token: first, tokens: last - first }),
@@ -124,7 +121,7 @@ impl DelayedCacheIndex {
             }
             end_of_run = !holders.store;
             if holders.device | holders.host == 0 && !holders.store {
-                // Nobody has this block: nothing behind it can be used.
+                // No cache has this block: later blocks are not usable.
                 break;
             }
         }
@@ -141,7 +138,7 @@ impl DelayedCacheIndex {
     }
 }
 
-/// Calls `act` with the number of every set bit.
+/// Calls `act` with the index of every set bit.
 fn for_each_set_bit(mut bits: u64, mut act: impl FnMut(usize)) {
     while bits != 0 {
         act(bits.trailing_zeros() as usize);
@@ -184,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn what_happened_is_known_later() {
+    fn changes_are_visible_after_the_delay() {
         let mut view = view(2.0);
         view.record_change(1.0, CacheLocation::Store(0), BlockChange::Added(0));
         let hit = |view: &DelayedCacheIndex| {

@@ -8,28 +8,26 @@ use super::cache_index::{CacheLocation, DelayedCacheIndex};
 use super::lru::{BlockChange, BlockLru};
 use super::settings::SimulationOptions;
 
-/// One engine's own two levels.
+/// The two cache levels of one engine.
 #[derive(Debug)]
 struct LocalCaches {
     device: BlockLru,
     host: BlockLru,
 }
 
-/// Every cache there is, and what the gateways know of it.
+/// All caches, and the gateways' view of them.
 #[derive(Debug)]
 pub(crate) struct SimulatedCaches {
     /// One per engine, or a single one that all share.
     engines: Vec<LocalCaches>,
     store: BlockLru,
-    /// In which zone's part of the store each block was last put.
+    /// Zone in which each block was last put into the store.
     zones: Vec<u8>,
-    /// The zone of each engine.
     of_engines: Vec<u8>,
-    /// Tokens of each block.
     tokens: Arc<[u32]>,
-    /// What the gateways believe.
+    /// The gateways' delayed view of the caches.
     pub(crate) gateway_index: DelayedCacheIndex,
-    /// Blocks that were new to a host cache and go to the store; kept to reuse the allocation.
+    /// Blocks that were new to a host cache and are written to the store; reused to avoid allocations.
     written: Vec<u32>,
 }
 
@@ -45,7 +43,7 @@ impl SimulatedCaches {
         } else {
             (0..settings.prefill).map(|_| own()).collect()
         };
-        // The store is reached through the host cache only.
+        // Engines access the store only through the host cache.
         let store_tokens = if settings.l2_tokens == 0 { 0 } else { settings.l3_tokens };
         let store = BlockLru::new(store_tokens, blocks);
         let gateway_index = DelayedCacheIndex::new(settings, blocks);
@@ -65,7 +63,7 @@ impl SimulatedCaches {
         engine.min(self.engines.len() - 1)
     }
 
-    /// Blocks of a prompt that an engine holds: on the device, and in all.
+    /// Leading blocks of a prompt that an engine has: on the device, and in all.
     pub(crate) fn local_prefix(&self, engine: usize, blocks: &[u32]) -> (usize, usize) {
         let engine = self.slot(engine);
         let own = &self.engines[engine];
@@ -76,12 +74,12 @@ impl SimulatedCaches {
         (device, device + more)
     }
 
-    /// How many of `blocks` the store holds, from the first on.
+    /// Number of leading `blocks` that the store has.
     pub(crate) fn stored_prefix(&self, blocks: &[u32]) -> usize {
         self.store.leading(blocks)
     }
 
-    /// An engine has looked `blocks` up in its own caches.
+    /// Marks `blocks` as used by a lookup in an engine's own caches.
     pub(crate) fn touch_local(&mut self, engine: usize, blocks: &[u32]) {
         let engine = self.slot(engine);
         let own = &mut self.engines[engine];
@@ -89,13 +87,13 @@ impl SimulatedCaches {
         own.host.touch(blocks);
     }
 
-    /// Somebody has asked the store for `blocks`. Mooncake's master renews the lease of a key that is asked for, and
-    /// evicts by lease.
+    /// Marks `blocks` as used by a lookup in the store. Mooncake's master renews the lease of a key that is looked up,
+    /// and evicts by lease.
     pub(crate) fn touch_store(&mut self, blocks: &[u32]) {
         self.store.touch(blocks);
     }
 
-    /// How much longer than from nearby an engine reads these blocks from the store.
+    /// Time factor of an engine's read of these blocks from the store.
     pub(crate) fn network_distance(
         &self,
         blocks: &[u32],
@@ -110,15 +108,15 @@ impl SimulatedCaches {
         network_distance(&tokens, &sites, &settings.topology_place(engine))
     }
 
-    /// Blocks arrived from the store in an engine's host cache, behind those that it already had.
+    /// Inserts blocks fetched from the store into an engine's host cache, after those that it already had.
     pub(crate) fn insert_fetched(&mut self, now: f64, engine: usize, blocks: &[u32]) {
         let engine = self.slot(engine);
         let view = &mut self.gateway_index;
-        let tell = |change| view.record_change(now, CacheLocation::Host(engine), change);
-        self.engines[engine].host.put(blocks, &self.tokens, tell);
+        let on_change = |change| view.record_change(now, CacheLocation::Host(engine), change);
+        self.engines[engine].host.put(blocks, &self.tokens, on_change);
     }
 
-    /// An engine has computed a prompt: it is on the device, copied to the host and written through to the store.
+    /// Inserts a computed prompt: on the device, copied to the host and written through to the store.
     pub(crate) fn insert_computed(&mut self, now: f64, engine: usize, blocks: &[u32]) {
         let zone = self.of_engines[engine];
         let engine = self.slot(engine);
@@ -146,7 +144,7 @@ impl SimulatedCaches {
         });
     }
 
-    /// An engine has died with what it held.
+    /// Clears the caches of an engine that has failed.
     pub(crate) fn clear_engine(&mut self, now: f64, engine: usize) {
         let view = &mut self.gateway_index;
         let own = &mut self.engines[engine];

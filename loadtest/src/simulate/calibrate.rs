@@ -1,7 +1,7 @@
-//! Proof that the engine model is right: one engine without routing must show what a published benchmark measured.
+//! Validation of the engine model: one engine without routing must match a published benchmark.
 //!
 //! The benchmark is SGLang's `bench_multiturn.py` on Qwen3-235B-A22B on four H20 cards with HiCache and a Mooncake
-//! store: 150 clients, 10 rounds of 2,048 tokens, 4 in flight, 16 requests per second, rounds in step.
+//! store: 150 clients, 10 rounds of 2,048 tokens, 4 in flight, 16 requests per second, rounds in lockstep.
 
 use std::sync::atomic::AtomicBool;
 
@@ -13,19 +13,17 @@ use super::settings::SimulationOptions;
 
 /// Host cache of the benchmark: 80 GB on each of four ranks, at 192,512 bytes per token.
 const HOST_TOKENS: u64 = 1_662_000;
-/// What the benchmark's store of 500 GiB held in effect.
+/// Effective capacity in tokens of the benchmark's store of 500 GiB.
 const STORE_TOKENS: u64 = 2_170_000;
 
 /// One row of the published table.
 #[derive(Debug, Clone, Copy)]
 pub struct PublishedMeasurement {
-    /// Which caches were on.
     pub caches: &'static str,
     /// Mean time to first token.
     pub ttft_mean_s: f64,
-    /// Its 90th percentile.
+    /// 90th percentile of the time to first token.
     pub ttft_p90_s: f64,
-    /// Prompt tokens per second.
     pub input_tokens_per_s: f64,
     /// Share of the prompt tokens that were reused.
     pub hit: f64,
@@ -33,7 +31,6 @@ pub struct PublishedMeasurement {
     l3_tokens: u64,
 }
 
-/// The published table.
 pub const PUBLISHED_MEASUREMENTS: [PublishedMeasurement; 3] = [
     PublishedMeasurement {
         caches: "L1",
@@ -65,7 +62,7 @@ pub const PUBLISHED_MEASUREMENTS: [PublishedMeasurement; 3] = [
 ];
 
 impl PublishedMeasurement {
-    /// The engine that it was measured on.
+    /// Settings of the measured engine.
     pub(crate) fn settings(&self) -> SimulationOptions {
         SimulationOptions {
             l2_tokens: self.l2_tokens,
@@ -75,7 +72,7 @@ impl PublishedMeasurement {
     }
 }
 
-/// The same with the simulated engine, as the mean over this many seeds.
+/// Simulates this row; returns the mean over this many seeds.
 #[must_use]
 pub fn calibrate(row: &PublishedMeasurement, seeds: u64) -> SimulationSummary {
     let settings = row.settings();
@@ -94,9 +91,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_engine_shows_what_was_measured() {
+    fn simulated_engine_matches_the_measurements() {
         for row in &PUBLISHED_MEASUREMENTS {
-            // Without optimisation fewer seeds have to do.
+            // Fewer seeds suffice for an unoptimized build, which is slow.
             let shown = calibrate(row, if cfg!(debug_assertions) { 3 } else { 8 });
             let line = format!(
                 "{}: mean {:.2} for {:.2}, p90 {:.2} for {:.2}, {:.0} for {:.0} tokens/s, hit {:.4} for {:.4}",

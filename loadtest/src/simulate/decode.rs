@@ -1,32 +1,30 @@
-//! A decode engine: a batch that generates in step, and a queue for what does not fit.
+//! A decode engine: a batch that generates in lockstep, and a queue for sequences that do not fit.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::settings::SimulationOptions;
 
-/// A request to generate.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DecodeSequence {
     pub(crate) attempt: u32,
     /// Tokens that it occupies when it is complete.
     pub(crate) tokens: u64,
-    /// Tokens still to generate.
     pub(crate) output_tokens: u32,
 }
 
-/// The engine. All sequences of the batch make one token per step; a step takes longer the more there are.
+/// All sequences of the batch generate one token per step; a step takes longer the more there are.
 #[derive(Debug, Default)]
 pub(crate) struct DecodeEngine {
-    /// Handed over, but without room yet.
+    /// Received, but without capacity yet.
     waiting: VecDeque<DecodeSequence>,
-    /// By the step after which they end.
+    /// Ordered by the step after which they end.
     batch: BinaryHeap<Reverse<(u64, u32, u64)>>,
     used_tokens: u64,
-    /// Steps made up to `since`, with the fraction of the one under way.
+    /// Steps done up to `since`, including the fraction of the current one.
     steps: f64,
     since: f64,
-    /// Goes up whenever the batch changes, so that an outdated end is not taken for one.
+    /// Incremented whenever the batch changes, so that outdated end events are ignored.
     pub(crate) batch_epoch: u32,
     pub(crate) down: bool,
 }
@@ -43,22 +41,21 @@ impl DecodeEngine {
         self.since = now;
     }
 
-    /// Sequences that generate, those that wait, and the tokens of the former.
+    /// Number of running and of waiting sequences, and the tokens of the running ones.
     pub(crate) fn load(&self) -> (usize, usize, u64) {
         (self.batch.len(), self.waiting.len(), self.used_tokens)
     }
 
-    /// Takes a sequence in.
     pub(crate) fn add(&mut self, sequence: DecodeSequence) {
         self.waiting.push_back(sequence);
     }
 
-    /// Lets those who wait in, as far as there is room; they are put in `joined`.
+    /// Starts waiting sequences as far as there is capacity, and appends them to `joined`.
     pub(crate) fn admit(&mut self, now: f64, settings: &SimulationOptions, joined: &mut Vec<u32>) {
         while let Some(&next) = self.waiting.front() {
             let full = self.batch.len() >= settings.max_running
                 || self.used_tokens + next.tokens > settings.decode_tokens;
-            // One that is larger than the engine goes alone.
+            // A sequence larger than the engine runs alone.
             if full && !self.batch.is_empty() {
                 return;
             }
@@ -72,13 +69,13 @@ impl DecodeEngine {
         }
     }
 
-    /// When the next sequence ends.
+    /// Time at which the next sequence ends.
     pub(crate) fn next_end(&self, settings: &SimulationOptions) -> Option<f64> {
         let &Reverse((last_step, _, _)) = self.batch.peek()?;
         Some(self.since + f64::max(0.0, last_step as f64 - self.steps) * self.step_s(settings))
     }
 
-    /// Takes out the sequences that have ended; they are put in `done`.
+    /// Removes the sequences that have ended and appends them to `done`.
     pub(crate) fn remove_finished(&mut self, now: f64, settings: &SimulationOptions, done: &mut Vec<u32>) {
         self.advance(now, settings);
         while let Some(&Reverse((last_step, attempt, tokens))) = self.batch.peek() {
@@ -93,7 +90,7 @@ impl DecodeEngine {
         }
     }
 
-    /// The engine dies. Answers whose sequences are lost.
+    /// Fails the engine. Returns the attempts whose sequences are lost.
     pub(crate) fn fail(&mut self) -> Vec<u32> {
         self.down = true;
         self.batch_epoch += 1;
@@ -129,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_fit_waits() {
+    fn sequence_without_capacity_waits() {
         let settings = SimulationOptions { decode_tokens: 1_500, ..SimulationOptions::eight_plus_four() };
         let mut engine = DecodeEngine::default();
         let mut joined = Vec::new();

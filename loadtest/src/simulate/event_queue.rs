@@ -1,34 +1,33 @@
-//! What happens when.
+//! The event queue of the simulation.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-/// Something that happens at a time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum SimulationEvent {
     /// A request reaches a gateway.
     RequestArrived(u32),
-    /// A read from the shared store ends: engine, turn, life.
+    /// A read from the shared store ends: engine, read, engine epoch.
     FetchEnded(u32, u32, u32),
-    /// An engine may begin a pass.
+    /// An engine may start a pass.
     StartPass(u32),
-    /// An engine's pass ends: engine, life.
+    /// An engine's pass ends: engine, engine epoch.
     PassEnded(u32, u32),
     /// A prompt's KV cache has reached the decode engine: attempt.
     KvTransferred(u32),
-    /// A sequence ends: decode engine, turn.
+    /// A sequence ends: decode engine, batch epoch.
     SequenceEnded(u32, u32),
-    /// Gateways read the engines' load.
+    /// Gateways poll the engines' load.
     Poll,
-    /// A gateway's scheduler wanted to be called: gateway, serial number of the wish.
+    /// A gateway's scheduler requested a poll: gateway, serial number of the request.
     SchedulerWakeup(u32, u32),
-    /// The closed loop's sender looks what it can send.
+    /// The sender of the closed loop checks what it can send.
     SenderTick,
-    /// A request leaves the closed loop's books.
+    /// A request of the closed loop frees its in-flight slot.
     InFlightSlotFreed(u32),
-    /// An engine dies; counted as in `Failure`.
+    /// An engine fails: index of the outage.
     EngineFailed(u32),
-    /// … and comes back.
+    /// An engine recovers: index of the outage.
     EngineRecovered(u32),
 }
 
@@ -40,7 +39,7 @@ struct ScheduledEvent {
 }
 
 impl Ord for ScheduledEvent {
-    /// The earliest is the greatest; of equal times, the one that was planned first.
+    /// The earliest is the greatest; of equal times, the one that was scheduled first.
     fn cmp(&self, other: &Self) -> Ordering {
         other.at.total_cmp(&self.at).then(other.serial.cmp(&self.serial))
     }
@@ -60,7 +59,7 @@ impl PartialEq for ScheduledEvent {
 
 impl Eq for ScheduledEvent {}
 
-/// The plan of what is to come.
+/// Scheduled events in order of time.
 #[derive(Debug, Default)]
 pub(crate) struct SimulationEventQueue {
     heap: BinaryHeap<ScheduledEvent>,

@@ -1,4 +1,4 @@
-//! Fetching pages from the shared store: one queue per engine, one read at a time, as SGLang's prefetch thread works.
+//! Fetching pages from the shared store: one queue per engine, one read at a time, as in SGLang's prefetch thread.
 
 use std::collections::VecDeque;
 
@@ -7,13 +7,13 @@ use crate::engine::EngineTimeModel;
 /// One prompt's pages to fetch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BlockFetch {
-    /// For whom.
+    /// Attempt that needs the blocks.
     pub(crate) attempt: u32,
-    /// How many blocks, behind those that the engine has.
+    /// Number of blocks, after those that the engine has.
     pub(crate) blocks: u32,
-    /// Their tokens.
+    /// Number of tokens in these blocks.
     pub(crate) tokens: u32,
-    /// How much longer than from nearby they take.
+    /// Time factor of the read, by the location of the blocks.
     pub(crate) network_distance: f32,
 }
 
@@ -24,17 +24,16 @@ struct ActiveFetch {
     duration: f64,
 }
 
-/// The queue.
 #[derive(Debug, Default)]
 pub(crate) struct StoreFetchQueue {
     waiting: VecDeque<BlockFetch>,
     active: Option<ActiveFetch>,
-    /// Goes up with every read, so that the end of an abandoned one is not taken for the current one's.
+    /// Incremented with every read, so that the end of an abandoned one is ignored.
     epoch: u32,
 }
 
 impl StoreFetchQueue {
-    /// Adds a read. If it begins at once, says when it ends and its turn.
+    /// Adds a read. If it starts at once, returns its end and epoch.
     pub(crate) fn add(
         &mut self,
         now: f64,
@@ -42,11 +41,11 @@ impl StoreFetchQueue {
         service: &EngineTimeModel,
     ) -> Option<(f64, u32)> {
         self.waiting.push_back(fetch);
-        self.begin(now, service)
+        self.start_next(now, service)
     }
 
-    /// Begins the next read if none is under way; says when it ends and its turn.
-    pub(crate) fn begin(&mut self, now: f64, service: &EngineTimeModel) -> Option<(f64, u32)> {
+    /// Starts the next read if none is running; returns its end and epoch.
+    pub(crate) fn start_next(&mut self, now: f64, service: &EngineTimeModel) -> Option<(f64, u32)> {
         if self.active.is_some() {
             return None;
         }
@@ -58,15 +57,15 @@ impl StoreFetchQueue {
         Some((now + duration, self.epoch))
     }
 
-    /// The read of `turn` has ended; `None` if it was abandoned.
-    pub(crate) fn complete(&mut self, turn: u32) -> Option<BlockFetch> {
-        if turn != self.epoch {
+    /// Completes the read of epoch `turn`; `None` if it was abandoned.
+    pub(crate) fn complete(&mut self, epoch: u32) -> Option<BlockFetch> {
+        if epoch != self.epoch {
             return None;
         }
         self.active.take().map(|active| active.fetch)
     }
 
-    /// Gives up what `attempt` waits for; answers how many blocks have arrived.
+    /// Abandons the read of `attempt`; returns how many blocks have arrived.
     pub(crate) fn abandon(&mut self, now: f64, attempt: u32, service: &EngineTimeModel) -> u32 {
         if let Some(active) = self.active.filter(|active| active.fetch.attempt == attempt) {
             self.active = None;
@@ -79,7 +78,7 @@ impl StoreFetchQueue {
         0
     }
 
-    /// The engine has died.
+    /// Drops all reads after a failure of the engine.
     pub(crate) fn clear(&mut self) {
         self.waiting.clear();
         self.active = None;
@@ -98,16 +97,16 @@ mod tests {
             storage_latency_s: 0.5,
             ..EngineTimeModel::default()
         };
-        let mut nic = StoreFetchQueue::default();
+        let mut queue = StoreFetchQueue::default();
         let fetch = |attempt| BlockFetch { attempt, blocks: 4, tokens: 2_000, network_distance: 1.0 };
-        let (ends, first) = nic.add(0.0, fetch(1), &service).expect("begins");
+        let (ends, first) = queue.add(0.0, fetch(1), &service).expect("begins");
         assert!((ends - 2.5).abs() < 1e-9);
-        assert!(nic.add(0.1, fetch(2), &service).is_none());
-        assert_eq!(nic.abandon(1.5, 1, &service), 2);
-        let (ends, second) = nic.begin(1.5, &service).expect("the next begins");
+        assert!(queue.add(0.1, fetch(2), &service).is_none());
+        assert_eq!(queue.abandon(1.5, 1, &service), 2);
+        let (ends, second) = queue.start_next(1.5, &service).expect("the next read starts");
         assert!((ends - 4.0).abs() < 1e-9);
-        assert!(nic.complete(first).is_none());
-        assert_eq!(nic.complete(second).map(|fetch| fetch.attempt), Some(2));
-        assert_eq!(nic.abandon(5.0, 7, &service), 0);
+        assert!(queue.complete(first).is_none());
+        assert_eq!(queue.complete(second).map(|fetch| fetch.attempt), Some(2));
+        assert_eq!(queue.abandon(5.0, 7, &service), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! The engines as one machine: what a gateway can ask of them, and what happens then.
+//! The engines as one state machine: operations for gateways, and handling of events.
 
 use super::caches::SimulatedCaches;
 use super::decode::{DecodeEngine, DecodeSequence};
@@ -8,33 +8,32 @@ use super::prefill::{DelayedWork, PrefillEngine, PrefillResult, PromptBlocks};
 use super::settings::SimulationOptions;
 use super::workload::{ArrivalMode, SimulatedWorkload};
 
-/// One try to serve a request.
+/// One attempt to serve a request.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SimulatedAttempt {
     pub(crate) request: u32,
     pub(crate) prefill: usize,
     pub(crate) decode: usize,
     pub(crate) computed: PrefillResult,
-    /// Lost with an engine; what is still planned for it does not happen.
+    /// Lost with an engine; its scheduled events are ignored.
     lost: bool,
 }
 
-/// What the engines tell of an attempt.
+/// Notifications from the engines about attempts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FleetNotification {
-    /// An engine has computed its prompt. A gateway does not see this where the KV cache is handed over.
+    /// An engine has computed the prompt. With a transfer to a decode, gateways do not observe this.
     Computed(u32),
-    /// The client has its first token.
+    /// The client has received its first token.
     FirstToken(u32),
-    /// The answer is complete.
     Finished(u32),
-    /// An engine died with it: attempt, engine as in `Failure`.
+    /// An engine failed while it had the attempt: attempt, engine as in [`EngineOutage`].
     Lost(u32, usize),
-    /// An engine has died or is back: engine as in `Failure`, whether it is up.
+    /// An engine has failed or recovered: engine as in [`EngineOutage`], whether it is up.
     AvailabilityChanged(usize, bool),
 }
 
-/// Engines, caches, clock, and the record of what happened.
+/// Engines, caches, clock, and the recorded history.
 #[derive(Debug)]
 pub(crate) struct SimulatedFleet<'a> {
     pub(crate) settings: &'a SimulationOptions,
@@ -46,7 +45,7 @@ pub(crate) struct SimulatedFleet<'a> {
     pub(crate) attempts: Vec<SimulatedAttempt>,
     pub(crate) result: SimulationResult,
     pub(crate) source: ArrivalMode,
-    /// What the controlling side has not heard of yet.
+    /// Notifications not delivered to the router yet.
     pub(crate) notifications: Vec<FleetNotification>,
     /// Factor on each request's service time. The same for every policy.
     noise: Vec<f64>,
@@ -77,7 +76,7 @@ impl<'a> SimulatedFleet<'a> {
         }
     }
 
-    /// A new attempt at a request. It does nothing until it is sent.
+    /// Creates an attempt at a request. It has no effect until it is sent.
     pub(crate) fn attempt(&mut self, request: u32) -> u32 {
         let attempt = SimulatedAttempt {
             request,
@@ -112,14 +111,18 @@ impl<'a> SimulatedFleet<'a> {
         self.start_pass(now, prefill);
     }
 
-    /// What an event does to the engines.
+    /// Applies an event to the engines.
     pub(crate) fn handle_event(&mut self, now: f64, event: SimulationEvent) {
         match event {
-            SimulationEvent::FetchEnded(engine, turn, life) => self.fetched(now, engine as usize, turn, life),
+            SimulationEvent::FetchEnded(engine, epoch, engine_epoch) => {
+                self.fetched(now, engine as usize, epoch, engine_epoch)
+            }
             SimulationEvent::StartPass(engine) => self.start_pass(now, engine as usize),
-            SimulationEvent::PassEnded(engine, life) => self.finish_pass(now, engine as usize, life),
+            SimulationEvent::PassEnded(engine, engine_epoch) => {
+                self.finish_pass(now, engine as usize, engine_epoch)
+            }
             SimulationEvent::KvTransferred(attempt) => self.handed_over(now, attempt),
-            SimulationEvent::SequenceEnded(engine, turn) => self.decoded(now, engine as usize, turn),
+            SimulationEvent::SequenceEnded(engine, epoch) => self.decoded(now, engine as usize, epoch),
             SimulationEvent::EngineFailed(engine) => self.fail_engine(now, engine as usize),
             SimulationEvent::EngineRecovered(engine) => self.recover_engine(engine as usize),
             SimulationEvent::RequestArrived(_)
@@ -130,7 +133,7 @@ impl<'a> SimulatedFleet<'a> {
         }
     }
 
-    /// A request is over. Whoever waits for its end comes now, or when it is due.
+    /// Ends a request. Requests that wait for its end arrive now, or when they are due.
     pub(crate) fn finish(&mut self, now: f64, request: u32, state: SimulatedOutcome) {
         self.result.record_end(now, request, state);
         for &next in self.workload.successors(request) {
@@ -139,21 +142,21 @@ impl<'a> SimulatedFleet<'a> {
         }
     }
 
-    fn fetched(&mut self, now: f64, engine: usize, turn: u32, life: u32) {
+    fn fetched(&mut self, now: f64, engine: usize, epoch: u32, engine_epoch: u32) {
         let prefill = &mut self.prefills[engine];
-        if prefill.epoch != life {
+        if prefill.epoch != engine_epoch {
             return;
         }
-        if let Some(arrived) = prefill.fetched(now, turn, self.settings, &mut self.delayed) {
+        if let Some(arrived) = prefill.fetched(now, epoch, self.settings, &mut self.delayed) {
             let request = self.attempts[arrived.attempt as usize].request;
             let blocks = self.workload.blocks(request);
-            let (behind, count) = (arrived.preceding_blocks as usize, arrived.blocks as usize);
-            self.caches.insert_fetched(now, engine, &blocks[behind..behind + count]);
+            let (preceding, count) = (arrived.preceding_blocks as usize, arrived.blocks as usize);
+            self.caches.insert_fetched(now, engine, &blocks[preceding..preceding + count]);
         }
         self.start_pass(now, engine);
     }
 
-    /// Begins a pass if the engine is idle and somebody's turn has come.
+    /// Starts a pass if the engine is idle and a prompt is ready.
     fn start_pass(&mut self, now: f64, engine: usize) {
         let prefill = &mut self.prefills[engine];
         if prefill.idle() {
@@ -162,34 +165,34 @@ impl<'a> SimulatedFleet<'a> {
                 let request = self.attempts[next.attempt() as usize].request;
                 let prompt = prompt(self.workload, request);
                 if next.new > 0 {
-                    let behind = next.preceding_blocks() as usize;
+                    let preceding = next.preceding_blocks() as usize;
                     self.caches.insert_fetched(
                         now,
                         engine,
-                        &prompt.blocks[behind..behind + next.new as usize],
+                        &prompt.blocks[preceding..preceding + next.new as usize],
                     );
                 }
                 prefill.admit(&next, prompt, self.noise[request as usize], &mut self.caches, self.settings);
             }
             if let Some(seconds) = prefill.start_pass(self.settings) {
-                let (engine, life) = (number(engine), prefill.epoch);
-                self.events.schedule(now + seconds, SimulationEvent::PassEnded(engine, life));
+                let (engine, engine_epoch) = (number(engine), prefill.epoch);
+                self.events.schedule(now + seconds, SimulationEvent::PassEnded(engine, engine_epoch));
             }
         }
-        let life = prefill.epoch;
+        let engine_epoch = prefill.epoch;
         for later in self.delayed.drain(..) {
-            let (at, event) = match later {
-                DelayedWork::Fetched(at, turn) => {
-                    (at, SimulationEvent::FetchEnded(number(engine), turn, life))
+            let (time, event) = match later {
+                DelayedWork::Fetched(time, epoch) => {
+                    (time, SimulationEvent::FetchEnded(number(engine), epoch, engine_epoch))
                 }
-                DelayedWork::Begin(at) => (at, SimulationEvent::StartPass(number(engine))),
+                DelayedWork::Begin(time) => (time, SimulationEvent::StartPass(number(engine))),
             };
-            self.events.schedule(at, event);
+            self.events.schedule(time, event);
         }
     }
 
-    fn finish_pass(&mut self, now: f64, engine: usize, life: u32) {
-        if self.prefills[engine].epoch != life {
+    fn finish_pass(&mut self, now: f64, engine: usize, engine_epoch: u32) {
+        if self.prefills[engine].epoch != engine_epoch {
             return;
         }
         let mut done = std::mem::take(&mut self.done);
@@ -207,8 +210,8 @@ impl<'a> SimulatedFleet<'a> {
                 let input = self.workload.requests[request as usize].input_tokens as usize;
                 let new = input - computed.cached_tokens() as usize;
                 let service = &self.settings.service;
-                let at = now + service.transfer_s(service.last_transfer_tokens(input, new));
-                self.events.schedule(at, SimulationEvent::KvTransferred(attempt));
+                let time = now + service.transfer_s(service.last_transfer_tokens(input, new));
+                self.events.schedule(time, SimulationEvent::KvTransferred(attempt));
             }
         }
         self.done = done;
@@ -228,7 +231,7 @@ impl<'a> SimulatedFleet<'a> {
         self.decodes[record.decode].add(DecodeSequence {
             attempt,
             tokens: u64::from(request.input_tokens) + u64::from(request.output_tokens),
-            // The first token came with the prompt's KV cache.
+            // The first token arrived with the prompt's KV cache.
             output_tokens: request.output_tokens.saturating_sub(1),
         });
         self.admit(now, record.decode);
@@ -237,23 +240,23 @@ impl<'a> SimulatedFleet<'a> {
     fn admit(&mut self, now: f64, decode: usize) {
         let engine = &mut self.decodes[decode];
         engine.admit(now, self.settings, &mut self.joined);
-        if let Some(at) = engine.next_end(self.settings) {
-            self.events.schedule(at, SimulationEvent::SequenceEnded(number(decode), engine.batch_epoch));
+        if let Some(time) = engine.next_end(self.settings) {
+            self.events.schedule(time, SimulationEvent::SequenceEnded(number(decode), engine.batch_epoch));
         }
         for attempt in self.joined.drain(..) {
             let record = self.attempts[attempt as usize];
             self.result.record_first_token(now, record.request, &record.computed);
             self.notifications.push(FleetNotification::FirstToken(attempt));
             if let ArrivalMode::Closed(sender) = &mut self.source {
-                let at = now + sender.lag_s(record.computed.service_s);
-                self.events.schedule(at, SimulationEvent::InFlightSlotFreed(record.request));
+                let time = now + sender.lag_s(record.computed.service_s);
+                self.events.schedule(time, SimulationEvent::InFlightSlotFreed(record.request));
             }
         }
     }
 
-    fn decoded(&mut self, now: f64, decode: usize, turn: u32) {
+    fn decoded(&mut self, now: f64, decode: usize, epoch: u32) {
         let engine = &mut self.decodes[decode];
-        if engine.batch_epoch != turn || engine.down {
+        if engine.batch_epoch != epoch || engine.down {
             return;
         }
         let mut done = Vec::new();

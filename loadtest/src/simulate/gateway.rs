@@ -5,8 +5,8 @@ use std::sync::Arc;
 use moongate_scheduler::{
     AttemptId, CacheHitPrediction, EngineCacheParams, EngineRoute, InstanceIndex, InstanceRole, LocationIds,
     ModelIndex, PairingDomain, PolicyName, ReportedLoad, RequestProfile, RoutingDecision, SchedulableFleet,
-    SchedulableInstance, ScheduleRejection, ScheduleRequest, Scheduler, SchedulerEvent as Answer,
-    SchedulerOptions as SchedulerSettings, TierHits, network_distance, tokens_by_site,
+    SchedulableInstance, ScheduleRejection, ScheduleRequest, Scheduler, SchedulerEvent, SchedulerOptions,
+    TierHits, network_distance, tokens_by_site,
 };
 
 use super::event_queue::SimulationEvent;
@@ -16,41 +16,39 @@ use super::run::RequestRouter;
 use super::settings::{SimPrefetchPolicy, SimulationOptions};
 use crate::engine::tokens::mix;
 
-/// A scheduler that wants to be called at once would stop the simulated time.
+/// A scheduler that requests an immediate poll would stop the simulated time.
 const MIN_WAKEUP_DELAY_S: f64 = 0.001;
-/// Most engines tried for one request.
+/// Maximum number of engines tried for one request.
 const MAX_ATTEMPTS: usize = 4;
 
 #[derive(Debug)]
 struct SimulatedGateway {
     scheduler: Scheduler,
     random: fastrand::Rng,
-    /// When it will be called, and the serial number of that plan.
+    /// Time of the next scheduled poll, and its serial number.
     wake_at: f64,
     wake_serial: u32,
-    /// When the predictions of held requests were made.
+    /// When the predictions of queued requests were computed.
     refreshed_s: f64,
-    /// Something has changed since its scheduler was asked.
+    /// Whether anything has changed since its scheduler was polled.
     stale: bool,
 }
 
-/// All gateways.
 #[derive(Debug)]
 pub(crate) struct SimulatedGateways {
     gateways: Vec<SimulatedGateway>,
-    /// Gateway of each attempt.
     of_attempt: Vec<u32>,
     seed: u64,
-    /// Engines tried for the requests that lost one.
+    /// Engines already tried for requests that lost an engine.
     excluded: std::collections::HashMap<u32, Vec<InstanceIndex>>,
-    scheduler_events: Vec<Answer>,
+    scheduler_events: Vec<SchedulerEvent>,
     instances: usize,
 }
 
 impl SimulatedGateways {
     pub(crate) fn new(
         policy: PolicyName,
-        scheduling: &SchedulerSettings,
+        scheduling: &SchedulerOptions,
         settings: &SimulationOptions,
         seed: u64,
     ) -> Self {
@@ -84,7 +82,7 @@ impl SimulatedGateways {
         self.of_attempt.push(u32::try_from(number).unwrap_or(0));
         let prediction = predict(now, request, self.instances, fleet);
         let asked = &fleet.workload.requests[request as usize];
-        let ask = ScheduleRequest {
+        let submission = ScheduleRequest {
             request: RequestProfile {
                 model: ModelIndex(0),
                 input_tokens: asked.input_tokens,
@@ -95,51 +93,53 @@ impl SimulatedGateways {
                 tenant: None,
                 ttft_target: fleet
                     .settings
-                    .deadlines
+                    .ttft_targets
                     .then(|| fleet.settings.ttft_target_s(asked.input_tokens)),
             },
             prediction,
             excluded: self.excluded.get(&request).cloned().unwrap_or_default(),
         };
         let gateway = &mut self.gateways[number as usize];
-        gateway.scheduler.submit(now, AttemptId(u64::from(attempt)), ask);
+        gateway.scheduler.submit(now, AttemptId(u64::from(attempt)), submission);
         self.poll_scheduler(now, number as usize, fleet);
     }
 
-    /// Asks one scheduler what to do, and does it.
+    /// Polls one scheduler and carries out its decisions.
     fn poll_scheduler(&mut self, now: f64, number: usize, fleet: &mut SimulatedFleet<'_>) {
         let gateway = &mut self.gateways[number];
         gateway.stale = false;
         if now - gateway.refreshed_s >= fleet.settings.refresh_s {
-            let held: Vec<AttemptId> = gateway.scheduler.queued().collect();
-            for ticket in held {
-                let request = fleet.attempts[ticket.0 as usize].request;
-                gateway.scheduler.update_prediction(ticket, predict(now, request, self.instances, fleet));
+            let queued: Vec<AttemptId> = gateway.scheduler.queued().collect();
+            for attempt in queued {
+                let request = fleet.attempts[attempt.0 as usize].request;
+                gateway.scheduler.update_prediction(attempt, predict(now, request, self.instances, fleet));
             }
             gateway.refreshed_s = now;
         }
-        let mut answers = std::mem::take(&mut self.scheduler_events);
-        gateway.scheduler.poll(now, gateway.random.u64(..), &mut answers);
-        for answer in answers.drain(..) {
-            match answer {
-                Answer::Send { attempt: ticket, decision } => {
+        let mut events = std::mem::take(&mut self.scheduler_events);
+        gateway.scheduler.poll(now, gateway.random.u64(..), &mut events);
+        for event in events.drain(..) {
+            match event {
+                SchedulerEvent::Send { attempt, decision } => {
                     let engines = engines(decision.route, fleet.settings.prefill);
-                    let priority = priority(ticket, &decision, fleet);
-                    fleet.send(now, u32::try_from(ticket.0).unwrap_or(u32::MAX), engines, priority);
+                    let priority = priority(attempt, &decision, fleet);
+                    fleet.send(now, u32::try_from(attempt.0).unwrap_or(u32::MAX), engines, priority);
                 }
-                Answer::Reject { ticket, rejection: refusal } => reject(now, ticket, &refusal, fleet),
+                SchedulerEvent::Reject { attempt, rejection } => reject(now, attempt, &rejection, fleet),
             }
         }
-        self.scheduler_events = answers;
+        self.scheduler_events = events;
         let gateway = &mut self.gateways[number];
         match gateway.scheduler.next_poll_at() {
-            Some(at) => {
-                let at = at.max(now + MIN_WAKEUP_DELAY_S);
-                if at < gateway.wake_at || gateway.wake_at <= now {
-                    gateway.wake_at = at;
+            Some(time) => {
+                let wake_at = time.max(now + MIN_WAKEUP_DELAY_S);
+                if wake_at < gateway.wake_at || gateway.wake_at <= now {
+                    gateway.wake_at = wake_at;
                     gateway.wake_serial = gateway.wake_serial.wrapping_add(1);
                     let number = u32::try_from(number).unwrap_or(u32::MAX);
-                    fleet.events.schedule(at, SimulationEvent::SchedulerWakeup(number, gateway.wake_serial));
+                    fleet
+                        .events
+                        .schedule(wake_at, SimulationEvent::SchedulerWakeup(number, gateway.wake_serial));
                 }
             }
             None => {
@@ -156,8 +156,8 @@ impl SimulatedGateways {
         let request = fleet.attempts[attempt as usize].request;
         let tried = self.excluded.entry(request).or_default();
         tried.push(InstanceIndex(u32::try_from(engine).unwrap_or(u32::MAX)));
-        let begun = !fleet.result.records[request as usize].first_token_s.is_nan();
-        if begun || tried.len() >= MAX_ATTEMPTS {
+        let started = !fleet.result.records[request as usize].first_token_s.is_nan();
+        if started || tried.len() >= MAX_ATTEMPTS {
             fleet.finish(now, request, SimulatedOutcome::Failed);
         } else {
             self.submit(now, request, fleet);
@@ -204,10 +204,14 @@ impl RequestRouter for SimulatedGateways {
     }
 
     fn on_load_poll(&mut self, now: f64, fleet: &mut SimulatedFleet<'_>) {
-        for at in 0..self.instances {
-            let reported = load_report(at, fleet);
+        for index in 0..self.instances {
+            let reported = load_report(index, fleet);
             for gateway in &mut self.gateways {
-                gateway.scheduler.report(now, InstanceIndex(u32::try_from(at).unwrap_or(u32::MAX)), reported);
+                gateway.scheduler.report(
+                    now,
+                    InstanceIndex(u32::try_from(index).unwrap_or(u32::MAX)),
+                    reported,
+                );
                 gateway.stale = true;
             }
         }
@@ -222,9 +226,9 @@ impl RequestRouter for SimulatedGateways {
     }
 }
 
-fn reject(now: f64, ticket: AttemptId, refusal: &ScheduleRejection, fleet: &mut SimulatedFleet<'_>) {
-    let request = fleet.attempts[ticket.0 as usize].request;
-    match refusal {
+fn reject(now: f64, attempt: AttemptId, rejection: &ScheduleRejection, fleet: &mut SimulatedFleet<'_>) {
+    let request = fleet.attempts[attempt.0 as usize].request;
+    match rejection {
         ScheduleRejection::Overloaded { retry_after } => {
             let record = &mut fleet.result.records[request as usize];
             let first = record.retry_after_s.is_nan();
@@ -243,13 +247,13 @@ fn reject(now: f64, ticket: AttemptId, refusal: &ScheduleRejection, fleet: &mut 
     }
 }
 
-/// What the gateway writes into the request's priority for engines that order by it: what the policy says, or else the computation
-/// in milliseconds and some of the time of arrival, so that nobody waits for ever.
-fn priority(ticket: AttemptId, decision: &RoutingDecision, fleet: &SimulatedFleet<'_>) -> i64 {
+/// Priority that the gateway sends to engines that order by it: the policy's value, or otherwise the computation in
+/// milliseconds plus a share of the arrival time, so that no request starves.
+fn priority(attempt: AttemptId, decision: &RoutingDecision, fleet: &SimulatedFleet<'_>) -> i64 {
     if let Some(priority) = decision.engine_priority {
         return priority;
     }
-    let request = fleet.attempts[ticket.0 as usize].request as usize;
+    let request = fleet.attempts[attempt.0 as usize].request as usize;
     let input = fleet.workload.requests[request].input_tokens as usize;
     let new = usize::try_from(decision.reservation.prefill_tokens).unwrap_or(input).min(input);
     let service =
@@ -258,7 +262,7 @@ fn priority(ticket: AttemptId, decision: &RoutingDecision, fleet: &SimulatedFlee
     (1_000.0 * (service + aged)) as i64
 }
 
-/// The engines of a route, each counted within its kind. On plain workers one engine does both.
+/// The engines of a route, each numbered within its kind. A plain worker has both roles.
 fn engines(route: EngineRoute, prefills: usize) -> (usize, usize) {
     match route {
         EngineRoute::Pair { prefill, decode, .. } => {
@@ -268,7 +272,7 @@ fn engines(route: EngineRoute, prefills: usize) -> (usize, usize) {
     }
 }
 
-/// What the index says of a request's prompt now.
+/// Predicts the hits of a request's prompt from the current index.
 fn predict(now: f64, request: u32, instances: usize, fleet: &mut SimulatedFleet<'_>) -> CacheHitPrediction {
     let workload = fleet.workload;
     let view = &mut fleet.caches.gateway_index;
@@ -277,7 +281,7 @@ fn predict(now: f64, request: u32, instances: usize, fleet: &mut SimulatedFleet<
     let input_tokens = workload.requests[request as usize].input_tokens;
     let (shared, runs) =
         view.predict(workload.blocks(request), workload.block_tokens, input_tokens, &mut per_instance);
-    let farness = if fleet.settings.zones > 1 && fleet.settings.zones_known {
+    let distance = if fleet.settings.zones > 1 && fleet.settings.zones_known {
         let sites = fleet.settings.store_sites();
         let of = |(engine, hits): (usize, &TierHits)| {
             let tokens = tokens_by_site(&runs, sites.len(), hits.l1_tokens + hits.l2_tokens, hits.l3_tokens);
@@ -289,28 +293,28 @@ fn predict(now: f64, request: u32, instances: usize, fleet: &mut SimulatedFleet<
     };
     CacheHitPrediction {
         per_instance,
-        farness,
+        network_distance: distance,
         shared,
         pages: workload.keys(request),
         page_tokens: workload.block_tokens,
     }
 }
 
-/// What an engine says of its load.
-fn load_report(at: usize, fleet: &SimulatedFleet<'_>) -> ReportedLoad {
+/// Load report of an engine.
+fn load_report(index: usize, fleet: &SimulatedFleet<'_>) -> ReportedLoad {
     let count = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let plain = fleet.settings.decode == 0;
     let capacity_tokens =
-        if at < fleet.settings.prefill { fleet.settings.l1_tokens } else { fleet.settings.decode_tokens };
+        if index < fleet.settings.prefill { fleet.settings.l1_tokens } else { fleet.settings.decode_tokens };
     let mut reported = ReportedLoad { capacity_tokens, ..ReportedLoad::default() };
-    if let Some(prefill) = fleet.prefills.get(at) {
+    if let Some(prefill) = fleet.prefills.get(index) {
         let (running, waiting) = prefill.counts();
         reported.running = count(running);
         reported.waiting = count(waiting);
         reported.waiting_uncached_tokens = prefill.waiting_uncached();
         reported.used_tokens = prefill.running_tokens();
     }
-    let decode = if plain { Some(at) } else { at.checked_sub(fleet.settings.prefill) };
+    let decode = if plain { Some(index) } else { index.checked_sub(fleet.settings.prefill) };
     if let Some(decode) = decode.and_then(|decode| fleet.decodes.get(decode)) {
         let (running, waiting, tokens) = decode.load();
         reported.running += count(running);
@@ -320,7 +324,7 @@ fn load_report(at: usize, fleet: &SimulatedFleet<'_>) -> ReportedLoad {
     reported
 }
 
-/// The fleet as discovery would describe it.
+/// The fleet as discovery would report it.
 fn cluster(settings: &SimulationOptions) -> SchedulableFleet {
     let service = &settings.service;
     let cache = EngineCacheParams {
@@ -335,26 +339,26 @@ fn cluster(settings: &SimulationOptions) -> SchedulableFleet {
         },
         prefetch_threshold: settings.prefetch_threshold,
         l2_bytes_per_s: service.host_load_bytes_per_s,
-        // No engine tells how fast it reads from its store.
+        // Engines do not report how fast they read from the store.
         l3_bytes_per_s: EngineCacheParams::default().l3_bytes_per_s,
         kv_bytes_per_token: service.kv_bytes_per_token as f64,
         l2_tokens: settings.l2_tokens,
         max_prefill_tokens: u32::try_from(service.chunk_tokens).unwrap_or(u32::MAX),
     };
-    let instance = |role: InstanceRole, number: usize, place: LocationIds| SchedulableInstance {
+    let instance = |role: InstanceRole, number: usize, location: LocationIds| SchedulableInstance {
         name: format!("{}-{number}", if role == InstanceRole::Decode { "decode" } else { "prefill" }).into(),
         role,
         models: vec![ModelIndex(0)],
         domain: PairingDomain(0),
         dp_size: 1,
-        place,
+        location,
         cache: cache.clone(),
     };
     let entry = if settings.decode == 0 { InstanceRole::Plain } else { InstanceRole::Prefill };
-    let place =
+    let location =
         |number| if settings.zones_known { settings.topology_place(number) } else { LocationIds::default() };
-    let prefills = (0..settings.prefill).map(|number| instance(entry, number, place(number)));
-    // A hand-over takes as long to each of them.
+    let prefills = (0..settings.prefill).map(|number| instance(entry, number, location(number)));
+    // Transfers to all decode engines take equally long.
     let decodes =
         (0..settings.decode).map(|number| instance(InstanceRole::Decode, number, LocationIds::default()));
     SchedulableFleet::new(prefills.chain(decodes).collect())

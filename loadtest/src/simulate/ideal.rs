@@ -1,10 +1,10 @@
-//! Who decides without a scheduler: the one engine of the calibration, and the bound that no scheduler reaches, one
-//! queue before engines that share a cache without bounds.
+//! Routing without a scheduler: the single engine of the calibration, and a bound that no scheduler reaches, one queue
+//! in front of engines that share an unbounded cache.
 
 use super::fleet::{FleetNotification, SimulatedFleet};
 use super::run::RequestRouter;
 
-/// Everything goes to the first engine.
+/// Sends everything to the first engine.
 #[derive(Debug, Default)]
 pub(crate) struct SingleEngineRouter;
 
@@ -20,21 +20,21 @@ impl RequestRouter for SingleEngineRouter {
     fn on_wakeup(&mut self, _: f64, _: usize, _: u32, _: &mut SimulatedFleet<'_>) {}
 }
 
-/// In which order the ideal's queue is served.
+/// Order of the ideal queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IdealOrder {
     /// First come, first served.
     Fcfs,
-    /// The shortest computation first.
+    /// Shortest computation first.
     Shortest,
 }
 
-/// One queue before all engines. An engine gets its next request when it is idle, without any delay.
+/// One queue for all engines. An engine gets its next request when it becomes idle, without any delay.
 #[derive(Debug)]
 pub(crate) struct IdealRouter {
     order: IdealOrder,
     queue: Vec<u32>,
-    /// Requests sent, for turns among the decode engines.
+    /// Number of requests sent, for rotation over the decode engines.
     sent: usize,
 }
 
@@ -54,7 +54,10 @@ impl IdealRouter {
                 IdealOrder::Fcfs => 0,
                 IdealOrder::Shortest => {
                     let times = self.queue.iter().map(|&request| service_s(request, fleet));
-                    times.enumerate().min_by(|left, right| left.1.total_cmp(&right.1)).map_or(0, |(at, _)| at)
+                    times
+                        .enumerate()
+                        .min_by(|left, right| left.1.total_cmp(&right.1))
+                        .map_or(0, |(index, _)| index)
                 }
             };
             let attempt = fleet.attempt(self.queue.remove(next));

@@ -1,24 +1,24 @@
-//! Which blocks a cache holds, in order of use. Blocks are numbers below a known bound, so that membership is one
-//! look into a table and nothing is hashed.
+//! LRU over blocks. Blocks are numbers below a known bound, so that membership is one table access and nothing is
+//! hashed.
 
-/// Not held.
+/// Marks a block that is not cached.
 const NOT_CACHED: u32 = u32::MAX;
-/// No neighbour on that side.
+/// Marks the end of the list.
 const LIST_END: u32 = u32::MAX - 1;
 
-/// What an insertion did to a block.
+/// Effect of an insertion on a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BlockChange {
     Added(u32),
     Evicted(u32),
 }
 
-/// A bounded set of blocks, the least recently used first to go.
+/// A bounded set of blocks in LRU order.
 #[derive(Debug, Clone)]
 pub(crate) struct BlockLru {
-    /// In tokens.
+    /// Capacity in tokens.
     capacity: u64,
-    /// In tokens.
+    /// Used tokens.
     used: u64,
     newer: Vec<u32>,
     older: Vec<u32>,
@@ -27,9 +27,9 @@ pub(crate) struct BlockLru {
 }
 
 impl BlockLru {
-    /// For blocks below `blocks`.
+    /// Creates a cache for block numbers below `blocks`.
     pub(crate) fn new(capacity: u64, blocks: usize) -> Self {
-        // A cache that can hold nothing needs no tables.
+        // A cache without capacity needs no tables.
         let blocks = if capacity == 0 { 0 } else { blocks };
         Self {
             capacity,
@@ -45,12 +45,12 @@ impl BlockLru {
         self.newer.get(block as usize).is_some_and(|&newer| newer != NOT_CACHED)
     }
 
-    /// How many of `blocks` are held without a gap, from the first on.
+    /// Number of leading `blocks` that are cached without a gap.
     pub(crate) fn leading(&self, blocks: &[u32]) -> usize {
         blocks.iter().take_while(|&&block| self.contains(block)).count()
     }
 
-    /// Makes those of `blocks` that are held the most recently used, the first one last: a prefix loses its end first.
+    /// Marks cached `blocks` as most recently used, the first one last: a prefix loses its end first.
     pub(crate) fn touch(&mut self, blocks: &[u32]) {
         for &block in blocks.iter().rev() {
             if self.contains(block) {
@@ -60,8 +60,8 @@ impl BlockLru {
         }
     }
 
-    /// Makes `blocks` the most recently used, the first one last, and adds what is missing, as far as it fits.
-    pub(crate) fn put(&mut self, blocks: &[u32], tokens: &[u32], mut tell: impl FnMut(BlockChange)) {
+    /// Marks `blocks` as most recently used, the first one last, and adds missing ones as far as they fit.
+    pub(crate) fn put(&mut self, blocks: &[u32], tokens: &[u32], mut on_change: impl FnMut(BlockChange)) {
         let mut fitting = 0;
         let mut sum = 0_u64;
         let mut missing = 0_u64;
@@ -78,7 +78,7 @@ impl BlockLru {
         }
         let blocks = &blocks[..fitting];
         if self.used + missing > self.capacity {
-            // Room is made at the expense of other prefixes.
+            // Touch first, so that other prefixes are evicted.
             self.touch(blocks);
         }
         for &block in blocks.iter().rev() {
@@ -89,21 +89,21 @@ impl BlockLru {
                 while self.used + weight > self.capacity && self.oldest != LIST_END {
                     let evicted = self.oldest;
                     self.remove(evicted, tokens);
-                    tell(BlockChange::Evicted(evicted));
+                    on_change(BlockChange::Evicted(evicted));
                 }
                 self.used += weight;
-                tell(BlockChange::Added(block));
+                on_change(BlockChange::Added(block));
             }
             self.link_newest(block);
         }
     }
 
-    /// Forgets everything, telling what.
-    pub(crate) fn clear(&mut self, tokens: &[u32], mut tell: impl FnMut(BlockChange)) {
+    /// Removes all blocks and reports each removal.
+    pub(crate) fn clear(&mut self, tokens: &[u32], mut on_change: impl FnMut(BlockChange)) {
         while self.oldest != LIST_END {
             let block = self.oldest;
             self.remove(block, tokens);
-            tell(BlockChange::Evicted(block));
+            on_change(BlockChange::Evicted(block));
         }
     }
 
@@ -149,14 +149,14 @@ mod tests {
         lru.put(&[1, 2, 3, 4], &tokens, |_| {});
         lru.put(&[9], &tokens, |_| {});
         assert_eq!(lru.leading(&[1, 2, 3, 4]), 3);
-        // 1, 2 and 3 are the oldest; making room for 4 and 5 must cost 9.
+        // 1, 2 and 3 are the oldest; inserting 4 and 5 must evict 9.
         lru.put(&[1, 2, 3, 4, 5], &tokens, |_| {});
         assert_eq!(lru.leading(&[1, 2, 3, 4, 5]), 4);
         assert!(!lru.contains(9));
     }
 
     #[test]
-    fn without_capacity_nothing_is_held() {
+    fn nothing_is_cached_without_capacity() {
         let mut lru = BlockLru::new(0, 5);
         lru.put(&[1, 2], &[1; 5], |_| panic!("nothing may change"));
         assert!(!lru.contains(1) && lru.leading(&[1]) == 0);
@@ -164,26 +164,26 @@ mod tests {
 
     proptest! {
         #[test]
-        fn changes_amount_to_what_is_held(capacity in 0_u64..200, weights in prop::collection::vec(1_u32..40, 30),
+        fn changes_add_up_to_the_content(capacity in 0_u64..200, weights in prop::collection::vec(1_u32..40, 30),
             prefixes in prop::collection::vec((any::<bool>(), prop::sample::subsequence((0_u32..30).collect::<Vec<_>>(), 0..20)), 0..40)) {
             let mut lru = BlockLru::new(capacity, 30);
-            let mut told = std::collections::BTreeSet::new();
+            let mut content = std::collections::BTreeSet::new();
             for (touch, blocks) in prefixes {
                 if touch {
                     lru.touch(&blocks);
                     continue;
                 }
                 lru.put(&blocks, &weights, |change| assert!(match change {
-                    BlockChange::Added(block) => told.insert(block),
-                    BlockChange::Evicted(block) => told.remove(&block),
+                    BlockChange::Added(block) => content.insert(block),
+                    BlockChange::Evicted(block) => content.remove(&block),
                 }));
-                prop_assert!((0..30).all(|block| lru.contains(block) == told.contains(&block)));
-                let sum: u64 = told.iter().map(|&block| u64::from(weights[block as usize])).sum();
+                prop_assert!((0..30).all(|block| lru.contains(block) == content.contains(&block)));
+                let sum: u64 = content.iter().map(|&block| u64::from(weights[block as usize])).sum();
                 prop_assert_eq!(sum, lru.used);
                 prop_assert!(sum <= capacity);
             }
-            lru.clear(&weights, |change| if let BlockChange::Evicted(block) = change { told.remove(&block); });
-            prop_assert!(told.is_empty() && lru.used == 0);
+            lru.clear(&weights, |change| if let BlockChange::Evicted(block) = change { content.remove(&block); });
+            prop_assert!(content.is_empty() && lru.used == 0);
         }
     }
 }

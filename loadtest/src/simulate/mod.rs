@@ -2,15 +2,15 @@
 //!
 //! | part | subject |
 //! |---|---|
-//! | `settings` | what is simulated |
-//! | `workload`, `sessions`, `multiturn`, `agents` | what arrives |
-//! | `lru`, `memory`, `view` | caches, and what the gateways know of them |
-//! | `prefill`, `nic`, `decode`, `fleet` | engines |
-//! | `clock`, `run` | time |
-//! | `gateway`, `ideal` | who decides: schedulers, or nobody |
-//! | `outcome` | figures |
-//! | `sweep`, `suite`, `args`, `table`, `report`, `svg` | experiments and how they are told |
-//! | `calibrate`, `published` | proof against measurements |
+//! | `settings` | parameters of the simulated system |
+//! | `workload`, `sessions`, `multiturn`, `agents` | arrivals |
+//! | `lru`, `caches`, `cache_index` | caches, and the gateways' view of them |
+//! | `prefill`, `fetch_queue`, `decode`, `fleet` | engines |
+//! | `event_queue`, `run` | event loop |
+//! | `gateway`, `ideal` | routing with and without schedulers |
+//! | `outcome` | results |
+//! | `sweep`, `suite`, `args`, `table`, `report`, `svg` | experiments and their presentation |
+//! | `calibrate`, `published` | validation against measurements |
 
 mod agents;
 mod args;

@@ -1,27 +1,25 @@
 //! SGLang's `benchmark/hicache/bench_multiturn.py`: many clients, each with a conversation that grows by one text per
-//! round, few requests in flight.
+//! round, and few requests in flight.
 
 use super::workload::{ArrivalMode, SimulatedWorkload, WorkloadBuilder};
 
-/// Pause of the sender while as many requests are in flight as allowed.
+/// Pause of the sender while the maximum number of requests is in flight.
 const FULL_PAUSE_S: f64 = 0.050;
 
-/// The benchmark's settings.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct MultiTurnOptions {
-    /// Conversations.
     pub clients: u32,
-    /// Requests of each.
+    /// Number of requests per conversation.
     pub rounds: u32,
     /// Tokens of the text that each round adds.
     pub text_tokens: u32,
-    /// Most requests in flight.
+    /// Maximum number of requests in flight.
     pub in_flight: u32,
-    /// The sender pauses between two requests for times with this mean rate.
+    /// Rate of the exponential pause between two requests.
     pub per_second: f64,
-    /// How long after its first token a request stays in flight, in multiples of its computation. This is the mean; the
-    /// time is uniform between none and twice of it. The published figures show, by Little's law, 3.4 requests in flight
-    /// where the benchmark allows 4.
+    /// Mean time that a request stays in flight after its first token, in multiples of its computation; uniform between
+    /// zero and twice the mean. By Little's law, the published results have 3.4 requests in flight where the benchmark
+    /// allows 4.
     pub in_flight_lag: f64,
 }
 
@@ -38,7 +36,6 @@ impl Default for MultiTurnOptions {
     }
 }
 
-/// The sender's state.
 #[derive(Debug, Clone)]
 pub struct MultiTurnSender {
     pub(crate) settings: MultiTurnOptions,
@@ -47,20 +44,20 @@ pub struct MultiTurnSender {
     /// Clients that may send their request of this round.
     ready: Vec<u32>,
     in_flight: u32,
-    /// Requests of this round that have ended.
+    /// Number of requests of this round that have ended.
     ended: u32,
 }
 
 impl MultiTurnSender {
-    /// The benchmark as a workload.
     #[must_use]
     pub fn workload(settings: MultiTurnOptions, seed: u64) -> SimulatedWorkload {
         // An engine's cache evicts a turn as a whole: it is one node of the tree.
         let mut prompts = WorkloadBuilder::new(settings.text_tokens as usize);
         for round in 1..=settings.rounds {
             for client in 0..u64::from(settings.clients) {
-                let ids: Vec<u64> =
-                    (0..u64::from(round)).map(|turn| client * u64::from(settings.rounds) + turn).collect();
+                let ids: Vec<u64> = (0..u64::from(round))
+                    .map(|number| client * u64::from(settings.rounds) + number)
+                    .collect();
                 prompts.push(0.0, (round * settings.text_tokens) as usize, 1, &ids, (None, client));
             }
         }
@@ -76,8 +73,8 @@ impl MultiTurnSender {
         }))
     }
 
-    /// The sender's turn: which request it sends, if any, and after how many seconds its next turn comes; `None` when
-    /// all is sent.
+    /// Runs the sender once: returns the request that it sends, if any, and the seconds until its next run; `None` when
+    /// everything is sent.
     pub(crate) fn tick(&mut self) -> (Option<u32>, Option<f64>) {
         if self.in_flight >= self.settings.in_flight {
             return (None, Some(FULL_PAUSE_S));
@@ -96,7 +93,7 @@ impl MultiTurnSender {
         2.0 * self.settings.in_flight_lag * self.random.f64() * service_s
     }
 
-    /// A request has left the sender's books.
+    /// Frees the in-flight slot of a request.
     pub(crate) fn release_in_flight(&mut self) {
         self.in_flight -= 1;
         self.ended += 1;
@@ -115,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_round_begins_when_the_last_one_has_ended() {
+    fn round_starts_after_the_previous_one() {
         let settings =
             MultiTurnOptions { clients: 3, rounds: 2, in_flight: 2, ..MultiTurnOptions::default() };
         let workload = MultiTurnSender::workload(settings, 1);

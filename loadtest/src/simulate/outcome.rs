@@ -1,4 +1,4 @@
-//! What became of every request, and the figures made of it.
+//! Outcome of every request, and the results computed from them.
 
 use serde::Serialize;
 
@@ -6,29 +6,25 @@ use super::prefill::PrefillResult;
 use super::settings::SimulationOptions;
 use super::workload::SimulatedWorkload;
 
-/// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SimulatedOutcome {
-    /// Not yet.
     Open,
-    /// With a complete answer.
     Served,
-    /// Refused by the gateway.
     Rejected,
-    /// Lost with an engine after its answer had begun, or with no engine left to try.
+    /// Lost with an engine after its response had started, or with no engine left to try.
     Failed,
 }
 
-/// One request's history. Times are in seconds.
+/// History of one request. Times are in seconds.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestHistory {
-    /// When the client sent it; NaN until then.
+    /// When the client sent it; NaN before.
     pub arrived_s: f64,
-    /// When it was handed to an engine, the last time; NaN until then.
+    /// When it was last sent to an engine; NaN before.
     pub sent_s: f64,
-    /// When the client had its first token; NaN until then.
+    /// When the client received the first token; NaN before.
     pub first_token_s: f64,
-    /// The engine that computed its prompt.
+    /// Index of the engine that computed its prompt.
     pub engine: usize,
     /// Tokens found on the device.
     pub l1_tokens: u32,
@@ -36,49 +32,49 @@ pub struct RequestHistory {
     pub l2_tokens: u32,
     /// … fetched from the shared store.
     pub l3_tokens: u32,
-    /// How it ended.
     pub state: SimulatedOutcome,
-    /// After how many seconds a refused client was told to come back; NaN if it was not.
+    /// Value of `Retry-After` sent to a rejected client, in seconds; NaN without a rejection.
     pub retry_after_s: f64,
-    /// When the client came back after a refusal, as it was told; NaN if it did not.
+    /// When the client retried after a rejection; NaN if it did not.
     pub retried_s: f64,
 }
 
-/// Everything that a run tells.
+/// Complete record of a run.
 #[derive(Debug, Clone)]
 pub struct SimulationResult {
     /// One per request of the workload.
     pub records: Vec<RequestHistory>,
-    /// Requests that are not over.
+    /// Number of requests that have not ended.
     pub open: usize,
-    /// The first requests, which found cold caches and do not count.
+    /// Number of initial requests, which warm the caches and are excluded.
     warmup: usize,
     /// Prompt tokens of each request.
     input_tokens: Vec<u32>,
-    /// What each request's time to first token may be.
+    /// TTFT target of each request in seconds.
     target_s: Vec<f64>,
     /// When the last request ended.
     end_s: f64,
-    /// When something last went forward.
+    /// When the simulation last made progress.
     pub(crate) progress_s: f64,
-    /// Seconds that each prefill engine computed.
+    /// Seconds of computation of each prefill engine.
     pub busy_s: Vec<f64>,
 }
 
-/// The figures of one run, or the mean of several.
+/// Results of one run, or the mean of several.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct SimulationSummary {
     /// Mean time to first token of the served requests.
     pub ttft_mean_s: f64,
-    /// Median.
+    /// Median time to first token.
     pub ttft_p50_s: f64,
-    /// 90th percentile.
+    /// 90th percentile of the time to first token.
     pub ttft_p90_s: f64,
-    /// 99th percentile.
+    /// 99th percentile of the time to first token.
     pub ttft_p99_s: f64,
-    /// Share of all requests whose first token came within twice the computation of the whole prompt, or two seconds.
-    pub slo_met: f64,
-    /// Share of all requests that were refused for good.
+    /// Share of all requests whose first token arrived within twice the computation of the whole prompt, or two
+    /// seconds.
+    pub slo_attainment: f64,
+    /// Share of all requests that were finally rejected.
     pub rejected: f64,
     /// Share of all requests that were lost.
     pub failed: f64,
@@ -90,14 +86,14 @@ pub struct SimulationSummary {
     pub hit_l3: f64,
     /// Prompt tokens served per second, from the first counted arrival to the last end.
     pub input_tokens_per_s: f64,
-    /// Of the clients that came back when they were told to, while others still arrived: the share that got its first token
-    /// in time then.
-    pub retry_after_right: Option<f64>,
-    /// How long refused clients were told to wait, on average.
+    /// Of the clients that retried after `Retry-After` while others still arrived: the share whose first token then met
+    /// the target.
+    pub retry_after_accuracy: Option<f64>,
+    /// Mean `Retry-After` of rejected clients in seconds.
     pub retry_after_s: Option<f64>,
     /// Standard deviation of the mean time to first token over the seeds.
     pub ttft_mean_sd_s: f64,
-    /// Longest time any request was held or queued before its first token.
+    /// Maximum time that any request was queued before its first token.
     pub ttft_max_s: f64,
 }
 
@@ -153,10 +149,10 @@ impl SimulationResult {
         self.progress_s = now;
     }
 
-    /// The first token of a live engine's answer, which tells only how many tokens were cached.
-    pub(crate) fn record_live_first_token(&mut self, at: f64, request: u32, cached_tokens: u32) {
+    /// Records the first token of a live engine's response, which reports only the number of cached tokens.
+    pub(crate) fn record_live_first_token(&mut self, time: f64, request: u32, cached_tokens: u32) {
         self.record_first_token(
-            at,
+            time,
             request,
             &PrefillResult { l1_tokens: cached_tokens, ..PrefillResult::default() },
         );
@@ -175,18 +171,17 @@ impl SimulationResult {
         self.end_s
     }
 
-    /// Prompt tokens of a request.
     #[must_use]
     pub fn input_tokens(&self, request: usize) -> u32 {
         self.input_tokens[request]
     }
 
-    /// The requests that count, with their numbers: caches were warm.
+    /// Requests after the warm-up, with their numbers.
     fn counted(&self) -> impl Iterator<Item = (usize, &RequestHistory)> {
         self.records.iter().enumerate().skip(self.warmup)
     }
 
-    /// Times to first token of those that count and had one, in ascending order.
+    /// Times to first token after the warm-up, in ascending order.
     #[must_use]
     pub fn ttfts(&self) -> Vec<f64> {
         let served = self.counted().filter(|(_, record)| !record.first_token_s.is_nan());
@@ -195,7 +190,7 @@ impl SimulationResult {
         times
     }
 
-    /// The figures.
+    /// Computes the results of the run.
     #[must_use]
     pub fn summary(&self) -> SimulationSummary {
         let times = self.ttfts();
@@ -203,16 +198,16 @@ impl SimulationResult {
         let share = |state: SimulatedOutcome| {
             self.counted().filter(|(_, record)| record.state == state).count() as f64 / all
         };
-        let in_time = |(at, record): &(usize, &RequestHistory)| {
-            record.first_token_s - record.arrived_s <= self.target_s[*at]
+        let in_time = |(index, record): &(usize, &RequestHistory)| {
+            record.first_token_s - record.arrived_s <= self.target_s[*index]
                 && record.state != SimulatedOutcome::Failed
         };
         let met = self.counted().filter(in_time).count();
         let sum = |of: &dyn Fn(usize, &RequestHistory) -> u32| -> f64 {
             let served = self.counted().filter(|(_, record)| !record.first_token_s.is_nan());
-            served.map(|(at, record)| f64::from(of(at, record))).sum()
+            served.map(|(index, record)| f64::from(of(index, record))).sum()
         };
-        let tokens = sum(&|at, _| self.input_tokens[at]);
+        let tokens = sum(&|index, _| self.input_tokens[index]);
         let hit = |of: fn(&RequestHistory) -> u32| sum(&|_, record| of(record)) / tokens.max(1.0);
         let first = self.counted().map(|(_, record)| record.arrived_s).fold(f64::INFINITY, f64::min);
         SimulationSummary {
@@ -221,46 +216,50 @@ impl SimulationResult {
             ttft_p90_s: quantile(&times, 0.9),
             ttft_p99_s: quantile(&times, 0.99),
             ttft_max_s: quantile(&times, 1.0),
-            slo_met: met as f64 / all,
+            slo_attainment: met as f64 / all,
             rejected: share(SimulatedOutcome::Rejected),
             failed: share(SimulatedOutcome::Failed) + share(SimulatedOutcome::Open),
             hit_l1: hit(|record| record.l1_tokens),
             hit_l2: hit(|record| record.l2_tokens),
             hit_l3: hit(|record| record.l3_tokens),
             input_tokens_per_s: tokens / (self.end_s - first).max(1e-9),
-            retry_after_right: self.retry_after_right(),
+            retry_after_accuracy: self.retry_after_accuracy(),
             retry_after_s: self.retry_after_s(),
             ttft_mean_sd_s: 0.0,
         }
     }
 
     fn retry_after_s(&self) -> Option<f64> {
-        let told = self.counted().map(|(_, record)| record.retry_after_s).filter(|told| !told.is_nan());
-        let (count, sum) = told.fold((0_u32, 0.0), |(count, sum), told| (count + 1, sum + told));
+        let retry_after = self
+            .counted()
+            .map(|(_, record)| record.retry_after_s)
+            .filter(|retry_after| !retry_after.is_nan());
+        let (count, sum) =
+            retry_after.fold((0_u32, 0.0), |(count, sum), retry_after| (count + 1, sum + retry_after));
         (count > 0).then(|| sum / f64::from(count))
     }
 
-    fn retry_after_right(&self) -> Option<f64> {
-        // An empty fleet proves nothing: who comes back after the last arrival does not count.
+    fn retry_after_accuracy(&self) -> Option<f64> {
+        // Retries after the last arrival meet an empty fleet and do not count.
         let last = self.records.iter().map(|record| record.arrived_s).fold(0.0, f64::max);
         let (mut right, mut all) = (0_u32, 0_u32);
-        for (at, record) in self.counted().filter(|(_, record)| record.retried_s <= last) {
+        for (index, record) in self.counted().filter(|(_, record)| record.retried_s <= last) {
             all += 1;
-            right += u32::from(record.first_token_s - record.retried_s <= self.target_s[at]);
+            right += u32::from(record.first_token_s - record.retried_s <= self.target_s[index]);
         }
         (all > 0).then(|| f64::from(right) / f64::from(all))
     }
 }
 
-/// The value at `sorted[floor(share × length)]`, as bench_multiturn counts; the last one for 1.
+/// The value at `sorted[floor(share × length)]`, as bench_multiturn computes percentiles; the last one for 1.
 #[must_use]
 pub fn quantile(sorted: &[f64], share: f64) -> f64 {
-    let at = (sorted.len() as f64 * share) as usize;
-    sorted.get(at.min(sorted.len().saturating_sub(1))).copied().unwrap_or(0.0)
+    let index = (sorted.len() as f64 * share) as usize;
+    sorted.get(index.min(sorted.len().saturating_sub(1))).copied().unwrap_or(0.0)
 }
 
 impl SimulationSummary {
-    /// The mean of several runs' figures.
+    /// The mean over several runs.
     #[must_use]
     pub fn mean(runs: &[SimulationSummary]) -> SimulationSummary {
         let count = runs.len().max(1) as f64;
@@ -277,14 +276,14 @@ impl SimulationSummary {
             ttft_p90_s: mean(|run| run.ttft_p90_s),
             ttft_p99_s: mean(|run| run.ttft_p99_s),
             ttft_max_s: mean(|run| run.ttft_max_s),
-            slo_met: mean(|run| run.slo_met),
+            slo_attainment: mean(|run| run.slo_attainment),
             rejected: mean(|run| run.rejected),
             failed: mean(|run| run.failed),
             hit_l1: mean(|run| run.hit_l1),
             hit_l2: mean(|run| run.hit_l2),
             hit_l3: mean(|run| run.hit_l3),
             input_tokens_per_s: mean(|run| run.input_tokens_per_s),
-            retry_after_right: mean_of_some(|run| run.retry_after_right),
+            retry_after_accuracy: mean_of_some(|run| run.retry_after_accuracy),
             retry_after_s: mean_of_some(|run| run.retry_after_s),
             ttft_mean_sd_s: (squares / (count - 1.0).max(1.0)).sqrt(),
         }

@@ -6,14 +6,12 @@ use super::caches::SimulatedCaches;
 use super::fetch_queue::{BlockFetch, StoreFetchQueue};
 use super::settings::{EngineQueueOrder, SimPrefetchPolicy, SimulationOptions};
 
-/// A prompt that an engine is asked to compute.
+/// A prompt to be computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PromptBlocks<'a> {
-    /// Its blocks.
     pub(crate) blocks: &'a [u32],
-    /// Its tokens.
     pub(crate) input_tokens: u32,
-    /// Tokens of a full block.
+    /// Number of tokens of a full block.
     pub(crate) block_tokens: u32,
 }
 
@@ -25,12 +23,11 @@ impl PromptBlocks<'_> {
     }
 }
 
-/// Where the fetch of a waiting prompt stands.
+/// State of a waiting prompt's fetch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum PromptFetchState {
-    /// Nothing to fetch.
     No,
-    /// Not all has arrived.
+    /// Some blocks have not arrived.
     Pending,
     /// This many blocks have arrived.
     Done(u32),
@@ -41,11 +38,11 @@ struct QueuedPrompt {
     attempt: u32,
     priority: i64,
     queued_at: f64,
-    /// Tokens that the engine does not have, as far as it knows.
+    /// Uncached tokens, as known to the engine.
     uncached: u32,
-    /// Counted against the engine's prefetch capacity.
+    /// Tokens reserved from the engine's prefetch capacity.
     reserved: u32,
-    /// Blocks that the engine had when the prompt came.
+    /// Blocks that the engine had when the prompt arrived.
     own_blocks: u32,
     fetching: PromptFetchState,
     input_tokens: u32,
@@ -72,20 +69,17 @@ pub(crate) struct PrefillResult {
     pub(crate) l2_tokens: u32,
     /// … fetched from the shared store for this prompt.
     pub(crate) l3_tokens: u32,
-    /// Seconds of computation.
     pub(crate) service_s: f64,
 }
 
-/// Something that has to happen at a later time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum DelayedWork {
-    /// Call [`PrefillEngine::fetched`] with this turn.
+    /// Call [`PrefillEngine::fetched`] with this read's epoch at this time.
     Fetched(f64, u32),
-    /// Call [`PrefillEngine::begin`].
+    /// Call [`PrefillEngine::start_pass`] at this time.
     Begin(f64),
 }
 
-/// The engine.
 #[derive(Debug)]
 pub(crate) struct PrefillEngine {
     number: usize,
@@ -93,19 +87,17 @@ pub(crate) struct PrefillEngine {
     running: Vec<RunningPrompt>,
     fetch_queue: StoreFetchQueue,
     busy: bool,
-    /// Tokens of all prompts whose fetch is not over.
+    /// Tokens of all prompts whose fetch has not ended.
     reserved: u64,
-    /// Service times are multiplied by this.
     slowdown: f64,
     /// Seconds of computation so far.
     pub(crate) busy_s: f64,
     pub(crate) available: bool,
-    /// Goes up when the engine dies, so that a pass that was under way does not end.
+    /// Incremented when the engine fails, so that the end of the interrupted pass is ignored.
     pub(crate) epoch: u32,
 }
 
 impl PrefillResult {
-    /// Tokens that were not computed.
     pub(crate) fn cached_tokens(&self) -> u32 {
         self.l1_tokens + self.l2_tokens + self.l3_tokens
     }
@@ -127,12 +119,12 @@ impl PrefillEngine {
         }
     }
 
-    /// Prompts in computation and prompts that wait.
+    /// Number of prompts being computed, and of waiting prompts.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.running.len(), self.waiting.len())
     }
 
-    /// Tokens of the prompts in computation.
+    /// Tokens of the prompts being computed.
     pub(crate) fn running_tokens(&self) -> u64 {
         self.running.iter().map(|running| (running.context + running.left) as u64).sum()
     }
@@ -142,7 +134,7 @@ impl PrefillEngine {
         self.waiting.iter().map(|job| u64::from(job.uncached)).sum()
     }
 
-    /// Takes a prompt in and starts to fetch what the shared store has of it.
+    /// Queues a prompt and starts fetching its blocks from the shared store.
     pub(crate) fn enqueue(
         &mut self,
         now: f64,
@@ -186,7 +178,7 @@ impl PrefillEngine {
                 later.extend(
                     self.fetch_queue
                         .add(now, fetch, &settings.service)
-                        .map(|(at, turn)| DelayedWork::Fetched(at, turn)),
+                        .map(|(time, epoch)| DelayedWork::Fetched(time, epoch)),
                 );
                 if settings.prefetch == SimPrefetchPolicy::Timeout {
                     later.push(DelayedWork::Begin(now + timeout_s(&job, settings)));
@@ -196,17 +188,19 @@ impl PrefillEngine {
         self.waiting.push_back(job);
     }
 
-    /// A read from the shared store has ended. Answers whose it was, unless it was abandoned.
+    /// Ends a read from the shared store. Returns the arrived blocks, unless the read was abandoned.
     pub(crate) fn fetched(
         &mut self,
         now: f64,
-        turn: u32,
+        epoch: u32,
         settings: &SimulationOptions,
         later: &mut Vec<DelayedWork>,
     ) -> Option<FetchedBlocks> {
-        let fetch = self.fetch_queue.complete(turn)?;
+        let fetch = self.fetch_queue.complete(epoch)?;
         later.extend(
-            self.fetch_queue.begin(now, &settings.service).map(|(at, turn)| DelayedWork::Fetched(at, turn)),
+            self.fetch_queue
+                .start_next(now, &settings.service)
+                .map(|(time, epoch)| DelayedWork::Fetched(time, epoch)),
         );
         let job = self.waiting.iter_mut().find(|job| job.attempt == fetch.attempt)?;
         job.fetching = PromptFetchState::Done(fetch.blocks);
@@ -215,12 +209,12 @@ impl PrefillEngine {
         Some(FetchedBlocks { attempt: fetch.attempt, preceding_blocks: job.own_blocks, blocks: fetch.blocks })
     }
 
-    /// Whether a pass can begin, if somebody's turn has come.
+    /// Whether a pass can start, if a prompt is ready.
     pub(crate) fn idle(&self) -> bool {
         self.available && !self.busy
     }
 
-    /// The next prompt to compute. Its fetch is over: what has arrived is told.
+    /// The next prompt to compute. Its fetch ends; the arrived blocks are returned.
     pub(crate) fn dequeue(
         &mut self,
         now: f64,
@@ -234,14 +228,14 @@ impl PrefillEngine {
             }
             _ => true,
         };
-        let at = match settings.order {
+        let time = match settings.order {
             EngineQueueOrder::Fcfs => self.waiting.iter().position(ready)?,
             EngineQueueOrder::Priority => {
                 let jobs = self.waiting.iter().enumerate().filter(|(_, job)| ready(job));
                 jobs.min_by_key(|(_, job)| job.priority)?.0
             }
         };
-        let job = self.waiting.remove(at)?;
+        let job = self.waiting.remove(time)?;
         let blocks = match job.fetching {
             PromptFetchState::No => 0,
             PromptFetchState::Done(blocks) => return Some(DequeuedPrompt { job, fetched: blocks, new: 0 }),
@@ -250,8 +244,8 @@ impl PrefillEngine {
                 let blocks = self.fetch_queue.abandon(now, job.attempt, &settings.service);
                 later.extend(
                     self.fetch_queue
-                        .begin(now, &settings.service)
-                        .map(|(at, turn)| DelayedWork::Fetched(at, turn)),
+                        .start_next(now, &settings.service)
+                        .map(|(time, epoch)| DelayedWork::Fetched(time, epoch)),
                 );
                 blocks
             }
@@ -259,7 +253,7 @@ impl PrefillEngine {
         Some(DequeuedPrompt { job, fetched: blocks, new: blocks })
     }
 
-    /// Puts a prompt into the batch, with what the caches hold of it now.
+    /// Adds a prompt to the batch, with its current cache hits.
     pub(crate) fn admit(
         &mut self,
         next: &DequeuedPrompt,
@@ -288,16 +282,16 @@ impl PrefillEngine {
         });
     }
 
-    /// Tokens that the batch would leave of a pass's budget; 0 if no further prompt may join.
+    /// Tokens left in a pass's budget after the batch; 0 if no further prompt may join.
     pub(crate) fn remaining_budget(&self, settings: &SimulationOptions) -> usize {
         if !settings.packed {
             return usize::from(self.running.is_empty());
         }
-        let taken: usize = self.running.iter().map(|running| running.left).sum();
-        settings.service.chunk_tokens.saturating_sub(taken)
+        let used_tokens: usize = self.running.iter().map(|running| running.left).sum();
+        settings.service.chunk_tokens.saturating_sub(used_tokens)
     }
 
-    /// Begins a pass over the batch; answers how long it takes, or `None` if there is nothing to compute.
+    /// Starts a pass over the batch; returns its duration, or `None` if there is nothing to compute.
     pub(crate) fn start_pass(&mut self, settings: &SimulationOptions) -> Option<f64> {
         let service = &settings.service;
         let mut budget = if settings.packed { service.chunk_tokens } else { usize::MAX };
@@ -331,7 +325,7 @@ impl PrefillEngine {
         Some(total + base)
     }
 
-    /// The pass has ended; the finished prompts are put in `done`.
+    /// Ends the pass; appends the finished prompts to `done`.
     pub(crate) fn finish_pass(&mut self, done: &mut Vec<(u32, PrefillResult)>) {
         self.busy = false;
         self.running.retain(|running| {
@@ -342,7 +336,7 @@ impl PrefillEngine {
         });
     }
 
-    /// The engine dies. Answers whose prompts are lost.
+    /// Fails the engine. Returns the attempts whose prompts are lost.
     pub(crate) fn fail(&mut self) -> Vec<u32> {
         self.available = false;
         self.busy = false;
@@ -354,13 +348,13 @@ impl PrefillEngine {
     }
 }
 
-/// A prompt whose turn has come.
+/// A prompt that is ready to be computed.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DequeuedPrompt {
     job: QueuedPrompt,
-    /// Blocks fetched for it.
+    /// Number of blocks fetched for it.
     fetched: u32,
-    /// Those of them that the host cache has not been given yet.
+    /// Number of fetched blocks that are not in the host cache yet.
     pub(crate) new: u32,
 }
 
@@ -378,11 +372,10 @@ impl DequeuedPrompt {
 /// Blocks that have arrived from the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FetchedBlocks {
-    /// For whom.
+    /// Attempt that needs the blocks.
     pub(crate) attempt: u32,
     /// Blocks of the prompt before them.
     pub(crate) preceding_blocks: u32,
-    /// How many.
     pub(crate) blocks: u32,
 }
 

@@ -1,11 +1,11 @@
-//! The published benchmark beside what a deployed system shows, drawn.
+//! Plot of the published benchmark and of runs of a deployed system.
 
 use serde::{Deserialize, Serialize};
 
 use super::calibrate::PUBLISHED_MEASUREMENTS;
 use super::svg::{AxisScale, SvgPlot};
 
-/// Line colours, in the order of the rows; more rows share them.
+/// Line colours, in the order of the rows; more rows reuse them.
 const COLOURS: usize = 4;
 const STYLE: &str = "\
 :root{--ink:#667085;--grid:#e4e7ec;--paper:#fff;--c0:#2563eb;--c1:#d97706;--c2:#059669;--c3:#dc2626}\
@@ -15,25 +15,23 @@ const STYLE: &str = "\
 .k0{stroke:var(--c0)}.k1{stroke:var(--c1)}.k2{stroke:var(--c2)}.k3{stroke:var(--c3)}\
 .then,.now{stroke-linecap:round}.then{stroke-width:14;opacity:.35}.now{stroke-width:7}";
 
-/// What a run of the benchmark shows, in the engines' own time.
+/// Results of one run of the benchmark, in the engines' own time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct BenchmarkResult {
-    /// Which caches were on, as [`super::PublishedMeasurement::caches`] has it.
+    /// Enabled cache levels, as in [`super::PublishedMeasurement::caches`].
     pub caches: String,
-    /// The gateway's policy.
     pub policy: String,
     /// Mean time to first token.
     pub ttft_mean_s: f64,
-    /// Its 90th percentile.
+    /// 90th percentile of the time to first token.
     pub ttft_p90_s: f64,
-    /// Prompt tokens per second.
     pub input_tokens_per_s: f64,
     /// Share of the prompt tokens that were reused.
     pub hit: f64,
 }
 
-/// An SVG file with a small dot for each run, and a line to the large one that was published. Runs with other caches than those are left
-/// out.
+/// An SVG file with a small dot per run, and a line to the large dot of the published result. Runs with unknown cache
+/// levels are left out.
 #[must_use]
 pub fn published_plot(runs: &[BenchmarkResult]) -> String {
     let pairs: Vec<(&BenchmarkResult, [(f64, f64); 2])> = runs
@@ -44,15 +42,15 @@ pub fn published_plot(runs: &[BenchmarkResult]) -> String {
             Some((run, [(then.ttft_mean_s, then.input_tokens_per_s), now]))
         })
         .collect();
-    let most = |of: fn(&(f64, f64)) -> f64| {
+    let max_of = |of: fn(&(f64, f64)) -> f64| {
         let all = pairs.iter().flat_map(|(_, ends)| ends.iter().map(of));
         1.1 * all.fold(0.0, f64::max)
     };
-    let (x, y) = (AxisScale::Linear(0.0, most(|end| end.0)), AxisScale::Linear(0.0, most(|end| end.1)));
+    let (x, y) = (AxisScale::Linear(0.0, max_of(|end| end.0)), AxisScale::Linear(0.0, max_of(|end| end.1)));
     let mut plot = SvgPlot::new(x, y, ("mean time to first token, s", "prompt tokens/s"));
     let mut names = Vec::new();
-    for (at, (run, [then, now])) in pairs.iter().enumerate() {
-        let (class, name) = (format!("k{}", at % COLOURS), format!("{}, {}", run.caches, run.policy));
+    for (path_of, (run, [then, now])) in pairs.iter().enumerate() {
+        let (class, name) = (format!("k{}", path_of % COLOURS), format!("{}, {}", run.caches, run.policy));
         plot.line(&[*then, *now], &class, &name);
         plot.line(&[*then, *then], &format!("{class} then"), &format!("{name}: published"));
         plot.line(&[*now, *now], &format!("{class} now"), &name);
@@ -86,12 +84,12 @@ mod tests {
         assert!(svg.contains("L1, round_robin: published") && !svg.contains("no caches"), "{svg}");
         let dots: Vec<&str> = svg.split("d='M").filter(|part| part.contains(": published")).collect();
         assert_eq!(dots.len(), 1);
-        // Both ends of a run that shows what was published are one point.
+        // A run with the published results is a single point.
         let same = published_plot(&[shown("L1", 6_577.0)]);
-        let at = |class: &str| {
+        let path_of = |class: &str| {
             let (_, path) = same.split_once(&format!("class='line {class}' d='")).expect("drawn");
             path.split_once('\'').expect("ends").0.to_owned()
         };
-        assert_eq!(at("k0 then"), at("k0 now"));
+        assert_eq!(path_of("k0 then"), path_of("k0 now"));
     }
 }

@@ -1,4 +1,4 @@
-//! The report: one HTML file that refers to nothing outside.
+//! The report: one self-contained HTML file.
 
 use std::fmt::Write as _;
 
@@ -9,9 +9,8 @@ use super::table;
 
 /// Points of a plot over time.
 const SLOTS: usize = 120;
-/// Points of a distribution.
 const CDF_POINTS: usize = 200;
-/// Different line colours; more contenders share them with other dashes.
+/// Number of line colours; more contenders reuse them with other dashes.
 const COLOURS: usize = 8;
 
 const STYLE: &str = "\
@@ -30,7 +29,7 @@ th{color:var(--soft);font-weight:600}svg{width:100%;height:auto}\
 .k0{stroke:var(--c0)}.k1{stroke:var(--c1)}.k2{stroke:var(--c2)}.k3{stroke:var(--c3)}.k4{stroke:var(--c4)}.k5{stroke:var(--c5)}.k6{stroke:var(--c6)}.k7{stroke:var(--c7)}\
 .f0{fill:var(--c0)}.f1{fill:var(--c1)}.f2{fill:var(--c2)}.f3{fill:var(--c3)}";
 
-/// The report of an experiment.
+/// Renders the report of an experiment.
 pub(crate) fn html(case: &PolicyExperiment, standings: &[PolicyResult]) -> String {
     let mut page = format!(
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>\
@@ -40,7 +39,7 @@ pub(crate) fn html(case: &PolicyExperiment, standings: &[PolicyResult]) -> Strin
     page.push_str(&table::html(standings));
     let _ = write!(
         page,
-        "<h2>Time to first token</h2><p>Share of the requests (seed 1) whose first token came within a time.</p>{}{}",
+        "<h2>Time to first token</h2><p>Share of the requests (seed 1) whose first token arrived within a time.</p>{}{}",
         keys(standings),
         ttft_cdf(standings).svg("distribution of times to first token")
     );
@@ -87,18 +86,18 @@ fn describe(case: &PolicyExperiment) -> String {
     )
 }
 
-fn class(at: usize) -> String {
-    let dash = ["", " dash", " dot"][(at / COLOURS) % 3];
-    format!("k{}{dash}", at % COLOURS)
+fn class(index: usize) -> String {
+    let dash = ["", " dash", " dot"][(index / COLOURS) % 3];
+    format!("k{}{dash}", index % COLOURS)
 }
 
 fn keys(standings: &[PolicyResult]) -> String {
     let mut keys = String::from("<div>");
-    for (at, standing) in standings.iter().enumerate() {
+    for (index, standing) in standings.iter().enumerate() {
         let _ = write!(
             keys,
             "<span class='key'><svg viewBox='0 0 26 8'><path class='line {}' d='M0 4H26'/></svg>{}</span>",
-            class(at),
+            class(index),
             standing.variant.name
         );
     }
@@ -109,9 +108,9 @@ fn keys(standings: &[PolicyResult]) -> String {
 pub(crate) fn plot(standings: &[PolicyResult]) -> String {
     let mut plot = ttft_cdf(standings);
     let names =
-        standings.iter().enumerate().map(|(at, standing)| (class(at), standing.variant.name.as_str()));
+        standings.iter().enumerate().map(|(index, standing)| (class(index), standing.variant.name.as_str()));
     plot.legend(&names.collect::<Vec<_>>());
-    plot.file("Share of the requests whose first token came within a time", STYLE)
+    plot.file("Share of the requests whose first token arrived within a time", STYLE)
 }
 
 fn ttft_cdf(standings: &[PolicyResult]) -> SvgPlot {
@@ -119,7 +118,7 @@ fn ttft_cdf(standings: &[PolicyResult]) -> SvgPlot {
     let longest = times.iter().filter_map(|times| times.last()).fold(1.0_f64, |max, time| max.max(*time));
     let x = AxisScale::Log(0.05, longest.max(0.1));
     let mut plot = SvgPlot::new(x, AxisScale::Linear(0.0, 1.0), ("seconds", "share"));
-    for (at, (standing, times)) in standings.iter().zip(&times).enumerate() {
+    for (index, (standing, times)) in standings.iter().zip(&times).enumerate() {
         if times.is_empty() {
             continue;
         }
@@ -129,17 +128,17 @@ fn ttft_cdf(standings: &[PolicyResult]) -> SvgPlot {
                 (times[((times.len() - 1) as f64 * share) as usize], share)
             })
             .collect();
-        plot.line(&points, &class(at), &standing.variant.name);
+        plot.line(&points, &class(index), &standing.variant.name);
     }
     plot
 }
 
 fn tier_keys() -> String {
     let mut keys = String::new();
-    for (at, name) in ["device", "host", "shared store"].into_iter().enumerate() {
+    for (index, name) in ["device", "host", "shared store"].into_iter().enumerate() {
         let _ = write!(
             keys,
-            "<span class='key'><svg viewBox='0 0 26 8'><path class='area f{at}' d='M0 0H26V8H0Z'/></svg>{name}</span>"
+            "<span class='key'><svg viewBox='0 0 26 8'><path class='area f{index}' d='M0 0H26V8H0Z'/></svg>{name}</span>"
         );
     }
     keys
@@ -149,14 +148,14 @@ fn hits_over_time(outcome: &SimulationResult) -> String {
     let end = outcome.end_s().max(1e-9);
     let slot = |time: f64| ((time / end * SLOTS as f64) as usize).min(SLOTS - 1);
     let mut sums = [[0.0; 4]; SLOTS];
-    for (at, record) in
+    for (index, record) in
         outcome.records.iter().enumerate().filter(|(_, record)| !record.first_token_s.is_nan())
     {
         let sum = &mut sums[slot(record.first_token_s)];
         sum[0] += f64::from(record.l1_tokens);
         sum[1] += f64::from(record.l2_tokens);
         sum[2] += f64::from(record.l3_tokens);
-        sum[3] += f64::from(outcome.input_tokens(at));
+        sum[3] += f64::from(outcome.input_tokens(index));
     }
     let mut plot = SvgPlot::new(
         AxisScale::Linear(0.0, end),
@@ -164,8 +163,8 @@ fn hits_over_time(outcome: &SimulationResult) -> String {
         ("seconds", "share of prompt tokens"),
     );
     let layer = |tiers: usize| -> Vec<(f64, f64)> {
-        let points = sums.iter().enumerate().map(|(at, sum)| {
-            let x = (at as f64 + 0.5) / SLOTS as f64 * end;
+        let points = sums.iter().enumerate().map(|(index, sum)| {
+            let x = (index as f64 + 0.5) / SLOTS as f64 * end;
             (x, sum[..tiers].iter().sum::<f64>() / f64::max(sum[3], 1.0))
         });
         points.collect()
@@ -182,21 +181,22 @@ fn load_over_time(outcome: &SimulationResult, engines: usize) -> String {
     let sent = |record: &&RequestHistory| !record.sent_s.is_nan() && !record.first_token_s.is_nan();
     for record in outcome.records.iter().filter(sent) {
         let Some(count) = counts.get_mut(record.engine) else { continue };
-        let place = |time: f64| time / end * SLOTS as f64;
-        let (from, to) = (place(record.sent_s), place(record.first_token_s));
-        for (at, count) in count.iter_mut().enumerate().skip(from as usize).take((to - from) as usize + 2) {
-            // The part of the slot during which the prompt was there.
-            *count += (to.min(at as f64 + 1.0) - from.max(at as f64)).max(0.0);
+        let to_slot = |time: f64| time / end * SLOTS as f64;
+        let (from, to) = (to_slot(record.sent_s), to_slot(record.first_token_s));
+        for (index, count) in count.iter_mut().enumerate().skip(from as usize).take((to - from) as usize + 2)
+        {
+            // Part of the slot during which the prompt was present.
+            *count += (to.min(index as f64 + 1.0) - from.max(index as f64)).max(0.0);
         }
     }
-    let most = counts.iter().flatten().fold(1.0_f64, |max, count| max.max(*count));
+    let max_count = counts.iter().flatten().fold(1.0_f64, |max, count| max.max(*count));
     let mut plot =
-        SvgPlot::new(AxisScale::Linear(0.0, end), AxisScale::Linear(0.0, most), ("seconds", "prompts"));
+        SvgPlot::new(AxisScale::Linear(0.0, end), AxisScale::Linear(0.0, max_count), ("seconds", "prompts"));
     for (engine, count) in counts.iter().enumerate() {
         let points: Vec<(f64, f64)> = count
             .iter()
             .enumerate()
-            .map(|(at, &count)| ((at as f64 + 0.5) / SLOTS as f64 * end, count))
+            .map(|(index, &count)| ((index as f64 + 0.5) / SLOTS as f64 * end, count))
             .collect();
         plot.line(&points, &class(engine), &format!("prefill-{engine}"));
     }

@@ -1,4 +1,4 @@
-//! The loop: what is due happens, and the controlling side is told.
+//! The event loop: applies due events and notifies the router.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,24 +8,23 @@ use super::outcome::SimulationResult;
 use super::settings::SimulationOptions;
 use super::workload::{ArrivalMode, SimulatedWorkload};
 
-/// A run in which nothing has gone forward for this many simulated seconds is over.
+/// A run without progress for this many simulated seconds is ended.
 const STALL_TIMEOUT_S: f64 = 3_600.0;
 
-/// Who decides where requests go.
+/// Decides which engines get which requests.
 pub(crate) trait RequestRouter {
-    /// A request arrives.
     fn on_arrival(&mut self, now: f64, request: u32, fleet: &mut SimulatedFleet<'_>);
-    /// An engine tells something.
+    /// An engine sends a notification.
     fn on_notification(&mut self, now: f64, notice: FleetNotification, fleet: &mut SimulatedFleet<'_>);
-    /// What there was to tell at this time has been told.
+    /// All notifications of this time have been delivered.
     fn after_notifications(&mut self, now: f64, fleet: &mut SimulatedFleet<'_>);
-    /// The engines' load is read.
+    /// The engines' load is polled.
     fn on_load_poll(&mut self, now: f64, fleet: &mut SimulatedFleet<'_>);
-    /// A wish to be called has come due.
+    /// A requested wake-up is due.
     fn on_wakeup(&mut self, now: f64, gateway: usize, serial: u32, fleet: &mut SimulatedFleet<'_>);
 }
 
-/// Plays a workload through, or until `stop` is set. Equal arguments give equal outcomes.
+/// Runs a workload to its end, or until `stop` is set. Equal arguments give equal outcomes.
 pub(crate) fn run_simulation(
     settings: &SimulationOptions,
     workload: &SimulatedWorkload,
@@ -66,19 +65,19 @@ pub(crate) fn run_simulation(
     fleet.result
 }
 
-/// Tells everything; sending may cause more to tell.
+/// Delivers all notifications; sending requests may cause more of them.
 fn deliver_notifications(now: f64, control: &mut dyn RequestRouter, fleet: &mut SimulatedFleet<'_>) {
-    let mut told = false;
+    let mut delivered = false;
     let mut notices = std::mem::take(&mut fleet.notifications);
     while !notices.is_empty() {
         for notice in notices.drain(..) {
             control.on_notification(now, notice, fleet);
         }
         std::mem::swap(&mut notices, &mut fleet.notifications);
-        told = true;
+        delivered = true;
     }
     fleet.notifications = notices;
-    if told {
+    if delivered {
         control.after_notifications(now, fleet);
         if !fleet.notifications.is_empty() {
             deliver_notifications(now, control, fleet);

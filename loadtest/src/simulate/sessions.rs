@@ -1,11 +1,11 @@
-//! Which requests of a trace continue an earlier one. Traces name no conversations, but their block ids tell: a later
-//! turn contains all full blocks of an earlier prompt.
+//! Detects which requests of a trace continue an earlier one. Traces have no conversation ids, but a later turn
+//! contains all full blocks of an earlier prompt.
 
 use std::collections::HashMap;
 
 use crate::generate::trace::TraceRow;
 
-/// A prompt with fewer full blocks says too little: a shared system prompt may be all of it.
+/// A prompt with fewer full blocks is not matched: all of it may be a shared system prompt.
 const MIN_FULL_BLOCKS: usize = 2;
 
 /// For each row, the row that it continues: the latest one whose last full block is the deepest in this row.

@@ -1,11 +1,11 @@
-//! What is simulated: engines, caches, gateways, and what goes wrong.
+//! Parameters of the simulated system: engines, caches, gateways and disturbances.
 
 use clap::ValueEnum;
 use moongate_scheduler::{LocationIds, StoreMedium, StoreSite};
 
 use crate::engine::EngineTimeModel;
 
-/// Most prefill engines: caches are looked up for all of them at once in one machine word.
+/// Maximum number of prefill engines: the cache index has one bit per engine in a machine word.
 pub const MAX_PREFILL: usize = 64;
 
 /// When an engine stops waiting for pages that it fetches from the shared store (SGLang's
@@ -13,100 +13,100 @@ pub const MAX_PREFILL: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum SimPrefetchPolicy {
-    /// When the request's turn has come; what has arrived is used.
+    /// When the request's turn comes; the pages that have arrived are used.
     BestEffort,
-    /// Never; others overtake the request meanwhile.
+    /// Only when all pages have arrived; other requests overtake in the meantime.
     WaitComplete,
     /// After a time that grows with the prompt.
     Timeout,
 }
 
-/// Which waiting prompt an engine computes next.
+/// Order in which an engine computes waiting prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 #[value(rename_all = "snake_case")]
 pub enum EngineQueueOrder {
-    /// First come, first served.
+    /// First come, first served, by arrival at the engine.
     Fcfs,
-    /// The smallest priority value that the gateway gave, then first come.
+    /// The smallest priority value set by the gateway, then first come.
     Priority,
 }
 
-/// An engine that is away for some time.
+/// An engine failure with its recovery.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EngineOutage {
-    /// Prefill engines are counted first, then decode engines.
+    /// Index of the engine: prefill engines first, then decode engines.
     pub engine: usize,
-    /// When it dies, in seconds. Its caches and requests are lost.
+    /// Time of the failure in seconds. Its caches and requests are lost.
     pub at_s: f64,
-    /// For how long it is away.
+    /// Duration of the outage in seconds.
     pub for_s: f64,
 }
 
-/// A fleet and its circumstances.
+/// A fleet and its conditions.
 #[derive(Debug, Clone)]
 pub struct SimulationOptions {
     /// Prefill engines; plain workers if there are no decode engines.
     pub prefill: usize,
-    /// Decode engines.
+    /// Number of decode engines.
     pub decode: usize,
-    /// How long things take; the live simulated engine uses the same constants.
+    /// Time model; the live simulated engine uses the same constants.
     pub service: EngineTimeModel,
-    /// Device cache of one engine in tokens.
+    /// Device cache per engine in tokens.
     pub l1_tokens: u64,
-    /// Host cache of one engine in tokens; it holds a copy of what the device cache holds. 0 is none.
+    /// Host cache per engine in tokens; includes everything in the device cache. 0 disables it.
     pub l2_tokens: u64,
-    /// Shared store in tokens; 0 is none. Only engines with a host cache use it.
+    /// Shared store in tokens; 0 disables it. Only engines with a host cache use it.
     pub l3_tokens: u64,
-    /// Zones over which the prefill engines and the shared store are spread. An engine writes to its own zone's part, and reads from the
-    /// others' more slowly.
+    /// Zones over which the prefill engines and the shared store are spread. An engine writes to its own zone's part,
+    /// and reads from other zones take longer.
     pub zones: u8,
-    /// Whether the gateways know who is in which zone.
+    /// Whether the gateways know the zones.
     pub zones_known: bool,
     /// When an engine stops waiting for the shared store.
     pub prefetch: SimPrefetchPolicy,
-    /// Fewer tokens than this are not fetched (SGLang's `prefetch_threshold`).
+    /// Minimum number of tokens for a fetch (SGLang's `prefetch_threshold`).
     pub prefetch_threshold: u32,
-    /// Share of the host cache beyond the device cache that may be waited for at a time (SGLang's
+    /// Share of the host cache beyond the device cache that fetching prompts may occupy (SGLang's
     /// `prefetch_capacity_limit`).
     pub prefetch_capacity_share: f64,
     /// Timeout rule: seconds for any fetch (SGLang's `prefetch_timeout_base`).
     pub prefetch_timeout_base_s: f64,
     /// Timeout rule: seconds for each 1,024 tokens (SGLang's `prefetch_timeout_per_ki_token`).
     pub prefetch_timeout_per_ki_s: f64,
-    /// Whether a prefill pass takes tokens of several prompts, up to the chunk size. If not, prompts are computed
-    /// one after the other, as the calibration assumes.
+    /// Whether a prefill pass takes tokens of several prompts, up to the chunk size. If not, prompts are computed one
+    /// after the other, as the calibration assumes.
     pub packed: bool,
-    /// Which waiting prompt is next.
+    /// Order in which waiting prompts are computed.
     pub order: EngineQueueOrder,
-    /// How much of a request's time of arrival goes into its priority: a request that comes so many seconds later must be so
-    /// many times this shorter to overtake.
+    /// Weight of a request's arrival time in its priority: a request that arrives one second later overtakes only if it
+    /// is shorter by this many seconds.
     pub priority_ageing: f64,
-    /// Most sequences that generate at once on one engine.
+    /// Maximum number of sequences that one engine generates concurrently.
     pub max_running: usize,
-    /// KV tokens that a decode engine can hold.
+    /// KV cache capacity of a decode engine in tokens.
     pub decode_tokens: u64,
-    /// Spread of service times: the logarithm's standard deviation. The mean stays.
+    /// Standard deviation of the logarithm of service times. The mean is unchanged.
     pub noise_sigma: f64,
-    /// How many times slower the first prefill engine is.
+    /// Slowdown of the first prefill engine.
     pub slow_engine: f64,
-    /// Engines that go away.
+    /// Outages of engines.
     pub failures: Vec<EngineOutage>,
-    /// Gateways, each with a scheduler of its own. Requests choose one at random.
+    /// Number of gateways, each with a scheduler of its own. Requests select one at random.
     pub gateways: usize,
-    /// Seconds between two readings of the engines' load; 0 is never.
+    /// Seconds between two polls of the engines' load; 0 disables polling.
     pub poll_s: f64,
-    /// How late the gateways learn what caches hold.
+    /// Delay in seconds of the gateways' view of the caches.
     pub index_lag_s: f64,
-    /// How long the cache prediction of a held request is believed.
+    /// How long the cache prediction of a queued request is used before it is renewed.
     pub refresh_s: f64,
-    /// Share of the requests, from the first on, that find cold caches and are left out of the figures.
+    /// Share of the requests, from the first on, that warm the caches and are excluded from the results.
     pub warmup_share: f64,
-    /// Whether all engines share one cache without bounds, as in the ideal.
+    /// Whether all engines share one unbounded cache, as in the ideal.
     pub shared_cache: bool,
-    /// Whether a refused client comes back once, after the time it was told.
+    /// Whether a rejected client retries once, after the time in `Retry-After`.
     pub retry: bool,
-    /// Whether requests carry their TTFT target, so that a policy can shed those that cannot meet it.
-    pub deadlines: bool,
+    /// Whether requests carry their TTFT target, so that a policy can reject those that cannot meet it.
+    pub ttft_targets: bool,
 }
 
 impl SimulationOptions {
@@ -143,11 +143,11 @@ impl SimulationOptions {
             warmup_share: 0.1,
             shared_cache: false,
             retry: false,
-            deadlines: false,
+            ttft_targets: false,
         }
     }
 
-    /// One plain engine, as in the published HiCache benchmark that the constants were fitted to.
+    /// One plain engine, as in the published HiCache benchmark to which the constants were fitted.
     #[must_use]
     pub fn one_engine() -> Self {
         Self {
@@ -162,30 +162,32 @@ impl SimulationOptions {
         }
     }
 
-    /// Where a prefill engine is.
+    /// Location of a prefill engine.
     pub(crate) fn topology_place(&self, engine: usize) -> LocationIds {
         LocationIds { zone: (self.zones > 1).then(|| self.zone(engine).into()), ..LocationIds::default() }
     }
 
-    /// The number of its zone.
+    /// Index of an engine's zone.
     pub(crate) fn zone(&self, engine: usize) -> u8 {
         u8::try_from(engine % usize::from(self.zones.max(1))).unwrap_or(0)
     }
 
-    /// The parts of the shared store, one for each zone.
+    /// The parts of the shared store, one per zone.
     pub(crate) fn store_sites(&self) -> Vec<StoreSite> {
         let zones = 0..usize::from(self.zones.max(1));
-        zones.map(|zone| StoreSite { place: self.topology_place(zone), medium: StoreMedium::Dram }).collect()
+        zones
+            .map(|zone| StoreSite { location: self.topology_place(zone), medium: StoreMedium::Dram })
+            .collect()
     }
 
-    /// Tokens that one engine may wait for at a time.
+    /// Tokens for which one engine may wait at a time.
     pub(crate) fn prefetch_capacity(&self) -> u64 {
         let beyond = self.l2_tokens.saturating_sub(self.l1_tokens);
         (beyond as f64 * self.prefetch_capacity_share.clamp(0.0, 1.0)) as u64
     }
 
-    /// Time to first token that a prompt of this length may take: two seconds, or twice its computation on an idle
-    /// engine without any cache.
+    /// TTFT target of a prompt of this length: two seconds, or twice its computation on an idle engine without any
+    /// cache.
     #[must_use]
     pub fn ttft_target_s(&self, input_tokens: u32) -> f64 {
         let cold = self.service.prefill_base_s + self.service.prefill_compute_s(input_tokens as usize, 0);

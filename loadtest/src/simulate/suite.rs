@@ -1,11 +1,11 @@
-//! The standard experiments: what a scheduler is judged by.
+//! The standard experiments for schedulers.
 
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use moongate_scheduler::SchedulerOptions as SchedulerSettings;
+use moongate_scheduler::SchedulerOptions;
 
 use super::agents::AgentTrafficOptions;
 use super::calibrate::PUBLISHED_MEASUREMENTS;
@@ -17,7 +17,7 @@ use super::workload::{ReplayOptions, SimulatedWorkload};
 use crate::engine::EngineTimeModel;
 use crate::generate::trace::read_trace;
 
-/// Arrivals of the recorded traces move by up to this: the conversation trace counts in steps of 3 s.
+/// Maximum jitter of the recorded traces' arrivals: the conversation trace has a resolution of 3 s.
 const JITTER_S: f64 = 3.0;
 
 /// With more contenders than this, each has a row instead of a column.
@@ -27,7 +27,6 @@ const MAX_COLUMNS: usize = 6;
 enum SuiteWorkload {
     Conversation,
     Synthetic,
-    /// Generated tool and agent traffic.
     Agents,
     /// bench_multiturn on four plain engines, with this many requests in flight.
     MultiTurn(u32),
@@ -51,11 +50,11 @@ impl SuiteMetric {
         match self {
             SuiteMetric::Mean => "mean TTFT, s",
             SuiteMetric::P99 => "p99 TTFT, s",
-            SuiteMetric::SloAttainment => "in time, %",
-            SuiteMetric::RejectedShare => "refused, %",
+            SuiteMetric::SloAttainment => "SLO attainment, %",
+            SuiteMetric::RejectedShare => "rejected, %",
             SuiteMetric::KiloTokensPerSecond => "input, k tokens/s",
             SuiteMetric::RetryAfter => "Retry-After, s",
-            SuiteMetric::RetryAfterAccuracy => "Retry-After right, %",
+            SuiteMetric::RetryAfterAccuracy => "Retry-After accuracy, %",
         }
     }
 
@@ -63,11 +62,11 @@ impl SuiteMetric {
         match self {
             SuiteMetric::Mean => format!("{:.2} ± {:.2}", summary.ttft_mean_s, summary.ttft_mean_sd_s),
             SuiteMetric::P99 => format!("{:.1}", summary.ttft_p99_s),
-            SuiteMetric::SloAttainment => format!("{:.1}", 100.0 * summary.slo_met),
+            SuiteMetric::SloAttainment => format!("{:.1}", 100.0 * summary.slo_attainment),
             SuiteMetric::RejectedShare => format!("{:.1}", 100.0 * summary.rejected),
             SuiteMetric::KiloTokensPerSecond => format!("{:.1}", summary.input_tokens_per_s / 1_000.0),
             SuiteMetric::RetryAfter => or_dash(summary.retry_after_s, 1.0),
-            SuiteMetric::RetryAfterAccuracy => or_dash(summary.retry_after_right, 100.0),
+            SuiteMetric::RetryAfterAccuracy => or_dash(summary.retry_after_accuracy, 100.0),
         }
     }
 }
@@ -88,7 +87,7 @@ fn gbps(settings: &mut SimulationOptions, gbps: f64) {
     settings.service.storage_bytes_per_s = gbps * 1e9;
 }
 
-/// Another engine than the calibrated one: no setting was chosen on it.
+/// An engine other than the calibrated one, which was not used to choose any setting.
 fn other_engine(settings: &mut SimulationOptions) {
     settings.prefill = 6;
     settings.service.prefill_base_s /= 3.0;
@@ -240,15 +239,15 @@ const EXPERIMENTS: &[SuiteExperiment] = &[
         name: "overload, conversation 2.0, with targets",
         source: SuiteWorkload::Conversation,
         speed: 2.0,
-        change: |settings| settings.deadlines = true,
+        change: |settings| settings.ttft_targets = true,
         figures: &[SuiteMetric::SloAttainment, SuiteMetric::P99, SuiteMetric::RejectedShare],
     },
     SuiteExperiment {
-        name: "overload, conversation 2.0, refused clients come back once",
+        name: "overload, conversation 2.0, rejected clients retry once",
         source: SuiteWorkload::Conversation,
         speed: 2.0,
         change: |settings| {
-            settings.deadlines = true;
+            settings.ttft_targets = true;
             settings.retry = true;
         },
         figures: &[
@@ -259,11 +258,11 @@ const EXPERIMENTS: &[SuiteExperiment] = &[
         ],
     },
     SuiteExperiment {
-        name: "overload, conversation 1.5, refused clients come back once",
+        name: "overload, conversation 1.5, rejected clients retry once",
         source: SuiteWorkload::Conversation,
         speed: 1.5,
         change: |settings| {
-            settings.deadlines = true;
+            settings.ttft_targets = true;
             settings.retry = true;
         },
         figures: &[
@@ -337,14 +336,14 @@ const EXPERIMENTS: &[SuiteExperiment] = &[
     },
 ];
 
-/// Runs the experiments whose name contains one of `only`, or all if there is none, and answers the table.
+/// Runs the experiments whose name contains one of `only`, or all if it is empty, and returns the table.
 ///
 /// # Errors
 /// A trace cannot be read.
 pub(crate) fn run(
     folder: &Path,
     contenders: &[PolicyVariant],
-    scheduling: &SchedulerSettings,
+    scheduling: &SchedulerOptions,
     seeds: &RangeInclusive<u64>,
     only: &[String],
     stop: &AtomicBool,
@@ -407,7 +406,7 @@ fn settings(source: SuiteWorkload) -> SimulationOptions {
     }
 }
 
-/// One figure of every contender.
+/// One metric of every contender.
 struct SuiteTableRow {
     setting: &'static str,
     figure: SuiteMetric,
@@ -437,8 +436,8 @@ fn by_contender(contenders: &[PolicyVariant], lines: &[SuiteTableRow]) -> String
     let heads: Vec<String> =
         lines.iter().map(|line| format!("{}: {}", line.setting, line.figure.name())).collect();
     let mut table = format!("| policy | {} |\n|---|{}\n", heads.join(" | "), "---:|".repeat(heads.len()));
-    for (at, contender) in contenders.iter().enumerate() {
-        let cells: Vec<&str> = lines.iter().map(|line| line.cells[at].as_str()).collect();
+    for (index, contender) in contenders.iter().enumerate() {
+        let cells: Vec<&str> = lines.iter().map(|line| line.cells[index].as_str()).collect();
         let _ = writeln!(table, "| {} | {} |", contender.name, cells.join(" | "));
     }
     table

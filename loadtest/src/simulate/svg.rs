@@ -9,17 +9,17 @@ const RIGHT: f64 = 16.0;
 const TOP: f64 = 12.0;
 const BOTTOM: f64 = 42.0;
 
-/// How numbers become places on an axis.
+/// Mapping of values to positions on an axis.
 #[derive(Debug, Clone, Copy)]
 pub enum AxisScale {
-    /// Evenly from the first number to the second.
+    /// Linear from the first value to the second.
     Linear(f64, f64),
-    /// By their logarithm; both ends are above 0.
+    /// Logarithmic; both ends are above 0.
     Log(f64, f64),
 }
 
 impl AxisScale {
-    /// 0 at the low end, 1 at the high end; what lies outside is put on the end.
+    /// 0 at the low end, 1 at the high end; values outside are clamped.
     fn place(self, value: f64) -> f64 {
         let share = match self {
             AxisScale::Linear(low, high) => (value - low) / (high - low),
@@ -34,7 +34,7 @@ impl AxisScale {
                 let step = round_step((high - low) / 6.0);
                 let first = (low / step).ceil();
                 (0..=12)
-                    .map(|at| (first + f64::from(at)) * step)
+                    .map(|position| (first + f64::from(position)) * step)
                     .take_while(|tick| *tick <= high * 1.000_001)
                     .collect()
             }
@@ -57,7 +57,6 @@ fn round_step(step: f64) -> f64 {
     digit * power
 }
 
-/// A plot under construction.
 #[derive(Debug)]
 pub struct SvgPlot {
     x: AxisScale,
@@ -66,28 +65,28 @@ pub struct SvgPlot {
 }
 
 impl SvgPlot {
-    /// An empty plot with its axes' names.
+    /// An empty plot with the names of its axes.
     pub fn new(x: AxisScale, y: AxisScale, (x_name, y_name): (&str, &str)) -> Self {
         let mut plot = Self { x, y, body: String::new() };
         let (bottom, right) = (HEIGHT - BOTTOM, WIDTH - RIGHT);
         for tick in y.ticks() {
-            let at = plot.y_at(tick);
+            let position = plot.y_at(tick);
             let label = number(tick);
             let _ = write!(
                 plot.body,
-                "<path class='grid' d='M{LEFT} {at:.1}H{right}'/>\
+                "<path class='grid' d='M{LEFT} {position:.1}H{right}'/>\
                  <text class='tick' x='{:.1}' y='{:.1}' text-anchor='end'>{label}</text>",
                 LEFT - 6.0,
-                at + 4.0
+                position + 4.0
             );
         }
         for tick in x.ticks() {
-            let at = plot.x_at(tick);
+            let position = plot.x_at(tick);
             let label = number(tick);
             let _ = write!(
                 plot.body,
-                "<path class='grid' d='M{at:.1} {bottom}v4'/>\
-                 <text class='tick' x='{at:.1}' y='{:.1}' text-anchor='middle'>{label}</text>",
+                "<path class='grid' d='M{position:.1} {bottom}v4'/>\
+                 <text class='tick' x='{position:.1}' y='{:.1}' text-anchor='middle'>{label}</text>",
                 bottom + 18.0
             );
         }
@@ -111,13 +110,13 @@ impl SvgPlot {
         HEIGHT - BOTTOM - self.y.place(value) * (HEIGHT - TOP - BOTTOM)
     }
 
-    /// A line through `points` with a name that shows on hovering.
+    /// Adds a line through `points` with a name that is shown on hovering.
     pub fn line(&mut self, points: &[(f64, f64)], class: &str, name: &str) {
         let path = self.path(points);
         let _ = write!(self.body, "<path class='line {class}' d='{path}'><title>{name}</title></path>");
     }
 
-    /// The area between two lines over the same x.
+    /// Adds the area between two lines over the same x.
     pub(crate) fn area(&mut self, lower: &[(f64, f64)], upper: &[(f64, f64)], class: &str, name: &str) {
         let mut points = upper.to_vec();
         points.extend(lower.iter().rev());
@@ -127,17 +126,17 @@ impl SvgPlot {
 
     fn path(&self, points: &[(f64, f64)]) -> String {
         let mut path = String::new();
-        for (at, &(x, y)) in points.iter().enumerate() {
-            let letter = if at == 0 { 'M' } else { 'L' };
+        for (position, &(x, y)) in points.iter().enumerate() {
+            let letter = if position == 0 { 'M' } else { 'L' };
             let _ = write!(path, "{letter}{:.1} {:.1}", self.x_at(x), self.y_at(y));
         }
         path
     }
 
-    /// Names of the lines, each with its class, in the upper left corner.
+    /// Adds the names of the lines, each with its class, in the upper left corner.
     pub fn legend(&mut self, lines: &[(String, &str)]) {
-        for (at, (class, name)) in lines.iter().enumerate() {
-            let y = TOP + 14.0 + 17.0 * at as f64;
+        for (position, (class, name)) in lines.iter().enumerate() {
+            let y = TOP + 14.0 + 17.0 * position as f64;
             let _ = write!(
                 self.body,
                 "<path class='line {class}' d='M{:.1} {:.1}h22'/><text class='name' x='{:.1}' y='{y:.1}'>{name}</text>",
@@ -148,7 +147,7 @@ impl SvgPlot {
         }
     }
 
-    /// A file of its own, with the style that its classes need.
+    /// A stand-alone file, with the style that its classes need.
     pub fn file(&self, label: &str, style: &str) -> String {
         format!(
             "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {HEIGHT}' font-family='sans-serif'><title>{label}</title>\
@@ -157,13 +156,12 @@ impl SvgPlot {
         )
     }
 
-    /// The whole element.
+    /// The `<svg>` element as text.
     pub(crate) fn svg(&self, label: &str) -> String {
         format!("<svg viewBox='0 0 {WIDTH} {HEIGHT}' role='img' aria-label='{label}'>{}</svg>", self.body)
     }
 }
 
-/// Without digits that say nothing.
 fn number(value: f64) -> String {
     if value.abs() >= 10_000.0 {
         format!("{:.0}k", value / 1_000.0)

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use moongate_scheduler::{PolicyName, SchedulerOptions as SchedulerSettings};
+use moongate_scheduler::{PolicyName, SchedulerOptions};
 use parking_lot::Mutex;
 
 use super::agents::{AgentTrafficOptions, generate_agent_traffic};
@@ -17,23 +17,20 @@ use super::run::run_simulation;
 use super::settings::SimulationOptions;
 use super::workload::{ReplayOptions, SimulatedWorkload};
 
-/// Who decides.
+/// A policy with its settings.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PolicyVariant {
     /// The name in flags and tables.
     pub name: String,
-    /// Which algorithm.
     pub kind: PolicyVariantKind,
-    /// Settings of the scheduler that differ from the experiment's, as NAME=VALUE.
+    /// Overrides of the experiment's scheduler settings, as NAME=VALUE.
     pub overrides: Vec<String>,
 }
 
-/// Which algorithm decides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PolicyVariantKind {
-    /// A policy of the scheduler.
     Policy(PolicyName),
-    /// One queue before engines that share a cache without bounds: what no policy reaches.
+    /// One queue in front of engines that share an unbounded cache: a bound that no policy reaches.
     Ideal(IdealOrder),
 }
 
@@ -60,10 +57,11 @@ impl From<IdealOrder> for PolicyVariant {
 impl FromStr for PolicyVariant {
     type Err = String;
 
-    /// A policy's name, `ideal`, `ideal_fcfs`, or a policy with other settings: `predictive:slack=0.5+aged_share=0`.
+    /// A policy's name, `ideal`, `ideal_fcfs`, or a policy with other settings:
+    /// `predictive:slack=0.5+starving_share=0`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (name, changes) = text.split_once(':').unwrap_or((text, ""));
-        let known = match name {
+        let variant = match name {
             "ideal" => IdealOrder::Shortest.into(),
             "ideal_fcfs" => IdealOrder::Fcfs.into(),
             name => PolicyVariant::from(
@@ -73,44 +71,38 @@ impl FromStr for PolicyVariant {
         };
         let changes: Vec<String> =
             changes.split('+').filter(|change| !change.is_empty()).map(str::to_owned).collect();
-        // A wrong setting is told now, not in the middle of the runs.
-        with_overrides(&SchedulerSettings::default(), &changes).map_err(|error| error.to_string())?;
-        Ok(PolicyVariant { name: text.to_owned(), overrides: changes, ..known })
+        // Reports an invalid setting before any run starts.
+        with_overrides(&SchedulerOptions::default(), &changes).map_err(|error| error.to_string())?;
+        Ok(PolicyVariant { name: text.to_owned(), overrides: changes, ..variant })
     }
 }
 
-/// A scheduler's settings cannot be changed like this.
+/// Why a scheduler's settings cannot be overridden.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SettingOverrideError {
-    /// Not NAME=VALUE.
-    #[error("{0:?} changes no setting: give NAME=VALUE")]
+    /// The text is not NAME=VALUE.
+    #[error("{0:?} is not an override: give NAME=VALUE")]
     Form(String),
-    /// No such setting.
-    #[error("the scheduler has no setting {name}; it has {known}")]
+    /// The setting does not exist.
+    #[error("the scheduler has no setting {name}; available: {known}")]
     Name {
-        /// The name that was given.
         name: String,
-        /// Those that exist.
+        /// Names of the existing settings.
         known: String,
     },
-    /// The value does not fit.
+    /// The value has the wrong type.
     #[error("{change}: {what}")]
-    Value {
-        /// What was given.
-        change: String,
-        /// What is wrong with it.
-        what: String,
-    },
+    Value { change: String, what: String },
 }
 
-/// `settings` with some of them changed, each given as NAME=VALUE with a JSON value; a dot leads into a group.
+/// `settings` with some of them overridden, each given as NAME=VALUE with a JSON value; a dot selects a nested member.
 ///
 /// # Errors
-/// A setting does not exist, or its value is of another kind.
+/// A setting does not exist, or its value has another type.
 pub fn with_overrides(
-    settings: &SchedulerSettings,
+    settings: &SchedulerOptions,
     changes: &[String],
-) -> Result<SchedulerSettings, SettingOverrideError> {
+) -> Result<SchedulerOptions, SettingOverrideError> {
     let mut settings = settings.clone();
     for change in changes {
         let (name, text) =
@@ -126,26 +118,25 @@ pub fn with_overrides(
         };
         let missing = SettingOverrideError::Name { name: name.to_owned(), known: known() };
         let pointer = format!("/{}", name.replace('.', "/"));
-        let place = all.pointer_mut(&pointer).ok_or(missing)?;
-        *place = serde_json::from_str(text).map_err(wrong)?;
+        let value = all.pointer_mut(&pointer).ok_or(missing)?;
+        *value = serde_json::from_str(text).map_err(wrong)?;
         settings = serde_json::from_value(all).map_err(wrong)?;
     }
     Ok(settings)
 }
 
-/// What arrives.
 #[derive(Debug, Clone)]
 pub enum ExperimentLoad {
-    /// Requests at given times; the seed makes the jitter.
+    /// Requests at given times; the seed determines the jitter.
     Open(SimulatedWorkload, ReplayOptions),
-    /// Generated agents; the seed makes them.
+    /// Generated agents, determined by the seed.
     Agents(AgentTrafficOptions, ReplayOptions),
-    /// Clients that wait for answers.
+    /// Clients that wait for responses.
     MultiTurn(MultiTurnOptions),
 }
 
 impl ExperimentLoad {
-    /// What arrives with this seed.
+    /// Generates the workload of this seed.
     pub(crate) fn workload(&self, seed: u64) -> SimulatedWorkload {
         match self {
             ExperimentLoad::Open(workload, replay) => workload.with_replay(ReplayOptions { seed, ..*replay }),
@@ -157,57 +148,51 @@ impl ExperimentLoad {
     }
 }
 
-/// One experiment.
 #[derive(Debug, Clone)]
 pub struct PolicyExperiment {
-    /// The fleet.
     pub settings: SimulationOptions,
-    /// The schedulers.
-    pub scheduling: SchedulerSettings,
-    /// What arrives.
+    /// Scheduler settings before each variant's overrides.
+    pub scheduling: SchedulerOptions,
     pub load: ExperimentLoad,
-    /// Who decides, one after the other.
+    /// Policies to run, one after the other.
     pub variants: Vec<PolicyVariant>,
-    /// One run each.
     pub seeds: RangeInclusive<u64>,
 }
 
-/// What one contender achieved.
 #[derive(Debug, Clone)]
 pub struct PolicyResult {
-    /// Who.
     pub variant: PolicyVariant,
-    /// The mean over the seeds.
     pub summary: SimulationSummary,
-    /// The run of the first seed, in full.
+    /// The complete run of the first seed.
     pub first_run: SimulationResult,
 }
 
-/// Runs every contender with every seed, on as many threads as there are processors. Setting `stop` ends the runs early, with
-/// figures of no worth.
+/// Runs every contender with every seed, on as many threads as there are processors. Setting `stop` ends the runs
+/// early, with meaningless results.
 #[must_use]
 pub fn run_experiment(case: &PolicyExperiment, stop: &AtomicBool) -> Vec<PolicyResult> {
     let workloads: Vec<(u64, SimulatedWorkload)> =
         case.seeds.clone().map(|seed| (seed, case.load.workload(seed))).collect();
-    let jobs: Vec<(usize, usize)> =
-        (0..workloads.len()).flat_map(|run| (0..case.variants.len()).map(move |at| (at, run))).collect();
+    let jobs: Vec<(usize, usize)> = (0..workloads.len())
+        .flat_map(|run| (0..case.variants.len()).map(move |index| (index, run)))
+        .collect();
     let done: Vec<Mutex<Option<SimulationResult>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
     let next = AtomicUsize::new(0);
     let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get).min(jobs.len());
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while let Some(&(at, run)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                while let Some(&(index, run)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let (seed, workload) = &workloads[run];
-                    let outcome = run_one(case, &case.variants[at], workload, *seed, stop);
-                    *done[run * case.variants.len() + at].lock() = Some(outcome);
+                    let outcome = run_one(case, &case.variants[index], workload, *seed, stop);
+                    *done[run * case.variants.len() + index].lock() = Some(outcome);
                 }
             });
         }
     });
     let outcomes: Vec<SimulationResult> = done.into_iter().filter_map(Mutex::into_inner).collect();
-    let standing = |(at, contender): (usize, &PolicyVariant)| {
-        let of_contender = || outcomes.iter().skip(at).step_by(case.variants.len());
+    let standing = |(index, contender): (usize, &PolicyVariant)| {
+        let of_contender = || outcomes.iter().skip(index).step_by(case.variants.len());
         let summaries: Vec<SimulationSummary> = of_contender().map(SimulationResult::summary).collect();
         let first = of_contender().next()?.clone();
         Some(PolicyResult {
@@ -228,7 +213,7 @@ fn run_one(
 ) -> SimulationResult {
     match contender.kind {
         PolicyVariantKind::Policy(policy) => {
-            // Contenders with settings that do not fit are refused when they are named.
+            // Contenders with invalid settings are rejected when they are parsed.
             let scheduling = with_overrides(&case.scheduling, &contender.overrides)
                 .unwrap_or_else(|_| case.scheduling.clone());
             let mut gateways = SimulatedGateways::new(policy, &scheduling, &case.settings, seed);
@@ -246,22 +231,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_contender_may_have_settings_of_its_own() {
+    fn policy_variant_parses_its_settings() {
         let contender: PolicyVariant = "predictive:slack=0.5+duplicate_price=0".parse().expect("known");
         assert_eq!(contender.kind, PolicyVariantKind::Policy(PolicyName::Predictive));
-        let settings = with_overrides(&SchedulerSettings::default(), &contender.overrides).expect("fit");
+        let settings = with_overrides(&SchedulerOptions::default(), &contender.overrides).expect("fit");
         assert_eq!((settings.slack, settings.duplicate_price), (0.5, 0.0));
         assert_eq!("ideal".parse::<PolicyVariant>().expect("known"), IdealOrder::Shortest.into());
     }
 
     #[test]
-    fn a_wrong_change_is_told_with_what_would_be_right() {
+    fn invalid_override_names_the_valid_settings() {
         let wrong = |text: &str| text.parse::<PolicyVariant>().expect_err("wrong");
         assert!(wrong("predictiv").contains("predictive"));
         assert!(wrong("predictive:slak=1").contains("slack"));
         assert!(wrong("predictive:slack").contains("NAME=VALUE"));
         assert!(wrong("predictive:slack=much").contains("slack=much"));
         let target = [r#"ttft_target={"base":2,"cold_factor":3}"#.to_owned()];
-        assert!(with_overrides(&SchedulerSettings::default(), &target).expect("fits").ttft_target.is_some());
+        assert!(with_overrides(&SchedulerOptions::default(), &target).expect("fits").ttft_target.is_some());
     }
 }

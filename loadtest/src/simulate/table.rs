@@ -1,4 +1,4 @@
-//! Figures as text.
+//! Results as text, JSON and HTML.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use super::calibrate::{PUBLISHED_MEASUREMENTS, calibrate};
 use super::sweep::PolicyResult;
 
-/// One line per contender.
 pub(crate) fn text(standings: &[PolicyResult], elapsed: Duration) -> String {
     let width = standings.iter().map(|standing| standing.variant.name.len()).max().unwrap_or(0).max(8);
     let mut text = format!(
@@ -19,17 +18,17 @@ pub(crate) fn text(standings: &[PolicyResult], elapsed: Duration) -> String {
         "p50 s",
         "p90 s",
         "p99 s",
-        "slo",
+        "SLO",
         "reject",
         "L1 %",
         "L2 %",
         "L3 %",
         "tokens/s",
-        "429 ok"
+        "retry ok"
     );
     for standing in standings {
         let s = &standing.summary;
-        let right = s.retry_after_right.map_or("-".to_owned(), |share| format!("{:.0} %", 100.0 * share));
+        let right = s.retry_after_accuracy.map_or("-".to_owned(), |share| format!("{:.0} %", 100.0 * share));
         let _ = writeln!(
             text,
             "{:width$}  {:>8.3} {:>6.2} {:>8.2} {:>8.2} {:>8.2}  {:>6.3} {:>6.3}  {:>5.1} {:>5.1} {:>5.1}  {:>9.0}  {:>6}{}",
@@ -39,7 +38,7 @@ pub(crate) fn text(standings: &[PolicyResult], elapsed: Duration) -> String {
             s.ttft_p50_s,
             s.ttft_p90_s,
             s.ttft_p99_s,
-            s.slo_met,
+            s.slo_attainment,
             s.rejected,
             100.0 * s.hit_l1,
             100.0 * s.hit_l2,
@@ -54,7 +53,7 @@ pub(crate) fn text(standings: &[PolicyResult], elapsed: Duration) -> String {
     text
 }
 
-/// One object: the figures themselves for one contender, a list of them for several.
+/// A JSON object: the results of one contender, or a list for several.
 pub(crate) fn json(standings: &[PolicyResult]) -> String {
     let object = |standing: &PolicyResult| {
         let mut object = json!(standing.summary);
@@ -72,7 +71,7 @@ pub(crate) fn json(standings: &[PolicyResult]) -> String {
 pub(crate) fn html(standings: &[PolicyResult]) -> String {
     let mut html = String::from(
         "<div class='scroll'><table><tr><th>policy</th><th>mean s</th><th>±</th><th>p50 s</th><th>p90 s</th><th>p99 s</th>\
-         <th>in time</th><th>refused</th><th>L1</th><th>L2</th><th>L3</th><th>tokens/s</th></tr>",
+         <th>SLO attainment</th><th>rejected</th><th>L1</th><th>L2</th><th>L3</th><th>tokens/s</th></tr>",
     );
     for standing in standings {
         let s = &standing.summary;
@@ -86,7 +85,7 @@ pub(crate) fn html(standings: &[PolicyResult]) -> String {
             s.ttft_p50_s,
             s.ttft_p90_s,
             s.ttft_p99_s,
-            100.0 * s.slo_met,
+            100.0 * s.slo_attainment,
             100.0 * s.rejected,
             100.0 * s.hit_l1,
             100.0 * s.hit_l2,
@@ -97,7 +96,7 @@ pub(crate) fn html(standings: &[PolicyResult]) -> String {
     html + "</table></div>"
 }
 
-/// What was measured on one engine, and what the simulator shows, in Markdown.
+/// Measured and simulated results of one engine, in Markdown.
 pub(crate) fn calibration(seeds: u64) -> String {
     let mut table = String::from(
         "| caches | TTFT mean, s | TTFT p90, s | input, tokens/s | reused, % |\n|---|---:|---:|---:|---:|\n",

@@ -1,9 +1,9 @@
-//! The machine as a whole.
+//! Tests of the whole simulator.
 
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
-use moongate_scheduler::{PolicyName, SchedulerOptions as SchedulerSettings};
+use moongate_scheduler::{PolicyName, SchedulerOptions};
 use proptest::prelude::*;
 
 use super::calibrate::PUBLISHED_MEASUREMENTS;
@@ -43,7 +43,7 @@ fn one_engine() -> SimulationOptions {
     }
 }
 
-/// Plays requests on one engine.
+/// Simulates requests on one engine.
 fn one(settings: &SimulationOptions, requests: &SimulatedWorkload) -> SimulationResult {
     run_simulation(settings, requests, 1, &mut SingleEngineRouter, &AtomicBool::new(false))
 }
@@ -74,7 +74,7 @@ fn single_prompt_costs_the_formula_and_its_repeat_one_token() {
 #[test]
 fn evicted_cache_is_fetched_if_prefetch_is_awaited() {
     let ids: Vec<u64> = (0..8).collect();
-    // The engine dies between the two: only the store still has the prompt.
+    // The engine fails between the two: only the store still has the prompt.
     let failures = vec![EngineOutage { engine: 0, at_s: 20.0, for_s: 1.0 }];
     let requests = workload(&[(0.0, 4_096, &ids), (60.0, 8_192, &ids)]);
     let fetched = |prefetch| {
@@ -90,12 +90,12 @@ fn evicted_cache_is_fetched_if_prefetch_is_awaited() {
     let (tokens, waited, _) = fetched(SimPrefetchPolicy::BestEffort);
     assert_eq!(tokens, 0);
     assert!(near(waited, compute(8_192, 0)), "{waited}");
-    // A second is enough for this prompt.
+    // One second suffices for this prompt.
     assert_eq!(fetched(SimPrefetchPolicy::Timeout).0, 4_096);
 }
 
 #[test]
-fn who_waits_for_the_store_is_overtaken() {
+fn prompt_waiting_for_the_store_is_overtaken() {
     let ids: Vec<u64> = (0..200).collect();
     let failures = vec![EngineOutage { engine: 0, at_s: 100.0, for_s: 1.0 }];
     let requests = workload(&[(0.0, 102_400, &ids), (200.0, 102_800, &ids), (200.1, 600, &[])]);
@@ -119,7 +119,7 @@ fn two_short_prompts_share_a_pass_where_passes_are_packed() {
 }
 
 #[test]
-fn a_turn_comes_after_the_answer_that_it_follows() {
+fn turn_arrives_after_the_previous_response() {
     let mut prompts = WorkloadBuilder::new(512);
     prompts.push(0.0, 50_000, 100, &[], (None, 0));
     prompts.push(1.0, 600, 1, &[], (Some(0), 0));
@@ -130,7 +130,7 @@ fn a_turn_comes_after_the_answer_that_it_follows() {
 }
 
 fn case(settings: SimulationOptions, contenders: Vec<PolicyVariant>, speed: f64) -> PolicyExperiment {
-    let scheduling = SchedulerSettings::default();
+    let scheduling = SchedulerOptions::default();
     PolicyExperiment {
         settings,
         scheduling,
@@ -171,11 +171,11 @@ fn every_request_ends_once_and_every_token_is_accounted_for() {
         assert_eq!(outcome.open, 0, "{name}");
         let served = outcome.records.iter().filter(|record| record.state == SimulatedOutcome::Served).count();
         assert!(served >= 950, "{name} served {served}");
-        for (at, record) in outcome.records.iter().enumerate() {
+        for (index, record) in outcome.records.iter().enumerate() {
             assert!(record.state != SimulatedOutcome::Open, "{name}");
             if record.state == SimulatedOutcome::Served {
                 let cached = record.l1_tokens + record.l2_tokens + record.l3_tokens;
-                assert!(cached < outcome.input_tokens(at), "{name}");
+                assert!(cached < outcome.input_tokens(index), "{name}");
                 assert!(record.first_token_s > record.sent_s && record.sent_s >= record.arrived_s, "{name}");
             }
         }
@@ -207,7 +207,7 @@ fn a_store_in_another_zone_costs_time_and_less_if_that_is_known() {
 }
 
 #[test]
-fn held_requests_do_not_keep_engines_from_fetching_blocks() {
+fn queued_requests_do_not_block_fetches() {
     let mut settings = PUBLISHED_MEASUREMENTS[2].settings();
     settings.prefetch = SimPrefetchPolicy::WaitComplete;
     let case = PolicyExperiment {
@@ -235,7 +235,7 @@ fn a_slow_engine_and_a_missing_store_cost_time() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Whatever the fleet, nothing is lost but with an engine, and the run ends.
+    /// In any fleet, requests are lost only with an engine, and the run ends.
     #[test]
     fn any_fleet_serves_everything(
         prefill in 1_usize..5,

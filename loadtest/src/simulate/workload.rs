@@ -1,4 +1,4 @@
-//! What arrives: prompts with their blocks, and when.
+//! Workload: prompts with their blocks and arrival times.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -7,49 +7,42 @@ use super::multiturn::MultiTurnSender;
 use super::sessions::predecessors;
 use crate::generate::trace::TraceRow;
 
-/// One request.
 #[derive(Debug, Clone)]
 pub struct WorkloadRequest {
-    /// When it was recorded, in seconds.
+    /// Recorded arrival time in seconds.
     recorded_s: f64,
-    /// When it is due, in seconds.
     pub due_s: f64,
-    /// Prompt tokens.
     pub input_tokens: u32,
-    /// Answer tokens.
     pub output_tokens: u32,
-    /// The request that must have ended before this one comes.
+    /// Request that must have ended before this one arrives.
     pub predecessor: Option<u32>,
-    /// Conversation that it belongs to.
+    /// Index of its conversation.
     pub session: u64,
-    /// Its blocks in [`SimulatedWorkload::blocks`].
+    /// Position of its blocks in [`SimulatedWorkload::blocks`].
     first_block: usize,
     blocks: usize,
 }
 
-/// How requests come.
 #[derive(Debug, Clone)]
 pub enum ArrivalMode {
     /// When they are due and their predecessor has ended.
     Open,
-    /// From clients that wait for answers.
+    /// From clients that wait for responses.
     Closed(MultiTurnSender),
 }
 
-/// Requests and how they come.
 #[derive(Debug, Clone)]
 pub struct SimulatedWorkload {
-    /// All requests that may come.
+    /// All requests that may arrive.
     pub requests: Vec<WorkloadRequest>,
-    /// How they come.
     pub source: ArrivalMode,
-    /// Tokens of a full block.
+    /// Number of tokens of a full block.
     pub block_tokens: u32,
-    /// All prompts' blocks one after the other.
+    /// All prompts' blocks, concatenated.
     blocks: Arc<[u32]>,
-    /// Tokens of each block.
+    /// Number of tokens of each block.
     block_token_counts: Arc<[u32]>,
-    /// For each request, the requests that come after it.
+    /// For each request, the requests that wait for its end.
     successors: Arc<[Vec<u32>]>,
     /// For each request, the keys of its full blocks.
     keys: Arc<[Arc<[u64]>]>,
@@ -58,17 +51,16 @@ pub struct SimulatedWorkload {
 /// How a trace is replayed.
 #[derive(Debug, Clone, Copy)]
 pub struct ReplayOptions {
-    /// Times faster than recorded.
+    /// Speed relative to the recording.
     pub speed: f64,
-    /// Every arrival moves by up to this many recorded seconds, at random.
+    /// Maximum random jitter of every arrival, in recorded seconds.
     pub jitter_s: f64,
-    /// Seed of the jitter.
     pub seed: u64,
 }
 
 impl SimulatedWorkload {
-    /// The rows of a trace at the times they were recorded. Rows without block ids share nothing with others. With
-    /// `sessions`, a turn waits for the end of the one before it.
+    /// The rows of a trace at their recorded times. Rows without block ids share no prefix with others. With
+    /// `sessions`, a turn waits for the end of the previous one.
     #[must_use]
     pub fn of_rows(rows: &[TraceRow], sessions: bool) -> Self {
         let mut prompts = WorkloadBuilder::new(rows.first().map_or(512, |row| row.block_tokens));
@@ -101,18 +93,17 @@ impl SimulatedWorkload {
         workload
     }
 
-    /// Blocks of a request.
     pub(crate) fn blocks(&self, request: u32) -> &[u32] {
         let request = &self.requests[request as usize];
         &self.blocks[request.first_block..request.first_block + request.blocks]
     }
 
-    /// Tokens of each block.
+    /// Number of tokens of each block.
     pub(crate) fn block_token_counts(&self) -> Arc<[u32]> {
         Arc::clone(&self.block_token_counts)
     }
 
-    /// Keys of a request's full blocks, for policies that keep a picture of their own.
+    /// Keys of a request's full blocks, for policies with state of their own.
     pub(crate) fn keys(&self, request: u32) -> Arc<[u64]> {
         Arc::clone(&self.keys[request as usize])
     }
@@ -122,16 +113,16 @@ impl SimulatedWorkload {
         &self.successors[request as usize]
     }
 
-    /// Share of all prompt tokens that a cache without bounds would have held.
+    /// Share of all prompt tokens that an unbounded cache would have had.
     #[must_use]
     pub fn ideal_hit(&self) -> f64 {
-        let mut seen = vec![false; self.block_token_counts.len()];
+        let mut visited = vec![false; self.block_token_counts.len()];
         let (mut hit, mut all) = (0_u64, 0_u64);
         for (number, request) in (0_u32..).zip(&self.requests) {
             all += u64::from(request.input_tokens);
             let mut leading = true;
             for &block in self.blocks(number) {
-                leading &= std::mem::replace(&mut seen[block as usize], true);
+                leading &= std::mem::replace(&mut visited[block as usize], true);
                 if leading {
                     hit += u64::from(self.block_token_counts[block as usize]);
                 }
@@ -141,7 +132,7 @@ impl SimulatedWorkload {
     }
 }
 
-/// Gathers requests and numbers their blocks.
+/// Collects requests and numbers their blocks.
 #[derive(Debug)]
 pub(crate) struct WorkloadBuilder {
     block_tokens: usize,
@@ -163,7 +154,7 @@ impl WorkloadBuilder {
         }
     }
 
-    /// Adds a request whose blocks have the names `ids`; blocks without a name are its own.
+    /// Adds a request whose blocks have the ids `ids`; blocks without an id are unique.
     pub(crate) fn push(
         &mut self,
         recorded_s: f64,
@@ -175,10 +166,10 @@ impl WorkloadBuilder {
         let input_tokens = input_tokens.max(1);
         let first_block = self.blocks.len();
         let count = input_tokens.div_ceil(self.block_tokens);
-        for at in 0..count {
-            let tokens = (input_tokens - at * self.block_tokens).min(self.block_tokens);
+        for index in 0..count {
+            let tokens = (input_tokens - index * self.block_tokens).min(self.block_tokens);
             let fresh = u32::try_from(self.tokens_of.len()).unwrap_or(u32::MAX);
-            let number = match ids.get(at) {
+            let number = match ids.get(index) {
                 Some(&id) => *self.numbers.entry(id).or_insert(fresh),
                 None => fresh,
             };

@@ -1,4 +1,4 @@
-//! KV events: a reader of them knows what the engine will find in its cache.
+//! KV events: a consumer of them predicts the engine's cache hits.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,26 +9,26 @@ use moongate_block_hash::{BlockHashChain, DEFAULT_VLLM_SEED, HashScheme, HashedB
 use moongate_loadtest::engine::{
     EngineFault, KvEventOptions, SimEngine, SimEngineOptions, SimProtocol, SimRole, tokens,
 };
-use moongate_zmtp::{SubscriberEvent as Heard, ZmtpEndpoint, ZmtpOptions, ZmtpSubscriber, request};
+use moongate_zmtp::{SubscriberEvent, ZmtpEndpoint, ZmtpOptions, ZmtpSubscriber, request};
 use serde_json::{Value, json};
 
 use super::{LONG, client, get, post, with};
 
 const PAGE: usize = 16;
 
-fn publishing(face: SimProtocol) -> SimEngineOptions {
-    let mut config = SimEngineOptions::new(SimRole::Plain, face).fast();
+fn publishing(protocol: SimProtocol) -> SimEngineOptions {
+    let mut config = SimEngineOptions::new(SimRole::Plain, protocol).fast();
     config.page_size = PAGE;
     config.kv_events = Some(KvEventOptions::default());
     config
 }
 
-/// What a router knows of one rank's cache.
+/// A router's view of one rank's cache.
 #[derive(Default)]
 struct TestKvIndex {
     /// Number of the next message.
     next: u64,
-    /// By medium and name: the page's tokens.
+    /// Tokens of each page, by medium and hash.
     pages: HashMap<(String, u64), Vec<u32>>,
     removed: HashMap<String, usize>,
     cleared: usize,
@@ -36,7 +36,7 @@ struct TestKvIndex {
 }
 
 impl TestKvIndex {
-    /// Asks for all messages since the last time.
+    /// Requests all messages since the last call.
     async fn catch_up(&mut self, replay: SocketAddr, rank: u32) {
         let from = Bytes::copy_from_slice(&self.next.to_be_bytes());
         let mut replies = request(&ZmtpEndpoint::from(replay), [from].into(), &ZmtpOptions::default())
@@ -69,8 +69,8 @@ impl TestKvIndex {
                     stored.cache_salt.is_some() || stored.extra_keys.is_some_and(|keys| keys.has_any());
                 self.salted += usize::from(salted);
                 for (hash, tokens) in stored.hashes.iter().zip(tokens.chunks(PAGE)) {
-                    let held = self.pages.insert((medium.clone(), hash.low64()), tokens.to_vec());
-                    assert!(held.is_none(), "stored twice");
+                    let cached = self.pages.insert((medium.clone(), hash.low64()), tokens.to_vec());
+                    assert!(cached.is_none(), "stored twice");
                 }
             }
             EngineEvent::Removed(removed) => {
@@ -87,20 +87,20 @@ impl TestKvIndex {
         }
     }
 
-    /// Pages of a prompt on a medium, from its beginning or from where another medium's end.
+    /// Pages of a prompt on a medium, from its beginning or from the end of another medium's pages.
     fn leading(&self, medium: StorageMedium<'_>, names: &[HashedBlock], prompt: &[u32]) -> usize {
-        let held = names.iter().zip(prompt.chunks(PAGE)).take_while(|(name, tokens)| {
-            let told = self.pages.get(&(medium.to_string(), name.event_hash));
-            told.inspect(|told| assert_eq!(told, tokens, "the page's own tokens")).is_some()
+        let cached = names.iter().zip(prompt.chunks(PAGE)).take_while(|(name, tokens)| {
+            let reported = self.pages.get(&(medium.to_string(), name.event_hash));
+            reported.inspect(|reported| assert_eq!(reported, tokens, "the page's own tokens")).is_some()
         });
-        held.count()
+        cached.count()
     }
 }
 
-/// Names of a prompt's pages under the namespace of a request.
-fn names(face: SimProtocol, prompt: &[u32], namespace: &Value) -> Vec<HashedBlock> {
+/// Hashes of a prompt's pages under the namespace of a request.
+fn names(protocol: SimProtocol, prompt: &[u32], namespace: &Value) -> Vec<HashedBlock> {
     let cache_salt = namespace["cache_salt"].as_str();
-    let scheme = match face {
+    let scheme = match protocol {
         SimProtocol::Sglang => HashScheme::sglang_events(PAGE as u32, cache_salt),
         SimProtocol::Vllm => HashScheme::vllm_sha256_cbor(
             PAGE as u32,
@@ -115,68 +115,69 @@ fn names(face: SimProtocol, prompt: &[u32], namespace: &Value) -> Vec<HashedBloc
 
 async fn complete(engine: &SimEngine, prompt: &[u32], more: &Value) -> (usize, String) {
     let body = with(&json!({"model": "sim", "prompt": prompt, "max_tokens": 20}), more.clone());
-    let (status, answer) = post(engine, "/v1/completions", &body).await;
+    let (status, response) = post(engine, "/v1/completions", &body).await;
     assert_eq!(status, 200);
-    let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or_default();
+    let cached = response["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or_default();
     (
         usize::try_from(cached).expect("small"),
-        answer["choices"][0]["text"].as_str().expect("a text").to_owned(),
+        response["choices"][0]["text"].as_str().expect("a text").to_owned(),
     )
 }
 
 /// Conversations of several tenants, in a cache that is too small for them.
 #[tokio::test]
-async fn events_foretell_every_hit() {
-    for face in [SimProtocol::Sglang, SimProtocol::Vllm] {
-        let mut config = publishing(face);
+async fn events_predict_every_hit() {
+    for protocol in [SimProtocol::Sglang, SimProtocol::Vllm] {
+        let mut config = publishing(protocol);
         (config.device_tokens, config.host_tokens) = (30 * PAGE, 45 * PAGE);
         let engine = SimEngine::start(config).await.expect("an engine");
         let (_, replay) = engine.kv_event_addrs(0).expect("events");
-        let host = if face == SimProtocol::Sglang { StorageMedium::CpuPinned } else { StorageMedium::Cpu };
+        let host =
+            if protocol == SimProtocol::Sglang { StorageMedium::CpuPinned } else { StorageMedium::Cpu };
         let mut namespaces = vec![json!({}), json!({"cache_salt": "tenant"})];
-        if face == SimProtocol::Vllm {
-            // It knows no such member.
+        if protocol == SimProtocol::Vllm {
+            // vLLM ignores this member.
             namespaces.push(json!({"cache_salt": "tenant", "extra_key": "lane"}));
         }
         let mut random = fastrand::Rng::with_seed(7);
-        let mut conversations: Vec<Vec<u32>> = (0..6).map(|at| vec![at; 40]).collect();
+        let mut conversations: Vec<Vec<u32>> = (0..6).map(|start| vec![start; 40]).collect();
         let mut index = TestKvIndex::default();
         let (mut on_device, mut on_host) = (0, 0);
-        for turn in 0..150 {
+        for number in 0..150 {
             let prompt = random.choice(&mut conversations).expect("some");
             if prompt.len() > 400 {
                 prompt.truncate(90);
             }
             let namespace = random.choice(&namespaces).expect("some");
             index.catch_up(replay, 0).await;
-            let all = names(face, prompt, namespace);
+            let all = names(protocol, prompt, namespace);
             let usable = &all[..(prompt.len() - 1) / PAGE];
             let device = index.leading(StorageMedium::Gpu, usable, prompt);
-            let behind = index.leading(host, &usable[device..], &prompt[device * PAGE..]);
+            let on_host_after = index.leading(host, &usable[device..], &prompt[device * PAGE..]);
             let (cached, text) = complete(&engine, prompt, namespace).await;
-            assert_eq!(cached, (device + behind) * PAGE, "{face:?} turn {turn}");
-            (on_device, on_host) = (on_device + device, on_host + behind);
+            assert_eq!(cached, (device + on_host_after) * PAGE, "{protocol:?} turn {number}");
+            (on_device, on_host) = (on_device + device, on_host + on_host_after);
             prompt.extend(tokens::tokens_of_text(&text));
             prompt.extend((0..random.u32(0..30)).map(|_| random.u32(..1_000)));
         }
-        assert!(on_device > 100 && on_host > 10, "{face:?} {on_device} {on_host}");
+        assert!(on_device > 100 && on_host > 10, "{protocol:?} {on_device} {on_host}");
         assert!(
             index.removed["GPU"] > 50 && index.removed[host.name()] > 50 && index.salted > 10,
-            "{face:?}"
+            "{protocol:?}"
         );
-        // SGLang says once that it begins with nothing.
-        let begun = usize::from(face == SimProtocol::Sglang);
-        assert_eq!(index.cleared, begun);
-        let path = if face == SimProtocol::Sglang { "/flush_cache" } else { "/reset_prefix_cache" };
-        client().post(format!("{}{path}", engine.url())).send().await.expect("an answer");
+        // SGLang publishes one clear at its start.
+        let initial_clears = usize::from(protocol == SimProtocol::Sglang);
+        assert_eq!(index.cleared, initial_clears);
+        let path = if protocol == SimProtocol::Sglang { "/flush_cache" } else { "/reset_prefix_cache" };
+        client().post(format!("{}{path}", engine.url())).send().await.expect("a response");
         index.catch_up(replay, 0).await;
-        assert_eq!((index.cleared, index.pages.len()), (begun + 1, 0));
+        assert_eq!((index.cleared, index.pages.len()), (initial_clears + 1, 0));
     }
 }
 
-/// SGLang keeps prompts with different extra keys apart, but its events give them one name.
+/// SGLang separates prompts with different extra keys, but its events give them the same hash.
 #[tokio::test]
-async fn sglang_does_not_tell_extra_keys() {
+async fn sglang_events_omit_extra_keys() {
     let engine = SimEngine::start(publishing(SimProtocol::Sglang)).await.expect("an engine");
     let (_, replay) = engine.kv_event_addrs(0).expect("events");
     for (number, namespace) in [(1, json!({})), (2, json!({"extra_key": "lane"}))] {
@@ -186,14 +187,14 @@ async fn sglang_does_not_tell_extra_keys() {
         let payload = replayed(replay, number).await;
         let events: Vec<_> = EngineEventBatch::decode(&payload).expect("a batch").events().collect();
         let [Ok(EngineEvent::Stored(stored))] = events[..] else { panic!("{events:?}") };
-        let told: Vec<u64> = stored.hashes.iter().map(BlockHash::low64).collect();
+        let reported: Vec<u64> = stored.hashes.iter().map(BlockHash::low64).collect();
         let expected: Vec<u64> =
             names(SimProtocol::Sglang, &[5; 32], &json!({})).iter().map(|page| page.event_hash).collect();
-        assert_eq!(told, expected);
+        assert_eq!(reported, expected);
     }
 }
 
-/// Payloads of real engines, from the tests of whoever decodes them.
+/// Payloads of real engines, recorded for the decoder's tests.
 fn recorded(name: &str) -> Vec<(Value, Vec<u8>)> {
     let path = format!("{}/../kvstore/wire/tests/vectors/events/{name}.jsonl", env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(path).expect("a recording");
@@ -201,7 +202,7 @@ fn recorded(name: &str) -> Vec<(Value, Vec<u8>)> {
     lines
         .map(|line| {
             let hex = line["payload_hex"].as_str().expect("hex");
-            let byte = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("hex");
+            let byte = |start| u8::from_str_radix(&hex[start..start + 2], 16).expect("hex");
             (line["batch"][1].clone(), (0..hex.len()).step_by(2).map(byte).collect())
         })
         .collect()
@@ -218,17 +219,17 @@ async fn replayed(replay: SocketAddr, number: u64) -> Vec<u8> {
     frames.payload.to_vec()
 }
 
-/// A prompt that a real engine was given has the same pages here, in the same bytes.
+/// A prompt that was recorded with a real engine has the same pages here, in the same bytes.
 #[tokio::test]
 async fn recorded_prompts_give_the_recorded_payloads() {
     // Head of the array and timestamp.
     const BEFORE_EVENTS: usize = 10;
-    for (face, name) in
+    for (protocol, name) in
         [(SimProtocol::Sglang, "sglang-0.5.23"), (SimProtocol::Vllm, "vllm-0.32-mooncake-store")]
     {
-        let mut config = publishing(face);
+        let mut config = publishing(protocol);
         config.page_size = 32;
-        config.host_tokens = if face == SimProtocol::Sglang { 100_000 } else { 0 };
+        config.host_tokens = if protocol == SimProtocol::Sglang { 100_000 } else { 0 };
         let (mut compared, mut salted) = (0, 0);
         for (events, payload) in recorded(name) {
             let own = ["GPU", "CPU_PINNED"].iter().position(|medium| events[0]["medium"] == **medium);
@@ -238,48 +239,51 @@ async fn recorded_prompts_give_the_recorded_payloads() {
             if event["type"] != "BlockStored" || !event["parent_block_hash"].is_null() {
                 continue;
             }
-            let salt =
-                if face == SimProtocol::Sglang { &event["cache_salt"] } else { &event["extra_keys"][0][0] };
+            let salt = if protocol == SimProtocol::Sglang {
+                &event["cache_salt"]
+            } else {
+                &event["extra_keys"][0][0]
+            };
             let mut prompt: Vec<u32> = serde_json::from_value(event["token_ids"].clone()).expect("tokens");
             prompt.push(7);
             let engine = SimEngine::start(config.clone()).await.expect("an engine");
             complete(&engine, &prompt, &json!({"cache_salt": salt, "max_tokens": 1})).await;
             let (_, replay) = engine.kv_event_addrs(0).expect("events");
-            let number = message as u64 + u64::from(face == SimProtocol::Sglang);
-            let ours = replayed(replay, number).await;
-            assert!(ours[BEFORE_EVENTS..] == payload[BEFORE_EVENTS..], "{name}: {event}");
+            let number = message as u64 + u64::from(protocol == SimProtocol::Sglang);
+            let simulated = replayed(replay, number).await;
+            assert!(simulated[BEFORE_EVENTS..] == payload[BEFORE_EVENTS..], "{name}: {event}");
             (compared, salted) = (compared + 1, salted + usize::from(!salt.is_null()));
         }
         assert!(compared > 5 && salted > 0, "{name}: {compared}, {salted} salted");
     }
 }
 
-async fn next_subscriber_event(subscriber: &mut ZmtpSubscriber) -> Heard {
+async fn next_subscriber_event(subscriber: &mut ZmtpSubscriber) -> SubscriberEvent {
     tokio::time::timeout(LONG, subscriber.recv()).await.expect("an event in time")
 }
 
-/// Number of the next message.
+/// Receives a message and returns its number.
 async fn next(subscriber: &mut ZmtpSubscriber) -> u64 {
     let event = next_subscriber_event(subscriber).await;
-    let Heard::Message(_, message) = event else { panic!("{event:?}") };
+    let SubscriberEvent::Message(_, message) = event else { panic!("{event:?}") };
     EventFrames::parse(message.parts()).expect("three frames").sequence
 }
 
 async fn until_connected(subscriber: &mut ZmtpSubscriber) {
-    while !matches!(next_subscriber_event(subscriber).await, Heard::Connected(_)) {}
+    while !matches!(next_subscriber_event(subscriber).await, SubscriberEvent::Connected(_)) {}
 }
 
 async fn until_disconnected(subscriber: &mut ZmtpSubscriber) {
-    while !matches!(next_subscriber_event(subscriber).await, Heard::Disconnected(..)) {}
+    while !matches!(next_subscriber_event(subscriber).await, SubscriberEvent::Disconnected(..)) {}
 }
 
-/// Sends new prompts until the subscriber hears of one; returns the number of that message.
+/// Sends new prompts until the subscriber receives a message; returns its number.
 async fn until_delivered(engine: &SimEngine, subscriber: &mut ZmtpSubscriber, prompt: &mut u32) -> u64 {
     loop {
         *prompt += 1;
         complete(engine, &[*prompt; 17], &json!({"max_tokens": 1})).await;
         // A subscription may reach the publisher after the first message.
-        if let Ok(Heard::Message(_, message)) =
+        if let Ok(SubscriberEvent::Message(_, message)) =
             tokio::time::timeout(std::time::Duration::from_millis(200), subscriber.recv()).await
         {
             return EventFrames::parse(message.parts()).expect("three frames").sequence;
@@ -288,7 +292,7 @@ async fn until_delivered(engine: &SimEngine, subscriber: &mut ZmtpSubscriber, pr
 }
 
 #[tokio::test]
-async fn subscribers_see_gaps_and_restarts() {
+async fn subscribers_detect_gaps_and_restarts() {
     let engine = SimEngine::start(publishing(SimProtocol::Sglang)).await.expect("an engine");
     let (live, replay) = engine.kv_event_addrs(0).expect("events");
     let mut subscriber =
@@ -300,7 +304,7 @@ async fn subscribers_see_gaps_and_restarts() {
         last = next(&mut subscriber).await;
     }
 
-    assert_eq!(post(&engine, "/_sim/kv_events", &json!({"lose_every": 2})).await.0, 200);
+    assert_eq!(post(&engine, "/_sim/kv_events", &json!({"drop_every": 2})).await.0, 200);
     for prompt in 1_000..1_004 {
         complete(&engine, &[prompt; 17], &json!({"max_tokens": 1})).await;
     }
@@ -316,17 +320,17 @@ async fn subscribers_see_gaps_and_restarts() {
     until_connected(&mut subscriber).await;
     let after = complete(&engine, &[1_000; 17], &json!({"max_tokens": 1})).await.0;
     assert_eq!((before, after), (PAGE, 0));
-    // Since then: the flush of the start, and a message for each new prompt.
+    // Since then: the clear at the start, and a message per new prompt.
     let prompts = u64::from(prompt);
     let number = until_delivered(&engine, &mut subscriber, &mut prompt).await;
     let since = 2 + u64::from(prompt) - prompts;
     let mut index = TestKvIndex::default();
     index.catch_up(replay, 0).await;
-    assert!(number < since, "{number} of {since}: numbers begin again");
+    assert!(number < since, "{number} of {since}: numbers restart");
     assert_eq!((index.next, index.cleared, index.pages.len() as u64), (since, 1, since - 1));
 
     let url = format!("{}/_sim/kv_events", engine.url());
-    assert_eq!(client().post(url).body("{}").send().await.expect("an answer").status(), 400);
+    assert_eq!(client().post(url).body("{}").send().await.expect("a response").status(), 400);
 
     // A killed process closes these sockets too.
     engine.set_fault(EngineFault::Refuse);
@@ -336,25 +340,25 @@ async fn subscribers_see_gaps_and_restarts() {
 }
 
 #[tokio::test]
-async fn each_rank_publishes_where_the_engine_says() {
-    for face in [SimProtocol::Sglang, SimProtocol::Vllm] {
-        let mut config = publishing(face);
+async fn each_rank_publishes_on_its_reported_address() {
+    for protocol in [SimProtocol::Sglang, SimProtocol::Vllm] {
+        let mut config = publishing(protocol);
         config.dp_size = 2;
         config.kv_events =
             Some(KvEventOptions { topic: "kv".to_owned(), buffer_steps: 3, ..KvEventOptions::default() });
         let engine = SimEngine::start(config).await.expect("an engine");
         let (live, replay) = engine.kv_event_addrs(1).expect("events");
-        if face == SimProtocol::Sglang {
-            let told = get(&engine, "/server_info").await["kv_events"].clone();
+        if protocol == SimProtocol::Sglang {
+            let reported = get(&engine, "/server_info").await["kv_events"].clone();
             let expected = json!({"publisher": "zmq", "endpoint_host": "*", "endpoint_port_base": live.port() - 1,
                 "replay_endpoint_port_base": replay.port() - 1, "topic": "kv", "block_size": PAGE, "dp_size": 2});
-            assert_eq!(told, expected);
+            assert_eq!(reported, expected);
         } else {
-            let told = get(&engine, "/kv_event_sources").await;
-            assert_eq!(told.as_object().expect("ranks").len(), 2);
-            assert_eq!(told["1"]["endpoint"], format!("tcp://*:{}", live.port()));
-            assert_eq!(told["1"]["replay_endpoint"], format!("tcp://*:{}", replay.port()));
-            let metrics = client().get(format!("{}/metrics", engine.url())).send().await.expect("an answer");
+            let reported = get(&engine, "/kv_event_sources").await;
+            assert_eq!(reported.as_object().expect("ranks").len(), 2);
+            assert_eq!(reported["1"]["endpoint"], format!("tcp://*:{}", live.port()));
+            assert_eq!(reported["1"]["replay_endpoint"], format!("tcp://*:{}", replay.port()));
+            let metrics = client().get(format!("{}/metrics", engine.url())).send().await.expect("a response");
             let metrics = metrics.text().await.expect("text");
             let info =
                 metrics.lines().find(|line| line.starts_with("vllm:cache_config_info{")).expect("a line");
@@ -364,12 +368,12 @@ async fn each_rank_publishes_where_the_engine_says() {
         }
         for prompt in 0..8 {
             let body = json!({"model": "sim", "prompt": vec![prompt; 17], "max_tokens": 1});
-            let ask =
+            let request =
                 client().post(format!("{}/v1/completions", engine.url())).header("x-data-parallel-rank", "1");
-            assert_eq!(ask.json(&body).send().await.expect("an answer").status(), 200);
+            assert_eq!(request.json(&body).send().await.expect("a response").status(), 200);
         }
         // The buffer holds the latest three.
-        let first = if face == SimProtocol::Sglang { 6 } else { 5 };
+        let first = if protocol == SimProtocol::Sglang { 6 } else { 5 };
         let mut index = TestKvIndex { next: first, ..TestKvIndex::default() };
         index.catch_up(replay, 1).await;
         assert_eq!((index.next, index.pages.len()), (first + 3, 3));
@@ -383,7 +387,7 @@ async fn each_rank_publishes_where_the_engine_says() {
 }
 
 #[tokio::test]
-async fn silent_engines_say_so() {
+async fn engines_without_events_report_none() {
     let sglang = super::start(SimRole::Plain, SimProtocol::Sglang).await;
     assert_eq!(get(&sglang, "/server_info").await["kv_events"], Value::Null);
     assert_eq!(sglang.kv_event_addrs(0), None);
@@ -393,17 +397,18 @@ async fn silent_engines_say_so() {
 
 #[tokio::test]
 async fn both_engines_tokenize() {
-    for face in [SimProtocol::Sglang, SimProtocol::Vllm] {
-        let engine = super::start(SimRole::Plain, face).await;
+    for protocol in [SimProtocol::Sglang, SimProtocol::Vllm] {
+        let engine = super::start(SimRole::Plain, protocol).await;
         let body =
             json!({"model": "sim", "messages": [{"role": "user", "content": "how many tokens am I?"}]});
-        let (status, told) = post(&engine, "/tokenize", &body).await;
-        let (_, answer) = post(&engine, "/v1/chat/completions", &with(&body, json!({"max_tokens": 1}))).await;
-        assert_eq!((status, &told["count"]), (200, &answer["usage"]["prompt_tokens"]));
+        let (status, reported) = post(&engine, "/tokenize", &body).await;
+        let (_, response) =
+            post(&engine, "/v1/chat/completions", &with(&body, json!({"max_tokens": 1}))).await;
+        assert_eq!((status, &reported["count"]), (200, &response["usage"]["prompt_tokens"]));
         assert_eq!(
-            told["tokens"].as_array().expect("tokens").len() as u64,
-            told["count"].as_u64().expect("a count")
+            reported["tokens"].as_array().expect("tokens").len() as u64,
+            reported["count"].as_u64().expect("a count")
         );
-        assert_eq!(told["max_model_len"], 1_000_000);
+        assert_eq!(reported["max_model_len"], 1_000_000);
     }
 }

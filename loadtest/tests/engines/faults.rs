@@ -1,4 +1,4 @@
-//! Every fault does what its name says.
+//! Every fault has the documented effect.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ fn streaming() -> Value {
     with(&chat("hello", 10), json!({"stream": true}))
 }
 
-/// What comes over the socket until it is closed, or for a while.
+/// Bytes received until the socket is closed or the time is over, and whether it was closed.
 async fn raw(engine: &SimEngine, body: &Value, patience: Duration) -> (Vec<u8>, bool) {
     let mut socket = TcpStream::connect(engine.addr()).await.expect("a connection");
     let body = body.to_string();
@@ -44,7 +44,7 @@ async fn status_500_and_the_error_event() {
     engine.set_fault(EngineFault::SseError);
     assert_eq!(events(&engine, "/v1/chat/completions", &streaming()).await[0]["error"]["code"], 500);
     assert_eq!(post(&engine, "/v1/chat/completions", &chat("x", 1)).await.0, 500);
-    // Health and models are not met.
+    // Health and model requests are not affected.
     assert_eq!(get(&engine, "/v1/models").await["data"][0]["id"], "sim");
     engine.set_fault(EngineFault::None);
     assert_eq!(post(&engine, "/v1/chat/completions", &chat("x", 1)).await.0, 200);
@@ -52,20 +52,20 @@ async fn status_500_and_the_error_event() {
 }
 
 #[tokio::test]
-async fn a_plan_can_run_out_and_can_meet_everything() {
+async fn plan_can_expire_and_can_affect_all_endpoints() {
     let engine = start(SimRole::Plain, SimProtocol::Vllm).await;
     engine.set_fault(EngineFaultPlan { times: Some(2), ..EngineFault::Status500.into() });
     for expected in [500, 500, 200] {
         assert_eq!(post(&engine, "/v1/chat/completions", &chat("x", 1)).await.0, expected);
     }
-    let plan = json!({"fault": "status500", "everywhere": true, "times": 1});
+    let plan = json!({"fault": "status500", "all_endpoints": true, "times": 1});
     assert_eq!(post(&engine, "/_sim/fault", &plan).await.0, 200);
     assert_eq!(
-        client().get(format!("{}/health", engine.url())).send().await.expect("an answer").status(),
+        client().get(format!("{}/health", engine.url())).send().await.expect("a response").status(),
         500
     );
     let bad =
-        client().post(format!("{}/_sim/fault", engine.url())).body("{}").send().await.expect("an answer");
+        client().post(format!("{}/_sim/fault", engine.url())).body("{}").send().await.expect("a response");
     assert_eq!(bad.status(), 400);
 }
 
@@ -83,43 +83,43 @@ async fn garbage_instead_of_http_and_instead_of_json() {
     let (bytes, closed) = raw(&engine, &streaming(), LONG).await;
     assert!(closed && !bytes.is_empty() && !bytes.starts_with(b"HTTP"));
     engine.set_fault(EngineFault::GarbageBody);
-    let answer = client()
+    let response = client()
         .post(format!("{}/v1/chat/completions", engine.url()))
         .json(&chat("x", 1))
         .send()
         .await
         .expect("200");
-    assert_eq!(answer.status(), 200);
-    assert!(answer.json::<Value>().await.is_err());
+    assert_eq!(response.status(), 200);
+    assert!(response.json::<Value>().await.is_err());
 }
 
 #[tokio::test]
-async fn death_in_mid_stream_comes_after_exactly_so_many_tokens() {
-    for face in [SimProtocol::Sglang, SimProtocol::Vllm] {
-        let engine = start(SimRole::Plain, face).await;
+async fn disconnect_happens_after_the_exact_token_count() {
+    for protocol in [SimProtocol::Sglang, SimProtocol::Vllm] {
+        let engine = start(SimRole::Plain, protocol).await;
         for tokens in [0, 3] {
-            engine.set_fault(EngineFault::DieMidStream { tokens });
+            engine.set_fault(EngineFault::DisconnectMidStream { tokens });
             let (bytes, closed) = raw(&engine, &streaming(), LONG).await;
             let text = String::from_utf8_lossy(&bytes);
             assert!(closed && !text.ends_with("0\r\n\r\n") && !text.contains("[DONE]"), "{text}");
             assert_eq!(tokens_in(&bytes) as u64, tokens, "{text}");
         }
-        // An answer that is shorter ends well.
-        engine.set_fault(EngineFault::DieMidStream { tokens: 100 });
+        // A shorter response ends normally.
+        engine.set_fault(EngineFault::DisconnectMidStream { tokens: 100 });
         assert!(!events(&engine, "/v1/chat/completions", &streaming()).await.is_empty());
-        engine.set_fault(EngineFault::DieMidStream { tokens: 2 });
-        let answer = client()
+        engine.set_fault(EngineFault::DisconnectMidStream { tokens: 2 });
+        let response = client()
             .post(format!("{}/v1/chat/completions", engine.url()))
             .json(&chat("x", 5))
             .send()
             .await
             .expect("200");
-        assert!(answer.bytes().await.is_err(), "half a JSON body");
+        assert!(response.bytes().await.is_err(), "half a JSON body");
     }
 }
 
 #[tokio::test]
-async fn silence_in_mid_stream_and_from_the_start() {
+async fn hang_mid_stream_and_from_the_start() {
     let engine = start(SimRole::Plain, SimProtocol::Vllm).await;
     engine.set_fault(EngineFault::HangMidStream { tokens: 2 });
     let (bytes, closed) = raw(&engine, &streaming(), Duration::from_millis(500)).await;
@@ -127,17 +127,17 @@ async fn silence_in_mid_stream_and_from_the_start() {
     assert_eq!(tokens_in(&bytes), 2);
     engine.set_fault(EngineFault::Hang);
     assert_eq!(raw(&engine, &streaming(), Duration::from_millis(300)).await, (Vec::new(), false));
-    // Both saw their client go.
+    // Both detected the client's disconnect.
     assert!(engine.wait_for(LONG, |stats| stats.aborted_by_disconnect == 2 && stats.active == 0).await);
 }
 
 #[tokio::test]
-async fn a_refusing_engine_is_gone_and_comes_back() {
+async fn refusing_engine_closes_its_ports_and_recovers() {
     let engine = start(SimRole::Prefill, SimProtocol::Sglang).await;
     let bootstrap = engine.bootstrap_addr().expect("a prefill engine");
     let mut open = TcpStream::connect(engine.addr()).await.expect("a connection");
     assert!(engine.wait_for(LONG, |stats| stats.open_connections == 1).await);
-    engine.set_fault(EngineFaultPlan { for_ms: Some(400), ..EngineFault::Refuse.into() });
+    engine.set_fault(EngineFaultPlan { duration_ms: Some(400), ..EngineFault::Refuse.into() });
     assert!(engine.wait_for(LONG, |stats| stats.open_connections == 0).await);
     assert!(!matches!(open.read(&mut [0; 1]).await, Ok(1..)));
     for address in [engine.addr(), bootstrap] {
@@ -155,9 +155,9 @@ async fn a_refusing_engine_is_gone_and_comes_back() {
 #[tokio::test]
 async fn a_slow_engine_takes_longer() {
     let engine = start(SimRole::Plain, SimProtocol::Sglang).await;
-    // 48 ms of prefill and 20 ms per token, a thousand times faster, and slowed back by ten thousand.
+    // 48 ms of prefill and 20 ms per token, a thousand times faster, and slowed down by ten thousand.
     engine.set_fault(EngineFault::Slow { factor: 10_000.0 });
-    let begin = std::time::Instant::now();
+    let started = std::time::Instant::now();
     assert_eq!(post(&engine, "/v1/chat/completions", &chat("x", 2)).await.0, 200);
-    assert!(begin.elapsed() >= Duration::from_millis(600), "{:?}", begin.elapsed());
+    assert!(started.elapsed() >= Duration::from_millis(600), "{:?}", started.elapsed());
 }

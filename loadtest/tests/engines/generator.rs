@@ -29,11 +29,11 @@ async fn run(target: LoadTarget, arrivals: ArrivalProcess, limits: &LoadLimits) 
 }
 
 #[tokio::test]
-async fn a_rate_gives_a_sane_summary() {
-    for (face, api) in
+async fn constant_rate_gives_plausible_results() {
+    for (protocol, api) in
         [(SimProtocol::Sglang, LoadTargetApi::Chat), (SimProtocol::Vllm, LoadTargetApi::Completions)]
     {
-        let engine = start(SimRole::Plain, face).await;
+        let engine = start(SimRole::Plain, protocol).await;
         let limits = LoadLimits { requests: Some(40), ..ALL };
         let report = run(target(&engine, api), ArrivalProcess::at_rate(200.0, 100, 8, 3), &limits).await;
         let json = report.to_json();
@@ -43,7 +43,7 @@ async fn a_rate_gives_a_sane_summary() {
         assert_eq!((report.record.ttft.len(), report.record.itl.len()), (40, 280));
         assert!(report.record.e2e.max() >= report.record.ttft.min());
         assert!(json["output_tokens_per_s"].as_f64().expect("a number") > 0.0);
-        assert!(report.to_text().contains("40 answered, 0 failed"));
+        assert!(report.to_text().contains("40 succeeded, 0 failed"));
         assert_eq!(engine.stats().finished, 40);
     }
 }
@@ -72,9 +72,9 @@ async fn trace_rows_with_a_shared_prefix_hit_the_cache() {
     let arrivals = ArrivalProcess::of_trace(&path, 10.0, 1, None).expect("a trace");
     let report = run(target(&engine, LoadTargetApi::Chat), arrivals, &one_by_one).await;
     assert!(report.is_clean(), "{}", report.to_json());
-    // Two blocks of 512, less what a page does not fill.
+    // Two blocks of 512, minus the remainder of a page.
     assert!((1_008..=1_040).contains(&report.record.cached_tokens), "{}", report.record.cached_tokens);
-    assert!(report.record.prefix_hit() > 0.3);
+    assert!(report.record.prefix_hit_rate() > 0.3);
 }
 
 #[tokio::test]
@@ -89,7 +89,7 @@ async fn the_recorded_conversation_replays() {
     let arrivals = ArrivalProcess::of_trace(&path, 50.0, 1, Some(30)).expect("the trace");
     let report = run(target(&engine, LoadTargetApi::Completions), arrivals, &ALL).await;
     assert!(report.is_clean(), "{}", report.to_json());
-    // Every row begins with the same block.
+    // Every row starts with the same block.
     assert!(report.record.cached_tokens >= 512, "{}", report.to_json());
 }
 
@@ -97,20 +97,20 @@ async fn the_recorded_conversation_replays() {
 async fn failures_are_counted_by_kind() {
     let engine = start(SimRole::Plain, SimProtocol::Sglang).await;
     for (fault, kind) in [
-        (EngineFault::Status500, "status 500"),
-        (EngineFault::SseError, "error event"),
-        (EngineFault::DieMidStream { tokens: 2 }, "broken stream"),
-        (EngineFault::CloseBeforeFirstByte, "no answer"),
+        (EngineFault::Status500, "status_500"),
+        (EngineFault::SseError, "error_event"),
+        (EngineFault::DisconnectMidStream { tokens: 2 }, "stream_interrupted"),
+        (EngineFault::CloseBeforeFirstByte, "no_response"),
         (EngineFault::Refuse, "connect"),
     ] {
         engine.set_fault(fault);
         if fault == EngineFault::Refuse {
-            let gone = async {
+            let refused = async {
                 while tokio::net::TcpStream::connect(engine.addr()).await.is_ok() {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             };
-            tokio::time::timeout(LONG, gone).await.expect("it refuses");
+            tokio::time::timeout(LONG, refused).await.expect("it refuses");
         }
         let limits = LoadLimits { requests: Some(3), ..ALL };
         let report =

@@ -1,4 +1,4 @@
-//! Simulated engines over real sockets; the tests play the gateway.
+//! Simulated engines over real sockets; the tests take the gateway's role.
 
 #![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests fail the test")]
 
@@ -16,15 +16,15 @@ use moongate_loadtest::engine::{
 };
 use serde_json::{Value, json};
 
-/// Longer than anything here takes, even on a busy machine.
+/// Longer than any operation here takes, even on a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 
 fn client() -> reqwest::Client {
     reqwest::Client::builder().no_proxy().build().expect("a client")
 }
 
-async fn start(role: SimRole, face: SimProtocol) -> SimEngine {
-    SimEngine::start(SimEngineOptions::new(role, face).fast()).await.expect("an engine")
+async fn start(role: SimRole, protocol: SimProtocol) -> SimEngine {
+    SimEngine::start(SimEngineOptions::new(role, protocol).fast()).await.expect("an engine")
 }
 
 async fn start_vllm(role: SimRole, connector: VllmConnector, fleet: &SharedL3Store) -> SimEngine {
@@ -34,8 +34,9 @@ async fn start_vllm(role: SimRole, connector: VllmConnector, fleet: &SharedL3Sto
 }
 
 async fn post(engine: &SimEngine, path: &str, body: &Value) -> (u16, Value) {
-    let answer = client().post(format!("{}{path}", engine.url())).json(body).send().await.expect("an answer");
-    (answer.status().as_u16(), answer.json().await.expect("JSON"))
+    let response =
+        client().post(format!("{}{path}", engine.url())).json(body).send().await.expect("a response");
+    (response.status().as_u16(), response.json().await.expect("JSON"))
 }
 
 async fn get(engine: &SimEngine, path: &str) -> Value {
@@ -43,17 +44,18 @@ async fn get(engine: &SimEngine, path: &str) -> Value {
         .get(format!("{}{path}", engine.url()))
         .send()
         .await
-        .expect("an answer")
+        .expect("a response")
         .json()
         .await
         .expect("JSON")
 }
 
-/// The events of a whole stream, without `[DONE]`.
+/// All events of a stream, without `[DONE]`.
 async fn events(engine: &SimEngine, path: &str, body: &Value) -> Vec<Value> {
-    let answer = client().post(format!("{}{path}", engine.url())).json(body).send().await.expect("an answer");
-    assert_eq!(answer.status(), 200);
-    let text = answer.text().await.expect("a whole stream");
+    let response =
+        client().post(format!("{}{path}", engine.url())).json(body).send().await.expect("a response");
+    assert_eq!(response.status(), 200);
+    let text = response.text().await.expect("a whole stream");
     let events: Vec<&str> = text.split("\n\n").filter_map(|event| event.strip_prefix("data: ")).collect();
     let (done, events) = events.split_last().expect("events");
     assert_eq!(*done, "[DONE]");
@@ -64,7 +66,7 @@ fn chat(text: &str, max_tokens: u32) -> Value {
     json!({"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens})
 }
 
-/// A copy with more members.
+/// A copy with additional members.
 fn with(body: &Value, more: Value) -> Value {
     let mut body = body.clone();
     let members = body.as_object_mut().expect("an object");
@@ -72,8 +74,8 @@ fn with(body: &Value, more: Value) -> Value {
     body
 }
 
-fn content(answer: &Value) -> &str {
-    answer["choices"][0]["message"]["content"].as_str().expect("content")
+fn content(response: &Value) -> &str {
+    response["choices"][0]["message"]["content"].as_str().expect("content")
 }
 
 fn bootstrap(prefill: &SimEngine, room: &Value) -> Value {

@@ -1,4 +1,4 @@
-//! Pairs say what a single engine says, by every protocol, and fail as real pairs do.
+//! Pairs generate the same output as a single engine, with every protocol, and fail as real pairs do.
 
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ async fn sglang_pair() -> (SimEngine, SimEngine, SimEngine) {
 }
 
 #[tokio::test]
-async fn an_sglang_pair_says_what_one_engine_says() {
+async fn sglang_pair_generates_the_output_of_one_engine() {
     let (prefill, decode, plain) = sglang_pair().await;
     let body = chat("Tell me about the moon, at some length please.", 12);
     let paired = with(&body, bootstrap(&prefill, &json!(4_611_686_018_427_387_904_u64)));
@@ -40,9 +40,9 @@ async fn an_sglang_pair_says_what_one_engine_says() {
         events(&prefill, "/v1/chat/completions", &paired),
         events(&decode, "/v1/chat/completions", &paired)
     );
-    let said: String =
+    let output: String =
         second.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect();
-    assert_eq!(said, content(&alone));
+    assert_eq!(output, content(&alone));
     assert_eq!(second.last().expect("usage")["usage"]["completion_tokens"], 12);
     assert_eq!(first.last().expect("usage")["usage"]["completion_tokens"], 1);
     assert_eq!(
@@ -71,8 +71,8 @@ async fn sglang_batches_and_choices_have_a_room_each() {
         let (first, second) = tokio::join!(post(&prefill, path, &paired), post(&decode, path, &paired));
         let (_, alone) = post(&plain, path, body).await;
         assert_eq!((first.0, second.0), (200, 200), "{path}");
-        let texts = |answer: &Value| -> Vec<Value> {
-            let parts = answer.get("choices").unwrap_or(answer).as_array().expect("parts").clone();
+        let texts = |response: &Value| -> Vec<Value> {
+            let parts = response.get("choices").unwrap_or(response).as_array().expect("parts").clone();
             parts.iter().map(|part| part.get("text").unwrap_or(&part["message"]["content"]).clone()).collect()
         };
         assert_eq!(texts(&second.1), texts(&alone), "{path}");
@@ -84,10 +84,10 @@ async fn sglang_batches_and_choices_have_a_room_each() {
 async fn an_sglang_leg_without_room_is_refused() {
     let (prefill, decode, _) = sglang_pair().await;
     for engine in [&prefill, &decode] {
-        let (status, answer) = post(engine, "/v1/chat/completions", &chat("hi", 1)).await;
+        let (status, response) = post(engine, "/v1/chat/completions", &chat("hi", 1)).await;
         assert_eq!(status, 400);
         assert_eq!(
-            answer["message"],
+            response["message"],
             "Invalid request: Disaggregated request received without bootstrap room id"
         );
         assert_eq!(post(engine, "/generate", &json!({"text": "hi"})).await.0, 400);
@@ -95,7 +95,7 @@ async fn an_sglang_leg_without_room_is_refused() {
 }
 
 #[tokio::test]
-async fn different_prompts_under_one_room_are_silently_wrong() {
+async fn different_prompts_in_one_room_give_wrong_output() {
     let (prefill, decode, plain) = sglang_pair().await;
     let pair = bootstrap(&prefill, &json!(3));
     let (wrong, body) = (with(&chat("another question", 8), pair.clone()), chat("the question", 8));
@@ -111,34 +111,34 @@ async fn different_prompts_under_one_room_are_silently_wrong() {
 }
 
 #[tokio::test]
-async fn a_lost_leg_costs_the_other_its_timeout() {
+async fn missing_leg_times_out_the_other_leg() {
     let mut config = SimEngineOptions::new(SimRole::Prefill, SimProtocol::Sglang).fast();
     config.bootstrap_timeout = Some(Duration::from_millis(200));
     let prefill = SimEngine::start(config.clone()).await.expect("an engine");
     config.role = SimRole::Decode;
     let decode = SimEngine::start(config.clone()).await.expect("an engine");
     let body = with(&chat("alone", 2), bootstrap(&prefill, &json!(1)));
-    let begin = Instant::now();
+    let started = Instant::now();
     let (first, second) = (
         post(&prefill, "/v1/chat/completions", &body).await,
         post(&decode, "/v1/chat/completions", &with(&body, json!({"bootstrap_room": 2}))).await,
     );
     assert_eq!((first.0, second.0), (500, 500));
-    assert!(begin.elapsed() >= Duration::from_millis(400));
+    assert!(started.elapsed() >= Duration::from_millis(400));
     let failed = events(&decode, "/v1/chat/completions", &with(&body, json!({"stream": true}))).await;
     assert_eq!(failed[0]["error"]["code"], 500);
 
     (config.bootstrap_timeout, config.handshake_timeout) = (None, Duration::from_millis(200));
     let decode = SimEngine::start(config).await.expect("an engine");
     prefill.stop().await;
-    let (status, answer) = post(&decode, "/v1/chat/completions", &body).await;
+    let (status, response) = post(&decode, "/v1/chat/completions", &body).await;
     assert_eq!(status, 500);
-    let message = answer["message"].as_str().expect("a message").to_owned();
+    let message = response["message"].as_str().expect("a message").to_owned();
     assert!(message.contains("Could not fetch prefill parallel info"), "{message}");
 }
 
 #[tokio::test]
-async fn the_room_chooses_the_rank_and_a_conflict_fails_both_legs() {
+async fn room_selects_the_rank_and_a_conflict_fails_both_legs() {
     let mut config = SimEngineOptions::new(SimRole::Prefill, SimProtocol::Sglang).fast();
     config.dp_size = 4;
     let prefill = SimEngine::start(config).await.expect("an engine");
@@ -150,7 +150,7 @@ async fn the_room_chooses_the_rank_and_a_conflict_fails_both_legs() {
     ] {
         let body = with(&chat("ranks", 2), bootstrap(&prefill, &json!(room)));
         let to_prefill = with(&body, more.clone());
-        // The decode engine has one rank and is only told where the prefill is.
+        // The decode engine has one rank and gets only the prefill's rank.
         let rank = more.get("disagg_prefill_dp_rank").cloned().unwrap_or_default();
         let to_decode = with(&body, json!({"disagg_prefill_dp_rank": rank}));
         let (first, second) = tokio::join!(
@@ -168,7 +168,7 @@ async fn the_room_chooses_the_rank_and_a_conflict_fails_both_legs() {
 const COMPLETION: &str = "The moon is a harsh mistress and a long prompt fills more than one block of it.";
 
 #[tokio::test]
-async fn a_nixl_pair_says_what_one_engine_says() {
+async fn nixl_pair_generates_the_output_of_one_engine() {
     let fleet = SharedL3Store::default();
     let prefill = start_vllm(SimRole::Prefill, VllmConnector::Nixl, &fleet).await;
     let decode = start_vllm(SimRole::Decode, VllmConnector::Nixl, &fleet).await;
@@ -191,13 +191,13 @@ async fn a_nixl_pair_says_what_one_engine_says() {
     assert_eq!(second["choices"][0]["text"], alone["choices"][0]["text"]);
     assert_eq!(decode.stats().recomputed, 0);
 
-    // The blocks are gone once they were pulled.
+    // The blocks are released once they were pulled.
     assert!(prefill.wait_for(LONG, |stats| stats.kv_sent == 1).await);
-    let (status, answer) =
+    let (status, response) =
         post(&decode, "/v1/completions", &with(&body, json!({"kv_transfer_params": params}))).await;
-    assert_eq!((status, &answer["error"]["message"]), (500, &json!("Internal server error")));
+    assert_eq!((status, &response["error"]["message"]), (500, &json!("Internal server error")));
 
-    // Without parameters the decode engine computes the prompt itself, and says nothing about it.
+    // Without parameters the decode engine computes the prompt itself, without any indication.
     let (status, silent) = post(&decode, "/v1/completions", &body).await;
     assert_eq!((status, &silent["choices"][0]["text"]), (200, &alone["choices"][0]["text"]));
     assert_eq!(decode.stats().recomputed, 1);
@@ -214,7 +214,7 @@ async fn mooncake_pair_joins_in_any_order_and_rejects_old_id() {
         .get(format!("{bootstrap}/query"))
         .send()
         .await
-        .expect("an answer")
+        .expect("a response")
         .json()
         .await
         .expect("JSON");
@@ -225,11 +225,11 @@ async fn mooncake_pair_joins_in_any_order_and_rejects_old_id() {
     let (_, alone) = post(&plain, "/v1/completions", &body).await;
     let legs = |id: &str, engine_id: &str| {
         let sent = json!({"do_remote_decode": true, "do_remote_prefill": false, "transfer_id": id});
-        let taken = json!({"do_remote_decode": false, "do_remote_prefill": true, "transfer_id": id,
+        let pull_params = json!({"do_remote_decode": false, "do_remote_prefill": true, "transfer_id": id,
                            "remote_bootstrap_addr": bootstrap, "remote_engine_id": engine_id});
         (
             with(&body, json!({"max_tokens": 1, "kv_transfer_params": sent})),
-            with(&body, json!({"kv_transfer_params": taken})),
+            with(&body, json!({"kv_transfer_params": pull_params})),
         )
     };
     let (to_prefill, to_decode) = legs("xfer-1", prefill.engine_id());
@@ -280,7 +280,7 @@ async fn sglang_reads_the_store_only_for_long_prefixes() {
     for (length, expected) in [(257, 256), (65, 0)] {
         let body = json!({"input_ids": vec![length; length], "sampling_params": {"max_new_tokens": 1}});
         post(&first, "/generate", &body).await;
-        let (_, answer) = post(&second, "/generate", &body).await;
-        assert_eq!(answer["meta_info"]["cached_tokens"], expected, "{length} tokens");
+        let (_, response) = post(&second, "/generate", &body).await;
+        assert_eq!(response["meta_info"]["cached_tokens"], expected, "{length} tokens");
     }
 }

@@ -1,4 +1,4 @@
-//! The members of answers, compared with recordings of real engines and with the protocols' lists.
+//! The members of responses, compared with recordings of real engines and with the protocols' lists.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -25,12 +25,12 @@ fn members(value: &Value, path: &str, into: &mut BTreeSet<String>) {
     }
 }
 
-fn missing(recorded: &Value, ours: &Value, allowed: &[&str]) -> Vec<String> {
-    let (mut theirs, mut have) = (BTreeSet::new(), BTreeSet::new());
-    members(recorded, "", &mut theirs);
-    members(ours, "", &mut have);
-    theirs
-        .difference(&have)
+fn missing(recorded: &Value, simulated: &Value, allowed: &[&str]) -> Vec<String> {
+    let (mut recorded_members, mut simulated_members) = (BTreeSet::new(), BTreeSet::new());
+    members(recorded, "", &mut recorded_members);
+    members(simulated, "", &mut simulated_members);
+    recorded_members
+        .difference(&simulated_members)
         .filter(|path| !allowed.iter().any(|allowed| path.contains(allowed)))
         .cloned()
         .collect()
@@ -54,12 +54,12 @@ async fn sglang_answers_with_the_recorded_members() {
         tokio::join!(post(&prefill, "/generate", &request), post(&decode, "/generate", &request));
     // Timings of the real scheduler that no gateway reads.
     let timings = ["_ts", "_time", "_wait", "latency", "weight_versions"];
-    for (row, (status, answer)) in rows.iter().zip([first, second]) {
+    for (row, (status, response)) in rows.iter().zip([first, second]) {
         assert_eq!(status, 200);
-        assert_eq!(missing(&row["response"], &answer, &timings), Vec::<String>::new());
-        let (theirs, ours) = (&row["response"]["meta_info"], &answer["meta_info"]);
+        assert_eq!(missing(&row["response"], &response, &timings), Vec::<String>::new());
+        let (recorded_members, simulated) = (&row["response"]["meta_info"], &response["meta_info"]);
         for member in ["finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens"] {
-            assert_eq!(theirs[member], ours[member], "{member}");
+            assert_eq!(recorded_members[member], simulated[member], "{member}");
         }
     }
 }
@@ -124,7 +124,7 @@ async fn information_and_metrics_have_their_names() {
     }
     let text = |engine: &SimEngine, path: &str| {
         let url = format!("{}{path}", engine.url());
-        async move { client().get(url).send().await.expect("an answer").text().await.expect("text") }
+        async move { client().get(url).send().await.expect("a response").text().await.expect("text") }
     };
     let metrics = text(&sglang, "/metrics").await;
     for name in [
@@ -172,12 +172,12 @@ async fn the_bootstrap_server_is_a_readiness_probe() {
     let base = format!("http://{}", engine.bootstrap_addr().expect("a prefill engine"));
     let route =
         format!("{base}/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1");
-    assert_eq!(client().get(&route).send().await.expect("an answer").status(), 503);
+    assert_eq!(client().get(&route).send().await.expect("a response").status(), 503);
     let ready = async {
         loop {
-            let answer = client().get(&route).send().await.expect("an answer");
-            if answer.status() == 200 {
-                return answer.json::<Value>().await.expect("JSON");
+            let response = client().get(&route).send().await.expect("a response");
+            if response.status() == 200 {
+                return response.json::<Value>().await.expect("JSON");
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
@@ -186,15 +186,15 @@ async fn the_bootstrap_server_is_a_readiness_probe() {
     assert_eq!((&info["dp_size"], &info["prefill_http_port"]), (&json!(2), &json!(engine.addr().port())));
     let register =
         client().post(format!("{base}/register_dp_rank")).json(&json!({"bootstrap_room": 5, "dp_rank": 0}));
-    assert_eq!(register.send().await.expect("an answer").status(), 200);
+    assert_eq!(register.send().await.expect("a response").status(), 200);
     let query = client().post(format!("{base}/query_dp_ranks")).json(&json!({"bootstrap_rooms": [5, 6]}));
-    assert_eq!(query.send().await.expect("an answer").json::<Value>().await.expect("JSON"), json!({"5": 0}));
+    assert_eq!(query.send().await.expect("a response").json::<Value>().await.expect("JSON"), json!({"5": 0}));
 }
 
 #[tokio::test]
-async fn tools_are_called_whole_and_in_pieces() {
-    for face in [SimProtocol::Sglang, SimProtocol::Vllm] {
-        let engine = start(SimRole::Plain, face).await;
+async fn tool_calls_are_complete_and_streamed() {
+    for protocol in [SimProtocol::Sglang, SimProtocol::Vllm] {
+        let engine = start(SimRole::Plain, protocol).await;
         let tools = json!([{"type": "function", "function": {"name": "weather", "parameters": {"type": "object",
             "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}}}]);
         let body = with(&chat("please call_tool now", 50), json!({"tools": tools}));
@@ -211,7 +211,7 @@ async fn tools_are_called_whole_and_in_pieces() {
             .collect();
         assert_eq!(json!(arguments), call["function"]["arguments"]);
         assert!(serde_json::from_str::<Value>(&arguments).expect("JSON")["city"].is_string());
-        // Without a reason to call one, it talks.
+        // Without a trigger, it generates text.
         let (_, prose) =
             post(&engine, "/v1/chat/completions", &with(&chat("hello", 5), json!({"tools": tools}))).await;
         assert!(!content(&prose).is_empty());
@@ -222,28 +222,28 @@ async fn tools_are_called_whole_and_in_pieces() {
 async fn limits_stops_and_history_are_honoured() {
     let engine = start(SimRole::Plain, SimProtocol::Sglang).await;
     let first = chat("tell me a long story, page after page", 200);
-    let (_, answer) = post(&engine, "/v1/chat/completions", &first).await;
-    let said = content(&answer).to_owned();
-    assert_eq!((said.len(), &answer["usage"]["completion_tokens"]), (800, &json!(200)));
-    let stop = &said[40..44];
+    let (_, response) = post(&engine, "/v1/chat/completions", &first).await;
+    let output = content(&response).to_owned();
+    assert_eq!((output.len(), &response["usage"]["completion_tokens"]), (800, &json!(200)));
+    let stop = &output[40..44];
     let (_, stopped) = post(&engine, "/v1/chat/completions", &with(&first, json!({"stop": [stop]}))).await;
     assert_eq!(
         (&stopped["choices"][0]["finish_reason"], &stopped["choices"][0]["matched_stop"]),
         (&json!("stop"), &json!(stop))
     );
-    assert!(said.starts_with(content(&stopped)) && content(&stopped).len() <= 40);
-    // The next turn finds the prompt and the answer in the cache.
+    assert!(output.starts_with(content(&stopped)) && content(&stopped).len() <= 40);
+    // The next turn finds the prompt and the response in the cache.
     let history = json!({"model": "sim", "max_tokens": 1, "messages": [
-        first["messages"][0], {"role": "assistant", "content": said}, {"role": "user", "content": "and then?"}]});
+        first["messages"][0], {"role": "assistant", "content": output}, {"role": "user", "content": "and then?"}]});
     let (_, next) = post(&engine, "/v1/chat/completions", &history).await;
     assert_eq!(next["usage"]["prompt_tokens_details"]["cached_tokens"], 192);
-    // A flushed cache and another tenant's salt find nothing.
+    // A flushed cache and another tenant's salt give no hits.
     let salted = with(&history, json!({"cache_salt": "tenant"}));
     assert_eq!(
         post(&engine, "/v1/chat/completions", &salted).await.1["usage"]["prompt_tokens_details"]["cached_tokens"],
         0
     );
-    client().post(format!("{}/flush_cache", engine.url())).send().await.expect("an answer");
+    client().post(format!("{}/flush_cache", engine.url())).send().await.expect("a response");
     assert_eq!(
         post(&engine, "/v1/chat/completions", &history).await.1["usage"]["prompt_tokens_details"]["cached_tokens"],
         0

@@ -1,4 +1,4 @@
-//! The CustomResourceDefinitions of all kinds.
+//! CustomResourceDefinitions of all kinds.
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
@@ -7,8 +7,8 @@ use kube_core::CustomResourceExt as _;
 
 use crate::{v1alpha1, v1alpha2};
 
-/// All CRDs, in the order of their names. Groups and sets are converted between versions by a webhook; whoever installs the
-/// definitions adds `spec.conversion` with its address and certificate.
+/// All CRDs, sorted by name. Groups and sets are converted between versions by a webhook; the installer adds
+/// `spec.conversion` with its address and certificate.
 #[must_use]
 pub fn all() -> Vec<CustomResourceDefinition> {
     let mut crds = vec![
@@ -33,7 +33,7 @@ pub fn all() -> Vec<CustomResourceDefinition> {
     crds
 }
 
-/// One definition with the versions of both.
+/// Merges two definitions into one with the versions of both.
 fn merge_versions(
     older: CustomResourceDefinition,
     mut newer: CustomResourceDefinition,
@@ -56,7 +56,7 @@ fn normalise_schemas(crd: &mut CustomResourceDefinition) {
     }
 }
 
-/// An explicit null means "not said": without this, the API server would keep it instead of putting the default in its place.
+/// An explicit null means "unset": without this, the API server would keep it instead of the default.
 fn not_nullable(schema: &mut JSONSchemaProps) {
     schema.nullable = None;
     if let Some(values) = &mut schema.enum_ {

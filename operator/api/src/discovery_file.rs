@@ -2,8 +2,8 @@
 //!
 //! Two forms exist. The *address* form (every release so far) has `group` as a map and lists
 //! `roles.<role>.instances[].address`; an address is `<pod>.<service>` without namespace and port. The *template* form
-//! (KEP-133, documented only) has `group` as a string and `roles.<role>.{replicas, size, excludes}`; addresses follow
-//! from it. Both are derived from the spec: an instance that is listed need not run.
+//! (KEP-133, documented only) has `group` as a string and `roles.<role>.{replicas, size, excludes}`; addresses are derived
+//! from it. Both reflect the spec: a listed instance need not run.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -13,10 +13,10 @@ use serde::de::{self, MapAccess, Visitor};
 
 use crate::TopologyLocation;
 
-/// Most instances one file may name, over all roles: a file is at most 1 MiB, and a template expands.
+/// Maximum number of instances in a file, over all roles: a file is at most 1 MiB, but a template expands.
 pub const MAX_INSTANCES: u64 = 10_000;
 
-/// The file as written: unknown members are ignored, missing ones are empty. Call [`DiscoveryFile::resolve`] next.
+/// The file as written: unknown fields are ignored, missing ones are empty. Call [`DiscoveryFile::resolve`] next.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct DiscoveryFile {
     #[serde(default)]
@@ -55,7 +55,7 @@ struct RawInstance {
     place: Option<TopologyLocation>,
 }
 
-/// A port as a number or as a numeric string.
+/// A port as a number or a numeric string.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(from = "String")]
 struct RawPort(Option<u16>);
@@ -104,66 +104,66 @@ impl<'de> Deserialize<'de> for RawGroup {
     }
 }
 
-/// What the file says, in one form.
+/// Contents of the file, independent of its form.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiscoveredGroup {
-    /// Name of the group; empty if the file does not say.
+    /// Name of the group; empty if the file has none.
     pub group: String,
-    /// Namespace; only the template form carries it.
+    /// Namespace; only the template form contains it.
     pub namespace: Option<String>,
-    /// Roles in the order of the spec (address form), else by name.
+    /// Roles in the order of the spec (address form), otherwise by name.
     pub roles: Vec<DiscoveredRole>,
 }
 
-/// The instances of one role.
+/// A role with its instances.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiscoveredRole {
-    /// Name of the role.
     pub name: String,
-    /// Its instances, in the file's order.
+    /// Instances of the role, in the file's order.
     pub instances: Vec<DiscoveredInstance>,
 }
 
-/// One listed instance.
+/// An instance in the file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiscoveredInstance {
-    /// The address as listed, or as the template yields it. Stable: use it as identity.
+    /// The address as listed, or as derived from the template. It is stable and can serve as identity.
     pub address: String,
-    /// Where the instance is if no pod has `address`'s name: for a leader-worker or custom-component role the address
-    /// form names pods that do not exist, the leader is `<first label>-0`.
+    /// The address to use if no pod has the name in `address`: for leader-worker and custom-component roles the address form
+    /// names pods that do not exist; the leader is `<first label>-0`.
     pub alternative: Option<String>,
-    /// Role `servicePorts` by name as written: lower case, `-` turned into `_`, unnamed ones `port<N>`.
+    /// The role's `servicePorts` by name: in lower case with `_` for `-`, unnamed ones as `port<N>`.
     pub ports: BTreeMap<String, u16>,
-    /// Where it runs, if the file says so: our operator does where a group has a ladder of topology keys.
+    /// Location of the instance, if the file contains it: our operator writes it for groups with topology levels.
     pub location: TopologyLocation,
 }
 
-/// Why a file that is valid YAML is no usable discovery file.
+/// Error in a file that is valid YAML, but not a usable discovery file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DiscoveryFileError {
-    /// Neither form has this shape.
+    /// A field of both forms is missing.
     #[error(
-        "the member `{0}` is missing; RBG writes `group` and `roles`, so this is another file or an empty one"
+        "the field `{0}` is missing; RBG writes `group` and `roles`, so this is another file or an empty one"
     )]
     Missing(&'static str),
-    /// Larger than any real group.
-    #[error("{0} instances are named, at most {MAX_INSTANCES} are taken; check `replicas` of the roles")]
+    /// The number of instances exceeds [`MAX_INSTANCES`].
+    #[error(
+        "the file contains {0} instances, at most {MAX_INSTANCES} are supported; check `replicas` of the roles"
+    )]
     TooMany(u64),
-    /// The template form cannot be expanded.
+    /// The template form lacks the number of instances.
     #[error("role `{0}` has neither `instances` nor `replicas`")]
     NoInstances(String),
-    /// An instance without an address.
+    /// An instance has no address.
     #[error("instance {index} of role `{role}` has no `address`")]
     NoAddress {
-        /// The role.
         role: String,
-        /// Index in the list.
+        /// Index in the role's list.
         index: usize,
     },
 }
 
 impl DiscoveryFile {
-    /// Brings either form into one.
+    /// Converts either form to a common one.
     ///
     /// # Errors
     /// See [`DiscoveryFileError`].
@@ -242,8 +242,8 @@ pub fn leader_address(address: &str) -> Option<String> {
     (!is_ip && !instance.is_empty()).then(|| format!("{instance}-0.{service}"))
 }
 
-/// KEP-133's rule: `{group}-{role}-{i}-{j}.s-{group}-{role}.{namespace}.svc.cluster.local`, here with j = 0. HEAD names a
-/// standalone pod without `-0`, so that is the alternative.
+/// Naming rule of KEP-133: `{group}-{role}-{i}-{j}.s-{group}-{role}.{namespace}.svc.cluster.local`, here with j = 0.
+/// Upstream HEAD names a standalone pod without `-0`, which is the alternative.
 fn expand(
     group: &str,
     role: &str,
@@ -255,12 +255,12 @@ fn expand(
         Some(namespace) => format!("s-{group}-{role}.{namespace}.svc.cluster.local"),
         None => format!("s-{group}-{role}"),
     };
-    let one_pod = body.size.is_none_or(|size| size <= 1);
+    let is_single_pod = body.size.is_none_or(|size| size <= 1);
     let instances = (0..replicas)
         .filter(|index| body.excludes.as_ref().is_none_or(|excluded| !excluded.contains(index)))
         .map(|index| DiscoveredInstance {
             address: format!("{group}-{role}-{index}-0.{domain}"),
-            alternative: one_pod.then(|| format!("{group}-{role}-{index}.{domain}")),
+            alternative: is_single_pod.then(|| format!("{group}-{role}-{index}.{domain}")),
             ports: BTreeMap::new(),
             location: TopologyLocation::default(),
         });

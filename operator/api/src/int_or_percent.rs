@@ -1,30 +1,26 @@
-//! A number, or a percentage of something.
+//! Integers or percentages.
 
 use schemars::{JsonSchema, Schema, SchemaGenerator};
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 
-/// Kubernetes' `IntOrString`, as it is used for counts of replicas: `3` or `"30%"`.
+/// Kubernetes' `IntOrString`, as used for numbers of replicas: `3` or `"30%"`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum IntOrPercent {
-    /// A count.
     Int(i32),
-    /// A percentage with its sign, as written; anything else has no value.
+    /// A percentage with its sign, as written; other text has no value.
     Text(String),
 }
 
-/// The way a share that is no whole number is made one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RoundingMode {
-    /// Towards zero.
     Down,
-    /// Away from zero.
     Up,
 }
 
 impl IntOrPercent {
-    /// The count, or that share of `total`. `None` for a text that is no percentage.
+    /// The number, or that percentage of `total`. `None` for text that is no percentage.
     #[must_use]
     pub fn of(&self, total: i32, round: RoundingMode) -> Option<i32> {
         let percent = match self {
@@ -32,14 +28,14 @@ impl IntOrPercent {
             Self::Text(_) => i64::from(self.percent()?),
         };
         let share = percent * i64::from(total);
-        let whole = match round {
+        let rounded = match round {
             RoundingMode::Down => share.div_euclid(100),
             RoundingMode::Up => -(-share).div_euclid(100),
         };
-        Some(i32::try_from(whole).unwrap_or(i32::MAX))
+        Some(i32::try_from(rounded).unwrap_or(i32::MAX))
     }
 
-    /// The percentage, if it is one.
+    /// The percentage; `None` for numbers and other text.
     #[must_use]
     pub fn percent(&self) -> Option<i32> {
         match self {
@@ -68,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_rounded_as_asked() {
+    fn percentages_are_rounded_by_the_mode() {
         let percent = |text: &str| IntOrPercent::Text(text.into());
         assert_eq!(percent("30%").of(7, RoundingMode::Up), Some(3));
         assert_eq!(percent("30%").of(7, RoundingMode::Down), Some(2));

@@ -1,8 +1,8 @@
-//! RoleBasedGroup's API: labels, environment names and the injected discovery file; with the feature `objects` also the
+//! API of RoleBasedGroup: labels, environment names and the injected discovery file; with the feature `objects` also the
 //! object types with their CRDs, conversion between versions and strategic merge of pod templates.
 //!
-//! This crate has no file format and no socket: [`DiscoveryFile`] implements `Deserialize`, whoever reads the file
-//! chooses the YAML parser.
+//! This crate has no file I/O and no sockets: [`DiscoveryFile`] implements `Deserialize`, and the caller chooses the YAML
+//! parser.
 
 #[cfg(feature = "objects")]
 mod condition;
@@ -41,5 +41,5 @@ pub use role_kind::RoleKind;
 pub use template::PodTemplate;
 pub use topology::{TopologyLevel, TopologyLocation};
 
-/// Where RBG mounts the discovery file in every container of a stateful role.
+/// Path at which RBG mounts the discovery file in every container of a stateful role.
 pub const CLUSTER_FILE: &str = "/etc/rbg/config.yaml";

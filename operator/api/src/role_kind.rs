@@ -1,19 +1,19 @@
-//! What a role does, by the words of its name.
+//! Kinds of roles, derived from the words of their names.
 
-/// What a role does.
+/// Kind of a role in an inference service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RoleKind {
     /// Computes the KV cache of prompts for decodes.
     Prefill,
     /// Generates from KV cache that it receives.
     Decode,
-    /// Serves requests alone.
+    /// Serves requests alone, as an engine without disaggregation.
     Plain,
-    /// Keeps KV cache for all engines.
+    /// Stores KV cache for all engines.
     Store,
 }
 
-/// Words that mark a role which serves no model requests, whatever else its name says.
+/// Words of roles that serve no model requests, regardless of the other words.
 const NON_ENGINE_WORDS: [&str; 11] = [
     "router",
     "gateway",
@@ -27,15 +27,15 @@ const NON_ENGINE_WORDS: [&str; 11] = [
     "nats",
     "monitor",
 ];
-/// Words that mark an engine which takes a request alone.
+/// Words of engines that serve requests alone.
 const PLAIN_WORDS: [&str; 3] = ["worker", "plain", "backend"];
 
 impl RoleKind {
-    /// What a role of that name does; `None` for routers, masters and everything unknown.
+    /// The kind of a role of that name; `None` for routers, masters and unknown names.
     #[must_use]
     pub fn from_role_name(role: &str) -> Option<Self> {
         let lower = role.to_ascii_lowercase();
-        let has = |is: &dyn Fn(&str) -> bool| lower.split(['-', '_', '.']).any(is);
+        let has = |predicate: &dyn Fn(&str) -> bool| lower.split(['-', '_', '.']).any(predicate);
         if has(&|word| NON_ENGINE_WORDS.contains(&word)) {
             return None;
         }
@@ -60,8 +60,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_of_the_known_examples() {
-        for (name, duty) in [
+    fn kinds_of_known_role_names() {
+        for (name, kind) in [
             ("prefill", Some(RoleKind::Prefill)),
             ("decode", Some(RoleKind::Decode)),
             ("qwen-Prefill-0", Some(RoleKind::Prefill)),
@@ -78,7 +78,7 @@ mod tests {
             ("mooncake-worker", None),
             ("nginx", None),
         ] {
-            assert_eq!(RoleKind::from_role_name(name), duty, "{name}");
+            assert_eq!(RoleKind::from_role_name(name), kind, "{name}");
         }
     }
 }

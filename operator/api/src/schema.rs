@@ -1,43 +1,42 @@
-//! Parts of the CRDs' schemas that Rust types do not say by themselves.
+//! Parts of the CRDs' schemas that cannot be derived from Rust types.
 //!
-//! Pod templates are checked only where a mistake would otherwise surface late (names of containers, labels that are no
-//! text); everything else in them is preserved and judged by the API server when a pod is made. That keeps a CRD at a few
-//! kilobytes.
+//! Pod templates are validated only where a mistake would otherwise surface late (container names, labels that are not
+//! strings); all other fields are preserved and validated by the API server when a pod is created. That keeps a CRD at a
+//! few kilobytes.
 
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 const PRESERVE: &str = "x-kubernetes-preserve-unknown-fields";
 
-/// A DNS label, as role templates and those who refer to them are named.
+/// A DNS label, as in names of role templates and references to them.
 pub(crate) const DNS_LABEL: &str = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$";
-/// A percentage as v1alpha1 writes it.
+/// A percentage in the form of v1alpha1.
 pub(crate) const PERCENT: &str = "^([0-9]|[1-9][0-9]|100)%$";
-/// `group/version` as v1alpha1's workloads name it.
+/// `group/version` in the form of v1alpha1's workloads.
 pub(crate) const API_VERSION: &str =
     "^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/v[0-9]+((alpha|beta)[0-9]+)?$";
 
-/// Any value at all.
 pub(crate) fn any_value(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "x-kubernetes-preserve-unknown-fields": true })
 }
 
-/// An integer or a percentage.
+/// Schema of an integer or a percentage.
 pub(crate) fn int_or_string(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "x-kubernetes-int-or-string": true })
 }
 
-/// A point in time, RFC 3339.
+/// Schema of a point in time, RFC 3339.
 pub(crate) fn time(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "format": "date-time" })
 }
 
-/// A map of text to text, as labels and annotations are.
+/// Schema of a string map, for labels and annotations.
 fn text_map() -> Value {
     json!({ "type": "object", "additionalProperties": { "type": "string" } })
 }
 
-/// A pod template, see the module's text.
+/// Schema of a pod template, see the module's documentation.
 pub(crate) fn pod_template(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",
@@ -57,7 +56,7 @@ pub(crate) fn pod_template(_: &mut SchemaGenerator) -> Schema {
     })
 }
 
-/// Objects of which no two have the same `name`.
+/// Schema of a list of objects with unique `name` fields.
 fn named_list() -> Value {
     json!({
         "type": "array",
@@ -72,7 +71,7 @@ fn named_list() -> Value {
     })
 }
 
-/// Containers or volumes.
+/// Schema of containers or volumes.
 pub(crate) fn named_objects(_: &mut SchemaGenerator) -> Schema {
     let mut schema = Schema::default();
     if let Value::Object(members) = named_list() {
@@ -81,12 +80,12 @@ pub(crate) fn named_objects(_: &mut SchemaGenerator) -> Schema {
     schema
 }
 
-/// Objects of which nothing is checked.
+/// Schema of objects without validation.
 pub(crate) fn objects(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "array", "items": { "type": "object", PRESERVE: true } })
 }
 
-/// A label selector of `meta/v1`.
+/// Schema of a label selector of `meta/v1`.
 pub(crate) fn label_selector(_: &mut SchemaGenerator) -> Schema {
     json_schema!({
         "type": "object",

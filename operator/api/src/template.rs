@@ -1,22 +1,22 @@
-//! A pod template, kept as it was written.
+//! Pod templates, preserved as they were written.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// `core/v1` PodTemplateSpec as JSON. Typed structures know the fields of one Kubernetes release and drop those of the next;
-/// a template passes through us, so nothing may be lost.
+/// `core/v1` PodTemplateSpec as JSON. Typed structures have the fields of one Kubernetes release and drop those of later
+/// ones; templates are only passed through, so no field may be lost.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PodTemplate(pub Map<String, Value>);
 
 impl PodTemplate {
-    /// A label of the template.
+    /// Value of a label of the template.
     #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
         self.0.get("metadata")?.get("labels")?.get(key)?.as_str()
     }
 
-    /// An annotation of the template.
+    /// Value of an annotation of the template.
     #[must_use]
     pub fn annotation(&self, key: &str) -> Option<&str> {
         self.0.get("metadata")?.get("annotations")?.get(key)?.as_str()
@@ -32,7 +32,7 @@ impl PodTemplate {
         self.set_texts("annotations", annotations);
     }
 
-    /// Takes an annotation away.
+    /// Removes an annotation of the template.
     pub fn remove_annotation(&mut self, key: &str) {
         let metadata = self.0.get_mut("metadata").and_then(Value::as_object_mut);
         let annotations =
@@ -42,7 +42,7 @@ impl PodTemplate {
         }
     }
 
-    /// The pod's spec; made if there is none.
+    /// The pod's spec; created if it is missing.
     pub fn spec_mut(&mut self) -> &mut Map<String, Value> {
         member_object(&mut self.0, "spec")
     }
@@ -59,7 +59,7 @@ impl PodTemplate {
         self.list("initContainers")
     }
 
-    /// A list of the spec, made if there is none: `containers`, `volumes` and so on.
+    /// A list of the spec, for example `containers` or `volumes`; created if it is missing.
     pub fn list_mut(&mut self, name: &str) -> &mut Vec<Value> {
         member_list(self.spec_mut(), name)
     }
@@ -78,22 +78,22 @@ impl PodTemplate {
     }
 }
 
-/// The object `name` inside `parent`; whatever else stands there is replaced by an empty one.
+/// The object `name` inside `parent`; another value is replaced by an empty object.
 pub fn member_object<'a>(parent: &'a mut Map<String, Value>, name: &str) -> &'a mut Map<String, Value> {
     let member = parent.entry(name).or_insert_with(|| Value::Object(Map::new()));
     if !member.is_object() {
         *member = Value::Object(Map::new());
     }
-    let Value::Object(object) = member else { unreachable!("it has just been made one") };
+    let Value::Object(object) = member else { unreachable!("it was just set to an object") };
     object
 }
 
-/// The list `name` inside `parent`; whatever else stands there is replaced by an empty one.
+/// The list `name` inside `parent`; another value is replaced by an empty list.
 pub fn member_list<'a>(parent: &'a mut Map<String, Value>, name: &str) -> &'a mut Vec<Value> {
     let member = parent.entry(name).or_insert_with(|| Value::Array(Vec::new()));
     if !member.is_array() {
         *member = Value::Array(Vec::new());
     }
-    let Value::Array(list) = member else { unreachable!("it has just been made one") };
+    let Value::Array(list) = member else { unreachable!("it was just set to a list") };
     list
 }

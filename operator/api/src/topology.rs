@@ -1,26 +1,23 @@
-//! Where an instance runs, level by level.
+//! Location of an instance, by topology level.
 
 use serde::{Deserialize, Serialize};
 
-/// A level of nearness.
+/// A topology level, from one host to a zone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TopologyLevel {
-    /// One host.
     Node,
-    /// GPUs that NVLink joins, inside or across nodes.
+    /// GPUs connected by NVLink, inside or across nodes.
     NvlinkDomain,
     /// A rack, or an RDMA rail.
     Rack,
-    /// An availability zone.
     Zone,
 }
 
 impl TopologyLevel {
-    /// All of them.
     pub const ALL: [Self; 4] = [Self::Node, Self::NvlinkDomain, Self::Rack, Self::Zone];
 
-    /// As annotations have it.
+    /// The level's name in annotations.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -31,14 +28,14 @@ impl TopologyLevel {
         }
     }
 
-    /// The level of that name.
+    /// Finds a level by its name.
     #[must_use]
     pub fn parse(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|level| level.name() == name)
     }
 
-    /// The label of nodes by which the level is told, where there is a usual one. Racks have none. NVLink domains are
-    /// labelled by NVIDIA's GPU feature discovery.
+    /// The default node label that identifies the level's domains. Racks have none. NVLink domains are labelled by NVIDIA's GPU
+    /// feature discovery.
     #[must_use]
     pub fn default_label(self) -> Option<&'static str> {
         match self {
@@ -50,25 +47,25 @@ impl TopologyLevel {
     }
 }
 
-/// Where an instance runs. Unknown levels are `None`.
+/// Location of an instance. Unknown levels are `None`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopologyLocation {
-    /// Kubernetes node.
+    /// Name of the Kubernetes node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// NVLink domain.
+    /// NVLink domain of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvlink_domain: Option<String>,
-    /// Rack or RDMA rail.
+    /// Rack or RDMA rail of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rack: Option<String>,
-    /// Availability zone.
+    /// Availability zone of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub zone: Option<String>,
 }
 
 impl TopologyLocation {
-    /// The domain of a level.
+    /// The domain of a level, to be set.
     pub fn domain_mut(&mut self, level: TopologyLevel) -> &mut Option<String> {
         match level {
             TopologyLevel::Node => &mut self.node,

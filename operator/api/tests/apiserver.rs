@@ -1,4 +1,4 @@
-//! Our CRDs on a real API server: it takes them, every example passes its validation, and it refuses what it should.
+//! Our CRDs on a real API server: it accepts them and every example, and rejects invalid objects.
 #![cfg(feature = "objects")]
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -15,7 +15,7 @@ use rbg_api::conversion::{ApiVersion, convert};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
 
-/// Long, because it only says when something hangs.
+/// Generous, since it expires only if something hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 async fn install(client: &Client) {
@@ -63,7 +63,7 @@ fn examples() -> Vec<(PathBuf, Value)> {
     found
 }
 
-/// What the server would make of it. Members that no schema has are refused.
+/// Dry run of an apply. Unknown fields are rejected.
 async fn try_apply(client: &Client, namespace: &str, object: &Value) -> Result<DynamicObject, Error> {
     let mut object = object.clone();
     let text = |name: &str| object[name].as_str().unwrap().to_owned();
@@ -88,7 +88,7 @@ async fn try_apply(client: &Client, namespace: &str, object: &Value) -> Result<D
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_real_server_takes_the_definitions_and_every_example() {
+async fn a_real_server_accepts_the_crds_and_every_example() {
     let plane = ControlPlane::start().await.unwrap();
     let namespace = plane.namespace("crds").await.unwrap();
     let (client, name) = (&namespace.client, namespace.name.as_str());
@@ -165,7 +165,7 @@ async fn defaults_are_filled_in(client: &Client, namespace: &str) {
     assert_eq!(listed.items.len(), 1);
 }
 
-/// What, the roles, and what the refusal says.
+/// Description, roles, and the expected error.
 fn refused_roles() -> Vec<(&'static str, Value, &'static str)> {
     let template = json!({ "spec": { "containers": [{ "name": "c", "image": "i" }] } });
     vec![
@@ -187,7 +187,7 @@ fn refused_roles() -> Vec<(&'static str, Value, &'static str)> {
             "template and templateRef are mutually exclusive",
         ),
         (
-            "leaders only, where nothing tells leaders",
+            "leaders only, for a workload without leader labels",
             json!([{
                 "name": "r",
                 "annotations": { "rbg.workloads.x-k8s.io/role-workload-type": "apps/v1/StatefulSet" },
@@ -196,7 +196,7 @@ fn refused_roles() -> Vec<(&'static str, Value, &'static str)> {
             "only supported for RoleInstanceSet",
         ),
         (
-            "a longest delay below the shortest",
+            "a maximum delay below the base delay",
             json!([{ "name": "r", "customComponentsPattern": {
                 "components": [{ "name": "x", "template": template }],
                 "restartPolicyConfig": { "baseDelaySeconds": 9, "maxDelaySeconds": 3 },
@@ -209,7 +209,7 @@ fn refused_roles() -> Vec<(&'static str, Value, &'static str)> {
             "name",
         ),
         (
-            "a label that is no text",
+            "a label that is not a string",
             json!([{ "name": "r", "standalonePattern": { "template": { "metadata": { "labels": { "a": 1 } } } } }]),
             "labels",
         ),

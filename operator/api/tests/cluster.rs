@@ -28,7 +28,7 @@ fn recorded_file_keeps_the_roles_in_spec_order() {
 }
 
 #[test]
-fn ports_may_be_numbers_or_text_and_nonsense_ports_are_dropped() {
+fn ports_may_be_numbers_or_text_and_invalid_ones_are_dropped() {
     let config = read(
         "group: {name: g, roles: [p]}\nroles:\n  p:\n    instances:\n    - address: a.b\n      ports: {h_ttp: 80, b: \"8998\", c: 0, d: 70000, e: x}\n",
     )
@@ -61,7 +61,7 @@ fn the_template_form_is_expanded_without_the_excluded_indices() {
 }
 
 #[test]
-fn unusable_files_say_why() {
+fn errors_of_unusable_files_name_the_cause() {
     assert_eq!(read("other: 1\n"), Err(DiscoveryFileError::Missing("group")));
     assert_eq!(read("group: {name: g}\n"), Err(DiscoveryFileError::Missing("roles")));
     assert_eq!(
@@ -76,7 +76,7 @@ fn unusable_files_say_why() {
 }
 
 #[test]
-fn an_empty_role_and_unknown_members_are_tolerated() {
+fn empty_roles_and_unknown_fields_are_tolerated() {
     let config =
         read("group: {name: g, roles: [p, q], hue: 3}\nroles: {p: , z: {instances: [], more: {}}}\n")
             .unwrap();

@@ -1,4 +1,4 @@
-//! Conversion both ways: nothing is lost, and edits through either version survive.
+//! Conversion in both directions: nothing is lost, and edits through either version survive.
 #![cfg(feature = "objects")]
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -78,7 +78,7 @@ fn gang_and_coordination_become_annotations() {
 }
 
 #[test]
-fn an_edit_through_the_older_version_keeps_what_it_cannot_say() {
+fn edits_through_v1alpha1_keep_fields_it_lacks() {
     let template = json!({ "spec": { "containers": [{ "name": "c", "image": "i:1" }] } });
     let object = v2(json!({ "roles": [{
         "name": "a",
@@ -108,7 +108,7 @@ fn an_edit_through_the_older_version_keeps_what_it_cannot_say() {
 }
 
 #[test]
-fn an_edit_through_the_newer_version_wins_over_what_was_kept() {
+fn edits_through_v1alpha2_win_over_stored_fields() {
     let object =
         v1(json!({ "roles": [{ "name": "a", "template": {}, "components": [], "restartPolicy": "None" }] }));
     let mut newer = up(&object);
@@ -118,11 +118,11 @@ fn an_edit_through_the_newer_version_wins_over_what_was_kept() {
     let role = &down(&newer)["spec"]["roles"][0];
     assert_eq!(role["template"], json!({ "spec": { "hostNetwork": true } }));
     assert_eq!(role["workload"], json!({ "apiVersion": "apps/v1", "kind": "Deployment" }));
-    assert_eq!(role["restartPolicy"], "None", "nobody touched it");
+    assert_eq!(role["restartPolicy"], "None", "the field was not edited");
 }
 
 #[test]
-fn an_annotation_that_someone_wrote_changes_no_metadata() {
+fn a_forged_annotation_changes_no_metadata() {
     let change = |at: Value, is: Value| json!([{ "at": at, "is": is }]).to_string();
     let name = json!({ "at": ["metadata", "name"], "was": "g", "is": "other" });
     for remainder in [
@@ -142,7 +142,7 @@ fn an_annotation_that_someone_wrote_changes_no_metadata() {
 }
 
 #[test]
-fn the_update_type_that_makes_pods_anew_has_two_names() {
+fn the_recreate_update_type_has_two_names() {
     let role = |kind: &str| json!({ "rolloutStrategy": { "type": "RollingUpdate", "rollingUpdate": { "type": kind } } });
     let kind = |object: &Value| object.pointer("/spec/roles/0/rolloutStrategy/rollingUpdate/type").cloned();
     let converted = up(&v1(json!({ "roles": [role("Recreate")] })));
@@ -169,7 +169,7 @@ fn sets_keep_gang_and_templates() {
 }
 
 #[test]
-fn what_is_not_converted_is_said() {
+fn errors_name_what_is_not_converted() {
     assert_eq!(convert(&json!(1), ApiVersion::V1alpha1), Err(ConversionError::NotAMap));
     let other = json!({ "apiVersion": "v1", "kind": "Pod" });
     assert_eq!(convert(&other, ApiVersion::V1alpha1), Err(ConversionError::Version("v1".into())));
@@ -180,7 +180,7 @@ fn what_is_not_converted_is_said() {
     assert_eq!(convert(&adapter, ApiVersion::V1alpha2).unwrap()["apiVersion"], "workloads.x-k8s.io/v1alpha2");
 }
 
-/// Any JSON, made of names that mean something in either version.
+/// Arbitrary JSON whose keys have a meaning in either version.
 fn any_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -251,7 +251,7 @@ fn object_of(inner: impl Strategy<Value = Value>) -> impl Strategy<Value = Value
     })
 }
 
-/// Metadata as the API server lets it be: annotations are text, and there is no empty map of them.
+/// Metadata as the API server allows it: annotations are strings, and the map is not empty.
 fn metadata() -> impl Strategy<Value = Value> {
     let key = prop::sample::select(vec![
         "a",
@@ -299,12 +299,12 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(1000) })]
 
     #[test]
-    fn there_and_back_from_v1alpha1_is_the_same(object in any_object("workloads.x-k8s.io/v1alpha1")) {
+    fn round_trip_from_v1alpha1_is_lossless(object in any_object("workloads.x-k8s.io/v1alpha1")) {
         prop_assert_eq!(down(&up(&object)), object);
     }
 
     #[test]
-    fn there_and_back_from_v1alpha2_is_the_same(object in any_object("workloads.x-k8s.io/v1alpha2")) {
+    fn round_trip_from_v1alpha2_is_lossless(object in any_object("workloads.x-k8s.io/v1alpha2")) {
         prop_assert_eq!(up(&down(&object)), object);
     }
 }

@@ -1,13 +1,13 @@
-//! The CRDs that are checked in, and what every one of them must be.
+//! The CRD files in the repository, and properties that every CRD must have.
 #![cfg(feature = "objects")]
 
 use std::path::Path;
 
-/// Most bytes that `kubectl apply` can keep in its annotation.
+/// Maximum size that `kubectl apply` can store in its annotation.
 const APPLY_LIMIT: usize = 256 * 1024;
 
 #[test]
-fn the_files_are_those_that_the_types_yield() {
+fn crd_files_match_the_types() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crds");
     let crds = rbg_api::crds::all();
     for crd in &crds {
@@ -22,11 +22,11 @@ fn the_files_are_those_that_the_types_yield() {
         );
         assert!(written.len() < APPLY_LIMIT, "{} is too large for kubectl apply", path.display());
     }
-    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), crds.len(), "a file of a kind that is no more");
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), crds.len(), "a file of a removed kind");
 }
 
 #[test]
-fn one_version_is_stored_and_the_older_one_warns() {
+fn one_version_is_stored_and_the_older_is_deprecated() {
     for crd in rbg_api::crds::all() {
         let name = crd.spec.names.kind;
         let versions = crd.spec.versions;

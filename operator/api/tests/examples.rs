@@ -1,4 +1,4 @@
-//! Manifests that people have: read into types and written again, converted there and back, nothing is lost.
+//! Public manifests survive a round trip through the types and through conversion.
 #![cfg(feature = "objects")]
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
@@ -31,14 +31,14 @@ fn manifests() -> Vec<(PathBuf, Value)> {
     found
 }
 
-/// What differs after reading and writing, but for defaults that writing adds.
+/// Differences after a round trip, except for defaults that are added.
 fn lost(before: &Value, after: &Value, at: &str, found: &mut Vec<String>) {
     match (before, after) {
         (Value::Object(before), Value::Object(after)) => {
             for (name, value) in before {
                 match after.get(name) {
                     Some(after) => lost(value, after, &format!("{at}/{name}"), found),
-                    // Defaults that say nothing are not written.
+                    // Defaults equal to absence are not written.
                     None if [Value::Null, 0.into(), false.into()].contains(value) => {}
                     None if value.as_object().is_some_and(serde_json::Map::is_empty) => {}
                     None if value.as_array().is_some_and(Vec::is_empty) => {}
@@ -65,7 +65,7 @@ fn check<T: DeserializeOwned + Serialize>(path: &Path, object: &Value) {
 }
 
 #[test]
-fn every_manifest_is_read_and_written_without_loss() {
+fn every_manifest_survives_a_round_trip() {
     let manifests = manifests();
     assert!(manifests.len() > 80, "only {} manifests", manifests.len());
     for (path, object) in &manifests {
@@ -99,7 +99,7 @@ fn every_manifest_is_read_and_written_without_loss() {
 }
 
 #[test]
-fn every_manifest_of_two_versions_is_converted_there_and_back() {
+fn every_manifest_survives_conversion_and_back() {
     let kinds = ["RoleBasedGroup", "RoleBasedGroupSet"];
     let mut converted = 0;
     for (path, object) in

@@ -1,4 +1,4 @@
-//! Strategic merge of pod templates: the rules as Kubernetes documents them.
+//! Strategic merge of pod templates: the rules in Kubernetes' documentation.
 #![cfg(feature = "objects")]
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
@@ -21,8 +21,8 @@ fn containers(containers: Value) -> Value {
 }
 
 #[test]
-fn an_item_with_a_new_key_is_added_in_front() {
-    // As `kubectl patch` shows it: the patched list first, then what was there.
+fn an_item_with_a_new_key_is_prepended() {
+    // As `kubectl patch` does: first the patch's list, then the existing items.
     let merged = merged(
         containers(json!([{ "name": "patch-demo-ctr", "image": "nginx" }])),
         containers(json!([{ "name": "patch-demo-ctr-2", "image": "redis" }])),
@@ -37,7 +37,7 @@ fn an_item_with_a_new_key_is_added_in_front() {
 }
 
 #[test]
-fn items_with_the_same_key_are_merged_where_they_are() {
+fn items_with_the_same_key_are_merged_in_place() {
     let merged = merged(
         containers(json!([
             { "name": "a", "image": "a:1", "env": [{ "name": "X", "value": "1" }, { "name": "Y", "value": "2" }] },
@@ -53,7 +53,7 @@ fn items_with_the_same_key_are_merged_where_they_are() {
             { "name": "b", "image": "b:2" },
             { "name": "a", "image": "a:1", "env": [{ "name": "X", "value": "1" }, { "name": "Y", "value": "3" }] },
         ])),
-        "the patch's order wins"
+        "the patch's order takes precedence"
     );
 }
 
@@ -87,7 +87,7 @@ fn every_list_has_its_own_key() {
 }
 
 #[test]
-fn null_takes_a_member_away_and_is_never_kept() {
+fn null_removes_a_field_and_is_never_stored() {
     let base = json!({ "metadata": { "labels": { "a": "1", "b": "2" } } });
     let patch = json!({ "metadata": { "labels": { "a": null, "c": null }, "annotations": { "x": null } } });
     assert_eq!(merged(base, patch), json!({ "metadata": { "labels": { "b": "2" }, "annotations": {} } }));
@@ -112,7 +112,7 @@ fn directives_replace_and_delete() {
 }
 
 #[test]
-fn retained_keys_make_room_for_another_kind_of_volume() {
+fn retain_keys_allows_changing_the_kind_of_a_volume() {
     let base = json!({ "spec": { "volumes": [{ "name": "v", "emptyDir": { "medium": "Memory" } }] } });
     let patch = json!({ "spec": { "volumes": [{
         "name": "v",
@@ -126,7 +126,7 @@ fn retained_keys_make_room_for_another_kind_of_volume() {
 }
 
 #[test]
-fn the_order_of_items_may_be_given() {
+fn set_element_order_sorts_items() {
     let base = containers(json!([{ "name": "a" }, { "name": "b" }, { "name": "c" }]));
     let patch = json!({ "spec": {
         "$setElementOrder/containers": [{ "name": "c" }, { "name": "n" }, { "name": "a" }],
@@ -142,7 +142,7 @@ fn the_order_of_items_may_be_given() {
 }
 
 #[test]
-fn lists_of_texts_are_sets() {
+fn lists_of_strings_are_sets() {
     let base = json!({ "metadata": { "finalizers": ["a", "b", "c"] } });
     let patch = json!({ "metadata": {
         "finalizers": ["d", "b"],
@@ -152,7 +152,7 @@ fn lists_of_texts_are_sets() {
 }
 
 #[test]
-fn what_cannot_be_merged_is_said() {
+fn errors_name_what_cannot_be_merged() {
     let base = || containers(json!([{ "name": "a" }]));
     let no_key = MergeError::NoKey { list: "containers".into(), key: "name" };
     assert_eq!(try_merge(base(), containers(json!([{ "image": "x" }]))), Err(no_key));
@@ -201,10 +201,10 @@ proptest! {
             Value::Object(base) => PodTemplate(base),
             _ => PodTemplate::default(),
         };
-        // A base has no directives of its own.
+        // A base contains no directives of its own.
         let text = serde_json::to_string(&base).unwrap();
         if let (false, Ok(merged)) = (text.contains('$'), pod_template(&base, Some(&patch))) {
-            // Lists that are replaced as a whole keep what is in them.
+            // Lists that are replaced as a whole keep their contents.
             if !patch.to_string().contains('[') {
                 prop_assert!(!serde_json::to_string(&merged).unwrap().contains('$'));
             }

@@ -1,4 +1,4 @@
-//! The control plane, its account for the operator, and what that has asked for.
+//! The control plane, the operator's account, and the operator's requests.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,7 +15,7 @@ use moongate_testkit::{ControlPlane, FakeKubelet, KubeletTimings, TestNamespace}
 use serde_json::json;
 
 const ACCOUNT: &str = "operator";
-/// As in the runs of upstream's controller manager that the numbers are compared with.
+/// Settings of the recorded runs of upstream's controller manager.
 const PACE: KubeletTimings = KubeletTimings {
     start: Duration::from_millis(300),
     restart: Duration::from_millis(500),
@@ -26,7 +26,7 @@ pub(crate) struct BenchCluster {
     plane: ControlPlane,
     _kubelet: FakeKubelet,
     pub(crate) namespace: TestNamespace,
-    /// The operator's configuration.
+    /// Client configuration of the operator.
     pub(crate) operator: PathBuf,
 }
 
@@ -59,12 +59,12 @@ impl BenchCluster {
         Self { plane, _kubelet: kubelet, namespace, operator }
     }
 
-    /// Something that grows with every request of the operator.
+    /// Length of the audit log, which grows with every request of the operator.
     pub(crate) fn audit_log_length(&self) -> u64 {
         self.plane.audit_log().metadata().unwrap().len()
     }
 
-    /// What the operator has asked for until now.
+    /// Requests of the operator so far.
     pub(crate) fn requests(&self) -> MethodCounts {
         let mut requests = BTreeMap::new();
         for asked in self.plane.audit().unwrap() {
@@ -92,7 +92,7 @@ fn definitions_in(folder: &Path) -> Vec<CustomResourceDefinition> {
     .collect()
 }
 
-/// Requests by method.
+/// Number of requests by method.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MethodCounts(BTreeMap<&'static str, u64>);
 

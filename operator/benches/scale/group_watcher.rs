@@ -1,4 +1,4 @@
-//! What can be seen of the groups from outside.
+//! State of groups as observed through watches.
 
 use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
@@ -21,16 +21,16 @@ pub(crate) struct ObservedGroup {
 #[derive(Default)]
 pub(crate) struct ObservedGroupStatus {
     pub(crate) generation: i64,
-    /// Whether it speaks of the present spec.
+    /// Whether the status refers to the present generation.
     pub(crate) is_current: bool,
     pub(crate) is_ready: bool,
-    /// Updated replicas of all roles.
+    /// Number of updated replicas of all roles.
     pub(crate) updated: usize,
 }
 
 pub(crate) struct ObservedPod {
     pub(crate) is_ready: bool,
-    /// What its container runs.
+    /// Image of the pod's container.
     pub(crate) image: String,
 }
 
@@ -43,7 +43,7 @@ enum GroupWatchEvent {
 pub(crate) struct GroupWatcher {
     events: Pin<Box<dyn Stream<Item = GroupWatchEvent>>>,
     groups: HashMap<String, ObservedGroup>,
-    /// Pods that each group shall have.
+    /// Number of pods that each group should have.
     pods: usize,
 }
 
@@ -67,7 +67,7 @@ impl GroupWatcher {
         }
     }
 
-    /// For each wish, after what time each of these groups was so.
+    /// Times after which each of these groups fulfilled each predicate.
     pub(crate) async fn reached(
         &mut self,
         names: &[String],
@@ -82,12 +82,12 @@ impl GroupWatcher {
         }
         while times.iter().any(|times| times.len() < names.len()) {
             let left = limit.saturating_sub(begun.elapsed());
-            let news = tokio::time::timeout(left, self.events.next()).await;
-            let news = news.unwrap_or_else(|_| {
+            let event = tokio::time::timeout(left, self.events.next()).await;
+            let event = event.unwrap_or_else(|_| {
                 let reached: Vec<_> = times.iter().map(HashMap::len).collect();
                 unreachable!("{reached:?} of {} groups after {limit:?}", names.len())
             });
-            let name = self.apply_event(news.unwrap());
+            let name = self.apply_event(event.unwrap());
             if wanted.contains(name.as_str()) {
                 self.record_times(&name, wishes, &mut times, begun);
             }
@@ -110,9 +110,9 @@ impl GroupWatcher {
         }
     }
 
-    /// Answers which group it is about.
-    fn apply_event(&mut self, news: GroupWatchEvent) -> String {
-        match news {
+    /// Updates the state; returns the group that the event belongs to.
+    fn apply_event(&mut self, event: GroupWatchEvent) -> String {
+        match event {
             GroupWatchEvent::Group(group) => {
                 let name = group.name().unwrap_or_default().into_owned();
                 self.groups.entry(name.clone()).or_default().status = status(&group);

@@ -1,9 +1,10 @@
-//! What many groups cost: time, requests, CPU and memory of an operator on a real control plane, with a kubelet that runs no containers.
+//! Cost of many groups: time, requests, CPU and memory of an operator on a real control plane, with a kubelet that runs no
+//! containers.
 //!
 //! `cargo bench -p moongate-operator --bench scale -- --groups 20 -- "$PWD"/target/release/moongate operator`
 //!
-//! Any controller manager of RoleBasedGroups can be measured: what follows the second `--` is started with `KUBECONFIG` set.
-//! Cargo runs this in the folder of the crate, from which relative paths are taken.
+//! Any controller manager for RoleBasedGroups can be measured: the command after the second `--` is started with
+//! `KUBECONFIG` set. Cargo runs the benchmark in the crate's folder, so use absolute paths.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a tool for a person at a terminal")]
 
 mod cluster;
@@ -25,43 +26,43 @@ use cluster::{BenchCluster, MethodCounts};
 use group_watcher::{GroupWatcher, ObservedGroup};
 use process::ProcessStats;
 
-/// Requests of this program at a time.
+/// Maximum number of concurrent requests of this program.
 const CALLERS: usize = 4;
-/// So long without a request, and the operator is done.
+/// Time without requests after which the operator counts as idle.
 const QUIET: Duration = Duration::from_secs(3);
 
-/// Makes groups of two roles, changes their images in place, and deletes them.
+/// Creates groups of two roles, changes their images in place, and deletes them.
 #[derive(Debug, Parser)]
 struct ScaleBenchArgs {
-    /// How many groups
+    /// Number of groups to create
     #[arg(long, default_value_t = 20)]
     groups: usize,
-    /// Pods of each group's two roles
+    /// Number of pods of each group's two roles
     #[arg(long, value_name = "NUMBER,NUMBER", value_delimiter = ',', num_args = 2, default_value = "2,2")]
     pods: Vec<usize>,
-    /// Folder of the CRDs to install, without their conversion. Without it, ours
+    /// Folder of CRDs to install without conversion. Default: ours
     #[arg(long)]
     crds: Option<PathBuf>,
-    /// `host:port` of the operator's metrics, to tell how long its reconciles take
+    /// Metrics address of the operator as `host:port`, to report durations of reconciliations
     #[arg(long)]
     metrics: Option<String>,
-    /// Where the operator's output goes
+    /// Log file for the operator's output
     #[arg(long, default_value = "/dev/null")]
     log: PathBuf,
-    /// Seconds for which requests are counted when nothing happens
+    /// Duration of the idle measurement, in seconds
     #[arg(long, default_value_t = 20)]
     idle: u64,
-    /// Seconds after which a step is given up
+    /// Timeout of each step, in seconds
     #[arg(long, default_value_t = 600)]
     limit: u64,
-    /// The operator and its arguments
+    /// Command line of the operator
     #[arg(last = true, required = true)]
     program: Vec<String>,
 }
 
 fn main() {
     let mut words: Vec<OsString> = std::env::args_os().collect();
-    // Cargo's last word to a benchmark, which is none of the operator's arguments.
+    // Cargo appends `--bench`, which is no argument of the operator.
     words.pop_if(|last| last == "--bench");
     let arguments = ScaleBenchArgs::parse_from(words);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -84,12 +85,12 @@ async fn measure(arguments: &ScaleBenchArgs) {
     let bench = ScaleBench { cluster, groups, watcher: seen, process, arguments };
     tokio::select! {
         () = run_scenario(bench, arguments) => {}
-        status = running.wait() => println!("the operator has ended: {status}; {} says why", arguments.log.display()),
+        status = running.wait() => println!("the operator has exited: {status}; see {}", arguments.log.display()),
     }
 }
 
 async fn run_scenario(mut bench: ScaleBench<'_>, arguments: &ScaleBenchArgs) {
-    // When the first one is ready, everything has been listed. It stays.
+    // When the first group is ready, all kinds have been listed. The group stays.
     bench.make(&["first".to_owned()]).await;
     bench.wait_for_groups(&["first".to_owned()], &[("", is_ready)]).await;
     bench.wait_until_quiet().await;
@@ -100,7 +101,7 @@ async fn run_scenario(mut bench: ScaleBench<'_>, arguments: &ScaleBenchArgs) {
     bench
         .step("make", &names, async |bench| {
             bench.make(&names).await;
-            bench.wait_for_groups(&names, &[("ready", is_ready), ("says ready", reports_ready)]).await;
+            bench.wait_for_groups(&names, &[("ready", is_ready), ("reports ready", reports_ready)]).await;
         })
         .await;
     bench.idle().await;
@@ -108,7 +109,7 @@ async fn run_scenario(mut bench: ScaleBench<'_>, arguments: &ScaleBenchArgs) {
         .step("change images in place", &names, async |bench| {
             bench.change(&names).await;
             bench
-                .wait_for_groups(&names, &[("updated", is_updated), ("says updated", reports_updated)])
+                .wait_for_groups(&names, &[("updated", is_updated), ("reports updated", reports_updated)])
                 .await;
         })
         .await;
@@ -133,14 +134,14 @@ fn reports_updated(group: &ObservedGroup, pods: usize) -> bool {
     reports_ready(group, pods) && group.status.generation > 1 && group.status.updated == pods
 }
 
-/// How a group of so many pods shall be, and what that is called. Without a name it is not told.
+/// A predicate on groups with this number of pods, and its name. Without a name it is not reported.
 type GroupPredicate<'a> = (&'a str, fn(&ObservedGroup, usize) -> bool);
 
 const OLD: &str = "engine:1";
 const NEW: &str = "engine:2";
 
 fn spec(image: &str, pods: &[usize]) -> Value {
-    // No scheduler has that name: pods are bound by the kubelet.
+    // No scheduler has that name: the kubelet binds the pods.
     let pod = json!({ "schedulerName": "none", "terminationGracePeriodSeconds": 1,
         "containers": [{ "name": "engine", "image": image }] });
     let role = |(name, replicas): (&str, &usize)| {
@@ -164,7 +165,7 @@ impl ScaleBench<'_> {
         println!("{what}: {:.1} s; {each:.1} requests per group ({requests})", took.as_secs_f64());
         let (now, most) = self.process.memory();
         let cpu = self.process.cpu() - cpu;
-        println!("  CPU {:.2} s, RSS {now:.1} MB, at most so far {most:.1} MB", cpu.as_secs_f64());
+        println!("  CPU {:.2} s, RSS {now:.1} MB, peak {most:.1} MB", cpu.as_secs_f64());
     }
 
     async fn make(&self, names: &[String]) {
@@ -187,7 +188,7 @@ impl ScaleBench<'_> {
             .await;
     }
 
-    /// Until no pod is left.
+    /// Deletes the groups and waits until no pod exists.
     async fn end(&mut self, names: &[String]) {
         stream::iter(names)
             .for_each_concurrent(CALLERS, async |name| {
@@ -197,7 +198,7 @@ impl ScaleBench<'_> {
         self.wait_for_groups(names, &[("no pods", |group: &ObservedGroup, _| group.pods.is_empty())]).await;
     }
 
-    /// Until all groups are so. Tells when the median and the last of them was.
+    /// Waits until all groups fulfil the predicates. Reports the times of the median and the last group.
     async fn wait_for_groups(&mut self, names: &[String], wanted: &[GroupPredicate<'_>]) {
         let limit = Duration::from_secs(self.arguments.limit);
         let wants: Vec<_> = wanted.iter().map(|(_, want)| *want).collect();
@@ -237,7 +238,7 @@ impl ScaleBench<'_> {
         );
     }
 
-    /// What the operator itself says.
+    /// Prints the durations that the operator's metrics report.
     fn reconciles(&self) {
         let Some(address) = &self.arguments.metrics else { return };
         print!("{}", process::durations(&process::scrape(address)));

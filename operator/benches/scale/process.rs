@@ -1,4 +1,4 @@
-//! The operator's process: what it takes of the machine, and what it says of itself.
+//! The operator's process: its resource usage and its metrics.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -10,18 +10,18 @@ use std::time::Duration;
 
 use tokio::process::{Child, Command};
 
-/// Histograms of how long reconciles take, by what they are: ours, without writes, and what controller-runtime calls it.
+/// Names of histograms of reconciliation durations: ours, ours without writes, and controller-runtime's.
 const HISTOGRAMS: [(&str, &str); 3] = [
     ("reconciles", "moongate_operator_reconcile_seconds_bucket"),
     ("plans", "moongate_operator_plan_seconds_bucket"),
     ("reconciles", "controller_runtime_reconcile_time_seconds_bucket"),
 ];
 
-/// It is killed when this is dropped.
+/// The process is killed on drop.
 pub(crate) struct OperatorChild(Child);
 
 impl OperatorChild {
-    /// It shall not end by itself.
+    /// Waits for the exit of the process, which is not expected.
     pub(crate) async fn wait(&mut self) -> ExitStatus {
         self.0.wait().await.unwrap()
     }
@@ -40,7 +40,7 @@ impl ProcessStats {
         (OperatorChild(child), process)
     }
 
-    /// On a CPU until now, all threads.
+    /// CPU time of all threads so far.
     pub(crate) fn cpu(&self) -> Duration {
         let tasks = fs::read_dir(format!("/proc/{}/task", self.0)).unwrap();
         let of_task = |task: fs::DirEntry| {
@@ -50,7 +50,7 @@ impl ProcessStats {
         Duration::from_nanos(tasks.flatten().map(of_task).sum())
     }
 
-    /// Resident memory now and at most, MB.
+    /// Resident memory, present and peak, in MB.
     pub(crate) fn memory(&self) -> (f64, f64) {
         let status = fs::read_to_string(format!("/proc/{}/status", self.0)).unwrap();
         let kib = |name: &str| {
@@ -70,7 +70,7 @@ pub(crate) fn scrape(address: &str) -> String {
     answer
 }
 
-/// How long things took: below which of the histogram's bounds half and 99 % of them are, by kind or controller.
+/// Summarises histograms: bounds of the median and the 99th percentile, by kind or controller.
 pub(crate) fn durations(text: &str) -> String {
     let mut all: BTreeMap<(&str, &str), Vec<(f64, f64)>> = BTreeMap::new();
     for line in text.lines() {
@@ -94,7 +94,7 @@ pub(crate) fn durations(text: &str) -> String {
             enough.map_or(0.0, |(bound, _)| bound * 1000.0)
         };
         let [half, most] = [0.5, 0.99].map(within);
-        format!("  {what} of {kind}: {count}, half within {half} ms, 99 % within {most} ms\n")
+        format!("  {what} of {kind}: {count}, p50 within {half} ms, p99 within {most} ms\n")
     };
     all.into_iter().map(tell).collect()
 }

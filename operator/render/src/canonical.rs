@@ -1,15 +1,15 @@
-//! Pod templates in the one form that upstream's controller writes.
+//! Pod templates in the canonical form of upstream's controller.
 //!
-//! It reads templates into structures and writes them from there, which drops what says nothing and rewrites quantities. We
-//! keep templates as they are written, so without this a group taken over from it would seem to have changed, and its pods
-//! would be restarted.
+//! Upstream decodes templates into Go structures and encodes them again, which drops empty values and rewrites quantities.
+//! We keep templates as they are written; without this form, a group taken over from upstream would appear changed, and its
+//! pods would be restarted.
 
 use rbg_api::PodTemplate;
 use serde_json::{Map, Value};
 
 use crate::quantity;
 
-/// Members whose `false` says nothing.
+/// Fields whose `false` equals absence.
 const DEFAULT_FALSE_MEMBERS: [&str; 9] = [
     "readOnly",
     "hostNetwork",
@@ -21,7 +21,7 @@ const DEFAULT_FALSE_MEMBERS: [&str; 9] = [
     "paused",
     "recursiveReadOnly",
 ];
-/// Members whose 0 says nothing.
+/// Fields whose 0 equals absence.
 const DEFAULT_ZERO_MEMBERS: [&str; 6] = [
     "initialDelaySeconds",
     "timeoutSeconds",
@@ -30,16 +30,16 @@ const DEFAULT_ZERO_MEMBERS: [&str; 6] = [
     "failureThreshold",
     "hostPort",
 ];
-/// Maps from text to text: every entry says something, an empty map nothing.
+/// String maps: every entry is significant, an empty map equals absence.
 const TEXT_MAPS: [&str; 4] = ["labels", "annotations", "nodeSelector", "matchLabels"];
-/// Maps from text to quantities.
+/// Maps from names to quantities.
 const QUANTITY_MAPS: [&str; 2] = ["limits", "requests"];
-/// Members that are a quantity.
+/// Fields that are a quantity.
 const QUANTITIES: [&str; 2] = ["sizeLimit", "divisor"];
-/// Texts for which being empty is not the same as being absent.
+/// Strings for which empty differs from absent.
 const SIGNIFICANT_EMPTY_MEMBERS: [&str; 2] = ["storageClassName", "volumeName"];
 
-/// The template in that form.
+/// Converts a template to its canonical form.
 pub(crate) fn pod_template(template: PodTemplate) -> PodTemplate {
     let mut template = PodTemplate(object(template.0));
     for list in ["containers", "initContainers"] {
@@ -58,14 +58,14 @@ fn object(members: Map<String, Value>) -> Map<String, Value> {
     members.into_iter().filter_map(|(name, value)| Some((name.clone(), member(&name, value)?))).collect()
 }
 
-/// The member's value; `None` if it says nothing.
+/// The field's value; `None` if it equals absence.
 fn member(name: &str, value: Value) -> Option<Value> {
     match value {
         Value::Null => None,
         Value::Object(map) if TEXT_MAPS.contains(&name) => (!map.is_empty()).then_some(Value::Object(map)),
         Value::Object(map) if QUANTITY_MAPS.contains(&name) => {
-            let amounts = map.into_iter().map(|(name, amount)| (name, canonical_quantity(amount)));
-            Some(Value::Object(amounts.collect()))
+            let quantities = map.into_iter().map(|(name, quantity)| (name, canonical_quantity(quantity)));
+            Some(Value::Object(quantities.collect()))
                 .filter(|map| map.as_object().is_some_and(|map| !map.is_empty()))
         }
         Value::Object(map) => Some(Value::Object(object(map))),
@@ -101,7 +101,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn what_says_nothing_is_dropped_and_amounts_are_rewritten() {
+    fn empty_values_are_dropped_and_quantities_rewritten() {
         let template = serde_json::from_value(json!({
             "metadata": { "creationTimestamp": null, "labels": { "empty": "" }, "annotations": {} },
             "spec": {

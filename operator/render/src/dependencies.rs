@@ -1,4 +1,4 @@
-//! Order between the components of an instance.
+//! Dependencies between the components of an instance.
 
 use rbg_api::keys;
 use rbg_api::v1alpha2::InstanceComponent;
@@ -6,18 +6,18 @@ use serde::Deserialize;
 
 use crate::{RenderError, ports};
 
-/// What a component waits for, by annotation.
+/// Dependencies of a component, from its annotation.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ComponentDependencies {
-    /// Components that must be up before its pods are made.
+    /// Components that must be up before this component's pods are created.
     pub start_after: Vec<String>,
-    /// Components whose surplus pods must be gone before its own go.
+    /// Components whose surplus pods must be gone before this component's are deleted.
     pub delete_after: Vec<String>,
 }
 
 impl ComponentDependencies {
-    /// What a component or its template says; nothing, if neither says anything.
+    /// Dependencies from the annotation of a component or its template; empty without the annotation.
     ///
     /// # Errors
     /// [`RenderError::Annotation`].

@@ -20,7 +20,7 @@ struct GroupEntry {
     name: String,
     /// Ordered roles, in the order of the spec.
     roles: Vec<String>,
-    /// Pods of the group.
+    /// Number of pods of the group.
     size: i64,
 }
 
@@ -32,40 +32,40 @@ struct RoleEntry {
 
 #[derive(Serialize)]
 struct InstanceEntry {
-    /// `<pod>.<service>` of the pod that speaks for the instance: the only one, the leader, or the first of the first
+    /// `<pod>.<service>` of the pod that represents the instance: the only pod, the leader, or the first pod of the first
     /// component.
     address: String,
-    /// `<pod>.<service>` of all pods that have such a name, where there is more than one.
+    /// `<pod>.<service>` of all pods that have a host name, if there is more than one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pods: Vec<String>,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     ports: BTreeMap<String, i32>,
-    /// Where that pod runs.
+    /// Location of the pod at `address`.
     #[serde(skip_serializing_if = "Option::is_none")]
     place: Option<TopologyLocation>,
 }
 
-/// Where pods run, by their names.
+/// Locations of pods by pod name.
 pub type PodLocations = BTreeMap<String, TopologyLocation>;
 
-/// The places that a file has. A file that cannot be read has none.
+/// Locations in a discovery file. Empty for a file that does not parse.
 #[must_use]
 pub fn parse_locations(text: &str) -> PodLocations {
     let file = serde_saphyr::from_str::<DiscoveryFile>(text).ok().and_then(|file| file.resolve().ok());
     let instances = file.into_iter().flat_map(|file| file.roles).flat_map(|role| role.instances);
-    let known = instances.filter(|instance| instance.location != TopologyLocation::default());
-    known.map(|instance| (pod_name(&instance.address).to_owned(), instance.location)).collect()
+    let with_location = instances.filter(|instance| instance.location != TopologyLocation::default());
+    with_location.map(|instance| (pod_name(&instance.address).to_owned(), instance.location)).collect()
 }
 
 fn pod_name(address: &str) -> &str {
     address.split('.').next().unwrap_or_default()
 }
 
-/// The file's text. `None` if no role has ordered instances.
+/// Renders the file. `None` if no role has ordered instances.
 pub(crate) fn render_file(
     group: GroupRenderer<'_>,
     targets: &BTreeMap<String, RoleTarget>,
-    places: &PodLocations,
+    locations: &PodLocations,
 ) -> Result<Option<String>, RenderError> {
     let mut names = Vec::new();
     let mut roles = BTreeMap::new();
@@ -75,7 +75,7 @@ pub(crate) fn render_file(
             continue;
         }
         let replicas = targets.get(&spec.name).map_or(spec.replicas, |target| target.replicas);
-        let instances = (0..replicas).map(|ordinal| instance(&role, ordinal, places)).collect();
+        let instances = (0..replicas).map(|ordinal| instance(&role, ordinal, locations)).collect();
         names.push(spec.name.clone());
         roles.insert(spec.name.clone(), RoleEntry { instances, size: replicas });
     }
@@ -83,13 +83,13 @@ pub(crate) fn render_file(
         return Ok(None);
     }
     let entry = GroupEntry { name: group.name.to_owned(), roles: names, size: gang::pods(group) };
-    // One line per address, however long: simple parsers read this file too.
+    // One line per address, whatever its length, since simple parsers read this file too.
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
     let text = serde_saphyr::to_string_with_options(&DiscoveryDocument { group: entry, roles }, options);
     text.map(Some).map_err(|error| RenderError::DiscoveryFile(error.to_string()))
 }
 
-fn instance(role: &RoleRenderer<'_>, ordinal: i32, places: &PodLocations) -> InstanceEntry {
+fn instance(role: &RoleRenderer<'_>, ordinal: i32, locations: &PodLocations) -> InstanceEntry {
     let pods = addresses(role, &format!("{}-{ordinal}", role.names.workload));
     let ports = role.spec.service_ports.iter().map(|port| {
         let name = port.name.as_ref().filter(|name| !name.is_empty());
@@ -99,14 +99,14 @@ fn instance(role: &RoleRenderer<'_>, ordinal: i32, places: &PodLocations) -> Ins
     });
     let address = pods.first().cloned().unwrap_or_default();
     InstanceEntry {
-        place: places.get(pod_name(&address)).cloned(),
+        place: locations.get(pod_name(&address)).cloned(),
         address,
         pods: if pods.len() > 1 { pods } else { Vec::new() },
         ports: ports.collect(),
     }
 }
 
-/// Addresses of an instance's pods that have one.
+/// Addresses of an instance's pods that have a host name.
 fn addresses(role: &RoleRenderer<'_>, instance: &str) -> Vec<String> {
     let service = &role.names.service;
     match role.pattern {
@@ -116,8 +116,10 @@ fn addresses(role: &RoleRenderer<'_>, instance: &str) -> Vec<String> {
         }
         RolePattern::Custom(pattern) => {
             let components = pattern.components.iter().flat_map(|component| {
-                let own = component.service_name.as_ref().filter(|name| !name.is_empty()).unwrap_or(service);
-                (0..component.size()).map(move |pod| format!("{instance}-{}-{pod}.{own}", component.name))
+                let service_name =
+                    component.service_name.as_ref().filter(|name| !name.is_empty()).unwrap_or(service);
+                (0..component.size())
+                    .map(move |pod| format!("{instance}-{}-{pod}.{service_name}", component.name))
             });
             components.collect()
         }

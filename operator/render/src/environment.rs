@@ -1,4 +1,4 @@
-//! What a container learns of its place by its environment.
+//! Environment variables that describe a container's group, role and instance.
 
 use rbg_api::template::member_list;
 use rbg_api::{PodTemplate, env, keys};
@@ -9,7 +9,7 @@ use crate::workload::WorkloadKind;
 
 const PREFIX: &str = "RBG_";
 const LEADER_WORKER_PREFIX: &str = "RBG_LWP_";
-/// What StatefulSets label their pods' ordinals with.
+/// Label with the ordinal of a StatefulSet's pod.
 const POD_INDEX: &str = "apps.kubernetes.io/pod-index";
 
 fn literal(name: &str, value: &str) -> Value {
@@ -21,26 +21,30 @@ fn label(name: &str, key: &str) -> Value {
     json!({ "name": name, "valueFrom": { "fieldRef": { "fieldPath": path } } })
 }
 
-/// What every container of a role gets, by name. Never a number that changes with scaling: pods would be made anew.
+/// Variables of every container of a role, sorted by name. They contain no number that changes with scaling: that would
+/// recreate the pods.
 pub(crate) fn role_variables(role: &RoleRenderer<'_>) -> Vec<Value> {
-    let ours = role.kind == WorkloadKind::RoleInstanceSet;
+    let is_role_instance_set = role.kind == WorkloadKind::RoleInstanceSet;
     let mut variables = Vec::new();
-    if ours {
+    if is_role_instance_set {
         variables.push(label(env::COMPONENT_INDEX, keys::COMPONENT_ID));
         variables.push(label(env::COMPONENT_NAME, keys::COMPONENT_NAME));
     }
     variables.push(literal(env::GROUP_NAME, role.group.name));
     if role.is_ordered() {
-        variables.push(label(env::ROLE_INDEX, if ours { keys::ROLE_INSTANCE_INDEX } else { POD_INDEX }));
+        variables.push(label(
+            env::ROLE_INDEX,
+            if is_role_instance_set { keys::ROLE_INSTANCE_INDEX } else { POD_INDEX },
+        ));
     }
-    if ours {
+    if is_role_instance_set {
         variables.push(label(env::ROLE_INSTANCE_NAME, keys::ROLE_INSTANCE_NAME));
     }
     variables.push(literal(env::ROLE_NAME, &role.spec.name));
     variables
 }
 
-/// What containers of a leader and its workers get besides.
+/// Additional variables of leaders and workers.
 pub(crate) fn leader_worker_variables(role: &RoleRenderer<'_>) -> Vec<Value> {
     let leader = format!("$({})-0.{}.{}", env::ROLE_INSTANCE_NAME, role.names.service, role.group.namespace);
     vec![
@@ -50,23 +54,24 @@ pub(crate) fn leader_worker_variables(role: &RoleRenderer<'_>) -> Vec<Value> {
     ]
 }
 
-/// Puts variables into every container, before the container's own, so that those may refer to them by `$(NAME)`. A variable
-/// of the same name is replaced.
+/// Inserts variables into every container before the container's own, so that those may reference them by `$(NAME)`.
+/// Variables with the same name are replaced.
 pub(crate) fn inject(template: &mut PodTemplate, variables: Vec<Value>) {
     for container in template.list_mut("containers").iter_mut().filter_map(Value::as_object_mut) {
-        let own = member_list(container, "env");
-        let kept = deduplicate_by_name(std::mem::take(own));
-        let kept =
-            kept.into_iter().filter(|variable| !variables.iter().any(|new| name(new) == name(variable)));
-        // Earlier ones of the group come first: those put in now may refer to them.
-        let (of_group, of_user): (Vec<Value>, Vec<Value>) =
-            kept.partition(|variable| name(variable).starts_with(PREFIX));
-        let (late, early): (Vec<Value>, Vec<Value>) =
-            of_group.into_iter().partition(|variable| name(variable).starts_with(LEADER_WORKER_PREFIX));
-        own.extend(early);
-        own.extend(variables.iter().cloned());
-        own.extend(late);
-        own.extend(of_user);
+        let container_env = member_list(container, "env");
+        let unique = deduplicate_by_name(std::mem::take(container_env));
+        let unique =
+            unique.into_iter().filter(|variable| !variables.iter().any(|new| name(new) == name(variable)));
+        // Variables inserted earlier come first: the new ones may reference them.
+        let (group_variables, user_variables): (Vec<Value>, Vec<Value>) =
+            unique.partition(|variable| name(variable).starts_with(PREFIX));
+        let (late, early): (Vec<Value>, Vec<Value>) = group_variables
+            .into_iter()
+            .partition(|variable| name(variable).starts_with(LEADER_WORKER_PREFIX));
+        container_env.extend(early);
+        container_env.extend(variables.iter().cloned());
+        container_env.extend(late);
+        container_env.extend(user_variables);
     }
 }
 
@@ -75,17 +80,17 @@ pub(crate) fn name(variable: &Value) -> &str {
 }
 
 fn deduplicate_by_name(variables: Vec<Value>) -> Vec<Value> {
-    let mut kept: Vec<Value> = Vec::with_capacity(variables.len());
+    let mut unique: Vec<Value> = Vec::with_capacity(variables.len());
     for variable in variables.into_iter().rev() {
-        if !kept.iter().any(|later| name(later) == name(&variable)) {
-            kept.push(variable);
+        if !unique.iter().any(|later| name(later) == name(&variable)) {
+            unique.push(variable);
         }
     }
-    kept.reverse();
-    kept
+    unique.reverse();
+    unique
 }
 
-/// Puts variables into every container and init container, before the container's own. A variable of the same name is
+/// Inserts variables into every container and init container before the container's own. Variables with the same name are
 /// replaced.
 pub(crate) fn add_to_all_containers(template: &mut PodTemplate, variables: &[Value]) {
     if variables.is_empty() {
@@ -96,9 +101,9 @@ pub(crate) fn add_to_all_containers(template: &mut PodTemplate, variables: &[Val
             continue;
         }
         for container in template.list_mut(list).iter_mut().filter_map(Value::as_object_mut) {
-            let own = member_list(container, "env");
-            own.retain(|known| !variables.iter().any(|new| name(new) == name(known)));
-            own.splice(0..0, variables.iter().cloned());
+            let container_env = member_list(container, "env");
+            container_env.retain(|variable| !variables.iter().any(|new| name(new) == name(variable)));
+            container_env.splice(0..0, variables.iter().cloned());
         }
     }
 }

@@ -1,103 +1,80 @@
-//! Why a spec yields no objects.
+//! Errors in specs that cannot be rendered.
 
 use rbg_api::merge::MergeError;
 
-/// Why a spec yields no objects. The texts are shown to whoever wrote the spec.
+/// Error in a spec; its text is shown to the author of the spec.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RenderError {
-    /// An object without a name or namespace.
+    /// The object lacks a name or namespace.
     #[error("the object has no `metadata.{0}`")]
     NoMetadata(&'static str),
-    /// A role of no pattern.
+    /// The role has no pattern.
     #[error(
         "role `{0}` has none of standalonePattern, leaderWorkerPattern and customComponentsPattern; one is needed"
     )]
     NoPattern(String),
-    /// A role without a pod.
+    /// The role has no pod template.
     #[error("role `{0}` has neither `template` nor `templateRef`")]
     NoTemplate(String),
-    /// A reference to nothing.
+    /// The role template does not exist.
     #[error("role `{role}` refers to the role template `{template}`, which spec.roleTemplates does not have")]
     UnknownTemplate {
-        /// The role.
         role: String,
-        /// What it refers to.
+        /// Name of the missing role template.
         template: String,
     },
-    /// A patch that cannot be merged.
+    /// The patch cannot be merged.
     #[error("{patch} of role `{role}`: {cause}")]
     Patch {
-        /// The role.
         role: String,
-        /// Which patch.
+        /// The patch's field, for example `templateRef.patch`.
         patch: &'static str,
-        /// What is wrong.
         cause: MergeError,
     },
-    /// A kind that nothing runs.
+    /// The workload kind is not supported.
     #[error(
-        "role `{role}` asks for the workload `{kind}`; known are workloads.x-k8s.io/v1alpha2/RoleInstanceSet, \
+        "role `{role}` requests the workload `{kind}`; supported are workloads.x-k8s.io/v1alpha2/RoleInstanceSet, \
          apps/v1/StatefulSet, apps/v1/Deployment and leaderworkerset.x-k8s.io/v1/LeaderWorkerSet"
     )]
     UnknownWorkload {
-        /// The role.
         role: String,
-        /// What it asks for.
+        /// The requested kind, with its API version.
         kind: String,
     },
-    /// A pattern that the kind cannot run.
+    /// The workload kind does not support the pattern.
     #[error("role `{role}`: {kind} cannot run {pattern}; use a RoleInstanceSet")]
     PatternOfWorkload {
-        /// The role.
         role: String,
-        /// The kind.
         kind: &'static str,
-        /// The pattern.
+        /// The pattern's field, for example `customComponentsPattern`.
         pattern: &'static str,
     },
-    /// Updates that could never begin.
+    /// The update could never start.
     #[error(
-        "role `{0}`: maxUnavailable and maxSurge are both 0, so that no update could begin; raise one of them"
+        "role `{0}`: maxUnavailable and maxSurge are both 0, so that no update can start; raise one of them"
     )]
     NoProgress(String),
-    /// A profile that is not there.
+    /// The runtime profile does not exist.
     #[error("role `{role}` names the ClusterEngineRuntimeProfile `{profile}`, which does not exist")]
-    UnknownProfile {
-        /// The role.
-        role: String,
-        /// The profile.
-        profile: String,
-    },
-    /// An annotation that is no JSON of the expected shape.
+    UnknownProfile { role: String, profile: String },
+    /// The annotation is not JSON of the expected form.
     #[error("annotation `{key}` of component `{component}`: {cause}")]
-    Annotation {
-        /// The annotation.
-        key: &'static str,
-        /// The component.
-        component: String,
-        /// What is wrong.
-        cause: String,
-    },
-    /// As many ports are wanted as there are.
-    #[error("no port is free between {first} and {after}; give the operator a wider --port-range")]
+    Annotation { key: &'static str, component: String, cause: String },
+    /// All ports of the range are taken.
+    #[error("no port is free between {first} and {after}; increase the operator's --port-range")]
     NoPort {
-        /// The first port that may be chosen.
+        /// First port of the range.
         first: u16,
-        /// The port after the last one.
+        /// End of the range, exclusive.
         after: u16,
     },
-    /// An annotation about nearness that cannot be followed.
+    /// A topology annotation is invalid.
     #[error("annotation `{key}`: {cause}")]
-    Topology {
-        /// The annotation.
-        key: &'static str,
-        /// What is wrong.
-        cause: String,
-    },
-    /// v1alpha1's coordination, as stored, is no JSON of the expected shape.
+    Topology { key: &'static str, cause: String },
+    /// The stored coordination of v1alpha1 is not JSON of the expected form.
     #[error("annotation `conversion.workloads.x-k8s.io/v1alpha1-coordination`: {0}")]
     Coordination(String),
-    /// The discovery file cannot be written.
-    #[error("the discovery file cannot be written: {0}")]
+    /// The discovery file cannot be encoded.
+    #[error("cannot encode the discovery file: {0}")]
     DiscoveryFile(String),
 }

@@ -1,4 +1,4 @@
-//! Groups whose pods are scheduled at once or not at all.
+//! Gang scheduling: groups whose pods are scheduled all together or not at all.
 
 use rbg_api::{PodTemplate, keys};
 use serde_json::json;
@@ -6,16 +6,16 @@ use serde_json::json;
 use crate::manifest::{Manifest, StringMap};
 use crate::{GroupRenderer, RoleNames, role::RoleRenderer};
 
-/// Seconds that scheduler-plugins waits if nothing else is said.
+/// Default timeout of scheduler-plugins, in seconds.
 const TIMEOUT_SECONDS: i64 = 60;
 
-/// Who schedules gangs in this cluster.
+/// Scheduler that handles gangs in the cluster.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum GangScheduler {
-    /// kubernetes-sigs/scheduler-plugins.
+    /// The PodGroup API of kubernetes-sigs/scheduler-plugins.
     #[default]
     SchedulerPlugins,
-    /// Volcano.
+    /// The PodGroup API of Volcano.
     Volcano,
 }
 
@@ -51,7 +51,8 @@ pub(crate) fn pod_group(group: GroupRenderer<'_>) -> Option<Manifest> {
     })
 }
 
-/// Pods of the whole group. A role that cannot be rendered counts one pod per instance; its error shows elsewhere.
+/// Number of pods of the whole group. A role that cannot be rendered counts one pod per instance; its error is reported
+/// elsewhere.
 pub(crate) fn pods(group: GroupRenderer<'_>) -> i64 {
     let roles = group.object.spec.roles.iter();
     roles
@@ -62,7 +63,7 @@ pub(crate) fn pods(group: GroupRenderer<'_>) -> i64 {
         .sum()
 }
 
-/// Tells the scheduler which PodGroup the pod belongs to.
+/// Adds the reference to the PodGroup to the pod template.
 pub(crate) fn inject(group: GroupRenderer<'_>, template: &mut PodTemplate) {
     if !is_gang(group) {
         return;

@@ -1,4 +1,4 @@
-//! A group, and what it has once.
+//! Renders a group, and the objects that it has once.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +12,9 @@ use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
 use crate::role::{RoleRenderer, RoleTarget};
 use crate::{PodLocations, RenderError, RoleNames, discovery, gang, policy};
 
-/// ClusterEngineRuntimeProfiles by name.
 pub type RuntimeProfiles = BTreeMap<String, ClusterEngineRuntimeProfileSpec>;
 
-/// A group to render.
+/// Renderer of a group's objects.
 #[derive(Debug, Clone, Copy)]
 pub struct GroupRenderer<'a> {
     pub(crate) object: &'a RoleBasedGroup,
@@ -26,7 +25,7 @@ pub struct GroupRenderer<'a> {
 }
 
 impl<'a> GroupRenderer<'a> {
-    /// A group as the API server has it.
+    /// Creates a renderer for a group as read from the API server.
     ///
     /// # Errors
     /// [`RenderError::NoMetadata`].
@@ -40,7 +39,7 @@ impl<'a> GroupRenderer<'a> {
         Ok(Self { object, name, namespace, profiles, gang_scheduler })
     }
 
-    /// One of its roles, with the names that new objects get.
+    /// One of the group's roles, with the names of new objects.
     ///
     /// # Errors
     /// See [`RoleRenderer::new`].
@@ -48,37 +47,37 @@ impl<'a> GroupRenderer<'a> {
         RoleRenderer::new(self, role, RoleNames::new(self.name, &role.name))
     }
 
-    /// Hex SHA-1 of `namespace/name`: the label that tells groups apart.
+    /// Hex SHA-1 of `namespace/name`: the label value that identifies the group.
     #[must_use]
     pub fn unique_key(self) -> String {
         sha1_hex(&format!("{}/{}", self.namespace, self.name))
     }
 
-    /// Whether the group was written as v1alpha1, so that its pods get the labels and environment names of that era as well:
-    /// conversion says so, or someone still writes it so, or a role has an annotation of that era.
+    /// Whether the group was written as v1alpha1, so that its pods also get the labels and environment names of v1alpha1: the
+    /// conversion recorded it, a field manager still writes v1alpha1, or a role has a v1alpha1 annotation.
     #[must_use]
     pub fn is_legacy(self) -> bool {
         let metadata = &self.object.metadata;
-        let annotated = self.annotation(conversion::ORIGIN).is_some();
-        let written = metadata.managed_fields.iter().flatten().any(|entry| {
+        let has_origin = self.annotation(conversion::ORIGIN).is_some();
+        let is_written_as_legacy = metadata.managed_fields.iter().flatten().any(|entry| {
             entry.api_version.as_deref() == Some(conversion::ApiVersion::V1alpha1.api_version())
         });
         let mut roles = self.object.spec.roles.iter();
-        annotated
-            || written
+        has_origin
+            || is_written_as_legacy
             || roles.any(|role| role.annotations.contains_key(keys::legacy::INSTANCE_PATTERN))
     }
 
-    /// The discovery file, with the places of pods that have one. `None` if no role has ordered instances: then no pod mounts it.
+    /// The discovery file with the known locations of pods. `None` if no role has ordered instances: then no pod mounts it.
     ///
     /// # Errors
     /// See [`RenderError`].
     pub fn config_map(
         self,
         targets: &BTreeMap<String, RoleTarget>,
-        places: &PodLocations,
+        locations: &PodLocations,
     ) -> Result<Option<Manifest>, RenderError> {
-        let Some(file) = discovery::render_file(self, targets, places)? else { return Ok(None) };
+        let Some(file) = discovery::render_file(self, targets, locations)? else { return Ok(None) };
         let metadata = self.metadata(self.name, true);
         Ok(Some(Manifest::new(
             "v1",
@@ -88,13 +87,13 @@ impl<'a> GroupRenderer<'a> {
         )))
     }
 
-    /// The PodGroup, if the group's pods are scheduled at once or not at all.
+    /// The PodGroup, if the group has gang scheduling.
     #[must_use]
     pub fn pod_group(self) -> Option<Manifest> {
         gang::pod_group(self)
     }
 
-    /// The CoordinatedPolicy that v1alpha1's `coordination` stands for. Not controlled: someone may edit it.
+    /// The CoordinatedPolicy converted from v1alpha1's `coordination`. Without controller reference, since users may edit it.
     ///
     /// # Errors
     /// [`RenderError::Coordination`].
@@ -106,13 +105,13 @@ impl<'a> GroupRenderer<'a> {
         self.object.metadata.annotations.as_ref()?.get(key).map(String::as_str)
     }
 
-    /// The topology of which the group wants a domain for itself.
+    /// The topology key for which the group has an exclusive domain.
     pub(crate) fn exclusive_topology(self) -> Option<&'a str> {
         let keys = [keys::GROUP_EXCLUSIVE_TOPOLOGY, keys::legacy::EXCLUSIVE_TOPOLOGY];
         keys.into_iter().find_map(|key| self.annotation(key)).filter(|topology| !topology.is_empty())
     }
 
-    /// The group as an owner.
+    /// Owner reference to the group.
     #[must_use]
     pub fn owner(self, controller: bool) -> OwnerRef {
         OwnerRef {

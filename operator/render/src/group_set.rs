@@ -1,4 +1,4 @@
-//! From a RoleBasedGroupSet to its groups.
+//! Renders the groups of a RoleBasedGroupSet.
 
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupSet};
 use rbg_api::{conversion, keys};
@@ -8,13 +8,13 @@ use crate::RenderError;
 use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
 use crate::names::truncate_with_hash;
 
-/// Name of a group of a set that has no group of that index yet.
+/// Name of a group of a set that has no group with that index yet.
 #[must_use]
 pub fn name(set: &str, index: i32) -> String {
     truncate_with_hash(&format!("{set}-{index}"))
 }
 
-/// A group of a set. Of one that exists, the replicas that an autoscaler sets stay as they are.
+/// A group of a set. For an existing group, replicas set by an autoscaler stay as they are.
 ///
 /// # Errors
 /// [`RenderError::NoMetadata`].
@@ -51,18 +51,18 @@ pub fn group(
         ManifestMetadata { name, namespace, labels, annotations: annotations(set), owner: Some(&owner) };
     let version = conversion::ApiVersion::V1alpha2.api_version();
     let mut manifest = Manifest::new(version, "RoleBasedGroup", metadata, json!({}));
-    // Not as a body, which would lose the nulls of patches.
+    // Inserted directly: `Manifest::new` would drop the nulls of patches.
     manifest.0.insert("spec".to_owned(), serde_json::to_value(&spec).unwrap_or_default());
     Ok(manifest)
 }
 
-/// Annotations of the set's groups. v1alpha1 had none of groups in a set: they stood on the set.
+/// Annotations of the set's groups. In v1alpha1 they are on the set itself.
 #[must_use]
 pub fn annotations(set: &RoleBasedGroupSet) -> StringMap {
     let template = &set.spec.group_template;
-    let own = set.metadata.annotations.iter().flatten();
-    let inherited = own.filter(|(key, _)| key.as_str() == keys::legacy::EXCLUSIVE_TOPOLOGY);
-    let beside = template.metadata.iter().flat_map(|metadata| &metadata.annotations);
-    let all = inherited.chain(&template.annotations).chain(beside);
+    let set_annotations = set.metadata.annotations.iter().flatten();
+    let inherited = set_annotations.filter(|(key, _)| key.as_str() == keys::legacy::EXCLUSIVE_TOPOLOGY);
+    let template_annotations = template.metadata.iter().flat_map(|metadata| &metadata.annotations);
+    let all = inherited.chain(&template.annotations).chain(template_annotations);
     all.map(|(key, value)| (key.clone(), value.clone())).collect()
 }

@@ -1,8 +1,9 @@
-//! The ladder of a group: levels of nearness, which roles shall be near which, and over what a role is spread.
+//! Topology levels of a group: ordered levels, affinity between roles, and the level over which a role is spread.
 //!
-//! A group says it in annotations, which are in no revision. What it comes to for a role stands in an annotation of the
-//! role's workload and instances, from where pods get it when they are made ([`crate::nearness`]). So a change of the
-//! ladder restarts no pod: it counts for pods that are made from then on.
+//! They come from annotations of the group, which are in no revision. The resolved topology of a role is stored in an
+//! annotation of its workload and
+//! instances, from which pods get it at creation ([`crate::affinity`]). A change of the levels therefore restarts no pod:
+//! it applies to pods created later.
 
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleSpec};
 use rbg_api::{RoleKind, TopologyLevel, keys};
@@ -10,37 +11,38 @@ use serde::{Deserialize, Serialize};
 
 use crate::RenderError;
 
-/// What a spread says that shall not be.
+/// Value of the spread annotation that turns spreading off.
 const NONE: &str = "none";
-/// Longest name of a label, and longest prefix before its `/`.
+/// Maximum length of a label's name, and of the prefix before its `/`.
 const MAX_NAME: usize = 63;
 const MAX_PREFIX: usize = 253;
 
-/// A level and the label of nodes by which it is told.
+/// A topology level with the node label that identifies its domains.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopologyKey {
-    /// The level.
     pub level: TopologyLevel,
-    /// The label's key.
+    /// Key of the node label.
     pub label: String,
 }
 
-/// What the pods of one role are told of nearness.
+/// Resolved topology of one role.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoleTopology {
-    /// Nearest first.
-    pub rungs: Vec<TopologyKey>,
-    /// Roles that its pods shall be near to.
+    /// Levels of the group, nearest first.
+    /// Stored as `rungs` in annotations of existing objects.
+    #[serde(rename = "rungs")]
+    pub levels: Vec<TopologyKey>,
+    /// Roles that its pods have affinity to.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub near: Vec<String>,
-    /// Over how many rungs, from the nearest on, the group is not drawn together as a whole: instances of the role are
-    /// spread over the domains of the last of them. 0: they are not spread.
+    /// Number of levels, from the nearest, at which only related roles have affinity; beyond them, the whole group has.
+    /// Instances are spread over the domains of the last of these levels. 0: they are not spread.
     #[serde(default)]
     pub spread: usize,
 }
 
 impl RoleTopology {
-    /// As the annotation of a workload or an instance has it.
+    /// Parses the annotation of a workload or an instance.
     ///
     /// # Errors
     /// [`RenderError::Topology`].
@@ -49,74 +51,76 @@ impl RoleTopology {
             .map_err(|error| RenderError::Topology { key: keys::TOPOLOGY, cause: error.to_string() })
     }
 
-    /// The annotation's text.
     #[must_use]
     pub fn text(&self) -> String {
         serde_json::to_string(self).unwrap_or_default()
     }
 }
 
-/// The ladder of a group.
+/// Topology levels of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct GroupTopology {
     keys: Vec<TopologyKey>,
-    /// Pairs: the first shall be near the second. `None`: by what roles do.
+    /// Pairs of roles: the first has affinity to the second. `None`: derived from the kinds of the roles.
     near_pairs: Option<Vec<(String, String)>>,
     spread_levels: usize,
 }
 
 impl GroupTopology {
-    /// What a group says; `None` if it says nothing.
+    /// Parses a group's annotations; `None` without levels.
     pub(crate) fn from_group(group: &RoleBasedGroup) -> Result<Option<Self>, RenderError> {
-        let wrong = |key, cause| RenderError::Topology { key, cause };
+        let invalid = |key, cause| RenderError::Topology { key, cause };
         let annotations = group.metadata.annotations.as_ref();
-        let said = |key| annotations?.get(key).map(|text| text.trim()).filter(|text| !text.is_empty());
-        let Some(text) = said(keys::TOPOLOGY_LADDER) else {
-            let lonely =
-                [keys::TOPOLOGY_NEAR, keys::TOPOLOGY_SPREAD].into_iter().find(|key| said(key).is_some());
-            return match lonely {
-                Some(key) => Err(wrong(key, format!("it says nothing without {}", keys::TOPOLOGY_LADDER))),
+        let annotation_value =
+            |key| annotations?.get(key).map(|text| text.trim()).filter(|text| !text.is_empty());
+        let Some(text) = annotation_value(keys::TOPOLOGY_LADDER) else {
+            let orphan = [keys::TOPOLOGY_NEAR, keys::TOPOLOGY_SPREAD]
+                .into_iter()
+                .find(|key| annotation_value(key).is_some());
+            return match orphan {
+                Some(key) => Err(invalid(key, format!("it has no effect without {}", keys::TOPOLOGY_LADDER))),
                 None => Ok(None),
             };
         };
-        let rungs = parse_keys(text).map_err(|cause| wrong(keys::TOPOLOGY_LADDER, cause))?;
-        let near =
-            said(keys::TOPOLOGY_NEAR).map(|text| parse_near_pairs(text, &group.spec.roles)).transpose();
-        let spread = parse_spread(said(keys::TOPOLOGY_SPREAD), &rungs);
+        let levels = parse_keys(text).map_err(|cause| invalid(keys::TOPOLOGY_LADDER, cause))?;
+        let near = annotation_value(keys::TOPOLOGY_NEAR)
+            .map(|text| parse_near_pairs(text, &group.spec.roles))
+            .transpose();
+        let spread = parse_spread(annotation_value(keys::TOPOLOGY_SPREAD), &levels);
         Ok(Some(Self {
-            near_pairs: near.map_err(|cause| wrong(keys::TOPOLOGY_NEAR, cause))?,
-            spread_levels: spread.map_err(|cause| wrong(keys::TOPOLOGY_SPREAD, cause))?,
-            keys: rungs,
+            near_pairs: near.map_err(|cause| invalid(keys::TOPOLOGY_NEAR, cause))?,
+            spread_levels: spread.map_err(|cause| invalid(keys::TOPOLOGY_SPREAD, cause))?,
+            keys: levels,
         }))
     }
 
-    /// What it comes to for one of the roles.
+    /// Resolves the topology of one role.
     pub(crate) fn role(&self, name: &str, roles: &[RoleSpec]) -> RoleTopology {
         let near = match &self.near_pairs {
-            Some(pairs) => pairs.iter().filter(|(who, _)| who == name).map(|(_, to)| to.clone()).collect(),
+            Some(pairs) => pairs.iter().filter(|(from, _)| from == name).map(|(_, to)| to.clone()).collect(),
             None => {
                 let wanted = related_roles(RoleKind::from_role_name(name));
                 let is_wanted = |role: &&RoleSpec| {
-                    RoleKind::from_role_name(&role.name).is_some_and(|duty| wanted.contains(&duty))
+                    RoleKind::from_role_name(&role.name).is_some_and(|kind| wanted.contains(&kind))
                 };
                 roles.iter().filter(is_wanted).map(|role| role.name.clone()).collect()
             }
         };
-        RoleTopology { rungs: self.keys.clone(), near, spread: self.spread_levels }
+        RoleTopology { levels: self.keys.clone(), near, spread: self.spread_levels }
     }
 }
 
-/// The rungs of a group's ladder; none, if it has none.
+/// The topology levels of a group; empty if it has none.
 ///
 /// # Errors
-/// [`RenderError::Topology`], if what the group says about nearness cannot be followed.
+/// [`RenderError::Topology`] if the group's annotations are invalid.
 pub fn topology_keys(group: &RoleBasedGroup) -> Result<Vec<TopologyKey>, RenderError> {
-    Ok(GroupTopology::from_group(group)?.map(|ladder| ladder.keys).unwrap_or_default())
+    Ok(GroupTopology::from_group(group)?.map(|topology| topology.keys).unwrap_or_default())
 }
 
-/// Prefills hand over to decodes; engines read from the store, which costs no network on their own node.
-fn related_roles(duty: Option<RoleKind>) -> &'static [RoleKind] {
-    match duty {
+/// Prefills transfer KV cache to decodes; engines read from the store, which needs no network on the same node.
+fn related_roles(kind: Option<RoleKind>) -> &'static [RoleKind] {
+    match kind {
         Some(RoleKind::Prefill) => &[RoleKind::Decode],
         Some(RoleKind::Store) => &[RoleKind::Prefill, RoleKind::Plain],
         Some(RoleKind::Decode | RoleKind::Plain) | None => &[],
@@ -124,58 +128,56 @@ fn related_roles(duty: Option<RoleKind>) -> &'static [RoleKind] {
 }
 
 fn parse_keys(text: &str) -> Result<Vec<TopologyKey>, String> {
-    let mut rungs: Vec<TopologyKey> = Vec::new();
+    let mut levels: Vec<TopologyKey> = Vec::new();
     for part in text.split(',').map(str::trim) {
         let (name, label) =
             part.split_once('=').map_or((part, None), |(name, label)| (name.trim(), Some(label.trim())));
         let level = TopologyLevel::parse(name).ok_or_else(|| {
             format!(
-                "`{name}` is no level; write node, nvlink-domain, rack or zone, each perhaps with `=LABEL`"
+                "`{name}` is not a level; use node, nvlink-domain, rack or zone, each optionally with `=LABEL`"
             )
         })?;
         let label = label.or(level.default_label()).ok_or_else(|| {
-            format!(
-                "there is no usual label for {name}; write `{name}=LABEL` with the label that your nodes have"
-            )
+            format!("{name} has no default label; use `{name}=LABEL` with a label of your nodes")
         })?;
         if !is_label_key(label) {
-            return Err(format!("`{label}` is no key of a label"));
+            return Err(format!("`{label}` is not a label key"));
         }
-        if rungs.iter().any(|rung| rung.level == level || rung.label == label) {
+        if levels.iter().any(|key| key.level == level || key.label == label) {
             return Err(format!("`{part}` repeats a level or a label"));
         }
-        rungs.push(TopologyKey { level, label: label.to_owned() });
+        levels.push(TopologyKey { level, label: label.to_owned() });
     }
-    Ok(rungs)
+    Ok(levels)
 }
 
 fn parse_near_pairs(text: &str, roles: &[RoleSpec]) -> Result<Vec<(String, String)>, String> {
     let role = |name: &str| {
         let name = name.trim();
         let found = roles.iter().find(|role| role.name == name);
-        found.map(|role| role.name.clone()).ok_or_else(|| format!("`{name}` is no role of this group"))
+        found.map(|role| role.name.clone()).ok_or_else(|| format!("`{name}` is not a role of this group"))
     };
     let pair = |part: &str| {
-        let (who, to) =
-            part.split_once(':').ok_or_else(|| format!("`{}` is no pair; write ROLE:ROLE", part.trim()))?;
-        Ok((role(who)?, role(to)?))
+        let (from, to) =
+            part.split_once(':').ok_or_else(|| format!("`{}` is not a pair; use ROLE:ROLE", part.trim()))?;
+        Ok((role(from)?, role(to)?))
     };
     text.split(',').map(pair).collect()
 }
 
-fn parse_spread(said: Option<&str>, rungs: &[TopologyKey]) -> Result<usize, String> {
-    let at = |level: TopologyLevel| rungs.iter().position(|rung| rung.level == level).map(|at| at + 1);
-    match said {
+fn parse_spread(annotation_value: Option<&str>, levels: &[TopologyKey]) -> Result<usize, String> {
+    let at = |level: TopologyLevel| levels.iter().position(|key| key.level == level).map(|at| at + 1);
+    match annotation_value {
         None => Ok(at(TopologyLevel::Node).unwrap_or(0)),
         Some(NONE) => Ok(0),
         Some(name) => TopologyLevel::parse(name).and_then(at).ok_or_else(|| {
-            let levels: Vec<&str> = rungs.iter().map(|rung| rung.level.name()).collect();
-            format!("`{name}` is no level of the ladder; write {} or {NONE}", levels.join(", "))
+            let levels: Vec<&str> = levels.iter().map(|key| key.level.name()).collect();
+            format!("`{name}` is not a level of the group; use {} or {NONE}", levels.join(", "))
         }),
     }
 }
 
-/// `[prefix/]name`, as Kubernetes has it.
+/// `[prefix/]name`, as Kubernetes defines label keys.
 fn is_label_key(key: &str) -> bool {
     let (prefix, name) = key.split_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
     let is_end = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
@@ -200,44 +202,44 @@ mod tests {
 
     const NAMES: [&str; 5] = ["router", "prefill", "decode", "kv-store", "mooncake-master"];
 
-    fn group(said: &[(&str, &str)]) -> RoleBasedGroup {
-        let annotations: BTreeMap<&str, &str> = said.iter().copied().collect();
+    fn group(annotations: &[(&str, &str)]) -> RoleBasedGroup {
+        let annotations: BTreeMap<&str, &str> = annotations.iter().copied().collect();
         let roles = NAMES.map(|name| json!({ "name": name }));
         let metadata = json!({ "name": "g", "annotations": annotations });
         serde_json::from_value(json!({ "metadata": metadata, "spec": { "roles": roles } })).unwrap()
     }
 
-    fn ladder(said: &[(&str, &str)]) -> Result<Option<GroupTopology>, String> {
-        GroupTopology::from_group(&group(said)).map_err(|error| error.to_string())
+    fn topology(annotations: &[(&str, &str)]) -> Result<Option<GroupTopology>, String> {
+        GroupTopology::from_group(&group(annotations)).map_err(|error| error.to_string())
     }
 
     #[test]
-    fn roles_are_near_by_what_they_do() {
-        let said = [(keys::TOPOLOGY_LADDER, "nvlink-domain, node, rack = example.com/rack, zone")];
-        let ladder = ladder(&said).unwrap().unwrap();
+    fn default_affinity_follows_the_kinds_of_roles() {
+        let annotations = [(keys::TOPOLOGY_LADDER, "nvlink-domain, node, rack = example.com/rack, zone")];
+        let topology = topology(&annotations).unwrap().unwrap();
         let roles = group(&[]).spec.roles;
-        let of = |name| ladder.role(name, &roles);
+        let of = |name| topology.role(name, &roles);
         let labels = [
             "nvidia.com/gpu.clique",
             "kubernetes.io/hostname",
             "example.com/rack",
             "topology.kubernetes.io/zone",
         ];
-        assert_eq!(of("router").rungs.iter().map(|rung| rung.label.as_str()).collect::<Vec<_>>(), labels);
+        assert_eq!(of("router").levels.iter().map(|key| key.label.as_str()).collect::<Vec<_>>(), labels);
         let near = NAMES.map(|name| of(name).near.join(" "));
         assert_eq!(near, ["", "decode", "", "prefill", ""]);
-        assert_eq!(of("decode").spread, 2, "over nodes");
+        assert_eq!(of("decode").spread, 2, "spread over nodes");
     }
 
     #[test]
-    fn a_group_may_say_who_is_near_whom_and_what_is_spread() {
+    fn annotations_set_affinity_pairs_and_spread() {
         let with = |near, spread| {
-            let rungs = (keys::TOPOLOGY_LADDER, "node,zone");
-            ladder(&[rungs, (keys::TOPOLOGY_NEAR, near), (keys::TOPOLOGY_SPREAD, spread)])
+            let levels = (keys::TOPOLOGY_LADDER, "node,zone");
+            topology(&[levels, (keys::TOPOLOGY_NEAR, near), (keys::TOPOLOGY_SPREAD, spread)])
         };
-        let said = with("router:decode, router:prefill", "zone").unwrap().unwrap();
+        let parsed = with("router:decode, router:prefill", "zone").unwrap().unwrap();
         let roles = group(&[]).spec.roles;
-        let of = |name| said.role(name, &roles);
+        let of = |name| parsed.role(name, &roles);
         assert_eq!(
             (of("router").near, of("prefill").near),
             (vec!["decode".to_owned(), "prefill".to_owned()], vec![])
@@ -245,37 +247,37 @@ mod tests {
         assert_eq!(of("router").spread, 2);
         assert_eq!(with("", "none").unwrap().unwrap().spread_levels, 0);
         let only = [(keys::TOPOLOGY_LADDER, "rack=r")];
-        assert_eq!(ladder(&only).unwrap().unwrap().spread_levels, 0, "nothing is said of nodes");
-        assert_eq!(ladder(&[(keys::TOPOLOGY_LADDER, " ")]), Ok(None));
+        assert_eq!(topology(&only).unwrap().unwrap().spread_levels, 0, "no node level");
+        assert_eq!(topology(&[(keys::TOPOLOGY_LADDER, " ")]), Ok(None));
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn errors_name_the_invalid_value() {
         for (key, value, text) in [
-            (keys::TOPOLOGY_LADDER, "host", "`host` is no level; write node, nvlink-domain, rack or zone"),
-            (keys::TOPOLOGY_LADDER, "node,", "`` is no level"),
-            (keys::TOPOLOGY_LADDER, "rack", "no usual label for rack; write `rack=LABEL`"),
-            (keys::TOPOLOGY_LADDER, "rack=", "`` is no key of a label"),
-            (keys::TOPOLOGY_LADDER, "rack=a/b/c", "`a/b/c` is no key"),
-            (keys::TOPOLOGY_LADDER, "rack=A.b/c", "is no key"),
+            (keys::TOPOLOGY_LADDER, "host", "`host` is not a level; use node, nvlink-domain, rack or zone"),
+            (keys::TOPOLOGY_LADDER, "node,", "`` is not a level"),
+            (keys::TOPOLOGY_LADDER, "rack", "rack has no default label; use `rack=LABEL`"),
+            (keys::TOPOLOGY_LADDER, "rack=", "`` is not a label key"),
+            (keys::TOPOLOGY_LADDER, "rack=a/b/c", "`a/b/c` is not a label key"),
+            (keys::TOPOLOGY_LADDER, "rack=A.b/c", "is not a label key"),
             (keys::TOPOLOGY_LADDER, "node,node=x", "`node=x` repeats"),
             (keys::TOPOLOGY_LADDER, "rack=x,zone=x", "`zone=x` repeats"),
-            (keys::TOPOLOGY_NEAR, "prefill", "`prefill` is no pair; write ROLE:ROLE"),
-            (keys::TOPOLOGY_NEAR, "prefill:gpu", "`gpu` is no role of this group"),
-            (keys::TOPOLOGY_SPREAD, "zone", "`zone` is no level of the ladder; write node or none"),
+            (keys::TOPOLOGY_NEAR, "prefill", "`prefill` is not a pair; use ROLE:ROLE"),
+            (keys::TOPOLOGY_NEAR, "prefill:gpu", "`gpu` is not a role of this group"),
+            (keys::TOPOLOGY_SPREAD, "zone", "`zone` is not a level of the group; use node or none"),
         ] {
-            let refused = ladder(&[(keys::TOPOLOGY_LADDER, "node"), (key, value)]).unwrap_err();
-            assert!(refused.contains(text) && refused.contains(key), "{refused}");
+            let error = topology(&[(keys::TOPOLOGY_LADDER, "node"), (key, value)]).unwrap_err();
+            assert!(error.contains(text) && error.contains(key), "{error}");
         }
-        let lonely = ladder(&[(keys::TOPOLOGY_NEAR, "prefill:decode")]).unwrap_err();
-        assert!(lonely.contains("without moongate.io/topology-ladder"), "{lonely}");
+        let orphan = topology(&[(keys::TOPOLOGY_NEAR, "prefill:decode")]).unwrap_err();
+        assert!(orphan.contains("without moongate.io/topology-ladder"), "{orphan}");
     }
 
     proptest! {
         #[test]
         fn arbitrary_text_never_panics(text in "\\PC{0,60}", near in "\\PC{0,30}", spread in "\\PC{0,10}") {
-            let said = [(keys::TOPOLOGY_LADDER, &*text), (keys::TOPOLOGY_NEAR, &*near), (keys::TOPOLOGY_SPREAD, &*spread)];
-            let _ = ladder(&said);
+            let annotations = [(keys::TOPOLOGY_LADDER, &*text), (keys::TOPOLOGY_NEAR, &*near), (keys::TOPOLOGY_SPREAD, &*spread)];
+            let _ = topology(&annotations);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! From a RoleInstanceSet to its RoleInstances.
+//! Renders the RoleInstances of a RoleInstanceSet.
 
 use rbg_api::v1alpha2::RoleInstanceSet;
 use rbg_api::{conversion, keys};
@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
 use crate::{RenderError, names};
 
-/// Letters of a random part of a name.
+/// Number of letters of an instance's id.
 pub const ID_LENGTH: usize = 5;
-/// Longest name of an instance: its pod has the same name, and that is a host name.
+/// Maximum length of an instance's name: its pod has the same name, which is a host name.
 const MAX_NAME: usize = 63;
-/// Gate of an instance that is told when it is updated in place.
+/// Readiness gate of an instance that is updated in place.
 const IN_PLACE_UPDATE_READY: &str = "RoleInstanceInPlaceUpdateReady";
 
-/// Annotations that instances have from their set.
+/// Annotations that instances inherit from their set.
 const INHERITED: [&str; 7] = [
     keys::INSTANCE_GANG_SCHEDULING,
     keys::INPLACE_SCHEDULING,
@@ -31,13 +31,13 @@ pub fn ordered_name(set: &str, ordinal: i32) -> String {
     format!("{set}-{ordinal}")
 }
 
-/// Name of an instance without order; `id` has [`ID_LENGTH`] letters.
+/// Name of an unordered instance; `id` has [`ID_LENGTH`] letters.
 #[must_use]
 pub fn unordered_name(set: &str, id: &str) -> String {
     format!("{}-{id}", names::truncate_with_hash_to(set, MAX_NAME.saturating_sub(id.len() + 1)))
 }
 
-/// An instance with an ordinal. `revision` is the full name of the set's revision.
+/// Renders an instance with an ordinal. `revision` is the full name of the set's revision.
 ///
 /// # Errors
 /// [`RenderError::NoMetadata`].
@@ -51,7 +51,7 @@ pub fn ordered(set: &RoleInstanceSet, ordinal: i32, revision: &str) -> Result<Ma
     Ok(set.instance(&name, labels, set.annotations(), None))
 }
 
-/// An instance without order. `hash` is that of the set's revision, `now` the time in RFC 3339.
+/// Renders an unordered instance. `hash` is that of the set's revision, `now` the time in RFC 3339.
 ///
 /// # Errors
 /// [`RenderError::NoMetadata`].
@@ -89,17 +89,17 @@ impl<'a> InstanceRenderer<'a> {
         labels
     }
 
-    /// Also ports that all pods of a component share: `<component>.<port name>`.
+    /// Includes ports that all pods of a component share: `<component>.<port name>`.
     fn annotations(&self) -> StringMap {
         let components = &self.object.spec.role_instance_template.components;
         let is_port = |key: &str| {
             let (component, _) = key.split_once('.').unwrap_or(("", ""));
-            components.iter().any(|known| known.name == component)
+            components.iter().any(|entry| entry.name == component)
         };
         let all = self.object.metadata.annotations.iter().flatten();
-        let kept = all
+        let inherited = all
             .filter(|(key, value)| INHERITED.contains(&key.as_str()) || (is_port(key) && is_number(value)));
-        kept.map(|(key, value)| (key.clone(), value.clone())).collect()
+        inherited.map(|(key, value)| (key.clone(), value.clone())).collect()
     }
 
     fn instance(

@@ -1,4 +1,4 @@
-//! What pods of a group of the v1alpha1 era get besides, because Services and programs of that era look for it.
+//! Additional labels and variables for pods of v1alpha1 groups, for Services and programs that still use them.
 
 use rbg_api::template::member_list;
 use rbg_api::{PodTemplate, env, keys};
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::environment::name;
 use crate::manifest::StringMap;
 
-/// Names of today, and what they were.
+/// Present names of variables, with their names in v1alpha1.
 const NAMES: [(&str, &str); 9] = [
     (env::GROUP_NAME, env::legacy::GROUP_NAME),
     (env::ROLE_NAME, env::legacy::ROLE_NAME),
@@ -20,7 +20,7 @@ const NAMES: [(&str, &str); 9] = [
     (env::LWP_GROUP_SIZE, env::legacy::LWS_GROUP_SIZE),
 ];
 
-/// The labels that Services select by.
+/// The labels that v1alpha1 Services select by.
 pub(crate) fn labels(group: &str, role: &str, unique_key: &str) -> StringMap {
     StringMap::from([
         (keys::legacy::GROUP_NAME.to_owned(), group.to_owned()),
@@ -29,14 +29,15 @@ pub(crate) fn labels(group: &str, role: &str, unique_key: &str) -> StringMap {
     ])
 }
 
-/// Repeats the group's variables under their old names, after the last of them. What a container has by such a name, it
-/// keeps.
+/// Adds the group's variables under their v1alpha1 names, after the last of them. Existing variables of a container take
+/// precedence.
 pub(crate) fn add_environment(template: &mut PodTemplate) {
     for container in template.list_mut("containers").iter_mut().filter_map(Value::as_object_mut) {
         let variables = member_list(container, "env");
         let aliases: Vec<Value> = variables.iter().filter_map(alias).collect();
-        let new =
-            aliases.into_iter().filter(|alias| !variables.iter().any(|known| name(known) == name(alias)));
+        let new = aliases
+            .into_iter()
+            .filter(|alias| !variables.iter().any(|variable| name(variable) == name(alias)));
         let new: Vec<Value> = new.collect();
         let after =
             variables.iter().rposition(|variable| alias(variable).is_some()).map_or(0, |last| last + 1);
@@ -45,7 +46,7 @@ pub(crate) fn add_environment(template: &mut PodTemplate) {
 }
 
 fn alias(variable: &Value) -> Option<Value> {
-    let (_, old) = NAMES.iter().find(|(today, _)| *today == name(variable))?;
+    let (_, old) = NAMES.iter().find(|(present, _)| *present == name(variable))?;
     let mut alias = variable.clone();
     alias.as_object_mut()?.insert("name".to_owned(), (*old).into());
     Some(alias)

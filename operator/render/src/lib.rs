@@ -1,23 +1,24 @@
-//! From a RoleBasedGroup's spec to the objects that run it.
+//! Renders the objects that run a RoleBasedGroup from its spec.
 //!
-//! Pure: the same input yields the same objects, whoever asks: the controller that writes them, a dry run that compares them,
-//! a test. It reads no clock, no cluster and no random source; names that are partly random are made by the caller.
+//! Pure: the same input yields the same objects, for the controller that writes them, a dry run that compares them, and
+//! tests. It reads no clock, no cluster and no random source; partly random names are passed in by the caller.
 //!
 //! A RoleBasedGroupSet yields groups ([`group_set`]). A group yields its discovery file, a PodGroup and a CoordinatedPolicy
-//! ([`GroupRenderer`]), and for each role a workload, a headless Service and an adapter for autoscalers ([`RoleRenderer`]). A RoleInstanceSet
-//! yields RoleInstances ([`instance`]), these yield pods ([`pod`]), and pods that pull images
-//! before those restart ([`pre_pull`]). A warmup yields pods as well ([`warmup`]). Objects are [`Manifest`]s: JSON as it is sent, since typed structures drop what they do not know.
+//! ([`GroupRenderer`]), and for each role a workload, a headless Service and a scaling adapter ([`RoleRenderer`]). A
+//! RoleInstanceSet yields RoleInstances ([`instance`]); these yield pods ([`pod`]), and pods that pull images before a
+//! restart ([`pre_pull`]). A warmup yields pods as well ([`warmup`]). Objects are [`Manifest`]s: JSON as it is sent, since
+//! typed structures would drop unknown fields.
 //!
 //! Names, labels and templates are those of upstream's controller, so that either can take over from the other without
-//! restarting a pod. Where upstream is wrong, this differs:
+//! restarting a pod. Upstream's defects are not reproduced:
 //! * ordinals are put on instances and pods, not into the template that all of them share;
-//! * pods of a group with a topology to itself carry the label that its affinity asks for;
+//! * pods of a group with exclusive topology carry the label that their affinity selects;
 //! * the discovery file names pods that exist, and its group size counts pods;
-//! * roles of kind InstanceSet and the v1alpha1 key for stateless roles are understood;
+//! * roles of kind InstanceSet and v1alpha1's annotation for stateless roles are supported;
 //! * the policy from v1alpha1's `coordination` has its required names and keeps its progression;
 //! * gangs count the pods of custom components;
-//! * ports are chosen apart from those in use;
-//! * names too long for Kubernetes are cut with a hash, so that two do not become one.
+//! * allocated ports differ from those in use;
+//! * names too long for Kubernetes are truncated with a hash, so that they stay distinct.
 
 mod affinity;
 mod canonical;

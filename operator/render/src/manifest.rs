@@ -1,34 +1,29 @@
-//! An object as it is sent to the API server.
+//! Objects as they are sent to the API server.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-/// An object as it is sent: for server-side apply, it says all that we say about the object.
+/// An object as it is sent to the API server. For server-side apply, it contains all fields that we manage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Manifest(pub Map<String, Value>);
 
-/// Text by text, as labels and annotations are.
 pub(crate) type StringMap = BTreeMap<String, String>;
 
-/// An owner of an object.
+/// Reference to an object's owner.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct OwnerRef {
-    /// `group/version`.
     pub api_version: String,
-    /// The kind.
     pub kind: String,
-    /// The name.
     pub name: String,
-    /// The UID.
     pub uid: String,
-    /// Whether it is the one that controls the object.
+    /// Whether the owner controls the object.
     pub controller: bool,
 }
 
-/// What an object is called.
+/// Name, labels, annotations and owner of an object.
 pub(crate) struct ManifestMetadata<'a> {
     pub(crate) name: &'a str,
     pub(crate) namespace: &'a str,
@@ -38,7 +33,7 @@ pub(crate) struct ManifestMetadata<'a> {
 }
 
 impl Manifest {
-    /// An object whose other members are `body`. Empty labels and annotations are left out.
+    /// Creates an object with the fields of `body`. Empty labels and annotations are omitted.
     pub(crate) fn new(api_version: &str, kind: &str, metadata: ManifestMetadata<'_>, body: Value) -> Self {
         let ManifestMetadata { name, namespace, labels, annotations, owner } = metadata;
         let mut meta = Map::new();
@@ -60,33 +55,28 @@ impl Manifest {
         Self(object)
     }
 
-    /// `group/version` of its kind.
     #[must_use]
     pub fn api_version(&self) -> &str {
         self.text("/apiVersion")
     }
 
-    /// The kind.
     #[must_use]
     pub fn kind(&self) -> &str {
         self.text("/kind")
     }
 
-    /// The name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.text("/metadata/name")
     }
 
-    /// A label.
     #[must_use]
     pub fn label(&self, key: &str) -> Option<&str> {
         self.0.get("metadata")?.get("labels")?.get(key)?.as_str()
     }
 
-    /// Whether an object as the API server has it says all that this one says. What the server or others added does not
-    /// count; what was said once and is no longer does not show here, but in the fields that server-side apply keeps per
-    /// manager.
+    /// Whether a live object contains all fields of this one with the same values. Additional fields of the live object do not
+    /// count; fields that were removed from the manifest are not detected here, but by the managed fields of server-side apply.
     #[must_use]
     pub fn is_subset_of(&self, live: &Value) -> bool {
         live.as_object().is_some_and(|live| is_object_subset(&self.0, live))
@@ -115,21 +105,21 @@ impl OwnerRef {
     }
 }
 
-fn is_object_subset(ours: &Map<String, Value>, live: &Map<String, Value>) -> bool {
-    ours.iter().all(|(name, value)| live.get(name).is_some_and(|live| is_value_subset(value, live)))
+fn is_object_subset(own: &Map<String, Value>, live: &Map<String, Value>) -> bool {
+    own.iter().all(|(name, value)| live.get(name).is_some_and(|live| is_value_subset(value, live)))
 }
 
-fn is_value_subset(ours: &Value, live: &Value) -> bool {
-    match (ours, live) {
-        (Value::Object(ours), Value::Object(live)) => is_object_subset(ours, live),
-        (Value::Array(ours), Value::Array(live)) => {
-            ours.len() == live.len() && ours.iter().zip(live).all(|(ours, live)| is_value_subset(ours, live))
+fn is_value_subset(own: &Value, live: &Value) -> bool {
+    match (own, live) {
+        (Value::Object(own), Value::Object(live)) => is_object_subset(own, live),
+        (Value::Array(own), Value::Array(live)) => {
+            own.len() == live.len() && own.iter().zip(live).all(|(own, live)| is_value_subset(own, live))
         }
-        (ours, live) => ours == live,
+        (own, live) => own == live,
     }
 }
 
-/// Members that are null say nothing; `json!` writes them for what is `None`.
+/// Removes null fields, which `json!` writes for `None`.
 pub(crate) fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(members) => {

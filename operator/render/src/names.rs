@@ -1,21 +1,21 @@
-//! Names of the objects that run a group.
+//! Names of the objects of a group.
 
 use crate::hash::{fnv1a, safe_encode};
 
-/// Longest name: it is a label's value and part of a host name as well.
+/// Maximum length of a name: it is also a label value and part of a host name.
 pub(crate) const MAX_NAME: usize = 63;
 
-/// Names of a role's objects. Those that exist keep theirs, so whoever observes the cluster may set them.
+/// Names of a role's objects. Existing objects keep their names, so callers may set them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoleNames {
-    /// The workload, and the role's adapter for autoscalers.
+    /// Name of the workload, and of the role's scaling adapter.
     pub workload: String,
-    /// The headless Service.
+    /// Name of the headless Service.
     pub service: String,
 }
 
 impl RoleNames {
-    /// Names of a role that has no objects yet.
+    /// Names of a role without existing objects.
     #[must_use]
     pub fn new(group: &str, role: &str) -> Self {
         Self {
@@ -25,7 +25,7 @@ impl RoleNames {
     }
 }
 
-/// The name, or its beginning with a hash of the whole, so that two long names stay two.
+/// The name, truncated with a hash of the whole if it is too long, so that names stay distinct.
 pub(crate) fn truncate_with_hash(name: &str) -> String {
     truncate_with_hash_to(name, MAX_NAME)
 }
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_names_are_cut_apart() {
+    fn long_names_are_truncated_to_distinct_names() {
         assert_eq!(RoleNames::new("g", "r").workload, "g-r");
         let long = "g".repeat(70);
         let (a, b) = (RoleNames::new(&long, "a"), RoleNames::new(&long, "b"));

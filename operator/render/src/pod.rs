@@ -1,4 +1,4 @@
-//! From a RoleInstance to its pods.
+//! Renders the pods of a RoleInstance.
 
 use rbg_api::template::{member_list, member_object};
 use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
@@ -8,21 +8,20 @@ use serde_json::{Map, Value, json};
 use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
 use crate::{RenderError, affinity, environment, legacy, ports};
 
-/// Gates of every pod: it is not being updated, and all pods of its instance are ready.
+/// Readiness gates of every pod: it is not being updated, and all pods of its instance are ready.
 const GATES: [&str; 2] = ["InPlaceUpdateReady", "InstancePodReady"];
 
-/// Where a pod shall go, learnt from where its predecessors were.
+/// Node constraints of a pod, from the nodes of its predecessors.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodePlacement {
-    /// Names of nodes.
+    /// Names of the predecessors' nodes.
     pub nodes: Vec<String>,
-    /// Whether it may go nowhere else.
+    /// Whether the pod may run on these nodes only.
     pub required: bool,
-    /// Labels of nodes to stay away from.
     pub avoided_labels: Vec<String>,
 }
 
-/// Name of a pod of an instance.
+/// Name of an instance's pod.
 #[must_use]
 pub fn name(instance: &RoleInstance, component: &str, id: i32) -> String {
     let instance_name = instance.metadata.name.as_deref().unwrap_or_default();
@@ -33,7 +32,7 @@ pub fn name(instance: &RoleInstance, component: &str, id: i32) -> String {
     }
 }
 
-/// A pod of an instance. `hash` is that of the instance's revision.
+/// Renders a pod of an instance. `hash` is that of the instance's revision.
 ///
 /// # Errors
 /// See [`RenderError`].
@@ -48,10 +47,10 @@ pub fn pod(
     let namespace = instance.metadata.namespace.as_deref().ok_or(RenderError::NoMetadata("namespace"))?;
     let name = name(instance, &component.name, id);
     let mut template = component.template.clone();
-    let found = ports::pod_injection(instance, component, id, namespace)?;
+    let injection = ports::pod_injection(instance, component, id, namespace)?;
     template.remove_annotation(keys::COMPONENT_DISCOVERY);
-    environment::add_to_all_containers(&mut template, &found.variables);
-    template.set_annotations(&found.annotations);
+    environment::add_to_all_containers(&mut template, &injection.variables);
+    template.set_annotations(&injection.annotations);
     template.set_labels(&labels(instance, component, id, hash));
     if is_legacy(instance) {
         template.set_labels(&legacy_labels(instance));
@@ -89,7 +88,7 @@ pub fn pod(
     Ok(Manifest::new("v1", "Pod", metadata, json!({ "spec": spec })))
 }
 
-/// Labels that a pod has besides its template's. An update in place sets them again: the template knows no ordinals.
+/// Labels of a pod besides those of its template. An in-place update sets them again, since the template has no ordinals.
 #[must_use]
 pub fn labels(instance: &RoleInstance, component: &InstanceComponent, id: i32, hash: &str) -> StringMap {
     let instance_name = instance.metadata.name.as_deref().unwrap_or_default();
@@ -110,7 +109,7 @@ pub fn labels(instance: &RoleInstance, component: &InstanceComponent, id: i32, h
     labels
 }
 
-/// 0 is the leader, workers follow.
+/// Position in the instance: 0 is the leader, workers follow.
 fn position(component: &str, id: i32) -> i32 {
     if component == "worker" { id.saturating_add(1) } else { id }
 }
@@ -145,30 +144,31 @@ fn metadata_map(template: &PodTemplate, member: &str) -> StringMap {
 }
 
 fn apply_node_placement(template: &mut PodTemplate, placement: &NodePlacement) {
-    let avoid = placement.avoided_labels.iter().map(|key| json!({ "key": key, "operator": "DoesNotExist" }));
-    let mut must: Vec<Value> = avoid.collect();
+    let avoided =
+        placement.avoided_labels.iter().map(|key| json!({ "key": key, "operator": "DoesNotExist" }));
+    let mut required_expressions: Vec<Value> = avoided.collect();
     let hosts = json!({ "key": keys::HOSTNAME, "operator": "In", "values": placement.nodes });
     if !placement.nodes.is_empty() && placement.required {
-        must.push(hosts.clone());
+        required_expressions.push(hosts.clone());
     }
-    let may = !placement.nodes.is_empty() && !placement.required;
-    if must.is_empty() && !may {
+    let is_preferred = !placement.nodes.is_empty() && !placement.required;
+    if required_expressions.is_empty() && !is_preferred {
         return;
     }
     let affinity = member_object(member_object(template.spec_mut(), "affinity"), "nodeAffinity");
-    if may {
+    if is_preferred {
         let preferred = member_list(affinity, "preferredDuringSchedulingIgnoredDuringExecution");
         preferred.push(json!({ "weight": 100, "preference": { "matchExpressions": [hosts] } }));
     }
-    if !must.is_empty() {
+    if !required_expressions.is_empty() {
         let required = member_object(affinity, "requiredDuringSchedulingIgnoredDuringExecution");
         let terms = member_list(required, "nodeSelectorTerms");
         if terms.is_empty() {
             terms.push(Value::Object(Map::new()));
         }
-        // Terms are alternatives: what must hold has to stand in each.
+        // Terms are alternatives, so each must contain all required expressions.
         for term in terms.iter_mut().filter_map(Value::as_object_mut) {
-            member_list(term, "matchExpressions").extend(must.iter().cloned());
+            member_list(term, "matchExpressions").extend(required_expressions.iter().cloned());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Pod templates of a role: resolved, and with all that pods get from the group.
+//! Renders the pod templates of a role: resolved, with everything that the group adds.
 
 use rbg_api::v1alpha2::{InstanceComponent, LeaderWorkerPattern, TemplateRef};
 use rbg_api::{PodTemplate, keys, merge};
@@ -14,18 +14,17 @@ const VOLUME: &str = "rbg-cluster-config";
 const MOUNT_PATH: &str = "/etc/rbg";
 const FILE: &str = "config.yaml";
 
-/// What a pod gets besides its environment.
+/// What to add to a pod template.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TemplateInjection {
-    /// The discovery file.
     pub(crate) discovery_file: bool,
-    /// The containers of the role's runtime profiles.
+    /// Add the containers of the role's runtime profiles.
     pub(crate) runtimes: bool,
-    /// What leader and workers know of each other.
+    /// Add the variables of leaders and workers.
     pub(crate) leader_worker: bool,
 }
 
-/// The pod templates of one role.
+/// Renderer of one role's pod templates.
 pub(crate) struct PodTemplates<'r, 'a> {
     role: &'r RoleRenderer<'a>,
     labels: StringMap,
@@ -34,12 +33,12 @@ pub(crate) struct PodTemplates<'r, 'a> {
 type LabelPair = (&'static str, String);
 
 impl<'r, 'a> PodTemplates<'r, 'a> {
-    /// Templates whose pods have these labels.
+    /// Creates a renderer of templates with these labels.
     pub(crate) fn new(role: &'r RoleRenderer<'a>, labels: StringMap) -> Self {
         Self { role, labels }
     }
 
-    /// The pod of a role whose instances are single pods.
+    /// Template of a role whose instances are single pods.
     pub(crate) fn single(&self, labels: &[LabelPair]) -> Result<PodTemplate, RenderError> {
         self.render(self.base()?, self.role.injection(), labels)
     }
@@ -73,58 +72,58 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
         self.render(template, self.role.injection(), &[size])
     }
 
-    /// The pod of a workload that is not ours.
-    pub(crate) fn external_pod(&self, kept: &PreservedFields) -> Result<PodTemplate, RenderError> {
-        self.render_external(self.base()?, self.role.injection(), kept, ForeignPodKind::Single)
+    /// Template of a pod of an external workload.
+    pub(crate) fn external_pod(&self, preserved: &PreservedFields) -> Result<PodTemplate, RenderError> {
+        self.render_external(self.base()?, self.role.injection(), preserved, ForeignPodKind::Single)
     }
 
     pub(crate) fn external_leader(
         &self,
         pattern: &LeaderWorkerPattern,
-        kept: &PreservedFields,
+        preserved: &PreservedFields,
     ) -> Result<PodTemplate, RenderError> {
         let template =
             self.apply_patch(self.base()?, "leaderTemplatePatch", pattern.leader_template_patch.as_ref())?;
-        self.render_external(template, self.role.injection(), kept, ForeignPodKind::Leader)
+        self.render_external(template, self.role.injection(), preserved, ForeignPodKind::Leader)
     }
 
     pub(crate) fn external_worker(
         &self,
         pattern: &LeaderWorkerPattern,
-        kept: &PreservedFields,
+        preserved: &PreservedFields,
     ) -> Result<PodTemplate, RenderError> {
         let template =
             self.apply_patch(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
         let injection = TemplateInjection { runtimes: false, ..self.role.injection() };
-        self.render_external(template, injection, kept, ForeignPodKind::Worker)
+        self.render_external(template, injection, preserved, ForeignPodKind::Worker)
     }
 
-    /// With what our own pods get when they are made.
+    /// Adds what our own pods get when they are created.
     fn render_external(
         &self,
         template: PodTemplate,
         injection: TemplateInjection,
-        kept: &PreservedFields,
-        who: ForeignPodKind,
+        preserved: &PreservedFields,
+        pod_kind: ForeignPodKind,
     ) -> Result<PodTemplate, RenderError> {
         let role = self.role;
         let mut template = self.render(template, injection, &[])?;
-        if role.is_legacy(kept) {
+        if role.is_legacy(preserved) {
             template.set_labels(&role.legacy_labels());
             legacy::add_environment(&mut template);
         }
-        if let Some(topology) = role.topology(kept)? {
+        if let Some(topology) = role.topology(preserved)? {
             affinity::add_external_pod_affinity(
                 &mut template,
                 &topology,
                 (role.group.name, &role.spec.name),
-                who,
+                pod_kind,
             );
         }
         Ok(template)
     }
 
-    /// The role's template, or its role template with the patch.
+    /// The role's template, or its role template with the patch applied.
     fn base(&self) -> Result<PodTemplate, RenderError> {
         let (template, reference) = match self.role.pattern {
             RolePattern::Standalone(pattern) => (&pattern.template, &pattern.template_ref),
@@ -141,12 +140,12 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
     fn resolve_reference(&self, reference: &TemplateRef) -> Result<PodTemplate, RenderError> {
         let role = &self.role.spec.name;
         let mut templates = self.role.group.object.spec.role_templates.iter();
-        let named = templates.find(|template| template.name == reference.name);
-        let named = named.ok_or_else(|| RenderError::UnknownTemplate {
+        let is_named = templates.find(|template| template.name == reference.name);
+        let is_named = is_named.ok_or_else(|| RenderError::UnknownTemplate {
             role: role.clone(),
             template: reference.name.clone(),
         })?;
-        self.apply_patch(named.template.clone(), "templateRef.patch", reference.patch.as_ref())
+        self.apply_patch(is_named.template.clone(), "templateRef.patch", reference.patch.as_ref())
     }
 
     fn apply_patch(
@@ -190,24 +189,24 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
     }
 }
 
-/// Whoever restarts the pods finds what the role says about it at the pods, unless their template says something else. Of
-/// pulling images first, the group may speak for all of its roles.
+/// Copies annotations about updates from the role to its pods, for the controller that restarts them. Annotations of the
+/// template take precedence. For pulling images, the group's annotation is the default of its roles.
 fn inject_update_annotations(role: &RoleRenderer<'_>, template: &mut PodTemplate) {
     if role.kind() != WorkloadKind::RoleInstanceSet {
         return;
     }
-    let of_group = |key| role.group.object.metadata.annotations.as_ref()?.get(key);
-    let said = [
+    let group_annotation = |key| role.group.object.metadata.annotations.as_ref()?.get(key);
+    let sources = [
         (keys::UPGRADE_HOOKS, None),
         (keys::UPGRADE_TIMEOUT, None),
-        (keys::PRE_PULL, of_group(keys::PRE_PULL)),
-        (keys::PRE_PULL_TIMEOUT, of_group(keys::PRE_PULL_TIMEOUT)),
+        (keys::PRE_PULL, group_annotation(keys::PRE_PULL)),
+        (keys::PRE_PULL_TIMEOUT, group_annotation(keys::PRE_PULL_TIMEOUT)),
     ];
-    let missing: StringMap = said
+    let missing: StringMap = sources
         .into_iter()
         .filter(|(key, _)| template.annotation(key).is_none())
-        .filter_map(|(key, of_group)| {
-            let value = role.spec.annotations.get(key).or(of_group)?;
+        .filter_map(|(key, group_annotation)| {
+            let value = role.spec.annotations.get(key).or(group_annotation)?;
             Some((key.to_owned(), value.clone()))
         })
         .collect();
@@ -215,15 +214,15 @@ fn inject_update_annotations(role: &RoleRenderer<'_>, template: &mut PodTemplate
 }
 
 fn mount_discovery_file(template: &mut PodTemplate, config_map: &str) {
-    let named = |item: &Value| item.get("name").and_then(Value::as_str) == Some(VOLUME);
+    let is_named = |item: &Value| item.get("name").and_then(Value::as_str) == Some(VOLUME);
     let volumes = template.list_mut("volumes");
-    if !volumes.iter().any(named) {
+    if !volumes.iter().any(is_named) {
         let items = json!([{ "key": FILE, "path": FILE }]);
         volumes.push(json!({ "name": VOLUME, "configMap": { "name": config_map, "items": items } }));
     }
     for container in template.list_mut("containers").iter_mut().filter_map(Value::as_object_mut) {
         let mounts = rbg_api::template::member_list(container, "volumeMounts");
-        if !mounts.iter().any(|mount| named(mount) && mount.get("mountPath") == Some(&MOUNT_PATH.into())) {
+        if !mounts.iter().any(|mount| is_named(mount) && mount.get("mountPath") == Some(&MOUNT_PATH.into())) {
             mounts.push(json!({ "name": VOLUME, "mountPath": MOUNT_PATH, "readOnly": true }));
         }
     }

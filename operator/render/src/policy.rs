@@ -1,4 +1,4 @@
-//! The CoordinatedPolicy that v1alpha1's `coordination` stands for.
+//! The CoordinatedPolicy converted from v1alpha1's `coordination`.
 
 use rbg_api::conversion::COORDINATION;
 use rbg_api::v1alpha1::Coordination;

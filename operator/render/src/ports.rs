@@ -1,8 +1,10 @@
-//! Ports that are chosen for pods, and what components want to know of each other.
+//! Ports allocated for pods, and component discovery.
 //!
-//! A pod template asks for ports by an annotation. Those of scope `RoleScoped` are one per component of a role, kept as
-//! annotation `<component>.<name>` of the set and its instances; those of scope `PodScoped` are one per pod, kept as
-//! annotation `<pod>.<name>` of the instance.
+//! A pod template requests ports by an annotation. Ports of scope `RoleScoped` are allocated once per component of a role
+//! and stored in the
+//! annotation `<component>.<name>` of the set and its instances; ports of scope `PodScoped` once per pod, in the annotation
+//! `<pod>.<name>` of
+//! the instance.
 
 use std::ops::Range;
 
@@ -45,7 +47,7 @@ enum PortScope {
 #[derive(Debug, Deserialize)]
 struct PortReference {
     env: String,
-    /// `<role>.<component>.<port>`.
+    /// Reference of the form `<role>.<component>.<port>`.
     from: String,
 }
 
@@ -76,20 +78,20 @@ struct PortRef {
     index: i32,
 }
 
-/// What a pod gets of this.
+/// Variables and annotations to add to a pod.
 #[derive(Debug, Default)]
 pub(crate) struct PortInjection {
     pub(crate) variables: Vec<Value>,
     pub(crate) annotations: StringMap,
 }
 
-/// Annotations that a set needs, by component: one per port of scope `RoleScoped`.
+/// Annotations that a set needs for a component: one per port of scope `RoleScoped`.
 ///
 /// # Errors
 /// [`RenderError::Annotation`].
 pub fn role_scoped_keys(component: &InstanceComponent) -> Result<Vec<String>, RenderError> {
-    let wanted = allocator_config(component)?;
-    let shared = wanted.allocations.iter().filter(|allocation| allocation.scope == PortScope::RoleScoped);
+    let config = allocator_config(component)?;
+    let shared = config.allocations.iter().filter(|allocation| allocation.scope == PortScope::RoleScoped);
     Ok(shared.map(|allocation| format!("{}.{}", component.name, allocation.name)).collect())
 }
 
@@ -100,54 +102,56 @@ pub fn role_scoped_keys(component: &InstanceComponent) -> Result<Vec<String>, Re
 pub fn pod_scoped_keys(instance: &RoleInstance) -> Result<Vec<String>, RenderError> {
     let mut all = Vec::new();
     for component in &instance.spec.components {
-        let wanted = allocator_config(component)?;
+        let config = allocator_config(component)?;
         for id in 0..component.size() {
             let pod = pod::name(instance, &component.name, id);
-            let own = wanted.allocations.iter().filter(|allocation| allocation.scope == PortScope::PodScoped);
-            all.extend(own.map(|allocation| format!("{pod}.{}", allocation.name)));
+            let pod_allocations =
+                config.allocations.iter().filter(|allocation| allocation.scope == PortScope::PodScoped);
+            all.extend(pod_allocations.map(|allocation| format!("{pod}.{}", allocation.name)));
         }
     }
     Ok(all)
 }
 
-/// A port of `range` that is not taken. Where the search begins follows from `key`, so that the same question has the same
-/// answer and different ones spread. `None` if all are taken.
+/// Finds a port in `range` that is not taken. The search starts at a hash of `key`, so that equal keys get equal ports and
+/// different keys are spread. `None` if all ports are taken.
 #[must_use]
 pub fn allocate(range: Range<u16>, is_taken: impl Fn(u16) -> bool, key: &str) -> Option<u16> {
     let count = u32::from(range.end.checked_sub(range.start)?);
-    let begin = fnv1a(key.bytes()).checked_rem(count)?;
-    let candidates = (begin..count).chain(0..begin).filter_map(|offset| u16::try_from(offset).ok());
+    let start = fnv1a(key.bytes()).checked_rem(count)?;
+    let candidates = (start..count).chain(0..start).filter_map(|offset| u16::try_from(offset).ok());
     candidates.map(|offset| range.start + offset).find(|port| !is_taken(*port))
 }
 
-/// Environment and annotations of one pod. A port that has not been chosen yet is left out.
+/// Variables and annotations of one pod. Ports that are not allocated yet are omitted.
 pub(crate) fn pod_injection(
     instance: &RoleInstance,
     component: &InstanceComponent,
     id: i32,
     namespace: &str,
 ) -> Result<PortInjection, RenderError> {
-    let mut found = PortInjection::default();
-    let chosen = |key: &str| instance.metadata.annotations.as_ref().and_then(|all| all.get(key));
+    let mut injection = PortInjection::default();
+    let allocated = |key: &str| instance.metadata.annotations.as_ref().and_then(|all| all.get(key));
     let of_component = |component: &str, id: i32, port: &str| {
         let of_pod = format!("{}.{port}", pod::name(instance, component, id));
-        chosen(&of_pod).or_else(|| chosen(&format!("{component}.{port}")))
+        allocated(&of_pod).or_else(|| allocated(&format!("{component}.{port}")))
     };
-    let mut variable = |env: &str, value: &str| found.variables.push(json!({ "name": env, "value": value }));
+    let mut variable =
+        |env: &str, value: &str| injection.variables.push(json!({ "name": env, "value": value }));
 
-    let wanted = allocator_config(component)?;
-    for allocation in &wanted.allocations {
+    let config = allocator_config(component)?;
+    for allocation in &config.allocations {
         let port = match allocation.scope {
             PortScope::PodScoped => of_component(&component.name, id, &allocation.name),
-            PortScope::RoleScoped => chosen(&format!("{}.{}", component.name, allocation.name)),
+            PortScope::RoleScoped => allocated(&format!("{}.{}", component.name, allocation.name)),
         };
         let Some(port) = port else { continue };
         variable(&allocation.env, port);
         if let Some(key) = allocation.annotation_key.as_ref().filter(|key| !key.is_empty()) {
-            found.annotations.insert(key.clone(), port.clone());
+            injection.annotations.insert(key.clone(), port.clone());
         }
     }
-    for reference in &wanted.references {
+    for reference in &config.references {
         let parts: Vec<&str> = reference.from.split('.').collect();
         let &[_, other, port] = parts.as_slice() else {
             let cause = format!("`{}` is not <role>.<component>.<port>", reference.from);
@@ -174,21 +178,21 @@ pub(crate) fn pod_injection(
             variable(&reference.env, &format!("{pod}.{service}.{namespace}.svc.cluster.local"));
         }
     }
-    Ok(found)
+    Ok(injection)
 }
 
 fn allocator_config(component: &InstanceComponent) -> Result<PortAllocatorConfig, RenderError> {
     annotation(component, keys::PORT_ALLOCATOR)
 }
 
-/// The annotation of the component or its template, as JSON; absent or empty is nothing.
+/// Parses the annotation of the component or its template as JSON; the default if it is absent or empty.
 pub(crate) fn annotation<T: Default + for<'de> Deserialize<'de>>(
     component: &InstanceComponent,
     key: &'static str,
 ) -> Result<T, RenderError> {
-    let own = component.annotations.get(key).map(String::as_str);
+    let pod_allocations = component.annotations.get(key).map(String::as_str);
     let template: &PodTemplate = &component.template;
-    match own.or_else(|| template.annotation(key)).map(str::trim) {
+    match pod_allocations.or_else(|| template.annotation(key)).map(str::trim) {
         None | Some("") => Ok(T::default()),
         Some(text) => serde_json::from_str(text).map_err(|error| RenderError::Annotation {
             key,

@@ -1,4 +1,4 @@
-//! Pods that bring images to a node before pods there restart for them.
+//! Pods that pull images to a node before pods there restart with them.
 
 use rbg_api::v1alpha2::RoleInstance;
 use serde_json::{Value, json};
@@ -7,21 +7,20 @@ use crate::RenderError;
 use crate::manifest::Manifest;
 use crate::warmup::{NodePodOwner, PRELOAD};
 
-/// What stands before the digits that tell the pods of an instance apart.
+/// Part of the pod's name between the instance's name and the hash.
 const POD_NAME_INFIX: &str = "-pull-";
 
-/// An image as a container asks for it.
+/// An image of a container, with its pull policy.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ContainerImage {
-    /// Its name.
     pub name: String,
-    /// `imagePullPolicy`, if the container has one.
+    /// `imagePullPolicy` of the container, if set.
     pub policy: Option<String>,
 }
 
-/// A pod that runs next to nothing in each of the images on a node; `secrets` are the `imagePullSecrets` that it pulls with.
-/// Its name follows from the node and the images. It asks for so little and may do so little that no quota or policy of the namespace
-/// should refuse it.
+/// Renders a pod that runs a trivial command in each of the images on a node; `secrets` are its `imagePullSecrets`. Its
+/// name is derived from the node and the images. Its small resources and restricted security context fit the quotas and
+/// policies of most namespaces.
 ///
 /// # Errors
 /// [`RenderError::NoMetadata`].
@@ -52,12 +51,12 @@ pub fn pod(
 }
 
 fn container((index, image): (usize, &ContainerImage)) -> Value {
-    let little = json!({ "cpu": "50m", "memory": "64Mi" });
+    let resources = json!({ "cpu": "50m", "memory": "64Mi" });
     let mut container = json!({
         "name": format!("{PRELOAD}{index}"),
         "image": image.name,
         "command": ["sh", "-c", "exit 0"],
-        "resources": { "requests": little, "limits": little },
+        "resources": { "requests": resources, "limits": resources },
         "securityContext": { "allowPrivilegeEscalation": false, "capabilities": { "drop": ["ALL"] } },
     });
     if let Some(policy) = &image.policy {
@@ -81,14 +80,14 @@ mod tests {
             policy: policy.map(str::to_owned),
         };
         let of = |images: &[ContainerImage]| pod(&instance, "node.example.com", images, &secrets).unwrap();
-        let made = of(&[image("a:1", None), image("b", Some("Always"))]);
-        let spec = &made.0["spec"];
+        let rendered = of(&[image("a:1", None), image("b", Some("Always"))]);
+        let spec = &rendered.0["spec"];
         assert_eq!(spec["nodeName"], "node.example.com");
         assert_eq!(spec["imagePullSecrets"], secrets);
         assert_eq!(spec["containers"][0]["image"], "a:1");
         assert_eq!(spec["containers"][0].get("imagePullPolicy"), None);
         assert_eq!(spec["containers"][1]["imagePullPolicy"], "Always");
-        assert!(made.name().len() <= 63 && made.name().contains("-pull-"), "{}", made.name());
+        assert!(rendered.name().len() <= 63 && rendered.name().contains("-pull-"), "{}", rendered.name());
         assert_eq!(of(&[image("a:1", None)]).name(), of(&[image("a:1", None)]).name());
         assert_ne!(of(&[image("a:1", None)]).name(), of(&[image("a:2", None)]).name());
     }

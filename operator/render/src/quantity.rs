@@ -1,11 +1,11 @@
-//! Amounts of resources in the one form that the API server gives them.
+//! Quantities in the canonical form of the API server.
 
-/// Largest first. What they multiply by: 1024 or 1000 to that power.
+/// Suffixes, largest first. They multiply by a power of 1024 or 1000.
 const BINARY: [&str; 6] = ["Ei", "Pi", "Ti", "Gi", "Mi", "Ki"];
 const DECIMAL: [&str; 6] = ["E", "P", "T", "G", "M", "k"];
 
-/// The canonical form of `core/v1` Quantity: no fraction, and the largest suffix that allows that. `None` for what is no
-/// quantity, is finer than a thousandth or too large to tell; that stays as it is written.
+/// The canonical form of a `core/v1` Quantity: no fraction, and the largest suffix that allows that. `None` for text that
+/// is no quantity, is finer than a thousandth or too large to compute; such text stays as it is.
 pub(crate) fn canonical(text: &str) -> Option<String> {
     let digits =
         text.find(|c: char| !c.is_ascii_digit() && c != '.' && c != '-' && c != '+').unwrap_or(text.len());
@@ -23,8 +23,7 @@ pub(crate) fn canonical(text: &str) -> Option<String> {
         mantissa = -mantissa;
     }
     let scale = 10_i128.pow(u32::try_from(fraction.len()).ok()?);
-    let power =
-        |list: &[&str; 6]| list.iter().position(|known| *known == suffix).map(|place| 6 - place as u32);
+    let power = |list: &[&str; 6]| list.iter().position(|unit| *unit == suffix).map(|index| 6 - index as u32);
     if let Some(power) = power(&BINARY) {
         let units = mantissa.checked_mul(1024_i128.pow(power))?;
         return if units % scale == 0 { Some(binary(units / scale)) } else { None };
@@ -41,8 +40,8 @@ fn binary(units: i128) -> String {
     if units == 0 {
         return "0".to_owned();
     }
-    for (place, suffix) in BINARY.iter().enumerate() {
-        let size = 1024_i128.pow(6 - place as u32);
+    for (index, suffix) in BINARY.iter().enumerate() {
+        let size = 1024_i128.pow(6 - index as u32);
         if units % size == 0 {
             return format!("{}{suffix}", units / size);
         }
@@ -58,8 +57,8 @@ fn decimal(thousandths: i128) -> String {
         return format!("{thousandths}m");
     }
     let units = thousandths / 1000;
-    for (place, suffix) in DECIMAL.iter().enumerate() {
-        let size = 1000_i128.pow(6 - place as u32);
+    for (index, suffix) in DECIMAL.iter().enumerate() {
+        let size = 1000_i128.pow(6 - index as u32);
         if units % size == 0 {
             return format!("{}{suffix}", units / size);
         }
@@ -72,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn as_kubernetes_writes_them() {
+    fn quantities_match_those_of_kubernetes() {
         for (written, canonical_form) in [
             ("1", "1"),
             ("0.5", "500m"),

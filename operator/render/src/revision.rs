@@ -1,6 +1,6 @@
-//! Revisions: what of a spec makes pods change, its hash, and the ControllerRevision that keeps it.
+//! Revisions: the parts of a spec that change pods, their hash, and the ControllerRevision that stores them.
 //!
-//! Data and hashes are those of upstream's controller, so that revisions which it wrote are found again.
+//! Data and hashes equal those of upstream's controller, so that its revisions are recognised.
 
 use rbg_api::v1alpha2::{InstanceComponent, RoleBasedGroupSpec, RoleSpec};
 use rbg_api::{PodTemplate, keys};
@@ -10,19 +10,17 @@ use crate::canonical;
 use crate::hash::{fnv1, fnv1a, safe_encode};
 use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
 
-/// One state of a spec.
+/// One revision of a spec.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SpecRevision {
-    /// Name of its ControllerRevision.
     pub name: String,
-    /// What the name ends in, and what pods are labelled with.
+    /// End of the name, and value of the pods' revision label.
     pub hash: String,
-    /// What it keeps.
     pub data: Value,
 }
 
 impl SpecRevision {
-    /// A RoleInstanceSet's. `template` is `spec.roleInstanceTemplate`; `collisions` counts others with the same hash.
+    /// Revision of a RoleInstanceSet. `template` is `spec.roleInstanceTemplate`; `collisions` counts others with the same hash.
     #[must_use]
     pub fn for_set(set: &str, template: &Value, collisions: i32) -> Self {
         let mut template = template.clone();
@@ -32,7 +30,7 @@ impl SpecRevision {
         Self::numbered(set, json!({ "spec": { "roleInstanceTemplate": template } }), collisions)
     }
 
-    /// A RoleInstance's: its components, less their sizes.
+    /// Revision of a RoleInstance: its components without their sizes.
     #[must_use]
     pub fn for_instance(instance: &str, components: &[InstanceComponent], collisions: i32) -> Self {
         let order: Vec<Value> =
@@ -42,30 +40,30 @@ impl SpecRevision {
             .map(|component| {
                 let mut template = component.template.0.clone();
                 template.insert("$patch".to_owned(), "replace".into());
-                let mut kept = to_object(component);
-                kept.remove("size");
-                kept.insert("template".to_owned(), Value::Object(template));
-                kept.entry("serviceName").or_insert(Value::Null);
-                Value::Object(kept)
+                let mut stored = to_object(component);
+                stored.remove("size");
+                stored.insert("template".to_owned(), Value::Object(template));
+                stored.entry("serviceName").or_insert(Value::Null);
+                Value::Object(stored)
             })
             .collect();
         let data = json!({ "spec": { "$setElementOrder/components": order, "components": components } });
         Self::numbered(instance, data, collisions)
     }
 
-    /// A group's: its roles, less their replicas. `number` counts the group's revisions from 1.
+    /// Revision of a group: its roles without their replicas. `number` counts the group's revisions from 1.
     #[must_use]
     pub fn for_group(group: &str, spec: &RoleBasedGroupSpec, number: i64) -> Self {
         let replace = json!({ "$patch": "replace" });
         let templates = spec.role_templates.iter().map(|template| {
-            let mut kept = to_object(template);
-            kept.insert("template".to_owned(), stored_template(&template.template));
-            Value::Object(kept)
+            let mut stored = to_object(template);
+            stored.insert("template".to_owned(), stored_template(&template.template));
+            Value::Object(stored)
         });
         let roles = spec.roles.iter().map(|role| {
-            let mut kept = stored_role(role);
-            kept.insert("replicas".to_owned(), Value::Null);
-            Value::Object(kept)
+            let mut stored = stored_role(role);
+            stored.insert("replicas".to_owned(), Value::Null);
+            Value::Object(stored)
         });
         let templates: Vec<Value> = std::iter::once(replace.clone()).chain(templates).collect();
         let roles: Vec<Value> = std::iter::once(replace).chain(roles).collect();
@@ -79,13 +77,13 @@ impl SpecRevision {
         Self { name: format!("{owner}-{hash}"), hash, data }
     }
 
-    /// Whether a stored revision keeps the same. Its hash may be another: upstream's structures know other fields.
+    /// Whether a stored revision has the same content. Its hash may differ: upstream's structures have other fields.
     #[must_use]
     pub fn is_same(&self, stored: &Value) -> bool {
         without_empty_values(&self.data) == without_empty_values(stored)
     }
 
-    /// The ControllerRevision.
+    /// Renders the ControllerRevision with this number.
     #[must_use]
     pub fn manifest(
         &self,
@@ -99,7 +97,7 @@ impl SpecRevision {
             ManifestMetadata { name: &self.name, namespace, labels, annotations, owner: Some(owner) };
         let mut manifest =
             Manifest::new("apps/v1", "ControllerRevision", metadata, json!({ "revision": number }));
-        // Not through `Manifest::new`: the nulls in it are part of it.
+        // Inserted directly: `Manifest::new` would drop the nulls in the data.
         manifest.0.insert("data".to_owned(), self.data.clone());
         manifest
     }
@@ -114,36 +112,36 @@ impl SpecRevision {
     }
 }
 
-/// Hash of one role and of the role template that it refers to.
+/// Hash of one role and the role template that it references.
 pub(crate) fn role_hash(spec: &RoleBasedGroupSpec, role: &RoleSpec) -> String {
-    let mut kept = stored_role(role);
-    kept.remove("replicas");
+    let mut stored = stored_role(role);
+    stored.remove("replicas");
     let standalone = role.standalone_pattern.as_ref().and_then(|pattern| pattern.template_ref.as_ref());
     let leader_worker = role.leader_worker_pattern.as_ref().and_then(|pattern| pattern.template_ref.as_ref());
     let reference = standalone.or(leader_worker);
     let template = reference
         .and_then(|reference| spec.role_templates.iter().find(|template| template.name == reference.name));
     let template = template.map(|template| go_json(&stored_template(&template.template))).unwrap_or_default();
-    safe_encode(fnv1a(go_json(&Value::Object(kept)).bytes().chain(template.bytes())))
+    safe_encode(fnv1a(go_json(&Value::Object(stored)).bytes().chain(template.bytes())))
 }
 
-/// A role with its templates in their canonical form.
+/// A role with its templates in canonical form.
 fn stored_role(role: &RoleSpec) -> Map<String, Value> {
-    let mut kept = to_object(role);
+    let mut stored = to_object(role);
     for pattern in ["standalonePattern", "leaderWorkerPattern"] {
-        let template = kept.get_mut(pattern).and_then(|pattern| pattern.get_mut("template"));
+        let template = stored.get_mut(pattern).and_then(|pattern| pattern.get_mut("template"));
         if let Some(template) = template {
             canonicalise(template);
         }
     }
     let components =
-        kept.get_mut("customComponentsPattern").and_then(|pattern| pattern.get_mut("components"));
+        stored.get_mut("customComponentsPattern").and_then(|pattern| pattern.get_mut("components"));
     for component in components.and_then(Value::as_array_mut).into_iter().flatten() {
         if let Some(template) = component.get_mut("template") {
             canonicalise(template);
         }
     }
-    kept
+    stored
 }
 
 fn canonicalise(template: &mut Value) {
@@ -165,7 +163,7 @@ fn to_object(value: &impl serde::Serialize) -> Map<String, Value> {
     }
 }
 
-/// JSON as Go writes it: members by name, and signs that mean something in HTML as escapes.
+/// JSON as Go encodes it: fields sorted by name, and HTML's special characters escaped.
 fn go_json(value: &Value) -> String {
     let mut text = String::new();
     write_json(value, &mut text);
@@ -204,23 +202,23 @@ fn write_json(value: &Value, text: &mut String) {
 }
 
 fn write_text(string: &str, text: &mut String) {
-    for sign in Value::from(string).to_string().chars() {
-        match sign {
+    for character in Value::from(string).to_string().chars() {
+        match character {
             '<' | '>' | '&' | '\u{2028}' | '\u{2029}' => {
-                text.push_str(&format!("\\u{:04x}", u32::from(sign)));
+                text.push_str(&format!("\\u{:04x}", u32::from(character)));
             }
-            sign => text.push(sign),
+            character => text.push(character),
         }
     }
 }
 
-/// The value without what says nothing: nulls, and empty texts, lists and maps.
+/// The value without nulls and empty strings, lists and maps.
 fn without_empty_values(value: &Value) -> Option<Value> {
     match value {
         Value::Null => None,
         Value::String(text) if text.is_empty() => None,
         Value::Array(items) if items.is_empty() => None,
-        // An item's place means something, so it stays even if it says nothing.
+        // Positions in lists are significant, so items stay even if they are empty.
         Value::Array(items) => {
             Some(items.iter().map(|item| without_empty_values(item).unwrap_or(Value::Null)).collect())
         }

@@ -1,4 +1,4 @@
-//! A role, and the workload that runs it.
+//! Renders a role's workload.
 
 use rbg_api::keys;
 use rbg_api::v1alpha2::{
@@ -13,30 +13,28 @@ use crate::pod_template::TemplateInjection;
 use crate::workload::{PreservedFields, WorkloadKind};
 use crate::{GroupRenderer, RenderError, RoleNames, legacy, service};
 
-/// What an instance of a role is made of.
+/// Composition of an instance of a role.
 #[derive(Debug, Clone, Copy)]
 pub enum RolePattern<'a> {
-    /// One pod.
+    /// Each instance is one pod.
     Standalone(&'a StandalonePattern),
-    /// A leader and workers.
+    /// Instances of a leader and workers.
     LeaderWorker(&'a LeaderWorkerPattern),
-    /// Components of any kind.
+    /// Each instance consists of named components.
     Custom(&'a CustomComponentsPattern),
 }
 
-/// How many instances a role shall have now, and how far an update may go now. Coordination between roles may want fewer
-/// than the spec says.
+/// Number of instances, and limits of an update, at this moment. Coordination between roles may set less than the spec.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RoleTarget {
-    /// Instances.
     pub replicas: i32,
-    /// In place of the role's own, if set.
+    /// Replaces the role's own partition, if set.
     pub partition: Option<IntOrPercent>,
-    /// In place of the role's own, if set.
+    /// Replaces the role's own limit, if set.
     pub max_unavailable: Option<IntOrPercent>,
 }
 
-/// A role to render.
+/// Renderer of a role's objects.
 #[derive(Debug, Clone)]
 pub struct RoleRenderer<'a> {
     pub(crate) group: GroupRenderer<'a>,
@@ -47,7 +45,7 @@ pub struct RoleRenderer<'a> {
 }
 
 impl RoleTarget {
-    /// What the spec says.
+    /// The target as in the role's spec.
     #[must_use]
     pub fn of(role: &RoleSpec) -> Self {
         Self { replicas: role.replicas, partition: None, max_unavailable: None }
@@ -55,7 +53,7 @@ impl RoleTarget {
 }
 
 impl<'a> RoleRenderer<'a> {
-    /// A role whose objects have these names.
+    /// Creates a renderer for a role whose objects have these names.
     ///
     /// # Errors
     /// [`RenderError::UnknownWorkload`], [`RenderError::NoPattern`], [`RenderError::PatternOfWorkload`].
@@ -80,19 +78,18 @@ impl<'a> RoleRenderer<'a> {
         Ok(Self { group, spec, names, kind, pattern })
     }
 
-    /// What runs the role.
+    /// Kind of the role's workload.
     #[must_use]
     pub fn kind(&self) -> WorkloadKind {
         self.kind
     }
 
-    /// What an instance is made of.
     #[must_use]
     pub fn pattern(&self) -> RolePattern<'a> {
         self.pattern
     }
 
-    /// Instances that the spec says.
+    /// Number of instances in the spec.
     #[must_use]
     pub fn replicas(&self) -> i32 {
         self.spec.replicas
@@ -104,7 +101,7 @@ impl<'a> RoleRenderer<'a> {
         &self.names
     }
 
-    /// Whether instances have ordinals: their names are known beforehand, and the discovery file lists them.
+    /// Whether instances have ordinals: their names are predictable, and the discovery file lists them.
     #[must_use]
     pub fn is_ordered(&self) -> bool {
         match self.kind {
@@ -114,7 +111,7 @@ impl<'a> RoleRenderer<'a> {
         }
     }
 
-    /// Pods of one instance.
+    /// Number of pods of one instance.
     #[must_use]
     pub fn instance_size(&self) -> i32 {
         match self.pattern {
@@ -127,54 +124,58 @@ impl<'a> RoleRenderer<'a> {
         }
     }
 
-    /// The revision of the role's spec, less its replicas: equal specs have equal revisions.
+    /// Revision of the role's spec without its replicas: equal specs have equal revisions.
     #[must_use]
     pub fn revision(&self) -> String {
         crate::revision::role_hash(&self.group.object.spec, self.spec)
     }
 
-    /// The workload's label that has this revision.
+    /// Key of the workload's label that stores this revision.
     #[must_use]
     pub fn revision_label(&self) -> String {
         format!("{}{}", keys::ROLE_REVISION_PREFIX, self.spec.name)
     }
 
-    /// The workload. `kept` says what must stay as it is of one that exists.
+    /// Renders the workload. `preserved` contains the fields of an existing workload that must not change.
     ///
     /// # Errors
     /// See [`RenderError`].
-    pub fn workload(&self, target: &RoleTarget, kept: &PreservedFields) -> Result<Manifest, RenderError> {
+    pub fn workload(
+        &self,
+        target: &RoleTarget,
+        preserved: &PreservedFields,
+    ) -> Result<Manifest, RenderError> {
         let spec = match self.kind {
             WorkloadKind::RoleInstanceSet => self.role_instance_set(target)?,
-            WorkloadKind::StatefulSet => self.stateful_set(target, kept)?,
-            WorkloadKind::Deployment => self.deployment(target, kept)?,
-            WorkloadKind::LeaderWorkerSet => self.leader_worker_set(target, kept)?,
+            WorkloadKind::StatefulSet => self.stateful_set(target, preserved)?,
+            WorkloadKind::Deployment => self.deployment(target, preserved)?,
+            WorkloadKind::LeaderWorkerSet => self.leader_worker_set(target, preserved)?,
         };
         let owner = self.group.owner(true);
         let metadata = ManifestMetadata {
             name: &self.names.workload,
             namespace: self.group.namespace,
-            labels: self.workload_labels(kept),
-            annotations: self.workload_annotations(target, kept)?,
+            labels: self.workload_labels(preserved),
+            annotations: self.workload_annotations(target, preserved)?,
             owner: Some(&owner),
         };
         Ok(Manifest::new(self.kind.api_version(), self.kind.kind(), metadata, json!({ "spec": spec })))
     }
 
-    /// The headless Service that makes pods' names resolvable, owned by the workload. Deployments and LeaderWorkerSets have
-    /// none.
+    /// Renders the headless Service that makes pod names resolvable, owned by the workload. `None` for Deployments and
+    /// LeaderWorkerSets.
     #[must_use]
     pub fn service(&self, target: &RoleTarget, workload_uid: &str) -> Option<Manifest> {
         service::headless(self, target, workload_uid)
     }
 
-    /// The adapter through which an autoscaler sets the role's replicas, if the role has one.
+    /// Renders the adapter through which an autoscaler sets the role's replicas, if it is enabled.
     #[must_use]
     pub fn scaling_adapter(&self) -> Option<Manifest> {
         service::scaling_adapter(self)
     }
 
-    /// Whether the role's service has addresses of leaders only.
+    /// Whether the role's Service has only addresses of leaders.
     #[must_use]
     pub fn serves_leaders_only(&self) -> bool {
         match self.pattern {
@@ -185,7 +186,7 @@ impl<'a> RoleRenderer<'a> {
         }
     }
 
-    /// StatefulSets and Deployments run the template of a leader-worker role as single pods, as upstream's do.
+    /// StatefulSets and Deployments run the template of a leader-worker role as single pods, as upstream does.
     pub(crate) fn runs_leader_and_workers(&self) -> bool {
         matches!(self.kind, WorkloadKind::RoleInstanceSet | WorkloadKind::LeaderWorkerSet)
     }
@@ -196,7 +197,7 @@ impl<'a> RoleRenderer<'a> {
         values.find(|value| !value.is_empty()).map(String::as_str)
     }
 
-    /// Labels by which all that belongs to the role is found. They are part of selectors and never change.
+    /// Labels of all objects of the role. They are part of selectors and must never change.
     pub(crate) fn selector(&self) -> StringMap {
         StringMap::from([
             (keys::GROUP_NAME.to_owned(), self.group.name.to_owned()),
@@ -205,7 +206,7 @@ impl<'a> RoleRenderer<'a> {
         ])
     }
 
-    /// The role's annotations and its size, as its service has them.
+    /// Annotations of the role's Service: the role's own, and its size.
     pub(crate) fn annotations(&self, target: &RoleTarget) -> StringMap {
         let mut annotations = self.spec.annotations.clone();
         annotations.remove(keys::ROLE_WORKLOAD_TYPE);
@@ -213,9 +214,9 @@ impl<'a> RoleRenderer<'a> {
         annotations
     }
 
-    fn workload_labels(&self, kept: &PreservedFields) -> StringMap {
+    fn workload_labels(&self, preserved: &PreservedFields) -> StringMap {
         let mut labels = self.spec.labels.clone();
-        labels.extend(kept.selector.clone().unwrap_or_else(|| self.selector()));
+        labels.extend(preserved.selector.clone().unwrap_or_else(|| self.selector()));
         labels.insert(self.revision_label(), self.revision());
         if self.kind == WorkloadKind::RoleInstanceSet {
             let role_type = match self.pattern {
@@ -234,11 +235,11 @@ impl<'a> RoleRenderer<'a> {
     fn workload_annotations(
         &self,
         target: &RoleTarget,
-        kept: &PreservedFields,
+        preserved: &PreservedFields,
     ) -> Result<StringMap, RenderError> {
         let mut annotations = self.spec.annotations.clone();
         annotations.insert(keys::ROLE_SIZE.to_owned(), target.replicas.to_string());
-        if let Some(topology) = self.topology(kept)? {
+        if let Some(topology) = self.topology(preserved)? {
             annotations.insert(keys::TOPOLOGY.to_owned(), topology.text());
         }
         if self.kind == WorkloadKind::RoleInstanceSet {
@@ -259,20 +260,20 @@ impl<'a> RoleRenderer<'a> {
         Ok(annotations)
     }
 
-    /// What the role's pods are told of nearness.
-    pub(crate) fn topology(&self, kept: &PreservedFields) -> Result<Option<RoleTopology>, RenderError> {
-        match &kept.topology {
-            Some(kept) if kept.is_empty() => Ok(None),
-            Some(kept) => RoleTopology::parse(kept).map(Some),
+    /// Topology of the role's pods.
+    pub(crate) fn topology(&self, preserved: &PreservedFields) -> Result<Option<RoleTopology>, RenderError> {
+        match &preserved.topology {
+            Some(preserved) if preserved.is_empty() => Ok(None),
+            Some(preserved) => RoleTopology::parse(preserved).map(Some),
             None => {
                 let group = self.group.object;
                 Ok(GroupTopology::from_group(group)?
-                    .map(|ladder| ladder.role(&self.spec.name, &group.spec.roles)))
+                    .map(|topology| topology.role(&self.spec.name, &group.spec.roles)))
             }
         }
     }
 
-    /// How the role is updated, if it says so.
+    /// The role's rolling-update settings, if set.
     #[must_use]
     pub fn rolling_update(&self) -> Option<&'a RollingUpdate> {
         self.spec.rollout_strategy.as_ref()?.rolling_update.as_ref()
@@ -282,11 +283,11 @@ impl<'a> RoleRenderer<'a> {
         self.rolling_update()?.in_place_update_strategy.as_ref()?.grace_period_seconds
     }
 
-    pub(crate) fn is_legacy(&self, kept: &PreservedFields) -> bool {
-        kept.legacy.unwrap_or_else(|| self.group.is_legacy())
+    pub(crate) fn is_legacy(&self, preserved: &PreservedFields) -> bool {
+        preserved.legacy.unwrap_or_else(|| self.group.is_legacy())
     }
 
-    /// What pods that others make get of v1alpha1.
+    /// Labels of v1alpha1 for pods of external workloads.
     pub(crate) fn legacy_labels(&self) -> StringMap {
         legacy::labels(self.group.name, &self.spec.name, &self.group.unique_key())
     }
@@ -295,7 +296,7 @@ impl<'a> RoleRenderer<'a> {
         TemplateInjection { discovery_file: self.is_ordered(), runtimes: true, leader_worker: false }
     }
 
-    /// The role's workload as an owner.
+    /// Owner reference to the role's workload.
     pub(crate) fn workload_owner(&self, uid: &str) -> OwnerRef {
         OwnerRef {
             api_version: self.kind.api_version().to_owned(),

@@ -1,4 +1,4 @@
-//! Containers that a role's runtime profiles put beside the engine.
+//! Containers that a role's runtime profiles add to the engine's pod.
 
 use rbg_api::PodTemplate;
 use rbg_api::template::member_list;
@@ -9,7 +9,7 @@ use crate::RenderError;
 use crate::environment::name;
 use crate::role::RoleRenderer;
 
-/// Adds what the pod has not by name already, then what the role wants to add to it.
+/// Adds the profile's containers and volumes whose names the pod does not have, then the role's additions to them.
 pub(crate) fn inject(role: &RoleRenderer<'_>, template: &mut PodTemplate) -> Result<(), RenderError> {
     for runtime in &role.spec.engine_runtimes {
         let profile = role.group.profiles.get(&runtime.profile_name);
@@ -40,7 +40,11 @@ fn add_to_containers(
     template: &mut PodTemplate,
 ) {
     let of_profile = |container: &&Value| {
-        profile.containers.iter().chain(&profile.init_containers).any(|known| name(known) == name(container))
+        profile
+            .containers
+            .iter()
+            .chain(&profile.init_containers)
+            .any(|profile_container| name(profile_container) == name(container))
     };
     for wanted in runtime.containers.iter().filter(of_profile) {
         let mut containers = template.list_mut("containers").iter_mut();

@@ -1,4 +1,4 @@
-//! What makes a role reachable: its headless Service, and its adapter for autoscalers.
+//! Headless Services and scaling adapters of roles.
 
 use rbg_api::keys;
 use serde_json::json;
@@ -26,7 +26,7 @@ pub(crate) fn headless(role: &RoleRenderer<'_>, target: &RoleTarget, workload_ui
         annotations: role.annotations(target),
         owner: Some(&owner),
     };
-    // Pods find each other before they are ready.
+    // Pods resolve each other's names before they are ready.
     let spec = json!({
         "type": "ClusterIP",
         "clusterIP": "None",
@@ -49,7 +49,7 @@ pub(crate) fn scaling_adapter(role: &RoleRenderer<'_>) -> Option<Manifest> {
         annotations: StringMap::new(),
         owner: Some(&owner),
     };
-    // No replicas: they are the autoscaler's to write.
+    // Without replicas: the autoscaler sets them.
     let spec = json!({ "scaleTargetRef": { "name": role.group.name, "role": role.spec.name } });
     let version = "workloads.x-k8s.io/v1alpha2";
     Some(Manifest::new(version, "RoleBasedGroupScalingAdapter", metadata, json!({ "spec": spec })))

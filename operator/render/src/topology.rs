@@ -1,4 +1,4 @@
-//! A topology domain for one group alone.
+//! Exclusive topology: a topology domain for one group alone.
 
 use rbg_api::template::{member_list, member_object};
 use rbg_api::{PodTemplate, keys};
@@ -7,8 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::manifest::StringMap;
 use crate::role::RoleRenderer;
 
-/// Affinity to the group's own pods and against those of others that want a domain for themselves, and the label that both
-/// go by.
+/// Adds affinity to the group's own pods, anti-affinity to pods of other exclusive groups, and the label that both select.
 pub(crate) fn inject(role: &RoleRenderer<'_>, template: &mut PodTemplate) {
     let Some(topology) = role.group.exclusive_topology() else { return };
     let opt_out = [keys::ROLE_DISABLE_EXCLUSIVE, keys::legacy::DISABLE_EXCLUSIVE_TOPOLOGY];
@@ -16,8 +15,8 @@ pub(crate) fn inject(role: &RoleRenderer<'_>, template: &mut PodTemplate) {
         return;
     }
     let unique = role.group.unique_key();
-    let own = [(keys::GROUP_EXCLUSIVE_TOPOLOGY.to_owned(), topology.to_owned())];
-    template.set_annotations(&StringMap::from(own));
+    let annotations = [(keys::GROUP_EXCLUSIVE_TOPOLOGY.to_owned(), topology.to_owned())];
+    template.set_annotations(&StringMap::from(annotations));
     template.set_labels(&StringMap::from([(keys::GROUP_UNIQUE_HASH.to_owned(), unique.clone())]));
     let affinity = member_object(template.spec_mut(), "affinity");
     require_affinity(

@@ -1,4 +1,4 @@
-//! Pods that bring images and files to a node before others need them.
+//! Pods that bring images and files to a node in advance.
 
 use rbg_api::v1alpha2::{RoleBasedGroupWarmup, WarmupActions};
 use rbg_api::{conversion, keys};
@@ -9,19 +9,19 @@ use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
 use crate::names::{truncate_with_hash, truncate_with_hash_to};
 use crate::{RenderError, names};
 
-/// How names of containers begin that are only there for their image.
+/// Prefix of the names of containers that only pull an image.
 pub const PRELOAD: &str = "image-preload-";
-/// Digits that tell the pods of an owner apart.
+/// Number of hash digits in the name of a pod.
 const NAME_HASH_DIGITS: usize = 10;
 
-/// The node as pods' labels name it: names of nodes may be longer than labels.
+/// Label value for a node: names of nodes may be longer than label values.
 #[must_use]
 pub fn node_label(node: &str) -> String {
     truncate_with_hash(node)
 }
 
-/// A pod of a warmup for a node, which `hostname` binds it to. Its name follows from the node and from `after`, the UID of
-/// the pod that failed there last, so that an attempt is not made twice.
+/// Renders a warmup's pod for a node; `hostname` is the node's hostname label. Its name is derived from the node and from
+/// `after`, the UID of the pod that failed there last, so that no attempt is made twice.
 ///
 /// # Errors
 /// [`RenderError::NoMetadata`].
@@ -49,7 +49,7 @@ pub fn pod(
     owner.pod(node, ("-", after), spec)
 }
 
-/// Whose pod it is that brings something to a node.
+/// The owner of a pod that prepares a node.
 pub(crate) struct NodePodOwner<'a> {
     pub(crate) kind: &'static str,
     pub(crate) name: Option<&'a str>,
@@ -58,19 +58,19 @@ pub(crate) struct NodePodOwner<'a> {
 }
 
 impl NodePodOwner<'_> {
-    /// Such a pod. Its name has the infix, and digits that follow from the owner, the node and what else tells it from others.
+    /// Renders the pod. Its name contains the infix, and digits of a hash of the owner, the node and `what`.
     pub(crate) fn pod(
         self,
         node: &str,
-        (infix, what): (&str, &str),
+        (infix, discriminator): (&str, &str),
         spec: Value,
     ) -> Result<Manifest, RenderError> {
         let own_name = self.name.ok_or(RenderError::NoMetadata("name"))?;
         let namespace = self.namespace.ok_or(RenderError::NoMetadata("namespace"))?;
         let uid = self.uid.ok_or(RenderError::NoMetadata("uid"))?;
-        let digits = sha1_hex(&format!("{uid}/{node}/{what}"));
-        let front = truncate_with_hash_to(own_name, names::MAX_NAME - infix.len() - NAME_HASH_DIGITS);
-        let name = format!("{front}{infix}{}", digits.get(..NAME_HASH_DIGITS).unwrap_or_default());
+        let digits = sha1_hex(&format!("{uid}/{node}/{discriminator}"));
+        let prefix = truncate_with_hash_to(own_name, names::MAX_NAME - infix.len() - NAME_HASH_DIGITS);
+        let name = format!("{prefix}{infix}{}", digits.get(..NAME_HASH_DIGITS).unwrap_or_default());
         let labels = StringMap::from([
             (keys::WARMUP_NAME.to_owned(), truncate_with_hash(own_name)),
             (keys::WARMUP_UID.to_owned(), uid.to_owned()),
@@ -94,16 +94,18 @@ impl NodePodOwner<'_> {
     }
 }
 
-/// The name of a volume that the actions define differently: the first of them counts.
+/// Name of a volume that the actions define differently; the first definition is used.
 #[must_use]
 pub fn conflict(actions: &[WarmupActions]) -> Option<String> {
     volumes(actions).1
 }
 
-/// Each image and each container once, whatever containers are called.
+/// Each image and each container once, regardless of the containers' names.
 fn containers(actions: &[WarmupActions]) -> Vec<Value> {
     let mut images: Vec<&String> = Vec::new();
-    for image in actions.iter().filter_map(|one| one.image_preload.as_ref()).flat_map(|one| &one.images) {
+    for image in
+        actions.iter().filter_map(|action| action.image_preload.as_ref()).flat_map(|action| &action.images)
+    {
         if !images.contains(&image) {
             images.push(image);
         }
@@ -114,7 +116,7 @@ fn containers(actions: &[WarmupActions]) -> Vec<Value> {
     };
     let mut all: Vec<Value> = images.iter().enumerate().map(preload).collect();
     let mut custom: Vec<Value> = Vec::new();
-    for container in customized(actions).flat_map(|one| &one.containers) {
+    for container in customized(actions).flat_map(|action| &action.containers) {
         let mut container = container.clone();
         container["name"] = Value::Null;
         if !custom.contains(&container) {
@@ -130,8 +132,10 @@ fn containers(actions: &[WarmupActions]) -> Vec<Value> {
 
 fn pull_secrets(actions: &[WarmupActions]) -> Vec<Value> {
     let mut secrets = Vec::new();
-    for secret in
-        actions.iter().filter_map(|one| one.image_preload.as_ref()).flat_map(|one| &one.pull_secrets)
+    for secret in actions
+        .iter()
+        .filter_map(|action| action.image_preload.as_ref())
+        .flat_map(|action| &action.pull_secrets)
     {
         let secret = json!({ "name": secret.name });
         if !secrets.contains(&secret) {
@@ -141,10 +145,10 @@ fn pull_secrets(actions: &[WarmupActions]) -> Vec<Value> {
     secrets
 }
 
-/// Volumes by name, and one of which there are two meanings.
+/// Volumes by name, and the name of one with conflicting definitions.
 fn volumes(actions: &[WarmupActions]) -> (Vec<Value>, Option<String>) {
     let (mut volumes, mut conflict): (Vec<Value>, _) = (Vec::new(), None);
-    for volume in customized(actions).flat_map(|one| &one.volumes) {
+    for volume in customized(actions).flat_map(|action| &action.volumes) {
         match volumes.iter().find(|other| other["name"] == volume["name"]) {
             Some(other) if other != volume => conflict = volume["name"].as_str().map(str::to_owned),
             Some(_) => {}
@@ -155,7 +159,7 @@ fn volumes(actions: &[WarmupActions]) -> (Vec<Value>, Option<String>) {
 }
 
 fn customized(actions: &[WarmupActions]) -> impl Iterator<Item = &rbg_api::v1alpha2::CustomizedAction> {
-    actions.iter().filter_map(|one| one.customized_action.as_ref())
+    actions.iter().filter_map(|action| action.customized_action.as_ref())
 }
 
 #[cfg(test)]
@@ -175,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn what_roles_on_one_node_need_is_one_pod() {
+    fn actions_of_several_roles_on_a_node_share_one_pod() {
         let actions = actions(json!([
             { "imagePreload": { "images": ["a", "b"], "pullSecrets": [{ "name": "s" }] },
               "customizedAction": { "containers": [{ "name": "x", "image": "c" }],
@@ -191,7 +195,7 @@ mod tests {
         let named = |list: &str| -> Vec<(String, String)> {
             let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
             let list = spec[list].as_array().unwrap();
-            list.iter().map(|one| (text(&one["name"]), text(&one["image"]))).collect()
+            list.iter().map(|action| (text(&action["name"]), text(&action["image"]))).collect()
         };
         let expected =
             [("image-preload-0", "a"), ("image-preload-1", "b"), ("custom-2", "c"), ("custom-3", "d")];
@@ -206,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn each_node_and_each_attempt_has_a_pod_of_its_own() {
+    fn pod_names_differ_by_node_and_attempt() {
         let name =
             |node: &str, after: &str| pod(&warmup(), (node, node), after, &[]).unwrap().name().to_owned();
         assert_eq!(name("a", ""), name("a", ""));

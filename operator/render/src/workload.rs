@@ -1,4 +1,4 @@
-//! What runs a role's instances.
+//! Kinds of workloads that run a role's instances.
 
 use rbg_api::keys;
 use rbg_api::v1alpha2::RoleSpec;
@@ -6,41 +6,42 @@ use rbg_api::v1alpha2::RoleSpec;
 use crate::RenderError;
 use crate::manifest::StringMap;
 
-/// What runs a role's instances.
+/// Kind of workload that runs a role's instances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WorkloadKind {
-    /// Ours; what a role gets that asks for nothing.
+    /// `workloads.x-k8s.io/v1alpha2`, the default of roles.
     RoleInstanceSet,
-    /// `apps/v1`.
+    /// `apps/v1` StatefulSet, of single pods.
     StatefulSet,
-    /// `apps/v1`.
+    /// `apps/v1` Deployment, of single pods.
     Deployment,
-    /// `leaderworkerset.x-k8s.io/v1`.
+    /// `leaderworkerset.x-k8s.io/v1`, if the cluster serves it.
     LeaderWorkerSet,
 }
 
 impl WorkloadKind {
-    /// What a role asks for by annotation. InstanceSet of v1alpha1 is what RoleInstanceSet is now.
+    /// The kind that a role requests by annotation. InstanceSet of v1alpha1 is RoleInstanceSet now.
     ///
     /// # Errors
     /// [`RenderError::UnknownWorkload`].
     pub fn from_role(role: &RoleSpec) -> Result<Self, RenderError> {
-        let Some(asked) = role.annotations.get(keys::ROLE_WORKLOAD_TYPE).filter(|asked| !asked.is_empty())
+        let Some(requested) =
+            role.annotations.get(keys::ROLE_WORKLOAD_TYPE).filter(|requested| !requested.is_empty())
         else {
             return Ok(Self::RoleInstanceSet);
         };
-        let (api_version, kind) = asked.rsplit_once('/').unwrap_or(("", asked));
+        let (api_version, kind) = requested.rsplit_once('/').unwrap_or(("", requested));
         match (api_version, kind) {
             ("workloads.x-k8s.io/v1alpha2", "RoleInstanceSet")
             | ("workloads.x-k8s.io/v1alpha1", "InstanceSet") => Ok(Self::RoleInstanceSet),
             ("apps/v1", "StatefulSet") => Ok(Self::StatefulSet),
             ("apps/v1", "Deployment") => Ok(Self::Deployment),
             ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet") => Ok(Self::LeaderWorkerSet),
-            _ => Err(RenderError::UnknownWorkload { role: role.name.clone(), kind: asked.clone() }),
+            _ => Err(RenderError::UnknownWorkload { role: role.name.clone(), kind: requested.clone() }),
         }
     }
 
-    /// `group/version` of its objects.
+    /// API version of its objects.
     #[must_use]
     pub fn api_version(self) -> &'static str {
         match self {
@@ -50,7 +51,6 @@ impl WorkloadKind {
         }
     }
 
-    /// Kind of its objects.
     #[must_use]
     pub fn kind(self) -> &'static str {
         match self {
@@ -62,16 +62,16 @@ impl WorkloadKind {
     }
 }
 
-/// What stays as it is of a workload that exists.
+/// Fields of an existing workload that must not change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PreservedFields {
-    /// Its selector, which cannot be changed. Only StatefulSets and Deployments.
+    /// Its selector, which is immutable. Only for StatefulSets and Deployments.
     pub selector: Option<StringMap>,
-    /// Whether its template has the labels and environment names of v1alpha1. Adding them would restart pods that do well
-    /// without. Only StatefulSets, Deployments and LeaderWorkerSets: our own pods get them when they are made.
+    /// Whether its template has the labels and environment names of v1alpha1. Adding them would restart pods. Only for
+    /// StatefulSets, Deployments and LeaderWorkerSets: our own pods get them at creation.
     pub legacy: Option<bool>,
-    /// The annotation about nearness that it has, empty without one, if its role has not changed since. Its template was made
-    /// with it, and another one would restart all pods. Only StatefulSets, Deployments and LeaderWorkerSets: our own pods are
-    /// told when they are made.
+    /// Its topology annotation, empty if it has none, as long as its role has not changed. Its template was created with it,
+    /// and another value would restart all pods. Only for StatefulSets, Deployments and LeaderWorkerSets: our own pods get the
+    /// topology at creation.
     pub topology: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! The spec of a role's workload, for each kind of workload.
+//! Specs of workloads, for each kind of workload.
 
 use rbg_api::v1alpha2::{RestartPolicy, RestartPolicyConfig, RollingUpdate};
 use rbg_api::{IntOrPercent, RoundingMode, keys};
@@ -26,22 +26,22 @@ impl RoleRenderer<'_> {
         let rolling = self.rolling_update();
         let kind = rolling.and_then(|rolling| rolling.kind.as_deref()).filter(|kind| !kind.is_empty());
         let kind = match kind {
-            // v1alpha1's name, as upstream's conversion stored it.
+            // Name in v1alpha1, as upstream's conversion stored it.
             Some("Recreate") => "RecreatePod",
             Some(kind) => kind,
             None => "InPlaceIfPossible",
         };
-        let of_role = |value: fn(&RollingUpdate) -> &Option<IntOrPercent>| {
+        let role_bound = |value: fn(&RollingUpdate) -> &Option<IntOrPercent>| {
             rolling.and_then(|rolling| value(rolling).clone())
         };
         let unavailable =
-            target.max_unavailable.clone().or_else(|| of_role(|rolling| &rolling.max_unavailable));
+            target.max_unavailable.clone().or_else(|| role_bound(|rolling| &rolling.max_unavailable));
         let unavailable = unavailable.unwrap_or(IntOrPercent::Int(1));
-        let surge = of_role(|rolling| &rolling.max_surge).unwrap_or(IntOrPercent::Int(0));
+        let surge = role_bound(|rolling| &rolling.max_surge).unwrap_or(IntOrPercent::Int(0));
         if is_zero_bound(&unavailable) && is_zero_bound(&surge) {
             return Err(RenderError::NoProgress(self.spec.name.clone()));
         }
-        let partition = target.partition.clone().or_else(|| of_role(|rolling| &rolling.partition));
+        let partition = target.partition.clone().or_else(|| role_bound(|rolling| &rolling.partition));
         Ok(json!({
             "type": kind,
             "paused": rolling.is_some_and(|rolling| rolling.paused),
@@ -83,19 +83,19 @@ impl RoleRenderer<'_> {
                 };
                 let leader = templates.leader(pattern, &labels("leader"))?;
                 let worker = templates.worker(pattern, &labels("worker"))?;
-                let of_worker = (!self.serves_leaders_only()).then_some(service);
+                let worker_service = (!self.serves_leaders_only()).then_some(service);
                 json!([
                     { "name": "leader", "size": 1, "serviceName": service, "template": leader },
-                    { "name": "worker", "size": size - 1, "serviceName": of_worker, "template": worker },
+                    { "name": "worker", "size": size - 1, "serviceName": worker_service, "template": worker },
                 ])
             }
             RolePattern::Custom(pattern) => {
                 let components = pattern.components.iter().map(|component| {
-                    let own = component.service_name.as_ref().filter(|name| !name.is_empty());
+                    let service_name = component.service_name.as_ref().filter(|name| !name.is_empty());
                     Ok(json!({
                         "name": component.name,
                         "size": component.size(),
-                        "serviceName": own.unwrap_or(service),
+                        "serviceName": service_name.unwrap_or(service),
                         "labels": (!component.labels.is_empty()).then_some(&component.labels),
                         "annotations": (!component.annotations.is_empty()).then_some(&component.annotations),
                         "template": templates.component(component)?,
@@ -110,10 +110,10 @@ impl RoleRenderer<'_> {
     pub(crate) fn stateful_set(
         &self,
         target: &RoleTarget,
-        kept: &PreservedFields,
+        preserved: &PreservedFields,
     ) -> Result<Value, RenderError> {
-        let selector = kept.selector.clone().unwrap_or_else(|| self.selector());
-        let template = PodTemplates::new(self, selector.clone()).external_pod(kept)?;
+        let selector = preserved.selector.clone().unwrap_or_else(|| self.selector());
+        let template = PodTemplates::new(self, selector.clone()).external_pod(preserved)?;
         Ok(json!({
             "serviceName": self.names.service,
             "replicas": target.replicas,
@@ -131,10 +131,10 @@ impl RoleRenderer<'_> {
     pub(crate) fn deployment(
         &self,
         target: &RoleTarget,
-        kept: &PreservedFields,
+        preserved: &PreservedFields,
     ) -> Result<Value, RenderError> {
-        let selector = kept.selector.clone().unwrap_or_else(|| self.selector());
-        let template = PodTemplates::new(self, selector.clone()).external_pod(kept)?;
+        let selector = preserved.selector.clone().unwrap_or_else(|| self.selector());
+        let template = PodTemplates::new(self, selector.clone()).external_pod(preserved)?;
         let rolling = self.rolling_update();
         let strategy = rolling.map(|rolling| {
             let bounds = json!({
@@ -155,15 +155,15 @@ impl RoleRenderer<'_> {
     pub(crate) fn leader_worker_set(
         &self,
         target: &RoleTarget,
-        kept: &PreservedFields,
+        preserved: &PreservedFields,
     ) -> Result<Value, RenderError> {
         let templates = PodTemplates::new(self, self.selector());
         let (size, leader, worker) = match self.pattern {
             RolePattern::LeaderWorker(pattern) => {
-                let leader = templates.external_leader(pattern, kept)?;
-                (pattern.size.unwrap_or(1), Some(leader), templates.external_worker(pattern, kept)?)
+                let leader = templates.external_leader(pattern, preserved)?;
+                (pattern.size.unwrap_or(1), Some(leader), templates.external_worker(pattern, preserved)?)
             }
-            _ => (1, None, templates.external_pod(kept)?),
+            _ => (1, None, templates.external_pod(preserved)?),
         };
         let policy = self.restart_policy().kind;
         let policy = match policy.as_deref().and_then(RestartPolicy::parse) {
@@ -196,13 +196,13 @@ impl RoleRenderer<'_> {
         }))
     }
 
-    /// Seconds, or nothing: the API server leaves out 0 where it is the default.
+    /// `None` for 0: the API server omits the default.
     fn min_ready_seconds(&self) -> Option<i32> {
         Some(self.spec.min_ready_seconds).filter(|seconds| *seconds != 0)
     }
 }
 
-/// A number of instances, for kinds that take no percentage.
+/// Resolves a bound to a number, for kinds that accept no percentage.
 fn resolve_count(bound: Option<&IntOrPercent>, replicas: i32) -> Option<i32> {
     bound.and_then(|bound| bound.of(replicas, RoundingMode::Up))
 }

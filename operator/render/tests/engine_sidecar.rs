@@ -1,4 +1,4 @@
-//! The profile of `operator/manifests/engine-sidecar.yaml`, as it is rendered into a role's pods.
+//! The profile in `operator/manifests/engine-sidecar.yaml`, rendered into a role's pods.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use moongate_render::{GangScheduler, GroupRenderer, PreservedFields, RoleTarget, RuntimeProfiles};
@@ -12,7 +12,7 @@ fn named<'a>(list: &'a Value, name: &str) -> Option<(usize, &'a Value)> {
 }
 
 #[test]
-fn the_sidecar_stands_beside_the_engine_and_knows_pod_and_group() {
+fn the_sidecar_is_added_with_pod_and_group_names() {
     let profile: ClusterEngineRuntimeProfile = serde_saphyr::from_str(MANIFEST).unwrap();
     let name = profile.metadata.name.unwrap();
     let object: RoleBasedGroup = serde_json::from_value(json!({
@@ -42,16 +42,16 @@ fn the_sidecar_stands_beside_the_engine_and_knows_pod_and_group() {
     assert_eq!(
         named(env, "MOONGATE_SIDECAR_GATEWAY_ROLE").unwrap().1["value"],
         "gateway",
-        "the role's word is last"
+        "the role's variables come last"
     );
     let (id, _) = named(env, "MOONGATE_SIDECAR_ID").unwrap();
     for used in ["POD_NAMESPACE", "POD_NAME", "POD_UID"] {
-        assert!(named(env, used).unwrap().0 < id, "{used} is only known to what stands behind it");
+        assert!(named(env, used).unwrap().0 < id, "{used} must be defined before it is referenced");
     }
     assert!(named(env, "RBG_ROLE_NAME").is_some());
     for mount in sidecar["volumeMounts"].as_array().unwrap() {
         assert!(named(&spec["volumes"], mount["name"].as_str().unwrap()).is_some(), "{mount}");
     }
     let (_, file) = named(&sidecar["volumeMounts"], "rbg-cluster-config").unwrap();
-    assert_eq!(file["mountPath"], "/etc/rbg", "gateways are found by the group's file");
+    assert_eq!(file["mountPath"], "/etc/rbg", "the sidecar finds gateways through the group's file");
 }

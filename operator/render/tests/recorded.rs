@@ -1,5 +1,5 @@
-//! What we render, beside what upstream's controller made of the same groups on a real control plane. Differences are those
-//! that the crate's documentation lists.
+//! Compares rendered objects with those that upstream's controller created for the same groups on a real control plane. The
+//! crate's documentation lists the differences.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ fn recorded(group: &str, kind: &str) -> Vec<Value> {
     }
 }
 
-fn the_group(group: &str) -> RoleBasedGroup {
+fn read_group(group: &str) -> RoleBasedGroup {
     serde_json::from_value(recorded(group, "rolebasedgroups").remove(0)).unwrap()
 }
 
@@ -36,7 +36,7 @@ fn named<'a>(objects: &'a [Value], name: &str) -> &'a Value {
 }
 
 fn with_roles(group: &str, mut check: impl FnMut(&RoleRenderer<'_>)) {
-    let (object, profiles) = (the_group(group), RuntimeProfiles::new());
+    let (object, profiles) = (read_group(group), RuntimeProfiles::new());
     let group = GroupRenderer::new(&object, &profiles, GangScheduler::default()).unwrap();
     for role in &object.spec.roles {
         check(&group.role(role).unwrap());
@@ -47,7 +47,7 @@ fn target(role: &RoleRenderer<'_>) -> RoleTarget {
     RoleTarget { replicas: role.replicas(), partition: None, max_unavailable: None }
 }
 
-/// Hashes are our own where nothing depends on their being upstream's.
+/// Removes our own hashes, which need not equal upstream's.
 fn without_role_revision(mut manifest: Manifest) -> Manifest {
     let labels = manifest.0["metadata"]["labels"].as_object_mut().unwrap();
     labels.retain(|key, _| !key.starts_with(keys::ROLE_REVISION_PREFIX));
@@ -56,16 +56,16 @@ fn without_role_revision(mut manifest: Manifest) -> Manifest {
 
 #[track_caller]
 fn assert_in(manifest: &Manifest, live: &Value) {
-    let ours = Value::Object(manifest.0.clone());
+    let rendered = Value::Object(manifest.0.clone());
     assert!(
         manifest.is_subset_of(live),
         "rendered:\n{}\nrecorded:\n{}",
-        serde_saphyr::to_string(&ours).unwrap(),
+        serde_saphyr::to_string(&rendered).unwrap(),
         serde_saphyr::to_string(live).unwrap()
     );
 }
 
-/// Recorded objects of core kinds come from lists, which leave the kind out.
+/// Adds the kind to recorded objects of core kinds, whose lists omit it.
 fn typed(live: &Value, manifest: &Manifest) -> Value {
     let mut live = live.clone();
     for member in ["apiVersion", "kind"] {
@@ -75,7 +75,7 @@ fn typed(live: &Value, manifest: &Manifest) -> Value {
 }
 
 #[test]
-fn role_instance_sets_have_upstreams_spec_to_the_letter() {
+fn role_instance_sets_have_exactly_upstreams_spec() {
     let mut compared = 0;
     for group in &GROUPS[1..] {
         let live = recorded(group, "roleinstancesets");
@@ -91,7 +91,7 @@ fn role_instance_sets_have_upstreams_spec_to_the_letter() {
 }
 
 #[test]
-fn an_instance_set_role_of_v1alpha1_is_stateless_as_it_asks() {
+fn v1alpha1_instance_set_roles_are_stateless() {
     with_roles("v1alpha1-ris", |role| {
         if role.kind() == moongate_render::WorkloadKind::RoleInstanceSet {
             let manifest = role.workload(&target(role), &PreservedFields::default()).unwrap();
@@ -100,7 +100,7 @@ fn an_instance_set_role_of_v1alpha1_is_stateless_as_it_asks() {
             assert_eq!(
                 live["metadata"]["annotations"][keys::ROLE_INSTANCE_PATTERN],
                 "Stateful",
-                "upstream does not"
+                "upstream ignores it"
             );
             assert_eq!(manifest.0["metadata"]["annotations"][keys::ROLE_INSTANCE_PATTERN], "Stateless");
             assert!(!role.is_ordered());
@@ -109,13 +109,13 @@ fn an_instance_set_role_of_v1alpha1_is_stateless_as_it_asks() {
 }
 
 #[test]
-fn stateful_sets_are_found_as_they_would_be_written() {
+fn stateful_sets_match_their_manifests() {
     let live = recorded("v1alpha1-ris", "statefulsets");
     let mut compared = 0;
     with_roles("v1alpha1-ris", |role| {
         if role.kind() == moongate_render::WorkloadKind::StatefulSet {
-            let kept = PreservedFields { legacy: Some(false), ..PreservedFields::default() };
-            let manifest = role.workload(&target(role), &kept).unwrap();
+            let preserved = PreservedFields { legacy: Some(false), ..PreservedFields::default() };
+            let manifest = role.workload(&target(role), &preserved).unwrap();
             let live = typed(named(&live, manifest.name()), &manifest);
             assert_in(&without_role_revision(manifest), &live);
             compared += 1;
@@ -125,7 +125,7 @@ fn stateful_sets_are_found_as_they_would_be_written() {
 }
 
 #[test]
-fn services_are_found_as_they_would_be_written() {
+fn services_match_their_manifests() {
     for group in GROUPS {
         let live = recorded(group, "services");
         with_roles(group, |role| {
@@ -140,9 +140,9 @@ fn services_are_found_as_they_would_be_written() {
 }
 
 #[test]
-fn the_discovery_file_is_upstreams_but_for_what_is_wrong_in_it() {
+fn discovery_file_is_upstreams_without_its_defects() {
     let text = |group: &str| {
-        let (object, profiles) = (the_group(group), RuntimeProfiles::new());
+        let (object, profiles) = (read_group(group), RuntimeProfiles::new());
         let group = GroupRenderer::new(&object, &profiles, GangScheduler::default()).unwrap();
         let manifest = group.config_map(&BTreeMap::new(), &BTreeMap::new()).unwrap().unwrap();
         manifest.0["data"]["config.yaml"].as_str().unwrap().to_owned()
@@ -152,7 +152,7 @@ fn the_discovery_file_is_upstreams_but_for_what_is_wrong_in_it() {
     assert_eq!(
         text("v1alpha2-pd-mooncake"),
         live("v1alpha2-pd-mooncake").replace("\n  size: 5\n", "\n  size: 7\n"),
-        "pods, not roles"
+        "counts pods, not roles"
     );
     assert_eq!(
         text("v1alpha2-stateless-lw"),
@@ -160,12 +160,12 @@ fn the_discovery_file_is_upstreams_but_for_what_is_wrong_in_it() {
             .replace("\n  size: 1\n", "\n  size: 7\n")
             .replace("sl-lw-0.", "sl-lw-0-0.")
             .replace("sl-lw-1.", "sl-lw-1-0."),
-        "the leaders' names"
+        "names of leader pods"
     );
 }
 
 #[test]
-fn instances_differ_in_their_ordinals_only() {
+fn instances_differ_only_in_their_ordinals() {
     for group in &GROUPS[1..] {
         for live_set in recorded(group, "roleinstancesets") {
             let set: RoleInstanceSet = serde_json::from_value(live_set).unwrap();
@@ -206,7 +206,7 @@ fn instances_differ_in_their_ordinals_only() {
 }
 
 #[test]
-fn pods_are_found_as_they_would_be_made() {
+fn pods_match_their_manifests() {
     let mut compared = 0;
     for group in &GROUPS[1..] {
         let live = recorded(group, "pods");
@@ -219,7 +219,7 @@ fn pods_are_found_as_they_would_be_made() {
                     let manifest =
                         pod::pod(&instance, component, id, &hash, &pod::NodePlacement::default()).unwrap();
                     let mut live = typed(named(&live, manifest.name()), &manifest);
-                    // Wrong in what was recorded: all have the last ordinal.
+                    // Wrong in the recording: all pods have the last ordinal.
                     for key in [keys::ROLE_INSTANCE_INDEX, keys::POD_NAME] {
                         if let Some(right) = instance.metadata.labels.as_ref().unwrap().get(key) {
                             live["metadata"]["labels"][key] = right.clone().into();
@@ -239,7 +239,7 @@ fn revisions_have_upstreams_names() {
     for group in GROUPS {
         let revisions = recorded(group, "controllerrevisions");
         let live = |name: &str| named(&revisions, name)["data"].clone();
-        let object = the_group(group);
+        let object = read_group(group);
         let revision = SpecRevision::for_group(object.metadata.name.as_deref().unwrap(), &object.spec, 1);
         assert!(revision.is_same(&live(&revision.name)), "{}", revision.name);
         for live_set in recorded(group, "roleinstancesets") {

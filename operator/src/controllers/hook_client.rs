@@ -1,4 +1,4 @@
-//! Asks pods what plans want to know. Answers are taken in as what watches tell is.
+//! Calls upgrade hooks of pods. Responses are stored in the resource cache.
 
 use std::collections::HashSet;
 use std::error::Error;
@@ -14,22 +14,21 @@ use super::ControllerContext;
 use crate::plan::{HookCall, HookResult, UpgradeHook};
 use crate::resource_cache::ResourceKey;
 
-/// For one request.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of an answer that are read.
+/// Maximum number of bytes to read of a response.
 const MAX_BODY: usize = 64 << 10;
-/// Letters of what a pod says that are shown.
+/// Maximum number of characters of a pod's message to show.
 const MAX_TEXT: usize = 200;
 
-/// Who asks.
+/// HTTP client for upgrade hooks.
 pub(super) struct HookClient {
     http: Client,
-    /// Pods that have not answered yet.
+    /// Pods with a call in progress.
     in_flight: Mutex<HashSet<String>>,
     supervisor: Supervisor,
 }
 
-/// What is read of an answer's body.
+/// Fields of a response body.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct HookResponse {
@@ -39,51 +38,52 @@ struct HookResponse {
 }
 
 impl HookClient {
-    /// Pods are asked directly, whatever proxy the environment names.
+    /// Calls pods directly and ignores proxies in the environment.
     pub(super) fn new(supervisor: &Supervisor) -> Result<Self, reqwest::Error> {
         let http = plain_http_client().timeout(REQUEST_TIMEOUT).redirect(redirect::Policy::none());
         let http = http.pool_max_idle_per_host(0).build()?;
         Ok(Self { http, in_flight: Mutex::default(), supervisor: supervisor.clone() })
     }
 
-    /// One question. Whatever is no answer counts as not yet.
-    async fn call(&self, ask: &HookCall) -> HookResult {
-        let (method, path) = match ask.hook {
+    /// Performs one call. A failed call counts as `NotYet`.
+    async fn call(&self, call: &HookCall) -> HookResult {
+        let (method, path) = match call.hook {
             UpgradeHook::Drain => (Method::POST, "drain"),
             UpgradeHook::Settled => (Method::GET, "settled"),
         };
-        let (status, said) = match self.request(ask, method, path).await {
-            Ok(answer) => answer,
+        let (status, response) = match self.request(call, method, path).await {
+            Ok(result) => result,
             Err(error) => {
                 return HookResult::NotYet(Some(truncate(&format!(
-                    "it cannot be asked: {}",
+                    "calling its hook failed: {}",
                     root_cause(&error)
                 ))));
             }
         };
         if status == StatusCode::OK {
-            return HookResult::Done(said.warning.as_deref().map(truncate));
+            return HookResult::Done(response.warning.as_deref().map(truncate));
         }
-        if ask.hook == UpgradeHook::Settled && said.drained {
-            // It was drained for an update that was taken back before there was a restart.
-            let ended = self.request(ask, Method::DELETE, "drain").await;
-            tracing::debug!(?ended, pod = ask.pod, "a pod shall work on");
+        if call.hook == UpgradeHook::Settled && response.drained {
+            // The pod was drained for an update that was reverted before the restart.
+            let result = self.request(call, Method::DELETE, "drain").await;
+            tracing::debug!(?result, pod = call.pod, "drain cancelled");
         }
-        let unexpected = (status != StatusCode::ACCEPTED).then(|| format!("it answers {}", status.as_u16()));
-        HookResult::NotYet(said.waiting_for.or(unexpected).as_deref().map(truncate))
+        let unexpected = (status != StatusCode::ACCEPTED)
+            .then(|| format!("its hook responded with status {}", status.as_u16()));
+        HookResult::NotYet(response.waiting_for.or(unexpected).as_deref().map(truncate))
     }
 
     async fn request(
         &self,
-        ask: &HookCall,
+        call: &HookCall,
         method: Method,
         path: &str,
     ) -> Result<(StatusCode, HookResponse), reqwest::Error> {
-        let host = match ask.ip.contains(':') {
-            true => format!("[{}]", ask.ip),
-            false => ask.ip.clone(),
+        let host = match call.ip.contains(':') {
+            true => format!("[{}]", call.ip),
+            false => call.ip.clone(),
         };
-        let url = format!("http://{host}:{}/{path}", ask.port);
+        let url = format!("http://{host}:{}/{path}", call.port);
         let response = self.http.request(method, url).send().await?;
         let status = response.status();
         Ok((status, serde_json::from_slice(&body(response).await?).unwrap_or_default()))
@@ -92,9 +92,9 @@ impl HookClient {
 
 async fn body(mut response: Response) -> Result<Vec<u8>, reqwest::Error> {
     let mut body = Vec::new();
-    while let Some(piece) = response.chunk().await? {
-        let room = MAX_BODY - body.len();
-        body.extend_from_slice(piece.get(..room).unwrap_or(&piece));
+    while let Some(chunk) = response.chunk().await? {
+        let remaining = MAX_BODY - body.len();
+        body.extend_from_slice(chunk.get(..remaining).unwrap_or(&chunk));
         if body.len() == MAX_BODY {
             break;
         }
@@ -102,7 +102,7 @@ async fn body(mut response: Response) -> Result<Vec<u8>, reqwest::Error> {
     Ok(body)
 }
 
-/// What an error goes back to: the rest says only that there was a request.
+/// The innermost error: outer ones say only that a request failed.
 fn root_cause(error: &dyn Error) -> String {
     let mut cause = error;
     while let Some(deeper) = cause.source() {
@@ -115,18 +115,18 @@ fn truncate(text: &str) -> String {
     text.chars().filter(|letter| !letter.is_control()).take(MAX_TEXT).collect()
 }
 
-/// Asks without waiting. What is new is followed by another look at the object whose plan has asked.
-pub(super) fn spawn_calls(shared: &Arc<ControllerContext>, key: &ResourceKey, asks: Vec<HookCall>) {
-    for ask in asks {
-        if !shared.hook_client.in_flight.lock().insert(ask.pod.clone()) {
+/// Starts calls in the background. A changed response triggers another reconciliation of the object.
+pub(super) fn spawn_calls(shared: &Arc<ControllerContext>, key: &ResourceKey, calls: Vec<HookCall>) {
+    for call in calls {
+        if !shared.hook_client.in_flight.lock().insert(call.pod.clone()) {
             continue;
         }
         let (shared, key) = (Arc::clone(shared), key.clone());
         let supervisor = shared.hook_client.supervisor.clone();
         supervisor.spawn("operator hook", async move {
-            let answer = shared.hook_client.call(&ask).await;
-            shared.hook_client.in_flight.lock().remove(&ask.pod);
-            if shared.observed.lock().record_hook_result(ask, answer) {
+            let result = shared.hook_client.call(&call).await;
+            shared.hook_client.in_flight.lock().remove(&call.pod);
+            if shared.observed.lock().record_hook_result(call, result) {
                 shared.queue.push(key);
             }
         });
@@ -138,15 +138,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_pod_says_is_shown_on_one_line_of_bounded_length() {
+    fn hook_messages_are_one_line_of_bounded_length() {
         assert_eq!(truncate("requests\nin progress"), "requestsin progress");
         assert_eq!(truncate(&"ä".repeat(1000)).chars().count(), MAX_TEXT);
     }
 
     #[test]
-    fn members_may_be_missing_but_not_be_of_another_type() {
-        let said: HookResponse = serde_json::from_str(r#"{"waiting_for": "uploads", "more": [1]}"#).unwrap();
-        assert_eq!((said.waiting_for.as_deref(), said.drained), (Some("uploads"), false));
+    fn response_fields_are_optional_but_typed() {
+        let response: HookResponse =
+            serde_json::from_str(r#"{"waiting_for": "uploads", "more": [1]}"#).unwrap();
+        assert_eq!((response.waiting_for.as_deref(), response.drained), (Some("uploads"), false));
         assert!(serde_json::from_str::<HookResponse>(r#"{"drained": "yes"}"#).is_err());
     }
 }

@@ -1,4 +1,4 @@
-//! One of several operators works: the one that holds a Lease.
+//! Leader election: of several replicas, only the one that holds the Lease reconciles.
 
 use std::time::Duration;
 
@@ -10,18 +10,18 @@ use kube::{Api, Client, Error};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// The lead was lost.
+/// Error after this process has lost leadership.
 #[derive(Debug, thiserror::Error)]
-#[error("the lease `{0}` could not be renewed in time: somebody else may lead now, so this one stops")]
+#[error("lease `{0}` was not renewed in time: another replica may lead now, so this one stops")]
 pub struct LeadershipLost(String);
 
-/// A Lease that this process wants, or has.
+/// A Lease that this process tries to acquire, or holds.
 pub(super) struct LeaderLease {
     api: Api<Object>,
     name: String,
     identity: String,
     duration: Duration,
-    /// What it said when it last changed, and when that was by our own clock: others' clocks may be wrong.
+    /// The last change of the Lease, with the time of our monotonic clock: other clocks may be wrong.
     last_observed: Mutex<Option<(LeaseSpec, Instant)>>,
 }
 
@@ -37,7 +37,7 @@ impl LeaderLease {
         }
     }
 
-    /// Waits until it is ours.
+    /// Waits until this process holds the Lease.
     pub(super) async fn acquire(&self) {
         tracing::info!(lease = self.name, identity = self.identity, "waiting to lead");
         loop {
@@ -45,7 +45,7 @@ impl LeaderLease {
                 Ok(true) => break,
                 Ok(false) => {}
                 Err(error) => {
-                    tracing::warn!(lease = self.name, %error, "the lease cannot be read or written");
+                    tracing::warn!(lease = self.name, %error, "cannot read or write the lease");
                 }
             }
             tokio::time::sleep(self.retry_delay()).await;
@@ -53,38 +53,38 @@ impl LeaderLease {
         tracing::info!(lease = self.name, "leading");
     }
 
-    /// Renews it for as long as that works.
+    /// Renews the Lease until that fails.
     pub(super) async fn renew_until_lost(&self) -> LeadershipLost {
         let mut renewed = Instant::now();
         loop {
             tokio::time::sleep(self.retry_delay()).await;
-            // Two thirds: we stop before others may begin.
-            let left = (renewed + self.duration * 2 / 3).saturating_duration_since(Instant::now());
-            let begun = Instant::now();
-            match tokio::time::timeout(left, self.acquire_or_renew(true)).await {
-                Ok(Ok(true)) => renewed = begun,
+            // Stop after two thirds of the duration, before another replica may start.
+            let remaining = (renewed + self.duration * 2 / 3).saturating_duration_since(Instant::now());
+            let started = Instant::now();
+            match tokio::time::timeout(remaining, self.acquire_or_renew(true)).await {
+                Ok(Ok(true)) => renewed = started,
                 Ok(Ok(false)) | Err(_) => return LeadershipLost(self.name.clone()),
                 Ok(Err(error)) => {
-                    tracing::warn!(lease = self.name, %error, "the lease was not renewed; trying again");
+                    tracing::warn!(lease = self.name, %error, "lease not renewed; retrying");
                 }
             }
         }
     }
 
-    /// Lets somebody else lead at once.
+    /// Releases the Lease, so that another replica can lead at once.
     pub(super) async fn release(&self) {
         let Ok(Some(mut live)) = self.api.get_opt(&self.name).await else { return };
         let spec = live.spec.get_or_insert_default();
         if spec.holder_identity.as_deref() == Some(self.identity.as_str()) {
             spec.holder_identity = Some(String::new());
             if let Err(error) = self.api.replace(&self.name, &PostParams::default(), &live).await {
-                tracing::info!(lease = self.name, %error, "the lease was not given back and ends by itself");
+                tracing::info!(lease = self.name, %error, "lease not released; it will expire");
             }
         }
     }
 
-    /// Takes it if it is free, or renews it. Answers whether it is ours.
-    async fn acquire_or_renew(&self, held: bool) -> Result<bool, Error> {
+    /// Acquires the Lease if it is free, or renews it. Returns whether this process holds it.
+    async fn acquire_or_renew(&self, is_held: bool) -> Result<bool, Error> {
         let now = MicroTime(Timestamp::now());
         let Some(mut live) = self.api.get_opt(&self.name).await? else {
             let metadata = ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() };
@@ -96,7 +96,7 @@ impl LeaderLease {
         let transitions = spec.lease_transitions.unwrap_or(0);
         let next = if holder == self.identity {
             self.spec(transitions, spec.acquire_time.clone().unwrap_or_else(|| now.clone()), now)
-        } else if !held && (holder.is_empty() || self.has_lapsed(&spec)) {
+        } else if !is_held && (holder.is_empty() || self.has_lapsed(&spec)) {
             self.spec(transitions.saturating_add(1), now.clone(), now)
         } else {
             return Ok(false);
@@ -106,12 +106,12 @@ impl LeaderLease {
     }
 
     fn has_lapsed(&self, spec: &LeaseSpec) -> bool {
-        let mut seen = self.last_observed.lock();
-        let theirs = u64::try_from(spec.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
-        match seen.as_ref().filter(|(before, _)| before == spec) {
-            Some((_, since)) => since.elapsed() > self.duration.max(Duration::from_secs(theirs)),
+        let mut last_observed = self.last_observed.lock();
+        let holder_seconds = u64::try_from(spec.lease_duration_seconds.unwrap_or(0)).unwrap_or(0);
+        match last_observed.as_ref().filter(|(before, _)| before == spec) {
+            Some((_, since)) => since.elapsed() > self.duration.max(Duration::from_secs(holder_seconds)),
             None => {
-                *seen = Some((spec.clone(), Instant::now()));
+                *last_observed = Some((spec.clone(), Instant::now()));
                 false
             }
         }
@@ -133,9 +133,9 @@ impl LeaderLease {
     }
 }
 
-/// Whether a write took place; somebody else was quicker otherwise.
-fn is_written(answer: Result<Object, Error>) -> Result<bool, Error> {
-    match answer {
+/// Whether the write succeeded; `false` after a conflict with another replica.
+fn is_written(result: Result<Object, Error>) -> Result<bool, Error> {
+    match result {
         Ok(_) => Ok(true),
         Err(Error::Api(status)) if status.code == 409 => Ok(false),
         Err(error) => Err(error),

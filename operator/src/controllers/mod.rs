@@ -1,4 +1,4 @@
-//! Loops over observe, plan, write.
+//! Controllers: watch, plan and write.
 
 mod hook_client;
 mod leader_election;
@@ -31,28 +31,26 @@ use crate::{OperatorMetrics, ResourceKind};
 pub use leader_election::LeadershipLost;
 pub use timeouts::ApiServerTimeouts;
 
-/// How the operator runs.
+/// Settings of the operator's controllers.
 #[derive(Debug, Clone)]
 pub struct OperatorOptions {
-    /// Client configuration; `None`: the pod's service account, or the user's default.
+    /// Client configuration; `None` uses the pod's service account or the user's default.
     pub kubeconfig: Option<PathBuf>,
-    /// The only namespace to look after; `None`: all.
+    /// Watch only this namespace; `None` watches all namespaces.
     pub namespace: Option<String>,
-    /// Plans that are carried out at a time.
+    /// Number of plans to carry out concurrently.
     pub workers: usize,
-    /// Where the Lease is by which several operators settle who works: namespace and name. `None`: this one works.
+    /// Namespace and name of the Lease for leader election. `None`: no leader election.
     pub lease: Option<(String, String)>,
-    /// Time for which the Lease holds without being renewed.
+    /// Validity of the Lease without renewal.
     pub lease_duration: Duration,
-    /// Who schedules gangs.
+    /// The scheduler that handles gangs.
     pub gang_scheduler: GangScheduler,
-    /// Ports that may be chosen for pods that ask for some; `None`: none are chosen.
+    /// Range of ports to allocate for pods; `None` turns allocation off.
     pub ports: Option<Range<u16>>,
-    /// How long the API server may be silent.
+    /// Timeouts of the API server.
     pub limits: ApiServerTimeouts,
-    /// Where the operator counts.
     pub metrics: Arc<OperatorMetrics>,
-    /// Where its looks at objects are traced.
     pub traces: Tracer,
 }
 
@@ -73,21 +71,20 @@ impl Default for OperatorOptions {
     }
 }
 
-/// The operator cannot work.
+/// Error that stops the operator.
 #[derive(Debug, thiserror::Error)]
 pub enum OperatorError {
-    /// There is no cluster to talk to.
-    #[error("cannot reach Kubernetes: {0}; give --kubeconfig, or run with a service account")]
+    /// No cluster is configured or reachable.
+    #[error("cannot reach Kubernetes: {0}; set --kubeconfig, or run with a service account")]
     Client(String),
-    /// Pods cannot be asked.
-    #[error("cannot make HTTP requests: {0}")]
+    /// The HTTP client for hooks cannot be created.
+    #[error("cannot create the HTTP client for hooks: {0}")]
     Hooks(#[from] reqwest::Error),
-    /// Somebody else leads now.
     #[error(transparent)]
     Lease(#[from] LeadershipLost),
 }
 
-/// What watches and workers share.
+/// State shared by watches and workers.
 struct ControllerContext {
     client: Client,
     namespace: Option<String>,
@@ -102,14 +99,14 @@ struct ControllerContext {
     traces: Tracer,
 }
 
-/// Runs until the supervisor's token is cancelled, or the lead is lost.
+/// Runs until the supervisor's token is cancelled, or leadership is lost.
 ///
 /// # Errors
 /// [`OperatorError`].
 pub async fn run(options: OperatorOptions, supervisor: &Supervisor) -> Result<(), OperatorError> {
     let client = client(options.kubeconfig.as_deref(), options.limits, &options.metrics).await?;
     let stop = supervisor.token();
-    let lead = match &options.lease {
+    let lease_held = match &options.lease {
         Some((namespace, name)) => {
             let lease =
                 leader_election::LeaderLease::new(client.clone(), namespace, name, options.lease_duration);
@@ -122,7 +119,7 @@ pub async fn run(options: OperatorOptions, supervisor: &Supervisor) -> Result<()
     };
     let metrics = options.metrics;
     metrics.set_leading(true);
-    let (teller, telling) = EventRecorder::new(client.clone(), Arc::clone(&metrics));
+    let (event_recorder, event_writer) = EventRecorder::new(client.clone(), Arc::clone(&metrics));
     let shared = Arc::new(ControllerContext {
         writer: ResourceWriter::new(client.clone()),
         client,
@@ -131,15 +128,15 @@ pub async fn run(options: OperatorOptions, supervisor: &Supervisor) -> Result<()
         queue: queue::ReconcileQueue::default(),
         listed: tokio::sync::watch::Sender::new(BTreeSet::new()),
         gang_scheduler: options.gang_scheduler,
-        event_recorder: teller,
+        event_recorder,
         hook_client: hook_client::HookClient::new(supervisor)?,
         metrics: Arc::clone(&metrics),
         traces: options.traces,
     });
     let working = stop.child_token();
-    let told = working.clone();
+    let writing = working.clone();
     supervisor.spawn_essential("operator events", async move {
-        told.run_until_cancelled(telling).await;
+        writing.run_until_cancelled(event_writer).await;
     });
     for kind in ResourceKind::ALL {
         supervisor
@@ -149,7 +146,7 @@ pub async fn run(options: OperatorOptions, supervisor: &Supervisor) -> Result<()
         supervisor
             .spawn_essential("operator worker", reconcile::run_worker(Arc::clone(&shared), working.clone()));
     }
-    let outcome = match &lead {
+    let outcome = match &lease_held {
         Some(lease) => tokio::select! {
             () = stop.cancelled() => Ok(()),
             lost = lease.renew_until_lost() => Err(lost.into()),
@@ -161,18 +158,19 @@ pub async fn run(options: OperatorOptions, supervisor: &Supervisor) -> Result<()
     };
     working.cancel();
     metrics.set_leading(false);
-    if let Some(lease) = lead.filter(|_| outcome.is_ok()) {
+    if let Some(lease) = lease_held.filter(|_| outcome.is_ok()) {
         lease.release().await;
     }
     outcome
 }
 
-/// What an error of kube says. It quotes a path that is in quotes already.
+/// Text of a kube error, without the doubled quotes around a path.
 pub(crate) fn error_text(error: &dyn std::fmt::Display) -> String {
     error.to_string().replace("'\"", "'").replace("\"'", "'")
 }
 
-/// A client of the cluster that this file names, or that the process runs in. Its requests are counted, and none waits for ever.
+/// A client for the cluster of this kubeconfig, or of the process's environment. Its requests are counted, and have
+/// timeouts.
 ///
 /// # Errors
 /// [`OperatorError::Client`].

@@ -1,4 +1,4 @@
-//! Objects whose plan is due: each at most once at a time, and later ones at their time.
+//! Queue of objects to reconcile: each at most once at a time, immediately or at a scheduled time.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::resource_cache::ResourceKey;
 const MIN_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
-/// A queue of keys. It holds each key once, so it is no longer than there are objects.
+/// Queue of keys. Each key is in it at most once, so its length is bounded by the number of objects.
 #[derive(Debug, Default)]
 pub(super) struct ReconcileQueue {
     inner: Mutex<ReconcileQueueState>,
@@ -25,13 +25,13 @@ struct ReconcileQueueState {
     queued: HashSet<ResourceKey>,
     running: HashSet<ResourceKey>,
     scheduled: BTreeSet<(Instant, ResourceKey)>,
-    /// When each of them is due.
+    /// Due time of each scheduled key.
     due_at: HashMap<ResourceKey, Instant>,
     failures: HashMap<ResourceKey, u32>,
 }
 
 impl ReconcileQueue {
-    /// Asks for a plan soon.
+    /// Queues a key for reconciliation as soon as possible.
     pub(super) fn push(&self, key: ResourceKey) {
         let mut inner = self.inner.lock();
         if inner.queued.insert(key.clone()) && !inner.running.contains(&key) {
@@ -41,18 +41,18 @@ impl ReconcileQueue {
         }
     }
 
-    /// Keys that could be worked on now.
+    /// Number of keys that are due.
     pub(super) fn ready_count(&self) -> usize {
         self.inner.lock().ready.len()
     }
 
-    /// Asks for a plan at a time, and no longer at the one that was asked for before: the latest plan knows best.
+    /// Schedules a key, replacing its previous time: the latest plan decides.
     pub(super) fn push_at(&self, at: Instant, key: ResourceKey) {
         self.inner.lock().schedule(at, key);
         self.changed.notify_one();
     }
 
-    /// The next key. Nobody else gets it before [`Self::done`].
+    /// The next key. No other worker gets it before [`Self::done`].
     pub(super) async fn next(&self) -> ResourceKey {
         loop {
             let changed = self.changed.notified();
@@ -79,7 +79,7 @@ impl ReconcileQueue {
         }
     }
 
-    /// The plan for the key was carried out, or failed: then it is tried again, ever more patiently.
+    /// Completes a key. A failed one is retried with exponential back-off.
     pub(super) fn done(&self, key: &ResourceKey, success: bool) {
         let mut inner = self.inner.lock();
         inner.running.remove(key);
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobody_works_twice_on_one_key_at_a_time() {
+    async fn each_key_is_processed_by_one_worker_at_a_time() {
         let queue = ReconcileQueue::default();
         queue.push(key("a"));
         queue.push(key("a"));
@@ -142,13 +142,13 @@ mod tests {
         assert_eq!(queue.next().await, key("b"));
         assert!(queue.inner.lock().ready.is_empty());
         queue.done(&key("a"), true);
-        assert_eq!(queue.next().await, key("a"), "it was asked for meanwhile");
+        assert_eq!(queue.next().await, key("a"), "it was queued meanwhile");
         queue.done(&key("a"), false);
-        assert_eq!(queue.next().await, key("a"), "it is tried again");
+        assert_eq!(queue.next().await, key("a"), "it is retried");
     }
 
     #[test]
-    fn a_key_waits_for_one_time_only() {
+    fn each_key_has_one_scheduled_time() {
         let queue = ReconcileQueue::default();
         let now = Instant::now();
         let after = |seconds: u64| now + Duration::from_secs(seconds);
@@ -162,7 +162,7 @@ mod tests {
         queue.inner.lock().promote_due(after(200));
         assert_eq!(waiting(&queue), [(after(250), key("b"))]);
         assert_eq!(queue.ready_count(), 1);
-        // What failed is tried again, before or when it was to be looked at anyway.
+        // A failed key is retried no later than its scheduled time.
         queue.done(&key("b"), false);
         let retried = waiting(&queue);
         assert!(retried.len() == 1 && retried[0].0 < after(250), "{retried:?}");

@@ -1,4 +1,4 @@
-//! One look at one object: read, plan, write.
+//! Reconciliation of one object: read, plan, write.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use crate::resource_cache::{ObservedResource, ResourceKey};
 use crate::resource_writer::WriteOutcome;
 use crate::spans::ReconcileSpan;
 
-/// Takes keys from the queue until stopped. A write in progress is ended first.
+/// Takes keys from the queue until stopped. A write in progress is finished first.
 pub(super) async fn run_worker(shared: Arc<ControllerContext>, stop: CancellationToken) {
     let mut listed = shared.listed.subscribe();
     tokio::select! {
@@ -31,14 +31,14 @@ pub(super) async fn run_worker(shared: Arc<ControllerContext>, stop: Cancellatio
             key = shared.queue.next() => key,
         };
         shared.metrics.set_queued(shared.queue.ready_count());
-        let begun = Instant::now();
-        // What is gone by now is not looked at.
+        let started = Instant::now();
+        // Deleted objects are skipped.
         let live = shared.observed.lock().get(&key);
         let mut is_done = true;
         if let Some(live) = live {
-            let ended = reconcile(&shared, &live, &stop).await;
-            shared.metrics.observe_reconcile(key.kind, ended, begun.elapsed());
-            is_done = ended == ReconcileOutcome::Done;
+            let outcome = reconcile(&shared, &live, &stop).await;
+            shared.metrics.observe_reconcile(key.kind, outcome, started.elapsed());
+            is_done = outcome == ReconcileOutcome::Done;
         }
         shared.queue.done(&key, is_done);
     }
@@ -50,15 +50,15 @@ async fn reconcile(
     stop: &CancellationToken,
 ) -> ReconcileOutcome {
     let key = &live.key;
-    let begun = Instant::now();
+    let started = Instant::now();
     let plan = plan::plan_for(&shared.observed, key, shared.gang_scheduler, Timestamp::now());
-    shared.metrics.observe_plan(key.kind, begun.elapsed());
+    shared.metrics.observe_plan(key.kind, started.elapsed());
     let plan = match plan {
         Ok(plan) => plan,
         Err(error) => {
-            tracing::warn!(kind = key.kind.name(), namespace = key.namespace, name = key.name, %error, "no plan");
+            tracing::warn!(kind = key.kind.name(), namespace = key.namespace, name = key.name, %error, "invalid spec, not reconciled");
             shared.event_recorder.record(live, [EventRecord::warning("InvalidSpec", error.to_string())]);
-            ReconcileSpan::planned(&shared.traces, live, begun, 0).record_plan_error(&error);
+            ReconcileSpan::planned(&shared.traces, live, started, 0).record_plan_error(&error);
             return ReconcileOutcome::InvalidSpec;
         }
     };
@@ -70,15 +70,15 @@ async fn reconcile(
     if plan.steps.is_empty() {
         return ReconcileOutcome::Done;
     }
-    let span = ReconcileSpan::planned(&shared.traces, live, begun, plan.steps.len());
+    let span = ReconcileSpan::planned(&shared.traces, live, started, plan.steps.len());
     for step in &plan.steps {
         if stop.is_cancelled() {
             return ReconcileOutcome::Done;
         }
         tracing::debug!(kind = key.kind.name(), name = key.name, reason = step.reason, action = ?step.action, "step");
-        let writing = span.write(step);
+        let write_span = span.write(step);
         let outcome = shared.writer.write(&key.namespace, &step.action).await;
-        writing.finish(&outcome);
+        write_span.finish(&outcome);
         match outcome {
             Ok(outcome) => {
                 shared
@@ -89,7 +89,7 @@ async fn reconcile(
             Err(error) => {
                 let reason = &step.reason;
                 let trace_id = span.trace_id();
-                tracing::info!(kind = key.kind.name(), namespace = key.namespace, name = key.name, reason, %error, trace_id, "a write was refused; the plan is made anew");
+                tracing::info!(kind = key.kind.name(), namespace = key.namespace, name = key.name, reason, %error, trace_id, "write rejected; planning again");
                 shared.event_recorder.record(live, EventRecord::for_failure(step, &error));
                 span.record_write_error(&error);
                 return ReconcileOutcome::Failed;
@@ -101,7 +101,7 @@ async fn reconcile(
 }
 
 fn record_outcome(shared: &ControllerContext, outcome: WriteOutcome, namespace: &str) {
-    let concerns = {
+    let affected = {
         let mut observed = shared.observed.lock();
         match outcome {
             WriteOutcome::Present(kind, object) => observed.upsert(kind, *object),
@@ -112,7 +112,7 @@ fn record_outcome(shared: &ControllerContext, outcome: WriteOutcome, namespace: 
             WriteOutcome::NotWritten => Vec::new(),
         }
     };
-    for key in concerns {
+    for key in affected {
         shared.queue.push(key);
     }
 }

@@ -1,4 +1,4 @@
-//! No request of the operator waits for ever, also when the API server accepts it and is silent then.
+//! Timeouts for all requests, including those that the API server accepts without responding.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -17,9 +17,9 @@ use tower::{BoxError, Service};
 /// How long the API server may be silent.
 #[derive(Debug, Clone, Copy)]
 pub struct ApiServerTimeouts {
-    /// Until an answer begins, retries of an overloaded server included, and then between its parts.
+    /// Until a response starts, including retries of an overloaded server, and then between its parts.
     pub response: Duration,
-    /// Between what a watch tells. The API server sends bookmarks once a minute when there is nothing else.
+    /// Between two messages of a watch. The API server sends bookmarks once a minute if there is nothing else.
     pub watch: Duration,
 }
 
@@ -29,14 +29,14 @@ impl Default for ApiServerTimeouts {
     }
 }
 
-/// The API server was silent for too long.
+/// The API server exceeded a timeout.
 #[derive(Debug, thiserror::Error)]
 #[error("the API server was silent for {}", humantime::format_duration(*.0))]
 struct ApiServerTimeoutError(Duration);
 
 type ApiServerResponse = Response<UnsyncBoxBody<Bytes, BoxError>>;
 
-/// Keeps the limits for every request.
+/// Applies the timeouts to every request.
 #[derive(Debug, Clone)]
 pub(super) struct ResponseTimeoutService<S> {
     inner: S,
@@ -66,18 +66,19 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let ApiServerTimeouts { response: answer, watch } = self.limits;
+        let ApiServerTimeouts { response: response_timeout, watch } = self.limits;
         let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
-        let silence = if is_watch { watch } else { answer };
-        let answered = tokio::time::timeout(answer, self.inner.call(request));
+        let silence = if is_watch { watch } else { response_timeout };
+        let response = tokio::time::timeout(response_timeout, self.inner.call(request));
         Box::pin(async move {
-            let response = answered.await.map_err(|_| ApiServerTimeoutError(answer))?.map_err(Into::into)?;
+            let response =
+                response.await.map_err(|_| ApiServerTimeoutError(response_timeout))?.map_err(Into::into)?;
             Ok(response.map(|body| StreamBody::new(frames_with_timeout(body, silence)).boxed_unsync()))
         })
     }
 }
 
-/// The parts of a body, and an error if the next one does not come in time.
+/// The frames of a body; an error if the next one is late.
 fn frames_with_timeout<B>(
     body: B,
     silence: Duration,
@@ -92,7 +93,7 @@ where
         match tokio::time::timeout(silence, body.frame()).await {
             Ok(Some(part)) => Some((part.map_err(Into::into), Some(body))),
             Ok(None) => None,
-            // The connection is closed with the body.
+            // Dropping the body closes the connection.
             Err(_) => Some((Err(ApiServerTimeoutError(silence).into()), None)),
         }
     })
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_does_not_answer_is_not_waited_for() {
+    async fn requests_to_a_silent_server_time_out() {
         let silent = tower::service_fn(|_| pending::<Result<Response<Full<Bytes>>, BoxError>>());
         let error =
             ResponseTimeoutService::new(silent, LIMITS).call(request("/pods?watch=true")).await.unwrap_err();
@@ -124,22 +125,22 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_that_does_not_go_on_ends_with_an_error() {
-        let cut_short = |_| async {
+    async fn a_stalled_response_ends_with_an_error() {
+        let stalled = |_| async {
             let parts = stream::iter(["one", "two"]).map(|part| Ok::<_, BoxError>(Frame::data(part.into())));
             Ok::<_, BoxError>(Response::new(StreamBody::new(parts.chain(stream::pending()))))
         };
         for (uri, silence) in [("/pods", LIMITS.response), ("/pods?a=b&watch=true", LIMITS.watch)] {
-            let answer = ResponseTimeoutService::new(tower::service_fn(cut_short), LIMITS)
+            let response = ResponseTimeoutService::new(tower::service_fn(stalled), LIMITS)
                 .call(request(uri))
                 .await
                 .unwrap();
-            let mut parts = answer.into_body().into_data_stream();
+            let mut parts = response.into_body().into_data_stream();
             assert_eq!(parts.try_next().await.unwrap().unwrap(), "one");
             assert_eq!(parts.try_next().await.unwrap().unwrap(), "two");
-            let begun = Instant::now();
+            let started = Instant::now();
             parts.try_next().await.unwrap_err();
-            assert!(begun.elapsed() >= silence);
+            assert!(started.elapsed() >= silence);
             assert!(parts.try_next().await.unwrap().is_none());
         }
     }

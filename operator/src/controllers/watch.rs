@@ -1,4 +1,4 @@
-//! One watch per kind for all controllers.
+//! Watches: one per kind, shared by all controllers.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use super::ControllerContext;
 use crate::ResourceKind;
 use crate::resource_cache::ResourceKey;
 
-/// Between two looks at whether a kind is served by now.
+/// Interval between checks whether a kind is served by now.
 const ABSENT_RECHECK: Duration = Duration::from_secs(30);
-/// The same after an API server that did not say.
+/// Interval after an error of the API server.
 const UNKNOWN_RECHECK: Duration = Duration::from_secs(1);
 
-/// Objects of one page of a list. While a page is read, it takes ten times the memory that is kept of it.
+/// Objects per page of a list. While a page is decoded, it takes ten times the memory of its cached objects.
 const PAGE: u32 = 50;
 
-/// Follows the objects of a kind until stopped.
+/// Watches the objects of a kind until stopped.
 pub(super) async fn watch_kind(shared: Arc<ControllerContext>, kind: ResourceKind, stop: CancellationToken) {
     tokio::select! {
         () = stop.cancelled() => {}
@@ -33,7 +33,7 @@ pub(super) async fn watch_kind(shared: Arc<ControllerContext>, kind: ResourceKin
     }
 }
 
-/// Returns when the API server serves the kind. Work goes on without it.
+/// Waits until the API server serves the kind. Other kinds are processed meanwhile.
 async fn wait_until_served(shared: &ControllerContext, kind: ResourceKind) {
     let resource = kind.resource();
     loop {
@@ -52,7 +52,7 @@ async fn wait_until_served(shared: &ControllerContext, kind: ResourceKind) {
         }
         tokio::time::sleep(pause).await;
     }
-    // Groups that were refused for want of it.
+    // Groups that were invalid because the kind was not served.
     let waiting = {
         let mut observed = shared.observed.lock();
         observed.set_absent(kind, false);
@@ -76,7 +76,8 @@ async fn watch(shared: &ControllerContext, kind: ResourceKind) {
             Err(error) => {
                 shared.metrics.watch_failed(kind);
                 log_watch_error(kind, &error);
-                // Whoever may not see nodes does without them, and without profiles as long as no group names one.
+                // Without permission for nodes, the operator runs without them; without permission for profiles, only groups that use one
+                // fail.
                 if kind == ResourceKind::Node || kind.is_of_cluster() && is_refusal(&error) {
                     mark_listed(shared, kind);
                 }
@@ -98,7 +99,7 @@ fn events(shared: &ControllerContext, kind: ResourceKind) -> WatchEventStream {
         config = config.labels(selector);
     }
     match &shared.namespace {
-        // Nodes tell of their health all the time, and only their labels are looked at.
+        // Nodes are watched by metadata only: their statuses change all the time, and only labels are used.
         _ if kind == ResourceKind::Node => {
             let api = Api::<PartialObjectMeta<DynamicObject>>::all_with(client, &resource);
             watcher(api, config).map_ok(into_dynamic_event).boxed()
@@ -126,7 +127,7 @@ fn into_dynamic_event(event: Event<PartialObjectMeta<DynamicObject>>) -> Event<D
 }
 
 fn handle_event(shared: &ControllerContext, kind: ResourceKind, event: Event<DynamicObject>, era: &mut u64) {
-    let concerns = {
+    let affected = {
         let mut observed = shared.observed.lock();
         match event {
             Event::Init => {
@@ -144,8 +145,8 @@ fn handle_event(shared: &ControllerContext, kind: ResourceKind, event: Event<Dyn
             }
         }
     };
-    // Before all kinds have been listed once, what is missing may only not have been heard of.
-    for key in concerns {
+    // Workers wait until all kinds have been listed once: a missing object may only not have been observed yet.
+    for key in affected {
         shared.queue.push(key);
     }
     if kind_is_listed(shared, kind, *era) {
@@ -153,7 +154,7 @@ fn handle_event(shared: &ControllerContext, kind: ResourceKind, event: Event<Dyn
     }
 }
 
-/// All that there is of the kind is known.
+/// Marks a kind as completely listed.
 fn mark_listed(shared: &ControllerContext, kind: ResourceKind) {
     shared.listed.send_modify(|listed| {
         listed.insert(kind);
@@ -169,5 +170,5 @@ fn kind_is_listed(shared: &ControllerContext, kind: ResourceKind, era: u64) -> b
 
 fn log_watch_error(kind: ResourceKind, error: &dyn std::error::Error) {
     let kind = kind.name();
-    tracing::warn!(kind, %error, "a watch failed and is begun anew; check the API server and the operator's role");
+    tracing::warn!(kind, %error, "watch failed; restarting. Check the API server and the operator's role");
 }

@@ -1,7 +1,7 @@
-//! What the operator is about to do: its plans, carried out on objects in memory until nothing is left to do.
+//! Forecast of a rollout: the operator's plans, carried out on objects in memory until nothing is left to do.
 //!
-//! The plans are those that the operator makes, so a forecast cannot differ from what is done later, but for what it
-//! presumes of Kubernetes: that pods get nodes, that their images start, and that others' controllers do what they are told.
+//! The planner is the operator's own, so a forecast differs from the rollout only in its assumptions about Kubernetes: that
+//! pods are scheduled, that their images start, and that other controllers act on their objects.
 
 mod simulated_api_server;
 mod simulated_controllers;
@@ -26,42 +26,40 @@ use crate::ResourceKind;
 use crate::plan::{self, HookResult};
 use crate::resource_cache::{ResourceCache, ResourceKey};
 
-/// So many moves are made of no use only by something that has no end.
+/// Step limit: only an endless rollout needs more.
 const MAX_STEPS: usize = 200_000;
-/// Who waits for longer than that waits for something that does not come.
+/// Time limit: anything later is waiting for an event that does not happen.
 const HORIZON: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// What will be done, in this order.
+/// The forecast steps of a rollout, in order.
 #[derive(Debug, Clone, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RolloutForecast {
-    /// The steps that concern pods, and others' objects. Statuses and revisions are not told.
+    /// Steps that concern pods and objects of other controllers. Status and revision writes are omitted.
     pub steps: Vec<ForecastStep>,
-    /// What that means for each role.
     pub roles: Vec<RoleForecast>,
-    /// What no plan could be made for, and why.
+    /// Objects that could not be planned, with the errors.
     pub problems: Vec<String>,
 }
 
-/// What the steps mean for the pods of one role.
+/// Effect of a rollout on the pods of one role.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RoleForecast {
-    /// The role.
     pub name: String,
-    /// Pods that it has now.
+    /// Number of pods before the rollout.
     pub pods: usize,
-    /// Pods that restart in place.
+    /// Number of pods that restart in place.
     pub restarted: usize,
-    /// Pods that are made.
-    pub made: usize,
-    /// Pods that end.
-    pub ended: usize,
-    /// Most pods that are out of service at a time, of those that are ready now.
+    /// Number of pods that are created.
+    pub created: usize,
+    /// Number of pods that are deleted.
+    pub deleted: usize,
+    /// Maximum number of initially ready pods that are out of service at the same time.
     pub out_of_service: usize,
 }
 
-/// Carries plans out on `server` until nothing is left to do. The server then has what comes of it.
+/// Carries plans out on `server` until nothing is left to do. The server then holds the resulting objects.
 #[must_use]
 pub fn forecast(
     server: &mut SimulatedApiServer,
@@ -115,7 +113,7 @@ impl<'a> ForecastRun<'a> {
         run
     }
 
-    /// The operator is quick: Kubernetes moves when it has nothing to do, and time passes when both have not.
+    /// Plans take no time: Kubernetes acts when the operator is idle, and time advances when both are idle.
     fn run(&mut self) {
         for _ in 0..MAX_STEPS {
             self.steps_taken += 1;
@@ -129,10 +127,10 @@ impl<'a> ForecastRun<'a> {
                 return;
             }
         }
-        self.forecast.problems.push("it has no end: the same is done again and again".to_owned());
+        self.forecast.problems.push("the rollout does not end: it repeats the same steps".to_owned());
     }
 
-    /// Until the next plan is due. Answers whether there is one.
+    /// Advances the time to the next scheduled plan. Returns whether there is one.
     fn advance_to_next_due(&mut self) -> bool {
         let Some((key, due)) = self.scheduled.iter().min_by_key(|(_, due)| **due) else { return false };
         if *due > plan::add_duration(self.started_at, HORIZON) {
@@ -148,7 +146,7 @@ impl<'a> ForecastRun<'a> {
     fn apply_changes(&mut self, changes: Vec<ResourceChange>) {
         let mut observed = self.observed.lock();
         for change in changes {
-            let concerns = match change {
+            let affected = match change {
                 ResourceChange::Present(kind, object) => serde_json::from_value::<DynamicObject>(object)
                     .map(|object| observed.upsert(kind, object))
                     .unwrap_or_default(),
@@ -159,7 +157,7 @@ impl<'a> ForecastRun<'a> {
                     observed.remove(&key, &text("uid"))
                 }
             };
-            self.queue.extend(concerns);
+            self.queue.extend(affected);
         }
     }
 
@@ -178,19 +176,19 @@ impl<'a> ForecastRun<'a> {
         if let Some(at) = plan.requeue_at {
             self.scheduled.insert(key.clone(), at);
         }
-        // Whoever is asked has nothing to wait for.
-        for ask in plan.hook_calls {
-            if self.observed.lock().record_hook_result(ask, HookResult::Done(None)) {
+        // Hooks are assumed to finish at once.
+        for call in plan.hook_calls {
+            if self.observed.lock().record_hook_result(call, HookResult::Done(None)) {
                 self.queue.insert(key.clone());
             }
         }
         for step in &plan.steps {
-            let waited = self.server.now.duration_since(self.started_at).as_secs();
-            let foreseen = step::for_step(step, self.server, waited);
+            let delay = self.server.now.duration_since(self.started_at).as_secs();
+            let forecast_steps = step::for_step(step, self.server, delay);
             match self.server.write(&step.action) {
                 Ok(changes) => {
-                    foreseen.iter().for_each(|step| self.count(step));
-                    self.forecast.steps.extend(foreseen);
+                    forecast_steps.iter().for_each(|step| self.count(step));
+                    self.forecast.steps.extend(forecast_steps);
                     self.apply_changes(changes);
                     self.count_unready();
                 }
@@ -205,10 +203,10 @@ impl<'a> ForecastRun<'a> {
     fn count(&mut self, step: &ForecastStep) {
         let role = self.roles.entry(step.role.clone()).or_default();
         let is_pod = step.kind == ResourceKind::Pod.name();
-        match step.what {
+        match step.effect {
             StepEffect::RestartInPlace => role.restarted += 1,
-            StepEffect::Create if is_pod => role.made += 1,
-            StepEffect::Delete if is_pod => role.ended += 1,
+            StepEffect::Create if is_pod => role.created += 1,
+            StepEffect::Delete if is_pod => role.deleted += 1,
             _ => {}
         }
     }
@@ -230,17 +228,17 @@ impl<'a> ForecastRun<'a> {
     }
 }
 
-/// The role of an object, by its labels; empty if it is of none.
+/// Role label of an object; empty if it has none.
 fn role(object: &Value) -> &str {
     object["metadata"]["labels"][keys::ROLE_NAME].as_str().unwrap_or_default()
 }
 
-/// Pods of roles, whoever makes them.
+/// Pods of roles, including those of other controllers.
 fn pods(server: &SimulatedApiServer) -> impl Iterator<Item = &Value> {
     server.all(ResourceKind::Pod).chain(server.all(ResourceKind::ForeignPod))
 }
 
-/// Pods that are ready, by role.
+/// Number of ready pods by role.
 fn ready(server: &SimulatedApiServer) -> BTreeMap<String, usize> {
     let mut ready = BTreeMap::new();
     for pod in pods(server).filter(|pod| has(pod, "Ready")) {

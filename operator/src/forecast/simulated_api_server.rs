@@ -1,4 +1,4 @@
-//! An API server in memory: as much of one as the operator's writes need.
+//! An in-memory API server, limited to what the operator's writes need.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
@@ -10,7 +10,7 @@ use super::simulated_controllers::{self, NextResourceState};
 use crate::ResourceKind;
 use crate::plan::WriteAction;
 
-/// Schemas of the kinds that are ours, for their defaults.
+/// Schemas of the custom kinds, for their defaults.
 static SCHEMAS: LazyLock<BTreeMap<ResourceKind, Value>> = LazyLock::new(|| {
     let schemas = rbg_api::crds::all().into_iter().filter_map(|crd| {
         let kind = ResourceKind::parse(&crd.spec.names.kind)?;
@@ -21,21 +21,21 @@ static SCHEMAS: LazyLock<BTreeMap<ResourceKind, Value>> = LazyLock::new(|| {
     schemas.collect()
 });
 
-/// What watches tell.
+/// A change of an object, as a watch reports it.
 #[derive(Debug, Clone)]
 pub enum ResourceChange {
-    /// An object is so now.
+    /// The object was created or changed.
     Present(ResourceKind, Value),
-    /// It is no more; this is what it was.
+    /// The object was deleted; the value is its last state.
     Gone(ResourceKind, Value),
 }
 
-/// What becomes of a container.
+/// Behaviour of a simulated container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ContainerOutcome {
-    /// It does what it is for.
+    /// It runs, or completes successfully.
     Runs,
-    /// It ends, with this reason and exit code.
+    /// It exits with this reason and exit code.
     Exits(&'static str, i32),
     /// It does not start, for this reason.
     NotStarted(&'static str),
@@ -45,18 +45,18 @@ pub enum ContainerOutcome {
 #[derive(Debug, Clone)]
 pub struct SimulatedApiServer {
     objects: BTreeMap<(ResourceKind, String), Value>,
-    /// Objects that Kubernetes itself has still to do something about.
+    /// Objects that Kubernetes' own controllers still have to act on.
     pub unsettled: BTreeSet<(ResourceKind, String)>,
     version: u64,
     uids: u64,
-    /// The time.
+    /// Present time of the simulation.
     pub now: Timestamp,
-    /// What becomes of containers of an image. If nothing else is said, all work.
+    /// Behaviour of containers by image. By default, all run.
     pub container_outcome: fn(image: &str) -> ContainerOutcome,
 }
 
 impl SimulatedApiServer {
-    /// One without objects.
+    /// Creates a server without objects.
     #[must_use]
     pub fn new(now: Timestamp) -> Self {
         let objects = BTreeMap::new();
@@ -75,18 +75,18 @@ impl SimulatedApiServer {
         self.objects.iter().filter(move |((of, _), _)| *of == kind).map(|(_, object)| object)
     }
 
-    /// All objects.
+    /// All objects of all kinds.
     pub fn objects(&self) -> impl Iterator<Item = (ResourceKind, &Value)> {
         self.objects.iter().map(|((kind, _), object)| (*kind, object))
     }
 
-    /// An object by name.
+    /// Looks up an object by name.
     #[must_use]
     pub fn get(&self, kind: ResourceKind, name: &str) -> Option<&Value> {
         self.objects.get(&(kind, name.to_owned()))
     }
 
-    /// As it is, with its UID, version and generation: what another controller left behind.
+    /// Inserts an object with its UID, version and generation, for example one that another controller created.
     pub fn restore(&mut self, kind: ResourceKind, mut object: Value) {
         let version = object["metadata"]["resourceVersion"].as_str().and_then(|version| version.parse().ok());
         self.version = self.version.max(version.unwrap_or(0));
@@ -104,11 +104,11 @@ impl SimulatedApiServer {
         self.objects.insert(key, object);
     }
 
-    /// A new object, as someone's `kubectl create` makes it.
+    /// Creates an object, as `kubectl create` does.
     pub fn create(&mut self, kind: ResourceKind, mut object: Value) -> ResourceChange {
         self.version += 1;
         self.uids += 1;
-        let made = self.now_rfc3339();
+        let created = self.now_rfc3339();
         let metadata = &mut object["metadata"];
         if metadata["namespace"].is_null() && !kind.is_of_cluster() {
             metadata["namespace"] = "default".into();
@@ -116,18 +116,18 @@ impl SimulatedApiServer {
         metadata["uid"] = format!("uid-{}", self.uids).into();
         metadata["generation"] = 1.into();
         metadata["resourceVersion"] = self.version.to_string().into();
-        metadata["creationTimestamp"] = made.into();
+        metadata["creationTimestamp"] = created.into();
         apply_defaults(kind, &mut object);
         self.insert(kind, object.clone());
         ResourceChange::Present(kind, object)
     }
 
-    /// The time, without a fraction, as Kubernetes has it.
+    /// The time without a fraction, as Kubernetes formats it.
     fn now_rfc3339(&self) -> String {
         Timestamp::from_second(self.now.as_second()).unwrap_or(self.now).to_string()
     }
 
-    /// Puts an object in the place of the one of that name. Nothing happens if it is the same.
+    /// Replaces the object of that name. Nothing happens if it is unchanged.
     pub fn put(&mut self, kind: ResourceKind, mut object: Value) -> ResourceChange {
         apply_defaults(kind, &mut object);
         let key = (kind, text(&object["metadata"]["name"]));
@@ -144,7 +144,7 @@ impl SimulatedApiServer {
         ResourceChange::Present(kind, object)
     }
 
-    /// Takes an object away, and what it owned with it. Pods live until their kubelet has ended them.
+    /// Deletes an object and the objects that it owns. Pods stay until their kubelet has stopped them.
     pub fn remove(&mut self, kind: ResourceKind, name: &str) -> Vec<ResourceChange> {
         let key = (kind, name.to_owned());
         self.unsettled.remove(&key);
@@ -179,7 +179,7 @@ impl SimulatedApiServer {
         Some(self.put(kind, pod))
     }
 
-    /// What Kubernetes does next about one object.
+    /// Performs the next action of Kubernetes' own controllers on one object.
     pub fn advance(&mut self, kind: ResourceKind, name: &str) -> Vec<ResourceChange> {
         match self
             .get(kind, name)
@@ -191,10 +191,10 @@ impl SimulatedApiServer {
         }
     }
 
-    /// One write of the operator. The first change is the answer.
+    /// Performs one write of the operator. The first change is the written object.
     ///
     /// # Errors
-    /// Why the write is refused.
+    /// The reason for which the write is rejected.
     pub fn write(&mut self, action: &WriteAction) -> Result<Vec<ResourceChange>, String> {
         match action {
             WriteAction::Apply(manifest) | WriteAction::Create(manifest) => {
@@ -242,13 +242,13 @@ impl SimulatedApiServer {
         }
     }
 
-    /// The live object, if it is the one that is meant.
+    /// The live object, if its UID and resource version match.
     fn get_matching(&self, kind: ResourceKind, name: &str, metadata: &Value) -> Result<Value, String> {
         let live = self.get(kind, name).ok_or_else(|| format!("{name} is gone"))?;
         let is_other =
-            |member: &str| metadata.get(member).is_some_and(|one| *one != live["metadata"][member]);
+            |member: &str| metadata.get(member).is_some_and(|item| *item != live["metadata"][member]);
         if is_other("uid") {
-            return Err(format!("{name} is another one now"));
+            return Err(format!("{name} was replaced by another object"));
         }
         if is_other("resourceVersion") {
             return Err(format!("{name} has changed"));
@@ -261,18 +261,18 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// What server-side apply by the only one who applies makes of it.
-fn apply_manifest(live: Value, mut ours: Value) -> Value {
+/// Result of server-side apply with a single field manager.
+fn apply_manifest(live: Value, mut applied: Value) -> Value {
     let mut metadata = live["metadata"].clone();
-    merge(&mut metadata, &ours["metadata"]);
-    ours["metadata"] = metadata;
+    merge(&mut metadata, &applied["metadata"]);
+    applied["metadata"] = metadata;
     if let Some(status) = live.get("status") {
-        ours["status"] = status.clone();
+        applied["status"] = status.clone();
     }
-    ours
+    applied
 }
 
-/// A merge patch.
+/// Applies a JSON merge patch.
 fn merge(live: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *live = patch.clone();
@@ -290,7 +290,7 @@ fn merge(live: &mut Value, patch: &Value) {
     }
 }
 
-/// Items that are told apart by one of their members.
+/// Merges lists whose items are identified by one of their fields.
 fn merge_list(live: &mut Value, patch: &Value, key: &str) {
     let Some(patch) = patch.as_array() else { return };
     if !live.is_array() {
@@ -298,8 +298,8 @@ fn merge_list(live: &mut Value, patch: &Value, key: &str) {
     }
     let Value::Array(live) = live else { return };
     for item in patch {
-        match live.iter_mut().find(|one| one[key] == item[key]) {
-            Some(one) => merge(one, item),
+        match live.iter_mut().find(|live| live[key] == item[key]) {
+            Some(live) => merge(live, item),
             None => {
                 let mut new = Value::Null;
                 merge(&mut new, item);
@@ -315,7 +315,7 @@ fn apply_defaults(kind: ResourceKind, object: &mut Value) {
     }
 }
 
-/// Defaults of a schema.
+/// Fills in the defaults of a schema.
 fn fill_defaults(schema: &Value, value: &mut Value) {
     match value {
         Value::Object(members) => {

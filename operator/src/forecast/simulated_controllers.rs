@@ -1,4 +1,4 @@
-//! What Kubernetes does about pods and workloads that are not ours: it runs them, one step at a look.
+//! Kubernetes' own controllers for pods and workloads, which act one step at a time.
 
 use serde_json::{Value, json};
 
@@ -6,22 +6,22 @@ use super::ContainerOutcome;
 use crate::ResourceKind;
 use crate::plan::is_same_image;
 
-/// What becomes of an object.
+/// Next state of an object.
 pub(super) enum NextResourceState {
     Present(Value),
     Gone,
 }
 
-/// What becomes of an object of a kind that the operator does not look after: nothing, if it stays as it is. `fate` says
-/// what becomes of containers.
+/// Next state of an object of a kind that the operator does not reconcile; `None` if it does not change. `outcome` is the
+/// behaviour of containers.
 pub(super) fn next_state(
     kind: ResourceKind,
     object: &Value,
-    fate: fn(&str) -> ContainerOutcome,
+    outcome: fn(&str) -> ContainerOutcome,
 ) -> Option<NextResourceState> {
     match kind {
-        ResourceKind::Pod => pod(object, fate),
-        ResourceKind::WarmupPod => warmup_pod(object, fate),
+        ResourceKind::Pod => pod(object, outcome),
+        ResourceKind::WarmupPod => warmup_pod(object, outcome),
         ResourceKind::StatefulSet | ResourceKind::Deployment | ResourceKind::LeaderWorkerSet => {
             workload(object).map(NextResourceState::Present)
         }
@@ -29,7 +29,7 @@ pub(super) fn next_state(
     }
 }
 
-/// All replicas are ready at once.
+/// All replicas become ready at once.
 fn workload(object: &Value) -> Option<Value> {
     let replicas = &object["spec"]["replicas"];
     let status = json!({ "observedGeneration": object["metadata"]["generation"], "replicas": replicas,
@@ -41,7 +41,7 @@ fn workload(object: &Value) -> Option<Value> {
     })
 }
 
-fn pod(live: &Value, fate: fn(&str) -> ContainerOutcome) -> Option<NextResourceState> {
+fn pod(live: &Value, outcome: fn(&str) -> ContainerOutcome) -> Option<NextResourceState> {
     if live["metadata"].get("deletionTimestamp").is_some() {
         return Some(NextResourceState::Gone);
     }
@@ -57,11 +57,12 @@ fn pod(live: &Value, fate: fn(&str) -> ContainerOutcome) -> Option<NextResourceS
     }
     let is_new = live["status"].get("containerStatuses").is_none();
     let before = live["status"]["containerStatuses"].as_array().map_or(&[][..], Vec::as_slice);
-    let one = |spec: &Value| {
+    let entry = |spec: &Value| {
         let before = before.iter().find(|status| status["name"] == spec["name"]);
-        container(spec, before, fate)
+        container(spec, before, outcome)
     };
-    let statuses: Vec<Value> = live["spec"]["containers"].as_array().into_iter().flatten().map(one).collect();
+    let statuses: Vec<Value> =
+        live["spec"]["containers"].as_array().into_iter().flatten().map(entry).collect();
     let all_up = statuses.iter().all(|status| status["ready"] == true);
     next["status"]["containerStatuses"] = statuses.into();
     next["status"]["phase"] = "Running".into();
@@ -72,19 +73,19 @@ fn pod(live: &Value, fate: fn(&str) -> ContainerOutcome) -> Option<NextResourceS
     (is_new || next != *live).then_some(NextResourceState::Present(next))
 }
 
-/// The first node by name that the pod wants to go to.
+/// The first node, by name, of the pod's node affinity.
 fn requested_node(pod: &Value) -> Option<&str> {
     let affinity = &pod["spec"]["affinity"]["nodeAffinity"];
     let preferred = &affinity["preferredDuringSchedulingIgnoredDuringExecution"][0]["preference"];
     let required = &affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0];
     let expressions =
         [preferred, required].into_iter().filter_map(|term| term["matchExpressions"].as_array());
-    let hosts = expressions.flatten().find(|one| one["key"] == "kubernetes.io/hostname");
+    let hosts = expressions.flatten().find(|entry| entry["key"] == "kubernetes.io/hostname");
     hosts?["values"][0].as_str()
 }
 
-/// It ends at once on the node that it asks for, if its containers do.
-fn warmup_pod(live: &Value, fate: fn(&str) -> ContainerOutcome) -> Option<NextResourceState> {
+/// Ends the pod at once on its requested node, if its containers end.
+fn warmup_pod(live: &Value, outcome: fn(&str) -> ContainerOutcome) -> Option<NextResourceState> {
     if live["metadata"].get("deletionTimestamp").is_some() {
         return Some(NextResourceState::Gone);
     }
@@ -94,7 +95,7 @@ fn warmup_pod(live: &Value, fate: fn(&str) -> ContainerOutcome) -> Option<NextRe
     let ended = |reason: &str, code: i32| json!({ "terminated": { "reason": reason, "exitCode": code } });
     let container = |spec: &Value| {
         let image = spec["image"].as_str().unwrap_or_default();
-        let (state, id) = match fate(image) {
+        let (state, id) = match outcome(image) {
             ContainerOutcome::Runs => (ended("Completed", 0), format!("sha256:{image}")),
             ContainerOutcome::Exits(reason, code) => (ended(reason, code), format!("sha256:{image}")),
             ContainerOutcome::NotStarted(reason) => {
@@ -105,7 +106,7 @@ fn warmup_pod(live: &Value, fate: fn(&str) -> ContainerOutcome) -> Option<NextRe
     };
     let statuses: Vec<Value> =
         live["spec"]["containers"].as_array().into_iter().flatten().map(container).collect();
-    let any = |which: &dyn Fn(&Value) -> bool| statuses.iter().any(|one| which(&one["state"]));
+    let any = |which: &dyn Fn(&Value) -> bool| statuses.iter().any(|entry| which(&entry["state"]));
     let phase = match () {
         () if any(&|state| state.get("waiting").is_some()) => "Pending",
         () if any(&|state| state["terminated"]["exitCode"] != 0) => "Failed",
@@ -119,20 +120,20 @@ fn warmup_pod(live: &Value, fate: fn(&str) -> ContainerOutcome) -> Option<NextRe
     Some(NextResourceState::Present(next))
 }
 
-/// A container whose image has changed is down first, and then up, if it starts.
-fn container(spec: &Value, status: Option<&Value>, fate: fn(&str) -> ContainerOutcome) -> Value {
+/// A container whose image has changed is first down, and then up, if it starts.
+fn container(spec: &Value, status: Option<&Value>, outcome: fn(&str) -> ContainerOutcome) -> Value {
     let image = spec["image"].as_str().unwrap_or_default();
     let id = format!("sha256:{image}");
-    let works = fate(image) == ContainerOutcome::Runs;
+    let runs = outcome(image) == ContainerOutcome::Runs;
     let Some(status) = status else {
-        return json!({ "name": spec["name"], "image": image, "imageID": id, "ready": works, "restartCount": 0 });
+        return json!({ "name": spec["name"], "image": image, "imageID": id, "ready": runs, "restartCount": 0 });
     };
     let mut next = status.clone();
     if !is_same_image(image, status["image"].as_str().unwrap_or_default()) {
         next["image"] = image.into();
         next["ready"] = false.into();
         next["restartCount"] = (status["restartCount"].as_i64().unwrap_or(0) + 1).into();
-    } else if status["ready"] == false && works {
+    } else if status["ready"] == false && runs {
         next["ready"] = true.into();
         next["imageID"] = id.into();
     }
@@ -141,7 +142,7 @@ fn container(spec: &Value, status: Option<&Value>, fate: fn(&str) -> ContainerOu
 
 pub(crate) fn has(pod: &Value, kind: &str) -> bool {
     let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
-    conditions.into_iter().any(|one| one["type"] == kind && one["status"] == "True")
+    conditions.into_iter().any(|entry| entry["type"] == kind && entry["status"] == "True")
 }
 
 fn condition(pod: &mut Value, kind: &str, is_true: bool) {
@@ -150,8 +151,8 @@ fn condition(pod: &mut Value, kind: &str, is_true: bool) {
         pod["status"]["conditions"] = json!([]);
     }
     let Value::Array(conditions) = &mut pod["status"]["conditions"] else { return };
-    match conditions.iter_mut().find(|one| one["type"] == kind) {
-        Some(one) => one["status"] = status.into(),
+    match conditions.iter_mut().find(|entry| entry["type"] == kind) {
+        Some(entry) => entry["status"] = status.into(),
         None => conditions.push(json!({ "type": kind, "status": status })),
     }
 }

@@ -1,4 +1,4 @@
-//! What a step of a plan means to a person.
+//! Effect of a plan's step, for display.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -7,30 +7,29 @@ use super::{SimulatedApiServer, role};
 use crate::ResourceKind;
 use crate::plan::{IN_PLACE_GRACE, PlanStep, WriteAction};
 
-/// What is done to an object.
+/// Effect of a step on an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StepEffect {
-    /// The containers whose images change restart; the pod stays where it is.
+    /// Containers with new images restart; the pod stays on its node.
     RestartInPlace,
-    /// The pod serves nobody any more, and restarts when it has drained, or after its grace period.
+    /// The pod is taken out of service, and restarts when it has drained or after its grace period.
     Drain,
-    /// What the update of a pod waited for is over.
+    /// The update of a pod has finished waiting.
     Settle,
     /// Labels or annotations change; nothing restarts.
     Relabel,
-    /// A new object.
+    /// An object that does not exist is created.
     Create,
-    /// The end of one.
+    /// An object is deleted, also if that takes a grace period.
     Delete,
-    /// A workload gets another template: its own controller makes its pods anew.
+    /// A workload's template changes: its own controller recreates its pods.
     ReplacePods,
-    /// Anything else that changes.
+    /// Any other change of an object.
     Change,
 }
 
 impl StepEffect {
-    /// In a few words.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -46,47 +45,39 @@ impl StepEffect {
     }
 }
 
-/// The image of one container.
+/// Change of one container's image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ImageChange {
-    /// The container.
     pub container: String,
-    /// What it runs now.
     pub from: String,
-    /// What it will run.
     pub to: String,
 }
 
-/// One thing that will be done.
+/// One step of a forecast.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ForecastStep {
-    /// Seconds that were waited until then: grace periods, `minReadySeconds`, back-off. Restarts take none here.
-    pub waited_seconds: i64,
-    /// What.
-    pub what: StepEffect,
-    /// Kind of the object.
+    /// Delay since the start of the rollout, in seconds: grace periods, `minReadySeconds`, back-off. Restarts count as 0 s.
+    pub delay_seconds: i64,
+    pub effect: StepEffect,
     pub kind: &'static str,
-    /// Its name.
     pub name: String,
-    /// Its role; empty if it is of none.
+    /// Role of the object; empty if it has none.
     pub role: String,
-    /// Images that change.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<ImageChange>,
-    /// Why.
     pub reason: String,
 }
 
-/// What the step means, before it is done. Nothing, if only the operator's own bookkeeping changes.
+/// Effect of a step before it is carried out. Empty for changes of the operator's internal objects.
 pub(super) fn for_step(
     step: &PlanStep,
     server: &SimulatedApiServer,
-    waited_seconds: i64,
+    delay_seconds: i64,
 ) -> Vec<ForecastStep> {
-    let about = |what, kind: ResourceKind, name: &str, role: &str, reason: String| ForecastStep {
-        waited_seconds,
-        what,
+    let forecast_step = |effect, kind: ResourceKind, name: &str, role: &str, reason: String| ForecastStep {
+        delay_seconds,
+        effect,
         kind: kind.name(),
         name: name.to_owned(),
         role: role.to_owned(),
@@ -96,8 +87,11 @@ pub(super) fn for_step(
     match &step.action {
         WriteAction::Patch { kind: ResourceKind::Pod, name, status: false, body } => {
             let live = server.get(ResourceKind::Pod, name).unwrap_or(&Value::Null);
-            let (what, images, reason) = pod_effect(live, body, &step.reason);
-            vec![ForecastStep { images, ..about(what, ResourceKind::Pod, name, role(live), reason) }]
+            let (effect, images, reason) = pod_effect(live, body, &step.reason);
+            vec![ForecastStep {
+                images,
+                ..forecast_step(effect, ResourceKind::Pod, name, role(live), reason)
+            }]
         }
         WriteAction::Apply(manifest) | WriteAction::Create(manifest) => {
             let Some(kind) = ResourceKind::from_manifest(manifest).filter(|kind| is_reported(*kind)) else {
@@ -105,31 +99,31 @@ pub(super) fn for_step(
             };
             let wanted = Value::Object(manifest.0.clone());
             let live = server.get(kind, manifest.name());
-            let what = match live {
+            let effect = match live {
                 None => StepEffect::Create,
                 Some(live) if makes_pods(kind) && !manifest_template_is_in(&wanted, live) => {
                     StepEffect::ReplacePods
                 }
                 Some(_) => StepEffect::Change,
             };
-            vec![about(what, kind, manifest.name(), role(&wanted), step.reason.clone())]
+            vec![forecast_step(effect, kind, manifest.name(), role(&wanted), step.reason.clone())]
         }
         WriteAction::Replace { kind: ResourceKind::Group, name, .. } => {
-            vec![about(StepEffect::Change, ResourceKind::Group, name, "", step.reason.clone())]
+            vec![forecast_step(StepEffect::Change, ResourceKind::Group, name, "", step.reason.clone())]
         }
         WriteAction::Delete { kind, name, uid } if *kind != ResourceKind::Revision => {
-            let own =
+            let current =
                 matches!(kind, ResourceKind::Pod).then(|| server.get(ResourceKind::Pod, name)).flatten();
-            let pods = own.into_iter().chain(pods_of(server, uid));
+            let pods = current.into_iter().chain(pods_of(server, uid));
             let pods = pods.filter_map(|pod| Some((pod["metadata"]["name"].as_str()?, role(pod))));
             let mut all: Vec<ForecastStep> = pods
                 .map(|(name, role)| {
-                    about(StepEffect::Delete, ResourceKind::Pod, name, role, step.reason.clone())
+                    forecast_step(StepEffect::Delete, ResourceKind::Pod, name, role, step.reason.clone())
                 })
                 .collect();
             if is_reported(*kind) && *kind != ResourceKind::Pod {
                 let live = server.get(*kind, name).unwrap_or(&Value::Null);
-                all.push(about(StepEffect::Delete, *kind, name, role(live), step.reason.clone()));
+                all.push(forecast_step(StepEffect::Delete, *kind, name, role(live), step.reason.clone()));
             }
             all
         }
@@ -137,7 +131,7 @@ pub(super) fn for_step(
     }
 }
 
-/// Sets, instances, revisions and pods that pull images are the operator's own means; the roles' pods tell.
+/// Sets, instances, revisions and pull pods are internal; only the roles' pods are reported.
 fn is_reported(kind: ResourceKind) -> bool {
     !matches!(
         kind,
@@ -145,7 +139,7 @@ fn is_reported(kind: ResourceKind) -> bool {
     )
 }
 
-/// Workloads whose pods others make.
+/// Workloads whose pods are created by other controllers.
 fn makes_pods(kind: ResourceKind) -> bool {
     matches!(kind, ResourceKind::StatefulSet | ResourceKind::Deployment | ResourceKind::LeaderWorkerSet)
 }
@@ -159,17 +153,18 @@ fn manifest_template_is_in(wanted: &Value, live: &Value) -> bool {
     moongate_render::Manifest(template(wanted)).is_subset_of(&Value::Object(template(live)))
 }
 
-/// Restart, drain or new labels: what a patch of a pod comes to.
-fn pod_effect(live: &Value, body: &Value, why: &str) -> (StepEffect, Vec<ImageChange>, String) {
+/// Effect of a pod patch: restart, drain, settle or relabel.
+fn pod_effect(live: &Value, body: &Value, reason: &str) -> (StepEffect, Vec<ImageChange>, String) {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let containers = |object: &Value| object["spec"]["containers"].as_array().cloned().unwrap_or_default();
     let mut images = Vec::new();
     for wanted in containers(body) {
-        let own = containers(live).into_iter().find(|one| one["name"] == wanted["name"]).unwrap_or_default();
-        if own["image"] != wanted["image"] {
+        let current =
+            containers(live).into_iter().find(|one| one["name"] == wanted["name"]).unwrap_or_default();
+        if current["image"] != wanted["image"] {
             images.push(ImageChange {
                 container: text(&wanted["name"]),
-                from: text(&own["image"]),
+                from: text(&current["image"]),
                 to: text(&wanted["image"]),
             });
         }
@@ -180,15 +175,15 @@ fn pod_effect(live: &Value, body: &Value, why: &str) -> (StepEffect, Vec<ImageCh
     let grace = body["metadata"]["annotations"][IN_PLACE_GRACE].as_str();
     let grace: Option<Value> = grace.and_then(|text| serde_json::from_str(text).ok());
     match grace.and_then(|grace| grace["graceSeconds"].as_u64()) {
-        Some(0) => (StepEffect::Drain, images, "it restarts when it has drained".to_owned()),
-        Some(seconds) => (StepEffect::Drain, images, format!("its grace period is {seconds} s")),
-        // An update that goes on has set the labels when it began.
-        None if body["metadata"]["labels"].is_null() => (StepEffect::Settle, images, why.to_owned()),
+        Some(0) => (StepEffect::Drain, images, "restarts when it has drained".to_owned()),
+        Some(seconds) => (StepEffect::Drain, images, format!("restarts after a grace period of {seconds} s")),
+        // Later patches of an update do not set labels: the first one has set them.
+        None if body["metadata"]["labels"].is_null() => (StepEffect::Settle, images, reason.to_owned()),
         None => (StepEffect::Relabel, images, "no container differs".to_owned()),
     }
 }
 
-/// Pods that belong to the owner of that UID, however far down.
+/// Pods owned by the object with that UID, directly or indirectly.
 fn pods_of<'a>(server: &'a SimulatedApiServer, owner: &str) -> Vec<&'a Value> {
     let is_owned = |object: &Value, owner: &str| {
         let owners = object["metadata"]["ownerReferences"].as_array().into_iter().flatten();

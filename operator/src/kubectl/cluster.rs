@@ -1,4 +1,4 @@
-//! Reading what belongs to a group, and writing its spec.
+//! Reads the objects of a group, and writes its spec.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -17,57 +17,55 @@ use crate::ResourceKind;
 use crate::controllers::error_text;
 use crate::forecast::SimulatedApiServer;
 
-/// API group of RoleBasedGroups.
 const API_GROUP: &str = "workloads.x-k8s.io";
-/// Who an edit is by.
 const FIELD_MANAGER: &str = "kubectl-moongate";
-/// An edit is made anew when somebody else was faster, so often.
+/// Number of attempts of an edit in case of conflicts.
 const MAX_EDIT_ATTEMPTS: usize = 20;
 
-/// Which cluster, and which namespace of it.
+/// Cluster and namespace to use.
 #[derive(Debug, Clone, Default)]
 pub struct KubeContextOptions {
-    /// Client configuration; `None`: `KUBECONFIG`, `~/.kube/config`, or the pod's service account.
+    /// Client configuration; `None` uses `KUBECONFIG`, `~/.kube/config`, or the pod's service account.
     pub kubeconfig: Option<PathBuf>,
-    /// Context of it; `None`: the current one.
+    /// Context of the client configuration; `None` uses the current one.
     pub context: Option<String>,
-    /// Namespace; `None`: that of the context.
+    /// Namespace; `None` uses that of the context.
     pub namespace: Option<String>,
 }
 
-/// A cluster, as a person sees it.
+/// Client for the objects of one namespace.
 #[derive(Clone)]
 pub struct ClusterClient {
     client: Client,
-    /// The namespace in which groups are looked for.
+    /// The namespace to search for groups.
     pub namespace: String,
 }
 
-/// All objects of a namespace.
+/// All objects of a namespace that groups consist of.
 #[derive(Debug, Clone)]
 pub struct NamespaceSnapshot {
     objects: Vec<(ResourceKind, Value)>,
     absent: Vec<ResourceKind>,
 }
 
-/// A group and what belongs to it.
+/// A group with its objects.
 #[derive(Debug, Clone)]
 pub struct GroupSnapshot {
-    /// Its objects, and policies and profiles that it may use.
+    /// Objects of the group, and policies and profiles that it may use.
     pub server: SimulatedApiServer,
-    /// Kinds that the cluster does without.
+    /// Kinds that the cluster does not serve.
     pub absent: Vec<ResourceKind>,
 }
 
 impl ClusterClient {
-    /// Finds the cluster. Nothing is asked of it yet.
+    /// Reads the client configuration. Sends no request yet.
     ///
     /// # Errors
     /// [`KubectlError::Config`].
-    pub async fn connect(place: KubeContextOptions) -> Result<Self, KubectlError> {
+    pub async fn connect(context: KubeContextOptions) -> Result<Self, KubectlError> {
         let failed = |error: &dyn std::fmt::Display| KubectlError::Config(error_text(error));
-        let options = KubeConfigOptions { context: place.context.clone(), ..KubeConfigOptions::default() };
-        let config = match (&place.kubeconfig, &place.context) {
+        let options = KubeConfigOptions { context: context.context.clone(), ..KubeConfigOptions::default() };
+        let config = match (&context.kubeconfig, &context.context) {
             (Some(path), _) => {
                 let file = Kubeconfig::read_from(path).map_err(|error| failed(&error))?;
                 Config::from_custom_kubeconfig(file, &options).await.map_err(|error| failed(&error))?
@@ -75,12 +73,11 @@ impl ClusterClient {
             (None, Some(_)) => Config::from_kubeconfig(&options).await.map_err(|error| failed(&error))?,
             (None, None) => Config::infer().await.map_err(|error| failed(&error))?,
         };
-        let namespace = place.namespace.unwrap_or_else(|| config.default_namespace.clone());
+        let namespace = context.namespace.unwrap_or_else(|| config.default_namespace.clone());
         let client = Client::try_from(config).map_err(|error| failed(&error))?;
         Ok(Self::new(client, namespace))
     }
 
-    /// Through this client.
     #[must_use]
     pub fn new(client: Client, namespace: String) -> Self {
         Self { client, namespace }
@@ -90,31 +87,32 @@ impl ClusterClient {
         &self.client
     }
 
-    /// The same, looking into another namespace.
+    /// The same cluster with another namespace.
     #[must_use]
     pub fn in_namespace(&self, namespace: &str) -> Self {
         Self { namespace: namespace.to_owned(), ..self.clone() }
     }
 
-    /// The kind of groups in the version that the cluster serves: v1alpha2 where it has it.
+    /// API resource of groups in the newest version that the cluster serves.
     async fn groups_resource(&self) -> Result<ApiResource, KubectlError> {
         let groups = self.client.list_api_groups().await?;
-        let own = groups.groups.iter().find(|group| group.name == API_GROUP);
-        let own = own.ok_or(KubectlError::NoDefinitions)?;
-        let mut versions: Vec<&str> = own.versions.iter().map(|version| version.version.as_str()).collect();
+        let api_group = groups.groups.iter().find(|group| group.name == API_GROUP);
+        let api_group = api_group.ok_or(KubectlError::NoDefinitions)?;
+        let mut versions: Vec<&str> =
+            api_group.versions.iter().map(|version| version.version.as_str()).collect();
         versions.sort_unstable();
         let version = versions.last().copied().ok_or(KubectlError::NoDefinitions)?;
         let kind = GroupVersionKind::gvk(API_GROUP, version, ResourceKind::Group.name());
         Ok(ApiResource::from_gvk_with_plural(&kind, "rolebasedgroups"))
     }
 
-    /// All groups, of this namespace or of all, as v1alpha2.
+    /// All groups of the namespace, or of all namespaces, as v1alpha2.
     ///
     /// # Errors
     /// [`KubectlError::NoDefinitions`], [`KubectlError::Api`].
-    pub async fn groups(&self, everywhere: bool) -> Result<Vec<Value>, KubectlError> {
+    pub async fn groups(&self, all_namespaces: bool) -> Result<Vec<Value>, KubectlError> {
         let resource = self.groups_resource().await?;
-        let api: Api<DynamicObject> = match everywhere {
+        let api: Api<DynamicObject> = match all_namespaces {
             true => Api::all_with(self.client.clone(), &resource),
             false => Api::namespaced_with(self.client.clone(), &self.namespace, &resource),
         };
@@ -122,7 +120,7 @@ impl ClusterClient {
         list.items.into_iter().map(|object| current(as_json(object, &resource))).collect()
     }
 
-    /// A group, as v1alpha2. `None` if there is none of that name.
+    /// Looks up a group, as v1alpha2. `None` if it does not exist.
     ///
     /// # Errors
     /// As [`Self::groups`].
@@ -133,7 +131,7 @@ impl ClusterClient {
         object.map(|object| current(as_json(object, &resource))).transpose()
     }
 
-    /// A group, as v1alpha2.
+    /// Reads a group, as v1alpha2.
     ///
     /// # Errors
     /// As [`Self::groups`], and [`KubectlError::NoGroup`].
@@ -145,20 +143,20 @@ impl ClusterClient {
     }
 
     async fn no_group(&self, name: &str) -> KubectlError {
-        let there = self.groups(false).await.unwrap_or_default();
-        let names = there.iter().filter_map(|group| group["metadata"]["name"].as_str());
+        let existing = self.groups(false).await.unwrap_or_default();
+        let names = existing.iter().filter_map(|group| group["metadata"]["name"].as_str());
         KubectlError::NoGroup {
             name: name.to_owned(),
             namespace: self.namespace.clone(),
-            there: names.map(str::to_owned).collect(),
+            existing: names.map(str::to_owned).collect(),
         }
     }
 
-    /// Changes a group in the version that is served, and answers what it is then. If somebody else was faster, the change
-    /// is made to what they made of it.
+    /// Changes a group in the version that is served, and returns the result. After a conflict, the change is applied to the
+    /// new state.
     ///
     /// # Errors
-    /// What `change` says, or [`KubectlError`].
+    /// The error of `change`, or [`KubectlError`].
     pub async fn edit(
         &self,
         name: &str,
@@ -187,7 +185,7 @@ impl ClusterClient {
         Err(last)
     }
 
-    /// The group of that name and all that belongs to it; what a new group of that name would find, if there is none.
+    /// The group of that name with its objects. If it does not exist, the objects that a new group of that name would use.
     ///
     /// # Errors
     /// [`KubectlError::Api`].
@@ -195,7 +193,7 @@ impl ClusterClient {
         Ok(self.namespace_snapshot().await?.group_snapshot(name))
     }
 
-    /// All objects of the namespace, as far as groups are made of them.
+    /// All objects of the namespace that groups consist of.
     ///
     /// # Errors
     /// [`KubectlError::Api`].
@@ -206,17 +204,17 @@ impl ClusterClient {
         let kinds: Vec<ResourceKind> =
             ResourceKind::ALL.into_iter().filter(|kind| !others.contains(kind)).collect();
         let lists = join_all(kinds.iter().map(|kind| self.list(*kind))).await;
-        let mut everything = NamespaceSnapshot { objects: Vec::new(), absent: Vec::new() };
+        let mut snapshot = NamespaceSnapshot { objects: Vec::new(), absent: Vec::new() };
         for (kind, list) in kinds.into_iter().zip(lists) {
             match list {
-                Ok(objects) => everything.objects.extend(objects.into_iter().map(|object| (kind, object))),
-                Err(Error::Api(status)) if status.code == 404 => everything.absent.push(kind),
-                // Who may see groups need not be allowed to see profiles.
+                Ok(objects) => snapshot.objects.extend(objects.into_iter().map(|object| (kind, object))),
+                Err(Error::Api(status)) if status.code == 404 => snapshot.absent.push(kind),
+                // Accounts with access to groups may lack permission for profiles.
                 Err(Error::Api(status)) if status.code == 403 && kind == ResourceKind::Profile => {}
                 Err(error) => return Err(error.into()),
             }
         }
-        Ok(everything)
+        Ok(snapshot)
     }
 
     async fn list(&self, kind: ResourceKind) -> Result<Vec<Value>, Error> {
@@ -233,7 +231,7 @@ impl ClusterClient {
         Ok(list.items.into_iter().map(|object| as_json(object, &resource)).collect())
     }
 
-    /// Events of the namespace about objects with these UIDs, the oldest first.
+    /// Events of the namespace about objects with these UIDs, oldest first.
     ///
     /// # Errors
     /// [`KubectlError::Api`].
@@ -257,20 +255,20 @@ fn not_served(error: Error) -> KubectlError {
     }
 }
 
-/// Items of lists do not say of what kind they are.
+/// Items of lists lack `apiVersion` and `kind`.
 fn as_json(mut object: DynamicObject, resource: &ApiResource) -> Value {
     object.types =
         Some(kube::api::TypeMeta { api_version: resource.api_version.clone(), kind: resource.kind.clone() });
     serde_json::to_value(object).unwrap_or_default()
 }
 
-/// The group as v1alpha2.
+/// Converts a group to v1alpha2.
 pub(super) fn current(group: Value) -> Result<Value, KubectlError> {
     convert(&group, ApiVersion::V1alpha2).map_err(|error| KubectlError::Unreadable(error.to_string()))
 }
 
 impl NamespaceSnapshot {
-    /// The group of that name, all that it owns however far down, its policy, and all profiles.
+    /// The group of that name, the objects that it owns directly or indirectly, its policy, and all profiles.
     #[must_use]
     pub fn group_snapshot(&self, name: &str) -> GroupSnapshot {
         let is_first = |kind: ResourceKind, object: &Value| match kind {
@@ -278,22 +276,22 @@ impl NamespaceSnapshot {
             ResourceKind::ForeignPod => object["metadata"]["labels"][GROUP_NAME] == name,
             kind => kind == ResourceKind::Profile,
         };
-        let (mut found, mut left): (Vec<_>, Vec<_>) =
+        let (mut found, mut remaining): (Vec<_>, Vec<_>) =
             self.objects.iter().partition(|(kind, object)| is_first(*kind, object));
         let mut uids: BTreeSet<&str> = BTreeSet::new();
-        let mut seen = 0;
-        while seen < found.len() {
-            let new = found.iter().skip(seen).filter_map(|(_, object)| object["metadata"]["uid"].as_str());
+        let mut scanned = 0;
+        while scanned < found.len() {
+            let new = found.iter().skip(scanned).filter_map(|(_, object)| object["metadata"]["uid"].as_str());
             uids.extend(new);
-            seen = found.len();
+            scanned = found.len();
             let is_owned = |object: &Value| {
                 let owners = object["metadata"]["ownerReferences"].as_array().into_iter().flatten();
                 owners.into_iter().any(|owner| owner["uid"].as_str().is_some_and(|uid| uids.contains(uid)))
             };
             let (owned, others): (Vec<_>, Vec<_>) =
-                left.into_iter().partition(|(_, object)| is_owned(object));
+                remaining.into_iter().partition(|(_, object)| is_owned(object));
             found.extend(owned);
-            left = others;
+            remaining = others;
         }
         let mut server = SimulatedApiServer::new(Timestamp::now());
         for (kind, object) in found {

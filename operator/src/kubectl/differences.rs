@@ -1,25 +1,24 @@
-//! How two specs differ, member by member.
+//! Differences between two specs, field by field.
 
 use std::collections::BTreeSet;
 
 use serde::Serialize;
 use serde_json::Value;
 
-/// One member that differs.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct FieldDifference {
-    /// Where: `roles[store].standalonePattern.template.spec.containers[store].image`.
+    /// Path of the field, for example `roles[store].standalonePattern.template.spec.containers[store].image`.
     pub path: String,
-    /// What it was; nothing, if there was none.
+    /// The old value; `None` if the field was absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<Value>,
-    /// What it is; nothing, if there is none.
+    /// The new value; `None` if the field is absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub to: Option<Value>,
 }
 
 impl FieldDifference {
-    /// For people: a line each for what it was and what it is.
+    /// Text with one line for the old value and one for the new.
     #[must_use]
     pub fn to_text(&self) -> String {
         let line = |mark: &str, value: &Option<Value>| {
@@ -29,7 +28,7 @@ impl FieldDifference {
     }
 }
 
-/// All members that differ. Lists of things with names are compared by name; what says nothing is like what is absent.
+/// All fields that differ. Lists of named items are compared by name; empty values equal absent ones.
 #[must_use]
 pub(super) fn differences(from: &Value, to: &Value) -> Vec<FieldDifference> {
     let mut all = Vec::new();
@@ -66,8 +65,8 @@ fn compare(path: &str, from: &Value, to: &Value, all: &mut Vec<FieldDifference>)
 }
 
 fn push(path: &str, from: &Value, to: &Value, all: &mut Vec<FieldDifference>) {
-    let said = |value: &Value| (!is_empty_value(value)).then(|| value.clone());
-    all.push(FieldDifference { path: path.to_owned(), from: said(from), to: said(to) });
+    let non_empty = |value: &Value| (!is_empty_value(value)).then(|| value.clone());
+    all.push(FieldDifference { path: path.to_owned(), from: non_empty(from), to: non_empty(to) });
 }
 
 fn is_empty_value(value: &Value) -> bool {
@@ -80,45 +79,46 @@ fn is_empty_value(value: &Value) -> bool {
     }
 }
 
-/// Names of all items; nothing, if one has none, or two the same. A revision's mark for lists is no item.
+/// Names of all items; `None` if an item has no name, or if two have the same. The `$patch` entry of a revision's list is
+/// skipped.
 fn names(list: &[Value]) -> Option<Vec<&str>> {
     let items = list.iter().filter(|item| item.get("$patch").is_none());
     let names: Option<Vec<&str>> = items.map(|item| item["name"].as_str()).collect();
     names.filter(|names| names.iter().collect::<BTreeSet<_>>().len() == names.len())
 }
 
-/// A few words on each role: its images in full, the rest as a number.
+/// Summary by role: images in full, other fields as a number.
 #[must_use]
 pub(super) fn summary(all: &[FieldDifference]) -> Vec<String> {
     let mut lines: Vec<(String, Vec<String>, usize)> = Vec::new();
-    for one in all {
-        let (whose, rest) = role_of_path(&one.path);
-        let at = lines.iter().position(|(other, ..)| *other == whose).unwrap_or_else(|| {
-            lines.push((whose.clone(), Vec::new(), 0));
+    for difference in all {
+        let (role, rest) = role_of_path(&difference.path);
+        let index = lines.iter().position(|(other, ..)| *other == role).unwrap_or_else(|| {
+            lines.push((role.clone(), Vec::new(), 0));
             lines.len() - 1
         });
-        let Some((_, told, others)) = lines.get_mut(at) else { continue };
-        match (&one.from, &one.to) {
-            (None, Some(_)) if rest.is_empty() => told.push("new".to_owned()),
-            (Some(_), None) if rest.is_empty() => told.push("gone".to_owned()),
+        let Some((_, parts, others)) = lines.get_mut(index) else { continue };
+        match (&difference.from, &difference.to) {
+            (None, Some(_)) if rest.is_empty() => parts.push("new".to_owned()),
+            (Some(_), None) if rest.is_empty() => parts.push("gone".to_owned()),
             (Some(Value::String(from)), Some(Value::String(to))) if rest.ends_with("].image") => {
-                told.push(format!("{from} -> {to}"));
+                parts.push(format!("{from} -> {to}"));
             }
             _ => *others += 1,
         }
     }
-    let line = |(whose, mut told, others): (String, Vec<String>, usize)| {
+    let line = |(role, mut parts, others): (String, Vec<String>, usize)| {
         match others {
             0 => {}
-            1 => told.push("1 member".to_owned()),
-            count => told.push(format!("{count} members")),
+            1 => parts.push("1 field".to_owned()),
+            count => parts.push(format!("{count} fields")),
         }
-        format!("{whose}: {}", told.join(", "))
+        format!("{role}: {}", parts.join(", "))
     };
     lines.into_iter().map(line).collect()
 }
 
-/// The role or role template that a path is about, and the rest of it.
+/// The role or role template that a path belongs to, and the rest of the path.
 fn role_of_path(path: &str) -> (String, &str) {
     for (list, what) in [("roles[", ""), ("roleTemplates[", "template ")] {
         if let Some((name, rest)) = path.strip_prefix(list).and_then(|path| path.split_once(']')) {
@@ -134,7 +134,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn things_with_names_are_compared_by_name() {
+    fn named_items_are_compared_by_name() {
         let role = |image: &str| {
             json!({ "name": "a", "template": { "spec": { "containers": [{ "name": "c", "image": image,
             "args": ["x"] }] } } })
@@ -151,10 +151,10 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_names_is_compared_as_a_whole() {
+    fn lists_without_names_are_compared_as_a_whole() {
         let all = differences(&json!({ "args": ["a", "b"] }), &json!({ "args": ["a"], "n": 1 }));
-        let paths: Vec<&str> = all.iter().map(|one| one.path.as_str()).collect();
+        let paths: Vec<&str> = all.iter().map(|difference| difference.path.as_str()).collect();
         assert_eq!(paths, ["args", "n"]);
-        assert_eq!(summary(&all), ["group: 2 members"]);
+        assert_eq!(summary(&all), ["group: 2 fields"]);
     }
 }

@@ -1,4 +1,4 @@
-//! Whether the cluster has what groups need, and how to mend what is wrong.
+//! Checks whether the cluster has what groups need, with a fix for each problem.
 
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams};
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::output_format::count;
 use super::{ClusterClient, GroupReport};
 
-/// Definitions that the operator works with.
+/// CRDs that the operator uses.
 pub(super) const DEFINITIONS: [&str; 10] = [
     "clusterengineruntimeprofiles",
     "coordinatedpolicies",
@@ -22,46 +22,43 @@ pub(super) const DEFINITIONS: [&str; 10] = [
     "roleinstances",
     "roleinstancesets",
 ];
-/// Those of them that upstream does not have: nothing else misses them.
+/// CRDs of ours that upstream does not have; RBG groups do not need them.
 const OURS_ONLY: [&str; 3] = ["instances", "instancesets", "rolebasedgroupwarmups"];
-/// Those with two versions that differ.
+/// CRDs with two versions that need conversion.
 pub(super) const CONVERTED: [&str; 2] = ["rolebasedgroups", "rolebasedgroupsets"];
-/// The Lease of the operator that works, ours or upstream's.
+/// The leader Lease of the operator, ours or upstream's.
 const LEASE: &str = "rbg-controller";
-/// The configuration of the operator's webhooks.
+/// Name of the operator's webhook configuration.
 const WEBHOOKS: &str = "rbgs-validating-webhook-configuration";
 
-/// What was looked at, and how it is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub struct DoctorFinding {
-    /// What it is about.
-    pub about: &'static str,
-    /// Whether something is wrong.
-    pub is_fault: bool,
-    /// How it is.
-    pub what: String,
-    /// How to mend it; empty if nothing is to be done.
+    /// Name of the check, for example `webhooks`.
+    pub check: &'static str,
+    /// Whether the check found a problem.
+    pub is_problem: bool,
+    pub message: String,
+    /// How to fix it; empty if nothing has to be done.
     #[serde(skip_serializing_if = "String::is_empty")]
-    pub mend: String,
+    pub fix: String,
 }
 
-/// What was read of a cluster. `Err` says why something could not be read.
+/// Objects of the cluster that are checked. `Err` contains the error of the request.
 #[derive(Debug, Clone)]
 pub struct DoctorSnapshot {
-    /// CustomResourceDefinitions.
     pub definitions: Result<Vec<Value>, String>,
-    /// Leases named as the operator's.
+    /// Leases with the operator's name.
     pub leases: Result<Vec<Value>, String>,
-    /// ValidatingWebhookConfigurations.
     pub webhooks: Result<Vec<Value>, String>,
-    /// EndpointSlices of all namespaces, of which webhooks need some.
+    /// EndpointSlices of all namespaces, for the webhooks' Services.
     pub endpoints: Result<Vec<Value>, String>,
-    /// Groups of the namespace, by name, with what each waits for.
+    /// Groups of the namespace by name, each with what it waits for.
     pub groups: Result<Vec<(String, Vec<String>)>, String>,
 }
 
 impl DoctorSnapshot {
-    /// Looks at the cluster.
+    /// Reads the objects from the cluster.
     pub async fn read(cluster: &ClusterClient) -> Self {
         let client = cluster.client();
         let list =
@@ -80,11 +77,10 @@ impl DoctorSnapshot {
             GroupReport::all(cluster, false),
         );
         let groups = groups.map_err(|error| error.to_string());
-        let groups = groups.map(|all| all.into_iter().map(|group| (group.name, group.waits_for)).collect());
+        let groups = groups.map(|all| all.into_iter().map(|group| (group.name, group.waiting_for)).collect());
         Self { definitions, leases, webhooks, endpoints, groups }
     }
 
-    /// What is to be said of it.
     #[must_use]
     pub fn findings(&self, now: Timestamp) -> Vec<DoctorFinding> {
         let mut findings = DoctorFindings::default();
@@ -117,8 +113,8 @@ impl DoctorSnapshot {
         if missing.is_empty() {
             findings.push_ok("definitions", format!("all {} kinds", DEFINITIONS.len()));
         } else if missing.iter().all(|plural| OURS_ONLY.contains(plural)) {
-            let what = format!("without {}, which groups as RBG has them do not need", missing.join(", "));
-            findings.push_ok("definitions", what);
+            let message = format!("without {}, which RBG groups do not need", missing.join(", "));
+            findings.push_ok("definitions", message);
         } else {
             findings.push_problem("definitions", format!("missing: {}", missing.join(", ")), apply);
         }
@@ -130,11 +126,11 @@ impl DoctorSnapshot {
                 continue;
             }
             if conversion["strategy"] != "Webhook" {
-                let mend = "start the operator with its webhooks: until it has registered them, objects of the other version lose what differs";
+                let fix = "start the operator with --webhook-service: until its webhooks are registered, objects of the other version lose fields";
                 findings.push_problem(
                     "definitions",
-                    format!("{plural} has {versions} versions and nobody converts them"),
-                    mend,
+                    format!("{plural} has {versions} versions and no conversion webhook"),
+                    fix,
                 );
             } else {
                 let service = &conversion["webhook"]["clientConfig"]["service"];
@@ -147,7 +143,7 @@ impl DoctorSnapshot {
         let Some(configuration) = webhooks.first() else {
             findings.push_ok(
                 "webhooks",
-                "groups are not checked when they are written; the operator does it with its webhooks on"
+                "no webhook validates groups when they are written; start the operator with --webhook-service to validate them"
                     .to_owned(),
             );
             return;
@@ -158,10 +154,10 @@ impl DoctorSnapshot {
         }
     }
 
-    /// Whether somebody answers behind a Service that the API server asks.
+    /// Checks whether a webhook's Service has ready endpoints.
     fn reachable(&self, findings: &mut DoctorFindings, what: &str, service: &Value) {
         let (Some(namespace), Some(name)) = (service["namespace"].as_str(), service["name"].as_str()) else {
-            // By URL: outside of the cluster.
+            // Webhooks with a URL are outside of the cluster.
             return;
         };
         let endpoints = match &self.endpoints {
@@ -169,7 +165,7 @@ impl DoctorSnapshot {
             Err(why) => return findings.push_unreadable("webhooks", why),
         };
         let is_ready = |endpoint: &Value| endpoint["conditions"]["ready"] != false;
-        let answering = endpoints
+        let ready_endpoints = endpoints
             .iter()
             .filter(|slice| {
                 slice["metadata"]["namespace"] == namespace
@@ -178,13 +174,13 @@ impl DoctorSnapshot {
             .flat_map(|slice| slice["endpoints"].as_array().into_iter().flatten())
             .filter(|endpoint| is_ready(endpoint))
             .count();
-        match answering {
+        match ready_endpoints {
             0 => findings.push_problem(
                 "webhooks",
-                format!("nobody answers at Service {namespace}/{name}, which the API server asks for {what}"),
-                "start the operator there, or delete what it has left behind: groups cannot be written until then",
+                format!("Service {namespace}/{name} has no ready endpoints; the API server calls it for {what}"),
+                "start the operator behind the Service, or delete its webhook configuration: until then groups cannot be written",
             ),
-            some => findings.push_ok("webhooks", format!("{what}: {} of {namespace}/{name}", count(some, "endpoint"))),
+            ready => findings.push_ok("webhooks", format!("{what}: {} of {namespace}/{name}", count(ready, "endpoint"))),
         }
     }
 }
@@ -193,96 +189,99 @@ impl DoctorSnapshot {
 struct DoctorFindings(Vec<DoctorFinding>);
 
 impl DoctorFindings {
-    fn push_ok(&mut self, about: &'static str, what: String) {
-        self.0.push(DoctorFinding { about, is_fault: false, what, mend: String::new() });
+    fn push_ok(&mut self, check: &'static str, message: String) {
+        self.0.push(DoctorFinding { check, is_problem: false, message, fix: String::new() });
     }
 
-    fn push_problem(&mut self, about: &'static str, what: String, mend: &str) {
-        self.0.push(DoctorFinding { about, is_fault: true, what, mend: mend.to_owned() });
+    fn push_problem(&mut self, check: &'static str, message: String, fix: &str) {
+        self.0.push(DoctorFinding { check, is_problem: true, message, fix: fix.to_owned() });
     }
 
-    fn push_unreadable(&mut self, about: &'static str, why: &str) {
+    fn push_unreadable(&mut self, check: &'static str, why: &str) {
         self.push_problem(
-            about,
-            format!("cannot be looked at: {why}"),
-            "use an account that may list them, or ask who has one",
+            check,
+            format!("cannot be listed: {why}"),
+            "use an account with permission to list them",
         );
     }
 }
 
-/// Whether one operator works.
+/// Checks whether exactly one operator leads.
 fn operator(findings: &mut DoctorFindings, leases: &[Value], now: Timestamp) {
-    let mut working = Vec::new();
+    let mut leaders = Vec::new();
     for lease in leases {
         let spec = &lease["spec"];
-        let place = format!("{}/{LEASE}", lease["metadata"]["namespace"].as_str().unwrap_or_default());
+        let lease_name = format!("{}/{LEASE}", lease["metadata"]["namespace"].as_str().unwrap_or_default());
         let holder = spec["holderIdentity"].as_str().unwrap_or_default();
         let renewed = spec["renewTime"].as_str().and_then(|time| time.parse::<Timestamp>().ok());
         let age = renewed.map(|renewed| now.duration_since(renewed).as_secs());
-        let lasts = spec["leaseDurationSeconds"].as_i64().unwrap_or(15);
-        if !holder.is_empty() && age.is_some_and(|age| age <= lasts) {
-            working.push(format!("{holder} (Lease {place})"));
+        let duration = spec["leaseDurationSeconds"].as_i64().unwrap_or(15);
+        if !holder.is_empty() && age.is_some_and(|age| age <= duration) {
+            leaders.push(format!("{holder} (Lease {lease_name})"));
         }
     }
-    match working.as_slice() {
+    match leaders.as_slice() {
         [] if leases.is_empty() => findings.push_problem(
             "operator",
-            format!("there is no Lease {LEASE}: no operator has worked here, or only one without --leader-elect"),
-            "start moongate operator; without --leader-elect it has no Lease, which is all right while it is the only one",
+            format!(
+                "there is no Lease {LEASE}: no operator has run here, or only one without --leader-elect"
+            ),
+            "start moongate operator; a single replica may run without --leader-elect, and then has no Lease",
         ),
         [] => findings.push_problem(
             "operator",
-            "the Lease has run out: groups go on as they are, and nothing is updated, scaled or replaced".to_owned(),
-            "look at the operator's pods and their logs",
+            "the Lease has expired: groups keep running, but nothing is updated, scaled or replaced"
+                .to_owned(),
+            "check the operator's pods and their logs",
         ),
-        [one] => findings.push_ok("operator", format!("{one} works")),
+        [leader] => findings.push_ok("operator", format!("{leader} leads")),
         several => findings.push_problem(
             "operator",
-            format!("{} operators work at the same time: {}", several.len(), several.join(", ")),
-            "stop all but one: they undo each other's work",
+            format!("{} operators lead at the same time: {}", several.len(), several.join(", ")),
+            "stop all but one: they overwrite each other's changes",
         ),
     }
 }
 
 fn groups_of(findings: &mut DoctorFindings, groups: &[(String, Vec<String>)]) {
     if groups.is_empty() {
-        findings.push_ok("groups", "there is none in this namespace".to_owned());
+        findings.push_ok("groups", "no groups in this namespace".to_owned());
     }
-    for (name, waits_for) in groups {
-        match waits_for.is_empty() {
+    for (name, waiting_for) in groups {
+        match waiting_for.is_empty() {
             true => findings.push_ok("groups", format!("{name} is ready")),
             false => {
-                let why = waits_for.join("; ");
+                let why = waiting_for.join("; ");
                 findings.push_problem(
                     "groups",
                     format!("{name} is not ready: {why}"),
-                    &format!("kubectl moongate status {name} tells more"),
+                    &format!("run kubectl moongate status {name} for details"),
                 );
             }
         }
     }
 }
 
-/// As a person reads it.
+/// Text output of the checks.
 #[must_use]
 pub fn findings_text(findings: &[DoctorFinding]) -> String {
     let mut text = String::new();
-    let mut about = "";
+    let mut check = "";
     for finding in findings {
-        if finding.about != about {
-            about = finding.about;
-            text += &format!("{about}\n");
+        if finding.check != check {
+            check = finding.check;
+            text += &format!("{check}\n");
         }
-        let mark = if finding.is_fault { "FAULT" } else { "ok   " };
-        text += &format!("  {mark} {}\n", finding.what);
-        if !finding.mend.is_empty() {
-            text += &format!("        mend: {}\n", finding.mend);
+        let mark = if finding.is_problem { "FAIL " } else { "ok   " };
+        text += &format!("  {mark} {}\n", finding.message);
+        if !finding.fix.is_empty() {
+            text += &format!("        fix: {}\n", finding.fix);
         }
     }
-    let faults = findings.iter().filter(|finding| finding.is_fault).count();
-    text + &match faults {
-        0 => "\nNothing is wrong.\n".to_owned(),
-        faults => format!("\n{}.\n", count(faults, "fault")),
+    let problems = findings.iter().filter(|finding| finding.is_problem).count();
+    text + &match problems {
+        0 => "\nNo problems found.\n".to_owned(),
+        problems => format!("\n{}.\n", count(problems, "problem")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Changes of a group's roles, in whichever version the group is written.
+//! Changes of a group's roles, in the version in which the group is stored.
 
 use serde_json::{Map, Value};
 
@@ -6,7 +6,7 @@ use super::KubectlError;
 use super::images::reference;
 use crate::plan::RESTARTED_AT;
 
-/// Where a role has pod templates, and patches of them: first as v1alpha2 has them, then as v1alpha1.
+/// Paths of a role's pod templates and their patches: first those of v1alpha2, then those of v1alpha1.
 const TEMPLATES: [&str; 10] = [
     "/standalonePattern/template",
     "/standalonePattern/templateRef/patch",
@@ -19,9 +19,9 @@ const TEMPLATES: [&str; 10] = [
     "/leaderWorkerSet/patchLeaderTemplate",
     "/leaderWorkerSet/patchWorkerTemplate",
 ];
-/// Where a role has components, each with a template.
+/// Paths of a role's components, each of which has a template.
 const COMPONENTS: [&str; 2] = ["/customComponentsPattern/components", "/components"];
-/// The patches among them that only concern some pods of an instance.
+/// Patches among them that concern only some pods of an instance.
 const PARTIAL: [&str; 4] =
     ["leaderTemplatePatch", "workerTemplatePatch", "patchLeaderTemplate", "patchWorkerTemplate"];
 
@@ -40,7 +40,7 @@ pub(super) fn template_paths(role: &Value) -> Vec<String> {
     paths
 }
 
-/// The roles of those names; all, if none is named.
+/// The roles of those names; all roles if no name is given.
 ///
 /// # Errors
 /// [`KubectlError::NoRole`].
@@ -51,13 +51,13 @@ pub(super) fn roles_mut<'a>(
     let all: Vec<String> =
         group["spec"]["roles"].as_array().into_iter().flatten().map(|role| text(&role["name"])).collect();
     if let Some(role) = names.iter().find(|name| !all.contains(name)) {
-        return Err(KubectlError::NoRole { role: role.clone(), there: all });
+        return Err(KubectlError::NoRole { role: role.clone(), existing: all });
     }
     let roles = group["spec"]["roles"].as_array_mut().into_iter().flatten();
     Ok(roles.filter(|role| names.is_empty() || names.contains(&text(&role["name"]))).collect())
 }
 
-/// The object at a JSON pointer whose segments are names; made where it is missing.
+/// The object at a JSON pointer of field names; missing objects are created.
 pub(super) fn value_at_mut<'a>(value: &'a mut Value, path: &str) -> &'a mut Value {
     path.split('/').filter(|name| !name.is_empty()).fold(value, |value, name| {
         if !value.is_object() {
@@ -67,7 +67,7 @@ pub(super) fn value_at_mut<'a>(value: &'a mut Value, path: &str) -> &'a mut Valu
     })
 }
 
-/// Holds updates of these roles back, or lets them go on. All roles, if none is named.
+/// Pauses or resumes updates of these roles. All roles if no name is given.
 ///
 /// # Errors
 /// [`KubectlError::NoRole`].
@@ -86,7 +86,7 @@ pub fn set_paused(group: &mut Value, roles: &[String], is_paused: bool) -> Resul
     Ok(())
 }
 
-/// Asks for all pods of these roles to be made anew, as far at a time as an update may go. All roles, if none is named.
+/// Requests that all pods of these roles are recreated within the rolling-update limits. All roles if no name is given.
 ///
 /// # Errors
 /// [`KubectlError::NoRole`].

@@ -1,110 +1,84 @@
-//! Why a command cannot do what it was asked to.
+//! Errors of the kubectl commands.
 
-/// Why a command cannot do what it was asked to. The texts are for whoever asked.
+/// Error of a kubectl command; its text is shown to the user.
 #[derive(Debug, thiserror::Error)]
 pub enum KubectlError {
-    /// No cluster is configured.
-    #[error("no cluster to talk to: {0}; give --kubeconfig or --context")]
+    #[error("no cluster configured: {0}; set --kubeconfig or --context")]
     Config(String),
-    /// The API server refuses, or does not answer.
+    /// The API server rejected a request, or did not respond.
     #[error("{0}")]
     Api(String),
-    /// RoleBasedGroup is not installed.
-    #[error("this cluster does not serve RoleBasedGroups: install their definitions (operator/crds) first")]
+    /// The CRDs are not installed.
+    #[error("this cluster does not serve RoleBasedGroups: install the CRDs (operator/crds) first")]
     NoDefinitions,
-    /// There is no such group.
-    #[error("namespace {namespace} has no RoleBasedGroup `{name}`{}", alternatives(.there))]
+    /// The group does not exist.
+    #[error("namespace {namespace} has no RoleBasedGroup `{name}`{}", alternatives(.existing))]
     NoGroup {
-        /// Its name.
         name: String,
-        /// Where it was looked for.
+        /// The namespace that was searched.
         namespace: String,
-        /// Groups that are there.
-        there: Vec<String>,
+        existing: Vec<String>,
     },
-    /// There is no such role.
-    #[error("the group has no role `{role}`{}", alternatives(.there))]
-    NoRole {
-        /// Its name.
-        role: String,
-        /// Roles that are there.
-        there: Vec<String>,
-    },
-    /// There is no such container.
-    #[error("role `{role}` has no container `{container}`{}", alternatives(.there))]
-    NoContainer {
-        /// The role.
-        role: String,
-        /// The container's name.
-        container: String,
-        /// Containers that are there.
-        there: Vec<String>,
-    },
-    /// Which container is meant is not said.
+    /// The role does not exist.
+    #[error("the group has no role `{role}`{}", alternatives(.existing))]
+    NoRole { role: String, existing: Vec<String> },
+    /// The container does not exist.
+    #[error("role `{role}` has no container `{container}`{}", alternatives(.existing))]
+    NoContainer { role: String, container: String, existing: Vec<String> },
+    /// The role has several containers, and none is given.
     #[error(
-        "role `{role}` has several containers: say {role}/CONTAINER={image}{}",
-        alternatives(.there)
+        "role `{role}` has several containers: use {role}/CONTAINER={image}{}",
+        alternatives(.existing)
     )]
-    WhichContainer {
-        /// The role.
-        role: String,
-        /// The image.
-        image: String,
-        /// Its containers.
-        there: Vec<String>,
-    },
-    /// An image without a role fits nowhere.
+    WhichContainer { role: String, image: String, existing: Vec<String> },
+    /// No container runs another tag of the image.
     #[error(
-        "no container runs another tag of {image}: say ROLE=IMAGE or ROLE/CONTAINER=IMAGE{}",
-        alternatives(.there)
+        "no container runs another tag of {image}: use ROLE=IMAGE or ROLE/CONTAINER=IMAGE{}",
+        alternatives(.existing)
     )]
     NoSuchRepository {
-        /// The image.
         image: String,
-        /// Images that containers run.
-        there: Vec<String>,
+        /// Images of the group's containers.
+        existing: Vec<String>,
     },
-    /// There is no such revision.
-    #[error("the group has no revision {revision}{}", alternatives(.there))]
+    /// The revision does not exist.
+    #[error("the group has no revision {revision}{}", alternatives(.existing))]
     NoRevision {
-        /// Its number.
         revision: i64,
-        /// Numbers that are there.
-        there: Vec<String>,
+        /// Revision numbers of the group.
+        existing: Vec<String>,
     },
-    /// There is nothing to go back to.
-    #[error("the group has no earlier revision that differs from what it is now")]
+    /// There is no earlier revision to restore.
+    #[error("the group has no earlier revision that differs from its present spec")]
     NothingEarlier,
-    /// A set writes the group.
+    /// A RoleBasedGroupSet controls the group.
     #[error(
-        "the group belongs to the RoleBasedGroupSet `{0}`, which would take the change back: change the set's \
+        "the group belongs to the RoleBasedGroupSet `{0}`, which would revert the change: change the set's \
          groupTemplate instead"
     )]
     OfSet(String),
     /// A file cannot be read.
     #[error("{file}: {problem}")]
     File {
-        /// The file.
         file: String,
-        /// What is wrong.
+        /// Error message without the path.
         problem: String,
     },
-    /// An object is not what it should be.
+    /// An object does not have the expected form.
     #[error("{0}")]
     Unreadable(String),
-    /// The webhook would say the same.
-    #[error("the group would be refused: {0}")]
+    /// The validating webhook would reject the group.
+    #[error("the group would be rejected: {0}")]
     Refused(String),
-    /// Time is up.
-    #[error("not in time: {0}")]
+    #[error("timed out: {0}")]
     TimedOut(String),
 }
 
-/// What there is instead.
-fn alternatives(there: &[String]) -> String {
-    match there {
-        [] => "; there is none".to_owned(),
-        there => format!("; there are: {}", there.join(", ")),
+/// Text that lists what exists instead.
+fn alternatives(existing: &[String]) -> String {
+    match existing {
+        [] => "; none exist".to_owned(),
+        existing => format!("; existing: {}", existing.join(", ")),
     }
 }
 
@@ -112,12 +86,12 @@ impl From<kube::Error> for KubectlError {
     fn from(error: kube::Error) -> Self {
         Self::Api(match error {
             kube::Error::Api(status) => status.message.clone(),
-            other => format!("the API server cannot be asked: {}", last_cause(&other)),
+            other => format!("request to the API server failed: {}", last_cause(&other)),
         })
     }
 }
 
-/// The innermost cause, which says most.
+/// The innermost cause, which is the most specific.
 fn last_cause(error: &dyn std::error::Error) -> String {
     let mut cause = error;
     while let Some(inner) = cause.source() {

@@ -1,4 +1,4 @@
-//! Revisions of a group: what they were, how they differ, and going back to one.
+//! Revision history of a group: contents, differences and rollback.
 
 use moongate_render::revision::SpecRevision as Rendered;
 use rbg_api::conversion::{ApiVersion, convert};
@@ -12,50 +12,47 @@ use super::differences::{FieldDifference, differences, summary};
 use super::edit::text;
 use crate::ResourceKind;
 
-/// One stored revision.
+/// A stored revision of a group.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupRevision {
-    /// Its number.
     pub number: i64,
-    /// Name of its ControllerRevision.
     pub name: String,
-    /// When it was made, RFC 3339.
-    pub made: String,
-    /// Whether the group is so now.
+    pub created_at: String,
+    /// Whether the revision equals the group's present spec.
     pub is_current: bool,
-    /// How it differs from the one before it, in a few words.
+    /// Summary of the differences from the previous revision.
     pub changes: Vec<String>,
-    /// What it keeps.
+    /// Spec stored in the revision.
     #[serde(skip)]
     pub data: Value,
 }
 
-/// The stored revisions of a group, the oldest first.
+/// The stored revisions of a group, oldest first.
 #[derive(Debug, Clone, Serialize)]
 pub struct RevisionHistory {
-    /// Them.
+    /// The stored revisions, oldest first.
     pub revisions: Vec<GroupRevision>,
-    /// What the group would be stored as now.
+    /// The data that a revision of the present spec would contain.
     #[serde(skip)]
-    now: Value,
+    present: Value,
 }
 
 impl RevisionHistory {
-    /// Reads it.
+    /// Reads the revisions of a group from its snapshot.
     ///
     /// # Errors
     /// [`KubectlError::Unreadable`].
-    pub fn read(group: &Value, family: &GroupSnapshot) -> Result<Self, KubectlError> {
-        let now = rendered(group)?;
+    pub fn read(group: &Value, snapshot: &GroupSnapshot) -> Result<Self, KubectlError> {
+        let present = rendered(group)?;
         let uid = &group["metadata"]["uid"];
-        let is_own = |revision: &&Value| {
+        let is_owned = |revision: &&Value| {
             let owners = revision["metadata"]["ownerReferences"].as_array().into_iter().flatten();
             owners.into_iter().any(|owner| owner["uid"] == *uid)
         };
-        let mut stored: Vec<&Value> = family.server.all(ResourceKind::Revision).filter(is_own).collect();
+        let mut stored: Vec<&Value> = snapshot.server.all(ResourceKind::Revision).filter(is_owned).collect();
         stored.sort_by_key(|revision| revision["revision"].as_i64());
-        let newest_same = stored.iter().rposition(|revision| now.is_same(&revision["data"]));
+        let newest_same = stored.iter().rposition(|revision| present.is_same(&revision["data"]));
         let mut revisions: Vec<GroupRevision> = Vec::new();
         for (index, revision) in stored.iter().enumerate() {
             let data = revision["data"].clone();
@@ -66,16 +63,16 @@ impl RevisionHistory {
             revisions.push(GroupRevision {
                 number: revision["revision"].as_i64().unwrap_or(0),
                 name: text(&revision["metadata"]["name"]),
-                made: text(&revision["metadata"]["creationTimestamp"]),
+                created_at: text(&revision["metadata"]["creationTimestamp"]),
                 is_current: newest_same == Some(index),
                 changes,
                 data,
             });
         }
-        Ok(Self { revisions, now: now.data })
+        Ok(Self { revisions, present: present.data })
     }
 
-    /// The revision of that number.
+    /// Looks up a revision by its number.
     ///
     /// # Errors
     /// [`KubectlError::NoRevision`].
@@ -83,11 +80,11 @@ impl RevisionHistory {
         let found = self.revisions.iter().find(|revision| revision.number == number);
         found.ok_or_else(|| KubectlError::NoRevision {
             revision: number,
-            there: self.revisions.iter().map(|revision| revision.number.to_string()).collect(),
+            existing: self.revisions.iter().map(|revision| revision.number.to_string()).collect(),
         })
     }
 
-    /// The newest revision by which pods were others than now. How updates go about does not count.
+    /// The newest revision with other pods than the present spec. Differences of the rollout strategy do not count.
     ///
     /// # Errors
     /// [`KubectlError::NothingEarlier`].
@@ -96,11 +93,11 @@ impl RevisionHistory {
         self.revisions.iter().rev().find(differs).ok_or(KubectlError::NothingEarlier)
     }
 
-    /// What going back to the revision would change.
+    /// The changes that a rollback to the revision would make.
     #[must_use]
     pub fn differences_to(&self, revision: &GroupRevision) -> Vec<FieldDifference> {
-        let mut all = differences(&self.now["spec"], &revision.data["spec"]);
-        all.retain(|one| !one.path.contains("rolloutStrategy"));
+        let mut all = differences(&self.present["spec"], &revision.data["spec"]);
+        all.retain(|difference| !difference.path.contains("rolloutStrategy"));
         all
     }
 }
@@ -112,32 +109,32 @@ fn rendered(group: &Value) -> Result<Rendered, KubectlError> {
     Ok(Rendered::for_group(name, &typed.spec, 0))
 }
 
-/// Puts a group, of either version, back to what the revision keeps. Replicas, which revisions do not keep, and how updates go
-/// about stay as they are; so do roles that are the same.
+/// Restores a group, of either version, to a revision. Replicas and rollout strategies, which are not part of a rollback,
+/// stay as they are, and so do unchanged roles.
 ///
 /// # Errors
 /// [`KubectlError::Unreadable`].
 pub fn restore_revision(group: &mut Value, data: &Value) -> Result<(), KubectlError> {
     let version = ApiVersion::parse(group["apiVersion"].as_str().unwrap_or_default());
-    let mut now = current(group.clone())?;
-    let as_stored = rendered(&now)?.data;
+    let mut present = current(group.clone())?;
+    let as_stored = rendered(&present)?.data;
     for list in ["roleTemplates", "roles"] {
-        let wanted = restore_items(&now["spec"][list], &as_stored["spec"][list], &data["spec"][list]);
-        match now["spec"].as_object_mut() {
+        let wanted = restore_items(&present["spec"][list], &as_stored["spec"][list], &data["spec"][list]);
+        match present["spec"].as_object_mut() {
             Some(spec) if wanted.is_empty() => drop(spec.remove(list)),
             Some(spec) => drop(spec.insert(list.to_owned(), wanted.into())),
             None => {}
         }
     }
     let version = version.unwrap_or(ApiVersion::V1alpha2);
-    *group = convert(&now, version).map_err(|error| KubectlError::Unreadable(error.to_string()))?;
+    *group = convert(&present, version).map_err(|error| KubectlError::Unreadable(error.to_string()))?;
     Ok(())
 }
 
-/// The items that a revision has; those that would be stored the same as they are written now.
+/// The items of a revision; an unchanged item is kept in its present form.
 fn restore_items(live: &Value, as_stored: &Value, wanted: &Value) -> Vec<Value> {
     let (live, as_stored) = (named(live), named(as_stored));
-    let one = |(name, item): (String, Value)| {
+    let restore = |(name, item): (String, Value)| {
         let find = |list: &[(String, Value)]| {
             list.iter().find(|(other, _)| *other == name).map(|(_, item)| item.clone())
         };
@@ -147,7 +144,7 @@ fn restore_items(live: &Value, as_stored: &Value, wanted: &Value) -> Vec<Value> 
             before => keep_unrevisioned(item, before.as_ref()),
         }
     };
-    named(wanted).into_iter().map(one).collect()
+    named(wanted).into_iter().map(restore).collect()
 }
 
 fn without_strategy(mut role: Value) -> Value {
@@ -157,20 +154,20 @@ fn without_strategy(mut role: Value) -> Value {
     role
 }
 
-/// The item with what revisions do not decide as it is now.
+/// The revision's item with the present replicas and rollout strategy.
 fn keep_unrevisioned(mut item: Value, before: Option<&Value>) -> Value {
     let Value::Object(members) = &mut item else { return item };
     for member in ["replicas", "rolloutStrategy"] {
-        let now = before.map(|before| before.get(member).cloned().unwrap_or_default());
-        match now.or_else(|| members.get(member).cloned()) {
+        let present = before.map(|before| before.get(member).cloned().unwrap_or_default());
+        match present.or_else(|| members.get(member).cloned()) {
             None | Some(Value::Null) => drop(members.remove(member)),
-            Some(now) => drop(members.insert(member.to_owned(), now)),
+            Some(present) => drop(members.insert(member.to_owned(), present)),
         }
     }
     item
 }
 
-/// Items that have names.
+/// Items with a name, with their names.
 fn named(list: &Value) -> Vec<(String, Value)> {
     let all = list.as_array().into_iter().flatten();
     all.filter_map(|item| Some((item["name"].as_str()?.to_owned(), item.clone()))).collect()
@@ -196,15 +193,19 @@ mod tests {
     #[test]
     fn rollback_keeps_replicas_strategy_and_unchanged_roles() {
         let before = rendered(&group("i:1", false)).unwrap().data;
-        let mut now = group("i:2", true);
-        restore_revision(&mut now, &before).unwrap();
-        let role = &now["spec"]["roles"][0];
+        let mut present = group("i:2", true);
+        restore_revision(&mut present, &before).unwrap();
+        let role = &present["spec"]["roles"][0];
         assert_eq!(role.pointer("/standalonePattern/template/spec/containers/0/image").unwrap(), "i:1");
         assert_eq!(
             (&role["replicas"], &role["rolloutStrategy"]["rollingUpdate"]["paused"]),
             (&json!(3), &json!(true))
         );
-        assert_eq!(now["spec"]["roles"][1], group("i:2", true)["spec"]["roles"][1], "as it was written");
-        assert!(now["spec"].get("roleTemplates").is_none());
+        assert_eq!(
+            present["spec"]["roles"][1],
+            group("i:2", true)["spec"]["roles"][1],
+            "an unchanged role stays as it is"
+        );
+        assert!(present["spec"].get("roleTemplates").is_none());
     }
 }

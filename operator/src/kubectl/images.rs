@@ -1,4 +1,4 @@
-//! New images for a group's containers, in whichever version the group is written.
+//! Sets images of a group's containers, in the version in which the group is stored.
 
 use std::str::FromStr;
 
@@ -7,24 +7,23 @@ use serde_json::{Value, json};
 use super::KubectlError;
 use super::edit::{roles_mut, template_paths, text};
 
-/// `[ROLE[/CONTAINER]=]IMAGE`
+/// An assignment of the form `[ROLE[/CONTAINER]=]IMAGE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageAssignment {
-    /// The role; `None`: all roles, where another tag of the same repository runs.
+    /// The role; `None` selects all roles that run another tag of the same repository.
     pub role: Option<String>,
-    /// The container; `None`: the role's only one, or those that run another tag of the same repository.
+    /// The container; `None` selects the role's only container, or those that run another tag of the same repository.
     pub container: Option<String>,
-    /// The image.
     pub image: String,
 }
 
 impl FromStr for ImageAssignment {
     type Err = String;
 
-    fn from_str(wish: &str) -> Result<Self, String> {
-        let (target, image) = match wish.split_once('=') {
+    fn from_str(assignment: &str) -> Result<Self, String> {
+        let (target, image) = match assignment.split_once('=') {
             Some((target, image)) => (Some(target), image),
-            None => (None, wish),
+            None => (None, assignment),
         };
         let (role, container) = match target.map(|target| target.split_once('/').unwrap_or((target, ""))) {
             Some((role, container)) => (Some(role.to_owned()), Some(container.to_owned())),
@@ -35,86 +34,88 @@ impl FromStr for ImageAssignment {
         let is_empty = |text: &Option<String>| text.as_ref().is_some_and(String::is_empty);
         if image.is_empty() || image.contains(char::is_whitespace) || is_empty(&role) || is_empty(&container)
         {
-            return Err("it must read [ROLE[/CONTAINER]=]IMAGE".to_owned());
+            return Err("expected [ROLE[/CONTAINER]=]IMAGE".to_owned());
         }
         Ok(Self { role, container, image: image.to_owned() })
     }
 }
 
-/// Puts the images into the group.
+/// Sets the images of the group's containers.
 ///
 /// # Errors
 /// [`KubectlError::NoRole`], [`KubectlError::NoContainer`], [`KubectlError::WhichContainer`],
 /// [`KubectlError::NoSuchRepository`].
-pub fn set_images(group: &mut Value, wishes: &[ImageAssignment]) -> Result<(), KubectlError> {
+pub fn set_images(group: &mut Value, assignments: &[ImageAssignment]) -> Result<(), KubectlError> {
     let templates = group["spec"]["roleTemplates"].clone();
-    for wish in wishes {
+    for assignment in assignments {
         let mut found = false;
-        for role in roles_mut(group, wish.role.as_slice())? {
-            for container in matching_containers(role, &templates, wish)? {
-                set_image(role, &templates, &container, &wish.image);
+        for role in roles_mut(group, assignment.role.as_slice())? {
+            for container in matching_containers(role, &templates, assignment)? {
+                set_image(role, &templates, &container, &assignment.image);
                 found = true;
             }
         }
         if !found {
-            let mut there: Vec<String> = Vec::new();
+            let mut existing: Vec<String> = Vec::new();
             for role in roles_mut(group, &[])? {
-                there.extend(containers(role, &templates).into_iter().map(|(_, image)| image));
+                existing.extend(containers(role, &templates).into_iter().map(|(_, image)| image));
             }
-            there.sort_unstable();
-            there.dedup();
-            return Err(KubectlError::NoSuchRepository { image: wish.image.clone(), there });
+            existing.sort_unstable();
+            existing.dedup();
+            return Err(KubectlError::NoSuchRepository { image: assignment.image.clone(), existing });
         }
     }
     Ok(())
 }
 
-/// The role's containers that the wish is about.
+/// The role's containers that the assignment selects.
 fn matching_containers(
     role: &Value,
     templates: &Value,
-    wish: &ImageAssignment,
+    assignment: &ImageAssignment,
 ) -> Result<Vec<String>, KubectlError> {
     let all = containers(role, templates);
-    let mut there: Vec<String> = all.iter().map(|(name, _)| name.clone()).collect();
-    there.dedup();
-    let of_same_repository = || {
-        let same = all.iter().filter(|(_, image)| repository(image) == repository(&wish.image));
+    let mut existing: Vec<String> = all.iter().map(|(name, _)| name.clone()).collect();
+    existing.dedup();
+    let same_repository = || {
+        let same = all.iter().filter(|(_, image)| repository(image) == repository(&assignment.image));
         let mut names: Vec<String> = same.map(|(name, _)| name.clone()).collect();
         names.dedup();
         names
     };
-    match (&wish.role, &wish.container) {
-        (Some(_), Some(name)) if there.contains(name) => Ok(vec![name.clone()]),
+    match (&assignment.role, &assignment.container) {
+        (Some(_), Some(name)) if existing.contains(name) => Ok(vec![name.clone()]),
         (Some(role), Some(name)) => {
-            Err(KubectlError::NoContainer { role: role.clone(), container: name.clone(), there })
+            Err(KubectlError::NoContainer { role: role.clone(), container: name.clone(), existing })
         }
-        (Some(_), None) if there.len() == 1 => Ok(there),
-        (Some(role), None) => match of_same_repository() {
-            none if none.is_empty() => {
-                Err(KubectlError::WhichContainer { role: role.clone(), image: wish.image.clone(), there })
-            }
-            some => Ok(some),
+        (Some(_), None) if existing.len() == 1 => Ok(existing),
+        (Some(role), None) => match same_repository() {
+            names if names.is_empty() => Err(KubectlError::WhichContainer {
+                role: role.clone(),
+                image: assignment.image.clone(),
+                existing,
+            }),
+            names => Ok(names),
         },
-        (None, _) => Ok(of_same_repository()),
+        (None, _) => Ok(same_repository()),
     }
 }
 
-/// Names and images of the role's containers, sorted by name. The same name may have several images.
+/// Names and images of the role's containers, sorted by name. A name may appear with several images.
 pub(super) fn containers(role: &Value, templates: &Value) -> Vec<(String, String)> {
     let mut all = Vec::new();
-    let mut take = |template: &Value| {
-        for one in template["spec"]["containers"].as_array().into_iter().flatten() {
-            if let (Some(name), Some(image)) = (one["name"].as_str(), one["image"].as_str()) {
+    let mut collect_containers = |template: &Value| {
+        for container in template["spec"]["containers"].as_array().into_iter().flatten() {
+            if let (Some(name), Some(image)) = (container["name"].as_str(), container["image"].as_str()) {
                 all.push((name.to_owned(), image.to_owned()));
             }
         }
     };
-    template_paths(role).iter().filter_map(|path| role.pointer(path)).for_each(&mut take);
+    template_paths(role).iter().filter_map(|path| role.pointer(path)).for_each(&mut collect_containers);
     let patched: Vec<String> = all.iter().map(|(name, _)| name.clone()).collect();
     let mut shared = Vec::new();
-    for one in shared_template(role, templates)["spec"]["containers"].as_array().into_iter().flatten() {
-        if let (Some(name), Some(image)) = (one["name"].as_str(), one["image"].as_str()) {
+    for container in shared_template(role, templates)["spec"]["containers"].as_array().into_iter().flatten() {
+        if let (Some(name), Some(image)) = (container["name"].as_str(), container["image"].as_str()) {
             shared.push((name.to_owned(), image.to_owned()));
         }
     }
@@ -125,22 +126,22 @@ pub(super) fn containers(role: &Value, templates: &Value) -> Vec<(String, String
     all
 }
 
-/// The role template that the role refers to; null if it refers to none.
+/// The role template that the role references; null if there is none.
 fn shared_template<'a>(role: &Value, templates: &'a Value) -> &'a Value {
     let name = reference(role).map(|(_, name)| name);
     let all = templates.as_array().into_iter().flatten();
-    let mut found = all.filter(|one| name.is_some() && one["name"].as_str() == name.as_deref());
-    found.next().map_or(&Value::Null, |one| &one["template"])
+    let mut found = all.filter(|container| name.is_some() && container["name"].as_str() == name.as_deref());
+    found.next().map_or(&Value::Null, |container| &container["template"])
 }
 
-/// Where a role that refers to a role template has its patch of it, and the template's name.
+/// Path of the role's patch of its role template, and the template's name; `None` if the role references none.
 pub(super) fn reference(role: &Value) -> Option<(String, String)> {
-    let places = [
+    let reference_paths = [
         ("/standalonePattern/templateRef", "/standalonePattern/templateRef/patch"),
         ("/leaderWorkerPattern/templateRef", "/leaderWorkerPattern/templateRef/patch"),
         ("/templateRef", "/templatePatch"),
     ];
-    places.into_iter().find_map(|(reference, patch)| {
+    reference_paths.into_iter().find_map(|(reference, patch)| {
         let name = role.pointer(reference)?["name"].as_str()?;
         Some((patch.to_owned(), name.to_owned()))
     })
@@ -149,33 +150,33 @@ pub(super) fn reference(role: &Value) -> Option<(String, String)> {
 fn set_image(role: &mut Value, templates: &Value, container: &str, image: &str) {
     let has = |template: &Value| {
         let all = template["spec"]["containers"].as_array().into_iter().flatten();
-        all.into_iter().any(|one| one["name"] == container && one["image"].is_string())
+        all.into_iter().any(|item| item["name"] == container && item["image"].is_string())
     };
     let mut in_patch = false;
     let reference = reference(role).map(|(patch, _)| patch);
     for path in template_paths(role) {
         let Some(template) = role.pointer_mut(&path) else { continue };
-        let own = template["spec"]["containers"].as_array_mut().into_iter().flatten();
-        for one in own.filter(|one| one["name"] == container && one["image"].is_string()) {
-            one["image"] = image.into();
+        let patched_containers = template["spec"]["containers"].as_array_mut().into_iter().flatten();
+        for item in patched_containers.filter(|item| item["name"] == container && item["image"].is_string()) {
+            item["image"] = image.into();
             in_patch |= reference.as_ref() == Some(&path);
         }
     }
-    // What other roles share stays as it is: this role's patch names the image.
+    // A shared role template is not changed: the image is set in this role's patch.
     if let Some(patch) = reference.filter(|_| !in_patch && has(shared_template(role, templates))) {
         let patch = super::edit::value_at_mut(role, &patch);
         if !patch["spec"]["containers"].is_array() {
             patch["spec"]["containers"] = json!([]);
         }
-        let Value::Array(own) = &mut patch["spec"]["containers"] else { return };
-        match own.iter_mut().find(|one| one["name"] == container) {
-            Some(one) => one["image"] = image.into(),
-            None => own.push(json!({ "name": container, "image": image })),
+        let Value::Array(patched_containers) = &mut patch["spec"]["containers"] else { return };
+        match patched_containers.iter_mut().find(|item| item["name"] == container) {
+            Some(item) => item["image"] = image.into(),
+            None => patched_containers.push(json!({ "name": container, "image": image })),
         }
     }
 }
 
-/// An image without tag and digest.
+/// Strips tag and digest from an image.
 pub(super) fn repository(image: &str) -> &str {
     let image = image.split('@').next().unwrap_or(image);
     let name = image.rfind('/').map_or(0, |slash| slash + 1);
@@ -185,7 +186,7 @@ pub(super) fn repository(image: &str) -> &str {
     }
 }
 
-/// Images of all containers of a group's role, for people.
+/// Sorted images of all containers of a role.
 pub(super) fn images(role: &Value, templates: &Value) -> Vec<String> {
     let mut images: Vec<String> = containers(role, templates).into_iter().map(|(_, image)| image).collect();
     images.sort_unstable();
@@ -193,7 +194,6 @@ pub(super) fn images(role: &Value, templates: &Value) -> Vec<String> {
     images
 }
 
-/// The name of a role.
 pub(super) fn name_of(role: &Value) -> String {
     text(&role["name"])
 }
@@ -203,10 +203,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_wish_names_role_and_container_or_not() {
+    fn role_and_container_of_an_image_are_optional() {
         let parse = |text: &str| {
-            let wish: ImageAssignment = text.parse().unwrap();
-            (wish.role.unwrap_or_default(), wish.container.unwrap_or_default(), wish.image)
+            let assignment: ImageAssignment = text.parse().unwrap();
+            (assignment.role.unwrap_or_default(), assignment.container.unwrap_or_default(), assignment.image)
         };
         let expected =
             |role: &str, container: &str, image: &str| (role.into(), container.into(), image.into());

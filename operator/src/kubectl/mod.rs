@@ -1,7 +1,8 @@
-//! What people do with groups: look at them, ask what a change would do, make it, take it back. Behind `kubectl moongate`.
+//! Commands of `kubectl moongate`: show groups, preview changes, apply them and roll them back.
 //!
-//! Texts of commands are made here, so that they are tested without a terminal; flags are the caller's. Only [`ClusterClient::edit`]
-//! writes, and only a group's spec.
+//! The texts of commands are produced here, so that they can be tested without a terminal; flags are parsed by the caller.
+//! Only
+//! [`ClusterClient::edit`] writes, and only the spec of a group.
 
 mod cluster;
 mod differences;
@@ -30,12 +31,12 @@ pub use rbg_api::keys::GROUPSET_NAME;
 pub use report::{EventReport, GroupReport, InstanceReport, PodReport, RoleReport};
 pub use wait::{RolloutProgress, wait};
 
-/// Whether the cluster has what groups need, and how to mend what is wrong.
+/// Checks whether the cluster has what groups need, with a fix for each problem.
 pub async fn diagnose(cluster: &ClusterClient) -> Vec<DoctorFinding> {
     DoctorSnapshot::read(cluster).await.findings(k8s_openapi::jiff::Timestamp::now())
 }
 
-/// The time, RFC 3339, as annotations of Kubernetes have it.
+/// Present time in RFC 3339 without a fraction, as Kubernetes formats annotations.
 #[must_use]
 pub fn now() -> String {
     let now = k8s_openapi::jiff::Timestamp::now();

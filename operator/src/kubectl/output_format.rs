@@ -1,23 +1,20 @@
-//! Output: columns for people, JSON and YAML for programs.
+//! Output as text tables, JSON or YAML.
 
 use serde::Serialize;
 
 use super::KubectlError;
 
-/// How something is printed.
+/// Format of a command's output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum OutputFormat {
-    /// For people.
     #[default]
     Text,
-    /// JSON.
     Json,
-    /// YAML.
     Yaml,
 }
 
 impl OutputFormat {
-    /// The value in this format; `text` says how people get it.
+    /// Formats the value; `text` produces the text format.
     ///
     /// # Errors
     /// [`KubectlError::Unreadable`].
@@ -37,7 +34,7 @@ impl OutputFormat {
     }
 }
 
-/// A table with two spaces between columns. Cells that are empty show as `-`.
+/// Formats a table with two spaces between columns. Empty cells are shown as `-`.
 #[must_use]
 pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let cell = |text: &str| if text.is_empty() { "-".to_owned() } else { text.to_owned() };
@@ -55,18 +52,18 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     std::iter::once(&head).chain(&rows).map(line).collect()
 }
 
-/// Lines with two more spaces in front.
+/// Indents each line by two spaces.
 #[must_use]
 pub(super) fn indented(text: &str) -> String {
     text.lines().map(|line| format!("  {line}\n")).collect()
 }
 
-/// `1 pod`, `2 pods`
+/// Number with a noun: `1 pod`, `2 pods`.
 pub(super) fn count(number: usize, what: &str) -> String {
     if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
-/// Seconds as kubectl shows an age: its largest unit, and the next one while it is small.
+/// Formats an age as kubectl does: the largest unit, and the next smaller one for small values.
 #[must_use]
 pub fn age(seconds: i64) -> String {
     let seconds = seconds.max(0);

@@ -1,4 +1,4 @@
-//! What a change of a group would do.
+//! Preview of a change of a group.
 
 use std::path::Path;
 
@@ -15,33 +15,31 @@ use super::output_format::{count, indented, table};
 use crate::forecast::{ForecastStep, RolloutForecast, SimulatedApiServer, StepEffect, forecast};
 use crate::{ResourceKind, validation};
 
-/// What a change would do.
+/// Preview of a change: differences and rollout forecast.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PlanReport {
-    /// The group's namespace.
     pub namespace: String,
-    /// The group.
     pub group: String,
-    /// Whether it is there already.
+    /// Whether the group exists already.
     pub exists: bool,
-    /// What of its spec would change.
+    /// Differences from the present spec.
     pub changes: Vec<FieldDifference>,
-    /// What the operator would do about it.
+    /// Forecast of the resulting rollout.
     #[serde(flatten)]
     pub forecast: RolloutForecast,
-    /// What would still be other than the spec says when nothing is left to do, and why.
-    pub left: Vec<String>,
+    /// Reasons for which the group will not fully match its spec at the end of the rollout.
+    pub remaining: Vec<String>,
 }
 
-/// Groups and policies of YAML or JSON files, groups as v1alpha2; `-` is the standard input. Also what was left out: other
-/// objects, of which this says nothing.
+/// Reads groups and policies from YAML or JSON files, groups as v1alpha2; `-` is the standard input. The second list names
+/// skipped objects of other kinds.
 ///
 /// # Errors
 /// [`KubectlError::File`].
 pub fn read_files(files: &[impl AsRef<Path>]) -> Result<(Vec<Value>, Vec<String>), KubectlError> {
     let mut found = Vec::new();
-    let mut left_out = Vec::new();
+    let mut skipped = Vec::new();
     for path in files.iter().map(AsRef::as_ref) {
         let failed = |problem: &dyn std::fmt::Display| KubectlError::File {
             file: path.display().to_string(),
@@ -58,22 +56,22 @@ pub fn read_files(files: &[impl AsRef<Path>]) -> Result<(Vec<Value>, Vec<String>
             match object["kind"].as_str().and_then(ResourceKind::parse) {
                 Some(ResourceKind::Group) => found.push(current(object).map_err(|error| failed(&error))?),
                 Some(ResourceKind::Policy) => found.push(object),
-                _ => left_out.push(format!("{} {}", self::text(&object["kind"]), name(&object))),
+                _ => skipped.push(format!("{} {}", self::text(&object["kind"]), name(&object))),
             }
         }
     }
-    Ok((found, left_out))
+    Ok((found, skipped))
 }
 
 fn name(object: &Value) -> String {
     text(&object["metadata"]["name"])
 }
 
-/// What comes of a change of a group. `change` is given the group as it is, if it is; `policies` take the place of those that
-/// are there. Nothing is written.
+/// Previews a change of a group. `change` gets the present group, if it exists; `policies` replace existing ones. Writes
+/// nothing.
 ///
 /// # Errors
-/// What `change` says, [`KubectlError::Refused`], or why the cluster cannot be read.
+/// The error of `change`, [`KubectlError::Refused`], or an error of reading the cluster.
 pub async fn plan(
     cluster: &ClusterClient,
     group: &str,
@@ -87,10 +85,15 @@ pub async fn plan(
     Ok(plan_report(cluster.group_snapshot(group).await?, live.as_ref(), wanted, policies))
 }
 
-/// What comes of it that a group, `live` until now, becomes `wanted`.
-fn plan_report(family: GroupSnapshot, live: Option<&Value>, wanted: Value, policies: &[Value]) -> PlanReport {
+/// Preview of changing a group from `live` to `wanted`.
+fn plan_report(
+    snapshot: GroupSnapshot,
+    live: Option<&Value>,
+    wanted: Value,
+    policies: &[Value],
+) -> PlanReport {
     let (group, namespace) = (name(&wanted), text(&wanted["metadata"]["namespace"]));
-    let mut server = family.server;
+    let mut server = snapshot.server;
     put(&mut server, ResourceKind::Group, wanted);
     for policy in policies.iter().filter(|policy| name(policy) == group) {
         let mut policy = policy.clone();
@@ -101,13 +104,13 @@ fn plan_report(family: GroupSnapshot, live: Option<&Value>, wanted: Value, polic
         server.get(ResourceKind::Group, &group).map(|group| group["spec"].clone())
     };
     let changes = live.map(|live| differences(&live["spec"], &spec(&server).unwrap_or_default()));
-    let forecast = forecast(&mut server, GangScheduler::default(), &family.absent);
-    let left = server.get(ResourceKind::Group, &group).map(pending_conditions).unwrap_or_default();
+    let forecast = forecast(&mut server, GangScheduler::default(), &snapshot.absent);
+    let remaining = server.get(ResourceKind::Group, &group).map(pending_conditions).unwrap_or_default();
     let (exists, changes) = (live.is_some(), changes.unwrap_or_default());
-    PlanReport { namespace, group, exists, changes, forecast, left }
+    PlanReport { namespace, group, exists, changes, forecast, remaining }
 }
 
-/// As `kubectl apply` does: labels and annotations of others stay, the spec is what the file says.
+/// Merges a file into the group as `kubectl apply` does: other labels and annotations stay, the spec is replaced.
 #[must_use]
 pub fn apply_file(live: Option<Value>, file: &Value) -> Value {
     let Some(mut live) = live else { return file.clone() };
@@ -133,26 +136,26 @@ fn put(server: &mut SimulatedApiServer, kind: ResourceKind, object: Value) {
     }
 }
 
-/// What the operator's webhook would say.
+/// Runs the checks of the validating webhook.
 fn check(wanted: &Value, live: Option<&Value>) -> Result<(), KubectlError> {
     let read = |object: &Value| {
         serde_json::from_value::<RoleBasedGroup>(object.clone())
             .map_err(|error| KubectlError::Unreadable(format!("the group cannot be read: {error}")))
     };
     let (wanted, live) = (read(wanted)?, live.map(read).transpose()?);
-    let objections = validation::validate_group(&wanted, live.as_ref());
-    match objections.is_empty() {
+    let errors = validation::validate_group(&wanted, live.as_ref());
+    match errors.is_empty() {
         true => Ok(()),
         false => {
-            let texts: Vec<String> = objections.iter().map(ToString::to_string).collect();
+            let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
             Err(KubectlError::Refused(texts.join("; ")))
         }
     }
 }
 
-/// What a group says at the end of what is still to come.
+/// Reasons in the group's status for which it does not fully match its spec.
 fn pending_conditions(group: &Value) -> Vec<String> {
-    let mut left = Vec::new();
+    let mut remaining = Vec::new();
     let statuses = group["status"]["roleStatuses"].as_array().into_iter().flatten();
     for status in statuses {
         let roles = group["spec"]["roles"].as_array().into_iter().flatten();
@@ -160,12 +163,15 @@ fn pending_conditions(group: &Value) -> Vec<String> {
         let number = |member: &str| status[member].as_i64().unwrap_or(0);
         let old = number("replicas") - number("updatedReplicas");
         let rolling = &role["rolloutStrategy"]["rollingUpdate"];
-        let why =
-            if rolling["paused"] == true { "the role is paused" } else { "a partition holds them back" };
+        let reason = if rolling["paused"] == true {
+            "the role is paused"
+        } else {
+            "a partition keeps them at their revision"
+        };
         if old > 0 {
-            let kept = count(usize::try_from(old).unwrap_or(0), "instance");
-            left.push(format!(
-                "{}: {kept} of {} not updated: {why}",
+            let instances = count(usize::try_from(old).unwrap_or(0), "instance");
+            remaining.push(format!(
+                "{}: {instances} of {} not updated: {reason}",
                 text(&status["name"]),
                 number("replicas")
             ));
@@ -173,45 +179,50 @@ fn pending_conditions(group: &Value) -> Vec<String> {
     }
     let conditions = group["status"]["conditions"].as_array().into_iter().flatten();
     for condition in conditions.filter(|one| one["type"] == "Ready" && one["status"] != "True") {
-        left.push(text(&condition["message"]));
+        remaining.push(text(&condition["message"]));
     }
-    left
+    remaining
 }
 
 impl PlanReport {
-    /// Whether nothing would be done.
+    /// Whether the change has no effect.
     #[must_use]
     pub fn is_nothing(&self) -> bool {
         self.forecast.steps.is_empty() && self.forecast.problems.is_empty()
     }
 
-    /// For people.
+    /// Text format of the preview.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = format!("{} in {}: {}\n", self.group, self.namespace, self.headline());
-        let mut part = |head: &str, lines: String| {
+        let mut section = |head: &str, lines: String| {
             if !lines.is_empty() {
                 text.push_str(&format!("\n{head}\n{}", indented(&lines)));
             }
         };
-        part("Changes", summary(&self.changes).join("\n"));
-        part("Steps", self.steps());
-        part("Roles", self.roles());
-        part("Still to come", self.left.join("\n"));
-        part("Problems", self.forecast.problems.join("\n"));
+        section("Changes", summary(&self.changes).join("\n"));
+        section("Steps", self.steps());
+        section("Roles", self.roles());
+        section("Remaining", self.remaining.join("\n"));
+        section("Problems", self.forecast.problems.join("\n"));
         text
     }
 
     fn headline(&self) -> String {
-        let of = |what: StepEffect| {
+        let count_pods = |effect: StepEffect| {
             let pods = self.forecast.steps.iter().filter(|step| step.kind == ResourceKind::Pod.name());
-            pods.filter(|step| step.what == what).count()
+            pods.filter(|step| step.effect == effect).count()
         };
-        let (restarted, made, ended) =
-            (of(StepEffect::RestartInPlace), of(StepEffect::Create), of(StepEffect::Delete));
-        let replaced = self.forecast.steps.iter().filter(|step| step.what == StepEffect::ReplacePods).count();
+        let (restarted, created, deleted) = (
+            count_pods(StepEffect::RestartInPlace),
+            count_pods(StepEffect::Create),
+            count_pods(StepEffect::Delete),
+        );
+        let replaced =
+            self.forecast.steps.iter().filter(|step| step.effect == StepEffect::ReplacePods).count();
         let mut parts = Vec::new();
-        for (number, words) in [(restarted, "restarted in place"), (made, "made"), (ended, "ended")] {
+        for (number, words) in [(restarted, "restarted in place"), (created, "created"), (deleted, "deleted")]
+        {
             if number > 0 {
                 parts.push(format!("{} {words}", count(number, "pod")));
             }
@@ -233,33 +244,33 @@ impl PlanReport {
         let row = |(index, step): (usize, &ForecastStep)| {
             let images =
                 step.images.iter().map(|one| format!("{}: {} -> {}", one.container, one.from, one.to));
-            let why = images.fold(step.reason.clone(), |why, image| format!("{why}; {image}"));
-            let later =
-                if step.waited_seconds > 0 { format!("+{}s", step.waited_seconds) } else { String::new() };
+            let reason = images.fold(step.reason.clone(), |reason, image| format!("{reason}; {image}"));
+            let delay =
+                if step.delay_seconds > 0 { format!("+{}s", step.delay_seconds) } else { String::new() };
             vec![
                 (index + 1).to_string(),
-                later,
-                step.what.as_str().to_owned(),
+                delay,
+                step.effect.as_str().to_owned(),
                 step.kind.to_owned(),
                 step.name.clone(),
                 step.role.clone(),
-                why,
+                reason,
             ]
         };
         let rows: Vec<Vec<String>> = self.forecast.steps.iter().enumerate().map(row).collect();
-        table(&["#", "WAITED", "WHAT", "KIND", "NAME", "ROLE", "WHY"], &rows)
+        table(&["#", "DELAY", "EFFECT", "KIND", "NAME", "ROLE", "REASON"], &rows)
     }
 
     fn roles(&self) -> String {
         let rows = self.forecast.roles.iter().map(|role| {
-            let numbers = [role.pods, role.restarted, role.made, role.ended, role.out_of_service];
+            let numbers = [role.pods, role.restarted, role.created, role.deleted, role.out_of_service];
             std::iter::once(role.name.clone()).chain(numbers.map(|number| number.to_string())).collect()
         });
         let rows: Vec<Vec<String>> = rows.collect();
         if rows.is_empty() {
             return String::new();
         }
-        table(&["ROLE", "PODS", "RESTARTED", "MADE", "ENDED", "OUT OF SERVICE AT A TIME"], &rows)
+        table(&["ROLE", "PODS", "RESTARTED", "CREATED", "DELETED", "MAX OUT OF SERVICE"], &rows)
     }
 }
 
@@ -282,13 +293,13 @@ mod tests {
     }
 
     #[test]
-    fn people_are_told_what_restarts_in_which_order_and_why() {
+    fn text_lists_restarts_in_order_with_reasons() {
         let mut server = SimulatedApiServer::new(Timestamp::from_second(1_790_000_000).unwrap());
         server.create(ResourceKind::Group, group("s:1", &[]));
         assert!(forecast(&mut server, GangScheduler::default(), &[]).problems.is_empty());
         let live = server.get(ResourceKind::Group, "g").unwrap().clone();
-        let family = GroupSnapshot { server, absent: Vec::new() };
-        let text = plan_report(family.clone(), Some(&live), group("s:2", &[]), &[]).text();
+        let snapshot = GroupSnapshot { server, absent: Vec::new() };
+        let text = plan_report(snapshot.clone(), Some(&live), group("s:2", &[]), &[]).text();
         let expected = "\
 g in n: 2 pods restarted in place
 
@@ -296,31 +307,31 @@ Changes
   store: s:1 -> s:2
 
 Steps
-  #  WAITED  WHAT              KIND  NAME       ROLE   WHY
-  1  -       restart in place  Pod   g-store-1  store  only images differ; store: s:1 -> s:2
-  2  -       restart in place  Pod   g-store-0  store  only images differ; store: s:1 -> s:2
+  #  DELAY  EFFECT            KIND  NAME       ROLE   REASON
+  1  -      restart in place  Pod   g-store-1  store  only images differ; store: s:1 -> s:2
+  2  -      restart in place  Pod   g-store-0  store  only images differ; store: s:1 -> s:2
 
 Roles
-  ROLE    PODS  RESTARTED  MADE  ENDED  OUT OF SERVICE AT A TIME
-  router  2     0          0     0      0
-  store   2     2          0     0      1
+  ROLE    PODS  RESTARTED  CREATED  DELETED  MAX OUT OF SERVICE
+  router  2     0          0        0        0
+  store   2     2          0        0        1
 ";
         assert_eq!(text, expected);
-        let nothing = plan_report(family.clone(), Some(&live), live.clone(), &[]);
+        let nothing = plan_report(snapshot.clone(), Some(&live), live.clone(), &[]);
         assert!(nothing.is_nothing() && nothing.text().starts_with("g in n: nothing to do\n"));
-        let other = plan_report(family, Some(&live), group("s:1", &["-v"]), &[]).text();
-        assert!(other.starts_with("g in n: 2 pods made, 2 pods ended\n"), "{other}");
-        assert!(other.contains("router: 1 member"), "{other}");
+        let other = plan_report(snapshot, Some(&live), group("s:1", &["-v"]), &[]).text();
+        assert!(other.starts_with("g in n: 2 pods created, 2 pods deleted\n"), "{other}");
+        assert!(other.contains("router: 1 field"), "{other}");
     }
 
     #[test]
     fn file_replaces_spec_and_keeps_fields_of_other_managers() {
         let mut live = group("s:1", &[]);
-        live["metadata"]["labels"] = json!({ "theirs": "x" });
+        live["metadata"]["labels"] = json!({ "other": "x" });
         let mut file = group("s:2", &[]);
-        file["metadata"]["labels"] = json!({ "ours": "y" });
+        file["metadata"]["labels"] = json!({ "own": "y" });
         let applied = apply_file(Some(live), &file);
-        assert_eq!(applied["metadata"]["labels"], json!({ "theirs": "x", "ours": "y" }));
+        assert_eq!(applied["metadata"]["labels"], json!({ "other": "x", "own": "y" }));
         assert_eq!(applied["spec"], file["spec"]);
     }
 }

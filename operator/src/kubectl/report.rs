@@ -1,4 +1,4 @@
-//! What a group is like: its roles, their pods, and what it waits for.
+//! Status report of a group: its roles, their pods, and what they wait for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,149 +15,134 @@ use super::wait::RolloutProgress;
 use super::{KubectlError, RevisionHistory};
 use crate::ResourceKind;
 
-/// Events that are told.
+/// Number of events to show.
 const EVENTS: usize = 10;
 
-/// A group.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupReport {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name.
     pub name: String,
-    /// Whether all roles are as its spec says.
+    /// Whether all roles match the group's spec and are ready.
     pub ready: bool,
-    /// What it waits for.
-    pub waits_for: Vec<String>,
-    /// Number of the revision that it is at.
+    /// What the group waits for, as text lines.
+    pub waiting_for: Vec<String>,
+    /// Number of the revision that equals the present spec.
     pub revision: Option<i64>,
-    /// The set that it belongs to.
+    /// The RoleBasedGroupSet that controls the group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group_set: Option<String>,
-    /// Seconds since it was made.
+    /// Seconds since the group's creation.
     pub age_seconds: i64,
-    /// Its roles.
     pub roles: Vec<RoleReport>,
-    /// The latest events about it and its parts, the oldest first.
+    /// The latest events about the group and its objects, oldest first.
     pub events: Vec<EventReport>,
 }
 
-/// A role.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct RoleReport {
-    /// Its name.
     pub name: String,
-    /// Kind of its workload.
+    /// Kind of the role's workload.
     pub workload: String,
-    /// Instances that it shall have.
     pub replicas: i64,
-    /// Ready ones.
     pub ready: i64,
-    /// Of the present spec.
+    /// Number of instances at the present spec.
     pub updated: i64,
-    /// Its images.
+    /// Images of the role's containers.
     pub images: Vec<String>,
-    /// What keeps it from being ready, or from being updated.
-    pub waits_for: Vec<String>,
-    /// Its instances.
+    /// Why the role is not ready or not updated.
+    pub waiting_for: Vec<String>,
     pub instances: Vec<InstanceReport>,
 }
 
-/// An instance.
+/// An instance with its pods.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct InstanceReport {
-    /// Its name.
     pub name: String,
-    /// Its pods.
     pub pods: Vec<PodReport>,
 }
 
-/// A pod.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodReport {
-    /// Its name.
     pub name: String,
-    /// Its state: `OperatorChild`, or why it does not run.
+    /// Phase of the pod, or the reason for which it does not run.
     pub state: String,
-    /// Whether it serves.
+    /// Whether the pod's `Ready` condition is true.
     pub ready: bool,
-    /// Restarts of its containers.
+    /// Total restarts of its containers.
     pub restarts: i64,
-    /// Its node.
+    /// Name of the pod's node.
     pub node: String,
-    /// Hash of its revision.
+    /// Revision hash of the pod.
     pub revision: String,
-    /// Images of its containers.
     pub images: Vec<String>,
-    /// Seconds since it was made.
+    /// Seconds since the pod's creation.
     pub age_seconds: i64,
 }
 
-/// An event.
+/// An event about the group or one of its objects.
 #[derive(Debug, Clone, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EventReport {
-    /// Seconds since then.
+    /// Seconds since the event was last observed.
     pub age_seconds: i64,
-    /// `Normal` or `Warning`.
+    /// `Normal` or `Warning`, as in the event.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Reason in one word.
+    /// Reason as one CamelCase word.
     pub reason: String,
-    /// `ResourceKind/name` of what it is about.
+    /// The regarded object as `Kind/name`.
     pub object: String,
-    /// What happened.
     pub message: String,
 }
 
 impl GroupReport {
-    /// Of a group.
+    /// Reads the status of a group.
     ///
     /// # Errors
     /// [`KubectlError`].
     pub async fn read(cluster: &ClusterClient, name: &str) -> Result<Self, KubectlError> {
         let group = cluster.group(name).await?;
-        let family = cluster.group_snapshot(name).await?;
-        // Who may see groups need not be allowed to see events.
-        let events = cluster.events(&uids(&family)).await.unwrap_or_default();
-        Self::of(&group, &family, &events, Timestamp::now())
+        let snapshot = cluster.group_snapshot(name).await?;
+        // Accounts with access to groups may lack permission for events.
+        let events = cluster.events(&uids(&snapshot)).await.unwrap_or_default();
+        Self::of(&group, &snapshot, &events, Timestamp::now())
     }
 
-    /// Of all groups of the namespace, or of all namespaces; without events.
+    /// Reads the status of all groups of the namespace, or of all namespaces; without events.
     ///
     /// # Errors
     /// [`KubectlError`].
-    pub async fn all(cluster: &ClusterClient, everywhere: bool) -> Result<Vec<Self>, KubectlError> {
+    pub async fn all(cluster: &ClusterClient, all_namespaces: bool) -> Result<Vec<Self>, KubectlError> {
         let mut by_namespace: BTreeMap<String, Vec<Value>> = BTreeMap::new();
-        for group in cluster.groups(everywhere).await? {
+        for group in cluster.groups(all_namespaces).await? {
             by_namespace.entry(text(&group["metadata"]["namespace"])).or_default().push(group);
         }
         let mut reports = Vec::new();
         for (namespace, groups) in by_namespace {
-            let everything = cluster.in_namespace(&namespace).namespace_snapshot().await?;
+            let namespace_snapshot = cluster.in_namespace(&namespace).namespace_snapshot().await?;
             for group in groups {
-                let family = everything.group_snapshot(&text(&group["metadata"]["name"]));
-                reports.push(Self::of(&group, &family, &[], Timestamp::now())?);
+                let snapshot = namespace_snapshot.group_snapshot(&text(&group["metadata"]["name"]));
+                reports.push(Self::of(&group, &snapshot, &[], Timestamp::now())?);
             }
         }
         Ok(reports)
     }
 
-    /// Of a group of v1alpha2, all that belongs to it, and events about that.
+    /// Builds the report from a v1alpha2 group, its objects, and their events.
     pub fn of(
         group: &Value,
-        family: &GroupSnapshot,
+        snapshot: &GroupSnapshot,
         events: &[Value],
         now: Timestamp,
     ) -> Result<Self, KubectlError> {
-        let history = RevisionHistory::read(group, family)?;
+        let history = RevisionHistory::read(group, snapshot)?;
         let roles = group["spec"]["roles"].as_array().into_iter().flatten();
-        let roles: Vec<RoleReport> = roles.map(|spec| role(group, spec, family, now)).collect();
-        let waits_for = match RolloutProgress::for_group(group) {
+        let roles: Vec<RoleReport> = roles.map(|spec| role(group, spec, snapshot, now)).collect();
+        let waiting_for = match RolloutProgress::for_group(group) {
             RolloutProgress::Done => Vec::new(),
             RolloutProgress::Stuck(why) => vec![why],
             RolloutProgress::InProgress(lines) => lines,
@@ -167,8 +152,8 @@ impl GroupReport {
         Ok(Self {
             namespace: text(&group["metadata"]["namespace"]),
             name: text(&group["metadata"]["name"]),
-            ready: waits_for.is_empty(),
-            waits_for,
+            ready: waiting_for.is_empty(),
+            waiting_for,
             revision: history.revisions.iter().find(|one| one.is_current).map(|one| one.number),
             group_set: labels[keys::GROUPSET_NAME].as_str().map(str::to_owned),
             age_seconds: seconds_since(&group["metadata"]["creationTimestamp"], now),
@@ -177,7 +162,7 @@ impl GroupReport {
         })
     }
 
-    /// One line of a list of groups, under [`Self::TABLE_HEADER`].
+    /// Table row for a list of groups, with the columns of [`Self::TABLE_HEADER`].
     #[must_use]
     pub fn row(&self) -> Vec<String> {
         let sum = |number: &dyn Fn(&RoleReport) -> i64| self.roles.iter().map(number).sum::<i64>();
@@ -190,15 +175,14 @@ impl GroupReport {
             sum(&|role| role.updated.min(role.replicas)).to_string(),
             self.revision.map(|number| number.to_string()).unwrap_or_default(),
             age(self.age_seconds),
-            if self.ready { "ready".to_owned() } else { self.waits_for.join("; ") },
+            if self.ready { "ready".to_owned() } else { self.waiting_for.join("; ") },
         ]
     }
 
-    /// What the columns of [`Self::row`] are.
     pub const TABLE_HEADER: [&str; 8] =
-        ["NAMESPACE", "NAME", "ROLES", "READY", "UPDATED", "REVISION", "AGE", "WAITS FOR"];
+        ["NAMESPACE", "NAME", "ROLES", "READY", "UPDATED", "REVISION", "AGE", "WAITING FOR"];
 
-    /// For people, in full.
+    /// Full text format of the report.
     #[must_use]
     pub fn text(&self) -> String {
         let revision = self.revision.map(|number| format!(", revision {number}")).unwrap_or_default();
@@ -210,17 +194,17 @@ impl GroupReport {
             self.namespace,
             age(self.age_seconds)
         );
-        for line in &self.waits_for {
+        for line in &self.waiting_for {
             text.push_str(&format!("  {line}\n"));
         }
         let rows = self.roles.iter().map(|role| {
             let images = role.images.join(", ");
             let ready = format!("{}/{}", role.ready, role.replicas);
-            let waits = role.waits_for.join("; ");
-            vec![role.name.clone(), ready, role.updated.to_string(), role.workload.clone(), images, waits]
+            let reasons = role.waiting_for.join("; ");
+            vec![role.name.clone(), ready, role.updated.to_string(), role.workload.clone(), images, reasons]
         });
         let rows: Vec<Vec<String>> = rows.collect();
-        let head = ["ROLE", "READY", "UPDATED", "WORKLOAD", "IMAGES", "WAITS FOR"];
+        let head = ["ROLE", "READY", "UPDATED", "WORKLOAD", "IMAGES", "WAITING FOR"];
         text.push_str(&format!("\nRoles\n{}", indented(&table(&head, &rows))));
         let rows: Vec<Vec<String>> = self.roles.iter().flat_map(pod_rows).collect();
         if !rows.is_empty() {
@@ -228,8 +212,8 @@ impl GroupReport {
             text.push_str(&format!("\nPods\n{}", indented(&table(&head, &rows))));
         }
         let rows = self.events.iter().map(|event| {
-            let about = [&event.kind, &event.reason, &event.object, &event.message].map(String::clone);
-            std::iter::once(age(event.age_seconds)).chain(about).collect()
+            let object = [&event.kind, &event.reason, &event.object, &event.message].map(String::clone);
+            std::iter::once(age(event.age_seconds)).chain(object).collect()
         });
         let rows: Vec<Vec<String>> = rows.collect();
         if !rows.is_empty() {
@@ -267,7 +251,7 @@ fn label<'a>(object: &'a Value, key: &str) -> &'a str {
     object["metadata"]["labels"][key].as_str().unwrap_or_default()
 }
 
-fn role(group: &Value, spec: &Value, family: &GroupSnapshot, now: Timestamp) -> RoleReport {
+fn role(group: &Value, spec: &Value, snapshot: &GroupSnapshot, now: Timestamp) -> RoleReport {
     let name = name_of(spec);
     let statuses = group["status"]["roleStatuses"].as_array().into_iter().flatten();
     let status = statuses.into_iter().find(|status| status["name"] == name.as_str());
@@ -278,15 +262,15 @@ fn role(group: &Value, spec: &Value, family: &GroupSnapshot, now: Timestamp) -> 
         ResourceKind::Deployment,
         ResourceKind::LeaderWorkerSet,
     ];
-    let mut workloads = kinds.into_iter().flat_map(|kind| family.server.all(kind));
+    let mut workloads = kinds.into_iter().flat_map(|kind| snapshot.server.all(kind));
     let workload = workloads.find(|live| label(live, keys::ROLE_NAME) == name);
     let mut instances: BTreeMap<String, Vec<PodReport>> = BTreeMap::new();
     let pods =
-        [ResourceKind::Pod, ResourceKind::ForeignPod].into_iter().flat_map(|kind| family.server.all(kind));
+        [ResourceKind::Pod, ResourceKind::ForeignPod].into_iter().flat_map(|kind| snapshot.server.all(kind));
     for pod in pods.filter(|pod| label(pod, keys::ROLE_NAME) == name) {
-        let own =
+        let names =
             [label(pod, keys::ROLE_INSTANCE_NAME), pod["metadata"]["name"].as_str().unwrap_or_default()];
-        let instance = own.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
+        let instance = names.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
         instances.entry(instance.to_owned()).or_default().push(pod_report(pod, now));
     }
     let mut report = RoleReport {
@@ -295,17 +279,17 @@ fn role(group: &Value, spec: &Value, family: &GroupSnapshot, now: Timestamp) -> 
         updated: number("updatedReplicas"),
         workload: workload.map(|live| text(&live["kind"])).unwrap_or_default(),
         images: images(spec, &group["spec"]["roleTemplates"]),
-        waits_for: Vec::new(),
+        waiting_for: Vec::new(),
         instances: instances.into_iter().map(|(name, pods)| InstanceReport { name, pods }).collect(),
         name,
     };
-    report.waits_for = waits_for(group, spec, &report);
+    report.waiting_for = waiting_for(group, spec, &report);
     report
 }
 
-/// What a role waits for: other roles, its pods, somebody's leave to go on.
-fn waits_for(group: &Value, spec: &Value, role: &RoleReport) -> Vec<String> {
-    let mut waits = Vec::new();
+/// What a role waits for: other roles, its pods, or the end of a pause or partition.
+fn waiting_for(group: &Value, spec: &Value, role: &RoleReport) -> Vec<String> {
+    let mut reasons = Vec::new();
     let is_ready = |name: &str| {
         let statuses = group["status"]["roleStatuses"].as_array().into_iter().flatten();
         let roles = group["spec"]["roles"].as_array().into_iter().flatten();
@@ -314,19 +298,19 @@ fn waits_for(group: &Value, spec: &Value, role: &RoleReport) -> Vec<String> {
     };
     if role.ready < role.replicas || role.updated < role.replicas {
         let others = spec["dependencies"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        waits.extend(others.filter(|name| !is_ready(name)).map(|name| format!("role {name}")));
+        reasons.extend(others.filter(|name| !is_ready(name)).map(|name| format!("role {name}")));
     }
     let pods = role.instances.iter().flat_map(|instance| &instance.pods);
-    waits.extend(pods.filter(|pod| !pod.ready).map(|pod| format!("pod {}: {}", pod.name, pod.state)));
+    reasons.extend(pods.filter(|pod| !pod.ready).map(|pod| format!("pod {}: {}", pod.name, pod.state)));
     let rolling = &spec["rolloutStrategy"]["rollingUpdate"];
     if role.updated < role.replicas && role.ready > 0 {
         if rolling["paused"] == true {
-            waits.push("its update is paused".to_owned());
+            reasons.push("its update is paused".to_owned());
         } else if rolling["partition"].as_i64().unwrap_or(0) > 0 || rolling["partition"].is_string() {
-            waits.push(format!("its partition, {}", rolling["partition"]));
+            reasons.push(format!("its partition, {}", rolling["partition"]));
         }
     }
-    waits
+    reasons
 }
 
 fn pod_report(pod: &Value, now: Timestamp) -> PodReport {
@@ -344,7 +328,7 @@ fn pod_report(pod: &Value, now: Timestamp) -> PodReport {
     }
 }
 
-/// Why a pod does not serve, in as few words as kubectl; its phase, if it does.
+/// The reason for which a pod is not ready, as kubectl shows it; otherwise its phase.
 fn state(pod: &Value) -> String {
     if pod["metadata"].get("deletionTimestamp").is_some() {
         return "Terminating".to_owned();
@@ -369,26 +353,26 @@ fn state(pod: &Value) -> String {
     closed.map_or_else(|| text(&pod["status"]["phase"]), |gate| format!("gate {gate} is closed"))
 }
 
-/// When an event was last seen, RFC 3339.
+/// Time of an event's last observation, RFC 3339.
 pub(super) fn event_time(event: &Value) -> &str {
     let times = ["/series/lastObservedTime", "/lastTimestamp", "/eventTime", "/metadata/creationTimestamp"];
     times.into_iter().find_map(|time| event.pointer(time)?.as_str()).unwrap_or_default()
 }
 
 fn event_report(event: &Value, now: Timestamp) -> EventReport {
-    let about = &event["involvedObject"];
+    let object = &event["involvedObject"];
     EventReport {
         age_seconds: seconds_since(&event_time(event).into(), now),
         kind: text(&event["type"]),
         reason: text(&event["reason"]),
-        object: format!("{}/{}", text(&about["kind"]), text(&about["name"])),
+        object: format!("{}/{}", text(&object["kind"]), text(&object["name"])),
         message: text(&event["message"]),
     }
 }
 
-/// UIDs of a group and its parts.
-fn uids(family: &GroupSnapshot) -> BTreeSet<String> {
-    family
+/// UIDs of a group and its objects.
+fn uids(snapshot: &GroupSnapshot) -> BTreeSet<String> {
+    snapshot
         .server
         .objects()
         .filter_map(|(_, object)| Some(object["metadata"]["uid"].as_str()?.to_owned()))

@@ -1,4 +1,4 @@
-//! Waiting until a change has reached all pods.
+//! Waits for a rollout to complete.
 
 use std::time::Duration;
 
@@ -11,22 +11,22 @@ use super::cluster::ClusterClient;
 use super::edit::text;
 use crate::status;
 
-/// Between two looks.
+/// Interval between two reads of the group.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How far a group is.
+/// Progress of a group's rollout.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RolloutProgress {
-    /// All is as the spec says.
+    /// The group matches its spec.
     Done,
-    /// What is still to come, a line for each role.
+    /// Unfinished roles, one line each.
     InProgress(Vec<String>),
-    /// Nothing moves until somebody does something about it.
+    /// The rollout cannot proceed without a change by the user.
     Stuck(String),
 }
 
 impl RolloutProgress {
-    /// That of a group of v1alpha2.
+    /// Progress according to the status of a v1alpha2 group.
     #[must_use]
     pub fn for_group(group: &Value) -> Self {
         let typed: Option<RoleBasedGroup> = serde_json::from_value(group.clone()).ok();
@@ -37,7 +37,7 @@ impl RolloutProgress {
             return Self::Stuck(text(&refused["message"]));
         }
         if !is_observed {
-            return Self::InProgress(vec!["the operator has not seen the change yet".to_owned()]);
+            return Self::InProgress(vec!["the operator has not observed the change yet".to_owned()]);
         }
         let roles: Vec<(bool, String)> = unfinished_roles(group);
         if roles.is_empty() && typed.as_ref().is_some_and(status::is_group_settled) {
@@ -45,27 +45,27 @@ impl RolloutProgress {
         }
         if !roles.is_empty() && roles.iter().all(|(is_paused, _)| *is_paused) {
             let lines: Vec<String> = roles.into_iter().map(|(_, line)| line).collect();
-            return Self::Stuck(format!("{}; `rollout resume` lets it go on", lines.join("; ")));
+            return Self::Stuck(format!("{}; resume with `rollout resume`", lines.join("; ")));
         }
         Self::InProgress(roles.into_iter().map(|(_, line)| line).collect())
     }
 }
 
-/// Roles that are not as they shall be: whether only a pause is to blame, and a line for people.
+/// Unfinished roles: whether a pause is the only cause, and a text line.
 fn unfinished_roles(group: &Value) -> Vec<(bool, String)> {
-    let mut going = Vec::new();
+    let mut unfinished = Vec::new();
     for role in group["spec"]["roles"].as_array().into_iter().flatten() {
         let statuses = group["status"]["roleStatuses"].as_array().into_iter().flatten();
         let status = statuses.into_iter().find(|status| status["name"] == role["name"]);
         let number = |member: &str| status.and_then(|status| status[member].as_i64()).unwrap_or(0);
         let wanted = role["replicas"].as_i64().unwrap_or(1);
         let rolling = &role["rolloutStrategy"]["rollingUpdate"];
-        let held_back = match &rolling["partition"] {
+        let partitioned = match &rolling["partition"] {
             Value::Number(partition) => partition.as_i64().unwrap_or(0).min(wanted),
             Value::String(_) => wanted,
             _ => 0,
         };
-        let is_old = number("updatedReplicas") < wanted - held_back;
+        let is_old = number("updatedReplicas") < wanted - partitioned;
         if number("readyReplicas") >= wanted && number("replicas") == wanted && !is_old {
             continue;
         }
@@ -77,36 +77,36 @@ fn unfinished_roles(group: &Value) -> Vec<(bool, String)> {
             number("readyReplicas"),
             if is_paused { ", paused" } else { "" }
         );
-        going.push((is_paused, line));
+        unfinished.push((is_paused, line));
     }
-    going
+    unfinished
 }
 
-/// Waits until the group is as its spec says, telling each change of how far it is.
+/// Waits until the group matches its spec, and calls `report` on each change of the progress.
 ///
 /// # Errors
-/// [`KubectlError::TimedOut`], also if nothing moves; or why the cluster cannot be read.
+/// [`KubectlError::TimedOut`], also if the rollout cannot proceed; or an error of reading the cluster.
 pub async fn wait(
     cluster: &ClusterClient,
     group: &str,
     limit: Duration,
-    mut tell: impl FnMut(&[String]),
+    mut report: impl FnMut(&[String]),
 ) -> Result<(), KubectlError> {
-    let begun = Instant::now();
-    let mut told = Vec::new();
+    let started = Instant::now();
+    let mut reported = Vec::new();
     loop {
         match RolloutProgress::for_group(&cluster.group(group).await?) {
             RolloutProgress::Done => return Ok(()),
             RolloutProgress::Stuck(why) => return Err(KubectlError::TimedOut(why)),
             RolloutProgress::InProgress(lines) => {
-                if lines != told {
-                    tell(&lines);
-                    told = lines;
+                if lines != reported {
+                    report(&lines);
+                    reported = lines;
                 }
             }
         }
-        if begun.elapsed() >= limit {
-            return Err(KubectlError::TimedOut(told.join("; ")));
+        if started.elapsed() >= limit {
+            return Err(KubectlError::TimedOut(reported.join("; ")));
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
@@ -118,7 +118,7 @@ mod tests {
     use serde_json::json;
 
     fn group(updated: i32, paused: bool) -> Value {
-        let moving = if updated < 3 { "True" } else { "False" };
+        let rolling_update = if updated < 3 { "True" } else { "False" };
         json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroup",
             "metadata": { "name": "g", "generation": 2 },
             "spec": { "roles": [{ "name": "a", "replicas": 3,
@@ -126,20 +126,20 @@ mod tests {
             "status": { "observedGeneration": 2,
                 "roleStatuses": [{ "name": "a", "replicas": 3, "readyReplicas": 3, "updatedReplicas": updated }],
                 "conditions": [{ "type": "Ready", "status": "True" },
-                    { "type": "RollingUpdateInProgress", "status": moving }] } })
+                    { "type": "RollingUpdateInProgress", "status": rolling_update }] } })
     }
 
     #[test]
     fn a_group_is_done_when_all_roles_are() {
         assert_eq!(RolloutProgress::for_group(&group(3, false)), RolloutProgress::Done);
-        let going = RolloutProgress::for_group(&group(1, false));
-        assert_eq!(going, RolloutProgress::InProgress(vec!["a: 1 of 3 updated, 3 ready".to_owned()]));
+        let unfinished = RolloutProgress::for_group(&group(1, false));
+        assert_eq!(unfinished, RolloutProgress::InProgress(vec!["a: 1 of 3 updated, 3 ready".to_owned()]));
         let RolloutProgress::Stuck(why) = RolloutProgress::for_group(&group(1, true)) else {
-            unreachable!("{going:?}")
+            unreachable!("{unfinished:?}")
         };
         assert!(why.contains("paused"), "{why}");
-        let mut unseen = group(3, false);
-        unseen["metadata"]["generation"] = 3.into();
-        assert!(matches!(RolloutProgress::for_group(&unseen), RolloutProgress::InProgress(_)));
+        let mut unobserved = group(3, false);
+        unobserved["metadata"]["generation"] = 3.into();
+        assert!(matches!(RolloutProgress::for_group(&unobserved), RolloutProgress::InProgress(_)));
     }
 }

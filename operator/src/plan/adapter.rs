@@ -1,4 +1,4 @@
-//! What an adapter for autoscalers needs: its role's replicas, or the role its own, and the selector of the role's pods.
+//! Plans a scaling adapter: copies replicas between adapter and role, and publishes the selector of the role's pods.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -11,20 +11,17 @@ use serde_json::{Value, json};
 use super::{ReconcilePlan, WriteAction};
 use crate::ResourceKind;
 
-/// What is known of an adapter.
 #[derive(Clone, Copy)]
 pub struct AdapterInput<'a> {
-    /// The adapter.
     pub adapter: &'a RoleBasedGroupScalingAdapter,
-    /// The group that it names.
+    /// The group named in `scaleTargetRef`, if it exists.
     pub group: Option<&'a RoleBasedGroup>,
-    /// The workload of the role that it names.
+    /// The workload of the role named in `scaleTargetRef`, if it exists.
     pub workload: Option<&'a Value>,
-    /// The time.
     pub now: Timestamp,
 }
 
-/// What is to be done. An adapter without replicas takes the role's; after that the role follows.
+/// An adapter without replicas takes the role's count; an adapter with replicas sets the role's count.
 #[must_use]
 pub fn adapter(input: AdapterInput<'_>) -> ReconcilePlan {
     let mut plan = ReconcilePlan::default();
@@ -44,13 +41,13 @@ pub fn adapter(input: AdapterInput<'_>) -> ReconcilePlan {
     plan
 }
 
-/// Replicas that an autoscaler has set for the role.
+/// Replicas that an autoscaler has set through the role's adapter.
 pub(super) fn replicas(adapters: &[RoleBasedGroupScalingAdapter], role: &RoleSpec) -> Option<i32> {
     let adapter = adapters.iter().find(|adapter| is_of(adapter, role))?;
     adapter.spec.replicas.map(|replicas| replicas.max(0))
 }
 
-/// Whether the role has an adapter, and it is this one.
+/// Whether the role's adapter is enabled and `adapter` targets this role.
 pub(super) fn is_of(adapter: &RoleBasedGroupScalingAdapter, role: &RoleSpec) -> bool {
     let is_on = role.scaling_adapter.as_ref().is_some_and(|adapter| adapter.enable);
     is_on && adapter.spec.scale_target_ref.role == role.name
@@ -60,12 +57,12 @@ pub(super) fn name(adapter: &RoleBasedGroupScalingAdapter) -> &str {
     adapter.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// The role, if the group has it and the adapter is the group's.
+/// The target role, if the group owns the adapter and is not being deleted.
 fn bound_role<'a>(adapter: &RoleBasedGroupScalingAdapter, group: &'a RoleBasedGroup) -> Option<&'a RoleSpec> {
     let mut owners = adapter.metadata.owner_references.iter().flatten();
     let is_owned = owners.any(|owner| Some(&owner.uid) == group.metadata.uid.as_ref());
-    let is_going = group.metadata.deletion_timestamp.is_some();
-    group.spec.roles.iter().find(|role| is_owned && !is_going && is_of(adapter, role))
+    let is_deleting = group.metadata.deletion_timestamp.is_some();
+    group.spec.roles.iter().find(|role| is_owned && !is_deleting && is_of(adapter, role))
 }
 
 fn bind(
@@ -80,7 +77,7 @@ fn bind(
             let body = json!({ "spec": { "replicas": role.replicas } });
             let name = name(input.adapter).to_owned();
             let action = WriteAction::Patch { kind: ResourceKind::Adapter, name, status: false, body };
-            plan.push(action, "the adapter begins with the role's replicas");
+            plan.push(action, "the adapter takes over the role's replicas");
         }
         Some(replicas) if replicas != role.replicas => {
             plan.push(scaled(group, &role.name, replicas), format!("{} is scaled to {replicas}", role.name));
@@ -98,7 +95,7 @@ fn bind(
     }
 }
 
-/// The whole group, so that a change that was made meanwhile is not lost.
+/// Replaces the whole group, so that the resource version detects a concurrent change.
 fn scaled(group: &RoleBasedGroup, role: &str, replicas: i32) -> WriteAction {
     let mut group = group.clone();
     for spec in group.spec.roles.iter_mut().filter(|spec| spec.name == role) {
@@ -111,7 +108,8 @@ fn scaled(group: &RoleBasedGroup, role: &str, replicas: i32) -> WriteAction {
     }
 }
 
-/// Selector of the role's pods. One pod per instance, where there is one that speaks for it: an autoscaler divides by the replicas.
+/// Selector of the role's pods. For leader-worker roles it selects only the leader: an autoscaler divides by the number of
+/// instances.
 fn selector(workload: &Value, role: &RoleSpec) -> Option<String> {
     if workload["kind"] == ResourceKind::LeaderWorkerSet.name() {
         return workload["status"]["hpaPodSelector"].as_str().map(str::to_owned);

@@ -1,9 +1,10 @@
-//! How far roles that a CoordinatedPolicy keeps together may go now.
+//! Limits how far the roles of a CoordinatedPolicy may scale or update now.
 //!
-//! The measure is a role's share of its way: instances that are done, of those that it shall do. A role may be ahead of the
-//! slowest other one by `maxSkew` of its own instances, as a number or a percentage. Whole instances cannot always keep
-//! that, so the slowest role may always do one more; of equally slow ones that with the most instances, whose step is the
-//! smallest.
+//! A role's progress is the share of its instances that are done. A role may be ahead of the slowest other role by
+//! `maxSkew` of its own
+//! instances, as a number or a percentage. Whole instances cannot always meet that bound, so the slowest role may always do
+//! one more; among equally
+//! slow roles that is the one with the most instances, whose step is the smallest.
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -11,56 +12,55 @@ use std::collections::BTreeMap;
 use rbg_api::v1alpha2::{CoordinatedPolicySpec, CoordinatedRollingUpdate, CoordinatedScaling, PolicyRule};
 use rbg_api::{IntOrPercent, RoundingMode};
 
-/// What is known of a role.
+/// Observed state of a role.
 #[derive(Debug, Clone)]
 pub(super) struct ObservedRole<'a> {
     pub(super) name: &'a str,
-    /// Instances that it shall have in the end.
+    /// Number of instances to reach in the end.
     pub(super) desired: i32,
-    /// Instances that its own strategy keeps at their revision.
+    /// Number of instances that the role's own strategy keeps at their revision.
     pub(super) partitioned: i32,
-    /// Its workload, if it has one.
+    /// The role's workload, if it exists.
     pub(super) live: Option<ObservedWorkload>,
 }
 
-/// What is known of a role's workload.
+/// Observed state of a role's workload.
 #[derive(Debug, Clone)]
 pub(super) struct ObservedWorkload {
-    /// Instances that it was told to have.
     pub(super) requested: i32,
-    /// Instances of which all pods have a node.
+    /// Number of instances whose pods all have a node.
     pub(super) scheduled: i32,
     pub(super) ready: i32,
-    /// Instances that it was told to keep at their revision.
+    /// Partition in the workload's spec.
     pub(super) partition: i32,
     pub(super) update: RoleUpdateState,
 }
 
-/// How far a role's update is.
+/// Progress of a role's update.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RoleUpdateState {
-    /// There is none.
+    /// No update is in progress.
     Done,
-    /// The workload has not been told of it.
+    /// The workload's spec does not contain the update yet.
     NotApplied,
-    /// The workload has been told, and has not answered.
+    /// The workload's controller has not observed the new spec yet.
     NotObserved,
-    /// Instances that are updated and ready.
+    /// Number of instances that are updated and ready.
     InProgress(i32),
 }
 
-/// How far a role may go now.
+/// Limits of a role at this moment.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct RolloutBounds {
     pub(super) replicas: i32,
-    /// Instances that keep their revision now; `None`: as the role's own strategy says.
+    /// Number of instances that keep their revision now; `None` leaves it to the role's own strategy.
     pub(super) partition: Option<i32>,
-    /// Instances that keep their revision in the end.
+    /// Number of instances that keep their revision in the end.
     pub(super) partitioned: i32,
     pub(super) max_unavailable: Option<IntOrPercent>,
 }
 
-/// A role's share of its way.
+/// Progress of a role: `done` of `goal` instances.
 #[derive(Debug, Clone, Copy)]
 struct RoleProgress {
     done: i64,
@@ -72,7 +72,7 @@ impl RoleProgress {
         Self { done: i64::from(done.clamp(0, goal.max(0))), goal: i64::from(goal.max(0)) }
     }
 
-    /// The share, as a fraction whose denominator is not 0.
+    /// Progress as a fraction whose denominator is not 0.
     fn share(self) -> (i64, i64) {
         if self.goal == 0 { (1, 1) } else { (self.done, self.goal) }
     }
@@ -83,17 +83,13 @@ impl RoleProgress {
     }
 }
 
-/// Bounds of every role, by its name.
 pub(super) fn bounds<'a>(
     policy: Option<&CoordinatedPolicySpec>,
     roles: &[ObservedRole<'a>],
 ) -> BTreeMap<&'a str, RolloutBounds> {
     let free = |role: &ObservedRole<'a>| {
-        let (replicas, held_back) = (role.desired, role.partitioned);
-        (
-            role.name,
-            RolloutBounds { replicas, partition: None, partitioned: held_back, max_unavailable: None },
-        )
+        let (replicas, partitioned) = (role.desired, role.partitioned);
+        (role.name, RolloutBounds { replicas, partition: None, partitioned, max_unavailable: None })
     };
     let mut all: BTreeMap<&str, RolloutBounds> = roles.iter().map(free).collect();
     let rules = || policy.into_iter().flat_map(|policy| &policy.policies);
@@ -131,12 +127,12 @@ fn members<'r, 'a>(rule: &PolicyRule, roles: &'r [ObservedRole<'a>]) -> Vec<&'r 
     roles.iter().filter(|role| rule.roles.iter().any(|name| name == role.name)).collect()
 }
 
-/// Takes over what a rule says in place of the role's own strategy. Of several rules the most careful one holds.
+/// Replaces the role's own strategy by the rule's. Of several rules the strictest applies.
 fn apply_rule(update: &CoordinatedRollingUpdate, bounds: &mut RolloutBounds) {
     let replicas = bounds.replicas;
     if let Some(partition) = &update.partition {
         let count = partition.of(replicas, RoundingMode::Up).unwrap_or(0).clamp(0, replicas);
-        // Less than all leaves one to update, however few there are.
+        // A percentage below 100 leaves at least one instance to update, however few there are.
         let is_part = partition.percent().is_some_and(|percent| percent < 100);
         let count = if is_part { count.min((replicas - 1).max(0)) } else { count };
         let other = bounds.partition.unwrap_or(0);
@@ -152,9 +148,9 @@ fn apply_rule(update: &CoordinatedRollingUpdate, bounds: &mut RolloutBounds) {
     }
 }
 
-/// Instances that each role may have now.
+/// Number of instances that each role may have now.
 fn scale(scaling: &CoordinatedScaling, roles: &[&ObservedRole<'_>]) -> Vec<i32> {
-    let asked = |role: &ObservedRole<'_>| role.live.as_ref().map_or(0, |live| live.requested);
+    let requested = |role: &ObservedRole<'_>| role.live.as_ref().map_or(0, |live| live.requested);
     let progress: Vec<RoleProgress> = roles
         .iter()
         .map(|role| {
@@ -162,18 +158,18 @@ fn scale(scaling: &CoordinatedScaling, roles: &[&ObservedRole<'_>]) -> Vec<i32> 
             let done = match scaling.progression.as_deref() {
                 Some("OrderReady") => live.map_or(0, |live| live.ready),
                 Some("OrderScheduled") => live.map_or(0, |live| live.scheduled),
-                _ => asked(role),
+                _ => requested(role),
             };
-            RoleProgress::new(done.min(asked(role)), role.desired)
+            RoleProgress::new(done.min(requested(role)), role.desired)
         })
         .collect();
     let Some(skew) = &scaling.max_skew else { return roles.iter().map(|role| role.desired).collect() };
     let allowed = allowed_progress(skew, &progress);
-    // What is there stays; what is too much goes at once.
-    roles.iter().zip(allowed).map(|(role, allowed)| allowed.max(asked(role)).min(role.desired)).collect()
+    // Existing instances stay, and surplus is removed at once: the skew limits growth only.
+    roles.iter().zip(allowed).map(|(role, allowed)| allowed.max(requested(role)).min(role.desired)).collect()
 }
 
-/// Instances that each role keeps at their revision now.
+/// Number of instances of each role that keep their revision now.
 fn rolling_partitions(
     skew: &IntOrPercent,
     roles: &[&ObservedRole<'_>],
@@ -189,8 +185,8 @@ fn rolling_partitions(
     let progress: Vec<RoleProgress> = roles
         .iter()
         .map(|role| {
-            let (replicas, held_back) = bound(role);
-            let goal = replicas - held_back;
+            let (replicas, partitioned) = bound(role);
+            let goal = replicas - partitioned;
             match update(role) {
                 RoleUpdateState::Done => RoleProgress::new(goal, goal),
                 RoleUpdateState::NotApplied | RoleUpdateState::NotObserved => RoleProgress::new(0, goal),
@@ -200,30 +196,31 @@ fn rolling_partitions(
         .collect();
     let allowed = allowed_progress(skew, &progress);
     let partitions = roles.iter().zip(allowed).map(|(role, allowed)| {
-        let (replicas, held_back) = bound(role);
-        let told = role.live.as_ref().map_or(held_back, |live| live.partition);
+        let (replicas, partitioned) = bound(role);
+        let live_partition = role.live.as_ref().map_or(partitioned, |live| live.partition);
         let partition = match update(role) {
-            RoleUpdateState::Done => held_back,
+            RoleUpdateState::Done => partitioned,
             RoleUpdateState::NotApplied if in_doubt => replicas,
             RoleUpdateState::NotApplied => replicas - allowed,
-            RoleUpdateState::NotObserved => told,
-            // An update that has begun is not held back again when a pod of another role fails.
-            RoleUpdateState::InProgress(_) if in_doubt => told,
-            RoleUpdateState::InProgress(_) => told.min(replicas - allowed),
+            RoleUpdateState::NotObserved => live_partition,
+            // An update in progress is not held back again when a pod of another role fails.
+            RoleUpdateState::InProgress(_) if in_doubt => live_partition,
+            RoleUpdateState::InProgress(_) => live_partition.min(replicas - allowed),
         };
-        partition.max(held_back)
+        partition.max(partitioned)
     });
     partitions.collect()
 }
 
-/// Instances that may be done of each role.
+/// Number of instances of each role that may be done.
 fn allowed_progress(skew: &IntOrPercent, progress: &[RoleProgress]) -> Vec<i32> {
     let slowest = (0..progress.len()).min_by(|a, b| {
         let (a, b) = (progress[*a], progress[*b]);
         a.compare(b).then(b.goal.cmp(&a.goal))
     });
-    let of_one = |(at, own): (usize, &RoleProgress)| {
-        let others = progress.iter().enumerate().filter(|(other, _)| *other != at).map(|(_, other)| *other);
+    let of_one = |(index, own): (usize, &RoleProgress)| {
+        let others =
+            progress.iter().enumerate().filter(|(other, _)| *other != index).map(|(_, other)| *other);
         let (done, goal) = others.min_by(|a, b| a.compare(*b)).map_or((1, 1), RoleProgress::share);
         let ahead = match skew.percent() {
             Some(percent) => {
@@ -231,8 +228,8 @@ fn allowed_progress(skew: &IntOrPercent, progress: &[RoleProgress]) -> Vec<i32> 
             }
             None => done * own.goal / goal + i64::from(skew.of(0, RoundingMode::Down).unwrap_or(0).max(0)),
         };
-        let least = own.done + i64::from(slowest == Some(at));
-        i32::try_from(ahead.max(least).min(own.goal)).unwrap_or(i32::MAX)
+        let minimum = own.done + i64::from(slowest == Some(index));
+        i32::try_from(ahead.max(minimum).min(own.goal)).unwrap_or(i32::MAX)
     };
     progress.iter().enumerate().map(of_one).collect()
 }

@@ -1,4 +1,4 @@
-//! From what is observed to the plan for one object: which others its plan looks at.
+//! Builds a plan for one object from the resource cache: reads the related objects that the plan depends on.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::ResourceKind;
 use crate::resource_cache::{ObservedResource, ResourceCache, ResourceKey};
 use crate::status;
 
-/// What is to be done about one object: nothing, if it is gone or of no kind of ours.
+/// Plans one object. The plan is empty if the object is gone or its kind is not reconciled.
 ///
 /// # Errors
 /// [`PlanError`].
@@ -66,7 +66,7 @@ pub fn plan_for(
             let pods = pods(observed, &live);
             let pulls: Vec<Pod> = children(observed, &live, ResourceKind::WarmupPod);
             let port = |name: &str| observed.lock().allocate_port(key, name, now);
-            let answer = |ask: &HookCall| observed.lock().hook_result(ask);
+            let hook_result = |call: &HookCall| observed.lock().hook_result(call);
             let nodes = |name: &str| node_labels(observed, name);
             super::instance(InstanceInput {
                 instance: &instance,
@@ -74,7 +74,7 @@ pub fn plan_for(
                 pods: &pods,
                 pulls: &pulls,
                 port: &port,
-                hook_result: &answer,
+                hook_result: &hook_result,
                 nodes: &nodes,
                 now,
             })
@@ -102,7 +102,7 @@ fn warmup(
     super::warmup(WarmupInput { warmup: &warmup, pods: &pods, nodes: &nodes, group, now })
 }
 
-/// All pods of a group, whoever made them.
+/// All pods of a group, including those created by other controllers.
 fn pods_of_group(observed: &Mutex<ResourceCache>, namespace: &str, group: &str) -> Vec<Pod> {
     let all = observed.lock().pods_of_group(namespace, group);
     all.iter().filter_map(|live| live.read()).collect()
@@ -160,7 +160,7 @@ fn node_labels(observed: &Mutex<ResourceCache>, name: &str) -> Option<BTreeMap<S
     live.read::<Node>()?.metadata.labels
 }
 
-/// The profiles that the group names.
+/// The runtime profiles that the group references.
 fn profiles(observed: &Mutex<ResourceCache>, group: &RoleBasedGroup) -> RuntimeProfiles {
     let runtimes = group.spec.roles.iter().flat_map(|role| &role.engine_runtimes);
     let profile = |name: &String| {
@@ -181,7 +181,7 @@ fn workloads(observed: &Mutex<ResourceCache>, group: &ObservedResource) -> Vec<V
     kinds.into_iter().flat_map(|kind| children(observed, group, kind)).collect()
 }
 
-/// An object beside that of `key`.
+/// An object in the namespace of `key`.
 fn named(
     observed: &Mutex<ResourceCache>,
     key: &ResourceKey,
@@ -192,7 +192,7 @@ fn named(
     observed.lock().get(&key)
 }
 
-/// An instance's pods, with the versions that are known of them.
+/// An instance's pods, with the newest resource version in the cache.
 fn pods(observed: &Mutex<ResourceCache>, instance: &ObservedResource) -> Vec<Pod> {
     let all = observed.lock().children(&instance.uid, ResourceKind::Pod);
     let read = |live: &Arc<ObservedResource>| {
@@ -203,7 +203,7 @@ fn pods(observed: &Mutex<ResourceCache>, instance: &ObservedResource) -> Vec<Pod
     all.iter().filter_map(read).collect()
 }
 
-/// The lock is held for a moment only: objects are read outside it.
+/// Holds the lock only to copy references: objects are deserialized outside it.
 fn children<T: DeserializeOwned>(
     observed: &Mutex<ResourceCache>,
     owner: &ObservedResource,

@@ -1,4 +1,4 @@
-//! The PodGroup of a group whose pods are scheduled at once or not at all.
+//! PodGroup of a group with gang scheduling.
 
 use moongate_render::{GangScheduler, GroupRenderer};
 use rbg_api::keys;
@@ -34,7 +34,7 @@ pub(super) fn plan(
             let uid = live["metadata"]["uid"].as_str().filter(|_| owners.into_iter().flatten().any(is_ours));
             if let Some(uid) = uid {
                 let action = WriteAction::Delete { kind, name: name.to_owned(), uid: uid.to_owned() };
-                plan.push(action, "the group's pods are scheduled one by one now");
+                plan.push(action, "gang scheduling is turned off for the group");
             }
         }
         (None, None) => {}
@@ -42,19 +42,19 @@ pub(super) fn plan(
     Ok(())
 }
 
-/// Whether the pods of one instance are made together, and made anew together.
+/// Whether the pods of one instance are created and recreated together.
 pub(super) fn is_gang(instance: &RoleInstance) -> bool {
     let annotations = instance.metadata.annotations.as_ref();
     annotations.and_then(|all| all.get(keys::INSTANCE_GANG_SCHEDULING)).is_some_and(|value| value == "true")
 }
 
-/// Whether the component's pods have nodes only together with all others, so that they cannot wait for one to be up.
+/// Whether the component's pods are scheduled together with all others, so that none can wait until another is up.
 pub(super) fn is_scheduled_together(component: &InstanceComponent) -> bool {
     let template = &component.template;
     template.label(keys::POD_GROUP).is_some() || template.annotation(keys::VOLCANO_POD_GROUP).is_some()
 }
 
-/// A gang is there as a whole or not at all: no policy can have its roles grow step by step.
+/// A gang needs all its pods to be scheduled: a policy cannot scale its roles step by step.
 pub(super) fn remove_scaling_rules(group: GroupRenderer<'_>, policy: &mut CoordinatedPolicySpec) {
     if group.pod_group().is_some() {
         for rule in &mut policy.policies {

@@ -1,4 +1,4 @@
-//! What a group needs: its revision, its discovery file, and for each role a workload and a service.
+//! Plans a group: its revision, its discovery file, and a workload and a service per role.
 
 use std::collections::BTreeMap;
 
@@ -23,46 +23,43 @@ use super::{
 use crate::ResourceKind;
 use crate::status::{self, ObservedRoleStatus};
 
-/// Revisions of a group that are kept.
+/// Number of group revisions to keep.
 const REVISION_LIMIT: usize = 5;
 
-/// Chooses a port for an object of that name, kept as that annotation.
+/// Allocates a port for an object (first argument); the second argument is the annotation that stores it.
 pub type PortAllocator<'a> = &'a dyn Fn(&str, &str) -> Result<Option<u16>, PlanError>;
 
-/// What is known of a group.
 #[derive(Clone, Copy)]
 pub struct GroupInput<'a> {
-    /// The group.
     pub group: &'a RoleBasedGroup,
-    /// All profiles.
+    /// All runtime profiles of the cluster.
     pub profiles: &'a RuntimeProfiles,
-    /// Who schedules gangs.
+    /// The scheduler that handles gangs.
     pub gang: GangScheduler,
-    /// Its stored revisions.
+    /// Stored revisions of the group.
     pub revisions: &'a [ControllerRevision],
-    /// The workloads that it controls.
+    /// The workloads that the group controls.
     pub workloads: &'a [Value],
-    /// Its adapters for autoscalers.
+    /// Scaling adapters that the group owns.
     pub adapters: &'a [RoleBasedGroupScalingAdapter],
-    /// How many instances of a RoleInstanceSet, by its UID, have nodes for all their pods.
+    /// Number of instances of a RoleInstanceSet, by its UID, whose pods all have nodes.
     pub scheduled: &'a dyn Fn(&str) -> i32,
-    /// Its pods, whoever made them.
+    /// Pods of the group, including those created by other controllers.
     pub pods: &'a dyn Fn() -> Vec<Pod>,
-    /// Where they run.
+    /// Labels of the nodes that they run on.
     pub nodes: NodeLabelLookup<'a>,
-    /// Pods that other controllers made for the workload of that UID.
+    /// Pods that other controllers created for the workload with that UID.
     pub foreign_pods: &'a dyn Fn(&str) -> Vec<Pod>,
-    /// Any other object of its namespace.
+    /// Any other object of the group's namespace.
     pub live: &'a dyn Fn(ResourceKind, &str) -> Option<Value>,
-    /// A port for a workload; `None` if no ports are to be chosen.
+    /// Allocates a port for a workload; `None` if port allocation is off.
     pub port: PortAllocator<'a>,
-    /// Whether the cluster does without a kind.
+    /// Whether the cluster does not serve a kind.
     pub is_absent: &'a dyn Fn(ResourceKind) -> bool,
-    /// The time.
     pub now: Timestamp,
 }
 
-/// What is to be done. A spec that cannot be run changes nothing but the status, which says why.
+/// Plans one group. An invalid spec changes only the status, which contains the error.
 #[must_use]
 pub fn group(input: GroupInput<'_>) -> ReconcilePlan {
     let mut plan = ReconcilePlan::default();
@@ -85,23 +82,26 @@ pub fn group(input: GroupInput<'_>) -> ReconcilePlan {
     plan
 }
 
-/// The group with the pattern that roles are run by, where they ask for one by v1alpha1's annotation only. Upstream does not
-/// know that annotation, so what it has left behind may be run by another one; to follow it now would replace all pods.
+/// The group with the pattern that its workloads run now, for roles that request another one only by v1alpha1's annotation.
+/// Upstream ignores that annotation, so workloads that it created may use the other pattern; switching would replace all
+/// pods.
 fn with_running_patterns(group: &RoleBasedGroup, workloads: &[Value]) -> Option<RoleBasedGroup> {
     let mut as_run = group.clone();
     for role in &mut as_run.spec.roles {
-        let Some(asked) = role.annotations.get(keys::legacy::INSTANCE_PATTERN) else { continue };
+        let Some(requested) = role.annotations.get(keys::legacy::INSTANCE_PATTERN) else { continue };
         let live = workloads.iter().find(|live| label(live, keys::ROLE_NAME) == Some(role.name.as_str()));
-        let has =
+        let running =
             live.and_then(|live| live["metadata"]["annotations"].get(keys::ROLE_INSTANCE_PATTERN)?.as_str());
-        if let Some(has) = has.filter(|has| has != asked) {
-            role.annotations.entry(keys::ROLE_INSTANCE_PATTERN.to_owned()).or_insert_with(|| has.to_owned());
+        if let Some(running) = running.filter(|running| running != requested) {
+            role.annotations
+                .entry(keys::ROLE_INSTANCE_PATTERN.to_owned())
+                .or_insert_with(|| running.to_owned());
         }
     }
     (as_run != *group).then_some(as_run)
 }
 
-/// Why a group cannot be run.
+/// Error in a group's spec.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GroupPlanError {
     #[error(transparent)]
@@ -140,13 +140,13 @@ fn plan_roles(
     }
     gang::plan(input, group, plan)?;
     let mut wanted = Vec::new();
-    for one in &roles {
-        let RoleWithWorkload { spec, role, live } = one;
+    for role_with_workload in &roles {
+        let RoleWithWorkload { spec, role, live } = role_with_workload;
         let Some(target) = targets.get(&spec.name) else { continue };
-        let kept = preserved_fields(*live, role);
-        let mut manifest = profiles::workload(input, spec, role, &target.current, (*live, &kept))?;
+        let preserved = preserved_fields(*live, role);
+        let mut manifest = profiles::workload(input, spec, role, &target.current, (*live, &preserved))?;
         ports::allocate_role_ports(input, &mut manifest, *live)?;
-        stateful::plan_rollout(input, one, target, &mut manifest);
+        stateful::plan_rollout(input, role_with_workload, target, &mut manifest);
         remove_topology_annotation(&mut manifest, *live);
         states.push(state(role, target, *live, &manifest));
         wanted.push((spec, role, target, live, manifest));
@@ -154,7 +154,7 @@ fn plan_roles(
     for (index, (spec, role, target, live, manifest)) in wanted.iter().enumerate() {
         let is_unready =
             |name: &&String| states.iter().any(|state| state.name == **name && !state.is_at_requested());
-        // None of a gang's pods has a node before all are made.
+        // Pods of a gang have no node before all are created, so a role of a gang cannot wait for another role.
         let begins_with_gang = live.is_none() && group.pod_group().is_some();
         if let Some(other) = spec.dependencies.iter().find(is_unready).filter(|_| !begins_with_gang) {
             states[index].blocked_by = Some(format!("role {} waits for {other}", spec.name));
@@ -201,13 +201,13 @@ fn live_roles<'a>(
     input.group.spec.roles.iter().map(of_one).collect()
 }
 
-/// The workload that runs the role as it is now.
+/// The workload that runs the role with its present kind.
 pub(super) fn workload<'a>(workloads: &'a [Value], role: &RoleSpec) -> Option<&'a Value> {
     let kind = WorkloadKind::from_role(role).ok()?.kind();
     workloads.iter().find(|live| live["kind"] == kind && label(live, keys::ROLE_NAME) == Some(&role.name))
 }
 
-/// The policy of the group's name, or the one that v1alpha1's `coordination` stands for.
+/// The policy with the group's name, or the one converted from v1alpha1's `coordination`.
 fn policy(
     input: GroupInput<'_>,
     group: GroupRenderer<'_>,
@@ -231,14 +231,14 @@ fn plan_adapters(input: GroupInput<'_>, roles: &[RoleWithWorkload<'_>], plan: &m
             "the role's adapter",
         );
     }
-    let is_going = |adapter: &RoleBasedGroupScalingAdapter| adapter.metadata.deletion_timestamp.is_some();
+    let is_deleting = |adapter: &RoleBasedGroupScalingAdapter| adapter.metadata.deletion_timestamp.is_some();
     let has_role = |live: &_| roles.iter().any(|role| adapter::is_of(live, role.spec));
-    for surplus in input.adapters.iter().filter(|live| !has_role(live) && !is_going(live)) {
+    for surplus in input.adapters.iter().filter(|live| !has_role(live) && !is_deleting(live)) {
         let name = adapter::name(surplus).to_owned();
         let uid = surplus.metadata.uid.clone().unwrap_or_default();
         plan.push(
             WriteAction::Delete { kind: ResourceKind::Adapter, name, uid },
-            "no role of the group has it any more",
+            "no role of the group uses this adapter any more",
         );
     }
 }
@@ -250,12 +250,12 @@ pub(crate) fn check_dependencies(group: &RoleBasedGroup) -> Result<(), GroupPlan
             return Err(GroupPlanError::NoSuchRole(role.name.clone(), other.clone()));
         }
     }
-    let mut left: Vec<_> = roles.iter().collect();
+    let mut remaining: Vec<_> = roles.iter().collect();
     loop {
-        let before = left.len();
-        let names: Vec<String> = left.iter().map(|role| role.name.clone()).collect();
-        left.retain(|role| role.dependencies.iter().any(|name| names.contains(name)));
-        match left.len() {
+        let before = remaining.len();
+        let names: Vec<String> = remaining.iter().map(|role| role.name.clone()).collect();
+        remaining.retain(|role| role.dependencies.iter().any(|name| names.contains(name)));
+        match remaining.len() {
             0 => return Ok(()),
             count if count == before => return Err(GroupPlanError::DependencyCycle(names.join(", "))),
             _ => {}
@@ -282,15 +282,15 @@ fn preserved_fields(live: Option<&Value>, role: &RoleRenderer<'_>) -> PreservedF
     let Some(live) = live.filter(|_| is_foreign) else { return PreservedFields::default() };
     let selector = serde_json::from_value(live["spec"]["selector"]["matchLabels"].clone()).ok();
     let labels = &live["spec"]["template"]["metadata"]["labels"];
-    let made_with = live["metadata"]["annotations"][keys::TOPOLOGY].as_str().unwrap_or_default();
+    let created_with = live["metadata"]["annotations"][keys::TOPOLOGY].as_str().unwrap_or_default();
     PreservedFields {
         selector,
         legacy: Some(labels.get(keys::legacy::GROUP_NAME).is_some()),
-        topology: is_of_revision(live, role).then(|| made_with.to_owned()),
+        topology: is_of_revision(live, role).then(|| created_with.to_owned()),
     }
 }
 
-/// A workload whose pods were told of nearness and are no longer says so: what is left out would stay.
+/// Empties the annotation of a workload whose topology was removed: server-side apply would keep an omitted annotation.
 fn remove_topology_annotation(manifest: &mut Manifest, live: Option<&Value>) {
     if live.is_some_and(|live| live["metadata"]["annotations"].get(keys::TOPOLOGY).is_some()) {
         let metadata = member_object(&mut manifest.0, "metadata");
@@ -298,7 +298,7 @@ fn remove_topology_annotation(manifest: &mut Manifest, live: Option<&Value>) {
     }
 }
 
-/// Whether the workload was made from the role as it is.
+/// Whether the workload was written from the role's present revision.
 fn is_of_revision(live: &Value, role: &RoleRenderer<'_>) -> bool {
     label(live, &role.revision_label()) == Some(role.revision().as_str())
 }
@@ -307,7 +307,7 @@ fn label<'a>(object: &'a Value, key: &str) -> Option<&'a str> {
     object["metadata"]["labels"].get(key)?.as_str()
 }
 
-/// Whether the workload says what it shall. A template is compared as a whole, so that what was taken out of it shows.
+/// Whether the workload matches the manifest. The template is compared as a whole, so that removed fields are detected.
 fn is_written(manifest: &Manifest, live: Option<&Value>) -> bool {
     let Some(live) = live else { return false };
     let template = |object: &Value| object["spec"]["roleInstanceTemplate"].clone();
@@ -334,7 +334,7 @@ fn state(
     live: Option<&Value>,
     manifest: &Manifest,
 ) -> ObservedRoleStatus {
-    let written = is_written(manifest, live);
+    let is_current = is_written(manifest, live);
     let status = live.map(|live| &live["status"]);
     let number = |name: &str| {
         let number = status.and_then(|status| status[name].as_i64()).unwrap_or(0);
@@ -351,12 +351,12 @@ fn state(
         replicas: number("replicas"),
         ready: number("readyReplicas"),
         updated: if observed && same_spec { number("updatedReplicas") } else { 0 },
-        current: written && observed,
+        current: is_current && observed,
         blocked_by: None,
     }
 }
 
-/// Workloads of roles that are gone, or that run as another kind now.
+/// Deletes workloads of roles that were removed or now run as another kind.
 fn delete_orphans(input: GroupInput<'_>, plan: &mut ReconcilePlan) {
     for workload in input.workloads {
         let role = label(workload, keys::ROLE_NAME).and_then(|name| input.group.spec.role(name));
@@ -368,10 +368,10 @@ fn delete_orphans(input: GroupInput<'_>, plan: &mut ReconcilePlan) {
         ) else {
             continue;
         };
-        let is_going = workload["metadata"].get("deletionTimestamp").is_some();
-        if wanted.is_none_or(|wanted| wanted.kind() != kind.name()) && !is_going {
+        let is_deleting = workload["metadata"].get("deletionTimestamp").is_some();
+        if wanted.is_none_or(|wanted| wanted.kind() != kind.name()) && !is_deleting {
             let action = WriteAction::Delete { kind, name: name.to_owned(), uid: uid.to_owned() };
-            plan.push(action, "no role of the group runs so any more");
+            plan.push(action, "no role of the group uses this workload any more");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a RoleBasedGroupSet needs: its groups, and these as its template says, a few at a time.
+//! Plans a RoleBasedGroupSet: creates its groups and updates them to its template, a few at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,23 +13,19 @@ use crate::ResourceKind;
 use crate::resource_writer::FIELD_MANAGER;
 use crate::status::{self, ObservedGroupSet};
 
-/// Annotation of a set: groups, as a number or percentage, that an update may take out of service at a time. One if unset.
+/// Annotation of a set: number or percentage of groups that an update may take out of service at a time. Default: 1.
 pub const MAX_UNAVAILABLE: &str = "moongate.io/max-unavailable";
 
-/// What is known of a set of groups.
 #[derive(Clone, Copy)]
 pub struct GroupSetInput<'a> {
-    /// The set.
     pub set: &'a RoleBasedGroupSet,
-    /// The groups that it controls.
     pub groups: &'a [RoleBasedGroup],
-    /// Whether there is a group of that name, whoever has it.
+    /// Whether any group has that name, including groups of other owners.
     pub exists: &'a dyn Fn(&str) -> bool,
-    /// The time.
     pub now: Timestamp,
 }
 
-/// What is to be done.
+/// Plans one RoleBasedGroupSet.
 ///
 /// # Errors
 /// [`PlanError`].
@@ -41,28 +37,28 @@ pub fn group_set(input: GroupSetInput<'_>) -> Result<ReconcilePlan, PlanError> {
     }
     let replicas = set.spec.replicas.max(0);
     let by_index = by_index(input, replicas, &mut plan);
-    let mut facts = ObservedGroupSet { desired: replicas, ..ObservedGroupSet::default() };
+    let mut observed = ObservedGroupSet { desired: replicas, ..ObservedGroupSet::default() };
     let mut old = Vec::new();
     for index in 0..replicas {
         let Some(live) = by_index.get(&index) else {
-            make(input, index, &mut plan, &mut facts)?;
+            create_group(input, index, &mut plan, &mut observed)?;
             continue;
         };
         if live.metadata.deletion_timestamp.is_some() {
             continue;
         }
-        facts.replicas += 1;
-        facts.ready += i32::from(status::is_group_ready(live));
+        observed.replicas += 1;
+        observed.ready += i32::from(status::is_group_ready(live));
         let wanted = group_set::group(set, index, name(live), Some(live))?;
         if !is_written(&wanted, live) {
             old.push((live, wanted));
         } else if !status::is_group_settled(live) {
-            facts.updating.push(name(live).to_owned());
+            observed.updating.push(name(live).to_owned());
         }
     }
-    facts.updating.extend(old.iter().map(|(live, _)| name(live).to_owned()));
+    observed.updating.extend(old.iter().map(|(live, _)| name(live).to_owned()));
     update(input, replicas, &by_index, old, &mut plan);
-    let after = status::group_set(set, &facts, input.now);
+    let after = status::group_set(set, &observed, input.now);
     let set_name = set.metadata.name.as_deref().unwrap_or_default();
     plan.status(ResourceKind::GroupSet, set_name, set.status.as_ref(), &after);
     Ok(plan)
@@ -72,23 +68,23 @@ fn name(group: &RoleBasedGroup) -> &str {
     group.metadata.name.as_deref().unwrap_or_default()
 }
 
-/// The groups that the set keeps. All others are ended, the highest first.
+/// The groups that the set keeps. All others are deleted, highest index first.
 fn by_index<'a>(
     input: GroupSetInput<'a>,
     replicas: i32,
     plan: &mut ReconcilePlan,
 ) -> BTreeMap<i32, &'a RoleBasedGroup> {
     let mut groups: Vec<_> = input.groups.iter().map(|group| (index(group), group)).collect();
-    // Of two with one index the older one stays.
+    // Of two groups with the same index, the older one is kept.
     groups.sort_by_key(|(index, group)| {
-        let made = group.metadata.creation_timestamp.as_ref().map(|time| time.0);
-        (*index, made, name(group))
+        let created = group.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        (*index, created, name(group))
     });
-    let mut kept = BTreeMap::new();
+    let mut by_index = BTreeMap::new();
     let mut surplus = Vec::new();
     for (index, group) in groups {
-        match index.filter(|index| *index < replicas && !kept.contains_key(index)) {
-            Some(index) => drop(kept.insert(index, group)),
+        match index.filter(|index| *index < replicas && !by_index.contains_key(index)) {
+            Some(index) => drop(by_index.insert(index, group)),
             None => surplus.push(group),
         }
     }
@@ -98,9 +94,9 @@ fn by_index<'a>(
             name: name(group).to_owned(),
             uid: group.metadata.uid.clone().unwrap_or_default(),
         };
-        plan.push(action, format!("the set has no place for {}", name(group)));
+        plan.push(action, format!("{} is beyond the set's replicas or a duplicate", name(group)));
     }
-    kept
+    by_index
 }
 
 fn index(group: &RoleBasedGroup) -> Option<i32> {
@@ -109,17 +105,17 @@ fn index(group: &RoleBasedGroup) -> Option<i32> {
     text.parse().ok().filter(|index| *index >= 0)
 }
 
-fn make(
+fn create_group(
     input: GroupSetInput<'_>,
     index: i32,
     plan: &mut ReconcilePlan,
-    facts: &mut ObservedGroupSet,
+    observed: &mut ObservedGroupSet,
 ) -> Result<(), PlanError> {
     let set_name = input.set.metadata.name.as_deref().ok_or(PlanError::NoMetadata("name"))?;
     let name = group_set::name(set_name, index);
-    // One of ours that is surplus may still have the name; then it is soon free.
+    // A surplus group of this set may still have the name; its deletion frees it.
     if (input.exists)(&name) {
-        facts.conflicting_names.push(name);
+        observed.conflicting_names.push(name);
         return Ok(());
     }
     let manifest = group_set::group(input.set, index, &name, None)?;
@@ -127,7 +123,8 @@ fn make(
     Ok(())
 }
 
-/// Groups that are not in service are updated at once, which costs nothing; the others from the highest, within the budget.
+/// Updates groups that are out of service at once, since they serve no requests; others from the highest index, within the
+/// budget.
 fn update(
     input: GroupSetInput<'_>,
     replicas: i32,
@@ -139,8 +136,8 @@ fn update(
         group.metadata.deletion_timestamp.is_none() && status::is_group_settled(group)
     };
     let serving = by_index.values().filter(|group| in_service(group)).count();
-    let least = replicas.saturating_sub(max_unavailable(input.set, replicas));
-    let mut budget = serving.saturating_sub(usize::try_from(least).unwrap_or(0));
+    let min_serving = replicas.saturating_sub(max_unavailable(input.set, replicas));
+    let mut budget = serving.saturating_sub(usize::try_from(min_serving).unwrap_or(0));
     old.reverse();
     for (live, wanted) in old {
         if in_service(live) {
@@ -154,7 +151,7 @@ fn update(
             name: name(live).to_owned(),
             object: rewritten(live, wanted),
         };
-        plan.push(action, format!("{} is not as the set's template says", name(live)));
+        plan.push(action, format!("{} differs from the set's template", name(live)));
     }
 }
 
@@ -167,8 +164,8 @@ fn max_unavailable(set: &RoleBasedGroupSet, replicas: i32) -> i32 {
     number.unwrap_or(1).max(1)
 }
 
-/// Whether the group says what the template does. Specs are compared as they are understood: what a server filled in in one
-/// of them does not count.
+/// Whether the group matches the template. Specs are compared after deserialization, so that defaults filled in by a server
+/// do not count.
 fn is_written(wanted: &Manifest, live: &RoleBasedGroup) -> bool {
     let spec = wanted.0.get("spec").cloned().unwrap_or_default();
     let same_spec = serde_json::from_value::<RoleBasedGroupSpec>(spec).is_ok_and(|spec| spec == live.spec);
@@ -178,11 +175,11 @@ fn is_written(wanted: &Manifest, live: &RoleBasedGroup) -> bool {
         && ["labels", "annotations"].iter().all(|member| stale(wanted, live, member).is_empty())
 }
 
-/// Labels or annotations that the template had once: ours, and no longer wanted.
+/// Labels or annotations that the template no longer contains, but that our field manager owns.
 fn stale(wanted: &Manifest, live: &RoleBasedGroup, member: &str) -> BTreeSet<String> {
     let entries = live.metadata.managed_fields.iter().flatten();
-    let ours = entries.filter(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));
-    let fields = ours.filter_map(|entry| {
+    let own_entries = entries.filter(|entry| entry.manager.as_deref() == Some(FIELD_MANAGER));
+    let fields = own_entries.filter_map(|entry| {
         let fields = entry.fields_v1.as_ref()?;
         fields.0.get("f:metadata")?.get(format!("f:{member}"))?.as_object()
     });
@@ -196,7 +193,7 @@ fn stale(wanted: &Manifest, live: &RoleBasedGroup, member: &str) -> BTreeSet<Str
     keys.filter(is_stale).map(str::to_owned).collect()
 }
 
-/// The group as it shall be. What others put beside ours stays.
+/// The group as desired. Labels and annotations of other field managers stay.
 fn rewritten(live: &RoleBasedGroup, wanted: Manifest) -> Value {
     let mut object = serde_json::to_value(live).unwrap_or_default();
     for member in ["labels", "annotations"] {

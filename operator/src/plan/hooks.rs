@@ -1,6 +1,6 @@
-//! Hooks of pods: what they answer before they are restarted in place, and after.
+//! Upgrade hooks of pods: HTTP calls before and after a pod is restarted in place.
 //!
-//! How far a pod is stands with its update, in its annotations. What it answered is observed as anything else is.
+//! A pod's progress is stored in its annotations. Responses are cached in the resource cache.
 
 use std::time::Duration;
 
@@ -17,49 +17,47 @@ use super::{ReconcilePlan, WriteAction, add_duration, revisions};
 use crate::ResourceKind;
 use crate::status::{FOR_HOOKS, pod_label, set_waiting};
 
-/// For how long a pod is waited for if it does not say.
+/// Default of the annotation for the hook timeout.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// For how long at most.
+/// Upper bound of the annotation for the hook timeout.
 const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What a pod is asked.
+/// Hook that a pod serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum UpgradeHook {
-    /// To end its work and to keep what it has: it will be restarted.
+    /// Finish running requests and save state: the pod will be restarted.
     Drain,
-    /// Whether it is back with all it had.
+    /// Whether the pod has restored its state after the restart.
     Settled,
 }
 
-/// A question to a pod.
+/// A hook call to a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct HookCall {
-    /// The pod's UID.
     pub pod: String,
-    /// Its address.
+    /// IP address of the pod.
     pub ip: String,
-    /// Where it answers.
+    /// Port of the hook server.
     pub port: u16,
-    /// What is asked.
     pub hook: UpgradeHook,
-    /// Since when the pod is waited for. An answer counts for one update only.
+    /// Since when the update waits for the pod. A response is valid for this update only.
     pub since: Timestamp,
 }
 
-/// What a pod answered.
+/// Response of a pod's hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HookResult {
-    /// It is so, though perhaps at a cost.
+    /// Finished, with an optional warning.
     Done(Option<String>),
-    /// Not yet. It may have said what it waits for.
+    /// Not finished, with an optional reason.
     NotYet(Option<String>),
 }
 
-/// What an update in place keeps about hooks.
+/// Hook progress stored with an update in place.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct HookProgress {
     phase: HookPhase,
-    /// What was not waited for any longer.
+    /// Hooks that did not finish before their timeout.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     unfinished: Vec<String>,
 }
@@ -72,7 +70,6 @@ enum HookPhase {
     Settled,
 }
 
-/// How it is with one question.
 #[derive(Debug, PartialEq, Eq)]
 enum HookOutcome {
     Pending,
@@ -88,8 +85,9 @@ fn annotation<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
 }
 
 fn timeout(pod: &Pod) -> Duration {
-    let asked = annotation(pod, keys::UPGRADE_TIMEOUT).and_then(|text| humantime::parse_duration(text).ok());
-    asked.unwrap_or(TIMEOUT).min(MAX_TIMEOUT)
+    let configured =
+        annotation(pod, keys::UPGRADE_TIMEOUT).and_then(|text| humantime::parse_duration(text).ok());
+    configured.unwrap_or(TIMEOUT).min(MAX_TIMEOUT)
 }
 
 fn name(pod: &Pod) -> &str {
@@ -100,28 +98,28 @@ fn progress(pod: &Pod) -> Option<HookProgress> {
     let hooks = in_place::annotation(pod, STATE)?.get("hooks")?.clone();
     let mut progress: HookProgress = serde_json::from_value(hooks).ok()?;
     if progress.phase == HookPhase::Draining && !in_place::has_pending_images(pod) {
-        // Another operator has changed them, that does not know of hooks.
+        // Another operator, without support for hooks, has changed the images.
         progress.phase = HookPhase::Settling;
     }
     Some(progress)
 }
 
-/// Whether pods of this template are asked.
+/// Whether pods of this template serve hooks.
 pub(super) fn has_hooks(template: &PodTemplate) -> bool {
     port(template.annotation(keys::UPGRADE_HOOKS)).is_some()
 }
 
-/// Whether a pod of the instance is asked: then none is restarted before all may be.
+/// Whether any pod of the instance serves hooks. If so, no pod is restarted before all have drained.
 pub(super) fn are_used(instance: &RoleInstance) -> bool {
     instance.spec.components.iter().any(|component| has_hooks(&component.template))
 }
 
-/// Whether the pod's update is not over before its hooks say so.
+/// Whether the pod's update still waits for its hooks.
 pub(crate) fn is_pending(pod: &Pod) -> bool {
     progress(pod).is_some_and(|progress| progress.phase != HookPhase::Settled)
 }
 
-/// What an update in place keeps when it begins.
+/// Hook progress at the start of an update in place.
 pub(super) fn initial_progress() -> Value {
     json!(HookProgress::default())
 }
@@ -140,16 +138,16 @@ impl UpgradeHook {
         Some(HookCall { pod: pod.metadata.uid.clone()?, ip, port, hook: self, since })
     }
 
-    /// Nobody is waited for who cannot be asked.
+    /// A pod without an IP address or a hook port is not waited for.
     fn outcome(self, input: InstanceInput<'_>, pod: &Pod, since: Timestamp) -> HookOutcome {
-        let Some(ask) = self.call(pod, since) else {
+        let Some(call) = self.call(pod, since) else {
             return HookOutcome::Finished { unfinished: None, warning: None };
         };
-        match (input.hook_result)(&ask) {
+        match (input.hook_result)(&call) {
             Some(HookResult::Done(warning)) => HookOutcome::Finished { unfinished: None, warning },
-            answer if add_duration(since, timeout(pod)) <= input.now => {
+            response if add_duration(since, timeout(pod)) <= input.now => {
                 let limit = humantime::format_duration(timeout(pod));
-                let (name, does, waits_for) = (name(pod), self.verb(), pending_reason(answer));
+                let (name, does, waits_for) = (name(pod), self.verb(), pending_reason(response));
                 let unfinished = format!("{name} did not {does} within {limit}{waits_for}");
                 HookOutcome::Finished { unfinished: Some(unfinished), warning: None }
             }
@@ -158,26 +156,26 @@ impl UpgradeHook {
     }
 }
 
-fn pending_reason(answer: Option<HookResult>) -> String {
-    match answer {
+fn pending_reason(response: Option<HookResult>) -> String {
+    match response {
         Some(HookResult::NotYet(Some(what))) => format!(": {what}"),
         _ => String::new(),
     }
 }
 
-/// Since when a pod that is updated in place drains. What does not run has nothing to drain.
+/// Since when a pod in an in-place update drains. A pod without running containers has nothing to drain.
 fn draining_since(pod: &Pod) -> Option<Timestamp> {
     let is_draining = progress(pod)?.phase == HookPhase::Draining;
-    (is_draining && !in_place::is_down(pod)).then(|| in_place::begun_at(pod)).flatten()
+    (is_draining && !in_place::is_down(pod)).then(|| in_place::started_at(pod)).flatten()
 }
 
-/// Since when a pod that was updated in place is up.
+/// Since when a pod that was updated in place is up again.
 fn settling_since(pod: &Pod) -> Option<Timestamp> {
     let is_settling = progress(pod)?.phase == HookPhase::Settling;
     in_place::gate_since(pod, true).filter(|_| is_settling)
 }
 
-/// Whether pods of the instance are still at work, so that none may be restarted. Asks them.
+/// Whether pods of the instance still drain, so that none may be restarted. Adds their hook calls to the plan.
 pub(super) fn poll_draining(
     input: InstanceInput<'_>,
     pods: &[&Pod],
@@ -188,34 +186,34 @@ pub(super) fn poll_draining(
         return false;
     }
     let is_new = |pod: &Pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH) == Some(revision.hash.as_str());
-    let mut hold = pods.iter().any(|pod| !is_new(pod));
-    let mut asks = Vec::new();
+    let mut is_draining = pods.iter().any(|pod| !is_new(pod));
+    let mut calls = Vec::new();
     for pod in pods {
         if let Some(since) = draining_since(pod) {
-            hold |= UpgradeHook::Drain.outcome(input, pod, since) == HookOutcome::Pending;
-            asks.extend(UpgradeHook::Drain.call(pod, since));
+            is_draining |= UpgradeHook::Drain.outcome(input, pod, since) == HookOutcome::Pending;
+            calls.extend(UpgradeHook::Drain.call(pod, since));
         }
     }
-    if hold {
-        // Also those that have drained: they would not stay so.
-        plan.call_hooks(asks, input.now);
+    if is_draining {
+        // Pods that have drained are called again: they would otherwise resume work.
+        plan.call_hooks(calls, input.now);
     }
-    hold
+    is_draining
 }
 
-/// Whether a pod that is to be deleted for a new one is still at work. Its gate is closed by then. Asks it.
+/// Whether a pod that is to be replaced still drains. Its gate is closed by then. Adds the hook call to the plan.
 pub(super) fn blocks_deletion(input: InstanceInput<'_>, pod: &Pod, plan: &mut ReconcilePlan) -> bool {
     let Some(since) = in_place::gate_since(pod, false).filter(|_| !in_place::is_down(pod)) else {
         return false;
     };
-    let waits = UpgradeHook::Drain.outcome(input, pod, since) == HookOutcome::Pending;
-    if waits {
+    let is_pending = UpgradeHook::Drain.outcome(input, pod, since) == HookOutcome::Pending;
+    if is_pending {
         plan.call_hooks(UpgradeHook::Drain.call(pod, since), input.now);
     }
-    waits
+    is_pending
 }
 
-/// What the update keeps from now on, and the reason, when the pod is going to be restarted.
+/// The hook progress to store, and the reason, when the pod is about to be restarted.
 pub(super) fn drained(input: InstanceInput<'_>, pod: &Pod) -> Option<(Value, String)> {
     let progress = progress(pod)?;
     let outcome = draining_since(pod).map(|since| UpgradeHook::Drain.outcome(input, pod, since));
@@ -226,12 +224,12 @@ fn advance_phase(
     progress: HookProgress,
     next: HookPhase,
     outcome: Option<HookOutcome>,
-    well: &str,
+    success: &str,
 ) -> (Value, String) {
-    let (mut progress, mut reason) = (HookProgress { phase: next, ..progress }, well.to_owned());
+    let (mut progress, mut reason) = (HookProgress { phase: next, ..progress }, success.to_owned());
     if let Some(HookOutcome::Finished { unfinished, warning }) = outcome {
         if let Some(warning) = warning {
-            reason = format!("{well}: {warning}");
+            reason = format!("{success}: {warning}");
         }
         if let Some(unfinished) = unfinished {
             reason.clone_from(&unfinished);
@@ -241,7 +239,7 @@ fn advance_phase(
     (json!(progress), reason)
 }
 
-/// Asks pods that are up again whether they are back with all they had, and ends their updates.
+/// Calls the settle hook of pods that are up again, and completes their updates.
 pub(super) fn poll_settling(input: InstanceInput<'_>, pods: &[&Pod], plan: &mut ReconcilePlan) {
     for pod in pods {
         let (Some(since), Some(progress)) = (settling_since(pod), progress(pod)) else { continue };
@@ -250,8 +248,8 @@ pub(super) fn poll_settling(input: InstanceInput<'_>, pods: &[&Pod], plan: &mut 
             plan.call_hooks(UpgradeHook::Settled.call(pod, since), input.now);
             continue;
         }
-        let well = format!("{} has settled", name(pod));
-        let (hooks, reason) = advance_phase(progress, HookPhase::Settled, Some(outcome), &well);
+        let success = format!("{} has settled", name(pod));
+        let (hooks, reason) = advance_phase(progress, HookPhase::Settled, Some(outcome), &success);
         let annotations = json!({ STATE: in_place::state_with(pod, hooks) });
         let body = json!({ "metadata": { "uid": pod.metadata.uid, "annotations": annotations } });
         let action =
@@ -260,20 +258,20 @@ pub(super) fn poll_settling(input: InstanceInput<'_>, pods: &[&Pod], plan: &mut 
     }
 }
 
-/// Says in the status who is waited for, and who was not waited for any longer.
+/// Sets the condition for hooks: pods that the update waits for, and those that timed out.
 pub(super) fn set_hook_conditions(input: InstanceInput<'_>, pods: &[&Pod], conditions: &mut Vec<Condition>) {
     let (mut waiting, mut unfinished) = (Vec::new(), Vec::new());
     for pod in pods {
         let Some(progress) = progress(pod) else { continue };
-        let asked = match progress.phase {
+        let pending = match progress.phase {
             HookPhase::Draining => Some((UpgradeHook::Drain, draining_since(pod))),
             HookPhase::Settling => Some((UpgradeHook::Settled, settling_since(pod))),
             HookPhase::Settled => None,
         };
-        if let Some((hook, since)) = asked {
-            let ask = since.and_then(|since| hook.call(pod, since));
-            let answer = ask.and_then(|ask| (input.hook_result)(&ask));
-            waiting.push(format!("{} is to {}{}", name(pod), hook.verb(), pending_reason(answer)));
+        if let Some((hook, since)) = pending {
+            let call = since.and_then(|since| hook.call(pod, since));
+            let response = call.and_then(|call| (input.hook_result)(&call));
+            waiting.push(format!("{} has yet to {}{}", name(pod), hook.verb(), pending_reason(response)));
         }
         unfinished.extend(progress.unfinished);
     }

@@ -1,6 +1,6 @@
-//! Updating a pod in place: its gate is closed, then its images are changed, and its gate is opened when they run.
+//! Updates a pod in place: closes its readiness gate, changes its images, and opens the gate when they run.
 //!
-//! How far it is stands in the pod's annotations, so that whoever looks next goes on from there.
+//! Progress is stored in the pod's annotations, so that any later plan can continue.
 
 mod difference;
 mod progress;
@@ -9,7 +9,7 @@ pub(crate) use difference::RESTARTED_AT;
 pub(super) use difference::{is_possible, new_images};
 pub(crate) use progress::{GRACE, is_same_image};
 pub(super) use progress::{
-    STATE, annotation, begun_at, expected_restarts, gate_since, has_pending_images, is_down, is_updating,
+    STATE, annotation, expected_restarts, gate_since, has_pending_images, is_down, is_updating, started_at,
     state_with,
 };
 
@@ -28,7 +28,7 @@ use crate::status::{pod_has, pod_label};
 use difference::{images, metadata_patch, old_template, with_pending};
 use progress::rfc3339_seconds;
 
-/// A condition of a pod, as it is patched.
+/// A pod condition in the form of a status patch.
 pub(super) fn condition(kind: &str, is_true: bool, reason: &str, message: &str, now: Timestamp) -> Value {
     let mut condition = json!({
         "type": kind,
@@ -41,7 +41,7 @@ pub(super) fn condition(kind: &str, is_true: bool, reason: &str, message: &str, 
     condition
 }
 
-/// Begins the update of a pod that is of another revision. One that cannot be updated in place is made anew.
+/// Starts the update of a pod that has another revision. A pod that cannot be updated in place is recreated.
 pub(super) fn begin(
     input: InstanceInput<'_>,
     pod: &Pod,
@@ -52,21 +52,16 @@ pub(super) fn begin(
     let Some(component) = component_of(live, pod) else { return };
     let name = pod.metadata.name.clone().unwrap_or_default();
     let Some(old) = old_template(input, pod, &component.name) else {
-        recreate(
-            input,
-            &[pod],
-            |name| format!("{name}: the revision that it was made from is not known"),
-            plan,
-        );
+        recreate(input, &[pod], |name| format!("{name}: the revision it was created from is unknown"), plan);
         return;
     };
     let restart = component.template.annotation(RESTARTED_AT);
     if restart.is_some() && restart != old.annotation(RESTARTED_AT) {
-        recreate(input, &[pod], |name| format!("{name}: a restart was asked for"), plan);
+        recreate(input, &[pod], |name| format!("{name}: a restart was requested"), plan);
         return;
     }
     let Some(images) = images(&old, &component.template) else {
-        recreate(input, &[pod], |name| format!("{name}: more than its images has changed"), plan);
+        recreate(input, &[pod], |name| format!("{name}: other fields than its images have changed"), plan);
         return;
     };
     let images = with_pending(images, pod, &component.template);
@@ -103,51 +98,51 @@ pub(super) fn begin(
     plan.push(action, format!("{name} is updated in place"));
 }
 
-/// Makes pods anew that cannot keep their names and change in place, all at once when the last of them has drained.
+/// Recreates pods that cannot be updated in place, all at once after the last of them has drained.
 pub(super) fn recreate(
     input: InstanceInput<'_>,
     pods: &[&Pod],
     reason: impl Fn(&str) -> String,
     plan: &mut ReconcilePlan,
 ) {
-    let held = drain(input, pods, plan);
-    for pod in pods.iter().filter(|_| !held) {
+    let is_draining = drain(input, pods, plan);
+    for pod in pods.iter().filter(|_| !is_draining) {
         plan.push(delete(pod), reason(pod.metadata.name.as_deref().unwrap_or_default()));
     }
 }
 
-/// Has pods drain that are going to be deleted. Answers whether one of them is still at work.
+/// Drains pods that are going to be deleted. Returns whether one of them is still draining.
 pub(super) fn drain(input: InstanceInput<'_>, pods: &[&Pod], plan: &mut ReconcilePlan) -> bool {
-    let mut held = false;
+    let mut is_draining = false;
     for pod in pods {
         if hooks::are_used(input.instance) && pod_has(pod, "InPlaceUpdateReady") {
             close_gate(input, pod, pod.metadata.name.as_deref().unwrap_or_default(), plan);
-            held = true;
+            is_draining = true;
         } else {
-            held |= hooks::blocks_deletion(input, pod, plan);
+            is_draining |= hooks::blocks_deletion(input, pod, plan);
         }
     }
-    held
+    is_draining
 }
 
-/// Goes on with the update of a pod that has been given its revision: when its grace period is over, and nobody holds the
-/// instance, its images are changed.
+/// Continues the update of a pod that already has the new revision: changes its images when its grace period is over and
+/// the instance is not on hold.
 pub(super) fn continue_update(
     input: InstanceInput<'_>,
     pod: &Pod,
     revision: &revisions::RevisionRef,
-    held: bool,
+    is_draining: bool,
     plan: &mut ReconcilePlan,
 ) {
     let Some(waiting) = annotation(pod, GRACE) else { return };
-    let begun = begun_at(pod);
+    let started = started_at(pod);
     let seconds = waiting["graceSeconds"].as_u64().unwrap_or(0);
-    let due = add_duration(begun.unwrap_or(input.now), Duration::from_secs(seconds));
-    if begun.is_some() && due > input.now {
+    let due = add_duration(started.unwrap_or(input.now), Duration::from_secs(seconds));
+    if started.is_some() && due > input.now {
         plan.schedule_requeue(due);
         return;
     }
-    if held {
+    if is_draining {
         return;
     }
     let name = pod.metadata.name.clone().unwrap_or_default();
@@ -156,7 +151,7 @@ pub(super) fn continue_update(
     let mut state = None;
     if waiting["revision"] == revision.name.as_str() {
         body["spec"] = containers(&images);
-        // A crash meanwhile is no sign that the new images run.
+        // A crash during the grace period does not show that the new images run.
         state = Some(progress::state(pod, &images, revision, input.now));
     }
     let mut reason = format!("{name}: its grace period is over");
@@ -179,7 +174,7 @@ fn close_gate(input: InstanceInput<'_>, pod: &Pod, name: &str, plan: &mut Reconc
     ];
     let body = json!({ "metadata": { "uid": pod.metadata.uid }, "status": { "conditions": conditions } });
     let action = WriteAction::Patch { kind: ResourceKind::Pod, name: name.to_owned(), status: true, body };
-    plan.push(action, format!("{name} shall serve nobody while it is updated"));
+    plan.push(action, format!("{name} is taken out of service for its update"));
 }
 
 fn grace_seconds(input: InstanceInput<'_>) -> u64 {

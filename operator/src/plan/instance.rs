@@ -1,4 +1,4 @@
-//! What a RoleInstance needs: its revision, its pods, these of the right revision, and told whether they may serve.
+//! Plans a RoleInstance: its revision, its pods at that revision, and their readiness gates.
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Pod;
@@ -18,31 +18,27 @@ use super::{
 use crate::ResourceKind;
 use crate::status::{self, pod_has, pod_label};
 
-/// Revisions of an instance that are kept although no pod has them.
+/// Number of unused revisions of an instance to keep.
 const REVISION_LIMIT: usize = 5;
 
-/// What is known of an instance.
 #[derive(Clone, Copy)]
 pub struct InstanceInput<'a> {
-    /// The instance.
     pub instance: &'a RoleInstance,
-    /// Its stored revisions.
+    /// Stored revisions of the instance.
     pub revisions: &'a [ControllerRevision],
-    /// Its pods.
     pub pods: &'a [Pod],
-    /// Pods that pull images for them.
+    /// Pods that pull images for the instance's pods.
     pub pulls: &'a [Pod],
-    /// A port kept as that annotation of the instance; `None` if no ports are to be chosen.
+    /// Allocates a port for the annotation with that name; `None` if port allocation is off.
     pub port: &'a dyn Fn(&str) -> Result<Option<u16>, PlanError>,
-    /// What a pod has answered.
+    /// Last response of a pod's hook.
     pub hook_result: &'a dyn Fn(&HookCall) -> Option<HookResult>,
-    /// Where they run.
+    /// Labels of the nodes that the pods run on.
     pub nodes: NodeLabelLookup<'a>,
-    /// The time.
     pub now: Timestamp,
 }
 
-/// What is to be done.
+/// Plans one RoleInstance.
 ///
 /// # Errors
 /// [`PlanError`].
@@ -65,12 +61,12 @@ pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
     }
     let pull = pre_pull::PrePullStage::of(input, &pods, &revision)?;
     let scaled = scale(input, &pods, &revision, &mut plan)?;
-    let held = pull.delays_update(input, &mut plan)?;
-    let drains = lifecycle::is_draining(live) && in_place::drain(input, &pods, &mut plan);
-    if !scaled && !held && !lifecycle::is_draining(live) {
+    let is_held_back = pull.delays_update(input, &mut plan)?;
+    let is_draining = lifecycle::is_draining(live) && in_place::drain(input, &pods, &mut plan);
+    if !scaled && !is_held_back && !lifecycle::is_draining(live) {
         update(input, &pods, &revision, &mut plan);
     }
-    patch_readiness_gates(input, &pods, (&revision, held), &mut plan);
+    patch_readiness_gates(input, &pods, (&revision, is_held_back), &mut plan);
     hooks::poll_settling(input, &pods, &mut plan);
     let in_use: Vec<&str> =
         input.pods.iter().filter_map(|pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH)).collect();
@@ -83,8 +79,8 @@ pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
     pull.set_conditions(input, &mut after);
     after.conditions.retain(|condition| lifecycle::is_draining(live) || condition.kind != lifecycle::DRAINED);
     if lifecycle::is_draining(live) {
-        let text = if drains { ("Draining", "pods are at work") } else { ("Drained", "") };
-        status::set_condition(&mut after.conditions, lifecycle::DRAINED, !drains, text, input.now);
+        let text = if is_draining { ("Draining", "pods are at work") } else { ("Drained", "") };
+        status::set_condition(&mut after.conditions, lifecycle::DRAINED, !is_draining, text, input.now);
     }
     plan.status(ResourceKind::Instance, name(live), live.status.as_ref(), &after);
     Ok(plan)
@@ -127,7 +123,7 @@ fn replace_failed(pods: &[&Pod], plan: &mut ReconcilePlan) {
     }
 }
 
-/// Makes missing pods and ends those that there are too many of. Answers whether there was anything to do.
+/// Creates missing pods and deletes surplus ones. Returns whether there was anything to do.
 fn scale(
     input: InstanceInput<'_>,
     pods: &[&Pod],
@@ -139,9 +135,9 @@ fn scale(
     let order = ComponentOrder::for_instance(live)?;
     for pod in pods {
         let component = component_of(live, pod);
-        // A pod that is ending is not gone, so all of them count.
-        let may_end = |one| !component_order::is_wanted(pod, one) && order.may_delete(one, input.pods);
-        if component.is_none_or(may_end) {
+        // A terminating pod still counts, so pass all pods.
+        let may_delete = |one| !component_order::is_wanted(pod, one) && order.may_delete(one, input.pods);
+        if component.is_none_or(may_delete) {
             plan.push(delete(pod), "the instance has no such pod");
         }
     }
@@ -153,7 +149,7 @@ fn scale(
     for component in live.spec.components.iter().filter(may_start) {
         for id in 0..component.size() {
             let name = pod::name(live, &component.name, id);
-            // One that is ending still has the name.
+            // A terminating pod still has the name.
             if let Some(pod) = input.pods.iter().find(|pod| pod.metadata.name.as_ref() == Some(&name)) {
                 if gang && pod.metadata.deletion_timestamp.is_some() {
                     return Ok(true);
@@ -180,53 +176,56 @@ fn update(
     revision: &revisions::RevisionRef,
     plan: &mut ReconcilePlan,
 ) {
-    let has_it = |pod: &Pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH) == Some(revision.hash.as_str());
-    let mut old = pods.iter().filter(|pod| !has_it(pod));
+    let has_revision =
+        |pod: &Pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH) == Some(revision.hash.as_str());
+    let mut old = pods.iter().filter(|pod| !has_revision(pod));
     if gang::is_gang(input.instance) && old.any(|pod| !in_place::is_possible(input, pod)) {
-        in_place::recreate(input, pods, |_| "all pods of a gang are made anew together".to_owned(), plan);
+        in_place::recreate(input, pods, |_| "all pods of a gang are recreated together".to_owned(), plan);
         return;
     }
-    let held = hooks::poll_draining(input, pods, revision, plan);
+    let is_held_back = hooks::poll_draining(input, pods, revision, plan);
     for pod in pods {
-        if has_it(pod) {
-            in_place::continue_update(input, pod, revision, held, plan);
+        if has_revision(pod) {
+            in_place::continue_update(input, pod, revision, is_held_back, plan);
         } else {
             in_place::begin(input, pod, revision, plan);
         }
     }
 }
 
-/// What its kubelet will say of a pod when its gates are so. Said in the same write, it is known a round trip earlier.
+/// The `Ready` condition that the kubelet will derive from these gates. Writing it together with the gates saves a round
+/// trip.
 fn readiness(pod: &Pod, gates: &[Value], now: Timestamp) -> Option<Value> {
-    let told =
+    let gate_state =
         |kind: &str| gates.iter().find(|gate| gate["type"] == kind).map(|gate| gate["status"] == "True");
-    let asked = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
-    let mut asked = asked.map(|gate| gate.condition_type.as_str());
-    let is_open = |gate: &str| told(gate).unwrap_or_else(|| pod_has(pod, gate));
-    let ready = pod_has(pod, "ContainersReady") && asked.all(is_open);
+    let pod_gates = pod.spec.iter().flat_map(|spec| spec.readiness_gates.iter().flatten());
+    let mut pod_gates = pod_gates.map(|gate| gate.condition_type.as_str());
+    let is_open = |gate: &str| gate_state(gate).unwrap_or_else(|| pod_has(pod, gate));
+    let ready = pod_has(pod, "ContainersReady") && pod_gates.all(is_open);
     let is_other = !gates.is_empty() && ready != pod_has(pod, "Ready");
-    let text = if ready { ("", "") } else { ("ReadinessGatesNotReady", "the instance does not serve") };
+    let text = if ready { ("", "") } else { ("ReadinessGatesNotReady", "the instance is not in service") };
     is_other.then(|| in_place::condition("Ready", ready, text.0, text.1, now))
 }
 
-/// Opens and closes the gates of the pods: only an instance whose pods are all up serves, as a whole. So does one whose pods
-/// are held back from their update.
+/// Opens and closes the readiness gates of the pods: an instance serves only while all its pods are up. Pods whose update
+/// is held back count as
+/// up.
 fn patch_readiness_gates(
     input: InstanceInput<'_>,
     pods: &[&Pod],
-    (revision, held): (&revisions::RevisionRef, bool),
+    (revision, is_held_back): (&revisions::RevisionRef, bool),
     plan: &mut ReconcilePlan,
 ) {
-    let has_begun = |pod: &Pod| !(held && pod_has(pod, "InPlaceUpdateReady"));
+    let has_started = |pod: &Pod| !(is_held_back && pod_has(pod, "InPlaceUpdateReady"));
     let is_up = |pod: &Pod| {
         pod_has(pod, "ContainersReady")
-            && !(in_place::is_updating(pod, revision) && has_begun(pod))
+            && !(in_place::is_updating(pod, revision) && has_started(pod))
             && !restart::is_failed(pod)
     };
     let wanted: i32 = input.instance.spec.components.iter().map(InstanceComponent::size).sum();
     let complete = i32::try_from(pods.len()).is_ok_and(|count| count >= wanted);
-    let shall_serve = !lifecycle::is_marked(input.instance) && !lifecycle::is_draining(input.instance);
-    let all_up = complete && shall_serve && pods.iter().all(|pod| is_up(pod));
+    let may_serve = !lifecycle::is_marked(input.instance) && !lifecycle::is_draining(input.instance);
+    let all_up = complete && may_serve && pods.iter().all(|pod| is_up(pod));
     for pod in pods {
         let settled = pod_has(pod, "InPlaceUpdateReady");
         let serving = pod_has(pod, "InstancePodReady");
@@ -243,32 +242,33 @@ fn patch_readiness_gates(
             }
         }
         conditions.extend(readiness(pod, &conditions, input.now));
-        let is_told = |step: &super::PlanStep| {
+        let is_patched = |step: &super::PlanStep| {
             matches!(&step.action, WriteAction::Patch { kind: ResourceKind::Pod, name, status: true, .. }
                 if pod.metadata.name.as_ref() == Some(name))
         };
-        if plan.steps.iter().any(is_told) {
+        if plan.steps.iter().any(is_patched) {
             continue;
         }
-        let place = pod_locations::topology_annotations(input, pod);
+        let topology = pod_locations::topology_annotations(input, pod);
         let name = pod.metadata.name.clone().unwrap_or_default();
-        let mut body = json!({ "metadata": { "uid": pod.metadata.uid, "annotations": place } });
+        let mut body = json!({ "metadata": { "uid": pod.metadata.uid, "annotations": topology } });
         if !conditions.is_empty() {
-            let is_ready = |told: &Value| told["type"] == "Ready" && told["status"] == "True";
+            let is_ready =
+                |gate_state: &Value| gate_state["type"] == "Ready" && gate_state["status"] == "True";
             if let Some(version) = &pod.metadata.resource_version
                 && conditions.iter().any(is_ready)
             {
-                // It may have crashed since.
+                // Fails if the pod has changed, for example crashed, since it was read.
                 body["metadata"]["resourceVersion"] = version.as_str().into();
             }
             body["status"] = json!({ "conditions": conditions });
             let reason =
                 if all_up { "all pods of the instance are up" } else { "a pod of the instance is down" };
             plan.push(WriteAction::Patch { kind: ResourceKind::Pod, name, status: true, body }, reason);
-        } else if serving && !place.is_empty() {
+        } else if serving && !topology.is_empty() {
             plan.push(
                 WriteAction::Patch { kind: ResourceKind::Pod, name, status: false, body },
-                "where the pod runs has not been told",
+                "the pod's topology annotations are missing",
             );
         }
     }

@@ -1,8 +1,10 @@
-//! Instances that are told before they are updated in place or deleted, and wait until they may be.
+//! Lifecycle hooks: instances that wait before they are updated in place or deleted.
 //!
-//! For a set's hooks (`spec.lifecycle`) somebody keeps labels or finalizers on its instances, as with OpenKruise's CloneSets. The
-//! label [`keys::LIFECYCLE_STATE`] tells him what is to happen; he takes away what he has put there when it may. An instance
-//! whose pods have upgrade hooks waits in the same way until they have drained before it is made anew.
+//! A set's hooks (`spec.lifecycle`) name labels or finalizers that an external controller puts on instances, as with
+//! OpenKruise's CloneSets.
+//! The label [`keys::LIFECYCLE_STATE`] announces the next action; it proceeds after the external controller has removed its
+//! marks. An instance
+//! whose pods have upgrade hooks waits in the same way until they have drained, before it is recreated.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -19,15 +21,15 @@ use crate::status::{has, is_ready};
 const NORMAL: &str = "Normal";
 const UPDATING: &str = "Updating";
 const UPDATED: &str = "Updated";
-/// The condition of an instance whose pods have drained, all of them.
+/// Condition of an instance whose pods have all drained.
 pub(super) const DRAINED: &str = "Drained";
 
-/// What is going to happen to an instance.
+/// The next action on an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InstanceTransition {
     Updated,
     Deleted,
-    /// Deleted, for another one to take its place.
+    /// Deleted and replaced by a new instance.
     Recreated,
 }
 
@@ -48,7 +50,7 @@ impl InstanceTransition {
     }
 }
 
-/// Instances that wait, by name.
+/// Names of instances that wait for their hooks.
 pub(super) type PendingInstances = RefCell<BTreeSet<String>>;
 
 fn label<'a>(instance: &'a RoleInstance, key: &str) -> Option<&'a str> {
@@ -67,55 +69,55 @@ fn state(instance: &RoleInstance) -> &str {
     label(instance, keys::LIFECYCLE_STATE).unwrap_or_default()
 }
 
-/// Whether it has been told that something is going to happen to it. It may serve yet, but nothing counts on it.
+/// Whether an update or a deletion has been announced. The instance may still serve, but does not count as available.
 pub(super) fn is_preparing(instance: &RoleInstance) -> bool {
     state(instance).starts_with("Preparing")
 }
 
-/// Whether its pods shall serve nobody while it waits.
+/// Whether its pods are out of service while it waits.
 pub(super) fn is_marked(instance: &RoleInstance) -> bool {
     is_preparing(instance) && annotation(instance, keys::LIFECYCLE_NOT_READY) == Some("true")
 }
 
-/// Whether its pods are to drain, since it will be made anew.
+/// Whether its pods drain because it will be recreated.
 pub(super) fn is_draining(instance: &RoleInstance) -> bool {
     is_preparing(instance) && annotation(instance, keys::LIFECYCLE_DRAIN) == Some("true")
 }
 
 fn handler_marks<'a>(hook: &'a LifecycleHook, instance: &'a RoleInstance) -> impl Iterator<Item = bool> + 'a {
     let labels = hook.labels_handler.iter().map(|(key, value)| label(instance, key) == Some(value));
-    let own = instance.metadata.finalizers.as_deref().unwrap_or_default();
-    labels.chain(hook.finalizers_handler.iter().map(|finalizer| own.contains(finalizer)))
+    let finalizers = instance.metadata.finalizers.as_deref().unwrap_or_default();
+    labels.chain(hook.finalizers_handler.iter().map(|finalizer| finalizers.contains(finalizer)))
 }
 
-/// Whether that may happen to the instance now. If not, it is told.
+/// Whether the action may happen now. If not, announces it on the instance.
 pub(super) fn may_proceed(
     view: &InstanceSetView<'_>,
     instance: &RoleInstance,
-    fate: InstanceTransition,
+    transition: InstanceTransition,
     plan: &mut ReconcilePlan,
 ) -> bool {
-    let hook = fate.hook(view.input.set);
-    let is_held = hook.is_some_and(|hook| handler_marks(hook, instance).any(|is_there| is_there));
-    let drains = fate == InstanceTransition::Recreated && hooks::are_used(instance);
+    let hook = transition.hook(view.input.set);
+    let is_held = hook.is_some_and(|hook| handler_marks(hook, instance).any(|is_present| is_present));
+    let drains = transition == InstanceTransition::Recreated && hooks::are_used(instance);
     let conditions = instance.status.as_ref().map(|status| status.conditions.as_slice()).unwrap_or_default();
     let has_drained = is_draining(instance) && has(conditions, DRAINED);
     if !is_held && (!drains || has_drained) {
         return true;
     }
     view.waiting.borrow_mut().insert(name(instance).to_owned());
-    let is_told = state(instance) == fate.state() && (!drains || is_draining(instance));
-    if !is_told {
+    let is_announced = state(instance) == transition.state() && (!drains || is_draining(instance));
+    if !is_announced {
         let not_ready = hook.is_some_and(|hook| is_held && hook.mark_pod_not_ready).then_some("true");
         let annotations =
             json!({ keys::LIFECYCLE_NOT_READY: not_ready, keys::LIFECYCLE_DRAIN: drains.then_some("true") });
-        let reason = format!("{} is to be ready for its end or its update", name(instance));
-        set_lifecycle_state(view, instance, fate.state(), annotations, (reason, plan));
+        let reason = format!("{} prepares for its deletion or update", name(instance));
+        set_lifecycle_state(view, instance, transition.state(), annotations, (reason, plan));
     }
     false
 }
 
-/// An update in place begins: what the instance is told, if the set has hooks for it.
+/// Sets the lifecycle state at the start of an in-place update, if the set has hooks for it.
 pub(super) fn begin(set: &RoleInstanceSet, object: &mut Value) {
     if let Some(annotations) = object["metadata"]["annotations"].as_object_mut() {
         annotations.remove(keys::LIFECYCLE_NOT_READY);
@@ -126,16 +128,16 @@ pub(super) fn begin(set: &RoleInstanceSet, object: &mut Value) {
     }
 }
 
-/// Tells instances what has happened to them, and those to which nothing will happen after all.
+/// Updates the lifecycle state of instances whose update is complete or was reverted.
 pub(super) fn finish_transitions(
     view: &InstanceSetView<'_>,
-    own: &[&RoleInstance],
+    finalizers: &[&RoleInstance],
     plan: &mut ReconcilePlan,
 ) {
     let waiting = view.waiting.borrow();
-    for instance in own.iter().filter(|one| one.metadata.deletion_timestamp.is_none()) {
+    for instance in finalizers.iter().filter(|one| one.metadata.deletion_timestamp.is_none()) {
         let hook = InstanceTransition::Updated.hook(view.input.set);
-        let has_all = hook.is_none_or(|hook| handler_marks(hook, instance).all(|is_there| is_there));
+        let has_all = hook.is_none_or(|hook| handler_marks(hook, instance).all(|is_present| is_present));
         let is_done = view.is_updated(instance) && is_ready(instance);
         let next = match state(instance) {
             UPDATING if is_done && !has_all => UPDATED,
@@ -144,7 +146,7 @@ pub(super) fn finish_transitions(
             _ if is_preparing(instance) && !waiting.contains(name(instance)) => NORMAL,
             _ => continue,
         };
-        // Whoever is written anew or ends needs no patch before it.
+        // An instance that is replaced or deleted in this plan needs no patch.
         let is_written = |step: &super::PlanStep| match &step.action {
             WriteAction::Replace { name: other, .. } | WriteAction::Delete { name: other, .. } => {
                 other == name(instance)
@@ -155,7 +157,7 @@ pub(super) fn finish_transitions(
             continue;
         }
         let none = json!({ keys::LIFECYCLE_NOT_READY: null, keys::LIFECYCLE_DRAIN: null });
-        let reason = format!("{}: its update is over, or taken back", name(instance));
+        let reason = format!("{}: its update is complete or was reverted", name(instance));
         set_lifecycle_state(view, instance, next, none, (reason, plan));
     }
 }
@@ -174,15 +176,15 @@ fn set_lifecycle_state(
     plan.push(WriteAction::Patch { kind: ResourceKind::Instance, name, status: false, body }, reason);
 }
 
-/// The end of an instance, if it may be.
+/// Deletes an instance, if its hooks allow that.
 pub(super) fn delete(
     view: &InstanceSetView<'_>,
     instance: &RoleInstance,
-    fate: InstanceTransition,
+    transition: InstanceTransition,
     reason: impl Into<String>,
     plan: &mut ReconcilePlan,
 ) {
-    if may_proceed(view, instance, fate, plan) {
+    if may_proceed(view, instance, transition, plan) {
         plan.push(super::set::delete(instance), reason);
     }
 }

@@ -1,4 +1,4 @@
-//! What is to be done: ordered steps, each with its reason. Pure: time is part of the input.
+//! Plans: ordered steps, each with its reason. Pure functions: the time is part of the input.
 
 mod adapter;
 mod component_order;
@@ -46,66 +46,58 @@ use serde_json::Value;
 
 use crate::ResourceKind;
 
-/// Between two questions to a pod.
+/// Interval between two hook calls to a pod.
 const HOOK_POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Why an object cannot be planned for.
+/// Error for an object whose spec is invalid.
 pub type PlanError = RenderError;
 
-/// What is to be done about one object, in this order. When a step fails, those behind it wait for the next plan.
+/// Steps for one object, in order. When a step fails, the steps after it are left to the next plan.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ReconcilePlan {
-    /// The steps.
+    /// Writes in the order in which they are carried out.
     pub steps: Vec<PlanStep>,
-    /// When to look again although nothing has changed.
+    /// When to reconcile again although nothing has changed.
     pub requeue_at: Option<Timestamp>,
-    /// Whom to ask meanwhile. The answers are part of what the next plan is made from.
+    /// Hooks to call meanwhile. Their responses are input of the next plan.
     pub hook_calls: Vec<HookCall>,
 }
 
-/// One thing to do.
+/// One write with its reason.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanStep {
-    /// What.
     pub action: WriteAction,
-    /// Why, for events, logs and dry runs.
+    /// The reason, for events, logs and dry runs.
     pub reason: String,
 }
 
-/// One write.
+/// A write to the API server.
 #[derive(Debug, Clone, PartialEq)]
 pub enum WriteAction {
-    /// Server-side apply: the object shall be so, as far as it is said.
+    /// Server-side apply of the fields in the manifest.
     Apply(Manifest),
-    /// A new object. That it is there already is no error, if it has the same owner.
+    /// Create. An existing object is no error if it has the same owner.
     Create(Manifest),
-    /// The whole object anew; refused by the server if it has changed since it was read.
+    /// Replace the whole object; the server rejects it if the object has changed since it was read.
     Replace {
-        /// Its kind.
         kind: ResourceKind,
-        /// Its name.
         name: String,
         /// The object, with the resource version that was read.
         object: Value,
     },
-    /// Some members. Core kinds take a strategic merge patch, ours a merge patch.
+    /// Patch some fields. Core kinds take a strategic merge patch, CRDs a merge patch.
     Patch {
-        /// Its kind.
         kind: ResourceKind,
-        /// Its name.
         name: String,
-        /// Whether it goes to the status.
+        /// Whether the patch goes to the status subresource.
         status: bool,
-        /// The members.
         body: Value,
     },
-    /// The end of an object.
+    /// Delete the object with this UID.
     Delete {
-        /// Its kind.
         kind: ResourceKind,
-        /// Its name.
         name: String,
-        /// Its UID: one that has the name since is spared.
+        /// UID of the object: a newer object with the same name is not deleted.
         uid: String,
     },
 }
@@ -119,7 +111,7 @@ impl ReconcilePlan {
         self.requeue_at = Some(self.requeue_at.map_or(at, |before| before.min(at)));
     }
 
-    /// Questions to pods, which are repeated until the answers are as they shall be.
+    /// Adds hook calls, which are repeated until their hooks have finished.
     pub(crate) fn call_hooks(&mut self, asks: impl IntoIterator<Item = HookCall>, now: Timestamp) {
         let before = self.hook_calls.len();
         self.hook_calls.extend(asks);
@@ -128,8 +120,9 @@ impl ReconcilePlan {
         }
     }
 
-    /// A status, if it is not the one that the object has. While objects are made, or instances updated, it is left to the next
-    /// plan, which sees them: what could be told now would be old at once.
+    /// Adds a status patch, if the status differs. While objects are created or instances updated, the status is left to the
+    /// next plan, which
+    /// observes them: it would be outdated at once.
     pub(crate) fn status<T: serde::Serialize + PartialEq>(
         &mut self,
         kind: ResourceKind,
@@ -152,7 +145,7 @@ impl ReconcilePlan {
     }
 }
 
-/// A time that far from another; the same time if there is none.
+/// Adds a duration to a time; returns the time unchanged on overflow.
 pub(crate) fn add_duration(time: Timestamp, wait: Duration) -> Timestamp {
     time.checked_add(wait).unwrap_or(time)
 }

@@ -1,7 +1,8 @@
-//! Nodes that pods had: new ones go there, where weights and caches are still on the disk.
+//! Nodes that pods ran on before: new pods are placed there, where weights and caches are still on disk.
 //!
-//! What is known stands in an annotation: each instance keeps the nodes of its pods, and the set those of all its instances,
-//! for instances that are made anew.
+//! They are stored in an annotation: each instance keeps the nodes of its pods, and the set those of all its instances, for
+//! recreated
+//! instances.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,9 +20,9 @@ use super::{ReconcilePlan, WriteAction};
 use crate::ResourceKind;
 use crate::status::pod_label;
 
-/// JSON: nodes by pod, or by component where any of its nodes will do.
+/// JSON: nodes by pod name, or by component name where any node of the component will do.
 const NODES: &str = "moongate.io/nodes";
-/// Pods or components that are remembered: an object's annotations have 256 KiB.
+/// Maximum number of pods or components to store: annotations of an object are limited to 256 KiB.
 const MAX_NODES: usize = 2000;
 
 type NodesByPod = BTreeMap<String, BTreeSet<String>>;
@@ -38,7 +39,7 @@ fn mode(metadata: &ObjectMeta) -> Option<&str> {
     annotation(metadata, keys::INPLACE_SCHEDULING).filter(|mode| matches!(*mode, "Preferred" | "Required"))
 }
 
-/// Pods of instances without order have other names each time.
+/// Pods of unordered instances get new names each time, so their nodes are stored by component.
 fn is_by_component(metadata: &ObjectMeta, unordered: bool) -> bool {
     match annotation(metadata, keys::INPLACE_SCHEDULING_GRANULARITY) {
         Some("Component") => true,
@@ -51,7 +52,7 @@ fn is_unordered(instance: &RoleInstance) -> bool {
     super::unordered::is_unordered(instance)
 }
 
-/// Where a pod of the instance shall go.
+/// Node constraints for a pod of the instance.
 pub(super) fn placement(instance: &RoleInstance, component: &InstanceComponent, pod: &str) -> NodePlacement {
     let metadata = &instance.metadata;
     let Some(mode) = mode(metadata) else { return NodePlacement::default() };
@@ -66,7 +67,7 @@ pub(super) fn placement(instance: &RoleInstance, component: &InstanceComponent, 
     }
 }
 
-/// An instance keeps the nodes of its pods.
+/// Stores the nodes of an instance's pods.
 pub(super) fn record_instance_nodes(input: InstanceInput<'_>, plan: &mut ReconcilePlan) {
     let live = input.instance;
     if mode(&live.metadata).is_none() {
@@ -86,7 +87,7 @@ pub(super) fn record_instance_nodes(input: InstanceInput<'_>, plan: &mut Reconci
     write(ResourceKind::Instance, &live.metadata, nodes, plan);
 }
 
-/// A set keeps the nodes of its instances.
+/// Stores the nodes of a set's instances.
 pub(super) fn record_set_nodes(input: InstanceSetInput<'_>, plan: &mut ReconcilePlan) {
     let metadata = &input.set.metadata;
     if mode(metadata).is_none() {
@@ -96,11 +97,11 @@ pub(super) fn record_set_nodes(input: InstanceSetInput<'_>, plan: &mut Reconcile
     for instance in input.instances {
         let by_component = is_by_component(metadata, is_unordered(instance));
         for (key, new) in read(&instance.metadata) {
-            let known = nodes.entry(key).or_default();
+            let stored = nodes.entry(key).or_default();
             if !by_component {
-                known.clear();
+                stored.clear();
             }
-            known.extend(new);
+            stored.extend(new);
         }
     }
     write(ResourceKind::Set, metadata, nodes, plan);
@@ -116,10 +117,10 @@ fn write(kind: ResourceKind, metadata: &ObjectMeta, mut nodes: NodesByPod, plan:
     let text = serde_json::to_string(&nodes).unwrap_or_default();
     let body = json!({ "metadata": { "uid": metadata.uid, "annotations": { NODES: text } } });
     let name = metadata.name.clone().unwrap_or_default();
-    plan.push(WriteAction::Patch { kind, name, status: false, body }, "pods have got their nodes");
+    plan.push(WriteAction::Patch { kind, name, status: false, body }, "pods were scheduled to nodes");
 }
 
-/// A new instance knows what its set does of it.
+/// Copies the stored nodes of the set to a new instance.
 pub(super) fn inherit_nodes(input: InstanceSetInput<'_>, manifest: &mut Manifest) {
     let metadata = &input.set.metadata;
     let unordered = manifest.label(keys::ROLE_INSTANCE_ID).is_some();
@@ -128,8 +129,8 @@ pub(super) fn inherit_nodes(input: InstanceSetInput<'_>, manifest: &mut Manifest
     }
     let mut nodes = read(metadata);
     if !is_by_component(metadata, unordered) {
-        let (name, front) = (manifest.name(), format!("{}-", manifest.name()));
-        nodes.retain(|pod, _| pod == name || pod.starts_with(&front));
+        let (name, prefix) = (manifest.name(), format!("{}-", manifest.name()));
+        nodes.retain(|pod, _| pod == name || pod.starts_with(&prefix));
     }
     if let Ok(text) = serde_json::to_string(&nodes)
         && !nodes.is_empty()

@@ -1,4 +1,4 @@
-//! Instances with ordinals: made from the lowest, removed and updated from the highest.
+//! Instances with ordinals: created from the lowest, deleted and updated from the highest.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::set::InstanceSetView;
 use super::{PlanError, ReconcilePlan, WriteAction, add_duration, node_affinity};
 use crate::status::{self, is_ready};
 
-/// For so long an instance must have been unready to be updated beyond the budget: it serves nobody anyway.
+/// An instance that has been unready for this long is updated outside the budget: it serves no requests.
 pub(super) const UNREADY_GRACE: Duration = Duration::from_secs(10);
 
 pub(super) fn plan(
@@ -30,7 +30,7 @@ pub(super) fn plan(
             view,
             extra,
             InstanceTransition::Deleted,
-            "there are more instances than the set shall have",
+            "the instance is beyond the set's replicas",
             plan,
         );
         if view.ordered_ready {
@@ -45,7 +45,7 @@ pub(super) fn plan(
             Some(live) if view.ordered_ready && !is_ready(live) && view.is_updated(live) => return Ok(()),
             Some(_) => {}
             None => {
-                make(view, ordinal, plan)?;
+                create_instance(view, ordinal, plan)?;
                 if view.ordered_ready {
                     return Ok(());
                 }
@@ -55,16 +55,20 @@ pub(super) fn plan(
     update(view, &by_ordinal, end, plan)
 }
 
-/// The number that the instance's name ends in.
+/// The number at the end of the instance's name.
 fn ordinal(instance: &RoleInstance) -> Option<i32> {
     let label = instance.metadata.labels.as_ref().and_then(|labels| labels.get(keys::POD_NAME));
     let name = instance.metadata.name.as_ref().or(label)?;
     name.rsplit_once('-')?.1.parse().ok().filter(|ordinal| *ordinal >= 0)
 }
 
-fn make(view: &InstanceSetView<'_>, ordinal: i32, plan: &mut ReconcilePlan) -> Result<(), PlanError> {
-    let held_back = view.previous.as_ref().filter(|_| ordinal < view.partition);
-    let mut manifest = match held_back {
+fn create_instance(
+    view: &InstanceSetView<'_>,
+    ordinal: i32,
+    plan: &mut ReconcilePlan,
+) -> Result<(), PlanError> {
+    let previous = view.previous.as_ref().filter(|_| ordinal < view.partition);
+    let mut manifest = match previous {
         Some((set, revision)) => instance::ordered(set, ordinal, &revision.name)?,
         None => instance::ordered(view.input.set, ordinal, &view.update.name)?,
     };
@@ -73,7 +77,7 @@ fn make(view: &InstanceSetView<'_>, ordinal: i32, plan: &mut ReconcilePlan) -> R
     Ok(())
 }
 
-/// Instances beyond the replicas: as many as are needed so that the update costs no more than it may.
+/// Number of instances beyond the replicas: as many as needed to keep unavailability within the limit.
 fn surge(view: &InstanceSetView<'_>, by_ordinal: &BTreeMap<i32, &RoleInstance>) -> i32 {
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     let existing = count(by_ordinal.range(view.replicas..).filter(|(_, live)| view.is_updated(live)).count());
@@ -110,21 +114,22 @@ fn update(
     let budget = usize::try_from(view.max_unavailable).unwrap_or(0) + surplus;
     for (ordinal, live) in by_ordinal.range(view.partition..end.max(view.partition)).rev() {
         if view.is_updated(live) {
-            if let Some(at) = ready_at(view, live) {
-                plan.schedule_requeue(at);
+            if let Some(time) = ready_at(view, live) {
+                plan.schedule_requeue(time);
             }
             continue;
         }
         if live.metadata.deletion_timestamp.is_some() {
             continue;
         }
-        let hopeless = status_since(live).map(|since| add_duration(since, UNREADY_GRACE));
-        // Its turn has come before.
+        let budget_exempt_at = status_since(live).map(|since| add_duration(since, UNREADY_GRACE));
+        // It has been selected before.
         let is_preparing = lifecycle::is_preparing(live);
-        let is_free = is_preparing || *ordinal >= view.replicas || hopeless.is_some_and(|at| at <= now);
+        let is_free =
+            is_preparing || *ordinal >= view.replicas || budget_exempt_at.is_some_and(|time| time <= now);
         if !is_free && unavailable >= budget {
-            if let Some(at) = hopeless {
-                plan.schedule_requeue(at);
+            if let Some(time) = budget_exempt_at {
+                plan.schedule_requeue(time);
             }
             break;
         }
@@ -141,15 +146,15 @@ fn status_since(live: &RoleInstance) -> Option<k8s_openapi::jiff::Timestamp> {
     status::unready_since(live)
 }
 
-/// When a ready instance becomes available, if that is still to come.
+/// When a ready instance becomes available, if that time is in the future.
 pub(super) fn ready_at(
     view: &InstanceSetView<'_>,
     live: &RoleInstance,
 ) -> Option<k8s_openapi::jiff::Timestamp> {
-    let least = view.min_ready();
-    if least.is_zero() || !is_ready(live) {
+    let min_ready = view.min_ready();
+    if min_ready.is_zero() || !is_ready(live) {
         return None;
     }
     let since = status::since(&live.status.as_ref()?.conditions, "RoleInstanceReady")?;
-    Some(add_duration(since, least)).filter(|at| *at > view.input.now)
+    Some(add_duration(since, min_ready)).filter(|time| *time > view.input.now)
 }

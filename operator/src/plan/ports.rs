@@ -1,4 +1,4 @@
-//! Ports that pods ask for: chosen once, and kept as annotations before any pod is made.
+//! Ports that pods request: allocated once, and stored as annotations before any pod is created.
 
 use moongate_render::{Manifest, ports};
 use rbg_api::keys;
@@ -11,24 +11,25 @@ use super::instance::{InstanceInput, name};
 use super::{PlanError, ReconcilePlan, WriteAction};
 use crate::ResourceKind;
 
-/// Ports that all pods of a component share: the workload says those that it has, and new ones.
+/// Allocates ports that all pods of a component share: those stored in the workload's annotations, and new ones.
 pub(super) fn allocate_role_ports(
     input: GroupInput<'_>,
     manifest: &mut Manifest,
     live: Option<&Value>,
 ) -> Result<(), PlanError> {
     let spec = manifest.0.get("spec").map(|spec| &spec["roleInstanceTemplate"]["components"]);
-    let asks = |component: &&Value| {
+    let has_ports = |component: &&Value| {
         let annotations = [&component["annotations"], &component["template"]["metadata"]["annotations"]];
         annotations.into_iter().any(|annotations| annotations.get(keys::PORT_ALLOCATOR).is_some())
     };
-    let asking = spec.and_then(Value::as_array).into_iter().flatten().filter(asks);
-    let components: Vec<InstanceComponent> =
-        asking.filter_map(|component| serde_json::from_value(component.clone()).ok()).collect();
+    let components_with_ports = spec.and_then(Value::as_array).into_iter().flatten().filter(has_ports);
+    let components: Vec<InstanceComponent> = components_with_ports
+        .filter_map(|component| serde_json::from_value(component.clone()).ok())
+        .collect();
     for component in &components {
         for key in ports::role_scoped_keys(component)? {
-            let kept = live.and_then(|live| live["metadata"]["annotations"].get(&key)?.as_str());
-            let port = match kept {
+            let stored = live.and_then(|live| live["metadata"]["annotations"].get(&key)?.as_str());
+            let port = match stored {
                 Some(port) => Some(port.to_owned()),
                 None => (input.port)(manifest.name(), &key)?.map(|port| port.to_string()),
             };
@@ -41,16 +42,17 @@ pub(super) fn allocate_role_ports(
     Ok(())
 }
 
-/// Ports of the instance's own pods. Answers whether some had to be chosen: then nothing else is to be done until they are
-/// written.
+/// Allocates ports of the instance's own pods. Returns whether the plan stores new ones: all other steps wait until they
+/// are stored.
 pub(super) fn allocate_instance_ports(
     input: InstanceInput<'_>,
     plan: &mut ReconcilePlan,
 ) -> Result<bool, PlanError> {
     let live = input.instance;
-    let chosen = |key: &str| live.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(key));
+    let is_allocated =
+        |key: &str| live.metadata.annotations.as_ref().is_some_and(|all| all.contains_key(key));
     let mut missing = Map::new();
-    for key in ports::pod_scoped_keys(live)?.into_iter().filter(|key| !chosen(key)) {
+    for key in ports::pod_scoped_keys(live)?.into_iter().filter(|key| !is_allocated(key)) {
         if let Some(port) = (input.port)(&key)? {
             missing.insert(key, port.to_string().into());
         }
@@ -61,6 +63,6 @@ pub(super) fn allocate_instance_ports(
     let body = json!({ "metadata": { "uid": live.metadata.uid, "annotations": missing } });
     let action =
         WriteAction::Patch { kind: ResourceKind::Instance, name: name(live).to_owned(), status: false, body };
-    plan.push(action, "ports are chosen for its pods");
+    plan.push(action, "ports are allocated for its pods");
     Ok(true)
 }

@@ -1,7 +1,8 @@
-//! Images that are pulled to the nodes of an instance's pods before these restart in place for them. Meanwhile the pods serve.
+//! Pulls images to the nodes of an instance's pods before these restart in place. Meanwhile the pods serve.
 //!
-//! How far that is stands in the condition `PullingImages` of the instance, so that whoever looks next goes on from there:
-//! the time at which it became true counts even where no pod can be made that pulls.
+//! Progress is stored in the instance's condition `PullingImages`, so that any later plan can continue. Its transition time
+//! starts the
+//! timeout, even where no pull pod can be created.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,29 +18,29 @@ use super::instance::{InstanceInput, component_of};
 use super::{PlanError, ReconcilePlan, WriteAction, add_duration, in_place, revisions, warmup};
 use crate::status::{self, CANNOT_PULL, FOR_IMAGES, WaitCondition, pod_has, pod_label, set_waiting};
 
-/// For how long images are waited for if nothing is said.
+/// Default of the pull timeout.
 const TIMEOUT: Duration = Duration::from_secs(15 * 60);
-/// For how long at most.
+/// Upper bound of the pull timeout.
 const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
-/// A container waits so when its image is not to be had.
+/// Waiting reasons of a container whose image cannot be pulled.
 const PULL_FAILURE_REASONS: [&str; 5] =
     ["ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable"];
 
-/// How far it is.
+/// Stage of an instance's image pull.
 pub(super) enum PrePullStage<'a> {
     /// There is nothing to pull.
     Idle,
-    /// It has not been said yet that something is.
+    /// The condition has not been set yet.
     Starting(Vec<NodePull<'a>>),
-    /// Images are on their way, and waited for until then.
+    /// Images are being pulled, until the deadline.
     InProgress(Vec<NodePull<'a>>, Timestamp),
-    /// They are there, or are not waited for any longer.
+    /// All images are pulled or have failed, or the deadline has passed; the condition is still true.
     Ending(Vec<NodePull<'a>>),
-    /// That has been said.
+    /// The condition has been set to false.
     Finished,
 }
 
-/// What one node is to have.
+/// Images to pull to one node.
 pub(super) struct NodePull<'a> {
     node: &'a str,
     secrets: Vec<LocalObjectReference>,
@@ -51,10 +52,10 @@ pub(super) struct NodePull<'a> {
 enum PullProgress {
     Missing,
     InProgress,
-    /// The kubelet cannot, and tries again.
+    /// The pull failed, and the kubelet retries it.
     Retrying,
     Done,
-    /// Its pod has ended without having done it.
+    /// The pull pod has ended without success.
     Failed(String),
 }
 
@@ -63,9 +64,9 @@ fn annotation<'a>(instance: &'a RoleInstance, key: &str) -> Option<&'a str> {
 }
 
 fn timeout(instance: &RoleInstance) -> Duration {
-    let asked =
+    let configured =
         annotation(instance, keys::PRE_PULL_TIMEOUT).and_then(|text| humantime::parse_duration(text).ok());
-    asked.unwrap_or(TIMEOUT).min(MAX_TIMEOUT)
+    configured.unwrap_or(TIMEOUT).min(MAX_TIMEOUT)
 }
 
 impl<'a> PrePullStage<'a> {
@@ -91,17 +92,17 @@ impl<'a> PrePullStage<'a> {
             return Ok(Self::Finished);
         }
         let since = condition.last_transition_time.as_ref().map_or(input.now, |time| time.0);
-        let late = add_duration(since, timeout(input.instance));
+        let deadline = add_duration(since, timeout(input.instance));
         for pull in &mut pulls {
             pull.progress = pull.progress(input)?;
         }
         let is_open =
             |pull: &NodePull<'_>| !matches!(pull.progress, PullProgress::Done | PullProgress::Failed(_));
-        let goes_on = late > input.now && pulls.iter().any(is_open);
-        Ok(if goes_on { Self::InProgress(pulls, late) } else { Self::Ending(pulls) })
+        let is_in_progress = deadline > input.now && pulls.iter().any(is_open);
+        Ok(if is_in_progress { Self::InProgress(pulls, deadline) } else { Self::Ending(pulls) })
     }
 
-    /// Whether the instance's pods keep their images for now. Makes what pulls, and ends it when it is of no use.
+    /// Whether the instance's pods keep their images for now. Creates pull pods, and deletes those that are no longer needed.
     pub(super) fn delays_update(
         &self,
         input: InstanceInput<'_>,
@@ -109,22 +110,22 @@ impl<'a> PrePullStage<'a> {
     ) -> Result<bool, PlanError> {
         match self {
             Self::Starting(_) | Self::Ending(_) => return Ok(true),
-            Self::InProgress(pulls, late) => {
+            Self::InProgress(pulls, deadline) => {
                 for pull in pulls.iter().filter(|pull| pull.progress == PullProgress::Missing) {
-                    plan.push(WriteAction::Create(pull.pod(input)?), pull.text("is pulled"));
+                    plan.push(WriteAction::Create(pull.pod(input)?), pull.text("is being pulled"));
                 }
-                plan.schedule_requeue(*late);
+                plan.schedule_requeue(*deadline);
                 return Ok(true);
             }
             Self::Idle | Self::Finished => {}
         }
         for pod in input.pulls.iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()) {
-            plan.push(warmup::delete_pod(pod), "nothing waits for what it pulls any more");
+            plan.push(warmup::delete_pod(pod), "its images are no longer needed");
         }
         Ok(false)
     }
 
-    /// Says it in the status, which is of the revision now.
+    /// Sets the condition in the status.
     pub(super) fn set_conditions(&self, input: InstanceInput<'_>, after: &mut RoleInstanceStatus) {
         let before = input.instance.status.as_ref().and_then(|before| before.update_revision.as_ref());
         let is_new = before != after.update_revision.as_ref();
@@ -132,7 +133,7 @@ impl<'a> PrePullStage<'a> {
         let mut wait = FOR_IMAGES;
         let (waiting, unfinished) = match self {
             Self::Starting(pulls) => {
-                // Its time begins anew.
+                // Removed, so that its transition time starts again.
                 conditions.retain(|condition| condition.kind != FOR_IMAGES.condition);
                 (pulls.iter().map(|pull| pull.text("is to be pulled")).collect(), Vec::new())
             }
@@ -153,7 +154,7 @@ impl<'a> PrePullStage<'a> {
     }
 }
 
-/// Only for pods that serve and will be restarted: others lose nothing by having their images pulled when they start.
+/// Only ready pods that will be restarted: for others the kubelet pulls the images when they start, at no loss.
 fn pulls<'a>(
     input: InstanceInput<'a>,
     pods: &[&'a Pod],
@@ -180,7 +181,8 @@ fn pulls<'a>(
             }
         }
         for (container, name) in &images {
-            let spec = component.template.containers().iter().find(|one| one["name"] == container.as_str());
+            let spec =
+                component.template.containers().iter().find(|status| status["name"] == container.as_str());
             let policy = spec.and_then(|spec| spec.get("imagePullPolicy")?.as_str()).map(str::to_owned);
             pull.images.extend(name.as_str().map(|name| ContainerImage { name: name.to_owned(), policy }));
         }
@@ -212,8 +214,8 @@ impl NodePull<'_> {
         }
         let containers = status.into_iter().flat_map(|status| status.container_statuses.iter().flatten());
         let mut reasons =
-            containers.filter_map(|one| one.state.as_ref()?.waiting.as_ref()?.reason.as_deref());
-        // Which of them changes at each attempt.
+            containers.filter_map(|status| status.state.as_ref()?.waiting.as_ref()?.reason.as_deref());
+        // The kubelet alternates between these reasons, so only the class is kept.
         Ok(if reasons.any(|reason| PULL_FAILURE_REASONS.contains(&reason)) {
             PullProgress::Retrying
         } else {
@@ -235,7 +237,7 @@ impl NodePull<'_> {
         }
     }
 
-    /// What the update does without.
+    /// The images that the update starts without.
     fn missing_images(&self, limit: &str) -> Option<String> {
         match &self.progress {
             PullProgress::Done => None,

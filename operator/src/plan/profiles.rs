@@ -1,7 +1,8 @@
-//! The runtime profiles that a role's pods are made with.
+//! Runtime profiles that a role's pods are created with.
 //!
-//! A profile that says `NoUpdate` shall not touch pods that run. So the workload keeps the profiles that its template was made
-//! with, and they count until the role itself changes.
+//! A change of a profile with `NoUpdate` must not affect running pods. The workload therefore stores the profiles that its
+//! template was
+//! created with, and these apply until the role itself changes.
 
 use moongate_render::{GroupRenderer, Manifest, PreservedFields, RoleRenderer, RoleTarget, RuntimeProfiles};
 use rbg_api::keys;
@@ -11,47 +12,46 @@ use serde_json::Value;
 
 use super::{GroupInput, PlanError};
 
-/// Annotation of a workload: the profiles that its template was made with, as JSON.
+/// Annotation of a workload: the profiles that its template was created with, as JSON.
 const MADE_WITH: &str = "moongate.io/engine-runtime-profiles";
 
-/// The role's workload.
 pub(super) fn workload(
     input: GroupInput<'_>,
     spec: &RoleSpec,
     role: &RoleRenderer<'_>,
     target: &RoleTarget,
-    (live, kept): (Option<&Value>, &PreservedFields),
+    (live, stored): (Option<&Value>, &PreservedFields),
 ) -> Result<Manifest, PlanError> {
     if spec.engine_runtimes.is_empty() {
-        return role.workload(target, kept);
+        return role.workload(target, stored);
     }
     let profiles = role_profiles(spec, &role.revision(), input.profiles, live);
     let group = GroupRenderer::new(input.group, &profiles, input.gang)?;
-    let mut manifest = RoleRenderer::new(group, spec, role.names().clone())?.workload(target, kept)?;
-    let made_with = serde_json::to_string(&profiles).unwrap_or_default();
+    let mut manifest = RoleRenderer::new(group, spec, role.names().clone())?.workload(target, stored)?;
+    let created_with = serde_json::to_string(&profiles).unwrap_or_default();
     member_object(member_object(&mut manifest.0, "metadata"), "annotations")
-        .insert(MADE_WITH.to_owned(), made_with.into());
+        .insert(MADE_WITH.to_owned(), created_with.into());
     Ok(manifest)
 }
 
 fn role_profiles(
     spec: &RoleSpec,
     revision: &str,
-    present: &RuntimeProfiles,
+    current: &RuntimeProfiles,
     live: Option<&Value>,
 ) -> RuntimeProfiles {
     let metadata = live.map(|live| &live["metadata"]);
     let label = format!("{}{}", keys::ROLE_REVISION_PREFIX, spec.name);
-    let same = metadata.filter(|metadata| metadata["labels"][label.as_str()] == revision);
-    let text = same.and_then(|metadata| metadata["annotations"][MADE_WITH].as_str());
+    let same_revision = metadata.filter(|metadata| metadata["labels"][label.as_str()] == revision);
+    let text = same_revision.and_then(|metadata| metadata["annotations"][MADE_WITH].as_str());
     let mut before: RuntimeProfiles =
         text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
     let names = spec.engine_runtimes.iter().map(|runtime| &runtime.profile_name);
     let profile = |name: &String| {
-        let present = present.get(name);
-        let rolls = present.is_some_and(|present| present.update_strategy == "RollingUpdate");
-        let kept = if rolls { None } else { before.remove(name) };
-        Some((name.clone(), kept.or_else(|| present.cloned())?))
+        let current = current.get(name);
+        let rolls = current.is_some_and(|current| current.update_strategy == "RollingUpdate");
+        let stored = if rolls { None } else { before.remove(name) };
+        Some((name.clone(), stored.or_else(|| current.cloned())?))
     };
     names.filter_map(profile).collect()
 }
@@ -82,9 +82,13 @@ mod tests {
         assert_eq!(role_profiles(&role, "b", &new, Some(&live)), new, "the role has changed");
         let rolling = profiles("i:2", "RollingUpdate");
         assert_eq!(role_profiles(&role, "a", &rolling, Some(&live)), rolling);
-        assert_eq!(role_profiles(&role, "a", &RuntimeProfiles::new(), Some(&live)), old, "it is deleted");
+        assert_eq!(
+            role_profiles(&role, "a", &RuntimeProfiles::new(), Some(&live)),
+            old,
+            "the profile was deleted"
+        );
         assert_eq!(role_profiles(&role, "b", &RuntimeProfiles::new(), Some(&live)), RuntimeProfiles::new());
-        let unlike = json!({ "metadata": { "annotations": { MADE_WITH: "rubbish" } } });
-        assert_eq!(role_profiles(&role, "a", &new, Some(&unlike)), new);
+        let invalid = json!({ "metadata": { "annotations": { MADE_WITH: "invalid" } } });
+        assert_eq!(role_profiles(&role, "a", &new, Some(&invalid)), new);
     }
 }

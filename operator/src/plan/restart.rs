@@ -1,4 +1,4 @@
-//! Making all pods of an instance anew when one of them crashed, ever more patiently.
+//! Recreates all pods of an instance when one of them crashed, with exponential back-off.
 
 use std::time::Duration;
 
@@ -15,17 +15,17 @@ use crate::status::{has, set_condition};
 
 const RESTARTING: &str = "Restarting";
 const READY: &str = "RoleInstanceReady";
-/// An instance that has run for so long has a clean record.
+/// An instance that has run for this long starts again with the base delay.
 const MIN_STABLE_PERIOD: Duration = Duration::from_secs(600);
 
-/// What a crash led to.
+/// What to do after a pod of an instance crashed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RestartDecision {
-    /// There was none, or it concerns nobody else.
+    /// No pod crashed, or the policy does not restart the others.
     NoRestart,
-    /// All pods are to go now.
+    /// Delete all pods of the instance now.
     RestartNow,
-    /// All pods are to go when the delay is over. Until then the failed ones stay, for whoever wants to look at them.
+    /// Delete all pods after the delay. Until then the failed pods stay, for debugging.
     RestartLater,
 }
 
@@ -45,23 +45,23 @@ pub(super) fn plan(
         return RestartDecision::NoRestart;
     };
     let last = status.last_restart_time.as_ref().map(|time| time.0);
-    // Whoever wrote this may have been stopped before it had deleted them all.
+    // The replica that wrote this may have stopped before it had deleted all pods.
     if has(&status.conditions, RESTARTING) {
         let is_old = |pod: &&&Pod| pod.metadata.creation_timestamp.as_ref().map(|time| time.0) < last;
         let old: Vec<&&Pod> = pods.iter().filter(is_old).collect();
         if !old.is_empty() {
             for pod in old {
-                plan.push(delete(pod), "the instance is being made anew");
+                plan.push(delete(pod), "the instance is being recreated");
             }
             return RestartDecision::RestartNow;
         }
     }
-    let record = MIN_STABLE_PERIOD.max(seconds(config.max_delay_seconds).saturating_mul(2));
-    let is_recent = last.is_some_and(|last| add_duration(last, record) > input.now);
+    let stable_period = MIN_STABLE_PERIOD.max(seconds(config.max_delay_seconds).saturating_mul(2));
+    let is_recent = last.is_some_and(|last| add_duration(last, stable_period) > input.now);
     let is_settled = status.observed_generation == live.metadata.generation
         && status.current_revision.as_deref() == Some(revision.name.as_str());
-    let has_run = has(&status.conditions, READY) || is_recent;
-    if !(is_settled && has_run && pods.iter().any(|pod| has_crashed(pod, revision))) {
+    let was_stable = has(&status.conditions, READY) || is_recent;
+    if !(is_settled && was_stable && pods.iter().any(|pod| has_crashed(pod, revision))) {
         return RestartDecision::NoRestart;
     }
     let count = if is_recent { status.restart_count.unwrap_or(0) } else { 0 };
@@ -72,16 +72,16 @@ pub(super) fn plan(
     }
     status.restart_count = Some(count.saturating_add(1));
     status.last_restart_time = Some(Time(input.now));
-    let text = ("RestartPolicyTriggered", "a pod crashed: all pods of the instance are made anew");
+    let text = ("RestartPolicyTriggered", "a pod crashed: all pods of the instance are recreated");
     set_condition(&mut status.conditions, RESTARTING, true, text, input.now);
     set_condition(
         &mut status.conditions,
         READY,
         false,
-        ("PodsNotReady", "the instance is made anew"),
+        ("PodsNotReady", "the instance is being recreated"),
         input.now,
     );
-    // The status first: it is what keeps the next one patient.
+    // The status is written first: it stores the restart count for the back-off.
     plan.status(ResourceKind::Instance, name(live), live.status.as_ref(), &status);
     for pod in pods {
         plan.push(delete(pod), "a pod of the instance crashed");
@@ -89,7 +89,7 @@ pub(super) fn plan(
     RestartDecision::RestartNow
 }
 
-/// A restart is over when the instance is ready again.
+/// Completes a restart when the instance is ready again.
 pub(super) fn settle(status: &mut RoleInstanceStatus, now: Timestamp) {
     if has(&status.conditions, RESTARTING) && has(&status.conditions, READY) {
         set_condition(&mut status.conditions, RESTARTING, false, ("Restarted", ""), now);

@@ -1,4 +1,4 @@
-//! Finding the revision of a spec among the stored ones, or making one.
+//! Finds the revision of a spec among the stored ones, or creates one.
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use moongate_render::OwnerRef;
@@ -9,26 +9,26 @@ use serde_json::Value;
 use super::{ReconcilePlan, WriteAction};
 use crate::ResourceKind;
 
-/// The revision that a spec has now.
+/// The present revision of a spec.
 #[derive(Debug, Clone)]
 pub(super) struct RevisionRef {
-    /// Name of the ControllerRevision.
     pub(super) name: String,
-    /// What pods are labelled with.
+    /// Value of the pods' revision label.
     pub(super) hash: String,
 }
 
-/// Of whom a new revision is.
+/// The object that a new revision belongs to.
 pub(super) struct RevisionOwner<'a> {
     pub(super) namespace: &'a str,
     pub(super) labels: std::collections::BTreeMap<String, String>,
     pub(super) reference: OwnerRef,
 }
 
-/// What is stored of a spec equal to `wanted`, whoever wrote it; else a step that stores it. A hash that another spec has
-/// already is told apart by `make`, which is given a count of collisions.
+/// Returns the stored revision equal to `wanted`, even if another controller wrote it; else adds a step that stores it. A
+/// hash that another
+/// spec already has is resolved by `make`, which takes the number of collisions.
 pub(super) fn find_or_make(
-    make: impl Fn(i32) -> SpecRevision,
+    render: impl Fn(i32) -> SpecRevision,
     stored: &[ControllerRevision],
     owner: RevisionOwner<'_>,
     plan: &mut ReconcilePlan,
@@ -36,7 +36,7 @@ pub(super) fn find_or_make(
     let last = stored.iter().map(|revision| revision.revision).max().unwrap_or(0);
     let mut collisions = 0;
     loop {
-        let wanted = make(collisions);
+        let wanted = render(collisions);
         let same = stored.iter().find(|stored| data(stored).is_some_and(|data| wanted.is_same(&data)));
         if let Some(same) = same {
             let name = same.metadata.name.clone().unwrap_or_default();
@@ -49,7 +49,7 @@ pub(super) fn find_or_make(
                     status: false,
                     body,
                 };
-                plan.push(action, "an earlier revision is in force again");
+                plan.push(action, "an earlier revision is active again");
             }
             return RevisionRef { hash: hash(same), name };
         }
@@ -72,36 +72,35 @@ pub(super) fn find_or_make(
     }
 }
 
-/// Revisions beyond the newest `kept` that nobody has.
+/// Deletes unused revisions beyond the newest `limit`.
 pub(super) fn prune(
     stored: &[ControllerRevision],
     in_use: impl Fn(&str) -> bool,
-    kept: usize,
+    limit: usize,
     plan: &mut ReconcilePlan,
 ) {
-    let mut idle: Vec<&ControllerRevision> =
+    let mut unused: Vec<&ControllerRevision> =
         stored.iter().filter(|stored| !in_use(stored.metadata.name.as_deref().unwrap_or_default())).collect();
-    idle.sort_by_key(|stored| std::cmp::Reverse(stored.revision));
-    for old in idle.into_iter().skip(kept) {
+    unused.sort_by_key(|stored| std::cmp::Reverse(stored.revision));
+    for old in unused.into_iter().skip(limit) {
         let (Some(name), Some(uid)) = (old.metadata.name.clone(), old.metadata.uid.clone()) else { continue };
         plan.push(
             WriteAction::Delete { kind: ResourceKind::Revision, name, uid },
-            "revisions beyond the history's limit",
+            "the revision is beyond the history limit",
         );
     }
 }
 
-/// What a revision keeps.
 pub(super) fn data(stored: &ControllerRevision) -> Option<Value> {
     serde_json::to_value(stored.data.as_ref()?).ok()
 }
 
-/// What pods of a revision are labelled with.
+/// Value of the revision label of its pods.
 pub(super) fn hash(stored: &ControllerRevision) -> String {
     let label = stored.metadata.labels.as_ref().and_then(|labels| labels.get(keys::REVISION_HASH));
-    let of_name = || {
+    let from_name = || {
         let name = stored.metadata.name.as_deref().unwrap_or_default();
         name.rsplit('-').next().unwrap_or_default().to_owned()
     };
-    label.cloned().unwrap_or_else(of_name)
+    label.cloned().unwrap_or_else(from_name)
 }

@@ -1,4 +1,4 @@
-//! What a RoleInstanceSet needs: its revision, the right number of instances, and these of the right revision.
+//! Plans a RoleInstanceSet: its revision, and the right number of instances at that revision.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -17,36 +17,33 @@ use super::{PlanError, ReconcilePlan, WriteAction, node_affinity, ordered, revis
 use crate::ResourceKind;
 use crate::status::{self, ObservedInstanceSet};
 
-/// What is known of a set.
 #[derive(Clone, Copy)]
 pub struct InstanceSetInput<'a> {
-    /// The set.
     pub set: &'a RoleInstanceSet,
-    /// Its stored revisions.
+    /// Stored revisions of the set.
     pub revisions: &'a [ControllerRevision],
-    /// Its instances.
+    /// Instances that the set controls.
     pub instances: &'a [RoleInstance],
-    /// The time.
     pub now: Timestamp,
 }
 
-/// A set as its two modes see it.
+/// A set with its resolved settings, for both instance patterns.
 pub(super) struct InstanceSetView<'a> {
     pub(super) input: InstanceSetInput<'a>,
     pub(super) replicas: i32,
-    /// Instances that keep their revision.
+    /// Number of instances that keep their revision.
     pub(super) partition: i32,
     pub(super) max_unavailable: i32,
     pub(super) max_surge: i32,
     pub(super) paused: bool,
     pub(super) ordered_ready: bool,
     pub(super) update: revisions::RevisionRef,
-    /// The set as it was at the revision that its instances had last, for those that are held back.
+    /// The set at the previous revision of its instances, for those that are held back.
     pub(super) previous: Option<(RoleInstanceSet, revisions::RevisionRef)>,
     pub(super) waiting: PendingInstances,
 }
 
-/// What is to be done.
+/// Plans one RoleInstanceSet.
 ///
 /// # Errors
 /// [`PlanError`].
@@ -61,19 +58,19 @@ pub fn set(input: InstanceSetInput<'_>) -> Result<ReconcilePlan, PlanError> {
     let annotations = set.metadata.annotations.as_ref();
     let pattern = annotations.and_then(|all| all.get(keys::ROLE_INSTANCE_PATTERN)).map(String::as_str);
     let is_ordered = pattern != Some("Stateless");
-    let (own, others): (Vec<&RoleInstance>, Vec<&RoleInstance>) =
+    let (own_instances, others): (Vec<&RoleInstance>, Vec<&RoleInstance>) =
         input.instances.iter().partition(|instance| unordered::is_unordered(instance) != is_ordered);
     for other in others {
-        plan.push(delete(other), "the set's instances have names of another kind now");
+        plan.push(delete(other), "the set's instance pattern has changed");
     }
     if is_ordered {
-        ordered::plan(&view, &own, &mut plan)?;
+        ordered::plan(&view, &own_instances, &mut plan)?;
     } else {
-        unordered::plan(&view, &own, &mut plan)?;
+        unordered::plan(&view, &own_instances, &mut plan)?;
     }
-    lifecycle::finish_transitions(&view, &own, &mut plan);
-    own.iter().for_each(|instance| propagate_topology(set, instance, &mut plan));
-    let facts = observe(&view, &own);
+    lifecycle::finish_transitions(&view, &own_instances, &mut plan);
+    own_instances.iter().for_each(|instance| propagate_topology(set, instance, &mut plan));
+    let facts = observe(&view, &own_instances);
     let in_use: BTreeSet<&str> = input.instances.iter().filter_map(revision_label).collect();
     let limit = set.spec.revision_history_limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(10);
     let is_used = |name: &str| {
@@ -83,31 +80,32 @@ pub fn set(input: InstanceSetInput<'_>) -> Result<ReconcilePlan, PlanError> {
     };
     revisions::prune(input.revisions, is_used, limit, &mut plan);
     let mut after = status::set(set, &facts);
-    let parts = own.iter().filter_map(|instance| Some(instance.status.as_ref()?.conditions.as_slice()));
+    let parts =
+        own_instances.iter().filter_map(|instance| Some(instance.status.as_ref()?.conditions.as_slice()));
     status::aggregate_waiting(&mut after.conditions, parts, input.now);
     plan.status(ResourceKind::Set, name(set), set.status.as_ref(), &after);
     Ok(plan)
 }
 
-/// What pods are told of nearness is in no revision: instances have it from their set, and pods get it when they are made.
+/// The topology annotation is in no revision: instances inherit it from their set, and pods get it when they are created.
 fn propagate_topology(set: &RoleInstanceSet, instance: &RoleInstance, plan: &mut ReconcilePlan) {
-    fn said(metadata: &ObjectMeta) -> Option<&String> {
+    fn topology(metadata: &ObjectMeta) -> Option<&String> {
         metadata.annotations.as_ref()?.get(keys::TOPOLOGY)
     }
-    let wanted = said(&set.metadata);
+    let wanted = topology(&set.metadata);
     let name = instance.metadata.name.clone().unwrap_or_default();
-    // Whoever is written anew or ends needs no patch before it.
+    // An instance that is replaced or deleted in this plan needs no patch.
     let is_written = |step: &super::PlanStep| match &step.action {
         WriteAction::Replace { name: other, .. } | WriteAction::Delete { name: other, .. } => *other == name,
         _ => false,
     };
-    let is_going = instance.metadata.deletion_timestamp.is_some();
-    if wanted == said(&instance.metadata) || is_going || plan.steps.iter().any(is_written) {
+    let is_deleting = instance.metadata.deletion_timestamp.is_some();
+    if wanted == topology(&instance.metadata) || is_deleting || plan.steps.iter().any(is_written) {
         return;
     }
     let body =
         json!({ "metadata": { "uid": instance.metadata.uid, "annotations": { keys::TOPOLOGY: wanted } } });
-    let reason = format!("{name}: its pods to come are placed otherwise");
+    let reason = format!("{name}: placement of its future pods has changed");
     plan.push(WriteAction::Patch { kind: ResourceKind::Instance, name, status: false, body }, reason);
 }
 
@@ -128,24 +126,24 @@ fn view<'a>(input: InstanceSetInput<'a>, plan: &mut ReconcilePlan) -> Result<Ins
         controller: true,
     };
     let owner = revisions::RevisionOwner { namespace, labels: labels.unwrap_or_default(), reference };
-    let make = |collisions| SpecRevision::for_set(name(set), &template, collisions);
-    let update = revisions::find_or_make(make, input.revisions, owner, plan);
+    let render = |collisions| SpecRevision::for_set(name(set), &template, collisions);
+    let update = revisions::find_or_make(render, input.revisions, owner, plan);
     let strategy = set.spec.update_strategy.clone().unwrap_or_default();
     let replicas = set.spec.replicas.unwrap_or(1).max(0);
-    let share = |value: &Option<IntOrPercent>, round, default| {
+    let resolve = |value: &Option<IntOrPercent>, round, default| {
         value.as_ref().and_then(|value| value.of(replicas, round)).unwrap_or(default).max(0)
     };
-    let max_surge = share(&strategy.max_surge, RoundingMode::Up, 0);
+    let max_surge = resolve(&strategy.max_surge, RoundingMode::Up, 0);
     let max_unavailable = match max_surge {
-        0 => share(&strategy.max_unavailable, RoundingMode::Up, 1).max(1),
-        _ => share(&strategy.max_unavailable, RoundingMode::Down, 1),
+        0 => resolve(&strategy.max_unavailable, RoundingMode::Up, 1).max(1),
+        _ => resolve(&strategy.max_unavailable, RoundingMode::Down, 1),
     };
     Ok(InstanceSetView {
         previous: previous_revision(input, &update),
         waiting: PendingInstances::default(),
         input,
         replicas,
-        partition: share(&strategy.partition, RoundingMode::Down, 0).min(replicas),
+        partition: resolve(&strategy.partition, RoundingMode::Down, 0).min(replicas),
         max_unavailable,
         max_surge,
         paused: strategy.paused.unwrap_or(false),
@@ -154,22 +152,22 @@ fn view<'a>(input: InstanceSetInput<'a>, plan: &mut ReconcilePlan) -> Result<Ins
     })
 }
 
-/// The set with the template of its last revision, if that is another one.
+/// The set with the template of its last revision, if that differs from the present one.
 fn previous_revision(
     input: InstanceSetInput<'_>,
     update: &revisions::RevisionRef,
 ) -> Option<(RoleInstanceSet, revisions::RevisionRef)> {
     let current = input.set.status.as_ref()?.current_revision.as_deref()?;
     let stored = input.revisions.iter().find(|stored| stored.metadata.name.as_deref() == Some(current))?;
-    let found = revisions::RevisionRef { name: current.to_owned(), hash: revisions::hash(stored) };
-    if found.name == update.name {
+    let revision = revisions::RevisionRef { name: current.to_owned(), hash: revisions::hash(stored) };
+    if revision.name == update.name {
         return None;
     }
     let mut template = revisions::data(stored)?["spec"]["roleInstanceTemplate"].take();
     template.as_object_mut()?.remove("$patch");
     let mut set = input.set.clone();
     set.spec.role_instance_template = serde_json::from_value::<RoleInstanceSpec>(template).ok()?;
-    Some((set, found))
+    Some((set, revision))
 }
 
 pub(super) fn revision_label(instance: &RoleInstance) -> Option<&str> {
@@ -177,13 +175,13 @@ pub(super) fn revision_label(instance: &RoleInstance) -> Option<&str> {
 }
 
 impl InstanceSetView<'_> {
-    /// Whether the instance was made from the spec's revision. Ordered instances have its whole name, others its hash.
+    /// Whether the instance has the spec's revision. Ordered instances are labelled with its whole name, others with its hash.
     pub(super) fn is_updated(&self, instance: &RoleInstance) -> bool {
         let label = revision_label(instance);
         label == Some(self.update.name.as_str()) || label == Some(self.update.hash.as_str())
     }
 
-    /// How an instance gets the spec's revision: in place if its pods are the same ones, else by being made anew.
+    /// Updates an instance to the spec's revision: in place if its pods stay the same, else by recreating it.
     pub(super) fn update(&self, instance: &RoleInstance, wanted: &Manifest, plan: &mut ReconcilePlan) {
         let name = instance.metadata.name.as_deref().unwrap_or_default();
         let strategy: Option<&UpdateStrategy> = self.input.set.spec.update_strategy.as_ref();
@@ -193,7 +191,7 @@ impl InstanceSetView<'_> {
         };
         let same_pods = sizes(&instance.spec) == sizes(&self.input.set.spec.role_instance_template);
         if matches!(kind, Some("RecreatePod" | "Recreate")) || !same_pods {
-            let reason = format!("{name} gets a new revision and cannot keep its pods");
+            let reason = format!("{name} gets a new revision and has to be recreated");
             lifecycle::delete(self, instance, InstanceTransition::Recreated, reason, plan);
             return;
         }
@@ -229,18 +227,18 @@ pub(super) fn delete(instance: &RoleInstance) -> WriteAction {
     }
 }
 
-fn observe(view: &InstanceSetView<'_>, own: &[&RoleInstance]) -> ObservedInstanceSet {
+fn observe(view: &InstanceSetView<'_>, own_instances: &[&RoleInstance]) -> ObservedInstanceSet {
     let count = |which: &dyn Fn(&RoleInstance) -> bool| {
-        i32::try_from(own.iter().filter(|instance| which(instance)).count()).unwrap_or(i32::MAX)
+        i32::try_from(own_instances.iter().filter(|instance| which(instance)).count()).unwrap_or(i32::MAX)
     };
-    let lives = |instance: &RoleInstance| instance.metadata.deletion_timestamp.is_none();
+    let is_live = |instance: &RoleInstance| instance.metadata.deletion_timestamp.is_none();
     let updated_ready = count(&|instance| view.is_updated(instance) && status::is_ready(instance));
-    let replicas = count(&lives);
+    let replicas = count(&is_live);
     ObservedInstanceSet {
         replicas,
         ready: count(&|instance| status::is_ready(instance)),
         available: count(&|instance| status::is_available(instance, view.min_ready(), view.input.now)),
-        updated: count(&|instance| lives(instance) && view.is_updated(instance)),
+        updated: count(&|instance| is_live(instance) && view.is_updated(instance)),
         updated_ready,
         expected_updated: view.replicas - view.partition,
         update_revision: view.update.name.clone(),

@@ -1,4 +1,4 @@
-//! Instances without order, told apart by names that say nothing.
+//! Unordered instances, with random ids as names.
 
 use moongate_render::instance::{self, ID_LENGTH};
 use rbg_api::keys;
@@ -9,9 +9,9 @@ use super::set::{InstanceSetView, name};
 use super::{PlanError, ReconcilePlan, WriteAction, add_duration, node_affinity};
 use crate::status::{self, is_ready, unready_since};
 
-/// Letters of names: none that make words, or look like others.
+/// Letters of ids: without vowels and characters that are easily confused.
 const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
-/// Of the hash FNV-1a.
+/// Offset basis of the FNV-1a hash.
 const FNV_START: u64 = 0xcbf2_9ce4_8422_2325;
 const FNV_PRIME: u64 = 0x0100_0000_01b3;
 
@@ -29,62 +29,62 @@ pub(super) fn plan(
     plan: &mut ReconcilePlan,
 ) -> Result<(), PlanError> {
     let set = view.input.set;
-    let mut living: Vec<&RoleInstance> =
+    let mut live_instances: Vec<&RoleInstance> =
         own.iter().copied().filter(|live| live.metadata.deletion_timestamp.is_none()).collect();
-    let chosen = set.spec.scale_strategy.iter().flat_map(|strategy| &strategy.role_instance_to_delete);
-    for name in chosen {
-        if let Some(at) = living.iter().position(|live| live.metadata.name.as_ref() == Some(name)) {
+    let to_delete = set.spec.scale_strategy.iter().flat_map(|strategy| &strategy.role_instance_to_delete);
+    for name in to_delete {
+        if let Some(at) = live_instances.iter().position(|live| live.metadata.name.as_ref() == Some(name)) {
             lifecycle::delete(
                 view,
-                living.remove(at),
+                live_instances.remove(at),
                 InstanceTransition::Deleted,
-                "the scale strategy names it",
+                "the scale strategy lists the instance",
                 plan,
             );
         }
     }
-    let old = living.iter().filter(|live| !view.is_updated(live)).count();
-    let held_back = usize::try_from(view.partition).unwrap_or(0);
-    let to_update = if view.paused { 0 } else { old.saturating_sub(held_back) };
+    let old = live_instances.iter().filter(|live| !view.is_updated(live)).count();
+    let partitioned = usize::try_from(view.partition).unwrap_or(0);
+    let to_update = if view.paused { 0 } else { old.saturating_sub(partitioned) };
     let replicas = usize::try_from(view.replicas).unwrap_or(0);
     let surge = to_update.min(usize::try_from(view.max_surge).unwrap_or(0));
-    for (index, id) in (living.len()..replicas + surge).zip(free_ids(set, own)) {
-        make(view, own, (index, &id), plan)?;
+    for (index, id) in (live_instances.len()..replicas + surge).zip(free_ids(set, own)) {
+        create_instance(view, own, (index, &id), plan)?;
     }
-    if living.len() > replicas + surge {
-        // First those that serve nobody, then those of an older revision, then the youngest.
-        living.sort_by_key(|live| {
-            let made = live.metadata.creation_timestamp.as_ref().map(|time| time.0);
-            (is_ready(live), view.is_updated(live), std::cmp::Reverse(made))
+    if live_instances.len() > replicas + surge {
+        // First instances that are not ready, then those of an older revision, then the youngest.
+        live_instances.sort_by_key(|live| {
+            let created = live.metadata.creation_timestamp.as_ref().map(|time| time.0);
+            (is_ready(live), view.is_updated(live), std::cmp::Reverse(created))
         });
-        let surplus = living.len() - replicas - surge;
-        for extra in living.drain(..surplus) {
+        let surplus = live_instances.len() - replicas - surge;
+        for extra in live_instances.drain(..surplus) {
             lifecycle::delete(
                 view,
                 extra,
                 InstanceTransition::Deleted,
-                "there are more instances than the set shall have",
+                "the instance is beyond the set's replicas",
                 plan,
             );
         }
     }
-    if living.len() >= replicas {
-        update(view, &living, to_update, plan)?;
+    if live_instances.len() >= replicas {
+        update(view, &live_instances, to_update, plan)?;
     }
     Ok(())
 }
 
-fn make(
+fn create_instance(
     view: &InstanceSetView<'_>,
     own: &[&RoleInstance],
     (index, id): (usize, &str),
     plan: &mut ReconcilePlan,
 ) -> Result<(), PlanError> {
     let old = own.iter().filter(|live| !view.is_updated(live)).count();
-    let held_back =
+    let partitioned =
         view.previous.as_ref().filter(|_| old + index < usize::try_from(view.partition).unwrap_or(0));
     let now = view.input.now.to_string();
-    let mut manifest = match held_back {
+    let mut manifest = match partitioned {
         Some((set, revision)) => instance::unordered(set, id, &revision.hash, &now)?,
         None => instance::unordered(view.input.set, id, &view.update.hash, &now)?,
     };
@@ -93,8 +93,8 @@ fn make(
     Ok(())
 }
 
-/// Ids that no instance has, always in the same order: an operator that goes on for another may not know yet what that one
-/// made last, and must not make a second one in its place.
+/// Ids without an instance, always in the same order: after a failover, an operator may not have observed the last created
+/// instance, and must not create a second one in its place.
 fn free_ids<'a>(set: &RoleInstanceSet, own: &'a [&RoleInstance]) -> impl Iterator<Item = String> + 'a {
     let uid = set.metadata.uid.as_deref().unwrap_or_default();
     let mut state =
@@ -104,7 +104,7 @@ fn free_ids<'a>(set: &RoleInstanceSet, own: &'a [&RoleInstance]) -> impl Iterato
     std::iter::repeat_with(move || random_id(&mut state)).filter(move |id| !is_taken(id))
 }
 
-/// SplitMix64, which needs no more state than a number.
+/// SplitMix64, whose state is a single number.
 fn random_id(state: &mut u64) -> String {
     let mut letter = || {
         *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -119,7 +119,7 @@ fn random_id(state: &mut u64) -> String {
 
 fn update(
     view: &InstanceSetView<'_>,
-    living: &[&RoleInstance],
+    live_instances: &[&RoleInstance],
     to_update: usize,
     plan: &mut ReconcilePlan,
 ) -> Result<(), PlanError> {
@@ -127,15 +127,15 @@ fn update(
     let is_available = |live: &RoleInstance| {
         status::is_available(live, view.min_ready(), now) && !lifecycle::is_preparing(live)
     };
-    let available = living.iter().filter(|live| is_available(live)).count();
-    let least = usize::try_from(view.replicas - view.max_unavailable).unwrap_or(0);
-    let mut budget = available.saturating_sub(least);
-    let mut old: Vec<&&RoleInstance> = living.iter().filter(|live| !view.is_updated(live)).collect();
-    // Those whose turn has come before go on; those that serve nobody cost nothing.
+    let available = live_instances.iter().filter(|live| is_available(live)).count();
+    let min_available = usize::try_from(view.replicas - view.max_unavailable).unwrap_or(0);
+    let mut budget = available.saturating_sub(min_available);
+    let mut old: Vec<&&RoleInstance> = live_instances.iter().filter(|live| !view.is_updated(live)).collect();
+    // Continue with instances that are already preparing, then those that are not ready, which cost no availability.
     old.sort_by_key(|live| (!lifecycle::is_preparing(live), is_ready(live)));
     for live in old.into_iter().take(to_update) {
         if lifecycle::is_preparing(live) {
-            // It counts as out of service by now.
+            // It already counts as unavailable.
         } else if is_available(live) {
             if budget == 0 {
                 break;
@@ -145,7 +145,7 @@ fn update(
             unready_since(live).map(|since| add_duration(since, super::ordered::UNREADY_GRACE))
             && at > now
         {
-            // It may be on its way up.
+            // The instance may still be starting.
             plan.schedule_requeue(at);
             continue;
         }
@@ -153,7 +153,7 @@ fn update(
         let wanted = instance::unordered(view.input.set, id, &view.update.hash, &now.to_string())?;
         view.update(live, &wanted, plan);
     }
-    for at in living.iter().filter_map(|live| super::ordered::ready_at(view, live)) {
+    for at in live_instances.iter().filter_map(|live| super::ordered::ready_at(view, live)) {
         plan.schedule_requeue(at);
     }
     Ok(())

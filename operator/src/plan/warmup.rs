@@ -1,4 +1,4 @@
-//! What a warmup needs: on each of its nodes a pod that comes to a good end.
+//! Plans a warmup: one successful pod on each target node.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,39 +13,34 @@ use super::{PlanError, ReconcilePlan, WriteAction, add_duration};
 use crate::ResourceKind;
 use crate::status::{self, ObservedWarmup, pod_label};
 
-/// Before the second attempt on a node; before each further one it is twice as long.
+/// Delay before the second attempt on a node; doubled for each further attempt.
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
-/// Failed pods of a node that are kept where attempts are not limited.
+/// Failed pods of a node to keep if attempts are not limited.
 const MAX_RETAINED_PODS: usize = 10;
-/// A container waits so when its image is on the node and yet it cannot be run: the image may lack a shell.
+/// Waiting reasons of a container whose image is on the node but cannot be run, for example because it has no shell.
 const NOT_STARTED: [&str; 3] = ["CreateContainerConfigError", "CreateContainerError", "RunContainerError"];
 
-/// What is known of a warmup.
 #[derive(Clone, Copy)]
 pub struct WarmupInput<'a> {
-    /// The warmup.
     pub warmup: &'a RoleBasedGroupWarmup,
-    /// Its pods.
     pub pods: &'a [Pod],
-    /// Labels of all nodes, by the nodes' names.
+    /// Labels of all nodes, by node name.
     pub nodes: &'a BTreeMap<String, BTreeMap<String, String>>,
-    /// Pods of the group that it names; `None` if there is no such group.
+    /// Pods of the group that the warmup targets; `None` if the group does not exist.
     pub group: Option<&'a [Pod]>,
-    /// The time.
     pub now: Timestamp,
 }
 
-/// How far it is on one node.
 enum NodeWarmupProgress<'a> {
-    /// A pod is to be made, if not before a time. There may be one that has failed.
+    /// A pod has to be created, not before this time. The last failed pod, if any.
     Due(Timestamp, Option<&'a Pod>),
     Active,
     Succeeded,
     Failed,
 }
 
-/// What is to be done.
+/// Plans one RoleBasedGroupWarmup.
 ///
 /// # Errors
 /// [`PlanError`].
@@ -64,15 +59,15 @@ pub fn warmup(input: WarmupInput<'_>) -> Result<ReconcilePlan, PlanError> {
     let progress: BTreeMap<&str, NodeWarmupProgress<'_>> =
         targets.into_iter().flatten().map(|(node, _)| (*node, progress(input, node))).collect();
     let count =
-        |which: fn(&NodeWarmupProgress<'_>) -> bool| progress.values().filter(|one| which(one)).count();
+        |which: fn(&NodeWarmupProgress<'_>) -> bool| progress.values().filter(|status| which(status)).count();
     let missing = warmup.spec.target_role_based_group.as_ref().filter(|_| targets.is_none());
     let facts = ObservedWarmup {
         desired: progress.len(),
-        active: count(|one| matches!(one, NodeWarmupProgress::Active)),
-        succeeded: count(|one| matches!(one, NodeWarmupProgress::Succeeded)),
-        failed: count(|one| matches!(one, NodeWarmupProgress::Failed)),
-        has_begun: !input.pods.is_empty(),
-        unknown: missing.map(|target| format!("there is no group `{}`", target.name)),
+        active: count(|status| matches!(status, NodeWarmupProgress::Active)),
+        succeeded: count(|status| matches!(status, NodeWarmupProgress::Succeeded)),
+        failed: count(|status| matches!(status, NodeWarmupProgress::Failed)),
+        has_started: !input.pods.is_empty(),
+        target_error: missing.map(|target| format!("there is no group `{}`", target.name)),
         conflict: targets.into_iter().flatten().find_map(|(_, actions)| render::conflict(actions)),
     };
     let after = status::warmup(warmup, &facts, input.now);
@@ -97,7 +92,7 @@ fn policies(warmup: &RoleBasedGroupWarmup) -> WarmupPolicies {
     warmup.spec.policies.clone().unwrap_or_default()
 }
 
-/// Nodes to reach and what to do there. `None` if the group that would tell does not exist.
+/// Target nodes with their actions. `None` if the target group does not exist.
 fn targets(input: WarmupInput<'_>) -> Option<BTreeMap<&str, Vec<WarmupActions>>> {
     let spec = &input.warmup.spec;
     let mut targets: BTreeMap<&str, Vec<WarmupActions>> = BTreeMap::new();
@@ -114,11 +109,11 @@ fn targets(input: WarmupInput<'_>) -> Option<BTreeMap<&str, Vec<WarmupActions>>>
     if let Some(target) = &spec.target_role_based_group {
         let pods = input.group?;
         for (role, actions) in &target.roles {
-            let own = pods.iter().filter(|pod| {
+            let node_pods = pods.iter().filter(|pod| {
                 pod.metadata.deletion_timestamp.is_none()
                     && pod_label(pod, keys::ROLE_NAME) == Some(role.as_str())
             });
-            for node in own.filter_map(|pod| pod.spec.as_ref()?.node_name.as_deref()) {
+            for node in node_pods.filter_map(|pod| pod.spec.as_ref()?.node_name.as_deref()) {
                 let of_node = targets.entry(node).or_default();
                 if !of_node.contains(actions) {
                     of_node.push(actions.clone());
@@ -130,20 +125,20 @@ fn targets(input: WarmupInput<'_>) -> Option<BTreeMap<&str, Vec<WarmupActions>>>
 }
 
 fn progress<'a>(input: WarmupInput<'a>, node: &str) -> NodeWarmupProgress<'a> {
-    let own = pods_of(input, node);
-    if own.iter().any(|pod| is_done(pod)) {
+    let node_pods = pods_of(input, node);
+    if node_pods.iter().any(|pod| is_done(pod)) {
         return NodeWarmupProgress::Succeeded;
     }
-    if !own.iter().all(|pod| phase(pod) == "Failed") {
+    if !node_pods.iter().all(|pod| phase(pod) == "Failed") {
         return NodeWarmupProgress::Active;
     }
     let limit = policies(input.warmup).backoff_limit_per_node;
-    if limit.and_then(|limit| usize::try_from(limit).ok()).is_some_and(|limit| own.len() > limit) {
+    if limit.and_then(|limit| usize::try_from(limit).ok()).is_some_and(|limit| node_pods.len() > limit) {
         return NodeWarmupProgress::Failed;
     }
-    let last = own.iter().max_by_key(|pod| (ended_at(pod), &pod.metadata.name)).copied();
+    let last = node_pods.iter().max_by_key(|pod| (ended_at(pod), &pod.metadata.name)).copied();
     let due = last.map(|last| {
-        let doublings = u32::try_from(own.len() - 1).unwrap_or(u32::MAX);
+        let doublings = u32::try_from(node_pods.len() - 1).unwrap_or(u32::MAX);
         let pause = MIN_BACKOFF.saturating_mul(2_u32.saturating_pow(doublings)).min(MAX_BACKOFF);
         add_duration(ended_at(last).unwrap_or(input.now), pause)
     });
@@ -167,40 +162,41 @@ fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     pod.status.iter().filter_map(|status| status.container_statuses.as_ref()).flatten()
 }
 
-/// When its last container ended; when it was made, if none did.
+/// End of the pod's last container; the pod's creation if none has ended.
 fn ended_at(pod: &Pod) -> Option<Timestamp> {
-    let ends = statuses(pod).filter_map(|one| one.state.as_ref()?.terminated.as_ref()?.finished_at.as_ref());
-    ends.chain(pod.metadata.creation_timestamp.as_ref()).map(|time| time.0).max()
+    let completion =
+        statuses(pod).filter_map(|status| status.state.as_ref()?.terminated.as_ref()?.finished_at.as_ref());
+    completion.chain(pod.metadata.creation_timestamp.as_ref()).map(|time| time.0).max()
 }
 
-/// Whether all that the pod is for is done. A pod that only lacks a shell for its images has done it, too, and would wait in
-/// vain or end as failed.
+/// Whether all actions of the pod are done. Images are also pulled if their containers cannot start for lack of a shell;
+/// such a pod would hang or fail.
 pub(super) fn is_done(pod: &Pod) -> bool {
     if phase(pod) == "Succeeded" {
         return true;
     }
     let containers = pod.spec.as_ref().map_or(0, |spec| spec.containers.len());
-    let (done, stuck) = statuses(pod).fold((0, false), |(done, stuck), one| match outcome(one) {
+    let (done, stuck) = statuses(pod).fold((0, false), |(done, stuck), status| match outcome(status) {
         Some(is_stuck) => (done + 1, stuck || is_stuck),
         None => (done, stuck),
     });
     containers > 0 && done >= containers && (stuck || phase(pod) == "Failed")
 }
 
-/// `Some` if the container has done what it is for, and then whether it hangs all the same.
+/// `Some` if the container's action is done; `true` if the container hangs nevertheless.
 fn outcome(status: &ContainerStatus) -> Option<bool> {
     let state = status.state.as_ref()?;
     let is_preload = status.name.starts_with(render::PRELOAD);
     if let Some(ended) = &state.terminated {
         let never_ran = matches!(ended.reason.as_deref(), Some("StartError" | "ContainerCannotRun"));
-        let is_there = is_preload && (never_ran || !status.image_id.is_empty());
-        return (ended.exit_code == 0 || is_there).then_some(false);
+        let is_present = is_preload && (never_ran || !status.image_id.is_empty());
+        return (ended.exit_code == 0 || is_present).then_some(false);
     }
     let reason = state.waiting.as_ref()?.reason.as_deref()?;
     (is_preload && NOT_STARTED.contains(&reason)).then_some(true)
 }
 
-/// Makes pods where they are due, as many as may be active at a time.
+/// Creates pods on nodes that are due, up to the parallelism.
 fn start(
     input: WarmupInput<'_>,
     targets: &BTreeMap<&str, Vec<WarmupActions>>,
@@ -209,17 +205,17 @@ fn start(
 ) -> Result<(), PlanError> {
     let active = input.pods.iter().filter(|pod| !has_ended(pod) && !is_done(pod)).count();
     let parallelism = policies(input.warmup).parallelism.and_then(|limit| usize::try_from(limit).ok());
-    let mut room = parallelism.unwrap_or(usize::MAX).saturating_sub(active);
+    let mut capacity = parallelism.unwrap_or(usize::MAX).saturating_sub(active);
     for (node, actions) in targets {
         let Some(NodeWarmupProgress::Due(due, failed)) = progress.get(node) else { continue };
         if *due > input.now {
             plan.schedule_requeue(*due);
             continue;
         }
-        if room == 0 {
+        if capacity == 0 {
             continue;
         }
-        room -= 1;
+        capacity -= 1;
         let hostname = input.nodes.get(*node).and_then(|labels| labels.get(keys::HOSTNAME));
         let hostname = hostname.map_or(*node, String::as_str);
         let last = failed.and_then(|pod| pod.metadata.uid.as_deref()).unwrap_or_default();
@@ -230,13 +226,13 @@ fn start(
     Ok(())
 }
 
-/// Where attempts have no limit, old ones are not kept for ever.
+/// Limits the number of failed pods if attempts are not limited.
 fn prune_failed_pods(input: WarmupInput<'_>, plan: &mut ReconcilePlan) {
     if policies(input.warmup).backoff_limit_per_node.is_some() {
         return;
     }
     let mut failed: BTreeMap<&str, Vec<&Pod>> = BTreeMap::new();
-    for pod in input.pods.iter().filter(|pod| phase(pod) == "Failed" && !is_ending(pod)) {
+    for pod in input.pods.iter().filter(|pod| phase(pod) == "Failed" && !is_terminating(pod)) {
         failed.entry(pod_label(pod, keys::WARMUP_NODE).unwrap_or_default()).or_default().push(pod);
     }
     for mut pods in failed.into_values() {
@@ -255,17 +251,19 @@ pub(super) fn delete_pod(pod: &Pod) -> WriteAction {
     }
 }
 
-fn is_ending(pod: &Pod) -> bool {
+fn is_terminating(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_some()
 }
 
-/// What is left to do about a warmup that is over: pods that still run are ended, and it goes itself when its time has come.
+/// Cleans up a finished warmup: deletes running pods, and the warmup itself after its TTL.
 fn clean_up(input: WarmupInput<'_>, plan: &mut ReconcilePlan) {
-    for pod in input.pods.iter().filter(|pod| !has_ended(pod) && !is_ending(pod)) {
+    for pod in input.pods.iter().filter(|pod| !has_ended(pod) && !is_terminating(pod)) {
         plan.push(delete_pod(pod), "the warmup is over");
     }
-    let ends = input.warmup.status.as_ref().and_then(|status| status.completion_time.as_ref());
-    let Some((seconds, ended)) = policies(input.warmup).ttl_seconds_after_finished.zip(ends) else { return };
+    let completion = input.warmup.status.as_ref().and_then(|status| status.completion_time.as_ref());
+    let Some((seconds, ended)) = policies(input.warmup).ttl_seconds_after_finished.zip(completion) else {
+        return;
+    };
     let due = add_duration(ended.0, Duration::from_secs(u64::try_from(seconds).unwrap_or(0)));
     if due > input.now {
         plan.schedule_requeue(due);
@@ -276,7 +274,7 @@ fn clean_up(input: WarmupInput<'_>, plan: &mut ReconcilePlan) {
         name: name(input.warmup).to_owned(),
         uid: input.warmup.metadata.uid.clone().unwrap_or_default(),
     };
-    plan.push(action, format!("it was over {seconds} s ago"));
+    plan.push(action, format!("it finished {seconds} s ago"));
 }
 
 #[cfg(test)]

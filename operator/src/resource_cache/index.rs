@@ -1,4 +1,4 @@
-//! Who belongs to whom, so that a plan looks at its own objects only, however many others there are.
+//! Index of objects by owner and group, so that the cost of a plan does not depend on the number of other objects.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -7,11 +7,11 @@ use crate::ResourceKind;
 
 #[derive(Debug, Default)]
 pub(super) struct ResourceIndex {
-    /// By the owner's UID.
+    /// Keys of objects by their owner's UID.
     children: HashMap<String, BTreeSet<ResourceKey>>,
     /// Pods of instances and of other controllers, by namespace and group.
     pods: HashMap<(String, String), BTreeSet<ResourceKey>>,
-    /// How many objects have chosen each port.
+    /// Number of objects that have allocated each port.
     ports: BTreeMap<u16, usize>,
 }
 

@@ -1,4 +1,4 @@
-//! Ports that are chosen for pods: each once in the whole cluster, since pods may have their node's network.
+//! Port allocation: each port once in the cluster, since pods may use the host network.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -12,75 +12,76 @@ use super::{ResourceCache, ResourceKey};
 use crate::ResourceKind;
 use crate::plan::add_duration;
 
-/// A promise is written at once or never.
+/// A reserved port is written at once or never.
 const RESERVATION_TTL: Duration = Duration::from_secs(60);
 
-/// Ports that may be chosen, and those that were promised to an object that does not show them yet. Whoever takes over has
-/// no need of them: promises that were not written were not used.
+/// The port range, and ports reserved for objects whose annotation has not been observed yet. They need not survive a
+/// failover: a reserved port is unused until it is written.
 #[derive(Debug, Default)]
 pub(super) struct PortReservations {
     range: Option<Range<u16>>,
     reserved: BTreeMap<PortReservationKey, (u16, Timestamp)>,
-    /// The same, the oldest first, with those that were ended.
+    /// Reservations by age, oldest first, including released ones.
     order: VecDeque<(Timestamp, PortReservationKey)>,
     ports: HashSet<u16>,
 }
 
-/// An object, and the annotation in which it will keep the port.
+/// An object, and the annotation that will store the port.
 type PortReservationKey = (ResourceKey, String);
 
 impl PortReservations {
-    fn reserve(&mut self, promise: PortReservationKey, port: u16, now: Timestamp) {
-        self.order.push_back((now, promise.clone()));
-        self.reserved.insert(promise, (port, now));
+    fn reserve(&mut self, key: PortReservationKey, port: u16, now: Timestamp) {
+        self.order.push_back((now, key.clone()));
+        self.reserved.insert(key, (port, now));
         self.ports.insert(port);
     }
 
-    /// The object is gone.
+    /// Releases the reservations of a deleted object.
     pub(super) fn release_object(&mut self, object: &ResourceKey) {
         let first = (object.clone(), String::new());
-        let own = self.reserved.range(first..).map(|(promise, _)| promise);
-        let own: Vec<PortReservationKey> = own.take_while(|(other, _)| other == object).cloned().collect();
-        own.iter().for_each(|promise| self.release(promise));
+        let object_keys = self.reserved.range(first..).map(|(key, _)| key);
+        let object_keys: Vec<PortReservationKey> =
+            object_keys.take_while(|(other, _)| other == object).cloned().collect();
+        object_keys.iter().for_each(|key| self.release(key));
     }
 
     fn expire(&mut self, now: Timestamp) {
-        while let Some((made, promise)) =
-            self.order.pop_front_if(|(made, _)| add_duration(*made, RESERVATION_TTL) <= now)
+        while let Some((reserved_at, key)) =
+            self.order.pop_front_if(|(reserved_at, _)| add_duration(*reserved_at, RESERVATION_TTL) <= now)
         {
-            if self.reserved.get(&promise).is_some_and(|(_, since)| *since == made) {
-                self.release(&promise);
+            if self.reserved.get(&key).is_some_and(|(_, since)| *since == reserved_at) {
+                self.release(&key);
             }
         }
     }
 
-    fn release(&mut self, promise: &PortReservationKey) {
-        if let Some((port, _)) = self.reserved.remove(promise) {
+    fn release(&mut self, key: &PortReservationKey) {
+        if let Some((port, _)) = self.reserved.remove(key) {
             self.ports.remove(&port);
         }
     }
 }
 
-/// Ports that an object has: they are numbers in annotations without a prefix, `<component or pod>.<name>`.
+/// Ports that an object has allocated: numbers in annotations without a prefix, `<component or pod>.<name>`.
 pub(super) fn allocated_ports(kind: ResourceKind, metadata: &ObjectMeta) -> Vec<u16> {
     if !matches!(kind, ResourceKind::Set | ResourceKind::Instance) {
         return Vec::new();
     }
     let annotations = metadata.annotations.iter().flatten();
-    let own = annotations.filter(|(key, _)| key.contains('.') && !key.contains('/'));
-    own.filter_map(|(_, value)| value.parse().ok()).collect()
+    let object_keys = annotations.filter(|(key, _)| key.contains('.') && !key.contains('/'));
+    object_keys.filter_map(|(_, value)| value.parse().ok()).collect()
 }
 
 impl ResourceCache {
-    /// Ports are chosen from this range; from none if no ports are to be chosen.
+    /// Creates a cache that allocates ports from this range; `None` turns allocation off.
     #[must_use]
     pub fn with_ports(range: Option<Range<u16>>) -> Self {
         let port_reservations = PortReservations { range, ..PortReservations::default() };
         Self { port_reservations, ..Self::default() }
     }
 
-    /// A port that no object has, for one that keeps it as the annotation `name`. The same question has the same answer for
-    /// a while. `None` if no ports are to be chosen.
+    /// Allocates a port that no object has, to be stored in the annotation `name`. Repeated calls return the same port for a
+    /// while. `None` if allocation is off.
     ///
     /// # Errors
     /// [`RenderError::NoPort`].

@@ -10,21 +10,21 @@ fn pod(uid: &str, version: u64) -> DynamicObject {
 }
 
 #[test]
-fn old_news_do_not_count() {
+fn outdated_events_are_ignored() {
     let mut observed = ResourceCache::default();
     let owner = ResourceKey { kind: ResourceKind::Instance, namespace: "n".into(), name: "i".into() };
     assert_eq!(observed.upsert(ResourceKind::Pod, pod("a", 5)), vec![owner.clone()]);
     assert!(observed.upsert(ResourceKind::Pod, pod("a", 4)).is_empty());
     let key = observed.children("owner", ResourceKind::Pod)[0].key.clone();
     assert_eq!(observed.remove(&key, "a"), vec![owner.clone()]);
-    assert!(observed.upsert(ResourceKind::Pod, pod("a", 6)).is_empty(), "it is gone for good");
+    assert!(observed.upsert(ResourceKind::Pod, pod("a", 6)).is_empty(), "a deleted UID does not come back");
     assert_eq!(observed.upsert(ResourceKind::Pod, pod("b", 7)), [owner]);
-    assert!(observed.remove(&key, "a").is_empty(), "another one has the name now");
+    assert!(observed.remove(&key, "a").is_empty(), "another object has the name now");
     assert_eq!(observed.children("owner", ResourceKind::Pod).len(), 1);
 }
 
 #[test]
-fn only_what_is_looked_at_of_a_node_concerns_a_warmup() {
+fn only_label_changes_of_nodes_trigger_warmups() {
     let object = |kind: &str, member: &str, value: Value, version: u64| -> DynamicObject {
         let meta = json!({ "name": "a", "uid": kind, "resourceVersion": version.to_string(), "labels": { "rack": "x" } });
         let mut object = json!({ "apiVersion": "v1", "kind": kind, "metadata": meta });
@@ -34,7 +34,7 @@ fn only_what_is_looked_at_of_a_node_concerns_a_warmup() {
     let mut observed = ResourceCache::default();
     observed.upsert(ResourceKind::Warmup, object("RoleBasedGroupWarmup", "spec", json!({}), 1));
     let warmup = ResourceKey { kind: ResourceKind::Warmup, namespace: String::new(), name: "a".into() };
-    let node = |beat: u64, version: u64| object("Node", "status", json!({ "beat": beat }), version);
+    let node = |heartbeat: u64, version: u64| object("Node", "status", json!({ "beat": heartbeat }), version);
     assert_eq!(observed.upsert(ResourceKind::Node, node(1, 2)), std::slice::from_ref(&warmup));
     assert!(observed.upsert(ResourceKind::Node, node(2, 3)).is_empty());
     let mut moved = node(3, 4);
@@ -44,12 +44,12 @@ fn only_what_is_looked_at_of_a_node_concerns_a_warmup() {
 
 #[test]
 fn cached_pod_has_planned_fields_and_ignores_other_changes() {
-    let with = |version: u64, ready: bool, beat: u64| {
+    let with = |version: u64, ready: bool, heartbeat: u64| {
         let mut object = pod("a", version);
         object.data = json!({
             "spec": { "nodeName": "node", "volumes": [{ "name": "v" }], "readinessGates": [{ "conditionType": "G" }],
                 "containers": [{ "name": "c", "image": "i", "env": [{ "name": "E" }] }] },
-            "status": { "phase": "Running", "podIP": "10.0.0.1", "hostIP": beat.to_string(),
+            "status": { "phase": "Running", "podIP": "10.0.0.1", "hostIP": heartbeat.to_string(),
                 "containerStatuses": [{ "name": "c", "ready": ready }] },
         });
         object
@@ -59,15 +59,15 @@ fn cached_pod_has_planned_fields_and_ignores_other_changes() {
     assert_eq!(observed.upsert(ResourceKind::Pod, with(1, false, 1)), std::slice::from_ref(&owner));
     assert!(observed.upsert(ResourceKind::Pod, with(2, false, 2)).is_empty());
     assert_eq!(observed.upsert(ResourceKind::Pod, with(3, true, 3)), [owner]);
-    assert!(observed.upsert(ResourceKind::Pod, with(2, false, 4)).is_empty(), "it is older");
-    let kept: Value = observed.children("owner", ResourceKind::Pod)[0].read().unwrap();
+    assert!(observed.upsert(ResourceKind::Pod, with(2, false, 4)).is_empty(), "the event is older");
+    let cached: Value = observed.children("owner", ResourceKind::Pod)[0].read().unwrap();
     assert_eq!(
-        kept["spec"],
+        cached["spec"],
         json!({ "nodeName": "node", "readinessGates": [{ "conditionType": "G" }],
         "containers": [{ "name": "c", "image": "i" }] })
     );
     let status = json!({ "phase": "Running", "podIP": "10.0.0.1", "containerStatuses": [{ "name": "c", "ready": true }] });
-    assert_eq!(kept["status"], status);
+    assert_eq!(cached["status"], status);
 }
 
 #[test]
@@ -83,7 +83,7 @@ fn relist_removes_absent_objects_but_not_newer_writes() {
 }
 
 #[test]
-fn no_port_is_chosen_twice_and_a_promise_does_not_last() {
+fn ports_are_unique_and_reservations_expire() {
     let key =
         |name: &str| ResourceKey { kind: ResourceKind::Instance, namespace: "n".into(), name: name.into() };
     let (a, b) = (key("a"), key("b"));
@@ -93,8 +93,8 @@ fn no_port_is_chosen_twice_and_a_promise_does_not_last() {
     assert_eq!(observed.allocate_port(&a, "a.http", now).unwrap(), first);
     let second = observed.allocate_port(&b, "b.http", now).unwrap();
     assert!(first != second && first.is_some() && second.is_some());
-    assert!(observed.allocate_port(&b, "b.grpc", now).is_err(), "all are taken");
-    // One of them is written, the other one never.
+    assert!(observed.allocate_port(&b, "b.grpc", now).is_err(), "all ports are taken");
+    // The first port is written, the second one is not.
     let annotations = json!({ "a.http": first.unwrap().to_string(), "other/key.x": "41", "plain": "41" });
     let meta = json!({ "name": "a", "namespace": "n", "uid": "a", "resourceVersion": "1", "annotations": annotations });
     let kind = ResourceKind::Instance;

@@ -1,23 +1,23 @@
-//! Conditions: each type once, and the time of its last change of mind.
+//! Conditions: one per type, with the time of its last transition.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 use rbg_api::Condition;
 
-/// Whether the condition is true.
+/// Whether the condition's status is `True`.
 #[must_use]
 pub fn has(conditions: &[Condition], kind: &str) -> bool {
     conditions.iter().any(|condition| condition.kind == kind && condition.status == "True")
 }
 
-/// Since when the condition is as it is.
+/// Time of the condition's last transition.
 #[must_use]
 pub fn since(conditions: &[Condition], kind: &str) -> Option<Timestamp> {
     let condition = conditions.iter().find(|condition| condition.kind == kind)?;
     condition.last_transition_time.as_ref().map(|time| time.0)
 }
 
-/// Sets a condition. Its time stays unless its truth changes.
+/// Sets a condition. Its transition time changes only with its status.
 pub fn set_condition(
     conditions: &mut Vec<Condition>,
     kind: &str,

@@ -5,37 +5,33 @@ use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupStatus, RoleStatus};
 
 use super::{has, set_condition};
 
-/// What is known of one role.
+/// Observed state of one role.
 #[derive(Debug, Clone, Default)]
 pub struct ObservedRoleStatus {
-    /// The role.
     pub name: String,
-    /// Instances that it shall have.
     pub desired: i32,
-    /// Instances that it shall have now, which coordination may keep below what is desired.
+    /// Number of instances at this moment, which coordination may keep below `desired`.
     pub requested: i32,
-    /// Instances of the new revision that it shall have: fewer where some are held back.
+    /// Number of instances to update: fewer than `desired` if some are held back.
     pub expected_updated: i32,
-    /// Instances that exist.
     pub replicas: i32,
-    /// Ready ones.
     pub ready: i32,
-    /// Of the group's present spec.
+    /// Number of instances at the group's present spec.
     pub updated: i32,
-    /// Whether the numbers speak of the group's present spec.
+    /// Whether the numbers refer to the group's present spec.
     pub current: bool,
-    /// Why nothing is done for the role now.
+    /// Why the role is not reconciled now.
     pub blocked_by: Option<String>,
 }
 
 impl ObservedRoleStatus {
-    /// Whether all that is desired is there and ready.
+    /// Whether all desired instances exist and are ready.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         self.current && self.desired == self.replicas && self.desired == self.ready
     }
 
-    /// Whether all that it shall have now is there and ready.
+    /// Whether all instances requested at this moment exist and are ready.
     #[must_use]
     pub fn is_at_requested(&self) -> bool {
         self.current && self.requested == self.replicas && self.requested == self.ready
@@ -46,38 +42,38 @@ impl ObservedRoleStatus {
     }
 }
 
-/// Whether all roles of the group are ready as its present spec wants them.
+/// Whether all roles of the group are ready at its present spec.
 #[must_use]
 pub fn is_group_ready(group: &RoleBasedGroup) -> bool {
     let Some(status) = &group.status else { return false };
     status.observed_generation == group.metadata.generation && has(&status.conditions, "Ready")
 }
 
-/// Whether the group is ready and nothing of its present spec is still to come.
+/// Whether the group is ready and no part of its present spec is pending.
 #[must_use]
 pub fn is_group_settled(group: &RoleBasedGroup) -> bool {
-    let is_moving = |kind| group.status.as_ref().is_some_and(|status| has(&status.conditions, kind));
-    is_group_ready(group) && !is_moving("Progressing") && !is_moving("RollingUpdateInProgress")
+    let has_condition = |kind| group.status.as_ref().is_some_and(|status| has(&status.conditions, kind));
+    is_group_ready(group) && !has_condition("Progressing") && !has_condition("RollingUpdateInProgress")
 }
 
-/// The status. It says nothing of a spec that has not reached the pods.
+/// Computes the status. For an invalid spec, the roles' numbers stay as they are.
 #[must_use]
 pub fn group(
     group: &RoleBasedGroup,
     roles: &[ObservedRoleStatus],
-    refused: Option<&str>,
+    spec_error: Option<&str>,
     now: Timestamp,
 ) -> RoleBasedGroupStatus {
     let mut status = group.status.clone().unwrap_or_default();
     status.observed_generation = group.metadata.generation;
-    let one = |role: &ObservedRoleStatus| RoleStatus {
+    let role_status = |role: &ObservedRoleStatus| RoleStatus {
         name: role.name.clone(),
         replicas: role.replicas,
         ready_replicas: role.ready,
         updated_replicas: role.updated,
     };
-    if refused.is_none() {
-        status.role_statuses = roles.iter().map(one).collect();
+    if spec_error.is_none() {
+        status.role_statuses = roles.iter().map(role_status).collect();
     }
     let names = |which: &dyn Fn(&ObservedRoleStatus) -> bool| {
         let names: Vec<&str> =
@@ -88,21 +84,21 @@ pub fn group(
     let rolling = names(&|role| role.is_rolling());
     let conditions = &mut status.conditions;
     let waiting = format!("not ready: {unready}");
-    let (ready, reason, message) = match refused {
+    let (ready, reason, message) = match spec_error {
         Some(why) => (false, "InvalidSpec", why),
         None if unready.is_empty() => (true, "AllRolesReady", "All roles are ready"),
         None => (false, "RoleNotReady", waiting.as_str()),
     };
     set_condition(conditions, "Ready", ready, (reason, message), now);
-    let held = roles.iter().find_map(|role| role.blocked_by.as_deref());
-    let moving = refused.is_none() && !(unready.is_empty() && rolling.is_empty());
-    let text = match (refused, held) {
+    let blocked = roles.iter().find_map(|role| role.blocked_by.as_deref());
+    let is_progressing = spec_error.is_none() && !(unready.is_empty() && rolling.is_empty());
+    let text = match (spec_error, blocked) {
         (Some(why), _) => ("InvalidSpec", why),
-        (None, Some(held)) => ("WaitingForDependency", held),
-        (None, None) if moving => ("RolesChanging", ""),
+        (None, Some(blocked)) => ("WaitingForDependency", blocked),
+        (None, None) if is_progressing => ("RolesChanging", ""),
         (None, None) => ("Settled", ""),
     };
-    set_condition(conditions, "Progressing", moving, text, now);
+    set_condition(conditions, "Progressing", is_progressing, text, now);
     let updating = format!("being updated: {rolling}");
     let text = if rolling.is_empty() { ("UpToDate", "") } else { ("RolesUpdating", updating.as_str()) };
     set_condition(conditions, "RollingUpdateInProgress", !rolling.is_empty(), text, now);

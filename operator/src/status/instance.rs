@@ -13,7 +13,7 @@ const READY: &str = "RoleInstanceReady";
 const ALL_PODS_READY: &str = "RoleInstanceAllPodsReady";
 const IN_PLACE_UPDATE_READY: &str = "RoleInstanceInPlaceUpdateReady";
 
-/// Whether it is ready as its present spec wants it.
+/// Whether the instance is ready at its present spec.
 #[must_use]
 pub fn is_ready(instance: &RoleInstance) -> bool {
     let Some(status) = &instance.status else { return false };
@@ -22,7 +22,7 @@ pub fn is_ready(instance: &RoleInstance) -> bool {
         && has(&status.conditions, READY)
 }
 
-/// Whether all of its pods have nodes.
+/// Whether all pods of the instance are scheduled.
 #[must_use]
 pub fn is_scheduled(instance: &RoleInstance) -> bool {
     let Some(status) = &instance.status else { return false };
@@ -33,15 +33,16 @@ pub fn is_scheduled(instance: &RoleInstance) -> bool {
     instance.spec.components.iter().all(|component| scheduled(&component.name) >= component.size())
 }
 
-/// Whether it has been ready for so long.
+/// Whether the instance has been ready for that long.
 #[must_use]
-pub fn is_available(instance: &RoleInstance, least: Duration, now: Timestamp) -> bool {
+pub fn is_available(instance: &RoleInstance, min_ready: Duration, now: Timestamp) -> bool {
     let since = instance.status.as_ref().and_then(|status| since(&status.conditions, READY));
     is_ready(instance)
-        && (least.is_zero() || since.is_some_and(|since| crate::plan::add_duration(since, least) <= now))
+        && (min_ready.is_zero()
+            || since.is_some_and(|since| crate::plan::add_duration(since, min_ready) <= now))
 }
 
-/// Since when it is not ready.
+/// Since when the instance is not ready.
 #[must_use]
 pub(crate) fn unready_since(instance: &RoleInstance) -> Option<Timestamp> {
     let conditions = &instance.status.as_ref()?.conditions;
@@ -57,7 +58,7 @@ pub(crate) fn pod_label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
-/// The status: `pods` are those that live, `hash` and `name` the revision that they shall have.
+/// Computes the status: `pods` are those that are not terminating, `name` and `hash` the desired revision.
 #[must_use]
 pub fn instance(
     instance: &RoleInstance,
@@ -69,14 +70,14 @@ pub fn instance(
     let (mut ready, mut updated) = (true, true);
     let mut components = Vec::new();
     for component in &instance.spec.components {
-        let own = || {
+        let component_pods = || {
             pods.iter().filter(|pod| pod_label(pod, keys::COMPONENT_NAME) == Some(component.name.as_str()))
         };
         let is_new = |pod: &Pod| pod_label(pod, keys::CONTROLLER_REVISION_HASH) == Some(hash);
         let count = |which: &dyn Fn(&Pod) -> bool| {
-            i32::try_from(own().filter(|pod| which(pod)).count()).unwrap_or(i32::MAX)
+            i32::try_from(component_pods().filter(|pod| which(pod)).count()).unwrap_or(i32::MAX)
         };
-        let one = ComponentStatus {
+        let component_status = ComponentStatus {
             name: component.name.clone(),
             size: component.size(),
             ready_replicas: count(&|pod| pod_has(pod, "Ready")),
@@ -85,9 +86,9 @@ pub fn instance(
             updated_replicas: count(&is_new),
             updated_ready_replicas: count(&|pod| is_new(pod) && pod_has(pod, "Ready")),
         };
-        ready &= one.ready_replicas >= one.size;
-        updated &= one.updated_replicas >= one.size;
-        components.push(one);
+        ready &= component_status.ready_replicas >= component_status.size;
+        updated &= component_status.updated_replicas >= component_status.size;
+        components.push(component_status);
     }
     let settled = pods.iter().all(|pod| pod_has(pod, "InPlaceUpdateReady")) && updated;
     status.observed_generation = instance.metadata.generation;
@@ -99,23 +100,24 @@ pub fn instance(
     let instance_name = instance.metadata.name.as_deref().unwrap_or_default();
     status.label_selector = Some(format!("{}={instance_name}", keys::ROLE_INSTANCE_NAME));
     let conditions = &mut status.conditions;
-    let of_pods =
+    let pods_reason =
         if ready { ("PodsReady", "Ready") } else { ("AtLeastOnePodNotReady", "a pod is not ready") };
-    set_condition(conditions, ALL_PODS_READY, ready, of_pods, now);
-    let gated = instance.spec.readiness_gates.iter().any(|gate| gate.condition_type == IN_PLACE_UPDATE_READY);
-    if gated {
+    set_condition(conditions, ALL_PODS_READY, ready, pods_reason, now);
+    let has_update_gate =
+        instance.spec.readiness_gates.iter().any(|gate| gate.condition_type == IN_PLACE_UPDATE_READY);
+    if has_update_gate {
         let text = if settled { ("Settled", "") } else { ("StartInPlaceUpdate", "pods are being updated") };
         set_condition(conditions, IN_PLACE_UPDATE_READY, settled, text, now);
     }
     let gates = instance.spec.readiness_gates.iter();
     let closed = gates.map(|gate| gate.condition_type.as_str()).find(|gate| !has(conditions, gate));
-    let any = instance.spec.ready_policy.as_deref() == Some("None");
+    let is_ready_policy_none = instance.spec.ready_policy.as_deref() == Some("None");
     let (is_ready, reason, message) = match closed {
-        _ if !(ready || any) => (false, "PodsNotReady", "not all pods are ready"),
+        _ if !(ready || is_ready_policy_none) => (false, "PodsNotReady", "not all pods are ready"),
         _ if !updated => (false, "InplaceUpdateNotReady", "not all pods are of the instance's revision"),
         Some(_) => (false, "ReadinessGatesNotReady", "a readiness gate is closed"),
         None if pods.iter().any(|pod| crate::plan::is_pending(pod)) => {
-            (false, "WaitingForHooks", "a pod is not back with all it had")
+            (false, "WaitingForHooks", "a pod has not settled yet")
         }
         None => (true, "Ready", ""),
     };

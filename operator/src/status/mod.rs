@@ -1,4 +1,4 @@
-//! What objects' statuses say. Pure.
+//! Statuses of objects, as pure functions.
 
 mod conditions;
 mod group;

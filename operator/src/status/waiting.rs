@@ -1,47 +1,45 @@
-//! What updates wait for: told of an instance, and from there on of what it is part of.
+//! Conditions for what updates wait for, aggregated from instances to sets and groups.
 
 use k8s_openapi::jiff::Timestamp;
 use rbg_api::Condition;
 
 use super::set_condition;
 
-/// Its reason when somebody was not waited for any longer.
+/// Condition reason after a hook timed out.
 pub(crate) const TIMED_OUT: &str = "TimedOut";
-/// The same when an update went on without an image.
-pub(crate) const NOT_PULLED: &str = "NotPulled";
-/// The reason while an image cannot be pulled.
-pub(crate) const CANNOT_PULL: &str = "CannotPull";
+/// Condition reason after an image was not pulled in time.
+pub(crate) const NOT_PULLED: &str = "PullTimedOut";
+/// Condition reason while an image cannot be pulled.
+pub(crate) const CANNOT_PULL: &str = "PullFailed";
 
-/// A condition about waiting, and its reasons. Nothing has it before there is something to wait for.
+/// A condition for waiting, with its reasons. It is absent until there is something to wait for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WaitCondition<'a> {
     pub(crate) condition: &'a str,
-    /// While there is something to wait for.
     pub(crate) pending_reason: &'a str,
-    /// When all came that was waited for.
+    /// Reason after everything has completed.
     pub(crate) done_reason: &'a str,
-    /// When something was not waited for any longer.
     pub(crate) timeout_reason: &'a str,
 }
 
-/// For pods that are asked before and after a restart in place.
+/// Condition for hooks before and after an in-place restart.
 pub(crate) const FOR_HOOKS: WaitCondition<'_> = WaitCondition {
     condition: "WaitingForHooks",
-    pending_reason: "NotYet",
-    done_reason: "NobodyWaits",
+    pending_reason: "HooksPending",
+    done_reason: "HooksCompleted",
     timeout_reason: TIMED_OUT,
 };
-/// For images that are pulled before a restart in place.
+/// Condition for images pulled before an in-place restart.
 pub(crate) const FOR_IMAGES: WaitCondition<'_> = WaitCondition {
     condition: "PullingImages",
-    pending_reason: "NotYet",
+    pending_reason: "ImagesPending",
     done_reason: "Pulled",
     timeout_reason: NOT_PULLED,
 };
-/// Names that a text has at most.
+/// Maximum number of names in a message.
 const MAX_NAMES: usize = 5;
 
-/// Says what is waited for, or else what was not waited for any longer.
+/// Sets the condition to what is waited for, or otherwise to what timed out.
 pub(crate) fn set_waiting(
     conditions: &mut Vec<Condition>,
     wait: WaitCondition<'_>,
@@ -63,7 +61,7 @@ pub(crate) fn set_waiting(
     set_condition(conditions, wait.condition, is_true, (reason, &text), now);
 }
 
-/// Says of the whole what its parts say.
+/// Aggregates the conditions of the parts into those of the whole.
 pub(crate) fn aggregate_waiting<'a>(
     conditions: &mut Vec<Condition>,
     parts: impl Iterator<Item = &'a [Condition]> + Clone,

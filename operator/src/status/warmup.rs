@@ -9,32 +9,31 @@ use rbg_api::v1alpha2::{RoleBasedGroupWarmup, RoleBasedGroupWarmupStatus, Warmup
 use super::set_condition;
 use crate::plan::add_duration;
 
-/// What the plan has found out about a warmup.
+/// Observed state of a warmup.
 #[derive(Debug, Clone, Default)]
 pub struct ObservedWarmup {
-    /// Nodes to reach.
     pub desired: usize,
-    /// Nodes with a pod that has not ended.
+    /// Number of nodes with a running pod.
     pub active: usize,
-    /// Nodes that are done.
+    /// Number of nodes that are warmed up.
     pub succeeded: usize,
-    /// Nodes on which it is not tried again.
+    /// Number of nodes without further attempts.
     pub failed: usize,
-    /// Whether there is a pod, or was.
-    pub has_begun: bool,
-    /// Why it is not known which nodes are to be reached.
-    pub unknown: Option<String>,
-    /// A volume of two meanings.
+    /// Whether a pod exists, or existed.
+    pub has_started: bool,
+    /// Why the target nodes cannot be determined.
+    pub target_error: Option<String>,
+    /// Name of a volume with conflicting definitions.
     pub conflict: Option<String>,
 }
 
-/// Whether nothing is to be done any more.
+/// Whether the warmup has finished.
 #[must_use]
 pub fn is_warmup_over(status: &RoleBasedGroupWarmupStatus) -> bool {
     matches!(status.phase.as_str(), "Completed" | "Failed")
 }
 
-/// When the whole has taken too long.
+/// Deadline of the whole warmup, with its timeout in seconds.
 pub(crate) fn deadline(
     policies: &WarmupPolicies,
     status: &RoleBasedGroupWarmupStatus,
@@ -44,32 +43,33 @@ pub(crate) fn deadline(
     Some((add_duration(status.start_time.as_ref()?.0, wait), seconds))
 }
 
-/// The status of a warmup that was not over.
+/// Computes the status of a warmup that has not finished.
 #[must_use]
 pub fn warmup(
     warmup: &RoleBasedGroupWarmup,
-    facts: &ObservedWarmup,
+    observed: &ObservedWarmup,
     now: Timestamp,
 ) -> RoleBasedGroupWarmupStatus {
     let count = |number: usize| i32::try_from(number).unwrap_or(i32::MAX);
     let mut status = warmup.status.clone().unwrap_or_default();
-    status.desired = count(facts.desired);
-    status.active = count(facts.active);
-    status.succeeded = count(facts.succeeded);
-    status.failed = count(facts.failed);
-    if facts.has_begun && status.start_time.is_none() {
+    status.desired = count(observed.desired);
+    status.active = count(observed.active);
+    status.succeeded = count(observed.succeeded);
+    status.failed = count(observed.failed);
+    if observed.has_started && status.start_time.is_none() {
         status.start_time = Some(Time(now));
     }
-    if let Some(volume) = &facts.conflict {
-        let text =
-            format!("actions on one node define the volume {volume} differently; the first of them counts");
+    if let Some(volume) = &observed.conflict {
+        let text = format!(
+            "actions on one node define the volume {volume} differently; the first definition is used"
+        );
         set_condition(&mut status.conditions, "VolumeConflict", true, ("VolumesDiffer", &text), now);
     }
-    match &facts.unknown {
+    match &observed.target_error {
         Some(why) => set_condition(&mut status.conditions, "Complete", false, ("TargetNotFound", why), now),
         None => status.conditions.retain(|condition| condition.kind != "Complete"),
     }
-    match completion(warmup, facts, &status, now) {
+    match completion(warmup, observed, &status, now) {
         Some(end) => {
             let (phase, kind) = if end.success { ("Completed", "Complete") } else { ("Failed", "Failed") };
             phase.clone_into(&mut status.phase);
@@ -78,7 +78,7 @@ pub fn warmup(
             status.completion_time = Some(Time(now));
         }
         None if warmup.spec.paused => "Paused".clone_into(&mut status.phase),
-        None if facts.has_begun || status.phase == "Paused" => "Running".clone_into(&mut status.phase),
+        None if observed.has_started || status.phase == "Paused" => "Running".clone_into(&mut status.phase),
         None => {}
     }
     for condition in &mut status.conditions {
@@ -95,7 +95,7 @@ struct WarmupResult {
 
 fn completion(
     warmup: &RoleBasedGroupWarmup,
-    facts: &ObservedWarmup,
+    observed: &ObservedWarmup,
     status: &RoleBasedGroupWarmupStatus,
     now: Timestamp,
 ) -> Option<WarmupResult> {
@@ -104,26 +104,26 @@ fn completion(
     let due = deadline(policies, status).filter(|(at, _)| *at <= now && !warmup.spec.paused);
     if let Some((_, seconds)) = due {
         let message = format!(
-            "not done after {seconds} s: {} of {} nodes succeeded, {} failed",
-            facts.succeeded, facts.desired, facts.failed
+            "not complete after {seconds} s: {} of {} nodes succeeded, {} failed",
+            observed.succeeded, observed.desired, observed.failed
         );
         return Some(WarmupResult { success: false, reason: "GlobalTimeoutExceeded", message });
     }
     let tolerated = policies.max_failed_nodes.and_then(|count| usize::try_from(count).ok());
-    if let Some(tolerated) = tolerated.filter(|tolerated| facts.failed > *tolerated) {
-        let message = format!("{} nodes failed, of which {tolerated} are tolerated", facts.failed);
+    if let Some(tolerated) = tolerated.filter(|tolerated| observed.failed > *tolerated) {
+        let message = format!("{} nodes failed, at most {tolerated} may fail", observed.failed);
         return Some(WarmupResult { success: false, reason: "MaxFailedNodesExceeded", message });
     }
-    if facts.unknown.is_some() || facts.succeeded + facts.failed < facts.desired {
+    if observed.target_error.is_some() || observed.succeeded + observed.failed < observed.desired {
         return None;
     }
-    if facts.desired == 0 {
+    if observed.desired == 0 {
         if warmup.spec.paused {
             return None;
         }
-        let message = "there are no nodes to reach".to_owned();
+        let message = "no nodes match".to_owned();
         return Some(WarmupResult { success: true, reason: "NoNodesMatched", message });
     }
-    let message = format!("{} of {} nodes are warmed up", facts.succeeded, facts.desired);
+    let message = format!("{} of {} nodes are warmed up", observed.succeeded, observed.desired);
     Some(WarmupResult { success: true, reason: "WarmupCompleted", message })
 }

@@ -1,7 +1,7 @@
-//! The certificate that the webhooks show, and the authority that the API server trusts for it.
+//! The webhooks' serving certificate, and the CA that the API server trusts for it.
 //!
-//! Both are made at once and live equally long. The authority's key is forgotten as soon as it has signed: nobody can sign with
-//! it later, and what renews the certificate is the same that made the first one.
+//! Both are generated together with the same lifetime. The CA's key is discarded after it has signed the certificate:
+//! nothing can be signed with it later, and renewal generates a new CA.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,41 +17,40 @@ use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName, UnixTime};
 use rustls::sign::CertifiedKey;
 
-/// For how long a certificate is made.
 const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
-/// How long before its end it is renewed. Meanwhile the authority before it is trusted, too.
+/// Renewal time before expiry. Meanwhile the previous CA is trusted, too.
 const RENEW_BEFORE_EXPIRY: Duration = Duration::from_secs(90 * 24 * 3600);
-/// For clocks that are behind ours.
+/// Tolerance for clocks that are behind.
 const CLOCK_SKEW: Duration = Duration::from_secs(3600);
 
 const AUTHORITIES: &str = "ca.crt";
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 
-/// A certificate that cannot be made or used.
+/// A certificate that cannot be generated or used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WebhookCertificateError {
-    /// It cannot be made.
-    #[error("a certificate cannot be made: {0}")]
+    /// The certificate cannot be generated.
+    #[error("cannot generate a certificate: {0}")]
     Make(#[from] rcgen::Error),
-    /// A part of it is missing.
+    /// A key of the Secret is missing.
     #[error("`{0}` is missing")]
     Missing(&'static str),
-    /// A part of it is no PEM.
-    #[error("`{0}` is not as expected: {1}")]
+    /// A value of the Secret is not valid PEM.
+    #[error("`{0}` is not valid PEM: {1}")]
     Pem(&'static str, pem::Error),
-    /// It is not valid then, for this host, of this authority, with this key.
-    #[error("it cannot be used: {0}")]
+    /// The certificate is expired, or does not match the host, the CA or the key.
+    #[error("the certificate cannot be used: {0}")]
     Rustls(#[from] rustls::Error),
-    /// The authorities cannot be used.
+    /// The CA certificates cannot be used.
     #[error("`ca.crt` cannot be used: {0}")]
     Authorities(#[from] VerifierBuilderError),
-    /// The Service's name and namespace are no host name.
-    #[error("`{0}` is no name of a host; check the names of the webhooks' Service and its namespace")]
+    /// The Service's name and namespace do not form a host name.
+    #[error("`{0}` is not a host name; check the names of the webhooks' Service and its namespace")]
     Host(String),
 }
 
-/// A certificate, its key, and the authorities to trust: this one's, and the one's before it. All PEM.
+/// A certificate, its key, and the CA certificates to trust: the current and the previous one. All in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct WebhookCertificate {
     pub(super) authorities: Vec<u8>,
@@ -60,10 +59,10 @@ pub(super) struct WebhookCertificate {
 }
 
 impl WebhookCertificate {
-    /// A new one. Who trusts it goes on to trust `before`, which others may still show.
+    /// Generates a certificate. The CA of `before` stays trusted, since other replicas may still serve its certificate.
     pub(super) fn generate(
         host: &str,
-        before: Option<&Self>,
+        previous: Option<&Self>,
         now: SystemTime,
     ) -> Result<Self, WebhookCertificateError> {
         let mut params = CertificateParams::default();
@@ -82,8 +81,8 @@ impl WebhookCertificate {
         let key = KeyPair::generate()?;
         let certificate = params.signed_by(&key, &issuer)?;
         let mut authorities = issuer.pem();
-        if let Some(before) = before.filter(|before| before.ca_certificates().is_ok()) {
-            authorities.push_str(first_of(&before.authorities).unwrap_or_default());
+        if let Some(previous) = previous.filter(|previous| previous.ca_certificates().is_ok()) {
+            authorities.push_str(first_of(&previous.authorities).unwrap_or_default());
             authorities.push('\n');
         }
         Ok(Self {
@@ -93,7 +92,7 @@ impl WebhookCertificate {
         })
     }
 
-    /// What a Secret keeps.
+    /// Reads the certificate from the data of a Secret.
     pub(super) fn from_data(data: &BTreeMap<String, ByteString>) -> Result<Self, WebhookCertificateError> {
         let part = |name: &'static str| {
             let value = data.get(name).ok_or(WebhookCertificateError::Missing(name))?;
@@ -102,13 +101,13 @@ impl WebhookCertificate {
         Ok(Self { authorities: part(AUTHORITIES)?, certificate: part(CERTIFICATE)?, key: part(KEY)? })
     }
 
-    /// For a Secret of type `kubernetes.io/tls`.
+    /// Data for a Secret of type `kubernetes.io/tls`.
     pub(super) fn into_data(self) -> BTreeMap<String, ByteString> {
         let parts = [(AUTHORITIES, self.authorities), (CERTIFICATE, self.certificate), (KEY, self.key)];
         parts.map(|(name, value)| (name.to_owned(), ByteString(value))).into()
     }
 
-    /// Whether it is good for a while: a client that trusts the authorities would accept it for this host then, too.
+    /// Checks that a client that trusts the CAs accepts the certificate for this host until the next renewal.
     pub(super) fn check(&self, host: &str, now: SystemTime) -> Result<(), WebhookCertificateError> {
         let provider = Arc::new(default_provider());
         let mut roots = RootCertStore::empty();
@@ -121,13 +120,13 @@ impl WebhookCertificate {
             name.map_err(|InvalidDnsNameError { .. }| WebhookCertificateError::Host(host.to_owned()))?;
         let later = now + RENEW_BEFORE_EXPIRY;
         let later = later.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let shown = self.certificate_chain()?;
-        let (first, others) = shown.split_first().ok_or(WebhookCertificateError::Missing(CERTIFICATE))?;
+        let chain = self.certificate_chain()?;
+        let (first, others) = chain.split_first().ok_or(WebhookCertificateError::Missing(CERTIFICATE))?;
         verifier.verify_server_cert(first, others, &name, &[], UnixTime::since_unix_epoch(later))?;
         self.signing().map(|_| ())
     }
 
-    /// For a TLS server.
+    /// The certificate with its key, for a TLS server.
     pub(super) fn signing(&self) -> Result<CertifiedKey, WebhookCertificateError> {
         let key = PrivateKeyDer::from_pem_slice(&self.key);
         let key = key.map_err(|error| WebhookCertificateError::Pem(KEY, error))?;
@@ -162,30 +161,30 @@ mod tests {
     const HOST: &str = "webhooks.system.svc";
     const DAY: Duration = Duration::from_secs(24 * 3600);
 
-    fn made(before: Option<&WebhookCertificate>) -> WebhookCertificate {
-        WebhookCertificate::generate(HOST, before, SystemTime::now()).unwrap()
+    fn generate(previous: Option<&WebhookCertificate>) -> WebhookCertificate {
+        WebhookCertificate::generate(HOST, previous, SystemTime::now()).unwrap()
     }
 
     #[test]
-    fn a_certificate_is_good_for_its_host_until_it_is_due() {
-        let made = made(None);
+    fn a_certificate_is_valid_for_its_host_until_renewal() {
+        let certificate = generate(None);
         let now = SystemTime::now();
-        made.check(HOST, now).unwrap();
-        made.check(HOST, now + LIFETIME - RENEW_BEFORE_EXPIRY - DAY).unwrap();
-        assert!(made.check(HOST, now + LIFETIME - RENEW_BEFORE_EXPIRY + DAY).is_err());
-        assert!(made.check("webhooks.other.svc", now).is_err());
-        assert!(matches!(made.check("not a host", now), Err(WebhookCertificateError::Host(_))));
-        assert_eq!(WebhookCertificate::from_data(&made.clone().into_data()).unwrap(), made);
+        certificate.check(HOST, now).unwrap();
+        certificate.check(HOST, now + LIFETIME - RENEW_BEFORE_EXPIRY - DAY).unwrap();
+        assert!(certificate.check(HOST, now + LIFETIME - RENEW_BEFORE_EXPIRY + DAY).is_err());
+        assert!(certificate.check("webhooks.other.svc", now).is_err());
+        assert!(matches!(certificate.check("not a host", now), Err(WebhookCertificateError::Host(_))));
+        assert_eq!(WebhookCertificate::from_data(&certificate.clone().into_data()).unwrap(), certificate);
     }
 
     #[test]
-    fn the_one_before_is_trusted_and_no_older_one() {
-        let first = made(None);
-        let second = made(Some(&first));
-        let third = made(Some(&second));
-        let trusts = |one: &WebhookCertificate, shown: &WebhookCertificate| {
-            let one = WebhookCertificate { authorities: one.authorities.clone(), ..shown.clone() };
-            one.check(HOST, SystemTime::now()).is_ok()
+    fn only_the_previous_ca_stays_trusted() {
+        let first = generate(None);
+        let second = generate(Some(&first));
+        let third = generate(Some(&second));
+        let trusts = |issuer: &WebhookCertificate, chain: &WebhookCertificate| {
+            let issuer = WebhookCertificate { authorities: issuer.authorities.clone(), ..chain.clone() };
+            issuer.check(HOST, SystemTime::now()).is_ok()
         };
         assert!(trusts(&second, &first) && trusts(&second, &second));
         assert!(trusts(&third, &second) && trusts(&third, &third));
@@ -193,10 +192,10 @@ mod tests {
     }
 
     #[test]
-    fn rubbish_is_no_certificate() {
-        let good = made(None);
-        let other = made(None);
-        let rubbish = |part: &str, value: &[u8]| {
+    fn invalid_data_is_not_a_certificate() {
+        let good = generate(None);
+        let other = generate(None);
+        let invalid = |part: &str, value: &[u8]| {
             let mut data = good.clone().into_data();
             data.insert(part.to_owned(), ByteString(value.to_vec()));
             WebhookCertificate::from_data(&data).unwrap().check(HOST, SystemTime::now())
@@ -205,14 +204,15 @@ mod tests {
             for value in
                 [&b""[..], b"\xff", b"-----BEGIN CERTIFICATE-----\nAA==\n-----END CERTIFICATE-----\n"]
             {
-                assert!(rubbish(part, value).is_err(), "{part}");
+                assert!(invalid(part, value).is_err(), "{part}");
             }
             let mut data = good.clone().into_data();
             data.remove(part);
             assert!(matches!(WebhookCertificate::from_data(&data), Err(WebhookCertificateError::Missing(_))));
         }
-        assert!(rubbish(KEY, &other.key).is_err(), "another's key");
-        let after_rubbish = made(Some(&WebhookCertificate { authorities: b"\xff".to_vec(), ..good.clone() }));
-        after_rubbish.check(HOST, SystemTime::now()).unwrap();
+        assert!(invalid(KEY, &other.key).is_err(), "the key of another certificate");
+        let after_invalid =
+            generate(Some(&WebhookCertificate { authorities: b"\xff".to_vec(), ..good.clone() }));
+        after_invalid.check(HOST, SystemTime::now()).unwrap();
     }
 }

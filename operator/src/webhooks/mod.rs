@@ -1,7 +1,7 @@
-//! What the API server asks the operator: objects in another version, and whether an object may be stored.
+//! Webhooks: conversion of objects between versions, and validation.
 //!
-//! The webhooks look after themselves: they make their certificate, keep it in a Secret that several operators share, and tell
-//! the API server where they are and whom to trust. Every operator answers, also one that does not lead.
+//! The webhooks register themselves: they generate their certificate, store it in a Secret that all replicas share, and set
+//! the CA in the API server's configuration. Every replica serves them, also one that does not lead.
 
 mod certificate;
 mod registration;
@@ -33,28 +33,26 @@ use review::AdmissionReviewRequest;
 const CONVERT: &str = "/convert";
 const VALIDATE: &str = "/validate";
 
-/// Largest body: a list of objects is converted as a whole. etcd takes objects of up to 1.5 MB.
+/// Maximum size of a body: a list of objects is converted as a whole. etcd accepts objects of up to 1.5 MB.
 const MAX_BODY: usize = 64 * 1024 * 1024;
-/// Longest time for a body. API servers wait at most 30 s for the whole answer.
+/// Timeout for reading a body. API servers wait at most 30 s for the whole response.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where the API server reaches the webhooks.
+/// Service and Secret of the webhooks.
 #[derive(Debug, Clone)]
 pub struct WebhookOptions {
     /// Namespace of the Service and of the Secret.
     pub namespace: String,
-    /// The Service.
     pub service: String,
-    /// Its port.
     pub port: u16,
-    /// The Secret that keeps the certificate.
+    /// Name of the Secret that stores the certificate.
     pub secret: String,
 }
 
-/// Answers until the supervisor stops.
+/// Serves the webhooks until the supervisor stops.
 ///
 /// # Errors
-/// TLS cannot be had.
+/// The TLS configuration is invalid.
 pub fn start(
     listener: TcpListener,
     client: Client,
@@ -62,14 +60,14 @@ pub fn start(
     metrics: Arc<OperatorMetrics>,
     supervisor: &Supervisor,
 ) -> Result<(), rustls::Error> {
-    let shown = Arc::new(server::ServingCertificate::default());
+    let certificate = Arc::new(server::ServingCertificate::default());
     metrics.set_webhooks_pending(true);
-    let answers = Router::new()
+    let routes = Router::new()
         .route(CONVERT, post(convert))
         .route(VALIDATE, post(validate))
         .with_state(WebhookContext { client: client.clone(), metrics: Arc::clone(&metrics) });
-    server::serve(listener, Arc::clone(&shown), answers, supervisor)?;
-    let registration = registration::WebhookRegistration::new(client, options, shown, metrics);
+    server::serve(listener, Arc::clone(&certificate), routes, supervisor)?;
+    let registration = registration::WebhookRegistration::new(client, options, certificate, metrics);
     let stop = supervisor.token();
     supervisor.spawn_essential("webhook registration", async move {
         stop.run_until_cancelled(registration.run()).await;
@@ -77,7 +75,7 @@ pub fn start(
     Ok(())
 }
 
-/// What answers need.
+/// State shared by the handlers.
 #[derive(Clone)]
 struct WebhookContext {
     client: Client,
@@ -86,39 +84,39 @@ struct WebhookContext {
 
 impl WebhookContext {
     fn reject_invalid(&self, webhook: &'static str, what: &dyn Display) -> Response {
-        self.metrics.count_webhook_request(webhook, "rubbish");
+        self.metrics.count_webhook_request(webhook, "invalid");
         (StatusCode::BAD_REQUEST, what.to_string()).into_response()
     }
 }
 
-async fn convert(State(asked): State<WebhookContext>, body: Body) -> Response {
+async fn convert(State(context): State<WebhookContext>, body: Body) -> Response {
     match read(body).await.map(|body| review::convert_review(&body)) {
-        Ok(Ok((answer, review))) => {
-            asked.metrics.count_webhook_request("convert", answer);
+        Ok(Ok((result, review))) => {
+            context.metrics.count_webhook_request("convert", result);
             axum::Json(review).into_response()
         }
-        Ok(Err(rubbish)) => asked.reject_invalid("convert", &rubbish),
-        Err(unread) => asked.reject_invalid("convert", &unread),
+        Ok(Err(error)) => context.reject_invalid("convert", &error),
+        Err(error) => context.reject_invalid("convert", &error),
     }
 }
 
-async fn validate(State(asked): State<WebhookContext>, body: Body) -> Response {
-    let question = match read(body).await.map(|body| AdmissionReviewRequest::parse(&body)) {
-        Ok(Ok(question)) => question,
-        Ok(Err(rubbish)) => return asked.reject_invalid("validate", &rubbish),
-        Err(unread) => return asked.reject_invalid("validate", &unread),
+async fn validate(State(context): State<WebhookContext>, body: Body) -> Response {
+    let request = match read(body).await.map(|body| AdmissionReviewRequest::parse(&body)) {
+        Ok(Ok(request)) => request,
+        Ok(Err(error)) => return context.reject_invalid("validate", &error),
+        Err(error) => return context.reject_invalid("validate", &error),
     };
-    let objections = match question.kind.kind.as_str() {
-        "RoleBasedGroup" => group_errors(&asked.client, &question).await,
-        "RoleBasedGroupSet" => validate_object(&question, |new: &RoleBasedGroupSet, old| {
-            validation::validate_group_set(new, old)
-        }),
-        // Only these two are registered.
+    let errors = match request.kind.kind.as_str() {
+        "RoleBasedGroup" => group_errors(&context.client, &request).await,
+        "RoleBasedGroupSet" => {
+            validate_object(&request, |new: &RoleBasedGroupSet, old| validation::validate_group_set(new, old))
+        }
+        // The webhook is registered only for these two kinds.
         _ => Vec::new(),
     };
-    let answer = if objections.is_empty() { "allowed" } else { "refused" };
-    asked.metrics.count_webhook_request("validate", answer);
-    axum::Json(question.to_response(&objections)).into_response()
+    let result = if errors.is_empty() { "allowed" } else { "refused" };
+    context.metrics.count_webhook_request("validate", result);
+    axum::Json(request.to_response(&errors)).into_response()
 }
 
 async fn read(body: Body) -> Result<Bytes, BoxError> {
@@ -126,43 +124,43 @@ async fn read(body: Body) -> Result<Bytes, BoxError> {
 }
 
 fn validate_object<T: DeserializeOwned>(
-    question: &AdmissionReviewRequest,
-    judge: impl FnOnce(&T, Option<&T>) -> Vec<ValidationError>,
+    request: &AdmissionReviewRequest,
+    validate: impl FnOnce(&T, Option<&T>) -> Vec<ValidationError>,
 ) -> Vec<ValidationError> {
-    match parse_objects(question) {
-        Ok((new, old)) => judge(&new, old.as_ref()),
-        Err(objection) => vec![objection],
+    match parse_objects(request) {
+        Ok((new, old)) => validate(&new, old.as_ref()),
+        Err(error) => vec![error],
     }
 }
 
-/// The object as it shall be. That a stored one cannot be read is no reason against a new one.
+/// The new object, and the stored one if it deserializes: an unreadable stored object is no reason to reject a new one.
 fn parse_objects<T: DeserializeOwned>(
-    question: &AdmissionReviewRequest,
+    request: &AdmissionReviewRequest,
 ) -> Result<(T, Option<T>), ValidationError> {
     let read = |object: &Value| T::deserialize(object);
-    let new = read(&question.object).map_err(|error| ValidationError::Unreadable(error.to_string()))?;
-    Ok((new, read(&question.old_object).ok()))
+    let new = read(&request.object).map_err(|error| ValidationError::Unreadable(error.to_string()))?;
+    Ok((new, read(&request.old_object).ok()))
 }
 
-async fn group_errors(client: &Client, question: &AdmissionReviewRequest) -> Vec<ValidationError> {
-    let (new, old) = match parse_objects::<RoleBasedGroup>(question) {
+async fn group_errors(client: &Client, request: &AdmissionReviewRequest) -> Vec<ValidationError> {
+    let (new, old) = match parse_objects::<RoleBasedGroup>(request) {
         Ok(objects) => objects,
-        Err(objection) => return vec![objection],
+        Err(error) => return vec![error],
     };
-    let mut objections = validation::validate_group(&new, old.as_ref());
-    let adapters: Api<RoleBasedGroupScalingAdapter> = Api::namespaced(client.clone(), &question.namespace);
+    let mut errors = validation::validate_group(&new, old.as_ref());
+    let adapters: Api<RoleBasedGroupScalingAdapter> = Api::namespaced(client.clone(), &request.namespace);
     for role in old.iter().flat_map(|old| validation::scaled_roles(&new, old)) {
         let group = new.metadata.name.as_deref().unwrap_or_default();
         let name = RoleNames::new(group, &role.name).workload;
         match adapters.get_opt(&name).await {
             Ok(adapter) => {
-                objections
+                errors
                     .extend(adapter.and_then(|adapter| validation::validate_scaled_replicas(role, &adapter)));
             }
             Err(error) => {
-                objections.push(ValidationError::Unknown { adapter: name, error: error.to_string() });
+                errors.push(ValidationError::Unknown { adapter: name, error: error.to_string() });
             }
         }
     }
-    objections
+    errors
 }

@@ -1,4 +1,4 @@
-//! Keeps in step what the webhooks need in the cluster: the Secret with their certificate, the conversion of our CRDs, and the
+//! Reconciles what the webhooks need in the cluster: the Secret with their certificate, the conversion of our CRDs, and the
 //! ValidatingWebhookConfiguration.
 
 use std::fmt::Debug;
@@ -30,22 +30,20 @@ use super::server::ServingCertificate;
 use super::{CONVERT, VALIDATE, WebhookOptions};
 use crate::OperatorMetrics;
 
-/// Definitions with two versions that differ.
+/// CRDs with two versions that need conversion.
 const CONVERTED: [&str; 2] = ["rolebasedgroups.workloads.x-k8s.io", "rolebasedgroupsets.workloads.x-k8s.io"];
-/// Upstream's name for it, so that what upstream left behind does not ask a server that is gone.
+/// Upstream's name, so that a configuration left by upstream does not point to a removed server.
 const CONFIGURATION: &str = "rbgs-validating-webhook-configuration";
-/// Names of the webhooks, upstream's too, and what each judges.
+/// Names of the webhooks, as upstream has them, with the resource that each validates.
 const WEBHOOKS: [(&str, &str); 2] =
     [("vrolebasedgroup.kb.io", "rolebasedgroups"), ("vrolebasedgroupset.kb.io", "rolebasedgroupsets")];
-/// Seconds for which the API server waits for a judgement.
+/// Timeout of the API server for a validation.
 const WEBHOOK_TIMEOUT_SECONDS: i32 = 10;
 
-/// Until the next look if nothing is heard: a certificate may be due.
+/// Interval between checks without events: the certificate may need renewal.
 const RECHECK_INTERVAL: Duration = Duration::from_secs(12 * 3600);
-/// After a failure.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// What is in the way.
 #[derive(Debug, thiserror::Error)]
 enum WebhookRegistrationError {
     #[error("{what}: {error}")]
@@ -58,7 +56,7 @@ fn failed(what: &'static str) -> impl Fn(kube::Error) -> WebhookRegistrationErro
     move |error| WebhookRegistrationError::Api { what, error: Box::new(error) }
 }
 
-/// The webhooks' place in the cluster.
+/// Registers the webhooks in the cluster.
 pub(super) struct WebhookRegistration {
     client: Client,
     options: WebhookOptions,
@@ -76,14 +74,14 @@ impl WebhookRegistration {
         Self { client, options, certificate, metrics }
     }
 
-    /// Settles everything, and again whenever someone changes it.
+    /// Reconciles all objects, and again after each change of them.
     pub(super) async fn run(self) {
         let mut changes = self.changes();
         loop {
             let wait = match self.reconcile().await {
                 Ok(()) => RECHECK_INTERVAL,
                 Err(error) => {
-                    tracing::warn!(%error, "the webhooks are not registered; trying again");
+                    tracing::warn!(%error, "cannot register the webhooks; retrying");
                     RETRY
                 }
             };
@@ -94,34 +92,34 @@ impl WebhookRegistration {
 
     async fn reconcile(&self) -> Result<(), WebhookRegistrationError> {
         let certificate = self.certificate().await?;
-        let trusted = ByteString(certificate.authorities.clone());
+        let ca_bundle = ByteString(certificate.authorities.clone());
         for definition in CONVERTED {
-            self.register_conversion(definition, &trusted).await?;
+            self.register_conversion(definition, &ca_bundle).await?;
         }
-        self.register_validation(&trusted).await?;
-        // Only now: whoever connects shall know whom to trust.
+        self.register_validation(&ca_bundle).await?;
+        // Serve the certificate only after its CA is registered.
         self.certificate.replace(certificate.signing()?);
         self.metrics.set_webhooks_pending(false);
         Ok(())
     }
 
-    /// The one that operators share; a new one if there is none that is good for a while.
+    /// The certificate shared by the replicas; a new one if it is missing, invalid or due for renewal.
     async fn certificate(&self) -> Result<WebhookCertificate, WebhookRegistrationError> {
         let WebhookOptions { namespace, service, secret, .. } = &self.options;
         let secrets: Api<Secret> = Api::namespaced(self.client.clone(), namespace);
         let (host, now) = (format!("{service}.{namespace}.svc"), SystemTime::now());
-        let live = secrets.get_opt(secret).await.map_err(failed("the webhooks' Secret cannot be read"))?;
+        let live = secrets.get_opt(secret).await.map_err(failed("cannot read the webhooks' Secret"))?;
         let data = live.as_ref().and_then(|live| live.data.as_ref());
         let before = match data.map(WebhookCertificate::from_data) {
             None => None,
             Some(Err(error)) => {
-                tracing::warn!(secret, %error, "the Secret has no certificate for the webhooks; making one");
+                tracing::warn!(secret, %error, "the Secret has no valid webhook certificate; generating one");
                 None
             }
             Some(Ok(before)) => match before.check(&host, now) {
                 Ok(()) => return Ok(before),
                 Err(error) => {
-                    tracing::info!(secret, %error, "the webhooks' certificate is renewed");
+                    tracing::info!(secret, %error, "renewing the webhooks' certificate");
                     Some(before)
                 }
             },
@@ -129,7 +127,7 @@ impl WebhookRegistration {
         let certificate = WebhookCertificate::generate(&host, before.as_ref(), now)?;
         let data = Some(certificate.clone().into_data());
         let parameters = PostParams::default();
-        // If another operator was quicker, that is a conflict, and the next look finds its certificate.
+        // If another replica has written first, this is a conflict, and the next attempt reads its certificate.
         match live {
             Some(live) => secrets.replace(secret, &parameters, &Secret { data, ..live }).await,
             None => {
@@ -138,32 +136,32 @@ impl WebhookRegistration {
                 secrets.create(&parameters, &Secret { metadata, type_, data, ..Secret::default() }).await
             }
         }
-        .map_err(failed("the webhooks' Secret cannot be written"))?;
+        .map_err(failed("cannot write the webhooks' Secret"))?;
         Ok(certificate)
     }
 
     async fn register_conversion(
         &self,
         definition: &str,
-        trusted: &ByteString,
+        ca_bundle: &ByteString,
     ) -> Result<(), WebhookRegistrationError> {
         let definitions: Api<CustomResourceDefinition> = Api::all(self.client.clone());
-        let live = definitions.get_opt(definition).await.map_err(failed("a CRD cannot be read"))?;
-        // The watch tells when it comes.
+        let live = definitions.get_opt(definition).await.map_err(failed("cannot read a CRD"))?;
+        // The watch triggers again when the CRD is created.
         let Some(live) = live else { return Ok(()) };
-        let wanted = self.conversion(trusted);
+        let wanted = self.conversion(ca_bundle);
         if live.spec.conversion.as_ref() == Some(&wanted) {
             return Ok(());
         }
         let mut body = json!({ "spec": { "conversion": wanted } });
         body["spec"]["conversion"]["webhook"]["clientConfig"]["url"] = serde_json::Value::Null;
         let patched = definitions.patch(definition, &PatchParams::default(), &Patch::Merge(body)).await;
-        patched.map_err(failed("a CRD's conversion cannot be written"))?;
-        tracing::info!(definition, "objects are converted here");
+        patched.map_err(failed("cannot write a CRD's conversion"))?;
+        tracing::info!(definition, "registered conversion webhook");
         Ok(())
     }
 
-    fn conversion(&self, trusted: &ByteString) -> CustomResourceConversion {
+    fn conversion(&self, ca_bundle: &ByteString) -> CustomResourceConversion {
         let service = ServiceReference {
             namespace: self.options.namespace.clone(),
             name: self.options.service.clone(),
@@ -171,7 +169,7 @@ impl WebhookRegistration {
             port: Some(self.options.port.into()),
         };
         let client_config =
-            WebhookClientConfig { ca_bundle: Some(trusted.clone()), service: Some(service), url: None };
+            WebhookClientConfig { ca_bundle: Some(ca_bundle.clone()), service: Some(service), url: None };
         CustomResourceConversion {
             strategy: "Webhook".to_owned(),
             webhook: Some(WebhookConversion {
@@ -181,11 +179,11 @@ impl WebhookRegistration {
         }
     }
 
-    async fn register_validation(&self, trusted: &ByteString) -> Result<(), WebhookRegistrationError> {
+    async fn register_validation(&self, ca_bundle: &ByteString) -> Result<(), WebhookRegistrationError> {
         let configurations: Api<ValidatingWebhookConfiguration> = Api::all(self.client.clone());
         let live = configurations.get_opt(CONFIGURATION).await;
-        let live = live.map_err(failed("the ValidatingWebhookConfiguration cannot be read"))?;
-        let webhooks = Some(WEBHOOKS.map(|(name, plural)| self.webhook(name, plural, trusted)).to_vec());
+        let live = live.map_err(failed("cannot read the ValidatingWebhookConfiguration"))?;
+        let webhooks = Some(WEBHOOKS.map(|(name, plural)| self.webhook(name, plural, ca_bundle)).to_vec());
         let parameters = PostParams::default();
         match live {
             Some(live) if live.webhooks == webhooks => return Ok(()),
@@ -199,13 +197,13 @@ impl WebhookRegistration {
                 configurations.create(&parameters, &wanted).await
             }
         }
-        .map_err(failed("the ValidatingWebhookConfiguration cannot be written"))?;
-        tracing::info!(configuration = CONFIGURATION, "objects are validated here");
+        .map_err(failed("cannot write the ValidatingWebhookConfiguration"))?;
+        tracing::info!(configuration = CONFIGURATION, "registered validating webhook");
         Ok(())
     }
 
-    /// With all that the API server would fill in, so that it equals what is read back.
-    fn webhook(&self, name: &str, plural: &str, trusted: &ByteString) -> ValidatingWebhook {
+    /// The webhook with all defaults of the API server, so that it equals the stored one.
+    fn webhook(&self, name: &str, plural: &str, ca_bundle: &ByteString) -> ValidatingWebhook {
         let service = ValidatorReference {
             namespace: self.options.namespace.clone(),
             name: self.options.service.clone(),
@@ -217,7 +215,7 @@ impl WebhookRegistration {
             name: name.to_owned(),
             admission_review_versions: vec!["v1".to_owned()],
             client_config: ValidatorConfig {
-                ca_bundle: Some(trusted.clone()),
+                ca_bundle: Some(ca_bundle.clone()),
                 service: Some(service),
                 url: None,
             },
@@ -238,7 +236,7 @@ impl WebhookRegistration {
         }
     }
 
-    /// Something may have happened to one of the objects.
+    /// Emits an item for each change of the registered objects.
     fn changes(&self) -> SelectAll<BoxStream<'static, ()>> {
         let definitions = CONVERTED.map(|name| {
             changes_of(Api::<PartialObjectMeta<CustomResourceDefinition>>::all(self.client.clone()), name)
@@ -262,7 +260,7 @@ where
         Ok(Event::Apply(_) | Event::Delete(_) | Event::InitDone) => Some(()),
         Ok(Event::Init | Event::InitApply(_)) => None,
         Err(error) => {
-            tracing::warn!(%error, "a watch of the webhooks' objects failed and is begun anew");
+            tracing::warn!(%error, "watch of the webhooks' objects failed; restarting");
             None
         }
     });

@@ -1,4 +1,4 @@
-//! Questions of the API server, and their answers: `ConversionReview` of `apiextensions.k8s.io/v1`, `AdmissionReview` of
+//! Requests of the API server and their responses: `ConversionReview` of `apiextensions.k8s.io/v1`, `AdmissionReview` of
 //! `admission.k8s.io/v1`.
 
 use std::fmt::Display;
@@ -10,9 +10,9 @@ use rbg_api::conversion::{ApiVersion, ConversionError, convert};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// A body that asks nothing.
+/// A body that is no review.
 #[derive(Debug, thiserror::Error)]
-#[error("the body is no {0}: {1}")]
+#[error("the body is not a valid {0}: {1}")]
 pub(super) struct ReviewParseError(&'static str, String);
 
 impl ReviewParseError {
@@ -21,7 +21,7 @@ impl ReviewParseError {
     }
 }
 
-/// All objects of the review in the version that it asks for, or none; and which of the two, in one word.
+/// Converts all objects of the review to the requested version, or none; also returns the metric label of the result.
 pub(super) fn convert_review(body: &[u8]) -> Result<(&'static str, ConversionReview), ReviewParseError> {
     let review: ConversionReview =
         serde_json::from_slice(body).map_err(ReviewParseError::of("ConversionReview"))?;
@@ -32,36 +32,32 @@ pub(super) fn convert_review(body: &[u8]) -> Result<(&'static str, ConversionRev
         .ok_or_else(|| ConversionError::Version(request.desired_api_version.clone()))
         .and_then(|version| objects.iter().map(|object| convert(object, version)).collect());
     let response = ConversionResponse::for_request(request);
-    let (answer, response) = match all {
+    let (result, response) = match all {
         Ok(objects) => ("converted", response.success(objects)),
         Err(error) => {
-            tracing::warn!(%error, "an object cannot be converted");
+            tracing::warn!(%error, "cannot convert an object");
             ("refused", response.failure(Status::failure(&error.to_string(), "BadRequest")))
         }
     };
-    Ok((answer, response.into_review()))
+    Ok((result, response.into_review()))
 }
 
-/// What is to be judged.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct AdmissionReviewRequest {
     uid: String,
-    /// Kind of both objects.
+    /// Kind of the new and the stored object.
     pub(super) kind: GroupVersionKind,
-    /// Where they are.
     #[serde(default)]
     pub(super) namespace: String,
-    /// As it shall be.
     #[serde(default)]
     pub(super) object: Value,
-    /// As it was; null if it is new.
+    /// The stored object; null if the object is new.
     #[serde(default)]
     pub(super) old_object: Value,
 }
 
 impl AdmissionReviewRequest {
-    /// The question of an `AdmissionReview`.
     pub(super) fn parse(body: &[u8]) -> Result<Self, ReviewParseError> {
         #[derive(Deserialize)]
         struct AdmissionReview {
@@ -72,11 +68,11 @@ impl AdmissionReviewRequest {
         Ok(review.request)
     }
 
-    /// The answer: yes, or no for these reasons.
-    pub(super) fn to_response<T: Display>(&self, objections: &[T]) -> Value {
-        let mut response = json!({ "uid": self.uid, "allowed": objections.is_empty() });
-        if !objections.is_empty() {
-            let texts: Vec<String> = objections.iter().map(T::to_string).collect();
+    /// The response: allowed, or denied with these errors.
+    pub(super) fn to_response<T: Display>(&self, errors: &[T]) -> Value {
+        let mut response = json!({ "uid": self.uid, "allowed": errors.is_empty() });
+        if !errors.is_empty() {
+            let texts: Vec<String> = errors.iter().map(T::to_string).collect();
             response["status"] =
                 json!({ "status": "Failure", "reason": "Invalid", "code": 422, "message": texts.join("; ") });
         }

@@ -1,4 +1,4 @@
-//! HTTPS for the API server.
+//! HTTPS server for requests of the API server.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,19 +18,18 @@ use tokio::sync::Semaphore;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-/// Connections at a time. API servers keep a few and share them among requests.
+/// Maximum number of connections. API servers keep a few and multiplex requests over them.
 const MAX_CONNECTIONS: usize = 64;
-/// For a handshake, and for the head of a request. Longer than API servers let a connection idle.
+/// Timeout for the TLS handshake and for request headers. Longer than the idle timeout of API servers.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(120);
-/// After a failed accept, for instance for want of file descriptors.
+/// Delay after a failed accept, for example when file descriptors are exhausted.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// The certificate that is shown; nobody can connect before there is one.
+/// The served certificate. TLS handshakes fail until it is set.
 #[derive(Debug, Default)]
 pub(super) struct ServingCertificate(ArcSwapOption<CertifiedKey>);
 
 impl ServingCertificate {
-    /// From now on this one.
     pub(super) fn replace(&self, certificate: CertifiedKey) {
         self.0.store(Some(Arc::new(certificate)));
     }
@@ -42,30 +41,31 @@ impl ResolvesServerCert for ServingCertificate {
     }
 }
 
-/// Accepts until the supervisor stops; requests in progress are answered.
+/// Accepts connections until the supervisor stops; requests in progress are finished.
 pub(super) fn serve(
     listener: TcpListener,
-    shown: Arc<ServingCertificate>,
-    answers: Router,
+    certificate: Arc<ServingCertificate>,
+    routes: Router,
     supervisor: &Supervisor,
 ) -> Result<(), rustls::Error> {
     let tls = ServerConfig::builder_with_provider(Arc::new(default_provider()));
-    let tls = tls.with_safe_default_protocol_versions()?.with_no_client_auth().with_cert_resolver(shown);
+    let tls =
+        tls.with_safe_default_protocol_versions()?.with_no_client_auth().with_cert_resolver(certificate);
     let acceptor = TlsAcceptor::from(Arc::new(tls));
-    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let (stop, connections) = (supervisor.token(), supervisor.clone());
     let accept = async move {
-        while let Ok(slot) = Arc::clone(&slots).acquire_owned().await {
+        while let Ok(permit) = Arc::clone(&permits).acquire_owned().await {
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    let (acceptor, answers, stop) = (acceptor.clone(), answers.clone(), stop.clone());
+                    let (acceptor, routes, stop) = (acceptor.clone(), routes.clone(), stop.clone());
                     connections.spawn("webhook connection", async move {
-                        serve_connection(acceptor, stream, answers, stop).await;
-                        drop(slot);
+                        serve_connection(acceptor, stream, routes, stop).await;
+                        drop(permit);
                     });
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "the webhooks cannot accept a connection; trying again");
+                    tracing::warn!(%error, "cannot accept a webhook connection; retrying");
                     tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
@@ -78,32 +78,27 @@ pub(super) fn serve(
     Ok(())
 }
 
-async fn serve_connection(
-    acceptor: TlsAcceptor,
-    stream: TcpStream,
-    answers: Router,
-    stop: CancellationToken,
-) {
+async fn serve_connection(acceptor: TlsAcceptor, stream: TcpStream, routes: Router, stop: CancellationToken) {
     let handshake = tokio::time::timeout(CONNECTION_TIMEOUT, acceptor.accept(stream));
     let stream = match stop.run_until_cancelled(handshake).await {
         Some(Ok(Ok(stream))) => stream,
         Some(Ok(Err(error))) => {
-            return tracing::debug!(%error, "no handshake with a caller of the webhooks");
+            return tracing::debug!(%error, "TLS handshake with a webhook client failed");
         }
         Some(Err(_)) | None => return,
     };
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(CONNECTION_TIMEOUT);
-    let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(answers));
+    let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(routes));
     let mut connection = std::pin::pin!(connection);
-    let ended = tokio::select! {
-        ended = connection.as_mut() => ended,
+    let result = tokio::select! {
+        result = connection.as_mut() => result,
         () = stop.cancelled() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
     };
-    if let Err(error) = ended {
-        tracing::debug!(%error, "a connection to the webhooks ended");
+    if let Err(error) = result {
+        tracing::debug!(%error, "webhook connection failed");
     }
 }

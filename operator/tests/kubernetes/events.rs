@@ -1,4 +1,4 @@
-//! What the operator tells besides statuses: events, metrics, probes.
+//! Events, metrics and probes of the operator.
 
 use k8s_openapi::api::core::v1::ResourceQuota;
 use k8s_openapi::api::events::v1::Event;
@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use super::test_operator::TestOperator;
 use super::{TEST_TIMEOUT, eventually, group, role, settled};
 
-/// The event of that reason about an object of that kind and name.
+/// The event with that reason about an object of that kind and name.
 pub(crate) async fn event(stage: &TestOperator, kind: &str, name: &str, reason: &str) -> Event {
     let is_it = |event: &Event| {
         let object = event.regarding.clone().unwrap_or_default();
@@ -24,7 +24,7 @@ pub(crate) async fn event(stage: &TestOperator, kind: &str, name: &str, reason: 
     eventually(reason, async || {
         let events = stage.api::<Event>().list(&ListParams::default()).await.unwrap().items;
         let mut found: Vec<_> = events.into_iter().filter(is_it).collect();
-        assert!(found.len() < 2, "told twice: {found:?}");
+        assert!(found.len() < 2, "emitted twice: {found:?}");
         found.pop()
     })
     .await
@@ -40,14 +40,14 @@ async fn get(address: std::net::SocketAddr, path: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_say_what_no_status_keeps_and_metrics_count() {
+async fn events_record_changes_and_metrics_count_them() {
     let stage = TestOperator::begin("told").await;
     let groups: Api<RoleBasedGroup> = stage.api();
     groups.create(&PostParams::default(), &group(json!([role("a", 1, "engine:1")]))).await.unwrap();
     settled(&groups).await;
     let events = stage.api::<Event>().list(&ListParams::default()).await.unwrap().items;
     let ours = |event: &&Event| event.reporting_controller.as_deref() == Some("moongate-operator");
-    assert_eq!(events.iter().filter(ours).count(), 0, "a group that is made is no event: {events:?}");
+    assert_eq!(events.iter().filter(ours).count(), 0, "the creation of a group emits no event: {events:?}");
 
     let patch = |roles| Patch::Merge(json!({ "spec": { "roles": roles } }));
     let wanted = patch(json!([role("a", 1, "engine:2")]));
@@ -64,13 +64,15 @@ async fn events_say_what_no_status_keeps_and_metrics_count() {
     assert_eq!(refused.type_.as_deref(), Some("Warning"));
     assert!(refused.note.unwrap().contains("depends on `b`"));
 
-    // No more pods are allowed than there are.
+    // The quota allows no more pods than exist.
     let quota: ResourceQuota =
         serde_json::from_value(json!({ "metadata": { "name": "q" }, "spec": { "hard": { "pods": "1" } } }))
             .unwrap();
     stage.api().create(&PostParams::default(), &quota).await.unwrap();
-    eventually("the quota holds", async || stage.api::<ResourceQuota>().get("q").await.unwrap().status?.used)
-        .await;
+    eventually("the quota is in effect", async || {
+        stage.api::<ResourceQuota>().get("q").await.unwrap().status?.used
+    })
+    .await;
     let wanted = patch(json!([role("a", 2, "engine:2")]));
     groups.patch("g", &PatchParams::default(), &wanted).await.unwrap();
     let refused = event(&stage, "RoleInstance", "g-a-1", "WriteRefused").await;

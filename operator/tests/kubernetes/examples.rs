@@ -1,5 +1,5 @@
-//! Every file of upstream's examples, of both versions, is applied as it is; every group and every set in it gets ready
-//! and comes to the objects that upstream's controller makes.
+//! Every file of upstream's examples, of both versions, is applied unchanged; every group and set in it becomes ready and
+//! has the objects that upstream's controller creates.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,11 +20,11 @@ use super::published_manifests::{converts, webhooks};
 use super::{condition_is, eventually, install, objects, run_with_operator};
 
 const EXAMPLES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/examples");
-/// Files at a time.
+/// Number of files to apply concurrently.
 const FILES: usize = 4;
-/// The one that was recorded.
+/// The example whose objects were recorded.
 const RECORDED: (&str, &str) = ("pd-disagg-kvcache-reuse-with-mooncake.yaml", "v1alpha2-pd-mooncake");
-/// For one of them, beside the others.
+/// Timeout for one file, while others run.
 const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 fn files() -> Vec<PathBuf> {
@@ -54,14 +54,14 @@ fn resource(object: &Value) -> ApiResource {
     let version = object["apiVersion"].as_str().unwrap();
     let (group, version) = version.split_once('/').unwrap_or(("", version));
     let kind = GroupVersionKind::gvk(group, version, object["kind"].as_str().unwrap());
-    // It makes plurals as English does, which is right for all but this.
+    // English plurals, which are right for all kinds but this one.
     match kind.kind.as_str() {
         "CoordinatedPolicy" => ApiResource::from_gvk_with_plural(&kind, "coordinatedpolicies"),
         _ => ApiResource::from_gvk(&kind),
     }
 }
 
-/// `kubectl apply` of a file into a namespace.
+/// Applies a file to a namespace, as `kubectl apply` does.
 async fn apply(client: &Client, namespace: &str, file: &Path) {
     for mut object in documents(file) {
         object["metadata"].as_object_mut().unwrap().remove("namespace");
@@ -75,7 +75,7 @@ async fn apply(client: &Client, namespace: &str, file: &Path) {
         eventually(&format!("{} is stored", file.display()), async || {
             match api.create(&PostParams::default(), &object).await {
                 Ok(_) => Some(()),
-                // A kind of somebody else's, or an object that several files have.
+                // A kind of another project, or an object that several files contain.
                 Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Some(()),
                 Err(kube::Error::Api(status)) if status.message.contains("webhook") => None,
                 Err(other) => unreachable!("{}: {other}", file.display()),
@@ -85,7 +85,7 @@ async fn apply(client: &Client, namespace: &str, file: &Path) {
     }
 }
 
-/// What the controller of LeaderWorkerSets would say.
+/// Sets the status that the LeaderWorkerSet controller would set.
 async fn lead(namespace: &TestNamespace) {
     let sets: Api<DynamicObject> =
         Api::default_namespaced_with(namespace.client.clone(), &ResourceKind::LeaderWorkerSet.resource());
@@ -99,7 +99,7 @@ async fn lead(namespace: &TestNamespace) {
     }
 }
 
-/// The groups that are not ready, and what they say.
+/// Groups that are not ready, with their conditions.
 async fn unready(namespace: &TestNamespace) -> BTreeMap<String, String> {
     let groups: Api<RoleBasedGroup> = Api::default_namespaced(namespace.client.clone());
     let mut unready = BTreeMap::new();
@@ -112,7 +112,7 @@ async fn unready(namespace: &TestNamespace) -> BTreeMap<String, String> {
     unready
 }
 
-/// How many groups a file asks for.
+/// Number of groups in a file.
 fn expected_groups(file: &Path) -> usize {
     let count = |object: &Value| match object["kind"].as_str() {
         Some("RoleBasedGroup") => 1,
@@ -135,15 +135,15 @@ async fn converges(plane: &ControlPlane, file: &Path) {
         loop {
             lead(&namespace).await;
             last = unready(&namespace).await;
-            let made = groups.list(&ListParams::default()).await.unwrap().items.len();
-            if last.is_empty() && made == asked {
+            let created = groups.list(&ListParams::default()).await.unwrap().items.len();
+            if last.is_empty() && created == asked {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     };
     let ended = tokio::time::timeout(TEST_TIMEOUT, ready).await;
-    assert!(ended.is_ok(), "{}: {asked} groups, of which are not ready: {last:#?}", file.display());
+    assert!(ended.is_ok(), "{}: {asked} groups, not ready: {last:#?}", file.display());
     let expected = objects::expected(&documents(file));
     if file.ends_with(RECORDED.0) {
         assert_eq!(expected, objects::recorded(RECORDED.1));
@@ -153,8 +153,8 @@ async fn converges(plane: &ControlPlane, file: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn every_example_is_applied_and_comes_to_upstreams_objects() {
-    // Not the one that other tests share: the webhooks and the operator look at all namespaces.
+async fn every_example_converges_to_upstreams_objects() {
+    // A control plane of its own: the webhooks and the operator watch all namespaces.
     let plane = ControlPlane::start().await.unwrap();
     let system = plane.namespace("system").await.unwrap();
     install(&system.client).await;
@@ -167,7 +167,7 @@ async fn every_example_is_applied_and_comes_to_upstreams_objects() {
     assert!(files.len() > 60, "only {}", files.len());
     let story = async {
         converts(&system).await;
-        // Files use profiles of other files.
+        // Files use profiles from other files.
         let has_profile = |file: &&PathBuf| {
             documents(file).iter().any(|object| object["kind"] == ResourceKind::Profile.name())
         };

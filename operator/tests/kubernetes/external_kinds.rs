@@ -1,4 +1,4 @@
-//! Kinds that others define, and what the scheduler makes of a group's pods.
+//! Kinds of other projects, and scheduling of a group's pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::test_operator::TestOperator;
 use super::{eventually, group, nodes, pods, role, settled};
 
-/// Has the API server serve a kind, whatever its objects say.
+/// Installs a CRD without validation for a kind.
 pub(crate) async fn define(client: &Client, kind: ResourceKind) {
     let resource = kind.resource();
     let schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
@@ -36,20 +36,20 @@ fn others(stage: &TestOperator, kind: ResourceKind) -> Api<DynamicObject> {
 }
 
 async fn live(api: &Api<DynamicObject>, name: &str) -> Value {
-    let what = format!("{name} is there");
+    let what = format!("{name} exists");
     let live = eventually(&what, async || api.get_opt(name).await.ok().flatten()).await;
     serde_json::to_value(live).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_gang_has_a_pod_group_as_soon_as_the_cluster_knows_such() {
+async fn gang_gets_a_pod_group_once_the_kind_is_served() {
     let stage = TestOperator::begin("gang").await;
     let groups: Api<RoleBasedGroup> = stage.api();
     let mut gang = group(json!([role("a", 2, "engine:1"), role("b", 1, "engine:1")]));
     let annotation = (rbg_api::keys::GANG_SCHEDULING.to_owned(), "true".to_owned());
     gang.metadata.annotations = Some([annotation].into());
     groups.create(&PostParams::default(), &gang).await.unwrap();
-    eventually("the group says what is missing", async || {
+    eventually("the group reports the missing kind", async || {
         let status = groups.get("g").await.unwrap().status.unwrap_or_default();
         let is_it = |text: &str| text.contains("PodGroup (scheduling.x-k8s.io/v1alpha1)");
         status.conditions.iter().any(|one| one.kind == "Ready" && is_it(&one.message)).then_some(())
@@ -67,7 +67,7 @@ async fn a_gang_has_a_pod_group_as_soon_as_the_cluster_knows_such() {
 
     let none = json!({ "metadata": { "annotations": { rbg_api::keys::GANG_SCHEDULING: null } } });
     groups.patch("g", &PatchParams::default(), &Patch::Merge(none)).await.unwrap();
-    eventually("it is no gang any more", async || {
+    eventually("gang scheduling is off", async || {
         pod_groups.get_opt("g").await.unwrap().is_none().then_some(())
     })
     .await;
@@ -106,9 +106,9 @@ async fn a_role_runs_as_a_leader_worker_set() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn groups_have_their_racks_to_themselves() {
+async fn groups_with_exclusive_topology_get_separate_racks() {
     let mut stage = TestOperator::begin("exclusive").await;
-    // It would bind pods anywhere.
+    // This kubelet would bind pods to any node.
     stage.kubelet = None;
     for (rack, host) in [("x", "0"), ("x", "1"), ("y", "0"), ("y", "1")] {
         let labels = json!({ "rack": rack });
@@ -124,7 +124,7 @@ async fn groups_have_their_racks_to_themselves() {
         one.metadata.annotations = Some([annotation].into());
         groups.create(&PostParams::default(), &one).await.unwrap();
     }
-    let racks = eventually("two groups have a rack each, and none is left for the third", async || {
+    let racks = eventually("two groups have a rack each, and the third is unschedulable", async || {
         let mut racks: BTreeMap<String, Vec<String>> = BTreeMap::new();
         let mut refused = BTreeSet::new();
         for pod in pods(&stage.client).await {

@@ -1,4 +1,4 @@
-//! An API server that is overloaded, fails, loses connections and forgets versions: the operator gets there all the same.
+//! An API server that is overloaded, fails, loses connections and drops old versions: the operator converges nevertheless.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::proxy::FaultProxy;
 use super::{eventually, group, install, pods, restarts, role, run_with_operator, settled};
 
-/// Of a hundred requests so many go wrong.
+/// Percentage of requests that fail.
 const RATE: u32 = 25;
 
 fn roles(image: &str) -> Value {
@@ -39,7 +39,7 @@ async fn api_faults_never_duplicate_creation_or_update() {
         groups.create(&PostParams::default(), &group(roles("engine:1"))).await.unwrap();
         settled(&groups).await;
         let before = pods(&client).await;
-        let made = proxy.requests();
+        let created = proxy.requests();
         let image = Patch::Merge(json!({ "spec": { "roles": roles("engine:2") } }));
         groups.patch("g", &PatchParams::default(), &image).await.unwrap();
         settled(&groups).await;
@@ -47,10 +47,13 @@ async fn api_faults_never_duplicate_creation_or_update() {
         let uids = |pods: &[Pod]| pods.iter().map(|pod| pod.metadata.uid.clone()).collect::<Vec<_>>();
         assert_eq!(uids(&after), uids(&before));
         assert_eq!(after.iter().map(restarts).collect::<Vec<_>>(), [1; 4]);
-        eprintln!("requests: {made} to list all and make a group, {} to update it", proxy.requests() - made);
+        eprintln!(
+            "requests: {created} to list everything and create a group, {} to update it",
+            proxy.requests() - created
+        );
         eprintln!("{:?}", proxy.faults());
-        assert_eq!(proxy.faults().len(), 6, "each of them has happened");
-        // The queue does not hammer a server that is in trouble.
+        assert_eq!(proxy.faults().len(), 6, "every kind of fault occurred");
+        // Retries must not overload a failing server.
         assert!(proxy.requests() < 2000, "{}", proxy.requests());
     };
     run_with_operator(options, story).await;
@@ -58,7 +61,7 @@ async fn api_faults_never_duplicate_creation_or_update() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_api_server_that_says_nothing_any_more_is_asked_again() {
+async fn requests_to_a_silent_api_server_are_retried() {
     let plane = ControlPlane::shared().await.unwrap();
     let namespace = plane.namespace("silence").await.unwrap();
     let client = namespace.client.clone();
@@ -66,7 +69,7 @@ async fn an_api_server_that_says_nothing_any_more_is_asked_again() {
     let _kubelet =
         FakeKubelet::start(client.clone(), &namespace.name, KubeletTimings::default()).await.unwrap();
     let proxy = FaultProxy::start(client.clone()).await;
-    // Everything is to be heard of late, the first lists too.
+    // All responses are delayed, those to the first lists too.
     proxy.be_silent(true);
     let limits = ApiServerTimeouts { response: Duration::from_secs(3), watch: Duration::from_secs(5) };
     let options = OperatorOptions {
@@ -77,7 +80,7 @@ async fn an_api_server_that_says_nothing_any_more_is_asked_again() {
     };
     let asked_twice = async || {
         let before = proxy.requests();
-        eventually("all watches are begun again", async || {
+        eventually("all watches have restarted", async || {
             (proxy.requests() > before + 2 * ResourceKind::ALL.len() as u64).then_some(())
         })
         .await;
@@ -92,8 +95,8 @@ async fn an_api_server_that_says_nothing_any_more_is_asked_again() {
         let before = pods(&client).await;
         let image = Patch::Merge(json!({ "spec": { "roles": roles("engine:2") } }));
         groups.patch("g", &PatchParams::default(), &image).await.unwrap();
-        // In the midst of the update: its writes are done, and nobody is told.
-        eventually("the first pod is restarted", async || {
+        // During the update: its writes take effect, but no response arrives.
+        eventually("the first pod has restarted", async || {
             pods(&client).await.iter().any(|pod| restarts(pod) > 0).then_some(())
         })
         .await;

@@ -1,4 +1,4 @@
-//! Groups of a set.
+//! RoleBasedGroupSets and their groups.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
@@ -52,12 +52,12 @@ async fn group_set_creates_rolls_scales_and_deletes_groups() {
     let generations = |group: RoleBasedGroup| group.metadata.generation;
     let group = stage.api::<RoleBasedGroup>().get("s-1").await.unwrap();
     assert_ne!(group.metadata.resource_version, written);
-    assert_eq!(generations(group), Some(2), "a change is written once");
+    assert_eq!(generations(group), Some(2), "each change is written once");
 
     let scale = json!({ "spec": { "replicas": 1 } });
     sets.patch_scale("s", &PatchParams::default(), &Patch::Merge(scale)).await.unwrap();
     settled(&sets, 1).await;
-    eventually("the other group's pods are gone", async || {
+    eventually("the other group's pods are deleted", async || {
         (names(&pods(&stage.client).await) == ["s-0-r-0", "s-0-r-1"]).then_some(())
     })
     .await;

@@ -1,4 +1,4 @@
-//! Pods are asked before they are restarted in place, and after.
+//! Upgrade hooks before and after an in-place restart.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use tokio::net::{TcpListener, TcpStream};
 use super::test_operator::TestOperator;
 use super::{events, eventually, group, pods, restarts, role, settled};
 
-/// So often a pod says at least that it is not done yet.
+/// Minimum number of calls that return 202.
 const TEST_TIMEOUT: usize = 2;
 
-/// The hooks of all pods, which differ by their addresses. They write down what happens.
+/// The hooks of all pods, which differ by their addresses. Records calls and restarts.
 #[derive(Clone, Default)]
 struct RecordingHooks {
     log: Arc<Mutex<Vec<String>>>,
     names: Arc<Mutex<HashMap<String, String>>>,
-    /// What is not done until it is taken from here.
+    /// Hooks that return 202 until they are removed from here.
     blocked: Arc<Mutex<HashSet<&'static str>>>,
     unresponsive: Arc<AtomicBool>,
 }
@@ -103,9 +103,9 @@ async fn each_pod_drains_and_settles_before_the_next() {
     let groups: Api<RoleBasedGroup> = stage.api();
     groups.create(&PostParams::default(), &group(roles("engine:1", port, "60s"))).await.unwrap();
     settled(&groups).await;
-    assert!(hooks.log.lock().is_empty(), "new pods are not asked");
+    assert!(hooks.log.lock().is_empty(), "hooks of new pods are not called");
 
-    // The condition stands for as long as a pod is waited for, and is looked at now and then.
+    // The condition stays while a pod is waited for, so polling observes it.
     hooks.blocked.lock().extend(["drain g-a-1", "settle g-a-1"]);
     update(&groups, roles("engine:2", port, "60s")).await;
     let waiting = async |asked: &str, text: &str| {
@@ -117,8 +117,8 @@ async fn each_pod_drains_and_settles_before_the_next() {
         .await;
         hooks.blocked.lock().remove(asked);
     };
-    waiting("drain g-a-1", "g-a-1 is to drain: uploads").await;
-    waiting("settle g-a-1", "g-a-1 is to settle: uploads").await;
+    waiting("drain g-a-1", "g-a-1 has yet to drain: uploads").await;
+    waiting("settle g-a-1", "g-a-1 has yet to settle: uploads").await;
     settled(&groups).await;
     let mut log = hooks.log.lock().clone();
     for what in ["drain g-a-1", "settle g-a-1", "drain g-a-0", "settle g-a-0"] {
@@ -131,10 +131,10 @@ async fn each_pod_drains_and_settles_before_the_next() {
 
     hooks.unresponsive.store(true, Ordering::Relaxed);
     update(&groups, roles("engine:3", port, "2s")).await;
-    let told = events::event(&stage, "RoleInstance", "g-a-1", "TimedOut").await;
-    assert_eq!(told.type_.as_deref(), Some("Warning"));
-    let note = told.note.unwrap();
-    assert!(note.starts_with("g-a-1 did not drain within 2s: it cannot be asked: "), "{note}");
+    let event = events::event(&stage, "RoleInstance", "g-a-1", "TimedOut").await;
+    assert_eq!(event.type_.as_deref(), Some("Warning"));
+    let note = event.note.unwrap();
+    assert!(note.starts_with("g-a-1 did not drain within 2s: calling its hook failed: "), "{note}");
     settled(&groups).await;
     assert_eq!(pods(&stage.client).await.iter().map(restarts).collect::<Vec<_>>(), [2, 2]);
     stage.end().await;

@@ -1,4 +1,4 @@
-//! The operator is killed while it makes a group, and while it updates it in place; another one goes on.
+//! The operator is killed while it creates a group and updates it in place; another process continues.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::pin::pin;
@@ -19,12 +19,12 @@ use tokio::task::JoinSet;
 use super::process::OperatorProcess;
 use super::{eventually, group, install, pods, restarts, role, settled};
 
-/// `MOONGATE_KILLS` says how many there shall be.
+/// Number of kills, set by `MOONGATE_KILLS`.
 const KILLS: usize = 4;
-/// A kill comes within this time.
+/// Maximum time until a kill.
 const MAX_KILL_DELAY: Duration = Duration::from_millis(2500);
 
-/// Ordered pods, pods without order that have time to drain, and pods that only serve together.
+/// Ordered pods, unordered pods with a grace period, and pods that serve only together.
 fn roles(image: &str) -> Value {
     let mut drained = role("d", 2, image);
     drained["annotations"] = json!({ keys::ROLE_INSTANCE_PATTERN: "Stateless" });
@@ -36,13 +36,13 @@ fn roles(image: &str) -> Value {
     json!([role("o", 2, image), drained, together])
 }
 
-/// Every pod that there ever was, and what went wrong with them.
+/// All pods that ever existed, and violated invariants.
 #[derive(Default)]
 struct PodInvariantChecker {
     pods: BTreeMap<String, Value>,
-    /// Pods by name: role, instance, whether it is ready.
+    /// Pods by name: role, instance, and whether the pod is ready.
     now: HashMap<String, (String, String, bool)>,
-    /// Whether all pods have been ready, so that only an update may take some out of service.
+    /// Whether all pods have been ready, so that only an update may take pods out of service.
     is_made: bool,
     violations: Vec<String>,
 }
@@ -86,7 +86,7 @@ struct OperatorKiller {
 }
 
 impl OperatorKiller {
-    /// Once or twice.
+    /// Kills the operator once or twice.
     async fn kill_at_random(&mut self) {
         for _ in 0..fastrand::usize(1..=2) {
             tokio::time::sleep(MAX_KILL_DELAY.mul_f64(fastrand::f64())).await;
@@ -98,7 +98,7 @@ impl OperatorKiller {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "it takes minutes; CONTRIBUTING.md says how to run it"]
+#[ignore = "takes minutes; see CONTRIBUTING.md"]
 async fn killed_operator_neither_repeats_restarts_nor_gets_stuck() {
     let kills = std::env::var("MOONGATE_KILLS").map_or(KILLS, |kills| kills.parse().unwrap());
     let plane = ControlPlane::shared().await.unwrap();
@@ -126,13 +126,13 @@ async fn round(client: &kube::Client, killer: &mut OperatorKiller) {
     groups.create(&PostParams::default(), &group(roles("engine:1"))).await.unwrap();
     killer.kill_at_random().await;
     settled(&groups).await;
-    let made = pods(client).await;
+    let created = pods(client).await;
     let uids =
         |pods: &[Pod]| pods.iter().map(|pod| pod.metadata.uid.clone().unwrap()).collect::<BTreeSet<_>>();
-    assert_eq!(made.len(), 6);
-    assert!(made.iter().all(|pod| restarts(pod) == 0));
+    assert_eq!(created.len(), 6);
+    assert!(created.iter().all(|pod| restarts(pod) == 0));
 
-    eventually("all are seen to be ready", async || {
+    eventually("all pods are observed as ready", async || {
         let mut witness = witness.lock();
         witness.is_made = witness.now.len() == 6 && witness.now.values().all(|(_, _, ready)| *ready);
         witness.is_made.then_some(())
@@ -147,14 +147,17 @@ async fn round(client: &kube::Client, killer: &mut OperatorKiller) {
     {
         let witness = witness.lock();
         let others: Vec<&Value> =
-            witness.pods.iter().filter(|(uid, _)| !uids(&made).contains(*uid)).map(|(_, pod)| pod).collect();
+            witness.pods.iter().filter(|(uid, _)| !uids(&created).contains(*uid)).map(|(_, pod)| pod).collect();
         assert!(others.is_empty(), "{}", serde_json::to_string_pretty(&others).unwrap());
-        assert_eq!(uids(&updated), uids(&made));
+        assert_eq!(uids(&updated), uids(&created));
         assert_eq!(witness.violations, [""; 0]);
     }
     drop(watching);
-    // What it owns goes first, so that nothing of it is left for the next round.
+    // Owned objects are deleted first, so that nothing remains for the next round.
     groups.delete("g", &DeleteParams::foreground()).await.unwrap();
     let gone = async || groups.get_opt("g").await.unwrap().is_none();
-    eventually("all is gone", async || (gone().await && pods(client).await.is_empty()).then_some(())).await;
+    eventually("all objects are deleted", async || {
+        (gone().await && pods(client).await.is_empty()).then_some(())
+    })
+    .await;
 }

@@ -1,4 +1,4 @@
-//! What people do with groups: look at them, ask what a change would do, make it, take it back.
+//! The commands of `kubectl moongate`: show groups, preview changes, apply them and roll them back.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,7 +26,7 @@ const ARTICLE: &str = concat!(
 const GROUP: &str = "sglang-pd-with-mooncake-demo";
 const STORE: &str = "mooncake-store";
 
-/// The stage, its cluster as a person sees it, and the articles' group.
+/// A test namespace, its cluster client, and the group of the articles.
 struct KubectlFixture {
     stage: TestOperator,
     cluster: ClusterClient,
@@ -71,7 +71,7 @@ impl KubectlFixture {
         RevisionHistory::read(&group, &self.cluster.group_snapshot(GROUP).await.unwrap()).unwrap()
     }
 
-    /// Every store has restarted so often, and nothing else has; all pods are those that were there `before`.
+    /// Every store has restarted `times` times and no other pod has; all pods are those in `before`.
     async fn has_restarted(&self, before: &BTreeMap<String, Pod>, times: i32) {
         let after = self.pods().await;
         assert_eq!(after.len(), before.len());
@@ -90,7 +90,7 @@ fn is_store(pod: &Pod) -> bool {
     pod.metadata.labels.as_ref().unwrap().get(keys::ROLE_NAME).is_some_and(|role| role == STORE)
 }
 
-/// Pods in the order in which their images change, until `count` have.
+/// Names of pods in the order in which their images change, until there are `count`.
 async fn changed_in_order(pods: Api<Pod>, image: &str, count: usize) -> Vec<String> {
     let mut changed: Vec<String> = Vec::new();
     while changed.len() < count {
@@ -106,7 +106,7 @@ async fn changed_in_order(pods: Api<Pod>, image: &str, count: usize) -> Vec<Stri
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_planned_is_done_and_taken_back() {
+async fn planned_changes_are_applied_and_rolled_back() {
     let demo = KubectlFixture::begin().await;
     let before = demo.pods().await;
     assert_eq!(before.len(), 7);
@@ -114,23 +114,23 @@ async fn what_is_planned_is_done_and_taken_back() {
     assert!(report.ready && report.revision == Some(1), "{report:?}");
     let stores = report.roles.iter().find(|role| role.name == STORE).unwrap();
     assert_eq!((stores.ready, stores.updated, stores.instances.len()), (3, 3, 3));
-    assert!(report.roles.iter().all(|role| role.waits_for.is_empty()), "{}", report.text());
+    assert!(report.roles.iter().all(|role| role.waiting_for.is_empty()), "{}", report.text());
     assert!(report.text().contains("StatefulSet"), "{}", report.text());
     let rows = GroupReport::all(&demo.cluster, false).await.unwrap();
     assert_eq!(rows.iter().map(|row| row.name.as_str()).collect::<Vec<_>>(), [GROUP]);
 
-    // Other tests share the cluster: of Leases and webhooks only that they can be looked at.
+    // Other tests share the cluster: of Leases and webhooks, check only that they can be listed.
     let findings = diagnose(&demo.cluster).await;
-    assert!(findings.iter().all(|finding| !finding.what.contains("cannot be looked at")), "{findings:?}");
-    let of = |about: &str| findings.iter().find(|finding| finding.about == about).unwrap();
-    assert!(!of("definitions").is_fault && of("definitions").what == "all 10 kinds", "{findings:?}");
-    assert_eq!(of("groups").what, format!("{GROUP} is ready"));
+    assert!(findings.iter().all(|finding| !finding.message.contains("cannot be listed")), "{findings:?}");
+    let of = |check: &str| findings.iter().find(|finding| finding.check == check).unwrap();
+    assert!(!of("definitions").is_problem && of("definitions").message == "all 10 kinds", "{findings:?}");
+    assert_eq!(of("groups").message, format!("{GROUP} is ready"));
 
     let nothing = plan(&demo.cluster, GROUP, &[], |live| Ok(live.unwrap())).await.unwrap();
     assert!(nothing.is_nothing(), "{}", nothing.text());
     let planned = demo.plan("lmsysorg/sglang:v0.5.6").await;
     let pods: Vec<_> = planned.forecast.steps.iter().filter(|step| step.kind == "Pod").collect();
-    assert!(pods.iter().all(|step| step.what == StepEffect::RestartInPlace), "{}", planned.text());
+    assert!(pods.iter().all(|step| step.effect == StepEffect::RestartInPlace), "{}", planned.text());
     let expected: Vec<String> = pods.iter().map(|step| step.name.clone()).collect();
     let stores: Vec<&String> = before.iter().filter(|(_, pod)| is_store(pod)).map(|(name, _)| name).collect();
     assert_eq!(expected.len(), 3, "{}", planned.text());
@@ -140,7 +140,7 @@ async fn what_is_planned_is_done_and_taken_back() {
 
     let changed = changed_in_order(demo.stage.api(), "lmsysorg/sglang:v0.5.6", 3);
     let (changed, ()) = tokio::join!(changed, demo.upgrade("lmsysorg/sglang:v0.5.6"));
-    assert_eq!(changed, expected, "in the order that was planned");
+    assert_eq!(changed, expected, "in the planned order");
     demo.done().await;
     demo.has_restarted(&before, 1).await;
 
@@ -161,18 +161,18 @@ async fn what_is_planned_is_done_and_taken_back() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_update_that_is_paused_goes_on_when_it_is_resumed() {
+async fn paused_update_continues_when_resumed() {
     let demo = KubectlFixture::begin().await;
     let before = demo.pods().await;
     let roles = [STORE.to_owned()];
     demo.cluster.edit(GROUP, |group| set_paused(group, &roles, true)).await.unwrap();
     assert!(demo.plan("lmsysorg/sglang:v0.5.7").await.forecast.steps.is_empty());
     demo.upgrade("lmsysorg/sglang:v0.5.7").await;
-    let held = wait(&demo.cluster, GROUP, TEST_TIMEOUT, |_| {}).await.unwrap_err().to_string();
-    assert!(held.contains("paused"), "{held}");
+    let paused_error = wait(&demo.cluster, GROUP, TEST_TIMEOUT, |_| {}).await.unwrap_err().to_string();
+    assert!(paused_error.contains("paused"), "{paused_error}");
     let report = GroupReport::read(&demo.cluster, GROUP).await.unwrap();
-    let waits: Vec<&String> = report.roles.iter().flat_map(|role| &role.waits_for).collect();
-    assert_eq!(waits, ["its update is paused"]);
+    let reasons: Vec<&String> = report.roles.iter().flat_map(|role| &role.waiting_for).collect();
+    assert_eq!(reasons, ["its update is paused"]);
     demo.has_restarted(&before, 0).await;
     demo.cluster.edit(GROUP, |group| set_paused(group, &roles, false)).await.unwrap();
     demo.done().await;
@@ -186,6 +186,6 @@ async fn an_update_that_is_paused_goes_on_when_it_is_resumed() {
         assert_eq!(is_same, !is_store(pod), "{name}");
     }
     let none = demo.cluster.group("none").await.unwrap_err();
-    assert!(matches!(&none, KubectlError::NoGroup { there, .. } if there == &[GROUP]), "{none}");
+    assert!(matches!(&none, KubectlError::NoGroup { existing, .. } if existing == &[GROUP]), "{none}");
     demo.stage.end().await;
 }

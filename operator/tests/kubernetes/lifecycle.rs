@@ -1,4 +1,4 @@
-//! Whoever keeps a label or a finalizer on an instance is told of its update and of its end, and waited for.
+//! Lifecycle hooks: an instance with a label or finalizer waits before its update and its deletion.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams, PostParams};
@@ -11,7 +11,7 @@ use super::{eventually, pods, restarts};
 
 const FINALIZER: &str = "example.com/guard";
 
-/// What a group's role would have, but for the hooks.
+/// The set of a group's role, with additional hooks.
 fn set(image: &str, replicas: i32) -> Value {
     let pod =
         json!({ "terminationGracePeriodSeconds": 1, "containers": [{ "name": "engine", "image": image }] });
@@ -38,7 +38,7 @@ impl LifecycleFixture {
         self.sets.patch("s", &PatchParams::default(), &body).await.unwrap();
     }
 
-    /// Puts its marks on an instance, or takes them away.
+    /// Adds or removes the label and the finalizer of an instance.
     async fn mark(&self, name: &str, label: bool, finalizer: bool) {
         let label = label.then_some("yes");
         let finalizers: Vec<&str> = finalizer.then_some(FINALIZER).into_iter().collect();
@@ -46,7 +46,7 @@ impl LifecycleFixture {
         self.instances.patch(name, &PatchParams::default(), &Patch::Merge(body)).await.unwrap();
     }
 
-    /// Waits until the instance has been told so.
+    /// Waits until the instance has that lifecycle state.
     async fn wait_for_state(&self, name: &str, state: &str) {
         eventually(&format!("{name} is {state}"), async || {
             let labels = self.instances.get(name).await.unwrap().metadata.labels.unwrap();
@@ -55,9 +55,9 @@ impl LifecycleFixture {
         .await;
     }
 
-    /// Waits until so many instances are of the set's revision and ready, as its status says.
+    /// Waits until the set's status counts this many updated and ready instances.
     async fn updated(&self, count: i32) {
-        eventually("the set says that they are updated", async || {
+        eventually("the set reports updated instances", async || {
             let set = self.sets.get("s").await.unwrap();
             let status = set.status.unwrap_or_default();
             let is_new = status.observed_generation == set.metadata.generation;
@@ -70,7 +70,7 @@ impl LifecycleFixture {
         pods(&self.stage.client).await
     }
 
-    /// Restarts of the pods, by their order.
+    /// Restart counts of the pods, in order.
     async fn restarts(&self) -> Vec<i32> {
         self.pods().await.iter().map(restarts).collect()
     }
@@ -82,7 +82,7 @@ fn is_ready(pod: &Pod) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_instance_is_updated_and_deleted_when_its_guard_lets_it() {
+async fn instance_changes_after_its_marks_are_removed() {
     let stage = TestOperator::begin("lifecycle").await;
     let guard = LifecycleFixture { sets: stage.api(), instances: stage.api(), stage };
     let set = json!({ "metadata": { "name": "s" }, "spec": set("engine:1", 2) });
@@ -91,21 +91,23 @@ async fn an_instance_is_updated_and_deleted_when_its_guard_lets_it() {
     guard.mark("s-0", true, false).await;
     guard.mark("s-1", true, true).await;
 
-    // It is told, its pod serves nobody, and nothing else happens: the other one is not touched meanwhile.
+    // The update is announced, the pod is out of service, and the other instance is not touched meanwhile.
     guard.change(self::set("engine:2", 2)).await;
     guard.wait_for_state("s-1", "PreparingUpdate").await;
-    eventually("the pod of s-1 serves nobody", async || (!is_ready(&guard.pods().await[1])).then_some(()))
-        .await;
+    eventually("the pod of s-1 is out of service", async || {
+        (!is_ready(&guard.pods().await[1])).then_some(())
+    })
+    .await;
     assert!(is_ready(&guard.pods().await[0]));
     assert_eq!(guard.restarts().await, [0, 0]);
 
-    // What is taken back ends at once, and its pod serves again without a restart.
+    // A reverted update ends at once, and the pod serves again without a restart.
     guard.change(self::set("engine:1", 2)).await;
     guard.wait_for_state("s-1", "Normal").await;
-    eventually("the pod of s-1 serves", async || is_ready(&guard.pods().await[1]).then_some(())).await;
+    eventually("the pod of s-1 is in service", async || is_ready(&guard.pods().await[1]).then_some(())).await;
     assert_eq!(guard.restarts().await, [0, 0]);
 
-    // The update goes on when the label is gone, and is over when it is back.
+    // The update continues when the label is removed, and completes when it is back.
     guard.change(self::set("engine:2", 2)).await;
     guard.wait_for_state("s-1", "PreparingUpdate").await;
     guard.mark("s-1", false, true).await;
@@ -119,15 +121,17 @@ async fn an_instance_is_updated_and_deleted_when_its_guard_lets_it() {
     guard.wait_for_state("s-0", "Updated").await;
     assert_eq!(guard.restarts().await, [1, 1]);
 
-    // The finalizer holds the end of s-1, not its pod's: that goes with it.
+    // The finalizer delays the deletion of s-1, and with it that of its pod.
     guard.change(json!({ "replicas": 1 })).await;
     guard.wait_for_state("s-1", "PreparingDelete").await;
     let going = guard.instances.get("s-1").await.unwrap();
-    assert!(going.metadata.deletion_timestamp.is_none(), "it is not deleted before it may be");
-    assert!(is_ready(&guard.pods().await[1]), "that hook does not ask for its pods to be out of service");
+    assert!(going.metadata.deletion_timestamp.is_none(), "it is not deleted while the finalizer exists");
+    assert!(is_ready(&guard.pods().await[1]), "this hook does not take pods out of service");
     guard.mark("s-1", true, false).await;
-    eventually("s-1 is gone", async || guard.instances.get_opt("s-1").await.unwrap().is_none().then_some(()))
-        .await;
+    eventually("s-1 is deleted", async || {
+        guard.instances.get_opt("s-1").await.unwrap().is_none().then_some(())
+    })
+    .await;
     guard.updated(1).await;
     guard.stage.end().await;
 }

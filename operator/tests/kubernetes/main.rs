@@ -2,7 +2,7 @@
 #![expect(
     clippy::unwrap_used,
     clippy::print_stderr,
-    reason = "tests fail by panicking, and say why to whoever runs them"
+    reason = "tests fail by panicking, and print the reason"
 )]
 #![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
@@ -49,16 +49,16 @@ use moongate_testkit::{ControlPlane, FakeKubelet, KubeletTimings};
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleInstance};
 use serde_json::{Value, json};
 
-/// Long, because it only says when something hangs.
+/// Generous, since it expires only if something hangs.
 const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 
 async fn install(client: &Client) {
     let api = Api::<CustomResourceDefinition>::all(client.clone());
     for crd in rbg_api::crds::all() {
         match api.create(&PostParams::default(), &crd).await {
-            // Another test was faster.
+            // Another test has installed them first.
             Err(kube::Error::Api(status)) if status.code == 409 => {}
-            made => drop(made.unwrap()),
+            created_at => drop(created_at.unwrap()),
         }
     }
     for crd in rbg_api::crds::all() {
@@ -72,14 +72,14 @@ async fn install(client: &Client) {
     }
 }
 
-/// Waits until there is an answer.
-async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
+/// Polls until `ask` returns a value.
+async fn eventually<T>(what: &str, mut poll: impl AsyncFnMut() -> Option<T>) -> T {
+    let started = Instant::now();
     loop {
-        if let Some(answer) = ask().await {
+        if let Some(answer) = poll().await {
             return answer;
         }
-        assert!(begun.elapsed() < TEST_TIMEOUT, "not in time: {what}");
+        assert!(started.elapsed() < TEST_TIMEOUT, "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
@@ -95,7 +95,7 @@ fn group(roles: Value) -> RoleBasedGroup {
     .unwrap()
 }
 
-/// Whether the group says so of its present spec.
+/// Whether the group has these conditions at its present generation.
 fn condition_is(group: &RoleBasedGroup, conditions: &[(&str, &str)]) -> bool {
     let status = group.status.clone().unwrap_or_default();
     let is = |(kind, value): &(&str, &str)| {
@@ -104,7 +104,7 @@ fn condition_is(group: &RoleBasedGroup, conditions: &[(&str, &str)]) -> bool {
     status.observed_generation == group.metadata.generation && conditions.iter().all(is)
 }
 
-/// Whether it says that all is there, and nothing left to do.
+/// Whether the group is ready and nothing is in progress.
 fn is_settled(group: &RoleBasedGroup) -> bool {
     condition_is(group, &[("Ready", "True"), ("Progressing", "False"), ("RollingUpdateInProgress", "False")])
 }
@@ -116,12 +116,12 @@ async fn settled(groups: &Api<RoleBasedGroup>) -> RoleBasedGroup {
     .await
 }
 
-/// Runs an operator beside what happens.
-async fn run_with_operator(options: OperatorOptions, story: impl Future<Output = ()>) {
+/// Runs an operator while `story` runs.
+async fn run_with_operator(options: OperatorOptions, scenario: impl Future<Output = ()>) {
     let supervisor = Supervisor::new();
     tokio::select! {
         ended = moongate_operator::run(options, &supervisor) => unreachable!("{ended:?}"),
-        () = story => {}
+        () = scenario => {}
     }
     supervisor.shutdown(TEST_TIMEOUT).await.unwrap();
 }
@@ -141,12 +141,12 @@ fn restarts(pod: &Pod) -> i32 {
     pod.status.as_ref().unwrap().container_statuses.as_ref().unwrap()[0].restart_count
 }
 
-fn made(pod: &Pod) -> k8s_openapi::jiff::Timestamp {
+fn created_at(pod: &Pod) -> k8s_openapi::jiff::Timestamp {
     pod.metadata.creation_timestamp.as_ref().unwrap().0
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_is_made_updated_in_place_scaled_and_deleted() {
+async fn group_is_created_updated_in_place_scaled_and_deleted() {
     let plane = ControlPlane::start().await.unwrap();
     let namespace = plane.namespace("operator").await.unwrap();
     let client = namespace.client.clone();
@@ -172,7 +172,7 @@ async fn a_group_is_made_updated_in_place_scaled_and_deleted() {
     settled(&groups).await;
     let before = pods(&client).await;
     assert_eq!(names(&before), ["g-a-0", "g-a-1", "g-b-0"]);
-    assert!(made(&before[2]) >= made(&before[1]), "b depends on a");
+    assert!(created_at(&before[2]) >= created_at(&before[1]), "b depends on a");
     let file = Api::<ConfigMap>::default_namespaced(client.clone()).get("g").await.unwrap();
     assert!(file.data.unwrap()["config.yaml"].contains("g-a-1.s-g-a"));
     Api::<Service>::default_namespaced(client.clone()).get("s-g-b").await.unwrap();
@@ -201,7 +201,7 @@ async fn a_group_is_made_updated_in_place_scaled_and_deleted() {
     .await;
 
     groups.delete("g", &DeleteParams::background()).await.unwrap();
-    eventually("all is gone", async || {
+    eventually("all objects are deleted", async || {
         let instances: Api<RoleInstance> = Api::default_namespaced(client.clone());
         let none = instances.list(&ListParams::default()).await.unwrap().items.is_empty();
         (none && pods(&client).await.is_empty()).then_some(())

@@ -1,11 +1,12 @@
-//! Nodes for the scheduler, which has none of its own.
+//! Nodes for the scheduler, which has none by default.
 
 use k8s_openapi::api::core::v1::Node;
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
-/// A node that has room for so many pods, if they select it by the label `stage`: no test's pods go to another's nodes.
+/// A node with capacity for this many pods that select it by the label `stage`, so that pods of other tests are not
+/// scheduled to it.
 pub(crate) async fn node(client: &Client, stage: &str, name: &str, mut labels: Value, pods: u32) {
     let name = format!("{stage}-{name}");
     labels["stage"] = stage.into();
@@ -20,7 +21,7 @@ pub(crate) async fn node(client: &Client, stage: &str, name: &str, mut labels: V
     nodes.patch_status(&name, &PatchParams::default(), &Patch::Strategic(status)).await.unwrap();
 }
 
-/// Sends a role's pods to the nodes of a stage.
+/// Restricts a role's pods to the nodes of a stage.
 pub(crate) fn select(role: &mut Value, stage: &str) {
     let spec = &mut role["standalonePattern"]["template"]["spec"];
     spec["tolerations"] = json!([{ "operator": "Exists" }]);

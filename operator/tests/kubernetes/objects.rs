@@ -1,5 +1,5 @@
-//! The objects that groups come to, as upstream's controller names them: told from manifests alone, by its rules, and as they
-//! were recorded.
+//! Names of the objects that groups consist of in upstream's controller: derived from manifests by its rules, and as
+//! recorded.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use rbg_api::keys;
 use serde_json::{Value, json};
 
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/recorded");
-/// Revisions are left out, whose names are hashes.
+/// Revisions are omitted, since their names are hashes.
 const KINDS: [ResourceKind; 12] = [
     ResourceKind::Group,
     ResourceKind::Adapter,
@@ -26,13 +26,13 @@ const KINDS: [ResourceKind; 12] = [
     ResourceKind::Instance,
     ResourceKind::Pod,
 ];
-/// In a v1alpha1 group's annotations once it is stored as v1alpha2.
+/// In a v1alpha1 group's annotations after storage as v1alpha2.
 const COORDINATION: &str = "conversion.workloads.x-k8s.io/v1alpha1-coordination";
 
-/// `KIND NAME` of each object, in order. What is random in a name is `*`.
+/// `KIND NAME` of each object, sorted. Random parts of names are replaced by `*`.
 pub(crate) type ManifestNames = Vec<String>;
 
-/// Of all groups and sets of groups in a file.
+/// Objects of all groups and sets of groups in a file.
 pub(crate) fn expected(documents: &[Value]) -> ManifestNames {
     let mut objects = ManifestNames::new();
     for document in documents {
@@ -57,7 +57,6 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap()
 }
 
-/// One if it is not said.
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or(1)
 }
@@ -93,7 +92,7 @@ fn of_group(group: &Value, objects: &mut ManifestNames) {
                 "RoleInstanceSet" => of_instance(role, &ordered, objects),
                 "StatefulSet" => objects.push(format!("Pod {ordered}")),
                 "Deployment" => objects.push(format!("Pod {workload}-*")),
-                // Its controller is not here.
+                // The LeaderWorkerSet controller does not run here.
                 _ => {}
             }
         }
@@ -127,7 +126,7 @@ fn of_instance(role: &Value, name: &str, objects: &mut ManifestNames) {
     }
 }
 
-/// What there is in a namespace that groups have brought about.
+/// Objects in a namespace that result from groups.
 pub(crate) async fn found(client: &Client) -> ManifestNames {
     let mut objects = ManifestNames::new();
     for kind in KINDS {
@@ -135,7 +134,7 @@ pub(crate) async fn found(client: &Client) -> ManifestNames {
         for object in api.list(&ListParams::default()).await.unwrap() {
             let labels = object.metadata.labels.clone().unwrap_or_default();
             let is_theirs = match kind {
-                // Files have pods of other workloads, too.
+                // Files contain pods of other workloads, too.
                 ResourceKind::Pod => labels.contains_key(keys::GROUP_NAME),
                 _ => object.metadata.owner_references.is_some(),
             };
@@ -148,7 +147,7 @@ pub(crate) async fn found(client: &Client) -> ManifestNames {
     objects
 }
 
-/// Names of instances without order, and of Deployments' pods, are partly random.
+/// Names of unordered instances and of Deployments' pods are partly random.
 fn named(kind: ResourceKind, object: &Value) -> String {
     let (metadata, name) = (&object["metadata"], text(&object["metadata"]["name"]));
     let set = format!(
@@ -170,12 +169,12 @@ fn text_or<'a>(labels: &'a Value, key: &str) -> &'a str {
     labels[key].as_str().unwrap_or_default()
 }
 
-/// Pods of instances without order have no ordinal.
+/// Pods of unordered instances have no ordinal.
 fn is_ordered(pod: &Value) -> bool {
     !pod["metadata"]["labels"][keys::ROLE_INSTANCE_INDEX].is_null()
 }
 
-/// What upstream's controller made of a group.
+/// Objects that upstream's controller created for a group.
 pub(crate) fn recorded(folder: &str) -> ManifestNames {
     let mut objects = ManifestNames::new();
     for kind in KINDS.into_iter().filter(|kind| *kind != ResourceKind::Group) {

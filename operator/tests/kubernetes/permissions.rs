@@ -1,4 +1,4 @@
-//! The operator with the permissions of `manifests/permissions.yaml` is refused nothing, and has no permission that it does not need.
+//! The operator needs all permissions of `manifests/permissions.yaml`, and no others.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -29,13 +29,13 @@ use super::{eventually, install, is_settled, role, run_with_operator};
 const SYSTEM: &str = "moongate-system";
 const ACCOUNT: &str = "moongate-operator";
 
-/// Asked for only if a group of a set is there that no watch has told of yet.
+/// Requested only if a group of a set exists that no watch has reported yet.
 const BY_CHANCE: (&str, &str, &str) = ("workloads.x-k8s.io", "rolebasedgroups", "get");
 
 struct PermissionsFixture {
     plane: ControlPlane,
     namespace: TestNamespace,
-    /// As the operator sees the cluster.
+    /// A namespace with the operator's account.
     operator: PathBuf,
 }
 
@@ -75,7 +75,7 @@ impl PermissionsFixture {
         Api::default_namespaced(self.namespace.client.clone())
     }
 
-    /// Runs an operator with its webhooks beside `act`.
+    /// Runs an operator with its webhooks while `act` runs.
     async fn run(&self, gang: GangScheduler, act: impl Future<Output = ()>) {
         let supervisor = Supervisor::new();
         let options = OperatorOptions {
@@ -103,14 +103,14 @@ impl PermissionsFixture {
         webhooks::start(listener, client, options, Arc::default(), supervisor).unwrap();
     }
 
-    /// Stores an object as soon as its webhook answers.
+    /// Creates an object as soon as its webhook responds.
     async fn create<T>(&self, object: Value)
     where
         T: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
         T: Clone + std::fmt::Debug + serde::Serialize + serde::de::DeserializeOwned,
     {
         let (api, object) = (self.api::<T>(), serde_json::from_value(object).unwrap());
-        eventually("the object is stored", async || {
+        eventually("the object is created", async || {
             match api.create(&PostParams::default(), &object).await {
                 Ok(_) => Some(()),
                 Err(kube::Error::Api(status)) if status.message.contains("webhook") => None,
@@ -120,7 +120,7 @@ impl PermissionsFixture {
         .await;
     }
 
-    /// All that the operator has asked for. It is refused nothing.
+    /// All requests of the operator. None was forbidden.
     fn audited_requests(&self) -> Vec<AuditEvent> {
         let asked = self.plane.audit().unwrap();
         let refused: Vec<_> = asked.iter().filter(|one| one.is_denied()).collect();
@@ -133,7 +133,7 @@ impl PermissionsFixture {
         groups.patch(group, &PatchParams::default(), &Patch::Merge(body)).await.unwrap();
     }
 
-    /// Waits until the operator has asked for this.
+    /// Waits until the operator has sent such a request.
     async fn asks(&self, verb: &str, resource: &str) {
         eventually(&format!("{verb} {resource}"), async || {
             let asked = self.audited_requests();
@@ -164,7 +164,7 @@ fn of_type(mut role: Value, workload: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_operator_has_the_permissions_that_it_needs_and_no_others() {
+async fn operator_permissions_are_necessary_and_sufficient() {
     let scene = PermissionsFixture::begin().await;
     let client = scene.namespace.client.clone();
     let _kubelet =
@@ -192,7 +192,7 @@ async fn the_operator_has_the_permissions_that_it_needs_and_no_others() {
     assert!(unused.is_empty(), "granted, but not used: {unused:#?}");
 }
 
-/// Answers whose end waits for others'.
+/// Returns permissions whose need depends on the finalizers of others.
 async fn every_workload(scene: &PermissionsFixture) -> BTreeSet<RbacPermission> {
     let mut scaled = role("ris", 1, "engine:1");
     scaled["scalingAdapter"] = json!({ "enable": true });
@@ -223,7 +223,7 @@ async fn every_workload(scene: &PermissionsFixture) -> BTreeSet<RbacPermission> 
     scene.asks("update", "rolebasedgroups").await;
     scene.settled("g").await;
 
-    // The webhook asks whether the adapter scales the role, too.
+    // The webhook also reads the adapter that scales the role.
     let mut fewer = json!([roles[0]]);
     fewer[0]["replicas"] = 2.into();
     scene.patch("g", json!({ "spec": { "roles": fewer } })).await;
@@ -243,7 +243,7 @@ async fn every_workload(scene: &PermissionsFixture) -> BTreeSet<RbacPermission> 
     finalizers
 }
 
-/// More than are kept, one of them a second time, one that pods must be made anew for.
+/// Creates more revisions than are kept, restores one, and forces a recreation of pods.
 async fn revisions(scene: &PermissionsFixture) {
     for image in ["engine:1", "engine:2", "engine:1", "engine:3", "engine:4", "engine:5", "engine:6"] {
         scene.patch("g", json!({ "spec": { "roles": [role("other", 1, image)] } })).await;
@@ -255,7 +255,7 @@ async fn revisions(scene: &PermissionsFixture) {
     scene.settled("g").await;
 }
 
-/// Somebody else's objects are where ours shall be: they are looked at, and spared.
+/// Objects of other owners have the names of ours: they are read and not changed.
 async fn names_that_are_taken(scene: &PermissionsFixture) {
     let group = new_group("taken", json!([role("a", 1, "engine:1")]));
     scene.create::<RoleBasedGroup>(group.clone()).await;
@@ -265,12 +265,12 @@ async fn names_that_are_taken(scene: &PermissionsFixture) {
     let revision = revision.iter().find(|one| one.metadata.owner_references.is_some()).unwrap();
     let revision = json!({ "metadata": { "name": revision.metadata.name }, "revision": 1, "data": {} });
     scene.api::<RoleBasedGroup>().delete("taken", &DeleteParams::background()).await.unwrap();
-    eventually("the group's pods are gone", async || {
+    eventually("the group's pods are deleted", async || {
         scene.api::<Pod>().get_opt("taken-a-0").await.unwrap().is_none().then_some(())
     })
     .await;
     let name = revision["metadata"]["name"].as_str().unwrap().to_owned();
-    eventually("the revision is gone", async || {
+    eventually("the revision is deleted", async || {
         scene.api::<ControllerRevision>().get_opt(&name).await.unwrap().is_none().then_some(())
     })
     .await;
@@ -304,7 +304,7 @@ async fn sets(scene: &PermissionsFixture) {
     scene.settled("s-0").await;
 }
 
-/// Answers whose end waits for others'.
+/// Returns permissions whose need depends on the finalizers of others.
 async fn warmup(scene: &PermissionsFixture) -> BTreeSet<RbacPermission> {
     let target = json!({ "nodeNames": [format!("node-{}", scene.namespace.name)],
         "imagePreload": { "images": ["engine:1"] } });
@@ -312,7 +312,7 @@ async fn warmup(scene: &PermissionsFixture) -> BTreeSet<RbacPermission> {
         "metadata": { "name": "w" }, "spec": { "targetNodes": target } });
     scene.create::<RoleBasedGroupWarmup>(warmup).await;
     let warmups = scene.api::<RoleBasedGroupWarmup>();
-    eventually("the node is warm", async || {
+    eventually("the node is warmed up", async || {
         let status = warmups.get("w").await.unwrap().status?;
         (status.phase == "Completed").then_some(())
     })
@@ -324,7 +324,7 @@ async fn warmup(scene: &PermissionsFixture) -> BTreeSet<RbacPermission> {
     finalizers
 }
 
-/// Roles that are scaled together, as v1alpha1 has it; and pods that are scheduled together.
+/// Roles that are scaled together, as in v1alpha1, and pods that are scheduled together.
 async fn coordination(scene: &PermissionsFixture) {
     let rule =
         json!([{ "name": "both", "roles": ["a", "b"], "strategy": { "scaling": { "maxSkew": "50%" } } }]);
@@ -341,14 +341,16 @@ async fn gang(scene: &PermissionsFixture, name: &str, kind: ResourceKind) {
     scene.create::<RoleBasedGroup>(group).await;
     let pod_groups: Api<DynamicObject> =
         Api::default_namespaced_with(scene.namespace.client.clone(), &kind.resource());
-    eventually("the gang is there", async || pod_groups.get_opt(name).await.unwrap()).await;
+    eventually("the PodGroup exists", async || pod_groups.get_opt(name).await.unwrap()).await;
     let body = json!({ "metadata": { "annotations": { keys::GANG_SCHEDULING: null } } });
     scene.patch(name, body).await;
-    eventually("the gang is gone", async || pod_groups.get_opt(name).await.unwrap().is_none().then_some(()))
-        .await;
+    eventually("the PodGroup is deleted", async || {
+        pod_groups.get_opt(name).await.unwrap().is_none().then_some(())
+    })
+    .await;
 }
 
-/// What others spoil is put right.
+/// Changes by others are reverted.
 async fn registration(scene: &PermissionsFixture) {
     let client = &scene.namespace.client;
     let spoil = Patch::Merge(json!({ "data": { "tls.crt": "" } }));
@@ -359,7 +361,7 @@ async fn registration(scene: &PermissionsFixture) {
     let configurations: Api<ValidatingWebhookConfiguration> = Api::all(client.clone());
     let mut live = configurations.get(name).await.unwrap();
     live.webhooks.as_mut().unwrap().truncate(1);
-    // It may be put right at the same moment.
+    // The operator may revert it at the same moment.
     let _ = configurations.replace(name, &PostParams::default(), &live).await;
     scene.asks("update", "validatingwebhookconfigurations").await;
 }

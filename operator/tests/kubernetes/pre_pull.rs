@@ -1,4 +1,4 @@
-//! New images are pulled before pods restart for them.
+//! New images are pulled before pods restart with them.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -20,10 +20,10 @@ use serde_json::{Value, json};
 use super::test_operator::TestOperator;
 use super::{events, group, pods, restarts, role, settled};
 
-/// The version of the cluster at which an image was on a node.
+/// Resource version at which an image was on a node.
 type PulledImages = BTreeMap<(String, String), u64>;
 
-/// Writes down pods that are restarted, and whether their images had been pulled before they were told to.
+/// Records restarted pods, and whether their images had been pulled before the restart was written.
 #[derive(Clone, Default)]
 struct RestartLog {
     pulled: Arc<Mutex<PulledImages>>,
@@ -34,7 +34,6 @@ fn version(pod: &Pod) -> u64 {
     pod.metadata.resource_version.as_deref().unwrap().parse().unwrap()
 }
 
-/// Follows the pods that pull.
 async fn follow(client: Client, pulled: Arc<Mutex<PulledImages>>) {
     let pulling = Config::default().labels(keys::WARMUP_NAME);
     let mut pods = pin!(watcher(Api::<Pod>::default_namespaced(client), pulling).applied_objects());
@@ -55,7 +54,7 @@ impl PodRuntime for RestartLog {
     async fn restart(&self, pod: &Pod, _: &str) {
         let spec = pod.spec.clone().unwrap();
         let key = (spec.node_name.unwrap(), spec.containers[0].image.clone().unwrap());
-        // News of what pulls may come late. An absent image never comes.
+        // Events of pull pods may be late. An absent image is never pulled.
         while !key.1.starts_with("absent") && !self.pulled.lock().contains_key(&key) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -87,7 +86,7 @@ async fn pod_restarts_after_image_pull_or_reports_its_absence() {
     assert_eq!(
         pods(&stage.client).await.iter().map(restarts).collect::<Vec<_>>(),
         [1, 1],
-        "none is left that pulls"
+        "no pull pod is left"
     );
 
     let mut absent = role("a", 2, "absent:3");
@@ -95,11 +94,11 @@ async fn pod_restarts_after_image_pull_or_reports_its_absence() {
     update(&groups, json!([absent])).await;
     let node = pods(&stage.client).await[0].spec.clone().unwrap().node_name.unwrap();
     for (reason, note) in [
-        ("CannotPull", format!("absent:3 cannot be pulled to {node}")),
-        ("NotPulled", format!("absent:3 was not pulled to {node} within 2s")),
+        ("PullFailed", format!("absent:3 cannot be pulled to {node}")),
+        ("PullTimedOut", format!("absent:3 was not pulled to {node} within 2s")),
     ] {
-        let told = events::event(&stage, "RoleInstance", "g-a-1", reason).await;
-        assert_eq!((told.type_.as_deref(), told.note), (Some("Warning"), Some(note)));
+        let event = events::event(&stage, "RoleInstance", "g-a-1", reason).await;
+        assert_eq!((event.type_.as_deref(), event.note), (Some("Warning"), Some(note)));
     }
     settled(&groups).await;
     assert_eq!(log.restarts.lock()[2..], ["g-a-1 false", "g-a-0 false"]);

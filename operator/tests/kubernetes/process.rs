@@ -1,4 +1,4 @@
-//! An operator as a process of its own, to be killed: this test program, run once more.
+//! An operator in a process of its own that can be killed: this test program, started again.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use moongate_runtime::Supervisor;
 const KUBECONFIG: &str = "MOONGATE_TEST_KUBECONFIG";
 const NAMESPACE: &str = "MOONGATE_TEST_NAMESPACE";
 
-/// It is killed when this is dropped.
+/// The process is killed on drop.
 pub(crate) struct OperatorProcess(Child);
 
 impl OperatorProcess {
@@ -21,7 +21,7 @@ impl OperatorProcess {
         Self(command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
     }
 
-    /// As `kill -9` does.
+    /// Kills the process as `kill -9` does.
     pub(crate) fn kill(&mut self) {
         self.0.kill().unwrap();
         self.0.wait().unwrap();
@@ -36,7 +36,7 @@ impl Drop for OperatorProcess {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "it is what other tests start"]
+#[ignore = "other tests start it"]
 async fn operator() {
     let Some(kubeconfig) = std::env::var_os(KUBECONFIG) else { return };
     let options = OperatorOptions {
@@ -45,7 +45,7 @@ async fn operator() {
         ..OperatorOptions::default()
     };
     let supervisor = Supervisor::new();
-    // Whoever has started it is gone.
+    // The parent process has exited.
     let orphaned = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
     tokio::select! {
         ended = moongate_operator::run(options, &supervisor) => ended.unwrap(),

@@ -46,7 +46,7 @@ async fn profile_reaches_running_pods_only_if_configured() {
     settled(&groups).await;
     let first = sidecars(&stage, &["sidecar:1"]).await;
 
-    // Pods that run keep theirs, and those that come later are of the same revision.
+    // Running pods keep their profile, and new ones have the same revision.
     let patch = PatchParams::default();
     profiles.patch(PROFILE, &patch, &Patch::Merge(spec("sidecar:2", "NoUpdate"))).await.unwrap();
     wanted["replicas"] = 2.into();
@@ -57,7 +57,7 @@ async fn profile_reaches_running_pods_only_if_configured() {
 
     profiles.patch(PROFILE, &patch, &Patch::Merge(spec("sidecar:3", "RollingUpdate"))).await.unwrap();
     let third = sidecars(&stage, &["sidecar:3", "sidecar:3"]).await;
-    assert_eq!(third[0].metadata.uid, first[0].metadata.uid, "images are changed in place");
+    assert_eq!(third[0].metadata.uid, first[0].metadata.uid, "images change in place");
     settled(&groups).await;
     profiles.delete(PROFILE, &DeleteParams::default()).await.unwrap();
     stage.end().await;

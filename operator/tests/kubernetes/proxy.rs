@@ -1,4 +1,4 @@
-//! Between the operator and the API server: answers late, wrongly or not at all.
+//! A proxy between the operator and the API server that delays, fails or drops responses.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,20 +21,19 @@ use serde_json::json;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
-/// What may become of a request.
+/// Fault injected into a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum ApiServerFault {
-    /// 429 with Retry-After.
+    /// Status 429 with a Retry-After header.
     TooMany,
-    /// 500.
+    /// Status 500 from the proxy.
     Internal,
-    /// The connection ends before the API server is asked.
+    /// The connection closes before the request reaches the API server.
     ConnectionClosed,
-    /// The API server does as asked, and nobody learns of it.
+    /// The API server executes the request, but the response is lost.
     ResponseLost,
-    /// The answer comes late.
     Slow,
-    /// A watch goes well for a moment; then its version is too old.
+    /// A watch works for a moment, then its version has expired.
     Expired,
 }
 
@@ -53,7 +52,7 @@ struct ProxyCounts {
     faults: BTreeMap<ApiServerFault, u64>,
 }
 
-/// What becomes of the next requests. They are dealt like cards, so that each fault happens soon, whatever is drawn.
+/// Faults of the next requests. They are shuffled like a deck of cards, so that each fault occurs soon.
 #[derive(Default)]
 struct FaultSchedule(Vec<Option<ApiServerFault>>);
 
@@ -69,18 +68,18 @@ impl FaultSchedule {
     }
 }
 
-/// Of watches, and of everything else.
+/// Decks for watches and for other requests.
 #[derive(Default)]
 struct FaultSchedules {
     watches: FaultSchedule,
     others: FaultSchedule,
 }
 
-/// It ends when it is dropped.
+/// The proxy stops on drop.
 pub(crate) struct FaultProxy {
     address: SocketAddr,
     counts: Arc<Mutex<ProxyCounts>>,
-    /// How many of a hundred requests go wrong.
+    /// Percentage of requests that fail.
     rate: Arc<Mutex<u32>>,
     silent: Arc<AtomicBool>,
     _tasks: JoinSet<()>,
@@ -95,7 +94,7 @@ struct ProxyState {
 }
 
 impl FaultProxy {
-    /// Asks the API server as this client.
+    /// Forwards requests with this client.
     pub(crate) async fn start(client: Client) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -103,14 +102,14 @@ impl FaultProxy {
         let silent = Arc::<AtomicBool>::default();
         let (of_way, is_silent) = (Arc::clone(&rate), Arc::clone(&silent));
         let (of_all, decks) = (Arc::clone(&counts), Mutex::default());
-        let way = Arc::new(ProxyState { client, counts: of_all, rate: of_way, decks, silent: is_silent });
+        let state = Arc::new(ProxyState { client, counts: of_all, rate: of_way, decks, silent: is_silent });
         let mut tasks = JoinSet::new();
         tasks.spawn(async move {
             let mut connections = JoinSet::new();
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
-                let way = Arc::clone(&way);
-                let service = service_fn(move |request| forward(Arc::clone(&way), request));
+                let state = Arc::clone(&state);
+                let service = service_fn(move |request| forward(Arc::clone(&state), request));
                 let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
                 connections.spawn(async move { drop(connection.await) });
             }
@@ -118,28 +117,28 @@ impl FaultProxy {
         Self { address, counts, rate, silent, _tasks: tasks }
     }
 
-    /// From now on so many of a hundred requests go wrong.
+    /// Sets the percentage of requests that fail.
     pub(crate) fn fail(&self, of_a_hundred: u32) {
         *self.rate.lock() = of_a_hundred;
     }
 
-    /// From now on requests are taken and done, and nobody is told: no answer begins, and watches that go on say nothing.
-    /// Or no longer so; who has not been told until then never is.
+    /// While silent, requests are executed, but no response starts and open watches send nothing. Requests that are waiting at
+    /// the end of the silence never get a response.
     pub(crate) fn be_silent(&self, is_silent: bool) {
         self.silent.store(is_silent, Ordering::Relaxed);
     }
 
-    /// Requests so far.
+    /// Number of requests so far.
     pub(crate) fn requests(&self) -> u64 {
         self.counts.lock().requests
     }
 
-    /// What has gone wrong so far.
+    /// Number of faults so far, by kind.
     pub(crate) fn faults(&self) -> BTreeMap<ApiServerFault, u64> {
         self.counts.lock().faults.clone()
     }
 
-    /// A client configuration that leads here.
+    /// Writes a client configuration for the proxy.
     pub(crate) fn kubeconfig(&self, folder: &Path) -> PathBuf {
         let cluster = json!({ "name": "proxy", "cluster": { "server": format!("http://{}", self.address) } });
         let context = json!({ "name": "proxy", "context": { "cluster": "proxy", "user": "proxy" } });
@@ -168,7 +167,7 @@ impl ProxyState {
         fault
     }
 
-    /// Never returns if nothing may be said.
+    /// Never returns while the proxy is silent.
     async fn wait_while_silent(&self) {
         if self.silent.load(Ordering::Relaxed) {
             std::future::pending::<()>().await;
@@ -176,20 +175,20 @@ impl ProxyState {
     }
 
     fn gate_body(self: &Arc<Self>, body: Body) -> Body {
-        let way = Arc::clone(self);
+        let state = Arc::clone(self);
         Body::from_stream(body.into_data_stream().then(move |part| {
-            let way = Arc::clone(&way);
+            let state = Arc::clone(&state);
             async move {
-                way.wait_while_silent().await;
+                state.wait_while_silent().await;
                 part
             }
         }))
     }
 }
 
-async fn forward(way: Arc<ProxyState>, request: Request<Incoming>) -> io::Result<Response<Body>> {
+async fn forward(state: Arc<ProxyState>, request: Request<Incoming>) -> io::Result<Response<Body>> {
     let is_watch = request.uri().query().is_some_and(|query| query.contains("watch=true"));
-    let fault = way.fault(is_watch);
+    let fault = state.fault(is_watch);
     let refused = |status: StatusCode, reason: &str| {
         let text = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "reason": reason,
             "message": "by the test", "code": status.as_u16() });
@@ -208,9 +207,9 @@ async fn forward(way: Arc<ProxyState>, request: Request<Incoming>) -> io::Result
     let (head, body) = request.into_parts();
     let body = to_bytes(Body::new(body), MAX_BODY).await.map_err(io::Error::other)?;
     let request = Request::from_parts(head, kube::client::Body::from(body.to_vec()));
-    let answer = way.client.send(request).await.map_err(io::Error::other)?;
-    way.wait_while_silent().await;
-    let answer = answer.map(|body| way.gate_body(Body::new(body)));
+    let answer = state.client.send(request).await.map_err(io::Error::other)?;
+    state.wait_while_silent().await;
+    let answer = answer.map(|body| state.gate_body(Body::new(body)));
     match fault {
         Some(ApiServerFault::ResponseLost) => Err(io::ErrorKind::ConnectionReset.into()),
         Some(ApiServerFault::Expired) => Ok(answer.map(expiring)),

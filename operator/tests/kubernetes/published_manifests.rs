@@ -1,4 +1,4 @@
-//! Groups as articles about RoleBasedGroup have them, word for word: v1alpha1, through the webhooks.
+//! Groups from articles about RoleBasedGroup, unchanged: v1alpha1, through the webhooks.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -20,7 +20,7 @@ use super::{eventually, is_settled, restarts};
 
 const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata");
 
-/// The webhooks of an operator, behind a Service that leads to this machine.
+/// The webhooks of an operator, behind a Service that points to this machine.
 pub(crate) async fn webhooks(namespace: &TestNamespace) -> Supervisor {
     let service: Service = serde_json::from_value(json!({ "metadata": { "name": "webhooks" },
         "spec": { "type": "ExternalName", "externalName": "localhost" } }))
@@ -38,7 +38,7 @@ pub(crate) async fn webhooks(namespace: &TestNamespace) -> Supervisor {
     supervisor
 }
 
-/// `kubectl apply` of a file of a group and a Service.
+/// Applies a file with a group and a Service.
 async fn apply(stage: &TestOperator, file: &str) {
     let text = std::fs::read_to_string(Path::new(TESTDATA).join(file)).unwrap();
     let objects: Vec<Value> = serde_saphyr::from_multiple(&text).unwrap();
@@ -53,7 +53,7 @@ async fn apply(stage: &TestOperator, file: &str) {
         );
         let object: DynamicObject = serde_json::from_value(object).unwrap();
         let api: Api<DynamicObject> = Api::default_namespaced_with(stage.client.clone(), &resource);
-        eventually("the object is stored", async || {
+        eventually("the object is created", async || {
             match api.create(&PostParams::default(), &object).await {
                 Ok(_) => Some(()),
                 Err(kube::Error::Api(status)) if status.message.contains("webhook") => None,
@@ -64,7 +64,7 @@ async fn apply(stage: &TestOperator, file: &str) {
     }
 }
 
-/// Waits until the API server asks for conversion. Before that it stores what it gets as if it were of the other version.
+/// Waits until the API server calls the conversion webhook. Before that, it stores objects without conversion.
 pub(crate) async fn converts(namespace: &TestNamespace) {
     let crds: Api<CustomResourceDefinition> = Api::all(namespace.client.clone());
     eventually("the webhook is registered", async || {
@@ -83,7 +83,7 @@ pub(crate) async fn converts(namespace: &TestNamespace) {
     eventually("objects are converted", async || {
         of_then.create(&PostParams::default(), &older).await.ok()?;
         let stored = of_now.get("probe").await.ok();
-        eventually("the probe is gone", async || {
+        eventually("the probe is deleted", async || {
             of_now.delete("probe", &DeleteParams::default()).await.err().map(drop)
         })
         .await;
@@ -103,7 +103,7 @@ fn is_ready(pod: &Pod) -> bool {
     conditions.into_iter().any(|one| one.type_ == "Ready" && one.status == "True")
 }
 
-/// Waits until the group has so many pods and says so.
+/// Waits until the group has this many pods and reports it.
 async fn ready(stage: &TestOperator, group: &str, count: usize) -> BTreeMap<String, Pod> {
     let groups: Api<RoleBasedGroup> = stage.api();
     eventually("the group is ready", async || {
@@ -114,7 +114,7 @@ async fn ready(stage: &TestOperator, group: &str, count: usize) -> BTreeMap<Stri
     .await
 }
 
-/// Names of pods as a person sees them: random ends are told apart by nothing.
+/// Names of pods with random suffixes replaced.
 fn families(pods: &BTreeMap<String, Pod>, random: &str) -> Vec<String> {
     let family = |name: &String| match name.strip_prefix(random) {
         Some(end) if end.len() == 5 => format!("{random}?"),
@@ -123,7 +123,7 @@ fn families(pods: &BTreeMap<String, Pod>, random: &str) -> Vec<String> {
     pods.keys().map(family).collect()
 }
 
-/// A JSON patch as `kubectl patch --type=json` sends it for the resource as v1alpha1 has it.
+/// A JSON patch, as `kubectl patch --type=json` sends it for the v1alpha1 resource.
 async fn patch(stage: &TestOperator, group: &str, patch: &Value) {
     let namespace = &stage.namespace.name;
     let path = format!("/apis/workloads.x-k8s.io/v1alpha1/namespaces/{namespace}/rolebasedgroups/{group}");
@@ -133,8 +133,8 @@ async fn patch(stage: &TestOperator, group: &str, patch: &Value) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_articles_show_runs_and_is_updated_as_they_say() {
-    // Not the one that other tests share: these webhooks end before they do.
+async fn groups_of_articles_run_and_are_updated() {
+    // A control plane of its own: these webhooks stop before it does.
     let plane = ControlPlane::start().await.unwrap();
     let stage = TestOperator::begin_on(&plane, "articles").await;
     let webhooks = webhooks(&stage.namespace).await;
@@ -155,7 +155,7 @@ async fn disaggregated(stage: &TestOperator) {
     let expected = expected.into_iter().chain(["prefill-0", "router-0"]).map(|end| format!("{GROUP}-{end}"));
     assert_eq!(families(&before, &store), expected.collect::<Vec<_>>());
     let of_service = ListParams::default().labels(&format!("kubernetes.io/service-name={GROUP}"));
-    eventually("the Service finds the router", async || {
+    eventually("the Service selects the router", async || {
         let slices = stage.api::<EndpointSlice>().list(&of_service).await.unwrap().items;
         let mut found = slices.iter().flat_map(|slice| &slice.endpoints);
         let router = found.next()?.target_ref.clone()?.name?;
@@ -169,11 +169,11 @@ async fn disaggregated(stage: &TestOperator) {
     let after = ready(stage, GROUP, 7).await;
     for (name, pod) in &after {
         let before = &before[name];
-        assert_eq!(pod.metadata.uid, before.metadata.uid, "{name} is the same pod");
+        assert_eq!(pod.metadata.uid, before.metadata.uid, "{name} was not recreated");
         let place = |pod: &Pod| {
             (pod.spec.as_ref().unwrap().node_name.clone(), pod.status.as_ref().unwrap().pod_ip.clone())
         };
-        assert_eq!(place(pod), place(before), "{name} is where it was");
+        assert_eq!(place(pod), place(before), "{name} has not moved");
         assert_eq!(restarts(pod), i32::from(name.starts_with(&store)), "{name}");
     }
 }

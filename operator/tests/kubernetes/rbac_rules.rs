@@ -10,7 +10,7 @@ use serde_json::Value;
 
 const MANIFEST: &str = include_str!("../../manifests/permissions.yaml");
 
-/// API group, resource with its subresource, verb.
+/// API group, resource with its subresource, and verb.
 pub(crate) type RbacPermission = (String, String, String);
 
 pub(crate) fn documents() -> Vec<Value> {
@@ -33,7 +33,7 @@ pub(crate) fn granted() -> BTreeSet<RbacPermission> {
     all
 }
 
-/// What has been asked for of objects.
+/// Permissions for requests in the audit log.
 pub(crate) fn used(asked: &[AuditEvent]) -> BTreeSet<RbacPermission> {
     let mut all = BTreeSet::new();
     for one in asked {
@@ -43,7 +43,7 @@ pub(crate) fn used(asked: &[AuditEvent]) -> BTreeSet<RbacPermission> {
             subresource => format!("{}/{subresource}", object.resource),
         };
         all.insert((object.api_group.clone(), resource.clone(), one.verb.clone()));
-        // A server-side apply of what is not there yet.
+        // A server-side apply that creates the object.
         if one.verb == "patch" && one.code() == 201 {
             all.insert((object.api_group.clone(), resource, "create".to_owned()));
         }
@@ -51,7 +51,7 @@ pub(crate) fn used(asked: &[AuditEvent]) -> BTreeSet<RbacPermission> {
     all
 }
 
-/// Owners that wait for the end of something: that asks for `finalizers`, which no log tells of.
+/// Owners with blocking references, which require the permission for `finalizers` that appears in no audit log.
 pub(crate) async fn waiting_owners(client: &Client) -> BTreeSet<RbacPermission> {
     let mut all = BTreeSet::new();
     for kind in ResourceKind::ALL {

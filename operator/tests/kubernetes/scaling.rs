@@ -1,4 +1,4 @@
-//! Roles that an autoscaler scales, and roles that are scaled and updated together.
+//! Roles scaled by an autoscaler, and roles that are scaled and updated together.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{Api, Patch, PatchParams, PostParams};
@@ -50,7 +50,7 @@ async fn an_autoscaler_scales_a_role_through_its_adapter() {
     groups.patch("g", &PatchParams::default(), &Patch::Merge(body)).await.unwrap();
     stage.wait_until_none::<RoleBasedGroupScalingAdapter>().await;
     settled(&groups).await;
-    eventually("the role has what the spec says", async || {
+    eventually("the role has the replicas of the spec", async || {
         (names(&pods(&stage.client).await) == ["g-a-0", "g-a-1", "g-b-0"]).then_some(())
     })
     .await;
@@ -71,16 +71,16 @@ async fn roles_of_a_policy_are_scaled_and_updated_together() {
     let mut wanted = json!([role("a", 4, "engine:1"), role("b", 2, "engine:1")]);
     groups.create(&PostParams::default(), &group(wanted.clone())).await.unwrap();
     settled(&groups).await;
-    let made = pods(&stage.client).await;
-    assert_eq!(names(&made), ["g-a-0", "g-a-1", "g-a-2", "g-a-3", "g-b-0", "g-b-1"]);
+    let created = pods(&stage.client).await;
+    assert_eq!(names(&created), ["g-a-0", "g-a-1", "g-a-2", "g-a-3", "g-b-0", "g-b-1"]);
 
     for role in wanted.as_array_mut().unwrap() {
         role["standalonePattern"]["template"]["spec"]["containers"][0]["image"] = "engine:2".into();
     }
     let body = json!({ "spec": { "roles": wanted } });
     groups.patch("g", &PatchParams::default(), &Patch::Merge(body)).await.unwrap();
-    // While it goes on, no role is further ahead than the policy allows.
-    eventually("all is updated", async || {
+    // At any time, no role is further ahead than the policy allows.
+    eventually("all pods are updated", async || {
         let pods = pods(&stage.client).await;
         let updated = |role: &str| {
             let of_role = pods.iter().filter(|pod| pod.metadata.name.as_deref().unwrap().contains(role));

@@ -1,4 +1,4 @@
-//! An operator for one namespace, which may do nothing beyond it.
+//! An operator for one namespace, without permissions beyond it.
 
 use std::path::PathBuf;
 
@@ -17,7 +17,7 @@ use super::{condition_is, eventually, group, install, pods, restarts, role, run_
 
 const ACCOUNT: &str = "operator";
 
-/// An account that has the manifest's permissions in its own namespace. What they say of nodes and profiles is void there.
+/// An account with the manifest's permissions in its own namespace only; those for nodes and profiles have no effect.
 async fn account(plane: &ControlPlane, namespace: &TestNamespace) -> PathBuf {
     let client = || namespace.client.clone();
     let named = |more: Value| {
@@ -48,7 +48,7 @@ async fn may_see_nodes(kubeconfig: &PathBuf) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_namespace_is_enough() {
+async fn permissions_in_one_namespace_suffice() {
     let plane = ControlPlane::shared().await.unwrap();
     let namespace = plane.namespace("confined").await.unwrap();
     let client = namespace.client.clone();
@@ -74,13 +74,13 @@ async fn one_namespace_is_enough() {
         settled(&groups).await;
         assert_eq!(pods(&client).await.iter().map(restarts).collect::<Vec<_>>(), [1, 1]);
 
-        // What needs more says so, or does without.
+        // Features that need more report it, or work without.
         let warmup = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroupWarmup",
             "metadata": { "name": "w" }, "spec": { "targetRoleBasedGroup": { "name": "g",
                 "roles": { "a": { "imagePreload": { "images": ["engine:3"] } } } } } });
         let warmups: Api<RoleBasedGroupWarmup> = Api::default_namespaced(client.clone());
         warmups.create(&PostParams::default(), &serde_json::from_value(warmup).unwrap()).await.unwrap();
-        eventually("the warmup is over", async || {
+        eventually("the warmup has finished", async || {
             let status = warmups.get("w").await.unwrap().status.unwrap_or_default();
             (status.phase == "Completed").then_some(())
         })
@@ -88,7 +88,7 @@ async fn one_namespace_is_enough() {
         let mut with_profile = role("a", 2, "engine:2");
         with_profile["engineRuntimes"] = json!([{ "profileName": "unseen" }]);
         update(json!([with_profile])).await;
-        eventually("the group cannot be run", async || {
+        eventually("the group is invalid", async || {
             condition_is(&groups.get("g").await.unwrap(), &[("Ready", "False")]).then_some(())
         })
         .await;

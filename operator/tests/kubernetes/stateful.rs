@@ -15,7 +15,7 @@ fn stateful(image: &str, rolling: &Value) -> Value {
     json!([role])
 }
 
-/// Waits until the pods have these images, are ready, and the group says that nothing moves.
+/// Waits until the pods have these images and are ready, and the group is settled.
 async fn become_so(stage: &TestOperator, images: [&str; 3]) {
     let groups: Api<RoleBasedGroup> = stage.api();
     eventually(&format!("{images:?}"), async || {
@@ -35,7 +35,7 @@ async fn become_so(stage: &TestOperator, images: [&str; 3]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stateful_set_keeps_what_is_held_back_until_it_no_longer_is() {
+async fn stateful_set_holds_pods_back_until_released() {
     let stage = TestOperator::begin("stateful").await;
     let groups: Api<RoleBasedGroup> = stage.api();
     groups.create(&PostParams::default(), &group(stateful("engine:1", &json!({})))).await.unwrap();
@@ -56,7 +56,7 @@ async fn a_stateful_set_keeps_what_is_held_back_until_it_no_longer_is() {
                     .any(|one| one.kind == "RollingUpdateInProgress" && one.status == "True")
                     .then_some(())
             };
-            eventually("the update has begun and is held", held).await;
+            eventually("the update has started and is held back", held).await;
             let all = pods(&stage.client).await;
             assert!(
                 all.iter()

@@ -1,5 +1,5 @@
-//! Objects that upstream's controller left behind on a real control plane are taken over: no pod is restarted or replaced, and an update in
-//! place goes on from there.
+//! Takeover of objects that upstream's controller left on a real control plane: no pod is restarted or replaced, and an
+//! in-place update continues.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,10 +15,10 @@ use serde_json::{Value, json};
 use super::{eventually, install, is_settled, pods, restarts, run_with_operator};
 
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/recorded");
-/// Labels have a hash of it.
+/// Some labels contain a hash of the name.
 const NAMESPACE: &str = "default";
-/// Owners before what they own, but for what StatefulSets own: their controller, which is Kubernetes' own and at work, adopts
-/// what it finds and would make what it does not find.
+/// Owners before their dependents, except for dependents of StatefulSets: Kubernetes' own controller adopts existing
+/// objects and would create missing ones.
 const STEPS: [(ResourceKind, ResourceOwner); 10] = [
     (ResourceKind::Group, ResourceOwner::Us),
     (ResourceKind::ConfigMap, ResourceOwner::Us),
@@ -32,7 +32,7 @@ const STEPS: [(ResourceKind, ResourceOwner); 10] = [
     (ResourceKind::Pod, ResourceOwner::Us),
 ];
 
-/// Whose an object is.
+/// Identity of an owner in the recording.
 #[derive(Clone, Copy, PartialEq)]
 enum ResourceOwner {
     Us,
@@ -47,10 +47,10 @@ impl ResourceOwner {
     }
 }
 
-/// Stores what was recorded, with the UIDs that the objects get now.
+/// Stores recorded objects with new UIDs.
 struct SnapshotRestorer {
     client: Client,
-    /// By what they were.
+    /// New UIDs by recorded UID.
     uids: BTreeMap<String, String>,
 }
 
@@ -94,7 +94,7 @@ impl SnapshotRestorer {
         if status.is_null() || kind == ResourceKind::Service {
             return;
         }
-        // Generations begin anew.
+        // Generations start at 1 again.
         if generation.is_some_and(|generation| status["observedGeneration"] == generation) {
             status["observedGeneration"] = created.metadata.generation.into();
         }
@@ -113,7 +113,7 @@ async fn settled(client: &Client, group: &str) {
     .await;
 }
 
-/// UID, restarts and image of each pod.
+/// UID, restart count and image of each pod.
 fn states(pods: &[Pod]) -> BTreeMap<String, (String, i32, String)> {
     let state = |pod: &Pod| {
         let image = pod.spec.as_ref().unwrap().containers[0].image.clone().unwrap();
@@ -123,8 +123,8 @@ fn states(pods: &[Pod]) -> BTreeMap<String, (String, i32, String)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_upstream_left_behind_runs_on_and_is_updated_in_place() {
-    // Not the one that other tests share: the objects are in its default namespace.
+async fn upstreams_objects_keep_running_and_update_in_place() {
+    // A control plane of its own: the objects are in its default namespace.
     let plane = ControlPlane::start().await.unwrap();
     let client = Client::try_from(plane.config(NAMESPACE).await.unwrap()).unwrap();
     install(&client).await;
@@ -168,7 +168,7 @@ async fn update(client: &Client, group: &str, role: &str) {
     let live = serde_json::to_value(groups.get(group).await.unwrap()).unwrap();
     let mut roles = live["spec"]["roles"].clone();
     let role = roles.as_array_mut().unwrap().iter_mut().find(|one| one["name"] == role).unwrap();
-    // Nobody waits for half a minute per pod.
+    // Avoids the default grace period of half a minute per pod.
     role["rolloutStrategy"]["rollingUpdate"]["inPlaceUpdateStrategy"] = json!({ "gracePeriodSeconds": 1 });
     role["rolloutStrategy"]["type"] = "RollingUpdate".into();
     let pattern = &mut role["standalonePattern"];

@@ -29,7 +29,7 @@ impl TestOperator {
         Self::begin_with(plane, name, NoopRuntime).await
     }
 
-    /// With something that runs in pods.
+    /// Starts with a runtime for the containers of pods.
     pub(crate) async fn begin_with(plane: &ControlPlane, name: &str, runtime: impl PodRuntime) -> Self {
         let namespace = plane.namespace(name).await.unwrap();
         let client = namespace.client.clone();
@@ -59,13 +59,13 @@ impl TestOperator {
         Api::default_namespaced(self.client.clone())
     }
 
-    /// Waits until no object of the kind is left.
+    /// Waits until no object of the kind exists.
     pub(crate) async fn wait_until_none<T>(&self)
     where
         T: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
         T: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
     {
-        eventually("all is gone", async || {
+        eventually("all objects are deleted", async || {
             let left = self.api::<T>().list(&ListParams::default()).await.unwrap().items;
             left.is_empty().then_some(())
         })

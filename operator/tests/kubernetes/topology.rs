@@ -1,4 +1,4 @@
-//! The ladder of a group, as the real scheduler climbs it.
+//! Topology levels of a group with the real scheduler.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,7 +15,7 @@ use super::{eventually, group, pods, role, settled};
 
 const LADDER: &str = "node, rack=rack, zone=zone";
 
-/// Two zones of two racks of two nodes: `1a0` is in zone 1 and rack a. Nothing but the scheduler binds pods to them.
+/// Two zones of two racks of two nodes: `1a0` is in zone 1 and rack a. Only the scheduler binds pods to them.
 async fn nodes(name: &str, room: u32) -> TestOperator {
     let mut stage = TestOperator::begin(name).await;
     stage.kubelet = None;
@@ -41,7 +41,7 @@ fn roles(stage: &str, replicas: i32) -> Value {
     roles
 }
 
-/// The roles of the pods on each node, by the node's name without the stage's.
+/// Roles of the pods on each node, by node name without the stage prefix.
 fn places(stage: &str, pods: &[Pod]) -> BTreeMap<String, Vec<String>> {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for pod in pods {
@@ -53,7 +53,7 @@ fn places(stage: &str, pods: &[Pod]) -> BTreeMap<String, Vec<String>> {
     places
 }
 
-/// The first letters of the nodes' names: zones, or zones and racks.
+/// First letters of the nodes' names: zones, or zones and racks.
 fn domains(places: &BTreeMap<String, Vec<String>>, letters: usize) -> BTreeSet<&str> {
     places.keys().map(|node| &node[..letters]).collect()
 }
@@ -72,10 +72,10 @@ async fn group_packs_into_a_rack_and_roles_spread_over_nodes() {
     stage.end().await;
 }
 
-/// Waits until the discovery file and the pods themselves say where they run.
+/// Waits until the discovery file and the pods contain their locations.
 async fn is_told(stage: &TestOperator) {
     let files: Api<ConfigMap> = stage.api();
-    let file = eventually("the file has every place", async || {
+    let file = eventually("the file has every location", async || {
         let text = files.get("g").await.unwrap().data.unwrap()["config.yaml"].clone();
         let file = serde_saphyr::from_str::<DiscoveryFile>(&text).unwrap().resolve().unwrap();
         let mut all = file.roles.iter().flat_map(|role| &role.instances);
@@ -95,13 +95,17 @@ async fn is_told(stage: &TestOperator) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_group_whose_best_place_is_full_goes_to_the_next_best() {
+async fn group_uses_the_next_best_domain_if_the_best_is_full() {
     let stage = nodes("full", 2).await;
     let groups: Api<RoleBasedGroup> = stage.api();
     groups.create(&PostParams::default(), &with_ladder(roles("full", 2))).await.unwrap();
     settled(&groups).await;
     let first = places("full", &pods(&stage.client).await);
-    assert_eq!(domains(&first, 1).len(), 1, "more than a rack has room for, and all in one zone: {first:?}");
+    assert_eq!(
+        domains(&first, 1).len(),
+        1,
+        "more pods than a rack has capacity for, all in one zone: {first:?}"
+    );
     let body = json!({ "spec": { "roles": roles("full", 4) } });
     groups.patch("g", &PatchParams::default(), &Patch::Merge(body)).await.unwrap();
     let all = eventually("all pods have a node", async || {
@@ -114,7 +118,7 @@ async fn a_group_whose_best_place_is_full_goes_to_the_next_best() {
     let in_first = |node: &&String| node.starts_with(*domains(&first, 1).first().unwrap());
     let zone: Vec<usize> =
         all.iter().filter(|(node, _)| in_first(node)).map(|(_, pods)| pods.len()).collect();
-    assert_eq!(zone, [2, 2, 2, 2], "the zone is filled up: {all:?}");
+    assert_eq!(zone, [2, 2, 2, 2], "the zone is full: {all:?}");
     stage.end().await;
 }
 
@@ -133,7 +137,7 @@ async fn workers_follow_their_leader_in_the_exclusive_domain() {
     annotations.insert(keys::GROUP_EXCLUSIVE_TOPOLOGY.to_owned(), "zone".to_owned());
     annotations.insert(keys::TOPOLOGY_NEAR.to_owned(), "lws:decode".to_owned());
     object.metadata.namespace = Some(stage.namespace.name.clone());
-    // Its controller is not here: its pods are made as it would make them.
+    // The LeaderWorkerSet controller does not run here: the test creates the pods as it would.
     let profiles = moongate_render::RuntimeProfiles::new();
     let rendered = moongate_render::GroupRenderer::new(&object, &profiles, Default::default()).unwrap();
     let role = rendered.role(&object.spec.roles[3]).unwrap();

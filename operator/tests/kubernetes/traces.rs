@@ -1,4 +1,4 @@
-//! The operator's spans as a collector receives them.
+//! Spans of the operator as received by a collector.
 
 use std::time::Duration;
 
@@ -16,13 +16,13 @@ use super::{TEST_TIMEOUT, eventually, group, install, role, run_with_operator, s
 
 const WRITES: [&str; 5] = ["apply", "create", "replace", "patch", "delete"];
 
-/// What an operator has told the collector while the story went on, of which this share is sampled.
-async fn traced(name: &str, share: f64, story: impl AsyncFnOnce(&TestNamespace)) -> Vec<Span> {
+/// Spans that an operator exports while the scenario runs, with this sampling ratio.
+async fn traced(name: &str, share: f64, scenario: impl AsyncFnOnce(&TestNamespace)) -> Vec<Span> {
     let mut collector = TestCollector::start().await;
     let options = TelemetryArgs {
         otlp_endpoint: Some(collector.endpoint.clone()),
         trace_sample_ratio: share,
-        // Nothing is kept for having taken long.
+        // No trace is exported for being slow.
         trace_slow: Duration::ZERO,
         ..TelemetryArgs::default()
     };
@@ -39,7 +39,7 @@ async fn traced(name: &str, share: f64, story: impl AsyncFnOnce(&TestNamespace))
         traces: traces.clone(),
         ..OperatorOptions::default()
     };
-    run_with_operator(options, story(&namespace)).await;
+    run_with_operator(options, scenario(&namespace)).await;
     traces.shutdown(TEST_TIMEOUT).await.unwrap();
     let spans = collector.spans();
     namespace.delete().await.unwrap();
@@ -66,7 +66,7 @@ async fn effective_reconcile_is_a_trace_with_plan_and_writes() {
         assert!(writes.iter().all(|span| WRITES.contains(&span.name.as_str())), "{writes:?}");
         assert!(own.iter().all(|span| span.trace_id == root.trace_id));
         assert!(writes.iter().all(|span| span.end_time_unix_nano <= root.end_time_unix_nano));
-        assert!(!writes.is_empty(), "a look that finds nothing to do leaves no trace: {root:?}");
+        assert!(!writes.is_empty(), "reconciliations without steps leave no trace: {root:?}");
         if attribute_text(&root.attributes, "error.type").is_empty() {
             assert_eq!(attribute_text(&root.attributes, "moongate.steps"), writes.len().to_string());
         }
@@ -79,12 +79,12 @@ async fn effective_reconcile_is_a_trace_with_plan_and_writes() {
             && attribute_text(&span.attributes, "moongate.name") == "g-a-0"
     };
     let creates = spans_named(&spans, "create");
-    let made: Vec<_> = creates.iter().filter(is_pod).collect();
-    assert_eq!(made.len(), 1, "{creates:?}");
-    let made = made[0];
-    assert_eq!(attribute_text(&made.attributes, "moongate.reason"), "pod g-a-0 is missing");
-    assert_eq!(attribute_text(&made.attributes, "moongate.status"), "false");
-    let root = roots.iter().find(|root| hex(&root.span_id) == hex(&made.parent_span_id)).unwrap();
+    let created: Vec<_> = creates.iter().filter(is_pod).collect();
+    assert_eq!(created.len(), 1, "{creates:?}");
+    let created = created[0];
+    assert_eq!(attribute_text(&created.attributes, "moongate.reason"), "pod g-a-0 is missing");
+    assert_eq!(attribute_text(&created.attributes, "moongate.status"), "false");
+    let root = roots.iter().find(|root| hex(&root.span_id) == hex(&created.parent_span_id)).unwrap();
     assert_eq!(
         (root.name.as_str(), attribute_text(&root.attributes, "moongate.name").as_str()),
         ("reconcile RoleInstance", "g-a-0")
@@ -99,17 +99,17 @@ async fn effective_reconcile_is_a_trace_with_plan_and_writes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_refused_write_is_told_whatever_is_sampled() {
+async fn rejected_writes_are_exported_regardless_of_sampling() {
     let spans = traced("traces-refused", 0.0, async |namespace| {
         let quota = json!({ "metadata": { "name": "q" }, "spec": { "hard": { "pods": "0" } } });
         let quotas: Api<ResourceQuota> = Api::default_namespaced(namespace.client.clone());
         quotas.create(&PostParams::default(), &serde_json::from_value(quota).unwrap()).await.unwrap();
-        eventually("the quota holds", async || quotas.get("q").await.unwrap().status?.used).await;
+        eventually("the quota is in effect", async || quotas.get("q").await.unwrap().status?.used).await;
         let groups: Api<RoleBasedGroup> = Api::default_namespaced(namespace.client.clone());
         groups.create(&PostParams::default(), &group(json!([role("a", 1, "engine:1")]))).await.unwrap();
         let events: Api<k8s_openapi::api::events::v1::Event> =
             Api::default_namespaced(namespace.client.clone());
-        eventually("it is refused", async || {
+        eventually("the write is rejected", async || {
             let events = events.list(&kube::api::ListParams::default()).await.unwrap().items;
             events.iter().any(|event| event.reason.as_deref() == Some("WriteRefused")).then_some(())
         })

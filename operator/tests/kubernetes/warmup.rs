@@ -1,4 +1,4 @@
-//! A warmup of the node where a group runs, and of nodes by label.
+//! A warmup of the nodes of a group, and of nodes by label.
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::events::v1::Event;
@@ -10,12 +10,12 @@ use serde_json::{Value, json};
 use super::test_operator::TestOperator;
 use super::{eventually, group, pods, role, settled};
 
-async fn made(stage: &TestOperator, name: &str, spec: Value) -> RoleBasedGroupWarmup {
+async fn run_warmup(stage: &TestOperator, name: &str, spec: Value) -> RoleBasedGroupWarmup {
     let warmups: Api<RoleBasedGroupWarmup> = stage.api();
     let warmup = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha2", "kind": "RoleBasedGroupWarmup",
         "metadata": { "name": name }, "spec": spec });
     warmups.create(&PostParams::default(), &serde_json::from_value(warmup).unwrap()).await.unwrap();
-    eventually("the warmup is over", async || {
+    eventually("the warmup has finished", async || {
         let warmup = warmups.get(name).await.unwrap();
         let status = warmup.status.clone().unwrap_or_default();
         matches!(status.phase.as_str(), "Completed" | "Failed").then_some(warmup)
@@ -29,7 +29,7 @@ fn warmed(pods: &[Pod], name: &str) -> Vec<Pod> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nodes_are_warmed_up_and_the_events_say_so() {
+async fn nodes_are_warmed_up_with_events() {
     let stage = TestOperator::begin("warmup").await;
     let groups: Api<RoleBasedGroup> = stage.api();
     groups.create(&PostParams::default(), &group(json!([role("a", 1, "engine:1")]))).await.unwrap();
@@ -40,7 +40,7 @@ async fn nodes_are_warmed_up_and_the_events_say_so() {
     let roles = json!({ "a": { "imagePreload": { "images": ["engine:2", "shell-less:1"] } } });
     let spec = json!({ "targetRoleBasedGroup": { "name": "g", "roles": roles },
         "policies": { "backoffLimitPerNode": 0, "maxFailedNodes": 0 } });
-    let status = made(&stage, "by-group", spec).await.status.unwrap();
+    let status = run_warmup(&stage, "by-group", spec).await.status.unwrap();
     assert_eq!((status.phase.as_str(), status.succeeded, status.failed), ("Completed", 1, 0));
     let all = pods(&stage.client).await;
     let own = warmed(&all, "by-group");
@@ -49,7 +49,7 @@ async fn nodes_are_warmed_up_and_the_events_say_so() {
     let images = own[0].spec.as_ref().unwrap().containers.iter().map(|one| one.image.clone().unwrap());
     assert_eq!(images.collect::<Vec<_>>(), ["engine:2", "shell-less:1"]);
     let events: Api<Event> = stage.api();
-    eventually("the events tell of it", async || {
+    eventually("the events exist", async || {
         let all = events.list(&ListParams::default()).await.unwrap().items;
         let of_it = all.into_iter().filter(|event| {
             event.regarding.as_ref().is_some_and(|object| object.name.as_deref() == Some("by-group"))
@@ -60,18 +60,18 @@ async fn nodes_are_warmed_up_and_the_events_say_so() {
     })
     .await;
 
-    // By label, and gone when its time has come.
+    // By label, and deleted after its TTL.
     let nodes = Api::<Node>::all(stage.client.clone());
     let label = json!({ "metadata": { "labels": { "warmup": "yes" } } });
     nodes.patch(&node, &PatchParams::default(), &Patch::Merge(label)).await.unwrap();
     let action = json!({ "containers": [{ "name": "compile", "image": "compiler:1" }] });
     let target = json!({ "nodeSelector": { "warmup": "yes" }, "customizedAction": action });
-    let warmup = made(&stage, "by-label", json!({ "targetNodes": target })).await;
+    let warmup = run_warmup(&stage, "by-label", json!({ "targetNodes": target })).await;
     assert_eq!(warmup.status.unwrap().succeeded, 1);
     let warmups: Api<RoleBasedGroupWarmup> = stage.api();
     let end = json!({ "spec": { "policies": { "ttlSecondsAfterFinished": 0 } } });
     warmups.patch("by-label", &PatchParams::default(), &Patch::Merge(end)).await.unwrap();
-    eventually("it and its pod are gone", async || {
+    eventually("it and its pod are deleted", async || {
         let gone = warmups.get_opt("by-label").await.unwrap().is_none();
         (gone && warmed(&pods(&stage.client).await, "by-label").is_empty()).then_some(())
     })

@@ -1,4 +1,4 @@
-//! Components of one instance that wait for each other.
+//! Dependencies between components of one instance.
 
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::SimulatedApiServer;
@@ -12,11 +12,11 @@ fn component(name: &str, size: i32, depends_on: &Value) -> Value {
         "annotations": { "rolebasedgroup.workloads.x-k8s.io/component-depends-on": depends_on.to_string() } })
 }
 
-fn made(components: Value, look: impl FnMut(&SimulatedApiServer)) -> OperatorSimulation {
+fn create(components: Value, observe: impl FnMut(&SimulatedApiServer)) -> OperatorSimulation {
     let mut cluster = OperatorSimulation::new(server(), 5);
     let role = json!({ "name": "r", "replicas": 1, "customComponentsPattern": { "components": components } });
     cluster.create(ResourceKind::Group, json!({ "metadata": { "name": "g" }, "spec": { "roles": [role] } }));
-    cluster.run(look);
+    cluster.run(observe);
     assert_eq!(unsettled(&cluster.server), [""; 0]);
     cluster
 }
@@ -25,11 +25,11 @@ fn made(components: Value, look: impl FnMut(&SimulatedApiServer)) -> OperatorSim
 fn components_start_in_order_and_end_in_reverse() {
     let engine = component("engine", 2, &json!({}));
     let router = component("router", 2, &json!({ "startAfter": ["engine"] }));
-    let mut cluster = made(json!([router, engine]), |server| {
+    let mut cluster = create(json!([router, engine]), |server| {
         let up = server.all(ResourceKind::Pod).filter(|pod| is(pod, "ContainersReady", "True"));
         let engines = up.filter(|pod| pod["metadata"]["name"].as_str().unwrap().contains("engine")).count();
         let routers = names(server, ResourceKind::Pod).iter().filter(|name| name.contains("router")).count();
-        assert!(routers == 0 || engines == 2, "{routers} routers beside {engines} engines");
+        assert!(routers == 0 || engines == 2, "{routers} routers with {engines} engines");
     });
     cluster.edit(ResourceKind::Instance, "g-r-0", |instance| {
         for component in instance["spec"]["components"].as_array_mut().unwrap() {
@@ -45,9 +45,9 @@ fn components_start_in_order_and_end_in_reverse() {
 }
 
 #[test]
-fn components_that_wait_for_each_other_start_at_once() {
+fn cyclic_dependencies_of_components_are_ignored() {
     let components =
         [("a", "b"), ("b", "a")].map(|(name, other)| component(name, 1, &json!({ "startAfter": [other] })));
-    let cluster = made(components.into(), |_| {});
+    let cluster = create(components.into(), |_| {});
     assert_eq!(pods(&cluster.server).len(), 2);
 }

@@ -1,4 +1,4 @@
-//! Every RoleBasedGroup among upstream's examples converges, those that were recorded to the recorded objects.
+//! Every RoleBasedGroup among upstream's examples converges, and those that were recorded have the recorded objects.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use crate::{documents, names, unsettled};
 
 const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata");
 
-/// The groups, as v1alpha2.
+/// Groups of the examples, as v1alpha2.
 fn groups() -> Vec<(PathBuf, Value)> {
     let mut folders = vec![Path::new(TESTDATA).join("examples")];
     let mut found = Vec::new();
@@ -45,7 +45,7 @@ fn every_group_converges() {
     assert!(groups.len() > 40, "only {}", groups.len());
     let mut failed = Vec::new();
     for (path, group) in groups {
-        // The controller of LeaderWorkerSets is no part of Kubernetes, and profiles are no part of the simulation.
+        // The LeaderWorkerSet controller is not simulated, and profiles are not part of the simulation.
         let text = group["spec"].to_string();
         if text.contains("/LeaderWorkerSet\"") || text.contains("\"engineRuntimes\"") {
             continue;
@@ -84,7 +84,7 @@ fn the_recorded_groups_get_the_recorded_objects() {
     }
 }
 
-/// How many there are of each name. Random ends do not count.
+/// Number of objects by name, with random suffixes removed.
 fn families(names: Vec<String>) -> BTreeMap<String, usize> {
     let mut families = BTreeMap::new();
     for name in names {

@@ -1,4 +1,4 @@
-//! Pods that are made together, and anew together.
+//! Gangs: pods that are created and recreated together.
 
 use moongate_operator::ResourceKind;
 use rbg_api::keys;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::simulation::OperatorSimulation;
 use crate::{condition, names, pods, role, server, template, unsettled, up};
 
-/// A leader and two workers; workers have a variable of this value.
+/// A leader and two workers, whose environment contains `value`.
 fn workers(gang: bool, value: &str) -> Value {
     let patch =
         json!({ "spec": { "containers": [{ "name": "c", "env": [{ "name": "V", "value": value }] }] } });
@@ -29,7 +29,7 @@ fn gang_is_recreated_if_one_pod_cannot_update_in_place() {
             let new = before.keys().filter(|name| is_new(name)).count();
             let ending =
                 server.all(ResourceKind::Pod).any(|pod| pod["metadata"].get("deletionTimestamp").is_some());
-            assert!(!gang || new == 0 || !ending, "some are made while others end");
+            assert!(!gang || new == 0 || !ending, "pods are created while others terminate");
         });
         assert_eq!(unsettled(&cluster.server), [""; 0]);
         assert_eq!(cluster.ended.len(), expected);
@@ -37,7 +37,7 @@ fn gang_is_recreated_if_one_pod_cannot_update_in_place() {
 }
 
 #[test]
-fn a_group_that_is_a_gang_is_made_at_once() {
+fn roles_of_a_gang_are_created_together() {
     let mut cluster = OperatorSimulation::new(server(), 1);
     let mut second = role("b", 1, "i:1");
     second["dependencies"] = json!(["a"]);
@@ -58,7 +58,7 @@ fn a_group_that_is_a_gang_is_made_at_once() {
 }
 
 #[test]
-fn a_group_is_one_kind_of_gang_only() {
+fn kinds_of_gang_scheduling_are_mutually_exclusive() {
     let mut cluster = OperatorSimulation::new(server(), 1);
     let annotations = json!({ keys::GANG_SCHEDULING: "true", keys::INSTANCE_GANG_SCHEDULING: "true" });
     let spec = json!({ "roles": [role("a", 1, "i:1")] });

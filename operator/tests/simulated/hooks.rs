@@ -1,4 +1,4 @@
-//! Updates in place of pods that are asked before and after.
+//! In-place updates of pods with upgrade hooks.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::simulation::OperatorSimulation;
 use crate::{condition, pods, template, unsettled, up};
 
-/// Pods with hooks: ordered, without order, and a leader that has some with a worker that has none.
+/// Roles with hooks: ordered, unordered, and a leader with hooks whose worker has none.
 fn roles(image: &str) -> Value {
     let hooks = json!({ keys::UPGRADE_HOOKS: "8080", keys::UPGRADE_TIMEOUT: "30s" });
     let mut unordered = hooks.clone();
@@ -40,7 +40,7 @@ fn update(cluster: &mut OperatorSimulation, image: &str) {
     edit(cluster, |template| template["spec"]["containers"][0]["image"] = image.into());
 }
 
-/// Pods that have no hooks are restarted with those that have.
+/// Pods without hooks restart together with those that have hooks.
 fn check(server: &SimulatedApiServer) {
     let restarts = |name: &str| pods(server).get(name).map_or(0, |pod| pod.1);
     assert!(restarts("g-t-0-1") <= restarts("g-t-0-0") || drained(server, "g-t-0-0"));
@@ -67,7 +67,7 @@ fn is_updated_once(cluster: &mut OperatorSimulation, what: &str) {
         assert_eq!((&uid, restarts, image.as_str()), (&before[&name].0, 1, "i:2"), "{what}: {name}");
     }
     let group = cluster.server.get(ResourceKind::Group, "g").unwrap();
-    assert_eq!(condition(group, "WaitingForHooks").unwrap()["reason"], "NobodyWaits", "{what}");
+    assert_eq!(condition(group, "WaitingForHooks").unwrap()["reason"], "HooksCompleted", "{what}");
 }
 
 #[test]
@@ -89,12 +89,12 @@ fn pods_drain_and_settle_in_turn_after_any_kill() {
     for killed_after in (1..=whole.hooks.response_count).step_by(7) {
         let mut cluster = OperatorSimulation::new(ready.clone(), 7);
         cluster.kill_after_responses = Some(killed_after);
-        is_updated_once(&mut cluster, &format!("killed after answer {killed_after}"));
+        is_updated_once(&mut cluster, &format!("killed after response {killed_after}"));
     }
 }
 
 #[test]
-fn whatever_writes_and_answers_are_lost_pods_drain_first() {
+fn pods_drain_first_despite_lost_writes_and_responses() {
     let ready = up(roles("i:1"), 1).server;
     for seed in 0..8 {
         let mut cluster = OperatorSimulation::new(ready.clone(), seed);
@@ -119,10 +119,10 @@ fn unresponsive_pods_are_awaited_until_their_hook_timeout() {
     assert!(
         pods(&cluster.server).values().all(|(_, restarts, image)| (*restarts, image.as_str()) == (1, "i:2"))
     );
-    assert!(waiting.iter().any(|text| text.contains("g-o-1 is to drain")), "{waiting:?}");
-    assert!(waiting.iter().any(|text| text.contains("g-o-1 is to settle")), "{waiting:?}");
+    assert!(waiting.iter().any(|text| text.contains("g-o-1 has yet to drain")), "{waiting:?}");
+    assert!(waiting.iter().any(|text| text.contains("g-o-1 has yet to settle")), "{waiting:?}");
     let took = Duration::try_from(cluster.server.now.duration_since(begun)).unwrap();
-    // Two instances of a role one after the other, both hooks of each.
+    // Two instances of a role one after the other, each with both hooks.
     assert!((120..200).contains(&took.as_secs()), "{took:?}");
     let group = cluster.server.get(ResourceKind::Group, "g").unwrap();
     let told = condition(group, "WaitingForHooks").unwrap();
@@ -132,7 +132,7 @@ fn unresponsive_pods_are_awaited_until_their_hook_timeout() {
     assert!(message.contains("g-o-0 did not settle within 30s"), "{message}");
 }
 
-/// Moves until the pod is asked to drain.
+/// Advances until the pod drains.
 fn until_it_drains(cluster: &mut OperatorSimulation, pod: &str) {
     for _ in 0..10_000 {
         let live = cluster.server.get(ResourceKind::Pod, pod).unwrap();
@@ -161,7 +161,7 @@ fn reverted_update_restarts_only_already_updated_pods() {
 }
 
 #[test]
-fn an_update_that_another_operator_carries_out_comes_to_its_end() {
+fn updates_by_an_operator_without_hooks_complete() {
     let mut cluster = OperatorSimulation::new(up(roles("i:1"), 1).server, 6);
     update(&mut cluster, "i:2");
     cluster.hooks.not_ready_responses = usize::MAX;
@@ -178,7 +178,7 @@ fn an_update_that_another_operator_carries_out_comes_to_its_end() {
 }
 
 #[test]
-fn a_pod_that_fails_or_is_deleted_is_waited_for_by_nobody() {
+fn failed_and_deleted_pods_are_not_waited_for() {
     let mut cluster = OperatorSimulation::new(up(roles("i:1"), 1).server, 9);
     update(&mut cluster, "i:2");
     until_it_drains(&mut cluster, "g-o-1");
@@ -194,7 +194,7 @@ fn a_pod_that_fails_or_is_deleted_is_waited_for_by_nobody() {
 }
 
 #[test]
-fn a_pod_that_is_made_anew_drains_first() {
+fn recreated_pods_drain_first() {
     let mut cluster = OperatorSimulation::new(up(roles("i:1"), 1).server, 11);
     let before = pods(&cluster.server);
     edit(&mut cluster, |template| template["spec"]["containers"][0]["args"] = json!(["--more"]));
@@ -209,7 +209,7 @@ fn a_pod_that_is_made_anew_drains_first() {
 }
 
 #[test]
-fn an_instance_that_is_made_anew_as_a_whole_drains_first() {
+fn recreated_instances_drain_first() {
     let mut roles = roles("i:1");
     for role in roles.as_array_mut().unwrap() {
         role["rolloutStrategy"] =

@@ -1,4 +1,4 @@
-//! The operator is killed, or the API server fails it, in the middle of an update in place.
+//! The operator is killed, or writes fail, during an in-place update.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::simulation::OperatorSimulation;
 use crate::{is, pods, role, server, template, unsettled, up};
 
-/// Ordered pods, pods without order that have time to drain, and pods that only serve together.
+/// Ordered pods, unordered pods with a grace period, and pods that serve only together.
 fn roles(image: &str) -> Value {
     let mut drained = role("d", 2, image);
     drained["annotations"] = json!({ "rbg.workloads.x-k8s.io/role-instance-pattern": "Stateless" });
@@ -34,7 +34,7 @@ fn update(cluster: &mut OperatorSimulation) {
     });
 }
 
-/// Never two instances of a role are down at a time, one being what an update may cost.
+/// At most one instance of a role is down at a time, as the update strategy allows.
 fn check(server: &SimulatedApiServer) {
     let mut down: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for pod in server.all(ResourceKind::Pod).filter(|pod| !is(pod, "Ready", "True")) {
@@ -75,7 +75,7 @@ fn update_survives_any_kill_and_restarts_each_pod_once() {
 }
 
 #[test]
-fn whatever_writes_fail_the_update_restarts_each_pod_once() {
+fn update_restarts_each_pod_once_despite_failing_writes() {
     let ready = up(roles("i:1"), 1).server;
     for seed in 0..20 {
         let mut cluster = OperatorSimulation::new(ready.clone(), seed);

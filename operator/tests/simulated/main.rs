@@ -1,4 +1,4 @@
-//! The operator's plans over a cluster in memory, where every order of events can be had, and had again.
+//! The operator's plans on an in-memory cluster, with reproducible random orders of events.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod components;
@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 
 use simulation::OperatorSimulation;
 
-/// A cluster without objects, in which some containers are called by what becomes of them.
+/// A cluster without objects, in which some container images determine the containers' outcome.
 fn server() -> SimulatedApiServer {
     let mut server = SimulatedApiServer::new(Timestamp::from_second(1_790_000_000).unwrap());
     server.container_outcome = |image| match image.split(':').next().unwrap() {
@@ -68,7 +68,7 @@ fn is(object: &Value, kind: &str, status: &str) -> bool {
     condition(object, kind).is_some_and(|one| one["status"] == status)
 }
 
-/// Whether the group says of its present spec that all is ready and nothing moves.
+/// Whether the group reports at its present generation that it is ready and settled.
 fn claims_settled(group: &Value) -> bool {
     group["status"]["observedGeneration"] == group["metadata"]["generation"]
         && is(group, "Ready", "True")
@@ -76,13 +76,13 @@ fn claims_settled(group: &Value) -> bool {
         && is(group, "RollingUpdateInProgress", "False")
 }
 
-/// Groups that do not say so, and why.
+/// Groups that do not report it, with their conditions.
 fn unsettled(server: &SimulatedApiServer) -> Vec<String> {
     let unsettled = server.all(ResourceKind::Group).filter(|group| !claims_settled(group));
     unsettled.map(|group| format!("{}: {}", group["metadata"]["name"], group["status"])).collect()
 }
 
-/// Pods by name: UID, restarts and image of the first container.
+/// Pods by name: UID, restart count and image of the first container.
 fn pods(server: &SimulatedApiServer) -> BTreeMap<String, (String, i64, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let one = |pod: &Value| {
@@ -97,7 +97,7 @@ fn names(server: &SimulatedApiServer, kind: ResourceKind) -> Vec<String> {
     server.all(kind).map(|object| object["metadata"]["name"].as_str().unwrap().to_owned()).collect()
 }
 
-/// All documents of a file.
+/// All YAML documents of a file.
 fn documents(path: &Path) -> Vec<Value> {
     let text = std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let documents: Vec<Option<Value>> = serde_saphyr::from_multiple(&text).unwrap();

@@ -1,4 +1,4 @@
-//! Pods go back to the nodes where they were, whoever runs the operator by then.
+//! New pods return to the nodes of their predecessors, also after a failover.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,7 +25,7 @@ fn nodes(server: &SimulatedApiServer) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// A group whose pods are on a node each, and an operator that knows it.
+/// A group whose pods run on a node each, as observed by an operator.
 fn spread(pattern: &str, mode: &str) -> SimulatedApiServer {
     let mut cluster = up(sticky(pattern, mode), 1);
     let all: Vec<String> = nodes(&cluster.server).into_keys().collect();
@@ -81,7 +81,7 @@ fn restored_role_returns_to_its_nodes_and_avoids_others() {
 }
 
 #[test]
-fn pods_without_order_go_to_any_node_that_had_one() {
+fn unordered_pods_use_any_previous_node_of_the_component() {
     let server = spread("Stateless", "Preferred");
     let mut cluster = OperatorSimulation::new(server, 1);
     update(&mut cluster);

@@ -1,4 +1,4 @@
-//! Ports that pods ask for.
+//! Allocated ports of pods.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,8 @@ use serde_json::{Value, json};
 use crate::simulation::{OperatorSimulation, PORTS};
 use crate::{condition, pods, server, template, unsettled};
 
-/// Two components: the engine has a port of its own per pod and one for all, and the router knows that of the first engine.
+/// Two components: the engine has one port per pod and one shared port, and the router references a port of the first
+/// engine.
 fn port_request(replicas: i32, image: &str) -> Value {
     let engine = json!({ "allocations": [
         { "name": "http", "env": "HTTP", "annotationKey": "test/http" },
@@ -28,21 +29,21 @@ fn port_request(replicas: i32, image: &str) -> Value {
     ] } }])
 }
 
-fn begun(replicas: i32, seed: u64) -> OperatorSimulation {
+fn started(replicas: i32, seed: u64) -> OperatorSimulation {
     let mut cluster = OperatorSimulation::new(server(), seed);
     let spec = json!({ "roles": port_request(replicas, "i:1") });
     cluster.create(ResourceKind::Group, json!({ "metadata": { "name": "g" }, "spec": spec }));
     cluster
 }
 
-/// What a pod has been told, by name of the variable.
+/// Ports in a pod's environment, by variable name.
 fn injected_ports(pod: &Value) -> BTreeMap<String, String> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let list = pod["spec"]["containers"][0]["env"].as_array().into_iter().flatten();
     list.map(|one| (text(&one["name"]), text(&one["value"]))).collect()
 }
 
-/// Ports of each pod by its name; no two pods have the same one.
+/// Ports of each pod by its name; asserts that no two pods have the same one.
 fn check(server: &SimulatedApiServer) -> BTreeMap<String, String> {
     let mut own = BTreeMap::new();
     for pod in server
@@ -68,10 +69,10 @@ fn check(server: &SimulatedApiServer) -> BTreeMap<String, String> {
 
 #[test]
 fn ports_are_distinct_and_outlive_pods_and_operators() {
-    let mut whole = begun(3, 1);
+    let mut whole = started(3, 1);
     whole.run(|_| {});
     for killed_after in (1..=whole.writes).step_by(4) {
-        let mut cluster = begun(3, 1);
+        let mut cluster = started(3, 1);
         cluster.kill_after_writes = Some(killed_after);
         cluster.run(|server| drop(check(server)));
         assert_eq!(unsettled(&cluster.server), [""; 0], "killed after {killed_after}");
@@ -93,11 +94,11 @@ fn ports_are_distinct_and_outlive_pods_and_operators() {
 }
 
 #[test]
-fn who_finds_no_port_waits_and_says_so() {
-    let mut cluster = begun(6, 1);
+fn instances_without_a_free_port_wait_and_report_it() {
+    let mut cluster = started(6, 1);
     cluster.allow_invalid = true;
     cluster.run(|server| drop(check(server)));
-    // One is shared by all, and two are each instance's own: the sixth has none.
+    // One port is shared, and each instance needs two of its own: none is left for the sixth.
     assert_eq!(pods(&cluster.server).len(), 15);
     assert_eq!(unsettled(&cluster.server).len(), 1);
     cluster.edit(ResourceKind::Group, "g", |group| group["spec"]["roles"][0]["replicas"] = 5.into());

@@ -1,4 +1,4 @@
-//! New images are on the node before a pod there restarts for them.
+//! New images are on the node before a pod there restarts with them.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::simulation::OperatorSimulation;
 use crate::{condition, names, pods, role, template, unsettled, up};
 
-/// Ordered pods, pods without order, and a leader with a worker.
+/// Ordered pods, unordered pods, and a leader with a worker.
 fn roles(image: &str) -> Value {
     let annotations = json!({ keys::PRE_PULL: "true", keys::PRE_PULL_TIMEOUT: "30s" });
     let mut roles = json!([role("o", 2, image), role("u", 2, image), { "name": "t", "replicas": 1,
@@ -30,7 +30,7 @@ fn owner(object: &Value) -> String {
     object["metadata"]["ownerReferences"][0]["name"].as_str().unwrap().to_owned()
 }
 
-/// Instances of which a pod is to run the image.
+/// Instances with a pod whose spec has the image.
 fn restarted(server: &SimulatedApiServer, image: &str) -> BTreeSet<String> {
     let is_new = |pod: &&Value| pod["spec"]["containers"][0]["image"] == image;
     server.all(ResourceKind::Pod).filter(is_new).map(owner).collect()
@@ -81,22 +81,25 @@ fn failed_image_pull_waits_then_costs_one_instance() {
         group["metadata"]["annotations"] = json!({ keys::PRE_PULL: "true", keys::PRE_PULL_TIMEOUT: "30s" });
     });
     cluster.run(|_| {});
-    let begun = cluster.server.now;
+    let started = cluster.server.now;
     cluster.edit(ResourceKind::Group, "g", |group| group["spec"]["roles"][0] = role("a", 2, "absent:2"));
-    let (mut told, mut first) = (BTreeSet::new(), None);
+    let (mut reported, mut first) = (BTreeSet::new(), None);
     cluster.run(|server| {
         let group = server.get(ResourceKind::Group, "g").unwrap();
         if let Some(condition) = condition(group, "PullingImages") {
-            told.insert(format!("{}: {}", condition["reason"], condition["message"]));
+            reported.insert(format!("{}: {}", condition["reason"], condition["message"]));
         }
         if first.is_none() && !restarted(server, "absent:2").is_empty() {
             first = Some(server.now);
         }
     });
-    let waited = first.unwrap().duration_since(begun).as_secs();
+    let waited = first.unwrap().duration_since(started).as_secs();
     assert!((30..60).contains(&waited), "{waited} s");
-    assert!(told.contains(r#""CannotPull": "absent:2 cannot be pulled to node""#), "{told:?}");
-    assert!(told.contains(r#""NotPulled": "absent:2 was not pulled to node within 30s""#), "{told:?}");
+    assert!(reported.contains(r#""PullFailed": "absent:2 cannot be pulled to node""#), "{reported:?}");
+    assert!(
+        reported.contains(r#""PullTimedOut": "absent:2 was not pulled to node within 30s""#),
+        "{reported:?}"
+    );
     assert_eq!(restarted(&cluster.server, "absent:2"), BTreeSet::from(["g-a-1".to_owned()]));
     assert_eq!(names(&cluster.server, ResourceKind::WarmupPod), [""; 0]);
 }

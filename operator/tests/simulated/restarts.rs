@@ -1,4 +1,4 @@
-//! Instances whose pods crash.
+//! Instances with crashing pods.
 
 use moongate_operator::ResourceKind;
 use serde_json::{Value, json};
@@ -58,7 +58,7 @@ fn crash_recreates_the_instance_with_growing_backoff() {
 }
 
 #[test]
-fn who_takes_over_waits_as_long_as_who_was_killed() {
+fn restart_backoff_survives_a_failover() {
     let policy = json!({ "restartPolicyConfig": { "type": "RecreateRoleInstanceOnPodRestart", "baseDelaySeconds": 30, "maxDelaySeconds": 60 } });
     for killed_after in 1..=12 {
         let mut cluster = up(together(policy.clone()), 1);
@@ -87,7 +87,7 @@ fn without_the_policy_only_the_failed_pod_is_replaced() {
 }
 
 #[test]
-fn a_pod_that_shall_be_ignored_restarts_nobody() {
+fn crashes_of_ignored_pods_restart_no_others() {
     let mut roles = together(json!({}));
     roles[0]["leaderWorkerPattern"]["template"]["metadata"] =
         json!({ "annotations": { "rbg.workloads.x-k8s.io/restart-trigger-policy": "Ignore" } });
@@ -99,7 +99,7 @@ fn a_pod_that_shall_be_ignored_restarts_nobody() {
 }
 
 #[test]
-fn the_restart_that_an_update_in_place_causes_is_no_crash() {
+fn restarts_by_in_place_updates_are_not_crashes() {
     for seed in 0..5 {
         let mut cluster = up(together(json!({})), seed);
         cluster.edit(ResourceKind::Group, "g", |group| {
@@ -110,6 +110,6 @@ fn the_restart_that_an_update_in_place_causes_is_no_crash() {
         assert!(pods(&cluster.server).values().all(|(_, restarts, _)| *restarts == 1));
         crash(&mut cluster, "g-t-0-0");
         cluster.run(|_| {});
-        assert_eq!(cluster.ended.len(), 2, "seed {seed}: the next one is");
+        assert_eq!(cluster.ended.len(), 2, "seed {seed}: the next restart is a crash");
     }
 }

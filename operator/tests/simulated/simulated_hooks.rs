@@ -1,4 +1,4 @@
-//! What pods answer at their hooks, and whether the operator heeds it.
+//! Simulated hooks of pods, and the invariants that the operator must maintain.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,23 +8,21 @@ use moongate_operator::plan::{HookCall, HookResult, UpgradeHook};
 use rbg_api::keys;
 use serde_json::Value;
 
-/// All hooks of a cluster.
+/// Hooks of all pods of a cluster.
 pub(crate) struct SimulatedHooks {
-    /// So often a pod says that it is not done yet.
+    /// Number of calls that return `NotYet` before a hook finishes.
     pub(crate) not_ready_responses: usize,
-    /// Answers that were given.
+    /// Number of responses so far.
     pub(crate) response_count: usize,
-    /// Whether nobody answers.
     pub(crate) unresponsive: bool,
-    /// Questions since the last restart, by pod.
+    /// Calls since the last restart, by pod.
     call_counts: BTreeMap<(String, bool), usize>,
     /// Pods that may be restarted.
     drained: BTreeSet<String>,
-    /// Pods that were restarted and have not settled since: their instances, by role.
+    /// Pods that have restarted and not settled since: their instances, by role.
     unsettled: BTreeMap<String, (String, String)>,
-    /// Pods that were told to end before they had drained.
+    /// Pods that were deleted before they had drained.
     pub(crate) ended_undrained: Vec<String>,
-    /// What must not happen.
     pub(crate) violations: Vec<String>,
 }
 
@@ -52,44 +50,45 @@ fn has_hooks(pod: &Value) -> bool {
 }
 
 impl SimulatedHooks {
-    /// What the pod answers. `None` if it does not.
-    pub(crate) fn answer(&mut self, server: &SimulatedApiServer, ask: &HookCall) -> Option<HookResult> {
+    /// Response of the pod; `None` if it does not respond.
+    pub(crate) fn answer(&mut self, server: &SimulatedApiServer, call: &HookCall) -> Option<HookResult> {
         self.response_count += 1;
-        let pod = server.all(ResourceKind::Pod).find(|pod| pod["metadata"]["uid"] == ask.pod.as_str())?;
+        let pod = server.all(ResourceKind::Pod).find(|pod| pod["metadata"]["uid"] == call.pod.as_str())?;
         if self.unresponsive {
             return None;
         }
-        let place = (label(pod, keys::ROLE_NAME), label(pod, keys::ROLE_INSTANCE_NAME));
-        let drains = ask.hook == UpgradeHook::Drain;
-        let neighbours = self.unsettled.values().filter(|other| other.0 == place.0 && other.1 != place.1);
+        let location = (label(pod, keys::ROLE_NAME), label(pod, keys::ROLE_INSTANCE_NAME));
+        let drains = call.hook == UpgradeHook::Drain;
+        let neighbours =
+            self.unsettled.values().filter(|other| other.0 == location.0 && other.1 != location.1);
         if drains && let Some((_, other)) = neighbours.into_iter().next() {
-            self.violations.push(format!("{} is to drain, and {other} has not settled", place.1));
+            self.violations.push(format!("{} drains while {other} has not settled", location.1));
         }
-        if !drains && self.drained.remove(&ask.pod) {
+        if !drains && self.drained.remove(&call.pod) {
             return Some(HookResult::NotYet(Some("an update".to_owned())));
         }
-        let asked = self.call_counts.entry((ask.pod.clone(), drains)).or_default();
+        let asked = self.call_counts.entry((call.pod.clone(), drains)).or_default();
         *asked += 1;
         if *asked <= self.not_ready_responses {
             return Some(HookResult::NotYet(Some("requests".to_owned())));
         }
         if drains {
-            self.drained.insert(ask.pod.clone());
+            self.drained.insert(call.pod.clone());
         } else {
-            self.unsettled.remove(&ask.pod);
+            self.unsettled.remove(&call.pod);
         }
         Some(HookResult::Done(None))
     }
 
-    /// A pod is told to end.
+    /// Records that a pod is being deleted.
     pub(crate) fn end(&mut self, name: &str, uid: &str) {
         if !self.drained.contains(uid) {
             self.ended_undrained.push(name.to_owned());
         }
     }
 
-    /// What the kubelet has done to a pod.
-    pub(crate) fn see(&mut self, before: &Value, after: &Value) {
+    /// Records a change of a pod by the kubelet.
+    pub(crate) fn observe(&mut self, before: &Value, after: &Value) {
         let restarts = |pod: &Value| pod["status"]["containerStatuses"][0]["restartCount"].as_i64();
         if self.unresponsive
             || !has_hooks(after)
@@ -104,11 +103,11 @@ impl SimulatedHooks {
                 .push(format!("{} was restarted before it had drained", after["metadata"]["name"]));
         }
         self.call_counts.retain(|(pod, _), _| *pod != uid);
-        let place = (label(after, keys::ROLE_NAME), label(after, keys::ROLE_INSTANCE_NAME));
-        self.unsettled.insert(uid, place);
+        let location = (label(after, keys::ROLE_NAME), label(after, keys::ROLE_INSTANCE_NAME));
+        self.unsettled.insert(uid, location);
     }
 
-    /// Pods that the operator has gone on from although they have not settled.
+    /// Number of pods that have not settled although the operator has completed their update.
     pub(crate) fn left_unsettled(&self) -> usize {
         self.unsettled.len()
     }

@@ -1,5 +1,6 @@
-//! The operator's plans over an API server in memory, one move at a time: which comes next is drawn, and the same seed draws
-//! the same. News of watches come late, writes may fail or lose their answer, the operator may be killed after any write.
+//! Simulation of the operator's plans on an in-memory API server, one step at a time in a random order that is determined
+//! by a seed. Watch events are late, writes may fail or lose their response, and the operator may be killed after any
+//! write.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -18,11 +19,11 @@ use serde_json::Value;
 use crate::simulated_hooks::SimulatedHooks;
 
 const WORKERS: usize = 4;
-/// Ports that pods may get.
+/// Range of ports to allocate.
 pub(crate) const PORTS: Range<u16> = 30000..30012;
-/// Between two moves.
+/// Simulated time between two steps.
 const TICK: Duration = Duration::from_millis(20);
-/// So many moves are made of no use only by something that has no end.
+/// Step limit: only an endless run needs more.
 const MAX_MOVES: usize = 20_000;
 
 pub(crate) struct OperatorSimulation {
@@ -33,22 +34,21 @@ pub(crate) struct OperatorSimulation {
     pending_changes: VecDeque<ResourceChange>,
     workers: Vec<(ResourceKey, VecDeque<PlanStep>)>,
     hook_calls: Vec<(ResourceKey, HookCall)>,
-    /// What pods answer.
+    /// Simulated hooks of the pods.
     pub(crate) hooks: SimulatedHooks,
     random: fastrand::Rng,
-    /// Writes that were made.
+    /// Number of writes so far.
     pub(crate) writes: usize,
-    /// After so many writes the operator is killed, and another one begins.
+    /// Number of writes after which the operator is killed and another one starts.
     pub(crate) kill_after_writes: Option<usize>,
-    /// The same after so many answers.
+    /// Number of hook responses after which the operator is killed.
     pub(crate) kill_after_responses: Option<usize>,
-    /// Of a hundred writes, so many fail.
+    /// Percentage of writes that fail.
     pub(crate) write_failure_percent: u8,
-    /// Whether objects that cannot be planned for are left alone, which else is a failure.
+    /// Whether invalid objects are tolerated; otherwise they fail the test.
     pub(crate) allow_invalid: bool,
-    /// Those objects. They are looked at again after whatever news.
+    /// Invalid objects. They are reconciled again after any event.
     invalid: BTreeSet<ResourceKey>,
-    /// Pods that were told to end.
     pub(crate) ended: BTreeSet<String>,
 }
 
@@ -61,7 +61,7 @@ enum SimulationStep {
 }
 
 impl OperatorSimulation {
-    /// An operator that begins on this cluster.
+    /// Starts an operator on this cluster.
     pub(crate) fn new(server: SimulatedApiServer, seed: u64) -> Self {
         let mut simulation = Self {
             server,
@@ -117,7 +117,7 @@ impl OperatorSimulation {
         self.queue.append(&mut self.invalid);
     }
 
-    /// Someone else's change.
+    /// Applies a change by another client.
     pub(crate) fn edit(&mut self, kind: ResourceKind, name: &str, edit: impl FnOnce(&mut Value)) {
         let mut object = self.server.get(kind, name).unwrap().clone();
         edit(&mut object);
@@ -125,36 +125,36 @@ impl OperatorSimulation {
         self.pending_changes.push_back(change);
     }
 
-    /// A new object of someone else's.
+    /// Creates an object for another client.
     pub(crate) fn create(&mut self, kind: ResourceKind, object: Value) {
         let change = self.server.create(kind, object);
         self.pending_changes.push_back(change);
     }
 
-    /// Somebody deletes an object.
+    /// Deletes an object for another client.
     pub(crate) fn delete(&mut self, kind: ResourceKind, name: &str) {
         let changes = self.server.remove(kind, name);
         self.pending_changes.extend(changes);
     }
 
-    /// Moves until nothing is left to do, looking at each state.
-    pub(crate) fn run(&mut self, mut look: impl FnMut(&SimulatedApiServer)) {
+    /// Steps until nothing is left to do, and calls `look` on each state.
+    pub(crate) fn run(&mut self, mut observe: impl FnMut(&SimulatedApiServer)) {
         for _ in 0..MAX_MOVES {
             if !self.step() {
                 return;
             }
-            look(&self.server);
+            observe(&self.server);
         }
-        panic!("it has no end; the queue: {:?}, later: {:?}", self.queue, self.scheduled);
+        panic!("the run does not end; queue: {:?}, later: {:?}", self.queue, self.scheduled);
     }
 
-    /// Makes so many moves, or fewer if nothing is left to do.
-    pub(crate) fn run_for(&mut self, moves: usize, mut look: impl FnMut(&SimulatedApiServer)) {
-        for _ in 0..moves {
+    /// Takes at most this number of steps.
+    pub(crate) fn run_for(&mut self, steps: usize, mut observe: impl FnMut(&SimulatedApiServer)) {
+        for _ in 0..steps {
             if !self.step() {
                 return;
             }
-            look(&self.server);
+            observe(&self.server);
         }
     }
 
@@ -167,30 +167,30 @@ impl OperatorSimulation {
             self.scheduled.remove(&key);
             self.queue.insert(key);
         }
-        let mut moves = self.possible_steps();
-        if moves.is_empty() {
+        let mut steps = self.possible_steps();
+        if steps.is_empty() {
             let Some(first) = self.scheduled.values().min() else { return false };
             self.server.now = *first;
             return true;
         }
-        let chosen = moves.swap_remove(self.random.usize(..moves.len()));
+        let chosen = steps.swap_remove(self.random.usize(..steps.len()));
         self.take_step(chosen);
         true
     }
 
     fn possible_steps(&self) -> Vec<SimulationStep> {
-        let mut moves: Vec<SimulationStep> = (0..self.workers.len()).map(SimulationStep::Write).collect();
-        moves.extend((0..self.hook_calls.len()).map(SimulationStep::DeliverHookResult));
+        let mut steps: Vec<SimulationStep> = (0..self.workers.len()).map(SimulationStep::Write).collect();
+        steps.extend((0..self.hook_calls.len()).map(SimulationStep::DeliverHookResult));
         if !self.pending_changes.is_empty() {
-            moves.push(SimulationStep::DeliverChange);
+            steps.push(SimulationStep::DeliverChange);
         }
         if self.workers.len() < WORKERS {
             let is_free = |key: &&ResourceKey| !self.workers.iter().any(|(busy, _)| busy == *key);
-            moves.extend(self.queue.iter().filter(is_free).cloned().map(SimulationStep::StartReconcile));
+            steps.extend(self.queue.iter().filter(is_free).cloned().map(SimulationStep::StartReconcile));
         }
         let restless = self.server.unsettled.iter();
-        moves.extend(restless.map(|(kind, name)| SimulationStep::AdvanceCluster(*kind, name.clone())));
-        moves
+        steps.extend(restless.map(|(kind, name)| SimulationStep::AdvanceCluster(*kind, name.clone())));
+        steps
     }
 
     fn take_step(&mut self, chosen: SimulationStep) {
@@ -202,12 +202,12 @@ impl OperatorSimulation {
             }
             SimulationStep::StartReconcile(key) => self.begin(key),
             SimulationStep::Write(worker) => self.write(worker),
-            SimulationStep::DeliverHookResult(ask) => self.deliver_hook_result(ask),
+            SimulationStep::DeliverHookResult(call) => self.deliver_hook_result(call),
             SimulationStep::AdvanceCluster(kind, name) => {
                 let before = self.server.get(kind, &name).filter(|_| kind == ResourceKind::Pod).cloned();
                 let changes = self.server.advance(kind, &name);
                 if let Some((before, now)) = before.zip(self.server.get(kind, &name)) {
-                    self.hooks.see(&before, now);
+                    self.hooks.observe(&before, now);
                 }
                 self.pending_changes.extend(changes);
             }
@@ -227,9 +227,9 @@ impl OperatorSimulation {
         if let Some(at) = plan.requeue_at {
             self.scheduled.insert(key.clone(), at);
         }
-        for ask in plan.hook_calls {
-            if !self.hook_calls.iter().any(|(_, asked)| asked.pod == ask.pod) {
-                self.hook_calls.push((key.clone(), ask));
+        for call in plan.hook_calls {
+            if !self.hook_calls.iter().any(|(_, asked)| asked.pod == call.pod) {
+                self.hook_calls.push((key.clone(), call));
             }
         }
         if !plan.steps.is_empty() {
@@ -237,13 +237,13 @@ impl OperatorSimulation {
         }
     }
 
-    /// A pod answers, or the answer is lost.
-    fn deliver_hook_result(&mut self, ask: usize) {
-        let (key, ask) = self.hook_calls.swap_remove(ask);
-        let answer = self.hooks.answer(&self.server, &ask);
+    /// Delivers the response of a hook, or loses it.
+    fn deliver_hook_result(&mut self, call: usize) {
+        let (key, call) = self.hook_calls.swap_remove(call);
+        let answer = self.hooks.answer(&self.server, &call);
         let is_lost = self.random.u8(..100) < self.write_failure_percent;
         if let Some(answer) = answer.filter(|_| !is_lost)
-            && self.observed.lock().record_hook_result(ask, answer)
+            && self.observed.lock().record_hook_result(call, answer)
         {
             self.queue.insert(key);
         }
@@ -269,7 +269,7 @@ impl OperatorSimulation {
             }
         }
         let fails = self.random.u8(..100) < self.write_failure_percent;
-        // Either before the write was made, or before its answer arrived.
+        // Fails either before the write takes effect, or before its response arrives.
         let outcome = match fails && self.random.bool() {
             true => Err("the API server is overloaded".to_owned()),
             false => self.server.write(&step.action),

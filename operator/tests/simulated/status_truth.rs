@@ -1,4 +1,4 @@
-//! What statuses say is so, at every moment.
+//! Statuses are true at every moment.
 
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::SimulatedApiServer;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{claims_settled, is, pods, role, template, unsettled, up};
 
-/// The running images of a role's pods that are ready.
+/// Images of a role's pods that are running and ready.
 fn running<'a>(server: &'a SimulatedApiServer, role: &'a str) -> impl Iterator<Item = &'a str> {
     let own =
         server.all(ResourceKind::Pod).filter(move |pod| pod["metadata"]["labels"][keys::ROLE_NAME] == role);
@@ -15,7 +15,7 @@ fn running<'a>(server: &'a SimulatedApiServer, role: &'a str) -> impl Iterator<I
         .filter_map(|pod| pod["status"]["containerStatuses"][0]["image"].as_str())
 }
 
-/// A group that says it is settled is so: of every role all pods run the image of the spec and are ready.
+/// If a group reports that it is settled, all pods of every role run the image of the spec and are ready.
 pub(crate) fn check(server: &SimulatedApiServer) {
     for group in server.all(ResourceKind::Group).filter(|group| claims_settled(group)) {
         for spec in group["spec"]["roles"].as_array().unwrap() {
@@ -29,7 +29,7 @@ pub(crate) fn check(server: &SimulatedApiServer) {
 }
 
 #[test]
-fn a_group_says_it_is_updated_only_when_its_pods_are() {
+fn a_group_reports_an_update_only_when_its_pods_have_it() {
     for seed in 0..5 {
         let mut cluster = up(json!([role("a", 3, "i:1"), role("b", 2, "i:1")]), seed);
         for image in ["i:2", "i:3"] {
@@ -45,9 +45,9 @@ fn a_group_says_it_is_updated_only_when_its_pods_are() {
     }
 }
 
-/// A crash that the operator has not heard of yet does not make it say that the pod is ready.
+/// A crash that the operator has not observed yet does not lead it to set the pod to ready.
 #[test]
-fn a_pod_is_said_to_be_ready_only_if_its_containers_are() {
+fn pods_are_ready_only_if_their_containers_are() {
     let check = |server: &SimulatedApiServer| {
         for pod in server.all(ResourceKind::Pod).filter(|pod| is(pod, "Ready", "True")) {
             assert!(is(pod, "ContainersReady", "True"), "{}", pod["status"]);
@@ -73,7 +73,7 @@ fn a_pod_is_said_to_be_ready_only_if_its_containers_are() {
 }
 
 #[test]
-fn roles_that_are_gone_are_not_in_the_status() {
+fn removed_roles_are_not_in_the_status() {
     let mut cluster = up(json!([role("a", 1, "i:1"), role("b", 1, "i:1")]), 1);
     cluster.edit(ResourceKind::Group, "g", |group| group["spec"]["roles"] = json!([role("b", 1, "i:1")]));
     cluster.run(check);
@@ -109,7 +109,7 @@ fn pod_ordinals_match_names_before_and_after_in_place_update() {
 #[test]
 fn the_discovery_file_follows_the_number_of_replicas() {
     let mut cluster = up(json!([role("a", 1, "i:1")]), 1);
-    // Upstream writes no file when this is missing or says `legacy`, although pods mount it.
+    // Upstream writes no file when this is missing or `legacy`, although pods mount it.
     for (replicas, annotations) in [(2, json!({})), (3, json!({ keys::DISCOVERY_CONFIG_MODE: "legacy" }))] {
         cluster.edit(ResourceKind::Group, "g", |group| {
             group["spec"]["roles"][0]["replicas"] = replicas.into();
@@ -122,7 +122,7 @@ fn the_discovery_file_follows_the_number_of_replicas() {
 }
 
 #[test]
-fn instances_say_how_their_pods_are_found() {
+fn instances_have_a_selector_of_their_pods() {
     let cluster = up(json!([role("a", 1, "i:1")]), 1);
     let status = |kind: ResourceKind, name: &str| -> Value {
         cluster.server.get(kind, name).unwrap()["status"]["labelSelector"].clone()

@@ -1,4 +1,4 @@
-//! Updates that went wrong, and how they go on.
+//! Failed updates, and their recovery.
 
 use moongate_operator::ResourceKind;
 use serde_json::json;
@@ -23,7 +23,7 @@ fn broken_update_costs_one_instance_and_the_next_fixes_it() {
 }
 
 #[test]
-fn of_edits_in_quick_succession_the_last_one_wins() {
+fn the_last_of_several_quick_edits_is_applied() {
     for seed in 0..5 {
         let mut cluster = up(json!([role("a", 2, "i:1")]), seed);
         for (round, image) in ["i:2", "i:3", "i:2", "i:4"].into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Objects that upstream's controller left behind are taken over: no pod is restarted or replaced, and updates go on from there.
+//! Takeover of objects that upstream's controller left: no pod is restarted or replaced, and updates continue.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/recorded")
 
 fn left_behind(group: &str) -> SimulatedApiServer {
     let mut server = crate::server();
-    // Pods are of several kinds; whose they are these files do not tell.
+    // The recorded files do not distinguish the kinds of pods.
     for kind in ResourceKind::ALL.into_iter().filter(|kind| ResourceKind::parse(kind.name()) == Some(*kind)) {
         let path = Path::new(RECORDED).join(group).join(format!("{}.yaml", kind.resource().plural));
         if path.exists() {
@@ -24,7 +24,7 @@ fn left_behind(group: &str) -> SimulatedApiServer {
 }
 
 #[test]
-fn what_upstream_left_behind_runs_on() {
+fn upstreams_objects_keep_running() {
     for group in ["v1alpha1-ris", "v1alpha2-pd-mooncake", "v1alpha2-stateless-lw"] {
         let server = left_behind(group);
         let before = pods(&server);

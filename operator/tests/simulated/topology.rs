@@ -1,4 +1,4 @@
-//! A ladder of topology keys reaches pods that are made, and restarts none that run. Where pods run is told.
+//! Topology levels are applied to new pods and restart none. Locations of pods are published.
 
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::SimulatedApiServer;
@@ -10,22 +10,22 @@ use crate::{names, pods, role, template, unsettled, up};
 
 const STATEFUL_SET: &str = "apps/v1/StatefulSet";
 
-fn says(cluster: &mut OperatorSimulation, ladder: Option<&str>) {
-    let annotations = ladder.map_or(json!({}), |ladder| json!({ keys::TOPOLOGY_LADDER: ladder }));
+fn set_levels(cluster: &mut OperatorSimulation, levels: Option<&str>) {
+    let annotations = levels.map_or(json!({}), |levels| json!({ keys::TOPOLOGY_LADDER: levels }));
     cluster.edit(ResourceKind::Group, "g", |group| group["metadata"]["annotations"] = annotations);
     cluster.run(|_| {});
     assert_eq!(unsettled(&cluster.server), [""; 0]);
 }
 
-/// Somebody ends a pod.
-fn make_anew(cluster: &mut OperatorSimulation, pod: &str) {
+/// Deletes a pod, so that it is recreated.
+fn recreate(cluster: &mut OperatorSimulation, pod: &str) {
     cluster.edit(ResourceKind::Pod, pod, |pod| {
         pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
     });
     cluster.run(|_| {});
 }
 
-/// The label of the nearest rung that a pod or template prefers.
+/// Topology key of the strongest affinity term of a pod or template.
 fn nearest(object: &Value) -> &Value {
     let preferred = "preferredDuringSchedulingIgnoredDuringExecution";
     &object["spec"]["affinity"]["podAffinity"][preferred][0]["podAffinityTerm"]["topologyKey"]
@@ -36,7 +36,7 @@ fn pod<'a>(server: &'a SimulatedApiServer, name: &str) -> &'a Value {
 }
 
 #[test]
-fn a_changed_ladder_counts_for_pods_to_come() {
+fn changed_topology_levels_apply_to_new_pods() {
     let mut stateful = role("s", 1, "i:1");
     stateful["annotations"] = json!({ keys::ROLE_WORKLOAD_TYPE: STATEFUL_SET });
     let roles = json!([role("prefill", 2, "i:1"), role("decode", 1, "i:1"), stateful]);
@@ -45,16 +45,16 @@ fn a_changed_ladder_counts_for_pods_to_come() {
     let revisions = names(&cluster.server, ResourceKind::Revision);
     let set = cluster.server.get(ResourceKind::StatefulSet, "g-s").unwrap().clone();
 
-    says(&mut cluster, Some("node,rack=example.com/rack"));
+    set_levels(&mut cluster, Some("node,rack=example.com/rack"));
     assert_eq!(pods(&cluster.server), before, "no pod is touched");
     assert_eq!(names(&cluster.server, ResourceKind::Revision), revisions);
     assert_eq!(cluster.server.get(ResourceKind::StatefulSet, "g-s").unwrap()["spec"], set["spec"]);
-    make_anew(&mut cluster, "g-prefill-1");
+    recreate(&mut cluster, "g-prefill-1");
     assert_eq!(nearest(pod(&cluster.server, "g-prefill-0")), &Value::Null);
     assert_eq!(nearest(pod(&cluster.server, "g-prefill-1")), "kubernetes.io/hostname");
     let old = pods(&cluster.server);
 
-    // An image is still changed in place, and a role that is run by others gets the ladder with its next revision.
+    // Images still change in place, and a role with an external workload gets the levels with its next revision.
     cluster.edit(ResourceKind::Group, "g", |group| {
         for index in [0, 2] {
             group["spec"]["roles"][index]["standalonePattern"]["template"] = template("i:2");
@@ -68,23 +68,19 @@ fn a_changed_ladder_counts_for_pods_to_come() {
     let template = |server: &SimulatedApiServer| {
         server.get(ResourceKind::StatefulSet, "g-s").unwrap()["spec"]["template"].clone()
     };
-    assert_eq!(
-        nearest(&template(&cluster.server)),
-        "example.com/rack",
-        "it has no partner to share a node with"
-    );
+    assert_eq!(nearest(&template(&cluster.server)), "example.com/rack", "the role has no related role");
 
-    says(&mut cluster, None);
-    make_anew(&mut cluster, "g-prefill-1");
+    set_levels(&mut cluster, None);
+    recreate(&mut cluster, "g-prefill-1");
     assert_eq!(nearest(pod(&cluster.server, "g-prefill-1")), &Value::Null);
-    assert_eq!(nearest(&template(&cluster.server)), "example.com/rack", "its pods go on as they are");
+    assert_eq!(nearest(&template(&cluster.server)), "example.com/rack", "its pods are unchanged");
     let writes = cluster.writes;
-    says(&mut cluster, None);
+    set_levels(&mut cluster, None);
     assert_eq!(cluster.writes, writes, "there is nothing left to do");
 }
 
 #[test]
-fn where_pods_run_is_told_to_who_reads_the_file_or_the_pods() {
+fn locations_are_published_in_the_file_and_on_pods() {
     let mut users = role("decode", 1, "i:1");
     users["standalonePattern"]["template"]["metadata"] = json!({ "annotations": { keys::RACK: "users" } });
     let mut cluster = up(json!([role("prefill", 2, "i:1"), users]), 1);
@@ -95,7 +91,7 @@ fn where_pods_run_is_told_to_who_reads_the_file_or_the_pods() {
     let plain = file(&cluster.server);
     let labels = json!({ "example.com/rack": "r7", "topology.kubernetes.io/zone": "z1", "other": "x" });
     cluster.create(ResourceKind::Node, json!({ "metadata": { "name": "node", "labels": labels } }));
-    says(&mut cluster, Some("node,rack=example.com/rack,zone"));
+    set_levels(&mut cluster, Some("node,rack=example.com/rack,zone"));
     let place = json!({ "node": "node", "rack": "r7", "zone": "z1" });
     let told = file(&cluster.server);
     for (role, index) in [("prefill", 0), ("prefill", 1), ("decode", 0)] {
@@ -106,6 +102,6 @@ fn where_pods_run_is_told_to_who_reads_the_file_or_the_pods() {
     assert_eq!(annotation("g-prefill-1", keys::ZONE), "z1");
     assert_eq!(annotation("g-prefill-1", keys::RACK), "r7");
     assert_eq!(annotation("g-decode-0", keys::RACK), "users");
-    says(&mut cluster, None);
+    set_levels(&mut cluster, None);
     assert_eq!(file(&cluster.server), plain);
 }

@@ -1,4 +1,4 @@
-//! Warmups: nodes that get their images and files, whatever happens meanwhile.
+//! Warmups under failures: every node gets its images and files.
 
 use std::collections::BTreeMap;
 
@@ -18,11 +18,11 @@ fn nodes(cluster: &mut OperatorSimulation, count: usize) {
     }
 }
 
-fn begun(count: usize, image: &str, policies: Value, seed: u64) -> OperatorSimulation {
-    begun_with(count, ("imagePreload", json!({ "images": [image] })), policies, seed)
+fn started(count: usize, image: &str, policies: Value, seed: u64) -> OperatorSimulation {
+    started_with(count, ("imagePreload", json!({ "images": [image] })), policies, seed)
 }
 
-fn begun_with(count: usize, action: (&str, Value), policies: Value, seed: u64) -> OperatorSimulation {
+fn started_with(count: usize, action: (&str, Value), policies: Value, seed: u64) -> OperatorSimulation {
     let mut cluster = OperatorSimulation::new(crate::server(), seed);
     nodes(&mut cluster, count);
     let mut target = json!({ "nodeSelector": { "pool": "gpu" } });
@@ -42,7 +42,7 @@ fn counts(server: &SimulatedApiServer) -> (String, [i64; 4]) {
     (status["phase"].as_str().unwrap().to_owned(), counts)
 }
 
-/// Pods by node, each with its phase.
+/// Phases of the pods, by node.
 fn pods(server: &SimulatedApiServer) -> BTreeMap<String, Vec<String>> {
     let mut pods: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for pod in server.all(ResourceKind::WarmupPod) {
@@ -55,16 +55,16 @@ fn pods(server: &SimulatedApiServer) -> BTreeMap<String, Vec<String>> {
 fn at_most(active: usize) -> impl Fn(&SimulatedApiServer) {
     move |server| {
         let running = pods(server).into_values().flatten().filter(|phase| phase.is_empty()).count();
-        assert!(running <= active, "{running} at a time");
+        assert!(running <= active, "{running} concurrently");
     }
 }
 
 #[test]
 fn each_node_is_warmed_up_once_whenever_the_operator_is_killed() {
-    let mut whole = begun(5, "i:1", json!({ "parallelism": 2 }), 3);
+    let mut whole = started(5, "i:1", json!({ "parallelism": 2 }), 3);
     whole.run(at_most(2));
     for killed_after in 1..=whole.writes {
-        let mut cluster = begun(5, "i:1", json!({ "parallelism": 2 }), 3);
+        let mut cluster = started(5, "i:1", json!({ "parallelism": 2 }), 3);
         cluster.kill_after_writes = Some(killed_after);
         cluster.run(at_most(2));
         assert_eq!(counts(&cluster.server), ("Completed".to_owned(), [5, 0, 5, 0]), "{killed_after}");
@@ -73,9 +73,9 @@ fn each_node_is_warmed_up_once_whenever_the_operator_is_killed() {
 }
 
 #[test]
-fn writes_that_fail_are_made_again_and_no_pod_twice() {
+fn failed_writes_are_retried_without_duplicate_pods() {
     for seed in 0..20 {
-        let mut cluster = begun(4, "i:1", json!({}), seed);
+        let mut cluster = started(4, "i:1", json!({}), seed);
         cluster.write_failure_percent = 30;
         cluster.run(|_| {});
         assert_eq!(counts(&cluster.server), ("Completed".to_owned(), [4, 0, 4, 0]), "seed {seed}");
@@ -84,22 +84,22 @@ fn writes_that_fail_are_made_again_and_no_pod_twice() {
 }
 
 #[test]
-fn an_image_without_a_shell_is_pulled_all_the_same() {
+fn images_without_a_shell_are_pulled() {
     for image in ["shell-less:1", "stuck:1"] {
-        let mut cluster = begun(2, image, json!({ "backoffLimitPerNode": 0, "maxFailedNodes": 0 }), 1);
+        let mut cluster = started(2, image, json!({ "backoffLimitPerNode": 0, "maxFailedNodes": 0 }), 1);
         cluster.run(|_| {});
         assert_eq!(counts(&cluster.server), ("Completed".to_owned(), [2, 0, 2, 0]), "{image}");
         let left: Vec<String> = pods(&cluster.server).into_values().flatten().collect();
-        assert!(left.iter().all(|phase| phase == "Failed"), "{image}: nothing hangs any more: {left:?}");
+        assert!(left.iter().all(|phase| phase == "Failed"), "{image}: no pod hangs: {left:?}");
     }
 }
 
 #[test]
-fn a_node_is_tried_as_often_as_it_may_ever_more_patiently() {
+fn attempts_on_a_node_are_limited_with_backoff() {
     let begin = |tolerated: i64| {
         let action = json!({ "containers": [{ "name": "compile", "image": "broken:1" }] });
         let policies = json!({ "backoffLimitPerNode": 3, "maxFailedNodes": tolerated });
-        let mut cluster = begun_with(2, ("customizedAction", action), policies, 1);
+        let mut cluster = started_with(2, ("customizedAction", action), policies, 1);
         let before = cluster.server.now;
         cluster.run(|_| {});
         (cluster.server.now.duration_since(before).as_secs(), cluster)
@@ -119,7 +119,7 @@ fn a_node_is_tried_as_often_as_it_may_ever_more_patiently() {
 #[test]
 fn timed_out_warmup_fails_removes_pods_and_expires() {
     let policies = json!({ "globalTimeoutSeconds": 30, "ttlSecondsAfterFinished": 60 });
-    let mut cluster = begun(2, "absent:1", policies, 1);
+    let mut cluster = started(2, "absent:1", policies, 1);
     let before = cluster.server.now;
     let mut failed = None;
     cluster.run(|server| {
@@ -137,16 +137,16 @@ fn timed_out_warmup_fails_removes_pods_and_expires() {
 }
 
 #[test]
-fn a_pause_begins_nothing_and_its_end_goes_on() {
-    let mut cluster = begun(3, "i:1", json!({ "parallelism": 1 }), 1);
+fn a_paused_warmup_creates_no_pods_until_resumed() {
+    let mut cluster = started(3, "i:1", json!({ "parallelism": 1 }), 1);
     while pods(&cluster.server).is_empty() {
         cluster.run_for(1, |_| {});
     }
     cluster.edit(ResourceKind::Warmup, "w", |warmup| warmup["spec"]["paused"] = true.into());
     cluster.run(|_| {});
     assert_eq!(counts(&cluster.server).0, "Paused");
-    let made = pods(&cluster.server).len();
-    assert!(made < 3, "{made}");
+    let created = pods(&cluster.server).len();
+    assert!(created < 3, "{created}");
     cluster.edit(ResourceKind::Warmup, "w", |warmup| warmup["spec"]["paused"] = false.into());
     cluster.run(|_| {});
     assert_eq!(counts(&cluster.server), ("Completed".to_owned(), [3, 0, 3, 0]));
@@ -157,7 +157,7 @@ fn group_nodes_are_warmed_up_for_each_role_on_them() {
     let mut stateful = role("s", 1, "i:1");
     stateful["annotations"] = json!({ keys::ROLE_WORKLOAD_TYPE: "apps/v1/StatefulSet" });
     let mut cluster = up(json!([role("a", 2, "i:1"), role("b", 1, "i:1"), stateful]), 1);
-    // What a StatefulSet's controller and the scheduler make of it.
+    // Stands in for the StatefulSet controller and the scheduler.
     let labels = json!({ keys::GROUP_NAME: "g", keys::ROLE_NAME: "s" });
     cluster.create(
         ResourceKind::ForeignPod,
@@ -188,7 +188,7 @@ fn group_nodes_are_warmed_up_for_each_role_on_them() {
 }
 
 #[test]
-fn a_group_that_does_not_exist_is_waited_for() {
+fn warmup_waits_for_a_missing_group() {
     let mut cluster = OperatorSimulation::new(crate::server(), 1);
     let target = json!({ "name": "g", "roles": { "a": { "imagePreload": { "images": ["i:2"] } } } });
     cluster.create(

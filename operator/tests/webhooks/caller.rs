@@ -1,4 +1,4 @@
-//! Somebody who asks the webhooks.
+//! An HTTPS client for the webhooks.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// Sends a body as the API server would, and reads what comes.
+/// Sends a body as the API server would, and returns the response.
 pub(crate) async fn post(address: SocketAddr, host: &str, trusted: &[u8], path: &str, body: &[u8]) -> String {
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(trusted) {
@@ -29,7 +29,7 @@ pub(crate) async fn post(address: SocketAddr, host: &str, trusted: &[u8], path: 
     stream.write_all(head.as_bytes()).await.unwrap();
     stream.write_all(body).await.unwrap();
     let mut answer = Vec::new();
-    // A server that closes without a farewell has answered before.
+    // A server that closes without a TLS alert has sent its response before.
     let _ = stream.read_to_end(&mut answer).await;
     String::from_utf8(answer).unwrap()
 }

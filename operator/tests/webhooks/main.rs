@@ -1,4 +1,4 @@
-//! The webhooks, asked by a real API server and by whoever else finds them.
+//! The webhooks, called by a real API server and by other clients.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod caller;
@@ -26,24 +26,24 @@ use tokio::net::TcpStream;
 
 use caller::post;
 
-/// Long, because it only says when something hangs.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Generous, since it expires only if something hangs.
+const TIMEOUT: Duration = Duration::from_secs(90);
 const SERVICE: &str = "webhooks";
 const SECRET: &str = "certificate";
 
-/// Waits until there is an answer.
+/// Polls until `ask` returns a value.
 async fn eventually<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
+    let started = Instant::now();
     loop {
         if let Some(answer) = ask().await {
             return answer;
         }
-        assert!(begun.elapsed() < PATIENCE, "not in time: {what}");
+        assert!(started.elapsed() < TIMEOUT, "timed out: {what}");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
-/// Starts the webhooks at an address; port 0 takes a free one.
+/// Starts the webhooks at an address; port 0 selects a free port.
 fn start(namespace: &TestNamespace, address: SocketAddr) -> (Supervisor, SocketAddr) {
     let supervisor = Supervisor::new();
     let listener = bind(address).unwrap();
@@ -58,7 +58,7 @@ fn start(namespace: &TestNamespace, address: SocketAddr) -> (Supervisor, SocketA
     (supervisor, address)
 }
 
-/// A Service that leads to this machine.
+/// Creates a Service that points to this machine.
 async fn lead_here(client: &Client) {
     let service: Service = serde_json::from_value(json!({ "metadata": { "name": SERVICE },
         "spec": { "type": "ExternalName", "externalName": "localhost" } }))
@@ -73,7 +73,7 @@ async fn install(client: &Client) {
     }
 }
 
-/// Waits until objects are converted and judged by whom the Secret names.
+/// Waits until the webhooks with the Secret's certificate convert and validate objects.
 async fn registered(client: &Client) -> Secret {
     let definitions = Api::<CustomResourceDefinition>::all(client.clone());
     let configurations = Api::<ValidatingWebhookConfiguration>::all(client.clone());
@@ -114,10 +114,10 @@ fn role() -> Value {
         "containers": [{ "name": "engine", "image": "engine:1" }] } } } })
 }
 
-/// Makes a group, which may be refused for a while after a change of what the API server asks and trusts.
+/// Creates a group; this may fail for a while after the API server's configuration has changed.
 async fn make(client: &Client, name: &str) {
     let groups = api(client, ApiVersion::V1alpha2, "RoleBasedGroup");
-    eventually("a group can be made", async || {
+    eventually("a group can be created", async || {
         match groups.create(&PostParams::default(), &group(name, role())).await {
             Ok(_) => Some(()),
             Err(Error::Api(status)) if status.message.contains("webhook") => None,
@@ -134,7 +134,7 @@ async fn both_versions_are_served_and_invalid_specs_refused() {
     let client = &namespace.client;
     lead_here(client).await;
     let (supervisor, _) = start(&namespace, "127.0.0.1:0".parse().unwrap());
-    // Definitions may come after the operator.
+    // CRDs may be installed after the operator has started.
     install(client).await;
     registered(client).await;
     make(client, "first").await;
@@ -143,7 +143,7 @@ async fn both_versions_are_served_and_invalid_specs_refused() {
     newer_examples_survive(client).await;
     invalid_specs_are_refused(client).await;
     an_adapter_decides(client).await;
-    supervisor.shutdown(PATIENCE).await.unwrap();
+    supervisor.shutdown(TIMEOUT).await.unwrap();
 }
 
 /// Every group and set of that version among the examples.
@@ -175,7 +175,7 @@ fn examples(version: ApiVersion) -> Vec<Value> {
     found
 }
 
-/// What of `sent` is not in `got`, which may say more.
+/// Fields of `sent` that `got` lacks; additional fields are allowed.
 fn missing(at: &str, sent: &Value, got: &Value) -> Vec<String> {
     match (sent, got) {
         (Value::Object(sent), Value::Object(got)) => {
@@ -223,7 +223,7 @@ async fn newer_examples_survive(client: &Client) {
     for example in &examples {
         create(client, ApiVersion::V1alpha2, example).await;
         let before = read(client, ApiVersion::V1alpha2, example).await;
-        // Someone edits it through the older version, which cannot say all of it.
+        // An edit through the older version, which cannot express all fields.
         let mut older = read(client, ApiVersion::V1alpha1, example).await;
         older.metadata.labels.get_or_insert_default().insert("edited".into(), "yes".into());
         let name = older.metadata.name.clone().unwrap();
@@ -264,7 +264,7 @@ async fn invalid_specs_are_refused(client: &Client) {
         let refused = refusal(client, &group(name, role)).await;
         assert!(refused.contains("denied the request") && refused.contains(text), "{refused}");
     }
-    // Through the older version, too, and in a set.
+    // Also through the older version, and in a set.
     let mut older = json!({ "apiVersion": "workloads.x-k8s.io/v1alpha1", "kind": "RoleBasedGroup",
         "metadata": { "name": "older" }, "spec": { "roles": [{ "name": "a", "dependencies": ["a"],
             "template": { "spec": { "containers": [{ "name": "c" }] } } }] } });
@@ -296,12 +296,12 @@ async fn an_adapter_decides(client: &Client) {
         groups.patch("adapted", &PatchParams::default(), &patch).await
     };
     let refused = scale(2).await.unwrap_err().to_string();
-    assert!(refused.contains("`adapted-a`, which says 3"), "{refused}");
+    assert!(refused.contains("`adapted-a`, which requests 3"), "{refused}");
     scale(3).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_stops_for_rubbish_an_outage_or_a_lost_certificate() {
+async fn webhooks_survive_bad_input_outages_and_lost_certificates() {
     let plane = ControlPlane::start().await.unwrap();
     let namespace = plane.namespace("webhooks").await.unwrap();
     let client = &namespace.client;
@@ -339,25 +339,25 @@ async fn nothing_stops_for_rubbish_an_outage_or_a_lost_certificate() {
         "request": { "uid": "u", "desiredAPIVersion": "workloads.x-k8s.io/v9", "objects": [7, null] } });
     let answer = post(address, &host, &trusted, "/convert", review.to_string().as_bytes()).await;
     assert!(answer.contains("Failure") && answer.contains("v9"), "{answer}");
-    // No TLS at all.
+    // A connection without TLS.
     let mut plain = TcpStream::connect(address).await.unwrap();
     plain.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
     let _ = plain.read_to_end(&mut Vec::new()).await;
 
-    // Someone deletes the certificate: another is made, and trusted.
+    // The certificate is deleted: another one is generated and trusted.
     let secrets = Api::<Secret>::default_namespaced(client.clone());
     secrets.delete(SECRET, &DeleteParams::default()).await.unwrap();
     registered(client).await;
     make(client, "after-deletion").await;
-    // Someone takes the conversion away.
+    // The conversion is removed from a CRD.
     let definitions = Api::<CustomResourceDefinition>::all(client.clone());
     let none = Patch::Merge(json!({ "spec": { "conversion": { "strategy": "None", "webhook": null } } }));
     let name = "rolebasedgroups.workloads.x-k8s.io";
     definitions.patch(name, &PatchParams::default(), &none).await.unwrap();
     registered(client).await;
 
-    // While the webhooks are away, nothing is stored that nobody has judged, and what runs is kept running.
-    supervisor.shutdown(PATIENCE).await.unwrap();
+    // While the webhooks are down, no object is stored without validation, and running groups are kept running.
+    supervisor.shutdown(TIMEOUT).await.unwrap();
     let groups = Api::<RoleBasedGroup>::default_namespaced(client.clone());
     let unjudged: RoleBasedGroup = group("unjudged", role()).try_parse().unwrap();
     let refused = groups.create(&PostParams::default(), &unjudged).await.unwrap_err().to_string();
@@ -365,18 +365,18 @@ async fn nothing_stops_for_rubbish_an_outage_or_a_lost_certificate() {
     let pods = Api::<Pod>::default_namespaced(client.clone());
     let first = eventually("the group has its pod", async || pods.get_opt("g-a-0").await.unwrap()).await;
     pods.delete("g-a-0", &DeleteParams::default()).await.unwrap();
-    eventually("the pod is made anew", async || {
+    eventually("the pod is recreated", async || {
         let pod = pods.get_opt("g-a-0").await.unwrap()?;
         (pod.metadata.uid != first.metadata.uid).then_some(())
     })
     .await;
 
-    // Another operator comes and uses the same certificate.
+    // A second operator uses the same certificate.
     let before = secrets.get(SECRET).await.unwrap();
     let (supervisor, _) = start(&namespace, address);
     make(client, "after-outage").await;
     assert_eq!(secrets.get(SECRET).await.unwrap().data, before.data);
     assert_eq!(operator.panics() + supervisor.panics(), 0);
-    operator.shutdown(PATIENCE).await.unwrap();
-    supervisor.shutdown(PATIENCE).await.unwrap();
+    operator.shutdown(TIMEOUT).await.unwrap();
+    supervisor.shutdown(TIMEOUT).await.unwrap();
 }

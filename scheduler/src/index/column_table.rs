@@ -1,38 +1,36 @@
-//! Engines as positions in bit sets.
+//! Engines as bit positions (columns) in bit sets.
 //!
-//! An engine's pages are bits in one column. Clearing an engine does not touch its pages: the engine gets another
-//! column, and the bits of the old one stop counting at once. A sweep removes them later. Reconciliation works alike:
-//! pages named again get bits in the new column, and while it lasts the old column counts too.
+//! An engine's blocks are bits in one column. Clearing an engine does not touch its blocks: the engine gets another
+//! column, and the bits of the old one stop counting at once. A sweep removes them later. Reconciliation is similar:
+//! blocks reported again get bits in the new column, and until it ends the old column counts too.
 
-/// Where an engine keeps a page.
+/// Cache tier of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineCacheTier {
-    /// Device memory.
     L1,
-    /// Host memory.
     L2,
 }
 
-/// An engine, as numbered by the index. Numbers of removed engines are given again.
+/// An engine's number in the index. Numbers of removed engines are reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EngineSlot(pub(super) u32);
 
 impl EngineSlot {
-    /// As an index into [`IndexLookup::engines`](super::Hits::engines).
+    /// As an index into [`IndexLookup::engines`](super::IndexLookup::engines).
     #[must_use]
     pub fn as_usize(self) -> usize {
         self.0 as usize
     }
 }
 
-/// What a bit in one tier of a column means.
+/// Meaning of the bits in one tier of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ColumnState {
-    /// It counts. In a column that its engine has left, a sweep moves it to the engine's present one.
+    /// Counts. In a column that its engine has left, a sweep moves the bit to the engine's current column.
     Live,
-    /// It counts until a reconciliation ends.
+    /// Counts until a reconciliation ends.
     Unconfirmed,
-    /// It does not count. A sweep removes it.
+    /// Does not count. A sweep removes it.
     Dead,
 }
 
@@ -40,7 +38,7 @@ enum ColumnState {
 struct EngineColumn {
     engine: EngineSlot,
     bits: [ColumnState; 2],
-    /// Pages by tier.
+    /// Number of blocks, indexed by tier.
     pages: [u64; 2],
 }
 
@@ -49,25 +47,24 @@ struct EngineColumn {
 pub(super) struct ColumnAlias {
     pub(super) from: u32,
     pub(super) to: u32,
-    /// Whether bits count, by tier.
+    /// Whether the bits count, indexed by tier.
     pub(super) counts: [bool; 2],
 }
 
-/// All columns.
 #[derive(Debug, Default)]
 pub(super) struct ColumnTable {
     columns: Vec<EngineColumn>,
-    /// The present column of each engine.
+    /// The current column of each engine.
     current: Vec<Option<u32>>,
-    /// Columns that their engines have left, with bits left in them.
+    /// Columns that their engines have left and that still contain bits.
     retired: Vec<u32>,
     free: Vec<u32>,
-    /// Present columns, as a bit set.
+    /// Current columns, as a bit set.
     serving: Vec<u64>,
     /// Columns any of whose bits count, as a bit set.
     counting: Vec<u64>,
     aliases: Vec<ColumnAlias>,
-    /// Changes when anything that lookups need does.
+    /// Incremented when anything changes that lookups depend on.
     revision: u64,
 }
 
@@ -82,7 +79,7 @@ pub(super) fn set_bit(set: &mut [u64], column: u32, value: bool) {
     }
 }
 
-/// The columns of a word of a bit set; `word` is its position.
+/// The columns in one word of a bit set; `word` is its position.
 pub(super) fn members(mut bits: u64, word: usize) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         let bit = (bits != 0).then(|| bits.trailing_zeros())?;
@@ -96,8 +93,8 @@ impl ColumnTable {
         self.current.len()
     }
 
-    /// Words that a bit set needs, with room for columns that are left: so sets get wider when engines are added, and
-    /// hardly ever when engines are cleared.
+    /// Words that a bit set needs, with room for retired columns: sets widen when engines are added, and rarely when
+    /// engines are cleared.
     pub(super) fn words(&self) -> usize {
         let roomy = self.current.len() + self.current.len() / 4 + 8;
         roomy.max(self.columns.len()).div_ceil(64)
@@ -111,7 +108,7 @@ impl ColumnTable {
         &self.counting
     }
 
-    /// Another number whenever columns have got another meaning.
+    /// Changes whenever a column changes its meaning.
     pub(super) fn revision(&self) -> u64 {
         self.revision
     }
@@ -120,20 +117,20 @@ impl ColumnTable {
         &self.aliases
     }
 
-    /// Columns that a sweep would set free.
+    /// Columns that a sweep would free.
     pub(super) fn reclaimable(&self) -> usize {
         let columns = self.retired.iter().map(|&column| &self.columns[column as usize]);
         columns.filter(|column| !column.bits.contains(&ColumnState::Unconfirmed)).count()
     }
 
-    /// Bits to be removed or moved.
+    /// Bits that a sweep has to remove or move.
     pub(super) fn unswept(&self) -> u64 {
         let columns = self.retired.iter().map(|&column| &self.columns[column as usize]);
         let bits = columns.flat_map(|column| column.bits.iter().zip(&column.pages));
         bits.filter(|(bits, _)| **bits != ColumnState::Unconfirmed).map(|(_, pages)| pages).sum()
     }
 
-    /// Whether one of these bits is to be removed or moved.
+    /// Whether one of these bits has to be removed or moved.
     pub(super) fn is_unswept(&self, l1: &[u64], l2: &[u64]) -> bool {
         self.retired.iter().any(|&column| {
             let [first, second] = self.columns[column as usize].bits;
@@ -142,7 +139,7 @@ impl ColumnTable {
         })
     }
 
-    /// The column that holds an engine's new pages.
+    /// The column for an engine's new blocks.
     pub(super) fn current(&self, engine: EngineSlot) -> Option<u32> {
         self.current.get(engine.as_usize()).copied().flatten()
     }
@@ -166,17 +163,17 @@ impl ColumnTable {
         self.refresh();
     }
 
-    /// Forgets all pages of an engine's tier.
+    /// Clears all blocks of one tier of an engine.
     pub(super) fn clear(&mut self, engine: EngineSlot, tier: EngineCacheTier) {
         self.replace_current(engine, tier, ColumnState::Dead);
     }
 
-    /// From now on the engine names its pages again.
+    /// Starts a reconciliation: the engine reports its blocks again.
     pub(super) fn begin(&mut self, engine: EngineSlot, tier: EngineCacheTier) {
         self.replace_current(engine, tier, ColumnState::Unconfirmed);
     }
 
-    /// Forgets the pages that were not named again.
+    /// Ends a reconciliation: drops the blocks that were not reported again.
     pub(super) fn end(&mut self, engine: EngineSlot, tier: EngineCacheTier) {
         for column in &mut self.columns {
             if column.engine == engine && column.bits[tier as usize] == ColumnState::Unconfirmed {
@@ -191,7 +188,7 @@ impl ColumnTable {
         self.mark(engine, tier, bits);
         let column = &mut self.columns[present as usize];
         if column.pages[tier as usize] == 0 {
-            // Nothing to leave behind.
+            // The old column has no bits to leave behind.
             column.bits[tier as usize] = ColumnState::Live;
         } else {
             self.retire(engine);
@@ -200,7 +197,7 @@ impl ColumnTable {
         self.refresh();
     }
 
-    /// What is dead stays dead.
+    /// Dead bits stay dead.
     fn mark(&mut self, engine: EngineSlot, tier: EngineCacheTier, bits: ColumnState) {
         let columns = self.columns.iter_mut().filter(|column| column.engine == engine);
         for column in columns.filter(|column| column.bits[tier as usize] != ColumnState::Dead) {
@@ -226,7 +223,7 @@ impl ColumnTable {
         }
     }
 
-    /// Frees columns without bits, and computes what lookups need.
+    /// Frees columns without bits, and recomputes the sets that lookups use.
     fn refresh(&mut self) {
         self.revision += 1;
         let columns = &mut self.columns;
@@ -267,7 +264,7 @@ impl ColumnTable {
         }
     }
 
-    /// Sets or clears an engine's bit. An engine has a page at most once.
+    /// Sets or clears an engine's bit. An engine has a block at most once.
     pub(super) fn assign(&self, engine: EngineSlot, set: &mut [u64], stored: bool) {
         let Some(present) = self.current(engine) else { return };
         self.aliases
@@ -277,7 +274,7 @@ impl ColumnTable {
         set_bit(set, present, stored);
     }
 
-    /// Moves and removes what a sweep would.
+    /// Applies the moves and removals of a sweep to one set.
     pub(super) fn drop_stale(&self, set: &mut [u64], tier: EngineCacheTier) {
         for &from in &self.retired {
             let EngineColumn { engine, bits, .. } = self.columns[from as usize];
@@ -292,12 +289,12 @@ impl ColumnTable {
         }
     }
 
-    /// Whose column it is.
+    /// The engine that owns the column.
     pub(super) fn engine_of(&self, column: u32) -> EngineSlot {
         self.columns[column as usize].engine
     }
 
-    /// Counts the bits by which two sets of a tier differ. Returns whether a column that was left became empty.
+    /// Counts the bits by which two sets of a tier differ. Returns whether a retired column became empty.
     pub(super) fn count(&mut self, tier: EngineCacheTier, before: &[u64], after: &[u64]) {
         let mut emptied = false;
         for (word, (&before, &after)) in before.iter().zip(after).enumerate() {
@@ -315,7 +312,7 @@ impl ColumnTable {
         }
     }
 
-    /// Pages of an engine's tier.
+    /// Number of blocks in one tier of an engine.
     pub(super) fn pages(&self, engine: EngineSlot, tier: EngineCacheTier) -> u64 {
         let Some(present) = self.current(engine) else { return 0 };
         let aliases = self.aliases.iter().filter(|alias| alias.to == present && alias.counts[tier as usize]);
@@ -323,15 +320,18 @@ impl ColumnTable {
         columns.map(|column| self.columns[column as usize].pages[tier as usize]).sum()
     }
 
-    /// Checks the columns against the bits of all pages.
+    /// Checks the columns against the bits of all blocks.
     #[cfg(test)]
     pub(super) fn check(&self, bits: &std::collections::BTreeMap<(bool, u32), u64>) {
-        for (at, column) in (0..).zip(&self.columns) {
-            let counted = [false, true].map(|l2| bits.get(&(l2, at)).copied().unwrap_or(0));
-            assert_eq!(column.pages, counted, "column {at}");
-            let roles =
-                [self.current.contains(&Some(at)), self.retired.contains(&at), self.free.contains(&at)];
-            assert_eq!(roles.iter().filter(|&&role| role).count(), 1, "column {at}: {roles:?}");
+        for (index, column) in (0..).zip(&self.columns) {
+            let counted = [false, true].map(|l2| bits.get(&(l2, index)).copied().unwrap_or(0));
+            assert_eq!(column.pages, counted, "column {index}");
+            let roles = [
+                self.current.contains(&Some(index)),
+                self.retired.contains(&index),
+                self.free.contains(&index),
+            ];
+            assert_eq!(roles.iter().filter(|&&role| role).count(), 1, "column {index}: {roles:?}");
         }
         assert!(bits.keys().all(|&(_, column)| (column as usize) < self.columns.len()));
     }

@@ -1,32 +1,32 @@
-//! Sweeping pages that count no more, and displacing pages when the index is full.
+//! Sweeping stale blocks, and evicting blocks when the index is full.
 
 use super::KvBlockIndex;
 use super::hash_table::TablePosition;
 
-/// Columns that may wait for a sweep before the engines that cause them pay for it.
+/// Retired columns that may wait for a sweep before the operations that add more pay for it.
 const MAX_RETIRED_COLUMNS: usize = 64;
-/// Pages that are looked at to find one to displace.
+/// Blocks examined to find one to evict.
 const EVICTION_CANDIDATES: usize = 32;
 
-/// How much an entry is worth, lowest first.
+/// Value of an entry for eviction, lowest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum EvictionPriority {
     Stale,
-    /// Only the shared store has it, and nobody asked for it lately.
+    /// Only in the shared store, and not looked up recently.
     UnusedStoreOnly,
-    /// An engine has it, and nobody asked for it lately.
+    /// In an engine, and not looked up recently.
     Unused,
     Used,
 }
 
 impl KvBlockIndex {
-    /// Whether pages wait for a sweep. They do not count any more, but take up room.
+    /// Whether blocks wait for a sweep. They do not count any more, but occupy memory.
     #[must_use]
     pub fn needs_sweep(&self) -> bool {
         self.columns.unswept() + self.store.unswept() > 0
     }
 
-    /// Sweeps up to about `slots` entries; some nanoseconds each. Returns whether more wait.
+    /// Sweeps up to about `slots` entries, at some nanoseconds each. Returns whether more wait.
     pub fn sweep(&mut self, slots: usize) -> bool {
         if self.needs_sweep() {
             self.sweep_slots(slots);
@@ -38,9 +38,9 @@ impl KvBlockIndex {
         // Neighbours often share a placement.
         let mut clean = None;
         for _ in 0..slots {
-            let at = self.sweep_position;
-            let Some(id) = self.table.value(at) else {
-                self.sweep_position = self.table.after(at);
+            let position = self.sweep_position;
+            let Some(id) = self.table.value(position) else {
+                self.sweep_position = self.table.after(position);
                 continue;
             };
             if clean != Some(id) {
@@ -49,7 +49,7 @@ impl KvBlockIndex {
                 if self.columns.is_unswept(l1, l2) || self.store.current(shared) != shared {
                     self.load_current(id);
                     clean = None;
-                    if self.replace(at, id) {
+                    if self.replace(position, id) {
                         // Another entry may have moved here.
                         continue;
                     }
@@ -57,55 +57,55 @@ impl KvBlockIndex {
                     clean = Some(id);
                 }
             }
-            self.sweep_position = self.table.after(at);
+            self.sweep_position = self.table.after(position);
         }
     }
 
-    /// Without this, an engine that clears itself over and over would make sets ever wider.
+    /// Without this, an engine that clears itself repeatedly would widen the sets without limit.
     pub(super) fn limit_retired_columns(&mut self) {
         if self.columns.reclaimable() > MAX_RETIRED_COLUMNS {
-            // So that a round is complete before as many columns have been added again.
+            // A round then completes before as many columns have been added again.
             self.sweep_slots(self.table.slots() * 2 / MAX_RETIRED_COLUMNS + 1);
         }
     }
 
-    /// Removes one page: the worst of the next few that the hand passes. Marks of use are taken off on the way, so a page
-    /// that nobody asks for is found the next time round.
+    /// Evicts one block: the least valuable of the next few at the eviction hand. Use marks are cleared on the way, so
+    /// that a block without lookups is found in the next round.
     pub(super) fn evict_one(&mut self) {
         let mut worst: Option<(EvictionPriority, u64)> = None;
-        let mut seen = 0;
+        let mut examined = 0;
         // Even an almost empty part of the table is passed within this many steps.
         for _ in 0..self.table.slots() {
-            if seen == EVICTION_CANDIDATES {
+            if examined == EVICTION_CANDIDATES {
                 break;
             }
-            let at = self.eviction_hand;
-            self.eviction_hand = self.table.after(at);
-            let Some(key) = self.table.key(at) else { continue };
-            seen += 1;
-            let worth = self.eviction_priority(at);
-            if worst.is_none_or(|(least, _)| worth < least) {
-                worst = Some((worth, key));
+            let position = self.eviction_hand;
+            self.eviction_hand = self.table.after(position);
+            let Some(key) = self.table.key(position) else { continue };
+            examined += 1;
+            let priority = self.eviction_priority(position);
+            if worst.is_none_or(|(least, _)| priority < least) {
+                worst = Some((priority, key));
             }
-            if worth <= EvictionPriority::UnusedStoreOnly {
+            if priority <= EvictionPriority::UnusedStoreOnly {
                 break;
             }
         }
-        let Some(at) = worst.and_then(|(_, key)| self.table.find(key)) else { return };
-        if let Some(id) = self.table.value(at) {
+        let Some(position) = worst.and_then(|(_, key)| self.table.find(key)) else { return };
+        if let Some(id) = self.table.value(position) {
             self.count_block(id, false);
-            self.table.remove(at);
+            self.table.remove(position);
             self.placements.release(id);
         }
-        if self.eviction_hand == self.table.after(at) {
+        if self.eviction_hand == self.table.after(position) {
             // Another entry may have moved here.
-            self.eviction_hand = at;
+            self.eviction_hand = position;
         }
     }
 
-    fn eviction_priority(&mut self, at: TablePosition) -> EvictionPriority {
-        let used = self.table.untouch(at);
-        let Some(id) = self.table.value(at) else { return EvictionPriority::Stale };
+    fn eviction_priority(&mut self, position: TablePosition) -> EvictionPriority {
+        let used = self.table.untouch(position);
+        let Some(id) = self.table.value(position) else { return EvictionPriority::Stale };
         let (l1, l2) = self.placements.sets(id);
         let counting = self.columns.counting();
         let held = l1.iter().zip(l2).zip(counting).any(|((l1, l2), counting)| (l1 | l2) & counting != 0);
@@ -118,7 +118,7 @@ impl KvBlockIndex {
         }
     }
 
-    /// Checks what must hold between operations.
+    /// Checks the invariants between operations.
     #[cfg(test)]
     pub(super) fn check(&self) {
         use super::EngineCacheTier;

@@ -1,39 +1,38 @@
-//! A hash table from 64-bit keys to 31-bit values, divided into many small parts that grow one by one.
+//! A hash table from 64-bit keys to 31-bit values, divided into many small shards that grow independently.
 //!
 //! An entry is 12 bytes, and five of them share a cache line, so that a search usually waits for memory once. They are
-//! compared without branching on each, because a processor that guesses wrong throws away the searches it has begun
-//! meanwhile. A part holds some hundred entries and is never more than four fifths full; when it is, that part alone is
-//! copied, which takes microseconds however large the table is. Keys must be evenly distributed: their high half chooses
-//! the part, their low half the bucket where a search begins.
+//! compared without a branch per entry, because a mispredicted branch discards the searches that the processor has
+//! started speculatively. A shard holds some hundred entries and is at most four fifths full; then only that shard is
+//! copied, which takes microseconds whatever the table's size. Keys must be evenly distributed: their high half selects
+//! the shard, their low half the bucket where a search starts.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Largest value that can be kept.
+/// Largest value that can be stored.
 pub(super) const MAX_VALUE: u32 = (1 << 31) - 2;
-/// What [`CompactHashTable::touch_all`] says of a key that is not there.
+/// Value that [`CompactHashTable::touch_all`] returns for a missing key.
 pub(super) const NOT_FOUND: u32 = u32::MAX;
 /// Set on a value by [`CompactHashTable::touch_all`], until [`CompactHashTable::untouch`].
 const TOUCHED: u32 = 1 << 31;
-/// Entries that a part has at most on average, when the table is as full as announced.
+/// Average number of entries in a shard when the table has its announced size.
 const ENTRIES_PER_SHARD: usize = 1000;
-/// Entries of a bucket.
 const BUCKET_WIDTH: usize = 5;
 
-/// A cache line of entries, the used ones first.
+/// A cache line of entries, used entries first.
 ///
-/// Marking a value is the one change that readers make, hence the atomics. They say nothing of other memory.
+/// Marking a value is the only change that readers make, hence the atomics. They order no other memory.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct HashTableBucket {
     keys: [u64; BUCKET_WIDTH],
     values: [AtomicU32; BUCKET_WIDTH],
     len: u16,
-    /// Entries whose search begins here or before and ends further on, because this bucket was full. At the type's limit the
-    /// number is not known any more, and stays.
+    /// Entries whose search starts at or before this bucket and ends after it, because this bucket was full. At the
+    /// type's maximum the count is unknown and no longer changes.
     overflowed: u16,
 }
 
-/// Stands for the buckets that a part does not have.
+/// Stands for buckets that a shard does not have.
 static EMPTY_BUCKET: HashTableBucket = HashTableBucket {
     keys: [0; BUCKET_WIDTH],
     values: [const { AtomicU32::new(0) }; BUCKET_WIDTH],
@@ -46,18 +45,17 @@ struct HashTableShard {
     buckets: Box<[HashTableBucket]>,
 }
 
-/// Where an entry is. Valid until the next insertion or removal.
+/// Position of an entry. Valid until the next insertion or removal.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct TablePosition {
     shard: u32,
     slot: u32,
 }
 
-/// The table.
 #[derive(Debug)]
 pub(super) struct CompactHashTable {
     shards: Box<[HashTableShard]>,
-    /// Entries by part. Kept apart, because only changes need them, and lookups the memory nearest to the processor.
+    /// Entries per shard. Stored separately, because only changes need them and lookups need the cache.
     lens: Box<[u32]>,
     len: usize,
     slots: usize,
@@ -72,7 +70,7 @@ fn halves(key: u64) -> (u32, u32) {
 }
 
 impl CompactHashTable {
-    /// A table that is at its best with up to `entries`.
+    /// A table sized for up to `entries`.
     pub(super) fn new(entries: usize) -> Self {
         let parts = (entries / ENTRIES_PER_SHARD).clamp(1, 1 << 24);
         let lens = vec![0; parts].into_boxed_slice();
@@ -83,12 +81,12 @@ impl CompactHashTable {
         self.len
     }
 
-    /// Places for entries, used or not.
+    /// Slots for entries, used or not.
     pub(super) fn slots(&self) -> usize {
         self.slots
     }
 
-    /// Bytes of memory that the entries take.
+    /// Bytes allocated for the entries.
     pub(super) fn bytes(&self) -> usize {
         self.slots / BUCKET_WIDTH * size_of::<HashTableBucket>()
             + self.shards.len() * (size_of::<HashTableShard>() + size_of::<u32>())
@@ -113,8 +111,8 @@ impl CompactHashTable {
             let part = &self.shards[self.shard_of(key)];
             *home = part.buckets.get(part.home(key)).unwrap_or(&EMPTY_BUCKET);
         }
-        // All memory is asked for before the first search waits for its own: in a loop so short that a processor that looks
-        // ahead sees many turns of it at once.
+        // All memory is requested before the first search waits for its own, in a loop short enough for out-of-order
+        // execution to run many iterations at once.
         let passed = homes.map(|bucket| bucket.overflowed);
         for (((&key, bucket), &passed), value) in keys.iter().zip(&homes).zip(&passed).zip(&mut values) {
             let raw = match bucket.values.get(bucket.find(key)) {
@@ -135,34 +133,33 @@ impl CompactHashTable {
         values
     }
 
-    /// The value at a position that holds an entry.
-    pub(super) fn value(&self, at: TablePosition) -> Option<u32> {
-        let (bucket, entry) = self.entry(at)?;
+    /// The value at a position, if it holds an entry.
+    pub(super) fn value(&self, position: TablePosition) -> Option<u32> {
+        let (bucket, entry) = self.entry(position)?;
         Some(bucket.values[entry].load(Ordering::Relaxed) & !TOUCHED)
     }
 
-    /// The key at a position that holds an entry.
-    pub(super) fn key(&self, at: TablePosition) -> Option<u64> {
-        let (bucket, entry) = self.entry(at)?;
+    /// The key at a position, if it holds an entry.
+    pub(super) fn key(&self, position: TablePosition) -> Option<u64> {
+        let (bucket, entry) = self.entry(position)?;
         Some(bucket.keys[entry])
     }
 
-    /// Whether the entry was used since the last call; forgets it.
-    pub(super) fn untouch(&mut self, at: TablePosition) -> bool {
-        let Some(value) = self.value_mut(at) else { return false };
+    /// Whether the entry was used since the last call; clears the mark.
+    pub(super) fn untouch(&mut self, position: TablePosition) -> bool {
+        let Some(value) = self.value_mut(position) else { return false };
         let touched = *value & TOUCHED != 0;
         *value &= !TOUCHED;
         touched
     }
 
-    /// Replaces the value of an entry.
-    pub(super) fn set(&mut self, at: TablePosition, value: u32) {
-        if let Some(raw) = self.value_mut(at) {
+    pub(super) fn set(&mut self, position: TablePosition, value: u32) {
+        if let Some(raw) = self.value_mut(position) {
             *raw = *raw & TOUCHED | value;
         }
     }
 
-    /// Adds a key that is not there yet.
+    /// Adds a key that is not in the table yet.
     pub(super) fn insert(&mut self, key: u64, value: u32) {
         let part = self.shard_of(key);
         let (part, len) = (&mut self.shards[part], &mut self.lens[part]);
@@ -175,37 +172,36 @@ impl CompactHashTable {
     }
 
     /// Removes an entry. The last one of its bucket takes its position.
-    pub(super) fn remove(&mut self, at: TablePosition) {
-        if self.entry(at).is_some() {
-            self.shards[at.shard as usize].remove(at.slot as usize);
-            self.lens[at.shard as usize] -= 1;
+    pub(super) fn remove(&mut self, position: TablePosition) {
+        if self.entry(position).is_some() {
+            self.shards[position.shard as usize].remove(position.slot as usize);
+            self.lens[position.shard as usize] -= 1;
             self.len -= 1;
         }
     }
 
-    /// The position behind `at`, round and round; it need not hold an entry.
-    pub(super) fn after(&self, at: TablePosition) -> TablePosition {
-        let buckets = self.shards.get(at.shard as usize).map_or(0, |part| part.buckets.len());
-        if (at.slot as usize) + 1 < buckets * BUCKET_WIDTH {
-            return TablePosition { slot: at.slot + 1, ..at };
+    /// The next position after `position`, cyclically; it need not hold an entry.
+    pub(super) fn after(&self, position: TablePosition) -> TablePosition {
+        let buckets = self.shards.get(position.shard as usize).map_or(0, |part| part.buckets.len());
+        if (position.slot as usize) + 1 < buckets * BUCKET_WIDTH {
+            return TablePosition { slot: position.slot + 1, ..position };
         }
-        let part = if (at.shard as usize) + 1 < self.shards.len() { at.shard + 1 } else { 0 };
+        let part = if (position.shard as usize) + 1 < self.shards.len() { position.shard + 1 } else { 0 };
         TablePosition { shard: part, slot: 0 }
     }
 
-    fn entry(&self, at: TablePosition) -> Option<(&HashTableBucket, usize)> {
-        let (bucket, entry) = (at.slot as usize / BUCKET_WIDTH, at.slot as usize % BUCKET_WIDTH);
-        let bucket = self.shards.get(at.shard as usize)?.buckets.get(bucket)?;
+    fn entry(&self, position: TablePosition) -> Option<(&HashTableBucket, usize)> {
+        let (bucket, entry) = (position.slot as usize / BUCKET_WIDTH, position.slot as usize % BUCKET_WIDTH);
+        let bucket = self.shards.get(position.shard as usize)?.buckets.get(bucket)?;
         (entry < usize::from(bucket.len)).then_some((bucket, entry))
     }
 
-    fn value_mut(&mut self, at: TablePosition) -> Option<&mut u32> {
-        let (bucket, entry) = (at.slot as usize / BUCKET_WIDTH, at.slot as usize % BUCKET_WIDTH);
-        let bucket = self.shards.get_mut(at.shard as usize)?.buckets.get_mut(bucket)?;
+    fn value_mut(&mut self, position: TablePosition) -> Option<&mut u32> {
+        let (bucket, entry) = (position.slot as usize / BUCKET_WIDTH, position.slot as usize % BUCKET_WIDTH);
+        let bucket = self.shards.get_mut(position.shard as usize)?.buckets.get_mut(bucket)?;
         (entry < usize::from(bucket.len)).then(|| bucket.values[entry].get_mut())
     }
 
-    /// All entries.
     #[cfg(test)]
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
         let buckets = self.shards.iter().flat_map(|part| &part.buckets);
@@ -214,11 +210,11 @@ impl CompactHashTable {
 }
 
 impl HashTableBucket {
-    /// The entry of a key, or [`BUCKET_WIDTH`].
+    /// Position of a key's entry in the bucket, or [`BUCKET_WIDTH`].
     #[inline]
     fn find(&self, key: u64) -> usize {
         let mut found = BUCKET_WIDTH;
-        // The first one counts: behind the used entries there may be the key of one that was removed.
+        // The first match counts: an unused slot may still contain the key of a removed entry.
         for entry in (0..BUCKET_WIDTH).rev() {
             if self.keys[entry] == key {
                 found = entry;
@@ -227,7 +223,7 @@ impl HashTableBucket {
         if found < usize::from(self.len) { found } else { BUCKET_WIDTH }
     }
 
-    /// Adds an entry; `false` where the bucket is full.
+    /// Adds an entry; `false` if the bucket is full.
     fn push(&mut self, key: u64, value: u32) -> bool {
         let entry = usize::from(self.len);
         if entry == BUCKET_WIDTH {
@@ -239,7 +235,7 @@ impl HashTableBucket {
         true
     }
 
-    /// Keys and raw values.
+    /// Keys and raw values of used entries.
     fn entries(&self) -> impl Iterator<Item = (u64, u32)> {
         let entries = self.keys.iter().zip(&self.values).take(self.len.into());
         entries.map(|(&key, raw)| (key, raw.load(Ordering::Relaxed)))
@@ -247,7 +243,7 @@ impl HashTableBucket {
 }
 
 impl HashTableShard {
-    /// The bucket where a search begins.
+    /// The bucket where a search starts.
     #[inline]
     fn home(&self, key: u64) -> usize {
         scale(halves(key).0, self.buckets.len())
@@ -257,19 +253,19 @@ impl HashTableShard {
         if bucket + 1 < self.buckets.len() { bucket + 1 } else { 0 }
     }
 
-    /// The bucket and the entry of a key.
+    /// The bucket and the slot of a key.
     fn find(&self, key: u64) -> Option<(usize, usize)> {
-        let mut at = self.home(key);
+        let mut position = self.home(key);
         for _ in 0..self.buckets.len() {
-            let bucket = &self.buckets[at];
+            let bucket = &self.buckets[position];
             let entry = bucket.find(key);
             if entry < BUCKET_WIDTH {
-                return Some((at, entry));
+                return Some((position, entry));
             }
             if bucket.overflowed == 0 {
                 return None;
             }
-            at = self.next(at);
+            position = self.next(position);
         }
         None
     }
@@ -279,17 +275,17 @@ impl HashTableShard {
         Some(&self.buckets[bucket].values[entry])
     }
 
-    /// Fills the first empty place, of which there is one.
+    /// Fills the first empty slot; one must exist.
     fn place(&mut self, key: u64, value: u32) {
-        let mut at = self.home(key);
-        while !self.buckets[at].push(key, value) {
-            let passed = &mut self.buckets[at].overflowed;
+        let mut position = self.home(key);
+        while !self.buckets[position].push(key, value) {
+            let passed = &mut self.buckets[position].overflowed;
             *passed = passed.saturating_add(1);
-            at = self.next(at);
+            position = self.next(position);
         }
     }
 
-    /// Grows by a quarter; returns the buckets gained.
+    /// Grows by a quarter; returns the number of buckets gained.
     fn grow(&mut self) -> usize {
         let gained = (self.buckets.len() / 4).max(1);
         let buckets = (0..self.buckets.len() + gained).map(|_| HashTableBucket::default()).collect();
@@ -308,13 +304,13 @@ impl HashTableShard {
         bucket.keys.swap(entry, last);
         bucket.values.swap(entry, last);
         bucket.len -= 1;
-        let mut at = self.home(key);
-        while at != number {
-            let passed = &mut self.buckets[at].overflowed;
+        let mut position = self.home(key);
+        while position != number {
+            let passed = &mut self.buckets[position].overflowed;
             if *passed < u16::MAX {
                 *passed -= 1;
             }
-            at = self.next(at);
+            position = self.next(position);
         }
     }
 }
@@ -338,29 +334,29 @@ mod tests {
     }
 
     #[test]
-    fn touching_is_remembered_once() {
+    fn touch_mark_is_cleared_by_untouch() {
         let mut table = CompactHashTable::new(10);
         table.insert(5, 7);
-        let at = table.find(5).unwrap();
-        assert!(!table.untouch(at));
+        let position = table.find(5).unwrap();
+        assert!(!table.untouch(position));
         assert_eq!(touch(&table, 5), Some(7));
-        table.set(at, 9);
-        assert!(table.untouch(at), "a new value keeps the mark");
-        assert!(!table.untouch(at));
-        assert_eq!(table.value(at), Some(9));
-        assert_eq!(table.key(at), Some(5));
+        table.set(position, 9);
+        assert!(table.untouch(position), "a new value keeps the mark");
+        assert!(!table.untouch(position));
+        assert_eq!(table.value(position), Some(9));
+        assert_eq!(table.key(position), Some(5));
     }
 
     #[test]
-    fn going_round_meets_every_entry() {
+    fn iteration_visits_every_entry() {
         let mut table = CompactHashTable::new(5_000);
         let keys: Vec<u64> = (0..5_000u64).map(|key| key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
         keys.iter().for_each(|&key| table.insert(key, 1));
-        let (mut at, mut met) = (TablePosition::default(), 0);
+        let (mut position, mut met) = (TablePosition::default(), 0);
         loop {
-            met += usize::from(table.value(at).is_some());
-            at = table.after(at);
-            if at == TablePosition::default() {
+            met += usize::from(table.value(position).is_some());
+            position = table.after(position);
+            if position == TablePosition::default() {
                 break;
             }
         }
@@ -368,7 +364,8 @@ mod tests {
     }
 
     proptest! {
-        /// Few distinct keys that crowd at both ends of a part, so that entries are displaced far and reach the tail.
+        /// Few distinct keys that collide at both ends of a shard, so that entries are displaced far and reach the
+        /// tail.
         #[test]
         fn behaves_like_a_map(ops in prop::collection::vec((any::<bool>(), 0u64..60, 0u32..100), 0..400)) {
             let mut table = CompactHashTable::new(1);
@@ -377,8 +374,8 @@ mod tests {
                 let key = if key % 2 == 0 { key << 24 } else { u64::from(u32::MAX) - (key << 10) };
                 match (add, table.find(key)) {
                     (true, None) => table.insert(key, value),
-                    (true, Some(at)) => table.set(at, value),
-                    (false, Some(at)) => table.remove(at),
+                    (true, Some(position)) => table.set(position, value),
+                    (false, Some(position)) => table.remove(position),
                     (false, None) => {}
                 }
                 if add { model.insert(key, value); } else { model.remove(&key); }

@@ -1,35 +1,32 @@
-//! How much of a prompt every engine has, in one pass over its pages.
+//! Lookup of the cached prefix of a prompt in every engine, in one pass over its blocks.
 
 use super::column_table::{EngineSlot, contains, members, set_bit};
 use super::hash_table::NOT_FOUND;
 use super::{KvBlockIndex, StoredBlockLocation};
 
-/// Pages that are searched before any is looked at, so that their cache misses overlap.
+/// Blocks searched before any result is used, so that their cache misses overlap.
 const BATCH: usize = 64;
-/// Pages of one step: two microseconds.
+/// Blocks per step: about two microseconds.
 const BLOCKS_PER_STEP: usize = 64;
-/// How often a lookup in steps begins again, because the index has changed under it, before it does the rest in one step.
+/// Restarts of a stepwise lookup after concurrent changes of the index; after that it finishes in one step.
 const MAX_RESTARTS: u32 = 2;
 
-/// Contiguous prefix of a prompt in one engine, in pages.
+/// Contiguous prefix of a prompt in one engine, in blocks.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EngineHits {
-    /// In device memory.
     pub l1: u32,
     /// In device or host memory; never less than `l1`.
     pub local: u32,
-    /// Complete in the shared store, directly behind the engine's own ones.
+    /// Complete in the shared store, directly after the engine's own blocks.
     pub shared: u32,
 }
 
-/// Consecutive complete pages of a prompt in one place of the shared store.
+/// Consecutive complete blocks of a prompt at one location of the shared store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreBlockRun {
-    /// The first of them; pages are counted from 0.
+    /// Number of the first block, from 0.
     pub first: u32,
-    /// How many.
     pub blocks: u32,
-    /// Where.
     pub location: StoredBlockLocation,
 }
 
@@ -39,51 +36,50 @@ impl StoreBlockRun {
     }
 }
 
-/// The answer to a lookup. Keep it for the next one: its memory is used again.
+/// Result of a lookup. Reuse it for the next one to reuse its memory.
 #[derive(Debug, Clone, Default)]
 pub struct IndexLookup {
-    /// By [`EngineSlot::as_usize`].
+    /// Hits per engine, indexed by [`EngineSlot::as_usize`].
     pub engines: Vec<EngineHits>,
     /// Runs in the shared store, in prompt order, as far as an engine could use them.
     pub shared: Vec<StoreBlockRun>,
     scan: LookupScan,
 }
 
-/// State of one pass.
 #[derive(Debug, Clone, Default)]
 struct LookupScan {
-    /// Columns of engines whose L1 has all pages so far.
+    /// Columns of engines whose L1 has all blocks so far.
     in_l1: Vec<u64>,
-    /// Columns of engines that have all pages so far.
+    /// Columns of engines that have all blocks so far.
     in_local: Vec<u64>,
-    /// Columns of engines with the present page in L1.
+    /// Columns of engines with the current block in L1.
     l1: Vec<u64>,
-    /// Columns of engines with the present page.
+    /// Columns of engines with the current block.
     local: Vec<u64>,
-    /// End of the contiguous pages around each run.
+    /// End of the contiguous blocks around each run.
     ends: Vec<u32>,
-    /// Where the longest prefix in an engine has ended.
+    /// End of the longest prefix in any engine.
     longest: Option<u32>,
-    /// Pages that earlier steps have looked at.
+    /// Blocks that earlier steps have processed.
     scanned: u32,
-    /// Of the columns that the sets are made of; `None` before the first step.
+    /// Revision of the columns in the sets; `None` before the first step.
     revision: Option<u64>,
     restarts: u32,
 }
 
 impl KvBlockIndex {
-    /// How much of a prompt every engine has, and where the store has the rest. Marks the pages as used.
+    /// Finds how much of a prompt every engine has, and where the store has the rest. Marks the blocks as used.
     ///
-    /// `pages` are keys in prompt order, as [`BlockHashNamespace::key`](super::Namespace::key) makes them. Stops at the first page that
-    /// extends nothing.
+    /// `pages` are keys in prompt order, as [`BlockHashNamespace::key`](super::BlockHashNamespace::key) makes them.
+    /// Stops at the first block that extends no prefix and no run.
     pub fn lookup(&self, pages: &[u64], out: &mut IndexLookup) {
         out.restart();
         while !self.lookup_step(pages, out) {}
     }
 
-    /// A step of a lookup, which takes some microseconds: for those who share the index behind a lock, and let others have it
-    /// between the steps. Begins with [`IndexLookup::restart`]; returns whether the answer is complete. What changes between two
-    /// steps may count or not.
+    /// One step of a lookup, some microseconds long, for callers that share the index behind a lock and release it
+    /// between steps. Starts after [`IndexLookup::restart`]; returns whether the result is complete. Changes between
+    /// two steps may or may not be included.
     pub fn lookup_step(&self, pages: &[u64], out: &mut IndexLookup) -> bool {
         let revision = self.columns.revision();
         if out.scan.revision != Some(revision) {
@@ -92,57 +88,57 @@ impl KvBlockIndex {
             self.begin(out);
         }
         let from = out.scan.scanned as usize;
-        let most = if out.scan.restarts > MAX_RESTARTS { usize::MAX } else { BLOCKS_PER_STEP };
-        let rest = pages.get(from..).unwrap_or_default();
-        let some = rest.get(..most).unwrap_or(rest);
-        let at = self.extend(some, out);
-        out.scan.scanned = at;
-        let complete = (at as usize) < from + some.len() || some.len() == rest.len();
+        let limit = if out.scan.restarts > MAX_RESTARTS { usize::MAX } else { BLOCKS_PER_STEP };
+        let remaining = pages.get(from..).unwrap_or_default();
+        let some = remaining.get(..limit).unwrap_or(remaining);
+        let position = self.extend(some, out);
+        out.scan.scanned = position;
+        let complete = (position as usize) < from + some.len() || some.len() == remaining.len();
         if complete {
-            self.finish(at, out);
+            self.finish(position, out);
         }
         complete
     }
 
-    /// Looks at more pages. Returns how many there were until now.
+    /// Processes more blocks. Returns how many were processed before.
     fn extend(&self, pages: &[u64], out: &mut IndexLookup) -> u32 {
         let mut last = None;
-        let mut place = None;
-        let mut at = out.scan.scanned;
+        let mut location = None;
+        let mut position = out.scan.scanned;
         for batch in pages.chunks(BATCH) {
             let ids: [u32; BATCH] = self.table.touch_all(batch);
             for alike in ids[..batch.len()].chunk_by(PartialEq::eq) {
                 if last != Some(alike[0]) {
                     last = Some(alike[0]);
-                    place = self.enter(alike[0], at, out);
+                    location = self.enter(alike[0], position, out);
                 }
-                if !out.scan.extend_runs(at, alike.len() as u32, place, &mut out.shared) {
-                    return at;
+                if !out.scan.extend_runs(position, alike.len() as u32, location, &mut out.shared) {
+                    return position;
                 }
-                at += alike.len() as u32;
+                position += alike.len() as u32;
             }
         }
-        at
+        position
     }
 
-    /// How many of these pages are known. Marks none as used. Whoever is about to change them has their entries at hand then,
-    /// and takes less time.
+    /// How many of these blocks are in the index. Marks none as used. A caller that is about to change them gets their
+    /// entries into the processor's cache and so holds the write lock for less time.
     #[must_use]
     pub fn count_known(&self, pages: &[u64]) -> usize {
         pages.iter().filter(|&&key| self.table.find(key).is_some()).count()
     }
 
-    /// How many pages at the beginning of `pages` are complete in the store. Marks none as used.
+    /// Length of the complete prefix of `pages` in the store. Marks none as used.
     #[must_use]
     pub fn shared_prefix(&self, pages: &[u64]) -> usize {
         let complete = |key: &&u64| {
-            let id = self.table.find(**key).and_then(|at| self.table.value(at));
+            let id = self.table.find(**key).and_then(|position| self.table.value(position));
             id.is_some_and(|id| self.store.current(self.placements.shared(id)).complete().is_some())
         };
         pages.iter().take_while(complete).count()
     }
 
-    /// Whether a page is known, or can be added without displacing another.
+    /// Whether a block is in the index, or can be added without evicting another.
     #[must_use]
     pub fn has_capacity_for(&self, page: u64) -> bool {
         self.table.len() < self.max_blocks || self.table.find(page).is_some()
@@ -166,9 +162,9 @@ impl KvBlockIndex {
         scan.longest = scan.in_local.iter().all(|&word| word == 0).then_some(0);
     }
 
-    /// Goes on to a page that is placed otherwise than the one before: engines without it drop out. Returns where the store
-    /// has it.
-    fn enter(&self, id: u32, at: u32, out: &mut IndexLookup) -> Option<StoredBlockLocation> {
+    /// Continues with a block of another placement than the previous one: engines without it drop out. Returns its
+    /// location in the store.
+    fn enter(&self, id: u32, position: u32, out: &mut IndexLookup) -> Option<StoredBlockLocation> {
         if id == NOT_FOUND {
             out.scan.l1.fill(0);
             out.scan.local.fill(0);
@@ -179,19 +175,21 @@ impl KvBlockIndex {
         let mut any = 0;
         for word in 0..scan.in_local.len() {
             let (l1, own) = (scan.l1[word], scan.local[word]);
-            self.drop_out(word, scan.in_l1[word] & !l1, |engine| engines[engine.as_usize()].l1 = at);
-            self.drop_out(word, scan.in_local[word] & !own, |engine| engines[engine.as_usize()].local = at);
+            self.drop_out(word, scan.in_l1[word] & !l1, |engine| engines[engine.as_usize()].l1 = position);
+            self.drop_out(word, scan.in_local[word] & !own, |engine| {
+                engines[engine.as_usize()].local = position;
+            });
             scan.in_l1[word] &= l1;
             scan.in_local[word] &= own;
             any |= scan.in_local[word];
         }
         if any == 0 && scan.longest.is_none() {
-            scan.longest = Some(at);
+            scan.longest = Some(position);
         }
         if id == NOT_FOUND { None } else { self.store.current(self.placements.shared(id)).complete() }
     }
 
-    /// Who has the page, as sets of present columns.
+    /// Engines that have the block, as sets of current columns.
     fn load(&self, id: u32, scan: &mut LookupScan) {
         let (l1, l2) = self.placements.sets(id);
         for ((l1, l2), (to_l1, to_own)) in l1.iter().zip(l2).zip(scan.l1.iter_mut().zip(&mut scan.local)) {
@@ -214,12 +212,14 @@ impl KvBlockIndex {
         members(columns, word).for_each(|column| each(self.columns.engine_of(column)));
     }
 
-    /// All pages before `at` were looked at.
-    fn finish(&self, at: u32, out: &mut IndexLookup) {
+    /// Ends the pass: all blocks before `position` were processed.
+    fn finish(&self, position: u32, out: &mut IndexLookup) {
         let scan = &mut out.scan;
         for word in 0..scan.in_local.len() {
-            self.drop_out(word, scan.in_l1[word], |engine| out.engines[engine.as_usize()].l1 = at);
-            self.drop_out(word, scan.in_local[word], |engine| out.engines[engine.as_usize()].local = at);
+            self.drop_out(word, scan.in_l1[word], |engine| out.engines[engine.as_usize()].l1 = position);
+            self.drop_out(word, scan.in_local[word], |engine| {
+                out.engines[engine.as_usize()].local = position;
+            });
         }
         scan.ends.clear();
         scan.ends.resize(out.shared.len(), 0);
@@ -237,31 +237,30 @@ impl KvBlockIndex {
 }
 
 impl LookupScan {
-    /// Adds pages that are placed alike to the runs of the store. Returns whether they extend anything.
+    /// Adds blocks of one placement to the store's runs. Returns whether they extend anything.
     fn extend_runs(
         &self,
-        at: u32,
+        position: u32,
         pages: u32,
-        place: Option<StoredBlockLocation>,
+        location: Option<StoredBlockLocation>,
         runs: &mut Vec<StoreBlockRun>,
     ) -> bool {
-        // Behind every engine's prefix, a page that the store lacks makes all further ones useless.
-        let Some(place) = place else { return self.longest.is_none() };
-        match runs.last_mut().filter(|run| run.end() == at && run.location == place) {
+        // After the end of every engine's prefix, a block missing in the store makes all later ones useless.
+        let Some(location) = location else { return self.longest.is_none() };
+        match runs.last_mut().filter(|run| run.end() == position && run.location == location) {
             Some(run) => run.blocks += pages,
-            None => runs.push(StoreBlockRun { first: at, blocks: pages, location: place }),
+            None => runs.push(StoreBlockRun { first: position, blocks: pages, location }),
         }
         true
     }
 }
 
 impl IndexLookup {
-    /// Before the first step of a lookup.
+    /// Resets the state before the first step of a lookup.
     pub fn restart(&mut self) {
         (self.scan.revision, self.scan.restarts) = (None, 0);
     }
 
-    /// The hits of one engine.
     #[must_use]
     pub fn engine(&self, engine: EngineSlot) -> EngineHits {
         self.engines.get(engine.as_usize()).copied().unwrap_or_default()

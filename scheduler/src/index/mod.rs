@@ -1,15 +1,16 @@
-//! The KV index: which pages are where, in the engines and in the shared store.
+//! The KV index: block locations in the engines and in the shared store.
 //!
-//! One table answers for all engines at once. Its key is the 64-bit form of a page hash, mixed with a [`BlockHashNamespace`]; its
-//! value is the number of a *placement*: the engines that hold the page in L1, those that hold it in L2, and what the
-//! shared store has of it. Pages with equal answers share a placement, so an entry takes 12 bytes.
+//! One table serves all engines. Its key is the 64-bit form of a block hash, mixed with a [`BlockHashNamespace`]; its
+//! value is the number of a *placement*: the engines that have the block in L1, those that have it in L2, and its state
+//! in the shared store. Blocks with equal locations share a placement, so an entry takes 12 bytes.
 //!
-//! The index is a hint. Engines verify pages by their full hash, so a wrong answer costs time and never correctness.
-//! It is bounded: when it is full, new pages displace those that are least likely to be asked for.
+//! The index is a hint. Engines verify blocks by their full hash, so a wrong result costs time and never correctness.
+//! It is bounded: when it is full, new blocks evict those that are least likely to be looked up.
 //!
-//! Nothing here takes long. Parts of the table grow one by one; clearing an engine, losing a store node and ending a
-//! reconciliation take effect at once and leave the pages to [`KvBlockIndex::sweep`], which the owner calls in small steps
-//! while [`KvBlockIndex::needs_sweep`]. A lookup can be taken in steps too, by an owner that shares the index behind a lock.
+//! No operation takes long. Shards of the table grow one by one; clearing an engine, losing a store node and ending a
+//! reconciliation take effect at once and leave the blocks to [`KvBlockIndex::sweep`], which the owner calls in small
+//! steps while [`KvBlockIndex::needs_sweep`]. A lookup can also run in steps, for an owner that shares the index behind
+//! a lock.
 
 mod column_table;
 mod eviction;
@@ -35,16 +36,15 @@ use hash_table::{CompactHashTable, TablePosition};
 use placement_table::{BlockPlacement, PlacementTable};
 use store_blocks::SharedStoreState;
 
-/// Whose pages a reconciliation names again.
+/// The source of a reconciliation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReconcileSource {
-    /// One tier of an engine.
     Engine(EngineSlot, EngineCacheTier),
     /// The shared store, with all its nodes.
     Store,
 }
 
-/// Which pages are where. See the module's documentation.
+/// The index of block locations; see the module's documentation.
 #[derive(Debug)]
 pub struct KvBlockIndex {
     table: CompactHashTable,
@@ -52,27 +52,25 @@ pub struct KvBlockIndex {
     columns: ColumnTable,
     store: SharedStoreState,
     max_blocks: usize,
-    /// The placement being changed; kept for its memory.
+    /// The placement being changed; reused to avoid allocations.
     draft: BlockPlacement,
-    /// Where the search for a page to displace goes on.
+    /// Position at which the next eviction search continues.
     eviction_hand: TablePosition,
-    /// Where the sweep goes on.
+    /// Position at which the sweep continues.
     sweep_position: TablePosition,
 }
 
-/// How large an index is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct IndexSize {
-    /// Pages, including those that wait for a sweep.
+    /// Blocks, including those that wait for a sweep.
     pub blocks: usize,
-    /// Distinct placements of pages.
     pub placements: usize,
-    /// Bytes of memory, without the allocator's own.
+    /// Bytes of memory, without the allocator's overhead.
     pub bytes: usize,
 }
 
 impl KvBlockIndex {
-    /// An empty index for at most `max_pages` pages (at least one).
+    /// Creates an empty index for at most `max_pages` blocks (at least one).
     #[must_use]
     pub fn new(max_pages: usize) -> Self {
         let columns = ColumnTable::default();
@@ -88,65 +86,64 @@ impl KvBlockIndex {
         }
     }
 
-    /// How large it is.
     #[must_use]
     pub fn size(&self) -> IndexSize {
         let bytes = self.table.bytes() + self.placements.bytes();
         IndexSize { blocks: self.table.len(), placements: self.placements.in_use(), bytes }
     }
 
-    /// A number for one more engine, which has no pages.
+    /// Adds an engine without blocks and returns its number.
     pub fn add_engine(&mut self) -> EngineSlot {
         let engine = self.columns.add_engine();
         self.widen_sets();
         engine
     }
 
-    /// Forgets an engine and its pages.
+    /// Removes an engine and its blocks.
     pub fn remove_engine(&mut self, engine: EngineSlot) {
         self.columns.remove_engine(engine);
         self.limit_retired_columns();
     }
 
-    /// Pages that an engine has in a tier.
+    /// Number of blocks of an engine in a tier.
     #[must_use]
     pub fn engine_blocks(&self, engine: EngineSlot, tier: EngineCacheTier) -> u64 {
         self.columns.pages(engine, tier)
     }
 
-    /// An engine stored pages.
+    /// Records that an engine stored blocks.
     pub fn add_engine_blocks(&mut self, engine: EngineSlot, tier: EngineCacheTier, pages: &[u64]) {
         if self.columns.current(engine).is_some() {
             pages.iter().for_each(|&page| self.assign(engine, tier, page, true));
         }
     }
 
-    /// An engine removed pages.
+    /// Records that an engine removed blocks.
     pub fn remove_engine_blocks(&mut self, engine: EngineSlot, tier: EngineCacheTier, pages: &[u64]) {
         if self.columns.current(engine).is_some() {
             pages.iter().for_each(|&page| self.assign(engine, tier, page, false));
         }
     }
 
-    /// An engine removed all pages of a tier.
+    /// Records that an engine removed all blocks of a tier.
     pub fn clear_engine_tier(&mut self, engine: EngineSlot, tier: EngineCacheTier) {
         self.columns.clear(engine, tier);
         self.widen_sets();
         self.limit_retired_columns();
     }
 
-    /// A number for one more store node. `None` where all 65,536 are in use.
+    /// Adds a store node and returns its number. `None` when all 65,536 are in use.
     pub fn add_store_node(&mut self) -> Option<StoreNodeSlot> {
         self.store.add_node()
     }
 
-    /// A store node is lost. Pages whose first part it had do not count any more; of pages that are spread, those whose
-    /// first part is elsewhere still do, until the store says otherwise.
+    /// Records the loss of a store node. Blocks whose first part was on it do not count any more; spread blocks whose
+    /// first part is elsewhere still count until the store reports otherwise.
     pub fn remove_store_node(&mut self, node: StoreNodeSlot) {
         self.store.remove_node(node);
     }
 
-    /// The store has a part of a page. A part counts once, however many replicas it has.
+    /// Records that the store has a part of a block. A part counts once, however many replicas it has.
     pub fn add_store_part(
         &mut self,
         page: u64,
@@ -164,13 +161,14 @@ impl KvBlockIndex {
         }
     }
 
-    /// The store has a part of a page no longer.
+    /// Records that the store no longer has a part of a block.
     pub fn remove_store_part(&mut self, page: u64, part: BlockPartIndex) {
         self.change(page, false, |draft, _, _| draft.stored.remove(part));
     }
 
-    /// A reconciliation begins: the source is about to name all its pages again, by [`KvBlockIndex::add_engine_blocks`] or
-    /// [`KvBlockIndex::add_store_part`]. Its pages count until [`KvBlockIndex::end_reconcile`]. Begun again before that, it starts over.
+    /// Starts a reconciliation: the source reports all its blocks again, by [`KvBlockIndex::add_engine_blocks`] or
+    /// [`KvBlockIndex::add_store_part`]. Its old blocks count until [`KvBlockIndex::end_reconcile`]. A second call
+    /// before that starts over.
     pub fn begin_reconcile(&mut self, source: ReconcileSource) {
         match source {
             ReconcileSource::Engine(engine, tier) => {
@@ -179,7 +177,7 @@ impl KvBlockIndex {
                 self.limit_retired_columns();
             }
             ReconcileSource::Store => {
-                // Only after 255 reconciliations without a sweep.
+                // Happens only after 255 reconciliations without a sweep.
                 while self.store.is_next_generation_used() {
                     self.sweep_slots(self.table.slots());
                 }
@@ -188,7 +186,7 @@ impl KvBlockIndex {
         }
     }
 
-    /// A reconciliation ends: what was not named again does not count any more.
+    /// Ends a reconciliation: blocks that were not reported again stop counting.
     pub fn end_reconcile(&mut self, source: ReconcileSource) {
         match source {
             ReconcileSource::Engine(engine, tier) => self.columns.end(engine, tier),
@@ -206,7 +204,7 @@ impl KvBlockIndex {
         });
     }
 
-    /// Changes the placement of a page. A page that is unknown is added, or left alone.
+    /// Changes the placement of a block. An unknown block is added or ignored, as `change` says.
     fn change(
         &mut self,
         page: u64,
@@ -229,7 +227,7 @@ impl KvBlockIndex {
         }
     }
 
-    /// Loads a placement without what does not count any more.
+    /// Loads a placement without its stale bits.
     fn load_current(&mut self, id: u32) {
         self.placements.load(id, &mut self.draft);
         self.columns.drop_stale(&mut self.draft.l1, EngineCacheTier::L1);
@@ -237,8 +235,8 @@ impl KvBlockIndex {
         self.draft.stored = self.store.current(self.draft.stored);
     }
 
-    /// Gives the page at a position the drafted placement instead of `before`. Returns whether the page was removed, as
-    /// one that is nowhere.
+    /// Assigns the drafted placement to the block at a position, instead of `before`. Returns whether the block was
+    /// removed because it has no location left.
     fn replace(&mut self, at: TablePosition, before: u32) -> bool {
         if self.draft.stored.is_none() {
             self.draft.stored = Default::default();
@@ -248,7 +246,7 @@ impl KvBlockIndex {
             Some(after) => self.table.set(at, after),
             None => self.table.remove(at),
         }
-        // Where placements have run out, the page is forgotten.
+        // When placement numbers are exhausted, the block is dropped.
         if after.is_none() {
             self.draft.clear(self.placements.words());
         }
@@ -275,7 +273,7 @@ impl KvBlockIndex {
         self.table.insert(page, id);
     }
 
-    /// Counts a page that came or went as a whole.
+    /// Counts a block that was added or removed entirely.
     fn count_block(&mut self, id: u32, came: bool) {
         let (l1, l2) = self.placements.sets(id);
         let nothing = &vec![0; l1.len()][..];
@@ -286,7 +284,7 @@ impl KvBlockIndex {
         self.store.count(self.placements.shared(id), came);
     }
 
-    /// Makes sets wide enough for all columns.
+    /// Widens the sets to fit all columns.
     fn widen_sets(&mut self) {
         let words = self.columns.words();
         if words > self.placements.words() {

@@ -1,13 +1,13 @@
-//! Keys of pages from different models in one index.
+//! Keys of blocks from different models in one index.
 
 use super::placement_table::mix;
 
-/// What keeps pages apart whose hashes may be equal: another model, page size or hash scheme gives another namespace.
+/// Separates blocks whose hashes may be equal: another model, block size or hash scheme gives another namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockHashNamespace(u64);
 
 impl BlockHashNamespace {
-    /// The namespace of these parts. Their order and their division count.
+    /// The namespace of these parts. Their order and their boundaries matter.
     #[must_use]
     pub fn new(parts: &[&str]) -> Self {
         let start = mix(parts.len() as u64 + 1);
@@ -17,11 +17,11 @@ impl BlockHashNamespace {
         }))
     }
 
-    /// The index's key of a page with this 64-bit hash. Different pages of one namespace keep different keys.
+    /// The index key of a block with this 64-bit hash. The mapping is injective within a namespace.
     #[inline]
     #[must_use]
     pub fn key(self, hash: u64) -> u64 {
-        // A multiplication spreads hashes that are not cryptographic over the low half; the shift over the high one.
+        // The multiplication spreads non-cryptographic hashes over the high half, the shift over the low half.
         let mixed = (hash ^ self.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         mixed ^ mixed >> 32
     }
@@ -34,10 +34,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn namespaces_differ_by_part_and_by_division() {
+    fn namespaces_differ_by_part_and_by_boundary() {
         let all = [&["ab", "c"][..], &["a", "bc"], &["abc"], &["ab", "c", ""], &[], &[""], &["c", "ab"]];
-        let seen: BTreeSet<u64> = all.iter().map(|parts| BlockHashNamespace::new(parts).0).collect();
-        assert_eq!(seen.len(), all.len());
+        let distinct: BTreeSet<u64> = all.iter().map(|parts| BlockHashNamespace::new(parts).0).collect();
+        assert_eq!(distinct.len(), all.len());
         assert_ne!(BlockHashNamespace::new(&["a"]).key(1), BlockHashNamespace::new(&["b"]).key(1));
     }
 

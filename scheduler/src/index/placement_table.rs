@@ -1,22 +1,22 @@
-//! Where a page is, and the store of all distinct answers to that.
+//! Placements of blocks, deduplicated.
 //!
-//! Many pages are in the same places, so a page's entry in the table is only the number of a placement. Placements are
-//! counted: one that no page uses any more gives its number back.
+//! Many blocks have the same placement, so a block's entry in the table is only the number of a placement. Placements
+//! are reference counted; an unused one frees its number.
 
 use super::hash_table::{CompactHashTable, MAX_VALUE};
 use super::store_blocks::StoredBlock;
 
 const CHUNK: usize = 1 << CHUNK_BITS;
 const CHUNK_BITS: u32 = 10;
-/// Distinct placements for which the table of placements is at its best.
+/// Distinct placements for which the table of placements is sized.
 const USUAL_PLACEMENTS: usize = 200_000;
 
-/// Where one page is, taken apart for a change.
+/// Placement of one block, unpacked for a change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct BlockPlacement {
-    /// Columns that hold the page in L1: a bit set.
+    /// Columns that have the block in L1, as a bit set.
     pub(super) l1: Vec<u64>,
-    /// Columns that hold the page in L2: a bit set.
+    /// Columns that have the block in L2, as a bit set.
     pub(super) l2: Vec<u64>,
     pub(super) stored: StoredBlock,
 }
@@ -34,11 +34,11 @@ impl BlockPlacement {
         self.stored.is_none() && self.l1.iter().chain(&self.l2).all(|&word| word == 0)
     }
 
-    /// Empty words do not count, so that a placement keeps its hash when sets get wider.
+    /// Empty words do not contribute, so that a placement keeps its hash when sets get wider.
     fn hash(&self) -> u64 {
         let sets = self.l1.iter().enumerate().chain((1 << 20..).zip(&self.l2));
         let words = sets.filter(|&(_, &word)| word != 0);
-        words.fold(self.stored.hash(), |hash, (at, &word)| hash ^ mix(word ^ mix(at as u64 + 1)))
+        words.fold(self.stored.hash(), |hash, (position, &word)| hash ^ mix(word ^ mix(position as u64 + 1)))
     }
 }
 
@@ -51,14 +51,13 @@ pub(super) fn mix(number: u64) -> u64 {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct PlacementRecord {
-    /// Key in the table of placements.
     key: u64,
-    /// Pages that are so placed; 0 where the number is free.
+    /// Blocks with this placement; 0 if the number is free.
     blocks: u32,
     shared: StoredBlock,
 }
 
-/// Kept in chunks, so that more placements never means copying all.
+/// Stored in chunks, so that adding placements never copies all of them.
 #[derive(Debug)]
 struct PlacementChunk {
     records: Box<[PlacementRecord]>,
@@ -66,7 +65,6 @@ struct PlacementChunk {
     sets: Box<[u64]>,
 }
 
-/// All placements in use.
 #[derive(Debug)]
 pub(super) struct PlacementTable {
     words: usize,
@@ -87,7 +85,6 @@ impl PlacementTable {
         }
     }
 
-    /// Words of one bit set.
     pub(super) fn words(&self) -> usize {
         self.words
     }
@@ -96,14 +93,13 @@ impl PlacementTable {
         self.in_use
     }
 
-    /// Bytes of memory taken.
     pub(super) fn bytes(&self) -> usize {
         let chunk = CHUNK * (size_of::<PlacementRecord>() + 16 * self.words);
         self.chunks.len() * chunk + self.free.capacity() * 4 + self.by_content.bytes()
     }
 
-    /// Widens all sets. Costs time in proportion to the placements; happens when the number of engines passes a multiple
-    /// of 64.
+    /// Widens all sets. Takes time in proportion to the placements; happens when the number of engines exceeds a
+    /// multiple of 64.
     pub(super) fn widen(&mut self, words: usize) {
         for chunk in &mut self.chunks {
             let mut sets = vec![0; CHUNK * 2 * words].into_boxed_slice();
@@ -123,7 +119,7 @@ impl PlacementTable {
         &mut self.chunks[(id >> CHUNK_BITS) as usize].records[id as usize % CHUNK]
     }
 
-    /// The sets of columns with the page in L1 and in L2.
+    /// The sets of columns with the block in L1 and in L2.
     #[inline]
     pub(super) fn sets(&self, id: u32) -> (&[u64], &[u64]) {
         let start = id as usize % CHUNK * 2 * self.words;
@@ -150,11 +146,11 @@ impl PlacementTable {
         l1 == placement.l1 && l2 == placement.l2 && self.shared(id) == placement.stored
     }
 
-    /// The number of a placement, for one more page. `None` where numbers are used up.
+    /// Returns the number of a placement and counts one more block. `None` when all numbers are in use.
     pub(super) fn acquire(&mut self, placement: &BlockPlacement) -> Option<u32> {
         let mut key = placement.hash();
-        // Two placements with one hash are next to impossible; the second one then takes the next key.
-        while let Some(id) = self.by_content.find(key).and_then(|at| self.by_content.value(at)) {
+        // Hash collisions are extremely unlikely; a colliding placement takes the next key.
+        while let Some(id) = self.by_content.find(key).and_then(|position| self.by_content.value(position)) {
             if self.matches(id, placement) {
                 self.record_mut(id).blocks += 1;
                 return Some(id);
@@ -173,14 +169,14 @@ impl PlacementTable {
         Some(id)
     }
 
-    /// One page less is so placed.
+    /// Counts one block less for this placement.
     pub(super) fn release(&mut self, id: u32) {
         let record = self.record_mut(id);
         record.blocks = record.blocks.saturating_sub(1);
         let (pages, key) = (record.blocks, record.key);
         if pages == 0 {
-            if let Some(at) = self.by_content.find(key) {
-                self.by_content.remove(at);
+            if let Some(position) = self.by_content.find(key) {
+                self.by_content.remove(position);
             }
             self.free.push(id);
             self.in_use -= 1;
@@ -199,7 +195,7 @@ impl PlacementTable {
         self.free.pop()
     }
 
-    /// Pages of every number in use.
+    /// Block counts of every number in use.
     #[cfg(test)]
     pub(super) fn counts(&self) -> std::collections::BTreeMap<u32, u32> {
         let records = self.chunks.iter().flat_map(|chunk| chunk.records.iter());
@@ -216,12 +212,12 @@ mod tests {
     }
 
     #[test]
-    fn equal_placements_share_a_number_until_nobody_uses_it() {
+    fn equal_placements_share_a_number_while_in_use() {
         let mut all = PlacementTable::new(1);
         let one = all.acquire(&placement(1, 0)).unwrap();
         assert_eq!(all.acquire(&placement(1, 0)).unwrap(), one);
         let other = all.acquire(&placement(0, 1)).unwrap();
-        assert_ne!(one, other, "the tiers are told apart");
+        assert_ne!(one, other, "the tiers are distinguished");
         all.release(one);
         assert_eq!(all.in_use(), 2);
         all.release(one);

@@ -4,11 +4,11 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Pages of a prompt that takes several steps to look up.
+/// Blocks of a prompt that takes several steps to look up.
 const LONG: usize = 300;
 
 proptest! {
-    /// Whatever changes between the steps of a lookup, it ends with an answer that can be, and the next one is right.
+    /// Whatever changes between the steps of a lookup, it ends with a possible result, and the next lookup is exact.
     #[test]
     fn everything_may_change_between_steps(
         changes in prop::collection::vec((0..4u8, 0..3usize, 0..LONG, 0..LONG), 0..20),
@@ -31,22 +31,22 @@ proptest! {
                 hits.restart();
             }
         }
-        let mut fresh = IndexLookup::default();
-        index.lookup(&prompt, &mut fresh);
+        let mut whole = IndexLookup::default();
+        index.lookup(&prompt, &mut whole);
         for &engine in &engines {
-            let held = |page: &&u64| {
+            let has_block = |page: &&u64| {
                 let mut alone = IndexLookup::default();
                 index.lookup(&[**page], &mut alone);
                 alone.engine(engine).l1 == 1
             };
-            prop_assert_eq!(fresh.engine(engine).l1 as usize, prompt.iter().take_while(held).count());
+            prop_assert_eq!(whole.engine(engine).l1 as usize, prompt.iter().take_while(has_block).count());
         }
     }
 }
 
-/// Between two steps of a lookup, columns come to mean something else.
+/// Columns are reassigned between two steps of a lookup.
 #[test]
-#[cfg_attr(miri, ignore = "a prompt of 1,000 pages that 100 engines have takes minutes")]
+#[cfg_attr(miri, ignore = "a prompt of 1,000 blocks in 100 engines takes minutes")]
 fn a_lookup_in_steps_begins_again_where_it_must() {
     let mut index = KvBlockIndex::new(10_000);
     let prompt: Vec<u64> = (0..1_000).map(|page| BlockHashNamespace::new(&[]).key(page)).collect();
@@ -61,13 +61,13 @@ fn a_lookup_in_steps_begins_again_where_it_must() {
     let more: Vec<EngineSlot> = (0..100).map(|_| index.add_engine()).collect();
     more.iter().for_each(|&engine| index.add_engine_blocks(engine, EngineCacheTier::L1, &prompt[..100]));
     while !index.lookup_step(&prompt, &mut hits) {}
-    let mut fresh = IndexLookup::default();
-    index.lookup(&prompt, &mut fresh);
-    assert_eq!((&hits.engines, &hits.shared), (&fresh.engines, &fresh.shared));
+    let mut whole = IndexLookup::default();
+    index.lookup(&prompt, &mut whole);
+    assert_eq!((&hits.engines, &hits.shared), (&whole.engines, &whole.shared));
     assert_eq!(hits.engine(engines[0]), EngineHits { l1: 0, local: 200, shared: 0 });
     assert_eq!(hits.engine(engines[2]).l1, 1_000);
 
-    // However often that happens, it comes to an end.
+    // The lookup ends, however often that happens.
     hits.restart();
     let mut steps = 0;
     while !index.lookup_step(&prompt, &mut hits) {

@@ -1,24 +1,24 @@
-//! Pages in the shared store: which of a page's objects exist, and on which node.
+//! Blocks in the shared store: which of a block's objects exist, and on which node.
 
 use super::placement_table::mix;
 use crate::prediction::StoreMedium;
 
-/// Objects that one page can consist of at most: ranks times keys and values.
+/// Maximum number of objects per block: ranks times keys and values.
 pub const MAX_PARTS: u8 = 64;
 
-/// A store node, as numbered by the index.
+/// A store node's number in the index.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct StoreNodeSlot(pub(super) u16);
 
 impl StoreNodeSlot {
-    /// As an index: nodes are counted from 0, and the numbers of lost ones are given again.
+    /// As an index: nodes are numbered from 0, and numbers of lost nodes are reused.
     #[must_use]
     pub fn as_usize(self) -> usize {
         usize::from(self.0)
     }
 }
 
-/// One object of a page, out of all that make the page complete: a rank's keys or values.
+/// One object of a block, out of all that make the block complete: a rank's keys or values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockPartIndex {
     index: u8,
@@ -37,26 +37,26 @@ impl BlockPartIndex {
     }
 }
 
-/// The bits of `of` parts.
+/// Bit mask of `of` parts.
 fn all_parts(of: u8) -> u64 {
     u64::MAX.checked_shr(64 - u32::from(of.min(64))).unwrap_or(0)
 }
 
-/// What the store has of a page.
+/// State of a block in the store.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct StoredBlock {
-    /// Parts that exist: a bit set.
+    /// Parts that exist, as a bit set.
     parts: u64,
-    /// Parts that existed before the reconciliation in progress, and were not named in it yet.
+    /// Parts that existed before the current reconciliation and were not reported in it yet.
     unconfirmed: u64,
-    /// Parts of a complete page.
+    /// Number of parts of a complete block.
     part_count: u8,
-    /// The reconciliation in which `parts` were named or have survived.
+    /// The reconciliation in which `parts` were reported or retained.
     generation: u8,
-    /// Where the first part is.
+    /// Node of the first part.
     node: StoreNodeSlot,
     nvme: bool,
-    /// Not all parts are where the first one is.
+    /// Whether some part is on another node than the first.
     spread: bool,
 }
 
@@ -74,19 +74,20 @@ impl StoredBlock {
         mix(self.parts ^ mix(self.unconfirmed ^ mix(rest ^ 1 << 63)))
     }
 
-    /// The place of a page that can be loaded: all its parts exist.
+    /// Location of a block that can be loaded, that is, of which all parts exist.
     #[inline]
     pub(super) fn complete(&self) -> Option<StoredBlockLocation> {
         let medium = if self.nvme { StoreMedium::Nvme } else { StoreMedium::Dram };
-        let place = StoredBlockLocation { node: self.node, medium, spread: self.spread };
-        (self.part_count > 0 && self.parts | self.unconfirmed == all_parts(self.part_count)).then_some(place)
+        let location = StoredBlockLocation { node: self.node, medium, spread: self.spread };
+        (self.part_count > 0 && self.parts | self.unconfirmed == all_parts(self.part_count))
+            .then_some(location)
     }
 
     pub(super) fn add(&mut self, part: BlockPartIndex, node: StoreNodeSlot, medium: StoreMedium) {
         let nvme = medium == StoreMedium::Nvme;
-        let known = all_parts(part.count);
-        self.parts &= known;
-        self.unconfirmed &= known & !part.bit();
+        let existing = all_parts(part.count);
+        self.parts &= existing;
+        self.unconfirmed &= existing & !part.bit();
         self.part_count = part.count;
         if (self.parts & !part.bit()) | self.unconfirmed == 0 {
             (self.node, self.nvme, self.spread) = (node, nvme, false);
@@ -102,14 +103,14 @@ impl StoredBlock {
     }
 }
 
-/// Where the store has a page.
+/// Location of a block in the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoredBlockLocation {
-    /// Node of the page's first part.
+    /// Node of the block's first part.
     pub node: StoreNodeSlot,
-    /// What that node keeps the first part on.
+    /// Medium of the first part on that node.
     pub medium: StoreMedium,
-    /// Whether other parts are elsewhere.
+    /// Whether other parts are on other nodes.
     pub spread: bool,
 }
 
@@ -119,20 +120,20 @@ struct StoreNodeState {
     alive: bool,
 }
 
-/// The store's nodes, and how far its last reconciliation is.
+/// The store's nodes, and the progress of its reconciliation.
 #[derive(Debug)]
 pub(super) struct SharedStoreState {
     nodes: Vec<StoreNodeState>,
     generation: u8,
-    /// The oldest generation that still counts: the last one before the reconciliation in progress began.
+    /// The oldest generation that still counts: the last one before the current reconciliation started.
     oldest: u8,
-    /// Pages by generation.
+    /// Number of blocks, indexed by generation.
     pages: Box<[u64]>,
-    /// Pages of all generations.
+    /// Number of blocks in all generations.
     total: u64,
-    /// Pages with unconfirmed parts.
+    /// Number of blocks with unconfirmed parts.
     unconfirmed: u64,
-    /// Pages of lost nodes that are still in the table.
+    /// Blocks of lost nodes that are still in the table.
     orphans: u64,
 }
 
@@ -142,7 +143,7 @@ impl SharedStoreState {
         Self { nodes: Vec::new(), generation: 0, oldest: 0, pages, total: 0, unconfirmed: 0, orphans: 0 }
     }
 
-    /// A number is given again only when no page mentions it any more.
+    /// A number is reused only when no block refers to it any more.
     pub(super) fn add_node(&mut self) -> Option<StoreNodeSlot> {
         let fresh = StoreNodeState { pages: 0, alive: true };
         if let Some(at) = self.nodes.iter().position(|node| !node.alive && node.pages == 0) {
@@ -165,7 +166,7 @@ impl SharedStoreState {
         self.nodes.get(usize::from(node.0)).is_some_and(|node| node.alive)
     }
 
-    /// Everything must be named again. Begun again before its end, a reconciliation starts over.
+    /// Starts a reconciliation: all parts must be reported again. A second call before its end starts over.
     pub(super) fn begin(&mut self) {
         self.generation = self.generation.wrapping_add(1);
     }
@@ -182,14 +183,14 @@ impl SharedStoreState {
         self.generation.wrapping_sub(generation)
     }
 
-    /// Whether the next generation still has pages of 256 reconciliations ago.
+    /// Whether the next generation still has blocks of 256 reconciliations ago.
     pub(super) fn is_next_generation_used(&self) -> bool {
         self.pages[usize::from(self.generation.wrapping_add(1))] > 0
     }
 
-    /// Pages that must be changed, or removed, before the past is forgotten.
+    /// Blocks that must be changed or removed before the old generations can be dropped.
     pub(super) fn unswept(&self) -> u64 {
-        // Hardly ever more than two generations count.
+        // Rarely do more than two generations count.
         let counting = (0..=self.age(self.oldest)).map(|age| self.generation.wrapping_sub(age));
         let counting: u64 = counting.map(|generation| self.pages[usize::from(generation)]).sum();
         let forgotten = self.total.saturating_sub(counting);
@@ -197,7 +198,7 @@ impl SharedStoreState {
         self.orphans + unconfirmed + forgotten
     }
 
-    /// What of `page` counts today.
+    /// The parts of `page` that count now.
     #[inline]
     pub(super) fn current(&self, page: StoredBlock) -> StoredBlock {
         if page.is_none() || !self.has_node(page.node) {
@@ -218,12 +219,12 @@ impl SharedStoreState {
         StoredBlock { parts, unconfirmed, generation: self.generation, ..page }
     }
 
-    /// What a page without parts becomes when its first part is added.
+    /// Initial state of a block, before its first part is added.
     pub(super) fn new_block(&self) -> StoredBlock {
         StoredBlock { generation: self.generation, ..StoredBlock::default() }
     }
 
-    /// Counts a page that got these parts, or lost them.
+    /// Counts a block that gained or lost these parts.
     pub(super) fn count(&mut self, page: StoredBlock, gained: bool) {
         if page.is_none() {
             return;
@@ -244,7 +245,7 @@ impl SharedStoreState {
         }
     }
 
-    /// Checks the counts against all pages.
+    /// Checks the counts against all blocks.
     #[cfg(test)]
     pub(super) fn check(&self, all: impl Iterator<Item = StoredBlock>) {
         let mut again = Self { nodes: self.nodes.clone(), ..Self::new() };
@@ -277,8 +278,8 @@ mod tests {
         page.add(BlockPartIndex::new(1, 2).unwrap(), a, StoreMedium::Dram);
         assert_eq!(page.complete(), None);
         page.add(BlockPartIndex::new(0, 2).unwrap(), b, StoreMedium::Dram);
-        let place = StoredBlockLocation { node: a, medium: StoreMedium::Dram, spread: true };
-        assert_eq!(page.complete(), Some(place));
+        let location = StoredBlockLocation { node: a, medium: StoreMedium::Dram, spread: true };
+        assert_eq!(page.complete(), Some(location));
         page.remove(BlockPartIndex::new(0, 2).unwrap());
         assert_eq!(page.complete(), None);
     }
@@ -290,6 +291,6 @@ mod tests {
             assert_eq!(page.complete(), None);
             page.add(BlockPartIndex::new(number, 64).unwrap(), StoreNodeSlot(0), StoreMedium::Nvme);
         }
-        assert!(page.complete().is_some_and(|place| !place.spread));
+        assert!(page.complete().is_some_and(|location| !location.spread));
     }
 }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Whether something was named again in the reconciliation in progress; what was not is dropped at its end.
+/// Whether something was reported again in the current reconciliation; the rest is dropped at its end.
 type ConfirmedFlag = bool;
 
 #[derive(Debug, Clone, Default)]
@@ -52,16 +52,16 @@ impl ReferenceIndex {
         page.part_count = of;
         let alone = page.parts.keys().all(|&part| part == number);
         page.location = match page.location {
-            Some(place) if !alone => {
-                let elsewhere = (place.node, place.medium) != (node, medium);
-                Some(StoredBlockLocation { spread: place.spread || elsewhere, ..place })
+            Some(location) if !alone => {
+                let elsewhere = (location.node, location.medium) != (node, medium);
+                Some(StoredBlockLocation { spread: location.spread || elsewhere, ..location })
             }
             _ => Some(StoredBlockLocation { node, medium, spread: false }),
         };
         page.parts.insert(number, true);
     }
 
-    /// What a lookup must answer for these engines.
+    /// The expected lookup result for these engines.
     fn lookup(&self, pages: &[u64], engines: &[EngineSlot]) -> (Vec<EngineHits>, Vec<StoreBlockRun>) {
         let prefix = |engine, l2_too| {
             pages.iter().take_while(|&&page| self.holds(page, engine, l2_too)).count() as u32
@@ -70,33 +70,33 @@ impl ReferenceIndex {
             .iter()
             .map(|&engine| {
                 let own = prefix(engine, true);
-                let behind = pages[own as usize..].iter();
-                let shared = behind.take_while(|&&page| self.complete(page).is_some()).count() as u32;
+                let following = pages[own as usize..].iter();
+                let shared = following.take_while(|&&page| self.complete(page).is_some()).count() as u32;
                 EngineHits { l1: prefix(engine, false), local: own, shared }
             })
             .collect();
         let longest = hits.iter().map(|hits| hits.local).max().unwrap_or(0);
         let mut runs: Vec<StoreBlockRun> = Vec::new();
         let mut since = None;
-        for (at, &page) in (0..).zip(pages) {
-            let Some(place) = self.complete(page) else {
+        for (position, &page) in (0..).zip(pages) {
+            let Some(location) = self.complete(page) else {
                 since = None;
                 continue;
             };
             let adjacent = since.is_some();
-            if *since.get_or_insert(at) > longest {
+            if *since.get_or_insert(position) > longest {
                 break;
             }
             match runs.last_mut() {
-                Some(run) if adjacent && run.location == place => run.blocks += 1,
-                _ => runs.push(StoreBlockRun { first: at, blocks: 1, location: place }),
+                Some(run) if adjacent && run.location == location => run.blocks += 1,
+                _ => runs.push(StoreBlockRun { first: position, blocks: 1, location }),
             }
         }
         (hits, runs)
     }
 }
 
-/// Numbers choose among what exists at that moment.
+/// Numbers select among what exists at that time.
 #[derive(Debug, Clone)]
 enum IndexOperation {
     AddEngine,
@@ -119,7 +119,7 @@ enum IndexOperation {
 const PAGES: u8 = 16;
 
 fn pages() -> impl Strategy<Value = Vec<u8>> {
-    // Ranges, as prompts are.
+    // Ranges, because prompts are contiguous.
     (0..PAGES, 1..PAGES).prop_map(|(first, len)| (first..PAGES.min(first + len)).collect())
 }
 
@@ -147,7 +147,7 @@ fn op() -> impl Strategy<Value = IndexOperation> {
     ]
 }
 
-/// The index and the model beside it.
+/// The index and its model.
 struct IndexUnderTest {
     index: KvBlockIndex,
     model: ReferenceIndex,
@@ -185,7 +185,7 @@ impl IndexUnderTest {
     }
 
     fn engine(&self, choice: usize) -> EngineSlot {
-        // A removed engine's number can still arrive.
+        // The number of a removed engine can still arrive.
         self.engines.get(choice).copied().unwrap_or(EngineSlot(1000))
     }
 
@@ -201,9 +201,9 @@ impl IndexUnderTest {
             }
             IndexOperation::RemoveEngine(choice) => {
                 if choice < self.engines.len() {
-                    let gone = self.engines.swap_remove(choice);
-                    index.remove_engine(gone);
-                    model.retain_engines(|engine, _, _| engine != gone);
+                    let removed = self.engines.swap_remove(choice);
+                    index.remove_engine(removed);
+                    model.retain_engines(|engine, _, _| engine != removed);
                 }
             }
             IndexOperation::Stored(choice, l2, ref pages) => {
@@ -255,7 +255,7 @@ impl IndexUnderTest {
                     index.remove_store_node(lost);
                     let pages = model.pages.values_mut();
                     pages
-                        .filter(|page| page.location.is_some_and(|place| place.node == lost))
+                        .filter(|page| page.location.is_some_and(|location| location.node == lost))
                         .for_each(|page| page.parts.clear());
                 }
             }
@@ -293,11 +293,13 @@ impl IndexUnderTest {
     fn assert_equal(&mut self, pages: &[u8]) {
         self.index.lookup(&keys(pages), &mut self.hits);
         let (engines, shared) = self.model.lookup(&keys(pages), &self.engines);
-        let found: Vec<EngineHits> = self.engines.iter().map(|&engine| self.hits.engine(engine)).collect();
-        assert_eq!((found, &self.hits.shared), (engines, &shared), "{pages:?}");
+        let actual: Vec<EngineHits> = self.engines.iter().map(|&engine| self.hits.engine(engine)).collect();
+        assert_eq!((actual, &self.hits.shared), (engines, &shared), "{pages:?}");
         let present: BTreeSet<usize> = self.engines.iter().map(|engine| engine.as_usize()).collect();
-        for (at, hits) in self.hits.engines.iter().enumerate().filter(|(at, _)| !present.contains(at)) {
-            assert_eq!((hits.l1, hits.local), (0, 0), "engine {at} is removed");
+        for (position, hits) in
+            self.hits.engines.iter().enumerate().filter(|(position, _)| !present.contains(position))
+        {
+            assert_eq!((hits.l1, hits.local), (0, 0), "engine {position} is removed");
         }
         for (&engine, l2) in self.engines.iter().flat_map(|engine| [(engine, false), (engine, true)]) {
             let held = self.model.pages.values().filter(|page| page.engines.contains_key(&(engine, l2)));
@@ -308,7 +310,7 @@ impl IndexUnderTest {
 
 proptest! {
     #[test]
-    fn answers_as_the_model_does(ops in prop::collection::vec(op(), 0..80)) {
+    fn lookup_matches_the_model(ops in prop::collection::vec(op(), 0..80)) {
         let mut pair = IndexUnderTest::new(5_000);
         for op in &ops {
             pair.apply(op);
@@ -317,7 +319,7 @@ proptest! {
                 pair.assert_equal(pages);
             }
         }
-        // A sweep changes no answer.
+        // A sweep changes no lookup result.
         for _ in 0..2 {
             for first in 0..PAGES {
                 pair.assert_equal(&(first..PAGES).collect::<Vec<_>>());
@@ -325,16 +327,16 @@ proptest! {
             while pair.index.sweep(7) {}
             pair.index.check();
         }
-        let known = pair.model.pages.values().filter(|page| !page.engines.is_empty() || !page.parts.is_empty());
+        let existing = pair.model.pages.values().filter(|page| !page.engines.is_empty() || !page.parts.is_empty());
         let reconciling = ops.iter().rev().find(|op| matches!(op, IndexOperation::BeginStore | IndexOperation::EndStore));
         if !matches!(reconciling, Some(IndexOperation::BeginStore)) {
-            prop_assert_eq!(pair.index.size().blocks, known.count(), "nothing is left behind");
+            prop_assert_eq!(pair.index.size().blocks, existing.count(), "no stale blocks remain");
         }
     }
 
-    /// A full index forgets pages, but never invents any.
+    /// A full index evicts blocks, but never reports blocks that do not exist.
     #[test]
-    fn displacing_never_invents(ops in prop::collection::vec(op(), 0..50)) {
+    fn eviction_never_adds_blocks(ops in prop::collection::vec(op(), 0..50)) {
         let mut pair = IndexUnderTest::new(5);
         for op in &ops {
             pair.apply(op);
@@ -343,9 +345,9 @@ proptest! {
                 let pages = keys(&(first..PAGES).collect::<Vec<_>>());
                 pair.index.lookup(&pages, &mut pair.hits);
                 let (engines, _) = pair.model.lookup(&pages, &pair.engines);
-                for (&engine, most) in pair.engines.iter().zip(engines) {
+                for (&engine, upper) in pair.engines.iter().zip(engines) {
                     let hits = pair.hits.engine(engine);
-                    prop_assert!(hits.l1 <= most.l1 && hits.local <= most.local);
+                    prop_assert!(hits.l1 <= upper.l1 && hits.local <= upper.local);
                 }
                 for run in &pair.hits.shared {
                     let pages = &pages[run.first as usize..][..run.blocks as usize];
@@ -378,7 +380,7 @@ fn more_than_a_word_of_engines() {
 }
 
 #[test]
-fn clearing_over_and_over_does_not_widen_sets() {
+fn repeated_clearing_does_not_widen_sets() {
     let mut index = KvBlockIndex::new(10_000);
     let engine = index.add_engine();
     let mut page = 0;
@@ -392,7 +394,7 @@ fn clearing_over_and_over_does_not_widen_sets() {
 }
 
 #[test]
-fn a_full_index_gives_up_what_nobody_asked_for() {
+fn full_index_evicts_blocks_without_lookups() {
     let mut index = KvBlockIndex::new(8);
     let (engine, node) = (index.add_engine(), index.add_store_node().unwrap());
     let part = BlockPartIndex::new(0, 1).unwrap();
@@ -406,7 +408,7 @@ fn a_full_index_gives_up_what_nobody_asked_for() {
     for page in 10..13 {
         index.add_engine_blocks(engine, EngineCacheTier::L1, &[key(page)]);
     }
-    // The three pages that only the store has and nobody asked for are gone.
+    // The three blocks that only the store has and that were not looked up are evicted.
     index.lookup(&keys(&[0, 1, 2, 3, 4]), &mut hits);
     assert_eq!(hits.engine(engine), EngineHits { l1: 3, local: 3, shared: 2 });
     for page in 5..8 {

@@ -9,18 +9,19 @@ use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 use crate::fleet::InstanceIndex;
 use crate::request::Seconds;
 
-/// How many times longer the best cached prefix must be than an engine's own one before it is transferred there
-/// (`kvcache_balancing_threshold`). Mooncake adjusts it by hand; 1 transfers whenever it is longer.
+/// A prefix is transferred to an engine when the best cached prefix is more than this many times longer than the
+/// engine's own (`kvcache_balancing_threshold`). Mooncake adjusts it by hand; 1 transfers whenever it is longer.
 const BALANCING_THRESHOLD: f64 = 1.0;
 
-/// The engine with the least transfer + queue + computation. A request with a target that even that one would miss is refused.
+/// Selects the engine with the least transfer + queue + computation. A request whose target even that engine would miss
+/// is rejected.
 ///
-/// It considers this request's time alone and not what its copies of pages displace; and a refusal for a fixed target falls on
-/// long prompts first. Transfers come from the shared store: no engine here fetches from another engine.
+/// It considers only this request's time and not the blocks that its copies evict, and rejection by a fixed target
+/// affects long prompts first. Transfers come from the shared store: no engine here fetches from another engine.
 #[derive(Debug)]
 pub(super) struct ConductorPolicy;
 
-/// Algorithm 1's terms for one engine.
+/// Terms of Algorithm 1 for one engine.
 #[derive(Debug, Clone, Copy)]
 struct ConductorCost {
     transfer: Seconds,
@@ -111,62 +112,62 @@ mod tests {
     use crate::prefill_time::PrefillTimeModel;
 
     /// A millisecond per token to compute.
-    fn scene(prefills: usize) -> PolicyFixture {
-        let mut scene = PolicyFixture::new(prefills);
-        for load in &mut scene.loads {
+    fn fixture(prefills: usize) -> PolicyFixture {
+        let mut fixture = PolicyFixture::new(prefills);
+        for load in &mut fixture.loads {
             load.service = PrefillTimeModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 };
         }
-        scene
+        fixture
     }
 
     #[test]
     fn queue_and_computation_add_up() {
-        let mut scene = scene(2);
-        scene.set_cached(0, 300, 300, 0);
-        scene.loads[0].prefill_wait = 0.5;
-        let decision = scene.decision(&mut ConductorPolicy);
+        let mut fixture = fixture(2);
+        fixture.set_cached(0, 300, 300, 0);
+        fixture.loads[0].prefill_wait = 0.5;
+        let decision = fixture.decision(&mut ConductorPolicy);
         assert_eq!((decision.route.prefill_instance().as_usize(), decision.predicted_ttft), (0, Some(0.9)));
-        scene.loads[0].prefill_wait = 0.7;
-        assert_eq!(scene.send(&mut ConductorPolicy), 1);
+        fixture.loads[0].prefill_wait = 0.7;
+        assert_eq!(fixture.send(&mut ConductorPolicy), 1);
     }
 
     #[test]
-    fn the_first_of_equals_is_taken() {
-        assert_eq!(scene(3).entry_counts(&mut ConductorPolicy)[0], 300);
+    fn first_of_equal_engines_is_chosen() {
+        assert_eq!(fixture(3).entry_counts(&mut ConductorPolicy)[0], 300);
     }
 
     #[test]
     fn a_longer_prefix_elsewhere_is_transferred() {
-        let mut scene = scene(2);
-        scene.set_cached(0, 900, 0, 0);
-        scene.set_cached(1, 0, 0, 900);
-        scene.loads[0].prefill_wait = 2.0;
-        let decision = scene.decision(&mut ConductorPolicy);
+        let mut fixture = fixture(2);
+        fixture.set_cached(0, 900, 0, 0);
+        fixture.set_cached(1, 0, 0, 900);
+        fixture.loads[0].prefill_wait = 2.0;
+        let decision = fixture.decision(&mut ConductorPolicy);
         assert_eq!(decision.route.prefill_instance().as_usize(), 1);
         // 900 tokens of 192,512 B at 20 GB/s, and 100 to compute.
         assert!((decision.predicted_ttft.unwrap() - 0.108_663).abs() < 1e-6, "{decision:?}");
-        // A queue at the link makes it dearer.
-        scene.loads[1].fetch_wait = 2.0;
-        assert_eq!(scene.send(&mut ConductorPolicy), 0);
+        // A queue at the link raises its cost.
+        fixture.loads[1].fetch_wait = 2.0;
+        assert_eq!(fixture.send(&mut ConductorPolicy), 0);
     }
 
     #[test]
     fn an_engine_with_the_best_prefix_transfers_nothing() {
-        let mut scene = scene(1);
-        scene.set_cached(0, 900, 0, 0);
-        scene.loads[0].fetch_wait = 100.0;
-        assert!(scene.decision(&mut ConductorPolicy).predicted_ttft.unwrap() < 1.0);
+        let mut fixture = fixture(1);
+        fixture.set_cached(0, 900, 0, 0);
+        fixture.loads[0].fetch_wait = 100.0;
+        assert!(fixture.decision(&mut ConductorPolicy).predicted_ttft.unwrap() < 1.0);
     }
 
-    /// The known failure: a target that is the same for all refuses long prompts, however idle the fleet.
+    /// Known failure: a constant target rejects long prompts, however idle the fleet.
     #[test]
-    fn a_flat_target_refuses_long_prompts() {
-        let mut scene = scene(2);
-        scene.request.ttft_target = Some(10.0);
-        assert!(scene.verdict(&mut ConductorPolicy).is_ok());
-        scene.request.input_tokens = 45_000;
+    fn constant_target_rejects_long_prompts() {
+        let mut fixture = fixture(2);
+        fixture.request.ttft_target = Some(10.0);
+        assert!(fixture.verdict(&mut ConductorPolicy).is_ok());
+        fixture.request.input_tokens = 45_000;
         assert_eq!(
-            scene.verdict(&mut ConductorPolicy),
+            fixture.verdict(&mut ConductorPolicy),
             Err(ScheduleRejection::Overloaded { retry_after: 35.0 })
         );
     }

@@ -1,4 +1,4 @@
-//! NVIDIA Dynamo's KV router (1.6): blocks to compute less credit for blocks that are cached.
+//! NVIDIA Dynamo's KV router (1.6): blocks to compute minus credit for cached blocks.
 
 use super::{
     Policy, PolicyInput, PolicyName, PolicyVerdict, as_prefill, available_prefills, build_decision, load,
@@ -7,21 +7,22 @@ use super::{
 use crate::decision::{CandidateEngine, CostTerm, LoadReservation, ScheduleRejection};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole};
 
-/// What a cached token is worth, if one on the device is worth 1 (`overlap_score_credit`).
+/// Credit for a cached token, where one on the device counts 1 (`overlap_score_credit`).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CacheHitCredits {
-    /// In host memory (`host_cache_hit_weight`).
+    /// Credit in host memory (`host_cache_hit_weight`).
     pub(super) host: f64,
-    /// In the shared store (`shared_cache_multiplier`).
+    /// Credit in the shared store (`shared_cache_multiplier`).
     pub(super) shared: f64,
 }
 
-/// Without settings there is no shared store (`shared_cache_type=none`).
+/// By default, there is no shared store (`shared_cache_type=none`).
 const DEFAULT: CacheHitCredits = CacheHitCredits { host: 0.75, shared: 0.0 };
 
-/// Dynamo without a shared store, as it is without settings.
+/// Dynamo with its default settings, without a shared store.
 ///
-/// The prefill with the least uncached work, decided on arrival; equals are drawn. The decode with the fewest blocks.
+/// Selects the prefill with the least uncached work on arrival, with random ties, and the decode with the fewest
+/// blocks.
 #[derive(Debug)]
 pub(super) struct DynamoPolicy;
 
@@ -36,7 +37,8 @@ impl Policy for DynamoPolicy {
     }
 }
 
-/// Dynamo's choice among `open`, which is not empty. Costs are its blocks times the tokens of a block, which changes no order.
+/// Dynamo's choice among `open`, which is not empty. Costs are its blocks times the tokens of a block, which changes no
+/// order.
 pub(super) fn least_cost(
     input: &PolicyInput<'_>,
     policy: PolicyName,
@@ -49,9 +51,9 @@ pub(super) fn least_cost(
     let Some(entry) = entry else { return Err(ScheduleRejection::UnknownModel) };
     // Its decode router gets no cache credit and counts its own requests alone.
     let decode = as_prefill(input, entry).and_then(|prefill| {
-        let held =
+        let decodes =
             pairable_decodes(input, prefill).map(|ix| (ix, load(input, ix).active_decode_tokens as f64));
-        min_cost(held, input.entropy >> 32)
+        min_cost(decodes, input.entropy >> 32)
     });
     let verdict = build_decision(input, policy, "least uncached work", entry, decode, candidates);
     Ok(match verdict {
@@ -78,7 +80,7 @@ fn candidate(input: &PolicyInput<'_>, instance: InstanceIndex, credits: CacheHit
     CandidateEngine { instance, cost: prefill + decode_term(input, instance, &load), leading_term }
 }
 
-/// A router of prefills alone is told not to count decode blocks.
+/// A router of prefills alone is configured not to count decode blocks.
 fn decode_term(input: &PolicyInput<'_>, instance: InstanceIndex, load: &InstanceLoad) -> f64 {
     match input.cluster.get(instance).map(|instance| instance.role) {
         Some(InstanceRole::Plain) => load.active_decode_tokens as f64,
@@ -86,7 +88,7 @@ fn decode_term(input: &PolicyInput<'_>, instance: InstanceIndex, load: &Instance
     }
 }
 
-/// Tokens that Dynamo takes for cached in the engine itself. It is also what it leaves out of the engine's load.
+/// Tokens that Dynamo considers cached in the engine itself. It also subtracts them from the engine's load.
 pub(super) fn cache_credit(
     input: &PolicyInput<'_>,
     instance: InstanceIndex,
@@ -96,8 +98,8 @@ pub(super) fn cache_credit(
     f64::from(hits.l1_tokens) + credits.host * f64::from(hits.l2_tokens)
 }
 
-/// Tokens in the shared store beyond those on the device. Dynamo counts those in host memory too, so that they earn both
-/// credits, and those behind a gap, which no engine can use.
+/// Tokens in the shared store beyond those on the device. Dynamo includes those in host memory, which so earn both
+/// credits, and those after a gap, which no engine can use.
 fn shared_tokens(input: &PolicyInput<'_>, instance: InstanceIndex) -> f64 {
     let hits = input.prediction.hits(instance);
     if input.prediction.shared.is_empty() {
@@ -118,67 +120,67 @@ mod tests {
 
     #[test]
     fn credits_differ_by_tier() {
-        let mut scene = PolicyFixture::new(2);
-        scene.set_cached(0, 0, 600, 0);
-        scene.set_cached(1, 400, 0, 0);
-        assert_eq!(scene.send(&mut DynamoPolicy), 0);
-        scene.set_cached(1, 500, 0, 0);
-        assert_eq!(scene.send(&mut DynamoPolicy), 1);
+        let mut fixture = PolicyFixture::new(2);
+        fixture.set_cached(0, 0, 600, 0);
+        fixture.set_cached(1, 400, 0, 0);
+        assert_eq!(fixture.send(&mut DynamoPolicy), 0);
+        fixture.set_cached(1, 500, 0, 0);
+        assert_eq!(fixture.send(&mut DynamoPolicy), 1);
     }
 
     #[test]
-    fn waiting_tokens_weigh_like_own_ones() {
-        let mut scene = PolicyFixture::new(2);
-        scene.set_cached(0, 500, 0, 0);
-        scene.loads[0].pending_prefill_tokens = 499;
-        assert_eq!(scene.send(&mut DynamoPolicy), 0);
-        scene.loads[0].pending_prefill_tokens = 501;
-        assert_eq!(scene.send(&mut DynamoPolicy), 1);
+    fn waiting_tokens_count_like_own_tokens() {
+        let mut fixture = PolicyFixture::new(2);
+        fixture.set_cached(0, 500, 0, 0);
+        fixture.loads[0].pending_prefill_tokens = 499;
+        assert_eq!(fixture.send(&mut DynamoPolicy), 0);
+        fixture.loads[0].pending_prefill_tokens = 501;
+        assert_eq!(fixture.send(&mut DynamoPolicy), 1);
     }
 
     #[test]
     fn a_prefill_has_no_decode_term_but_a_worker_has() {
-        let mut scene = PolicyFixture::new(2);
-        scene.loads[0].active_decode_tokens = 10_000;
-        assert!(scene.entry_counts(&mut DynamoPolicy)[0] > 100);
-        let plain = scene.cluster.instances().iter().cloned().map(|mut instance| {
+        let mut fixture = PolicyFixture::new(2);
+        fixture.loads[0].active_decode_tokens = 10_000;
+        assert!(fixture.entry_counts(&mut DynamoPolicy)[0] > 100);
+        let plain = fixture.cluster.instances().iter().cloned().map(|mut instance| {
             instance.role = InstanceRole::Plain;
             instance
         });
-        scene.cluster = crate::SchedulableFleet::new(plain.collect());
-        assert_eq!(scene.entry_counts(&mut DynamoPolicy)[0], 0);
+        fixture.cluster = crate::SchedulableFleet::new(plain.collect());
+        assert_eq!(fixture.entry_counts(&mut DynamoPolicy)[0], 0);
     }
 
     #[test]
-    fn the_decode_with_the_fewest_blocks_is_taken() {
-        let mut scene = PolicyFixture::new(1);
-        scene.loads[1].active_decode_tokens = 10;
-        assert_eq!(scene.decision(&mut DynamoPolicy).route.decode_instance(), InstanceIndex(2));
-        scene.loads[2].active_decode_tokens = 20;
-        assert_eq!(scene.decision(&mut DynamoPolicy).route.decode_instance(), InstanceIndex(1));
+    fn decode_with_the_fewest_blocks_is_chosen() {
+        let mut fixture = PolicyFixture::new(1);
+        fixture.loads[1].active_decode_tokens = 10;
+        assert_eq!(fixture.decision(&mut DynamoPolicy).route.decode_instance(), InstanceIndex(2));
+        fixture.loads[2].active_decode_tokens = 20;
+        assert_eq!(fixture.decision(&mut DynamoPolicy).route.decode_instance(), InstanceIndex(1));
     }
 
-    /// The known failure: the load it books is what it credits, so that a page in host memory counts as a quarter of its work
-    /// although the engine computes none of it.
+    /// Known failure: the load it adds is the prompt minus its credit, so that a block in host memory counts as a
+    /// quarter of its work although the engine computes none of it.
     #[test]
-    fn what_is_booked_follows_the_credits() {
-        let mut scene = PolicyFixture::new(1);
-        scene.set_cached(0, 200, 400, 300);
-        assert_eq!(scene.decision(&mut DynamoPolicy).reservation.prefill_tokens, 500);
-        scene.set_cached(0, 1000, 0, 0);
-        assert_eq!(scene.decision(&mut DynamoPolicy).reservation.prefill_tokens, 1);
+    fn reservation_follows_the_credits() {
+        let mut fixture = PolicyFixture::new(1);
+        fixture.set_cached(0, 200, 400, 300);
+        assert_eq!(fixture.decision(&mut DynamoPolicy).reservation.prefill_tokens, 500);
+        fixture.set_cached(0, 1000, 0, 0);
+        assert_eq!(fixture.decision(&mut DynamoPolicy).reservation.prefill_tokens, 1);
     }
 
-    /// The known failure: a page in host memory and in the store earns more than one on the device, and a page behind a gap earns
-    /// as much as a usable one.
+    /// Known failure: a block in host memory and in the store earns more than one on the device, and a block after a
+    /// gap earns as much as a usable one.
     #[test]
-    fn shared_pages_earn_twice_and_behind_gaps() {
-        let mut scene = PolicyFixture::new(2);
+    fn shared_blocks_count_twice_and_after_gaps() {
+        let mut fixture = PolicyFixture::new(2);
         let run = |first_token, tokens| StoreTokenRun { first_token, tokens };
-        scene.prediction.shared = vec![run(0, 400), run(800, 200)];
-        scene.set_cached(0, 400, 0, 0);
-        scene.set_cached(1, 0, 400, 0);
-        let input = scene.input();
+        fixture.prediction.shared = vec![run(0, 400), run(800, 200)];
+        fixture.set_cached(0, 400, 0, 0);
+        fixture.set_cached(1, 0, 400, 0);
+        let input = fixture.input();
         assert_eq!(shared_tokens(&input, InstanceIndex(0)), 200.0);
         assert_eq!(shared_tokens(&input, InstanceIndex(1)), 600.0);
         let verdict = least_cost(
@@ -193,16 +195,16 @@ mod tests {
 
     #[test]
     fn without_runs_the_usable_part_counts() {
-        let mut scene = PolicyFixture::new(1);
-        scene.set_cached(0, 100, 0, 300);
-        assert_eq!(shared_tokens(&scene.input(), InstanceIndex(0)), 300.0);
+        let mut fixture = PolicyFixture::new(1);
+        fixture.set_cached(0, 100, 0, 300);
+        assert_eq!(shared_tokens(&fixture.input(), InstanceIndex(0)), 300.0);
     }
 
     #[test]
     fn shared_store_needs_settings_and_ties_are_random() {
-        let mut scene = PolicyFixture::new(3);
-        scene.set_cached(0, 0, 0, 900);
-        let draws = scene.entry_counts(&mut DynamoPolicy);
+        let mut fixture = PolicyFixture::new(3);
+        fixture.set_cached(0, 0, 0, 900);
+        let draws = fixture.entry_counts(&mut DynamoPolicy);
         assert!(draws[..3].iter().all(|&times| times > 60), "{draws:?}");
     }
 }

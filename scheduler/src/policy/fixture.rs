@@ -1,4 +1,4 @@
-//! One request before a small fleet, for the tests of policies.
+//! One request and a small fleet, for the tests of policies.
 
 use super::{Policy, PolicyInput, PolicyVerdict};
 use crate::cache_params::EngineCacheParams;
@@ -11,25 +11,25 @@ use crate::prediction::{CacheHitPrediction, TierHits};
 use crate::prefill_time_distribution::PrefillTimeDistribution;
 use crate::request::{RequestProfile, Seconds};
 
-/// Tokens of the prompt unless a test says otherwise.
+/// Default prompt length in tokens.
 pub(super) const PROMPT: u32 = 1000;
 
 pub(super) struct PolicyFixture {
     pub(super) cluster: SchedulableFleet,
     pub(super) loads: Vec<InstanceLoad>,
     pub(super) prediction: CacheHitPrediction,
-    pub(super) mix: PrefillTimeDistribution,
+    pub(super) prefill_times: PrefillTimeDistribution,
     pub(super) request: RequestProfile,
     pub(super) now: Seconds,
     pub(super) entropy: u64,
 }
 
 impl PolicyFixture {
-    /// `prefills` idle prefills and two idle decodes behind them.
+    /// Creates `prefills` idle prefills and two idle decodes that they can pair with.
     pub(super) fn new(prefills: usize) -> Self {
         let roles = (0..prefills).map(|_| InstanceRole::Prefill).chain([InstanceRole::Decode; 2]);
         let instances: Vec<SchedulableInstance> =
-            roles.enumerate().map(|(at, role)| instance(at, role)).collect();
+            roles.enumerate().map(|(index, role)| instance(index, role)).collect();
         let engines = instances.len();
         Self {
             cluster: SchedulableFleet::new(instances),
@@ -50,12 +50,12 @@ impl PolicyFixture {
                 ttft_target: None,
             },
             now: 0.0,
-            mix: PrefillTimeDistribution::default(),
+            prefill_times: PrefillTimeDistribution::default(),
             entropy: 0,
         }
     }
 
-    /// The prompt consists of these pages of 100 tokens.
+    /// Sets the prompt to these blocks of 100 tokens.
     pub(super) fn with_prompt(mut self, pages: &[u64]) -> Self {
         self.set_prompt(pages);
         self
@@ -66,14 +66,14 @@ impl PolicyFixture {
         self.request.input_tokens = u32::try_from(pages.len()).unwrap() * 100;
     }
 
-    pub(super) fn set_cached(&mut self, at: usize, l1_tokens: u32, l2_tokens: u32, l3_tokens: u32) {
-        self.prediction.per_instance[at] = TierHits { l1_tokens, l2_tokens, l3_tokens };
+    pub(super) fn set_cached(&mut self, index: usize, l1_tokens: u32, l2_tokens: u32, l3_tokens: u32) {
+        self.prediction.per_instance[index] = TierHits { l1_tokens, l2_tokens, l3_tokens };
     }
 
-    /// A prefill has so many requests without a first token.
-    pub(super) fn set_pending_prefills(&mut self, at: usize, requests: u32) {
-        self.loads[at].in_flight = requests;
-        self.loads[at].pending_prefills = requests;
+    /// Sets a prefill's number of requests without a first token.
+    pub(super) fn set_pending_prefills(&mut self, index: usize, requests: u32) {
+        self.loads[index].in_flight = requests;
+        self.loads[index].pending_prefills = requests;
     }
 
     pub(super) fn input(&self) -> PolicyInput<'_> {
@@ -82,7 +82,7 @@ impl PolicyFixture {
             cluster: &self.cluster,
             loads: &self.loads,
             prediction: &self.prediction,
-            mix: &self.mix,
+            prefill_times: &self.prefill_times,
             now: self.now,
             arrived: self.now,
             sequence: 0,
@@ -101,14 +101,14 @@ impl PolicyFixture {
         }
     }
 
-    /// The chosen entry, after telling the policy that the request was sent.
+    /// Decides, notifies the policy that the request was sent, and returns the chosen prefill.
     pub(super) fn send(&self, policy: &mut dyn Policy) -> usize {
         let decision = self.decision(policy);
         policy.on_sent(&self.input(), &decision);
         decision.route.prefill_instance().as_usize()
     }
 
-    /// How often each engine is the entry over many draws.
+    /// How often each engine is the chosen prefill over many draws.
     pub(super) fn entry_counts(&mut self, policy: &mut dyn Policy) -> Vec<u32> {
         let mut chosen = vec![0; self.loads.len()];
         for step in 0..300_u64 {
@@ -118,22 +118,23 @@ impl PolicyFixture {
         chosen
     }
 
-    pub(super) fn remove(&mut self, gone: InstanceIndex) {
-        let left = self.cluster.instances().iter().enumerate().filter(|(at, _)| *at != gone.as_usize());
-        self.cluster = SchedulableFleet::new(left.map(|(_, instance)| instance.clone()).collect());
-        self.loads.remove(gone.as_usize());
-        self.prediction.per_instance.remove(gone.as_usize());
+    pub(super) fn remove(&mut self, removed: InstanceIndex) {
+        let remaining =
+            self.cluster.instances().iter().enumerate().filter(|(index, _)| *index != removed.as_usize());
+        self.cluster = SchedulableFleet::new(remaining.map(|(_, instance)| instance.clone()).collect());
+        self.loads.remove(removed.as_usize());
+        self.prediction.per_instance.remove(removed.as_usize());
     }
 }
 
-fn instance(at: usize, role: InstanceRole) -> SchedulableInstance {
+fn instance(index: usize, role: InstanceRole) -> SchedulableInstance {
     SchedulableInstance {
-        name: format!("engine-{at}").into(),
+        name: format!("engine-{index}").into(),
         role,
         models: vec![ModelIndex(0)],
         domain: PairingDomain(0),
         dp_size: 1,
-        place: LocationIds::default(),
+        location: LocationIds::default(),
         cache: EngineCacheParams::default(),
     }
 }

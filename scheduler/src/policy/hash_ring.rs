@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use super::name_hash::{name_hash, splitmix64};
 
-/// Points per engine (smg's `VIRTUAL_NODES_PER_WORKER`): shares of engines then differ by some 8 %.
+/// Points per engine (smg's `VIRTUAL_NODES_PER_WORKER`): engines' shares then differ by some 8 %.
 const POINTS_PER_ENGINE: u64 = 150;
 
-/// Engines on a circle of hashes. Adding or removing one moves only the keys that it gets or had.
+/// Engines on a circle of hashes. Adding or removing one moves only the keys that it gains or loses.
 #[derive(Debug, Default)]
 pub(super) struct HashRing {
     names: Vec<Arc<str>>,
-    /// Position, and index into `names`; by position.
+    /// Position and index into `names`, ordered by position.
     points: Vec<(u64, u32)>,
 }
 
@@ -26,12 +26,12 @@ impl HashRing {
         Self { names, points }
     }
 
-    /// Whether it is made of exactly these engines in this order.
+    /// Whether the ring consists of exactly these engines in this order.
     pub(super) fn has_members<'a>(&self, names: impl Iterator<Item = &'a Arc<str>>) -> bool {
         self.names.iter().eq(names)
     }
 
-    /// The first engine clockwise from `key` that may be used, as an index into the names it was made of.
+    /// The first usable engine clockwise from `key`, as an index into the names of the ring.
     pub(super) fn owner(&self, key: u64, mut usable: impl FnMut(usize) -> bool) -> Option<usize> {
         let position = splitmix64(key);
         let start = self.points.partition_point(|&(point, _)| point < position);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_knows_its_engines() {
+    fn ring_detects_changed_members() {
         let ring = HashRing::new(names(3));
         assert!(ring.has_members(names(3).iter()) && !ring.has_members(names(2).iter()));
         assert!(!ring.has_members(names(3).iter().rev()));

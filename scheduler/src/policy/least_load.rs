@@ -1,4 +1,4 @@
-//! Least token load.
+//! Least load in tokens.
 
 use super::{
     Policy, PolicyInput, PolicyName, PolicyVerdict, available_prefills, build_decision, least_loaded_decode,
@@ -6,8 +6,8 @@ use super::{
 };
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 
-/// Counts tokens, not requests: one 100 k prompt is not one "hello". Ties go to a random member, so that an idle
-/// fleet is used evenly.
+/// Counts tokens, not requests, because prompts differ in length by orders of magnitude. Ties go to a random engine, so
+/// that an idle fleet is used evenly.
 #[derive(Debug)]
 pub(super) struct LeastLoadPolicy;
 

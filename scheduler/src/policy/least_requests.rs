@@ -1,4 +1,4 @@
-//! Fewest requests.
+//! Fewest requests in flight.
 
 use super::{
     Policy, PolicyInput, PolicyName, PolicyVerdict, active_requests, as_prefill, available_prefills,
@@ -6,7 +6,7 @@ use super::{
 };
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 
-/// Counts requests whatever their length: what most load balancers do. Ties go to a random member.
+/// Counts requests whatever their length, as most load balancers do. Ties go to a random engine.
 #[derive(Debug)]
 pub(super) struct LeastRequestsPolicy;
 

@@ -14,14 +14,14 @@ const PREFIX_WEIGHT: f64 = 2.0;
 const FREE_WEIGHT: f64 = 1.0;
 /// Weight of the waiting queue (`queue-scorer`, same file).
 const QUEUE_WEIGHT: f64 = 1.0;
-/// What a page in host memory counts, if one on the device counts 1 (llm-d-kv-cache's backend weights).
+/// Weight of a block in host memory, where one on the device counts 1 (llm-d-kv-cache's backend weights).
 const HOST_PAGE: f64 = 0.8;
 
-/// Adds scores between 0 and 1 and takes the highest sum; equals are drawn.
+/// Adds scores between 0 and 1 and takes the highest sum; ties are random.
 ///
-/// The queue counts from the shortest to the longest one, so one waiting request can weigh as much as five hundred. It is what
-/// the engines last said, so everything goes to one engine until they speak again. Shares ignore how long the prompt is, and
-/// the shared store is unknown.
+/// The queue's score is relative to the shortest and the longest queue, so one waiting request can weigh as much as
+/// five hundred. Queues come from the engines' latest reports, so every request until the next report goes to one
+/// engine. Shares ignore the prompt's length, and the shared store is ignored.
 #[derive(Debug)]
 pub(super) struct LlmDPolicy;
 
@@ -42,7 +42,7 @@ impl Policy for LlmDPolicy {
                 let queue = QUEUE_WEIGHT * queue_score(&load, shortest, longest);
                 let free = FREE_WEIGHT * free_score(&load);
                 let leading_term = if prefix > queue { CostTerm::Service } else { CostTerm::Backlog };
-                // What is missing to the best possible score.
+                // Difference to the best possible score.
                 let cost = PREFIX_WEIGHT + QUEUE_WEIGHT + FREE_WEIGHT - prefix - queue - free;
                 CandidateEngine { instance, cost, leading_term }
             })
@@ -64,7 +64,7 @@ fn waiting_requests(load: &InstanceLoad) -> Option<u32> {
     load.reported.map(|reported| reported.waiting)
 }
 
-/// 1 for the shortest queue, 0 for the longest and for an engine that has not spoken.
+/// 1 for the shortest queue, 0 for the longest and for an engine without a report.
 fn queue_score(load: &InstanceLoad, shortest: u32, longest: u32) -> f64 {
     match waiting_requests(load) {
         None => 0.0,
@@ -93,69 +93,69 @@ mod tests {
         Some(ReportedLoad { waiting, capacity_tokens: 100, ..ReportedLoad::default() })
     }
 
-    fn scene(waiting: &[u32]) -> PolicyFixture {
-        let mut scene = PolicyFixture::new(waiting.len());
-        for (load, &waiting) in scene.loads.iter_mut().zip(waiting) {
+    fn fixture(waiting: &[u32]) -> PolicyFixture {
+        let mut fixture = PolicyFixture::new(waiting.len());
+        for (load, &waiting) in fixture.loads.iter_mut().zip(waiting) {
             load.reported = reported(waiting);
         }
-        scene
+        fixture
     }
 
     #[test]
-    fn the_cached_share_weighs_twice_the_queue() {
-        let mut scene = scene(&[3, 0]);
-        scene.set_cached(0, 600, 0, 0);
-        assert_eq!(scene.send(&mut LlmDPolicy), 0);
-        scene.set_cached(0, 400, 0, 0);
-        assert_eq!(scene.send(&mut LlmDPolicy), 1);
-        // 0.8 of a page in host memory: 2 x 0.56 against 1.
-        scene.set_cached(0, 0, 700, 0);
-        assert_eq!(scene.send(&mut LlmDPolicy), 0);
-        scene.set_cached(0, 0, 600, 0);
-        assert_eq!(scene.send(&mut LlmDPolicy), 1);
+    fn cached_share_has_twice_the_weight_of_the_queue() {
+        let mut fixture = fixture(&[3, 0]);
+        fixture.set_cached(0, 600, 0, 0);
+        assert_eq!(fixture.send(&mut LlmDPolicy), 0);
+        fixture.set_cached(0, 400, 0, 0);
+        assert_eq!(fixture.send(&mut LlmDPolicy), 1);
+        // 0.8 for a block in host memory: 2 x 0.56 against 1.
+        fixture.set_cached(0, 0, 700, 0);
+        assert_eq!(fixture.send(&mut LlmDPolicy), 0);
+        fixture.set_cached(0, 0, 600, 0);
+        assert_eq!(fixture.send(&mut LlmDPolicy), 1);
     }
 
     #[test]
     fn a_full_cache_is_avoided() {
-        let mut scene = scene(&[0, 0]);
-        scene.loads[0].reported = Some(ReportedLoad { used_tokens: 90, ..reported(0).unwrap() });
-        assert_eq!(scene.send(&mut LlmDPolicy), 1);
+        let mut fixture = fixture(&[0, 0]);
+        fixture.loads[0].reported = Some(ReportedLoad { used_tokens: 90, ..reported(0).unwrap() });
+        assert_eq!(fixture.send(&mut LlmDPolicy), 1);
     }
 
-    /// The known failure: the queue's score is relative, so one waiting request outweighs a prompt that is cached by 40 %, and five
-    /// hundred weigh no more than one.
+    /// Known failure: the queue's score is relative, so one waiting request outweighs a prompt that is cached by 40 %,
+    /// and five hundred weigh no more than one.
     #[test]
     fn one_waiting_request_weighs_as_much_as_many() {
         for waiting in [1, 500] {
-            let mut scene = scene(&[waiting, 0]);
-            scene.set_cached(0, 400, 0, 0);
-            assert_eq!(scene.send(&mut LlmDPolicy), 1);
-            scene.set_cached(0, 600, 0, 0);
-            assert_eq!(scene.send(&mut LlmDPolicy), 0);
+            let mut fixture = fixture(&[waiting, 0]);
+            fixture.set_cached(0, 400, 0, 0);
+            assert_eq!(fixture.send(&mut LlmDPolicy), 1);
+            fixture.set_cached(0, 600, 0, 0);
+            assert_eq!(fixture.send(&mut LlmDPolicy), 0);
         }
     }
 
-    /// The known failure: between two reports, what was sent since does not count.
+    /// Known failure: requests sent since the last report do not count.
     #[test]
     fn own_dispatches_do_not_count() {
-        let mut scene = scene(&[0, 1]);
-        scene.loads[0].in_flight = 100;
-        scene.loads[0].pending_prefill_tokens = 1_000_000;
-        assert_eq!(scene.send(&mut LlmDPolicy), 0);
+        let mut fixture = fixture(&[0, 1]);
+        fixture.loads[0].in_flight = 100;
+        fixture.loads[0].pending_prefill_tokens = 1_000_000;
+        assert_eq!(fixture.send(&mut LlmDPolicy), 0);
     }
 
     #[test]
-    fn the_shared_store_is_unknown_and_equals_are_drawn() {
-        let mut scene = scene(&[0, 0, 0]);
-        scene.set_cached(0, 0, 0, 900);
-        let draws = scene.entry_counts(&mut LlmDPolicy);
+    fn shared_store_is_ignored_and_ties_are_random() {
+        let mut fixture = fixture(&[0, 0, 0]);
+        fixture.set_cached(0, 0, 0, 900);
+        let draws = fixture.entry_counts(&mut LlmDPolicy);
         assert!(draws[..3].iter().all(|&times| times > 60), "{draws:?}");
     }
 
     #[test]
-    fn engines_that_say_nothing_come_last() {
-        let mut scene = scene(&[5, 9, 5]);
-        scene.loads[0].reported = None;
-        assert_eq!(scene.send(&mut LlmDPolicy), 2);
+    fn engines_without_a_report_come_last() {
+        let mut fixture = fixture(&[5, 9, 5]);
+        fixture.loads[0].reported = None;
+        assert_eq!(fixture.send(&mut LlmDPolicy), 2);
     }
 }

@@ -6,11 +6,11 @@ use super::{
 };
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 
-/// New prompt tokens that the engine would have to compute times the size its batch would have, this request included in both: no
+/// Prompt tokens that the engine would have to compute times its batch size, both with this request included: no
 /// weights to tune.
 ///
-/// An engine that has almost all of a popular prompt keeps its requests until its batch is as many times larger as its part of the
-/// prompt is smaller.
+/// An engine that caches almost all of a popular prompt keeps its requests until the ratio of batch sizes exceeds the
+/// ratio of uncached tokens.
 #[derive(Debug)]
 pub(super) struct LMetricPolicy;
 
@@ -54,33 +54,33 @@ mod tests {
     use crate::policy::fixture::PolicyFixture;
 
     #[test]
-    fn the_product_decides() {
-        let mut scene = PolicyFixture::new(2);
-        scene.set_pending_prefills(0, 3);
-        scene.set_pending_prefills(1, 1);
+    fn lowest_product_is_chosen() {
+        let mut fixture = PolicyFixture::new(2);
+        fixture.set_pending_prefills(0, 3);
+        fixture.set_pending_prefills(1, 1);
         // 1,000 x 4 against 1,000 x 2, then 400 x 4 and 600 x 4.
-        assert_eq!(scene.send(&mut LMetricPolicy), 1);
-        scene.set_cached(0, 500, 100, 0);
-        assert_eq!(scene.send(&mut LMetricPolicy), 0);
-        scene.loads[0].pending_prefill_tokens = 200;
-        assert_eq!(scene.send(&mut LMetricPolicy), 1);
+        assert_eq!(fixture.send(&mut LMetricPolicy), 1);
+        fixture.set_cached(0, 500, 100, 0);
+        assert_eq!(fixture.send(&mut LMetricPolicy), 0);
+        fixture.loads[0].pending_prefill_tokens = 200;
+        assert_eq!(fixture.send(&mut LMetricPolicy), 1);
     }
 
     #[test]
     fn an_idle_engine_without_the_prompt_costs_its_computation() {
-        let mut scene = PolicyFixture::new(3);
-        scene.set_cached(1, 990, 0, 0);
-        assert_eq!(scene.entry_counts(&mut LMetricPolicy)[1], 300);
+        let mut fixture = PolicyFixture::new(3);
+        fixture.set_cached(1, 990, 0, 0);
+        assert_eq!(fixture.entry_counts(&mut LMetricPolicy)[1], 300);
     }
 
-    /// The known failure: an engine that has a popular prompt keeps its requests, however many wait there already.
+    /// Known failure: an engine that caches a popular prompt keeps its requests, however many wait there already.
     #[test]
-    fn a_hot_prompt_keeps_its_engine() {
-        let mut scene = PolicyFixture::new(2);
-        scene.set_cached(0, 990, 0, 0);
-        scene.set_pending_prefills(0, 90);
-        assert_eq!(scene.send(&mut LMetricPolicy), 0);
-        scene.set_pending_prefills(0, 110);
-        assert_eq!(scene.send(&mut LMetricPolicy), 1);
+    fn popular_prompt_stays_on_its_engine() {
+        let mut fixture = PolicyFixture::new(2);
+        fixture.set_cached(0, 990, 0, 0);
+        fixture.set_pending_prefills(0, 90);
+        assert_eq!(fixture.send(&mut LMetricPolicy), 0);
+        fixture.set_pending_prefills(0, 110);
+        assert_eq!(fixture.send(&mut LMetricPolicy), 1);
     }
 }

@@ -1,6 +1,6 @@
-//! The cheapest of many, with ties drawn.
+//! Minimum of a stream of costs, with random ties.
 
-/// The cheapest member of a stream; among equals each is as likely as any other (reservoir of one).
+/// The cheapest member of a stream; equal members have the same probability (reservoir of one).
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MinCostSampler<T> {
     best: Option<(T, f64)>,
@@ -9,12 +9,12 @@ pub(super) struct MinCostSampler<T> {
 }
 
 impl<T> MinCostSampler<T> {
-    /// Nothing yet; ties will be drawn by the bits of `entropy`.
+    /// An empty reservoir; the bits of `entropy` decide ties.
     pub(super) fn new(entropy: u64) -> Self {
         Self { best: None, ties: 0, bits: entropy }
     }
 
-    /// One more member.
+    /// Adds one member with its cost.
     pub(super) fn offer(&mut self, member: T, cost: f64) {
         match self.best {
             Some((_, least)) if cost > least => return,
@@ -30,18 +30,18 @@ impl<T> MinCostSampler<T> {
         self.best = Some((member, cost));
     }
 
-    /// The least cost so far.
+    /// The lowest cost so far.
     pub(super) fn least(&self) -> Option<f64> {
         self.best.as_ref().map(|(_, cost)| *cost)
     }
 
-    /// The cheapest with its cost, unless there was none.
+    /// The cheapest member with its cost; `None` of an empty stream.
     pub(super) fn into_best(self) -> Option<(T, f64)> {
         self.best
     }
 }
 
-/// The cheapest of a list.
+/// The cheapest member of an iterator.
 pub(super) fn min_cost<T>(priced: impl Iterator<Item = (T, f64)>, entropy: u64) -> Option<T> {
     let mut lightest = MinCostSampler::new(entropy);
     priced.for_each(|(member, cost)| lightest.offer(member, cost));

@@ -1,4 +1,4 @@
-//! Policies: the interface, their names, and what all of them share (which pairs are possible at all).
+//! Policies: the interface, their names, and what all of them share (enumeration of possible pairs).
 
 mod cache_aware;
 mod conductor;
@@ -31,130 +31,128 @@ use crate::prediction::CacheHitPrediction;
 use crate::prefill_time_distribution::PrefillTimeDistribution;
 use crate::request::{RequestProfile, Seconds};
 
-/// Everything a decision may depend on.
+/// All inputs of a decision.
 #[derive(Debug, Clone, Copy)]
 pub struct PolicyInput<'a> {
-    /// The request.
     pub request: &'a RequestProfile,
-    /// The fleet.
     pub cluster: &'a SchedulableFleet,
-    /// One per instance, in the cluster's order.
+    /// Load of each instance, in the cluster's order.
     pub loads: &'a [InstanceLoad],
-    /// Cache hits, in the cluster's order.
+    /// Cache hits of each instance, in the cluster's order.
     pub prediction: &'a CacheHitPrediction,
-    /// What prompts the engines have had to compute of late.
-    pub mix: &'a PrefillTimeDistribution,
-    /// The caller's clock.
+    /// Recent distribution of prefill times, of all prompts the engines had to compute.
+    pub prefill_times: &'a PrefillTimeDistribution,
+    /// Current time by the caller's clock.
     pub now: Seconds,
-    /// When the request arrived, by the same clock.
+    /// Arrival time of the request by the same clock.
     pub arrived: Seconds,
-    /// Number of this decision, counting from 0: what rotation turns on.
+    /// Number of this decision, from 0; drives round robin.
     pub sequence: u64,
-    /// Random bits for tie-breaks, drawn by the caller.
+    /// Random bits for tie-breaks, provided by the caller.
     pub entropy: u64,
 }
 
-/// What is the same for all questions of a round.
+/// Inputs that are the same for all decisions of a round.
 #[derive(Debug, Clone, Copy)]
 pub struct ScheduleRound<'a> {
-    /// The fleet.
     pub cluster: &'a SchedulableFleet,
-    /// One per instance, in the cluster's order, before anything is sent.
+    /// Load of each instance, in the cluster's order, before the round sends anything.
     pub loads: &'a [InstanceLoad],
-    /// Requests that will be asked about.
+    /// Number of queued requests in this round.
     pub queued_requests: usize,
-    /// Most tokens that any of them could be given from the shared store, by the time that they take: see [`CacheHitPrediction::stored`].
+    /// Maximum number of tokens that any of them could fetch from the shared store, weighted by network distance: see
+    /// [`CacheHitPrediction::max_store_fetch_tokens`].
     pub max_store_fetch_tokens: f64,
-    /// The caller's clock.
+    /// Current time by the caller's clock.
     pub now: Seconds,
 }
 
-/// What to do with a request now.
+/// Outcome of a decision for one request.
 #[derive(Debug, Clone, PartialEq)]
 pub enum PolicyVerdict {
-    /// Send it.
     Send(RoutingDecision),
-    /// Keep it: a later engine is better than any now.
+    /// Keep the request queued: a later engine is better than any available now.
     Defer {
-        /// When to ask again, if nothing else happens before; infinite if only an event can change the answer.
+        /// When to decide again if nothing else happens before; infinite if only an event can change the result.
         until: Seconds,
     },
 }
 
-/// A way to choose. Implementations are deterministic: the same calls give the same answers.
+/// A routing policy. Implementations are deterministic: the same calls give the same results.
 pub trait Policy: fmt::Debug + Send {
-    /// Which policy it is.
     fn name(&self) -> PolicyName;
 
-    /// Its place among held requests: smaller goes first, equals in order of arrival. Asked when the request arrives and
-    /// when its prediction changes. Policies that never hold need none.
+    /// Position among queued requests: smaller goes first, ties in order of arrival. Computed when the request arrives
+    /// and when its prediction changes. Policies that never queue need none.
     fn rank(&self, input: &PolicyInput<'_>) -> f64 {
         input.arrived
     }
 
-    /// A round of questions begins: every held request is asked about once, in order of rank.
+    /// Starts a round: `decide` is called once for every queued request, in order of rank.
     fn begin_round(&mut self, round: &ScheduleRound<'_>) {
         let _ = round;
     }
 
-    /// Whether the longest held request has waited so long that it goes before all others this time.
+    /// Whether the longest queued request has waited so long that it goes before all others in this round.
     fn is_starving(&self, input: &PolicyInput<'_>) -> bool {
         let _ = input;
         false
     }
 
-    /// Work of held requests on an engine that goes before the request asked about: what [`InstanceLoad::prefill_wait`] lacks.
+    /// Work of queued requests on an engine that goes before the current request and is missing in
+    /// [`InstanceLoad::prefill_wait`].
     fn planned_work(&self, engine: InstanceIndex) -> Seconds {
         let _ = engine;
         0.0
     }
 
-    /// Chooses a route, or to wait. Beyond the round, only [`Policy::on_sent`] changes what later answers depend on.
+    /// Chooses a route, or to wait. Besides the round, only [`Policy::on_sent`] changes state that later decisions
+    /// depend on.
     ///
     /// # Errors
-    /// [`ScheduleRejection`] if no route is possible or wanted.
+    /// [`ScheduleRejection`] if no route is possible or the policy rejects the request.
     fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection>;
 
-    /// The decision was carried out: for policies that keep a picture of their own.
+    /// Called after a decision was carried out: for policies that keep state of their own.
     fn on_sent(&mut self, input: &PolicyInput<'_>, decision: &RoutingDecision) {
         let _ = (input, decision);
     }
 }
 
-/// The policies that can be asked for by name.
+/// Policies that can be selected by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(into = "&'static str", try_from = "String")]
 pub enum PolicyName {
-    /// The pair with the least predicted time to first token; holds requests while all engines are busy.
+    /// The pair with the least predicted time to first token; queues requests while all engines are busy.
     Predictive,
-    /// Any entry, any decode.
+    /// Any prefill, any decode.
     Random,
-    /// Entries and decodes in turn.
+    /// Prefills and decodes in rotation.
     RoundRobin,
-    /// The less loaded of two entries drawn at random, the same for decodes.
+    /// The less loaded of two prefills drawn at random, the same for decodes.
     PowerOfTwo,
-    /// The entry with the fewest requests, the same for decodes.
+    /// The prefill with the fewest requests, the same for decodes.
     LeastRequests,
-    /// The entry with the fewest waiting prompt tokens, the decode with the fewest held tokens.
+    /// The prefill with the fewest waiting prompt tokens, the decode with the fewest occupied tokens.
     LeastLoad,
     /// smg's: where most of the prompt was sent before, unless the fleet is out of balance.
     CacheAware,
-    /// smg's: the owner of the prompt's beginning, with bounded load.
+    /// smg's: the owner of the prompt's prefix hash, with bounded load.
     PrefixHash,
     /// llm-d's precise prefix caching: cached share, free cache and waiting queue, weighted.
     LlmD,
     /// LMetric: new prompt tokens times batch size.
     LMetric,
-    /// NVIDIA Dynamo's router without settings.
+    /// NVIDIA Dynamo's router with default settings.
     Dynamo,
-    /// NVIDIA Dynamo's router with its queue, and with knowledge of the shared store.
+    /// NVIDIA Dynamo's router with its queue and with the shared store.
     DynamoQueue,
-    /// Mooncake's Conductor.
+    /// Mooncake's Conductor, Algorithm 1 of its paper.
     Conductor,
 }
 
 impl PolicyName {
-    /// All, in the order that help texts list them.
+    /// All policies, in the order of help texts.
     pub const ALL: [PolicyName; 13] = [
         PolicyName::Predictive,
         PolicyName::LeastLoad,
@@ -191,7 +189,7 @@ impl PolicyName {
         }
     }
 
-    /// Makes the policy.
+    /// Creates a policy with these settings.
     #[must_use]
     pub fn build(self, settings: &SchedulerOptions) -> Box<dyn Policy> {
         match self {
@@ -234,7 +232,7 @@ impl fmt::Display for PolicyName {
 
 /// A policy name that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("no policy is called {0:?}; the policies are {all}", all = PolicyName::ALL.map(PolicyName::as_str).join(", "))]
+#[error("unknown policy {0:?}; available: {all}", all = PolicyName::ALL.map(PolicyName::as_str).join(", "))]
 pub struct UnknownPolicyError(String);
 
 impl FromStr for PolicyName {
@@ -248,8 +246,8 @@ impl FromStr for PolicyName {
     }
 }
 
-/// Available entries of the request's model: plain workers, and prefills with at least one available decode to
-/// pair with.
+/// Available engines that compute prompts for the request's model: plain workers, and prefills with at least one
+/// available decode to pair with.
 fn available_prefills(input: &PolicyInput<'_>) -> Result<Vec<InstanceIndex>, ScheduleRejection> {
     let model = input.request.model;
     let entries = input.cluster.prefills(model);
@@ -301,7 +299,7 @@ fn load(input: &PolicyInput<'_>, ix: InstanceIndex) -> InstanceLoad {
     input.loads.get(ix.as_usize()).copied().unwrap_or_default()
 }
 
-/// Requests that an engine is busy with: a prefill is done with one when its first token is there.
+/// Requests that occupy an engine: a request occupies a prefill until its first token.
 fn active_requests(input: &PolicyInput<'_>, ix: InstanceIndex) -> u32 {
     let load = load(input, ix);
     match input.cluster.get(ix).map(|instance| instance.role) {
@@ -310,28 +308,28 @@ fn active_requests(input: &PolicyInput<'_>, ix: InstanceIndex) -> u32 {
     }
 }
 
-/// Cost of an entry for the policies that price load alone: prompt tokens ahead of this request, then requests in flight as a
-/// tie-break.
+/// Cost of a prefill for the policies that price load alone: prompt tokens ahead of this request, with requests in
+/// flight as tie-breaker.
 fn prefill_cost(load: &InstanceLoad) -> f64 {
     load.prefill_backlog_tokens() as f64 + f64::from(load.in_flight) * 1e-3
 }
 
-/// Cost of a decode: tokens it holds, then requests in flight as a tie-break.
+/// Cost of a decode: tokens it occupies, with requests in flight as tie-breaker.
 fn decode_cost(load: &InstanceLoad) -> f64 {
     load.decode_tokens() as f64 + f64::from(load.in_flight) * 1e-3
 }
 
-/// The available decode for `entry` that holds the fewest tokens; `None` for an entry that needs none.
+/// The available decode for `entry` with the fewest occupied tokens; `None` for a plain worker.
 fn least_loaded_decode(input: &PolicyInput<'_>, entry: InstanceIndex) -> Option<InstanceIndex> {
     let prefill = as_prefill(input, entry)?;
-    // The high half of the entropy: independent of a draw among entries.
+    // The high half of the entropy: independent of a draw among prefills.
     min_cost(
         pairable_decodes(input, prefill).map(|ix| (ix, decode_cost(&load(input, ix)))),
         input.entropy >> 32,
     )
 }
 
-/// Completes a decision once entry and (for a prefill) decode are chosen.
+/// Completes a decision once the prefill and its decode (if needed) are chosen.
 fn build_decision(
     input: &PolicyInput<'_>,
     policy: PolicyName,
@@ -367,7 +365,7 @@ fn build_decision(
     })
 }
 
-/// Time to first token of the request on `entry` behind everything that the engine has now.
+/// Time to first token of the request on `entry` after everything that the engine has now.
 fn expected_ttft(input: &PolicyInput<'_>, entry: InstanceIndex) -> Seconds {
     let (Some(instance), Some(load)) = (input.cluster.get(entry), input.loads.get(entry.as_usize())) else {
         return 0.0;
@@ -376,13 +374,13 @@ fn expected_ttft(input: &PolicyInput<'_>, entry: InstanceIndex) -> Seconds {
     PrefillEstimate::new(tokens, input.prediction, (entry, instance), load, load.prefill_wait).ttft()
 }
 
-/// One of many, by random bits.
+/// Selects one of many by random bits.
 fn pick_random(from: &[InstanceIndex], entropy: u64) -> Option<InstanceIndex> {
     let len = from.len().max(1) as u64;
     from.get(usize::try_from((entropy & 0xffff_ffff) % len).unwrap_or(0)).copied()
 }
 
-/// Whether `entry` hands over to a decode.
+/// The prefill instance at `entry`, or `None` for a plain worker.
 fn as_prefill<'a>(input: &PolicyInput<'a>, entry: InstanceIndex) -> Option<&'a SchedulableInstance> {
     input.cluster.get(entry).filter(|instance| instance.role == InstanceRole::Prefill)
 }

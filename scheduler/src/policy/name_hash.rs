@@ -1,4 +1,4 @@
-//! Engines by a hash of their name: the same after a change of the fleet, in another gateway, and in another release.
+//! Hash of an engine's name that is stable across fleet changes, gateways and releases.
 
 /// A well-spread hash of `name` and `salt` (FNV-1a, then a finaliser that lets every bit depend on every bit).
 pub(super) fn name_hash(name: &str, salt: u64) -> u64 {
@@ -22,7 +22,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_salts_are_kept_apart() {
+    fn names_and_salts_give_different_hashes() {
         let names = ["", "a", "b", "ab", "http://10.0.0.1:30000", "http://10.0.0.1:30001"];
         let all = names.iter().flat_map(|name| (0..150).map(move |salt| name_hash(name, salt)));
         assert_eq!(all.collect::<BTreeSet<_>>().len(), names.len() * 150);

@@ -7,8 +7,8 @@ use super::{
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 use crate::fleet::InstanceIndex;
 
-/// Draws two different candidates and takes the less loaded one: nearly as even as the minimum, without the
-/// herding that stale loads cause when every gateway picks the same minimum.
+/// Draws two different candidates and takes the less loaded one: nearly as even as the minimum, without the herding
+/// that stale loads cause when every gateway picks the same minimum.
 #[derive(Debug)]
 pub(super) struct PowerOfTwoPolicy;
 
@@ -32,7 +32,7 @@ impl Policy for PowerOfTwoPolicy {
             .map(|(instance, cost)| CandidateEngine { instance, cost, leading_term: CostTerm::Backlog })
             .collect();
         candidates.dedup_by_key(|candidate| candidate.instance);
-        Ok(build_decision(input, self.name(), "less loaded of two drawn", entry, decode, candidates))
+        Ok(build_decision(input, self.name(), "less loaded of two random engines", entry, decode, candidates))
     }
 }
 

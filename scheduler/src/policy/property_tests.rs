@@ -1,4 +1,4 @@
-//! What holds for every policy, whatever it is asked in a row.
+//! Properties of every policy, over random sequences of calls.
 
 use std::sync::Arc;
 
@@ -16,7 +16,6 @@ use crate::prediction::{CacheHitPrediction, TierHits};
 use crate::request::RequestProfile;
 use crate::scheduler::{AttemptId, ScheduleRequest, Scheduler, SchedulerEvent};
 
-/// Engines at most.
 const ENGINES: usize = 10;
 
 #[derive(Debug, Clone)]
@@ -34,7 +33,7 @@ struct GeneratedStep {
     pages: u64,
     hits: Vec<(u32, u32, u32)>,
     excluded: Vec<usize>,
-    /// How long the previous requests go on: each of them may get its first token, and may end.
+    /// How the previous requests continue: each of them may get its first token, and may end.
     ends: u64,
     entropy: u64,
 }
@@ -56,13 +55,13 @@ fn engine() -> impl Strategy<Value = GeneratedEngine> {
 
 fn step() -> impl Strategy<Value = GeneratedStep> {
     let hits = prop::collection::vec((0_u32..2000, 0_u32..2000, 0_u32..2000), ENGINES);
-    let barred = prop::collection::vec(0..ENGINES, 0..3);
-    (0_u64..4, 1_u64..60, hits, barred, any::<u64>(), any::<u64>()).prop_map(
-        |(branch, pages, hits, barred, ends, entropy)| GeneratedStep {
+    let excluded = prop::collection::vec(0..ENGINES, 0..3);
+    (0_u64..4, 1_u64..60, hits, excluded, any::<u64>(), any::<u64>()).prop_map(
+        |(branch, pages, hits, excluded, ends, entropy)| GeneratedStep {
             branch,
             pages,
             hits,
-            excluded: barred,
+            excluded,
             ends,
             entropy,
         },
@@ -70,13 +69,13 @@ fn step() -> impl Strategy<Value = GeneratedStep> {
 }
 
 fn cluster(fleet: &[GeneratedEngine]) -> SchedulableFleet {
-    let instance = |(at, engine): (usize, &GeneratedEngine)| SchedulableInstance {
-        name: format!("engine-{at}").into(),
+    let instance = |(index, engine): (usize, &GeneratedEngine)| SchedulableInstance {
+        name: format!("engine-{index}").into(),
         role: engine.role,
         models: vec![ModelIndex(engine.model)],
         domain: PairingDomain(engine.domain),
-        dp_size: 1 + at as u32 % 3,
-        place: LocationIds::default(),
+        dp_size: 1 + index as u32 % 3,
+        location: LocationIds::default(),
         cache: EngineCacheParams::default(),
     };
     SchedulableFleet::new(fleet.iter().enumerate().map(instance).collect())
@@ -84,8 +83,8 @@ fn cluster(fleet: &[GeneratedEngine]) -> SchedulableFleet {
 
 fn schedule_request(step: &GeneratedStep, engines: usize) -> ScheduleRequest {
     let hits = |&(l1_tokens, l2_tokens, l3_tokens): &_| TierHits { l1_tokens, l2_tokens, l3_tokens };
-    // Prompts share their first page.
-    let pages = (0..step.pages).map(|at| if at == 0 { 0 } else { step.branch * 1000 + at });
+    // Prompts share their first block.
+    let pages = (0..step.pages).map(|index| if index == 0 { 0 } else { step.branch * 1000 + index });
     ScheduleRequest {
         request: RequestProfile {
             model: ModelIndex(0),
@@ -99,12 +98,12 @@ fn schedule_request(step: &GeneratedStep, engines: usize) -> ScheduleRequest {
         },
         prediction: CacheHitPrediction {
             per_instance: step.hits.iter().take(engines).map(hits).collect(),
-            farness: Vec::new(),
+            network_distance: Vec::new(),
             shared: Vec::new(),
             pages: pages.collect(),
             page_tokens: 100,
         },
-        excluded: step.excluded.iter().map(|&at| InstanceIndex(at as u32)).collect(),
+        excluded: step.excluded.iter().map(|&index| InstanceIndex(index as u32)).collect(),
     }
 }
 
@@ -138,10 +137,10 @@ fn drive(name: PolicyName, fleet: &[GeneratedEngine], steps: &[GeneratedStep]) -
 }
 
 proptest! {
-    /// The same calls give the same answers, and an engine gets only requests that it may get: available, of the right role and
-    /// model, able to pair, not barred.
+    /// The same calls give the same results, and an engine gets only requests that it may get: available, of the right
+    /// role and model, able to pair, not excluded.
     #[test]
-    fn every_policy_is_deterministic_and_keeps_to_the_fleet(
+    fn every_policy_is_deterministic_and_uses_eligible_engines(
         fleet in prop::collection::vec(engine(), 1..ENGINES),
         steps in prop::collection::vec(step(), 1..25),
     ) {
@@ -151,10 +150,10 @@ proptest! {
             prop_assert_eq!(&events, &drive(name, &fleet, &steps));
             for event in events {
                 let SchedulerEvent::Send { attempt, decision } = event else { continue };
-                let barred = &steps[attempt.0 as usize].excluded;
+                let excluded = &steps[attempt.0 as usize].excluded;
                 let usable = |ix: InstanceIndex, role: InstanceRole| {
                     let engine = &fleet[ix.as_usize()];
-                    engine.available && engine.model == 0 && engine.role == role && !barred.contains(&ix.as_usize())
+                    engine.available && engine.model == 0 && engine.role == role && !excluded.contains(&ix.as_usize())
                 };
                 match decision.route {
                     EngineRoute::Single { worker } => prop_assert!(usable(worker, InstanceRole::Plain), "{name}"),

@@ -1,4 +1,4 @@
-//! Any engine.
+//! Uniformly random routing.
 
 use super::{
     Policy, PolicyInput, PolicyName, PolicyVerdict, as_prefill, available_prefills, build_decision,
@@ -7,7 +7,7 @@ use super::{
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 use crate::fleet::InstanceIndex;
 
-/// Draws an entry, and a decode for it.
+/// Draws a prefill, and a decode for it.
 #[derive(Debug)]
 pub(super) struct RandomPolicy;
 
@@ -29,6 +29,6 @@ impl Policy for RandomPolicy {
             .into_iter()
             .map(|instance| CandidateEngine { instance, cost: 0.0, leading_term: CostTerm::None })
             .collect();
-        Ok(build_decision(input, self.name(), "drawn", entry, decode, candidates))
+        Ok(build_decision(input, self.name(), "random", entry, decode, candidates))
     }
 }

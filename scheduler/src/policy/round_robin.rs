@@ -7,8 +7,8 @@ use super::{
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 use crate::fleet::InstanceIndex;
 
-/// Takes entries in turn. Decodes turn too, shifted by one after every full turn of the entries, so that all
-/// pairs come up even if there are as many decodes as entries.
+/// Rotates through prefills. Decodes rotate too, shifted by one after every full rotation of the prefills, so that all
+/// pairs occur even with as many decodes as prefills.
 #[derive(Debug)]
 pub(super) struct RoundRobinPolicy;
 
@@ -29,7 +29,7 @@ impl Policy for RoundRobinPolicy {
             .into_iter()
             .map(|instance| CandidateEngine { instance, cost: 0.0, leading_term: CostTerm::None })
             .collect();
-        Ok(build_decision(input, self.name(), "next in turn", entry, decode, candidates))
+        Ok(build_decision(input, self.name(), "next in rotation", entry, decode, candidates))
     }
 }
 

@@ -16,7 +16,7 @@ fn instance(role: InstanceRole, domain: u32, models: &[u32]) -> SchedulableInsta
         models: models.iter().copied().map(ModelIndex).collect(),
         domain: PairingDomain(domain),
         dp_size: 1,
-        place: LocationIds::default(),
+        location: LocationIds::default(),
         cache: EngineCacheParams::default(),
     }
 }
@@ -52,7 +52,7 @@ fn decide(
         cluster,
         loads,
         prediction: &prediction,
-        mix: &PrefillTimeDistribution::default(),
+        prefill_times: &PrefillTimeDistribution::default(),
         now: 0.0,
         arrived: 0.0,
         sequence,
@@ -60,7 +60,7 @@ fn decide(
     });
     match verdict? {
         PolicyVerdict::Send(decision) => Ok(decision),
-        PolicyVerdict::Defer { .. } => panic!("{name} holds"),
+        PolicyVerdict::Defer { .. } => panic!("{name} defers"),
     }
 }
 
@@ -69,8 +69,8 @@ fn any_role() -> impl Strategy<Value = InstanceRole> {
 }
 
 proptest! {
-    /// Whatever the fleet: a decision names available engines of the right role, model and domain, it is repeatable, and
-    /// a refusal comes only when there is no such route.
+    /// For any fleet, a decision names available engines of the right role, model and domain, it is repeatable, and a
+    /// rejection occurs only when no such route exists.
     #[test]
     fn routes_are_valid_and_repeatable(
         fleet in prop::collection::vec((any_role(), 0_u32..2, 0_u32..2, any::<bool>(), 0_u64..1000), 0..12),
@@ -101,7 +101,7 @@ proptest! {
         }
     }
 
-    /// Ranks stay inside the engines' own counts.
+    /// Ranks are below the engine's `dp_size`.
     #[test]
     fn ranks_are_in_range(prefill_dp in 1_u32..9, decode_dp in 1_u32..9, sequence in any::<u64>()) {
         let mut prefill = instance(InstanceRole::Prefill, 0, &[0]);
@@ -127,13 +127,13 @@ fn pairs_fleet() -> SchedulableFleet {
 #[test]
 fn round_robin_uses_every_pair_equally() {
     let cluster = pairs_fleet();
-    let mut seen: HashMap<(InstanceIndex, InstanceIndex), u32> = HashMap::new();
+    let mut counts: HashMap<(InstanceIndex, InstanceIndex), u32> = HashMap::new();
     for sequence in 0..400 {
         let route = decide(PolicyName::RoundRobin, &cluster, &[open(); 4], sequence, 0).unwrap().route;
-        *seen.entry((route.prefill_instance(), route.decode_instance())).or_default() += 1;
+        *counts.entry((route.prefill_instance(), route.decode_instance())).or_default() += 1;
     }
-    assert_eq!(seen.len(), 4);
-    assert!(seen.values().all(|&times| times == 100), "{seen:?}");
+    assert_eq!(counts.len(), 4);
+    assert!(counts.values().all(|&times| times == 100), "{counts:?}");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn least_load_counts_tokens_not_requests() {
 }
 
 #[test]
-fn least_load_believes_the_engine_about_other_gateways() {
+fn least_load_includes_reported_load_of_other_gateways() {
     let cluster = pairs_fleet();
     let mut loads = [open(); 4];
     loads[0].reported = Some(ReportedLoad { waiting_uncached_tokens: 9000, ..ReportedLoad::default() });
@@ -165,16 +165,16 @@ fn least_load_believes_the_engine_about_other_gateways() {
 #[cfg_attr(miri, ignore = "thousands of decisions take minutes")]
 fn ties_are_spread() {
     let cluster = SchedulableFleet::new(vec![instance(InstanceRole::Plain, 0, &[0]); 4]);
-    let mut seen = [0_u32; 4];
+    let mut counts = [0_u32; 4];
     for step in 0..4000_u64 {
         let entropy = step.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        seen[decide(PolicyName::LeastLoad, &cluster, &[open(); 4], 0, entropy)
+        counts[decide(PolicyName::LeastLoad, &cluster, &[open(); 4], 0, entropy)
             .unwrap()
             .route
             .prefill_instance()
             .as_usize()] += 1;
     }
-    assert!(seen.iter().all(|&times| (800..1200).contains(&times)), "{seen:?}");
+    assert!(counts.iter().all(|&times| (800..1200).contains(&times)), "{counts:?}");
 }
 
 #[test]
@@ -192,7 +192,7 @@ fn power_of_two_never_takes_the_worst_of_many() {
 }
 
 #[test]
-fn refusals_tell_unknown_from_unavailable() {
+fn rejections_distinguish_unknown_from_unavailable() {
     let cluster = pairs_fleet();
     let refused = decide(PolicyName::LeastLoad, &cluster, &[InstanceLoad::default(); 4], 0, 0);
     assert_eq!(refused, Err(ScheduleRejection::NoneAvailable { prefills: 2, decodes: 2 }));
@@ -211,7 +211,7 @@ fn names_parse_back() {
 }
 
 #[test]
-fn booking_leaves_out_what_is_cached() {
+fn reservation_excludes_cached_tokens() {
     let cluster = pairs_fleet();
     let request = request();
     let hits = crate::prediction::TierHits { l1_tokens: 600, l2_tokens: 0, l3_tokens: 200 };
@@ -221,20 +221,20 @@ fn booking_leaves_out_what_is_cached() {
         cluster: &cluster,
         loads: &[open(); 4],
         prediction: &prediction,
-        mix: &PrefillTimeDistribution::default(),
+        prefill_times: &PrefillTimeDistribution::default(),
         now: 0.0,
         arrived: 0.0,
         sequence: 0,
         entropy: 0,
     };
     let verdict = PolicyName::LeastLoad.build(&SchedulerOptions::default()).decide(&input).unwrap();
-    let PolicyVerdict::Send(decision) = verdict else { panic!("held") };
+    let PolicyVerdict::Send(decision) = verdict else { panic!("deferred") };
     assert_eq!(decision.reservation, LoadReservation { prefill_tokens: 200, decode_tokens: 1100 });
 }
 
-/// Also from policies that do not predict: how long the silence of an engine means nothing.
+/// Policies without predictions also return an expected time, below which an engine's inactivity is normal.
 #[test]
-fn the_expected_first_token_is_behind_the_queue() {
+fn expected_ttft_includes_the_queue() {
     let cluster = SchedulableFleet::new(vec![instance(InstanceRole::Plain, 0, &[0])]);
     let service = PrefillTimeModel { c0: 0.0, a: 0.001, b: 0.0, speed: 2.0 };
     let expected = |name, prefill_wait| {

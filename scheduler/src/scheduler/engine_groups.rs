@@ -1,11 +1,12 @@
-//! Which engines should be alike.
+//! Groups of engines with comparable speed.
 
 use crate::fleet::{ModelIndex, SchedulableFleet};
 use crate::load_tracker::EngineLoadTracker;
 use crate::options::SchedulerOptions;
 use crate::prefill_time_learner::PrefillTimeLearner;
 
-/// Groups engines that serve the same model and so should be alike. A group goes on with what one of its engines has shown before.
+/// Groups engines that serve the same model and so should have equal speed. A group inherits the learned model of any
+/// of its engines.
 pub(super) fn group_engines(
     cluster: &SchedulableFleet,
     engines: &[Option<(EngineLoadTracker, usize)>],

@@ -1,11 +1,11 @@
-//! Engines that one request may not use.
+//! Exclusion of engines for one request.
 
 use crate::fleet::{InstanceIndex, InstanceLoad};
 
-/// Engines whose availability was taken away for one request.
+/// Engines made unavailable for one request.
 pub(super) struct ExcludedEngines<'a> {
     engines: &'a [InstanceIndex],
-    /// Bit by position in `engines`; what is beyond was looked up again.
+    /// Bitmap by position in `engines`; positions beyond it were looked up again.
     were_available: Vec<bool>,
 }
 

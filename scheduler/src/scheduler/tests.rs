@@ -1,4 +1,4 @@
-//! The state machine under push policies and under one that holds.
+//! The state machine under policies that dispatch at once and under one that queues.
 
 use proptest::prelude::*;
 
@@ -15,7 +15,7 @@ fn instance(name: &str, role: InstanceRole) -> SchedulableInstance {
         models: vec![ModelIndex(0)],
         domain: PairingDomain(0),
         dp_size: 1,
-        place: LocationIds::default(),
+        location: LocationIds::default(),
         cache: EngineCacheParams::default(),
     }
 }
@@ -36,7 +36,7 @@ fn scheduler(policy: PolicyName, names: &[&str]) -> Scheduler {
     scheduler
 }
 
-fn ask(input_tokens: u32) -> ScheduleRequest {
+fn submission(input_tokens: u32) -> ScheduleRequest {
     ScheduleRequest {
         request: RequestProfile {
             model: ModelIndex(0),
@@ -62,75 +62,75 @@ fn poll(scheduler: &mut Scheduler, now: Seconds) -> Vec<SchedulerEvent> {
 fn sent_to(event: &SchedulerEvent) -> InstanceIndex {
     match event {
         SchedulerEvent::Send { decision, .. } => decision.route.prefill_instance(),
-        SchedulerEvent::Reject { rejection: refusal, .. } => panic!("refused: {refusal}"),
+        SchedulerEvent::Reject { rejection: refusal, .. } => panic!("rejected: {refusal}"),
     }
 }
 
 #[test]
-fn push_policies_answer_at_once_in_order_of_arrival() {
+fn immediate_policies_dispatch_in_order_of_arrival() {
     let mut scheduler = scheduler(PolicyName::RoundRobin, &["p0", "p1", "d0"]);
-    for ticket in 0..4 {
-        scheduler.submit(0.0, AttemptId(ticket), ask(100));
+    for attempt in 0..4 {
+        scheduler.submit(0.0, AttemptId(attempt), submission(100));
     }
     assert_eq!(scheduler.queued().count(), 4);
     let events = poll(&mut scheduler, 0.0);
-    let tickets: Vec<u64> = events
+    let attempts: Vec<u64> = events
         .iter()
         .map(|event| match event {
-            SchedulerEvent::Send { attempt: ticket, .. } | SchedulerEvent::Reject { ticket, .. } => ticket.0,
+            SchedulerEvent::Send { attempt, .. } | SchedulerEvent::Reject { attempt, .. } => attempt.0,
         })
         .collect();
-    assert_eq!(tickets, [0, 1, 2, 3]);
+    assert_eq!(attempts, [0, 1, 2, 3]);
     assert_eq!(events.iter().map(|event| sent_to(event).0).collect::<Vec<_>>(), [0, 1, 0, 1]);
     assert_eq!(scheduler.queued().count(), 0);
 }
 
 #[test]
-fn what_was_sent_counts_for_the_next_decision_of_the_same_poll() {
+fn dispatches_count_for_later_decisions_of_the_same_poll() {
     let mut scheduler = scheduler(PolicyName::LeastLoad, &["w0", "w1"]);
-    for ticket in 0..10 {
-        scheduler.submit(0.0, AttemptId(ticket), ask(100));
+    for attempt in 0..10 {
+        scheduler.submit(0.0, AttemptId(attempt), submission(100));
     }
     let events = poll(&mut scheduler, 0.0);
     assert_eq!(events.iter().filter(|event| sent_to(event).0 == 0).count(), 5);
 }
 
 #[test]
-fn barred_and_unavailable_engines_are_not_used() {
+fn excluded_and_unavailable_engines_are_not_used() {
     let mut scheduler = scheduler(PolicyName::LeastLoad, &["w0", "w1", "w2"]);
     scheduler.set_available(InstanceIndex(2), false);
-    for ticket in 0..5 {
+    for attempt in 0..5 {
         scheduler.submit(
             0.0,
-            AttemptId(ticket),
-            ScheduleRequest { excluded: vec![InstanceIndex(0)], ..ask(100) },
+            AttemptId(attempt),
+            ScheduleRequest { excluded: vec![InstanceIndex(0)], ..submission(100) },
         );
     }
     assert!(poll(&mut scheduler, 0.0).iter().all(|event| sent_to(event) == InstanceIndex(1)));
     scheduler.submit(
         0.0,
         AttemptId(9),
-        ScheduleRequest { excluded: vec![InstanceIndex(1), InstanceIndex(0)], ..ask(100) },
+        ScheduleRequest { excluded: vec![InstanceIndex(1), InstanceIndex(0)], ..submission(100) },
     );
-    assert!(matches!(poll(&mut scheduler, 0.0)[..], [SchedulerEvent::Reject { ticket: AttemptId(9), .. }]));
-    // Barring one request's engines bars them for no other.
-    scheduler.submit(0.0, AttemptId(10), ask(1));
+    assert!(matches!(poll(&mut scheduler, 0.0)[..], [SchedulerEvent::Reject { attempt: AttemptId(9), .. }]));
+    // Excluding engines for one request affects no other request.
+    scheduler.submit(0.0, AttemptId(10), submission(1));
     assert_eq!(sent_to(&poll(&mut scheduler, 0.0)[0]), InstanceIndex(0));
 }
 
 #[test]
-fn books_follow_their_engines_by_name() {
+fn loads_follow_engines_by_name() {
     let mut scheduler = scheduler(PolicyName::LeastLoad, &["w0", "w1"]);
     scheduler.set_available(InstanceIndex(0), false);
-    scheduler.submit(0.0, AttemptId(0), ask(5000));
+    scheduler.submit(0.0, AttemptId(0), submission(5000));
     assert_eq!(sent_to(&poll(&mut scheduler, 0.0)[0]), InstanceIndex(1));
     scheduler.set_cluster(1.0, cluster(&["w1", "w2"]));
     assert_eq!(scheduler.engines[0].load(1.0, &scheduler.learners[0]).pending_prefill_tokens, 5000);
-    scheduler.submit(1.0, AttemptId(1), ask(100));
+    scheduler.submit(1.0, AttemptId(1), submission(100));
     assert_eq!(sent_to(&poll(&mut scheduler, 1.0)[0]), InstanceIndex(1));
     scheduler.ended(2.0, AttemptId(0));
     assert!(scheduler.engines[0].is_empty());
-    // An engine that left takes its book along; the end of its requests finds nothing to correct.
+    // The load of an engine that left is dropped; the end of its requests changes nothing.
     scheduler.set_cluster(3.0, cluster(&["w1"]));
     scheduler.ended(3.0, AttemptId(1));
     assert!(scheduler.engines[0].is_empty());
@@ -163,21 +163,21 @@ fn one_at_a_time() -> Scheduler {
     scheduler
 }
 
-fn only_ticket(events: &[SchedulerEvent]) -> Option<u64> {
+fn only_attempt(events: &[SchedulerEvent]) -> Option<u64> {
     match events {
-        [SchedulerEvent::Send { attempt: ticket, .. }] => Some(ticket.0),
+        [SchedulerEvent::Send { attempt, .. }] => Some(attempt.0),
         [] => None,
         _ => panic!("{events:?}"),
     }
 }
 
 #[test]
-fn held_requests_go_by_rank() {
+fn queued_requests_go_by_rank() {
     let mut scheduler = one_at_a_time();
-    for (ticket, tokens) in [(0, 300), (1, 200), (2, 100), (3, 100)] {
-        scheduler.submit(0.0, AttemptId(ticket), ask(tokens));
+    for (attempt, tokens) in [(0, 300), (1, 200), (2, 100), (3, 100)] {
+        scheduler.submit(0.0, AttemptId(attempt), submission(tokens));
     }
-    assert_eq!(only_ticket(&poll(&mut scheduler, 0.0)), Some(2));
+    assert_eq!(only_attempt(&poll(&mut scheduler, 0.0)), Some(2));
     assert_eq!(scheduler.next_poll_at(), Some(5.0));
     assert_eq!(scheduler.queued().collect::<Vec<_>>(), [AttemptId(0), AttemptId(1), AttemptId(3)]);
     let hits = TierHits { l1_tokens: 250, ..TierHits::default() };
@@ -186,25 +186,25 @@ fn held_requests_go_by_rank() {
         CacheHitPrediction { per_instance: vec![hits], ..CacheHitPrediction::default() },
     );
     scheduler.first_token(1.0, AttemptId(2), None);
-    assert_eq!(only_ticket(&poll(&mut scheduler, 1.0)), Some(0));
+    assert_eq!(only_attempt(&poll(&mut scheduler, 1.0)), Some(0));
     scheduler.ended(1.0, AttemptId(3));
-    assert_eq!(only_ticket(&poll(&mut scheduler, 1.0)), None);
+    assert_eq!(only_attempt(&poll(&mut scheduler, 1.0)), None);
     scheduler.ended(2.0, AttemptId(0));
-    assert_eq!(only_ticket(&poll(&mut scheduler, 2.0)), Some(1));
+    assert_eq!(only_attempt(&poll(&mut scheduler, 2.0)), Some(1));
     assert_eq!(scheduler.next_poll_at(), None);
 }
 
 #[test]
-fn held_predictions_move_with_the_cluster() {
+fn queued_predictions_follow_cluster_changes() {
     let mut scheduler = one_at_a_time();
-    scheduler.submit(0.0, AttemptId(0), ask(10));
+    scheduler.submit(0.0, AttemptId(0), submission(10));
     poll(&mut scheduler, 0.0);
     let hits = TierHits { l1_tokens: 9, ..TierHits::default() };
     let prediction = CacheHitPrediction { per_instance: vec![hits], ..CacheHitPrediction::default() };
     scheduler.submit(
         0.0,
         AttemptId(1),
-        ScheduleRequest { prediction, excluded: vec![InstanceIndex(0)], ..ask(10) },
+        ScheduleRequest { prediction, excluded: vec![InstanceIndex(0)], ..submission(10) },
     );
     scheduler.set_cluster(0.0, cluster(&["w7", "w0"]));
     assert_eq!(scheduler.queued[0].submission.excluded, [InstanceIndex(1)]);
@@ -236,21 +236,21 @@ fn any_step() -> impl Strategy<Value = SchedulerOperation> {
 }
 
 proptest! {
-    /// Whatever happens in whatever order: no engine is used that may not be, and once all requests have ended the books are empty.
+    /// For any sequence of events, no ineligible engine is used, and after the end of all requests no load is left.
     #[test]
-    fn books_are_conserved(steps in prop::collection::vec(any_step(), 1..120), policy in 0..PolicyName::ALL.len()) {
+    fn load_returns_to_zero(steps in prop::collection::vec(any_step(), 1..120), policy in 0..PolicyName::ALL.len()) {
         let fleets: [&[&str]; 3] = [&["p0", "p1", "d0", "d1", "w0"], &["d1", "p1", "w0"], &["p1", "p0", "d0"]];
         let mut scheduler = scheduler(PolicyName::ALL[policy], fleets[0]);
-        let mut tickets: Vec<AttemptId> = Vec::new();
+        let mut attempts: Vec<AttemptId> = Vec::new();
         for (now, step) in steps.into_iter().enumerate() {
             let now = now as Seconds;
-            let nth = |n: usize| tickets.get(n % tickets.len().max(1)).copied();
+            let nth = |n: usize| attempts.get(n % attempts.len().max(1)).copied();
             match step {
                 SchedulerOperation::Submit { tokens, excluded } => {
-                    let ticket = AttemptId(tickets.len() as u64);
+                    let attempt = AttemptId(attempts.len() as u64);
                     let excluded = excluded.into_iter().map(InstanceIndex).collect();
-                    scheduler.submit(now, ticket, ScheduleRequest { excluded, ..ask(tokens) });
-                    tickets.push(ticket);
+                    scheduler.submit(now, attempt, ScheduleRequest { excluded, ..submission(tokens) });
+                    attempts.push(attempt);
                 }
                 SchedulerOperation::Poll => {
                     let available: Vec<bool> = scheduler.engines.iter().map(|engine| engine.available).collect();
@@ -260,9 +260,9 @@ proptest! {
                     }
                 }
                 SchedulerOperation::FirstToken(n) => {
-                    nth(n).into_iter().for_each(|ticket| scheduler.first_token(now, ticket, None));
+                    nth(n).into_iter().for_each(|attempt| scheduler.first_token(now, attempt, None));
                 }
-                SchedulerOperation::End(n) => nth(n).into_iter().for_each(|ticket| scheduler.ended(now, ticket)),
+                SchedulerOperation::End(n) => nth(n).into_iter().for_each(|attempt| scheduler.ended(now, attempt)),
                 SchedulerOperation::Available(ix, available) => scheduler.set_available(InstanceIndex(ix), available),
                 SchedulerOperation::Report(ix, tokens) => scheduler.report(
                     now,
@@ -272,8 +272,8 @@ proptest! {
                 SchedulerOperation::Cluster(n) => scheduler.set_cluster(now, cluster(fleets[n])),
             }
         }
-        for &ticket in &tickets {
-            scheduler.ended(1000.0, ticket);
+        for &attempt in &attempts {
+            scheduler.ended(1000.0, attempt);
         }
         prop_assert_eq!(scheduler.queued().count(), 0);
         prop_assert!(scheduler.in_flight.is_empty());

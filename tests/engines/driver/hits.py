@@ -147,7 +147,7 @@ def check(function: Check) -> Check:
 def tokens_of_chats(hits: Hits) -> str:
     """The gateway makes the same token ids of a chat as the engine."""
     deadline = time.monotonic() + 60
-    while "why" in (first := post(GATEWAY_ADMIN, f"/debug/tokens{CHAT}", renderings()[0][1]).ok()):
+    while "message" in (first := post(GATEWAY_ADMIN, f"/debug/tokens{CHAT}", renderings()[0][1]).ok()):
         assert time.monotonic() < deadline, f"the tokenizer is not loaded: {first}"
         time.sleep(0.2)
     wrong, total = [], 0
@@ -185,7 +185,7 @@ def tokens_without_a_tokenizer(hits: Hits) -> str:
             hits.processes.await_ready(running)
             admin = f"http://{HOST}:{GATEWAY_PORT + 21}"
             deadline = time.monotonic() + 60
-            while "why" in (first := post(admin, f"/debug/tokens{CHAT}", bodies[0][2]).ok()):
+            while "message" in (first := post(admin, f"/debug/tokens{CHAT}", bodies[0][2]).ok()):
                 assert time.monotonic() < deadline, f"{how}: {first}"
                 time.sleep(0.2)
             for name, path, body in bodies:

@@ -1,4 +1,4 @@
-{{/* The gateway's configuration file. JSON's strings, numbers, booleans and lists are TOML too. */}}
+{{/* The gateway's configuration file. JSON strings, numbers, booleans and lists are valid TOML. */}}
 {{- define "moongate.gateway.config" -}}
 {{- $values := .Values }}
 {{- $config := dict
@@ -57,7 +57,7 @@ metadata:
   {{- if and .Values.monitoring.annotations .Values.gateway.adminTls.secret }}
   {{- $_ := set $config "prometheus.io/scheme" "https" }}
   {{- end }}
-  annotations: {{ include "moongate.annotations" (dict "root" . "port" 9000 "ours" $config "given" .Values.gateway.podAnnotations) }}
+  annotations: {{ include "moongate.annotations" (dict "root" . "port" 9000 "base" $config "given" .Values.gateway.podAnnotations) }}
 spec:
   {{- $spec := include "moongate.pod.security" . | fromYaml }}
   {{- $_ := set $spec "serviceAccountName" (printf "%s-gateway" (include "moongate.name" .)) }}
@@ -68,7 +68,7 @@ spec:
   {{- include "moongate.pod.spec" (dict "root" . "spec" $spec "given" .Values.gateway.pod) | nindent 2 }}
 {{- end }}
 
-{{/* Volumes with keys and certificates. */}}
+{{/* Volumes of the Secrets and ConfigMaps with keys and certificates. */}}
 {{- define "moongate.gateway.guards" -}}
 {{- $gateway := .Values.gateway }}
 {{- with $gateway.access.secret }}
@@ -88,7 +88,7 @@ spec:
 {{- end }}
 {{- end }}
 
-{{/* Tokens and keys, as variables; those of `gateway.env` come last and win. */}}
+{{/* Tokens and keys as environment variables; those of `gateway.env` come last and take precedence. */}}
 {{- define "moongate.gateway.env" -}}
 {{- with .Values.gateway.access.adminTokenSecret }}
 - { name: MOONGATE_ADMIN_TOKEN, valueFrom: { secretKeyRef: { name: {{ . }}, key: token } } }

@@ -1,4 +1,4 @@
-{{/* Command lines of engines: what the gateway needs to know of their caches and hand-overs, and what their values say. */}}
+{{/* Command lines of engines: the flags that the gateway's cache index and the KV transfer require, and the engine's values. */}}
 
 {{- define "moongate.sglang.args" -}}
 {{- $mode := .engine.mode | default "plain" }}

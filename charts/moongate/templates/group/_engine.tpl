@@ -6,7 +6,7 @@
 {{- $autoscaling := $engine.autoscaling | default dict }}
 {{- $replicas := hasKey $engine "replicas" | ternary $engine.replicas 1 }}
 {{- if $autoscaling.enabled }}
-{{- /* What the autoscaler has set is in the adapter, and only that may be written to the group. */}}
+{{- /* The autoscaler writes its number of replicas to the scaling adapter; the group must be written with the same number. */}}
 {{- $name := printf "%s-%s" (include "moongate.name" .root) $role }}
 {{- $adapter := lookup "workloads.x-k8s.io/v1alpha2" "RoleBasedGroupScalingAdapter" .root.Release.Namespace $name }}
 {{- $replicas = dig "spec" "replicas" $autoscaling.minReplicas ($adapter | default dict) }}
@@ -43,37 +43,37 @@ standalonePattern:
       {{- include "moongate.pod.spec" (dict "root" .root "spec" $spec "given" $engine.pod) | nindent 6 }}
 {{- end }}
 
-{{/* Whether it stores pages, as `true` or nothing. */}}
+{{/* `true` if the engine stores pages in the KV store, else empty. */}}
 {{- define "moongate.engine.stores" -}}
 {{- $mode := .engine.mode | default "plain" }}
 {{- $stores := eq .engine.engine "vllm" | ternary (eq (.engine.connector | default "") "store") (ne $mode "decode") }}
 {{- if and .root.Values.store.enabled $stores }}true{{ end }}
 {{- end }}
 
-{{/* Whether it has a certificate for that, as `true` or nothing. */}}
+{{/* `true` if the engine has a certificate for the KV store, else empty. */}}
 {{- define "moongate.engine.authenticated" -}}
 {{- if and (include "moongate.store.authenticated" .root) (include "moongate.engine.stores" .) }}true{{ end }}
 {{- end }}
 
-{{/* Whether it reads about the store in a file: vLLM's MooncakeStoreConnector does. */}}
+{{/* `true` if the engine reads the store's settings from a file, as vLLM's MooncakeStoreConnector does, else empty. */}}
 {{- define "moongate.engine.reads" -}}
 {{- if and .root.Values.store.enabled (eq (.engine.connector | default "") "store") }}true{{ end }}
 {{- end }}
 
-{{/* What the gateway reads. */}}
+{{/* Annotations that the gateway's discovery reads. */}}
 {{- define "moongate.engine.annotations" -}}
 {{- $mode := .engine.mode | default "plain" }}
-{{- $ours := dict "moongate.io/role" $mode "moongate.io/port" "8000" }}
+{{- $base := dict "moongate.io/role" $mode "moongate.io/port" "8000" }}
 {{- if and (eq $mode "prefill") (or (ne .engine.engine "vllm") (eq (.engine.connector | default "") "mooncake")) }}
-{{- $_ := set $ours "moongate.io/bootstrap-port" "8998" }}
+{{- $_ := set $base "moongate.io/bootstrap-port" "8998" }}
 {{- end }}
 {{- if ne .engine.engine "simulated" }}
-{{- $_ := set $ours "moongate.io/engine" .engine.engine }}
+{{- $_ := set $base "moongate.io/engine" .engine.engine }}
 {{- end }}
 {{- if and (eq .engine.engine "vllm") (ne $mode "plain") }}
-{{- $_ := set $ours "moongate.io/kv-connector" .engine.connector }}
+{{- $_ := set $base "moongate.io/kv-connector" .engine.connector }}
 {{- end }}
-{{- include "moongate.annotations" (dict "root" .root "port" 8000 "ours" $ours "given" .engine.podAnnotations) }}
+{{- include "moongate.annotations" (dict "root" .root "port" 8000 "base" $base "given" .engine.podAnnotations) }}
 {{- end }}
 
 {{- define "moongate.engine.container" -}}
@@ -94,13 +94,13 @@ args:
   {{- range $engine.args }}
   - {{ quote . }}
   {{- end }}
-env: {{- include "moongate.env" (dict "ours" (include "moongate.engine.env" . | fromYamlArray) "given" $engine.env) | nindent 2 }}
+env: {{- include "moongate.env" (dict "base" (include "moongate.engine.env" . | fromYamlArray) "given" $engine.env) | nindent 2 }}
 ports:
   - { name: http, containerPort: 8000 }
   - { name: bootstrap, containerPort: 8998 }
   - { name: kv-events, containerPort: 5557 }
   - { name: kv-replay, containerPort: 5657 }
-# An hour for loading a model.
+# One hour for loading the model.
 startupProbe:
   httpGet: { path: /health, port: http }
   periodSeconds: 5
@@ -129,7 +129,7 @@ volumeMounts:
 {{- end }}
 {{- end }}
 
-{{/* Variables by which engines find the store. */}}
+{{/* Environment variables with the addresses of the store. */}}
 {{- define "moongate.engine.env" -}}
 {{- $values := .root.Values }}
 {{- if and $values.store.enabled (ne .engine.engine "simulated") }}
@@ -138,7 +138,7 @@ volumeMounts:
 - { name: MOONCAKE_LOCAL_HOSTNAME, value: $(POD_IP) }
 - { name: MOONCAKE_GLOBAL_SEGMENT_SIZE, value: "0" }
 - { name: MOONCAKE_PROTOCOL, value: tcp }
-# Without it, a master's machine that hangs keeps a client waiting for 30 s.
+# Without it, clients wait 30 s if the master's machine hangs.
 - { name: MC_RPC_TIMEOUT_MS, value: "1000" }
 {{- end }}
 {{- if eq .engine.engine "vllm" }}

@@ -1,16 +1,16 @@
 {{/* Roles of the KV store. */}}
 
-{{/* Whether the store's programs authenticate each other, as `true` or nothing. */}}
+{{/* `true` if the store's programs authenticate each other, else empty. */}}
 {{- define "moongate.store.authenticated" -}}
 {{- if and .Values.store.enabled .Values.store.authentication.secretName }}true{{ end }}
 {{- end }}
 
-{{/* How a probe reaches the store's programs, after its port. Probes show no certificate; their paths need none. */}}
+{{/* Scheme of probes of the store's programs, after the port. Probes have no client certificate; their paths require none. */}}
 {{- define "moongate.store.scheme" -}}
 {{- if include "moongate.store.authenticated" . }}, scheme: HTTPS{{ end }}
 {{- end }}
 
-{{/* Flags of TLS between the store's programs, by their names with `.dash` between the words. Takes a dict of root and dash. */}}
+{{/* TLS flags of the store's programs, with `.dash` between the words of their names. Takes a dict of root and dash. */}}
 {{- define "moongate.store.tls" -}}
 {{- if include "moongate.store.authenticated" .root }}
 {{- $files := dict "cert" "tls.crt" "key" "tls.key" "ca" "ca.crt" }}
@@ -93,7 +93,7 @@ args:
   {{- range $flag, $value := .config }}
   - {{ printf "--%s=%s" $flag (kindIs "float64" $value | ternary (toJson $value) (toString $value)) | quote }}
   {{- end }}
-env: {{- include "moongate.whereabouts" . | nindent 2 }}
+env: {{- include "moongate.identity" . | nindent 2 }}
 ports:
   - { name: rpc, containerPort: 50051 }
   - { name: admin, containerPort: 9003 }
@@ -118,7 +118,7 @@ replicas: {{ $nodes.replicas }}
 dependencies: [mooncake-master]
 {{- /* The operator has no certificate for these requests. */}}
 {{- if not (include "moongate.store.authenticated" .) }}
-# Asked before it is restarted in place, and after.
+# The operator calls the node's upgrade hooks before and after it restarts the node in place.
 annotations: { moongate.io/upgrade-hooks: "8080" }
 {{- end }}
 {{ include "moongate.rollout" . }}
@@ -127,7 +127,7 @@ standalonePattern:
     metadata:
       labels: {{- include "moongate.selector" (dict "root" . "component" "store") | nindent 8 }}
       {{- $container := dict "kubectl.kubernetes.io/default-container" "store" }}
-      annotations: {{ include "moongate.annotations" (dict "root" . "port" 8080 "ours" $container "given" $nodes.podAnnotations) }}
+      annotations: {{ include "moongate.annotations" (dict "root" . "port" 8080 "base" $container "given" $nodes.podAnnotations) }}
     spec:
       {{- $spec := include "moongate.pod.security" . | fromYaml }}
       {{- $_ := set $spec "automountServiceAccountToken" false }}
@@ -148,7 +148,7 @@ standalonePattern:
       {{- include "moongate.pod.spec" (dict "root" . "spec" $spec "given" $nodes.pod) | nindent 6 }}
 {{- end }}
 
-{{/* Starts before the store: kubelets start containers in their order. */}}
+{{/* Starts before the store: kubelets start containers in the order of the list. */}}
 {{- define "moongate.holder.container" -}}
 name: holder
 image: {{ .Values.store.nodes.holder.repository | default .Values.image.repository }}:{{ .Values.store.nodes.holder.tag }}
@@ -191,7 +191,7 @@ args:
 {{- $env = append $env (dict "name" "MOONCAKE_OFFLOAD_ENABLED" "value" "true") }}
 {{- $env = append $env (dict "name" "MOONCAKE_OFFLOAD_FILE_STORAGE_PATH" "value" "/var/lib/moongate/tier") }}
 {{- end }}
-env: {{- include "moongate.env" (dict "ours" $env "given" $nodes.env) | nindent 2 }}
+env: {{- include "moongate.env" (dict "base" $env "given" $nodes.env) | nindent 2 }}
 ports:
   - { name: http, containerPort: 8080 }
   - { name: data, containerPort: 13100 }

@@ -1,4 +1,4 @@
-//! Settings of TLS towards engines, which every command has that speaks to them.
+//! TLS settings for connections to engines, shared by all commands that connect to them.
 
 use std::path::PathBuf;
 
@@ -7,29 +7,29 @@ use clap::Args;
 use super::{ClientTls, ClientTlsFiles};
 use crate::TlsConfigError;
 
-/// TLS towards engines.
+/// TLS settings for engines.
 #[derive(Debug, Clone, Args)]
 pub struct EngineTlsArgs {
-    /// Authorities of engines with https:// URLs (PEM); re-read when it changes. Default: those that this machine trusts.
+    /// CA certificates (PEM) for engines with https:// URLs; reloaded on change. Default: the system store.
     #[arg(long, value_name = "FILE", env = "MOONGATE_ENGINE_CA")]
     pub engine_ca: Option<PathBuf>,
 
-    /// Certificate for engines that ask for one (mTLS, PEM); re-read when it changes.
+    /// Client certificate (PEM) for engines that require mTLS; reloaded on change.
     #[arg(long, value_name = "FILE", env = "MOONGATE_ENGINE_TLS_CERT")]
     pub engine_tls_cert: Option<PathBuf>,
 
-    /// Its key.
+    /// Private key (PEM) for --engine-tls-cert.
     #[arg(long, value_name = "FILE", env = "MOONGATE_ENGINE_TLS_KEY")]
     pub engine_tls_key: Option<PathBuf>,
 
-    /// Name that the engines' certificates have. Default: the host in each engine's URL, which for pods found in Kubernetes is their
+    /// Expected server name in engine certificates. Default: the host in each engine's URL, which for pods found in Kubernetes is their
     /// address.
     #[arg(long, value_name = "NAME", env = "MOONGATE_ENGINE_TLS_NAME")]
     pub engine_tls_name: Option<String>,
 }
 
 impl EngineTlsArgs {
-    /// Reads the files.
+    /// Loads the configured files.
     ///
     /// # Errors
     /// [`TlsConfigError`] names the flag that is missing, or the file.

@@ -1,4 +1,4 @@
-//! Servers over TLS: which are trusted, under which name, and what they are shown.
+//! Client TLS: trusted servers, server names, and client certificates.
 
 use std::time::Duration;
 
@@ -30,23 +30,23 @@ fn authority() -> CertifiedIssuer<'static, KeyPair> {
 }
 
 impl TestTlsServer {
-    /// A server named `engine.test` that asks for certificates if it `asks`.
-    fn start(asks: bool) -> Self {
+    /// A server named `engine.test` that requires client certificates if `requires_certificate`.
+    fn start(requires_certificate: bool) -> Self {
         let (folder, authority, supervisor) = (TempDir::new().unwrap(), authority(), Supervisor::new());
         let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
-        let world = Self { folder, authority, address, supervisor };
-        world.write("ca.pem", &world.authority.pem());
-        let (certificate, key) = world.pair("engine.test", &world.authority, "server");
-        let client_ca = asks.then(|| world.folder.path().join("ca.pem"));
+        let server = Self { folder, authority, address, supervisor };
+        server.write("ca.pem", &server.authority.pem());
+        let (certificate, key) = server.pair("engine.test", &server.authority, "server");
+        let client_ca = requires_certificate.then(|| server.folder.path().join("ca.pem"));
         let files = ServerTlsFiles { certificate, key, client_ca, client_optional: false };
         let service = tower::service_fn(async |request: Request<Incoming>| {
             let certified = request.extensions().get::<ClientCertificate>().is_some();
             Ok::<_, std::convert::Infallible>(Response::new(Full::new(Bytes::from(format!("{certified}")))))
         });
         let socket = ListenerSocket { listener, tls: Some(ServerTls::load(files).unwrap()) };
-        serve(socket, service, ListenerLimits::default(), world.supervisor.token(), &world.supervisor);
-        world
+        serve(socket, service, ListenerLimits::default(), server.supervisor.token(), &server.supervisor);
+        server
     }
 
     fn write(&self, name: &str, text: &str) -> PathBuf {
@@ -69,12 +69,12 @@ impl TestTlsServer {
         ClientTlsFiles { ca: Some(self.folder.path().join("ca.pem")), identity: None, name }
     }
 
-    /// What the server says of the client; an error with what to do about it.
+    /// Whether the server saw a client certificate; on failure, the hint.
     async fn send_request(&self, trust: &ClientTls) -> Result<String, Option<&'static str>> {
         let client = trust.http_client().timeout(TEST_TIMEOUT).build().unwrap();
-        let told = |error: reqwest::Error| tls_error_hint(&error);
-        let answer = client.get(format!("https://{}/", self.address)).send().await.map_err(told)?;
-        answer.text().await.map_err(told)
+        let hint = |error: reqwest::Error| tls_error_hint(&error);
+        let response = client.get(format!("https://{}/", self.address)).send().await.map_err(hint)?;
+        response.text().await.map_err(hint)
     }
 }
 
@@ -85,31 +85,31 @@ impl Drop for TestTlsServer {
 }
 
 #[tokio::test]
-async fn a_server_is_known_by_its_authority_and_its_name() {
-    let world = TestTlsServer::start(false);
-    let trust = ClientTls::load(world.files()).unwrap();
-    assert_eq!(world.send_request(&trust).await.unwrap(), "false");
+async fn servers_are_verified_by_ca_and_name() {
+    let server = TestTlsServer::start(false);
+    let trust = ClientTls::load(server.files()).unwrap();
+    assert_eq!(server.send_request(&trust).await.unwrap(), "false");
     assert_eq!(
-        world.send_request(&trust.for_name("else.test").unwrap()).await.unwrap(),
+        server.send_request(&trust.for_name("else.test").unwrap()).await.unwrap(),
         "false",
-        "the settings' name"
+        "the configured name takes precedence"
     );
 
-    let nameless = ClientTls::load(ClientTlsFiles { name: None, ..world.files() }).unwrap();
-    let refused = world.send_request(&nameless).await.unwrap_err().unwrap();
+    let nameless = ClientTls::load(ClientTlsFiles { name: None, ..server.files() }).unwrap();
+    let refused = server.send_request(&nameless).await.unwrap_err().unwrap();
     assert!(refused.contains("name"), "its certificate does not have its address: {refused}");
-    assert_eq!(world.send_request(&nameless.for_name("engine.test").unwrap()).await.unwrap(), "false");
+    assert_eq!(server.send_request(&nameless.for_name("engine.test").unwrap()).await.unwrap(), "false");
 
-    let foreign = world.write("foreign.pem", &authority().pem());
-    let foreign = ClientTls::load(ClientTlsFiles { ca: Some(foreign), ..world.files() }).unwrap();
-    assert!(world.send_request(&foreign).await.unwrap_err().unwrap().contains("authority"));
+    let foreign = server.write("foreign.pem", &authority().pem());
+    let foreign = ClientTls::load(ClientTlsFiles { ca: Some(foreign), ..server.files() }).unwrap();
+    assert!(server.send_request(&foreign).await.unwrap_err().unwrap().contains("the CA"));
 }
 
 #[tokio::test]
-async fn a_connection_without_a_client_is_checked_alike() {
-    let world = TestTlsServer::start(false);
-    let trust = ClientTls::load(ClientTlsFiles { name: None, ..world.files() }).unwrap();
-    let connect = async |host| trust.connect(host, TcpStream::connect(world.address).await.unwrap()).await;
+async fn raw_connections_are_verified_like_http_clients() {
+    let server = TestTlsServer::start(false);
+    let trust = ClientTls::load(ClientTlsFiles { name: None, ..server.files() }).unwrap();
+    let connect = async |host| trust.connect(host, TcpStream::connect(server.address).await.unwrap()).await;
     assert!(connect("engine.test").await.is_ok());
     for (host, part) in [("else.test", "name"), ("127.0.0.1", "name")] {
         assert!(tls_error_hint(&connect(host).await.unwrap_err()).unwrap().contains(part));
@@ -118,33 +118,33 @@ async fn a_connection_without_a_client_is_checked_alike() {
 }
 
 #[tokio::test]
-async fn a_server_that_asks_is_shown_our_certificate() {
-    let world = TestTlsServer::start(true);
-    let own = world.pair("gateway", &world.authority, "own");
-    let trust = ClientTls::load(ClientTlsFiles { identity: Some(own), ..world.files() }).unwrap();
-    assert_eq!(world.send_request(&trust).await.unwrap(), "true");
-    let without = ClientTls::load(world.files()).unwrap();
-    assert!(world.send_request(&without).await.is_err());
-    let foreign = world.pair("gateway", &authority(), "foreign");
-    let foreign = ClientTls::load(ClientTlsFiles { identity: Some(foreign), ..world.files() }).unwrap();
-    assert!(world.send_request(&foreign).await.is_err());
+async fn the_client_certificate_is_sent_on_request() {
+    let server = TestTlsServer::start(true);
+    let own = server.pair("gateway", &server.authority, "own");
+    let trust = ClientTls::load(ClientTlsFiles { identity: Some(own), ..server.files() }).unwrap();
+    assert_eq!(server.send_request(&trust).await.unwrap(), "true");
+    let without = ClientTls::load(server.files()).unwrap();
+    assert!(server.send_request(&without).await.is_err());
+    let foreign = server.pair("gateway", &authority(), "foreign");
+    let foreign = ClientTls::load(ClientTlsFiles { identity: Some(foreign), ..server.files() }).unwrap();
+    assert!(server.send_request(&foreign).await.is_err());
 }
 
 #[tokio::test]
-async fn renewed_files_hold_for_clients_that_were_made_before() {
-    let world = TestTlsServer::start(true);
-    let (foreign, own) = (authority(), &world.authority);
-    let ca = world.write("trusted.pem", &foreign.pem());
-    let identity = Some(world.pair("gateway", &foreign, "own"));
-    let trust = ClientTls::load(ClientTlsFiles { ca: Some(ca), identity, ..world.files() }).unwrap();
-    let following = trust.clone().reload_on_change(world.supervisor.token());
-    world.supervisor.spawn("renew", following);
-    assert!(world.send_request(&trust).await.is_err());
-    world.write("trusted.pem", "half a file");
-    world.pair("gateway", own, "own");
-    world.write("trusted.pem", &own.pem());
+async fn reloaded_files_apply_to_existing_clients() {
+    let server = TestTlsServer::start(true);
+    let (foreign, own) = (authority(), &server.authority);
+    let ca = server.write("trusted.pem", &foreign.pem());
+    let identity = Some(server.pair("gateway", &foreign, "own"));
+    let trust = ClientTls::load(ClientTlsFiles { ca: Some(ca), identity, ..server.files() }).unwrap();
+    let reloading = trust.clone().reload_on_change(server.supervisor.token());
+    server.supervisor.spawn("renew", reloading);
+    assert!(server.send_request(&trust).await.is_err());
+    server.write("trusted.pem", "half a file");
+    server.pair("gateway", own, "own");
+    server.write("trusted.pem", &own.pem());
     let renewed = async {
-        while world.send_request(&trust).await.is_err() {
+        while server.send_request(&trust).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -152,9 +152,9 @@ async fn renewed_files_hold_for_clients_that_were_made_before() {
 }
 
 #[test]
-fn what_cannot_be_used_is_named() {
-    let world = TempDir::new().unwrap();
-    let missing = world.path().join("missing.pem");
+fn errors_name_the_unusable_file_or_flag() {
+    let server = TempDir::new().unwrap();
+    let missing = server.path().join("missing.pem");
     let error = |files| ClientTls::load(files).unwrap_err().to_string();
     assert!(
         error(ClientTlsFiles { ca: Some(missing.clone()), ..ClientTlsFiles::default() })
@@ -172,8 +172,8 @@ fn what_cannot_be_used_is_named() {
 }
 
 #[tokio::test]
-async fn plain_http_needs_no_authority_and_does_not_speak_tls() {
-    let world = TestTlsServer::start(false);
+async fn the_plain_http_client_rejects_https() {
+    let server = TestTlsServer::start(false);
     let client = plain_http_client().timeout(TEST_TIMEOUT).build().unwrap();
-    assert!(client.get(format!("https://{}/", world.address)).send().await.is_err());
+    assert!(client.get(format!("https://{}/", server.address)).send().await.is_err());
 }

@@ -1,4 +1,4 @@
-//! The config file as keys with lines.
+//! Reads the config file as keys with line numbers.
 
 use std::fs::File;
 use std::io::Read as _;
@@ -8,25 +8,25 @@ use toml::de::{DeTable, DeValue};
 
 use super::ConfigError;
 
-/// Larger than any file a person writes; a wrong path must not fill the memory.
+/// Larger than any hand-written file; a wrong path must not exhaust memory.
 const MAX_FILE_BYTES: u64 = 1024 * 1024;
 
-/// One key of the file.
+/// One key of the file with its value.
 pub(super) struct ConfigFileEntry {
     pub(super) key: String,
-    /// Counted from 1.
+    /// Line number, counted from 1.
     pub(super) line: usize,
     pub(super) value: ConfigFileValue,
 }
 
 pub(super) enum ConfigFileValue {
     Text(String),
-    /// Decimal digits, as a flag takes them.
+    /// Decimal digits, as in a flag's value.
     Number(String),
     Bool(bool),
     Array(Vec<ConfigFileValue>),
     Table,
-    /// A date or time.
+    /// A date or time, which no setting accepts.
     Other,
 }
 
@@ -60,7 +60,7 @@ impl ConfigFileValue {
     }
 }
 
-/// The entries of a file, in its order.
+/// Reads the entries of a file, in file order.
 pub(super) fn read(path: &Path) -> Result<Vec<ConfigFileEntry>, ConfigError> {
     let mut text = String::new();
     File::open(path)
@@ -79,10 +79,10 @@ pub(super) fn read(path: &Path) -> Result<Vec<ConfigFileEntry>, ConfigError> {
         .get_ref()
         .iter()
         .map(|(key, value)| {
-            let at = key.span().start;
-            let line = 1 + text.bytes().take(at).filter(|byte| *byte == b'\n').count();
+            let offset = key.span().start;
+            let line = 1 + text.bytes().take(offset).filter(|byte| *byte == b'\n').count();
             (
-                at,
+                offset,
                 ConfigFileEntry {
                     key: key.get_ref().to_string(),
                     line,
@@ -91,6 +91,6 @@ pub(super) fn read(path: &Path) -> Result<Vec<ConfigFileEntry>, ConfigError> {
             )
         })
         .collect();
-    entries.sort_by_key(|(at, _)| *at);
+    entries.sort_by_key(|(offset, _)| *offset);
     Ok(entries.into_iter().map(|(_, entry)| entry).collect())
 }

@@ -3,7 +3,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::io::Write as _;
 use std::net::SocketAddr;
 
-/// Set in the child process of [`the_environment_is_between_flag_and_file`].
+/// Set in the child process of [`the_environment_takes_precedence_over_the_file`].
 const CHILD: &str = "MOONGATE_CONFIG_TEST_CHILD";
 
 #[derive(Parser, Debug)]
@@ -87,7 +87,7 @@ fn gateway(text: &str, more: &[&str]) -> Result<GatewayTestArgs, ConfigError> {
     }
 }
 
-/// The message after `FILE:`.
+/// The error message after `FILE:`.
 fn problem(text: &str) -> String {
     let message = gateway(text, &[]).unwrap_err().to_string();
     let tail = message.split_once(".tmp").map_or(message.as_str(), |(_, tail)| tail);
@@ -95,7 +95,7 @@ fn problem(text: &str) -> String {
 }
 
 #[test]
-fn every_kind_of_value() {
+fn every_value_type_is_parsed() {
     let settings = gateway(
         "listen = '127.0.0.1:1'\nconnections = 0x10\nratio = 0.5\nendpoint = ['a,b', 'c']\nlabel = ['x,y', 'z']\n\
          verbose = true\nmode = 'manual'\nadmin_listen = '[::1]:2'\nloud = 2\n",
@@ -115,7 +115,7 @@ fn every_kind_of_value() {
 }
 
 #[test]
-fn a_flag_replaces_what_the_file_says() {
+fn a_flag_overrides_the_file() {
     let text = "listen = '127.0.0.1:1'\nendpoint = ['a', 'b']\nconnections = 1\n";
     let settings = gateway(text, &["--listen", "127.0.0.1:2", "--endpoint", "c"]).unwrap();
     assert_eq!(settings.listen.port(), 2);
@@ -124,7 +124,7 @@ fn a_flag_replaces_what_the_file_says() {
 }
 
 #[test]
-fn one_value_for_a_repeated_flag_and_none_at_all() {
+fn a_repeated_flag_takes_one_value_or_an_empty_array() {
     assert_eq!(gateway("listen = '[::]:1'\nendpoint = 'a'\n", &[]).unwrap().endpoint, ["a"]);
     let none = gateway("listen = '[::]:1'\nendpoint = []\nverbose = false\n", &[]).unwrap();
     assert!(none.endpoint.is_empty());
@@ -132,7 +132,7 @@ fn one_value_for_a_repeated_flag_and_none_at_all() {
 }
 
 #[test]
-fn a_global_flag_and_a_nested_subcommand() {
+fn global_flags_and_nested_subcommands_read_the_file() {
     let file = file("listen = '[::]:9'\nlog = 'debug'\n");
     let nested = ["moongate", "dev", "engine", "--config"].map(OsString::from);
     let cli = parse::<ConfigTestArgs>(nested.into_iter().chain([file.path().into()])).unwrap();
@@ -152,7 +152,7 @@ fn a_subcommand_without_config_reads_none() {
 }
 
 #[test]
-fn mistakes_name_the_file_the_line_and_the_remedy() {
+fn errors_name_the_line_and_a_fix() {
     assert_eq!(
         problem("# first\n\nlisen = '[::]:1'\n"),
         "3: `moongate gateway` has no setting `lisen`; did you mean `listen`?"
@@ -161,7 +161,10 @@ fn mistakes_name_the_file_the_line_and_the_remedy() {
         problem("zzz = 1\n"),
         "1: `moongate gateway` has no setting `zzz`; `moongate gateway --help` lists them, without `--`"
     );
-    assert_eq!(problem("[zzz]\n"), "1: `zzz` is a table; settings are not grouped: write the key alone");
+    assert_eq!(
+        problem("[zzz]\n"),
+        "1: `zzz` is a table; settings are not grouped: write the key without a table"
+    );
     assert!(problem("config = 'x'\n").contains("has no setting `config`"));
     assert!(problem("help = true\n").contains("has no setting `help`"));
     assert_eq!(
@@ -185,13 +188,13 @@ fn mistakes_name_the_file_the_line_and_the_remedy() {
 }
 
 #[test]
-fn a_value_of_the_file_is_checked_even_if_overridden() {
+fn overridden_values_in_the_file_are_validated() {
     let error = gateway("listen = 'nowhere'\n", &["--listen", "[::]:1"]).unwrap_err();
     assert!(matches!(error, ConfigError::Entry { line: 1, ref key, .. } if key == "listen"), "{error}");
 }
 
 #[test]
-fn broken_toml_shows_where() {
+fn syntax_errors_show_line_and_column() {
     let error = gateway("listen = '[::]:1'\nconnections = = 3\n", &[]).unwrap_err();
     assert!(matches!(error, ConfigError::Syntax { .. }));
     assert!(error.to_string().contains("line 2, column 15"), "{error}");
@@ -219,28 +222,28 @@ fn usage_errors_stay_those_of_clap() {
 }
 
 #[test]
-fn effective_lists_origins() {
+fn effective_settings_list_their_origin() {
     let file = file("listen = '[::]:1'\nendpoint = ['a', 'b']\napi-key = 'secret'\nverbose = true\n");
     let settings = effective_settings::<ConfigTestArgs>(args(Some(&file), &["--connections", "9"])).unwrap();
-    let of = |key: &str| {
+    let setting_of = |key: &str| {
         let setting = settings.iter().find(|setting| setting.key == key).unwrap();
         (setting.value.as_deref(), setting.origin)
     };
-    assert_eq!(of("listen"), (Some("[::]:1"), SettingOrigin::File));
-    assert_eq!(of("endpoint"), (Some("a,b"), SettingOrigin::File));
-    assert_eq!(of("connections"), (Some("9"), SettingOrigin::Flag));
-    assert_eq!(of("mode"), (Some("auto"), SettingOrigin::Default));
-    assert_eq!(of("admin-listen"), (None, SettingOrigin::Default));
-    assert_eq!(of("api-key"), (Some("(hidden)"), SettingOrigin::File));
-    assert_eq!(of("verbose"), (Some("true"), SettingOrigin::File));
-    assert_eq!(of("log"), (Some("info"), SettingOrigin::Default));
+    assert_eq!(setting_of("listen"), (Some("[::]:1"), SettingOrigin::File));
+    assert_eq!(setting_of("endpoint"), (Some("a,b"), SettingOrigin::File));
+    assert_eq!(setting_of("connections"), (Some("9"), SettingOrigin::Flag));
+    assert_eq!(setting_of("mode"), (Some("auto"), SettingOrigin::Default));
+    assert_eq!(setting_of("admin-listen"), (None, SettingOrigin::Default));
+    assert_eq!(setting_of("api-key"), (Some("(hidden)"), SettingOrigin::File));
+    assert_eq!(setting_of("verbose"), (Some("true"), SettingOrigin::File));
+    assert_eq!(setting_of("log"), (Some("info"), SettingOrigin::Default));
     assert!(!settings.iter().any(|setting| setting.key == "config" || setting.key == "help"));
     assert_eq!(settings.iter().filter(|setting| setting.key == "log").count(), 1);
 }
 
-/// The environment of a test process cannot be changed safely, so the settings are read in a child.
+/// The environment of a test process cannot be changed safely, so a child process reads the settings.
 #[test]
-fn the_environment_is_between_flag_and_file() {
+fn the_environment_takes_precedence_over_the_file() {
     let file = file("listen = '[::]:1'\nverbose = true\n");
     let output = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "config::tests::child", "--nocapture"])
@@ -261,10 +264,16 @@ fn child() {
         return;
     }
     let settings = effective_settings::<ConfigTestArgs>(args(None, &[])).unwrap();
-    let of = |key: &str| settings.iter().find(|setting| setting.key == key).unwrap().clone();
-    assert_eq!((of("listen").value.as_deref(), of("listen").origin), (Some("[::]:2"), SettingOrigin::Env));
-    assert_eq!(of("listen").env.as_deref(), Some("MOONGATE_TEST_LISTEN"));
-    assert_eq!((of("verbose").value.as_deref(), of("verbose").origin), (Some("false"), SettingOrigin::Env));
+    let setting_of = |key: &str| settings.iter().find(|setting| setting.key == key).unwrap().clone();
+    assert_eq!(
+        (setting_of("listen").value.as_deref(), setting_of("listen").origin),
+        (Some("[::]:2"), SettingOrigin::Env)
+    );
+    assert_eq!(setting_of("listen").env.as_deref(), Some("MOONGATE_TEST_LISTEN"));
+    assert_eq!(
+        (setting_of("verbose").value.as_deref(), setting_of("verbose").origin),
+        (Some("false"), SettingOrigin::Env)
+    );
     let flag = parse::<ConfigTestArgs>(args(None, &["--listen", "[::]:3", "--verbose"])).unwrap();
     let ConfigTestCommand::Gateway(flag) = flag.command else { panic!("{flag:?}") };
     assert_eq!(flag.listen.port(), 3);

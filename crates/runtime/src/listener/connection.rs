@@ -1,4 +1,4 @@
-//! One connection: which protocol it speaks, and its end.
+//! One connection: protocol detection, serving and shutdown.
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -19,16 +19,16 @@ use super::{BoxError, ListenerLimits, ListenerPhase, ListenerState, PeerAddr};
 use crate::Supervisor;
 use crate::net::TcpStream;
 
-/// hyper's default, which it keeps on the stack.
+/// hyper's default, which it stores without an allocation.
 const HEADERS_WITHOUT_ALLOCATION: usize = 100;
-/// Most bytes that are read at once from an HTTP/1 connection, unless heads may be larger.
+/// Read buffer limit of an HTTP/1 connection in bytes, unless request heads may be larger.
 const READ_BUFFER: usize = 64 << 10;
-/// How often an HTTP/2 connection is asked whether its client is still there, and how long it may take to say so.
+/// Interval of HTTP/2 keepalive pings, and the time allowed for their acknowledgement.
 const HTTP2_PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(20));
-/// The first bytes of the HTTP/2 preface; no HTTP/1 method begins with them.
+/// First bytes of the HTTP/2 preface; no HTTP/1 method starts with them.
 const HTTP2_PREFACE_START: &[u8] = b"PRI ";
 
-/// The configured protocols, shared by every connection of a listener.
+/// The configured protocols, shared by all connections of a listener.
 pub(super) struct HttpProtocols {
     http1: http1::Builder,
     http2: http2::Builder<SupervisedExecutor>,
@@ -41,7 +41,7 @@ impl HttpProtocols {
         http1
             .timer(TokioTimer::new())
             .header_read_timeout(limits.header_read_timeout)
-            // Many connections may receive large bodies at once: hyper's own bound is six times as high.
+            // Many connections may receive large bodies at the same time: hyper's own limit is six times as high.
             .max_buf_size(limits.header_bytes.max(READ_BUFFER))
             .max_header_size(limits.header_bytes);
         if let Some(headers) = limits.headers.filter(|headers| *headers != HEADERS_WITHOUT_ALLOCATION) {
@@ -58,7 +58,7 @@ impl HttpProtocols {
         Self { http1, http2, first_byte_timeout: limits.header_read_timeout }
     }
 
-    /// Runs the connection to its end.
+    /// Serves a plaintext connection to its end.
     pub(super) async fn run<S, B>(
         &self,
         stream: TcpStream,
@@ -74,16 +74,16 @@ impl HttpProtocols {
     {
         let mut start = [0; HTTP2_PREFACE_START.len()];
         let read = tokio::select! {
-            // A client that has sent nothing has nothing to wait for.
+            // A client that has sent nothing does not wait for a response.
             () = shared.drain_requested() => return,
             read = tokio::time::timeout(self.first_byte_timeout, stream.peek(&mut start)) => read,
         };
-        // Nothing in time, end of stream, or a broken connection: there is nobody to answer.
+        // Timeout, end of stream, or a broken connection: no request to respond to.
         let Ok(Ok(1..)) = read else { return };
         self.serve(stream, start == HTTP2_PREFACE_START, service, shared).await;
     }
 
-    /// The same for a client that speaks TLS.
+    /// Serves a TLS connection to its end.
     pub(super) async fn run_tls<S, B>(
         &self,
         stream: TcpStream,
@@ -101,9 +101,9 @@ impl HttpProtocols {
         let peer = service.peer.0;
         let stream = tokio::select! {
             () = shared.drain_requested() => return,
-            shaken = tokio::time::timeout(self.first_byte_timeout, tls.accept(stream)) => match shaken {
+            handshake = tokio::time::timeout(self.first_byte_timeout, tls.accept(stream)) => match handshake {
                 Ok(Ok(stream)) => stream,
-                Ok(Err(error)) => return tracing::debug!(%peer, %error, "no TLS with this client"),
+                Ok(Err(error)) => return tracing::debug!(%peer, %error, "TLS handshake failed"),
                 Err(_) => return,
             },
         };
@@ -129,17 +129,17 @@ impl HttpProtocols {
     {
         let peer = service.peer.0;
         let io = TokioIo::new(stream);
-        // Each in a box of its own: a task is as large as the largest it may become, and most connections are idle or HTTP/1.
-        let ended = if is_http2 {
+        // Boxed separately: a task is as large as its largest variant, and most connections are idle or HTTP/1.
+        let outcome = if is_http2 {
             drive(Box::pin(self.http2.serve_connection(io, service)), shared).await
         } else {
             drive(Box::pin(self.http1.serve_connection(io, service)), shared).await
         };
-        match ended {
+        match outcome {
             HttpConnectionOutcome::Completed => {}
             HttpConnectionOutcome::Failed(error) => tracing::debug!(%peer, %error, "connection ended"),
             HttpConnectionOutcome::Aborted => {
-                tracing::debug!(%peer, "connection cut: it was still open at the drain deadline");
+                tracing::debug!(%peer, "connection closed: it was still busy at the drain deadline");
             }
         }
     }
@@ -151,12 +151,12 @@ enum HttpConnectionOutcome {
     Aborted,
 }
 
-/// A connection that can be told to end after the response in progress.
+/// A connection that can end after the response in progress.
 trait GracefulShutdown: Future<Output = hyper::Result<()>> {
     fn begin_graceful_shutdown(self: Pin<&mut Self>);
 }
 
-/// What a connection is read from and written to.
+/// Byte stream of a connection.
 pub(super) trait AsyncStream: AsyncRead + AsyncWrite + Unpin + Send + 'static {}
 
 impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> AsyncStream for I {}
@@ -189,33 +189,33 @@ where
     }
 }
 
-/// Polls the connection, and between polls looks at the phase: one atomic read. Awaiting a token beside the
-/// connection would take a lock at every wake-up, which for a relayed stream is every event.
+/// Polls the connection, and checks the phase between polls: one atomic read. Awaiting a token together with the connection would take a
+/// lock at every wake-up, which for a relayed stream is every event.
 async fn drive<C: GracefulShutdown>(
     mut connection: Pin<Box<C>>,
     shared: &ListenerState,
 ) -> HttpConnectionOutcome {
     let mut drain = pin!(shared.drain.notified());
     let mut close = pin!(shared.close.notified());
-    let mut enlisted = false;
-    let mut told = false;
+    let mut registered = false;
+    let mut draining = false;
     poll_fn(|cx| {
-        if !enlisted {
-            // Once is enough: a task keeps its waker. What they answer is in the phase, read after enlisting.
+        if !registered {
+            // Once is enough: a task keeps its waker. The result is in the phase, which is read after registering.
             let _ = drain.as_mut().poll(cx);
             let _ = close.as_mut().poll(cx);
-            enlisted = true;
+            registered = true;
         }
         match shared.phase() {
             ListenerPhase::Serving => {}
             ListenerPhase::Closing => return Poll::Ready(HttpConnectionOutcome::Aborted),
-            ListenerPhase::Draining if told => {}
+            ListenerPhase::Draining if draining => {}
             ListenerPhase::Draining => {
-                told = true;
+                draining = true;
                 connection.as_mut().begin_graceful_shutdown();
             }
         }
-        connection.as_mut().poll(cx).map(|ended| match ended {
+        connection.as_mut().poll(cx).map(|outcome| match outcome {
             Ok(()) => HttpConnectionOutcome::Completed,
             Err(error) => HttpConnectionOutcome::Failed(error),
         })
@@ -223,7 +223,7 @@ async fn drive<C: GracefulShutdown>(
     .await
 }
 
-/// The service of one connection: puts the client's address into each request, and whether it has shown a certificate.
+/// The service of one connection: adds the client's address and certificate to each request's extensions.
 #[derive(Clone)]
 pub(super) struct PeerAddrService<S> {
     service: S,
@@ -254,7 +254,7 @@ where
     }
 }
 
-/// HTTP/2 needs a task for each stream; they are counted like all others.
+/// HTTP/2 needs a task per stream; these are supervised too.
 #[derive(Clone)]
 struct SupervisedExecutor(Supervisor);
 

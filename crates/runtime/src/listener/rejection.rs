@@ -1,4 +1,4 @@
-//! What a connection gets for which a listener has no slot.
+//! Rejects connections beyond a listener's limit.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,17 +11,16 @@ use tokio::time::timeout;
 use crate::net::TcpStream;
 use crate::{LogRateLimiter, Supervisor};
 
-/// Connections that are refused at once. Further ones wait in the kernel's backlog.
+/// Maximum number of concurrent rejections. Further connections wait in the kernel's backlog.
 const MAX_CONCURRENT_REJECTIONS: usize = 16;
-/// Time for a client to take the response and to end its request.
+/// Time for a client to read the response and end its request.
 const REJECTION_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// A response for connections that are too many.
+/// Response for connections beyond the limit.
 #[derive(Debug, Clone)]
 pub struct ConnectionRejection {
-    /// A whole HTTP/1.1 response that closes the connection. A TLS client gets no response: its connection is closed.
+    /// A complete HTTP/1.1 response that closes the connection. TLS connections are closed without a response.
     pub response: Arc<[u8]>,
-    /// Counts them.
     pub rejected: Arc<AtomicU64>,
 }
 
@@ -42,11 +41,11 @@ impl ConnectionRejector {
         }
     }
 
-    /// Refuses a connection in the background, as soon as there are few enough.
+    /// Rejects a connection in the background; waits while too many rejections are running.
     pub(super) async fn reject(&self, stream: TcpStream, is_tls: bool) {
         self.rejection.rejected.fetch_add(1, Ordering::Relaxed);
         if self.warnings.is_due() {
-            tracing::warn!("as many connections are open as allowed: further ones are refused");
+            tracing::warn!("connection limit reached: further connections are rejected");
         }
         // The semaphore is never closed.
         let Ok(permit) = Arc::clone(&self.running).acquire_owned().await else { return };
@@ -54,7 +53,7 @@ impl ConnectionRejector {
             return;
         }
         let response = Arc::clone(&self.rejection.response);
-        self.supervisor.spawn("refuse a connection", async move {
+        self.supervisor.spawn("connection rejection", async move {
             // A slow client is disconnected.
             drop(timeout(REJECTION_TIMEOUT, respond(stream, &response)).await);
             drop(permit);
@@ -65,7 +64,7 @@ impl ConnectionRejector {
 async fn respond(mut stream: TcpStream, response: &[u8]) -> std::io::Result<()> {
     stream.write_all(response).await?;
     stream.shutdown().await?;
-    // With unread bytes the connection would be reset, and the client might lose the response.
+    // Closing with unread bytes would reset the connection, and the client might lose the response.
     let mut discarded = [0; 4096];
     while stream.read(&mut discarded).await? > 0 {}
     Ok(())

@@ -5,7 +5,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// `/` answers at once with the client's address; `/slow` waits for `release`.
+/// `/` responds at once with the client's address; `/slow` waits for `release`.
 #[derive(Clone, Default)]
 struct GatedService {
     entered: Arc<Notify>,
@@ -13,7 +13,7 @@ struct GatedService {
 }
 
 struct TestListener {
-    serving: ListenerHandle,
+    handle: ListenerHandle,
     address: SocketAddr,
     drain: CancellationToken,
     supervisor: Supervisor,
@@ -39,15 +39,15 @@ impl TestListener {
         let address = listener.local_addr().unwrap();
         let drain = CancellationToken::new();
         let supervisor = Supervisor::new();
-        let serving = serve(listener, service, limits, drain.clone(), &supervisor);
-        Self { serving, address, drain, supervisor, gate }
+        let handle = serve(listener, service, limits, drain.clone(), &supervisor);
+        Self { handle, address, drain, supervisor, gate }
     }
 
     async fn connect(&self) -> TcpStream {
         TcpStream::connect(self.address).await.unwrap()
     }
 
-    async fn no_tasks_left(self) {
+    async fn assert_no_tasks_left(self) {
         self.supervisor.shutdown(TEST_TIMEOUT).await.unwrap();
         assert_eq!(self.supervisor.panics(), 0);
     }
@@ -78,7 +78,7 @@ async fn response(stream: &mut TcpStream) -> (u16, String) {
     }
 }
 
-/// Whether the server closes the connection; what it may still send is thrown away.
+/// Waits until the server closes the connection; discards remaining bytes.
 async fn closed(stream: &mut TcpStream) {
     let mut rest = Vec::new();
     let _ =
@@ -86,7 +86,7 @@ async fn closed(stream: &mut TcpStream) {
 }
 
 #[tokio::test]
-async fn keep_alive_and_the_peer_address() {
+async fn keep_alive_connections_see_the_peer_address() {
     let server = TestListener::start(ListenerLimits::default());
     let mut stream = server.connect().await;
     let local = stream.local_addr().unwrap().to_string();
@@ -94,12 +94,12 @@ async fn keep_alive_and_the_peer_address() {
         stream.write_all(get("/").as_bytes()).await.unwrap();
         assert_eq!(response(&mut stream).await, (200, local.clone()));
     }
-    assert_eq!(server.serving.connections(), 1);
-    server.no_tasks_left().await;
+    assert_eq!(server.handle.connections(), 1);
+    server.assert_no_tasks_left().await;
 }
 
 #[tokio::test]
-async fn http2_with_prior_knowledge() {
+async fn http2_with_prior_knowledge_is_served() {
     let server = TestListener::start(ListenerLimits::default());
     let stream = server.connect().await;
     let local = stream.local_addr().unwrap().to_string();
@@ -114,18 +114,18 @@ async fn http2_with_prior_knowledge() {
         connection.await.unwrap();
     });
     let request = Request::get("http://test/").body(Empty::<Bytes>::new()).unwrap();
-    let answer = sender.send_request(request).await.unwrap();
-    assert_eq!(answer.version(), http::Version::HTTP_2);
-    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), local);
+    let response = sender.send_request(request).await.unwrap();
+    assert_eq!(response.version(), http::Version::HTTP_2);
+    assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), local);
     server.drain.cancel();
-    assert!(server.serving.wait_idle(TEST_TIMEOUT).await);
+    assert!(server.handle.wait_idle(TEST_TIMEOUT).await);
     client.shutdown(TEST_TIMEOUT).await.unwrap();
     assert_eq!(client.panics(), 0);
-    server.no_tasks_left().await;
+    server.assert_no_tasks_left().await;
 }
 
 #[tokio::test]
-async fn outside_bytes_do_not_stop_the_loop() {
+async fn malformed_input_does_not_stop_the_listener() {
     let server = TestListener::start(ListenerLimits { headers: Some(10), ..ListenerLimits::default() });
     let large = format!("GET / HTTP/1.1\r\nhost: test\r\nx: {}\r\n\r\n", "a".repeat(70 * 1024));
     let many = format!("GET / HTTP/1.1\r\nhost: test\r\n{}\r\n", "x: 1\r\n".repeat(20));
@@ -139,23 +139,23 @@ async fn outside_bytes_do_not_stop_the_loop() {
         stream.write_all(sent).await.unwrap();
         assert_eq!(response(&mut stream).await.0, status);
     }
-    // A client that leaves in the middle of a head, of a preface, or at once.
+    // A client that disconnects within a head, within a preface, or at once.
     for sent in [&b"GET / HT"[..], b"PRI * HTTP/2.0\r\n", b"PR", b""] {
         let mut stream = server.connect().await;
         stream.write_all(sent).await.unwrap();
         stream.shutdown().await.unwrap();
         closed(&mut stream).await;
     }
-    // Just under the limit is fine.
+    // A head just under the limit is accepted.
     let mut stream = server.connect().await;
     let fits = format!("GET / HTTP/1.1\r\nhost: test\r\nx: {}\r\n\r\n", "a".repeat(60 * 1024));
     stream.write_all(fits.as_bytes()).await.unwrap();
     assert_eq!(response(&mut stream).await.0, 200);
-    server.no_tasks_left().await;
+    server.assert_no_tasks_left().await;
 }
 
 #[tokio::test]
-async fn a_slow_head_is_cut() {
+async fn a_slow_request_head_is_disconnected() {
     let limits =
         ListenerLimits { header_read_timeout: Duration::from_millis(50), ..ListenerLimits::default() };
     let server = TestListener::start(limits);
@@ -164,11 +164,11 @@ async fn a_slow_head_is_cut() {
         stream.write_all(sent.as_bytes()).await.unwrap();
         closed(&mut stream).await;
     }
-    server.no_tasks_left().await;
+    server.assert_no_tasks_left().await;
 }
 
 #[tokio::test]
-async fn connections_beyond_the_cap_wait() {
+async fn connections_beyond_the_limit_wait() {
     let server = TestListener::start(ListenerLimits { connections: 1, ..ListenerLimits::default() });
     let mut first = server.connect().await;
     first.write_all(get("/").as_bytes()).await.unwrap();
@@ -176,14 +176,14 @@ async fn connections_beyond_the_cap_wait() {
 
     let mut second = server.connect().await;
     second.write_all(get("/").as_bytes()).await.unwrap();
-    // The first still works, and its round trip gives the loop every chance to take the second.
+    // The first still works, and its round trip gives the loop time to accept the second.
     first.write_all(get("/").as_bytes()).await.unwrap();
     assert_eq!(response(&mut first).await.0, 200);
-    assert_eq!(server.serving.connections(), 1);
+    assert_eq!(server.handle.connections(), 1);
 
     drop(first);
     assert_eq!(response(&mut second).await.0, 200);
-    server.no_tasks_left().await;
+    server.assert_no_tasks_left().await;
 }
 
 #[tokio::test]
@@ -200,42 +200,42 @@ async fn draining_closes_idle_connections_and_lets_busy_ones_finish() {
     server.drain.cancel();
     closed(&mut idle).await;
     closed(&mut silent).await;
-    assert!(!server.serving.wait_idle(Duration::from_millis(20)).await);
-    assert_eq!(server.serving.connections(), 1);
+    assert!(!server.handle.wait_idle(Duration::from_millis(20)).await);
+    assert_eq!(server.handle.connections(), 1);
     assert!(TcpStream::connect(server.address).await.is_err(), "the socket is closed");
 
     server.gate.release.notify_one();
     assert_eq!(response(&mut busy).await.0, 200);
     closed(&mut busy).await;
-    assert!(server.serving.wait_idle(TEST_TIMEOUT).await);
-    server.no_tasks_left().await;
+    assert!(server.handle.wait_idle(TEST_TIMEOUT).await);
+    server.assert_no_tasks_left().await;
 }
 
 #[tokio::test]
-async fn what_outlives_the_deadline_is_cut() {
+async fn connections_open_at_the_deadline_are_closed() {
     let server = TestListener::start(ListenerLimits::default());
     let mut stuck = server.connect().await;
     stuck.write_all(get("/slow").as_bytes()).await.unwrap();
     server.gate.entered.notified().await;
     server.drain.cancel();
-    assert_eq!(server.serving.drain_then_close(Duration::from_millis(20)).await, 1);
+    assert_eq!(server.handle.drain_then_close(Duration::from_millis(20)).await, 1);
     closed(&mut stuck).await;
-    assert!(server.serving.wait_idle(TEST_TIMEOUT).await);
-    server.no_tasks_left().await;
+    assert!(server.handle.wait_idle(TEST_TIMEOUT).await);
+    server.assert_no_tasks_left().await;
 }
 
 #[tokio::test]
-async fn the_supervisor_drains_too() {
+async fn a_supervisor_shutdown_drains_the_listener() {
     let server = TestListener::start(ListenerLimits::default());
     let mut idle = server.connect().await;
     idle.write_all(get("/").as_bytes()).await.unwrap();
     assert_eq!(response(&mut idle).await.0, 200);
     server.supervisor.shutdown(TEST_TIMEOUT).await.unwrap();
-    assert!(server.serving.wait_idle(TEST_TIMEOUT).await);
+    assert!(server.handle.wait_idle(TEST_TIMEOUT).await);
 }
 
 #[tokio::test]
-async fn an_axum_router_is_such_a_service() {
+async fn an_axum_router_can_be_served() {
     let router = axum::Router::new().route("/", axum::routing::get(|| async { "hello" }));
     let listener =
         bind("[::1]:0".parse().unwrap()).or_else(|_| bind("127.0.0.1:0".parse().unwrap())).unwrap();
@@ -249,9 +249,9 @@ async fn an_axum_router_is_such_a_service() {
 }
 
 #[tokio::test]
-async fn a_taken_port_is_named_with_a_remedy() {
-    let taken = bind("127.0.0.1:0".parse().unwrap()).unwrap();
-    let address = taken.local_addr().unwrap();
+async fn bind_errors_name_the_address_and_a_fix() {
+    let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = listener.local_addr().unwrap();
     let error = bind(address).unwrap_err().to_string();
     assert!(error.starts_with(&format!("cannot listen on {address}: ")), "{error}");
     assert!(error.contains("choose another port"), "{error}");

@@ -1,4 +1,4 @@
-//! TLS of a listener, with files that are replaced while it serves.
+//! Server TLS of a listener, with files reloaded at run time.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,74 +18,74 @@ use tokio_util::sync::CancellationToken;
 use crate::FileChangeWatcher;
 use crate::net::TcpStream;
 
-/// In the extensions of a request whose client has shown a certificate of the authority that is trusted.
+/// In the extensions of a request whose client has presented a certificate from the trusted CA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientCertificate;
 
-/// PEM files of a listener.
+/// PEM files of a TLS listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ServerTlsFiles {
-    /// The certificate that is shown, with those between it and the authority.
+    /// Server certificate with its intermediate certificates.
     pub certificate: PathBuf,
-    /// Its key.
+    /// Private key of the certificate.
     pub key: PathBuf,
-    /// The authority whose certificates clients show; `None` asks for none.
+    /// CA of client certificates; `None`: clients are not asked for one.
     pub client_ca: Option<PathBuf>,
-    /// Whether clients without a certificate are let in too; their requests lack [`ClientCertificate`].
+    /// Whether clients without a certificate are accepted; their requests lack [`ClientCertificate`].
     pub client_optional: bool,
 }
 
-/// Files that TLS cannot be had with.
+/// TLS files or settings that cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsConfigError {
-    /// Settings that do not go together; the text names the flag that is missing.
+    /// Incompatible settings; the text names the missing flag.
     #[error("{0}")]
     IncompatibleSettings(String),
-    /// A file cannot be read, or is not PEM.
+    /// A file cannot be read or is not PEM.
     #[error("{}: {problem}", path.display())]
     File {
-        /// The file.
+        /// Path of the PEM file.
         path: PathBuf,
-        /// Why not.
+        /// Why the file cannot be used.
         problem: pem::Error,
     },
-    /// A file without a certificate.
-    #[error("{}: there is no certificate in it", .0.display())]
+    /// The file contains no certificate.
+    #[error("{}: the file contains no certificate", .0.display())]
     NoCertificate(PathBuf),
-    /// Clients could not be asked who they are.
+    /// The client CA cannot be used.
     #[error("{}: {problem}", path.display())]
     Authority {
-        /// The authority's file.
+        /// Path of the CA file.
         path: PathBuf,
-        /// Why not.
+        /// Why the file cannot be used.
         problem: VerifierBuilderError,
     },
-    /// The certificate and the key cannot be used, or not with each other.
+    /// Certificate and key are invalid or do not match.
     #[error("{}: {problem}", certificate.display())]
     Unusable {
-        /// The certificate's file.
+        /// Path of the certificate file.
         certificate: PathBuf,
-        /// Why not.
+        /// Why the file cannot be used.
         problem: rustls::Error,
     },
-    /// A file that a flag names cannot be used.
+    /// The file of a flag cannot be used.
     #[error("{flag} {error}")]
     Flag {
-        /// The flag.
+        /// Name of the command-line flag.
         flag: String,
-        /// What is wrong with its file.
+        /// What is wrong with the file.
         error: Box<TlsConfigError>,
     },
-    /// No name of a server.
-    #[error("{0:?} cannot be a server's name; give a DNS name or an IP address")]
+    /// The name is not a valid server name.
+    #[error("{0:?} is not a valid server name; use a DNS name or an IP address")]
     InvalidServerName(String),
-    /// The cryptography lacks a version of TLS.
+    /// The crypto provider lacks a TLS version.
     #[error(transparent)]
     Versions(rustls::Error),
 }
 
 impl TlsConfigError {
-    /// Adds the flag that names the file which this error is about. `files` are flags and their values.
+    /// Adds the flag whose file the error is about. `files` are flags and their values.
     #[must_use]
     pub fn with_flag(self, files: &[(&str, Option<&PathBuf>)]) -> Self {
         let path = match &self {
@@ -140,28 +140,28 @@ impl ServerTlsFiles {
     }
 }
 
-/// All certificates of a PEM file; there is one at least.
+/// All certificates of a PEM file, at least one.
 pub(crate) fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsConfigError> {
-    let wrong = |problem| TlsConfigError::File { path: path.to_owned(), problem };
-    let found = CertificateDer::pem_file_iter(path).map_err(wrong)?;
-    let found = found.collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+    let invalid = |problem| TlsConfigError::File { path: path.to_owned(), problem };
+    let found = CertificateDer::pem_file_iter(path).map_err(invalid)?;
+    let found = found.collect::<Result<Vec<_>, _>>().map_err(invalid)?;
     if found.is_empty() { Err(TlsConfigError::NoCertificate(path.to_owned())) } else { Ok(found) }
 }
 
-/// HTTP/2 in the negotiation of protocols (RFC 9113, section 3.2).
+/// ALPN protocol id of HTTP/2 (RFC 9113, section 3.2).
 const HTTP2: &[u8] = b"h2";
 
-/// TLS as it is shown to the next client. Clones are the same.
+/// Server TLS settings with hot reload. Clones share the loaded files.
 #[derive(Debug, Clone)]
 pub struct ServerTls {
     files: ServerTlsFiles,
-    /// Older than what was read.
+    /// Created before the files were read, so no change is missed.
     watcher: FileChangeWatcher,
     config: Arc<ArcSwap<ServerConfig>>,
 }
 
 impl ServerTls {
-    /// Reads the files.
+    /// Loads the files for the first time.
     ///
     /// # Errors
     /// [`TlsConfigError`], which names the file.
@@ -171,25 +171,25 @@ impl ServerTls {
         Ok(Self { files, watcher: changes, config })
     }
 
-    /// Reads the files again whenever they change, until `stop`; connections that are open stay as they are. Files that cannot be
-    /// used, such as a certificate whose key is still to come, change nothing.
+    /// Reloads the files whenever they change, until `stop`; open connections keep their settings. If a reload fails, for example because
+    /// the new key is not written yet, the previous files stay in use.
     pub async fn reload_on_change(self, stop: CancellationToken) {
-        let renew = || match self.files.load_config() {
+        let reload = || match self.files.load_config() {
             Ok(config) => {
-                tracing::info!(certificate = %self.files.certificate.display(), "read again");
+                tracing::info!(certificate = %self.files.certificate.display(), "reloaded");
                 self.config.store(config);
             }
-            Err(error) => tracing::warn!(%error, "cannot be used; what was read before stays in force"),
+            Err(error) => tracing::warn!(%error, "reload failed; keeping the previous files"),
         };
-        self.watcher.watch(stop, renew).await;
+        self.watcher.watch(stop, reload).await;
     }
 
-    /// The configuration of the next handshake.
+    /// Configuration for the next handshake.
     pub(crate) fn config(&self) -> Arc<ServerConfig> {
         self.config.load_full()
     }
 
-    /// The handshake with one client.
+    /// Performs the TLS handshake with a client.
     pub(crate) async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
@@ -198,9 +198,9 @@ impl ServerTls {
     }
 }
 
-/// What the handshake settled: HTTP/2 or not, and whether the client has shown a certificate.
+/// Results of the handshake: whether HTTP/2 was negotiated, and whether the client presented a certificate.
 pub(super) fn negotiated(stream: &TlsStream<TcpStream>) -> (bool, Option<ClientCertificate>) {
     let (_, session) = stream.get_ref();
-    let certified = session.peer_certificates().is_some_and(|shown| !shown.is_empty());
+    let certified = session.peer_certificates().is_some_and(|chain| !chain.is_empty());
     (session.alpn_protocol() == Some(HTTP2), certified.then_some(ClientCertificate))
 }

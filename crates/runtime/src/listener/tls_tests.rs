@@ -1,4 +1,4 @@
-//! Clients over TLS: who gets in, in which protocol, and with which certificate.
+//! Server TLS: accepted clients, negotiated protocols, and client certificates.
 
 use std::io;
 
@@ -16,10 +16,10 @@ use super::*;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A certificate's PEM and its key's.
+/// PEM texts of a certificate and its key.
 type PemKeyPair = (String, String);
 
-/// An authority, and certificates that it signs.
+/// A CA that issues test certificates.
 struct ListenerTestAuthority(CertifiedIssuer<'static, KeyPair>);
 
 impl ListenerTestAuthority {
@@ -44,7 +44,7 @@ struct TestTlsListener {
 }
 
 impl TestTlsListener {
-    /// `clients`: whether certificates are asked for, and whether a client may do without.
+    /// `clients`: whether client certificates are requested, and whether they are optional.
     fn start(clients: Option<bool>, limits: ListenerLimits) -> Self {
         let folder = TempDir::new().unwrap();
         let authority = ListenerTestAuthority::new();
@@ -76,7 +76,7 @@ impl TestTlsListener {
         Self { folder, address, supervisor, authority }
     }
 
-    /// The end of the answer to a request of a client that trusts `authority` and shows `own`.
+    /// Response body for a client that trusts `authority` and presents `own`.
     async fn send_request(
         &self,
         authority: &ListenerTestAuthority,
@@ -96,16 +96,16 @@ impl TestTlsListener {
                 builder.with_client_auth_cert(vec![cert], key).unwrap()
             }
         };
-        let asked = async {
+        let exchange = async {
             let stream = TcpStream::connect(self.address).await?;
             let name = ServerName::try_from("localhost").unwrap();
             let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
             stream.write_all(b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").await?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).await?;
-            Ok(answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default())
+            let mut response = String::new();
+            stream.read_to_string(&mut response).await?;
+            Ok(response.split_once("\r\n\r\n").map(|(_, body)| body.to_owned()).unwrap_or_default())
         };
-        tokio::time::timeout(TEST_TIMEOUT, asked).await.unwrap()
+        tokio::time::timeout(TEST_TIMEOUT, exchange).await.unwrap()
     }
 }
 
@@ -123,7 +123,7 @@ async fn a_client_that_trusts_the_authority_is_served() {
 }
 
 #[tokio::test]
-async fn certificates_of_clients_are_asked_for_and_told() {
+async fn client_certificates_are_verified_and_passed_to_the_service() {
     let server = TestTlsListener::start(Some(false), ListenerLimits::default());
     let (known, foreign) = (
         server.authority.issue_certificate("client"),
@@ -153,7 +153,7 @@ async fn next_handshake_uses_renewed_files_and_ignores_bad_ones() {
     let (cert, key) = next.issue_certificate("localhost");
     let write = |name: &str, text: &str| std::fs::write(server.folder.path().join(name), text).unwrap();
     write("cert.pem", "half a file");
-    assert!(server.send_request(&server.authority, None).await.is_ok(), "what was read before stays");
+    assert!(server.send_request(&server.authority, None).await.is_ok(), "the previous files stay in use");
     write("cert.pem", &cert);
     write("key.pem", &key);
     let renewed = async {
@@ -166,22 +166,22 @@ async fn next_handshake_uses_renewed_files_and_ignores_bad_ones() {
 }
 
 #[tokio::test]
-async fn who_does_not_speak_tls_or_says_nothing_is_cut() {
+async fn clients_without_tls_are_disconnected() {
     let limits =
         ListenerLimits { header_read_timeout: Duration::from_millis(100), ..ListenerLimits::default() };
     let server = TestTlsListener::start(None, limits);
-    for said in ["", "GET / HTTP/1.1\r\nhost: a\r\n\r\n"] {
+    for sent in ["", "GET / HTTP/1.1\r\nhost: a\r\n\r\n"] {
         let mut stream = TcpStream::connect(server.address).await.unwrap();
-        stream.write_all(said.as_bytes()).await.unwrap();
-        let mut heard = Vec::new();
-        // An alert, an end or a reset, but no answer.
-        let _ = tokio::time::timeout(TEST_TIMEOUT, stream.read_to_end(&mut heard)).await.unwrap();
-        assert!(!heard.starts_with(b"HTTP"), "{heard:?}");
+        stream.write_all(sent.as_bytes()).await.unwrap();
+        let mut received = Vec::new();
+        // An alert, an end of stream or a reset, but no response.
+        let _ = tokio::time::timeout(TEST_TIMEOUT, stream.read_to_end(&mut received)).await.unwrap();
+        assert!(!received.starts_with(b"HTTP"), "{received:?}");
     }
 }
 
 #[test]
-fn files_that_cannot_be_used_are_named() {
+fn errors_name_the_unusable_file() {
     let folder = TempDir::new().unwrap();
     let authority = ListenerTestAuthority::new();
     let file = |name: &str, text: &str| {
@@ -201,7 +201,7 @@ fn files_that_cannot_be_used_are_named() {
     let missing = ServerTlsFiles { key: folder.path().join("missing.pem"), ..good.clone() };
     assert!(error(&missing).contains("missing.pem"));
     let empty = ServerTlsFiles { client_ca: Some(file("empty.pem", "")), ..good.clone() };
-    assert!(error(&empty).contains("there is no certificate"));
+    assert!(error(&empty).contains("contains no certificate"));
     let other = ServerTlsFiles { key: file("other.pem", &authority.issue_certificate("a").1), ..good };
     assert!(error(&other).contains("cert.pem"));
 }

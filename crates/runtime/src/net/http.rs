@@ -10,14 +10,14 @@ use reqwest::{Body, Response, Result};
 
 use super::TcpStream;
 
-/// Time for a request that names none.
+/// Timeout of a request without its own.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Sends a request on a connection of its own. The error of a failed one is that of status 502: reqwest makes no others
-/// for its users.
+/// Sends a request on a new connection. A failure is reported as the error of status 502, because reqwest does not let users construct
+/// other errors.
 ///
 /// # Errors
-/// When there is no answer within the request's time limit.
+/// When there is no response within the request's timeout.
 pub async fn send_request(request: reqwest::RequestBuilder) -> Result<Response> {
     let request = request.build()?;
     let limit = request.timeout().copied().unwrap_or(REQUEST_TIMEOUT);
@@ -53,12 +53,12 @@ async fn exchange(request: reqwest::Request) -> Option<Response> {
     }
 }
 
-/// An error of reqwest's type.
+/// Creates an error of reqwest's type.
 fn failure() -> reqwest::Error {
-    let mut gone = ::http::Response::new(Body::default());
-    *gone.status_mut() = StatusCode::BAD_GATEWAY;
-    match Response::from(gone).error_for_status() {
+    let mut response = ::http::Response::new(Body::default());
+    *response.status_mut() = StatusCode::BAD_GATEWAY;
+    match Response::from(response).error_for_status() {
         Err(error) => error,
-        Ok(_) => unreachable!("its status is that of an error"),
+        Ok(_) => unreachable!("status 502 is an error"),
     }
 }

@@ -1,8 +1,7 @@
 //! TCP and HTTP as the operating system provides them, or a simulated network.
 //!
-//! Components take their sockets from here. With the feature `simulation`, which only the package `moongate-simulation` turns on, the
-//! same names stand for sockets of a network in memory whose delays and faults follow a seed. Without it this module is
-//! re-exports, and costs nothing.
+//! Components use the sockets of this module. With the feature `simulation`, which only the package `moongate-simulation` enables, the same
+//! names are sockets of an in-memory network with seeded delays and faults. Without it this module only re-exports, at no cost.
 
 #[cfg(not(feature = "simulation"))]
 mod system;

@@ -17,16 +17,16 @@ pub use super::http::send_request;
 use super::simulation_trace::record_bytes;
 pub use super::simulation_trace::{capture_trace, record, trace_hash};
 
-/// A connection on its way to another task.
+/// A connection that is moved to another task.
 pub type DetachedStream = TcpStream;
 
-/// Opens a listening socket.
+/// Opens a simulated listening socket.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     // A simulated bind never waits.
     TcpListener::bind(address).now_or_never().unwrap_or(Err(io::ErrorKind::WouldBlock.into()))
 }
 
-/// As in a system with threads, where the connection leaves its runtime.
+/// No-op counterpart of detaching a connection from its runtime.
 ///
 /// # Errors
 /// None.
@@ -34,7 +34,7 @@ pub fn detach(stream: TcpStream) -> io::Result<DetachedStream> {
     Ok(stream)
 }
 
-/// As in a system with threads, where the connection is registered with a runtime.
+/// No-op counterpart of registering a connection with a runtime.
 ///
 /// # Errors
 /// None.
@@ -47,51 +47,50 @@ thread_local! {
         const { RefCell::new(DisconnectInjector { random: fastrand::Rng::with_seed(0), per_million: 0, injected: 0 }) };
 }
 
-/// When connections are cut.
+/// Decides when connections are broken.
 struct DisconnectInjector {
     random: fastrand::Rng,
     per_million: u32,
     injected: u64,
 }
 
-/// From now on, of a million writes on any connection so many end it: a part of the bytes is sent, and then both sides find it broken.
+/// From now on, `per_million` of a million writes break their connection: a part of the bytes is sent, then both sides get an error.
 pub fn inject_disconnects(seed: u64, per_million: u32) {
-    DISCONNECTS.with_borrow_mut(|cuts| {
-        cuts.random = fastrand::Rng::with_seed(seed);
-        cuts.per_million = per_million;
+    DISCONNECTS.with_borrow_mut(|injector| {
+        injector.random = fastrand::Rng::with_seed(seed);
+        injector.per_million = per_million;
     });
 }
 
-/// Connections that were cut.
+/// Number of connections broken so far.
 #[must_use]
 pub fn injected_disconnects() -> u64 {
-    DISCONNECTS.with_borrow(|cuts| cuts.injected)
+    DISCONNECTS.with_borrow(|injector| injector.injected)
 }
 
-/// How many of these bytes are sent before the connection is cut, if it is.
+/// Number of bytes sent before the connection breaks; `None` if it does not.
 fn disconnect_after(bytes: usize) -> Option<usize> {
-    DISCONNECTS.with_borrow_mut(|cuts| {
-        if cuts.per_million == 0 || cuts.random.u32(..1_000_000) >= cuts.per_million {
+    DISCONNECTS.with_borrow_mut(|injector| {
+        if injector.per_million == 0 || injector.random.u32(..1_000_000) >= injector.per_million {
             return None;
         }
-        cuts.injected += 1;
-        Some(cuts.random.usize(..=bytes))
+        injector.injected += 1;
+        Some(injector.random.usize(..=bytes))
     })
 }
 
-/// A listening socket.
 pub struct TcpListener(turmoil::net::TcpListener);
 
 impl TcpListener {
-    /// Opens it.
+    /// Opens a listening socket.
     ///
     /// # Errors
-    /// When the port is taken.
+    /// When the port is in use.
     pub async fn bind<A: ToSocketAddrs>(address: A) -> io::Result<Self> {
         turmoil::net::TcpListener::bind(address).await.map(Self)
     }
 
-    /// The next connection.
+    /// Accepts the next connection.
     ///
     /// # Errors
     /// None that ends the listener.
@@ -100,7 +99,7 @@ impl TcpListener {
         Ok((TcpStream::new(stream)?, peer))
     }
 
-    /// Where it listens.
+    /// The address of the listener.
     ///
     /// # Errors
     /// None.
@@ -115,14 +114,13 @@ impl std::fmt::Debug for TcpListener {
     }
 }
 
-/// A connection.
 #[derive(Debug)]
 pub struct TcpStream(Box<SplitTcpStream>);
 
-/// What makes a connection, beside the place that a system's connection takes.
+/// State of a connection, boxed so that the handle is as small as a system socket.
 #[derive(Debug)]
 struct SplitTcpStream {
-    /// `None` once the connection has been cut.
+    /// `None` once the connection is broken.
     reader: Mutex<Option<OwnedReadHalf>>,
     writer: Mutex<Option<OwnedWriteHalf>>,
     local: SocketAddr,
@@ -132,21 +130,21 @@ struct SplitTcpStream {
 impl TcpStream {
     fn new(stream: turmoil::net::TcpStream) -> io::Result<Self> {
         let (local, peer) = (stream.local_addr()?, stream.peer_addr()?);
-        record(format_args!("{local} has a connection with {peer}"));
+        record(format_args!("{local} connected with {peer}"));
         let (reader, writer) = stream.into_split();
         let (reader, writer) = (Mutex::new(Some(reader)), Mutex::new(Some(writer)));
         Ok(Self(Box::new(SplitTcpStream { reader, writer, local, peer })))
     }
 
-    /// Connects.
+    /// Connects to a listening address.
     ///
     /// # Errors
-    /// When nothing listens there.
+    /// When no listener has that address.
     pub async fn connect<A: ToSocketAddrs>(address: A) -> io::Result<Self> {
         Self::new(turmoil::net::TcpStream::connect(address).await?)
     }
 
-    /// The other side.
+    /// Address of the peer.
     ///
     /// # Errors
     /// None.
@@ -154,7 +152,7 @@ impl TcpStream {
         Ok(self.0.peer)
     }
 
-    /// This side.
+    /// Address of this side.
     ///
     /// # Errors
     /// None.
@@ -162,7 +160,7 @@ impl TcpStream {
         Ok(self.0.local)
     }
 
-    /// Changes nothing: every write is sent at once.
+    /// No-op: every write is sent at once.
     ///
     /// # Errors
     /// None.
@@ -170,7 +168,7 @@ impl TcpStream {
         Ok(())
     }
 
-    /// Changes nothing.
+    /// No-op in a simulation.
     ///
     /// # Errors
     /// None.
@@ -178,7 +176,7 @@ impl TcpStream {
         Ok(())
     }
 
-    /// Waits for bytes and copies them; they are read again.
+    /// Waits for bytes and copies them without consuming them.
     ///
     /// # Errors
     /// When the connection is broken.
@@ -191,10 +189,10 @@ impl TcpStream {
         .await
     }
 
-    /// Reads what is there.
+    /// Reads available bytes without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` when nothing is.
+    /// `WouldBlock` when there are none.
     pub fn try_read(&self, into: &mut [u8]) -> io::Result<usize> {
         let mut into = ReadBuf::new(into);
         match self.poll_receive(&mut Context::from_waker(Waker::noop()), &mut into) {
@@ -203,10 +201,10 @@ impl TcpStream {
         }
     }
 
-    /// Sends what there is room for.
+    /// Sends as many bytes as fit without waiting.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none.
+    /// `WouldBlock` when none fit.
     pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self.poll_send(&mut Context::from_waker(Waker::noop()), bytes) {
             Poll::Ready(sent) => sent,
@@ -214,12 +212,12 @@ impl TcpStream {
         }
     }
 
-    /// Both directions, to be used at once.
+    /// Borrows both directions for concurrent use.
     pub fn split(&mut self) -> (ReadHalf<'_>, WriteHalf<'_>) {
         (ReadHalf(self), WriteHalf(self))
     }
 
-    /// Both directions, each for a task of its own.
+    /// Splits both directions for separate tasks.
     #[must_use]
     pub fn into_split(self) -> (tokio::io::ReadHalf<Self>, tokio::io::WriteHalf<Self>) {
         tokio::io::split(self)
@@ -244,8 +242,8 @@ impl TcpStream {
             }
             return written;
         };
-        record(format_args!("{} -> {} is cut", self.0.local, self.0.peer));
-        // Whether these arrive does not matter: a cut loses what is under way.
+        record(format_args!("{} -> {} disconnected", self.0.local, self.0.peer));
+        // The result does not matter: a broken connection loses bytes in flight.
         let _ = Pin::new(half).poll_write(context, bytes.get(..sent).unwrap_or_default());
         *writer = None;
         drop(writer);
@@ -261,7 +259,7 @@ impl TcpStream {
     }
 }
 
-/// The receiving direction.
+/// Receiving direction of a connection.
 #[derive(Debug)]
 pub struct ReadHalf<'a>(&'a TcpStream);
 
@@ -271,7 +269,7 @@ impl AsRef<TcpStream> for ReadHalf<'_> {
     }
 }
 
-/// The sending direction.
+/// Sending direction of a connection.
 #[derive(Debug)]
 pub struct WriteHalf<'a>(&'a TcpStream);
 

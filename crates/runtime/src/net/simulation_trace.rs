@@ -1,4 +1,4 @@
-//! The trace of a simulation: what happens, in its order.
+//! The trace of a simulation: all events in order.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -12,13 +12,13 @@ thread_local! {
 
 struct SimulationTrace {
     hasher: DefaultHasher,
-    /// Of the last event. Between two turns of hosts no time passes.
+    /// Time of the last event; it stands still between two turns of hosts.
     time: Duration,
-    /// Where lines go, if they are kept.
+    /// Receiver of trace lines, if any.
     line_sink: Option<fn(&str)>,
 }
 
-/// Gives every line of the trace to `write` from now on.
+/// Passes every following line of the trace to `write`.
 pub fn capture_trace(write: fn(&str)) {
     TRACE.with_borrow_mut(|trace| trace.line_sink = Some(write));
 }
@@ -28,19 +28,19 @@ pub fn record(event: fmt::Arguments<'_>) {
     append_event(event, &[]);
 }
 
-/// Adds bytes that are sent.
+/// Adds sent bytes to the trace.
 pub(super) fn record_bytes(from: SocketAddr, to: SocketAddr, bytes: &[u8]) {
     append_event(format_args!("{from} -> {to} {} bytes", bytes.len()), bytes);
 }
 
-/// The hash of all events so far, with the times at which they happened.
+/// Hash of all events so far, including their times.
 #[must_use]
 pub fn trace_hash() -> u64 {
     TRACE.with_borrow(|trace| trace.hasher.finish())
 }
 
 fn append_event(event: fmt::Arguments<'_>, bytes: &[u8]) {
-    // A connection may be closed while its thread ends.
+    // A connection may be closed while its thread exits and the trace is already destroyed.
     let _ = TRACE.try_with(|trace| {
         let mut trace = trace.borrow_mut();
         trace.time = turmoil::sim_elapsed().unwrap_or(trace.time);

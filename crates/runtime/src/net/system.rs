@@ -8,13 +8,13 @@ use tokio::net::TcpSocket;
 pub use tokio::net::tcp::ReadHalf;
 pub use tokio::net::{TcpListener, TcpStream};
 
-/// A connection on its way to the runtime of another thread.
+/// A connection that is moved to another thread's runtime.
 pub type DetachedStream = std::net::TcpStream;
 
-/// Connections the kernel keeps ready while the accept loop is busy (bounded by `net.core.somaxconn` too).
+/// Accept backlog of the kernel (also bounded by `net.core.somaxconn`).
 const BACKLOG: u32 = 4096;
 
-/// Opens a listening socket whose address can be taken again while connections of a previous process linger.
+/// Opens a listening socket whose address can be reused while connections of a previous process linger.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     socket.set_reuseaddr(true)?;
@@ -22,10 +22,10 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Takes a connection from this thread's runtime.
+/// Removes a connection from this thread's runtime.
 ///
 /// # Errors
-/// As the operating system reports them.
+/// Errors of the operating system.
 pub fn detach(stream: TcpStream) -> io::Result<DetachedStream> {
     stream.into_std()
 }
@@ -33,7 +33,7 @@ pub fn detach(stream: TcpStream) -> io::Result<DetachedStream> {
 /// Registers a connection with this thread's runtime.
 ///
 /// # Errors
-/// As the operating system reports them.
+/// Errors of the operating system.
 pub fn attach(stream: DetachedStream) -> io::Result<TcpStream> {
     TcpStream::from_std(stream)
 }
@@ -41,7 +41,7 @@ pub fn attach(stream: DetachedStream) -> io::Result<TcpStream> {
 /// Sends an HTTP request.
 ///
 /// # Errors
-/// Those of the client.
+/// Errors of the HTTP client.
 pub async fn send_request(request: reqwest::RequestBuilder) -> reqwest::Result<reqwest::Response> {
     request.send().await
 }

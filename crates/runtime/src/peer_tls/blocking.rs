@@ -8,7 +8,7 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use super::{CertificateFingerprint, fingerprint_of};
 
-/// A connection of a client that has shown a certificate.
+/// A TLS connection of a client with a verified certificate.
 pub struct BlockingTlsStream {
     stream: StreamOwned<ServerConnection, TcpStream>,
     peer: CertificateFingerprint,
@@ -19,7 +19,7 @@ impl BlockingTlsStream {
         let mut session = ServerConnection::new(config).map_err(io::Error::other)?;
         while session.is_handshaking() {
             if let Err(error) = session.complete_io(&mut stream) {
-                // The alert says why. If it cannot be sent, the connection is gone.
+                // Send the alert with the reason. If that fails, the connection is gone.
                 let _ = session.write_tls(&mut stream);
                 return Err(error);
             }
@@ -28,22 +28,22 @@ impl BlockingTlsStream {
         Ok(Self { stream: StreamOwned::new(session, stream), peer })
     }
 
-    /// The fingerprint of the client's certificate.
+    /// Fingerprint of the client's certificate.
     #[must_use]
     pub fn peer(&self) -> CertificateFingerprint {
         self.peer
     }
 
-    /// The socket.
+    /// The TCP socket under TLS.
     #[must_use]
     pub fn socket(&self) -> &TcpStream {
         &self.stream.sock
     }
 
-    /// Ends this direction of the connection.
+    /// Closes the sending direction of the connection.
     ///
     /// # Errors
-    /// As the socket says.
+    /// Errors of the socket.
     pub fn close(&mut self) -> io::Result<()> {
         self.stream.conn.send_close_notify();
         self.stream.flush()?;

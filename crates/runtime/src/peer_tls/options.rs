@@ -1,4 +1,4 @@
-//! Settings of TLS between the programs of a store, which every program has that is part of one.
+//! TLS settings shared by all programs of a store.
 
 use std::path::PathBuf;
 
@@ -10,9 +10,8 @@ use crate::TlsConfigError;
 /// Mutual TLS with the other programs of a store.
 #[derive(Debug, Clone, Default, Args)]
 pub struct PeerTlsArgs {
-    /// Certificate (PEM) that this program shows to the other programs of the store, as server and as client; re-read when it changes. With
-    /// it, all their connections are TLS with certificates. Needs --store-tls-key and --store-tls-ca. Off by default: Mooncake's programs
-    /// do not have this.
+    /// Certificate (PEM) for mutual TLS between store processes; reloaded on change. With it, all their connections use mutual TLS.
+    /// Requires --store-tls-key and --store-tls-ca. Default: off, as Mooncake's programs do not support it.
     #[arg(
         long,
         global = true,
@@ -26,12 +25,12 @@ pub struct PeerTlsArgs {
     #[arg(long, global = true, alias = "store_tls_key", value_name = "FILE", env = "MOONGATE_STORE_TLS_KEY")]
     pub store_tls_key: Option<PathBuf>,
 
-    /// Authority (PEM) that has signed the certificates of the store's programs. Use one that signs nothing else: any program with a certificate
-    /// of it may use the store.
+    /// CA certificate (PEM) that signs the certificates of all store processes. Use a CA that signs nothing else: any program with one of
+    /// its certificates may use the store.
     #[arg(long, global = true, alias = "store_tls_ca", value_name = "FILE", env = "MOONGATE_STORE_TLS_CA")]
     pub store_tls_ca: Option<PathBuf>,
 
-    /// Name that the certificates of the store's programs have. Default: the host that is connected to, which for pods is their address.
+    /// Expected name in the certificates of store processes. Default: the host of each connection, which for pods is their address.
     #[arg(
         long,
         global = true,
@@ -42,11 +41,11 @@ pub struct PeerTlsArgs {
     pub store_tls_name: Option<String>,
 }
 
-/// The settings that must be given together.
+/// Flags that must be set together.
 const FLAGS: [&str; 3] = ["--store-tls-cert", "--store-tls-key", "--store-tls-ca"];
 
 impl PeerTlsArgs {
-    /// Reads the files; nothing if there are to be none.
+    /// Loads the files; `None` if no flag is set.
     ///
     /// # Errors
     /// [`TlsConfigError`] names the flag that is missing, or the file and its flag.
@@ -54,7 +53,7 @@ impl PeerTlsArgs {
         self.load_named(FLAGS, "--store-tls-name")
     }
 
-    /// The same for a program whose flags have other names.
+    /// As [`PeerTlsArgs::load`], for a program with other flag names.
     ///
     /// # Errors
     /// As [`PeerTlsArgs::load`].
@@ -75,7 +74,7 @@ impl PeerTlsArgs {
         let missing = files.iter().zip(flags).find(|(file, _)| file.is_none()).map(|(_, flag)| flag);
         match given.zip(missing) {
             Some((given, missing)) => Err(TlsConfigError::IncompatibleSettings(format!(
-                "{given} needs {missing}: {}, {} and {} are set together or not at all",
+                "{given} needs {missing}: {}, {} and {} must be set together",
                 flags[0], flags[1], flags[2]
             ))),
             None => Ok(None),

@@ -1,4 +1,4 @@
-//! Which programs are accepted, and the errors of those that are not.
+//! Mutual TLS: accepted programs, and the errors of rejected ones.
 
 use std::io::{Read as _, Write as _};
 use std::net::SocketAddr;
@@ -50,7 +50,7 @@ impl PeerTestAuthority {
     }
 }
 
-/// Echoes one byte; returns the fingerprint that it has seen.
+/// Echoes one byte; returns the client's fingerprint.
 async fn echo(listener: TcpListener, tls: PeerTls) -> io::Result<CertificateFingerprint> {
     let (mut stream, peer) = tls.accept(listener.accept().await?.0).await?;
     let byte = stream.read_u8().await?;
@@ -59,7 +59,7 @@ async fn echo(listener: TcpListener, tls: PeerTls) -> io::Result<CertificateFing
     Ok(peer)
 }
 
-/// Sends one byte and returns the answer, or the error.
+/// Sends one byte and returns the response, or the error.
 async fn request(address: SocketAddr, tls: &PeerTls, host: &str) -> Result<u8, String> {
     let stream = TcpStream::connect(address).await.unwrap();
     let mut stream = tls.connect(host, stream).await.map_err(|error| error.to_string())?;
@@ -83,43 +83,43 @@ async fn exchange(
 }
 
 #[tokio::test]
-async fn programs_of_one_authority_reach_each_other() {
+async fn programs_of_one_ca_reach_each_other() {
     let authority = PeerTestAuthority::new();
     let (node, client) = (authority.program("node.test"), authority.program("client.test"));
-    let (seen, answered) = exchange(&node, &client, "node.test").await;
-    assert_eq!(answered, Ok(7));
-    assert_eq!(seen.ok(), client.own_fingerprint());
+    let (peer, response) = exchange(&node, &client, "node.test").await;
+    assert_eq!(response, Ok(7));
+    assert_eq!(peer.ok(), client.own_fingerprint());
     assert_ne!(client.own_fingerprint(), node.own_fingerprint());
 
     let (_, refused) = exchange(&node, &client, "else.test").await;
-    assert!(refused.unwrap_err().contains("reach it under a name that its certificate has"));
+    assert!(refused.unwrap_err().contains("connect under a name in its certificate"));
     let named = PeerTlsFiles { name: Some("node.test".to_owned()), ..authority.files("client.test") };
     assert_eq!(exchange(&node, &PeerTls::load(named).unwrap(), "else.test").await.1, Ok(7));
 }
 
 #[tokio::test]
-async fn a_certificate_of_another_authority_is_refused() {
+async fn a_certificate_of_another_ca_is_rejected() {
     let (authority, foreign) = (PeerTestAuthority::new(), PeerTestAuthority::new());
     let node = authority.program("node.test");
-    let stranger = PeerTlsFiles { ca: authority.files("x").ca, ..foreign.files("client.test") };
-    let (seen, refused) = exchange(&node, &PeerTls::load(stranger).unwrap(), "node.test").await;
-    assert!(seen.is_err());
+    let foreign_files = PeerTlsFiles { ca: authority.files("x").ca, ..foreign.files("client.test") };
+    let (accepted, refused) = exchange(&node, &PeerTls::load(foreign_files).unwrap(), "node.test").await;
+    assert!(accepted.is_err());
     let refused = refused.unwrap_err();
-    assert!(refused.contains("of an authority that it trusts"), "{refused}");
+    assert!(refused.contains("from a CA that it trusts"), "{refused}");
     let (_, refused) = exchange(&node, &foreign.program("client.test"), "node.test").await;
-    assert!(refused.unwrap_err().contains("name the authority that signed its certificate"));
+    assert!(refused.unwrap_err().contains("configure the CA that signed its certificate"));
 }
 
 #[tokio::test]
-async fn a_server_without_tls_is_explained() {
+async fn the_error_of_a_server_without_tls_has_a_hint() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let client = PeerTestAuthority::new().program("client.test");
     let plain = async {
-        for answer in [&b"not a record of TLS"[..], b""] {
+        for response in [&b"not a record of TLS"[..], b""] {
             let mut stream = listener.accept().await.unwrap().0;
             assert!(stream.read(&mut [0; 2048]).await.unwrap() > 0);
-            stream.write_all(answer).await.unwrap();
+            stream.write_all(response).await.unwrap();
         }
     };
     let both = async {
@@ -144,8 +144,8 @@ async fn a_client_without_tls_gets_an_alert() {
         if is_blocking {
             let (node, stream) = (node.clone(), stream.into_std().unwrap());
             stream.set_nonblocking(false).unwrap();
-            let shaken = tokio::task::spawn_blocking(move || node.accept_blocking(stream).map(drop));
-            assert!(shaken.await.unwrap().is_err());
+            let handshake = tokio::task::spawn_blocking(move || node.accept_blocking(stream).map(drop));
+            assert!(handshake.await.unwrap().is_err());
         } else {
             assert!(node.accept(stream).await.is_err());
         }
@@ -156,7 +156,7 @@ async fn a_client_without_tls_gets_an_alert() {
 }
 
 #[tokio::test]
-async fn a_thread_can_serve_a_connection() {
+async fn a_blocking_thread_can_serve_a_connection() {
     let authority = PeerTestAuthority::new();
     let (node, client) = (authority.program("node.test"), authority.program("client.test"));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -175,8 +175,8 @@ async fn a_thread_can_serve_a_connection() {
         };
         tokio::task::spawn_blocking(serve).await.unwrap()
     };
-    let (peer, answered) = tokio::join!(serve, request(address, &client, "node.test"));
-    assert_eq!((Some(peer), answered), (client.own_fingerprint(), Ok(7)));
+    let (peer, response) = tokio::join!(serve, request(address, &client, "node.test"));
+    assert_eq!((Some(peer), response), (client.own_fingerprint(), Ok(7)));
 }
 
 #[test]

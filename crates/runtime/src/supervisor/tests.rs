@@ -17,7 +17,7 @@ async fn shutdown_waits_for_tasks_that_watch_the_token() {
 }
 
 #[tokio::test]
-async fn shutdown_names_and_aborts_what_does_not_end() {
+async fn shutdown_names_and_aborts_tasks_that_do_not_end() {
     struct DropCounter(Arc<AtomicUsize>);
     impl Drop for DropCounter {
         fn drop(&mut self) {
@@ -27,18 +27,18 @@ async fn shutdown_names_and_aborts_what_does_not_end() {
     let supervisor = Supervisor::new();
     let dropped = Arc::new(AtomicUsize::new(0));
     for _ in 0..2 {
-        let held = DropCounter(Arc::clone(&dropped));
-        supervisor.spawn("deaf", async move {
-            let _held = held;
+        let counter = DropCounter(Arc::clone(&dropped));
+        supervisor.spawn("unresponsive", async move {
+            let _counter = counter;
             std::future::pending::<()>().await;
         });
     }
     let token = supervisor.token();
     supervisor.spawn("patient", async move { token.cancelled().await });
 
-    let left = supervisor.shutdown(Duration::from_millis(50)).await.unwrap_err();
-    assert_eq!(left.tasks, BTreeMap::from([("deaf", 2)]));
-    assert_eq!(left.to_string(), "2 task(s) did not end within 50ms and were aborted: deaf (2×)");
+    let error = supervisor.shutdown(Duration::from_millis(50)).await.unwrap_err();
+    assert_eq!(error.tasks, BTreeMap::from([("unresponsive", 2)]));
+    assert_eq!(error.to_string(), "2 task(s) did not end within 50ms and were aborted: unresponsive (2×)");
     assert_eq!(dropped.load(Ordering::SeqCst), 2);
     assert_eq!(supervisor.running_tasks(), 0);
 
@@ -47,7 +47,7 @@ async fn shutdown_names_and_aborts_what_does_not_end() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_panic_is_counted_and_seen_by_the_handle() {
+async fn a_panic_is_counted_and_reported_by_the_handle() {
     let supervisor = Supervisor::new();
     let handle = supervisor.spawn("clumsy", async { panic!("dropped it") });
     assert!(handle.await.unwrap_err().is_panic());
@@ -89,21 +89,21 @@ async fn an_essential_thread_fails_the_process() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_restarted_task_begins_again_after_growing_pauses() {
+async fn a_restarted_task_starts_again_after_growing_pauses() {
     let supervisor = Supervisor::new();
-    let (begun, starts) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
-    let seen = Arc::clone(&starts);
+    let (started, starts) = (Instant::now(), Arc::new(Mutex::new(Vec::new())));
+    let recorded = Arc::clone(&starts);
     let handle = supervisor.spawn_restarted("poll", move || {
-        let seen = Arc::clone(&seen);
+        let recorded = Arc::clone(&recorded);
         async move {
-            seen.lock().push(begun.elapsed());
-            assert!(seen.lock().len() >= 4, "not yet");
+            recorded.lock().push(started.elapsed());
+            assert!(recorded.lock().len() >= 4, "not yet");
         }
     });
     handle.await.unwrap();
     let expected = [0, 500, 1500, 3500].map(Duration::from_millis);
     let starts: Vec<u128> = starts.lock().iter().map(Duration::as_millis).collect();
-    assert_eq!(starts, expected.map(|at| at.as_millis()));
+    assert_eq!(starts, expected.map(|pause| pause.as_millis()));
     assert_eq!(supervisor.panics(), 3);
     assert!(futures_util::poll!(std::pin::pin!(supervisor.failed())).is_pending());
 }
@@ -117,7 +117,7 @@ async fn a_shutdown_ends_a_task_that_waits_for_its_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_short_tasks_leave_nothing_behind() {
+async fn many_short_tasks_leave_no_entries() {
     let supervisor = Supervisor::new();
     for _ in 0..10_000 {
         supervisor.spawn("short", async {});
@@ -132,7 +132,7 @@ fn a_runtime_that_ends_first_does_not_deadlock() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     let inner = supervisor.clone();
     runtime.block_on(async move {
-        let again = inner.clone();
+        let outer = inner.clone();
         inner.spawn("outer", async move {
             struct SpawnOnDrop(Supervisor);
             impl Drop for SpawnOnDrop {
@@ -140,7 +140,7 @@ fn a_runtime_that_ends_first_does_not_deadlock() {
                     self.0.spawn("after the end", async {});
                 }
             }
-            let _guard = SpawnOnDrop(again);
+            let _guard = SpawnOnDrop(outer);
             std::future::pending::<()>().await;
         });
         tokio::task::yield_now().await;

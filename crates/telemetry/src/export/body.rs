@@ -1,4 +1,4 @@
-//! The body of an export.
+//! HTTP request body of an export.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
-/// A body in pieces, which are sent as they are.
+/// A body of several buffers, sent without copying.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ExportBody {
     remaining: VecDeque<Bytes>,
@@ -20,14 +20,14 @@ impl ExportBody {
         self.bytes
     }
 
-    pub(super) fn push(&mut self, piece: Bytes) {
-        self.bytes += piece.len();
-        self.remaining.push_back(piece);
+    pub(super) fn push(&mut self, chunk: Bytes) {
+        self.bytes += chunk.len();
+        self.remaining.push_back(chunk);
     }
 
-    pub(super) fn push_front(&mut self, piece: Bytes) {
-        self.bytes += piece.len();
-        self.remaining.push_front(piece);
+    pub(super) fn push_front(&mut self, chunk: Bytes) {
+        self.bytes += chunk.len();
+        self.remaining.push_front(chunk);
     }
 }
 
@@ -39,9 +39,9 @@ impl Body for ExportBody {
         mut self: Pin<&mut Self>,
         _cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let piece = self.remaining.pop_front();
-        self.bytes -= piece.as_ref().map_or(0, Bytes::len);
-        Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
+        let chunk = self.remaining.pop_front();
+        self.bytes -= chunk.as_ref().map_or(0, Bytes::len);
+        Poll::Ready(chunk.map(|chunk| Ok(Frame::data(chunk))))
     }
 
     fn is_end_stream(&self) -> bool {

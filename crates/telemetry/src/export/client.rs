@@ -1,4 +1,4 @@
-//! How exports get to the collector: OTLP over HTTP, or as a gRPC call without streams, which is HTTP too.
+//! Client of the collector: OTLP over HTTP, or a unary gRPC call, which is HTTP too.
 
 use std::error::Error;
 use std::time::Duration;
@@ -17,31 +17,30 @@ use super::body::ExportBody;
 use super::tls::{CollectorTlsError, connector};
 use crate::options::{OtlpProtocol, OtlpTarget};
 
-/// A collector answers with a few bytes.
+/// Maximum response size; collectors send a few bytes.
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
-/// Time for one export with its retries.
+/// Timeout of one export including its retries.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Pauses before the retries, at least.
+/// Minimum pauses before the retries.
 const RETRY_DELAYS: [Duration; 3] =
     [Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400)];
-/// What the call of a gRPC collector is named.
+/// Path of the gRPC call.
 const GRPC_PATH: &str = "opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
-/// An export has failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ExportError {
-    #[error("it cannot be reached: {0}")]
+    #[error("cannot reach the collector: {0}")]
     Unreachable(String),
-    #[error("it answered {0}")]
+    #[error("the collector returned {0}")]
     Status(StatusCode, Option<Duration>),
-    #[error("it answered with gRPC status {code}: {message}")]
+    #[error("the collector returned gRPC status {code}: {message}")]
     Grpc { code: u32, message: String },
-    #[error("it did not answer within {EXPORT_TIMEOUT:?}")]
+    #[error("no response from the collector within {EXPORT_TIMEOUT:?}")]
     Timeout,
 }
 
 impl ExportError {
-    /// Whether another try may go better (OTLP specification, "Failures").
+    /// Whether a retry may succeed (OTLP specification, "Failures").
     fn is_retryable(&self) -> bool {
         match self {
             Self::Unreachable(_) => true,
@@ -52,7 +51,7 @@ impl ExportError {
         }
     }
 
-    /// How long the collector wants to be left alone.
+    /// The collector's `Retry-After`, if any.
     const fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status(_, pause) => *pause,
@@ -61,7 +60,7 @@ impl ExportError {
     }
 }
 
-/// Sends exports.
+/// Client for one collector endpoint.
 pub(super) struct OtlpClient {
     client: Client<HttpsConnector<HttpConnector>, ExportBody>,
     protocol: OtlpProtocol,
@@ -75,7 +74,7 @@ impl OtlpClient {
         let is_grpc = protocol == OtlpProtocol::Grpc;
         let connector = connector(protocol, uri.scheme_str() == Some("https"), ca.as_deref())?;
         let mut builder = Client::builder(TokioExecutor::new());
-        // Connections that nobody uses are closed on time.
+        // The timer closes idle connections.
         let client = builder.http2_only(is_grpc).pool_timer(TokioTimer::new()).build(connector);
         let kind = if is_grpc { "application/grpc" } else { "application/x-protobuf" };
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -86,7 +85,7 @@ impl OtlpClient {
         Ok(Self { client, protocol, uri, headers })
     }
 
-    /// Sends a message, until the collector has taken it or its time is over.
+    /// Sends a message, with retries until [`EXPORT_TIMEOUT`].
     pub(super) async fn send(&self, mut message: ExportBody) -> Result<(), ExportError> {
         if self.protocol == OtlpProtocol::Grpc {
             message.push_front(grpc_prefix(message.len()));
@@ -95,8 +94,8 @@ impl OtlpClient {
             for pause in RETRY_DELAYS {
                 match self.attempt(message.clone()).await {
                     Err(error) if error.is_retryable() => {
-                        tracing::debug!(%error, "the trace collector is tried again");
-                        // Not by all gateways at once.
+                        tracing::debug!(%error, "retrying a trace export");
+                        // Jitter: not all gateways retry at the same time.
                         let pause = pause.mul_f64(1.0 + fastrand::f64() / 2.0);
                         tokio::time::sleep(error.retry_after().unwrap_or_default().max(pause)).await;
                     }
@@ -114,12 +113,12 @@ impl OtlpClient {
             headers.clone_from(&self.headers);
         }
         let request = request.body(body).map_err(|error| ExportError::Unreachable(error.to_string()))?;
-        let answer = self
+        let response = self
             .client
             .request(request)
             .await
             .map_err(|error| ExportError::Unreachable(error_chain(&error)))?;
-        let (head, body) = answer.into_parts();
+        let (head, body) = response.into_parts();
         let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
         let body = body.map_err(|error| ExportError::Unreachable(error_chain(&*error)))?;
         let head = Response::from_parts(head, ());
@@ -129,18 +128,18 @@ impl OtlpClient {
         }
         match self.protocol {
             OtlpProtocol::Http => Ok(()),
-            // Without a message in the answer, the status stands before it.
+            // Without a message in the response, the status is in the headers.
             OtlpProtocol::Grpc => grpc_status(body.trailers().unwrap_or(head.headers())),
         }
     }
 }
 
-/// The address that a gRPC collector at `base` is called at.
+/// URL of the export call of the gRPC collector at `base`.
 pub(crate) fn grpc_path(base: &str) -> String {
     format!("{}/{GRPC_PATH}", base.trim_end_matches('/'))
 }
 
-/// What stands before a message of gRPC: that it is not compressed, and its length.
+/// Prefix of a gRPC message: not compressed, and its length.
 fn grpc_prefix(length: usize) -> Bytes {
     let length = u32::try_from(length).unwrap_or(u32::MAX);
     [&[0], length.to_be_bytes().as_slice()].concat().into()
@@ -148,7 +147,7 @@ fn grpc_prefix(length: usize) -> Bytes {
 
 fn grpc_status(trailers: &HeaderMap) -> Result<(), ExportError> {
     let text = |name: &str| trailers.get(name).and_then(|value| value.to_str().ok());
-    // 2 is "unknown", which a call without a status is.
+    // 2 is "unknown", used for a response without a status.
     match text("grpc-status").and_then(|code| code.parse().ok()).unwrap_or(2) {
         0 => Ok(()),
         code => {
@@ -158,7 +157,7 @@ fn grpc_status(trailers: &HeaderMap) -> Result<(), ExportError> {
     }
 }
 
-/// An error and what led to it.
+/// An error with all its sources.
 fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -178,17 +177,17 @@ mod tests {
     }
 
     #[test]
-    fn a_call_without_a_good_status_has_failed() {
+    fn grpc_calls_without_status_0_fail() {
         assert!(grpc_status(&trailers(&[("grpc-status", "0")])).is_ok());
         let full = trailers(&[("grpc-status", "8"), ("grpc-message", "no%20room")]);
         let error = grpc_status(&full).unwrap_err();
         assert_eq!(error.to_string(), "it answered with gRPC status 8: no room");
         assert!(grpc_status(&HeaderMap::new()).is_err());
-        assert!(grpc_status(&trailers(&[("grpc-status", "well")])).is_err());
+        assert!(grpc_status(&trailers(&[("grpc-status", "ok")])).is_err());
     }
 
     #[test]
-    fn only_what_may_pass_is_tried_again() {
+    fn only_transient_errors_are_retried() {
         let status = |code| ExportError::Status(StatusCode::from_u16(code).unwrap(), None);
         let grpc = |code| ExportError::Grpc { code, message: String::new() };
         assert!([429, 502, 503, 504].into_iter().all(|code| status(code).is_retryable()));

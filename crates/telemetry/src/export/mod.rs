@@ -1,8 +1,8 @@
-//! Ended spans to a collector, by OTLP.
+//! Exports ended spans to a collector with OTLP.
 //!
-//! Nobody waits for the collector: spans are written, as they will be sent, into a batch of limited size, and one task sends what is in it.
-//! OpenTelemetry's own processor and exporter are not used: the one exports on a thread without a reactor, where async clients panic, and the
-//! other takes five times as long to write a span.
+//! No request waits for the collector: spans are encoded into batches of limited size, which one task sends. OpenTelemetry's own processor
+//! and exporter are not used: the processor exports on a thread without a reactor, where async clients panic, and the exporter takes five
+//! times as long to encode a span.
 
 mod body;
 mod client;
@@ -33,23 +33,23 @@ use crate::annotations::AttributeValue;
 use crate::buffered_trace::{BufferedTrace, SpanRecords};
 use crate::options::{OtlpTarget, TelemetryError};
 
-/// Spans that wait for export; when there are more, they are lost and requests go on.
+/// Maximum number of queued spans; further ones are dropped.
 pub(crate) const MAX_QUEUED_SPANS: usize = 16_384;
-/// Spans in one export.
+/// Number of spans that triggers an export.
 const MAX_EXPORT_SPANS: usize = 1024;
-/// Traces that are written together: the code that writes is not at hand for a single one, which then takes twice as long.
+/// Traces encoded together: for a single trace the encoder's code is not in the cache, and encoding takes twice as long.
 const TRACES_PER_ENCODE: usize = 16;
-/// Size of an export from which nothing is added. Collectors take 4 MiB by gRPC unless told otherwise.
+/// Batch size in bytes that triggers an export. Collectors accept 4 MiB over gRPC by default.
 const MAX_EXPORT_BYTES: usize = 1 << 20;
-/// Room for what is written together. What is larger grows, which costs more.
+/// Initial buffer size for traces encoded together. Growing it is more expensive.
 const ENCODE_BUFFER_BYTES: usize = 60 << 10;
-/// Traces in a second that are exported although they were not sampled. When all goes wrong at once, some examples are enough.
+/// Maximum number of unsampled traces exported per second. In an outage a few examples are enough.
 const MAX_TAIL_SAMPLES_PER_SECOND: u32 = 50;
 
-/// Spans that are sent together.
+/// Spans that are sent in one export.
 #[derive(Default)]
 struct SpanBatch {
-    /// As [`SpanEncoder`]s.
+    /// Spans encoded by [`SpanEncoder`].
     body: ExportBody,
     spans: usize,
 }
@@ -59,28 +59,27 @@ struct PendingSpans {
     full_batches: VecDeque<SpanBatch>,
     current: SpanBatch,
     unencoded: Vec<EndedSpans>,
-    /// Spans in all of them.
+    /// Number of spans in all three.
     spans: usize,
 }
 
-/// Spans of a trace.
+/// Ended spans of one trace.
 struct EndedSpans {
     trace: Arc<BufferedTrace>,
     spans: SpanRecords,
 }
 
-/// Where ended spans are left.
 #[derive(Default)]
 pub(crate) struct SpanQueue {
     pending: Mutex<PendingSpans>,
-    /// There is a full batch.
+    /// Notified when a batch is full.
     batch_ready: Notify,
     stop: Notify,
     dropped: AtomicU64,
     tail_samples: Mutex<TailSampleWindow>,
 }
 
-/// How many traces were kept within a second.
+/// Number of unsampled traces exported in the current second.
 #[derive(Default)]
 struct TailSampleWindow {
     started: Option<Instant>,
@@ -88,82 +87,81 @@ struct TailSampleWindow {
 }
 
 impl SpanQueue {
-    /// Leaves spans to be exported; they are lost if too many wait already.
+    /// Queues spans for export; drops them if the queue is full.
     pub(crate) fn push(&self, trace: Arc<BufferedTrace>, spans: SpanRecords) {
         let count = spans.len();
-        let mut waiting = self.pending.lock();
-        if waiting.spans + count > MAX_QUEUED_SPANS {
+        let mut pending = self.pending.lock();
+        if pending.spans + count > MAX_QUEUED_SPANS {
             self.dropped.fetch_add(count as u64, Ordering::Relaxed);
             return;
         }
-        waiting.spans += count;
-        waiting.unencoded.push(EndedSpans { trace, spans });
-        if waiting.unencoded.len() < TRACES_PER_ENCODE {
+        pending.spans += count;
+        pending.unencoded.push(EndedSpans { trace, spans });
+        if pending.unencoded.len() < TRACES_PER_ENCODE {
             return;
         }
-        drop(waiting);
+        drop(pending);
         self.encode_pending();
         if self.seal_batch(MAX_EXPORT_SPANS) {
             self.batch_ready.notify_one();
         }
     }
 
-    /// Writes what is to be sent.
     fn encode_pending(&self) {
         let ended = std::mem::take(&mut self.pending.lock().unencoded);
         if ended.is_empty() {
             return;
         }
-        // What the spans tell may be anything, and must not find the queue in use.
-        let mut page = SpanEncoder::new(ENCODE_BUFFER_BYTES);
+        // Attributes run arbitrary code while they are written, so the queue is not locked here.
+        let mut encoder = SpanEncoder::new(ENCODE_BUFFER_BYTES);
         let mut counted = 0;
         for EndedSpans { trace, spans } in ended {
             counted += spans.len();
-            spans.iter().for_each(|span| page.encode_record(&trace, span));
+            spans.iter().for_each(|span| encoder.encode_record(&trace, span));
         }
-        let mut waiting = self.pending.lock();
-        // Steps are only known once they are written.
-        waiting.spans += page.spans() - counted;
-        waiting.current.spans += page.spans();
-        waiting.current.body.push(page.into_bytes());
+        let mut pending = self.pending.lock();
+        // Child spans are counted only when they are encoded.
+        pending.spans += encoder.spans() - counted;
+        pending.current.spans += encoder.spans();
+        pending.current.body.push(encoder.into_bytes());
     }
 
-    /// Has what is written sent if there are so many spans, or too many bytes. Returns whether it will be.
-    fn seal_batch(&self, enough: usize) -> bool {
-        let mut waiting = self.pending.lock();
-        let filling = &mut waiting.current;
-        let is_full = filling.spans >= enough || filling.body.len() >= MAX_EXPORT_BYTES;
+    /// Completes the current batch if it has at least `min_spans` spans or too many bytes. Returns whether it did.
+    fn seal_batch(&self, min_spans: usize) -> bool {
+        let mut pending = self.pending.lock();
+        let current = &mut pending.current;
+        let is_full = current.spans >= min_spans || current.body.len() >= MAX_EXPORT_BYTES;
         if is_full {
-            let full = std::mem::take(filling);
-            waiting.full_batches.push_back(full);
+            let full = std::mem::take(current);
+            pending.full_batches.push_back(full);
         }
         is_full
     }
 
-    /// Has all sent that there is.
+    /// Encodes all spans and completes the batch.
     fn seal_all(&self) {
         self.encode_pending();
         self.seal_batch(1);
     }
 
     fn pop(&self) -> Option<SpanBatch> {
-        let mut waiting = self.pending.lock();
-        let batch = waiting.full_batches.pop_front()?;
-        waiting.spans -= batch.spans;
+        let mut pending = self.pending.lock();
+        let batch = pending.full_batches.pop_front()?;
+        pending.spans -= batch.spans;
         Some(batch)
     }
 
-    /// Whether one more trace may be exported that was not sampled.
+    /// Whether another unsampled trace may be exported now.
     pub(crate) fn try_tail_sample(&self) -> bool {
-        let mut kept = self.tail_samples.lock();
-        if kept.started.is_none_or(|since| since.elapsed() >= Duration::from_secs(1)) {
-            *kept = TailSampleWindow { started: Some(Instant::now()), count: 0 };
+        let mut window = self.tail_samples.lock();
+        if window.started.is_none_or(|since| since.elapsed() >= Duration::from_secs(1)) {
+            *window = TailSampleWindow { started: Some(Instant::now()), count: 0 };
         }
-        kept.count += 1;
-        kept.count <= MAX_TAIL_SAMPLES_PER_SECOND
+        window.count += 1;
+        window.count <= MAX_TAIL_SAMPLES_PER_SECOND
     }
 
-    /// Has the exporter send what is there and end.
+    /// Makes the exporter send the remaining spans and stop.
     pub(crate) fn stop(&self) {
         self.stop.notify_one();
     }
@@ -171,16 +169,16 @@ impl SpanQueue {
 
 impl fmt::Debug for SpanQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Queue").field("waiting", &self.pending.lock().spans).finish_non_exhaustive()
+        f.debug_struct("SpanQueue").field("pending", &self.pending.lock().spans).finish_non_exhaustive()
     }
 }
 
-/// Sends what is in the queue.
+/// Task that sends the queued spans.
 pub(crate) struct OtlpExporter {
     queue: Arc<SpanQueue>,
     client: OtlpClient,
     envelope: OtlpEnvelope,
-    /// How long a span waits for others to be exported with.
+    /// Maximum time a span waits for its batch.
     delay: Duration,
     failure: Option<String>,
 }
@@ -191,21 +189,21 @@ impl OtlpExporter {
         service: &str,
         delay: Duration,
     ) -> Result<(Arc<SpanQueue>, Self), TelemetryError> {
-        let sender = OtlpClient::new(target)?;
+        let client = OtlpClient::new(target)?;
         let version = env!("CARGO_PKG_VERSION");
-        // With what the standard variables say of this process.
+        // Includes the attributes of the standard variables.
         let resource = Resource::builder()
             .with_service_name(service.to_owned())
             .with_attribute(KeyValue::new("service.version", version))
             .build();
         let attributes =
             resource.iter().map(|(key, value)| (key.as_str(), AttributeValue::from(value.to_string())));
-        let exported = OtlpEnvelope::new(attributes, ("moongate", version));
+        let envelope = OtlpEnvelope::new(attributes, ("moongate", version));
         let queue = Arc::<SpanQueue>::default();
-        Ok((queue.clone(), Self { queue, client: sender, envelope: exported, delay, failure: None }))
+        Ok((queue.clone(), Self { queue, client, envelope, delay, failure: None }))
     }
 
-    /// Exports until it is told to stop, and then what is left.
+    /// Exports until stopped, then exports the remaining spans.
     ///
     /// # Errors
     /// Why the last export failed, if it did: its spans are lost.
@@ -227,29 +225,23 @@ impl OtlpExporter {
         self.failure.map_or(Ok(()), Err)
     }
 
-    /// Sends all batches that are full. Logs the first failure and the recovery, not every attempt in between.
+    /// Sends all full batches. Logs the first failure and the recovery, not every attempt in between.
     async fn export(&mut self) {
         while let Some(batch) = self.queue.pop() {
-            let SpanBatch { body: mut pages, .. } = batch;
-            pages.push_front(self.envelope.prefix(pages.len()).into());
-            let outcome = self.client.send(pages).await.map_err(|error| error.to_string());
+            let SpanBatch { body: mut message, .. } = batch;
+            message.push_front(self.envelope.prefix(message.len()).into());
+            let outcome = self.client.send(message).await.map_err(|error| error.to_string());
             match (&outcome, &self.failure) {
                 (Err(problem), None) => {
-                    tracing::warn!(
-                        problem,
-                        "the trace collector does not take spans; they are lost until it does"
-                    );
+                    tracing::warn!(problem, "trace export failed; spans are dropped until it recovers");
                 }
-                (Ok(()), Some(_)) => tracing::info!("the trace collector takes spans again"),
+                (Ok(()), Some(_)) => tracing::info!("trace export recovered"),
                 _ => {}
             }
             self.failure = outcome.err();
-            let lost = self.queue.dropped.swap(0, Ordering::Relaxed);
-            if lost > 0 {
-                tracing::warn!(
-                    lost,
-                    "spans came faster than the trace collector takes them; lower --trace-sample-ratio"
-                );
+            let dropped = self.queue.dropped.swap(0, Ordering::Relaxed);
+            if dropped > 0 {
+                tracing::warn!(dropped, "span queue overflowed; lower --trace-sample-ratio");
             }
         }
     }

@@ -1,7 +1,7 @@
-//! Spans as OTLP's protobuf: <https://github.com/open-telemetry/opentelemetry-proto>, `trace/v1/trace.proto`.
+//! Encodes spans as OTLP protobuf: <https://github.com/open-telemetry/opentelemetry-proto>, `trace/v1/trace.proto`.
 //!
-//! Written straight from what was recorded. By way of OpenTelemetry's own structures a trace takes five times as long, which of a tenth of all
-//! requests would be more than all other work for traces together.
+//! Encoded directly from the recorded spans. With OpenTelemetry's own structures a trace takes five times as long: for a tenth of all
+//! requests, more than all other tracing work together.
 
 use std::time::SystemTime;
 
@@ -14,47 +14,47 @@ use crate::annotations::{AttributeValue, SpanAnnotation};
 use crate::buffered_trace::{BufferedTrace, SpanRecord};
 use crate::span_attributes::{AttributeWriter, ChildSpans};
 
-/// Longest text, in bytes: clients choose some of them.
+/// Maximum bytes of a text, since clients choose some of them.
 const MAX_TEXT_BYTES: usize = 1024;
 
-/// `SpanFlags`: sampled; whether the parent is of another process is known; it is.
+/// `SpanFlags`: sampled; the next bit is valid; the parent is in another process.
 const SAMPLED: u32 = 1;
 const CONTEXT_HAS_IS_REMOTE: u32 = 0x100;
 const CONTEXT_IS_REMOTE: u32 = 0x200;
-/// `Status.code`
+/// Value of `Status.code` for an error.
 const STATUS_ERROR: u64 = 2;
-/// `ScopeSpans.spans`
+/// Field number of `ScopeSpans.spans`.
 const SPANS: u32 = 2;
-/// `Span.attributes`
+/// Field number of `Span.attributes`.
 const SPAN_ATTRIBUTES: u32 = 9;
 
-/// What is the same in all exports of a process: who exports.
+/// The part that is the same in all exports of a process: resource and scope.
 pub(super) struct OtlpEnvelope {
-    /// `ResourceSpans.resource`
+    /// Encoded field `ResourceSpans.resource`, with its length.
     resource: Vec<u8>,
-    /// `ScopeSpans.scope`
+    /// Encoded field `ScopeSpans.scope`, with its length.
     scope: Vec<u8>,
 }
 
 impl OtlpEnvelope {
-    /// By a process with these attributes, and by code of this name and version.
+    /// Envelope of a process with these resource attributes, and of a scope with this name and version.
     pub(super) fn new<'a>(
         attributes: impl Iterator<Item = (&'a str, AttributeValue<'a>)>,
         (name, version): (&str, &str),
     ) -> Self {
         let mut resource = ProtobufWriter::default();
-        let begun = resource.begin(1);
+        let message = resource.begin(1);
         attributes.for_each(|(key, value)| write_key_value(&mut resource, 1, key, &value));
-        resource.finish(begun);
+        resource.finish(message);
         let mut scope = ProtobufWriter::default();
-        let begun = scope.begin(1);
+        let message = scope.begin(1);
         scope.bytes(1, name.as_bytes());
         scope.bytes(2, version.as_bytes());
-        scope.finish(begun);
+        scope.finish(message);
         Self { resource: resource.into_bytes(), scope: scope.into_bytes() }
     }
 
-    /// What of an `ExportTraceServiceRequest` stands before its spans, if those take so many bytes on [`SpanEncoder`]s.
+    /// The bytes of an `ExportTraceServiceRequest` that precede `spans` bytes of encoded spans.
     pub(super) fn prefix(&self, spans: usize) -> Vec<u8> {
         let scope_spans = self.scope.len() + spans;
         let resource_spans = self.resource.len() + size_of_bytes(scope_spans);
@@ -67,11 +67,11 @@ impl OtlpEnvelope {
     }
 }
 
-/// What time it was when.
+/// Converts monotonic times to wall-clock times.
 #[derive(Debug, Clone, Copy)]
 struct WallClockAnchor {
     now: Instant,
-    /// Nanoseconds since 1970, as OTLP has times.
+    /// Unix time of `now` in nanoseconds, OTLP's unit.
     unix: u64,
 }
 
@@ -90,7 +90,7 @@ impl WallClockAnchor {
     }
 }
 
-/// Spans as they stand in `ScopeSpans`.
+/// Encodes spans as fields of `ScopeSpans`.
 #[derive(Debug)]
 pub(crate) struct SpanEncoder {
     out: ProtobufWriter,
@@ -98,12 +98,12 @@ pub(crate) struct SpanEncoder {
     spans: usize,
 }
 
-/// Which span it is.
+/// Identity, name and times of a span.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SpanHeader<'a> {
     pub(crate) id: SpanId,
     pub(crate) parent: SpanId,
-    /// Whether the parent, if there is one, is of another process.
+    /// Whether the parent, if any, is in another process.
     pub(crate) is_root: bool,
     pub(crate) name: &'a str,
     pub(crate) kind: &'a SpanKind,
@@ -112,44 +112,43 @@ pub(crate) struct SpanHeader<'a> {
 }
 
 impl SpanEncoder {
-    /// An empty page with room for so many bytes.
-    pub(super) fn new(room: usize) -> Self {
-        Self { out: ProtobufWriter::with_capacity(room), clock: WallClockAnchor::now(), spans: 0 }
+    /// An empty encoder with a buffer of `capacity` bytes.
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { out: ProtobufWriter::with_capacity(capacity), clock: WallClockAnchor::now(), spans: 0 }
     }
 
-    /// Spans on it.
+    /// Number of spans encoded so far.
     pub(super) fn spans(&self) -> usize {
         self.spans
     }
 
-    /// All that is on it, for which no more memory is held than twice what it needs.
+    /// The encoded bytes, in at most twice the memory they need.
     pub(super) fn into_bytes(self) -> Bytes {
         let mut bytes = self.out.into_bytes();
         bytes.shrink_to(2 * bytes.len());
         bytes.into()
     }
 
-    /// Writes a span with its steps.
+    /// Encodes a span and its child spans.
     pub(super) fn encode_record(&mut self, trace: &BufferedTrace, record: &SpanRecord) {
-        let SpanRecord { id, parent, is_root, ref name, ref kind, start, end, attributes: ref facts, .. } =
-            *record;
+        let SpanRecord { id, parent, is_root, ref name, ref kind, start, end, ref attributes, .. } = *record;
         let end = end.unwrap_or(start);
-        self.encode_span(trace, &SpanHeader { id, parent, is_root, name, kind, start, end }, |page| {
-            record.annotations.iter().for_each(|note| page.encode_annotation(note));
-            facts.write_attributes(&mut AttributeWriter { encoder: page });
+        self.encode_span(trace, &SpanHeader { id, parent, is_root, name, kind, start, end }, |encoder| {
+            record.annotations.iter().for_each(|annotation| encoder.encode_annotation(annotation));
+            attributes.write_attributes(&mut AttributeWriter { encoder });
         });
-        facts.write_children(&mut ChildSpans { encoder: self, trace, parent: id, start, end });
+        attributes.write_children(&mut ChildSpans { encoder: self, trace, parent: id, start, end });
     }
 
-    /// Writes a span with what `notes` writes on it.
+    /// Encodes a span with the fields that `write_fields` adds.
     pub(crate) fn encode_span(
         &mut self,
         trace: &BufferedTrace,
         span: &SpanHeader<'_>,
-        notes: impl FnOnce(&mut Self),
+        write_fields: impl FnOnce(&mut Self),
     ) {
         self.spans += 1;
-        let begun = self.out.begin(SPANS);
+        let message = self.out.begin(SPANS);
         self.out.bytes(1, &trace.id.to_bytes());
         self.out.bytes(2, &span.id.to_bytes());
         if trace.state != TraceState::NONE {
@@ -163,14 +162,14 @@ impl SpanEncoder {
         self.out.varint(6, kind(span.kind));
         self.out.fixed64(7, self.clock.to_unix_nanos(span.start));
         self.out.fixed64(8, self.clock.to_unix_nanos(span.end));
-        notes(self);
-        let of_parent = if has_parent && span.is_root { CONTEXT_IS_REMOTE } else { 0 };
-        self.out.fixed32(16, (SAMPLED | CONTEXT_HAS_IS_REMOTE | of_parent).to_le_bytes());
-        self.out.finish(begun);
+        write_fields(self);
+        let parent_flag = if has_parent && span.is_root { CONTEXT_IS_REMOTE } else { 0 };
+        self.out.fixed32(16, (SAMPLED | CONTEXT_HAS_IS_REMOTE | parent_flag).to_le_bytes());
+        self.out.finish(message);
     }
 
-    fn encode_annotation(&mut self, note: &SpanAnnotation) {
-        match note {
+    fn encode_annotation(&mut self, annotation: &SpanAnnotation) {
+        match annotation {
             SpanAnnotation::Attribute(key, value) => self.encode_attribute(key, value),
             SpanAnnotation::Event(name, time) => self.encode_event(name, *time),
             SpanAnnotation::Error(problem) => self.encode_error(problem),
@@ -178,31 +177,31 @@ impl SpanEncoder {
     }
 
     fn encode_event(&mut self, name: &str, time: Instant) {
-        let begun = self.out.begin(11);
+        let message = self.out.begin(11);
         self.out.fixed64(1, self.clock.to_unix_nanos(time));
         self.text(2, name);
-        self.out.finish(begun);
+        self.out.finish(message);
     }
 
     pub(crate) fn encode_link(&mut self, to: &SpanContext) {
-        let begun = self.out.begin(13);
+        let message = self.out.begin(13);
         self.out.bytes(1, &to.trace_id().to_bytes());
         self.out.bytes(2, &to.span_id().to_bytes());
-        self.out.finish(begun);
+        self.out.finish(message);
     }
 
     pub(crate) fn encode_error(&mut self, problem: &str) {
-        let begun = self.out.begin(15);
+        let message = self.out.begin(15);
         self.text(2, problem);
         self.out.varint(3, STATUS_ERROR);
-        self.out.finish(begun);
+        self.out.finish(message);
     }
 
     pub(crate) fn encode_attribute(&mut self, key: &str, value: &AttributeValue<'_>) {
         write_key_value(&mut self.out, SPAN_ATTRIBUTES, key, value);
     }
 
-    /// An attribute that is an `ArrayValue`.
+    /// Encodes an attribute with an `ArrayValue`.
     pub(crate) fn encode_array_attribute<'v>(
         &mut self,
         key: &str,
@@ -233,13 +232,13 @@ const fn kind(kind: &SpanKind) -> u64 {
     }
 }
 
-/// A `KeyValue`.
+/// Encodes a `KeyValue` as field number `field`.
 fn write_key_value(out: &mut ProtobufWriter, field: u32, key: &str, value: &AttributeValue<'_>) {
     begin_attribute(out, field, key, size_of_value(value));
     write_any_value(out, value);
 }
 
-/// The start of a `KeyValue` whose `AnyValue` takes so many bytes.
+/// Encodes the start of a `KeyValue` whose `AnyValue` takes `size` bytes.
 #[inline]
 fn begin_attribute(out: &mut ProtobufWriter, field: u32, key: &str, size: usize) {
     out.length_prefix(field, size_of_bytes(key.len()) + size_of_bytes(size));
@@ -247,7 +246,7 @@ fn begin_attribute(out: &mut ProtobufWriter, field: u32, key: &str, size: usize)
     out.length_prefix(2, size);
 }
 
-/// What is in an `AnyValue`.
+/// Encodes the content of an `AnyValue`.
 #[inline]
 fn write_any_value(out: &mut ProtobufWriter, value: &AttributeValue<'_>) {
     match value {
@@ -258,7 +257,7 @@ fn write_any_value(out: &mut ProtobufWriter, value: &AttributeValue<'_>) {
     }
 }
 
-/// Bytes that this takes, which stand before it.
+/// Encoded size of an `AnyValue`'s content, for its length prefix.
 #[inline]
 fn size_of_value(value: &AttributeValue<'_>) -> usize {
     match value {

@@ -1,4 +1,4 @@
-//! Connections to a collector.
+//! TLS connections to a collector.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,29 +12,28 @@ use rustls::{ClientConfig, RootCertStore};
 
 use crate::options::OtlpProtocol;
 
-/// Whose certificates a collector is known by cannot be told.
+/// TLS for the collector cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum CollectorTlsError {
-    /// The file cannot be read.
+    /// The CA file cannot be read.
     #[error("{path}: {problem}")]
     File {
-        /// The file.
+        /// Path of the CA file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the read or of the PEM parser.
         problem: pem::Error,
     },
-    /// The machine trusts nobody.
-    #[error("this machine has no certificates of authorities; name a file of them with --otlp-ca")]
+    /// The system store has no CA.
+    #[error("the system store has no CA certificates; set --otlp-ca")]
     NoRoots,
-    /// The file has no certificate that can be used.
-    #[error("{0}: there is no usable certificate of an authority in it")]
+    /// The file contains no usable certificate.
+    #[error("{0}: the file contains no usable CA certificate")]
     Empty(PathBuf),
-    /// rustls refuses its settings.
     #[error(transparent)]
     Rustls(#[from] rustls::Error),
 }
 
-/// Connects with or without TLS, as the address says.
+/// Creates a connector, with TLS if the address is https://.
 pub(super) fn connector(
     protocol: OtlpProtocol,
     is_https: bool,
@@ -57,9 +56,9 @@ pub(super) fn connector(
 }
 
 fn roots_from_file(path: &Path) -> Result<RootCertStore, CollectorTlsError> {
-    let wrong = |problem| CollectorTlsError::File { path: path.to_owned(), problem };
-    let found = CertificateDer::pem_file_iter(path).map_err(wrong)?;
-    let found = found.collect::<Result<Vec<_>, _>>().map_err(wrong)?;
+    let invalid = |problem| CollectorTlsError::File { path: path.to_owned(), problem };
+    let found = CertificateDer::pem_file_iter(path).map_err(invalid)?;
+    let found = found.collect::<Result<Vec<_>, _>>().map_err(invalid)?;
     let mut roots = RootCertStore::empty();
     roots.add_parsable_certificates(found);
     if roots.is_empty() { Err(CollectorTlsError::Empty(path.to_owned())) } else { Ok(roots) }

@@ -30,19 +30,19 @@ fn start(options: &TelemetryArgs, delay: Duration) -> Tracer {
 
 async fn sampling(ratio: f64) -> (OtlpTestReceiver, Tracer) {
     let receiver = OtlpTestReceiver::start(None).await;
-    let traces = start(&options(&receiver.endpoint, ratio), EXPORT_DELAY);
-    (receiver, traces)
+    let tracer = start(&options(&receiver.endpoint, ratio), EXPORT_DELAY);
+    (receiver, tracer)
 }
 
-fn server(traces: &Tracer, name: &'static str) -> SpanHandle {
-    traces.server_span(name, &HeaderMap::new(), Instant::now(), || ())
+fn server(tracer: &Tracer, name: &'static str) -> SpanHandle {
+    tracer.server_span(name, &HeaderMap::new(), Instant::now(), || ())
 }
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn named<'a>(spans: &'a [Span], name: &str) -> &'a Span {
+fn span_named<'a>(spans: &'a [Span], name: &str) -> &'a Span {
     spans.iter().find(|span| span.name == name).unwrap_or_else(|| panic!("no span {name}"))
 }
 
@@ -59,11 +59,11 @@ fn caller(flags: &str) -> HeaderMap {
 }
 
 #[tokio::test]
-async fn spans_keep_the_callers_trace_and_link_up() {
-    let (mut receiver, traces) = sampling(1.0).await;
+async fn spans_join_the_callers_trace() {
+    let (mut receiver, tracer) = sampling(1.0).await;
     let before = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();
     let start = Instant::now();
-    let mut server = traces.server_span("POST", &caller("01"), start, || ());
+    let mut server = tracer.server_span("POST", &caller("01"), start, || ());
     server.rename("chat llama");
     server.set("gen_ai.request.model", "llama");
     server.set("gen_ai.usage.input_tokens", 42_u32);
@@ -74,12 +74,12 @@ async fn spans_keep_the_callers_trace_and_link_up() {
     let mut upstream = caller("00");
     prefill.inject(&mut upstream);
     prefill.end();
-    let mut again =
-        server.child_at("prefill again", SpanKind::Client, start, || TestRetrySpan { start, failed });
-    again.set_end(start + Duration::from_secs(1));
-    again.end();
+    let mut retry =
+        server.child_at("prefill retry", SpanKind::Client, start, || TestRetrySpan { start, failed });
+    retry.set_end(start + Duration::from_secs(1));
+    retry.end();
     server.end();
-    traces.shutdown(TEST_TIMEOUT).await.unwrap();
+    tracer.shutdown(TEST_TIMEOUT).await.unwrap();
 
     let (_, request) = receiver.received.try_recv().unwrap();
     let resource = request.resource_spans[0].resource.clone().unwrap();
@@ -88,7 +88,7 @@ async fn spans_keep_the_callers_trace_and_link_up() {
     let spans = spans_of(request);
     assert_eq!(spans.len(), 4);
 
-    let server = named(&spans, "chat llama");
+    let server = span_named(&spans, "chat llama");
     assert_eq!((hex(&server.trace_id).as_str(), hex(&server.parent_span_id).as_str()), (TRACE, CALLER));
     assert_eq!((server.kind, server.flags), (2, 0x301), "server, below a remote parent");
     assert_eq!(server.trace_state, "vendor=opaque");
@@ -96,15 +96,15 @@ async fn spans_keep_the_callers_trace_and_link_up() {
     assert_eq!(attribute(server, "gen_ai.usage.input_tokens"), Some(AnyValue::IntValue(42)));
     assert!(server.start_time_unix_nano <= server.end_time_unix_nano);
 
-    let prefill = named(&spans, "prefill");
+    let prefill = span_named(&spans, "prefill");
     assert_eq!(hex(&prefill.trace_id), TRACE);
     assert_eq!(prefill.parent_span_id, server.span_id);
-    assert_eq!((prefill.kind, prefill.flags), (3, 0x101), "client, below one of ours");
-    // Either way: of the two clocks that say when it was, neither is read first for sure.
-    let off = u128::from(prefill.start_time_unix_nano).abs_diff(before.as_nanos());
+    assert_eq!((prefill.kind, prefill.flags), (3, 0x101), "client, below a local parent");
+    // Compared in both directions: the two clocks are read in no guaranteed order.
+    let offset = u128::from(prefill.start_time_unix_nano).abs_diff(before.as_nanos());
     assert!(
-        off < TEST_TIMEOUT.as_nanos() && prefill.start_time_unix_nano == server.start_time_unix_nano,
-        "{off}"
+        offset < TEST_TIMEOUT.as_nanos() && prefill.start_time_unix_nano == server.start_time_unix_nano,
+        "{offset}"
     );
     let status = prefill.status.clone().unwrap();
     assert_eq!((status.code, status.message.as_str()), (2, "refused"));
@@ -112,16 +112,16 @@ async fn spans_keep_the_callers_trace_and_link_up() {
     assert_eq!(upstream["traceparent"], format!("00-{TRACE}-{}-01", hex(&prefill.span_id)));
     assert_eq!(upstream["tracestate"], "vendor=opaque");
 
-    let again = named(&spans, "prefill again");
-    assert_eq!((&again.links[0].trace_id, &again.links[0].span_id), (&prefill.trace_id, &prefill.span_id));
-    assert!(attribute(again, "why").is_some());
-    let Some(AnyValue::ArrayValue(tries)) = attribute(again, "tries") else { panic!("{again:?}") };
+    let retry = span_named(&spans, "prefill retry");
+    assert_eq!((&retry.links[0].trace_id, &retry.links[0].span_id), (&prefill.trace_id, &prefill.span_id));
+    assert!(attribute(retry, "why").is_some());
+    let Some(AnyValue::ArrayValue(tries)) = attribute(retry, "tries") else { panic!("{retry:?}") };
     let tries: Vec<_> = tries.values.into_iter().map(|value| value.value.unwrap()).collect();
     assert_eq!(tries, [AnyValue::IntValue(0), AnyValue::IntValue(1)]);
-    let step = named(&spans, "step");
-    assert_eq!((&step.parent_span_id, step.flags, step.kind), (&again.span_id, 0x101, 1));
+    let step = span_named(&spans, "step");
+    assert_eq!((&step.parent_span_id, step.flags, step.kind), (&retry.span_id, 0x101, 1));
     assert_eq!(step.end_time_unix_nano - step.start_time_unix_nano, 1_000_000_000);
-    assert_eq!(step.end_time_unix_nano, again.end_time_unix_nano);
+    assert_eq!(step.end_time_unix_nano, retry.end_time_unix_nano);
     assert_eq!(attribute(step, "of"), Some(AnyValue::StringValue("the step".to_owned())));
 }
 
@@ -131,20 +131,20 @@ struct TestRetrySpan {
 }
 
 impl SpanAttributes for TestRetrySpan {
-    fn write_attributes(&self, notes: &mut AttributeWriter<'_>) {
-        notes.set("why", "told only when exported");
-        notes.link(&self.failed);
-        notes.list("tries", [0_u32, 1]);
+    fn write_attributes(&self, attributes: &mut AttributeWriter<'_>) {
+        attributes.set("why", "written only when exported");
+        attributes.link(&self.failed);
+        attributes.list("tries", [0_u32, 1]);
     }
 
-    fn write_children(&self, steps: &mut ChildSpans<'_>) {
-        let end = steps.end();
-        steps.add("step", (self.start, end), |notes| notes.set("of", "the step"));
+    fn write_children(&self, children: &mut ChildSpans<'_>) {
+        let end = children.end();
+        children.add("step", (self.start, end), |attributes| attributes.set("of", "the step"));
     }
 }
 
 #[tokio::test]
-async fn exports_go_on_while_the_program_runs() {
+async fn spans_are_exported_while_the_program_runs() {
     for protocol in [OtlpProtocol::Http, OtlpProtocol::Grpc] {
         let mut receiver = OtlpTestReceiver::start(None).await;
         let options = TelemetryArgs {
@@ -155,11 +155,11 @@ async fn exports_go_on_while_the_program_runs() {
             )])),
             ..options(&receiver.endpoint, 1.0)
         };
-        let traces = start(&options, Duration::from_millis(10));
+        let tracer = start(&options, Duration::from_millis(10));
         for name in ["first", "second", "third"] {
-            // A collector that is busy is asked again.
+            // A busy collector is retried.
             *receiver.busy_responses.busy.lock() = 1;
-            server(&traces, name).end();
+            server(&tracer, name).end();
             let (headers, request) =
                 tokio::time::timeout(TEST_TIMEOUT, receiver.received.recv()).await.unwrap().unwrap();
             assert_eq!(headers["api-key"], "k");
@@ -168,71 +168,72 @@ async fn exports_go_on_while_the_program_runs() {
             assert_eq!(spans[0].name, name);
             assert!(spans[0].parent_span_id.is_empty(), "a root");
         }
-        traces.shutdown(TEST_TIMEOUT).await.unwrap();
+        tracer.shutdown(TEST_TIMEOUT).await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_collector_behind_tls_is_known_by_its_certificate() {
-    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+async fn a_collector_with_tls_is_verified_by_its_certificate() {
+    let certificate = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let ca = folder.path().join("ca.pem");
-    std::fs::write(&ca, made.cert.pem()).unwrap();
+    std::fs::write(&ca, certificate.cert.pem()).unwrap();
     for (protocol, alpn) in [(OtlpProtocol::Http, "http/1.1"), (OtlpProtocol::Grpc, "h2")] {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let key = rustls::pki_types::PrivateKeyDer::try_from(made.signing_key.serialize_der()).unwrap();
+        let key =
+            rustls::pki_types::PrivateKeyDer::try_from(certificate.signing_key.serialize_der()).unwrap();
         let mut config = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_no_client_auth()
-            .with_single_cert(vec![made.cert.der().clone()], key)
+            .with_single_cert(vec![certificate.cert.der().clone()], key)
             .unwrap();
         config.alpn_protocols = vec![alpn.into()];
         let mut receiver = OtlpTestReceiver::start(Some(config)).await;
         for ca in [Some(ca.clone()), None] {
-            let known = ca.is_some();
+            let trusted = ca.is_some();
             let options = TelemetryArgs {
                 otlp_protocol: Some(protocol),
                 otlp_ca: ca,
                 ..options(&receiver.endpoint, 1.0)
             };
             let target = options.target(|_| None).unwrap().unwrap();
-            // A machine without any certificates says so at once.
-            let Ok(traces) = Tracer::start_export(&options, target, "moongate", EXPORT_DELAY) else {
-                assert!(!known);
+            // On a machine without CA certificates the start fails.
+            let Ok(tracer) = Tracer::start_export(&options, target, "moongate", EXPORT_DELAY) else {
+                assert!(!trusted);
                 continue;
             };
-            server(&traces, "secret").end();
-            assert_eq!(traces.shutdown(TEST_TIMEOUT).await.is_ok(), known);
-            assert_eq!(receiver.spans().len(), usize::from(known));
+            server(&tracer, "secret").end();
+            assert_eq!(tracer.shutdown(TEST_TIMEOUT).await.is_ok(), trusted);
+            assert_eq!(receiver.spans().len(), usize::from(trusted));
         }
     }
 }
 
 #[tokio::test]
 async fn after_the_shutdown_there_are_no_spans() {
-    let (mut receiver, traces) = sampling(1.0).await;
-    server(&traces, "only").end();
-    traces.shutdown(TEST_TIMEOUT).await.unwrap();
+    let (mut receiver, tracer) = sampling(1.0).await;
+    server(&tracer, "only").end();
+    tracer.shutdown(TEST_TIMEOUT).await.unwrap();
     assert_eq!(receiver.spans().len(), 1);
-    traces.shutdown(TEST_TIMEOUT).await.expect("a second time is nothing");
+    tracer.shutdown(TEST_TIMEOUT).await.expect("a second shutdown does nothing");
     let mut headers = caller("01");
-    traces.server_span("late", &headers, Instant::now(), || ()).inject(&mut headers);
+    tracer.server_span("late", &headers, Instant::now(), || ()).inject(&mut headers);
     assert_eq!(headers, caller("01"));
 }
 
 #[tokio::test]
-async fn the_sampler_decides_unless_the_caller_has() {
-    let (mut receiver, traces) = sampling(0.0).await;
+async fn the_callers_sampling_decision_takes_precedence() {
+    let (mut receiver, tracer) = sampling(0.0).await;
     for _ in 0..100 {
-        let mut root = server(&traces, "root");
+        let mut root = server(&tracer, "root");
         root.set("key", "value");
         root.child("child", SpanKind::Client).end();
         assert_eq!(root.exported_trace_id(), None);
     }
-    // Not sampled, and still the same trace for whoever comes next.
+    // Not sampled, but the trace context is still propagated.
     let mut headers = caller("00");
-    traces
+    tracer
         .server_span("unsampled", &headers, Instant::now(), || ())
         .child("child", SpanKind::Client)
         .inject(&mut headers);
@@ -240,8 +241,8 @@ async fn the_sampler_decides_unless_the_caller_has() {
     assert!(parent.starts_with(&format!("00-{TRACE}-")) && parent.ends_with("-00"), "{parent}");
     assert!(!parent.contains(CALLER), "{parent}");
 
-    traces.server_span("chosen by the caller", &caller("01"), Instant::now(), || ()).end();
-    traces.shutdown(TEST_TIMEOUT).await.unwrap();
+    tracer.server_span("chosen by the caller", &caller("01"), Instant::now(), || ()).end();
+    tracer.shutdown(TEST_TIMEOUT).await.unwrap();
     let spans = receiver.spans();
     assert_eq!(spans.len(), 1);
     assert_eq!(spans[0].name, "chosen by the caller");
@@ -256,9 +257,9 @@ fn a_share_of_traces_is_sampled() {
 }
 
 #[tokio::test]
-async fn what_ends_badly_is_exported_with_all_that_came_before() {
-    let (mut receiver, traces) = sampling(0.0).await;
-    let mut bad = server(&traces, "bad");
+async fn failed_traces_are_exported_with_earlier_spans() {
+    let (mut receiver, tracer) = sampling(0.0).await;
+    let mut bad = server(&tracer, "bad");
     bad.child("before", SpanKind::Client).end();
     let open = bad.child("after the root", SpanKind::Client);
     bad.force_export("error");
@@ -266,11 +267,11 @@ async fn what_ends_badly_is_exported_with_all_that_came_before() {
     bad.child("after", SpanKind::Client).end();
     bad.end();
     open.end();
-    let good = server(&traces, "good");
+    let good = server(&tracer, "good");
     let late = good.child("late", SpanKind::Client);
     good.end();
     late.end();
-    traces.shutdown(TEST_TIMEOUT).await.unwrap();
+    tracer.shutdown(TEST_TIMEOUT).await.unwrap();
     let spans = receiver.spans();
     let names: Vec<&str> = spans.iter().map(|span| span.name.as_str()).collect();
     assert_eq!(names, ["before", "after", "bad", "after the root"]);
@@ -278,67 +279,67 @@ async fn what_ends_badly_is_exported_with_all_that_came_before() {
 }
 
 #[tokio::test]
-async fn when_all_is_bad_only_some_of_it_is_exported() {
-    let (mut receiver, traces) = sampling(0.0).await;
-    let began = Instant::now();
+async fn forced_exports_are_limited_per_second() {
+    let (mut receiver, tracer) = sampling(0.0).await;
+    let started = Instant::now();
     for _ in 0..1000 {
-        server(&traces, "bad").force_export("error");
+        server(&tracer, "bad").force_export("error");
     }
-    let most = 50 * (usize::try_from(began.elapsed().as_secs()).unwrap() + 2);
-    traces.shutdown(TEST_TIMEOUT).await.unwrap();
+    let max = 50 * (usize::try_from(started.elapsed().as_secs()).unwrap() + 2);
+    tracer.shutdown(TEST_TIMEOUT).await.unwrap();
     let exported = receiver.spans().len();
-    assert!((50..=most).contains(&exported), "{exported}");
+    assert!((50..=max).contains(&exported), "{exported}");
 }
 
 #[tokio::test]
-async fn on_a_span_is_only_written_so_much() {
-    let (mut receiver, traces) = sampling(1.0).await;
-    let mut span = server(&traces, "chatty");
+async fn annotations_per_span_are_limited() {
+    let (mut receiver, tracer) = sampling(1.0).await;
+    let mut span = server(&tracer, "chatty");
     for _ in 0..1000 {
         span.set("key", true);
     }
     span.end();
-    traces.shutdown(TEST_TIMEOUT).await.unwrap();
+    tracer.shutdown(TEST_TIMEOUT).await.unwrap();
     assert_eq!(receiver.spans()[0].attributes.len(), 128);
 }
 
 #[tokio::test]
 async fn a_long_trace_is_exported_in_parts() {
-    let (mut receiver, traces) = sampling(1.0).await;
-    let root = traces.internal_span("root", Instant::now());
+    let (mut receiver, tracer) = sampling(1.0).await;
+    let root = tracer.internal_span("root", Instant::now());
     for _ in 0..200 {
         root.child("child", SpanKind::Internal).end();
     }
     root.end();
-    traces.shutdown(TEST_TIMEOUT).await.unwrap();
+    tracer.shutdown(TEST_TIMEOUT).await.unwrap();
     assert_eq!(receiver.spans().len(), 201);
 }
 
-/// One collector refuses connections, the other takes them and never answers.
+/// One collector refuses connections, the other accepts them and never responds.
 #[tokio::test]
-async fn a_dead_collector_holds_up_nothing() {
+async fn a_dead_collector_does_not_delay_spans() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let addresses = [silent.local_addr().unwrap(), gone.local_addr().unwrap()];
-    drop(gone);
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let addresses = [silent.local_addr().unwrap(), closed.local_addr().unwrap()];
+    drop(closed);
     for address in addresses {
-        let traces = start(&options(&format!("http://{address}"), 1.0), Duration::from_millis(1));
-        // More than there is room for: a request that had to wait for room would wait for the collector.
+        let tracer = start(&options(&format!("http://{address}"), 1.0), Duration::from_millis(1));
+        // More spans than the queue holds: if spans waited for space, they would wait for the collector.
         for _ in 0..MAX_QUEUED_SPANS * 2 {
-            server(&traces, "lost").end();
+            server(&tracer, "lost").end();
         }
-        let began = Instant::now();
-        assert!(traces.shutdown(Duration::from_millis(200)).await.is_err());
-        assert!(began.elapsed() < TEST_TIMEOUT, "{:?}", began.elapsed());
+        let started = Instant::now();
+        assert!(tracer.shutdown(Duration::from_millis(200)).await.is_err());
+        assert!(started.elapsed() < TEST_TIMEOUT, "{:?}", started.elapsed());
     }
 }
 
 #[test]
-fn off_does_nothing_and_lets_headers_through() {
-    let traces = Tracer::disabled();
-    assert_eq!(traces.slow_threshold(), Duration::MAX);
+fn disabled_tracing_passes_headers_through() {
+    let tracer = Tracer::disabled();
+    assert_eq!(tracer.slow_threshold(), Duration::MAX);
     let mut headers = caller("01");
-    let mut span = traces.server_span("root", &headers, Instant::now(), || ());
+    let mut span = tracer.server_span("root", &headers, Instant::now(), || ());
     span.set("key", 1_u32);
     span.error("nothing");
     span.force_export("error");

@@ -1,4 +1,4 @@
-//! Containers as their kubelet remembers them, and as a pod's status tells of them.
+//! State of containers at the fake kubelet, and their entries in a pod's status.
 
 use k8s_openapi::api::core::v1::{Container as Spec, ContainerStatus, PodReadinessGate, PodStatus};
 use k8s_openapi::jiff::Timestamp;
@@ -12,12 +12,12 @@ pub(super) struct FakeContainer {
     image: String,
     image_id: String,
     restarts: i32,
-    /// From when on it runs.
+    /// Time when a starting container runs; `None` once it runs.
     ready_at: Option<Instant>,
 }
 
 impl FakeContainer {
-    /// What a status says ran before this kubelet.
+    /// State recorded in a status before this kubelet started.
     pub(super) fn from_status(status: &ContainerStatus) -> Self {
         Self {
             image: status.image.clone(),
@@ -27,17 +27,22 @@ impl FakeContainer {
         }
     }
 
-    /// Whether it runs another image than it is to run.
+    /// Whether it runs another image than `image`.
     pub(super) fn is_outdated(&self, image: &str) -> bool {
         !self.image.is_empty() && self.image != image
     }
 
-    /// Starts it, or starts it again if its image has changed. Answers when it will be up, if it is not.
-    pub(super) fn reconcile(&mut self, image: &str, now: Instant, pace: KubeletTimings) -> Option<Instant> {
+    /// Starts the container, or restarts it if its image changed. Returns when it will run, if it does not run yet.
+    pub(super) fn reconcile(
+        &mut self,
+        image: &str,
+        now: Instant,
+        timings: KubeletTimings,
+    ) -> Option<Instant> {
         if self.image != image {
             self.ready_at = Some(now);
             if !self.image.is_empty() {
-                self.ready_at = Some(now + pace.restart);
+                self.ready_at = Some(now + timings.restart);
                 self.restarts += 1;
             }
             image.clone_into(&mut self.image);
@@ -61,8 +66,8 @@ impl FakeContainer {
     }
 }
 
-/// The status of a container of a pod that ends by itself: it has done so at once, or could not begin for want of a shell, or
-/// waits for an image that is absent.
+/// The status of a container of a pod that runs to completion: it has completed at once, or could not start for lack of a shell, or waits
+/// for an absent image.
 pub(super) fn completed_status(container: &Spec) -> Value {
     let image = container.image.as_deref().unwrap_or_default();
     if image.starts_with("absent") {
@@ -74,7 +79,7 @@ pub(super) fn completed_status(container: &Spec) -> Value {
         "restartCount": 0, "state": { "terminated": { "reason": reason, "exitCode": code } } })
 }
 
-/// The pod's conditions, if these or its containers are not what its status says.
+/// The pod's changed conditions, or `None` if the status is already up to date.
 pub(super) fn changed_conditions<'a>(
     live: Option<&PodStatus>,
     containers: &[Value],
@@ -82,7 +87,7 @@ pub(super) fn changed_conditions<'a>(
 ) -> Option<Vec<Value>> {
     let is = |kind: &str| {
         let mut conditions = live.iter().flat_map(|live| live.conditions.iter().flatten());
-        conditions.find(|one| one.type_ == kind).map(|one| one.status == "True")
+        conditions.find(|condition| condition.type_ == kind).map(|condition| condition.status == "True")
     };
     let up = containers.iter().all(|container| container["ready"] == true);
     let ready = up && gates.all(|gate| is(&gate.condition_type) == Some(true));
@@ -92,12 +97,12 @@ pub(super) fn changed_conditions<'a>(
             "lastTransitionTime": format!("{:.0}", Timestamp::now()) })
     });
     let new: Vec<Value> = new.collect();
-    let said = live.and_then(|live| live.container_statuses.as_deref()).unwrap_or_default();
-    let is_said = said.len() == containers.len()
-        && said.iter().zip(containers).all(|(said, container)| {
-            container["ready"] == said.ready
-                && container["imageID"] == said.image_id.as_str()
-                && container["restartCount"] == said.restart_count
+    let current = live.and_then(|live| live.container_statuses.as_deref()).unwrap_or_default();
+    let is_current = current.len() == containers.len()
+        && current.iter().zip(containers).all(|(status, container)| {
+            container["ready"] == status.ready
+                && container["imageID"] == status.image_id.as_str()
+                && container["restartCount"] == status.restart_count
         });
-    (!is_said || !new.is_empty()).then_some(new)
+    (!is_current || !new.is_empty()).then_some(new)
 }

@@ -1,5 +1,5 @@
-//! A kubelet without containers: binds pods, runs them, honours readiness gates, restarts a container whose image changes.
-//! What runs in pods is a [`PodRuntime`]'s.
+//! A kubelet without containers: binds pods, runs them, evaluates readiness gates, restarts a container whose image changes. A
+//! [`PodRuntime`] defines what runs in the pods.
 
 mod container;
 mod pods;
@@ -18,59 +18,59 @@ use tokio::task::JoinSet;
 use crate::ControlPlaneError;
 use pods::KubeletContext;
 
-/// Between two signs of life. Without them the node's pods are marked after 40 s.
+/// Interval of lease renewals. Without them the node's pods are marked not ready after 40 s.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
-/// How long things take, beside what the runtime takes.
+/// Durations of simulated operations, in addition to the runtime's.
 #[derive(Debug, Clone, Copy)]
 pub struct KubeletTimings {
-    /// From a pod's binding until its containers run.
+    /// Time from a pod's binding until its containers run.
     pub start: Duration,
-    /// For which a container is down when its image changes.
+    /// Downtime of a container when its image changes.
     pub restart: Duration,
-    /// From a pod's deletion until it is gone.
+    /// Time from a pod's deletion until it is gone.
     pub stop: Duration,
 }
 
 impl Default for KubeletTimings {
     fn default() -> Self {
-        let little = Duration::from_millis(100);
-        Self { start: little, restart: little, stop: little }
+        let short = Duration::from_millis(100);
+        Self { start: short, restart: short, stop: short }
     }
 }
 
-/// What runs in pods that do not end by themselves. Each pod is looked after by itself, so that calls for several come at a time.
+/// Runtime of pods that run indefinitely. Each pod has its own task, so calls for several pods are concurrent.
 pub trait PodRuntime: Send + Sync + 'static {
-    /// A pod begins. Answers its address. It is asked once for each pod, unless another kubelet has begun it.
+    /// Starts a pod and returns its address. Called once per pod, unless another kubelet has started it.
     fn start(&self, pod: &Pod) -> impl Future<Output = String> + Send;
 
-    /// A container of the pod has been given another image.
+    /// Called when the image of a container has changed.
     fn restart(&self, pod: &Pod, container: &str) -> impl Future<Output = ()> + Send;
 
-    /// The pod is deleted, and is gone when this is done. It is asked again if that is not heard.
+    /// Stops a deleted pod, which is gone when this returns. Called again if the deletion fails.
     fn stop(&self, _pod: &Pod) -> impl Future<Output = ()> + Send {
         async {}
     }
 
-    /// How a container is that was started.
+    /// Health of a started container.
     fn state(&self, _pod: &Pod, _container: &str) -> ContainerHealth {
         ContainerHealth::default()
     }
 
-    /// Waits until the state of one of the pod's containers has changed since it was last asked for.
+    /// Waits until the health of one of the pod's containers has changed since the last call of `state`.
     fn changed(&self, _pod: &Pod) -> impl Future<Output = ()> + Send {
         std::future::pending()
     }
 }
 
-/// What a runtime knows of a container. By itself it runs and is ready.
+/// Health of a container; by default it runs and is ready.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContainerHealth {
-    /// Whether its process is there.
+    /// Whether its process is running.
     pub is_running: bool,
-    /// Whether its probes say that it can be used.
+    /// Whether its readiness probe succeeds.
     pub is_ready: bool,
-    /// How often it has ended by itself and was started again.
+    /// How often it exited by itself and was restarted.
     pub exit_count: i32,
 }
 
@@ -80,7 +80,7 @@ impl Default for ContainerHealth {
     }
 }
 
-/// The runtime of pods in which nothing runs.
+/// A runtime that runs nothing.
 #[derive(Debug, Clone, Copy)]
 pub struct NoopRuntime;
 
@@ -92,68 +92,69 @@ impl PodRuntime for NoopRuntime {
     async fn restart(&self, _: &Pod, _: &str) {}
 }
 
-/// Runs the pods of one namespace. It ends when it is dropped.
+/// Runs the pods of one namespace until dropped.
 #[derive(Debug)]
 pub struct FakeKubelet {
     _tasks: JoinSet<()>,
 }
 
 impl FakeKubelet {
-    /// Starts it with a node of its own, to which it binds all pods. The client looks into `namespace` unless told otherwise.
+    /// Starts a kubelet with its own node, to which it binds all pods. The client's default namespace must be `namespace`.
     ///
     /// # Errors
-    /// The node cannot be made.
+    /// When the node cannot be created.
     pub async fn start(
         client: Client,
         namespace: &str,
-        pace: KubeletTimings,
+        timings: KubeletTimings,
     ) -> Result<Self, ControlPlaneError> {
-        Self::run(client, namespace, pace, NoopRuntime).await
+        Self::run(client, namespace, timings, NoopRuntime).await
     }
 
-    /// The same, with something that runs in pods.
+    /// As [`Self::start`], with a runtime.
     ///
     /// # Errors
     /// As [`Self::start`].
     pub async fn run(
         client: Client,
         namespace: &str,
-        pace: KubeletTimings,
+        timings: KubeletTimings,
         runtime: impl PodRuntime,
     ) -> Result<Self, ControlPlaneError> {
         let name = format!("node-{namespace}");
         let nodes = Api::<Node>::all(client.clone());
         let node: Node = read(json!({ "metadata": { "name": name } }))?;
         nodes.create(&PostParams::default(), &node).await?;
-        // Without any resources, so that the scheduler leaves it alone.
+        // Without resources, so the scheduler ignores the node.
         let status = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True" }] } });
         nodes.patch_status(&name, &PatchParams::default(), &Patch::Strategic(status)).await?;
         let leases = Api::<Lease>::namespaced(client.clone(), "kube-node-lease");
-        let place = KubeletContext::new(Api::default_namespaced(client), Some(name.clone()), pace, runtime);
+        let context =
+            KubeletContext::new(Api::default_namespaced(client), Some(name.clone()), timings, runtime);
         let mut tasks = JoinSet::new();
         tasks.spawn(renew_node_lease(leases, name));
-        tasks.spawn(pods::watch_pods(Arc::new(place)));
+        tasks.spawn(pods::watch_pods(Arc::new(context)));
         Ok(Self { _tasks: tasks })
     }
 
-    /// Starts one for whatever nodes the scheduler binds the pods of the client's namespace to.
-    pub fn start_for_scheduled(client: Client, pace: KubeletTimings) -> Self {
-        let place = KubeletContext::new(Api::default_namespaced(client), None, pace, NoopRuntime);
+    /// Starts a kubelet for all nodes to which the scheduler binds pods of the client's namespace.
+    pub fn start_for_scheduled(client: Client, timings: KubeletTimings) -> Self {
+        let context = KubeletContext::new(Api::default_namespaced(client), None, timings, NoopRuntime);
         let mut tasks = JoinSet::new();
-        tasks.spawn(pods::watch_pods(Arc::new(place)));
+        tasks.spawn(pods::watch_pods(Arc::new(context)));
         Self { _tasks: tasks }
     }
 }
 
-/// An address in `network`.0.0.0/8: another one for each pod, as far as a test has pods.
+/// An address in `network`.0.0.0/8, derived from the pod's uid and unique in practice.
 pub fn pod_address(pod: &Pod, network: u8) -> String {
     let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-    let byte = |at: usize| uid.get(at..at + 2).and_then(|text| u8::from_str_radix(text, 16).ok());
-    let [a, b, c] = [0, 2, 4].map(|at| byte(at).unwrap_or_default());
+    let byte = |offset: usize| uid.get(offset..offset + 2).and_then(|text| u8::from_str_radix(text, 16).ok());
+    let [a, b, c] = [0, 2, 4].map(|offset| byte(offset).unwrap_or_default());
     format!("{network}.{a}.{b}.{c}")
 }
 
-/// Tells again and again that the node lives.
+/// Renews the node's lease periodically.
 async fn renew_node_lease(leases: Api<Lease>, node: String) {
     loop {
         let spec = json!({ "holderIdentity": node, "leaseDurationSeconds": 40,
@@ -172,7 +173,7 @@ fn read<T: serde::de::DeserializeOwned>(object: Value) -> Result<T, Error> {
     serde_json::from_value(object).map_err(Error::SerdeError)
 }
 
-#[expect(clippy::print_stderr, reason = "for whoever reads a test's output")]
+#[expect(clippy::print_stderr, reason = "shown in the test's output")]
 fn log_error(error: &dyn std::error::Error) {
     eprintln!("kubelet: {error}");
 }

@@ -1,4 +1,4 @@
-//! A pod's life on its node.
+//! Lifecycle of pods on their node.
 
 use std::collections::{BTreeMap, HashMap};
 use std::pin::pin;
@@ -19,24 +19,24 @@ use tokio::time::Instant;
 use super::container::{FakeContainer, changed_conditions, completed_status};
 use super::{KubeletTimings, PodRuntime, log_error, read};
 
-/// Requests at a time.
+/// Maximum number of concurrent API requests.
 const MAX_CONCURRENT_REQUESTS: usize = 8;
-/// Before something that failed is tried again.
+/// Delay before a failed operation is retried.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// Where pods run.
+/// Context shared by all pods of a kubelet.
 pub(super) struct KubeletContext<R> {
     pods: Api<Pod>,
-    /// To which pods are bound. Without it the scheduler binds them.
+    /// Node to which pods are bound; `None`: the scheduler binds them.
     node: Option<String>,
-    pace: KubeletTimings,
+    timings: KubeletTimings,
     runtime: R,
     request_permits: Semaphore,
 }
 
-/// Runs each pod in a task of its own, which gets whatever becomes known of it.
-pub(super) async fn watch_pods(place: Arc<KubeletContext<impl PodRuntime>>) {
-    let mut events = pin!(watcher(place.pods.clone(), Config::default()).default_backoff());
+/// Runs each pod in its own task, which receives the pod's updates.
+pub(super) async fn watch_pods(context: Arc<KubeletContext<impl PodRuntime>>) {
+    let mut events = pin!(watcher(context.pods.clone(), Config::default()).default_backoff());
     let mut known: HashMap<String, watch::Sender<Pod>> = HashMap::new();
     let mut tasks = JoinSet::new();
     loop {
@@ -48,7 +48,7 @@ pub(super) async fn watch_pods(place: Arc<KubeletContext<impl PodRuntime>>) {
                 } else {
                     let (sender, receiver) = watch::channel(pod);
                     known.insert(uid, sender);
-                    tasks.spawn(run(Arc::clone(&place), receiver));
+                    tasks.spawn(run(Arc::clone(&context), receiver));
                 }
             }
             Ok(Some(Event::Delete(pod))) => {
@@ -62,17 +62,17 @@ pub(super) async fn watch_pods(place: Arc<KubeletContext<impl PodRuntime>>) {
     }
 }
 
-/// What a pod waits for.
+/// When a pod is reconciled next.
 enum PodWait {
-    /// Something else to change it.
+    /// After the next change of the pod or its health.
     Change,
-    /// A time.
+    /// At this time, or after a change.
     At(Instant),
-    /// Nothing more.
+    /// Never: the pod is done.
     Nothing,
 }
 
-/// A pod as its kubelet remembers it.
+/// State of a pod at its kubelet.
 #[derive(Default)]
 struct TrackedPod {
     bound_at: Option<Instant>,
@@ -82,7 +82,7 @@ struct TrackedPod {
 }
 
 impl TrackedPod {
-    /// What the pod's status says of the time before this kubelet.
+    /// State recorded in the pod's status before this kubelet started.
     fn from_status(pod: &Pod) -> Self {
         let Some(status) = &pod.status else { return Self::default() };
         let containers = status.container_statuses.iter().flatten();
@@ -92,11 +92,11 @@ impl TrackedPod {
     }
 }
 
-async fn run(place: Arc<KubeletContext<impl PodRuntime>>, mut pods: watch::Receiver<Pod>) {
-    let mut memory = TrackedPod::from_status(&pods.borrow());
+async fn run(context: Arc<KubeletContext<impl PodRuntime>>, mut pods: watch::Receiver<Pod>) {
+    let mut tracked = TrackedPod::from_status(&pods.borrow());
     loop {
         let pod = pods.borrow_and_update().clone();
-        let next = match place.reconcile(&pod, &mut memory).await {
+        let next = match context.reconcile(&pod, &mut tracked).await {
             Ok(next) => next,
             Err(Error::Api(status)) if status.code == 404 => PodWait::Nothing,
             Err(Error::Api(status)) if status.code == 409 => PodWait::At(Instant::now() + RETRY),
@@ -109,7 +109,7 @@ async fn run(place: Arc<KubeletContext<impl PodRuntime>>, mut pods: watch::Recei
             PodWait::Nothing => true,
             PodWait::Change => tokio::select! {
                 ended = pods.changed() => ended.is_err(),
-                () = place.runtime.changed(&pod) => false,
+                () = context.runtime.changed(&pod) => false,
             },
             PodWait::At(time) => tokio::select! {
                 ended = pods.changed() => ended.is_err(),
@@ -123,27 +123,27 @@ async fn run(place: Arc<KubeletContext<impl PodRuntime>>, mut pods: watch::Recei
 }
 
 impl<R: PodRuntime> KubeletContext<R> {
-    pub(super) fn new(pods: Api<Pod>, node: Option<String>, pace: KubeletTimings, runtime: R) -> Self {
-        Self { pods, node, pace, runtime, request_permits: Semaphore::new(MAX_CONCURRENT_REQUESTS) }
+    pub(super) fn new(pods: Api<Pod>, node: Option<String>, timings: KubeletTimings, runtime: R) -> Self {
+        Self { pods, node, timings, runtime, request_permits: Semaphore::new(MAX_CONCURRENT_REQUESTS) }
     }
 
-    async fn reconcile(&self, pod: &Pod, memory: &mut TrackedPod) -> Result<PodWait> {
+    async fn reconcile(&self, pod: &Pod, tracked: &mut TrackedPod) -> Result<PodWait> {
         let now = Instant::now();
         let (Some(name), Some(spec)) = (&pod.metadata.name, &pod.spec) else { return Ok(PodWait::Nothing) };
         if pod.metadata.deletion_timestamp.is_some() {
-            let ends = *memory.terminates_at.get_or_insert(now + self.pace.stop);
-            return if ends > now { Ok(PodWait::At(ends)) } else { self.terminate(pod, name, memory).await };
+            let ends = *tracked.terminates_at.get_or_insert(now + self.timings.stop);
+            return if ends > now { Ok(PodWait::At(ends)) } else { self.terminate(pod, name, tracked).await };
         }
         if spec.node_name.is_none() {
             return self.bind(name).await;
         }
-        let starts = *memory.bound_at.get_or_insert(now) + self.pace.start;
+        let starts = *tracked.bound_at.get_or_insert(now) + self.timings.start;
         if starts > now {
             return Ok(PodWait::At(starts));
         }
         match spec.restart_policy.as_deref() {
             Some("Never") => self.complete(pod, name).await,
-            _ => self.run_containers(pod, name, memory).await,
+            _ => self.run_containers(pod, name, tracked).await,
         }
     }
 
@@ -151,31 +151,31 @@ impl<R: PodRuntime> KubeletContext<R> {
         let Some(node) = &self.node else { return Ok(PodWait::Change) };
         let target = json!({ "kind": "Node", "name": node });
         let binding: Binding = read(json!({ "metadata": { "name": name }, "target": target }))?;
-        let _turn = self.request_permits.acquire().await;
+        let _permit = self.request_permits.acquire().await;
         let _: Value =
             self.pods.create_subresource("binding", name, &PostParams::default(), &binding).await?;
         Ok(PodWait::Change)
     }
 
-    /// Has the pod's containers run what they are to run.
-    async fn run_containers(&self, pod: &Pod, name: &str, memory: &mut TrackedPod) -> Result<PodWait> {
+    /// Starts or restarts the pod's containers as specified, and updates its status.
+    async fn run_containers(&self, pod: &Pod, name: &str, tracked: &mut TrackedPod) -> Result<PodWait> {
         let Some(spec) = &pod.spec else { return Ok(PodWait::Nothing) };
-        let address = match &memory.address {
+        let address = match &tracked.address {
             Some(address) => address.clone(),
-            None => memory.address.insert(self.runtime.start(pod).await).clone(),
+            None => tracked.address.insert(self.runtime.start(pod).await).clone(),
         };
         let mut statuses = Vec::new();
         let mut next = PodWait::Change;
-        for one in &spec.containers {
-            let container = memory.containers.entry(one.name.clone()).or_default();
-            let image = one.image.as_deref().unwrap_or_default();
+        for spec in &spec.containers {
+            let container = tracked.containers.entry(spec.name.clone()).or_default();
+            let image = spec.image.as_deref().unwrap_or_default();
             if container.is_outdated(image) {
-                self.runtime.restart(pod, &one.name).await;
+                self.runtime.restart(pod, &spec.name).await;
             }
-            if let Some(up) = container.reconcile(image, Instant::now(), self.pace) {
+            if let Some(up) = container.reconcile(image, Instant::now(), self.timings) {
                 next = PodWait::At(up);
             }
-            statuses.push(container.status(&one.name, self.runtime.state(pod, &one.name)));
+            statuses.push(container.status(&spec.name, self.runtime.state(pod, &spec.name)));
         }
         if let Some(status) =
             changed_conditions(pod.status.as_ref(), &statuses, spec.readiness_gates.iter().flatten())
@@ -193,7 +193,7 @@ impl<R: PodRuntime> KubeletContext<R> {
         }
         let statuses: Vec<Value> =
             pod.spec.iter().flat_map(|spec| &spec.containers).map(completed_status).collect();
-        let is = |which: fn(&Value) -> bool| statuses.iter().any(|status| which(&status["state"]));
+        let is = |matches: fn(&Value) -> bool| statuses.iter().any(|status| matches(&status["state"]));
         let phase = match () {
             () if is(|state| state.get("waiting").is_some()) => "Pending",
             () if is(|state| state["terminated"]["exitCode"] != 0) => "Failed",
@@ -203,23 +203,23 @@ impl<R: PodRuntime> KubeletContext<R> {
         Ok(PodWait::Change)
     }
 
-    async fn terminate(&self, pod: &Pod, name: &str, memory: &TrackedPod) -> Result<PodWait> {
-        if memory.address.is_some() {
+    async fn terminate(&self, pod: &Pod, name: &str, tracked: &TrackedPod) -> Result<PodWait> {
+        if tracked.address.is_some() {
             self.runtime.stop(pod).await;
         }
-        let same = Preconditions { uid: pod.metadata.uid.clone(), resource_version: None };
-        let at_once = DeleteParams {
+        let same_uid = Preconditions { uid: pod.metadata.uid.clone(), resource_version: None };
+        let params = DeleteParams {
             grace_period_seconds: Some(0),
-            preconditions: Some(same),
+            preconditions: Some(same_uid),
             ..DeleteParams::default()
         };
-        let _turn = self.request_permits.acquire().await;
-        self.pods.delete(name, &at_once).await?;
+        let _permit = self.request_permits.acquire().await;
+        self.pods.delete(name, &params).await?;
         Ok(PodWait::Nothing)
     }
 
     async fn patch_status(&self, name: &str, status: Value) -> Result<()> {
-        let _turn = self.request_permits.acquire().await;
+        let _permit = self.request_permits.acquire().await;
         let body = Patch::Strategic(json!({ "status": status }));
         self.pods.patch_status(name, &PatchParams::default(), &body).await?;
         Ok(())

@@ -1,44 +1,44 @@
-//! Commands: READY and ERROR of the handshake, subscriptions and heartbeats of ZMTP 3.1.
+//! Commands: READY and ERROR of the handshake, and subscriptions and heartbeats of ZMTP 3.1.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use super::{COMMAND, ZmtpProtocolError, put_frame_header};
 
-/// Longest context of a PING that the protocol allows.
+/// Maximum length of a PING context in the protocol.
 const CONTEXT_BYTES: usize = 16;
 
-/// A command of the peer or to it.
+/// A command, sent or received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ZmtpCommand {
-    /// Ends a side's handshake.
+    /// Completes one side's handshake.
     Ready(ReadyCommand),
-    /// The peer refuses the connection, for this reason.
+    /// Rejects the connection with this reason.
     Error(String),
-    /// Send messages whose first part begins so.
+    /// Subscribes to messages whose first part has this prefix.
     Subscribe(Bytes),
-    /// Takes one such subscription back.
+    /// Cancels one subscription with this prefix.
     Cancel(Bytes),
-    /// Asks for a PONG.
+    /// Requests a PONG from the peer.
     Ping {
-        /// The sender may give up when it hears nothing for so long, in tenths of a second. 0: never.
+        /// Time without traffic after which the sender may close the connection, in tenths of a second. 0: never.
         ttl: u16,
-        /// Comes back in the PONG. At most 16 bytes.
+        /// Returned in the PONG. At most 16 bytes.
         context: Bytes,
     },
-    /// Answers a PING with its context.
+    /// Response to a PING, with its context.
     Pong(Bytes),
-    /// A command that ZMTP 3.1 does not have. To be ignored.
+    /// A command outside ZMTP 3.1, which must be ignored.
     Unknown,
 }
 
-/// What a peer says of itself in its READY command.
+/// Content of a READY command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadyCommand {
-    /// The peer's kind of socket.
+    /// Socket type of the sender.
     pub socket_type: ZmtpSocketType,
 }
 
-/// Kinds of sockets.
+/// Socket types of ZeroMQ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(missing_docs, reason = "these are ZeroMQ's names")]
 pub enum ZmtpSocketType {
@@ -70,12 +70,12 @@ const SOCKET_TYPES: &[(ZmtpSocketType, &str)] = &[
 ];
 
 impl ZmtpSocketType {
-    /// The name that travels in READY.
+    /// The type's name in a READY command.
     pub fn name(self) -> &'static str {
-        SOCKET_TYPES.iter().find(|(of, _)| *of == self).map_or("", |(_, name)| name)
+        SOCKET_TYPES.iter().find(|(socket_type, _)| *socket_type == self).map_or("", |(_, name)| name)
     }
 
-    /// Whether a socket of this kind may talk to one of the other.
+    /// Whether a socket of this type may connect to one of the other type.
     pub fn is_compatible_with(self, other: Self) -> bool {
         use ZmtpSocketType as S;
         match self {
@@ -93,7 +93,7 @@ impl ZmtpSocketType {
 }
 
 impl ZmtpCommand {
-    /// Appends the command as it travels.
+    /// Appends the encoded command frame.
     pub fn encode(&self, out: &mut BytesMut) {
         let mut body = BytesMut::new();
         match self {
@@ -132,10 +132,10 @@ impl ZmtpCommand {
         out.put_slice(&body);
     }
 
-    /// Reads the body of a command frame.
+    /// Parses the body of a command frame.
     ///
     /// # Errors
-    /// [`ZmtpProtocolError::ZmtpCommand`] or [`ZmtpProtocolError::ZmtpSocketType`].
+    /// [`ZmtpProtocolError::Command`] or [`ZmtpProtocolError::SocketType`].
     pub fn decode(mut body: Bytes) -> Result<Self, ZmtpProtocolError> {
         let name = take_short_string(&mut body).ok_or(ZmtpProtocolError::Command("without a name"))?;
         Ok(match &name[..] {
@@ -170,7 +170,7 @@ impl ReadyCommand {
                 return Err(malformed);
             };
             let value = take_bytes(&mut metadata, length as usize).ok_or_else(|| malformed.clone())?;
-            // Names of properties are case-insensitive; values of this one are not.
+            // Property names are case-insensitive; values of this property are case-sensitive.
             if name.eq_ignore_ascii_case(SOCKET_TYPE) {
                 socket_type = SOCKET_TYPES.iter().find(|(_, name)| name.as_bytes() == value);
             }
@@ -187,7 +187,7 @@ fn put_name(name: &[u8], out: &mut BytesMut) {
     out.put_slice(name);
 }
 
-/// Takes a string that is preceded by its length in one byte.
+/// Takes a string with a one-byte length prefix.
 fn take_short_string(from: &mut Bytes) -> Option<Bytes> {
     let length = from.try_get_u8().ok()?;
     take_bytes(from, length.into())

@@ -1,18 +1,18 @@
-//! Cuts a peer's byte stream into greeting, commands and messages.
+//! Splits a peer's byte stream into greeting, commands and messages.
 
 use bytes::{Buf, Bytes, BytesMut};
 
 use super::greeting::check_start;
 use super::{COMMAND, GREETING_BYTES, LONG, MORE, ZmtpCommand, ZmtpGreeting, ZmtpMessage, ZmtpProtocolError};
 
-/// What a peer may send at most.
+/// Limits on what a peer may send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ZmtpLimits {
-    /// Bytes of one message, all parts together.
+    /// Maximum bytes of one message, all parts together.
     pub message_bytes: usize,
-    /// Parts of one message.
+    /// Maximum number of parts of one message.
     pub parts: usize,
-    /// Bytes of one command.
+    /// Maximum bytes of one command.
     pub command_bytes: usize,
 }
 
@@ -23,38 +23,38 @@ impl Default for ZmtpLimits {
     }
 }
 
-/// A complete piece of the peer's byte stream.
+/// A complete item of the peer's byte stream.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DecodedItem {
-    /// Comes once, first.
+    /// The greeting, once, as the first item.
     Greeting(ZmtpGreeting),
-    /// A command.
+    /// A handshake, subscription or heartbeat command.
     Command(ZmtpCommand),
     /// A message with all its parts.
     Message(ZmtpMessage),
 }
 
-/// Takes bytes as they arrive and gives back what is complete.
+/// Incremental decoder: returns items as soon as their bytes are complete.
 ///
-/// Payloads are slices of [`buffer`](Self::buffer), not copies. Memory follows the bytes that have arrived, never a length that the
-/// peer declares, and is bounded by [`ZmtpLimits`].
+/// Payloads are slices of [`buffer`](Self::buffer), not copies. Memory grows with the bytes received, never with a length declared by the
+/// peer, and is bounded by [`ZmtpLimits`].
 #[derive(Debug)]
 pub struct ZmtpDecoder {
     limits: ZmtpLimits,
     buffer: BytesMut,
     has_greeting: bool,
-    /// Parts of the message that is not complete yet.
+    /// Parts of the incomplete message.
     parts: Vec<Bytes>,
     parts_bytes: usize,
 }
 
 impl ZmtpDecoder {
-    /// A decoder at the begin of a connection.
+    /// A decoder for a new connection.
     pub fn new(limits: ZmtpLimits) -> Self {
         Self { limits, buffer: BytesMut::new(), has_greeting: false, parts: Vec::new(), parts_bytes: 0 }
     }
 
-    /// Where arriving bytes are appended. Call [`decode`](Self::decode) until it gives nothing before appending more.
+    /// Buffer for received bytes. Call [`decode`](Self::decode) until it returns `None` before appending more.
     pub fn buffer(&mut self) -> &mut BytesMut {
         &mut self.buffer
     }
@@ -91,7 +91,7 @@ impl ZmtpDecoder {
         Ok(Some(DecodedItem::Greeting(greeting)))
     }
 
-    /// Flags and body of the next frame, if it is complete. Limits are checked as soon as its header is here.
+    /// Flags and body of the next frame, if complete. Limits are checked as soon as its header has arrived.
     fn frame(&mut self) -> Result<Option<(u8, Bytes)>, ZmtpProtocolError> {
         let Some(&flags) = self.buffer.first() else { return Ok(None) };
         let is_command = flags & COMMAND != 0;

@@ -1,4 +1,4 @@
-//! A multipart message.
+//! Multipart messages of ZeroMQ.
 
 use bytes::{BufMut, Bytes};
 
@@ -6,15 +6,15 @@ use super::{MORE, put_frame_header};
 
 /// A message of one or more parts. Cloning copies no payload.
 ///
-/// Parts of a received message are slices of the connection's read buffer: keeping one keeps up to that buffer in memory.
+/// Parts of a received message are slices of the connection's read buffer: keeping one keeps up to the whole buffer in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ZmtpMessage {
-    /// Never empty.
+    /// At least one part.
     parts: Vec<Bytes>,
 }
 
 impl ZmtpMessage {
-    /// A message of these parts. ZMTP has no message without parts: no parts are sent as one empty part.
+    /// Creates a message. ZMTP has no message without parts: an empty list becomes one empty part.
     pub fn new(mut parts: Vec<Bytes>) -> Self {
         if parts.is_empty() {
             parts.push(Bytes::new());
@@ -22,22 +22,22 @@ impl ZmtpMessage {
         Self { parts }
     }
 
-    /// The parts, at least one.
+    /// Borrows the parts, at least one.
     pub fn parts(&self) -> &[Bytes] {
         &self.parts
     }
 
-    /// The parts, at least one.
+    /// Returns the parts, at least one.
     pub fn into_parts(self) -> Vec<Bytes> {
         self.parts
     }
 
-    /// Appends the message as it travels.
+    /// Appends the encoded message.
     pub fn encode(&self, out: &mut impl BufMut) {
         self.encode_after(&[], out);
     }
 
-    /// Appends a message of the parts of an `envelope` and then of this one.
+    /// Appends a message that consists of the parts of `envelope` followed by this message's parts.
     pub(crate) fn encode_after(&self, envelope: &[Bytes], out: &mut impl BufMut) {
         let last = envelope.len() + self.parts.len() - 1;
         for (index, part) in envelope.iter().chain(&self.parts).enumerate() {

@@ -1,7 +1,6 @@
 //! The protocol without I/O: greeting, commands and multipart messages as bytes.
 //!
-//! A connection begins with a [`ZmtpGreeting`] of 64 bytes from each side, then a READY [`ZmtpCommand`] from each side, then messages with
-//! commands in between.
+//! Each side of a connection sends a [`ZmtpGreeting`] of 64 bytes, then a READY [`ZmtpCommand`], then messages and commands.
 
 mod command;
 mod decoder;

@@ -45,7 +45,7 @@ fn encode(items: &[DecodedItem]) -> BytesMut {
     out
 }
 
-/// All items of a stream that arrives in chunks of these lengths, over and over.
+/// Decodes a stream that arrives in chunks of these lengths, repeated in a cycle.
 fn decode(
     stream: &[u8],
     chunks: &[usize],
@@ -55,12 +55,12 @@ fn decode(
     let mut items = Vec::new();
     let mut rest = stream;
     for &chunk in chunks.iter().cycle() {
-        let (now, later) = rest.split_at(chunk.min(rest.len()));
-        decoder.buffer().extend_from_slice(now);
+        let (received, remaining) = rest.split_at(chunk.min(rest.len()));
+        decoder.buffer().extend_from_slice(received);
         while let Some(item) = decoder.decode()? {
             items.push(item);
         }
-        rest = later;
+        rest = remaining;
         if rest.is_empty() {
             break;
         }
@@ -68,13 +68,13 @@ fn decode(
     Ok(items)
 }
 
-fn greeted(after: &[u8]) -> Vec<u8> {
+fn with_greeting(after: &[u8]) -> Vec<u8> {
     [&ZmtpGreeting::encode()[..], after].concat()
 }
 
 proptest! {
     #[test]
-    fn any_split_of_the_stream_gives_the_same_items(
+    fn any_chunking_of_the_stream_decodes_to_the_same_items(
         mut items in prop::collection::vec(item(), 0..8),
         chunks in prop::collection::vec(1_usize..600, 1..8),
     ) {
@@ -89,12 +89,12 @@ proptest! {
         chunks in prop::collection::vec(1_usize..40, 1..8),
         greeting in any::<bool>(),
     ) {
-        let stream = if greeting { greeted(&stream) } else { stream };
+        let stream = if greeting { with_greeting(&stream) } else { stream };
         let mut decoder = ZmtpDecoder::new(LIMITS);
         let mut rest = &stream[..];
         'stream: for &chunk in chunks.iter().cycle() {
-            let (now, later) = rest.split_at(chunk.min(rest.len()));
-            decoder.buffer().extend_from_slice(now);
+            let (received, remaining) = rest.split_at(chunk.min(rest.len()));
+            decoder.buffer().extend_from_slice(received);
             loop {
                 match decoder.decode() {
                     Ok(Some(_)) => {}
@@ -103,7 +103,7 @@ proptest! {
                 }
             }
             prop_assert!(decoder.buffer().capacity() <= 1024, "for {} bytes", stream.len());
-            rest = later;
+            rest = remaining;
             if rest.is_empty() {
                 break;
             }
@@ -112,7 +112,7 @@ proptest! {
 }
 
 #[test]
-fn the_greeting_is_that_of_the_protocol() {
+fn the_greeting_matches_the_specification() {
     let mut expected = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 0, 0x7f, 3, 1];
     expected.extend_from_slice(b"NULL");
     expected.resize(64, 0);
@@ -120,14 +120,14 @@ fn the_greeting_is_that_of_the_protocol() {
 }
 
 #[test]
-fn ready_is_that_of_the_protocol() {
+fn the_ready_command_matches_the_specification() {
     let mut out = BytesMut::new();
     ZmtpCommand::Ready(ReadyCommand { socket_type: ZmtpSocketType::Sub }).encode(&mut out);
     assert_eq!(out[..], *b"\x04\x19\x05READY\x0bSocket-Type\0\0\0\x03SUB");
 }
 
 #[test]
-fn other_protocols_are_refused_at_their_first_bytes() {
+fn other_protocols_are_rejected_at_their_first_bytes() {
     let first = |stream: &[u8]| decode(stream, &[64], LIMITS);
     assert_eq!(first(b"GET / HTTP/1.1\r\n"), Err(ZmtpProtocolError::NotZmtp));
     assert_eq!(first(b"\xff\0\0\0\0\0\0\0\x01\x7e"), Err(ZmtpProtocolError::NotZmtp));
@@ -135,29 +135,29 @@ fn other_protocols_are_refused_at_their_first_bytes() {
     let mut curve = ZmtpGreeting::encode();
     curve[12..17].copy_from_slice(b"CURVE");
     assert_eq!(first(&curve), Err(ZmtpProtocolError::Mechanism("CURVE".to_owned())));
-    let mut later = ZmtpGreeting::encode();
-    (later[10], later[11]) = (4, 0);
-    assert_eq!(first(&later), Ok(vec![DecodedItem::Greeting(ZmtpGreeting { minor: 1 })]));
+    let mut remaining = ZmtpGreeting::encode();
+    (remaining[10], remaining[11]) = (4, 0);
+    assert_eq!(first(&remaining), Ok(vec![DecodedItem::Greeting(ZmtpGreeting { minor: 1 })]));
 }
 
 #[test]
-fn limits_hold_before_a_body_has_arrived() {
-    let after = |frames: &[u8]| decode(&greeted(frames), &[4096], LIMITS).map(|items| items.len());
+fn limits_are_checked_before_the_body_arrives() {
+    let after = |frames: &[u8]| decode(&with_greeting(frames), &[4096], LIMITS).map(|items| items.len());
     let long = |flags: u8, length: u64| [&[flags][..], &length.to_be_bytes()].concat();
     let too_long = |length, left| Err(ZmtpProtocolError::TooLong { length, left });
     assert_eq!(after(&long(LONG, u64::MAX)), too_long(u64::MAX, 2000));
     assert_eq!(after(&long(LONG, 2001)), too_long(2001, 2000));
-    assert_eq!(after(&long(LONG, 2000)), Ok(1), "the greeting alone; the body is awaited");
+    assert_eq!(after(&long(LONG, 2000)), Ok(1), "the greeting only; the body is incomplete");
     assert_eq!(after(&long(LONG | COMMAND, 301)), too_long(301, 300));
-    // Parts count together.
+    // The limit covers all parts together.
     let second = [&[MORE, 3, 1, 2, 3][..], &long(LONG, 1998)].concat();
     assert_eq!(after(&second), too_long(1998, 1997));
     assert_eq!(after(&[MORE, 0].repeat(7)), Err(ZmtpProtocolError::TooManyParts(6)));
 }
 
 #[test]
-fn malformed_frames_are_refused() {
-    let after = |frames: &[u8]| decode(&greeted(frames), &[1], LIMITS);
+fn malformed_frames_are_rejected() {
+    let after = |frames: &[u8]| decode(&with_greeting(frames), &[1], LIMITS);
     assert_eq!(after(&[8, 0]), Err(ZmtpProtocolError::Flags(8)));
     assert_eq!(after(&[COMMAND | MORE, 0]), Err(ZmtpProtocolError::Flags(5)));
     assert_eq!(after(&[COMMAND, 0]), Err(ZmtpProtocolError::Command("without a name")));
@@ -167,8 +167,8 @@ fn malformed_frames_are_refused() {
 }
 
 #[test]
-fn a_heartbeat_may_come_between_two_parts() {
-    let stream = greeted(b"\x01\x01a\x04\x07\x04PING\0\x0a\0\x01b");
+fn a_heartbeat_may_arrive_between_two_parts() {
+    let stream = with_greeting(b"\x01\x01a\x04\x07\x04PING\0\x0a\0\x01b");
     let ping = DecodedItem::Command(ZmtpCommand::Ping { ttl: 10, context: Bytes::new() });
     let message = DecodedItem::Message([Bytes::from("a"), Bytes::from("b")].into());
     assert_eq!(decode(&stream, &[1], LIMITS).unwrap()[1..], [ping, message]);
@@ -177,7 +177,7 @@ fn a_heartbeat_may_come_between_two_parts() {
 #[test]
 fn payloads_are_not_copied() {
     let mut decoder = ZmtpDecoder::new(ZmtpLimits::default());
-    decoder.buffer().extend_from_slice(&greeted(b"\0\x05hello"));
+    decoder.buffer().extend_from_slice(&with_greeting(b"\0\x05hello"));
     assert!(matches!(decoder.decode(), Ok(Some(DecodedItem::Greeting(_)))));
     let body = decoder.buffer()[2..].as_ptr();
     let Ok(Some(DecodedItem::Message(message))) = decoder.decode() else { panic!("no message") };

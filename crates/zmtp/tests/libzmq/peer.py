@@ -1,7 +1,7 @@
-"""The other end of a test: libzmq. First argument: role; second: endpoint.
+"""libzmq peer of the tests. First argument: role; second: endpoint.
 
 Publishers send numbered messages until they are killed; message n is [b"topic", n as 8 bytes, b"", n % 7 * 50000 bytes].
-Everything else says what it saw, one line at a time, and ends.
+All other roles print their results, one per line, and exit.
 """
 
 import sys
@@ -13,13 +13,13 @@ COUNT = 1000
 END = (-1).to_bytes(8, "big", signed=True)
 
 
-def say(text):
+def report(text):
     print(text, flush=True)
 
 
-def listening(socket, endpoint):
+def bind(socket, endpoint):
     socket.bind(endpoint)
-    say(socket.getsockopt_string(zmq.LAST_ENDPOINT))
+    report(socket.getsockopt_string(zmq.LAST_ENDPOINT))
 
 
 def publish(socket):
@@ -34,7 +34,7 @@ def publish(socket):
 
 def pub_bind(context, endpoint):
     socket = context.socket(zmq.PUB)
-    listening(socket, endpoint)
+    bind(socket, endpoint)
     publish(socket)
 
 
@@ -45,9 +45,9 @@ def pub_connect(context, endpoint):
 
 
 def sub(context, endpoint):
-    """Expects COUNT messages of a topic in order and says so."""
+    """Receives COUNT messages of a topic in order and reports success."""
     socket = context.socket(zmq.SUB)
-    # Not subscribed in the end: a subscription can be taken back.
+    # Cancelled below, to test cancellation.
     socket.subscribe(b"other")
     socket.subscribe(b"top")
     socket.connect(endpoint)
@@ -55,13 +55,13 @@ def sub(context, endpoint):
     for n in range(COUNT):
         parts = socket.recv_multipart()
         assert parts == [b"topic", n.to_bytes(8, "big"), b"", b"x" * (n * 100)], (n, [len(part) for part in parts])
-    say(f"received {COUNT}")
+    report(f"received {COUNT}")
 
 
 def replay(context, endpoint):
-    """Answers as vLLM does: one message for each batch from the asked number on, then an end marker."""
+    """Replies as vLLM does: one message per batch from the requested number on, then an end marker."""
     socket = context.socket(zmq.ROUTER)
-    listening(socket, endpoint)
+    bind(socket, endpoint)
     while True:
         client, empty, start = socket.recv_multipart()
         assert empty == b"", empty
@@ -70,8 +70,8 @@ def replay(context, endpoint):
         socket.send_multipart([client, b"", b"", END, b""])
 
 
-def ask(context, endpoint):
-    """Asks a ROUTER with a DEALER, which sees many answers, twice; and with a REQ, which sees the first."""
+def request(context, endpoint):
+    """Sends requests to a ROUTER: two from a DEALER, which gets all replies, and one from a REQ, which gets the first."""
     dealer = context.socket(zmq.DEALER)
     dealer.connect(endpoint)
     for start in (3, 0):
@@ -84,11 +84,11 @@ def ask(context, endpoint):
     req.connect(endpoint)
     req.send((COUNT - 1).to_bytes(8, "big"))
     assert req.recv_multipart() == [(COUNT - 1).to_bytes(8, "big"), b"x" * ((COUNT - 1) * 100)]
-    say("answered")
+    report("all replies received")
 
 
 if __name__ == "__main__":
-    roles = {"pub_bind": pub_bind, "pub_connect": pub_connect, "sub": sub, "replay": replay, "ask": ask}
+    roles = {"pub_bind": pub_bind, "pub_connect": pub_connect, "sub": sub, "replay": replay, "request": request}
     context = zmq.Context()
     context.linger = 0
     roles[sys.argv[1]](context, sys.argv[2])

@@ -1,15 +1,15 @@
-//! The tries to answer a request.
+//! Attempts of a request, in its trace.
 
 use moongate_telemetry::{AttributeWriter, SpanContext, attribute_names};
 
 use super::RequestSpan;
 
-/// One try to answer a request: a decision, and the legs that follow from it.
+/// One attempt: a decision, and the legs that follow from it.
 pub(crate) struct AttemptTrace<'a> {
     pub(crate) span: &'a RequestSpan,
-    /// From 1.
+    /// Counted from 1.
     pub(crate) number: u32,
-    /// The leg whose failure this try is there for.
+    /// The leg whose failure caused this attempt.
     pub(crate) failed_leg: Option<SpanContext>,
 }
 
@@ -21,19 +21,18 @@ impl AttemptTrace<'_> {
     }
 }
 
-/// What a try is there for that is not the first.
+/// Why an attempt after the first was made.
 #[derive(Debug)]
 pub(super) struct RetryCause {
-    /// Tries before it.
     previous_attempts: u32,
     failed_leg: Option<SpanContext>,
 }
 
 impl RetryCause {
-    pub(super) fn write_attributes(&self, notes: &mut AttributeWriter<'_>) {
-        notes.set(attribute_names::HTTP_REQUEST_RESEND_COUNT, self.previous_attempts);
+    pub(super) fn write_attributes(&self, attributes: &mut AttributeWriter<'_>) {
+        attributes.set(attribute_names::HTTP_REQUEST_RESEND_COUNT, self.previous_attempts);
         if let Some(failed) = &self.failed_leg {
-            notes.link(failed);
+            attributes.link(failed);
         }
     }
 }

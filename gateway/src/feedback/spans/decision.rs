@@ -1,4 +1,4 @@
-//! Decisions, and how a trace explains them.
+//! Spans of decisions, with the explanation of the scheduler.
 
 use std::sync::Arc;
 
@@ -10,34 +10,36 @@ use super::attempts::{AttemptTrace, RetryCause};
 use crate::dispatch::{ChosenRoute, FleetDecision};
 use crate::fleet::UpstreamEndpoint;
 
-/// Most candidates of a decision that are told: the cheapest.
+/// Most candidates in a decision's span: the cheapest ones.
 const MAX_CANDIDATES: usize = 8;
 
 impl AttemptTrace<'_> {
-    /// A decision begins.
+    /// Starts the span of a decision.
     pub(crate) fn decide(&self) -> DecisionGuard<'_> {
-        let again = (self.number > 1).then(Instant::now);
-        DecisionGuard { attempt: self, retry_started: again, end: None, outcome: DecisionOutcome::None }
+        let retry = (self.number > 1).then(Instant::now);
+        DecisionGuard { attempt: self, retry_started: retry, end: None, outcome: DecisionOutcome::None }
     }
 }
 
-/// A decision that is being made, until it is dropped.
+/// A decision in progress; its span is written on drop.
 pub(crate) struct DecisionGuard<'a> {
     attempt: &'a AttemptTrace<'a>,
-    /// When it began, of those that are not the first.
+    /// Start of the decision, for attempts after the first.
     retry_started: Option<Instant>,
     end: Option<Instant>,
     outcome: DecisionOutcome,
 }
 
 impl DecisionGuard<'_> {
-    /// This was decided at `at`.
+    /// Records the outcome of the decision at `at`.
     pub(crate) fn finish(mut self, chosen: &Result<ChosenRoute, ScheduleRejection>, at: Instant) {
         if self.attempt.span.root.is_recording() {
             self.end = Some(at);
             self.outcome = match chosen {
-                Err(refusal) => DecisionOutcome::Refused(refusal.to_string()),
-                Ok(ChosenRoute { decision: Some(reasons), .. }) => DecisionOutcome::Decision(reasons.clone()),
+                Err(rejection) => DecisionOutcome::Refused(rejection.to_string()),
+                Ok(ChosenRoute { decision: Some(fleet_decision), .. }) => {
+                    DecisionOutcome::Decision(fleet_decision.clone())
+                }
                 Ok(chosen) => DecisionOutcome::Passthrough(chosen.prefill.endpoint.clone()),
             };
         }
@@ -46,95 +48,98 @@ impl DecisionGuard<'_> {
 
 impl Drop for DecisionGuard<'_> {
     fn drop(&mut self) {
-        if let Some(facts) = self.attempt.span.root.attributes() {
+        if let Some(fields) = self.attempt.span.root.attributes() {
             let end = self.end.unwrap_or_else(Instant::now);
             let outcome = std::mem::replace(&mut self.outcome, DecisionOutcome::None);
-            let again = self.retry_started.zip(self.attempt.retry_cause());
-            facts.decisions.lock().push(DecisionSpan { end, retry: again, outcome });
+            let retry = self.retry_started.zip(self.attempt.retry_cause());
+            fields.decisions.lock().push(DecisionSpan { end, retry, outcome });
         }
     }
 }
 
-/// A decision.
 #[derive(Debug)]
 pub(super) struct DecisionSpan {
     end: Instant,
-    /// When it began and why, if it is not the first.
+    /// Start and cause, for attempts after the first.
     retry: Option<(Instant, Box<RetryCause>)>,
     outcome: DecisionOutcome,
 }
 
 #[derive(Debug)]
 enum DecisionOutcome {
-    /// The client left before.
+    /// The client left before the decision.
     None,
     Refused(String),
-    /// Without a decision of the scheduler's.
+    /// Bypassed the scheduler.
     Passthrough(Arc<UpstreamEndpoint>),
     Decision(FleetDecision),
 }
 
 impl DecisionSpan {
-    /// The first has begun at `start`.
-    pub(super) fn write_span(&self, start: Instant, steps: &mut ChildSpans<'_>) {
+    /// Writes the span; the first decision started at `start`.
+    pub(super) fn write_span(&self, start: Instant, children: &mut ChildSpans<'_>) {
         let start = self.retry.as_ref().map_or(start, |(start, _)| *start);
-        steps.add("decide", (start, self.end), |notes| {
-            if let Some((_, again)) = &self.retry {
-                again.write_attributes(notes);
+        children.add("decide", (start, self.end), |attributes| {
+            if let Some((_, retry)) = &self.retry {
+                retry.write_attributes(attributes);
             }
             match &self.outcome {
                 DecisionOutcome::None => {}
-                DecisionOutcome::Refused(refusal) => notes.error(refusal),
-                DecisionOutcome::Passthrough(endpoint) => notes.set("moongate.entry", &*endpoint.id.0),
-                DecisionOutcome::Decision(reasons) => write_decision(reasons, notes),
+                DecisionOutcome::Refused(rejection) => attributes.error(rejection),
+                DecisionOutcome::Passthrough(endpoint) => attributes.set("moongate.prefill", &*endpoint.id.0),
+                DecisionOutcome::Decision(fleet_decision) => write_decision(fleet_decision, attributes),
             }
         });
     }
 }
 
-fn write_decision(FleetDecision { decision, fleet }: &FleetDecision, notes: &mut AttributeWriter<'_>) {
+fn write_decision(FleetDecision { decision, fleet }: &FleetDecision, attributes: &mut AttributeWriter<'_>) {
     let name = |ix| fleet.member(ix).map_or("", |member| &*member.endpoint.id.0);
-    let why = &decision.explanation;
-    notes.set("moongate.entry", name(decision.route.prefill_instance()));
+    let explanation = &decision.explanation;
+    attributes.set("moongate.prefill", name(decision.route.prefill_instance()));
     if let EngineRoute::Pair { decode, .. } = decision.route {
-        notes.set("moongate.decode", name(decode));
+        attributes.set("moongate.decode", name(decode));
     }
-    notes.set("moongate.policy", why.policy.as_str());
-    notes.set("moongate.reason", why.reason);
-    notes.set("moongate.candidates", why.candidates.len());
+    attributes.set("moongate.policy", explanation.policy.as_str());
+    attributes.set("moongate.reason", explanation.reason);
+    attributes.set("moongate.candidates", explanation.candidates.len());
     if let Some(ttft) = decision.predicted_ttft {
-        notes.set("moongate.predicted.ttft", ttft);
+        attributes.set("moongate.predicted.ttft", ttft);
     }
-    let mut cheapest: Vec<usize> = (0..why.candidates.len()).collect();
-    cheapest.sort_by(|a, b| why.candidates[*a].cost.total_cmp(&why.candidates[*b].cost));
+    let mut cheapest: Vec<usize> = (0..explanation.candidates.len()).collect();
+    cheapest.sort_by(|a, b| explanation.candidates[*a].cost.total_cmp(&explanation.candidates[*b].cost));
     cheapest.truncate(MAX_CANDIDATES);
-    let candidates = cheapest.iter().map(|position| &why.candidates[*position]);
-    notes.list("moongate.candidate.engine", candidates.clone().map(|candidate| name(candidate.instance)));
-    notes.list("moongate.candidate.cost", candidates.clone().map(|candidate| candidate.cost));
+    let candidates = cheapest.iter().map(|position| &explanation.candidates[*position]);
+    attributes
+        .list("moongate.candidate.engine", candidates.clone().map(|candidate| name(candidate.instance)));
+    attributes.list("moongate.candidate.cost", candidates.clone().map(|candidate| candidate.cost));
     let leading = candidates.map(|candidate| term_name(candidate.leading_term));
-    notes.list("moongate.candidate.leading_term", leading);
-    write_terms(cheapest.iter().filter_map(|position| why.terms.get(*position)), notes);
+    attributes.list("moongate.candidate.leading_term", leading);
+    write_terms(cheapest.iter().filter_map(|position| explanation.terms.get(*position)), attributes);
 }
 
-/// One value for each candidate. Terms that are nothing for all go without saying.
-fn write_terms<'a>(terms: impl Iterator<Item = &'a CostBreakdown> + Clone, notes: &mut AttributeWriter<'_>) {
-    let mut tell = |key: &'static str, seconds: fn(&CostBreakdown) -> f64| {
+/// One value for each candidate. Terms that are 0 for all candidates are omitted.
+fn write_terms<'a>(
+    terms: impl Iterator<Item = &'a CostBreakdown> + Clone,
+    attributes: &mut AttributeWriter<'_>,
+) {
+    let mut write_term = |key: &'static str, seconds: fn(&CostBreakdown) -> f64| {
         let seconds = terms.clone().map(seconds);
         if seconds.clone().any(|seconds| seconds != 0.0) {
-            notes.list(key, seconds);
+            attributes.list(key, seconds);
         }
     };
-    tell("moongate.term.wait", |terms| terms.wait);
-    tell("moongate.term.fetch", |terms| terms.fetch);
-    tell("moongate.term.service", |terms| terms.service);
-    tell("moongate.term.handover", |terms| terms.handover);
-    tell("moongate.term.duplicate", |terms| terms.duplicate);
-    tell("moongate.term.congestion", |terms| terms.congestion);
-    tell("moongate.term.length", |terms| terms.length);
-    tell("moongate.term.decode", |terms| terms.decode);
+    write_term("moongate.term.wait", |terms| terms.wait);
+    write_term("moongate.term.fetch", |terms| terms.fetch);
+    write_term("moongate.term.service", |terms| terms.service);
+    write_term("moongate.term.handover", |terms| terms.handover);
+    write_term("moongate.term.duplicate", |terms| terms.duplicate);
+    write_term("moongate.term.congestion", |terms| terms.congestion);
+    write_term("moongate.term.length", |terms| terms.length);
+    write_term("moongate.term.decode", |terms| terms.decode);
     let cached = terms.map(|terms| terms.cached_tokens);
     if cached.clone().next().is_some() {
-        notes.list("moongate.candidate.cached_tokens", cached);
+        attributes.list("moongate.candidate.cached_tokens", cached);
     }
 }
 

@@ -15,7 +15,7 @@ use crate::fleet::{FleetMember, UpstreamEndpoint};
 use crate::upstream::LegError;
 
 impl AttemptTrace<'_> {
-    /// Span of a leg that begins at `start`.
+    /// Span of a leg that starts at `start`.
     pub(crate) fn leg(&self, side: LegKind, member: &FleetMember, start: Instant) -> LegSpan {
         LegSpan(self.span.root.child_at(side.as_str(), SpanKind::Client, start, || LegSpanFields {
             endpoint: member.endpoint.clone(),
@@ -33,7 +33,7 @@ impl AttemptTrace<'_> {
 #[derive(Debug)]
 pub(crate) struct LegSpan(SpanHandle<LegSpanFields>);
 
-/// What is known of a leg.
+/// Attributes of a leg's span.
 #[derive(Debug)]
 struct LegSpanFields {
     endpoint: Arc<UpstreamEndpoint>,
@@ -45,23 +45,23 @@ struct LegSpanFields {
     error: Option<&'static str>,
 }
 
-/// The first byte of an answer.
+/// State of a response's first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum FirstByteState {
-    /// It matters to nobody.
+    /// Not recorded, because the response does not go to the client.
     Ignored,
     Awaited,
     Received(Instant),
 }
 
 impl LegSpan {
-    /// Nothing is told of the leg.
+    /// A leg without a span.
     pub(crate) fn disabled() -> Self {
         Self(SpanHandle::disabled())
     }
 
-    /// Headers that make the leg the parent of what the engine does. Of a trace that is not sampled nobody will see the parents: there the
-    /// request's span, which stands in the headers already, serves for all.
+    /// Headers that make the leg's span the parent of the engine's spans. In an unsampled trace this is unnecessary: the request's
+    /// span, which is already in the headers, serves for all legs.
     pub(crate) fn headers(&self) -> impl Iterator<Item = (HeaderName, HeaderValue)> {
         let mut headers = HeaderMap::new();
         if self.0.is_sampled() {
@@ -70,49 +70,48 @@ impl LegSpan {
         headers.into_iter().filter_map(|(name, value)| Some((name?, value)))
     }
 
-    /// Identity of the trace, for logs.
     pub(crate) fn trace_id(&self) -> Option<TraceId> {
         self.0.trace_id()
     }
 
-    /// The leg's answer is for the client.
+    /// Records the time to the first byte, because the response goes to the client.
     pub(crate) fn await_first_byte(&mut self) {
-        self.0.update_attributes(|facts| facts.first_byte = FirstByteState::Awaited);
+        self.0.update_attributes(|fields| fields.first_byte = FirstByteState::Awaited);
     }
 
-    /// Whether nothing has come of an answer that is for the client.
+    /// Whether no byte of a response for the client has arrived.
     pub(crate) fn awaits_first_byte(&self) -> bool {
-        self.0.attributes().is_some_and(|facts| facts.first_byte == FirstByteState::Awaited)
+        self.0.attributes().is_some_and(|fields| fields.first_byte == FirstByteState::Awaited)
     }
 
-    /// The engine answers with this status.
+    /// The engine has sent the response's status.
     pub(crate) fn set_status(&mut self, status: StatusCode) {
-        self.0.update_attributes(|facts| facts.status = Some(status));
+        self.0.update_attributes(|fields| fields.status = Some(status));
     }
 
-    /// A piece of the body came.
+    /// A chunk of the body has arrived.
     pub(crate) fn record_data(&mut self, at: Instant) {
-        self.0.update_attributes(|facts| {
-            if facts.first_byte == FirstByteState::Awaited {
-                facts.first_byte = FirstByteState::Received(at);
+        self.0.update_attributes(|fields| {
+            if fields.first_byte == FirstByteState::Awaited {
+                fields.first_byte = FirstByteState::Received(at);
             }
         });
     }
 
-    /// The leg waited for the KV cache in that time.
+    /// The leg waited for the KV cache in this interval.
     pub(crate) fn set_kv_transfer(&mut self, since: Instant, until: Instant) {
-        self.0.update_attributes(|facts| facts.transfer = Some((since, until)));
+        self.0.update_attributes(|fields| fields.transfer = Some((since, until)));
     }
 
-    /// The leg has ended well.
+    /// The leg has ended successfully.
     pub(crate) fn ended(&mut self, at: Instant) {
         self.0.set_end(at);
     }
 
-    /// Notes how the leg failed, and tells which span that is. The engine's words to a request that it finds at fault may quote the prompt:
-    /// they are left out.
+    /// Records the leg's failure and returns its span context. An engine's message about a rejected request may quote the prompt
+    /// and is omitted.
     pub(crate) fn failed(&mut self, error: &LegError) -> Option<SpanContext> {
-        self.0.update_attributes(|facts| facts.error = Some(error.reason()));
+        self.0.update_attributes(|fields| fields.error = Some(error.reason()));
         self.record_data(Instant::now());
         if error.blames_engine() && self.0.is_recording() {
             self.0.force_export("error");
@@ -121,47 +120,47 @@ impl LegSpan {
         self.0.context()
     }
 
-    /// The leg is stopped before its end.
+    /// The leg is aborted before its end.
     pub(crate) fn aborted(&mut self) {
         self.0.event("aborted");
     }
 }
 
 impl SpanAttributes for LegSpanFields {
-    fn write_attributes(&self, notes: &mut AttributeWriter<'_>) {
-        if let Some(again) = &self.retry_cause {
-            again.write_attributes(notes);
+    fn write_attributes(&self, attributes: &mut AttributeWriter<'_>) {
+        if let Some(retry) = &self.retry_cause {
+            retry.write_attributes(attributes);
         }
         if let Some(engine) = self.engine {
             let provider = match engine {
                 EngineKind::Sglang => "sglang",
                 EngineKind::Vllm => "vllm",
             };
-            notes.set(attribute_names::GEN_AI_PROVIDER_NAME, provider);
+            attributes.set(attribute_names::GEN_AI_PROVIDER_NAME, provider);
         }
-        notes.set("moongate.engine", &*self.endpoint.id.0);
+        attributes.set("moongate.engine", &*self.endpoint.id.0);
         let (host, port) = split_authority(self.endpoint.pool.authority());
-        notes.set(attribute_names::SERVER_ADDRESS, host);
+        attributes.set(attribute_names::SERVER_ADDRESS, host);
         if let Some(port) = port {
-            notes.set(attribute_names::SERVER_PORT, port);
+            attributes.set(attribute_names::SERVER_PORT, port);
         }
         if let Some(status) = self.status {
-            notes.set(attribute_names::HTTP_RESPONSE_STATUS_CODE, status.as_u16());
+            attributes.set(attribute_names::HTTP_RESPONSE_STATUS_CODE, status.as_u16());
         }
         if let Some(error) = self.error {
-            notes.set(attribute_names::ERROR_TYPE, error);
+            attributes.set(attribute_names::ERROR_TYPE, error);
         }
     }
 
-    fn write_children(&self, steps: &mut ChildSpans<'_>) {
-        let (start, end) = (steps.start(), steps.end());
+    fn write_children(&self, children: &mut ChildSpans<'_>) {
+        let (start, end) = (children.start(), children.end());
         match self.first_byte {
             FirstByteState::Ignored => {}
-            FirstByteState::Awaited => steps.add("first byte", (start, end), |_| ()),
-            FirstByteState::Received(at) => steps.add("first byte", (start, at), |_| ()),
+            FirstByteState::Awaited => children.add("first byte", (start, end), |_| ()),
+            FirstByteState::Received(at) => children.add("first byte", (start, at), |_| ()),
         }
         if let Some(transfer) = self.transfer {
-            steps.add("kv transfer", transfer, |_| ());
+            children.add("kv transfer", transfer, |_| ());
         }
     }
 }

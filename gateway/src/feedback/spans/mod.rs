@@ -1,4 +1,4 @@
-//! The trace of a request: its span, with those of its legs below, and its other steps, which are only made spans if somebody will see them.
+//! The trace of a request: its span, child spans of its legs, and further steps, which become spans only if the trace is exported.
 
 mod attempts;
 mod decision;

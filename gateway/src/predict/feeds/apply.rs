@@ -1,4 +1,4 @@
-//! One engine's events, applied to the index.
+//! Applies one engine's events to the index.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use moongate_scheduler::index::{BlockHashNamespace, EngineCacheTier, EngineSlot}
 
 use crate::predict::index::KvIndex;
 
-/// Pages that are looked for before any is changed.
+/// Blocks that are looked up before any is changed.
 const BLOCK_BATCH: usize = 64;
 
-/// Where one engine's events go.
+/// The target of one engine's events.
 #[derive(Debug, Clone)]
 pub(super) struct EngineEventApplier {
     pub(super) index: Arc<KvIndex>,
@@ -19,26 +19,26 @@ pub(super) struct EngineEventApplier {
 }
 
 impl EngineEventApplier {
-    /// Applies the batch in `payload`. Returns how many of its events could not be read.
+    /// Applies the batch in `payload`. Returns the number of events that could not be decoded.
     pub(super) fn apply(&self, payload: &[u8]) -> Result<u64, EventDecodeError> {
-        let mut unread = 0;
+        let mut undecodable = 0;
         for event in EngineEventBatch::decode(payload)?.events() {
             match event {
-                Ok(EngineEvent::Stored(stored)) if counts(stored.group) => {
-                    self.pages(stored.medium, stored.hashes, true);
+                Ok(EngineEvent::Stored(stored)) if is_counted(stored.group) => {
+                    self.apply_blocks(stored.medium, stored.hashes, true);
                 }
-                Ok(EngineEvent::Removed(removed)) if counts(removed.group) => {
-                    self.pages(removed.medium, removed.hashes, false);
+                Ok(EngineEvent::Removed(removed)) if is_counted(removed.group) => {
+                    self.apply_blocks(removed.medium, removed.hashes, false);
                 }
                 Ok(EngineEvent::Cleared(medium)) => self.clear(medium),
                 Ok(_) => {}
-                Err(_) => unread += 1,
+                Err(_) => undecodable += 1,
             }
         }
-        Ok(unread)
+        Ok(undecodable)
     }
 
-    /// Forgets the engine's pages in a medium, or all of them.
+    /// Removes the engine's blocks in a medium, or all of them.
     pub(super) fn clear(&self, medium: Option<StorageMedium<'_>>) {
         let tiers = match medium {
             None => &[EngineCacheTier::L1, EngineCacheTier::L2][..],
@@ -48,47 +48,47 @@ impl EngineEventApplier {
                 None => &[],
             },
         };
-        tiers.iter().for_each(|tier| self.index.update(|pages| pages.clear_engine_tier(self.slot, *tier)));
+        tiers.iter().for_each(|tier| self.index.update(|blocks| blocks.clear_engine_tier(self.slot, *tier)));
     }
 
-    fn pages(&self, medium: Option<StorageMedium<'_>>, hashes: BlockHashes<'_>, stored: bool) {
+    fn apply_blocks(&self, medium: Option<StorageMedium<'_>>, hashes: BlockHashes<'_>, stored: bool) {
         let Some(tier) = tier(medium) else { return };
         let mut keys = hashes.iter().map(|hash| self.namespace.key(hash.low64()));
         let mut batch = [0; BLOCK_BATCH];
         loop {
             let mut len = 0;
-            for (place, key) in batch.iter_mut().zip(&mut keys) {
-                *place = key;
+            for (target_key, key) in batch.iter_mut().zip(&mut keys) {
+                *target_key = key;
                 len += 1;
             }
             if len == 0 {
                 return;
             }
-            self.index.update_blocks(&batch[..len], |index, pages| {
+            self.index.update_blocks(&batch[..len], |index, blocks| {
                 if stored {
-                    index.add_engine_blocks(self.slot, tier, pages);
+                    index.add_engine_blocks(self.slot, tier, blocks);
                 } else {
-                    index.remove_engine_blocks(self.slot, tier, pages);
+                    index.remove_engine_blocks(self.slot, tier, blocks);
                 }
             });
         }
     }
 }
 
-/// The tier of a medium; `None` for what is not the engine's own memory.
+/// The tier of a medium; `None` if it is not the engine's own memory.
 fn tier(medium: Option<StorageMedium<'_>>) -> Option<EngineCacheTier> {
     match medium {
-        // Old engines name none, and have nothing but device memory.
+        // Old engines name no medium and only have device memory.
         None | Some(StorageMedium::Gpu) => Some(EngineCacheTier::L1),
         Some(StorageMedium::Cpu | StorageMedium::CpuPinned) => Some(EngineCacheTier::L2),
-        // The store's pages are known from its master.
+        // The store's blocks are known from its master.
         Some(_) => None,
     }
 }
 
-/// Whether an event is about the blocks that decide on a hit. A hybrid model has groups with blocks of their own; the first is that
-/// of its full attention.
-fn counts(group: Option<u32>) -> bool {
+/// Whether an event is about blocks that decide on a hit. A hybrid model has one group of blocks per attention type; group 0 is
+/// that of its full attention.
+fn is_counted(group: Option<u32>) -> bool {
     group.is_none_or(|group| group == 0)
 }
 
@@ -99,7 +99,7 @@ mod tests {
     use super::*;
     use crate::predict::index::EngineSlotGuard;
 
-    /// A recorded batch of SGLang: one page of 32 tokens stored in device memory, its hash -694835627279051526.
+    /// A recorded batch of SGLang: one block of 32 tokens stored in device memory, its hash -694835627279051526.
     const STORED: &str = include_str!("testdata/sglang-stored.hex");
     const HASH: i64 = -694_835_627_279_051_526;
 

@@ -1,4 +1,4 @@
-//! Follows what one engine publishes.
+//! Subscribes to the KV events of one engine.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,31 +13,31 @@ use tokio::time::timeout;
 use super::apply::EngineEventApplier;
 use crate::feedback::EventFeedMetrics;
 
-/// Time for a replay to bring its next message.
+/// Time limit for the next message of a replay.
 const REPLAY_STEP_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Where an engine publishes.
+/// Endpoints of one engine's events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct EngineFeedSource {
     endpoint: ZmtpEndpoint,
-    /// `false`: the engine connects to us.
+    /// `false`: the engine connects to the gateway.
     engine_binds: bool,
     replay: Option<ZmtpEndpoint>,
     topic: Bytes,
 }
 
 impl EngineFeedSource {
-    pub(super) fn new(told: &moongate_discovery::KvEventSource) -> Result<Self, ZmtpEndpointError> {
+    pub(super) fn new(facts: &moongate_discovery::KvEventSource) -> Result<Self, ZmtpEndpointError> {
         Ok(Self {
-            endpoint: told.endpoint.parse()?,
-            engine_binds: told.engine_binds,
-            replay: told.replay.as_deref().map(str::parse).transpose()?,
-            topic: Bytes::copy_from_slice(told.topic.as_bytes()),
+            endpoint: facts.endpoint.parse()?,
+            engine_binds: facts.engine_binds,
+            replay: facts.replay.as_deref().map(str::parse).transpose()?,
+            topic: Bytes::copy_from_slice(facts.topic.as_bytes()),
         })
     }
 }
 
-/// One subscription, with what was heard so far.
+/// One subscription, with its position in the event stream.
 #[derive(Debug)]
 pub(super) struct EngineFeed {
     name: String,
@@ -46,9 +46,8 @@ pub(super) struct EngineFeed {
     metrics: Arc<EventFeedMetrics>,
     /// Sequence number of the next message; 0 before the first.
     next_sequence: u64,
-    /// Connections open now.
     peers: i64,
-    /// A connection is new, so a smaller sequence number means that the engine has restarted.
+    /// After a new connection, a smaller sequence number means that the engine has restarted.
     newly_connected: bool,
 }
 
@@ -62,7 +61,6 @@ impl EngineFeed {
         Self { name, source, applier, metrics, next_sequence: 0, peers: 0, newly_connected: true }
     }
 
-    /// Runs until dropped.
     pub(super) async fn run(mut self) {
         let mut subscriber = self.subscribe().await;
         loop {
@@ -81,7 +79,7 @@ impl EngineFeed {
                     tracing::info!(engine = self.name, %error, "KV events: connection lost");
                 }
                 SubscriberEvent::Failed(_, error) => {
-                    tracing::debug!(engine = self.name, %error, "KV events: no connection");
+                    tracing::debug!(engine = self.name, %error, "KV events: connection failed");
                 }
             }
         }
@@ -101,8 +99,8 @@ impl EngineFeed {
                 Ok(subscriber) => return subscriber,
                 Err(error) => {
                     tracing::warn!(engine = self.name, %endpoint, %error,
-                        "KV events: the engine connects to this address, but it cannot be listened on here; let the engine bind \
-                         by an endpoint like tcp://*:5557");
+                        "KV events: the engine connects to this address, but the gateway cannot bind it; configure the engine to bind \
+                         an endpoint such as tcp://*:5557");
                     tokio::time::sleep(REPLAY_STEP_TIMEOUT).await;
                 }
             }
@@ -117,7 +115,7 @@ impl EngineFeed {
         let sequence = frames.sequence;
         if sequence < self.next_sequence {
             if !std::mem::take(&mut self.newly_connected) {
-                // Came in a replay already.
+                // Already received in a replay.
                 return;
             }
             self.restarted();
@@ -138,39 +136,39 @@ impl EngineFeed {
             tracing::warn!(
                 engine = self.name,
                 lost,
-                "KV events were lost and are not kept for a replay: predictions for this engine may be wrong; set its replay endpoint"
+                "KV events were lost and cannot be replayed: predictions for this engine may be wrong; configure its replay endpoint"
             );
         }
         self.next_sequence = sequence + 1;
         match self.applier.apply(payload) {
-            Ok(unread) => {
+            Ok(undecodable) => {
                 self.metrics.applied.inc();
-                self.metrics.undecodable.inc_by(unread);
+                self.metrics.undecodable.inc_by(undecodable);
             }
             Err(error) => {
                 self.metrics.undecodable.inc();
-                tracing::debug!(engine = self.name, %error, "KV events: a message cannot be read");
+                tracing::debug!(engine = self.name, %error, "KV events: cannot decode a message");
             }
         }
     }
 
-    /// After connecting: gets what was published before, as far as the engine keeps it, and finds out whether it has restarted: an
-    /// engine that has not still knows the last message that was heard.
+    /// After connecting: requests earlier messages, as far as the engine buffers them, and detects a restart: an engine that has
+    /// not restarted still has the last message that was received.
     async fn catch_up(&mut self) {
-        let heard = self.next_sequence;
-        if self.replay(heard.saturating_sub(1), None).await == ReplayOutcome::Unavailable && heard > 0 {
+        let received = self.next_sequence;
+        if self.replay(received.saturating_sub(1), None).await == ReplayOutcome::Unavailable && received > 0 {
             self.restarted();
             self.replay(0, None).await;
         }
     }
 
     fn restarted(&mut self) {
-        tracing::info!(engine = self.name, "KV events: the engine has restarted, its cache is empty");
+        tracing::info!(engine = self.name, "KV events: the engine has restarted with an empty cache");
         self.applier.clear(None);
         self.next_sequence = 0;
     }
 
-    /// Asks for messages again: from `from` up to the message before `until`, or all that the engine has.
+    /// Requests a replay: from `from` up to the message before `until`, or everything that the engine buffers.
     async fn replay(&mut self, from: u64, until: Option<u64>) -> ReplayOutcome {
         let Some(endpoint) = self.source.replay.clone() else { return ReplayOutcome::Failed };
         self.metrics.replays.inc();
@@ -178,7 +176,7 @@ impl EngineFeed {
         let mut replies = match moongate_zmtp::request(&endpoint, start, &ZmtpOptions::default()).await {
             Ok(replies) => replies,
             Err(error) => {
-                tracing::debug!(engine = self.name, %error, "KV events: no replay");
+                tracing::debug!(engine = self.name, %error, "KV events: replay failed");
                 return ReplayOutcome::Failed;
             }
         };
@@ -198,14 +196,14 @@ impl EngineFeed {
     }
 }
 
-/// What came of asking for messages again.
+/// Outcome of a replay request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReplayOutcome {
-    /// The engine has none of them.
+    /// The engine has none of the requested messages.
     Unavailable,
-    /// It sent some.
+    /// The engine sent at least one message.
     Partial,
-    /// It did not answer to the end.
+    /// The replay failed before its end.
     Failed,
 }
 

@@ -1,4 +1,4 @@
-//! What fills the index: one feed for each event source of each engine, and the store's metadata.
+//! Feeds of the index: one for each event source of each engine, and one for the store's metadata.
 
 mod apply;
 mod engine;

@@ -1,4 +1,4 @@
-//! Starts and ends feeds as engines come and go, and loads their models.
+//! Starts and stops feeds as engines are listed and delisted, and loads their tokenizers.
 
 use std::collections::HashMap;
 use std::panic::resume_unwind;
@@ -14,7 +14,7 @@ use crate::feedback::EventFeedMetrics;
 use crate::fleet::{FleetMember, FleetReader, FleetSnapshot, UpstreamEndpoint};
 use crate::predict::models::ModelTokenizers;
 
-/// A running feed.
+/// A running feed, stopped on drop.
 #[derive(Debug)]
 struct RunningFeed {
     endpoint: Arc<UpstreamEndpoint>,
@@ -51,7 +51,7 @@ pub(crate) async fn run_feeds(feeds: FeedStarter, fleet: FleetReader, stop: Canc
     }
 }
 
-/// Where a member publishes its events.
+/// Event sources of a member.
 fn events(member: &FleetMember) -> &[KvEventSource] {
     member.facts().and_then(|facts| facts.events.as_deref()).unwrap_or_default()
 }
@@ -60,18 +60,19 @@ impl FeedStarter {
     fn update(&self, running: &mut HashMap<(String, u32), RunningFeed>, fleet: &FleetSnapshot) {
         let mut wanted = HashMap::new();
         for member in &fleet.members {
-            for told in events(member) {
-                match EngineFeedSource::new(told) {
+            for event_source in events(member) {
+                match EngineFeedSource::new(event_source) {
                     Ok(source) => {
-                        wanted.insert((member.endpoint.id.to_string(), told.dp_rank), (member, source));
+                        wanted
+                            .insert((member.endpoint.id.to_string(), event_source.dp_rank), (member, source));
                     }
                     Err(error) => {
-                        tracing::warn!(engine = %member.endpoint.id, %error, "KV events: unusable address");
+                        tracing::warn!(engine = %member.endpoint.id, %error, "KV events: invalid endpoint");
                     }
                 }
             }
         }
-        // An engine that is away for a moment keeps its feed: the feed itself finds out whether the cache is still there.
+        // An engine that is briefly unavailable keeps its feed, which itself detects whether the cache was lost.
         running.retain(|key, feed| match wanted.get(key) {
             Some((member, source)) => Arc::ptr_eq(&member.endpoint, &feed.endpoint) && feed.source == *source,
             None => fleet.has_endpoint(&feed.endpoint),
@@ -98,10 +99,11 @@ impl FeedStarter {
             namespace: keyspace.namespace(),
         };
         let stop = self.supervisor.token().child_token();
-        let (name, from, metrics) = (format!("{name} rank {rank}"), source.clone(), self.metrics.clone());
+        let (name, feed_source, metrics) =
+            (format!("{name} rank {rank}"), source.clone(), self.metrics.clone());
         let until = stop.clone();
-        self.supervisor.spawn_restarted("KV events", move || {
-            let feed = EngineFeed::new(name.clone(), from.clone(), target.clone(), metrics.clone());
+        self.supervisor.spawn_restarted("kv-events", move || {
+            let feed = EngineFeed::new(name.clone(), feed_source.clone(), target.clone(), metrics.clone());
             let until = until.clone();
             async move {
                 let _stopped = until.run_until_cancelled(feed.run()).await;
@@ -110,13 +112,13 @@ impl FeedStarter {
         Some(RunningFeed { endpoint: member.endpoint.clone(), source, stop })
     }
 
-    /// Loads models that some engine serves and that may have a folder here.
+    /// Loads tokenizers of served models that may have a local folder.
     fn load_tokenizers(&self, fleet: &FleetSnapshot) {
         for facts in fleet.members.iter().filter_map(FleetMember::facts) {
             for name in &facts.models {
                 let Some(claim) = self.models.claim(name, facts) else { continue };
                 let models = self.models.clone();
-                self.supervisor.spawn("load model", async move {
+                self.supervisor.spawn("load-tokenizer", async move {
                     let loading = tokio::task::spawn_blocking(move || models.load(&claim));
                     // Cancelled only at shutdown.
                     if let Err(error) = loading.await

@@ -1,4 +1,4 @@
-//! Asks engines for tokens, and remembers what they told.
+//! Queries engines for tokens, and caches their responses.
 
 use std::future::poll_fn;
 use std::hash::RandomState;
@@ -22,29 +22,28 @@ use crate::predict::prompt_tokens::PredictionError;
 use crate::request_body::{InferenceApi, SplicedBody};
 use crate::upstream::{LegError, LegEvent, LegExchange, LegTimeouts, PreparedRequest};
 
-/// Bytes of a body for each millisecond of the limit, at most: half of what engines tokenise on one idle core (0.6 million tokens a
-/// second). Larger ones would wait in vain.
+/// Body bytes per millisecond of the time limit: half of what engines tokenize on one idle core (0.6 million tokens per second).
+/// Larger bodies would time out.
 const BYTES_PER_MS: u128 = 1_250;
-/// Largest body, whatever the limit: about 128 thousand tokens. It is read on a thread that serves other requests too.
+/// Largest body, whatever the limit: about 128 thousand tokens. It is parsed on a thread that serves other requests too.
 const MAX_BODY: usize = 512 << 10;
-/// Bytes of an answer for each byte of the body, at most: a token that is written with eight digits and more.
+/// Response bytes per byte of the body: room for tokens with eight digits and more.
 const MAX_RESPONSE_PER_BODY_BYTE: usize = 10;
-/// Bytes of an answer besides, for what a template says of its own.
+/// Additional response bytes, for text that a template adds.
 const RESPONSE_ALLOWANCE: usize = 256 << 10;
-/// What an entry costs besides its ids.
+/// Cost of a cache entry in addition to its ids.
 const ENTRY_OVERHEAD_BYTES: usize = 128;
-/// How long it is remembered. Templates may print the date, and an engine may come back with another template.
+/// Lifetime of a cache entry. Templates may print the date, and an engine may restart with another template.
 const CACHE_TTL: Duration = Duration::from_secs(600);
 
-/// What an engine made of a prompt.
+/// Tokens that an engine returned for a prompt.
 #[derive(Debug, Clone)]
 pub(in crate::predict) struct EngineTokens {
     pub(in crate::predict) ids: Arc<[u32]>,
-    /// It was asked about an equal prompt before.
+    /// Whether they come from the cache.
     pub(in crate::predict) from_cache: bool,
 }
 
-/// Engines as tokenizers.
 #[derive(Debug)]
 pub(crate) struct EngineTokenizer {
     limit: Duration,
@@ -55,7 +54,8 @@ pub(crate) struct EngineTokenizer {
 }
 
 impl EngineTokenizer {
-    /// `limit` is the longest time that a request waits; zero queries none. `authorization` is sent to engines. `memory` bounds the ids that are cached, in bytes.
+    /// `limit` is the longest wait of a request; with zero, engines are not queried. `authorization` is sent to engines. `memory`
+    /// limits the cached ids, in bytes.
     pub(crate) fn new(
         limit: Duration,
         authorization: Option<HeaderValue>,
@@ -72,12 +72,12 @@ impl EngineTokenizer {
         Self { limit, authorization, cache, hasher: RandomState::new(), metrics }
     }
 
-    /// When a request that has come now must go on.
+    /// Deadline of a query for a request that has just arrived.
     pub(in crate::predict) fn deadline(&self) -> Instant {
         Instant::now() + self.limit
     }
 
-    /// The tokens that engines of this kind make of the prompt in `body`. Takes no longer than until `deadline`.
+    /// The tokens of the prompt in `body` for engines of this kind. Returns at `deadline` at the latest.
     pub(in crate::predict) async fn tokens(
         &self,
         fleet: &FleetSnapshot,
@@ -101,89 +101,97 @@ impl EngineTokenizer {
         let endpoint =
             choose_engine(fleet, model, engine, &query, None).map_err(PredictionError::EngineTokenize)?;
         let start = Instant::now();
-        let mut told = self.query_engine(endpoint, &query, deadline).await;
-        // An engine that has just died has the fewest requests of all.
-        if told == Err(EngineTokenizeError::Failed)
+        let mut result = self.query_engine(endpoint, &query, deadline).await;
+        // An engine that has just failed has the fewest requests of all.
+        if result == Err(EngineTokenizeError::Failed)
             && let Ok(other) = choose_engine(fleet, model, engine, &query, Some(endpoint))
         {
-            told = self.query_engine(other, &query, deadline).await;
+            result = self.query_engine(other, &query, deadline).await;
         }
         self.metrics.record_engine_wait(start.elapsed());
-        let ids = told.map_err(PredictionError::EngineTokenize)?;
+        let ids = result.map_err(PredictionError::EngineTokenize)?;
         self.cache.insert(hash, ids.clone());
         Ok(EngineTokens { ids, from_cache: false })
     }
 
-    /// Asks one engine, in one way after the other while it does not offer them.
+    /// Queries one engine, with the next method whenever one is unsupported.
     async fn query_engine(
         &self,
         endpoint: &Arc<UpstreamEndpoint>,
         query: &TokenizeQuery<'_>,
         deadline: Instant,
     ) -> Result<Arc<[u32]>, EngineTokenizeError> {
-        let ways = &endpoint.tokenize_methods;
-        let _place = ways.try_acquire().ok_or(EngineTokenizeError::Busy)?;
-        for way in query.methods.iter().copied().filter(|way| ways.try_enter(*way)) {
-            let (outcome, told) = self.query_with(endpoint, way, query.body(way), deadline).await;
-            ways.record(way, outcome);
+        let methods = &endpoint.tokenize_methods;
+        let _permit = methods.try_acquire().ok_or(EngineTokenizeError::Busy)?;
+        for method in query.methods.iter().copied().filter(|method| methods.try_enter(*method)) {
+            let (outcome, result) = self.query_with(endpoint, method, query.body(method), deadline).await;
+            methods.record(method, outcome);
             if outcome != TokenizeOutcome::Unsupported {
-                return told;
+                return result;
             }
-            tracing::debug!(engine = %endpoint.id, ?way, "the engine does not tell tokens so");
+            tracing::debug!(engine = %endpoint.id, ?method, "engine does not support this tokenize method");
         }
         Err(EngineTokenizeError::NotOffered)
     }
 
     fn max_body(&self) -> usize {
-        let in_time = self.limit.as_millis().saturating_mul(BYTES_PER_MS);
-        usize::try_from(in_time).unwrap_or(usize::MAX).min(MAX_BODY)
+        let within_limit = self.limit.as_millis().saturating_mul(BYTES_PER_MS);
+        usize::try_from(within_limit).unwrap_or(usize::MAX).min(MAX_BODY)
     }
 
     async fn query_with(
         &self,
         endpoint: &Arc<UpstreamEndpoint>,
-        way: TokenizeMethod,
+        method: TokenizeMethod,
         body: Bytes,
         deadline: Instant,
     ) -> (TokenizeOutcome, Result<Arc<[u32]>, EngineTokenizeError>) {
-        let longest = body.len() * MAX_RESPONSE_PER_BODY_BYTE + RESPONSE_ALLOWANCE;
-        let request = self.request(way, body);
-        let left = deadline.saturating_duration_since(Instant::now());
-        let (status, body) = match timeout_at(deadline, exchange(endpoint, request, left, longest)).await {
-            // The leg's own limit ends at the same time.
-            Err(_) | Ok(Err(LegError::Timeout(..))) => {
-                return (TokenizeOutcome::Failed, Err(EngineTokenizeError::Timeout));
-            }
-            Ok(Err(error)) => {
-                tracing::debug!(engine = %endpoint.id, ?way, %error, "the engine was asked for tokens in vain");
-                return (TokenizeOutcome::Failed, Err(EngineTokenizeError::Failed));
-            }
-            Ok(Ok(answer)) => answer,
-        };
+        let max_bytes = body.len() * MAX_RESPONSE_PER_BODY_BYTE + RESPONSE_ALLOWANCE;
+        let request = self.request(method, body);
+        let remaining = deadline.saturating_duration_since(Instant::now());
+        let (status, body) =
+            match timeout_at(deadline, exchange(endpoint, request, remaining, max_bytes)).await {
+                // The leg's own limit ends at the same time.
+                Err(_) | Ok(Err(LegError::Timeout(..))) => {
+                    return (TokenizeOutcome::Failed, Err(EngineTokenizeError::Timeout));
+                }
+                Ok(Err(error)) => {
+                    tracing::debug!(engine = %endpoint.id, ?method, %error, "tokenize query failed");
+                    return (TokenizeOutcome::Failed, Err(EngineTokenizeError::Failed));
+                }
+                Ok(Ok(response_parts)) => response_parts,
+            };
         if status != StatusCode::OK {
             let outcome = TokenizeOutcome::of_status(status);
-            let why = if outcome == TokenizeOutcome::Rejected {
+            let error = if outcome == TokenizeOutcome::Rejected {
                 EngineTokenizeError::Rejected
             } else {
                 EngineTokenizeError::Failed
             };
-            return (outcome, Err(why));
+            return (outcome, Err(error));
         }
-        match response::parse(way, &body) {
+        match response::parse(method, &body) {
             Some(ids) => (TokenizeOutcome::Tokenized, Ok(ids)),
             None => (TokenizeOutcome::Failed, Err(EngineTokenizeError::Failed)),
         }
     }
 
-    fn request(&self, way: TokenizeMethod, body: Bytes) -> PreparedRequest {
-        let mut own = vec![(CONTENT_TYPE, HeaderValue::from_static("application/json"))];
-        own.extend(self.authorization.clone().map(|key| (AUTHORIZATION, key)));
-        let (headers, body) = (Arc::default(), SplicedBody::verbatim(body));
-        PreparedRequest { method: Method::POST, uri: way.uri(), headers, extra_headers: own, body }
+    fn request(&self, method: TokenizeMethod, body: Bytes) -> PreparedRequest {
+        let mut headers = vec![(CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+        headers.extend(self.authorization.clone().map(|key| (AUTHORIZATION, key)));
+        let body = SplicedBody::verbatim(body);
+        PreparedRequest {
+            method: Method::POST,
+            uri: method.uri(),
+            headers: Arc::default(),
+            extra_headers: headers,
+            body,
+        }
     }
 }
 
-/// The engine to ask: of those that are well, offer it, have a place and have not `failed` just now, the one with the fewest requests.
+/// The engine to query: among available engines that support the query, have a free permit and are not `failed`, the one with the
+/// fewest requests.
 fn choose_engine<'a>(
     fleet: &'a FleetSnapshot,
     model: ModelIndex,
@@ -194,29 +202,29 @@ fn choose_engine<'a>(
     let serving = fleet
         .members_serving(model)
         .filter(|member| member.facts().is_some_and(|facts| facts.engine == engine));
-    let well = serving.map(|FleetMember { endpoint, .. }| endpoint).filter(|endpoint| {
+    let available = serving.map(|FleetMember { endpoint, .. }| endpoint).filter(|endpoint| {
         failed.is_none_or(|failed| !Arc::ptr_eq(failed, endpoint))
             && endpoint.is_available()
-            && query.methods.iter().any(|way| endpoint.tokenize_methods.is_open(*way))
+            && query.methods.iter().any(|method| endpoint.tokenize_methods.is_open(*method))
     });
-    let mut why_not = EngineTokenizeError::NotOffered;
-    let with_place = well.filter(|endpoint| {
-        let has_place = endpoint.tokenize_methods.has_permit();
-        if !has_place {
-            why_not = EngineTokenizeError::Busy;
+    let mut reason = EngineTokenizeError::NotOffered;
+    let with_permit = available.filter(|endpoint| {
+        let has_permit = endpoint.tokenize_methods.has_permit();
+        if !has_permit {
+            reason = EngineTokenizeError::Busy;
         }
-        has_place
+        has_permit
     });
-    let chosen = with_place.min_by_key(|endpoint| (endpoint.in_flight.count(), fastrand::u32(..)));
-    chosen.ok_or(why_not)
+    let chosen = with_permit.min_by_key(|endpoint| (endpoint.in_flight.count(), fastrand::u32(..)));
+    chosen.ok_or(reason)
 }
 
-/// Status and body of an answer of at most `longest` bytes.
+/// Status and body of a response of at most `max_bytes` bytes.
 async fn exchange(
     endpoint: &UpstreamEndpoint,
     request: PreparedRequest,
     limit: Duration,
-    longest: usize,
+    max_bytes: usize,
 ) -> Result<(StatusCode, Bytes), LegError> {
     let limits = LegTimeouts::new(limit, limit);
     let mut leg = LegExchange::start(endpoint.pool.clone(), request, limits, Instant::now());
@@ -225,8 +233,10 @@ async fn exchange(
         match poll_fn(|cx| leg.poll_event(cx)).await {
             LegEvent::Head(head) => status = head.status(),
             LegEvent::Idle => {}
-            LegEvent::Data(data) if body.len() + data.len() <= longest => body.extend_from_slice(&data),
-            LegEvent::Data(_) => return Err(LegError::ProtocolViolation("the answer is too large")),
+            LegEvent::Data(data) if body.len() + data.len() <= max_bytes => body.extend_from_slice(&data),
+            LegEvent::Data(_) => {
+                return Err(LegError::ProtocolViolation("returned a response that is too large"));
+            }
             LegEvent::End => return Ok((status, body.freeze())),
             LegEvent::Failed(error) => return Err(error),
         }

@@ -1,4 +1,4 @@
-//! The ways in which an engine can be asked for tokens, which of them it does not offer, and how much it is asked at once.
+//! Methods to query an engine for tokens: which of them it supports, and the limit of concurrent queries.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
-/// How long a way is left alone that the engine does not offer. It only comes with a restart of the engine, after which its facts are
-/// new but its address often is not.
+/// Pause of a method that the engine does not support. Support changes only with a restart of the engine, after which its facts are
+/// new but its address is often the same.
 const UNSUPPORTED_PAUSE: Duration = Duration::from_secs(300);
-/// How long a way is left alone that keeps failing. Then one request tries it again.
+/// Pause of a method that keeps failing. Then one request tries it again.
 const FAILURE_PAUSE: Duration = Duration::from_secs(30);
-/// Troubles in a row until then.
+/// Consecutive failures until the pause.
 const MAX_FAILURES: u32 = 3;
-/// Questions that an engine is asked at once. Its front end answers them one after the other, and the last ones would be late.
+/// Concurrent queries per engine. Its front end answers them one after the other, and further ones would be late.
 const MAX_CONCURRENT_QUERIES: usize = 8;
 
-/// A way to ask. Chats and texts count apart, because older engines tokenise texts only.
+/// A query method. Chats and texts are separate, because older engines tokenize texts only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TokenizeMethod {
     /// vLLM, with `--enable-scale-out`: takes the body of a chat completion.
@@ -40,20 +40,20 @@ impl TokenizeMethod {
     }
 }
 
-/// How asking went.
+/// Outcome of a query for tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum TokenizeOutcome {
     Tokenized,
-    /// There is no such path, or it is closed to us.
+    /// The path does not exist, or access is denied.
     Unsupported,
-    /// The engine takes the request for wrong: it is, or the engine is older than this way.
+    /// The engine rejects the request: it is invalid, or the engine is older than this method.
     Rejected,
-    /// No answer in time, or none that can be used.
+    /// No valid response in time.
     Failed,
 }
 
 impl TokenizeOutcome {
-    /// What the status of an answer without tokens means. vLLM answers 403 while `--enable-scale-out` is not given.
+    /// Outcome for the status of a response without tokens. vLLM answers 403 without `--enable-scale-out`.
     pub(super) fn of_status(status: StatusCode) -> Self {
         match status {
             StatusCode::UNAUTHORIZED
@@ -67,7 +67,7 @@ impl TokenizeOutcome {
     }
 }
 
-/// What is known of one engine's ways.
+/// State of one engine's query methods.
 #[derive(Debug)]
 pub(crate) struct TokenizeMethods {
     states: Mutex<[TokenizeMethodState; 4]>,
@@ -82,22 +82,22 @@ impl Default for TokenizeMethods {
 
 #[derive(Debug, Clone, Copy, Default)]
 struct TokenizeMethodState {
-    /// It has told tokens before.
+    /// Whether it has returned tokens before.
     proven: bool,
     failures: u32,
     closed_until: Option<Instant>,
 }
 
 impl TokenizeMethods {
-    /// Whether it is worth asking so now.
-    pub(super) fn is_open(&self, way: TokenizeMethod) -> bool {
-        self.states.lock()[way as usize].closed_until.is_none_or(|until| Instant::now() >= until)
+    /// Whether the method may be used now.
+    pub(super) fn is_open(&self, method: TokenizeMethod) -> bool {
+        self.states.lock()[method as usize].closed_until.is_none_or(|until| Instant::now() >= until)
     }
 
-    /// As [`TokenizeMethods::is_open`], by the one who then asks and tells how it went: after a pause nobody else is let in until that is
-    /// known.
-    pub(super) fn try_enter(&self, way: TokenizeMethod) -> bool {
-        let (now, state) = (Instant::now(), &mut self.states.lock()[way as usize]);
+    /// As [`TokenizeMethods::is_open`], for the caller that then queries and records the outcome: after a pause, no other caller is
+    /// admitted until the outcome is recorded.
+    pub(super) fn try_enter(&self, method: TokenizeMethod) -> bool {
+        let (now, state) = (Instant::now(), &mut self.states.lock()[method as usize]);
         match &mut state.closed_until {
             None => true,
             Some(until) if now < *until => false,
@@ -108,24 +108,24 @@ impl TokenizeMethods {
         }
     }
 
-    /// A place among the questions that the engine is asked at once, until it is dropped.
+    /// A permit for a concurrent query of the engine, released on drop.
     pub(super) fn try_acquire(&self) -> Option<SemaphorePermit<'_>> {
         self.permits.try_acquire().ok()
     }
 
-    /// Whether there is such a place now.
+    /// Whether a permit is available now.
     pub(super) fn has_permit(&self) -> bool {
         self.permits.available_permits() > 0
     }
 
-    pub(super) fn record(&self, way: TokenizeMethod, outcome: TokenizeOutcome) {
-        let state = &mut self.states.lock()[way as usize];
+    pub(super) fn record(&self, method: TokenizeMethod, outcome: TokenizeOutcome) {
+        let state = &mut self.states.lock()[method as usize];
         match outcome {
             TokenizeOutcome::Tokenized => {
                 *state = TokenizeMethodState { proven: true, ..TokenizeMethodState::default() }
             }
             TokenizeOutcome::Unsupported => state.closed_until = Some(Instant::now() + UNSUPPORTED_PAUSE),
-            // A client's mistake must not keep others from their predictions; and the engine has answered.
+            // One client's invalid request must not disable predictions for others; and the engine has responded.
             TokenizeOutcome::Rejected if state.proven => {
                 *state = TokenizeMethodState { proven: true, ..TokenizeMethodState::default() }
             }
@@ -149,64 +149,73 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_unsupported_path_is_not_queried_for_a_while() {
-        let ways = TokenizeMethods::default();
-        ways.record(TokenizeMethod::RenderChat, TokenizeOutcome::of_status(StatusCode::FORBIDDEN));
-        assert!(!ways.is_open(TokenizeMethod::RenderChat));
-        assert!(ways.is_open(TokenizeMethod::RenderText) && ways.is_open(TokenizeMethod::TokenizeChat));
+        let methods = TokenizeMethods::default();
+        methods.record(TokenizeMethod::RenderChat, TokenizeOutcome::of_status(StatusCode::FORBIDDEN));
+        assert!(!methods.is_open(TokenizeMethod::RenderChat));
+        assert!(methods.is_open(TokenizeMethod::RenderText) && methods.is_open(TokenizeMethod::TokenizeChat));
         pass(UNSUPPORTED_PAUSE).await;
-        assert!(ways.is_open(TokenizeMethod::RenderChat));
+        assert!(methods.is_open(TokenizeMethod::RenderChat));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn consecutive_failures_open_the_breaker_and_one_after_pause() {
-        let ways = TokenizeMethods::default();
-        let fail =
-            || ways.record(TokenizeMethod::TokenizeText, TokenizeOutcome::of_status(StatusCode::BAD_GATEWAY));
+    async fn repeated_failures_pause_a_method_until_one_retry() {
+        let methods = TokenizeMethods::default();
+        let fail = || {
+            methods.record(TokenizeMethod::TokenizeText, TokenizeOutcome::of_status(StatusCode::BAD_GATEWAY))
+        };
         (0..MAX_FAILURES).for_each(|_| {
-            assert!(ways.is_open(TokenizeMethod::TokenizeText));
+            assert!(methods.is_open(TokenizeMethod::TokenizeText));
             fail();
         });
-        assert!(!ways.is_open(TokenizeMethod::TokenizeText));
+        assert!(!methods.is_open(TokenizeMethod::TokenizeText));
         pass(FAILURE_PAUSE).await;
-        assert!(ways.is_open(TokenizeMethod::TokenizeText) && ways.try_enter(TokenizeMethod::TokenizeText));
         assert!(
-            !ways.is_open(TokenizeMethod::TokenizeText) && !ways.try_enter(TokenizeMethod::TokenizeText),
+            methods.is_open(TokenizeMethod::TokenizeText) && methods.try_enter(TokenizeMethod::TokenizeText)
+        );
+        assert!(
+            !methods.is_open(TokenizeMethod::TokenizeText)
+                && !methods.try_enter(TokenizeMethod::TokenizeText),
             "one tries first"
         );
         fail();
-        assert!(!ways.is_open(TokenizeMethod::TokenizeText));
+        assert!(!methods.is_open(TokenizeMethod::TokenizeText));
         pass(FAILURE_PAUSE).await;
-        assert!(ways.try_enter(TokenizeMethod::TokenizeText));
-        ways.record(TokenizeMethod::TokenizeText, TokenizeOutcome::Tokenized);
+        assert!(methods.try_enter(TokenizeMethod::TokenizeText));
+        methods.record(TokenizeMethod::TokenizeText, TokenizeOutcome::Tokenized);
         fail();
-        assert!(ways.is_open(TokenizeMethod::TokenizeText));
+        assert!(methods.is_open(TokenizeMethod::TokenizeText));
     }
 
     #[test]
     fn concurrent_queries_are_bounded() {
-        let ways = TokenizeMethods::default();
-        let taken: Vec<_> = (0..MAX_CONCURRENT_QUERIES).map_while(|_| ways.try_acquire()).collect();
-        assert!(taken.len() == MAX_CONCURRENT_QUERIES && ways.try_acquire().is_none() && !ways.has_permit());
-        drop(taken);
-        assert!(ways.has_permit());
+        let methods = TokenizeMethods::default();
+        let permits: Vec<_> = (0..MAX_CONCURRENT_QUERIES).map_while(|_| methods.try_acquire()).collect();
+        assert!(
+            permits.len() == MAX_CONCURRENT_QUERIES
+                && methods.try_acquire().is_none()
+                && !methods.has_permit()
+        );
+        drop(permits);
+        assert!(methods.has_permit());
     }
 
     #[test]
     fn rejections_close_only_an_unproven_method() {
-        let ways = TokenizeMethods::default();
-        let refuse = |times| {
+        let methods = TokenizeMethods::default();
+        let reject = |times| {
             (0..times).for_each(|_| {
-                ways.record(
+                methods.record(
                     TokenizeMethod::TokenizeChat,
                     TokenizeOutcome::of_status(StatusCode::BAD_REQUEST),
                 );
             });
         };
-        ways.record(TokenizeMethod::TokenizeChat, TokenizeOutcome::Tokenized);
-        refuse(10 * MAX_FAILURES);
-        assert!(ways.is_open(TokenizeMethod::TokenizeChat));
-        let ways = TokenizeMethods::default();
-        (0..MAX_FAILURES).for_each(|_| ways.record(TokenizeMethod::TokenizeChat, TokenizeOutcome::Rejected));
-        assert!(!ways.is_open(TokenizeMethod::TokenizeChat));
+        methods.record(TokenizeMethod::TokenizeChat, TokenizeOutcome::Tokenized);
+        reject(10 * MAX_FAILURES);
+        assert!(methods.is_open(TokenizeMethod::TokenizeChat));
+        let methods = TokenizeMethods::default();
+        (0..MAX_FAILURES)
+            .for_each(|_| methods.record(TokenizeMethod::TokenizeChat, TokenizeOutcome::Rejected));
+        assert!(!methods.is_open(TokenizeMethod::TokenizeChat));
     }
 }

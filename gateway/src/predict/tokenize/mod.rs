@@ -1,7 +1,7 @@
-//! Tokens of prompts whose model has no tokenizer here: engines are asked for them.
+//! Tokens of prompts whose model has no local tokenizer: engines are queried for them.
 //!
-//! Engines answer with what they would make of the prompt themselves: vLLM at `…/render` and `/tokenize`, SGLang at `/tokenize`. A
-//! request waits for that no longer than a limit, and goes its way without a prediction if there is no answer.
+//! Engines return the tokens that they would use for the prompt themselves: vLLM at `…/render` and `/tokenize`, SGLang at
+//! `/tokenize`. A request waits at most for a time limit, and is routed without a prediction if there is no response.
 
 mod engine_tokenizer;
 mod methods;
@@ -12,26 +12,26 @@ pub(crate) use engine_tokenizer::EngineTokenizer;
 pub(super) use engine_tokenizer::EngineTokens;
 pub(crate) use methods::TokenizeMethods;
 
-/// Why no engine told a prompt's tokens.
+/// Why no engine returned a prompt's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum EngineTokenizeError {
-    /// Reading it would take the engine too long.
-    #[error("the request is too large to ask an engine for its tokens")]
+    /// The engine could not tokenize it within the time limit.
+    #[error("the request is too large for an engine to tokenize in time")]
     TooLarge,
-    /// Nobody offers it for such a request, or nobody who does is well.
-    #[error("no engine offers to tell this request's tokens now")]
+    /// No available engine supports such a request.
+    #[error("no available engine can tokenize such a request")]
     NotOffered,
-    /// They are asked for as many prompts as they can tell in time.
-    #[error("the engines are asked about too many other prompts just now")]
+    /// All permits of the engines are in use.
+    #[error("the engines are busy with other tokenize queries")]
     Busy,
-    /// The limit has passed.
-    #[error("no engine told its tokens in time")]
+    /// The time limit has passed.
+    #[error("no engine tokenized it in time")]
     Timeout,
-    /// The engine takes the request for wrong.
-    #[error("the engine refused to tell its tokens")]
+    /// The engine rejected the request as invalid.
+    #[error("the engine rejected the tokenize query")]
     Rejected,
-    /// Something else went wrong with the asking.
-    #[error("the engine failed to tell its tokens")]
+    /// The query failed for another reason.
+    #[error("the tokenize query failed")]
     Failed,
 }
 
@@ -43,7 +43,7 @@ impl EngineTokenizeError {
             EngineTokenizeError::NotOffered => "tokenize_not_offered",
             EngineTokenizeError::Busy => "tokenize_busy",
             EngineTokenizeError::Timeout => "tokenize_timeout",
-            EngineTokenizeError::Rejected => "tokenize_refused",
+            EngineTokenizeError::Rejected => "tokenize_rejected",
             EngineTokenizeError::Failed => "tokenize_failed",
         }
     }

@@ -1,4 +1,4 @@
-//! What an engine is asked: the members of a request's body that decide on its prompt.
+//! Queries for tokens: the members of a request's body that affect its prompt.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hash as _, Hasher as _};
@@ -13,8 +13,8 @@ use super::methods::TokenizeMethod;
 use crate::predict::prompt_tokens::PredictionError;
 use crate::request_body::InferenceApi;
 
-/// Members that steer the answer, not the prompt. They are not sent: a `stream` changes how SGLang answers, and what the rest asks for
-/// may be refused. What is not listed is sent, or keeps a way from being used that does not know it.
+/// Members that affect the response, not the prompt. They are not sent: a `stream` changes SGLang's response format, and others may
+/// be rejected. Unlisted members are sent, or exclude methods that do not support them.
 const IGNORED_MEMBERS: [&str; 33] = [
     "best_of",
     "cache_salt",
@@ -51,7 +51,7 @@ const IGNORED_MEMBERS: [&str; 33] = [
     "top_p",
 ];
 
-/// Members of a chat completion that vLLM's `/tokenize` knows too.
+/// Members of a chat completion that vLLM's `/tokenize` supports too.
 const VLLM_TOKENIZE_MEMBERS: [&str; 8] = [
     "add_generation_prompt",
     "add_special_tokens",
@@ -62,25 +62,26 @@ const VLLM_TOKENIZE_MEMBERS: [&str; 8] = [
     "model",
     "tools",
 ];
-/// Members that SGLang's `/tokenize` reads and its chat completions do not. All others it hands on to the latter's own code.
+/// Members that SGLang's `/tokenize` interprets and its chat completions do not. It passes all others to the code of chat
+/// completions.
 const SGLANG_TOKENIZE_MEMBERS: [&str; 3] = ["add_generation_prompt", "add_special_tokens", "prompt"];
-/// Members of a completion that `/tokenize` knows.
+/// Members of a completion that `/tokenize` supports.
 const TEXT_MEMBERS: [&str; 4] = ["add_special_tokens", "model", "prompt", "text"];
 
-/// One question for tokens.
 #[derive(Debug)]
 pub(super) struct TokenizeQuery<'a> {
     engine: EngineKind,
     members: BTreeMap<String, &'a RawValue>,
-    /// The ways that answer it as the engine would see it, the best first.
+    /// The methods that return the engine's own tokens for it, the best first.
     pub(super) methods: Vec<TokenizeMethod>,
 }
 
 impl<'a> TokenizeQuery<'a> {
-    /// Reads the question from a request's body.
+    /// Builds the query from a request's body.
     ///
     /// # Errors
-    /// The engine would not tell what the prompt becomes, or there is more than one.
+    ///
+    /// The engine would not return the prompt's real tokens, or there is more than one prompt.
     pub(super) fn read(
         api: InferenceApi,
         engine: EngineKind,
@@ -138,14 +139,14 @@ impl<'a> TokenizeQuery<'a> {
         state.finish()
     }
 
-    /// The body to send.
-    pub(super) fn body(&self, way: TokenizeMethod) -> Bytes {
+    /// The body of the query.
+    pub(super) fn body(&self, method: TokenizeMethod) -> Bytes {
         let mut body = Vec::with_capacity(
             2 + self.members.iter().map(|(name, value)| name.len() + value.get().len() + 4).sum::<usize>(),
         );
-        for (name, value) in self.members.iter().filter(|(name, value)| self.sends(way, name, value)) {
-            // SGLang's `/generate` has another name for it.
-            let name = if way == TokenizeMethod::TokenizeText && name == "text" { "prompt" } else { name };
+        for (name, value) in self.members.iter().filter(|(name, value)| self.is_sent(method, name, value)) {
+            // SGLang's `/generate` uses another name for it.
+            let name = if method == TokenizeMethod::TokenizeText && name == "text" { "prompt" } else { name };
             body.push(if body.is_empty() { b'{' } else { b',' });
             body.extend_from_slice(serde_json::Value::from(name).to_string().as_bytes());
             body.push(b':');
@@ -155,8 +156,8 @@ impl<'a> TokenizeQuery<'a> {
         body.into()
     }
 
-    fn sends(&self, way: TokenizeMethod, name: &str, value: &RawValue) -> bool {
-        match (way, self.engine) {
+    fn is_sent(&self, method: TokenizeMethod, name: &str, value: &RawValue) -> bool {
+        match (method, self.engine) {
             (TokenizeMethod::TokenizeChat, EngineKind::Sglang) => !SGLANG_TOKENIZE_MEMBERS.contains(&name),
             (TokenizeMethod::TokenizeChat, EngineKind::Vllm) => !is_default(name, value),
             _ => true,
@@ -164,12 +165,12 @@ impl<'a> TokenizeQuery<'a> {
     }
 }
 
-/// Whether a member says what holds without it.
+/// Whether a member only repeats its default value.
 fn is_default(name: &str, value: &RawValue) -> bool {
     name == "tool_choice" && value.get() == "\"auto\""
 }
 
-/// Refuses what an engine could only tell wrongly.
+/// Rejects bodies whose tokens an engine would return incorrectly.
 fn check(api: InferenceApi, engine: EngineKind, body: &[u8]) -> Result<(), PredictionError> {
     match api {
         InferenceApi::Chat => {
@@ -207,7 +208,7 @@ mod tests {
         Ok(query
             .methods
             .iter()
-            .map(|way| (*way, serde_json::from_slice(&query.body(*way)).unwrap()))
+            .map(|method| (*method, serde_json::from_slice(&query.body(*method)).unwrap()))
             .collect())
     }
 
@@ -219,35 +220,38 @@ mod tests {
     }
 
     #[test]
-    fn what_decides_on_the_prompt_is_sent_and_nothing_else() {
+    fn only_members_that_affect_the_prompt_are_sent() {
         let plain = json!({"model": "m", "messages": [{"role": "user", "content": "a \" b"}]});
-        let ways = query_bodies(EngineKind::Vllm, InferenceApi::Chat, &chat(&json!({}))).unwrap();
+        let queries = query_bodies(EngineKind::Vllm, InferenceApi::Chat, &chat(&json!({}))).unwrap();
         assert_eq!(
-            ways,
+            queries,
             [(TokenizeMethod::RenderChat, plain.clone()), (TokenizeMethod::TokenizeChat, plain.clone())]
         );
         let more = chat(&json!({"add_generation_prompt": true, "reasoning_effort": "low"}));
-        let ways = query_bodies(EngineKind::Sglang, InferenceApi::Chat, &more).unwrap();
+        let queries = query_bodies(EngineKind::Sglang, InferenceApi::Chat, &more).unwrap();
         let mut expected = plain;
         expected["reasoning_effort"] = json!("low");
-        assert_eq!(ways, [(TokenizeMethod::TokenizeChat, expected)]);
+        assert_eq!(queries, [(TokenizeMethod::TokenizeChat, expected)]);
     }
 
     #[test]
     fn a_method_without_a_member_is_not_used() {
-        let ways = |engine, more: Value| -> Vec<TokenizeMethod> {
+        let queries = |engine, more: Value| -> Vec<TokenizeMethod> {
             query_bodies(engine, InferenceApi::Chat, &chat(&more))
                 .unwrap()
                 .into_iter()
-                .map(|(way, _)| way)
+                .map(|(method, _)| method)
                 .collect()
         };
-        assert_eq!(ways(EngineKind::Vllm, json!({"reasoning_effort": "low"})), [TokenizeMethod::RenderChat]);
         assert_eq!(
-            ways(EngineKind::Vllm, json!({"tool_choice": "none", "tools": []})),
+            queries(EngineKind::Vllm, json!({"reasoning_effort": "low"})),
             [TokenizeMethod::RenderChat]
         );
-        let auto = ways(EngineKind::Vllm, json!({"tool_choice": "auto", "tools": []}));
+        assert_eq!(
+            queries(EngineKind::Vllm, json!({"tool_choice": "none", "tools": []})),
+            [TokenizeMethod::RenderChat]
+        );
+        let auto = queries(EngineKind::Vllm, json!({"tool_choice": "auto", "tools": []}));
         assert_eq!(auto, [TokenizeMethod::RenderChat, TokenizeMethod::TokenizeChat]);
     }
 
@@ -274,11 +278,8 @@ mod tests {
     fn unreliable_prompts_are_not_queried() {
         let image = chat(&json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}));
         for engine in [EngineKind::Sglang, EngineKind::Vllm] {
-            let refused = query_bodies(engine, InferenceApi::Chat, &image);
-            assert!(
-                matches!(refused, Err(PredictionError::Prompt(PromptError::Multimodal(_)))),
-                "{refused:?}"
-            );
+            let result = query_bodies(engine, InferenceApi::Chat, &image);
+            assert!(matches!(result, Err(PredictionError::Prompt(PromptError::Multimodal(_)))), "{result:?}");
             let batch = json!({"prompt": ["a", "b"]});
             assert_eq!(
                 query_bodies(engine, InferenceApi::Completions, &batch),
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_prompts_have_equal_hashes_and_others_have_not() {
+    fn equal_prompts_have_equal_hashes_and_others_do_not() {
         let hasher = RandomState::new();
         let hash = |api, engine, body: &Value| {
             let body = body.to_string();

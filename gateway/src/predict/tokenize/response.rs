@@ -1,4 +1,4 @@
-//! What engines answer when they are asked for tokens.
+//! Engines' responses to queries for tokens.
 
 use std::sync::Arc;
 
@@ -7,30 +7,30 @@ use serde::de::IgnoredAny;
 
 use super::methods::TokenizeMethod;
 
-/// `/tokenize` of both engines.
+/// Response of `/tokenize` of both engines.
 #[derive(Deserialize)]
 struct TokenizeResponse {
     tokens: Vec<u32>,
 }
 
-/// vLLM's `…/render`: the request as its engine would get it.
+/// Response of vLLM's `…/render`: the request as its engine would get it.
 #[derive(Deserialize)]
 struct RenderResponse {
     token_ids: Vec<u32>,
-    /// Images and the like: they are part of the pages' hashes.
+    /// Images and other media, which are part of the block hashes.
     #[serde(default)]
     features: Option<IgnoredAny>,
 }
 
-/// The ids of the one prompt that was asked for; `None` if they are not in the answer.
-pub(super) fn parse(way: TokenizeMethod, answer: &[u8]) -> Option<Arc<[u32]>> {
-    let ids = match way {
+/// The ids of the single prompt in the query; `None` if the response does not have them.
+pub(super) fn parse(method: TokenizeMethod, body: &[u8]) -> Option<Arc<[u32]>> {
+    let ids = match method {
         TokenizeMethod::TokenizeChat | TokenizeMethod::TokenizeText => {
-            serde_json::from_slice::<TokenizeResponse>(answer).ok()?.tokens
+            serde_json::from_slice::<TokenizeResponse>(body).ok()?.tokens
         }
-        TokenizeMethod::RenderChat => rendered_ids(serde_json::from_slice(answer).ok()?)?,
+        TokenizeMethod::RenderChat => rendered_ids(serde_json::from_slice(body).ok()?)?,
         TokenizeMethod::RenderText => {
-            let [only]: [RenderResponse; 1] = serde_json::from_slice(answer).ok()?;
+            let [only]: [RenderResponse; 1] = serde_json::from_slice(body).ok()?;
             rendered_ids(only)?
         }
     };
@@ -47,7 +47,7 @@ mod tests {
 
     use super::*;
 
-    const WAYS: [TokenizeMethod; 4] = [
+    const METHODS: [TokenizeMethod; 4] = [
         TokenizeMethod::RenderChat,
         TokenizeMethod::RenderText,
         TokenizeMethod::TokenizeChat,
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn each_method_has_its_response_format() {
-        let ids = |way, text: &str| parse(way, text.as_bytes()).map(|ids| ids.to_vec());
+        let ids = |method, text: &str| parse(method, text.as_bytes()).map(|ids| ids.to_vec());
         let tokenized = r#"{"count":2,"max_model_len":8,"tokens":[7,8],"token_strs":null}"#;
         assert_eq!(ids(TokenizeMethod::TokenizeChat, tokenized), Some(vec![7, 8]));
         assert_eq!(
@@ -76,10 +76,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_answer_panics(text in "\\PC{0,60}", ids in prop::collection::vec(any::<i64>(), 0..4)) {
-            for way in WAYS {
-                let _ = parse(way, text.as_bytes());
-                let _ = parse(way, format!(r#"{{"tokens":{ids:?},"token_ids":{ids:?},"features":{text:?}}}"#).as_bytes());
+        fn no_response_panics(text in "\\PC{0,60}", ids in prop::collection::vec(any::<i64>(), 0..4)) {
+            for method in METHODS {
+                let _ = parse(method, text.as_bytes());
+                let _ = parse(method, format!(r#"{{"tokens":{ids:?},"token_ids":{ids:?},"features":{text:?}}}"#).as_bytes());
             }
         }
     }

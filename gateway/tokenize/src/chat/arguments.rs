@@ -1,9 +1,9 @@
-//! The arguments of earlier tool calls. Clients send them as a string of JSON; templates want the object.
+//! The arguments of earlier tool calls. Clients send them as a JSON string; templates expect the object.
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-/// The object in `arguments`: as it is, or parsed. Nothing if it is neither.
+/// The object in `arguments`, parsed if it is a string. `None` if it is neither.
 pub(super) fn object(arguments: &Value) -> Option<Value> {
     let parsed = match arguments.as_str() {
         Some(text) => serde_json::from_str::<Value>(text).ok()?,

@@ -5,10 +5,10 @@ use minijinja::Value;
 use super::messages::{items, member, pairs};
 use crate::error::PromptError;
 
-/// Put behind the last message before rendering, to find its end again. The space at the end shows whether the template trims.
+/// Appended to the last message before rendering, to find its end in the output. The final space shows whether the template trims.
 const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
-/// The text that must still be in the prompt.
+/// The text of the last message, which the rendered prompt must contain.
 #[derive(Debug)]
 pub(crate) struct ContinuedMessage {
     text: String,
@@ -16,14 +16,14 @@ pub(crate) struct ContinuedMessage {
 
 /// Marks the end of the last message.
 pub(super) fn mark(messages: &mut [Value]) -> Result<ContinuedMessage, PromptError> {
-    let refused = || PromptError::Malformed("the last message has no text to continue".to_owned());
-    let last = messages.last_mut().ok_or_else(refused)?;
-    let content = member(last, "content").ok_or_else(refused)?;
+    let no_text = || PromptError::Malformed("the last message has no text to continue".to_owned());
+    let last = messages.last_mut().ok_or_else(no_text)?;
+    let content = member(last, "content").ok_or_else(no_text)?;
     let (text, marked) = match content.as_str() {
         Some(text) => (text.to_owned(), Value::from(format!("{text}{CONTINUE_TAG}"))),
         None => {
             let mut parts = items(&content, "content")?;
-            let found = parts.iter().rposition(|part| member(part, "text").is_some()).ok_or_else(refused)?;
+            let found = parts.iter().rposition(|part| member(part, "text").is_some()).ok_or_else(no_text)?;
             let text = member(&parts[found], "text").unwrap_or_default().to_string();
             parts[found] = with_member(&parts[found], "text", Value::from(format!("{text}{CONTINUE_TAG}")))?;
             (text, Value::from(parts))

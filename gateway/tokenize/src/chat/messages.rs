@@ -1,4 +1,4 @@
-//! Reading the members of messages, and building the messages that a template sees.
+//! Reads the members of messages, and builds the messages for the template.
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
@@ -6,12 +6,12 @@ use minijinja::value::ValueKind;
 use super::failed;
 use crate::error::PromptError;
 
-/// A member of an object; nothing if it is missing or null.
+/// A member of an object; `None` if it is missing or null.
 pub(super) fn member(object: &Value, name: &str) -> Option<Value> {
     object.get_attr(name).ok().filter(|value| !value.is_undefined() && !value.is_none())
 }
 
-/// Whether the object has this member, be it null.
+/// Whether the object has this member, including null.
 pub(super) fn has(object: &Value, name: &str) -> bool {
     object.get_attr(name).is_ok_and(|value| !value.is_undefined())
 }
@@ -25,7 +25,7 @@ pub(super) fn role(message: &Value) -> Result<String, PromptError> {
         .ok_or_else(|| PromptError::Malformed("a message has no `role`".to_owned()))
 }
 
-/// The elements of a list.
+/// The elements of the list; an error if it is not a list.
 pub(super) fn items(list: &Value, name: &str) -> Result<Vec<Value>, PromptError> {
     if list.kind() != ValueKind::Seq {
         return Err(PromptError::Malformed(format!("`{name}` is not a list")));
@@ -42,7 +42,7 @@ pub(super) fn pairs(object: &Value, name: &str) -> Result<Vec<(String, Value)>, 
     keys.map(|key| Ok((key.to_string(), object.get_item(&key).map_err(failed)?))).collect()
 }
 
-/// An object under construction. Templates may print whole objects, so the order counts.
+/// Builder of an object. Templates may print whole objects, so it keeps the order of members.
 #[derive(Debug, Default)]
 pub(super) struct ObjectBuilder(Vec<(&'static str, Value)>);
 
@@ -52,7 +52,7 @@ impl ObjectBuilder {
         self
     }
 
-    /// Adds the member unless there is no value.
+    /// Adds the member if it has a value.
     pub(super) fn with_some(self, name: &'static str, value: Option<Value>) -> ObjectBuilder {
         match value {
             Some(value) => self.with(name, value),
@@ -65,16 +65,16 @@ impl ObjectBuilder {
     }
 }
 
-/// A part of a list-like content.
+/// A part of a message's content list.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum ContentPart {
     /// Text under the name of its type.
     Text(&'static str, String),
-    /// A reference to a tool, in one family of models.
+    /// A reference to a tool, used by one family of models.
     ToolReference(String),
 }
 
-/// Reads a part. Both engines know these types; what is an image, audio or video is theirs alone.
+/// Parses a part of a type that both engines support. Images, audio and video are left to the engines.
 pub(super) fn part(part: &Value) -> Result<ContentPart, PromptError> {
     if let Some(text) = part.as_str() {
         return Ok(ContentPart::Text("text", text.to_owned()));

@@ -1,4 +1,4 @@
-//! A chat body made into what the engine hands to the chat template.
+//! Converts a chat body to the engine's input of the chat template.
 
 mod arguments;
 mod continuation;
@@ -15,25 +15,25 @@ use crate::error::PromptError;
 
 pub(crate) use continuation::{ContinuedMessage, cut};
 
-/// What a template is given, and how the text it makes is used.
+/// The input of a template, and the processing of the rendered text.
 #[derive(Debug)]
 pub(crate) struct TemplateInput {
     pub(crate) messages: Vec<Value>,
     pub(crate) tools: Option<Vec<Value>>,
     pub(crate) documents: Value,
     pub(crate) add_generation_prompt: bool,
-    /// Further variables: the client's `chat_template_kwargs` and what the engine derives.
+    /// Further variables: the client's `chat_template_kwargs` and those that the engine derives.
     pub(crate) variables: Vec<(String, Value)>,
-    /// Where the rendered text ends.
+    /// The message that the rendered text must end with, if it is to be continued.
     pub(crate) continuation: Option<ContinuedMessage>,
-    /// Put after the rendered text.
+    /// Text appended to the rendered text.
     pub(crate) suffix: Option<String>,
-    /// Whether the tokenizer puts its special tokens around the rendered text.
+    /// Whether the tokenizer adds its special tokens around the rendered text.
     pub(crate) add_special_tokens: bool,
 }
 
-/// Variables that are set from elsewhere, or are arguments of the call that renders. A client that names them gets an error from the
-/// engine, or something that is not followed here.
+/// Variables that are set by the engine, or are arguments of its rendering call. For a client that sets them, the engine returns an error
+/// or behaves in ways that are not reproduced here.
 const RESERVED_VARIABLES: [&str; 19] = [
     "messages",
     "conversation",
@@ -56,7 +56,7 @@ const RESERVED_VARIABLES: [&str; 19] = [
     "raise_exception",
 ];
 
-/// Refuses messages with anything but text in them.
+/// Rejects messages with parts other than text.
 pub(crate) fn check_text(messages: &[Value]) -> Result<(), PromptError> {
     for content in messages.iter().filter_map(|message| messages::member(message, "content")) {
         if content.as_str().is_none() {
@@ -71,7 +71,7 @@ pub(crate) fn check_text(messages: &[Value]) -> Result<(), PromptError> {
 /// Prepares `body` as `engine` does. `template` is the chat template's text.
 ///
 /// # Errors
-/// [`PromptError`] if the engine refuses the body, or does with it what is not followed here.
+/// [`PromptError`] if the engine rejects the body, or processes it in a way that is not reproduced here.
 pub(crate) fn prepare(
     engine: PromptDialect,
     format: ContentFormat,
@@ -81,7 +81,7 @@ pub(crate) fn prepare(
     if body.chat_template.as_ref().is_some_and(|template| !template.is_none()) {
         return Err(PromptError::UnsupportedMember("chat_template"));
     }
-    if body.truncate_prompt_tokens.as_ref().is_some_and(|most| !most.is_none()) {
+    if body.truncate_prompt_tokens.as_ref().is_some_and(|limit| !limit.is_none()) {
         return Err(PromptError::UnsupportedMember("truncate_prompt_tokens"));
     }
     if body.messages.is_empty() {
@@ -112,14 +112,14 @@ fn client_variables(body: &ChatBody) -> Result<Vec<(String, Value)>, PromptError
     Ok(pairs)
 }
 
-/// Sets a variable unless there is one of that name.
+/// Sets a variable unless it is already set.
 fn default_variable(variables: &mut Vec<(String, Value)>, name: &str, value: impl Into<Value>) {
     if !variables.iter().any(|(other, _)| other == name) {
         variables.push((name.to_owned(), value.into()));
     }
 }
 
-/// Sets a variable, whatever it was.
+/// Sets a variable, overriding an existing value.
 fn set_variable(variables: &mut Vec<(String, Value)>, name: &str, value: Value) {
     variables.retain(|(other, _)| other != name);
     variables.push((name.to_owned(), value));

@@ -1,4 +1,4 @@
-//! As SGLang prepares a conversation (`srt/entrypoints/openai/serving_chat.py`, `protocol.py` and `parser/jinja_template_utils.py`,
+//! Prepares a conversation as SGLang does (`srt/entrypoints/openai/serving_chat.py`, `protocol.py` and `parser/jinja_template_utils.py`,
 //! version 0.5.23).
 
 use minijinja::Value;
@@ -28,7 +28,7 @@ pub(super) fn prepare(
         messages.push(message);
     }
     if template.contains("tool_call_id") && roles.windows(2).any(|pair| pair == ["tool", "tool"]) {
-        // Results are put in the order of their calls first.
+        // The template expects results in the order of their calls.
         return Err(PromptError::UnsupportedMember("tool_call_id"));
     }
     let suffix = prepare_last(&mut messages, body);
@@ -51,7 +51,7 @@ pub(super) fn prepare(
     })
 }
 
-/// An assistant's last message is continued after the generation prompt, or else counts as the user's.
+/// A final assistant message is continued after the generation prompt, or otherwise treated as a user message.
 fn prepare_last(messages: &mut Vec<Value>, body: &ChatBody) -> Option<String> {
     let last = messages.last_mut()?;
     let content = member(last, "content")?;
@@ -79,7 +79,7 @@ fn prepare_message(format: ContentFormat, message: &Value) -> Result<(String, Va
     }
     let content = prepare_content(format, &role, member(message, "content"))?;
     let mut out = ObjectBuilder::default().with("role", role.as_str());
-    // A list of parts is put back behind the other members.
+    // SGLang appends a list of parts behind the other members.
     let parts =
         content.kind() == ValueKind::Seq || member(message, "content").is_some_and(|c| c.as_str().is_none());
     let behind = parts && format == ContentFormat::Parts;
@@ -175,7 +175,7 @@ fn prepare_tools(body: &ChatBody) -> Result<Option<Vec<Value>>, PromptError> {
     Ok((!prepared.is_empty()).then_some(prepared))
 }
 
-/// A tool as SGLang's own types print it: a function's known members in the client's order, then the missing ones as null.
+/// A tool as SGLang's own types serialize it: a function's known members in the client's order, then the missing ones as null.
 fn prepare_tool(tool: &Value) -> Result<Value, PromptError> {
     let function = member(tool, "function")
         .ok_or_else(|| PromptError::Malformed("a tool has no `function`".to_owned()))?;

@@ -1,4 +1,4 @@
-//! As vLLM prepares a conversation (`vllm/renderers/chat_utils.py`, `hf.py` and the request's protocol, version 0.32).
+//! Prepares a conversation as vLLM does (`vllm/renderers/chat_utils.py`, `hf.py` and the request's protocol, version 0.32).
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
@@ -49,7 +49,7 @@ pub(super) fn prepare(
 fn prepare_message(format: ContentFormat, template: &str, message: &Value) -> Result<Value, PromptError> {
     let role = role(message)?;
     if role == "developer" && !template.contains("\"developer\"") && !template.contains("'developer'") {
-        // It becomes a system message, and all system messages become one.
+        // vLLM converts it to a system message, and merges all system messages.
         return Err(PromptError::UnsupportedMember("developer"));
     }
     let content = prepare_content(format, &role, member(message, "content"))?;
@@ -78,7 +78,7 @@ fn prepare_content(format: ContentFormat, role: &str, content: Option<Value>) ->
     let parts = match content {
         None => Vec::new(),
         Some(text) if text.as_str().is_some() => {
-            // The usual case: the text is shared, not copied.
+            // The common case: the text is shared, not copied.
             let stripped =
                 role == "system" && text.as_str().is_some_and(|text| text.starts_with(BILLING_LINE));
             if format == ContentFormat::Text && !stripped {
@@ -115,14 +115,14 @@ fn prepare_content(format: ContentFormat, role: &str, content: Option<Value>) ->
         });
         return Ok(typed.collect());
     }
-    // Without structure an empty text leaves no line.
+    // Empty texts are dropped before joining, so they leave no empty line.
     let keep_empty = format == ContentFormat::Parts;
     let texts: Vec<String> =
         texts.into_iter().map(|(text, _)| text).filter(|text| keep_empty || !text.is_empty()).collect();
     Ok(Value::from(texts.join("\n")))
 }
 
-/// Members of a text part that OpenAI's types do not have; they reach the template.
+/// Members of a text part that OpenAI's types do not define; vLLM passes them to the template.
 fn extra_members(part: &Value) -> Result<Vec<(String, Value)>, PromptError> {
     if part.kind() != ValueKind::Map {
         return Ok(Vec::new());
@@ -153,7 +153,7 @@ fn prepare_calls(calls: Option<Value>) -> Result<Option<Value>, PromptError> {
     Ok(Some(Value::from(prepared)))
 }
 
-/// The object with one member set, at its place or at the end.
+/// The object with one member replaced, or appended if missing.
 fn replaced(mut members: Vec<(String, Value)>, name: &str, value: Value) -> Value {
     match members.iter_mut().find(|(other, _)| other == name) {
         Some((_, old)) => *old = value,
@@ -162,7 +162,7 @@ fn replaced(mut members: Vec<(String, Value)>, name: &str, value: Value) -> Valu
     Value::from_pairs(members)
 }
 
-/// Tools as vLLM's own types print them: known members only, in the order of the type, missing ones as null.
+/// Tools as vLLM's own types serialize them: known members only, in the order of the type, missing ones as null.
 fn prepare_tools(body: &ChatBody) -> Result<Option<Vec<Value>>, PromptError> {
     let Some(tools) = &body.tools else { return Ok(None) };
     if tools.is_empty() {

@@ -1,4 +1,4 @@
-//! The time that a template sees.
+//! The current time in templates.
 
 use minijinja::{Error, ErrorKind};
 
@@ -18,26 +18,26 @@ const MONTHS: [&str; 12] = [
     "December",
 ];
 
-/// A moment in the engines' time zone: templates print their local date.
+/// A point in time in the engines' time zone, since templates print local dates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TemplateTime {
     local_seconds: i64,
 }
 
 impl TemplateTime {
-    /// Seconds since 1970 in UTC, for engines whose clocks show UTC (containers do).
+    /// Seconds since 1970, for engines in the time zone UTC, the default of containers.
     #[must_use]
     pub fn utc(seconds: i64) -> TemplateTime {
         TemplateTime::local(seconds, 0)
     }
 
-    /// Seconds since 1970 in UTC, and how many seconds the engines' clocks are ahead of it.
+    /// Seconds since 1970, and the UTC offset of the engines in seconds.
     #[must_use]
     pub fn local(seconds: i64, ahead: i32) -> TemplateTime {
         TemplateTime { local_seconds: seconds.saturating_add(ahead.into()) }
     }
 
-    /// C's `strftime` in the C locale, without the directives that templates have no use for.
+    /// C's `strftime` in the C locale, without directives that templates do not use.
     pub(super) fn strftime(self, format: &str) -> Result<String, Error> {
         let days = self.local_seconds.div_euclid(86_400);
         let second = self.local_seconds.rem_euclid(86_400);
@@ -86,8 +86,8 @@ impl TemplateTime {
     }
 }
 
-/// Year, month and day of the proleptic Gregorian calendar, from days since 1970-01-01. Years are counted from March, so that the
-/// leap day is a year's last.
+/// Year, month and day of the proleptic Gregorian calendar, from days since 1970-01-01. Years start in March, so that the
+/// leap day is the last day of a year.
 fn civil(days: i64) -> (i64, i64, i64) {
     let since = days + 719_468;
     let era = since.div_euclid(146_097);
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_right() {
+    fn dates_are_formatted_as_by_strftime() {
         let show = |seconds| {
             TemplateTime::utc(seconds).strftime("%A %a %Y-%m-%d %-d %e %B %b %H:%M:%S %I%p %y").unwrap()
         };

@@ -1,9 +1,9 @@
-//! Whether a template wants a message's content as one string or as a list of parts. Both engines look for a loop over the content;
-//! this finds the same loops in the template's text.
+//! Determines whether a template expects a message's content as one string or as a list of parts. Both engines search for a loop over
+//! the content in the parsed template; this module finds the same loops in the template's text.
 
 use crate::dialect::{ContentFormat, PromptDialect};
 
-/// What `engine` decides for this template.
+/// The content format that `engine` selects for this template.
 pub(crate) fn content_format(engine: PromptDialect, source: &str) -> ContentFormat {
     let parts = match engine {
         PromptDialect::Vllm => loops_over_content(source),
@@ -82,7 +82,7 @@ fn reaches(expression: &str, name: &str, key: Option<&str>) -> bool {
     rest.is_some_and(only_filters)
 }
 
-/// What follows `.key` or `['key']`.
+/// The text behind `.key` or `['key']`; `None` if `rest` does not start with it.
 fn member<'a>(rest: &'a str, key: &str) -> Option<&'a str> {
     let rest = rest.trim_start();
     if let Some(rest) = rest.strip_prefix('.') {
@@ -93,7 +93,7 @@ fn member<'a>(rest: &'a str, key: &str) -> Option<&'a str> {
     inside[1..].strip_prefix(key)?.strip_prefix(quote)?.trim_start().strip_prefix(']')
 }
 
-/// Whether only slices, filters, tests, or a loop's condition follow.
+/// Whether `rest` has only slices, filters, tests, or a loop's condition.
 fn only_filters(rest: &str) -> bool {
     let trimmed = rest.trim_start();
     if let Some(inside) = trimmed.strip_prefix('[') {
@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loop_over_the_content_wants_parts() {
+    fn a_loop_over_the_content_selects_parts() {
         for (source, vllm, sglang) in [
             ("{% for message in messages %}{{ message.content }}{% endfor %}", false, false),
             ("{%- for message in messages -%}{%- for part in message['content'] -%}", true, true),

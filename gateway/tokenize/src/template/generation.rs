@@ -1,6 +1,6 @@
-//! `{% generation %}` blocks. They mark what an assistant wrote, for training; the text inside is rendered as usual.
+//! `{% generation %}` blocks, which mark an assistant's text for training; the text inside is rendered as usual.
 
-/// The template with `generation` blocks made `with` blocks: both only open a scope for names that are set inside.
+/// Replaces `generation` blocks by `with` blocks: both only open a scope for variables.
 pub(super) fn without_tags(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

@@ -1,4 +1,4 @@
-//! The `tojson` filter of chat templates: Python's `json.dumps(…, ensure_ascii=False)`, members in their order.
+//! The `tojson` filter of chat templates: Python's `json.dumps(…, ensure_ascii=False)`, without reordering members.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use minijinja::{Error, ErrorKind, Value};
 
 use super::python;
 
-/// Deepest nesting that is printed; a request's JSON cannot nest deeper than 128.
+/// Maximum nesting depth; a request's JSON cannot be nested deeper than 128.
 const MAX_DEPTH: usize = 256;
 
 struct JsonStyle {
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn as_python_prints_it() {
+    fn output_equals_pythons() {
         let json = r#"{"b":[1,2.0,1e20,1e-7,true,null,{}],"a":"é\"\\\n\u0001<&>😀/"}"#;
         assert_eq!(
             dumps("{{ x | tojson }}", json),

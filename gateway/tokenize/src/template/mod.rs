@@ -1,4 +1,4 @@
-//! Chat templates, rendered as transformers' `apply_chat_template` renders them.
+//! Renders chat templates as transformers' `apply_chat_template` does.
 
 mod clock;
 mod format;
@@ -27,34 +27,34 @@ pub(crate) struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Compiles `source`. `steps` bounds every later rendering.
+    /// Compiles `source`. `steps` limits every rendering.
     ///
     /// # Errors
-    /// What the template engine says, with the line.
+    /// The error of the template engine, with the line.
     pub(crate) fn compile(source: &str, steps: u64) -> Result<ChatTemplate, Error> {
         let mut env = Environment::new();
-        // transformers sets both; without them every block leaves its newline in the prompt.
+        // As transformers: without these settings every block leaves its newline in the prompt.
         env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
         env.set_auto_escape_callback(|_| AutoEscape::None);
         env.set_unknown_method_callback(python::method);
         env.set_fuel(Some(steps));
         env.add_filter("tojson", json::tojson);
         env.add_function("raise_exception", raise_exception);
-        // In Jinja a string and a mapping count as sequences too, and templates ask.
+        // In Jinja strings and mappings are sequences too, and templates use this test.
         env.add_test("sequence", python::is_sequence);
         env.add_template_owned(NAME, generation::without_tags(source))?;
         Ok(ChatTemplate { env, source: source.to_owned() })
     }
 
-    /// The template's own text.
+    /// The source text of the template.
     pub(crate) fn source(&self) -> &str {
         &self.source
     }
 
-    /// Renders with `variables`; the text has about `about_bytes`, and `most_bytes` at most.
+    /// Renders with `variables`; `about_bytes` is the expected and `most_bytes` the maximum size of the text.
     ///
     /// # Errors
-    /// [`PromptError::ModelTemplate`] when the template fails or refuses, [`PromptError::TemplateLimit`] when it goes too far.
+    /// [`PromptError::Template`] when the template fails or raises an exception, [`PromptError::TemplateLimit`] when it exceeds a limit.
     pub(crate) fn render(
         &self,
         variables: Vec<(String, Value)>,
@@ -84,7 +84,7 @@ impl ChatTemplate {
 /// Compiles and renders a template with `messages`, which is JSON: for fuzzing templates, which otherwise come from a model's folder.
 ///
 /// # Errors
-/// [`PromptError`] if the template does not compile, fails, or goes too far.
+/// [`PromptError`] if the template does not compile, fails, or exceeds a limit.
 pub fn render_template(source: &str, messages: &str, limits: PromptLimits) -> Result<String, PromptError> {
     let failed = |error: Error| PromptError::Template(error.to_string());
     let template = ChatTemplate::compile(source, limits.template_steps).map_err(failed)?;
@@ -93,12 +93,12 @@ pub fn render_template(source: &str, messages: &str, limits: PromptLimits) -> Re
     template.render(variables, TemplateTime::utc(0), source.len(), limits.prompt_bytes)
 }
 
-/// A template's way to refuse a conversation.
+/// The function with which templates reject a conversation.
 fn raise_exception(message: String) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message))
 }
 
-/// The rendered text, up to a bound.
+/// The rendered text, with a size limit.
 struct BoundedOutput {
     text: Vec<u8>,
     max_bytes: usize,
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_leave_no_space_and_loops_can_be_left() {
+    fn blocks_leave_no_space_and_loops_support_continue() {
         let source = "a\n  {% for x in [1, 2, 3] %}\n{% if x == 2 %}{% continue %}{% endif %}\n{{ x }}\n  {% endfor %}\nb\n";
         assert_eq!(render(source, &[]).unwrap(), "a\n1\n3\nb");
     }
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_has_its_reason() {
+    fn a_raised_exception_is_the_reason() {
         let refused = render("{{ raise_exception('roles must alternate') }}", &[]);
         assert!(
             matches!(refused, Err(PromptError::Template(reason)) if reason.contains("roles must alternate"))
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn a_template_without_end_is_stopped() {
+    fn an_endless_template_is_stopped() {
         let endless = "{% for a in range(1000) %}{% for b in range(1000) %}{% endfor %}{% endfor %}";
         assert_eq!(render(endless, &[]), Err(PromptError::TemplateLimit("steps")));
         let wide = "{% for a in range(1000) %}aaaaaaaaaa{% endfor %}";
@@ -159,13 +159,13 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_is_the_callers() {
+    fn the_time_is_passed_by_the_caller() {
         assert_eq!(render("{{ strftime_now('%d %b %Y') }}", &[]).unwrap(), "01 Jan 1970");
         assert!(matches!(render("{{ strftime_now('%Q') }}", &[]), Err(PromptError::Template(_))));
     }
 
     #[test]
-    fn generation_marks_only_mark() {
+    fn generation_tags_do_not_change_the_text() {
         let source = "{% generation %}{% set x = 1 %}a{% endgeneration %}{{ x is defined }}";
         assert_eq!(render(source, &[]).unwrap(), "aFalse");
     }

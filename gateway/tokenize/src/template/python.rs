@@ -1,9 +1,9 @@
-//! Python's behaviour where templates depend on it and the template engine has its own.
+//! Python's behaviour, where templates depend on it and the template engine differs.
 
 use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// Methods of strings and mappings, as Python has them.
+/// Python's methods of strings and mappings.
 pub(super) fn method(
     state: &mut State<'_, '_>,
     value: &Value,
@@ -22,7 +22,7 @@ pub(super) fn method(
     minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args)
 }
 
-/// The methods for which the crate for Python's methods has none, or another idea of white space.
+/// The methods that the crate for Python's methods lacks, or for which it defines white space differently.
 fn string_method(text: &str, name: &str, args: &[Value]) -> Option<Result<Value, Error>> {
     Some(match name {
         "strip" => stripped(text, args, true, true),
@@ -53,7 +53,7 @@ fn three(parts: [&str; 3]) -> Value {
     parts.into_iter().map(Value::from).collect()
 }
 
-/// What Python calls white space: Unicode's, and the four information separators.
+/// Python's white space: Unicode's, and the four information separators.
 fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
 }
@@ -99,7 +99,7 @@ fn split(text: &str, args: &[Value], from_the_end: bool) -> Result<Value, Error>
     Ok(Value::from(parts))
 }
 
-/// `str.title`: a letter is large after anything that is no letter.
+/// `str.title`: a letter is upper case after any character that is not a letter.
 fn title(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut inside = false;
@@ -114,7 +114,7 @@ fn title(text: &str) -> String {
     out
 }
 
-/// Jinja's test: whatever has a length and can be indexed.
+/// Jinja's test `sequence`: values with a length and an index.
 pub(super) fn is_sequence(value: &Value) -> bool {
     matches!(value.kind(), ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined)
 }

@@ -1,4 +1,4 @@
-//! Text to token ids.
+//! Tokenizes text with one of two libraries.
 
 mod split_points;
 mod threads;
@@ -13,10 +13,10 @@ pub(crate) use split_points::SplitPoints;
 use crate::error::{ModelLoadError, PromptError};
 use crate::files::ModelFiles;
 
-/// Text with which a tokenizer is used once before it serves: the first call builds tables, which takes tens of milliseconds.
+/// Text tokenized once at start: the first call builds tables, which takes tens of milliseconds.
 const WARM_UP: &str = "The quick brown fox didn't jump over 12345 lazy dogs;\n\tfn main() { let x = [0xff]; }\r\n\
     Ein Ärgernis – мир, 世界 \u{1f30d} e\u{301}.  \n\n";
-/// Long enough to take the way of a long prompt.
+/// Repetitions that make the warm-up text take the code path of a long prompt.
 const WARM_UP_REPEATS: usize = 1024;
 
 /// A model's tokenizer.
@@ -30,15 +30,15 @@ pub(crate) struct Tokenizer {
 enum TokenizerLibrary {
     /// 25 to 95 times as fast on one core, for most tokenizers.
     Fast(Box<fastokens::Tokenizer>),
-    /// What the engines use; takes every tokenizer.
+    /// The engines' own library, which supports every tokenizer.
     Reference(Box<tokenizers::Tokenizer>),
 }
 
 impl Tokenizer {
-    /// Loads and warms up. Takes about a second of one core.
+    /// Loads and warms up the tokenizer, which takes about a second on one core.
     ///
     /// # Errors
-    /// [`ModelLoadError::Tokenizer`] with what both libraries said.
+    /// [`ModelLoadError::Tokenizer`] with the errors of both libraries.
     pub(crate) fn load(files: &ModelFiles) -> Result<Tokenizer, ModelLoadError> {
         let path = &files.tokenizer;
         let library = match fast(path) {
@@ -46,7 +46,7 @@ impl Tokenizer {
             Err(fast_problem) => {
                 tracing::warn!(
                     tokenizer = %path.display(), problem = %fast_problem,
-                    "the fast tokenizer refuses this file; using the slow one"
+                    "the fast tokenizer library does not support this file; using the slow one"
                 );
                 reference(path, files).map_err(|problem| ModelLoadError::Tokenizer {
                     path: path.clone(),
@@ -64,7 +64,7 @@ impl Tokenizer {
         Ok(Tokenizer { library, cuts: SplitPoints::from_pipeline(&files.pipeline), before, after })
     }
 
-    /// The slow tokenizer for the same files, to compare with.
+    /// The slow tokenizer for the same files, for comparisons in tests.
     #[cfg(test)]
     pub(crate) fn load_reference(files: &ModelFiles) -> Tokenizer {
         Tokenizer::with_special_tokens(reference(&files.tokenizer, files).unwrap(), files).unwrap()
@@ -80,12 +80,12 @@ impl Tokenizer {
         self.library.encode(text, false)
     }
 
-    /// Special tokens that the tokenizer puts before and behind a text, if asked to.
+    /// Special tokens that the tokenizer optionally adds before and behind a text.
     pub(crate) fn surrounding_special_tokens(&self) -> (&[u32], &[u32]) {
         (&self.before, &self.after)
     }
 
-    /// Puts a token before texts, unless tokenizer.json puts something there itself.
+    /// Adds a token before texts, unless tokenizer.json already adds one.
     pub(crate) fn set_text_prefix(&mut self, token: &str) -> Result<(), PromptError> {
         if self.before.is_empty() {
             self.before = self.library.encode(token, false)?;
@@ -93,7 +93,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// Where a text may be cut.
+    /// Positions at which a text may be split.
     pub(crate) fn cuts(&self) -> &SplitPoints {
         &self.cuts
     }
@@ -101,7 +101,7 @@ impl Tokenizer {
 
 impl TokenizerLibrary {
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, PromptError> {
-        // A defect in a library must not end the connection whose request found it.
+        // A panic in a library must not end the connection of the request.
         let encoded = catch_unwind(AssertUnwindSafe(|| match self {
             TokenizerLibrary::Fast(library) => library
                 .encode_with_policy(text, special, AddedTokenPolicy::All)
@@ -120,7 +120,7 @@ impl TokenizerLibrary {
 fn fast(path: &Path) -> Result<TokenizerLibrary, String> {
     threads::disable_thread_pool();
     let mut library = fastokens::Tokenizer::from_file(path).map_err(|error| error.to_string())?;
-    // The engines use neither of the file's settings.
+    // The engines ignore both settings of the file.
     library.set_truncation(None);
     library.set_padding(None);
     Ok(TokenizerLibrary::Fast(Box::new(library)))
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tokenizer_that_the_fast_library_refuses_works_all_the_same() {
+    fn a_tokenizer_unsupported_by_the_fast_library_uses_the_slow_one() {
         let folder = tempfile::tempdir().unwrap();
         let words = r#"{"added_tokens":[],"pre_tokenizer":{"type":"Whitespace"},
             "model":{"type":"WordLevel","vocab":{"a":0,"b":1,"?":2},"unk_token":"?"}}"#;

@@ -1,8 +1,8 @@
-//! Where a text can be cut so that its parts, tokenised one by one, give the ids of the whole.
+//! Finds positions at which a text can be split so that its parts, tokenized separately, give the ids of the whole.
 //!
-//! Only directly behind an added token is that so. Added tokens are looked for before anything else happens to the text, and what is
-//! between them is tokenised for itself. A *cut token* is one that is found at every place where its text stands, whatever stands
-//! before or behind it; so a cut depends on nothing but the text before it.
+//! This holds only directly behind an added token. Tokenizers match added tokens before all other steps, and tokenize the text between
+//! them separately. A *cut token* is an added token that matches wherever its text occurs, independent of the surrounding text; a cut
+//! therefore depends only on the text before it.
 
 use std::collections::HashMap;
 
@@ -11,15 +11,15 @@ use serde_json::Value;
 
 use crate::files::{AddedToken, TokenizerPipeline};
 
-/// Fewest bytes of a cut token; the last three tell them apart while searching.
+/// Minimum length of a cut token in bytes; the search compares the last three first.
 const MIN_BYTES: usize = 4;
 
-/// The places where texts may be cut.
+/// The cut tokens of a tokenizer.
 #[derive(Debug, Default)]
 pub(crate) struct SplitPoints {
     /// Cut tokens by their last bytes.
     by_end: HashMap<[u8; 3], Vec<String>, RandomState>,
-    /// Their last bytes, each once.
+    /// The distinct last bytes of cut tokens.
     last_bytes: Vec<u8>,
 }
 
@@ -48,7 +48,7 @@ impl SplitPoints {
         cuts
     }
 
-    /// The last cut in `text` at `end` or before.
+    /// The last cut in `text` at or before `end`.
     pub(crate) fn last(&self, text: &str, end: usize) -> Option<usize> {
         let bytes = text.as_bytes().get(..end)?;
         let mut end = end;
@@ -74,7 +74,7 @@ impl SplitPoints {
     }
 }
 
-/// Whether the token is found as it is written: it takes no space around it, and needs no word boundary.
+/// Whether the token matches its exact text: it strips no space around it, and needs no word boundary.
 fn is_plain(token: &AddedToken) -> bool {
     let text = &token.content;
     !token.lstrip
@@ -85,21 +85,21 @@ fn is_plain(token: &AddedToken) -> bool {
         && !overlaps(text, text)
 }
 
-/// Whether `other` could be found in a place that contains a part of `token`, so that `token` is not.
+/// Whether `other` could match at a position that overlaps `token`, so that `token` does not match.
 fn can_shadow(other: &AddedToken, token: &AddedToken) -> bool {
     if other.content == token.content {
-        // Two declarations that disagree: which one counts is the library's choice.
+        // Two conflicting declarations: which one applies depends on the library.
         return !is_plain(other) || other.normalized != token.normalized;
     }
     let (other_text, text) = (&other.content, &token.content);
     other_text.contains(text.as_str())
-        // Tokens that are not normalised are looked for first.
+        // Tokens that are not normalized are matched first.
         || (other.normalized != token.normalized && text.contains(other_text.as_str()))
         || overlaps(other_text, text)
         || overlaps(text, other_text)
 }
 
-/// Whether an end of `a`, but not all of it, is a start of `b`, but not all of it.
+/// Whether a proper suffix of `a` is a proper prefix of `b`.
 fn overlaps(a: &str, b: &str) -> bool {
     let (a, b) = (a.as_bytes(), b.as_bytes());
     (1..a.len().min(b.len())).any(|length| a[a.len() - length..] == b[..length])

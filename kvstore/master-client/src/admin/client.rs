@@ -1,4 +1,4 @@
-//! The HTTP client.
+//! Client of the master's admin server.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,26 +13,26 @@ use super::error::{AdminError, root_cause, shortened};
 use super::keys::KeyStream;
 use super::query::{self, BatchKeyQuery};
 
-/// How often a question is asked within its time limit, each time on another connection: the old one may lead to a host that has
-/// vanished, of which only a new one tells.
+/// Number of attempts within the time limit of a request, each on a new connection: a pooled one may lead to a host that is gone,
+/// which only a new connection detects.
 const MAX_ATTEMPTS: u32 = 2;
-/// Bytes of an error's body that are kept for the message.
+/// Bytes of an error response's body that go into the message.
 const MAX_ERROR_BODY: usize = 200;
 
-/// How the admin server is asked.
+/// Limits of requests to the admin server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AdminClientOptions {
-    /// Time limit for an answer; when keys are listed, for the time between two parts of it.
+    /// Time limit for a response; when listing keys, for the time between two chunks.
     pub timeout: Duration,
-    /// Time limit for the list of keys to begin. The master puts all of it together before it sends the first byte:
-    /// seconds for some million keys.
+    /// Time limit for the first byte of the key list. The master builds the whole list before it sends: seconds for a few million
+    /// keys.
     pub list_timeout: Duration,
     /// Time limit for opening a connection.
     pub connect_timeout: Duration,
-    /// Largest answer that is held in memory, in bytes. The list of keys is not held.
+    /// Largest response that is buffered, in bytes. The key list is streamed instead.
     pub max_body: usize,
-    /// Longest URL, in bytes. It bounds how many keys are located by one request: about 70 bytes each. The master
-    /// takes ten times as much, a proxy between may not.
+    /// Longest URL in bytes. It limits the keys per lookup request, at about 70 bytes each. The master accepts ten times this
+    /// length, but a proxy in between may not.
     pub max_url: usize,
 }
 
@@ -48,7 +48,7 @@ impl Default for AdminClientOptions {
     }
 }
 
-/// Asks a master's admin server. Cloning is cheap, and every clone has the same connections.
+/// Client of a master's admin server. Clones are cheap and share connections.
 #[derive(Clone, Debug)]
 pub struct AdminClient {
     http: reqwest::Client,
@@ -61,12 +61,12 @@ impl AdminClient {
     /// A client of the admin server at `address`: `host:port`, or `http://host:port`.
     ///
     /// # Errors
-    /// When the address is unusable.
+    /// When the address is not a host and a port.
     pub fn new(address: &str, options: AdminClientOptions) -> Result<Self, AdminError> {
         Self::authenticated(address, options, None)
     }
 
-    /// The same over HTTPS with certificates, if `tls` is given.
+    /// As [`AdminClient::new`], over HTTPS with certificates if `tls` is given.
     ///
     /// # Errors
     /// As [`AdminClient::new`].
@@ -84,7 +84,7 @@ impl AdminClient {
         let base = format!("{scheme}{host}");
         let url = reqwest::Url::parse(&base).map_err(|error| unusable(error.to_string()))?;
         if host.contains("://") || url.path() != "/" || url.query().is_some() {
-            return Err(unusable("it is not a host and a port".to_owned()));
+            return Err(unusable("not a host and a port".to_owned()));
         }
         let http = builder
             .connect_timeout(options.connect_timeout)
@@ -94,13 +94,13 @@ impl AdminClient {
         Ok(Self { http, base: base.into(), options, tls: tls.cloned() })
     }
 
-    /// Whether the master serves.
+    /// The master's role and readiness.
     ///
     /// # Errors
-    /// When the server does not answer as a master's admin server.
+    /// When the server does not respond, or not like a master's admin server.
     pub async fn health(&self) -> Result<HealthResponse, AdminError> {
         let (url, body) = self.get("/health").await?;
-        // Up to 0.3.9 there is one role and one state, and the answer says no more than this.
+        // Up to 0.3.9 a master has one role and one state, and responds only OK.
         if body.trim_ascii() == b"OK" {
             return Ok(HealthResponse {
                 status: "ok".to_owned(),
@@ -115,7 +115,7 @@ impl AdminClient {
         parsed(&url, &body)
     }
 
-    /// What the master publishes of its KV events.
+    /// Status of the master's KV event publisher.
     ///
     /// # Errors
     /// [`AdminError::NotFound`] before 0.3.13, and as [`AdminClient::health`].
@@ -124,7 +124,7 @@ impl AdminClient {
         parsed(&url, &body)
     }
 
-    /// The names of all segments.
+    /// Names of all segments.
     ///
     /// # Errors
     /// As [`AdminClient::health`].
@@ -134,7 +134,7 @@ impl AdminClient {
         Ok(text.split('\n').filter(|line| !line.is_empty()).map(str::to_owned).collect())
     }
 
-    /// All segments, with their nodes and how full they are.
+    /// All segments with their nodes and usage.
     ///
     /// # Errors
     /// [`AdminError::NotFound`] up to 0.3.11, and as [`AdminClient::health`].
@@ -143,8 +143,8 @@ impl AdminClient {
         parsed(&url, &body)
     }
 
-    /// Begins to list the keys of all complete objects. While 0.3.13 puts its answer together, more than a second for each million of
-    /// keys, its admin server answers nobody.
+    /// Starts to list the keys of all complete objects. While 0.3.13 builds the list, more than a second per million keys, its admin
+    /// server responds to no other request.
     ///
     /// # Errors
     /// As [`AdminClient::health`].
@@ -156,45 +156,44 @@ impl AdminClient {
         }
     }
 
-    /// Looks up where objects of the default tenant are, without leasing them or counting as use. `found` is told
-    /// what the master knows of each key, in no order; a key twice among `keys` may be told once. Returns how many
-    /// keys were left out because they cannot be asked for: those that are empty or have a comma, at which the
-    /// master would split them, and those longer than a URL may be. Masters up to 0.3.11 do not find keys that have
-    /// other characters than ASCII letters, digits and `-._~/:@`, and tell them with those characters escaped.
+    /// Locates objects of the default tenant without leasing them or marking them as used. `found` is called with the master's
+    /// record of each key, in no order, and possibly once for a key that is repeated in `keys`. Returns the number of skipped
+    /// keys: empty ones, those with a comma, at which the master splits, and those longer than a URL may be. Masters up to
+    /// 0.3.11 do not find keys with characters other than ASCII letters, digits and `-._~/:@`, and return them escaped.
     ///
     /// # Errors
-    /// As [`AdminClient::health`]. Then `found` may have been told of some keys.
+    /// As [`AdminClient::health`]. `found` may have been called for some keys before.
     pub async fn locate<K: AsRef<str>>(
         &self,
         keys: &[K],
         mut found: impl FnMut(&str, &KeyReplicas<'_>),
     ) -> Result<usize, AdminError> {
-        let (mut rest, mut left_out) = (keys, 0);
+        let (mut rest, mut skipped) = (keys, 0);
         while !rest.is_empty() {
-            let part = self.next_query(rest);
-            self.locate_part(&part, &mut found).await?;
-            left_out += part.skipped;
-            rest = rest.get(part.consumed..).unwrap_or_default();
+            let query = self.next_query(rest);
+            self.locate_part(&query, &mut found).await?;
+            skipped += query.skipped;
+            rest = rest.get(query.consumed..).unwrap_or_default();
         }
-        Ok(left_out)
+        Ok(skipped)
     }
 
-    /// TLS with the programs of the store, if it is used.
+    /// TLS with the store's programs, if it is used.
     pub(crate) fn tls(&self) -> Option<PeerTls> {
         self.tls.clone()
     }
 
-    /// The HTTP client, for servers that belong to the same store.
+    /// The HTTP client, for other servers of the same store.
     pub(crate) fn http(&self) -> reqwest::Client {
         self.http.clone()
     }
 
-    /// The request for as many of `keys` as fit into one.
+    /// A request for as many of `keys` as fit into one URL.
     pub(crate) fn next_query<K: AsRef<str>>(&self, keys: &[K]) -> BatchKeyQuery {
         query::next(&self.base, keys, self.options.max_url)
     }
 
-    /// Sends one request and tells its answer. Returns for how long the master was at it, seen from here.
+    /// Sends one lookup request and passes its results to `found`. Returns the response time.
     pub(crate) async fn locate_part(
         &self,
         query: &BatchKeyQuery,
@@ -203,9 +202,9 @@ impl AdminClient {
         if query.requested == 0 {
             return Ok(Duration::ZERO);
         }
-        let asked_at = Instant::now();
+        let requested_at = Instant::now();
         let body = self.fetch(&query.url).await?;
-        let busy = asked_at.elapsed();
+        let busy = requested_at.elapsed();
         query::read(&body, found).map_err(|error| malformed(&query.url, error))?;
         Ok(busy)
     }
@@ -216,12 +215,12 @@ impl AdminClient {
         Ok((url, body))
     }
 
-    /// A whole body, within the time limit.
+    /// Fetches a whole body within the time limit.
     async fn fetch(&self, url: &str) -> Result<Bytes, AdminError> {
         let limit = self.options.timeout;
         for _ in 0..MAX_ATTEMPTS {
             let reading = async { self.body(url, self.send(url).await?).await };
-            // Giving up closes the connection.
+            // On timeout, dropping the future closes the connection.
             if let Ok(result) = tokio::time::timeout(limit / MAX_ATTEMPTS, reading).await {
                 return result;
             }
@@ -233,7 +232,7 @@ impl AdminClient {
         let mut body = BytesMut::new();
         while let Some(part) = response.chunk().await.map_err(|e| failed(url, &e, self.options.timeout))? {
             if body.len() + part.len() > self.options.max_body {
-                let reason = format!("the answer has more than {} bytes", self.options.max_body);
+                let reason = format!("the response has more than {} bytes", self.options.max_body);
                 return Err(malformed(url, reason));
             }
             body.extend_from_slice(&part);
@@ -251,10 +250,10 @@ impl AdminClient {
             StatusCode::NOT_FOUND => Err(AdminError::NotFound { url }),
             StatusCode::SERVICE_UNAVAILABLE => Err(AdminError::NotServing { url }),
             status => {
-                let mut said = response.chunk().await.ok().flatten().unwrap_or_default();
-                said.truncate(MAX_ERROR_BODY);
-                let said = String::from_utf8_lossy(&said).trim().to_owned();
-                Err(AdminError::Status { url, status: status.as_u16(), body: said })
+                let mut body = response.chunk().await.ok().flatten().unwrap_or_default();
+                body.truncate(MAX_ERROR_BODY);
+                let body = String::from_utf8_lossy(&body).trim().to_owned();
+                Err(AdminError::Status { url, status: status.as_u16(), body })
             }
         }
     }
@@ -282,7 +281,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_addresses_are_addresses() {
+    fn addresses_other_than_host_and_port_are_rejected() {
         for good in ["127.0.0.1:9003", "http://master:9003/", "[::1]:9003"] {
             assert!(AdminClient::new(good, AdminClientOptions::default()).is_ok(), "{good}");
         }

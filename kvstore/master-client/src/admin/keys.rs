@@ -1,4 +1,4 @@
-//! `/get_all_keys`: all keys, one at a line, in no order.
+//! `/get_all_keys`: all keys, one per line, in no order.
 
 use std::time::Duration;
 
@@ -8,18 +8,18 @@ use super::client::failed;
 use super::error::AdminError;
 use super::lines::LineSplitter;
 
-/// The keys of all objects, as they arrive. Ten million of them are 700 MB, of which only a part is in memory here;
-/// the master holds all of its answer until it has been read. A key with a line break in it looks like two.
+/// A stream of the keys of all objects. Ten million keys are 700 MB, of which this client buffers only a part; the master holds its
+/// whole response in memory until it has been read. A key with a line break appears as two keys.
 #[derive(Debug)]
 pub struct KeyStream {
-    /// None when all has been read.
+    /// None after the end of the response.
     response: Option<reqwest::Response>,
     url: String,
     timeout: Duration,
     lines: LineSplitter,
 }
 
-/// Some keys.
+/// A batch of keys from the stream.
 #[derive(Clone, Debug)]
 pub struct KeyBatch(Bytes);
 
@@ -28,13 +28,13 @@ impl KeyStream {
         Self { response: Some(response), url, timeout, lines: LineSplitter::default() }
     }
 
-    /// The next keys, or `None` when there are no more. Whoever is slow to ask keeps the master's answer waiting.
+    /// The next keys, or `None` at the end. A slow caller delays the master's response.
     ///
     /// # Errors
-    /// When the answer breaks off. Then there are no more keys.
+    /// When the response breaks off or stalls. The stream ends in that case.
     pub async fn next(&mut self) -> Result<Option<KeyBatch>, AdminError> {
         while let Some(response) = &mut self.response {
-            // Counted from now: the time before is the caller's.
+            // Only the server's time counts, not the caller's time between two calls.
             let part = match tokio::time::timeout(self.timeout, response.chunk()).await {
                 Ok(part) => part.map_err(|error| failed(&self.url, &error, self.timeout)),
                 Err(_) => Err(AdminError::TimedOut { url: self.url.clone(), limit: self.timeout }),
@@ -57,7 +57,7 @@ impl KeyStream {
         Ok(None)
     }
 
-    /// Keys that were dropped so far because they are too long to be held: no engine makes such keys.
+    /// Number of keys dropped so far because they exceed 16 KiB. No engine creates such keys.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.lines.dropped
@@ -65,7 +65,7 @@ impl KeyStream {
 }
 
 impl KeyBatch {
-    /// The keys. Those that are not UTF-8, which no engine makes, are left out.
+    /// Iterates over the keys. Skips keys that are not UTF-8, which no engine creates.
     pub fn iter(&self) -> impl Iterator<Item = &str> {
         let lines = self.0.split(|byte| *byte == b'\n');
         lines.filter_map(|line| std::str::from_utf8(line).ok()).filter(|line| !line.is_empty())

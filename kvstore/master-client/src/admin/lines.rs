@@ -1,43 +1,42 @@
-//! Lines out of a stream of bytes, in bounded memory.
+//! Splits a byte stream into lines, in bounded memory.
 
 use bytes::{Bytes, BytesMut};
 
-/// So many bytes of a line are held until its end comes. Engines' keys have fewer than 300.
+/// Maximum length of a line in bytes. Engines' keys have fewer than 300.
 const MAX_LINE: usize = 16 << 10;
 
-/// Cuts a stream of bytes where lines end.
+/// Splits a byte stream at line ends.
 #[derive(Debug, Default)]
 pub(super) struct LineSplitter {
-    /// The start of a line whose end has not come.
+    /// Start of a line whose end has not arrived.
     partial: BytesMut,
-    /// That line is too long, and its rest is dropped.
+    /// Whether that line is too long, so that its rest is dropped.
     too_long: bool,
-    /// Lines that were dropped.
     pub(super) dropped: u64,
 }
 
 impl LineSplitter {
-    /// Takes the next bytes of the stream; returns all lines that end in them, each with its end.
+    /// Takes the next bytes of the stream, and returns all lines that end in them, each with its line break.
     pub(super) fn push(&mut self, part: &Bytes) -> Bytes {
         let Some(last) = part.iter().rposition(|byte| *byte == b'\n') else {
             self.begin(part);
             return Bytes::new();
         };
-        let (ended, begun) = part.split_at(last + 1);
-        let mut whole = part.slice(..ended.len());
+        let (ended, rest) = part.split_at(last + 1);
+        let mut lines = part.slice(..ended.len());
         if std::mem::take(&mut self.too_long) {
             self.dropped += 1;
             let first = ended.iter().position(|byte| *byte == b'\n').unwrap_or(last);
-            whole = part.slice(first + 1..ended.len());
+            lines = part.slice(first + 1..ended.len());
         } else if !self.partial.is_empty() {
             self.partial.extend_from_slice(ended);
-            whole = self.partial.split().freeze();
+            lines = self.partial.split().freeze();
         }
-        self.begin(begun);
-        whole
+        self.begin(rest);
+        lines
     }
 
-    /// The stream has ended: its last line, if it lacks an end.
+    /// Ends the stream, and returns its last line if that has no line break.
     pub(super) fn finish(&mut self) -> Bytes {
         self.dropped += u64::from(std::mem::take(&mut self.too_long));
         self.partial.split().freeze()
@@ -72,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_too_long_are_dropped() {
+    fn lines_over_the_limit_are_dropped() {
         let long = vec![b'x'; 2 * MAX_LINE];
         let stream = [b"a\n", &long[..], b"\nb\n", &long[..], b"\n", &long[..]].concat();
         let parts = vec![1000; 200];
@@ -82,7 +81,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn cuts_make_no_difference(stream in "[ab\n]{0,80}", parts in prop::collection::vec(0_usize..9, 0..40)) {
+        fn lines_do_not_depend_on_chunk_boundaries(stream in "[ab\n]{0,80}", parts in prop::collection::vec(0_usize..9, 0..40)) {
             let (out, dropped) = cut(stream.as_bytes(), &parts);
             prop_assert_eq!((&out[..], dropped), (stream.as_bytes(), 0));
         }

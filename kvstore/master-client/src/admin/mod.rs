@@ -1,7 +1,7 @@
-//! The master's admin server: HTTP, port 9003 if not set otherwise.
+//! Client of the master's admin server: HTTP, by default on port 9003.
 //!
-//! It tells what the RPCs do not: which keys there are, and where objects are without leasing them. Releases
-//! differ in what they have; an endpoint that is missing is an [`AdminError::Missing`].
+//! Unlike the RPCs, it lists keys, and locates objects without leasing them. Endpoints differ between releases; a missing one
+//! is an [`AdminError::NotFound`].
 
 mod client;
 mod error;

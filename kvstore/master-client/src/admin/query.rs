@@ -1,12 +1,12 @@
-//! `/batch_query_keys`: URLs and answers.
+//! `/batch_query_keys`: request URLs and responses.
 
 use std::collections::BTreeMap;
 
 use mooncake_wire::admin::{AdminSuccess, KeyReplicas};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-/// What is escaped in a key. Releases up to 0.3.11 do not take escapes back, so as little as possible: engines' keys
-/// consist of letters, digits and what is let through here.
+/// Characters to escape in a key. Releases up to 0.3.11 do not unescape, so the set is minimal: engines' keys consist of letters,
+/// digits and the characters that are removed from the set here.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'-')
     .remove(b'.')
@@ -16,19 +16,19 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b':')
     .remove(b'@');
 
-/// One request for several keys.
+/// A lookup request for several keys.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct BatchKeyQuery {
     pub(crate) url: String,
-    /// Keys that were looked at.
+    /// Number of keys consumed from the caller's list.
     pub(crate) consumed: usize,
-    /// Keys among them that are in the URL.
+    /// Number of those that are in the URL.
     pub(crate) requested: usize,
-    /// Keys among them that cannot be asked for.
+    /// Number of those that cannot be requested.
     pub(crate) skipped: usize,
 }
 
-/// The request for as many of `keys`, from the first on, as a URL of `max_url` bytes holds.
+/// A request for as many of `keys`, from the first on, as fit into a URL of `max_url` bytes.
 pub(super) fn next<K: AsRef<str>>(base: &str, keys: &[K], max_url: usize) -> BatchKeyQuery {
     let mut query = BatchKeyQuery {
         url: format!("{base}/batch_query_keys?keys="),
@@ -57,13 +57,13 @@ pub(super) fn next<K: AsRef<str>>(base: &str, keys: &[K], max_url: usize) -> Bat
     query
 }
 
-/// Reads an answer. Every key of it is told to `found`.
+/// Parses a response, and calls `found` for each key in it.
 pub(super) fn read(
     body: &[u8],
     found: &mut impl FnMut(&str, &KeyReplicas<'_>),
 ) -> Result<(), serde_json::Error> {
-    let answer: AdminSuccess<BTreeMap<String, KeyReplicas<'_>>> = serde_json::from_slice(body)?;
-    for (key, replicas) in &answer.data {
+    let response: AdminSuccess<BTreeMap<String, KeyReplicas<'_>>> = serde_json::from_slice(body)?;
+    for (key, replicas) in &response.data {
         found(key, replicas);
     }
     Ok(())
@@ -78,7 +78,7 @@ mod tests {
     const BASE: &str = "http://m:9003";
 
     #[test]
-    fn keys_are_escaped_and_some_cannot_be_asked() {
+    fn keys_are_escaped_and_unqueryable_ones_are_skipped() {
         let query = next(BASE, &["model@a/b c", "x,y", "", "é_k"], 1000);
         assert_eq!(query.url, "http://m:9003/batch_query_keys?keys=model@a/b%20c,%C3%A9_k");
         assert_eq!((query.consumed, query.requested, query.skipped), (4, 2, 2));
@@ -88,20 +88,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_key_is_asked_once_or_left_out(keys in prop::collection::vec("[a-z,%@+é]{0,30}", 0..60), max in 40_usize..200) {
-            let (mut rest, mut asked, mut left_out) = (&keys[..], Vec::new(), 0);
+        fn every_key_is_requested_once_or_skipped(keys in prop::collection::vec("[a-z,%@+é]{0,30}", 0..60), max in 40_usize..200) {
+            let (mut rest, mut requested, mut skipped) = (&keys[..], Vec::new(), 0);
             while !rest.is_empty() {
                 let query = next(BASE, rest, max);
                 prop_assert!(query.consumed > 0 && query.url.len() <= max);
                 prop_assert_eq!(query.consumed, query.requested + query.skipped);
                 let (_, list) = query.url.split_once('=').unwrap();
                 let decoded = list.split(',').filter(|key| !key.is_empty());
-                asked.extend(decoded.map(|key| percent_encoding::percent_decode_str(key).decode_utf8().unwrap().into_owned()));
-                left_out += query.skipped;
+                requested.extend(decoded.map(|key| percent_encoding::percent_decode_str(key).decode_utf8().unwrap().into_owned()));
+                skipped += query.skipped;
                 rest = &rest[query.consumed..];
             }
-            prop_assert_eq!(asked.len() + left_out, keys.len());
-            prop_assert!(asked.iter().all(|key| keys.contains(key)));
+            prop_assert_eq!(requested.len() + skipped, keys.len());
+            prop_assert!(requested.iter().all(|key| keys.contains(key)));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! A silent connection to one node.
+//! An idle connection to a node, whose end signals the node's death.
 
 use std::time::{Duration, Instant};
 
@@ -13,32 +13,32 @@ use super::NodeWatchOptions;
 use super::descriptor::{DescriptorLookup, DescriptorLookupError};
 use crate::backoff::Backoff;
 
-/// A host that vanishes says nothing. Its kernel is asked after this time of silence, and so often.
+/// Idle time before the first TCP keepalive probe, and between probes. They detect a host that is gone without closing connections.
 const PROBE_AFTER: Duration = Duration::from_secs(1);
 const PROBES: u32 = 3;
-/// A connection that lasted for less was closed by a node that keeps none.
+/// Connections that last shorter than this count as closed by a node that rejects idle connections.
 const MIN_LIFETIME: Duration = Duration::from_secs(1);
-/// So many such connections in a row, and the node is left alone.
+/// Number of consecutive short connections after which the node is no longer watched.
 const MAX_SHORT_CONNECTIONS: u32 = 3;
 
-/// What happens on a line.
+/// An event of a node's connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NodeConnectionEvent {
-    /// The node is connected.
+    /// The connection to the node was established.
     Connected,
-    /// The node was connected, and cannot be reached again.
+    /// The connection ended, and the node could not be reached again.
     Closed(NodeLossReason),
-    /// The node cannot be watched in this way, and this is the last event.
+    /// The node cannot be watched by a connection. This is the last event.
     Unwatchable(String),
 }
 
-/// Holds a line to the node at `endpoint` for as long as the stream is polled.
+/// Keeps a connection to the node at `endpoint` while the stream is polled.
 pub(super) fn events(
     endpoint: String,
     lookup: DescriptorLookup,
     options: &NodeWatchOptions,
 ) -> BoxStream<'static, NodeConnectionEvent> {
-    let line = NodeConnection {
+    let connection = NodeConnection {
         endpoint,
         lookup,
         limit: options.connect_timeout,
@@ -48,14 +48,14 @@ pub(super) fn events(
         short_connections: 0,
         finished: false,
     };
-    stream::unfold(line, |mut line| async move {
-        let event = line.step().await?;
-        Some((event, line))
+    stream::unfold(connection, |mut connection| async move {
+        let event = connection.step().await?;
+        Some((event, connection))
     })
     .boxed()
 }
 
-/// A connection on which nothing is sent.
+/// The stream of a connection on which nothing is sent.
 type IdleStream = Box<dyn AsyncRead + Send + Unpin>;
 
 struct NodeConnection {
@@ -64,7 +64,7 @@ struct NodeConnection {
     limit: Duration,
     backoff: Backoff,
     stream: Option<(IdleStream, Instant)>,
-    /// Where the node was connected last.
+    /// Address of the last connection.
     address: Option<(String, u16)>,
     short_connections: u32,
     finished: bool,
@@ -104,18 +104,18 @@ impl NodeConnection {
         }
     }
 
-    /// A connection has ended. Nothing has happened if the same port can be reached at once.
+    /// Reconnects after the connection ended. No event if the same port is reachable at once.
     async fn reconnect(&mut self, ended: &str, since: Instant) -> Option<NodeConnectionEvent> {
         self.short_connections = if since.elapsed() < MIN_LIFETIME { self.short_connections + 1 } else { 0 };
         let before = self.address.take();
         match self.open().await {
             Ok(()) if self.address != before => {
-                // The next step tells that the node is there.
+                // The next step connects again and emits Connected.
                 self.stream = None;
                 Some(NodeConnectionEvent::Closed(NodeLossReason::Replaced))
             }
             Ok(()) if self.short_connections >= MAX_SHORT_CONNECTIONS => {
-                Some(self.give_up(format!("it closes silent connections: {ended}")))
+                Some(self.give_up(format!("it closes idle connections: {ended}")))
             }
             Ok(()) => None,
             Err(error) => {
@@ -128,16 +128,16 @@ impl NodeConnection {
     }
 
     async fn open(&mut self) -> Result<(), DescriptorLookupError> {
-        let late =
+        let timed_out =
             |what: &str| DescriptorLookupError::Unknown(format!("{what} took longer than {:?}", self.limit));
         let lookup = self.lookup.transfer_address(&self.endpoint);
         let address = tokio::time::timeout(self.limit, lookup)
             .await
-            .map_err(|_| late("asking for its transfer port"))??;
+            .map_err(|_| timed_out("the lookup of its transfer port"))??;
         let connecting = connect(address.0.as_str(), address.1, self.lookup.tls());
         let stream = tokio::time::timeout(self.limit, connecting)
             .await
-            .map_err(|_| late("connecting to its transfer port"))?
+            .map_err(|_| timed_out("the connection to its transfer port"))?
             .map_err(|error| DescriptorLookupError::Unknown(error.to_string()))?;
         self.backoff.reset();
         self.stream = Some((stream, Instant::now()));
@@ -161,17 +161,17 @@ async fn connect(host: &str, port: u16, tls: Option<&PeerTls>) -> std::io::Resul
     })
 }
 
-/// Has the kernel find out when the host at the other end is gone.
+/// Enables TCP keepalive, so that the kernel detects when the remote host is gone.
 fn enable_keepalive(stream: &TcpStream) -> std::io::Result<()> {
     let probes = TcpKeepalive::new().with_time(PROBE_AFTER).with_interval(PROBE_AFTER).with_retries(PROBES);
     SockRef::from(stream).set_tcp_keepalive(&probes)
 }
 
-/// Waits for a connection to end; tells how it did. A node does not speak before it is asked for something.
+/// Waits until a connection ends, and returns how. A node sends nothing before it receives a request.
 async fn wait_closed(mut stream: IdleStream) -> String {
     match stream.read(&mut [0]).await {
         Ok(0) => "end of stream".to_owned(),
-        Ok(_) => "it spoke without being asked".to_owned(),
+        Ok(_) => "it sent data without a request".to_owned(),
         Err(error) => error.to_string(),
     }
 }

@@ -1,4 +1,4 @@
-//! Lines to nodes that are written from the protocol.
+//! Connections to fake nodes that are implemented from the protocol's specification.
 
 use std::time::Duration;
 
@@ -15,33 +15,33 @@ use super::descriptor::{DescriptorLookup, MetadataSource};
 use super::{NodeLossReason, NodeWatchOptions};
 use crate::backoff::BackoffPolicy;
 
-/// Long, because it only says when a test hangs.
+/// Generous, because it only detects tests that hang.
 const LIMIT: Duration = Duration::from_secs(30);
 
-fn line(endpoint: &str) -> BoxStream<'static, NodeConnectionEvent> {
+fn watch(endpoint: &str) -> BoxStream<'static, NodeConnectionEvent> {
     let retry = BackoffPolicy { initial: Duration::from_millis(1), max: Duration::from_millis(10) };
     let lookup = DescriptorLookup::new(MetadataSource::Handshake, reqwest::Client::new(), None);
     events(endpoint.to_owned(), lookup, &NodeWatchOptions { retry, ..NodeWatchOptions::default() })
 }
 
-async fn next(line: &mut BoxStream<'static, NodeConnectionEvent>) -> Option<NodeConnectionEvent> {
-    tokio::time::timeout(LIMIT, line.next()).await.unwrap()
+async fn next(events: &mut BoxStream<'static, NodeConnectionEvent>) -> Option<NodeConnectionEvent> {
+    tokio::time::timeout(LIMIT, events.next()).await.unwrap()
 }
 
-/// Answers handshakes on `listener` with `descriptor`.
-fn shake_hands(supervisor: &Supervisor, listener: TcpListener, descriptor: String) {
+/// Responds to handshakes on `listener` with `descriptor`.
+fn serve_handshakes(supervisor: &Supervisor, listener: TcpListener, descriptor: String) {
     supervisor.spawn("handshakes", async move {
         loop {
             let (mut stream, _) = listener.accept().await.unwrap();
             let size = stream.read_u64_le().await.unwrap();
-            let mut asked = vec![0; usize::try_from(size).unwrap()];
-            stream.read_exact(&mut asked).await.unwrap();
-            assert_eq!(asked, b"\x01{}");
-            let mut answer = Vec::new();
-            answer.put_u64_le(descriptor.len() as u64 + 1);
-            answer.put_u8(1);
-            answer.put_slice(descriptor.as_bytes());
-            stream.write_all(&answer).await.unwrap();
+            let mut request = vec![0; usize::try_from(size).unwrap()];
+            stream.read_exact(&mut request).await.unwrap();
+            assert_eq!(request, b"\x01{}");
+            let mut response = Vec::new();
+            response.put_u64_le(descriptor.len() as u64 + 1);
+            response.put_u8(1);
+            response.put_slice(descriptor.as_bytes());
+            stream.write_all(&response).await.unwrap();
         }
     });
 }
@@ -57,7 +57,7 @@ fn descriptor(transfers: &TcpListener) -> String {
     format!(r#"{{"protocol":"tcp","tcp_data_port":{port},"buffers":[{{"addr":1,"length":2}}]}}"#)
 }
 
-/// Accepts transfers and is silent, until cancelled; then all is closed.
+/// Accepts connections and sends nothing. Cancelling the returned token closes them and the listener.
 fn accept(supervisor: &Supervisor, transfers: TcpListener) -> CancellationToken {
     let end = CancellationToken::new();
     let ended = end.clone();
@@ -74,65 +74,65 @@ fn accept(supervisor: &Supervisor, transfers: TcpListener) -> CancellationToken 
 }
 
 #[tokio::test]
-async fn a_line_ends_with_its_node_and_comes_back_with_it() {
+async fn connection_ends_with_its_node_and_is_reopened() {
     let supervisor = Supervisor::new();
     let ((handshakes, endpoint), (transfers, address)) = (listener().await, listener().await);
-    shake_hands(&supervisor, handshakes, descriptor(&transfers));
+    serve_handshakes(&supervisor, handshakes, descriptor(&transfers));
     let end = accept(&supervisor, transfers);
-    let mut line = line(&endpoint);
-    assert_eq!(next(&mut line).await, Some(NodeConnectionEvent::Connected));
+    let mut events = watch(&endpoint);
+    assert_eq!(next(&mut events).await, Some(NodeConnectionEvent::Connected));
     end.cancel();
-    let event = next(&mut line).await;
+    let event = next(&mut events).await;
     assert!(matches!(event, Some(NodeConnectionEvent::Closed(NodeLossReason::Unreachable(_)))), "{event:?}");
-    let again = TcpListener::bind(&address).await.unwrap();
-    accept(&supervisor, again);
-    assert_eq!(next(&mut line).await, Some(NodeConnectionEvent::Connected));
+    let restarted = TcpListener::bind(&address).await.unwrap();
+    accept(&supervisor, restarted);
+    assert_eq!(next(&mut events).await, Some(NodeConnectionEvent::Connected));
 }
 
 #[tokio::test]
-async fn another_process_on_the_same_endpoint_is_another_node() {
+async fn successor_on_the_same_endpoint_reports_replaced() {
     let supervisor = Supervisor::new();
     let ((handshakes, endpoint), (transfers, _)) = (listener().await, listener().await);
     let first = Supervisor::new();
-    shake_hands(&first, handshakes, descriptor(&transfers));
+    serve_handshakes(&first, handshakes, descriptor(&transfers));
     let end = accept(&supervisor, transfers);
-    let mut line = line(&endpoint);
-    assert_eq!(next(&mut line).await, Some(NodeConnectionEvent::Connected));
-    // Its successor listens before the first has gone.
+    let mut events = watch(&endpoint);
+    assert_eq!(next(&mut events).await, Some(NodeConnectionEvent::Connected));
+    // The successor listens before the first process ends.
     let _ = first.shutdown(Duration::ZERO).await;
     let (successor, _) = listener().await;
-    shake_hands(&supervisor, TcpListener::bind(&endpoint).await.unwrap(), descriptor(&successor));
+    serve_handshakes(&supervisor, TcpListener::bind(&endpoint).await.unwrap(), descriptor(&successor));
     accept(&supervisor, successor);
     end.cancel();
-    assert_eq!(next(&mut line).await, Some(NodeConnectionEvent::Closed(NodeLossReason::Replaced)));
-    assert_eq!(next(&mut line).await, Some(NodeConnectionEvent::Connected));
+    assert_eq!(next(&mut events).await, Some(NodeConnectionEvent::Closed(NodeLossReason::Replaced)));
+    assert_eq!(next(&mut events).await, Some(NodeConnectionEvent::Connected));
 }
 
 #[tokio::test]
-async fn nodes_that_cannot_be_watched_are_left_alone() {
+async fn rdma_only_and_closing_nodes_are_unwatchable() {
     let supervisor = Supervisor::new();
     let (handshakes, endpoint) = listener().await;
-    shake_hands(&supervisor, handshakes, r#"{"protocol":"rdma","devices":[]}"#.to_owned());
-    let mut rdma = line(&endpoint);
+    serve_handshakes(&supervisor, handshakes, r#"{"protocol":"rdma","devices":[]}"#.to_owned());
+    let mut rdma = watch(&endpoint);
     let event = next(&mut rdma).await;
     assert!(
-        matches!(&event, Some(NodeConnectionEvent::Unwatchable(why)) if why.contains("rdma")),
+        matches!(&event, Some(NodeConnectionEvent::Unwatchable(reason)) if reason.contains("rdma")),
         "{event:?}"
     );
     assert_eq!(next(&mut rdma).await, None);
 
     let ((handshakes, endpoint), (transfers, _)) = (listener().await, listener().await);
-    shake_hands(&supervisor, handshakes, descriptor(&transfers));
+    serve_handshakes(&supervisor, handshakes, descriptor(&transfers));
     supervisor.spawn("closes at once", async move {
         loop {
             let _ = transfers.accept().await.unwrap();
         }
     });
-    let mut shy = line(&endpoint);
-    assert_eq!(next(&mut shy).await, Some(NodeConnectionEvent::Connected));
-    let event = next(&mut shy).await;
+    let mut closing = watch(&endpoint);
+    assert_eq!(next(&mut closing).await, Some(NodeConnectionEvent::Connected));
+    let event = next(&mut closing).await;
     assert!(
-        matches!(&event, Some(NodeConnectionEvent::Unwatchable(why)) if why.contains("silent")),
+        matches!(&event, Some(NodeConnectionEvent::Unwatchable(reason)) if reason.contains("closes idle connections")),
         "{event:?}"
     );
 }

@@ -1,13 +1,11 @@
-//! Which store nodes live.
+//! Liveness of store nodes.
 //!
-//! A master notices a dead node when its heartbeats have been missing for ten seconds, and says until then that the
-//! node's pages can be read. So a [`NodeWatcher`] not only asks the master which nodes there are; it also holds a
-//! connection to the port on which each node serves transfers, and says nothing on it. The kernel of a node whose
-//! process ends closes that connection at once.
+//! A master expires a dead node after ten seconds without heartbeats, and until then reports the node's blocks as readable.
+//! So a [`NodeWatcher`] not only polls the master's list of nodes, but also keeps an idle connection to the transfer port of
+//! each node. When a node's process ends, its kernel closes that connection at once.
 //!
-//! A connection that ends is tried again before its node is called lost, because a node may close what is idle.
-//! Where such a connection cannot be had (a node that serves RDMA only has no such port), the master's word is all
-//! there is.
+//! When a connection ends, the watcher reconnects once before it reports the node as lost, because a node may close idle
+//! connections. Without such a connection (an RDMA-only node has no TCP port), only the master's list is used.
 
 mod connection;
 #[cfg(test)]
@@ -29,58 +27,58 @@ pub use watch::NodeWatcher;
 use crate::admin::AdminError;
 use crate::backoff::BackoffPolicy;
 
-/// A process that lends memory to the store.
+/// A store node in the master's list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WatchedNode {
-    /// Where transfers begin: what replicas have as their endpoint. Before 0.3.12 the master does not tell it,
-    /// and it is the name; with the peer-to-peer handshake that is another port than the one in replicas.
+    /// The transfer endpoint, as in replica descriptors. Before 0.3.12 the master does not report it,
+    /// and this is the name; with the peer-to-peer handshake its port differs from the one in replicas.
     pub endpoint: String,
-    /// The client's id, which a restarted process has anew. Not known before 0.3.12.
+    /// The node's client id, which changes when its process restarts. `None` before 0.3.12.
     pub client: Option<Uuid>,
-    /// The name of its segments.
+    /// Name of the node's segments.
     pub name: String,
 }
 
-/// Why a node is lost.
+/// Why a node was reported as lost.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NodeLossReason {
-    /// Its transfer port ended the connection and could not be reached again. The master may list it for a while.
-    #[error("its transfer port does not answer any more: {0}")]
+    /// The connection to its transfer port ended, and a reconnect failed. The master may still list the node.
+    #[error("its transfer port is unreachable: {0}")]
     Unreachable(String),
-    /// Its transfer port has become another one: the process was replaced.
-    #[error("another process has taken its place")]
+    /// Its transfer port has changed: the process was replaced.
+    #[error("its process was replaced")]
     Replaced,
-    /// The master does not list it any more.
-    #[error("the master does not list it any more")]
+    /// The master no longer lists it.
+    #[error("the master no longer lists it")]
     Unlisted,
 }
 
-/// What has changed.
+/// A change in the set of live nodes, or of the master's availability.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreNodeEvent {
-    /// The node is there, or there again.
+    /// The node is new, or reachable again.
     Up(WatchedNode),
-    /// Nothing can be read from the node any more.
+    /// The node is no longer readable.
     Lost(WatchedNode, NodeLossReason),
-    /// The master does not tell its nodes. Those that were told stay, and are still noticed when they die.
+    /// The master's node list cannot be fetched. Known nodes stay, and their death is still detected.
     MasterLost(AdminError),
-    /// The master tells its nodes again. It may be another process, which has lost all keys: nodes stay, and mount
-    /// their memory again so soon that they need not have been missing.
+    /// The master's node list is available again. The master may be a new process without the old keys. Nodes stay, because
+    /// they remount their segments so soon that the list may never have lacked them.
     MasterRecovered,
 }
 
-/// How nodes are watched.
+/// Poll interval, time limits and size of a [`NodeWatcher`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeWatchOptions {
-    /// How long to wait after an answer of the master before it is asked again.
+    /// Pause between a response of the master and the next poll.
     pub poll_interval: Duration,
-    /// Where nodes tell their transfer ports.
+    /// Where nodes publish their transfer ports.
     pub metadata: MetadataSource,
-    /// Time limit for finding a node's transfer port, and again for connecting to it.
+    /// Time limit for the lookup of a node's transfer port, and separately for the connection to it.
     pub connect_timeout: Duration,
     /// Pauses between attempts to reach a node.
     pub retry: BackoffPolicy,
-    /// Nodes that are watched. Further ones are ignored.
+    /// Maximum number of watched nodes. Further ones are ignored.
     pub max_nodes: usize,
 }
 

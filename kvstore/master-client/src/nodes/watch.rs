@@ -1,4 +1,4 @@
-//! Joins what the master says with what the lines say.
+//! Combines the master's node list with the nodes' connections.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,21 +9,21 @@ use super::descriptor::DescriptorLookup;
 use super::{NodeLossReason, NodeWatchOptions, StoreNodeEvent, WatchedNode};
 use crate::admin::{AdminClient, AdminError};
 
-/// Tells when store nodes come and go. It has no task of its own: nothing is noticed while nobody waits in
-/// [`NodeWatcher::next`].
+/// Reports when store nodes join, leave and fail. It has no background task: it makes progress only while
+/// [`NodeWatcher::next`] is polled.
 pub struct NodeWatcher {
     polls: BoxStream<'static, Result<Vec<WatchedNode>, AdminError>>,
     connections: SelectAll<BoxStream<'static, (WatchedNode, NodeConnectionEvent)>>,
     state: NodeWatchState,
 }
 
-/// All that is known, and what has not been told yet.
+/// The state of all listed nodes, and the events not returned yet.
 pub(super) struct NodeWatchState {
     lookup: DescriptorLookup,
     options: NodeWatchOptions,
     nodes: BTreeMap<WatchedNode, ListedNode>,
     master_lost: bool,
-    /// Whether it has been logged that some node cannot be watched.
+    /// Whether an unwatchable node was logged; further ones are not.
     logged_unwatchable: bool,
     logged_node_limit: bool,
     pub(super) events: VecDeque<StoreNodeEvent>,
@@ -53,16 +53,16 @@ impl NodeWatcher {
         Self { polls: polls.boxed(), connections: SelectAll::new(), state }
     }
 
-    /// What happens next. Cancel-safe: no event is lost if the future is dropped.
+    /// Waits for the next event. Cancel-safe: no event is lost if the future is dropped.
     pub async fn next(&mut self) -> StoreNodeEvent {
         loop {
             if let Some(event) = self.state.events.pop_front() {
                 return event;
             }
             tokio::select! {
-                Some(answer) = self.polls.next() => {
-                    for line in self.state.on_poll(answer) {
-                        self.connections.push(line);
+                Some(result) = self.polls.next() => {
+                    for connection in self.state.on_poll(result) {
+                        self.connections.push(connection);
                     }
                 }
                 Some((node, event)) = self.connections.next() => self.state.on_connection_event(&node, event),
@@ -72,14 +72,14 @@ impl NodeWatcher {
         }
     }
 
-    /// The nodes that are there, as far as has been told.
-    pub fn mark_up(&self) -> impl Iterator<Item = &WatchedNode> {
-        self.state.mark_up()
+    /// The nodes that are up according to the events returned so far.
+    pub fn live_nodes(&self) -> impl Iterator<Item = &WatchedNode> {
+        self.state.live_nodes()
     }
 
-    /// Nodes that are lost although the master still lists them, with all of their pages.
-    pub fn mark_lost(&self) -> impl Iterator<Item = &WatchedNode> {
-        self.state.mark_lost()
+    /// Nodes that are lost although the master still lists them and their blocks.
+    pub fn lost_nodes(&self) -> impl Iterator<Item = &WatchedNode> {
+        self.state.lost_nodes()
     }
 }
 
@@ -99,7 +99,7 @@ async fn nodes_of(admin: &AdminClient) -> Result<Vec<WatchedNode>, AdminError> {
         }
         Err(error) => return Err(error),
     };
-    // A node may lend several segments.
+    // A node may have several segments.
     nodes.sort();
     nodes.dedup_by(|one, other| (&one.endpoint, one.client) == (&other.endpoint, other.client));
     Ok(nodes)
@@ -118,20 +118,20 @@ impl NodeWatchState {
         }
     }
 
-    pub(super) fn mark_up(&self) -> impl Iterator<Item = &WatchedNode> {
+    pub(super) fn live_nodes(&self) -> impl Iterator<Item = &WatchedNode> {
         self.nodes.iter().filter(|(_, listed)| !listed.lost).map(|(node, _)| node)
     }
 
-    pub(super) fn mark_lost(&self) -> impl Iterator<Item = &WatchedNode> {
+    pub(super) fn lost_nodes(&self) -> impl Iterator<Item = &WatchedNode> {
         self.nodes.iter().filter(|(_, listed)| listed.lost).map(|(node, _)| node)
     }
 
-    /// The master has answered, or not. Returns the lines of new nodes.
+    /// Applies the result of a poll. Returns the connections to new nodes.
     pub(super) fn on_poll(
         &mut self,
-        answer: Result<Vec<WatchedNode>, AdminError>,
+        result: Result<Vec<WatchedNode>, AdminError>,
     ) -> Vec<BoxStream<'static, (WatchedNode, NodeConnectionEvent)>> {
-        let listed = match answer {
+        let listed = match result {
             Ok(listed) => listed,
             Err(error) => {
                 if !std::mem::replace(&mut self.master_lost, true) {
@@ -143,20 +143,20 @@ impl NodeWatchState {
         if std::mem::take(&mut self.master_lost) {
             self.events.push_back(StoreNodeEvent::MasterRecovered);
         }
-        self.nodes.retain(|node, known| {
-            let stays = listed.binary_search(node).is_ok();
-            if !stays {
-                known.connection.abort();
-                if !known.lost {
+        self.nodes.retain(|node, listed_node| {
+            let is_listed = listed.binary_search(node).is_ok();
+            if !is_listed {
+                listed_node.connection.abort();
+                if !listed_node.lost {
                     self.events.push_back(StoreNodeEvent::Lost(node.clone(), NodeLossReason::Unlisted));
                 }
             }
-            stays
+            is_listed
         });
         listed.into_iter().filter_map(|node| self.listed(node)).collect()
     }
 
-    /// A node is listed. Returns its line if it is new.
+    /// Adds a listed node. Returns its connection if it is new.
     fn listed(
         &mut self,
         node: WatchedNode,
@@ -167,27 +167,27 @@ impl NodeWatchState {
         if self.nodes.len() >= self.options.max_nodes {
             if !std::mem::replace(&mut self.logged_node_limit, true) {
                 let max = self.options.max_nodes;
-                tracing::warn!(max, "the store has more nodes than are watched; the others are ignored");
+                tracing::warn!(max, "the store has more nodes than the limit; further ones are not watched");
             }
             return None;
         }
         let events = connection::events(node.endpoint.clone(), self.lookup.clone(), &self.options);
-        let (events, line) = stream::abortable(events);
-        self.nodes.insert(node.clone(), ListedNode { lost: false, connection: line });
+        let (events, connection) = stream::abortable(events);
+        self.nodes.insert(node.clone(), ListedNode { lost: false, connection });
         self.events.push_back(StoreNodeEvent::Up(node.clone()));
         Some(events.map(move |event| (node.clone(), event)).boxed())
     }
 
-    /// Something has happened on a node's line.
+    /// Applies an event of a node's connection.
     pub(super) fn on_connection_event(&mut self, node: &WatchedNode, event: NodeConnectionEvent) {
-        let Some(known) = self.nodes.get_mut(node) else { return };
+        let Some(listed_node) = self.nodes.get_mut(node) else { return };
         match event {
-            NodeConnectionEvent::Connected if known.lost => {
-                known.lost = false;
+            NodeConnectionEvent::Connected if listed_node.lost => {
+                listed_node.lost = false;
                 self.events.push_back(StoreNodeEvent::Up(node.clone()));
             }
-            NodeConnectionEvent::Closed(loss) if !known.lost => {
-                known.lost = true;
+            NodeConnectionEvent::Closed(loss) if !listed_node.lost => {
+                listed_node.lost = true;
                 self.events.push_back(StoreNodeEvent::Lost(node.clone(), loss));
             }
             NodeConnectionEvent::Connected | NodeConnectionEvent::Closed(_) => {}
@@ -196,8 +196,8 @@ impl NodeWatchState {
                     tracing::info!(
                         endpoint = node.endpoint,
                         reason,
-                        "a store node cannot be watched by a connection; its death is noticed when the master \
-                         does not list it any more, as with all nodes of its kind"
+                        "a store node cannot be watched by a connection; its death is detected only when the master \
+                         no longer lists it (logged once for all such nodes)"
                     );
                 }
             }

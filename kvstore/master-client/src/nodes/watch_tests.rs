@@ -1,4 +1,4 @@
-//! Whatever the master and the lines say, and in whatever order, events make sense.
+//! For any sequence of polls and connection events, the watcher's events are consistent with its state.
 
 use std::collections::BTreeSet;
 
@@ -21,12 +21,12 @@ fn node(n: u64) -> WatchedNode {
 #[derive(Clone, Debug)]
 enum NodeWatchStep {
     Listed(BTreeSet<u64>),
-    NotAnswered,
-    Line(u64, NodeConnectionEvent),
+    PollFailed,
+    Connection(u64, NodeConnectionEvent),
 }
 
 fn step() -> impl Strategy<Value = NodeWatchStep> {
-    let line = prop_oneof![
+    let event = prop_oneof![
         Just(NodeConnectionEvent::Connected),
         Just(NodeConnectionEvent::Closed(NodeLossReason::Unreachable("gone".to_owned()))),
         Just(NodeConnectionEvent::Closed(NodeLossReason::Replaced)),
@@ -34,14 +34,14 @@ fn step() -> impl Strategy<Value = NodeWatchStep> {
     ];
     prop_oneof![
         prop::collection::btree_set(0..NODES, 0..4).prop_map(NodeWatchStep::Listed),
-        Just(NodeWatchStep::NotAnswered),
-        (0..NODES, line).prop_map(|(n, event)| NodeWatchStep::Line(n, event)),
+        Just(NodeWatchStep::PollFailed),
+        (0..NODES, event).prop_map(|(n, event)| NodeWatchStep::Connection(n, event)),
     ]
 }
 
 proptest! {
     #[test]
-    fn events_tell_what_is_up(steps in prop::collection::vec(step(), 0..60)) {
+    fn events_are_consistent_with_live_and_lost_nodes(steps in prop::collection::vec(step(), 0..60)) {
         let lookup = DescriptorLookup::new(MetadataSource::Handshake, reqwest::Client::new(), None);
         let mut state = NodeWatchState::new(lookup, NodeWatchOptions::default());
         let (mut up, mut listed, mut master) = (BTreeSet::new(), BTreeSet::new(), true);
@@ -49,15 +49,15 @@ proptest! {
             match &step {
                 NodeWatchStep::Listed(nodes) => {
                     let new = nodes.difference(&listed).count();
-                    let answer = nodes.iter().map(|n| node(*n)).collect();
-                    prop_assert_eq!(state.on_poll(Ok(answer)).len(), new, "a line for each new node");
+                    let response = nodes.iter().map(|n| node(*n)).collect();
+                    prop_assert_eq!(state.on_poll(Ok(response)).len(), new, "a connection for each new node");
                     listed = nodes.clone();
                 }
-                NodeWatchStep::NotAnswered => {
+                NodeWatchStep::PollFailed => {
                     let error = AdminError::NotServing { url: String::new() };
                     prop_assert!(state.on_poll(Err(error)).is_empty());
                 }
-                NodeWatchStep::Line(n, event) => state.on_connection_event(&node(*n), event.clone()),
+                NodeWatchStep::Connection(n, event) => state.on_connection_event(&node(*n), event.clone()),
             }
             while let Some(event) = state.events.pop_front() {
                 match event {
@@ -67,11 +67,11 @@ proptest! {
                     StoreNodeEvent::MasterRecovered => prop_assert!(!std::mem::replace(&mut master, true)),
                 }
             }
-            prop_assert_eq!(state.mark_up().collect::<Vec<_>>(), up.iter().collect::<Vec<_>>());
-            // Only listed nodes are up.
-            let known: BTreeSet<_> = listed.iter().map(|n| node(*n)).collect();
-            prop_assert!(up.is_subset(&known));
-            prop_assert_eq!(state.mark_lost().collect::<Vec<_>>(), known.difference(&up).collect::<Vec<_>>());
+            prop_assert_eq!(state.live_nodes().collect::<Vec<_>>(), up.iter().collect::<Vec<_>>());
+            // Nodes that the master does not list are neither live nor lost.
+            let all_listed: BTreeSet<_> = listed.iter().map(|n| node(*n)).collect();
+            prop_assert!(up.is_subset(&all_listed));
+            prop_assert_eq!(state.lost_nodes().collect::<Vec<_>>(), all_listed.difference(&up).collect::<Vec<_>>());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The task behind a connection: opens it when there is a call, again and again.
+//! The task of one connection, which connects on demand and reconnects after failures.
 
 use std::io;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(super) struct MasterConnection {
     tls: Option<PeerTls>,
     calls: mpsc::Receiver<PendingCall>,
     backoff: Backoff,
-    /// Until when no new attempt is made, and why.
+    /// End of the current pause between attempts, and the error that calls get until then.
     pause: Option<(Instant, RpcError)>,
 }
 
@@ -35,7 +35,7 @@ impl MasterConnection {
         Self { locator, options, tls, calls, backoff: Backoff::new(options.retry), pause: None }
     }
 
-    /// Serves calls until nobody is left who could make one.
+    /// Serves calls until all clients are dropped.
     pub(super) async fn run(mut self) {
         while let Some(call) = self.calls.recv().await {
             match &self.pause {
@@ -52,7 +52,7 @@ impl MasterConnection {
         }
     }
 
-    /// Opens the connection for `call` and uses it as long as it lasts. Returns a call that needs a new connection.
+    /// Connects for `call`, and serves calls until the connection ends. Returns a call that needs a new connection.
     async fn open(&mut self, call: PendingCall) -> Option<PendingCall> {
         let (address, stream) = match self.dial().await {
             Ok(dialed) => dialed,
@@ -71,7 +71,7 @@ impl MasterConnection {
         };
         session.fail(&error);
         if session.answered {
-            // A master that worked until now is worth an attempt at once: it may have been restarted.
+            // No pause after a session that worked: the master may have restarted.
             self.backoff.reset();
             self.pause = None;
         } else {
@@ -95,11 +95,11 @@ impl MasterConnection {
                 Some(tls) => RpcTransport::secure(stream, &address, tls).await,
             }
         };
-        let failure = match tokio::time::timeout(self.options.connect_timeout, connecting).await {
+        let reason = match tokio::time::timeout(self.options.connect_timeout, connecting).await {
             Ok(Ok(stream)) => return Ok((address, stream)),
             Ok::<io::Result<_>, _>(Err(error)) => error.to_string(),
             Err(_) => format!("no connection within {:?}", self.options.connect_timeout),
         };
-        Err(RpcError::Unreachable { address, reason: failure })
+        Err(RpcError::Unreachable { address, reason })
     }
 }

@@ -1,4 +1,4 @@
-//! Calls to a node with a disk, for what is only there.
+//! Calls to a node with a disk tier.
 
 use mooncake_wire::disk::{
     DiskRequest, ReleaseArguments, StageArguments, StagedObjects, decode_staged, name,
@@ -9,20 +9,20 @@ use super::error::RpcError;
 use super::grants::StoreCredentials;
 use super::master::{MasterClient, MasterClientOptions};
 
-/// A node that brings objects from its disk into its memory, where they are read like others. Cloning is cheap.
+/// Client of a node that stages objects from its disk in memory, from where they are read like others. Clones are cheap.
 #[derive(Clone, Debug)]
 pub struct DiskNodeClient {
     client: MasterClient,
 }
 
 impl DiskNodeClient {
-    /// The node whose replicas on disk name this `host:port`. Connects when it is called first.
+    /// The node at the `host:port` in disk replicas. Connects on first use.
     #[must_use]
     pub fn new(address: &str, options: MasterClientOptions, supervisor: &Supervisor) -> Self {
         Self::authenticated(address, options, None, supervisor)
     }
 
-    /// The same over TLS with certificates, if `authentication` is given.
+    /// As [`DiskNodeClient::new`], over TLS with certificates if `authentication` is given.
     #[must_use]
     pub fn authenticated(
         address: &str,
@@ -33,10 +33,10 @@ impl DiskNodeClient {
         Self { client: MasterClient::authenticated(address, options, authentication, supervisor) }
     }
 
-    /// Has an object of `size` bytes brought into memory. It stays there for a while, and should be released before.
+    /// Stages an object of `size` bytes. It expires after the returned time, and should be released when it was read.
     ///
     /// # Errors
-    /// [`RpcError::Refused`] if the node has no such object, or no room for it just now.
+    /// [`RpcError::Refused`] if the node lacks the object, or its staging buffer is full.
     pub async fn stage(&self, tenant: &str, key: &str, size: u64) -> Result<StagedObjects<String>, RpcError> {
         let name = name(tenant, key);
         let sizes = vec![i64::try_from(size).unwrap_or(i64::MAX)];
@@ -48,13 +48,13 @@ impl DiskNodeClient {
         }
         Err(self
             .client
-            .protocol_error(format!("it brought {} objects when asked for one", staged.addresses.len())))
+            .protocol_error(format!("it staged {} objects instead of one", staged.addresses.len())))
     }
 
-    /// Gives back the memory of what was read.
+    /// Releases the memory of staged objects.
     ///
     /// # Errors
-    /// When there is no answer. The node takes it back after a while.
+    /// When the node does not respond. The staged objects expire by themselves.
     pub async fn release(&self, batch_id: u64) -> Result<(), RpcError> {
         let request = DiskRequest::Release(ReleaseArguments { batch_id });
         self.client.send_request(|sequence, out| request.encode(sequence, out)).await.map(drop)

@@ -1,4 +1,4 @@
-//! Why a call has no result.
+//! Errors of RPC calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,84 +7,51 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::frame::RpcFault;
 use mooncake_wire::pack::PackError;
 
-/// Why a call has no result.
+/// Why an RPC call failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RpcError {
-    /// No connection. The call was not made.
+    /// No connection could be opened. The call was not sent.
     #[error("the Mooncake master at {address} cannot be reached: {reason}")]
-    Unreachable {
-        /// Where the master should be.
-        address: Arc<str>,
-        /// What went wrong.
-        reason: String,
-    },
-    /// The connection ended before the answer. The call may have been run.
-    #[error("{address} ended the connection before it answered: {reason}")]
-    Lost {
-        /// The master.
-        address: Arc<str>,
-        /// What went wrong.
-        reason: String,
-    },
-    /// No answer in time. The call may have been run.
+    Unreachable { address: Arc<str>, reason: String },
+    /// The connection ended before the response. The call may have been executed.
+    #[error("{address} closed the connection before it responded: {reason}")]
+    Lost { address: Arc<str>, reason: String },
+    /// No response in time. The call may have been executed.
     #[error(
-        "{address} did not answer within {limit:?}; if it never does, check that it is a master's RPC port"
+        "{address} did not respond within {limit:?}; if this persists, check that it is a master's RPC port"
     )]
-    TimedOut {
-        /// The master.
-        address: Arc<str>,
-        /// The time limit.
-        limit: Duration,
-    },
-    /// Something else answers there.
+    TimedOut { address: Arc<str>, limit: Duration },
+    /// Another kind of server listens at the address.
     #[error(
-        "{address} is not a Mooncake master: {reason}; give the address of its RPC port, 50051 if not set otherwise"
+        "{address} is not a Mooncake master: {reason}; give the address of its RPC port, 50051 by default"
     )]
-    NotMaster {
-        /// Where the master should be.
-        address: Arc<str>,
-        /// What shows it.
-        reason: String,
-    },
-    /// It requires TLS, and this program was not given a certificate.
+    NotMaster { address: Arc<str>, reason: String },
+    /// The master requires TLS, but this program has no certificate.
     #[error("{address} cannot be called: {}", moongate_runtime::TLS_REQUIRED)]
-    TlsRequired {
-        /// The master.
-        address: Arc<str>,
-    },
-    /// An answer is not as it should be.
-    #[error("{address} broke the RPC protocol: {reason}")]
-    Protocol {
-        /// The master.
-        address: Arc<str>,
-        /// What is wrong.
-        reason: String,
-    },
-    /// The master takes the arguments in none of the forms that are known.
+    TlsRequired { address: Arc<str> },
+    /// A response violates the protocol.
+    #[error("{address} violated the RPC protocol: {reason}")]
+    Protocol { address: Arc<str>, reason: String },
+    /// The master accepts the arguments in no known format.
     #[error(
-        "{address} takes the arguments of {method} in no form of Mooncake {oldest} to {newest}: \
-         it is another release"
+        "{address} accepts the arguments of {method} in no format of Mooncake {oldest} to {newest}: \
+         its release is not supported"
     )]
     UnknownRelease {
-        /// The master.
         address: Arc<str>,
-        /// What was called.
         method: &'static str,
-        /// The oldest release that is known.
+        /// Oldest supported release of Mooncake.
         oldest: &'static str,
-        /// The newest release that is known.
+        /// Newest supported release of Mooncake.
         newest: &'static str,
     },
-    /// More calls are waiting than allowed. The call was not made.
+    /// The queues of waiting calls are full. The call was not sent.
     #[error("too many calls to {address} are waiting")]
-    Busy {
-        /// The master.
-        address: Arc<str>,
-    },
-    /// The master's own error.
+    Busy { address: Arc<str> },
+    /// The master returned this error code.
     #[error("the master refused: {0}")]
     Refused(#[from] ErrorCode),
-    /// The master did not run the call.
+    /// The master rejected the call before executing it.
     #[error(transparent)]
     Fault(#[from] RpcFault),
     /// The call cannot be expressed in the master's dialect.

@@ -1,4 +1,4 @@
-//! Capabilities that the master has issued to this program, until they expire.
+//! Cache of the capabilities that the master issued to this program.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -8,30 +8,29 @@ use mooncake_wire::capability::{AccessGrant, AccessRights, Capability, grants};
 use moongate_runtime::PeerTls;
 use parking_lot::Mutex;
 
-/// Capabilities that are held at most. When there are more, those of a node are dropped, and its objects are located again.
+/// Maximum number of cached ranges. When it is reached, those of one node are dropped, and its objects are located again.
 const MAX_GRANTS: usize = 1 << 20;
-/// Insertions between two searches for expired ones.
+/// Number of insertions between two purges of expired entries.
 const PURGE_EVERY: usize = 1 << 12;
 
-/// How this program authenticates itself to the store's other programs. Clones share what the master has granted.
+/// This program's TLS identity, and the capabilities it received. Clones share the capabilities.
 #[derive(Clone, Debug)]
 pub struct StoreCredentials {
-    /// TLS with certificates.
+    /// Mutual TLS with the store's other programs.
     pub tls: PeerTls,
-    /// What the master has granted.
+    /// Capabilities that the master granted.
     pub grants: Arc<GrantTable>,
 }
 
 impl StoreCredentials {
-    /// With nothing granted yet.
     #[must_use]
     pub fn new(tls: PeerTls) -> Self {
         Self { tls, grants: Arc::default() }
     }
 }
 
-/// The capabilities for ranges of nodes' memory that this program has been granted. Ranges of one node do not overlap: memory that is
-/// granted again belongs to another object.
+/// The cached capabilities for ranges of nodes' memory. Ranges of one node do not overlap: a new grant for the same memory is for
+/// another object, so it replaces the older one.
 #[derive(Debug, Default)]
 pub struct GrantTable(Mutex<GrantTableState>);
 
@@ -42,7 +41,7 @@ struct GrantTableState {
     inserted: usize,
 }
 
-/// What may be done with one range.
+/// Read and write capability of one range, each with its expiry.
 #[derive(Clone, Copy, Debug)]
 struct RangeGrants {
     size: u64,
@@ -57,7 +56,7 @@ impl RangeGrants {
 }
 
 impl GrantTable {
-    /// Keeps the capabilities of a response to a request that was sent at `sent`.
+    /// Stores the capabilities of a response to a request that was sent at `sent`.
     pub(super) fn record(&self, attachment: &[u8], sent: Instant) {
         if attachment.is_empty() {
             return;
@@ -69,14 +68,14 @@ impl GrantTable {
         }
     }
 
-    /// The capability for a transfer with the node at `endpoint`, if there is one that has not expired.
+    /// Finds a valid capability for a transfer with the node at `endpoint`.
     #[must_use]
     pub fn find(&self, endpoint: &str, rights: AccessRights, start: u64, size: u64) -> Option<Capability> {
         let all = self.0.lock();
-        let (_, held) = all.nodes.get(endpoint)?.range(..=start).next_back()?;
+        let (_, range) = all.nodes.get(endpoint)?.range(..=start).next_back()?;
         let (capability, until) = match rights {
-            AccessRights::Read => held.read?,
-            AccessRights::Write => held.write?,
+            AccessRights::Read => range.read?,
+            AccessRights::Write => range.write?,
         };
         (until > Instant::now() && capability.grant.covers(start, size)).then_some(capability)
     }
@@ -96,36 +95,36 @@ impl GrantTableState {
             self.nodes.insert(endpoint.into(), BTreeMap::new());
         }
         let Some(ranges) = self.nodes.get_mut(endpoint) else { return };
-        let mut held = RangeGrants { size, read: None, write: None };
+        let mut grants = RangeGrants { size, read: None, write: None };
         if let Some(same) = ranges.get(&start).filter(|same| same.size == size) {
-            held = *same;
+            grants = *same;
         }
         let end = start.saturating_add(size);
-        let overlapping = |(at, held): &(&u64, &RangeGrants)| at.saturating_add(held.size) > start;
+        let overlapping = |(other, grants): &(&u64, &RangeGrants)| other.saturating_add(grants.size) > start;
         let replaced: Vec<u64> =
-            ranges.range(..end).rev().take_while(overlapping).map(|(at, _)| *at).collect();
-        for at in &replaced {
-            ranges.remove(at);
+            ranges.range(..end).rev().take_while(overlapping).map(|(other, _)| *other).collect();
+        for other in &replaced {
+            ranges.remove(other);
         }
         match rights {
-            AccessRights::Read => held.read = Some((capability, until)),
-            AccessRights::Write => held.write = Some((capability, until)),
+            AccessRights::Read => grants.read = Some((capability, until)),
+            AccessRights::Write => grants.write = Some((capability, until)),
         }
-        ranges.insert(start, held);
+        ranges.insert(start, grants);
         self.count = self.count + 1 - replaced.len();
     }
 
     fn purge(&mut self, now: Instant) {
         self.nodes.retain(|_, ranges| {
-            ranges.retain(|_, held| held.is_valid(now));
+            ranges.retain(|_, grants| grants.is_valid(now));
             !ranges.is_empty()
         });
         self.count = self.nodes.values().map(BTreeMap::len).sum();
     }
 
     fn evict_node(&mut self) {
-        let some = self.nodes.keys().next().cloned();
-        if let Some(dropped) = some.and_then(|node| self.nodes.remove(&node)) {
+        let node = self.nodes.keys().next().cloned();
+        if let Some(dropped) = node.and_then(|node| self.nodes.remove(&node)) {
             self.count -= dropped.len();
         }
     }
@@ -155,34 +154,34 @@ mod tests {
         table.record(&attachment("a:1", AccessRights::Read, 100, 50, hour), now);
         table.record(&attachment("a:1", AccessRights::Write, 100, 50, hour), now);
         table.record(&attachment("a:1", AccessRights::Read, 150, 50, hour), now);
-        let found = |rights, start, size| {
+        let granted = |rights, start, size| {
             table.find("a:1", rights, start, size).map(|it| (it.grant.start, it.grant.size))
         };
-        assert_eq!(found(AccessRights::Read, 100, 50), Some((100, 50)));
-        assert_eq!(found(AccessRights::Write, 120, 30), Some((100, 50)));
-        assert_eq!(found(AccessRights::Write, 120, 31), None, "beyond its end");
-        assert_eq!(found(AccessRights::Write, 150, 1), None, "only for reading");
-        assert_eq!(found(AccessRights::Read, 99, 1), None);
+        assert_eq!(granted(AccessRights::Read, 100, 50), Some((100, 50)));
+        assert_eq!(granted(AccessRights::Write, 120, 30), Some((100, 50)));
+        assert_eq!(granted(AccessRights::Write, 120, 31), None, "beyond its end");
+        assert_eq!(granted(AccessRights::Write, 150, 1), None, "only for reading");
+        assert_eq!(granted(AccessRights::Read, 99, 1), None);
         assert!(table.find("b:1", AccessRights::Read, 100, 50).is_none(), "another node");
 
         table.record(&attachment("a:1", AccessRights::Read, 120, 40, hour), now);
-        assert_eq!(found(AccessRights::Read, 100, 10), None);
-        assert_eq!(found(AccessRights::Read, 150, 10), Some((120, 40)));
+        assert_eq!(granted(AccessRights::Read, 100, 10), None);
+        assert_eq!(granted(AccessRights::Read, 150, 10), Some((120, 40)));
         assert_eq!(table.0.lock().count, 1);
 
         table.record(&attachment("a:1", AccessRights::Read, 120, 40, 0), now);
-        assert_eq!(found(AccessRights::Read, 120, 40), None, "expired");
+        assert_eq!(granted(AccessRights::Read, 120, 40), None, "expired");
         table.0.lock().purge(Instant::now());
         let grants = table.0.lock();
         assert_eq!((grants.count, grants.nodes.len()), (0, 0));
     }
 
     #[test]
-    fn the_table_is_bounded() {
+    fn number_of_grants_is_limited() {
         let mut grants = GrantTableState { count: MAX_GRANTS, ..GrantTableState::default() };
         grants.nodes.insert(
             "old:1".into(),
-            (0..10).map(|at| (at, RangeGrants { size: 1, read: None, write: None })).collect(),
+            (0..10).map(|start| (start, RangeGrants { size: 1, read: None, write: None })).collect(),
         );
         let grant = AccessGrant { rights: AccessRights::Read, start: 1, size: 1, expires_ms: 1 };
         let capability = SegmentKey::new([1; 32]).sign(Uuid::default(), grant, &[2; 32]);

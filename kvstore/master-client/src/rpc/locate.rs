@@ -1,4 +1,4 @@
-//! Where a master is: at a fixed address, or where the leader of several masters has registered in etcd.
+//! Finds a master: at a fixed address, or at the address that the leader of several masters registered in etcd.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use serde_json::json;
 use super::error::RpcError;
 use crate::admin::root_cause;
 
-/// The variable with the name of the cluster, as Mooncake's clients read it.
+/// Environment variable with the cluster's name, as in Mooncake's clients.
 pub const CLUSTER_VARIABLE: &str = "MC_STORE_CLUSTER_ID";
-/// The cluster if none is set: the default of masters.
+/// Default name of the cluster, equal to the masters' default.
 const DEFAULT_CLUSTER: &str = "mooncake_cluster";
-/// How addresses of masters that publish their leader in etcd begin.
+/// Scheme of the addresses of masters that publish their leader in etcd.
 const ETCD: &str = "etcd://";
-/// Longest response of etcd, in bytes.
+/// Maximum size of a response of etcd in bytes.
 const MAX_RESPONSE: usize = 64 << 10;
-/// Longest address of a leader, in bytes.
+/// Maximum length of a leader's address in bytes.
 const MAX_LEADER: usize = 512;
-/// Bytes of an error response that are kept for the message.
+/// Characters of an error response that go into the message.
 const MAX_SHOWN: usize = 200;
 
 /// The key in etcd under which the masters of a cluster publish their leader's RPC address.
@@ -33,41 +33,39 @@ pub fn leader_key(cluster: &str) -> String {
     format!("mooncake-store/{cluster}/master_view")
 }
 
-/// A master's address that cannot be one.
+/// An invalid address of a master.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{address}` is no address of a master: {reason}")]
+#[error("`{address}` is not a master's address: {reason}")]
 pub struct MasterAddressError {
-    /// What was given.
     pub address: String,
-    /// What is wrong.
     pub reason: &'static str,
 }
 
-/// Where a master is. Its text form is what [`MasterClient::new`](super::Master::new) takes.
+/// A parsed address of a master. Its text form is the argument of [`MasterClient::new`](super::MasterClient::new).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MasterAddress {
-    /// `HOST:PORT`.
+    /// `HOST:PORT` of a single master.
     Fixed(String),
-    /// `etcd://HOST:PORT;HOST:PORT`, with `;` or `,` between endpoints and maybe `/CLUSTER` at the end.
+    /// `etcd://HOST:PORT;HOST:PORT`, with `;` or `,` between endpoints and optionally `/CLUSTER` at the end.
     Etcd {
-        /// `HOST:PORT` of each node of etcd.
+        /// `HOST:PORT` of each etcd node.
         endpoints: Vec<String>,
-        /// Which masters.
+        /// Name of the masters' cluster.
         cluster: String,
     },
 }
 
 impl MasterAddress {
-    /// Reads an address. `cluster` is which masters of several in one etcd, unless the address itself names them.
+    /// Parses an address. `cluster` selects the masters if several clusters share an etcd, unless the address contains a cluster.
     ///
     /// # Errors
-    /// When it is of another scheme, or names no endpoint of etcd.
+    /// When the scheme is unknown, or there is no etcd endpoint.
     pub fn parse(address: &str, cluster: Option<&str>) -> Result<Self, MasterAddressError> {
         let address = address.trim();
-        let wrong = |reason| MasterAddressError { address: address.to_owned(), reason };
+        let invalid = |reason| MasterAddressError { address: address.to_owned(), reason };
         let Some(rest) = address.strip_prefix(ETCD) else {
             if address.contains("://") {
-                return Err(wrong("write HOST:PORT, or etcd://HOST:PORT;HOST:PORT for masters with etcd"));
+                return Err(invalid("write HOST:PORT, or etcd://HOST:PORT;HOST:PORT for masters with etcd"));
             }
             return Ok(Self::Fixed(address.to_owned()));
         };
@@ -82,7 +80,7 @@ impl MasterAddress {
             has_port && url.is_ok_and(|url| url.has_host() && url.path() == "/")
         };
         if endpoints.is_empty() || !endpoints.iter().all(is_endpoint) {
-            return Err(wrong("write etcd://HOST:PORT, with ; between several nodes of etcd"));
+            return Err(invalid("write etcd://HOST:PORT, with ; between several etcd nodes"));
         }
         Ok(Self::Etcd { endpoints, cluster: cluster.to_owned() })
     }
@@ -115,13 +113,13 @@ enum AddressSource {
 struct EtcdLeaderLookup {
     http: reqwest::Client,
     endpoints: Vec<String>,
-    /// The endpoint that answered last.
+    /// Index of the endpoint that responded last.
     current: AtomicUsize,
     key: String,
 }
 
 impl MasterLocator {
-    /// A locator of the master at `address`, whose endpoints of etcd have `time_limit` to answer, each.
+    /// A locator of the master at `address`. Each etcd endpoint has `time_limit` to respond.
     #[must_use]
     pub fn new(address: &str, time_limit: Duration) -> Self {
         let source = MasterAddress::parse(address, None)
@@ -130,22 +128,22 @@ impl MasterLocator {
         Self { address: address.into(), source }
     }
 
-    /// What it was given.
+    /// The address as configured.
     pub(super) fn address(&self) -> &Arc<str> {
         &self.address
     }
 
-    /// Where the master is now.
+    /// The master's current `HOST:PORT`.
     ///
     /// # Errors
     /// [`RpcError::Unreachable`] when etcd cannot be reached or has no leader.
     pub async fn locate(&self) -> Result<Arc<str>, RpcError> {
-        let found = match &self.source {
+        let entry = match &self.source {
             Ok(AddressSource::Fixed) => Ok(Arc::clone(&self.address)),
             Ok(AddressSource::Etcd(lookup)) => lookup.leader().await.map(Arc::from),
             Err(reason) => Err(reason.clone()),
         };
-        found.map_err(|reason| RpcError::Unreachable { address: Arc::clone(&self.address), reason })
+        entry.map_err(|reason| RpcError::Unreachable { address: Arc::clone(&self.address), reason })
     }
 }
 
@@ -165,31 +163,31 @@ impl AddressSource {
 
 #[derive(Deserialize)]
 struct LeaderRangeResponse {
-    /// etcd leaves it out when there is none.
+    /// Absent if the key does not exist.
     #[serde(default)]
     kvs: Vec<LeaderKeyValue>,
 }
 
 #[derive(Deserialize)]
 struct LeaderKeyValue {
-    /// In base64.
+    /// Base64-encoded value of the key.
     #[serde(default)]
     value: String,
 }
 
 impl EtcdLeaderLookup {
-    /// The leader's address, from the first endpoint that answers, beginning with the one that answered last.
+    /// The leader's address, from the first endpoint that responds. Starts with the one that responded last.
     async fn leader(&self) -> Result<String, String> {
         let first = self.current.load(Relaxed);
         let mut failures = Vec::new();
-        for turn in 0..self.endpoints.len() {
-            let at = (first + turn) % self.endpoints.len();
-            let Some(endpoint) = self.endpoints.get(at) else { continue };
-            // Moved on before it answers: a lookup that is abandoned meanwhile leaves the next endpoint to the next lookup.
-            self.current.store((at + 1) % self.endpoints.len(), Relaxed);
+        for attempt in 0..self.endpoints.len() {
+            let index = (first + attempt) % self.endpoints.len();
+            let Some(endpoint) = self.endpoints.get(index) else { continue };
+            // Advanced before the response: if this lookup is cancelled, the next one starts with the next endpoint.
+            self.current.store((index + 1) % self.endpoints.len(), Relaxed);
             match self.range(endpoint).await {
                 Ok(response) => {
-                    self.current.store(at, Relaxed);
+                    self.current.store(index, Relaxed);
                     return self.read(endpoint, &response);
                 }
                 Err(reason) => failures.push(format!("etcd at {endpoint}: {reason}")),
@@ -207,7 +205,7 @@ impl EtcdLeaderLookup {
         while let Some(chunk) = response.chunk().await.map_err(|error| root_cause(&error))? {
             body.extend_from_slice(&chunk);
             if body.len() > MAX_RESPONSE {
-                return Err(format!("a response of more than {MAX_RESPONSE} bytes"));
+                return Err(format!("the response exceeds {MAX_RESPONSE} bytes"));
             }
         }
         if !status.is_success() {
@@ -221,10 +219,10 @@ impl EtcdLeaderLookup {
         let unusable = |reason: String| format!("etcd at {endpoint}, key {}: {reason}", self.key);
         let range: LeaderRangeResponse =
             serde_json::from_slice(response).map_err(|error| unusable(error.to_string()))?;
-        let Some(found) = range.kvs.first() else {
-            return Err(unusable("no master leads at present".to_owned()));
+        let Some(entry) = range.kvs.first() else {
+            return Err(unusable("no master is the leader at present".to_owned()));
         };
-        let leader = STANDARD.decode(&found.value).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+        let leader = STANDARD.decode(&entry.value).ok().and_then(|bytes| String::from_utf8(bytes).ok());
         let is_address = |leader: &String| leader.len() <= MAX_LEADER && leader.contains(':');
         leader.filter(is_address).ok_or_else(|| unusable("its value is not HOST:PORT".to_owned()))
     }
@@ -235,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_read_and_written() {
+    fn addresses_are_parsed_and_formatted() {
         let read = |address: &str, cluster| MasterAddress::parse(address, cluster).map(|it| it.to_string());
         assert_eq!(read(" m:50051 ", Some("c")).unwrap(), "m:50051");
         let two = "etcd://a:2379, [::1]:2379";
@@ -243,13 +241,13 @@ mod tests {
         assert_eq!(read(two, Some("")).unwrap(), "etcd://a:2379;[::1]:2379/mooncake_cluster");
         assert_eq!(read(two, Some("blue")).unwrap(), "etcd://a:2379;[::1]:2379/blue");
         assert_eq!(read("etcd://a:2379/red/", Some("blue")).unwrap(), "etcd://a:2379/red");
-        for wrong in ["etcd://", "etcd://;", "etcd://a", "etcd://a:b", "etcd://http://a:1", "redis://a:1"] {
-            assert!(read(wrong, None).is_err(), "{wrong}");
+        for invalid in ["etcd://", "etcd://;", "etcd://a", "etcd://a:b", "etcd://http://a:1", "redis://a:1"] {
+            assert!(read(invalid, None).is_err(), "{invalid}");
         }
     }
 
     #[test]
-    fn responses_are_read() {
+    fn etcd_responses_are_parsed() {
         let address = MasterAddress::parse("etcd://a:1", None).unwrap();
         let AddressSource::Etcd(lookup) = AddressSource::new(address, Duration::from_secs(1)).unwrap() else {
             unreachable!()
@@ -257,7 +255,7 @@ mod tests {
         let leader = lookup.read("a:1", br#"{"header":{},"kvs":[{"key":"YQ==","value":"aG9zdDox"}]}"#);
         assert_eq!(leader.unwrap(), "host:1");
         for (response, reason) in [
-            (r#"{"header":{}}"#, "no master leads at present"),
+            (r#"{"header":{}}"#, "no master is the leader at present"),
             (r#"{"kvs":[{"value":"aG9zdA=="}]}"#, "not HOST:PORT"),
             (r#"{"kvs":[{"value":"*"}]}"#, "not HOST:PORT"),
             ("<html>", "expected value"),

@@ -1,4 +1,4 @@
-//! The client of one master.
+//! Client of one master, with a pool of connections.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -8,7 +8,7 @@ use bytes::{Bytes, BytesMut};
 use mooncake_wire::Dialect;
 use mooncake_wire::capability::{SegmentKeyArguments, decode_reply as decode_key_reply};
 use mooncake_wire::frame::{self, RpcFault};
-use mooncake_wire::intact_ranges::{IntactRangesArguments, decode_reply as decode_whole};
+use mooncake_wire::intact_ranges::{IntactRangesArguments, decode_reply as decode_ranges_reply};
 use mooncake_wire::inventory::{
     InventoryArguments, InventoryReply, ObjectChangesArguments, ObjectChangesReply,
 };
@@ -28,25 +28,25 @@ use super::locate::MasterLocator;
 use super::session::{PendingCall, RpcResponseFrame};
 use crate::backoff::BackoffPolicy;
 
-/// How a master is called. The master's own limits are unknown, so each of these is ours.
+/// Options of a master's client. The master's own limits are unknown, so these are this client's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MasterClientOptions {
-    /// Connections. A master answers the calls of one connection one after another.
+    /// Number of connections. A master processes the calls of one connection sequentially.
     pub connections: usize,
-    /// Calls that wait for a response on one connection.
+    /// Maximum number of calls that wait for a response on one connection.
     pub in_flight: usize,
-    /// Calls that wait for one connection to take them. When all queues are full, calls fail.
+    /// Maximum number of calls queued for one connection. When all queues are full, calls fail.
     pub queue: usize,
-    /// Time limit for a call, with all its attempts in different dialects.
+    /// Time limit for a call, including all attempts in different dialects.
     pub timeout: Duration,
     /// Time limit for opening a connection.
     pub connect_timeout: Duration,
-    /// Largest response, in bytes.
+    /// Maximum size of a response in bytes.
     pub max_response: usize,
-    /// Pauses between attempts to connect. Calls in a pause fail at once.
+    /// Pauses between attempts to connect. Calls during a pause fail at once.
     pub retry: BackoffPolicy,
-    /// How long a thread stays awake for the answer when a single call is under way on a connection; zero for not at
-    /// all. Worth it where answers come within some ten microseconds, and their latency matters.
+    /// How long a thread busy-polls for the response when a single call is in flight on a connection; zero turns this off. Useful
+    /// if responses take only tens of microseconds, and latency matters.
     pub busy_poll: Duration,
 }
 
@@ -65,7 +65,7 @@ impl Default for MasterClientOptions {
     }
 }
 
-/// Calls a Mooncake master. Cloning is cheap, and every clone has the same connections.
+/// RPC client of a Mooncake master. Clones are cheap and share connections.
 #[derive(Clone, Debug)]
 pub struct MasterClient {
     shared: Arc<MasterClientInner>,
@@ -83,14 +83,14 @@ struct MasterClientInner {
 }
 
 impl MasterClient {
-    /// A client of the master at `address`, the text of a [`MasterAddress`](super::MasterAddress). Connects when it is called first. Its
-    /// tasks end when the last clone is dropped, or with the supervisor.
+    /// A client of the master at `address`, the text of a [`MasterAddress`](super::MasterAddress). Connects on first use. Its tasks
+    /// end when the last clone is dropped, or with the supervisor.
     #[must_use]
     pub fn new(address: &str, options: MasterClientOptions, supervisor: &Supervisor) -> Self {
         Self::authenticated(address, options, None, supervisor)
     }
 
-    /// The same over TLS with certificates, if `authentication` is given. What the master grants is kept there.
+    /// As [`MasterClient::new`], over TLS with certificates if `authentication` is given. It also stores the master's grants.
     #[must_use]
     pub fn authenticated(
         address: &str,
@@ -110,53 +110,51 @@ impl MasterClient {
             queue
         };
         let queues = (0..options.connections.max(1)).map(start).collect();
-        let (turn, sequence, guess) = (AtomicUsize::new(0), AtomicU32::new(0), DialectGuess::new());
-        let time_limit = options.timeout;
         let shared = MasterClientInner {
             locator,
-            timeout: time_limit,
+            timeout: options.timeout,
             queues,
-            next_queue: turn,
-            sequence,
-            dialect: guess,
+            next_queue: AtomicUsize::new(0),
+            sequence: AtomicU32::new(0),
+            dialect: DialectGuess::new(),
             authentication,
         };
         Self { shared: Arc::new(shared) }
     }
 
-    /// How this program authenticates itself, if it does.
+    /// This program's credentials, if it authenticates.
     #[must_use]
     pub fn authentication(&self) -> Option<&StoreCredentials> {
         self.shared.authentication.as_ref()
     }
 
-    /// Gives the master the key of a segment, with which it signs what it grants of it.
+    /// Sends the master the key of a segment, with which it signs capabilities for that segment.
     ///
     /// # Errors
-    /// [`RpcError::RpcFault`] from masters that do not authenticate their callers.
+    /// [`RpcError::Fault`] from masters that do not authenticate their callers.
     pub async fn send_segment_key(&self, key: &SegmentKeyArguments) -> Result<(), RpcError> {
         let body = self.send_request(|sequence, out| key.encode(sequence, out)).await?;
         Ok(decode_key_reply(&body).map_err(|error| self.protocol_error(error))??)
     }
 
-    /// The address that it was given.
+    /// The address as configured, not the resolved leader.
     #[must_use]
     pub fn address(&self) -> &str {
         self.shared.locator.address()
     }
 
-    /// The newest dialect that fits what the master has answered so far.
+    /// The newest dialect that is consistent with the master's responses so far.
     #[must_use]
     pub fn dialect(&self) -> Dialect {
         self.shared.dialect.get()
     }
 
-    /// Calls an RPC. `M` is the RPC and `S` the type of strings in the arguments, as in
+    /// Calls an RPC. `M` is the RPC, and `S` the type of strings in the arguments, as in
     /// `call::<ExistKey, &str>(…)`.
     ///
     /// # Errors
-    /// When there is no answer, or it cannot be understood. An [`ErrorCode`](mooncake_wire::ErrorCode) that the
-    /// master answers is in the reply, not here; `?` makes it an [`RpcError::Refused`].
+    /// When there is no response, or it cannot be decoded. An [`ErrorCode`](mooncake_wire::ErrorCode) from the master is in the
+    /// reply, not here; `?` converts it to [`RpcError::Refused`].
     pub async fn call<M: RpcDefinition, S>(
         &self,
         arguments: &M::Arguments<S>,
@@ -168,7 +166,7 @@ impl MasterClient {
         self.call_with_attachment::<M, S>(arguments, &[]).await
     }
 
-    /// As [`MasterClient::call`], with bytes that Mooncake's own masters ignore.
+    /// As [`MasterClient::call`], with an attachment that Mooncake's own masters ignore.
     ///
     /// # Errors
     /// As [`MasterClient::call`].
@@ -188,10 +186,9 @@ impl MasterClient {
         }
     }
 
-    /// Whether there are objects of these keys of the default tenant, in their order. The master **leases** every
-    /// object that there is: for ten seconds, if it is not set otherwise, it can be neither evicted nor removed,
-    /// so whoever asks for many keys takes the room away from writers. [`AdminClient::locate`](crate::admin::Admin::locate)
-    /// has no such effect.
+    /// Whether objects with these keys of the default tenant exist, in the keys' order. The master **leases** each existing object:
+    /// by default it can be neither evicted nor removed for ten seconds. So queries for many keys take space away from
+    /// writers. [`AdminClient::locate`](crate::admin::AdminClient::locate) has no such effect.
     ///
     /// # Errors
     /// As [`MasterClient::call`].
@@ -223,10 +220,10 @@ impl MasterClient {
                 }
                 return Err(fault.into());
             }
-            let (reply, answered) =
+            let (reply, dialects) =
                 decode_reply::<M, String>(&response.body).map_err(|error| self.protocol_error(error))?;
-            if let Some(now) = self.shared.dialect.observe(method, dialect, answered) {
-                tracing::info!(master = self.address(), dialect = %now, "the Mooncake master has told its release");
+            if let Some(guess) = self.shared.dialect.observe(method, dialect, dialects) {
+                tracing::info!(master = self.address(), dialect = %guess, "detected the dialect of the Mooncake master");
             }
             return Ok(reply);
         }
@@ -238,29 +235,28 @@ impl MasterClient {
         })
     }
 
-    /// Tells the master which parts of a node's memory are whole. Returns how many replicas it does not send readers to
-    /// any more.
+    /// Reports which ranges of a node's memory are intact. Returns the number of replicas that the master drops for it.
     ///
     /// # Errors
-    /// [`RpcError::RpcFault`] from Mooncake's masters, which do not know this.
-    pub async fn report_intact_ranges(&self, whole: &IntactRangesArguments) -> Result<u64, RpcError> {
-        let body = self.send_request(|sequence, out| whole.encode(sequence, out)).await?;
-        Ok(decode_whole(&body).map_err(|error| self.protocol_error(error))??)
+    /// [`RpcError::Fault`] from Mooncake's masters, which lack this call.
+    pub async fn report_intact_ranges(&self, ranges: &IntactRangesArguments) -> Result<u64, RpcError> {
+        let body = self.send_request(|sequence, out| ranges.encode(sequence, out)).await?;
+        Ok(decode_ranges_reply(&body).map_err(|error| self.protocol_error(error))??)
     }
 
-    /// Announces or offers what a segment holds to a master that may have lost its log.
+    /// Announces or offers a segment's objects to a master that may have lost its log.
     ///
     /// # Errors
-    /// [`RpcError::RpcFault`] from Mooncake's masters, which do not have this.
+    /// [`RpcError::Fault`] from Mooncake's masters, which lack this call.
     pub async fn inventory(&self, arguments: &InventoryArguments<&str>) -> Result<InventoryReply, RpcError> {
         let body = self.send_request(|sequence, out| arguments.encode(sequence, out)).await?;
         Ok(InventoryReply::decode(&body).map_err(|error| self.protocol_error(error))??)
     }
 
-    /// Polls which objects lie in a segment.
+    /// Polls for changes of the objects in a segment.
     ///
     /// # Errors
-    /// [`RpcError::RpcFault`] from Mooncake's masters, which do not have this.
+    /// [`RpcError::Fault`] from Mooncake's masters, which lack this call.
     pub async fn object_changes(
         &self,
         arguments: &ObjectChangesArguments,
@@ -269,7 +265,7 @@ impl MasterClient {
         Ok(ObjectChangesReply::decode(&body).map_err(|error| self.protocol_error(error))??)
     }
 
-    /// Sends the request that `write` appends, and returns the body of the response.
+    /// Sends the request that `write` encodes, and returns the body of the response.
     pub(super) async fn send_request(
         &self,
         write: impl FnOnce(u32, &mut BytesMut) -> Result<(), PackError>,
@@ -300,7 +296,7 @@ impl MasterClient {
         response
     }
 
-    /// Hands the call to the connection whose turn it is, or to the next one that has room.
+    /// Queues the call for the next connection in round-robin order whose queue has space.
     fn enqueue(&self, mut call: PendingCall) -> Result<(), RpcError> {
         let queues = &self.shared.queues;
         let first = self.shared.next_queue.fetch_add(1, Ordering::Relaxed) % queues.len();

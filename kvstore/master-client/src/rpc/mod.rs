@@ -1,16 +1,15 @@
-//! Calls to a Mooncake master.
+//! RPC client of a Mooncake master.
 //!
-//! A [`MasterClient`] has a few connections, each driven by one supervised task. Any number of calls is under way on
-//! each; replies find their calls by the sequence number. A connection is opened by the first call that needs it,
-//! and again after it broke; while the master cannot be reached, calls fail at once instead of waiting. Where several masters publish
-//! their leader in etcd, it is looked up before each connection ([`MasterAddress`]).
+//! A [`MasterClient`] has a few connections, each driven by one supervised task. Calls are pipelined on each, and responses are
+//! matched by sequence number. A connection is opened by the first call that needs it, and again after it broke. While the master
+//! is unreachable, calls fail at once instead of waiting. If several masters publish their leader in etcd, it is looked up before
+//! each connection ([`MasterAddress`]).
 //!
-//! Nothing tells the master's release beforehand. A call is made in the dialect that fitted last, at first in the
-//! newest. A master that refuses the arguments is asked in older forms; one that answers in another form than
-//! expected has told its release by that.
+//! The protocol has no version handshake. A call uses the dialect that worked last, at first the newest. If the master refuses
+//! the arguments, older formats are tried. The format of a response also identifies the master's release.
 //!
-//! [`ObjectClient`] has the calls about objects, [`MasterClient::call`] makes any call. A [`DiskNodeClient`] is
-//! called in the same way.
+//! [`ObjectClient`] has the calls about objects, [`MasterClient::call`] makes any call. A [`DiskNodeClient`] uses the same
+//! protocol.
 
 mod connection;
 mod dialect_guess;

@@ -1,4 +1,4 @@
-//! The calls about objects, for one client and one tenant.
+//! Object calls, for one client and one tenant.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use mooncake_wire::types::{ObjectMeta, ReplicaDescriptor, ReplicaList, ReplicaTy
 use super::error::RpcError;
 use super::master::MasterClient;
 
-/// What becomes of an object that there is already.
+/// Behaviour of a put when an object with its key exists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PutMode {
-    /// It stays, and the put is refused.
+    /// The existing object stays, and the put is refused.
     #[default]
     Put,
-    /// It is replaced. Masters since 0.3.10.post2 know this.
+    /// The existing object is replaced. Supported by masters since 0.3.10.post2.
     Upsert,
 }
 
-/// Calls a master about objects as one client, for one tenant. Cloning is cheap.
+/// Makes object calls to a master as one client, for one tenant. Clones are cheap.
 ///
-/// Keys, sizes and answers of a batch are in the same order. A master that answers for another number of keys than
-/// it was asked for has broken the protocol.
+/// Keys, sizes and results of a batch are in the same order. A response with another number of results than requested is a
+/// protocol error.
 #[derive(Clone, Debug)]
 pub struct ObjectClient {
     master: MasterClient,
@@ -38,37 +38,37 @@ pub struct ObjectClient {
 }
 
 impl ObjectClient {
-    /// Calls `master` as `client_id` about the objects of `tenant`. Releases before 0.3.12 know no tenants.
+    /// Calls `master` as `client_id` for objects of `tenant`. Releases before 0.3.12 have no tenants.
     #[must_use]
     pub fn new(master: MasterClient, client_id: Uuid, tenant: &str) -> Self {
         Self { master, client_id, tenant: tenant.into() }
     }
 
-    /// The master that is called.
+    /// The client of the master.
     #[must_use]
     pub fn master(&self) -> &MasterClient {
         &self.master
     }
 
-    /// Whether there are objects. **Leases** those that there are.
+    /// Whether objects exist. **Leases** the existing ones.
     ///
     /// # Errors
-    /// As [`MasterClient::call`], and so for all calls here.
+    /// As [`MasterClient::call`], which also holds for all other calls here.
     pub async fn exist(&self, keys: Vec<&str>) -> Result<Vec<MasterResult<bool>>, RpcError> {
-        let asked = keys.len();
-        let answers = self.master.call::<BatchExistKey, &str>(&self.keys(keys)).await?;
-        self.check_length(asked, answers)
+        let requested = keys.len();
+        let results = self.master.call::<BatchExistKey, &str>(&self.keys(keys)).await?;
+        self.check_length(requested, results)
     }
 
-    /// Where an object is. Leases it.
+    /// The replicas of an object. Leases the object.
     ///
     /// # Errors
-    /// [`RpcError::Refused`] if there is none that can be read.
+    /// [`RpcError::Refused`] if no readable object exists.
     pub async fn replicas(&self, key: &str) -> Result<ReplicaList<String>, RpcError> {
         Ok(self.master.call::<GetReplicaList, &str>(&self.key(key)).await??)
     }
 
-    /// Where objects are. Leases them.
+    /// The replicas of several objects. Leases the objects.
     ///
     /// # Errors
     /// As [`ObjectClient::exist`].
@@ -76,15 +76,15 @@ impl ObjectClient {
         &self,
         keys: Vec<&str>,
     ) -> Result<Vec<MasterResult<ReplicaList<String>>>, RpcError> {
-        let asked = keys.len();
-        let answers = self.master.call::<BatchGetReplicaList, &str>(&self.keys(keys)).await?;
-        self.check_length(asked, answers)
+        let requested = keys.len();
+        let results = self.master.call::<BatchGetReplicaList, &str>(&self.keys(keys)).await?;
+        self.check_length(requested, results)
     }
 
-    /// Where the objects are whose key matches a regular expression. Leases them.
+    /// The replicas of all objects whose key matches a regular expression. Leases the objects.
     ///
     /// # Errors
-    /// [`RpcError::Refused`] if the expression is none.
+    /// [`RpcError::Refused`] if the expression is invalid.
     pub async fn replicas_matching(
         &self,
         regex: &str,
@@ -92,11 +92,10 @@ impl ObjectClient {
         Ok(self.master.call::<GetReplicaListByRegex, &str>(&self.key(regex)).await??)
     }
 
-    /// Makes room for an object of `size` bytes and tells where to write it.
+    /// Allocates replicas for an object of `size` bytes, and returns where to write them.
     ///
     /// # Errors
-    /// [`RpcError::Refused`], for example when there is no room, or when the object exists and is not to be
-    /// replaced.
+    /// [`RpcError::Refused`], for example when there is no free space, or when the object exists and `mode` is not an upsert.
     pub async fn start(
         &self,
         mode: PutMode,
@@ -112,10 +111,10 @@ impl ObjectClient {
         })
     }
 
-    /// Makes an object visible that has been written. Calling it twice does no harm.
+    /// Makes a written object visible. This call is idempotent.
     ///
     /// # Errors
-    /// [`RpcError::Refused`], for example when the master has given the object up meanwhile.
+    /// [`RpcError::Refused`], for example when the master expired the put meanwhile.
     pub async fn end(&self, mode: PutMode, key: &str, checksum: Option<u64>) -> Result<(), RpcError> {
         let object = ObjectMeta { key, object_checksum: checksum };
         let (client_id, tenant) = (self.client_id, &*self.tenant);
@@ -127,7 +126,7 @@ impl ObjectClient {
         Ok(())
     }
 
-    /// Gives up an object that was not written.
+    /// Revokes a put that was not completed.
     ///
     /// # Errors
     /// [`RpcError::Refused`], for example when the object is visible already.
@@ -152,14 +151,14 @@ impl ObjectClient {
         sizes: Vec<u64>,
         config: ReplicateConfig<&str>,
     ) -> Result<Vec<MasterResult<Vec<ReplicaDescriptor<String>>>>, RpcError> {
-        let asked = keys.len();
+        let requested = keys.len();
         let (client_id, tenant) = (self.client_id, &*self.tenant);
         let arguments = BatchPutStartArguments { client_id, keys, sizes, config, tenant };
-        let answers = match mode {
+        let results = match mode {
             PutMode::Put => self.master.call::<BatchPutStart, &str>(&arguments).await?,
             PutMode::Upsert => self.master.call::<BatchUpsertStart, &str>(&arguments).await?,
         };
-        self.check_length(asked, answers)
+        self.check_length(requested, results)
     }
 
     /// [`ObjectClient::end`] for several objects.
@@ -171,9 +170,9 @@ impl ObjectClient {
         mode: PutMode,
         objects: Vec<ObjectMeta<&str>>,
     ) -> Result<Vec<MasterResult<()>>, RpcError> {
-        let asked = objects.len();
+        let requested = objects.len();
         let (client_id, tenant) = (self.client_id, &*self.tenant);
-        let answers = match mode {
+        let results = match mode {
             PutMode::Put => {
                 let replica_type = ReplicaType::ALL;
                 let arguments = BatchPutEndArguments { client_id, objects, replica_type, tenant };
@@ -184,7 +183,7 @@ impl ObjectClient {
                 self.master.call::<BatchUpsertEnd, &str>(&arguments).await?
             }
         };
-        self.check_length(asked, answers)
+        self.check_length(requested, results)
     }
 
     /// [`ObjectClient::revoke`] for several objects.
@@ -196,9 +195,9 @@ impl ObjectClient {
         mode: PutMode,
         keys: Vec<&str>,
     ) -> Result<Vec<MasterResult<()>>, RpcError> {
-        let asked = keys.len();
+        let requested = keys.len();
         let (client_id, tenant) = (self.client_id, &*self.tenant);
-        let answers = match mode {
+        let results = match mode {
             PutMode::Put => {
                 let replica_type = ReplicaType::ALL;
                 let arguments = BatchPutRevokeArguments { client_id, keys, replica_type, tenant };
@@ -209,19 +208,19 @@ impl ObjectClient {
                 self.master.call::<BatchUpsertRevoke, &str>(&arguments).await?
             }
         };
-        self.check_length(asked, answers)
+        self.check_length(requested, results)
     }
 
-    /// Removes an object. With `force` also one that is leased.
+    /// Removes an object. With `force` also a leased one.
     ///
     /// # Errors
-    /// [`RpcError::Refused`], for example when there is none, or it is leased.
+    /// [`RpcError::Refused`], for example when the object does not exist or is leased.
     pub async fn remove(&self, key: &str, force: bool) -> Result<(), RpcError> {
         let arguments = RemoveArguments { key, force, tenant: &*self.tenant };
         Ok(self.master.call::<Remove, &str>(&arguments).await??)
     }
 
-    /// [`ObjectClient::remove`] for several objects. Masters since 0.3.10.post2 know this.
+    /// [`ObjectClient::remove`] for several objects. Supported by masters since 0.3.10.post2.
     ///
     /// # Errors
     /// As [`ObjectClient::exist`].
@@ -230,24 +229,24 @@ impl ObjectClient {
         keys: Vec<&str>,
         force: bool,
     ) -> Result<Vec<MasterResult<()>>, RpcError> {
-        let asked = keys.len();
+        let requested = keys.len();
         let arguments = BatchRemoveArguments { keys, force, tenant: &*self.tenant };
-        let answers = self.master.call::<BatchRemove, &str>(&arguments).await?;
-        self.check_length(asked, answers)
+        let results = self.master.call::<BatchRemove, &str>(&arguments).await?;
+        self.check_length(requested, results)
     }
 
-    /// Removes the objects whose key matches a regular expression, and returns their number. Without `force`
-    /// those that are leased stay.
+    /// Removes the objects whose key matches a regular expression, and returns their number. Without `force`, leased objects
+    /// stay.
     ///
     /// # Errors
-    /// [`RpcError::Refused`] if the expression is none.
+    /// [`RpcError::Refused`] if the expression is invalid.
     pub async fn remove_matching(&self, regex: &str, force: bool) -> Result<u64, RpcError> {
         let arguments = RemoveArguments { key: regex, force, tenant: &*self.tenant };
         let removed = self.master.call::<RemoveByRegex, &str>(&arguments).await??;
         Ok(u64::try_from(removed).unwrap_or(0))
     }
 
-    /// Removes all objects of the tenant, and returns their number. Without `force` those that are leased stay.
+    /// Removes all objects of the tenant, and returns their number. Without `force`, leased objects stay.
     ///
     /// # Errors
     /// As [`ObjectClient::exist`].
@@ -265,11 +264,12 @@ impl ObjectClient {
         KeysArguments { keys, tenant: &self.tenant }
     }
 
-    fn check_length<T>(&self, asked: usize, answers: Vec<T>) -> Result<Vec<T>, RpcError> {
-        if answers.len() == asked {
-            return Ok(answers);
+    fn check_length<T>(&self, requested: usize, results: Vec<T>) -> Result<Vec<T>, RpcError> {
+        if results.len() == requested {
+            return Ok(results);
         }
-        let reason = format!("it answered for {} objects when asked for {asked}", answers.len());
+        let reason =
+            format!("the response to a request for {requested} objects has {} results", results.len());
         Err(RpcError::Protocol { address: self.master.address().into(), reason })
     }
 }

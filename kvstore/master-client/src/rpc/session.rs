@@ -1,4 +1,4 @@
-//! One connection, from its first call to its end.
+//! One connection: pipelines calls, and dispatches responses until it ends.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,32 +17,32 @@ use super::error::RpcError;
 use super::master::MasterClientOptions;
 use super::transport::{PresentedCertificate, RpcTransport, SessionReader};
 
-/// Bytes of requests that may wait for the socket before no further call is taken.
+/// Unsent request bytes at which no further call is accepted.
 const MAX_UNSENT: usize = 256 << 10;
-/// Room for reading.
+/// Bytes reserved for each read from the socket.
 const READ_BUFFER: usize = 16 << 10;
-/// Bytes for which a thread stays awake. Larger answers are worth waking up for.
+/// Buffer size of a busy-polled read. For larger responses, the cost of a wakeup does not matter.
 const BUSY_POLL_BUFFER: usize = 2 << 10;
 
-/// A response, still packed.
+/// A response whose body is not decoded yet.
 pub(super) type RpcResponseFrame = RpcFrame<ResponseHeader, Bytes>;
 
-/// A call on its way to a connection.
+/// An encoded call that is queued for a connection.
 pub(super) struct PendingCall {
     pub(super) sequence: u32,
     pub(super) frame: Bytes,
     pub(super) reply: oneshot::Sender<Result<RpcResponseFrame, RpcError>>,
 }
 
-/// Why a session has ended well.
+/// Why a session ended without an error.
 pub(super) enum SessionEnd {
-    /// All callers are gone.
+    /// All clients of the connection were dropped.
     CallersGone,
-    /// This call needs a new connection, with the renewed certificate.
+    /// The certificate was renewed, so this call needs a new connection.
     CertificateRenewed(PendingCall),
 }
 
-/// Writes some of `output`, or, if it is empty, flushes what was written before. Returns whether it has written.
+/// Writes a part of `output`, or flushes earlier writes if it is empty. Returns whether it wrote.
 async fn write_or_flush(writer: &mut (impl AsyncWrite + Unpin), output: &mut BytesMut) -> io::Result<bool> {
     if output.is_empty() {
         return writer.flush().await.map(|()| false);
@@ -50,16 +50,16 @@ async fn write_or_flush(writer: &mut (impl AsyncWrite + Unpin), output: &mut Byt
     writer.write_buf(output).await.map(|_| true)
 }
 
-/// Calls under way on one connection.
+/// State of one connection: calls in flight, and buffers.
 pub(super) struct MasterSession<'a> {
     address: &'a Arc<str>,
     options: &'a MasterClientOptions,
     pending: HashMap<u32, oneshot::Sender<Result<RpcResponseFrame, RpcError>>>,
     output: BytesMut,
     input: BytesMut,
-    /// When the last response came, or when a call first had to wait for one.
+    /// Time of the last response, or of the first call after an idle period.
     last_response: Instant,
-    /// Whether there ever was a response.
+    /// Whether a response was ever received.
     pub(super) answered: bool,
     poller: AdaptivePoller,
 }
@@ -78,10 +78,10 @@ impl<'a> MasterSession<'a> {
         }
     }
 
-    /// Takes calls and hands out responses, until all callers are gone, or the certificate was renewed.
+    /// Sends calls and dispatches responses until all clients are dropped or the certificate is renewed.
     ///
     /// # Errors
-    /// How the connection ended.
+    /// The reason for which the connection ended.
     pub(super) async fn run(
         &mut self,
         transport: RpcTransport,
@@ -92,9 +92,9 @@ impl<'a> MasterSession<'a> {
                 let (reader, writer) = stream.split();
                 self.exchange(reader, writer, None, calls).await
             }
-            RpcTransport::Secured(stream, shown) => {
+            RpcTransport::Secured(stream, presented) => {
                 let (reader, writer) = tokio::io::split(*stream);
-                self.exchange(reader, writer, Some(&shown), calls).await
+                self.exchange(reader, writer, Some(&presented), calls).await
             }
         }
     }
@@ -103,13 +103,13 @@ impl<'a> MasterSession<'a> {
         &mut self,
         mut reader: impl SessionReader,
         mut writer: impl AsyncWrite + Unpin,
-        shown: Option<&PresentedCertificate>,
+        presented: Option<&PresentedCertificate>,
         calls: &mut mpsc::Receiver<PendingCall>,
     ) -> Result<SessionEnd, RpcError> {
-        // A socket keeps nothing back, TLS may.
+        // Only TLS buffers writes, so only TLS needs flushes.
         let mut is_unflushed = false;
         loop {
-            let is_renewed = shown.is_some_and(PresentedCertificate::is_renewed);
+            let is_renewed = presented.is_some_and(PresentedCertificate::is_renewed);
             let takes_calls = self.has_capacity() && (!is_renewed || self.pending.is_empty());
             self.input.reserve(READ_BUFFER);
             tokio::select! {
@@ -120,13 +120,13 @@ impl<'a> MasterSession<'a> {
                 },
                 sent = write_or_flush(&mut writer, &mut self.output), if is_unflushed || !self.output.is_empty() => {
                     let has_written = sent.map_err(|error| self.lost(describe_tls_error(&error)))?;
-                    is_unflushed = has_written && shown.is_some();
+                    is_unflushed = has_written && presented.is_some();
                     if let Some(read) = self.busy_poll(reader.socket()).transpose() {
                         self.on_read(read)?;
                     }
                 }
                 read = reader.read_buf(&mut self.input) => self.on_read(read)?,
-                // A response that is long in coming holds up those behind it, so a silence is the connection's.
+                // Responses arrive in order, so one late response blocks all: the time limit is per connection.
                 () = tokio::time::sleep_until(self.last_response + self.options.timeout),
                     if !self.pending.is_empty() => {
                     return Err(RpcError::TimedOut {
@@ -138,19 +138,19 @@ impl<'a> MasterSession<'a> {
         }
     }
 
-    /// Looks for the response to the only call that is under way. Returns how many bytes came, if any did in time.
+    /// Busy-polls for the response to the only call in flight. Returns the number of received bytes, if any arrived in time.
     fn busy_poll(&mut self, stream: Option<&TcpStream>) -> io::Result<Option<usize>> {
         let Some(stream) = stream else { return Ok(None) };
         if self.pending.len() != 1 || !self.output.is_empty() || !self.poller.is_due() {
             return Ok(None);
         }
-        let mut piece = [0; BUSY_POLL_BUFFER];
-        let received = self.poller.poll(|| try_receive(stream, &mut piece))?;
-        self.input.extend_from_slice(piece.get(..received.unwrap_or_default()).unwrap_or_default());
+        let mut buffer = [0; BUSY_POLL_BUFFER];
+        let received = self.poller.poll(|| try_receive(stream, &mut buffer))?;
+        self.input.extend_from_slice(buffer.get(..received.unwrap_or_default()).unwrap_or_default());
         Ok(received)
     }
 
-    /// Bytes have come, or none will come any more.
+    /// Handles the result of a read: new bytes, end of stream, or an error.
     fn on_read(&mut self, read: io::Result<usize>) -> Result<(), RpcError> {
         match read {
             Ok(0) => Err(self.lost("end of stream".to_owned())),
@@ -159,7 +159,7 @@ impl<'a> MasterSession<'a> {
         }
     }
 
-    /// Tells all that wait that nothing will come.
+    /// Fails all pending calls with `error`.
     pub(super) fn fail(&mut self, error: &RpcError) {
         for (_, reply) in self.pending.drain() {
             let _ = reply.send(Err(error.clone()));
@@ -176,7 +176,7 @@ impl<'a> MasterSession<'a> {
 
     fn has_capacity(&mut self) -> bool {
         if self.pending.len() >= self.options.in_flight {
-            // Those who gave up have left their entries behind.
+            // Callers that timed out leave closed entries behind.
             self.pending.retain(|_, reply| !reply.is_closed());
         }
         self.pending.len() < self.options.in_flight && self.output.len() < MAX_UNSENT
@@ -188,7 +188,7 @@ impl<'a> MasterSession<'a> {
         {
             self.answered = true;
             self.last_response = Instant::now();
-            // Nobody waits any more for a response that comes too late.
+            // A late response, whose caller has timed out, is dropped.
             if let Some(reply) = self.pending.remove(&response.header.sequence) {
                 let _ = reply.send(Ok(response));
             }

@@ -1,4 +1,4 @@
-//! A master that is found through a real etcd.
+//! Leader lookup of a master through a real etcd.
 
 use std::io::ErrorKind;
 use std::process::{Child, Command, Stdio};
@@ -13,7 +13,7 @@ use super::*;
 
 const KEY: &str = "mooncake-store/mooncake_cluster/master_view";
 
-/// A node of etcd, killed when dropped.
+/// A single-node etcd, killed on drop.
 struct TestEtcd {
     process: Child,
     endpoint: String,
@@ -28,13 +28,13 @@ impl Drop for TestEtcd {
     }
 }
 
-/// `HOST:PORT` without a listener.
+/// A `HOST:PORT` on which nothing listens.
 async fn free_address() -> String {
     TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().to_string()
 }
 
 impl TestEtcd {
-    /// None where etcd is not installed.
+    /// Starts etcd. `None` if it is not installed.
     async fn start() -> Option<Self> {
         let (endpoint, peer, folder) = (free_address().await, free_address().await, TempDir::new().unwrap());
         let (client, peer) = (format!("http://{endpoint}"), format!("http://{peer}"));
@@ -51,7 +51,7 @@ impl TestEtcd {
         let etcd = Self { process, endpoint, http, _folder: folder };
         let health = format!("http://{}/health", etcd.endpoint);
         tokio::time::timeout(LIMIT, async {
-            while !etcd.http.get(&health).send().await.is_ok_and(|answer| answer.status().is_success()) {
+            while !etcd.http.get(&health).send().await.is_ok_and(|response| response.status().is_success()) {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
         })
@@ -67,18 +67,18 @@ impl TestEtcd {
     }
 }
 
-/// A master that counts requests and closes a connection after so many.
-async fn counting_master(supervisor: &Supervisor, most: usize) -> (String, Arc<AtomicUsize>) {
+/// A fake master that counts requests, and closes each connection after `max_requests`.
+async fn counting_master(supervisor: &Supervisor, max_requests: usize) -> (String, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&count);
     let address = server(supervisor, move |mut stream| {
         let count = Arc::clone(&counted);
         async move {
             let mut buffer = BytesMut::new();
-            for _ in 0..most {
-                let Some(asked) = request(&mut stream, &mut buffer).await else { return };
+            for _ in 0..max_requests {
+                let Some(request) = request(&mut stream, &mut buffer).await else { return };
                 count.fetch_add(1, Ordering::SeqCst);
-                stream.write_all(&answer(Dialect::NEWEST, &asked)).await.unwrap();
+                stream.write_all(&respond(Dialect::NEWEST, &request)).await.unwrap();
             }
         }
     })
@@ -87,7 +87,7 @@ async fn counting_master(supervisor: &Supervisor, most: usize) -> (String, Arc<A
 }
 
 #[tokio::test]
-async fn the_leader_is_looked_up_in_etcd_before_each_connection() {
+async fn leader_is_looked_up_in_etcd_before_each_connection() {
     let Some(etcd) = TestEtcd::start().await else {
         eprintln!("SKIPPED: etcd is not installed");
         return;
@@ -95,11 +95,11 @@ async fn the_leader_is_looked_up_in_etcd_before_each_connection() {
     let supervisor = Supervisor::new();
     let (first, counted_first) = counting_master(&supervisor, 1).await;
     let (second, counted_second) = counting_master(&supervisor, usize::MAX).await;
-    // One node of etcd that cannot be reached does no harm.
+    // One unreachable etcd node is tolerated.
     let address = format!("etcd://{},{}", free_address().await, etcd.endpoint);
     let master = MasterClient::new(&address, options(), &supervisor);
     let error = exists(&master, "7").await.unwrap_err().to_string();
-    assert!(error.contains(KEY) && error.contains("no master leads"), "{error}");
+    assert!(error.contains(KEY) && error.contains("no master is the leader"), "{error}");
 
     etcd.put(KEY, &first).await;
     tokio::time::timeout(LIMIT, async {
@@ -111,7 +111,7 @@ async fn the_leader_is_looked_up_in_etcd_before_each_connection() {
     .unwrap();
     assert_eq!(counted_first.load(Ordering::SeqCst), 1);
 
-    // The first has closed the connection. Another leads, and the first would still answer who connects to it.
+    // The first master has closed the connection but still accepts new ones. Only the lookup finds the new leader.
     etcd.put(KEY, &second).await;
     tokio::time::timeout(LIMIT, async {
         while !exists(&master, "7").await.is_ok_and(|exists| exists) {

@@ -1,10 +1,10 @@
-"""A history of calls by one of Mooncake's clients that has a disk, the answers to which are compared between masters.
+"""A sequence of calls by a Mooncake client with a disk. Its output is compared between masters.
 
 disks.py MASTER ADMIN FOLDER
 
-It lends 32 MiB of memory and FOLDER, puts more than fits into memory, and reads all of it. Lines begin with "> ", because
-the client writes to stdout too. The master puts on disks what it evicts, brings back what is read, and its leases last half a
-second.
+The client mounts 32 MiB of memory and FOLDER, puts more than fits into memory, and reads all of it. Output lines start with
+"> ", because the client also logs to stdout. The master must offload evicted objects to disk, promote objects that are read,
+and have a lease time of half a second.
 """
 
 import json
@@ -16,7 +16,7 @@ import urllib.request
 from mooncake.store import MooncakeDistributedStore
 
 LIMIT = 60
-# While it is brought back.
+# Error code of objects that are being promoted.
 BUSY = -703
 SIZE = 1 << 20
 KEYS = [f"k{number}" for number in range(48)]
@@ -34,7 +34,7 @@ def content(key):
 
 
 def media():
-    """For each key whether it is in memory (M), on a disk (D), both, or nowhere. Nothing is leased by that."""
+    """For each key whether it is in memory (M), on disk (D), both, or nowhere. This leases nothing."""
     with urllib.request.urlopen(f"http://{admin}/batch_query_keys?keys={','.join(KEYS)}", timeout=LIMIT) as answer:
         found = json.load(answer)["data"]
     return {
@@ -87,10 +87,10 @@ kinds = [
 say("replicas", kinds)
 say("put again", store.put(only_disk, b"other"))
 say("get again", bytes(store.get(only_disk)) == content(only_disk))
-# Room, without which nothing is brought back.
+# Objects are promoted only if there is free memory.
 time.sleep(1)
-kept = [only_disk, *(key for key in KEYS if key != only_disk)][:8]
-say("remove", all(store.remove(key, True) in (0, BUSY) for key in KEYS if key not in kept))
+remaining = [only_disk, *(key for key in KEYS if key != only_disk)][:8]
+say("remove", all(store.remove(key, True) in (0, BUSY) for key in KEYS if key not in remaining))
 
 
 def is_back():

@@ -1,4 +1,4 @@
-//! Real masters and real store nodes.
+//! Test harness with Mooncake's own masters and store nodes.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
@@ -17,20 +17,20 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 pub(crate) use ports::free_port;
 
-/// Installing for the first time takes a while on a slow line.
+/// Generous, because the first installation downloads packages.
 const SETUP_LIMIT: Duration = Duration::from_secs(600);
-/// Long, because it only says when a test hangs.
+/// Generous, because it only detects tests that hang.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const NEWEST: &str = "0.3.13.post1";
-/// All releases that are tested with. Whether there is a wheel of one for this machine's Python, [`has`] says.
+/// All tested releases. [`has`] reports whether a release has a wheel for this machine's Python.
 pub(crate) const RELEASES: [&str; 5] = [NEWEST, "0.3.12.post1", "0.3.11.post1", "0.3.10", "0.3.9"];
 pub(crate) const HANDSHAKE: &str = "P2PHANDSHAKE";
 
-/// Objects that are put at once at most, and their bytes: a client copies them through a buffer of 16 MiB.
+/// Maximum objects and bytes of one batch put: a client copies them through a buffer of 16 MiB.
 const BATCH: usize = 512;
 const BATCH_BYTES: usize = 4 << 20;
 
-/// Where this file and its programs are. Tests of several packages use them.
+/// Folder of this file and its programs. Tests of several packages use them.
 fn folder() -> PathBuf {
     let mut above = Path::new(env!("CARGO_MANIFEST_DIR"))
         .ancestors()
@@ -38,28 +38,28 @@ fn folder() -> PathBuf {
     above.find(|folder| folder.is_dir()).expect("the sources are there")
 }
 
-/// Installs Mooncake unless it is there; returns where.
+/// Installs Mooncake if needed, and returns its folder.
 async fn installed() -> PathBuf {
     let into = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("mooncake");
     let mut setup = Command::new(folder().join("setup"));
     let ran = tokio::time::timeout(SETUP_LIMIT, setup.arg(&into).kill_on_drop(true).output()).await;
     let ran = ran.expect("tests/store/setup ends in time").expect("tests/store/setup can be run");
-    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    assert!(ran.status.success(), "tests/store/setup has failed:\n{said}");
+    let output = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "tests/store/setup failed:\n{output}");
     into
 }
 
-/// Where a release has the libraries that a machine without a GPU lacks.
+/// Folder of a release's CUDA libraries, which a machine without a GPU lacks.
 fn libraries(release: &Path) -> PathBuf {
     release.join("nvidia/cuda_runtime/lib")
 }
 
-/// Whether there is a wheel of a release for this machine's Python. If not, there is nothing to test with.
+/// Whether a release has a wheel for this machine's Python. If not, its tests are skipped.
 pub(crate) async fn has(release: &str) -> bool {
     installed().await.join(release).exists()
 }
 
-/// A running `mooncake_master`. Killed when dropped.
+/// A running `mooncake_master`, killed on drop.
 pub(crate) struct RealMaster {
     release: &'static str,
     flags: &'static [&'static str],
@@ -73,7 +73,7 @@ impl RealMaster {
         Self::start_with(release, &[]).await
     }
 
-    /// With flags beside those that make it listen on loopback.
+    /// Starts a master with additional flags; by default it only listens on loopback.
     pub(crate) async fn start_with(release: &'static str, flags: &'static [&'static str]) -> Self {
         Self::start_at(release, flags, free_port(), free_port()).await
     }
@@ -105,12 +105,12 @@ impl RealMaster {
         self.child.kill().await.unwrap();
     }
 
-    /// Its process id.
+    /// The process id of the master.
     pub(crate) fn id(&self) -> u32 {
         self.child.id().expect("the master still runs")
     }
 
-    /// Another master at the same addresses.
+    /// Starts another master at the same addresses.
     pub(crate) async fn start_again(self) -> Self {
         let port = |address: &str| address.rsplit_once(':').unwrap().1.parse().unwrap();
         Self::start_at(self.release, self.flags, port(&self.rpc), port(&self.admin)).await
@@ -125,7 +125,7 @@ impl RealMaster {
     }
 }
 
-/// A Python program of this folder, with a release of Mooncake.
+/// A command that runs a Python program of this folder with a release of Mooncake.
 pub(crate) async fn program(release: &str, name: &str) -> Command {
     let mooncake = installed().await;
     let mut command = Command::new(mooncake.join("venv/bin/python"));
@@ -134,42 +134,42 @@ pub(crate) async fn program(release: &str, name: &str) -> Command {
     command
 }
 
-/// Mooncake's store service of a release, and the arguments that choose it, once all that it needs is there.
+/// The script that runs Mooncake's store service, and the arguments that select a release. Installs its dependencies.
 pub(crate) async fn service(release: &str) -> (PathBuf, Vec<String>) {
     let (script, mooncake) = (folder().join("service"), installed().await);
     let choice = vec![mooncake.to_str().expect("a plain path").to_owned(), release.to_owned()];
     let ready = Command::new(&script).args(&choice).kill_on_drop(true).status();
     let ready = tokio::time::timeout(SETUP_LIMIT, ready).await.expect("tests/store/service ends in time");
-    assert!(ready.expect("tests/store/service can be run").success(), "tests/store/service has failed");
+    assert!(ready.expect("tests/store/service can be run").success(), "tests/store/service failed");
     (script, choice)
 }
 
-/// What `scenario.py` notes: how the calls of a release's client end.
+/// Runs `scenario.py` with a release's client, and returns its output lines.
 pub(crate) async fn scenario(release: &str, rpc: &str, admin: &str) -> Vec<String> {
-    log_file(release, "scenario.py", &[rpc, admin]).await
+    run_program(release, "scenario.py", &[rpc, admin]).await
 }
 
-/// What `disks.py` notes: how the calls of a client with a disk end.
+/// Runs `disks.py` with a release's client, and returns its output lines.
 pub(crate) async fn disks(release: &str, rpc: &str, admin: &str, disk: &Path) -> Vec<String> {
-    log_file(release, "disks.py", &[rpc, admin, disk.to_str().expect("a plain path")]).await
+    run_program(release, "disks.py", &[rpc, admin, disk.to_str().expect("a plain path")]).await
 }
 
-async fn log_file(release: &str, name: &str, arguments: &[&str]) -> Vec<String> {
+async fn run_program(release: &str, name: &str, arguments: &[&str]) -> Vec<String> {
     let mut command = program(release, name).await;
     command.env("MOONCAKE_OFFLOAD_HEARTBEAT_INTERVAL_SECONDS", "1");
     command.env("MOONCAKE_OFFLOAD_STORAGE_BACKEND_DESCRIPTOR", "file_per_key_storage_backend");
     let ran = command.args(arguments).kill_on_drop(true).output();
     let ran = tokio::time::timeout(4 * LIMIT, ran).await.expect("it ends in time").unwrap();
-    let said = String::from_utf8_lossy(&ran.stderr);
-    let last: Vec<&str> = said.lines().rev().take(5).collect();
-    assert!(ran.status.success(), "{release}: {name} has failed: {last:?}");
+    let errors = String::from_utf8_lossy(&ran.stderr);
+    let last: Vec<&str> = errors.lines().rev().take(5).collect();
+    assert!(ran.status.success(), "{release}: {name} failed: {last:?}");
     let lines = String::from_utf8_lossy(&ran.stdout);
-    // A coloured line of the client's log may come before the end of one of ours.
+    // The client's coloured log output may be appended to a line.
     let note = |line: &str| Some(line.strip_prefix("> ")?.split('\u{1b}').next()?.to_owned());
     lines.lines().filter_map(note).collect()
 }
 
-/// A process with Mooncake's own client. Killed when dropped.
+/// A process with Mooncake's own client, killed on drop.
 pub(crate) struct RealNode {
     child: Child,
     stdin: ChildStdin,
@@ -177,17 +177,17 @@ pub(crate) struct RealNode {
 }
 
 impl RealNode {
-    /// One that lends `mebibytes` of memory: none, or at least 16.
+    /// Starts a client that mounts `mebibytes` of memory: 0, or at least 16.
     pub(crate) async fn start(master: &RealMaster, metadata: &str, mebibytes: u32) -> Self {
         Self::start_of(master.release, &master.rpc, metadata, mebibytes).await
     }
 
-    /// One of any release, with whatever master serves at `rpc`.
+    /// Starts a client of any release, with the master at `rpc`.
     pub(crate) async fn start_of(release: &str, rpc: &str, metadata: &str, mebibytes: u32) -> Self {
         Self::start_with(release, rpc, metadata, mebibytes, &[]).await
     }
 
-    /// The same with variables in its environment.
+    /// As [`RealNode::start_of`], with environment variables.
     pub(crate) async fn start_with(
         release: &str,
         rpc: &str,
@@ -209,13 +209,13 @@ impl RealNode {
         assert_eq!(self.send_command(&format!("put {key} {size}")).await, "0", "put {key}");
     }
 
-    /// Puts many objects, into this node's own memory while there is room. Returns how many batches of them did not
-    /// succeed as a whole.
+    /// Puts many objects, preferably into this node's own memory. Returns the number of batches that failed partly or
+    /// completely.
     pub(crate) async fn fill(&mut self, keys: &[String], size: usize) -> usize {
         self.fill_copies(keys, size, 1).await
     }
 
-    /// The same with copies on other nodes.
+    /// As [`RealNode::fill`], with replicas on other nodes.
     pub(crate) async fn fill_copies(&mut self, keys: &[String], size: usize, copies: usize) -> usize {
         let mut failed = 0;
         for keys in keys.chunks((BATCH_BYTES / size).clamp(1, BATCH)) {
@@ -225,17 +225,17 @@ impl RealNode {
         failed
     }
 
-    /// Removes an object that nobody has a lease on.
+    /// Removes an object without a lease.
     pub(crate) async fn remove(&mut self, key: &str) {
         assert_eq!(self.send_command(&format!("remove {key}")).await, "0", "remove {key}");
     }
 
-    /// The size of the object, 0 if it cannot be had.
+    /// Gets an object, and returns its size, or 0 on failure.
     pub(crate) async fn get(&mut self, key: &str) -> usize {
         self.send_command(&format!("get {key}")).await.parse().unwrap()
     }
 
-    /// Leaves the store in order.
+    /// Closes the client, which unmounts its memory.
     pub(crate) async fn close(&mut self) {
         assert_eq!(self.send_command("close").await, "closed");
     }
@@ -244,21 +244,21 @@ impl RealNode {
         self.child.kill().await.unwrap();
     }
 
-    /// Does what `store.py` understands, and returns its answer.
+    /// Sends a command to `store.py`, and returns its response.
     pub(crate) async fn send_command(&mut self, command: &str) -> String {
         self.stdin.write_all(format!("{command}\n").as_bytes()).await.unwrap();
         self.read_response().await
     }
 
     async fn read_response(&mut self) -> String {
-        let answer = async {
+        let response = async {
             loop {
-                let line = self.lines.next_line().await.unwrap().expect("store.py has failed");
-                if let Some(answer) = line.strip_prefix("> ") {
-                    return answer.to_owned();
+                let line = self.lines.next_line().await.unwrap().expect("store.py failed");
+                if let Some(response) = line.strip_prefix("> ") {
+                    return response.to_owned();
                 }
             }
         };
-        tokio::time::timeout(LIMIT, answer).await.expect("store.py answers in time")
+        tokio::time::timeout(LIMIT, response).await.expect("store.py responds in time")
     }
 }

@@ -1,4 +1,4 @@
-//! The client against real masters and store nodes, of several releases.
+//! The client against Mooncake's own masters and store nodes, of several releases.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod harness;
@@ -19,7 +19,7 @@ use moongate_runtime::Supervisor;
 
 use harness::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode, has};
 
-/// Keys as SGLang makes them: two objects for each of five pages.
+/// Keys in SGLang's format: two objects for each of five blocks.
 fn page_keys() -> Vec<String> {
     (0..5).flat_map(|page| ["k", "v"].map(|tensor| format!("model_{page:064x}_0_{tensor}"))).collect()
 }
@@ -28,7 +28,7 @@ fn replicas(key: &str) -> KeyArguments<&str> {
     KeyArguments { key, tenant: DEFAULT_TENANT }
 }
 
-/// The endpoint of an object's replica, by RPC.
+/// The endpoint of an object's only replica, by RPC.
 async fn endpoint_of(client: &MasterClient, key: &str) -> String {
     let list = client.call::<GetReplicaList, &str>(&replicas(key)).await.unwrap().unwrap();
     let [replica] = &list.replicas[..] else { panic!("{list:?}") };
@@ -47,14 +47,14 @@ async fn reads_what_was_written(release: &'static str, dialects: &[Dialect]) {
         node.put(key, 4096).await;
     }
 
-    // By RPC. This master ignores what is attached to a call.
+    // By RPC. This master ignores attachments of calls.
     let client = master.client(&supervisor);
     let stranger = ClientArguments { client_id: Uuid { first: 1, second: 2 } };
     let pong = client.call_with_attachment::<Ping, &str>(&stranger, MEMORY_RETAINED).await.unwrap().unwrap();
     assert_eq!(pong.client_status, ClientStatus::NEED_REMOUNT);
     assert_eq!(client.call::<ServiceReady, &str>(&NoArguments).await.unwrap().as_deref(), Ok("2.0.0"));
-    let asked = vec![&*pages[0], "nothing", "x,y"];
-    assert_eq!(client.exist_and_lease(asked).await.unwrap(), [Ok(true), Ok(false), Ok(true)]);
+    let queried = vec![&*pages[0], "nothing", "x,y"];
+    assert_eq!(client.exist_and_lease(queried).await.unwrap(), [Ok(true), Ok(false), Ok(true)]);
     let endpoint = endpoint_of(&client, &pages[3]).await;
     let missing = client.call::<GetReplicaList, &str>(&replicas("nothing")).await.unwrap();
     assert_eq!(missing, Err(ErrorCode::OBJECT_NOT_FOUND));
@@ -73,18 +73,19 @@ async fn reads_what_was_written(release: &'static str, dialects: &[Dialect]) {
     assert_eq!(listed, written, "{release}");
 
     let mut found = BTreeMap::new();
-    let asked = [&*pages[0], &*pages[3], odd[0], odd[1], "nothing"];
-    let left_out = admin.locate(&asked, |key, replicas| {
+    let queried = [&*pages[0], &*pages[3], odd[0], odd[1], "nothing"];
+    let skipped = admin.locate(&queried, |key, replicas| {
         let buffers = replicas.values.as_deref().unwrap_or_default();
-        let places: Vec<_> = buffers.iter().map(|it| (it.endpoint.to_string(), it.size)).collect();
-        found.insert(key.to_owned(), places);
+        let locations: Vec<_> = buffers.iter().map(|it| (it.endpoint.to_string(), it.size)).collect();
+        found.insert(key.to_owned(), locations);
     });
-    assert_eq!(left_out.await.unwrap(), 1, "a key with a comma cannot be asked for");
-    let place = vec![(endpoint, 4096)];
-    let expected = [(asked[0], &place), (asked[1], &place), (asked[2], &place), ("nothing", &Vec::new())];
+    assert_eq!(skipped.await.unwrap(), 1, "a key with a comma cannot be queried");
+    let location = vec![(endpoint, 4096)];
+    let expected =
+        [(queried[0], &location), (queried[1], &location), (queried[2], &location), ("nothing", &Vec::new())];
     assert_eq!(found, expected.into_iter().map(|(k, v)| (k.to_owned(), v.clone())).collect(), "{release}");
 
-    // As a snapshot of the pages' first parts.
+    // By a snapshot of the key tensors of all blocks.
     let first = |key: &mooncake_wire::key::ObjectKey<'_>| match key.part {
         BlockPart::Sglang(part) => part.tensor == SglangTensor::Key,
         _ => false,
@@ -95,8 +96,8 @@ async fn reads_what_was_written(release: &'static str, dialects: &[Dialect]) {
         ..snapshot::StoreSnapshotOptions::default()
     };
     let mut located = BTreeSet::new();
-    let turn = Default::default();
-    let taken = snapshot::read(&admin, &options, &turn, first, |key, replicas| {
+    let order = Default::default();
+    let taken = snapshot::read(&admin, &options, &order, first, |key, replicas| {
         assert_eq!((key.namespace, replicas.values.as_deref().unwrap_or_default().len()), ("model", 1));
         located.insert(key.to_string());
     });
@@ -111,7 +112,7 @@ async fn reads_what_was_written(release: &'static str, dialects: &[Dialect]) {
     }
     if [NEWEST, "0.3.12.post1"].contains(&release) {
         let detail = admin.segments_detail().await.unwrap();
-        assert_eq!((detail.total_segments, &detail.segments[0].te_endpoint), (1, &place[0].0));
+        assert_eq!((detail.total_segments, &detail.segments[0].te_endpoint), (1, &location[0].0));
     } else {
         assert!(matches!(admin.segments_detail().await, Err(AdminError::NotFound { .. })));
     }
@@ -136,7 +137,7 @@ async fn release_0_3_11() {
     }
 }
 
-/// What readers see is the same in these releases.
+/// Releases with the same replica lists, which the client cannot distinguish.
 const ALIKE: [Dialect; 3] = [Dialect::V0_3_9, Dialect::V0_3_10, Dialect::V0_3_10_post2];
 
 #[tokio::test]
@@ -154,7 +155,7 @@ async fn release_0_3_9() {
 }
 
 #[tokio::test]
-async fn a_master_that_comes_back_is_found_again() {
+async fn client_reconnects_to_a_restarted_master() {
     let supervisor = Supervisor::new();
     let mut master = RealMaster::start(NEWEST).await;
     let client = master.client(&supervisor);
@@ -165,16 +166,16 @@ async fn a_master_that_comes_back_is_found_again() {
     let error = client.exist_and_lease(vec!["k"]).await.unwrap_err();
     assert!(matches!(error, RpcError::Lost { .. } | RpcError::Unreachable { .. }), "{error}");
     let _master = master.start_again().await;
-    let answered = async {
+    let reconnected = async {
         while client.exist_and_lease(vec!["k"]).await.is_err() {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(LIMIT, answered).await.unwrap();
+    tokio::time::timeout(LIMIT, reconnected).await.unwrap();
 }
 
 #[tokio::test]
-async fn ports_that_are_mixed_up_are_named() {
+async fn swapped_ports_are_reported_with_their_address() {
     let supervisor = Supervisor::new();
     let master = RealMaster::start(NEWEST).await;
     let options = rpc::MasterClientOptions {
@@ -183,9 +184,9 @@ async fn ports_that_are_mixed_up_are_named() {
     };
     let client = MasterClient::new(&master.admin, options, &supervisor);
     let error = client.exist_and_lease(vec!["k"]).await.unwrap_err();
-    let told =
+    let is_expected =
         matches!(error, RpcError::NotMaster { .. } | RpcError::Lost { .. } | RpcError::TimedOut { .. });
-    assert!(told && error.to_string().contains(&master.admin), "{error}");
+    assert!(is_expected && error.to_string().contains(&master.admin), "{error}");
 
     let admin = AdminClient::new(&master.rpc, admin::AdminClientOptions::default()).unwrap();
     let error = admin.health().await.unwrap_err();

@@ -1,4 +1,4 @@
-//! Store nodes that come, go and die.
+//! Detection of store nodes that join, leave and fail.
 
 use std::collections::BTreeMap;
 use std::pin::pin;
@@ -27,7 +27,7 @@ async fn up(watch: &mut NodeWatcher) -> WatchedNode {
     }
 }
 
-/// Watches for a while in which nothing may happen, so that lines can be opened.
+/// Polls the watcher during `other`, and fails on any event. Connections are opened meanwhile.
 async fn quiet(watch: &mut NodeWatcher, other: impl Future<Output = ()>) {
     tokio::select! {
         event = watch.next() => panic!("{event:?}"),
@@ -35,8 +35,8 @@ async fn quiet(watch: &mut NodeWatcher, other: impl Future<Output = ()>) {
     }
 }
 
-/// A node is killed while another reads and writes.
-async fn a_dead_node_is_noticed(metadata: &str, options: NodeWatchOptions) {
+/// Kills a node while others read and write.
+async fn dead_node_is_detected(metadata: &str, options: NodeWatchOptions) {
     let master = RealMaster::start(NEWEST).await;
     let mut survivor = RealNode::start(&master, metadata, 32).await;
     survivor.put("kept", 4096).await;
@@ -47,7 +47,7 @@ async fn a_dead_node_is_noticed(metadata: &str, options: NodeWatchOptions) {
     let dies = up(&mut watch).await;
     assert_ne!(survives.endpoint, dies.endpoint);
 
-    // Longer than it takes to open the lines; all can be used meanwhile.
+    // Long enough to open all connections. The nodes work normally while they are watched.
     let work = async {
         let until = Instant::now() + Duration::from_secs(2);
         let mut n = 0;
@@ -70,35 +70,35 @@ async fn a_dead_node_is_noticed(metadata: &str, options: NodeWatchOptions) {
         "{event:?}"
     );
     assert!(after < Duration::from_secs(1), "{after:?}");
-    // The master has not noticed yet, and its list does not bring the node back.
+    // The master still lists the node, which must not bring it back.
     assert_eq!(master.admin().segments_detail().await.unwrap().segments.len(), 2);
     let reads = async {
         tokio::time::sleep(Duration::from_millis(1500)).await;
         assert_eq!(reader.get("kept").await, 4096);
     };
     quiet(&mut watch, reads).await;
-    assert_eq!(watch.mark_up().collect::<Vec<_>>(), [&survives]);
+    assert_eq!(watch.live_nodes().collect::<Vec<_>>(), [&survives]);
 }
 
 #[tokio::test]
-async fn a_dead_node_is_noticed_with_handshakes() {
-    a_dead_node_is_noticed(HANDSHAKE, NodeWatchOptions::default()).await;
+async fn dead_node_is_detected_with_handshakes() {
+    dead_node_is_detected(HANDSHAKE, NodeWatchOptions::default()).await;
 }
 
 type MetadataEntries = Arc<Mutex<BTreeMap<String, String>>>;
 type MetadataQuery = Query<BTreeMap<String, String>>;
 
-/// An HTTP metadata server; Mooncake's own listens on all interfaces.
+/// An HTTP metadata server on loopback, because Mooncake's own listens on all interfaces.
 async fn metadata_server(supervisor: &Supervisor) -> String {
-    let read = async |State(stored): State<MetadataEntries>, Query(asked): MetadataQuery| {
-        stored.lock().get(&asked["key"]).cloned().ok_or(StatusCode::NOT_FOUND)
+    let read = async |State(stored): State<MetadataEntries>, Query(query): MetadataQuery| {
+        stored.lock().get(&query["key"]).cloned().ok_or(StatusCode::NOT_FOUND)
     };
-    let write = async |State(stored): State<MetadataEntries>, Query(asked): MetadataQuery, body: String| {
-        stored.lock().insert(asked["key"].clone(), body);
+    let write = async |State(stored): State<MetadataEntries>, Query(query): MetadataQuery, body: String| {
+        stored.lock().insert(query["key"].clone(), body);
         "metadata updated"
     };
-    let remove = async |State(stored): State<MetadataEntries>, Query(asked): MetadataQuery| {
-        stored.lock().remove(&asked["key"]).map(|_| "metadata deleted").ok_or(StatusCode::NOT_FOUND)
+    let remove = async |State(stored): State<MetadataEntries>, Query(query): MetadataQuery| {
+        stored.lock().remove(&query["key"]).map(|_| "metadata deleted").ok_or(StatusCode::NOT_FOUND)
     };
     let router = axum::Router::new()
         .route("/metadata", get(read).put(write).delete(remove))
@@ -110,36 +110,36 @@ async fn metadata_server(supervisor: &Supervisor) -> String {
 }
 
 #[tokio::test]
-async fn a_dead_node_is_noticed_with_a_metadata_server() {
+async fn dead_node_is_detected_with_a_metadata_server() {
     let supervisor = Supervisor::new();
     let url = metadata_server(&supervisor).await;
     let metadata = MetadataSource::Http { url: url.clone(), cluster_id: None };
-    a_dead_node_is_noticed(&url, NodeWatchOptions { metadata, ..NodeWatchOptions::default() }).await;
+    dead_node_is_detected(&url, NodeWatchOptions { metadata, ..NodeWatchOptions::default() }).await;
 }
 
 #[tokio::test]
-async fn nodes_leave_and_masters_restart() {
+async fn node_leave_and_master_restart_are_reported() {
     let mut master = RealMaster::start(NEWEST).await;
-    let mut stays = RealNode::start(&master, HANDSHAKE, 32).await;
+    let mut remaining = RealNode::start(&master, HANDSHAKE, 32).await;
     let mut watch = NodeWatcher::new(master.admin(), NodeWatchOptions::default());
-    let there = up(&mut watch).await;
-    let mut leaves = RealNode::start(&master, HANDSHAKE, 32).await;
-    let left = up(&mut watch).await;
-    leaves.close().await;
-    // The process closes its port, or the master unlists it, whichever is seen first.
+    let node = up(&mut watch).await;
+    let mut leaver = RealNode::start(&master, HANDSHAKE, 32).await;
+    let leaving = up(&mut watch).await;
+    leaver.close().await;
+    // Either event may come first: the process closes its port, or the master removes it from the list.
     let event = next(&mut watch).await;
-    assert!(matches!(&event, StoreNodeEvent::Lost(node, _) if *node == left), "{event:?}");
+    assert!(matches!(&event, StoreNodeEvent::Lost(node, _) if *node == leaving), "{event:?}");
 
     master.kill().await;
     assert!(matches!(next(&mut watch).await, StoreNodeEvent::MasterLost(_)));
-    assert_eq!(watch.mark_up().collect::<Vec<_>>(), [&there], "a node lives without its master");
+    assert_eq!(watch.live_nodes().collect::<Vec<_>>(), [&node], "a node remaining up without its master");
     let _master = master.start_again().await;
     assert_eq!(next(&mut watch).await, StoreNodeEvent::MasterRecovered);
-    // The node mounts its segment again, perhaps after the master has been seen without it.
+    // The node remounts its segment, possibly after a poll of the master without it.
     let mut events = Vec::new();
     let remounted = async {
         tokio::time::sleep(Duration::from_secs(4)).await;
-        stays.put("again", 4096).await;
+        remaining.put("again", 4096).await;
     };
     let mut remounted = pin!(remounted);
     loop {
@@ -149,7 +149,7 @@ async fn nodes_leave_and_masters_restart() {
         }
     }
     let missing =
-        [StoreNodeEvent::Lost(there.clone(), NodeLossReason::Unlisted), StoreNodeEvent::Up(there.clone())];
+        [StoreNodeEvent::Lost(node.clone(), NodeLossReason::Unlisted), StoreNodeEvent::Up(node.clone())];
     assert!(events.is_empty() || events == missing, "{events:?}");
-    assert_eq!(watch.mark_up().collect::<Vec<_>>(), [&there]);
+    assert_eq!(watch.live_nodes().collect::<Vec<_>>(), [&node]);
 }

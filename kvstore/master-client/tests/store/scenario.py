@@ -1,10 +1,10 @@
-"""A history of calls by Mooncake's own client, the answers to which are compared between masters.
+"""A sequence of calls by Mooncake's own client. Its output is compared between masters.
 
 scenario.py MASTER ADMIN
 
-It lends memory from two nodes, and prints a line for every call: what was called, and the answer in a form that does not
-depend on ports, ids and times. What a release lacks is left out. Lines begin with "> ", because the client writes to stdout
-too. The master's leases last two seconds.
+Two nodes mount memory. Each call prints a line with its name and its result, without ports, ids and times. Calls that a
+release lacks are skipped. Output lines start with "> ", because the client also logs to stdout. The master must have a lease
+time of two seconds.
 """
 
 import json
@@ -34,7 +34,7 @@ def node():
 
 
 def find(store):
-    """Learns under which address a node's memory is known."""
+    """Finds the transfer endpoint of a node's memory."""
     own = store.get_hostname()
     store.put(f"at {own}", b"x", config(preferred_segment=own))
     replica = store.get_replica_desc(f"at {own}")[0]
@@ -42,7 +42,7 @@ def find(store):
 
 
 def plain(answer):
-    """An answer without what differs from run to run."""
+    """A result without the parts that differ between runs."""
     if isinstance(answer, (list, tuple)):
         return [plain(it) for it in answer]
     if isinstance(answer, (bytes, memoryview)):
@@ -61,7 +61,7 @@ def note(what, *values):
 
 
 def call(what, store, method, *arguments, **options):
-    """Calls what the release has, and notes the answer."""
+    """Calls a method if the release has it, and prints the result."""
     if not hasattr(store, method):
         return None
     try:
@@ -74,13 +74,13 @@ def call(what, store, method, *arguments, **options):
 
 
 def config(**options):
-    """A configuration, or nothing if the release cannot express it."""
-    made = mooncake.ReplicateConfig()
+    """A configuration, or None if the release lacks an option."""
+    created = mooncake.ReplicateConfig()
     for name, value in options.items():
-        if not hasattr(made, name):
+        if not hasattr(created, name):
             return None
-        setattr(made, name, value)
-    return made
+        setattr(created, name, value)
+    return created
 
 
 def soft_pin():
@@ -89,7 +89,7 @@ def soft_pin():
 
 
 def places(what, store, key):
-    """Where an object is, in the order of the nodes."""
+    """Prints the replicas of an object, sorted by node."""
     try:
         replicas = sorted(plain(it) for it in store.get_replica_desc(key))
     except Exception as error:
@@ -113,8 +113,8 @@ def http(method, path, body=None):
 
 def noted_http(what, method, path, body=None):
     status, answer = http(method, path, body)
-    told = {name: answer.get(name) for name in ("success", "status", "status_name", "error_code")}
-    note(what, status, told)
+    members = {name: answer.get(name) for name in ("success", "status", "status_name", "error_code")}
+    note(what, status, members)
     return answer
 
 
@@ -236,8 +236,8 @@ def replicas(first, second):
 
 
 def finished(store, answer):
-    """Waits until a task has ended."""
-    # Clients of 0.3.9 do not do what they can ask for.
+    """Waits until a task has ended, and prints its status."""
+    # Clients of 0.3.9 can create tasks but do not execute them.
     if not answer or answer[1] != 0 or not hasattr(store, "health_check"):
         return
     until = time.monotonic() + LIMIT
@@ -285,9 +285,9 @@ def drain(first, second):
     here, there = first.get_hostname(), second.get_hostname()
     status, answer = http("GET", "/api/v1/drain_jobs/query?job_id=1-2")
     if "error_code" not in answer or not hasattr(first, "batch_get_session_start"):
-        # Jobs are as old as sessions.
+        # Releases without sessions have no drain jobs.
         return
-    # What both have cannot be moved.
+    # An object with replicas on both nodes cannot be moved.
     call("drain", first, "remove", "here", True)
     create = "/api/v1/drain_jobs"
     noted_http("drain nowhere", "POST", create, {"segments": ["127.0.0.1:1"]})

@@ -1,8 +1,9 @@
-"""Measures Mooncake's own client, as told on stdin, a command a line.
+"""Measures Mooncake's own client. Reads one command per line from stdin.
 
 speed.py MASTER METADATA
 put PREFIX SIZE COUNT THREADS | get PREFIX SIZE COUNT THREADS
-Its answers begin with "> ": a JSON object with the seconds that it took, the seconds of CPU, and each call's seconds.
+Each response starts with "> ", followed by a JSON object with the wall-clock time, the CPU time and the latency of each
+call, all in seconds.
 """
 
 import ctypes
@@ -15,18 +16,18 @@ import time
 
 from mooncake.store import MooncakeDistributedStore
 
-LARGEST = 64 << 20
+MAX_SIZE = 64 << 20
 master, metadata = sys.argv[1:]
 store = MooncakeDistributedStore()
-result = store.setup("127.0.0.1", metadata, 0, LARGEST * 2, "tcp", "", master)
+result = store.setup("127.0.0.1", metadata, 0, MAX_SIZE * 2, "tcp", "", master)
 if result != 0:
     sys.exit(f"setup: {result}")
 buffers = []
 for _ in range(2):
-    memory = mmap.mmap(-1, LARGEST)
-    memory.write(bytes(range(256)) * (LARGEST >> 8))
+    memory = mmap.mmap(-1, MAX_SIZE)
+    memory.write(bytes(range(256)) * (MAX_SIZE >> 8))
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    if store.register_buffer(address, LARGEST) != 0:
+    if store.register_buffer(address, MAX_SIZE) != 0:
         sys.exit("register_buffer failed")
     buffers.append((memory, address))
 

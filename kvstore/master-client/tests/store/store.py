@@ -1,13 +1,13 @@
-"""Mooncake's own client: lends memory to a store, and does what it is told on stdin, a command a line.
+"""Mooncake's own client as a store node. Reads one command per line from stdin.
 
 store.py MASTER METADATA MEBIBYTES
 put KEY SIZE | fill COPIES SIZE KEY... | get KEY | remove KEY | close
 exist KEY... | read KEY... | force KEY | clear EXPRESSION | empty
-Its buffer, which bounds what it can get, has BUFFER_MEBIBYTES mebibytes, or 16. It is at STORE_HOST, or 127.0.0.1, and speaks
-STORE_PROTOCOL, or tcp. DISK is a folder for what has no room.
-fill puts many objects, one copy of each into its own memory while there is room. What is put repeats its key, and read counts
-the objects that come back so. clear and empty remove many objects, and answer with their number.
-Its answers begin with "> ", because the client writes to stdout too.
+Environment: BUFFER_MEBIBYTES is the size of the client's buffer (default 16), which limits the size of a get. STORE_HOST is
+its address (default 127.0.0.1), STORE_PROTOCOL its protocol (default tcp), DISK a folder for offloaded objects.
+fill puts many objects, with one replica preferably in this node's memory. The content of an object is its repeated key; read
+returns how many objects have this content. clear and empty remove many objects, and return their number.
+Responses start with "> ", because the client also logs to stdout.
 """
 
 import os

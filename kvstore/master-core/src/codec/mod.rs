@@ -1,8 +1,8 @@
-//! Facts as bytes: a version, a kind, then the members in their order.
+//! Binary encoding of state changes: a version byte, a kind byte, then the fields in order.
 //!
-//! Numbers have seven bits per byte, lowest first; ids are 16 bytes, little-endian; text has its length before it; what
-//! may be absent has a byte before it that says so. A fact ends where its last member ends, so facts can be written one
-//! after the other.
+//! Numbers are LEB128 (seven bits per byte, lowest first); ids are 16 bytes, little-endian; text is preceded by its length;
+//! an optional field is preceded by a presence byte. A state change ends after its last field, so state changes can be
+//! concatenated.
 
 mod read;
 mod tasks;
@@ -13,26 +13,26 @@ use crate::change::{RemoveCause, StoreCause, UnmountCause};
 pub use read::decode;
 pub use write::encode;
 
-/// The form that is written; the only one that is read.
+/// The version that is written, and the only one that is accepted.
 const VERSION: u8 = 2;
-/// The most replicas of an object in a fact.
+/// Maximum number of replicas of an object in one state change.
 const MAX_LOCATIONS: u64 = 1024;
 
-/// Bytes that are not a fact.
+/// Why bytes cannot be decoded as a state change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StateChangeDecodeError {
-    /// They end too early. With more bytes they may be one.
-    #[error("the bytes end in the middle of a fact")]
+    /// The bytes end early; with more bytes they may be valid.
+    #[error("truncated state change")]
     Truncated,
-    /// A later release wrote them, or they are something else.
-    #[error("version {0} of facts is not known")]
+    /// Written by another release, or not a state change.
+    #[error("unsupported version {0} of the state change encoding")]
     Version(u8),
-    /// A member has a value that it cannot have.
-    #[error("a fact with an impossible {0}")]
+    /// A field has an invalid value.
+    #[error("state change with an invalid {0}")]
     Value(&'static str),
 }
 
-/// Kinds of facts, by their byte.
+/// The kind byte of each state change.
 mod kind {
     pub(super) const MOUNTED: u8 = 1;
     pub(super) const SEGMENT_STATUS: u8 = 2;
@@ -100,30 +100,30 @@ mod tests {
     }
 
     fn object() -> impl Strategy<Value = ObjectState<'static>> {
-        let place = (any::<u64>(), id(), any::<u64>());
-        let places = proptest::collection::vec(place, 0..4);
+        let location = (any::<u64>(), id(), any::<u64>());
+        let locations = proptest::collection::vec(location, 0..4);
         let pins = (any::<bool>(), any::<Option<u64>>(), proptest::option::of(text()));
         let on_disk = (any::<[u64; 2]>(), id(), text()).prop_map(|([replica, size], client, endpoint)| {
             DiskCopyState { replica, client, size, endpoint }
         });
-        let copies = (places, proptest::option::of(on_disk));
+        let copies = (locations, proptest::option::of(on_disk));
         (text(), text(), any::<[u64; 2]>(), id(), copies, any::<Option<u64>>(), pins).prop_map(
             |(
                 tenant,
                 key,
                 [size, since_ms],
                 client,
-                (places, on_disk),
+                (locations, on_disk),
                 checksum,
                 (hard_pin, soft_pin_until_ms, group),
             )| {
-                let place = |(replica, segment, offset)| ReplicaLocation { replica, segment, offset };
+                let location = |(replica, segment, offset)| ReplicaLocation { replica, segment, offset };
                 ObjectState {
                     tenant,
                     key,
                     size,
                     client,
-                    locations: places.into_iter().map(place).collect(),
+                    locations: locations.into_iter().map(location).collect(),
                     disk_copy: on_disk,
                     checksum,
                     hard_pin,
@@ -135,14 +135,14 @@ mod tests {
         )
     }
 
-    fn work() -> impl Strategy<Value = StateChange<'static>> {
-        let place = (any::<u64>(), id(), any::<u64>())
+    fn task_change() -> impl Strategy<Value = StateChange<'static>> {
+        let location = (any::<u64>(), id(), any::<u64>())
             .prop_map(|(replica, segment, offset)| ReplicaLocation { replica, segment, offset });
-        let places = proptest::collection::vec(place, 0..4);
+        let locations = proptest::collection::vec(location, 0..4);
         let plan = proptest::option::of((id(), any::<u64>()));
         let names = || proptest::collection::vec(any::<String>(), 0..4);
         prop_oneof![
-            ([text(), text()], id(), any::<([u64; 2], bool)>(), plan, places).prop_map(
+            ([text(), text()], id(), any::<([u64; 2], bool)>(), plan, locations).prop_map(
                 |([tenant, key], client, ([source, since_ms], is_move), lease, locations)| {
                     let locations = Cow::Owned(locations);
                     let state =
@@ -197,7 +197,7 @@ mod tests {
         ]
     }
 
-    fn fact() -> impl Strategy<Value = StateChange<'static>> {
+    fn state_change() -> impl Strategy<Value = StateChange<'static>> {
         let mounted = (id(), [text(), text(), text(), text()], any::<[u64; 3]>(), id()).prop_map(
             |(id, [name, te_endpoint, protocol, host_id], [base, size, at_ms], client)| {
                 let segment = Segment { id, name, base, size, te_endpoint, protocol, host_id };
@@ -209,9 +209,9 @@ mod tests {
             (id(), any::<i32>(), any::<Option<u64>>()).prop_map(|(segment, status, until_ms)| {
                 StateChange::SegmentStatus { segment, status: SegmentStatus(status), until_ms }
             }),
-            (id(), 0..UNMOUNT_CAUSES.len()).prop_map(|(segment, at)| StateChange::SegmentUnmounted {
+            (id(), 0..UNMOUNT_CAUSES.len()).prop_map(|(segment, index)| StateChange::SegmentUnmounted {
                 segment,
-                cause: UNMOUNT_CAUSES[at]
+                cause: UNMOUNT_CAUSES[index]
             }),
             (id(), any::<u64>()).prop_map(|(client, at_ms)| StateChange::ClientSilent { client, at_ms }),
             (id(), any::<u64>()).prop_map(|(client, at_ms)| StateChange::ClientRecovered { client, at_ms }),
@@ -220,14 +220,14 @@ mod tests {
             id().prop_map(|client| StateChange::DiskUnmounted { client }),
             object().prop_map(StateChange::ObjectStarted),
             (object(), 0..STORE_CAUSES.len())
-                .prop_map(|(object, at)| StateChange::ObjectStored { object, cause: STORE_CAUSES[at] }),
+                .prop_map(|(object, index)| StateChange::ObjectStored { object, cause: STORE_CAUSES[index] }),
             (text(), text(), proptest::option::of(text()), any::<[bool; 2]>(), 0..REMOVE_CAUSES.len())
-                .prop_map(|(tenant, key, group, [memory, disk], at)| StateChange::Removed {
+                .prop_map(|(tenant, key, group, [memory, disk], index)| StateChange::Removed {
                     tenant,
                     key,
                     group,
                     tiers: StorageTiers { memory, disk },
-                    cause: REMOVE_CAUSES[at]
+                    cause: REMOVE_CAUSES[index]
                 }),
             (id(), any::<[u64; 3]>()).prop_map(|(segment, [offset, size, until_ms])| {
                 StateChange::RangeQuarantined { segment, offset, size, until_ms }
@@ -235,24 +235,24 @@ mod tests {
             (id(), any::<u64>()).prop_map(|(segment, offset)| StateChange::RangeReleased { segment, offset }),
             (text(), any::<Option<u64>>())
                 .prop_map(|(tenant, requested)| StateChange::TenantQuota { tenant, requested }),
-            work(),
+            task_change(),
         ]
     }
 
     proptest! {
         #[test]
-        fn what_was_written_is_read_and_every_beginning_is_short(fact in fact(), rest: Vec<u8>) {
+        fn encoded_changes_decode_and_prefixes_are_truncated(change in state_change(), rest: Vec<u8>) {
             let mut bytes = Vec::new();
-            encode(&fact, &mut bytes);
+            encode(&change, &mut bytes);
             for length in 0..bytes.len() {
                 prop_assert_eq!(decode(&bytes[..length]), Err(StateChangeDecodeError::Truncated));
             }
             bytes.extend(&rest);
-            prop_assert_eq!(decode(&bytes), Ok((fact, &rest[..])));
+            prop_assert_eq!(decode(&bytes), Ok((change, &rest[..])));
         }
 
         #[test]
-        fn anything_is_refused_or_read(mut bytes: Vec<u8>, kind in 0..40_u8) {
+        fn decoding_arbitrary_bytes_never_panics(mut bytes: Vec<u8>, kind in 0..40_u8) {
             let _ = decode(&bytes);
             bytes.splice(0..0, [VERSION, kind]);
             let _ = decode(&bytes);
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn other_versions_are_refused() {
+    fn unknown_versions_and_kinds_are_rejected() {
         assert_eq!(decode(&[1, 6]), Err(StateChangeDecodeError::Version(1)));
         assert_eq!(decode(&[VERSION, 99]), Err(StateChangeDecodeError::Value("kind")));
     }

@@ -1,4 +1,4 @@
-//! From bytes to facts.
+//! Decoding of state changes.
 
 use std::borrow::Cow;
 
@@ -9,17 +9,17 @@ use super::{
 };
 use crate::change::{DiskCopyState, ObjectState, ReplicaLocation, StateChange, StorageTiers};
 
-/// Takes a fact off the beginning of some bytes; what follows it is returned too.
+/// Decodes the state change at the start of `bytes` and returns it with the remaining bytes.
 ///
 /// # Errors
-/// When the bytes do not begin with a fact.
+/// When the bytes do not start with a complete state change of this version.
 pub fn decode(bytes: &[u8]) -> Result<(StateChange<'_>, &[u8]), StateChangeDecodeError> {
     let mut reader = StateChangeReader(bytes);
     let version = reader.byte()?;
     if version != VERSION {
         return Err(StateChangeDecodeError::Version(version));
     }
-    let fact = match reader.byte()? {
+    let change = match reader.byte()? {
         kind::MOUNTED => reader.mounted()?,
         kind::SEGMENT_STATUS => {
             let (segment, status) = (reader.id()?, reader.number()?);
@@ -59,7 +59,7 @@ pub fn decode(bytes: &[u8]) -> Result<(StateChange<'_>, &[u8]), StateChangeDecod
         kind::DISK_UNMOUNTED => StateChange::DiskUnmounted { client: reader.id()? },
         other => tasks::read(&mut reader, other)?,
     };
-    Ok((fact, reader.0))
+    Ok((change, reader.0))
 }
 
 pub(super) struct StateChangeReader<'a>(&'a [u8]);
@@ -134,8 +134,8 @@ impl<'a> StateChangeReader<'a> {
     }
 
     fn cause<T: Copy>(&mut self, all: &[T]) -> Result<T, StateChangeDecodeError> {
-        let at = usize::try_from(self.number()?).unwrap_or(usize::MAX);
-        all.get(at).copied().ok_or(StateChangeDecodeError::Value("cause"))
+        let index = usize::try_from(self.number()?).unwrap_or(usize::MAX);
+        all.get(index).copied().ok_or(StateChangeDecodeError::Value("cause"))
     }
 
     pub(super) fn code(&mut self) -> Result<i32, StateChangeDecodeError> {

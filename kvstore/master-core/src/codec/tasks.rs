@@ -1,4 +1,4 @@
-//! Facts about copies, moves, tasks and drain jobs.
+//! Encoding and decoding of state changes of copies, moves, tasks and drain jobs.
 
 use std::borrow::Cow;
 
@@ -11,49 +11,49 @@ use super::{StateChangeDecodeError, kind};
 use crate::change::{DrainJobState, StateChange, TaskState, TransferState};
 use crate::drain::MAX_SEGMENT_NAMES;
 
-pub(super) fn write(writer: &mut StateChangeWriter<'_>, fact: &StateChange<'_>) {
-    match fact {
-        StateChange::TransferStarted(it) => {
+pub(super) fn write(writer: &mut StateChangeWriter<'_>, change: &StateChange<'_>) {
+    match change {
+        StateChange::TransferStarted(state) => {
             writer.head(kind::TRANSFER_STARTED);
-            writer.text(&it.tenant);
-            writer.text(&it.key);
-            writer.id(it.client);
-            writer.number(it.source);
-            writer.number(u64::from(it.is_move));
-            writer.number(it.since_ms);
-            writer.number(u64::from(it.lease.is_some()));
-            if let Some((id, epoch)) = it.lease {
+            writer.text(&state.tenant);
+            writer.text(&state.key);
+            writer.id(state.client);
+            writer.number(state.source);
+            writer.number(u64::from(state.is_move));
+            writer.number(state.since_ms);
+            writer.number(u64::from(state.lease.is_some()));
+            if let Some((id, epoch)) = state.lease {
                 writer.id(id);
                 writer.number(epoch);
             }
-            writer.locations(&it.locations);
+            writer.locations(&state.locations);
         }
         StateChange::TransferEnded { tenant, key } => {
             writer.head(kind::TRANSFER_ENDED);
             writer.text(tenant);
             writer.text(key);
         }
-        StateChange::Task(it) => {
+        StateChange::Task(state) => {
             writer.head(kind::TASK);
-            writer.id(it.id);
-            writer.code(it.task_type.0);
-            writer.code(it.status.0);
-            writer.text(&it.payload);
-            writer.id(it.client);
-            writer.numbers([it.created_at_ms, it.updated_at_ms]);
-            writer.text(&it.message);
+            writer.id(state.id);
+            writer.code(state.task_type.0);
+            writer.code(state.status.0);
+            writer.text(&state.payload);
+            writer.id(state.client);
+            writer.numbers([state.created_at_ms, state.updated_at_ms]);
+            writer.text(&state.message);
         }
-        StateChange::DrainJob(it) => {
+        StateChange::DrainJob(state) => {
             writer.head(kind::DRAIN_JOB);
-            writer.id(it.id);
-            for names in [&it.segments, &it.targets] {
+            writer.id(state.id);
+            for names in [&state.segments, &state.targets] {
                 writer.number(names.len() as u64);
                 names.iter().for_each(|name| writer.text(name));
             }
-            writer.code(it.status.0);
-            writer.numbers([it.concurrency, it.created_at_ms, it.updated_at_ms]);
-            writer.numbers([it.succeeded, it.failed, it.blocked, it.moved_bytes]);
-            writer.text(&it.message);
+            writer.code(state.status.0);
+            writer.numbers([state.concurrency, state.created_at_ms, state.updated_at_ms]);
+            writer.numbers([state.succeeded, state.failed, state.blocked, state.moved_bytes]);
+            writer.text(&state.message);
         }
         StateChange::DrainMoveStarted { job, task, tenant, key, size } => {
             writer.head(kind::DRAIN_MOVE_STARTED);
@@ -63,13 +63,13 @@ pub(super) fn write(writer: &mut StateChangeWriter<'_>, fact: &StateChange<'_>) 
             writer.text(key);
             writer.number(*size);
         }
-        StateChange::DrainMoveEnded { job, task, tenant, key, attempts: tries } => {
+        StateChange::DrainMoveEnded { job, task, tenant, key, attempts } => {
             writer.head(kind::DRAIN_MOVE_ENDED);
             writer.id(*job);
             writer.id(*task);
             writer.text(tenant);
             writer.text(key);
-            writer.number(u64::from(*tries));
+            writer.number(u64::from(*attempts));
         }
         _ => {}
     }
@@ -132,7 +132,7 @@ pub(super) fn read<'a>(
             tenant: reader.text()?,
             key: reader.text()?,
             attempts: u32::try_from(reader.number()?)
-                .map_err(|_| StateChangeDecodeError::Value("number of tries"))?,
+                .map_err(|_| StateChangeDecodeError::Value("number of attempts"))?,
         },
         _ => return Err(StateChangeDecodeError::Value("kind")),
     })

@@ -1,14 +1,14 @@
-//! From facts to bytes.
+//! Encoding of state changes.
 
 use mooncake_wire::types::Uuid;
 
 use super::{REMOVE_CAUSES, STORE_CAUSES, UNMOUNT_CAUSES, VERSION, kind, tasks};
 use crate::change::{ObjectState, ReplicaLocation, StateChange};
 
-/// Appends a fact.
-pub fn encode(fact: &StateChange<'_>, out: &mut Vec<u8>) {
+/// Appends the encoding of a state change to `out`.
+pub fn encode(change: &StateChange<'_>, out: &mut Vec<u8>) {
     let mut writer = StateChangeWriter(out);
-    match fact {
+    match change {
         StateChange::SegmentMounted { segment, client, at_ms } => {
             writer.head(kind::MOUNTED);
             writer.id(segment.id);
@@ -56,13 +56,13 @@ pub fn encode(fact: &StateChange<'_>, out: &mut Vec<u8>) {
             writer.head(kind::DISK_UNMOUNTED);
             writer.id(*client);
         }
-        StateChange::Removed { tenant, key, group, tiers: was, cause } => {
+        StateChange::Removed { tenant, key, group, tiers, cause } => {
             writer.head(kind::REMOVED);
             writer.text(tenant);
             writer.text(key);
             writer.optional_text(group.as_deref());
-            writer.flag(was.memory);
-            writer.flag(was.disk);
+            writer.flag(tiers.memory);
+            writer.flag(tiers.disk);
             writer.cause(&REMOVE_CAUSES, *cause);
         }
         StateChange::RangeQuarantined { segment, offset, size, until_ms } => {
@@ -85,7 +85,7 @@ pub fn encode(fact: &StateChange<'_>, out: &mut Vec<u8>) {
         | StateChange::Task(_)
         | StateChange::DrainJob(_)
         | StateChange::DrainMoveStarted { .. }
-        | StateChange::DrainMoveEnded { .. } => tasks::write(&mut writer, fact),
+        | StateChange::DrainMoveEnded { .. } => tasks::write(&mut writer, change),
     }
 }
 
@@ -137,8 +137,8 @@ impl StateChangeWriter<'_> {
     }
 
     fn cause<T: PartialEq>(&mut self, all: &[T], cause: T) {
-        let at = all.iter().position(|it| *it == cause).unwrap_or(all.len());
-        self.number(at as u64);
+        let index = all.iter().position(|candidate| *candidate == cause).unwrap_or(all.len());
+        self.number(index as u64);
     }
 
     fn client(&mut self, kind: u8, client: Uuid, at_ms: u64) {
@@ -151,12 +151,12 @@ impl StateChangeWriter<'_> {
         self.number(u64::from(code.cast_unsigned()));
     }
 
-    pub(super) fn locations(&mut self, places: &[ReplicaLocation]) {
-        self.number(places.len() as u64);
-        for place in places {
-            self.number(place.replica);
-            self.id(place.segment);
-            self.number(place.offset);
+    pub(super) fn locations(&mut self, locations: &[ReplicaLocation]) {
+        self.number(locations.len() as u64);
+        for location in locations {
+            self.number(location.replica);
+            self.id(location.segment);
+            self.number(location.offset);
         }
     }
 
@@ -167,11 +167,11 @@ impl StateChangeWriter<'_> {
         self.id(object.client);
         self.locations(&object.locations);
         self.flag(object.disk_copy.is_some());
-        if let Some(it) = &object.disk_copy {
-            self.number(it.replica);
-            self.id(it.client);
-            self.number(it.size);
-            self.text(&it.endpoint);
+        if let Some(copy) = &object.disk_copy {
+            self.number(copy.replica);
+            self.id(copy.client);
+            self.number(copy.size);
+            self.text(&copy.endpoint);
         }
         self.option(object.checksum);
         self.flag(object.hard_pin);

@@ -1,4 +1,4 @@
-//! Drain jobs as others are told of them.
+//! Reports and state changes of drain jobs.
 
 use std::borrow::Cow;
 
@@ -32,7 +32,7 @@ impl DrainJobEntry {
         }
     }
 
-    /// Tells what it is, without the objects that it moves.
+    /// Emits the job's state, without the objects being moved.
     pub(super) fn emit_state(&self, id: Uuid, fx: &mut dyn StateChangeSink) {
         fx.record(StateChange::DrainJob(DrainJobState {
             id,
@@ -52,14 +52,14 @@ impl DrainJobEntry {
 }
 
 impl DrainJobTable {
-    /// Makes a job what a fact says.
+    /// Replays the state of a job.
     pub(crate) fn restore(&mut self, state: &DrainJobState<'_>) {
         let Self(jobs) = self;
         let known = jobs.remove(&state.id);
         if known.is_none() {
             super::drop_finished(jobs);
         }
-        let (moves, tries) = known.map(|job| (job.moves, job.attempts)).unwrap_or_default();
+        let (moves, attempts) = known.map(|job| (job.moves, job.attempts)).unwrap_or_default();
         let mut job = DrainJobEntry {
             segments: state.segments.to_vec(),
             targets: state.targets.to_vec(),
@@ -69,7 +69,7 @@ impl DrainJobTable {
             updated_at_ms: state.updated_at_ms,
             dispatched_at_ms: 0,
             moves,
-            attempts: tries,
+            attempts,
             succeeded: state.succeeded,
             failed: state.failed,
             blocked: state.blocked,
@@ -84,39 +84,45 @@ impl DrainJobTable {
         jobs.insert(state.id, job);
     }
 
-    /// A job has begun to move an object.
+    /// Replays the start of an object's move.
     pub(crate) fn restore_move(&mut self, job: Uuid, task: Uuid, (tenant, key): (&str, &str), size: u64) {
         if let Some(job) = self.0.get_mut(&job) {
             job.moves.insert(task, InFlightMove { tenant: tenant.to_owned(), key: key.to_owned(), size });
         }
     }
 
-    /// A job's task has ended.
-    pub(crate) fn restore_moved(&mut self, job: Uuid, task: Uuid, (tenant, key): (&str, &str), tries: u32) {
+    /// Replays the end of an object's move.
+    pub(crate) fn restore_moved(
+        &mut self,
+        job: Uuid,
+        task: Uuid,
+        (tenant, key): (&str, &str),
+        attempts: u32,
+    ) {
         if let Some(job) = self.0.get_mut(&job) {
             job.moves.remove(&task);
-            job.record_attempts((tenant.to_owned(), key.to_owned()), tries);
+            job.record_attempts((tenant.to_owned(), key.to_owned()), attempts);
         }
     }
 
-    /// Tells all jobs.
+    /// Emits all jobs with their moves.
     pub(crate) fn emit_state(&self, fx: &mut dyn StateChangeSink) {
         for (id, job) in &self.0 {
             job.emit_state(*id, fx);
-            for (task, it) in &job.moves {
-                let (tenant, key) = (Cow::Borrowed(&*it.tenant), Cow::Borrowed(&*it.key));
+            for (task, object) in &job.moves {
+                let (tenant, key) = (Cow::Borrowed(&*object.tenant), Cow::Borrowed(&*object.key));
                 fx.record(StateChange::DrainMoveStarted {
                     job: *id,
                     task: *task,
                     tenant,
                     key,
-                    size: it.size,
+                    size: object.size,
                 });
             }
-            for ((tenant, key), tries) in &job.attempts {
+            for ((tenant, key), attempts) in &job.attempts {
                 let (tenant, key) = (Cow::Borrowed(&**tenant), Cow::Borrowed(&**key));
                 let task = Uuid { first: 0, second: 0 };
-                fx.record(StateChange::DrainMoveEnded { job: *id, task, tenant, key, attempts: *tries });
+                fx.record(StateChange::DrainMoveEnded { job: *id, task, tenant, key, attempts: *attempts });
             }
         }
     }

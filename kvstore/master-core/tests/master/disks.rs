@@ -1,4 +1,4 @@
-//! Objects on nodes' disks.
+//! Offloading to and promotion from nodes' disks.
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{
@@ -33,16 +33,17 @@ fn promoting() -> DiskTierOptions {
     DiskTierOptions { promote_on_hit: true, promotion_reads: 2, ..on_evict() }
 }
 
-/// One node with so much memory, and a disk.
+/// A master with one node that has `size` bytes of memory and a disk.
 fn world(tier: DiskTierOptions, size: u64) -> TestMasterCore {
     let mut world = TestMasterCore::with_segments(settings(tier), &[size]);
-    world.master.mount_disk(world.now, NODE, true, &mut world.facts).unwrap();
+    world.master.mount_disk(world.now, NODE, true, &mut world.changes).unwrap();
     world
 }
 
 impl TestMasterCore {
     fn fetch(&mut self) -> Vec<String> {
-        let OffloadTasks(tasks) = self.master.fetch_offloads(self.now, NODE, true, &mut self.facts).unwrap();
+        let OffloadTasks(tasks) =
+            self.master.fetch_offloads(self.now, NODE, true, &mut self.changes).unwrap();
         tasks.into_iter().map(|it| it.key).collect()
     }
 
@@ -58,10 +59,10 @@ impl TestMasterCore {
         };
         let tasks: Vec<_> = objects.iter().map(task).collect();
         let stored: Vec<_> = objects.iter().map(stored).collect();
-        self.master.offloaded(self.now, NODE, &tasks, &stored, &mut self.facts)
+        self.master.offloaded(self.now, NODE, &tasks, &stored, &mut self.changes)
     }
 
-    /// In memory, and on a disk, as readers see it.
+    /// Whether readers get a memory replica, and a disk copy.
     fn media(&self, key: &str) -> (bool, bool) {
         let found = self.master.peek(TENANT, &[key])[0].clone().unwrap_or_default();
         let is_memory = |it: &ReplicaMedium<_>| matches!(it, ReplicaMedium::Memory(_));
@@ -88,7 +89,7 @@ fn written_object_is_offloaded_at_once_and_evicted_on_demand() {
         world.now += 1;
         world.put(key, MIB, &TestReplicateConfig::default()).unwrap();
     }
-    // All are being put on the disk, so none can go.
+    // All are being offloaded, so none is evictable.
     assert_eq!(world.put("e", MIB, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
     assert_eq!(world.fetch(), ["a", "b", "c", "d"]);
     assert!(world.fetch().is_empty());
@@ -97,13 +98,13 @@ fn written_object_is_offloaded_at_once_and_evicted_on_demand() {
     assert_eq!(world.master.disk_usage().used, 3 * MIB);
     world.put("e", MIB, &TestReplicateConfig::default()).unwrap();
     world.put("f", MIB, &TestReplicateConfig::default()).unwrap();
-    // In the order in which they were written, whatever the order in which they came to the disk.
+    // Evicted in the order of writing, not in the order of offloading.
     assert_eq!((world.media("a"), world.has("b"), world.media("c")), ((false, true), false, (true, true)));
     assert_eq!(world.master.statistics().evicted_keys, 2);
 }
 
 #[test]
-fn what_is_evicted_goes_to_the_disk_first() {
+fn evicted_objects_are_offloaded_first() {
     let mut world = world(on_evict(), 4 * MIB);
     for key in ["a", "b", "c", "d"] {
         world.now += 1;
@@ -113,7 +114,7 @@ fn what_is_evicted_goes_to_the_disk_first() {
     assert_eq!(world.put("e", MIB, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
     let fetched = world.fetch();
     assert_eq!(fetched, ["a"]);
-    // Enough is on its way.
+    // Enough bytes are being offloaded.
     assert_eq!(world.put("e", MIB, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
     assert!(world.fetch().is_empty());
     world.notify(&[("a", MIB as i64)]).unwrap();
@@ -121,14 +122,14 @@ fn what_is_evicted_goes_to_the_disk_first() {
     assert_eq!(world.media("a"), (false, true));
     assert_eq!(world.keys().len(), 5);
     let left = world
-        .facts
+        .changes
         .iter()
-        .any(|it| matches!(it, StateChange::ObjectStored { cause: StoreCause::MemoryEvicted, .. }));
-    assert!(left && !world.facts.iter().any(|it| matches!(it, StateChange::Removed { .. })));
+        .any(|change| matches!(change, StateChange::ObjectStored { cause: StoreCause::MemoryEvicted, .. }));
+    assert!(left && !world.changes.iter().any(|change| matches!(change, StateChange::Removed { .. })));
 }
 
 #[test]
-fn a_full_queue_keeps_objects_unless_told_otherwise() {
+fn a_full_queue_blocks_eviction_unless_forced() {
     for force_evict in [false, true] {
         let mut world = world(DiskTierOptions { force_evict, queue_limit: 1, ..on_evict() }, 2 * MIB);
         world.put("a", MIB, &TestReplicateConfig::default()).unwrap();
@@ -141,7 +142,7 @@ fn a_full_queue_keeps_objects_unless_told_otherwise() {
 }
 
 #[test]
-fn without_a_disk_nothing_is_evicted_that_would_be_offloaded() {
+fn nothing_is_evicted_if_offloading_has_no_disk() {
     let mut world = TestMasterCore::with_segments(settings(on_evict()), &[MIB]);
     world.put("a", MIB, &TestReplicateConfig::default()).unwrap();
     assert_eq!(world.put("b", MIB, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
@@ -154,44 +155,44 @@ fn without_a_disk_nothing_is_evicted_that_would_be_offloaded() {
 }
 
 #[test]
-fn stale_disk_bytes_are_not_taken_for_the_next_object() {
+fn stale_offload_reports_are_not_used_for_a_new_object() {
     let mut world = world(DiskTierOptions::default(), 4 * MIB);
     world.put("a", 100, &TestReplicateConfig::default()).unwrap();
     assert_eq!(world.fetch(), ["a"]);
     world.remove("a").unwrap();
     world.put("a", 100, &TestReplicateConfig::default()).unwrap();
-    // The node tells of the first one, which it has been told to put on its disk.
+    // The node reports the first object, whose task it fetched.
     world.notify(&[("a", 100)]).unwrap();
     assert_eq!(world.media("a"), (true, false));
     assert_eq!(world.fetch(), ["a"]);
     world.notify(&[("a", 100)]).unwrap();
     assert_eq!(world.media("a"), (true, true));
-    // Nor is a copy kept when the object is written anew.
+    // A new version drops the disk copy of the old one.
     world
         .master
-        .upsert_start(world.now, NODE, TENANT, "a", 100, &TestReplicateConfig::default(), &mut world.facts)
+        .upsert_start(world.now, NODE, TENANT, "a", 100, &TestReplicateConfig::default(), &mut world.changes)
         .unwrap();
     assert_eq!(world.master.disk_usage().copies, 1);
     let object = ObjectMeta { key: "a", object_checksum: None };
-    world.master.put_end(world.now, NODE, TENANT, &object, ReplicaType::ALL, &mut world.facts).unwrap();
+    world.master.put_end(world.now, NODE, TENANT, &object, ReplicaType::ALL, &mut world.changes).unwrap();
     assert_eq!((world.master.disk_usage().copies, world.media("a")), (0, (true, false)));
 }
 
 #[test]
-fn disk_copy_survives_memory_and_goes_with_the_disk() {
+fn disk_copy_outlives_memory_and_is_lost_with_the_disk() {
     let mut world = world(DiskTierOptions::default(), 4 * MIB);
     world.put("a", 100, &TestReplicateConfig::default()).unwrap();
     world.put("b", 100, &TestReplicateConfig::default()).unwrap();
     world.fetch();
     world.notify(&[("a", 100), ("b", -1)]).unwrap();
-    world.master.unmount(world.now, id(1), NODE, &mut world.facts).unwrap();
+    world.master.unmount(world.now, id(1), NODE, &mut world.changes).unwrap();
     assert_eq!((world.media("a"), world.has("b")), ((false, true), false));
-    world.master.client_disconnected(world.now, NODE, &mut world.facts);
+    world.master.client_disconnected(world.now, NODE, &mut world.changes);
     assert!(!world.has("a") && world.keys().contains("a"));
-    // What it still has, is back as soon as it is heard of.
+    // Its disk copies are readable again after its next heartbeat.
     world.fetch();
     assert!(world.has("a"));
-    world.master.unmount_disk(world.now, NODE, &mut world.facts).unwrap();
+    world.master.unmount_disk(world.now, NODE, &mut world.changes).unwrap();
     assert!(world.keys().is_empty());
     let lost = StateChange::Removed {
         tenant: TENANT.into(),
@@ -200,14 +201,14 @@ fn disk_copy_survives_memory_and_goes_with_the_disk() {
         tiers: moongate_master_core::StorageTiers { memory: false, disk: true },
         cause: RemoveCause::SegmentLost,
     };
-    assert_eq!(world.facts.last(), Some(&lost));
+    assert_eq!(world.changes.last(), Some(&lost));
 }
 
 #[test]
 fn a_silent_disk_is_dropped_after_the_grace_period() {
     let settings = MasterCoreOptions { client_ttl_ms: 10_000, ..settings(DiskTierOptions::default()) };
     let mut world = TestMasterCore::new(settings);
-    world.master.mount_disk(world.now, NODE, true, &mut world.facts).unwrap();
+    world.master.mount_disk(world.now, NODE, true, &mut world.changes).unwrap();
     world.notify(&[("a", 100)]).unwrap();
     world.tick(10_000);
     assert!(!world.has("a") && world.keys().contains("a"));
@@ -218,7 +219,7 @@ fn a_silent_disk_is_dropped_after_the_grace_period() {
 }
 
 #[test]
-fn what_is_read_comes_back() {
+fn objects_read_twice_are_promoted() {
     let mut world = world(promoting(), 4 * MIB);
     world.notify(&[("a", 100), ("b", 100)]).unwrap();
     world.read("a");
@@ -232,11 +233,11 @@ fn what_is_read_comes_back() {
     );
     let no_names: [&str; 0] = [];
     for key in ["a", "b"] {
-        world.master.promotion_start(world.now, work(key), 100, &no_names, &mut world.facts).unwrap();
+        world.master.promotion_start(world.now, work(key), 100, &no_names, &mut world.changes).unwrap();
     }
     assert_eq!(world.media("a"), (false, true));
-    world.master.promotion_end(world.now, work("a"), &mut world.facts).unwrap();
-    world.master.promotion_revoke(world.now, work("b"), &mut world.facts).unwrap();
+    world.master.promotion_end(world.now, work("a"), &mut world.changes).unwrap();
+    world.master.promotion_revoke(world.now, work("b"), &mut world.changes).unwrap();
     assert_eq!((world.media("a"), world.media("b")), ((true, true), (false, true)));
     assert_eq!((world.used(), world.master.disk_usage().promoting), (100, 0));
     let counts = world.master.statistics();
@@ -244,27 +245,27 @@ fn what_is_read_comes_back() {
 }
 
 #[test]
-fn what_takes_too_long_is_given_up() {
+fn promotions_time_out() {
     let mut world = world(promoting(), 4 * MIB);
     world.notify(&[("a", 100)]).unwrap();
     world.read("a");
     world.read("a");
     let no_names: [&str; 0] = [];
-    world.master.promotion_start(world.now, work("a"), 100, &no_names, &mut world.facts).unwrap();
+    world.master.promotion_start(world.now, work("a"), 100, &no_names, &mut world.changes).unwrap();
     world.tick(600_000);
     assert_eq!((world.used(), world.master.statistics().promotions_expired), (0, 1));
     assert_eq!(
-        world.master.promotion_end(world.now, work("a"), &mut world.facts),
+        world.master.promotion_end(world.now, work("a"), &mut world.changes),
         Err(ErrorCode::REPLICA_IS_NOT_READY)
     );
 }
 
 #[test]
-fn the_names_of_groups_are_told() {
+fn state_changes_include_group_names() {
     let mut world = world(DiskTierOptions::default(), 4 * MIB);
     world.put("a", 100, &grouped("sglang-hicache:x")).unwrap();
-    let known = |facts: &[StateChange<'static>]| {
-        facts
+    let groups_of = |changes: &[StateChange<'static>]| {
+        changes
             .iter()
             .filter_map(|it| match it {
                 StateChange::ObjectStored { object, .. } => object.group.clone(),
@@ -273,10 +274,10 @@ fn the_names_of_groups_are_told() {
             })
             .collect::<Vec<_>>()
     };
-    assert_eq!(known(&snapshot(&world.master, 10)), ["sglang-hicache:x"]);
-    world.facts.clear();
+    assert_eq!(groups_of(&snapshot(&world.master, 10)), ["sglang-hicache:x"]);
+    world.changes.clear();
     world.remove("a").unwrap();
-    assert_eq!(known(&world.facts), ["sglang-hicache:x"]);
+    assert_eq!(groups_of(&world.changes), ["sglang-hicache:x"]);
 }
 
 #[derive(Clone, Debug)]
@@ -328,7 +329,7 @@ fn run(world: &mut TestMasterCore, step: &DiskStep) {
     match *step {
         DiskStep::Put(key, size, group) => _ = world.put(KEYS[key], size, &grouped(group)),
         DiskStep::Upsert(key, size) => {
-            let TestMasterCore { master, now, facts } = world;
+            let TestMasterCore { master, now, changes } = world;
             if master
                 .upsert_start(
                     *now,
@@ -337,7 +338,7 @@ fn run(world: &mut TestMasterCore, step: &DiskStep) {
                     KEYS[key],
                     size,
                     &TestReplicateConfig::default(),
-                    facts,
+                    changes,
                 )
                 .is_ok()
             {
@@ -346,10 +347,12 @@ fn run(world: &mut TestMasterCore, step: &DiskStep) {
         }
         DiskStep::Read(key) => _ = world.master.replicas(world.now, TENANT, KEYS[key]),
         DiskStep::Remove(key, force) => {
-            _ = world.master.remove(world.now, TENANT, KEYS[key], force, &mut world.facts);
+            _ = world.master.remove(world.now, TENANT, KEYS[key], force, &mut world.changes);
         }
-        DiskStep::RemoveAll => _ = world.master.remove_all(world.now, None, false, &mut world.facts),
-        DiskStep::Fetch(wants) => _ = world.master.fetch_offloads(world.now, NODE, wants, &mut world.facts),
+        DiskStep::RemoveAll => _ = world.master.remove_all(world.now, None, false, &mut world.changes),
+        DiskStep::Fetch(offloading) => {
+            _ = world.master.fetch_offloads(world.now, NODE, offloading, &mut world.changes)
+        }
         DiskStep::Notify(key, done) => {
             let size = world.master.peek(TENANT, &[KEYS[key]])[0].as_ref().map_or(MIB as i64, |it| {
                 it.first().map_or(MIB as i64, |it| match &it.medium {
@@ -361,38 +364,38 @@ fn run(world: &mut TestMasterCore, step: &DiskStep) {
             _ = world.notify(&[(KEYS[key], if done { size } else { -1 })]);
         }
         DiskStep::Evict(key) => {
-            let (now, facts) = (world.now, &mut world.facts);
-            _ = world.master.evict_disk_copy(now, NODE, TENANT, KEYS[key], ReplicaType::LOCAL_DISK, facts);
+            let (now, changes) = (world.now, &mut world.changes);
+            _ = world.master.evict_disk_copy(now, NODE, TENANT, KEYS[key], ReplicaType::LOCAL_DISK, changes);
         }
         DiskStep::Promotions => _ = world.master.fetch_promotions(NODE),
         DiskStep::Promote(key) => {
             for size in [MIB, MIB / 2] {
-                let (now, facts) = (world.now, &mut world.facts);
-                _ = world.master.promotion_start(now, work(KEYS[key]), size, &no_names, facts);
+                let (now, changes) = (world.now, &mut world.changes);
+                _ = world.master.promotion_start(now, work(KEYS[key]), size, &no_names, changes);
             }
         }
         DiskStep::Promoted(key, true) => {
-            _ = world.master.promotion_end(world.now, work(KEYS[key]), &mut world.facts);
+            _ = world.master.promotion_end(world.now, work(KEYS[key]), &mut world.changes);
         }
         DiskStep::Promoted(key, false) => {
-            _ = world.master.promotion_revoke(world.now, work(KEYS[key]), &mut world.facts);
+            _ = world.master.promotion_revoke(world.now, work(KEYS[key]), &mut world.changes);
         }
         DiskStep::Tick(ms) => world.tick(ms),
         DiskStep::Mount(true) => world.mount(1, 3 * MIB).unwrap(),
-        DiskStep::Mount(false) => world.master.unmount(world.now, id(1), NODE, &mut world.facts).unwrap(),
+        DiskStep::Mount(false) => world.master.unmount(world.now, id(1), NODE, &mut world.changes).unwrap(),
         DiskStep::MountDisk(true) => {
-            world.master.mount_disk(world.now, NODE, true, &mut world.facts).unwrap();
+            world.master.mount_disk(world.now, NODE, true, &mut world.changes).unwrap();
         }
-        DiskStep::MountDisk(false) => world.master.unmount_disk(world.now, NODE, &mut world.facts).unwrap(),
-        DiskStep::Lost => world.master.client_disconnected(world.now, NODE, &mut world.facts),
+        DiskStep::MountDisk(false) => world.master.unmount_disk(world.now, NODE, &mut world.changes).unwrap(),
+        DiskStep::Lost => world.master.client_disconnected(world.now, NODE, &mut world.changes),
     }
 }
 
-/// Space, copies and what is told of them fit together.
+/// Checks that space and disk usage equal the sums over a snapshot.
 fn check(world: &TestMasterCore) {
     let (mut used, mut copies, mut bytes) = (0, 0, 0);
-    for fact in snapshot(&world.master, 3) {
-        match fact {
+    for change in snapshot(&world.master, 3) {
+        match change {
             StateChange::ObjectStored { object, .. } => {
                 assert!(object.disk_copy.is_some() || !object.locations.is_empty());
                 used += object.size * object.locations.len() as u64;
@@ -412,7 +415,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn nothing_is_lost_on_the_way_and_facts_rebuild_the_state(
+    fn no_space_leaks_and_replay_restores_the_state(
         steps in proptest::collection::vec(step(), 1..150),
         on_evict: bool,
         force_evict: bool,
@@ -424,13 +427,13 @@ proptest! {
             check(&world);
         }
         let settings = settings(tier);
-        prop_assert_eq!(comparable_state(&replayed(&settings, &world.facts, world.now)), comparable_state(&world.master));
+        prop_assert_eq!(comparable_state(&replayed(&settings, &world.changes, world.now)), comparable_state(&world.master));
         let copy = replayed(&settings, &snapshot(&world.master, 2), world.now);
         prop_assert_eq!(comparable_state(&copy), comparable_state(&world.master));
-        // When all that is under way has ended, all space can be had again.
-        world.master.mount_disk(world.now, NODE, true, &mut world.facts).unwrap();
+        // After all tasks have timed out, all space is free again.
+        world.master.mount_disk(world.now, NODE, true, &mut world.changes).unwrap();
         world.tick(1_200_000);
-        world.master.remove_all(world.now, None, true, &mut world.facts);
+        world.master.remove_all(world.now, None, true, &mut world.changes);
         world.tick(1_200_000);
         prop_assert_eq!((world.used(), world.keys().len()), (0, 0));
         let disks = world.master.disk_usage();

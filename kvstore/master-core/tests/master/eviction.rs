@@ -1,26 +1,27 @@
-//! Room is made when it is needed, of what was read longest ago.
+//! Eviction on demand, least recently read objects first.
 
 use moongate_master_core::{MasterCoreOptions, RemoveCause, StateChange};
 
 use crate::harness::{MIB, TestMasterCore, TestReplicateConfig, grouped, hard_pinned, soft_pinned};
 
-/// Mooncake's own master refuses thirteen of these.
+/// Mooncake's master rejects thirteen of these puts.
 #[test]
-fn a_full_store_takes_everything_as_long_as_something_can_go() {
+fn a_full_store_accepts_puts_while_objects_are_evictable() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[64 * MIB]);
     for number in 0..200 {
         world.now += 1;
         world.put(&format!("key{number}"), MIB, &TestReplicateConfig::default()).unwrap();
     }
     assert_eq!((world.keys().len(), world.used()), (64, 64 * MIB));
-    let evicted =
-        |it: &&StateChange<'_>| matches!(it, StateChange::Removed { cause: RemoveCause::Evicted, .. });
-    assert_eq!(world.facts.iter().filter(evicted).count(), 136);
+    let evicted = |change: &&StateChange<'_>| {
+        matches!(change, StateChange::Removed { cause: RemoveCause::Evicted, .. })
+    };
+    assert_eq!(world.changes.iter().filter(evicted).count(), 136);
     assert!(world.has("key199") && world.has("key136") && !world.has("key135"));
 }
 
 #[test]
-fn large_objects_make_room_among_small_ones() {
+fn a_large_object_evicts_small_ones() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[4 * MIB]);
     for number in 0..1024 {
         world.now += 1;
@@ -31,7 +32,7 @@ fn large_objects_make_room_among_small_ones() {
 }
 
 #[test]
-fn leased_objects_stay_and_the_oldest_lease_goes_first() {
+fn leased_objects_stay_and_the_oldest_lease_is_evicted_first() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[4 * MIB]);
     for key in ["a", "b", "c", "d"] {
         world.now += 1;
@@ -46,14 +47,14 @@ fn leased_objects_stay_and_the_oldest_lease_goes_first() {
         Err(mooncake_wire::ErrorCode::NO_AVAILABLE_HANDLE)
     );
     world.now += 10_000;
-    for (new, gone) in [("e", "c"), ("f", "a")] {
+    for (new, evicted) in [("e", "c"), ("f", "a")] {
         world.put(new, MIB, &TestReplicateConfig::default()).unwrap();
-        assert!(!world.has(gone) && world.has("d") && world.has("b"), "{gone}");
+        assert!(!world.has(evicted) && world.has("d") && world.has("b"), "{evicted}");
     }
 }
 
 #[test]
-fn soft_pins_go_last_and_hard_pins_never() {
+fn soft_pins_are_evicted_last_and_hard_pins_never() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[4 * MIB]);
     world.put("hard", MIB, &hard_pinned()).unwrap();
     world.put("soft", MIB, &soft_pinned(60_000)).unwrap();
@@ -71,7 +72,7 @@ fn soft_pins_go_last_and_hard_pins_never() {
 }
 
 #[test]
-fn soft_pins_are_kept_if_so_set() {
+fn soft_pins_are_not_evicted_if_disabled() {
     let settings = MasterCoreOptions { evict_soft_pinned: false, ..MasterCoreOptions::default() };
     let mut world = TestMasterCore::with_segments(settings, &[MIB]);
     world.put("soft", MIB, &soft_pinned(60_000)).unwrap();
@@ -84,7 +85,7 @@ fn soft_pins_are_kept_if_so_set() {
 }
 
 #[test]
-fn groups_go_together_and_stay_together() {
+fn groups_are_evicted_as_a_whole() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[4 * MIB]);
     world.put("k", MIB, &grouped("page")).unwrap();
     world.put("single", MIB, &TestReplicateConfig::default()).unwrap();
@@ -93,7 +94,7 @@ fn groups_go_together_and_stay_together() {
     world.now += 1;
     assert!(world.exists("v"));
     world.now += 1;
-    // The page was read, so what was not goes first.
+    // The page was read, so unread objects are evicted first.
     world.put("new1", MIB, &TestReplicateConfig::default()).unwrap();
     world.put("new2", MIB, &TestReplicateConfig::default()).unwrap();
     assert!(world.has("k") && world.has("v") && !world.has("single") && !world.has("other"));
@@ -121,7 +122,7 @@ fn a_large_group_is_blocked_by_one_reader() {
 }
 
 #[test]
-fn above_the_watermark_a_share_of_all_objects_goes() {
+fn above_the_watermark_a_share_of_objects_is_evicted() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[100 * MIB]);
     for number in 0..90 {
         world.put(&format!("key{number}"), MIB, &TestReplicateConfig::default()).unwrap();
@@ -131,19 +132,19 @@ fn above_the_watermark_a_share_of_all_objects_goes() {
     for number in 90..95 {
         world.put(&format!("key{number}"), MIB, &TestReplicateConfig::default()).unwrap();
     }
-    // A share of 0.95 - 0.90 + 0.05.
+    // The share is 0.95 - 0.90 + 0.05.
     world.tick(10);
     assert_eq!(world.keys().len(), 85);
     assert_eq!(world.master.statistics().evicted_keys, 10);
 }
 
 #[test]
-fn silent_nodes_lose_nothing_to_eviction() {
+fn objects_on_silent_nodes_are_not_evicted() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[4 * MIB, 4 * MIB]);
     for number in 0..8 {
         world.put(&format!("old{number}"), MIB, &TestReplicateConfig::default()).unwrap();
     }
-    world.master.client_disconnected(world.now, crate::harness::id(101), &mut world.facts);
+    world.master.client_disconnected(world.now, crate::harness::id(101), &mut world.changes);
     let silent = 8 - world.keys().iter().filter(|key| world.has(key)).count();
     assert_eq!(silent, 4);
     for number in 0..20 {
@@ -152,9 +153,9 @@ fn silent_nodes_lose_nothing_to_eviction() {
     assert_eq!(world.keys().iter().filter(|key| key.starts_with("old")).count(), 4);
 }
 
-/// The writer gets `NO_AVAILABLE_HANDLE`, rather than success for an object that the next put evicts.
+/// The writer gets `NO_AVAILABLE_HANDLE` instead of success for an object that the next put evicts.
 #[test]
-fn what_was_put_while_everything_is_leased_stays() {
+fn objects_put_while_all_others_are_leased_stay() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[100 * MIB]);
     for number in 0..94 {
         world.now += 1;
@@ -172,15 +173,15 @@ fn what_was_put_while_everything_is_leased_stays() {
     }
     assert_eq!(acknowledged.len(), 6);
     assert!(acknowledged.iter().all(|key| world.has(key)));
-    // With their leases the others can go, and what was put longest ago.
+    // After the leases expire, the others are evictable again.
     world.advance_with_heartbeats(10_000, &[1]);
     world.put("next", MIB, &TestReplicateConfig::default()).unwrap();
     assert!(world.has("next") && world.keys().len() < 100);
 }
 
-/// Where only a part of the pool is leased, writers share the rest, and what was written longest ago goes.
+/// If only a part of the pool is leased, puts use the rest, and the oldest writes are evicted.
 #[test]
-fn a_pool_that_is_half_leased_takes_everything() {
+fn a_half_leased_pool_accepts_all_puts() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[100 * MIB]);
     for number in 0..50 {
         world.put(&format!("old{number}"), MIB, &TestReplicateConfig::default()).unwrap();

@@ -1,4 +1,5 @@
-//! Groups are not in the model: here only that none loses a part, that no space is lost, and that facts rebuild the state.
+//! Groups are not in the model. These tests check that no group is partly evicted, that no space is leaked, and that state changes
+//! rebuild the state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,12 +29,12 @@ fn group_step() -> impl Strategy<Value = GroupStep> {
 
 proptest! {
     #[test]
-    fn groups_never_lose_a_part_to_eviction(steps in proptest::collection::vec(group_step(), 1..120)) {
+    fn groups_are_never_partly_evicted(steps in proptest::collection::vec(group_step(), 1..120)) {
         let settings = MasterCoreOptions { shards: 4, client_ttl_ms: 1 << 40, ..MasterCoreOptions::default() };
         let mut world = TestMasterCore::with_segments(settings.clone(), &[4 * MIB]);
         let mut groups: BTreeMap<&str, &str> = BTreeMap::new();
         for step in steps {
-            let before = world.facts.len();
+            let before = world.changes.len();
             match step {
                 GroupStep::Put(key, group) => {
                     if world.put(KEYS[key], MIB / 2, &grouped(group)).is_ok() {
@@ -44,9 +45,9 @@ proptest! {
                 GroupStep::Remove(key) => _ = world.remove(KEYS[key]),
                 GroupStep::Wait(ms) => world.tick(ms),
             }
-            let told = world.facts[before..].iter();
-            let evicted: BTreeSet<&str> = told
-                .filter_map(|fact| match fact {
+            let emitted = world.changes[before..].iter();
+            let evicted: BTreeSet<&str> = emitted
+                .filter_map(|change| match change {
                     StateChange::Removed { key, cause: RemoveCause::Evicted, .. } => groups.get(&**key).copied(),
                     _ => None,
                 })
@@ -54,11 +55,11 @@ proptest! {
                 .collect();
             for key in world.keys() {
                 let group = groups[key.as_str()];
-                let is_new = matches!(step, GroupStep::Put(at, _) if KEYS[at] == key);
+                let is_new = matches!(step, GroupStep::Put(index, _) if KEYS[index] == key);
                 prop_assert!(is_new || !evicted.contains(group), "{key}");
             }
         }
         prop_assert_eq!(world.used(), world.keys().len() as u64 * (MIB / 2));
-        prop_assert_eq!(comparable_state(&replayed(&settings, &world.facts, world.now)), comparable_state(&world.master));
+        prop_assert_eq!(comparable_state(&replayed(&settings, &world.changes, world.now)), comparable_state(&world.master));
     }
 }

@@ -1,4 +1,4 @@
-//! A master with its time and with the facts that it told.
+//! A master with a simulated clock and its emitted state changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,20 +42,20 @@ pub(crate) fn grouped(group: &'static str) -> TestReplicateConfig {
     TestReplicateConfig { group_ids: Some(vec![group]), ..TestReplicateConfig::default() }
 }
 
-/// What a master knows, in an order of its own.
+/// The state of a master in a canonical order.
 #[derive(Debug, PartialEq)]
 pub(crate) struct ComparableState {
     objects: BTreeMap<String, ObjectState<'static>>,
     used: Vec<(String, u64, String)>,
     quotas: Vec<(String, u64, u64)>,
-    /// Copies, moves, tasks and drain jobs, as they are told.
+    /// State changes of copies, moves, tasks and drain jobs.
     work: Vec<String>,
 }
 
 pub(crate) struct TestMasterCore {
     pub(crate) master: MasterCore,
     pub(crate) now: u64,
-    pub(crate) facts: Vec<StateChange<'static>>,
+    pub(crate) changes: Vec<StateChange<'static>>,
 }
 
 impl TestMasterCore {
@@ -63,11 +63,11 @@ impl TestMasterCore {
         Self {
             master: MasterCore::new(MasterCoreOptions { ramp_ms: 0, ..settings }),
             now: 1_000_000,
-            facts: Vec::new(),
+            changes: Vec::new(),
         }
     }
 
-    /// With segments of these sizes, each of a client of its own.
+    /// Mounts segments of these sizes, each with its own client.
     pub(crate) fn with_segments(settings: MasterCoreOptions, sizes: &[u64]) -> Self {
         let mut world = Self::new(settings);
         for (number, size) in (1..).zip(sizes) {
@@ -77,7 +77,7 @@ impl TestMasterCore {
     }
 
     pub(crate) fn mount(&mut self, number: u64, size: u64) -> Result<(), ErrorCode> {
-        self.master.mount(self.now, &segment(number, size), id(100 + number), &mut self.facts)
+        self.master.mount(self.now, &segment(number, size), id(100 + number), &mut self.changes)
     }
 
     pub(crate) fn start(
@@ -86,16 +86,16 @@ impl TestMasterCore {
         size: u64,
         config: &TestReplicateConfig,
     ) -> Result<ReplicaDescriptors, ErrorCode> {
-        self.master.put_start(self.now, WRITER, TENANT, key, size, config, &mut self.facts)
+        self.master.put_start(self.now, WRITER, TENANT, key, size, config, &mut self.changes)
     }
 
     pub(crate) fn end(&mut self, key: &str) -> Result<(), ErrorCode> {
         let meta = ObjectMeta { key, object_checksum: None };
-        self.master.put_end(self.now, WRITER, TENANT, &meta, ReplicaType::ALL, &mut self.facts)
+        self.master.put_end(self.now, WRITER, TENANT, &meta, ReplicaType::ALL, &mut self.changes)
     }
 
     pub(crate) fn revoke(&mut self, key: &str) -> Result<(), ErrorCode> {
-        self.master.put_revoke(WRITER, TENANT, key, ReplicaType::ALL, &mut self.facts)
+        self.master.put_revoke(WRITER, TENANT, key, ReplicaType::ALL, &mut self.changes)
     }
 
     pub(crate) fn put(
@@ -112,28 +112,28 @@ impl TestMasterCore {
         self.master.exist(self.now, TENANT, key)
     }
 
-    /// Whether a key can be read, without leasing it.
+    /// Whether a key is readable, without leasing it.
     pub(crate) fn has(&self, key: &str) -> bool {
         self.master.peek(TENANT, &[key])[0].is_ok()
     }
 
     pub(crate) fn remove(&mut self, key: &str) -> Result<(), ErrorCode> {
-        self.master.remove(self.now, TENANT, key, false, &mut self.facts)
+        self.master.remove(self.now, TENANT, key, false, &mut self.changes)
     }
 
     pub(crate) fn tick(&mut self, ms: u64) {
         self.now += ms;
-        self.master.tick(self.now, &mut self.facts);
+        self.master.tick(self.now, &mut self.changes);
     }
 
-    /// Lets time pass while these nodes send heartbeats.
+    /// Advances the time while these nodes send heartbeats.
     pub(crate) fn advance_with_heartbeats(&mut self, ms: u64, nodes: &[u64]) {
         for _ in 0..ms.div_ceil(1000) {
             self.now += 1000.min(ms);
             for node in nodes {
                 self.master.ping(self.now, id(100 + node));
             }
-            self.master.tick(self.now, &mut self.facts);
+            self.master.tick(self.now, &mut self.changes);
         }
     }
 
@@ -146,12 +146,12 @@ impl TestMasterCore {
         keys
     }
 
-    /// Names of the segments that an object is on.
+    /// Names of the segments with a replica of an object.
     pub(crate) fn segments_of(&self, key: &str) -> Vec<String> {
         endpoints(&self.master.peek(TENANT, &[key])[0].clone().unwrap())
     }
 
-    /// The segment's figure, after a check that it is the sum of what is known to be there.
+    /// Allocated bytes of all segments.
     pub(crate) fn used(&self) -> u64 {
         self.master.space_usage().used
     }
@@ -166,31 +166,31 @@ pub(crate) fn endpoints(replicas: &ReplicaDescriptors) -> Vec<String> {
 }
 
 pub(crate) fn snapshot(master: &MasterCore, limit: u32) -> Vec<StateChange<'static>> {
-    let mut facts = Vec::new();
+    let mut changes = Vec::new();
     let mut cursor = Some(SnapshotCursor::default());
     while let Some(from) = cursor {
-        cursor = master.snapshot(from, limit, &mut facts);
+        cursor = master.snapshot(from, limit, &mut changes);
     }
-    facts
+    changes
 }
 
-/// What a master knows. Leases are not facts, so times of objects that can be read are left out.
+/// The comparable state of a master. Leases are not recorded, so times of readable objects are omitted.
 pub(crate) fn comparable_state(master: &MasterCore) -> ComparableState {
     let mut objects = BTreeMap::new();
     let mut work = Vec::new();
-    for fact in snapshot(master, 100) {
+    for change in snapshot(master, 100) {
         if matches!(
-            fact,
+            change,
             StateChange::TransferStarted(_)
                 | StateChange::Task(_)
                 | StateChange::DrainJob(_)
                 | StateChange::DrainMoveStarted { .. }
                 | StateChange::DrainMoveEnded { .. }
         ) {
-            work.push(format!("{fact:?}"));
+            work.push(format!("{change:?}"));
             continue;
         }
-        let (is_stored, object) = match fact {
+        let (is_stored, object) = match change {
             StateChange::ObjectStored { object, cause: StoreCause::Snapshot } => (true, object),
             StateChange::ObjectStarted(object) => (false, object),
             _ => continue,
@@ -205,24 +205,28 @@ pub(crate) fn comparable_state(master: &MasterCore) -> ComparableState {
     let quota =
         |it: mooncake_wire::admin::TenantQuota| (it.tenant_id, it.effective_quota_bytes, it.charged_bytes);
     let quotas = master.quotas().unwrap_or_default().into_iter().map(quota).collect();
-    // Those of a shard are told in the order of its table.
+    // Transfers are emitted in the order of the shards' tables.
     let (mut transfers, ordered): (Vec<_>, Vec<_>) =
-        work.into_iter().partition(|it: &String| it.starts_with("Transferring"));
+        work.into_iter().partition(|it: &String| it.starts_with("TransferStarted"));
     transfers.sort();
     let work = [transfers, ordered].concat();
     ComparableState { objects, used, quotas, work }
 }
 
-/// Another master that knows only what facts say.
-pub(crate) fn replayed(settings: &MasterCoreOptions, facts: &[StateChange<'static>], now: u64) -> MasterCore {
+/// A master that has applied these state changes.
+pub(crate) fn replayed(
+    settings: &MasterCoreOptions,
+    changes: &[StateChange<'static>],
+    now: u64,
+) -> MasterCore {
     let master = MasterCore::new(settings.clone());
-    for fact in facts {
-        // Through bytes, as a log has them.
+    for change in changes {
+        // Encodes and decodes them, as in a log.
         let mut bytes = Vec::new();
-        moongate_master_core::encode(fact, &mut bytes);
-        let (fact, rest) = moongate_master_core::decode(&bytes).unwrap();
+        moongate_master_core::encode(change, &mut bytes);
+        let (change, rest) = moongate_master_core::decode(&bytes).unwrap();
         assert!(rest.is_empty());
-        let _ = master.apply(&fact);
+        let _ = master.apply(&change);
     }
     master.finish_replay(now);
     master

@@ -1,4 +1,4 @@
-//! What a master answers and tells, case by case and against a simple model.
+//! Results and state changes of the master, case by case and against a simple model.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod disks;

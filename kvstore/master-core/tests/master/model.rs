@@ -1,4 +1,4 @@
-//! A model of the master that is too simple to be wrong, and the commands that both get.
+//! A simple reference model of the master, and the operations run on both.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -28,7 +28,7 @@ pub(crate) enum ModelStep {
     Mount { node: u64 },
     Unmount { node: u64 },
     Lost { node: u64 },
-    Transfer { key: usize, to: u64, moves: bool },
+    Transfer { key: usize, to: u64, is_move: bool },
     TransferEnd { key: usize, done: bool },
 }
 
@@ -49,7 +49,7 @@ pub(crate) fn step() -> impl Strategy<Value = ModelStep> {
         2 => (1..=NODES).prop_map(|node| ModelStep::Mount { node }),
         1 => (1..=NODES).prop_map(|node| ModelStep::Unmount { node }),
         1 => (1..=NODES).prop_map(|node| ModelStep::Lost { node }),
-        2 => (key(), 1..=NODES, any::<bool>()).prop_map(|(key, to, moves)| ModelStep::Transfer { key, to, moves }),
+        2 => (key(), 1..=NODES, any::<bool>()).prop_map(|(key, to, is_move)| ModelStep::Transfer { key, to, is_move }),
         2 => (key(), any::<bool>()).prop_map(|(key, done)| ModelStep::TransferEnd { key, done }),
     ]
 }
@@ -59,16 +59,16 @@ pub(crate) struct ModelObject {
     pub(crate) size: u64,
     pub(crate) nodes: BTreeSet<String>,
     pub(crate) written: bool,
-    /// When the writing began, or when the lease ends.
+    /// Start of the put, or expiry of the lease.
     pub(crate) stamp: u64,
     pub(crate) hard_pin: bool,
     pub(crate) transfer: Option<(bool, u64)>,
     pub(crate) pending: Option<ModelPendingVersion>,
-    /// Whether a new version was given up without its writer's doing, so that its end would be mistaken for that of this one.
+    /// Whether a new version was abandoned without a revoke, so that its PutEnd must be rejected.
     pub(crate) superseded: bool,
 }
 
-/// A new version of an object that is being written.
+/// A new version of an object being written.
 #[derive(Clone, Debug)]
 pub(crate) struct ModelPendingVersion {
     pub(crate) size: u64,
@@ -111,8 +111,8 @@ impl MasterModel {
         if !object.written {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         }
-        let is_heard = object.nodes.iter().any(|node| !self.silent.contains(node));
-        if is_heard { Ok(object) } else { Err(ErrorCode::OBJECT_NOT_FOUND) }
+        let is_responsive = object.nodes.iter().any(|node| !self.silent.contains(node));
+        if is_responsive { Ok(object) } else { Err(ErrorCode::OBJECT_NOT_FOUND) }
     }
 
     pub(crate) fn lease(&mut self, key: &str, now: u64) {
@@ -121,7 +121,7 @@ impl MasterModel {
         }
     }
 
-    /// What a start is answered, apart from there being no room.
+    /// Expected result of a put or upsert start, except for a lack of space.
     pub(crate) fn start(&self, key: &str, size: u64, upsert: bool, now: u64) -> Result<(), ErrorCode> {
         let Some(object) = self.objects.get(key).filter(|_| size > 0) else {
             return if size == 0 { Err(ErrorCode::INVALID_PARAMS) } else { Ok(()) };
@@ -153,8 +153,8 @@ impl MasterModel {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         }
         if let Some((_, to)) = object.transfer {
-            let is_there = object.nodes.contains(&name(to));
-            let error = if is_there {
+            let is_source = object.nodes.contains(&name(to));
+            let error = if is_source {
                 ErrorCode::OBJECT_HAS_REPLICATION_TASK
             } else {
                 ErrorCode::REPLICA_IS_NOT_READY
@@ -164,7 +164,7 @@ impl MasterModel {
         Ok(())
     }
 
-    /// Whether it is right that something has gone.
+    /// Removes an object and returns whether its removal for this cause is allowed.
     pub(crate) fn remove_lost(&mut self, key: &str, cause: RemoveCause, now: u64) -> bool {
         let Some(object) = self.objects.remove(key) else { return false };
         match cause {

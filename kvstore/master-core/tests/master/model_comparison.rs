@@ -1,4 +1,4 @@
-//! Random commands, compared with the model.
+//! Random operations, compared with the model.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,7 +13,7 @@ use crate::harness::{
 };
 use crate::model::{KEYS, MasterModel, ModelObject, ModelPendingVersion, ModelStep, RELEASE_MS, name, step};
 
-/// Both, and what a snapshot in pieces has told.
+/// The master and the model, and the parts of a snapshot taken meanwhile.
 struct ModelComparison {
     world: TestMasterCore,
     model: MasterModel,
@@ -31,12 +31,12 @@ impl ModelComparison {
             client_ttl_ms: 1 << 40,
             ramp_ms: 0,
             high_watermark: 1.0,
-            // Then nothing is protected from eviction because it was written a moment ago, which the model does not have.
+            // Disables the protection of recent writes, which the model lacks.
             eviction_ratio: 0.0,
             ..MasterCoreOptions::default()
         };
         let world = TestMasterCore::with_segments(settings.clone(), &[2 * MIB, 2 * MIB, MIB]);
-        let emitted_count = world.facts.len();
+        let emitted_count = world.changes.len();
         Self {
             world,
             model: MasterModel::default(),
@@ -66,32 +66,36 @@ impl ModelComparison {
     ) -> Result<(), TestCaseError> {
         let config = Self::config(kind);
         let expected = self.model.start(key, size, upsert, self.world.now);
-        let TestMasterCore { master, now, facts } = &mut self.world;
-        let answer = if upsert {
-            master.upsert_start(*now, WRITER, TENANT, key, size, &config, facts)
+        let TestMasterCore { master, now, changes } = &mut self.world;
+        let result = if upsert {
+            master.upsert_start(*now, WRITER, TENANT, key, size, &config, changes)
         } else {
-            master.put_start(*now, WRITER, TENANT, key, size, &config, facts)
+            master.put_start(*now, WRITER, TENANT, key, size, &config, changes)
         };
         let now = *now;
         self.apply_changes()?;
-        if expected.is_ok() && answer == Err(ErrorCode::NO_AVAILABLE_HANDLE) {
-            // Only if nothing is left that could go and would make enough room by itself. What several make together need not lie side by side.
-            let may_go = |it: &ModelObject| {
-                let is_heard = it.nodes.iter().any(|node| !self.model.silent.contains(node));
+        if expected.is_ok() && result == Err(ErrorCode::NO_AVAILABLE_HANDLE) {
+            // Allowed only if no evictable object is large enough by itself: the ranges of several need not be adjacent.
+            let is_evictable = |it: &ModelObject| {
+                let is_responsive = it.nodes.iter().any(|node| !self.model.silent.contains(node));
                 let is_idle = it.transfer.is_none() && it.pending.is_none();
-                let is_free = it.written && !it.hard_pin && is_idle && it.stamp <= now;
-                is_free && is_heard && it.size >= size
+                let is_unprotected = it.written && !it.hard_pin && is_idle && it.stamp <= now;
+                is_unprotected && is_responsive && it.size >= size
             };
-            let left: Vec<_> =
-                self.model.objects.iter().filter(|(it, object)| **it != key && may_go(object)).collect();
+            let evictable: Vec<_> = self
+                .model
+                .objects
+                .iter()
+                .filter(|(it, object)| **it != key && is_evictable(object))
+                .collect();
             let fits = self.world.master.segments_detail().segments.iter().any(|it| {
                 it.size_bytes >= size && it.status == "OK" && !self.world.master.is_silent(it.segment_id)
             });
-            prop_assert!(left.is_empty() || !fits, "{left:?}");
+            prop_assert!(evictable.is_empty() || !fits, "{evictable:?}");
             return Ok(());
         }
-        prop_assert_eq!(answer.as_ref().map(|_| ()).map_err(|error| *error), expected);
-        let Ok(replicas) = answer else { return Ok(()) };
+        prop_assert_eq!(result.as_ref().map(|_| ()).map_err(|error| *error), expected);
+        let Ok(replicas) = result else { return Ok(()) };
         let nodes: BTreeSet<String> = endpoints(&replicas).into_iter().collect();
         prop_assert_eq!(nodes.len(), replicas.len());
         let hard_pin = config.with_hard_pin;
@@ -114,25 +118,25 @@ impl ModelComparison {
         Ok(())
     }
 
-    /// Takes over what the master told, and checks that it may be so.
+    /// Applies the emitted state changes to the model and checks that they are allowed.
     fn apply_changes(&mut self) -> Result<(), TestCaseError> {
-        for fact in self.world.facts[self.emitted_count..].iter() {
-            match fact {
+        for change in self.world.changes[self.emitted_count..].iter() {
+            match change {
                 StateChange::Removed { key, cause, .. } => {
-                    let is_right = self.model.remove_lost(key, *cause, self.world.now);
-                    prop_assert!(is_right, "{key} {cause:?}");
+                    let is_allowed = self.model.remove_lost(key, *cause, self.world.now);
+                    prop_assert!(is_allowed, "{key} {cause:?}");
                 }
-                StateChange::SegmentUnmounted { segment: gone, .. } => {
-                    let gone = name(gone.first);
-                    self.model.silent.remove(&gone);
+                StateChange::SegmentUnmounted { segment, .. } => {
+                    let unmounted = name(segment.first);
+                    self.model.silent.remove(&unmounted);
                     for object in self.model.objects.values_mut() {
-                        let was_there = object.nodes.remove(&gone);
-                        let was_target = object.transfer.is_some_and(|(_, to)| name(to) == gone);
-                        if was_there || was_target {
+                        let was_source = object.nodes.remove(&unmounted);
+                        let was_target = object.transfer.is_some_and(|(_, to)| name(to) == unmounted);
+                        if was_source || was_target {
                             object.transfer = None;
                         }
                         if let Some(pending) = &mut object.pending {
-                            pending.nodes.remove(&gone);
+                            pending.nodes.remove(&unmounted);
                             if pending.nodes.is_empty() {
                                 object.abandon_pending();
                             }
@@ -142,76 +146,76 @@ impl ModelComparison {
                 _ => {}
             }
         }
-        self.emitted_count = self.world.facts.len();
+        self.emitted_count = self.world.changes.len();
         Ok(())
     }
 
-    fn transfer(&mut self, key: &'static str, to: u64, moves: bool) -> Result<(), TestCaseError> {
+    fn transfer(&mut self, key: &'static str, to: u64, is_move: bool) -> Result<(), TestCaseError> {
         let target = name(to);
-        let TestMasterCore { master, now, facts } = &mut self.world;
+        let TestMasterCore { master, now, changes } = &mut self.world;
         let work = ClientObjectKey { client: WRITER, tenant: TENANT, key };
         let source = self.model.readable(key).ok().and_then(|object| {
             object.nodes.iter().find(|node| !self.model.silent.contains(*node) && **node != target).cloned()
         });
         let Some(source) = source else { return Ok(()) };
-        let answer = if moves {
-            master.move_start(*now, work, &source, &target, facts).map(|it| it.target.is_some())
+        let result = if is_move {
+            master.move_start(*now, work, &source, &target, changes).map(|it| it.target.is_some())
         } else {
-            master.copy_start(*now, work, &source, &[&target], None, facts).map(|it| !it.targets.is_empty())
+            master.copy_start(*now, work, &source, &[&target], None, changes).map(|it| !it.targets.is_empty())
         };
         let Some(object) = self.model.objects.get_mut(key) else { return Ok(()) };
         if object.pending.is_some() {
-            let is_refused =
-                matches!(answer, Err(ErrorCode::REPLICA_IS_NOT_READY | ErrorCode::SEGMENT_NOT_FOUND));
-            prop_assert!(is_refused, "{answer:?}");
+            let is_rejected =
+                matches!(result, Err(ErrorCode::REPLICA_IS_NOT_READY | ErrorCode::SEGMENT_NOT_FOUND));
+            prop_assert!(is_rejected, "{result:?}");
             return Ok(());
         }
         if object.transfer.is_some() {
-            // The target is looked for first.
-            let is_refused =
-                matches!(answer, Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK | ErrorCode::SEGMENT_NOT_FOUND));
-            prop_assert!(is_refused, "{answer:?}");
+            // The target is checked before the source.
+            let is_rejected =
+                matches!(result, Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK | ErrorCode::SEGMENT_NOT_FOUND));
+            prop_assert!(is_rejected, "{result:?}");
             return Ok(());
         }
-        match answer {
+        match result {
             Ok(is_new) => {
                 prop_assert_eq!(is_new, !object.nodes.contains(&target));
-                object.transfer = Some((moves, to));
+                object.transfer = Some((is_move, to));
             }
             Err(error) => prop_assert!(
                 matches!(error, ErrorCode::NO_AVAILABLE_HANDLE | ErrorCode::SEGMENT_NOT_FOUND),
                 "{error}"
             ),
         }
-        // The source of a move is not told apart by name in the model.
-        if moves && object.transfer.is_some() && object.nodes.len() > 1 {
-            master.move_revoke(*now, work, facts).unwrap();
+        // The model does not track which replica is the source of a move.
+        if is_move && object.transfer.is_some() && object.nodes.len() > 1 {
+            master.move_revoke(*now, work, changes).unwrap();
             object.transfer = None;
         }
         Ok(())
     }
 
     fn end_transfer(&mut self, key: &'static str, done: bool) -> Result<(), TestCaseError> {
-        let TestMasterCore { master, now, facts } = &mut self.world;
+        let TestMasterCore { master, now, changes } = &mut self.world;
         let work = ClientObjectKey { client: WRITER, tenant: TENANT, key };
         let Some(object) = self.model.objects.get_mut(key) else { return Ok(()) };
-        let Some((moves, to)) = object.transfer.take() else {
+        let Some((is_move, to)) = object.transfer.take() else {
             prop_assert_eq!(
-                master.copy_end(*now, work, None, facts),
+                master.copy_end(*now, work, None, changes),
                 Err(ErrorCode::OBJECT_NO_REPLICATION_TASK)
             );
             return Ok(());
         };
-        let ended = match (moves, done) {
-            (true, true) => master.move_end(*now, work, facts),
-            (true, false) => master.move_revoke(*now, work, facts),
-            (false, true) => master.copy_end(*now, work, None, facts),
-            (false, false) => master.copy_revoke(*now, work, None, facts),
+        let ended = match (is_move, done) {
+            (true, true) => master.move_end(*now, work, changes),
+            (true, false) => master.move_revoke(*now, work, changes),
+            (false, true) => master.copy_end(*now, work, None, changes),
+            (false, false) => master.copy_revoke(*now, work, None, changes),
         };
         prop_assert_eq!(ended, Ok(()));
         if done {
             let target = name(to);
-            if moves {
+            if is_move {
                 object.nodes.retain(|node| *node == target);
             }
             object.nodes.insert(target);
@@ -262,36 +266,39 @@ impl ModelComparison {
             ModelStep::Remove { key, force } => {
                 let key = KEYS[key];
                 let expected = self.model.remove(key, force, self.world.now);
-                let TestMasterCore { master, now, facts } = &mut self.world;
-                prop_assert_eq!(master.remove(*now, TENANT, key, force, facts), expected);
+                let TestMasterCore { master, now, changes } = &mut self.world;
+                prop_assert_eq!(master.remove(*now, TENANT, key, force, changes), expected);
             }
             ModelStep::RemoveAll { force } => {
                 let now = self.world.now;
                 let keys = self.model.objects.keys();
                 let count = keys.filter(|key| self.model.remove(key, force, now).is_ok()).count();
-                let removed = self.world.master.remove_all(now, None, force, &mut self.world.facts);
+                let removed = self.world.master.remove_all(now, None, force, &mut self.world.changes);
                 prop_assert_eq!(removed, count as i64);
             }
             ModelStep::Tick { ms } => self.tick(ms),
             ModelStep::Mount { node } => {
                 let size = if node == 3 { MIB } else { 2 * MIB };
-                let TestMasterCore { master, now, facts } = &mut self.world;
-                prop_assert_eq!(master.remount(*now, &[segment(node, size)], id(100 + node), facts), Ok(()));
+                let TestMasterCore { master, now, changes } = &mut self.world;
+                prop_assert_eq!(
+                    master.remount(*now, &[segment(node, size)], id(100 + node), changes),
+                    Ok(())
+                );
                 self.model.silent.remove(&name(node));
             }
             ModelStep::Unmount { node } => {
-                let TestMasterCore { master, now, facts } = &mut self.world;
-                prop_assert_eq!(master.unmount(*now, id(node), id(100 + node), facts), Ok(()));
+                let TestMasterCore { master, now, changes } = &mut self.world;
+                prop_assert_eq!(master.unmount(*now, id(node), id(100 + node), changes), Ok(()));
             }
             ModelStep::Lost { node } => {
-                let TestMasterCore { master, now, facts } = &mut self.world;
+                let TestMasterCore { master, now, changes } = &mut self.world;
                 let is_mounted = master.segment_status_by_id(id(node)) == Ok(SegmentStatus::OK);
-                master.client_disconnected(*now, id(100 + node), facts);
+                master.client_disconnected(*now, id(100 + node), changes);
                 if is_mounted {
                     self.model.silent.insert(name(node));
                 }
             }
-            ModelStep::Transfer { key, to, moves } => self.transfer(KEYS[key], to, moves)?,
+            ModelStep::Transfer { key, to, is_move } => self.transfer(KEYS[key], to, is_move)?,
             ModelStep::TransferEnd { key, done } => self.end_transfer(KEYS[key], done)?,
         }
         self.apply_changes()?;
@@ -301,14 +308,14 @@ impl ModelComparison {
     fn exist(
         &mut self,
         keys: &[usize],
-        ask: impl FnOnce(&TestMasterCore, &[&'static str]) -> Vec<bool>,
+        query: impl FnOnce(&TestMasterCore, &[&'static str]) -> Vec<bool>,
     ) -> Result<(), TestCaseError> {
-        let keys: Vec<&'static str> = keys.iter().map(|at| KEYS[*at]).collect();
+        let keys: Vec<&'static str> = keys.iter().map(|index| KEYS[*index]).collect();
         let expected: Vec<bool> = keys.iter().map(|key| self.model.readable(key).is_ok()).collect();
-        for (key, _) in keys.iter().zip(&expected).filter(|(_, is_there)| **is_there) {
+        for (key, _) in keys.iter().zip(&expected).filter(|(_, is_readable)| **is_readable) {
             self.model.lease(key, self.world.now);
         }
-        prop_assert_eq!(ask(&self.world, &keys), expected);
+        prop_assert_eq!(query(&self.world, &keys), expected);
         Ok(())
     }
 
@@ -320,18 +327,18 @@ impl ModelComparison {
             |it: &&mut ModelObject| it.pending.as_ref().is_some_and(|it| it.stamp + RELEASE_MS <= now);
         objects.filter(is_late).for_each(ModelObject::abandon_pending);
         if ms >= RELEASE_MS {
-            // Everything that goes on has gone on for too long by now.
+            // All active transfers have timed out.
             self.model.objects.values_mut().for_each(|object| object.transfer = None);
         }
     }
 
-    /// What the master has is what the model has, and space is neither lost nor given away twice.
+    /// Checks that the master's objects equal the model's, and that space is neither leaked nor allocated twice.
     fn check(&mut self) -> Result<(), TestCaseError> {
         let master = &self.world.master;
         let mut taken: BTreeMap<(Uuid, u64), u64> = BTreeMap::new();
         let mut found = BTreeMap::new();
-        for fact in snapshot(master, 3) {
-            let (written, object) = match fact {
+        for change in snapshot(master, 3) {
+            let (written, object) = match change {
                 StateChange::ObjectStored { object, .. } => (true, object),
                 StateChange::ObjectStarted(object) => (false, object),
                 StateChange::RangeQuarantined { segment, offset, size, .. } => {
@@ -340,16 +347,17 @@ impl ModelComparison {
                 }
                 _ => continue,
             };
-            for place in object.locations.iter() {
-                prop_assert!(taken.insert((place.segment, place.offset), object.size).is_none());
+            for location in object.locations.iter() {
+                prop_assert!(taken.insert((location.segment, location.offset), object.size).is_none());
             }
-            let nodes: BTreeSet<String> = object.locations.iter().map(|it| name(it.segment.first)).collect();
+            let nodes: BTreeSet<String> =
+                object.locations.iter().map(|object| name(object.segment.first)).collect();
             found.insert((object.key.to_string(), written), (object.size, nodes));
         }
         let mut expected = BTreeMap::new();
-        for (key, it) in &self.model.objects {
-            expected.insert(((*key).to_owned(), it.written), (it.size, it.nodes.clone()));
-            if let Some(pending) = &it.pending {
+        for (key, object) in &self.model.objects {
+            expected.insert(((*key).to_owned(), object.written), (object.size, object.nodes.clone()));
+            if let Some(pending) = &object.pending {
                 expected.insert(((*key).to_owned(), false), (pending.size, pending.nodes.clone()));
             }
         }
@@ -366,10 +374,10 @@ impl ModelComparison {
         Ok(())
     }
 
-    /// Another piece of a snapshot that is taken while things change.
-    fn snapshot_step(&mut self, at: usize) {
-        if at == 10 {
-            (self.snapshot, self.since) = (Some(SnapshotCursor::default()), self.world.facts.len());
+    /// Takes another part of a snapshot while the state changes.
+    fn snapshot_step(&mut self, step: usize) {
+        if step == 10 {
+            (self.snapshot, self.since) = (Some(SnapshotCursor::default()), self.world.changes.len());
         }
         if let Some(from) = self.snapshot {
             self.snapshot = self.world.master.snapshot(from, 1, &mut self.pieces);
@@ -381,19 +389,19 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_answer_is_the_models_and_facts_rebuild_the_state(
+    fn results_match_the_model_and_replay_restores_the_state(
         steps in proptest::collection::vec(step(), 1..120),
     ) {
         let mut pair = ModelComparison::new();
-        for (at, step) in steps.iter().enumerate() {
-            pair.snapshot_step(at);
+        for (index, step) in steps.iter().enumerate() {
+            pair.snapshot_step(index);
             pair.run(step)?;
         }
         let ModelComparison { world, settings, .. } = &pair;
-        let replayed_from_log = replayed(settings, &world.facts, world.now);
+        let replayed_from_log = replayed(settings, &world.changes, world.now);
         prop_assert_eq!(comparable_state(&replayed_from_log), comparable_state(&world.master));
         if pair.snapshot.is_none() && pair.since > 0 {
-            let all = [&pair.pieces[..], &world.facts[pair.since..]].concat();
+            let all = [&pair.pieces[..], &world.changes[pair.since..]].concat();
             let replayed_from_pieces = replayed(settings, &all, world.now);
             prop_assert_eq!(comparable_state(&replayed_from_pieces), comparable_state(&world.master));
         }

@@ -1,4 +1,4 @@
-//! The life of an object from its first byte to its removal.
+//! Puts, upserts, reads and removals of objects.
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{ObjectMeta, ReplicaType, Uuid};
@@ -10,7 +10,7 @@ use crate::harness::{
 };
 
 #[test]
-fn the_codes_are_mooncakes() {
+fn error_codes_are_those_of_mooncake() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB]);
     let config = TestReplicateConfig::default();
     assert_eq!(world.start("", 1, &config), Err(ErrorCode::INVALID_PARAMS));
@@ -49,16 +49,16 @@ fn the_codes_are_mooncakes() {
 }
 
 #[test]
-fn checksums_are_kept() {
+fn checksums_are_stored() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB]);
     world.start("k", 10, &TestReplicateConfig::default()).unwrap();
     let meta = ObjectMeta { key: "k", object_checksum: Some(42) };
-    world.master.put_end(world.now, WRITER, TENANT, &meta, ReplicaType::ALL, &mut world.facts).unwrap();
+    world.master.put_end(world.now, WRITER, TENANT, &meta, ReplicaType::ALL, &mut world.changes).unwrap();
     assert_eq!(world.master.replicas(world.now, TENANT, "k").unwrap().object_checksum, Some(42));
 }
 
 #[test]
-fn incomplete_put_can_be_replaced_but_keeps_its_space() {
+fn space_of_a_replaced_incomplete_put_is_quarantined() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB]);
     let config = TestReplicateConfig::default();
     let first = world.start("k", 1000, &config).unwrap();
@@ -76,16 +76,16 @@ fn incomplete_put_can_be_replaced_but_keeps_its_space() {
 }
 
 #[test]
-fn a_put_that_nobody_ends_is_forgotten() {
+fn a_put_that_does_not_end_times_out() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB]);
     world.start("k", 1000, &TestReplicateConfig::default()).unwrap();
     world.advance_with_heartbeats(600_000, &[1]);
     assert_eq!((world.used(), world.end("k")), (0, Err(ErrorCode::OBJECT_NOT_FOUND)));
     assert!(
         world
-            .facts
+            .changes
             .iter()
-            .any(|it| matches!(it, StateChange::Removed { cause: RemoveCause::PutTimedOut, .. }))
+            .any(|change| matches!(change, StateChange::Removed { cause: RemoveCause::PutTimedOut, .. }))
     );
 }
 
@@ -95,22 +95,22 @@ fn upsert(
     key: &str,
     size: u64,
 ) -> Result<ReplicaDescriptors, ErrorCode> {
-    let TestMasterCore { master, now, facts } = world;
-    master.upsert_start(*now, client, TENANT, key, size, &TestReplicateConfig::default(), facts)
+    let TestMasterCore { master, now, changes } = world;
+    master.upsert_start(*now, client, TENANT, key, size, &TestReplicateConfig::default(), changes)
 }
 
-/// Where a key's bytes are, without leasing it.
+/// The replicas of a key, without leasing it.
 fn peek(world: &TestMasterCore, key: &str) -> Result<ReplicaDescriptors, ErrorCode> {
     world.master.peek(TENANT, &[key])[0].clone()
 }
 
 #[test]
-fn a_failed_upsert_leaves_the_present_version_as_it_was() {
+fn a_failed_upsert_preserves_the_present_version() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB]);
     world.put("k", 1000, &TestReplicateConfig::default()).unwrap();
     let before = peek(&world, "k");
     for size in [1000, 5000] {
-        // Revoked.
+        // The writer revokes the upsert.
         let new = upsert(&mut world, WRITER, "k", size).unwrap();
         assert_ne!(new[0].medium, before.as_ref().unwrap()[0].medium);
         assert_eq!(
@@ -119,14 +119,14 @@ fn a_failed_upsert_leaves_the_present_version_as_it_was() {
         );
         world.revoke("k").unwrap();
         assert_eq!((peek(&world, "k"), world.used()), (before.clone(), 1000));
-        // The master is restarted in the middle, and the writer never comes back.
+        // The master restarts during the upsert, and the writer never ends it.
         upsert(&mut world, WRITER, "k", size).unwrap();
         let settings = world.master.settings().clone();
-        world.master = crate::harness::replayed(&settings, &world.facts, world.now);
+        world.master = crate::harness::replayed(&settings, &world.changes, world.now);
         assert_eq!(peek(&world, "k"), before);
         world.advance_with_heartbeats(600_000, &[1]);
         assert_eq!((peek(&world, "k"), world.used()), (before.clone(), 1000));
-        // A late end must not match the present version: its writer would get success for a version that is gone.
+        // A late PutEnd must not match the present version: it would return success for a dropped version.
         assert_eq!(world.end("k"), Err(ErrorCode::ILLEGAL_CLIENT));
     }
 }
@@ -140,11 +140,11 @@ fn an_upsert_replaces_the_present_version_when_it_ends() {
     world.end("k").unwrap();
     let now = peek(&world, "k").unwrap();
     assert_eq!((now[0].id, &now[0].medium), (new[0].id, &new[0].medium));
-    // The former version may still be read by who has leased it.
+    // Readers with a lease may still read the former version.
     assert_eq!(world.used(), 6000);
     world.advance_with_heartbeats(10_000, &[1]);
     assert_eq!((world.used(), world.end("k")), (5000, Ok(())));
-    // An end by another client ends nothing.
+    // PutEnd by another client has no effect.
     upsert(&mut world, id(9), "k", 10).unwrap();
     assert_eq!(
         (world.end("k"), world.revoke("k")),
@@ -155,7 +155,7 @@ fn an_upsert_replaces_the_present_version_when_it_ends() {
 }
 
 #[test]
-fn an_upsert_evicts_others_before_the_version_that_it_replaces() {
+fn an_upsert_evicts_other_objects_before_its_present_version() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[2 * MIB]);
     world.put("other", MIB, &TestReplicateConfig::default()).unwrap();
     world.now += 1;
@@ -164,20 +164,20 @@ fn an_upsert_evicts_others_before_the_version_that_it_replaces() {
     upsert(&mut world, WRITER, "k", MIB).unwrap();
     assert_eq!((world.has("other"), peek(&world, "k")), (false, before));
     world.end("k").unwrap();
-    // With room for one version only, its own space is all that is left.
+    // With space for one version only, the present version's space is reused.
     world.put("leased", MIB, &TestReplicateConfig::default()).unwrap();
     assert!(world.exists("leased"));
     let before = peek(&world, "k").unwrap();
     let again = upsert(&mut world, WRITER, "k", MIB).unwrap();
     assert_eq!((again[0].medium.clone(), world.has("k")), (before[0].medium.clone(), false));
     world.end("k").unwrap();
-    // It has a lease: nothing may be written there.
+    // It is leased: its space must not be overwritten.
     assert!(world.exists("k"));
     assert_eq!(upsert(&mut world, WRITER, "k", MIB), Err(ErrorCode::NO_AVAILABLE_HANDLE));
     assert!(world.has("k"));
 }
 
-/// What cannot be evicted is overwritten in place when there is no space for both versions, and that is counted.
+/// Without space for both versions, even a hard-pinned object is overwritten in place, which is counted.
 #[test]
 fn an_upsert_without_space_overwrites_in_place() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB]);
@@ -185,23 +185,23 @@ fn an_upsert_without_space_overwrites_in_place() {
     let before = peek(&world, "k").unwrap();
     let again = world
         .master
-        .upsert_start(world.now, WRITER, TENANT, "k", MIB, &hard_pinned(), &mut world.facts)
+        .upsert_start(world.now, WRITER, TENANT, "k", MIB, &hard_pinned(), &mut world.changes)
         .unwrap();
     assert_eq!((again[0].medium.clone(), world.has("k")), (before[0].medium.clone(), false));
     assert_eq!(world.master.statistics().upserts_in_place, 1);
 }
 
-/// The present version is lost with its segment while a new one is written to another: the space of the new one is held for its writer,
-/// and free after that, in a master that replays the log as in the one that wrote it.
+/// The present version is lost with its segment while a new one is written to another segment: the space of the new one is quarantined
+/// until the put times out, also in a master that replays the log.
 #[test]
-fn replay_gives_the_space_of_a_new_version_back() {
+fn replay_frees_the_space_of_an_abandoned_version() {
     let settings = MasterCoreOptions::default();
     let mut world = TestMasterCore::with_segments(settings.clone(), &[MIB / 2, MIB]);
     world.put("k", MIB, &TestReplicateConfig::default()).unwrap();
     upsert(&mut world, WRITER, "k", 1).unwrap();
-    world.master.unmount(world.now, id(2), id(102), &mut world.facts).unwrap();
+    world.master.unmount(world.now, id(2), id(102), &mut world.changes).unwrap();
     let replayed = |world: &TestMasterCore| {
-        crate::harness::replayed(&settings, &world.facts, world.now).space_usage().used
+        crate::harness::replayed(&settings, &world.changes, world.now).space_usage().used
     };
     assert_eq!((world.used(), replayed(&world)), (1, 1));
     world.advance_with_heartbeats(600_000, &[1]);
@@ -209,11 +209,11 @@ fn replay_gives_the_space_of_a_new_version_back() {
 }
 
 #[test]
-fn an_upsert_takes_a_key_from_whoever_writes_it() {
+fn an_upsert_takes_over_a_key_being_written() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB]);
     let config = TestReplicateConfig::default();
     let first = world.start("k", 1000, &config).unwrap();
-    // The first write may still be under way: its space is kept, as that of any put that was not ended.
+    // The first writer may still write: its space is quarantined, as for any put that has not ended.
     let second = upsert(&mut world, WRITER, "k", 500).unwrap();
     assert_ne!(second[0].medium, first[0].medium);
     assert_eq!(world.used(), 1500);
@@ -227,14 +227,14 @@ fn an_upsert_takes_a_key_from_whoever_writes_it() {
 }
 
 #[test]
-fn what_was_done_is_counted() {
+fn operations_are_counted() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB]);
     let two = TestReplicateConfig { replica_num: 2, ..TestReplicateConfig::default() };
     world.put("k", MIB / 2, &two).unwrap();
     world.master.replicas(world.now, TENANT, "k").unwrap();
     let found = world.master.batch_replicas(world.now, TENANT, &["k", "k", "nothing"]);
     assert_eq!(found.iter().filter(|it| it.is_ok()).count(), 2);
-    // It is leased, so the attempt is in vain.
+    // The object is leased, so eviction frees nothing.
     assert_eq!(world.start("l", MIB, &two), Err(ErrorCode::NO_AVAILABLE_HANDLE));
     let counts = world.master.statistics();
     assert_eq!((counts.attempted_evictions, counts.eviction_rounds, counts.allocation_failures), (1, 0, 1));
@@ -246,7 +246,7 @@ fn what_was_done_is_counted() {
 }
 
 #[test]
-fn replicas_are_on_distinct_nodes_as_far_as_there_are_nodes() {
+fn replicas_are_placed_on_distinct_nodes() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB, MIB, MIB]);
     let three = TestReplicateConfig { replica_num: 3, ..TestReplicateConfig::default() };
     let mut nodes = endpoints(&world.start("k", 1000, &three).unwrap());
@@ -263,7 +263,7 @@ fn replicas_are_on_distinct_nodes_as_far_as_there_are_nodes() {
 }
 
 #[test]
-fn batches_are_sequences_of_single_calls() {
+fn batches_return_the_results_of_single_calls() {
     let settings = MasterCoreOptions::default();
     let mut single = TestMasterCore::with_segments(settings.clone(), &[MIB, MIB]);
     let batch = TestMasterCore::with_segments(settings, &[MIB, MIB]);
@@ -282,19 +282,19 @@ fn batches_are_sequences_of_single_calls() {
     for (key, ended) in keys.iter().zip(&ended) {
         assert_eq!(single.end(key), *ended);
     }
-    let asked: Vec<&str> = keys
+    let queried: Vec<&str> = keys
         .iter()
         .map(String::as_str)
         .chain(["missing", ""])
         .chain(keys.iter().map(String::as_str))
         .collect();
     let mut found = Vec::new();
-    batch.master.batch_exist(batch.now, TENANT, &asked, &mut found);
-    for (key, found) in asked.iter().zip(&found) {
+    batch.master.batch_exist(batch.now, TENANT, &queried, &mut found);
+    for (key, found) in queried.iter().zip(&found) {
         assert_eq!(single.master.exist(single.now, TENANT, key), *found, "{key}");
     }
-    let lists = batch.master.batch_replicas(batch.now, TENANT, &asked);
-    for (key, list) in asked.iter().zip(lists) {
+    let lists = batch.master.batch_replicas(batch.now, TENANT, &queried);
+    for (key, list) in queried.iter().zip(lists) {
         assert_eq!(single.master.replicas(single.now, TENANT, key), list, "{key}");
     }
     let removed = batch.master.batch_remove(batch.now, TENANT, &keys, false, &mut ());
@@ -319,21 +319,22 @@ fn groups_are_leased_together() {
 }
 
 #[test]
-fn removing_by_expression_and_all() {
+fn remove_by_regex_and_remove_all_return_counts() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB]);
     for key in ["model_1", "model_2", "other_1"] {
         world.put(key, 10, &TestReplicateConfig::default()).unwrap();
     }
-    let TestMasterCore { master, now, facts } = &mut world;
-    assert_eq!(master.remove_by_regex(*now, TENANT, "(", false, facts), Err(ErrorCode::INVALID_PARAMS));
+    let TestMasterCore { master, now, changes } = &mut world;
+    assert_eq!(master.remove_by_regex(*now, TENANT, "(", false, changes), Err(ErrorCode::INVALID_PARAMS));
     assert_eq!(master.replicas_by_regex(*now, TENANT, "^model_1$").unwrap().len(), 1);
-    assert_eq!(master.remove_by_regex(*now, TENANT, "^model", false, facts), Ok(1));
-    assert_eq!(master.remove_all(*now, None, false, facts), 1);
-    assert_eq!(master.remove_all(*now, None, true, facts), 1);
+    assert_eq!(master.remove_by_regex(*now, TENANT, "^model", false, changes), Ok(1));
+    assert_eq!(master.remove_all(*now, None, false, changes), 1);
+    assert_eq!(master.remove_all(*now, None, true, changes), 1);
     assert_eq!((world.keys().len(), world.used()), (0, 0));
-    let cleared =
-        |it: &&StateChange<'_>| matches!(it, StateChange::Removed { cause: RemoveCause::Cleared, .. });
-    assert_eq!(world.facts.iter().filter(cleared).count(), 3);
+    let cleared = |change: &&StateChange<'_>| {
+        matches!(change, StateChange::Removed { cause: RemoveCause::Cleared, .. })
+    };
+    assert_eq!(world.changes.iter().filter(cleared).count(), 3);
 }
 
 #[test]
@@ -343,13 +344,13 @@ fn statistics_are_per_prefix() {
     world.put("model_2", 20, &soft_pinned(1000)).unwrap();
     world.put("plain", 30, &TestReplicateConfig::default()).unwrap();
     assert!(world.exists("model_1") && world.exists("model_1"));
-    let mut figures: Vec<_> = world
+    let mut statistics: Vec<_> = world
         .master
         .prefix_statistics()
         .into_iter()
         .map(|it| (it.prefix.unwrap().to_string(), it.keys, it.bytes, it.hits))
         .collect();
-    figures.sort();
-    assert_eq!(figures, [(String::new(), 1, 30, 0), ("model".to_owned(), 2, 30, 2)]);
+    statistics.sort();
+    assert_eq!(statistics, [(String::new(), 1, 30, 0), ("model".to_owned(), 2, 30, 2)]);
     assert_eq!(world.master.soft_pinned_count(), 1);
 }

@@ -1,4 +1,4 @@
-//! Objects that nodes offer to a master without its log.
+//! Restoring objects from inventories in a master without its log.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::harness::{MIB, TENANT, TestMasterCore, TestReplicateConfig, id};
 
 const WINDOW: u64 = 60_000;
 
-/// A master that has lost its log, and segments whose inventory is awaited.
+/// A master that has lost its log, and segments with pending inventories.
 fn world(segments: u64) -> TestMasterCore {
     let mut world =
         TestMasterCore::new(MasterCoreOptions { lease_ttl_ms: 100, ..MasterCoreOptions::default() });
@@ -30,23 +30,26 @@ fn record(key: &str, offset: u64, size: u64, sequence: u64) -> InventoryRecord<'
     InventoryRecord { tenant: TENANT, key, offset, size, version, crc: sequence as u32, ..Default::default() }
 }
 
-fn offer(world: &mut TestMasterCore, segment: u64, records: &[InventoryRecord<'_>]) -> Vec<RestoreOutcome> {
+fn restore(world: &mut TestMasterCore, segment: u64, records: &[InventoryRecord<'_>]) -> Vec<RestoreOutcome> {
     let client = id(100 + segment);
-    world.master.restore_inventory(world.now, id(segment), client, records, &mut world.facts).unwrap()
+    world.master.restore_inventory(world.now, id(segment), client, records, &mut world.changes).unwrap()
 }
 
-/// The ranges of all objects, and of what is held, by segment. None of them overlap.
+/// All object and quarantined ranges by segment. Asserts that none overlap.
 fn ranges(world: &TestMasterCore) -> BTreeMap<Uuid, Vec<(u64, u64)>> {
-    let (mut facts, mut cursor) = (Vec::new(), Some(SnapshotCursor::default()));
+    let (mut changes, mut cursor) = (Vec::new(), Some(SnapshotCursor::default()));
     while let Some(from) = cursor {
-        cursor = world.master.snapshot(from, 64, &mut facts);
+        cursor = world.master.snapshot(from, 64, &mut changes);
     }
     let mut ranges: BTreeMap<Uuid, Vec<(u64, u64)>> = BTreeMap::new();
-    for fact in facts {
-        match fact {
+    for change in changes {
+        match change {
             StateChange::ObjectStored { object, .. } | StateChange::ObjectStarted(object) => {
-                for place in object.locations.iter() {
-                    ranges.entry(place.segment).or_default().push((place.offset, place.offset + object.size));
+                for location in object.locations.iter() {
+                    ranges
+                        .entry(location.segment)
+                        .or_default()
+                        .push((location.offset, location.offset + object.size));
                 }
             }
             StateChange::RangeQuarantined { segment, offset, size, .. } => {
@@ -63,7 +66,7 @@ fn ranges(world: &TestMasterCore) -> BTreeMap<Uuid, Vec<(u64, u64)>> {
 }
 
 #[test]
-fn what_is_proven_is_there_again_and_what_is_not_is_refused() {
+fn valid_inventory_records_are_restored_and_others_rejected() {
     use RestoreOutcome::*;
     let mut world = world(2);
     let records = [
@@ -76,19 +79,20 @@ fn what_is_proven_is_there_again_and_what_is_not_is_refused() {
         record("e", MIB - 8, 8, 6),
     ];
     let expected = [Restored, Present, Overlapping, OutsideSegment, OutsideSegment, OutsideSegment, Restored];
-    assert_eq!(offer(&mut world, 1, &records), expected);
-    // The same bytes are one more replica; of other bytes the later version counts.
+    assert_eq!(restore(&mut world, 1, &records), expected);
+    // The same bytes become another replica; of different bytes the later version is kept.
     let mut newer = record("e", 8192, 8, 7);
     newer.version.epoch = 2;
     let older = record("e", 0, 8, 5);
     assert_eq!(
-        offer(&mut world, 2, &[record("a", 4096, 100, 1), older, newer]),
+        restore(&mut world, 2, &[record("a", 4096, 100, 1), older, newer]),
         [Merged, OlderVersion, Restored]
     );
     assert!(world.segments_of("a").len() == 2 && world.segments_of("e").len() == 1);
     assert_eq!(ranges(&world)[&id(1)], [(0, 100)]);
-    let facts = world.facts.iter().filter(|fact| matches!(fact, StateChange::ObjectStored { .. })).count();
-    assert_eq!(facts, 4, "the journal has each");
+    let changes =
+        world.changes.iter().filter(|change| matches!(change, StateChange::ObjectStored { .. })).count();
+    assert_eq!(changes, 4, "each restored record must be logged");
 }
 
 #[test]
@@ -101,47 +105,47 @@ fn segment_allocates_nothing_before_inventory_or_deadline() {
     assert_eq!(world.master.finish_inventory(id(1), id(999)), Err(ErrorCode::ILLEGAL_CLIENT));
     world.master.finish_inventory(id(1), id(101)).unwrap();
     world.start("new", 100, &TestReplicateConfig::default()).unwrap();
-    // From now on ranges may have been written again.
+    // From here on ranges may have been reused.
     let late = [record("a", 4096, 100, 1)];
-    let refused = world.master.restore_inventory(world.now, id(1), id(101), &late, &mut ());
-    assert_eq!(refused, Err(ErrorCode::INVALID_PARAMS));
+    let rejected = world.master.restore_inventory(world.now, id(1), id(101), &late, &mut ());
+    assert_eq!(rejected, Err(ErrorCode::INVALID_PARAMS));
     assert!(!world.master.announce_inventory(world.now, id(1)));
 
     let mut world = self::world(1);
     world.now += 30_000;
     world.master.ping(world.now, id(101));
-    world.master.tick(world.now, &mut world.facts);
+    world.master.tick(world.now, &mut world.changes);
     world.start("new", 100, &TestReplicateConfig::default()).unwrap();
-    let refused = world.master.restore_inventory(world.now, id(1), id(101), &late, &mut ());
-    assert_eq!(refused, Err(ErrorCode::INVALID_PARAMS));
+    let rejected = world.master.restore_inventory(world.now, id(1), id(101), &late, &mut ());
+    assert_eq!(rejected, Err(ErrorCode::INVALID_PARAMS));
     assert!(world.master.announce_inventory(world.now, id(9)));
     world.now += WINDOW;
-    world.master.tick(world.now, &mut world.facts);
+    world.master.tick(world.now, &mut world.changes);
     assert!(!world.master.announce_inventory(world.now, id(8)) && !world.master.rebuild_is_open());
 }
 
 #[test]
-fn what_clients_did_meanwhile_wins() {
+fn client_writes_and_removals_take_precedence() {
     use RestoreOutcome::*;
     let mut world = world(2);
     world.master.finish_inventory(id(2), id(102)).unwrap();
     let config = TestReplicateConfig::default();
     world.put("written", 100, &config).unwrap();
-    world.start("begun", 100, &config).unwrap();
-    world.put("gone", 100, &config).unwrap();
-    world.remove("gone").unwrap();
+    world.start("started", 100, &config).unwrap();
+    world.put("removed", 100, &config).unwrap();
+    world.remove("removed").unwrap();
     assert_eq!(world.remove("unknown"), Err(ErrorCode::OBJECT_NOT_FOUND));
-    let keys = ["written", "begun", "gone", "unknown", "other"];
-    let records: Vec<_> = (0..).zip(keys).map(|(at, key)| record(key, at * 4096, 100, 99)).collect();
+    let keys = ["written", "started", "removed", "unknown", "other"];
+    let records: Vec<_> = (0..).zip(keys).map(|(slot, key)| record(key, slot * 4096, 100, 99)).collect();
     let expected = [WrittenSince, WrittenSince, RemovedSince, RemovedSince, Restored];
-    assert_eq!(offer(&mut world, 1, &records), expected);
+    assert_eq!(restore(&mut world, 1, &records), expected);
     world.remove("other").unwrap();
-    assert_eq!(offer(&mut world, 1, &[record("other", 0, 100, 100)]), [RemovedSince]);
-    // All are removed, also those that were not offered yet.
-    world.master.remove_all(world.now, None, true, &mut world.facts);
+    assert_eq!(restore(&mut world, 1, &[record("other", 0, 100, 100)]), [RemovedSince]);
+    // RemoveAll also covers records not received yet.
+    world.master.remove_all(world.now, None, true, &mut world.changes);
     assert!(!world.master.rebuild_is_open());
-    let refused = world.master.restore_inventory(world.now, id(1), id(101), &records, &mut ());
-    assert_eq!(refused, Err(ErrorCode::INVALID_PARAMS));
+    let rejected = world.master.restore_inventory(world.now, id(1), id(101), &records, &mut ());
+    assert_eq!(rejected, Err(ErrorCode::INVALID_PARAMS));
 }
 
 #[test]
@@ -152,12 +156,12 @@ fn without_a_rebuild_nothing_is_restored() {
             && !world.master.announce_inventory(world.now, id(2))
     );
     let records = [record("a", 0, 100, 1)];
-    let refused = world.master.restore_inventory(world.now, id(1), id(101), &records, &mut world.facts);
-    assert_eq!(refused, Err(ErrorCode::INVALID_PARAMS));
+    let rejected = world.master.restore_inventory(world.now, id(1), id(101), &records, &mut world.changes);
+    assert_eq!(rejected, Err(ErrorCode::INVALID_PARAMS));
 }
 
 #[test]
-fn a_state_with_a_part_of_its_objects_gets_the_others_back() {
+fn a_partial_state_is_completed_from_inventories() {
     use RestoreOutcome::*;
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB]);
     world.put("proven", 100, &TestReplicateConfig::default()).unwrap();
@@ -169,7 +173,7 @@ fn a_state_with_a_part_of_its_objects_gets_the_others_back() {
     assert_eq!(world.master.check_inventory_complete(id(1), id(101)), Err(ErrorCode::INVALID_PARAMS));
     assert!(world.master.announce_inventory(world.now, id(1)));
     let records = [record("proven", 8192, 50, 9), record("other", 0, 100, 9), record("lost", 4096, 100, 3)];
-    assert_eq!(offer(&mut world, 1, &records), [WrittenSince, Overlapping, Restored]);
+    assert_eq!(restore(&mut world, 1, &records), [WrittenSince, Overlapping, Restored]);
     world.master.finish_inventory(id(1), id(101)).unwrap();
     assert_eq!(world.master.check_inventory_complete(id(1), id(101)), Ok(()));
     assert!(world.start("new", 100, &TestReplicateConfig::default()).is_ok() && world.has("lost"));
@@ -200,9 +204,9 @@ fn step() -> impl Strategy<Value = RebuildStep> {
 }
 
 proptest! {
-    /// Whatever comes in between: no two objects share a byte, and a key that was written or removed is never restored.
+    /// For any interleaving: no two objects share a byte, and a key that was written or removed is never restored.
     #[test]
-    fn ranges_never_overlap_and_clients_always_win(steps in proptest::collection::vec(step(), 1..80)) {
+    fn ranges_never_overlap_and_clients_take_precedence(steps in proptest::collection::vec(step(), 1..80)) {
         let mut world = world(3);
         let mut touched = std::collections::BTreeSet::new();
         let mut finished = std::collections::BTreeSet::new();
@@ -213,15 +217,15 @@ proptest! {
                     let records = [record(&name, slot * 4096, size, sequence)];
                     let client = id(100 + segment);
                     let outcome =
-                        world.master.restore_inventory(world.now, id(segment), client, &records, &mut world.facts);
+                        world.master.restore_inventory(world.now, id(segment), client, &records, &mut world.changes);
                     prop_assert_eq!(outcome.is_err(), finished.contains(&segment));
                     if touched.contains(&key) && let Ok(outcomes) = outcome {
                         prop_assert!(!outcomes[0].is_accepted(), "{:?} of {}", outcomes, name);
                     }
                 }
                 RebuildStep::Put { key, size } => {
-                    let done = world.put(&format!("key-{key}"), size, &TestReplicateConfig::default());
-                    if done.is_ok() {
+                    let result = world.put(&format!("key-{key}"), size, &TestReplicateConfig::default());
+                    if result.is_ok() {
                         touched.insert(key);
                     }
                 }
@@ -243,15 +247,15 @@ proptest! {
                 RebuildStep::Wait { ms } => {
                     world.now += ms;
                     (1..4).for_each(|number| _ = world.master.ping(world.now, id(100 + number)));
-                    world.master.tick(world.now, &mut world.facts);
+                    world.master.tick(world.now, &mut world.changes);
                 }
             }
             ranges(&world);
         }
-        // A follower that has the facts has the same objects.
+        // A follower that applies the state changes has the same objects.
         let follower = TestMasterCore::new(MasterCoreOptions::default());
-        for fact in &world.facts {
-            let _ = follower.master.apply(fact);
+        for change in &world.changes {
+            let _ = follower.master.apply(change);
         }
         follower.master.finish_replay(world.now);
         prop_assert_eq!(ranges(&follower), ranges(&world));

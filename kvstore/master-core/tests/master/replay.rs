@@ -1,4 +1,4 @@
-//! Facts make another master of the same state.
+//! Replaying state changes restores the state.
 
 use moongate_master_core::{MasterCoreOptions, SnapshotCursor, StateChange};
 
@@ -7,7 +7,7 @@ use crate::harness::{
 };
 
 #[test]
-fn a_standby_evicts_what_the_first_would_have() {
+fn a_standby_evicts_the_same_objects() {
     let settings = MasterCoreOptions::default();
     let mut world = TestMasterCore::with_segments(settings.clone(), &[4 * MIB]);
     for key in ["a", "b", "c", "d"] {
@@ -27,7 +27,7 @@ fn a_standby_evicts_what_the_first_would_have() {
 }
 
 #[test]
-fn facts_may_be_applied_twice() {
+fn state_changes_may_be_applied_twice() {
     let settings = MasterCoreOptions::default();
     let mut world = TestMasterCore::with_segments(settings.clone(), &[4 * MIB, 4 * MIB]);
     let two = TestReplicateConfig { replica_num: 2, ..TestReplicateConfig::default() };
@@ -37,20 +37,20 @@ fn facts_may_be_applied_twice() {
     world.remove("a").unwrap();
     world.put("a", MIB / 2, &TestReplicateConfig::default()).unwrap();
     let twice: Vec<StateChange<'static>> =
-        world.facts.iter().flat_map(|it| [it.clone(), it.clone()]).collect();
+        world.changes.iter().flat_map(|it| [it.clone(), it.clone()]).collect();
     assert_eq!(comparable_state(&replayed(&settings, &twice, world.now)), comparable_state(&world.master));
-    let again: Vec<StateChange<'static>> = [&world.facts[..], &world.facts[..]].concat();
+    let again: Vec<StateChange<'static>> = [&world.changes[..], &world.changes[..]].concat();
     assert_eq!(comparable_state(&replayed(&settings, &again, world.now)), comparable_state(&world.master));
 }
 
 #[test]
-fn silence_survives_a_snapshot() {
+fn silent_clients_are_silent_after_a_snapshot() {
     let settings = MasterCoreOptions::default();
     let mut world = TestMasterCore::with_segments(settings.clone(), &[4 * MIB, 4 * MIB]);
     for number in 0..10 {
         world.put(&format!("k{number}"), 10, &TestReplicateConfig::default()).unwrap();
     }
-    world.master.client_disconnected(world.now, id(101), &mut world.facts);
+    world.master.client_disconnected(world.now, id(101), &mut world.changes);
     let standby = replayed(&settings, &snapshot(&world.master, 100), world.now);
     assert!(standby.is_silent(id(1)) && !standby.is_silent(id(2)));
     assert_eq!(standby.client_counts(), (1, 1));
@@ -58,15 +58,15 @@ fn silence_survives_a_snapshot() {
     assert!(!standby.is_silent(id(1)));
 }
 
-/// Between two pieces the space of an object goes to another.
+/// Between two parts, the space of an object is reused by another.
 #[test]
-fn chunked_snapshot_plus_concurrent_log_equals_the_state() {
+fn snapshot_in_parts_plus_concurrent_log_equals_the_state() {
     let settings = MasterCoreOptions { shards: 4, ..MasterCoreOptions::default() };
     let mut world = TestMasterCore::with_segments(settings.clone(), &[4 * MIB]);
     for number in 0..4 {
         world.put(&format!("a{number}"), MIB, &TestReplicateConfig::default()).unwrap();
     }
-    world.facts.clear();
+    world.changes.clear();
     let mut pieces = Vec::new();
     let mut cursor = Some(SnapshotCursor::default());
     let mut step = 0;
@@ -76,6 +76,6 @@ fn chunked_snapshot_plus_concurrent_log_equals_the_state() {
         let _ = world.put(&format!("b{step}"), MIB, &TestReplicateConfig::default());
         step += 1;
     }
-    pieces.extend(world.facts.clone());
+    pieces.extend(world.changes.clone());
     assert_eq!(comparable_state(&replayed(&settings, &pieces, world.now)), comparable_state(&world.master));
 }

@@ -1,4 +1,4 @@
-//! Copies, moves, tasks and drain jobs go on in a master that was made from facts.
+//! Copies, moves, tasks and drain jobs continue in a master that replays state changes.
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::CreateDrainJobRequest;
@@ -33,32 +33,32 @@ fn step() -> impl Strategy<Value = ReplayStep> {
     (0..16_u8, 0..30_u64, 0..30_u64)
 }
 
-/// Does something and says what came of it. Ids that were given to tasks and jobs are in `ids`.
+/// Runs a step and returns its formatted result. Adds ids of created tasks and jobs to `ids`.
 fn run_step(world: &mut TestMasterCore, (kind, a, b): ReplayStep, ids: &mut Vec<Uuid>) -> String {
     let key = format!("k{}", a % KEYS);
     let (client, source, target) = (id(101 + b % NODES), endpoint(a / KEYS), endpoint(b));
     let known_id = ids.get(b as usize % ids.len().max(1)).copied().unwrap_or(id(1));
     let work = ClientObjectKey { client, tenant: TENANT, key: &key };
     let preferred = TestReplicateConfig { preferred_segment: source, ..TestReplicateConfig::default() };
-    let TestMasterCore { master, now, facts } = world;
-    let mut made = |made: Result<Uuid, ErrorCode>| {
-        ids.extend(made.ok());
-        format!("{:?}", made.map(drop))
+    let TestMasterCore { master, now, changes } = world;
+    let mut created = |created: Result<Uuid, ErrorCode>| {
+        ids.extend(created.ok());
+        format!("{:?}", created.map(drop))
     };
     match kind {
         0 | 1 => format!("{:?}", world.put(&key, 1000, &preferred)),
-        2 => format!("{:?}", master.copy_start(*now, work, source, &[target], None, facts)),
-        3 => format!("{:?}", master.copy_end(*now, work, None, facts)),
-        4 => format!("{:?}", master.copy_revoke(*now, work, None, facts)),
-        5 => format!("{:?}", master.move_start(*now, work, source, target, facts)),
-        6 => format!("{:?}", master.move_end(*now, work, facts)),
-        7 => made(master.create_copy_task(*now, TENANT, &key, &[target], facts)),
-        8 => made(master.create_move_task(*now, TENANT, &key, source, target, facts)),
-        9 => format!("{:?}", master.fetch_tasks(*now, client, 1 + b % 3, facts)),
+        2 => format!("{:?}", master.copy_start(*now, work, source, &[target], None, changes)),
+        3 => format!("{:?}", master.copy_end(*now, work, None, changes)),
+        4 => format!("{:?}", master.copy_revoke(*now, work, None, changes)),
+        5 => format!("{:?}", master.move_start(*now, work, source, target, changes)),
+        6 => format!("{:?}", master.move_end(*now, work, changes)),
+        7 => created(master.create_copy_task(*now, TENANT, &key, &[target], changes)),
+        8 => created(master.create_move_task(*now, TENANT, &key, source, target, changes)),
+        9 => format!("{:?}", master.fetch_tasks(*now, client, 1 + b % 3, changes)),
         10 => {
             let status = if a % 2 == 0 { TaskStatus::SUCCESS } else { TaskStatus::FAILED };
-            let completion = TaskCompletion { id: known_id, status, message: "said" };
-            let completed = master.complete_task(*now, client, &completion, facts);
+            let completion = TaskCompletion { id: known_id, status, message: "finished" };
+            let completed = master.complete_task(*now, client, &completion, changes);
             format!("{completed:?} {:?}", master.query_task(known_id))
         }
         11 => {
@@ -66,16 +66,16 @@ fn run_step(world: &mut TestMasterCore, (kind, a, b): ReplayStep, ids: &mut Vec<
                 segments: vec![source.to_owned()],
                 ..CreateDrainJobRequest::default()
             };
-            made(master.create_drain_job(*now, &request, facts))
+            created(master.create_drain_job(*now, &request, changes))
         }
         12 => {
-            let canceled = (a % 3 == 0).then(|| master.cancel_drain_job(*now, known_id, facts));
+            let canceled = (a % 3 == 0).then(|| master.cancel_drain_job(*now, known_id, changes));
             format!("{canceled:?} {:?}", master.drain_job(known_id))
         }
-        13 => format!("{:?}", master.remove(*now, TENANT, &key, true, facts)),
+        13 => format!("{:?}", master.remove(*now, TENANT, &key, true, changes)),
         14 if a % 8 == 0 => {
             let node = b % NODES + 1;
-            let unmounted = master.unmount(*now, id(node), id(100 + node), facts);
+            let unmounted = master.unmount(*now, id(node), id(100 + node), changes);
             format!("{unmounted:?} {:?}", world.mount(node, MIB))
         }
         _ => {
@@ -85,15 +85,15 @@ fn run_step(world: &mut TestMasterCore, (kind, a, b): ReplayStep, ids: &mut Vec<
     }
 }
 
-/// Times of leases are no facts, and places of new replicas are chosen anew.
-fn standby(world: &TestMasterCore, facts: &[StateChange<'static>]) -> TestMasterCore {
-    let master = replayed(&settings(), facts, world.now);
-    TestMasterCore { master, now: world.now, facts: Vec::new() }
+/// A master that has applied these state changes.
+fn standby(world: &TestMasterCore, changes: &[StateChange<'static>]) -> TestMasterCore {
+    let master = replayed(&settings(), changes, world.now);
+    TestMasterCore { master, now: world.now, changes: Vec::new() }
 }
 
 proptest! {
     #[test]
-    fn work_goes_on_from_facts(
+    fn tasks_continue_after_replay(
         before in prop::collection::vec(step(), 0..120),
         during in prop::collection::vec(step(), 0..40),
         after in prop::collection::vec(step(), 0..60),
@@ -103,12 +103,12 @@ proptest! {
         for step in before {
             run_step(&mut world, step, &mut ids);
         }
-        prop_assert_eq!(comparable_state(&standby(&world, &world.facts).master), comparable_state(&world.master));
-        // A snapshot in pieces, while things happen.
-        let (from, mut pieces, mut cursor) = (world.facts.len(), Vec::new(), Some(SnapshotCursor::default()));
+        prop_assert_eq!(comparable_state(&standby(&world, &world.changes).master), comparable_state(&world.master));
+        // A snapshot in parts, interleaved with operations.
+        let (from, mut pieces, mut cursor) = (world.changes.len(), Vec::new(), Some(SnapshotCursor::default()));
         let mut steps = during.into_iter();
-        while let Some(place) = cursor {
-            cursor = world.master.snapshot(place, 2, &mut pieces);
+        while let Some(from) = cursor {
+            cursor = world.master.snapshot(from, 2, &mut pieces);
             if let Some(step) = steps.next() {
                 run_step(&mut world, step, &mut ids);
             }
@@ -116,18 +116,18 @@ proptest! {
         for step in steps {
             run_step(&mut world, step, &mut ids);
         }
-        pieces.extend_from_slice(&world.facts[from..]);
+        pieces.extend_from_slice(&world.changes[from..]);
         let mut second = standby(&world, &pieces);
         prop_assert_eq!(comparable_state(&second.master), comparable_state(&world.master));
-        // What a master in between tells of what it was told.
+        // A snapshot of a master that has only applied state changes.
         let relayed = moongate_master_core::MasterCore::new(settings());
-        pieces.iter().for_each(|fact| _ = relayed.apply(fact));
+        pieces.iter().for_each(|change| _ = relayed.apply(change));
         let third = standby(&world, &snapshot(&relayed, 3));
         prop_assert_eq!(comparable_state(&third.master), comparable_state(&world.master));
-        // Both go on alike, as far as callers can see.
+        // Both return the same results from here on.
         for step in after.into_iter().filter(|(kind, ..)| matches!(kind, 3 | 4 | 6 | 9 | 10 | 12)) {
-            let mut others = ids.clone();
-            prop_assert_eq!(run_step(&mut second, step, &mut others), run_step(&mut world, step, &mut ids));
+            let mut other_ids = ids.clone();
+            prop_assert_eq!(run_step(&mut second, step, &mut other_ids), run_step(&mut world, step, &mut ids));
         }
     }
 }

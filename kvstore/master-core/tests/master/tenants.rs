@@ -6,10 +6,10 @@ use moongate_master_core::{MasterCore, MasterCoreOptions};
 use crate::harness::{MIB, TestMasterCore, TestReplicateConfig, WRITER};
 
 fn put(world: &mut TestMasterCore, tenant: &str, key: &str, size: u64) -> Result<(), ErrorCode> {
-    let TestMasterCore { master, now, facts } = world;
-    master.put_start(*now, WRITER, tenant, key, size, &TestReplicateConfig::default(), facts)?;
+    let TestMasterCore { master, now, changes } = world;
+    master.put_start(*now, WRITER, tenant, key, size, &TestReplicateConfig::default(), changes)?;
     let meta = mooncake_wire::types::ObjectMeta { key, object_checksum: None };
-    master.put_end(*now, WRITER, tenant, &meta, mooncake_wire::types::ReplicaType::ALL, facts)
+    master.put_end(*now, WRITER, tenant, &meta, mooncake_wire::types::ReplicaType::ALL, changes)
 }
 
 fn world() -> TestMasterCore {
@@ -20,30 +20,30 @@ fn world() -> TestMasterCore {
 }
 
 #[test]
-fn without_tenants_the_name_does_not_matter() {
+fn tenant_names_are_ignored_without_multi_tenancy() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB]);
     put(&mut world, "a", "k", 10).unwrap();
     assert!(world.master.exist(world.now, "b", "k"));
     assert_eq!(world.master.quotas(), Err(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE));
-    let refused = world.master.set_quota("a", 1, &mut ());
-    assert_eq!(refused, Err(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE));
+    let rejected = world.master.set_quota("a", 1, &mut ());
+    assert_eq!(rejected, Err(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE));
 }
 
 #[test]
-fn tenants_have_name_spaces_and_quotas() {
+fn tenants_have_namespaces_and_quotas() {
     let mut world = world();
     assert_eq!(put(&mut world, "a", "k", 10), Err(ErrorCode::TENANT_NOT_REGISTERED));
     for (tenant, quota) in [("a", MIB), ("b", 2 * MIB)] {
-        world.master.set_quota(tenant, quota, &mut world.facts).unwrap();
+        world.master.set_quota(tenant, quota, &mut world.changes).unwrap();
     }
     put(&mut world, "a", "k", 10).unwrap();
     assert!(!world.master.exist(world.now, "b", "k"));
     put(&mut world, "b", "k", 20).unwrap();
     assert_eq!(world.master.quota("a").unwrap().charged_bytes, 10);
     assert_eq!(world.master.remove_quota("a", &mut ()), Err(ErrorCode::TENANT_NOT_EMPTY));
-    assert_eq!(world.master.remove_all(world.now, Some("a"), true, &mut world.facts), 1);
-    assert_eq!(world.master.remove_quota("a", &mut world.facts), Ok(()));
-    assert_eq!(world.master.remove_quota("a", &mut world.facts), Err(ErrorCode::OBJECT_NOT_FOUND));
+    assert_eq!(world.master.remove_all(world.now, Some("a"), true, &mut world.changes), 1);
+    assert_eq!(world.master.remove_quota("a", &mut world.changes), Ok(()));
+    assert_eq!(world.master.remove_quota("a", &mut world.changes), Err(ErrorCode::OBJECT_NOT_FOUND));
     assert_eq!(world.master.quota("a"), Err(ErrorCode::OBJECT_NOT_FOUND));
     assert_eq!(put(&mut world, "a", "k", 10), Err(ErrorCode::TENANT_NOT_REGISTERED));
     assert!(world.master.exist(world.now, "b", "k"));
@@ -53,10 +53,10 @@ fn tenants_have_name_spaces_and_quotas() {
 }
 
 #[test]
-fn without_segments_nobody_has_anything() {
+fn effective_quotas_are_zero_without_segments() {
     let mut world =
         TestMasterCore::new(MasterCoreOptions { multi_tenant: true, ..MasterCoreOptions::default() });
-    let quota = world.master.set_quota("a", MIB, &mut world.facts).unwrap();
+    let quota = world.master.set_quota("a", MIB, &mut world.changes).unwrap();
     assert_eq!((quota.requested_quota_bytes, quota.effective_quota_bytes), (MIB, 0));
     world.mount(1, 8 * MIB).unwrap();
     assert_eq!(world.master.quota("a").unwrap().effective_quota_bytes, MIB);
@@ -66,7 +66,7 @@ fn without_segments_nobody_has_anything() {
 fn a_full_quota_evicts_the_tenants_own_objects() {
     let mut world = world();
     for tenant in ["a", "b"] {
-        world.master.set_quota(tenant, MIB, &mut world.facts).unwrap();
+        world.master.set_quota(tenant, MIB, &mut world.changes).unwrap();
     }
     for number in 0..4 {
         put(&mut world, "b", &format!("key{number}"), MIB / 4).unwrap();
@@ -86,7 +86,7 @@ fn a_full_quota_evicts_the_tenants_own_objects() {
 }
 
 #[test]
-fn quotas_are_scaled_to_what_there_is() {
+fn quotas_are_scaled_to_the_capacity() {
     let world = world();
     for (tenant, quota) in [("a", 8 * MIB), ("b", 24 * MIB)] {
         world.master.set_quota(tenant, quota, &mut ()).unwrap();
@@ -99,7 +99,7 @@ fn quotas_are_scaled_to_what_there_is() {
     let mut world = world;
     world.mount(2, 100 * MIB).unwrap();
     assert_eq!(effective(&world.master), [8 * MIB, 24 * MIB]);
-    // The second node is not heard of any more.
+    // The second node expires.
     world.advance_with_heartbeats(80_000, &[1]);
     assert_eq!(effective(&world.master), [2 * MIB, 6 * MIB]);
 }

@@ -1,5 +1,4 @@
-//! Many threads at once: nothing locks up, nothing is lost, and the facts in the order in which they were told make the
-//! same state.
+//! Concurrent threads: no deadlock, no lost space, and the state changes in the order of emission rebuild the same state.
 
 use mooncake_wire::types::{ObjectMeta, ReplicaType, Uuid};
 use moongate_master_core::{ClientObjectKey, MasterCore, MasterCoreOptions, StateChange, StateChangeSink};
@@ -16,8 +15,8 @@ const NODES: u64 = 3;
 struct SharedChangeLog<'a>(&'a Mutex<Vec<StateChange<'static>>>);
 
 impl StateChangeSink for SharedChangeLog<'_> {
-    fn record(&mut self, fact: StateChange<'_>) {
-        self.0.lock().push(fact.into_owned());
+    fn record(&mut self, change: StateChange<'_>) {
+        self.0.lock().push(change.into_owned());
     }
 }
 
@@ -83,7 +82,7 @@ fn step(
 }
 
 #[test]
-fn threads_together_leave_a_state_that_their_facts_explain() {
+fn concurrent_changes_replay_to_the_same_state() {
     let settings = MasterCoreOptions { shards: 8, ramp_ms: 0, ..MasterCoreOptions::default() };
     let master = MasterCore::new(settings.clone());
     let log = Mutex::new(Vec::new());
@@ -101,10 +100,10 @@ fn threads_together_leave_a_state_that_their_facts_explain() {
             });
         }
     });
-    let facts = log.into_inner();
-    assert!(facts.len() > 1000);
-    assert_eq!(comparable_state(&replayed(&settings, &facts, STEPS * 20)), comparable_state(&master));
-    // Everything can be given back.
+    let changes = log.into_inner();
+    assert!(changes.len() > 1000);
+    assert_eq!(comparable_state(&replayed(&settings, &changes, STEPS * 20)), comparable_state(&master));
+    // All space can be freed.
     let now = STEPS * 20 + 10_000_000;
     for _ in 0..3 {
         for number in 1..=NODES {

@@ -27,69 +27,69 @@ fn world() -> TestMasterCore {
 #[test]
 fn a_copy_adds_a_replica() {
     let mut world = world();
-    let TestMasterCore { master, now, facts } = &mut world;
-    assert_eq!(master.copy_end(*now, work("k"), None, facts), Err(ErrorCode::OBJECT_NO_REPLICATION_TASK));
-    let start = |key, source, target: &str, facts: &mut Vec<_>| {
-        master.copy_start(*now, work(key), source, &[target], None, facts)
+    let TestMasterCore { master, now, changes } = &mut world;
+    assert_eq!(master.copy_end(*now, work("k"), None, changes), Err(ErrorCode::OBJECT_NO_REPLICATION_TASK));
+    let start = |key, source, target: &str, changes: &mut Vec<_>| {
+        master.copy_start(*now, work(key), source, &[target], None, changes)
     };
-    assert_eq!(start("l", FIRST, SECOND, facts), Err(ErrorCode::OBJECT_NOT_FOUND));
-    assert_eq!(start("k", SECOND, FIRST, facts), Err(ErrorCode::REPLICA_NOT_FOUND));
-    assert_eq!(start("k", FIRST, "nowhere", facts), Err(ErrorCode::SEGMENT_NOT_FOUND));
-    assert_eq!(start("l", FIRST, "nowhere", facts), Err(ErrorCode::SEGMENT_NOT_FOUND));
-    let plan = start("k", FIRST, SECOND, facts).unwrap();
+    assert_eq!(start("l", FIRST, SECOND, changes), Err(ErrorCode::OBJECT_NOT_FOUND));
+    assert_eq!(start("k", SECOND, FIRST, changes), Err(ErrorCode::REPLICA_NOT_FOUND));
+    assert_eq!(start("k", FIRST, "unknown", changes), Err(ErrorCode::SEGMENT_NOT_FOUND));
+    assert_eq!(start("l", FIRST, "unknown", changes), Err(ErrorCode::SEGMENT_NOT_FOUND));
+    let plan = start("k", FIRST, SECOND, changes).unwrap();
     assert_eq!(plan.targets.len(), 1);
-    assert_eq!(start("k", FIRST, SECOND, facts), Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK));
-    assert_eq!(master.remove(*now, TENANT, "k", true, facts), Err(ErrorCode::REPLICA_IS_NOT_READY));
-    assert_eq!(master.move_end(*now, work("k"), facts), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(start("k", FIRST, SECOND, changes), Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK));
+    assert_eq!(master.remove(*now, TENANT, "k", true, changes), Err(ErrorCode::REPLICA_IS_NOT_READY));
+    assert_eq!(master.move_end(*now, work("k"), changes), Err(ErrorCode::INVALID_PARAMS));
     let other = ClientObjectKey { client: id(9), ..work("k") };
-    assert_eq!(master.copy_end(*now, other, None, facts), Err(ErrorCode::ILLEGAL_CLIENT));
+    assert_eq!(master.copy_end(*now, other, None, changes), Err(ErrorCode::ILLEGAL_CLIENT));
     assert_eq!(master.peek(TENANT, &["k"])[0].as_ref().unwrap().len(), 1);
-    master.copy_end(*now, work("k"), None, facts).unwrap();
+    master.copy_end(*now, work("k"), None, changes).unwrap();
     assert_eq!(world.segments_of("k"), [FIRST, SECOND]);
     world.remove("k").unwrap();
     assert_eq!(world.used(), 0);
 }
 
 #[test]
-fn a_copy_that_is_given_up_or_not_ended_leaves_nothing() {
+fn a_revoked_or_timed_out_copy_frees_its_space() {
     let mut world = world();
-    let TestMasterCore { master, now, facts } = &mut world;
-    master.copy_start(*now, work("k"), FIRST, &[SECOND], None, facts).unwrap();
-    master.copy_revoke(*now, work("k"), None, facts).unwrap();
+    let TestMasterCore { master, now, changes } = &mut world;
+    master.copy_start(*now, work("k"), FIRST, &[SECOND], None, changes).unwrap();
+    master.copy_revoke(*now, work("k"), None, changes).unwrap();
     assert_eq!(master.space_usage().used, 1000);
-    master.copy_start(*now, work("k"), FIRST, &[SECOND], None, facts).unwrap();
+    master.copy_start(*now, work("k"), FIRST, &[SECOND], None, changes).unwrap();
     assert_eq!(master.space_usage().used, 2000);
     world.advance_with_heartbeats(600_000, &[1, 2]);
     assert_eq!((world.used(), world.segments_of("k")), (1000, vec![FIRST.to_owned()]));
 }
 
 #[test]
-fn a_move_takes_the_old_replica_away_once_nobody_reads_it() {
+fn a_move_frees_the_source_after_its_lease() {
     let mut world = world();
     assert!(world.exists("k"));
-    let TestMasterCore { master, now, facts } = &mut world;
-    assert_eq!(master.move_start(*now, work("k"), FIRST, FIRST, facts), Err(ErrorCode::INVALID_PARAMS));
-    assert!(master.move_start(*now, work("k"), FIRST, SECOND, facts).unwrap().target.is_some());
-    master.move_end(*now, work("k"), facts).unwrap();
+    let TestMasterCore { master, now, changes } = &mut world;
+    assert_eq!(master.move_start(*now, work("k"), FIRST, FIRST, changes), Err(ErrorCode::INVALID_PARAMS));
+    assert!(master.move_start(*now, work("k"), FIRST, SECOND, changes).unwrap().target.is_some());
+    master.move_end(*now, work("k"), changes).unwrap();
     assert_eq!((world.segments_of("k"), world.used()), (vec![SECOND.to_owned()], 2000));
     world.advance_with_heartbeats(10_000, &[1, 2]);
     assert_eq!(world.used(), 1000);
 }
 
 #[test]
-fn a_segment_that_goes_in_the_middle_of_a_copy() {
-    for gone in [1, 2] {
+fn unmounting_a_segment_ends_its_copies() {
+    for unmounted in [1, 2] {
         let mut world = world();
-        let TestMasterCore { master, now, facts } = &mut world;
-        master.copy_start(*now, work("k"), FIRST, &[SECOND], None, facts).unwrap();
-        master.unmount(*now, id(gone), id(100 + gone), facts).unwrap();
-        assert_eq!(world.has("k"), gone == 2);
-        assert_eq!(world.used(), if gone == 2 { 1000 } else { 0 });
+        let TestMasterCore { master, now, changes } = &mut world;
+        master.copy_start(*now, work("k"), FIRST, &[SECOND], None, changes).unwrap();
+        master.unmount(*now, id(unmounted), id(100 + unmounted), changes).unwrap();
+        assert_eq!(world.has("k"), unmounted == 2);
+        assert_eq!(world.used(), if unmounted == 2 { 1000 } else { 0 });
     }
 }
 
 #[test]
-fn tasks_are_fetched_done_and_remembered() {
+fn tasks_are_fetched_completed_and_queryable() {
     let mut world = world();
     let TestMasterCore { master, now, .. } = &mut world;
     let missing = master.create_copy_task(*now, TENANT, "l", &[SECOND], &mut ());
@@ -124,32 +124,32 @@ fn tasks_are_fetched_done_and_remembered() {
         fetched[1].payload,
         r#"{"tenant_id":"default","key":"k","source":"10.0.0.1:12000","target":"10.0.0.2:12000"}"#
     );
-    let done = |id, status| TaskCompletion { id, status, message: "ok" };
+    let completion = |id, status| TaskCompletion { id, status, message: "ok" };
     let complete = |client, completion| master.complete_task(*now, client, &completion, &mut ());
-    assert_eq!(complete(id(102), done(copy, TaskStatus::SUCCESS)), Err(ErrorCode::ILLEGAL_CLIENT));
-    assert_eq!(complete(id(101), done(copy, TaskStatus::PENDING)), Err(ErrorCode::INVALID_PARAMS));
-    assert_eq!(complete(id(101), done(id(1), TaskStatus::FAILED)), Err(ErrorCode::TASK_NOT_FOUND));
-    assert_eq!(complete(id(101), done(copy, TaskStatus::SUCCESS)), Ok(()));
+    assert_eq!(complete(id(102), completion(copy, TaskStatus::SUCCESS)), Err(ErrorCode::ILLEGAL_CLIENT));
+    assert_eq!(complete(id(101), completion(copy, TaskStatus::PENDING)), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(complete(id(101), completion(id(1), TaskStatus::FAILED)), Err(ErrorCode::TASK_NOT_FOUND));
+    assert_eq!(complete(id(101), completion(copy, TaskStatus::SUCCESS)), Ok(()));
     let report = master.query_task(copy).unwrap();
     assert_eq!((report.status, report.task_type), (TaskStatus::SUCCESS, TaskType::REPLICA_COPY));
     world.advance_with_heartbeats(300_000, &[1, 2]);
     let report = world.master.query_task(moving).unwrap();
-    assert_eq!((report.status, report.message.as_str()), (TaskStatus::FAILED, "not done in time"));
+    assert_eq!((report.status, report.message.as_str()), (TaskStatus::FAILED, "task timed out"));
 }
 
 #[test]
-fn waiting_tasks_are_bounded() {
+fn pending_tasks_are_limited() {
     let settings = MasterCoreOptions { max_tasks: 2, ..MasterCoreOptions::default() };
     let mut world = TestMasterCore::with_segments(settings, &[MIB, MIB]);
     world.put("k", 10, &on_first()).unwrap();
     for _ in 0..2 {
         world.master.create_copy_task(world.now, TENANT, "k", &[SECOND], &mut ()).unwrap();
     }
-    let refused = world.master.create_copy_task(world.now, TENANT, "k", &[SECOND], &mut ());
-    assert_eq!(refused, Err(ErrorCode::TASK_PENDING_LIMIT_EXCEEDED));
+    let rejected = world.master.create_copy_task(world.now, TENANT, "k", &[SECOND], &mut ());
+    assert_eq!(rejected, Err(ErrorCode::TASK_PENDING_LIMIT_EXCEEDED));
 }
 
-/// Does what nodes do with their tasks, or fails to.
+/// Executes the nodes' tasks, or reports failure if `works` is false.
 fn complete_tasks(world: &mut TestMasterCore, works: bool) {
     for node in [1, 2] {
         let client = id(100 + node);
@@ -160,14 +160,14 @@ fn complete_tasks(world: &mut TestMasterCore, works: bool) {
             };
             let (key, source) = (field("key"), field("source"));
             let work = ClientObjectKey { client, tenant: TENANT, key: &key };
-            let TestMasterCore { master, now, facts } = world;
+            let TestMasterCore { master, now, changes } = world;
             if works {
-                master.move_start(*now, work, &source, &field("target"), facts).unwrap();
-                master.move_end(*now, work, facts).unwrap();
+                master.move_start(*now, work, &source, &field("target"), changes).unwrap();
+                master.move_end(*now, work, changes).unwrap();
             }
             let status = if works { TaskStatus::SUCCESS } else { TaskStatus::FAILED };
             let completion = TaskCompletion { id: task.id, status, message: "" };
-            master.complete_task(*now, client, &completion, facts).unwrap();
+            master.complete_task(*now, client, &completion, changes).unwrap();
         }
     }
 }
@@ -179,7 +179,7 @@ fn drain(works: bool) -> (TestMasterCore, mooncake_wire::admin::DrainJobResponse
     }
     let request =
         CreateDrainJobRequest { segments: vec![FIRST.to_owned()], ..CreateDrainJobRequest::default() };
-    let job = world.master.create_drain_job(world.now, &request, &mut world.facts).unwrap();
+    let job = world.master.create_drain_job(world.now, &request, &mut world.changes).unwrap();
     assert_eq!(world.master.segment_status(FIRST), Ok(SegmentStatus::DRAINING));
     for _ in 0..20 {
         world.advance_with_heartbeats(1000, &[1, 2]);
@@ -200,38 +200,38 @@ fn draining_moves_everything() {
 }
 
 #[test]
-fn draining_gives_up_what_cannot_be_moved() {
+fn draining_fails_if_objects_cannot_be_moved() {
     let (mut world, job) = drain(false);
     assert_eq!((job.status, job.failed_units, job.succeeded_units), (JobStatus::FAILED, 10, 0));
     assert_eq!(world.keys().len(), 10);
-    // It may be tried again.
+    // A new job for the same segment is allowed.
     let again = CreateDrainJobRequest { segments: vec![FIRST.to_owned()], ..Default::default() };
-    let TestMasterCore { master, now, facts } = &mut world;
-    assert!(master.create_drain_job(*now, &again, facts).is_ok());
+    let TestMasterCore { master, now, changes } = &mut world;
+    assert!(master.create_drain_job(*now, &again, changes).is_ok());
 }
 
 #[test]
-fn drain_jobs_can_be_called_off() {
+fn drain_jobs_can_be_canceled() {
     let mut world = world();
-    let TestMasterCore { master, now, facts } = &mut world;
+    let TestMasterCore { master, now, changes } = &mut world;
     let request =
         |segment: &str| CreateDrainJobRequest { segments: vec![segment.to_owned()], ..Default::default() };
-    assert_eq!(master.create_drain_job(*now, &request("no"), facts), Err(ErrorCode::SEGMENT_NOT_FOUND));
-    let job = master.create_drain_job(*now, &request(FIRST), facts).unwrap();
-    let twice = master.create_drain_job(*now, &request(FIRST), facts);
+    assert_eq!(master.create_drain_job(*now, &request("no"), changes), Err(ErrorCode::SEGMENT_NOT_FOUND));
+    let job = master.create_drain_job(*now, &request(FIRST), changes).unwrap();
+    let twice = master.create_drain_job(*now, &request(FIRST), changes);
     assert_eq!(twice, Err(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS));
-    master.tick(*now + 1000, facts);
+    master.tick(*now + 1000, changes);
     assert_eq!(master.drain_job(job).unwrap().active_units, 1);
-    master.cancel_drain_job(*now, job, facts).unwrap();
+    master.cancel_drain_job(*now, job, changes).unwrap();
     assert_eq!(master.drain_job(job).unwrap().status, JobStatus::CANCELED);
     assert_eq!(master.segment_status(FIRST), Ok(SegmentStatus::OK));
     assert_eq!(master.fetch_tasks(*now, id(101), 16, &mut ()), []);
-    assert!(master.create_drain_job(*now, &request(FIRST), facts).is_ok());
+    assert!(master.create_drain_job(*now, &request(FIRST), changes).is_ok());
     assert_eq!(master.drain_job(id(1)), Err(ErrorCode::JOB_NOT_FOUND));
 }
 
 #[test]
-fn an_object_is_hot_from_as_many_reads_on_as_is_set() {
+fn an_object_is_hot_above_the_configured_read_rate() {
     for (mode, planned) in [(DynamicReplicationMode::Observe, 0), (DynamicReplicationMode::Enforce, 1)] {
         let settings = MasterCoreOptions {
             dynamic_replication: mode,
@@ -245,7 +245,7 @@ fn an_object_is_hot_from_as_many_reads_on_as_is_set() {
             .put("a", 100, &TestReplicateConfig { replica_num: 2, ..TestReplicateConfig::default() })
             .unwrap();
         let holders = world.segments_of("a");
-        // Too slow: there are two in each window.
+        // Below the threshold: two reads per window.
         for _ in 0..20 {
             world.now += 1000;
             world.master.replicas(world.now, TENANT, "a").unwrap();
@@ -260,16 +260,16 @@ fn an_object_is_hot_from_as_many_reads_on_as_is_set() {
         let tasks = |world: &mut TestMasterCore| -> Vec<String> {
             let nodes = 101..=104;
             nodes
-                .flat_map(|node| world.master.fetch_tasks(world.now, id(node), 9, &mut world.facts))
+                .flat_map(|node| world.master.fetch_tasks(world.now, id(node), 9, &mut world.changes))
                 .map(|it| it.payload)
                 .collect()
         };
         let tasks = tasks(&mut world);
         assert_eq!(tasks.len(), planned);
-        // Not to where it is already.
+        // Targets exclude segments with a replica.
         let target = |task: &String| task.split("targets").nth(1).unwrap().to_owned();
         assert!(tasks.iter().all(|task| holders.iter().all(|it| !target(task).contains(&**it))), "{tasks:?}");
-        // Once it has all the replicas that it may have, it is not looked at any more.
+        // Objects with the maximum number of replicas are not counted.
         world
             .put("b", 100, &TestReplicateConfig { replica_num: 3, ..TestReplicateConfig::default() })
             .unwrap();
@@ -303,11 +303,11 @@ fn hot_objects_are_copied() {
         second: number("dynamic_replication_lease_id_low"),
     };
     let plan = Some((lease, number("dynamic_replication_version_epoch")));
-    let TestMasterCore { master, now, facts } = &mut world;
-    let wrong = master.copy_start(*now, work("k"), FIRST, &[SECOND], Some((id(1), 1)), facts);
+    let TestMasterCore { master, now, changes } = &mut world;
+    let wrong = master.copy_start(*now, work("k"), FIRST, &[SECOND], Some((id(1), 1)), changes);
     assert_eq!(wrong, Err(ErrorCode::INVALID_PARAMS));
-    master.copy_start(*now, work("k"), FIRST, &[SECOND], plan, facts).unwrap();
-    assert_eq!(master.copy_end(*now, work("k"), None, facts), Err(ErrorCode::OBJECT_NO_REPLICATION_TASK));
-    master.copy_end(*now, work("k"), plan, facts).unwrap();
+    master.copy_start(*now, work("k"), FIRST, &[SECOND], plan, changes).unwrap();
+    assert_eq!(master.copy_end(*now, work("k"), None, changes), Err(ErrorCode::OBJECT_NO_REPLICATION_TASK));
+    master.copy_end(*now, work("k"), plan, changes).unwrap();
     assert_eq!(world.segments_of("k").len(), 2);
 }

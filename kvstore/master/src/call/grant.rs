@@ -1,4 +1,4 @@
-//! Capabilities for callers with a certificate, and the keys that nodes send for them.
+//! Issues capabilities to callers with a certificate, and receives the segment keys for them.
 
 use std::sync::Arc;
 
@@ -13,18 +13,18 @@ use crate::capabilities::{CapabilityClaims, KeyedSegment};
 use crate::server::MasterServer;
 
 impl RpcCall<'_> {
-    /// Grants the caller what its reply names, if it has a certificate. A read may last as long as the lease, a write until another writer may
-    /// take over the key.
+    /// Grants the caller access to the replicas in its reply, if it has a certificate. Read access lasts as long as the lease, write access
+    /// until another writer may replace the pending write.
     pub(super) fn grant<'r>(
         &mut self,
         rights: AccessRights,
         replicas: impl IntoIterator<Item = &'r ReplicaDescriptor<Arc<str>>>,
     ) {
         let Some(certificate) = self.peer else { return };
-        let settings = self.core.settings();
+        let options = self.core.settings();
         let lifetime_ms = match rights {
-            AccessRights::Read => settings.lease_ttl_ms,
-            AccessRights::Write => settings.put_discard_ms,
+            AccessRights::Read => options.lease_ttl_ms,
+            AccessRights::Write => options.put_discard_ms,
         };
         let holder = CapabilityClaims { certificate, rights, lifetime_ms };
         for replica in replicas {
@@ -34,40 +34,41 @@ impl RpcCall<'_> {
         }
     }
 
-    /// Attaches what was granted to the reply that begins at `start`.
+    /// Attaches the granted capabilities to the reply that starts at `start`.
     pub(super) fn attach_grants(&mut self, start: usize) {
         if !self.grants.is_empty()
             && let Err(error) = attach_to_response(self.out, start, &self.grants)
         {
-            tracing::warn!(%error, "capabilities do not fit into a reply");
+            tracing::warn!(%error, "cannot attach capabilities to a reply");
         }
     }
 }
 
-/// Answers a node that sends the key of a segment.
+/// Registers the key of a segment that a node sent, and replies.
 ///
 /// # Errors
-/// The fault to be answered.
+/// The fault to reply with.
 pub(super) fn receive_key(
     server: &MasterServer,
     now_ms: u64,
     sequence: u32,
-    it: &SegmentKeyArguments,
+    arguments: &SegmentKeyArguments,
     out: &mut BytesMut,
 ) -> Result<(), RpcFault> {
-    let key = it.segment_key().ok_or_else(RpcFault::invalid_argument)?;
-    let reply =
-        server.master.segment_range(it.segment_id, it.client_id).and_then(|(endpoint, base, size)| {
+    let key = arguments.segment_key().ok_or_else(RpcFault::invalid_argument)?;
+    let reply = server.master.segment_range(arguments.segment_id, arguments.client_id).and_then(
+        |(endpoint, base, size)| {
             let segment = KeyedSegment {
-                id: it.segment_id,
+                id: arguments.segment_id,
                 base,
                 size,
                 key,
-                clock_ms: it.clock_ms,
+                clock_ms: arguments.clock_ms,
                 received_ms: now_ms,
             };
-            let is_kept = server.capabilities.register(endpoint, segment);
-            if is_kept { Ok(()) } else { Err(ErrorCode::NO_AVAILABLE_HANDLE) }
-        });
+            let is_registered = server.capabilities.register(endpoint, segment);
+            if is_registered { Ok(()) } else { Err(ErrorCode::NO_AVAILABLE_HANDLE) }
+        },
+    );
     encode_reply(sequence, reply, out).map_err(|_| RpcFault::invalid_argument())
 }

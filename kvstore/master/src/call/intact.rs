@@ -1,16 +1,16 @@
-//! What nodes of ours tell beside Mooncake's RPCs.
+//! Moongate's RPC for the intact memory ranges of a node.
 
 use bytes::BytesMut;
 use mooncake_wire::frame::{RequestHeader, RpcFault};
 use mooncake_wire::intact_ranges::{IntactRangesArguments, encode_reply};
 use moongate_master_core::{IntactRanges, MasterCore};
 
-use crate::journal::FactRecorder;
+use crate::recorder::FactRecorder;
 
-/// Answers a node that tells which parts of its memory are whole.
+/// Handles a node's report of the ranges that were completely written before its restart.
 ///
 /// # Errors
-/// The fault to be answered, also to all other calls.
+/// The fault to reply with. Unknown function ids end here too.
 pub(super) fn handle(
     core: &MasterCore,
     now_ms: u64,
@@ -18,11 +18,16 @@ pub(super) fn handle(
     fx: &mut FactRecorder,
     out: &mut BytesMut,
 ) -> Result<(), RpcFault> {
-    let it = IntactRangesArguments::decode(header.function_id, body)?;
-    let whole = IntactRanges { from: it.from, to: it.to, starts: &it.starts, ends: &it.ends };
-    let reply = core.retain_intact(now_ms, it.segment_id, it.client_id, whole, fx);
+    let arguments = IntactRangesArguments::decode(header.function_id, body)?;
+    let intact = IntactRanges {
+        from: arguments.from,
+        to: arguments.to,
+        starts: &arguments.starts,
+        ends: &arguments.ends,
+    };
+    let reply = core.retain_intact(now_ms, arguments.segment_id, arguments.client_id, intact, fx);
     if let Ok(lost @ 1..) = reply {
-        tracing::info!(segment = %it.segment_id, replicas = lost, "a node was restarted before these were written to their end");
+        tracing::info!(segment = %arguments.segment_id, replicas = lost, "dropped replicas that were incomplete when their node restarted");
     }
     encode_reply(header.sequence, reply, out).map_err(|_| RpcFault::invalid_argument())
 }

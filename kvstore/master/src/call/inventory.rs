@@ -1,4 +1,4 @@
-//! Inventories of nodes, and what changes in their segments.
+//! Inventories of nodes, and the changes of objects in their segments.
 
 use bytes::BytesMut;
 use mooncake_wire::ErrorCode;
@@ -9,13 +9,13 @@ use mooncake_wire::inventory::{
 };
 use moongate_master_core::{InventoryRecord, ObjectVersion, RestoreOutcome};
 
-use crate::journal::FactRecorder;
+use crate::recorder::FactRecorder;
 use crate::server::MasterServer;
 
-/// Answers a request.
+/// Handles an inventory request.
 ///
 /// # Errors
-/// The fault to be answered.
+/// The fault to reply with.
 pub(super) fn handle(
     server: &MasterServer,
     now_ms: u64,
@@ -39,46 +39,54 @@ pub(super) fn handle(
 fn changes(
     server: &MasterServer,
     now_ms: u64,
-    it: &ObjectChangesArguments,
+    arguments: &ObjectChangesArguments,
 ) -> Result<ObjectChangesReply<String>, ErrorCode> {
-    // An empty segment is reported as such, one that is not mounted, or whose inventory is awaited, never.
-    server.master.check_inventory_complete(it.segment_id, it.client_id)?;
-    let epoch = server.raise_epoch(it.epoch);
-    let polled = server.feed.poll(&server.master, now_ms, it.segment_id, it.token);
+    // Checked before and after the poll: an unmounted segment, or one without a complete inventory, must not be reported as empty.
+    server.master.check_inventory_complete(arguments.segment_id, arguments.client_id)?;
+    let epoch = server.raise_epoch(arguments.epoch);
+    let polled = server.feed.poll(&server.master, now_ms, arguments.segment_id, arguments.token);
     let reply = polled.ok_or(ErrorCode::NO_AVAILABLE_HANDLE)?;
-    server.master.check_inventory_complete(it.segment_id, it.client_id)?;
+    server.master.check_inventory_complete(arguments.segment_id, arguments.client_id)?;
     Ok(ObjectChangesReply { epoch, ..reply })
 }
 
 fn inventory(
     server: &MasterServer,
     now_ms: u64,
-    it: &InventoryArguments<&str>,
+    arguments: &InventoryArguments<&str>,
     fx: &mut FactRecorder,
 ) -> Result<InventoryReply, ErrorCode> {
-    let epoch = server.raise_epoch(it.epoch);
+    let epoch = server.raise_epoch(arguments.epoch);
     let mut reply = InventoryReply { accepted: 1, epoch, outcomes: Vec::new() };
-    match it.step {
-        step::ANNOUNCE => reply.accepted = u64::from(server.master.announce_inventory(now_ms, it.segment_id)),
+    match arguments.step {
+        step::ANNOUNCE => {
+            reply.accepted = u64::from(server.master.announce_inventory(now_ms, arguments.segment_id))
+        }
         step::RECORDS => {
             let records: Vec<InventoryRecord<'_>> =
-                (0..it.keys.len()).filter_map(|at| record(it, at)).collect();
-            let outcomes =
-                server.master.restore_inventory(now_ms, it.segment_id, it.client_id, &records, fx)?;
-            let number = |outcome| RestoreOutcome::ALL.iter().position(|it| *it == outcome).unwrap_or(0);
+                (0..arguments.keys.len()).filter_map(|index| record(arguments, index)).collect();
+            let outcomes = server.master.restore_inventory(
+                now_ms,
+                arguments.segment_id,
+                arguments.client_id,
+                &records,
+                fx,
+            )?;
+            let number =
+                |outcome| RestoreOutcome::ALL.iter().position(|candidate| *candidate == outcome).unwrap_or(0);
             reply.outcomes = outcomes.into_iter().map(|outcome| number(outcome) as u64).collect();
         }
         step::FINISH => {
-            server.master.finish_inventory(it.segment_id, it.client_id)?;
+            server.master.finish_inventory(arguments.segment_id, arguments.client_id)?;
             let counts = server.master.restore_counts();
             let refused: u64 =
-                counts.iter().filter(|(it, _)| !it.is_accepted()).map(|(_, count)| count).sum();
+                counts.iter().filter(|(outcome, _)| !outcome.is_accepted()).map(|(_, count)| count).sum();
             tracing::info!(
-                segment = %it.segment_id,
+                segment = %arguments.segment_id,
                 restored = counts[0].1,
                 merged = counts[1].1,
                 refused,
-                "a node's inventory has been offered; figures are those of all nodes so far"
+                "received a node's inventory; counts include all nodes"
             );
         }
         _ => return Err(ErrorCode::INVALID_PARAMS),
@@ -86,17 +94,20 @@ fn inventory(
     Ok(reply)
 }
 
-fn record<'a>(it: &InventoryArguments<&'a str>, at: usize) -> Option<InventoryRecord<'a>> {
-    let flags = *it.flags.get(at)?;
+fn record<'a>(arguments: &InventoryArguments<&'a str>, index: usize) -> Option<InventoryRecord<'a>> {
+    let flags = *arguments.flags.get(index)?;
     Some(InventoryRecord {
-        tenant: it.tenants.get(at)?,
-        key: it.keys.get(at)?,
-        group: it.groups.get(at)?,
-        offset: *it.offsets.get(at)?,
-        size: *it.sizes.get(at)?,
-        version: ObjectVersion { epoch: *it.epochs.get(at)?, sequence: *it.sequences.get(at)? },
-        checksum: it.checksums.get(at).copied().filter(|_| flags & HAS_CHECKSUM != 0),
+        tenant: arguments.tenants.get(index)?,
+        key: arguments.keys.get(index)?,
+        group: arguments.groups.get(index)?,
+        offset: *arguments.offsets.get(index)?,
+        size: *arguments.sizes.get(index)?,
+        version: ObjectVersion {
+            epoch: *arguments.epochs.get(index)?,
+            sequence: *arguments.sequences.get(index)?,
+        },
+        checksum: arguments.checksums.get(index).copied().filter(|_| flags & HAS_CHECKSUM != 0),
         hard_pin: flags & HARD_PIN != 0,
-        crc: u32::try_from(*it.crcs.get(at)?).ok()?,
+        crc: u32::try_from(*arguments.crcs.get(index)?).ok()?,
     })
 }

@@ -1,4 +1,4 @@
-//! From a request's frame to the state machine and back to a frame.
+//! Decodes a request frame, executes it on the state machine, and encodes the reply.
 
 mod client;
 mod disk;
@@ -26,52 +26,50 @@ use moongate_master_core::MasterCore;
 
 use crate::counters::{CallOutcome, ReplyOutcome};
 use crate::dialects::ConnectionDialect;
-use crate::journal::FactRecorder;
 use crate::presence::HeartbeatAttributes;
+use crate::recorder::FactRecorder;
 use crate::server::MasterServer;
 use refuse::{NOT_PERSISTED, RefusedReply};
 
-/// Bytes of replies after which they are sent before more requests are looked at.
+/// Bytes of replies after which they are sent before further requests are executed.
 const MAX_REPLY_BATCH: usize = 256 * 1024;
 
-/// One connection's calls, whatever carries them.
+/// The calls of one connection, independent of the transport.
 pub struct CallerSession {
     server: Arc<MasterServer>,
-    /// Which thread serves it; see [`crate::RpcCounters`].
+    /// Number of the thread that serves it; see [`crate::RpcCounters`].
     lane: usize,
     dialect_state: ConnectionDialect,
     recorder: FactRecorder,
-    /// Whether changes are refused although they might be kept.
+    /// Whether durable changes are rejected even though the journal accepts them.
     refuses_writes: bool,
-    /// Its number, by which late calls are recognised.
+    /// Connection number, which detects late calls of an earlier connection.
     connection: u64,
-    /// The certificate that the caller has shown, if callers must.
+    /// The caller's certificate, if callers must have one.
     peer: Option<CertificateFingerprint>,
     /// The node that sends heartbeats on this connection, and its latest heartbeat.
     node: Option<(Uuid, HeartbeatAttributes)>,
 }
 
-/// How far [`CallerSession::run`] has come.
 #[derive(Debug, PartialEq, Eq)]
 pub struct RpcProgress {
-    /// Bytes that were dealt with.
+    /// Bytes of the input that were processed.
     pub consumed: usize,
-    /// What the rest is.
+    /// The state of the remaining input.
     pub remaining: RemainingInput,
 }
 
-/// What comes after the requests that were dealt with.
+/// What follows the processed requests.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RemainingInput {
-    /// A part of a request, perhaps nothing. At least so many more bytes are needed.
+    /// An incomplete request, possibly empty. At least this many further bytes are needed.
     Incomplete(usize),
-    /// More requests: the replies so far are to be sent first.
+    /// More requests: the replies so far have to be sent first.
     More,
-    /// Nothing that can be understood: the connection is of no more use.
+    /// Invalid bytes: the connection must be closed.
     Malformed(FrameError),
 }
 
-/// What a call has at hand.
 struct RpcCall<'c> {
     server: &'c MasterServer,
     core: &'c MasterCore,
@@ -80,25 +78,24 @@ struct RpcCall<'c> {
     dialect: Dialect,
     connection: u64,
     sequence: u32,
-    /// How many objects a call is about that is not to be made.
+    /// Set if the call is rejected: the number of its objects.
     refused_objects: Option<usize>,
-    /// The certificate that the caller has shown, if callers must.
+    /// The caller's certificate, if callers must have one.
     peer: Option<CertificateFingerprint>,
-    /// What the reply grants the caller.
+    /// Capabilities to attach to the reply.
     grants: BytesMut,
     out: &'c mut BytesMut,
 }
 
-/// What this master does for an RPC.
 trait RpcHandler: RpcDefinition {
-    /// The strings in its reply.
+    /// Type of the strings in its reply.
     type Text;
 
     fn serve(call: &mut RpcCall<'_>, arguments: Self::Arguments<&str>) -> Self::Reply<Self::Text>;
 }
 
 /// `serve! { Method(call, arguments) => reply, Method[Text](call, arguments) => reply, … }`. Strings in replies are
-/// `Arc<str>` unless `Text` is told.
+/// `Arc<str>` unless `Text` is given.
 macro_rules! serve {
     (@text) => { std::sync::Arc<str> };
     (@text $text:ty) => { $text };
@@ -118,7 +115,7 @@ macro_rules! serve {
 
 use serve;
 
-/// Calls what the request asks for; every RPC is listed.
+/// Dispatches a request to its handler; every RPC is listed.
 macro_rules! dispatch {
     ($call:ident, $request:ident: $($method:ident)+) => {
         match $request {
@@ -148,7 +145,7 @@ impl RpcCall<'_> {
 }
 
 impl CallerSession {
-    /// A caller who has not said anything yet. `lane` is the number of the thread that serves it.
+    /// A connection without requests so far. `lane` is the number of the thread that serves it.
     pub fn new(server: Arc<MasterServer>, host: std::net::IpAddr, lane: usize) -> Self {
         let (recorder, connection) = (server.recorder(), server.upserts.new_connection());
         let dialect_state = ConnectionDialect::new(host);
@@ -164,7 +161,7 @@ impl CallerSession {
         }
     }
 
-    /// The same for a caller that has shown this certificate.
+    /// Adds the caller's certificate.
     #[must_use]
     pub fn with_certificate(mut self, peer: CertificateFingerprint) -> Self {
         self.peer = Some(peer);
@@ -174,58 +171,58 @@ impl CallerSession {
     /// Runs the requests at the start of `input` and appends their replies to `output`. Before the replies are sent,
     /// [`CallerSession::commit`] has to succeed.
     pub fn run(&mut self, input: &[u8], output: &mut BytesMut) -> RpcProgress {
-        let mut began = Instant::now();
-        let now_ms = self.server.clock.at_ms(began);
-        let (mut used, limit) = (0, self.server.limits.frame_bytes);
+        let mut started = Instant::now();
+        let now_ms = self.server.clock.at_ms(started);
+        let (mut consumed, limit) = (0, self.server.limits.frame_bytes);
         loop {
-            let rest = input.get(used..).unwrap_or_default();
+            let rest = input.get(consumed..).unwrap_or_default();
             let frame = match frame::parse::<RequestHeader>(rest, limit) {
                 Ok(FrameParseResult::Frame(frame)) => frame,
                 Ok(FrameParseResult::Incomplete(missing)) => {
-                    return RpcProgress { consumed: used, remaining: RemainingInput::Incomplete(missing) };
+                    return RpcProgress { consumed, remaining: RemainingInput::Incomplete(missing) };
                 }
                 Err(error) => {
-                    return RpcProgress { consumed: used, remaining: RemainingInput::Malformed(error) };
+                    return RpcProgress { consumed, remaining: RemainingInput::Malformed(error) };
                 }
             };
-            used += frame.size();
-            if let Some((method, tally)) = self.handle_request(now_ms, frame, output) {
+            consumed += frame.size();
+            if let Some((method, outcome)) = self.handle_request(now_ms, frame, output) {
                 let ended = Instant::now();
-                self.server.counters.add(self.lane, method, tally, ended - began);
-                began = ended;
+                self.server.counters.add(self.lane, method, outcome, ended - started);
+                started = ended;
             }
             if output.len() >= MAX_REPLY_BATCH {
-                return RpcProgress { consumed: used, remaining: RemainingInput::More };
+                return RpcProgress { consumed, remaining: RemainingInput::More };
             }
         }
     }
 
-    /// Waits until the changes that the replies tell of are where they have to be.
+    /// Waits until the changes behind the replies are as durable as configured.
     ///
     /// # Errors
-    /// When they cannot be brought there. Then the replies must not be sent.
+    /// The changes could not be made durable. The replies must not be sent.
     pub fn commit(&mut self) -> std::io::Result<()> {
         self.recorder.commit()
     }
 
-    /// [`CallerSession::commit`] for another thread; none if there is nothing to wait for.
+    /// [`CallerSession::commit`] for another thread; `None` if there is nothing to wait for.
     pub fn take_commit(&mut self) -> Option<impl FnOnce() -> std::io::Result<()> + Send + use<>> {
         self.recorder.take_commit()
     }
 
-    /// [`CallerSession::run`] again, after [`CallerSession::commit`] has failed for the same requests: changes are not made again, and their callers are
-    /// answered that they cannot be kept. The replies may be sent without a commit. Nothing if the commit has failed for another reason than
-    /// that changes cannot be written.
+    /// Runs the requests again after [`CallerSession::commit`] has failed for them: durable changes are not repeated, and their callers
+    /// get an error. The replies may be sent without a commit. `None` if the commit failed for another reason than a journal that
+    /// cannot be written.
     pub fn refuse_writes(&mut self, input: &[u8], output: &mut BytesMut) -> Option<()> {
         if self.server.journal.may_write() {
             return None;
         }
         self.refuses_writes = true;
-        let mut used = 0;
+        let mut consumed = 0;
         while let RpcProgress { consumed: more @ 1.., .. } =
-            self.run(input.get(used..).unwrap_or_default(), output)
+            self.run(input.get(consumed..).unwrap_or_default(), output)
         {
-            used += more;
+            consumed += more;
         }
         self.refuses_writes = false;
         self.recorder.discard_pending();
@@ -246,35 +243,40 @@ impl CallerSession {
             }
             return None;
         };
-        let possible = method.request_dialects(body);
-        let Some(request) = decode(method, possible, body) else {
+        let dialects = method.request_dialects(body);
+        let Some(request) = decode(method, dialects, body) else {
             server.counters.add_unknown_arguments();
-            if possible.is_empty() {
+            if dialects.is_empty() {
                 server.unknown_forms.report_once(method, type_hash(body));
             }
             write_fault(&RpcFault::invalid_argument(), header.sequence, out);
             return None;
         };
         let client = client::calling_client(&request);
-        self.dialect_state.observe(possible, client, &server.dialects);
+        self.dialect_state.observe(dialects, client, &server.dialects);
         let node = client.filter(|_| client::is_node_only(method));
         if let Some(node) = node {
             let heartbeat = HeartbeatAttributes {
                 is_persistent: matches!(attachment, rpc::MEMORY_RETAINED | rpc::NODE_DRAINED),
                 dedicated: attachment == rpc::HEARTBEATS_ONLY,
             };
-            let before = self.node;
-            if before != Some((node, heartbeat)) {
-                server.presence.record_heartbeat(now_ms, before.map(|(before, _)| before), node, heartbeat);
+            let previous = self.node;
+            if previous != Some((node, heartbeat)) {
+                server.presence.record_heartbeat(
+                    now_ms,
+                    previous.map(|(previous, _)| previous),
+                    node,
+                    heartbeat,
+                );
                 self.node = Some((node, heartbeat));
             }
         }
-        let dialect = self.dialect_state.reply_dialect(method, possible, &server.dialects);
-        let (core, fx, sequence) = (&server.master, &mut self.recorder, header.sequence);
+        let dialect = self.dialect_state.reply_dialect(method, dialects, &server.dialects);
+        let (core, effects, sequence) = (&server.master, &mut self.recorder, header.sequence);
         let is_refused =
             refuse::is_durable_change(method) && (self.refuses_writes || !server.journal.may_write());
-        let refused = is_refused.then(|| refuse::object_count(&request));
-        if let Some(objects) = refused {
+        let refused_objects = is_refused.then(|| refuse::object_count(&request));
+        if let Some(objects) = refused_objects {
             server.counters.add_refused_writes(objects);
         }
         let connection = self.connection;
@@ -283,25 +285,25 @@ impl CallerSession {
             server,
             core,
             now_ms,
-            effects: fx,
+            effects: effects,
             dialect,
             connection,
             sequence,
-            refused_objects: refused,
+            refused_objects,
             peer,
             grants,
             out,
         };
-        let tally = execute(call, request);
+        let outcome = execute(call, request);
         if let Some(node) = node.filter(|_| attachment == rpc::NODE_DRAINED) {
             server.master.client_restarting(node);
         }
-        Some((method, tally))
+        Some((method, outcome))
     }
 }
 
 impl CallerSession {
-    /// Answers a request that only our own programs make.
+    /// Handles a request of Moongate's own protocol.
     fn handle_extension(
         &mut self,
         now_ms: u64,
@@ -309,29 +311,29 @@ impl CallerSession {
         body: &[u8],
         out: &mut BytesMut,
     ) -> Result<(), RpcFault> {
-        let (server, fx, sequence) = (&*self.server, &mut self.recorder, header.sequence);
+        let (server, effects, sequence) = (&*self.server, &mut self.recorder, header.sequence);
         if let Some(request) = InventoryRequest::decode(header.function_id, body)? {
-            return inventory::handle(server, now_ms, sequence, request, fx, out);
+            return inventory::handle(server, now_ms, sequence, request, effects, out);
         }
-        // Keys cross no connection that is not encrypted, and count only if their sender has a certificate.
+        // Segment keys are accepted on TLS connections with a client certificate only.
         if self.peer.is_some()
             && let Some(key) = SegmentKeyArguments::decode(header.function_id, body)?
         {
             return grant::receive_key(server, now_ms, sequence, &key, out);
         }
-        intact::handle(&server.master, now_ms, (header, body), fx, out)
+        intact::handle(&server.master, now_ms, (header, body), effects, out)
     }
 }
 
-/// Reads a request. Dialects in which it can be meant have the same form of arguments: any of them will do.
-fn decode(method: RpcMethod, possible: DialectSet, body: &[u8]) -> Option<Request<&str>> {
-    let decoded = Request::decode(method, possible.newest()?, body);
-    decoded.inspect_err(|error| tracing::debug!(method = method.name(), %error, "refused a request")).ok()
+/// Decodes a request. All possible dialects have the same argument layout, so any of them can be used.
+fn decode(method: RpcMethod, dialects: DialectSet, body: &[u8]) -> Option<Request<&str>> {
+    let decoded = Request::decode(method, dialects.newest()?, body);
+    decoded.inspect_err(|error| tracing::debug!(method = method.name(), %error, "rejected a request")).ok()
 }
 
 fn execute(mut call: RpcCall<'_>, request: Request<&str>) -> CallOutcome {
     let method = request.method();
-    let (tally, written) = dispatch!(call, request:
+    let (outcome, written) = dispatch!(call, request:
         ExistKey BatchExistKey BatchQueryIp BatchReplicaClear GetReplicaListByRegex GetReplicaList BatchGetReplicaList
         PutStart PutEnd PutRevoke BatchPutStart BatchPutEnd BatchPutRevoke
         UpsertStart UpsertEnd UpsertRevoke BatchUpsertStart BatchUpsertEnd BatchUpsertRevoke
@@ -347,26 +349,26 @@ fn execute(mut call: RpcCall<'_>, request: Request<&str>) -> CallOutcome {
         CreateCopyTask CreateMoveTask QueryTask FetchTasks MarkTaskToComplete
     );
     if let Err(error) = written {
-        // The state has changed all the same; the client will ask again in another way.
-        tracing::warn!(method = method.name(), %error, "a reply cannot be expressed");
+        // The state has changed anyway; the client retries in another form.
+        tracing::warn!(method = method.name(), %error, "cannot encode a reply");
         write_fault(&RpcFault::invalid_argument(), call.sequence, call.out);
     }
-    tally
+    outcome
 }
 
 fn write_fault(fault: &RpcFault, sequence: u32, out: &mut BytesMut) {
     if let Err(error) = fault.write(sequence, out) {
-        tracing::warn!(%error, "a fault cannot be expressed");
+        tracing::warn!(%error, "cannot encode a fault");
     }
 }
 
 impl Drop for CallerSession {
-    /// A node whose last connection is gone is not read from until it is heard of again, unless its memory is kept.
+    /// A node whose last connection has closed is not read from until it sends a heartbeat again, unless its memory is persistent.
     fn drop(&mut self) {
         if let Some((node, _)) = self.node
-            && let Some(gone) = self.server.presence.connection_closed(self.server.clock.now_ms(), node)
+            && let Some(departure) = self.server.presence.connection_closed(self.server.clock.now_ms(), node)
         {
-            self.server.handle_node_departure(node, gone);
+            self.server.handle_node_departure(node, departure);
         }
     }
 }

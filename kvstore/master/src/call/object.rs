@@ -1,4 +1,4 @@
-//! Reading and removing.
+//! RPCs that read or remove objects.
 
 use std::sync::Arc;
 
@@ -7,29 +7,29 @@ use mooncake_wire::capability::AccessRights;
 use super::serve;
 
 serve! {
-    ExistKey(call, it) => Ok(call.core.exist(call.now_ms, it.tenant, it.key)),
-    BatchExistKey(call, it) => {
-        let mut found = Vec::new();
-        call.core.batch_exist(call.now_ms, it.tenant, &it.keys, &mut found);
-        found.into_iter().map(Ok).collect()
+    ExistKey(call, args) => Ok(call.core.exist(call.now_ms, args.tenant, args.key)),
+    BatchExistKey(call, args) => {
+        let mut result = Vec::new();
+        call.core.batch_exist(call.now_ms, args.tenant, &args.keys, &mut result);
+        result.into_iter().map(Ok).collect()
     },
-    GetReplicaList(call, it) => {
-        let found = call.core.replicas(call.now_ms, it.tenant, it.key);
-        call.grant(AccessRights::Read, found.iter().flat_map(|list| &list.replicas));
-        found
+    GetReplicaList(call, args) => {
+        let result = call.core.replicas(call.now_ms, args.tenant, args.key);
+        call.grant(AccessRights::Read, result.iter().flat_map(|list| &list.replicas));
+        result
     },
-    BatchGetReplicaList(call, it) => {
-        let found = call.core.batch_replicas(call.now_ms, it.tenant, &it.keys);
-        call.grant(AccessRights::Read, found.iter().flatten().flat_map(|list| &list.replicas));
-        found
+    BatchGetReplicaList(call, args) => {
+        let result = call.core.batch_replicas(call.now_ms, args.tenant, &args.keys);
+        call.grant(AccessRights::Read, result.iter().flatten().flat_map(|list| &list.replicas));
+        result
     },
-    GetReplicaListByRegex(call, it) => {
-        let found = call.core.replicas_by_regex(call.now_ms, it.tenant, it.key)?;
-        call.grant(AccessRights::Read, found.iter().flat_map(|(_, replicas)| replicas));
-        Ok(found.into_iter().map(|(key, replicas)| (Arc::from(key), replicas)).collect())
+    GetReplicaListByRegex(call, args) => {
+        let result = call.core.replicas_by_regex(call.now_ms, args.tenant, args.key)?;
+        call.grant(AccessRights::Read, result.iter().flat_map(|(_, replicas)| replicas));
+        Ok(result.into_iter().map(|(key, replicas)| (Arc::from(key), replicas)).collect())
     },
-    Remove(call, it) => call.core.remove(call.now_ms, it.tenant, it.key, it.force, call.effects),
-    BatchRemove(call, it) => call.core.batch_remove(call.now_ms, it.tenant, &it.keys, it.force, call.effects),
-    RemoveByRegex(call, it) => call.core.remove_by_regex(call.now_ms, it.tenant, it.key, it.force, call.effects),
-    RemoveAll(call, it) => call.core.remove_all(call.now_ms, Some(it.tenant), it.force, call.effects),
+    Remove(call, args) => call.core.remove(call.now_ms, args.tenant, args.key, args.force, call.effects),
+    BatchRemove(call, args) => call.core.batch_remove(call.now_ms, args.tenant, &args.keys, args.force, call.effects),
+    RemoveByRegex(call, args) => call.core.remove_by_regex(call.now_ms, args.tenant, args.key, args.force, call.effects),
+    RemoveAll(call, args) => call.core.remove_all(call.now_ms, Some(args.tenant), args.force, call.effects),
 }

@@ -1,14 +1,14 @@
-//! Calls that are refused because their changes cannot be kept.
+//! Rejects calls whose changes cannot be persisted.
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::rpc::{Request, RpcMethod};
 
-/// The code for a change that cannot be kept: the disk is full or broken.
+/// Error code for a change that cannot be persisted: the disk is full or broken.
 pub(super) const NOT_PERSISTED: ErrorCode = ErrorCode::PERSISTENT_FAIL;
 
-/// A reply to a refused call.
+/// A reply that rejects a call.
 pub(super) trait RefusedReply {
-    /// The reply to a call about so many objects.
+    /// The reply to a rejected call with this number of objects.
     fn refused(code: ErrorCode, objects: usize) -> Self;
 }
 
@@ -30,7 +30,8 @@ impl RefusedReply for i64 {
     }
 }
 
-/// Whether success of a call means that a change is durable. Heartbeats and repeated mounts do not: they are made again after a restart, and reads of a node that was gone for a moment depend on them.
+/// Whether a successful reply promises that a change is durable. Heartbeats and repeated mounts promise nothing: nodes send them again
+/// after a restart, and reads from a node that was disconnected for a moment depend on them.
 pub(super) fn is_durable_change(method: RpcMethod) -> bool {
     !matches!(
         method,
@@ -56,16 +57,16 @@ pub(super) fn is_durable_change(method: RpcMethod) -> bool {
     )
 }
 
-/// The objects that a batch is about; 1 for other calls.
+/// Number of objects in a batch; 1 for other calls.
 pub(super) fn object_count(request: &Request<&str>) -> usize {
     match request {
-        Request::BatchPutStart(it) | Request::BatchUpsertStart(it) => it.keys.len(),
-        Request::BatchPutEnd(it) => it.objects.len(),
-        Request::BatchUpsertEnd(it) => it.objects.len(),
-        Request::BatchPutRevoke(it) => it.keys.len(),
-        Request::BatchUpsertRevoke(it) => it.keys.len(),
-        Request::BatchRemove(it) => it.keys.len(),
-        Request::BatchEvictDiskReplica(it) => it.keys.len(),
+        Request::BatchPutStart(arguments) | Request::BatchUpsertStart(arguments) => arguments.keys.len(),
+        Request::BatchPutEnd(arguments) => arguments.objects.len(),
+        Request::BatchUpsertEnd(arguments) => arguments.objects.len(),
+        Request::BatchPutRevoke(arguments) => arguments.keys.len(),
+        Request::BatchUpsertRevoke(arguments) => arguments.keys.len(),
+        Request::BatchRemove(arguments) => arguments.keys.len(),
+        Request::BatchEvictDiskReplica(arguments) => arguments.keys.len(),
         _ => 1,
     }
 }

@@ -1,4 +1,4 @@
-//! Nodes and what they lend.
+//! RPCs for nodes and their segments.
 
 use std::sync::Arc;
 
@@ -6,26 +6,26 @@ use mooncake_wire::types::DEFAULT_TENANT;
 
 use super::serve;
 
-/// What every release since 0.3.8 answers, whatever its layouts: clients compare it with their own.
+/// Reply of every release since 0.3.8, whatever its layouts: clients compare it with their own version.
 const VERSION: &str = "2.0.0";
 
 serve! {
     ServiceReady[&'static str](_, _) => Ok(VERSION),
     GetFsdir[String](call, _) => Ok(call.server.storage.fsdir.clone()),
     GetStorageConfig[String](call, _) => Ok(call.server.storage.clone()),
-    MountSegment(call, it) => call.core.mount(call.now_ms, &it.segment, it.client_id, call.effects),
-    ReMountSegment(call, it) => call.core.remount(call.now_ms, &it.segments, it.client_id, call.effects),
-    UnmountSegment(call, it) => call.core.unmount(call.now_ms, it.segment_id, it.client_id, call.effects),
-    GracefulUnmountSegment(call, it) => {
-        call.core.graceful_unmount(call.now_ms, it.segment_id, it.client_id, it.grace_period_ms, call.effects)
+    MountSegment(call, args) => call.core.mount(call.now_ms, &args.segment, args.client_id, call.effects),
+    ReMountSegment(call, args) => call.core.remount(call.now_ms, &args.segments, args.client_id, call.effects),
+    UnmountSegment(call, args) => call.core.unmount(call.now_ms, args.segment_id, args.client_id, call.effects),
+    GracefulUnmountSegment(call, args) => {
+        call.core.graceful_unmount(call.now_ms, args.segment_id, args.client_id, args.grace_period_ms, call.effects)
     },
-    QuerySegmentStatus(call, it) => call.core.segment_status(it.name),
-    QuerySegmentStatusById(call, it) => call.core.segment_status_by_id(it.segment_id),
-    Ping(call, it) => Ok(call.core.ping(call.now_ms, it.client_id)),
-    BatchQueryIp[String](call, it) => Ok(call.core.query_ip(&it.client_ids)),
-    BatchReplicaClear(call, it) => {
+    QuerySegmentStatus(call, args) => call.core.segment_status(args.name),
+    QuerySegmentStatusById(call, args) => call.core.segment_status_by_id(args.segment_id),
+    Ping(call, args) => Ok(call.core.ping(call.now_ms, args.client_id)),
+    BatchQueryIp[String](call, args) => Ok(call.core.query_ip(&args.client_ids)),
+    BatchReplicaClear(call, args) => {
         let cleared =
-            call.core.replica_clear(call.now_ms, DEFAULT_TENANT, &it.keys, it.client_id, it.segment, call.effects);
+            call.core.replica_clear(call.now_ms, DEFAULT_TENANT, &args.keys, args.client_id, args.segment, call.effects);
         Ok(cleared.into_iter().map(Arc::from).collect())
     },
 }

@@ -1,4 +1,4 @@
-//! Copies and moves of replicas, and the tasks to make them.
+//! RPCs to copy and move replicas, and the tasks for them.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use moongate_master_core::ClientObjectKey;
 
 use super::{RpcCall, serve};
 
-fn work<'a>(client: Uuid, tenant: &'a str, key: &'a str) -> ClientObjectKey<'a> {
+fn object<'a>(client: Uuid, tenant: &'a str, key: &'a str) -> ClientObjectKey<'a> {
     ClientObjectKey { client, tenant, key }
 }
 
@@ -30,43 +30,43 @@ impl RpcCall<'_> {
 }
 
 serve! {
-    CopyStart(call, it) => {
-        let work = work(it.client_id, it.tenant, it.key);
-        let started = call.core.copy_start(call.now_ms, work, it.source, &it.targets, None, call.effects);
+    CopyStart(call, args) => {
+        let object = object(args.client_id, args.tenant, args.key);
+        let started = call.core.copy_start(call.now_ms, object, args.source, &args.targets, None, call.effects);
         call.grant_copy(&started);
         started
     },
-    DynamicReplicaCopyStart(call, it) => {
-        let (work, plan) = (work(it.client_id, it.tenant, it.key), (it.lease_id, it.version_epoch));
-        let started = call.core.copy_start(call.now_ms, work, it.source, &it.targets, Some(plan), call.effects);
+    DynamicReplicaCopyStart(call, args) => {
+        let (object, plan) = (object(args.client_id, args.tenant, args.key), (args.lease_id, args.version_epoch));
+        let started = call.core.copy_start(call.now_ms, object, args.source, &args.targets, Some(plan), call.effects);
         call.grant_copy(&started);
         started
     },
-    CopyEnd(call, it) => call.core.copy_end(call.now_ms, work(it.client_id, it.tenant, it.key), None, call.effects),
-    DynamicReplicaCopyEnd(call, it) => {
-        let (work, plan) = (work(it.client_id, it.tenant, it.key), (it.lease_id, it.version_epoch));
-        call.core.copy_end(call.now_ms, work, Some(plan), call.effects)
+    CopyEnd(call, args) => call.core.copy_end(call.now_ms, object(args.client_id, args.tenant, args.key), None, call.effects),
+    DynamicReplicaCopyEnd(call, args) => {
+        let (object, plan) = (object(args.client_id, args.tenant, args.key), (args.lease_id, args.version_epoch));
+        call.core.copy_end(call.now_ms, object, Some(plan), call.effects)
     },
-    CopyRevoke(call, it) => {
-        call.core.copy_revoke(call.now_ms, work(it.client_id, it.tenant, it.key), None, call.effects)
+    CopyRevoke(call, args) => {
+        call.core.copy_revoke(call.now_ms, object(args.client_id, args.tenant, args.key), None, call.effects)
     },
-    DynamicReplicaCopyRevoke(call, it) => {
-        let (work, plan) = (work(it.client_id, it.tenant, it.key), (it.lease_id, it.version_epoch));
-        call.core.copy_revoke(call.now_ms, work, Some(plan), call.effects)
+    DynamicReplicaCopyRevoke(call, args) => {
+        let (object, plan) = (object(args.client_id, args.tenant, args.key), (args.lease_id, args.version_epoch));
+        call.core.copy_revoke(call.now_ms, object, Some(plan), call.effects)
     },
-    MoveStart(call, it) => {
-        let work = work(it.client_id, it.tenant, it.key);
-        let started = call.core.move_start(call.now_ms, work, it.source, it.target, call.effects);
+    MoveStart(call, args) => {
+        let object = object(args.client_id, args.tenant, args.key);
+        let started = call.core.move_start(call.now_ms, object, args.source, args.target, call.effects);
         call.grant_move(&started);
         started
     },
-    MoveEnd(call, it) => call.core.move_end(call.now_ms, work(it.client_id, it.tenant, it.key), call.effects),
-    MoveRevoke(call, it) => call.core.move_revoke(call.now_ms, work(it.client_id, it.tenant, it.key), call.effects),
-    CreateCopyTask(call, it) => call.core.create_copy_task(call.now_ms, it.tenant, it.key, &it.targets, call.effects),
-    CreateMoveTask(call, it) => {
-        call.core.create_move_task(call.now_ms, it.tenant, it.key, it.source, it.target, call.effects)
+    MoveEnd(call, args) => call.core.move_end(call.now_ms, object(args.client_id, args.tenant, args.key), call.effects),
+    MoveRevoke(call, args) => call.core.move_revoke(call.now_ms, object(args.client_id, args.tenant, args.key), call.effects),
+    CreateCopyTask(call, args) => call.core.create_copy_task(call.now_ms, args.tenant, args.key, &args.targets, call.effects),
+    CreateMoveTask(call, args) => {
+        call.core.create_move_task(call.now_ms, args.tenant, args.key, args.source, args.target, call.effects)
     },
-    QueryTask[String](call, it) => call.core.query_task(it.task_id),
-    FetchTasks[String](call, it) => Ok(call.core.fetch_tasks(call.now_ms, it.client_id, it.limit, call.effects)),
-    MarkTaskToComplete(call, it) => call.core.complete_task(call.now_ms, it.client_id, &it.completion, call.effects),
+    QueryTask[String](call, args) => call.core.query_task(args.task_id),
+    FetchTasks[String](call, args) => Ok(call.core.fetch_tasks(call.now_ms, args.client_id, args.limit, call.effects)),
+    MarkTaskToComplete(call, args) => call.core.complete_task(call.now_ms, args.client_id, &args.completion, call.effects),
 }

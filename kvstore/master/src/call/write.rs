@@ -1,4 +1,4 @@
-//! Writing.
+//! RPCs that write objects.
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::capability::AccessRights;
@@ -7,7 +7,7 @@ use mooncake_wire::types::{ObjectMeta, ReplicaType, Uuid};
 use super::{RpcCall, serve};
 use crate::upserts::WrittenKey;
 
-/// Who writes and whose keys, which all keys of a batch have in common.
+/// The writer and the tenant, shared by all keys of a batch.
 #[derive(Clone, Copy)]
 struct WriterIdentity<'a> {
     client: Uuid,
@@ -21,120 +21,125 @@ impl<'a> WriterIdentity<'a> {
 }
 
 impl RpcCall<'_> {
-    fn track_put_start<T>(&self, it: WriterIdentity<'_>, key: &str, started: &Result<T, ErrorCode>) {
+    fn track_put_start<T>(&self, writer: WriterIdentity<'_>, key: &str, started: &Result<T, ErrorCode>) {
         if started.is_ok() {
-            self.server.upserts.put_begun(it.write(key));
+            self.server.upserts.put_started(writer.write(key));
         }
     }
 
-    fn track_upsert_start<T>(&self, it: WriterIdentity<'_>, key: &str, started: &Result<T, ErrorCode>) {
+    fn track_upsert_start<T>(&self, writer: WriterIdentity<'_>, key: &str, started: &Result<T, ErrorCode>) {
         if started.is_ok() {
             let release_ms = self.core.settings().put_release_ms;
-            self.server.upserts.begin(self.now_ms, self.connection, it.write(key), release_ms);
+            self.server.upserts.begin(self.now_ms, self.connection, writer.write(key), release_ms);
         }
     }
 
     fn end_put(
         &mut self,
-        it: WriterIdentity<'_>,
+        writer: WriterIdentity<'_>,
         object: &ObjectMeta<&str>,
         kind: ReplicaType,
     ) -> Result<(), ErrorCode> {
-        self.server.upserts.check_put(it.write(object.key))?;
-        self.core.put_end(self.now_ms, it.client, it.tenant, object, kind, self.effects)
+        self.server.upserts.check_put(writer.write(object.key))?;
+        self.core.put_end(self.now_ms, writer.client, writer.tenant, object, kind, self.effects)
     }
 
-    fn revoke_put(&mut self, it: WriterIdentity<'_>, key: &str, kind: ReplicaType) -> Result<(), ErrorCode> {
-        self.server.upserts.check_put(it.write(key))?;
-        self.core.put_revoke(it.client, it.tenant, key, kind, self.effects)
+    fn revoke_put(
+        &mut self,
+        writer: WriterIdentity<'_>,
+        key: &str,
+        kind: ReplicaType,
+    ) -> Result<(), ErrorCode> {
+        self.server.upserts.check_put(writer.write(key))?;
+        self.core.put_revoke(writer.client, writer.tenant, key, kind, self.effects)
     }
 
     fn end_upsert(
         &mut self,
-        it: WriterIdentity<'_>,
+        writer: WriterIdentity<'_>,
         object: &ObjectMeta<&str>,
         kind: ReplicaType,
     ) -> Result<(), ErrorCode> {
-        let write = it.write(object.key);
+        let write = writer.write(object.key);
         self.server.upserts.check(self.now_ms, self.connection, write)?;
-        let ended = self.core.put_end(self.now_ms, it.client, it.tenant, object, kind, self.effects);
+        let ended = self.core.put_end(self.now_ms, writer.client, writer.tenant, object, kind, self.effects);
         self.server.upserts.finish(write);
         ended
     }
 
     fn revoke_upsert(
         &mut self,
-        it: WriterIdentity<'_>,
+        writer: WriterIdentity<'_>,
         key: &str,
         kind: ReplicaType,
     ) -> Result<(), ErrorCode> {
-        let write = it.write(key);
+        let write = writer.write(key);
         self.server.upserts.check(self.now_ms, self.connection, write)?;
-        let revoked = self.core.put_revoke(it.client, it.tenant, key, kind, self.effects);
+        let revoked = self.core.put_revoke(writer.client, writer.tenant, key, kind, self.effects);
         self.server.upserts.finish(write);
         revoked
     }
 }
 
 serve! {
-    PutStart(call, it) => {
+    PutStart(call, args) => {
         let started =
-            call.core.put_start(call.now_ms, it.client_id, it.tenant, it.key, it.size, &it.config, call.effects);
-        call.track_put_start(WriterIdentity { client: it.client_id, tenant: it.tenant }, it.key, &started);
+            call.core.put_start(call.now_ms, args.client_id, args.tenant, args.key, args.size, &args.config, call.effects);
+        call.track_put_start(WriterIdentity { client: args.client_id, tenant: args.tenant }, args.key, &started);
         call.grant(AccessRights::Write, started.iter().flatten());
         started
     },
-    BatchPutStart(call, it) => {
-        let (keys, sizes) = (&it.keys, &it.sizes);
+    BatchPutStart(call, args) => {
+        let (keys, sizes) = (&args.keys, &args.sizes);
         let all =
-            call.core.batch_put_start(call.now_ms, it.client_id, it.tenant, keys, sizes, &it.config, call.effects);
-        let writer = WriterIdentity { client: it.client_id, tenant: it.tenant };
+            call.core.batch_put_start(call.now_ms, args.client_id, args.tenant, keys, sizes, &args.config, call.effects);
+        let writer = WriterIdentity { client: args.client_id, tenant: args.tenant };
         keys.iter().zip(&all).for_each(|(key, started)| call.track_put_start(writer, key, started));
         call.grant(AccessRights::Write, all.iter().flatten().flatten());
         all
     },
-    PutEnd(call, it) => {
-        call.end_put(WriterIdentity { client: it.client_id, tenant: it.tenant }, &it.object, it.replica_type)
+    PutEnd(call, args) => {
+        call.end_put(WriterIdentity { client: args.client_id, tenant: args.tenant }, &args.object, args.replica_type)
     },
-    BatchPutEnd(call, it) => {
-        let writer = WriterIdentity { client: it.client_id, tenant: it.tenant };
-        it.objects.iter().map(|object| call.end_put(writer, object, it.replica_type)).collect()
+    BatchPutEnd(call, args) => {
+        let writer = WriterIdentity { client: args.client_id, tenant: args.tenant };
+        args.objects.iter().map(|object| call.end_put(writer, object, args.replica_type)).collect()
     },
-    PutRevoke(call, it) => {
-        call.revoke_put(WriterIdentity { client: it.client_id, tenant: it.tenant }, it.key, it.replica_type)
+    PutRevoke(call, args) => {
+        call.revoke_put(WriterIdentity { client: args.client_id, tenant: args.tenant }, args.key, args.replica_type)
     },
-    BatchPutRevoke(call, it) => {
-        let writer = WriterIdentity { client: it.client_id, tenant: it.tenant };
-        it.keys.iter().map(|key| call.revoke_put(writer, key, it.replica_type)).collect()
+    BatchPutRevoke(call, args) => {
+        let writer = WriterIdentity { client: args.client_id, tenant: args.tenant };
+        args.keys.iter().map(|key| call.revoke_put(writer, key, args.replica_type)).collect()
     },
-    UpsertStart(call, it) => {
+    UpsertStart(call, args) => {
         let started =
-            call.core.upsert_start(call.now_ms, it.client_id, it.tenant, it.key, it.size, &it.config, call.effects);
-        call.track_upsert_start(WriterIdentity { client: it.client_id, tenant: it.tenant }, it.key, &started);
+            call.core.upsert_start(call.now_ms, args.client_id, args.tenant, args.key, args.size, &args.config, call.effects);
+        call.track_upsert_start(WriterIdentity { client: args.client_id, tenant: args.tenant }, args.key, &started);
         call.grant(AccessRights::Write, started.iter().flatten());
         started
     },
-    BatchUpsertStart(call, it) => {
-        let (keys, sizes) = (&it.keys, &it.sizes);
+    BatchUpsertStart(call, args) => {
+        let (keys, sizes) = (&args.keys, &args.sizes);
         let all =
-            call.core.batch_upsert_start(call.now_ms, it.client_id, it.tenant, keys, sizes, &it.config, call.effects);
-        let writer = WriterIdentity { client: it.client_id, tenant: it.tenant };
+            call.core.batch_upsert_start(call.now_ms, args.client_id, args.tenant, keys, sizes, &args.config, call.effects);
+        let writer = WriterIdentity { client: args.client_id, tenant: args.tenant };
         keys.iter().zip(&all).for_each(|(key, started)| call.track_upsert_start(writer, key, started));
         call.grant(AccessRights::Write, all.iter().flatten().flatten());
         all
     },
-    UpsertEnd(call, it) => {
-        call.end_upsert(WriterIdentity { client: it.client_id, tenant: it.tenant }, &it.object, it.replica_type)
+    UpsertEnd(call, args) => {
+        call.end_upsert(WriterIdentity { client: args.client_id, tenant: args.tenant }, &args.object, args.replica_type)
     },
-    BatchUpsertEnd(call, it) => {
-        let writer = WriterIdentity { client: it.client_id, tenant: it.tenant };
-        it.objects.iter().map(|object| call.end_upsert(writer, object, ReplicaType::ALL)).collect()
+    BatchUpsertEnd(call, args) => {
+        let writer = WriterIdentity { client: args.client_id, tenant: args.tenant };
+        args.objects.iter().map(|object| call.end_upsert(writer, object, ReplicaType::ALL)).collect()
     },
-    UpsertRevoke(call, it) => {
-        call.revoke_upsert(WriterIdentity { client: it.client_id, tenant: it.tenant }, it.key, it.replica_type)
+    UpsertRevoke(call, args) => {
+        call.revoke_upsert(WriterIdentity { client: args.client_id, tenant: args.tenant }, args.key, args.replica_type)
     },
-    BatchUpsertRevoke(call, it) => {
-        let writer = WriterIdentity { client: it.client_id, tenant: it.tenant };
-        it.keys.iter().map(|key| call.revoke_upsert(writer, key, ReplicaType::ALL)).collect()
+    BatchUpsertRevoke(call, args) => {
+        let writer = WriterIdentity { client: args.client_id, tenant: args.tenant };
+        args.keys.iter().map(|key| call.revoke_upsert(writer, key, ReplicaType::ALL)).collect()
     },
 }

@@ -1,51 +1,71 @@
-//! A master whose state survives: its facts are logged, and now and then the whole state is written as a snapshot.
+//! Persistent state of a master: its changes are logged, and snapshots of the whole state are written regularly.
 //!
-//! Nobody is told of a change before its facts are in the log ([`Journal::commit`]). [`DurableJournal::open`] makes the last snapshot's facts
-//! true in a new master, and those of the log that follow it. What a machine that died may have lost of the log could have been
-//! that an object's space was given to another; so where that is possible ([`moongate_oplog::Opened::may_lack_records`]) objects are
-//! not trusted, and the master starts empty. Where files are damaged, it starts with what can be proven. [`RestoreReport::recovery`] says
-//! which of these it was.
+//! A change is confirmed to a client only after its record is in the log ([`Journal::commit`]). [`DurableJournal::open`] applies the last
+//! snapshot to a new master, then the later records of the log. After a machine crash the log may lack its last records, and one of them
+//! could have given an object's memory to another object; where that is possible
+//! ([`moongate_oplog::Opened::may_lack_records`]), the master starts without objects. If files are damaged, it starts with the objects
+//! that can be verified. [`RestoreReport::recovery`] reports which of these happened.
 
 mod persister;
-mod recovery;
 mod restore;
 mod salvage;
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use moongate_master_core::MasterCoreOptions;
 use moongate_oplog::{LogDirectory, LogFiles, OperationLog, OplogError, OplogOptions, snapshot};
 use parking_lot::Mutex;
 
 use crate::journal::{DataDirStatus, Journal};
-use crate::state::{AuxState, MasterState};
+use crate::recovery::{RecoveryOutcome, StateDamage};
+use crate::state::MasterState;
 
 pub(crate) use persister::SnapshotBatch;
 pub use persister::{PersistenceSchedule, StatePersister};
-pub use recovery::{RecoveryOutcome, StateDamage};
 pub use restore::{LoadedState, RestoreReport};
 
-/// Bytes of facts that may wait for a full disk before nobody is answered any more.
+/// Maximum size of records that a failing disk has not stored, in bytes. Beyond it, no call gets a reply.
 const MAX_UNFLUSHED_BYTES: usize = 64 << 20;
+
+/// File that marks a folder as that of a master in HA mode, and identifies it.
+pub(crate) const MEMBER_FILE: &str = "member";
+
+/// Settings of the persistent state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataDirOptions {
+    /// Directory of the log and the snapshots.
+    pub folder: PathBuf,
+    /// Whether a change must be on disk before its caller gets a reply.
+    pub flush_always: bool,
+    pub snapshot_every: Duration,
+}
+
+impl DataDirOptions {
+    /// Snapshots at the configured interval.
+    pub(crate) fn schedule(&self) -> PersistenceSchedule {
+        PersistenceSchedule { snapshot_every: self.snapshot_every, ..PersistenceSchedule::default() }
+    }
+}
 
 /// The log and the snapshots of one master.
 #[derive(Debug)]
 pub struct DurableJournal {
     log: OperationLog,
     folder: Arc<LogDirectory>,
-    /// What the start found.
+    /// Result of the recovery at the start.
     recovery: RecoveryOutcome,
-    /// Why the last write failed, as long as writing fails.
+    /// Error of the last failed write; `None` after a success.
     failure: Mutex<Option<String>>,
 }
 
 impl DurableJournal {
-    /// Opens a folder and builds the master whose facts it has, ready to serve from `now_ms` on.
+    /// Opens a folder and builds the master from it, ready to serve from `now_ms` on.
     ///
     /// # Errors
-    /// When the folder cannot be used. Damaged files are no error: [`RestoreReport::recovery`] reports them.
+    /// The folder cannot be used. Damaged files are no error: [`RestoreReport::recovery`] reports them.
     pub fn open(
         path: &Path,
         options: OplogOptions,
@@ -55,7 +75,7 @@ impl DurableJournal {
         Self::open_in(Arc::new(LogDirectory::lock(path)?), options, settings, now_ms)
     }
 
-    /// [`Self::open`] of a folder that has been taken.
+    /// [`Self::open`] for a folder that is already locked.
     ///
     /// # Errors
     /// As [`Self::open`].
@@ -96,11 +116,11 @@ impl DurableJournal {
         Ok((durable, state, restored))
     }
 
-    /// Opens a folder and builds a state that can be gone on with: facts may follow until
-    /// [`SimulatedMaster::finish_replay`](moongate_master_core::Master::finish_replay).
+    /// Opens a folder and builds a state to which further records can be applied until
+    /// [`MasterCore::finish_replay`](moongate_master_core::MasterCore::finish_replay).
     ///
     /// # Errors
-    /// When the folder cannot be used. Damaged files are no error.
+    /// The folder cannot be used. Damaged files are no error.
     pub fn load(
         path: &Path,
         options: OplogOptions,
@@ -126,10 +146,10 @@ impl DurableJournal {
         Self { log, folder, recovery: RecoveryOutcome::Intact, failure: Mutex::new(None) }
     }
 
-    /// Takes a folder for a log that begins with the record `first`. What it has is forgotten.
+    /// Locks a folder for a log that starts with the record `first`. Its contents are deleted.
     ///
     /// # Errors
-    /// What the file system says.
+    /// An error of the file system.
     pub fn begin(path: &Path, options: OplogOptions, first: u64) -> Result<Self, OplogError> {
         Self::begin_in(Arc::new(LogDirectory::lock(path)?), options, first)
     }
@@ -140,7 +160,7 @@ impl DurableJournal {
         Ok(Self::new(log, folder))
     }
 
-    /// What the start found of the state before.
+    /// Result of the recovery at the start.
     pub fn recovery(&self) -> &RecoveryOutcome {
         &self.recovery
     }
@@ -149,12 +169,11 @@ impl DurableJournal {
         self.recovery = recovery;
     }
 
-    /// The log.
     pub fn log(&self) -> &OperationLog {
         &self.log
     }
 
-    /// Where the files are.
+    /// The locked folder with the files.
     pub fn folder(&self) -> &Arc<LogDirectory> {
         &self.folder
     }

@@ -1,4 +1,4 @@
-//! Flushing the log and writing snapshots, on a thread of its own.
+//! Thread that flushes the log and writes snapshots.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
@@ -11,14 +11,13 @@ use super::DurableJournal;
 use crate::record;
 use crate::state::{AuxState, SLOTS_PER_LOCK};
 
-/// How often what is done.
+/// Intervals of flushes and snapshots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PersistenceSchedule {
-    /// Between two flushes of the log to the disk.
+    /// Interval between two flushes of the log to disk.
     pub flush_every: Duration,
-    /// Between two snapshots.
     pub snapshot_every: Duration,
-    /// Records after which a snapshot is written before its time, and without which none is written.
+    /// Number of records after which a snapshot is written early.
     pub snapshot_after_records: u64,
 }
 
@@ -32,16 +31,16 @@ impl Default for PersistenceSchedule {
     }
 }
 
-/// When the last snapshot was written, and whether saving fails.
+/// When the last snapshot was written, and whether writing fails.
 #[derive(Debug)]
 pub(crate) struct SnapshotProgress {
     last_snapshot_at: Instant,
-    /// The last record that the snapshot has.
+    /// The last record that the snapshot contains.
     last_record: u64,
     failing: bool,
 }
 
-/// Keeps a master's files short and flushed.
+/// Flushes a master's log and shortens it with snapshots.
 #[derive(Debug)]
 pub struct StatePersister<'a> {
     durable: &'a DurableJournal,
@@ -51,7 +50,7 @@ pub struct StatePersister<'a> {
 }
 
 impl<'a> StatePersister<'a> {
-    /// A keeper of this master's files.
+    /// A persister for this master's files.
     pub fn new(
         durable: &'a DurableJournal,
         master: &'a MasterCore,
@@ -61,7 +60,7 @@ impl<'a> StatePersister<'a> {
         Self { durable, master, aux, schedule }
     }
 
-    /// Works until the other end of `stop` is dropped. A snapshot that is being written then is given up.
+    /// Runs until the sender of `stop` is dropped. A snapshot in progress is aborted.
     pub fn run(&self, stop: &Receiver<()>) {
         let mut progress = self.progress();
         while stop.recv_timeout(self.schedule.flush_every) == Err(RecvTimeoutError::Timeout) {
@@ -69,7 +68,7 @@ impl<'a> StatePersister<'a> {
         }
     }
 
-    /// The state before the first [`Self::run_once`].
+    /// The progress before the first [`Self::run_once`].
     pub(crate) fn progress(&self) -> SnapshotProgress {
         SnapshotProgress {
             last_snapshot_at: Instant::now(),
@@ -78,7 +77,7 @@ impl<'a> StatePersister<'a> {
         }
     }
 
-    /// What is due once every [`PersistenceSchedule::flush_every`].
+    /// Runs the tasks that are due, once every [`PersistenceSchedule::flush_every`].
     pub(crate) fn run_once(&self, progress: &mut SnapshotProgress, stop: &Receiver<()>) {
         let SnapshotProgress { last_snapshot_at: last, last_record: last_number, failing } = progress;
         let number = self.durable.log.next() - 1;
@@ -90,20 +89,20 @@ impl<'a> StatePersister<'a> {
         if due {
             (*last, *last_number) = (Instant::now(), number);
         }
-        // Logged once, not every second.
+        // Logged once per failure, not every second.
         match done {
             Err(error) if !std::mem::replace(failing, true) => {
-                tracing::error!(%error, "changes cannot be saved; new objects are refused until they can");
+                tracing::error!(%error, "cannot write the log; new objects are rejected until it is writable");
             }
-            Ok(()) if std::mem::take(failing) => tracing::info!("changes are saved again"),
+            Ok(()) if std::mem::take(failing) => tracing::info!("the log is writable again"),
             _ => {}
         }
     }
 
-    /// Writes a snapshot, and removes what is not needed any more. Returns how many facts it has.
+    /// Writes a snapshot and removes obsolete files. Returns the number of its records.
     ///
     /// # Errors
-    /// What the file system says. The snapshot before stays the newest.
+    /// An error of the file system. The previous snapshot stays the newest.
     pub fn snapshot(&self) -> Result<u64, OplogError> {
         let (_running, stop) = std::sync::mpsc::channel();
         self.snapshot_until(&stop)
@@ -111,19 +110,19 @@ impl<'a> StatePersister<'a> {
 
     fn snapshot_until(&self, stop: &Receiver<()>) -> Result<u64, OplogError> {
         let DurableJournal { log, folder, .. } = self.durable;
-        // All facts up to this one are true already: each is appended while what it is about is locked.
+        // Records up to this one are applied already: each is appended under the lock of the entry that it changes.
         let mut writer = snapshot::SnapshotWriter::begin(Arc::clone(folder), log.next() - 1)?;
         let (mut cursor, mut facts) = (Some(SnapshotCursor::default()), 0);
-        let mut piece = SnapshotBatch::default();
-        piece.append_aux_state(self.aux);
+        let mut batch = SnapshotBatch::default();
+        batch.append_aux_state(self.aux);
         while let Some(from) = cursor {
             if stop.try_recv() == Err(TryRecvError::Disconnected) {
                 return Ok(facts);
             }
-            cursor = self.master.snapshot(from, SLOTS_PER_LOCK, &mut piece);
-            facts += piece.write(&mut writer)?;
+            cursor = self.master.snapshot(from, SLOTS_PER_LOCK, &mut batch);
+            facts += batch.write(&mut writer)?;
         }
-        // Its pieces are of different moments: what came in between must not be missing.
+        // The batches are from different times, so the snapshot needs the log up to now.
         let last = log.next() - 1;
         log.commit(last)?;
         log.flush()?;
@@ -133,7 +132,7 @@ impl<'a> StatePersister<'a> {
     }
 }
 
-/// A part of a snapshot: records. They are written when nothing is locked.
+/// Records of a snapshot, collected under a lock and written without one.
 pub(crate) struct SnapshotBatch {
     bytes: Vec<u8>,
     ends: Vec<usize>,
@@ -146,15 +145,15 @@ impl Default for SnapshotBatch {
 }
 
 impl SnapshotBatch {
-    /// Puts in what there is beside the state machine.
-    pub(crate) fn append_aux_state(&mut self, beside: &AuxState) {
-        beside.for_each_record(|record| {
+    /// Adds the records of the state outside the state machine.
+    pub(crate) fn append_aux_state(&mut self, aux: &AuxState) {
+        aux.for_each_record(|record| {
             self.bytes.extend_from_slice(record);
             self.ends.push(self.bytes.len());
         });
     }
 
-    /// Writes what it has, and is empty then. Returns how many records that was.
+    /// Writes and clears the batch. Returns the number of its records.
     pub(crate) fn write(&mut self, writer: &mut snapshot::SnapshotWriter) -> Result<u64, OplogError> {
         let mut written = 0;
         for range in self.ends.windows(2) {

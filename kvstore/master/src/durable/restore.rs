@@ -1,7 +1,7 @@
-//! From files to a master.
+//! Restores a master from its files.
 //!
-//! A state is complete if a snapshot can be read, and all records after it up to the end of the log. A snapshot's pieces are of different
-//! moments, so the log must also reach the last of them. Otherwise see [`super::salvage`].
+//! A state is complete if one snapshot is readable, and all later records up to the end of the log. A snapshot's batches are from
+//! different times, so the log must also reach the time of the last one. Otherwise see [`super::salvage`].
 
 use std::fmt;
 use std::path::Path;
@@ -9,52 +9,51 @@ use std::path::Path;
 use moongate_master_core::MasterCoreOptions;
 use moongate_oplog::{LogRecoveryReport, OplogError, snapshot};
 
-use super::recovery::{RecoveryOutcome, StateDamage};
 use super::{DurableJournal, salvage};
 use crate::record;
+use crate::recovery::{RecoveryOutcome, StateDamage};
 use crate::state::MasterState;
 
-/// What became of a master's state when it was started.
+/// Counts and result of a restore.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RestoreReport {
-    /// Objects that are there again.
     pub keys: u64,
-    /// Facts of the log that were made true again.
+    /// Number of log records that were applied.
     pub replayed_facts: u64,
-    /// Facts that did not fit: they are about what is gone by now.
+    /// Number of records that could not be applied because what they refer to is gone.
     pub skipped_facts: u64,
-    /// The last record of the snapshot that was used.
+    /// Last record of the snapshot that was used.
     pub snapshot: Option<u64>,
-    /// What was found of the state before.
+    /// How much of the previous state was restored.
     pub recovery: RecoveryOutcome,
 }
 
-/// What became of a folder's state.
+/// A state loaded from a folder.
 #[derive(Debug)]
 pub enum LoadedState {
-    /// It has all that was answered for.
+    /// All confirmed changes are present.
     Complete(Box<(DurableJournal, MasterState, RestoreReport)>),
-    /// Changes are lost: it has what can be proven. The files are as they were.
+    /// Changes are lost: the state has what can be verified. The files are unchanged.
     Partial(Box<(DurableJournal, MasterState, RestoreReport)>),
-    /// The machine has died, and the last changes may be lost. The files are as they were, damaged or not.
+    /// The machine has crashed and the last changes may be lost. The files are unchanged, damaged or not.
     MachineDied(Option<StateDamage>),
 }
 
-/// A snapshot, or the beginning, that records can follow.
+/// A snapshot, or the empty state, to which records can be applied.
 pub(super) struct ReplayBase {
     pub(super) state: MasterState,
     pub(super) restored: RestoreReport,
-    /// The record up to which the log is needed for it. None if an older release wrote it, and did not say.
+    /// The last record that the snapshot needs from the log. `None` if it was written by an older release, which did not store this.
     needs_through: Option<u64>,
 }
 
 impl ReplayBase {
-    fn beginning(settings: &MasterCoreOptions) -> Self {
+    fn empty(settings: &MasterCoreOptions) -> Self {
         let (state, restored) = (MasterState::empty(settings), RestoreReport::default());
         Self { state, restored, needs_through: Some(0) }
     }
 
-    /// Whether the log has all that follows it.
+    /// Whether the log has all records that follow.
     fn has_following_log(&self, opened: &LogRecoveryReport) -> bool {
         let from = self.state.last_record.saturating_add(1);
         opened.contiguous_from.max(opened.first) <= from
@@ -86,13 +85,13 @@ impl DurableJournal {
                 Err(error) => return Err(error),
             }
         }
-        let beginning = ReplayBase::beginning(settings);
-        // Snapshots that can be read say that more was written than the log has.
+        let empty = ReplayBase::empty(settings);
+        // A readable snapshot proves that more was written than the log has.
         if best.is_none()
             && newest.is_none_or(|number| number < opened.next)
-            && beginning.has_following_log(opened)
+            && empty.has_following_log(opened)
         {
-            return self.complete(beginning, damage, opened);
+            return self.complete(empty, damage, opened);
         }
         let mut damage = damage.unwrap_or_default();
         if damage.description.is_empty() {
@@ -101,14 +100,14 @@ impl DurableJournal {
                     damage.missing_records = number - opened.next + 1;
                     "the log ends before the newest snapshot"
                 }
-                Some(_) => "the log does not reach from a snapshot to its end",
-                None => "there is no snapshot, and the log does not go back to the beginning",
+                Some(_) => "no snapshot is followed by an unbroken log",
+                None => "there is no snapshot, and the start of the log is missing",
             }
             .to_owned();
         }
-        let needs = best.as_ref().and_then(|it: &ReplayBase| it.needs_through);
-        let goes_on = newest.max(needs).is_none_or(|number| number < opened.next);
-        salvage::salvage(self, best, opened, goes_on, damage, settings)
+        let needs = best.as_ref().and_then(|base: &ReplayBase| base.needs_through);
+        let is_log_end_present = newest.max(needs).is_none_or(|number| number < opened.next);
+        salvage::salvage(self, best, opened, is_log_end_present, damage, settings)
     }
 
     fn base(&self, number: u64, path: &Path, settings: &MasterCoreOptions) -> Result<ReplayBase, OplogError> {
@@ -139,7 +138,7 @@ impl DurableJournal {
         Ok(LoadedState::Complete(Box::new((self, state, restored))))
     }
 
-    /// Makes the records after the state's last one true, up to a number.
+    /// Applies the log records after the state's last one, up to and including record `through`.
     pub(super) fn replay(
         &self,
         state: &mut MasterState,
@@ -158,7 +157,7 @@ impl DurableJournal {
 }
 
 impl RestoreReport {
-    /// Whether acknowledged changes are missing: the log is absent, or parts of it are.
+    /// Whether confirmed changes are missing: the log is missing or incomplete.
     pub fn lacks_log(&self) -> bool {
         !self.recovery.is_complete() || self.snapshot.is_none() && self.replayed_facts == 0
     }
@@ -168,29 +167,29 @@ impl RestoreReport {
         let folder = folder.display();
         match &self.recovery {
             RecoveryOutcome::Intact => {}
-            RecoveryOutcome::MachineDied => tracing::warn!(%folder, "begins {}", self.recovery),
+            RecoveryOutcome::MachineDied => tracing::warn!(%folder, "starting {}", self.recovery),
             RecoveryOutcome::TornTail { bytes } => {
-                tracing::warn!(%folder, bytes, records = 0, "cut off what a crash left of a change that was not answered");
+                tracing::warn!(%folder, bytes, records = 0, "truncated a torn record at the end of the log");
             }
             RecoveryOutcome::IntactDespiteDamage(damage) => {
                 let StateDamage { unreadable_bytes, missing_records, .. } = damage;
                 tracing::warn!(
                     %folder, bytes = unreadable_bytes, records = missing_records,
-                    "files of the state are damaged; nothing is lost: {damage}"
+                    "some files of the state are damaged; nothing is lost: {damage}"
                 );
             }
             RecoveryOutcome::Damaged(damage) => {
                 let StateDamage { unreadable_bytes, missing_records, .. } = damage;
                 tracing::warn!(
                     %folder, bytes = unreadable_bytes, records = missing_records, keys = self.keys,
-                    "changes of the state are lost; only objects that are proven are served: {damage}"
+                    "changes are lost; serving verified objects only: {damage}"
                 );
             }
         }
     }
 
-    fn applied(&mut self, fits: bool) {
-        self.skipped_facts += u64::from(!fits);
+    fn applied(&mut self, was_applied: bool) {
+        self.skipped_facts += u64::from(!was_applied);
     }
 }
 

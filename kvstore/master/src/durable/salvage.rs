@@ -1,13 +1,13 @@
-//! What can be proven when changes are lost.
+//! Restores what can be verified when changes are lost.
 //!
-//! A change that cannot be read may have been anything: the removal of an object, and that its space was given to another. So no object
-//! from before the damage is proven, whatever a snapshot or earlier records say: it is absent. What follows the last damage without a
-//! gap, up to the end of the log, is proven: a record that an object can be read has all of its places, they were its own when that was
-//! written, and whatever happened to it since is there too. If records are missing at the end, nothing is proven.
+//! An unreadable change may have removed an object and given its memory to another one. So no object from before the damage is verified,
+//! whatever a snapshot or earlier records contain: it is dropped. Everything after the last damage is verified if the log is unbroken up
+//! to its end: the record that makes an object readable lists all of its locations, it owned them at that time, and every later change of
+//! the object is in the log. If records are missing at the end, nothing is verified.
 //!
-//! Segments, quotas and transfer metadata are taken from before the damage. They prove nothing alone: every client counts as silent
-//! until it has mounted its memory again, and one that comes with other memory loses its objects, as after any restart. Tasks, copies
-//! and drain jobs are given up.
+//! Segments, quotas and transfer metadata from before the damage are kept. They verify nothing by themselves: every client counts as
+//! silent until it has mounted its memory again, and a client with other memory loses its objects, as after any restart. Tasks, copies
+//! and drain jobs are dropped.
 
 use std::collections::BTreeSet;
 
@@ -15,15 +15,15 @@ use mooncake_wire::types::Uuid;
 use moongate_master_core::{MasterCoreOptions, SnapshotCursor, StateChange, StateChangeSink};
 use moongate_oplog::{LogRecoveryReport, OperationLog, OplogError, OplogOptions, snapshot};
 
-use super::recovery::{RecoveryOutcome, StateDamage};
 use super::restore::{LoadedState, ReplayBase, RestoreReport};
-use super::{AuxState, DurableJournal, PersistenceSchedule, StatePersister};
-use crate::state::MasterState;
+use super::{DurableJournal, PersistenceSchedule, StatePersister};
+use crate::recovery::{RecoveryOutcome, StateDamage};
+use crate::state::{AuxState, MasterState};
 
-/// Numbers of KV events that are left out after a loss: those that lost changes may have reserved.
+/// KV event numbers to skip after a loss: the lost changes may have reserved more numbers than the state has.
 const EVENT_NUMBER_GAP: u64 = 1 << 32;
 
-/// Facts about nodes and tenants, made true in another master.
+/// Applies records of nodes and tenants to another master.
 struct RegistryReplayer<'a> {
     state: &'a MasterState,
     skipped_facts: u64,
@@ -31,7 +31,7 @@ struct RegistryReplayer<'a> {
 
 impl StateChangeSink for RegistryReplayer<'_> {
     fn record(&mut self, fact: StateChange<'_>) {
-        let is_wanted = matches!(
+        let is_registry_record = matches!(
             fact,
             StateChange::SegmentMounted { .. }
                 | StateChange::SegmentStatus { .. }
@@ -40,13 +40,13 @@ impl StateChangeSink for RegistryReplayer<'_> {
                 | StateChange::DiskMounted { .. }
                 | StateChange::TenantQuota { .. }
         );
-        if is_wanted {
+        if is_registry_record {
             self.skipped_facts += u64::from(self.state.master.apply(&fact).is_err());
         }
     }
 }
 
-/// Clients that are not silent.
+/// Collects the clients that are not silent.
 struct LiveClients(BTreeSet<Uuid>);
 
 impl StateChangeSink for LiveClients {
@@ -57,55 +57,55 @@ impl StateChangeSink for LiveClients {
     }
 }
 
-/// Builds a state of what is proven. `base` is a state before the damage; `goes_on`: whether the log's end is the end of what was
-/// written.
+/// Builds a state of what can be verified. `base` is a state from before the damage; `is_log_end_present`: whether the log contains
+/// everything that was written last.
 pub(super) fn salvage(
     durable: DurableJournal,
     base: Option<ReplayBase>,
     opened: &LogRecoveryReport,
-    goes_on: bool,
+    is_log_end_present: bool,
     mut damage: StateDamage,
     settings: &MasterCoreOptions,
 ) -> Result<LoadedState, OplogError> {
-    let mut before = match base {
+    let mut earlier = match base {
         Some(base) => base.state,
         None => MasterState::empty(settings),
     };
-    let readable_to = opened.damage.as_ref().map_or(0, |it| it.readable_to);
-    if readable_to > before.last_record && opened.first <= before.last_record.saturating_add(1) {
-        durable.replay(&mut before, &mut RestoreReport::default(), readable_to)?;
+    let readable_to = opened.damage.as_ref().map_or(0, |damage| damage.readable_to);
+    if readable_to > earlier.last_record && opened.first <= earlier.last_record.saturating_add(1) {
+        durable.replay(&mut earlier, &mut RestoreReport::default(), readable_to)?;
     }
-    let before_keys = before.master.key_count();
+    let earlier_keys = earlier.master.key_count();
     let mut state = MasterState::empty(settings);
-    before.aux.for_each_record(|record| _ = state.apply(record));
+    earlier.aux.for_each_record(|record| _ = state.apply(record));
     let mut registry = RegistryReplayer { state: &state, skipped_facts: 0 };
-    before.master.snapshot(SnapshotCursor::default(), 1, &mut registry);
+    earlier.master.snapshot(SnapshotCursor::default(), 1, &mut registry);
     let mut restored = RestoreReport { skipped_facts: registry.skipped_facts, ..RestoreReport::default() };
-    drop(before);
-    // Without damage to the log itself, a snapshot shows that its end is missing.
-    let is_proven = goes_on && (opened.damage.is_some() || opened.first > 1);
+    drop(earlier);
+    // If the log itself is undamaged, a snapshot has shown that its end is missing.
+    let is_verified = is_log_end_present && (opened.damage.is_some() || opened.first > 1);
     state.last_record =
-        if is_proven { opened.contiguous_from.max(opened.first) - 1 } else { opened.next - 1 };
+        if is_verified { opened.contiguous_from.max(opened.first) - 1 } else { opened.next - 1 };
     durable.replay(&mut state, &mut restored, u64::MAX)?;
     state.aux.reserve_events(state.aux.events().saturating_add(EVENT_NUMBER_GAP));
     restored.keys = state.master.key_count();
-    damage.unproven_keys = before_keys.saturating_sub(restored.keys);
+    damage.unverified_objects = earlier_keys.saturating_sub(restored.keys);
     restored.recovery = RecoveryOutcome::Damaged(damage);
     Ok(LoadedState::Partial(Box::new((durable, state, restored))))
 }
 
-/// Every client counts as silent until it has mounted its memory again.
+/// Marks every client as silent until it has mounted its memory again.
 pub(super) fn silence_clients(state: &MasterState, now_ms: u64) {
-    let mut heard = LiveClients(BTreeSet::new());
-    state.master.snapshot(SnapshotCursor::default(), 1, &mut heard);
-    for client in heard.0 {
+    let mut live_clients = LiveClients(BTreeSet::new());
+    state.master.snapshot(SnapshotCursor::default(), 1, &mut live_clients);
+    for client in live_clients.0 {
         state.master.client_disconnected(now_ms, client, &mut ());
     }
 }
 
 impl DurableJournal {
-    /// Preserves damaged files, and writes a new snapshot, so that the next start finds the state complete. Until then, the files are
-    /// unchanged.
+    /// Moves the damaged files away and writes a new snapshot, so that the next start finds a complete state. The files stay unchanged
+    /// until this is called.
     pub(super) fn rewrite_snapshot(
         mut self,
         state: &MasterState,
@@ -115,13 +115,13 @@ impl DurableJournal {
         damage.preserved_at = Some(self.folder.preserve()?);
         let newest = snapshot::list(&self.folder)?.first().map_or(0, |(number, _)| *number);
         if self.log.next() <= newest {
-            // Its numbers have been given out.
+            // Record numbers up to `newest` are used.
             snapshot::remove_all(&self.folder)?;
             self.log = OperationLog::begin_at(self.folder.clone(), options, newest.saturating_add(1))?;
         }
         let number = self.log.next() - 1;
-        let beside: &AuxState = &state.aux;
-        StatePersister::new(&self, &state.master, beside, PersistenceSchedule::default()).snapshot()?;
+        let aux: &AuxState = &state.aux;
+        StatePersister::new(&self, &state.master, aux, PersistenceSchedule::default()).snapshot()?;
         snapshot::remove_others(&self.folder, Some(number))?;
         self.log.prune(number.saturating_add(1))?;
         Ok(self)

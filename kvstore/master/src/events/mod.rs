@@ -1,12 +1,13 @@
-//! KV events: what becomes readable and what vanishes, published over ZeroMQ as Mooncake's master does it (RFC 1527).
+//! KV events: objects that become readable or are removed, published over ZeroMQ in the format of Mooncake's master (RFC 1527).
 //!
 //! A message has three parts: an empty topic, its number as 8 bytes (big-endian, from 1), and a batch of at most 64 events in
-//! MessagePack. Beyond Mooncake's, every way is told in which an object can vanish, segments are told of in messages of their own, and
-//! who missed messages can have them again: a ROUTER socket takes a number (8 bytes, big-endian), sends what is kept from there on as
-//! (empty part, topic, number, batch), and ends with the number 2^64 - 1 and an empty batch. Engines replay in the same way.
+//! MessagePack. Extensions of Mooncake's protocol: every removal of an object is reported whatever its cause, changes of segments are
+//! reported in messages of their own, and missed messages can be replayed: a ROUTER socket takes a number (8 bytes, big-endian), sends
+//! the buffered messages from that number on as (empty part, topic, number, batch), and ends with the number 2^64 - 1 and an empty batch.
+//! This is the replay protocol of the engines.
 //!
-//! A number that is left out says that events before it were lost, because nobody published them in time, or because the master was
-//! started anew. No number is given out twice ([`EventNumberAllocator`]).
+//! A skipped number means that earlier events were lost: the queue was full, or the master was restarted. No number is used twice
+//! ([`EventNumberAllocator`]).
 
 mod number_allocator;
 mod publish;

@@ -1,4 +1,4 @@
-//! From the queue to the sockets.
+//! Publishes queued events on a ZeroMQ socket.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,35 +19,33 @@ use super::number_allocator::EventNumberAllocator;
 use super::queue::{KvEventBatch, KvEventQueue, QueuedEventObject, QueuedKvEvent};
 use super::replay_buffer::{EventReplayBuffer, message};
 
-/// Events in one message at most, as in Mooncake's master.
+/// Maximum events per message, as in Mooncake's master.
 const BATCH: usize = 64;
-/// Messages that wait for a slow subscriber at most, as in Mooncake's master.
+/// Maximum messages queued for a slow subscriber, as in Mooncake's master.
 const HIGH_WATER_MARK: usize = 10_000;
 
-/// How KV events are published.
+/// Settings of the KV event publisher.
 #[derive(Clone, Debug)]
 pub struct KvEventPublisherOptions {
-    /// Where subscribers connect: `--kv_events_bind_endpoint`.
+    /// Endpoint for subscribers: `--kv_events_bind_endpoint`.
     pub bind: ZmtpEndpoint,
-    /// Where missed messages can be had again, if anywhere.
+    /// Endpoint for replays of missed messages; `None` disables them.
     pub replay: Option<ZmtpEndpoint>,
-    /// The name of this store in its events: `--kv_events_backend_id`.
+    /// Name of this store in its events: `--kv_events_backend_id`.
     pub backend: String,
-    /// Bytes of messages that are kept for a replay.
+    /// Size of the replay buffer in bytes.
     pub replay_bytes: usize,
 }
 
-/// A socket for events could not be had.
+/// An event socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot publish KV events at {endpoint}: {source}")]
 pub struct KvEventBindError {
-    /// The endpoint asked for.
     pub endpoint: ZmtpEndpoint,
-    /// Why not.
     pub source: moongate_zmtp::ZmtpError,
 }
 
-/// Publishes a queue's events.
+/// Publishes the events of a queue.
 #[derive(Debug)]
 pub struct KvEventPublisher {
     queue: Arc<KvEventQueue>,
@@ -55,7 +53,7 @@ pub struct KvEventPublisher {
     publisher: ZmtpPublisher,
     replay_buffer: EventReplayBuffer,
     numbers: EventNumberAllocator,
-    /// The number of the last message.
+    /// Number of the last message.
     sequence: AtomicU64,
     events: AtomicU64,
     unparsed_keys: AtomicU64,
@@ -66,40 +64,40 @@ impl KvEventPublisher {
     /// Opens the sockets and publishes until the supervisor stops.
     ///
     /// # Errors
-    /// If an endpoint cannot be bound.
+    /// An endpoint cannot be bound.
     pub async fn start(
         queue: Arc<KvEventQueue>,
         options: KvEventPublisherOptions,
         numbers: EventNumberAllocator,
         supervisor: &Supervisor,
     ) -> Result<Arc<Self>, KvEventBindError> {
-        let KvEventPublisherOptions { bind, replay, backend, replay_bytes: kept_bytes } = options;
-        let cannot = |endpoint: &ZmtpEndpoint| {
+        let KvEventPublisherOptions { bind, replay, backend, replay_bytes } = options;
+        let bind_error = |endpoint: &ZmtpEndpoint| {
             let endpoint = endpoint.clone();
             move |source| KvEventBindError { endpoint, source }
         };
         let socket = ZmtpOptions { publish_queue: HIGH_WATER_MARK, ..ZmtpOptions::default() };
-        let (publisher, server) = ZmtpPublisher::bind(&bind, socket).await.map_err(cannot(&bind))?;
+        let (publisher, server) = ZmtpPublisher::bind(&bind, socket).await.map_err(bind_error(&bind))?;
         let responder = match &replay {
-            Some(endpoint) => {
-                Some(ZmtpResponder::bind(endpoint, ZmtpOptions::default()).await.map_err(cannot(endpoint))?)
-            }
+            Some(endpoint) => Some(
+                ZmtpResponder::bind(endpoint, ZmtpOptions::default()).await.map_err(bind_error(endpoint))?,
+            ),
             None => None,
         };
         let events = Arc::new(Self {
             queue,
             backend,
             publisher,
-            replay_buffer: EventReplayBuffer::new(if replay.is_some() { kept_bytes } else { 0 }),
+            replay_buffer: EventReplayBuffer::new(if replay.is_some() { replay_bytes } else { 0 }),
             sequence: AtomicU64::new(numbers.starts_after()),
             numbers,
             events: AtomicU64::new(0),
             unparsed_keys: AtomicU64::new(0),
             addresses: (server.local_addr(), responder.as_ref().map(ZmtpResponder::local_addr)),
         });
-        let (serving, stop) = (Arc::clone(&events), supervisor.token());
+        let (publisher_task, stop) = (Arc::clone(&events), supervisor.token());
         supervisor.spawn_essential("KV events", async move {
-            stop.run_until_cancelled(serving.serve(server, responder)).await;
+            stop.run_until_cancelled(publisher_task.serve(server, responder)).await;
         });
         Ok(events)
     }
@@ -116,37 +114,37 @@ impl KvEventPublisher {
 
     async fn publish(&self) {
         loop {
-            let taken = self.queue.take(BATCH).await;
-            self.numbers.reserve(taken.first + taken.events.len() as u64).await;
-            self.publish_batch(&taken);
-            // A burst must not keep the sockets waiting.
+            let batch = self.queue.take(BATCH).await;
+            self.numbers.reserve(batch.first + batch.events.len() as u64).await;
+            self.publish_batch(&batch);
+            // Under a burst of events, the sockets need time too.
             tokio::task::yield_now().await;
         }
     }
 
-    fn publish_batch(&self, taken: &KvEventBatch) {
+    fn publish_batch(&self, batch: &KvEventBatch) {
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now_ms = u64::try_from(since_1970.as_millis()).unwrap_or(0);
         let events: Vec<StoreEvent<'_>> =
-            (taken.first..).zip(&taken.events).map(|(id, news)| self.event(id, now_ms, news)).collect();
-        let no_hashes = events.iter().filter(|event| !has_hash(event)).count();
+            (batch.first..).zip(&batch.events).map(|(id, queued)| self.event(id, now_ms, queued)).collect();
+        let unparsed = events.iter().filter(|event| !has_hash(event)).count();
         let mut payload = Vec::new();
         encode_batch(now_ms, &events, &mut payload);
         let payload = Bytes::from(payload);
-        let number = self.sequence.load(Relaxed) + if taken.gap { 2 } else { 1 };
-        // Kept before it counts as published, so that who reads the number can have the message.
+        let number = self.sequence.load(Relaxed) + if batch.gap { 2 } else { 1 };
+        // Stored before the number is visible, so that a reader of the number can replay the message.
         self.replay_buffer.push(number, payload.clone());
         self.sequence.store(number, Relaxed);
         self.events.fetch_add(events.len() as u64, Relaxed);
-        self.unparsed_keys.fetch_add(no_hashes as u64, Relaxed);
+        self.unparsed_keys.fetch_add(unparsed as u64, Relaxed);
         self.publisher.publish(message(number, payload));
     }
 
-    fn event<'a>(&'a self, id: u64, timestamp_ms: u64, news: &'a QueuedKvEvent) -> StoreEvent<'a> {
+    fn event<'a>(&'a self, id: u64, timestamp_ms: u64, queued: &'a QueuedKvEvent) -> StoreEvent<'a> {
         fn object(name: &QueuedEventObject) -> StoreEventObject<'_> {
             StoreEventObject { key: &name.key, group: name.group.as_deref(), medium: name.medium }
         }
-        let (tenant, change) = match news {
+        let (tenant, change) = match queued {
             QueuedKvEvent::Stored(name) => (name.tenant(), StoreEventKind::Stored(object(name))),
             QueuedKvEvent::Removed(name) => (name.tenant(), StoreEventKind::Removed(object(name))),
             QueuedKvEvent::Segment(name, change) => {
@@ -156,8 +154,8 @@ impl KvEventPublisher {
         StoreEvent { id, timestamp_ms, tenant, backend: &self.backend, change }
     }
 
-    /// What has been published. The number of batches is the number of the last message, so that who counts messages knows what is
-    /// due; numbers that were left out count as batches.
+    /// Counters of the publisher. The number of batches is the number of the last message, skipped numbers included: a subscriber that
+    /// counts messages can compare it.
     pub fn status(&self) -> KvEventsStatus {
         KvEventsStatus {
             enabled: true,
@@ -168,29 +166,28 @@ impl KvEventPublisher {
         }
     }
 
-    /// The number of the last message.
     pub fn sequence(&self) -> u64 {
         self.sequence.load(Relaxed)
     }
 
-    /// The number of the last event that has happened, published or not yet. Smaller if that number could be given out again by
-    /// another master.
+    /// The number of the last event, published or not yet. Smaller while that number is not reserved, because another master could use it
+    /// again.
     pub fn last_event(&self) -> u64 {
         self.queue.last().min(self.numbers.reserved())
     }
 
-    /// How the socket does.
+    /// Statistics of the publishing socket.
     pub fn socket(&self) -> ZmtpPublisherStats {
         self.publisher.stats()
     }
 
-    /// The addresses that the sockets listen on: for subscribers, and for replays.
+    /// Bound addresses of the sockets: for subscribers, and for replays.
     pub fn local_addresses(&self) -> (SocketAddr, Option<SocketAddr>) {
         self.addresses
     }
 }
 
-/// Whether an event's key is a hash, or needs none.
+/// Whether the event's key is a hash, or the event has no key.
 fn has_hash(event: &StoreEvent<'_>) -> bool {
     match &event.change {
         StoreEventKind::Stored(object) | StoreEventKind::Removed(object) => object.hash().is_some(),

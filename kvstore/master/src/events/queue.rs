@@ -1,4 +1,4 @@
-//! Events that wait to be published.
+//! Queue of events that wait to be published.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -8,21 +8,20 @@ use mooncake_wire::events::mooncake::{DEFAULT_TENANT, SegmentChange};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// Something that has happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum QueuedKvEvent {
-    /// An object can be read from a medium.
+    /// An object is now readable from a medium.
     Stored(QueuedEventObject),
-    /// An object has left a medium.
+    /// An object was removed from a medium.
     Removed(QueuedEventObject),
-    /// A segment is there, or not.
+    /// A segment has changed its state.
     Segment(Arc<str>, SegmentChange),
 }
 
-/// A key, whose it is, its group, and on which medium.
+/// Tenant, key and group of an object, and its storage medium.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct QueuedEventObject {
-    /// None for the default tenant.
+    /// `None` for the default tenant, which saves memory.
     tenant: Option<Box<str>>,
     pub(super) key: Box<str>,
     pub(super) group: Option<Box<str>>,
@@ -40,7 +39,7 @@ impl QueuedEventObject {
     }
 }
 
-/// Events in the order in which they came, with their numbers.
+/// Events in the order of their occurrence, with consecutive numbers.
 #[derive(Debug)]
 pub struct KvEventQueue {
     state: Mutex<KvEventQueueState>,
@@ -51,31 +50,31 @@ pub struct KvEventQueue {
 #[derive(Debug)]
 struct KvEventQueueState {
     pending: VecDeque<QueuedKvEvent>,
-    /// The number of the last event that came.
+    /// Number of the last queued event.
     last: u64,
     dropped: u64,
-    /// Whether events were dropped since the last were taken.
+    /// Whether events were dropped since the last batch.
     gap: bool,
 }
 
-/// Events that were taken together.
+/// A batch of events for one message.
 #[derive(Debug, Default)]
 pub(super) struct KvEventBatch {
-    /// The number of the first.
+    /// Number of the first event.
     pub(super) first: u64,
     pub(super) events: Vec<QueuedKvEvent>,
-    /// Whether some before them were dropped.
+    /// Whether events before this batch were dropped.
     pub(super) gap: bool,
 }
 
 impl KvEventQueue {
-    /// A queue of at most `capacity` events; when there are more, the oldest are dropped.
+    /// A queue of at most `capacity` events; beyond that, the oldest are dropped.
     pub fn new(capacity: usize) -> Self {
         let state = KvEventQueueState { pending: VecDeque::new(), last: 0, dropped: 0, gap: false };
         Self { state: Mutex::new(state), available: Notify::new(), capacity: capacity.max(1) }
     }
 
-    /// The first event has the number after this one. Only while there is none.
+    /// Sets the number that the first event follows. Has no effect once there are events.
     pub(crate) fn begin_after(&self, number: u64) {
         let mut state = self.state.lock();
         if state.pending.is_empty() {
@@ -107,7 +106,7 @@ impl KvEventQueue {
         self.add(QueuedKvEvent::Segment(name, change));
     }
 
-    fn add(&self, news: QueuedKvEvent) {
+    fn add(&self, event: QueuedKvEvent) {
         let mut state = self.state.lock();
         state.last += 1;
         if state.pending.len() >= self.capacity {
@@ -115,7 +114,7 @@ impl KvEventQueue {
             state.dropped += 1;
             state.gap = true;
         }
-        state.pending.push_back(news);
+        state.pending.push_back(event);
         let is_first = state.pending.len() == 1;
         drop(state);
         if is_first {
@@ -123,23 +122,22 @@ impl KvEventQueue {
         }
     }
 
-    /// The number of the last event that came.
+    /// Number of the last queued event.
     pub(crate) fn last(&self) -> u64 {
         self.state.lock().last
     }
 
-    /// Events that were dropped.
     pub(crate) fn dropped(&self) -> u64 {
         self.state.lock().dropped
     }
 
-    /// Tells of objects that have been stored, or removed, after an event.
+    /// Calls `each` for every object stored or removed after an event.
     #[cfg(test)]
-    pub(crate) fn replay_after(&self, event: u64, mut each: impl FnMut(bool, &str)) {
+    pub(crate) fn replay_after(&self, after: u64, mut each: impl FnMut(bool, &str)) {
         let state = self.state.lock();
         let first = state.last + 1 - state.pending.len() as u64;
-        for (_, news) in (first..).zip(&state.pending).filter(|(id, _)| *id > event) {
-            match news {
+        for (_, event) in (first..).zip(&state.pending).filter(|(id, _)| *id > after) {
+            match event {
                 QueuedKvEvent::Stored(name) => each(true, &name.key),
                 QueuedKvEvent::Removed(name) => each(false, &name.key),
                 QueuedKvEvent::Segment(..) => {}
@@ -147,12 +145,12 @@ impl KvEventQueue {
         }
     }
 
-    /// Takes the first events, at least one and at most `limit`: either of objects, or of segments.
+    /// Takes the first events, at least one and at most `limit`: either all of objects, or all of segments.
     pub(super) async fn take(&self, limit: usize) -> KvEventBatch {
         loop {
-            let taken = self.state.lock().take(limit);
-            if !taken.events.is_empty() {
-                return taken;
+            let batch = self.state.lock().take(limit);
+            if !batch.events.is_empty() {
+                return batch;
             }
             self.available.notified().await;
         }
@@ -161,12 +159,12 @@ impl KvEventQueue {
 
 impl KvEventQueueState {
     fn take(&mut self, limit: usize) -> KvEventBatch {
-        let is_segment = |it: &QueuedKvEvent| matches!(it, QueuedKvEvent::Segment(..));
+        let is_segment = |event: &QueuedKvEvent| matches!(event, QueuedKvEvent::Segment(..));
         let kind = self.pending.front().is_some_and(is_segment);
-        let same = self.pending.iter().take(limit).take_while(|it| is_segment(it) == kind).count();
+        let count = self.pending.iter().take(limit).take_while(|event| is_segment(event) == kind).count();
         let first = self.last + 1 - self.pending.len() as u64;
-        let news: Vec<QueuedKvEvent> = self.pending.drain(..same).collect();
-        let gap = !news.is_empty() && std::mem::take(&mut self.gap);
-        KvEventBatch { first, events: news, gap }
+        let event: Vec<QueuedKvEvent> = self.pending.drain(..count).collect();
+        let gap = !event.is_empty() && std::mem::take(&mut self.gap);
+        KvEventBatch { first, events: event, gap }
     }
 }

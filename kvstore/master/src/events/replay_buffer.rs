@@ -1,4 +1,4 @@
-//! Messages that are kept for those who missed them.
+//! Buffer of the newest messages, for replays.
 
 use std::collections::VecDeque;
 
@@ -7,10 +7,10 @@ use futures_util::stream::{self, Stream};
 use moongate_zmtp::ZmtpMessage;
 use parking_lot::Mutex;
 
-/// Number of a replay's end marker.
+/// Message number that ends a replay.
 const END_OF_REPLAY: u64 = u64::MAX;
 
-/// The newest messages.
+/// The newest messages within a size limit.
 #[derive(Debug)]
 pub(super) struct EventReplayBuffer {
     messages: Mutex<BufferedMessages>,
@@ -28,7 +28,7 @@ pub(super) fn message(number: u64, payload: Bytes) -> ZmtpMessage {
 }
 
 impl EventReplayBuffer {
-    /// Keeps about `capacity` bytes.
+    /// Holds about `capacity` bytes.
     pub(super) fn new(capacity: usize) -> Self {
         Self { messages: Mutex::default(), capacity }
     }
@@ -43,18 +43,18 @@ impl EventReplayBuffer {
         }
     }
 
-    /// The first message from a number on.
+    /// The first message with this number or a later one.
     fn after(&self, number: u64) -> Option<(u64, Bytes)> {
         let messages = self.messages.lock();
-        let at = messages.all.partition_point(|(known, _)| *known < number);
-        messages.all.get(at).cloned()
+        let index = messages.all.partition_point(|(buffered, _)| *buffered < number);
+        messages.all.get(index).cloned()
     }
 
-    /// What is kept from the requested number on, then the end marker. A request that is no number gets nothing.
+    /// Yields the buffered messages from the requested number on, then the end marker. Yields nothing for an invalid request.
     pub(super) fn replay<'a>(&'a self, request: &ZmtpMessage) -> impl Stream<Item = ZmtpMessage> + use<'a> {
         let from = request.parts().last().and_then(|part| <[u8; 8]>::try_from(&part[..]).ok());
         stream::unfold(from.map(u64::from_be_bytes), move |next| async move {
-            // A reader who is slower than the messages are forgotten gets a gap, and sees it.
+            // If messages are evicted faster than the reader reads, it receives a gap in the numbers.
             match self.after(next?) {
                 Some((number, payload)) => Some((message(number, payload), Some(number.saturating_add(1)))),
                 None => Some((message(END_OF_REPLAY, Bytes::new()), None)),

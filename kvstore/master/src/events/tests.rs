@@ -13,10 +13,11 @@ use moongate_zmtp::{
 };
 
 use super::{EventNumberAllocator, KvEventPublisher, KvEventPublisherOptions, KvEventQueue};
-use crate::journal::{FactRecorder, MemoryJournal};
+use crate::journal::MemoryJournal;
 use crate::observer::{FactObserver, ObservingJournal};
+use crate::recorder::FactRecorder;
 
-/// Long, because it only says when a test hangs.
+/// Timeout that only a hanging test reaches.
 const LIMIT: Duration = Duration::from_secs(60);
 const CLIENT: Uuid = Uuid { first: 1, second: 1 };
 
@@ -55,13 +56,13 @@ impl KvEventFixture {
 
     fn put(&mut self, key: &str, size: u64) {
         let config = ReplicateConfig::<String> { replica_num: 1, ..ReplicateConfig::default() };
-        let fx = &mut self.recorder;
-        self.master.put_start(self.now_ms, CLIENT, "default", key, size, &config, fx).unwrap();
+        let recorder = &mut self.recorder;
+        self.master.put_start(self.now_ms, CLIENT, "default", key, size, &config, recorder).unwrap();
         let object = ObjectMeta { key, object_checksum: None };
-        self.master.put_end(self.now_ms, CLIENT, "default", &object, ReplicaType::ALL, fx).unwrap();
+        self.master.put_end(self.now_ms, CLIENT, "default", &object, ReplicaType::ALL, recorder).unwrap();
     }
 
-    /// The keys that can be read.
+    /// Keys of all readable objects.
     fn keys(&self) -> BTreeSet<String> {
         let (mut keys, mut from) = (BTreeSet::new(), Some(moongate_master_core::ObjectCursor::default()));
         while let Some(cursor) = from {
@@ -73,19 +74,19 @@ impl KvEventFixture {
     }
 }
 
-/// An endpoint on loopback, whose port the kernel chooses.
-fn anywhere() -> ZmtpEndpoint {
+/// A loopback endpoint with a free port.
+fn loopback() -> ZmtpEndpoint {
     "tcp://127.0.0.1:*".parse().unwrap()
 }
 
-async fn start(world: &KvEventFixture, supervisor: &Supervisor) -> Arc<KvEventPublisher> {
+async fn start(fixture: &KvEventFixture, supervisor: &Supervisor) -> Arc<KvEventPublisher> {
     let options = KvEventPublisherOptions {
-        bind: anywhere(),
-        replay: Some(anywhere()),
+        bind: loopback(),
+        replay: Some(loopback()),
         backend: "pool-a".to_owned(),
         replay_bytes: 64 << 20,
     };
-    KvEventPublisher::start(Arc::clone(&world.queue), options, EventNumberAllocator::default(), supervisor)
+    KvEventPublisher::start(Arc::clone(&fixture.queue), options, EventNumberAllocator::default(), supervisor)
         .await
         .unwrap()
 }
@@ -107,7 +108,7 @@ async fn next(subscriber: &mut ZmtpSubscriber) -> ZmtpMessage {
     }
 }
 
-/// Follows events: which keys there are.
+/// Applies events to a set of keys.
 #[derive(Default)]
 struct TestEventSubscriber {
     keys: BTreeSet<String>,
@@ -133,80 +134,87 @@ impl TestEventSubscriber {
                 }
                 StoreEventKind::Removed(object) => assert!(self.keys.remove(object.key), "{}", object.key),
                 StoreEventKind::Segment { name, change } => self.segments.push((name.to_owned(), change)),
-                StoreEventKind::Cleared => panic!("nobody sends this"),
+                StoreEventKind::Cleared => panic!("the master never sends this"),
             }
         }
     }
 
-    async fn catch_up(&mut self, subscriber: &mut ZmtpSubscriber, world: &KvEventFixture) {
-        while self.last_event < world.queue.last() {
+    async fn catch_up(&mut self, subscriber: &mut ZmtpSubscriber, fixture: &KvEventFixture) {
+        while self.last_event < fixture.queue.last() {
             self.apply(&next(subscriber).await);
         }
-        assert_eq!(self.keys, world.keys());
+        assert_eq!(self.keys, fixture.keys());
     }
 }
 
 #[tokio::test]
-async fn every_way_in_which_an_object_can_vanish_is_told() {
-    let (mut world, supervisor) = (KvEventFixture::new(1 << 16), Supervisor::default());
-    let events = start(&world, &supervisor).await;
+async fn every_removal_of_an_object_is_published() {
+    let (mut fixture, supervisor) = (KvEventFixture::new(1 << 16), Supervisor::default());
+    let events = start(&fixture, &supervisor).await;
     let mut subscriber = subscribe(&events).await;
-    let mut follower = TestEventSubscriber::default();
-    world.mount(1, CLIENT);
+    let mut subscriber_state = TestEventSubscriber::default();
+    fixture.mount(1, CLIENT);
     for number in 0..200 {
-        world.put(&format!("key{number}"), 1000);
+        fixture.put(&format!("key{number}"), 1000);
     }
-    follower.catch_up(&mut subscriber, &world).await;
-    assert_eq!(follower.keys.len(), 200);
+    subscriber_state.catch_up(&mut subscriber, &fixture).await;
+    assert_eq!(subscriber_state.keys.len(), 200);
 
-    let now = world.now_ms;
-    world.master.remove(now, "default", "key0", false, &mut world.recorder).unwrap();
-    follower.catch_up(&mut subscriber, &world).await;
-    world.master.batch_remove(now, "default", &["key1", "none", "key2"], false, &mut world.recorder);
-    follower.catch_up(&mut subscriber, &world).await;
-    assert_eq!(world.master.remove_by_regex(now, "default", "^key1.$", false, &mut world.recorder), Ok(10));
-    follower.catch_up(&mut subscriber, &world).await;
-    world.master.replica_clear(now, "default", &["key3"], CLIENT, "", &mut world.recorder);
-    follower.catch_up(&mut subscriber, &world).await;
-    assert_eq!(follower.keys.len(), 186);
+    let now = fixture.now_ms;
+    fixture.master.remove(now, "default", "key0", false, &mut fixture.recorder).unwrap();
+    subscriber_state.catch_up(&mut subscriber, &fixture).await;
+    fixture.master.batch_remove(now, "default", &["key1", "none", "key2"], false, &mut fixture.recorder);
+    subscriber_state.catch_up(&mut subscriber, &fixture).await;
+    assert_eq!(
+        fixture.master.remove_by_regex(now, "default", "^key1.$", false, &mut fixture.recorder),
+        Ok(10)
+    );
+    subscriber_state.catch_up(&mut subscriber, &fixture).await;
+    fixture.master.replica_clear(now, "default", &["key3"], CLIENT, "", &mut fixture.recorder);
+    subscriber_state.catch_up(&mut subscriber, &fixture).await;
+    assert_eq!(subscriber_state.keys.len(), 186);
 
-    // One more than fits: others are evicted.
-    world.put("large", 700_000);
-    world.put("larger", 900_000);
-    follower.catch_up(&mut subscriber, &world).await;
-    assert!(follower.keys.contains("larger") && follower.keys.len() < 186, "{}", follower.keys.len());
+    // The second object does not fit: others are evicted.
+    fixture.put("large", 700_000);
+    fixture.put("larger", 900_000);
+    subscriber_state.catch_up(&mut subscriber, &fixture).await;
+    assert!(
+        subscriber_state.keys.contains("larger") && subscriber_state.keys.len() < 186,
+        "{}",
+        subscriber_state.keys.len()
+    );
 
-    world.master.remove_all(now, None, true, &mut world.recorder);
-    follower.catch_up(&mut subscriber, &world).await;
-    assert!(follower.keys.is_empty());
+    fixture.master.remove_all(now, None, true, &mut fixture.recorder);
+    subscriber_state.catch_up(&mut subscriber, &fixture).await;
+    assert!(subscriber_state.keys.is_empty());
 
-    // Its node unmounts.
-    world.put("again", 1000);
+    // The node unmounts its segment.
+    fixture.put("again", 1000);
     let segment = Uuid { first: 7, second: 1 };
-    world.master.unmount(now, segment, CLIENT, &mut world.recorder).unwrap();
-    follower.catch_up(&mut subscriber, &world).await;
+    fixture.master.unmount(now, segment, CLIENT, &mut fixture.recorder).unwrap();
+    subscriber_state.catch_up(&mut subscriber, &fixture).await;
 
-    // Its node mounts other memory, or is silent for too long.
+    // The node mounts other memory, or is silent for too long.
     let other = Uuid { first: 2, second: 2 };
-    world.mount(2, other);
-    world.put("lost", 1000);
-    follower.catch_up(&mut subscriber, &world).await;
-    world.master.client_disconnected(world.now_ms, other, &mut world.recorder);
-    world.master.remount(now, &[KvEventFixture::segment(2)], other, &mut world.recorder).unwrap();
-    follower.catch_up(&mut subscriber, &world).await;
-    assert!(follower.keys.contains("lost"), "its node came back in time");
-    world.master.client_disconnected(world.now_ms, other, &mut world.recorder);
-    world.now_ms += 3_600_000;
-    world.master.tick(world.now_ms, &mut world.recorder);
-    follower.catch_up(&mut subscriber, &world).await;
-    assert!(follower.keys.is_empty());
+    fixture.mount(2, other);
+    fixture.put("lost", 1000);
+    subscriber_state.catch_up(&mut subscriber, &fixture).await;
+    fixture.master.client_disconnected(fixture.now_ms, other, &mut fixture.recorder);
+    fixture.master.remount(now, &[KvEventFixture::segment(2)], other, &mut fixture.recorder).unwrap();
+    subscriber_state.catch_up(&mut subscriber, &fixture).await;
+    assert!(subscriber_state.keys.contains("lost"), "its node recovered in time");
+    fixture.master.client_disconnected(fixture.now_ms, other, &mut fixture.recorder);
+    fixture.now_ms += 3_600_000;
+    fixture.master.tick(fixture.now_ms, &mut fixture.recorder);
+    subscriber_state.catch_up(&mut subscriber, &fixture).await;
+    assert!(subscriber_state.keys.is_empty());
 
     use SegmentChange::{Lost, Mounted, Recovered, Silent};
-    let told: Vec<(&str, SegmentChange)> =
-        follower.segments.iter().map(|(name, it)| (&**name, *it)).collect();
+    let changes: Vec<(&str, SegmentChange)> =
+        subscriber_state.segments.iter().map(|(name, change)| (&**name, *change)).collect();
     let (one, two) = ("10.0.0.1:1", "10.0.0.2:1");
     assert_eq!(
-        told,
+        changes,
         [
             (one, Mounted),
             (one, Lost),
@@ -218,28 +226,28 @@ async fn every_way_in_which_an_object_can_vanish_is_told() {
         ]
     );
     let status = events.status();
-    assert_eq!(status.published_batches, follower.last_message);
-    assert_eq!(status.published_events, follower.last_event);
-    assert_eq!(status.skipped_unparsed_keys, follower.last_event - 7);
+    assert_eq!(status.published_batches, subscriber_state.last_message);
+    assert_eq!(status.published_events, subscriber_state.last_event);
+    assert_eq!(status.skipped_unparsed_keys, subscriber_state.last_event - 7);
     assert_eq!(status.dropped_events, 0);
     supervisor.shutdown(LIMIT).await.unwrap();
 }
 
 #[tokio::test]
-async fn the_bytes_are_those_that_were_recorded() {
-    // Recorded from Mooncake's publisher: three events, each in a message of its own.
+async fn messages_equal_those_of_mooncake() {
+    // Recorded from Mooncake's publisher: three events, each in its own message.
     let recorded = include_str!("../../tests/vectors/capture.txt");
     let payloads: Vec<Vec<u8>> = recorded
         .lines()
         .filter_map(|line| line.strip_prefix("FRAMES 3 topic b'' seq ")?.split_once(" payload "))
         .map(|(_, hex)| {
-            let digit = |at: usize| u8::from_str_radix(&hex[at..at + 2], 16).unwrap();
+            let digit = |index: usize| u8::from_str_radix(&hex[index..index + 2], 16).unwrap();
             (0..hex.len()).step_by(2).map(digit).collect()
         })
         .collect();
     let (queue, supervisor) = (Arc::new(KvEventQueue::new(100)), Supervisor::default());
     let options = KvEventPublisherOptions {
-        bind: anywhere(),
+        bind: loopback(),
         replay: None,
         backend: "pool-a".to_owned(),
         replay_bytes: 0,
@@ -249,10 +257,10 @@ async fn the_bytes_are_those_that_were_recorded() {
             .await
             .unwrap();
     let mut subscriber = subscribe(&events).await;
-    for (at, payload) in payloads.iter().enumerate() {
+    for (index, payload) in payloads.iter().enumerate() {
         let batch = StoreEventBatch::decode(payload).unwrap();
         let event = batch.events().next().unwrap().unwrap();
-        let known = |medium: StorageMedium<'_>| {
+        let owned_medium = |medium: StorageMedium<'_>| {
             if medium == StorageMedium::StoreDisk {
                 StorageMedium::StoreDisk
             } else {
@@ -260,8 +268,12 @@ async fn the_bytes_are_those_that_were_recorded() {
             }
         };
         match event.change {
-            StoreEventKind::Stored(it) => queue.stored(event.tenant, it.key, it.group, known(it.medium)),
-            StoreEventKind::Removed(it) => queue.removed(event.tenant, it.key, it.group, known(it.medium)),
+            StoreEventKind::Stored(object) => {
+                queue.stored(event.tenant, object.key, object.group, owned_medium(object.medium))
+            }
+            StoreEventKind::Removed(object) => {
+                queue.removed(event.tenant, object.key, object.group, owned_medium(object.medium))
+            }
             other => panic!("{other:?}"),
         }
         let message = next(&mut subscriber).await;
@@ -272,19 +284,19 @@ async fn the_bytes_are_those_that_were_recorded() {
             let batch = StoreEventBatch::decode(payload).unwrap();
             let time = batch.timestamp_ms.to_be_bytes();
             let event_time = batch.events().next().unwrap().unwrap().timestamp_ms.to_be_bytes();
-            for at in 0..bytes.len() - 8 {
-                if bytes[at..at + 8] == time || bytes[at..at + 8] == event_time {
-                    bytes[at..at + 8].fill(0);
+            for index in 0..bytes.len() - 8 {
+                if bytes[index..index + 8] == time || bytes[index..index + 8] == event_time {
+                    bytes[index..index + 8].fill(0);
                 }
             }
             let name = b"event_id";
-            let at = bytes.windows(name.len()).position(|it| it == name).unwrap() + name.len();
-            assert_eq!(u64::from(bytes[at]), id);
-            bytes[at] = 0;
+            let index = bytes.windows(name.len()).position(|window| window == name).unwrap() + name.len();
+            assert_eq!(u64::from(bytes[index]), id);
+            bytes[index] = 0;
             bytes
         };
-        let ours = without_times(frames.payload, frames.sequence);
-        assert_eq!(ours, without_times(&payloads[at], at as u64 + 1), "{at}");
+        let published = without_times(frames.payload, frames.sequence);
+        assert_eq!(published, without_times(&payloads[index], index as u64 + 1), "{index}");
     }
     supervisor.shutdown(LIMIT).await.unwrap();
 }
@@ -306,18 +318,18 @@ async fn replay(events: &KvEventPublisher, from: u64) -> Vec<u64> {
 }
 
 #[tokio::test]
-async fn missed_messages_can_be_had_again() {
-    let (mut world, supervisor) = (KvEventFixture::new(1 << 16), Supervisor::default());
-    let events = start(&world, &supervisor).await;
-    world.mount(1, CLIENT);
+async fn missed_messages_can_be_replayed() {
+    let (mut fixture, supervisor) = (KvEventFixture::new(1 << 16), Supervisor::default());
+    let events = start(&fixture, &supervisor).await;
+    fixture.mount(1, CLIENT);
     for number in 0..100 {
-        world.put(&format!("key{number}"), 10);
+        fixture.put(&format!("key{number}"), 10);
     }
-    while events.status().published_events < world.queue.last() {
+    while events.status().published_events < fixture.queue.last() {
         tokio::task::yield_now().await;
     }
     let last = events.sequence();
-    assert!(last >= 3, "segments have a message of their own, and 64 is the most");
+    assert!(last >= 3, "segments have their own messages, and a batch has at most 64 events");
     assert_eq!(replay(&events, 0).await, (1..=last).collect::<Vec<_>>());
     assert_eq!(replay(&events, last).await, [last]);
     assert!(replay(&events, last + 1).await.is_empty());
@@ -325,16 +337,16 @@ async fn missed_messages_can_be_had_again() {
 }
 
 #[tokio::test]
-async fn what_is_dropped_leaves_a_gap() {
-    let (world, supervisor) = (KvEventFixture::new(10), Supervisor::default());
+async fn dropped_events_leave_a_gap() {
+    let (fixture, supervisor) = (KvEventFixture::new(10), Supervisor::default());
     for number in 0..25 {
-        world.queue.stored("default", &number.to_string(), None, StorageMedium::StoreMemory);
+        fixture.queue.stored("default", &number.to_string(), None, StorageMedium::StoreMemory);
     }
-    let events = start(&world, &supervisor).await;
+    let events = start(&fixture, &supervisor).await;
     while events.status().published_events < 10 {
         tokio::task::yield_now().await;
     }
-    world.queue.stored("default", "another", None, StorageMedium::StoreMemory);
+    fixture.queue.stored("default", "another", None, StorageMedium::StoreMemory);
     while events.status().published_events < 11 {
         tokio::task::yield_now().await;
     }
@@ -345,19 +357,19 @@ async fn what_is_dropped_leaves_a_gap() {
 }
 
 #[test]
-fn what_nobody_could_read_is_not_told_to_be_gone() {
-    let mut world = KvEventFixture::new(100);
-    world.mount(1, CLIENT);
-    let before = world.queue.last();
+fn revoked_writes_publish_no_removal() {
+    let mut fixture = KvEventFixture::new(100);
+    fixture.mount(1, CLIENT);
+    let last_event = fixture.queue.last();
     let config = ReplicateConfig::<String> { replica_num: 1, ..ReplicateConfig::default() };
-    let fx = &mut world.recorder;
-    world.master.put_start(world.now_ms, CLIENT, "default", "x", 10, &config, fx).unwrap();
-    world.master.put_revoke(CLIENT, "default", "x", ReplicaType::ALL, fx).unwrap();
-    assert_eq!(world.queue.last(), before);
+    let recorder = &mut fixture.recorder;
+    fixture.master.put_start(fixture.now_ms, CLIENT, "default", "x", 10, &config, recorder).unwrap();
+    fixture.master.put_revoke(CLIENT, "default", "x", ReplicaType::ALL, recorder).unwrap();
+    assert_eq!(fixture.queue.last(), last_event);
 }
 
 #[test]
-fn facts_that_only_rebuild_a_master_are_no_events() {
+fn records_without_object_changes_publish_no_events() {
     let queue = Arc::new(KvEventQueue::new(10));
     let observer = FactObserver::new(Some(Arc::clone(&queue)));
     observer.observe(&StateChange::ClientExpired { client: CLIENT });

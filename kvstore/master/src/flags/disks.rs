@@ -1,10 +1,10 @@
-//! How objects go to nodes' disks and back.
+//! Settings of offloading to nodes' disks and promotion back to memory.
 
 use moongate_master_core::DiskTierOptions;
 
 use super::{FlagError, FlagValues};
 
-/// With `--enable_offload`. `cap_ratio` is the checked value of `--offload_cap_ratio`.
+/// Settings with `--enable_offload`. `cap_ratio` is the checked value of `--offload_cap_ratio`.
 pub(super) fn disks(
     values: &FlagValues,
     cap_ratio: Result<f64, FlagError>,
@@ -29,7 +29,7 @@ mod tests {
     use crate::flags::options::tests::options;
 
     #[test]
-    fn disks_are_used_as_told() {
+    fn disk_flags_are_applied() {
         let line = "--enable_offload --offload_on_evict --offloading_queue_limit=7 --promotion_on_hit \
                     --promotion_admission_threshold=1000 --promotion_max_per_heartbeat=0";
         let tier = options(line).unwrap().server.core.disks.unwrap();

@@ -1,60 +1,56 @@
-//! What a flag is.
+//! Definition of a flag.
 
-/// What values a flag takes.
+/// Type of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FlagKind {
-    /// On or off; `--noNAME` is off.
+    /// A switch; `--noNAME` turns it off.
     Bool,
-    /// A whole number within bounds.
+    /// An integer within these bounds.
     Number(i64, i64),
-    /// A number.
     Float,
-    /// Any text.
     Text,
-    /// Milliseconds, or a whole number with one of the units `ms`, `s`, `m`, `h`.
+    /// Milliseconds, or an integer with one of the units `ms`, `s`, `m`, `h`.
     Duration,
-    /// One of these words.
     Choice(&'static [&'static str]),
 }
 
-/// What becomes of a flag's value here.
+/// How this master treats a flag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FlagSupport {
-    /// A flag that Mooncake's master does not have.
+    /// A flag of Moongate that Mooncake's master does not have.
     Extension,
-    /// It does what it does for Mooncake's master.
+    /// Same effect as in Mooncake's master.
     Compatible,
-    /// It is accepted and has nothing to work on here.
+    /// Accepted without effect.
     Ignored,
-    /// It asks for something that this master does not do.
+    /// Requests a feature that this master does not have.
     Unsupported,
 }
 
-/// A flag of the command line, which is also an environment variable and a key of the config file.
+/// A command-line flag, which is also an environment variable and a key of the config file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FlagDefinition {
-    /// Its name, without dashes.
+    /// Name without dashes, in snake case.
     pub name: &'static str,
-    /// What values it takes.
     pub kind: FlagKind,
-    /// Its value if nobody sets it.
+    /// Value if the flag is not set.
     pub default: &'static str,
-    /// What becomes of it.
+    /// How this master treats it.
     pub support: FlagSupport,
-    /// What it is for.
+    /// Description for `--help`.
     pub help: &'static str,
 }
 
 const TRUE: [&str; 5] = ["true", "t", "1", "yes", "y"];
 const FALSE: [&str; 5] = ["false", "f", "0", "no", "n"];
 
-/// A value of [`FlagKind::Bool`].
+/// Parses a value of [`FlagKind::Bool`].
 pub(super) fn parse_bool(text: &str) -> Option<bool> {
     let is_in = |words: [&str; 5]| words.iter().any(|word| word.eq_ignore_ascii_case(text));
     if is_in(TRUE) { Some(true) } else { is_in(FALSE).then_some(false) }
 }
 
-/// A value of [`FlagKind::Duration`], in milliseconds.
+/// Parses a value of [`FlagKind::Duration`] into milliseconds.
 pub(super) fn parse_duration_ms(text: &str) -> Option<u64> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
     let unit = match text.get(digits.len()..)? {
@@ -68,13 +64,13 @@ pub(super) fn parse_duration_ms(text: &str) -> Option<u64> {
 }
 
 impl FlagDefinition {
-    /// Whether a value can be used. If not: what would be.
+    /// Checks a value. The error describes the expected values.
     pub(super) fn check(&self, value: &str) -> Result<(), String> {
-        let (is_fine, expected) = match self.kind {
+        let (is_valid, expected) = match self.kind {
             FlagKind::Bool => (parse_bool(value).is_some(), "true or false".to_owned()),
-            FlagKind::Number(least, most) => {
-                let within = value.parse::<i64>().is_ok_and(|number| (least..=most).contains(&number));
-                (within, format!("a whole number from {least} to {most}"))
+            FlagKind::Number(min, max) => {
+                let within = value.parse::<i64>().is_ok_and(|number| (min..=max).contains(&number));
+                (within, format!("an integer from {min} to {max}"))
             }
             FlagKind::Float => {
                 (value.parse::<f64>().is_ok_and(f64::is_finite), "a number, such as 0.9".to_owned())
@@ -86,10 +82,10 @@ impl FlagDefinition {
             ),
             FlagKind::Choice(words) => (words.contains(&value), format!("one of {}", words.join(", "))),
         };
-        if is_fine { Ok(()) } else { Err(expected) }
+        if is_valid { Ok(()) } else { Err(expected) }
     }
 
-    /// The environment variable that sets it.
+    /// Name of the environment variable for this flag.
     pub(super) fn variable(&self) -> String {
         format!("MOONGATE_{}", self.name.to_ascii_uppercase())
     }
@@ -100,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values() {
+    fn booleans_and_durations_are_parsed() {
         assert_eq!(
             ["1", "T", "yes", "0", "False", "maybe", ""].map(parse_bool),
             [Some(true), Some(true), Some(true), Some(false), Some(false), None, None]
@@ -123,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn every_default_is_a_value() {
+    fn every_default_is_valid() {
         for flag in crate::flags::table::FLAGS {
             assert_eq!(flag.check(flag.default), Ok(()), "{}", flag.name);
         }

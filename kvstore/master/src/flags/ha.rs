@@ -1,4 +1,4 @@
-//! Flags of a master among others.
+//! Flags for HA mode.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,45 +7,42 @@ use super::options::rpc;
 use super::{FlagError, FlagValues, store_tls};
 use crate::ha::{LeaseName, PodName, TlsFiles};
 
-/// Where masters settle who leads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HaBackend {
-    /// In etcd.
+    /// Election through etcd.
     Etcd {
-        /// Its endpoints.
+        /// Endpoints, separated by `;` or `,`.
         endpoints: String,
-        /// The name of the store.
+        /// Cluster name, which is a part of the keys.
         cluster: String,
-        /// For reaching it over TLS.
+        /// TLS files for etcd; `None` for plain HTTP.
         tls: Option<TlsFiles>,
     },
-    /// In Kubernetes.
+    /// Election through a Kubernetes Lease.
     Kubernetes {
-        /// The Lease.
+        /// Namespace and name of the Lease.
         lease: LeaseName,
         /// The pod to label while this master leads.
         pod: Option<PodName>,
     },
 }
 
-/// How a master takes part with others.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HaFlags {
-    /// Where they settle who leads.
     pub backend: HaBackend,
-    /// Where clients reach this master.
+    /// Address of this master for clients.
     pub address: String,
-    /// Where other masters reach it.
+    /// Address of this master's replication port for other masters.
     pub replication_address: String,
-    /// Where it listens for them.
+    /// Listen address of the replication port.
     pub replication: SocketAddr,
-    /// For following each other over TLS.
+    /// Files for mutual TLS between masters.
     pub tls: Option<TlsFiles>,
-    /// After which time without a renewal the lead is lost.
+    /// Lease duration: a leader without a renewal in this time loses the leadership.
     pub lease: Duration,
-    /// Silence after which a follower is given up.
+    /// A follower without a frame for this long leaves the in-sync set.
     pub follower_timeout: Duration,
-    /// Whether to lead once although others may have more.
+    /// Whether to become leader once without being in sync.
     pub force_leader: bool,
 }
 
@@ -62,7 +59,7 @@ impl HaFlags {
             None if rpc.ip().is_unspecified() || rpc.port() == 0 => {
                 return Err(values.invalid(
                     "ha_address",
-                    "HOST:PORT at which clients reach this master, or give --rpc_address and --rpc_port",
+                    "the HOST:PORT of this master for clients; or set --rpc_address and --rpc_port",
                 ));
             }
             None => rpc.to_string(),
@@ -70,12 +67,13 @@ impl HaFlags {
         let host = address.rsplit_once(':').map(|(host, _)| host).filter(|host| !host.is_empty());
         let host = host.ok_or_else(|| values.invalid("ha_address", "HOST:PORT"))?;
         let names = ["ha_replication_ca", "ha_replication_cert", "ha_replication_key"];
-        // Without settings of its own, replication uses those of the store's programs.
+        // Without settings of its own, replication uses the files of --store_tls_….
         let tls = tls(values, names)?.or_else(|| store_tls::replication_files(values));
         if tls.as_ref().is_some_and(|files| files.identity.is_none()) {
-            return Err(
-                values.invalid("ha_replication_cert", "a file: each master shows the others who it is")
-            );
+            return Err(values.invalid(
+                "ha_replication_cert",
+                "a file: masters authenticate each other with certificates",
+            ));
         }
         Ok(Self {
             backend,
@@ -91,44 +89,42 @@ impl HaFlags {
 }
 
 fn backend(values: &FlagValues) -> Result<HaBackend, FlagError> {
-    let told = values.optional("ha_backend_connstring");
+    let connection_string = values.optional("ha_backend_connstring");
     match values.text("ha_backend_type") {
         "etcd" => {
-            let endpoints = told.or_else(|| values.optional("etcd_endpoints"));
+            let endpoints = connection_string.or_else(|| values.optional("etcd_endpoints"));
             let endpoints = endpoints.ok_or_else(|| {
-                values.invalid("ha_backend_connstring", "HOST:PORT of etcd, with --enable_ha")
+                values.invalid("ha_backend_connstring", "the HOST:PORT of etcd with --enable_ha")
             })?;
             let tls = tls(values, ["etcd_ca", "etcd_cert", "etcd_key"])?;
             Ok(HaBackend::Etcd { endpoints, cluster: values.text("cluster_id").to_owned(), tls })
         }
         "k8s" => {
-            let lease = told.as_deref().and_then(LeaseName::read);
+            let lease = connection_string.as_deref().and_then(LeaseName::read);
             let lease = lease.ok_or_else(|| {
                 values
-                    .invalid("ha_backend_connstring", "NAMESPACE/NAME of a Lease, with --ha_backend_type=k8s")
+                    .invalid("ha_backend_connstring", "a Lease as NAMESPACE/NAME with --ha_backend_type=k8s")
             })?;
             let pod = values.optional("pod_namespace").zip(values.optional("pod_name"));
             Ok(HaBackend::Kubernetes { lease, pod: pod.map(|(namespace, name)| PodName { namespace, name }) })
         }
-        _ => Err(values.invalid("ha_backend_type", "etcd or k8s: nothing else is there to settle who leads")),
+        _ => Err(values.invalid("ha_backend_type", "etcd or k8s; other backends are not supported")),
     }
 }
 
-/// Files for TLS: the authorities, the certificate that is shown, its key.
+/// TLS files from three flags: CA certificates, certificate, private key.
 fn tls(values: &FlagValues, [ca, cert, key]: [&'static str; 3]) -> Result<Option<TlsFiles>, FlagError> {
     let file = |name| values.optional(name).map(Into::into);
-    let own = match (file(cert), file(key)) {
+    let identity = match (file(cert), file(key)) {
         (Some(cert), Some(key)) => Some((cert, key)),
         (None, None) => None,
-        (Some(_), None) => return Err(values.invalid(key, "the file with the certificate's key")),
-        (None, Some(_)) => return Err(values.invalid(cert, "the file with the key's certificate")),
+        (Some(_), None) => return Err(values.invalid(key, "the file with the certificate's private key")),
+        (None, Some(_)) => return Err(values.invalid(cert, "the file with the certificate for the key")),
     };
-    match (file(ca), own) {
-        (Some(ca), own) => Ok(Some(TlsFiles { ca, identity: own, server_name: None })),
+    match (file(ca), identity) {
+        (Some(ca), identity) => Ok(Some(TlsFiles { ca, identity, server_name: None })),
         (None, None) => Ok(None),
-        (None, Some(_)) => {
-            Err(values.invalid(ca, "the file with the certificates that sign the other side's"))
-        }
+        (None, Some(_)) => Err(values.invalid(ca, "the file with the CA certificates for the peer")),
     }
 }
 
@@ -139,7 +135,10 @@ mod tests {
 
     fn flags(line: &str, variables: &[(&str, &str)]) -> Result<HaFlags, FlagError> {
         let variable = |name: &str| {
-            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            variables
+                .iter()
+                .find(|(variable_name, _)| *variable_name == name)
+                .map(|(_, value)| (*value).to_owned())
         };
         let line = format!("--enable_ha {line}");
         match read(line.split(' ').filter(|word| !word.is_empty()).map(Into::into), variable)? {
@@ -176,32 +175,32 @@ mod tests {
     fn with_a_lease() {
         let line = "--ha_backend_type=k8s --ha_backend_connstring=llm/store --ha_address=host:7";
         let lease = LeaseName { namespace: "llm".to_owned(), name: "store".to_owned() };
-        let with = |pod| HaBackend::Kubernetes { lease: lease.clone(), pod };
+        let backend = |pod| HaBackend::Kubernetes { lease: lease.clone(), pod };
         let pod = |name: &str| Some(PodName { namespace: "llm".to_owned(), name: name.to_owned() });
-        assert_eq!(flags(line, &[]).unwrap().backend, with(None));
-        assert_eq!(flags(line, &[("POD_NAME", "m-0")]).unwrap().backend, with(None));
+        assert_eq!(flags(line, &[]).unwrap().backend, backend(None));
+        assert_eq!(flags(line, &[("POD_NAME", "m-0")]).unwrap().backend, backend(None));
         let variables = [("POD_NAME", "m-0"), ("POD_NAMESPACE", "llm")];
-        assert_eq!(flags(line, &variables).unwrap().backend, with(pod("m-0")));
+        assert_eq!(flags(line, &variables).unwrap().backend, backend(pod("m-0")));
         let line = format!("{line} --pod_name=m-1");
-        assert_eq!(flags(&line, &variables).unwrap().backend, with(pod("m-1")));
+        assert_eq!(flags(&line, &variables).unwrap().backend, backend(pod("m-1")));
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused() {
+    fn invalid_flags_are_rejected() {
         let etcd = "--etcd_endpoints=a:1 --ha_address=h:1";
         for (line, expected) in [
-            (String::new(), "--ha_backend_connstring cannot be"),
-            ("--etcd_endpoints=a:1".to_owned(), "--ha_address cannot be"),
-            ("--ha_backend_type=redis".to_owned(), "it is etcd or k8s"),
+            (String::new(), "for --ha_backend_connstring; expected"),
+            ("--etcd_endpoints=a:1".to_owned(), "for --ha_address; expected"),
+            ("--ha_backend_type=redis".to_owned(), "expected etcd or k8s"),
             ("--ha_backend_type=k8s --ha_backend_connstring=a:1".to_owned(), "NAMESPACE/NAME"),
-            ("--ha_backend_type=k8s --etcd_endpoints=a".to_owned(), "--ha_backend_connstring cannot be"),
-            (format!("{etcd} --etcd_ca=/ca --etcd_key=/k"), "--etcd_cert cannot be"),
-            (format!("{etcd} --etcd_cert=/c --etcd_key=/k"), "--etcd_ca cannot be"),
+            ("--ha_backend_type=k8s --etcd_endpoints=a".to_owned(), "for --ha_backend_connstring; expected"),
+            (format!("{etcd} --etcd_ca=/ca --etcd_key=/k"), "for --etcd_cert; expected"),
+            (format!("{etcd} --etcd_cert=/c --etcd_key=/k"), "for --etcd_ca; expected"),
             (
                 format!("{etcd} --ha_replication_ca=/ca --ha_replication_cert=/c"),
-                "--ha_replication_key cannot be",
+                "for --ha_replication_key; expected",
             ),
-            (format!("{etcd} --ha_replication_ca=/ca"), "--ha_replication_cert cannot be"),
+            (format!("{etcd} --ha_replication_ca=/ca"), "for --ha_replication_cert; expected"),
         ] {
             let error = flags(&line, &[]).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

@@ -1,24 +1,24 @@
-//! The text of `--help`.
+//! Generates the text of `--help`.
 
 use std::fmt::Write as _;
 
 use super::flag::{FlagDefinition, FlagKind, FlagSupport};
 use super::table::FLAGS;
 
-/// Where a line ends.
+/// Maximum width of the list of ignored flags.
 const WIDTH: usize = 100;
 
-/// Everything that can be set: ours first, then what Mooncake's master has.
+/// The help text: Moongate's flags first, then those of Mooncake's master.
 pub(super) fn text() -> String {
     let mut text = String::from(
-        "A Mooncake-compatible master: clients of every release since 0.3.9 may use it at once.\n\n\
+        "A Mooncake-compatible master for clients of every release since 0.3.9, also at the same time.\n\n\
          Usage: moongate master [--FLAG=VALUE | --FLAG VALUE | --SWITCH | --noSWITCH]...\n\n\
          Every flag is also an environment variable: MOONGATE_RPC_PORT is --rpc_port.\n",
     );
-    section(&mut text, "Flags of moongate", FlagSupport::Extension);
+    section(&mut text, "Flags of Moongate", FlagSupport::Extension);
     section(&mut text, "Flags of Mooncake's master", FlagSupport::Compatible);
-    section(&mut text, "Flags of Mooncake's master for what this one does not do", FlagSupport::Unsupported);
-    text.push_str("\nFlags of Mooncake's master that are accepted and change nothing here:\n");
+    section(&mut text, "Unsupported flags of Mooncake's master", FlagSupport::Unsupported);
+    text.push_str("\nIgnored flags of Mooncake's master (accepted for compatibility):\n");
     let mut line = String::from(" ");
     for flag in FLAGS.iter().filter(|flag| flag.support == FlagSupport::Ignored) {
         if line.len() + flag.name.len() >= WIDTH {

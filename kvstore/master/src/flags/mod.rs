@@ -1,7 +1,7 @@
-//! The command line of Mooncake's master, with flags of our own.
+//! Command line of Mooncake's master, extended with flags of Moongate.
 //!
-//! A value comes from the command line (also through `--flagfile` and `--fromenv`), else from the environment
-//! (`MOONGATE_` and the flag's name in capitals), else from the file that `--config_path` names, else it is the default.
+//! Sources of a value in order of precedence: the command line (including `--flagfile` and `--fromenv`), the environment (`MOONGATE_`
+//! and the flag's name in capitals), the file in `--config_path`, the default.
 
 mod disks;
 mod flag;
@@ -17,64 +17,53 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 pub use ha::{HaBackend, HaFlags};
-pub use options::{DataDirOptions, KvEventFlags, MasterOptions, MetadataFlags};
+pub use options::{KvEventFlags, MasterOptions, MetadataFlags};
 
 use flag::FlagDefinition;
 
-/// Names that are offered instead of an unknown one are at least so similar (Jaro, 0 to 1).
+/// Minimum similarity of a suggested name to an unknown one (Jaro, 0 to 1).
 const MIN_SIMILARITY: f64 = 0.75;
 
-/// The command line, the environment or a file cannot be used.
+/// The command line, the environment or a file is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum FlagError {
-    /// No flag has that name.
-    #[error("{source_name}: there is no flag --{name}{}", suggestion(.nearest.as_ref()))]
+    /// There is no flag with this name.
+    #[error("{source_name}: unknown flag --{name}{}", suggestion(.nearest.as_ref()))]
     Unknown {
-        /// Where it was given.
+        /// Source of the flag, such as "command line".
         source_name: String,
-        /// As written.
         name: String,
-        /// A name that may have been meant.
+        /// The most similar flag name.
         nearest: Option<&'static str>,
     },
     /// A flag without a value.
     #[error("{source_name}: --{name} needs a value: --{name}=VALUE")]
     NoValue {
-        /// Where it was given.
+        /// Source of the flag, such as "command line".
         source_name: String,
-        /// The flag.
         name: &'static str,
     },
-    /// Files for TLS with the store's other programs.
+    /// Invalid files for TLS with the store's other programs.
     #[error(transparent)]
     Tls(#[from] moongate_runtime::TlsConfigError),
-    /// A value that the flag cannot have.
-    #[error("{source_name}: --{name} cannot be `{value}`; it is {expected}")]
+    /// The value is invalid for this flag.
+    #[error("{source_name}: invalid value `{value}` for --{name}; expected {expected}")]
     Value {
-        /// Where it was given.
+        /// Source of the flag, such as "command line".
         source_name: String,
-        /// The flag.
         name: &'static str,
-        /// As written.
         value: String,
-        /// What it can be.
+        /// Description of the expected values.
         expected: String,
     },
-    /// Text that is not UTF-8.
+    /// An argument is not valid UTF-8.
     #[error("an argument is not UTF-8: {0:?}")]
     NotUtf8(OsString),
-    /// A file that cannot be read.
-    #[error("cannot read {}, which --{flag} names: {problem}", path.display())]
-    File {
-        /// The flag that names it.
-        flag: &'static str,
-        /// The file.
-        path: PathBuf,
-        /// What went wrong.
-        problem: String,
-    },
-    /// A variable that `--fromenv` asks for and that is not there.
-    #[error("--fromenv asks for {0}, which is not in the environment; set it, or use --tryfromenv")]
+    /// A file in a flag cannot be read.
+    #[error("cannot read {} (--{flag}): {problem}", path.display())]
+    File { flag: &'static str, path: PathBuf, problem: String },
+    /// A variable of `--fromenv` is not set.
+    #[error("{0} for --fromenv is not set; set it, or use --tryfromenv")]
     NoVariable(String),
 }
 
@@ -82,16 +71,16 @@ fn suggestion(nearest: Option<&&'static str>) -> String {
     nearest.map_or_else(|| "; --help lists them".to_owned(), |name| format!("; did you mean --{name}?"))
 }
 
-/// What the command line asks for.
+/// What a command line requests.
 #[derive(Debug)]
 pub enum MasterInvocation {
-    /// To serve.
+    /// Run a master with these options.
     Serve(Box<MasterOptions>),
-    /// To show text and end.
+    /// Print this text and exit.
     PrintText(String),
 }
 
-/// Where a value comes from; later ones win.
+/// Source of a value; later ones take precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum FlagSource {
     File,
@@ -99,15 +88,15 @@ enum FlagSource {
     CommandLine,
 }
 
-/// The values that were given.
+/// The values from all sources.
 #[derive(Debug, Default)]
 struct FlagValues {
     values: BTreeMap<&'static str, (String, FlagSource)>,
-    /// What was given to no flag, or to one of [`flag::FlagSupport::Nothing`] or [`flag::FlagSupport::Missing`].
+    /// Arguments without a flag.
     without_effect: Vec<String>,
 }
 
-/// Reads the command line, without the program's and the command's name.
+/// Parses the command line, without the names of the program and the subcommand.
 ///
 /// # Errors
 /// [`FlagError`].
@@ -116,8 +105,8 @@ pub fn read(
     environment: impl Fn(&str) -> Option<String>,
 ) -> Result<MasterInvocation, FlagError> {
     let values = parse::parse(arguments, environment)?;
-    for asks in ["help", "helpfull", "helpshort", "helppackage", "helpxml"] {
-        if values.is_on(asks) {
+    for name in ["help", "helpfull", "helpshort", "helppackage", "helpxml"] {
+        if values.is_on(name) {
             return Ok(MasterInvocation::PrintText(help::text()));
         }
     }
@@ -127,13 +116,13 @@ pub fn read(
     MasterOptions::new(&values).map(|options| MasterInvocation::Serve(Box::new(options)))
 }
 
-/// Names of the environment variables that set flags.
+/// Names of the environment variables for flags.
 #[must_use]
 pub fn variables() -> Vec<String> {
     table::FLAGS.iter().map(FlagDefinition::variable).collect()
 }
 
-/// The flag of that name. Dashes in it are taken for underscores.
+/// The flag with this name. Dashes count as underscores.
 fn find(name: &str) -> Option<&'static FlagDefinition> {
     let same = |flag: &&FlagDefinition| {
         flag.name.len() == name.len()
@@ -148,9 +137,9 @@ fn find(name: &str) -> Option<&'static FlagDefinition> {
 
 fn nearest(name: &str) -> Option<&'static str> {
     let name = name.replace('-', "_");
-    let alike = table::FLAGS.iter().map(|flag| (strsim::jaro(flag.name, &name), flag.name));
-    let alike = alike.filter(|(alike, _)| *alike >= MIN_SIMILARITY);
-    alike.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, name)| name)
+    let candidates = table::FLAGS.iter().map(|flag| (strsim::jaro(flag.name, &name), flag.name));
+    let candidates = candidates.filter(|(similarity, _)| *similarity >= MIN_SIMILARITY);
+    candidates.max_by(|one, other| one.0.total_cmp(&other.0)).map(|(_, name)| name)
 }
 
 impl FlagValues {
@@ -158,16 +147,16 @@ impl FlagValues {
         &mut self,
         flag: &'static FlagDefinition,
         value: &str,
-        origin: FlagSource,
+        source: FlagSource,
         source_name: &str,
     ) -> Result<(), FlagError> {
         if let Err(expected) = flag.check(value) {
             let (source_name, value) = (source_name.to_owned(), value.to_owned());
             return Err(FlagError::Value { source_name, name: flag.name, value, expected });
         }
-        let stronger = self.values.get(flag.name).is_some_and(|(_, before)| *before > origin);
-        if !stronger {
-            self.values.insert(flag.name, (value.to_owned(), origin));
+        let is_overridden = self.values.get(flag.name).is_some_and(|(_, existing)| *existing > source);
+        if !is_overridden {
+            self.values.insert(flag.name, (value.to_owned(), source));
         }
         Ok(())
     }

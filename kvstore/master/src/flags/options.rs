@@ -1,4 +1,4 @@
-//! Flags as the parts of a master want them.
+//! Converts flags to the settings of a master's components.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -14,88 +14,77 @@ use super::flag::{self, FlagDefinition, FlagSupport};
 use super::ha::HaFlags;
 use super::{FlagError, FlagValues, store_tls, table};
 use crate::clock;
+use crate::durable::DataDirOptions;
 use crate::server::{MasterServerOptions, RECONNECT_TIME, RpcLimits};
 
-/// Never, for times that can be off.
+/// A timeout that is never reached, for timeouts that can be disabled.
 const NEVER_MS: u64 = u64::MAX / 4;
 const FLAG_SECTION: &str = "settings";
-/// Mooncake's switches for what `--data_dir` does.
+/// Mooncake's switches for features that `--data_dir` provides.
 const PERSISTENCE_FLAGS: [&str; 3] = ["enable_oplog", "enable_snapshot", "enable_snapshot_restore"];
 
-/// Where transfer metadata is served.
+/// Settings of the transfer metadata service.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetadataFlags {
-    /// The address.
+    /// Listen address of the HTTP server.
     pub address: SocketAddr,
-    /// The folder that entries are kept in; none for in memory only.
+    /// Folder for entries; `None` stores them in memory only.
     pub folder: Option<PathBuf>,
-    /// Whether the entries of a node are removed when it is gone.
+    /// Whether to remove the entries of a node that has disconnected.
     pub cleanup: bool,
 }
 
-/// What is published about objects, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvEventFlags {
-    /// The endpoint, such as `tcp://0.0.0.0:5557`.
+    /// Endpoint for subscribers, such as `tcp://0.0.0.0:5557`.
     pub bind: String,
-    /// The endpoint where missed messages can be had again, if anywhere.
+    /// Endpoint for replays of missed messages; `None` disables them.
     pub replay: Option<String>,
-    /// The name of this store in events.
+    /// Name of this store in its events.
     pub backend_id: String,
     /// Whether to add the fields of engines' events.
     pub legacy: bool,
-    /// Whether to tell keys.
+    /// Whether to include object keys.
     pub keys: bool,
-    /// Events that may wait; none for any number.
+    /// Maximum number of queued events; `None` for the default limit.
     pub queue: Option<usize>,
 }
 
-/// Where the state is kept.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DataDirOptions {
-    /// The folder.
-    pub folder: PathBuf,
-    /// Whether a change must be on the disk before its writer is answered.
-    pub flush_always: bool,
-    /// Between two snapshots.
-    pub snapshot_every: Duration,
-}
-
-/// Everything that can be set about a master.
+/// All settings of a master.
 #[derive(Debug)]
 pub struct MasterOptions {
-    /// The server.
+    /// Settings of the RPC server and the state machine.
     pub server: MasterServerOptions,
-    /// Where RPCs are served.
+    /// Listen address of the RPC port.
     pub rpc: SocketAddr,
-    /// Where metrics and administration are served.
+    /// Listen address of the admin interface with the metrics.
     pub metrics: SocketAddr,
-    /// Whether to log the most important figures every ten seconds.
+    /// Whether to log a summary of the metrics every ten seconds.
     pub log_summary: bool,
-    /// Transfer metadata, if it is to be served.
+    /// Transfer metadata service; `None` disables it.
     pub metadata: Option<MetadataFlags>,
-    /// Events, if they are to be published.
+    /// KV event publisher; `None` disables it.
     pub events: Option<KvEventFlags>,
-    /// The file that tenants' quotas are kept in.
+    /// File with the tenants' quotas.
     pub quotas: Option<String>,
-    /// Where the state is kept, if it is to outlive the process.
+    /// Persistent state; `None` keeps it in memory only.
     pub data: Option<DataDirOptions>,
-    /// Bytes of facts that are kept in memory.
+    /// Size of the in-memory record buffer in bytes.
     pub journal_bytes: usize,
-    /// Its part among other masters, if there are to be others.
+    /// Settings of HA mode; `None` for a standalone master.
     pub ha: Option<HaFlags>,
-    /// Time for calls in progress when asked to stop.
+    /// Time for in-flight calls at shutdown.
     pub shutdown_grace: Duration,
-    /// Logs.
+    /// Log format and filter.
     pub logs: LoggingArgs,
-    /// What was given and changes nothing, for people.
+    /// Given flags without effect, for a log message.
     pub ignored_flags: Vec<String>,
-    /// What was asked for and is not done, for people.
+    /// Given flags that request unsupported features, for a log message.
     pub unsupported_flags: Vec<String>,
 }
 
 impl FlagValues {
-    /// A number that [`flag::FlagDefinition::check`] has seen.
+    /// An integer that [`flag::FlagDefinition::check`] has validated.
     pub(super) fn number(&self, name: &str) -> u64 {
         self.text(name).parse().unwrap_or_default()
     }
@@ -116,7 +105,7 @@ impl FlagValues {
         self.number(name).saturating_mul(1000)
     }
 
-    /// The same, with 0 for never.
+    /// Seconds as milliseconds, with 0 for no limit.
     fn limit_ms(&self, name: &str) -> u64 {
         match self.seconds_ms(name) {
             0 => NEVER_MS,
@@ -153,16 +142,16 @@ impl FlagValues {
 
 impl MasterOptions {
     pub(super) fn new(values: &FlagValues) -> Result<Self, FlagError> {
-        let no_use =
+        let ignored =
             values.given_flags(FlagSupport::Ignored).map(|(flag, value)| format!("--{}={value}", flag.name));
         let is_off = |flag: &FlagDefinition, value: &str| {
             value == flag.default || flag::parse_bool(value) == Some(false)
         };
-        let kept = values.optional("data_dir").is_some();
-        let is_done = |flag: &FlagDefinition| kept && PERSISTENCE_FLAGS.contains(&flag.name);
-        let missing = values
+        let is_persistent = values.optional("data_dir").is_some();
+        let is_provided = |flag: &FlagDefinition| is_persistent && PERSISTENCE_FLAGS.contains(&flag.name);
+        let unsupported = values
             .given_flags(FlagSupport::Unsupported)
-            .filter(|(flag, value)| !is_off(flag, value) && !is_done(flag));
+            .filter(|(flag, value)| !is_off(flag, value) && !is_provided(flag));
         Ok(Self {
             server: server(values)?,
             rpc: rpc(values)?,
@@ -176,8 +165,8 @@ impl MasterOptions {
             journal_bytes: values.size("journal_memory_bytes"),
             shutdown_grace: Duration::from_secs(values.number("shutdown_grace_seconds")),
             logs: logs(values),
-            ignored_flags: no_use.chain(values.without_effect.iter().cloned()).collect(),
-            unsupported_flags: missing.map(|(flag, value)| format!("--{}={value}", flag.name)).collect(),
+            ignored_flags: ignored.chain(values.without_effect.iter().cloned()).collect(),
+            unsupported_flags: unsupported.map(|(flag, value)| format!("--{}={value}", flag.name)).collect(),
         })
     }
 }
@@ -189,7 +178,9 @@ pub(super) fn rpc(values: &FlagValues) -> Result<SocketAddr, FlagError> {
         port => port,
     };
     if values.optional("rpc_interface").is_some() {
-        return Err(values.invalid("rpc_interface", "empty: give the interface's address to --rpc_address"));
+        return Err(
+            values.invalid("rpc_interface", "no value; set --rpc_address to the interface's address instead")
+        );
     }
     values.address("rpc_address", port)
 }
@@ -237,10 +228,10 @@ fn logs(values: &FlagValues) -> LoggingArgs {
 
 fn server(values: &FlagValues) -> Result<MasterServerOptions, FlagError> {
     let dialect = values.text("default_dialect");
-    let known = || Dialect::ALL.map(Dialect::release).join(", ");
-    let default_dialect = Dialect::ALL.into_iter().find(|known| known.release() == dialect);
+    let releases = || Dialect::ALL.map(Dialect::release).join(", ");
+    let default_dialect = Dialect::ALL.into_iter().find(|candidate| candidate.release() == dialect);
     let default_dialect =
-        default_dialect.ok_or_else(|| values.invalid("default_dialect", format!("one of {}", known())))?;
+        default_dialect.ok_or_else(|| values.invalid("default_dialect", format!("one of {}", releases())))?;
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match values.size("rpc_thread_num") {
         0 => values.size("max_threads").clamp(1, cores),
@@ -267,10 +258,10 @@ fn server(values: &FlagValues) -> Result<MasterServerOptions, FlagError> {
             buffer_bytes: values.size("rpc_buffer_bytes"),
             stall_timeout: Duration::from_secs(values.number("rpc_stall_timeout_seconds")),
             idle_timeout: Some(values.number("rpc_conn_timeout_seconds"))
-                .filter(|it| *it > 0)
+                .filter(|seconds| *seconds > 0)
                 .map(Duration::from_secs),
             no_delay: values.is_on("rpc_enable_tcp_no_delay"),
-            busy_poll: Duration::from_micros(values.number("rpc_awake_microseconds")),
+            busy_poll: Duration::from_micros(values.number("rpc_busy_poll_microseconds")),
             commits_wait: values.is_on("enable_ha") || values.is_on("data_flush_always"),
         },
     })
@@ -285,13 +276,15 @@ fn core(values: &FlagValues) -> Result<MasterCoreOptions, FlagError> {
         "free_ratio_first" | "ssd_free_ratio_first" => PlacementStrategy::FreeRatioFirst,
         "local_first" => PlacementStrategy::LocalFirst,
         "cxl" => {
-            return Err(values.invalid("allocation_strategy", "another one: there is no CXL memory here"));
+            return Err(
+                values.invalid("allocation_strategy", "another strategy; CXL memory is not supported")
+            );
         }
         _ => PlacementStrategy::Random,
     };
     let hot_reads_per_second = match values.float("dynamic_replication_admission_qps_threshold") {
         reads if reads > 0.0 => reads,
-        _ => return Err(values.invalid("dynamic_replication_admission_qps_threshold", "more than 0")),
+        _ => return Err(values.invalid("dynamic_replication_admission_qps_threshold", "a number above 0")),
     };
     let tasks = ["max_total_pending_tasks", "max_total_processing_tasks", "max_total_finished_tasks"];
     let timeouts = ["pending_task_timeout_sec", "processing_task_timeout_sec"];
@@ -356,7 +349,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn values_arrive() {
+    fn flags_set_the_options() {
         let line = "--rpc_port=0 --metrics_host=:: --default_kv_lease_ttl=5s --rpc_conn_timeout_seconds=3 --v=1 \
                     --enable_http_metadata_server --root_fs_dir=/mnt --default_dialect=0.3.11 --rpc_thread_num=3 \
                     --noenable_ha --enable_oplog --logtostderr=true stray";
@@ -376,14 +369,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn values_that_make_no_sense_are_refused() {
+    fn invalid_values_are_rejected() {
         for (line, expected) in [
-            ("--eviction_ratio=2", "--eviction_ratio cannot be `2`; it is a number from 0 to 1"),
-            ("--rpc_address=nowhere", "--rpc_address cannot be `nowhere`; it is an IP address"),
+            ("--eviction_ratio=2", "invalid value `2` for --eviction_ratio; expected a number from 0 to 1"),
+            ("--rpc_address=nowhere", "invalid value `nowhere` for --rpc_address; expected an IP address"),
             ("--default_dialect=0.2", "one of 0.3.9, 0.3.10"),
-            ("--allocation_strategy=cxl", "there is no CXL memory"),
+            ("--allocation_strategy=cxl", "CXL memory is not supported"),
             ("--rpc_interface=eth0", "--rpc_address"),
-            ("--dynamic_replication_admission_qps_threshold=0", "more than 0"),
+            ("--dynamic_replication_admission_qps_threshold=0", "a number above 0"),
             ("--enable_offload --offload_cap_ratio=2", "a number from 0 to 1"),
         ] {
             let error = options(line).unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! The syntax of gflags: `--flag=value`, `--flag value`, `-flag`, `--noflag`, files of flags, flags from the environment.
+//! Parser for the syntax of gflags: `--flag=value`, `--flag value`, `-flag`, `--noflag`, flag files, flags from the environment.
 
 use std::ffi::OsString;
 use std::fs;
@@ -9,7 +9,7 @@ use serde::Deserialize;
 use super::flag::{FlagKind, FlagSupport};
 use super::{FlagError, FlagSource, FlagValues, find, nearest, table};
 
-/// How deep files of flags may name further ones.
+/// Maximum nesting depth of flag files.
 const MAX_FLAGFILE_DEPTH: usize = 8;
 const COMMAND_LINE: &str = "command line";
 
@@ -31,12 +31,12 @@ pub(super) fn parse(
 struct FlagParser<E> {
     values: FlagValues,
     environment: E,
-    /// What `--undefok` lists.
+    /// Names in `--undefok`, which may be unknown.
     allowed_unknown: Vec<String>,
 }
 
 impl<E: Fn(&str) -> Option<String>> FlagParser<E> {
-    /// `--undefok` counts wherever it stands.
+    /// Collects `--undefok`, which applies regardless of its position.
     fn collect_undefok(&mut self, arguments: &[String]) {
         let lists =
             arguments.iter().filter_map(|argument| argument.trim_start_matches('-').strip_prefix("undefok="));
@@ -74,7 +74,7 @@ impl<E: Fn(&str) -> Option<String>> FlagParser<E> {
         Ok(())
     }
 
-    /// The flag of that name, and whether `no` stands before it. Nothing for an unknown one that is excused.
+    /// The flag with this name, and whether it is negated with `no`. `None` for an unknown flag that `--undefok` allows.
     fn find_flag(
         &self,
         name: &str,
@@ -87,14 +87,14 @@ impl<E: Fn(&str) -> Option<String>> FlagParser<E> {
         if let Some(flag) = negated {
             return Ok(Some((flag, true)));
         }
-        if self.allowed_unknown.iter().any(|fine| fine == name) {
+        if self.allowed_unknown.iter().any(|allowed| allowed == name) {
             return Ok(None);
         }
         let (source_name, nearest) = (source_name.to_owned(), nearest(name));
         Err(FlagError::Unknown { source_name, name: name.to_owned(), nearest })
     }
 
-    /// Does what flags ask for that name further flags.
+    /// Applies flags that include further flags.
     fn apply_include(&mut self, name: &str, value: &str, depth: usize) -> Result<(), FlagError> {
         match name {
             "flagfile" => value.split(',').filter(|path| !path.is_empty()).try_for_each(|path| {
@@ -103,20 +103,19 @@ impl<E: Fn(&str) -> Option<String>> FlagParser<E> {
                     path: PathBuf::from(path),
                     problem,
                 };
-                let depth = depth
-                    .checked_sub(1)
-                    .ok_or_else(|| error("files name each other without end".to_owned()))?;
+                let depth =
+                    depth.checked_sub(1).ok_or_else(|| error("too many nested flag files".to_owned()))?;
                 let text = fs::read_to_string(path).map_err(|problem| error(problem.to_string()))?;
-                // Other lines say for which programs the flags are meant.
+                // Other lines name the programs that the flags are for.
                 let lines = text.lines().map(str::trim).filter(|line| line.starts_with('-'));
                 let lines: Vec<String> = lines.map(str::to_owned).collect();
                 lines.iter().try_for_each(|line| self.line(std::slice::from_ref(line), path, depth))
             }),
             "fromenv" | "tryfromenv" => {
-                value.split(',').filter(|flag| !flag.is_empty()).try_for_each(|wanted| {
-                    let variable = format!("FLAGS_{wanted}");
+                value.split(',').filter(|flag| !flag.is_empty()).try_for_each(|included| {
+                    let variable = format!("FLAGS_{included}");
                     match (self.environment)(&variable) {
-                        Some(value) => match self.find_flag(wanted, "--fromenv")? {
+                        Some(value) => match self.find_flag(included, "--fromenv")? {
                             Some((flag, _)) => {
                                 self.values.set(flag, &value, FlagSource::CommandLine, &variable)
                             }
@@ -144,7 +143,7 @@ impl<E: Fn(&str) -> Option<String>> FlagParser<E> {
         Ok(())
     }
 
-    /// What Kubernetes tells a pod of itself.
+    /// Reads the variables that a pod sets from the downward API.
     fn read_downward_api(&mut self) -> Result<(), FlagError> {
         for (name, variable) in [("pod_name", "POD_NAME"), ("pod_namespace", "POD_NAMESPACE")] {
             if !self.values.text(name).is_empty() {
@@ -176,7 +175,7 @@ impl<E: Fn(&str) -> Option<String>> FlagParser<E> {
     }
 }
 
-/// A value of the config file.
+/// A scalar in the config file.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum ConfigScalar {
@@ -203,7 +202,7 @@ mod tests {
 
     fn parsed(line: &str, variables: &[(&str, &str)]) -> Result<FlagValues, FlagError> {
         let variable = |name: &str| {
-            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            variables.iter().find(|(candidate, _)| *candidate == name).map(|(_, value)| (*value).to_owned())
         };
         parse(line.split(' ').filter(|word| !word.is_empty()).map(OsString::from), variable)
     }
@@ -213,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn all_ways_to_write_a_flag() {
+    fn all_flag_syntaxes_are_parsed() {
         for line in [
             "--rpc_port=1",
             "-rpc_port=1",
@@ -238,27 +237,27 @@ mod tests {
     }
 
     #[test]
-    fn all_flags_of_mooncakes_master_are_there() {
-        let known = include_str!("../../tests/vectors/wheel_flags.txt");
-        for name in known.split_whitespace() {
+    fn all_flags_of_mooncakes_master_exist() {
+        let names = include_str!("../../tests/vectors/wheel_flags.txt");
+        for name in names.split_whitespace() {
             assert!(find(name).is_some(), "{name}");
         }
         assert_eq!(
             table::FLAGS.iter().filter(|flag| flag.support != FlagSupport::Extension).count(),
-            known.split_whitespace().count()
+            names.split_whitespace().count()
         );
     }
 
     #[test]
-    fn mistakes_are_explained() {
+    fn errors_explain_the_mistake() {
         for (line, expected) in [
-            ("--rpc_prot=1", "command line: there is no flag --rpc_prot; did you mean --rpc_port?"),
-            ("--zzz", "command line: there is no flag --zzz; --help lists them"),
-            ("--norpc_port", "there is no flag --norpc_port; did you mean --rpc_port?"),
+            ("--rpc_prot=1", "command line: unknown flag --rpc_prot; did you mean --rpc_port?"),
+            ("--zzz", "command line: unknown flag --zzz; --help lists them"),
+            ("--norpc_port", "unknown flag --norpc_port; did you mean --rpc_port?"),
             ("--rpc_port", "command line: --rpc_port needs a value: --rpc_port=VALUE"),
-            ("--rpc_port=70000", "--rpc_port cannot be `70000`; it is a whole number from 0 to 65535"),
-            ("--fromenv=rpc_port", "--fromenv asks for FLAGS_rpc_port, which is not in the environment"),
-            ("--flagfile=/no/such", "cannot read /no/such, which --flagfile names: No such file"),
+            ("--rpc_port=70000", "invalid value `70000` for --rpc_port; expected an integer from 0 to 65535"),
+            ("--fromenv=rpc_port", "FLAGS_rpc_port for --fromenv is not set"),
+            ("--flagfile=/no/such", "cannot read /no/such (--flagfile): No such file"),
         ] {
             let error = parsed(line, &[]).unwrap_err().to_string();
             assert!(error.contains(expected), "{line}: {error}");
@@ -290,7 +289,7 @@ mod tests {
         assert_eq!((values.text("rpc_port"), values.is_on("enable_disk_eviction")), ("5", false));
         fs::write(&file, format!("--flagfile={}", file.display())).unwrap();
         let error = parsed(&format!("--flagfile={}", file.display()), &[]).unwrap_err().to_string();
-        assert!(error.contains("without end"), "{error}");
+        assert!(error.contains("too many nested flag files"), "{error}");
         fs::remove_file(&file).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! Flags of TLS with the store's other programs.
+//! Flags for TLS with the store's other programs.
 
 use std::path::PathBuf;
 
@@ -9,16 +9,16 @@ use crate::ha::TlsFiles;
 
 const FLAGS: [&str; 3] = ["--store_tls_cert", "--store_tls_key", "--store_tls_ca"];
 
-/// Reads the files; nothing if there are to be none.
+/// Reads the TLS files; `None` if no flag is set.
 pub(super) fn load(values: &FlagValues) -> Result<Option<PeerTls>, TlsConfigError> {
     options(values).load_named(FLAGS, "--store_tls_name")
 }
 
-/// The same files for masters among themselves.
+/// The same files for the connections between masters.
 pub(super) fn replication_files(values: &FlagValues) -> Option<TlsFiles> {
     let store = options(values);
-    let own = store.store_tls_cert.zip(store.store_tls_key);
-    Some(TlsFiles { ca: store.store_tls_ca?, identity: own, server_name: store.store_tls_name })
+    let identity = store.store_tls_cert.zip(store.store_tls_key);
+    Some(TlsFiles { ca: store.store_tls_ca?, identity, server_name: store.store_tls_name })
 }
 
 fn options(values: &FlagValues) -> PeerTlsArgs {

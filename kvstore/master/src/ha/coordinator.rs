@@ -1,4 +1,4 @@
-//! What masters need of a store that they all can reach and that decides one thing after the other.
+//! Interface of the external coordination service (etcd or a Kubernetes Lease) that all masters reach. Its updates are linearizable.
 
 use std::time::Duration;
 
@@ -6,23 +6,23 @@ use async_trait::async_trait;
 
 use super::member::{HaMember, InSyncSet};
 
-/// Who leads, as the store tells.
+/// The elected leader, as stored by the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ElectedLeader {
-    /// Where it serves RPCs.
+    /// Address at which it serves RPCs.
     pub address: String,
-    /// Where it serves those who follow it. Nothing for a master of another kind.
+    /// Address of its replication port. `None` if the leader is Mooncake's master, which does not set it.
     pub replication: Option<String>,
-    /// Grows with every leader.
+    /// Increases with every elected leader.
     pub term: i64,
 }
 
-/// What the store knew at one moment.
+/// Snapshot of the election state in the coordinator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ElectionView {
-    /// Who leads.
+    /// `None` if no lease is held.
     pub leader: Option<ElectedLeader>,
-    /// Who may lead next, and the revision of that. Nothing before there was any leader.
+    /// Members that may become leader, and the revision of this set. `None` before the first leader was elected.
     pub in_sync: Option<(InSyncSet, i64)>,
 }
 
@@ -33,79 +33,78 @@ impl ElectionView {
     }
 }
 
-/// An attempt to lead. It succeeds if nobody leads and the in-sync set has still this revision; the set is then only the
-/// one who leads.
+/// A request to become leader. It succeeds if there is no leader and the in-sync set still has this revision; the in-sync set then
+/// contains only the new leader.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidacy {
-    /// Who wants to lead.
     pub member: HaMember,
-    /// Where it will serve those who follow it.
+    /// Address of the candidate's replication port.
     pub replication: String,
-    /// The revision of the in-sync set that it has seen, 0 for none.
+    /// Revision of the in-sync set that the candidate last observed, 0 for none.
     pub revision: i64,
-    /// How long the store waits for a renewal.
+    /// Lease duration: without a renewal in this time, the coordinator drops the leader.
     pub lease: Duration,
 }
 
-/// The right to lead for as long as the store is told in time.
+/// A held leadership: it lasts as long as the lease is renewed in time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaderTerm {
     /// The leader's term; also the first revision of its in-sync set.
     pub term: i64,
-    /// What the store knows the lease by.
+    /// Id of the lease in the coordinator.
     pub lease: i64,
 }
 
-/// What became of an attempt to change the in-sync set.
+/// Result of an update of the in-sync set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InSyncUpdateOutcome {
-    /// It is stored, with this revision.
+    /// The set was stored and now has this revision.
     Stored(i64),
-    /// Another attempt was stored before. It has to be seen what there is.
+    /// Another update was stored first; the current set has to be read again.
     Conflict,
-    /// This leader leads no more.
+    /// This master is no longer the leader.
     Deposed,
 }
 
-/// The store does not answer, or answers something that cannot be. What was asked for may have happened or not.
+/// The coordinator did not reply, or sent an invalid reply. The operation may have been executed or not.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct CoordinationError(pub String);
 
-/// The store.
+/// Leader election and the in-sync set, kept by an external service.
 #[async_trait]
 pub trait HaCoordinator: Send + Sync + 'static {
-    /// What it knows.
+    /// Reads the current leader and the in-sync set.
     ///
     /// # Errors
-    /// [`CoordinationError`], as for all others.
+    /// [`CoordinationError`], as for all methods.
     async fn observe(&self) -> Result<ElectionView, CoordinationError>;
 
-    /// Tries to lead. Nothing if another was faster. The lease begins no earlier than this is called.
+    /// Tries to become leader. `None` if another candidate won. The lease starts no earlier than this call.
     ///
     /// # Errors
     /// As above.
-    async fn campaign(&self, bid: &Candidacy) -> Result<Option<LeaderTerm>, CoordinationError>;
+    async fn campaign(&self, candidacy: &Candidacy) -> Result<Option<LeaderTerm>, CoordinationError>;
 
-    /// Makes the lease begin again, no earlier than this is called. Returns whether there was still one.
+    /// Restarts the lease's time, no earlier than this call. Returns false if the lease no longer exists.
     ///
     /// # Errors
     /// As above.
-    async fn renew(&self, tenure: LeaderTerm) -> Result<bool, CoordinationError>;
+    async fn renew(&self, leader_term: LeaderTerm) -> Result<bool, CoordinationError>;
 
-    /// Stores who may lead next, if this leader still leads and the set has still this revision: an attempt that was given up and
-    /// arrives late must not undo a later one.
+    /// Stores the in-sync set if this master is still the leader and the set still has this revision: the revision keeps a delayed
+    /// update from overwriting a later one.
     ///
     /// # Errors
     /// As above.
     async fn update_in_sync(
         &self,
-        tenure: LeaderTerm,
+        leader_term: LeaderTerm,
         revision: i64,
         members: &InSyncSet,
     ) -> Result<InSyncUpdateOutcome, CoordinationError>;
 
-    /// Stores who may lead next, if nobody leads and the set has still this revision. Returns whether that was so.
+    /// Stores the in-sync set if there is no leader and the set still has this revision. Returns whether both held.
     ///
     /// # Errors
     /// As above.
@@ -115,9 +114,9 @@ pub trait HaCoordinator: Send + Sync + 'static {
         members: &InSyncSet,
     ) -> Result<bool, CoordinationError>;
 
-    /// Stops leading before the lease ends.
+    /// Releases the lease before it expires.
     ///
     /// # Errors
     /// As above.
-    async fn resign(&self, tenure: LeaderTerm) -> Result<(), CoordinationError>;
+    async fn resign(&self, leader_term: LeaderTerm) -> Result<(), CoordinationError>;
 }

@@ -1,10 +1,10 @@
-//! etcd as the store that masters decide with, over its JSON interface (`/v3/…`, on the same port as gRPC).
+//! etcd as the coordinator, over its JSON gateway (`/v3/…`, on the same port as gRPC).
 //!
 //! Keys, those of Mooncake's master first:
 //!
-//! - `mooncake-store/CLUSTER/master_view`: the leader's RPC address, for as long as its lease lives. Its create revision is the term.
-//! - `mooncake-store/CLUSTER/moongate/replication`: where the leader serves its followers, under the same lease.
-//! - `mooncake-store/CLUSTER/moongate/in_sync`: who may lead next; it stays.
+//! - `mooncake-store/CLUSTER/master_view`: the leader's RPC address, attached to its lease. The create revision is the term.
+//! - `mooncake-store/CLUSTER/moongate/replication`: the address of the leader's replication port, attached to the same lease.
+//! - `mooncake-store/CLUSTER/moongate/in_sync`: the in-sync set, without a lease.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -30,25 +30,25 @@ use super::coordinator::{
 use super::member::{InSyncSet, read_in_sync, write_in_sync};
 use super::tls::{TlsFiles, client};
 
-/// The longest answer that is read.
+/// Maximum size of a response in bytes.
 const MAX_RESPONSE: usize = 1 << 20;
 
-/// A client of an etcd cluster.
+/// HTTP client of an etcd cluster.
 #[derive(Debug)]
 pub struct EtcdCoordinator {
     http: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
-    /// How long one endpoint's answer is waited for.
+    /// Timeout of a request to one endpoint.
     request_timeout: Duration,
-    /// URLs without a slash at the end.
+    /// URLs without a trailing slash.
     endpoints: Vec<String>,
-    /// The one that answered last.
+    /// Index of the endpoint that the next request goes to first.
     current: AtomicUsize,
     view: String,
     replication: String,
     in_sync: String,
 }
 
-/// A key in an answer. etcd leaves out what is zero, and writes numbers as text.
+/// A key in a response. etcd's JSON omits zero values and writes 64-bit numbers as strings.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct EtcdTxnKeyValue {
@@ -98,11 +98,11 @@ struct EtcdKeepAliveResponse {
     result: EtcdLeaseResponse,
 }
 
-fn failed(why: impl ToString) -> CoordinationError {
-    CoordinationError(why.to_string())
+fn failed(reason: impl ToString) -> CoordinationError {
+    CoordinationError(reason.to_string())
 }
 
-/// An error with its causes: what hyper says alone is nothing to go by.
+/// An error with its causes: hyper's top-level message alone does not name the cause.
 fn chain(error: &dyn Error) -> String {
     let (mut text, mut cause) = (error.to_string(), error.source());
     while let Some(error) = cause {
@@ -116,7 +116,7 @@ fn number(text: &str) -> Result<i64, CoordinationError> {
     if text.is_empty() {
         Ok(0)
     } else {
-        text.parse().map_err(|_| failed(format!("etcd sent the number `{text}`")))
+        text.parse().map_err(|_| failed(format!("etcd sent an invalid number: `{text}`")))
     }
 }
 
@@ -130,7 +130,7 @@ fn put(key: &str, value: &str, lease: i64) -> Value {
     } })
 }
 
-/// The key was made at this revision; 0 if it must not be there.
+/// Compares the key's create revision; 0 means that the key does not exist.
 fn created(key: &str, revision: i64) -> Value {
     json!({ "key": STANDARD.encode(key), "target": "CREATE", "result": "EQUAL", "create_revision": revision.to_string() })
 }
@@ -141,56 +141,55 @@ fn modified(key: &str, revision: i64) -> Value {
 
 impl EtcdTxnKeyValue {
     fn text(&self) -> Result<String, CoordinationError> {
-        let bytes =
-            STANDARD.decode(&self.value).map_err(|_| failed("etcd sent something else than base64"))?;
-        String::from_utf8(bytes).map_err(|_| failed("a key in etcd has something else than text"))
+        let bytes = STANDARD.decode(&self.value).map_err(|_| failed("etcd sent an invalid base64 value"))?;
+        String::from_utf8(bytes).map_err(|_| failed("the value of a key in etcd is not UTF-8"))
     }
 }
 
 impl EtcdTxnResponse {
-    fn key_value(&self, at: usize) -> Option<&EtcdTxnKeyValue> {
-        self.responses.get(at)?.response_range.kvs.first()
+    fn key_value(&self, index: usize) -> Option<&EtcdTxnKeyValue> {
+        self.responses.get(index)?.response_range.kvs.first()
     }
 
     fn revision(&self) -> Result<i64, CoordinationError> {
         number(&self.header.revision)
     }
 
-    /// The answer to a look at the view, the replication address and the in-sync set, in this order.
+    /// Parses the response to [`HaCoordinator::observe`]: the leader, the replication address and the in-sync set, in this order.
     fn view(&self, in_sync_key: &str) -> Result<ElectionView, CoordinationError> {
         let leader = self.key_value(0).map(|view| {
             let replication = self.key_value(1).map(EtcdTxnKeyValue::text).transpose()?;
             Ok(ElectedLeader { address: view.text()?, replication, term: number(&view.create_revision)? })
         });
-        let in_sync = self.key_value(2).map(|found| {
-            let members = read_in_sync(&found.text()?)
-                .ok_or_else(|| failed(format!("{in_sync_key} in etcd has an unknown form")))?;
-            Ok((members, number(&found.mod_revision)?))
+        let in_sync = self.key_value(2).map(|stored| {
+            let members = read_in_sync(&stored.text()?)
+                .ok_or_else(|| failed(format!("{in_sync_key} in etcd has an unknown format")))?;
+            Ok((members, number(&stored.mod_revision)?))
         });
         Ok(ElectionView { leader: leader.transpose()?, in_sync: in_sync.transpose()? })
     }
 }
 
-/// Reads etcd's answer to a look at who leads: for fuzzing.
+/// Parses etcd's response to [`HaCoordinator::observe`]: for fuzzing.
 ///
 /// # Errors
-/// [`CoordinationError`] if etcd does not send such an answer.
-pub fn read_view(answer: &[u8]) -> Result<ElectionView, CoordinationError> {
-    let done: EtcdTxnResponse = serde_json::from_slice(answer).map_err(failed)?;
-    done.view("in_sync")
+/// [`CoordinationError`] if the bytes are no such response.
+pub fn read_view(response: &[u8]) -> Result<ElectionView, CoordinationError> {
+    let txn: EtcdTxnResponse = serde_json::from_slice(response).map_err(failed)?;
+    txn.view("in_sync")
 }
 
 impl EtcdCoordinator {
-    /// A client of the cluster at `endpoints`: `HOST:PORT`, several with `;` or `,` between them, each maybe with `http://` before
-    /// it, or with `https://` where there is `tls`. One endpoint that does not answer within `patience` is left for the next.
+    /// A client of the cluster at `endpoints`: `HOST:PORT`, separated by `;` or `,`, each with an optional `http://` prefix, or
+    /// `https://` if `tls` is set. An endpoint that does not respond within `request_timeout` is skipped for the next one.
     ///
     /// # Errors
-    /// When there is no endpoint, or something that is none, or when the files for TLS cannot be used.
+    /// No endpoint, an invalid endpoint, or unusable TLS files.
     pub fn new(
         endpoints: &str,
         cluster: &str,
         tls: Option<&TlsFiles>,
-        patience: Duration,
+        request_timeout: Duration,
     ) -> Result<Self, CoordinationError> {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let url = |text: &str| {
@@ -200,14 +199,14 @@ impl EtcdCoordinator {
                     Ok(url.trim_end_matches('/').to_owned())
                 }
                 _ => Err(failed(format!(
-                    "`{text}` is no endpoint of etcd; it is written HOST:PORT, and https:// needs --etcd_ca"
+                    "`{text}` is not an etcd endpoint; write HOST:PORT (https:// needs --etcd_ca)"
                 ))),
             }
         };
         let texts = endpoints.split([';', ',']).map(str::trim).filter(|text| !text.is_empty());
         let endpoints: Vec<String> = texts.map(url).collect::<Result<_, _>>()?;
         if endpoints.is_empty() {
-            return Err(failed("no endpoint of etcd is given"));
+            return Err(failed("no etcd endpoint is configured"));
         }
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
@@ -221,7 +220,7 @@ impl EtcdCoordinator {
         let key = |name: &str| format!("mooncake-store/{cluster}/{name}");
         Ok(Self {
             http,
-            request_timeout: patience,
+            request_timeout,
             endpoints,
             current: AtomicUsize::new(0),
             view: key("master_view"),
@@ -230,56 +229,55 @@ impl EtcdCoordinator {
         })
     }
 
-    /// Asks one endpoint after the other, beginning with the one that answered last.
+    /// Sends a request to one endpoint after the other, starting with the one that responded last.
     async fn request<T: for<'a> Deserialize<'a>>(
         &self,
         path: &str,
-        question: &Value,
+        request_body: &Value,
     ) -> Result<T, CoordinationError> {
-        let begin = self.current.load(Relaxed);
-        let mut why = failed("etcd was not asked");
-        for turn in 0..self.endpoints.len() {
-            let at = (begin + turn) % self.endpoints.len();
-            let Some(endpoint) = self.endpoints.get(at) else { continue };
-            // Moved on before it answers: whoever gives up on this answer asks another next time.
-            self.current.store((at + 1) % self.endpoints.len(), Relaxed);
-            match self.request_at(endpoint, path, question).await {
-                Ok(answer) => {
-                    self.current.store(at, Relaxed);
-                    return serde_json::from_slice(&answer).map_err(|error| {
-                        failed(format!("{endpoint} sent what etcd does not send: {error}"))
-                    });
+        let first = self.current.load(Relaxed);
+        let mut last_error = failed("no etcd endpoint was tried");
+        for attempt in 0..self.endpoints.len() {
+            let index = (first + attempt) % self.endpoints.len();
+            let Some(endpoint) = self.endpoints.get(index) else { continue };
+            // Advanced before the response: if the caller's timeout cancels this request, the next one goes to another endpoint.
+            self.current.store((index + 1) % self.endpoints.len(), Relaxed);
+            match self.request_at(endpoint, path, request_body).await {
+                Ok(response) => {
+                    self.current.store(index, Relaxed);
+                    return serde_json::from_slice(&response)
+                        .map_err(|error| failed(format!("{endpoint} sent an invalid response: {error}")));
                 }
-                Err(error) => why = error,
+                Err(error) => last_error = error,
             }
         }
-        Err(why)
+        Err(last_error)
     }
 
     async fn request_at(
         &self,
         endpoint: &str,
         path: &str,
-        question: &Value,
+        request_body: &Value,
     ) -> Result<Bytes, CoordinationError> {
-        let problem = |error: &dyn Error| failed(format!("etcd at {endpoint}: {}", chain(error)));
-        let body = Bytes::from(question.to_string());
+        let request_error = |error: &dyn Error| failed(format!("etcd at {endpoint}: {}", chain(error)));
+        let body = Bytes::from(request_body.to_string());
         let request = Request::post(format!("{endpoint}{path}")).header(CONTENT_TYPE, "application/json");
-        let request = request.body(Full::new(body)).map_err(|error| problem(&error))?;
-        let asked = async {
-            let response = self.http.request(request).await.map_err(|error| problem(&error))?;
+        let request = request.body(Full::new(body)).map_err(|error| request_error(&error))?;
+        let exchange = async {
+            let response = self.http.request(request).await.map_err(|error| request_error(&error))?;
             let status = response.status();
-            let answer = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
-            Ok((status, answer.map_err(|error| problem(&*error))?.to_bytes()))
+            let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
+            Ok((status, body.map_err(|error| request_error(&*error))?.to_bytes()))
         };
-        let answered = tokio::time::timeout(self.request_timeout, asked).await;
-        let (status, answer) =
-            answered.map_err(|_| failed(format!("etcd at {endpoint} does not answer in time")))??;
+        let outcome = tokio::time::timeout(self.request_timeout, exchange).await;
+        let (status, response) =
+            outcome.map_err(|_| failed(format!("etcd at {endpoint}: request timed out")))??;
         if !status.is_success() {
-            let said: String = String::from_utf8_lossy(&answer).chars().take(200).collect();
-            return Err(failed(format!("etcd at {endpoint} says {status}: {said}")));
+            let excerpt: String = String::from_utf8_lossy(&response).chars().take(200).collect();
+            return Err(failed(format!("etcd at {endpoint} returned {status}: {excerpt}")));
         }
-        Ok(answer)
+        Ok(response)
     }
 
     async fn transact(
@@ -288,8 +286,8 @@ impl EtcdCoordinator {
         success: &[Value],
         failure: &[Value],
     ) -> Result<EtcdTxnResponse, CoordinationError> {
-        let question = json!({ "compare": compare, "success": success, "failure": failure });
-        self.request("/v3/kv/txn", &question).await
+        let request_body = json!({ "compare": compare, "success": success, "failure": failure });
+        self.request("/v3/kv/txn", &request_body).await
     }
 
     async fn revoke(&self, lease: i64) -> Result<(), CoordinationError> {
@@ -302,56 +300,58 @@ impl EtcdCoordinator {
 impl HaCoordinator for EtcdCoordinator {
     async fn observe(&self) -> Result<ElectionView, CoordinationError> {
         let keys = [&self.view, &self.replication, &self.in_sync].map(|key| range(key));
-        let done = self.transact(&[], &keys, &[]).await?;
-        done.view(&self.in_sync)
+        let txn = self.transact(&[], &keys, &[]).await?;
+        txn.view(&self.in_sync)
     }
 
-    async fn campaign(&self, bid: &Candidacy) -> Result<Option<LeaderTerm>, CoordinationError> {
-        let seconds = bid.lease.as_secs_f64().ceil().max(1.0) as u64;
+    async fn campaign(&self, candidacy: &Candidacy) -> Result<Option<LeaderTerm>, CoordinationError> {
+        let seconds = candidacy.lease.as_secs_f64().ceil().max(1.0) as u64;
         let granted: EtcdLeaseResponse =
             self.request("/v3/lease/grant", &json!({ "TTL": seconds.to_string() })).await?;
         let lease = number(&granted.id)?;
-        let alone = write_in_sync(&InSyncSet::from([bid.member.clone()]));
-        let compare = [created(&self.view, 0), modified(&self.in_sync, bid.revision)];
+        let alone = write_in_sync(&InSyncSet::from([candidacy.member.clone()]));
+        let compare = [created(&self.view, 0), modified(&self.in_sync, candidacy.revision)];
         let success = [
-            put(&self.view, &bid.member.address, lease),
-            put(&self.replication, &bid.replication, lease),
+            put(&self.view, &candidacy.member.address, lease),
+            put(&self.replication, &candidacy.replication, lease),
             put(&self.in_sync, &alone, 0),
         ];
-        let done = self.transact(&compare, &success, &[]).await?;
-        if done.succeeded {
-            return Ok(Some(LeaderTerm { term: done.revision()?, lease }));
+        let txn = self.transact(&compare, &success, &[]).await?;
+        if txn.succeeded {
+            return Ok(Some(LeaderTerm { term: txn.revision()?, lease }));
         }
-        // It would end by itself, too.
+        // An unused lease would expire anyway.
         let _ = self.revoke(lease).await;
         Ok(None)
     }
 
-    async fn renew(&self, tenure: LeaderTerm) -> Result<bool, CoordinationError> {
-        let kept: EtcdKeepAliveResponse =
-            self.request("/v3/lease/keepalive", &json!({ "ID": tenure.lease.to_string() })).await?;
-        if number(&kept.result.ttl)? <= 0 {
+    async fn renew(&self, leader_term: LeaderTerm) -> Result<bool, CoordinationError> {
+        let renewed: EtcdKeepAliveResponse =
+            self.request("/v3/lease/keepalive", &json!({ "ID": leader_term.lease.to_string() })).await?;
+        if number(&renewed.result.ttl)? <= 0 {
             return Ok(false);
         }
-        // Somebody may have removed the key by hand.
-        let done = self.transact(&[created(&self.view, tenure.term)], &[], &[]).await?;
-        Ok(done.succeeded)
+        // An administrator may have deleted the key.
+        let txn = self.transact(&[created(&self.view, leader_term.term)], &[], &[]).await?;
+        Ok(txn.succeeded)
     }
 
     async fn update_in_sync(
         &self,
-        tenure: LeaderTerm,
+        leader_term: LeaderTerm,
         revision: i64,
         members: &InSyncSet,
     ) -> Result<InSyncUpdateOutcome, CoordinationError> {
-        let compare = [created(&self.view, tenure.term), modified(&self.in_sync, revision)];
+        let compare = [created(&self.view, leader_term.term), modified(&self.in_sync, revision)];
         let success = [put(&self.in_sync, &write_in_sync(members), 0)];
-        let done = self.transact(&compare, &success, &[range(&self.view)]).await?;
-        if done.succeeded {
-            return Ok(InSyncUpdateOutcome::Stored(done.revision()?));
+        let txn = self.transact(&compare, &success, &[range(&self.view)]).await?;
+        if txn.succeeded {
+            return Ok(InSyncUpdateOutcome::Stored(txn.revision()?));
         }
-        match done.key_value(0) {
-            Some(view) if number(&view.create_revision)? == tenure.term => Ok(InSyncUpdateOutcome::Conflict),
+        match txn.key_value(0) {
+            Some(view) if number(&view.create_revision)? == leader_term.term => {
+                Ok(InSyncUpdateOutcome::Conflict)
+            }
             _ => Ok(InSyncUpdateOutcome::Deposed),
         }
     }
@@ -366,9 +366,9 @@ impl HaCoordinator for EtcdCoordinator {
         Ok(self.transact(&compare, &success, &[]).await?.succeeded)
     }
 
-    async fn resign(&self, tenure: LeaderTerm) -> Result<(), CoordinationError> {
-        // Where it is gone already etcd says so, and where etcd is gone it ends by itself.
-        let _ = self.revoke(tenure.lease).await;
+    async fn resign(&self, leader_term: LeaderTerm) -> Result<(), CoordinationError> {
+        // An error is ignored: the lease may be gone already, and without etcd it expires.
+        let _ = self.revoke(leader_term.lease).await;
         Ok(())
     }
 }
@@ -378,31 +378,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_are_read() {
-        let patience = Duration::from_secs(1);
-        let etcd = EtcdCoordinator::new("a:1;http://b:2/, 127.0.0.1:3", "c", None, patience).unwrap();
+    fn endpoints_are_parsed() {
+        let request_timeout = Duration::from_secs(1);
+        let etcd = EtcdCoordinator::new("a:1;http://b:2/, 127.0.0.1:3", "c", None, request_timeout).unwrap();
         assert_eq!(etcd.endpoints, ["http://a:1", "http://b:2", "http://127.0.0.1:3"]);
         assert_eq!(etcd.view, "mooncake-store/c/master_view");
         assert_eq!(
             etcd.view,
             moongate_master_client::rpc::leader_key("c"),
-            "clients of this project look there"
+            "Moongate's clients read this key"
         );
         for wrong in ["", ";", "https://a:1", "redis://a:1", "a b"] {
-            assert!(EtcdCoordinator::new(wrong, "c", None, patience).is_err(), "{wrong}");
+            assert!(EtcdCoordinator::new(wrong, "c", None, request_timeout).is_err(), "{wrong}");
         }
     }
 
     #[test]
-    fn what_is_left_out_is_nothing() {
-        let done: EtcdTxnResponse = serde_json::from_str(
+    fn omitted_json_members_are_zero() {
+        let txn: EtcdTxnResponse = serde_json::from_str(
             r#"{"header":{"cluster_id":"1","revision":"7"},"responses":[{"response_range":{"header":{}}},
             {"response_range":{"kvs":[{"key":"YQ==","create_revision":"2","mod_revision":"3","value":"aG9zdDox"}]}}]}"#,
         )
         .unwrap();
-        assert!(!done.succeeded && done.key_value(0).is_none() && done.key_value(2).is_none());
-        assert_eq!(done.revision().unwrap(), 7);
-        assert_eq!(done.key_value(1).unwrap().text().unwrap(), "host:1");
+        assert!(!txn.succeeded && txn.key_value(0).is_none() && txn.key_value(2).is_none());
+        assert_eq!(txn.revision().unwrap(), 7);
+        assert_eq!(txn.key_value(1).unwrap().text().unwrap(), "host:1");
         assert!(number("x").is_err());
     }
 }

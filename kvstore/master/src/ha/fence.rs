@@ -1,17 +1,17 @@
-//! Until when this master may serve.
+//! The time limit up to which a leader may reply to clients.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// The time since the machine was started, including time in which it slept: a leader that sleeps grows old.
+/// Time since boot, including suspend: a lease also expires while the machine sleeps.
 pub fn now() -> Duration {
     let time = clock_gettime(ClockId::Boottime);
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
 }
 
-/// A moment after which nobody may be answered any more. It moves with every renewal of the leader's lease.
+/// Deadline after which this master must not reply to clients. Every renewal of the leader's lease moves it.
 #[derive(Debug, Default)]
 pub struct LeaseFence {
     /// Microseconds, on the clock of [`now`].
@@ -19,17 +19,17 @@ pub struct LeaseFence {
 }
 
 impl LeaseFence {
-    /// Callers may be answered until then.
+    /// Allows replies until this time.
     pub fn extend(&self, until: Duration) {
         self.until.store(until.as_micros().try_into().unwrap_or(u64::MAX), Ordering::SeqCst);
     }
 
-    /// Nobody may be answered.
+    /// Forbids replies from now on.
     pub fn revoke(&self) {
         self.until.store(0, Ordering::SeqCst);
     }
 
-    /// Whether callers may be answered at this time.
+    /// Whether replies are allowed at this time.
     pub fn is_open(&self, now: Duration) -> bool {
         now.as_micros() < u128::from(self.until.load(Ordering::SeqCst))
     }
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_falls_by_itself() {
+    fn replies_stop_at_the_deadline() {
         let fence = LeaseFence::default();
         assert!(!fence.is_open(now()));
         let until = now() + Duration::from_secs(3600);

@@ -1,92 +1,89 @@
-//! A follower's side of replication: from frames to a copy of the leader's state.
+//! The follower side of replication: applies the leader's frames to a copy of its state.
 
 use std::io;
 
 use super::frame::{ReplicationFrame, ReplicationRecords, ReplicationStart};
 
-/// Where a follower keeps what it was told.
-///
-/// Until the new state is whole the one before stays: a follower may be listed as in sync for it.
+/// Storage of a follower's copy.
+/// The old state stays until the new one is complete: the follower may be in the in-sync set because of it.
 pub trait ReplicationSink {
-    /// A whole state follows, with all records up to this one and maybe some of the later ones.
+    /// Starts a full copy, which contains all records up to this one and maybe some later ones.
     ///
     /// # Errors
-    /// When it cannot be kept. So for the others.
+    /// The copy cannot be stored.
     fn begin(&mut self, number: u64) -> io::Result<()>;
 
-    /// A part of it.
+    /// Adds a record of the full copy.
     ///
     /// # Errors
     /// As above.
     fn part(&mut self, record: &[u8]) -> io::Result<()>;
 
-    /// The new state takes the place of the one before: [`Self::record`] was called for all records that it needs.
+    /// Replaces the old state with the new one, after [`Self::record`] was called for all records that it needs.
     ///
     /// # Errors
-    /// As above. Then the state before stays.
+    /// As above. The old state stays.
     fn finish(&mut self) -> io::Result<()>;
 
-    /// A record, in order.
+    /// Appends the next record of the log.
     fn record(&mut self, number: u64, record: &[u8]);
 
-    /// What was recorded survives whatever the copy promises to survive.
+    /// Makes all appended records as durable as this copy can.
     ///
     /// # Errors
     /// As above.
     fn commit(&mut self) -> io::Result<()>;
 }
 
-/// Why a leader is not followed any more.
+/// Errors that end replication from this leader.
 #[derive(Debug, thiserror::Error)]
 pub enum FollowError {
-    /// It says what it must not say now.
-    #[error("the leader sent {0} where it must not")]
+    /// The frame is not allowed in this phase.
+    #[error("unexpected {0} frame from the leader")]
     Unexpected(&'static str),
-    /// It has another term than the store tells.
-    #[error("the leader has term {0}, the store says {1}")]
+    /// The leader's term differs from the coordinator's.
+    #[error("leader term {0} does not match the coordinator's {1}")]
     Term(i64, i64),
-    /// A record is missing.
-    #[error("record {0} came where {1} was due")]
+    /// A record is missing between two frames.
+    #[error("gap in the log: got record {0}, expected {1}")]
     Gap(u64, u64),
-    /// The copy cannot be kept.
-    #[error("changes cannot be kept: {0}")]
+    /// The copy could not be written.
+    #[error("cannot write the copy: {0}")]
     Copy(#[from] io::Error),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FollowerPhase {
-    /// No answer yet.
     Handshake,
-    /// The state is coming.
+    /// The leader sends its full state.
     Loading,
-    /// It is whole as soon as this record is there.
+    /// The full state is complete once this record has arrived.
     CatchingUp(u64),
-    /// The copy is whole.
     Following,
 }
 
-/// One connection to a leader.
+/// Protocol state of one connection to a leader.
 #[derive(Debug)]
 pub struct ReplicationFollower {
     term: i64,
     phase: FollowerPhase,
-    /// The last record that the copy has.
+    /// Number of the copy's last record.
     last: u64,
-    /// What the leader was told that the copy has.
+    /// Last record that was reported to the leader in the hello frame.
     reported_last: Option<u64>,
 }
 
 impl ReplicationFollower {
-    /// A follower of the leader with this term, with what its greeting says: the epoch and the number of its last record.
-    pub fn new(term: i64, has: Option<(u64, u64)>) -> Self {
-        let reported_last = has.map(|(_, number)| number);
+    /// A follower of the leader with this term. `last_record` is what its hello frame reports: the epoch and number of its last record.
+    pub fn new(term: i64, last_record: Option<(u64, u64)>) -> Self {
+        let reported_last = last_record.map(|(_, number)| number);
         Self { term, phase: FollowerPhase::Handshake, last: 0, reported_last }
     }
 
-    /// The leader said this. Returns up to which record to acknowledge, if anything.
+    /// Handles a frame from the leader. Returns the record to acknowledge, if any.
     ///
     /// # Errors
-    /// [`FollowError`]. The connection is of no more use.
+    /// [`FollowError`]. The connection must be closed.
     pub fn handle_frame(
         &mut self,
         frame: ReplicationFrame<'_>,
@@ -110,7 +107,7 @@ impl ReplicationFollower {
                 (self.phase, self.last) = (FollowerPhase::Following, number);
             }
             (ReplicationFrame::State(mut records), FollowerPhase::Loading) => {
-                records.try_for_each(|it| copy.part(it))?;
+                records.try_for_each(|record| copy.part(record))?;
             }
             (ReplicationFrame::StateComplete(number), FollowerPhase::Loading) => {
                 self.phase = FollowerPhase::CatchingUp(number);
@@ -159,12 +156,12 @@ impl ReplicationFollower {
 
 fn name(frame: &ReplicationFrame<'_>) -> &'static str {
     match frame {
-        ReplicationFrame::Hello { .. } => "a greeting",
-        ReplicationFrame::Welcome { .. } => "a welcome",
-        ReplicationFrame::State(_) => "a part of its state",
-        ReplicationFrame::StateComplete(_) => "the end of its state",
+        ReplicationFrame::Hello { .. } => "hello",
+        ReplicationFrame::Welcome { .. } => "welcome",
+        ReplicationFrame::State(_) => "state",
+        ReplicationFrame::StateComplete(_) => "state complete",
         ReplicationFrame::Records(..) => "records",
-        ReplicationFrame::Heartbeat(_) => "that nothing is new",
-        ReplicationFrame::Acknowledged(_) => "an acknowledgement",
+        ReplicationFrame::Heartbeat(_) => "heartbeat",
+        ReplicationFrame::Acknowledged(_) => "acknowledged",
     }
 }

@@ -1,79 +1,70 @@
-//! What a leader and a follower say to each other.
+//! Frames of the replication protocol between leader and follower.
 //!
-//! A frame: u32 length of what follows the checksum, u32 CRC-32 of that, then a kind and the kind's members. Numbers are
-//! little-endian; text and records have a u32 length before them. The first frame of either side has the protocol's version.
+//! A frame: u32 length of what follows the checksum, u32 CRC-32 of that, a kind byte, then the kind's members. Numbers are
+//! little-endian; strings and records have a u32 length prefix. The first frame of each side carries the protocol version.
 
 use super::member::{HaMember, MAX_ADDRESS};
 
-/// The protocol's version.
+/// Version of the replication protocol.
 pub const VERSION: u16 = 2;
-/// Bytes before a frame's kind.
+/// Length of the header (length and checksum) in bytes.
 pub const HEADER: usize = 8;
-/// The longest frame in bytes, without its header: a batch of records, and one record of the greatest length.
+/// Maximum frame size in bytes without the header: one batch plus one record of the maximum size.
 pub const MAX_FRAME: usize = (16 << 20) + (1 << 20);
-/// Bytes of records after which a frame is sent.
+/// Bytes of records that fill one batch.
 pub const BATCH: usize = 256 << 10;
 
-/// Bytes that are no frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReplicationFrameError {
-    /// Its length is out of bounds.
-    #[error("a frame of {0} bytes")]
+    /// Its length is 0 or above [`MAX_FRAME`].
+    #[error("invalid frame length: {0} bytes")]
     Length(usize),
-    /// It is not what was sent.
-    #[error("a frame has another checksum than it should have")]
+    /// The checksum does not match the body.
+    #[error("frame checksum mismatch")]
     Checksum,
-    /// Its members are not what its kind has.
-    #[error("a frame with an impossible {0}")]
+    /// A member of the frame is invalid.
+    #[error("frame with an invalid {0}")]
     Value(&'static str),
-    /// The other side speaks another version.
-    #[error(
-        "version {0} of the replication protocol is not known; use the same release of moongate everywhere"
-    )]
+    /// The peer uses another protocol version.
+    #[error("unknown replication protocol version {0}; run the same Moongate release on all masters")]
     Version(u16),
 }
 
-/// How a leader goes on with a follower.
+/// Where a leader starts sending to a follower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplicationStart {
-    /// It sends the whole state, then the records after this one.
+    /// It sends the full state, then the records after this one.
     Snapshot(u64),
-    /// The follower has all up to this record.
+    /// The follower already has all records up to this one.
     Resume(u64),
 }
 
-/// One frame.
+/// One frame of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplicationFrame<'a> {
-    /// A follower begins: who it is, the term of the leader that it expects, and what it has.
+    /// First frame of a follower: its identity, the expected term, and its last record.
     Hello {
-        /// The follower.
         member: HaMember,
-        /// The leader's term, as the store told it.
+        /// The leader's term, as stored in the coordinator.
         term: i64,
-        /// The epoch and the number of the last record that it has; see [`EpochHistory`](crate::Epochs).
+        /// Epoch and number of the follower's last record; see [`EpochHistory`](crate::EpochHistory).
         last_record: Option<(u64, u64)>,
     },
-    /// The leader's answer.
-    Welcome {
-        /// Its term.
-        term: i64,
-        /// How it goes on.
-        start: ReplicationStart,
-    },
-    /// A part of the state.
+    /// First frame of the leader.
+    Welcome { term: i64, start: ReplicationStart },
+    /// Some records of the full state.
     State(ReplicationRecords<'a>),
-    /// The state is whole once the record with this number is there too.
+    /// The full state is complete once the record with this number has arrived.
     StateComplete(u64),
-    /// Records from this number on.
+    /// Log records, starting with this number.
     Records(u64, ReplicationRecords<'a>),
-    /// Nothing is new: the last record is still this one.
+    /// Sent while idle: this is still the last record.
     Heartbeat(u64),
-    /// The follower has all records up to this one.
+    /// The follower has all records up to this number.
     Acknowledged(u64),
 }
 
-/// Records, each with its length before it.
+/// A sequence of length-prefixed records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplicationRecords<'a>(&'a [u8]);
 
@@ -89,7 +80,7 @@ impl<'a> Iterator for ReplicationRecords<'a> {
 }
 
 impl<'a> ReplicationRecords<'a> {
-    /// Takes what [`push_record`] wrote. Nothing if it is something else.
+    /// Checks that `bytes` is a sequence that [`push_record`] wrote. `None` if it is not.
     pub fn new(bytes: &'a [u8]) -> Option<Self> {
         let mut records = Self(bytes);
         records.by_ref().for_each(drop);
@@ -97,7 +88,6 @@ impl<'a> ReplicationRecords<'a> {
     }
 }
 
-/// Appends a record to a frame's records.
 pub fn push_record(record: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(&u32::try_from(record.len()).unwrap_or(u32::MAX).to_le_bytes());
     out.extend_from_slice(record);
@@ -113,19 +103,19 @@ mod kind {
     pub(super) const ACKNOWLEDGED: u8 = 7;
 }
 
-/// Appends a frame.
+/// Encodes a frame and appends it.
 pub fn write(frame: &ReplicationFrame<'_>, out: &mut Vec<u8>) {
-    let begin = out.len();
+    let frame_start = out.len();
     out.extend_from_slice(&[0; HEADER]);
     match frame {
-        ReplicationFrame::Hello { member, term, last_record: has } => {
+        ReplicationFrame::Hello { member, term, last_record } => {
             out.push(kind::HELLO);
             out.extend_from_slice(&VERSION.to_le_bytes());
             out.extend_from_slice(&member.incarnation.to_le_bytes());
             push_record(member.address.as_bytes(), out);
             out.extend_from_slice(&term.to_le_bytes());
-            out.push(u8::from(has.is_some()));
-            let (epoch, number) = has.unwrap_or_default();
+            out.push(u8::from(last_record.is_some()));
+            let (epoch, number) = last_record.unwrap_or_default();
             out.extend_from_slice(&epoch.to_le_bytes());
             out.extend_from_slice(&number.to_le_bytes());
         }
@@ -152,9 +142,9 @@ pub fn write(frame: &ReplicationFrame<'_>, out: &mut Vec<u8>) {
         ReplicationFrame::Heartbeat(number) => numbered(kind::HEARTBEAT, *number, out),
         ReplicationFrame::Acknowledged(number) => numbered(kind::ACKNOWLEDGED, *number, out),
     }
-    let body = out.get(begin + HEADER..).unwrap_or_default();
+    let body = out.get(frame_start + HEADER..).unwrap_or_default();
     let (length, sum) = (body.len() as u32, crc32fast::hash(body));
-    if let Some(header) = out.get_mut(begin..begin + HEADER) {
+    if let Some(header) = out.get_mut(frame_start..frame_start + HEADER) {
         header[..4].copy_from_slice(&length.to_le_bytes());
         header[4..].copy_from_slice(&sum.to_le_bytes());
     }
@@ -165,7 +155,7 @@ fn numbered(kind: u8, number: u64, out: &mut Vec<u8>) {
     out.extend_from_slice(&number.to_le_bytes());
 }
 
-/// How many bytes follow this header, and their checksum.
+/// Decodes a header: the length of the body and its checksum.
 ///
 /// # Errors
 /// [`ReplicationFrameError::Length`].
@@ -178,7 +168,7 @@ pub fn header(bytes: [u8; HEADER]) -> Result<(usize, u32), ReplicationFrameError
     Ok((length, u32::from_le_bytes([e, f, g, h])))
 }
 
-/// Reads what follows a header.
+/// Decodes the body of a frame.
 ///
 /// # Errors
 /// [`ReplicationFrameError`].
@@ -199,9 +189,9 @@ pub fn read(body: &[u8], checksum: u32) -> Result<ReplicationFrame<'_>, Replicat
                 str::from_utf8(rest.take(length)?).map_err(|_| ReplicationFrameError::Value("address"))?;
             let member = HaMember { address: address.to_owned(), incarnation };
             let term = i64::from_le_bytes(rest.array()?);
-            let has = rest.byte()? == 1;
+            let has_record = rest.byte()? == 1;
             let position = (rest.number()?, rest.number()?);
-            ReplicationFrame::Hello { member, term, last_record: has.then_some(position) }
+            ReplicationFrame::Hello { member, term, last_record: has_record.then_some(position) }
         }
         kind::WELCOME => {
             rest.version()?;
@@ -227,15 +217,15 @@ struct ReplicationFrameReader<'a>(&'a [u8]);
 
 impl<'a> ReplicationFrameReader<'a> {
     fn take(&mut self, length: usize) -> Result<&'a [u8], ReplicationFrameError> {
-        let (taken, rest) = self.0.split_at_checked(length).ok_or(ReplicationFrameError::Value("length"))?;
+        let (bytes, rest) = self.0.split_at_checked(length).ok_or(ReplicationFrameError::Value("length"))?;
         self.0 = rest;
-        Ok(taken)
+        Ok(bytes)
     }
 
     fn array<const N: usize>(&mut self) -> Result<[u8; N], ReplicationFrameError> {
-        let (taken, rest) = self.0.split_first_chunk().ok_or(ReplicationFrameError::Value("length"))?;
+        let (bytes, rest) = self.0.split_first_chunk().ok_or(ReplicationFrameError::Value("length"))?;
         self.0 = rest;
-        Ok(*taken)
+        Ok(*bytes)
     }
 
     fn byte(&mut self) -> Result<u8, ReplicationFrameError> {
@@ -295,22 +285,22 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_was_written_is_read_and_a_changed_byte_is_seen(frame in frame(some_records()), at: u32, bit in 0..8_u8) {
+        fn frames_round_trip_and_a_flipped_bit_is_detected(frame in frame(some_records()), position: u32, bit in 0..8_u8) {
             let mut bytes = Vec::new();
             write(&frame, &mut bytes);
             let (length, sum) = header(*bytes.first_chunk().unwrap()).unwrap();
             prop_assert_eq!(length, bytes.len() - HEADER);
             prop_assert_eq!(read(&bytes[HEADER..], sum), Ok(frame));
-            let at = HEADER + at as usize % length;
-            bytes[at] ^= 1 << bit;
+            let position = HEADER + position as usize % length;
+            bytes[position] ^= 1 << bit;
             prop_assert_eq!(read(&bytes[HEADER..], sum), Err(ReplicationFrameError::Checksum));
         }
 
         #[test]
-        fn anything_is_refused_or_read(kind in 0..9_u8, mut body: Vec<u8>) {
+        fn arbitrary_bodies_do_not_panic(kind in 0..9_u8, mut body: Vec<u8>) {
             body.insert(0, kind);
             if let Ok(ReplicationFrame::State(records) | ReplicationFrame::Records(_, records)) = read(&body, crc32fast::hash(&body)) {
-                prop_assert!(records.map(|it| it.len() + 4).sum::<usize>() <= body.len());
+                prop_assert!(records.map(|record| record.len() + 4).sum::<usize>() <= body.len());
             }
         }
     }

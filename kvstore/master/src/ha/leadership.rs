@@ -1,4 +1,4 @@
-//! All that runs while a master leads.
+//! Everything that runs only while this master is the leader.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use moongate_master_core::{MasterCore, SnapshotCursor, StateChange, StateChangeSink};
 use moongate_runtime::{Supervisor, bind};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
@@ -22,40 +23,39 @@ use crate::clock::MonotonicUnixClock;
 use crate::durable::{DurableJournal, PersistenceSchedule, StatePersister};
 use crate::rpc::{self, RpcServer};
 use crate::server::{MasterServer, MasterServerOptions};
-use crate::state::MasterState;
+use crate::state::{MasterState, SLOTS_PER_LOCK};
 use crate::{summary, ticker};
 
-/// How often it is looked for followers that are silent.
+/// Interval of the check for silent followers.
 const FOLLOWER_CHECK_INTERVAL: Duration = Duration::from_millis(50);
-/// Time for calls in progress when a tenure ends. Nobody is answered by then.
+/// Time for in-flight calls when leadership ends. They get an error by then.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
-/// After which time it is told that a tenure does not end.
+/// A leadership that takes longer than this to end is logged.
 const SLOW_SHUTDOWN_WARNING: Duration = Duration::from_secs(10);
 
-/// What a master leads with.
+/// Settings of the leader's services.
 #[derive(Clone, Debug)]
 pub struct LeadershipOptions {
-    /// The server.
     pub server: MasterServerOptions,
-    /// Where RPCs are served.
+    /// Listen address of the RPC port.
     pub rpc: SocketAddr,
-    /// Where followers are served.
+    /// Listen address of the replication port.
     pub replication: SocketAddr,
-    /// What is served beside RPCs. A master that stands by serves its administration only.
+    /// Services other than RPC. A standby master serves the admin interface only.
     pub services: AuxServicesOptions,
-    /// How often snapshots are written, if the state is on a disk.
+    /// Snapshot schedule, if the state is on disk.
     pub schedule: PersistenceSchedule,
-    /// Bytes of facts that are kept for followers.
+    /// Maximum size of the in-memory record buffer for followers, in bytes.
     pub journal_bytes: usize,
-    /// After which silence a follower is given up.
+    /// A follower without a frame for this long leaves the in-sync set.
     pub follower_timeout: Duration,
-    /// For TLS between masters.
+    /// Files for mutual TLS between masters.
     pub tls: Option<TlsFiles>,
-    /// Whether to log the most important figures every ten seconds.
+    /// Whether to log a summary of the metrics every ten seconds.
     pub log_summary: bool,
 }
 
-/// A state to lead from, the journal of its changes, and what is served beside RPCs.
+/// A loaded state with its journal and services, ready for leadership.
 pub(super) struct PreparedLeadership {
     pub(super) server: Arc<MasterServer>,
     pub(super) journal: Arc<ReplicatedJournal>,
@@ -63,28 +63,28 @@ pub(super) struct PreparedLeadership {
 }
 
 impl LeadershipOptions {
-    /// Makes a state ready to be led from.
+    /// Builds the server, the journal and the services around a state.
     pub(super) fn prepare(
         &self,
-        MasterState { master, aux: beside, last_record: last }: MasterState,
+        MasterState { master, aux, last_record: last }: MasterState,
         durable: Option<Arc<DurableJournal>>,
         fence: &Arc<LeaseFence>,
     ) -> PreparedLeadership {
-        let mut faces = AuxServices::new(self.services.clone());
+        let mut services = AuxServices::new(self.services.clone());
         let (next, fence) = (last.saturating_add(1), Arc::clone(fence));
-        let journal = Arc::new(ReplicatedJournal::new(next, self.journal_bytes, fence, beside, durable));
-        let observed = faces.observe(journal.clone(), journal.aux());
+        let journal = Arc::new(ReplicatedJournal::new(next, self.journal_bytes, fence, aux, durable));
+        let observed = services.observe(journal.clone(), journal.aux());
         let server =
             MasterServer::with_state(self.server.clone(), *master, MonotonicUnixClock::start(), observed);
         server.master.finish_replay(server.clock.now_ms());
         if last == 0 {
             server.open_rebuild();
         }
-        PreparedLeadership { server: Arc::new(server), journal, services: faces }
+        PreparedLeadership { server: Arc::new(server), journal, services }
     }
 }
 
-/// A tenure that has begun.
+/// A running leadership: the server, its ports and its tasks.
 pub(super) struct ActiveLeadership {
     pub(super) server: Arc<MasterServer>,
     pub(super) rpc: RpcServer,
@@ -94,18 +94,18 @@ pub(super) struct ActiveLeadership {
     persister: Option<LeaderPersisterThread>,
 }
 
-/// The thread that looks after the files of a leader's state.
+/// The thread that writes snapshots of a leader's state.
 struct LeaderPersisterThread {
     stop: Sender<()>,
     thread: JoinHandle<()>,
 }
 
 impl LeaderPersisterThread {
-    /// Nothing if the state is in memory only, or if there is no thread: then the log only grows.
+    /// `None` if the state is in memory only, or if the thread cannot be started: then the log grows without snapshots.
     fn start(
         server: &Arc<MasterServer>,
         journal: &Arc<ReplicatedJournal>,
-        pace: PersistenceSchedule,
+        schedule: PersistenceSchedule,
         supervisor: &Supervisor,
     ) -> Option<Self> {
         journal.durable()?;
@@ -113,13 +113,13 @@ impl LeaderPersisterThread {
         let (server, journal) = (Arc::clone(server), Arc::clone(journal));
         let run = supervisor.wrap_essential_thread("data", move || {
             if let Some(durable) = journal.durable() {
-                StatePersister::new(durable, &server.master, journal.aux(), pace).run(&stopped);
+                StatePersister::new(durable, &server.master, journal.aux(), schedule).run(&stopped);
             }
         });
         match std::thread::Builder::new().name("data".to_owned()).spawn(run) {
             Ok(thread) => Some(Self { stop, thread }),
             Err(error) => {
-                tracing::error!(%error, "no snapshots are written: there is no thread for them");
+                tracing::error!(%error, "cannot start the snapshot thread; no snapshots are written");
                 None
             }
         }
@@ -128,49 +128,51 @@ impl LeaderPersisterThread {
     fn end(self) {
         drop(self.stop);
         if self.thread.join().is_err() {
-            tracing::error!("the thread that writes snapshots has failed");
+            tracing::error!("the snapshot thread panicked");
         }
     }
 }
 
-/// Why a tenure ended as it began. What it was to be led from is left.
+/// Error at the start of a leadership, with the unchanged state.
 pub(super) struct LeadershipStartError {
     pub(super) reason: String,
     pub(super) state: MasterState,
 }
 
 impl ActiveLeadership {
-    /// Starts everything. Ticks run on `main`, where they may wait for followers. A panic of an essential task ends `process`.
+    /// Starts everything. The ticker runs on `main`, where it may block on followers. A panic of an essential task ends the process.
     ///
     /// # Errors
-    /// When a port cannot be had.
+    /// A port cannot be opened.
     pub(super) async fn begin(
         options: &LeadershipOptions,
-        PreparedLeadership { server, journal, services: faces }: PreparedLeadership,
-        me: &HaMember,
-        (tenure, store): (LeaderTerm, InSyncUpdater),
+        PreparedLeadership { server, journal, services }: PreparedLeadership,
+        member: &HaMember,
+        (leader_term, in_sync_updater): (LeaderTerm, InSyncUpdater),
         (main, process): (&Handle, &Supervisor),
     ) -> Result<Self, LeadershipStartError> {
         let supervisor = process.child();
-        server.master.set_view_version(tenure.term);
-        journal.lead(me);
+        server.master.set_view_version(leader_term.term);
+        journal.lead(member);
         let deposed = CancellationToken::new();
-        let rpc = match open(options, &server, &journal, tenure.term, faces, &supervisor).await {
+        let rpc = match open(options, &server, &journal, leader_term.term, services, &supervisor).await {
             Ok(rpc) => rpc,
-            Err(why) => {
+            Err(reason) => {
                 let _ = supervisor.shutdown(SHUTDOWN_GRACE).await;
-                return Err(LeadershipStartError {
-                    reason: why,
-                    state: reclaim_state(server, &journal).await,
-                });
+                return Err(LeadershipStartError { reason, state: reclaim_state(server, &journal).await });
             }
         };
-        let list =
-            update_in_sync(Arc::clone(&journal), tenure, store, options.follower_timeout, deposed.clone());
+        let update_task = update_in_sync(
+            Arc::clone(&journal),
+            leader_term,
+            in_sync_updater,
+            options.follower_timeout,
+            deposed.clone(),
+        );
         let stop = supervisor.token();
-        supervisor.spawn_essential("in-sync list", async move {
+        supervisor.spawn_essential("in-sync updater", async move {
             tokio::select! {
-                () = list => {}
+                () = update_task => {}
                 () = stop.cancelled() => {}
             }
         });
@@ -178,48 +180,69 @@ impl ActiveLeadership {
             summary::start(&server, &supervisor);
         }
         {
-            let _on = main.enter();
+            let _runtime = main.enter();
             ticker::start(&server, &supervisor);
         }
-        let keeper = LeaderPersisterThread::start(&server, &journal, options.schedule, &supervisor);
-        Ok(Self { server, rpc, deposed, journal, supervisor, persister: keeper })
+        let persister = LeaderPersisterThread::start(&server, &journal, options.schedule, &supervisor);
+        Ok(Self { server, rpc, deposed, journal, supervisor, persister })
     }
 
-    /// Ends everything. Callers that wait are refused.
+    /// Stops everything. Pending calls fail.
     pub(super) async fn end(self) -> MasterState {
         self.journal.step_down();
         self.rpc.stop();
-        if let Err(still) = self.supervisor.shutdown(SHUTDOWN_GRACE).await {
-            tracing::warn!("{still}");
+        if let Err(error) = self.supervisor.shutdown(SHUTDOWN_GRACE).await {
+            tracing::warn!("{error}");
         }
-        if let Some(keeper) = self.persister {
-            keeper.end();
+        if let Some(persister) = self.persister {
+            persister.end();
         }
         reclaim_state(self.server, &self.journal).await
     }
 }
 
-/// The state when nobody uses it any more. A change that came later would be missing in the log.
+/// Recovers the state after its last user has gone. A later change would be missing in the log.
 async fn reclaim_state(server: Arc<MasterServer>, journal: &ReplicatedJournal) -> MasterState {
-    let begun = Instant::now();
-    let mut told = false;
+    let started = Instant::now();
+    let mut warned = false;
     while journal.durable().is_some() && Arc::strong_count(&server) > 1 {
-        if begun.elapsed() > SLOW_SHUTDOWN_WARNING && !std::mem::replace(&mut told, true) {
-            tracing::error!("something still uses the state of a tenure that has ended; waiting for it");
+        if started.elapsed() > SLOW_SHUTDOWN_WARNING && !std::mem::replace(&mut warned, true) {
+            tracing::error!("waiting for the last user of the previous leader state");
         }
         sleep(FOLLOWER_CHECK_INTERVAL).await;
     }
     let last = journal.seal();
-    MasterState::from_server(server, Arc::clone(journal.aux()), last)
+    MasterState { master: Box::new(into_master(server)), aux: Arc::clone(journal.aux()), last_record: last }
 }
 
-/// Opens the ports.
+/// The state machine of a server that has stopped; a copy if the server still has users.
+fn into_master(server: Arc<MasterServer>) -> MasterCore {
+    Arc::try_unwrap(server).map(MasterServer::into_master).unwrap_or_else(|shared| {
+        let mut copy = FactApplier(MasterCore::new(shared.master.settings().clone()));
+        let mut cursor = Some(SnapshotCursor::default());
+        while let Some(from) = cursor {
+            cursor = shared.master.snapshot(from, SLOTS_PER_LOCK, &mut copy);
+        }
+        copy.0
+    })
+}
+
+/// Applies changes to a state machine; those that do not apply are skipped.
+struct FactApplier(MasterCore);
+
+impl StateChangeSink for FactApplier {
+    fn record(&mut self, fact: StateChange<'_>) {
+        let _ = self.0.apply(&fact);
+    }
+}
+
+/// Opens the RPC port, the replication port and the ports of the other services.
 async fn open(
     options: &LeadershipOptions,
     server: &Arc<MasterServer>,
     journal: &Arc<ReplicatedJournal>,
     term: i64,
-    faces: AuxServices,
+    services: AuxServices,
     supervisor: &Supervisor,
 ) -> Result<RpcServer, String> {
     let followers = bind(options.replication).map_err(|error| error.to_string())?;
@@ -231,48 +254,48 @@ async fn open(
         tls: options.tls.clone(),
     };
     supervisor.spawn_essential("followers", sessions.listen(followers, supervisor.clone()));
-    faces.start(server, supervisor).await.map_err(|error| error.to_string())?;
+    services.start(server, supervisor).await.map_err(|error| error.to_string())?;
     rpc::serve(server, options.rpc, options.server.threads, supervisor).map_err(|error| error.to_string())
 }
 
-/// Where the in-sync list is kept, and how long that is waited for.
+/// The coordinator that stores the in-sync set, and the timeout of its requests.
 pub(super) struct InSyncUpdater {
     pub(super) coordinator: Arc<dyn HaCoordinator>,
     pub(super) response_timeout: Duration,
 }
 
-/// Gives silent followers up, and keeps the store's list in step with who is waited for.
+/// Removes silent followers and keeps the stored in-sync set up to date.
 async fn update_in_sync(
     journal: Arc<ReplicatedJournal>,
-    tenure: LeaderTerm,
-    InSyncUpdater { coordinator, response_timeout: store_patience }: InSyncUpdater,
-    patience: Duration,
+    leader_term: LeaderTerm,
+    InSyncUpdater { coordinator, response_timeout }: InSyncUpdater,
+    follower_timeout: Duration,
     deposed: CancellationToken,
 ) {
-    // The list's revision; nothing if an attempt may have succeeded or not.
-    let mut revision = Some(tenure.term);
+    // Revision of the stored set; `None` if the result of the last update is unknown.
+    let mut revision = Some(leader_term.term);
     loop {
         let _ = timeout(FOLLOWER_CHECK_INTERVAL, journal.in_sync_changed()).await;
-        for member in journal.remove_silent(patience) {
-            tracing::warn!(%member, "a follower is silent and is given up");
+        for member in journal.remove_silent(follower_timeout) {
+            tracing::warn!(%member, "follower timed out; removed from the in-sync set");
         }
         let Some(members) = journal.pending_in_sync() else { continue };
         if revision.is_none() {
-            let seen = timeout(store_patience, coordinator.observe()).await;
-            revision = seen.ok().and_then(Result::ok).map(|view| view.revision());
+            let view = timeout(response_timeout, coordinator.observe()).await;
+            revision = view.ok().and_then(Result::ok).map(|view| view.revision());
         }
         let Some(before) = revision.take() else { continue };
-        match timeout(store_patience, coordinator.update_in_sync(tenure, before, &members)).await {
+        match timeout(response_timeout, coordinator.update_in_sync(leader_term, before, &members)).await {
             Ok(Ok(InSyncUpdateOutcome::Stored(stored))) => {
-                let all: Vec<String> = members.iter().map(|it| it.address.clone()).collect();
-                tracing::info!(in_sync = all.join(" "), "may lead next");
+                let all: Vec<String> = members.iter().map(|member| member.address.clone()).collect();
+                tracing::info!(in_sync = all.join(" "), "in-sync set updated");
                 revision = Some(stored);
                 journal.confirm_in_sync(members);
             }
             Ok(Ok(InSyncUpdateOutcome::Conflict)) => {}
             Ok(Ok(InSyncUpdateOutcome::Deposed)) => return deposed.cancel(),
-            Ok(Err(error)) => tracing::warn!(%error, "who may lead next cannot be stored; trying again"),
-            Err(_) => tracing::warn!("who may lead next cannot be stored in time; trying again"),
+            Ok(Err(error)) => tracing::warn!(%error, "cannot update the in-sync set; retrying"),
+            Err(_) => tracing::warn!("timed out updating the in-sync set; retrying"),
         }
     }
 }

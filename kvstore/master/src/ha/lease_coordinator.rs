@@ -1,7 +1,7 @@
-//! A Kubernetes Lease as the store that masters decide with.
+//! A Kubernetes Lease as the coordinator.
 //!
-//! Every change is a replacement of the Lease as it was read (its `resourceVersion` goes along), so that the API server refuses it if
-//! anything has changed in between.
+//! Every update replaces the Lease with its `resourceVersion`, so that the API server rejects it if the Lease has changed since it was
+//! read.
 
 use std::time::Duration;
 
@@ -21,27 +21,26 @@ use super::fence::now;
 use super::lease::{self, LeaseLivenessTracker};
 use super::member::InSyncSet;
 
-/// How often a change is tried that others' changes got ahead of. Nobody but its holder changes a Lease that is held, except by hand.
+/// Attempts of one update after conflicts. Only the holder changes a held Lease, apart from manual edits.
 const MAX_ATTEMPTS: usize = 5;
-/// Where a Lease is whose namespace is not told.
+/// Namespace of a Lease without a namespace in its name.
 const NAMESPACE: &str = "default";
 
-/// A Lease, by where it is.
+/// Namespace and name of a Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseName {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name there.
     pub name: String,
 }
 
 impl LeaseName {
-    /// Reads `NAMESPACE/NAME`, or `NAME` in the namespace `default`, as Mooncake's master does. Nothing if it is something else.
+    /// Parses `NAMESPACE/NAME`, or `NAME` in the namespace `default`, as Mooncake's master does. `None` if it is invalid.
     pub fn read(text: &str) -> Option<Self> {
         let (namespace, name) = text.split_once('/').unwrap_or((NAMESPACE, text));
         let is_label = |label: &str| {
             let mut letters = label.bytes();
-            let is_fine = letters.all(|it| it.is_ascii_lowercase() || it.is_ascii_digit() || it == b'-');
+            let is_fine = letters
+                .all(|letter| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == b'-');
             is_fine && !label.is_empty() && !label.starts_with('-') && !label.ends_with('-')
         };
         let is_fine = is_label(namespace) && name.len() <= 253 && name.split('.').all(is_label);
@@ -49,42 +48,42 @@ impl LeaseName {
     }
 }
 
-/// Configuration of a client, looked for where Mooncake's master does: the pod's service account, the file that `KUBECONFIG` names,
-/// the user's own.
+/// Client configuration, from the same sources as Mooncake's master: the pod's service account, the file in `KUBECONFIG`, the user's
+/// own kubeconfig.
 ///
 /// # Errors
-/// When there is none, or none that can be used.
+/// There is no usable configuration.
 pub async fn config() -> Result<Config, CoordinationError> {
     if let Ok(config) = Config::incluster() {
         return Ok(config);
     }
     Config::from_kubeconfig(&KubeConfigOptions::default())
         .await
-        .map_err(|error| CoordinationError(format!("no way to Kubernetes is known: {error}")))
+        .map_err(|error| CoordinationError(format!("no usable Kubernetes configuration: {error}")))
 }
 
-/// A client of the API server for one Lease.
+/// Coordinator that stores its state in one Lease.
 pub struct LeaseCoordinator {
     leases: Api<Lease>,
     name: String,
-    /// For how long a leader holds it at least.
+    /// Minimum lease duration that a holder is granted.
     min_lease: Duration,
     liveness: Mutex<LeaseLivenessTracker>,
-    /// The Lease as this master last wrote it, so that a renewal need not read it first. Locked while it is changed: renewals and lists
-    /// would only get into each other's way.
+    /// The Lease as this master last wrote it, which saves the read before a renewal. Locked during an update: concurrent renewals and
+    /// in-sync updates would only conflict.
     last_written: tokio::sync::Mutex<Option<Lease>>,
 }
 
 fn failed(error: kube::Error) -> CoordinationError {
     match error {
         kube::Error::Api(status) => {
-            CoordinationError(format!("Kubernetes says {}: {}", status.code, status.message))
+            CoordinationError(format!("the Kubernetes API returned {}: {}", status.code, status.message))
         }
-        error => CoordinationError(format!("Kubernetes: {error}")),
+        error => CoordinationError(format!("Kubernetes API: {error}")),
     }
 }
 
-/// Whether somebody else was faster: the Lease has changed, was made, or was deleted.
+/// Whether another client was faster: the Lease was changed, created or deleted.
 fn is_conflict(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if matches!(status.code, 404 | 409))
 }
@@ -93,20 +92,20 @@ fn time() -> MicroTime {
     MicroTime(Timestamp::now())
 }
 
-/// What to do with the Lease as it is.
+/// Result of a closure that edits the Lease.
 enum LeaseUpdate<T> {
-    /// This, and it is written.
+    /// Write the Lease and return this value.
     Write(T),
-    /// Nothing is to be changed.
+    /// Write nothing and return this value.
     Unchanged(T),
 }
 
 impl LeaseCoordinator {
-    /// A client for this Lease, for masters that hold it for `lease` at a time. The client's connections belong to the runtime that
-    /// this is called in.
+    /// A client for this Lease, for masters with this lease duration. The client's connections belong to the runtime that this is called
+    /// in.
     ///
     /// # Errors
-    /// When the client's configuration cannot be used.
+    /// The client configuration is invalid.
     pub fn new(config: Config, name: &LeaseName, lease: Duration) -> Result<Self, CoordinationError> {
         let client = Client::try_from(config).map_err(failed)?;
         Ok(Self {
@@ -118,18 +117,18 @@ impl LeaseCoordinator {
         })
     }
 
-    /// The Lease, and what it says now.
+    /// Reads the Lease and parses the election view.
     async fn read(&self) -> Result<(Option<Lease>, ElectionView), CoordinationError> {
-        let asked = now();
-        let Some(found) = self.leases.get_opt(&self.name).await.map_err(failed)? else {
+        let requested = now();
+        let Some(lease) = self.leases.get_opt(&self.name).await.map_err(failed)? else {
             return Ok((None, ElectionView::default()));
         };
-        let is_alive = self.liveness.lock().is_alive(&found, asked, now(), self.min_lease);
-        let view = lease::view(&found, is_alive)?;
-        Ok((Some(found), view))
+        let is_alive = self.liveness.lock().is_alive(&lease, requested, now(), self.min_lease);
+        let view = lease::view(&lease, is_alive)?;
+        Ok((Some(lease), view))
     }
 
-    /// Writes it, if nobody else has changed it. Nothing if somebody has.
+    /// Writes the Lease. `None` after a conflict.
     async fn write(&self, changed: &Lease) -> Result<Option<Lease>, CoordinationError> {
         match self.leases.replace(&self.name, &PostParams::default(), changed).await {
             Ok(stored) => Ok(Some(stored)),
@@ -138,31 +137,33 @@ impl LeaseCoordinator {
         }
     }
 
-    /// Changes it while this leader holds it. Nothing if it does not.
+    /// Updates the Lease while this leader holds it. `None` if it does not.
     async fn change<T>(
         &self,
-        tenure: LeaderTerm,
+        leader_term: LeaderTerm,
         change: impl Fn(&mut Lease) -> Result<LeaseUpdate<T>, CoordinationError>,
     ) -> Result<Option<T>, CoordinationError> {
         let mut written = self.last_written.lock().await;
         for _ in 0..MAX_ATTEMPTS {
-            // Taken out: after a conflict it is of no more use.
-            let found = match written.take().filter(|it| lease::is_held(it, tenure.term)) {
+            // Taken out: after a conflict the cached Lease is stale.
+            let lease = match written.take().filter(|lease| lease::is_held(lease, leader_term.term)) {
                 Some(written) => Some(written),
                 None => self.leases.get_opt(&self.name).await.map_err(failed)?,
             };
-            let Some(mut found) = found.filter(|it| lease::is_held(it, tenure.term)) else { return Ok(None) };
-            match change(&mut found)? {
-                LeaseUpdate::Unchanged(told) => return Ok(Some(told)),
-                LeaseUpdate::Write(told) => {
-                    *written = self.write(&found).await?;
+            let Some(mut lease) = lease.filter(|lease| lease::is_held(lease, leader_term.term)) else {
+                return Ok(None);
+            };
+            match change(&mut lease)? {
+                LeaseUpdate::Unchanged(value) => return Ok(Some(value)),
+                LeaseUpdate::Write(value) => {
+                    *written = self.write(&lease).await?;
                     if written.is_some() {
-                        return Ok(Some(told));
+                        return Ok(Some(value));
                     }
                 }
             }
         }
-        Err(CoordinationError("others change the Lease all the time".to_owned()))
+        Err(CoordinationError("too many conflicting updates of the Lease".to_owned()))
     }
 }
 
@@ -172,27 +173,27 @@ impl HaCoordinator for LeaseCoordinator {
         Ok(self.read().await?.1)
     }
 
-    async fn campaign(&self, bid: &Candidacy) -> Result<Option<LeaderTerm>, CoordinationError> {
-        let (found, view) = self.read().await?;
-        if view.leader.is_some() || view.revision() != bid.revision {
+    async fn campaign(&self, candidacy: &Candidacy) -> Result<Option<LeaderTerm>, CoordinationError> {
+        let (lease, view) = self.read().await?;
+        if view.leader.is_some() || view.revision() != candidacy.revision {
             return Ok(None);
         }
-        let mut found = match found {
-            Some(found) => found,
+        let mut lease = match lease {
+            Some(lease) => lease,
             None => match self.leases.create(&PostParams::default(), &lease::empty(&self.name)).await {
-                Ok(made) => made,
+                Ok(created) => created,
                 Err(error) if is_conflict(&error) => return Ok(None),
                 Err(error) => return Err(failed(error)),
             },
         };
-        let term = lease::acquire(&mut found, bid, time())?;
-        let written = self.write(&found).await?;
+        let term = lease::acquire(&mut lease, candidacy, time())?;
+        let written = self.write(&lease).await?;
         Ok(written.map(|_| LeaderTerm { term, lease: term }))
     }
 
-    async fn renew(&self, tenure: LeaderTerm) -> Result<bool, CoordinationError> {
-        let renewed = self.change(tenure, |found| {
-            lease::renew(found, time());
+    async fn renew(&self, leader_term: LeaderTerm) -> Result<bool, CoordinationError> {
+        let renewed = self.change(leader_term, |lease| {
+            lease::renew(lease, time());
             Ok(LeaseUpdate::Write(()))
         });
         Ok(renewed.await?.is_some())
@@ -200,16 +201,16 @@ impl HaCoordinator for LeaseCoordinator {
 
     async fn update_in_sync(
         &self,
-        tenure: LeaderTerm,
+        leader_term: LeaderTerm,
         revision: i64,
         members: &InSyncSet,
     ) -> Result<InSyncUpdateOutcome, CoordinationError> {
-        let listed = self.change(tenure, |found| {
-            if lease::view(found, true)?.revision() != revision {
+        let listed = self.change(leader_term, |lease| {
+            if lease::view(lease, true)?.revision() != revision {
                 return Ok(LeaseUpdate::Unchanged(InSyncUpdateOutcome::Conflict));
             }
             let next = revision.saturating_add(1);
-            lease::set_in_sync(found, members, next);
+            lease::set_in_sync(lease, members, next);
             Ok(LeaseUpdate::Write(InSyncUpdateOutcome::Stored(next)))
         });
         Ok(listed.await?.unwrap_or(InSyncUpdateOutcome::Deposed))
@@ -220,17 +221,17 @@ impl HaCoordinator for LeaseCoordinator {
         revision: i64,
         members: &InSyncSet,
     ) -> Result<bool, CoordinationError> {
-        let (Some(mut found), view) = self.read().await? else { return Ok(false) };
+        let (Some(mut lease), view) = self.read().await? else { return Ok(false) };
         if view.leader.is_some() || view.revision() != revision {
             return Ok(false);
         }
-        lease::set_in_sync(&mut found, members, revision.saturating_add(1));
-        Ok(self.write(&found).await?.is_some())
+        lease::set_in_sync(&mut lease, members, revision.saturating_add(1));
+        Ok(self.write(&lease).await?.is_some())
     }
 
-    async fn resign(&self, tenure: LeaderTerm) -> Result<(), CoordinationError> {
-        let released = self.change(tenure, |found| {
-            lease::release(found, time());
+    async fn resign(&self, leader_term: LeaderTerm) -> Result<(), CoordinationError> {
+        let released = self.change(leader_term, |lease| {
+            lease::release(lease, time());
             Ok(LeaseUpdate::Write(()))
         });
         released.await?;
@@ -243,7 +244,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_read() {
+    fn lease_names_are_parsed() {
         let name = |namespace: &str, name: &str| {
             Some(LeaseName { namespace: namespace.to_owned(), name: name.to_owned() })
         };

@@ -1,4 +1,4 @@
-//! Frames on a connection, and following a leader over one.
+//! Frame I/O on a connection, and the follower's connection to its leader.
 
 use std::convert::Infallible;
 use std::io;
@@ -17,38 +17,36 @@ use super::member::HaMember;
 use super::standby_replica::StandbyReplica;
 use super::tls::{HaTlsError, TlsFiles, connect};
 
-/// Bytes for which room is made before they have arrived.
+/// Maximum buffer that is allocated before its bytes have arrived.
 const MAX_PREALLOCATION: usize = 1 << 20;
 
-/// Why a connection between masters ended.
+/// Why a replication connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReplicationError {
-    /// The network.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// TLS cannot be had.
+    /// TLS setup or handshake failed.
     #[error(transparent)]
     Tls(#[from] HaTlsError),
-    /// The other side sends what is no frame.
+    /// The peer sent an invalid frame.
     #[error(transparent)]
     Frame(#[from] ReplicationFrameError),
-    /// The leader cannot be followed.
     #[error(transparent)]
     Follow(#[from] FollowError),
-    /// Nothing came for so long.
-    #[error("nothing was heard for {0:?}")]
+    /// No frame arrived within this time.
+    #[error("no frame received for {0:?}")]
     ReadTimeout(Duration),
-    /// The other side does not take what is sent.
-    #[error("what was sent was not taken within {0:?}")]
+    /// The peer did not read within this time.
+    #[error("write timed out after {0:?}")]
     WriteTimeout(Duration),
-    /// A follower said something else than its part.
-    #[error("a follower said what it must not say")]
+    /// The follower sent a frame of the wrong kind.
+    #[error("unexpected frame from a follower")]
     Unexpected,
-    /// Older records cannot be read.
+    /// Older records of the log cannot be read.
     #[error(transparent)]
     Log(#[from] moongate_oplog::OplogError),
-    /// Records that the follower needs are not kept any more.
-    #[error("it is too slow: changes that it needs are gone; see --journal_memory_bytes")]
+    /// Records that the follower needs have been evicted from memory and log.
+    #[error("the follower is too slow: records that it needs were evicted; raise --journal_memory_bytes")]
     TooSlow,
 }
 
@@ -56,7 +54,7 @@ pub(super) enum ReplicationError {
 pub(super) async fn read_frame(
     stream: &mut (impl AsyncRead + Unpin),
     body: &mut Vec<u8>,
-    patience: Duration,
+    frame_timeout: Duration,
 ) -> Result<u32, ReplicationError> {
     let read = async {
         let mut head = [0; HEADER];
@@ -73,25 +71,25 @@ pub(super) async fn read_frame(
         }
         Ok(checksum)
     };
-    timeout(patience, read).await.map_err(|_| ReplicationError::ReadTimeout(patience))?
+    timeout(frame_timeout, read).await.map_err(|_| ReplicationError::ReadTimeout(frame_timeout))?
 }
 
-/// Sends all of it now.
+/// Writes and flushes all bytes.
 pub(super) async fn send(output: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {
     output.write_all(bytes).await?;
-    // TLS may hold some back.
+    // TLS may buffer a part.
     output.flush().await
 }
 
-/// Follows the leader at `address` until that ends. When this is dropped, nothing more is acknowledged.
+/// Follows the leader at `address` until an error. When this future is dropped, no further record is acknowledged.
 pub(super) async fn follow(
     address: String,
-    me: HaMember,
+    member: HaMember,
     term: i64,
     replica: Arc<Mutex<StandbyReplica>>,
-    (patience, tls): (Duration, Option<TlsFiles>),
+    (frame_timeout, tls): (Duration, Option<TlsFiles>),
 ) -> ReplicationError {
-    match run(&address, me, term, &replica, (patience, tls.as_ref())).await {
+    match run(&address, member, term, &replica, (frame_timeout, tls.as_ref())).await {
         Ok(never) => match never {},
         Err(error) => error,
     }
@@ -102,7 +100,7 @@ async fn run(
     member: HaMember,
     term: i64,
     replica: &Mutex<StandbyReplica>,
-    (patience, tls): (Duration, Option<&TlsFiles>),
+    (frame_timeout, tls): (Duration, Option<&TlsFiles>),
 ) -> Result<Infallible, ReplicationError> {
     let connected = async {
         let stream = TcpStream::connect(address).await?;
@@ -112,39 +110,43 @@ async fn run(
             None => Either::Left(stream),
         })
     };
-    let connected = timeout(patience, connected).await;
-    match connected.map_err(|_| ReplicationError::ReadTimeout(patience))?? {
-        Either::Left(mut plain) => exchange(plain.split(), member, term, replica, patience).await,
-        Either::Right(secured) => exchange(tokio::io::split(secured), member, term, replica, patience).await,
+    let connected = timeout(frame_timeout, connected).await;
+    match connected.map_err(|_| ReplicationError::ReadTimeout(frame_timeout))?? {
+        Either::Left(mut tcp_stream) => {
+            exchange(tcp_stream.split(), member, term, replica, frame_timeout).await
+        }
+        Either::Right(tls_stream) => {
+            exchange(tokio::io::split(tls_stream), member, term, replica, frame_timeout).await
+        }
     }
 }
 
-/// The follower's side of a connection.
+/// Runs the follower's side of the protocol.
 async fn exchange(
     (mut input, mut output): (impl AsyncRead + Unpin, impl AsyncWrite + Unpin),
     member: HaMember,
     term: i64,
     replica: &Mutex<StandbyReplica>,
-    patience: Duration,
+    frame_timeout: Duration,
 ) -> Result<Infallible, ReplicationError> {
-    let has = {
+    let last_record = {
         let mut replica = replica.lock();
         replica.discard_pending_copy();
         replica.position()
     };
     let mut out = Vec::new();
-    frame::write(&ReplicationFrame::Hello { member, term, last_record: has }, &mut out);
+    frame::write(&ReplicationFrame::Hello { member, term, last_record }, &mut out);
     send(&mut output, &out).await?;
-    let (mut follower, mut body) = (ReplicationFollower::new(term, has), Vec::new());
+    let (mut follower, mut body) = (ReplicationFollower::new(term, last_record), Vec::new());
     loop {
-        let checksum = read_frame(&mut input, &mut body, patience).await?;
+        let checksum = read_frame(&mut input, &mut body, frame_timeout).await?;
         let frame = frame::read(&body, checksum)?;
         let acknowledged = follower.handle_frame(frame, &mut *replica.lock())?;
         if let Some(number) = acknowledged {
             out.clear();
             frame::write(&ReplicationFrame::Acknowledged(number), &mut out);
-            let sent = timeout(patience, send(&mut output, &out)).await;
-            sent.map_err(|_| ReplicationError::WriteTimeout(patience))??;
+            let sent = timeout(frame_timeout, send(&mut output, &out)).await;
+            sent.map_err(|_| ReplicationError::WriteTimeout(frame_timeout))??;
         }
     }
 }

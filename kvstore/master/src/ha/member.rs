@@ -1,30 +1,30 @@
-//! Who may lead.
+//! Members of a cluster of masters.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// The most masters of one cluster.
+/// Maximum number of masters in a cluster.
 pub const MAX_MEMBERS: usize = 64;
-/// The longest address in bytes.
+/// Maximum length of an address in bytes.
 pub const MAX_ADDRESS: usize = 256;
 
-/// One life of a master's state. A master that begins with an empty state is another member than it was before, so nobody takes
-/// what it lost for kept.
+/// One incarnation of a master's state. A master that starts with an empty state is a new member: the in-sync set then does not count
+/// it as a holder of records that it has lost.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HaMember {
-    /// Where it serves RPCs when it leads. Two running masters never have the same.
+    /// RPC address while it is the leader. Unique among running masters.
     pub address: String,
-    /// Tells its lives apart.
+    /// Random number that distinguishes incarnations of the same address.
     pub incarnation: u64,
 }
 
 impl HaMember {
-    /// A member whose state begins now.
+    /// A member with a new, empty state.
     pub fn new(address: impl Into<String>) -> Self {
         Self::with_incarnation(address, fastrand::u64(..))
     }
 
-    /// A member whose state is there again.
+    /// A member whose state was restored.
     pub fn with_incarnation(address: impl Into<String>, incarnation: u64) -> Self {
         Self { address: address.into(), incarnation }
     }
@@ -36,15 +36,15 @@ impl fmt::Display for HaMember {
     }
 }
 
-/// Members that have every change which a caller was told of.
+/// Members that have every change that was confirmed to a client.
 pub type InSyncSet = BTreeSet<HaMember>;
 
-/// An in-sync set as text: one member a line, its incarnation in hexadecimal digits before its address.
+/// Encodes an in-sync set as text: one member per line, the incarnation in hexadecimal before the address.
 pub fn write_in_sync(members: &InSyncSet) -> String {
     members.iter().map(|member| format!("{member}\n")).collect()
 }
 
-/// Reads what [`write_in_sync`] wrote. Nothing if it is something else.
+/// Parses the output of [`write_in_sync`]. `None` if it is invalid.
 pub fn read_in_sync(text: &str) -> Option<InSyncSet> {
     let member = |line: &str| {
         let (incarnation, address) = line.split_once(' ')?;
@@ -64,25 +64,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_set_is_read_as_written(members in proptest::collection::btree_set(("[a-z0-9.:-]{1,40}", any::<u64>()), 0..9)) {
+        fn in_sync_sets_round_trip(members in proptest::collection::btree_set(("[a-z0-9.:-]{1,40}", any::<u64>()), 0..9)) {
             let members: InSyncSet =
                 members.into_iter().map(|(address, incarnation)| HaMember { address, incarnation }).collect();
             prop_assert_eq!(read_in_sync(&write_in_sync(&members)), Some(members));
         }
 
         #[test]
-        fn anything_is_refused_or_read(text: String) {
+        fn arbitrary_text_does_not_panic(text: String) {
             let _ = read_in_sync(&text);
         }
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_in_sync_sets_are_rejected() {
         assert_eq!(read_in_sync("host:1"), None);
         assert_eq!(read_in_sync("xyz host:1"), None);
-        assert_eq!(read_in_sync("1 host:1\r\r\n"), None, "it would be another address when written again");
+        assert_eq!(read_in_sync("1 host:1\r\r\n"), None, "the address would not round-trip");
         assert_eq!(read_in_sync(""), Some(InSyncSet::new()));
-        let many: String = (0..=MAX_MEMBERS).map(|at| format!("{at:x} host:1\n")).collect();
+        let many: String = (0..=MAX_MEMBERS).map(|index| format!("{index:x} host:1\n")).collect();
         assert_eq!(read_in_sync(&many), None);
     }
 }

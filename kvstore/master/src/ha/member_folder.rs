@@ -1,13 +1,13 @@
-//! The folder of a master among others: its state on disk while it stands by, and who it is.
+//! The data folder of a master in HA mode: its identity and its state on disk.
 //!
-//! - `member`: the member's incarnation, and the number of the folder below that counts.
-//! - `state-N/`: a log and its snapshots. A whole copy of a leader's state gets a new folder, which counts once it is whole; then the one
-//!   before is removed.
+//! - `member`: the member's incarnation, and the number N of the valid state folder.
+//! - `state-N/`: a log and its snapshots. A full copy of a leader's state gets a new folder, which becomes valid once it is complete;
+//!   then the previous one is removed.
 //!
 //! - `damaged/`: the last state whose files were damaged.
 //!
-//! As long as the state is there, the master is the same [`HaMember`](super::Member) after each start. When the state cannot be trusted
-//! it begins empty, and as another one.
+//! While its state is intact, the master is the same [`HaMember`](super::HaMember) after each start. If the state cannot be trusted, it
+//! starts empty and as a new member.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,55 +17,50 @@ use moongate_master_core::MasterCoreOptions;
 use moongate_oplog::{LogDirectory, OplogError, OplogOptions, snapshot};
 
 use super::standby_snapshot::StandbySnapshotter;
-use crate::durable::{
-    DurableJournal, LoadedState, PersistenceSchedule, RecoveryOutcome, RestoreReport, StateDamage,
-};
+use crate::durable::{DurableJournal, LoadedState, MEMBER_FILE, PersistenceSchedule, RestoreReport};
+use crate::recovery::{RecoveryOutcome, StateDamage};
 use crate::state::MasterState;
 
-/// The file that tells who the master is.
-pub(crate) const MEMBER: &str = "member";
 const PREFIX: &str = "state-";
-/// The folder for the last state that was damaged.
+/// Folder for the last damaged state.
 const DAMAGED: &str = "damaged";
 
-/// How a state is kept.
+/// Settings of a member's folder.
 #[derive(Clone, Debug)]
 pub struct MemberFolderOptions {
-    /// The folder.
     pub folder: PathBuf,
-    /// How its log is kept.
     pub log: OplogOptions,
     /// How often snapshots are written.
     pub schedule: PersistenceSchedule,
 }
 
-/// A folder that cannot be used.
+/// Why a folder cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MemberFolderError {
-    /// What the file system or the log says.
+    /// An error of the file system or of the log.
     #[error(transparent)]
     Log(#[from] OplogError),
-    /// It is a single master's.
+    /// It contains the state of a standalone master.
     #[error(
-        "{0} has the state of a master that was the only one; give it another folder, or start it without --enable_ha"
+        "{0} contains the state of a standalone master; set another --data_dir, or start without --enable_ha"
     )]
     StandaloneState(PathBuf),
-    /// It is not known who it belongs to.
-    #[error("{0} is not what was written; move the folder away to begin anew")]
+    /// The identity file is corrupt.
+    #[error("{0} is corrupt; move the folder away to start empty")]
     UnreadableIdentity(PathBuf),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MemberIdentity {
     incarnation: u64,
-    /// The number of the folder that counts.
+    /// Number of the valid state folder.
     state: u64,
 }
 
 impl MemberIdentity {
     fn write(self, folder: &LogDirectory) -> io::Result<()> {
         folder
-            .put(MEMBER, format!("incarnation {:016x}\nstate {}\n", self.incarnation, self.state).as_bytes())
+            .put(MEMBER_FILE, format!("incarnation {:016x}\nstate {}\n", self.incarnation, self.state).as_bytes())
     }
 
     fn read(text: &str) -> Option<Self> {
@@ -75,7 +70,7 @@ impl MemberIdentity {
     }
 }
 
-/// A member's folder.
+/// An open and locked data folder.
 #[derive(Debug)]
 pub struct MemberFolder {
     options: MemberFolderOptions,
@@ -98,17 +93,17 @@ fn to_io_error(error: OplogError) -> io::Error {
 }
 
 impl MemberFolder {
-    /// Takes a folder, which is made if it is not there, and reads its state.
+    /// Locks a folder, which is created if necessary, and reads its state.
     ///
     /// # Errors
-    /// [`MemberFolderError`]. Damaged files are no error: then the state is empty, and [`RestoreReport`] tells why.
+    /// [`MemberFolderError`]. Damaged files are no error: the state is then empty, and [`RestoreReport`] names the reason.
     pub fn open(
         options: MemberFolderOptions,
         settings: &MasterCoreOptions,
     ) -> Result<(Self, MasterState, RestoreReport), MemberFolderError> {
         let folder = LogDirectory::lock(&options.folder)?;
-        let path = options.folder.join(MEMBER);
-        let known = match fs::read_to_string(&path) {
+        let path = options.folder.join(MEMBER_FILE);
+        let stored = match fs::read_to_string(&path) {
             Ok(text) => Some(
                 MemberIdentity::read(&text)
                     .ok_or_else(|| MemberFolderError::UnreadableIdentity(path.clone()))?,
@@ -116,37 +111,37 @@ impl MemberFolder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(file_error(&path)(error).into()),
         };
-        if known.is_none() && is_standalone(&options.folder).map_err(file_error(&options.folder))? {
+        if stored.is_none() && is_standalone(&options.folder).map_err(file_error(&options.folder))? {
             return Err(MemberFolderError::StandaloneState(options.folder));
         }
         let (mut found, mut recovery) = (None, RecoveryOutcome::Intact);
-        if let Some(known) = known {
-            let path = state_at(&options.folder, known.state);
-            // A log that is not there would look like one without records.
+        if let Some(identity) = stored {
+            let path = state_at(&options.folder, identity.state);
+            // A missing log would look like an empty one.
             let loaded = match path.is_dir() {
                 true => Some(DurableJournal::load(&path, options.log.clone(), settings)?),
                 false => None,
             };
             match loaded {
-                Some(LoadedState::Complete(loaded)) => found = Some((known, *loaded)),
-                // A leader has it all: what could be proven here alone is less than what it will send.
+                Some(LoadedState::Complete(loaded)) => found = Some((identity, *loaded)),
+                // The leader has the complete state: the part that can be verified here would only be replaced.
                 Some(LoadedState::Partial(loaded)) => recovery = loaded.2.recovery,
                 Some(LoadedState::MachineDied(None)) => recovery = RecoveryOutcome::MachineDied,
                 Some(LoadedState::MachineDied(Some(damage))) => recovery = RecoveryOutcome::Damaged(damage),
                 None => {
-                    let what = format!("{} is gone", path.display());
+                    let description = format!("{} is missing", path.display());
                     recovery =
-                        RecoveryOutcome::Damaged(StateDamage { description: what, ..StateDamage::default() });
+                        RecoveryOutcome::Damaged(StateDamage { description, ..StateDamage::default() });
                 }
             }
         }
         let (identity, (mut durable, state, restored)) = match found {
             Some(found) => found,
             None => {
-                let number = known.map_or(1, |it| it.state.saturating_add(1));
+                let number = stored.map_or(1, |identity| identity.state.saturating_add(1));
                 let identity = MemberIdentity { incarnation: fastrand::u64(..), state: number };
-                if let (Some(known), RecoveryOutcome::Damaged(damage)) = (known, &mut recovery) {
-                    damage.preserved_at = preserve_damaged(&options.folder, known.state);
+                if let (Some(stored), RecoveryOutcome::Damaged(damage)) = (stored, &mut recovery) {
+                    damage.preserved_at = preserve_damaged(&options.folder, stored.state);
                 }
                 let path = state_at(&options.folder, number);
                 let durable = DurableJournal::begin(&path, options.log.clone(), 1)?;
@@ -157,36 +152,36 @@ impl MemberFolder {
         };
         restored.log_losses(&options.folder);
         durable.set_recovery(restored.recovery.clone());
-        let tending = StandbySnapshotter::new(durable.log().oldest());
-        let disk = Self { options, folder, identity, durable: Arc::new(durable), snapshotter: tending };
+        let snapshotter = StandbySnapshotter::new(durable.log().oldest());
+        let disk = Self { options, folder, identity, durable: Arc::new(durable), snapshotter };
         disk.remove_stale_states();
         Ok((disk, state, restored))
     }
 
-    /// Tells this member's lives apart: another one when the state was lost.
+    /// This member's incarnation: a new random number whenever the state was lost.
     pub fn incarnation(&self) -> u64 {
         self.identity.incarnation
     }
 
-    /// The log that counts.
+    /// The log in the valid state folder.
     pub fn durable(&self) -> &Arc<DurableJournal> {
         &self.durable
     }
 
-    /// How it is kept.
+    /// The settings that the folder was opened with.
     pub fn options(&self) -> &MemberFolderOptions {
         &self.options
     }
 
-    /// Begins a whole copy, which will have all records up to `number`.
+    /// Starts a full copy, which will have all records up to `number`.
     ///
     /// # Errors
-    /// What the file system says.
+    /// An error of the file system.
     pub fn begin_copy(&self, number: u64) -> io::Result<StateCopyWriter> {
         let generation = self.identity.state.saturating_add(1);
         let path = state_at(&self.options.folder, generation);
         if path.exists() {
-            // A copy that was broken off.
+            // An aborted copy.
             fs::remove_dir_all(&path)?;
         }
         let durable = DurableJournal::begin(&path, self.options.log.clone(), number.saturating_add(1));
@@ -196,12 +191,12 @@ impl MemberFolder {
         Ok(StateCopyWriter { durable, writer, generation })
     }
 
-    /// A whole copy is what counts from now on.
+    /// Makes a completed copy the valid state.
     ///
     /// # Errors
-    /// What the file system says. Then the state before still counts.
-    pub fn finish_copy(&mut self, copying: StateCopyWriter) -> io::Result<()> {
-        let StateCopyWriter { durable, writer, generation } = copying;
+    /// An error of the file system. The previous state stays valid.
+    pub fn finish_copy(&mut self, copy_writer: StateCopyWriter) -> io::Result<()> {
+        let StateCopyWriter { durable, writer, generation } = copy_writer;
         let last = durable.log().next() - 1;
         durable.log().commit(last).and_then(|()| durable.log().flush()).map_err(to_io_error)?;
         writer.finish().map_err(to_io_error)?;
@@ -215,43 +210,43 @@ impl MemberFolder {
         Ok(())
     }
 
-    /// Looks after snapshots; a little is done each time.
+    /// Advances the snapshot in progress, or starts one when it is due.
     pub fn poll_snapshot(&mut self, state: &MasterState) {
         self.snapshotter.poll(&self.durable, state, self.options.schedule);
     }
 
-    /// Gives up the snapshot that is being written. Another may write them afterwards.
+    /// Aborts the snapshot in progress. Another thread may write snapshots afterwards.
     pub fn abort_snapshot(&mut self) {
         self.snapshotter.abort();
     }
 
-    /// Writes all that is left, so that nothing is doubted at the next start.
+    /// Writes and closes the log, so that the next start can trust it.
     ///
     /// # Errors
-    /// What the file system says.
+    /// An error of the file system or of the log.
     pub fn close(&mut self) -> Result<(), OplogError> {
         self.abort_snapshot();
         self.durable.log().close()
     }
 
-    /// Copies that were broken off, and what has been replaced.
+    /// Removes aborted copies and replaced states.
     fn remove_stale_states(&self) {
-        let counts = state_at(&self.options.folder, self.identity.state);
+        let valid = state_at(&self.options.folder, self.identity.state);
         let Ok(entries) = fs::read_dir(&self.options.folder) else { return };
         for path in entries.flatten().map(|entry| entry.path()) {
             let is_state =
-                path.file_name().and_then(|name| name.to_str()).is_some_and(|it| it.starts_with(PREFIX));
+                path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with(PREFIX));
             if is_state
-                && path != counts
+                && path != valid
                 && let Err(error) = fs::remove_dir_all(&path)
             {
-                tracing::warn!(%error, path = %path.display(), "a state that is not needed any more stays");
+                tracing::warn!(%error, path = %path.display(), "cannot remove an obsolete state");
             }
         }
     }
 }
 
-/// A whole copy on its way to the disk.
+/// Writes a full copy of a leader's state.
 #[derive(Debug)]
 pub struct StateCopyWriter {
     durable: DurableJournal,
@@ -260,15 +255,15 @@ pub struct StateCopyWriter {
 }
 
 impl StateCopyWriter {
-    /// A part of the state.
+    /// Appends a record of the full state.
     ///
     /// # Errors
-    /// What the file system says.
+    /// An error of the file system.
     pub fn part(&mut self, record: &[u8]) -> io::Result<()> {
         self.writer.write(record).map_err(to_io_error)
     }
 
-    /// A record after it.
+    /// Appends a log record that follows the full state.
     pub fn record(&self, record: &[u8]) {
         self.durable.log().append(record);
     }
@@ -278,27 +273,27 @@ fn state_at(folder: &Path, number: u64) -> PathBuf {
     folder.join(format!("{PREFIX}{number}"))
 }
 
-/// Puts a damaged state aside, in place of the one that was put aside before. Returns where it is.
+/// Moves a damaged state to `damaged/`, replacing the previous one there. Returns its new path.
 fn preserve_damaged(folder: &Path, number: u64) -> Option<PathBuf> {
-    let kept = folder.join(DAMAGED);
+    let preserved = folder.join(DAMAGED);
     let from = state_at(folder, number);
     if !from.is_dir() {
         return None;
     }
-    let replaced = match fs::remove_dir_all(&kept) {
+    let replaced = match fs::remove_dir_all(&preserved) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => fs::rename(&from, &kept),
+        _ => fs::rename(&from, &preserved),
     };
     match replaced {
-        Ok(()) => Some(kept),
+        Ok(()) => Some(preserved),
         Err(error) => {
-            tracing::warn!(%error, path = %from.display(), "a damaged state cannot be put aside");
+            tracing::warn!(%error, path = %from.display(), "cannot move the damaged state away");
             None
         }
     }
 }
 
-/// Whether a master without others has its log here.
+/// Whether the folder contains the log or a snapshot of a standalone master.
 fn is_standalone(folder: &Path) -> io::Result<bool> {
     for entry in fs::read_dir(folder)? {
         if entry?.path().extension().is_some_and(|suffix| suffix == "log" || suffix == "snap") {
@@ -328,7 +323,8 @@ mod tests {
     }
 
     fn folders(path: &Path) -> usize {
-        let names = fs::read_dir(path).unwrap().map(|it| it.unwrap().file_name().into_string().unwrap());
+        let names =
+            fs::read_dir(path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
         names.filter(|name| name.starts_with(PREFIX)).count()
     }
 
@@ -341,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_stays_itself_as_long_as_its_state_is_there() {
+    fn the_incarnation_changes_only_when_the_state_is_lost() {
         let folder = TempDir::new().unwrap();
         let (disk, state, _) = open(folder.path(), "a");
         let incarnation = disk.incarnation();
@@ -354,20 +350,20 @@ mod tests {
         let (disk, state, restored) = open(folder.path(), "a");
         assert_eq!((disk.incarnation(), state.position()), (incarnation, Some((5, 2))), "{restored:?}");
         drop(disk);
-        // The machine has died.
+        // The machine has crashed.
         let (disk, state, restored) = open(folder.path(), "b");
         assert!(disk.incarnation() != incarnation && state.position().is_none(), "{restored:?}");
         let incarnation = disk.incarnation();
         drop(disk);
         fs::remove_dir_all(folder.path().join("state-2")).unwrap();
-        assert_ne!(open(folder.path(), "b").0.incarnation(), incarnation, "its state is gone");
-        fs::write(folder.path().join(MEMBER), "x").unwrap();
+        assert_ne!(open(folder.path(), "b").0.incarnation(), incarnation, "its state is missing");
+        fs::write(folder.path().join(MEMBER_FILE), "x").unwrap();
         let refused = MemberFolder::open(options(folder.path(), "b"), &MasterCoreOptions::default());
         assert!(matches!(refused, Err(MemberFolderError::UnreadableIdentity(_))));
     }
 
     #[test]
-    fn a_member_whose_log_is_damaged_begins_empty_and_as_another() {
+    fn a_damaged_log_starts_an_empty_new_member() {
         let folder = TempDir::new().unwrap();
         let (disk, ..) = open(folder.path(), "a");
         disk.durable().log().append(&record::epoch(5));
@@ -382,32 +378,32 @@ mod tests {
         fs::write(&log, &bytes).unwrap();
         let (disk, state, restored) = open(folder.path(), "a");
         assert!(disk.incarnation() != incarnation && state.position().is_none(), "{restored:?}");
-        assert!(matches!(&restored.recovery, RecoveryOutcome::Damaged(it) if it.missing_records > 0));
+        assert!(matches!(&restored.recovery, RecoveryOutcome::Damaged(damage) if damage.missing_records > 0));
         assert_eq!(disk.durable().recovery(), &restored.recovery);
         // The damaged files are preserved.
-        let kept = folder.path().join("damaged/log-00000000000000000001.log");
-        assert_eq!(fs::read(kept).unwrap(), bytes);
+        let preserved = folder.path().join("damaged/log-00000000000000000001.log");
+        assert_eq!(fs::read(preserved).unwrap(), bytes);
     }
 
     #[test]
-    fn a_copy_counts_when_it_is_whole() {
+    fn a_copy_becomes_valid_when_complete() {
         let folder = TempDir::new().unwrap();
         let (disk, ..) = open(folder.path(), "a");
         disk.durable().log().append(&record::epoch(5));
         disk.durable().log().commit(1).unwrap();
         let copy = |disk: &MemberFolder| {
-            let mut copying = disk.begin_copy(700).unwrap();
+            let mut copy_writer = disk.begin_copy(700).unwrap();
             let epochs = [(5, 1), (6, 90)].into_iter().collect();
-            copying.part(&record::epochs(&epochs)).unwrap();
-            copying.record(&quota(7));
-            copying
+            copy_writer.part(&record::epochs(&epochs)).unwrap();
+            copy_writer.record(&quota(7));
+            copy_writer
         };
         drop(copy(&disk));
         drop(disk);
         let (mut disk, state, _) = open(folder.path(), "a");
         assert_eq!((state.position(), folders(folder.path())), (Some((5, 1)), 1));
-        let (incarnation, copying) = (disk.incarnation(), copy(&disk));
-        disk.finish_copy(copying).unwrap();
+        let (incarnation, copy_writer) = (disk.incarnation(), copy(&disk));
+        disk.finish_copy(copy_writer).unwrap();
         assert_eq!(disk.durable().log().append(&quota(8)), 702);
         disk.close().unwrap();
         drop(disk);
@@ -417,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn snapshots_keep_the_log_short() {
+    fn snapshots_are_written_and_reduce_replay() {
         let folder = TempDir::new().unwrap();
         let (mut disk, mut state, _) = open(folder.path(), "a");
         let first = record::epoch(5);
@@ -437,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_masters_folder_is_refused() {
+    fn the_folder_of_a_standalone_master_is_rejected() {
         let folder = TempDir::new().unwrap();
         drop(
             DurableJournal::load(folder.path(), OplogOptions::default(), &MasterCoreOptions::default())

@@ -1,19 +1,19 @@
-//! More than one master, of which one leads and the others have its state.
+//! High availability: several masters, of which one leads and the others replicate its state.
 //!
-//! A store that all masters reach ([`HaCoordinator`]: etcd or a Kubernetes Lease) knows who leads, for as long as the leader renews its lease, and who is *in
-//! sync*: who has every change that a caller was told of. Four rules make a change of the leader lose nothing:
+//! An external coordinator ([`HaCoordinator`]: etcd or a Kubernetes Lease) stores the leader, for as long as it renews its lease, and
+//! the *in-sync set*: the members that have every change that was confirmed to a client. Four rules keep a failover from losing changes:
 //!
-//! - A leader answers for a change when every master that the store lists as in sync has acknowledged it ([`InSyncTracker`]).
-//! - Only masters that are listed may lead ([`LeaderElector`]), and whoever begins to lead is the only one listed.
-//! - A follower that does not answer is removed from the list first; then the leader goes on without it. One that comes back gets the
-//!   state, is waited for, and is listed again.
-//! - A leader stops answering two thirds of its lease after it sent the last renewal that was answered ([`LeaseFence`]), so that it has
-//!   stopped when the store lets another begin.
+//! - A leader confirms a change once every member of the stored in-sync set has acknowledged it ([`InSyncTracker`]).
+//! - Only members of the set may become leader ([`LeaderElector`]); a new leader starts as the only member.
+//! - A follower that does not respond is first removed from the set; only then the leader continues without it. When it returns, it
+//!   receives the state, its acknowledgements become required, and it is added to the set again.
+//! - A leader stops replying two thirds of its lease after it sent the last confirmed renewal ([`LeaseFence`]), so it has stopped
+//!   before the coordinator elects another.
 //!
-//! With a [`MemberFolder`], acknowledged means written there, and a master that was started anew is the same member. A log is gone on with if the
-//! leader has its last record ([`crate::EpochHistory`]); else the leader's whole state takes its place.
+//! With a [`MemberFolder`], acknowledged means written to its log, and a restarted master is the same member. A follower resumes its log
+//! if the leader's history contains its last record ([`crate::EpochHistory`]); otherwise it receives the leader's full state.
 //!
-//! [`LeaderElector`], [`InSyncTracker`] and [`ReplicationFollower`] decide without waiting, so that a simulation runs the same code.
+//! [`LeaderElector`], [`InSyncTracker`] and [`ReplicationFollower`] do no I/O, so that the simulation runs the same code.
 
 mod coordinator;
 mod elector;
@@ -51,7 +51,6 @@ pub use in_sync::InSyncTracker;
 pub use leadership::LeadershipOptions;
 pub use lease_coordinator::{LeaseCoordinator, LeaseName, config as kubernetes_config};
 pub use member::{HaMember, InSyncSet, MAX_ADDRESS, MAX_MEMBERS, read_in_sync, write_in_sync};
-pub(crate) use member_folder::MEMBER;
 pub use member_folder::{MemberFolder, MemberFolderError, MemberFolderOptions};
 pub use node::{HaNode, HaNodeStatus, HaOptions};
 pub use pod_label::PodName;

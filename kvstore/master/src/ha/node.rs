@@ -1,4 +1,4 @@
-//! One master among others: it stands by, leads, and stands by again.
+//! One master in HA mode: a loop of standby and leadership.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,39 +25,38 @@ use crate::aux_services::{AuxServices, AuxServicesOptions};
 use crate::server::{HaState, LeadershipStatus, MasterRole, MasterServer};
 use crate::state::MasterState;
 
-/// Pause before a leader that could not be followed is tried again.
+/// Pause before the connection to a leader is retried.
 const RETRY: Duration = Duration::from_millis(100);
-/// Time for requests to the administration when this master begins to lead.
+/// Time for in-flight admin requests when this master becomes leader.
 const ADMIN_SHUTDOWN_GRACE: Duration = Duration::from_millis(100);
 
-/// How a master takes part.
+/// Settings of a master in HA mode.
 #[derive(Clone, Debug)]
 pub struct HaOptions {
-    /// Where clients reach this master when it leads. No other has the same.
+    /// Address of the RPC port for clients, unique among the masters.
     pub address: String,
-    /// Where followers reach it then.
+    /// Address of the replication port for followers.
     pub replication_address: String,
-    /// Times of elections.
     pub timings: ElectionTimings,
-    /// Whether it may lead once although others may know more.
+    /// Whether it may become leader once without being in sync.
     pub force: bool,
-    /// What it leads with.
+    /// Settings of its services while it leads.
     pub leadership: LeadershipOptions,
 }
 
-/// What others may know of a master among others.
+/// Status of a master in HA mode, shared with other tasks.
 #[derive(Debug)]
 pub struct HaNodeStatus {
-    /// Its part.
+    /// Its role and the current leader.
     pub leadership: ArcSwap<LeadershipStatus>,
-    /// What it serves with now.
+    /// The current server: the leader's, or the standby's.
     pub server: Mutex<Option<Arc<MasterServer>>>,
-    /// Whether it leads and serves.
+    /// Whether it is the leader and serves RPCs.
     pub serves: watch::Sender<bool>,
 }
 
 impl HaNodeStatus {
-    /// A master that has just been started.
+    /// Status of a master that was just started.
     pub fn new() -> Self {
         Self {
             leadership: ArcSwap::from_pointee(LeadershipStatus::starting()),
@@ -73,7 +72,7 @@ impl Default for HaNodeStatus {
     }
 }
 
-/// A master among others.
+/// A master in HA mode.
 pub struct HaNode {
     options: HaOptions,
     coordinator: Arc<dyn HaCoordinator>,
@@ -84,24 +83,24 @@ pub struct HaNode {
     status: Arc<HaNodeStatus>,
     supervisor: Supervisor,
     stop: CancellationToken,
-    /// Where blocking is allowed.
+    /// Runtime on which tasks may block.
     blocking_runtime: Handle,
     follow_task: Option<FollowTask>,
-    /// What serves the administration while standing by.
+    /// Tasks that serve the admin interface while standby.
     standby_services: Option<Supervisor>,
-    /// Whether the store did not answer the last question.
+    /// Whether the last request to the coordinator failed.
     coordinator_unreachable: bool,
 }
 
-/// A leader that is followed.
+/// The task that follows the leader of one term.
 struct FollowTask {
     term: i64,
     task: JoinHandle<()>,
 }
 
 impl HaNode {
-    /// A master with an empty state, or with one from a disk. Its tasks belong to `supervisor`; its ticks run on `main`, where they may
-    /// wait for followers.
+    /// A master with an empty state, or with the state of a folder. Its tasks belong to `supervisor`; its ticker runs on
+    /// `blocking_runtime`, where it may block on followers.
     pub fn new(
         options: HaOptions,
         disk: Option<(MemberFolder, MasterState)>,
@@ -113,8 +112,8 @@ impl HaNode {
         let settings = options.leadership.server.core.clone();
         let (member, replica) = match disk {
             Some((disk, state)) => {
-                let me = HaMember::with_incarnation(options.address.clone(), disk.incarnation());
-                (me, StandbyReplica::on_disk(settings, disk, state))
+                let member = HaMember::with_incarnation(options.address.clone(), disk.incarnation());
+                (member, StandbyReplica::on_disk(settings, disk, state))
             }
             None => (HaMember::new(options.address.clone()), StandbyReplica::new(settings)),
         };
@@ -142,12 +141,12 @@ impl HaNode {
         }
     }
 
-    /// Takes part until the supervisor's shutdown.
+    /// Takes part in elections until the supervisor's shutdown.
     pub async fn run(mut self) {
         while !self.stop.is_cancelled() {
-            let Some(tenure) = self.stand_by().await else { break };
+            let Some(leader_term) = self.stand_by().await else { break };
             self.stop_following().await;
-            self.lead(tenure).await;
+            self.lead(leader_term).await;
         }
         self.stop_following().await;
         self.replica.lock().close();
@@ -155,17 +154,17 @@ impl HaNode {
         self.close_standby().await;
     }
 
-    /// Follows whoever leads, until this master does. Nothing if it is stopped.
+    /// Follows the current leader until this master is elected. `None` if it is stopped.
     async fn stand_by(&mut self) -> Option<LeaderTerm> {
         loop {
-            if let Some((tenure, _)) = self.elector.leading(now()) {
-                return Some(tenure);
+            if let Some((leader_term, _)) = self.elector.leading(now()) {
+                return Some(leader_term);
             }
             self.open_standby().await;
             self.publish_state(HaState::Standby);
             self.follow_leader().await;
             match self.elector.poll(now()) {
-                ElectorOutput::Act(ask) => self.execute_action(ask).await,
+                ElectorOutput::Act(action) => self.execute_action(action).await,
                 ElectorOutput::Wait(until) => {
                     let stop = self.stop.clone();
                     tokio::select! {
@@ -180,36 +179,41 @@ impl HaNode {
         }
     }
 
-    /// Answers callers, until the right to do so ends.
-    async fn lead(&mut self, tenure: LeaderTerm) {
-        let begun = now();
+    /// Serves clients as the leader until the lease ends.
+    async fn lead(&mut self, leader_term: LeaderTerm) {
+        let started = now();
         self.close_standby().await;
         let (state, durable) = self.replica.lock().take_state();
-        let led = self.options.leadership.prepare(state, durable, &self.fence);
-        let store = InSyncUpdater {
+        let prepared = self.options.leadership.prepare(state, durable, &self.fence);
+        let in_sync_updater = InSyncUpdater {
             coordinator: Arc::clone(&self.coordinator),
             response_timeout: self.options.timings.response_timeout(),
         };
         let process = (&self.blocking_runtime, &self.supervisor);
-        let begin =
-            ActiveLeadership::begin(&self.options.leadership, led, &self.member, (tenure, store), process);
-        let state = match begin.await {
-            Ok(leading) => {
-                let (rpc, keys) = (leading.rpc.address(), leading.server.master.key_count());
-                tracing::info!(term = tenure.term, %rpc, keys, took = ?(now() - begun), "leads");
-                *self.status.server.lock() = Some(Arc::clone(&leading.server));
+        let start = ActiveLeadership::begin(
+            &self.options.leadership,
+            prepared,
+            &self.member,
+            (leader_term, in_sync_updater),
+            process,
+        );
+        let state = match start.await {
+            Ok(leadership) => {
+                let (rpc, keys) = (leadership.rpc.address(), leadership.server.master.key_count());
+                tracing::info!(term = leader_term.term, %rpc, keys, elapsed = ?(now() - started), "became leader");
+                *self.status.server.lock() = Some(Arc::clone(&leadership.server));
                 self.publish_state(HaState::Serving);
-                self.hold_lease(tenure, &leading.deposed).await;
+                self.hold_lease(leader_term, &leadership.deposed).await;
                 self.fence.revoke();
-                tracing::warn!(term = tenure.term, "leads no more");
+                tracing::warn!(term = leader_term.term, "lost leadership");
                 self.publish_state(HaState::Standby);
                 *self.status.server.lock() = None;
-                // Nobody is answered any more, so another may begin while this tenure is ended.
+                // No client gets a reply any more, so another master may lead while the services are shut down.
                 self.release_lease().await;
-                leading.end().await
+                leadership.end().await
             }
-            Err(LeadershipStartError { reason: why, state }) => {
-                tracing::error!(why, "cannot lead");
+            Err(LeadershipStartError { reason, state }) => {
+                tracing::error!(error = reason, "cannot become leader");
                 sleep(self.options.timings.lease).await;
                 self.release_lease().await;
                 state
@@ -218,20 +222,20 @@ impl HaNode {
         self.replica.lock().return_state(state);
     }
 
-    /// Serves the administration of a master that stands by: it has an empty state and answers nothing about data.
+    /// Serves the admin interface of a standby: its server has an empty state, and requests for data fail.
     async fn open_standby(&mut self) {
         if self.standby_services.is_some() {
             return;
         }
         let options = &self.options.leadership;
-        let faces =
+        let services =
             AuxServicesOptions { metadata: None, events: None, quotas: None, ..options.services.clone() };
         let journal = Arc::new(StandbyJournal(Arc::clone(&self.replica)));
         let (server, supervisor) =
             (MasterServer::new(options.server.clone(), journal), self.supervisor.child());
         let server = Arc::new(server);
-        if let Err(error) = AuxServices::new(faces).start(&server, &supervisor).await {
-            tracing::error!(%error, "the administration cannot be served while standing by");
+        if let Err(error) = AuxServices::new(services).start(&server, &supervisor).await {
+            tracing::error!(%error, "cannot serve the admin interface while standby");
         }
         *self.status.server.lock() = Some(server);
         self.standby_services = Some(supervisor);
@@ -244,12 +248,12 @@ impl HaNode {
         }
     }
 
-    /// Renews the lease, until that ends or this master is stopped or deposed.
-    async fn hold_lease(&mut self, tenure: LeaderTerm, deposed: &CancellationToken) {
+    /// Renews the lease until it ends or this master is stopped or deposed.
+    async fn hold_lease(&mut self, leader_term: LeaderTerm, deposed: &CancellationToken) {
         let (stop, deposed) = (self.stop.clone(), deposed.clone());
         loop {
             match self.elector.leading(now()) {
-                Some((it, until)) if it == tenure => self.fence.extend(until),
+                Some((current, until)) if current == leader_term => self.fence.extend(until),
                 _ => return,
             }
             let due = self.elector.poll(now());
@@ -258,7 +262,7 @@ impl HaNode {
                 () = deposed.cancelled() => return self.elector.mark_deposed(),
                 () = async {
                     match due {
-                        ElectorOutput::Act(ask) => self.execute_action(ask).await,
+                        ElectorOutput::Act(action) => self.execute_action(action).await,
                         ElectorOutput::Wait(until) => sleep(until.saturating_sub(now())).await,
                     }
                 } => {}
@@ -266,78 +270,82 @@ impl HaNode {
         }
     }
 
-    /// Gives the lease back, so that another can lead at once.
+    /// Releases the lease, so that another master can be elected at once.
     async fn release_lease(&mut self) {
         self.elector.step_down();
-        if let ElectorOutput::Act(ask @ ElectionAction::Resign(_)) = self.elector.poll(now()) {
-            self.execute_action(ask).await;
+        if let ElectorOutput::Act(action @ ElectionAction::Resign(_)) = self.elector.poll(now()) {
+            self.execute_action(action).await;
         }
     }
 
-    async fn execute_action(&mut self, ask: ElectionAction) {
-        if matches!(ask, ElectionAction::Campaign(_)) {
+    async fn execute_action(&mut self, action: ElectionAction) {
+        if matches!(action, ElectionAction::Campaign(_)) {
             self.stop_following().await;
         }
         let sent = now();
-        let store = &self.coordinator;
-        let asked = async {
-            Ok(match &ask {
-                ElectionAction::Observe => ElectionResponse::View(store.observe().await?),
-                ElectionAction::Campaign(bid) => ElectionResponse::CampaignResult(store.campaign(bid).await?),
-                ElectionAction::Renew(tenure) => ElectionResponse::Renewed(store.renew(*tenure).await?),
+        let coordinator = &self.coordinator;
+        let request = async {
+            Ok(match &action {
+                ElectionAction::Observe => ElectionResponse::View(coordinator.observe().await?),
+                ElectionAction::Campaign(candidacy) => {
+                    ElectionResponse::CampaignResult(coordinator.campaign(candidacy).await?)
+                }
+                ElectionAction::Renew(leader_term) => {
+                    ElectionResponse::Renewed(coordinator.renew(*leader_term).await?)
+                }
                 ElectionAction::Withdraw(revision, members) => {
-                    store.update_in_sync_without_leader(*revision, members).await?;
+                    coordinator.update_in_sync_without_leader(*revision, members).await?;
                     ElectionResponse::Done
                 }
-                ElectionAction::Resign(tenure) => {
-                    store.resign(*tenure).await?;
+                ElectionAction::Resign(leader_term) => {
+                    coordinator.resign(*leader_term).await?;
                     ElectionResponse::Done
                 }
             })
         };
-        let answer = match timeout(self.options.timings.response_timeout(), asked).await {
-            Ok(Ok(answer)) => Ok(answer),
-            Ok(Err(super::CoordinationError(why))) => Err(why),
-            Err(_) => Err("it does not answer in time".to_owned()),
+        let response = match timeout(self.options.timings.response_timeout(), request).await {
+            Ok(Ok(response)) => Ok(response),
+            Ok(Err(super::CoordinationError(reason))) => Err(reason),
+            Err(_) => Err("request timed out".to_owned()),
         };
-        // Told once, not at every question.
-        match &answer {
-            Err(why) if !std::mem::replace(&mut self.coordinator_unreachable, true) => {
-                tracing::warn!(why, "who leads cannot be asked");
+        // Logged once per outage, not for every request.
+        match &response {
+            Err(reason) if !std::mem::replace(&mut self.coordinator_unreachable, true) => {
+                tracing::warn!(error = reason, "coordinator unreachable");
             }
             Ok(_) if std::mem::take(&mut self.coordinator_unreachable) => {
-                tracing::info!("who leads can be asked again");
+                tracing::info!("coordinator reachable again");
             }
             _ => {}
         }
-        self.elector.handle_response(sent, now(), answer.unwrap_or(ElectionResponse::Failed));
+        self.elector.handle_response(sent, now(), response.unwrap_or(ElectionResponse::Failed));
     }
 
-    /// Follows the leader that the elector knows.
+    /// Connects to the leader of the last election view.
     async fn follow_leader(&mut self) {
         let Some(leader) = self.elector.leader() else { return };
         let Some(address) = leader.replication.clone() else { return };
         let term = leader.term;
-        if self.follow_task.as_ref().is_some_and(|it| it.term == term && !it.task.is_finished()) {
+        if self.follow_task.as_ref().is_some_and(|task| task.term == term && !task.task.is_finished()) {
             return;
         }
-        let is_news = self.follow_task.as_ref().is_none_or(|it| it.term != term);
+        let is_new_term = self.follow_task.as_ref().is_none_or(|task| task.term != term);
         self.stop_following().await;
-        let (me, replica) = (self.member.clone(), Arc::clone(&self.replica));
-        let how = (self.options.leadership.follower_timeout, self.options.leadership.tls.clone());
+        let (member, replica) = (self.member.clone(), Arc::clone(&self.replica));
+        let connection = (self.options.leadership.follower_timeout, self.options.leadership.tls.clone());
         let task = self.supervisor.spawn("following", async move {
-            let error = link::follow(address, me, term, replica, how).await;
-            // Told once, not at every attempt.
-            match is_news {
-                true => tracing::info!(%error, term, "does not follow the leader any more; trying again"),
-                false => tracing::debug!(%error, term, "still does not follow the leader"),
+            let error = link::follow(address, member, term, replica, connection).await;
+            // Logged once per term, not for every attempt.
+            match is_new_term {
+                true => tracing::info!(%error, term, "replication interrupted; retrying"),
+                false => tracing::debug!(%error, term, "replication attempt failed"),
             }
             sleep(RETRY).await;
         });
         self.follow_task = Some(FollowTask { term, task });
     }
 
-    /// When this returns, nothing more is acknowledged.
+    /// Aborts the follow task. After this returns, no further record is acknowledged.
     async fn stop_following(&mut self) {
         if let Some(FollowTask { task, .. }) = self.follow_task.take() {
             task.abort();
@@ -348,7 +356,7 @@ impl HaNode {
     fn publish_state(&self, state: HaState) {
         let role = if state == HaState::Serving { MasterRole::Leader } else { MasterRole::Standby };
         let (leader_address, view_version) = match (self.elector.leading(now()), self.elector.leader()) {
-            (Some((tenure, _)), _) => (Some(self.member.address.clone()), Some(tenure.term)),
+            (Some((leader_term, _)), _) => (Some(self.member.address.clone()), Some(leader_term.term)),
             (None, Some(leader)) => (Some(leader.address.clone()), Some(leader.term)),
             (None, None) => (None, None),
         };

@@ -1,4 +1,4 @@
-//! The leader's pod carries a label, so that a Kubernetes Service can lead clients to it that know nothing of Leases.
+//! Sets a label on the leader's pod, so that a Kubernetes Service can select it for clients that do not read the Lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,41 +13,39 @@ use tokio_util::sync::CancellationToken;
 use super::coordinator::CoordinationError;
 use super::node::HaNodeStatus;
 
-/// The label and its value, those of Mooncake's master.
+/// Label and value, the same as Mooncake's master sets.
 const LABEL: &str = "mooncake.io/store-role";
 const LEADER: &str = "leader";
-/// Pause before a change that failed is tried again, and how long one may take.
+/// Retry delay and timeout of one label update.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// The pod that a master runs in.
+/// Namespace and name of the pod that a master runs in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodName {
-    /// Its namespace.
     pub namespace: String,
-    /// Its name there.
     pub name: String,
 }
 
-/// The label of one pod.
+/// Sets and removes the label of one pod.
 pub(super) struct PodLabeler {
     pods: Api<PodObject>,
     name: String,
 }
 
 impl PodLabeler {
-    /// That of this pod. The client's connections belong to the runtime that this is called in.
+    /// A labeler of this pod. The client's connections belong to the runtime that this is called in.
     pub(super) fn new(config: Config, pod: &PodName) -> Result<Self, CoordinationError> {
         let client = Client::try_from(config).map_err(|error| CoordinationError(error.to_string()))?;
         Ok(Self { pods: Api::namespaced(client, &pod.namespace), name: pod.name.clone() })
     }
 
-    /// Sets it while the master serves and removes it else, until `stop`; at first too, because an earlier life of the master may have
-    /// left it.
-    pub(super) async fn run(self, shown: Arc<HaNodeStatus>, stop: CancellationToken) {
-        let mut serves = shown.serves.subscribe();
+    /// Sets the label while the master serves and removes it otherwise, until `stop`. It is also written at the start: an earlier process
+    /// in this pod may have left it set.
+    pub(super) async fn run(self, status: Arc<HaNodeStatus>, stop: CancellationToken) {
+        let mut serves = status.serves.subscribe();
         loop {
-            let leads = *serves.borrow_and_update();
-            let is_set = self.set(leads).await;
+            let is_leader = *serves.borrow_and_update();
+            let is_set = self.set(is_leader).await;
             tokio::select! {
                 () = stop.cancelled() => break,
                 _ = serves.changed() => {}
@@ -57,16 +55,16 @@ impl PodLabeler {
         self.set(false).await;
     }
 
-    /// Sets or removes it. Returns whether that was done.
-    async fn set(&self, leads: bool) -> bool {
-        let patch = json!({ "metadata": { "labels": { LABEL: leads.then_some(LEADER) } } });
-        let (how, patch) = (PatchParams::default(), Patch::Merge(patch));
-        match timeout(RETRY, self.pods.patch_metadata(&self.name, &how, &patch)).await {
+    /// Sets or removes the label. Returns whether that succeeded.
+    async fn set(&self, is_leader: bool) -> bool {
+        let patch = json!({ "metadata": { "labels": { LABEL: is_leader.then_some(LEADER) } } });
+        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        match timeout(RETRY, self.pods.patch_metadata(&self.name, &params, &patch)).await {
             Ok(Ok(_)) => return true,
             Ok(Err(error)) => {
-                tracing::warn!(%error, pod = self.name, leads, "the pod's label cannot be changed");
+                tracing::warn!(%error, pod = self.name, is_leader, "cannot change the pod's label");
             }
-            Err(_) => tracing::warn!(pod = self.name, leads, "the pod's label cannot be changed in time"),
+            Err(_) => tracing::warn!(pod = self.name, is_leader, "timed out changing the pod's label"),
         }
         false
     }

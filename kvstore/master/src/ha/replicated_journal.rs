@@ -1,4 +1,4 @@
-//! A journal whose commits wait for those who follow.
+//! A journal whose commits wait for the followers in the in-sync set.
 
 use std::io;
 use std::sync::Arc;
@@ -16,32 +16,32 @@ use crate::journal::{DataDirStatus, Journal, MemoryJournal};
 use crate::record;
 use crate::state::AuxState;
 
-/// How often a commit that waits looks whether this master still leads.
+/// How often a waiting commit checks whether this master is still the leader.
 const LEADERSHIP_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Records of a leader, kept in memory for those who follow it, and on its own disk if it has one.
+/// Records of a leader, buffered in memory for its followers, and written to its own log if it has one.
 #[derive(Debug)]
 pub struct ReplicatedJournal {
     facts: MemoryJournal,
     durable: Option<Arc<DurableJournal>>,
-    /// Nothing goes to `durable` any more.
+    /// No further record is written to `durable`.
     sealed: AtomicBool,
     /// Records of `durable` could not be read.
     damaged_log: AtomicBool,
     aux: Arc<AuxState>,
     fence: Arc<LeaseFence>,
-    /// Nothing while this master does not lead.
+    /// `None` while this master is not the leader.
     in_sync: Mutex<Option<InSyncTracker>>,
     progress: Condvar,
-    /// The last record that somebody waits for.
+    /// Highest record that a commit waits for.
     commit_target: watch::Sender<u64>,
-    /// Told when the store has to list others than it does.
+    /// Notified when the set to store may have changed.
     in_sync_changed: tokio::sync::Notify,
 }
 
 impl ReplicatedJournal {
-    /// Records from number `next` on, of which about the newest `capacity` bytes are kept in memory. `durable` is the log that has
-    /// those before.
+    /// Records from number `next` on. About the newest `capacity` bytes are buffered in memory; `durable` is the log with the records
+    /// before `next`.
     pub fn new(
         next: u64,
         capacity: usize,
@@ -63,21 +63,21 @@ impl ReplicatedJournal {
         }
     }
 
-    /// This master leads from now on, and alone has all. Its epoch begins.
-    pub fn lead(&self, me: &HaMember) {
+    /// This master becomes leader and the only in-sync member. A new epoch starts.
+    pub fn lead(&self, leader: &HaMember) {
         let id = fastrand::u64(..);
         let number = self.append(&record::epoch(id));
         self.aux.epochs.lock().begin(id, number);
-        *self.in_sync.lock() = Some(InSyncTracker::new(me.clone()));
+        *self.in_sync.lock() = Some(InSyncTracker::new(leader.clone()));
     }
 
-    /// This master leads no more: whoever waits is refused.
+    /// This master is no longer the leader: waiting commits fail.
     pub fn step_down(&self) {
         *self.in_sync.lock() = None;
         self.progress.notify_all();
     }
 
-    /// Nothing is written to the log any more. Returns its last record.
+    /// Stops writing to the log. Returns the number of its last record.
     pub fn seal(&self) -> u64 {
         self.facts.with_next(|next| {
             self.sealed.store(true, Relaxed);
@@ -85,48 +85,48 @@ impl ReplicatedJournal {
         })
     }
 
-    /// Records of the log cannot be read, and are not sent to followers any more.
+    /// Stops reading the log for followers: some of its records are unreadable.
     pub fn mark_log_damaged(&self) {
         self.damaged_log.store(true, Relaxed);
     }
 
-    /// The newest records.
+    /// The in-memory buffer with the newest records.
     pub fn facts(&self) -> &MemoryJournal {
         &self.facts
     }
 
-    /// The log with older ones.
+    /// The log on disk, if there is one.
     pub fn durable(&self) -> Option<&DurableJournal> {
         self.durable.as_deref()
     }
 
-    /// What there is beside the state machine.
+    /// State outside the state machine.
     pub fn aux(&self) -> &Arc<AuxState> {
         &self.aux
     }
 
-    /// Whether a follower that has this record of this epoch needs nothing but the records after it.
+    /// Whether a follower whose last record is this one, of this epoch, only needs the later records.
     pub fn can_resume_from(&self, (epoch, number): (u64, u64)) -> bool {
         let next = self.facts.next();
-        let is_kept = |wanted: u64| {
+        let is_available = |target: u64| {
             let in_log = !self.damaged_log.load(Relaxed)
-                && self.durable.as_ref().is_some_and(|it| it.log().oldest() <= wanted);
-            in_log || self.facts.read(wanted, |_, _| {}).is_some()
+                && self.durable.as_ref().is_some_and(|durable| durable.log().oldest() <= target);
+            in_log || self.facts.read(target, |_, _| {}).is_some()
         };
-        self.aux.epochs.lock().contains(next - 1, (epoch, number)) && is_kept(number + 1)
+        self.aux.epochs.lock().contains(next - 1, (epoch, number)) && is_available(number + 1)
     }
 
-    /// Tells of records that somebody waits for.
+    /// Watches the highest record that a commit waits for.
     pub fn commit_target(&self) -> watch::Receiver<u64> {
         self.commit_target.subscribe()
     }
 
-    /// As [`InSyncTracker::join`]. Returns whether this master leads.
+    /// As [`InSyncTracker::join`]. Returns whether this master is the leader.
     pub fn join(&self, member: &HaMember, acknowledged: u64) -> bool {
-        let joined = self.with(|quorum| {
-            // Seen with the quorum locked: whoever commits a later record waits for this follower.
+        let joined = self.with(|tracker| {
+            // Read under the tracker's lock: commits of later records wait for this follower.
             let last = self.facts.next() - 1;
-            quorum.join(member, acknowledged, last, now());
+            tracker.join(member, acknowledged, last, now());
         });
         self.in_sync_changed.notify_one();
         joined.is_some()
@@ -134,14 +134,14 @@ impl ReplicatedJournal {
 
     /// As [`InSyncTracker::acknowledge`].
     pub fn acknowledge(&self, member: &HaMember, number: u64) -> bool {
-        let counts = self.with(|quorum| quorum.acknowledge(member, number, now())) == Some(true);
+        let is_required = self.with(|tracker| tracker.acknowledge(member, number, now())) == Some(true);
         self.progress.notify_all();
-        counts
+        is_required
     }
 
     /// As [`InSyncTracker::remove_silent`].
-    pub fn remove_silent(&self, patience: Duration) -> Vec<HaMember> {
-        self.with(|quorum| quorum.remove_silent(now(), patience)).unwrap_or_default()
+    pub fn remove_silent(&self, follower_timeout: Duration) -> Vec<HaMember> {
+        self.with(|tracker| tracker.remove_silent(now(), follower_timeout)).unwrap_or_default()
     }
 
     /// As [`InSyncTracker::pending_in_sync`].
@@ -151,35 +151,35 @@ impl ReplicatedJournal {
 
     /// As [`InSyncTracker::confirm_in_sync`].
     pub fn confirm_in_sync(&self, members: InSyncSet) {
-        self.with(|quorum| quorum.confirm_in_sync(members));
+        self.with(|tracker| tracker.confirm_in_sync(members));
         self.progress.notify_all();
     }
 
-    /// Returns when [`Self::pending_in_sync`] may have become something else.
+    /// Waits until [`Self::pending_in_sync`] may have changed.
     pub async fn in_sync_changed(&self) {
         self.in_sync_changed.notified().await;
     }
 
     fn raise_commit_target(&self, number: u64) {
-        self.commit_target.send_if_modified(|wanted| number > std::mem::replace(wanted, number.max(*wanted)));
+        self.commit_target.send_if_modified(|target| number > std::mem::replace(target, number.max(*target)));
     }
 
-    fn with<T>(&self, act: impl FnOnce(&mut InSyncTracker) -> T) -> Option<T> {
-        self.in_sync.lock().as_mut().map(act)
+    fn with<T>(&self, update: impl FnOnce(&mut InSyncTracker) -> T) -> Option<T> {
+        self.in_sync.lock().as_mut().map(update)
     }
 
     fn check(&self) -> io::Result<()> {
         if self.fence.is_open(now()) {
             Ok(())
         } else {
-            Err(io::Error::other("this master does not lead any more"))
+            Err(io::Error::other("this master is no longer the leader"))
         }
     }
 }
 
 impl Journal for ReplicatedJournal {
     fn append(&self, fact: &[u8]) -> u64 {
-        // Both give it the same number.
+        // The lock gives the record the same number in both.
         self.facts.append_and(fact, || {
             if let Some(durable) = self.durable.as_ref().filter(|_| !self.sealed.load(Relaxed)) {
                 durable.append(fact);
@@ -188,24 +188,24 @@ impl Journal for ReplicatedJournal {
     }
 
     fn commit(&self, number: u64) -> io::Result<()> {
-        let lost = || Err(io::Error::other("this master does not lead any more"));
+        let not_leader = || Err(io::Error::other("this master is no longer the leader"));
         if let Some(durable) = &self.durable {
-            // Followers write it meanwhile.
-            if self.with(|quorum| !quorum.is_acknowledged(number)) == Some(true) {
+            // Followers write the record at the same time.
+            if self.with(|tracker| !tracker.is_acknowledged(number)) == Some(true) {
                 self.raise_commit_target(number);
             }
             durable.commit(number)?;
         }
-        let mut quorum = self.in_sync.lock();
+        let mut tracker = self.in_sync.lock();
         loop {
-            match &*quorum {
-                None => return lost(),
-                Some(quorum) if quorum.is_acknowledged(number) => return self.check(),
+            match &*tracker {
+                None => return not_leader(),
+                Some(tracker) if tracker.is_acknowledged(number) => return self.check(),
                 Some(_) => {}
             }
             self.check()?;
             self.raise_commit_target(number);
-            self.progress.wait_for(&mut quorum, LEADERSHIP_CHECK_INTERVAL);
+            self.progress.wait_for(&mut tracker, LEADERSHIP_CHECK_INTERVAL);
         }
     }
 
@@ -228,36 +228,36 @@ mod tests {
     use super::*;
 
     #[test]
-    fn commits_wait_for_followers_and_end_with_the_tenure() {
+    fn commits_wait_for_followers_and_fail_after_leadership() {
         let fence = Arc::new(LeaseFence::default());
         let journal = ReplicatedJournal::new(1, 1 << 20, Arc::clone(&fence), Arc::default(), None);
         let number = journal.append(b"fact");
         assert!(journal.commit(number).is_err());
-        let [me, other] = ["a", "b"].map(HaMember::new);
-        journal.lead(&me);
-        assert!(journal.commit(number).is_err(), "the fence is down");
+        let [leader, other] = ["a", "b"].map(HaMember::new);
+        journal.lead(&leader);
+        assert!(journal.commit(number).is_err(), "the fence is closed");
         fence.extend(now() + Duration::from_secs(600));
         assert!(journal.commit(number).is_ok() && journal.may_reply().is_ok());
         journal.join(&other, number);
         let (second, third) = (journal.append(b"second"), journal.append(b"third"));
-        let mut wanted = journal.commit_target();
+        let mut target = journal.commit_target();
         std::thread::scope(|scope| {
-            let waits = scope.spawn(|| journal.commit(second));
-            while *wanted.borrow_and_update() < second {
+            let commit = scope.spawn(|| journal.commit(second));
+            while *target.borrow_and_update() < second {
                 std::thread::yield_now();
             }
-            assert!(!waits.is_finished());
+            assert!(!commit.is_finished());
             journal.acknowledge(&other, second);
-            assert!(waits.join().unwrap().is_ok());
-            let waits = scope.spawn(|| journal.commit(third));
+            assert!(commit.join().unwrap().is_ok());
+            let commit = scope.spawn(|| journal.commit(third));
             journal.step_down();
-            assert!(waits.join().unwrap().is_err());
+            assert!(commit.join().unwrap().is_err());
         });
         fence.revoke();
         assert!(journal.may_reply().is_err());
     }
     #[test]
-    fn both_logs_have_the_same_numbers_until_the_end() {
+    fn memory_and_log_have_the_same_numbers_until_sealed() {
         let folder = tempfile::TempDir::new().unwrap();
         let durable = Arc::new(
             DurableJournal::begin(folder.path(), moongate_oplog::OplogOptions::default(), 41).unwrap(),
@@ -275,7 +275,7 @@ mod tests {
         journal.commit(last).unwrap();
         assert_eq!((last, durable.log().written()), (41 + 2000, last));
         let epoch = journal.aux().epochs.lock().current().unwrap();
-        assert!(journal.can_resume_from((epoch, 41)), "what memory has forgotten is in the log");
+        assert!(journal.can_resume_from((epoch, 41)), "records evicted from memory are in the log");
         assert!(!journal.can_resume_from((epoch, last + 1)) && !journal.can_resume_from((epoch ^ 1, last)));
         assert_eq!(journal.seal(), last);
         journal.append(b"late");

@@ -1,4 +1,4 @@
-//! A leader's side of replication: the state and then every change, to whoever follows.
+//! The leader side of replication: sends the state and then every change to its followers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,23 +18,23 @@ use super::tls::{TlsFiles, accept};
 use crate::server::MasterServer;
 use crate::state::SLOTS_PER_LOCK;
 
-/// Pause after an accept that failed for want of something.
+/// Pause after a failed accept, such as one without free file descriptors.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// What a leader serves its followers with.
+/// Serves the followers of one leader.
 #[derive(Clone, Debug)]
 pub(super) struct ReplicationServer {
     pub(super) server: Arc<MasterServer>,
     pub(super) journal: Arc<ReplicatedJournal>,
     pub(super) term: i64,
-    /// After which silence a follower is given up.
+    /// A follower without a frame for this long is removed.
     pub(super) follower_timeout: Duration,
-    /// For TLS with followers.
+    /// Files for mutual TLS with followers.
     pub(super) tls: Option<TlsFiles>,
 }
 
 impl ReplicationServer {
-    /// Serves followers until the supervisor's shutdown.
+    /// Accepts followers until the supervisor's shutdown.
     pub(super) async fn listen(self, listener: TcpListener, supervisor: Supervisor) {
         let (slots, stop) = (Arc::new(Semaphore::new(MAX_MEMBERS)), supervisor.token());
         loop {
@@ -45,7 +45,7 @@ impl ReplicationServer {
             let (stream, peer) = match accepted {
                 Ok(accepted) => accepted,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept followers; trying again after a pause");
+                    tracing::warn!(%error, "cannot accept followers; retrying");
                     tokio::time::sleep(RETRY_PAUSE).await;
                     continue;
                 }
@@ -58,7 +58,7 @@ impl ReplicationServer {
             supervisor.spawn("follower", async move {
                 tokio::select! {
                     ended = session.serve(stream) => if let Err(error) = ended {
-                        tracing::info!(%peer, %error, "a follower is gone");
+                        tracing::info!(%peer, %error, "follower disconnected");
                     },
                     () = stop.cancelled() => {}
                 }
@@ -71,9 +71,10 @@ impl ReplicationServer {
         stream.set_nodelay(true)?;
         match &self.tls {
             Some(files) => {
-                let secured = timeout(self.follower_timeout, accept(files, stream)).await;
-                let secured = secured.map_err(|_| ReplicationError::ReadTimeout(self.follower_timeout))??;
-                self.serve_on(tokio::io::split(secured)).await
+                let tls_stream = timeout(self.follower_timeout, accept(files, stream)).await;
+                let tls_stream =
+                    tls_stream.map_err(|_| ReplicationError::ReadTimeout(self.follower_timeout))??;
+                self.serve_on(tokio::io::split(tls_stream)).await
             }
             None => self.serve_on(stream.into_split()).await,
         }
@@ -85,19 +86,19 @@ impl ReplicationServer {
     ) -> Result<(), ReplicationError> {
         let mut body = Vec::new();
         let checksum = read_frame(&mut input, &mut body, self.follower_timeout).await?;
-        let ReplicationFrame::Hello { member, term, last_record: has } = frame::read(&body, checksum)? else {
+        let ReplicationFrame::Hello { member, term, last_record } = frame::read(&body, checksum)? else {
             return Err(ReplicationError::Unexpected);
         };
         if term != self.term {
-            // It has old news, or news that this master does not have yet.
+            // The follower's view of the leader is outdated, or newer than this master's.
             return Ok(());
         }
-        let start = match has {
+        let start = match last_record {
             Some(position) if self.journal.can_resume_from(position) => ReplicationStart::Resume(position.1),
             _ => ReplicationStart::Snapshot(self.journal.facts().next() - 1),
         };
-        tracing::info!(%member, ?start, "has a follower");
-        let mut feed = ReplicationSender {
+        tracing::info!(%member, ?start, "follower connected");
+        let mut sender = ReplicationSender {
             output,
             follower_timeout: self.follower_timeout,
             next: 0,
@@ -105,7 +106,7 @@ impl ReplicationServer {
             records: Vec::new(),
         };
         tokio::select! {
-            ended = self.send_updates(&mut feed, start) => ended,
+            ended = self.send_updates(&mut sender, start) => ended,
             ended = self.receive_acknowledgements(&mut input, &member, &mut body) => ended,
         }
     }
@@ -118,17 +119,17 @@ impl ReplicationServer {
     ) -> Result<(), ReplicationError> {
         let mut joined = false;
         loop {
-            // A state takes its time to be read; after that silence is seen elsewhere.
+            // Applying a full state takes long. After that, the in-sync updater detects silent followers.
             let checksum = read_frame(input, body, Duration::MAX).await?;
             let ReplicationFrame::Acknowledged(number) = frame::read(body, checksum)? else {
                 return Err(ReplicationError::Unexpected);
             };
-            let counts = match std::mem::replace(&mut joined, true) {
+            let is_required = match std::mem::replace(&mut joined, true) {
                 true => self.journal.acknowledge(member, number),
                 false => self.journal.join(member, number),
             };
-            if !counts {
-                // It was given up, and has to begin anew.
+            if !is_required {
+                // It was removed for its silence and has to connect again.
                 return Err(ReplicationError::ReadTimeout(self.follower_timeout));
             }
         }
@@ -136,54 +137,54 @@ impl ReplicationServer {
 
     async fn send_updates(
         &self,
-        feed: &mut ReplicationSender<impl AsyncWrite + Unpin>,
+        sender: &mut ReplicationSender<impl AsyncWrite + Unpin>,
         start: ReplicationStart,
     ) -> Result<(), ReplicationError> {
-        let mut wanted = self.journal.commit_target();
-        feed.send(&ReplicationFrame::Welcome { term: self.term, start }).await?;
+        let mut target = self.journal.commit_target();
+        sender.send(&ReplicationFrame::Welcome { term: self.term, start }).await?;
         let (ReplicationStart::Resume(number) | ReplicationStart::Snapshot(number)) = start;
-        feed.next = number + 1;
+        sender.next = number + 1;
         if let ReplicationStart::Snapshot(_) = start {
-            self.send_state(feed).await?;
+            self.send_state(sender).await?;
         }
         loop {
-            wanted.mark_unchanged();
-            if !feed.send_facts(&self.journal).await? {
-                feed.send(&ReplicationFrame::Heartbeat(feed.next - 1)).await?;
+            target.mark_unchanged();
+            if !sender.send_facts(&self.journal).await? {
+                sender.send(&ReplicationFrame::Heartbeat(sender.next - 1)).await?;
             }
-            // Nothing that waits is missed: it is told after it was appended.
-            let _ = timeout(self.follower_timeout / 4, wanted.changed()).await;
+            // A record is appended before the target is raised, so none is missed.
+            let _ = timeout(self.follower_timeout / 4, target.changed()).await;
         }
     }
 
-    /// Changes are sent between its pieces, so that none is forgotten before it is sent. None may overtake a piece that was
-    /// told before: that would take the change back.
+    /// Sends the full state. Records are sent between its batches, before they are evicted from memory. A record never overtakes an
+    /// earlier batch: the batch would undo it.
     async fn send_state(
         &self,
-        feed: &mut ReplicationSender<impl AsyncWrite + Unpin>,
+        sender: &mut ReplicationSender<impl AsyncWrite + Unpin>,
     ) -> Result<(), ReplicationError> {
-        let (mut cursor, mut piece) = (Some(SnapshotCursor::default()), StateTransferBatch::default());
-        self.journal.aux().for_each_record(|record| piece.push(record));
+        let (mut cursor, mut batch) = (Some(SnapshotCursor::default()), StateTransferBatch::default());
+        self.journal.aux().for_each_record(|record| batch.push(record));
         while let Some(from) = cursor {
-            cursor = self.server.master.snapshot(from, SLOTS_PER_LOCK, &mut piece);
-            for part in piece.parts() {
+            cursor = self.server.master.snapshot(from, SLOTS_PER_LOCK, &mut batch);
+            for part in batch.parts() {
                 let records = ReplicationRecords::new(part).ok_or(ReplicationError::Unexpected)?;
-                feed.send(&ReplicationFrame::State(records)).await?;
+                sender.send(&ReplicationFrame::State(records)).await?;
             }
-            piece.clear();
-            feed.send_facts(&self.journal).await?;
+            batch.clear();
+            sender.send_facts(&self.journal).await?;
             tokio::task::yield_now().await;
         }
         let last = self.journal.facts().next() - 1;
-        feed.send(&ReplicationFrame::StateComplete(last)).await
+        sender.send(&ReplicationFrame::StateComplete(last)).await
     }
 }
 
-/// The sending half of a connection.
+/// The sending half of a connection to a follower.
 struct ReplicationSender<W> {
     output: W,
     follower_timeout: Duration,
-    /// The next record to send.
+    /// Number of the next record to send.
     next: u64,
     out: Vec<u8>,
     records: Vec<u8>,
@@ -197,33 +198,33 @@ impl<W: AsyncWrite + Unpin> ReplicationSender<W> {
     }
 
     async fn flush(&mut self) -> Result<(), ReplicationError> {
-        // A follower that reads a state may be busy for a while.
-        let patience = self.follower_timeout * 10;
-        let sent = timeout(patience, send(&mut self.output, &self.out)).await;
-        Ok(sent.map_err(|_| ReplicationError::WriteTimeout(patience))??)
+        // A follower that applies a state may not read for a while.
+        let write_timeout = self.follower_timeout * 10;
+        let sent = timeout(write_timeout, send(&mut self.output, &self.out)).await;
+        Ok(sent.map_err(|_| ReplicationError::WriteTimeout(write_timeout))??)
     }
 
-    /// Sends what has been appended since. Returns whether there was any.
+    /// Sends the records appended since the last call. Returns whether there were any.
     async fn send_facts(&mut self, journal: &ReplicatedJournal) -> Result<bool, ReplicationError> {
-        let mut any = false;
+        let mut sent_any = false;
         loop {
             self.records.clear();
             let (first, records) = (self.next, &mut self.records);
             let after = journal.facts().read(first, |_, record| push_record(record, records));
             let Some(after) = after else {
                 self.send_logged(journal).await?;
-                any = true;
+                sent_any = true;
                 continue;
             };
             if after == first {
-                return Ok(any);
+                return Ok(sent_any);
             }
             self.send_records(after).await?;
-            any = true;
+            sent_any = true;
         }
     }
 
-    /// Sends what is in `records`, which ends before the record `after`.
+    /// Sends the contents of `records`, up to but not including the record `after`.
     async fn send_records(&mut self, after: u64) -> Result<(), ReplicationError> {
         let records = ReplicationRecords::new(&self.records).ok_or(ReplicationError::Unexpected)?;
         self.out.clear();
@@ -232,7 +233,7 @@ impl<W: AsyncWrite + Unpin> ReplicationSender<W> {
         self.flush().await
     }
 
-    /// Sends what is on the disk only.
+    /// Sends records that are only on disk.
     async fn send_logged(&mut self, journal: &ReplicatedJournal) -> Result<(), ReplicationError> {
         let log = journal.durable().ok_or(ReplicationError::TooSlow)?.log();
         let mut reader = log.reader(self.next).map_err(|_| ReplicationError::TooSlow)?;
@@ -243,7 +244,7 @@ impl<W: AsyncWrite + Unpin> ReplicationSender<W> {
                 let record = reader.next().map_err(|error| match error {
                     moongate_oplog::OplogError::Pruned { .. } => ReplicationError::TooSlow,
                     damaged @ moongate_oplog::OplogError::Damaged { .. } => {
-                        tracing::warn!(error = %damaged, "the log is damaged: followers are sent the whole state instead of it");
+                        tracing::warn!(error = %damaged, "the log is damaged; followers receive the full state instead");
                         journal.mark_log_damaged();
                         ReplicationError::TooSlow
                     }
@@ -254,7 +255,7 @@ impl<W: AsyncWrite + Unpin> ReplicationSender<W> {
                 next = number + 1;
             }
             if next == self.next {
-                // What is not written yet is in memory.
+                // Records that are not on disk yet are in memory.
                 return Err(ReplicationError::TooSlow);
             }
             self.send_records(next).await?;
@@ -265,23 +266,23 @@ impl<W: AsyncWrite + Unpin> ReplicationSender<W> {
     }
 }
 
-/// A part of the state, told while a part of the table is locked.
+/// A part of the state, encoded while a part of the table is locked.
 #[derive(Default)]
 struct StateTransferBatch {
     records: Vec<u8>,
     encoded: Vec<u8>,
-    /// Where batches end.
+    /// Offsets at which batches end.
     ends: Vec<usize>,
 }
 
 impl StateTransferBatch {
-    /// Its records in batches.
+    /// The records in batches of about [`BATCH`] bytes.
     fn parts(&self) -> impl Iterator<Item = &[u8]> {
-        let begins = std::iter::once(0).chain(self.ends.iter().copied());
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
         let ends = self.ends.iter().copied().chain([self.records.len()]);
-        begins
+        starts
             .zip(ends)
-            .filter_map(|(begin, end)| self.records.get(begin..end))
+            .filter_map(|(start, end)| self.records.get(start..end))
             .filter(|part| !part.is_empty())
     }
 
@@ -323,7 +324,7 @@ mod tests {
     const NODE: Uuid = Uuid { first: 1, second: 2 };
     const LONG: Duration = Duration::from_secs(600);
 
-    fn sessions() -> ReplicationServer {
+    fn replication_server() -> ReplicationServer {
         let fence = Arc::new(LeaseFence::default());
         fence.extend(now() + LONG);
         let journal = Arc::new(ReplicatedJournal::new(1, 1 << 20, fence, Arc::default(), None));
@@ -346,7 +347,7 @@ mod tests {
         server.master.put_end(2, NODE, "default", &object, ReplicaType::ALL, recorder).unwrap();
     }
 
-    fn take_all(sent: &[u8], follower: &mut ReplicationFollower, replica: &mut StandbyReplica) {
+    fn apply_frames(sent: &[u8], follower: &mut ReplicationFollower, replica: &mut StandbyReplica) {
         let mut rest = sent;
         while let Some((head, after)) = rest.split_first_chunk() {
             let (length, checksum) = frame::header(*head).unwrap();
@@ -357,32 +358,32 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_changes_while_the_state_is_sent_is_in_the_copy() {
-        let sessions = sessions();
+    async fn changes_during_the_state_transfer_reach_the_copy() {
+        let replication_server = replication_server();
         let keys: Vec<String> = (0..KEYS).map(|number| format!("key-{number}")).collect();
-        keys.iter().for_each(|key| start(&sessions.server, key));
-        let number = sessions.journal.facts().next() - 1;
+        keys.iter().for_each(|key| start(&replication_server.server, key));
+        let number = replication_server.journal.facts().next() - 1;
         let mut sent = Vec::new();
         frame::write(
             &ReplicationFrame::Welcome { term: 1, start: ReplicationStart::Snapshot(number) },
             &mut sent,
         );
         let (out, records) = (Vec::new(), Vec::new());
-        let mut feed =
+        let mut sender =
             ReplicationSender { output: sent, follower_timeout: LONG, next: number + 1, out, records };
-        // One after the other, in turns with the steps of the copy.
+        // Writes alternate with the batches of the transfer.
         let writer = async {
             for key in &keys {
-                end(&sessions.server, key);
+                end(&replication_server.server, key);
                 tokio::task::yield_now().await;
             }
         };
-        let (copied, ()) = tokio::join!(sessions.send_state(&mut feed), writer);
+        let (copied, ()) = tokio::join!(replication_server.send_state(&mut sender), writer);
         copied.unwrap();
-        feed.send_facts(&sessions.journal).await.unwrap();
+        sender.send_facts(&replication_server.journal).await.unwrap();
 
         let mut replica = StandbyReplica::new(MasterCoreOptions::default());
-        take_all(&feed.output, &mut ReplicationFollower::new(1, None), &mut replica);
+        apply_frames(&sender.output, &mut ReplicationFollower::new(1, None), &mut replica);
         let (state, _) = replica.take_state();
         let missing = keys.iter().filter(|key| !state.master.exist(3, "default", key)).count();
         assert_eq!(missing, 0, "of {KEYS} keys");

@@ -1,4 +1,4 @@
-//! The journal of a standby master. It accepts no record, and reports the state of the disk.
+//! The journal of a standby master: it accepts no records, and reports the status of the disk.
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The state that a master has while another leads.
+//! The state of a standby master.
 
 use std::io;
 use std::sync::Arc;
@@ -11,18 +11,18 @@ use crate::durable::DurableJournal;
 use crate::journal::Journal as _;
 use crate::state::MasterState;
 
-/// A follower's copy of the leader's state.
+/// A standby's copy of the leader's state.
 #[derive(Debug)]
 pub struct StandbyReplica {
     settings: MasterCoreOptions,
     state: MasterState,
-    /// Whether `state` has been changed by records alone. One that was led from takes no records any more.
+    /// Whether `state` resulted from the leader's records alone. A state that this master led with accepts no records.
     accepts_records: bool,
-    /// The state that shall take its place, when it is whole.
+    /// A full copy that replaces `state` once it is complete.
     pending_copy: Option<PendingStateCopy>,
-    /// Where the state is kept, if it is.
+    /// The state on disk, with --data_dir only.
     disk: Option<MemberFolder>,
-    /// Records that did not fit: they are about what is gone by now.
+    /// Records that could not be applied because the objects they refer to are gone.
     skipped_records: u64,
 }
 
@@ -33,23 +33,23 @@ struct PendingStateCopy {
 }
 
 impl StandbyReplica {
-    /// An empty state, in memory only.
+    /// An empty replica, in memory only.
     pub fn new(settings: MasterCoreOptions) -> Self {
         let state = MasterState::empty(&settings);
         Self { settings, state, accepts_records: true, pending_copy: None, disk: None, skipped_records: 0 }
     }
 
-    /// The state that was on a disk, and goes on there.
+    /// A replica with the state of a folder, which it continues to write to.
     pub fn on_disk(settings: MasterCoreOptions, disk: MemberFolder, state: MasterState) -> Self {
         Self { state, disk: Some(disk), ..Self::new(settings) }
     }
 
-    /// The epoch and the number of the last record that it has, if records can follow on it.
+    /// Epoch and number of the last record, if further records can be applied.
     pub fn position(&self) -> Option<(u64, u64)> {
         self.state.position().filter(|_| self.accepts_records)
     }
 
-    /// Takes the state to lead from it, and its log; an empty one stays.
+    /// Takes the state and its log for leadership; an empty state remains.
     pub fn take_state(&mut self) -> (MasterState, Option<Arc<DurableJournal>>) {
         (self.pending_copy, self.accepts_records) = (None, false);
         if let Some(disk) = &mut self.disk {
@@ -59,38 +59,38 @@ impl StandbyReplica {
         (state, self.disk.as_ref().map(|disk| Arc::clone(disk.durable())))
     }
 
-    /// Puts back what was led.
+    /// Puts back the state after leadership.
     pub fn return_state(&mut self, state: MasterState) {
         self.state = state;
     }
 
-    /// Where the state is kept.
+    /// The folder with the state on disk.
     pub fn disk(&self) -> Option<&MemberFolder> {
         self.disk.as_ref()
     }
 
-    /// Forgets a state that was not received to its end.
+    /// Drops an incomplete full copy.
     pub fn discard_pending_copy(&mut self) {
         self.pending_copy = None;
     }
 
-    /// Nothing follows any more. What is kept on a disk is whole after this.
+    /// Drops an incomplete copy and closes the log, after following has ended.
     pub fn close(&mut self) {
         self.pending_copy = None;
         if let Some(Err(error)) = self.disk.as_mut().map(MemberFolder::close) {
-            tracing::error!(%error, "the last changes may not be saved");
+            tracing::error!(%error, "cannot close the log; the last changes may be lost");
         }
     }
 
     fn pending_copy(&mut self) -> io::Result<&mut PendingStateCopy> {
-        self.pending_copy.as_mut().ok_or_else(|| io::Error::other("no state has begun"))
+        self.pending_copy.as_mut().ok_or_else(|| io::Error::other("no full copy is in progress"))
     }
 }
 
 impl ReplicationSink for StandbyReplica {
     fn begin(&mut self, number: u64) -> io::Result<()> {
         self.skipped_records = 0;
-        // Files that were begun before have to be gone first.
+        // Drop the files of an earlier copy before its folder is reused.
         self.pending_copy = None;
         let files = self.disk.as_ref().map(|disk| disk.begin_copy(number)).transpose()?;
         let state = MasterState { last_record: number, ..MasterState::empty(&self.settings) };
@@ -99,12 +99,12 @@ impl ReplicationSink for StandbyReplica {
     }
 
     fn part(&mut self, record: &[u8]) -> io::Result<()> {
-        let loading = self.pending_copy()?;
-        let fits = loading.state.apply(record);
-        if let Some(files) = &mut loading.files {
+        let copy = self.pending_copy()?;
+        let was_applied = copy.state.apply(record);
+        if let Some(files) = &mut copy.files {
             files.part(record)?;
         }
-        self.skipped_records += u64::from(!fits);
+        self.skipped_records += u64::from(!was_applied);
         Ok(())
     }
 
@@ -114,24 +114,29 @@ impl ReplicationSink for StandbyReplica {
             disk.finish_copy(files)?;
         }
         let (keys, last) = (state.master.key_count(), state.last_record);
-        tracing::info!(keys, last, left_out = self.skipped_records, "has the leader's state");
+        tracing::info!(
+            keys,
+            last_record = last,
+            skipped_records = self.skipped_records,
+            "received the leader's full state"
+        );
         (self.state, self.accepts_records) = (state, true);
         Ok(())
     }
 
     fn record(&mut self, _: u64, record: &[u8]) {
-        let fits = if let Some(loading) = &mut self.pending_copy {
-            if let Some(files) = &loading.files {
+        let was_applied = if let Some(copy) = &mut self.pending_copy {
+            if let Some(files) = &copy.files {
                 files.record(record);
             }
-            loading.state.apply_next(record)
+            copy.state.apply_next(record)
         } else {
             if let Some(disk) = &self.disk {
                 disk.durable().append(record);
             }
             self.state.apply_next(record)
         };
-        self.skipped_records += u64::from(!fits);
+        self.skipped_records += u64::from(!was_applied);
     }
 
     fn commit(&mut self) -> io::Result<()> {

@@ -1,4 +1,4 @@
-//! Snapshots of a state that follows a leader: written a little at a time, between two acknowledgements.
+//! Snapshots of a standby's state: written in small steps between two acknowledgements.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -11,41 +11,40 @@ use crate::durable::{DurableJournal, PersistenceSchedule, SnapshotBatch};
 use crate::record;
 use crate::state::{MasterState, SLOTS_PER_LOCK};
 
-/// Parts of a snapshot that are written at a time: some milliseconds.
+/// Parts of a snapshot per step, which takes some milliseconds.
 const PARTS_AT_ONCE: usize = 128;
 
-/// A snapshot on its way.
+/// A snapshot that is being written.
 #[derive(Debug)]
 enum InFlightSnapshot {
-    /// Parts are being written.
+    /// Parts are still being written.
     Writing(snapshot::SnapshotWriter, SnapshotCursor),
-    /// It is being flushed. Tells from which record on the log is still needed.
+    /// Being flushed. The thread returns the first record that the log still needs.
     Flushing(JoinHandle<Result<u64, OplogError>>),
 }
 
-/// When snapshots are written.
 #[derive(Debug)]
 pub(super) struct StandbySnapshotter {
     snapshot: Option<InFlightSnapshot>,
-    /// When the last one was begun, and the last record then.
+    /// Start time of the last snapshot, and its last record.
     last: (Instant, u64),
 }
 
 impl StandbySnapshotter {
-    /// A log whose last snapshot has this record.
+    /// For a log whose last snapshot ends with the record `number`.
     pub(super) fn new(number: u64) -> Self {
         Self { snapshot: None, last: (Instant::now(), number) }
     }
 
-    /// Does a little of what is due.
+    /// Runs the next step that is due.
     pub(super) fn poll(
         &mut self,
         durable: &Arc<DurableJournal>,
         state: &MasterState,
-        pace: PersistenceSchedule,
+        schedule: PersistenceSchedule,
     ) {
         let done = match self.snapshot.take() {
-            None if self.is_due(state, pace) => {
+            None if self.is_due(state, schedule) => {
                 self.last = (Instant::now(), state.last_record);
                 begin(durable, state).map(Some)
             }
@@ -60,17 +59,18 @@ impl StandbySnapshotter {
         };
         match done {
             Ok(snapshot) => self.snapshot = snapshot,
-            Err(error) => tracing::error!(%error, "a snapshot cannot be written"),
+            Err(error) => tracing::error!(%error, "cannot write a snapshot"),
         }
     }
 
-    fn is_due(&self, state: &MasterState, pace: PersistenceSchedule) -> bool {
-        let (begun, number) = self.last;
+    fn is_due(&self, state: &MasterState, schedule: PersistenceSchedule) -> bool {
+        let (started, number) = self.last;
         let records = state.last_record.saturating_sub(number);
-        records >= pace.snapshot_after_records || records > 0 && begun.elapsed() >= pace.snapshot_every
+        records >= schedule.snapshot_after_records
+            || records > 0 && started.elapsed() >= schedule.snapshot_every
     }
 
-    /// Gives up what is being written. Another may write snapshots afterwards.
+    /// Aborts the current snapshot. Another thread may write snapshots afterwards.
     pub(super) fn abort(&mut self) {
         if let Some(InFlightSnapshot::Flushing(thread)) = self.snapshot.take() {
             let _ = thread.join();
@@ -80,9 +80,9 @@ impl StandbySnapshotter {
 
 fn begin(durable: &DurableJournal, state: &MasterState) -> Result<InFlightSnapshot, OplogError> {
     let mut writer = snapshot::SnapshotWriter::begin(Arc::clone(durable.folder()), state.last_record)?;
-    let mut piece = SnapshotBatch::default();
-    piece.append_aux_state(&state.aux);
-    piece.write(&mut writer)?;
+    let mut batch = SnapshotBatch::default();
+    batch.append_aux_state(&state.aux);
+    batch.write(&mut writer)?;
     Ok(InFlightSnapshot::Writing(writer, SnapshotCursor::default()))
 }
 
@@ -92,17 +92,17 @@ fn write_parts(
     mut writer: snapshot::SnapshotWriter,
     mut from: SnapshotCursor,
 ) -> Result<InFlightSnapshot, OplogError> {
-    let mut piece = SnapshotBatch::default();
+    let mut batch = SnapshotBatch::default();
     for _ in 0..PARTS_AT_ONCE {
-        let next = state.master.snapshot(from, SLOTS_PER_LOCK, &mut piece);
-        piece.write(&mut writer)?;
+        let next = state.master.snapshot(from, SLOTS_PER_LOCK, &mut batch);
+        batch.write(&mut writer)?;
         let Some(next) = next else {
-            // Its parts are of different moments: what came in between must not be missing.
+            // The parts are from different times, so the snapshot needs the log up to now.
             durable.log().commit(state.last_record)?;
             let path = durable.folder().path().to_owned();
             writer.write(&record::snapshot_needs(state.last_record))?;
-            let kept = Arc::clone(durable);
-            let finish = move || kept.log().flush().and_then(|()| writer.finish());
+            let journal = Arc::clone(durable);
+            let finish = move || journal.log().flush().and_then(|()| writer.finish());
             let thread = std::thread::Builder::new().name("snapshot".to_owned()).spawn(finish);
             return thread
                 .map(InFlightSnapshot::Flushing)

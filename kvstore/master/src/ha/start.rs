@@ -1,4 +1,4 @@
-//! Starting a master among others.
+//! Starts a master in HA mode.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -20,47 +20,46 @@ use super::node::{HaNode, HaNodeStatus, HaOptions};
 use super::pod_label::PodLabeler;
 use super::tls::HaTlsError;
 use crate::aux_services::MetadataLocation;
-use crate::durable::PersistenceSchedule;
-use crate::flags::{DataDirOptions, HaBackend, HaFlags, MasterOptions};
+use crate::durable::DataDirOptions;
+use crate::flags::{HaBackend, HaFlags, MasterOptions};
 use crate::state::MasterState;
 
-/// Bytes of a file of the log: one is read at a time to send followers what they missed.
+/// Size of a log file in bytes. A whole file is read to send a follower the records it missed.
 const LOG_FILE: u64 = 16 << 20;
 
-/// A master among others, which runs.
+/// A running master in HA mode.
 #[derive(Debug)]
 pub struct RunningHaMaster {
     status: Arc<HaNodeStatus>,
 }
 
-/// Why a master does not take part.
+/// Errors that prevent a start in HA mode.
 #[derive(Debug, thiserror::Error)]
 pub enum HaStartError {
-    /// The store that masters decide with cannot be used.
+    /// The coordinator cannot be used.
     #[error("--ha_backend_connstring: {0}")]
     Backend(#[from] CoordinationError),
-    /// Files for TLS cannot be used.
     #[error("--ha_replication_…: {0}")]
     Tls(#[from] HaTlsError),
-    /// Its state cannot be kept.
-    #[error("the state cannot be kept; --data_dir wants a folder that can be written to")]
+    /// The data directory cannot be used.
+    #[error("cannot open the state; --data_dir must be a writable directory")]
     Data(#[from] MemberFolderError),
-    /// There is no thread for it.
-    #[error("no thread for taking part in elections: {0}")]
+    /// The HA thread or its runtime could not be started.
+    #[error("cannot start the HA thread: {0}")]
     Thread(#[from] io::Error),
 }
 
 impl RunningHaMaster {
-    /// What others may know of it.
+    /// Status of the master, shared with its tasks.
     pub fn status(&self) -> &Arc<HaNodeStatus> {
         &self.status
     }
 }
 
-/// Starts a master among others. It stops with the supervisor, and gives the lead back then.
+/// Starts a master in HA mode. It stops with the supervisor and then releases its leadership.
 ///
-/// Elections and replication have a thread of their own: threads that serve callers wait for followers, and nothing that followers
-/// need may wait for such a thread. To be called inside a tokio runtime with several threads.
+/// Elections and replication have their own thread: threads that serve clients block on followers, so nothing that followers depend on
+/// may run there. Call this inside a multi-threaded tokio runtime.
 ///
 /// # Errors
 /// [`HaStartError`].
@@ -72,26 +71,26 @@ pub async fn start(
     let MasterOptions {
         server,
         rpc,
-        log_summary: report,
+        log_summary,
         journal_bytes,
         metrics,
         metadata,
         events,
-        ignored_flags: unused,
-        unsupported_flags: missing,
+        ignored_flags,
+        unsupported_flags,
         quotas,
         data,
         ..
     } = options;
-    if !unused.is_empty() {
-        tracing::debug!(flags = unused.join(" "), "these change nothing here");
+    if !ignored_flags.is_empty() {
+        tracing::debug!(flags = ignored_flags.join(" "), "ignored flags");
     }
-    if !missing.is_empty() {
-        tracing::warn!(flags = missing.join(" "), "these ask for something that this master does not do");
+    if !unsupported_flags.is_empty() {
+        tracing::warn!(flags = unsupported_flags.join(" "), "unsupported flags");
     }
-    let mut faces = crate::command::service_options(metrics, metadata, events);
-    faces.quotas = quotas.filter(|_| server.core.multi_tenant).map(Into::into);
-    if let Some(metadata) = &mut faces.metadata {
+    let mut services = crate::command::service_options(metrics, metadata, events);
+    services.quotas = quotas.filter(|_| server.core.multi_tenant).map(Into::into);
+    if let Some(metadata) = &mut services.metadata {
         metadata.location = MetadataLocation::State;
     }
     let HaFlags {
@@ -101,12 +100,12 @@ pub async fn start(
         replication,
         tls,
         lease,
-        follower_timeout: patience,
+        follower_timeout,
         force_leader: force,
     } = flags;
-    let times = ElectionTimings { lease };
+    let timings = ElectionTimings { lease };
     if let Some(files) = &tls {
-        // Read again for every connection; what cannot be used is better told now.
+        // The files are read again for every connection; unusable ones are reported at the start.
         files.client()?;
         files.server()?;
     }
@@ -114,52 +113,52 @@ pub async fn start(
         tls.reload_on_change(supervisor);
     }
     let disk = data.as_ref().map(|data| open(data, &server.core)).transpose()?;
-    let pace = data.as_ref().map(persistence_schedule).unwrap_or_default();
-    let shown = Arc::new(HaNodeStatus::new());
+    let schedule = data.as_ref().map(DataDirOptions::schedule).unwrap_or_default();
+    let status = Arc::new(HaNodeStatus::new());
     let runtime = Builder::new_current_thread().enable_all().build()?;
-    tracing::info!(address, replication_address, ?backend, "one of several masters");
-    let coordinator = match coordinator(backend, times, &runtime, &shown, supervisor).await {
+    tracing::info!(address, replication_address, ?backend, "starting in HA mode");
+    let coordinator = match coordinator(backend, timings, &runtime, &status, supervisor).await {
         Ok(coordinator) => coordinator,
         Err(error) => {
-            // It must not be waited for here.
+            // Dropping the runtime would block here.
             runtime.shutdown_background();
             return Err(error.into());
         }
     };
-    let tenure = LeadershipOptions {
+    let leadership = LeadershipOptions {
         server,
         rpc,
         replication,
-        services: faces,
-        schedule: pace,
+        services,
+        schedule,
         journal_bytes,
-        follower_timeout: patience,
+        follower_timeout,
         tls,
-        log_summary: report,
+        log_summary,
     };
-    let options = HaOptions { address, replication_address, timings: times, force, leadership: tenure };
-    let (ended, has_ended) = oneshot::channel::<()>();
-    let participant =
-        HaNode::new(options, disk, coordinator, Arc::clone(&shown), supervisor.clone(), Handle::current());
+    let options = HaOptions { address, replication_address, timings, force, leadership };
+    let (ended_sender, ended_receiver) = oneshot::channel::<()>();
+    let node =
+        HaNode::new(options, disk, coordinator, Arc::clone(&status), supervisor.clone(), Handle::current());
     let elections = supervisor.wrap_essential_thread("elections", move || {
-        runtime.block_on(participant.run());
+        runtime.block_on(node.run());
         drop(runtime);
-        drop(ended);
+        drop(ended_sender);
     });
     thread::Builder::new().name("ha".to_owned()).spawn(elections)?;
-    // The thread is no task, so a task stands for it.
+    // The supervisor waits for tasks only, so this task represents the thread.
     supervisor.spawn("elections", async move {
-        let _ = has_ended.await;
+        let _ = ended_receiver.await;
     });
-    Ok(RunningHaMaster { status: shown })
+    Ok(RunningHaMaster { status })
 }
 
-/// The store that masters decide with. Its connections belong to `runtime`.
+/// Creates the coordinator. Its connections belong to `runtime`.
 async fn coordinator(
     backend: HaBackend,
-    times: ElectionTimings,
+    timings: ElectionTimings,
     runtime: &Runtime,
-    shown: &Arc<HaNodeStatus>,
+    status: &Arc<HaNodeStatus>,
     supervisor: &Supervisor,
 ) -> Result<Arc<dyn HaCoordinator>, CoordinationError> {
     let (lease, pod) = match backend {
@@ -168,7 +167,7 @@ async fn coordinator(
                 &endpoints,
                 &cluster,
                 tls.as_ref(),
-                times.response_timeout() / 2,
+                timings.response_timeout() / 2,
             )?));
         }
         HaBackend::Kubernetes { lease, pod } => (lease, pod),
@@ -176,28 +175,22 @@ async fn coordinator(
     let config = lease_coordinator::config().await?;
     if let Some(pod) = pod {
         let label = PodLabeler::new(config.clone(), &pod)?;
-        supervisor.spawn_essential("pod label", label.run(Arc::clone(shown), supervisor.token()));
+        supervisor.spawn_essential("pod label", label.run(Arc::clone(status), supervisor.token()));
     }
-    let _on = runtime.enter();
-    Ok(Arc::new(LeaseCoordinator::new(config, &lease, times.lease)?))
+    let _runtime = runtime.enter();
+    Ok(Arc::new(LeaseCoordinator::new(config, &lease, timings.lease)?))
 }
 
-fn persistence_schedule(data: &DataDirOptions) -> PersistenceSchedule {
-    PersistenceSchedule { snapshot_every: data.snapshot_every, ..PersistenceSchedule::default() }
-}
-
-/// The state that was kept.
+/// Opens the data folder and restores the state.
 fn open(
     data: &DataDirOptions,
     settings: &MasterCoreOptions,
 ) -> Result<(MemberFolder, MasterState), MemberFolderError> {
     let log =
         OplogOptions { flush_always: data.flush_always, file_bytes: LOG_FILE, ..OplogOptions::default() };
-    let (begun, pace) = (Instant::now(), persistence_schedule(data));
-    let (disk, state, restored) = MemberFolder::open(
-        MemberFolderOptions { folder: data.folder.clone(), log, schedule: pace },
-        settings,
-    )?;
-    tracing::info!(folder = %data.folder.display(), last = state.last_record, took = ?begun.elapsed(), "the state: {restored}");
+    let (started, schedule) = (Instant::now(), data.schedule());
+    let (disk, state, restored) =
+        MemberFolder::open(MemberFolderOptions { folder: data.folder.clone(), log, schedule }, settings)?;
+    tracing::info!(folder = %data.folder.display(), last_record = state.last_record, elapsed = ?started.elapsed(), "state restored: {restored}");
     Ok((disk, state))
 }

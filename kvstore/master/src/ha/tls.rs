@@ -1,4 +1,4 @@
-//! TLS towards etcd and between masters.
+//! TLS for etcd and between masters.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,50 +13,43 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::link::ReplicationError;
 
-/// PEM files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
-    /// The certificates of the authorities that sign the other side's.
+    /// CA certificates that the peer's certificate is verified against.
     pub ca: PathBuf,
-    /// The certificate that this side shows, with those between it and the authority, and its key.
+    /// This side's certificate chain and private key.
     pub identity: Option<(PathBuf, PathBuf)>,
-    /// The name that the other side's certificate has; `None`: the host that is connected to.
+    /// Host name that the peer's certificate is verified for; `None`: the host of the address.
     pub server_name: Option<String>,
 }
 
-/// Files that TLS cannot be had with.
 #[derive(Debug, thiserror::Error)]
 pub enum HaTlsError {
-    /// A file cannot be read.
+    /// A file cannot be read or parsed.
     #[error("{path}: {problem}")]
-    File {
-        /// The file.
-        path: PathBuf,
-        /// Why not.
-        problem: pem::Error,
-    },
-    /// A file without a certificate.
-    #[error("{0}: there is no certificate in it")]
+    File { path: PathBuf, problem: pem::Error },
+    /// The file contains no certificate.
+    #[error("{0}: no certificate in this file")]
     Empty(PathBuf),
-    /// The other side could not be asked who it is.
+    /// The verifier for client certificates cannot be built.
     #[error(transparent)]
     Verifier(#[from] VerifierBuilderError),
-    /// Certificates or a key that cannot be used.
+    /// Rustls rejected a certificate or a key.
     #[error(transparent)]
     Rustls(#[from] rustls::Error),
-    /// What cannot stand in a certificate.
-    #[error("`{0}` is no name of a host")]
+    /// The host is not valid in a certificate.
+    #[error("`{0}` is not a valid host name")]
     Host(String),
-    /// This side has nothing to show.
-    #[error("a certificate of its own is missing")]
+    /// A certificate of this side is required.
+    #[error("no certificate is configured for this master")]
     NoIdentity,
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, HaTlsError> {
-    let wrong = |problem| HaTlsError::File { path: path.to_owned(), problem };
-    let found = CertificateDer::pem_file_iter(path).map_err(wrong)?;
-    let found = found.collect::<Result<Vec<_>, _>>().map_err(wrong)?;
-    if found.is_empty() { Err(HaTlsError::Empty(path.to_owned())) } else { Ok(found) }
+    let file_error = |problem| HaTlsError::File { path: path.to_owned(), problem };
+    let certificates = CertificateDer::pem_file_iter(path).map_err(file_error)?;
+    let certificates = certificates.collect::<Result<Vec<_>, _>>().map_err(file_error)?;
+    if certificates.is_empty() { Err(HaTlsError::Empty(path.to_owned())) } else { Ok(certificates) }
 }
 
 fn key(path: &Path) -> Result<PrivateKeyDer<'static>, HaTlsError> {
@@ -72,7 +65,7 @@ impl TlsFiles {
         Ok(Arc::new(roots))
     }
 
-    /// For the side that connects.
+    /// TLS configuration for outgoing connections.
     ///
     /// # Errors
     /// [`HaTlsError`].
@@ -85,7 +78,7 @@ impl TlsFiles {
         })
     }
 
-    /// For the side that is connected to. The other side has to show a certificate, too.
+    /// TLS configuration for incoming connections. The peer must present a certificate, too.
     ///
     /// # Errors
     /// [`HaTlsError`].
@@ -99,7 +92,7 @@ impl TlsFiles {
     }
 }
 
-/// For connecting where TLS may be had or not. Without files nobody is trusted.
+/// Client configuration with optional TLS files. Without them no certificate is trusted.
 pub(super) fn client(files: Option<&TlsFiles>) -> Result<ClientConfig, HaTlsError> {
     match files {
         Some(files) => files.client(),
@@ -111,8 +104,8 @@ pub(super) fn client(files: Option<&TlsFiles>) -> Result<ClientConfig, HaTlsErro
     }
 }
 
-/// Secures a connection to the other master at `address`, which is `HOST:PORT`. Files are read for every connection, so that
-/// certificates can be replaced while masters run.
+/// Opens a TLS session to the master at `address` (`HOST:PORT`). The files are read for every connection, so that certificates can be
+/// rotated at run time.
 pub(super) async fn connect(
     files: &TlsFiles,
     address: &str,
@@ -125,7 +118,7 @@ pub(super) async fn connect(
     Ok(TlsConnector::from(Arc::new(files.client()?)).connect(name, stream).await?)
 }
 
-/// Secures the connection of another master.
+/// Accepts a TLS session from another master.
 pub(super) async fn accept(
     files: &TlsFiles,
     stream: TcpStream,
@@ -147,7 +140,7 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// An authority of its own, and the files of one whom it has signed for these hosts.
+    /// Files of a new CA and of a certificate that it signed for these hosts.
     fn signed(folder: &TempDir, who: &str, hosts: &[&str]) -> TlsFiles {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -164,60 +157,61 @@ mod tests {
         TlsFiles { ca: file("ca", issuer.pem()), identity: Some(own), server_name: None }
     }
 
-    /// Whether two that have these files talk, the leader at this name of loopback.
-    async fn talk(follower: &TlsFiles, leader: &TlsFiles, host: &str) -> bool {
+    /// Whether a follower and a leader with these files exchange data; the leader's address has this host name.
+    async fn can_exchange(follower: &TlsFiles, leader: &TlsFiles, host: &str) -> bool {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = format!("{host}:{}", listener.local_addr().unwrap().port());
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        let leads = async {
+        let leader_side = async {
             let (stream, _) = listener.accept().await.unwrap();
-            let mut secured = accept(leader, stream).await?;
-            let byte = secured.read_u8().await?;
-            secured.write_u8(byte + 1).await?;
-            secured.flush().await?;
+            let mut tls_stream = accept(leader, stream).await?;
+            let byte = tls_stream.read_u8().await?;
+            tls_stream.write_u8(byte + 1).await?;
+            tls_stream.flush().await?;
             Ok::<_, ReplicationError>(())
         };
-        let follows = async {
-            let mut secured = connect(follower, &address, stream).await?;
-            secured.write_u8(6).await?;
-            secured.flush().await?;
-            Ok::<_, ReplicationError>(secured.read_u8().await?)
+        let follower_side = async {
+            let mut tls_stream = connect(follower, &address, stream).await?;
+            tls_stream.write_u8(6).await?;
+            tls_stream.flush().await?;
+            Ok::<_, ReplicationError>(tls_stream.read_u8().await?)
         };
-        // A follower learns only when it reads that the leader does not want it.
-        let (led, followed) = timeout(LIMIT, async { tokio::join!(leads, follows) }).await.unwrap();
+        // The follower detects a rejected certificate only when it reads.
+        let (led, followed) =
+            timeout(LIMIT, async { tokio::join!(leader_side, follower_side) }).await.unwrap();
         led.is_ok() && followed.is_ok_and(|byte| byte == 7)
     }
 
     #[tokio::test]
-    async fn masters_talk_only_to_those_whom_they_know() {
+    async fn masters_accept_only_certificates_of_their_ca() {
         let folder = TempDir::new().unwrap();
-        let known = signed(&folder, "known", &["127.0.0.1", "master-0"]);
-        assert!(talk(&known, &known, "127.0.0.1").await);
-        assert!(talk(&known, &known, "master-0").await);
-        assert!(!talk(&known, &known, "master-1").await, "a certificate of another host");
-        let named = TlsFiles { server_name: Some("master-0".to_owned()), ..known.clone() };
-        assert!(talk(&named, &known, "master-1").await, "the settings' name");
-        let nobody = TlsFiles { identity: None, ..known.clone() };
-        assert!(!talk(&nobody, &known, "127.0.0.1").await, "a follower without a certificate");
+        let trusted = signed(&folder, "trusted", &["127.0.0.1", "master-0"]);
+        assert!(can_exchange(&trusted, &trusted, "127.0.0.1").await);
+        assert!(can_exchange(&trusted, &trusted, "master-0").await);
+        assert!(!can_exchange(&trusted, &trusted, "master-1").await, "a certificate of another host");
+        let named = TlsFiles { server_name: Some("master-0".to_owned()), ..trusted.clone() };
+        assert!(can_exchange(&named, &trusted, "master-1").await, "the configured server name");
+        let anonymous = TlsFiles { identity: None, ..trusted.clone() };
+        assert!(!can_exchange(&anonymous, &trusted, "127.0.0.1").await, "a follower without a certificate");
         let foreign = signed(&folder, "foreign", &["127.0.0.1"]);
-        let pretends = TlsFiles { identity: foreign.identity.clone(), ..known.clone() };
-        assert!(!talk(&pretends, &known, "127.0.0.1").await, "a follower of another authority");
-        assert!(!talk(&known, &pretends, "127.0.0.1").await, "a leader of another authority");
+        let impostor = TlsFiles { identity: foreign.identity.clone(), ..trusted.clone() };
+        assert!(!can_exchange(&impostor, &trusted, "127.0.0.1").await, "a follower of another authority");
+        assert!(!can_exchange(&trusted, &impostor, "127.0.0.1").await, "a leader of another authority");
     }
 
     #[tokio::test]
-    async fn who_does_not_speak_tls_is_not_heard() {
+    async fn plaintext_connections_are_rejected() {
         let folder = TempDir::new().unwrap();
-        let known = signed(&folder, "known", &["127.0.0.1"]);
+        let trusted = signed(&folder, "trusted", &["127.0.0.1"]);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut plain = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
         plain.write_all(b"a frame of replication").await.unwrap();
-        assert!(timeout(LIMIT, accept(&known, stream)).await.unwrap().is_err());
+        assert!(timeout(LIMIT, accept(&trusted, stream)).await.unwrap().is_err());
     }
 
     #[test]
-    fn files_that_cannot_be_used_are_named() {
+    fn errors_name_the_unusable_file() {
         let folder = TempDir::new().unwrap();
         let good = signed(&folder, "good", &["127.0.0.1"]);
         assert!(good.client().is_ok() && good.server().is_ok());
@@ -226,7 +220,7 @@ mod tests {
         let missing = TlsFiles { ca: folder.path().join("missing.pem"), identity: None, server_name: None };
         assert!(missing.client().unwrap_err().to_string().contains("missing.pem"));
         let empty = TlsFiles { ca: empty, identity: None, server_name: None };
-        assert!(empty.client().unwrap_err().to_string().contains("there is no certificate in it"));
+        assert!(empty.client().unwrap_err().to_string().contains("no certificate in this file"));
         assert!(TlsFiles { identity: None, ..good.clone() }.server().is_err());
         let (cert, _) = good.identity.clone().unwrap();
         let other = signed(&folder, "other", &["127.0.0.1"]).identity.unwrap().1;

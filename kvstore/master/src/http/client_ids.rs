@@ -1,15 +1,15 @@
-//! Client ids as the admin API publishes them.
+//! Client ids as published by the admin API.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::LazyLock;
 
 use mooncake_wire::types::Uuid;
 
-/// Each process has its own key.
+/// Hash key, random for each process.
 static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
-/// The published id of a client: the same for the same client while this process runs, and of no use in a call. With a client's own id,
-/// which the protocol takes for a proof of who calls, anybody could unmount its segments.
+/// The published id of a client: stable while this process runs, and not usable in calls. The protocol takes a client's own id as proof
+/// of its identity: any reader of the admin API could unmount its segments.
 pub(super) fn published(client: Uuid) -> Uuid {
     let half = |number: u8| KEY.hash_one((client.first, client.second, number));
     Uuid { first: half(0), second: half(1) }
@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_client_is_recognised_and_its_id_is_not_published() {
+    fn published_ids_are_stable_unique_and_not_the_client_ids() {
         let ids = [(1, 2), (2, 1), (1, 3)].map(|(first, second)| Uuid { first, second });
         for (number, id) in ids.into_iter().enumerate() {
             assert_eq!(published(id), published(id));

@@ -1,4 +1,4 @@
-//! Jobs that empty segments.
+//! Admin requests for drain jobs, which move all objects out of segments.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::{QueryString, SharedAdminContext, change, response};
 
-/// The body of a request for a job. Without segments it is well-formed and means nothing.
+/// Body of a request for a drain job. An absent member has its default; Mooncake then rejects the job.
 #[derive(Deserialize)]
 #[serde(default)]
 #[derive(Default)]
@@ -32,12 +32,12 @@ fn changed(job_id: Uuid, status: JobStatus) -> Response {
 
 pub(super) async fn create(State(admin): SharedAdminContext, body: Bytes) -> Response {
     let DrainJobRequest { segments, target_segments, max_concurrency } = match serde_json::from_slice(&body) {
-        Ok(wanted) => wanted,
+        Ok(parsed) => parsed,
         Err(error) => return response::invalid(format!("Invalid JSON body: {error}")),
     };
-    let wanted = CreateDrainJobRequest { segments, target_segments, max_concurrency };
+    let parsed = CreateDrainJobRequest { segments, target_segments, max_concurrency };
     let created = change(&admin.server, move |server, now_ms, recorder| {
-        server.master.create_drain_job(now_ms, &wanted, recorder)
+        server.master.create_drain_job(now_ms, &parsed, recorder)
     });
     match created.await.flatten() {
         Ok(id) => changed(id, JobStatus::CREATED),

@@ -1,4 +1,4 @@
-//! What Mooncake's admin server does not tell.
+//! Admin requests that Mooncake's admin server does not have.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ struct PeekKeyResult<'a> {
     ok: bool,
     error: Option<&'static str>,
     replicas: Vec<AdminBufferDescriptor<'a>>,
-    /// Only there if it is on a disk.
+    /// Omitted if the object is on no disk.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     disks: Vec<LocalDiskObject>,
 }
@@ -26,11 +26,11 @@ struct PeekKeyResult<'a> {
 struct PeekResponse<'a> {
     success: bool,
     data: BTreeMap<&'a str, PeekKeyResult<'a>>,
-    /// Segments whose node is not heard of: their replicas are left out, and an object that has no others is not found.
+    /// Segments whose node is silent: their replicas are omitted, and an object without other replicas is not found.
     silent_segments: Vec<String>,
 }
 
-/// Where objects are, of any tenant. Nothing is leased.
+/// Locations of objects of any tenant, without granting a lease.
 pub(super) async fn peek(State(admin): SharedAdminContext, query: QueryString) -> Response {
     let Some(keys) = query.decoded("keys") else {
         return response::invalid("No keys provided. Use ?keys=key1,key2,...");
@@ -38,7 +38,7 @@ pub(super) async fn peek(State(admin): SharedAdminContext, query: QueryString) -
     peek_keys(&admin, &query, &keys.split(',').collect::<Vec<_>>())
 }
 
-/// The same for more keys than fit into a path: a line of the body each, as they are.
+/// [`peek`] for more keys than fit into a URL: one key per line of the body, not percent-encoded.
 pub(super) async fn peek_lines(
     State(admin): SharedAdminContext,
     query: QueryString,
@@ -50,10 +50,10 @@ pub(super) async fn peek_lines(
 fn peek_keys(admin: &AdminContext, query: &QueryString, keys: &[&str]) -> Response {
     let tenant = query.decoded("tenant_id").unwrap_or(Cow::Borrowed(DEFAULT_TENANT));
     let master = &admin.server.master;
-    let found = master.peek(&tenant, keys);
+    let results = master.peek(&tenant, keys);
     let mut data = BTreeMap::new();
-    for (key, found) in keys.iter().zip(&found) {
-        let peeked = match found {
+    for (key, result) in keys.iter().zip(&results) {
+        let peeked = match result {
             Ok(replicas) => {
                 let (disks, replicas) = (on_disks(replicas), in_memory(replicas));
                 PeekKeyResult { ok: true, error: None, replicas, disks }
@@ -65,25 +65,30 @@ fn peek_keys(admin: &AdminContext, query: &QueryString, keys: &[&str]) -> Respon
         data.insert(*key, peeked);
     }
     let segments = master.segments_detail().segments;
-    let silent = segments.into_iter().filter(|it| master.is_silent(it.segment_id));
-    let silent_segments = silent.map(|it| it.segment_name).collect();
+    let silent = segments.into_iter().filter(|segment| master.is_silent(segment.segment_id));
+    let silent_segments = silent.map(|segment| segment.segment_name).collect();
     response::ok(&PeekResponse { success: true, data, silent_segments })
 }
 
 #[derive(Serialize)]
 struct PrefixUsage {
-    /// The beginning of the keys up to the first separator; empty for keys without one, null for all that are not told apart.
+    /// Key prefix up to the first separator; empty for keys without one, null for the sum of all keys without their own entry.
     prefix: Option<Box<str>>,
     keys: u64,
     bytes: u64,
     hits: u64,
 }
 
-/// Keys, bytes and reads by the beginnings of keys.
+/// Keys, bytes and reads by key prefix.
 pub(super) async fn prefixes(State(admin): SharedAdminContext) -> Response {
     let statistics = admin.server.master.prefix_statistics().into_iter();
     let prefixes: Vec<PrefixUsage> = statistics
-        .map(|it| PrefixUsage { prefix: it.prefix, keys: it.keys, bytes: it.bytes, hits: it.hits })
+        .map(|usage| PrefixUsage {
+            prefix: usage.prefix,
+            keys: usage.keys,
+            bytes: usage.bytes,
+            hits: usage.hits,
+        })
         .collect();
     response::data(prefixes)
 }

@@ -1,7 +1,7 @@
-//! The admin server: what operators, dashboards and gateways ask a master over HTTP.
+//! The admin server: state and operations of a master over HTTP, for operators, dashboards and gateways.
 //!
-//! Paths, members and codes are those of Mooncake's own admin server, and what it lacks is under `/api/v1/`: see
-//! `docs/master.md`. There is no authentication, as there is none in Mooncake, unless `--store_tls_cert` is set.
+//! Paths, members and codes are those of Mooncake's admin server; extensions are under `/api/v1/`: see `docs/master.md`. There is no
+//! authentication, as in Mooncake, unless `--store_tls_cert` is set.
 
 mod chunked_body;
 mod client_ids;
@@ -29,72 +29,71 @@ use mooncake_wire::ErrorCode;
 use parking_lot::Mutex;
 
 use crate::events::KvEventPublisher;
-use crate::journal::FactRecorder;
 use crate::observer::FactObserver;
 use crate::quotas::QuotaFile;
+use crate::recorder::FactRecorder;
 use crate::server::MasterServer;
 use crate::summary::MetricsSummary;
 
 pub(crate) use query::QueryString;
 pub(crate) use response::not_found;
 
-/// Longest request body that the admin server reads, in bytes: a list of segment names.
+/// Maximum request body in bytes: a list of keys or segment names.
 const MAX_BODY: usize = 4 << 20;
 
-/// What the admin server shows.
+/// Everything that the admin server reports on.
 #[derive(Debug)]
 pub struct AdminContext {
-    /// The master.
     pub server: Arc<MasterServer>,
-    /// What was seen of its facts.
+    /// Statistics from the observed changes.
     pub observer: Arc<FactObserver>,
-    /// Its KV events, if it publishes any.
+    /// KV event publisher, if events are enabled.
     pub events: Option<Arc<KvEventPublisher>>,
-    /// Where tenants' quotas are kept, if they are.
+    /// File with the tenants' quotas.
     pub quotas: Option<QuotaFile>,
-    /// Makes the line of figures: its rates are those since it was last asked for over HTTP.
+    /// Generates the summary line: its rates cover the time since the last request for it over HTTP.
     pub summary: Mutex<MetricsSummary>,
 }
 
 type SharedAdminContext = State<Arc<AdminContext>>;
 
-/// The admin server's paths.
+/// Routes of the admin server.
 pub fn admin_router(admin: Arc<AdminContext>) -> Router {
-    let only = |route: MethodRouter<Arc<AdminContext>>| route.fallback(response::no_such_path);
-    let always = Router::new()
-        .route("/health", only(get(status::health)))
-        .route("/role", only(get(status::role)))
-        .route("/ha_status", only(get(status::ha_status)))
-        .route("/leader", only(get(status::leader)))
-        .route("/metrics", only(get(status::metrics)))
-        .route("/metrics/summary", only(get(status::summary)))
-        .route("/kv_events/status", only(get(status::kv_events)));
+    let with_404 = |route: MethodRouter<Arc<AdminContext>>| route.fallback(response::no_such_path);
+    let status_routes = Router::new()
+        .route("/health", with_404(get(status::health)))
+        .route("/role", with_404(get(status::role)))
+        .route("/ha_status", with_404(get(status::ha_status)))
+        .route("/leader", with_404(get(status::leader)))
+        .route("/metrics", with_404(get(status::metrics)))
+        .route("/metrics/summary", with_404(get(status::summary)))
+        .route("/kv_events/status", with_404(get(status::kv_events)));
     let quotas = get(tenants::get).put(tenants::put).delete(tenants::delete);
-    let data = Router::new()
-        .route("/query_key", only(get(objects::query_key)))
-        .route("/batch_query_keys", only(get(objects::batch_query_keys)))
-        .route("/get_all_keys", only(get(objects::all_keys)))
-        .route("/get_all_segments", only(get(segments::names)))
-        .route("/get_segments_detail", only(get(segments::detail)))
-        .route("/query_segment", only(get(segments::usage)))
-        .route("/api/v1/segments/status", only(get(segments::status)))
-        .route("/api/v1/drain_jobs", only(post(drain::create)))
-        .route("/api/v1/drain_jobs/query", only(get(drain::query)))
-        .route("/api/v1/drain_jobs/cancel", only(post(drain::cancel)))
-        .route("/api/v1/tenant_quotas", only(quotas))
-        .route("/api/v1/remove_all", only(post(objects::remove_all)))
-        .route("/api/v1/peek", only(get(inspect::peek).post(inspect::peek_lines)))
-        .route("/api/v1/prefixes", only(get(inspect::prefixes)))
-        .route("/api/v1/snapshot", only(get(snapshot::get)))
+    let data_routes = Router::new()
+        .route("/query_key", with_404(get(objects::query_key)))
+        .route("/batch_query_keys", with_404(get(objects::batch_query_keys)))
+        .route("/get_all_keys", with_404(get(objects::all_keys)))
+        .route("/get_all_segments", with_404(get(segments::names)))
+        .route("/get_segments_detail", with_404(get(segments::detail)))
+        .route("/query_segment", with_404(get(segments::usage)))
+        .route("/api/v1/segments/status", with_404(get(segments::status)))
+        .route("/api/v1/drain_jobs", with_404(post(drain::create)))
+        .route("/api/v1/drain_jobs/query", with_404(get(drain::query)))
+        .route("/api/v1/drain_jobs/cancel", with_404(post(drain::cancel)))
+        .route("/api/v1/tenant_quotas", with_404(quotas))
+        .route("/api/v1/remove_all", with_404(post(objects::remove_all)))
+        .route("/api/v1/peek", with_404(get(inspect::peek).post(inspect::peek_lines)))
+        .route("/api/v1/prefixes", with_404(get(inspect::prefixes)))
+        .route("/api/v1/snapshot", with_404(get(snapshot::get)))
         .route_layer(from_fn_with_state(Arc::clone(&admin), require_serving));
-    always
-        .merge(data)
+    status_routes
+        .merge(data_routes)
         .fallback(response::no_such_path)
         .layer(axum::extract::DefaultBodyLimit::max(MAX_BODY))
         .with_state(admin)
 }
 
-/// Only a master that decides may say how things are.
+/// Rejects requests for data unless this master is the serving leader.
 async fn require_serving(State(admin): SharedAdminContext, request: Request, next: Next) -> Response {
     if admin.server.leadership.load().is_serving() {
         next.run(request).await
@@ -103,32 +102,32 @@ async fn require_serving(State(admin): SharedAdminContext, request: Request, nex
     }
 }
 
-/// Changes the state and waits until the change is kept. Neither holds up other requests.
+/// Applies a change and waits until it is durable, without blocking other requests.
 ///
 /// # Errors
-/// `PERSISTENT_FAIL` if changes cannot be kept now, or if it was made, but may not survive.
+/// `PERSISTENT_FAIL` if changes cannot be persisted now, or if the change was applied but may be lost.
 async fn change<R: Send + 'static>(
     server: &Arc<MasterServer>,
-    work: impl FnOnce(&MasterServer, u64, &mut FactRecorder) -> R + Send + 'static,
+    apply: impl FnOnce(&MasterServer, u64, &mut FactRecorder) -> R + Send + 'static,
 ) -> Result<R, ErrorCode> {
     if !server.journal.may_write() {
         server.counters.add_refused_writes(1);
         return Err(ErrorCode::PERSISTENT_FAIL);
     }
     let server = Arc::clone(server);
-    let changed = tokio::task::spawn_blocking(move || {
+    let outcome = tokio::task::spawn_blocking(move || {
         let mut recorder = server.recorder();
-        let result = work(&server, server.clock.now_ms(), &mut recorder);
+        let result = apply(&server, server.clock.now_ms(), &mut recorder);
         recorder.commit().map(|()| result)
     });
-    match changed.await {
+    match outcome.await {
         Ok(Ok(result)) => Ok(result),
         Ok(Err(error)) => {
-            tracing::error!(%error, "the journal cannot be written");
+            tracing::error!(%error, "cannot write the journal");
             Err(ErrorCode::PERSISTENT_FAIL)
         }
         Err(error) => {
-            tracing::error!(%error, "a change was broken off");
+            tracing::error!(%error, "the task of a change failed");
             Err(ErrorCode::INTERNAL_ERROR)
         }
     }

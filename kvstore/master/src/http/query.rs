@@ -1,4 +1,4 @@
-//! The part of a path after the question mark.
+//! The query string of a URL.
 
 use std::borrow::Cow;
 use std::convert::Infallible;
@@ -7,7 +7,7 @@ use axum::extract::FromRequestParts;
 use http::request::Parts;
 use percent_encoding::percent_decode_str;
 
-/// `a=1&b=2`, as it came. Of members of the same name the first counts.
+/// `a=1&b=2`, not decoded. Of several members with the same name the first one is used.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct QueryString(String);
 
@@ -20,13 +20,13 @@ impl<S: Sync> FromRequestParts<S> for QueryString {
 }
 
 impl QueryString {
-    /// A member as it came: Mooncake does not decode some of them.
+    /// A member without percent-decoding: Mooncake does not decode some of them.
     pub(crate) fn raw(&self, name: &str) -> Option<&str> {
         let pairs = self.0.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
-        pairs.into_iter().find(|(known, _)| *known == name).map(|(_, value)| value)
+        pairs.into_iter().find(|(candidate, _)| *candidate == name).map(|(_, value)| value)
     }
 
-    /// A member as it was meant. Bytes that are not UTF-8 are replaced. An empty one is none.
+    /// A percent-decoded member. Invalid UTF-8 is replaced. An empty value is `None`.
     pub(crate) fn decoded(&self, name: &str) -> Option<Cow<'_, str>> {
         let value = self.raw(name).filter(|value| !value.is_empty())?;
         Some(percent_decode_str(value).decode_utf8_lossy())
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_of_a_name_counts() {
+    fn the_first_member_of_a_name_is_used() {
         let query = QueryString("a=1&key=x%2Fy%2C2&key=z&empty=&bare".to_owned());
         assert_eq!((query.raw("key"), query.decoded("key").as_deref()), (Some("x%2Fy%2C2"), Some("x/y,2")));
         assert_eq!((query.raw("empty"), query.decoded("empty")), (Some(""), None));

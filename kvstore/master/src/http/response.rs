@@ -1,4 +1,4 @@
-//! Answers as Mooncake's admin server gives them.
+//! Responses in the format of Mooncake's admin server.
 
 use std::io;
 
@@ -12,11 +12,11 @@ use serde::Serialize;
 use serde_json::ser::{CompactFormatter, Formatter, Serializer};
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json; charset=utf-8");
-/// Mooncake gives all of its text the type of Prometheus' text.
+/// Mooncake serves all text with the content type of Prometheus' text format.
 const TEXT: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4");
 const PLAIN_TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
 
-/// JSON in which fractions have an exponent, as Mooncake writes them: `3.1E-1`, `0E0`.
+/// JSON whose floating-point numbers have an exponent, as in Mooncake: `3.1E-1`, `0E0`.
 struct ExponentFormatter;
 
 impl Formatter for ExponentFormatter {
@@ -34,40 +34,39 @@ fn response(status: StatusCode, content_type: Option<HeaderValue>, body: impl In
     response
 }
 
-/// JSON.
 pub(super) fn json(status: StatusCode, value: &impl Serialize) -> Response {
     let mut body = Vec::new();
     match value.serialize(&mut Serializer::with_formatter(&mut body, ExponentFormatter)) {
         Ok(()) => response(status, Some(JSON), body),
         Err(error) => {
-            tracing::error!(%error, "an answer cannot be written as JSON");
+            tracing::error!(%error, "cannot serialize a response");
             response(StatusCode::INTERNAL_SERVER_ERROR, None, Body::empty())
         }
     }
 }
 
-/// JSON for who asked well.
+/// A JSON response with status 200.
 pub(super) fn ok(value: &impl Serialize) -> Response {
     json(StatusCode::OK, value)
 }
 
-/// `{"success":true,"data":…}`.
+/// `{"success":true,"data":…}`, with status 200.
 pub(super) fn data(data: impl Serialize) -> Response {
     ok(&AdminSuccess { success: true, data })
 }
 
-/// What is wrong, in Mooncake's word for it.
+/// An error response with the name of Mooncake's error code.
 pub(super) fn failed(code: ErrorCode) -> Response {
     refused(status_of(code), code)
 }
 
-/// [`failed`] with another status.
+/// [`failed`] with another HTTP status.
 pub(super) fn refused(status: StatusCode, code: ErrorCode) -> Response {
     let error_message = code.name().map_or_else(|| code.to_string(), str::to_owned);
     json(status, &AdminFailure { success: false, error_code: code, error_message })
 }
 
-/// A request that cannot be meant.
+/// A response with status 400.
 pub(super) fn invalid(message: impl Into<String>) -> Response {
     let failure =
         AdminFailure { success: false, error_code: ErrorCode::INVALID_PARAMS, error_message: message.into() };
@@ -88,22 +87,22 @@ fn status_of(code: ErrorCode) -> StatusCode {
     }
 }
 
-/// Lines of text, whole or as a stream.
+/// A text response, complete or streamed.
 pub(super) fn text(status: StatusCode, body: impl Into<Body>) -> Response {
     response(status, Some(TEXT), body)
 }
 
-/// A single word.
+/// A single word with a UTF-8 content type.
 pub(super) fn plain_text(word: &'static str) -> Response {
     response(StatusCode::OK, Some(PLAIN_TEXT), word)
 }
 
-/// JSON, one value a line.
+/// JSON lines: one value per line.
 pub(super) fn json_lines(body: Body) -> Response {
     response(StatusCode::OK, Some(HeaderValue::from_static("application/x-ndjson")), body)
 }
 
-/// What Mooncake says to a wrong path and to a wrong method.
+/// Mooncake's response to an unknown path or method.
 pub(crate) fn not_found() -> Response {
     response(StatusCode::NOT_FOUND, None, "404 Not Found")
 }

@@ -1,4 +1,4 @@
-//! Segments.
+//! Admin requests for segments.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -10,10 +10,10 @@ use super::{QueryString, SharedAdminContext, client_ids, response};
 
 pub(super) async fn names(State(admin): SharedAdminContext) -> Response {
     let detail = admin.server.master.segments_detail();
-    let mut seen = std::collections::HashSet::new();
+    let mut names = std::collections::HashSet::new();
     let mut lines = String::new();
-    for name in detail.segments.iter().map(|it| it.segment_name.as_str()) {
-        if seen.insert(name) {
+    for name in detail.segments.iter().map(|segment| segment.segment_name.as_str()) {
+        if names.insert(name) {
             lines.push_str(name);
             lines.push('\n');
         }
@@ -29,12 +29,12 @@ pub(super) async fn detail(State(admin): SharedAdminContext) -> Response {
     response::ok(&detail)
 }
 
-/// The name is taken as it came.
+/// The name is not percent-decoded, as in Mooncake.
 pub(super) async fn usage(State(admin): SharedAdminContext, query: QueryString) -> Response {
     let name = query.raw("segment").unwrap_or_default();
     match admin.server.master.segment_usage(name) {
-        Ok(fill) => {
-            let (used, capacity) = (fill.used, fill.capacity);
+        Ok(space) => {
+            let (used, capacity) = (space.used, space.capacity);
             let lines = format!("{name}\nUsed(bytes): {used}\nCapacity(bytes) : {capacity}\n");
             response::text(StatusCode::OK, lines)
         }

@@ -1,4 +1,4 @@
-//! All objects, a line of JSON each, in a way that fits the KV events.
+//! `/api/v1/snapshot`: all objects as JSON lines, consistent with the KV events.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,31 +12,31 @@ use serde::Serialize;
 use super::chunked_body::{ChunkedBody, body};
 use super::{AdminContext, SharedAdminContext, client_ids, response};
 
-/// Objects that are looked at under one lock.
+/// Objects that are read under one lock.
 const OBJECTS_PER_LOCK: u32 = 512;
 
-/// A line.
+/// One line of the snapshot.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum SnapshotLine<'a> {
-    /// The first: what is told here contains all events up to `event`, and all messages up to `sequence`. It may contain later ones too,
-    /// which do no harm when they are applied again. Both are null if no events are published.
+    /// The first line: the snapshot contains all events up to `event`, and all messages up to `sequence`. It may contain later ones, which
+    /// can be applied twice. Both are null if KV events are disabled.
     Begin { sequence: Option<u64>, event: Option<u64> },
-    /// A segment, before the first object that it has.
+    /// A segment, before the first object in it.
     Segment { segment_id: Uuid, segment_name: &'a str, client_id: Uuid, live: bool },
-    /// An object that has been written.
+    /// A completely written object.
     Object {
         tenant: &'a str,
         key: &'a str,
         size: u64,
         segments: Vec<&'a str>,
-        /// The client that has it on its disk.
+        /// The client that has the object on its disk.
         #[serde(skip_serializing_if = "Option::is_none")]
         disk: Option<Uuid>,
         #[serde(skip_serializing_if = "Option::is_none")]
         group: Option<&'a str>,
     },
-    /// The last one: nothing is missing.
+    /// The last line, which proves that the snapshot is complete.
     End { objects: u64 },
 }
 
@@ -49,13 +49,13 @@ struct ObjectSnapshotBody {
 }
 
 fn line(line: &SnapshotLine<'_>, out: &mut Vec<u8>) {
-    // Writing to memory does not fail, and nothing here is a map.
+    // Writing to memory does not fail, and serialization of these types does not either.
     if serde_json::to_writer(&mut *out, line).is_ok() {
         out.push(b'\n');
     }
 }
 
-/// The objects of one step, taken while their shard is locked.
+/// The objects of one step, collected while their shard is locked.
 #[derive(Default)]
 struct ObjectFactCollector(Vec<StateChange<'static>>);
 
@@ -71,7 +71,7 @@ impl ChunkedBody for ObjectSnapshotBody {
     fn next(&mut self, out: &mut Vec<u8>) -> bool {
         if !std::mem::replace(&mut self.is_started, true) {
             let events = self.admin.events.as_ref();
-            // The message's number first: events that it contains must not be younger than the event's number says.
+            // The message number is read first: its message must not contain events later than the event number.
             let sequence = events.map(|events| events.sequence());
             let event = events.map(|events| events.last_event());
             line(&SnapshotLine::Begin { sequence, event }, out);
@@ -85,12 +85,12 @@ impl ChunkedBody for ObjectSnapshotBody {
         for fact in &objects.0 {
             let StateChange::ObjectStored { object, .. } = fact else { continue };
             self.append_new_segments(&object.locations, out);
-            let segments = object.locations.iter().filter_map(|it| self.names.get(&it.segment));
+            let segments = object.locations.iter().filter_map(|location| self.names.get(&location.segment));
             self.objects += 1;
             let segments = segments.map(String::as_str).collect();
             let (tenant, key) = (&*object.tenant, &*object.key);
             let (disk, group) = (
-                object.disk_copy.as_ref().map(|it| client_ids::published(it.client)),
+                object.disk_copy.as_ref().map(|copy| client_ids::published(copy.client)),
                 object.group.as_deref(),
             );
             line(&SnapshotLine::Object { tenant, key, size: object.size, segments, disk, group }, out);
@@ -100,29 +100,32 @@ impl ChunkedBody for ObjectSnapshotBody {
 }
 
 impl ObjectSnapshotBody {
-    /// Tells segments that have not been told yet.
-    fn append_new_segments(&mut self, places: &[ReplicaLocation], out: &mut Vec<u8>) {
-        if places.iter().all(|place| self.names.contains_key(&place.segment)) {
+    /// Appends lines for segments that occur for the first time.
+    fn append_new_segments(&mut self, locations: &[ReplicaLocation], out: &mut Vec<u8>) {
+        if locations.iter().all(|location| self.names.contains_key(&location.segment)) {
             return;
         }
         let master = &self.admin.server.master;
-        for it in master.segments_detail().segments {
-            if self.names.contains_key(&it.segment_id) {
+        for segment in master.segments_detail().segments {
+            if self.names.contains_key(&segment.segment_id) {
                 continue;
             }
-            let live = !master.is_silent(it.segment_id);
-            let (segment_id, client_id) = (it.segment_id, client_ids::published(it.client_id));
-            line(&SnapshotLine::Segment { segment_id, segment_name: &it.segment_name, client_id, live }, out);
-            self.names.insert(segment_id, it.segment_name);
+            let live = !master.is_silent(segment.segment_id);
+            let (segment_id, client_id) = (segment.segment_id, client_ids::published(segment.client_id));
+            line(
+                &SnapshotLine::Segment { segment_id, segment_name: &segment.segment_name, client_id, live },
+                out,
+            );
+            self.names.insert(segment_id, segment.segment_name);
         }
-        // One that is gone by now is not looked for again.
-        for place in places {
-            self.names.entry(place.segment).or_default();
+        // A segment that is gone by now is not looked up again.
+        for location in locations {
+            self.names.entry(location.segment).or_default();
         }
     }
 }
 
-/// The whole snapshot.
+/// The whole snapshot as a streaming body.
 pub(super) fn all(admin: Arc<AdminContext>) -> impl ChunkedBody {
     let from = Some(SnapshotCursor::default());
     ObjectSnapshotBody { admin, cursor: from, is_started: false, names: HashMap::new(), objects: 0 }

@@ -1,4 +1,4 @@
-//! How the master is.
+//! Admin requests for the status of the master.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -7,32 +7,34 @@ use mooncake_wire::admin::{HealthResponse, KvEventsStatus};
 use serde::Serialize;
 
 use super::{AdminContext, SharedAdminContext, response};
-use crate::durable::RecoveryOutcome;
 use crate::journal::DataDirStatus;
 use crate::metrics;
+use crate::recovery::RecoveryOutcome;
 
 pub(super) async fn health(State(admin): SharedAdminContext) -> Response {
-    let standing = admin.server.leadership.load();
+    let leadership = admin.server.leadership.load();
     let storage = admin.server.journal.storage();
-    let is_failing = storage.as_ref().is_some_and(|it| it.failure.is_some());
-    // Not by the HTTP status: who restarts what is not well would only lose what waits to be written.
+    let is_failing = storage.as_ref().is_some_and(|storage| storage.failure.is_some());
+    // The HTTP status stays 200: a restart by a probe would lose the changes that are not written yet.
     response::ok(&HealthResponse {
         status: if is_failing { "degraded" } else { "ok" }.to_owned(),
-        problems: storage.map(|it| problems(&it)).unwrap_or_default(),
-        role: standing.role.name().to_owned(),
-        ha_state: standing.state.name().to_owned(),
-        service_ready: standing.is_serving(),
-        leader_address: standing.leader_address.clone(),
-        view_version: standing.view_version,
+        problems: storage.map(|storage| problems(&storage)).unwrap_or_default(),
+        role: leadership.role.name().to_owned(),
+        ha_state: leadership.state.name().to_owned(),
+        service_ready: leadership.is_serving(),
+        leader_address: leadership.leader_address.clone(),
+        view_version: leadership.view_version,
     })
 }
 
-/// What is wrong with the state's files, in words.
+/// Problems of the state's files, as messages.
 fn problems(storage: &DataDirStatus) -> Vec<String> {
     let mut problems = Vec::new();
     if let Some(failure) = &storage.failure {
         let free = storage.free_bytes.map_or_else(String::new, |bytes| format!(" ({bytes} bytes free)"));
-        problems.push(format!("changes cannot be saved, and are refused until they can: {failure}{free}"));
+        problems.push(format!(
+            "cannot write the log; changes are rejected until it is writable: {failure}{free}"
+        ));
     }
     if storage.recovery.damage().is_some() || storage.recovery == RecoveryOutcome::MachineDied {
         problems.push(format!("started {}", storage.recovery));
@@ -56,21 +58,22 @@ struct LeaderResponse<'a> {
 }
 
 pub(super) async fn leader(State(admin): SharedAdminContext) -> Response {
-    let standing = admin.server.leadership.load();
-    let leader_address = standing.leader_address.as_deref();
+    let leadership = admin.server.leadership.load();
+    let leader_address = leadership.leader_address.as_deref();
     let present = leader_address.is_some();
-    response::ok(&LeaderResponse { present, leader_address, view_version: standing.view_version })
+    response::ok(&LeaderResponse { present, leader_address, view_version: leadership.view_version })
 }
 
 pub(super) async fn metrics(State(admin): SharedAdminContext) -> Response {
-    response::text(StatusCode::OK, metrics::text(&admin))
+    let text = metrics::text(&admin.server, &admin.observer.sizes, admin.events.as_deref());
+    response::text(StatusCode::OK, text)
 }
 
 pub(super) async fn summary(State(admin): SharedAdminContext) -> Response {
     response::text(StatusCode::OK, summary_line(&admin))
 }
 
-/// The line that is logged too, and at its end what Mooncake tells of its masters among each other.
+/// The summary line of the log, followed by Mooncake's HA summary.
 fn summary_line(admin: &AdminContext) -> String {
     let line = admin.summary.lock().text();
     format!(

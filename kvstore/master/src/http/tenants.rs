@@ -1,4 +1,4 @@
-//! Tenants' quotas.
+//! Admin requests for tenants' quotas.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use mooncake_wire::admin::TenantQuotaRequest;
 
 use super::{AdminContext, QueryString, SharedAdminContext, change, response};
 
-/// The most bytes that a tenant can have.
+/// Maximum quota in bytes.
 const MAX_QUOTA: u64 = i64::MAX as u64;
 
 fn tenant(query: &QueryString) -> Option<String> {
@@ -22,22 +22,22 @@ fn no_tenant() -> Response {
     response::invalid("Missing or invalid tenant_id")
 }
 
-/// Writes quotas into their file.
+/// Writes all quotas to the quota file.
 fn persist(admin: &AdminContext) -> Result<(), ErrorCode> {
     let Some(file) = &admin.quotas else { return Ok(()) };
     file.write(|| admin.server.master.quotas().unwrap_or_default()).map_err(|error| {
-        tracing::error!(%error, "the file of tenants' quotas cannot be written");
+        tracing::error!(%error, "cannot write the quota file");
         ErrorCode::PERSISTENT_FAIL
     })
 }
 
 pub(super) async fn get(State(admin): SharedAdminContext, query: QueryString) -> Response {
     let master = &admin.server.master;
-    let found = match query.decoded("tenant_id") {
+    let result = match query.decoded("tenant_id") {
         Some(tenant) => master.quota(&tenant).map(response::data),
         None => master.quotas().map(response::data),
     };
-    found.unwrap_or_else(response::failed)
+    result.unwrap_or_else(response::failed)
 }
 
 pub(super) async fn put(State(admin): SharedAdminContext, query: QueryString, body: Bytes) -> Response {
@@ -49,20 +49,20 @@ pub(super) async fn put(State(admin): SharedAdminContext, query: QueryString, bo
     if !(1..=MAX_QUOTA).contains(&requested) {
         return response::invalid("Tenant quota must be in [1, 2^63 - 1] bytes");
     }
-    let kept = Arc::clone(&admin);
-    let set = change(&admin.server, move |server, _, recorder| {
+    let context = Arc::clone(&admin);
+    let outcome = change(&admin.server, move |server, _, recorder| {
         let quota = server.master.set_quota(&tenant, requested, recorder)?;
-        persist(&kept).map(|()| quota)
+        persist(&context).map(|()| quota)
     });
-    set.await.flatten().map_or_else(response::failed, response::data)
+    outcome.await.flatten().map_or_else(response::failed, response::data)
 }
 
 pub(super) async fn delete(State(admin): SharedAdminContext, query: QueryString) -> Response {
     let Some(tenant) = tenant(&query) else { return no_tenant() };
-    let kept = Arc::clone(&admin);
+    let context = Arc::clone(&admin);
     let removed = change(&admin.server, move |server, _, recorder| {
         server.master.remove_quota(&tenant, recorder)?;
-        persist(&kept)
+        persist(&context)
     });
     removed.await.flatten().map_or_else(response::failed, response::data)
 }

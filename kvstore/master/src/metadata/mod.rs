@@ -1,8 +1,8 @@
-//! The metadata server: where clients tell how they can be reached, and ask how others can.
+//! The transfer metadata server, where clients register their addresses and look up those of others.
 //!
-//! The same requests and answers as Mooncake's, but entries can outlive the master ([`MetadataStore::open`],
-//! [`MetadataStore::in_journal`]). An entry of a former master may
-//! be replaced by its client, as it could be where nothing outlives: only a key that was written since the start is protected.
+//! Requests and responses are Mooncake's, but entries can persist across restarts ([`MetadataStore::open`],
+//! [`MetadataStore::in_journal`]). A client may replace its entry from before the restart, as it could without persistence: only keys
+//! written since the start are protected.
 
 mod record;
 mod routes;

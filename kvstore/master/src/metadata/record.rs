@@ -1,12 +1,12 @@
-//! A change of the metadata, as it is kept: one byte for its kind, the key's length as u32 (little-endian), the key, and what follows is
-//! the value.
+//! Encoding of a change of the metadata: one byte for its kind, the key's length as u32 (little-endian), the key, then the value up to
+//! the end.
 
-/// An entry is there.
+/// Kind byte of a written entry.
 const PUT: u8 = 1;
-/// An entry is gone.
+/// Kind byte of a removed entry.
 const DELETE: u8 = 2;
 
-/// A change.
+/// A change of one entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MetadataRecord<'a> {
     Put { key: &'a str, value: &'a [u8] },
@@ -21,14 +21,14 @@ impl<'a> MetadataRecord<'a> {
         };
         let mut bytes = Vec::with_capacity(5 + key.len() + value.len());
         bytes.push(kind);
-        // Keys are short: the store refuses others.
+        // Keys are short: the store rejects others.
         bytes.extend_from_slice(&u32::try_from(key.len()).unwrap_or(u32::MAX).to_le_bytes());
         bytes.extend_from_slice(key.as_bytes());
         bytes.extend_from_slice(value);
         bytes
     }
 
-    /// Nothing if it is no record.
+    /// Decodes a record. `None` if it is invalid.
     pub(super) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (kind, rest) = bytes.split_first()?;
         let (length, rest) = rest.split_first_chunk::<4>()?;
@@ -49,7 +49,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn records_survive_the_round_trip(key in ".{0,40}", value in prop::collection::vec(any::<u8>(), 0..40)) {
+        fn metadata_records_round_trip(key in ".{0,40}", value in prop::collection::vec(any::<u8>(), 0..40)) {
             for record in [MetadataRecord::Put { key: &key, value: &value }, MetadataRecord::Delete { key: &key }] {
                 let bytes = record.encode();
                 prop_assert_eq!(MetadataRecord::decode(&bytes), Some(record));
@@ -57,7 +57,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_can_be_read(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+        fn decoded_records_encode_to_the_same_bytes(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
             if let Some(record) = MetadataRecord::decode(&bytes) {
                 prop_assert_eq!(record.encode(), bytes);
             }

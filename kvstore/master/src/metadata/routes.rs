@@ -1,4 +1,4 @@
-//! The paths.
+//! HTTP routes of the metadata server.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use http::{Method, StatusCode, Uri};
 use super::store::{MetadataPutOutcome, MetadataStore};
 use crate::http::{QueryString, not_found};
 
-/// Longest value, in bytes. A node with many devices and buffers needs some hundred kilobytes.
+/// Maximum value in bytes. A node with many devices and buffers needs some hundred kilobytes.
 const MAX_VALUE: usize = 8 << 20;
 
 type SharedMetadataStore = State<Arc<MetadataStore>>;
 
-/// The metadata server's paths.
+/// Routes of the metadata server.
 pub fn metadata_router(metadata: Arc<MetadataStore>) -> Router {
     let entries = get(read).put(write).delete(remove).fallback(no_such_path);
     Router::new()
@@ -35,7 +35,7 @@ async fn no_such_path(_: Method, _: Uri) -> Response {
     not_found()
 }
 
-/// Text without a type, as Mooncake answers here.
+/// Text without a content type, as Mooncake sends it.
 fn text_response(status: StatusCode, text: &'static str) -> Response {
     let mut response = Response::new(Body::from(text));
     *response.status_mut() = status;
@@ -46,7 +46,7 @@ async fn health() -> Response {
     text_response(StatusCode::OK, "OK")
 }
 
-/// The key, decoded: so it is the same key however a client has written it.
+/// The key, percent-decoded: clients encode the same key differently.
 fn key(query: &QueryString) -> Option<String> {
     query.decoded("key").map(Cow::into_owned)
 }
@@ -86,17 +86,17 @@ async fn remove(State(metadata): SharedMetadataStore, query: QueryString) -> Res
     }
 }
 
-/// Says that it is done once it is kept.
+/// Replies once the change is durable.
 async fn commit_then_reply(metadata: Arc<MetadataStore>, text: &'static str) -> Response {
     match tokio::task::spawn_blocking(move || metadata.commit()).await {
         Ok(Ok(())) => text_response(StatusCode::OK, text),
         Ok(Err(error)) => {
-            tracing::error!(%error, "metadata cannot be kept");
-            text_response(StatusCode::INTERNAL_SERVER_ERROR, "metadata cannot be kept")
+            tracing::error!(%error, "cannot save the transfer metadata");
+            text_response(StatusCode::INTERNAL_SERVER_ERROR, "metadata cannot be saved")
         }
         Err(error) => {
-            tracing::error!(%error, "keeping metadata was broken off");
-            text_response(StatusCode::INTERNAL_SERVER_ERROR, "metadata cannot be kept")
+            tracing::error!(%error, "the task that saves transfer metadata failed");
+            text_response(StatusCode::INTERNAL_SERVER_ERROR, "metadata cannot be saved")
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Entries, in memory and in a folder.
+//! Metadata entries, in memory and optionally persistent.
 
 use std::collections::HashMap;
 use std::io;
@@ -14,57 +14,55 @@ use super::record::MetadataRecord;
 use crate::journal::Journal;
 use crate::record;
 
-/// Longest key, in bytes.
+/// Maximum key length in bytes.
 const MAX_KEY: usize = 4096;
-/// Entries at most.
 const MAX_ENTRIES: usize = 1 << 18;
-/// Bytes of all entries at most.
+/// Maximum size of all entries in bytes.
 const MAX_BYTES: usize = 256 << 20;
-/// Bytes of changes after which the folder is tidied, unless the entries themselves are larger.
+/// Size of the log in bytes after which it is compacted, unless the entries themselves are larger.
 const COMPACTION_BYTES: u64 = 4 << 20;
-/// Marks keys that must not be written twice: by which address a client can be asked. Whoever has the same key is the same client, or a
-/// second one under the same name.
+/// Part of keys that must not be overwritten: they hold the RPC address of a client. A writer with the same key is the same client, or
+/// another one with the same name.
 const UNIQUE_KEY_MARKER: &str = "rpc_meta";
 
-/// The metadata cannot be kept.
+/// The metadata store cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum MetadataStoreError {
-    /// The folder cannot be used.
-    #[error("the metadata's folder: {0}")]
+    /// The folder or its log cannot be used.
+    #[error("metadata folder: {0}")]
     Log(#[from] moongate_oplog::OplogError),
-    /// The log begins after what the newest snapshot contains.
+    /// Records between the newest snapshot and the log are missing.
     #[error(
-        "the metadata's folder has a gap: the snapshot ends with change {snapshot}, the log begins with {log}; move it away to begin anew"
+        "gap in the metadata folder: the snapshot ends with record {snapshot}, the log starts with {log}; move the folder away to start empty"
     )]
     Gap {
-        /// The last change that the snapshot contains.
+        /// Last record that the snapshot contains.
         snapshot: u64,
-        /// The first change in the log.
+        /// First record of the log.
         log: u64,
     },
 }
 
-/// What became of an entry that somebody wrote.
+/// Result of writing an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MetadataPutOutcome {
-    /// It is there.
     Updated,
-    /// It was there already.
+    /// The entry already has this value.
     Unchanged,
-    /// Another client has that key.
+    /// The key is protected and has another value.
     Duplicate,
-    /// The key is too long, or there are too many entries.
+    /// The key is too long, or a limit on entries or bytes is reached.
     Full,
 }
 
 #[derive(Clone, Debug)]
 struct MetadataEntry {
     value: Bytes,
-    /// Whether it comes from a former master.
+    /// Whether it was written before this start.
     restored: bool,
 }
 
-/// Entries by key.
+/// Entries by key, with their total size.
 #[derive(Debug, Default)]
 pub(crate) struct MetadataTable {
     by_key: HashMap<String, MetadataEntry>,
@@ -84,14 +82,13 @@ impl MetadataTable {
         true
     }
 
-    /// Tells each as a change.
+    /// Passes every entry as an encoded record to `each`.
     pub(crate) fn for_each_record(&self, mut each: impl FnMut(&[u8])) {
         for (key, entry) in &self.by_key {
             each(&MetadataRecord::Put { key, value: &entry.value }.encode());
         }
     }
 
-    /// Makes a change true.
     pub(crate) fn apply(&mut self, record: &[u8]) {
         match MetadataRecord::decode(record) {
             Some(MetadataRecord::Put { key, value }) => {
@@ -100,7 +97,7 @@ impl MetadataTable {
             Some(MetadataRecord::Delete { key }) => {
                 self.remove(key);
             }
-            None => tracing::error!("a change of the metadata is not understood, and is passed over"),
+            None => tracing::error!("skipping an unknown transfer metadata record"),
         }
     }
 }
@@ -109,24 +106,24 @@ impl MetadataTable {
 struct MetadataLog {
     folder: Arc<LogDirectory>,
     log: OperationLog,
-    /// Bytes of changes since the folder was tidied.
+    /// Size of the log since the last compaction.
     bytes_since_compaction: AtomicU64,
     compaction: Mutex<()>,
 }
 
-/// Where changes go.
+/// Where changes are persisted.
 #[derive(Default)]
 enum MetadataPersistence {
-    /// Nowhere.
+    /// Not persisted, lost at the end of the process.
     #[default]
     Memory,
-    /// Into a log of their own.
+    /// In a separate log.
     Folder(Box<MetadataLog>),
-    /// Into the journal of the master's state; the last that went there.
+    /// In the journal of the master's state; the number is that of the last record.
     Journal(Arc<dyn Journal>, AtomicU64),
 }
 
-/// Entries by key. The order of locks is: entries, then the log.
+/// Transfer metadata entries. Lock order: entries, then the log.
 #[derive(Default)]
 pub struct MetadataStore {
     entries: Arc<Mutex<MetadataTable>>,
@@ -134,18 +131,18 @@ pub struct MetadataStore {
 }
 
 impl MetadataStore {
-    /// Without entries; they end with the process.
+    /// A store without persistence.
     pub fn in_memory() -> Self {
         Self::default()
     }
 
-    /// With entries that belong to the master's state, in whose journal changes go.
+    /// A store whose entries are part of the master's state and whose changes go to its journal.
     pub(crate) fn in_journal(entries: Arc<Mutex<MetadataTable>>, journal: Arc<dyn Journal>) -> Self {
-        entries.lock().by_key.values_mut().for_each(|it| it.restored = true);
+        entries.lock().by_key.values_mut().for_each(|entry| entry.restored = true);
         Self { entries, persistence: MetadataPersistence::Journal(journal, AtomicU64::new(0)) }
     }
 
-    /// With the entries that are kept in a folder, which is made if it is not there.
+    /// A store with the entries of a folder, which is created if necessary.
     ///
     /// # Errors
     /// [`MetadataStoreError`].
@@ -157,17 +154,17 @@ impl MetadataStore {
             snapshot::read(&folder, &file, |record| entries.apply(record))?;
             last = number;
         }
-        // There are few changes, and a client does not tell again what it has told once: each is flushed.
+        // Changes are rare, and a client registers only once, so every change is flushed.
         let options = OplogOptions { flush_always: true, ..OplogOptions::default() };
         let (log, opened) = OperationLog::open(Arc::clone(&folder), options)?;
         if opened.first > last + 1 {
             return Err(MetadataStoreError::Gap { snapshot: last, log: opened.first });
         }
-        let mut grown = 0;
+        let mut log_bytes = 0;
         let mut apply = |from: u64, through: u64| -> Result<(), MetadataStoreError> {
             let mut reader = log.reader(from)?;
             while let Some((number, record)) = reader.next()? {
-                grown += record.len() as u64;
+                log_bytes += record.len() as u64;
                 entries.apply(record);
                 if number >= through {
                     break;
@@ -179,85 +176,85 @@ impl MetadataStore {
         match opened.damage.filter(|_| opened.contiguous_from > from) {
             None => apply(from, u64::MAX)?,
             Some(damage) => {
-                // An entry that is too old costs a failed transfer, and one that is missing a client that cannot be reached.
-                let kept = folder.preserve()?;
-                tracing::warn!(kept = %kept.display(), "changes of the metadata are lost: {damage}");
+                // A stale entry causes a failed transfer, a missing one an unreachable client.
+                let preserved = folder.preserve()?;
+                tracing::warn!(preserved_at = %preserved.display(), "lost transfer metadata changes: {damage}");
                 if damage.readable_to >= from {
                     apply(from, damage.readable_to)?;
                 }
                 apply(opened.contiguous_from, u64::MAX)?;
             }
         }
-        let kept = MetadataLog {
+        let folder_log = MetadataLog {
             folder,
             log,
-            bytes_since_compaction: AtomicU64::new(grown),
+            bytes_since_compaction: AtomicU64::new(log_bytes),
             compaction: Mutex::new(()),
         };
         Ok(Self {
             entries: Arc::new(Mutex::new(entries)),
-            persistence: MetadataPersistence::Folder(Box::new(kept)),
+            persistence: MetadataPersistence::Folder(Box::new(folder_log)),
         })
     }
 
-    /// An entry's value.
+    /// The value of an entry.
     pub fn get(&self, key: &str) -> Option<Bytes> {
         self.entries.lock().by_key.get(key).map(|entry| entry.value.clone())
     }
 
-    /// Writes an entry. It is kept once [`Self::commit`] has returned.
+    /// Writes an entry. It is durable once [`Self::commit`] has returned.
     pub fn put(&self, key: &str, value: &Bytes) -> MetadataPutOutcome {
         let mut entries = self.entries.lock();
-        let known = entries.by_key.get(key);
+        let existing = entries.by_key.get(key);
         if key.contains(UNIQUE_KEY_MARKER)
-            && let Some(known) = known
+            && let Some(existing) = existing
         {
-            if known.value == *value {
+            if existing.value == *value {
                 return MetadataPutOutcome::Unchanged;
             }
-            if !known.restored {
+            if !existing.restored {
                 return MetadataPutOutcome::Duplicate;
             }
         }
-        let is_new = known.is_none();
+        let is_new = existing.is_none();
         let bytes = entries.bytes + key.len() + value.len();
         if key.len() > MAX_KEY || bytes > MAX_BYTES || is_new && entries.by_key.len() >= MAX_ENTRIES {
             return MetadataPutOutcome::Full;
         }
         self.append(MetadataRecord::Put { key, value });
-        // A copy, because a slice would keep the buffer that the request was read into.
+        // A copy, because a slice would keep the whole request buffer alive.
         entries.insert(key, MetadataEntry { value: Bytes::copy_from_slice(value), restored: false });
         MetadataPutOutcome::Updated
     }
 
-    /// Removes an entry, and says whether there was one. It stays away once [`Self::commit`] has returned.
+    /// Removes an entry and returns whether it existed. The removal is durable once [`Self::commit`] has returned.
     pub fn delete(&self, key: &str) -> bool {
         let mut entries = self.entries.lock();
-        let found = entries.remove(key);
-        if found {
+        let existed = entries.remove(key);
+        if existed {
             self.append(MetadataRecord::Delete { key });
         }
-        found
+        existed
     }
 
-    /// Removes all entries of a node whose client is gone, and returns how many. As [`Self::delete`].
+    /// Removes all entries of an expired node and returns their number. Durability is as for [`Self::delete`].
     pub fn remove_node(&self, name: &str) -> usize {
-        let is_of = |key: &&String| {
+        let is_of_node = |key: &&String| {
             ["/ram/", "/rpc_meta/"]
                 .iter()
                 .any(|kind| key.strip_suffix(name).is_some_and(|key| key.ends_with(kind)))
         };
-        let keys: Vec<String> = self.entries.lock().by_key.keys().filter(is_of).cloned().collect();
+        let keys: Vec<String> = self.entries.lock().by_key.keys().filter(is_of_node).cloned().collect();
         keys.iter().filter(|key| self.delete(key)).count()
     }
 
     fn append(&self, change: MetadataRecord<'_>) {
         match &self.persistence {
             MetadataPersistence::Memory => {}
-            MetadataPersistence::Folder(kept) => {
+            MetadataPersistence::Folder(folder_log) => {
                 let change = change.encode();
-                kept.log.append(&change);
-                kept.bytes_since_compaction.fetch_add(change.len() as u64, Relaxed);
+                folder_log.log.append(&change);
+                folder_log.bytes_since_compaction.fetch_add(change.len() as u64, Relaxed);
             }
             MetadataPersistence::Journal(journal, last) => {
                 last.fetch_max(journal.append(&record::metadata(&change.encode())), Relaxed);
@@ -265,45 +262,45 @@ impl MetadataStore {
         }
     }
 
-    /// Waits until all changes are kept. Blocks.
+    /// Blocks until all changes are durable.
     ///
     /// # Errors
-    /// When they cannot be kept. The changes are tried again with the next ones.
+    /// The changes could not be persisted. The next commit retries.
     pub fn commit(&self) -> io::Result<()> {
         match &self.persistence {
             MetadataPersistence::Memory => Ok(()),
-            MetadataPersistence::Folder(kept) => self.commit_to(kept).map_err(io::Error::other),
+            MetadataPersistence::Folder(folder_log) => self.commit_to(folder_log).map_err(io::Error::other),
             MetadataPersistence::Journal(journal, last) => journal.commit(last.load(Relaxed)),
         }
     }
 
-    fn commit_to(&self, kept: &MetadataLog) -> Result<(), moongate_oplog::OplogError> {
-        kept.log.commit(kept.log.next() - 1)?;
-        if kept.bytes_since_compaction.load(Relaxed) > COMPACTION_BYTES.max(self.entries.lock().bytes as u64)
-            && let Some(_tidying) = kept.compaction.try_lock()
+    fn commit_to(&self, folder_log: &MetadataLog) -> Result<(), moongate_oplog::OplogError> {
+        folder_log.log.commit(folder_log.log.next() - 1)?;
+        if folder_log.bytes_since_compaction.load(Relaxed)
+            > COMPACTION_BYTES.max(self.entries.lock().bytes as u64)
+            && let Some(_compacting) = folder_log.compaction.try_lock()
         {
-            self.compact(kept)?;
+            self.compact(folder_log)?;
         }
         Ok(())
     }
 
-    /// Writes a snapshot, and removes what it contains from the log.
-    fn compact(&self, kept: &MetadataLog) -> Result<(), moongate_oplog::OplogError> {
+    /// Writes a snapshot and prunes the log.
+    fn compact(&self, folder_log: &MetadataLog) -> Result<(), moongate_oplog::OplogError> {
         let (last, entries) = {
             let entries = self.entries.lock();
-            (kept.log.next() - 1, entries.by_key.clone())
+            (folder_log.log.next() - 1, entries.by_key.clone())
         };
-        kept.bytes_since_compaction.store(0, Relaxed);
-        let mut writer = snapshot::SnapshotWriter::begin(Arc::clone(&kept.folder), last)?;
+        folder_log.bytes_since_compaction.store(0, Relaxed);
+        let mut writer = snapshot::SnapshotWriter::begin(Arc::clone(&folder_log.folder), last)?;
         for (key, entry) in &entries {
             writer.write(&MetadataRecord::Put { key, value: &entry.value }.encode())?;
         }
         let needed = writer.finish()?;
-        kept.log.commit(last)?;
-        kept.log.prune(needed)
+        folder_log.log.commit(last)?;
+        folder_log.log.prune(needed)
     }
 
-    /// Entries.
     pub fn count(&self) -> usize {
         self.entries.lock().by_key.len()
     }
@@ -311,16 +308,16 @@ impl MetadataStore {
 
 impl std::fmt::Debug for MetadataStore {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Metadata").field("entries", &self.count()).finish_non_exhaustive()
+        f.debug_struct("MetadataStore").field("entries", &self.count()).finish_non_exhaustive()
     }
 }
 
 impl Drop for MetadataStore {
     fn drop(&mut self) {
-        if let MetadataPersistence::Folder(kept) = &self.persistence
-            && let Err(error) = kept.log.close()
+        if let MetadataPersistence::Folder(folder_log) = &self.persistence
+            && let Err(error) = folder_log.log.close()
         {
-            tracing::error!(%error, "the metadata's log cannot be closed");
+            tracing::error!(%error, "cannot close the metadata log");
         }
     }
 }

@@ -11,7 +11,7 @@ fn put(metadata: &MetadataStore, key: &str, value: &str) -> MetadataPutOutcome {
 }
 
 #[test]
-fn entries_outlive_the_master() {
+fn entries_persist_across_restarts() {
     let folder = tempfile::tempdir().unwrap();
     let (ram, rpc) = ("mooncake/ram/10.0.0.1:1", "mooncake/rpc_meta/10.0.0.1:1");
     {
@@ -24,10 +24,10 @@ fn entries_outlive_the_master() {
         assert_eq!(put(&metadata, "gone", ""), MetadataPutOutcome::Updated);
         assert!(metadata.delete("gone") && !metadata.delete("gone"));
         metadata.commit().unwrap();
-        // It is not closed, as in a crash.
+        // Not closed, as after a crash.
         std::mem::forget(metadata);
     }
-    // The folder's lock ends with the process only, so another folder has the same files.
+    // The process holds the folder's lock until it ends, so a copy is opened.
     let copy = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(folder.path()).unwrap() {
         let file = file.unwrap();
@@ -37,13 +37,13 @@ fn entries_outlive_the_master() {
     assert_eq!(metadata.count(), 2);
     assert_eq!(metadata.get(ram).as_deref(), Some(&b"new"[..]));
     assert_eq!(put(&metadata, rpc, "{}"), MetadataPutOutcome::Unchanged);
-    // Its client may have been started anew meanwhile.
+    // The client may have been restarted meanwhile.
     assert_eq!(put(&metadata, rpc, "{1}"), MetadataPutOutcome::Updated);
     assert_eq!(put(&metadata, rpc, "{2}"), MetadataPutOutcome::Duplicate);
 }
 
 #[test]
-fn the_folder_stays_small() {
+fn the_log_is_compacted() {
     let folder = tempfile::tempdir().unwrap();
     let value = "x".repeat(1 << 20);
     {
@@ -54,7 +54,7 @@ fn the_folder_stays_small() {
         }
         put(&metadata, "last", "2");
     }
-    let size = |it: std::io::Result<std::fs::DirEntry>| it.unwrap().metadata().unwrap().len();
+    let size = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().metadata().unwrap().len();
     let bytes: u64 = std::fs::read_dir(folder.path()).unwrap().map(size).sum();
     assert!(bytes < 150 << 20, "{bytes}");
     let metadata = MetadataStore::open(folder.path()).unwrap();
@@ -63,7 +63,7 @@ fn the_folder_stays_small() {
 }
 
 #[test]
-fn what_is_kept_is_bounded() {
+fn entries_and_bytes_are_bounded() {
     let metadata = MetadataStore::in_memory();
     assert_eq!(put(&metadata, &"k".repeat(5000), ""), MetadataPutOutcome::Full);
     let value = Bytes::from(vec![0; 100 << 20]);
@@ -76,7 +76,7 @@ fn what_is_kept_is_bounded() {
 }
 
 #[test]
-fn a_node_that_is_gone_is_forgotten() {
+fn an_expired_nodes_entries_are_removed() {
     let metadata = MetadataStore::in_memory();
     for key in
         ["mooncake/ram/n:1", "mooncake/c/rpc_meta/n:1", "mooncake/ram/other-n:1", "mooncake/ram/n:12", "n:1"]

@@ -1,11 +1,11 @@
-//! Calls, by RPC.
+//! Metric families of calls, by RPC.
 
 use mooncake_wire::rpc::RpcMethod;
 
 use super::text::MasterMetricsText;
 use crate::counters::{CallCounts, RpcCounters};
 
-/// Calls about one thing, by the names of their families.
+/// RPCs for one object or segment, with the names of their families.
 const SINGLE: [(&str, RpcMethod); 25] = [
     ("exist_key", RpcMethod::ExistKey),
     ("put_start", RpcMethod::PutStart),
@@ -34,7 +34,7 @@ const SINGLE: [(&str, RpcMethod); 25] = [
     ("fetch_tasks", RpcMethod::FetchTasks),
 ];
 
-/// Calls about many objects.
+/// Batch RPCs, with the names of their families.
 const BATCHES: [(&str, RpcMethod); 7] = [
     ("batch_exist_key", RpcMethod::BatchExistKey),
     ("batch_query_ip", RpcMethod::BatchQueryIp),
@@ -54,8 +54,8 @@ pub(super) fn all(text: &mut MasterMetricsText, counters: &RpcCounters) {
         let counts = counters.call_counts(method);
         requests(text, name, method, &counts);
         let method = method.name();
-        let mut counter = |what: &str, help: &str, value: u64| {
-            text.counter(&format!("master_{name}_{what}_total"), &format!("{method}: {help}."), value);
+        let mut counter = |suffix: &str, help: &str, value: u64| {
+            text.counter(&format!("master_{name}_{suffix}_total"), &format!("{method}: {help}."), value);
         };
         counter("partial_successes", "calls in which some objects failed", counts.partial_successes);
         counter("items", "objects", counts.items);
@@ -65,8 +65,8 @@ pub(super) fn all(text: &mut MasterMetricsText, counters: &RpcCounters) {
 
 fn requests(text: &mut MasterMetricsText, name: &str, method: RpcMethod, counts: &CallCounts) {
     let method = method.name();
-    let mut counter = |what: &str, help: &str, value: u64| {
-        text.counter(&format!("master_{name}_{what}_total"), &format!("{method}: {help}."), value);
+    let mut counter = |suffix: &str, help: &str, value: u64| {
+        text.counter(&format!("master_{name}_{suffix}_total"), &format!("{method}: {help}."), value);
     };
     counter("requests", "calls", counts.requests);
     counter("failures", "calls that failed", counts.failures);

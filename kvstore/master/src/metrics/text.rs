@@ -1,12 +1,12 @@
-//! The text format of Prometheus, version 0.0.4.
+//! Writer for the text format of Prometheus, version 0.0.4.
 
 use std::fmt::{Display, Write as _};
 
-/// Families, as they are written.
+/// Accumulates the families in the order of writing.
 #[derive(Debug, Default)]
 pub(super) struct MasterMetricsText(String);
 
-/// A family that is being written.
+/// A family whose samples are being written.
 pub(super) struct MasterMetricFamily<'t> {
     text: &'t mut String,
     name: &'t str,
@@ -20,12 +20,12 @@ impl MasterMetricsText {
         MasterMetricFamily { text, name }
     }
 
-    /// A gauge with labels, or without values.
+    /// Starts a gauge with labels.
     pub(super) fn gauges<'t>(&'t mut self, name: &'t str, help: &str) -> MasterMetricFamily<'t> {
         self.family(name, "gauge", help)
     }
 
-    /// A counter with labels.
+    /// Starts a counter with labels.
     pub(super) fn counters<'t>(&'t mut self, name: &'t str, help: &str) -> MasterMetricFamily<'t> {
         self.family(name, "counter", help)
     }
@@ -34,12 +34,12 @@ impl MasterMetricsText {
         self.family(name, "histogram", help)
     }
 
-    /// A gauge of one value.
+    /// Writes a gauge without labels.
     pub(super) fn gauge(&mut self, name: &str, help: &str, value: impl Display) {
         self.gauges(name, help).value(&[], value);
     }
 
-    /// A counter of one value.
+    /// Writes a counter without labels.
     pub(super) fn counter(&mut self, name: &str, help: &str, value: impl Display) {
         self.counters(name, help).value(&[], value);
     }
@@ -50,7 +50,7 @@ impl MasterMetricsText {
 }
 
 impl MasterMetricFamily<'_> {
-    /// A value.
+    /// Writes one sample with its labels.
     pub(super) fn value(&mut self, labels: &[(&str, &str)], value: impl Display) {
         self.sample("", labels, value);
     }
@@ -58,8 +58,8 @@ impl MasterMetricFamily<'_> {
     fn sample(&mut self, suffix: &str, labels: &[(&str, &str)], value: impl Display) {
         self.text.push_str(self.name);
         self.text.push_str(suffix);
-        for (at, (name, label)) in labels.iter().enumerate() {
-            self.text.push(if at == 0 { '{' } else { ',' });
+        for (index, (name, label)) in labels.iter().enumerate() {
+            self.text.push(if index == 0 { '{' } else { ',' });
             let _ = write!(self.text, "{name}=\"{}\"", escaped(label));
         }
         if !labels.is_empty() {
@@ -68,7 +68,7 @@ impl MasterMetricFamily<'_> {
         let _ = writeln!(self.text, " {value}");
     }
 
-    /// A histogram: how many were in each bucket alone, by upper bounds as they are written, and the sum of all.
+    /// Writes a histogram: the count of each bucket alone, with its upper bound as text, and the sum of all values.
     pub(super) fn histogram(
         &mut self,
         labels: &[(&str, &str)],
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn buckets_add_up_and_labels_are_escaped() {
+    fn buckets_are_cumulative_and_labels_are_escaped() {
         let mut text = MasterMetricsText::default();
         let buckets = [("1", 2), ("+Inf", 3)].map(|(bound, number)| (bound.to_owned(), number));
         text.histograms("h", "A histogram.").histogram(&[("a", "x\"\\\n")], buckets.into_iter(), 7);

@@ -1,4 +1,4 @@
-//! The keeper as a task: a simulation has one thread.
+//! The persister as a task: a simulation has one thread.
 
 use std::io;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use crate::durable::{DurableJournal, PersistenceSchedule, StatePersister};
 use crate::server::MasterServer;
 use crate::state::AuxState;
 
-/// A keeper that runs.
+/// Handle of the running persister.
 #[derive(Debug)]
 pub(super) struct RunningPersister {
     durable: Arc<DurableJournal>,
@@ -21,22 +21,23 @@ impl RunningPersister {
     pub(super) fn start(
         durable: Arc<DurableJournal>,
         server: Arc<MasterServer>,
-        beside: Arc<AuxState>,
-        pace: PersistenceSchedule,
+        aux: Arc<AuxState>,
+        schedule: PersistenceSchedule,
         supervisor: &Supervisor,
     ) -> io::Result<Self> {
-        let (kept, stop) = (Arc::clone(&durable), supervisor.token());
+        let (journal, stop) = (Arc::clone(&durable), supervisor.token());
         supervisor.spawn_essential("data", async move {
             let (_running, stopped) = std::sync::mpsc::channel();
-            let mut progress = StatePersister::new(&kept, &server.master, &beside, pace).progress();
-            while stop.run_until_cancelled(tokio::time::sleep(pace.flush_every)).await.is_some() {
-                StatePersister::new(&kept, &server.master, &beside, pace).run_once(&mut progress, &stopped);
+            let mut progress = StatePersister::new(&journal, &server.master, &aux, schedule).progress();
+            while stop.run_until_cancelled(tokio::time::sleep(schedule.flush_every)).await.is_some() {
+                StatePersister::new(&journal, &server.master, &aux, schedule)
+                    .run_once(&mut progress, &stopped);
             }
         });
         Ok(Self { durable })
     }
 
-    /// Ends it, and returns how that went.
+    /// Closes the log and returns the result.
     pub(super) fn close(self) -> Option<Result<(), OplogError>> {
         Some(self.durable.log().close())
     }

@@ -1,4 +1,4 @@
-//! The keeper on a thread of its own: it waits for the disk.
+//! The persister on its own thread, because it blocks on the disk.
 
 use std::io;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::durable::{DurableJournal, PersistenceSchedule, StatePersister};
 use crate::server::MasterServer;
 use crate::state::AuxState;
 
-/// A keeper that runs.
+/// Handle of the running persister.
 #[derive(Debug)]
 pub(super) struct RunningPersister {
     stop: Sender<()>,
@@ -23,20 +23,20 @@ impl RunningPersister {
     pub(super) fn start(
         durable: Arc<DurableJournal>,
         server: Arc<MasterServer>,
-        beside: Arc<AuxState>,
-        pace: PersistenceSchedule,
+        aux: Arc<AuxState>,
+        schedule: PersistenceSchedule,
         supervisor: &Supervisor,
     ) -> io::Result<Self> {
         let (stop, stopped) = std::sync::mpsc::channel();
         let run = supervisor.wrap_essential_thread("data", move || {
-            StatePersister::new(&durable, &server.master, &beside, pace).run(&stopped);
+            StatePersister::new(&durable, &server.master, &aux, schedule).run(&stopped);
             durable.log().close()
         });
         let thread = std::thread::Builder::new().name("data".to_owned()).spawn(run)?;
         Ok(Self { stop, thread })
     }
 
-    /// Ends it, and returns how that went; nothing if it has panicked.
+    /// Stops it and returns the result of closing the log; `None` if it has panicked.
     pub(super) fn close(self) -> Option<Result<(), OplogError>> {
         drop(self.stop);
         self.thread.join().ok()

@@ -1,12 +1,12 @@
-//! A bound for the memory of all connections together.
+//! Memory limit for all connections together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Bytes that a connection may hold without asking.
+/// Bytes per connection that do not count.
 pub(super) const ALLOWANCE: usize = 64 * 1024;
 
-/// Bytes that connections may hold beyond their allowances.
+/// Bytes that all connections use beyond their allowances.
 #[derive(Debug)]
 pub(super) struct BufferBudget {
     used: AtomicUsize,
@@ -19,7 +19,7 @@ impl BufferBudget {
     }
 }
 
-/// What one connection holds. Given back when dropped.
+/// The share of one connection, released on drop.
 #[derive(Debug)]
 pub(super) struct BufferReservation {
     budget: Arc<BufferBudget>,
@@ -31,20 +31,20 @@ impl BufferReservation {
         Self { budget: Arc::clone(budget), bytes: 0 }
     }
 
-    /// The connection's buffers have `capacity` bytes in all. Returns whether that is within the bound.
+    /// Sets the total capacity of the connection's buffers. Returns whether the budget allows it.
     pub(super) fn set(&mut self, capacity: usize) -> bool {
         let bytes = capacity.saturating_sub(ALLOWANCE);
         if bytes == self.bytes {
             return true;
         }
-        let before = if bytes > self.bytes {
+        let total = if bytes > self.bytes {
             self.budget.used.fetch_add(bytes - self.bytes, Relaxed) + (bytes - self.bytes)
         } else {
             self.budget.used.fetch_sub(self.bytes - bytes, Relaxed);
             0
         };
         self.bytes = bytes;
-        before <= self.budget.limit
+        total <= self.budget.limit
     }
 }
 
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_share_what_is_beyond_their_allowances() {
+    fn connections_share_the_budget_beyond_their_allowances() {
         let budget = BufferBudget::new(1000);
         let (mut one, mut other) = (BufferReservation::new(&budget), BufferReservation::new(&budget));
         assert!(one.set(ALLOWANCE) && one.set(ALLOWANCE + 600));

@@ -1,8 +1,8 @@
-//! Staying awake after an answer: many callers send their next request within microseconds.
+//! Busy-polling after a reply: many callers send their next request within microseconds.
 //!
-//! A thread that stays awake looks for the next request again and again, and goes to sleep after
-//! [`RpcLimits::busy_poll`](crate::server::Limits::awake). With several callers at a time there is always something to do, and
-//! looking for one of them would keep the others waiting: then it is not tried.
+//! A busy-polling thread reads its socket repeatedly, and parks after [`RpcLimits::busy_poll`](crate::server::RpcLimits::busy_poll).
+//! With several active callers on a thread there is always work, and polling one of them would delay the others: then the thread does
+//! not poll.
 
 use std::io;
 use std::sync::Arc;
@@ -13,14 +13,14 @@ use bytes::BytesMut;
 use moongate_runtime::busy_poll::{self, BusyPoll};
 use moongate_runtime::net::TcpStream;
 
-/// Bytes that are received at once. Larger requests are worth waking up for.
+/// Bytes that one poll receives. For larger requests the wake-up time does not matter.
 const READ_CHUNK: usize = 4096;
-/// Requests of one connection in a row before its thread looks after others.
+/// Maximum number of consecutive requests of one connection before its thread serves others.
 const MAX_CONSECUTIVE_REQUESTS: u32 = 4;
-/// Answers after which it is tried again on a core that others want.
+/// Number of replies without polling after the core was contended.
 const CONTENTION_BACKOFF: u32 = 4096;
 
-/// All threads that serve connections.
+/// State shared by all threads that serve connections.
 #[derive(Debug)]
 pub(super) struct RpcThreadPool {
     busy_poll: Arc<BusyPoll>,
@@ -29,8 +29,8 @@ pub(super) struct RpcThreadPool {
 }
 
 impl RpcThreadPool {
-    pub(super) fn new(limit: Duration, awake: Arc<BusyPoll>) -> Arc<Self> {
-        Arc::new(Self { busy_poll: awake, limit, connections: AtomicU64::new(0) })
+    pub(super) fn new(limit: Duration, busy_poll: Arc<BusyPoll>) -> Arc<Self> {
+        Arc::new(Self { busy_poll, limit, connections: AtomicU64::new(0) })
     }
 }
 
@@ -38,7 +38,7 @@ impl RpcThreadPool {
 #[derive(Clone, Debug)]
 pub(super) struct RpcThread {
     threads: Arc<RpcThreadPool>,
-    /// The connection that was answered last.
+    /// The connection that last received a reply.
     last: Arc<AtomicU64>,
 }
 
@@ -48,11 +48,11 @@ impl RpcThread {
     }
 }
 
-/// What one connection has learnt about its caller.
+/// Adaptive polling state of one connection.
 #[derive(Debug)]
 pub(super) struct ConnectionPoller {
     thread: RpcThread,
-    /// The connection.
+    /// Number of the connection.
     number: u64,
     poller: busy_poll::AdaptivePoller,
     consecutive: u32,
@@ -67,7 +67,7 @@ impl ConnectionPoller {
         Self { thread, number, poller, consecutive: 0 }
     }
 
-    /// Looks for what follows an answer. Returns how many bytes were added, if any came in time; none at the end.
+    /// Polls for the request that follows a reply. Returns the number of bytes received in time, 0 at the end of the stream.
     pub(super) async fn poll_next(
         &mut self,
         stream: &TcpStream,
@@ -82,9 +82,9 @@ impl ConnectionPoller {
             tokio::task::yield_now().await;
         }
         self.consecutive += 1;
-        let mut piece = [0; READ_CHUNK];
-        let received = self.poller.poll(|| busy_poll::try_receive(stream, &mut piece))?;
-        input.extend_from_slice(piece.get(..received.unwrap_or_default()).unwrap_or_default());
+        let mut chunk = [0; READ_CHUNK];
+        let received = self.poller.poll(|| busy_poll::try_receive(stream, &mut chunk))?;
+        input.extend_from_slice(chunk.get(..received.unwrap_or_default()).unwrap_or_default());
         Ok(received)
     }
 }
@@ -100,8 +100,8 @@ mod tests {
 
     async fn pair() -> (TcpStream, TcpStream) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
-        (near, listener.accept().await.unwrap().0)
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (client, listener.accept().await.unwrap().0)
     }
 
     fn thread() -> RpcThread {
@@ -109,25 +109,29 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_comes_in_time_is_received_and_the_end_too() {
-        let (mut near, far) = pair().await;
-        let (mut habit, mut input) = (ConnectionPoller::new(thread()), BytesMut::new());
-        assert_eq!(habit.poll_next(&far, &mut input).await.unwrap(), None, "it may have others");
-        near.write_all(b"request").await.unwrap();
-        assert_eq!(habit.poll_next(&far, &mut input).await.unwrap(), Some(7));
+    async fn polling_receives_bytes_and_the_end_of_the_stream() {
+        let (mut client, server) = pair().await;
+        let (mut poller, mut input) = (ConnectionPoller::new(thread()), BytesMut::new());
+        assert_eq!(
+            poller.poll_next(&server, &mut input).await.unwrap(),
+            None,
+            "the thread may have other callers"
+        );
+        client.write_all(b"request").await.unwrap();
+        assert_eq!(poller.poll_next(&server, &mut input).await.unwrap(), Some(7));
         assert_eq!(&input[..], b"request");
-        drop(near);
-        assert_eq!(habit.poll_next(&far, &mut input).await.unwrap(), Some(0));
+        drop(client);
+        assert_eq!(poller.poll_next(&server, &mut input).await.unwrap(), Some(0));
     }
 
     #[tokio::test]
-    async fn with_others_on_the_thread_it_is_not_tried() {
-        let ((_a, far), (_b, other)) = (pair().await, pair().await);
+    async fn a_thread_with_several_callers_does_not_poll() {
+        let ((_a, server), (_b, other)) = (pair().await, pair().await);
         let (thread, mut input) = (thread(), BytesMut::new());
-        let mut habits = [ConnectionPoller::new(thread.clone()), ConnectionPoller::new(thread.clone())];
+        let mut pollers = [ConnectionPoller::new(thread.clone()), ConnectionPoller::new(thread.clone())];
         for _ in 0..10 {
-            assert_eq!(habits[0].poll_next(&far, &mut input).await.unwrap(), None);
-            assert_eq!(habits[1].poll_next(&other, &mut input).await.unwrap(), None);
+            assert_eq!(pollers[0].poll_next(&server, &mut input).await.unwrap(), None);
+            assert_eq!(pollers[1].poll_next(&other, &mut input).await.unwrap(), None);
         }
     }
 }

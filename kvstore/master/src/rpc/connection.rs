@@ -1,4 +1,4 @@
-//! One connection.
+//! Serves one RPC connection.
 
 use std::io;
 use std::pin::Pin;
@@ -15,33 +15,33 @@ use super::stream::RpcStream;
 use crate::call::{CallerSession, RemainingInput, RpcProgress};
 use crate::server::RpcLimits;
 
-/// Bytes for which there is always room before a read.
+/// Minimum free space of the input buffer before a read, in bytes.
 const READ_RESERVE: usize = 16 * 1024;
-/// The most bytes for which room is made ahead, however many a request is said to have.
+/// Maximum space reserved ahead of the received bytes, whatever length a request announces.
 const MAX_PREALLOCATION: usize = 1024 * 1024;
-/// An empty buffer that is larger is given back.
+/// A larger buffer is freed when it is empty.
 const MAX_IDLE_BUFFER: usize = 64 * 1024;
 
-/// Why a connection was closed by this side.
+/// Why this side closed a connection.
 #[derive(Debug, thiserror::Error)]
 enum RpcCloseReason {
-    #[error("it sends something else than requests: {0}")]
+    #[error("invalid frame: {0}")]
     InvalidFrame(mooncake_wire::frame::FrameError),
-    #[error("a request did not arrive as a whole within {0:?}")]
+    #[error("request incomplete after {0:?}")]
     RequestTimeout(Duration),
-    #[error("nothing was sent for {0:?}")]
+    #[error("idle for {0:?}")]
     Idle(Duration),
-    #[error("replies were not taken within {0:?}")]
+    #[error("client did not read replies within {0:?}")]
     ReplyTimeout(Duration),
-    #[error("all connections together hold too many bytes; see --rpc_buffer_bytes")]
+    #[error("the buffers of all connections exceed --rpc_buffer_bytes")]
     BufferLimit,
-    #[error("the journal cannot be written: {0}")]
+    #[error("cannot write the journal: {0}")]
     Journal(io::Error),
     #[error(transparent)]
     Io(#[from] io::Error),
 }
 
-/// Serves a connection until it ends or `stop` is cancelled. A request that has been executed is answered before.
+/// Serves a connection until it ends or `stop` is cancelled. Executed requests get their replies before that.
 pub(super) async fn serve(
     stream: RpcStream,
     caller: CallerSession,
@@ -62,7 +62,7 @@ pub(super) async fn serve(
     };
     match connection.run(&stop).await {
         Ok(()) => {}
-        // As Mooncake's own master does: whoever speaks something else learns nothing.
+        // Closed without a reply, as by Mooncake's master: a client of another protocol could not parse one.
         Err(error @ (RpcCloseReason::InvalidFrame(_) | RpcCloseReason::Idle(_) | RpcCloseReason::Io(_))) => {
             tracing::debug!(?peer, %error, "closed a connection");
         }
@@ -84,29 +84,29 @@ impl RpcConnection {
     async fn run(mut self, stop: &CancellationToken) -> Result<(), RpcCloseReason> {
         let mut stopped = std::pin::pin!(stop.cancelled());
         let mut missing = 0;
-        // When the request has to be there whose beginning is.
+        // Deadline for the rest of an incomplete request.
         let mut deadline = None;
-        let mut was_whole = false;
+        let mut had_request = false;
         loop {
             self.input.reserve(missing.clamp(READ_RESERVE, MAX_PREALLOCATION));
             self.check_buffer_budget()?;
-            let at_once = match self.stream.plain() {
-                Some(stream) if was_whole && self.input.is_empty() => {
+            let polled = match self.stream.plain() {
+                Some(stream) if had_request && self.input.is_empty() => {
                     self.poller.poll_next(stream, &mut self.input).await?
                 }
                 _ => None,
             };
-            let goes_on = match at_once {
+            let is_open = match polled {
                 Some(bytes) => bytes > 0 && !stop.is_cancelled(),
                 None => self.read(deadline, stopped.as_mut()).await?,
             };
-            if !goes_on {
+            if !is_open {
                 return Ok(());
             }
-            was_whole = self.execute(&mut missing).await?;
+            had_request = self.execute(&mut missing).await?;
             deadline = match deadline {
                 _ if self.input.is_empty() => None,
-                Some(deadline) if !was_whole => Some(deadline),
+                Some(deadline) if !had_request => Some(deadline),
                 _ => Some(Instant::now() + self.limits.stall_timeout),
             };
             if self.input.is_empty() && self.input.capacity() > MAX_IDLE_BUFFER {
@@ -120,22 +120,22 @@ impl RpcConnection {
         if self.reservation.set(bytes) { Ok(()) } else { Err(RpcCloseReason::BufferLimit) }
     }
 
-    /// Reads what there is. Returns whether to go on.
+    /// Reads available bytes. Returns false at the end of the stream or after `stop`.
     async fn read(
         &mut self,
         deadline: Option<Instant>,
         stopped: Pin<&mut WaitForCancellationFuture<'_>>,
     ) -> Result<bool, RpcCloseReason> {
-        let RpcLimits { stall_timeout: stall, idle_timeout: idle, .. } = self.limits;
+        let RpcLimits { stall_timeout, idle_timeout, .. } = self.limits;
         let (stream, input) = (&mut self.stream, &mut self.input);
         let read = async {
-            match (deadline, idle) {
-                (Some(at), _) => timeout_at(at, stream.read_buf(input))
+            match (deadline, idle_timeout) {
+                (Some(deadline), _) => timeout_at(deadline, stream.read_buf(input))
                     .await
-                    .map_err(|_| RpcCloseReason::RequestTimeout(stall)),
-                (None, Some(idle)) => {
-                    timeout(idle, stream.read_buf(input)).await.map_err(|_| RpcCloseReason::Idle(idle))
-                }
+                    .map_err(|_| RpcCloseReason::RequestTimeout(stall_timeout)),
+                (None, Some(idle_timeout)) => timeout(idle_timeout, stream.read_buf(input))
+                    .await
+                    .map_err(|_| RpcCloseReason::Idle(idle_timeout)),
                 (None, None) => Ok(stream.read_buf(input).await),
             }
         };
@@ -146,24 +146,23 @@ impl RpcConnection {
         }
     }
 
-    /// Executes the requests that have arrived as a whole, and answers them. Returns whether there was any.
+    /// Executes all complete requests and sends their replies. Returns whether there was any.
     async fn execute(&mut self, missing: &mut usize) -> Result<bool, RpcCloseReason> {
-        let mut was_whole = false;
+        let mut had_request = false;
         loop {
-            let RpcProgress { consumed: used, remaining: rest } =
-                self.session.run(&self.input, &mut self.output);
-            was_whole |= used > 0;
-            // Even a call without a reply may have changed something.
+            let RpcProgress { consumed, remaining } = self.session.run(&self.input, &mut self.output);
+            had_request |= consumed > 0;
+            // A call without a reply may have changed the state too.
             if let Err(error) = self.commit().await {
-                self.refuse(used, error)?;
+                self.refuse(consumed, error)?;
             }
-            self.input.advance(used);
+            self.input.advance(consumed);
             self.send_replies().await?;
-            match rest {
+            match remaining {
                 RemainingInput::More => {}
                 RemainingInput::Incomplete(bytes) => {
                     *missing = bytes;
-                    return Ok(was_whole);
+                    return Ok(had_request);
                 }
                 RemainingInput::Malformed(error) => return Err(RpcCloseReason::InvalidFrame(error)),
             }
@@ -174,16 +173,16 @@ impl RpcConnection {
         if self.limits.commits_wait
             && let Some(commit) = self.session.take_commit()
         {
-            // The thread's other connections go on.
+            // Blocking here would delay the thread's other connections.
             return tokio::task::spawn_blocking(commit).await.map_err(io::Error::other)?;
         }
         self.session.commit()
     }
 
-    /// Answers requests again whose changes cannot be kept.
-    fn refuse(&mut self, used: usize, error: io::Error) -> Result<(), RpcCloseReason> {
+    /// Replaces the replies of requests whose changes cannot be persisted.
+    fn refuse(&mut self, consumed: usize, error: io::Error) -> Result<(), RpcCloseReason> {
         self.output.clear();
-        let requests = self.input.get(..used).unwrap_or_default();
+        let requests = self.input.get(..consumed).unwrap_or_default();
         self.session.refuse_writes(requests, &mut self.output).ok_or(RpcCloseReason::Journal(error))
     }
 
@@ -192,16 +191,16 @@ impl RpcConnection {
             return Ok(());
         }
         self.check_buffer_budget()?;
-        // Nearly always the socket has room, and then no timer is needed.
+        // The socket's buffer nearly always has space, which saves a timer.
         let written = match self.stream.try_write(&self.output) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
             written => written?,
         };
         self.output.advance(written);
         if !self.output.is_empty() {
-            let stall = self.limits.stall_timeout;
-            let written = timeout(stall, self.stream.write_all(&self.output)).await;
-            written.map_err(|_| RpcCloseReason::ReplyTimeout(stall))??;
+            let stall_timeout = self.limits.stall_timeout;
+            let written = timeout(stall_timeout, self.stream.write_all(&self.output)).await;
+            written.map_err(|_| RpcCloseReason::ReplyTimeout(stall_timeout))??;
             self.output.clear();
         }
         if self.output.capacity() > MAX_IDLE_BUFFER {

@@ -1,4 +1,4 @@
-//! Accepting connections.
+//! Accepts RPC connections and distributes them over the threads.
 
 use std::io;
 use std::net::SocketAddr;
@@ -17,21 +17,21 @@ use super::busy_poll::{RpcThread, RpcThreadPool};
 use super::worker::{AcceptedConnection, RpcWorker};
 use crate::server::MasterServer;
 
-/// Pause after an accept that failed for want of something.
+/// Pause after a failed accept, such as one without free file descriptors.
 const RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// The RPC port cannot be served.
+/// The RPC server could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum RpcServerError {
-    /// The port cannot be had.
+    /// The port cannot be bound.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// A thread cannot be had.
-    #[error("cannot start a thread for RPCs: {0}")]
+    /// A thread could not be started.
+    #[error("cannot start an RPC thread: {0}")]
     Thread(#[from] io::Error),
 }
 
-/// A served RPC port.
+/// Handle of a running RPC server.
 #[derive(Debug)]
 pub struct RpcServer {
     address: SocketAddr,
@@ -39,19 +39,18 @@ pub struct RpcServer {
 }
 
 impl RpcServer {
-    /// Where it listens.
+    /// Bound address of the RPC port.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Accepts nothing more and closes every connection after the replies that are due. The supervisor's shutdown waits
-    /// for that.
+    /// Accepts no more connections and closes every connection after its pending replies. The supervisor's shutdown waits for that.
     pub fn stop(&self) {
         self.stop.cancel();
     }
 }
 
-/// Serves RPCs on `address` with so many threads, at most one per core, until the supervisor's shutdown.
+/// Serves RPCs on `address` with this number of threads, at most one per core, until the supervisor's shutdown.
 ///
 /// # Errors
 /// [`RpcServerError`].
@@ -65,15 +64,15 @@ pub fn serve(
     let address = listener.local_addr()?;
     let stop = supervisor.token().child_token();
     let budget = BufferBudget::new(server.limits.buffer_bytes);
-    // More threads than cores would only take turns.
+    // More threads than cores would only add context switches.
     let cores = std::thread::available_parallelism().unwrap_or(NonZero::<usize>::MIN);
-    let together = RpcThreadPool::new(server.limits.busy_poll, BusyPoll::new(cores));
+    let thread_pool = RpcThreadPool::new(server.limits.busy_poll, BusyPoll::new(cores));
     let workers: io::Result<Vec<_>> = (0..threads.clamp(1, cores.get()))
         .map(|lane| {
             RpcWorker {
                 server: Arc::clone(server),
                 budget: Arc::clone(&budget),
-                thread: RpcThread::new(&together),
+                thread: RpcThread::new(&thread_pool),
                 supervisor: supervisor.clone(),
                 stop: stop.child_token(),
                 lane,
@@ -81,7 +80,7 @@ pub fn serve(
             .start()
         })
         .collect();
-    let accepting = RpcAcceptor {
+    let acceptor = RpcAcceptor {
         listener,
         slots: Arc::new(Semaphore::new(server.limits.connections.clamp(1, Semaphore::MAX_PERMITS))),
         connections: server.limits.connections,
@@ -89,11 +88,11 @@ pub fn serve(
         workers: workers?,
         warnings: LogRateLimiter::new(),
     };
-    let until = stop.clone();
+    let stopped = stop.clone();
     supervisor.spawn_essential("rpc listener", async move {
         tokio::select! {
-            () = accepting.run() => {}
-            () = until.cancelled() => {}
+            () = acceptor.run() => {}
+            () = stopped.cancelled() => {}
         }
     });
     Ok(RpcServer { address, stop })
@@ -116,7 +115,7 @@ impl RpcAcceptor {
             let accepted = match self.prepare(stream) {
                 Ok(stream) => AcceptedConnection { stream, host: peer.ip().to_canonical(), slot },
                 Err(error) => {
-                    tracing::debug!(%peer, %error, "a connection was gone before it was set up");
+                    tracing::debug!(%peer, %error, "a connection closed before its setup");
                     continue;
                 }
             };
@@ -127,7 +126,7 @@ impl RpcAcceptor {
         }
     }
 
-    /// A place for one more connection.
+    /// Waits for a permit for one more connection.
     async fn slot(&self) -> Option<OwnedSemaphorePermit> {
         if let Ok(slot) = Arc::clone(&self.slots).try_acquire_owned() {
             return Some(slot);
@@ -135,7 +134,7 @@ impl RpcAcceptor {
         if self.warnings.is_due() {
             tracing::warn!(
                 connections = self.connections,
-                "as many RPC connections as allowed are open: others wait until one ends. Raise --rpc_max_connections"
+                "the limit of RPC connections is reached, new ones have to wait; raise --rpc_max_connections"
             );
         }
         Arc::clone(&self.slots).acquire_owned().await.ok()
@@ -143,7 +142,7 @@ impl RpcAcceptor {
 
     fn prepare(&self, stream: TcpStream) -> io::Result<DetachedStream> {
         stream.set_nodelay(self.no_delay)?;
-        // The thread that serves it registers it with its own runtime.
+        // The serving thread registers it with its own runtime.
         detach(stream)
     }
 }
@@ -154,7 +153,7 @@ async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
             Ok(accepted) => return accepted,
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
-                tracing::warn!(%error, "cannot accept RPC connections; trying again after a pause");
+                tracing::warn!(%error, "cannot accept RPC connections; retrying");
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
         }

@@ -1,7 +1,7 @@
-//! The RPC port: connections, and the threads that serve them.
+//! The RPC port: its connections and its threads.
 //!
-//! Every thread has a runtime of its own. A connection stays on one thread, where its requests are read, executed and
-//! answered without a hand-over.
+//! Every thread has its own runtime. A connection stays on one thread, which reads, executes and answers its requests without a
+//! hand-over between threads.
 
 mod budget;
 mod busy_poll;

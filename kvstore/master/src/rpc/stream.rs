@@ -1,4 +1,4 @@
-//! The stream of a connection: a socket, or TLS over it.
+//! The byte stream of a connection: plain TCP or TLS.
 
 use std::io;
 
@@ -7,7 +7,7 @@ use moongate_runtime::net::TcpStream;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::server::TlsStream;
 
-/// A socket, or TLS over it.
+/// A TCP stream with optional TLS.
 pub(super) enum RpcStream {
     Plain(TcpStream),
     Secured(Box<TlsStream<TcpStream>>),
@@ -21,7 +21,7 @@ impl RpcStream {
         }
     }
 
-    /// The socket, if bytes can be taken from it directly.
+    /// The socket of a connection without TLS, for direct reads.
     pub(super) fn plain(&self) -> Option<&TcpStream> {
         match self {
             Self::Plain(stream) => Some(stream),
@@ -36,7 +36,7 @@ impl RpcStream {
         }
     }
 
-    /// Writes what can be written at once.
+    /// Writes without blocking what fits into the socket's buffer.
     pub(super) fn try_write(&self, output: &[u8]) -> io::Result<usize> {
         match self {
             Self::Plain(stream) => stream.try_write(output),

@@ -1,4 +1,4 @@
-//! One thread and its connections.
+//! One thread and the connections that it serves.
 
 use std::io;
 use std::net::IpAddr;
@@ -18,14 +18,14 @@ use super::stream::RpcStream;
 use crate::call::CallerSession;
 use crate::server::MasterServer;
 
-/// Connections that wait for a thread to take them.
+/// Maximum number of accepted connections that wait for one thread.
 const MAX_PENDING_CONNECTIONS: usize = 256;
 
-/// A connection on its way to a thread.
+/// An accepted connection on its way to a thread.
 pub(super) struct AcceptedConnection {
     pub(super) stream: DetachedStream,
     pub(super) host: IpAddr,
-    /// Its place among all connections.
+    /// Its permit among all connections.
     pub(super) slot: OwnedSemaphorePermit,
 }
 
@@ -35,18 +35,18 @@ pub(super) struct RpcWorker {
     pub(super) thread: RpcThread,
     pub(super) supervisor: Supervisor,
     pub(super) stop: CancellationToken,
-    /// The number of the thread.
+    /// Index of the thread.
     pub(super) lane: usize,
 }
 
 impl RpcWorker {
-    /// Starts the thread. It ends when `stop` is cancelled and its connections have ended.
+    /// Starts the thread. It ends after `stop` is cancelled and its connections have ended.
     pub(super) fn start(self) -> io::Result<mpsc::Sender<AcceptedConnection>> {
         let (sender, receiver) = mpsc::channel(MAX_PENDING_CONNECTIONS);
         let supervisor = self.supervisor.clone();
         let name = format!("rpc-{}", self.lane);
         let thread = DedicatedThread::start(&supervisor, "rpc thread", name, self.run(receiver))?;
-        // The thread is no task, so a task stands for it.
+        // The supervisor waits for tasks only, so this task represents the thread.
         supervisor.spawn("rpc thread", thread.join());
         Ok(sender)
     }
@@ -60,11 +60,11 @@ impl RpcWorker {
             };
             let Some(next) = next else { break };
             if let Err(error) = self.accept(next, open.clone()) {
-                tracing::debug!(%error, "a connection was gone before it was served");
+                tracing::debug!(%error, "a connection closed before it was served");
             }
         }
         drop(open);
-        // Nothing is ever sent: this returns when the last connection has dropped its end.
+        // Nothing is sent on this channel: it closes when the last connection drops its sender.
         let _ = all_closed.recv().await;
     }
 
@@ -94,30 +94,31 @@ impl RpcWorker {
             });
             return Ok(());
         }
-        let serving = connection::serve(RpcStream::Plain(stream), caller, limits, budget, thread, stop);
+        let connection_task =
+            connection::serve(RpcStream::Plain(stream), caller, limits, budget, thread, stop);
         self.supervisor.spawn("rpc connection", async move {
-            serving.await;
+            connection_task.await;
             drop((slot, open));
         });
         Ok(())
     }
 }
 
-/// The handshake, and the certificate that the caller has shown.
+/// Runs the TLS handshake and returns the caller's certificate.
 async fn authenticate(
     stream: TcpStream,
     tls: &PeerTls,
-    limit: Duration,
+    handshake_timeout: Duration,
 ) -> io::Result<(RpcStream, CertificateFingerprint)> {
-    let (stream, peer) = timeout(limit, tls.accept(stream)).await??;
+    let (stream, peer) = timeout(handshake_timeout, tls.accept(stream)).await??;
     Ok((RpcStream::Secured(Box::new(stream)), peer))
 }
 
 fn report_unauthenticated(server: &MasterServer, host: IpAddr, error: &io::Error) {
     let error = describe_tls_error(error);
     if server.capabilities.add_unauthenticated() {
-        tracing::warn!(%host, error, "an RPC connection was refused: its client was not authenticated");
+        tracing::warn!(%host, error, "rejected an RPC connection without client authentication");
     } else {
-        tracing::debug!(%host, error, "an RPC connection was refused: its client was not authenticated");
+        tracing::debug!(%host, error, "rejected an RPC connection without client authentication");
     }
 }

@@ -1,4 +1,4 @@
-//! The store that all masters reach: one thing after the other, and leases that end by its own clock.
+//! Simulated coordinator: linearizable, with leases that expire by its own clock.
 
 use moongate_master::ha::{
     Candidacy, ElectedLeader, ElectionAction, ElectionResponse, ElectionView, InSyncSet, InSyncUpdateOutcome,
@@ -10,10 +10,10 @@ pub(crate) struct SimulatedCoordinator {
     revision: i64,
     leader: Option<(ElectedLeader, LeaderTerm)>,
     in_sync: Option<(InSyncSet, i64)>,
-    /// When the leader's lease ends, and how long it is.
+    /// Expiry and duration of the leader's lease in microseconds.
     lease_until: u64,
     lease: u64,
-    /// The most masters that were in sync at a time.
+    /// Maximum size of the in-sync set so far.
     pub(crate) max_in_sync: usize,
 }
 
@@ -40,34 +40,36 @@ impl SimulatedCoordinator {
         ElectionView { leader, in_sync: self.in_sync.clone() }
     }
 
-    fn revision_of_list(&self) -> i64 {
+    fn stored_revision(&self) -> i64 {
         self.in_sync.as_ref().map_or(0, |(_, revision)| *revision)
     }
 
-    fn leads(&self, tenure: LeaderTerm) -> bool {
-        self.leader.as_ref().is_some_and(|(_, it)| *it == tenure)
+    fn is_leader(&self, leader_term: LeaderTerm) -> bool {
+        self.leader.as_ref().is_some_and(|(_, current)| *current == leader_term)
     }
 
-    pub(crate) fn execute(&mut self, now: u64, ask: &ElectionAction) -> ElectionResponse {
+    pub(crate) fn execute(&mut self, now: u64, action: &ElectionAction) -> ElectionResponse {
         self.expire(now);
-        match ask {
+        match action {
             ElectionAction::Observe => ElectionResponse::View(self.view()),
-            ElectionAction::Campaign(bid) => ElectionResponse::CampaignResult(self.campaign(now, bid)),
-            ElectionAction::Renew(tenure) => {
-                let leads = self.leads(*tenure);
-                if leads {
+            ElectionAction::Campaign(candidacy) => {
+                ElectionResponse::CampaignResult(self.campaign(now, candidacy))
+            }
+            ElectionAction::Renew(leader_term) => {
+                let is_leader = self.is_leader(*leader_term);
+                if is_leader {
                     self.lease_until = now + self.lease;
                 }
-                ElectionResponse::Renewed(leads)
+                ElectionResponse::Renewed(is_leader)
             }
             ElectionAction::Withdraw(revision, members) => {
-                if self.leader.is_none() && self.revision_of_list() == *revision {
+                if self.leader.is_none() && self.stored_revision() == *revision {
                     self.put(members.clone());
                 }
                 ElectionResponse::Done
             }
-            ElectionAction::Resign(tenure) => {
-                if self.leads(*tenure) {
+            ElectionAction::Resign(leader_term) => {
+                if self.is_leader(*leader_term) {
                     self.leader = None;
                 }
                 ElectionResponse::Done
@@ -75,42 +77,42 @@ impl SimulatedCoordinator {
         }
     }
 
-    fn campaign(&mut self, now: u64, bid: &Candidacy) -> Option<LeaderTerm> {
-        if self.leader.is_some() || self.revision_of_list() != bid.revision {
+    fn campaign(&mut self, now: u64, candidacy: &Candidacy) -> Option<LeaderTerm> {
+        if self.leader.is_some() || self.stored_revision() != candidacy.revision {
             return None;
         }
-        let term = self.put(InSyncSet::from([bid.member.clone()]));
+        let term = self.put(InSyncSet::from([candidacy.member.clone()]));
         let leader = ElectedLeader {
-            address: bid.member.address.clone(),
-            replication: Some(bid.replication.clone()),
+            address: candidacy.member.address.clone(),
+            replication: Some(candidacy.replication.clone()),
             term,
         };
-        let tenure = LeaderTerm { term, lease: term };
-        self.leader = Some((leader, tenure));
-        self.lease = bid.lease.as_micros() as u64;
+        let leader_term = LeaderTerm { term, lease: term };
+        self.leader = Some((leader, leader_term));
+        self.lease = candidacy.lease.as_micros() as u64;
         self.lease_until = now + self.lease;
-        Some(tenure)
+        Some(leader_term)
     }
 
     pub(crate) fn update_in_sync(
         &mut self,
         now: u64,
-        tenure: LeaderTerm,
+        leader_term: LeaderTerm,
         revision: i64,
         members: &InSyncSet,
     ) -> InSyncUpdateOutcome {
         self.expire(now);
-        if !self.leads(tenure) {
+        if !self.is_leader(leader_term) {
             InSyncUpdateOutcome::Deposed
-        } else if self.revision_of_list() != revision {
+        } else if self.stored_revision() != revision {
             InSyncUpdateOutcome::Conflict
         } else {
             InSyncUpdateOutcome::Stored(self.put(members.clone()))
         }
     }
 
-    /// For a leader that does not know whether its last list was stored.
+    /// For a leader whose last update has an unknown result.
     pub(crate) fn in_sync_revision(&self) -> i64 {
-        self.revision_of_list()
+        self.stored_revision()
     }
 }

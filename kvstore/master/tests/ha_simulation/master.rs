@@ -1,4 +1,4 @@
-//! One master: its decisions are the real ones, its state is a set of numbers.
+//! A simulated master: its decisions are the real ones, its state is a set of numbers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -9,16 +9,16 @@ use moongate_master::ha::follower::{ReplicationFollower, ReplicationSink};
 use moongate_master::ha::{ElectionTimings, HaMember, InSyncSet, InSyncTracker, LeaderElector, LeaderTerm};
 
 pub(crate) const TIMES: ElectionTimings = ElectionTimings { lease: Duration::from_secs(3) };
-/// How long a leader waits for a silent follower, and a follower for a silent leader.
+/// A leader removes a follower, and a follower leaves a leader, after this time without a frame.
 pub(crate) const SILENCE_TIMEOUT: Duration = Duration::from_millis(800);
 
-/// A record, or a part of a state.
+/// A log record, or a record of a full state.
 #[derive(Clone, Copy)]
 pub(crate) enum SimulatedRecord {
     Value(u64),
-    /// An epoch begins.
+    /// A new epoch that starts with this record.
     Epoch(u64),
-    /// In a state: an epoch, and where it began.
+    /// In a full state: an epoch and its first record.
     EpochStart(u64, u64),
 }
 
@@ -33,7 +33,7 @@ impl SimulatedRecord {
     }
 
     fn read(bytes: &[u8]) -> Self {
-        let number = |at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
+        let number = |offset: usize| u64::from_le_bytes(*bytes[offset..].first_chunk().unwrap());
         match bytes[0] {
             0 => Self::Value(number(1)),
             1 => Self::Epoch(number(1)),
@@ -42,12 +42,12 @@ impl SimulatedRecord {
     }
 }
 
-/// What the records amount to.
+/// The state that the records produce.
 #[derive(Clone, Default)]
 pub(crate) struct SimulatedState {
-    /// What a whole copy had.
+    /// Values of the full copy.
     base: BTreeSet<u64>,
-    /// The record before the first of `records`.
+    /// Number of the record before the first of `records`.
     before: u64,
     records: Vec<SimulatedRecord>,
     pub(crate) epochs: EpochHistory,
@@ -59,18 +59,19 @@ impl SimulatedState {
     }
 
     pub(crate) fn values(&self) -> BTreeSet<u64> {
-        let value =
-            |it: &SimulatedRecord| if let SimulatedRecord::Value(value) = it { Some(*value) } else { None };
+        let value = |record: &SimulatedRecord| {
+            if let SimulatedRecord::Value(value) = record { Some(*value) } else { None }
+        };
         self.base.iter().copied().chain(self.records.iter().filter_map(value)).collect()
     }
 
-    /// The whole of it.
+    /// All records of a full copy.
     pub(crate) fn parts(&self) -> Vec<SimulatedRecord> {
         let epochs = self.epochs.iter().map(|(id, first)| SimulatedRecord::EpochStart(id, first));
         self.values().into_iter().map(SimulatedRecord::Value).chain(epochs).collect()
     }
 
-    /// The records from this one on, if there are.
+    /// The records from this one on, if they exist.
     pub(crate) fn from(&self, first: u64) -> Option<&[SimulatedRecord]> {
         self.records.get(first.checked_sub(self.before + 1)? as usize..)
     }
@@ -86,23 +87,23 @@ impl SimulatedState {
         }
     }
 
-    /// Later records never reached the disk.
+    /// Drops the records after `last`, which never reached the disk.
     fn truncate(&mut self, last: u64) {
         self.records.truncate((last - self.before) as usize);
         self.epochs.truncate(last);
     }
 }
 
-/// A state and the one that shall take its place.
+/// The current state, and a full copy that will replace it.
 #[derive(Default)]
 pub(crate) struct SimulatedReplica {
     pub(crate) current: SimulatedState,
     pub(crate) loading: Option<SimulatedState>,
-    /// Whether records can follow on `current`.
+    /// Whether records can be appended to `current`.
     pub(crate) accepts_records: bool,
-    /// Up to which record the disk has `current` for certain.
+    /// Last record of `current` that is certainly on disk.
     pub(crate) written: u64,
-    /// It acknowledges what its disk does not have.
+    /// Injected defect: it acknowledges records that are not on its disk.
     pub(crate) acks_before_write: bool,
 }
 
@@ -117,7 +118,7 @@ impl ReplicationSink for SimulatedReplica {
         match SimulatedRecord::read(record) {
             SimulatedRecord::Value(value) => _ = state.base.insert(value),
             SimulatedRecord::EpochStart(id, first) => state.epochs.begin(id, first),
-            SimulatedRecord::Epoch(_) => panic!("a record among the parts of a state"),
+            SimulatedRecord::Epoch(_) => panic!("an epoch record in a full state"),
         }
         Ok(())
     }
@@ -142,33 +143,33 @@ impl ReplicationSink for SimulatedReplica {
     }
 }
 
-/// A leader's side of one connection.
+/// The leader's side of a replication connection.
 pub(crate) struct SimulatedSession {
     pub(crate) member: HaMember,
     pub(crate) peer: usize,
-    /// The values of the state that are still to be sent, and what comes after them.
+    /// Records of the full state that are still to be sent.
     pub(crate) state: Option<Vec<SimulatedRecord>>,
-    /// The next record to send.
+    /// Number of the next record to send.
     pub(crate) next: u64,
-    /// It was asked to join.
+    /// Whether the follower has joined the in-sync tracker.
     pub(crate) joined: bool,
     pub(crate) sent_at: Duration,
 }
 
-/// What only a leader has.
+/// State that only a leader has.
 pub(crate) struct SimulatedLeader {
-    pub(crate) tenure: LeaderTerm,
-    pub(crate) quorum: InSyncTracker,
+    pub(crate) leader_term: LeaderTerm,
+    pub(crate) tracker: InSyncTracker,
     pub(crate) sessions: BTreeMap<u64, SimulatedSession>,
-    /// Callers that wait: record, value.
+    /// Pending calls: record number and value.
     pub(crate) pending_callers: Vec<(u64, u64)>,
-    /// The revision of the list; nothing if it must be asked for.
+    /// Revision of the stored set; `None` if it has to be read.
     pub(crate) revision: Option<i64>,
-    /// The list that was sent to the store, and when.
-    pub(crate) listing: Option<(u64, InSyncSet, Duration)>,
+    /// The in-sync update in flight: its number, the set, and when it was sent.
+    pub(crate) update_in_flight: Option<(u64, InSyncSet, Duration)>,
 }
 
-/// A follower's side of one connection.
+/// The follower's side of a replication connection.
 pub(crate) struct SimulatedLink {
     pub(crate) id: u64,
     pub(crate) leader: usize,
@@ -179,15 +180,15 @@ pub(crate) struct SimulatedLink {
 
 pub(crate) struct SimulatedMaster {
     pub(crate) member: HaMember,
-    /// Counts its processes; what was meant for an earlier one is not for it.
+    /// Incremented with every process; events for earlier processes are dropped.
     pub(crate) process_number: u64,
     pub(crate) alive: bool,
     pub(crate) asleep_until: u64,
-    /// Its clock: microseconds at the beginning of the world, and how fast it runs.
+    /// Its clock: microseconds at the start of the simulation, and its rate.
     offset: u64,
     rate: f64,
     pub(crate) elector: LeaderElector,
-    /// The question that the store has not answered: its number, and when it was sent.
+    /// The request without a response: its number, and when it was sent.
     pub(crate) pending_action: Option<(u64, Duration)>,
     pub(crate) replica: SimulatedReplica,
     pub(crate) leader_state: Option<SimulatedLeader>,
@@ -212,17 +213,17 @@ impl SimulatedMaster {
         }
     }
 
-    /// What its clock shows.
+    /// The master's clock at the simulation time `now`.
     pub(crate) fn clock(&self, now: u64) -> Duration {
         Duration::from_micros(self.offset + (now as f64 * self.rate) as u64)
     }
 
-    /// Whether it would answer a caller.
+    /// Whether it would reply to a call.
     pub(crate) fn serves(&self, now: u64) -> bool {
         self.alive && self.leader_state.is_some() && self.elector.leading(self.clock(now)).is_some()
     }
 
-    /// Its process is gone, and with it what was not written: `torn` records at most are on the disk of those that may be.
+    /// The process ends and unwritten records are lost, except for at most `torn` ones that reached the disk anyway.
     pub(crate) fn crash(&mut self, torn: u64) {
         self.alive = false;
         self.process_number += 1;
@@ -233,7 +234,7 @@ impl SimulatedMaster {
         self.replica.written = last;
     }
 
-    /// Its disk is gone, or it has none: it will be another member.
+    /// Loses the state: the master becomes a new member.
     pub(crate) fn lose_disk(&mut self, incarnation: u64) {
         self.member.incarnation = incarnation;
         self.replica = SimulatedReplica {
@@ -242,25 +243,24 @@ impl SimulatedMaster {
         };
     }
 
-    /// A new process.
     pub(crate) fn restart(&mut self) {
         self.replica.accepts_records = true;
         self.alive = true;
         self.elector = LeaderElector::new(self.member.clone(), self.member.address.clone(), TIMES, false);
     }
 
-    /// Begins to lead with what it has.
-    pub(crate) fn begin_to_lead(&mut self, tenure: LeaderTerm, epoch: u64) {
+    /// Becomes leader with the current state.
+    pub(crate) fn begin_to_lead(&mut self, leader_term: LeaderTerm, epoch: u64) {
         assert!(self.link.is_none());
         (self.replica.loading, self.replica.accepts_records) = (None, false);
         self.replica.current.append(SimulatedRecord::Epoch(epoch));
         self.leader_state = Some(SimulatedLeader {
-            tenure,
-            quorum: InSyncTracker::new(self.member.clone()),
+            leader_term,
+            tracker: InSyncTracker::new(self.member.clone()),
             sessions: BTreeMap::new(),
             pending_callers: Vec::new(),
-            revision: Some(tenure.term),
-            listing: None,
+            revision: Some(leader_term.term),
+            update_in_flight: None,
         });
     }
 }

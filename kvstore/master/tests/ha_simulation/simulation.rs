@@ -1,4 +1,4 @@
-//! The clocks, the store's callers, the masters' callers and the trouble.
+//! The event loop of the simulation: clocks, requests to the coordinator, calls and faults.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
@@ -13,24 +13,23 @@ use crate::coordinator::SimulatedCoordinator;
 use crate::master::{SILENCE_TIMEOUT, SimulatedMaster, SimulatedRecord, TIMES};
 
 pub(crate) const MASTERS: usize = 3;
-/// The store's place among those who can be cut off.
+/// Index of the coordinator in partitions.
 pub(crate) const STORE: usize = MASTERS;
-/// Microseconds of trouble, and of peace after it.
+/// Duration of the period with faults, and of the one without, in microseconds.
 const FAULT_PERIOD_US: u64 = 30_000_000;
 const QUIET_PERIOD_US: u64 = 12_000_000;
 const STEP: u64 = 50_000;
 
 #[derive(Clone, Copy)]
 pub(crate) struct HaFaultPlan {
-    /// Crashes, cuts and sleeps.
     pub(crate) enabled: bool,
-    /// Leaders answer before their followers have acknowledged.
+    /// Defect: leaders reply before their followers have acknowledged.
     pub(crate) skips_follower_acks: bool,
-    /// Clocks of masters run so slowly that no margin suffices.
+    /// Defect: the masters' clocks run slower than the lease margin allows.
     pub(crate) slow_clocks: bool,
-    /// Followers acknowledge what is not on their disks.
+    /// Defect: followers acknowledge records that are not on their disks.
     pub(crate) acks_before_write: bool,
-    /// Leaders go on with followers that may have other records.
+    /// Defect: leaders resume followers that may have other records.
     pub(crate) skips_epoch_check: bool,
 }
 
@@ -52,13 +51,13 @@ impl HaFaultPlan {
 
 pub(crate) enum HaSimulationEvent {
     Step(usize, u64),
-    /// A question reaches the store: master, life, number, sent.
+    /// A request reaches the coordinator: master, process, number, send time.
     ActionSent(usize, u64, u64, Duration, ElectionAction),
     ResponseReceived(usize, u64, u64, Duration, ElectionResponse),
-    /// The same for a list: master, life, number, what.
+    /// An in-sync update reaches the coordinator: master, process, number, arguments.
     InSyncUpdateSent(usize, u64, u64, (LeaderTerm, Option<i64>, InSyncSet)),
     InSyncUpdateDone(usize, u64, u64, Option<InSyncUpdateOutcome>, i64),
-    /// Bytes on a connection, towards a master. The flag tells whether it is the leader.
+    /// Bytes on a connection reach a master. The flag is set if it is the leader.
     Message(u64, usize, u64, bool, Vec<u8>),
     Call,
     InjectFault,
@@ -76,36 +75,36 @@ pub(crate) struct HaSimulation {
     numbers: u64,
     pub(crate) store: SimulatedCoordinator,
     pub(crate) masters: Vec<SimulatedMaster>,
-    /// Who cannot reach whom.
+    /// Pairs that cannot reach each other.
     pub(crate) cuts: BTreeSet<(usize, usize)>,
-    /// When the last bytes of each connection's direction arrive.
+    /// Arrival time of the last bytes in each direction of a connection.
     pub(crate) arrivals: BTreeMap<(u64, bool), u64>,
-    /// Whether masters keep their state over a crash.
+    /// Whether masters keep their state across a crash.
     pub(crate) durable: bool,
     pub(crate) acknowledged: BTreeSet<u64>,
     pub(crate) elected: usize,
     pub(crate) crashes: usize,
     pub(crate) refused: usize,
-    /// Whole copies and logs that were gone on with.
+    /// Numbers of full copies and of resumed logs.
     pub(crate) copied: usize,
     pub(crate) resumed: usize,
 }
 
 impl HaSimulation {
-    pub(crate) fn new(seed: u64, trouble: HaFaultPlan) -> Self {
+    pub(crate) fn new(seed: u64, faults: HaFaultPlan) -> Self {
         let mut rng = Rng::with_seed(seed);
         let masters = (0..MASTERS).map(|number| {
-            let rate = if trouble.slow_clocks { 0.4 } else { 0.8 + 0.4 * rng.f64() };
+            let rate = if faults.slow_clocks { 0.4 } else { 0.8 + 0.4 * rng.f64() };
             let mut master = SimulatedMaster::new(number, rng.u64(0..10_000_000), rate, rng.u64(..));
-            master.replica.acks_before_write = trouble.acks_before_write;
+            master.replica.acks_before_write = faults.acks_before_write;
             master
         });
         let masters = masters.collect();
-        let mut world = Self {
+        let mut simulation = Self {
             seed,
             durable: rng.bool(),
             rng,
-            faults: trouble,
+            faults,
             now: 0,
             queue: BinaryHeap::new(),
             events: BTreeMap::new(),
@@ -121,10 +120,10 @@ impl HaSimulation {
             copied: 0,
             resumed: 0,
         };
-        (0..MASTERS).for_each(|at| world.after(0, HaSimulationEvent::Step(at, 0)));
-        world.after(3_000_000, HaSimulationEvent::Call);
-        world.after(3_000_000, HaSimulationEvent::InjectFault);
-        world
+        (0..MASTERS).for_each(|index| simulation.after(0, HaSimulationEvent::Step(index, 0)));
+        simulation.after(3_000_000, HaSimulationEvent::Call);
+        simulation.after(3_000_000, HaSimulationEvent::InjectFault);
+        simulation
     }
 
     pub(crate) fn number(&mut self) -> u64 {
@@ -153,31 +152,32 @@ impl HaSimulation {
         self.run_until(FAULT_PERIOD_US);
         self.faults.enabled = false;
         self.cuts.clear();
-        for at in 0..MASTERS {
-            self.masters[at].asleep_until = self.now;
-            if !self.masters[at].alive {
-                self.restart(at);
+        for index in 0..MASTERS {
+            self.masters[index].asleep_until = self.now;
+            if !self.masters[index].alive {
+                self.restart(index);
             }
         }
         self.run_until(FAULT_PERIOD_US + QUIET_PERIOD_US);
-        let leaders: Vec<usize> = (0..MASTERS).filter(|at| self.masters[*at].serves(self.now)).collect();
-        assert_eq!(leaders.len(), 1, "seed {}: nobody leads although all is well", self.seed);
+        let leaders: Vec<usize> =
+            (0..MASTERS).filter(|index| self.masters[*index].serves(self.now)).collect();
+        assert_eq!(leaders.len(), 1, "seed {}: no leader without faults", self.seed);
         assert_eq!(self.store.members().len(), MASTERS, "seed {}: not all are in sync", self.seed);
         self.check(leaders[0]);
         let values = self.masters[leaders[0]].replica.current.values();
         for other in &self.masters {
             let others = other.replica.current.values();
             let foreign = others.difference(&values).next();
-            assert_eq!(foreign, None, "seed {}: a master has what its leader never had", self.seed);
+            assert_eq!(foreign, None, "seed {}: a master has a value that its leader never had", self.seed);
         }
     }
 
     fn run_until(&mut self, end: u64) {
-        while let Some(Reverse((at, number))) = self.queue.peek().copied()
-            && at < end
+        while let Some(Reverse((time, number))) = self.queue.peek().copied()
+            && time < end
         {
             self.queue.pop();
-            self.now = at;
+            self.now = time;
             if let Some(event) = self.events.remove(&number) {
                 self.handle(number, event);
             }
@@ -185,18 +185,18 @@ impl HaSimulation {
         self.now = end;
     }
 
-    /// What an event is for sleeps or is gone: it is put off, or forgotten.
+    /// Handles an event. Events for a paused master are delayed, those for an ended process dropped.
     fn handle(&mut self, number: u64, event: HaSimulationEvent) {
-        let whom = match &event {
-            HaSimulationEvent::Step(at, life)
-            | HaSimulationEvent::ResponseReceived(at, life, ..)
-            | HaSimulationEvent::InSyncUpdateDone(at, life, ..) => Some((*at, *life)),
-            HaSimulationEvent::Message(_, at, life, ..) => Some((*at, *life)),
+        let target = match &event {
+            HaSimulationEvent::Step(index, process)
+            | HaSimulationEvent::ResponseReceived(index, process, ..)
+            | HaSimulationEvent::InSyncUpdateDone(index, process, ..) => Some((*index, *process)),
+            HaSimulationEvent::Message(_, index, process, ..) => Some((*index, *process)),
             _ => None,
         };
-        if let Some((at, life)) = whom {
-            let master = &self.masters[at];
-            if !master.alive || master.process_number != life {
+        if let Some((index, process)) = target {
+            let master = &self.masters[index];
+            if !master.alive || master.process_number != process {
                 return;
             }
             if master.asleep_until > self.now {
@@ -206,56 +206,59 @@ impl HaSimulation {
             }
         }
         match event {
-            HaSimulationEvent::Step(at, life) => {
-                self.step(at);
-                self.after(STEP, HaSimulationEvent::Step(at, life));
+            HaSimulationEvent::Step(index, process) => {
+                self.step(index);
+                self.after(STEP, HaSimulationEvent::Step(index, process));
             }
-            HaSimulationEvent::ActionSent(at, life, number, sent, ask) => {
-                let answer = self.store.execute(self.now, &ask);
-                if !self.is_cut(at, STORE) {
+            HaSimulationEvent::ActionSent(index, process, number, sent, action) => {
+                let response = self.store.execute(self.now, &action);
+                if !self.is_cut(index, STORE) {
                     let delay = self.delay();
-                    self.after(delay, HaSimulationEvent::ResponseReceived(at, life, number, sent, answer));
+                    self.after(
+                        delay,
+                        HaSimulationEvent::ResponseReceived(index, process, number, sent, response),
+                    );
                 }
             }
-            HaSimulationEvent::ResponseReceived(at, _, number, sent, answer) => {
-                self.handle_response(at, number, sent, answer);
+            HaSimulationEvent::ResponseReceived(index, _, number, sent, response) => {
+                self.handle_response(index, number, sent, response);
             }
-            HaSimulationEvent::InSyncUpdateSent(at, life, number, list) => {
-                self.send_in_sync_update(at, life, number, &list);
+            HaSimulationEvent::InSyncUpdateSent(index, process, number, list) => {
+                self.send_in_sync_update(index, process, number, &list);
             }
-            HaSimulationEvent::InSyncUpdateDone(at, _, number, listing, revision) => {
-                self.handle_in_sync_update(at, number, listing, revision);
+            HaSimulationEvent::InSyncUpdateDone(index, _, number, outcome, revision) => {
+                self.handle_in_sync_update(index, number, outcome, revision);
             }
-            HaSimulationEvent::Message(connection, at, _, to_leader, bytes) => {
-                self.message(connection, at, to_leader, &bytes);
+            HaSimulationEvent::Message(connection, index, _, to_leader, bytes) => {
+                self.message(connection, index, to_leader, &bytes);
             }
             HaSimulationEvent::Call => self.call(),
             HaSimulationEvent::InjectFault => self.inject_fault(),
             HaSimulationEvent::Heal(one, other) => _ = self.cuts.remove(&(one, other)),
-            HaSimulationEvent::Restart(at) if !self.masters[at].alive => self.restart(at),
+            HaSimulationEvent::Restart(index) if !self.masters[index].alive => self.restart(index),
             HaSimulationEvent::Restart(_) => {}
         }
     }
 
-    /// What a master does again and again.
-    pub(crate) fn step(&mut self, at: usize) {
-        let clock = self.masters[at].clock(self.now);
-        self.elect(at, clock);
-        let master = &mut self.masters[at];
-        if master.leader_state.as_ref().map(|it| it.tenure)
-            != master.elector.leading(clock).map(|(tenure, _)| tenure)
+    /// Runs one step of a master, which is called periodically and after messages.
+    pub(crate) fn step(&mut self, index: usize) {
+        let clock = self.masters[index].clock(self.now);
+        self.elect(index, clock);
+        let master = &mut self.masters[index];
+        if master.leader_state.as_ref().map(|leader| leader.leader_term)
+            != master.elector.leading(clock).map(|(leader_term, _)| leader_term)
         {
             master.leader_state = None;
         }
         if master.leader_state.is_some() {
-            self.lead(at, clock);
+            self.lead(index, clock);
         } else {
-            self.follow(at, clock);
+            self.follow(index, clock);
         }
     }
 
-    fn elect(&mut self, at: usize, clock: Duration) {
-        let master = &mut self.masters[at];
+    fn elect(&mut self, index: usize, clock: Duration) {
+        let master = &mut self.masters[index];
         if let Some((_, sent)) = master.pending_action {
             if clock < sent + TIMES.response_timeout() {
                 return;
@@ -264,145 +267,156 @@ impl HaSimulation {
             master.elector.handle_response(sent, clock, ElectionResponse::Failed);
         }
         match master.elector.poll(clock) {
-            ElectorOutput::Act(ask) => {
-                if matches!(ask, ElectionAction::Campaign(_)) {
+            ElectorOutput::Act(action) => {
+                if matches!(action, ElectionAction::Campaign(_)) {
                     master.link = None;
                     master.replica.loading = None;
                 }
-                let life = master.process_number;
+                let process = master.process_number;
                 let number = self.number();
-                self.masters[at].pending_action = Some((number, clock));
-                if !self.is_cut(at, STORE) {
+                self.masters[index].pending_action = Some((number, clock));
+                if !self.is_cut(index, STORE) {
                     let delay = self.delay();
-                    self.after(delay, HaSimulationEvent::ActionSent(at, life, number, clock, ask));
+                    self.after(delay, HaSimulationEvent::ActionSent(index, process, number, clock, action));
                 }
             }
-            // The next step comes soon.
+            // The next step is scheduled anyway.
             ElectorOutput::Wait(_) => {}
         }
     }
 
-    fn handle_response(&mut self, at: usize, number: u64, sent: Duration, answer: ElectionResponse) {
+    fn handle_response(&mut self, index: usize, number: u64, sent: Duration, response: ElectionResponse) {
         let now = self.now;
-        let clock = self.masters[at].clock(now);
-        let master = &mut self.masters[at];
-        if master.pending_action.is_none_or(|(asked, _)| asked != number) {
+        let clock = self.masters[index].clock(now);
+        let master = &mut self.masters[index];
+        if master.pending_action.is_none_or(|(pending, _)| pending != number) {
             return;
         }
         master.pending_action = None;
-        let has_won = matches!(answer, ElectionResponse::CampaignResult(Some(_)));
-        master.elector.handle_response(sent, clock, answer);
-        if has_won && let Some((tenure, _)) = master.elector.leading(clock) {
-            master.begin_to_lead(tenure, self.rng.u64(..));
+        let has_won = matches!(response, ElectionResponse::CampaignResult(Some(_)));
+        master.elector.handle_response(sent, clock, response);
+        if has_won && let Some((leader_term, _)) = master.elector.leading(clock) {
+            master.begin_to_lead(leader_term, self.rng.u64(..));
             self.elected += 1;
-            let others = (0..MASTERS).filter(|other| *other != at && self.masters[*other].serves(now));
+            let others = (0..MASTERS).filter(|other| *other != index && self.masters[*other].serves(now));
             assert_eq!(others.count(), 0, "seed {}: two masters lead at once", self.seed);
-            self.check(at);
+            self.check(index);
         }
-        self.step(at);
+        self.step(index);
     }
 
-    /// Whoever leads has everything that a caller was told of.
-    fn check(&self, at: usize) {
-        let values = self.masters[at].replica.current.values();
+    /// Checks that a leader has every acknowledged value.
+    fn check(&self, index: usize) {
+        let values = self.masters[index].replica.current.values();
         if let Some(missing) = self.acknowledged.difference(&values).next() {
-            panic!("seed {}: {missing} is missing at master {at}", self.seed);
+            panic!("seed {}: {missing} is missing at master {index}", self.seed);
         }
     }
 
-    fn lead(&mut self, at: usize, clock: Duration) {
+    fn lead(&mut self, index: usize, clock: Duration) {
         let number = self.number();
-        let SimulatedMaster { leader_state: Some(lead), process_number: life, .. } = &mut self.masters[at]
+        let SimulatedMaster { leader_state: Some(leader_state), process_number: process, .. } =
+            &mut self.masters[index]
         else {
             return;
         };
-        lead.quorum.remove_silent(clock, SILENCE_TIMEOUT);
-        if lead.listing.as_ref().is_some_and(|(_, _, sent)| clock >= *sent + TIMES.response_timeout()) {
-            (lead.listing, lead.revision) = (None, None);
-        }
-        if lead.listing.is_none()
-            && let Some(members) = lead.quorum.pending_in_sync()
+        leader_state.tracker.remove_silent(clock, SILENCE_TIMEOUT);
+        if leader_state
+            .update_in_flight
+            .as_ref()
+            .is_some_and(|(_, _, sent)| clock >= *sent + TIMES.response_timeout())
         {
-            lead.listing = Some((number, members.clone(), clock));
-            let (life, list) = (*life, (lead.tenure, lead.revision, members));
-            if !self.is_cut(at, STORE) {
+            (leader_state.update_in_flight, leader_state.revision) = (None, None);
+        }
+        if leader_state.update_in_flight.is_none()
+            && let Some(members) = leader_state.tracker.pending_in_sync()
+        {
+            leader_state.update_in_flight = Some((number, members.clone(), clock));
+            let (process, list) = (*process, (leader_state.leader_term, leader_state.revision, members));
+            if !self.is_cut(index, STORE) {
                 let delay = self.delay();
-                self.after(delay, HaSimulationEvent::InSyncUpdateSent(at, life, number, list));
+                self.after(delay, HaSimulationEvent::InSyncUpdateSent(index, process, number, list));
             }
         }
-        self.send_updates(at, clock);
-        self.reply_to_callers(at);
+        self.send_updates(index, clock);
+        self.reply_to_callers(index);
     }
 
-    /// A list, or the question for its revision, reaches the store. It may do so long after it was given up.
+    /// An in-sync update, or a read of the revision, reaches the coordinator, possibly long after its timeout.
     fn send_in_sync_update(
         &mut self,
-        at: usize,
-        life: u64,
+        index: usize,
+        process: u64,
         number: u64,
-        (tenure, revision, members): &(LeaderTerm, Option<i64>, InSyncSet),
+        (leader_term, revision, members): &(LeaderTerm, Option<i64>, InSyncSet),
     ) {
-        let listing = revision.map(|it| self.store.update_in_sync(self.now, *tenure, it, members));
-        let seen = self.store.in_sync_revision();
-        if !self.is_cut(at, STORE) {
+        let outcome =
+            revision.map(|revision| self.store.update_in_sync(self.now, *leader_term, revision, members));
+        let revision = self.store.in_sync_revision();
+        if !self.is_cut(index, STORE) {
             let delay = self.delay();
-            self.after(delay, HaSimulationEvent::InSyncUpdateDone(at, life, number, listing, seen));
+            self.after(delay, HaSimulationEvent::InSyncUpdateDone(index, process, number, outcome, revision));
         }
     }
 
     fn handle_in_sync_update(
         &mut self,
-        at: usize,
+        index: usize,
         number: u64,
-        listing: Option<InSyncUpdateOutcome>,
-        seen: i64,
+        outcome: Option<InSyncUpdateOutcome>,
+        revision: i64,
     ) {
-        let master = &mut self.masters[at];
-        let Some(lead) = &mut master.leader_state else { return };
-        let Some((_, members, _)) = lead.listing.take_if(|(asked, ..)| *asked == number) else { return };
-        match listing {
-            None => lead.revision = Some(seen),
+        let master = &mut self.masters[index];
+        let Some(leader_state) = &mut master.leader_state else { return };
+        let Some((_, members, _)) = leader_state.update_in_flight.take_if(|(pending, ..)| *pending == number)
+        else {
+            return;
+        };
+        match outcome {
+            None => leader_state.revision = Some(revision),
             Some(InSyncUpdateOutcome::Stored(revision)) => {
-                lead.revision = Some(revision);
-                lead.quorum.confirm_in_sync(members);
+                leader_state.revision = Some(revision);
+                leader_state.tracker.confirm_in_sync(members);
             }
-            Some(InSyncUpdateOutcome::Conflict) => lead.revision = None,
+            Some(InSyncUpdateOutcome::Conflict) => leader_state.revision = None,
             Some(InSyncUpdateOutcome::Deposed) => master.elector.mark_deposed(),
         }
-        self.step(at);
+        self.step(index);
     }
 
-    /// Somebody puts something, wherever a master serves.
+    /// A client writes a value at a serving master.
     fn call(&mut self) {
         let delay = self.rng.u64(20_000..100_000);
         self.after(delay, HaSimulationEvent::Call);
         let (now, value) = (self.now, self.number());
-        let is_up = |it: &SimulatedMaster| it.serves(now) && it.asleep_until <= now;
-        let Some(at) = self.masters.iter().position(is_up) else {
+        let is_serving = |master: &SimulatedMaster| master.serves(now) && master.asleep_until <= now;
+        let Some(index) = self.masters.iter().position(is_serving) else {
             self.refused += 1;
             return;
         };
-        let master = &mut self.masters[at];
+        let master = &mut self.masters[index];
         let state = &mut master.replica.current;
         state.append(SimulatedRecord::Value(value));
-        if let Some(lead) = &mut master.leader_state {
-            lead.pending_callers.push((state.last(), value));
+        if let Some(leader_state) = &mut master.leader_state {
+            leader_state.pending_callers.push((state.last(), value));
         }
-        self.step(at);
+        self.step(index);
     }
 
-    fn reply_to_callers(&mut self, at: usize) {
-        if !self.masters[at].serves(self.now) {
+    fn reply_to_callers(&mut self, index: usize) {
+        if !self.masters[index].serves(self.now) {
             return;
         }
-        let SimulatedMaster { leader_state: Some(lead), replica: kept, .. } = &mut self.masters[at] else {
+        let SimulatedMaster { leader_state: Some(leader_state), replica, .. } = &mut self.masters[index]
+        else {
             return;
         };
-        // Its own disk has it first.
-        kept.written = kept.current.last();
+        // Its own disk is written first.
+        replica.written = replica.current.last();
         let all = self.faults.skips_follower_acks;
-        let answered =
-            lead.pending_callers.extract_if(.., |(number, _)| all || lead.quorum.is_acknowledged(*number));
-        self.acknowledged.extend(answered.map(|(_, value)| value));
+        let replied = leader_state
+            .pending_callers
+            .extract_if(.., |(number, _)| all || leader_state.tracker.is_acknowledged(*number));
+        self.acknowledged.extend(replied.map(|(_, value)| value));
     }
 }

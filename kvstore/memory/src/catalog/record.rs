@@ -1,46 +1,45 @@
-//! One object of a segment as bytes.
+//! Encoding of an object record.
 
-/// Orders the versions of an object: first by the master's epoch, then by the sequence number within it.
+/// Version of an object, ordered by the master's epoch, then by its sequence number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Hash)]
 pub struct ObjectVersion {
-    /// The epoch of the master that reported the object.
+    /// Epoch of the master that reported the object.
     pub epoch: u64,
-    /// The master's number of the replica. A later version of a key has a higher one.
+    /// The master's sequence number of the replica. A later version of a key has a higher number.
     pub sequence: u64,
 }
 
-/// An object in a segment: what a master needs to serve it again.
+/// An object in a segment, with all that a master needs to restore it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ObjectRecord {
-    /// The tenant that owns it.
+    /// Tenant that owns the object.
     pub tenant: String,
-    /// Its key.
     pub key: String,
-    /// The group with which it is leased and evicted; empty for none.
+    /// Group with which the object is leased and evicted; empty for none.
     pub group: String,
-    /// Where it begins in the segment.
+    /// Offset of the object in the segment.
     pub offset: u64,
-    /// Its length in bytes.
+    /// Length of the object in bytes.
     pub size: u64,
-    /// Which version of the key it is.
+    /// Version of the object's key.
     pub version: ObjectVersion,
-    /// The writer's checksum, as the master stores it.
+    /// The writer's checksum as stored by the master.
     pub checksum: Option<u64>,
-    /// Whether it is never evicted.
+    /// Whether the object is exempt from eviction.
     pub hard_pin: bool,
-    /// CRC-32C of its bytes, as the ledger has it.
+    /// CRC-32C of the object's bytes, as in the ledger.
     pub crc: u32,
 }
 
-/// Bytes before the texts.
+/// Length of the fixed part before the strings.
 const FIXED: usize = 50;
-/// Longest record.
+/// Maximum length of an encoded record.
 pub(super) const MAX_ENCODED: usize = super::slots::MAX_CHAIN * super::slots::PAYLOAD;
 const HAS_CHECKSUM: u8 = 1;
 const HARD_PIN: u8 = 2;
 
 impl ObjectRecord {
-    /// The record as bytes, unless its texts are too long.
+    /// Encodes the record; `None` if its strings are too long.
     pub(super) fn encode(&self) -> Option<Vec<u8>> {
         let mut bytes = Vec::with_capacity(FIXED + self.key.len() + self.tenant.len() + self.group.len());
         let checksum = self.checksum.unwrap_or(0);
@@ -48,8 +47,8 @@ impl ObjectRecord {
             bytes.extend(word.to_le_bytes());
         }
         bytes.extend(self.crc.to_le_bytes());
-        let checked = if self.checksum.is_some() { HAS_CHECKSUM } else { 0 };
-        bytes.push(checked | if self.hard_pin { HARD_PIN } else { 0 });
+        let checksum_flag = if self.checksum.is_some() { HAS_CHECKSUM } else { 0 };
+        bytes.push(checksum_flag | if self.hard_pin { HARD_PIN } else { 0 });
         bytes.push(u8::try_from(self.tenant.len()).ok()?);
         bytes.extend(u16::try_from(self.key.len()).ok()?.to_le_bytes());
         bytes.extend(u16::try_from(self.group.len()).ok()?.to_le_bytes());
@@ -59,19 +58,20 @@ impl ObjectRecord {
         (bytes.len() <= MAX_ENCODED).then_some(bytes)
     }
 
-    /// The record that bytes with padding behind them contain.
+    /// Decodes a record, ignoring padding after it.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let word = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
-        let short =
-            |at: usize| Some(usize::from(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?)));
+        let word = |offset: usize| Some(u64::from_le_bytes(bytes.get(offset..offset + 8)?.try_into().ok()?));
+        let short = |offset: usize| {
+            Some(usize::from(u16::from_le_bytes(bytes.get(offset..offset + 2)?.try_into().ok()?)))
+        };
         let flags = *bytes.get(44)?;
         let lengths = [usize::from(*bytes.get(45)?), short(46)?, short(48)?];
         let mut rest = bytes.get(FIXED..)?;
         let mut texts = [const { String::new() }; 3];
         for (text, length) in texts.iter_mut().zip(lengths) {
-            let (now, after) = rest.split_at_checked(length)?;
-            *text = String::from_utf8(now.to_vec()).ok()?;
-            rest = after;
+            let (text_bytes, remaining) = rest.split_at_checked(length)?;
+            *text = String::from_utf8(text_bytes.to_vec()).ok()?;
+            rest = remaining;
         }
         let [tenant, key, group] = texts;
         Some(Self {
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn encoded_records_decode_and_long_ones_are_refused() {
+    fn records_round_trip_and_long_ones_are_rejected() {
         let record = ObjectRecord {
             tenant: "t".into(),
             key: "a key".into(),

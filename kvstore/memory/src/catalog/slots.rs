@@ -1,5 +1,5 @@
-//! Records in shared memory: chains of slots. The first slot's seal has a checksum of the whole chain and is stored last, so that a
-//! record is there or it is not.
+//! Records in shared memory as chains of slots. The first slot's seal contains a checksum of the whole chain and is stored last, so a
+//! record is either complete or absent.
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -7,11 +7,11 @@ use super::HEADER;
 use crate::checksum::Crc32c;
 use crate::region::MappedRegion;
 
-/// Bytes of a slot: its seal, the slot that follows in the chain, and a part of the record.
+/// Bytes of a slot: its seal, the next slot of the chain, and a part of the record.
 pub(super) const SLOT: u64 = 64;
-/// Bytes of a record in each slot.
+/// Record bytes per slot.
 pub(super) const PAYLOAD: usize = 48;
-/// Most slots of one record.
+/// Maximum number of slots of a record.
 pub(super) const MAX_CHAIN: usize = 24;
 /// Lower half of the seal of a chain's first slot; the upper half is a checksum.
 const HEAD: u64 = 0x6f62_6a68;
@@ -19,18 +19,16 @@ const HEAD: u64 = 0x6f62_6a68;
 const TAIL: u64 = 0x6f62_6a74;
 const MARK: u64 = 0xffff_ffff;
 
-/// What begins at a slot.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ChainRead {
     Free,
-    /// A slot of a chain that begins elsewhere, or of one that was cleared only in part.
-    /// Its first slot's number.
+    /// A slot within a chain, or left over from a partly cleared one, with the number of the chain's first slot.
     Tail(u32),
     Record {
         chain: Vec<u32>,
         payload: Vec<u8>,
     },
-    /// Bits have changed: no process that was killed leaves this.
+    /// Corrupt: a killed process never leaves such a slot.
     Damaged,
 }
 
@@ -55,18 +53,18 @@ impl ObjectSlots {
         }
     }
 
-    /// The stores that make a record, in their order: the first slot's seal comes last.
+    /// The stores that write a record, in order: the first slot's seal is last.
     pub(super) fn steps(chain: &[u32], payload: &[u8]) -> Vec<(u32, u64, u64)> {
         let Some(&head) = chain.first() else { return Vec::new() };
         let mut steps = Vec::with_capacity(chain.len() * 8);
         let mut crc = Crc32c::new();
-        for (at, &slot) in chain.iter().enumerate() {
-            let next = chain.get(at + 1).map_or(0, |next| u64::from(*next) + 1);
+        for (index, &slot) in chain.iter().enumerate() {
+            let next = chain.get(index + 1).map_or(0, |next| u64::from(*next) + 1);
             let mut part = [0; PAYLOAD];
-            for (byte, from) in part.iter_mut().zip(payload.iter().skip(at * PAYLOAD)) {
+            for (byte, from) in part.iter_mut().zip(payload.iter().skip(index * PAYLOAD)) {
                 *byte = *from;
             }
-            let seal = (at > 0).then_some(u64::from(head) << 32 | TAIL);
+            let seal = (index > 0).then_some(u64::from(head) << 32 | TAIL);
             sum(&mut crc, slot, seal, next, &part);
             steps.extend(seal.map(|seal| (slot, 0, seal)));
             steps.push((slot, 1, next));
@@ -80,12 +78,12 @@ impl ObjectSlots {
     pub(super) fn publish(&self, chain: &[u32], payload: &[u8]) {
         for (slot, word, value) in Self::steps(chain, payload) {
             self.store(slot, word, value);
-            // Neither the compiler nor the processor may put a later step before this one.
+            // Neither the compiler nor the processor may reorder these stores.
             fence(Ordering::SeqCst);
         }
     }
 
-    /// Makes slots free, the first one first.
+    /// Frees slots, the first one first.
     pub(super) fn clear(&self, chain: &[u32]) {
         for &slot in chain {
             self.store(slot, 0, 0);
@@ -107,8 +105,8 @@ impl ObjectSlots {
         let (mut chain, mut payload) = (Vec::with_capacity(2), Vec::with_capacity(2 * PAYLOAD));
         let (mut slot, mut crc) = (head, Crc32c::new());
         loop {
-            let own = if chain.is_empty() { None } else { Some(self.load(slot, 0)?) };
-            if own.is_some_and(|own| own != u64::from(head) << 32 | TAIL) {
+            let tail_seal = if chain.is_empty() { None } else { Some(self.load(slot, 0)?) };
+            if tail_seal.is_some_and(|seal| seal != u64::from(head) << 32 | TAIL) {
                 return None;
             }
             let next = self.load(slot, 1)?;
@@ -116,11 +114,11 @@ impl ObjectSlots {
             for (word, bytes) in (2..).zip(part.as_chunks_mut::<8>().0) {
                 *bytes = self.load(slot, word)?.to_le_bytes();
             }
-            sum(&mut crc, slot, own, next, &part);
+            sum(&mut crc, slot, tail_seal, next, &part);
             chain.push(slot);
             payload.extend(part);
-            let Some(after) = next.checked_sub(1) else { break };
-            slot = u32::try_from(after).ok().filter(|_| after < self.slots)?;
+            let Some(following) = next.checked_sub(1) else { break };
+            slot = u32::try_from(following).ok().filter(|_| following < self.slots)?;
             if chain.len() == MAX_CHAIN {
                 return None;
             }
@@ -155,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_may_be_killed_between_any_two_stores() {
+    fn a_record_interrupted_between_any_two_stores_is_absent() {
         let (slots, payload) = (slots(), payload(100));
         let chain = [5, 1, 3];
         let steps = ObjectSlots::steps(&chain, &payload);
@@ -174,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn any_changed_bit_is_noticed() {
+    fn any_flipped_bit_is_detected() {
         let (slots, payload) = (slots(), payload(60));
         let chain = [2, 6];
         slots.publish(&chain, &payload);
@@ -190,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_that_leads_back_ends() {
+    fn a_cyclic_chain_is_damaged() {
         let slots = slots();
         slots.publish(&[0, 1], &payload(60));
         slots.store(1, 1, 2);

@@ -1,5 +1,5 @@
-//! What a holder and its user say to each other: one packet of JSON each way, with a file descriptor beside it. The two are of
-//! different releases sooner or later: members may be added, and what is there stays.
+//! Messages between holder and client: one JSON packet each way, with an optional file descriptor. The two may be of different releases:
+//! members may be added, and existing ones must stay.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::PageMode;
 
-/// Longest packet in bytes: the names of all that can be kept.
+/// Maximum packet size in bytes: the names of all resources.
 const MAX_PACKET: usize = 16 << 10;
-/// How long either side waits for the other. Both are on one machine, and neither has much to do.
+/// Timeout of either side. Both run on one machine and respond at once.
 const LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
@@ -71,11 +71,11 @@ impl From<WirePageMode> for PageMode {
     }
 }
 
-/// A connection to the other side, who runs as the same user.
+/// A connection between holder and client, both of the same user.
 #[derive(Debug)]
 pub(super) struct HolderSocket(OwnedFd);
 
-/// A Unix socket that keeps packets apart.
+/// A Unix socket that preserves packet boundaries.
 pub(super) fn unix() -> io::Result<OwnedFd> {
     Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
@@ -87,11 +87,11 @@ impl HolderSocket {
         Self::new(socket)
     }
 
-    /// Refuses a peer of another user: who has the memory's descriptor can read and write all of it.
+    /// Rejects a peer of another user: the memory's descriptor gives full read and write access.
     pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
         let (peer, own) = (socket_peercred(&socket)?.uid, rustix::process::geteuid());
         if peer != own {
-            let why = format!("the other side runs as user {peer:?} and this one as {own:?}");
+            let why = format!("the peer runs as user {peer:?}, this process as {own:?}");
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
         set_socket_timeout(&socket, Timeout::Recv, Some(LIMIT))?;
@@ -119,7 +119,7 @@ impl HolderSocket {
         let mut text = vec![0; MAX_PACKET];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let got = rustix::io::retry_on_intr(|| {
+        let received = rustix::io::retry_on_intr(|| {
             recvmsg(&self.0, &mut [IoSliceMut::new(&mut text)], &mut control, RecvFlags::CMSG_CLOEXEC)
         })?;
         let mut fds = control.drain().filter_map(|message| match message {
@@ -127,13 +127,13 @@ impl HolderSocket {
             _ => None,
         });
         let fd = fds.next().and_then(|mut fds| fds.next());
-        if got.bytes == 0 {
+        if received.bytes == 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        if got.flags.contains(ReturnFlags::TRUNC) {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet of more than 16 KiB"));
+        if received.flags.contains(ReturnFlags::TRUNC) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet larger than 16 KiB"));
         }
-        Ok((serde_json::from_slice(text.get(..got.bytes).unwrap_or_default())?, fd))
+        Ok((serde_json::from_slice(text.get(..received.bytes).unwrap_or_default())?, fd))
     }
 }
 
@@ -141,10 +141,10 @@ impl HolderSocket {
 mod tests {
     use super::*;
 
-    /// What the first release says; later ones must go on understanding it.
+    /// The messages of the first release, which later releases must accept.
     #[test]
-    fn the_words_stay() {
-        let words = [
+    fn the_wire_format_is_stable() {
+        let messages = [
             (
                 HolderRequest::Memory { name: "a".into(), len: 5, pages: WirePageMode::Huge },
                 r#"{"memory":{"name":"a","len":5,"pages":"huge"}}"#,
@@ -157,22 +157,22 @@ mod tests {
             (HolderRequest::Forget { name: "a".into() }, r#"{"forget":{"name":"a"}}"#),
             (HolderRequest::Names, r#""names""#),
         ];
-        for (request, text) in words {
+        for (request, text) in messages {
             assert_eq!(serde_json::to_string(&request).unwrap(), text);
             assert_eq!(serde_json::from_str::<HolderRequest>(text).unwrap(), request);
         }
-        let words = [
+        let messages = [
             (HolderResponse::Kept { fresh: true }, r#"{"kept":{"fresh":true}}"#),
             (HolderResponse::Length { kept: 7 }, r#"{"length":{"kept":7}}"#),
             (HolderResponse::Done, r#""done""#),
             (HolderResponse::Names { names: vec!["a".into()] }, r#"{"names":{"names":["a"]}}"#),
             (HolderResponse::Refused { why: "x".into() }, r#"{"refused":{"why":"x"}}"#),
         ];
-        for (answer, text) in words {
-            assert_eq!(serde_json::to_string(&answer).unwrap(), text);
-            assert_eq!(serde_json::from_str::<HolderResponse>(text).unwrap(), answer);
+        for (response, text) in messages {
+            assert_eq!(serde_json::to_string(&response).unwrap(), text);
+            assert_eq!(serde_json::from_str::<HolderResponse>(text).unwrap(), response);
         }
-        // A later release may say more.
+        // A later release may add members.
         let more = r#"{"kept":{"fresh":false,"since":"yesterday"}}"#;
         assert_eq!(
             serde_json::from_str::<HolderResponse>(more).unwrap(),

@@ -1,4 +1,4 @@
-//! The process that keeps.
+//! Server of the holder.
 
 use std::collections::BTreeMap;
 use std::fs::{File, Permissions, TryLockError};
@@ -16,19 +16,19 @@ use super::message::{HolderRequest, HolderResponse, HolderSocket, unix};
 use super::{HolderError, MAX_NAME, MAX_RESOURCES};
 use crate::memfd;
 
-/// Connections that wait to be answered.
+/// Backlog of the listening socket.
 const BACKLOG: i32 = 16;
 
-/// Keeps memory and listening sockets until it ends.
+/// Keeps memory and listening sockets until it stops.
 #[derive(Debug)]
 pub struct HolderServer {
     path: PathBuf,
     listener: Arc<OwnedFd>,
     stopped: Arc<AtomicBool>,
     resources: BTreeMap<String, HeldResource>,
-    /// Most bytes of memory.
+    /// Maximum total bytes of memory.
     limit: u64,
-    /// Held until it ends, so that the socket's path is its own.
+    /// Lock on the socket's path, held until the server stops.
     _lock: File,
 }
 
@@ -38,7 +38,7 @@ enum HeldResource {
     Listener(TcpListener),
 }
 
-/// Ends a [`HolderServer`] from another thread.
+/// Stops a [`HolderServer`] from another thread.
 #[derive(Debug, Clone)]
 pub struct HolderStopHandle {
     listener: Arc<OwnedFd>,
@@ -46,24 +46,24 @@ pub struct HolderStopHandle {
 }
 
 impl HolderStopHandle {
-    /// No more questions are answered, and what is kept is let go.
+    /// Stops serving requests and releases all resources.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        // Wakes the thread that waits for a connection.
+        // Wakes the thread that waits in accept.
         if let Err(problem) = rustix::net::shutdown(&*self.listener, Shutdown::Both) {
-            tracing::warn!("the holder cannot be woken: {problem}");
+            tracing::warn!("cannot wake the holder thread: {problem}");
         }
     }
 }
 
 impl HolderServer {
-    /// Listens at `path`, for processes of the same user, and keeps at most `limit` bytes of memory.
+    /// Listens at `path` for processes of the same user. `limit` is the maximum of kept memory in bytes.
     ///
     /// # Errors
     /// [`HolderError::InUse`] or [`HolderError::Bind`].
     pub fn bind(path: &Path, limit: u64) -> Result<Self, HolderError> {
         let bind = |problem| HolderError::Bind { path: path.to_owned(), problem };
-        // A socket's file stays when its process is killed: the lock tells whether it is in use.
+        // The socket file remains when its process is killed: the lock shows whether it is in use.
         let lock = File::options()
             .write(true)
             .create(true)
@@ -86,13 +86,13 @@ impl HolderServer {
         })
     }
 
-    /// What ends it.
+    /// Returns a handle that stops the server.
     #[must_use]
     pub fn stopper(&self) -> HolderStopHandle {
         HolderStopHandle { listener: Arc::clone(&self.listener), stopped: Arc::clone(&self.stopped) }
     }
 
-    /// Answers one question after the other until it is stopped.
+    /// Serves one request after another until stopped.
     pub fn run(mut self) {
         loop {
             let accepted = rustix::net::accept_with(&*self.listener, SocketFlags::CLOEXEC);
@@ -102,11 +102,11 @@ impl HolderServer {
             match accepted {
                 Ok(socket) => {
                     if let Err(problem) = self.serve(socket) {
-                        tracing::warn!("a question to the holder came to nothing: {problem}");
+                        tracing::warn!("a request to the holder failed: {problem}");
                     }
                 }
                 Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => {}
-                // Whatever is wrong with the listener: ending would free all memory. The store is still there to ask again.
+                // Keep running: exiting would free all memory, and the store can retry.
                 Err(problem) => {
                     tracing::error!("the holder cannot accept a connection: {problem}");
                     std::thread::sleep(std::time::Duration::from_secs(1));
@@ -118,24 +118,24 @@ impl HolderServer {
     fn serve(&mut self, socket: OwnedFd) -> io::Result<()> {
         let socket = HolderSocket::new(socket)?;
         let (request, fd) = match socket.receive() {
-            Ok(asked) => asked,
+            Ok(received) => received,
             Err(problem) if problem.kind() == io::ErrorKind::InvalidData => {
-                let why = format!("not a question that this release understands: {problem}");
+                let why = format!("not a request that this release supports: {problem}");
                 return socket.send(&HolderResponse::Refused { why }, None);
             }
             Err(problem) => return Err(problem),
         };
-        tracing::debug!("the holder is asked: {request:?}");
-        let (answer, name) =
+        tracing::debug!("holder request: {request:?}");
+        let (response, name) =
             self.respond(request, fd).unwrap_or_else(|why| (HolderResponse::Refused { why }, None));
-        let fd = name.and_then(|name| self.resources.get(&name)).map(|kept| match kept {
+        let fd = name.and_then(|name| self.resources.get(&name)).map(|resource| match resource {
             HeldResource::Memory { fd, .. } => fd.as_fd(),
             HeldResource::Listener(listener) => listener.as_fd(),
         });
-        socket.send(&answer, fd)
+        socket.send(&response, fd)
     }
 
-    /// The answer, and whose descriptor goes with it.
+    /// Returns the response, and the name of the resource whose descriptor is sent with it.
     fn respond(
         &mut self,
         request: HolderRequest,
@@ -155,41 +155,41 @@ impl HolderServer {
                 }
                 let (fd, _) =
                     memfd(&name, len, pages.into()).map_err(|problem| format!("{len} bytes: {problem}"))?;
-                tracing::info!("keeping {len} bytes of new memory as {name}");
+                tracing::info!("created {len} bytes of memory as {name}");
                 self.resources.insert(name.clone(), HeldResource::Memory { fd, len });
                 Ok((HolderResponse::Kept { fresh: true }, Some(name)))
             }
             HolderRequest::Listener { name, address } => {
                 match self.resources.get(&name) {
                     Some(HeldResource::Listener(kept))
-                        if kept.local_addr().is_ok_and(|kept| fits(kept, address)) =>
+                        if kept.local_addr().is_ok_and(|kept| matches_address(kept, address)) =>
                     {
                         return Ok((HolderResponse::Kept { fresh: false }, Some(name)));
                     }
                     Some(HeldResource::Memory { .. }) => return Err(format!("{name} is memory")),
-                    // At another address: the old one is closed before, as the port may be the same.
+                    // At another address: close the old socket first, as the port may be the same.
                     Some(HeldResource::Listener(_)) => drop(self.resources.remove(&name)),
                     None => self.check_limits(&name, 0)?,
                 }
                 let listener =
                     TcpListener::bind(address).map_err(|problem| format!("{address}: {problem}"))?;
-                tracing::info!("keeping a socket that listens at {address} as {name}");
+                tracing::info!("created a listening socket at {address} as {name}");
                 self.resources.insert(name.clone(), HeldResource::Listener(listener));
                 Ok((HolderResponse::Kept { fresh: true }, Some(name)))
             }
             HolderRequest::Give { name, len } => {
                 if self.resources.contains_key(&name) {
-                    return Err(format!("{name} is kept already"));
+                    return Err(format!("{name} already exists"));
                 }
                 self.check_limits(&name, len)?;
-                let fd = fd.ok_or("no descriptor came with the memory")?;
-                tracing::info!("keeping {len} bytes of memory as {name}, handed over by its user");
+                let fd = fd.ok_or("the request has no file descriptor")?;
+                tracing::info!("received {len} bytes of memory as {name} from the store");
                 self.resources.insert(name, HeldResource::Memory { fd, len });
                 Ok((HolderResponse::Done, None))
             }
             HolderRequest::Forget { name } => {
                 if self.resources.remove(&name).is_some() {
-                    tracing::info!("{name} is kept no longer");
+                    tracing::info!("released {name}");
                 }
                 Ok((HolderResponse::Done, None))
             }
@@ -199,22 +199,22 @@ impl HolderServer {
         }
     }
 
-    /// Whether one more can be kept.
+    /// Checks the name and the limits for another resource.
     fn check_limits(&self, name: &str, len: u64) -> Result<(), String> {
         if name.is_empty() || name.len() > MAX_NAME || name.contains('\0') {
-            return Err(format!("a name has 1 to {MAX_NAME} bytes, and no 0 byte"));
+            return Err(format!("a name must have 1 to {MAX_NAME} bytes without a zero byte"));
         }
         if self.resources.len() >= MAX_RESOURCES {
-            return Err(format!("{MAX_RESOURCES} things are kept already; forget some"));
+            return Err(format!("the limit of {MAX_RESOURCES} resources is reached; release some"));
         }
-        let taken = self.resources.values().map(|kept| match kept {
+        let used = self.resources.values().map(|resource| match resource {
             HeldResource::Memory { len, .. } => *len,
             HeldResource::Listener(_) => 0,
         });
-        let taken = taken.fold(0, u64::saturating_add);
-        if taken.saturating_add(len) > self.limit {
+        let used = used.fold(0, u64::saturating_add);
+        if used.saturating_add(len) > self.limit {
             return Err(format!(
-                "{taken} of at most {} bytes are kept already; {len} more are too many",
+                "{len} more bytes exceed the limit: {used} of {} bytes are in use",
                 self.limit
             ));
         }
@@ -224,7 +224,7 @@ impl HolderServer {
 
 impl Drop for HolderServer {
     fn drop(&mut self) {
-        // So that who connects is told at once that nobody is there. The lock's file stays: another may wait for it.
+        // Remove the socket, so that clients fail at once. The lock file stays: another holder may wait for it.
         if let Err(problem) = std::fs::remove_file(&self.path) {
             tracing::warn!("cannot remove {}: {problem}", self.path.display());
         }
@@ -243,7 +243,7 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Whether a socket that listens at `kept` is what is asked for.
-fn fits(kept: SocketAddr, asked: SocketAddr) -> bool {
-    kept.ip() == asked.ip() && (asked.port() == 0 || kept.port() == asked.port())
+/// Whether an existing socket at `kept` satisfies a request for `requested`.
+fn matches_address(kept: SocketAddr, requested: SocketAddr) -> bool {
+    kept.ip() == requested.ip() && (requested.port() == 0 || kept.port() == requested.port())
 }

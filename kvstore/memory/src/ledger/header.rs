@@ -1,4 +1,4 @@
-//! What a segment is, written so that a change is there or it is not: two copies, of which the newest valid one counts.
+//! The segment's identity, updated atomically: two copies, of which the newest valid one counts.
 
 use std::io;
 
@@ -6,41 +6,41 @@ use super::LedgerError;
 use crate::checksum::Crc32c;
 use crate::region::{MappedRegion, OutOfRangeError};
 
-/// Longest name of a segment in bytes.
+/// Maximum length of a segment name in bytes.
 pub const MAX_NAME: usize = 1024;
 const COPY: usize = 2048;
 const MAGIC: &[u8; 8] = b"moonseg\0";
 const VERSION: u32 = 1;
-/// Where the name begins, and where the checksum is.
+/// Offsets of the name and of the checksum.
 const NAME: usize = 88;
 const SEAL: usize = COPY - 4;
 
-/// A segment as the master and its clients know it.
+/// Identity of a segment at the master and its clients.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SegmentIdentity {
-    /// The segment's id, as the master has it: two words.
+    /// Segment id of the master, as two words.
     pub segment: [u64; 2],
-    /// The id of the client that mounted it.
+    /// Id of the client that mounted the segment.
     pub client: [u64; 2],
-    /// The segment's name.
+    /// Name of the segment at the master.
     pub name: String,
-    /// The address that was advertised for its first byte.
+    /// Advertised address of the first byte.
     pub base: u64,
-    /// Its length in bytes.
+    /// Length of the segment in bytes.
     pub size: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct LedgerHeader {
-    /// Counts the changes: the highest is the newest.
+    /// Incremented with each change: the highest is the newest.
     pub(super) generation: u64,
-    /// Which start of the machine it was written in.
+    /// Boot id of the machine when it was written.
     pub(super) boot: u128,
     pub(super) identity: SegmentIdentity,
 }
 
 impl LedgerHeader {
-    /// The newest of the copies that are valid.
+    /// Reads the newest valid copy.
     pub(super) fn read(memory: &MappedRegion) -> Result<Option<Self>, OutOfRangeError> {
         let mut newest: Option<Self> = None;
         for copy in 0..2 {
@@ -48,14 +48,14 @@ impl LedgerHeader {
             memory.read_at(copy * COPY as u64, &mut bytes)?;
             let header = Self::decode(&bytes);
             if header.is_none() && bytes.iter().any(|&byte| byte != 0) {
-                tracing::warn!("copy {copy} of a segment's header is damaged, or from another release");
+                tracing::warn!("copy {copy} of a segment header is corrupt, or from another release");
             }
             newest = newest.into_iter().chain(header).max_by_key(|header| header.generation);
         }
         Ok(newest)
     }
 
-    /// Writes it over the older copy.
+    /// Overwrites the older copy.
     pub(super) fn write(&self, memory: &MappedRegion) -> Result<(), LedgerError> {
         let bytes = self.encode()?;
         memory.write_at((self.generation % 2) * COPY as u64, &bytes)?;
@@ -90,8 +90,8 @@ impl LedgerHeader {
         if Crc32c::of(body).to_le_bytes() != seal || body.get(..8)? != MAGIC {
             return None;
         }
-        let number = |at: usize| Some(u32::from_le_bytes(body.get(at..at + 4)?.try_into().ok()?));
-        let word = |at: usize| Some(u64::from_le_bytes(body.get(at..at + 8)?.try_into().ok()?));
+        let number = |offset: usize| Some(u32::from_le_bytes(body.get(offset..offset + 4)?.try_into().ok()?));
+        let word = |offset: usize| Some(u64::from_le_bytes(body.get(offset..offset + 8)?.try_into().ok()?));
         if number(8)? != VERSION {
             return None;
         }
@@ -110,7 +110,7 @@ impl LedgerHeader {
     }
 }
 
-/// This start of the machine. 0 where the system does not tell.
+/// Boot id of the machine; 0 if unavailable.
 pub(super) fn boot() -> u128 {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     u128::from_str_radix(&text.trim().replace('-', ""), 16).unwrap_or(0)
@@ -140,7 +140,7 @@ mod tests {
             header(generation).write(&memory).unwrap();
             assert_eq!(LedgerHeader::read(&memory).unwrap(), Some(header(generation)));
         }
-        // A change that was cut short leaves the one before it.
+        // An interrupted change leaves the previous one in effect.
         let next = header(5).encode().unwrap();
         for written in [1, 20, 100, 2047] {
             memory.write_at(COPY as u64, &next[..written]).unwrap();
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn any_changed_bit_is_noticed() {
+    fn any_flipped_bit_is_detected() {
         let good = header(1).encode().unwrap();
         assert_eq!(LedgerHeader::decode(&good), Some(header(1)));
         for bit in (0..COPY * 8).step_by(if cfg!(miri) { 997 } else { 1 }) {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn names_have_a_bound() {
+    fn long_names_are_rejected() {
         let long = |len| LedgerHeader {
             identity: SegmentIdentity { name: "n".repeat(len), ..SegmentIdentity::default() },
             ..header(1)
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn the_system_tells_its_boot() {
+    fn the_boot_id_is_available_and_stable() {
         assert_ne!(boot(), 0);
         assert_eq!(boot(), boot());
     }

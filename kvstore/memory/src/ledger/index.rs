@@ -1,4 +1,4 @@
-//! What the ledger's owner knows about its slots, ordered for questions; made anew from the slots when a ledger is opened.
+//! In-memory index of the ledger's entries, rebuilt from the slots when a ledger is opened.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -6,62 +6,60 @@ use std::ops::Range;
 use super::slots::LedgerRecord;
 use crate::checksum::combine;
 
-/// A part of the region that is whole.
+/// A completely written range of the region.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LedgerEntry {
-    /// Where it begins.
     pub offset: u64,
-    /// Its length in bytes.
+    /// Length of the range in bytes.
     pub len: u64,
-    /// CRC-32C of its bytes.
+    /// CRC-32C of the range's bytes.
     pub crc: u32,
-    /// Tells it from a later entry for the same part, even of the same bytes.
+    /// Distinguishes it from later entries for the same range.
     version: u64,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct IndexedEntry {
     entry: LedgerEntry,
-    /// None when all were taken: then only this process knows of it.
+    /// `None` if no slot was free: then the entry exists only in this process.
     slot: Option<u64>,
 }
 
-/// A write under way.
 #[derive(Debug)]
 struct PendingWrite {
     id: u64,
     offset: u64,
     len: u64,
-    /// Another write touched the same bytes.
+    /// Whether another write touched the same bytes.
     overlapped: bool,
 }
 
-/// Entries never overlap each other, nor a write under way.
+/// Entries overlap neither each other nor a write in progress.
 #[derive(Debug)]
 pub(super) struct LedgerIndex {
     by_offset: BTreeMap<u64, IndexedEntry>,
     bytes: u64,
-    /// Slots that were in use before. They are taken first, so that memory of slots that are not needed is never touched.
+    /// Freed slots. They are reused first, so that unneeded slots stay untouched and use no memory.
     free: Vec<u64>,
-    /// Slots after all that were ever in use.
+    /// Slots that were never in use.
     untouched: Range<u64>,
-    /// As many as there are connections that write: few.
+    /// Writes in progress: at most one per writing connection, so few.
     writes: Vec<PendingWrite>,
     next: u64,
 }
 
 impl LedgerIndex {
-    /// `records` are ordered and do not overlap.
+    /// `records` must be sorted and must not overlap.
     pub(super) fn new(slots: u64, records: Vec<(u64, LedgerRecord)>) -> Self {
-        let mut taken: Vec<u64> = records.iter().map(|(slot, _)| *slot).collect();
-        taken.sort_unstable();
-        let touched = taken.last().map_or(0, |last| last + 1);
-        let free = (0..touched).filter(|slot| taken.binary_search(slot).is_err()).collect();
+        let mut used: Vec<u64> = records.iter().map(|(slot, _)| *slot).collect();
+        used.sort_unstable();
+        let touched = used.last().map_or(0, |last| last + 1);
+        let free = (0..touched).filter(|slot| used.binary_search(slot).is_err()).collect();
         let bytes = records.iter().map(|(_, record)| record.len).sum();
-        let held = |(slot, LedgerRecord { offset, len, crc })| {
+        let indexed = |(slot, LedgerRecord { offset, len, crc })| {
             (offset, IndexedEntry { entry: LedgerEntry { offset, len, crc, version: 0 }, slot: Some(slot) })
         };
-        let by_offset = records.into_iter().map(held).collect();
+        let by_offset = records.into_iter().map(indexed).collect();
         Self { by_offset, bytes, free, untouched: touched..slots, writes: Vec::new(), next: 0 }
     }
 
@@ -75,27 +73,28 @@ impl LedgerIndex {
 
     fn overlapping(&self, offset: u64, len: u64) -> impl Iterator<Item = &IndexedEntry> {
         let end = offset.saturating_add(len);
-        // Entries do not overlap, so only the last one that begins before can reach in.
+        // Entries do not overlap, so of the earlier ones only the last can reach into the range.
         let before = self.by_offset.range(..offset).next_back();
-        let before = before.filter(|(_, held)| len > 0 && held.entry.offset + held.entry.len > offset);
-        before.into_iter().chain(self.by_offset.range(offset..end)).map(|(_, held)| held)
+        let before =
+            before.filter(|(_, indexed)| len > 0 && indexed.entry.offset + indexed.entry.len > offset);
+        before.into_iter().chain(self.by_offset.range(offset..end)).map(|(_, indexed)| indexed)
     }
 
-    /// Removes what overlaps, and gives how many entries that were, and their slots. They are in use until they come back through `give_back`.
+    /// Removes overlapping entries; returns their number and slots. The slots stay reserved until `release_slots`.
     pub(super) fn remove(&mut self, offset: u64, len: u64) -> (usize, Vec<u64>) {
         let found: Vec<IndexedEntry> = self.overlapping(offset, len).copied().collect();
-        for held in &found {
-            self.by_offset.remove(&held.entry.offset);
-            self.bytes -= held.entry.len;
+        for indexed in &found {
+            self.by_offset.remove(&indexed.entry.offset);
+            self.bytes -= indexed.entry.len;
         }
-        (found.len(), found.into_iter().filter_map(|held| held.slot).collect())
+        (found.len(), found.into_iter().filter_map(|indexed| indexed.slot).collect())
     }
 
     pub(super) fn release_slots(&mut self, slots: &[u64]) {
         self.free.extend_from_slice(slots);
     }
 
-    /// Notes a write under way.
+    /// Registers a write in progress; returns its id.
     pub(super) fn start(&mut self, offset: u64, len: u64) -> u64 {
         let end = offset + len;
         let mut overlapped = false;
@@ -110,14 +109,14 @@ impl LedgerIndex {
         self.next
     }
 
-    /// Ends a write. Its part, unless another write overlapped it.
+    /// Ends a write; returns its range, unless another write overlapped it.
     pub(super) fn end(&mut self, id: u64) -> Option<(u64, u64)> {
-        let at = self.writes.iter().position(|write| write.id == id)?;
-        let write = self.writes.swap_remove(at);
+        let index = self.writes.iter().position(|write| write.id == id)?;
+        let write = self.writes.swap_remove(index);
         (!write.overlapped).then_some((write.offset, write.len))
     }
 
-    /// Enters a part that nothing overlaps, and gives the slot to write it to. None when all are taken: then it is entered here only.
+    /// Inserts a range that nothing overlaps; returns the slot to store it in. `None` if all slots are in use: then it is only indexed.
     pub(super) fn insert(&mut self, record: LedgerRecord) -> Option<u64> {
         let slot = self.free.pop().or_else(|| self.untouched.next());
         self.next += 1;
@@ -129,27 +128,27 @@ impl LedgerIndex {
     }
 
     pub(super) fn exact(&self, offset: u64, len: u64) -> Option<LedgerEntry> {
-        self.by_offset.get(&offset).map(|held| held.entry).filter(|entry| entry.len == len)
+        self.by_offset.get(&offset).map(|indexed| indexed.entry).filter(|entry| entry.len == len)
     }
 
     pub(super) fn covers(&self, offset: u64, len: u64) -> bool {
         let Some(end) = offset.checked_add(len) else { return false };
         let mut reached = offset;
-        for held in self.overlapping(offset, len) {
-            if held.entry.offset > reached {
+        for indexed in self.overlapping(offset, len) {
+            if indexed.entry.offset > reached {
                 return false;
             }
-            reached = held.entry.offset + held.entry.len;
+            reached = indexed.entry.offset + indexed.entry.len;
         }
         reached >= end
     }
 
-    /// Entries that are entered from now on have a higher version.
+    /// Entries inserted later have a higher version.
     pub(super) fn version(&self) -> u64 {
         self.next
     }
 
-    /// The CRC-32C of a range that entries cover to the byte, none of them entered after the version `as_of`.
+    /// The CRC-32C of a range if entries cover it exactly and none is newer than version `as_of`.
     pub(super) fn exact_crc(&self, offset: u64, len: u64, as_of: u64) -> Option<u32> {
         let end = offset.checked_add(len)?;
         let (mut reached, mut crc) = (offset, 0);
@@ -163,7 +162,7 @@ impl LedgerIndex {
         (reached == end && len > 0).then_some(crc)
     }
 
-    pub(super) fn entries(&self, from: u64, most: usize) -> Vec<LedgerEntry> {
-        self.by_offset.range(from..).take(most).map(|(_, held)| held.entry).collect()
+    pub(super) fn entries(&self, from: u64, limit: usize) -> Vec<LedgerEntry> {
+        self.by_offset.range(from..).take(limit).map(|(_, indexed)| indexed.entry).collect()
     }
 }

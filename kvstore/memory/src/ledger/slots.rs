@@ -1,4 +1,4 @@
-//! Entries in shared memory. A slot is four words; the first is its seal, and only one store makes an entry or ends it.
+//! Entries in shared memory. A slot has four words; the first is its seal, so a single store creates or removes an entry.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -10,12 +10,12 @@ use super::HEADERS;
 use crate::checksum::Crc32c;
 use crate::region::MappedRegion;
 
-/// Bytes of a slot.
+/// Bytes per slot (four words).
 pub(super) const SLOT: u64 = 32;
-/// Lower half of a seal; the upper one is a checksum. So a seal is never 0, which is that of a free slot.
+/// Lower half of a seal; the upper half is a checksum. So a seal is never 0, the value of a free slot.
 const MARK: u64 = 0x6d6f_6f6e;
 
-/// A part of the region, and the CRC-32C of its bytes.
+/// A range of the region with its CRC-32C.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LedgerRecord {
     pub(super) offset: u64,
@@ -33,12 +33,11 @@ impl LedgerRecord {
     }
 }
 
-/// What a slot holds.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum LedgerSlot {
     Free,
     Valid(LedgerRecord),
-    /// Bits have changed: no process that died leaves a slot like this.
+    /// Corrupt: a killed process never leaves such a slot.
     Damaged,
 }
 
@@ -49,7 +48,7 @@ pub(super) struct LedgerTable {
 }
 
 impl LedgerTable {
-    /// `memory` has room for the headers and so many slots.
+    /// `memory` must hold the headers and `slots` slots.
     pub(super) fn new(memory: MappedRegion, slots: u64) -> Self {
         Self { memory, slots }
     }
@@ -58,7 +57,7 @@ impl LedgerTable {
         self.slots
     }
 
-    /// Slots that may hold anything but zeros.
+    /// Slots that may be non-zero.
     pub(super) fn touched(&self, memory: &File) -> impl Iterator<Item = u64> + use<> {
         touched_slots(memory, HEADERS, SLOT, self.slots)
     }
@@ -69,23 +68,23 @@ impl LedgerTable {
 
     pub(super) fn read(&self, slot: u64) -> LedgerSlot {
         let load = |word| self.word(slot, word).map(|word| word.load(Ordering::Acquire));
-        let (Some(found), Some(offset), Some(len), Some(crc)) = (load(0), load(1), load(2), load(3)) else {
+        let (Some(stored), Some(offset), Some(len), Some(crc)) = (load(0), load(1), load(2), load(3)) else {
             return LedgerSlot::Damaged;
         };
-        if found == 0 {
+        if stored == 0 {
             return LedgerSlot::Free;
         }
         let Ok(crc) = u32::try_from(crc) else { return LedgerSlot::Damaged };
         let record = LedgerRecord { offset, len, crc };
-        if found == seal(slot, &record) { LedgerSlot::Valid(record) } else { LedgerSlot::Damaged }
+        if stored == seal(slot, &record) { LedgerSlot::Valid(record) } else { LedgerSlot::Damaged }
     }
 
-    /// Enters a record into a free slot.
+    /// Writes a record into a free slot.
     pub(super) fn publish(&self, slot: u64, record: LedgerRecord) {
         for (word, value) in steps(slot, &record) {
             if let Some(word) = self.word(slot, word) {
                 word.store(value, Ordering::Release);
-                // Neither the compiler nor the processor may put a later step before this one.
+                // Neither the compiler nor the processor may reorder these stores.
                 fence(Ordering::SeqCst);
             }
         }
@@ -98,8 +97,8 @@ impl LedgerTable {
     }
 }
 
-/// Slots of `slot` bytes, behind headers, that may hold anything but zeros, as far as the file system of their memory reports: even a read
-/// at any other would make it take memory for it.
+/// Slots of `slot` bytes after `headers` bytes that may be non-zero, as reported by the file system (`SEEK_DATA`): even reading another
+/// slot would allocate memory for it.
 pub(crate) fn touched_slots(
     memory: &File,
     headers: u64,
@@ -108,24 +107,24 @@ pub(crate) fn touched_slots(
 ) -> impl Iterator<Item = u64> + use<> {
     let end = headers + slots * slot;
     let mut parts = Vec::new();
-    let mut at = headers;
-    while at < end {
-        let from = match seek(memory, SeekFrom::Data(at)) {
+    let mut position = headers;
+    while position < end {
+        let from = match seek(memory, SeekFrom::Data(position)) {
             Ok(from) => from,
-            // Nothing after this.
+            // No data after this position.
             Err(Errno::NXIO) => break,
-            // It does not report that.
-            Err(_) => at,
+            // The file system does not support it.
+            Err(_) => position,
         };
         let hole = seek(memory, SeekFrom::Hole(from)).ok();
         let to = hole.filter(|hole| *hole > from).unwrap_or(end).min(end);
         parts.push((from - headers) / slot..to.saturating_sub(headers).div_ceil(slot).min(slots));
-        at = to;
+        position = to;
     }
     parts.into_iter().flatten()
 }
 
-/// The stores that make an entry, in their order: the seal comes last.
+/// The stores that write an entry, in order: the seal is last.
 fn steps(slot: u64, record: &LedgerRecord) -> [(u64, u64); 4] {
     let [offset, len, crc] = record.words();
     [(1, offset), (2, len), (3, crc), (0, seal(slot, record))]
@@ -153,7 +152,7 @@ mod tests {
     const SECOND: LedgerRecord = LedgerRecord { offset: 8192, len: u64::MAX >> 20, crc: u32::MAX };
 
     #[test]
-    fn a_slot_keeps_its_record() {
+    fn a_published_record_is_read_back() {
         let table = table();
         assert_eq!(table.read(3), LedgerSlot::Free);
         table.publish(3, SECOND);
@@ -161,11 +160,11 @@ mod tests {
         assert_eq!(table.read(2), LedgerSlot::Free);
         table.clear(3);
         assert_eq!(table.read(3), LedgerSlot::Free);
-        assert_eq!(table.read(4), LedgerSlot::Damaged, "there is no such slot");
+        assert_eq!(table.read(4), LedgerSlot::Damaged, "slot out of range");
     }
 
     #[test]
-    fn a_process_may_die_between_any_two_stores() {
+    fn an_entry_interrupted_between_any_two_stores_is_absent() {
         for before in [None, Some(FIRST)] {
             let table = table();
             if let Some(before) = before {
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn any_changed_bit_is_noticed() {
+    fn any_flipped_bit_is_detected() {
         let table = table();
         let bits = || (0..64).step_by(if cfg!(miri) { 13 } else { 1 });
         for (word, bit) in (0..4).flat_map(|word| bits().map(move |bit| (word, bit))) {
@@ -190,7 +189,7 @@ mod tests {
             assert_eq!(table.read(2), LedgerSlot::Damaged, "bit {bit} of word {word}");
             table.clear(2);
         }
-        // A slot's bytes in another slot are not an entry.
+        // A slot's bytes copied into another slot are not an entry.
         table.publish(0, FIRST);
         for word in 0..4 {
             let value = table.word(0, word).unwrap().load(Ordering::Acquire);

@@ -1,4 +1,4 @@
-//! The catalog of objects under disk and memory faults: what it offers is always proven, and every loss is counted.
+//! The object catalog under disk and memory faults: every offered object is proven, and every loss is counted.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -13,26 +13,26 @@ use moongate_memory::{
 };
 
 const SIZE: u64 = 1 << 16;
-/// Bytes of a file that faults are injected into: all that the history has written.
+/// Size of the file area with injected faults: all bytes written by the history.
 const USED: u64 = 4096 + 4096;
 
-/// Bytes by key and version.
+/// Written bytes by key and version.
 type WrittenVersions = BTreeMap<(String, u64), Vec<u8>>;
 
-/// The files of a segment.
+/// Files and memory of a segment.
 struct SegmentTestFiles {
     ledger: OwnedFd,
     catalog: OwnedFd,
     region: MappedRegion,
 }
 
-/// All bytes of a segment's files at a moment, as far as they were written.
+/// All written bytes of a segment's files at one point in time.
 #[derive(Clone)]
 struct SegmentFilesSnapshot {
     ledger: Vec<u8>,
     catalog: Vec<u8>,
     region: Vec<u8>,
-    /// Version and bytes of each object that was recorded and not dropped.
+    /// Version and bytes of each recorded object that was not dropped.
     objects: BTreeMap<String, (u64, Vec<u8>)>,
 }
 
@@ -46,7 +46,7 @@ impl SegmentTestFiles {
         }
     }
 
-    fn of(snapshot: &SegmentFilesSnapshot) -> Self {
+    fn from_snapshot(snapshot: &SegmentFilesSnapshot) -> Self {
         let files = Self::new();
         files.restore(snapshot);
         files
@@ -84,7 +84,7 @@ impl SegmentTestFiles {
         Some((ledger, counts))
     }
 
-    /// Checks that what is offered is what was written under its key, and returns how many objects that are.
+    /// Checks that offered objects have the bytes written under their key; returns their number.
     fn check_offered(&self, ledger: &Ledger, written: &WrittenVersions) -> u64 {
         let offered = ledger.objects(0, 1000);
         for record in &offered {
@@ -115,37 +115,37 @@ fn write(ledger: &Ledger, region: &MappedRegion, offset: u64, bytes: &[u8]) {
     writing.finish(Crc32c::of(bytes));
 }
 
-/// Twenty objects in ranges that are reused, some in several slices, and a snapshot after each step.
+/// Writes twenty objects to reused ranges, some in several slices, with a snapshot after each step.
 fn history() -> (Vec<SegmentFilesSnapshot>, WrittenVersions) {
     let files = SegmentTestFiles::new();
-    let OpenedLedger::Empty(blank) = Ledger::open(&files.ledger, SIZE).unwrap() else {
-        unreachable!("fresh memory")
+    let OpenedLedger::Empty(empty) = Ledger::open(&files.ledger, SIZE).unwrap() else {
+        unreachable!("new memory")
     };
     let identity = SegmentIdentity { segment: [1, 2], name: "a".into(), ..SegmentIdentity::default() };
-    let ledger = blank.start(identity).unwrap();
+    let ledger = empty.start(identity).unwrap();
     assert_eq!(ledger.open_catalog(&files.catalog).unwrap(), CatalogCounts::default());
     let (mut live, mut written) = (BTreeMap::new(), BTreeMap::new());
     let mut snapshots = vec![files.snapshot(&live)];
     for number in 0..20_u64 {
         let offset = (number * 7 % 8) * 4096;
         let size = 1000 + number as usize * 37;
-        let bytes: Vec<u8> = (0..size).map(|at| (at as u64 * 31 + number) as u8).collect();
+        let bytes: Vec<u8> = (0..size).map(|index| (index as u64 * 31 + number) as u8).collect();
         let key = format!("object-{}{}", number % 10, "-long".repeat(number as usize % 4 * 12));
         live.retain(|_, (_, old): &mut (u64, Vec<u8>)| old[0] as u64 != offset / 4096);
         let (first, rest) = bytes.split_at(size / 2);
         write(&ledger, &files.region, offset, first);
         snapshots.push(files.snapshot(&BTreeMap::new()));
         write(&ledger, &files.region, offset + first.len() as u64, rest);
-        let it = record(&key, offset, size as u64, number);
+        let object = record(&key, offset, size as u64, number);
         written.insert((key, number), bytes);
-        assert_eq!(ledger.record_object(it, ledger.version()), RecordOutcome::Recorded);
+        assert_eq!(ledger.record_object(object, ledger.version()), RecordOutcome::Recorded);
         if number % 6 == 5 {
             assert!(ledger.drop_object(offset, ObjectVersion { epoch: 1, sequence: number }));
         }
         live.clear();
-        for it in ledger.objects(0, 100) {
-            let bytes = written[&(it.key.clone(), it.version.sequence)].clone();
-            live.insert(it.key, (it.version.sequence, bytes));
+        for object in ledger.objects(0, 100) {
+            let bytes = written[&(object.key.clone(), object.version.sequence)].clone();
+            live.insert(object.key, (object.version.sequence, bytes));
         }
         snapshots.push(files.snapshot(&live));
     }
@@ -153,12 +153,12 @@ fn history() -> (Vec<SegmentFilesSnapshot>, WrittenVersions) {
 }
 
 #[test]
-fn a_report_counts_only_for_bytes_that_are_not_newer() {
+fn a_report_is_rejected_for_newer_bytes() {
     let files = SegmentTestFiles::new();
-    let OpenedLedger::Empty(blank) = Ledger::open(&files.ledger, SIZE).unwrap() else {
-        unreachable!("fresh memory")
+    let OpenedLedger::Empty(empty) = Ledger::open(&files.ledger, SIZE).unwrap() else {
+        unreachable!("new memory")
     };
-    let ledger = blank.start(SegmentIdentity::default()).unwrap();
+    let ledger = empty.start(SegmentIdentity::default()).unwrap();
     assert_eq!(ledger.record_object(record("a", 0, 10, 1), u64::MAX), RecordOutcome::Unproven);
     write(&ledger, &files.region, 0, &[1; 10]);
     assert_eq!(
@@ -167,7 +167,7 @@ fn a_report_counts_only_for_bytes_that_are_not_newer() {
         "no catalog"
     );
     ledger.open_catalog(&files.catalog).unwrap();
-    // Reported when the range was a's; by now another object is there.
+    // The report dates from when the range was a's; another object has replaced it.
     let reported = ledger.version();
     write(&ledger, &files.region, 0, &[2; 10]);
     assert_eq!(ledger.record_object(record("a", 0, 10, 1), reported), RecordOutcome::Unproven);
@@ -177,7 +177,7 @@ fn a_report_counts_only_for_bytes_that_are_not_newer() {
         assert_eq!(ledger.record_object(other, u64::MAX), RecordOutcome::Unproven, "{size} at {offset}");
     }
     assert_eq!(ledger.objects(0, 9)[0].key, "b");
-    // From the first byte of an overwrite on, it is not offered.
+    // It is not offered from the first byte of an overwrite on.
     let writing = ledger.begin(9, 1).unwrap();
     assert_eq!(ledger.objects(0, 9), []);
     drop(writing);
@@ -185,12 +185,12 @@ fn a_report_counts_only_for_bytes_that_are_not_newer() {
 }
 
 #[test]
-fn every_flipped_bit_is_a_counted_loss_or_none() {
+fn every_flipped_bit_is_a_counted_loss_or_harmless() {
     let (snapshots, written) = history();
     let last = snapshots.last().unwrap();
     let before = last.objects.len() as u64;
     assert!(before >= 5, "{before} objects");
-    let files = SegmentTestFiles::of(last);
+    let files = SegmentTestFiles::from_snapshot(last);
     let (clean, counts) = files.open().unwrap();
     assert_eq!((files.check_offered(&clean, &written), counts.damaged), (before, 0));
     drop(clean);
@@ -198,7 +198,7 @@ fn every_flipped_bit_is_a_counted_loss_or_none() {
         let (file, bytes) =
             if of_ledger { (&files.ledger, &last.ledger) } else { (&files.catalog, &last.catalog) };
         let file = reopen(file).unwrap();
-        // A bit of each byte in a different place: all bits of slots and headers have tests of their own.
+        // One bit per byte, at varying positions: other tests cover all bits of slots and headers.
         let in_use = bytes.iter().rposition(|byte| *byte != 0).unwrap();
         for (at, byte) in bytes.iter().enumerate().take(in_use + 64) {
             if (32..4096).contains(&at) && *byte == 0 {
@@ -209,7 +209,7 @@ fn every_flipped_bit_is_a_counted_loss_or_none() {
                 files.restore_files(last);
                 file.write_all_at(&[byte ^ (1 << bit)], at as u64).unwrap();
                 let Some((ledger, counts)) = files.open() else {
-                    assert!(of_ledger && at < 4096, "only a header of which both copies are damaged");
+                    assert!(of_ledger && at < 4096, "only with both header copies damaged");
                     continue;
                 };
                 let offered = files.check_offered(&ledger, &written);
@@ -220,9 +220,9 @@ fn every_flipped_bit_is_a_counted_loss_or_none() {
     }
 }
 
-/// Memory of a disk reaches it in any order: every catalog beside every ledger.
+/// Pages reach a disk in any order: combine every catalog with every ledger.
 #[test]
-fn no_two_moments_together_offer_wrong_bytes() {
+fn no_mix_of_snapshots_offers_wrong_bytes() {
     let (snapshots, written) = history();
     let files = SegmentTestFiles::new();
     for ledger in &snapshots {
@@ -236,14 +236,14 @@ fn no_two_moments_together_offer_wrong_bytes() {
 }
 
 #[test]
-fn a_record_in_the_wrong_place_is_damaged() {
+fn a_record_in_another_slot_is_damaged() {
     let (snapshots, written) = history();
     let last = snapshots.last().unwrap();
     for (from, to) in (0..40).flat_map(|from| (0..40).map(move |to| (from, to))) {
         let mut moved = last.clone();
         let slot = |number: usize| 4096 + number * 64..4096 + (number + 1) * 64;
         moved.catalog.copy_within(slot(from), slot(to).start);
-        let files = SegmentTestFiles::of(&moved);
+        let files = SegmentTestFiles::from_snapshot(&moved);
         let (ledger, counts) = files.open().unwrap();
         let offered = files.check_offered(&ledger, &written);
         assert!(offered + counts.damaged + counts.stale >= last.objects.len() as u64, "{from} over {to}");
@@ -251,9 +251,9 @@ fn a_record_in_the_wrong_place_is_damaged() {
 }
 
 #[test]
-fn files_cut_short_begin_anew_and_older_folders_open() {
+fn truncated_files_reset_and_older_folders_open() {
     let folder = tempfile::tempdir().unwrap();
-    let wanted = SegmentOptions {
+    let options = SegmentOptions {
         backing: SegmentBacking::Folder(folder.path().into()),
         label: "cut".into(),
         size: SIZE,
@@ -261,7 +261,7 @@ fn files_cut_short_begin_anew_and_older_folders_open() {
         placement: NumaPlacement::Anywhere,
     };
     let open = || {
-        SegmentMemory::open(&wanted, |base| SegmentIdentity {
+        SegmentMemory::open(&options, |base| SegmentIdentity {
             segment: [3, 4],
             base,
             ..SegmentIdentity::default()
@@ -274,7 +274,7 @@ fn files_cut_short_begin_anew_and_older_folders_open() {
     };
     assert_eq!(fill(&open()), RecordOutcome::Recorded);
     assert_eq!(open().ledger.objects(0, 9).len(), 1);
-    // A folder of a release without a catalog: what is whole stays, and it can be recorded.
+    // A folder of a release without a catalog: complete ranges stay, and can be recorded.
     let path = folder.path().join("cut.objects");
     std::fs::remove_file(&path).unwrap();
     let segment = open();
@@ -282,7 +282,7 @@ fn files_cut_short_begin_anew_and_older_folders_open() {
     assert_eq!(segment.ledger.counts().entries, 1);
     segment.ledger.record_object(record("a", 0, 100, 1), u64::MAX);
     drop(segment);
-    // An older release uses the segment and overwrites the object; this one must not serve the new bytes as the old object.
+    // An older release overwrites the object; its new bytes must not be served as the old object.
     let older = std::fs::read(&path).unwrap();
     let segment = open();
     write(&segment.ledger, &segment.region, 0, &[8; 100]);

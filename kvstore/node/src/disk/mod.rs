@@ -1,4 +1,4 @@
-//! A tier on a disk: what has no room in memory goes there as the master asks, is read from there, and comes back.
+//! The disk tier: the master offloads objects from memory to it, readers read them from it, and hot ones are promoted to memory.
 
 mod offload;
 mod promote;
@@ -20,38 +20,34 @@ use crate::config::NodeConfig;
 use crate::error::NodeStartError;
 use staging::StagingBuffer;
 
-/// A node's tier.
+/// A node's disk tier with its staging buffer.
 #[derive(Debug)]
 pub(crate) struct NodeDisk {
     pub(crate) tier: Arc<FileTier>,
-    /// Bytes of its file.
+    /// Size of the tier's file in bytes.
     pub(crate) capacity: u64,
     pub(crate) counts: DiskCounts,
     staging: StagingBuffer,
 }
 
-/// What has become of objects.
+/// Counters of offloads, promotions and reads, in objects.
 #[derive(Debug, Default)]
 pub(crate) struct DiskCounts {
-    /// Put on the disk.
     pub(crate) offloaded: AtomicU64,
-    /// Should have been, and were not.
     pub(crate) not_offloaded: AtomicU64,
-    /// Brought back into memory.
     pub(crate) promoted: AtomicU64,
-    /// Should have been, and were not.
     pub(crate) not_promoted: AtomicU64,
-    /// Brought into the buffer for readers.
+    /// Read requests that were loaded into the staging buffer.
     pub(crate) staged: AtomicU64,
-    /// Readers who got nothing: there was no room, no such object, or it was damaged.
+    /// Read requests that failed: the buffer was full, or the object missing or damaged.
     pub(crate) not_staged: AtomicU64,
 }
 
 impl NodeDisk {
-    /// Opens the tier, if the configuration wants one. Reads what is known about each of its blocks.
+    /// Opens the tier if the configuration enables it. This reads the metadata of each block.
     ///
     /// # Errors
-    /// [`NodeStartError::NodeDisk`] and [`NodeStartError::Buffer`].
+    /// [`NodeStartError::Disk`], [`NodeStartError::Buffer`], or a missing path or size.
     pub(crate) async fn open(
         flags: &NodeArgs,
         config: &NodeConfig,
@@ -65,7 +61,7 @@ impl NodeDisk {
             moongate_tier::TierOptions::new(folder.join(format!("{}.tier", flags.memory_label)), capacity);
         let region = MappedRegion::anonymous(flags.tier_buffer, PageMode::Normal)?;
         let opened = tokio::task::spawn_blocking(move || {
-            // The file is made if it is missing, and so is its folder.
+            // FileTier::open creates a missing file, but not its folder.
             if let Some(folder) = options.path.parent() {
                 std::fs::create_dir_all(folder)?;
             }
@@ -77,14 +73,14 @@ impl NodeDisk {
             capacity,
             objects = counts.objects,
             bytes = counts.bytes,
-            kept = tier.is_restored(),
-            "a tier on a disk"
+            restored = tier.is_restored(),
+            "disk tier opened"
         );
         let staging = StagingBuffer::new(Arc::new(region));
         Ok(Some(Arc::new(Self { tier, capacity, counts: DiskCounts::default(), staging })))
     }
 
-    /// The memory that readers read from.
+    /// The staging buffer from which readers read.
     pub(crate) fn buffer(&self) -> &Arc<MappedRegion> {
         self.staging.region()
     }

@@ -1,4 +1,4 @@
-//! From memory to the disk.
+//! Offloads objects from memory to disk.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,19 +13,19 @@ use super::worker::{BATCH, DiskWorker, OffloadedObject};
 use crate::segment_pool::SegmentPool;
 
 impl DiskWorker {
-    /// Puts objects on the disk that the master has chosen.
+    /// Offloads the objects that the master chose.
     pub(super) async fn offload(&self, mut tasks: Vec<OffloadTask<String>>) {
         tasks.sort_unstable_by(|one, other| one.tenant_id.cmp(&other.tenant_id));
         for tasks in tasks.chunk_by(|one, other| one.tenant_id == other.tenant_id) {
             for tasks in tasks.chunks(BATCH) {
                 if let Err(error) = self.offload_batch(tasks).await {
-                    tracing::warn!(%error, objects = tasks.len(), "objects did not come to the disk");
+                    tracing::warn!(%error, objects = tasks.len(), "offloading to disk failed");
                 }
             }
         }
     }
 
-    /// The same with some objects of one tenant.
+    /// Offloads a batch of one tenant.
     async fn offload_batch(&self, tasks: &[OffloadTask<String>]) -> Result<(), RpcError> {
         let Some(OffloadTask { tenant_id: tenant, .. }) = tasks.first() else { return Ok(()) };
         let keys = || tasks.iter().map(|task| task.key.as_str()).collect();
@@ -43,31 +43,31 @@ impl DiskWorker {
             jobs.into_iter().map(write).collect::<Vec<bool>>()
         });
         let written = written.await.unwrap_or_default();
-        let stored = |(at, task): (usize, &'_ OffloadTask<String>)| {
-            if written.get(at) == Some(&true) { task.size } else { -1 }
+        let stored = |(index, task): (usize, &'_ OffloadTask<String>)| {
+            if written.get(index) == Some(&true) { task.size } else { -1 }
         };
         let objects: Vec<OffloadedObject<'_>> = tasks
             .iter()
             .enumerate()
-            .map(|(at, task)| OffloadedObject { tenant, key: &task.key, size: stored((at, task)) })
+            .map(|(index, task)| OffloadedObject { tenant, key: &task.key, size: stored((index, task)) })
             .collect();
         let done = objects.iter().filter(|object| object.size >= 0).count() as u64;
         self.disk.counts.offloaded.fetch_add(done, Relaxed);
         self.disk.counts.not_offloaded.fetch_add(objects.len() as u64 - done, Relaxed);
-        let told = self.report_objects(&objects).await;
-        // An object that was replaced meanwhile is not on the disk as far as the master knows. Nobody must find there what
-        // it was, or a mixture of both.
-        let known = self.replica_lists(tenant, keys()).await?;
-        for (object, known) in objects.iter().zip(known) {
-            let is_known = known.is_ok_and(|list| self.is_on_disk(&list));
-            if object.size >= 0 && !is_known {
+        let reported = self.report_objects(&objects).await;
+        // The master did not register the disk copy of an object that was replaced meanwhile. That copy is stale or a mix of
+        // both versions, so it must not stay readable.
+        let lists = self.replica_lists(tenant, keys()).await?;
+        for (object, list) in objects.iter().zip(lists) {
+            let is_registered = list.is_ok_and(|list| self.is_on_disk(&list));
+            if object.size >= 0 && !is_registered {
                 self.drop_object(&name(tenant, object.key));
             }
         }
-        told
+        reported
     }
 
-    /// Where an object is in this node's memory.
+    /// The range of a complete replica of this size in this node's memory.
     fn own_range(&self, list: &ReplicaList<String>, size: i64) -> Option<AddressRange> {
         list.replicas.iter().find_map(|replica| match &replica.medium {
             ReplicaMedium::Memory(buffer)
@@ -82,32 +82,32 @@ impl DiskWorker {
     }
 
     fn is_on_disk(&self, list: &ReplicaList<String>) -> bool {
-        let is_ours = |medium: &ReplicaMedium<String>| matches!(medium, ReplicaMedium::LocalDisk(disk) if disk.client_id == self.client_id());
-        list.replicas.iter().any(|replica| is_ours(&replica.medium))
+        let is_own = |medium: &ReplicaMedium<String>| matches!(medium, ReplicaMedium::LocalDisk(disk) if disk.client_id == self.client_id());
+        list.replicas.iter().any(|replica| is_own(&replica.medium))
     }
 }
 
 impl NodeDisk {
-    /// Copies an object to the disk. Whether it is there as it was written.
+    /// Copies an object to disk. Returns whether the copy is complete and verified.
     fn store_object(&self, pool: &SegmentPool, name: &str, span: AddressRange) -> bool {
         if let Err(error) = pool.verify(span) {
-            tracing::warn!(%error, "an object is not put on the disk");
+            tracing::warn!(%error, "cannot offload an object to disk");
             return false;
         }
-        let mut is_whole = true;
+        let mut is_intact = true;
         let put = self.tier.put_with(name.as_bytes(), span.size, |offset, into| {
             let part = AddressRange { start: span.start + offset, size: into.len() as u64 };
-            is_whole &= pool.read(part, into).is_ok();
+            is_intact &= pool.read(part, into).is_ok();
         });
         match put {
-            Ok(()) if is_whole => true,
+            Ok(()) if is_intact => true,
             Ok(()) => {
-                // Its page would tell of bytes that nobody wrote.
+                // A part could not be read, so the stored bytes are not the object's.
                 let _ = self.tier.remove(name.as_bytes());
                 false
             }
             Err(error) => {
-                tracing::warn!(%error, "an object is not put on the disk");
+                tracing::warn!(%error, "cannot offload an object to disk");
                 false
             }
         }

@@ -1,4 +1,4 @@
-//! From the disk back to memory.
+//! Promotes objects from disk to memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,17 +19,17 @@ use crate::peer::PeerConnection;
 use crate::segment_pool::SegmentPool;
 use crate::tasks::{TaskError, in_memory};
 
-/// Objects in one turn: the master tells one at a time.
+/// Maximum number of promotions per poll period. The master returns one at a time.
 const PROMOTE_BATCH: usize = 16;
 
 impl DiskWorker {
-    /// Brings objects back that the master has chosen.
+    /// Promotes the objects that the master chose.
     pub(super) async fn promote(&self) {
         let arguments = ClientArguments { client_id: self.client_id() };
         for _ in 0..PROMOTE_BATCH {
-            let told = self.membership.master.call::<PromotionObjectHeartbeat, &str>(&arguments).await;
-            // Masters before 0.3.11 bring nothing back.
-            let Ok(Ok(tasks)) = told else { return };
+            let fetched = self.membership.master.call::<PromotionObjectHeartbeat, &str>(&arguments).await;
+            // Masters before 0.3.11 lack this call.
+            let Ok(Ok(tasks)) = fetched else { return };
             if tasks.0.is_empty() {
                 return;
             }
@@ -38,7 +38,7 @@ impl DiskWorker {
                 match self.promote_one(&task).await {
                     Ok(()) => _ = counts.promoted.fetch_add(1, Relaxed),
                     Err(error) => {
-                        tracing::debug!(%error, "an object stays on the disk alone");
+                        tracing::debug!(%error, "cannot promote an object; it stays on disk only");
                         counts.not_promoted.fetch_add(1, Relaxed);
                         self.revoke_promotion(&task).await;
                     }
@@ -53,8 +53,9 @@ impl DiskWorker {
         let size = u64::try_from(task.size).map_err(|_| TaskError::Sizes)?;
         let preferred_segments = vec![&*self.membership.endpoint];
         let arguments = PromotionArguments { client_id, key, tenant, size, preferred_segments };
-        let room = master.call::<PromotionAllocStart, &str>(&arguments).await?.map_err(RpcError::from)?;
-        self.load_into_replica(name(tenant, key), &room.memory).await?;
+        let allocated =
+            master.call::<PromotionAllocStart, &str>(&arguments).await?.map_err(RpcError::from)?;
+        self.load_into_replica(name(tenant, key), &allocated.memory).await?;
         let arguments = ClientKeyArguments { client_id, key, tenant };
         Ok(master.call::<NotifyPromotionSuccess, &str>(&arguments).await?.map_err(RpcError::from)?)
     }
@@ -69,9 +70,9 @@ impl DiskWorker {
         let (tier, pool) = (Arc::clone(&self.disk.tier), Arc::clone(&self.membership.pool));
         if *endpoint == *self.membership.endpoint {
             let span = AddressRange { start: address, size };
-            let brought =
+            let loaded =
                 tokio::task::spawn_blocking(move || read_into_pool(&tier, name.as_bytes(), &pool, span));
-            return brought.await.map_err(|_| TaskError::NotOnDisk)?;
+            return loaded.await.map_err(|_| TaskError::NotOnDisk)?;
         }
         let read = tokio::task::spawn_blocking(move || tier.get(name.as_bytes())).await;
         let bytes = read.map_err(|_| TaskError::NotOnDisk)??.ok_or(TaskError::NotOnDisk)?;
@@ -82,24 +83,24 @@ impl DiskWorker {
         let mut to = PeerConnection::open(&self.directory, endpoint, authentication).await?;
         to.write(address, &bytes).await?;
         if to.protocol() == TransferProtocol::V1 {
-            // Nobody has told that it was written. What is read on the same connection has been.
+            // V1 has no write acknowledgement. A read on the same connection completes after the write is applied.
             to.read(address + size - 1, &mut [0]).await?;
         }
         Ok(())
     }
 
-    /// The master gives up what nobody does after a while.
+    /// Best effort: the master expires promotions that are not completed.
     async fn revoke_promotion(&self, task: &OffloadTask<String>) {
         let (key, tenant) = (task.key.as_str(), task.tenant_id.as_str());
         let arguments = ClientKeyArguments { client_id: self.client_id(), key, tenant };
-        let told = self.membership.master.call::<NotifyPromotionFailure, &str>(&arguments).await;
-        if let Err(error) = told.and_then(|answer| Ok(answer?)) {
-            tracing::debug!(%error, "the master was not told that an object stays on the disk");
+        let response = self.membership.master.call::<NotifyPromotionFailure, &str>(&arguments).await;
+        if let Err(error) = response.and_then(|result| Ok(result?)) {
+            tracing::debug!(%error, "cannot report a failed promotion to the master");
         }
     }
 }
 
-/// From the disk to this node's own memory, without a copy in between.
+/// Reads an object from disk into this node's own memory without an intermediate copy.
 fn read_into_pool(
     tier: &FileTier,
     name: &[u8],

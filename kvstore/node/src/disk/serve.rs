@@ -1,4 +1,4 @@
-//! The port at which readers ask for objects that are on the disk.
+//! The port at which readers request objects that are on disk.
 
 use std::io;
 use std::sync::Arc;
@@ -23,36 +23,36 @@ use super::NodeDisk;
 use super::staging::{STAGED_TTL, StagingAllocation};
 use crate::capabilities::CapabilityChecker;
 
-/// Connections at once; others wait.
+/// Maximum number of connections; further ones wait in the accept queue.
 const CONNECTIONS: usize = 512;
-/// Requests under way at once; others wait. Each has a ring of the tier's, which has megabytes of buffers and keeps the disk
-/// busy alone.
+/// Maximum number of concurrent requests; others wait. Each uses one of the tier's io_uring rings, which has megabytes of buffers
+/// and saturates the disk by itself.
 const MAX_CONCURRENT_READS: usize = 4;
-/// Bytes of a request.
+/// Maximum size of a request in bytes.
 const MAX_REQUEST: usize = 1 << 20;
-/// How long a request may take to arrive, and a reply to be taken.
+/// Time limit for receiving a request and for sending a reply.
 const STALL: Duration = Duration::from_secs(10);
-/// How long a connection may lie idle.
+/// How long a connection may be idle before it is closed.
 const IDLE: Duration = Duration::from_secs(300);
-/// Pause after a connection that could not be taken.
+/// Pause after accepting a connection failed.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Which readers may read from the disk.
+/// Who may read from the disk, and whether readers authenticate.
 #[derive(Clone)]
 pub(crate) struct DiskReadAccess {
-    /// From which networks.
+    /// Networks from which readers may connect.
     pub(crate) peers: AllowedPeers,
-    /// With it, connections are TLS, and readers get capabilities for what was brought into memory.
+    /// If set, connections use TLS, and readers receive capabilities for staged objects.
     pub(crate) authentication: Option<(PeerTls, Arc<CapabilityChecker>)>,
 }
 
-/// A reader with a certificate.
+/// A reader that presented a client certificate.
 struct AuthenticatedReader<'a> {
     certificate: CertificateFingerprint,
     checker: &'a CapabilityChecker,
 }
 
-/// Serves `readers` until the supervisor shuts down. `endpoint` is where they read what was brought into memory.
+/// Serves readers until the supervisor shuts down. `endpoint` is the node from which they read staged objects.
 pub(crate) fn listen(
     listener: TcpListener,
     disk: Arc<NodeDisk>,
@@ -70,18 +70,18 @@ pub(crate) fn listen(
     let connections = Arc::new(Semaphore::new(CONNECTIONS));
     supervisor.spawn_essential("store-disk-listener", async move {
         let accept = async {
-            // Never closed, so there is always a permit to wait for.
+            // The semaphore is never closed.
             while let Ok(slot) = Arc::clone(&connections).acquire_owned().await {
                 let (stream, peer) = match listener.accept().await {
                     Ok(accepted) => accepted,
                     Err(error) => {
-                        tracing::warn!(%error, "cannot take a connection of a reader");
+                        tracing::warn!(%error, "cannot accept a disk reader's connection");
                         tokio::time::sleep(PAUSE).await;
                         continue;
                     }
                 };
                 if !peers.allow(peer.ip()) {
-                    tracing::warn!(%peer, allowed = %peers, "a reader from elsewhere is refused");
+                    tracing::warn!(%peer, allowed = %peers, "refused a disk reader: its address is not in --allow-peers");
                     continue;
                 }
                 let (server, stop) = (server.clone(), tasks.token());
@@ -89,7 +89,7 @@ pub(crate) fn listen(
                     let _slot = slot;
                     if let Some(Err(error)) = stop.run_until_cancelled(server.accept(stream)).await {
                         let error = describe_tls_error(&error);
-                        tracing::debug!(%peer, error, "a connection of a reader has ended");
+                        tracing::debug!(%peer, error, "a disk reader's connection failed");
                     }
                 });
             }
@@ -153,9 +153,9 @@ impl DiskReadServer {
                 let count =
                     if reply.is_ok() { &self.disk.counts.staged } else { &self.disk.counts.not_staged };
                 count.fetch_add(1, Relaxed);
-                let reply = reply.map(|(given, base)| StagedObjects {
-                    batch_id: given.batch,
-                    addresses: given.offsets.iter().map(|offset| base + offset).collect(),
+                let reply = reply.map(|(allocation, base)| StagedObjects {
+                    batch_id: allocation.batch,
+                    addresses: allocation.offsets.iter().map(|offset| base + offset).collect(),
                     endpoint: &*self.endpoint,
                     ttl_ms: STAGED_TTL.as_millis() as u64,
                 });
@@ -174,7 +174,7 @@ impl DiskReadServer {
         written.map_err(io::Error::other)
     }
 
-    /// Capabilities to read what was brought into memory.
+    /// Issues capabilities to read the staged objects.
     fn grants(&self, reader: &AuthenticatedReader<'_>, addresses: &[u64], sizes: &[i64]) -> BytesMut {
         let mut attachment = BytesMut::new();
         for (start, size) in addresses.iter().zip(sizes) {
@@ -190,7 +190,7 @@ impl DiskReadServer {
     }
 
     async fn stage(&self, arguments: StageArguments<String>) -> MasterResult<(StagingAllocation, u64)> {
-        // Never closed.
+        // The semaphore is never closed.
         let _slot = self.slots.acquire().await;
         let disk = Arc::clone(&self.disk);
         let staged = tokio::task::spawn_blocking(move || disk.stage(&arguments)).await;
@@ -199,17 +199,19 @@ impl DiskReadServer {
 }
 
 impl NodeDisk {
-    /// Brings objects into the buffer. Returns where, and the buffer's address.
+    /// Loads objects into the staging buffer. Returns their offsets, and the buffer's address.
     fn stage(&self, arguments: &StageArguments<String>) -> MasterResult<(StagingAllocation, u64)> {
         let names: Vec<&[u8]> = arguments.names.iter().map(String::as_bytes).collect();
         let sizes = arguments.sizes.iter().map(|size| u64::try_from(*size).ok().filter(|size| *size > 0));
         let sizes = sizes.collect::<Option<Vec<u64>>>().filter(|sizes| sizes.len() == names.len());
         let sizes = sizes.filter(|sizes| !sizes.is_empty()).ok_or(ErrorCode::INVALID_PARAMS)?;
-        let given = self.staging.allocate(&sizes, Instant::now()).ok_or(ErrorCode::BUFFER_OVERFLOW)?;
+        let allocation = self.staging.allocate(&sizes, Instant::now()).ok_or(ErrorCode::BUFFER_OVERFLOW)?;
         let region = self.staging.region();
         let mut fits = vec![true; names.len()];
         let outcomes = self.tier.get_many(&names, |object, offset, bytes| {
-            let (Some(start), Some(size)) = (given.offsets.get(object), sizes.get(object)) else { return };
+            let (Some(start), Some(size)) = (allocation.offsets.get(object), sizes.get(object)) else {
+                return;
+            };
             let is_inside = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= *size);
             let is_written = is_inside && region.write_at(start + offset, bytes).is_ok();
             if let Some(fits) = fits.get_mut(object) {
@@ -223,10 +225,10 @@ impl NodeDisk {
                 Ok(None) => ErrorCode::OBJECT_NOT_FOUND,
                 Err(_) => ErrorCode::FILE_READ_FAIL,
             };
-            self.staging.release(given.batch);
+            self.staging.release(allocation.batch);
             return Err(problem);
         }
-        self.staging.mark_filled(given.batch, Instant::now());
-        Ok((given, region.base()))
+        self.staging.mark_filled(allocation.batch, Instant::now());
+        Ok((allocation, region.base()))
     }
 }

@@ -1,4 +1,4 @@
-//! The buffer in which readers find objects that are on the disk.
+//! The staging buffer, into which objects on disk are loaded for readers.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use moongate_memory::MappedRegion;
 use parking_lot::Mutex;
 
-/// For how long objects stay unless they are released. A reader that takes longer counts its read as failed.
+/// How long staged objects stay unless they are released. A reader that takes longer must treat its read as failed.
 pub(crate) const STAGED_TTL: Duration = Duration::from_secs(5);
-/// Objects begin at multiples of this.
+/// Alignment of objects in the buffer, in bytes.
 const ALIGN: u64 = 4096;
 
-/// A buffer that is given out in parts for a while.
+/// A buffer whose parts are allocated to readers for a limited time.
 #[derive(Debug)]
 pub(crate) struct StagingBuffer {
     region: Arc<MappedRegion>,
@@ -22,18 +22,18 @@ pub(crate) struct StagingBuffer {
 #[derive(Debug, Default)]
 struct StagingTable {
     batches: HashMap<u64, StagingBatch>,
-    /// Where parts begin that are given out, and where each ends.
+    /// Start and end offset of each allocated part.
     allocated: BTreeMap<u64, u64>,
 }
 
 #[derive(Debug)]
 struct StagingBatch {
-    /// Nothing while bytes are still brought there: they must not come into what has been given to another by then.
+    /// `None` while objects are loaded: an expired part could be allocated again while bytes are still written to it.
     expires_at: Option<Instant>,
     offsets: Vec<u64>,
 }
 
-/// Parts that were given out together.
+/// Parts that were allocated, and are released, together.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct StagingAllocation {
     pub(crate) batch: u64,
@@ -49,7 +49,7 @@ impl StagingBuffer {
         &self.region
     }
 
-    /// Gives out parts of these sizes until they are released. None if there is no room.
+    /// Allocates parts of these sizes. None if the free space is too small.
     pub(crate) fn allocate(&self, sizes: &[u64], now: Instant) -> Option<StagingAllocation> {
         let mut parts = self.parts.lock();
         parts.expire(now);
@@ -61,20 +61,20 @@ impl StagingBuffer {
             };
             offsets.push(offset);
         }
-        // Nobody can release by chance what another reads.
+        // Random, so that a reader cannot guess and release another reader's batch.
         let batch = fastrand::u64(..);
         parts.batches.insert(batch, StagingBatch { expires_at: None, offsets: offsets.clone() });
         Some(StagingAllocation { batch, offsets })
     }
 
-    /// The bytes are there `now`: the parts stay for `STAY`.
+    /// Marks a batch as loaded at `now`: it expires after [`STAGED_TTL`].
     pub(crate) fn mark_filled(&self, batch: u64, now: Instant) {
         if let Some(batch) = self.parts.lock().batches.get_mut(&batch) {
             batch.expires_at = Some(now + STAGED_TTL);
         }
     }
 
-    /// Takes parts back. Whether there were any.
+    /// Frees a batch. Returns whether it existed.
     pub(crate) fn release(&self, batch: u64) -> bool {
         self.parts.lock().release(batch)
     }
@@ -82,11 +82,11 @@ impl StagingBuffer {
 
 impl StagingTable {
     fn expire(&mut self, now: Instant) {
-        let over = |(id, batch): (&u64, &StagingBatch)| {
+        let is_expired = |(id, batch): (&u64, &StagingBatch)| {
             batch.expires_at.is_some_and(|until| until <= now).then_some(*id)
         };
-        let over: Vec<u64> = self.batches.iter().filter_map(over).collect();
-        for batch in over {
+        let expired: Vec<u64> = self.batches.iter().filter_map(is_expired).collect();
+        for batch in expired {
             self.release(batch);
         }
     }
@@ -97,19 +97,19 @@ impl StagingTable {
         true
     }
 
-    /// The first gap that is large enough.
+    /// Allocates the first free gap that is large enough, and returns its offset.
     fn find_gap(&mut self, size: u64, end: u64) -> Option<u64> {
         let size = size.checked_next_multiple_of(ALIGN)?;
-        let mut at = 0_u64;
-        for (start, over) in &self.allocated {
-            if at.checked_add(size)? <= *start {
+        let mut offset = 0_u64;
+        for (part_start, part_end) in &self.allocated {
+            if offset.checked_add(size)? <= *part_start {
                 break;
             }
-            at = *over;
+            offset = *part_end;
         }
-        let over = at.checked_add(size).filter(|over| *over <= end)?;
-        self.allocated.insert(at, over);
-        Some(at)
+        let part_end = offset.checked_add(size).filter(|part_end| *part_end <= end)?;
+        self.allocated.insert(offset, part_end);
+        Some(offset)
     }
 }
 
@@ -123,13 +123,13 @@ mod tests {
     }
 
     #[test]
-    fn parts_do_not_overlap_and_come_back() {
+    fn parts_do_not_overlap_and_are_reused_after_release() {
         let (staging, now) = (staging(), Instant::now());
         let first = staging.allocate(&[1, ALIGN + 1, ALIGN], now).unwrap();
         assert_eq!(first.offsets, [0, ALIGN, 3 * ALIGN]);
         let second = staging.allocate(&[5 * ALIGN], now).unwrap();
         assert_eq!(second.offsets, [4 * ALIGN]);
-        assert_eq!(staging.allocate(&[ALIGN, ALIGN], now), None, "there is room for one only");
+        assert_eq!(staging.allocate(&[ALIGN, ALIGN], now), None, "only one more part fits");
         assert_eq!(staging.allocate(&[ALIGN], now).unwrap().offsets, [9 * ALIGN]);
         assert!(staging.release(first.batch) && !staging.release(first.batch));
         assert_eq!(staging.allocate(&[4 * ALIGN], now).unwrap().offsets, [0]);
@@ -137,14 +137,14 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_releases_comes_back_too() {
+    fn unreleased_parts_expire_after_their_ttl() {
         let (staging, now) = (staging(), Instant::now());
         let first = staging.allocate(&[10 * ALIGN], now).unwrap();
-        let filled = now + 2 * STAGED_TTL;
-        assert_eq!(staging.allocate(&[1], filled), None, "the disk may be slow");
-        staging.mark_filled(first.batch, filled);
-        assert_eq!(staging.allocate(&[1], filled + STAGED_TTL / 2), None);
-        assert!(staging.allocate(&[1], filled + STAGED_TTL).is_some());
+        let loaded_at = now + 2 * STAGED_TTL;
+        assert_eq!(staging.allocate(&[1], loaded_at), None, "a batch that is being loaded does not expire");
+        staging.mark_filled(first.batch, loaded_at);
+        assert_eq!(staging.allocate(&[1], loaded_at + STAGED_TTL / 2), None);
+        assert!(staging.allocate(&[1], loaded_at + STAGED_TTL).is_some());
         assert!(!staging.release(first.batch));
     }
 }

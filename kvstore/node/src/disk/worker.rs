@@ -1,4 +1,4 @@
-//! Does with the disk what the master asks, and tells it what is there.
+//! Executes the master's disk tasks, and reports to it which objects are on disk.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,34 +22,34 @@ use tokio_util::sync::CancellationToken;
 use super::NodeDisk;
 use crate::membership::NodeMembership;
 
-/// Time between two questions for work.
+/// Poll period for the master's disk tasks.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Objects that the master is asked or told about at a time.
+/// Maximum number of objects in one request to the master.
 pub(super) const BATCH: usize = 256;
-/// When what a new node found on its disk is told again: by then the master has forgotten the one before it, whose
-/// disk this was.
+/// Delay of the second report of a restored disk: by then the master has expired the client of the previous process, under which
+/// the objects were registered.
 const RECHECK_DELAY: Duration = Duration::from_secs(30);
 
-/// Keeps disk and master in step.
+/// Keeps the disk and the master's record of it consistent.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskWorker {
     pub(crate) disk: Arc<NodeDisk>,
     pub(crate) membership: NodeMembership,
     pub(crate) directory: DescriptorDirectory,
-    /// Where readers ask for what is on the disk.
+    /// Address of the port for disk reads.
     pub(crate) endpoint: Arc<str>,
-    /// Cancelled when the disk leaves the store before the node does.
+    /// Cancelled when the disk is unmounted before the node stops.
     pub(crate) unmounting: CancellationToken,
 }
 
-/// How far master and disk have been compared.
+/// Progress of reconciling the disk with the master.
 struct DiskReconcileState {
     reported: bool,
     recheck_at: Option<Instant>,
 }
 
 impl DiskWorker {
-    /// Works until the supervisor shuts down, or the disk leaves.
+    /// Runs until the supervisor shuts down or the disk is unmounted.
     pub(crate) fn start(self, supervisor: &Supervisor) {
         let stop = supervisor.token();
         supervisor.spawn_essential("store-disk", async move {
@@ -62,57 +62,57 @@ impl DiskWorker {
         });
     }
 
-    /// Takes the disk out of the store.
+    /// Unmounts the disk from the store.
     ///
     /// # Errors
-    /// As the master.
+    /// When the master refuses or does not answer.
     pub(crate) async fn unmount(&self) -> Result<(), RpcError> {
         self.unmounting.cancel();
         let arguments = ClientArguments { client_id: self.membership.client_id };
         Ok(self.membership.master.call::<UnmountLocalDiskSegment, &str>(&arguments).await??)
     }
 
-    /// The node ends: what is on the disk is found there by its next run.
+    /// Flushes the tier at shutdown, so that the next run restores its objects.
     pub(crate) async fn shut_down(&self) {
         self.unmounting.cancel();
         let tier = Arc::clone(&self.disk.tier);
-        let settled = tokio::task::spawn_blocking(move || tier.sync()).await;
-        if let Ok(Err(error)) = settled {
-            tracing::warn!(%error, "what is on the disk is lost if the machine ends now");
+        let synced = tokio::task::spawn_blocking(move || tier.sync()).await;
+        if let Ok(Err(error)) = synced {
+            tracing::warn!(%error, "cannot flush the disk tier; its objects are lost if the machine crashes now");
         }
     }
 
     async fn run(&self) {
-        let again = self.disk.tier.is_restored().then(|| Instant::now() + RECHECK_DELAY);
-        let mut compared = DiskReconcileState { reported: false, recheck_at: again };
-        let mut complained = false;
+        let recheck_at = self.disk.tier.is_restored().then(|| Instant::now() + RECHECK_DELAY);
+        let mut state = DiskReconcileState { reported: false, recheck_at };
+        let mut warned = false;
         loop {
-            match self.run_once(&mut compared).await {
-                Ok(()) => complained = false,
-                Err(error) if !complained => {
-                    complained = true;
-                    tracing::warn!(%error, "the master does not use this node's disk; trying again");
+            match self.run_once(&mut state).await {
+                Ok(()) => warned = false,
+                Err(error) if !warned => {
+                    warned = true;
+                    tracing::warn!(%error, "cannot synchronize the disk with the master; retrying");
                 }
-                Err(error) => tracing::debug!(%error, "the master does not use this node's disk"),
+                Err(error) => tracing::debug!(%error, "cannot synchronize the disk with the master"),
             }
             tokio::time::sleep(PERIOD).await;
         }
     }
 
-    async fn run_once(&self, compared: &mut DiskReconcileState) -> Result<(), RpcError> {
-        let (tasks, knows) = match self.fetch().await? {
+    async fn run_once(&self, state: &mut DiskReconcileState) -> Result<(), RpcError> {
+        let (tasks, was_mounted) = match self.fetch().await? {
             Err(ErrorCode::SEGMENT_NOT_FOUND) => {
                 self.mount().await?;
-                compared.reported = false;
+                state.reported = false;
                 (self.fetch().await??, false)
             }
             tasks => (tasks?, true),
         };
-        let is_due = compared.recheck_at.is_some_and(|at| at <= Instant::now());
-        if !compared.reported || is_due {
-            self.compare(knows && !is_due).await?;
-            compared.reported = true;
-            compared.recheck_at = compared.recheck_at.filter(|_| !is_due);
+        let is_due = state.recheck_at.is_some_and(|time| time <= Instant::now());
+        if !state.reported || is_due {
+            self.reconcile(was_mounted && !is_due).await?;
+            state.reported = true;
+            state.recheck_at = state.recheck_at.filter(|_| !is_due);
         }
         self.clear().await;
         self.offload(tasks.0).await;
@@ -132,30 +132,30 @@ impl DiskWorker {
         master.call::<MountLocalDiskSegment, &str>(&arguments).await??;
         let total_bytes = i64::try_from(self.disk.capacity).unwrap_or(i64::MAX);
         let capacity = SsdCapacityArguments { client_id, total_bytes };
-        let told = master.call::<ReportSsdCapacity, &str>(&capacity).await;
-        if let Err(error) = told.and_then(|answer| Ok(answer?)) {
-            // Masters before 0.3.11 do not ask.
-            tracing::debug!(%error, "the master was not told how large the disk is");
+        let response = master.call::<ReportSsdCapacity, &str>(&capacity).await;
+        if let Err(error) = response.and_then(|result| Ok(result?)) {
+            // Masters before 0.3.11 lack this call.
+            tracing::debug!(%error, "cannot report the disk's capacity to the master");
         }
         Ok(())
     }
 
-    /// Brings disk and master in step: what the master has in another way leaves the disk, and what it does not have is
-    /// told to it. Unless it `knows` this disk: then it has removed what it does not have.
-    async fn compare(&self, knows: bool) -> Result<(), RpcError> {
+    /// Reconciles the disk with the master. Objects that the master has elsewhere are removed from disk. Objects that it lacks
+    /// are reported to it, unless the disk `was_mounted` already: then the master removed them, and they are removed here too.
+    async fn reconcile(&self, was_mounted: bool) -> Result<(), RpcError> {
         let keys = self.disk.tier.keys();
         for chunk in keys.chunks(BATCH) {
             let names: Vec<&str> = chunk.iter().filter_map(|name| std::str::from_utf8(name).ok()).collect();
             for (tenant, names) in by_tenant(&names) {
                 let keys: Vec<&str> = names.iter().map(|name| tenant_and_key(name).1).collect();
-                let known = self.replica_lists(tenant, keys).await?;
+                let lists = self.replica_lists(tenant, keys).await?;
                 let mut missing = Vec::new();
-                for (name, known) in names.iter().zip(known) {
-                    match known {
+                for (name, list) in names.iter().zip(lists) {
+                    match list {
                         Ok(list) => self.reconcile_object(name, &list, &mut missing),
-                        Err(ErrorCode::OBJECT_NOT_FOUND) if !knows => missing.push(*name),
+                        Err(ErrorCode::OBJECT_NOT_FOUND) if !was_mounted => missing.push(*name),
                         Err(ErrorCode::OBJECT_NOT_FOUND) => self.drop_object(name),
-                        // It is being written, and what becomes of it is not known yet.
+                        // A put of this key is in progress, so the disk copy is outdated if it succeeds.
                         Err(_) => self.drop_object(name),
                     }
                 }
@@ -167,7 +167,7 @@ impl DiskWorker {
         Ok(())
     }
 
-    /// The master has an object of that name.
+    /// Reconciles an object that the master has: keeps it, adds it to `missing` for a report, or removes it from disk.
     fn reconcile_object<'a>(&self, name: &'a str, list: &ReplicaList<String>, missing: &mut Vec<&'a str>) {
         let disks = list.replicas.iter().filter_map(|replica| match &replica.medium {
             ReplicaMedium::LocalDisk(disk) => Some(disk),
@@ -176,11 +176,11 @@ impl DiskWorker {
         let disks: Vec<_> = disks.collect();
         match disks.iter().find(|disk| disk.client_id == self.membership.client_id) {
             Some(disk) if disk.transport_endpoint == *self.endpoint => {}
-            // Readers are sent to a port of the run before.
+            // The master sends readers to a port of the previous run.
             Some(_) => missing.push(name),
-            // The disk may be this one, and the client the process before this one.
+            // The replica may be on this disk, registered by the previous process's client.
             None if !disks.is_empty() => missing.push(name),
-            // It has been written anew since: nobody knows whether the bytes are the same.
+            // The object was written again since, so the bytes on disk may be an older version's.
             None => self.drop_object(name),
         }
     }
@@ -193,11 +193,11 @@ impl DiskWorker {
 
     pub(super) fn drop_object(&self, name: &str) {
         if let Err(error) = self.disk.tier.remove(name.as_bytes()) {
-            tracing::warn!(%error, "an object cannot be removed from the disk");
+            tracing::warn!(%error, "cannot remove an object from disk");
         }
     }
 
-    /// Where objects are, as the master knows it.
+    /// Fetches the master's replica lists of objects, in the keys' order.
     pub(super) async fn replica_lists(
         &self,
         tenant: &str,
@@ -206,7 +206,7 @@ impl DiskWorker {
         self.membership.master.call::<BatchGetReplicaList, &str>(&KeysArguments { keys, tenant }).await
     }
 
-    /// Tells the master what is on the disk, or is not although it should be.
+    /// Reports to the master which objects are on disk, and which offloads failed.
     pub(super) async fn report_objects(&self, objects: &[OffloadedObject<'_>]) -> Result<(), RpcError> {
         if objects.is_empty() {
             return Ok(());
@@ -231,10 +231,10 @@ impl DiskWorker {
         Ok(self.membership.master.call::<NotifyOffloadSuccess, String>(&arguments).await??)
     }
 
-    /// Empties the disk if all objects were removed.
+    /// Clears the disk after a remove-all on the master.
     async fn clear(&self) {
         let arguments = ClientArguments { client_id: self.membership.client_id };
-        // Masters before 0.3.12 do not know the question.
+        // Masters before 0.3.12 lack this call.
         if !matches!(self.membership.master.call::<PollRemoveAll, &str>(&arguments).await, Ok(Ok(true))) {
             return;
         }
@@ -243,24 +243,24 @@ impl DiskWorker {
             tier.keys().iter().try_for_each(|key| tier.remove(key).map(drop))
         });
         if let Ok(Err(error)) = cleared.await {
-            tracing::warn!(%error, "the disk cannot be emptied");
+            tracing::warn!(%error, "cannot clear the disk");
         }
     }
 
-    /// Tells the master what has made room for others, or was damaged.
+    /// Reports to the master which objects were evicted from disk, or dropped as damaged.
     async fn report_evicted(&self) {
-        let gone = self.disk.tier.take_evicted_keys();
-        let is_gone = |name: &&Arc<[u8]>| !self.disk.tier.contains(name);
+        let evicted = self.disk.tier.take_evicted_keys();
+        let is_absent = |name: &&Arc<[u8]>| !self.disk.tier.contains(name);
         let names: Vec<&str> =
-            gone.iter().filter(is_gone).filter_map(|name| std::str::from_utf8(name).ok()).collect();
+            evicted.iter().filter(is_absent).filter_map(|name| std::str::from_utf8(name).ok()).collect();
         let (client_id, replica_type) = (self.membership.client_id, ReplicaType::LOCAL_DISK);
         for chunk in names.chunks(BATCH) {
             for (tenant, names) in by_tenant(chunk) {
                 let keys = names.iter().map(|name| tenant_and_key(name).1).collect();
                 let arguments = BatchEvictDiskArguments { client_id, keys, tenant, replica_type };
-                let told = self.membership.master.call::<BatchEvictDiskReplica, &str>(&arguments).await;
-                if let Err(error) = told {
-                    tracing::warn!(%error, objects = names.len(), "the master was not told what has left the disk");
+                let response = self.membership.master.call::<BatchEvictDiskReplica, &str>(&arguments).await;
+                if let Err(error) = response {
+                    tracing::warn!(%error, objects = names.len(), "cannot report evictions from disk to the master");
                 }
             }
         }
@@ -271,7 +271,7 @@ impl DiskWorker {
     }
 }
 
-/// An object on the disk, or one that did not come there if its size is negative.
+/// An object on disk. A negative size reports a failed offload.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct OffloadedObject<'a> {
     pub(super) tenant: &'a str,
@@ -279,12 +279,11 @@ pub(super) struct OffloadedObject<'a> {
     pub(super) size: i64,
 }
 
-/// Names by whose they are.
 fn by_tenant<'a>(names: &[&'a str]) -> Vec<(&'a str, Vec<&'a str>)> {
     let mut tenants: Vec<(&str, Vec<&str>)> = Vec::new();
     for name in names {
         let (tenant, _) = tenant_and_key(name);
-        match tenants.iter_mut().find(|(known, _)| *known == tenant) {
+        match tenants.iter_mut().find(|(existing, _)| *existing == tenant) {
             Some((_, names)) => names.push(name),
             None => tenants.push((tenant, vec![name])),
         }

@@ -1,4 +1,4 @@
-//! A disk in memory, which can lose what was not flushed, and flushes.
+//! A disk in memory that can lose unflushed data and ignore flushes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,10 +8,10 @@ use std::sync::Arc;
 use moongate_oplog::{AppendFile, DirectoryLock, FlushOperation, LogStorage};
 use parking_lot::Mutex;
 
-/// The files of a disk, by their paths.
+/// Contents of the disk's files by path.
 pub(crate) type FileContents = BTreeMap<PathBuf, Vec<u8>>;
 
-/// What one write or flush was.
+/// Kind of a disk operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DiskOperation {
     Write,
@@ -20,21 +20,20 @@ pub(crate) enum DiskOperation {
 
 #[derive(Default)]
 struct MemoryDiskState {
-    /// What programs see.
     visible: FileContents,
-    /// What a crash of the machine leaves.
+    /// Contents after a crash of the machine.
     durable: FileContents,
-    /// Writes and flushes so far.
+    /// Writes and flushes so far, in order.
     operations: Vec<DiskOperation>,
-    /// The flush, by its number among the operations, that does nothing.
+    /// Index of the flush operation that is ignored.
     dropped: Option<usize>,
-    /// The write that goes elsewhere: by its number, and to which offset of its file.
+    /// Index of the misdirected write operation, and its offset in the file.
     misdirected: Option<(usize, usize)>,
-    /// Bytes that still fit.
+    /// Free bytes; `None` for no limit.
     free_bytes: Option<usize>,
 }
 
-/// A disk in memory. Renaming, removing and linking reach the disk at once.
+/// A disk in memory. Renames, removals and links are durable immediately.
 #[derive(Clone, Default)]
 pub(crate) struct MemoryDisk(Arc<Mutex<MemoryDiskState>>);
 
@@ -47,32 +46,31 @@ impl MemoryDisk {
         disk
     }
 
-    /// What programs see.
     pub(crate) fn files(&self) -> FileContents {
         self.0.lock().visible.clone()
     }
 
-    /// What is left when the machine dies.
+    /// Contents after a crash of the machine.
     pub(crate) fn durable_files(&self) -> FileContents {
         self.0.lock().durable.clone()
     }
 
-    /// Writes and flushes so far.
+    /// Writes and flushes so far, in order.
     pub(crate) fn operations(&self) -> Vec<DiskOperation> {
         self.0.lock().operations.clone()
     }
 
-    /// The flush with this number among the operations will do nothing.
+    /// Ignores the flush with this operation index.
     pub(crate) fn drop_flush(&self, nth: usize) {
         self.0.lock().dropped = Some(nth);
     }
 
-    /// The write with this number among the operations will go to another place of its file.
+    /// Misdirects the write with this operation index to another offset of its file.
     pub(crate) fn misdirect(&self, nth: usize, offset: usize) {
         self.0.lock().misdirected = Some((nth, offset));
     }
 
-    /// How many bytes still fit; none for any number.
+    /// Sets the free bytes; `None` for no limit.
     pub(crate) fn set_free_bytes(&self, bytes: Option<usize>) {
         self.0.lock().free_bytes = bytes;
     }
@@ -106,13 +104,13 @@ impl AppendFile for MemoryFile {
         let nth = inner.operations.len();
         inner.operations.push(DiskOperation::Write);
         let fits = inner.free_bytes.unwrap_or(bytes.len()).min(bytes.len());
-        inner.free_bytes = inner.free_bytes.map(|room| room - fits);
-        let elsewhere = inner.misdirected.filter(|(it, _)| *it == nth).map(|(_, offset)| offset);
+        inner.free_bytes = inner.free_bytes.map(|free| free - fits);
+        let misdirected = inner.misdirected.filter(|(index, _)| *index == nth).map(|(_, offset)| offset);
         let file = inner.visible.get_mut(&self.path).ok_or_else(absent)?;
         let end = file.len();
         file.extend_from_slice(&bytes[..fits]);
-        if let Some(offset) = elsewhere.filter(|offset| *offset < end) {
-            // Its own place keeps what it had: nothing.
+        if let Some(offset) = misdirected.filter(|offset| *offset < end) {
+            // The intended range stays empty (zeros).
             file[end..].fill(0);
             let length = fits.min(end + fits - offset);
             file[offset..offset + length].copy_from_slice(&bytes[..length]);
@@ -125,7 +123,7 @@ impl AppendFile for MemoryFile {
         let file = inner.visible.get_mut(&self.path).ok_or_else(absent)?;
         let freed = file.len().saturating_sub(length as usize);
         file.resize(length as usize, 0);
-        inner.free_bytes = inner.free_bytes.map(|room| room + freed);
+        inner.free_bytes = inner.free_bytes.map(|free| free + freed);
         Ok(())
     }
 
@@ -190,7 +188,7 @@ impl LogStorage for MemoryDisk {
         let mut inner = self.0.lock();
         let file = inner.visible.remove(from).ok_or_else(absent)?;
         inner.visible.insert(to.to_owned(), file);
-        // One that was never flushed arrives empty.
+        // A file that was never flushed is empty after a crash.
         let durable = inner.durable.remove(from).unwrap_or_default();
         inner.durable.insert(to.to_owned(), durable);
         Ok(())

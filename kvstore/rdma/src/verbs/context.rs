@@ -1,4 +1,4 @@
-//! An opened device with what all connections over it share: a protection domain and a completion queue.
+//! An opened device with the resources that its connections share: a protection domain and a completion queue.
 #![expect(unsafe_code, reason = "libibverbs is a C library")]
 
 use std::ffi::{CStr, CString, c_int};
@@ -11,27 +11,27 @@ use std::time::Duration;
 use ibverbs_sys as sys;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// Completions that are taken from the queue at once.
+/// Maximum number of completions per poll.
 const BATCH: usize = 32;
 
-/// Something of libibverbs', given back when dropped.
+/// An owned libibverbs object, freed on drop.
 pub(super) struct VerbsHandle<T> {
     pointer: NonNull<T>,
     free: unsafe extern "C" fn(*mut T) -> c_int,
     what: &'static str,
 }
 
-// SAFETY: libibverbs' objects belong to no thread, and its functions may be called by several threads at once
-// (its manual pages say so of all that are used here).
+// SAFETY: libibverbs objects are not bound to a thread, and its functions may be called from several threads at once (documented in the
+// manual pages of all functions used here).
 unsafe impl<T> Send for VerbsHandle<T> {}
-// SAFETY: as for Send. A handle lends only the pointer.
+// SAFETY: as for Send. A handle only exposes the pointer.
 unsafe impl<T> Sync for VerbsHandle<T> {}
 
 impl<T> VerbsHandle<T> {
-    /// Takes what a function of libibverbs has returned; null is an error of the system.
+    /// Wraps a pointer returned by libibverbs; null is an OS error.
     ///
     /// # Safety
-    /// `pointer` is null or is valid until `free` is called with it, which nobody else does.
+    /// `pointer` is null, or valid until `free` is called with it, which only this handle does.
     pub(super) unsafe fn new(
         pointer: *mut T,
         free: unsafe extern "C" fn(*mut T) -> c_int,
@@ -39,7 +39,7 @@ impl<T> VerbsHandle<T> {
     ) -> io::Result<Self> {
         let pointer = NonNull::new(pointer).ok_or_else(|| {
             let error = io::Error::last_os_error();
-            io::Error::new(error.kind(), format!("no {what}: {error}"))
+            io::Error::new(error.kind(), format!("cannot create {what}: {error}"))
         })?;
         Ok(Self { pointer, free, what })
     }
@@ -57,16 +57,16 @@ impl<T> fmt::Debug for VerbsHandle<T> {
 
 impl<T> Drop for VerbsHandle<T> {
     fn drop(&mut self) {
-        // SAFETY: see `new`. Whoever uses the pointer borrows the handle, or keeps it in an `Arc`.
+        // SAFETY: see `new`. All users of the pointer borrow the handle or hold it in an `Arc`.
         let code = unsafe { (self.free)(self.pointer.as_ptr()) };
         if code != 0 {
             let error = io::Error::from_raw_os_error(code.abs());
-            tracing::error!("an RDMA {} cannot be given back: {error}", self.what);
+            tracing::error!("cannot release an RDMA {}: {error}", self.what);
         }
     }
 }
 
-/// An opened device. Fields are given back in this order.
+/// An opened device. Fields are dropped in this order.
 #[derive(Debug)]
 pub(crate) struct VerbsContext {
     queue: VerbsHandle<sys::ibv_cq>,
@@ -76,7 +76,7 @@ pub(crate) struct VerbsContext {
     pub(super) mtu: u32,
 }
 
-/// How a work request has ended.
+/// Result of a work request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WorkCompletion {
     pub(crate) id: u64,
@@ -84,7 +84,7 @@ pub(crate) struct WorkCompletion {
 }
 
 impl VerbsContext {
-    /// Opens the device of this name, with room for `depth` completions.
+    /// Opens the named device with a completion queue of `depth` entries.
     pub(crate) fn open(name: &str, port: u8, depth: u32) -> io::Result<Self> {
         let device = open(name)?;
         let mtu = active_mtu(&device, port)?;
@@ -99,7 +99,7 @@ impl VerbsContext {
             VerbsHandle::new(channel, sys::ibv_destroy_comp_channel, "completion channel")?
         };
         let depth = c_int::try_from(depth).unwrap_or(c_int::MAX);
-        // SAFETY: as for the domain; the channel is dropped after the queue too. Nothing is kept for the null pointer.
+        // SAFETY: as for the domain; the channel is dropped after the queue too. The null context pointer is never dereferenced.
         let queue = unsafe {
             let queue = sys::ibv_create_cq(context, depth, ptr::null_mut(), channel.pointer(), 0);
             VerbsHandle::new(queue, sys::ibv_destroy_cq, "completion queue")?
@@ -111,18 +111,18 @@ impl VerbsContext {
         self.queue.pointer()
     }
 
-    /// Asks for a notice of the next completion. What came before must be looked for afterwards.
+    /// Requests a notification for the next completion. Earlier completions must be polled afterwards.
     pub(crate) fn arm(&self) -> io::Result<()> {
-        // SAFETY: the device is open, and its table of functions does not change.
+        // SAFETY: the device is open, and its function table does not change.
         let notify = unsafe { (*self.device.pointer()).ops.req_notify_cq };
         let notify = notify.ok_or(io::ErrorKind::Unsupported)?;
-        // SAFETY: the queue is of this device.
+        // SAFETY: the queue belongs to this device.
         checked(unsafe { notify(self.queue.pointer(), 0) })
     }
 
-    /// Waits for a notice, at most this long. Only one thread may wait.
+    /// Waits up to `limit` for a notification. Only one thread may wait.
     pub(crate) fn wait(&self, limit: Duration) -> io::Result<bool> {
-        // SAFETY: the channel and its descriptor are open as long as `self`.
+        // SAFETY: the channel and its file descriptor stay open as long as `self`.
         let fd = unsafe { BorrowedFd::borrow_raw((*self.channel.pointer()).fd) };
         let limit = Timespec::try_from(limit).map_err(|_| io::ErrorKind::InvalidInput)?;
         match poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&limit)) {
@@ -130,40 +130,42 @@ impl VerbsContext {
             Ok(_) => {}
             Err(error) => return Err(error.into()),
         }
-        let (mut queue, mut told) = (ptr::null_mut(), ptr::null_mut());
+        let (mut queue, mut cq_context) = (ptr::null_mut(), ptr::null_mut());
         // SAFETY: the channel is open, and both pointers are written before they are read.
-        checked(unsafe { sys::ibv_get_cq_event(self.channel.pointer(), &raw mut queue, &raw mut told) })?;
-        // SAFETY: the notice is of this queue, the only one of the channel, and is acknowledged once.
+        checked(unsafe {
+            sys::ibv_get_cq_event(self.channel.pointer(), &raw mut queue, &raw mut cq_context)
+        })?;
+        // SAFETY: the notification is for this queue, the only one of the channel, and is acknowledged once.
         unsafe { sys::ibv_ack_cq_events(self.queue.pointer(), 1) };
         Ok(true)
     }
 
-    /// Takes completions from the queue, each once.
+    /// Removes up to [`BATCH`] completions from the queue.
     pub(crate) fn poll(&self) -> io::Result<Vec<WorkCompletion>> {
         // SAFETY: as for `arm`.
-        let take = unsafe { (*self.device.pointer()).ops.poll_cq }.ok_or(io::ErrorKind::Unsupported)?;
+        let poll_cq = unsafe { (*self.device.pointer()).ops.poll_cq }.ok_or(io::ErrorKind::Unsupported)?;
         let mut found = [sys::ibv_wc::default(); BATCH];
-        // SAFETY: the queue is of this device, and there is room for as many as are asked for.
-        let count = unsafe { take(self.queue.pointer(), BATCH as c_int, found.as_mut_ptr()) };
+        // SAFETY: the queue belongs to this device, and `found` has room for the requested number.
+        let count = unsafe { poll_cq(self.queue.pointer(), BATCH as c_int, found.as_mut_ptr()) };
         let count =
-            usize::try_from(count).map_err(|_| io::Error::other("the completion queue has failed"))?;
+            usize::try_from(count).map_err(|_| io::Error::other("polling the completion queue failed"))?;
         Ok(found.iter().take(count).map(completion).collect())
     }
 }
 
 fn completion(found: &sys::ibv_wc) -> WorkCompletion {
     let error = found.error().map(|(status, vendor)| {
-        // SAFETY: the function knows all numbers, and returns text that is never freed.
+        // SAFETY: the function accepts any status and returns a static string.
         let text = unsafe { CStr::from_ptr(sys::ibv_wc_status_str(status)) };
-        format!("{} (status {status}, vendor's code {vendor:#x})", text.to_string_lossy())
+        format!("{} (status {status}, vendor code {vendor:#x})", text.to_string_lossy())
     });
     WorkCompletion { id: found.wr_id(), error }
 }
 
 fn open(name: &str) -> io::Result<VerbsHandle<sys::ibv_context>> {
-    let wanted = CString::new(name)?;
+    let device_name = CString::new(name)?;
     let mut count = 0;
-    // SAFETY: the count is written.
+    // SAFETY: the function writes the count.
     let list = unsafe { sys::ibv_get_device_list(&raw mut count) };
     if list.is_null() {
         return Err(io::Error::last_os_error());
@@ -171,30 +173,29 @@ fn open(name: &str) -> io::Result<VerbsHandle<sys::ibv_context>> {
     let count = usize::try_from(count).unwrap_or(0);
     // SAFETY: the list has `count` devices, which are valid until it is freed.
     let found = unsafe { std::slice::from_raw_parts(list, count) }.iter().copied().find(|device| {
-        // SAFETY: as above; the name is text.
-        unsafe { CStr::from_ptr(sys::ibv_get_device_name(*device)) == wanted.as_c_str() }
+        // SAFETY: as above; the name is a C string.
+        unsafe { CStr::from_ptr(sys::ibv_get_device_name(*device)) == device_name.as_c_str() }
     });
     let opened = match found {
-        // SAFETY: the device is of the list. An opened one stays valid without it.
+        // SAFETY: the device is in the list. An opened device stays valid after the list is freed.
         Some(device) => unsafe {
-            VerbsHandle::new(sys::ibv_open_device(device), sys::ibv_close_device, "access to the device")
+            VerbsHandle::new(sys::ibv_open_device(device), sys::ibv_close_device, "device context")
         },
         None => Err(io::Error::new(io::ErrorKind::NotFound, "libibverbs has no driver for the device")),
     };
-    // SAFETY: it is the list of above, and is freed once.
+    // SAFETY: the list was returned above and is freed once.
     unsafe { sys::ibv_free_device_list(list) };
     opened
 }
 
 fn active_mtu(device: &VerbsHandle<sys::ibv_context>, port: u8) -> io::Result<u32> {
     let mut attributes = sys::ibv_port_attr::default();
-    // SAFETY: the function writes no more than a whole structure of this kind; the name of the type is that of its
-    // beginning, which older programs know.
+    // SAFETY: the function writes at most one whole structure; the type name in its signature is an older prefix of it.
     checked(unsafe { sys::ibv_query_port(device.pointer(), port, (&raw mut attributes).cast()) })?;
     Ok(attributes.active_mtu)
 }
 
-/// Functions of libibverbs return 0, an error's number, or -1 and set it aside.
+/// Libibverbs functions return 0, an error number, or -1 with `errno` set.
 pub(super) fn checked(code: c_int) -> io::Result<()> {
     match code {
         0 => Ok(()),

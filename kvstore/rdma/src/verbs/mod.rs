@@ -1,5 +1,4 @@
-//! The verbs of libibverbs. All that is unsafe about them is here, behind types that keep each thing as long as it is
-//! used.
+//! Safe wrappers of the libibverbs calls. All unsafe code is here; the types keep each object alive while it is used.
 
 mod context;
 mod queue_pair;

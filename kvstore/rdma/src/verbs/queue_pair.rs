@@ -1,4 +1,4 @@
-//! One end of a reliable connection, with the parameters of Mooncake's.
+//! One end of a reliable connection, with the parameters that Mooncake uses.
 #![expect(unsafe_code, reason = "libibverbs is a C library")]
 
 use std::io;
@@ -13,21 +13,21 @@ use crate::device::RdmaDevice;
 use crate::gid::Gid;
 use crate::link::RdmaOperation;
 
-/// Work requests of one queue pair that are under way at most.
+/// Maximum number of work requests in flight per queue pair.
 pub(crate) const DEPTH: u32 = 256;
 const ELEMENTS: u32 = 4;
-/// Routers on the way at most.
+/// Hop limit: maximum number of routers on the path.
 const HOPS: u8 = 16;
-/// Reads that are under way between the devices at most.
+/// Maximum number of RDMA reads in flight between two devices.
 const READS: u8 = 16;
-/// 4.096 µs times two to the power of this until a packet is sent again: 67 ms.
+/// Retransmission timeout: 4.096 µs × 2^14 = 67 ms.
 const TIMEOUT: u8 = 14;
-/// How often. 7 is the most, and for a receiver that is not ready it means for ever.
+/// Retry count. 7 is the maximum; for a receiver that is not ready it means unlimited.
 const RETRIES: u8 = 7;
-/// The receiver asks for a pause of 0.64 ms.
+/// Receiver-not-ready delay: 0.64 ms.
 const NOT_READY: u8 = 12;
 
-/// A queue pair. It is destroyed when dropped; then no completions of it come any more.
+/// A queue pair, destroyed on drop; it produces no completions afterwards.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     handle: VerbsHandle<sys::ibv_qp>,
@@ -48,12 +48,12 @@ pub(crate) struct WorkRequest<'a> {
 
 impl QueuePair {
     pub(crate) fn create(context: &Arc<VerbsContext>) -> io::Result<Self> {
-        let mut wanted = sys::ibv_qp_init_attr {
+        let mut attributes = sys::ibv_qp_init_attr {
             send_cq: context.queue(),
             recv_cq: context.queue(),
             cap: sys::ibv_qp_cap {
                 max_send_wr: DEPTH,
-                // Nothing is received: all transfers are one-sided.
+                // All transfers are one-sided: nothing is received.
                 max_recv_wr: 1,
                 max_send_sge: ELEMENTS,
                 max_recv_sge: 1,
@@ -62,21 +62,21 @@ impl QueuePair {
             qp_type: sys::ibv_qp_type::IBV_QPT_RC,
             ..sys::ibv_qp_init_attr::default()
         };
-        // SAFETY: domain and queue are of one device, and are kept longer than the queue pair.
+        // SAFETY: domain and queue belong to one device and outlive the queue pair.
         let handle = unsafe {
-            let pair = sys::ibv_create_qp(context.domain.pointer(), &raw mut wanted);
+            let pair = sys::ibv_create_qp(context.domain.pointer(), &raw mut attributes);
             VerbsHandle::new(pair, sys::ibv_destroy_qp, "queue pair")?
         };
         Ok(Self { handle, context: Arc::clone(context) })
     }
 
-    /// The number by which the other end names it.
+    /// The queue pair number that the peer connects to.
     pub(crate) fn number(&self) -> u32 {
-        // SAFETY: it exists as long as `self`, and its number does not change.
+        // SAFETY: the queue pair exists as long as `self`, and its number does not change.
         unsafe { (*self.handle.pointer()).qp_num }
     }
 
-    /// Connects it to the queue pair `number` at a port.
+    /// Connects to queue pair `number` at the remote port.
     pub(crate) fn connect(&self, device: &RdmaDevice, lid: u16, gid: Gid, number: u32) -> io::Result<()> {
         use sys::ibv_qp_attr_mask as mask;
         let access = sys::ibv_access_flags::IBV_ACCESS_LOCAL_WRITE.0
@@ -141,7 +141,7 @@ impl QueuePair {
         self.modify(ready_to_send, &send_mask, "RTS")
     }
 
-    /// Ends all that is under way; each work request still completes, with an error.
+    /// Moves to the error state; each work request in flight completes with an error.
     pub(crate) fn fail(&self) -> io::Result<()> {
         let failed =
             sys::ibv_qp_attr { qp_state: sys::ibv_qp_state::IBV_QPS_ERR, ..sys::ibv_qp_attr::default() };
@@ -150,18 +150,19 @@ impl QueuePair {
 
     fn modify(
         &self,
-        mut wanted: sys::ibv_qp_attr,
+        mut attributes: sys::ibv_qp_attr,
         fields: &[sys::ibv_qp_attr_mask],
         state: &str,
     ) -> io::Result<()> {
         let mask = fields.iter().fold(sys::ibv_qp_attr_mask::IBV_QP_STATE.0, |mask, field| mask | field.0);
         let mask = i32::try_from(mask).map_err(|_| io::ErrorKind::InvalidInput)?;
-        // SAFETY: the queue pair exists, and the attributes are all there.
-        checked(unsafe { sys::ibv_modify_qp(self.handle.pointer(), &raw mut wanted, mask) })
-            .map_err(|error| io::Error::new(error.kind(), format!("no queue pair in state {state}: {error}")))
+        // SAFETY: the queue pair exists, and all attributes in the mask are set.
+        checked(unsafe { sys::ibv_modify_qp(self.handle.pointer(), &raw mut attributes, mask) }).map_err(
+            |error| io::Error::new(error.kind(), format!("cannot move queue pair to state {state}: {error}")),
+        )
     }
 
-    /// Begins a read or write. The caller keeps the memory until its completion, or until the queue pair is dropped.
+    /// Posts a read or write. The caller keeps the memory registered until the completion, or until the queue pair is dropped.
     pub(crate) fn post(&self, work: &WorkRequest<'_>) -> io::Result<()> {
         let region = work.memory.region();
         region.check(work.offset, u64::from(work.len))?;
@@ -184,12 +185,11 @@ impl QueuePair {
         request.wr.rdma.remote_addr = work.remote;
         request.wr.rdma.rkey = work.remote_key;
         let pair = self.handle.pointer();
-        // SAFETY: the queue pair exists, its device is open, and the table of functions does not change.
+        // SAFETY: the queue pair exists, its device is open, and the function table does not change.
         let post = unsafe { (*(*pair).context).ops.post_send }.ok_or(io::ErrorKind::Unsupported)?;
-        let mut refused = ptr::null_mut();
-        // SAFETY: request and element are read before the function returns. The memory of the element lies in a region
-        // that is registered with this device: the device refuses other keys. Bytes that it writes later harm nobody,
-        // since a region lends no references.
-        checked(unsafe { post(pair, &raw mut request, &raw mut refused) })
+        let mut bad_request = ptr::null_mut();
+        // SAFETY: request and element are read before the function returns. The element's memory lies in a region registered with this
+        // device: the device rejects other keys. Later writes by the device are sound, since a region hands out no references.
+        checked(unsafe { post(pair, &raw mut request, &raw mut bad_request) })
     }
 }

@@ -1,4 +1,4 @@
-//! Every kind of fault that a disk has, on a file with a short history: no object has wrong bytes, and every loss is counted.
+//! All types of disk faults on a file with a short history: no object has wrong bytes, and every loss is counted.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::collections::BTreeMap;
@@ -12,10 +12,10 @@ use super::{BLOCK, content, options};
 
 const PAGE: usize = 4096;
 const KEYS: u64 = 12;
-/// Bytes between two that are changed. Prime, so that every place of a page is hit on some page.
+/// Distance between changed bytes. Prime, so that every offset within a page is hit on some page.
 const STRIDE: usize = 997;
 
-/// All versions of each key that were ever put; the last one is the present one, and an empty one says that it was removed.
+/// All versions of each key; the last one is current, and an empty one means removed.
 type KeyVersions = BTreeMap<u64, Vec<Vec<u8>>>;
 
 /// A closed file with a history of puts, replacements and removals.
@@ -51,7 +51,7 @@ impl FileHistory {
         Self { _folder: folder, options, bytes, versions }
     }
 
-    /// Puts a file in the place of the one before. Pages of zeros are holes, as they were.
+    /// Replaces the file. Zero pages become holes, as before.
     fn write(&self, bytes: &[u8]) {
         let file = File::create(&self.options.path).unwrap();
         file.set_len(bytes.len() as u64).unwrap();
@@ -62,24 +62,27 @@ impl FileHistory {
         }
     }
 
-    /// Opens the file with these bytes, and reads all keys. Returns how many objects are lost.
+    /// Opens the file with these bytes and reads all keys; returns the number of lost objects.
     fn check(&self, bytes: &[u8], what: &str) -> usize {
         self.write(bytes);
         let tier = FileTier::open(&self.options).unwrap_or_else(|error| panic!("{what}: {error}"));
         let mut lost = 0;
         for (key, versions) in &self.versions {
-            let present = versions.last().unwrap();
+            let current = versions.last().unwrap();
             match tier.get(&key.to_le_bytes()) {
-                Ok(Some(bytes)) => assert!(&bytes == present, "{what}: key {key} has other bytes"),
-                Ok(None) | Err(TierError::Damaged { .. }) => lost += usize::from(!present.is_empty()),
+                Ok(Some(bytes)) => assert!(&bytes == current, "{what}: key {key} has other bytes"),
+                Ok(None) | Err(TierError::Damaged { .. }) => lost += usize::from(!current.is_empty()),
                 Err(error) => panic!("{what}: key {key}: {error}"),
             }
         }
-        assert!(lost == 0 || tier.counts().damaged > 0, "{what}: {lost} objects are lost without a count");
+        assert!(
+            lost == 0 || tier.counts().damaged > 0,
+            "{what}: {lost} objects are lost without being counted"
+        );
         lost
     }
 
-    /// Parts of the file of a page's size that are not empty.
+    /// Numbers of the file's non-zero pages.
     fn used_pages(&self) -> Vec<usize> {
         let pages = self.bytes.chunks(PAGE).enumerate();
         pages.filter(|(_, page)| page.iter().any(|byte| *byte != 0)).map(|(number, _)| number).collect()
@@ -87,33 +90,33 @@ impl FileHistory {
 }
 
 #[test]
-fn no_changed_bit_changes_an_object() {
+fn no_flipped_bit_changes_an_object() {
     let history = FileHistory::new();
-    assert_eq!(history.check(&history.bytes, "as it was"), 0);
+    assert_eq!(history.check(&history.bytes, "unchanged"), 0);
     let mut lost = 0;
     let mut bytes = history.bytes.clone();
     let used = history.used_pages();
-    for (number, at) in (0..used.len() * PAGE).step_by(STRIDE).enumerate() {
-        let at = used[at / PAGE] * PAGE + at % PAGE;
-        bytes[at] ^= 1 << (number % 8);
-        lost += history.check(&bytes, &format!("a bit of byte {at}"));
-        bytes[at] = history.bytes[at];
+    for (number, position) in (0..used.len() * PAGE).step_by(STRIDE).enumerate() {
+        let offset = used[position / PAGE] * PAGE + position % PAGE;
+        bytes[offset] ^= 1 << (number % 8);
+        lost += history.check(&bytes, &format!("a bit of byte {offset}"));
+        bytes[offset] = history.bytes[offset];
     }
     assert!(lost > 0);
 }
 
 #[test]
-fn a_file_that_is_cut_off_loses_what_was_behind_and_counts_it() {
+fn objects_beyond_a_truncation_are_counted_as_lost() {
     let history = FileHistory::new();
     let end = (history.used_pages().last().unwrap() + 2) * PAGE;
     for length in (0..end).step_by(32 * PAGE + 512) {
-        // A file without a byte is a new one.
+        // An empty file counts as new.
         history.check(&history.bytes[..length.max(1)], &format!("the first {length} bytes"));
     }
 }
 
 #[test]
-fn a_page_that_was_written_elsewhere_is_noticed() {
+fn a_misplaced_page_is_detected() {
     let history = FileHistory::new();
     let used = history.used_pages();
     let mut bytes = history.bytes.clone();
@@ -127,10 +130,10 @@ fn a_page_that_was_written_elsewhere_is_noticed() {
     }
 }
 
-/// A disk that loses acknowledged writes: some pages are as they were at the close before. An object may then be an older version
-/// of itself, but never another object or a mixture.
+/// A disk that loses acknowledged writes: some pages are as at the previous close. An object may then be an older version, but never
+/// another object or a mixture.
 #[test]
-fn writes_that_were_lost_make_no_mixture() {
+fn lost_writes_never_mix_versions() {
     let history = FileHistory::new();
     history.write(&history.bytes);
     let tier = FileTier::open(&history.options).unwrap();
@@ -144,8 +147,8 @@ fn writes_that_were_lost_make_no_mixture() {
     let mut random = fastrand::Rng::with_seed(11);
     for round in 0..100 {
         let mut bytes = history.bytes.clone();
-        for at in (0..bytes.len()).step_by(PAGE).filter(|_| random.bool()) {
-            bytes[at..at + PAGE].copy_from_slice(&after[at..at + PAGE]);
+        for offset in (0..bytes.len()).step_by(PAGE).filter(|_| random.bool()) {
+            bytes[offset..offset + PAGE].copy_from_slice(&after[offset..offset + PAGE]);
         }
         history.write(&bytes);
         let tier = FileTier::open(&history.options).unwrap();
@@ -158,7 +161,7 @@ fn writes_that_were_lost_make_no_mixture() {
 }
 
 #[test]
-fn a_file_of_a_block_size_that_differs_is_no_damage() {
+fn another_block_size_is_not_counted_as_damage() {
     let history = FileHistory::new();
     let other = TierOptions { block: BLOCK * 2, ..history.options.clone() };
     history.write(&history.bytes);

@@ -1,4 +1,4 @@
-//! A tier against a model of it, with io_uring and with threads; damage; many threads.
+//! A tier against a model, with io_uring and with threads; corruption; concurrency.
 
 mod disk_faults;
 
@@ -13,7 +13,7 @@ use proptest::prelude::*;
 
 const BLOCK: u32 = 8192;
 
-/// A file with room for `blocks` blocks.
+/// Options for a file of `blocks` blocks.
 fn options(path: &Path, blocks: u64, io_uring: bool) -> TierOptions {
     let capacity = (2 << 20) + blocks * u64::from(BLOCK + 4096);
     let capacity = capacity - capacity % (1 << 20);
@@ -27,7 +27,7 @@ fn content(seed: u64, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn objects_of_all_sizes_come_back() {
+fn objects_of_all_sizes_are_read_back() {
     let folder = tempfile::tempdir().unwrap();
     for io_uring in [true, false] {
         let options = options(&folder.path().join("tier"), 2000, io_uring);
@@ -37,10 +37,10 @@ fn objects_of_all_sizes_come_back() {
         for size in sizes {
             tier.put(&size.to_le_bytes(), &content(size as u64, size)).unwrap();
         }
-        for again in [false, true] {
+        for second_read in [false, true] {
             for size in sizes {
-                let got = tier.get(&size.to_le_bytes()).unwrap().unwrap();
-                assert!(got == content(size as u64, size), "{size} bytes, {again}");
+                let bytes = tier.get(&size.to_le_bytes()).unwrap().unwrap();
+                assert!(bytes == content(size as u64, size), "{size} bytes, second read: {second_read}");
             }
         }
         assert_eq!(tier.longest(), 380 * u64::from(BLOCK));
@@ -57,7 +57,7 @@ fn objects_of_all_sizes_come_back() {
 }
 
 #[test]
-fn several_are_read_at_once() {
+fn several_objects_are_read_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let tier = FileTier::open(&options(&folder.path().join("tier"), 2000, true)).unwrap();
     let keys: Vec<Vec<u8>> = (0..100u8).map(|key| vec![key]).collect();
@@ -65,48 +65,48 @@ fn several_are_read_at_once() {
         tier.put(key, &content(u64::from(key[0]), 20_000)).unwrap();
     }
     tier.remove(&[50]).unwrap();
-    let asked: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
+    let requested: Vec<&[u8]> = keys.iter().map(Vec::as_slice).collect();
     let mut objects = vec![vec![0; 20_000]; 100];
-    let answers = tier.get_many(&asked, |which, offset, bytes| {
-        objects[which][offset as usize..][..bytes.len()].copy_from_slice(bytes);
+    let results = tier.get_many(&requested, |index, offset, bytes| {
+        objects[index][offset as usize..][..bytes.len()].copy_from_slice(bytes);
     });
-    for (key, answer) in answers.into_iter().enumerate() {
+    for (key, result) in results.into_iter().enumerate() {
         let expected = (key != 50).then_some(20_000);
-        assert_eq!(answer.unwrap(), expected);
+        assert_eq!(result.unwrap(), expected);
         assert!(key == 50 || objects[key] == content(key as u64, 20_000), "key {key}");
     }
 }
 
 #[test]
-fn the_longest_unused_makes_room() {
+fn the_least_recently_used_is_evicted() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(&folder.path().join("tier"), 200, true);
     let tier = FileTier::open(&options).unwrap();
-    let room = tier.counts().free / u64::from(BLOCK);
-    for key in 0..room {
+    let capacity = tier.counts().free / u64::from(BLOCK);
+    for key in 0..capacity {
         tier.put(&key.to_le_bytes(), b"small").unwrap();
     }
     assert_eq!(tier.counts().free, 0);
     tier.get(&0u64.to_le_bytes()).unwrap().unwrap();
     assert!(tier.contains(&1u64.to_le_bytes()));
     tier.put(b"large", &content(1, 3 * BLOCK as usize)).unwrap();
-    for gone in 1..4u64 {
-        assert!(!tier.contains(&gone.to_le_bytes()), "{gone}");
+    for evicted in 1..4u64 {
+        assert!(!tier.contains(&evicted.to_le_bytes()), "{evicted}");
     }
-    assert!(tier.contains(&0u64.to_le_bytes()), "it was asked for");
+    assert!(tier.contains(&0u64.to_le_bytes()), "it was used");
     assert!(tier.contains(&4u64.to_le_bytes()));
     assert_eq!(tier.counts().evicted, 3);
-    // The order is that of writing when it is opened again.
+    // After reopening, the order is that of writing.
     drop(tier);
     let tier = FileTier::open(&options).unwrap();
     assert!(tier.is_restored());
-    assert_eq!(tier.counts().objects, room - 3 + 1);
+    assert_eq!(tier.counts().objects, capacity - 3 + 1);
     assert_eq!(&*tier.keys()[0], 0u64.to_le_bytes());
     assert_eq!(tier.get(b"large").unwrap().unwrap(), content(1, 3 * BLOCK as usize));
 }
 
 #[test]
-fn only_one_process_has_it_open() {
+fn only_one_process_can_open_a_tier() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(&folder.path().join("tier"), 200, true);
     let tier = FileTier::open(&options).unwrap();
@@ -114,7 +114,7 @@ fn only_one_process_has_it_open() {
     tier.put(b"a", b"moon").unwrap();
     tier.close().unwrap();
     assert_eq!(FileTier::open(&options).unwrap().get(b"a").unwrap().unwrap(), b"moon");
-    // With other sizes it begins anew, and what was there does not come back with the old ones.
+    // With other sizes it starts empty, and the old content does not reappear with the old sizes.
     let other = TierOptions { block: 4096, ..options.clone() };
     assert!(!FileTier::open(&other).unwrap().is_restored());
     let tier = FileTier::open(&options).unwrap();
@@ -123,7 +123,7 @@ fn only_one_process_has_it_open() {
 }
 
 #[test]
-fn what_is_damaged_is_dropped_and_reported_and_never_served() {
+fn corrupt_objects_are_dropped_and_never_served() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(&folder.path().join("tier"), 500, true);
     let tier = FileTier::open(&options).unwrap();
@@ -132,26 +132,26 @@ fn what_is_damaged_is_dropped_and_reported_and_never_served() {
         tier.put(key, &content(u64::from(key[0]), 20_000)).unwrap();
     }
     drop(tier);
-    // Bits change anywhere in the file.
+    // Flip bits anywhere in the file.
     let file = File::options().read(true).write(true).open(&options.path).unwrap();
     let len = file.metadata().unwrap().len();
     let mut random = fastrand::Rng::with_seed(7);
     for _ in 0..300 {
-        let at = random.u64(4096..len);
+        let offset = random.u64(4096..len);
         let mut byte = [0];
-        file.read_exact_at(&mut byte, at).unwrap();
-        file.write_all_at(&[byte[0] ^ (1 << random.u8(..8))], at).unwrap();
+        file.read_exact_at(&mut byte, offset).unwrap();
+        file.write_all_at(&[byte[0] ^ (1 << random.u8(..8))], offset).unwrap();
     }
     drop(file);
     let tier = FileTier::open(&options).unwrap();
-    let (mut good, mut damaged, mut gone) = (0, 0, 0);
+    let (mut good, mut damaged, mut missing) = (0, 0, 0);
     for key in &keys {
         match tier.get(key) {
             Ok(Some(bytes)) => {
                 assert!(bytes == content(u64::from(key[0]), 20_000), "{key:?}");
                 good += 1;
             }
-            Ok(None) => gone += 1,
+            Ok(None) => missing += 1,
             Err(TierError::Damaged { .. }) => {
                 damaged += 1;
                 assert_eq!(tier.get(key).unwrap(), None, "dropped");
@@ -159,33 +159,33 @@ fn what_is_damaged_is_dropped_and_reported_and_never_served() {
             Err(problem) => unreachable!("{problem}"),
         }
     }
-    assert!(good > 0 && damaged > 0 && gone > 0, "{good} good, {damaged} damaged, {gone} gone");
-    // Pages without an object count too, since a damaged one may have held one.
-    assert!(tier.counts().damaged >= damaged + gone, "what is gone counts from the start on");
+    assert!(good > 0 && damaged > 0 && missing > 0, "{good} good, {damaged} damaged, {missing} missing");
+    // Pages without an object count too, since a corrupt one may have held one.
+    assert!(tier.counts().damaged >= damaged + missing, "missing objects are counted on opening");
     let objects = tier.counts().objects;
     drop(tier);
     assert_eq!(
         FileTier::open(&options).unwrap().counts().objects,
         objects,
-        "what was dropped does not come back"
+        "dropped objects do not reappear"
     );
 }
 
 #[test]
-fn a_damaged_superblock_begins_anew_without_the_old_objects() {
+fn a_corrupt_superblock_starts_an_empty_tier() {
     let folder = tempfile::tempdir().unwrap();
     let options = options(&folder.path().join("tier"), 200, true);
     FileTier::open(&options).unwrap().put(b"a", b"moon").unwrap();
     File::options().write(true).open(&options.path).unwrap().write_all_at(b"x", 30).unwrap();
-    let anew = FileTier::open(&options).unwrap();
-    assert!(!anew.is_restored());
-    assert_eq!(anew.counts().damaged, 1);
-    drop(anew);
+    let empty = FileTier::open(&options).unwrap();
+    assert!(!empty.is_restored());
+    assert_eq!(empty.counts().damaged, 1);
+    drop(empty);
     assert_eq!(FileTier::open(&options).unwrap().counts().objects, 0);
 }
 
 #[test]
-fn threads_read_write_and_remove_while_room_is_made() {
+fn threads_read_write_and_remove_during_evictions() {
     let folder = tempfile::tempdir().unwrap();
     for io_uring in [true, false] {
         let tier =
@@ -240,7 +240,7 @@ fn threads_read_write_and_remove_while_room_is_made() {
 }
 
 #[test]
-fn a_panic_while_reading_does_no_harm() {
+fn a_panic_while_reading_leaves_the_tier_usable() {
     let folder = tempfile::tempdir().unwrap();
     let tier = FileTier::open(&options(&folder.path().join("tier"), 500, true)).unwrap();
     tier.put(b"a", &content(1, 1_000_000)).unwrap();
@@ -271,7 +271,7 @@ fn steps() -> impl Strategy<Value = Vec<TierStep>> {
     prop::collection::vec(step, 1..40)
 }
 
-/// Objects in the order in which they go: key, seed, length.
+/// Objects in order of eviction: key, seed, length.
 #[derive(Debug, Default)]
 struct TierModel(Vec<(u8, u64, usize)>);
 
@@ -280,9 +280,9 @@ impl TierModel {
         self.0.iter().map(|(_, _, len)| len.div_ceil(BLOCK as usize)).sum()
     }
 
-    fn put(&mut self, key: u8, seed: u64, len: usize, room: usize) {
-        // Room is made while the older object of the key is still there.
-        while self.blocks() + len.div_ceil(BLOCK as usize) > room {
+    fn put(&mut self, key: u8, seed: u64, len: usize, capacity: usize) {
+        // Eviction happens while the older object of the key still exists.
+        while self.blocks() + len.div_ceil(BLOCK as usize) > capacity {
             self.0.remove(0);
         }
         self.0.retain(|(other, ..)| *other != key);
@@ -290,8 +290,8 @@ impl TierModel {
     }
 
     fn get(&mut self, key: u8) -> Option<(u64, usize)> {
-        let at = self.0.iter().position(|(other, ..)| *other == key)?;
-        let used = self.0.remove(at);
+        let position = self.0.iter().position(|(other, ..)| *other == key)?;
+        let used = self.0.remove(position);
         self.0.push(used);
         Some((used.1, used.2))
     }
@@ -301,40 +301,40 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
-    fn it_holds_what_a_model_holds(steps in steps(), io_uring in any::<bool>()) {
+    fn a_tier_matches_its_model(steps in steps(), io_uring in any::<bool>()) {
         let folder = tempfile::tempdir().unwrap();
         let options = options(&folder.path().join("tier"), 1, io_uring);
         let mut tier = FileTier::open(&options).unwrap();
-        let room = (tier.counts().free / u64::from(BLOCK)) as usize;
+        let capacity = (tier.counts().free / u64::from(BLOCK)) as usize;
         let mut model = TierModel::default();
         for (seed, step) in steps.into_iter().enumerate() {
             let seed = seed as u64;
             match step {
                 TierStep::Put { key, len } => {
                     tier.put(&[key], &content(seed, len)).unwrap();
-                    model.put(key, seed, len, room);
+                    model.put(key, seed, len, capacity);
                 }
                 TierStep::Get(key) => {
                     let expected = model.get(key).map(|(seed, len)| content(seed, len));
                     prop_assert!(tier.get(&[key]).unwrap() == expected);
                 }
                 TierStep::Remove(key) => {
-                    let there = model.0.iter().any(|(other, ..)| *other == key);
+                    let existed = model.0.iter().any(|(other, ..)| *other == key);
                     model.0.retain(|(other, ..)| *other != key);
-                    prop_assert_eq!(tier.remove(&[key]).unwrap(), there);
+                    prop_assert_eq!(tier.remove(&[key]).unwrap(), existed);
                 }
                 TierStep::Reopen => {
                     drop(tier);
                     tier = FileTier::open(&options).unwrap();
                     prop_assert!(tier.is_restored());
-                    // What was asked for is not written down: the order is that of writing.
+                    // Uses are not persisted: after reopening, the order is that of writing.
                     model.0.sort_by_key(|(_, seed, _)| *seed);
                 }
             }
             let keys: Vec<u8> = tier.keys().iter().map(|key| key[0]).collect();
             let expected: Vec<u8> = model.0.iter().map(|(key, ..)| *key).collect();
             prop_assert_eq!(keys, expected);
-            prop_assert_eq!(tier.counts().free, (room - model.blocks()) as u64 * u64::from(BLOCK));
+            prop_assert_eq!(tier.counts().free, (capacity - model.blocks()) as u64 * u64::from(BLOCK));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The HTTP metadata server.
+//! Client of Mooncake's HTTP metadata server.
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{Method, StatusCode};
@@ -6,13 +6,13 @@ use reqwest::{Method, StatusCode};
 use super::DirectoryError;
 use crate::descriptor::{MAX_DESCRIPTOR, RpcMeta, SegmentDescriptor};
 
-/// Servers store keys as they come, so they are escaped as Mooncake's nodes do: all but what URLs leave alone.
+/// Servers store keys unmodified, so keys are escaped exactly as Mooncake's nodes escape them: everything except unreserved characters.
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 #[derive(Debug)]
 pub(super) struct HttpDirectory {
     url: String,
-    /// With a slash at its end, unless it is empty.
+    /// Cluster id followed by a slash, or empty.
     cluster: String,
     http: reqwest::Client,
 }
@@ -49,8 +49,8 @@ impl HttpDirectory {
         self.publish_rpc(&descriptor.name, rpc).await?;
         let json = json(&descriptor.name, descriptor)?;
         let url = self.key("ram", &descriptor.name);
-        let (status, said) = self.send(Method::PUT, "PUT", &url, Some(json)).await?;
-        if status.is_success() { Ok(()) } else { Err(unexpected("PUT", &url, status, &said)) }
+        let (status, body_text) = self.send(Method::PUT, "PUT", &url, Some(json)).await?;
+        if status.is_success() { Ok(()) } else { Err(unexpected("PUT", &url, status, &body_text)) }
     }
 
     pub(super) async fn unpublish(&self, name: &str) -> Result<(), DirectoryError> {
@@ -60,7 +60,7 @@ impl HttpDirectory {
         Ok(())
     }
 
-    /// Servers do not replace this entry. One that a node of the same name and address has left behind is replaced.
+    /// Servers do not overwrite this entry. A stale one of the same name and host is deleted first.
     async fn publish_rpc(&self, name: &str, rpc: &RpcMeta) -> Result<(), DirectoryError> {
         let url = self.key("rpc_meta", name);
         if let Some(stored) = self.get(&url).await? {
@@ -72,22 +72,22 @@ impl HttpDirectory {
                 _ => self.delete(&url).await?,
             }
         }
-        let (status, said) = self.send(Method::PUT, "PUT", &url, Some(json(name, rpc)?)).await?;
-        if status.is_success() { Ok(()) } else { Err(unexpected("PUT", &url, status, &said)) }
+        let (status, body_text) = self.send(Method::PUT, "PUT", &url, Some(json(name, rpc)?)).await?;
+        if status.is_success() { Ok(()) } else { Err(unexpected("PUT", &url, status, &body_text)) }
     }
 
     async fn get(&self, url: &str) -> Result<Option<Vec<u8>>, DirectoryError> {
         match self.send(Method::GET, "GET", url, None).await? {
             (StatusCode::NOT_FOUND, _) => Ok(None),
             (status, body) if status.is_success() => Ok(Some(body)),
-            (status, said) => Err(unexpected("GET", url, status, &said)),
+            (status, body_text) => Err(unexpected("GET", url, status, &body_text)),
         }
     }
 
     async fn delete(&self, url: &str) -> Result<(), DirectoryError> {
         match self.send(Method::DELETE, "DELETE", url, None).await? {
             (status, _) if status.is_success() || status == StatusCode::NOT_FOUND => Ok(()),
-            (status, said) => Err(unexpected("DELETE", url, status, &said)),
+            (status, body_text) => Err(unexpected("DELETE", url, status, &body_text)),
         }
     }
 
@@ -106,7 +106,7 @@ impl HttpDirectory {
         let mut body = Vec::new();
         while let Some(part) = response.chunk().await.map_err(|error| problem(name, url, &error))? {
             if body.len() + part.len() > MAX_DESCRIPTOR {
-                let reason = format!("the answer has more than {MAX_DESCRIPTOR} bytes");
+                let reason = format!("the response exceeds {MAX_DESCRIPTOR} bytes");
                 return Err(DirectoryError::Server { method: name, url: url.to_owned(), reason });
             }
             body.extend_from_slice(&part);
@@ -114,7 +114,7 @@ impl HttpDirectory {
         Ok((response.status(), body))
     }
 
-    /// The URL of an entry.
+    /// URL of an entry on the metadata server.
     fn key(&self, kind: &str, name: &str) -> String {
         let key = format!("mooncake/{}{kind}/{name}", self.cluster);
         format!("{}?key={}", self.url, utf8_percent_encode(&key, ESCAPED))
@@ -127,15 +127,15 @@ fn json(name: &str, value: &impl serde::Serialize) -> Result<Vec<u8>, DirectoryE
 }
 
 fn problem(method: &'static str, url: &str, error: &reqwest::Error) -> DirectoryError {
-    // Its cause says more than the error itself.
+    // The cause has more detail than the error itself.
     let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
     let reason = format!("{error}{cause}");
     DirectoryError::Server { method, url: url.to_owned(), reason }
 }
 
-fn unexpected(method: &'static str, url: &str, status: StatusCode, said: &[u8]) -> DirectoryError {
-    let said: String = String::from_utf8_lossy(said).chars().take(200).collect();
-    DirectoryError::Server { method, url: url.to_owned(), reason: format!("{status}: {said}") }
+fn unexpected(method: &'static str, url: &str, status: StatusCode, body_text: &[u8]) -> DirectoryError {
+    let body_text: String = String::from_utf8_lossy(body_text).chars().take(200).collect();
+    DirectoryError::Server { method, url: url.to_owned(), reason: format!("{status}: {body_text}") }
 }
 
 #[cfg(test)]
@@ -143,7 +143,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_as_nodes_store_them() {
+    fn keys_match_those_of_mooncake_nodes() {
         let url = |cluster| {
             HttpDirectory::new("http://m:8080/metadata", cluster, moongate_runtime::plain_http_client())
                 .unwrap()

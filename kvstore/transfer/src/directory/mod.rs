@@ -1,4 +1,4 @@
-//! Where descriptors are found.
+//! Lookup and publication of segment descriptors.
 
 mod http;
 
@@ -14,31 +14,31 @@ use crate::handshake::{self, HandshakeKind};
 
 use http::HttpDirectory;
 
-/// The word for [`MetadataSource::Handshake`].
+/// Keyword that selects [`MetadataSource::Handshake`].
 const HANDSHAKE: &str = "P2PHANDSHAKE";
-/// Time for one question.
+/// Timeout of one lookup or publication.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
-/// Our descriptor in a question. A node answers with its own and does nothing with this one.
+/// The descriptor sent in a request. The node replies with its own and ignores this one.
 const EMPTY_DESCRIPTOR: &[u8] = b"{}";
 
-/// Where nodes tell their descriptors. It must be the same for all nodes and clients of a store.
+/// Where nodes publish their descriptors. All nodes and clients of a store must use the same source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum MetadataSource {
-    /// Each node tells its own to whoever connects (`P2PHANDSHAKE`, SGLang's default).
+    /// Each node serves its own on its handshake port (`P2PHANDSHAKE`, SGLang's default).
     #[default]
     Handshake,
-    /// An HTTP metadata server has them.
+    /// An HTTP metadata server stores them.
     Http {
-        /// Its URL, as `http://host:8080/metadata`.
+        /// URL of the server, as `http://host:8080/metadata`.
         url: String,
-        /// What nodes have as `MC_METADATA_CLUSTER_ID`.
+        /// Value of `MC_METADATA_CLUSTER_ID` on the nodes.
         cluster_id: Option<String>,
     },
 }
 
-/// A metadata server that cannot be used.
+/// The text names no supported metadata server.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no metadata server that can be used; write P2PHANDSHAKE or http://HOST:PORT/metadata")]
+#[error("`{0}` is not a supported metadata server; write P2PHANDSHAKE or http://HOST:PORT/metadata")]
 pub struct MetadataSourceError(String);
 
 impl FromStr for MetadataSource {
@@ -65,54 +65,53 @@ impl fmt::Display for MetadataSource {
     }
 }
 
-/// A descriptor cannot be had or told.
+/// A descriptor cannot be fetched or published.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// The metadata server would be reached without TLS.
-    #[error("{0}: with --store-tls-cert the metadata server is reached over TLS: write https://")]
+    /// The URL is not HTTPS although TLS is required.
+    #[error("{0}: with --store-tls-cert the metadata server must use TLS: write https://")]
     Insecure(String),
-    /// The node does not answer.
-    #[error("{endpoint} does not answer handshakes: {reason}")]
+    /// The node does not respond to handshakes.
+    #[error("{endpoint} does not respond to handshakes: {reason}")]
     Handshake {
-        /// The node.
         endpoint: String,
-        /// Why not.
+        /// The error of the connection.
         reason: String,
     },
-    /// The metadata server does not answer as it should.
+    /// A request to the metadata server failed.
     #[error("metadata server: {method} {url}: {reason}")]
     Server {
-        /// What was asked.
+        /// HTTP method of the request.
         method: &'static str,
-        /// Where.
+        /// URL of the failed request.
         url: String,
-        /// What is wrong.
+        /// The error, or status and body.
         reason: String,
     },
-    /// The metadata server does not know the node.
-    #[error("the metadata server knows no node {0}; is the node's metadata server the same?")]
+    /// The metadata server has no entry for the node.
+    #[error(
+        "the metadata server has no entry for node {0}; check that the node uses the same metadata server"
+    )]
     NotFound(String),
-    /// What was told is no descriptor.
-    #[error("what {endpoint} tells about itself cannot be understood: {reason}")]
+    /// The received JSON is not a descriptor.
+    #[error("the descriptor of {endpoint} is invalid: {reason}")]
     Malformed {
-        /// The node.
+        /// The node's endpoint or name.
         endpoint: String,
-        /// What is wrong.
+        /// The error of the JSON parser.
         reason: String,
     },
     /// Another node has the same name.
-    #[error(
-        "the metadata server has another node of the name {name}, which is reached at {at}; give each node its own name"
-    )]
+    #[error("the metadata server has another node named {name} at {at}; give each node a unique name")]
     NameConflict {
-        /// The name.
+        /// The name that both nodes use.
         name: String,
-        /// Where the other one is.
+        /// Handshake address of the other node.
         at: String,
     },
 }
 
-/// Finds and tells descriptors. Cloning is cheap.
+/// Looks up and publishes descriptors. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct DescriptorDirectory {
     source: DirectorySource,
@@ -125,34 +124,34 @@ enum DirectorySource {
 }
 
 impl DescriptorDirectory {
-    /// A directory.
+    /// Creates a directory without TLS.
     ///
     /// # Errors
-    /// When there can be no HTTP client.
+    /// When the HTTP client cannot be built.
     pub fn new(metadata: &MetadataSource) -> Result<Self, DirectoryError> {
         Self::authenticated(metadata, None)
     }
 
-    /// A directory that is reached over TLS with certificates, if `tls` is given.
+    /// Creates a directory that uses mutual TLS if `tls` is given.
     ///
     /// # Errors
     /// As [`DescriptorDirectory::new`], and [`DirectoryError::Insecure`].
     pub fn authenticated(metadata: &MetadataSource, tls: Option<&PeerTls>) -> Result<Self, DirectoryError> {
-        let place = match metadata {
+        let source = match metadata {
             MetadataSource::Handshake => DirectorySource::Handshake(tls.cloned()),
             MetadataSource::Http { url, .. } if tls.is_some() && !url.starts_with("https://") => {
                 return Err(DirectoryError::Insecure(url.clone()));
             }
             MetadataSource::Http { url, cluster_id } => {
-                // Nodes of a cluster do not stand behind proxies.
+                // Nodes of a cluster are reached directly, not through proxies.
                 let http = tls.map_or_else(plain_http_client, PeerTls::http_client).timeout(TIME_LIMIT);
                 DirectorySource::Http(Arc::new(HttpDirectory::new(url, cluster_id.as_deref(), http)?))
             }
         };
-        Ok(Self { source: place })
+        Ok(Self { source })
     }
 
-    /// The descriptor of the node at `endpoint`, a `host:port` as a master tells it. Asks each time.
+    /// Fetches the descriptor of the node at `endpoint`, a `host:port` as sent by a master. Not cached.
     ///
     /// # Errors
     /// [`DirectoryError`].
@@ -167,7 +166,7 @@ impl DescriptorDirectory {
         })
     }
 
-    /// Where the node of this name answers handshakes, as `host:port`. Asks each time.
+    /// Fetches the handshake address of a node, as `host:port`. Not cached.
     ///
     /// # Errors
     /// [`DirectoryError`].
@@ -181,7 +180,7 @@ impl DescriptorDirectory {
         }
     }
 
-    /// Tells a node's descriptor, and where its handshake port is. A node that answers handshakes for itself need not.
+    /// Publishes a node's descriptor and its handshake address. A no-op with [`MetadataSource::Handshake`].
     ///
     /// # Errors
     /// [`DirectoryError`].
@@ -192,7 +191,7 @@ impl DescriptorDirectory {
         }
     }
 
-    /// Takes back what has been told about a node.
+    /// Removes a node's entries from the metadata server.
     ///
     /// # Errors
     /// [`DirectoryError`].
@@ -206,7 +205,7 @@ impl DescriptorDirectory {
 
 async fn fetch_descriptor(endpoint: &str, tls: Option<&PeerTls>) -> Result<Vec<u8>, DirectoryError> {
     let error = |reason: String| DirectoryError::Handshake { endpoint: endpoint.to_owned(), reason };
-    let asked = async {
+    let request = async {
         match tls {
             None => handshake::request(endpoint, HandshakeKind::Metadata, EMPTY_DESCRIPTOR).await,
             Some(tls) => {
@@ -214,9 +213,9 @@ async fn fetch_descriptor(endpoint: &str, tls: Option<&PeerTls>) -> Result<Vec<u
             }
         }
     };
-    match tokio::time::timeout(TIME_LIMIT, asked).await {
-        Ok(answer) => answer.map_err(|problem| error(describe_tls_error(&problem))),
-        Err(_) => Err(error(format!("nothing within {TIME_LIMIT:?}"))),
+    match tokio::time::timeout(TIME_LIMIT, request).await {
+        Ok(response) => response.map_err(|problem| error(describe_tls_error(&problem))),
+        Err(_) => Err(error(format!("timed out after {TIME_LIMIT:?}"))),
     }
 }
 
@@ -225,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metadata_servers_are_understood_or_explained() {
+    fn metadata_servers_are_parsed_or_rejected_with_a_hint() {
         assert_eq!("P2PHANDSHAKE".parse(), Ok(MetadataSource::Handshake));
         let url = "http://m:8080/metadata";
         assert_eq!(url.parse(), Ok(MetadataSource::Http { url: url.to_owned(), cluster_id: None }));
@@ -236,9 +235,9 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_silent_endpoint_is_named() {
+    async fn an_unreachable_endpoint_is_named_in_the_error() {
         let directory = DescriptorDirectory::new(&MetadataSource::Handshake).unwrap();
         let error = directory.descriptor("127.0.0.1:1").await.unwrap_err().to_string();
-        assert!(error.starts_with("127.0.0.1:1 does not answer handshakes"), "{error}");
+        assert!(error.starts_with("127.0.0.1:1 does not respond to handshakes"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Messages of the handshake port.
+//! Framing of messages on the handshake port.
 
 use std::io;
 
@@ -7,18 +7,18 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 
 use crate::descriptor::MAX_DESCRIPTOR;
 
-/// What a message is about.
+/// Type of a handshake message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HandshakeKind {
-    /// Queue pairs of an RDMA connection.
+    /// Queue pairs for an RDMA connection.
     Connection,
-    /// Both sides tell their descriptors.
+    /// Both sides exchange their descriptors.
     Metadata,
-    /// A word from an application to another.
+    /// A notification from one application to another.
     Notify,
-    /// Whether anybody is there.
+    /// A liveness probe of the node.
     Probe,
-    /// As `Connection`, from releases that knew nothing else.
+    /// As `Connection`, from releases without message types.
     Legacy,
 }
 
@@ -44,7 +44,7 @@ impl HandshakeKind {
     }
 }
 
-/// The bytes of a message.
+/// Encodes a message with its length prefix.
 #[must_use]
 pub fn encode(kind: HandshakeKind, json: &[u8]) -> Vec<u8> {
     let code = kind.code();
@@ -56,10 +56,10 @@ pub fn encode(kind: HandshakeKind, json: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Reads a message: its kind and its JSON.
+/// Reads a message; returns its type and its JSON.
 ///
 /// # Errors
-/// Errors of the stream, and `InvalidData` for a length that no message has.
+/// Errors of the stream, and `InvalidData` for a length out of range.
 pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(HandshakeKind, Vec<u8>)> {
     let length = read_length(stream).await?;
     let length = usize::try_from(length).ok().filter(|length| (1..=MAX_DESCRIPTOR + 1).contains(length));
@@ -67,7 +67,7 @@ pub async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<(Handshak
         let problem = format!("a handshake message must have 1 to {MAX_DESCRIPTOR} bytes");
         return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
     };
-    // Grows with what comes, not with what was announced.
+    // Grows with the bytes received, not with the announced length.
     let mut body = Vec::new();
     stream.take(length as u64).read_to_end(&mut body).await?;
     if body.len() < length {
@@ -87,7 +87,7 @@ async fn read_length(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<u64> {
         let read = stream.read(rest).await;
         match read {
             Ok(more @ 1..) => filled += more,
-            // An alert is shorter than a length.
+            // A TLS alert is shorter than a length prefix.
             _ if is_tls_alert(&length) => {
                 return Err(io::Error::new(io::ErrorKind::InvalidData, TLS_REQUIRED));
             }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_lengths_are_refused() {
+    fn lengths_out_of_range_are_rejected() {
         for length in [0, (MAX_DESCRIPTOR + 2) as u64, u64::MAX] {
             let error = parse(&length.to_le_bytes()).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidData, "{length}");
@@ -135,7 +135,7 @@ mod tests {
         }
 
         #[test]
-        fn any_bytes_can_be_read(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
             let _ = parse(&bytes);
         }
     }

@@ -1,7 +1,7 @@
-//! The port on which a node answers for itself: `P2PHANDSHAKE`, and set-up of RDMA connections.
+//! The handshake port of a node: serves its descriptor (`P2PHANDSHAKE`) and sets up RDMA connections.
 //!
-//! A message is a length of eight bytes (little-endian), a byte that tells its kind, and JSON; the length counts the
-//! kind. Releases before the kinds have only JSON, which is told by its first byte. A connection is for one question.
+//! A message is a length of eight bytes (little-endian), a type byte, and JSON; the length includes the type byte. Releases before the type
+//! byte send only JSON, recognised by its first byte. A connection carries one request.
 
 mod frame;
 mod server;
@@ -17,20 +17,20 @@ pub use frame::HandshakeKind;
 pub use frame::{encode as encode_message, read as read_message};
 pub use server::{HandshakeHandler, HandshakeLimits, TcpHandshakeHandler, listen};
 
-/// Asks the node at `endpoint`, a `host:port`, and returns the JSON of its answer. The caller limits the time.
+/// Sends a request to the node at `endpoint`, a `host:port`, and returns the JSON of its response. The caller sets the timeout.
 ///
 /// # Errors
-/// When there is no connection, or the answer is none.
+/// When the connection fails, or the response is invalid.
 pub async fn request(endpoint: &str, kind: HandshakeKind, json: &[u8]) -> io::Result<Vec<u8>> {
     let stream = TcpStream::connect(endpoint).await?;
     stream.set_nodelay(true)?;
     exchange(stream, kind, json).await
 }
 
-/// [`request`] for a node that requires TLS.
+/// [`request`] over TLS, for a node that requires it.
 ///
 /// # Errors
-/// As [`request`], and when the node is not authenticated.
+/// As [`request`], and when the node's certificate is rejected.
 pub async fn request_tls(
     endpoint: &str,
     kind: HandshakeKind,
@@ -51,9 +51,9 @@ async fn exchange(
 ) -> io::Result<Vec<u8>> {
     stream.write_all(&frame::encode(kind, json)).await?;
     stream.flush().await?;
-    let (answered, json) = frame::read(&mut stream).await?;
-    if answered != kind {
-        let problem = format!("the answer to a handshake of kind {kind:?} is of kind {answered:?}");
+    let (response_kind, json) = frame::read(&mut stream).await?;
+    if response_kind != kind {
+        let problem = format!("the response to a handshake of type {kind:?} has type {response_kind:?}");
         return Err(io::Error::new(io::ErrorKind::InvalidData, problem));
     }
     Ok(json)

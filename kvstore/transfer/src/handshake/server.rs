@@ -1,4 +1,4 @@
-//! Answering handshakes.
+//! Server of the handshake port.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,16 +20,16 @@ use crate::descriptor::SegmentDescriptor;
 /// Pause after a failed accept, which mostly means that the process has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// What is answered to a question.
+/// Produces the responses of the handshake port.
 pub trait HandshakeHandler: Send + Sync + 'static {
-    /// The JSON of the answer. `question` is the JSON of the question as it came, unchecked.
-    fn respond(&self, kind: HandshakeKind, question: &[u8]) -> Vec<u8>;
+    /// Returns the JSON of the response. `request` is the request's JSON, unvalidated.
+    fn respond(&self, kind: HandshakeKind, request: &[u8]) -> Vec<u8>;
 }
 
-/// What a node answers that is reached over TCP only.
+/// Responses of a node that supports TCP only.
 #[derive(Debug)]
 pub struct TcpHandshakeHandler {
-    /// Its descriptor, which may change.
+    /// The node's descriptor, replaceable at run time.
     pub descriptor: ArcSwap<SegmentDescriptor>,
 }
 
@@ -47,13 +47,13 @@ impl HandshakeHandler for TcpHandshakeHandler {
     }
 }
 
-/// What the handshake port takes.
+/// Connection and time limits of the handshake port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HandshakeLimits {
-    /// Handshakes at once. A further one takes the place of the oldest that is answered already, or else of the oldest that has
-    /// not sent its question.
+    /// Maximum number of open handshakes. A further one evicts the oldest that is already answered, or else the oldest that has not sent
+    /// its request.
     pub connections: usize,
-    /// Time for a whole handshake.
+    /// Time limit for a whole handshake.
     pub time: Duration,
 }
 
@@ -63,10 +63,10 @@ impl Default for HandshakeLimits {
     }
 }
 
-/// Answers the handshakes of `peers` until `stop` is cancelled. With `tls`, they must show a certificate.
+/// Serves handshakes from `peers` until `stop` is cancelled. With `tls`, clients must present a certificate.
 pub fn listen(
     listener: TcpListener,
-    answers: Arc<dyn HandshakeHandler>,
+    handler: Arc<dyn HandshakeHandler>,
     peers: AllowedPeers,
     tls: Option<PeerTls>,
     limits: HandshakeLimits,
@@ -81,29 +81,29 @@ pub fn listen(
                 let (stream, peer) = match listener.accept().await {
                     Ok(accepted) => accepted,
                     Err(error) => {
-                        tracing::warn!(%error, "cannot take a handshake");
+                        tracing::warn!(%error, "cannot accept a handshake connection");
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                         continue;
                     }
                 };
-                // Where it fails, the connection is gone.
+                // It fails only if the connection is already gone.
                 let _ = stream.set_nodelay(true);
                 if !peers.allow(peer.ip()) {
-                    tracing::warn!(%peer, allowed = %peers, "a handshake from elsewhere is refused");
+                    tracing::warn!(%peer, allowed = %peers, "handshake rejected: address not allowed");
                     continue;
                 }
-                let (answers, tls) = (Arc::clone(&answers), tls.clone());
+                let (handler, tls) = (Arc::clone(&handler), tls.clone());
                 let handshake = open.admit(&stop);
                 tasks.spawn("handshake", async move {
                     let handled = async {
                         match tls {
-                            None => handle(stream, &*answers, &handshake).await,
-                            Some(tls) => handle(tls.accept(stream).await?.0, &*answers, &handshake).await,
+                            None => handle(stream, &*handler, &handshake).await,
+                            Some(tls) => handle(tls.accept(stream).await?.0, &*handler, &handshake).await,
                         }
                     };
                     let exchange = tokio::time::timeout(limits.time, handled);
-                    let ended = handshake.evicted.run_until_cancelled(exchange).await;
-                    log_outcome(peer, ended);
+                    let outcome = handshake.evicted.run_until_cancelled(exchange).await;
+                    log_outcome(peer, outcome);
                 });
             }
         };
@@ -111,35 +111,35 @@ pub fn listen(
     });
 }
 
-fn log_outcome(peer: SocketAddr, ended: Option<Result<io::Result<()>, tokio::time::error::Elapsed>>) {
-    match ended {
-        // Whoever looks whether the port is open says nothing.
+fn log_outcome(peer: SocketAddr, outcome: Option<Result<io::Result<()>, tokio::time::error::Elapsed>>) {
+    match outcome {
+        // Port probes connect and close without a request.
         None | Some(Ok(Ok(()))) => {}
         Some(Ok(Err(error))) if error.kind() == io::ErrorKind::UnexpectedEof => {}
         Some(Ok(Err(error))) => {
-            tracing::debug!(%peer, error = describe_tls_error(&error), "a handshake has failed");
+            tracing::debug!(%peer, error = describe_tls_error(&error), "handshake failed");
         }
-        Some(Err(_)) => tracing::debug!(%peer, "a handshake has taken too long"),
+        Some(Err(_)) => tracing::debug!(%peer, "handshake timed out"),
     }
 }
 
-/// Handshakes that are open.
+/// Registry of open handshakes, bounded by `limit`.
 struct OpenHandshakes {
     limit: usize,
     queues: Mutex<HandshakeQueues>,
 }
 
-/// In the order in which they came.
+/// Queues in order of arrival.
 #[derive(Default)]
 struct HandshakeQueues {
     next: u64,
-    /// Those that have not been answered.
+    /// Handshakes without a response yet.
     pending: VecDeque<(u64, CancellationToken)>,
-    /// Those that have, and wait for their peer to close.
+    /// Answered handshakes that wait for the peer to close.
     answered: VecDeque<(u64, CancellationToken)>,
 }
 
-/// A handshake that is open, until it is dropped.
+/// Registration of an open handshake, removed on drop.
 struct HandshakeGuard {
     open: Arc<OpenHandshakes>,
     number: u64,
@@ -184,15 +184,15 @@ impl HandshakeQueues {
 
 async fn handle(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    answers: &dyn HandshakeHandler,
+    handler: &dyn HandshakeHandler,
     handshake: &HandshakeGuard,
 ) -> io::Result<()> {
-    let (kind, question) = frame::read(&mut stream).await?;
-    let answer = answers.respond(kind, &question);
-    stream.write_all(&frame::encode(kind, &answer)).await?;
+    let (kind, request) = frame::read(&mut stream).await?;
+    let response = handler.respond(kind, &request);
+    stream.write_all(&frame::encode(kind, &response)).await?;
     stream.shutdown().await?;
     handshake.has_answered();
-    // Closing before the peer has read could destroy what it has not read yet.
+    // Closing before the peer has read could discard unread bytes of the response.
     stream.read(&mut [0]).await.map(|_| ())
 }
 
@@ -201,7 +201,7 @@ mod tests {
     use tokio::net::TcpStream;
 
     use super::*;
-    use crate::handshake::request;
+    use crate::handshake::request as send_request;
 
     async fn node(peers: &str, limits: HandshakeLimits) -> (String, Supervisor) {
         let supervisor = Supervisor::new();
@@ -223,21 +223,21 @@ mod tests {
             (HandshakeKind::Connection, "no RDMA device".to_owned()),
             (HandshakeKind::Legacy, "no RDMA device".to_owned()),
         ] {
-            let answer = String::from_utf8(request(&address, kind, b"{}").await.unwrap()).unwrap();
-            assert!(answer.contains(&expected), "{kind:?}: {answer}");
+            let response = String::from_utf8(send_request(&address, kind, b"{}").await.unwrap()).unwrap();
+            assert!(response.contains(&expected), "{kind:?}: {response}");
         }
         supervisor.shutdown(Duration::from_secs(30)).await.unwrap();
     }
 
     #[tokio::test]
-    async fn strangers_are_turned_away() {
+    async fn peers_outside_the_allowed_networks_are_rejected() {
         let (address, _supervisor) = node("10.0.0.0/8", HandshakeLimits::default()).await;
-        assert!(request(&address, HandshakeKind::Metadata, b"{}").await.is_err());
+        assert!(send_request(&address, HandshakeKind::Metadata, b"{}").await.is_err());
     }
 
     #[tokio::test]
-    async fn silent_connections_delay_nobody() {
-        // Longer than the test may take.
+    async fn silent_connections_do_not_delay_others() {
+        // Longer than the test's timeout.
         let limits = HandshakeLimits { time: Duration::from_secs(600), ..HandshakeLimits::default() };
         let (address, _supervisor) = node("127.0.0.1", limits).await;
         let mut silent = Vec::new();
@@ -245,12 +245,14 @@ mod tests {
             silent.push(TcpStream::connect(&address).await.unwrap());
         }
         for _ in 0..10 {
-            let asked =
-                tokio::time::timeout(Duration::from_secs(60), request(&address, HandshakeKind::Probe, b"{}"))
-                    .await;
-            assert!(asked.unwrap().is_ok());
+            let probe = tokio::time::timeout(
+                Duration::from_secs(60),
+                send_request(&address, HandshakeKind::Probe, b"{}"),
+            )
+            .await;
+            assert!(probe.unwrap().is_ok());
         }
-        // The oldest made room, and the youngest are still there.
+        // The oldest was evicted, and the newest are still open.
         let mut oldest = silent.remove(0);
         assert_eq!(oldest.read(&mut [0]).await.unwrap_or(0), 0);
         let mut youngest = silent.pop().unwrap();

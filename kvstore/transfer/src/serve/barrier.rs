@@ -1,13 +1,13 @@
 //! Orders reads behind writes that the protocol does not acknowledge.
 //!
-//! A client of the first protocol reports an object to the master as complete when the last byte is in its kernel's buffer.
-//! A reader that the master then sends here uses another connection, hence another thread. So before a read is served,
-//! everything that had arrived by then is in memory: connections in the kernel's queue are accepted, headers that have
-//! arrived are parsed, and the writes that they began have ended. Bytes that wait in a sender's kernel for room in ours
-//! count too, as long as the sender continues: its connection is followed until it has caught up.
+//! A v1 client reports an object to the master as complete when the last byte is in its own kernel's send buffer. A reader that the master
+//! then directs here uses another connection, and so another thread. So before a read is served, everything that had arrived by then must
+//! be in memory: connections in the accept queue are accepted, received headers are parsed, and the writes that they started have ended.
+//! Bytes that wait in a sender's kernel for space in the receive buffer count too, as long as the sender makes progress: its connection is
+//! followed until it has caught up.
 //!
-//! Only connections that may carry such writes are tracked: new ones, and those of the first protocol. Where there are none,
-//! the order costs a read one system call that finds nothing.
+//! Only connections that may carry such writes are tracked: new ones, and those that use v1. Without any, the ordering costs a read one
+//! system call.
 
 use std::collections::HashMap;
 use std::io;
@@ -29,34 +29,33 @@ use rustix::time::Timespec;
 use super::transfer_target::AddressRange;
 use crate::plane::{HEADER, TransferHeader, TransferOperation, TransferProtocol, UnknownOperationError};
 
-/// Bytes that a writer's thread copies are noticed after this time; all other progress is signalled.
+/// Bytes copied by a writer's thread are not signalled, so waiters poll at this interval; all other progress is signalled.
 const RECHECK: Duration = Duration::from_millis(1);
-/// A peer that has sent nothing in the middle of a body for this time keeps no reader of other ranges waiting.
+/// A peer that sends nothing for this time in the middle of a body no longer delays readers of other ranges.
 const WRITER_STALL: Duration = Duration::from_millis(250);
-/// Bytes that a sender's kernel keeps at most while ours has no room: Linux' own limit unless it is configured.
+/// Maximum bytes in a sender's kernel while our receive buffer is full: Linux' default limit.
 const SENDER_BUFFER: u64 = 4 << 20;
-/// The listener among the sources of events. Connections count from 0.
+/// Event id of the listener. Connection ids count from 0.
 const LISTENER: u64 = u64::MAX;
 const NO_WAIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
-/// All connections of a data plane that may carry unacknowledged writes.
+/// All connections of a data plane that may carry unacknowledged writes, and the reads that wait for them.
 #[derive(Debug)]
 pub(super) struct ReadBarrier {
-    /// Readable while the listener or a tracked connection has unread bytes or connections to accept.
+    /// An epoll instance, readable while the listener has connections to accept or a tracked connection has unread bytes.
     arrivals: OwnedFd,
-    /// Odd while connections move from the kernel's queue to where they are tracked.
+    /// Odd while connections move from the accept queue to `tracked`.
     accepts: AtomicU64,
     tracked: Mutex<HashMap<u64, Arc<TrackedConnection>>>,
-    /// Threads that are taking a header from their socket. Counted before the first byte leaves the socket, until what the header
-    /// says can be seen here.
+    /// Number of threads that are parsing a header: incremented before the first byte leaves the socket, decremented when the header's
+    /// effect is visible here.
     parsing: AtomicUsize,
-    /// Unacknowledged writes that have begun.
     writes: Mutex<WritesInProgress>,
-    /// Their number.
+    /// Number of entries in `writes`.
     writing: AtomicUsize,
-    /// Reads that wait.
+    /// Number of reads that wait.
     waiting: AtomicUsize,
-    turn: Mutex<()>,
+    progress_lock: Mutex<()>,
     progress: Condvar,
 }
 
@@ -69,7 +68,7 @@ struct WritesInProgress {
 #[derive(Debug)]
 struct WriteInProgress {
     number: u64,
-    span: AddressRange,
+    range: AddressRange,
     connection: Arc<TrackedConnection>,
 }
 
@@ -78,53 +77,52 @@ struct WriteInProgress {
 pub(super) struct TrackedConnection {
     id: u64,
     socket: Arc<TcpStream>,
-    /// Held while bytes of a header are taken from the socket.
+    /// Locked while bytes of a header are taken from the socket.
     position: Mutex<StreamPosition>,
 }
 
-/// How far a connection's bytes have been parsed.
+/// Parse position in a connection's byte stream.
 #[derive(Debug)]
 struct StreamPosition {
-    /// Bytes of the stream up to the end of the last request that has ended.
+    /// Stream offset at the end of the last completed request.
     completed: u64,
-    /// Bytes of the stream before the next header: within a request, up to its end.
+    /// Stream offset of the next header; during a request, the offset of the request's end.
     next_header: u64,
     header: [u8; HEADER],
-    /// Bytes of the next header that have been taken from the socket.
+    /// Number of bytes of the next header taken from the socket.
     filled: usize,
     stage: StreamStage,
-    /// `completed` when a reader gave up waiting.
+    /// Value of `completed` when a reader gave up waiting.
     stalled: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StreamStage {
-    /// Between two requests.
+    /// Between two requests, or within a header.
     Header,
-    /// A body is received.
+    /// Receiving the body of a write.
     Body,
-    /// A body is sent. A client sends nothing more until it has all of it, so what arrives now is soon parsed.
+    /// Sending the body of a read. A client sends nothing more until it has all of it, so bytes that arrive now are parsed soon.
     Response,
-    /// No further unacknowledged write will come.
+    /// No further unacknowledged write can arrive.
     Ended,
 }
 
-/// What has been taken from a tracked connection.
+/// Result of reading header bytes from a tracked connection.
 pub(super) enum HeaderProgress {
-    /// A whole header, and the write in progress if it began one that is not acknowledged.
+    /// A complete header, and the write in progress if it started an unacknowledged one.
     Header(TransferHeader, Option<UnacknowledgedWrite>),
-    /// A part of one, or nothing.
+    /// An incomplete header, or no bytes.
     Part,
-    /// The end of the stream; whether it came within a header.
     End {
         within_header: bool,
     },
     Malformed(UnknownOperationError),
 }
 
-/// A read was not served after the writes before it.
+/// A read timed out while waiting for earlier writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a write there has not ended within {0:?}")]
+#[error("an unacknowledged write in this range did not complete within {0:?}")]
 pub(super) struct UnfinishedWriteError(Duration);
 
 /// Whether a read had to wait.
@@ -134,7 +132,7 @@ pub(super) enum BarrierOutcome {
     Waited,
 }
 
-/// An unacknowledged write in progress, until it is dropped.
+/// Registration of an unacknowledged write in progress, removed on drop.
 #[derive(Debug)]
 pub(super) struct UnacknowledgedWrite {
     barrier: Arc<ReadBarrier>,
@@ -149,7 +147,7 @@ impl Drop for UnacknowledgedWrite {
     }
 }
 
-/// Connections leave the kernel's queue.
+/// Marks that connections are being accepted.
 pub(super) struct AcceptGuard<'a>(&'a ReadBarrier);
 
 impl Drop for AcceptGuard<'_> {
@@ -159,7 +157,7 @@ impl Drop for AcceptGuard<'_> {
 }
 
 impl ReadBarrier {
-    /// For the connections that `listener` accepts.
+    /// Creates the barrier for the connections of `listener`.
     ///
     /// # Errors
     /// When the process has no file descriptors left.
@@ -174,21 +172,21 @@ impl ReadBarrier {
             writes: Mutex::default(),
             writing: AtomicUsize::new(0),
             waiting: AtomicUsize::new(0),
-            turn: Mutex::default(),
+            progress_lock: Mutex::default(),
             progress: Condvar::new(),
         })
     }
 
-    /// Connections are about to be accepted, by one thread at a time, until what this returns is dropped.
+    /// Call before accepting connections, on one thread at a time; drop the guard when they are tracked.
     pub(super) fn begin_accept(&self) -> AcceptGuard<'_> {
         self.accepts.fetch_add(1, Ordering::SeqCst);
         AcceptGuard(self)
     }
 
-    /// A new connection.
+    /// Registers a new connection.
     ///
     /// # Errors
-    /// When the kernel has no memory for it.
+    /// When the kernel is out of memory for the epoll entry.
     pub(super) fn track(&self, id: u64, socket: &Arc<TcpStream>) -> io::Result<Arc<TrackedConnection>> {
         let position = StreamPosition {
             completed: 0,
@@ -208,18 +206,18 @@ impl ReadBarrier {
         Ok(tracked)
     }
 
-    /// The connection has ended, or uses a protocol with acknowledgements.
+    /// Call when the connection has ended or uses a protocol with acknowledgements.
     pub(super) fn untrack(&self, connection: &TrackedConnection) {
         if self.tracked.lock().remove(&connection.id).is_none() {
             return;
         }
         connection.position.lock().stage = StreamStage::Ended;
-        // Closing the socket would do the same.
+        // Closing the socket has the same effect.
         let _ = epoll::delete(&self.arrivals, &*connection.socket);
         self.signal();
     }
 
-    /// Takes bytes of the next header that are there already.
+    /// Reads available bytes of the next header without blocking.
     ///
     /// # Errors
     /// Errors of the socket.
@@ -234,7 +232,7 @@ impl ReadBarrier {
         received
     }
 
-    /// The last request has ended, and the next header is waited for.
+    /// Call when the last request has ended and the next header is expected.
     pub(super) fn expect_header(&self, connection: &TrackedConnection) {
         {
             let mut position = connection.position.lock();
@@ -247,29 +245,29 @@ impl ReadBarrier {
     fn begin_write(
         self: &Arc<Self>,
         connection: &Arc<TrackedConnection>,
-        span: AddressRange,
+        range: AddressRange,
     ) -> UnacknowledgedWrite {
         let mut in_progress = self.writes.lock();
         let number = in_progress.next;
         in_progress.next += 1;
-        in_progress.writes.push(WriteInProgress { number, span, connection: Arc::clone(connection) });
+        in_progress.writes.push(WriteInProgress { number, range, connection: Arc::clone(connection) });
         self.writing.fetch_add(1, Ordering::SeqCst);
         UnacknowledgedWrite { barrier: Arc::clone(self), number }
     }
 
-    /// Waits until all that has arrived for `span` is in memory, but no longer than `limit`. `accept` accepts the connections in the
-    /// kernel's queue.
+    /// Waits up to `limit` until all bytes that have arrived for `range` are in memory. `accept` accepts the connections in the accept
+    /// queue.
     ///
     /// # Errors
     /// [`UnfinishedWriteError`].
     pub(super) fn order(
         &self,
-        span: AddressRange,
+        range: AddressRange,
         limit: Duration,
         accept: impl FnOnce(),
     ) -> Result<BarrierOutcome, UnfinishedWriteError> {
-        // In the order in which bytes move on: from the socket, through a header, to a write. A connection that moves from the kernel's
-        // queue to its socket meanwhile could be missed in both.
+        // Check in the order in which bytes move: from the socket, through a header, to a write. A connection that moves from the accept
+        // queue to its socket meanwhile could be missed in both, so `accepts` is checked on either side.
         let accepts = self.accepts.load(Ordering::SeqCst);
         if accepts.is_multiple_of(2)
             && !self.has_arrivals()
@@ -279,14 +277,14 @@ impl ReadBarrier {
         {
             return Ok(BarrierOutcome::Immediate);
         }
-        let until = Instant::now() + limit;
-        let has_waited = self.catch_up(until, accept);
-        let ordered = self.wait_for_writes(span, until).ok_or(UnfinishedWriteError(limit))?;
+        let deadline = Instant::now() + limit;
+        let has_waited = self.catch_up(deadline, accept);
+        let ordered = self.wait_for_writes(range, deadline).ok_or(UnfinishedWriteError(limit))?;
         Ok(if has_waited { BarrierOutcome::Waited } else { ordered })
     }
 
-    /// Waits until what has arrived is in memory, on all connections. Whether that was not so at once.
-    fn catch_up(&self, until: Instant, accept: impl FnOnce()) -> bool {
+    /// Waits until bytes that have arrived are in memory, on all connections. Returns whether it had to wait.
+    fn catch_up(&self, deadline: Instant, accept: impl FnOnce()) -> bool {
         accept();
         let arrived = self.arrivals();
         let mut behind: Vec<_> =
@@ -295,20 +293,20 @@ impl ReadBarrier {
         if behind.is_empty() {
             return false;
         }
-        let has_caught_up = self.wait(until, || {
+        let has_caught_up = self.wait(deadline, || {
             behind.retain_mut(|follow| !follow.has_caught_up());
             behind.is_empty()
         });
         if !has_caught_up {
             tracing::warn!(
                 connections = behind.len(),
-                "clients whose writes are not acknowledged send more than is received: a read may overtake one of them"
+                "clients with unacknowledged writes send faster than this node receives: a read may return data from before a write"
             );
         }
         true
     }
 
-    /// Connections with unread bytes, with a header that is being parsed, or with a write in progress.
+    /// Connections with unread bytes, a header being parsed, or a write in progress.
     fn active(&self, arrived: &[u64]) -> Vec<Arc<TrackedConnection>> {
         let mut active: Vec<_> = {
             let tracked = self.tracked.lock();
@@ -317,45 +315,45 @@ impl ReadBarrier {
             }
             arrived.iter().filter_map(|id| tracked.get(id).map(Arc::clone)).collect()
         };
-        // After what arrives: a header may have become a write meanwhile.
+        // Must follow the arrivals: a header may have become a write meanwhile.
         let in_progress = self.writes.lock();
         active.extend(in_progress.writes.iter().map(|write| Arc::clone(&write.connection)));
         active
     }
 
-    /// None if they have not ended in time.
-    fn wait_for_writes(&self, span: AddressRange, until: Instant) -> Option<BarrierOutcome> {
+    /// `None` on timeout.
+    fn wait_for_writes(&self, range: AddressRange, deadline: Instant) -> Option<BarrierOutcome> {
         let next = self.writes.lock().next;
-        // Not those that begin later, or a reader could wait for one after the other.
+        // Later writes are excluded, or a reader could wait for one after another.
         let is_ended = || {
             let in_progress = self.writes.lock();
-            in_progress.writes.iter().all(|write| write.number >= next || !write.span.overlaps(span))
+            in_progress.writes.iter().all(|write| write.number >= next || !write.range.overlaps(range))
         };
         if is_ended() {
             return Some(BarrierOutcome::Immediate);
         }
-        self.wait(until, is_ended).then_some(BarrierOutcome::Waited)
+        self.wait(deadline, is_ended).then_some(BarrierOutcome::Waited)
     }
 
-    /// Waits until something is so. False if it is not in time.
-    fn wait(&self, until: Instant, mut is_so: impl FnMut() -> bool) -> bool {
-        if is_so() {
+    /// Waits until `condition` holds. Returns false at the deadline.
+    fn wait(&self, deadline: Instant, mut condition: impl FnMut() -> bool) -> bool {
+        if condition() {
             return true;
         }
         self.waiting.fetch_add(1, Ordering::SeqCst);
-        let mut turn = self.turn.lock();
-        let mut was_so = is_so();
-        while !was_so && Instant::now() < until {
-            self.progress.wait_for(&mut turn, RECHECK);
-            was_so = is_so();
+        let mut progress_lock = self.progress_lock.lock();
+        let mut holds = condition();
+        while !holds && Instant::now() < deadline {
+            self.progress.wait_for(&mut progress_lock, RECHECK);
+            holds = condition();
         }
         self.waiting.fetch_sub(1, Ordering::SeqCst);
-        was_so
+        holds
     }
 
     fn signal(&self) {
         if self.waiting.load(Ordering::SeqCst) > 0 {
-            let _turn = self.turn.lock();
+            let _guard = self.progress_lock.lock();
             self.progress.notify_all();
         }
     }
@@ -365,18 +363,17 @@ impl ReadBarrier {
         let mut events = [const { MaybeUninit::<Event>::uninit() }; 1];
         match epoll::wait(&self.arrivals, &mut events[..], Some(&NO_WAIT)) {
             Ok((found, _)) => !found.is_empty(),
-            // Unknown, so the slow path decides.
+            // Unknown: let the slow path decide.
             Err(_) => true,
         }
     }
 
-    /// Connections with unread bytes.
     fn arrivals(&self) -> Vec<u64> {
-        let most = self.tracked.lock().len() + 1;
-        let mut events: Vec<Event> = Vec::with_capacity(most);
+        let max_events = self.tracked.lock().len() + 1;
+        let mut events: Vec<Event> = Vec::with_capacity(max_events);
         while let Err(error) = epoll::wait(&self.arrivals, spare_capacity(&mut events), Some(&NO_WAIT)) {
             if error != Errno::INTR {
-                tracing::error!(%error, "reads may overtake writes that are not acknowledged");
+                tracing::error!(%error, "cannot poll connections: reads may return data from before an unacknowledged write");
                 break;
             }
         }
@@ -389,14 +386,14 @@ impl TrackedConnection {
     fn receive(self: &Arc<Self>, barrier: &Arc<ReadBarrier>) -> io::Result<HeaderProgress> {
         let mut position = self.position.lock();
         let filled = position.filled;
-        let got = match rustix::net::recv(&*self.socket, &mut position.header[filled..], RecvFlags::DONTWAIT)
-        {
-            Ok((_, 0)) => return Ok(HeaderProgress::End { within_header: filled > 0 }),
-            Ok((_, got)) => got,
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(HeaderProgress::Part),
-            Err(error) => return Err(error.into()),
-        };
-        position.filled += got;
+        let received =
+            match rustix::net::recv(&*self.socket, &mut position.header[filled..], RecvFlags::DONTWAIT) {
+                Ok((_, 0)) => return Ok(HeaderProgress::End { within_header: filled > 0 }),
+                Ok((_, received)) => received,
+                Err(Errno::AGAIN | Errno::INTR) => return Ok(HeaderProgress::Part),
+                Err(error) => return Err(error.into()),
+            };
+        position.filled += received;
         if position.filled < HEADER {
             return Ok(HeaderProgress::Part);
         }
@@ -417,31 +414,31 @@ impl TrackedConnection {
         Ok(HeaderProgress::Header(header, Some(write)))
     }
 
-    /// How far the stream goes in this kernel, and how much of it is unread. Within a body the former is more than that, by what of
-    /// the body has been received. None if no reader has to wait for this connection.
+    /// Stream offset of the last byte in this kernel, and the number of unread bytes. Within a body the offset is too high by the part of
+    /// the body received so far. `None` if no reader must wait for this connection.
     fn arrived(&self, position: &StreamPosition) -> Option<(u64, u64)> {
         if position.stage == StreamStage::Ended || position.stalled == Some(position.completed) {
             return None;
         }
         let unread = rustix::io::ioctl_fionread(&*self.socket).unwrap_or(0);
-        let taken = position.next_header.saturating_add(position.filled as u64);
-        Some((taken.saturating_add(unread), unread))
+        let read = position.next_header.saturating_add(position.filled as u64);
+        Some((read.saturating_add(unread), unread))
     }
 }
 
-/// A connection that a read waits for.
+/// Progress of a connection that a read waits for.
 struct ConnectionFollower {
     connection: Arc<TrackedConnection>,
-    /// The position before which all that was sent by the read's arrival ends.
+    /// Stream offset that covers everything sent before the read arrived.
     target_position: u64,
-    /// What was seen last while the peer has the turn, and since when.
+    /// Last observed progress while the peer has to send, and since when it is unchanged.
     silent_since: Option<((u64, u64), Instant)>,
 }
 
 impl ConnectionFollower {
-    /// None if the connection has nothing that a read could overtake.
+    /// `None` if the connection has nothing that must be ordered before the read.
     fn new(connection: Arc<TrackedConnection>) -> Option<Self> {
-        let goal = {
+        let target_position = {
             let position = connection.position.lock();
             let (arrived, unread) = connection.arrived(&position)?;
             if unread == 0 && position.stage != StreamStage::Body {
@@ -449,33 +446,33 @@ impl ConnectionFollower {
             }
             arrived.saturating_add(SENDER_BUFFER)
         };
-        Some(Self { connection, target_position: goal, silent_since: None })
+        Some(Self { connection, target_position, silent_since: None })
     }
 
     fn has_caught_up(&mut self) -> bool {
         let mut position = self.connection.position.lock();
         let Some((_, unread)) = self.connection.arrived(&position) else { return true };
-        let is_peers_turn = match position.stage {
+        let waits_for_peer = match position.stage {
             StreamStage::Header | StreamStage::Response if unread == 0 => return true,
             _ if position.completed >= self.target_position => return true,
-            // A peer that sends more before it has its answer may never take that.
+            // A peer that sends more before it has its response may never read that response.
             StreamStage::Response => true,
             StreamStage::Body => unread == 0,
             StreamStage::Header | StreamStage::Ended => false,
         };
-        if !is_peers_turn {
+        if !waits_for_peer {
             self.silent_since = None;
             return false;
         }
-        let seen = (position.completed, unread);
+        let observed = (position.completed, unread);
         match self.silent_since {
-            Some((last, since)) if last == seen && since.elapsed() >= WRITER_STALL => {
+            Some((last, since)) if last == observed && since.elapsed() >= WRITER_STALL => {
                 position.stalled = Some(position.completed);
                 true
             }
-            Some((last, _)) if last == seen => false,
+            Some((last, _)) if last == observed => false,
             _ => {
-                self.silent_since = Some((seen, Instant::now()));
+                self.silent_since = Some((observed, Instant::now()));
                 false
             }
         }

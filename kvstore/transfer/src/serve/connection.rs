@@ -1,4 +1,4 @@
-//! One connection, from its first header to its end.
+//! One plaintext connection, from its first header to its close.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -12,7 +12,7 @@ use super::TransferServerOptions;
 use super::barrier::{
     BarrierOutcome, HeaderProgress, TrackedConnection, UnacknowledgedWrite, UnfinishedWriteError,
 };
-use super::counts::Counts;
+use super::counts::TransferCounters;
 use super::listener::TransferAcceptor;
 use super::registry::ConnectionGuard;
 use super::transfer_target::{AddressRange, TransferTarget};
@@ -20,7 +20,7 @@ use crate::plane::{
     self, HEADER, STATUS, TransferHeader, TransferOperation, TransferProtocol, TransferStatus,
 };
 
-/// How long a peer that was refused may go on sending.
+/// How long a rejected peer may continue to send.
 pub(super) const REFUSED_LINGER: Duration = Duration::from_secs(1);
 
 pub(super) struct PlainConnection {
@@ -31,26 +31,26 @@ pub(super) struct PlainConnection {
     pub(super) guard: ConnectionGuard,
 }
 
-/// A request, and its write in progress if the protocol does not acknowledge it.
+/// A request, with its registration if it is an unacknowledged write.
 struct PlainRequest {
     header: TransferHeader,
     write: Option<UnacknowledgedWrite>,
 }
 
-/// Why a connection ends.
+/// Why a connection ends; completes the log message "a peer …".
 #[derive(Debug, thiserror::Error)]
 enum PlainCloseReason {
-    #[error("asked for {0}, which is not within this node's memory")]
+    #[error("requested {0}, which is not within this node's memory")]
     Rejected(AddressRange),
-    #[error("requested {span}: {reason}")]
-    Unfinished { span: AddressRange, reason: UnfinishedWriteError },
-    #[error("sent a header that is none: {0}")]
+    #[error("requested {range}: {reason}")]
+    Unfinished { range: AddressRange, reason: UnfinishedWriteError },
+    #[error("sent an invalid header: {0}")]
     Malformed(#[from] plane::UnknownOperationError),
-    #[error("broke off in the middle of {span}: {error}")]
-    Failed { span: AddressRange, error: io::Error },
-    #[error("broke off in the middle of a header")]
+    #[error("disconnected during the transfer of {range}: {error}")]
+    Failed { range: AddressRange, error: io::Error },
+    #[error("disconnected in the middle of a header")]
     TruncatedHeader,
-    /// In order.
+    /// Regular close between two requests.
     #[error("closed")]
     Closed,
 }
@@ -66,20 +66,20 @@ pub(super) fn set_options(stream: &TcpStream, options: &TransferServerOptions) -
         .with_retries(3);
     let socket = socket2::SockRef::from(stream);
     socket.set_tcp_keepalive(&keepalive)?;
-    // The kernel sends no keepalive probes while sent bytes are unacknowledged, and waits for those 15 minutes.
+    // The kernel sends no keepalive probes while sent bytes are unacknowledged; without this option it retransmits for 15 minutes.
     socket.set_tcp_user_timeout(Some(options.stall))
 }
 
 impl PlainConnection {
-    /// Serves until the connection ends.
+    /// Serves requests until the connection ends.
     pub(super) fn run(self) {
-        let end = match set_options(&self.stream, self.options()) {
+        let reason = match set_options(&self.stream, self.options()) {
             Ok(()) => self.transfers(),
-            Err(error) => PlainCloseReason::Failed { span: AddressRange { start: 0, size: 0 }, error },
+            Err(error) => PlainCloseReason::Failed { range: AddressRange { start: 0, size: 0 }, error },
         };
         self.acceptor.barrier.untrack(&self.tracked);
         let counts = self.counts();
-        let count = match &end {
+        let count = match &reason {
             PlainCloseReason::Rejected(_) => &counts.rejected,
             PlainCloseReason::Unfinished { .. } => &counts.unfinished,
             PlainCloseReason::Malformed(_) => &counts.malformed,
@@ -87,10 +87,10 @@ impl PlainConnection {
             PlainCloseReason::Closed => return,
         };
         count.fetch_add(1, Ordering::Relaxed);
-        tracing::debug!(peer = %self.peer, "a peer {end}; its connection is closed");
+        tracing::debug!(peer = %self.peer, "a peer {reason}; its connection is closed");
     }
 
-    fn counts(&self) -> &Counts {
+    fn counts(&self) -> &TransferCounters {
         &self.acceptor.counts
     }
 
@@ -112,7 +112,7 @@ impl PlainConnection {
             let request = if is_tracked { self.tracked_request() } else { self.request() };
             let request = match request {
                 Ok(request) => request,
-                Err(end) => return end,
+                Err(reason) => return reason,
             };
             self.guard.mark_requested();
             // A peer uses one protocol per connection.
@@ -120,13 +120,13 @@ impl PlainConnection {
                 is_tracked = false;
                 self.acceptor.barrier.untrack(&self.tracked);
             }
-            if let Err(end) = self.transfer(request) {
-                return end;
+            if let Err(reason) = self.transfer(request) {
+                return reason;
             }
         }
     }
 
-    /// Waits for the next request. A peer may be silent between two for as long as it likes.
+    /// Waits for the next request. There is no time limit between two requests.
     fn request(&self) -> Result<PlainRequest, PlainCloseReason> {
         let mut bytes = [0; HEADER];
         let mut filled = 0;
@@ -134,11 +134,11 @@ impl PlainConnection {
             match (&*self.stream).read(&mut bytes[filled..]) {
                 Ok(0) if filled == 0 => return Err(PlainCloseReason::Closed),
                 Ok(0) => return Err(PlainCloseReason::TruncatedHeader),
-                Ok(more) => {
+                Ok(bytes_read) => {
                     if filled == 0 {
                         self.guard.busy_for(self.options().stall);
                     }
-                    filled += more;
+                    filled += bytes_read;
                 }
                 Err(error) => self.should_continue(&error, filled > 0)?,
             }
@@ -146,25 +146,24 @@ impl PlainConnection {
         Ok(PlainRequest { header: TransferHeader::decode(&bytes)?, write: None })
     }
 
-    /// The same on a connection whose writes reads are ordered behind: nothing is taken from the socket before that can be seen
-    /// by the barrier.
+    /// As [`Self::request`] on a tracked connection: bytes leave the socket only where the barrier can see them.
     fn tracked_request(&self) -> Result<PlainRequest, PlainCloseReason> {
         self.acceptor.barrier.expect_header(&self.tracked);
-        let mut is_within = false;
+        let mut within_header = false;
         loop {
             match self.stream.peek(&mut [0]) {
                 Ok(_) => {}
                 Err(error) => {
-                    self.should_continue(&error, is_within)?;
+                    self.should_continue(&error, within_header)?;
                     continue;
                 }
             }
-            if !is_within {
+            if !within_header {
                 self.guard.busy_for(self.options().stall);
             }
             match self.acceptor.barrier.receive_header(&self.tracked) {
                 Ok(HeaderProgress::Header(header, write)) => return Ok(PlainRequest { header, write }),
-                Ok(HeaderProgress::Part) => is_within = true,
+                Ok(HeaderProgress::Part) => within_header = true,
                 Ok(HeaderProgress::End { within_header: false }) => return Err(PlainCloseReason::Closed),
                 Ok(HeaderProgress::Malformed(error)) => return Err(error.into()),
                 Ok(HeaderProgress::End { within_header: true }) | Err(_) => {
@@ -174,7 +173,7 @@ impl PlainConnection {
         }
     }
 
-    /// Whether a header is waited for after an error of the socket.
+    /// Whether to keep waiting for a header after a socket error.
     fn should_continue(&self, error: &io::Error, within_header: bool) -> Result<(), PlainCloseReason> {
         match error.kind() {
             io::ErrorKind::Interrupted => Ok(()),
@@ -185,42 +184,42 @@ impl PlainConnection {
     }
 
     fn transfer(&self, request: PlainRequest) -> Result<(), PlainCloseReason> {
-        let began = Instant::now();
+        let started = Instant::now();
         let PlainRequest { header, write } = request;
-        let span = AddressRange { start: header.address, size: header.size };
-        let slow = Duration::from_secs(span.size / self.options().slowest.max(1));
+        let range = AddressRange { start: header.address, size: header.size };
+        let slow = Duration::from_secs(range.size / self.options().slowest.max(1));
         self.guard.busy_for(self.options().stall + slow);
-        if let Err(end) = self.admit(header.operation, span) {
+        if let Err(reason) = self.admit(header.operation, range) {
             if header.protocol != TransferProtocol::V1 {
                 self.reject();
             }
-            return Err(end);
+            return Err(reason);
         }
         let moved = match header.operation {
-            TransferOperation::Read => self.read(span, header.protocol),
-            TransferOperation::Write => self.write(span, header.protocol),
+            TransferOperation::Read => self.read(range, header.protocol),
+            TransferOperation::Write => self.write(range, header.protocol),
         };
         drop(write);
-        moved.map_err(|error| PlainCloseReason::Failed { span, error })?;
-        let nanos = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.counts().record_transfer(header.operation, header.protocol, span.size, nanos);
+        moved.map_err(|error| PlainCloseReason::Failed { range, error })?;
+        let nanos = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.counts().record_transfer(header.operation, header.protocol, range.size, nanos);
         Ok(())
     }
 
-    fn admit(&self, operation: TransferOperation, span: AddressRange) -> Result<(), PlainCloseReason> {
+    fn admit(&self, operation: TransferOperation, range: AddressRange) -> Result<(), PlainCloseReason> {
         if operation == TransferOperation::Read {
-            self.order(span)?;
+            self.order(range)?;
         }
-        if self.is_allowed(operation, span) { Ok(()) } else { Err(PlainCloseReason::Rejected(span)) }
+        if self.is_allowed(operation, range) { Ok(()) } else { Err(PlainCloseReason::Rejected(range)) }
     }
 
-    /// Lets the writes end that came before a read.
-    fn order(&self, span: AddressRange) -> Result<(), PlainCloseReason> {
+    /// Waits for the writes that arrived before a read.
+    fn order(&self, range: AddressRange) -> Result<(), PlainCloseReason> {
         let acceptor = &self.acceptor;
-        let ordered = acceptor.barrier.order(span, self.options().write_wait, || acceptor.accept_queued());
+        let ordered = acceptor.barrier.order(range, self.options().write_wait, || acceptor.accept_queued());
         let ordered = ordered.map_err(|reason| {
-            tracing::warn!(peer = %self.peer, "a read of {span} is refused: {reason}");
-            PlainCloseReason::Unfinished { span, reason }
+            tracing::warn!(peer = %self.peer, "read of {range} rejected: {reason}");
+            PlainCloseReason::Unfinished { range, reason }
         })?;
         if ordered == BarrierOutcome::Waited {
             self.counts().delayed_reads.fetch_add(1, Ordering::Relaxed);
@@ -228,22 +227,21 @@ impl PlainConnection {
         Ok(())
     }
 
-    fn is_allowed(&self, operation: TransferOperation, span: AddressRange) -> bool {
-        let possible = span.size > 0 && span.start.checked_add(span.size).is_some();
+    fn is_allowed(&self, operation: TransferOperation, range: AddressRange) -> bool {
+        let possible = range.size > 0 && range.start.checked_add(range.size).is_some();
         possible
-            && self.target().contains(span)
-            && (operation == TransferOperation::Write || self.target().is_readable(span))
+            && self.target().contains(range)
+            && (operation == TransferOperation::Write || self.target().is_readable(range))
     }
 
-    /// Tells that a range is refused. A connection that is closed with bytes in it that nobody has read takes the
-    /// answer with it, so the beginning of the body is read.
+    /// Sends a rejection. Closing a connection with unread bytes discards the response, so the beginning of the body is read first.
     fn reject(&self) {
-        let told = (&*self.stream).write_all(&TransferStatus::Rejected.encode());
-        let told = told.and_then(|()| self.stream.shutdown(Shutdown::Write));
-        let told = told.and_then(|()| self.stream.set_read_timeout(Some(REFUSED_LINGER)));
-        let until = Instant::now() + REFUSED_LINGER;
+        let sent = (&*self.stream).write_all(&TransferStatus::Rejected.encode());
+        let sent = sent.and_then(|()| self.stream.shutdown(Shutdown::Write));
+        let sent = sent.and_then(|()| self.stream.set_read_timeout(Some(REFUSED_LINGER)));
+        let deadline = Instant::now() + REFUSED_LINGER;
         let mut unread = [0; 16 << 10];
-        while told.is_ok() && Instant::now() < until {
+        while sent.is_ok() && Instant::now() < deadline {
             match (&*self.stream).read(&mut unread) {
                 Ok(1..) => {}
                 Ok(0) | Err(_) => return,
@@ -251,48 +249,48 @@ impl PlainConnection {
         }
     }
 
-    /// The peer reads.
-    fn read(&self, span: AddressRange, protocol: TransferProtocol) -> io::Result<()> {
+    /// Serves a read of the peer.
+    fn read(&self, range: AddressRange, protocol: TransferProtocol) -> io::Result<()> {
         if protocol != TransferProtocol::V1 {
             self.send_before_more(&TransferStatus::Ok.encode())?;
         }
         if protocol != TransferProtocol::Checked {
-            return self.target().send(&self.stream, span);
+            return self.target().send(&self.stream, range);
         }
-        // What was noted when the bytes were written also tells whether they have changed since.
-        let crc = match self.target().checksum(span) {
-            Some(known) => {
-                self.target().send(&self.stream, span)?;
-                known
+        // The checksum recorded at write time also reveals later corruption.
+        let crc = match self.target().checksum(range) {
+            Some(recorded) => {
+                self.target().send(&self.stream, range)?;
+                recorded
             }
-            None => self.target().send_summed(&self.stream, span)?,
+            None => self.target().send_summed(&self.stream, range)?,
         };
         (&*self.stream).write_all(&plane::trailer(crc))
     }
 
-    /// The peer writes.
-    fn write(&self, span: AddressRange, protocol: TransferProtocol) -> io::Result<()> {
+    /// Serves a write of the peer.
+    fn write(&self, range: AddressRange, protocol: TransferProtocol) -> io::Result<()> {
         let checked = protocol == TransferProtocol::Checked;
-        let mut whole = |crc: Option<u32>| {
+        let mut is_intact = |crc: Option<u32>| {
             let mut trailer = [0; STATUS];
             if checked {
                 (&*self.stream).read_exact(&mut trailer)?;
             }
             Ok(!checked || plane::checksum(trailer) == crc)
         };
-        let is_whole = self.target().receive(&self.stream, span, checked, &mut whole)?;
-        if !is_whole {
+        let intact = self.target().receive(&self.stream, range, checked, &mut is_intact)?;
+        if !intact {
             self.counts().damaged.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(peer = %self.peer, "{span} are not what was sent: they were damaged on their way, or written by another peer too");
+            tracing::warn!(peer = %self.peer, "checksum mismatch for {range}: corrupted in transit, or written by another peer at the same time");
         }
         match protocol {
             TransferProtocol::V1 => Ok(()),
-            _ if is_whole => (&*self.stream).write_all(&TransferStatus::Ok.encode()),
+            _ if intact => (&*self.stream).write_all(&TransferStatus::Ok.encode()),
             _ => (&*self.stream).write_all(&TransferStatus::Damaged.encode()),
         }
     }
 
-    /// Sends bytes that may share a packet with those that follow.
+    /// Sends bytes that may share a packet with the following ones.
     fn send_before_more(&self, mut bytes: &[u8]) -> io::Result<()> {
         while !bytes.is_empty() {
             match rustix::net::send(&*self.stream, bytes, SendFlags::MORE | SendFlags::NOSIGNAL) {

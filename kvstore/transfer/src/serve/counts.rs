@@ -1,4 +1,4 @@
-//! What the data plane has done.
+//! Counters of the data plane server.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -9,60 +9,59 @@ use crate::plane::{TransferOperation, TransferProtocol};
 
 macro_rules! counts {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// What the data plane has done. Any thread may count.
+        /// Counters of the data plane, shared by all threads.
         #[derive(Debug, Default)]
-        pub struct Counts {
+        pub struct TransferCounters {
             $(pub(super) $name: AtomicU64,)*
         }
 
-        /// The same at one moment.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-        pub struct Snapshot {
+        pub struct TransferCountersSnapshot {
             $($(#[$doc])* pub $name: u64,)*
         }
 
-        impl Counts {
-            /// The numbers of now.
+        impl TransferCounters {
+            /// Reads all counters, without atomicity between them.
             #[must_use]
-            pub fn snapshot(&self) -> Snapshot {
-                Snapshot { $($name: self.$name.load(Relaxed),)* }
+            pub fn snapshot(&self) -> TransferCountersSnapshot {
+                TransferCountersSnapshot { $($name: self.$name.load(Relaxed),)* }
             }
         }
     };
 }
 
 counts! {
-    /// Transfers out of this memory that have ended well.
+    /// Completed reads of this node's memory.
     reads,
-    /// Transfers into it that have ended well.
+    /// Completed writes to this node's memory.
     writes,
-    /// Bytes of the former.
+    /// Bytes of all completed reads.
     read_bytes,
-    /// Bytes of the latter.
+    /// Bytes of all completed writes.
     written_bytes,
-    /// Nanoseconds of the former, from the header to the last byte handed to the kernel.
+    /// Nanoseconds of completed reads, from the header to the last byte handed to the kernel.
     read_nanos,
-    /// Nanoseconds of the latter.
+    /// Nanoseconds of completed writes, from the header to the status.
     write_nanos,
-    /// Transfers of either kind in the first protocol.
+    /// Completed transfers of either kind with v1.
     v1,
-    /// In the second.
+    /// Completed transfers of either kind with v2.
     v2,
-    /// In ours.
+    /// Completed transfers of either kind with the checked protocol.
     checked,
-    /// Ranges that are not within this memory.
+    /// Requests outside this node's memory.
     rejected,
-    /// Transfers that have broken off: the peer went away, or was too slow.
+    /// Transfers that failed: the peer disconnected or was too slow.
     failed,
-    /// Reads that have waited for writes that are not acknowledged.
+    /// Reads that waited for unacknowledged writes.
     delayed_reads,
-    /// Reads that were refused because such a write has not ended.
+    /// Reads rejected because an unacknowledged write did not complete in time.
     unfinished,
-    /// Written bodies that were not what their checksum says.
+    /// Written bodies that failed their checksum.
     damaged,
-    /// Headers that were none.
+    /// Requests with an invalid header.
     malformed,
-    /// Transfers whose capability was not issued for the peer's certificate and the segment.
+    /// Transfers whose capability was not issued for this certificate and segment.
     refused_forged,
     /// Transfers whose capability had expired.
     refused_expired,
@@ -70,21 +69,21 @@ counts! {
     refused_range,
     /// Transfers whose capability grants the other operation.
     refused_rights,
-    /// Connections that were closed because TLS failed, or the peer had no certificate of the authority.
+    /// Connections closed because TLS failed or the peer's certificate was rejected.
     unauthenticated,
-    /// Connections that have been taken.
+    /// Accepted connections since the start.
     opened,
-    /// Connections that have been closed.
+    /// Closed connections since the start.
     closed,
-    /// Connections from addresses that are not allowed.
+    /// Connections rejected because of their address.
     not_allowed,
-    /// Connections that were too many.
+    /// Connections rejected because of a connection limit.
     over_limit,
-    /// Connections without a request that were closed to make room for others.
+    /// Connections without a request, evicted for new ones.
     evicted,
 }
 
-impl Counts {
+impl TransferCounters {
     #[cfg(not(feature = "simulation"))]
     pub(super) fn refused(&self, refusal: CapabilityError) {
         let count = match refusal {

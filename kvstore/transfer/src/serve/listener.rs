@@ -1,4 +1,4 @@
-//! Taking connections.
+//! Accept loop and connection threads of the data plane.
 
 use std::future::poll_fn;
 use std::io;
@@ -17,32 +17,32 @@ use tokio_util::sync::CancellationToken;
 
 use super::barrier::ReadBarrier;
 use super::connection::PlainConnection;
-use super::counts::Counts;
+use super::counts::TransferCounters;
 use super::registry::{AdmittedConnection, ConnectionGuard, ConnectionRegistry};
 use super::secured::SecuredConnection;
 use super::transfer_target::TransferTarget;
 use super::{TransferAuthentication, TransferServerOptions};
 
-/// Bytes of a thread's stack. A connection keeps nothing large on it.
+/// Stack bytes of a connection thread, which keeps no large buffers on it.
 const STACK_BYTES: usize = 256 << 10;
 /// Pause after a failed accept, which mostly means that the process has no file descriptors left.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Time between two looks for transfers that take too long.
+/// Interval of the check for overdue transfers.
 const WATCHDOG_PERIOD: Duration = Duration::from_millis(250);
 
-/// A data plane that is served.
+/// Handle of a running data plane server; dropping it closes all connections.
 #[derive(Debug)]
 pub struct TransferServer {
     registry: Arc<ConnectionRegistry>,
-    counts: Arc<Counts>,
-    /// No further connections.
+    counts: Arc<TransferCounters>,
+    /// Cancelled to stop accepting connections.
     stop: CancellationToken,
-    /// Nothing at all.
+    /// Cancelled to close all connections.
     ended: CancellationToken,
 }
 
-/// Serves `target` until [`TransferServer::drain`]. When the supervisor shuts down, everything is cut.
+/// Serves `target` until [`TransferServer::drain`]. A shutdown of the supervisor closes all connections at once.
 ///
 /// # Errors
 /// When the process has no file descriptors left.
@@ -63,46 +63,44 @@ pub fn listen(
         refusals: LogRateLimiter::new(),
     });
     let (registry, counts) = (Arc::clone(&acceptor.registry), Arc::clone(&acceptor.counts));
-    let serving = TransferServer { registry, counts, stop: ended.child_token(), ended };
-    let registry = Arc::clone(&serving.registry);
-    let ended = serving.ended.clone();
-    supervisor.spawn_essential("transfer-watch", async move {
+    let server = TransferServer { registry, counts, stop: ended.child_token(), ended };
+    let registry = Arc::clone(&server.registry);
+    let ended = server.ended.clone();
+    supervisor.spawn_essential("transfer-watchdog", async move {
         ended.run_until_cancelled(run_watchdog(&registry)).await;
         registry.close_all();
     });
-    let stop = serving.stop.clone();
+    let stop = server.stop.clone();
     supervisor.spawn_essential("transfer-listener", async move {
         stop.run_until_cancelled(Arc::clone(&acceptor).run()).await;
         acceptor.close();
     });
-    Ok(serving)
+    Ok(server)
 }
 
 impl TransferServer {
-    /// What has been done.
     #[must_use]
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &TransferCounters {
         &self.counts
     }
 
-    /// Connections that are open.
     #[must_use]
     pub fn open(&self) -> usize {
         self.registry.len()
     }
 
-    /// Takes no more transfers, and waits until those in progress have ended, but no longer than `limit`: then they
-    /// are cut. Returns how many had to be.
+    /// Stops accepting transfers and waits up to `limit` for those in progress; then it closes their connections. Returns how many
+    /// connections it had to close.
     pub async fn drain(&self, limit: Duration) -> usize {
         self.stop.cancel();
         self.registry.drain();
         if tokio::time::timeout(limit, self.registry.wait_empty()).await.is_ok() {
             return 0;
         }
-        let left = self.registry.len();
+        let remaining = self.registry.len();
         self.registry.close_all();
         self.registry.wait_empty().await;
-        left
+        remaining
     }
 }
 
@@ -113,7 +111,7 @@ impl Drop for TransferServer {
     }
 }
 
-/// Ends what takes too long. The kernel's limits are for single calls, which a peer can make many of.
+/// Closes connections with overdue transfers. Socket timeouts limit single calls, and a slow peer can make many of them succeed.
 async fn run_watchdog(registry: &ConnectionRegistry) {
     loop {
         tokio::time::sleep(WATCHDOG_PERIOD).await;
@@ -121,28 +119,28 @@ async fn run_watchdog(registry: &ConnectionRegistry) {
     }
 }
 
-/// Accepts connections, and has what all of them share.
+/// Accepts connections and holds the state that all of them share.
 pub(super) struct TransferAcceptor {
-    /// Locked from before a connection leaves the kernel's queue until its writes can be waited for.
+    /// Locked from before a connection leaves the accept queue until the barrier tracks it.
     listener: Mutex<Option<TcpListener>>,
     pub(super) barrier: Arc<ReadBarrier>,
     pub(super) target: Arc<dyn TransferTarget>,
     pub(super) options: TransferServerOptions,
-    pub(super) counts: Arc<Counts>,
+    pub(super) counts: Arc<TransferCounters>,
     registry: Arc<ConnectionRegistry>,
-    /// For peers and transfers that are refused.
+    /// Rate limit for log lines about rejected peers and transfers.
     pub(super) refusals: LogRateLimiter,
 }
 
 impl TransferAcceptor {
     async fn run(self: Arc<Self>) {
         while let Err(error) = poll_fn(|context| self.poll_accept(context)).await {
-            tracing::warn!(%error, "cannot take a connection for transfers");
+            tracing::warn!(%error, "cannot accept a transfer connection");
             tokio::time::sleep(ACCEPT_PAUSE).await;
         }
     }
 
-    /// Accepts connections while there are any. Ready when that fails, or nothing is listened to any more.
+    /// Accepts connections until that fails, then returns the error. Returns `Ok` when the listener is closed.
     fn poll_accept(self: &Arc<Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let listener = self.listener.lock();
         let Some(listener) = listener.as_ref() else { return Poll::Ready(Ok(())) };
@@ -153,12 +151,12 @@ impl TransferAcceptor {
         }
     }
 
-    /// Accepts the connections that are in the kernel's queue.
+    /// Accepts the connections in the accept queue.
     pub(super) fn accept_queued(self: &Arc<Self>) {
         let listener = self.listener.lock();
         let Some(listener) = listener.as_ref() else { return };
         let _accepting = self.barrier.begin_accept();
-        // What fails here fails again where it is logged.
+        // An error here recurs in `poll_accept`, which logs it.
         while let Ok((socket, Some(peer))) = acceptfrom_with(listener, SocketFlags::CLOEXEC) {
             if let Ok(peer) = peer.try_into() {
                 self.start_connection(socket.into(), peer);
@@ -174,53 +172,52 @@ impl TransferAcceptor {
         let options = &self.options;
         if !options.peers.allow(peer.ip()) {
             self.counts.not_allowed.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!(%peer, allowed = %options.peers, "a connection from elsewhere is refused");
+            tracing::debug!(%peer, allowed = %options.peers, "connection rejected: address not allowed");
             return;
         }
         let (stream, ip) = (Arc::new(stream), peer.ip().to_canonical());
-        let entered = self.registry.admit(&stream, ip, options.connections, options.connections_per_peer);
-        let Ok(AdmittedConnection { guard: place, has_evicted }) = entered else {
+        let admitted = self.registry.admit(&stream, ip, options.connections, options.connections_per_peer);
+        let Ok(AdmittedConnection { guard, has_evicted }) = admitted else {
             self.counts.over_limit.fetch_add(1, Ordering::Relaxed);
-            tracing::debug!(%peer, open = self.registry.len(), "a connection too many is refused");
+            tracing::debug!(%peer, open = self.registry.len(), "connection rejected: too many open connections");
             return;
         };
         self.counts.evicted.fetch_add(u64::from(has_evicted), Ordering::Relaxed);
         if let Some(authentication) = &options.authentication {
-            return self.start_secured(stream, peer, place, authentication.clone());
+            return self.start_secured(stream, peer, guard, authentication.clone());
         }
-        let tracked = match self.barrier.track(place.id(), &stream) {
+        let tracked = match self.barrier.track(guard.id(), &stream) {
             Ok(tracked) => tracked,
             Err(error) => {
-                tracing::warn!(%peer, %error, "cannot take a connection for transfers");
+                tracing::warn!(%peer, %error, "cannot accept a transfer connection");
                 return;
             }
         };
         let started = {
             let tracked = Arc::clone(&tracked);
-            let connection =
-                PlainConnection { stream, peer, acceptor: Arc::clone(self), tracked, guard: place };
+            let connection = PlainConnection { stream, peer, acceptor: Arc::clone(self), tracked, guard };
             self.start(move || connection.run())
         };
         if let Err(error) = started {
             self.barrier.untrack(&tracked);
             self.counts.closed.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(%peer, %error, "no thread for a connection: it is closed");
+            tracing::warn!(%peer, %error, "cannot start a thread for a connection; it is closed");
         }
     }
 
-    /// Writes on these connections are always acknowledged, so reads need not be ordered behind them.
+    /// Writes on TLS connections are always acknowledged, so reads need no ordering against them.
     fn start_secured(
         self: &Arc<Self>,
         stream: Arc<TcpStream>,
         peer: SocketAddr,
-        place: ConnectionGuard,
+        guard: ConnectionGuard,
         authentication: TransferAuthentication,
     ) {
         let connection =
-            SecuredConnection { stream, peer, acceptor: Arc::clone(self), guard: place, authentication };
+            SecuredConnection { stream, peer, acceptor: Arc::clone(self), guard, authentication };
         if let Err(error) = self.start(move || connection.run()) {
             self.counts.closed.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(%peer, %error, "no thread for a connection: it is closed");
+            tracing::warn!(%peer, %error, "cannot start a thread for a connection; it is closed");
         }
     }
 

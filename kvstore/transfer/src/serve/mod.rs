@@ -1,6 +1,6 @@
-//! Lets others read and write memory of one's own.
+//! Server of the data plane: peers read and write this process's memory.
 //!
-//! Each connection has a thread: a transfer is a few long system calls, between the socket and the memory itself.
+//! Each connection has its own thread: a transfer is a few long system calls between the socket and the memory.
 
 #[cfg(not(feature = "simulation"))]
 mod barrier;
@@ -26,7 +26,7 @@ use moongate_runtime::PeerTls;
 use crate::allowed_peers::AllowedPeers;
 use crate::plane::TransferOperation;
 
-pub use counts::{Counts, Snapshot};
+pub use counts::{TransferCounters, TransferCountersSnapshot};
 #[cfg(not(feature = "simulation"))]
 pub use listener::{TransferServer, listen};
 #[cfg(feature = "simulation")]
@@ -35,27 +35,27 @@ pub use simulated::{DataSocket, TransferServer, listen};
 pub use std::net::TcpStream as DataSocket;
 pub use transfer_target::{AddressRange, TransferTarget};
 
-/// Checks what an authenticated peer may do.
+/// Authorises the transfers of authenticated peers.
 pub trait TransferAuthorizer: Send + Sync + 'static {
-    /// Whether the capability that the peer with this certificate has sent allows a transfer.
+    /// Checks whether the capability sent by the peer with this certificate allows a transfer.
     ///
     /// # Errors
     /// [`CapabilityError`].
     fn check(
         &self,
         operation: TransferOperation,
-        span: AddressRange,
+        range: AddressRange,
         capability: &Capability,
         peer: &CertificateFingerprint,
     ) -> Result<(), CapabilityError>;
 }
 
-/// How peers are authenticated.
+/// Authentication and authorisation of peers.
 #[derive(Clone)]
 pub struct TransferAuthentication {
-    /// Connections are TLS, and the peer shows a certificate.
+    /// TLS settings; peers must present a certificate.
     pub tls: PeerTls,
-    /// Each transfer needs a capability.
+    /// Checks the capability of each transfer.
     pub authorizer: Arc<dyn TransferAuthorizer>,
 }
 
@@ -65,25 +65,25 @@ impl std::fmt::Debug for TransferAuthentication {
     }
 }
 
-/// What the data plane takes.
+/// Limits and access control of the data plane server.
 #[derive(Clone, Debug)]
 pub struct TransferServerOptions {
-    /// How peers are authenticated; `None`: anyone from the networks of `peers` may read and write, as the protocol has it.
+    /// Authentication of peers. With `None`, any peer from the networks in `peers` may read and write, as in Mooncake.
     pub authentication: Option<TransferAuthentication>,
-    /// Who may connect.
+    /// Networks from which connections are accepted.
     pub peers: AllowedPeers,
-    /// Connections open at once. Further ones are closed.
+    /// Maximum number of open connections. Further ones are closed.
     pub connections: usize,
-    /// Connections open at once from one address, so that one peer cannot take all of them.
+    /// Maximum number of open connections per address, so that one peer cannot use all of them.
     pub connections_per_peer: usize,
-    /// Time in which a transfer must get on by at least a byte.
+    /// Maximum time without progress of at least one byte.
     pub stall: Duration,
-    /// Slowest transfer in bytes per second. A whole transfer has the time that this gives it, and `stall`.
+    /// Minimum transfer rate in bytes per second. A whole transfer may take its size divided by this rate, plus `stall`.
     pub slowest: u64,
-    /// A read waits so long for writes in its range that the protocol does not acknowledge. Then it is refused: what is there is a
-    /// mixture.
+    /// Maximum time that a read waits for unacknowledged writes in its range. Then the read is rejected, because the range holds a mixture
+    /// of old and new bytes.
     pub write_wait: Duration,
-    /// Silence on a connection without transfer after which the kernel begins to ask whether the peer lives.
+    /// Idle time after which the kernel sends TCP keepalive probes.
     pub keepalive: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! Connections that are open.
+//! Registry of open connections: limits, eviction, deadlines and drain.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Shutdown, TcpStream};
@@ -9,18 +9,18 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-/// What an idle connection has as the time by which it must be done.
+/// Deadline of an idle connection: never.
 const IDLE: u64 = u64::MAX;
-/// A connection without a request for this time may be closed to make room for another.
+/// A connection without a request for this time may be evicted.
 const SILENT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// All connections of a data plane.
+/// All open connections of a data plane.
 #[derive(Debug)]
 pub(super) struct ConnectionRegistry {
     open: Mutex<OpenConnections>,
-    /// Times are counted from here.
+    /// Deadlines are relative to this time.
     started: Instant,
-    /// Told when the last connection has gone.
+    /// Notified when the last connection is closed.
     empty: Notify,
     draining: AtomicBool,
 }
@@ -34,23 +34,23 @@ struct OpenConnections {
 
 #[derive(Debug)]
 struct OpenConnection {
-    /// To end a connection whose thread waits.
+    /// Allows a shutdown while the connection's thread blocks.
     stream: Arc<TcpStream>,
     peer: IpAddr,
     accepted: Instant,
     activity: Arc<ConnectionActivity>,
 }
 
-/// What a connection does.
+/// State of a connection, shared with its thread.
 #[derive(Debug)]
 struct ConnectionActivity {
-    /// Milliseconds by which the transfer in progress must be done.
+    /// Deadline of the transfer in progress, in milliseconds since `started`.
     deadline_ms: AtomicU64,
-    /// Whether the peer has sent a whole header.
+    /// Whether the peer has sent a complete header.
     has_requested: AtomicBool,
 }
 
-/// A connection's place among the others, until it is dropped.
+/// Registration of a connection, removed on drop.
 #[derive(Debug)]
 pub(super) struct ConnectionGuard {
     registry: Arc<ConnectionRegistry>,
@@ -58,15 +58,15 @@ pub(super) struct ConnectionGuard {
     activity: Arc<ConnectionActivity>,
 }
 
-/// A connection that was taken in.
+/// Result of a successful admission.
 #[derive(Debug)]
 pub(super) struct AdmittedConnection {
     pub(super) guard: ConnectionGuard,
-    /// Whether another one has made room for it.
+    /// Whether another connection was evicted for it.
     pub(super) has_evicted: bool,
 }
 
-/// There is no place for a further connection.
+/// The connection limit is reached, or the server drains.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ConnectionLimitError;
 
@@ -80,23 +80,23 @@ impl ConnectionRegistry {
         }
     }
 
-    /// Takes a connection in, unless there are `most` already, or `most_of_peer` of this peer. The oldest one without
-    /// a request makes room.
+    /// Registers a connection unless `max` are open, or `max_per_peer` of this peer. At a limit the oldest connection without a request is
+    /// evicted.
     pub(super) fn admit(
         self: &Arc<Self>,
         stream: &Arc<TcpStream>,
         peer: IpAddr,
-        most: usize,
-        most_of_peer: usize,
+        max: usize,
+        max_per_peer: usize,
     ) -> Result<AdmittedConnection, ConnectionLimitError> {
         let mut open = self.open.lock();
         if self.is_draining() {
             return Err(ConnectionLimitError);
         }
         let of_peer = open.by_peer.get(&peer).copied().unwrap_or_default();
-        let has_evicted = if of_peer >= most_of_peer {
+        let has_evicted = if of_peer >= max_per_peer {
             open.evict_silent(Some(peer))?
-        } else if open.connections.len() >= most {
+        } else if open.connections.len() >= max {
             open.evict_silent(None)?
         } else {
             false
@@ -125,18 +125,18 @@ impl ConnectionRegistry {
         self.open.lock().connections.len()
     }
 
-    /// Takes no more transfers. Idle connections end now, the others after what they are doing.
+    /// Stops accepting transfers. Idle connections end now, busy ones after their transfer.
     pub(super) fn drain(&self) {
         self.draining.store(true, Ordering::SeqCst);
         for entry in self.open.lock().connections.values() {
             if entry.activity.deadline_ms.load(Ordering::SeqCst) == IDLE {
-                // What the peer has sent already can still be read, so a request that is under way is not lost.
+                // Bytes that the peer has sent can still be read, so a request in flight is not lost.
                 let _ = entry.stream.shutdown(Shutdown::Read);
             }
         }
     }
 
-    /// Ends connections whose transfer takes too long.
+    /// Closes connections whose transfer is overdue.
     pub(super) fn end_overdue(&self) {
         let now = self.deadline_in_ms(Duration::ZERO);
         for entry in self.open.lock().connections.values() {
@@ -146,13 +146,13 @@ impl ConnectionRegistry {
         }
     }
 
-    /// Milliseconds from the beginning until `time` from now.
+    /// Milliseconds from `started` to `time` from now.
     fn deadline_in_ms(&self, time: Duration) -> u64 {
         let millis = (self.started.elapsed() + time).as_millis();
         u64::try_from(millis).unwrap_or(IDLE - 1)
     }
 
-    /// Ends all connections, whatever they are doing.
+    /// Closes all connections, also those with a transfer in progress.
     pub(super) fn close_all(&self) {
         self.draining.store(true, Ordering::SeqCst);
         for entry in self.open.lock().connections.values() {
@@ -160,22 +160,22 @@ impl ConnectionRegistry {
         }
     }
 
-    /// Resolves when there is no connection.
+    /// Resolves when no connection is open.
     pub(super) async fn wait_empty(&self) {
         loop {
-            let mut told = std::pin::pin!(self.empty.notified());
-            // Enlisted before the count is read, so that an end in between is not missed.
-            told.as_mut().enable();
+            let mut notified = std::pin::pin!(self.empty.notified());
+            // Registered before the count is read, so that a close in between is not missed.
+            notified.as_mut().enable();
             if self.len() == 0 {
                 return;
             }
-            told.await;
+            notified.await;
         }
     }
 }
 
 impl OpenConnections {
-    /// Closes the oldest connection without a request, of `peer` if that is given.
+    /// Closes the oldest connection without a request, only of `peer` if given.
     fn evict_silent(&mut self, peer: Option<IpAddr>) -> Result<bool, ConnectionLimitError> {
         let silent = self
             .connections
@@ -202,7 +202,7 @@ impl OpenConnections {
 }
 
 impl OpenConnection {
-    /// Whether it has neither sent a request nor unread bytes.
+    /// Whether the connection has neither sent a request nor unread bytes.
     fn is_silent(&self) -> bool {
         !self.activity.has_requested.load(Ordering::SeqCst)
             && self.accepted.elapsed() >= SILENT_TIMEOUT
@@ -211,27 +211,27 @@ impl OpenConnection {
 }
 
 impl ConnectionGuard {
-    /// Of all connections that there were, in the order in which they came.
+    /// Sequence number of the connection.
     pub(super) fn id(&self) -> u64 {
         self.id
     }
 
-    /// A transfer begins, and must be done within `time`.
+    /// Sets a deadline `time` from now for the transfer that starts.
     pub(super) fn busy_for(&self, time: Duration) {
         self.activity.deadline_ms.store(self.registry.deadline_in_ms(time), Ordering::SeqCst);
     }
 
-    /// No transfer is in progress.
+    /// Clears the deadline: no transfer is in progress.
     pub(super) fn idle(&self) {
         self.activity.deadline_ms.store(IDLE, Ordering::SeqCst);
     }
 
-    /// The peer has sent a whole header.
+    /// Records that the peer has sent a complete header.
     pub(super) fn mark_requested(&self) {
         self.activity.has_requested.store(true, Ordering::SeqCst);
     }
 
-    /// Whether the peer has yet to send a whole header.
+    /// Whether the peer has sent no complete header yet.
     pub(super) fn is_silent(&self) -> bool {
         !self.activity.has_requested.load(Ordering::SeqCst)
     }

@@ -1,4 +1,4 @@
-//! One connection with TLS: the peer has a certificate, and each transfer a capability.
+//! One TLS connection: the peer has a certificate, and each transfer a capability.
 
 use std::io::{self, Read, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -13,7 +13,7 @@ use super::connection::{REFUSED_LINGER, set_options};
 use super::listener::TransferAcceptor;
 use super::registry::ConnectionGuard;
 use super::transfer_target::AddressRange;
-use super::{Counts, TransferAuthentication};
+use super::{TransferAuthentication, TransferCounters};
 use crate::plane::{
     self, HEADER, STATUS, TransferHeader, TransferOperation, TransferProtocol, TransferStatus,
     UnknownOperationError,
@@ -27,46 +27,46 @@ pub(super) struct SecuredConnection {
     pub(super) authentication: TransferAuthentication,
 }
 
-/// A request, and what allows it.
+/// A request with its capability.
 struct SecuredRequest {
     operation: TransferOperation,
-    span: AddressRange,
+    range: AddressRange,
     capability: Capability,
 }
 
-/// Why a connection ends.
+/// Why a connection ends; completes the log message "a peer …".
 #[derive(Debug, thiserror::Error)]
 enum SecuredCloseReason {
     #[error("was not authenticated: {0}")]
     Unauthenticated(io::Error),
     #[error("requested {0}, which is not within this node's memory or cannot be read")]
     Rejected(AddressRange),
-    #[error("requested {span}: {refusal}")]
-    Refused { span: AddressRange, refusal: CapabilityError },
+    #[error("requested {range}: {refusal}")]
+    Refused { range: AddressRange, refusal: CapabilityError },
     #[error("sent an invalid header: {0}")]
     Operation(#[from] UnknownOperationError),
-    #[error("sent a header of the protocol {0:?}; with TLS only the checked protocol is spoken")]
+    #[error("sent a header of the protocol {0:?}; over TLS only the checked protocol is allowed")]
     Protocol(TransferProtocol),
     #[error("sent an invalid capability: {0}")]
     Capability(#[from] UnknownRightsError),
-    #[error("broke off in the middle of {span}: {error}")]
-    Failed { span: AddressRange, error: io::Error },
-    #[error("broke off in the middle of a header")]
+    #[error("disconnected during the transfer of {range}: {error}")]
+    Failed { range: AddressRange, error: io::Error },
+    #[error("disconnected in the middle of a header")]
     TruncatedHeader,
-    /// In order.
+    /// Regular close between two requests.
     #[error("closed")]
     Closed,
 }
 
 impl SecuredConnection {
-    /// Serves until the connection ends.
+    /// Serves requests until the connection ends.
     pub(super) fn run(self) {
-        let end = match self.accept() {
+        let reason = match self.accept() {
             Ok(mut stream) => self.transfers(&mut stream),
             Err(error) => SecuredCloseReason::Unauthenticated(error),
         };
         let counts = self.counts();
-        match &end {
+        match &reason {
             SecuredCloseReason::Unauthenticated(_) => {
                 _ = counts.unauthenticated.fetch_add(1, Ordering::Relaxed);
             }
@@ -83,15 +83,15 @@ impl SecuredConnection {
             SecuredCloseReason::Closed => return,
         }
         let is_refused =
-            matches!(end, SecuredCloseReason::Unauthenticated(_) | SecuredCloseReason::Refused { .. });
+            matches!(reason, SecuredCloseReason::Unauthenticated(_) | SecuredCloseReason::Refused { .. });
         if is_refused && self.acceptor.refusals.is_due() {
-            tracing::warn!(peer = %self.peer, "a peer {end}; its connection is closed");
+            tracing::warn!(peer = %self.peer, "a peer {reason}; its connection is closed");
         } else {
-            tracing::debug!(peer = %self.peer, "a peer {end}; its connection is closed");
+            tracing::debug!(peer = %self.peer, "a peer {reason}; its connection is closed");
         }
     }
 
-    fn counts(&self) -> &Counts {
+    fn counts(&self) -> &TransferCounters {
         &self.acceptor.counts
     }
 
@@ -113,16 +113,16 @@ impl SecuredConnection {
             }
             let request = match self.request(stream) {
                 Ok(request) => request,
-                Err(end) => return end,
+                Err(reason) => return reason,
             };
             self.guard.mark_requested();
-            if let Err(end) = self.transfer(stream, &request) {
-                return end;
+            if let Err(reason) = self.transfer(stream, &request) {
+                return reason;
             }
         }
     }
 
-    /// Waits for the next request. A peer may be silent between two for as long as it likes.
+    /// Waits for the next request. There is no time limit between two requests.
     fn request(&self, stream: &mut BlockingTlsStream) -> Result<SecuredRequest, SecuredCloseReason> {
         let mut bytes = [0; HEADER + CAPABILITY];
         let mut filled = 0;
@@ -130,11 +130,11 @@ impl SecuredConnection {
             match stream.read(rest) {
                 Ok(0) if filled == 0 => return Err(SecuredCloseReason::Closed),
                 Ok(0) => return Err(SecuredCloseReason::TruncatedHeader),
-                Ok(more) => {
+                Ok(bytes_read) => {
                     if filled == 0 {
                         self.guard.busy_for(self.stall());
                     }
-                    filled += more;
+                    filled += bytes_read;
                 }
                 Err(error) => self.should_continue(&error, filled > 0)?,
             }
@@ -147,10 +147,10 @@ impl SecuredConnection {
             return Err(SecuredCloseReason::Protocol(protocol));
         }
         let capability = Capability::decode(&capability)?;
-        Ok(SecuredRequest { operation, span: AddressRange { start: address, size }, capability })
+        Ok(SecuredRequest { operation, range: AddressRange { start: address, size }, capability })
     }
 
-    /// Whether a header is waited for after an error of the socket.
+    /// Whether to keep waiting for a header after a socket error.
     fn should_continue(&self, error: &io::Error, within_header: bool) -> Result<(), SecuredCloseReason> {
         match error.kind() {
             io::ErrorKind::Interrupted => Ok(()),
@@ -165,21 +165,21 @@ impl SecuredConnection {
         stream: &mut BlockingTlsStream,
         request: &SecuredRequest,
     ) -> Result<(), SecuredCloseReason> {
-        let began = Instant::now();
-        let SecuredRequest { operation, span, .. } = *request;
-        let slow = Duration::from_secs(span.size / self.acceptor.options.slowest.max(1));
+        let started = Instant::now();
+        let SecuredRequest { operation, range, .. } = *request;
+        let slow = Duration::from_secs(range.size / self.acceptor.options.slowest.max(1));
         self.guard.busy_for(self.stall() + slow);
-        if let Err((status, end)) = self.admit(stream, request) {
+        if let Err((status, reason)) = self.admit(stream, request) {
             reject(stream, status);
-            return Err(end);
+            return Err(reason);
         }
         let moved = match operation {
-            TransferOperation::Read => self.read(stream, span),
-            TransferOperation::Write => self.write(stream, span),
+            TransferOperation::Read => self.read(stream, range),
+            TransferOperation::Write => self.write(stream, range),
         };
-        moved.map_err(|error| SecuredCloseReason::Failed { span, error })?;
-        let nanos = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.counts().record_transfer(operation, TransferProtocol::Checked, span.size, nanos);
+        moved.map_err(|error| SecuredCloseReason::Failed { range, error })?;
+        let nanos = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.counts().record_transfer(operation, TransferProtocol::Checked, range.size, nanos);
         Ok(())
     }
 
@@ -189,55 +189,55 @@ impl SecuredConnection {
         stream: &BlockingTlsStream,
         request: &SecuredRequest,
     ) -> Result<(), (TransferStatus, SecuredCloseReason)> {
-        let SecuredRequest { operation, span, ref capability } = *request;
-        let checked = self.authentication.authorizer.check(operation, span, capability, &stream.peer());
+        let SecuredRequest { operation, range, ref capability } = *request;
+        let checked = self.authentication.authorizer.check(operation, range, capability, &stream.peer());
         checked.map_err(|refusal| {
-            (TransferStatus::Refused(refusal), SecuredCloseReason::Refused { span, refusal })
+            (TransferStatus::Refused(refusal), SecuredCloseReason::Refused { range, refusal })
         })?;
         let target = &self.acceptor.target;
-        let possible = span.size > 0 && span.start.checked_add(span.size).is_some();
-        let may = possible
-            && target.contains(span)
-            && (operation == TransferOperation::Write || target.is_readable(span));
-        if may { Ok(()) } else { Err((TransferStatus::Rejected, SecuredCloseReason::Rejected(span))) }
+        let possible = range.size > 0 && range.start.checked_add(range.size).is_some();
+        let allowed = possible
+            && target.contains(range)
+            && (operation == TransferOperation::Write || target.is_readable(range));
+        if allowed { Ok(()) } else { Err((TransferStatus::Rejected, SecuredCloseReason::Rejected(range))) }
     }
 
-    /// The peer reads.
-    fn read(&self, stream: &mut BlockingTlsStream, span: AddressRange) -> io::Result<()> {
+    /// Serves a read of the peer.
+    fn read(&self, stream: &mut BlockingTlsStream, range: AddressRange) -> io::Result<()> {
         stream.write_all(&TransferStatus::Ok.encode())?;
         let target = &self.acceptor.target;
-        let sent = target.send_to(stream, span)?;
-        // What was noted when the bytes were written also shows whether they have changed since.
-        let crc = target.checksum(span).unwrap_or(sent);
+        let sent = target.send_to(stream, range)?;
+        // The checksum recorded at write time also reveals later corruption.
+        let crc = target.checksum(range).unwrap_or(sent);
         stream.write_all(&plane::trailer(crc))?;
         stream.flush()
     }
 
-    /// The peer writes.
-    fn write(&self, stream: &mut BlockingTlsStream, span: AddressRange) -> io::Result<()> {
-        let mut whole = |source: &mut dyn Read, crc: u32| {
+    /// Serves a write of the peer.
+    fn write(&self, stream: &mut BlockingTlsStream, range: AddressRange) -> io::Result<()> {
+        let mut is_intact = |source: &mut dyn Read, crc: u32| {
             let mut trailer = [0; STATUS];
             source.read_exact(&mut trailer)?;
             Ok(plane::checksum(trailer) == Some(crc))
         };
-        let is_whole = self.acceptor.target.receive_from(stream, span, &mut whole)?;
-        if !is_whole {
+        let intact = self.acceptor.target.receive_from(stream, range, &mut is_intact)?;
+        if !intact {
             self.counts().damaged.fetch_add(1, Ordering::Relaxed);
-            tracing::warn!(peer = %self.peer, "{span} are not what was sent: another peer wrote to them too");
+            tracing::warn!(peer = %self.peer, "checksum mismatch for {range}: another peer wrote to the range at the same time");
         }
-        stream.write_all(&if is_whole { TransferStatus::Ok } else { TransferStatus::Damaged }.encode())?;
+        stream.write_all(&if intact { TransferStatus::Ok } else { TransferStatus::Damaged }.encode())?;
         stream.flush()
     }
 }
 
-/// Reports a refusal. A connection that is closed with unread bytes in it discards the answer, so the beginning of the body is read.
+/// Sends a rejection. Closing a connection with unread bytes discards the response, so the beginning of the body is read first.
 fn reject(stream: &mut BlockingTlsStream, status: TransferStatus) {
     let sent = stream.write_all(&status.encode()).and_then(|()| stream.close());
     let sent = sent.and_then(|()| stream.socket().set_read_timeout(Some(REFUSED_LINGER)));
-    let until = Instant::now() + REFUSED_LINGER;
+    let deadline = Instant::now() + REFUSED_LINGER;
     let mut unread = [0; 16 << 10];
     let mut socket = stream.socket();
-    while sent.is_ok() && Instant::now() < until {
+    while sent.is_ok() && Instant::now() < deadline {
         match socket.read(&mut unread) {
             Ok(1..) => {}
             Ok(0) | Err(_) => return,

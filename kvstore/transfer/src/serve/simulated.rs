@@ -1,7 +1,7 @@
-//! The data plane on a simulated network: one task per connection in the place of a thread.
+//! The data plane on a simulated network: one task per connection instead of a thread.
 //!
-//! Requests, answers and their order are those of `connection.rs`, and so are the calls of [`TransferTarget`]. Kernel calls that move bytes
-//! between a socket and the memory are replaced by copies, and limits of time and number are left out.
+//! Requests, responses and their order are those of `connection.rs`, and so are the calls of [`TransferTarget`]. Kernel calls that move
+//! bytes between a socket and the memory are replaced by copies; time and connection limits are left out.
 
 use std::io;
 use std::sync::Arc;
@@ -14,42 +14,42 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_util::sync::CancellationToken;
 
-use super::{AddressRange, Counts, TransferServerOptions, TransferTarget};
+use super::{AddressRange, TransferCounters, TransferServerOptions, TransferTarget};
 use crate::plane::{
     self, HEADER, STATUS, TransferHeader, TransferOperation, TransferProtocol, TransferStatus,
 };
 
-/// Pause after a failed accept.
+/// Pause after an accept that failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// The body of one transfer: what has arrived of it, or what is to be sent.
+/// The body of one transfer: bytes received so far, or bytes to send.
 #[derive(Debug, Default)]
 pub struct DataSocket {
     body: Mutex<Vec<u8>>,
 }
 
 impl DataSocket {
-    /// What has arrived of a body. It is shorter than the body if the connection broke before its end.
+    /// The received part of a body, shorter than the body if the connection broke.
     #[must_use]
     pub fn received(&self) -> Vec<u8> {
         self.body.lock().clone()
     }
 
-    /// Sends bytes.
+    /// Appends bytes to the body.
     pub fn send(&self, bytes: &[u8]) {
         self.body.lock().extend_from_slice(bytes);
     }
 }
 
-/// A data plane that is served.
+/// Handle of a running data plane server.
 #[derive(Debug)]
 pub struct TransferServer {
-    counts: Arc<Counts>,
+    counts: Arc<TransferCounters>,
     open: Arc<AtomicUsize>,
     stop: CancellationToken,
 }
 
-/// Serves `target` until [`TransferServer::drain`]. When the supervisor shuts down, everything is cut.
+/// Serves `target` until [`TransferServer::drain`]. A shutdown of the supervisor closes all connections at once.
 ///
 /// # Errors
 /// None.
@@ -60,8 +60,8 @@ pub fn listen(
     supervisor: &Supervisor,
 ) -> io::Result<TransferServer> {
     let stop = supervisor.token().child_token();
-    let serving = TransferServer { counts: Arc::default(), open: Arc::default(), stop: stop.clone() };
-    let (counts, open, tasks) = (Arc::clone(&serving.counts), Arc::clone(&serving.open), supervisor.clone());
+    let server = TransferServer { counts: Arc::default(), open: Arc::default(), stop: stop.clone() };
+    let (counts, open, tasks) = (Arc::clone(&server.counts), Arc::clone(&server.open), supervisor.clone());
     supervisor.spawn_essential("transfer-listener", async move {
         let accept = async {
             loop {
@@ -79,7 +79,7 @@ pub fn listen(
                     SimulatedConnection { stream, target: Arc::clone(&target), counts: Arc::clone(&counts) };
                 let (counts, open, stop) = (Arc::clone(&counts), Arc::clone(&open), stop.clone());
                 tasks.spawn("transfer", async move {
-                    // An error here means that the peer is gone, so there is no one to report it to.
+                    // An error means that the peer is gone, so it cannot be reported.
                     let _ = stop.run_until_cancelled(connection.run()).await;
                     counts.closed.fetch_add(1, Ordering::Relaxed);
                     open.fetch_sub(1, Ordering::Relaxed);
@@ -88,23 +88,21 @@ pub fn listen(
         };
         stop.run_until_cancelled(accept).await;
     });
-    Ok(serving)
+    Ok(server)
 }
 
 impl TransferServer {
-    /// What has been done.
     #[must_use]
-    pub fn counts(&self) -> &Counts {
+    pub fn counts(&self) -> &TransferCounters {
         &self.counts
     }
 
-    /// Connections that are open.
     #[must_use]
     pub fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
     }
 
-    /// Cuts all connections, and returns how many these were.
+    /// Closes all connections and returns their number.
     pub async fn drain(&self, _limit: Duration) -> usize {
         self.stop.cancel();
         tokio::task::yield_now().await;
@@ -121,7 +119,7 @@ impl Drop for TransferServer {
 struct SimulatedConnection {
     stream: TcpStream,
     target: Arc<dyn TransferTarget>,
-    counts: Arc<Counts>,
+    counts: Arc<TransferCounters>,
 }
 
 impl SimulatedConnection {
@@ -130,8 +128,8 @@ impl SimulatedConnection {
             let mut header = [0; HEADER];
             self.stream.read_exact(&mut header).await?;
             let header = TransferHeader::decode(&header).map_err(io::Error::other)?;
-            let span = AddressRange { start: header.address, size: header.size };
-            if !self.is_allowed(header.operation, span) {
+            let range = AddressRange { start: header.address, size: header.size };
+            if !self.is_allowed(header.operation, range) {
                 self.counts.rejected.fetch_add(1, Ordering::Relaxed);
                 if header.protocol != TransferProtocol::V1 {
                     self.stream.write_all(&TransferStatus::Rejected.encode()).await?;
@@ -140,36 +138,36 @@ impl SimulatedConnection {
                 return Ok(());
             }
             let moved = match header.operation {
-                TransferOperation::Read => self.read(span, header.protocol).await,
-                TransferOperation::Write => self.write(span, header.protocol).await,
+                TransferOperation::Read => self.read(range, header.protocol).await,
+                TransferOperation::Write => self.write(range, header.protocol).await,
             };
             if moved.is_err() {
                 self.counts.failed.fetch_add(1, Ordering::Relaxed);
             }
             moved?;
-            self.counts.record_transfer(header.operation, header.protocol, span.size, 0);
+            self.counts.record_transfer(header.operation, header.protocol, range.size, 0);
         }
     }
 
-    fn is_allowed(&self, operation: TransferOperation, span: AddressRange) -> bool {
-        let possible = span.size > 0 && span.start.checked_add(span.size).is_some();
+    fn is_allowed(&self, operation: TransferOperation, range: AddressRange) -> bool {
+        let possible = range.size > 0 && range.start.checked_add(range.size).is_some();
         possible
-            && self.target.contains(span)
-            && (operation == TransferOperation::Write || self.target.is_readable(span))
+            && self.target.contains(range)
+            && (operation == TransferOperation::Write || self.target.is_readable(range))
     }
 
-    /// The peer reads.
-    async fn read(&mut self, span: AddressRange, protocol: TransferProtocol) -> io::Result<()> {
+    /// Serves a read of the peer.
+    async fn read(&mut self, range: AddressRange, protocol: TransferProtocol) -> io::Result<()> {
         if protocol != TransferProtocol::V1 {
             self.stream.write_all(&TransferStatus::Ok.encode()).await?;
         }
         let socket = DataSocket::default();
-        let crc = match self.target.checksum(span) {
-            Some(known) => {
-                self.target.send(&socket, span)?;
-                known
+        let crc = match self.target.checksum(range) {
+            Some(recorded) => {
+                self.target.send(&socket, range)?;
+                recorded
             }
-            None => self.target.send_summed(&socket, span)?,
+            None => self.target.send_summed(&socket, range)?,
         };
         self.stream.write_all(&socket.received()).await?;
         if protocol == TransferProtocol::Checked {
@@ -178,23 +176,23 @@ impl SimulatedConnection {
         Ok(())
     }
 
-    /// The peer writes. As much as arrives is in the memory afterwards, as a kernel leaves it.
-    async fn write(&mut self, span: AddressRange, protocol: TransferProtocol) -> io::Result<()> {
+    /// Serves a write of the peer. A body that breaks off leaves its received part in memory, as a kernel does.
+    async fn write(&mut self, range: AddressRange, protocol: TransferProtocol) -> io::Result<()> {
         let checked = protocol == TransferProtocol::Checked;
         let socket = DataSocket::default();
         let mut trailer = [0; STATUS];
-        let arrived = self.receive_body(span.size, &socket, checked.then_some(&mut trailer)).await;
-        let mut whole = |crc: Option<u32>| match &arrived {
+        let received = self.receive_body(range.size, &socket, checked.then_some(&mut trailer)).await;
+        let mut is_intact = |crc: Option<u32>| match &received {
             Ok(()) => Ok(!checked || plane::checksum(trailer) == crc),
             Err(error) => Err(error.kind().into()),
         };
-        let is_whole = self.target.receive(&socket, span, checked, &mut whole)?;
-        if !is_whole {
+        let intact = self.target.receive(&socket, range, checked, &mut is_intact)?;
+        if !intact {
             self.counts.damaged.fetch_add(1, Ordering::Relaxed);
         }
         match protocol {
             TransferProtocol::V1 => Ok(()),
-            _ if is_whole => self.stream.write_all(&TransferStatus::Ok.encode()).await,
+            _ if intact => self.stream.write_all(&TransferStatus::Ok.encode()).await,
             _ => self.stream.write_all(&TransferStatus::Damaged.encode()).await,
         }
     }
@@ -205,16 +203,16 @@ impl SimulatedConnection {
         socket: &DataSocket,
         trailer: Option<&mut [u8; STATUS]>,
     ) -> io::Result<()> {
-        let mut left = usize::try_from(size).map_err(io::Error::other)?;
-        let mut piece = [0; 16 << 10];
-        while left > 0 {
-            let room = left.min(piece.len());
-            let got = self.stream.read(&mut piece[..room]).await?;
-            if got == 0 {
+        let mut remaining = usize::try_from(size).map_err(io::Error::other)?;
+        let mut buffer = [0; 16 << 10];
+        while remaining > 0 {
+            let limit = remaining.min(buffer.len());
+            let bytes_read = self.stream.read(&mut buffer[..limit]).await?;
+            if bytes_read == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            socket.send(&piece[..got]);
-            left -= got;
+            socket.send(&buffer[..bytes_read]);
+            remaining -= bytes_read;
         }
         if let Some(trailer) = trailer {
             self.stream.read_exact(trailer).await?;

@@ -1,21 +1,21 @@
-//! Memory that peers read and write.
+//! The memory that the data plane serves.
 
 use std::fmt;
 use std::io::{self, Read, Write};
 
 use super::DataSocket;
 
-/// A range of addresses, as peers name it.
+/// A range of addresses as sent by peers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressRange {
-    /// The first byte.
+    /// Address of the first byte.
     pub start: u64,
-    /// How many bytes.
+    /// Length in bytes of the range.
     pub size: u64,
 }
 
 impl AddressRange {
-    /// Whether a byte lies in both.
+    /// Whether the ranges share at least one byte.
     #[cfg(not(feature = "simulation"))]
     pub(super) fn overlaps(self, other: Self) -> bool {
         self.start < other.start.saturating_add(other.size)
@@ -29,60 +29,59 @@ impl fmt::Display for AddressRange {
     }
 }
 
-/// Memory that peers read and write. Several threads do so at once, also where ranges overlap.
+/// Memory that peers read and write, from several threads at once, including overlapping ranges.
 ///
-/// Sockets are blocking ones with time limits for each call; a transfer that is too slow as a whole finds its socket
-/// shut down.
+/// Sockets are blocking, with a timeout per call; the socket of an overdue transfer is shut down.
 pub trait TransferTarget: Send + Sync + 'static {
-    /// Whether a range lies within the memory. The rest is only asked of ranges that do.
-    fn contains(&self, span: AddressRange) -> bool;
+    /// Whether a range lies within the memory. The other methods are called only with such ranges.
+    fn contains(&self, range: AddressRange) -> bool;
 
-    /// Whether a range may be read: it holds what was written there.
-    fn is_readable(&self, span: AddressRange) -> bool;
+    /// Whether a range may be read: it holds completely written data.
+    fn is_readable(&self, range: AddressRange) -> bool;
 
-    /// Receives a whole body, and then asks `whole` whether it is what the peer sent, telling its CRC-32C if it has
-    /// been made, which it must be if `summed`. Returns what `whole` says, or that it is not if another peer is known to have
-    /// written to the range meanwhile. Unless it is, what is there now must not be taken for an object.
+    /// Receives a whole body and calls `verify` with its CRC-32C, to check it against the peer's trailer. The CRC is mandatory if `summed`.
+    /// Returns the result of `verify`, or false if another peer is known to have written to the range meanwhile. After false, the range
+    /// must not be served as an object.
     ///
     /// # Errors
-    /// As the socket says, `UnexpectedEof`, and as `whole`. The connection ends.
+    /// Errors of the socket, `UnexpectedEof`, and errors of `verify`. The connection ends.
     fn receive(
         &self,
         socket: &DataSocket,
-        span: AddressRange,
+        range: AddressRange,
         summed: bool,
-        whole: &mut dyn FnMut(Option<u32>) -> io::Result<bool>,
+        verify: &mut dyn FnMut(Option<u32>) -> io::Result<bool>,
     ) -> io::Result<bool>;
 
-    /// Sends a whole body.
+    /// Sends the whole range as a body.
     ///
     /// # Errors
-    /// As the socket says.
-    fn send(&self, socket: &DataSocket, span: AddressRange) -> io::Result<()>;
+    /// Errors of the socket.
+    fn send(&self, socket: &DataSocket, range: AddressRange) -> io::Result<()>;
 
-    /// The same, and returns the CRC-32C of what was sent. More is sent after it.
+    /// As [`TransferTarget::send`], and returns the CRC-32C of the sent bytes. More bytes follow.
     ///
     /// # Errors
     /// As [`TransferTarget::send`].
-    fn send_summed(&self, socket: &DataSocket, span: AddressRange) -> io::Result<u32>;
+    fn send_summed(&self, socket: &DataSocket, range: AddressRange) -> io::Result<u32>;
 
-    /// As [`TransferTarget::receive`], from a stream that is decrypted by the caller. A CRC-32C is always made.
+    /// As [`TransferTarget::receive`], from a decrypted stream. The CRC-32C is always computed.
     ///
     /// # Errors
     /// As [`TransferTarget::receive`].
     fn receive_from(
         &self,
         source: &mut dyn Read,
-        span: AddressRange,
-        whole: &mut dyn FnMut(&mut dyn Read, u32) -> io::Result<bool>,
+        range: AddressRange,
+        verify: &mut dyn FnMut(&mut dyn Read, u32) -> io::Result<bool>,
     ) -> io::Result<bool>;
 
-    /// As [`TransferTarget::send_summed`], to a stream that is encrypted by the caller.
+    /// As [`TransferTarget::send_summed`], to a stream that encrypts.
     ///
     /// # Errors
-    /// As the stream says.
-    fn send_to(&self, sink: &mut dyn Write, span: AddressRange) -> io::Result<u32>;
+    /// Errors of the stream.
+    fn send_to(&self, sink: &mut dyn Write, range: AddressRange) -> io::Result<u32>;
 
-    /// The CRC-32C of `span` as it was when it was written, if that is known.
-    fn checksum(&self, span: AddressRange) -> Option<u32>;
+    /// The CRC-32C of `range` as recorded at write time, if known.
+    fn checksum(&self, range: AddressRange) -> Option<u32>;
 }

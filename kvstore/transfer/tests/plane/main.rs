@@ -1,4 +1,4 @@
-//! Both sides of the data plane, with memory that is a vector.
+//! Client and server of the data plane, with a vector as memory.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod hostile;
@@ -26,12 +26,12 @@ async fn what_is_written_is_read_in_every_protocol() {
             let start = BASE + 17 + protocol as u64;
             connection.write(start, &bytes).await.unwrap();
             let mut read = vec![0; size];
-            // On the same connection, a read sees what was written before, although v1 confirms nothing.
+            // On the same connection, a read sees earlier writes, although v1 does not acknowledge them.
             connection.read(start, &mut read).await.unwrap();
             assert!(read == bytes, "{protocol:?}, {size} bytes");
         }
     }
-    let counts = node.serving.counts().snapshot();
+    let counts = node.server.counts().snapshot();
     assert_eq!((counts.reads, counts.writes), (21, 21));
     assert_eq!((counts.v1, counts.v2, counts.checked), (14, 14, 14));
     assert_eq!(counts.read_bytes, counts.written_bytes);
@@ -39,7 +39,7 @@ async fn what_is_written_is_read_in_every_protocol() {
 }
 
 #[tokio::test]
-async fn ranges_outside_are_refused_and_named() {
+async fn ranges_outside_the_memory_are_rejected() {
     let node = TestTransferNode::start(TransferServerOptions::default()).await;
     let mut neighbour = node.connect(TransferProtocol::V2).await;
     for protocol in [TransferProtocol::V2, TransferProtocol::Checked] {
@@ -51,19 +51,22 @@ async fn ranges_outside_are_refused_and_named() {
             assert!(matches!(error, TransferError::Rejected { .. }), "{error}");
             let mut connection = node.connect(protocol).await;
             let error = connection.write(start, &vec![0; size]).await.unwrap_err();
-            assert!(matches!(error, TransferError::Rejected { start: told, .. } if told == start), "{error}");
+            assert!(
+                matches!(error, TransferError::Rejected { start: rejected, .. } if rejected == start),
+                "{error}"
+            );
         }
     }
     let mut connection = node.connect(TransferProtocol::V1).await;
     let error = connection.read(0, &mut [0]).await.unwrap_err();
     assert!(matches!(error, TransferError::Broken { .. }), "{error}");
-    // Counted when the connection ends.
-    node::until(|| node.serving.counts().snapshot().rejected == 17).await;
+    // The rejection is counted when the connection ends.
+    node::wait_until(|| node.server.counts().snapshot().rejected == 17).await;
     neighbour.write(BASE, b"well").await.unwrap();
 }
 
 #[tokio::test]
-async fn damaged_memory_is_noticed() {
+async fn corrupt_memory_fails_the_checksum() {
     let node = TestTransferNode::start(TransferServerOptions::default()).await;
     let mut connection = node.connect(TransferProtocol::Checked).await;
     let bytes = content(100_000, 1);
@@ -71,7 +74,7 @@ async fn damaged_memory_is_noticed() {
     node.memory.damage(70_000);
     let error = connection.read(BASE, &mut vec![0; 100_000]).await.unwrap_err();
     assert!(matches!(error, TransferError::Checksum { start: BASE, size: 100_000, .. }), "{error}");
-    // The connection can still be used, and other ranges are what they are.
+    // The connection stays usable, and other ranges are intact.
     let mut half = vec![0; 50_000];
     connection.read(BASE, &mut half).await.unwrap();
     assert_eq!(half, bytes[..50_000]);
@@ -85,26 +88,26 @@ async fn a_drain_waits_for_transfers_in_progress_only() {
     let mut busy = node.raw(TransferProtocol::V2, true, BASE, 10).await;
     busy.send(b"01234").await;
     node.memory.wait_transfer_started().await;
-    let draining = node.serving.drain(LIMIT);
+    let draining = node.server.drain(LIMIT);
     let end = async {
         // The idle connection has ended, the busy one has not.
-        node::until(|| idle.is_stale()).await;
+        node::wait_until(|| idle.is_stale()).await;
         busy.send(b"56789").await;
         assert_eq!(busy.status().await, Some(0));
     };
-    let (cut, ()) = tokio::join!(draining, end);
-    assert_eq!(cut, 0);
-    assert_eq!(node.serving.open(), 0);
+    let (closed, ()) = tokio::join!(draining, end);
+    assert_eq!(closed, 0);
+    assert_eq!(node.server.open(), 0);
     assert!(idle.write(BASE, b"after").await.is_err());
-    assert!(node.dial(TransferProtocol::V2).await.is_err(), "nobody listens");
+    assert!(node.dial(TransferProtocol::V2).await.is_err(), "the listener is closed");
 }
 
 #[tokio::test]
-async fn a_drain_ends_although_a_peer_does_not() {
+async fn a_drain_closes_stalled_connections_at_its_limit() {
     let node = TestTransferNode::start(TransferServerOptions::default()).await;
     let mut busy = node.raw(TransferProtocol::V2, true, BASE, 10).await;
     busy.send(b"01234").await;
     node.memory.wait_transfer_started().await;
-    assert_eq!(node.serving.drain(Duration::from_millis(1)).await, 1);
+    assert_eq!(node.server.drain(Duration::from_millis(1)).await, 1);
     assert_eq!(busy.status().await, None);
 }

@@ -1,4 +1,4 @@
-//! A node with memory that is a vector, and peers that say what they like.
+//! A node with a vector as memory, and raw peers that send arbitrary bytes.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -15,20 +15,20 @@ use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Long, because it only says when a test hangs.
+/// Upper bound for waits; exceeded only when a test hangs.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const BASE: u64 = 0x10_0000_0000;
 pub(crate) const SIZE: usize = 10 << 20;
 
-/// Bytes that differ from those of another seed.
+/// Deterministic bytes that differ between seeds.
 pub(crate) fn content(size: usize, seed: u64) -> Vec<u8> {
-    (0..size as u64).map(|at| (at * 31 + at / 257 + seed * 101) as u8).collect()
+    (0..size as u64).map(|index| (index * 31 + index / 257 + seed * 101) as u8).collect()
 }
 
-/// Waits until something is so.
-pub(crate) async fn until(mut so: impl FnMut() -> bool) {
+/// Polls until `condition` holds; panics after [`LIMIT`].
+pub(crate) async fn wait_until(mut condition: impl FnMut() -> bool) {
     let waited = async {
-        while !so() {
+        while !condition() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -43,37 +43,37 @@ pub(crate) struct TestMemory {
 }
 
 impl TestMemory {
-    pub(crate) fn damage(&self, at: usize) {
-        self.bytes.lock()[at] ^= 1;
+    pub(crate) fn damage(&self, offset: usize) {
+        self.bytes.lock()[offset] ^= 1;
     }
 
     /// Waits until a write is in progress.
     pub(crate) async fn wait_transfer_started(&self) {
-        until(|| self.started.load(Ordering::SeqCst) > self.finished.load(Ordering::SeqCst)).await;
+        wait_until(|| self.started.load(Ordering::SeqCst) > self.finished.load(Ordering::SeqCst)).await;
     }
 
     pub(crate) fn bytes_at(&self, offset: usize, size: usize) -> Vec<u8> {
         self.bytes.lock()[offset..offset + size].to_vec()
     }
 
-    fn move_in(&self, mut socket: &Socket, span: AddressRange) -> io::Result<Vec<u8>> {
-        let mut bytes = vec![0; span.size as usize];
+    fn move_in(&self, mut socket: &Socket, range: AddressRange) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; range.size as usize];
         socket.read_exact(&mut bytes)?;
-        let from = (span.start - BASE) as usize;
+        let from = (range.start - BASE) as usize;
         self.bytes.lock()[from..from + bytes.len()].copy_from_slice(&bytes);
         Ok(bytes)
     }
 
-    fn move_out(&self, mut socket: &Socket, span: AddressRange) -> io::Result<Vec<u8>> {
-        let bytes = self.bytes_at((span.start - BASE) as usize, span.size as usize);
+    fn move_out(&self, mut socket: &Socket, range: AddressRange) -> io::Result<Vec<u8>> {
+        let bytes = self.bytes_at((range.start - BASE) as usize, range.size as usize);
         socket.write_all(&bytes)?;
         Ok(bytes)
     }
 }
 
 impl TransferTarget for TestMemory {
-    fn contains(&self, span: AddressRange) -> bool {
-        span.start >= BASE && span.start + span.size <= BASE + SIZE as u64
+    fn contains(&self, range: AddressRange) -> bool {
+        range.start >= BASE && range.start + range.size <= BASE + SIZE as u64
     }
 
     fn is_readable(&self, _: AddressRange) -> bool {
@@ -83,62 +83,62 @@ impl TransferTarget for TestMemory {
     fn receive(
         &self,
         socket: &Socket,
-        span: AddressRange,
+        range: AddressRange,
         summed: bool,
-        whole: &mut dyn FnMut(Option<u32>) -> io::Result<bool>,
+        verify: &mut dyn FnMut(Option<u32>) -> io::Result<bool>,
     ) -> io::Result<bool> {
-        let end = span.start + span.size;
-        self.checksums.lock().retain(|(start, size), _| *start >= end || start + size <= span.start);
+        let end = range.start + range.size;
+        self.checksums.lock().retain(|(start, size), _| *start >= end || start + size <= range.start);
         self.started.fetch_add(1, Ordering::SeqCst);
-        let bytes = self.move_in(socket, span)?;
+        let bytes = self.move_in(socket, range)?;
         let crc = summed.then(|| crc_fast::crc32_iscsi(&bytes));
-        let is_whole = whole(crc)?;
-        if let Some(crc) = crc.filter(|_| is_whole) {
-            self.checksums.lock().insert((span.start, span.size), crc);
+        let intact = verify(crc)?;
+        if let Some(crc) = crc.filter(|_| intact) {
+            self.checksums.lock().insert((range.start, range.size), crc);
         }
         self.finished.fetch_add(1, Ordering::SeqCst);
-        Ok(is_whole)
+        Ok(intact)
     }
 
-    fn send(&self, socket: &Socket, span: AddressRange) -> io::Result<()> {
-        self.move_out(socket, span).map(|_| ())
+    fn send(&self, socket: &Socket, range: AddressRange) -> io::Result<()> {
+        self.move_out(socket, range).map(|_| ())
     }
 
-    fn send_summed(&self, socket: &Socket, span: AddressRange) -> io::Result<u32> {
-        self.move_out(socket, span).map(|bytes| crc_fast::crc32_iscsi(&bytes))
+    fn send_summed(&self, socket: &Socket, range: AddressRange) -> io::Result<u32> {
+        self.move_out(socket, range).map(|bytes| crc_fast::crc32_iscsi(&bytes))
     }
 
     fn receive_from(
         &self,
         source: &mut dyn Read,
-        span: AddressRange,
-        whole: &mut dyn FnMut(&mut dyn Read, u32) -> io::Result<bool>,
+        range: AddressRange,
+        verify: &mut dyn FnMut(&mut dyn Read, u32) -> io::Result<bool>,
     ) -> io::Result<bool> {
         self.started.fetch_add(1, Ordering::SeqCst);
-        let mut bytes = vec![0; span.size as usize];
+        let mut bytes = vec![0; range.size as usize];
         source.read_exact(&mut bytes)?;
-        let from = (span.start - BASE) as usize;
+        let from = (range.start - BASE) as usize;
         self.bytes.lock()[from..from + bytes.len()].copy_from_slice(&bytes);
-        let is_whole = whole(source, crc_fast::crc32_iscsi(&bytes))?;
+        let intact = verify(source, crc_fast::crc32_iscsi(&bytes))?;
         self.finished.fetch_add(1, Ordering::SeqCst);
-        Ok(is_whole)
+        Ok(intact)
     }
 
-    fn send_to(&self, sink: &mut dyn Write, span: AddressRange) -> io::Result<u32> {
-        let bytes = self.bytes_at((span.start - BASE) as usize, span.size as usize);
+    fn send_to(&self, sink: &mut dyn Write, range: AddressRange) -> io::Result<u32> {
+        let bytes = self.bytes_at((range.start - BASE) as usize, range.size as usize);
         sink.write_all(&bytes)?;
         Ok(crc_fast::crc32_iscsi(&bytes))
     }
 
-    fn checksum(&self, span: AddressRange) -> Option<u32> {
-        self.checksums.lock().get(&(span.start, span.size)).copied()
+    fn checksum(&self, range: AddressRange) -> Option<u32> {
+        self.checksums.lock().get(&(range.start, range.size)).copied()
     }
 }
 
-/// A node that serves.
+/// A running data plane server with its memory.
 pub(crate) struct TestTransferNode {
     pub(crate) memory: Arc<TestMemory>,
-    pub(crate) serving: TransferServer,
+    pub(crate) server: TransferServer,
     pub(crate) port: u16,
     _supervisor: Supervisor,
 }
@@ -159,8 +159,8 @@ impl TestTransferNode {
             finished: AtomicUsize::new(0),
         });
         let target: Arc<dyn TransferTarget> = Arc::<TestMemory>::clone(&memory);
-        let serving = serve::listen(listener, target, options, &supervisor).unwrap();
-        Self { memory, serving, port, _supervisor: supervisor }
+        let server = serve::listen(listener, target, options, &supervisor).unwrap();
+        Self { memory, server, port, _supervisor: supervisor }
     }
 
     pub(crate) async fn dial(&self, protocol: TransferProtocol) -> Result<TransferConnection, TransferError> {
@@ -177,12 +177,12 @@ impl TestTransferNode {
         self.dial(protocol).await.unwrap()
     }
 
-    /// A connection of which the test says every byte.
+    /// A raw connection: the test sends every byte itself.
     pub(crate) async fn connect_raw(&self) -> RawTransferPeer {
         RawTransferPeer(TcpStream::connect(("127.0.0.1", self.port)).await.unwrap())
     }
 
-    /// One that has sent a header.
+    /// A raw connection that has sent a header.
     pub(crate) async fn raw(
         &self,
         protocol: TransferProtocol,
@@ -204,7 +204,7 @@ impl RawTransferPeer {
         self.0.write_all(bytes).await.unwrap();
     }
 
-    /// The code of the next status; nothing if the connection ends instead.
+    /// The code of the next status; `None` if the connection ends instead.
     pub(crate) async fn status(&mut self) -> Option<u32> {
         let mut bytes = [0; 8];
         let read = tokio::time::timeout(LIMIT, self.0.read_exact(&mut bytes)).await.unwrap();
@@ -213,15 +213,15 @@ impl RawTransferPeer {
             TransferStatus::Ok => 0,
             TransferStatus::Rejected => 1,
             TransferStatus::Damaged => 2,
-            TransferStatus::Refused(_) => unreachable!("nothing is refused without certificates"),
+            TransferStatus::Refused(_) => unreachable!("capabilities are rejected only over TLS"),
             TransferStatus::Other(code) => code,
         })
     }
 
-    /// Waits until the node closes the connection; returns what came before.
+    /// Waits until the node closes the connection; returns the bytes received before.
     pub(crate) async fn read_to_end(mut self) -> Vec<u8> {
         let mut rest = Vec::new();
-        // A reset is an end too.
+        // A reset also ends the connection.
         let _ = tokio::time::timeout(LIMIT, self.0.read_to_end(&mut rest)).await.unwrap();
         rest
     }

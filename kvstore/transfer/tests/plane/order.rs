@@ -1,4 +1,4 @@
-//! Reads beside unacknowledged writes: a read returns everything that had arrived before it.
+//! Reads concurrent with unacknowledged writes: a read returns everything that had arrived before it.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream as Socket;
@@ -8,13 +8,13 @@ use moongate_transfer::plane::{TransferHeader, TransferOperation};
 use moongate_transfer::serve::TransferServerOptions;
 use moongate_transfer::{TransferError, TransferProtocol};
 
-use crate::node::{BASE, LIMIT, SIZE, TestTransferNode, content, until};
+use crate::node::{BASE, LIMIT, SIZE, TestTransferNode, content, wait_until};
 
 fn header(protocol: TransferProtocol, operation: TransferOperation, address: u64, size: usize) -> [u8; 24] {
     TransferHeader { size: size as u64, address, operation, protocol }.encode()
 }
 
-/// A peer whose calls return when the kernel has the bytes, as those of Mooncake's client do.
+/// A peer whose writes return when the kernel has the bytes, as those of Mooncake's client do.
 struct UnacknowledgedWriter(Socket);
 
 impl UnacknowledgedWriter {
@@ -43,7 +43,7 @@ impl UnacknowledgedWriter {
     }
 }
 
-/// Writes and reads in turn; returns how many reads got other bytes.
+/// Alternates writes and reads; returns how many reads returned wrong bytes.
 fn wrong_reads(port: u16, lane: u64, rounds: u64) -> usize {
     let start = BASE + (lane << 20);
     let (mut pooled, mut reader) = (UnacknowledgedWriter::connect(port), UnacknowledgedWriter::connect(port));
@@ -53,9 +53,9 @@ fn wrong_reads(port: u16, lane: u64, rounds: u64) -> usize {
         let bytes = content(size, lane * 1000 + round);
         let mut once = None;
         match round % 3 {
-            // A connection for each write, as clients up to 0.3.10 have it.
+            // A new connection per write, as clients up to 0.3.10 do.
             0 => once.insert(UnacknowledgedWriter::connect(port)).write(start, &bytes),
-            // One for many, and as many behind one another as the kernel takes.
+            // A pooled connection, with as many writes in a row as the kernel accepts.
             1 => pooled.write(start, &bytes),
             _ => {
                 pooled.write(start + (64 << 10), &content(64 << 10, round));
@@ -73,7 +73,7 @@ fn wrong_reads(port: u16, lane: u64, rounds: u64) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_had_arrived_is_read() {
+async fn reads_return_all_bytes_that_had_arrived() {
     let node = TestTransferNode::start(TransferServerOptions::default()).await;
     let port = node.port;
     let lanes = (0..8).map(|lane| tokio::task::spawn_blocking(move || wrong_reads(port, lane, 120)));
@@ -82,7 +82,7 @@ async fn what_had_arrived_is_read() {
         wrong += lane.await.unwrap();
     }
     assert_eq!(wrong, 0, "of 960 reads");
-    assert_eq!(node.serving.counts().snapshot().unfinished, 0);
+    assert_eq!(node.server.counts().snapshot().unfinished, 0);
 }
 
 #[tokio::test]
@@ -108,13 +108,13 @@ async fn a_read_waits_for_a_write_in_its_range_only() {
     };
     let (read, ()) = tokio::join!(read, rest);
     read.unwrap();
-    assert!(got == bytes, "the read has not waited");
+    assert!(got == bytes, "the read did not wait");
     // The others may have waited for the ten bytes that had arrived.
-    assert!((1..=4).contains(&node.serving.counts().snapshot().delayed_reads));
+    assert!((1..=4).contains(&node.server.counts().snapshot().delayed_reads));
 }
 
 #[tokio::test]
-async fn a_read_of_what_is_never_wholly_written_is_refused() {
+async fn a_read_of_an_incomplete_write_is_rejected() {
     let node = TestTransferNode::start(TransferServerOptions {
         write_wait: Duration::from_millis(50),
         ..TransferServerOptions::default()
@@ -126,15 +126,15 @@ async fn a_read_of_what_is_never_wholly_written_is_refused() {
     let refused = node.connect(TransferProtocol::V2).await.read(BASE, &mut [0; 10]).await.unwrap_err();
     assert!(matches!(refused, TransferError::Rejected { .. }), "{refused}");
     assert!(node.connect(TransferProtocol::V1).await.read(BASE, &mut [0; 10]).await.is_err());
-    until(|| node.serving.counts().snapshot().unfinished == 2).await;
+    wait_until(|| node.server.counts().snapshot().unfinished == 2).await;
     // When the writer has disconnected, the range is served as it is.
     drop(stalled);
-    until(|| node.serving.counts().snapshot().failed == 1).await;
+    wait_until(|| node.server.counts().snapshot().failed == 1).await;
     node.connect(TransferProtocol::V2).await.read(BASE, &mut [0; 10]).await.unwrap();
 }
 
 #[tokio::test]
-async fn bytes_that_cannot_be_parsed_yet_keep_nobody_waiting() {
+async fn incomplete_headers_and_bodies_do_not_delay_reads() {
     let node = TestTransferNode::start(TransferServerOptions {
         write_wait: LIMIT,
         ..TransferServerOptions::default()
@@ -142,8 +142,8 @@ async fn bytes_that_cannot_be_parsed_yet_keep_nobody_waiting() {
     .await;
     let mut half_header = node.connect_raw().await;
     half_header.send(&[0; 23]).await;
-    // Takes nothing of a large answer, so that its connection is busy, and has sent no further request.
-    let _deaf = node.raw(TransferProtocol::V1, false, BASE, SIZE as u64).await;
+    // Reads nothing of a large response, so its connection is busy, and has sent no further request.
+    let _unread = node.raw(TransferProtocol::V1, false, BASE, SIZE as u64).await;
     let mut half_body = node.raw(TransferProtocol::V1, true, BASE + 5000, 5000).await;
     half_body.send(&[1; 4000]).await;
     node.memory.wait_transfer_started().await;
@@ -154,7 +154,7 @@ async fn bytes_that_cannot_be_parsed_yet_keep_nobody_waiting() {
 }
 
 #[tokio::test]
-async fn whoever_sends_on_before_its_answer_delays_others_once() {
+async fn a_peer_that_ignores_its_response_delays_others_once() {
     let node = TestTransferNode::start(TransferServerOptions {
         write_wait: Duration::from_millis(50),
         ..TransferServerOptions::default()
@@ -166,5 +166,5 @@ async fn whoever_sends_on_before_its_answer_delays_others_once() {
     for _ in 0..10 {
         reader.read(BASE + 100, &mut [0; 100]).await.unwrap();
     }
-    assert_eq!(node.serving.counts().snapshot().unfinished, 0);
+    assert_eq!(node.server.counts().snapshot().unfinished, 0);
 }

@@ -1,4 +1,4 @@
-//! With TLS: who may connect, and what a capability allows.
+//! Over TLS: authentication, and what a capability allows.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -26,14 +26,14 @@ fn key() -> SegmentKey {
     SegmentKey::new([7; 32])
 }
 
-/// A node with one segment, at whose clock it is always the same time.
+/// Authorises one segment, with a fixed clock.
 struct OneSegmentAuthorizer;
 
 impl TransferAuthorizer for OneSegmentAuthorizer {
     fn check(
         &self,
         operation: TransferOperation,
-        span: AddressRange,
+        range: AddressRange,
         capability: &Capability,
         peer: &CertificateFingerprint,
     ) -> Result<(), CapabilityError> {
@@ -41,7 +41,7 @@ impl TransferAuthorizer for OneSegmentAuthorizer {
             TransferOperation::Read => AccessRights::Read,
             TransferOperation::Write => AccessRights::Write,
         };
-        let transfer = RequestedAccess { rights, start: span.start, size: span.size, now_ms: NOW_MS };
+        let transfer = RequestedAccess { rights, start: range.start, size: range.size, now_ms: NOW_MS };
         key().check(SEGMENT, capability, peer, transfer)
     }
 }
@@ -65,13 +65,13 @@ impl TestCertificates {
         path
     }
 
-    fn program(&self, who: &str) -> PeerTls {
+    fn program(&self, name: &str) -> PeerTls {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
         let cert = params.signed_by(&key, &self.authority).unwrap();
         let files = PeerTlsFiles {
-            certificate: self.write(&format!("{who}.pem"), &cert.pem()),
-            key: self.write(&format!("{who}.key"), &key.serialize_pem()),
+            certificate: self.write(&format!("{name}.pem"), &cert.pem()),
+            key: self.write(&format!("{name}.key"), &key.serialize_pem()),
             ca: self.write("ca.pem", &self.authority.pem()),
             name: None,
         };
@@ -104,21 +104,21 @@ async fn a_granted_range_is_written_and_read() {
     let store = TestCertificates::new();
     let (node, client) = (store.node().await, store.program("client"));
     let mut connection = dial(&node, &client).await.unwrap();
-    let bytes: Vec<u8> = (0..300_000_u32).map(|at| at as u8).collect();
+    let bytes: Vec<u8> = (0..300_000_u32).map(|index| index as u8).collect();
     connection.set_capability(Some(signed(&client, AccessRights::Write, BASE, bytes.len() as u64)));
     connection.write(BASE, &bytes).await.unwrap();
     connection.set_capability(Some(signed(&client, AccessRights::Read, BASE, bytes.len() as u64)));
     let mut read = vec![0; bytes.len() - 5];
     connection.read(BASE + 5, &mut read).await.unwrap();
     assert_eq!(read, bytes[5..]);
-    // A read counts when its last byte is with the kernel, which the reader may have by then.
-    crate::node::until(|| node.serving.counts().snapshot().reads == 1).await;
-    let counts = node.serving.counts().snapshot();
+    // A read is counted after its last byte is handed to the kernel, when the reader may already have it.
+    crate::node::wait_until(|| node.server.counts().snapshot().reads == 1).await;
+    let counts = node.server.counts().snapshot();
     assert_eq!((counts.reads, counts.writes, counts.checked), (1, 1, 2));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn everything_else_is_refused_before_a_byte_is_moved() {
+async fn everything_else_is_rejected_before_any_transfer() {
     let store = TestCertificates::new();
     let (node, client, other) = (store.node().await, store.program("client"), store.program("other"));
     let write = |size| signed(&client, AccessRights::Write, BASE, size);
@@ -157,13 +157,13 @@ async fn everything_else_is_refused_before_a_byte_is_moved() {
     assert!(matches!(error, TransferError::Rejected { .. }), "{error}");
 
     assert_eq!(node.memory.bytes_at(0, 8), [0; 8]);
-    crate::node::until(|| node.serving.counts().snapshot().rejected == 1).await;
+    crate::node::wait_until(|| node.server.counts().snapshot().rejected == 1).await;
     let refused = || {
-        let counts = node.serving.counts().snapshot();
+        let counts = node.server.counts().snapshot();
         [counts.refused_forged, counts.refused_expired, counts.refused_range, counts.refused_rights]
     };
-    crate::node::until(|| refused() == [2, 1, 1, 2]).await;
-    let counts = node.serving.counts().snapshot();
+    crate::node::wait_until(|| refused() == [2, 1, 1, 2]).await;
+    let counts = node.server.counts().snapshot();
     assert_eq!((counts.reads, counts.writes), (0, 0));
 }
 
@@ -171,12 +171,12 @@ async fn everything_else_is_refused_before_a_byte_is_moved() {
 async fn peers_without_a_certificate_of_the_authority_are_refused() {
     let (store, foreign) = (TestCertificates::new(), TestCertificates::new());
     let node = store.node().await;
-    let stranger = foreign.program("client");
-    assert!(dial(&node, &stranger).await.is_err(), "the node is not of its authority");
+    let foreign_client = foreign.program("client");
+    assert!(dial(&node, &foreign_client).await.is_err(), "the node's certificate is from another CA");
     let mut plain = node.connect(TransferProtocol::V2).await;
     let error = plain.read(BASE, &mut [0; 8]).await.unwrap_err().to_string();
     assert!(error.contains("set --store-tls-cert"), "{error}");
-    crate::node::until(|| node.serving.counts().snapshot().unauthenticated == 2).await;
+    crate::node::wait_until(|| node.server.counts().snapshot().unauthenticated == 2).await;
 
     let open = TestTransferNode::start(TransferServerOptions::default()).await;
     let error = dial(&open, &store.program("client")).await.unwrap_err().to_string();

@@ -1,4 +1,4 @@
-//! A peer whose machine vanishes: nothing of it comes any more, not even the end of its connections. It lives in a network namespace.
+//! A peer whose machine vanishes: no packet arrives from it any more, not even a FIN. The peer runs in a network namespace.
 
 use std::io::{BufRead as _, BufReader, Lines, Read as _, Write as _};
 use std::net::TcpStream;
@@ -9,9 +9,9 @@ use moongate_transfer::TransferProtocol;
 use moongate_transfer::plane::{STATUS, TransferHeader, TransferOperation};
 use moongate_transfer::serve::TransferServerOptions;
 
-use crate::node::{BASE, SIZE, TestTransferNode, until};
+use crate::node::{BASE, SIZE, TestTransferNode, wait_until};
 
-/// Set for the process that vanishes: where the node is.
+/// Environment variable of the peer process: address of the node.
 const NODE_VARIABLE: &str = "MOONGATE_TEST_NODE";
 const READY: &str = "all connections are open";
 const REQUESTED: &str = "the last request is sent";
@@ -22,14 +22,14 @@ fn run(line: &str) -> Result<(), String> {
     if ran.is_ok_and(|status| status.success()) { Ok(()) } else { Err(line.to_owned()) }
 }
 
-/// Another machine, as far as the network goes. Removed when dropped.
+/// A network namespace that acts as another machine. Removed on drop.
 struct NetworkNamespace {
     name: String,
     net: String,
 }
 
 impl NetworkNamespace {
-    /// Where it cannot be had, the command that has failed.
+    /// On failure, the command that failed.
     fn new() -> Result<Self, String> {
         let id = std::process::id() % 10_000;
         let net = format!("10.{}.{}", 192 + id / 250, id % 250);
@@ -49,12 +49,12 @@ impl NetworkNamespace {
         run(&format!("ip netns exec {} ip {line}", self.name))
     }
 
-    /// Nothing reaches it any more.
+    /// Drops all packets to the namespace.
     fn drop_packets(&self) {
         run(&format!("ip route add blackhole {}.2/32", self.net)).unwrap();
     }
 
-    /// Nothing leaves it any more.
+    /// Drops all packets from the namespace.
     fn vanish(&self) {
         self.run(&format!("route add blackhole {}.1/32", self.net)).unwrap();
     }
@@ -62,29 +62,29 @@ impl NetworkNamespace {
 
 impl Drop for NetworkNamespace {
     fn drop(&mut self) {
-        // Some of it may not be there.
+        // Some of these may not exist.
         let _ = run(&format!("ip route del blackhole {}.2/32", self.net));
         let _ = run(&format!("ip link del {}v", self.name));
         let _ = run(&format!("ip netns del {}", self.name));
     }
 }
 
-/// Killed when dropped.
+/// The peer process, killed on drop.
 struct PeerProcess {
     child: Child,
     stdout: Lines<BufReader<ChildStdout>>,
 }
 
 impl PeerProcess {
-    /// With all its connections open.
+    /// Starts the peer and waits until all its connections are open.
     fn start(machine: &NetworkNamespace, port: u16) -> Self {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &machine.name]).arg(std::env::current_exe().unwrap());
         command.args(["--exact", "vanished::peer", "--ignored", "--nocapture"]);
         command.env(NODE_VARIABLE, format!("{}.1:{port}", machine.net));
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap()).lines();
-        let mut peer = Self { child, stdout: said };
+        let stdout = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut peer = Self { child, stdout };
         peer.expect_line(READY);
         peer
     }
@@ -107,44 +107,42 @@ impl Drop for PeerProcess {
 }
 
 #[test]
-#[ignore = "the process that the other test makes vanish"]
+#[ignore = "run by the other test as the vanishing process"]
 fn peer() {
     let node = std::env::var(NODE_VARIABLE).unwrap();
-    let ask = |stream: &mut TcpStream, operation, size| {
+    let send_header = |stream: &mut TcpStream, operation, size| {
         let header =
             TransferHeader { size, address: BASE, operation, protocol: TransferProtocol::V2 }.encode();
         stream.write_all(&header).unwrap();
     };
-    let begin = |operation, size| {
+    let open = |operation, size| {
         let mut stream = TcpStream::connect(&node).unwrap();
-        ask(&mut stream, operation, size);
+        send_header(&mut stream, operation, size);
         stream
     };
-    let mut idle = begin(TransferOperation::Write, 5);
+    let mut idle = open(TransferOperation::Write, 5);
     idle.write_all(b"bytes").unwrap();
     idle.read_exact(&mut [0; STATUS]).unwrap();
-    let mut silent = begin(TransferOperation::Write, 5);
+    let mut silent = open(TransferOperation::Write, 5);
     silent.write_all(b"bytes").unwrap();
     silent.read_exact(&mut [0; STATUS]).unwrap();
-    let mut half = begin(TransferOperation::Write, 1000);
+    let mut half = open(TransferOperation::Write, 1000);
     half.write_all(&[1; 999]).unwrap();
-    let deaf = begin(TransferOperation::Read, SIZE as u64);
+    let unread = open(TransferOperation::Read, SIZE as u64);
     println!("{READY}");
     std::io::stdin().read_line(&mut String::new()).unwrap();
-    ask(&mut idle, TransferOperation::Read, 5);
+    send_header(&mut idle, TransferOperation::Read, 5);
     println!("{REQUESTED}");
     std::thread::sleep(Duration::from_secs(3600));
-    drop((idle, half, deaf, silent));
+    drop((idle, half, unread, silent));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_vanishes_is_left_and_neighbours_do_not_notice() {
+async fn a_vanished_peer_is_closed_without_effect_on_others() {
     let machine = match NetworkNamespace::new() {
         Ok(machine) => machine,
         Err(line) => {
-            eprintln!(
-                "SKIPPED: nobody has vanished, since network namespaces cannot be made here: `{line}` has failed"
-            );
+            eprintln!("SKIPPED: cannot create network namespaces here: `{line}` failed");
             return;
         }
     };
@@ -160,12 +158,12 @@ async fn whoever_vanishes_is_left_and_neighbours_do_not_notice() {
     neighbour.write(BASE + 5000, b"before").await.unwrap();
     machine.drop_packets();
     peer.send_request();
-    // The answer waits in this kernel for ever.
-    until(|| node.serving.counts().snapshot().reads == 1).await;
+    // The response stays in this kernel's send buffer.
+    wait_until(|| node.server.counts().snapshot().reads == 1).await;
     machine.vanish();
-    // Its kernel would say that the connections have ended, and cannot.
+    // Its kernel tries to close the connections, but its packets are dropped.
     drop(peer);
-    until(|| node.serving.open() == 1).await;
+    wait_until(|| node.server.open() == 1).await;
     neighbour.write(BASE + 5000, b"after").await.unwrap();
     let mut read = [0; 5];
     neighbour.read(BASE + 5000, &mut read).await.unwrap();

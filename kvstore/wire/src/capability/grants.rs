@@ -1,28 +1,27 @@
-//! The attachment of a response that carries capabilities for the ranges in it: a mark, and for each capability the node's endpoint with its
-//! length (two bytes), for how many milliseconds it holds (four bytes), and its bytes. Numbers are little-endian.
+//! Response attachment with capabilities for the ranges in the response: a magic number, and for each capability the node's endpoint
+//! preceded by its length (two bytes), the lifetime in milliseconds (four bytes), and the encoded capability. Numbers are
+//! little-endian.
 
 use bytes::{BufMut as _, BytesMut};
 
 use super::{CAPABILITY, Capability};
 
-const MARK: [u8; 4] = *b"MgC1";
+const MAGIC: [u8; 4] = *b"MgC1";
 
-/// A capability with what its holder needs to use it.
+/// A capability with the data that its holder needs to use it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IssuedCapability<'a> {
-    /// The node, as replicas name it.
+    /// Endpoint of the node, as in replica descriptors.
     pub endpoint: &'a str,
-    /// For how long it holds from now on.
     pub lifetime_ms: u32,
-    /// The capability.
     pub capability: Capability,
 }
 
-/// Appends a capability to an attachment. One with an endpoint of more than 64 KiB is left out.
+/// Appends a capability to an attachment. Omits it if its endpoint is longer than 64 KiB.
 pub fn append(attachment: &mut BytesMut, grant: &IssuedCapability<'_>) {
     let Ok(length) = u16::try_from(grant.endpoint.len()) else { return };
     if attachment.is_empty() {
-        attachment.put_slice(&MARK);
+        attachment.put_slice(&MAGIC);
     }
     attachment.put_u16_le(length);
     attachment.put_slice(grant.endpoint.as_bytes());
@@ -30,9 +29,9 @@ pub fn append(attachment: &mut BytesMut, grant: &IssuedCapability<'_>) {
     attachment.put_slice(&grant.capability.encode());
 }
 
-/// Reads an attachment. What is not one, or breaks off, ends the iteration.
+/// Reads an attachment. The iteration ends at the first invalid or truncated entry.
 pub fn read(attachment: &[u8]) -> impl Iterator<Item = IssuedCapability<'_>> {
-    let mut rest = attachment.strip_prefix(&MARK).unwrap_or_default();
+    let mut rest = attachment.strip_prefix(&MAGIC).unwrap_or_default();
     std::iter::from_fn(move || {
         let (grant, after) = first(rest)?;
         rest = after;
@@ -63,7 +62,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn attachments_survive_the_round_trip(grants in prop::collection::vec((".{0,40}", any::<u32>(), any::<u64>()), 0..5), cut in 0..100_usize) {
+        fn attachments_round_trip(grants in prop::collection::vec((".{0,40}", any::<u32>(), any::<u64>()), 0..5), cut in 0..100_usize) {
             let key = SegmentKey::new([1; 32]);
             let signed = |start| key.sign(Uuid::default(), AccessGrant { rights: AccessRights::Write, start, size: 1, expires_ms: 9 }, &[2; 32]);
             let issued: Vec<IssuedCapability<'_>> = grants
@@ -79,8 +78,8 @@ mod tests {
         }
 
         #[test]
-        fn any_attachment_can_be_read(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
-            let marked: Vec<u8> = MARK.iter().chain(&bytes).copied().collect();
+        fn reading_arbitrary_attachments_never_panics(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+            let marked: Vec<u8> = MAGIC.iter().chain(&bytes).copied().collect();
             read(&bytes).for_each(drop);
             read(&marked).for_each(drop);
         }

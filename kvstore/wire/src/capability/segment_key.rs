@@ -1,4 +1,5 @@
-//! The RPC by which a node gives the master the key of a segment. A master answers it only on connections with a certificate.
+//! The RPC by which a node registers the key of a segment with the master. A master accepts it only on connections with a client
+//! certificate.
 
 use std::sync::LazyLock;
 
@@ -13,14 +14,13 @@ use crate::types::Uuid;
 
 const DIALECT: Dialect = Dialect::NEWEST;
 
-/// A segment's key.
+/// Arguments of the segment key RPC.
 #[derive(Clone, PartialEq, Eq)]
 pub struct SegmentKeyArguments {
     /// The node that has mounted the segment.
     pub client_id: Uuid,
-    /// The segment.
     pub segment_id: Uuid,
-    /// The node's own clock in milliseconds, by which it checks expiry.
+    /// The node's clock in milliseconds, by which it checks expiry.
     pub clock_ms: u64,
     /// The key's 32 bytes as four little-endian numbers.
     pub key: Vec<u64>,
@@ -41,22 +41,22 @@ static SIGNATURES: LazyLock<SegmentKeySignatures> = LazyLock::new(|| SegmentKeyS
 });
 
 impl SegmentKeyArguments {
-    /// The key of a segment.
+    /// Arguments for the key of a segment.
     #[must_use]
     pub fn new(client_id: Uuid, segment_id: Uuid, clock_ms: u64, key: &SegmentKey) -> Self {
         let number = |bytes: &[u8]| bytes.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte));
         Self { client_id, segment_id, clock_ms, key: key.0.chunks_exact(8).map(number).collect() }
     }
 
-    /// The key, if it has the right size.
+    /// The key; `None` unless it has 32 bytes.
     #[must_use]
     pub fn segment_key(&self) -> Option<SegmentKey> {
         let mut bytes = [0; 32];
         if self.key.len() * 8 != bytes.len() {
             return None;
         }
-        for (place, number) in bytes.chunks_exact_mut(8).zip(&self.key) {
-            place.copy_from_slice(&number.to_le_bytes());
+        for (chunk, number) in bytes.chunks_exact_mut(8).zip(&self.key) {
+            chunk.copy_from_slice(&number.to_le_bytes());
         }
         Some(SegmentKey(bytes))
     }
@@ -64,16 +64,16 @@ impl SegmentKeyArguments {
     /// Appends a frame with this request.
     ///
     /// # Errors
-    /// When it does not fit into a frame. Then nothing is appended.
+    /// When it exceeds the size of a frame. Then nothing is appended.
     pub fn encode(&self, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
         let header = RequestHeader { sequence, function_id: SIGNATURES.function_id };
         frame::write_request(out, header, |out| pack::encode(self, &SIGNATURES.arguments, DIALECT, out))
     }
 
-    /// Reads a request; nothing if it is another one.
+    /// Decodes a request; `None` if it is for another function.
     ///
     /// # Errors
-    /// The fault to be answered.
+    /// The fault to respond with.
     pub fn decode(function_id: u32, body: &[u8]) -> Result<Option<Self>, RpcFault> {
         if function_id != SIGNATURES.function_id {
             return Ok(None);
@@ -92,7 +92,7 @@ impl std::fmt::Debug for SegmentKeyArguments {
 /// Appends the reply.
 ///
 /// # Errors
-/// When it does not fit into a frame. Then nothing is appended.
+/// When it exceeds the size of a frame. Then nothing is appended.
 pub fn encode_reply(sequence: u32, reply: MasterResult<()>, out: &mut BytesMut) -> Result<(), PackError> {
     frame::write_response(out, ResponseHeader { sequence, error: 0 }, |out| {
         pack::encode(&reply, &SIGNATURES.reply, DIALECT, out)
@@ -102,7 +102,7 @@ pub fn encode_reply(sequence: u32, reply: MasterResult<()>, out: &mut BytesMut) 
 /// Reads the reply.
 ///
 /// # Errors
-/// When it is none.
+/// When the body is not such a reply.
 pub fn decode_reply(body: &[u8]) -> Result<MasterResult<()>, UnpackError> {
     pack::decode(body, &SIGNATURES.reply, DIALECT)
 }
@@ -113,12 +113,12 @@ mod tests {
     use crate::frame::FrameParseResult;
 
     #[test]
-    fn a_key_survives_the_round_trip() {
+    fn requests_and_replies_round_trip() {
         let id = Uuid { first: 1, second: 2 };
-        let key = SegmentKey::new(std::array::from_fn(|at| at as u8));
+        let key = SegmentKey::new(std::array::from_fn(|index| index as u8));
         let sent = SegmentKeyArguments::new(id, id, 5, &key);
         assert_eq!(sent.segment_key(), Some(key));
-        assert!(!format!("{sent:?}").contains("key:"), "a key is not shown");
+        assert!(!format!("{sent:?}").contains("key:"), "debug output must not contain the key");
         let mut out = BytesMut::new();
         sent.encode(7, &mut out).unwrap();
         let Ok(FrameParseResult::Frame(frame)) = frame::parse::<RequestHeader>(&out, 1 << 20) else {

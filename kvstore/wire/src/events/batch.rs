@@ -1,20 +1,20 @@
-//! A payload: a timestamp, events, and the data-parallel rank that they are of.
+//! Payloads: a timestamp, events, and the data-parallel rank of the sender.
 
 use super::reader::{MsgpackReader, MsgpackValue};
 use super::{EngineEvent, EventDecodeError};
 
-/// Events that an engine published together.
+/// A batch of events published by an engine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EngineEventBatch<'a> {
     /// The engine's clock, in seconds since 1970.
     pub timestamp: f64,
-    /// The data-parallel rank, where the engine says it.
+    /// The data-parallel rank, if the engine sends it.
     pub dp_rank: Option<u32>,
     events: RawEvents<'a>,
 }
 
 impl<'a> EngineEventBatch<'a> {
-    /// Reads the payload of a message. The whole of it is checked to be MessagePack; events are read by [`events`](Self::events).
+    /// Decodes the payload of a message. All of it is validated as MessagePack; [`events`](Self::events) decodes the events.
     ///
     /// # Errors
     /// [`EventDecodeError::Truncated`] or [`EventDecodeError::Malformed`].
@@ -28,7 +28,7 @@ impl<'a> EngineEventBatch<'a> {
         Ok(Self { timestamp, dp_rank, events })
     }
 
-    /// The events in order. One that is not understood is an error; the rest can be read all the same.
+    /// The events in order. An unsupported event yields an error; the others are still decoded.
     pub fn events(
         &self,
     ) -> impl ExactSizeIterator<Item = Result<EngineEvent<'a>, EventDecodeError>> + use<'a> {
@@ -36,7 +36,7 @@ impl<'a> EngineEventBatch<'a> {
     }
 }
 
-/// Events as they stand in a payload, complete but not understood yet.
+/// Events in a payload, complete but not decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RawEvents<'a> {
     count: u32,
@@ -52,7 +52,7 @@ impl<'a> RawEvents<'a> {
         (0..self.count).map(move |_| {
             let start = reader;
             read(&mut reader).inspect_err(|_| {
-                // The event may have been left half-way; it was skipped without an error before.
+                // The event may be read partly. Skipping it cannot fail: it was skipped in `split` already.
                 reader = start;
                 let _ = reader.skip();
             })
@@ -60,7 +60,7 @@ impl<'a> RawEvents<'a> {
     }
 }
 
-/// Timestamp, events and data-parallel rank of a payload. Engines leave the rank away if it is nil.
+/// Timestamp, events and data-parallel rank of a payload. Engines omit a nil rank.
 pub(super) fn split(
     payload: &[u8],
 ) -> Result<(MsgpackValue<'_>, RawEvents<'_>, Option<u32>), EventDecodeError> {

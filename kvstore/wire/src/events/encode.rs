@@ -1,35 +1,32 @@
-//! Payloads as engines write them: for simulated engines, and for tests of whoever reads events.
+//! Encoding of payloads as engines do it, for simulated engines and for tests.
 
 use super::writer::MsgpackWriter;
 use super::{BlockHash, StorageMedium};
 
-/// Kind of cache that vLLM names for models without hybrid layers.
+/// Value of vLLM's `kv_cache_spec_kind` for models without hybrid layers.
 const FULL_ATTENTION: &str = "full_attention";
 /// The only KV-cache group of such models.
 const ONLY_GROUP: u64 = 0;
 
-/// Whose events are written. They differ in members, and in the sign of hashes.
+/// Event format of an engine. Formats differ in fields and in the sign of hashes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineEventFormat {
-    /// SGLang 0.5.23.
+    /// Format of SGLang release 0.5.23.
     Sglang,
-    /// vLLM 0.32.
+    /// Format of vLLM release 0.32.
     Vllm,
 }
 
-/// An event to be written.
+/// An event to be encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OutgoingEngineEvent<'a> {
-    /// Blocks can be reused from now on.
+    /// Blocks were stored and are reusable.
     Stored(OutgoingBlocks<'a>),
-    /// Blocks are gone.
     Removed {
-        /// The blocks.
         hashes: &'a [BlockHash<'a>],
-        /// Where they lay.
+        /// Medium that contained the blocks.
         medium: StorageMedium<'a>,
     },
-    /// All blocks are gone.
     Cleared,
 }
 
@@ -40,20 +37,19 @@ pub struct OutgoingBlocks<'a> {
     pub hashes: &'a [BlockHash<'a>],
     /// The block before the first one.
     pub parent: Option<BlockHash<'a>>,
-    /// The blocks' tokens.
     pub tokens: &'a [u32],
-    /// Tokens in a block.
+    /// Number of tokens per block.
     pub block_size: u32,
-    /// Where they lie.
+    /// Medium that contains the blocks.
     pub medium: StorageMedium<'a>,
-    /// The request's cache salt. Only SGLang has the member, and only where there is a salt.
+    /// Cache salt of the request. Only SGLang sends the field, and only with a salt.
     pub cache_salt: Option<&'a str>,
-    /// For each block the text that its hash depends on. Only vLLM has the member; its Mooncake connector leaves it away, and the
-    /// kind of cache with it: `None`.
+    /// Per block, the text that its hash depends on. Only vLLM sends the field; its Mooncake connector omits it together with
+    /// `kv_cache_spec_kind`: `None`.
     pub extra_keys: Option<&'a [Option<&'a str>]>,
 }
 
-/// Appends a payload of these events, byte for byte as the engine sends it. `timestamp` is in seconds since 1970.
+/// Appends a payload with these events, identical to the engine's bytes. `timestamp` is in seconds since 1970.
 pub fn encode_engine_batch(
     sender: EngineEventFormat,
     timestamp: f64,

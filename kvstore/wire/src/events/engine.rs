@@ -1,67 +1,62 @@
 //! Events of engines.
 //!
-//! vLLM since 0.32 and SGLang since 0.5.23 send a map with the kind under `type`. Older ones send an array: the kind, then members in
-//! the order of `STORED` and `REMOVED`, of which later ones may be left away.
+//! vLLM since 0.32 and SGLang since 0.5.23 send a map with the kind under `type`. Older releases send an array: the kind, then fields
+//! in the order of `STORED` and `REMOVED`, of which later ones may be missing.
 
 use super::list::{BlockHash, BlockHashes, ExtraKeys, TokenIds};
 use super::reader::{MsgpackReader, MsgpackValue};
 use super::{EventDecodeError, StorageMedium};
 
-/// Something that happened to an engine's blocks.
+/// An event about an engine's blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineEvent<'a> {
-    /// Blocks can be reused from now on.
+    /// Blocks were stored and are reusable.
     Stored(BlockStored<'a>),
-    /// Blocks are gone.
     Removed(BlockRemoved<'a>),
-    /// All blocks are gone, or those on one medium.
+    /// All blocks were removed, or those on one medium.
     Cleared(Option<StorageMedium<'a>>),
 }
 
-/// Consecutive blocks of one sequence that can be reused from now on.
+/// Consecutive blocks of one sequence that are reusable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockStored<'a> {
     /// The blocks, in the sequence's order.
     pub hashes: BlockHashes<'a>,
-    /// The block before the first one; `None` if the sequence begins with it.
+    /// The block before the first one; `None` if the first one starts the sequence.
     pub parent: Option<BlockHash<'a>>,
-    /// The blocks' tokens, `block_size` for each. `None` if they are not sent or not plain numbers.
+    /// Tokens of the blocks, `block_size` each. `None` if they are not sent or not plain numbers.
     pub tokens: Option<TokenIds<'a>>,
-    /// Tokens in a block.
+    /// Number of tokens per block.
     pub block_size: u32,
-    /// Where they lie. `None` is an engine's own KV cache: older engines have nothing else.
+    /// Medium that contains the blocks. `None` means the engine's own KV cache: older engines have no other.
     pub medium: Option<StorageMedium<'a>>,
     /// The LoRA adapter that the blocks belong to.
     pub lora: Option<LoraAdapter<'a>>,
-    /// What else the hashes depend on (vLLM). `None` if the engine does not say, as when the Mooncake connector publishes.
+    /// Other inputs of the hashes (vLLM). `None` if they are not sent, as by the Mooncake connector.
     pub extra_keys: Option<ExtraKeys<'a>>,
-    /// The request's cache salt (SGLang). Hashes depend on it.
+    /// Cache salt of the request (SGLang), an input of the hashes.
     pub cache_salt: Option<&'a str>,
-    /// Which of several KV-cache groups of a hybrid model (vLLM).
+    /// Index of the KV-cache group of a hybrid model (vLLM).
     pub group: Option<u32>,
 }
 
-/// Blocks that are gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BlockRemoved<'a> {
-    /// The blocks.
     pub hashes: BlockHashes<'a>,
-    /// Where they lay; they may still lie elsewhere.
+    /// Medium that contained the blocks; copies may exist on other media.
     pub medium: Option<StorageMedium<'a>>,
-    /// Which of several KV-cache groups of a hybrid model (vLLM).
+    /// Index of the KV-cache group of a hybrid model (vLLM).
     pub group: Option<u32>,
 }
 
-/// A LoRA adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LoraAdapter<'a> {
-    /// By number, where no name is sent.
+    /// Numeric id, if no name is sent.
     Id(u64),
-    /// By name.
     Name(&'a str),
 }
 
-/// Members that matter, with the names under which they travel.
+/// The decoded fields of an event.
 #[derive(Clone, Copy)]
 enum EventField {
     Hashes,
@@ -125,8 +120,8 @@ impl EngineEventKind {
         }
     }
 
-    /// Members by position.
-    fn members(self) -> &'static [EventField] {
+    /// Fields by position in an array.
+    fn fields(self) -> &'static [EventField] {
         match self {
             Self::Stored => STORED,
             Self::Removed => REMOVED,
@@ -137,36 +132,33 @@ impl EngineEventKind {
 
 impl<'a> EngineEvent<'a> {
     pub(super) fn read(reader: &mut MsgpackReader<'a>) -> Result<Self, EventDecodeError> {
-        let mut members = EventFields::default();
+        let mut fields = EventFields::default();
         let kind = match reader.value()? {
-            MsgpackValue::Map(pairs) => members.read_map(reader, pairs)?,
-            MsgpackValue::Array(length @ 1..) => members.read_array(reader, length - 1)?,
+            MsgpackValue::Map(pairs) => fields.read_map(reader, pairs)?,
+            MsgpackValue::Array(length @ 1..) => fields.read_array(reader, length - 1)?,
             _ => return Err(EventDecodeError::UnknownKind),
         };
-        let hashes = || members.hashes.ok_or(EventDecodeError::Missing("block_hashes"));
+        let hashes = || fields.hashes.ok_or(EventDecodeError::Missing("block_hashes"));
         Ok(match kind {
             EngineEventKind::Stored => Self::Stored(BlockStored {
                 hashes: hashes()?,
-                parent: members.parent,
-                tokens: members.tokens,
-                block_size: members.block_size.ok_or(EventDecodeError::Missing("block_size"))?,
-                medium: members.medium,
-                lora: members.lora_name.map(LoraAdapter::Name).or(members.lora_id),
-                extra_keys: members.extra_keys,
-                cache_salt: members.cache_salt,
-                group: members.group,
+                parent: fields.parent,
+                tokens: fields.tokens,
+                block_size: fields.block_size.ok_or(EventDecodeError::Missing("block_size"))?,
+                medium: fields.medium,
+                lora: fields.lora_name.map(LoraAdapter::Name).or(fields.lora_id),
+                extra_keys: fields.extra_keys,
+                cache_salt: fields.cache_salt,
+                group: fields.group,
             }),
-            EngineEventKind::Removed => Self::Removed(BlockRemoved {
-                hashes: hashes()?,
-                medium: members.medium,
-                group: members.group,
-            }),
-            EngineEventKind::Cleared => Self::Cleared(members.medium),
+            EngineEventKind::Removed => {
+                Self::Removed(BlockRemoved { hashes: hashes()?, medium: fields.medium, group: fields.group })
+            }
+            EngineEventKind::Cleared => Self::Cleared(fields.medium),
         })
     }
 }
 
-/// Members as far as they have been read.
 #[derive(Default)]
 struct EventFields<'a> {
     hashes: Option<BlockHashes<'a>>,
@@ -182,7 +174,7 @@ struct EventFields<'a> {
 }
 
 impl<'a> EventFields<'a> {
-    /// Members that are not known are passed over.
+    /// Reads a map. Unknown fields are skipped.
     fn read_map(
         &mut self,
         reader: &mut MsgpackReader<'a>,
@@ -191,10 +183,10 @@ impl<'a> EventFields<'a> {
         let mut kind = None;
         for _ in 0..pairs {
             let MsgpackValue::Text(name) = reader.value()? else {
-                return Err(EventDecodeError::Unexpected("a member's name"));
+                return Err(EventDecodeError::Unexpected("a field name"));
             };
             match EventField::named(name) {
-                Some(member) => self.set(member, reader)?,
+                Some(field) => self.set(field, reader)?,
                 None if name == b"type" => kind = Some(EngineEventKind::from_value(reader.value()?)?),
                 None => {
                     reader.skip()?;
@@ -210,10 +202,10 @@ impl<'a> EventFields<'a> {
         length: u32,
     ) -> Result<EngineEventKind, EventDecodeError> {
         let kind = EngineEventKind::from_value(reader.value()?)?;
-        let mut members = kind.members().iter();
+        let mut fields = kind.fields().iter();
         for _ in 0..length {
-            match members.next() {
-                Some(&member) => self.set(member, reader)?,
+            match fields.next() {
+                Some(&field) => self.set(field, reader)?,
                 None => {
                     reader.skip()?;
                 }
@@ -222,21 +214,21 @@ impl<'a> EventFields<'a> {
         Ok(kind)
     }
 
-    /// Reads the value of a member. Nil leaves it unset.
-    fn set(&mut self, member: EventField, reader: &mut MsgpackReader<'a>) -> Result<(), EventDecodeError> {
+    /// Reads the value of a field. Nil leaves it unset.
+    fn set(&mut self, field: EventField, reader: &mut MsgpackReader<'a>) -> Result<(), EventDecodeError> {
         let start = *reader;
         if reader.value()? == MsgpackValue::Nil {
             return Ok(());
         }
         *reader = start;
-        let wrong = EventDecodeError::Unexpected;
-        match member {
+        let unexpected = EventDecodeError::Unexpected;
+        match field {
             EventField::Hashes => {
-                self.hashes = Some(BlockHashes::read(reader)?.ok_or(wrong("block_hashes"))?);
+                self.hashes = Some(BlockHashes::read(reader)?.ok_or(unexpected("block_hashes"))?);
             }
             EventField::Parent => {
                 let parent = BlockHash::from_value(reader.value()?);
-                self.parent = Some(parent.ok_or(wrong("parent_block_hash"))?);
+                self.parent = Some(parent.ok_or(unexpected("parent_block_hash"))?);
             }
             EventField::Tokens => self.tokens = TokenIds::read(reader)?,
             EventField::BlockSize => self.block_size = Some(number(reader, "block_size")?),
@@ -244,13 +236,13 @@ impl<'a> EventFields<'a> {
                 self.lora_id = Some(match reader.value()? {
                     MsgpackValue::Uint(id) => LoraAdapter::Id(id),
                     MsgpackValue::Text(name) => LoraAdapter::Name(utf8(name, "lora_id")?),
-                    _ => return Err(wrong("lora_id")),
+                    _ => return Err(unexpected("lora_id")),
                 });
             }
             EventField::Medium => self.medium = Some(StorageMedium::from_name(text(reader, "medium")?)),
             EventField::LoraName => self.lora_name = Some(text(reader, "lora_name")?),
             EventField::ExtraKeys => {
-                self.extra_keys = Some(ExtraKeys::read(reader)?.ok_or(wrong("extra_keys"))?);
+                self.extra_keys = Some(ExtraKeys::read(reader)?.ok_or(unexpected("extra_keys"))?);
             }
             EventField::CacheSalt => self.cache_salt = Some(text(reader, "cache_salt")?),
             EventField::Group => self.group = Some(number(reader, "group_idx")?),

@@ -1,24 +1,24 @@
-//! What can be wrong with an event.
+//! Errors of decoding events.
 
-/// Bytes are not the event that they should be.
+/// Why a message cannot be decoded as events.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum EventDecodeError {
-    /// A message has other frames than events have.
-    #[error("not the frames of an event: topic, 8-byte sequence number, payload")]
+    /// The message does not have the frames of an event message.
+    #[error("unexpected frames: an event message has a topic, an 8-byte sequence number and a payload")]
     Frames,
-    /// The payload ends too early.
+    /// The payload ends within a value.
     #[error("the payload ends in the middle of a value")]
     Truncated,
     /// The payload is not MessagePack, or not a batch.
     #[error("the payload is not a batch of events")]
     Malformed,
-    /// A member has another type than expected, or a number is out of range.
+    /// A field has an unexpected type, or a number is out of range.
     #[error("unexpected value of {0}")]
     Unexpected(&'static str),
-    /// A member that every such event has is missing.
+    /// A required field is missing.
     #[error("{0} is missing")]
     Missing(&'static str),
-    /// A kind of event that is not known. Newer engines may have more.
+    /// An unknown kind of event. Newer engines may send more kinds.
     #[error("unknown kind of event")]
     UnknownKind,
 }

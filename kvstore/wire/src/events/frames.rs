@@ -1,26 +1,25 @@
-//! The frames of one message.
+//! The ZeroMQ frames of one message.
 
 use super::EventDecodeError;
 
 /// Sequence number of a replay's end marker.
 const END: u64 = u64::MAX;
 
-/// A message of a publisher, or an answer of its replay socket.
+/// A message of a publisher, or a response of its replay socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EventFrames<'a> {
-    /// The topic; empty where the sender left it away, as old replay sockets do.
+    /// The topic; empty if the sender omits it, as old replay sockets do.
     pub topic: &'a [u8],
-    /// Counts a publisher's messages. A gap means lost ones, a smaller number a restart.
+    /// Sequence number of the message. A gap means lost messages, a smaller number a restart of the publisher.
     pub sequence: u64,
-    /// The batch.
     pub payload: &'a [u8],
 }
 
 impl<'a> EventFrames<'a> {
-    /// Takes the parts of a message. Parts before the topic (a replay's envelope) are passed over.
+    /// Parses the parts of a message. Parts before the topic (the envelope of a replay) are skipped.
     ///
     /// # Errors
-    /// [`EventDecodeError::EventFrames`].
+    /// [`EventDecodeError::Frames`].
     pub fn parse(parts: &'a [impl AsRef<[u8]>]) -> Result<Self, EventDecodeError> {
         let [before @ .., sequence, payload] = parts else { return Err(EventDecodeError::Frames) };
         let sequence = sequence.as_ref().try_into().map_err(|_| EventDecodeError::Frames)?;
@@ -31,7 +30,7 @@ impl<'a> EventFrames<'a> {
         })
     }
 
-    /// Whether this ends a replay, and carries no batch.
+    /// Whether this is the end marker of a replay, which has no batch.
     pub fn ends_replay(&self) -> bool {
         self.sequence == END && self.payload.is_empty()
     }
@@ -42,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_are_taken_from_the_end() {
+    fn sequence_and_payload_are_the_last_frames() {
         let seven = 7_u64.to_be_bytes();
         let parse = |parts: &[&'static [u8]]| {
             EventFrames::parse(parts).map(|frames| (frames.topic.to_vec(), frames.ends_replay()))

@@ -1,14 +1,14 @@
-//! Lists inside an event, read when they are asked for.
+//! Lists in an event, decoded lazily.
 
 use std::fmt;
 
 use super::EventDecodeError;
 use super::reader::{MsgpackReader, MsgpackValue};
 
-/// Shortest hash that travels as bytes. vLLM's are 16 (xxhash) and 32 (SHA-256) long.
+/// Minimum size of a hash sent as bytes. vLLM's are 16 (xxhash) and 32 (SHA-256) bytes long.
 const DIGEST_BYTES: usize = 8;
 
-/// An engine's name for a block and all before it. Equal only among engines with the same hash function and settings.
+/// An engine's hash of a block and all blocks before it. Comparable only among engines with the same hash function and settings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BlockHash<'a> {
     /// 64 bits. SGLang sends them signed; here they are unsigned with the same bits.
@@ -18,7 +18,7 @@ pub enum BlockHash<'a> {
 }
 
 impl<'a> BlockHash<'a> {
-    /// 64 bits of the hash: for a digest its last 8 bytes, which is what vLLM sends where it sends integers.
+    /// 64 bits of the hash: for a digest its last 8 bytes, which vLLM sends when it sends integers.
     pub fn low64(self) -> u64 {
         match self {
             Self::Int(hash) => hash,
@@ -36,7 +36,7 @@ impl<'a> BlockHash<'a> {
     }
 }
 
-/// Elements of an array that has been checked already.
+/// Elements of a validated array.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 struct MsgpackArray<'a> {
     length: u32,
@@ -44,8 +44,8 @@ struct MsgpackArray<'a> {
 }
 
 impl<'a> MsgpackArray<'a> {
-    /// Reads an array, all of whose elements `check` must take. `None` if it is none or has another element; then `reader` is
-    /// anywhere.
+    /// Reads an array and validates each element with `check`. `None` if the value is not an array or an element is rejected; the
+    /// position of `reader` is unspecified then.
     fn read(
         reader: &mut MsgpackReader<'a>,
         mut check: impl FnMut(&mut MsgpackReader<'a>) -> Result<bool, EventDecodeError>,
@@ -68,7 +68,7 @@ impl<'a> MsgpackArray<'a> {
         T: Default,
     {
         let mut reader = MsgpackReader::new(self.elements);
-        // Elements have been checked, so that nothing falls back to a default.
+        // The elements are validated, so the default is never used.
         (0..self.length).map(move |_| read(&mut reader).unwrap_or_default())
     }
 }
@@ -83,17 +83,15 @@ impl<'a> BlockHashes<'a> {
         Ok(list.map(Self))
     }
 
-    /// Number of blocks.
     pub fn len(&self) -> usize {
         self.0.length as usize
     }
 
-    /// Whether there is none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.0.length == 0
     }
 
-    /// The hashes in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = BlockHash<'a>> + use<'a> {
         self.0.iter(|reader| reader.value().ok().and_then(BlockHash::from_value))
     }
@@ -110,7 +108,7 @@ impl Default for BlockHash<'_> {
 pub struct TokenIds<'a>(MsgpackArray<'a>);
 
 impl<'a> TokenIds<'a> {
-    /// `None`, and past the value, if it is anything but an array of 32-bit numbers. (Speculative decoding may have pairs.)
+    /// `None`, with the value skipped, for anything but an array of 32-bit numbers. (Speculative decoding may send pairs.)
     pub(super) fn read(reader: &mut MsgpackReader<'a>) -> Result<Option<Self>, EventDecodeError> {
         let start = *reader;
         let list = MsgpackArray::read(reader, |reader| Ok(reader.small_uint()?.is_some()))?;
@@ -121,32 +119,30 @@ impl<'a> TokenIds<'a> {
         Ok(list.map(Self))
     }
 
-    /// Number of tokens.
     pub fn len(&self) -> usize {
         self.0.length as usize
     }
 
-    /// Whether there is none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.0.length == 0
     }
 
-    /// The tokens in order.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = u32> + use<'a> {
         self.0.iter(|reader| reader.small_uint().ok().flatten())
     }
 }
 
-/// What besides tokens went into the hashes of consecutive blocks: a cache salt, a LoRA's name, images.
+/// Inputs of the hashes of consecutive blocks other than tokens: a cache salt, a LoRA name, images.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct ExtraKeys<'a>(MsgpackArray<'a>);
 
-/// One such thing.
+/// One input of a hash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ExtraKey<'a> {
-    /// A text. vLLM sends salts and names untagged, so that only the rest of the event tells which it is.
+    /// A text. vLLM sends salts and names untagged: only other fields of the event distinguish them.
     Text(&'a str),
-    /// Anything else. A hash that depends on it cannot be computed again.
+    /// Any other value. A hash that depends on it cannot be recomputed.
     #[default]
     Opaque,
 }
@@ -160,22 +156,21 @@ impl<'a> ExtraKeys<'a> {
         Ok(list.map(Self))
     }
 
-    /// Number of blocks.
     pub fn len(&self) -> usize {
         self.0.length as usize
     }
 
-    /// Whether there is none.
+    /// Whether the list is empty.
     pub fn is_empty(&self) -> bool {
         self.0.length == 0
     }
 
-    /// Whether some block's hash depends on more than tokens.
+    /// Whether any block's hash depends on more than tokens.
     pub fn has_any(&self) -> bool {
         self.iter().any(|keys| keys.len() > 0)
     }
 
-    /// For each block what its hash depends on, which is mostly nothing.
+    /// Per block, the inputs of its hash, which are mostly empty.
     pub fn iter(
         &self,
     ) -> impl ExactSizeIterator<Item = impl ExactSizeIterator<Item = ExtraKey<'a>> + use<'a>> + use<'a> {

@@ -1,9 +1,9 @@
-//! Where a block lies.
+//! Storage media of blocks.
 
 use std::fmt;
 
-/// Where a block lies, in the publisher's words. Names are case-sensitive: vLLM's own host memory is `CPU`, but blocks that its
-/// Mooncake connector has put into the store are `cpu`.
+/// Storage medium of a block, by the publisher's name. Names are case-sensitive: vLLM's own host memory is `CPU`, but blocks that
+/// its Mooncake connector has put into the store are `cpu`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum StorageMedium<'a> {
     /// `GPU`: the engine's own KV cache, on CPU engines too.
@@ -12,17 +12,15 @@ pub enum StorageMedium<'a> {
     Cpu,
     /// `CPU_PINNED`: the engine's host memory (SGLang).
     CpuPinned,
-    /// `DISK`: the engine's disk.
     Disk,
-    /// `STORAGE`: behind a connector (vLLM).
+    /// `STORAGE`: external storage of a connector (vLLM).
     Storage,
-    /// `EXTERNAL`: a pool that engines share (SGLang).
+    /// `EXTERNAL`: a pool shared by engines (SGLang).
     External,
     /// `cpu`: memory of the Mooncake store.
     StoreMemory,
     /// `disk`: disk of the Mooncake store.
     StoreDisk,
-    /// Any other name.
     Other(&'a str),
 }
 
@@ -43,7 +41,7 @@ impl<'a> StorageMedium<'a> {
         NAMES.iter().find(|(_, known)| *known == name).map_or(Self::Other(name), |&(medium, _)| medium)
     }
 
-    /// The name that travels.
+    /// The name on the wire.
     pub fn name(self) -> &'a str {
         match self {
             Self::Other(name) => name,
@@ -63,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_kept() {
+    fn names_round_trip() {
         for name in ["GPU", "CPU", "CPU_PINNED", "DISK", "STORAGE", "EXTERNAL", "cpu", "disk", "REMOTE", ""] {
             assert_eq!(StorageMedium::from_name(name).name(), name);
         }

@@ -1,13 +1,13 @@
-//! KV events: what engines and the Mooncake master publish about the blocks that they hold.
+//! KV events: messages of engines and the Mooncake master about their cached blocks.
 //!
-//! All of them send three frames, [`EventFrames`]: a topic, a sequence number, and a MessagePack payload `[timestamp, [event…], dp_rank]`.
-//! Engines (vLLM, SGLang) describe blocks by hash and tokens: [`EngineEventBatch`]. The Mooncake master describes objects by key:
-//! [`mooncake::EngineEventBatch`]. Who subscribes knows which of the two it hears.
+//! All publishers send three frames, [`EventFrames`]: a topic, a sequence number, and a MessagePack payload
+//! `[timestamp, [event…], dp_rank]`. Engines (vLLM, SGLang) describe blocks by hash and tokens: [`EngineEventBatch`]. The Mooncake
+//! master describes objects by key: [`mooncake::StoreEventBatch`]. The subscriber must choose the right one of the two.
 //!
-//! [`encode_engine_batch`] writes what engines write; a gateway has no use for it, but simulated engines have.
+//! [`encode_engine_batch`] encodes payloads as engines do. It is used by simulated engines, not by the gateway.
 //!
-//! Decoding borrows from the payload and allocates nothing. A payload that is not MessagePack is refused as a whole; an event that is
-//! not understood is refused alone, and the others of its batch are still read.
+//! Decoding borrows from the payload and allocates nothing. A payload that is not MessagePack is rejected as a whole; an unsupported
+//! event is rejected alone, and the others of its batch are still decoded.
 
 mod batch;
 mod encode;

@@ -1,7 +1,7 @@
 //! Events of the Mooncake master, version 0.3.13 (`--enable_kv_events`).
 //!
-//! An event is a map. Engine-style members (`type`, `block_hashes`, …) stand beside the master's own, for subscribers that know only
-//! those. The master knows neither tokens nor hashes: only where a key is a plain 64-bit number is it given as a hash too.
+//! An event is a map. It contains engine-style fields (`type`, `block_hashes`, …) in addition to the master's own, for subscribers that
+//! support only those. The master has neither tokens nor hashes: only a key that is a plain 64-bit number is also sent as a hash.
 
 use super::batch::{RawEvents, split};
 use super::engine::text;
@@ -9,10 +9,10 @@ use super::reader::{MsgpackReader, MsgpackValue};
 use super::writer::MsgpackWriter;
 use super::{EventDecodeError, StorageMedium};
 
-/// The tenant of objects that were stored without one.
+/// The tenant of objects stored without a tenant.
 pub const DEFAULT_TENANT: &str = "default";
 
-/// Events that a master published together.
+/// A batch of events published by a master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreEventBatch<'a> {
     /// The master's clock, in milliseconds since 1970.
@@ -20,57 +20,53 @@ pub struct StoreEventBatch<'a> {
     events: RawEvents<'a>,
 }
 
-/// Something that happened to a master's objects.
+/// An event about a master's objects or segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreEvent<'a> {
-    /// Counts the master's events from 1 on.
+    /// Number of the event, from 1.
     pub id: u64,
     /// The master's clock, in milliseconds since 1970.
     pub timestamp_ms: u64,
-    /// Whose object.
     pub tenant: &'a str,
-    /// The name that was given to the master.
+    /// Backend id configured in the master.
     pub backend: &'a str,
-    /// What happened.
+    /// Kind of the event with its data.
     pub change: StoreEventKind<'a>,
 }
 
-/// What happened to a tenant's objects.
+/// Kinds of events of a master.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreEventKind<'a> {
     /// The first replica on this medium is complete.
     Stored(StoreEventObject<'a>),
-    /// The last replica on this medium is gone.
+    /// The last replica on this medium was removed.
     Removed(StoreEventObject<'a>),
-    /// All objects of the tenant are gone. 0.3.13 does not send this, later masters do.
+    /// All objects of the tenant were removed. Sent by masters after 0.3.13.
     Cleared,
-    /// Something happened to a segment, and so to all replicas that it has. No release of Mooncake sends this: who knows only
-    /// those passes over it, as over every other kind that is not known.
+    /// A segment changed, which affects all of its replicas. No release of Mooncake sends this; subscribers skip unknown kinds.
     Segment {
         /// The segment's name: its node's `host:port`.
         name: &'a str,
-        /// What happened.
         change: SegmentChange,
     },
 }
 
-/// What happened to a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SegmentChange {
-    /// It can be read and written from now on.
+    /// The segment is readable and writable.
     Mounted,
-    /// Its node is not heard of. Its objects are not handed out, but may come back.
+    /// Its node sends no heartbeats. Its objects are not returned to readers, but may recover.
     Silent,
-    /// Its node is heard of again, and so its objects can be read again.
+    /// Its node has recovered, so its objects are readable again.
     Recovered,
-    /// It is gone. That objects are gone with it is told of each.
+    /// The segment is lost. Each lost object has its own event.
     Lost,
 }
 
 impl SegmentChange {
     const ALL: [Self; 4] = [Self::Mounted, Self::Silent, Self::Recovered, Self::Lost];
 
-    /// The names that travel, of the master's own style and of the engines'.
+    /// Names on the wire: the master's and the engine-style one.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Self::Mounted => ("segment_mounted", "SegmentMounted"),
@@ -81,23 +77,22 @@ impl SegmentChange {
     }
 
     fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|it| it.names().0 == name)
+        Self::ALL.into_iter().find(|change| change.names().0 == name)
     }
 }
 
 /// An object on a medium.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreEventObject<'a> {
-    /// The object's key.
     pub key: &'a str,
-    /// The group that it was stored in. An empty name is none.
+    /// Group of the object. An empty name means none.
     pub group: Option<&'a str>,
-    /// [`StorageMedium::StoreMemory`] or [`StorageMedium::StoreDisk`].
+    /// Storage medium: [`StorageMedium::StoreMemory`] or [`StorageMedium::StoreDisk`].
     pub medium: StorageMedium<'a>,
 }
 
 impl<'a> StoreEventBatch<'a> {
-    /// Reads the payload of a message. The whole of it is checked to be MessagePack; events are read by [`events`](Self::events).
+    /// Decodes the payload of a message. All of it is validated as MessagePack; [`events`](Self::events) decodes the events.
     ///
     /// # Errors
     /// [`EventDecodeError::Truncated`] or [`EventDecodeError::Malformed`].
@@ -108,7 +103,7 @@ impl<'a> StoreEventBatch<'a> {
         }
     }
 
-    /// The events in order. One that is not understood is an error; the rest can be read all the same.
+    /// The events in order. An unsupported event yields an error; the others are still decoded.
     pub fn events(
         &self,
     ) -> impl ExactSizeIterator<Item = Result<StoreEvent<'a>, EventDecodeError>> + use<'a> {
@@ -116,7 +111,7 @@ impl<'a> StoreEventBatch<'a> {
     }
 }
 
-/// Appends a payload of these events, byte for byte as a master sends it.
+/// Appends a payload with these events, identical to a master's bytes.
 pub fn encode_batch(timestamp_ms: u64, events: &[StoreEvent<'_>], out: &mut Vec<u8>) {
     let mut writer = MsgpackWriter::new(out);
     writer.array(3);
@@ -125,7 +120,7 @@ pub fn encode_batch(timestamp_ms: u64, events: &[StoreEvent<'_>], out: &mut Vec<
     for event in events {
         event.write(&mut writer);
     }
-    // The data-parallel rank, which a master does not have.
+    // The data-parallel rank, which is always 0.
     writer.uint(0);
 }
 
@@ -137,7 +132,7 @@ impl<'a> StoreEvent<'a> {
         let mut segment = None;
         for _ in 0..pairs {
             let MsgpackValue::Text(name) = reader.value()? else {
-                return Err(EventDecodeError::Unexpected("a member's name"));
+                return Err(EventDecodeError::Unexpected("a field name"));
             };
             match name {
                 b"event_id" => id = uint(reader, "event_id")?,
@@ -223,11 +218,11 @@ impl<'a> StoreEvent<'a> {
 }
 
 impl StoreEventObject<'_> {
-    /// The key as a hash, if it is a 64-bit number in decimal or with `0x` before it.
+    /// The key as a hash, if it is a 64-bit number in decimal or hexadecimal with `0x`.
     pub fn hash(&self) -> Option<u64> {
         let hex = self.key.strip_prefix("0x").or_else(|| self.key.strip_prefix("0X"));
         let (digits, radix) = hex.map_or((self.key, 10), |hex| (hex, 16));
-        // A sign, which `from_str_radix` would take, is none of a hash.
+        // Rejects a sign, which `from_str_radix` accepts.
         let digits = Some(digits).filter(|digits| digits.chars().all(|digit| digit.is_digit(radix)))?;
         u64::from_str_radix(digits, radix).ok()
     }
@@ -247,7 +242,7 @@ impl StoreEventObject<'_> {
     }
 }
 
-/// A member that is a text or nil.
+/// Writes a field that is a text or nil.
 fn member(writer: &mut MsgpackWriter<'_>, name: &str, value: Option<&str>) {
     writer.text(name);
     match value {
@@ -285,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn only_plain_numbers_are_hashes() {
+    fn only_plain_64_bit_numbers_are_hashes() {
         assert_eq!(object("12345678901234567890").hash(), Some(12_345_678_901_234_567_890));
         assert_eq!(object("0xdeadbeef").hash(), Some(0xdead_beef));
         assert_eq!(object("0XFF").hash(), Some(0xff));
@@ -310,8 +305,8 @@ mod tests {
 
     proptest! {
         #[test]
-        #[cfg_attr(miri, ignore = "strings made from a regular expression take minutes")]
-        fn events_survive_the_round_trip(
+        #[cfg_attr(miri, ignore = "generating strings from a regular expression takes minutes")]
+        fn events_round_trip(
             timestamp_ms: u64,
             changes in prop::collection::vec((any::<u64>(), any::<u64>(), name(), name(), change()), 0..8),
         ) {

@@ -1,7 +1,7 @@
-//! MessagePack over a byte slice: only what events need, without copies.
+//! MessagePack decoding of a byte slice without copies, limited to the needs of events.
 //!
-//! Nothing is allocated and nothing recurses, so neither a declared length nor nesting can hurt. What is skipped is checked to be
-//! complete, but strings that nobody asks for are not checked to be UTF-8.
+//! Decoding neither allocates nor recurses, so declared lengths and nesting are harmless. Skipped values are checked for completeness,
+//! but skipped strings are not checked for UTF-8.
 
 use super::EventDecodeError;
 
@@ -10,20 +10,18 @@ use super::EventDecodeError;
 pub(crate) enum MsgpackValue<'a> {
     Nil,
     Bool(bool),
-    /// A number from 0 on, however it was packed.
+    /// A non-negative number in any encoding.
     Uint(u64),
-    /// A number below 0.
     Negative(i64),
     Float(f64),
     Text(&'a [u8]),
     Binary(&'a [u8]),
     Array(u32),
-    /// Number of pairs.
+    /// Map head, with the number of pairs.
     Map(u32),
     Extension,
 }
 
-/// Reads one value after the other.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct MsgpackReader<'a> {
     rest: &'a [u8],
@@ -72,7 +70,7 @@ impl<'a> MsgpackReader<'a> {
         })
     }
 
-    /// A number of at most 32 bits from 0 on, as tokens are; `None` for any other value, of which nothing or a part has been read.
+    /// An unsigned number of at most 32 bits, such as a token; `None` for any other value, which may be read partly.
     #[inline]
     pub(crate) fn small_uint(&mut self) -> Result<Option<u32>, EventDecodeError> {
         let (number, rest) = match *self.rest {
@@ -90,7 +88,7 @@ impl<'a> MsgpackReader<'a> {
         Ok(Some(number))
     }
 
-    /// Passes over a whole value with all that is inside, and returns its bytes.
+    /// Skips a whole value with its contents, and returns its bytes.
     pub(crate) fn skip(&mut self) -> Result<&'a [u8], EventDecodeError> {
         let start = *self;
         let mut open = 1_u64;
@@ -107,7 +105,7 @@ impl<'a> MsgpackReader<'a> {
                 MsgpackValue::Map(pairs) => open += 2 * u64::from(pairs),
                 _ => {}
             }
-            // Each value needs a byte at least.
+            // Each value takes at least one byte.
             if open > self.rest.len() as u64 {
                 return Err(EventDecodeError::Truncated);
             }
@@ -115,17 +113,17 @@ impl<'a> MsgpackReader<'a> {
         Ok(self.since(&start))
     }
 
-    /// What has been read since this reader was a copy of `start`.
+    /// The bytes read since this reader was copied to `start`.
     pub(crate) fn since(&self, start: &Self) -> &'a [u8] {
         start.rest.get(..start.rest.len() - self.rest.len()).unwrap_or_default()
     }
 
-    /// What has not been read yet.
+    /// The bytes not read yet.
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// What a length of 1, 2 or 4 bytes precedes.
+    /// Bytes preceded by a length of 1, 2 or 4 bytes.
     fn sized(&mut self, width: u8) -> Result<&'a [u8], EventDecodeError> {
         let length = self.length(width)?;
         self.bytes(length)
@@ -153,7 +151,7 @@ impl<'a> MsgpackReader<'a> {
     }
 }
 
-/// Bytes of a value, by its marker. 0: more than the marker has to be looked at.
+/// Size of a value by its marker; 0 if it depends on more than the marker.
 const WIDTHS: [u8; 256] = {
     let mut widths = [0; 256];
     let mut marker = 0;
@@ -189,7 +187,7 @@ mod tests {
 
     /// Examples of each family of the specification.
     #[test]
-    fn every_form_is_read() {
+    fn every_encoding_is_read() {
         for (bytes, value) in [
             (&[0x7f][..], MsgpackValue::Uint(127)),
             (&[0xff], MsgpackValue::Negative(-1)),
@@ -242,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn skipping_neither_recurses_nor_believes_lengths() {
+    fn skipping_neither_recurses_nor_trusts_lengths() {
         let depth = if cfg!(miri) { 1_000 } else { 1_000_000 };
         let mut deep = vec![0x91; depth];
         assert_eq!(MsgpackReader::new(&deep).skip(), Err(EventDecodeError::Truncated));

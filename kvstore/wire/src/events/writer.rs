@@ -1,6 +1,6 @@
-//! MessagePack as msgpack-c and msgspec pack it: every number and length in its shortest form.
+//! MessagePack encoding as in msgpack-c and msgspec: every number and length in its shortest form.
 
-/// Appends values.
+/// Appends MessagePack values to a buffer.
 pub(crate) struct MsgpackWriter<'o> {
     out: &'o mut Vec<u8>,
 }
@@ -35,7 +35,7 @@ impl<'o> MsgpackWriter<'o> {
         }
     }
 
-    /// A double: there is no shorter form that both libraries choose.
+    /// Always a double: both libraries write floats with 64 bits.
     pub(crate) fn float(&mut self, number: f64) {
         self.put(0xcb, number.to_be_bytes());
     }
@@ -95,8 +95,8 @@ mod tests {
 
     proptest! {
         #[test]
-        #[cfg_attr(miri, ignore = "strings made from a regular expression take minutes")]
-        fn what_is_written_can_be_read(number: i64, shift in 0_u32..64, text in ".{0,400}", float in -1e12..1e12) {
+        #[cfg_attr(miri, ignore = "generating strings from a regular expression takes minutes")]
+        fn written_values_are_read_back(number: i64, shift in 0_u32..64, text in ".{0,400}", float in -1e12..1e12) {
             let number = number >> shift;
             let bytes = written(|writer| writer.int(number));
             let expected = u64::try_from(number).map_or(MsgpackValue::Negative(number), MsgpackValue::Uint);

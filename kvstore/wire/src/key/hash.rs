@@ -1,41 +1,39 @@
-//! Hashes of pages.
+//! Hashes of blocks in keys.
 
 use std::fmt;
 
-/// The hash by which an engine knows a page and all that comes before it: 1 to 32 bytes.
+/// An engine's hash of a block and all blocks before it: 1 to 32 bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockKeyHash {
-    /// The hash, filled up with zeros.
+    /// The hash, padded with zeros.
     bytes: [u8; Self::MAX_SIZE],
     size: u8,
 }
 
 impl BlockKeyHash {
-    /// Bytes of the longest hash, SHA-256.
+    /// Maximum size in bytes (SHA-256).
     pub const MAX_SIZE: usize = 32;
 
-    /// A hash of these bytes, or nothing if there are none or too many.
+    /// A hash of these bytes; `None` if there are none or more than 32.
     pub fn new(hash: &[u8]) -> Option<Self> {
         let mut bytes = [0; Self::MAX_SIZE];
         bytes.get_mut(..hash.len())?.copy_from_slice(hash);
         Some(Self { bytes, size: u8::try_from(hash.len()).ok().filter(|size| *size > 0)? })
     }
 
-    /// The hash that lower-case hexadecimal digits stand for.
     pub fn from_hex(digits: &str) -> Option<Self> {
         let (pairs, odd) = digits.as_bytes().as_chunks();
         if !odd.is_empty() || pairs.is_empty() {
             return None;
         }
         let mut bytes = [0; Self::MAX_SIZE];
-        let places = bytes.get_mut(..pairs.len())?;
-        for (place, [high, low]) in places.iter_mut().zip(pairs) {
-            *place = nibble(*high)? << 4 | nibble(*low)?;
+        let targets = bytes.get_mut(..pairs.len())?;
+        for (byte, [high, low]) in targets.iter_mut().zip(pairs) {
+            *byte = nibble(*high)? << 4 | nibble(*low)?;
         }
         Some(Self { bytes, size: u8::try_from(pairs.len()).ok()? })
     }
 
-    /// Its bytes.
     pub fn as_bytes(&self) -> &[u8] {
         self.bytes.get(..usize::from(self.size)).unwrap_or_default()
     }
@@ -55,7 +53,7 @@ impl From<[u8; 32]> for BlockKeyHash {
     }
 }
 
-/// As lower-case hexadecimal digits.
+/// Formats the hash as lower-case hexadecimal digits.
 impl fmt::Display for BlockKeyHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const DIGITS: &[u8; 16] = b"0123456789abcdef";

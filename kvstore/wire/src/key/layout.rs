@@ -1,80 +1,71 @@
-//! Into which objects a model's pages are divided.
+//! Key layouts: the objects into which a model's blocks are divided.
 
 use super::{
     BlockKeyHash, BlockPart, LmcachePart, ObjectKey, SglangPart, SglangRanks, SglangTensor, VllmPart,
 };
 
-/// How a model's attention is cached.
+/// Kind of attention, which determines the KV cache's layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttentionKind {
-    /// Keys and values of heads, which are divided among tensor-parallel ranks.
+    /// Keys and values per head, divided among tensor-parallel ranks.
     Mha,
-    /// One latent for all heads, equal on all tensor-parallel ranks and stored once.
+    /// One latent for all heads, identical on all tensor-parallel ranks and stored once.
     Mla,
 }
 
-/// Which releases of SGLang make keys of a form.
+/// Key format of SGLang releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SglangKeyFormat {
     /// 0.5.3 to 0.5.6: no pipeline ranks.
     V0_5_3,
-    /// Since 0.5.10.
+    /// Since 0.5.10: with pipeline ranks.
     V0_5_10,
 }
 
-/// Which objects exist for each page of a model. All of them are needed to load the page.
+/// The objects of each block of a model. All of them are needed to load the block.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum KeyLayout {
-    /// SGLang's HiCache.
     Sglang {
-        /// Before the hash; empty before 0.5.23. See [`KeyLayout::sglang_prefix`].
+        /// Prefix before the hash; empty before 0.5.23. See [`KeyLayout::sglang_prefix`].
         prefix: String,
-        /// How the model is cached.
+        /// Attention kind of the model.
         attention: AttentionKind,
-        /// Tensor-parallel ranks, or the least common multiple of theirs where engines of several sizes share
-        /// pages.
+        /// Number of tensor-parallel ranks, or their least common multiple if engines of several sizes share blocks.
         tp_size: u32,
-        /// Pipeline ranks.
         pp_size: u32,
-        /// Which form keys have.
         form: SglangKeyFormat,
     },
-    /// vLLM's `MooncakeStoreConnector`.
     Vllm {
-        /// `[prefix@]` and the last component of the model's path.
+        /// `[prefix@]` and the last path component of the model.
         namespace: String,
-        /// Tensor-parallel ranks.
         tp_size: u32,
-        /// Ranks of context parallelism in prefill.
+        /// Number of prefill context-parallel ranks.
         pcp_size: u32,
-        /// Ranks of context parallelism in decode, into which the tensor-parallel ranks are grouped.
+        /// Number of decode context-parallel ranks, into which the tensor-parallel ranks are grouped.
         dcp_size: u32,
-        /// Pipeline ranks.
         pp_size: u32,
-        /// Groups of layers.
         groups: u32,
     },
     /// LMCache with one process per engine.
     Lmcache {
-        /// The model.
         model: String,
-        /// How many workers there are, each with its part.
+        /// Number of workers, each of which stores one part.
         world_size: u32,
-        /// The type of the cache's numbers.
+        /// Data type of the KV cache.
         dtype: String,
-        /// Tags as `name%value`, with `@` between them.
+        /// Tags in the form `name%value`, separated by `@`.
         tags: String,
     },
 }
 
 impl KeyLayout {
-    /// SGLang's prefix since 0.5.23, from its `extra_backend_tag` and the model's served name.
+    /// SGLang's key prefix since 0.5.23, from its `extra_backend_tag` and the served model name.
     pub fn sglang_prefix(tag: Option<&str>, model: &str) -> String {
         let model = model.replace('/', "-");
         tag.map_or_else(|| model.clone(), |tag| format!("{tag}_{model}"))
     }
 
-    /// How many objects a page has.
+    /// Number of objects per block.
     pub fn parts_per_page(&self) -> u64 {
         let product = |sizes: &[u32]| {
             sizes.iter().fold(1_u64, |product, size| product.saturating_mul(u64::from(*size)))
@@ -95,8 +86,7 @@ impl KeyLayout {
         }
     }
 
-    /// The keys of all objects of a page. For LMCache only the first 8 bytes of the hash count, as a number that
-    /// is not negative.
+    /// Keys of all objects of a block. For LMCache only the first 8 bytes of the hash are used, as a non-negative number.
     pub fn keys(&self, page: BlockKeyHash) -> impl Iterator<Item = ObjectKey<'_>> {
         let namespace = match self {
             Self::Sglang { prefix: namespace, .. }
@@ -110,7 +100,7 @@ impl KeyLayout {
         })
     }
 
-    /// The part with that index, which is below [`KeyLayout::parts_per_page`].
+    /// The part with this index, which must be below [`KeyLayout::parts_per_page`].
     fn part(&self, index: u64) -> BlockPart<'_> {
         match self {
             Self::Sglang { attention, pp_size, form, .. } => {
@@ -138,12 +128,12 @@ impl KeyLayout {
     }
 }
 
-/// Takes the lowest digit off a number with digits below `base`.
+/// Removes and returns the lowest digit of a number in this base.
 fn digit(rest: &mut u64, base: u32) -> u32 {
     let base = u64::from(base.max(1));
     let digit = *rest % base;
     *rest /= base;
-    // It is below `base`.
+    // A digit is below `base`, which is a u32.
     u32::try_from(digit).unwrap_or(u32::MAX)
 }
 

@@ -5,33 +5,31 @@ use std::fmt;
 
 use super::{BlockKeyHash, BlockPart, ObjectKey, decimal, hexadecimal};
 
-/// A part of a page as LMCache stores it. The page's hash has 8 bytes, big-endian.
+/// One part of a block, as LMCache stores it. The block's hash has 8 bytes, big-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LmcachePart<'k> {
-    /// How many workers there are.
     pub world_size: u32,
-    /// Whose part.
+    /// Index of the worker that stored the part.
     pub worker: u32,
-    /// Whether the hash is written as a negative number. Its bytes are in two's complement then.
+    /// Whether the hash is written as a negative number. Its bytes are the two's complement then.
     pub negative: bool,
-    /// The type of the cache's numbers.
+    /// Data type of the KV cache.
     pub dtype: &'k str,
-    /// Tags as `name%value`, with `@` between them; often empty.
+    /// Tags in the form `name%value`, separated by `@`; often empty.
     pub tags: &'k str,
 }
 
-/// A part of a page as LMCache's multi-process server stores it.
+/// One part of a block, as LMCache's multi-process server stores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LmcacheMpPart<'k> {
-    /// Whose part.
+    /// Rank that stored the part.
     pub kv_rank: u32,
-    /// The group of layers.
+    /// Index of the layer group.
     pub group: u64,
-    /// The salt; often empty.
     pub salt: &'k str,
 }
 
-/// Digits of a rank in a key of the multi-process server, which fills it up with zeros.
+/// Digits of a rank in a key of the multi-process server, padded with zeros.
 const KV_RANK_DIGITS: usize = 8;
 
 pub(super) fn parse(key: &str) -> Option<ObjectKey<'_>> {
@@ -42,7 +40,7 @@ pub(super) fn parse(key: &str) -> Option<ObjectKey<'_>> {
     parse_mp(namespace, rest).or_else(|| parse_single(namespace, rest))
 }
 
-/// What follows the first `@`, or nothing if there is none. A trailing `@` is not what LMCache writes.
+/// Splits at the first `@`; without one the second part is empty. `None` for a trailing `@`, which LMCache does not write.
 fn split_optional(text: &str) -> Option<(&str, &str)> {
     match text.split_once('@') {
         Some((_, "")) => None,
@@ -54,14 +52,14 @@ fn split_optional(text: &str) -> Option<(&str, &str)> {
 fn parse_mp<'k>(namespace: &'k str, rest: &'k str) -> Option<ObjectKey<'k>> {
     let (kv_rank, rest) = rest.split_once('@')?;
     let (group, rest) = rest.split_once('@')?;
-    let (page, salt) = split_optional(rest)?;
+    let (hash, salt) = split_optional(rest)?;
     if kv_rank.len() != KV_RANK_DIGITS {
         return None;
     }
     let kv_rank = BlockKeyHash::from_hex(kv_rank)?;
     let kv_rank = u32::from_be_bytes(*kv_rank.as_bytes().first_chunk()?);
     let part = BlockPart::LmcacheMp(LmcacheMpPart { kv_rank, group: hexadecimal(group)?, salt });
-    Some(ObjectKey { namespace, hash: BlockKeyHash::from_hex(page)?, part })
+    Some(ObjectKey { namespace, hash: BlockKeyHash::from_hex(hash)?, part })
 }
 
 fn parse_single<'k>(namespace: &'k str, rest: &'k str) -> Option<ObjectKey<'k>> {
@@ -88,17 +86,17 @@ fn negative_hash(magnitude: u64) -> Option<u64> {
 
 pub(super) fn format(
     namespace: &str,
-    page: &BlockKeyHash,
+    hash: &BlockKeyHash,
     part: &LmcachePart<'_>,
     f: &mut fmt::Formatter<'_>,
 ) -> fmt::Result {
     let LmcachePart { world_size, worker, negative, dtype, tags } = part;
-    let hash = u64::from_be_bytes(*page.as_bytes().first_chunk().ok_or(fmt::Error)?);
+    let number = u64::from_be_bytes(*hash.as_bytes().first_chunk().ok_or(fmt::Error)?);
     write!(f, "{namespace}@{world_size}@{worker}@")?;
     if *negative {
-        write!(f, "-{:x}", hash.wrapping_neg())?;
+        write!(f, "-{:x}", number.wrapping_neg())?;
     } else {
-        write!(f, "{hash:x}")?;
+        write!(f, "{number:x}")?;
     }
     write!(f, "@{dtype}")?;
     if tags.is_empty() { Ok(()) } else { write!(f, "@{tags}") }
@@ -106,11 +104,11 @@ pub(super) fn format(
 
 pub(super) fn format_mp(
     namespace: &str,
-    page: &BlockKeyHash,
+    hash: &BlockKeyHash,
     part: &LmcacheMpPart<'_>,
     f: &mut fmt::Formatter<'_>,
 ) -> fmt::Result {
     let LmcacheMpPart { kv_rank, group, salt } = part;
-    write!(f, "{namespace}@{kv_rank:08x}@{group:x}@{page}")?;
+    write!(f, "{namespace}@{kv_rank:08x}@{group:x}@{hash}")?;
     if salt.is_empty() { Ok(()) } else { write!(f, "@{salt}") }
 }

@@ -1,8 +1,8 @@
-//! The keys under which engines store pages of their KV cache.
+//! Keys under which engines store blocks of their KV cache.
 //!
-//! A page is stored as one or several objects, one for every rank and perhaps for keys and values. Their keys
-//! have a namespace (at least the model), the page's hash and the part in common, in an order that depends on
-//! the engine. Nothing here allocates.
+//! A block is stored as one or several objects: one per rank, possibly with separate keys and values. Each key contains a
+//! namespace (at least the model), the block's hash and the part, in an order that depends on the engine. Nothing here
+//! allocates.
 
 mod hash;
 mod layout;
@@ -18,33 +18,27 @@ pub use lmcache::{LmcacheMpPart, LmcachePart};
 pub use sglang::{SglangPart, SglangRanks, SglangTensor};
 pub use vllm::VllmPart;
 
-/// The key of an object that holds a page or a part of one.
+/// Key of an object that contains a block or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ObjectKey<'k> {
-    /// What comes before the page's hash or the first rank: the model, perhaps with a prefix. Empty for SGLang
-    /// up to 0.5.10.
+    /// The text before the block's hash or the first rank: the model, possibly with a prefix. Empty for SGLang up to 0.5.10.
     pub namespace: &'k str,
-    /// Which page.
     pub hash: BlockKeyHash,
-    /// Which part of the page.
+    /// Part of the block that the object contains.
     pub part: BlockPart<'k>,
 }
 
-/// Which part of a page an object holds, in the terms of the engine that stored it.
+/// Part of a block, in the terms of the engine that stored it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlockPart<'k> {
-    /// SGLang's HiCache.
     Sglang(SglangPart),
-    /// vLLM's `MooncakeStoreConnector`.
     Vllm(VllmPart),
-    /// LMCache.
     Lmcache(LmcachePart<'k>),
-    /// LMCache's multi-process server.
     LmcacheMp(LmcacheMpPart<'k>),
 }
 
 impl<'k> ObjectKey<'k> {
-    /// Takes a key apart, or nothing if no engine that is known makes such keys.
+    /// Parses a key; `None` if no supported engine writes such keys.
     pub fn parse(key: &'k str) -> Option<Self> {
         vllm::parse(key).or_else(|| sglang::parse(key)).or_else(|| lmcache::parse(key))
     }

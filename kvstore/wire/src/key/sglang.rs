@@ -7,39 +7,33 @@ use super::{BlockKeyHash, BlockPart, ObjectKey, decimal};
 /// Digits of a SHA-256 hash.
 const HASH_DIGITS: usize = 64;
 
-/// A part of a page as SGLang stores it.
+/// One part of a block, as SGLang stores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SglangPart {
-    /// Whose part.
+    /// Ranks that stored the part.
     pub ranks: SglangRanks,
-    /// Which tensor.
+    /// Tensor that the part contains.
     pub tensor: SglangTensor,
 }
 
-/// The ranks in a key. A single number is ambiguous without the model's layout.
+/// The ranks in a key. A single number is ambiguous without the model's [`super::KeyLayout`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SglangRanks {
-    /// None: MLA up to 0.5.6.
+    /// No ranks: MLA up to 0.5.6.
     Absent,
-    /// An empty place for the pipeline rank: MLA since 0.5.10 without pipeline parallelism.
+    /// An empty pipeline rank: MLA since 0.5.10 without pipeline parallelism.
     Empty,
     /// The tensor-parallel rank of MHA without pipeline parallelism, or the pipeline rank of MLA.
     One(u32),
     /// The ranks of MHA with pipeline parallelism.
-    Two {
-        /// The tensor-parallel rank.
-        tp: u32,
-        /// The pipeline rank.
-        pp: u32,
-    },
+    Two { tp: u32, pp: u32 },
 }
 
-/// What of attention an object holds.
+/// The attention tensor in an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SglangTensor {
-    /// Keys, or with MLA the whole latent.
+    /// Keys, or the complete latent of MLA.
     Key,
-    /// Values.
     Value,
 }
 
@@ -50,7 +44,7 @@ pub(super) fn parse(key: &str) -> Option<ObjectKey<'_>> {
         _ => return None,
     };
     let (namespace, page, ranks) = ranks(rest)?;
-    // With MLA there are no values apart from the keys.
+    // MLA has no separate values.
     let exists =
         tensor == SglangTensor::Key || matches!(ranks, SglangRanks::One(_) | SglangRanks::Two { .. });
     exists.then_some(ObjectKey {

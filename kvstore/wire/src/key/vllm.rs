@@ -4,23 +4,21 @@ use std::fmt;
 
 use super::{BlockKeyHash, BlockPart, ObjectKey, decimal};
 
-/// A part of a page as vLLM stores it.
+/// One part of a block, as vLLM stores it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct VllmPart {
-    /// The tensor-parallel rank.
     pub tp: u32,
-    /// The rank of context parallelism in prefill.
+    /// Rank of prefill context parallelism.
     pub pcp: u32,
-    /// The rank of context parallelism in decode.
+    /// Rank of decode context parallelism.
     pub dcp: u32,
-    /// The pipeline rank.
     pub pp: u32,
-    /// The group of layers that share a block size.
+    /// KV-cache group: layers with the same block size.
     pub group: u32,
 }
 
 pub(super) fn parse(key: &str) -> Option<ObjectKey<'_>> {
-    let (rest, page) = key.rsplit_once('@')?;
+    let (rest, hash) = key.rsplit_once('@')?;
     let (rest, group) = field(rest, "group:")?;
     let (rest, pp) = field(rest, "pp_rank:")?;
     let (rest, dcp) = field(rest, "dcp")?;
@@ -30,10 +28,10 @@ pub(super) fn parse(key: &str) -> Option<ObjectKey<'_>> {
         return None;
     }
     let part = BlockPart::Vllm(VllmPart { tp, pcp, dcp, pp, group });
-    Some(ObjectKey { namespace, hash: BlockKeyHash::from_hex(page)?, part })
+    Some(ObjectKey { namespace, hash: BlockKeyHash::from_hex(hash)?, part })
 }
 
-/// The last field, which has this name, and what comes before it.
+/// Splits off the last field, which must have this name, and returns the rest and its value.
 fn field<'k>(text: &'k str, name: &str) -> Option<(&'k str, u32)> {
     let (rest, field) = text.rsplit_once('@')?;
     Some((rest, decimal(field.strip_prefix(name)?)?))
@@ -41,10 +39,10 @@ fn field<'k>(text: &'k str, name: &str) -> Option<(&'k str, u32)> {
 
 pub(super) fn format(
     namespace: &str,
-    page: &BlockKeyHash,
+    hash: &BlockKeyHash,
     part: &VllmPart,
     f: &mut fmt::Formatter<'_>,
 ) -> fmt::Result {
     let VllmPart { tp, pcp, dcp, pp, group } = part;
-    write!(f, "{namespace}@tp_rank:{tp}@pcp{pcp}@dcp{dcp}@pp_rank:{pp}@group:{group}@{page}")
+    write!(f, "{namespace}@tp_rank:{tp}@pcp{pcp}@dcp{dcp}@pp_rank:{pp}@group:{group}@{hash}")
 }

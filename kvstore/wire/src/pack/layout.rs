@@ -1,23 +1,21 @@
-//! Layouts as tables: which fields a struct has on the wire, in which order, and since which release.
+//! Macros that declare layouts: the fields of a struct in wire order, with the first release of each.
 
 use super::{Pack, Unpack};
 use crate::dialect::Dialect;
 
-/// The literal of the field that `_field` gives access to.
+/// Appends the literal of the field that `_field` returns.
 pub(crate) fn field_literal<T, F: Pack>(_field: fn(&T) -> &F, dialect: Dialect, out: &mut Vec<u8>) {
     F::literal(dialect, out);
 }
 
-/// The least size of the field that `_field` gives access to.
+/// Minimum size of the field that `_field` returns.
 pub(crate) fn field_min_size<'a, T, F: Unpack<'a>>(_field: fn(&T) -> &F, dialect: Dialect) -> usize {
     F::min_size(dialect)
 }
 
-/// Gives a struct its form on the wire: `layout! { Name<S> { field, field since V0_3_12, … } }`, in the order of
-/// the wire.
+/// Declares the wire layout of a struct: `layout! { Name<S> { field, field since V0_3_12, … } }`, in wire order.
 ///
-/// A field with `since` is left out in older dialects, and has its default when read there, or the value after
-/// `or`.
+/// A field with `since` is omitted in older dialects; when read in those, it has its default or the value after `or`.
 macro_rules! layout {
     (@since) => { $crate::Dialect::OLDEST };
     (@since $since:ident) => { $crate::Dialect::$since };
@@ -37,7 +35,7 @@ macro_rules! layout {
         $out.push($crate::pack::type_marker::END);
         let _ = $count;
     };
-    // Several arguments are packed as one tuple, a single one as itself, and none as nothing.
+    // Several arguments are packed as a tuple, a single one as itself, and none as an empty body.
     (@arguments $out:ident, $count:ident, $body:block) => {
         let start = $out.len();
         $out.push($crate::pack::type_marker::STRUCT);
@@ -59,7 +57,7 @@ macro_rules! layout {
                 let mut count = 0;
                 $crate::pack::layout!(@$kind out, count, {
                     $(if dialect >= $crate::pack::layout!(@since $($since)?) {
-                        $crate::pack::field_literal(|it: &Self| &it.$field, dialect, out);
+                        $crate::pack::field_literal(|value: &Self| &value.$field, dialect, out);
                         count += 1;
                     })+
                 });
@@ -80,7 +78,7 @@ macro_rules! layout {
             fn min_size(dialect: $crate::Dialect) -> usize {
                 let mut size = 0;
                 $(if dialect >= $crate::pack::layout!(@since $($since)?) {
-                    size += $crate::pack::field_min_size(|it: &Self| &it.$field, dialect);
+                    size += $crate::pack::field_min_size(|value: &Self| &value.$field, dialect);
                 })+
                 size
             }
@@ -103,7 +101,7 @@ macro_rules! arguments {
     };
 }
 
-/// A number with names: an enum of Mooncake's, in which unknown numbers survive.
+/// A number with names: an enum of Mooncake that preserves unknown numbers.
 macro_rules! wire_code {
     (
         $(#[$meta:meta])*
@@ -119,7 +117,7 @@ macro_rules! wire_code {
         impl $name {
             $($(#[$code_meta])* pub const $code: Self = Self($value);)+
 
-            /// The name that Mooncake gives this number.
+            /// Mooncake's name of this number.
             pub fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some(stringify!($code)),)+
@@ -127,7 +125,7 @@ macro_rules! wire_code {
                 }
             }
 
-            /// The number of that name.
+            /// The number with this name.
             pub fn from_name(name: &str) -> Option<Self> {
                 match name {
                     $(stringify!($code) => Some(Self::$code),)+

@@ -1,10 +1,9 @@
-//! Values in the form of yalantinglibs' `struct_pack`, as Mooncake uses it.
+//! The `struct_pack` encoding of yalantinglibs, as used by Mooncake.
 //!
-//! A packed value is a 32-bit head, at times a byte of metadata, and the fields one after another, little-endian
-//! and without names. The head is a hash of the type's literal, so both sides must agree on the layout exactly.
-//! All lengths of one value have the same width, chosen by the longest of them. Builds of Mooncake for
-//! debugging, which includes the wheels that everybody installs, send the literal too; it is checked if it is
-//! there and never sent.
+//! A packed value is a 32-bit head, an optional byte of metadata, and the fields in order, little-endian and without names. The head is
+//! a hash of the type's literal, so both sides must use exactly the same layout. All lengths of one value have the same width,
+//! determined by the longest one. Debug builds of Mooncake, which include the published wheels, also send the literal; it is checked
+//! if present and never sent.
 
 mod layout;
 mod primitive;
@@ -20,7 +19,7 @@ pub(crate) use layout::{arguments, field_literal, field_min_size, layout, wire_c
 pub use reader::{PackReader, UnpackError};
 pub use writer::{PackError, PackWriter};
 
-/// Bytes of a type literal.
+/// Markers in a type literal.
 pub(crate) mod type_marker {
     pub(crate) const STRING: [u8; 2] = [0x80, 0x0c];
     pub(crate) const MAP: u8 = 0x82;
@@ -33,18 +32,18 @@ pub(crate) mod type_marker {
     pub(crate) const END: u8 = 0xff;
 }
 
-/// In the head: a byte of metadata follows.
+/// Bit of the head: a byte of metadata follows.
 const HEAD_HAS_META: u32 = 1;
-/// In the metadata: a type literal follows, ended by a zero byte.
+/// Bit of the metadata: a type literal follows, terminated by a zero byte.
 const META_LITERAL: u8 = 1 << 2;
-/// In the metadata: where the width of lengths begins, as a power of two.
+/// Shift of the width of lengths in the metadata; the width is a power of two.
 const META_WIDTH_SHIFT: u8 = 3;
-/// In the metadata: the width of a size field for members that a newer peer has added at the end.
+/// Mask of the metadata: width of a size field, present if a newer peer has added fields at the end.
 const META_COMPATIBLE: u8 = 0b11;
-/// In the metadata: bits without a meaning.
+/// Mask of the metadata: undefined bits.
 const META_UNKNOWN: u8 = 0b1110_0000;
 
-/// A type that can be written.
+/// A type that can be packed.
 pub trait Pack {
     /// Appends the type's literal in a dialect.
     fn literal(dialect: Dialect, out: &mut Vec<u8>);
@@ -56,24 +55,24 @@ pub trait Pack {
     fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError>;
 }
 
-/// A type that can be read from bytes which live for `'a`.
+/// A type that can be unpacked from bytes with lifetime `'a`.
 pub trait Unpack<'a>: Pack + Sized {
-    /// The fewest bytes that a value takes. It bounds how many elements the rest of the input can hold.
+    /// Minimum size of a value in bytes. It limits the number of elements in the remaining input.
     fn min_size(dialect: Dialect) -> usize;
 
-    /// Takes one value off the reader.
+    /// Reads one value.
     ///
     /// # Errors
     /// When the bytes are not such a value.
     fn read(reader: &mut PackReader<'a>) -> Result<Self, UnpackError>;
 }
 
-/// A string of the caller's choice: `&str` borrows from the input, `String` and `Arc<str>` own.
+/// The caller's string type: `&str` borrows from the input, `String` and `Arc<str>` own.
 pub trait WireString<'a>: Unpack<'a> + Default + From<&'a str> {}
 
 impl<'a, T: Unpack<'a> + Default + From<&'a str>> WireString<'a> for T {}
 
-/// A type's literal and its hash, by which peers recognise a layout.
+/// Type literal and hash, by which peers identify a layout.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TypeSignature {
     literal: Box<[u8]>,
@@ -89,7 +88,7 @@ impl TypeSignature {
         Self { literal: literal.into(), hash }
     }
 
-    /// The type literal, without the zero byte that ends it in a message.
+    /// The type literal, without its terminating zero byte.
     pub fn literal(&self) -> &[u8] {
         &self.literal
     }
@@ -100,13 +99,13 @@ impl TypeSignature {
     }
 }
 
-/// The first four bytes of an MD5 sum as a big-endian number: how both type hashes and function ids are made.
+/// The first four bytes of an MD5 sum as a big-endian number, used for type hashes and function ids.
 pub(crate) fn md5_prefix(bytes: &[u8]) -> u32 {
     let [a, b, c, d, ..] = Md5::digest(bytes).0;
     u32::from_be_bytes([a, b, c, d])
 }
 
-/// The type hash at the start of a packed value, or nothing if it is too short to have one.
+/// The type hash of a packed value; `None` if it is shorter than four bytes.
 pub fn type_hash(packed: &[u8]) -> Option<u32> {
     let head = packed.first_chunk()?;
     Some(u32::from_le_bytes(*head) & !HEAD_HAS_META)
@@ -141,7 +140,7 @@ pub fn encode<T: Pack>(
 /// Reads a packed value. `signature` must be that of `T` in `dialect`.
 ///
 /// # Errors
-/// When the bytes are not a value of that type, or go on after it.
+/// When the bytes are not a value of that type, or more bytes follow.
 pub fn decode<'a, T: Unpack<'a>>(
     packed: &'a [u8],
     signature: &TypeSignature,

@@ -1,4 +1,4 @@
-//! The forms of numbers, strings, containers and results.
+//! Encodings of numbers, strings, containers and results.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

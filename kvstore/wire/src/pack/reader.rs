@@ -1,4 +1,4 @@
-//! Taking packed values apart.
+//! Decoding of packed values.
 
 use super::{
     HEAD_HAS_META, META_COMPATIBLE, META_LITERAL, META_UNKNOWN, META_WIDTH_SHIFT, TypeSignature, Unpack,
@@ -11,50 +11,49 @@ pub enum UnpackError {
     /// The bytes end before the value does.
     #[error("the value ends early")]
     Truncated,
-    /// The value is of another type, or of another release's form of it.
+    /// The value has another type, or another release's layout.
     #[error("the type hash is {found:08x}, expected {expected:08x}")]
     TypeHash {
-        /// What the bytes say.
         found: u32,
-        /// What the type has.
+        /// Hash of the expected type.
         expected: u32,
     },
-    /// The hashes are equal, but the type literal is another.
+    /// The hashes are equal, but the type literals differ.
     #[error("the type literal differs from that of the expected type")]
     TypeLiteral,
-    /// Metadata with bits that have no meaning.
+    /// The metadata has undefined bits.
     #[error("the metadata byte {0:#04x} is unknown")]
     Meta(u8),
-    /// A string that is not UTF-8.
+    /// A string is not UTF-8.
     #[error("a string is not UTF-8")]
     NotUtf8,
-    /// A variant's index beyond its alternatives.
-    #[error("there is no alternative {0} of a variant")]
+    /// The index of a variant is out of range.
+    #[error("variant index {0} is out of range")]
     VariantIndex(u8),
-    /// There are bytes after the value.
+    /// Bytes follow after the value.
     #[error("{0} bytes follow the value")]
     TrailingBytes(usize),
-    /// The RPC, or this form of its arguments, is in no release that is known.
-    #[error("no known release has this form of {0}")]
+    /// No known release has the RPC, or this layout of its arguments.
+    #[error("no known Mooncake release has this layout of {0}")]
     UnknownForm(&'static str),
 }
 
-/// The rest of a packed value, and what has to be known to read it.
+/// Reader of a packed value.
 #[derive(Debug)]
 pub struct PackReader<'a> {
     rest: &'a [u8],
-    /// Bytes of every length.
+    /// Size of every length in bytes.
     width: usize,
     dialect: Dialect,
-    /// Whether a newer peer may have added members at the end.
+    /// Whether a newer peer may have added fields at the end.
     extended: bool,
 }
 
 impl<'a> PackReader<'a> {
-    /// Reads the head, and the type literal if there is one.
+    /// Reads the head, and the type literal if the message has one.
     ///
     /// # Errors
-    /// When the value is of another type than `signature` says.
+    /// When the value's type does not match `signature`.
     pub fn open(packed: &'a [u8], signature: &TypeSignature, dialect: Dialect) -> Result<Self, UnpackError> {
         let mut reader = Self { rest: packed, width: 1, dialect, extended: false };
         let head = u32::from_le_bytes(reader.array()?);
@@ -85,45 +84,45 @@ impl<'a> PackReader<'a> {
         Ok(reader)
     }
 
-    /// A reader of nothing, for RPCs without arguments: they have no body, not even a head.
+    /// A reader of an empty body, for RPCs without arguments: these have not even a head.
     pub(crate) fn empty(dialect: Dialect) -> Self {
         Self { rest: &[], width: 1, dialect, extended: false }
     }
 
-    /// The dialect that the value is read in.
+    /// The dialect of the value.
     pub fn dialect(&self) -> Dialect {
         self.dialect
     }
 
-    /// Takes the next `size` bytes.
+    /// Reads the next `size` bytes.
     ///
     /// # Errors
-    /// When there are fewer.
+    /// When fewer bytes remain.
     pub fn take(&mut self, size: usize) -> Result<&'a [u8], UnpackError> {
         let (taken, rest) = self.rest.split_at_checked(size).ok_or(UnpackError::Truncated)?;
         self.rest = rest;
         Ok(taken)
     }
 
-    /// Takes the next `N` bytes.
+    /// Reads the next `N` bytes.
     ///
     /// # Errors
-    /// When there are fewer.
+    /// When fewer bytes remain.
     pub fn array<const N: usize>(&mut self) -> Result<[u8; N], UnpackError> {
         let (taken, rest) = self.rest.split_first_chunk().ok_or(UnpackError::Truncated)?;
         self.rest = rest;
         Ok(*taken)
     }
 
-    /// Takes one byte.
+    /// Reads one byte.
     ///
     /// # Errors
-    /// When there is none.
+    /// When no byte remains.
     pub fn byte(&mut self) -> Result<u8, UnpackError> {
         self.array().map(|[byte]| byte)
     }
 
-    /// Takes a value.
+    /// Reads a value.
     ///
     /// # Errors
     /// As [`Unpack::read`].
@@ -139,17 +138,17 @@ impl<'a> PackReader<'a> {
         usize::try_from(u64::from_le_bytes(number)).map_err(|_| UnpackError::Truncated)
     }
 
-    /// Takes the number of elements of a container, which is no more than the rest of the input can hold.
+    /// Reads the number of elements of a container, which is limited by the remaining input.
     ///
     /// # Errors
-    /// When it is more.
+    /// When the number exceeds that limit.
     pub fn count<T: Unpack<'a>>(&mut self) -> Result<usize, UnpackError> {
         let count = self.length()?;
         let possible = self.rest.len() / T::min_size(self.dialect).max(1);
         if count <= possible { Ok(count) } else { Err(UnpackError::Truncated) }
     }
 
-    /// Takes a string.
+    /// Reads a string.
     ///
     /// # Errors
     /// When the input ends early, or it is not UTF-8.
@@ -158,10 +157,10 @@ impl<'a> PackReader<'a> {
         std::str::from_utf8(self.take(length)?).map_err(|_| UnpackError::NotUtf8)
     }
 
-    /// Checks that nothing follows.
+    /// Checks that no bytes remain.
     ///
     /// # Errors
-    /// When something does, and the peer has not said that it added members.
+    /// When bytes remain and the metadata does not permit additional fields.
     pub fn finish(self) -> Result<(), UnpackError> {
         if self.rest.is_empty() || self.extended {
             Ok(())

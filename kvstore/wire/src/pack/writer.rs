@@ -1,4 +1,4 @@
-//! Putting packed values together.
+//! Encoding of packed values.
 
 use bytes::{BufMut, BytesMut};
 
@@ -8,28 +8,27 @@ use crate::dialect::Dialect;
 /// Why a value could not be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PackError {
-    /// A length needs more bytes than those that this attempt uses for lengths. [`super::encode`] tries again
-    /// with wider lengths and never returns this.
-    #[error("a length does not fit")]
+    /// A length exceeds the current width of lengths. [`super::encode`] retries with wider lengths and never returns this.
+    #[error("a length exceeds the current width")]
     LengthTooWide,
-    /// The release has no way to say this.
+    /// The dialect cannot express the value.
     #[error("Mooncake {dialect} has no {what}")]
     NotInDialect {
-        /// What cannot be said.
+        /// The field or method that the dialect lacks.
         what: &'static str,
-        /// The release.
+        /// The dialect of the message.
         dialect: Dialect,
     },
-    /// The message is larger than a frame can be.
-    #[error("a message of {0} bytes does not fit into a frame")]
+    /// The message exceeds the maximum size of a frame.
+    #[error("a message of {0} bytes exceeds the maximum size of a frame")]
     TooLarge(usize),
 }
 
-/// Where a packed value is appended, and what has to be known to write it.
+/// Writer of a packed value.
 #[derive(Debug)]
 pub struct PackWriter<'b> {
     out: &'b mut BytesMut,
-    /// Bytes of every length.
+    /// Size of every length in bytes.
     width: usize,
     dialect: Dialect,
 }
@@ -39,7 +38,7 @@ impl<'b> PackWriter<'b> {
         Self { out, width, dialect }
     }
 
-    /// Appends the head, and the metadata if lengths are wider than a byte.
+    /// Appends the head, and the metadata if lengths are wider than one byte.
     pub(super) fn begin(signature: &TypeSignature, width_log2: u8, out: &mut BytesMut) {
         if width_log2 == 0 {
             out.put_u32_le(signature.hash());
@@ -49,12 +48,11 @@ impl<'b> PackWriter<'b> {
         }
     }
 
-    /// The dialect that the value is written in.
+    /// The dialect of the value.
     pub fn dialect(&self) -> Dialect {
         self.dialect
     }
 
-    /// Appends bytes as they are.
     pub fn put(&mut self, bytes: &[u8]) {
         self.out.extend_from_slice(bytes);
     }
@@ -62,7 +60,7 @@ impl<'b> PackWriter<'b> {
     /// Appends a length.
     ///
     /// # Errors
-    /// When it needs more bytes than lengths have here.
+    /// When it exceeds the width of lengths.
     pub fn length(&mut self, length: usize) -> Result<(), PackError> {
         let bytes = (length as u64).to_le_bytes();
         let (low, high) = bytes.split_at(self.width);
@@ -76,7 +74,7 @@ impl<'b> PackWriter<'b> {
     /// Appends a string.
     ///
     /// # Errors
-    /// When its length does not fit.
+    /// When its length exceeds the width of lengths.
     pub fn text(&mut self, text: &str) -> Result<(), PackError> {
         self.length(text.len())?;
         self.put(text.as_bytes());

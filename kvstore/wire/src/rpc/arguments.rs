@@ -1,4 +1,4 @@
-//! The arguments of RPCs, in the order of the wire.
+//! Arguments of RPCs, with the fields in wire order.
 
 use crate::pack::arguments;
 use crate::types::{
@@ -6,8 +6,8 @@ use crate::types::{
     StorageObjectMetadata, TaskCompletion, Uuid,
 };
 
-/// Declares structs of arguments together with their layout. `tenant` is a member of many of them: the tenant
-/// that owns the keys, which releases before 0.3.12 do not know.
+/// Declares argument structs together with their layouts. Many have the field `tenant`: the tenant that owns the keys, which
+/// releases before 0.3.12 do not send.
 macro_rules! argument_structs {
     ($(
         $(#[$meta:meta])*
@@ -26,405 +26,311 @@ macro_rules! argument_structs {
 }
 
 argument_structs! {
-    /// A key.
+    /// A key of a tenant.
     KeyArguments<S> {
         /// The key, or a regular expression for keys.
         key: S,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
     }
 
-    /// Several keys.
+    /// Several keys of a tenant.
     KeysArguments<S> {
-        /// The keys.
         keys: Vec<S>,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
     }
 
-    /// Several clients.
     ClientsArguments {
-        /// The clients.
         client_ids: Vec<Uuid>,
     }
 
     /// Replicas of several keys on one segment.
     ReplicaClearArguments<S> {
-        /// The keys.
         keys: Vec<S>,
-        /// Who asks.
         client_id: Uuid,
-        /// The segment's name.
         segment: S,
     }
 
     /// The start of a put.
     PutStartArguments<S> {
-        /// Who writes.
         client_id: Uuid,
-        /// The key.
         key: S,
-        /// Bytes of the object.
+        /// Size of the object in bytes.
         size: u64,
-        /// How to keep it.
+        /// Replication settings of the object.
         config: ReplicateConfig<S>,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
     }
 
     /// The start of several puts.
     BatchPutStartArguments<S> {
-        /// Who writes.
         client_id: Uuid,
-        /// The keys.
         keys: Vec<S>,
-        /// Bytes of each object.
+        /// Sizes of the objects in bytes.
         sizes: Vec<u64>,
-        /// How to keep them.
+        /// Replication settings of the objects.
         config: ReplicateConfig<S>,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
     }
 
     /// The end of a put.
     PutEndArguments<S> {
-        /// Who wrote.
         client_id: Uuid,
-        /// What.
         object: ObjectMeta<S>,
-        /// Which replicas are written.
+        /// Type of the written replicas.
         replica_type: ReplicaType,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
     }
 
     /// The end of several puts.
     BatchPutEndArguments<S> {
-        /// Who wrote.
         client_id: Uuid,
-        /// What.
         objects: Vec<ObjectMeta<S>>,
-        /// Which replicas are written.
+        /// Type of the written replicas.
         replica_type: ReplicaType [since V0_3_11 or ReplicaType::ALL],
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
     }
 
-    /// A put that is given up.
+    /// The revocation of a put.
     PutRevokeArguments<S> {
-        /// Who wrote.
         client_id: Uuid,
-        /// The key.
         key: S,
-        /// Which replicas are given up.
+        /// Type of the revoked replicas.
         replica_type: ReplicaType,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
     }
 
-    /// Several puts that are given up.
+    /// The revocation of several puts.
     BatchPutRevokeArguments<S> {
-        /// Who wrote.
         client_id: Uuid,
-        /// The keys.
         keys: Vec<S>,
-        /// Which replicas are given up.
+        /// Type of the revoked replicas.
         replica_type: ReplicaType [since V0_3_11 or ReplicaType::ALL],
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
     }
 
     /// The end of several upserts.
     BatchUpsertEndArguments<S> {
-        /// Who wrote.
         client_id: Uuid,
-        /// What.
         objects: Vec<ObjectMeta<S>>,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
     }
 
-    /// Several upserts that are given up.
+    /// The revocation of several upserts.
     BatchUpsertRevokeArguments<S> {
-        /// Who wrote.
         client_id: Uuid,
-        /// The keys.
         keys: Vec<S>,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
     }
 
-    /// A key to remove.
     RemoveArguments<S> {
         /// The key, or a regular expression for keys.
         key: S,
-        /// Whether to remove what is leased too.
+        /// Whether to remove leased objects too.
         force: bool,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
     }
 
-    /// Several keys to remove.
     BatchRemoveArguments<S> {
-        /// The keys.
         keys: Vec<S>,
-        /// Whether to remove what is leased too.
+        /// Whether to remove leased objects too.
         force: bool,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
     }
 
     /// All keys of a tenant to remove.
     RemoveAllArguments<S> {
-        /// Whether to remove what is leased too.
+        /// Whether to remove leased objects too.
         force: bool,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
     }
 
-    /// A segment to mount.
     MountArguments<S> {
-        /// The segment.
         segment: Segment<S>,
-        /// Whose.
         client_id: Uuid,
     }
 
-    /// Segments to mount again.
     RemountArguments<S> {
-        /// The segments.
         segments: Vec<Segment<S>>,
-        /// Whose.
         client_id: Uuid,
     }
 
     /// An NVMe-oF segment to mount.
     MountNofArguments<S> {
-        /// The segment.
         segment: NofSegment<S>,
-        /// Whose.
         client_id: Uuid,
     }
 
     /// NVMe-oF segments to mount again.
     RemountNofArguments<S> {
-        /// The segments.
         segments: Vec<NofSegment<S>>,
-        /// Whose.
         client_id: Uuid,
     }
 
-    /// A segment to unmount.
     UnmountArguments {
-        /// The segment.
         segment_id: Uuid,
-        /// Whose.
         client_id: Uuid,
     }
 
-    /// A segment to unmount after a while.
+    /// A segment to unmount after a grace period.
     GracefulUnmountArguments {
-        /// The segment.
         segment_id: Uuid,
-        /// Whose.
         client_id: Uuid,
-        /// For how long it can still be read, in milliseconds.
+        /// How long the segment stays readable, in milliseconds.
         grace_period_ms: u64,
     }
 
-    /// A segment's name.
     SegmentNameArguments<S> {
-        /// The name.
         name: S,
     }
 
-    /// A segment's id.
     SegmentIdArguments {
-        /// The segment.
         segment_id: Uuid,
     }
 
-    /// A client.
     ClientArguments {
-        /// The client.
         client_id: Uuid,
     }
 
-    /// A client and whether it offloads objects to its disk.
+    /// A client, and whether it offloads objects to its disk.
     OffloadingArguments {
-        /// The client.
         client_id: Uuid,
-        /// Whether it does.
+        /// Whether the client accepts objects to offload.
         enable_offloading: bool,
     }
 
-    /// How much disk a client has.
+    /// The disk capacity of a client.
     SsdCapacityArguments {
-        /// The client.
         client_id: Uuid,
-        /// Bytes.
+        /// Capacity of the disk in bytes.
         total_bytes: i64,
     }
 
-    /// Objects that a client has put on its disk.
+    /// Objects that a client has stored on its disk.
     OffloadedArguments<S> {
-        /// The client.
         client_id: Uuid,
-        /// The objects.
         tasks: Vec<OffloadTask<S>>,
-        /// Where each of them is.
+        /// Location of each object on the disk.
         stored: Vec<StorageObjectMetadata<S>>,
     }
 
-    /// A key that a client works on.
+    /// A key that a client operates on.
     ClientKeyArguments<S> {
-        /// The client.
         client_id: Uuid,
-        /// The key.
         key: S,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
     }
 
-    /// An object to be brought from disk into memory.
+    /// An object to promote from disk to memory.
     PromotionArguments<S> {
-        /// The client that has it on disk.
+        /// The client with the disk copy.
         client_id: Uuid,
-        /// The key.
         key: S,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
-        /// Bytes of the object.
+        /// Size of the object in bytes.
         size: u64,
-        /// Names of segments to try first.
+        /// Names of segments that are tried first.
         preferred_segments: Vec<S>,
     }
 
     /// The start of a copy.
     CopyStartArguments<S> {
-        /// Who copies.
         client_id: Uuid,
-        /// The key.
         key: S,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
-        /// The name of the segment to copy from.
+        /// Name of the source segment.
         source: S,
-        /// The names of the segments to copy to.
+        /// Names of the target segments.
         targets: Vec<S>,
     }
 
-    /// The start of a copy that the master made up because of load.
+    /// The start of a copy planned by dynamic replication.
     DynamicCopyStartArguments<S> {
-        /// Who copies.
         client_id: Uuid,
-        /// The key.
         key: S,
-        /// Whose.
         tenant: S,
-        /// The name of the segment to copy from.
+        /// Name of the source segment.
         source: S,
-        /// The names of the segments to copy to.
+        /// Names of the target segments.
         targets: Vec<S>,
-        /// Of the master's plan.
+        /// Lease of the master's plan.
         lease_id: Uuid,
-        /// Of the master's plan.
+        /// Epoch of the master's plan.
         version_epoch: u64,
     }
 
-    /// The end of a copy that the master made up because of load.
+    /// The end of a copy planned by dynamic replication.
     DynamicCopyEndArguments<S> {
-        /// Who copied.
         client_id: Uuid,
-        /// The key.
         key: S,
-        /// Whose.
         tenant: S,
-        /// Of the master's plan.
+        /// Lease of the master's plan.
         lease_id: Uuid,
-        /// Of the master's plan.
+        /// Epoch of the master's plan.
         version_epoch: u64,
     }
 
     /// The start of a move.
     MoveStartArguments<S> {
-        /// Who moves.
         client_id: Uuid,
-        /// The key.
         key: S,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
-        /// The name of the segment to move from.
+        /// Name of the source segment.
         source: S,
-        /// The name of the segment to move to.
+        /// Name of the target segment.
         target: S,
     }
 
-    /// A replica on disk that is gone.
+    /// A disk replica that was removed.
     EvictDiskArguments<S> {
-        /// Who had it.
         client_id: Uuid,
-        /// The key.
         key: S,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
-        /// What kind of replica.
+        /// Type of the removed replica.
         replica_type: ReplicaType,
     }
 
-    /// Several replicas on disk that are gone.
+    /// Several disk replicas that were removed.
     BatchEvictDiskArguments<S> {
-        /// Who had them.
         client_id: Uuid,
-        /// The keys.
         keys: Vec<S>,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
-        /// What kind of replicas.
+        /// Type of the removed replicas.
         replica_type: ReplicaType,
     }
 
-    /// A copy that somebody wants.
+    /// A request for a copy task.
     CopyTaskArguments<S> {
-        /// The key.
         key: S,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
-        /// The names of the segments to copy to.
+        /// Names of the target segments.
         targets: Vec<S>,
     }
 
-    /// A move that somebody wants.
+    /// A request for a move task.
     MoveTaskArguments<S> {
-        /// The key.
         key: S,
-        /// Whose.
         tenant: S [since V0_3_12 or S::from(DEFAULT_TENANT)],
-        /// The name of the segment to move from.
+        /// Name of the source segment.
         source: S,
-        /// The name of the segment to move to.
+        /// Name of the target segment.
         target: S,
     }
 
-    /// A task.
+    /// The id of a task.
     TaskArguments {
-        /// The task.
         task_id: Uuid,
     }
 
-    /// How many tasks a client takes.
+    /// A client's request for tasks.
     FetchTasksArguments {
-        /// The client.
         client_id: Uuid,
-        /// How many at most.
+        /// Maximum number of tasks to return.
         limit: u64,
     }
 
-    /// The end of a task.
+    /// A client's report of a task's end.
     CompleteTaskArguments<S> {
-        /// The client.
         client_id: Uuid,
-        /// How it ended.
         completion: TaskCompletion<S>,
     }
 }

@@ -1,4 +1,4 @@
-//! The RPCs, each by its name and its type, and how they are recognised.
+//! RPC methods: names, types, function ids and type signatures.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -23,19 +23,18 @@ use crate::types::{
     ReplicaDescriptor, ReplicaList, SegmentStatus, StorageConfig, TaskAssignment, TaskReport, Uuid,
 };
 
-/// What most RPCs answer.
+/// Result type of most RPCs.
 pub type MasterResult<T> = Result<T, ErrorCode>;
 
-/// What function ids are made of, before the name of the RPC.
+/// Prefix of the RPC's name in the text whose MD5 is the function id.
 const SERVICE: &str = "mooncake::WrappedMasterService::";
 
-/// An RPC as a type, from which follow the types of its arguments and its reply.
+/// An RPC as a type, with the types of its arguments and its reply.
 pub trait RpcDefinition {
-    /// The RPC.
     const METHOD: RpcMethod;
-    /// Its arguments, with strings of type `S`.
+    /// Type of the arguments, with strings of type `S`.
     type Arguments<S>;
-    /// Its reply, with strings of type `S`.
+    /// Type of the reply, with strings of type `S`.
     type Reply<S>;
 }
 
@@ -48,17 +47,16 @@ macro_rules! methods {
         }
 
         impl RpcMethod {
-            /// Every RPC.
             pub const ALL: &[Self] = &[$(Self::$method),+];
 
-            /// Its name, as Mooncake has it.
+            /// Name of the RPC in Mooncake.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Self::$method => stringify!($method),)+
                 }
             }
 
-            /// The first release that has it, as far as this crate reaches back.
+            /// The oldest supported dialect that has the RPC.
             pub fn since(self) -> Dialect {
                 match self {
                     $(Self::$method => pack::layout!(@since $($since)?),)+
@@ -80,7 +78,7 @@ macro_rules! methods {
 
         static SIGNATURES: LazyLock<Vec<MethodSignatures>> = LazyLock::new(|| vec![$(MethodSignatures::of::<$method>()),+]);
 
-        /// A bound that every RPC meets; see [`MethodSignatures::of`].
+        /// A trait that every RPC implements; see [`MethodSignatures::of`].
         trait RpcTypeSignatures: RpcDefinition {
             fn arguments(dialect: Dialect) -> TypeSignature;
             fn reply(dialect: Dialect) -> TypeSignature;
@@ -100,8 +98,7 @@ macro_rules! methods {
 
 rpcs!(methods);
 
-/// What arguments and replies of an RPC look like, by the dialect's index. Hashing is too slow to be done again
-/// for every message.
+/// Type signatures of an RPC's arguments and replies by dialect index, cached because hashing per message is too slow.
 struct MethodSignatures {
     function_id: u32,
     arguments: [TypeSignature; Dialect::ALL.len()],
@@ -126,20 +123,20 @@ static BY_FUNCTION_ID: LazyLock<Vec<(u32, RpcMethod)>> = LazyLock::new(|| {
 });
 
 impl RpcMethod {
-    /// There are forms for every method, in the same order, and in them a signature for every dialect.
+    /// The method's signatures, which are listed in the order of the enum.
     fn signatures(self) -> &'static MethodSignatures {
         &SIGNATURES[self as usize]
     }
 
-    /// The number by which a request calls it.
+    /// Function id of the RPC in requests.
     pub fn function_id(self) -> u32 {
         self.signatures().function_id
     }
 
-    /// The RPC that is called by that number.
+    /// The RPC with this function id.
     pub fn from_function_id(id: u32) -> Option<Self> {
-        let at = BY_FUNCTION_ID.binary_search_by_key(&id, |(known, _)| *known).ok()?;
-        BY_FUNCTION_ID.get(at).map(|(_, method)| *method)
+        let index = BY_FUNCTION_ID.binary_search_by_key(&id, |(known, _)| *known).ok()?;
+        BY_FUNCTION_ID.get(index).map(|(_, method)| *method)
     }
 
     /// The type of the arguments in a dialect.
@@ -157,9 +154,8 @@ impl RpcMethod {
         Dialect::ALL.into_iter().filter(|dialect| *dialect >= self.since()).collect()
     }
 
-    /// The dialects in which a request's body can be meant. Often it is more than one: then the dialect of
-    /// earlier requests on the connection, or from that host, has to decide about the form of the reply.
-    /// Empty if no known release makes such a request.
+    /// The dialects in which a request's body is valid. With more than one, the dialect of earlier requests on the connection, or
+    /// from that host, must determine the dialect of the reply. Empty if no known release sends such a request.
     pub fn request_dialects(self, body: &[u8]) -> DialectSet {
         let hash = pack::type_hash(body);
         let fits = |dialect: &Dialect| {
@@ -172,7 +168,7 @@ impl RpcMethod {
         self.dialects().iter().filter(fits).collect()
     }
 
-    /// The dialects in which a reply's body can be meant.
+    /// The dialects in which a reply's body is valid.
     pub fn reply_dialects(self, body: &[u8]) -> DialectSet {
         let Some(hash) = pack::type_hash(body) else { return DialectSet::EMPTY };
         let fits = |dialect: &Dialect| self.reply_signature(*dialect).hash() == hash;

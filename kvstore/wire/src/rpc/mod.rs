@@ -1,10 +1,10 @@
 //! The RPCs of Mooncake's master.
 //!
-//! A server looks a request's function id up ([`Method::from_function_id`]), learns from the body in which
-//! dialects it can be meant ([`Method::request_dialects`]), settles on one, reads the request in it
-//! ([`Request::decode`]) and answers in it ([`encode_reply`]). A client writes its request in the dialect that it
-//! supposes the server to speak ([`encode_request`]); a server of another release either refuses the arguments
-//! ([`crate::frame::RpcFault::INVALID_ARGUMENT`]) or answers in its own form, which [`decode_reply`] recognises.
+//! A server looks up a request's function id ([`RpcMethod::from_function_id`]), determines from the body the possible dialects
+//! ([`RpcMethod::request_dialects`]), chooses one, decodes the request in it ([`Request::decode`]) and encodes the reply in it
+//! ([`encode_reply`]). A client encodes its request in the assumed dialect of the server ([`encode_request`]); a server of another
+//! release either rejects the arguments ([`crate::frame::RpcFault::INVALID_ARGUMENT`]) or replies in its own dialect, which
+//! [`decode_reply`] detects.
 
 mod arguments;
 mod method;
@@ -21,13 +21,13 @@ use crate::dialect::{Dialect, DialectSet};
 use crate::frame::{self, RequestHeader, ResponseHeader};
 use crate::pack::{self, Pack, PackError, Unpack, UnpackError};
 
-/// What a node attaches to calls about itself whose memory and listening sockets are kept while no process of it runs:
-/// whoever reads from it then has to wait, but need not do without. Mooncake's master ignores attachments.
+/// Attachment of a node's registration calls if a holder preserves its memory and listening sockets while no process of the node
+/// runs: readers then wait for its restart instead of failing. Mooncake's master ignores attachments.
 pub const MEMORY_RETAINED: &[u8] = b"moongate:returns";
-/// The same of a node that is going to be replaced: it is given nothing new.
+/// As [`MEMORY_RETAINED`], for a node that is about to be replaced: it accepts no new objects.
 pub const NODE_DRAINED: &[u8] = b"moongate:drained";
-/// What a node attaches to heartbeats on a connection that carries nothing else: it breaks only when the node's process ends, or the
-/// network to it. Clients of Mooncake take any pooled connection for a heartbeat, and may close it at any time.
+/// Attachment of heartbeats on a connection that carries nothing else: it closes only when the node's process ends or the network
+/// fails. Mooncake's clients use any pooled connection for a heartbeat, and may close it at any time.
 pub const HEARTBEATS_ONLY: &[u8] = b"moongate:heartbeats-only";
 
 fn encode_arguments<T: Pack>(
@@ -87,7 +87,7 @@ where
 /// Reads the body of a request.
 ///
 /// # Errors
-/// When it is not in the form that the dialect has for the arguments of this RPC.
+/// When it does not have the dialect's layout of this RPC's arguments.
 pub fn decode_arguments<'a, M: RpcDefinition, S>(
     dialect: Dialect,
     body: &'a [u8],
@@ -101,8 +101,7 @@ where
 /// Appends a frame with the reply to a request, in the request's dialect.
 ///
 /// # Errors
-/// When the dialect cannot express the reply, for example a kind of replica that it does not know. Then nothing
-/// is appended.
+/// When the dialect cannot express the reply, for example an unsupported replica medium. Then nothing is appended.
 pub fn encode_reply<M: RpcDefinition, S>(
     sequence: u32,
     dialect: Dialect,
@@ -117,16 +116,16 @@ where
     })
 }
 
-/// Reads the body of a reply, whatever release wrote it, and tells which that can be.
+/// Reads the body of a reply in any dialect, and returns the dialects that it is valid in.
 ///
 /// # Errors
-/// When it is in none of the known forms.
+/// When it has none of the known layouts.
 pub fn decode_reply<'a, M: RpcDefinition, S>(body: &'a [u8]) -> Result<(M::Reply<S>, DialectSet), UnpackError>
 where
     M::Reply<S>: Unpack<'a>,
 {
     let dialects = M::METHOD.reply_dialects(body);
-    // Dialects with the same hash have the same layout: any of them will do.
+    // Dialects with the same hash have the same layout, so any of them is correct.
     let dialect = dialects.newest().ok_or(UnpackError::UnknownForm(M::METHOD.name()))?;
     let reply = pack::decode(body, M::METHOD.reply_signature(dialect), dialect)?;
     Ok((reply, dialects))

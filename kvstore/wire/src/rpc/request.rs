@@ -1,4 +1,4 @@
-//! A request whose RPC is known only when it arrives.
+//! A request of any RPC, for servers.
 
 use super::arguments::{
     BatchEvictDiskArguments, BatchPutEndArguments, BatchPutRevokeArguments, BatchPutStartArguments,
@@ -26,7 +26,7 @@ macro_rules! requests {
         }
 
         impl<S> Request<S> {
-            /// Which RPC it calls.
+            /// The RPC that the request calls.
             pub fn method(&self) -> RpcMethod {
                 match self {
                     $(Self::$method(_) => RpcMethod::$method,)+
@@ -38,7 +38,7 @@ macro_rules! requests {
             /// Reads the body of a request.
             ///
             /// # Errors
-            /// When it is not in the form that the dialect has for the arguments of this RPC.
+            /// When it does not have the dialect's layout of this RPC's arguments.
             pub fn decode(method: RpcMethod, dialect: Dialect, body: &'a [u8]) -> Result<Self, UnpackError> {
                 match method {
                     $(RpcMethod::$method => super::decode_body(method, dialect, body).map(Self::$method),)+

@@ -1,16 +1,16 @@
-//! The table of RPCs: what each takes, what it answers, and since which release it exists.
+//! Table of all RPCs with arguments, reply and first release.
 
-/// Hands the table to another macro. The types in it are in scope in [`super::method`] and [`super::request`].
+/// Passes the table to another macro. Its types are in scope in [`super::method`] and [`super::request`].
 macro_rules! rpcs {
     ($macro:ident) => {
         $macro! {
-            /// Whether there is an object. Leases it.
+            /// Whether an object exists. Leases it.
             ExistKey(KeyArguments<S>) -> MasterResult<bool>;
-            /// Whether there are objects. Leases them.
+            /// Whether objects exist. Leases them.
             BatchExistKey(KeysArguments<S>) -> Vec<MasterResult<bool>>;
-            /// The addresses of clients.
+            /// IP addresses of the given clients.
             BatchQueryIp(ClientsArguments) -> MasterResult<BTreeMap<Uuid, Vec<S>>>;
-            /// Removes replicas from a segment, and answers with the keys that it removed.
+            /// Removes replicas from a segment, and returns the cleared keys.
             BatchReplicaClear(ReplicaClearArguments<S>) -> MasterResult<Vec<S>>;
             /// The replicas of all objects whose key matches. Leases them.
             GetReplicaListByRegex(KeyArguments<S>) -> MasterResult<BTreeMap<S, Vec<ReplicaDescriptor<S>>>>;
@@ -18,119 +18,119 @@ macro_rules! rpcs {
             GetReplicaList(KeyArguments<S>) -> MasterResult<ReplicaList<S>>;
             /// The replicas of objects. Leases them.
             BatchGetReplicaList(KeysArguments<S>) -> Vec<MasterResult<ReplicaList<S>>>;
-            /// Makes room for an object.
+            /// Allocates space for an object.
             PutStart(PutStartArguments<S>) -> MasterResult<Vec<ReplicaDescriptor<S>>>;
-            /// Makes an object visible.
+            /// Ends a put: the object becomes readable.
             PutEnd(PutEndArguments<S>) -> MasterResult<()>;
-            /// Gives up an object before it is visible.
+            /// Revokes a put before its end.
             PutRevoke(PutRevokeArguments<S>) -> MasterResult<()>;
-            /// As `PutStart`, for several.
+            /// As `PutStart`, for several objects.
             BatchPutStart(BatchPutStartArguments<S>) -> Vec<MasterResult<Vec<ReplicaDescriptor<S>>>>;
-            /// As `PutEnd`, for several.
+            /// As `PutEnd`, for several objects.
             BatchPutEnd(BatchPutEndArguments<S>) -> Vec<MasterResult<()>>;
-            /// As `PutRevoke`, for several.
+            /// As `PutRevoke`, for several objects.
             BatchPutRevoke(BatchPutRevokeArguments<S>) -> Vec<MasterResult<()>>;
-            /// Makes room for an object that may exist.
+            /// Allocates space for a new version of an object, or for a new object.
             UpsertStart(PutStartArguments<S>) -> MasterResult<Vec<ReplicaDescriptor<S>>>, since V0_3_10_post2;
-            /// Makes the new content visible.
+            /// Makes the new version readable.
             UpsertEnd(PutEndArguments<S>) -> MasterResult<()>, since V0_3_10_post2;
-            /// Gives up the new content.
+            /// Revokes the new version of an object.
             UpsertRevoke(PutRevokeArguments<S>) -> MasterResult<()>, since V0_3_10_post2;
-            /// As `UpsertStart`, for several.
+            /// As `UpsertStart`, for several objects.
             BatchUpsertStart(BatchPutStartArguments<S>) -> Vec<MasterResult<Vec<ReplicaDescriptor<S>>>>, since V0_3_10_post2;
-            /// As `UpsertEnd`, for several.
+            /// As `UpsertEnd`, for several objects.
             BatchUpsertEnd(BatchUpsertEndArguments<S>) -> Vec<MasterResult<()>>, since V0_3_10_post2;
-            /// As `UpsertRevoke`, for several.
+            /// As `UpsertRevoke`, for several objects.
             BatchUpsertRevoke(BatchUpsertRevokeArguments<S>) -> Vec<MasterResult<()>>, since V0_3_10_post2;
-            /// Removes an object.
+            /// Removes one object by its key.
             Remove(RemoveArguments<S>) -> MasterResult<()>;
-            /// Removes all objects whose key matches, and answers with their number.
+            /// Removes all objects whose key matches, and returns their number.
             RemoveByRegex(RemoveArguments<S>) -> MasterResult<i64>;
-            /// Removes all objects of a tenant, and answers with their number.
+            /// Removes all objects of a tenant, and returns their number.
             RemoveAll(RemoveAllArguments<S>) -> i64;
-            /// As `Remove`, for several.
+            /// As `Remove`, for several objects.
             BatchRemove(BatchRemoveArguments<S>) -> Vec<MasterResult<()>>, since V0_3_10_post2;
             /// Adds a segment to the pool.
             MountSegment(MountArguments<S>) -> MasterResult<()>;
             /// Adds an NVMe-oF segment to the pool.
             MountNoFSegment(MountNofArguments<S>) -> MasterResult<()>, since V0_3_11;
-            /// Adds all segments of a client whom the master had forgotten.
+            /// Mounts all segments of a client again, after its expiry.
             ReMountSegment(RemountArguments<S>) -> MasterResult<()>;
             /// As `ReMountSegment`, for NVMe-oF segments.
             ReMountNoFSegment(RemountNofArguments<S>) -> MasterResult<()>, since V0_3_11;
-            /// Takes a segment out of the pool.
+            /// Removes a segment from the pool.
             UnmountSegment(UnmountArguments) -> MasterResult<()>;
-            /// Takes a segment out of the pool after a while.
+            /// Removes a segment from the pool after a grace period.
             GracefulUnmountSegment(GracefulUnmountArguments) -> MasterResult<()>, since V0_3_11;
-            /// Takes an NVMe-oF segment out of the pool.
+            /// Removes an NVMe-oF segment from the pool.
             UnmountNoFSegment(UnmountArguments) -> MasterResult<()>, since V0_3_11;
-            /// All NVMe-oF segments.
+            /// All NVMe-oF segments of the pool.
             GetAllNoFSegments(NoArguments) -> MasterResult<Vec<NofSegment<S>>>, since V0_3_11;
-            /// The NVMe-oF segments of a name.
+            /// The NVMe-oF segments with this name.
             GetNoFSegmentsByName(SegmentNameArguments<S>) -> MasterResult<Vec<NofSegmentOwner>>, since V0_3_11;
-            /// A heartbeat.
+            /// Heartbeat of a client, with its status.
             Ping(ClientArguments) -> MasterResult<PingReply>;
-            /// The folder of a shared file system.
+            /// Directory of the shared file system.
             GetFsdir(NoArguments) -> MasterResult<S>;
-            /// What becomes of the segment of a name.
+            /// Status of the segment with this name.
             QuerySegmentStatus(SegmentNameArguments<S>) -> MasterResult<SegmentStatus>, since V0_3_11;
-            /// What becomes of a segment.
+            /// Status of the segment with this id.
             QuerySegmentStatusById(SegmentIdArguments) -> MasterResult<SegmentStatus>, since V0_3_11;
-            /// Where and how to keep objects on disk.
+            /// Settings for storing objects on disk.
             GetStorageConfig(NoArguments) -> MasterResult<StorageConfig<S>>;
-            /// Whether client and master fit together. Answers with a version that tells little.
+            /// Version handshake. The returned version does not identify the wire layouts.
             ServiceReady(NoArguments) -> MasterResult<S>;
-            /// Tells that a client has a disk.
+            /// Registers a client's disk for offloading.
             MountLocalDiskSegment(OffloadingArguments) -> MasterResult<()>;
-            /// Tells that a client's disk is gone.
+            /// Unregisters a client's disk with its copies.
             UnmountLocalDiskSegment(ClientArguments) -> MasterResult<()>, since V0_3_13;
-            /// Asks for objects to be put on disk.
+            /// Fetches objects to offload to disk.
             OffloadObjectHeartbeat(OffloadingArguments) -> MasterResult<OffloadTasks<S>>;
-            /// Tells how large a client's disk is.
+            /// Reports the capacity of a client's disk.
             ReportSsdCapacity(SsdCapacityArguments) -> MasterResult<()>, since V0_3_11;
-            /// Tells what a client has put on its disk.
+            /// Reports objects that a client has stored on its disk.
             NotifyOffloadSuccess(OffloadedArguments<S>) -> MasterResult<()>;
-            /// Asks for objects to be brought back into memory.
+            /// Fetches objects to promote to memory.
             PromotionObjectHeartbeat(ClientArguments) -> MasterResult<OffloadTasks<S>>, since V0_3_11;
-            /// Makes room for an object that is on disk.
+            /// Allocates memory for an object to promote.
             PromotionAllocStart(PromotionArguments<S>) -> MasterResult<PromotionAllocation<S>>, since V0_3_11;
-            /// Tells that an object is in memory again.
+            /// Reports that a promotion is complete.
             NotifyPromotionSuccess(ClientKeyArguments<S>) -> MasterResult<()>, since V0_3_11;
-            /// Tells that an object could not be brought back.
+            /// Reports that a promotion has failed.
             NotifyPromotionFailure(ClientKeyArguments<S>) -> MasterResult<()>, since V0_3_11;
-            /// Makes room for copies.
+            /// Allocates space for copies of an object.
             CopyStart(CopyStartArguments<S>) -> MasterResult<CopyPlan<S>>;
-            /// As `CopyStart`, for a copy that the master made up because of load.
+            /// As `CopyStart`, for a copy planned by dynamic replication.
             DynamicReplicaCopyStart(DynamicCopyStartArguments<S>) -> MasterResult<CopyPlan<S>>, since V0_3_13;
-            /// Makes copies visible.
+            /// Ends a copy: the targets become readable.
             CopyEnd(ClientKeyArguments<S>) -> MasterResult<()>;
-            /// As `CopyEnd`, for a copy that the master made up because of load.
+            /// As `CopyEnd`, for a copy planned by dynamic replication.
             DynamicReplicaCopyEnd(DynamicCopyEndArguments<S>) -> MasterResult<()>, since V0_3_13;
-            /// Gives up copies.
+            /// Revokes a copy and frees its space.
             CopyRevoke(ClientKeyArguments<S>) -> MasterResult<()>;
-            /// As `CopyRevoke`, for a copy that the master made up because of load.
+            /// As `CopyRevoke`, for a copy planned by dynamic replication.
             DynamicReplicaCopyRevoke(DynamicCopyEndArguments<S>) -> MasterResult<()>, since V0_3_13;
-            /// Makes room for a replica that moves.
+            /// Allocates space for a move's target.
             MoveStart(MoveStartArguments<S>) -> MasterResult<MovePlan<S>>;
-            /// Makes a moved replica visible in its new place.
+            /// Makes the target of a move readable and removes the source.
             MoveEnd(ClientKeyArguments<S>) -> MasterResult<()>;
-            /// Gives up a move.
+            /// Revokes a move and frees its space.
             MoveRevoke(ClientKeyArguments<S>) -> MasterResult<()>;
-            /// Tells that a replica on disk is gone.
+            /// Reports that a disk replica was removed.
             EvictDiskReplica(EvictDiskArguments<S>) -> MasterResult<()>, since V0_3_10;
-            /// As `EvictDiskReplica`, for several.
+            /// As `EvictDiskReplica`, for several objects.
             BatchEvictDiskReplica(BatchEvictDiskArguments<S>) -> Vec<MasterResult<()>>, since V0_3_10_post2;
-            /// Whether all objects were removed since the last time.
+            /// Whether all objects were removed since the last poll.
             PollRemoveAll(ClientArguments) -> MasterResult<bool>, since V0_3_12;
-            /// Asks for copies of an object.
+            /// Creates a task to copy an object.
             CreateCopyTask(CopyTaskArguments<S>) -> MasterResult<Uuid>;
-            /// Asks for a replica to be moved.
+            /// Creates a task to move a replica.
             CreateMoveTask(MoveTaskArguments<S>) -> MasterResult<Uuid>;
-            /// How far a task is.
+            /// State of a task by its id.
             QueryTask(TaskArguments) -> MasterResult<TaskReport<S>>;
-            /// Takes tasks.
+            /// Fetches tasks of a client.
             FetchTasks(FetchTasksArguments) -> MasterResult<Vec<TaskAssignment<S>>>;
-            /// Tells that a task has ended.
+            /// Reports the end of a task.
             MarkTaskToComplete(CompleteTaskArguments<S>) -> MasterResult<()>;
         }
     };

@@ -1,6 +1,6 @@
-//! Every RPC, in every dialect: arguments and replies are read and written alike.
+//! Round trips of the arguments and replies of every RPC in every dialect.
 //!
-//! Values are made from type literals, so that no list of types can be forgotten.
+//! Values are generated from type literals, so that every type is covered.
 
 use bytes::BytesMut;
 use proptest::prelude::*;
@@ -14,12 +14,12 @@ use crate::pack::{TypeSignature, UnpackError, type_marker};
 
 const LIMIT: usize = 1 << 20;
 
-/// Writes a value of the type at the start of `literal`, and takes that off. Lengths have one byte.
+/// Writes a random value of the type at the start of `literal`, and removes that type. Lengths have one byte.
 fn value(literal: &mut &[u8], entropy: &mut impl Iterator<Item = u8>, out: &mut Vec<u8>) {
-    let (mark, rest) = literal.split_first().unwrap();
+    let (marker, rest) = literal.split_first().unwrap();
     *literal = rest;
     let mut random = || entropy.next().unwrap();
-    match *mark {
+    match *marker {
         0x06 => out.push(random()),
         0x08 => out.extend([random(), random()]),
         0x01 | 0x02 => out.extend([random(), random(), random(), random()]),
@@ -31,12 +31,12 @@ fn value(literal: &mut &[u8], entropy: &mut impl Iterator<Item = u8>, out: &mut 
             out.push(length);
             out.extend((0..length).map(|_| b'a' + random() % 26));
         }
-        // More than one entry of a map could be in another order when written again.
+        // With more than one entry, a map could be re-encoded in another order.
         type_marker::MAP => container(2, random() % 2, literal, entropy, out),
         type_marker::VECTOR => container(1, random() % 3, literal, entropy, out),
         type_marker::OPTIONAL => container(1, random() % 2, literal, entropy, out),
         type_marker::VARIANT => {
-            let (chosen, at) = (usize::from(random()), out.len());
+            let (chosen, start) = (usize::from(random()), out.len());
             let mut alternatives = Vec::new();
             while literal[0] != type_marker::END {
                 let mut alternative = Vec::new();
@@ -45,16 +45,16 @@ fn value(literal: &mut &[u8], entropy: &mut impl Iterator<Item = u8>, out: &mut 
             }
             *literal = &literal[1..];
             let chosen = chosen % alternatives.len();
-            out.insert(at, u8::try_from(chosen).unwrap());
+            out.insert(start, u8::try_from(chosen).unwrap());
             out.extend(&alternatives[chosen]);
         }
         type_marker::EXPECTED => {
-            let good = random() % 2;
+            let is_ok = random() % 2;
             let (mut value_bytes, mut error_bytes) = (Vec::new(), Vec::new());
             value(literal, entropy, &mut value_bytes);
             value(literal, entropy, &mut error_bytes);
-            out.push(good);
-            out.extend(if good == 1 { value_bytes } else { error_bytes });
+            out.push(is_ok);
+            out.extend(if is_ok == 1 { value_bytes } else { error_bytes });
         }
         type_marker::VOID => {}
         type_marker::STRUCT => {
@@ -88,7 +88,7 @@ fn container(
     }
 }
 
-/// A packed value, in the form in which a debug build sends it or in the plain one.
+/// A packed value, optionally with the type literal that debug builds send.
 fn packed(signature: &TypeSignature, entropy: &[u8], debug: bool) -> Vec<u8> {
     let mut literal = signature.literal();
     if literal.is_empty() {
@@ -100,7 +100,7 @@ fn packed(signature: &TypeSignature, entropy: &[u8], debug: bool) -> Vec<u8> {
         out.extend(literal);
         out.push(0);
     }
-    // Each round over the entropy gives other numbers.
+    // Each pass over the entropy yields different numbers.
     let mut step = 0_usize;
     let mut stream = std::iter::repeat_with(move || {
         step += 1;
@@ -121,10 +121,10 @@ fn check_request(method: RpcMethod, dialect: Dialect, entropy: &[u8]) {
     };
     assert_eq!(frame.body, body, "{method:?} in {dialect}");
     assert!(method.request_dialects(&body).contains(dialect));
-    // A debug build says the same.
+    // The message of a debug build decodes to the same request.
     let debug = packed(method.arguments_signature(dialect), entropy, true);
     assert_eq!(Request::<&str>::decode(method, dialect, &debug).as_ref(), Ok(&request));
-    // Whatever an old release says, the newest can say too.
+    // The newest dialect can express every request of older ones.
     let mut newest = BytesMut::new();
     request.encode(1, Dialect::NEWEST, &mut newest).unwrap();
     let FrameParseResult::Frame(frame) = frame::parse::<RequestHeader>(&newest, LIMIT).unwrap() else {
@@ -133,7 +133,7 @@ fn check_request(method: RpcMethod, dialect: Dialect, entropy: &[u8]) {
     assert_eq!(Request::<&str>::decode(method, Dialect::NEWEST, frame.body), Ok(request));
 }
 
-/// Every shorter body is refused, and changed bytes are refused or read, but nothing panics.
+/// Every truncated body is rejected, and decoding corrupted bodies never panics.
 fn check_damage(method: RpcMethod, dialect: Dialect, entropy: &[u8], at: usize, to: u8) {
     let mut body = packed(method.arguments_signature(dialect), entropy, false);
     for end in (0..body.len()).step_by(if cfg!(miri) { 17 } else { 1 }) {
@@ -204,7 +204,7 @@ proptest! {
     }
 
     #[test]
-    fn garbage_is_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+    fn arbitrary_bytes_are_rejected(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         for method in RpcMethod::ALL {
             prop_assert!(Request::<&str>::decode(*method, Dialect::NEWEST, &bytes).is_err() || bytes.is_empty());
         }
@@ -216,17 +216,17 @@ proptest! {
 #[test]
 fn oversized_count_is_rejected_before_allocation() {
     let signature = RpcMethod::BatchExistKey.arguments_signature(Dialect::NEWEST);
-    // Lengths of eight bytes, the first as large as can be.
+    // Lengths of eight bytes, the first one with the maximum value.
     let mut body = (signature.hash() | 1).to_le_bytes().to_vec();
     body.push(3 << 3);
     body.extend([0xff; 8]);
     body.extend([0; 30]);
-    let refused = Request::<&str>::decode(RpcMethod::BatchExistKey, Dialect::NEWEST, &body);
-    assert_eq!(refused, Err(UnpackError::Truncated));
+    let rejected = Request::<&str>::decode(RpcMethod::BatchExistKey, Dialect::NEWEST, &body);
+    assert_eq!(rejected, Err(UnpackError::Truncated));
 }
 
 #[test]
-fn an_rpc_that_a_release_lacks_is_refused() {
+fn rpcs_missing_in_a_release_are_rejected() {
     let request = Request::PollRemoveAll(ClientArguments { client_id: crate::types::Uuid::default() });
     let mut out = BytesMut::from(&b"before"[..]);
     assert!(Request::<&str>::encode(&request, 1, Dialect::V0_3_11, &mut out).is_err());

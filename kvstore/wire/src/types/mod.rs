@@ -1,6 +1,6 @@
-//! What RPCs carry: one type per thing, in the shape of the newest release.
+//! Types in RPC arguments and replies, one type per concept, with the fields of the newest release.
 //!
-//! Strings are of the caller's choice (`S`): `&str` borrows from the message, `String` and `Arc<str>` own.
+//! The string type `S` is chosen by the caller: `&str` borrows from the message, `String` and `Arc<str>` own.
 
 mod object;
 mod offload;
@@ -21,5 +21,5 @@ pub use task::{
 };
 pub use uuid::{ParseUuidError, Uuid};
 
-/// The tenant of callers that name none.
+/// The tenant of callers that do not specify one.
 pub const DEFAULT_TENANT: &str = "default";

@@ -1,4 +1,4 @@
-//! What a writer says about an object.
+//! Objects as a writer describes them.
 
 use crate::dialect::Dialect;
 use crate::pack::{
@@ -7,60 +7,47 @@ use crate::pack::{
 };
 
 wire_code! {
-    /// What to do with an object's soft pin, which keeps it from being evicted while others can be.
+    /// Change of an object's soft pin, which lets it be evicted only after unpinned objects.
     pub struct SoftPinAction(u8) {
-        /// Leave it as it is.
         PRESERVE = 0,
-        /// Pin the object.
         ENABLE = 1,
-        /// Unpin the object.
         DISABLE = 2,
     }
 }
 
 wire_code! {
-    /// What an object is.
+    /// Type of an object's contents.
     pub struct DataType(u8) {
-        /// Not told.
         UNKNOWN = 0,
-        /// Keys and values of attention.
         KVCACHE = 1,
-        /// Some tensor.
         TENSOR = 2,
-        /// A model's weights.
         WEIGHT = 3,
-        /// Training samples.
         SAMPLE = 4,
-        /// Activations.
         ACTIVATION = 5,
-        /// Gradients.
         GRADIENT = 6,
-        /// An optimizer's state.
         OPTIMIZER_STATE = 7,
-        /// Metadata.
         METADATA = 8,
-        /// Anything else.
         GENERAL = 9,
     }
 }
 
-/// A soft pin and how long it lasts. Until 0.3.12 only a flag: pinned or not.
+/// A soft pin and its duration. Until 0.3.12 only a flag: pinned or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SoftPin {
-    /// What to do.
+    /// Change to the soft pin.
     pub action: SoftPinAction,
-    /// How long the pin lasts, in milliseconds; the master's default if absent.
+    /// Duration of the pin in milliseconds; the master's default if absent.
     pub ttl_ms: Option<u64>,
 }
 
-/// In the configuration's literal this is not a member of its own, but the members that it stands for.
+/// In the literal of the configuration this is not a struct: its two fields are inlined.
 impl Pack for SoftPin {
     fn literal(dialect: Dialect, out: &mut Vec<u8>) {
         if dialect < Dialect::V0_3_13 {
             return bool::literal(dialect, out);
         }
-        field_literal(|it: &Self| &it.action, dialect, out);
-        field_literal(|it: &Self| &it.ttl_ms, dialect, out);
+        field_literal(|pin: &Self| &pin.action, dialect, out);
+        field_literal(|pin: &Self| &pin.ttl_ms, dialect, out);
     }
 
     fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
@@ -77,7 +64,7 @@ impl Unpack<'_> for SoftPin {
         if dialect < Dialect::V0_3_13 {
             return bool::min_size(dialect);
         }
-        field_min_size(|it: &Self| &it.action, dialect) + field_min_size(|it: &Self| &it.ttl_ms, dialect)
+        field_min_size(|pin: &Self| &pin.action, dialect) + field_min_size(|pin: &Self| &pin.ttl_ms, dialect)
     }
 
     fn read(reader: &mut PackReader<'_>) -> Result<Self, UnpackError> {
@@ -89,32 +76,31 @@ impl Unpack<'_> for SoftPin {
     }
 }
 
-/// How a writer wants an object to be kept.
+/// Replication settings of a put.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicateConfig<S> {
-    /// Copies in memory.
     pub replica_num: u64,
-    /// Copies on disks behind NVMe over fabrics. Since 0.3.11.
+    /// Number of replicas on NVMe-oF disks. Since 0.3.11.
     pub nof_replica_num: u64,
-    /// Copies in a distributed file system. Since 0.3.13.
+    /// Number of replicas in a distributed file system. Since 0.3.13.
     pub dfs_replica_num: u64,
-    /// Whether others are evicted first.
+    /// Soft pin: evicted after unpinned objects.
     pub soft_pin: SoftPin,
-    /// Whether it is never evicted. Since 0.3.10.post2.
+    /// Whether the object is excluded from eviction. Since 0.3.10.post2.
     pub with_hard_pin: bool,
-    /// Names of segments to try first.
+    /// Names of segments that are tried first.
     pub preferred_segments: Vec<S>,
-    /// The name of a segment to try first; the older form of `preferred_segments`.
+    /// Name of a segment that is tried first; the older form of `preferred_segments`.
     pub preferred_segment: S,
-    /// Names of NVMe-oF segments to try first. Since 0.3.11.
+    /// Names of NVMe-oF segments that are tried first. Since 0.3.11.
     pub preferred_nof_segments: Vec<S>,
-    /// Whether to keep the parts of a batch on one node.
+    /// Whether to place all objects of a batch on one node.
     pub prefer_alloc_in_same_node: bool,
-    /// What the object is. Since 0.3.11.
+    /// Type of the contents. Since 0.3.11.
     pub data_type: DataType,
-    /// The writer's host. Since 0.3.12.
+    /// Host id of the writer. Since 0.3.12.
     pub host_id: S,
-    /// For every object of a batch the group with which it is leased and evicted. Since 0.3.12.
+    /// Per object of a batch, the group that is leased and evicted as a whole. Since 0.3.12.
     pub group_ids: Option<Vec<S>>,
 }
 
@@ -152,16 +138,15 @@ impl<S: Default> Default for ReplicateConfig<S> {
     }
 }
 
-/// What a writer says at the end of a put. Until 0.3.12 only the key.
+/// Metadata sent at the end of a put. Until 0.3.12 only the key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObjectMeta<S> {
-    /// The object's key.
     pub key: S,
-    /// Its checksum, if the writer made one. Since 0.3.13.
+    /// Checksum of the object, if the writer computed one. Since 0.3.13.
     pub object_checksum: Option<u64>,
 }
 
-/// The newest form of [`ChecksummedObjectMeta`].
+/// The newest layout of [`super::ObjectMeta`].
 mod checked {
     use crate::pack::layout;
 

@@ -1,4 +1,4 @@
-//! Objects between memory and disk.
+//! Offloading of objects to disks, and promotion to memory.
 
 use super::DEFAULT_TENANT;
 use crate::dialect::Dialect;
@@ -6,50 +6,49 @@ use crate::pack::{
     Pack, PackError, PackReader, PackWriter, Unpack, UnpackError, WireString, layout, type_marker,
 };
 
-/// Where and how a master wants clients to keep objects on disk.
+/// The master's settings for storing objects on disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StorageConfig<S> {
-    /// A folder of a shared file system, or nothing.
+    /// Directory of a shared file system; empty for none.
     pub fsdir: S,
-    /// Whether files are evicted.
+    /// Whether files on disk are evicted.
     pub enable_disk_eviction: bool,
-    /// Bytes on disk; 0 is without limit.
+    /// Maximum bytes on disk; 0 for no limit.
     pub quota_bytes: u64,
 }
 
 layout! { StorageConfig<S> { fsdir, enable_disk_eviction, quota_bytes } }
 
-/// Where a client has put an object on its disk.
+/// Location of an object on a client's disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StorageObjectMetadata<S> {
-    /// The bucket.
+    /// Id of the bucket file.
     pub bucket_id: i64,
-    /// Where in the bucket, in bytes.
+    /// Offset in the bucket, in bytes.
     pub offset: i64,
-    /// Bytes of the key.
+    /// Length of the key in bytes.
     pub key_size: i64,
-    /// Bytes of the object.
+    /// Size of the object in bytes.
     pub data_size: i64,
-    /// The node's `host:port`.
+    /// Endpoint of the node as `host:port`.
     pub transport_endpoint: S,
 }
 
 layout! { StorageObjectMetadata<S> { bucket_id, offset, key_size, data_size, transport_endpoint } }
 
-/// An object that goes to or from disk.
+/// An object to offload or promote.
 ///
 /// Until 0.3.11 a client that reports such objects sends only keys, so the size is 0 then.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OffloadTask<S> {
-    /// The tenant. Since 0.3.12.
+    /// Tenant of the object. Since 0.3.12.
     pub tenant_id: S,
-    /// The object's key.
     pub key: S,
-    /// Bytes of the object.
+    /// Size of the object in bytes.
     pub size: i64,
 }
 
-/// The newest form of [`TenantOffloadTask`].
+/// The newest layout of [`super::OffloadTask`].
 mod tenanted {
     use crate::pack::layout;
 
@@ -99,7 +98,7 @@ impl<'a, S: WireString<'a>> Unpack<'a> for OffloadTask<S> {
     }
 }
 
-/// What a master asks a client to move to or from disk. Until 0.3.11 a map from keys to sizes.
+/// Objects that a client should offload or promote. Until 0.3.11 a map from keys to sizes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OffloadTasks<S>(pub Vec<OffloadTask<S>>);
 
@@ -136,7 +135,7 @@ impl<'a, S: WireString<'a>> Unpack<'a> for OffloadTasks<S> {
         if reader.dialect() >= Dialect::V0_3_12 {
             return reader.read().map(Self);
         }
-        // Every size takes eight bytes.
+        // Each entry has a size of eight bytes, which bounds the count.
         let count = reader.count::<i64>()?;
         let mut tasks = Vec::with_capacity(count);
         for _ in 0..count {

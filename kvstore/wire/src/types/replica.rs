@@ -1,4 +1,4 @@
-//! Where the bytes of an object are.
+//! Replicas: where the bytes of an object are.
 
 use super::Uuid;
 use crate::dialect::Dialect;
@@ -7,51 +7,42 @@ use crate::pack::{
 };
 
 wire_code! {
-    /// Which replicas an operation is about.
+    /// The type of replicas that an operation affects.
     pub struct ReplicaType(i32) {
-        /// Those in memory.
         MEMORY = 0,
-        /// Those in files of a shared file system.
+        /// Replicas in a shared file system.
         DISK = 1,
-        /// Those on a node's own disk.
+        /// Replicas on a node's local disk.
         LOCAL_DISK = 2,
-        /// Those on disks behind NVMe over fabrics.
         NOF_SSD = 3,
-        /// All that a client writes in one put.
+        /// All replicas that a client writes in one put.
         ALL = 4,
-        /// Those in a distributed file system.
+        /// Replicas in a distributed file system.
         DFS = 100,
     }
 }
 
 wire_code! {
-    /// How far a replica is.
     pub struct ReplicaStatus(i32) {
-        /// Not set.
         UNDEFINED = 0,
-        /// It has space.
         INITIALIZED = 1,
-        /// It is being written.
         PROCESSING = 2,
-        /// It can be read.
         COMPLETE = 3,
-        /// It has been removed.
         REMOVED = 4,
-        /// Writing failed.
         FAILED = 5,
     }
 }
 
-/// A range of a node's memory, or of a disk that is addressed in the same way.
+/// A range of a node's memory, or of an NVMe-oF disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BufferDescriptor<S> {
-    /// Bytes.
+    /// Size of the range in bytes.
     pub size: u64,
-    /// Address in the node that has it.
+    /// Address of the first byte in the node.
     pub address: u64,
-    /// How to reach it, for example `tcp` or `rdma`.
+    /// Transfer protocol, for example `tcp` or `rdma`.
     pub protocol: S,
-    /// Where to reach it: the node's `host:port`.
+    /// Transfer endpoint: the node's `host:port`.
     pub endpoint: S,
 }
 
@@ -60,22 +51,21 @@ layout! { BufferDescriptor<S> { size, address, protocol, endpoint } }
 /// A file of a shared file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DiskReplica<S> {
-    /// The file's path.
     pub file_path: S,
-    /// Bytes of the object.
+    /// Size of the object in bytes.
     pub object_size: u64,
 }
 
 layout! { DiskReplica<S> { file_path, object_size } }
 
-/// An object on a node's own disk.
+/// An object on a node's local disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LocalDiskReplica<S> {
-    /// The client whose disk it is.
+    /// Client that owns the disk.
     pub client_id: Uuid,
-    /// Bytes of the object.
+    /// Size of the object in bytes.
     pub object_size: u64,
-    /// The node's `host:port`.
+    /// Endpoint of the node as `host:port`.
     pub transport_endpoint: S,
 }
 
@@ -84,36 +74,32 @@ layout! { LocalDiskReplica<S> { client_id, object_size, transport_endpoint } }
 /// A part of a file of a distributed file system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DfsReplica<S> {
-    /// The file's path.
     pub file_path: S,
-    /// Where in the file the object begins, in bytes.
+    /// Offset of the object in the file, in bytes.
     pub offset: u64,
-    /// Bytes of the object.
+    /// Size of the object in bytes.
     pub object_size: u64,
-    /// Bytes that it takes up.
+    /// Allocated size in bytes, after alignment.
     pub aligned_size: u64,
-    /// Which of the file system's shards.
+    /// Index of the file system's shard.
     pub shard_index: i32,
 }
 
 layout! { DfsReplica<S> { file_path, offset, object_size, aligned_size, shard_index } }
 
-/// What holds a replica's bytes.
+/// Storage medium of a replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplicaMedium<S> {
-    /// A node's memory.
     Memory(BufferDescriptor<S>),
-    /// A disk behind NVMe over fabrics. Since 0.3.11.
+    /// An NVMe-oF disk. Since 0.3.11.
     Nof(BufferDescriptor<S>),
-    /// A shared file system.
     Disk(DiskReplica<S>),
-    /// A node's own disk.
     LocalDisk(LocalDiskReplica<S>),
     /// A distributed file system. Since 0.3.13.
     Dfs(DfsReplica<S>),
 }
 
-/// The alternatives of [`ReplicaMedium`] in the order of the wire, each with its name and first release.
+/// The alternatives of [`ReplicaMedium`] in wire order, each with its name and first release.
 const MEDIA: [(&str, Dialect); 5] = [
     ("memory replica", Dialect::OLDEST),
     ("NVMe-oF replica", Dialect::V0_3_11),
@@ -133,13 +119,13 @@ impl<S> ReplicaMedium<S> {
         }
     }
 
-    /// Whether a release knows this kind of replica. If not, a reply in that dialect must leave it out.
+    /// Whether a release supports this medium. If not, a reply in that dialect must omit the replica.
     pub fn exists_in(&self, dialect: Dialect) -> bool {
         MEDIA.get(self.ordinal()).is_some_and(|(_, since)| dialect >= *since)
     }
 }
 
-/// The literal of a struct whose only member is a `T`, in which Mooncake wraps buffers here.
+/// The literal of a struct with a `T` as its only field: Mooncake wraps buffers in such a struct.
 fn wrapped_literal<T: Pack>(dialect: Dialect, out: &mut Vec<u8>) {
     out.push(type_marker::STRUCT);
     T::literal(dialect, out);
@@ -167,9 +153,9 @@ impl<S: Pack> Pack for ReplicaMedium<S> {
     fn write(&self, writer: &mut PackWriter<'_>) -> Result<(), PackError> {
         let (dialect, ordinal) = (writer.dialect(), self.ordinal());
         let mut index = 0_u8;
-        for (at, (what, since)) in MEDIA.into_iter().enumerate() {
+        for (position, (what, since)) in MEDIA.into_iter().enumerate() {
             let exists = dialect >= since;
-            if at == ordinal {
+            if position == ordinal {
                 if !exists {
                     return Err(PackError::NotInDialect { what, dialect });
                 }
@@ -195,8 +181,8 @@ impl<'a, S: WireString<'a>> Unpack<'a> for ReplicaMedium<S> {
 
     fn read(reader: &mut PackReader<'a>) -> Result<Self, UnpackError> {
         let (dialect, index) = (reader.dialect(), reader.byte()?);
-        let mut present =
-            (0..MEDIA.len()).filter(|at| MEDIA.get(*at).is_some_and(|(_, since)| dialect >= *since));
+        let mut present = (0..MEDIA.len())
+            .filter(|ordinal| MEDIA.get(*ordinal).is_some_and(|(_, since)| dialect >= *since));
         match present.nth(usize::from(index)) {
             Some(0) => reader.read().map(Self::Memory),
             Some(1) => reader.read().map(Self::Nof),
@@ -208,27 +194,25 @@ impl<'a, S: WireString<'a>> Unpack<'a> for ReplicaMedium<S> {
     }
 }
 
-/// One copy of an object.
+/// One replica of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReplicaDescriptor<S> {
-    /// Unique within a master.
+    /// Replica id, unique within a master.
     pub id: u64,
-    /// Where it is.
     pub medium: ReplicaMedium<S>,
-    /// How far it is.
     pub status: ReplicaStatus,
 }
 
 layout! { ReplicaDescriptor<S> { id, medium, status } }
 
-/// Where to read an object, and for how long that is certain.
+/// Replicas of an object, and the duration of the lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ReplicaList<S> {
-    /// The copies that can be read.
+    /// The readable replicas of the object.
     pub replicas: Vec<ReplicaDescriptor<S>>,
-    /// Milliseconds for which the object is neither evicted nor removed.
+    /// Duration of the lease in milliseconds, during which the object is neither evicted nor removed.
     pub lease_ttl_ms: u64,
-    /// The writer's checksum of the object, if it gave one. Since 0.3.13.
+    /// Checksum that the writer supplied, if any. Since 0.3.13.
     pub object_checksum: Option<u64>,
 }
 

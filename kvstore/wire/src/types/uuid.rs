@@ -8,17 +8,15 @@ use serde::{Deserialize, Serialize};
 use crate::dialect::Dialect;
 use crate::pack::{Pack, PackError, PackReader, PackWriter, Unpack, UnpackError, type_marker};
 
-/// Identifies a client, a segment or a task: two numbers, as text `first-second` in decimal.
+/// Id of a client, a segment or a task: two numbers, in text form `first-second` in decimal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "std::borrow::Cow<'_, str>", into = "String")]
 pub struct Uuid {
-    /// The first number.
     pub first: u64,
-    /// The second number.
     pub second: u64,
 }
 
-/// Text that is not two decimal numbers with a dash between them.
+/// The text is not two decimal numbers separated by a dash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("not an id of the form 123-456")]
 pub struct ParseUuidError;
@@ -34,7 +32,7 @@ impl FromStr for Uuid {
 
     fn from_str(text: &str) -> Result<Self, ParseUuidError> {
         let (first, second) = text.split_once('-').ok_or(ParseUuidError)?;
-        // The standard library's parser takes a plus sign too.
+        // The standard library's parser also accepts a plus sign.
         let number = |text: &str| match text.as_bytes() {
             [b'0'..=b'9', ..] => text.parse().map_err(|_| ParseUuidError),
             _ => Err(ParseUuidError),
@@ -59,8 +57,8 @@ impl From<Uuid> for String {
 
 impl Pack for Uuid {
     fn literal(_: Dialect, out: &mut Vec<u8>) {
-        // Two u64. A plain pair, unlike Mooncake's own structs, ends with its packing and its alignment: 8 and 8,
-        // each written as 129 more.
+        // Two u64. Unlike Mooncake's own structs, a plain pair ends with its packing and alignment: 8 and 8, each encoded
+        // as 129 + 8.
         out.extend([type_marker::STRUCT, 0x04, 0x04, 0x89, 0x89, type_marker::END]);
     }
 
@@ -85,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_form() {
+    fn text_form_round_trips_and_rejects_other_text() {
         let id = Uuid { first: 10_971_182_955_859_533_512, second: 8_331_388_694_551_532_694 };
         assert_eq!(id.to_string(), "10971182955859533512-8331388694551532694");
         assert_eq!(id.to_string().parse(), Ok(id));

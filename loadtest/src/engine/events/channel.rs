@@ -1,4 +1,4 @@
-//! One rank's event sockets: messages are numbered, kept for a while, published, and sent again on request.
+//! One rank's event sockets: messages are numbered, buffered, published, and replayed on request.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,14 +16,14 @@ use super::KvEventOptions;
 use super::ports::{KvEventPorts, KvEventSockets};
 use crate::engine::stats::unix_s;
 
-/// Most bytes of payloads kept for a replay, whatever [`KvEventOptions::buffer_steps`] says: a simulator shares its machine.
+/// Maximum bytes of payloads buffered for replays, whatever [`KvEventOptions::buffer_steps`] says: many simulated
+/// engines share a machine.
 const MAX_REPLAY_BYTES: usize = 64 * 1024 * 1024;
-/// How long after a failed bind the next one is tried.
+/// Delay between attempts to bind.
 const BIND_RETRY: Duration = Duration::from_millis(50);
-/// Number of a replay's end marker.
+/// Sequence number of a replay's end marker.
 const REPLAY_END_SEQUENCE: u64 = u64::MAX;
 
-/// A rank's event channel.
 #[derive(Debug)]
 pub(crate) struct KvEventChannel {
     sender: EngineEventFormat,
@@ -31,7 +31,6 @@ pub(crate) struct KvEventChannel {
     topic: Bytes,
     buffer_steps: usize,
     log: Mutex<KvEventLog>,
-    /// Counts restarts.
     restarts: watch::Sender<u64>,
 }
 
@@ -41,14 +40,14 @@ struct KvEventLog {
     next_sequence: u64,
     replay_buffer: VecDeque<(u64, Bytes)>,
     replay_bytes: usize,
-    /// Of so many messages the last one is lost; 0 loses none.
+    /// Of this many messages the last one is dropped; 0 drops none.
     drop_every: u64,
-    /// Messages since `lose_every` was set.
+    /// Messages since `drop_every` was set.
     since_drop_set: u64,
 }
 
 impl KvEventChannel {
-    /// Starts to serve opened sockets, until the supervisor stops. `refusing`: the sockets are closed while it is true.
+    /// Serves opened sockets until the supervisor stops. The sockets are closed while `refusing` is true.
     pub(crate) fn start(
         sender: EngineEventFormat,
         rank: u32,
@@ -83,7 +82,7 @@ impl KvEventChannel {
         channel
     }
 
-    /// Publishes a batch under the next number.
+    /// Publishes a batch under the next sequence number.
     pub(crate) fn publish(&self, events: &[OutgoingEngineEvent<'_>]) {
         let mut payload = Vec::new();
         encode_engine_batch(self.sender, unix_s(), events, self.rank, &mut payload);
@@ -97,13 +96,14 @@ impl KvEventChannel {
         }
     }
 
-    /// Loses every `every`-th message from now on: it has a number and can be replayed, but nobody gets it. 0 loses none.
+    /// Drops every `every`-th message from now on: it has a sequence number and can be replayed, but is not published.
+    /// 0 drops none.
     pub(crate) fn set_drop_every(&self, every: u64) {
         let mut log = self.log.lock();
         (log.drop_every, log.since_drop_set) = (every, 0);
     }
 
-    /// Forgets all messages and numbers the next one 0. Connections end.
+    /// Drops all messages and restarts numbering at 0. Closes connections.
     pub(crate) fn restart(&self) {
         let mut log = self.log.lock();
         (log.next_sequence, log.replay_bytes) = (0, 0);
@@ -143,21 +143,21 @@ impl KvEventChannel {
                     return sockets;
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a simulated engine cannot come back to its event port yet");
+                    tracing::warn!(%error, "cannot bind the event port again; retrying");
                     tokio::time::sleep(BIND_RETRY).await;
                 }
             }
         }
     }
 
-    /// What is kept from the requested number on, and the end marker. A request that is no number gets nothing.
+    /// Buffered messages from the requested number on, and the end marker. A request that is not a number gets nothing.
     fn replay(&self, request: &ZmtpMessage) -> impl Stream<Item = ZmtpMessage> + use<> {
         let from = request.parts().first().and_then(|part| <[u8; 8]>::try_from(&part[..]).ok());
         let replies = from.map(u64::from_be_bytes).map(|from| {
             let log = self.log.lock();
-            let kept = log.replay_buffer.iter().filter(|(number, _)| *number >= from);
+            let buffered = log.replay_buffer.iter().filter(|(number, _)| *number >= from);
             let mut replies: Vec<ZmtpMessage> =
-                kept.map(|(number, payload)| self.message(*number, payload.clone())).collect();
+                buffered.map(|(number, payload)| self.message(*number, payload.clone())).collect();
             let end =
                 [Bytes::new(), Bytes::copy_from_slice(&REPLAY_END_SEQUENCE.to_be_bytes()), Bytes::new()];
             replies.push(end.into());

@@ -1,14 +1,15 @@
-//! How engines tell over HTTP where their events are.
+//! The engines' HTTP description of their event endpoints.
 
 use serde_json::{Value, json};
 
 use crate::engine::SimEngineState;
 
-/// The high-water marks that vLLM reports.
+/// High-water mark reported by vLLM.
 const VLLM_QUEUE: u32 = 100_000;
 
-/// `kv_events` of SGLang's `/server_info`: rank `r` publishes and replays on the first port plus `r`. Null without events. The host is
-/// `*`, without which SGLang would not bind but connect: subscribers put the engine's own in its place.
+/// `kv_events` of SGLang's `/server_info`: rank `r` publishes and replays on the first port plus `r`. Null without
+/// events. The host is `*`, because SGLang connects instead of binding with any other host; subscribers substitute the
+/// engine's host.
 pub(crate) fn sglang(engine: &SimEngineState) -> Value {
     let (Some(ports), Some(settings)) = (engine.event_ports, &engine.options.kv_events) else {
         return Value::Null;
@@ -21,8 +22,8 @@ pub(crate) fn sglang(engine: &SimEngineState) -> Value {
     })
 }
 
-/// vLLM's `/kv_event_sources`, by rank. The host is `*`, without which vLLM would not bind but connect: subscribers put the
-/// engine's own in its place.
+/// vLLM's `/kv_event_sources`, by rank. The host is `*`, because vLLM connects instead of binding with any other host;
+/// subscribers substitute the engine's host.
 pub(crate) fn vllm(engine: &SimEngineState) -> Value {
     let (Some(ports), Some(settings)) = (engine.event_ports, &engine.options.kv_events) else {
         return json!({});

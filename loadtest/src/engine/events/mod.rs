@@ -1,7 +1,7 @@
-//! KV events: what the engine tells about its cache over ZeroMQ, as SGLang and vLLM do.
+//! KV events: changes of an engine's cache, published over ZeroMQ as by SGLang and vLLM.
 //!
-//! The cache itself knows pages by the simulator's own cheap ids. Real names (SHA-256 over tokens) are computed here,
-//! only for pages that are new, and only by engines that publish.
+//! The cache identifies pages by the simulator's own cheap ids. Protocol hashes (SHA-256 over tokens) are computed
+//! here, only for new pages, and only by engines that publish events.
 
 mod channel;
 pub(crate) mod describe;
@@ -20,20 +20,20 @@ use self::ports::KvEventSockets;
 pub(crate) use self::reporter::{KvEventReporter, PromptPrefix};
 use super::{SimEngineError, SimEngineOptions, SimProtocol};
 
-/// How an engine publishes KV events.
+/// Settings of an engine's KV event publisher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KvEventOptions {
-    /// Where the first data-parallel rank publishes. The others follow on the next ports, and behind them come as many
-    /// replay sockets. Port 0 takes free ones.
+    /// Address on which the first data-parallel rank publishes. The others use the next ports, followed by as many
+    /// replay sockets. Port 0 selects free ones.
     pub listen: SocketAddr,
     /// First frame of every message.
     pub topic: String,
-    /// Messages kept for a replay.
+    /// Number of messages buffered for replays.
     pub buffer_steps: usize,
 }
 
 impl Default for KvEventOptions {
-    /// On free loopback ports, with the engines' own topic and buffer.
+    /// Free loopback ports, with the engines' default topic and buffer size.
     fn default() -> Self {
         Self {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
@@ -43,8 +43,8 @@ impl Default for KvEventOptions {
     }
 }
 
-/// Opens an engine's event sockets and gives a reporter for each rank; none if it does not publish. While `refusing` is true, the
-/// sockets are closed.
+/// Opens an engine's event sockets and returns a reporter per rank; none if the engine publishes no events. While
+/// `refusing` is true, the sockets are closed.
 pub(crate) async fn start(
     config: &SimEngineOptions,
     refusing: &watch::Sender<bool>,
@@ -55,7 +55,7 @@ pub(crate) async fn start(
         SimProtocol::Sglang => EngineEventFormat::Sglang,
         SimProtocol::Vllm => EngineEventFormat::Vllm,
     };
-    // The settings were checked.
+    // The settings were validated before.
     let page_tokens = u32::try_from(config.page_size).unwrap_or(u32::MAX);
     let (ports, sockets) = KvEventSockets::open_all(settings, config.dp_size).await?;
     let reporters = (0..).zip(sockets).map(|(rank, sockets)| {

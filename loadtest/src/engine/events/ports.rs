@@ -7,10 +7,10 @@ use moongate_zmtp::{ZmtpEndpoint, ZmtpOptions, ZmtpPublisher, ZmtpPublisherServe
 use super::KvEventOptions;
 use crate::engine::config::SimEngineError;
 
-/// How often free neighbouring ports are looked for.
+/// Maximum attempts to find consecutive free ports.
 const ATTEMPTS: u32 = 64;
 
-/// First ports of an engine's event sockets, one for each data-parallel rank from there on.
+/// First ports of an engine's event sockets; rank `r` uses the first port plus `r`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KvEventPorts {
     pub(crate) live: SocketAddr,
@@ -27,7 +27,6 @@ impl KvEventPorts {
     }
 }
 
-/// One rank's sockets.
 #[derive(Debug)]
 pub(crate) struct KvEventSockets {
     pub(super) publisher: ZmtpPublisher,
@@ -36,7 +35,6 @@ pub(crate) struct KvEventSockets {
 }
 
 impl KvEventSockets {
-    /// Opens one rank's sockets.
     pub(super) async fn open(live: SocketAddr, replay: SocketAddr) -> Result<Self, moongate_zmtp::ZmtpError> {
         let (publisher, server) =
             ZmtpPublisher::bind(&ZmtpEndpoint::from(live), ZmtpOptions::default()).await?;
@@ -44,7 +42,7 @@ impl KvEventSockets {
         Ok(Self { publisher, server, responder })
     }
 
-    /// Opens those of all ranks.
+    /// Opens the sockets of all ranks.
     pub(crate) async fn open_all(
         settings: &KvEventOptions,
         ranks: u32,
@@ -54,7 +52,7 @@ impl KvEventSockets {
         loop {
             match Self::try_all(settings.listen, ranks).await {
                 Ok(opened) => return Ok(opened),
-                // Only the first port is known to be free; its neighbours may be another's.
+                // Only the first port is known to be free; the following ones may be in use.
                 Err(_) if settings.listen.port() == 0 && attempt < ATTEMPTS => attempt += 1,
                 Err(error) => return Err(fail(error)),
             }
@@ -88,7 +86,8 @@ fn offset(address: SocketAddr, by: u32) -> Option<SocketAddr> {
 
 fn in_range(address: Option<SocketAddr>) -> Result<SocketAddr, moongate_zmtp::ZmtpError> {
     address.ok_or_else(|| {
-        std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, "there are no ports above 65535").into()
+        std::io::Error::new(std::io::ErrorKind::AddrNotAvailable, "a rank would need a port above 65535")
+            .into()
     })
 }
 
@@ -104,12 +103,12 @@ mod tests {
             assert_eq!(sockets.responder.local_addr(), ports.replay(rank));
         }
         assert_eq!(ports.live(2).port(), ports.live.port() + 2);
-        let taken = KvEventOptions { listen: ports.live, ..KvEventOptions::default() };
-        assert!(matches!(KvEventSockets::open_all(&taken, 1).await, Err(SimEngineError::Events { .. })));
+        let occupied = KvEventOptions { listen: ports.live, ..KvEventOptions::default() };
+        assert!(matches!(KvEventSockets::open_all(&occupied, 1).await, Err(SimEngineError::Events { .. })));
     }
 
     #[test]
-    fn ports_end() {
+    fn port_range_is_bounded() {
         assert_eq!(offset("127.0.0.1:65535".parse().unwrap(), 1), None);
     }
 }

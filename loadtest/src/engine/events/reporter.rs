@@ -1,4 +1,4 @@
-//! From changes of a cache to events.
+//! Converts changes of a cache to events.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,22 +12,22 @@ use crate::engine::cache::{LocalCacheLevel, PageChange, PageOrigin, PrefixCache}
 use crate::engine::namespace::PromptNamespace;
 use crate::engine::tokens::PageHashChain;
 
-/// What a cache is to keep: pages by the simulator's ids, and what their real names depend on.
+/// A prefix to cache: the simulator's page ids, and the inputs of the protocol's page hashes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PromptPrefix<'a> {
     pub(crate) chain: &'a PageHashChain,
-    /// The tokens of `chain`; engines without a reporter may leave them away.
+    /// Tokens of `chain`; may be empty for engines without a reporter.
     pub(crate) tokens: &'a [u32],
     pub(crate) namespace: &'a PromptNamespace,
 }
 
-/// Tells what one rank's cache holds.
+/// Publishes the content of one rank's cache.
 #[derive(Debug)]
 pub(crate) struct KvEventReporter {
     protocol: SimProtocol,
     page_tokens: u32,
     channel: Arc<KvEventChannel>,
-    /// Real names of the pages that the cache holds.
+    /// Protocol hashes of the cached pages.
     page_hashes: HashMap<u128, HashedBlock>,
 }
 
@@ -39,21 +39,21 @@ struct LevelChanges {
 }
 
 impl KvEventReporter {
-    pub(crate) fn new(face: SimProtocol, page_tokens: u32, channel: Arc<KvEventChannel>) -> Self {
-        let reporter = Self { protocol: face, page_tokens, channel, page_hashes: HashMap::new() };
+    pub(crate) fn new(protocol: SimProtocol, page_tokens: u32, channel: Arc<KvEventChannel>) -> Self {
+        let reporter = Self { protocol, page_tokens, channel, page_hashes: HashMap::new() };
         reporter.publish_startup_clear();
         reporter
     }
 
-    /// SGLang flushes its cache once at its start, and says so.
+    /// SGLang flushes its cache once at start and publishes that.
     fn publish_startup_clear(&self) {
         if self.protocol == SimProtocol::Sglang {
             self.channel.publish(&[OutgoingEngineEvent::Cleared]);
         }
     }
 
-    /// Puts a prefix into the cache and tells what has changed: a message for the device, and one for the host. Answers the names of
-    /// the prefix's pages, and puts the pages that were new to the host into `to_host`.
+    /// Inserts a prefix into the cache and publishes the changes: one message for the device and one for the host.
+    /// Returns the hashes of the prefix's pages, and appends the pages that were new to the host to `to_host`.
     pub(crate) fn insert_and_publish(
         &mut self,
         cache: &mut PrefixCache,
@@ -93,25 +93,25 @@ impl KvEventReporter {
         names
     }
 
-    /// All pages are gone, and subscribers are told.
+    /// Publishes that all pages were removed.
     pub(crate) fn clear(&mut self) {
         self.page_hashes.clear();
         self.channel.publish(&[OutgoingEngineEvent::Cleared]);
     }
 
-    /// See [`KvEventChannel::set_drop_every`].
     pub(crate) fn set_drop_every(&self, every: u64) {
         self.channel.set_drop_every(every);
     }
 
-    /// All pages are gone with the process.
+    /// Drops all pages without events, as a process restart does.
     pub(crate) fn restart(&mut self) {
         self.page_hashes.clear();
         self.channel.restart();
         self.publish_startup_clear();
     }
 
-    /// Names of a prefix's pages. What is known is not hashed again. A namespace that cannot be hashed has none.
+    /// Hashes of a prefix's pages, computed only for pages without a known hash. Empty for a namespace that cannot be
+    /// hashed.
     fn hash_pages(&self, prefix: &PromptPrefix<'_>) -> Vec<HashedBlock> {
         let Ok(scheme) = prefix.namespace.event_hash_scheme(self.protocol, self.page_tokens) else {
             return Vec::new();

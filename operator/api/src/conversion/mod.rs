@@ -1,9 +1,9 @@
-//! Conversion between v1alpha1 and v1alpha2, for the webhook and for tools that edit either.
+//! Conversion between v1alpha1 and v1alpha2, for the webhook and for tools that edit either version.
 //!
-//! It works on JSON, so that members which this release does not know pass through. The mapping itself (`spec`) loses what
-//! the other version cannot say. What it loses is found by mapping back and comparing, and is kept on the converted object
-//! in an annotation ([`remainder`]); the way back puts it in again wherever nobody changed what stands there. So both ways
-//! around give back the same object, and an edit through either version survives.
+//! It works on JSON, so that fields which this release does not know pass through. The mapping itself (`spec`) loses what
+//! the other version cannot express. The loss is determined by mapping back and comparing, and is stored on the converted
+//! object in an annotation ([`remainder`]); the conversion back restores it wherever the field has not been edited. Round
+//! trips therefore yield the same object in both directions, and edits through either version survive.
 
 mod remainder;
 mod role;
@@ -14,10 +14,10 @@ use serde_json::{Map, Value};
 use crate::template::member_object;
 use remainder::FieldChange;
 
-/// Prefix of the annotations that conversion leaves.
+/// Prefix of the annotations that conversion adds.
 pub const PREFIX: &str = "conversion.workloads.x-k8s.io/";
-/// Annotation of a v1alpha2 object that was written as v1alpha1. Its pods get the labels and environment names of that era
-/// as well.
+/// Annotation of a v1alpha2 object that was written as v1alpha1. Its pods also get the labels and environment names of
+/// v1alpha1.
 pub const ORIGIN: &str = "conversion.workloads.x-k8s.io/origin";
 /// Annotation of a v1alpha2 object: `spec.podGroupPolicy` of v1alpha1, as JSON.
 pub const POD_GROUP_POLICY: &str = "conversion.workloads.x-k8s.io/v1alpha1-pod-group-policy";
@@ -30,14 +30,14 @@ const OF_V1ALPHA2: &str = "conversion.workloads.x-k8s.io/v1alpha2-remainder";
 /// A version of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ApiVersion {
-    /// Deprecated.
+    /// The deprecated version, served by conversion.
     V1alpha1,
-    /// Stored.
+    /// The version that is stored.
     V1alpha2,
 }
 
 impl ApiVersion {
-    /// `apiVersion` of its objects.
+    /// The `apiVersion` field of its objects.
     #[must_use]
     pub fn api_version(self) -> &'static str {
         match self {
@@ -46,28 +46,28 @@ impl ApiVersion {
         }
     }
 
-    /// The version with that `apiVersion`.
+    /// Finds the version by its `apiVersion`.
     #[must_use]
     pub fn parse(api_version: &str) -> Option<Self> {
         [Self::V1alpha1, Self::V1alpha2].into_iter().find(|version| version.api_version() == api_version)
     }
 }
 
-/// Why an object cannot be converted.
+/// Error that prevents a conversion.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConversionError {
-    /// Not a version of ours.
+    /// The `apiVersion` is none of ours.
     #[error("apiVersion `{0}` is neither workloads.x-k8s.io/v1alpha1 nor workloads.x-k8s.io/v1alpha2")]
     Version(String),
-    /// A kind with one version.
+    /// The kind exists in one version only.
     #[error("objects of kind `{0}` are not converted")]
     Kind(String),
-    /// No object at all.
-    #[error("the object to convert is no map")]
+    /// The value is not an object.
+    #[error("the object to convert is not a map")]
     NotAMap,
 }
 
-/// `object` as that version; as it is if it has that version already.
+/// Converts `object` to a version; returns it unchanged if it already has that version.
 ///
 /// # Errors
 /// See [`ConversionError`].
@@ -79,7 +79,7 @@ pub fn convert(object: &Value, to: ApiVersion) -> Result<Value, ConversionError>
     if from == to {
         return Ok(Value::Object(object));
     }
-    let shape = match text("kind").as_str() {
+    let location = match text("kind").as_str() {
         "RoleBasedGroup" => spec::SpecLocation::Group,
         "RoleBasedGroupSet" => spec::SpecLocation::Set,
         "RoleBasedGroupScalingAdapter" | "ClusterEngineRuntimeProfile" => {
@@ -88,25 +88,25 @@ pub fn convert(object: &Value, to: ApiVersion) -> Result<Value, ConversionError>
         }
         kind => return Err(ConversionError::Kind(kind.to_owned())),
     };
-    let (brought, left) = match to {
+    let (incoming, outgoing) = match to {
         ApiVersion::V1alpha2 => (OF_V1ALPHA2, OF_V1ALPHA1),
         ApiVersion::V1alpha1 => (OF_V1ALPHA1, OF_V1ALPHA2),
     };
-    let kept = take_remainder(&mut object, brought);
+    let restored = take_remainder(&mut object, incoming);
     let original = Value::Object(object);
-    let mut converted = spec::convert_object(&original, to, shape);
-    kept.iter().for_each(|change| change.apply(&mut converted));
-    let lost = FieldChange::diff(&spec::convert_object(&converted, from, shape), &original);
-    if !lost.is_empty()
-        && let (Ok(text), Value::Object(converted)) = (serde_json::to_string(&lost), &mut converted)
+    let mut converted = spec::convert_object(&original, to, location);
+    restored.iter().for_each(|change| change.apply(&mut converted));
+    let losses = FieldChange::diff(&spec::convert_object(&converted, from, location), &original);
+    if !losses.is_empty()
+        && let (Ok(text), Value::Object(converted)) = (serde_json::to_string(&losses), &mut converted)
     {
         member_object(member_object(converted, "metadata"), "annotations")
-            .insert(left.to_owned(), text.into());
+            .insert(outgoing.to_owned(), text.into());
     }
     Ok(converted)
 }
 
-/// Takes the annotation out. What cannot be read in it, or may not be changed, is no change.
+/// Removes the annotation and returns its changes. Unreadable and forbidden changes are dropped.
 fn take_remainder(object: &mut Map<String, Value>, annotation: &str) -> Vec<FieldChange> {
     let text = annotations_mut(object).and_then(|annotations| annotations.remove(annotation));
     drop_empty_annotations(object);

@@ -1,22 +1,33 @@
-//! What a conversion loses, as changes to make on the way back.
+//! Field changes that a conversion loses, stored to be restored by the conversion back.
 
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-/// A member that is one thing after mapping there and back, and was another.
+/// A field whose value differs after a round trip.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct FieldChange {
-    /// Names of members from the top; an item of a list is named by its `name`.
-    at: Vec<String>,
-    /// How many of the last objects on the way may be made.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    made: usize,
-    /// The value after mapping there and back. Another one was put there since, and stays.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_present")]
-    was: Option<Value>,
-    /// The value to put there.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "deserialize_present")]
-    is: Option<Value>,
+    /// Field names from the root; list items are identified by their `name`.
+    #[serde(rename = "at")]
+    path: Vec<String>,
+    /// How many of the last parent objects may be created.
+    #[serde(rename = "made", default, skip_serializing_if = "is_zero")]
+    creatable_parents: usize,
+    /// The value after the round trip. If the field has another value now, it was edited and stays.
+    #[serde(
+        rename = "was",
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "deserialize_present"
+    )]
+    after: Option<Value>,
+    /// The original value, to be restored.
+    #[serde(
+        rename = "is",
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "deserialize_present"
+    )]
+    original: Option<Value>,
 }
 
 fn is_text_map(value: &Value) -> bool {
@@ -27,39 +38,39 @@ fn is_zero(number: &usize) -> bool {
     *number == 0
 }
 
-/// A member that is there, `null` included.
+/// A field that is present, including `null`.
 fn deserialize_present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, D::Error> {
     Value::deserialize(deserializer).map(Some)
 }
 
 impl FieldChange {
-    /// The changes that make `to` of `from`.
+    /// The changes that turn `from` into `to`.
     pub(super) fn diff(from: &Value, to: &Value) -> Vec<Self> {
         let mut changes = Vec::new();
         collect_changes(Some(from), Some(to), &mut Vec::new(), 0, &mut changes);
         changes
     }
 
-    /// Whether a conversion may make it. The annotation is anyone's to write, and an API server that is given back other
-    /// metadata than it sent refuses the object, and with it every list that it is in.
+    /// Whether a conversion may apply the change. Users can edit the annotation, and an API server rejects a converted object
+    /// whose metadata differs, together with every list that contains it.
     pub(super) fn is_allowed(&self) -> bool {
-        let at: Vec<&str> = self.at.iter().map(String::as_str).collect();
-        match at.as_slice() {
+        let path: Vec<&str> = self.path.iter().map(String::as_str).collect();
+        match path.as_slice() {
             ["spec" | "status", ..] => true,
-            ["metadata", "annotations"] => self.is.as_ref().is_none_or(is_text_map),
-            ["metadata", "annotations", _] => self.is.as_ref().is_none_or(Value::is_string),
+            ["metadata", "annotations"] => self.original.as_ref().is_none_or(is_text_map),
+            ["metadata", "annotations", _] => self.original.as_ref().is_none_or(Value::is_string),
             _ => false,
         }
     }
 
-    /// Makes the change, unless what it changes is gone or has been changed by someone else.
+    /// Applies the change, unless the field is gone or was edited.
     pub(super) fn apply(&self, object: &mut Value) {
-        let Some((last, way)) = self.at.split_last() else { return };
-        let may_make_from = way.len().saturating_sub(self.made);
+        let Some((last, parents)) = self.path.split_last() else { return };
+        let first_creatable = parents.len().saturating_sub(self.creatable_parents);
         let mut parent = object;
-        for (depth, name) in way.iter().enumerate() {
-            if depth >= may_make_from
-                && self.is.is_some()
+        for (depth, name) in parents.iter().enumerate() {
+            if depth >= first_creatable
+                && self.original.is_some()
                 && let Value::Object(members) = &mut *parent
                 && !members.contains_key(name)
             {
@@ -71,8 +82,8 @@ impl FieldChange {
             }
         }
         let Value::Object(members) = parent else { return };
-        if members.get(last) == self.was.as_ref() {
-            match &self.is {
+        if members.get(last) == self.after.as_ref() {
+            match &self.original {
                 Some(value) => drop(members.insert(last.clone(), value.clone())),
                 None => drop(members.remove(last)),
             }
@@ -93,8 +104,8 @@ fn member_mut<'a>(parent: &'a mut Value, name: &str) -> Option<&'a mut Value> {
 fn collect_changes(
     from: Option<&Value>,
     to: Option<&Value>,
-    at: &mut Vec<String>,
-    made: usize,
+    path: &mut Vec<String>,
+    creatable_parents: usize,
     changes: &mut Vec<FieldChange>,
 ) {
     if from == to {
@@ -102,45 +113,50 @@ fn collect_changes(
     }
     let empty = Map::new();
     match (from, to) {
-        (Some(Value::Object(from)), Some(Value::Object(to))) => collect_members(from, to, at, 0, changes),
-        // Member by member, so that one of them can be put back when another has been set since.
-        (None, Some(Value::Object(to))) if !to.is_empty() && !at.is_empty() => {
-            collect_members(&empty, to, at, made + 1, changes);
+        (Some(Value::Object(from)), Some(Value::Object(to))) => collect_members(from, to, path, 0, changes),
+        // Field by field, so that one field can be restored when another has been edited.
+        (None, Some(Value::Object(to))) if !to.is_empty() && !path.is_empty() => {
+            collect_members(&empty, to, path, creatable_parents + 1, changes);
         }
         (Some(Value::Array(from)), Some(Value::Array(to))) if same_names(from, to) => {
             for (from, to) in from.iter().zip(to) {
-                at.push(from["name"].as_str().unwrap_or_default().to_owned());
-                collect_changes(Some(from), Some(to), at, 0, changes);
-                at.pop();
+                path.push(from["name"].as_str().unwrap_or_default().to_owned());
+                collect_changes(Some(from), Some(to), path, 0, changes);
+                path.pop();
             }
         }
-        (from, to) => changes.push(FieldChange { at: at.clone(), made, was: from.cloned(), is: to.cloned() }),
+        (from, to) => changes.push(FieldChange {
+            path: path.clone(),
+            creatable_parents,
+            after: from.cloned(),
+            original: to.cloned(),
+        }),
     }
 }
 
 fn collect_members(
     from: &Map<String, Value>,
     to: &Map<String, Value>,
-    at: &mut Vec<String>,
-    made: usize,
+    path: &mut Vec<String>,
+    creatable_parents: usize,
     changes: &mut Vec<FieldChange>,
 ) {
     let added = to.keys().filter(|name| !from.contains_key(*name));
     for name in from.keys().chain(added) {
-        at.push(name.clone());
-        collect_changes(from.get(name), to.get(name), at, made, changes);
-        at.pop();
+        path.push(name.clone());
+        collect_changes(from.get(name), to.get(name), path, creatable_parents, changes);
+        path.pop();
     }
 }
 
-/// Whether both lists have objects with the same names in the same order, each name once.
+/// Whether both lists have objects with the same unique names in the same order.
 fn same_names(from: &[Value], to: &[Value]) -> bool {
     let names = |list: &[Value]| -> Option<Vec<String>> {
         list.iter().map(|item| Some(item.as_object()?.get("name")?.as_str()?.to_owned())).collect()
     };
     let (Some(from), Some(to)) = (names(from), names(to)) else { return false };
-    let mut once = from.clone();
-    once.sort_unstable();
-    once.dedup();
-    from == to && once.len() == from.len()
+    let mut unique = from.clone();
+    unique.sort_unstable();
+    unique.dedup();
+    from == to && unique.len() == from.len()
 }

@@ -1,4 +1,4 @@
-//! The mapping of one role.
+//! Conversion of one role.
 
 use serde_json::{Map, Value, json};
 
@@ -8,19 +8,19 @@ use crate::template::member_object;
 
 type JsonObject = Map<String, Value>;
 
-/// What v1alpha1 runs a role as if it says nothing.
+/// Default workload of a role in v1alpha1.
 const V1ALPHA1_WORKLOAD: (&str, &str) = ("apps/v1", "StatefulSet");
-/// What v1alpha2 runs a role as if it says nothing.
+/// Default workload of a role in v1alpha2.
 const V1ALPHA2_WORKLOAD: (&str, &str) = ("workloads.x-k8s.io/v1alpha2", "RoleInstanceSet");
 
-/// A restart policy of early releases, and what it is taken for.
+/// Restart policy of early releases, with its present equivalent.
 const RECREATE_GROUP: &str = "RecreateRBGOnPodRestart";
 const RECREATE_INSTANCE: &str = "RecreateRoleInstanceOnPodRestart";
 
-/// Names of an update that makes pods anew.
+/// Update type that recreates pods, in v1alpha1 and v1alpha2.
 const RECREATE: (&str, &str) = ("Recreate", "RecreatePod");
 
-/// From v1alpha1 to v1alpha2.
+/// Converts a role from v1alpha1 to v1alpha2.
 pub(super) fn role_to_v1alpha2(role: &mut JsonObject) {
     let workload = take_object(role, "workload").unwrap_or_default();
     let text = |name: &str, default: &str| {
@@ -73,7 +73,7 @@ fn template_to_v1alpha2(role: &mut JsonObject, pattern: &mut JsonObject) {
     }
 }
 
-/// From v1alpha2 to v1alpha1.
+/// Converts a role from v1alpha2 to v1alpha1.
 pub(super) fn role_to_v1alpha1(role: &mut JsonObject) {
     let workload = take_workload(role);
     put_object(role, "workload", Some(workload));
@@ -102,7 +102,7 @@ pub(super) fn role_to_v1alpha1(role: &mut JsonObject) {
     }
 }
 
-/// v1alpha1's `workload`, from the annotation.
+/// The `workload` field of v1alpha1, from the annotation.
 fn take_workload(role: &mut JsonObject) -> JsonObject {
     let annotations = role.get_mut("annotations").and_then(Value::as_object_mut);
     let kind = annotations.and_then(|annotations| annotations.remove(ROLE_WORKLOAD_TYPE));
@@ -134,7 +134,7 @@ fn template_to_v1alpha1(role: &mut JsonObject, pattern: &mut JsonObject) {
     }
 }
 
-/// v1alpha1's components have no labels and annotations.
+/// Removes labels and annotations, which components of v1alpha1 do not have.
 fn components_to_v1alpha1(role: &mut JsonObject) {
     let components = role.get_mut("components").and_then(Value::as_array_mut);
     for component in components.into_iter().flatten().filter_map(Value::as_object_mut) {

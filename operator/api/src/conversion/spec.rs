@@ -1,4 +1,4 @@
-//! The mapping of groups and sets.
+//! Conversion of groups and sets.
 
 use serde_json::{Map, Value};
 
@@ -9,7 +9,7 @@ use crate::template::{member_list, member_object};
 
 type JsonObject = Map<String, Value>;
 
-/// Where the spec of groups is in an object.
+/// Location of the groups' spec in an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SpecLocation {
     /// The object is a group.
@@ -18,12 +18,12 @@ pub(super) enum SpecLocation {
     Set,
 }
 
-/// The object as that version says it, less what that version cannot say.
-pub(super) fn convert_object(object: &Value, to: ApiVersion, shape: SpecLocation) -> Value {
+/// The object in that version, without fields that the version cannot express.
+pub(super) fn convert_object(object: &Value, to: ApiVersion, location: SpecLocation) -> Value {
     let Value::Object(object) = object else { return object.clone() };
     let mut object = object.clone();
     object.insert("apiVersion".to_owned(), to.api_version().into());
-    match (shape, to) {
+    match (location, to) {
         (SpecLocation::Group, ApiVersion::V1alpha2) => {
             let mut spec = take_object(&mut object, "spec");
             let annotations = member_object(member_object(&mut object, "metadata"), "annotations");
@@ -105,7 +105,7 @@ fn each_role(spec: &mut JsonObject, map: impl Fn(&mut JsonObject)) {
     }
 }
 
-/// What v1alpha2 says by annotations of v1alpha1's `podGroupPolicy`.
+/// Annotations of v1alpha2 for v1alpha1's `podGroupPolicy`.
 fn gang_annotations(policy: &Value) -> Vec<(String, Value)> {
     let text =
         |pointer: &str| policy.pointer(pointer).and_then(Value::as_str).filter(|text| !text.is_empty());
@@ -128,14 +128,14 @@ fn gang_annotations(policy: &Value) -> Vec<(String, Value)> {
     annotations.into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect()
 }
 
-/// Takes an annotation that is JSON; one that is not stays.
+/// Removes an annotation and parses it as JSON; an invalid one stays.
 fn take_json(annotations: &mut JsonObject, key: &str) -> Option<Value> {
     let value = serde_json::from_str(annotations.get(key)?.as_str()?).ok()?;
     annotations.remove(key);
     Some(value)
 }
 
-/// Takes a member if it is an object.
+/// Removes a field if it is an object.
 pub(super) fn take_object(parent: &mut JsonObject, name: &str) -> Option<JsonObject> {
     match parent.remove(name)? {
         Value::Object(object) => Some(object),

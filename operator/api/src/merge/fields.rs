@@ -1,41 +1,44 @@
-//! Which lists of a pod template are merged item by item, and by which member: `patchStrategy` and `patchMergeKey` of
-//! `core/v1` and `meta/v1`, Kubernetes 1.34.
+//! Lists of a pod template that are merged item by item, with their keys: `patchStrategy` and `patchMergeKey` of `core/v1`
+//! and `meta/v1`, Kubernetes 1.34.
 
-/// Lists and objects of an object, by name. What is not named is an object without merged lists, or a list that is replaced.
+/// Lists and objects of an object, by name. Other fields are objects without merged lists, or lists that are replaced.
 #[derive(Clone, Copy)]
 pub(super) struct MergeSchema(&'static [(&'static str, FieldSchema)]);
 
-/// One member.
+/// Merge rule of one field.
 #[derive(Clone, Copy)]
 pub(super) enum FieldSchema {
     /// An object with lists of its own.
     Object(MergeSchema),
-    /// A list of objects, told apart by a member.
+    /// A list of objects identified by a key field.
     Keyed(&'static str, MergeSchema),
-    /// A list of texts, each at most once.
+    /// A list of unique strings.
     Set,
-    /// Anything else.
+    /// Any field without a special rule.
     Plain,
 }
 
-/// What a patch does with a list.
+/// Effect of a patch on a list.
 pub(super) enum ListMergeRule {
-    /// Takes its place.
+    /// The patch replaces the list.
     Replace,
-    /// Adds to it.
+    /// The patch's strings are added.
     Set,
-    /// Is merged item by item.
+    /// Items are merged by their key.
     ByKey {
-        /// The member that tells items apart.
+        /// The field that identifies items.
         key: &'static str,
-        /// Lists and objects of an item.
+        /// Merge rules of an item's fields.
         item: MergeSchema,
     },
 }
 
 impl MergeSchema {
     pub(super) fn get(self, name: &str) -> FieldSchema {
-        self.0.iter().find(|(known, _)| *known == name).map_or(FieldSchema::Plain, |(_, field)| *field)
+        self.0
+            .iter()
+            .find(|(field_name, _)| *field_name == name)
+            .map_or(FieldSchema::Plain, |(_, field)| *field)
     }
 }
 
@@ -58,7 +61,6 @@ impl FieldSchema {
 
 const PLAIN: MergeSchema = MergeSchema(&[]);
 
-/// `core/v1` PodTemplateSpec.
 pub(super) const POD_TEMPLATE: MergeSchema =
     MergeSchema(&[("metadata", FieldSchema::Object(METADATA)), ("spec", FieldSchema::Object(POD))]);
 

@@ -1,11 +1,11 @@
-//! Merging of lists.
+//! Strategic merge of lists.
 
 use serde_json::Value;
 
 use super::fields::MergeSchema;
 use super::{MergeError, PatchDirective, directive, merge_map, new_value};
 
-/// A list whose items are told apart by one of their members.
+/// A list whose items are identified by one of their fields.
 pub(super) struct KeyedList<'a> {
     pub(super) name: &'a str,
     pub(super) key: &'static str,
@@ -14,7 +14,7 @@ pub(super) struct KeyedList<'a> {
 }
 
 impl KeyedList<'_> {
-    /// `base` with the patch's items merged into it; new items and order as Kubernetes has them.
+    /// `base` with the patch's items merged into it; new items and order are as in Kubernetes.
     pub(super) fn merge(
         &self,
         base: Vec<Value>,
@@ -26,11 +26,11 @@ impl KeyedList<'_> {
         let mut replace = false;
         for item in patch {
             match item.as_object().map(directive).transpose()?.flatten() {
-                // Whatever else stands in the item is ignored: it speaks of the list.
+                // Other fields of the item are ignored: the directive applies to the whole list.
                 Some(PatchDirective::Replace) => replace = true,
                 Some(PatchDirective::Delete) => {
-                    let gone = self.key_of(item)?;
-                    merged.retain(|item| item.get(self.key) != Some(gone));
+                    let deleted = self.key_of(item)?;
+                    merged.retain(|item| item.get(self.key) != Some(deleted));
                 }
                 Some(PatchDirective::Merge) | None => items.push(item),
             }
@@ -52,10 +52,10 @@ impl KeyedList<'_> {
 
     fn merge_item(&self, merged: &mut Vec<Value>, item: &Value) -> Result<(), MergeError> {
         let key = self.key_of(item)?;
-        let found = merged.iter_mut().find(|known| known.get(self.key) == Some(key));
+        let found = merged.iter_mut().find(|existing| existing.get(self.key) == Some(key));
         match (found, item) {
-            (Some(Value::Object(known)), Value::Object(item)) => {
-                *known = merge_map(std::mem::take(known), item, self.item, self.depth + 1)?;
+            (Some(Value::Object(existing)), Value::Object(item)) => {
+                *existing = merge_map(std::mem::take(existing), item, self.item, self.depth + 1)?;
             }
             _ => merged.push(new_value(item, self.depth + 1)?),
         }
@@ -67,7 +67,7 @@ impl KeyedList<'_> {
     }
 }
 
-/// `base` with the patch's texts that it lacks.
+/// `base` with the strings of the patch that it lacks.
 pub(super) fn merge_scalars(base: &[Value], patch: &[Value], order: Option<&[Value]>) -> Vec<Value> {
     let mut merged: Vec<Value> = Vec::with_capacity(base.len() + patch.len());
     for item in base.iter().chain(patch) {
@@ -78,7 +78,7 @@ pub(super) fn merge_scalars(base: &[Value], patch: &[Value], order: Option<&[Val
     in_order(merged, order.unwrap_or(patch), base, |a, b| a == b)
 }
 
-/// A list in the order that `$setElementOrder` gives: items of that order are texts, or objects with one member.
+/// Sorts a list as `$setElementOrder` specifies: entries of the order are strings, or objects with the key field.
 pub(super) fn ordered(list: Vec<Value>, order: &[Value]) -> Vec<Value> {
     let base = list.clone();
     in_order(list, order, &base, |item, wanted| match wanted {
@@ -87,23 +87,23 @@ pub(super) fn ordered(list: Vec<Value>, order: &[Value]) -> Vec<Value> {
     })
 }
 
-/// Items of the patch come in the patch's order, the others in that of the list before; the two are interleaved by the list
-/// before as far as it knows both, and where it does not, the patch's item comes first.
+/// Items of the patch keep the patch's order, others that of the previous list; the two are interleaved by the previous
+/// list where it contains both; otherwise the patch's item comes first.
 fn in_order(
     merged: Vec<Value>,
     patch: &[Value],
     before: &[Value],
     same: impl Fn(&Value, &Value) -> bool,
 ) -> Vec<Value> {
-    let place = |list: &[Value], item: &Value| list.iter().position(|other| same(item, other));
+    let position = |list: &[Value], item: &Value| list.iter().position(|other| same(item, other));
     let (mut by_patch, mut others): (Vec<Value>, Vec<Value>) =
-        merged.into_iter().partition(|item| place(patch, item).is_some());
-    by_patch.sort_by_key(|item| place(patch, item));
-    others.sort_by_key(|item| place(before, item));
+        merged.into_iter().partition(|item| position(patch, item).is_some());
+    by_patch.sort_by_key(|item| position(patch, item));
+    others.sort_by_key(|item| position(before, item));
     let mut result = Vec::with_capacity(by_patch.len() + others.len());
     let (mut by_patch, mut others) = (by_patch.into_iter().peekable(), others.into_iter().peekable());
     while let (Some(left), Some(right)) = (others.peek(), by_patch.peek()) {
-        let left_first = match (place(before, left), place(before, right)) {
+        let left_first = match (position(before, left), position(before, right)) {
             (Some(left), Some(right)) => left < right,
             _ => false,
         };

@@ -1,8 +1,8 @@
 //! Strategic merge of pod templates, as Kubernetes' API machinery defines it.
 //!
-//! A patch is merged into objects member by member. Lists are replaced, except those that [`fields`] names: there, items
-//! with the same key are merged and others added. Directives in the patch change that: `$patch` (`replace`, `delete`,
-//! `merge`), `$retainKeys`, `$setElementOrder/<list>` and `$deleteFromPrimitiveList/<list>`. `null` takes a member away.
+//! A patch is merged into objects field by field. Lists are replaced, except those in [`fields`]: there, items with the
+//! same key are merged and others added. Directives in the patch change that: `$patch` (`replace`, `delete`, `merge`),
+//! `$retainKeys`, `$setElementOrder/<list>` and `$deleteFromPrimitiveList/<list>`. `null` removes a field.
 //! <https://github.com/kubernetes/community/blob/master/contributors/devel/sig-api-machinery/strategic-merge-patch.md>
 
 mod fields;
@@ -18,35 +18,30 @@ const RETAIN_KEYS: &str = "$retainKeys";
 const ELEMENT_ORDER: &str = "$setElementOrder/";
 const DELETE_FROM_LIST: &str = "$deleteFromPrimitiveList/";
 
-/// Deepest nesting of a patch; a pod template needs a tenth of it.
+/// Maximum nesting of a patch; a pod template needs a tenth of it.
 const MAX_DEPTH: usize = 64;
 
-/// Why a patch cannot be merged.
+/// Error in a patch that prevents the merge.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MergeError {
-    /// Neither a map nor empty.
-    #[error("the patch must be a map with the members to change, like `spec`; it is {0}")]
+    /// The patch is neither a map nor empty.
+    #[error("the patch must be a map with the fields to change, like `spec`; it is {0}")]
     NotAMap(&'static str),
-    /// An item cannot be matched.
+    /// An item lacks its key field.
     #[error("an item of the patch's list `{list}` has no `{key}`, by which items are matched")]
-    NoKey {
-        /// The list.
-        list: String,
-        /// The missing member.
-        key: &'static str,
-    },
-    /// A directive nobody knows.
-    #[error("`$patch: {0}` is none of replace, delete and merge")]
+    NoKey { list: String, key: &'static str },
+    /// The `$patch` directive has an unknown value.
+    #[error("`$patch: {0}` is not replace, delete or merge")]
     Directive(String),
-    /// A directive with a wrong value.
+    /// The value of a directive is not a list.
     #[error("`{0}` must be a list")]
     DirectiveIsNoList(String),
-    /// Nested too deeply.
+    /// The patch is nested too deeply.
     #[error("the patch is nested more than {MAX_DEPTH} levels deep")]
     TooDeep,
 }
 
-/// `base` with `patch` merged into it. An absent or `null` patch changes nothing.
+/// Returns `base` with `patch` merged into it. An absent or `null` patch changes nothing.
 ///
 /// # Errors
 /// See [`MergeError`].
@@ -114,9 +109,10 @@ fn merge_map(
     }
     only_order(&mut base, patch)?;
     delete_from_lists(&mut base, patch)?;
-    if let Some(kept) = patch.get(RETAIN_KEYS) {
-        let kept = kept.as_array().ok_or_else(|| MergeError::DirectiveIsNoList(RETAIN_KEYS.to_owned()))?;
-        base.retain(|name, _| kept.iter().any(|kept| kept == name));
+    if let Some(retained) = patch.get(RETAIN_KEYS) {
+        let retained =
+            retained.as_array().ok_or_else(|| MergeError::DirectiveIsNoList(RETAIN_KEYS.to_owned()))?;
+        base.retain(|name, _| retained.iter().any(|retained| retained == name));
     }
     Ok(base)
 }
@@ -151,7 +147,7 @@ fn list_directive<'a>(
     }
 }
 
-/// Orders lists that the patch orders without changing them.
+/// Sorts lists that the patch only orders.
 fn only_order(base: &mut JsonObject, patch: &JsonObject) -> Result<(), MergeError> {
     for name in patch.keys().filter_map(|name| name.strip_prefix(ELEMENT_ORDER)) {
         let order = list_directive(patch, ELEMENT_ORDER, name)?;
@@ -166,15 +162,15 @@ fn only_order(base: &mut JsonObject, patch: &JsonObject) -> Result<(), MergeErro
 
 fn delete_from_lists(base: &mut JsonObject, patch: &JsonObject) -> Result<(), MergeError> {
     for name in patch.keys().filter_map(|name| name.strip_prefix(DELETE_FROM_LIST)) {
-        let gone = list_directive(patch, DELETE_FROM_LIST, name)?.unwrap_or_default();
+        let deleted = list_directive(patch, DELETE_FROM_LIST, name)?.unwrap_or_default();
         if let Some(Value::Array(list)) = base.get_mut(name) {
-            list.retain(|item| !gone.contains(item));
+            list.retain(|item| !deleted.contains(item));
         }
     }
     Ok(())
 }
 
-/// A value that nothing is there to merge with: as it is, less directives, nulls, and items to delete.
+/// A new value from a patch, without directives, nulls and items to delete.
 fn new_value(value: &Value, depth: usize) -> Result<Value, MergeError> {
     if depth > MAX_DEPTH {
         return Err(MergeError::TooDeep);
@@ -185,10 +181,10 @@ fn new_value(value: &Value, depth: usize) -> Result<Value, MergeError> {
         }
         Value::Object(object) => without_directives(object, depth).map(Value::Object),
         Value::Array(items) => {
-            let kept = items
+            let retained = items
                 .iter()
                 .filter(|item| item.get(PATCH).is_none() || item.get(PATCH) == Some(&"merge".into()));
-            kept.map(|item| new_value(item, depth + 1)).collect::<Result<_, _>>().map(Value::Array)
+            retained.map(|item| new_value(item, depth + 1)).collect::<Result<_, _>>().map(Value::Array)
         }
         _ => Ok(value.clone()),
     }

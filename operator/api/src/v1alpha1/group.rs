@@ -1,4 +1,4 @@
-//! RoleBasedGroup and RoleBasedGroupSet as they were.
+//! RoleBasedGroup and RoleBasedGroupSet in v1alpha1.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::{PodTemplate, schema};
 
 use crate::v1alpha2::{is_zero, one};
 
-/// What a RoleBasedGroup shall be.
+/// Desired state of a RoleBasedGroup.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -33,18 +33,18 @@ use crate::v1alpha2::{is_zero, one};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RoleBasedGroupSpec {
-    /// Roles that are updated and scaled together.
+    /// Rules for roles that are updated and scaled together.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub coordination: Vec<Coordination>,
-    /// Whether all pods are scheduled at once or not at all.
+    /// Gang scheduling: all pods are scheduled together or not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_group_policy: Option<PodGroupPolicy>,
     /// Pod templates that roles refer to by name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub role_templates: Vec<RoleTemplate>,
-    /// The roles.
+    /// Roles of the group, at least one.
     #[schemars(
         length(min = 1),
         extend(
@@ -54,104 +54,104 @@ pub struct RoleBasedGroupSpec {
         )
     )]
     pub roles: Vec<RoleSpec>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// Roles, and what keeps them together.
+/// A rule for roles that are updated and scaled together.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Coordination {
-    /// Name of the rule.
+    /// Name of the rule, unique in the list.
     pub name: String,
-    /// The roles.
+    /// Names of the roles that the rule applies to.
     pub roles: Vec<String>,
-    /// What keeps them together.
+    /// Bounds for updates and scaling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub strategy: Option<CoordinationStrategy>,
 }
 
-/// What keeps roles together.
+/// Bounds for updates and scaling of the roles.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoordinationStrategy {
-    /// While they are updated.
+    /// Bounds that apply to rolling updates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rolling_update: Option<CoordinationRollingUpdate>,
-    /// While they are scaled.
+    /// Bounds that apply to scaling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<CoordinationScaling>,
 }
 
-/// Bounds while roles are updated together, as percentages.
+/// Bounds for updates of several roles, as percentages.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoordinationRollingUpdate {
-    /// Most by which the updated share of one role may be ahead of another's.
+    /// Maximum percentage by which the updated share of one role may be ahead of another's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = schema::PERCENT))]
     pub max_skew: Option<String>,
-    /// Replaces each role's own.
+    /// Replaces each role's own `maxUnavailable`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = schema::PERCENT))]
     pub max_unavailable: Option<String>,
-    /// Replaces each role's own.
+    /// Replaces each role's own `partition`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = schema::PERCENT))]
     pub partition: Option<String>,
 }
 
-/// Bounds while roles are scaled together.
+/// Bounds for scaling of several roles.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoordinationScaling {
-    /// Most by which the share of one role may be ahead of another's.
+    /// Maximum percentage by which the share of one role may be ahead of another's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = schema::PERCENT))]
     pub max_skew: Option<String>,
-    /// `OrderScheduled` (default) or `OrderReady`.
+    /// State that instances must reach before the next ones are created: `OrderScheduled` (default) or `OrderReady`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = "OrderScheduled", "enum" = ["OrderScheduled", "OrderReady"]))]
     pub progression: Option<String>,
 }
 
-/// Whether all pods are scheduled at once or not at all, and by whom.
+/// Gang scheduling: all pods are scheduled together or not at all.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PodGroupPolicy {
-    /// By scheduler-plugins.
+    /// Settings for gang scheduling by scheduler-plugins.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kube_scheduling: Option<KubeScheduling>,
-    /// By Volcano.
+    /// Settings for gang scheduling by Volcano.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volcano_scheduling: Option<VolcanoScheduling>,
 }
 
-/// Settings of scheduler-plugins.
+/// Settings for the PodGroup of scheduler-plugins.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct KubeScheduling {
-    /// Seconds to wait for the whole group.
+    /// Seconds to wait for the whole group; 60 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = 60))]
     pub schedule_timeout_seconds: Option<i32>,
 }
 
-/// Settings of Volcano.
+/// Settings for the PodGroup of Volcano.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VolcanoScheduling {
-    /// Priority class.
+    /// Name of the PodGroup's priority class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority_class_name: Option<String>,
-    /// Queue.
+    /// Name of the PodGroup's Volcano queue.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue: Option<String>,
 }
 
-/// One role: a number of equal instances.
+/// A role: a number of equal instances.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -173,79 +173,79 @@ pub struct VolcanoScheduling {
     },
 ]))]
 pub struct RoleSpec {
-    /// Name inside the group.
+    /// Name of the role, unique in the group.
     #[schemars(length(min = 1))]
     pub name: String,
-    /// Labels of the workload.
+    /// Labels of the role's workload.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Annotations of the workload.
+    /// Annotations of the role's workload.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Instances.
+    /// Number of instances; 1 by default.
     #[serde(default = "one")]
     #[schemars(range(min = 0))]
     pub replicas: i32,
-    /// Roles that must be ready before this one is made or changed.
+    /// Roles that must be ready before this role is created or changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dependencies: Vec<String>,
     /// Seconds for which an instance must be ready to count as available.
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(extend("default" = 0))]
     pub min_ready_seconds: i32,
-    /// Ports that the discovery file names for this role.
+    /// Ports of the role in the discovery file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub service_ports: Vec<ServicePort>,
-    /// Profiles of containers put beside the engine.
+    /// Profiles of containers to add to the engine's pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub engine_runtimes: Vec<EngineRuntime>,
-    /// Whether something else scales the role.
+    /// Adapter through which an autoscaler scales the role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling_adapter: Option<ScalingAdapter>,
-    /// How a change reaches the instances.
+    /// How changes are rolled out to the instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout_strategy: Option<RolloutStrategy>,
-    /// What a crash of one pod does to the others. `RecreateRBGOnPodRestart`, of early releases, is taken for
+    /// Effect of a pod's crash on the other pods of the instance. `RecreateRBGOnPodRestart`, of early releases, means
     /// `RecreateRoleInstanceOnPodRestart`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["None", "RecreateRoleInstanceOnPodRestart", "RecreateRBGOnPodRestart"]))]
     pub restart_policy: Option<String>,
-    /// What runs the instances.
+    /// Workload that runs the instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = { "apiVersion": "apps/v1", "kind": "StatefulSet" }))]
     pub workload: Option<WorkloadRef>,
-    /// The pod.
+    /// Pod template of the role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::pod_template")]
     pub template: Option<PodTemplate>,
-    /// The pod, as a role template.
+    /// Role template that the role uses as its pod template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template_ref: Option<RoleTemplateRef>,
     /// Strategic merge patch of the role template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any_value")]
     pub template_patch: Option<Value>,
-    /// An instance is a leader and its workers.
+    /// Leader and workers, for instances of several pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader_worker_set: Option<LeaderWorkerTemplate>,
-    /// An instance is a set of components.
+    /// Components of an instance, for workload InstanceSet.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<RoleComponent>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// What runs a role's instances.
+/// Kind of a role's workload.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct WorkloadRef {
-    /// `group/version`.
+    /// API version of the workload, as `group/version`.
     #[serde(default = "apps_v1")]
     #[schemars(regex(pattern = schema::API_VERSION))]
     pub api_version: String,
-    /// The kind.
+    /// Kind of the workload, for example `StatefulSet`.
     #[serde(default = "stateful_set")]
     pub kind: String,
 }
@@ -258,10 +258,10 @@ fn stateful_set() -> String {
     "StatefulSet".to_owned()
 }
 
-/// The name of a role template.
+/// Reference to a role template.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RoleTemplateRef {
-    /// The name.
+    /// Name of the role template.
     #[schemars(length(min = 1, max = 63), regex(pattern = schema::DNS_LABEL))]
     pub name: String,
 }
@@ -270,7 +270,7 @@ pub struct RoleTemplateRef {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LeaderWorkerTemplate {
-    /// Pods of an instance, the leader included.
+    /// Number of pods of an instance, including the leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = 1))]
     pub size: Option<i32>,
@@ -284,24 +284,24 @@ pub struct LeaderWorkerTemplate {
     pub patch_worker_template: Option<Value>,
 }
 
-/// A number of equal pods of an instance.
+/// A component: a number of equal pods of an instance.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RoleComponent {
-    /// Name inside the instance.
+    /// Name of the component, unique in the instance.
     pub name: String,
-    /// Pods.
+    /// Number of pods; 1 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<i32>,
     /// Service that makes the pods' names resolvable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_name: Option<String>,
-    /// The pods.
+    /// Pod template of the component.
     #[schemars(schema_with = "schema::any_value")]
     pub template: PodTemplate,
 }
 
-/// What a RoleBasedGroupSet shall be.
+/// Desired state of a RoleBasedGroupSet.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -321,10 +321,10 @@ pub struct RoleComponent {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RoleBasedGroupSetSpec {
-    /// Groups.
+    /// Number of groups; 1 by default.
     #[serde(default = "one")]
     #[schemars(range(min = 0))]
     pub replicas: i32,
-    /// What each of them is.
+    /// Template of the groups' specs.
     pub template: RoleBasedGroupSpec,
 }

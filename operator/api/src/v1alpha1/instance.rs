@@ -1,4 +1,4 @@
-//! InstanceSet and Instance. Their CRDs are there so that manifests that have them apply; nothing runs them.
+//! InstanceSet and Instance. Their CRDs exist so that manifests with them can be applied; no controller reconciles them.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube_derive::CustomResource;
@@ -10,7 +10,7 @@ use crate::int_or_percent::IntOrPercent;
 use crate::schema;
 use crate::v1alpha2::{Lifecycle, ReadinessGate, RoleInstanceSetStatus, RoleInstanceStatus, UpdateStrategy};
 
-/// What an Instance shall be.
+/// Desired state of a Instance.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -27,24 +27,24 @@ use crate::v1alpha2::{Lifecycle, ReadinessGate, RoleInstanceSetStatus, RoleInsta
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InstanceSpec {
-    /// The components.
+    /// Components that each instance consists of.
     pub components: Vec<RoleComponent>,
-    /// Whether all pods are scheduled at once or not at all.
+    /// Gang scheduling: all pods are scheduled together or not at all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_group_policy: Option<PodGroupPolicy>,
     /// Conditions that must be true for the instance to be ready.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub readiness_gates: Vec<ReadinessGate>,
-    /// `AllPodReady` (default) or `None`.
+    /// Readiness policy: `AllPodReady` (default) or `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = "AllPodReady"))]
     pub ready_policy: Option<String>,
-    /// What a crash of one pod does to the others.
+    /// Effect of a pod's crash on the other pods of the instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart_policy: Option<String>,
 }
 
-/// What an InstanceSet shall be.
+/// Desired state of a InstanceSet.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -71,43 +71,43 @@ pub struct InstanceSpec {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct InstanceSetSpec {
-    /// Instances.
+    /// Number of instances to run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// Selector of the instances.
+    /// Label selector of the instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub selector: Option<LabelSelector>,
-    /// What each instance is.
+    /// Template from which the instances are created.
     #[schemars(schema_with = "schema::any_value")]
     pub instance_template: InstanceSpec,
     /// Seconds for which an instance must be ready to count as available.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_ready_seconds: Option<i32>,
-    /// Old revisions that are kept.
+    /// Number of old revisions to keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0), extend("default" = 10))]
     pub revision_history_limit: Option<i32>,
-    /// How a change reaches the instances.
+    /// How changes are rolled out to the instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update_strategy: Option<UpdateStrategy>,
-    /// How instances are added and removed.
+    /// How instances are created and deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale_strategy: Option<InstanceScaleStrategy>,
-    /// Who is asked before an instance is deleted or updated in place.
+    /// Hooks that delay the deletion or in-place update of an instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifecycle: Option<Lifecycle>,
 }
 
-/// How instances are added and removed.
+/// How instances are created and deleted.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct InstanceScaleStrategy {
-    /// Instances that may be unavailable while others are added.
+    /// Number or percentage of instances that may be unavailable while others are created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::int_or_string")]
     pub max_unavailable: Option<IntOrPercent>,
-    /// Instances to remove first.
+    /// Names of instances to delete first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub instance_to_delete: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! Kinds that are the same in both versions.
+//! Kinds with the same structure in both versions.
 
 use kube_derive::CustomResource;
 use schemars::JsonSchema;
@@ -10,7 +10,7 @@ use crate::v1alpha2::{
     ClusterEngineRuntimeProfileStatus, RoleBasedGroupScalingAdapterStatus, ScaleTargetRef,
 };
 
-/// As in v1alpha2.
+/// Adapter in v1alpha1, with the fields of v1alpha2.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -34,14 +34,14 @@ use crate::v1alpha2::{
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RoleBasedGroupScalingAdapterSpec {
-    /// Replicas that the role shall have.
+    /// Desired number of replicas of the role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// The role.
+    /// The role of a group to scale.
     pub scale_target_ref: ScaleTargetRef,
 }
 
-/// As in v1alpha2.
+/// Profile in v1alpha1, with the fields of v1alpha2.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -55,19 +55,19 @@ pub struct RoleBasedGroupScalingAdapterSpec {
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterEngineRuntimeProfileSpec {
-    /// Init containers.
+    /// Init containers to add to the pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::named_objects")]
     pub init_containers: Vec<Value>,
-    /// Containers.
+    /// Containers to add to the pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::named_objects")]
     pub containers: Vec<Value>,
-    /// Volumes.
+    /// Volumes to add to the pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::named_objects")]
     pub volumes: Vec<Value>,
-    /// `NoUpdate` (default) or `RollingUpdate`.
+    /// Update strategy: `NoUpdate` (default) or `RollingUpdate`.
     #[serde(default = "no_update")]
     #[schemars(extend("enum" = ["NoUpdate", "RollingUpdate"]))]
     pub update_strategy: String,

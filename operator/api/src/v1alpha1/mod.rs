@@ -1,7 +1,7 @@
 //! `workloads.x-k8s.io/v1alpha1`: deprecated, served by conversion ([`crate::conversion`]).
 //!
-//! Groups and sets are stored as v1alpha2; these types describe their older form. InstanceSet and Instance exist in this
-//! version alone and have no controller: a group's InstanceSet role is run as a RoleInstanceSet.
+//! Groups and sets are stored as v1alpha2; these types are their older form. InstanceSet and Instance exist only in this
+//! version and have no controller: roles of kind InstanceSet are run as RoleInstanceSets.
 
 mod group;
 mod instance;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::schema;
 
-/// What a RoleBasedGroupScalingAdapter shall be.
+/// Desired state of a RoleBasedGroupScalingAdapter.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -32,40 +32,40 @@ use crate::schema;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RoleBasedGroupScalingAdapterSpec {
-    /// Replicas that the role shall have; an autoscaler writes them.
+    /// Desired number of replicas of the role; set by an autoscaler.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// The role.
+    /// The role of a group to scale.
     pub scale_target_ref: ScaleTargetRef,
 }
 
-/// A role of a group.
+/// Reference to a role of a group.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ScaleTargetRef {
-    /// The group.
+    /// Name of the group, in the same namespace.
     pub name: String,
-    /// The role in it.
+    /// Name of the role in the group.
     pub role: String,
 }
 
-/// What a RoleBasedGroupScalingAdapter is.
+/// Observed state of a RoleBasedGroupScalingAdapter.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RoleBasedGroupScalingAdapterStatus {
-    /// `Bound`, `NotBound`, or empty before the first look.
+    /// `Bound`, `NotBound`, or empty before the first reconciliation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// Instances of the role.
+    /// Number of instances of the role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// Ready instances of the role.
+    /// Number of ready instances of the role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready_replicas: Option<i32>,
     /// Selector of the role's pods, for autoscalers that read their metrics.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// When the role was last scaled.
+    /// Time at which the role was last scaled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub last_scale_time: Option<Time>,

@@ -1,4 +1,4 @@
-//! RoleBasedGroup: roles that together are one inference service.
+//! RoleBasedGroup: roles that together form one inference service.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::{
 use crate::int_or_percent::IntOrPercent;
 use crate::{Condition, PodTemplate, schema};
 
-/// What a RoleBasedGroup shall be.
+/// Desired state of a RoleBasedGroup.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -36,7 +36,7 @@ pub struct RoleBasedGroupSpec {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub role_templates: Vec<RoleTemplate>,
-    /// The roles.
+    /// Roles of the group, at least one.
     #[schemars(
         length(min = 1),
         extend(
@@ -46,14 +46,14 @@ pub struct RoleBasedGroupSpec {
         )
     )]
     pub roles: Vec<RoleSpec>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
 impl RoleBasedGroupSpec {
-    /// The role of that name.
+    /// Looks up a role by its name.
     #[must_use]
     pub fn role(&self, name: &str) -> Option<&RoleSpec> {
         self.roles.iter().find(|role| role.name == name)
@@ -64,19 +64,19 @@ impl RoleBasedGroupSpec {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RoleTemplate {
-    /// What roles call it.
+    /// Name by which roles reference the template.
     #[schemars(length(min = 1, max = 63), regex(pattern = schema::DNS_LABEL))]
     pub name: String,
-    /// The template.
+    /// Pod template that the roles share.
     #[schemars(schema_with = "schema::pod_template")]
     pub template: PodTemplate,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// One role: a number of equal instances.
+/// A role: a number of equal instances.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -93,49 +93,49 @@ pub struct RoleSpec {
     /// Name inside the group; part of the names of its workload, service and pods.
     #[schemars(length(min = 1))]
     pub name: String,
-    /// Labels of the workload.
+    /// Labels of the role's workload.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
     /// Annotations of the workload; some of them choose how the role runs.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Instances.
+    /// Number of instances; 1 by default.
     #[serde(default = "one")]
     #[schemars(range(min = 0))]
     pub replicas: i32,
-    /// Roles that must be ready before this one is made or changed.
+    /// Roles that must be ready before this role is created or changed.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dependencies: Vec<String>,
     /// Seconds for which an instance must be ready to count as available.
     #[serde(default, skip_serializing_if = "is_zero")]
     #[schemars(extend("default" = 0))]
     pub min_ready_seconds: i32,
-    /// `Parallel` (default) or `OrderedReady`: whether instances are made at once or one after the other.
+    /// `Parallel` (default) or `OrderedReady`: whether instances are created in parallel or one after the other.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = "Parallel", "enum" = ["OrderedReady", "Parallel"]))]
     pub pod_management_policy: Option<String>,
-    /// Ports that the discovery file names for this role.
+    /// Ports of the role in the discovery file.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub service_ports: Vec<ServicePort>,
-    /// Profiles of containers put beside the engine.
+    /// Profiles of containers to add to the engine's pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub engine_runtimes: Vec<EngineRuntime>,
-    /// Whether something else scales the role.
+    /// Adapter through which an autoscaler scales the role.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling_adapter: Option<ScalingAdapter>,
-    /// How a change reaches the instances.
+    /// How changes are rolled out to the instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rollout_strategy: Option<RolloutStrategy>,
-    /// An instance is one pod.
+    /// Pattern for instances of one pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub standalone_pattern: Option<StandalonePattern>,
-    /// An instance is a leader and its workers.
+    /// Pattern for instances of a leader and workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader_worker_pattern: Option<LeaderWorkerPattern>,
-    /// An instance is a set of components of any kind.
+    /// Pattern for instances of several named components.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub custom_components_pattern: Option<CustomComponentsPattern>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
@@ -145,93 +145,93 @@ pub struct RoleSpec {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ServicePort {
-    /// Name; the discovery file has it in lower case with `_` for `-`.
+    /// Name of the port; in the discovery file it is in lower case with `_` for `-`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The port.
+    /// Port number, from 1 to 65535.
     pub port: i32,
-    /// Protocol.
+    /// Transport protocol of the port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = "TCP"))]
     pub protocol: Option<String>,
-    /// Protocol above it.
+    /// Application protocol of the port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub app_protocol: Option<String>,
-    /// Port of the pod.
+    /// Port number or name in the pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::int_or_string")]
     pub target_port: Option<IntOrPercent>,
-    /// Port of the node.
+    /// Port number on the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node_port: Option<i32>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// A ClusterEngineRuntimeProfile that a role's pods get.
+/// A ClusterEngineRuntimeProfile that is applied to a role's pods.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EngineRuntime {
-    /// The profile.
+    /// Name of the ClusterEngineRuntimeProfile to apply.
     pub profile_name: String,
-    /// Without effect; accepted because manifests have it.
+    /// Without effect; accepted because existing manifests contain it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inject_containers: Vec<String>,
     /// Environment and arguments to add to the profile's containers of the same name.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::named_objects")]
     pub containers: Vec<Value>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// Lets an autoscaler set a role's replicas.
+/// Settings of the adapter through which an autoscaler sets a role's replicas.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ScalingAdapter {
-    /// Whether there is an adapter.
+    /// Whether an adapter is created for the role.
     #[serde(default, skip_serializing_if = "is_false")]
     #[schemars(extend("default" = false))]
     pub enable: bool,
-    /// Labels of the adapter.
+    /// Labels of the RoleBasedGroupScalingAdapter to create.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// What a RoleBasedGroup is.
+/// Observed state of a RoleBasedGroup.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RoleBasedGroupStatus {
-    /// Generation of the spec that the rest speaks of.
+    /// Generation of the spec that this status refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Ready, Progressing, RollingUpdateInProgress.
+    /// Conditions of types Ready, Progressing and RollingUpdateInProgress.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,
-    /// One entry per role.
+    /// Status of the roles, one entry per role.
     #[serde(default)]
     pub role_statuses: Vec<RoleStatus>,
 }
 
-/// Instances of one role.
+/// Numbers of instances of one role.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RoleStatus {
-    /// The role.
+    /// Name of the role in the group.
     pub name: String,
-    /// Instances that exist.
+    /// Number of instances that exist now.
     pub replicas: i32,
-    /// Instances that are ready.
+    /// Number of instances that are ready.
     pub ready_replicas: i32,
-    /// Instances of the current revision.
+    /// Number of instances at the current revision.
     pub updated_replicas: i32,
 }

@@ -1,4 +1,4 @@
-//! RoleInstance: pods that live and die together.
+//! RoleInstance: pods that are scheduled, updated and restarted as a unit.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{RestartPolicyConfig, UnknownFields};
 use crate::{Condition, PodTemplate, schema};
 
-/// What a RoleInstance shall be.
+/// Desired state of a RoleInstance.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -28,57 +28,57 @@ use crate::{Condition, PodTemplate, schema};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RoleInstanceSpec {
-    /// The components.
+    /// Components that each instance consists of.
     pub components: Vec<InstanceComponent>,
-    /// Conditions that must be true for the instance to be ready, beside its pods.
+    /// Conditions that must be true for the instance to be ready, in addition to its pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub readiness_gates: Vec<ReadinessGate>,
-    /// `AllPodReady` (default) or `None`.
+    /// Readiness policy: `AllPodReady` (default) or `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = "AllPodReady"))]
     pub ready_policy: Option<String>,
-    /// Deprecated form of `restartPolicyConfig.type`.
+    /// Deprecated: set `restartPolicyConfig.type` instead of this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["None", "RecreateRoleInstanceOnPodRestart"]))]
     pub restart_policy: Option<String>,
-    /// What a crash of one pod does to the others.
+    /// Effect of a pod's crash on the other pods of the instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart_policy_config: Option<RestartPolicyConfig>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// A number of equal pods of an instance.
+/// A component: a number of equal pods of an instance.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct InstanceComponent {
-    /// Name inside the instance.
+    /// Name of the component, unique in the instance.
     pub name: String,
-    /// Pods; 1 if not said.
+    /// Number of pods; 1 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<i32>,
     /// Service that makes the pods' names resolvable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service_name: Option<String>,
-    /// Labels of the pods.
+    /// Labels of the component's pods.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Annotations of the pods.
+    /// Annotations of the component's pods.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// The pods.
+    /// Pod template of the component.
     #[schemars(schema_with = "schema::any_value")]
     pub template: PodTemplate,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
 impl InstanceComponent {
-    /// Pods of this component.
+    /// Number of pods of this component, at least 0.
     #[must_use]
     pub fn size(&self) -> i32 {
         self.size.unwrap_or(1).max(0)
@@ -89,74 +89,74 @@ impl InstanceComponent {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ReadinessGate {
-    /// Type of the condition.
+    /// Type of the condition that must be true.
     pub condition_type: String,
 }
 
-/// What a RoleInstance is.
+/// Observed state of a RoleInstance.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RoleInstanceStatus {
-    /// Generation of the spec that the rest speaks of.
+    /// Generation of the spec that this status refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Revision that all pods had last.
+    /// Last revision that all pods had.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_revision: Option<String>,
-    /// Revision of the spec.
+    /// Name of the spec's revision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update_revision: Option<String>,
-    /// Added to a revision's hash to keep two of the same hash apart.
+    /// Number of hash collisions, which is added to a revision's hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collision_count: Option<i32>,
-    /// Selector of the pods.
+    /// Label selector of the instance's pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label_selector: Option<String>,
-    /// One entry per component.
+    /// Status of the components, one entry per component.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub component_statuses: Vec<ComponentStatus>,
-    /// RoleInstanceReady and others.
+    /// Conditions of type RoleInstanceReady and others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
-    /// Per pod and container: what it was like when its update in place began.
+    /// State of containers at the start of an in-place update, by pod and container.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub in_place_update_container_baselines: BTreeMap<String, BTreeMap<String, ContainerBaseline>>,
-    /// Recreations in a row.
+    /// Number of consecutive recreations after crashes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart_count: Option<i32>,
-    /// When the instance was last recreated.
+    /// Time at which the instance was last recreated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub last_restart_time: Option<Time>,
 }
 
-/// Pods of one component.
+/// Numbers of pods of one component.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ComponentStatus {
-    /// The component.
+    /// Name of the component in the instance.
     pub name: String,
-    /// Pods that it shall have.
+    /// Desired number of pods in the component.
     pub size: i32,
-    /// Ready pods.
+    /// Number of pods that are ready.
     pub ready_replicas: i32,
-    /// Pods that have been ready for long enough.
+    /// Number of pods that have been ready for `minReadySeconds`.
     pub available_replicas: i32,
-    /// Pods that have a node.
+    /// Number of pods with a node.
     pub scheduled_replicas: i32,
-    /// Pods of the current revision.
+    /// Number of pods at the current revision.
     pub updated_replicas: i32,
-    /// Ready pods of the current revision.
+    /// Number of ready pods at the current revision.
     pub updated_ready_replicas: i32,
 }
 
-/// A container when its update in place began.
+/// State of a container at the start of its in-place update.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ContainerBaseline {
-    /// Restarts so far.
+    /// Number of restarts before the update.
     pub restart_count: i32,
-    /// The image that it ran.
+    /// Image ID before the update.
     #[serde(rename = "imageID", default, skip_serializing_if = "Option::is_none")]
     pub image_id: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! RoleInstanceSet: equal RoleInstances.
+//! RoleInstanceSet: a number of equal RoleInstances.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::{InPlaceUpdateStrategy, RoleInstanceSpec, UnknownFields, is_false};
 use crate::int_or_percent::IntOrPercent;
 use crate::{Condition, schema};
 
-/// What a RoleInstanceSet shall be.
+/// Desired state of a RoleInstanceSet.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -29,7 +29,7 @@ use crate::{Condition, schema};
         status_replicas_path = ".status.replicas",
         label_selector_path = ".status.labelSelector"
     ),
-    printcolumn = r#"{"name":"DESIRED","type":"integer","description":"Instances that there shall be","jsonPath":".spec.replicas"}"#,
+    printcolumn = r#"{"name":"DESIRED","type":"integer","description":"Desired instances","jsonPath":".spec.replicas"}"#,
     printcolumn = r#"{"name":"UPDATED","type":"integer","description":"Instances of the current revision","jsonPath":".status.updatedReplicas"}"#,
     printcolumn = r#"{"name":"UPDATED_READY","type":"integer","description":"Ready instances of the current revision","jsonPath":".status.updatedReadyReplicas"}"#,
     printcolumn = r#"{"name":"READY","type":"integer","description":"Ready instances","jsonPath":".status.readyReplicas"}"#,
@@ -39,166 +39,166 @@ use crate::{Condition, schema};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RoleInstanceSetSpec {
-    /// Instances; 1 if not said.
+    /// Number of instances; 1 by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replicas: Option<i32>,
-    /// Selector of the instances and their pods.
+    /// Label selector of the instances and their pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub selector: Option<LabelSelector>,
-    /// What each instance is.
+    /// Template from which the instances are created.
     #[schemars(schema_with = "schema::any_value")]
     pub role_instance_template: RoleInstanceSpec,
     /// Seconds for which an instance must be ready to count as available.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_ready_seconds: Option<i32>,
-    /// `Parallel` (default) or `OrderedReady`.
+    /// Pod management policy: `Parallel` (default) or `OrderedReady`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = "Parallel", "enum" = ["OrderedReady", "Parallel"]))]
     pub pod_management_policy: Option<String>,
-    /// Old revisions that are kept.
+    /// Number of old revisions to keep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0), extend("default" = 10))]
     pub revision_history_limit: Option<i32>,
-    /// How a change reaches the instances.
+    /// How changes are rolled out to the instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update_strategy: Option<UpdateStrategy>,
-    /// How instances are added and removed.
+    /// How instances are created and deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scale_strategy: Option<ScaleStrategy>,
-    /// Who is asked before an instance is deleted or updated in place.
+    /// Hooks that delay the deletion or in-place update of an instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lifecycle: Option<Lifecycle>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// How a change reaches the instances.
+/// How changes are rolled out to the instances.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct UpdateStrategy {
-    /// `InPlaceIfPossible` or `RecreatePod`.
+    /// Update type: `InPlaceIfPossible` or `RecreatePod`.
     #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
     pub kind: Option<String>,
-    /// Instances with a lower ordinal (stateless: that many) keep their revision.
+    /// Instances with a lower ordinal keep their revision; for stateless sets, this number of instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::int_or_string")]
     pub partition: Option<IntOrPercent>,
-    /// Instances that may be unavailable at a time.
+    /// Number or percentage of instances that may be unavailable at a time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::int_or_string")]
     pub max_unavailable: Option<IntOrPercent>,
-    /// Instances that may exist beyond `replicas`.
+    /// Number or percentage of instances that may exist beyond `replicas`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::int_or_string")]
     pub max_surge: Option<IntOrPercent>,
-    /// Whether the update stands still.
+    /// Whether the update is paused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
-    /// Details of updates in place.
+    /// Settings for updates of pods in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_place_update_strategy: Option<InPlaceUpdateStrategy>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// How instances are added and removed.
+/// How instances are created and deleted.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ScaleStrategy {
-    /// Instances that may be unavailable while others are added.
+    /// Number or percentage of instances that may be unavailable while others are created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::int_or_string")]
     pub max_unavailable: Option<IntOrPercent>,
-    /// Instances to remove first.
+    /// Names of instances to delete first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub role_instance_to_delete: Vec<String>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// Who is asked before an instance is deleted or updated in place.
+/// Hooks that delay the deletion or in-place update of an instance.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Lifecycle {
-    /// Before it is deleted.
+    /// Hook before an instance is deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pre_delete: Option<LifecycleHook>,
-    /// Before it is updated in place.
+    /// Hook before an instance is updated in place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_place_update: Option<LifecycleHook>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// What must be gone before the instance is touched.
+/// Labels and finalizers that must be removed before the instance is changed.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct LifecycleHook {
-    /// Labels.
+    /// Labels, by key and value, that block the change.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels_handler: BTreeMap<String, String>,
-    /// Finalizers.
+    /// Finalizers that block the change.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub finalizers_handler: Vec<String>,
-    /// Whether pods are not ready while they wait.
+    /// Whether pods are taken out of service while they wait.
     #[serde(default, skip_serializing_if = "is_false")]
     pub mark_pod_not_ready: bool,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// What a RoleInstanceSet is.
+/// Observed state of a RoleInstanceSet.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RoleInstanceSetStatus {
-    /// Generation of the spec that the rest speaks of.
+    /// Generation of the spec that this status refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Instances that exist.
+    /// Number of instances that exist now.
     #[serde(default)]
     pub replicas: i32,
-    /// Ready instances.
+    /// Number of instances that are ready.
     #[serde(default)]
     pub ready_replicas: i32,
-    /// Instances that have been ready for long enough.
+    /// Number of instances that have been ready for `minReadySeconds`.
     #[serde(default)]
     pub available_replicas: i32,
-    /// Instances of `currentRevision`.
+    /// Number of instances at `currentRevision`.
     #[serde(default)]
     pub current_replicas: i32,
-    /// Instances of `updateRevision`.
+    /// Number of instances at `updateRevision`.
     #[serde(default)]
     pub updated_replicas: i32,
-    /// Ready instances of `updateRevision`.
+    /// Number of ready instances at `updateRevision`.
     #[serde(default)]
     pub updated_ready_replicas: i32,
-    /// Instances that shall have `updateRevision`.
+    /// Number of instances to update to `updateRevision`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expected_updated_replicas: Option<i32>,
-    /// Revision that all instances had last.
+    /// Last revision that all instances had.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub current_revision: Option<String>,
-    /// Revision of the spec.
+    /// Name of the spec's revision.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub update_revision: Option<String>,
-    /// Added to a revision's hash to keep two of the same hash apart.
+    /// Number of hash collisions, which is added to a revision's hash.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub collision_count: Option<i32>,
-    /// Selector of the pods.
+    /// Label selector of the instances' pods.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label_selector: Option<String>,
-    /// Conditions.
+    /// Conditions of the set, for example WaitingForHooks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
 }

@@ -1,7 +1,8 @@
-//! `workloads.x-k8s.io/v1alpha2`: the version that is stored and that the operator works on.
+//! `workloads.x-k8s.io/v1alpha2`: the stored version, which the operator reconciles.
 //!
-//! Fields with a fixed set of values are text here, with an enum in the schema: one object with a value of a later release
-//! must not make a whole list unreadable. Methods give the meaning. `other` keeps members that this release does not know.
+//! Fields with a fixed set of values are strings here, with an enum in the schema: one object with a value of a later
+//! release must not make a whole list unreadable. Methods interpret the values. `other` preserves fields that this release
+//! does not know.
 
 mod adapter;
 mod group;
@@ -54,7 +55,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-/// Members that this release does not know, kept.
+/// Fields that this release does not know, preserved as they are.
 pub type UnknownFields = BTreeMap<String, Value>;
 
 pub(crate) fn one() -> i32 {

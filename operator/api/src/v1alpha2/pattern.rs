@@ -1,4 +1,4 @@
-//! What one instance of a role is made of.
+//! Patterns: composition of one instance of a role.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{InstanceComponent, UnknownFields};
 use crate::{PodTemplate, schema};
 
-/// An instance of one pod.
+/// Pattern for instances of one pod.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [{
@@ -15,20 +15,20 @@ use crate::{PodTemplate, schema};
     "message": "template and templateRef are mutually exclusive",
 }]))]
 pub struct StandalonePattern {
-    /// The pod.
+    /// Pod template of the instances.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::pod_template")]
     pub template: Option<PodTemplate>,
-    /// The pod, as a role template with a patch.
+    /// Role template with a patch, instead of `template`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template_ref: Option<TemplateRef>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// An instance of a leader and workers.
+/// Pattern for instances of a leader and workers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [{
@@ -36,14 +36,14 @@ pub struct StandalonePattern {
     "message": "template and templateRef are mutually exclusive",
 }]))]
 pub struct LeaderWorkerPattern {
-    /// The pod of both.
+    /// Pod template of leader and workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::pod_template")]
     pub template: Option<PodTemplate>,
-    /// The pod of both, as a role template with a patch.
+    /// Role template with a patch, instead of `template`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template_ref: Option<TemplateRef>,
-    /// Pods of an instance, the leader included.
+    /// Number of pods of an instance, including the leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("default" = 1))]
     pub size: Option<i32>,
@@ -55,61 +55,61 @@ pub struct LeaderWorkerPattern {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any_value")]
     pub worker_template_patch: Option<Value>,
-    /// `LeaderOnly` (default) or `All`: whose addresses the role's service has.
+    /// Pods with addresses in the role's service: `LeaderOnly` (default) or `All`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["All", "LeaderOnly"]))]
     pub shared_service_selection: Option<String>,
-    /// Deprecated form of `restartPolicyConfig.type`.
+    /// Deprecated: set `restartPolicyConfig.type` instead of this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["None", "RecreateRoleInstanceOnPodRestart"]))]
     pub restart_policy: Option<String>,
-    /// What a crash of one pod does to the others.
+    /// Effect of a pod's crash on the other pods of the instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart_policy_config: Option<RestartPolicyConfig>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// An instance of components of any kind.
+/// Pattern for instances of several named components.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CustomComponentsPattern {
-    /// The components.
+    /// Components that each instance consists of.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<InstanceComponent>,
-    /// Deprecated form of `restartPolicyConfig.type`.
+    /// Deprecated: set `restartPolicyConfig.type` instead of this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["None", "RecreateRoleInstanceOnPodRestart"]))]
     pub restart_policy: Option<String>,
-    /// What a crash of one pod does to the others.
+    /// Effect of a pod's crash on the other pods of the instance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restart_policy_config: Option<RestartPolicyConfig>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// A role template, and what is different here.
+/// Reference to a role template, with a patch.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TemplateRef {
     /// Name of the role template.
     #[schemars(length(min = 1, max = 63), regex(pattern = schema::DNS_LABEL))]
     pub name: String,
-    /// Strategic merge patch.
+    /// Strategic merge patch of the role template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::any_value")]
     pub patch: Option<Value>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// What a crash of one pod does to the others, and how patiently.
+/// Effect of a pod's crash on the other pods of the instance, with back-off.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [{
@@ -117,7 +117,7 @@ pub struct TemplateRef {
     "message": "maxDelaySeconds must be greater than or equal to baseDelaySeconds",
 }]))]
 pub struct RestartPolicyConfig {
-    /// `None`, or `RecreateRoleInstanceOnPodRestart`: all pods of the instance are made anew.
+    /// Policy: `None`, or `RecreateRoleInstanceOnPodRestart` to recreate all pods of the instance.
     #[serde(rename = "type", default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["None", "RecreateRoleInstanceOnPodRestart"]))]
     pub kind: Option<String>,
@@ -125,27 +125,27 @@ pub struct RestartPolicyConfig {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0), extend("default" = 30))]
     pub base_delay_seconds: Option<i32>,
-    /// Most seconds between two recreations.
+    /// Maximum number of seconds between two recreations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0), extend("default" = 600))]
     pub max_delay_seconds: Option<i32>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// What a crash of one pod does to the others.
+/// Effect of a pod's crash on the other pods of the instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RestartPolicy {
-    /// Nothing.
+    /// Other pods are not affected.
     None,
-    /// All pods of the instance are made anew.
+    /// All pods of the instance are recreated.
     Recreate,
 }
 
 impl RestartPolicy {
-    /// As written in an object; `None` for an empty or unknown text.
+    /// Parses the value in an object; `None` for an empty or unknown value.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         match text {
@@ -155,7 +155,7 @@ impl RestartPolicy {
         }
     }
 
-    /// As written in an object.
+    /// The value in an object.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -166,12 +166,13 @@ impl RestartPolicy {
 }
 
 impl RestartPolicyConfig {
-    /// Delay before the second recreation if nothing else is said, in seconds.
+    /// Default delay before the second recreation, in seconds.
     pub const BASE_DELAY_SECONDS: i32 = 30;
-    /// Most seconds between two recreations if nothing else is said.
+    /// Default maximum delay between two recreations, in seconds.
     pub const MAX_DELAY_SECONDS: i32 = 600;
 
-    /// `config` with its gaps filled: the type from the deprecated field, else `default`; delays from the constants here.
+    /// `config` with defaults filled in: the type from the deprecated field, otherwise `default`; delays from the constants
+    /// here.
     #[must_use]
     pub fn resolve(config: Option<&Self>, deprecated: Option<&str>, default: RestartPolicy) -> Self {
         let config = config.cloned().unwrap_or_default();

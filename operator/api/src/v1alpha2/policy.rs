@@ -1,4 +1,4 @@
-//! CoordinatedPolicy: roles that are updated and scaled together.
+//! CoordinatedPolicy: coordinated updates and scaling of several roles.
 
 use kube_derive::CustomResource;
 use schemars::JsonSchema;
@@ -8,7 +8,7 @@ use super::UnknownFields;
 use crate::int_or_percent::IntOrPercent;
 use crate::{Condition, schema};
 
-/// What a CoordinatedPolicy shall do. It has the name of the group that it is for.
+/// Desired state of a CoordinatedPolicy, which applies to the group of the same name.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -25,93 +25,93 @@ use crate::{Condition, schema};
 )]
 #[serde(rename_all = "camelCase")]
 pub struct CoordinatedPolicySpec {
-    /// The rules.
+    /// Rules of the policy, at least one.
     #[schemars(length(min = 1), extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["name"]))]
     pub policies: Vec<PolicyRule>,
 }
 
-/// Roles, and what keeps them together.
+/// A rule for roles that are updated and scaled together.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyRule {
-    /// Name of the rule.
+    /// Name of the rule, unique in the list.
     #[schemars(length(min = 1))]
     pub name: String,
-    /// The roles.
+    /// Names of the roles that the rule applies to.
     #[schemars(length(min = 1))]
     pub roles: Vec<String>,
-    /// What keeps them together.
+    /// Bounds for updates and scaling.
     pub strategy: PolicyStrategy,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// What keeps roles together.
+/// Bounds for updates and scaling of the roles.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyStrategy {
-    /// While they are updated.
+    /// Bounds that apply to rolling updates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rolling_update: Option<CoordinatedRollingUpdate>,
-    /// While they are scaled.
+    /// Bounds that apply to scaling.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub scaling: Option<CoordinatedScaling>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// Bounds while roles are updated together.
+/// Bounds for updates of several roles.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoordinatedRollingUpdate {
-    /// Most by which the updated share (or number) of one role may be ahead of another's.
+    /// Maximum number or percentage of instances by which the update of one role may be ahead of another's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::int_or_string")]
     pub max_skew: Option<IntOrPercent>,
-    /// Replaces each role's own.
+    /// Replaces each role's own `maxUnavailable`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::int_or_string")]
     pub max_unavailable: Option<IntOrPercent>,
-    /// Replaces each role's own.
+    /// Replaces each role's own `partition`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::int_or_string")]
     pub partition: Option<IntOrPercent>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// Bounds while roles are scaled together.
+/// Bounds for scaling of several roles.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoordinatedScaling {
-    /// Most by which the share (or number) of one role may be ahead of another's.
+    /// Maximum number or percentage of instances by which one role may be ahead of another.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::int_or_string")]
     pub max_skew: Option<IntOrPercent>,
-    /// `OrderScheduled` or `OrderReady`: what instances must be before the next ones are made.
+    /// State that instances must reach before the next ones are created: `OrderScheduled` or `OrderReady`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(extend("enum" = ["OrderScheduled", "OrderReady"]))]
     pub progression: Option<String>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// What a CoordinatedPolicy is.
+/// Observed state of a CoordinatedPolicy.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CoordinatedPolicyStatus {
-    /// Generation of the spec that the rest speaks of.
+    /// Generation of the spec that this status refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Conditions.
+    /// Conditions of the policy, as `meta/v1` defines them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

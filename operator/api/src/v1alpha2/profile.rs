@@ -1,4 +1,4 @@
-//! ClusterEngineRuntimeProfile: containers put beside engines.
+//! ClusterEngineRuntimeProfile: containers that are added to engines' pods.
 
 use kube_derive::CustomResource;
 use schemars::JsonSchema;
@@ -8,7 +8,8 @@ use serde_json::Value;
 use super::UnknownFields;
 use crate::schema;
 
-/// What a role's pods get that names the profile. What a pod has already by name, it keeps.
+/// Containers and volumes for the pods of roles that reference the profile. Those with the same name in the pod take
+/// precedence.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -22,23 +23,23 @@ use crate::schema;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct ClusterEngineRuntimeProfileSpec {
-    /// Init containers.
+    /// Init containers to add to the pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::named_objects")]
     pub init_containers: Vec<Value>,
-    /// Containers.
+    /// Containers to add to the pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::named_objects")]
     pub containers: Vec<Value>,
-    /// Volumes.
+    /// Volumes to add to the pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::named_objects")]
     pub volumes: Vec<Value>,
-    /// `NoUpdate` (default) or `RollingUpdate`: whether a change of the profile reaches pods that run.
+    /// Whether changes of the profile are applied to running pods: `NoUpdate` (default) or `RollingUpdate`.
     #[serde(default = "no_update")]
     #[schemars(extend("enum" = ["NoUpdate", "RollingUpdate"]))]
     pub update_strategy: String,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
@@ -48,6 +49,6 @@ fn no_update() -> String {
     "NoUpdate".to_owned()
 }
 
-/// Nothing yet.
+/// Status of a profile, without fields so far.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ClusterEngineRuntimeProfileStatus {}

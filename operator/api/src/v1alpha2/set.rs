@@ -1,4 +1,4 @@
-//! RoleBasedGroupSet: equal groups.
+//! RoleBasedGroupSet: a number of equal groups.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::{RoleBasedGroupSpec, UnknownFields, one};
 use crate::Condition;
 
-/// What a RoleBasedGroupSet shall be.
+/// Desired state of a RoleBasedGroupSet.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -29,34 +29,34 @@ use crate::Condition;
 )]
 #[serde(rename_all = "camelCase")]
 pub struct RoleBasedGroupSetSpec {
-    /// Groups.
+    /// Number of groups; 1 by default.
     #[serde(default = "one")]
     #[schemars(range(min = 0))]
     pub replicas: i32,
-    /// What each of them is.
+    /// Template from which the groups are created.
     pub group_template: GroupTemplate,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// What each group of a set is.
+/// Template of a set's groups.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupTemplate {
-    /// Labels of the groups.
+    /// Labels of the set's groups.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Annotations of the groups.
+    /// Annotations of the set's groups.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Labels and annotations where every other template has them. They win over those beside them.
+    /// Labels and annotations in the usual form of templates. They take precedence over `labels` and `annotations`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metadata: Option<GroupTemplateMetadata>,
-    /// The groups' spec.
+    /// Spec that all groups of the set get.
     pub spec: RoleBasedGroupSpec,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
@@ -66,32 +66,32 @@ pub struct GroupTemplate {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct GroupTemplateMetadata {
-    /// Labels.
+    /// Labels of the set's groups.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,
-    /// Annotations.
+    /// Annotations of the set's groups.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub annotations: BTreeMap<String, String>,
-    /// Members of later releases.
+    /// Fields of later releases, preserved as they are.
     #[serde(flatten)]
     #[schemars(skip)]
     pub other: UnknownFields,
 }
 
-/// What a RoleBasedGroupSet is.
+/// Observed state of a RoleBasedGroupSet.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RoleBasedGroupSetStatus {
-    /// Generation of the spec that the rest speaks of.
+    /// Generation of the spec that this status refers to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Groups that exist.
+    /// Number of groups that exist now.
     #[serde(default)]
     pub replicas: i32,
-    /// Groups that are ready.
+    /// Number of groups that are ready.
     #[serde(default)]
     pub ready_replicas: i32,
-    /// Ready.
+    /// Conditions of types Ready and RollingUpdateInProgress.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

@@ -1,4 +1,4 @@
-//! RoleBasedGroupWarmup: images and files brought to nodes before pods need them.
+//! RoleBasedGroupWarmup: images and files that are brought to nodes in advance.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use serde_json::Value;
 use super::is_false;
 use crate::{Condition, schema};
 
-/// What a RoleBasedGroupWarmup shall do.
+/// Desired state of a RoleBasedGroupWarmup.
 #[derive(CustomResource, Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[kube(
     crates(kube_core = "::kube_core"),
@@ -37,25 +37,25 @@ use crate::{Condition, schema};
     },
 ]))]
 pub struct RoleBasedGroupWarmupSpec {
-    /// Whether no new pod is started.
+    /// Whether the creation of pods is paused.
     #[serde(default, skip_serializing_if = "is_false")]
     pub paused: bool,
-    /// Tolerations of the pods.
+    /// Tolerations of the warmup's pods.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::objects")]
     pub tolerations: Vec<Value>,
-    /// How fast, and how often to try.
+    /// Parallelism, retries and timeouts of the warmup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policies: Option<WarmupPolicies>,
     /// Nodes by name or label.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_nodes: Option<TargetNodes>,
-    /// Nodes where a group's pods run.
+    /// Nodes on which a group's pods run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target_role_based_group: Option<TargetRoleBasedGroup>,
 }
 
-/// How fast, and how often to try.
+/// Parallelism, retries and timeouts of a warmup.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [{
@@ -63,29 +63,29 @@ pub struct RoleBasedGroupWarmupSpec {
     "message": "backoffLimitPerNode must be set when maxFailedNodes is specified",
 }]))]
 pub struct WarmupPolicies {
-    /// Nodes at a time.
+    /// Maximum number of nodes to warm up concurrently.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub parallelism: Option<i32>,
-    /// Further attempts on one node.
+    /// Maximum number of retries on one node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub backoff_limit_per_node: Option<i32>,
-    /// Nodes that may fail.
+    /// Maximum number of failed nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub max_failed_nodes: Option<i32>,
-    /// Seconds for the whole.
+    /// Timeout of the whole warmup, in seconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub global_timeout_seconds: Option<i64>,
-    /// Seconds after the end when the object is deleted.
+    /// Seconds after the end until the object is deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub ttl_seconds_after_finished: Option<i32>,
 }
 
-/// Nodes by name or label, and what to do there.
+/// Nodes by name or label, with the actions to perform.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [
@@ -103,24 +103,24 @@ pub struct WarmupPolicies {
     },
 ]))]
 pub struct TargetNodes {
-    /// Names.
+    /// Names of the nodes to warm up.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1))]
     pub node_names: Vec<String>,
-    /// Labels.
+    /// Labels that the nodes to warm up have.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schemars(extend("minProperties" = 1))]
     pub node_selector: BTreeMap<String, String>,
-    /// Images to pull.
+    /// Images to pull to the nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_preload: Option<ImagePreload>,
-    /// Containers to run.
+    /// Containers to run on the nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub customized_action: Option<CustomizedAction>,
 }
 
 impl TargetNodes {
-    /// What to do there.
+    /// The actions to perform on each node.
     #[must_use]
     pub fn actions(&self) -> WarmupActions {
         WarmupActions {
@@ -130,19 +130,19 @@ impl TargetNodes {
     }
 }
 
-/// A group, and what to do on the nodes of each of its roles.
+/// A group, with the actions to perform on the nodes of each role.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetRoleBasedGroup {
-    /// The group.
+    /// Name of the group, in the same namespace.
     #[schemars(length(min = 1))]
     pub name: String,
-    /// Per role.
+    /// Actions to perform, by role name.
     #[schemars(extend("minProperties" = 1))]
     pub roles: BTreeMap<String, WarmupActions>,
 }
 
-/// What to do on a node.
+/// Actions to perform on a node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = [{
@@ -150,76 +150,76 @@ pub struct TargetRoleBasedGroup {
     "message": "at least one of imagePreload or customizedAction must be specified",
 }]))]
 pub struct WarmupActions {
-    /// Images to pull.
+    /// Images to pull to the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_preload: Option<ImagePreload>,
-    /// Containers to run.
+    /// Containers to run on the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub customized_action: Option<CustomizedAction>,
 }
 
-/// Images to pull.
+/// Images to pull to a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct ImagePreload {
-    /// The images.
+    /// Images to pull, at least one.
     #[schemars(length(min = 1))]
     pub images: Vec<String>,
-    /// Secrets for the registries.
+    /// Pull secrets for the registries.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pull_secrets: Vec<LocalObjectReference>,
 }
 
-/// The name of an object in the same namespace.
+/// Reference to an object in the same namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[schemars(extend("x-kubernetes-map-type" = "atomic"))]
 pub struct LocalObjectReference {
-    /// The name.
+    /// Name of the object in the namespace.
     #[serde(default)]
     pub name: String,
 }
 
-/// Containers to run.
+/// Containers to run on a node.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CustomizedAction {
-    /// The containers.
+    /// Containers to run, at least one.
     #[schemars(schema_with = "schema::named_objects", length(min = 1))]
     pub containers: Vec<Value>,
-    /// Volumes of the containers.
+    /// Volumes that the containers mount.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::named_objects")]
     pub volumes: Vec<Value>,
 }
 
-/// How far a RoleBasedGroupWarmup is.
+/// Observed state of a RoleBasedGroupWarmup.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RoleBasedGroupWarmupStatus {
-    /// Empty, `Running`, `Paused`, `Completed` or `Failed`.
+    /// Phase: empty, `Running`, `Paused`, `Completed` or `Failed`.
     #[serde(default)]
     pub phase: String,
-    /// Nodes to reach.
+    /// Number of nodes to warm up.
     #[serde(default)]
     pub desired: i32,
-    /// Nodes that are worked on.
+    /// Number of nodes with a running pod.
     #[serde(default)]
     pub active: i32,
-    /// Nodes that are done.
+    /// Number of nodes that are warmed up.
     #[serde(default)]
     pub succeeded: i32,
-    /// Nodes that failed.
+    /// Number of nodes without further attempts.
     #[serde(default)]
     pub failed: i32,
-    /// When it began.
+    /// Time at which the first pod was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub start_time: Option<Time>,
-    /// When it ended.
+    /// Time at which the warmup finished.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub completion_time: Option<Time>,
-    /// Complete, Failed, VolumeConflict.
+    /// Conditions of types Complete, Failed and VolumeConflict.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(extend("x-kubernetes-list-type" = "map", "x-kubernetes-list-map-keys" = ["type"]))]
     pub conditions: Vec<Condition>,

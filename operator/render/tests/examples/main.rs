@@ -1,4 +1,4 @@
-//! Every group that people have manifests of yields its objects, and a real API server takes them.
+//! Every group of the example manifests renders to its objects, and a real API server accepts them.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod manifests;
@@ -18,14 +18,14 @@ use moongate_testkit::ControlPlane;
 use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet};
 use serde_json::Value;
 
-/// Long, because it only says when something hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
-/// A folder of other definitions to try instead of ours: upstream's, for instance.
+/// Generous, since it expires only if something hangs.
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// A folder of other CRDs to test against, for example upstream's.
 const OTHER_CRDS: &str = "MOONGATE_CRDS";
 
-/// All objects of a group, down to its pods.
+/// All objects of a group, including its pods.
 fn objects(example: &ManifestExample) -> Vec<Manifest> {
-    let fine = |result: Result<Manifest, moongate_render::RenderError>| {
+    let expect_ok = |result: Result<Manifest, moongate_render::RenderError>| {
         result.unwrap_or_else(|error| panic!("{}: {error}", example.path.display()))
     };
     let group = GroupRenderer::new(&example.group, &example.profiles, GangScheduler::default()).unwrap();
@@ -33,23 +33,27 @@ fn objects(example: &ManifestExample) -> Vec<Manifest> {
     for spec in &example.group.spec.roles {
         let role = group.role(spec).unwrap_or_else(|error| panic!("{}: {error}", example.path.display()));
         let target = RoleTarget::of(spec);
-        let workload = fine(role.workload(&target, &PreservedFields::default()));
-        assert_eq!(workload, fine(role.workload(&target, &PreservedFields::default())), "the same again");
+        let workload = expect_ok(role.workload(&target, &PreservedFields::default()));
+        assert_eq!(
+            workload,
+            expect_ok(role.workload(&target, &PreservedFields::default())),
+            "rendering is deterministic"
+        );
         if workload.kind() == "RoleInstanceSet" && spec.replicas > 0 {
             let mut object = Value::Object(workload.0.clone());
             object["metadata"]["uid"] = "0b0b0b0b-0000-4000-8000-000000000000".into();
             let set: RoleInstanceSet = serde_json::from_value(object).unwrap();
-            let made = match role.is_ordered() {
-                true => fine(instance::ordered(&set, 0, "revision-0")),
-                false => fine(instance::unordered(&set, "bcdfg", "revision", "2026-01-01T00:00:00Z")),
+            let rendered = match role.is_ordered() {
+                true => expect_ok(instance::ordered(&set, 0, "revision-0")),
+                false => expect_ok(instance::unordered(&set, "bcdfg", "revision", "2026-01-01T00:00:00Z")),
             };
-            let mut object = Value::Object(made.0.clone());
+            let mut object = Value::Object(rendered.0.clone());
             object["metadata"]["uid"] = "0c0c0c0c-0000-4000-8000-000000000000".into();
             let parent: RoleInstance = serde_json::from_value(object).unwrap();
-            all.push(made);
+            all.push(rendered);
             for component in &parent.spec.components {
                 for id in 0..component.size() {
-                    all.push(fine(pod::pod(
+                    all.push(expect_ok(pod::pod(
                         &parent,
                         component,
                         id,
@@ -70,14 +74,18 @@ fn objects(example: &ManifestExample) -> Vec<Manifest> {
 }
 
 #[test]
-fn every_group_yields_its_objects() {
+fn every_group_renders_to_distinct_objects() {
     let groups = groups();
     assert!(groups.len() > 40, "only {} groups", groups.len());
     for example in &groups {
         let mut names = BTreeSet::new();
         for object in objects(example) {
             let name = format!("{} {}", object.kind(), object.name());
-            assert!(names.insert(name.clone()), "{}: two are called {name}", example.path.display());
+            assert!(
+                names.insert(name.clone()),
+                "{}: two objects have the name {name}",
+                example.path.display()
+            );
         }
     }
 }
@@ -91,7 +99,7 @@ async fn install(client: &Client) {
     for crd in &crds {
         api.create(&PostParams::default(), crd).await.unwrap();
     }
-    let begun = Instant::now();
+    let started = Instant::now();
     for name in crds.iter().filter_map(|crd| crd.metadata.name.as_deref()) {
         loop {
             let conditions =
@@ -102,7 +110,7 @@ async fn install(client: &Client) {
             {
                 break;
             }
-            assert!(begun.elapsed() < PATIENCE, "{name} is not served: {conditions:?}");
+            assert!(started.elapsed() < TIMEOUT, "{name} is not served: {conditions:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
@@ -113,7 +121,7 @@ fn read_crds(folder: &Path) -> Vec<CustomResourceDefinition> {
     files.map(|path| serde_saphyr::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()).collect()
 }
 
-/// What the server would make of it. Members that no schema has are refused.
+/// Dry run of a write. Unknown fields are rejected.
 async fn try_apply(client: &Client, namespace: &str, manifest: &Manifest) -> Result<DynamicObject, Error> {
     let mut object = Value::Object(manifest.0.clone());
     object["metadata"]["namespace"] = namespace.into();
@@ -127,8 +135,7 @@ async fn try_apply(client: &Client, namespace: &str, manifest: &Manifest) -> Res
     let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), &plural);
     let api = Api::<DynamicObject>::namespaced_with(client.clone(), namespace, &resource);
     if kind == "Pod" {
-        // Made, not applied: one example has a misplaced member, which a server drops with a warning where it is not asked
-        // to apply.
+        // Created instead of applied: one example has a misplaced field, which the server drops with a warning on a create only.
         let parameters = PostParams { dry_run: true, ..PostParams::default() };
         return api.create(&parameters, &serde_json::from_value(object).unwrap()).await;
     }
@@ -138,19 +145,19 @@ async fn try_apply(client: &Client, namespace: &str, manifest: &Manifest) -> Res
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_real_server_takes_every_object() {
+async fn a_real_server_accepts_every_object() {
     let plane = ControlPlane::start().await.unwrap();
     let namespace = plane.namespace("render").await.unwrap();
     install(&namespace.client).await;
-    let (mut taken, mut refused) = (0, Vec::new());
+    let (mut accepted, mut refused) = (0, Vec::new());
     for example in groups() {
         for object in objects(&example) {
-            // Kinds of others, whose definitions are not here.
+            // Kinds of other projects, whose CRDs are not installed.
             if ["LeaderWorkerSet", "PodGroup"].contains(&object.kind()) {
                 continue;
             }
             match try_apply(&namespace.client, &namespace.name, &object).await {
-                Ok(_) => taken += 1,
+                Ok(_) => accepted += 1,
                 Err(error) => {
                     refused.push(format!(
                         "{}: {} {}: {error}",
@@ -163,5 +170,5 @@ async fn a_real_server_takes_every_object() {
         }
     }
     assert!(refused.is_empty(), "{}", refused.join("\n"));
-    assert!(taken > 300, "only {taken} objects");
+    assert!(accepted > 300, "only {accepted} objects");
 }

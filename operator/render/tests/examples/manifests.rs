@@ -1,4 +1,4 @@
-//! The manifests, and the groups in them.
+//! Example manifests and the groups in them.
 
 use std::path::{Path, PathBuf};
 
@@ -7,14 +7,14 @@ use rbg_api::conversion::{ApiVersion, convert};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::Value;
 
-/// A group of a manifest, as it is stored, and the profiles that it names.
+/// A stored group of a manifest, with the profiles that it references.
 pub(crate) struct ManifestExample {
     pub(crate) path: PathBuf,
     pub(crate) group: RoleBasedGroup,
     pub(crate) profiles: RuntimeProfiles,
 }
 
-/// Every group of every file.
+/// Every group of every example file.
 pub(crate) fn groups() -> Vec<ManifestExample> {
     let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("../testdata/examples")];
     let mut found = Vec::new();
@@ -46,7 +46,7 @@ fn groups_of(path: &Path, objects: &[Value], found: &mut Vec<ManifestExample>) {
         object["metadata"]["namespace"] = "default".into();
         object["metadata"]["uid"] = "0a0a0a0a-0000-4000-8000-000000000000".into();
         let group: RoleBasedGroup = serde_json::from_value(object).unwrap();
-        // Some manifests name a profile that another file has.
+        // Some manifests reference a profile in another file.
         let mut profiles = profiles.clone();
         for runtime in group.spec.roles.iter().flat_map(|role| &role.engine_runtimes) {
             profiles.entry(runtime.profile_name.clone()).or_default();

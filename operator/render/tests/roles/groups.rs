@@ -1,4 +1,4 @@
-//! What a group has as a whole: its gang, its policy, its discovery file.
+//! Objects of a whole group: its gang, its policy, its discovery file.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ fn gangs_count_every_pod() {
 }
 
 #[test]
-fn coordination_of_v1alpha1_becomes_a_policy_with_names() {
+fn v1alpha1_coordination_becomes_a_named_policy() {
     let object = json!({
         "apiVersion": "workloads.x-k8s.io/v1alpha1", "kind": "RoleBasedGroup",
         "metadata": { "name": "g", "namespace": "ns", "uid": "u" },

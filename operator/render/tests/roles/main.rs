@@ -1,4 +1,4 @@
-//! What roles yield beyond what was recorded: every pattern and workload, and what upstream gets wrong.
+//! Rendering of roles beyond the recorded ones: every pattern and workload, and upstream's defects.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod groups;
@@ -93,7 +93,7 @@ fn leader_and_workers_have_their_patches_and_services() {
 }
 
 #[test]
-fn a_group_alone_in_its_topology_carries_the_label_it_asks_for() {
+fn exclusive_groups_carry_the_label_they_select() {
     for key in [rbg_api::keys::GROUP_EXCLUSIVE_TOPOLOGY, rbg_api::keys::legacy::EXCLUSIVE_TOPOLOGY] {
         let spec = |metadata: Value| {
             let mut template = template("i");
@@ -116,7 +116,7 @@ fn a_group_alone_in_its_topology_carries_the_label_it_asks_for() {
 }
 
 #[test]
-fn a_group_of_v1alpha1_has_that_eras_labels_and_names() {
+fn v1alpha1_groups_have_v1alpha1_labels_and_names() {
     let object = json!({
         "apiVersion": "workloads.x-k8s.io/v1alpha1", "kind": "RoleBasedGroup",
         "metadata": { "name": "g", "namespace": "ns", "uid": "u" },
@@ -150,10 +150,10 @@ fn a_group_of_v1alpha1_has_that_eras_labels_and_names() {
         ["RBG_GROUP_NAME", "RBG_ROLE_INDEX", "RBG_ROLE_NAME", "GROUP_NAME", "ROLE_INDEX", "ROLE_NAME"]
     );
     let adopted = rendered(0, &PreservedFields { legacy: Some(false), ..PreservedFields::default() });
-    assert!(at(&adopted, old).is_null(), "a StatefulSet that does without is not changed");
+    assert!(at(&adopted, old).is_null(), "an existing StatefulSet without them is not changed");
 
     let mut store = rendered(1, &PreservedFields::default());
-    assert!(!store.to_string().contains("rolebasedgroup.workloads.x-k8s.io/role\""), "not in what is hashed");
+    assert!(!store.to_string().contains("rolebasedgroup.workloads.x-k8s.io/role\""), "not in hashed data");
     store["metadata"]["uid"] = "s".into();
     let set: RoleInstanceSet = serde_json::from_value(store).unwrap();
     let manifest = instance::unordered(&set, "abcde", "h", "2026-01-01T00:00:00Z").unwrap();
@@ -168,7 +168,7 @@ fn a_group_of_v1alpha1_has_that_eras_labels_and_names() {
 }
 
 #[test]
-fn runtime_profiles_add_what_is_missing() {
+fn runtime_profiles_add_missing_containers() {
     let object = group(
         json!({}),
         json!({ "roles": [{
@@ -188,7 +188,7 @@ fn runtime_profiles_add_what_is_missing() {
     let profiles = RuntimeProfiles::from([("p".to_owned(), serde_json::from_value(profile).unwrap())]);
     let rendered = Value::Object(workload_with(&object, &profiles, &PreservedFields::default()).unwrap().0);
     let spec = in_template(&rendered, "/spec");
-    assert_eq!(at(spec, "/containers/0/image"), "i", "what the pod has by that name stays");
+    assert_eq!(at(spec, "/containers/0/image"), "i", "existing containers of the pod stay");
     assert_eq!(at(spec, "/containers/1/args"), &json!(["--some", "--more"]));
     assert!(at(spec, "/containers/1/env").to_string().contains("RBG_GROUP_NAME"));
     assert_eq!(at(spec, "/initContainers/0/name"), "init");
@@ -212,7 +212,10 @@ fn other_workloads_are_rendered() {
     let deployment = workload(&role("apps/v1/Deployment", "standalonePattern")).unwrap();
     assert_eq!(deployment["kind"], "Deployment");
     assert_eq!(at(&deployment, "/spec/strategy/rollingUpdate/maxUnavailable"), "50%");
-    assert!(at(&deployment, "/spec/template/spec/volumes").is_null(), "no discovery file without order");
+    assert!(
+        at(&deployment, "/spec/template/spec/volumes").is_null(),
+        "no discovery file for unordered roles"
+    );
     let leaders =
         workload(&role("leaderworkerset.x-k8s.io/v1/LeaderWorkerSet", "leaderWorkerPattern")).unwrap();
     assert_eq!(leaders["apiVersion"], "leaderworkerset.x-k8s.io/v1");
@@ -229,7 +232,7 @@ fn other_workloads_are_rendered() {
 }
 
 #[test]
-fn specs_that_cannot_run_are_refused_with_the_reason() {
+fn invalid_specs_are_rejected_with_the_reason() {
     let of = |role: Value| workload(&group(json!({}), json!({ "roles": [role] })));
     assert_eq!(of(json!({ "name": "r" })), Err(RenderError::NoPattern("r".into())));
     assert_eq!(of(json!({ "name": "r", "standalonePattern": {} })), Err(RenderError::NoTemplate("r".into())));

@@ -1,4 +1,4 @@
-//! Pods: ports, addresses and nodes that they are given.
+//! Rendering of pods: ports, addresses and nodes.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::{at, group, template, workload};
 
 #[test]
-fn components_learn_ports_and_addresses_of_each_other() {
+fn components_get_each_others_ports_and_addresses() {
     let allocate = |name: &str, env: &str, scope: &str| {
         json!({ "allocations": [{ "name": name, "env": env, "scope": scope }] }).to_string()
     };
@@ -55,7 +55,7 @@ fn components_learn_ports_and_addresses_of_each_other() {
 }
 
 #[test]
-fn chosen_ports_are_never_taken_ones() {
+fn allocated_ports_are_never_taken() {
     let mut taken = BTreeSet::new();
     for pod in 0..50 {
         let port =
@@ -67,7 +67,7 @@ fn chosen_ports_are_never_taken_ones() {
 }
 
 #[test]
-fn pods_go_where_their_predecessors_were() {
+fn pods_prefer_the_nodes_of_their_predecessors() {
     let object = group(
         json!({}),
         json!({ "roles": [{ "name": "r", "standalonePattern": { "template": template("i") } }] }),

@@ -12,15 +12,15 @@ fn role(name: &'static str, desired: i32, live: Option<ObservedWorkload>) -> Obs
     ObservedRole { name, desired, partitioned: 0, live }
 }
 
-fn live(asked: i32, update: RoleUpdateState) -> Option<ObservedWorkload> {
-    Some(ObservedWorkload { requested: asked, scheduled: asked, ready: asked, partition: 0, update })
+fn live(requested: i32, update: RoleUpdateState) -> Option<ObservedWorkload> {
+    Some(ObservedWorkload { requested, scheduled: requested, ready: requested, partition: 0, update })
 }
 
 fn skew() -> impl Strategy<Value = Value> {
     prop_oneof![(0..4).prop_map(Value::from), (0..=100).prop_map(|percent| json!(format!("{percent}%")))]
 }
 
-/// The most that a role may have while another one has done so many of its own; one more than it has done is always fine.
+/// Upper bound for a role, given the progress of another role. One more than it has done is always allowed.
 fn limit(skew: &Value, own: (i32, i32), other: (i32, i32)) -> f64 {
     let (done, goal) = (f64::from(own.0), f64::from(own.1));
     let share = if other.1 == 0 { 1.0 } else { f64::from(other.0) / f64::from(other.1) };
@@ -42,29 +42,29 @@ proptest! {
         order in prop::collection::vec(0..3_usize, 200),
     ) {
         let policy = policy(&json!({ "scaling": { "maxSkew": skew, "progression": progression } }));
-        let mut asked = vec![0; goals.len()];
+        let mut requested = vec![0; goals.len()];
         let mut done = vec![0; goals.len()];
-        for at in order.into_iter().chain((0..200).map(|round| round % 3)) {
-            let roles: Vec<_> = (0..goals.len()).map(|at| {
-                let facts = ObservedWorkload { requested: asked[at], scheduled: done[at], ready: done[at], partition: 0, update: RoleUpdateState::Done };
-                role(NAMES[at], goals[at], Some(facts))
+        for index in order.into_iter().chain((0..200).map(|round| round % 3)) {
+            let roles: Vec<_> = (0..goals.len()).map(|index| {
+                let facts = ObservedWorkload { requested: requested[index], scheduled: done[index], ready: done[index], partition: 0, update: RoleUpdateState::Done };
+                role(NAMES[index], goals[index], Some(facts))
             }).collect();
             let bounds = bounds(Some(&policy), &roles);
-            for (at, name) in NAMES.iter().enumerate().take(goals.len()) {
+            for (index, name) in NAMES.iter().enumerate().take(goals.len()) {
                 let replicas = bounds[name].replicas;
-                prop_assert!(replicas >= asked[at] && replicas <= goals[at]);
-                asked[at] = replicas;
-                let own = if progression.is_empty() { replicas - 1 } else { done[at] };
-                for other in (0..goals.len()).filter(|other| *other != at && !progression.is_empty()) {
-                    let limit = limit(&skew, (own, goals[at]), (done[other], goals[other]));
+                prop_assert!(replicas >= requested[index] && replicas <= goals[index]);
+                requested[index] = replicas;
+                let own = if progression.is_empty() { replicas - 1 } else { done[index] };
+                for other in (0..goals.len()).filter(|other| *other != index && !progression.is_empty()) {
+                    let limit = limit(&skew, (own, goals[index]), (done[other], goals[other]));
                     prop_assert!(f64::from(replicas) <= limit, "{replicas} of {name}, not over {limit}");
                 }
             }
-            if let Some(done) = done.get_mut(at) {
-                *done = (*done + 1).min(asked[at]);
+            if let Some(done) = done.get_mut(index) {
+                *done = (*done + 1).min(requested[index]);
             }
         }
-        prop_assert_eq!(asked, goals);
+        prop_assert_eq!(requested, goals);
     }
 
     #[test]
@@ -76,25 +76,25 @@ proptest! {
         let policy = policy(&json!({ "rollingUpdate": { "maxSkew": skew } }));
         let mut partitions: Vec<Option<i32>> = vec![None; goals.len()];
         let mut done = vec![0; goals.len()];
-        for at in order.into_iter().chain((0..200).map(|round| round % 3)) {
-            let roles: Vec<_> = (0..goals.len()).map(|at| {
-                let update = if partitions[at].is_some() { RoleUpdateState::InProgress(done[at]) } else { RoleUpdateState::NotApplied };
-                let partition = partitions[at].unwrap_or(0);
-                let facts = ObservedWorkload { partition, ..live(goals[at], update).unwrap() };
-                role(NAMES[at], goals[at], Some(facts))
+        for index in order.into_iter().chain((0..200).map(|round| round % 3)) {
+            let roles: Vec<_> = (0..goals.len()).map(|index| {
+                let update = if partitions[index].is_some() { RoleUpdateState::InProgress(done[index]) } else { RoleUpdateState::NotApplied };
+                let partition = partitions[index].unwrap_or(0);
+                let facts = ObservedWorkload { partition, ..live(goals[index], update).unwrap() };
+                role(NAMES[index], goals[index], Some(facts))
             }).collect();
             let bounds = bounds(Some(&policy), &roles);
-            for (at, name) in NAMES.iter().enumerate().take(goals.len()) {
+            for (index, name) in NAMES.iter().enumerate().take(goals.len()) {
                 let partition = bounds[name].partition.unwrap();
-                prop_assert!(partitions[at].is_none_or(|before| partition <= before), "never held back again");
-                for other in (0..goals.len()).filter(|other| *other != at) {
-                    let limit = limit(&skew, (done[at], goals[at]), (done[other], goals[other]));
-                    prop_assert!(f64::from(goals[at] - partition) <= limit);
+                prop_assert!(partitions[index].is_none_or(|before| partition <= before), "the partition never grows");
+                for other in (0..goals.len()).filter(|other| *other != index) {
+                    let limit = limit(&skew, (done[index], goals[index]), (done[other], goals[other]));
+                    prop_assert!(f64::from(goals[index] - partition) <= limit);
                 }
-                partitions[at] = Some(partition);
+                partitions[index] = Some(partition);
             }
-            if let Some(done) = done.get_mut(at) {
-                *done = (*done + 1).min(goals[at] - partitions[at].unwrap());
+            if let Some(done) = done.get_mut(index) {
+                *done = (*done + 1).min(goals[index] - partitions[index].unwrap());
             }
         }
         prop_assert_eq!(done, goals);
@@ -102,12 +102,16 @@ proptest! {
 }
 
 #[test]
-fn the_slowest_role_goes_first_and_of_equals_the_largest() {
+fn the_slowest_role_advances_first_and_of_equals_the_largest() {
     let policy = policy(&json!({ "rollingUpdate": { "maxSkew": "1%" } }));
     let allowed = |a: RoleUpdateState, b: RoleUpdateState| {
-        let partition = |update, told| if update == RoleUpdateState::NotApplied { 0 } else { told };
-        let facts = |desired, update, told| {
-            Some(ObservedWorkload { partition: partition(update, told), ..live(desired, update).unwrap() })
+        let partition =
+            |update, partition_of| if update == RoleUpdateState::NotApplied { 0 } else { partition_of };
+        let facts = |desired, update, partition_of| {
+            Some(ObservedWorkload {
+                partition: partition(update, partition_of),
+                ..live(desired, update).unwrap()
+            })
         };
         let bounds = bounds(Some(&policy), &[role("a", 7, facts(7, a, 7)), role("b", 3, facts(3, b, 3))]);
         (7 - bounds["a"].partition.unwrap(), 3 - bounds["b"].partition.unwrap())
@@ -116,25 +120,25 @@ fn the_slowest_role_goes_first_and_of_equals_the_largest() {
     assert_eq!(allowed(RoleUpdateState::InProgress(1), RoleUpdateState::InProgress(0)), (1, 1));
     assert_eq!(allowed(RoleUpdateState::InProgress(1), RoleUpdateState::InProgress(1)), (2, 1));
     assert_eq!(allowed(RoleUpdateState::InProgress(3), RoleUpdateState::InProgress(1)), (3, 2));
-    assert_eq!(allowed(RoleUpdateState::InProgress(7), RoleUpdateState::Done), (7, 3), "all is done");
+    assert_eq!(allowed(RoleUpdateState::InProgress(7), RoleUpdateState::Done), (7, 3), "both roles are done");
     assert_eq!(
         allowed(RoleUpdateState::InProgress(2), RoleUpdateState::Done),
         (7, 3),
-        "nobody is left to wait for"
+        "no other role is in progress"
     );
 }
 
 #[test]
-fn nothing_moves_before_a_workload_has_answered() {
+fn rollout_waits_until_workloads_observe_their_spec() {
     let policy = policy(&json!({ "rollingUpdate": { "maxSkew": 2 } }));
-    let told = ObservedWorkload { partition: 3, ..live(4, RoleUpdateState::NotObserved).unwrap() };
-    let roles = [role("a", 4, Some(told)), role("b", 4, live(4, RoleUpdateState::NotApplied))];
+    let partition_of = ObservedWorkload { partition: 3, ..live(4, RoleUpdateState::NotObserved).unwrap() };
+    let roles = [role("a", 4, Some(partition_of)), role("b", 4, live(4, RoleUpdateState::NotApplied))];
     let bounds = bounds(Some(&policy), &roles);
     assert_eq!((bounds["a"].partition, bounds["b"].partition), (Some(3), Some(4)));
 }
 
 #[test]
-fn of_several_rules_the_most_careful_one_holds() {
+fn the_strictest_of_several_rules_applies() {
     let rule = |name: &str, unavailable: Value, partition: &str| {
         let update = json!({ "maxUnavailable": unavailable, "partition": partition });
         json!({ "name": name, "roles": ["a", "unknown"], "strategy": { "rollingUpdate": update } })
@@ -143,13 +147,13 @@ fn of_several_rules_the_most_careful_one_holds() {
     let policy = serde_json::from_value(json!({ "policies": rules })).unwrap();
     let bounds = bounds(Some(&policy), &[role("a", 10, None), role("b", 2, None)]);
     let (a, b) = (&bounds["a"], &bounds["b"]);
-    assert_eq!((a.partition, a.partitioned), (Some(9), 9), "one is left to update");
+    assert_eq!((a.partition, a.partitioned), (Some(9), 9), "one instance is left to update");
     assert_eq!(a.max_unavailable, Some(IntOrPercent::Int(2)));
     assert_eq!(b, &RolloutBounds { replicas: 2, partition: None, partitioned: 0, max_unavailable: None });
 }
 
 #[test]
-fn less_is_done_at_once() {
+fn scaling_down_is_not_limited_by_the_skew() {
     let policy = policy(&json!({ "scaling": { "maxSkew": "10%", "progression": "OrderReady" } }));
     let roles = [role("a", 2, live(8, RoleUpdateState::Done)), role("b", 0, live(8, RoleUpdateState::Done))];
     let bounds = bounds(Some(&policy), &roles);

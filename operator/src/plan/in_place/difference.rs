@@ -1,4 +1,4 @@
-//! What differs between a pod and what its instance says of it.
+//! Differences between a pod and its instance's spec.
 
 use k8s_openapi::api::core::v1::Pod;
 use rbg_api::{PodTemplate, keys};
@@ -8,7 +8,8 @@ use crate::plan::instance::{InstanceInput, component_of};
 use crate::plan::revisions;
 use crate::status::pod_label;
 
-/// Annotation of pod templates: when somebody asked for a restart. It is kubectl's, and others' controllers know it, too.
+/// Annotation of pod templates with the time of the last requested restart, as `kubectl rollout restart` and other
+/// controllers use it.
 pub(crate) const RESTARTED_AT: &str = "kubectl.kubernetes.io/restartedAt";
 
 pub(super) fn old_template(input: InstanceInput<'_>, pod: &Pod, component: &str) -> Option<PodTemplate> {
@@ -16,12 +17,12 @@ pub(super) fn old_template(input: InstanceInput<'_>, pod: &Pod, component: &str)
     let stored = input.revisions.iter().find(|stored| revisions::hash(stored) == hash)?;
     let data = revisions::data(stored)?;
     let components = data["spec"]["components"].as_array()?;
-    let mut template = components.iter().find(|one| one["name"] == component)?["template"].clone();
+    let mut template = components.iter().find(|entry| entry["name"] == component)?["template"].clone();
     template.as_object_mut()?.remove("$patch");
     serde_json::from_value(template).ok()
 }
 
-/// The images that differ, by container. `None` if anything else of the pods' specs does.
+/// The images that differ, by container. `None` if another field of the pod specs differs.
 pub(super) fn images(old: &PodTemplate, new: &PodTemplate) -> Option<Map<String, Value>> {
     let (mut old, new_spec) = (old.0.get("spec")?.clone(), new.0.get("spec")?);
     let mut images = Map::new();
@@ -36,15 +37,15 @@ pub(super) fn images(old: &PodTemplate, new: &PodTemplate) -> Option<Map<String,
     (old == *new_spec).then_some(images)
 }
 
-/// Also those that the pod does not have yet: an earlier update may not have come to the end of its grace period.
+/// Adds images that the pod does not have yet: an earlier update may still be in its grace period.
 pub(super) fn with_pending(
     mut images: Map<String, Value>,
     pod: &Pod,
     new: &PodTemplate,
 ) -> Map<String, Value> {
     for live in pod.spec.iter().flat_map(|spec| &spec.containers) {
-        let template = new.containers().iter().find(|one| one["name"] == live.name.as_str());
-        if let Some(image) = template.and_then(|one| one.get("image"))
+        let template = new.containers().iter().find(|entry| entry["name"] == live.name.as_str());
+        if let Some(image) = template.and_then(|entry| entry.get("image"))
             && image.as_str() != live.image.as_deref()
         {
             images.insert(live.name.clone(), image.clone());
@@ -53,13 +54,13 @@ pub(super) fn with_pending(
     images
 }
 
-/// Labels or annotations that a template has, and null for those that it no longer has.
+/// Labels or annotations of the new template, and null for those that it no longer has.
 pub(super) fn metadata_patch(old: &PodTemplate, new: &PodTemplate, member: &str) -> Map<String, Value> {
-    let of = |template: &PodTemplate| {
+    let entries = |template: &PodTemplate| {
         let texts = template.0.get("metadata").and_then(|metadata| metadata.get(member));
         texts.and_then(Value::as_object).cloned().unwrap_or_default()
     };
-    let (old, new) = (of(old), of(new));
+    let (old, new) = (entries(old), entries(new));
     let mut texts: Map<String, Value> = old
         .into_iter()
         .filter(|(key, _)| !new.contains_key(key))
@@ -70,14 +71,14 @@ pub(super) fn metadata_patch(old: &PodTemplate, new: &PodTemplate, member: &str)
     texts
 }
 
-/// The images that the pod has to change to become what the instance says of it. `None` if it must be made anew for that.
+/// The images to change so that the pod matches its instance's spec. `None` if the pod must be recreated.
 pub(in crate::plan) fn new_images(input: InstanceInput<'_>, pod: &Pod) -> Option<Map<String, Value>> {
     let component = component_of(input.instance, pod)?;
     let old = old_template(input, pod, &component.name)?;
     Some(with_pending(images(&old, &component.template)?, pod, &component.template))
 }
 
-/// Whether the pod can become what the instance says of it without being made anew.
+/// Whether the pod can be updated to its instance's spec in place.
 pub(in crate::plan) fn is_possible(input: InstanceInput<'_>, pod: &Pod) -> bool {
     new_images(input, pod).is_some()
 }

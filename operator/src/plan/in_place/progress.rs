@@ -1,4 +1,4 @@
-//! How far a pod's update in place is, as its annotations and its status tell.
+//! Progress of a pod's in-place update, from its annotations and its status.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::jiff::Timestamp;
@@ -8,14 +8,15 @@ use serde_json::{Map, Value, json};
 use crate::plan::revisions;
 use crate::status::pod_label;
 
-/// What an update began with: `{"revision", "updateTimestamp", "lastContainerStatuses": {container: {imageID, restartCount}}}`, and
-/// `hooks`, how far the pod is with them, if it has any.
+/// State at the start of an update: `{"revision", "updateTimestamp", "lastContainerStatuses": {container: {imageID,
+/// restartCount}}}`, and
+/// `hooks` with the progress of the hooks, if the pod has any.
 pub(in crate::plan) const STATE: &str = "rbg.workloads.x-k8s.io/inplace-update-state";
 
-/// Images that wait for the end of the grace period: `{"revision", "containerImages", "graceSeconds"}`.
+/// Images to be set after the grace period: `{"revision", "containerImages", "graceSeconds"}`.
 pub(crate) const GRACE: &str = "rbg.workloads.x-k8s.io/inplace-update-grace";
 
-/// RFC 3339 without a fraction, as Kubernetes has it.
+/// RFC 3339 without a fraction, as Kubernetes formats times.
 pub(super) fn rfc3339_seconds(now: Timestamp) -> String {
     Timestamp::from_second(now.as_second()).unwrap_or(now).to_string()
 }
@@ -29,17 +30,16 @@ fn statuses(pod: &Pod) -> &[ContainerStatus] {
     statuses.map_or(&[], Vec::as_slice)
 }
 
-/// When the pod's update began.
-pub(in crate::plan) fn begun_at(pod: &Pod) -> Option<Timestamp> {
+pub(in crate::plan) fn started_at(pod: &Pod) -> Option<Timestamp> {
     annotation(pod, STATE)?["updateTimestamp"].as_str()?.parse().ok()
 }
 
-/// Whether the pod's new images wait.
+/// Whether the pod's new images have not been set yet.
 pub(in crate::plan) fn has_pending_images(pod: &Pod) -> bool {
     pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(GRACE))
 }
 
-/// Since when the pod's gate is open, or closed; for ever, if that is not said.
+/// Since when the pod's gate is open, or closed. The Unix epoch if the condition has no transition time.
 pub(in crate::plan) fn gate_since(pod: &Pod, open: bool) -> Option<Timestamp> {
     let mut conditions = pod.status.as_ref()?.conditions.iter().flatten();
     let gate = conditions.find(|condition| condition.type_ == "InPlaceUpdateReady")?;
@@ -47,7 +47,7 @@ pub(in crate::plan) fn gate_since(pod: &Pod, open: bool) -> Option<Timestamp> {
     ((gate.status == "True") == open).then_some(time)
 }
 
-/// Whether none of the pod's containers runs.
+/// Whether no container of the pod runs.
 pub(in crate::plan) fn is_down(pod: &Pod) -> bool {
     let is_down = |status: &ContainerStatus| {
         status.state.as_ref().is_some_and(|state| state.waiting.is_some() || state.terminated.is_some())
@@ -55,14 +55,14 @@ pub(in crate::plan) fn is_down(pod: &Pod) -> bool {
     statuses(pod).iter().all(is_down)
 }
 
-/// What an update began with, and how far the pod is with its hooks.
+/// The state at the start of the update, with the new progress of the hooks.
 pub(in crate::plan) fn state_with(pod: &Pod, hooks: Value) -> String {
     let mut state = annotation(pod, STATE).unwrap_or_default();
     state["hooks"] = hooks;
     state.to_string()
 }
 
-/// Whether a pod is on its way to the revision: not begun, waiting, or its new images do not run yet.
+/// Whether a pod is not fully at the revision: not started, in its grace period, or its new images do not run yet.
 pub(in crate::plan) fn is_updating(pod: &Pod, revision: &revisions::RevisionRef) -> bool {
     if pod_label(pod, keys::CONTROLLER_REVISION_HASH) != Some(revision.hash.as_str()) {
         return true;
@@ -72,11 +72,11 @@ pub(in crate::plan) fn is_updating(pod: &Pod, revision: &revisions::RevisionRef)
     }
     let Some(state) = annotation(pod, STATE) else { return false };
     let Some(before) = state["lastContainerStatuses"].as_object() else { return false };
-    let begun = state["updateTimestamp"].as_str().and_then(|text| text.parse().ok());
-    !before.iter().all(|(container, before)| has_new_image(pod, container, before, begun))
+    let started = state["updateTimestamp"].as_str().and_then(|text| text.parse().ok());
+    !before.iter().all(|(container, before)| has_new_image(pod, container, before, started))
 }
 
-/// Restarts of a container that are no crashes.
+/// Number of restarts of a container that the update causes and that are not crashes.
 pub(in crate::plan) fn expected_restarts(pod: &Pod, container: &str) -> i32 {
     let Some(state) = annotation(pod, STATE) else { return 0 };
     let before = &state["lastContainerStatuses"][container];
@@ -87,8 +87,9 @@ pub(in crate::plan) fn expected_restarts(pod: &Pod, container: &str) -> i32 {
     }
 }
 
-/// Runtimes may report a new tag of an image that they have by its old tag: then the restart tells.
-fn has_new_image(pod: &Pod, container: &str, before: &Value, begun: Option<Timestamp>) -> bool {
+/// Runtimes may report a new tag of an image that they have by its old tag. In that case a restart shows that the image is
+/// in use.
+fn has_new_image(pod: &Pod, container: &str, before: &Value, started: Option<Timestamp>) -> bool {
     let Some(status) = statuses(pod).iter().find(|status| status.name == container) else { return false };
     let containers = pod.spec.as_ref().map(|spec| spec.containers.as_slice()).unwrap_or_default();
     let wanted = containers.iter().find(|spec| spec.name == container).and_then(|spec| spec.image.as_deref());
@@ -96,11 +97,11 @@ fn has_new_image(pod: &Pod, container: &str, before: &Value, begun: Option<Times
     let runs = status.state.as_ref().and_then(|state| state.running.as_ref()?.started_at.as_ref());
     let restarted =
         before["restartCount"].as_i64().is_some_and(|count| i64::from(status.restart_count) > count)
-            && runs.zip(begun).is_some_and(|(started, begun)| started.0 >= begun);
+            && runs.zip(started).is_some_and(|(running_since, update_start)| running_since.0 >= update_start);
     is_other || restarted || wanted.is_some_and(|wanted| is_same_image(wanted, &status.image))
 }
 
-/// Whether a runtime means the image that a spec names: it may put a registry before it and a tag behind.
+/// Whether a runtime reports the image of a spec: it may prepend a registry and append a tag.
 pub(crate) fn is_same_image(wanted: &str, running: &str) -> bool {
     let tagged = |image: &str| {
         let last = image.rsplit('/').next().unwrap_or(image);
@@ -119,10 +120,10 @@ pub(super) fn state(
     revision: &revisions::RevisionRef,
     now: Timestamp,
 ) -> Value {
-    let own = statuses(pod).iter().filter(|status| images.contains_key(&status.name));
-    let before = own.map(|status| {
-        let one = json!({ "imageID": status.image_id, "restartCount": status.restart_count });
-        (status.name.clone(), one)
+    let updated_statuses = statuses(pod).iter().filter(|status| images.contains_key(&status.name));
+    let before = updated_statuses.map(|status| {
+        let entry = json!({ "imageID": status.image_id, "restartCount": status.restart_count });
+        (status.name.clone(), entry)
     });
     json!({
         "revision": revision.name,
@@ -136,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runtimes_may_name_an_image_at_length() {
+    fn image_names_of_runtimes_may_be_fully_qualified() {
         assert!(is_same_image("nginx", "docker.io/library/nginx:latest"));
         assert!(is_same_image("a/b:1", "docker.io/a/b:1"));
         assert!(!is_same_image("a/b:1", "docker.io/a/b:2"));

@@ -14,33 +14,34 @@ use crate::decision::{CandidateEngine, CostTerm, RoutingDecision, ScheduleReject
 use crate::fleet::InstanceIndex;
 use crate::request::Seconds;
 
-/// Requests in flight by which the busiest engine must exceed the idlest before affinity is given up (smg's
-/// `balance_abs_threshold`).
+/// Affinity is given up when the busiest engine exceeds the idlest one by this number of requests in flight (smg's
+/// `balance_abs_threshold`) and by [`BALANCE_RELATIVE`].
 const BALANCE_ABSOLUTE: u32 = 32;
-/// Times the idlest engine's requests in flight that the busiest must have too (smg's `balance_rel_threshold`).
+/// Factor by which the busiest engine must also exceed the idlest one (smg's `balance_rel_threshold`).
 const BALANCE_RELATIVE: f64 = 1.1;
 /// Share of the prompt that must have been sent to an engine before (smg's `cache_threshold`).
 const CACHE_THRESHOLD: f64 = 0.5;
-/// Time between two looks at the size of the picture (smg's `eviction_interval_secs`).
+/// Interval between two checks of the table's size (smg's `eviction_interval_secs`).
 const TRIM_INTERVAL: Seconds = 30.0;
-/// Tokens noted per engine. smg's library says 10,000 and its command line 67,108,864 (`--max-tree-size`). The smaller one
-/// is less than one long prompt and would end affinity twice a minute, so this is the one that people run.
+/// Tokens recorded per engine. smg's library defaults to 10,000 and its command line to 67,108,864 (`--max-tree-size`).
+/// The smaller value is less than one long prompt and would end affinity twice a minute, so the command line's is used.
 const MAX_TOKENS_PER_ENGINE: u64 = 1 << 26;
-/// Pages noted in all, counted once per engine: bounds memory to some 100 MB. smg has no such bound between two looks.
+/// Blocks recorded in all, counted once per engine: bounds memory to some 100 MB. smg has no such bound between two
+/// checks.
 const MAX_PAGES: usize = 1 << 20;
 
-/// Sends a prompt where most of it was sent before, unless that is less than half of it, or the fleet is out of balance: then
-/// to the engine with the fewest requests.
+/// Sends a prompt to the engine that got most of it before, unless that is less than half of it or the fleet is out of
+/// balance: then to the engine with the fewest requests.
 ///
-/// It counts requests and not tokens, guesses at caches from what it sent itself, and does not know the shared store. One
-/// engine with many requests turns affinity off for all.
+/// It counts requests instead of tokens, infers caches from its own routing, and ignores the shared store. One engine
+/// with many requests turns affinity off for all.
 ///
-/// smg counts a request on its prefill until the answer has ended, so that long answers hide how busy prefills are. Here it counts
-/// until the first token, which is kinder to it.
+/// smg counts a request on its prefill until the response has ended, so that long responses hide how busy prefills are.
+/// Here it counts until the first token, which favours the policy.
 #[derive(Debug, Default)]
 pub(super) struct CacheAwarePolicy {
     routed: RoutedPrefixes,
-    /// Requests ever sent to an engine: breaks ties.
+    /// Requests ever sent to each engine, as tie-breaker.
     processed: BTreeMap<EngineNameHash, u64>,
     trimmed_at: Seconds,
 }
@@ -61,7 +62,7 @@ impl Policy for CacheAwarePolicy {
                     match open.iter().copied().find(|&ix| engine_id(input, ix) == Some(engine)) {
                         Some(ix) => (Some(ix), "most of the prompt was sent there before"),
                         None => {
-                            (open.first().copied(), "who was sent the prompt before is gone: the first one")
+                            (open.first().copied(), "the engine with the prefix is unavailable: first engine")
                         }
                     }
                 }
@@ -90,7 +91,7 @@ impl Policy for CacheAwarePolicy {
 }
 
 impl CacheAwarePolicy {
-    /// The engine that was sent the longest part of the prompt, and that part's share.
+    /// The engine that got the longest prefix of the prompt, and that prefix's share of the prompt.
     fn longest_share(&self, input: &PolicyInput<'_>) -> Option<(EngineNameHash, f64)> {
         let (engine, pages) = self.routed.longest(&input.prediction.pages)?;
         let tokens = pages as f64 * f64::from(input.prediction.page_tokens);
@@ -103,7 +104,7 @@ impl CacheAwarePolicy {
         open.iter().copied().min_by_key(|&ix| (active_requests(input, ix), processed(ix).unwrap_or(0), ix))
     }
 
-    /// Keeps the picture within its bounds, and to engines of the fleet.
+    /// Enforces the size limits, and drops engines that left the fleet.
     fn trim(&mut self, input: &PolicyInput<'_>) {
         let due = input.now - self.trimmed_at >= TRIM_INTERVAL;
         let full = self.routed.record_count() > MAX_PAGES;
@@ -114,7 +115,7 @@ impl CacheAwarePolicy {
         let fleet: Vec<EngineNameHash> =
             input.cluster.instances().iter().map(|instance| name_hash(&instance.name, 0)).collect();
         self.processed.retain(|engine, _| fleet.contains(engine));
-        // Half of what fits, so that this is not done again for a while.
+        // Half of what fits, so that the next trim is not needed soon.
         let fair_share = MAX_PAGES / 2 / fleet.len().max(1);
         for engine in self.routed.engines().collect::<Vec<_>>() {
             if !fleet.contains(&engine) {
@@ -133,8 +134,8 @@ fn engine_id(input: &PolicyInput<'_>, ix: InstanceIndex) -> Option<EngineNameHas
 }
 
 fn out_of_balance(in_flight: impl Iterator<Item = u32> + Clone) -> bool {
-    let (least, most) = (in_flight.clone().min().unwrap_or(0), in_flight.max().unwrap_or(0));
-    most - least > BALANCE_ABSOLUTE && f64::from(most) > BALANCE_RELATIVE * f64::from(least)
+    let (fewest, busiest) = (in_flight.clone().min().unwrap_or(0), in_flight.max().unwrap_or(0));
+    busiest - fewest > BALANCE_ABSOLUTE && f64::from(busiest) > BALANCE_RELATIVE * f64::from(fewest)
 }
 
 #[cfg(test)]

@@ -1,48 +1,46 @@
-//! Which prompts were sent where: a guess at engines' caches that needs nothing from the engines.
+//! Prefixes sent to each engine: an estimate of engines' caches that needs no data from the engines.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasherDefault, DefaultHasher};
 
-/// An engine, by the hash of its name.
 pub(super) type EngineNameHash = u64;
 
-/// The prefixes that were sent to each engine. A page's key stands for all pages before it too, so that a prefix tree needs no
-/// edges: it is a table of pages.
+/// The prefixes that were sent to each engine. A block's key covers all blocks before it, so that a prefix tree needs
+/// no edges: it is a table of blocks.
 #[derive(Debug, Default)]
 pub(super) struct RoutedPrefixes {
-    /// A hasher without a random seed, so that the same input gives the same decisions.
+    /// Hashed without a random seed, so that the same input gives the same decisions.
     pages: HashMap<u64, RoutedBlock, BuildHasherDefault<DefaultHasher>>,
     engines: BTreeMap<EngineNameHash, RoutedEngineSize>,
-    /// Prompts seen so far: orders the visits.
+    /// Number of prompts so far; orders the visits.
     prompts: u64,
     records: usize,
 }
 
 #[derive(Debug)]
 struct RoutedBlock {
-    /// Pages before it in its prompt.
+    /// Number of blocks before it in its prompt.
     depth: u32,
     tokens: u32,
-    /// Never empty.
     records: Vec<RouteRecord>,
 }
 
-/// The last time that a page was sent to an engine.
+/// The last time that a block was sent to an engine.
 #[derive(Debug, Clone, Copy)]
 struct RouteRecord {
     engine: EngineNameHash,
     prompt: u64,
 }
 
-/// What one engine is believed to have.
+/// Recorded blocks of one engine.
 #[derive(Debug, Clone, Copy, Default)]
 struct RoutedEngineSize {
     pages: usize,
     tokens: u64,
 }
 
-/// How much of one engine is kept.
+/// Limit for one engine's records.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum TrimTarget {
     Tokens(u64),
@@ -51,15 +49,16 @@ pub(super) enum TrimTarget {
 }
 
 impl RoutedPrefixes {
-    /// The number of leading pages that some engine was sent, and the one that was sent the last of them most recently.
+    /// The number of leading blocks that some engine was sent, and the engine that was sent the last of them most
+    /// recently.
     pub(super) fn longest(&self, prompt: &[u64]) -> Option<(EngineNameHash, usize)> {
-        // With a page, an engine was sent all before it, and least recently used pages are forgotten from the end.
+        // An engine with a block was sent all before it, and least recently used blocks are dropped from the end.
         let known = prompt.partition_point(|key| self.pages.contains_key(key));
         let last = self.pages.get(prompt.get(known.checked_sub(1)?)?)?;
         last.records.iter().max_by_key(|visit| visit.prompt).map(|visit| (visit.engine, known))
     }
 
-    /// Notes that `engine` was sent `prompt`.
+    /// Records that `engine` was sent `prompt`.
     pub(super) fn insert(&mut self, prompt: &[u64], page_tokens: u32, engine: EngineNameHash) {
         self.prompts += 1;
         let visit = RouteRecord { engine, prompt: self.prompts };
@@ -81,20 +80,20 @@ impl RoutedPrefixes {
         }
     }
 
-    /// Engines of which something is noted.
+    /// Engines with at least one record.
     pub(super) fn engines(&self) -> impl Iterator<Item = EngineNameHash> {
         self.engines.keys().copied()
     }
 
-    /// Pages noted, counted once per engine: what memory grows with.
+    /// Blocks recorded, counted once per engine; determines memory use.
     pub(super) fn record_count(&self) -> usize {
         self.records
     }
 
-    /// Forgets an engine's least recently used pages, ends of prompts first, until no more than `keep` is left.
-    pub(super) fn trim(&mut self, engine: EngineNameHash, keep: TrimTarget) {
+    /// Drops an engine's least recently used blocks, ends of prompts first, until at most `keep` is left.
+    pub(super) fn trim(&mut self, engine: EngineNameHash, target: TrimTarget) {
         let Some(size) = self.engines.get(&engine).copied() else { return };
-        let fits = |size: RoutedEngineSize| match keep {
+        let fits = |size: RoutedEngineSize| match target {
             TrimTarget::Tokens(tokens) => size.tokens <= tokens,
             TrimTarget::Pages(pages) => size.pages <= pages,
             TrimTarget::Zero => size.pages == 0,
@@ -122,8 +121,8 @@ impl RoutedPrefixes {
         }
     }
 
-    /// An engine's pages as (prompt that used it last, from the prompt's end, key). The key makes the order total: the table's
-    /// own order is none.
+    /// An engine's blocks as (prompt that used it last, position from the prompt's end, key). The key makes the order
+    /// total, because the table has none.
     fn oldest_first(&self, engine: EngineNameHash) -> Vec<(u64, Reverse<u32>, u64)> {
         let of_engine =
             |page: &RoutedBlock| page.records.iter().find(|visit| visit.engine == engine).copied();
@@ -146,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_prefix_is_found_and_the_latest_engine_of_it() {
+    fn longest_prefix_returns_its_latest_engine() {
         let mut routed = RoutedPrefixes::default();
         assert_eq!(routed.longest(&[1, 2]), None);
         routed.insert(&[1, 2, 3], 16, 7);
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_recently_used_end_is_forgotten_first() {
+    fn least_recently_used_end_is_dropped_first() {
         let mut routed = RoutedPrefixes::default();
         routed.insert(&[1, 2, 3], 10, 7);
         routed.insert(&[1, 4], 10, 7);
@@ -173,16 +172,16 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever is sent and forgotten: the counts are those of the table, every limit is kept, and what is left of an
-        /// engine are prefixes.
+        /// After any sequence of insertions and trims, the counts match the table, every limit holds, and an engine's
+        /// records are prefixes.
         #[test]
         fn counts_agree_with_the_table(
             steps in prop::collection::vec((0_u64..3, 1_u64..4, 1_u64..6, prop::option::of(0_usize..8)), 1..60),
         ) {
             let mut routed = RoutedPrefixes::default();
             for (engine, branch, length, trim) in steps {
-                // Prompts share their first page; the others differ by branch.
-                let prompt: Vec<u64> = (0..length).map(|at| if at == 0 { 0 } else { branch * 100 + at }).collect();
+                // Prompts share their first block; the others differ by branch.
+                let prompt: Vec<u64> = (0..length).map(|index| if index == 0 { 0 } else { branch * 100 + index }).collect();
                 routed.insert(&prompt, 16, engine);
                 prop_assert_eq!(routed.longest(&prompt), Some((engine, prompt.len())));
                 if let Some(pages) = trim {

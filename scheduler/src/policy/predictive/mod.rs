@@ -18,44 +18,42 @@ use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole};
 use crate::options::SchedulerOptions;
 use crate::request::Seconds;
 
-/// A held request is not asked about again before this time has passed, if nothing happens.
+/// Minimum time before a queued request is decided again if nothing happens.
 const MIN_RECHECK: Seconds = 0.001;
 
-/// A second of an engine never costs more than so many of others' waiting: far behind, it does not matter any more.
+/// Upper limit of the congestion price of a second of an engine, in seconds.
 const MAX_CONGESTION: f64 = 10.0;
 
-/// Once so many requests are planned for every engine, the rest is only looked at while some engine has nothing to do.
+/// Once this many requests are planned for every engine, the rest is decided only while some engine is idle.
 const MAX_PLANNED_PER_ENGINE: usize = 2;
 
-/// How much slower than the first of its kind an engine is thought to be at most, when it is asked whether a request is surely
-/// in time.
+/// Assumed upper limit of an engine's slowdown against the fastest one, when checking whether a request certainly meets
+/// its target.
 const MAX_SLOWDOWN: f64 = 2.0;
 
-/// A request that has waited so many times its own expected service is one of the aged.
+/// A request counts as starving after waiting this many times its own expected computation.
 const STARVING_AFTER: f64 = 5.0;
 
-/// Each step of priority makes a request count as if it were so much shorter.
+/// Each step of priority scales a request's effective length by this factor.
 const PRIORITY_STEP: f64 = 0.5;
 
-/// Prices every pair in seconds and takes the cheapest. A request whose cheapest engine is busy is held, because until that
-/// engine is free a better one may be, or a shorter request may come; it is handed over early only to let the engine fetch its
-/// pages meanwhile. Held requests go shortest first.
+/// Prices every pair in seconds and takes the cheapest. A request whose cheapest engine is busy stays queued, because a
+/// better engine may become free or a shorter request may arrive before; it is dispatched early only to let the engine
+/// fetch its blocks in the meantime. Queued requests go shortest first.
 ///
-/// Within a round each held request is planned behind those before it, so that two requests do not both wait for the same
-/// engine when only one can have it.
+/// Within a round each queued request is planned after those before it, so that two requests do not both wait for the
+/// same engine when only one can get it.
 #[derive(Debug)]
 pub(super) struct PredictivePolicy {
     settings: SchedulerOptions,
-    /// Anew in every round.
     plan: RoundPlan,
     decodes: DecodeChoiceCache,
     tenants: TenantUsage,
     retry_reservations: RetryReservations,
-    /// Computation that those who waited longest may still have.
+    /// Computation still available to the longest waiting requests.
     starvation_credit: Seconds,
 }
 
-/// The cheapest pair found.
 #[derive(Debug, Clone, Copy)]
 struct CheapestPair {
     prefill: InstanceIndex,
@@ -75,7 +73,8 @@ impl PredictivePolicy {
         }
     }
 
-    /// The request's terms on one engine, with the decode that would take over; `None` if it cannot be used.
+    /// The request's cost terms on one engine, with the decode that would take over; `None` if the engine cannot be
+    /// used.
     fn cost_on(
         &mut self,
         input: &PolicyInput<'_>,
@@ -100,7 +99,7 @@ impl PredictivePolicy {
         let second = self.congestion(input);
         let recomputed = load.service.a * f64::from(copied);
         let duplicate = self.settings.duplicate_price * recomputed * (1.0 + second);
-        // A second of a slow engine is worth less, because less would be done in it.
+        // A second of a slow engine costs less, because less would be done in it.
         let congestion = second * estimate.service / load.service.speed;
         let length = self.length_mismatch_price(input, ix, estimate.service / load.service.speed)
             * estimate.service
@@ -120,34 +119,34 @@ impl PredictivePolicy {
         Some((estimate, terms, decode))
     }
 
-    /// What a second of an engine costs those who are held behind this request: each of an engine's share of them waits so
-    /// much longer.
+    /// Cost of a second of an engine for the requests queued behind this one: an engine's share of them waits that much
+    /// longer.
     fn congestion(&self, input: &PolicyInput<'_>) -> f64 {
         let engines = input.cluster.prefills(input.request.model).len().max(1);
         (self.settings.congestion_price * self.plan.remaining() as f64 / engines as f64).min(MAX_CONGESTION)
     }
 
-    /// Price of a second of the engine at `ix` for a prompt that takes `service`. Engines are thought of as a row, by their index, from
-    /// those for the shortest prompts to those for the longest, each with the same part of the work. So a long prompt makes few
-    /// short ones wait or look for another engine, and drives few of their pages out.
+    /// Price of a second of the engine at `ix` for a prompt that takes `service`. Engines form a scale by their index,
+    /// from short prompts to long ones, each with the same part of the work. So a long prompt delays few short ones and
+    /// evicts few of their blocks.
     fn length_mismatch_price(&self, input: &PolicyInput<'_>, ix: InstanceIndex, service: Seconds) -> f64 {
         let entries = input.cluster.prefills(input.request.model);
-        let place = entries.partition_point(|entry| entry.as_usize() < ix.as_usize());
-        // Prompts of one length are spread over the engines of that length.
+        let position = entries.partition_point(|entry| entry.as_usize() < ix.as_usize());
+        // Prompts of one length are spread over the engines for that length.
         let chance = splitmix64(input.arrived.to_bits()) as f64 / u64::MAX as f64;
-        let Some(shorter) = input.mix.share_below(service, chance) else { return 0.0 };
-        let place = (place as f64 + 0.5) / entries.len().max(1) as f64;
-        self.settings.length_price * (place - shorter).abs()
+        let Some(shorter) = input.prefill_times.share_below(service, chance) else { return 0.0 };
+        let position = (position as f64 + 0.5) / entries.len().max(1) as f64;
+        self.settings.length_price * (position - shorter).abs()
     }
 
-    /// The cheapest pair. Looks first at the engines that are likeliest to be it, so that most others need no price: no engine costs
-    /// less than its backlog and the computation of what it cannot have cached.
+    /// The cheapest pair. Prices the most promising engines first, so that most others need not be priced: no engine
+    /// costs less than its backlog plus the computation of what it cannot have cached.
     fn cheapest(
         &mut self,
         input: &PolicyInput<'_>,
         (home, most_cached): (InstanceIndex, u32),
     ) -> Option<CheapestPair> {
-        self.decodes.begin();
+        self.decodes.clear();
         let entries = input.cluster.prefills(input.request.model);
         let idlest = entries
             .iter()
@@ -162,28 +161,28 @@ impl PredictivePolicy {
             }
             lightest.least().unwrap_or(f64::INFINITY)
         };
-        let mut least = offer(self, idlest);
+        let mut lowest = offer(self, idlest);
         if home != idlest {
-            least = offer(self, home);
+            lowest = offer(self, home);
         }
         for &entry in entries {
             if entry == idlest || entry == home {
                 continue;
             }
             let computation = self.plan.min_service(tokens, input.prediction.hits(entry));
-            if self.backlog(input, entry) + second * computation <= least {
-                least = offer(self, entry);
+            if self.backlog(input, entry) + second * computation <= lowest {
+                lowest = offer(self, entry);
             }
         }
         lightest.into_best().map(|(best, _)| best)
     }
 
-    /// Until the engine is done with what it has and what held requests before this one will give it.
+    /// Seconds until the engine has finished its own work and that of queued requests before this one.
     fn backlog(&self, input: &PolicyInput<'_>, ix: InstanceIndex) -> Seconds {
         input.loads.get(ix.as_usize()).map_or(0.0, InstanceLoad::min_wait) + self.plan.work(ix)
     }
 
-    /// The decision with all candidates and what they would have cost.
+    /// The decision with all candidates and their costs.
     fn explain(
         &mut self,
         input: &PolicyInput<'_>,
@@ -207,7 +206,7 @@ impl PredictivePolicy {
         verdict
     }
 
-    /// Until when the first token must be there.
+    /// Latest time of the first token that meets the target.
     fn deadline(&self, input: &PolicyInput<'_>) -> Option<Seconds> {
         let target = input.request.ttft_target.or_else(|| {
             let target = self.settings.ttft_target?;
@@ -221,7 +220,7 @@ impl PredictivePolicy {
         Some(input.arrived + target)
     }
 
-    /// The soonest possible first token, if the request were next on every engine.
+    /// The earliest possible first token, if the request were next on every engine.
     fn earliest_first_token(&mut self, input: &PolicyInput<'_>) -> Seconds {
         let plan = std::mem::take(&mut self.plan);
         let entries = input.cluster.prefills(input.request.model);
@@ -231,7 +230,7 @@ impl PredictivePolicy {
         input.now + soonest
     }
 
-    /// How long to hold a request that no engine is ready for, whatever its price there; `None` if it must be looked at.
+    /// How long to queue a request that no engine is ready for, whatever its price there; `None` if it must be priced.
     fn recheck_after(&self, input: &PolicyInput<'_>) -> Option<Seconds> {
         let due = match self.plan.first_due() {
             None if self.plan.requests()
@@ -242,7 +241,7 @@ impl PredictivePolicy {
             None => self.earliest_due(input)?,
             Some(due) => due,
         };
-        // Without any engine it is refused in the usual way.
+        // Without any engine it is rejected in the usual way.
         (due.is_finite() && self.meets_deadline(input)).then_some(due)
     }
 
@@ -253,8 +252,8 @@ impl PredictivePolicy {
             let Some(load) = input.loads.get(ix.as_usize()).filter(|load| load.available) else { continue };
             let stored = f64::from(input.prediction.hits(ix).l3_tokens);
             let fetch = if stored > 0.0 {
-                let farness = input.prediction.network_distance(ix);
-                load.fetch_wait + FETCH_LATENCY + farness * stored * self.plan.fetch_per_token(ix)
+                let distance = input.prediction.network_distance(ix);
+                load.fetch_wait + FETCH_LATENCY + distance * stored * self.plan.fetch_per_token(ix)
             } else {
                 0.0
             };
@@ -276,7 +275,7 @@ impl PredictivePolicy {
         input.now + self.plan.max_wait() + MAX_SLOWDOWN * cold < latest
     }
 
-    /// Expected computation, with what the caches hold wherever it is cheapest.
+    /// Expected computation, with the caches of the engine where it is cheapest.
     fn min_service(input: &PolicyInput<'_>) -> Seconds {
         let tokens = input.request.total_input_tokens();
         let services = input.cluster.prefills(input.request.model).iter().filter_map(|&ix| {
@@ -302,7 +301,7 @@ impl Policy for PredictivePolicy {
     }
 
     fn begin_round(&mut self, round: &ScheduleRound<'_>) {
-        self.plan.begin(round, self.settings.slack);
+        self.plan.start_round(round, self.settings.slack);
     }
 
     fn planned_work(&self, engine: InstanceIndex) -> Seconds {
@@ -326,7 +325,7 @@ impl Policy for PredictivePolicy {
         let home = own.max_by_key(|&(_, tokens)| tokens);
         let best = home.and_then(|home| Some((self.cheapest(input, home)?, home.1)));
         let Some((best, most_cached)) = best else {
-            // Says why.
+            // Returns the reason if there is no candidate.
             super::available_prefills(input)?;
             return Err(ScheduleRejection::UnknownModel);
         };
@@ -335,7 +334,7 @@ impl Policy for PredictivePolicy {
             && self.earliest_first_token(input) > latest
         {
             let service = Self::min_service(input);
-            let share = self.settings.promised_share;
+            let share = self.settings.reserved_share;
             let retry_after = self.retry_reservations.reserve(input, service, entries.len(), share);
             return Err(ScheduleRejection::Overloaded { retry_after });
         }
@@ -345,7 +344,7 @@ impl Policy for PredictivePolicy {
             let reason = if wait <= self.settings.slack {
                 "least predicted TTFT"
             } else {
-                "early, to fetch its pages"
+                "early, to fetch its blocks"
             };
             return Ok(self.explain(input, &best, most_cached, reason));
         }
@@ -366,7 +365,7 @@ impl Policy for PredictivePolicy {
         let waited = input.now - input.arrived;
         let aged = waited > STARVING_AFTER * Self::min_service(input);
         self.retry_reservations.redeem(input);
-        self.starvation_credit += self.settings.aged_share * estimate.service;
+        self.starvation_credit += self.settings.starving_share * estimate.service;
         if aged {
             self.starvation_credit -= estimate.service;
         }
@@ -375,7 +374,7 @@ impl Policy for PredictivePolicy {
 }
 
 impl CostBreakdown {
-    /// The sum, in seconds.
+    /// Sum of the terms, in seconds.
     fn cost(&self) -> f64 {
         let own = self.wait.max(self.fetch) + self.service + self.handover;
         own + self.duplicate + self.congestion + self.length + self.decode

@@ -1,4 +1,4 @@
-//! What a round of questions knows of the engines: the work of held requests that go first, and when any engine is due at all.
+//! State of one scheduling round: work of queued requests that go first, and when any engine is due.
 
 use super::super::ScheduleRound;
 use crate::estimate::FETCH_LATENCY;
@@ -7,32 +7,32 @@ use crate::prediction::TierHits;
 use crate::prefill_time::PrefillTimeModel;
 use crate::request::Seconds;
 
-/// Kept between rounds so that a round allocates nothing. All lists are by instance.
+/// Reused between rounds to avoid allocations. All lists are by instance.
 #[derive(Debug, Default)]
 pub(super) struct RoundPlan {
     /// Work of requests that were planned in this round.
     work: Vec<Seconds>,
-    /// How many they are.
+    /// Number of requests planned in this round.
     requests: usize,
-    /// Held requests that have not been asked about.
+    /// Queued requests that have not been decided yet.
     remaining: usize,
-    /// Most backlog of any engine without planned work.
+    /// Largest backlog of any engine without planned work.
     max_backlog: Seconds,
-    /// Time to fetch a token from a near store.
+    /// Seconds to fetch a token from a store node in the same zone.
     fetch_per_token: Vec<Seconds>,
-    /// An engine that is as fast in everything as the fastest, and not slower than usual.
+    /// A model as fast in every coefficient as the fastest engine, and not slower than usual.
     fastest: PrefillTimeModel,
-    /// How long from now until the engine could be given a request, if that is the one with the longest fetch. Never too late:
-    /// what other requests are barred from counts as open.
+    /// Seconds until the engine could be given the request with the longest fetch. Never too late: engines excluded for
+    /// other requests count as available.
     due: Vec<Seconds>,
-    /// The least of them.
+    /// Minimum of `due`.
     first_due: Seconds,
     /// Longest fetch of any request on any engine.
     longest_fetch: Seconds,
 }
 
 impl RoundPlan {
-    pub(super) fn begin(&mut self, round: &ScheduleRound<'_>, slack: Seconds) {
+    pub(super) fn start_round(&mut self, round: &ScheduleRound<'_>, slack: Seconds) {
         self.work.clear();
         self.work.resize(round.loads.len(), 0.0);
         self.requests = 0;
@@ -60,12 +60,12 @@ impl RoundPlan {
         self.update_first_due();
     }
 
-    /// Another request is asked about.
+    /// Starts the next request of the round.
     pub(super) fn next_request(&mut self) {
         self.remaining = self.remaining.saturating_sub(1);
     }
 
-    /// Work before a request that is asked about now, beyond the engine's own backlog.
+    /// Planned work before the current request, beyond the engine's own backlog.
     pub(super) fn work(&self, ix: InstanceIndex) -> Seconds {
         self.work.get(ix.as_usize()).copied().unwrap_or(0.0)
     }
@@ -78,7 +78,7 @@ impl RoundPlan {
         self.remaining
     }
 
-    /// A held request will have the engine before those that are asked about later.
+    /// Plans a queued request on the engine, before those that are decided later.
     pub(super) fn add(&mut self, ix: InstanceIndex, service: Seconds) {
         self.requests += 1;
         if let Some(work) = self.work.get_mut(ix.as_usize()) {
@@ -87,7 +87,7 @@ impl RoundPlan {
         self.add_dispatched(ix, service);
     }
 
-    /// The engine has so much more to do.
+    /// Adds dispatched work to the engine's backlog.
     pub(super) fn add_dispatched(&mut self, ix: InstanceIndex, service: Seconds) {
         if let Some(due) = self.due.get_mut(ix.as_usize()) {
             *due += service;
@@ -100,18 +100,18 @@ impl RoundPlan {
         (self.first_due > 0.0).then_some(self.first_due)
     }
 
-    /// An engine that holds so much of a prompt computes it in no less time, nor does one of usual speed.
+    /// Lower bound of the computation on an engine with these hits.
     pub(super) fn min_service(&self, input_tokens: u64, hits: TierHits) -> Seconds {
         let cached = u64::from(hits.total()).min(input_tokens);
         self.fastest.seconds(input_tokens.saturating_sub(cached).max(1), cached)
     }
 
-    /// Time to fetch a token to this engine from a near store.
+    /// Seconds to fetch a token to this engine from a store node in the same zone.
     pub(super) fn fetch_per_token(&self, ix: InstanceIndex) -> Seconds {
         self.fetch_per_token.get(ix.as_usize()).copied().unwrap_or(0.0)
     }
 
-    /// No request has its turn later than this, whichever engine it goes to next.
+    /// Upper bound of a request's wait, whichever engine is chosen next.
     pub(super) fn max_wait(&self) -> Seconds {
         self.max_backlog.max(self.longest_fetch)
     }
@@ -123,11 +123,11 @@ impl RoundPlan {
 
 fn fastest<'a>(models: impl Iterator<Item = &'a PrefillTimeModel>) -> PrefillTimeModel {
     let none = PrefillTimeModel { c0: f64::INFINITY, a: f64::INFINITY, b: f64::INFINITY, speed: 1.0 };
-    let least = |least: PrefillTimeModel, model: &PrefillTimeModel| PrefillTimeModel {
-        c0: least.c0.min(model.c0 * model.speed.min(1.0)),
-        a: least.a.min(model.a * model.speed.min(1.0)),
-        b: least.b.min(model.b * model.speed.min(1.0)),
+    let fastest = |fastest: PrefillTimeModel, model: &PrefillTimeModel| PrefillTimeModel {
+        c0: fastest.c0.min(model.c0 * model.speed.min(1.0)),
+        a: fastest.a.min(model.a * model.speed.min(1.0)),
+        b: fastest.b.min(model.b * model.speed.min(1.0)),
         speed: 1.0,
     };
-    models.fold(none, least)
+    models.fold(none, fastest)
 }

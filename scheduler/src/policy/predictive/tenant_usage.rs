@@ -1,33 +1,33 @@
-//! Who has used how much of late.
+//! Recent computation by tenant.
 
 use std::collections::BTreeMap;
 
 use crate::request::Seconds;
 
-/// After this time, what was used counts for 1/e of itself.
+/// Time constant: after it, past use counts for 1/e.
 const DECAY_TIME: Seconds = 60.0;
 
-/// Tenants remembered; the least busy is forgotten first.
+/// Maximum number of tenants tracked; the one with the least use is dropped first.
 const MAX_TENANTS: usize = 1024;
 
-/// A tenant counts as at most this many times more, or less, than its part.
+/// Limit of a tenant's factor, in both directions.
 const MAX_FACTOR: f64 = 8.0;
 
-/// Computation used by tenants, fading.
+/// Computation used by tenants, with exponential decay.
 #[derive(Debug, Default)]
 pub(super) struct TenantUsage {
     used: BTreeMap<u64, Seconds>,
     total: Seconds,
-    /// When the figures were right.
+    /// Time of the last update.
     updated_at: Seconds,
 }
 
 impl TenantUsage {
-    /// How many times its part of the fleet the tenant has used of late: its requests count as so much longer. 1 for requests
-    /// without a tenant, and while only one has any.
+    /// The tenant's recent use as a multiple of its fair share: its requests count as that much longer. 1 for requests
+    /// without a tenant, and while only one tenant has used any.
     pub(super) fn factor(&self, tenant: Option<u64>, now: Seconds) -> f64 {
         let Some(tenant) = tenant else { return 1.0 };
-        // Little use proves nothing yet.
+        // Little use is no evidence yet.
         let faded = self.total * ((self.updated_at - now) / DECAY_TIME).exp();
         if self.used.len() < 2 || faded < 1.0 {
             return 1.0;
@@ -65,7 +65,7 @@ mod tests {
         for _ in 0..9 {
             tenants.record(Some(1), 0.0, 1.0);
         }
-        assert_eq!(tenants.factor(Some(1), 0.0), 1.0, "nobody else is there");
+        assert_eq!(tenants.factor(Some(1), 0.0), 1.0, "it is the only tenant");
         tenants.record(Some(2), 0.0, 1.0);
         assert!((tenants.factor(Some(1), 0.0) - 1.8).abs() < 1e-9);
         assert!((tenants.factor(Some(2), 0.0) - 0.2).abs() < 1e-9);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn many_tenants_are_not_all_remembered() {
+    fn number_of_tracked_tenants_is_bounded() {
         let mut tenants = TenantUsage::default();
         for tenant in 0..2000 {
             tenants.record(Some(tenant), 0.0, 1.0);

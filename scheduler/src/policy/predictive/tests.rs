@@ -1,4 +1,4 @@
-//! What the policy prefers, when it waits and when it gives up.
+//! Preferences of the policy, its waiting and its rejections.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ fn fleet(prefills: usize, prefetch: PrefetchBehavior) -> Arc<SchedulableFleet> {
         models: vec![ModelIndex(0)],
         domain: PairingDomain(0),
         dp_size: 1,
-        place: LocationIds::default(),
+        location: LocationIds::default(),
         cache: cache.clone(),
     };
     let prefills = (0..prefills).map(|n| engine(format!("p{n}"), InstanceRole::Prefill));
@@ -102,13 +102,13 @@ impl TestScheduler {
         events
     }
 
-    /// Ticket and engine of what is sent now; nothing may be refused.
+    /// Attempt and engine of what is dispatched now; nothing may be rejected.
     fn sent(&mut self, now: f64) -> Vec<(u64, usize)> {
         let sent = |event| match event {
-            SchedulerEvent::Send { attempt: ticket, decision } => {
-                (ticket.0, decision.route.prefill_instance().as_usize())
+            SchedulerEvent::Send { attempt, decision } => {
+                (attempt.0, decision.route.prefill_instance().as_usize())
             }
-            SchedulerEvent::Reject { rejection: refusal, .. } => panic!("refused: {refusal}"),
+            SchedulerEvent::Reject { rejection: refusal, .. } => panic!("rejected: {refusal}"),
         };
         self.poll(now).into_iter().map(sent).collect()
     }
@@ -124,67 +124,67 @@ fn stored(tokens: u32) -> TierHits {
 
 #[test]
 fn request_waits_for_the_cached_engine_if_that_is_sooner() {
-    let mut world = test_scheduler(2);
-    let first = world.submit(0.0, 2_000, &[(0, own(1_000))]);
-    assert_eq!(world.sent(0.0), [(first, 0)]);
+    let mut sim = test_scheduler(2);
+    let first = sim.submit(0.0, 2_000, &[(0, own(1_000))]);
+    assert_eq!(sim.sent(0.0), [(first, 0)]);
     // Engine 0 is free in a second, and then has 9 of 10 seconds' work.
-    let second = world.submit(0.0, 10_000, &[(0, own(9_000))]);
-    assert_eq!(world.sent(0.0), []);
-    assert!((world.scheduler.next_poll_at().unwrap() - 0.9).abs() < 1e-9);
-    assert_eq!(world.sent(0.9), [(second, 0)]);
+    let second = sim.submit(0.0, 10_000, &[(0, own(9_000))]);
+    assert_eq!(sim.sent(0.0), []);
+    assert!((sim.scheduler.next_poll_at().unwrap() - 0.9).abs() < 1e-9);
+    assert_eq!(sim.sent(0.9), [(second, 0)]);
 }
 
 #[test]
-fn it_does_not_wait_if_computing_elsewhere_is_sooner() {
-    let mut world = test_scheduler(2);
-    let first = world.submit(0.0, 20_000, &[(0, own(1_000))]);
-    assert_eq!(world.sent(0.0), [(first, 0)]);
-    let second = world.submit(0.0, 10_000, &[(0, own(9_000))]);
-    assert_eq!(world.sent(0.0), [(second, 1)]);
+fn computes_elsewhere_if_that_finishes_sooner() {
+    let mut sim = test_scheduler(2);
+    let first = sim.submit(0.0, 20_000, &[(0, own(1_000))]);
+    assert_eq!(sim.sent(0.0), [(first, 0)]);
+    let second = sim.submit(0.0, 10_000, &[(0, own(9_000))]);
+    assert_eq!(sim.sent(0.0), [(second, 1)]);
 }
 
 #[test]
-fn a_copy_must_be_worth_its_price() {
-    let mut world = test_scheduler(2);
-    let first = world.submit(0.0, 2_000, &[(0, own(1))]);
-    assert_eq!(world.sent(0.0), [(first, 0)]);
-    // Elsewhere it would be done after 3 s instead of 3.5 s, but with 1.5 s of computation repeated.
-    let second = world.submit(0.0, 3_000, &[(0, own(1_500))]);
-    assert_eq!(world.sent(0.0), []);
-    assert_eq!(world.sent(1.95), [(second, 0)]);
+fn duplicate_price_prevents_cheap_copies() {
+    let mut sim = test_scheduler(2);
+    let first = sim.submit(0.0, 2_000, &[(0, own(1))]);
+    assert_eq!(sim.sent(0.0), [(first, 0)]);
+    // Elsewhere it would finish after 3 s instead of 3.5 s, but with 1.5 s of computation repeated.
+    let second = sim.submit(0.0, 3_000, &[(0, own(1_500))]);
+    assert_eq!(sim.sent(0.0), []);
+    assert_eq!(sim.sent(1.95), [(second, 0)]);
 }
 
 #[test]
 fn only_one_request_is_planned_for_an_engine_at_a_time() {
-    let mut world = test_scheduler(2);
-    let first = world.submit(0.0, 1_000, &[(0, own(1))]);
-    assert_eq!(world.sent(0.0), [(first, 0)]);
-    // Both are sooner done behind the first. Only one of them can be.
-    let second = world.submit(0.0, 4_000, &[(0, own(2_000))]);
-    let third = world.submit(0.0, 4_000, &[(0, own(1_900))]);
-    assert_eq!(world.sent(0.0), [(third, 1)]);
-    assert_eq!(world.sent(1.0), [(second, 0)]);
+    let mut sim = test_scheduler(2);
+    let first = sim.submit(0.0, 1_000, &[(0, own(1))]);
+    assert_eq!(sim.sent(0.0), [(first, 0)]);
+    // Both finish earlier after the first request on its engine. Only one of them can.
+    let second = sim.submit(0.0, 4_000, &[(0, own(2_000))]);
+    let third = sim.submit(0.0, 4_000, &[(0, own(1_900))]);
+    assert_eq!(sim.sent(0.0), [(third, 1)]);
+    assert_eq!(sim.sent(1.0), [(second, 0)]);
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "thousands of decisions take minutes")]
 fn the_shortest_goes_first_and_the_longest_is_not_forgotten() {
-    let mut world = test_scheduler(1);
-    world.submit(0.0, 1_000, &[]);
-    assert_eq!(world.sent(0.0).len(), 1);
-    let long = world.submit(0.0, 20_000, &[]);
+    let mut sim = test_scheduler(1);
+    sim.submit(0.0, 1_000, &[]);
+    assert_eq!(sim.sent(0.0).len(), 1);
+    let long = sim.submit(0.0, 20_000, &[]);
     let mut now = 0.0;
     let mut last = 1;
     let mut sent_after = None;
     for round in 0..2_000 {
-        // There is always a shorter one.
-        world.submit(now, 1_000, &[]);
+        // A shorter request is always waiting.
+        sim.submit(now, 1_000, &[]);
         now += 1.0;
-        world.scheduler.ended(now, AttemptId(last));
-        let sent = world.sent(now);
-        if let Some(&(ticket, _)) = sent.first() {
-            last = ticket;
-            if ticket == long {
+        sim.scheduler.ended(now, AttemptId(last));
+        let sent = sim.sent(now);
+        if let Some(&(attempt, _)) = sent.first() {
+            last = attempt;
+            if attempt == long {
                 sent_after = Some(round);
                 break;
             }
@@ -195,46 +195,46 @@ fn the_shortest_goes_first_and_the_longest_is_not_forgotten() {
 
 #[test]
 fn pages_are_fetched_while_the_engine_is_busy() {
-    let mut world = test_scheduler(1);
-    world.submit(0.0, 10_000, &[]);
-    world.sent(0.0);
-    // Five seconds to fetch.
-    let second = world.submit(0.0, 51_000, &[(0, stored(50_000))]);
-    assert_eq!(world.sent(4.8), []);
-    assert_eq!(world.sent(4.95), [(second, 0)]);
+    let mut sim = test_scheduler(1);
+    sim.submit(0.0, 10_000, &[]);
+    sim.sent(0.0);
+    // Fetching takes five seconds.
+    let second = sim.submit(0.0, 51_000, &[(0, stored(50_000))]);
+    assert_eq!(sim.sent(4.8), []);
+    assert_eq!(sim.sent(4.95), [(second, 0)]);
 }
 
-/// How long before the engine is free for it a prompt is sent, of which 50,000 tokens are read from a store that takes `slowness` times
-/// as long as the rules say, after some that showed it.
+/// How long before the engine is free a prompt is sent, of which 50,000 tokens are read from a store that takes
+/// `slowness` times as long as configured, after some observations.
 fn lead_after_learning(slowness: f64) -> f64 {
-    let mut world = test_scheduler(1);
+    let mut sim = test_scheduler(1);
     let (mut now, mut lead) = (0.0, 0.0);
     for round in 0..60 {
-        // An engine that is idle shows most.
+        // Reads are best observed on an idle engine.
         let busy = if round % 10 == 0 { 1 } else { 40_000 };
-        let first = world.submit(now, busy, &[]);
-        assert_eq!(world.sent(now), [(first, 0)]);
-        let second = world.submit(now, 51_000, &[(0, stored(50_000))]);
+        let first = sim.submit(now, busy, &[]);
+        assert_eq!(sim.sent(now), [(first, 0)]);
+        let second = sim.submit(now, 51_000, &[(0, stored(50_000))]);
         let free = now + f64::from(busy) / 1_000.0;
         let sent = loop {
-            if !world.sent(now).is_empty() {
+            if !sim.sent(now).is_empty() {
                 break now;
             }
-            now = world.scheduler.next_poll_at().unwrap();
+            now = sim.scheduler.next_poll_at().unwrap();
         };
         lead = free - sent;
-        world.scheduler.first_token(free, AttemptId(first), Some(0));
-        world.scheduler.ended(free, AttemptId(first));
+        sim.scheduler.first_token(free, AttemptId(first), Some(0));
+        sim.scheduler.ended(free, AttemptId(first));
         now = free.max(sent + 5.0 * slowness) + 1.0;
-        world.scheduler.first_token(now, AttemptId(second), Some(50_000));
-        world.scheduler.ended(now, AttemptId(second));
+        sim.scheduler.first_token(now, AttemptId(second), Some(50_000));
+        sim.scheduler.ended(now, AttemptId(second));
     }
     lead
 }
 
 #[test]
-fn how_long_fetching_takes_is_learned() {
-    // Five seconds by the rules. That it takes less shows only where an engine is idle, here six times.
+fn fetch_time_is_learned() {
+    // Five seconds by configuration. A faster store is observable only where an engine is idle, here six times.
     for (slowness, leads) in [(1.0, 5.0..5.2), (0.2, 1.0..2.5), (4.0, 16.0..21.0)] {
         let lead = lead_after_learning(slowness);
         assert!(leads.contains(&lead), "{slowness}: {lead}");
@@ -242,73 +242,73 @@ fn how_long_fetching_takes_is_learned() {
 }
 
 #[test]
-fn an_engine_that_waits_for_pages_computes_what_needs_none() {
-    let mut world = test_scheduler(1);
-    let slow = world.submit(0.0, 51_000, &[(0, stored(50_000))]);
-    assert_eq!(world.sent(0.0), [(slow, 0)]);
-    // The pages are there after 5 s, so 19 s more of this one would be too much.
-    let long = world.submit(0.1, 24_000, &[]);
-    assert_eq!(world.sent(0.1), []);
-    let short = world.submit(0.2, 4_000, &[]);
-    assert_eq!(world.sent(0.2), [(short, 0)]);
-    for (at, ticket) in [(4.2, short), (6.0, slow)] {
-        world.scheduler.first_token(at, AttemptId(ticket), None);
+fn prompt_without_fetch_uses_engine_idle_time() {
+    let mut sim = test_scheduler(1);
+    let slow = sim.submit(0.0, 51_000, &[(0, stored(50_000))]);
+    assert_eq!(sim.sent(0.0), [(slow, 0)]);
+    // The blocks arrive after 5 s, so 19 s more of this prompt would be too much.
+    let long = sim.submit(0.1, 24_000, &[]);
+    assert_eq!(sim.sent(0.1), []);
+    let short = sim.submit(0.2, 4_000, &[]);
+    assert_eq!(sim.sent(0.2), [(short, 0)]);
+    for (time, attempt) in [(4.2, short), (6.0, slow)] {
+        sim.scheduler.first_token(time, AttemptId(attempt), None);
     }
-    assert_eq!(world.sent(6.0), [(long, 0)]);
+    assert_eq!(sim.sent(6.0), [(long, 0)]);
 }
 
 #[test]
 fn best_effort_prefers_the_busy_engine_that_has_time_to_fetch() {
     for (prefetch, engine) in [(PrefetchBehavior::BestEffort, 0), (PrefetchBehavior::WaitComplete, 1)] {
-        let mut world =
+        let mut sim =
             test_scheduler_with(2, prefetch, SchedulerOptions { duplicate_price: 0.0, ..settings() });
-        world.submit(0.0, 3_000, &[(0, own(1))]);
-        world.sent(0.0);
-        let second = world.submit(0.0, 21_000, &[(0, stored(20_000)), (1, stored(20_000))]);
-        // 2 s to fetch: engine 0 is busy for 3 s, engine 1 would not wait for its pages.
-        let sent: Vec<_> = [0.0, 1.0, 2.0].into_iter().flat_map(|now| world.sent(now)).collect();
+        sim.submit(0.0, 3_000, &[(0, own(1))]);
+        sim.sent(0.0);
+        let second = sim.submit(0.0, 21_000, &[(0, stored(20_000)), (1, stored(20_000))]);
+        // Fetching takes 2 s: engine 0 is busy for 3 s, engine 1 would not wait for its blocks.
+        let sent: Vec<_> = [0.0, 1.0, 2.0].into_iter().flat_map(|now| sim.sent(now)).collect();
         assert_eq!(sent, [(second, engine)], "{prefetch:?}");
     }
 }
 
 #[test]
-fn priority_shortens() {
-    let mut world = test_scheduler(1);
-    world.submit(0.0, 1_000, &[]);
-    world.sent(0.0);
-    world.submit(0.0, 3_000, &[]);
-    let urgent = world.submit_request(0.0, RequestProfile { priority: 1, ..request(5_000) }, &[]);
-    world.scheduler.ended(1.0, AttemptId(1));
-    assert_eq!(world.sent(1.0), [(urgent, 0)]);
+fn priority_scales_effective_length() {
+    let mut sim = test_scheduler(1);
+    sim.submit(0.0, 1_000, &[]);
+    sim.sent(0.0);
+    sim.submit(0.0, 3_000, &[]);
+    let urgent = sim.submit_request(0.0, RequestProfile { priority: 1, ..request(5_000) }, &[]);
+    sim.scheduler.ended(1.0, AttemptId(1));
+    assert_eq!(sim.sent(1.0), [(urgent, 0)]);
 }
 
 #[test]
-fn a_flood_of_one_tenant_does_not_shut_out_another() {
-    let mut world = test_scheduler(1);
+fn flood_of_one_tenant_does_not_starve_another() {
+    let mut sim = test_scheduler(1);
     let of = |tenant, tokens| RequestProfile { tenant: Some(tenant), ..request(tokens) };
-    world.submit_request(0.0, of(2, 100), &[]);
-    assert_eq!(world.sent(0.0).len(), 1);
-    world.scheduler.ended(0.1, AttemptId(1));
+    sim.submit_request(0.0, of(2, 100), &[]);
+    assert_eq!(sim.sent(0.0).len(), 1);
+    sim.scheduler.ended(0.1, AttemptId(1));
     let mut now = 0.1;
     for _ in 0..50 {
-        let ticket = world.submit_request(now, of(1, 1_000), &[]);
-        assert_eq!(world.sent(now).len(), 1);
+        let attempt = sim.submit_request(now, of(1, 1_000), &[]);
+        assert_eq!(sim.sent(now).len(), 1);
         now += 1.0;
-        world.scheduler.ended(now, AttemptId(ticket));
+        sim.scheduler.ended(now, AttemptId(attempt));
     }
     // Longer, but of a tenant that has used little.
-    world.submit_request(now, of(1, 1_000), &[]);
-    world.sent(now);
-    world.submit_request(now, of(1, 1_000), &[]);
-    let small = world.submit_request(now, of(2, 3_000), &[]);
-    assert_eq!(world.sent(now + 1.0), [(small, 0)]);
+    sim.submit_request(now, of(1, 1_000), &[]);
+    sim.sent(now);
+    sim.submit_request(now, of(1, 1_000), &[]);
+    let small = sim.submit_request(now, of(2, 3_000), &[]);
+    assert_eq!(sim.sent(now + 1.0), [(small, 0)]);
 }
 
 #[test]
-fn the_decision_tells_what_every_engine_would_have_cost() {
-    let mut world = test_scheduler(3);
-    world.submit(0.0, 10_000, &[(1, own(9_000)), (2, stored(5_000))]);
-    let Some(SchedulerEvent::Send { decision, .. }) = world.poll(0.0).into_iter().next() else {
+fn decision_lists_the_cost_of_every_engine() {
+    let mut sim = test_scheduler(3);
+    sim.submit(0.0, 10_000, &[(1, own(9_000)), (2, stored(5_000))]);
+    let Some(SchedulerEvent::Send { decision, .. }) = sim.poll(0.0).into_iter().next() else {
         panic!("not sent")
     };
     let RoutingDecision { explanation, predicted_ttft, route, .. } = decision;
@@ -323,48 +323,49 @@ fn the_decision_tells_what_every_engine_would_have_cost() {
 }
 
 proptest! {
-    /// A prompt is sent when its pages can be fetched just before the engine is free for it; without pages to fetch, when the engine is.
+    /// A prompt is sent when its blocks can be fetched just before the engine is free; without blocks to fetch, when
+    /// the engine is free.
     #[test]
-    fn a_fetch_and_only_a_fetch_is_begun_early(busy in 1_u32..60_000, pages in 0_u32..80_000, own_tokens in 0_u32..20_000) {
-        let mut world = test_scheduler(1);
-        let first = world.submit(0.0, busy, &[]);
-        prop_assert_eq!(world.sent(0.0), [(first, 0)]);
+    fn only_requests_with_a_fetch_are_sent_early(busy in 1_u32..60_000, pages in 0_u32..80_000, own_tokens in 0_u32..20_000) {
+        let mut sim = test_scheduler(1);
+        let first = sim.submit(0.0, busy, &[]);
+        prop_assert_eq!(sim.sent(0.0), [(first, 0)]);
         let hits = TierHits { l3_tokens: pages, ..own(own_tokens) };
-        let second = world.submit(0.0, own_tokens + pages + 1_000, &[(0, hits)]);
+        let second = sim.submit(0.0, own_tokens + pages + 1_000, &[(0, hits)]);
         let fetch = if pages < 256 { 0.0 } else { FETCH_LATENCY + f64::from(pages) / 10_000.0 };
         let due = f64::from(busy) / 1_000.0 - fetch - 0.1;
         if due > 0.01 {
-            prop_assert_eq!(world.sent(0.0), []);
-            prop_assert_eq!(world.sent(due - 0.005), []);
+            prop_assert_eq!(sim.sent(0.0), []);
+            prop_assert_eq!(sim.sent(due - 0.005), []);
         }
-        prop_assert_eq!(world.sent(due.max(0.0) + 0.001), [(second, 0)]);
+        prop_assert_eq!(sim.sent(due.max(0.0) + 0.001), [(second, 0)]);
     }
 
-    /// A request is refused for its target only if even as the next one it could not meet it.
+    /// A request is rejected for its target only if it would miss it even as the next one.
     #[test]
-    fn shed_only_if_the_target_cannot_be_met(
+    fn rejects_only_if_the_target_cannot_be_met(
         requests in prop::collection::vec((1_u32..20_000, 0.0_f64..2.0), 1..60),
         cold_factor in 1.0_f64..4.0,
     ) {
         let target = TtftTarget { base: 2.0, cold_factor };
-        let mut world = test_scheduler_with(2, PrefetchBehavior::WaitComplete, SchedulerOptions { ttft_target: Some(target), ..settings() });
-        // By engine: when it is done with what it has.
+        let mut sim = test_scheduler_with(2, PrefetchBehavior::WaitComplete, SchedulerOptions { ttft_target: Some(target), ..settings() });
+        // Time at which each engine has finished its work.
         let mut free_at = [0.0_f64; 2];
         let mut running: Vec<(f64, u64)> = Vec::new();
         let mut arrived = vec![(0.0, 0)];
         let mut now = 0.0;
         for (tokens, gap) in requests {
             now += gap;
-            running.retain(|&(end, ticket)| {
+            running.retain(|&(end, attempt)| {
                 if end <= now {
-                    world.scheduler.first_token(end, AttemptId(ticket), None);
-                    world.scheduler.ended(end, AttemptId(ticket));
+                    sim.scheduler.first_token(end, AttemptId(attempt), None);
+                    sim.scheduler.ended(end, AttemptId(attempt));
                 }
                 end > now
             });
-            world.submit(now, tokens, &[]);
+            sim.submit(now, tokens, &[]);
             arrived.push((now, tokens));
-            for event in world.poll(now) {
+            for event in sim.poll(now) {
                 match event {
                     SchedulerEvent::Send { attempt, decision } => {
                         let (_, tokens) = arrived[attempt.0 as usize];
@@ -372,8 +373,8 @@ proptest! {
                         *free = free.max(now) + f64::from(tokens) / 1000.0;
                         running.push((*free, attempt.0));
                     }
-                    SchedulerEvent::Reject { ticket, .. } => {
-                        let (arrived, tokens) = arrived[ticket.0 as usize];
+                    SchedulerEvent::Reject { attempt, .. } => {
+                        let (arrived, tokens) = arrived[attempt.0 as usize];
                         let service = f64::from(tokens) / 1000.0;
                         let soonest = free_at[0].min(free_at[1]).max(now) + service;
                         prop_assert!(soonest > arrived + f64::max(2.0, cold_factor * service) - 1e-6);
@@ -387,12 +388,12 @@ proptest! {
     #[test]
     fn decisions_are_repeatable(requests in prop::collection::vec((1_u32..20_000, 0_u32..20_000, 0_usize..3), 1..40)) {
         let run = || {
-            let mut world = test_scheduler(3);
+            let mut sim = test_scheduler(3);
             let mut events = Vec::new();
             for (step, &(tokens, cached, engine)) in requests.iter().enumerate() {
-                world.submit(step as f64, tokens, &[(engine, own(cached.min(tokens)))]);
-                events.extend(world.poll(step as f64));
-                world.scheduler.first_token(step as f64 + 0.5, AttemptId(step as u64 / 2), None);
+                sim.submit(step as f64, tokens, &[(engine, own(cached.min(tokens)))]);
+                events.extend(sim.poll(step as f64));
+                sim.scheduler.first_token(step as f64 + 0.5, AttemptId(step as u64 / 2), None);
             }
             events
         };
@@ -403,19 +404,19 @@ proptest! {
 #[test]
 #[cfg_attr(miri, ignore = "thousands of decisions take minutes")]
 fn prompts_of_similar_length_share_an_engine_if_both_are_free() {
-    let mut world = test_scheduler(2);
+    let mut sim = test_scheduler(2);
     let mut engines = [Vec::new(), Vec::new()];
     let mut now = 0.0;
     for step in 0..1_000 {
-        // As much work in a hundred short prompts as in a long one.
+        // A hundred short prompts are as much work as a long one.
         let long = step % 101 == 0;
-        let ticket = world.submit(now, if long { 10_000 } else { 100 }, &[]);
-        let sent = world.sent(now);
+        let attempt = sim.submit(now, if long { 10_000 } else { 100 }, &[]);
+        let sent = sim.sent(now);
         assert_eq!(sent.len(), 1);
         engines[usize::from(long)].push(sent[0].1);
         now += 20.0;
-        world.scheduler.first_token(now, AttemptId(ticket), None);
-        world.scheduler.ended(now, AttemptId(ticket));
+        sim.scheduler.first_token(now, AttemptId(attempt), None);
+        sim.scheduler.ended(now, AttemptId(attempt));
     }
     let on_second = |engines: &[usize]| {
         let late = &engines[engines.len() / 2..];
@@ -428,9 +429,9 @@ fn prompts_of_similar_length_share_an_engine_if_both_are_free() {
 #[test]
 fn engine_order_is_by_length_with_ageing() {
     let priority = |arrived: f64, tokens| {
-        let mut world = test_scheduler(1);
-        world.submit(arrived, tokens, &[]);
-        match &world.poll(arrived)[..] {
+        let mut sim = test_scheduler(1);
+        sim.submit(arrived, tokens, &[]);
+        match &sim.poll(arrived)[..] {
             [SchedulerEvent::Send { decision, .. }] => decision.engine_priority.unwrap(),
             other => panic!("{other:?}"),
         }

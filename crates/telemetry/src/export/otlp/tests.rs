@@ -19,8 +19,8 @@ fn trace(state: TraceState) -> Arc<BufferedTrace> {
     BufferedTrace::new(TraceId::from(7), state, true, Arc::default())
 }
 
-/// Ends as many nanoseconds after `start` as its number is.
-fn record<T>(id: u64, name: String, start: Instant, facts: T) -> Box<SpanRecord<T>> {
+/// A record that ends `id` nanoseconds after `start`.
+fn record<T>(id: u64, name: String, start: Instant, attributes: T) -> Box<SpanRecord<T>> {
     Box::new(SpanRecord {
         id: SpanId::from(id),
         parent: SpanId::from(id - 1),
@@ -30,18 +30,18 @@ fn record<T>(id: u64, name: String, start: Instant, facts: T) -> Box<SpanRecord<
         start,
         end: Some(start + Duration::from_nanos(id)),
         annotations: Vec::new(),
-        attributes: facts,
+        attributes,
     })
 }
 
 fn read(trace: &BufferedTrace, records: &[Box<SpanRecord>]) -> Vec<Span> {
-    let mut page = SpanEncoder::new(0);
-    records.iter().for_each(|record| page.encode_record(trace, record));
-    assert_eq!(page.spans(), records.len());
-    let spans = page.into_bytes();
-    let exported =
+    let mut encoder = SpanEncoder::new(0);
+    records.iter().for_each(|record| encoder.encode_record(trace, record));
+    assert_eq!(encoder.spans(), records.len());
+    let spans = encoder.into_bytes();
+    let envelope =
         OtlpEnvelope::new([("service.name", AttributeValue::from("moongate"))].into_iter(), ("code", "1.2"));
-    let request = [exported.prefix(spans.len()), spans.to_vec()].concat();
+    let request = [envelope.prefix(spans.len()), spans.to_vec()].concat();
     let mut request = ExportTraceServiceRequest::decode(&*request).unwrap();
     let mut resource_spans = request.resource_spans.remove(0);
     assert!(request.resource_spans.is_empty());
@@ -76,21 +76,21 @@ fn value() -> impl Strategy<Value = AttributeValue<'static>> {
     ]
 }
 
-/// Up to so many that their message has a length of three bytes.
+/// Attribute lists whose message may need a length of three bytes.
 fn pairs() -> impl Strategy<Value = Vec<(&'static str, AttributeValue<'static>)>> {
     prop::collection::vec((prop::sample::select(&KEYS), value()), 0..120)
 }
 
-/// Attributes, and one that is a list.
+/// Test attributes, including one with a list value.
 struct TestAttributes {
     pairs: Vec<(&'static str, AttributeValue<'static>)>,
     list: Vec<AttributeValue<'static>>,
 }
 
 impl SpanAttributes for TestAttributes {
-    fn write_attributes(&self, notes: &mut AttributeWriter<'_>) {
-        self.pairs.iter().for_each(|(key, value)| notes.set(key, value.clone()));
-        notes.list("list", self.list.iter().cloned());
+    fn write_attributes(&self, attributes: &mut AttributeWriter<'_>) {
+        self.pairs.iter().for_each(|(key, value)| attributes.set(key, value.clone()));
+        attributes.list("list", self.list.iter().cloned());
     }
 }
 
@@ -98,30 +98,30 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn what_is_written_is_read(at_once in pairs(), later in pairs(), list in prop::collection::vec(value(), 0..120), name in "\\PC{0,40}") {
+    fn encoded_attributes_and_events_are_decoded(annotations in pairs(), later in pairs(), list in prop::collection::vec(value(), 0..120), name in "\\PC{0,40}") {
         let now = Instant::now();
-        let facts = TestAttributes { pairs: later.clone(), list: list.clone() };
-        let mut first = record(1, name.clone(), now, facts);
+        let attributes = TestAttributes { pairs: later.clone(), list: list.clone() };
+        let mut first = record(1, name.clone(), now, attributes);
         let mut second = record(2, String::new(), now, ());
-        for (key, value) in &at_once {
+        for (key, value) in &annotations {
             first.annotations.push(SpanAnnotation::Attribute(key, value.clone()));
             second.annotations.push(SpanAnnotation::Attribute("of another", value.clone()));
         }
         second.annotations.push(SpanAnnotation::Event("aborted", now + Duration::from_secs(5)));
 
         let trace = trace(TraceState::NONE);
-        let all = read(&trace, &[first, second]);
-        prop_assert_eq!(all.len(), 2);
-        prop_assert_eq!(&all[0].name, &name);
-        let mut expected: Vec<_> = at_once.iter().chain(&later).map(|(key, value)| pair(key, value)).collect();
+        let decoded = read(&trace, &[first, second]);
+        prop_assert_eq!(decoded.len(), 2);
+        prop_assert_eq!(&decoded[0].name, &name);
+        let mut expected: Vec<_> = annotations.iter().chain(&later).map(|(key, value)| pair(key, value)).collect();
         let list = Read::ArrayValue(ArrayValue { values: list.iter().map(any_value).collect() });
         let list = Some(AnyValue { value: Some(list) });
         expected.push(ReadPair { key: "list".to_owned(), value: list, key_strindex: 0 });
-        prop_assert_eq!(&all[0].attributes, &expected);
-        prop_assert!(all[0].events.is_empty());
-        prop_assert_eq!(all[1].attributes.len(), at_once.len());
-        let event = &all[1].events[0];
-        let after = event.time_unix_nano - all[1].start_time_unix_nano;
+        prop_assert_eq!(&decoded[0].attributes, &expected);
+        prop_assert!(decoded[0].events.is_empty());
+        prop_assert_eq!(decoded[1].attributes.len(), annotations.len());
+        let event = &decoded[1].events[0];
+        let after = event.time_unix_nano - decoded[1].start_time_unix_nano;
         prop_assert_eq!((event.name.as_str(), after), ("aborted", 5_000_000_000));
     }
 }
@@ -129,13 +129,13 @@ proptest! {
 struct TestSpanLink(SpanContext);
 
 impl SpanAttributes for TestSpanLink {
-    fn write_attributes(&self, notes: &mut AttributeWriter<'_>) {
-        notes.link(&self.0);
+    fn write_attributes(&self, attributes: &mut AttributeWriter<'_>) {
+        attributes.link(&self.0);
     }
 }
 
 #[test]
-fn a_span_says_who_it_is_and_how_it_ended() {
+fn identity_times_links_and_status_are_encoded() {
     let state = TraceState::from_key_value([("vendor", "opaque")]).unwrap();
     let trace = trace(state);
     let other =
@@ -143,8 +143,8 @@ fn a_span_says_who_it_is_and_how_it_ended() {
     let now = Instant::now();
     let mut child = record(2, "child".to_owned(), now, TestSpanLink(other));
     child.annotations = vec![SpanAnnotation::Error(Cow::Borrowed("refused"))];
-    let all = read(&trace, &[record(1, "root".to_owned(), now, ()), child]);
-    let (root, child) = (&all[0], &all[1]);
+    let decoded = read(&trace, &[record(1, "root".to_owned(), now, ()), child]);
+    let (root, child) = (&decoded[0], &decoded[1]);
     assert_eq!(root.trace_id, TraceId::from(7).to_bytes());
     assert_eq!(root.trace_state, "vendor=opaque");
     assert_eq!((root.parent_span_id.as_slice(), root.status.as_ref()), ([].as_slice(), None));
@@ -159,7 +159,7 @@ fn a_span_says_who_it_is_and_how_it_ended() {
 }
 
 #[test]
-fn long_text_is_cut_between_characters() {
+fn long_text_is_truncated_at_a_character_boundary() {
     let long = "é".repeat(MAX_TEXT_BYTES);
     let mut record = record(1, long.clone(), Instant::now(), ());
     record.annotations.push(SpanAnnotation::Attribute("path", format!("a{long}").into()));

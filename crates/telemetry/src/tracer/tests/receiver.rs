@@ -1,4 +1,4 @@
-//! A collector for tests: OTLP over HTTP and over gRPC at one address, with TLS or without.
+//! A test collector: OTLP over HTTP and gRPC at one address, with or without TLS.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// What arrived: the request's headers, and what was in it.
+/// The headers and the decoded message of an export.
 pub(super) type ReceivedExport = (HeaderMap, ExportTraceServiceRequest);
 
-/// What the next exports are answered.
+/// Responses to the next exports.
 #[derive(Clone, Default)]
 pub(super) struct BusyResponses {
-    /// So many are told to come again.
+    /// Number of exports to reject as busy.
     pub(super) busy: Arc<parking_lot::Mutex<usize>>,
 }
 
@@ -47,12 +47,12 @@ pub(super) struct OtlpTestReceiver {
 type OtlpReceiverState = (UnboundedSender<ReceivedExport>, BusyResponses);
 
 async fn http(
-    State((sender, mood)): State<OtlpReceiverState>,
+    State((sender, busy_responses)): State<OtlpReceiverState>,
     headers: HeaderMap,
     body: Bytes,
 ) -> StatusCode {
     assert_eq!(headers["content-type"], "application/x-protobuf");
-    if mood.is_busy() {
+    if busy_responses.is_busy() {
         return StatusCode::SERVICE_UNAVAILABLE;
     }
     let _ = sender.send((headers, ExportTraceServiceRequest::decode(body).unwrap()));
@@ -60,7 +60,7 @@ async fn http(
 }
 
 async fn grpc(
-    State((sender, mood)): State<OtlpReceiverState>,
+    State((sender, busy_responses)): State<OtlpReceiverState>,
     headers: HeaderMap,
     mut body: Bytes,
 ) -> Response<Body> {
@@ -69,7 +69,7 @@ async fn grpc(
         (&"application/grpc".parse().unwrap(), &"trailers".parse().unwrap())
     );
     let response = Response::builder().header("content-type", "application/grpc");
-    if mood.is_busy() {
+    if busy_responses.is_busy() {
         return response.header("grpc-status", "14").body(Body::empty()).unwrap();
     }
     let message = body.split_off(5);
@@ -77,8 +77,8 @@ async fn grpc(
     assert_eq!(body[1..], u32::try_from(message.len()).unwrap().to_be_bytes());
     let _ = sender.send((headers, ExportTraceServiceRequest::decode(message).unwrap()));
     let trailers = HeaderMap::from_iter([("grpc-status".parse().unwrap(), HeaderValue::from_static("0"))]);
-    let answer = Full::new(Bytes::from_static(&[0; 5])).with_trailers(async move { Some(Ok(trailers)) });
-    response.body(Body::new(answer)).unwrap()
+    let reply = Full::new(Bytes::from_static(&[0; 5])).with_trailers(async move { Some(Ok(trailers)) });
+    response.body(Body::new(reply)).unwrap()
 }
 
 struct TlsListener(TcpListener, TlsAcceptor);
@@ -104,11 +104,11 @@ impl Listener for TlsListener {
 impl OtlpTestReceiver {
     pub(super) async fn start(tls: Option<rustls::ServerConfig>) -> Self {
         let (sender, received) = unbounded_channel();
-        let mood = BusyResponses::default();
+        let busy_responses = BusyResponses::default();
         let router = Router::new()
             .route("/v1/traces", post(http))
             .route("/opentelemetry.proto.collector.trace.v1.TraceService/Export", post(grpc))
-            .with_state((sender, mood.clone()));
+            .with_state((sender, busy_responses.clone()));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
         let mut tasks = JoinSet::new();
@@ -123,15 +123,10 @@ impl OtlpTestReceiver {
                 "https"
             }
         };
-        Self {
-            endpoint: format!("{scheme}://localhost:{port}"),
-            received,
-            busy_responses: mood,
-            _tasks: tasks,
-        }
+        Self { endpoint: format!("{scheme}://localhost:{port}"), received, busy_responses, _tasks: tasks }
     }
 
-    /// Everything received so far; complete once the exporter has been shut down.
+    /// All spans received so far; complete once the exporter has shut down.
     pub(super) fn spans(&mut self) -> Vec<Span> {
         std::iter::from_fn(|| self.received.try_recv().ok())
             .flat_map(|(_, request)| spans_of(request))

@@ -1,4 +1,4 @@
-//! Asks the master for the pages of a request's prompt.
+//! Queries the master for the blocks of a request's prompt.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -13,33 +13,34 @@ use tokio::time::{Instant, timeout};
 use super::StoreView;
 use crate::predict::store_keys::StoreKeyNaming;
 
-/// Pages asked for at first, and at most, at once: an answer about 64 takes the master 0.2 ms.
+/// Blocks in the first query, and in the largest one: a response about 64 takes the master 0.2 ms.
 const INITIAL_PROBE: usize = 64;
 const MAX_PROBE: usize = 512;
-/// How long a page that was seen in the store is taken for there. The store evicts what was not used for longest, and a lease that an
-/// engine takes when it reads lasts 10 s; a page just seen is not the first to go.
+/// How long a block that was found in the store is assumed to be there. The store evicts what was unused for longest, and a lease
+/// that an engine takes when it reads lasts 10 s; a block just confirmed is not the first to be evicted.
 pub(super) const CONFIRMATION_TTL: Duration = Duration::from_secs(2);
-/// How many confirmed pages are remembered.
+/// Most confirmed blocks in the cache.
 pub(super) const MAX_CONFIRMED_BLOCKS: u64 = 1 << 20;
-/// How long a request waits for the master: far less than what a wrong guess costs.
+/// How long a request waits for the master: far less than the cost of a wrong prediction.
 const CONFIRM_TIMEOUT: Duration = Duration::from_millis(20);
-/// After a failure, requests do not ask for so long.
+/// Pause of queries after a failure.
 const FAILURE_BACKOFF: Duration = Duration::from_secs(1);
 
 impl StoreView {
-    /// Asks the master for pages of a prompt, in order, until one is not there. `pages` are the prompt's, `keys` the same in the index.
-    pub(crate) async fn confirm(&self, layout: &StoreKeyNaming, pages: &[HashedBlock], keys: &[u64]) {
+    /// Queries the master for the blocks of a prompt, in order, until one is missing. `blocks` are the prompt's, `keys` the same in
+    /// the index.
+    pub(crate) async fn confirm(&self, naming: &StoreKeyNaming, blocks: &[HashedBlock], keys: &[u64]) {
         if self.backoff_until.lock().is_some_and(|until| Instant::now() < until) {
             return;
         }
-        match timeout(CONFIRM_TIMEOUT, self.query_blocks(layout, pages, keys)).await {
+        match timeout(CONFIRM_TIMEOUT, self.query_blocks(naming, blocks, keys)).await {
             Ok(Ok(())) => {
                 self.metrics.confirmed.inc();
             }
             failure => {
                 self.metrics.unconfirmed.inc();
                 if let Ok(Err(error)) = failure {
-                    tracing::debug!(%error, "the store's master could not be asked for a prompt's pages");
+                    tracing::debug!(%error, "cannot query the store's master for a prompt's blocks");
                 }
                 *self.backoff_until.lock() = Some(Instant::now() + FAILURE_BACKOFF);
             }
@@ -48,17 +49,17 @@ impl StoreView {
 
     async fn query_blocks(
         &self,
-        layout: &StoreKeyNaming,
-        pages: &[HashedBlock],
+        naming: &StoreKeyNaming,
+        blocks: &[HashedBlock],
         keys: &[u64],
     ) -> Result<(), AdminError> {
         let confirmed = keys.iter().take_while(|key| self.confirmed.contains_key(*key)).count();
-        // A full index may have displaced some of them since.
+        // A full index may have evicted some of them since.
         let known = self.index.shared_prefix(&keys[..confirmed]);
         let (mut at, mut size) = (known, INITIAL_PROBE);
-        while at < pages.len() {
-            let end = pages.len().min(at + size);
-            if !self.query_chunk(layout, &pages[at..end], &keys[at..end]).await? {
+        while at < blocks.len() {
+            let end = blocks.len().min(at + size);
+            if !self.query_chunk(naming, &blocks[at..end], &keys[at..end]).await? {
                 return Ok(());
             }
             (at, size) = (end, MAX_PROBE.min(size * 2));
@@ -66,50 +67,51 @@ impl StoreView {
         Ok(())
     }
 
-    /// Returns whether all of these pages are there.
+    /// Returns whether all of these blocks are in the store.
     async fn query_chunk(
         &self,
-        layout: &StoreKeyNaming,
-        pages: &[HashedBlock],
+        naming: &StoreKeyNaming,
+        blocks: &[HashedBlock],
         keys: &[u64],
     ) -> Result<bool, AdminError> {
         let probes: Vec<[String; 2]> =
-            pages.iter().filter_map(|page| Some(layout.probe_keys(hash(page)?))).collect();
-        let mut asked: Vec<&str> = probes.iter().flatten().map(String::as_str).collect();
-        asked.dedup();
-        let mut answers = HashMap::with_capacity(asked.len());
-        let told = |key: &str, replicas: &KeyReplicas<'_>| {
-            answers
+            blocks.iter().filter_map(|block| Some(naming.probe_keys(hash(block)?))).collect();
+        let mut queried: Vec<&str> = probes.iter().flatten().map(String::as_str).collect();
+        queried.dedup();
+        let mut locations = HashMap::with_capacity(queried.len());
+        let record = |key: &str, replicas: &KeyReplicas<'_>| {
+            locations
                 .insert(key.to_owned(), replicas.ok.then(|| self.nodes.lock().location(replicas)).flatten());
         };
-        self.admin.locate(&asked, told).await?;
+        self.admin.locate(&queried, record).await?;
         let mut complete = true;
         for ([first, last], &key) in probes.iter().zip(keys) {
-            let places = [first, last].map(|key| answers.get(key).cloned().flatten());
-            complete &= self.record_block(layout, key, places);
+            let locations = [first, last].map(|key| locations.get(key).cloned().flatten());
+            complete &= self.record_block(naming, key, locations);
         }
         Ok(complete)
     }
 
-    /// Enters what was found of one page. Returns whether it is there.
+    /// Records the locations of one block. Returns whether it is complete.
     pub(super) fn record_block(
         &self,
-        layout: &StoreKeyNaming,
+        naming: &StoreKeyNaming,
         key: u64,
-        places: [Option<(String, StoreMedium)>; 2],
+        locations: [Option<(String, StoreMedium)>; 2],
     ) -> bool {
         let mut nodes = self.nodes.lock();
-        self.index.update(|pages| {
-            let [first, last] =
-                places.map(|place| place.and_then(|(at, medium)| Some((nodes.node_at(&at, pages)?, medium))));
+        self.index.update(|blocks| {
+            let [first, last] = locations.map(|location| {
+                location.and_then(|(endpoint, medium)| Some((nodes.node_at(&endpoint, blocks)?, medium)))
+            });
             let (Some(first), Some(last)) = (first, last) else {
-                layout.parts().for_each(|part| pages.remove_store_part(key, part));
+                naming.parts().for_each(|part| blocks.remove_store_part(key, part));
                 return false;
             };
-            let count = layout.parts().count();
-            for (number, part) in layout.parts().enumerate() {
+            let count = naming.parts().count();
+            for (number, part) in naming.parts().enumerate() {
                 let (node, medium) = if number + 1 == count { last } else { first };
-                pages.add_store_part(key, part, node, medium);
+                blocks.add_store_part(key, part, node, medium);
             }
             self.confirmed.insert(key, ());
             true
@@ -117,8 +119,8 @@ impl StoreView {
     }
 }
 
-fn hash(page: &HashedBlock) -> Option<BlockKeyHash> {
-    match &page.digest {
+fn hash(block: &HashedBlock) -> Option<BlockKeyHash> {
+    match &block.digest {
         BlockDigest::Sha256(digest) => BlockKeyHash::new(digest),
         BlockDigest::Unsigned(_) | BlockDigest::Signed(_) => None,
     }

@@ -1,11 +1,11 @@
 //! Follows the events that the master publishes.
 //!
-//! An event says that an object came to a medium or left it, but not on which node, nor whether another medium still has the object. So
-//! an event is taken as the news that something has changed: the master is asked how it is now. That costs it three microseconds, where
-//! storing the object has cost it forty; and it makes the order of events, readings and answers harmless.
+//! An event says that an object was added to a medium or removed from it, but not on which node, nor whether another medium still
+//! has the object. So the gateway treats an event as a hint and queries the object's current locations. That costs the master three
+//! microseconds, whereas storing the object cost it forty; and the order of events, scans and responses does not matter.
 //!
-//! Events do not tell everything. After a new connection, and when messages were missed, all keys are read once more; nothing is
-//! forgotten until that reading has ended.
+//! Events are incomplete. After a new connection, and when messages were missed, all keys are scanned once more; nothing is removed
+//! until that scan has ended.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use bytes::Bytes;
 use mooncake_wire::admin::KeyReplicas;
 use mooncake_wire::events::EventFrames;
 use mooncake_wire::events::mooncake::{
-    DEFAULT_TENANT, StoreEvent, StoreEventBatch, StoreEventKind as Told, StoreEventObject,
+    DEFAULT_TENANT, StoreEvent, StoreEventBatch, StoreEventKind, StoreEventObject,
 };
 use mooncake_wire::key::ObjectKey;
 use moongate_master_client::admin::AdminError;
-use moongate_zmtp::{SubscriberEvent as Heard, ZmtpEndpoint, ZmtpMessage, ZmtpOptions, ZmtpSubscriber};
+use moongate_zmtp::{SubscriberEvent, ZmtpEndpoint, ZmtpMessage, ZmtpOptions, ZmtpSubscriber};
 use parking_lot::Mutex;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::Notify;
@@ -32,29 +32,29 @@ use super::sequence::{EventSequence, SequenceCheck};
 use crate::fleet::FleetReader;
 use crate::predict::store_keys::{StoreKeyNaming, StoredBlockPart};
 
-/// How often the master is asked how many messages it has published, and, before that, whether it publishes any.
+/// How often the gateway queries the number of published messages and, before that, whether events are enabled.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Pause after the master did not answer.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Objects that are asked for at once: about a millisecond of the master's time.
+/// Objects per query: about a millisecond of the master's time.
 const QUERY_BATCH: usize = 512;
 
-/// How well the events are followed.
+/// Whether the event stream is complete.
 #[derive(Debug)]
 pub(super) struct EventSyncTracker {
     state: Mutex<EventSyncState>,
-    /// Told of each new connection, for who waits for the first.
+    /// Notified of each new connection, for the first scan, which waits for it.
     pub(super) connected: Notify,
-    /// 1 while it [is current](Self::is_current).
+    /// 1 while [`is_in_sync`](Self::is_in_sync).
     in_sync: Gauge,
 }
 
 #[derive(Debug, Default)]
 struct EventSyncState {
     connected: bool,
-    /// How often something may have been missed, new and lost connections included.
+    /// Number of possible gaps, including new and lost connections.
     gaps: u64,
-    /// How often that was when the last complete reading began.
+    /// `gaps` when the last complete scan started.
     gaps_at_last_scan: u64,
 }
 
@@ -63,7 +63,7 @@ impl EventSyncTracker {
         Self { state: Mutex::default(), connected: Notify::new(), in_sync }
     }
 
-    /// Whether events come, and what was missed before has been read since.
+    /// Whether the event stream is connected, and a scan has completed since the last gap.
     pub(super) fn is_in_sync(&self) -> bool {
         self.state.lock().is_in_sync()
     }
@@ -72,13 +72,13 @@ impl EventSyncTracker {
         self.state.lock().connected
     }
 
-    /// Returns what [`scan_completed`](Self::reading_ended) takes.
+    /// Returns the argument of [`scan_completed`](Self::scan_completed).
     pub(super) fn scan_started(&self) -> u64 {
         self.state.lock().gaps
     }
 
-    pub(super) fn scan_completed(&self, begun: u64) {
-        self.change(|state| state.gaps_at_last_scan = begun);
+    pub(super) fn scan_completed(&self, gaps: u64) {
+        self.change(|state| state.gaps_at_last_scan = gaps);
     }
 
     fn change(&self, change: impl FnOnce(&mut EventSyncState)) {
@@ -94,7 +94,7 @@ impl EventSyncState {
     }
 }
 
-/// How pages are named in the store, for as long as the fleet stays the same.
+/// Key namings of the fleet, cached per generation.
 #[derive(Debug, Default)]
 struct StoreKeyLayouts {
     generation: u64,
@@ -111,12 +111,12 @@ impl StoreKeyLayouts {
 
     fn read(&self, key: &str) -> Option<StoredBlockPart> {
         let key = ObjectKey::parse(key)?;
-        self.all.iter().find_map(|layout| layout.parse_key(&key))
+        self.all.iter().find_map(|naming| naming.parse_key(&key))
     }
 }
 
 impl StoreView {
-    /// Follows what the master publishes at `endpoint`, once it says that it does, until `stop`.
+    /// Follows the master's events at `endpoint`, once events are enabled, until `stop`.
     pub(crate) async fn follow_events(
         self: Arc<Self>,
         endpoint: ZmtpEndpoint,
@@ -131,30 +131,30 @@ impl StoreView {
         stop.run_until_cancelled(following).await;
     }
 
-    /// Says that there are events, where nobody has said at what address.
+    /// Logs a hint if the master publishes events but `--mooncake-events` is not set.
     pub(super) async fn recommend_events(&self) {
         if self.admin.kv_events_status().await.is_ok_and(|status| status.enabled) {
             tracing::info!(
-                "the store's master publishes KV events: with --mooncake-events, its --kv_events_bind_endpoint, they are followed"
+                "the store's master publishes KV events; set --mooncake-events to its --kv_events_bind_endpoint to use them"
             );
         }
     }
 
     async fn wait_for_publisher(&self, endpoint: &ZmtpEndpoint) {
-        let mut told = false;
+        let mut warned = false;
         loop {
             match self.admin.kv_events_status().await {
                 Ok(status) if status.enabled => return,
                 Ok(_) | Err(AdminError::NotFound { .. }) => {
-                    if !std::mem::replace(&mut told, true) {
+                    if !std::mem::replace(&mut warned, true) {
                         tracing::warn!(%endpoint,
-                            "the store's master publishes no KV events, so its keys are read again and again instead; builds for \
-                             PyPI cannot publish any, others need --enable_kv_events");
+                            "the store's master publishes no KV events; its keys are scanned periodically instead; builds from \
+                             PyPI do not support them, others require --enable_kv_events");
                     }
                     sleep(CHECK_INTERVAL).await;
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "the store's master does not say whether it publishes events");
+                    tracing::debug!(%error, "cannot query the event status of the store's master");
                     sleep(RETRY_DELAY).await;
                 }
             }
@@ -163,32 +163,32 @@ impl StoreView {
 
     async fn listen(&self, endpoint: ZmtpEndpoint, fleet: &FleetReader, changes: &StoreChangeQueue) {
         let mut subscriber = ZmtpSubscriber::connect(endpoint, vec![Bytes::new()], ZmtpOptions::default());
-        let (mut sequence, mut layouts) = (EventSequence::default(), StoreKeyLayouts::default());
-        let mut unreachable_told = false;
+        let (mut sequence, mut namings) = (EventSequence::default(), StoreKeyLayouts::default());
+        let mut unreachable_logged = false;
         let mut checks = interval(CHECK_INTERVAL);
         checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
-                heard = subscriber.recv() => match heard {
-                    Heard::Message(_, message) => {
-                        layouts.refresh(fleet);
-                        self.apply_message(&message, &mut sequence, &layouts, changes);
+                event = subscriber.recv() => match event {
+                    SubscriberEvent::Message(_, message) => {
+                        namings.refresh(fleet);
+                        self.apply_message(&message, &mut sequence, &namings, changes);
                     }
-                    Heard::Connected(_) => {
+                    SubscriberEvent::Connected(_) => {
                         sequence = EventSequence::connected(self.published_count().await);
-                        tracing::info!("the store's events: connected");
+                        tracing::info!("store events: connected");
                         self.record_connected(true);
                         self.event_sync.connected.notify_one();
-                        unreachable_told = false;
+                        unreachable_logged = false;
                     }
-                    Heard::Disconnected(_, error) => {
-                        tracing::info!(%error, "the store's events: connection lost");
+                    SubscriberEvent::Disconnected(_, error) => {
+                        tracing::info!(%error, "store events: connection lost");
                         self.record_connected(false);
                     }
-                    Heard::Failed(_, error) => {
-                        if !std::mem::replace(&mut unreachable_told, true) {
+                    SubscriberEvent::Failed(_, error) => {
+                        if !std::mem::replace(&mut unreachable_logged, true) {
                             tracing::warn!(%error,
-                                "the store's events: no connection, so its keys are read again and again instead; is \
+                                "store events: connection failed; keys are scanned periodically instead; is \
                                  --mooncake-events the master's --kv_events_bind_endpoint?");
                         }
                     }
@@ -197,19 +197,19 @@ impl StoreView {
                     if let Some(published) = self.published_count().await
                         && sequence.check(published)
                     {
-                        self.record_gap("messages that were published have not come");
+                        self.record_gap("published messages were not received");
                     }
                 }
             }
         }
     }
 
-    /// How many messages the master has published.
+    /// Number of messages that the master has published.
     async fn published_count(&self) -> Option<u64> {
         Some(self.admin.kv_events_status().await.ok()?.published_batches)
     }
 
-    /// A connection begins or ends. What is stored in between is not heard of.
+    /// A connection starts or ends. Changes in between are missed.
     fn record_connected(&self, connected: bool) {
         self.event_sync.change(|state| {
             state.connected = connected;
@@ -218,9 +218,9 @@ impl StoreView {
         self.scan_requested.notify_one();
     }
 
-    /// Something was missed: what is known of the store stays, and is read again.
-    fn record_gap(&self, why: &str) {
-        tracing::warn!(why, "events of the store were missed; its keys are read again");
+    /// Events were missed: known blocks stay in the index, and all keys are scanned again.
+    fn record_gap(&self, reason: &str) {
+        tracing::warn!(reason, "store events were missed; scanning its keys again");
         self.event_sync.change(|state| state.gaps += 1);
         self.metrics.event_gaps.inc();
         self.scan_requested.notify_one();
@@ -230,7 +230,7 @@ impl StoreView {
         &self,
         message: &ZmtpMessage,
         sequence: &mut EventSequence,
-        layouts: &StoreKeyLayouts,
+        namings: &StoreKeyLayouts,
         changes: &StoreChangeQueue,
     ) {
         let Ok(frames) = EventFrames::parse(message.parts()) else {
@@ -239,8 +239,8 @@ impl StoreView {
         };
         match sequence.message(frames.sequence) {
             SequenceCheck::Complete => {}
-            SequenceCheck::Missed(_) => self.record_gap("their numbers have a gap"),
-            SequenceCheck::Restarted => self.record_gap("their numbers begin anew"),
+            SequenceCheck::Missed(_) => self.record_gap("gap in the sequence numbers"),
+            SequenceCheck::Restarted => self.record_gap("sequence numbers restarted"),
         }
         let Ok(batch) = StoreEventBatch::decode(frames.payload) else {
             self.metrics.undecodable_events.inc();
@@ -249,7 +249,7 @@ impl StoreView {
         for event in batch.events() {
             match event {
                 // Requests of other tenants are not predicted.
-                Ok(event) if event.tenant == DEFAULT_TENANT => self.apply_event(&event, layouts, changes),
+                Ok(event) if event.tenant == DEFAULT_TENANT => self.apply_event(&event, namings, changes),
                 Ok(_) => {}
                 Err(_) => {
                     self.metrics.undecodable_events.inc();
@@ -258,36 +258,36 @@ impl StoreView {
         }
     }
 
-    fn apply_event(&self, event: &StoreEvent<'_>, layouts: &StoreKeyLayouts, changes: &StoreChangeQueue) {
-        let known = |object: &StoreEventObject<'_>| layouts.read(object.key);
+    fn apply_event(&self, event: &StoreEvent<'_>, namings: &StoreKeyLayouts, changes: &StoreChangeQueue) {
+        let known = |object: &StoreEventObject<'_>| namings.read(object.key);
         let (object, stored) = match &event.change {
-            Told::Cleared => {
+            StoreEventKind::Cleared => {
                 changes.clear();
                 self.clear();
                 self.metrics.events.inc();
                 return;
             }
-            // Nodes are watched, whether the master tells of them or not.
-            Told::Segment { .. } => return,
-            Told::Stored(object) => (object, known(object)),
-            Told::Removed(object) => (object, known(object).inspect(|stored| self.remove(*stored))),
+            // Nodes are watched separately, whether or not the master publishes segment events.
+            StoreEventKind::Segment { .. } => return,
+            StoreEventKind::Stored(object) => (object, known(object)),
+            StoreEventKind::Removed(object) => (object, known(object).inspect(|stored| self.remove(*stored))),
         };
         let Some(stored) = stored else { return };
         self.metrics.events.inc();
         if !changes.add(object.key, PendingStoreChange { stored, event_time_ms: event.timestamp_ms }) {
-            self.record_gap("the master answers more slowly than objects change");
+            self.record_gap("the queue of changed objects is full");
         }
     }
 
-    /// Asks the master for the objects that have changed, again and again.
+    /// Queries the locations of changed objects, in a loop.
     async fn query_pending(&self, changes: &StoreChangeQueue) {
         loop {
-            let taken = changes.drain().await;
-            // A master that lists its keys answers nobody for seconds. Meanwhile changes wait.
-            while let Err(error) = self.query_changed(&taken).await {
-                tracing::debug!(%error, "objects that have changed cannot be asked for");
+            let pending = changes.drain().await;
+            // While a master lists its keys, it answers no query for seconds. Changes stay pending.
+            while let Err(error) = self.query_changed(&pending).await {
+                tracing::debug!(%error, "cannot query changed objects");
                 if !error.is_transient() {
-                    self.record_gap("the master does not say where objects are");
+                    self.record_gap("the master returned no object locations");
                     break;
                 }
                 sleep(RETRY_DELAY).await;
@@ -298,19 +298,20 @@ impl StoreView {
     async fn query_changed(&self, changes: &HashMap<String, PendingStoreChange>) -> Result<(), AdminError> {
         let keys: Vec<&str> = changes.keys().map(String::as_str).collect();
         for keys in keys.chunks(QUERY_BATCH) {
-            let mut first_told = u64::MAX;
-            let answer = |key: &str, replicas: &KeyReplicas<'_>| {
+            let mut first_event_ms = u64::MAX;
+            let record = |key: &str, replicas: &KeyReplicas<'_>| {
                 let Some(change) = changes.get(key) else { return };
-                first_told = first_told.min(change.event_time_ms);
+                first_event_ms = first_event_ms.min(change.event_time_ms);
                 if !(replicas.ok && self.insert(change.stored, replicas)) {
                     self.remove(change.stored);
                 }
             };
-            let _turn = self.update_lock.lock().await;
-            self.admin.locate(keys, answer).await?;
+            let _guard = self.update_lock.lock().await;
+            self.admin.locate(keys, record).await?;
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            let told = Duration::from_millis(first_told.min(u64::try_from(now.as_millis()).unwrap_or(0)));
-            self.metrics.event_lag.observe(now.saturating_sub(told).as_secs_f64());
+            let event_time =
+                Duration::from_millis(first_event_ms.min(u64::try_from(now.as_millis()).unwrap_or(0)));
+            self.metrics.event_lag.observe(now.saturating_sub(event_time).as_secs_f64());
         }
         Ok(())
     }

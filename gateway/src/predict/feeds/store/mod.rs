@@ -1,9 +1,9 @@
-//! What the shared store has: from its master's metadata, without leasing a single object.
+//! Contents of the shared store, from its master's metadata, without taking leases on objects.
 //!
-//! What a request could use is asked for when the request is there ([`StoreView::confirm`]). What others store is heard of by the
-//! master's events, where it publishes them ([`StoreView::follow_events`]); masters from PyPI do not. As events tell neither what was
-//! there before nor every removal, the whole of the keys is read now and then, slowly. And nodes are watched, because the master goes
-//! on to list the pages of a dead one for seconds.
+//! Blocks that a request could use are queried when the request arrives ([`StoreView::confirm`]). Changes by others arrive as
+//! events, where the master publishes them ([`StoreView::follow_events`]); masters from PyPI do not. As events cover neither
+//! earlier objects nor every removal, all keys are scanned from time to time. Nodes are watched too, because the master keeps
+//! listing the blocks of a dead one for seconds.
 
 mod changes;
 mod confirm;
@@ -31,21 +31,21 @@ use events::EventSyncTracker;
 use nodes::StoreNodeTable;
 pub(crate) use status::StoreViewStatus;
 
-/// The store, as the gateway sees it.
+/// The gateway's view of the store.
 #[derive(Debug)]
 pub(crate) struct StoreView {
     admin: AdminClient,
     index: Arc<KvIndex>,
     metrics: Arc<StoreViewMetrics>,
     nodes: Mutex<StoreNodeTable>,
-    /// Pages that were found complete a moment ago.
+    /// Blocks that were found complete recently.
     confirmed: Cache<u64, ()>,
-    /// Until when requests do not ask, because the master failed.
+    /// Until when requests skip their query, because the master failed.
     backoff_until: Mutex<Option<Instant>>,
     scan_requested: Notify,
     event_sync: EventSyncTracker,
-    /// Held by readings and by events from asking the master until its answer is in the index, so that an old answer never comes
-    /// after a newer one. Requests do not wait for it: what they got wrong in the meantime, they ask for again.
+    /// Held by scans and events from a query until its response is in the index, so that an old response never overwrites a newer
+    /// one. Requests do not wait for it: they query a wrong entry again.
     update_lock: tokio::sync::Mutex<()>,
 }
 
@@ -53,7 +53,7 @@ impl StoreView {
     pub(crate) fn new(admin: AdminClient, index: Arc<KvIndex>, metrics: Arc<StoreViewMetrics>) -> Arc<Self> {
         let confirmed =
             Cache::builder().max_capacity(MAX_CONFIRMED_BLOCKS).time_to_live(CONFIRMATION_TTL).build();
-        let following = EventSyncTracker::new(metrics.events_in_sync.clone());
+        let event_sync = EventSyncTracker::new(metrics.events_in_sync.clone());
         Arc::new(Self {
             admin,
             index,
@@ -62,31 +62,31 @@ impl StoreView {
             confirmed,
             backoff_until: Mutex::default(),
             scan_requested: Notify::new(),
-            event_sync: following,
+            event_sync,
             update_lock: tokio::sync::Mutex::default(),
         })
     }
 
-    /// On which hosts nodes are; empty for one that is not known any more.
+    /// Hosts of store nodes; empty for a node that is no longer known.
     pub(crate) fn hosts(&self, nodes: impl Iterator<Item = StoreNodeSlot>) -> Vec<Arc<str>> {
         let known = self.nodes.lock();
         nodes.map(|node| known.host(node).cloned().unwrap_or_default()).collect()
     }
 
-    /// Enters an object that was found. Returns whether it can be read anywhere.
+    /// Records the location of an object. Returns whether it can be read from any node.
     fn insert(&self, stored: StoredBlockPart, replicas: &KeyReplicas<'_>) -> bool {
         let mut nodes = self.nodes.lock();
         let Some((endpoint, medium)) = nodes.location(replicas) else { return false };
-        self.index.update(|pages| {
-            let Some(node) = nodes.node_at(&endpoint, pages) else { return false };
-            pages.add_store_part(stored.page, stored.part, node, medium);
+        self.index.update(|blocks| {
+            let Some(node) = nodes.node_at(&endpoint, blocks) else { return false };
+            blocks.add_store_part(stored.block, stored.part, node, medium);
             true
         })
     }
 
-    /// An object is gone: its page is not complete any more.
+    /// Removes an object: its block is no longer complete.
     fn remove(&self, stored: StoredBlockPart) {
-        self.index.update(|pages| pages.remove_store_part(stored.page, stored.part));
-        self.confirmed.invalidate(&stored.page);
+        self.index.update(|blocks| blocks.remove_store_part(stored.block, stored.part));
+        self.confirmed.invalidate(&stored.block);
     }
 }

@@ -1,4 +1,4 @@
-//! The store's nodes: where replicas are, and what is lost with a node or with the master.
+//! The store's nodes: locations of replicas, and blocks lost with a node or with the master.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -15,77 +15,78 @@ use tokio_util::sync::CancellationToken;
 use super::StoreView;
 use crate::fleet::host;
 
-/// How long the master may be away before its pages are forgotten: engines read nothing from a store without a master. It is longer
-/// than a master takes to start again, or to hand over.
+/// How long the master may be unreachable before its blocks are cleared: engines read nothing from a store without a master. Longer
+/// than a master takes to restart or to fail over.
 const MASTER_SILENCE_LIMIT: Duration = Duration::from_secs(5);
-/// The same for a master that can be reached. While it lists all keys for some gateway, it answers nobody: more than a second for each
-/// million of them.
+/// The limit for a master that can be reached but does not respond. While it lists all keys for a gateway, it answers no other
+/// query: more than a second per million keys.
 const BUSY_MASTER_SILENCE_LIMIT: Duration = Duration::from_secs(60);
 
-/// Store nodes by the endpoint that replicas name.
+/// Store nodes by the endpoint in replica descriptors.
 #[derive(Debug, Default)]
 pub(super) struct StoreNodeTable {
     by_endpoint: HashMap<String, StoreNodeSlot>,
-    /// On which hosts nodes are, also lost ones until their numbers are given again.
+    /// Hosts of nodes, including lost ones until their slots are reused.
     hosts: HashMap<StoreNodeSlot, Arc<str>>,
-    /// Dead ones that the master still lists, and says of their pages that they can be read.
+    /// Dead nodes that the master still lists, with blocks marked as readable.
     lost: HashSet<String>,
-    /// Those that live.
     live: Vec<String>,
 }
 
 impl StoreNodeTable {
-    /// Takes over what the watch knows.
+    /// Copies the state of the node watcher.
     fn update(&mut self, watch: &NodeWatcher) {
         self.lost = lost(watch);
-        self.live = watch.mark_up().map(|node| node.endpoint.clone()).collect();
+        self.live = watch.live_nodes().map(|node| node.endpoint.clone()).collect();
     }
 
-    /// Endpoints of the nodes, and whether they live; those that live first.
+    /// Endpoints of the nodes, with whether they are alive; live ones first.
     pub(super) fn status(&self) -> Vec<(String, bool)> {
-        let up = self.live.iter().map(|endpoint| (endpoint.clone(), true));
-        let mut all: Vec<_> = up.chain(self.lost.iter().map(|endpoint| (endpoint.clone(), false))).collect();
-        all.sort_by(|(one, up), (other, other_up)| (other_up, one).cmp(&(up, other)));
+        let live_nodes = self.live.iter().map(|endpoint| (endpoint.clone(), true));
+        let mut all: Vec<_> =
+            live_nodes.chain(self.lost.iter().map(|endpoint| (endpoint.clone(), false))).collect();
+        all.sort_by(|(endpoint, is_live), (other_endpoint, other_is_live)| {
+            (other_is_live, endpoint).cmp(&(is_live, other_endpoint))
+        });
         all
     }
 
-    /// The node at an endpoint; `None` for one that is lost, or if there are too many.
-    pub(super) fn node_at(&mut self, endpoint: &str, pages: &mut KvBlockIndex) -> Option<StoreNodeSlot> {
+    /// The slot of the node at an endpoint; `None` if it is lost, or if there are too many nodes.
+    pub(super) fn node_at(&mut self, endpoint: &str, blocks: &mut KvBlockIndex) -> Option<StoreNodeSlot> {
         if self.lost.contains(endpoint) {
             return None;
         }
         if let Some(node) = self.by_endpoint.get(endpoint) {
             return Some(*node);
         }
-        let node = pages.add_store_node()?;
+        let node = blocks.add_store_node()?;
         self.by_endpoint.insert(endpoint.to_owned(), node);
         self.hosts.insert(node, host(endpoint).into());
         Some(node)
     }
 
-    /// On which host a node is.
     pub(super) fn host(&self, node: StoreNodeSlot) -> Option<&Arc<str>> {
         self.hosts.get(&node)
     }
 
-    /// Where an object can be read: in memory if a node that lives has a replica there.
+    /// Where an object can be read: in memory if a live node has a replica there, else on disk.
     pub(super) fn location(&self, replicas: &KeyReplicas<'_>) -> Option<(String, StoreMedium)> {
-        let lives = |endpoint: &str| !self.lost.contains(endpoint);
+        let is_live = |endpoint: &str| !self.lost.contains(endpoint);
         let mut buffers = replicas.values.iter().flatten();
-        if let Some(buffer) = buffers.find(|buffer| lives(&buffer.endpoint)) {
+        if let Some(buffer) = buffers.find(|buffer| is_live(&buffer.endpoint)) {
             return Some((buffer.endpoint.clone().into_owned(), StoreMedium::Dram));
         }
         let mut disks = replicas.local_disk_values.iter().flatten();
-        let disk = disks.find(|disk| lives(&disk.transport_endpoint))?;
+        let disk = disks.find(|disk| is_live(&disk.transport_endpoint))?;
         Some((disk.transport_endpoint.clone(), StoreMedium::Nvme))
     }
 }
 
 /// Endpoints at which only dead nodes are listed.
 fn lost(watch: &NodeWatcher) -> HashSet<String> {
-    let mut lost: HashSet<String> = watch.mark_lost().map(|node| node.endpoint.clone()).collect();
-    // One that has restarted at the same address is listed twice for a while.
-    watch.mark_up().for_each(|node| {
+    let mut lost: HashSet<String> = watch.lost_nodes().map(|node| node.endpoint.clone()).collect();
+    // A node that has restarted at the same address is listed twice for a while.
+    watch.live_nodes().for_each(|node| {
         lost.remove(&node.endpoint);
     });
     lost
@@ -95,16 +96,16 @@ impl StoreView {
     /// Follows the store's nodes until `stop`.
     pub(crate) async fn watch_nodes(self: Arc<Self>, stop: CancellationToken) {
         let mut watch = NodeWatcher::new(self.admin.clone(), Default::default());
-        let mut forget_at: Option<Instant> = None;
-        // The master was only slow to answer when it was last lost.
+        let mut clear_at: Option<Instant> = None;
+        // Whether the last loss of the master was a timeout.
         let mut busy = false;
         loop {
             let event = tokio::select! {
                 () = stop.cancelled() => return,
                 event = watch.next() => event,
-                () = sleep_until(forget_at.unwrap_or_else(Instant::now)), if forget_at.is_some() => {
-                    forget_at = None;
-                    tracing::warn!("the store's master stays silent: no page in the store counts until it answers");
+                () = sleep_until(clear_at.unwrap_or_else(Instant::now)), if clear_at.is_some() => {
+                    clear_at = None;
+                    tracing::warn!("the store's master is unreachable: blocks in the store are ignored until it responds");
                     self.clear();
                     continue;
                 }
@@ -113,57 +114,57 @@ impl StoreView {
             match &event {
                 StoreNodeEvent::MasterLost(error) => {
                     busy = matches!(error, AdminError::TimedOut { .. });
-                    forget_at = Some(
+                    clear_at = Some(
                         Instant::now() + if busy { BUSY_MASTER_SILENCE_LIMIT } else { MASTER_SILENCE_LIMIT },
                     );
                 }
                 StoreNodeEvent::MasterRecovered => {
-                    let forgotten = forget_at.take().is_none();
-                    if busy && !forgotten {
-                        tracing::debug!("the store's master answers again");
+                    let cleared = clear_at.take().is_none();
+                    if busy && !cleared {
+                        tracing::debug!("the store's master responds again");
                         continue;
                     }
                 }
                 StoreNodeEvent::Up(_) | StoreNodeEvent::Lost(..) => {}
             }
             self.apply_node_event(event);
-            self.metrics.nodes.set(i64::try_from(watch.mark_up().count()).unwrap_or(i64::MAX));
+            self.metrics.nodes.set(i64::try_from(watch.live_nodes().count()).unwrap_or(i64::MAX));
         }
     }
 
     fn apply_node_event(&self, event: StoreNodeEvent) {
         match event {
             StoreNodeEvent::Up(node) => {
-                tracing::info!(node = node.endpoint, "store node is there");
+                tracing::info!(node = node.endpoint, "store node is up");
             }
-            StoreNodeEvent::Lost(node, why) => {
-                tracing::warn!(node = node.endpoint, %why, "store node is lost, its pages do not count any more");
+            StoreNodeEvent::Lost(node, reason) => {
+                tracing::warn!(node = node.endpoint, %reason, "store node lost; its blocks are removed");
                 self.remove_node(&node.endpoint);
             }
             StoreNodeEvent::MasterLost(error) => {
-                tracing::warn!(%error, "the store's master does not answer; its pages are forgotten if that lasts");
+                tracing::warn!(%error, "the store's master does not respond; its blocks are removed if this continues");
                 return;
             }
             StoreNodeEvent::MasterRecovered => {
-                tracing::info!("the store's master answers");
-                // It may be another process, which has no keys.
+                tracing::info!("the store's master responds");
+                // It may be another process without keys.
                 self.confirmed.invalidate_all();
             }
         }
         self.scan_requested.notify_one();
     }
 
-    /// Forgets all pages, until they are found again.
+    /// Clears all blocks, until they are found again.
     pub(super) fn clear(&self) {
         let known = std::mem::take(&mut self.nodes.lock().by_endpoint);
-        self.index.update(|pages| known.into_values().for_each(|node| pages.remove_store_node(node)));
+        self.index.update(|blocks| known.into_values().for_each(|node| blocks.remove_store_node(node)));
         self.confirmed.invalidate_all();
     }
 
     fn remove_node(&self, endpoint: &str) {
         let mut nodes = self.nodes.lock();
         if let Some(node) = nodes.by_endpoint.remove(endpoint) {
-            self.index.update(|pages| pages.remove_store_node(node));
+            self.index.update(|blocks| blocks.remove_store_node(node));
         }
         self.confirmed.invalidate_all();
     }
@@ -197,16 +198,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn blocks_are_cleared_when_the_master_stays_silent() {
-        // Nobody listens there.
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-        let admin = AdminClient::new(&free.to_string(), Default::default()).unwrap();
+        // No server listens at this address.
+        let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let admin = AdminClient::new(&address.to_string(), Default::default()).unwrap();
         let index = KvIndex::new(100);
         let engine = EngineSlotGuard::new(index.clone());
         let view = StoreView::new(admin, index.clone(), Arc::default());
         let stored = layout().parse_key(&ObjectKey::parse(KEY).unwrap()).unwrap();
-        let key = stored.page;
-        let at = ("127.0.0.1:1".to_owned(), StoreMedium::Dram);
-        assert!(view.record_block(&layout(), key, [Some(at.clone()), Some(at)]));
+        let key = stored.block;
+        let location = ("127.0.0.1:1".to_owned(), StoreMedium::Dram);
+        assert!(view.record_block(&layout(), key, [Some(location.clone()), Some(location)]));
         let shared = |index: &KvIndex| {
             let mut hits = IndexLookup::default();
             index.lookup(&[key], &mut hits);
@@ -222,6 +223,6 @@ mod tests {
             stop.cancel();
         };
         tokio::join!(view.watch_nodes(stop.clone()), wait);
-        assert!(start.elapsed() >= MASTER_SILENCE_LIMIT, "a short silence is forgiven");
+        assert!(start.elapsed() >= MASTER_SILENCE_LIMIT, "a short outage is tolerated");
     }
 }

@@ -1,29 +1,29 @@
-//! Whether messages of the master were missed.
+//! Detects missed messages of the master.
 
 /// Sequence numbers of one connection to the master's event socket.
 #[derive(Debug, Default)]
 pub(super) struct EventSequence {
     /// Number of the next message, once it is known.
     next: Option<u64>,
-    /// Number of the last message that came on this connection.
+    /// Number of the last message received on this connection.
     last_received: Option<u64>,
-    /// Messages that had been published at the last check.
+    /// Number of published messages at the last check.
     published: u64,
 }
 
-/// What a message's number says about those before it.
+/// What a message's number reveals about earlier messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SequenceCheck {
-    /// All of them have been heard.
+    /// All earlier messages were received.
     Complete,
-    /// So many have not.
+    /// This many were not received.
     Missed(u64),
-    /// They were another publisher's.
+    /// Another publisher sent them.
     Restarted,
 }
 
 impl EventSequence {
-    /// A new connection, on which `published` messages can have been missed.
+    /// A new connection; messages after number `published` can have been missed.
     pub(super) fn connected(published: Option<u64>) -> Self {
         Self {
             next: published.map(|published| published.saturating_add(1)),
@@ -32,24 +32,23 @@ impl EventSequence {
         }
     }
 
-    /// A message has come.
     pub(super) fn message(&mut self, number: u64) -> SequenceCheck {
         let next = self.next.unwrap_or(number);
         let after = number.saturating_add(1);
-        if self.last_received.replace(number).is_some_and(|heard| number <= heard) {
+        if self.last_received.replace(number).is_some_and(|last| number <= last) {
             self.next = Some(after);
             return SequenceCheck::Restarted;
         }
         self.next = Some(next.max(after));
         match number.checked_sub(next) {
-            // Below: it was published before the master said how many there were.
+            // Negative: it was published before the master reported the count.
             Some(0) | None => SequenceCheck::Complete,
             Some(missed) => SequenceCheck::Missed(missed),
         }
     }
 
-    /// The master says how many it has published. Returns whether one has not come that was published before the last check. Numbers
-    /// may begin at 0 or at 1, so a single one is only missed when the next one comes.
+    /// Compares with the master's count. Returns whether a message that was published before the previous check is missing. Numbers
+    /// may start at 0 or at 1, so a single one is only missed when the next one arrives.
     pub(super) fn check(&mut self, published: u64) -> bool {
         let missing = self.next.is_some_and(|next| next < self.published);
         if missing {
@@ -68,7 +67,11 @@ mod tests {
 
     #[test]
     fn the_published_count_reveals_missed_messages() {
-        assert_eq!(EventSequence::default().message(7), SequenceCheck::Complete, "nobody knows better");
+        assert_eq!(
+            EventSequence::default().message(7),
+            SequenceCheck::Complete,
+            "no earlier message is known"
+        );
         assert_eq!(EventSequence::connected(Some(6)).message(7), SequenceCheck::Complete);
         assert_eq!(EventSequence::connected(Some(4)).message(7), SequenceCheck::Missed(2));
         let mut late = EventSequence::connected(Some(7));
@@ -87,28 +90,28 @@ mod tests {
         assert!(!sequence.check(9), "they may be on their way");
         assert_eq!(sequence.message(4), SequenceCheck::Complete);
         assert!(sequence.check(9));
-        assert!(!sequence.check(9), "told once");
+        assert!(!sequence.check(9), "reported once");
         assert_eq!(sequence.message(10), SequenceCheck::Complete);
     }
 
     proptest! {
-        /// Whatever is lost on the way is told, to the message.
+        /// Every lost message is counted, except those after the last received one.
         #[test]
         fn losses_are_counted(first in 0_u64..3, lost in prop::collection::vec(any::<bool>(), 1..60)) {
             let mut sequence = EventSequence::connected(Some(first));
-            let (mut told, mut heard) = (0, 0);
+            let (mut missed_total, mut last) = (0, 0);
             for (number, lost) in (first + 1..).zip(&lost) {
                 if !lost {
-                    heard = number - first;
+                    last = number - first;
                     match sequence.message(number) {
                         SequenceCheck::Complete => {}
-                        SequenceCheck::Missed(missed) => told += missed,
+                        SequenceCheck::Missed(missed) => missed_total += missed,
                         SequenceCheck::Restarted => prop_assert!(false, "numbers only grow"),
                     }
                 }
             }
-            let before_last = lost.iter().take(heard as usize).filter(|lost| **lost).count();
-            prop_assert_eq!(told, before_last as u64);
+            let before_last = lost.iter().take(last as usize).filter(|lost| **lost).count();
+            prop_assert_eq!(missed_total, before_last as u64);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What is known of the store, for people.
+//! Status of the store view for `/debug/fleet`.
 
 use serde::Serialize;
 
@@ -7,28 +7,26 @@ use super::StoreView;
 /// The store at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct StoreViewStatus {
-    /// Those that live first.
+    /// Live nodes first.
     nodes: Vec<StoreNodeStatus>,
-    /// Whether its master's events are followed, and none is missing.
-    events_current: bool,
+    /// Whether the master's events are complete.
+    events_in_sync: bool,
 }
 
-/// A store node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct StoreNodeStatus {
-    /// Where transfers begin.
+    /// Endpoint of the node's transfers.
     endpoint: String,
-    /// Whether it lives; the master goes on to list one that does not.
+    /// Whether the node is alive; the master keeps listing dead ones for seconds.
     up: bool,
 }
 
 impl StoreView {
-    /// What is known now.
     pub(crate) fn status(&self) -> StoreViewStatus {
         let nodes = self.nodes.lock().status();
         StoreViewStatus {
             nodes: nodes.into_iter().map(|(endpoint, up)| StoreNodeStatus { endpoint, up }).collect(),
-            events_current: self.event_sync.is_in_sync(),
+            events_in_sync: self.event_sync.is_in_sync(),
         }
     }
 }

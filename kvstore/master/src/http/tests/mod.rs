@@ -31,7 +31,7 @@ fn admin(core: MasterCoreOptions) -> Arc<AdminContext> {
     Arc::new(AdminContext { server, observer, events: None, quotas: None, summary })
 }
 
-/// Leases outlast any test.
+/// Settings whose leases outlast a test.
 fn settings() -> MasterCoreOptions {
     MasterCoreOptions { lease_ttl_ms: 3_600_000, client_ttl_ms: 3_600_000, ..MasterCoreOptions::default() }
 }
@@ -40,7 +40,7 @@ fn id(number: u64) -> Uuid {
     Uuid { first: 10_000 + number, second: 20_000 + number }
 }
 
-/// Two segments of 32 MiB.
+/// Mounts two segments of 32 MiB.
 fn mount(server: &MasterServer) {
     for (number, name) in (1..).zip(SEGMENTS) {
         let segment = Segment {
@@ -75,10 +75,10 @@ struct AdminTestResponse {
 }
 
 async fn send(router: &Router, request: Request<Body>) -> AdminTestResponse {
-    let answer = router.clone().oneshot(request).await.unwrap();
-    let status = answer.status().to_string();
-    let content_type = answer.headers().get("content-type").map(|it| it.to_str().unwrap().to_owned());
-    let body = answer.into_body().collect().await.unwrap().to_bytes();
+    let response = router.clone().oneshot(request).await.unwrap();
+    let status = response.status().to_string();
+    let content_type = response.headers().get("content-type").map(|value| value.to_str().unwrap().to_owned());
+    let body = response.into_body().collect().await.unwrap().to_bytes();
     AdminTestResponse {
         status,
         content_type: content_type.unwrap_or_default(),
@@ -91,7 +91,7 @@ async fn get_path(router: &Router, path: &str) -> AdminTestResponse {
 }
 
 #[tokio::test]
-async fn quotas_are_kept_in_their_file() {
+async fn quotas_are_saved_in_their_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("quotas.yaml");
     std::fs::write(&path, "version: 1\ntenants: []\n").unwrap();
@@ -113,7 +113,7 @@ async fn quotas_are_kept_in_their_file() {
 }
 
 #[tokio::test]
-async fn only_a_look_by_one_key_leases() {
+async fn only_query_key_grants_a_lease() {
     let admin = admin(settings());
     mount(&admin.server);
     for key in ["one", "two", "three"] {
@@ -134,30 +134,30 @@ async fn only_a_look_by_one_key_leases() {
 }
 
 #[tokio::test]
-async fn a_peek_tells_which_nodes_are_silent() {
+async fn peek_lists_silent_segments() {
     let admin = admin(settings());
     let server = &admin.server;
     mount(server);
     put(server, "both", 100, 2);
     put(server, "first", 100, 1);
     server.master.client_disconnected(server.clock.now_ms(), id(1), &mut server.recorder());
-    let answer = get_path(&admin_router(Arc::clone(&admin)), "/api/v1/peek?keys=both,first").await;
-    let answer: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
-    assert_eq!(answer["silent_segments"], serde_json::json!([SEGMENTS[0]]));
-    assert_eq!(answer["data"]["both"]["replicas"].as_array().unwrap().len(), 1);
-    assert_eq!(answer["data"]["both"]["replicas"][0]["transport_endpoint_"], SEGMENTS[1]);
-    assert_eq!(answer["data"]["first"]["error"], "OBJECT_NOT_FOUND");
+    let response = get_path(&admin_router(Arc::clone(&admin)), "/api/v1/peek?keys=both,first").await;
+    let response: serde_json::Value = serde_json::from_str(&response.body).unwrap();
+    assert_eq!(response["silent_segments"], serde_json::json!([SEGMENTS[0]]));
+    assert_eq!(response["data"]["both"]["replicas"].as_array().unwrap().len(), 1);
+    assert_eq!(response["data"]["both"]["replicas"][0]["transport_endpoint_"], SEGMENTS[1]);
+    assert_eq!(response["data"]["first"]["error"], "OBJECT_NOT_FOUND");
     let many: String =
         (0..20_000).map(|number| format!("{number:064x}\n")).chain(["both".to_owned()]).collect();
     let request = Request::post("/api/v1/peek").body(Body::from(many)).unwrap();
-    let answer = send(&admin_router(Arc::clone(&admin)), request).await;
-    let answer: serde_json::Value = serde_json::from_str(&answer.body).unwrap();
-    let data = answer["data"].as_object().unwrap();
+    let response = send(&admin_router(Arc::clone(&admin)), request).await;
+    let response: serde_json::Value = serde_json::from_str(&response.body).unwrap();
+    let data = response["data"].as_object().unwrap();
     assert_eq!((data.len(), data["both"]["ok"].as_bool()), (20_001, Some(true)));
 }
 
 #[tokio::test]
-async fn who_does_not_decide_says_nothing_about_data() {
+async fn standbys_reject_requests_for_data() {
     let admin = admin(settings());
     admin.server.leadership.store(Arc::new(LeadershipStatus::starting()));
     let router = admin_router(Arc::clone(&admin));
@@ -171,14 +171,14 @@ async fn who_does_not_decide_says_nothing_about_data() {
 }
 
 #[tokio::test]
-async fn all_keys_come_though_the_answer_has_many_pieces() {
+async fn all_keys_are_listed_over_many_chunks() {
     let admin = admin(settings());
     mount(&admin.server);
     let mut keys: Vec<String> = (0..5000).map(|number| format!("{number:064x}_0_k")).collect();
     keys.iter().for_each(|key| put(&admin.server, key, 1, 1));
     let router = admin_router(Arc::clone(&admin));
-    let answer = get_path(&router, "/get_all_keys").await.body;
-    let mut lines: Vec<&str> = answer.lines().collect();
+    let response = get_path(&router, "/get_all_keys").await.body;
+    let mut lines: Vec<&str> = response.lines().collect();
     lines.sort_unstable();
     keys.sort_unstable();
     assert_eq!(lines, keys);
@@ -190,9 +190,9 @@ async fn all_keys_come_though_the_answer_has_many_pieces() {
     assert!(lines.iter().filter(|line| line["segment_name"].is_string()).all(|line| line["live"] == true));
 }
 
-/// Whatever happens between two pieces of a snapshot: with the events after the number that it begins with, it is the truth.
+/// Whatever changes between two pieces of a snapshot: applying the events after its first event number yields the current state.
 #[test]
-fn a_snapshot_and_the_events_after_it_are_the_truth() {
+fn a_snapshot_plus_later_events_equals_the_current_state() {
     let queue = Arc::new(KvEventQueue::new(1 << 16));
     let observer = Arc::new(FactObserver::new(Some(Arc::clone(&queue))));
     let journal = ObservingJournal::new(Arc::new(MemoryJournal::new(1 << 20)), Arc::clone(&observer));
@@ -208,12 +208,12 @@ fn a_snapshot_and_the_events_after_it_are_the_truth() {
     let key = |number: u64| format!("{:016x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     (0..4000).for_each(|number| put(&server, &key(number), 1, 1));
     let mut pieces = snapshot::all(Arc::clone(&admin));
-    let (begun, mut out, mut step) = (queue.last(), Vec::new(), 0_u64);
+    let (first_event, mut out, mut step) = (queue.last(), Vec::new(), 0_u64);
     while pieces.next(&mut out) {
-        // Some go that have been told, some that have not; others come.
+        // Removes objects inside and outside of the part already read, and adds others.
         for number in step * 37..step * 37 + 20 {
-            let fx = &mut server.recorder();
-            server.master.remove(server.clock.now_ms(), "default", &key(number % 4000), true, fx).ok();
+            let recorder = &mut server.recorder();
+            server.master.remove(server.clock.now_ms(), "default", &key(number % 4000), true, recorder).ok();
             put(&server, &key(10_000 + number), 1, 1);
         }
         step += 1;
@@ -224,21 +224,21 @@ fn a_snapshot_and_the_events_after_it_are_the_truth() {
         let line: serde_json::Value = serde_json::from_str(line).unwrap();
         keys.extend(line["key"].as_str().map(str::to_owned));
     }
-    let told = keys.clone();
-    queue.replay_after(begun, |stored, key| {
+    let snapshot_keys = keys.clone();
+    queue.replay_after(first_event, |stored, key| {
         if stored {
             keys.insert(key.to_owned())
         } else {
             keys.remove(key)
         };
     });
-    let (mut truth, mut from) =
+    let (mut current_keys, mut from) =
         (std::collections::BTreeSet::new(), Some(moongate_master_core::ObjectCursor::default()));
     while let Some(cursor) = from {
         from = server.master.keys(cursor, 1000, |_, key| {
-            truth.insert(key.to_owned());
+            current_keys.insert(key.to_owned());
         });
     }
-    assert_eq!(keys, truth);
-    assert_ne!(told, truth, "the events mattered");
+    assert_eq!(keys, current_keys);
+    assert_ne!(snapshot_keys, current_keys, "events changed the result");
 }

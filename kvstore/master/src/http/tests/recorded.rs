@@ -1,4 +1,4 @@
-//! Answers beside those that were recorded, and beside what the documentation says.
+//! Compares responses with recorded ones, and with the documentation.
 
 use std::sync::Arc;
 
@@ -11,30 +11,30 @@ use regex::Regex;
 use super::*;
 use crate::metadata::{MetadataStore, metadata_router};
 
-/// The samples, recorded from Mooncake 0.3.13.post1.
+/// Requests and responses recorded from Mooncake 0.3.13.post1.
 const SAMPLES: &str = include_str!("../../../tests/vectors/http_samples.txt");
 const TENANT_SAMPLES: &str = include_str!("../../../tests/vectors/tenant_quota_samples.txt");
 const METRICS: &str = include_str!("../../../tests/vectors/metrics.txt");
 
-/// A recorded request: how it was made with curl.
+/// A recorded request and its response, parsed from a curl command.
 struct RecordedAdminRequest<'a> {
     method: &'a str,
     port: &'a str,
     path: &'a str,
     body: &'a str,
-    answer: AdminTestResponse,
+    response: AdminTestResponse,
 }
 
 fn samples(text: &'static str) -> Vec<RecordedAdminRequest<'static>> {
-    text.split("### ").filter(|it| !it.trim().is_empty()).map(sample).collect()
+    text.split("### ").filter(|text| !text.trim().is_empty()).map(sample).collect()
 }
 
 fn sample(text: &'static str) -> RecordedAdminRequest<'static> {
-    let (request, answer) = text.split_once('\n').unwrap();
+    let (request, response) = text.split_once('\n').unwrap();
     let word_after = |flag: &str| request.split_once(flag).map(|(_, rest)| rest.split(' ').next().unwrap());
     let (port, path) = request.split_once("127.0.0.1:").unwrap().1.split_at(4);
     let (head, body) =
-        answer.split_once("GMT\n").or_else(|| answer.split_once("\n\n")).unwrap_or((answer, ""));
+        response.split_once("GMT\n").or_else(|| response.split_once("\n\n")).unwrap_or((response, ""));
     let header = |name: &str| head.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
     let status = head.lines().next().unwrap().strip_prefix("HTTP/1.1 ").unwrap();
     RecordedAdminRequest {
@@ -42,7 +42,7 @@ fn sample(text: &'static str) -> RecordedAdminRequest<'static> {
         port,
         path: path.split(' ').next().unwrap(),
         body: word_after("-d ").unwrap_or_default(),
-        answer: AdminTestResponse {
+        response: AdminTestResponse {
             status: status.to_owned(),
             content_type: header("Content-Type: ").to_owned(),
             body: body.to_owned(),
@@ -50,13 +50,13 @@ fn sample(text: &'static str) -> RecordedAdminRequest<'static> {
     }
 }
 
-/// Replaces what differs from run to run, and what differs for a reason: space in use is counted as it was rounded.
+/// Replaces what differs between runs, and what differs on purpose: used space is counted after rounding.
 fn shape(body: &str) -> String {
-    let replace = |text: String, pattern: &str, by: &str| {
-        Regex::new(pattern).unwrap().replace_all(&text, by).into_owned()
+    let replace = |text: String, pattern: &str, replacement: &str| {
+        Regex::new(pattern).unwrap().replace_all(&text, replacement).into_owned()
     };
     let mut text = body.trim_end().to_owned();
-    for (pattern, by) in [
+    for (pattern, replacement) in [
         (r"\d{5,}-\d{5,}", "ID"),
         ("0x[0-9a-f]+", "ADDRESS"),
         (
@@ -71,11 +71,11 @@ fn shape(body: &str) -> String {
         (r"\d+\.\d\d", "RATE"),
         (r"(=|/|: )\d+", "${1}N"),
     ] {
-        // Only the line of figures has figures that are rates and sums.
+        // Only the summary line has rates and sums.
         if !pattern.contains("RATE") && pattern.starts_with("(=") && !text.starts_with("role=") {
             continue;
         }
-        text = replace(text, pattern, by);
+        text = replace(text, pattern, replacement);
     }
     let mut lines: Vec<&str> = text.lines().collect();
     lines.sort_unstable();
@@ -88,19 +88,19 @@ async fn compare(admin: &Arc<AdminContext>, admin_port: &str, samples: Vec<Recor
     let mut job = String::new();
     for sample in samples {
         let path = sample.path.replace("6433642746086771731-17100531213125438380", &job);
-        let what = format!("{} {path} {}", sample.method, sample.body);
+        let description = format!("{} {path} {}", sample.method, sample.body);
         let request = Request::builder().method(sample.method).uri(&path);
         let request = request.body(Body::from(sample.body.to_owned())).unwrap();
         let router = if sample.port == admin_port { &router } else { &metadata };
-        let answer = send(router, request).await;
-        assert_eq!(answer.status, sample.answer.status, "{what}: {}", answer.body);
-        if !sample.answer.content_type.is_empty() || sample.port != admin_port {
-            assert_eq!(answer.content_type, sample.answer.content_type, "{what}");
+        let response = send(router, request).await;
+        assert_eq!(response.status, sample.response.status, "{description}: {}", response.body);
+        if !sample.response.content_type.is_empty() || sample.port != admin_port {
+            assert_eq!(response.content_type, sample.response.content_type, "{description}");
         }
-        assert_eq!(shape(&answer.body), shape(&sample.answer.body), "{what}");
-        if path == "/api/v1/drain_jobs" && answer.status == "200 OK" {
+        assert_eq!(shape(&response.body), shape(&sample.response.body), "{description}");
+        if path == "/api/v1/drain_jobs" && response.status == "200 OK" {
             let created: mooncake_wire::admin::DrainJobChangeResponse =
-                serde_json::from_str(&answer.body).unwrap();
+                serde_json::from_str(&response.body).unwrap();
             job = created.job_id.to_string();
             let server = &admin.server;
             server.master.tick(server.clock.now_ms() + 1000, &mut server.recorder());
@@ -109,7 +109,7 @@ async fn compare(admin: &Arc<AdminContext>, admin_port: &str, samples: Vec<Recor
 }
 
 #[tokio::test]
-async fn answers_are_those_that_were_recorded() {
+async fn responses_match_the_recorded_ones() {
     let admin = admin(settings());
     let server = &admin.server;
     mount(server);
@@ -125,7 +125,7 @@ async fn answers_are_those_that_were_recorded() {
 }
 
 #[tokio::test]
-async fn quotas_are_those_that_were_recorded() {
+async fn quota_responses_match_the_recorded_ones() {
     let admin = admin(MasterCoreOptions { multi_tenant: true, ..settings() });
     mount(&admin.server);
     let samples = samples(TENANT_SAMPLES);
@@ -133,7 +133,7 @@ async fn quotas_are_those_that_were_recorded() {
     compare(&admin, "9703", samples).await;
 }
 
-/// Names, types and labels of all families.
+/// Names, types and label names of all metric families.
 fn families(text: &str) -> std::collections::BTreeMap<String, (String, Vec<String>)> {
     let mut families = std::collections::BTreeMap::new();
     let mut last = String::new();
@@ -160,15 +160,15 @@ async fn metrics_have_the_families_of_mooncake() {
     put(&admin.server, "model_x", 70_000, 1);
     let router = admin_router(Arc::clone(&admin));
     get_path(&router, "/query_key?key=model_x").await;
-    let answer = get_path(&router, "/metrics").await;
-    assert_eq!(answer.content_type, "text/plain; version=0.0.4");
-    let ours = families(&answer.body);
-    let theirs = families(METRICS);
-    assert!(theirs.len() > 130, "{}", theirs.len());
-    for (name, theirs) in &theirs {
-        assert_eq!(ours.get(name), Some(theirs), "{name}");
+    let response = get_path(&router, "/metrics").await;
+    assert_eq!(response.content_type, "text/plain; version=0.0.4");
+    let actual = families(&response.body);
+    let expected = families(METRICS);
+    assert!(expected.len() > 130, "{}", expected.len());
+    for (name, expected) in &expected {
+        assert_eq!(actual.get(name), Some(expected), "{name}");
     }
-    for name in ours.keys().filter(|name| !theirs.contains_key(*name)) {
+    for name in actual.keys().filter(|name| !expected.contains_key(*name)) {
         assert!(name.starts_with("moongate_"), "{name}");
     }
     for line in [
@@ -182,13 +182,13 @@ async fn metrics_have_the_families_of_mooncake() {
         "moongate_master_prefix_keys{prefix=\"model\"} 1",
         "moongate_master_rpc_duration_seconds_count{method=\"GetReplicaList\"} 1",
     ] {
-        assert!(answer.body.lines().any(|it| it == line), "{line}\n{}", answer.body);
+        assert!(response.body.lines().any(|other| other == line), "{line}\n{}", response.body);
     }
 }
 
-/// docs/master.md describes every path that Mooncake has not.
+/// docs/master.md describes every path that Mooncake lacks.
 #[tokio::test]
-async fn the_page_says_what_there_is() {
+async fn the_page_describes_every_added_path() {
     let page = include_str!("../../../../../docs/master.md");
     let supervisor = moongate_runtime::Supervisor::new();
     let bind = "tcp://127.0.0.1:*".parse().unwrap();

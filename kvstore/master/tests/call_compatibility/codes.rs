@@ -1,4 +1,4 @@
-//! Calls with a history, by how they end.
+//! Compares the result codes of a sequence of calls.
 
 use mooncake_wire::rpc::{
     BatchEvictDiskArguments, BatchEvictDiskReplica, BatchExistKey, BatchGetReplicaList, BatchPutEnd,
@@ -15,7 +15,7 @@ use mooncake_wire::rpc::{
 };
 use mooncake_wire::types::{DEFAULT_TENANT, ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
 
-use crate::caller::{TestRpcConnection, key};
+use crate::test_master::{TestRpcConnection, key};
 
 const NODE: Uuid = Uuid { first: 11, second: 12 };
 const OTHER: Uuid = Uuid { first: 21, second: 22 };
@@ -51,7 +51,7 @@ pub(super) fn remove(key: &str, force: bool) -> RemoveArguments<&str> {
     RemoveArguments { key, force, tenant: DEFAULT_TENANT }
 }
 
-/// Calls a master and notes how.
+/// A connection, and one line of text per call.
 pub(super) struct CallTranscript {
     pub(super) connection: TestRpcConnection,
     pub(super) lines: Vec<String>,
@@ -75,7 +75,7 @@ macro_rules! note {
 
 pub(super) use note;
 
-/// How every call of a long history ends.
+/// Result codes of a long sequence of calls.
 pub(super) async fn transcript(address: &str) -> Vec<String> {
     let mut notes =
         CallTranscript { connection: TestRpcConnection::connect(address).await, lines: Vec::new() };
@@ -157,10 +157,10 @@ async fn batches(notes: &mut CallTranscript) {
     let objects = keys.iter().map(|key| ObjectMeta { key: *key, object_checksum: Some(7) }).collect();
     let ends = BatchPutEndArguments { client_id: NODE, objects, replica_type: ReplicaType::ALL, tenant };
     note!(notes, all BatchPutEnd, ends);
-    let asked = KeysArguments { keys: vec!["b1", "b2", "b3", "k", ""], tenant };
-    let key_value = note!(notes, all BatchExistKey, asked);
-    notes.lines.push(format!("{key_value:?}"));
-    note!(notes, all BatchGetReplicaList, asked);
+    let query = KeysArguments { keys: vec!["b1", "b2", "b3", "k", ""], tenant };
+    let existing = note!(notes, all BatchExistKey, query);
+    notes.lines.push(format!("{existing:?}"));
+    note!(notes, all BatchGetReplicaList, query);
     let revoked = BatchPutRevokeArguments {
         client_id: NODE,
         keys: vec!["b3", "b1", "nope"],
@@ -179,33 +179,34 @@ async fn batches(notes: &mut CallTranscript) {
 async fn transfers(notes: &mut CallTranscript) {
     let (tenant, source, target) = (DEFAULT_TENANT, "127.0.0.1:12001", "127.0.0.1:12002");
     let copy = |key, targets| CopyStartArguments { client_id: NODE, key, tenant, source, targets };
-    let work = |key| ClientKeyArguments { client_id: NODE, key, tenant };
+    let object = |key| ClientKeyArguments { client_id: NODE, key, tenant };
     note!(notes, CopyStart, copy("nope", vec![target])).ok();
     note!(notes, CopyStart, copy("k", vec!["nobody"])).ok();
     note!(notes, CopyStart, copy("nope", vec!["nobody"])).ok();
-    note!(notes, CopyEnd, work("k")).ok();
-    note!(notes, CopyEnd, work("nope")).ok();
+    note!(notes, CopyEnd, object("k")).ok();
+    note!(notes, CopyEnd, object("nope")).ok();
     note!(notes, MountSegment, MountArguments { segment: segment(2, 64 << 20), client_id: OTHER }).ok();
     note!(notes, CopyStart, copy("k", vec![target])).ok();
     note!(notes, CopyStart, copy("k", vec![target])).ok();
     note!(notes, Remove, remove("k", true)).ok();
     note!(notes, Remove, remove("k", false)).ok();
-    note!(notes, MoveEnd, work("k")).ok();
-    note!(notes, MoveRevoke, work("k")).ok();
-    note!(notes, CopyRevoke, work("k")).ok();
-    note!(notes, MoveEnd, work("k")).ok();
-    let moved = |key, source, target| MoveStartArguments { client_id: NODE, key, tenant, source, target };
-    note!(notes, MoveStart, moved("u", source, source)).ok();
-    note!(notes, MoveStart, moved("u", source, "nobody")).ok();
-    note!(notes, MoveStart, moved("nope", source, "nobody")).ok();
-    note!(notes, MoveStart, moved("nope", source, source)).ok();
-    note!(notes, MoveStart, moved("u", target, source)).ok();
-    note!(notes, MoveStart, moved("u", source, target)).ok();
-    note!(notes, CopyEnd, work("u")).ok();
-    note!(notes, CopyRevoke, work("u")).ok();
-    note!(notes, MoveEnd, ClientKeyArguments { client_id: OTHER, ..work("u") }).ok();
-    note!(notes, CopyEnd, ClientKeyArguments { client_id: OTHER, ..work("u") }).ok();
-    note!(notes, MoveEnd, work("u")).ok();
+    note!(notes, MoveEnd, object("k")).ok();
+    note!(notes, MoveRevoke, object("k")).ok();
+    note!(notes, CopyRevoke, object("k")).ok();
+    note!(notes, MoveEnd, object("k")).ok();
+    let move_arguments =
+        |key, source, target| MoveStartArguments { client_id: NODE, key, tenant, source, target };
+    note!(notes, MoveStart, move_arguments("u", source, source)).ok();
+    note!(notes, MoveStart, move_arguments("u", source, "nobody")).ok();
+    note!(notes, MoveStart, move_arguments("nope", source, "nobody")).ok();
+    note!(notes, MoveStart, move_arguments("nope", source, source)).ok();
+    note!(notes, MoveStart, move_arguments("u", target, source)).ok();
+    note!(notes, MoveStart, move_arguments("u", source, target)).ok();
+    note!(notes, CopyEnd, object("u")).ok();
+    note!(notes, CopyRevoke, object("u")).ok();
+    note!(notes, MoveEnd, ClientKeyArguments { client_id: OTHER, ..object("u") }).ok();
+    note!(notes, CopyEnd, ClientKeyArguments { client_id: OTHER, ..object("u") }).ok();
+    note!(notes, MoveEnd, object("u")).ok();
     let task = |key, targets| CopyTaskArguments { key, tenant, targets };
     note!(notes, CreateCopyTask, task("nope", vec![target])).ok();
     note!(notes, CreateCopyTask, task("b1", vec![])).ok();

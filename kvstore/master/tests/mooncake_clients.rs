@@ -1,19 +1,19 @@
-//! Mooncake's own clients against this master, and this master beside Mooncake's own.
+//! Mooncake's clients against this master.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod caller;
-mod same;
+mod call_compatibility;
 #[path = "../../master-client/tests/store/harness.rs"]
-mod world;
+mod mooncake_harness;
+mod test_master;
 
 use std::time::Duration;
 
-use caller::start_master_with;
+use mooncake_harness::{HANDSHAKE, NEWEST, RealNode, has};
 use moongate_master::MasterServerOptions;
 use moongate_master_core::MasterCoreOptions;
-use world::{HANDSHAKE, NEWEST, RealNode, has};
+use test_master::start_master_with;
 
-/// A short lease, so that what was read can soon be removed; but long enough to read three hundred objects.
+/// Short, so that read objects can soon be removed, but long enough to read three hundred objects.
 const LEASE: Duration = Duration::from_secs(3);
 
 fn options() -> MasterServerOptions {
@@ -21,8 +21,8 @@ fn options() -> MasterServerOptions {
     MasterServerOptions { core, threads: 2, ..MasterServerOptions::default() }
 }
 
-/// What a client does in its life.
-async fn life(rpc: &str, release: &str) {
+/// A typical sequence of operations of a client.
+async fn run_client(rpc: &str, release: &str) {
     let mut store = RealNode::start_of(release, rpc, HANDSHAKE, 32).await;
     let mut reader = RealNode::start_of(release, rpc, HANDSHAKE, 0).await;
     assert_eq!(reader.send_command("exist a").await, "0", "{release}");
@@ -30,7 +30,7 @@ async fn life(rpc: &str, release: &str) {
         store.put(&format!("a{size}"), size).await;
         assert_eq!(reader.get(&format!("a{size}")).await, size, "{release}");
     }
-    // Once more is no error, and the content stays.
+    // A repeated put succeeds without changing the object.
     store.put("a1", 1).await;
     let keys: Vec<_> = (0..300).map(|number| format!("batch-{number}")).collect();
     assert_eq!(store.fill(&keys, 5000).await, 0, "{release}");
@@ -55,10 +55,10 @@ async fn life(rpc: &str, release: &str) {
 
 #[tokio::test]
 async fn clients_of_every_release_are_served() {
-    for release in world::RELEASES {
+    for release in mooncake_harness::RELEASES {
         if has(release).await {
             let master = start_master_with(options());
-            life(&master.rpc.address().to_string(), release).await;
+            run_client(&master.rpc.address().to_string(), release).await;
             assert_eq!(master.server.counters.unknown_arguments(), 0, "{release}");
             assert_eq!(master.server.master.key_count(), 0, "{release}");
             assert_eq!(master.server.master.segments_detail().total_segments, 0, "{release}");
@@ -67,7 +67,7 @@ async fn clients_of_every_release_are_served() {
 }
 
 #[tokio::test]
-async fn what_is_leased_is_removed_only_by_force() {
+async fn leased_objects_are_removed_only_by_force() {
     let master = start_master_with(MasterServerOptions { threads: 2, ..MasterServerOptions::default() });
     let rpc = master.rpc.address().to_string();
     let mut store = RealNode::start_of(NEWEST, &rpc, HANDSHAKE, 16).await;
@@ -86,7 +86,7 @@ async fn killed_node_is_detected_soon_and_no_write_is_rejected() {
     let rpc = master.rpc.address().to_string();
     let mut store = RealNode::start_of(NEWEST, &rpc, HANDSHAKE, 64).await;
     let mut writer = RealNode::start_of(NEWEST, &rpc, HANDSHAKE, 0).await;
-    // Three times as much as there is room for.
+    // Three times as much as fits.
     for number in 0..200 {
         writer.put(&format!("{number}"), 1 << 20).await;
     }
@@ -99,6 +99,6 @@ async fn killed_node_is_detected_soon_and_no_write_is_rejected() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    tokio::time::timeout(caller::LIMIT, silent).await.unwrap();
+    tokio::time::timeout(test_master::LIMIT, silent).await.unwrap();
     assert_eq!(writer.get("199").await, 0);
 }

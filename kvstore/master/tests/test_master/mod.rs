@@ -1,4 +1,4 @@
-//! A master in this process, and connections to masters.
+//! A master in this process, and RPC connections to masters.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use moongate_runtime::Supervisor;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// Long, because it only says when a test hangs.
+/// Timeout that only a hanging test reaches.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 const MAX_RESPONSE: usize = 256 << 20;
 
@@ -49,7 +49,7 @@ pub(crate) fn start_master_with(options: MasterServerOptions) -> TestMaster {
     TestMaster { server, journal, rpc, supervisor }
 }
 
-/// A master with its HTTP faces.
+/// A master with its HTTP ports.
 pub(crate) struct TestHttpMaster {
     pub(crate) rpc: String,
     pub(crate) services: AuxServiceAddresses,
@@ -65,26 +65,30 @@ pub(crate) async fn start_http_master_with(
     metadata: Option<MetadataServiceOptions>,
     core: MasterCoreOptions,
 ) -> TestHttpMaster {
-    let nowhere: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();
+    let loopback: std::net::SocketAddr = "127.0.0.1:0".parse().unwrap();
     let events = KvEventServiceOptions {
         bind: "tcp://127.0.0.1:*".to_owned(),
         replay: None,
         backend: String::new(),
         queue: 100,
     };
-    let mut faces =
-        AuxServices::new(AuxServicesOptions { admin: nowhere, metadata, events: Some(events), quotas: None });
-    let journal = faces.observe(Arc::new(MemoryJournal::new(1 << 20)), &Arc::default());
+    let mut services = AuxServices::new(AuxServicesOptions {
+        admin: loopback,
+        metadata,
+        events: Some(events),
+        quotas: None,
+    });
+    let journal = services.observe(Arc::new(MemoryJournal::new(1 << 20)), &Arc::default());
     let server = Arc::new(MasterServer::new(
         MasterServerOptions { core, threads: 2, ..MasterServerOptions::default() },
         journal,
     ));
     let supervisor = Supervisor::new();
-    let rpc = rpc::serve(&server, nowhere, 2, &supervisor).unwrap().address().to_string();
-    let faces = faces.start(&server, &supervisor).await.unwrap();
+    let rpc = rpc::serve(&server, loopback, 2, &supervisor).unwrap().address().to_string();
+    let services = services.start(&server, &supervisor).await.unwrap();
     server.leadership.store(Arc::new(LeadershipStatus::standalone()));
     moongate_master::ticker::start(&server, &supervisor);
-    TestHttpMaster { rpc, services: faces, server, _supervisor: supervisor }
+    TestHttpMaster { rpc, services, server, _supervisor: supervisor }
 }
 
 pub(crate) fn key(key: &str) -> KeyArguments<&str> {
@@ -94,7 +98,6 @@ pub(crate) fn key(key: &str) -> KeyArguments<&str> {
 pub(crate) struct TestRpcConnection {
     pub(crate) stream: TcpStream,
     pub(crate) dialect: Dialect,
-    /// What every call has besides its arguments.
     pub(crate) attachment: &'static [u8],
     buffer: BytesMut,
 }
@@ -104,7 +107,7 @@ impl TestRpcConnection {
         Self::connect(&master.rpc.address().to_string()).await
     }
 
-    /// Mooncake's master says that it is ready a moment before it listens.
+    /// Retries: Mooncake's master logs that it is ready shortly before it listens.
     pub(crate) async fn connect(address: &str) -> Self {
         let connected = async {
             loop {
@@ -114,11 +117,12 @@ impl TestRpcConnection {
                 }
             }
         };
-        let stream = tokio::time::timeout(LIMIT, connected).await.expect("it listens in time");
+        let stream =
+            tokio::time::timeout(LIMIT, connected).await.expect("the master listens within the limit");
         Self { stream, dialect: Dialect::NEWEST, attachment: &[], buffer: BytesMut::new() }
     }
 
-    /// The next response, or none at the end of the connection.
+    /// The next response, or `None` at the end of the stream.
     pub(crate) async fn response(&mut self) -> Option<(ResponseHeader, Bytes)> {
         let response = async {
             loop {
@@ -132,10 +136,12 @@ impl TestRpcConnection {
                 }
             }
         };
-        tokio::time::timeout(LIMIT, response).await.expect("a response or the end comes in time")
+        tokio::time::timeout(LIMIT, response)
+            .await
+            .expect("a response or the end of the stream within the limit")
     }
 
-    /// Calls, and checks that the reply is of the connection's own dialect.
+    /// Makes a call and checks that the reply has the connection's dialect.
     pub(crate) async fn call<M: RpcDefinition>(&mut self, arguments: &M::Arguments<&str>) -> M::Reply<String>
     where
         for<'a> M::Arguments<&'a str>: Pack,
@@ -145,7 +151,7 @@ impl TestRpcConnection {
         encode_request::<M, &str>(9, self.dialect, arguments, &mut request).unwrap();
         frame::attach(&mut request, self.attachment).unwrap();
         self.stream.write_all(&request).await.unwrap();
-        let (header, body) = self.response().await.expect("an answer");
+        let (header, body) = self.response().await.expect("a response");
         assert_eq!((header.sequence, header.error), (9, 0), "{:?}", M::METHOD);
         let (reply, dialects) = decode_reply::<M, String>(&body).unwrap();
         assert!(dialects.contains(self.dialect), "{:?}: {dialects:?}", M::METHOD);
@@ -165,7 +171,7 @@ impl TestRpcConnection {
         assert_eq!(self.call::<MountSegment>(&MountArguments { segment, client_id: client }).await, Ok(()));
     }
 
-    /// Begins to put an object.
+    /// Starts a put without finishing it.
     pub(crate) async fn begin(&mut self, client: Uuid, name: &str, size: u64) {
         assert_eq!(self.try_begin(client, name, size).await, Ok(()), "{name}");
     }
@@ -189,14 +195,14 @@ impl TestRpcConnection {
     }
 }
 
-/// A request with arguments that are all zero: no keys, no segments, no clients.
+/// A request whose arguments are all zero: no keys, no segments, no clients.
 pub(crate) fn minimal_request(method: RpcMethod, dialect: Dialect) -> BytesMut {
     let signature = method.arguments_signature(dialect);
     let mut body = Vec::new();
     if !signature.literal().is_empty() {
         body.extend_from_slice(&signature.hash().to_le_bytes());
     }
-    // Zeros are the shortest form of everything, so the right number of them is a value.
+    // Zeros are the shortest encoding of every type, so the right number of them decodes.
     let request = (0..400).find_map(|_| {
         let decoded = Request::<&str>::decode(method, dialect, &body).ok().map(|request| {
             let mut out = BytesMut::new();
@@ -206,5 +212,5 @@ pub(crate) fn minimal_request(method: RpcMethod, dialect: Dialect) -> BytesMut {
         body.push(0);
         decoded
     });
-    request.unwrap_or_else(|| panic!("{method:?} has no simplest form"))
+    request.unwrap_or_else(|| panic!("{method:?} has no minimal request"))
 }

@@ -1,4 +1,4 @@
-//! Calls about nodes' disks, by how they end and what they answer.
+//! Compares the result codes and replies of calls for nodes' disks.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ use mooncake_wire::types::{
 use moongate_master_core::{DiskTierOptions, MasterCoreOptions};
 
 use super::codes::{CallTranscript, code, codes, end, note, remove, segment, start};
-use crate::caller::{self, TestRpcConnection, key, start_http_master_with};
-use crate::world::{self, NEWEST, RealMaster};
+use crate::mooncake_harness::{self, NEWEST, RealMaster};
+use crate::test_master::{self, TestRpcConnection, key, start_http_master_with};
 
 const NODE: Uuid = Uuid { first: 11, second: 12 };
 const OTHER: Uuid = Uuid { first: 21, second: 22 };
@@ -63,7 +63,7 @@ fn copy(key: &str) -> CopyStartArguments<&str> {
 fn keys_of(tasks: &MasterResult<OffloadTasks<String>>) -> String {
     let Ok(OffloadTasks(tasks)) = tasks else { return String::new() };
     let mut keys: Vec<String> =
-        tasks.iter().map(|it| format!("{}/{}/{}", it.tenant_id, it.key, it.size)).collect();
+        tasks.iter().map(|task| format!("{}/{}/{}", task.tenant_id, task.key, task.size)).collect();
     keys.sort();
     keys.join(" ")
 }
@@ -82,41 +82,40 @@ impl CallTranscript {
         started.is_ok() && ended.is_ok()
     }
 
-    /// What kinds of replicas a reader is told of.
-    async fn kinds(&mut self, what: &str, name: &str) {
-        let found = self.connection.call::<GetReplicaList>(&key(name)).await;
-        let kind = |it: &ReplicaMedium<String>| match it {
-            ReplicaMedium::Memory(it) => format!("memory {}", it.size),
-            ReplicaMedium::LocalDisk(it) => {
-                format!("disk of {} {} {}", it.client_id, it.object_size, it.transport_endpoint)
+    /// Records the kinds of replicas in the reply to a read.
+    async fn kinds(&mut self, label: &str, name: &str) {
+        let actual = self.connection.call::<GetReplicaList>(&key(name)).await;
+        let kind = |medium: &ReplicaMedium<String>| match medium {
+            ReplicaMedium::Memory(buffer) => format!("memory {}", buffer.size),
+            ReplicaMedium::LocalDisk(disk) => {
+                format!("disk of {} {} {}", disk.client_id, disk.object_size, disk.transport_endpoint)
             }
             other => format!("{other:?}"),
         };
-        let kinds = found.map(|list| {
-            let mut kinds: Vec<String> = list.replicas.iter().map(|it| kind(&it.medium)).collect();
-            // Ours tells of memory first, also if that came later.
+        let kinds = actual.map(|list| {
+            let mut kinds: Vec<String> = list.replicas.iter().map(|replica| kind(&replica.medium)).collect();
+            // Moongate lists memory first, even if it was added later.
             kinds.sort();
             kinds.join(", ")
         });
-        self.add(format!("{what}: {name} is {kinds:?}"));
+        self.add(format!("{label}: {name} is {kinds:?}"));
     }
 
-    /// A heartbeat.
-    async fn live(&mut self) {
+    async fn send_heartbeat(&mut self) {
         self.connection.call::<Ping>(&ClientArguments { client_id: NODE }).await.unwrap();
     }
 
-    async fn fetched(&mut self, what: &str) -> OffloadTasks<String> {
+    async fn fetched(&mut self, label: &str) -> OffloadTasks<String> {
         let arguments = OffloadingArguments { client_id: NODE, enable_offloading: true };
         let tasks = self.connection.call::<OffloadObjectHeartbeat>(&arguments).await;
-        self.add(format!("{what}: offload {} [{}]", code(&tasks), keys_of(&tasks)));
+        self.add(format!("{label}: offload {} [{}]", code(&tasks), keys_of(&tasks)));
         tasks.unwrap_or_default()
     }
 
-    async fn promotions(&mut self, what: &str) {
+    async fn promotions(&mut self, label: &str) {
         let tasks =
             self.connection.call::<PromotionObjectHeartbeat>(&ClientArguments { client_id: NODE }).await;
-        self.add(format!("{what}: promote {} [{}]", code(&tasks), keys_of(&tasks)));
+        self.add(format!("{label}: promote {} [{}]", code(&tasks), keys_of(&tasks)));
     }
 }
 
@@ -154,21 +153,21 @@ async fn mount_disk(notes: &mut CallTranscript) {
     note!(notes, NotifyOffloadSuccess, odd).ok();
 }
 
-/// With copies on disks as soon as objects are written.
-async fn at_once(address: &str) -> Vec<String> {
+/// With `--enable_offload`: objects are offloaded right after they are written.
+async fn immediate(address: &str) -> Vec<String> {
     let mut notes = mounted(address).await;
     let notes = &mut notes;
     mount_disk(notes).await;
     for name in ["a", "b", "c", "d", "e"] {
         notes.put(name, 1000).await;
     }
-    // While it waits to be fetched.
+    // While the offload is queued.
     note!(notes, Remove, remove("e", false)).ok();
     note!(notes, UpsertStart, start(NODE, "d", 1000)).ok();
     note!(notes, UpsertEnd, end(NODE, "d")).ok();
     notes.fetched("five less one").await;
     notes.fetched("again").await;
-    // While it is fetched.
+    // While the offload is in progress.
     note!(notes, UpsertStart, start(NODE, "a", 1000)).ok();
     note!(notes, CopyStart, copy("a")).ok();
     note!(notes, CopyRevoke, named(NODE, "a")).ok();
@@ -181,8 +180,8 @@ async fn at_once(address: &str) -> Vec<String> {
     note!(notes, MountLocalDiskSegment, OffloadingArguments { client_id: OTHER, enable_offloading: true })
         .ok();
     note!(notes, NotifyOffloadSuccess, offloaded(OTHER, &[("a", 1000)])).ok();
-    notes.kinds("told by another", "a").await;
-    // What a node finds on its disk when it starts.
+    notes.kinds("reported by another client", "a").await;
+    // Objects that a node finds on its disk at its start.
     note!(notes, NotifyOffloadSuccess, offloaded(NODE, &[("found", 77), ("found too", 78)])).ok();
     notes.kinds("found", "found").await;
     note!(notes, ExistKey, key("found too")).ok();
@@ -198,7 +197,7 @@ async fn at_once(address: &str) -> Vec<String> {
     let (tenant, replica_type) = (DEFAULT_TENANT, ReplicaType::LOCAL_DISK);
     let both = BatchEvictDiskArguments { client_id: NODE, keys, tenant, replica_type };
     note!(notes, all BatchEvictDiskReplica, both);
-    // Memory goes, the disk stays.
+    // The memory segments are unmounted, the disk stays.
     for number in [1, 2] {
         let segment_id = segment(number, 0).id;
         note!(notes, UnmountSegment, UnmountArguments { segment_id, client_id: NODE }).ok();
@@ -213,7 +212,7 @@ async fn at_once(address: &str) -> Vec<String> {
     std::mem::take(&mut notes.lines)
 }
 
-/// With copies when there is no room any more, and back when they are read.
+/// With `--offload_on_evict`: objects are offloaded on eviction.
 async fn on_evict(address: &str) -> Vec<String> {
     let mut notes = mounted(address).await;
     let notes = &mut notes;
@@ -223,27 +222,27 @@ async fn on_evict(address: &str) -> Vec<String> {
     for number in 0..31 {
         notes.put(&format!("k{number}"), MIB).await;
     }
-    // The watermark is exceeded now: the oldest go to the disk.
+    // The watermark is exceeded now: the oldest objects are offloaded.
     let mut fetched = Vec::new();
     let is_in_time = async {
         while fetched.is_empty() {
-            notes.live().await;
+            notes.send_heartbeat().await;
             let tasks = notes.connection.call::<OffloadObjectHeartbeat>(&offloading).await.unwrap();
             fetched = tasks.0;
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(caller::LIMIT, is_in_time).await.unwrap();
-    let oldest = fetched.iter().any(|it| it.key == "k0");
+    tokio::time::timeout(test_master::LIMIT, is_in_time).await.unwrap();
+    let oldest = fetched.iter().any(|task| task.key == "k0");
     notes.add(format!("the oldest is among them: {oldest}"));
     notes.kinds("being offloaded", "k0").await;
-    let objects: Vec<(&str, i64)> = fetched.iter().map(|it| (it.key.as_str(), it.size)).collect();
+    let objects: Vec<(&str, i64)> = fetched.iter().map(|task| (task.key.as_str(), task.size)).collect();
     note!(notes, NotifyOffloadSuccess, offloaded(NODE, &objects)).ok();
-    // It is leased by the look above, and goes from memory when that has ended.
+    // The read above has leased it; it is evicted after the lease has ended.
     let mut round = 0;
-    let left = async {
+    let until_evicted = async {
         loop {
-            notes.live().await;
+            notes.send_heartbeat().await;
             tokio::time::sleep(Duration::from_millis(700)).await;
             for number in 0..4 {
                 notes.put(&format!("more{round}-{number}"), MIB).await;
@@ -251,14 +250,14 @@ async fn on_evict(address: &str) -> Vec<String> {
             round += 1;
             let list = notes.connection.call::<GetReplicaList>(&key("k0")).await;
             let only_disk = |list: &mooncake_wire::types::ReplicaList<String>| {
-                list.replicas.iter().all(|it| matches!(it.medium, ReplicaMedium::LocalDisk(_)))
+                list.replicas.iter().all(|replica| matches!(replica.medium, ReplicaMedium::LocalDisk(_)))
             };
             if list.is_ok_and(|list| only_disk(&list)) {
                 return;
             }
         }
     };
-    tokio::time::timeout(caller::LIMIT, left).await.unwrap();
+    tokio::time::timeout(test_master::LIMIT, until_evicted).await.unwrap();
     notes.kinds("left memory", "k0").await;
     note!(
         notes,
@@ -288,8 +287,8 @@ async fn promoted(address: &str) -> Vec<String> {
     note!(notes, PromotionAllocStart, promotion(NODE, "x", 500)).ok();
     notes.kinds("second read", "x").await;
     notes.kinds("third read", "x").await;
-    notes.promotions("asked for").await;
-    notes.promotions("told once").await;
+    notes.promotions("admitted").await;
+    notes.promotions("reported once").await;
     note!(notes, Remove, remove("x", false)).ok();
     note!(notes, UpsertStart, start(NODE, "x", 500)).ok();
     note!(notes, NotifyPromotionSuccess, named(NODE, "x")).ok();
@@ -304,18 +303,18 @@ async fn promoted(address: &str) -> Vec<String> {
     note!(notes, NotifyPromotionSuccess, named(NODE, "x")).ok();
     note!(notes, NotifyPromotionSuccess, named(NODE, "x")).ok();
     notes.kinds("promoted", "x").await;
-    // Two are asked for, one is told at a time; one of them fails.
+    // Two promotions are admitted, one per heartbeat is sent; one of them fails.
     for name in ["y", "y", "z", "z"] {
         notes.kinds("read", name).await;
     }
-    let mut told = Vec::new();
+    let mut promoted_keys = Vec::new();
     for _ in 0..3 {
         let tasks =
             notes.connection.call::<PromotionObjectHeartbeat>(&ClientArguments { client_id: NODE }).await;
-        told.push(keys_of(&tasks));
+        promoted_keys.push(keys_of(&tasks));
     }
-    told.sort();
-    notes.add(format!("one at a time: {told:?}"));
+    promoted_keys.sort();
+    notes.add(format!("one at a time: {promoted_keys:?}"));
     note!(notes, PromotionAllocStart, promotion(NODE, "y", 600)).ok();
     note!(notes, NotifyPromotionFailure, named(OTHER, "y")).ok();
     note!(notes, NotifyPromotionFailure, named(NODE, "y")).ok();
@@ -334,13 +333,13 @@ async fn promoted(address: &str) -> Vec<String> {
     std::mem::take(&mut notes.lines)
 }
 
-fn differences(expected: &[String], found: &[String]) -> Vec<String> {
-    assert_eq!(expected.len(), found.len());
-    let differ = expected.iter().zip(found).filter(|(expected, found)| expected != found);
-    differ.map(|(expected, found)| format!("{expected}   {found}")).collect()
+fn differences(expected: &[String], actual: &[String]) -> Vec<String> {
+    assert_eq!(expected.len(), actual.len());
+    let differing = expected.iter().zip(actual).filter(|(expected, actual)| expected != actual);
+    differing.map(|(expected, actual)| format!("{expected}   {actual}")).collect()
 }
 
-/// `same!(calls, flags of Mooncake's master, the same for ours)`
+/// `same!(calls, flags of Mooncake's master, the same settings for Moongate's master)`
 macro_rules! same {
     ($calls:ident, $flags:expr, $tier:expr) => {{
         let real = RealMaster::start_with(NEWEST, $flags).await;
@@ -350,33 +349,33 @@ macro_rules! same {
             disks: Some($tier),
             ..MasterCoreOptions::default()
         };
-        let ours = start_http_master_with(None, core).await;
+        let master = start_http_master_with(None, core).await;
         let expected = $calls(&real.rpc).await;
-        let found = $calls(&ours.rpc).await;
-        let differ = differences(&expected, &found);
-        assert!(differ.is_empty(), "Mooncake's and ours:\n{}", differ.join("\n"));
+        let actual = $calls(&master.rpc).await;
+        let differing = differences(&expected, &actual);
+        assert!(differing.is_empty(), "Mooncake's and Moongate's:\n{}", differing.join("\n"));
     }};
 }
 
 #[tokio::test]
-async fn objects_go_to_disks_at_once_alike() {
-    same!(at_once, &["--enable_offload", "--default_kv_lease_ttl=500"], DiskTierOptions::default());
+async fn immediate_offloads_equal_those_of_mooncake() {
+    same!(immediate, &["--enable_offload", "--default_kv_lease_ttl=500"], DiskTierOptions::default());
 }
 
 #[tokio::test]
-async fn objects_go_to_disks_when_evicted_alike() {
+async fn offloads_on_eviction_equal_those_of_mooncake() {
     let tier = DiskTierOptions { on_evict: true, ..DiskTierOptions::default() };
     same!(on_evict, &["--enable_offload", "--offload_on_evict", "--default_kv_lease_ttl=500"], tier);
 }
 
 #[tokio::test]
-async fn objects_come_back_when_read_alike() {
+async fn promotions_equal_those_of_mooncake() {
     let tier = DiskTierOptions { promote_on_hit: true, ..DiskTierOptions::default() };
     same!(promoted, &["--enable_offload", "--promotion_on_hit", "--default_kv_lease_ttl=500"], tier);
 }
 
 #[tokio::test]
-async fn a_client_with_a_disk_finds_the_same() {
+async fn clients_with_disks_get_the_same_results() {
     const FLAGS: &[&str] =
         &["--enable_offload", "--offload_on_evict", "--promotion_on_hit", "--default_kv_lease_ttl=500"];
     let tier = DiskTierOptions { on_evict: true, promote_on_hit: true, ..DiskTierOptions::default() };
@@ -386,12 +385,14 @@ async fn a_client_with_a_disk_finds_the_same() {
         disks: Some(tier),
         ..MasterCoreOptions::default()
     };
-    let (real, ours) =
+    let (real, master) =
         (RealMaster::start_with(NEWEST, FLAGS).await, start_http_master_with(None, core).await);
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let expected = world::disks(NEWEST, &real.rpc, &real.admin, folders[0].path()).await;
-    let found = world::disks(NEWEST, &ours.rpc, &ours.services.admin.to_string(), folders[1].path()).await;
+    let expected = mooncake_harness::disks(NEWEST, &real.rpc, &real.admin, folders[0].path()).await;
+    let actual =
+        mooncake_harness::disks(NEWEST, &master.rpc, &master.services.admin.to_string(), folders[1].path())
+            .await;
     assert!(expected.iter().any(|line| line == "it is brought back: True"), "{expected:?}");
-    let differ = differences(&expected, &found);
-    assert!(differ.is_empty(), "Mooncake's and ours:\n{}", differ.join("\n"));
+    let differing = differences(&expected, &actual);
+    assert!(differing.is_empty(), "Mooncake's and Moongate's:\n{}", differing.join("\n"));
 }

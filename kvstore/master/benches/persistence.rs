@@ -1,6 +1,6 @@
-//! What keeping the state costs: writing through the log, a snapshot while reads go on, and a restart.
+//! Cost of persistence: writes through the log, a snapshot during reads, and a restart.
 //!
-//! `cargo bench -p moongate-master --bench keeping -- KEYS [FOLDER]`
+//! `cargo bench -p moongate-master --bench persistence -- KEYS [FOLDER]`
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a tool for a person at a terminal")]
 
 use std::path::Path;
@@ -11,16 +11,16 @@ use std::time::{Duration, Instant};
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
 use moongate_master::AuxState;
 use moongate_master::durable::{DurableJournal, PersistenceSchedule, StatePersister};
-use moongate_master::journal::FactRecorder;
+use moongate_master::recorder::FactRecorder;
 use moongate_master_core::{MasterCore, MasterCoreOptions};
 use moongate_oplog::OplogOptions;
 
-/// The allocator of the real server.
+/// The same allocator as in the server binary.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 const CLIENT: Uuid = Uuid { first: 1, second: 1 };
-/// Writers send that many requests at a time.
+/// Number of puts per commit.
 const PIPELINED: u64 = 16;
 
 fn main() {
@@ -36,7 +36,7 @@ fn main() {
     println!("folder: {} MB in the log", size(&folder) / 1_000_000);
     let (durable, master) = reopen("restart from the log", &folder);
     snapshot(&durable, &master, keys);
-    println!("folder: {} MB in the snapshot and what is left of the log", size(&folder) / 1_000_000);
+    println!("folder: {} MB in the snapshot and the rest of the log", size(&folder) / 1_000_000);
     drop((durable, master));
     reopen("restart from the snapshot", &folder);
 }
@@ -47,10 +47,10 @@ fn open(folder: &Path) -> (DurableJournal, MasterCore, moongate_master::durable:
     (durable, *state.master, restored)
 }
 
-fn reopen(what: &str, folder: &Path) -> (DurableJournal, MasterCore) {
-    let begun = Instant::now();
+fn reopen(label: &str, folder: &Path) -> (DurableJournal, MasterCore) {
+    let started = Instant::now();
     let (durable, master, restored) = open(folder);
-    println!("{what}: {:.2} s ({restored})", begun.elapsed().as_secs_f64());
+    println!("{label}: {:.2} s ({restored})", started.elapsed().as_secs_f64());
     (durable, master)
 }
 
@@ -70,7 +70,7 @@ fn fill(durable: &Arc<DurableJournal>, master: &MasterCore, keys: u64) {
         };
         master.mount(0, &segment, CLIENT, &mut recorder).unwrap();
     }
-    let begun = Instant::now();
+    let started = Instant::now();
     let config = ReplicateConfig::<String>::default();
     for number in 0..keys {
         let key = key(number);
@@ -82,61 +82,64 @@ fn fill(durable: &Arc<DurableJournal>, master: &MasterCore, keys: u64) {
         }
     }
     recorder.commit().unwrap();
-    let each = begun.elapsed().as_secs_f64() / keys as f64;
-    println!("a put through state machine and log: {:.2} µs, {PIPELINED} written together", each * 1e6);
+    let seconds_per_put = started.elapsed().as_secs_f64() / keys as f64;
+    println!("a put through state machine and log: {:.2} µs, {PIPELINED} per commit", seconds_per_put * 1e6);
 }
 
-/// How long reads take at most while a snapshot is written.
+/// Writes a snapshot and measures the read latency meanwhile.
 fn snapshot(durable: &DurableJournal, master: &MasterCore, keys: u64) {
     let done = AtomicBool::new(false);
-    let (longest, reads, took) = std::thread::scope(|scope| {
+    let (longest, reads, elapsed) = std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
             let (mut longest, mut reads, mut number) = (Duration::ZERO, 0_u64, 1_u64);
-            let (mut slow, mut waited) = (0_u64, waited_for_core());
+            let (mut slow, mut last_wait) = (0_u64, run_queue_wait());
             let mut slowest = String::new();
             while !done.load(Relaxed) {
                 number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
                 let key = key((number >> 20) % keys);
-                let begun = Instant::now();
+                let started = Instant::now();
                 assert!(master.exist(2000, "default", &key));
-                let took = begun.elapsed();
-                if took > Duration::from_millis(1) {
+                let elapsed = started.elapsed();
+                if elapsed > Duration::from_millis(1) {
                     slow += 1;
-                    let for_core = waited_for_core() - waited;
-                    slowest +=
-                        &format!(" {:.1} ({:.1})", took.as_secs_f64() * 1e3, for_core.as_secs_f64() * 1e3);
+                    let core_wait = run_queue_wait() - last_wait;
+                    slowest += &format!(
+                        " {:.1} ({:.1})",
+                        elapsed.as_secs_f64() * 1e3,
+                        core_wait.as_secs_f64() * 1e3
+                    );
                 }
-                if took > Duration::from_millis(1) || reads % 256 == 0 {
-                    waited = waited_for_core();
+                if elapsed > Duration::from_millis(1) || reads % 256 == 0 {
+                    last_wait = run_queue_wait();
                 }
-                (longest, reads) = (longest.max(took), reads + 1);
+                (longest, reads) = (longest.max(elapsed), reads + 1);
             }
             println!("reads of more than 1 ms while the snapshot was written: {slow} of {reads}");
-            println!("how long, and for how long of that the reader had no core, ms:{slowest}");
+            println!("duration (of which the reader waited for a core), ms:{slowest}");
             (longest, reads)
         });
-        let begun = Instant::now();
+        let started = Instant::now();
         let facts =
             StatePersister::new(durable, master, &AuxState::default(), PersistenceSchedule::default())
                 .snapshot()
                 .unwrap();
-        let took = begun.elapsed();
+        let elapsed = started.elapsed();
         done.store(true, Relaxed);
         let (longest, reads) = reader.join().unwrap();
         assert!(facts >= keys && reads > 0);
-        (longest, reads, took)
+        (longest, reads, elapsed)
     });
     println!(
-        "snapshot: {:.2} s; the longest of {reads} reads meanwhile {:.2} ms",
-        took.as_secs_f64(),
+        "snapshot: {:.2} s; maximum latency of {reads} reads meanwhile {:.2} ms",
+        elapsed.as_secs_f64(),
         longest.as_secs_f64() * 1e3
     );
 }
 
-/// How long this thread could have run and did not.
-fn waited_for_core() -> Duration {
-    let told = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-    Duration::from_nanos(told.split_whitespace().nth(1).unwrap().parse().unwrap())
+/// Time for which this thread was runnable without running.
+fn run_queue_wait() -> Duration {
+    let schedstat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
+    Duration::from_nanos(schedstat.split_whitespace().nth(1).unwrap().parse().unwrap())
 }
 
 fn size(folder: &Path) -> u64 {

@@ -1,18 +1,18 @@
-//! The HTTP faces of this master beside those of Mooncake's own, and Mooncake's clients on them.
+//! Compares the HTTP ports of this master with those of Mooncake's master, and runs Mooncake's clients against them.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod caller;
 #[path = "../../master-client/tests/store/harness.rs"]
-mod world;
+mod mooncake_harness;
+mod test_master;
 
 use std::collections::BTreeMap;
 
-use caller::{TestRpcConnection, start_http_master, start_http_master_with};
+use mooncake_harness::{NEWEST, RealMaster, RealNode};
 use mooncake_wire::types::Uuid;
 use moongate_master::{MetadataLocation, MetadataServiceOptions};
 use moongate_master_core::MasterCoreOptions;
 use serde_json::Value;
-use world::{NEWEST, RealMaster, RealNode};
+use test_master::{TestRpcConnection, start_http_master, start_http_master_with};
 
 const CLIENT: Uuid = Uuid { first: 11, second: 22 };
 
@@ -20,16 +20,16 @@ fn client() -> reqwest::Client {
     reqwest::Client::builder().no_proxy().build().unwrap()
 }
 
-/// Status, type and body, without what each master makes up.
-async fn answer(method: &str, url: &str, body: &str) -> (u16, String, String) {
+/// Status, content type and body, without values that differ between masters.
+async fn request(method: &str, url: &str, body: &str) -> (u16, String, String) {
     let method = method.parse().unwrap();
-    let answer = client().request(method, url).body(body.to_owned()).send().await.unwrap();
-    let status = answer.status().as_u16();
-    let content_type = answer.headers().get("content-type").map(|it| it.to_str().unwrap().to_owned());
-    let body = answer.text().await.unwrap();
+    let response = client().request(method, url).body(body.to_owned()).send().await.unwrap();
+    let status = response.status().as_u16();
+    let content_type = response.headers().get("content-type").map(|value| value.to_str().unwrap().to_owned());
+    let body = response.text().await.unwrap();
     let body = match serde_json::from_str(&body) {
         Ok(mut json) => {
-            hide(&mut json);
+            mask_varying_values(&mut json);
             json.to_string()
         }
         Err(_) => {
@@ -41,25 +41,25 @@ async fn answer(method: &str, url: &str, body: &str) -> (u16, String, String) {
     (status, content_type.unwrap_or_default(), body)
 }
 
-fn hide(json: &mut Value) {
+fn mask_varying_values(json: &mut Value) {
     match json {
-        Value::Array(values) => values.iter_mut().for_each(hide),
+        Value::Array(values) => values.iter_mut().for_each(mask_varying_values),
         Value::Object(members) => {
             for (name, value) in members {
                 match name.as_str() {
-                    // Ours gives space from the other end.
+                    // Moongate allocates from the other end of a segment.
                     "buffer_address_"
                     | "job_id"
                     | "created_at_ms_epoch"
                     | "last_updated_at_ms_epoch"
                     | "message"
-                    // Ours publishes another id, which is of no use in a call.
+                    // Moongate publishes another id, which is not usable in calls.
                     | "client_id" => *value = Value::Null,
-                    // What is wrong with a body that is no JSON.
-                    "error_message" if value.as_str().is_some_and(|it| it.starts_with("Invalid JSON")) => {
+                    // The parser's message for invalid JSON.
+                    "error_message" if value.as_str().is_some_and(|value| value.starts_with("Invalid JSON")) => {
                         *value = Value::Null;
                     }
-                    _ => hide(value),
+                    _ => mask_varying_values(value),
                 }
             }
         }
@@ -123,47 +123,47 @@ const REQUESTS: &[(&str, &str, &str)] = &[
 ];
 
 #[tokio::test]
-async fn requests_are_answered_alike() {
+async fn responses_equal_those_of_mooncakes_master() {
     let real = RealMaster::start(NEWEST).await;
-    let ours = start_http_master(None).await;
-    let admin = ours.services.admin.to_string();
-    for rpc in [&real.rpc, &ours.rpc] {
+    let master = start_http_master(None).await;
+    let admin = master.services.admin.to_string();
+    for rpc in [&real.rpc, &master.rpc] {
         let mut connection = TestRpcConnection::connect(rpc).await;
         connection.mount(CLIENT, 64 << 20).await;
         for (key, size) in [("whole", 32 << 20), ("a b", 100), ("a+b", 1)] {
             connection.put(CLIENT, key, size).await;
         }
         connection.begin(CLIENT, "half", 1000).await;
-        // The connection stays open in the background, as a node's does.
+        // The connection stays open in the background, like a node's.
         std::mem::forget(connection);
     }
-    let mut differ = Vec::new();
+    let mut differences = Vec::new();
     for (method, path, body) in REQUESTS {
-        let expected = answer(method, &format!("http://{}{path}", real.admin), body).await;
-        let found = answer(method, &format!("http://{admin}{path}"), body).await;
-        if expected != found {
-            differ.push(format!("{method} {path} {body}\n  {expected:?}\n  {found:?}"));
+        let expected = request(method, &format!("http://{}{path}", real.admin), body).await;
+        let actual = request(method, &format!("http://{admin}{path}"), body).await;
+        if expected != actual {
+            differences.push(format!("{method} {path} {body}\n  {expected:?}\n  {actual:?}"));
         }
     }
-    assert!(differ.is_empty(), "Mooncake's and ours:\n{}", differ.join("\n"));
+    assert!(differences.is_empty(), "Mooncake's and Moongate's:\n{}", differences.join("\n"));
 }
 
 #[tokio::test]
 async fn clients_find_each_other_by_metadata() {
     let folder = tempfile::tempdir().unwrap();
     let address = "127.0.0.1:0".parse().unwrap();
-    let face = MetadataServiceOptions {
+    let metadata_options = MetadataServiceOptions {
         address,
         location: MetadataLocation::Folder(folder.path().join("metadata")),
         cleanup: true,
     };
-    let ours = start_http_master(Some(face)).await;
-    let url = format!("http://{}/metadata", ours.services.metadata.unwrap());
-    let mut store = RealNode::start_of(NEWEST, &ours.rpc, &url, 32).await;
-    let mut reader = RealNode::start_of(NEWEST, &ours.rpc, &url, 0).await;
+    let master = start_http_master(Some(metadata_options)).await;
+    let url = format!("http://{}/metadata", master.services.metadata.unwrap());
+    let mut store = RealNode::start_of(NEWEST, &master.rpc, &url, 32).await;
+    let mut reader = RealNode::start_of(NEWEST, &master.rpc, &url, 0).await;
     store.put("key", 70_000).await;
     assert_eq!(reader.get("key").await, 70_000);
-    let name = ours.server.master.segments_detail().segments[0].segment_name.clone();
+    let name = master.server.master.segments_detail().segments[0].segment_name.clone();
     let entry = format!("{url}?key=mooncake%2Fram%2F{}", name.replace(':', "%3A"));
     let descriptor: BTreeMap<String, Value> =
         client().get(&entry).send().await.unwrap().json().await.unwrap();
@@ -176,43 +176,43 @@ async fn clients_find_each_other_by_metadata() {
 }
 
 #[tokio::test]
-async fn the_metadata_of_a_node_that_is_gone_goes_too() {
-    let face = MetadataServiceOptions {
+async fn metadata_of_an_expired_node_is_removed() {
+    let metadata_options = MetadataServiceOptions {
         address: "127.0.0.1:0".parse().unwrap(),
         location: MetadataLocation::Memory,
         cleanup: true,
     };
     let core = MasterCoreOptions { client_ttl_ms: 50, client_grace_ms: 50, ..MasterCoreOptions::default() };
-    let ours = start_http_master_with(Some(face), core).await;
+    let master = start_http_master_with(Some(metadata_options), core).await;
     let url = |name: &str| {
-        format!("http://{}/metadata?key=mooncake%2Fram%2F{name}", ours.services.metadata.unwrap())
+        format!("http://{}/metadata?key=mooncake%2Fram%2F{name}", master.services.metadata.unwrap())
     };
     let (gone, other) = (url("127.0.0.1%3A12345"), url("127.0.0.1%3A12346"));
     for url in [&gone, &other] {
-        assert_eq!(answer("PUT", url, "{}").await.0, 200);
+        assert_eq!(request("PUT", url, "{}").await.0, 200);
     }
-    // Its only connection ends at once, and no heartbeat comes.
-    TestRpcConnection::connect(&ours.rpc).await.mount(CLIENT, 64 << 20).await;
+    // Its only connection closes at once, and no heartbeat follows.
+    TestRpcConnection::connect(&master.rpc).await.mount(CLIENT, 64 << 20).await;
     let is_gone = async {
-        while answer("GET", &gone, "").await.0 != 404 {
+        while request("GET", &gone, "").await.0 != 404 {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(caller::LIMIT, is_gone).await.unwrap();
-    assert_eq!(answer("GET", &other, "").await.0, 200);
+    tokio::time::timeout(test_master::LIMIT, is_gone).await.unwrap();
+    assert_eq!(request("GET", &other, "").await.0, 200);
 }
 
 #[tokio::test]
-async fn a_long_list_of_keys_is_answered() {
-    let ours = start_http_master(None).await;
-    let mut connection = TestRpcConnection::connect(&ours.rpc).await;
+async fn queries_of_900_keys_are_answered() {
+    let master = start_http_master(None).await;
+    let mut connection = TestRpcConnection::connect(&master.rpc).await;
     connection.mount(CLIENT, 64 << 20).await;
     let keys: Vec<String> = (0..900).map(|number| format!("{number:064x}_0_k")).collect();
     for key in &keys {
         connection.put(CLIENT, key, 1).await;
     }
-    let url = format!("http://{}/batch_query_keys?keys={}", ours.services.admin, keys.join(","));
-    let answer: Value = client().get(url).send().await.unwrap().json().await.unwrap();
-    let data = answer["data"].as_object().unwrap();
-    assert_eq!((data.len(), data.values().filter(|it| it["ok"] == true).count()), (900, 900));
+    let url = format!("http://{}/batch_query_keys?keys={}", master.services.admin, keys.join(","));
+    let response: Value = client().get(url).send().await.unwrap().json().await.unwrap();
+    let data = response["data"].as_object().unwrap();
+    assert_eq!((data.len(), data.values().filter(|value| value["ok"] == true).count()), (900, 900));
 }

@@ -1,9 +1,9 @@
-//! Calls a second of this master and of Mooncake's own, side by side.
+//! Calls per second of this master and of Mooncake's master, measured alternately.
 //!
-//! `cargo bench -p moongate-master --bench beside -- MOONCAKE_MASTER [CASE] [FLAG…]`, with the path of `mooncake_master` (not the
-//! script of the same name), a part of the names of the cases to be measured, and flags for this master. Both masters run
-//! all the time; the cases go from one to the other in turn, so that whatever else the machine does hits both. Client
-//! and master are pinned: to one core, and to two.
+//! `cargo bench -p moongate-master --bench versus_mooncake -- MOONCAKE_MASTER [CASE] [FLAG…]`, with the path of the binary
+//! `mooncake_master` (not the script of the same name), a substring of the names of the cases to run, and flags for this master. Both
+//! masters run the whole time, and each case alternates between them, so that other load on the machine affects both. The master is
+//! pinned to one core, the client to the same core or to another one.
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "a tool for a person at a terminal")]
 
 use std::io::{Read as _, Write as _};
@@ -25,7 +25,7 @@ use moongate_runtime::Supervisor;
 const CLIENT: Uuid = Uuid { first: 1, second: 2 };
 const KEYS: usize = 100_000;
 const ROUNDS: usize = 7;
-/// How long one case runs on one master at a time.
+/// Duration of one case on one master per round.
 const CASE_DURATION: Duration = Duration::from_millis(700);
 const FLAGS: [&str; 4] = [
     "--rpc_address=127.0.0.1",
@@ -39,14 +39,14 @@ fn main() {
     match arguments.split_first() {
         Some((first, rest)) if first == "--serve" => serve(rest),
         Some((mooncake, rest)) => compare(mooncake, rest),
-        None => println!("beside: give the path of mooncake_master after `--`"),
+        None => println!("versus_mooncake: pass the path of mooncake_master after `--`"),
     }
 }
 
-/// This master, in a process of its own.
+/// Runs this master in a separate process.
 fn serve(flags: &[String]) {
-    let asked = moongate_master::flags::read(flags.iter().map(Into::into), |_| None).unwrap();
-    let moongate_master::flags::MasterInvocation::Serve(options) = asked else { return };
+    let invocation = moongate_master::flags::read(flags.iter().map(Into::into), |_| None).unwrap();
+    let moongate_master::flags::MasterInvocation::Serve(options) = invocation else { return };
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap().block_on(
         async {
             let supervisor = Supervisor::new();
@@ -77,19 +77,19 @@ impl BenchMaster {
         let process = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         let mut server = Self { name, process, port };
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert_eq!(server.process.try_wait().unwrap(), None, "{program} has ended");
+            assert_eq!(server.process.try_wait().unwrap(), None, "{program} has exited");
             std::thread::sleep(Duration::from_millis(20));
         }
         server.fill();
         server
     }
 
-    /// Time that its threads have run.
+    /// CPU time of all its threads in nanoseconds.
     fn processor_ns(&self) -> u64 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap();
         let run = |task: std::fs::DirEntry| {
-            let told = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
-            told.split_whitespace().next()?.parse::<u64>().ok()
+            let schedstat = std::fs::read_to_string(task.path().join("schedstat")).ok()?;
+            schedstat.split_whitespace().next()?.parse::<u64>().ok()
         };
         tasks.filter_map(|task| run(task.ok()?)).sum()
     }
@@ -101,7 +101,7 @@ impl BenchMaster {
             stream,
             input: BytesMut::new(),
             request: BytesMut::new(),
-            piece: vec![0; 1 << 16].into(),
+            chunk: vec![0; 1 << 16].into(),
         }
     }
 
@@ -137,7 +137,7 @@ impl BenchMaster {
     }
 }
 
-/// A key as engines make them.
+/// A key in the format of inference engines.
 fn key(number: usize) -> String {
     let words = (0..4_u64).map(|word| (number as u64 + word).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     let hash: String = words.map(|word| format!("{word:016x}")).collect();
@@ -148,7 +148,7 @@ struct BenchRpcClient {
     stream: TcpStream,
     input: BytesMut,
     request: BytesMut,
-    piece: Box<[u8]>,
+    chunk: Box<[u8]>,
 }
 
 impl BenchRpcClient {
@@ -163,9 +163,9 @@ impl BenchRpcClient {
                 assert_eq!(response.header.error, 0);
                 return;
             }
-            let read = self.stream.read(&mut self.piece).unwrap();
+            let read = self.stream.read(&mut self.chunk).unwrap();
             assert!(read > 0, "the master has closed the connection");
-            self.input.extend_from_slice(&self.piece[..read]);
+            self.input.extend_from_slice(&self.chunk[..read]);
         }
     }
 }
@@ -177,27 +177,29 @@ enum RpcBenchCase {
     Put,
 }
 
-/// Calls for a while; returns how long each took, in nanoseconds.
-fn load(caller: &mut BenchRpcClient, case: RpcBenchCase, keys: &[String], fresh: &str) -> Vec<u64> {
-    let (began, mut times, mut turn) = (Instant::now(), Vec::new(), 0);
-    while began.elapsed() < CASE_DURATION {
+/// Makes calls for [`CASE_DURATION`]. Returns the latency of each in nanoseconds.
+fn load(caller: &mut BenchRpcClient, case: RpcBenchCase, keys: &[String], key_prefix: &str) -> Vec<u64> {
+    let (started, mut times, mut index) = (Instant::now(), Vec::new(), 0);
+    while started.elapsed() < CASE_DURATION {
         let start = Instant::now();
-        let key = keys[turn * 7919 % keys.len()].as_str();
+        let key = keys[index * 7919 % keys.len()].as_str();
         match case {
             RpcBenchCase::Exist => {
-                let asked = KeyArguments { key, tenant: DEFAULT_TENANT };
-                caller.call(|out| encode_request::<ExistKey, &str>(1, Dialect::NEWEST, &asked, out).unwrap());
+                let invocation = KeyArguments { key, tenant: DEFAULT_TENANT };
+                caller.call(|out| {
+                    encode_request::<ExistKey, &str>(1, Dialect::NEWEST, &invocation, out).unwrap()
+                });
             }
             RpcBenchCase::BatchExist(size) => {
-                let first = turn * size % (keys.len() - size);
+                let first = index * size % (keys.len() - size);
                 let keys = keys[first..first + size].iter().map(String::as_str).collect();
-                let asked = KeysArguments { keys, tenant: DEFAULT_TENANT };
+                let invocation = KeysArguments { keys, tenant: DEFAULT_TENANT };
                 caller.call(|out| {
-                    encode_request::<BatchExistKey, &str>(1, Dialect::NEWEST, &asked, out).unwrap();
+                    encode_request::<BatchExistKey, &str>(1, Dialect::NEWEST, &invocation, out).unwrap();
                 });
             }
             RpcBenchCase::Put => {
-                let (name, tenant) = (format!("{fresh}{turn:08}{}", &key[..48]), DEFAULT_TENANT);
+                let (name, tenant) = (format!("{key_prefix}{index:08}{}", &key[..48]), DEFAULT_TENANT);
                 let (config, key) = (ReplicateConfig::default(), name.as_str());
                 let put = PutStartArguments { client_id: CLIENT, key, size: 1024, config, tenant };
                 caller.call(|out| encode_request::<PutStart, &str>(1, Dialect::NEWEST, &put, out).unwrap());
@@ -208,15 +210,15 @@ fn load(caller: &mut BenchRpcClient, case: RpcBenchCase, keys: &[String], fresh:
             }
         }
         times.push(u64::try_from(start.elapsed().as_nanos()).unwrap());
-        turn += 1;
+        index += 1;
     }
     times
 }
 
-/// What one turn showed.
+/// Result of one case in one round.
 #[derive(Clone, Copy, Default)]
 struct RpcBenchResult {
-    /// The master's processor time per call.
+    /// The master's CPU time per call.
     cpu_us: f64,
     per_second: f64,
     median_us: f64,
@@ -242,34 +244,36 @@ fn run_case(
     });
     let cpu_us = (server.processor_ns() - before) as f64 / 1000.0 / times.len() as f64;
     times.sort_unstable();
-    let at = |share: f64| times[((times.len() - 1) as f64 * share) as usize] as f64 / 1000.0;
+    let percentile = |share: f64| times[((times.len() - 1) as f64 * share) as usize] as f64 / 1000.0;
     RpcBenchResult {
         cpu_us,
         per_second: times.len() as f64 / CASE_DURATION.as_secs_f64(),
-        median_us: at(0.5),
-        p99_us: at(0.99),
+        median_us: percentile(0.5),
+        p99_us: percentile(0.99),
     }
 }
 
-fn median(seen: &[RpcBenchResult], of: fn(&RpcBenchResult) -> f64) -> f64 {
-    let mut values: Vec<f64> = seen.iter().map(of).collect();
+fn median(results: &[RpcBenchResult], value_of: fn(&RpcBenchResult) -> f64) -> f64 {
+    let mut values: Vec<f64> = results.iter().map(value_of).collect();
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
 }
 
-/// Pins this process.
+/// Pins this process to a core.
 fn pin(core: usize) {
-    let me = std::process::id().to_string();
-    let pinned = Command::new("taskset").args(["-cp", &core.to_string(), &me]).stdout(Stdio::null()).status();
+    let process_id = std::process::id().to_string();
+    let pinned =
+        Command::new("taskset").args(["-cp", &core.to_string(), &process_id]).stdout(Stdio::null()).status();
     assert!(pinned.unwrap().success());
 }
 
 fn compare(mooncake: &str, rest: &[String]) {
-    let (flags, asked): (Vec<&String>, Vec<&String>) = rest.iter().partition(|word| word.starts_with("--"));
-    let own = std::env::current_exe().unwrap();
+    let (flags, invocation): (Vec<&String>, Vec<&String>) =
+        rest.iter().partition(|word| word.starts_with("--"));
+    let executable = std::env::current_exe().unwrap();
     let serve: Vec<&str> = std::iter::once("--serve").chain(flags.iter().map(|flag| flag.as_str())).collect();
     let servers = [
-        BenchMaster::start("moongate", own.to_str().unwrap(), &serve, 46_151),
+        BenchMaster::start("moongate", executable.to_str().unwrap(), &serve, 46_151),
         BenchMaster::start("mooncake", mooncake, &[], 46_161),
     ];
     let keys: Vec<String> = (0..KEYS).map(key).collect();
@@ -284,35 +288,35 @@ fn compare(mooncake: &str, rest: &[String]) {
         ("PutStart + PutEnd, 1 connection", RpcBenchCase::Put, 1),
         ("PutStart + PutEnd, 4 connections", RpcBenchCase::Put, 4),
     ] {
-        if !asked.iter().all(|part| name.contains(part.as_str())) {
+        if !invocation.iter().all(|part| name.contains(part.as_str())) {
             continue;
         }
         for core in [0, 1] {
             pin(core);
-            let mut seen = [const { Vec::new() }; 2];
+            let mut results = [const { Vec::new() }; 2];
             for round in 0..ROUNDS {
-                for (server, seen) in servers.iter().zip(&mut seen) {
-                    seen.push(run_case(server, case, connections, &keys, 10 * round + core));
+                for (server, results) in servers.iter().zip(&mut results) {
+                    results.push(run_case(server, case, connections, &keys, 10 * round + core));
                 }
             }
             let cores = if core == 0 { "same" } else { "two" };
-            let figures = seen.each_ref().map(|seen| {
+            let medians = results.each_ref().map(|results| {
                 [
-                    median(seen, |it| it.per_second),
-                    median(seen, |it| it.median_us),
-                    median(seen, |it| it.p99_us),
-                    median(seen, |it| it.cpu_us),
+                    median(results, |result| result.per_second),
+                    median(results, |result| result.median_us),
+                    median(results, |result| result.p99_us),
+                    median(results, |result| result.cpu_us),
                 ]
             });
-            for (server, [per_second, p50, p99, cpu]) in servers.iter().zip(figures) {
-                let name_of = server.name;
+            for (server, [per_second, p50, p99, cpu]) in servers.iter().zip(medians) {
+                let master_name = server.name;
                 println!(
-                    "| {name} | {cores} | {name_of} | {per_second:.0} | {p50:.1} | {p99:.1} | {cpu:.1} |"
+                    "| {name} | {cores} | {master_name} | {per_second:.0} | {p50:.1} | {p99:.1} | {cpu:.1} |"
                 );
             }
-            let [ours, theirs] = figures;
-            let ratio = |at: usize| ours[at] / theirs[at];
-            let ratios = [0, 1, 2, 3].map(|at| format!("{:.2}", ratio(at))).join(" | ");
+            let [moongate, mooncake_medians] = medians;
+            let ratio = |percentile: usize| moongate[percentile] / mooncake_medians[percentile];
+            let ratios = [0, 1, 2, 3].map(|percentile| format!("{:.2}", ratio(percentile))).join(" | ");
             println!("| {name} | {cores} | ratio | {ratios} |");
         }
     }

@@ -1,20 +1,20 @@
-//! A commit that waits for a disk or for other masters keeps nobody else waiting.
+//! A commit that waits for a disk or for followers does not block other connections.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
-mod caller;
+mod test_master;
 
 use std::io;
 use std::sync::Arc;
 
-use caller::{LIMIT, TestRpcConnection, key};
 use mooncake_wire::rpc::ExistKey;
 use mooncake_wire::types::Uuid;
 use moongate_master::journal::{Journal, MemoryJournal};
 use moongate_master::{LeadershipStatus, MasterServer, MasterServerOptions, RpcLimits, rpc};
 use moongate_runtime::Supervisor;
 use parking_lot::{Condvar, Mutex};
+use test_master::{LIMIT, TestRpcConnection, key};
 
-/// Commits nothing while it is shut.
+/// A journal whose commits block while it is closed.
 struct GatedJournal {
     facts: MemoryJournal,
     is_closed: Mutex<bool>,
@@ -22,8 +22,8 @@ struct GatedJournal {
 }
 
 impl GatedJournal {
-    fn set(&self, shut: bool) {
-        *self.is_closed.lock() = shut;
+    fn set_closed(&self, closed: bool) {
+        *self.is_closed.lock() = closed;
         self.opened.notify_all();
     }
 }
@@ -34,13 +34,13 @@ impl Journal for GatedJournal {
     }
 
     fn commit(&self, _: u64) -> io::Result<()> {
-        self.opened.wait_while(&mut self.is_closed.lock(), |shut| *shut);
+        self.opened.wait_while(&mut self.is_closed.lock(), |closed| *closed);
         Ok(())
     }
 }
 
 #[tokio::test]
-async fn others_on_the_same_thread_are_answered_meanwhile() {
+async fn a_blocked_commit_does_not_block_other_connections() {
     let gate = Arc::new(GatedJournal {
         facts: MemoryJournal::new(1 << 16),
         is_closed: Mutex::new(false),
@@ -59,18 +59,18 @@ async fn others_on_the_same_thread_are_answered_meanwhile() {
     let node = Uuid { first: 1, second: 2 };
     writer.mount(node, 1 << 24).await;
     writer.put(node, "k", 1000).await;
-    gate.set(true);
+    gate.set_closed(true);
     let mut put = std::pin::pin!(writer.put(node, "late", 1000));
-    let asked = key("k");
+    let query = key("k");
     for _ in 0..100 {
         tokio::select! {
             biased;
-            () = &mut put => panic!("answered before it is committed"),
-            found = reader.call::<ExistKey>(&asked) => assert_eq!(found, Ok(true)),
+            () = &mut put => panic!("reply before the commit"),
+            found = reader.call::<ExistKey>(&query) => assert_eq!(found, Ok(true)),
         }
     }
-    gate.set(false);
-    tokio::time::timeout(LIMIT, put).await.expect("answered once it is committed");
+    gate.set_closed(false);
+    tokio::time::timeout(LIMIT, put).await.expect("reply after the commit");
     assert_eq!(reader.call::<ExistKey>(&key("late")).await, Ok(true));
     supervisor.shutdown(LIMIT).await.unwrap();
 }
