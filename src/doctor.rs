@@ -244,7 +244,8 @@ async fn check_discovery(
             }
             (InstanceReadiness::NotReady { reason }, None) => findings.problem(&name, reason),
             (InstanceReadiness::Ready, None) => {
-                findings.problem(&name, "the engine has not responded yet; run doctor again in a few seconds");
+                findings
+                    .problem(&name, "the engine has not responded yet; run doctor again in a few seconds");
             }
         }
     }

@@ -39,7 +39,7 @@ impl MasterArgs {
 pub(crate) async fn run(options: MasterOptions, supervisor: Supervisor) -> anyhow::Result<ExitCode> {
     let grace = options.shutdown_grace;
     if let Some(ha) = options.ha.clone() {
-        let _master = moongate_master::ha::start(ha, options, &supervisor).await?;
+        let _master = moongate_master::start_ha(ha, options, &supervisor).await?;
         terminated().await;
         if let Err(still) = supervisor.shutdown(grace).await {
             tracing::warn!("{still}");

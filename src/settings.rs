@@ -149,6 +149,9 @@ mod tests {
         ] {
             assert!(!is_unknown(name, value, &known), "{name}");
         }
-        assert!(is_unknown("MOONGATE_ADMIN_PORT", "9000", &known), "the value is no URL, so it is no service link");
+        assert!(
+            is_unknown("MOONGATE_ADMIN_PORT", "9000", &known),
+            "the value is no URL, so it is no service link"
+        );
     }
 }

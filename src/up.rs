@@ -45,7 +45,7 @@ pub(crate) struct UpArgs {
     /// Port of the first engine; the others use the following ports, prefill before decode. 0 selects free ports.
     #[arg(long, value_name = "PORT", env = "MOONGATE_UP_ENGINE_PORT", default_value_t = 0)]
     engine_port: u16,
-    /// Whose protocol the engines speak.
+    /// Wire protocol of the simulated engines.
     #[arg(long, value_enum, env = "MOONGATE_UP_PROTOCOL", default_value = "sglang")]
     protocol: SimProtocol,
     /// Model name that the engines serve.

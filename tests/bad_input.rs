@@ -1,5 +1,4 @@
-//! Requests that nobody should send: each gets an answer that says what is wrong, none reaches an engine, and the gateway
-//! goes on.
+//! Invalid requests: each gets a response that explains the error, none reaches an engine, and the gateway keeps serving.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 mod overload;
@@ -19,7 +18,7 @@ const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 const GOOD: &str = r#"{"model":"sim","messages":[{"role":"user","content":"hi"}],"max_tokens":2}"#;
 
-/// A body that is refused: where, its text, the status, the code, the member at fault, and a word of the message.
+/// A rejected body: path, text, status, error code, invalid member, and a word of the message.
 type RejectedBodyCase = (&'static str, &'static str, u16, &'static str, Option<&'static str>, &'static str);
 
 const CASES: &[RejectedBodyCase] = &[
@@ -39,7 +38,14 @@ const CASES: &[RejectedBodyCase] = &[
     (COMPLETIONS, "{", 400, "invalid_json", None, "line 1"),
     ("/generate", "{", 400, "invalid_json", None, "line 1"),
     // The model.
-    (CHAT, r#"{"model":"nope","messages":[{}]}"#, 404, "model_not_found", Some("model"), "served models: sim"),
+    (
+        CHAT,
+        r#"{"model":"nope","messages":[{}]}"#,
+        404,
+        "model_not_found",
+        Some("model"),
+        "served models: sim",
+    ),
     (COMPLETIONS, r#"{"model":"","prompt":"a"}"#, 404, "model_not_found", Some("model"), "`model`"),
     (CHAT, r#"{"model":7,"messages":[{}]}"#, 400, "invalid_request", Some("model"), "a number"),
     (CHAT, r#"{"model":["sim"],"messages":[{}]}"#, 400, "invalid_request", Some("model"), "an array"),
@@ -103,14 +109,14 @@ const CASES: &[RejectedBodyCase] = &[
         Some("sampling_params.n"),
         "at most",
     ),
-    // Nothing there.
+    // Unknown paths.
     ("/", "{}", 404, "not_found", None, "/v1/chat/completions"),
     ("/chat/completions", GOOD, 404, "not_found", None, "/chat/completions"),
     ("/v1/models", "{}", 405, "method_not_allowed", None, "POST"),
     ("/health", "{}", 405, "method_not_allowed", None, "POST"),
 ];
 
-/// The gateway still answers, and nothing but the answer's own request has reached the engines.
+/// The gateway still serves, and no request except this one has reached the engines.
 async fn assert_still_serving(world: &TestFleet) {
     assert_eq!(world.engines.started(), 0, "a bad request has reached an engine");
     let answer = world.post(CHAT, GOOD).await;
@@ -187,7 +193,7 @@ async fn a_model_must_be_named_if_there_are_two() {
     assert_eq!(world.engines.started() + first.started(), 0);
 }
 
-/// 100 MB, declared and not: refused at once, and the client can read why even if it sends everything first.
+/// 100 MB, declared and undeclared: rejected at once, and the client can read the reason even if it sends the whole body first.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_body_of_100_mb_is_refused() {
     const PIECE: usize = 1 << 20;
@@ -224,7 +230,7 @@ async fn a_body_of_100_mb_is_refused() {
     chunked.send(b"0\r\n\r\n").await;
     check(&chunked.response().await, 413, "body_too_large", "32.0 MiB", "chunked");
 
-    // And through a client library that writes before it reads.
+    // Also with a client library that writes the whole body before it reads.
     for _ in 0..5 {
         let response =
             world.client.post(world.gateway.url(CHAT)).body(vec![b' '; SIZE]).send().await.unwrap();
@@ -293,14 +299,14 @@ async fn bytes_that_are_not_http() {
         let response = exchange(address, bytes.as_bytes()).await;
         assert_eq!(response.status, 400, "{bytes:?}: {response:?}");
     }
-    // Chunks that are none: the head was good, so that the answer has a body.
+    // Invalid chunks: the head was valid, so the response has a body.
     let chunks = format!("POST {CHAT} HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n");
     let response = exchange(address, chunks.as_bytes()).await;
     check(&response, 400, "body_incomplete", "truncated", "bad chunks");
     assert_still_serving(&world).await;
 }
 
-/// A length and chunks at once: whichever a proxy in front believes, no second request may hide in the body.
+/// Content-Length and chunked encoding together: whichever a proxy in front uses, no request may be smuggled in the body.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hidden_second_request_is_not_served() {
     let world = TestFleetBuilder::sglang().pairs(1).start().await;
@@ -343,7 +349,7 @@ async fn wrong_methods_name_the_right_one() {
     assert_still_serving(&world).await;
 }
 
-/// A client that sends its request byte by byte is slow, not wrong.
+/// A request that arrives byte by byte is served.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_in_single_bytes_is_served() {
     let world = TestFleetBuilder::sglang().pairs(1).start().await;
@@ -356,7 +362,7 @@ async fn a_request_in_single_bytes_is_served() {
     assert_eq!(response.status, 200, "{response:?}");
 }
 
-/// An engine's own refusal comes through as it is.
+/// An engine's own rejection is forwarded unchanged.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_engines_refusal_is_passed_on() {
     let world = TestFleetBuilder::sglang().pairs(1).tune(|mut config| {
@@ -373,7 +379,7 @@ async fn an_engines_refusal_is_passed_on() {
     assert!(body.to_string().contains("context length"), "{body}");
 }
 
-/// Settings that are wrong: the command line, and what the error must name.
+/// Invalid settings: the command line, and the text that the error must contain.
 const WRONG_SETTINGS: &[(&str, &str)] = &[
     ("gateway --listen=nowhere", "--listen"),
     ("gateway", "no engines are configured"),
@@ -413,7 +419,7 @@ const WRONG_SETTINGS: &[(&str, &str)] = &[
     ("doctor --listen=nowhere", "--listen"),
 ];
 
-/// Every command ends with 2 before it serves anything, and names the setting.
+/// Every command exits with code 2 before it serves, and names the setting.
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_settings_are_refused_at_the_start() {
     for (line, named) in WRONG_SETTINGS {

@@ -132,15 +132,15 @@ async fn complete_state(admin: &str) -> Value {
         loop {
             let answer = client().get(format!("{admin}/debug/fleet")).send().await.unwrap();
             let state: Value = answer.json().await.unwrap();
-            let told = |instance: &Value| instance["load"]["reported"].is_object();
+            let has_load = |instance: &Value| instance["load"]["reported"].is_object();
             let nodes = state["store"]["nodes"].as_array().map_or(0, Vec::len);
-            if nodes == 2 && state["instances"].as_array().unwrap().iter().all(told) {
+            if nodes == 2 && state["instances"].as_array().unwrap().iter().all(has_load) {
                 return state;
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    tokio::time::timeout(TEST_TIMEOUT, complete).await.expect("engines and store nodes tell of themselves")
+    tokio::time::timeout(TEST_TIMEOUT, complete).await.expect("engines and store nodes report their state")
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -43,10 +43,10 @@ fn finds(ended: &ProcessOutput, words: &[&str]) {
     assert!(problems > 0 && problems == fixes, "{}", ended.stdout);
     let total = if problems == 1 { "1 problem.".to_owned() } else { format!("{problems} problems.") };
     assert_eq!(lines.last(), Some(&total.as_str()), "{}", ended.stdout);
-    let told: Vec<&&str> =
+    let report_lines: Vec<&&str> =
         lines.iter().filter(|line| line.starts_with("ERROR ") || line.starts_with("fix: ")).collect();
     for word in words {
-        assert!(told.iter().any(|line| line.contains(word)), "no {word:?} in\n{}", ended.stdout);
+        assert!(report_lines.iter().any(|line| line.contains(word)), "no {word:?} in\n{}", ended.stdout);
     }
 }
 

@@ -129,7 +129,11 @@ async fn during_the_drain_delay_requests_are_served() {
     assert_eq!(answer["status"], "shutting down");
     let response = stage.send(false, 2).await.unwrap();
     assert_eq!(response.status(), 200);
-    assert_eq!(response.headers()["connection"], "close", "the client should send its next request to another gateway");
+    assert_eq!(
+        response.headers()["connection"],
+        "close",
+        "the client should send its next request to another gateway"
+    );
     let ended = stage.binary.wait().await;
     assert_eq!(ended.status.code(), Some(0), "{ended:?}");
 }

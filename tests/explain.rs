@@ -25,9 +25,9 @@ async fn a_decision_is_explained_and_replayed() {
     let entry = decision["prefill"].as_str().unwrap().to_owned();
 
     let admin = format!("--admin={}", world.gateway.admin_url("").trim_start_matches("http://"));
-    let told = MoongateProcess::run(&["explain", "mine", &admin, "--policy=round_robin"]).await;
-    assert!(told.stdout.contains(&format!("replayed with predictive: {entry} + ")), "{}", told.stdout);
-    assert!(told.stdout.contains("replayed with round_robin: "), "{}", told.stdout);
+    let output = MoongateProcess::run(&["explain", "mine", &admin, "--policy=round_robin"]).await;
+    assert!(output.stdout.contains(&format!("replayed with predictive: {entry} + ")), "{}", output.stdout);
+    assert!(output.stdout.contains("replayed with round_robin: "), "{}", output.stdout);
     let listed = MoongateProcess::run(&["explain", &admin]).await;
     assert!(listed.stdout.starts_with("mine  "), "{}", listed.stdout);
 

@@ -79,11 +79,11 @@ async fn no_key_is_lost_when_leaders_are_killed_or_stopped() {
     writer.write(100).await;
     cluster.wait_until_in_sync(3).await;
 
-    // One node of etcd less changes nothing.
+    // The loss of one etcd node has no effect.
     cluster.kill_etcd(0).await;
     let gap = writer.write(300).await;
     eprintln!("killed a node of etcd: clients went on after {gap:?}");
-    // Asked to stop, a leader gives the lead back.
+    // On SIGTERM, a leader releases the leadership.
     let leader = cluster.wait_for_leader().await;
     cluster.signal(leader, "TERM");
     let gap = writer.write(300).await;
@@ -121,7 +121,7 @@ async fn all_are_killed_at_once_and_no_key_is_lost() {
     writer.write(300).await;
     cluster.put_metadata("node", "there").await;
     for delay in [20, 120] {
-        // In the middle of writing.
+        // During writes.
         let restart = async {
             tokio::time::sleep(Duration::from_millis(delay)).await;
             cluster.kill_all().await;
@@ -135,7 +135,7 @@ async fn all_are_killed_at_once_and_no_key_is_lost() {
         assert_eq!(cluster.metadata("node").await, "there");
     }
 
-    // One that was away does not have all: it must not lead, even if it is back first.
+    // A master that was down lacks records: it must not become the leader, even if it restarts first.
     let late = (cluster.wait_for_leader().await + 1) % 3;
     cluster.kill(late).await;
     writer.write(200).await;
@@ -186,7 +186,7 @@ async fn leaders_are_cut_off_and_no_key_is_lost() {
     cluster.wait_until_in_sync(3).await;
     writer.check().await;
 
-    // Cut off from its followers, it goes on without them, and they must not lead.
+    // Partitioned from its followers, the leader continues without them, and they must not become leaders.
     let leader = cluster.wait_for_leader().await;
     cluster.disconnect_from_masters(leader).await;
     let gap = writer.write(300).await;
@@ -196,7 +196,7 @@ async fn leaders_are_cut_off_and_no_key_is_lost() {
     cluster.reconnect(leader).await;
     cluster.wait_until_in_sync(3).await;
 
-    // All are in sync again: any may follow on.
+    // All masters are in sync again, so any may become the leader.
     cluster.kill(leader).await;
     let gap = writer.write(300).await;
     eprintln!("killed a leader: clients went on after {gap:?}");
@@ -222,7 +222,7 @@ async fn leaders_by_a_lease_die_and_sleep_and_no_key_is_lost() {
     cluster.start_master(leader);
     cluster.wait_until_in_sync(3).await;
     writer.check().await;
-    // What its earlier life has left is gone.
+    // The state of its previous run has been discarded.
     cluster
         .wait_until("only the leader's pod has the label", async |it| it.lease().leaders().await == [next])
         .await;
@@ -243,7 +243,7 @@ async fn leaders_by_a_lease_die_and_sleep_and_no_key_is_lost() {
     eprintln!("a leader fell asleep: clients went on after {gap:?}");
     cluster.wait_until_in_sync(3).await;
 
-    // Asked to stop, a leader gives the lead back.
+    // On SIGTERM, a leader releases the leadership.
     let leader = cluster.wait_for_leader().await;
     cluster.signal(leader, "TERM");
     let gap = writer.write(300).await;
@@ -272,10 +272,10 @@ async fn a_leader_dies_where_all_is_encrypted() {
     writer.check().await;
 }
 
-/// A leader that has not answered a first call by then has been succeeded, or does not serve yet.
+/// Timeout of a first call, after which the leader has been replaced or does not serve yet.
 const SERVES_WITHIN: Duration = Duration::from_secs(2);
 
-/// What clients read while leaders are killed again and again is what one register per key would give.
+/// Reads while leaders are killed repeatedly are linearizable: one register per key explains them.
 #[tokio::test(flavor = "multi_thread")]
 async fn reads_from_killed_leaders_are_linearizable() {
     let _alone = ONE_AT_A_TIME.lock().await;
@@ -306,7 +306,7 @@ async fn reads_from_killed_leaders_are_linearizable() {
             tokio::time::sleep(Duration::from_millis(random.u64(100..500))).await;
             cluster.kill(leader).await;
             clients.await.unwrap();
-            // At once: it may be the only one in sync, and then no other can lead.
+            // Restart at once: it may be the only one in sync, and then no other can become the leader.
             cluster.start_master(leader);
             kills += 1;
         }

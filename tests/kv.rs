@@ -68,8 +68,8 @@ async fn objects_go_from_files_to_the_store_and_back() {
     let [from, to] = ["from", "to"].map(|name| folder.join(name));
     std::fs::write(&from, &bytes).unwrap();
 
-    let told = json(&world.expect_success(&["put", "a/file", text(&from), "--json"], b"").await);
-    assert_eq!((&told["bytes"], &told["stored"]), (&Value::from(9_000_000), &Value::from(true)));
+    let printed = json(&world.expect_success(&["put", "a/file", text(&from), "--json"], b"").await);
+    assert_eq!((&printed["bytes"], &printed["stored"]), (&Value::from(9_000_000), &Value::from(true)));
     assert_eq!(world.node.get("a/file").await, bytes.len(), "Mooncake's own client gets it");
     world.expect_success(&["get", "a/file", text(&to)], b"").await;
     assert!(std::fs::read(&to).unwrap() == bytes);
@@ -116,10 +116,13 @@ async fn the_bench_removes_its_objects() {
 
 #[tokio::test]
 async fn errors_are_reported() {
-    let nobody = store::free_port();
+    let unused_port = store::free_port();
     let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
-    let ran =
-        command.args(["kv", "get", "k", "--master", &format!("127.0.0.1:{nobody}")]).output().await.unwrap();
+    let ran = command
+        .args(["kv", "get", "k", "--master", &format!("127.0.0.1:{unused_port}")])
+        .output()
+        .await
+        .unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(ran.status.code(), Some(1));
     assert!(said.contains("cannot be reached"), "{said}");

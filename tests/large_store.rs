@@ -85,7 +85,8 @@ async fn read(master: &RealMaster, engines: &TestEngines, index_pages: usize) ->
     flags.push(format!("--index-blocks={index_pages}"));
     let (gateway, addresses) = MoongateProcess::gateway(&flags).await;
     let (admin, client) = (format!("http://{}", addresses.admin), world::client());
-    let (started, before, used, own) = (Instant::now(), rss(gateway.id()), cpu(master.id()), cpu(gateway.id()));
+    let (started, before, used, own) =
+        (Instant::now(), rss(gateway.id()), cpu(master.id()), cpu(gateway.id()));
     let (mut largest, mut masters) = (before, rss(master.id()));
     while metric_at(&client, &admin, "moongate_store_scans_total").await == 0 {
         largest = largest.max(rss(gateway.id()));

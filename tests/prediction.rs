@@ -68,25 +68,25 @@ fn body(world: &TestFleet, ids: &[u32]) -> Value {
 
 /// Sends a prompt and compares predicted with reported cache hits.
 async fn send(world: &TestFleet, body: &Value) -> u64 {
-    let foretold = cached(&predict(world, body).await);
+    let predicted = cached(&predict(world, body).await);
     let answer: Value = world.post(path(body), body.to_string()).await.json().await.unwrap();
     let found = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64();
-    assert_eq!(Some(foretold), found, "{answer}");
-    foretold
+    assert_eq!(Some(predicted), found, "{answer}");
+    predicted
 }
 
 /// Sends turns of three growing conversations. Returns the total of predicted tokens.
 async fn converse(world: &TestFleet) -> u64 {
-    let mut foretold = 0;
+    let mut predicted = 0;
     for turn in 1..8_u32 {
         for conversation in 1..4_u32 {
             let length = turn * 331 * conversation;
             let body = body(world, &tokens(conversation, length));
-            foretold += send(world, &body).await;
+            predicted += send(world, &body).await;
             wait_for_prediction(world, &body, usable(world, length)).await;
         }
     }
-    foretold
+    predicted
 }
 
 async fn metric(world: &TestFleet, name: &str) -> u64 {
@@ -231,19 +231,19 @@ async fn hits_of_texts_are_predicted_with_the_engines_tokenizer() {
     ] {
         let world = fleet.flag("--tokenize-timeout=20s").start().await;
         let mut messages = Vec::new();
-        let mut foretold = 0;
+        let mut predicted = 0;
         for turn in 0..6 {
-            let said = format!("turn {turn}: {}", "tell me more of it ".repeat(60));
-            messages.push(json!({"role": "user", "content": said}));
+            let user_text = format!("turn {turn}: {}", "tell me more of it ".repeat(60));
+            messages.push(json!({"role": "user", "content": user_text}));
             let chat = json!({"model": world.model(), "messages": messages, "max_tokens": 3});
-            let text = text(&world, &said);
+            let text = text(&world, &user_text);
             for body in [chat, text] {
-                foretold += send(&world, &body).await;
+                predicted += send(&world, &body).await;
                 let length = debug(&world, "predict", &body).await["input_tokens"].as_u64().unwrap();
                 wait_for_prediction(&world, &body, usable(&world, u32::try_from(length).unwrap())).await;
             }
         }
-        assert!(foretold > 1_000, "{foretold}");
+        assert!(predicted > 1_000, "{predicted}");
         assert_eq!(metric(&world, "moongate_prediction_false_positive_tokens_total").await, 0);
         assert_eq!(metric(&world, "moongate_prediction_false_negative_tokens_total").await, 0);
         // The prediction before each request was for the same prompt.
@@ -271,7 +271,10 @@ async fn engine_tokenizes_a_prompt_once_by_a_supported_endpoint() {
         assert_eq!(world.post("/v1/completions", body).await.status(), 200);
     }
     assert_eq!(tokenize_calls(&world), 5, "a 404 is cached");
-    assert_eq!(metric(&world, "moongate_unpredicted_requests_total{reason=\"tokenize_not_offered\"}").await, 3);
+    assert_eq!(
+        metric(&world, "moongate_unpredicted_requests_total{reason=\"tokenize_not_offered\"}").await,
+        3
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -287,7 +290,10 @@ async fn failing_tokenize_delays_few_requests_and_fails_none() {
     }
     assert_eq!(tokenize_calls(&world), 6, "each of the two engines three times");
     assert_eq!(metric(&world, "moongate_unpredicted_requests_total{reason=\"tokenize_timeout\"}").await, 6);
-    assert_eq!(metric(&world, "moongate_unpredicted_requests_total{reason=\"tokenize_not_offered\"}").await, 3);
+    assert_eq!(
+        metric(&world, "moongate_unpredicted_requests_total{reason=\"tokenize_not_offered\"}").await,
+        3
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -300,7 +306,10 @@ async fn another_engine_tokenizes_when_one_fails() {
         let body = text(&world, &format!("prompt {number}")).to_string();
         assert_eq!(world.post("/v1/completions", body).await.status(), 200);
     }
-    assert!(world.engines.prefills[0].stats().tokenize_requests > 0, "the failing engine got no tokenize request");
+    assert!(
+        world.engines.prefills[0].stats().tokenize_requests > 0,
+        "the failing engine got no tokenize request"
+    );
     assert_eq!(metric(&world, "moongate_tokenized_prompts_total{by=\"engine\"}").await, 9);
 }
 

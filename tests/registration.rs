@@ -101,7 +101,7 @@ async fn an_engine_is_removed_when_its_lease_expires() {
     short["lease_seconds"] = json!(1);
     send(&gateway, Method::POST, "", Some(short)).await;
     wait_until(&gateway, "ns/pod-0@uid", "listed", |status, _| status == 200).await;
-    wait_until(&gateway, "ns/pod-0@uid", "forgotten", |status, _| status == 404).await;
+    wait_until(&gateway, "ns/pod-0@uid", "removed", |status, _| status == 404).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -239,7 +239,10 @@ async fn requests_over_quota_are_rejected_until_it_is_refilled() {
         .await
         .unwrap();
     let metrics = metrics.text().await.unwrap();
-    assert!(metrics.contains("moongate_rejected_requests_total{reason=\"requests_per_second\"}"), "{metrics}");
+    assert!(
+        metrics.contains("moongate_rejected_requests_total{reason=\"requests_per_second\"}"),
+        "{metrics}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -313,7 +313,7 @@ async fn the_engine_is_registered_again_with_a_restarted_gateway() {
     first.supervisor.shutdown(TEST_TIMEOUT).await.unwrap();
     drop(first);
     let second = gateway(&[&admin]).await;
-    until_workers(&second, "registered anew", |workers| {
+    until_workers(&second, "registered again", |workers| {
         workers.iter().any(|worker| worker["usable"] == true)
     })
     .await;

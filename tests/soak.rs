@@ -124,7 +124,7 @@ fn mix_bits(mut number: u64) -> u64 {
     number ^ (number >> 33)
 }
 
-/// The bytes of an object, of which the first eight tell the version and all others follow.
+/// The bytes of an object, the first eight are the version, from which all others are derived.
 fn content(key: u64, version: u64) -> Vec<u8> {
     let mut block = vec![0; BLOCK];
     for (at, word) in block.chunks_exact_mut(8).enumerate() {

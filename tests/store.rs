@@ -101,8 +101,8 @@ async fn configuration_errors_are_explained() {
         assert_eq!(ran.status.code(), Some(2), "{address}: {said}");
         assert!(said.contains("set --allow-peers (MOONGATE_STORE_ALLOW_PEERS)"), "{address}: {said}");
     }
-    let mut nobody = moongate(&["store", "--port=0", "--max-wait-time=0"]);
-    let ran = nobody.env("MOONCAKE_MASTER", "127.0.0.1:1").output().await.unwrap();
+    let mut unreachable = moongate(&["store", "--port=0", "--max-wait-time=0"]);
+    let ran = unreachable.env("MOONCAKE_MASTER", "127.0.0.1:1").output().await.unwrap();
     let said = String::from_utf8_lossy(&ran.stderr);
     assert_eq!(ran.status.code(), Some(1), "{said}");
     assert!(said.contains("127.0.0.1:1") && said.contains("MOONCAKE_MASTER"), "{said}");

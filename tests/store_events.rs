@@ -267,10 +267,10 @@ async fn pages_are_indexed_shortly_after_their_event() {
     let mut took = Vec::new();
     for number in 1..=21 {
         let keys = setup.put_without_event(&prompt(number, 10)).await;
-        let told = Instant::now();
+        let published_at = Instant::now();
         setup.events.publish(&keys, StoreEventKind::Stored);
         setup.wait_for_indexed_blocks(number as usize * 10).await;
-        took.push(told.elapsed());
+        took.push(published_at.elapsed());
     }
     took.sort();
     println!("pages are known {:?} after their event, at most {:?}", took[10], took[20]);
@@ -307,7 +307,7 @@ async fn missed_events_cause_one_listing() {
     let started = Instant::now();
     loop {
         let pages = metric(&setup.world, "moongate_index_blocks").await;
-        assert!(pages >= 10 - 1, "{pages} pages: nothing is forgotten");
+        assert!(pages >= 10 - 1, "{pages} pages: no page is lost");
         if metric(&setup.world, "moongate_store_event_gaps_total").await == 2 && pages == 29 {
             break;
         }

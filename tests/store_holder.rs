@@ -79,10 +79,7 @@ fn a_killed_holder_can_be_restarted() {
     drop(running);
     assert!(socket.exists());
     let running = HolderProcess::start(socket);
-    assert!(
-        running.holder.memory("a", 1 << 20, PageMode::Normal).unwrap().is_new,
-        "its memory is lost"
-    );
+    assert!(running.holder.memory("a", 1 << 20, PageMode::Normal).unwrap().is_new, "its memory is lost");
 }
 
 #[test]

@@ -117,11 +117,11 @@ async fn evicted_pages_do_not_count() {
         let readable = listed(&master).await;
         let expected: BTreeMap<u32, u64> =
             (0..).zip(&prompts).map(|(number, prompt)| (number, loadable(prompt, &readable))).collect();
-        let mut told = BTreeMap::new();
+        let mut predicted = BTreeMap::new();
         for (number, prompt) in (0..).zip(&prompts) {
-            told.insert(number, predicted_store_tokens(&world, prompt).await);
+            predicted.insert(number, predicted_store_tokens(&world, prompt).await);
         }
-        if told == expected && listed(&master).await == readable {
+        if predicted == expected && listed(&master).await == readable {
             assert!(
                 expected.values().any(|&tokens| tokens == 512),
                 "some prompts are complete: {expected:?}"
@@ -130,7 +130,7 @@ async fn evicted_pages_do_not_count() {
             assert!(readable.len() < 1_024, "{} objects", readable.len());
             return;
         }
-        assert!(started.elapsed() < LIMIT, "{told:?} is foretold, {expected:?} is there");
+        assert!(started.elapsed() < LIMIT, "predicted {predicted:?}, expected {expected:?}");
     }
 }
 
@@ -239,7 +239,7 @@ async fn store_larger_than_the_index_keeps_requested_blocks() {
             if predicted_store_tokens(&world, &hot).await != 640 {
                 // A slow master is not queried for a while.
                 let now = metric(&world, "moongate_store_confirmation_failures_total").await;
-                assert!(now > unanswered, "a prompt is forgotten whose pages the master has been asked for");
+                assert!(now > unanswered, "a requested prompt was evicted from the index");
                 unanswered = now;
                 wait_for_growth_to(&world, &hot, 10).await;
             }

@@ -198,8 +198,8 @@ async fn sidecar_and_explain_reach_a_tls_admin_listener() {
         MoongateProcess::run(&args.iter().map(String::as_str).collect::<Vec<_>>()).await
     };
     let own = ["--admin-ca={}/ca.pem", "--admin-cert={}/client.pem", "--admin-key={}/client.key"];
-    let told = explain(&own).await;
-    assert!(told.stdout.contains("replayed with predictive: "), "{told:?}");
+    let output = explain(&own).await;
+    assert!(output.stdout.contains("replayed with predictive: "), "{output:?}");
     let refused = explain(&["--admin-ca={}/ca.pem"]).await;
     assert_eq!(refused.status.code(), Some(1), "no certificate, no token: {refused:?}");
     let untrusted = explain(&["--admin-ca={}/server.pem"]).await;

@@ -45,7 +45,7 @@ async fn gateway(
     (binary, at)
 }
 
-/// Asks for a short stream, and waits for its good end.
+/// Requests a short stream, and waits until it has completed.
 async fn ask(at: &GatewayAddresses, engines: &TestEngines, headers: &[(&str, &str)]) {
     let body = json!({"model": engines.all().next().unwrap().options().model, "max_tokens": 4, "stream": true,
         "stream_options": {"include_usage": true}, "messages": [{"role": "user", "content": "hello"}]});
@@ -64,7 +64,7 @@ fn one<'a>(spans: &'a [Span], name: &str) -> &'a Span {
     found[0]
 }
 
-/// Both protocols, of which only the second surely lets the decode wait for the KV cache after the prefill's answer.
+/// Both protocols; only with the second the decode certainly waits for the KV cache after the prefill's response.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_request_is_one_trace_with_a_span_for_each_step() {
     for fleet in [TestFleetBuilder::sglang(), TestFleetBuilder::vllm(VllmConnector::Nixl)] {
@@ -129,8 +129,8 @@ async fn one_request_is_one_trace_with_a_span_for_each_step() {
     }
 }
 
-/// What someone who has nothing but the trace can tell: which engine failed, when and how, what was stopped for it, what was tried
-/// instead, and what answered. It is there although nothing is sampled.
+/// The trace alone shows which engine failed, when and how, which leg was aborted, the retry, and the final response. It is exported
+/// although sampling is off.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_trace_explains_a_failed_prefill() {
     let mut collector = TestCollector::start().await;

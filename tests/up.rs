@@ -60,9 +60,9 @@ async fn the_printed_command_works() {
 async fn in_store(up: &UpFixture, messages: &Value) -> u64 {
     let body = json!({"model": "moongate-sim", "messages": messages});
     let url = format!("http://{}/debug/predict/v1/chat/completions", up.admin);
-    let foretold: Value = client().post(url).json(&body).send().await.unwrap().json().await.unwrap();
+    let prediction: Value = client().post(url).json(&body).send().await.unwrap().json().await.unwrap();
     // On a busy machine tokenizing may time out: then there is no prediction.
-    let engines = foretold["engines"].as_array().into_iter().flatten();
+    let engines = prediction["engines"].as_array().into_iter().flatten();
     engines.map(|engine| engine["l3_tokens"].as_u64().unwrap()).max().unwrap_or(0)
 }
 
@@ -88,7 +88,7 @@ async fn a_second_turn_comes_from_the_store_with_vllm_too() {
 }
 
 /// The cached tokens of two turns of a conversation; the engines' own caches are flushed in between.
-async fn two_turns(protocol: &str, forgets: &str, key: &str) -> [u64; 2] {
+async fn two_turns(protocol: &str, flush_path: &str, key: &str) -> [u64; 2] {
     let up = up(&["--protocol", protocol]).await;
     let long = "a word ".repeat(300);
     let first = json!([{"role": "user", "content": long}]);
@@ -103,8 +103,9 @@ async fn two_turns(protocol: &str, forgets: &str, key: &str) -> [u64; 2] {
 
     // Flushes the engines' own caches as printed in the banner.
     let text = up.binary.stdout();
-    let forget = text.lines().find(|line| line.contains(forgets)).unwrap_or_else(|| panic!("{text}"));
-    let ran = Command::new("sh").args(["-c", forget]).env("NO_PROXY", "*").output().await.unwrap();
+    let flush_command =
+        text.lines().find(|line| line.contains(flush_path)).unwrap_or_else(|| panic!("{text}"));
+    let ran = Command::new("sh").args(["-c", flush_command]).env("NO_PROXY", "*").output().await.unwrap();
     assert!(ran.status.success(), "{ran:?}");
     let second = json!([{"role": "user", "content": long}, {"role": "assistant", "content": "yes"},
         {"role": "user", "content": "and then?"}]);

@@ -35,7 +35,8 @@ pub(crate) struct EngineEndpoint {
 impl EngineEndpoint {
     /// Accepts `http://host:port`, `https://host:port`, `host:port` and a trailing slash; the port defaults to the scheme's.
     pub(crate) fn parse(text: &str) -> Result<Self, InstanceError> {
-        let invalid = |problem: &str| InstanceError::Url { url: text.to_owned(), problem: problem.to_owned() };
+        let invalid =
+            |problem: &str| InstanceError::Url { url: text.to_owned(), problem: problem.to_owned() };
         let trimmed = text.trim();
         let with_scheme =
             if trimmed.contains("://") { trimmed.to_owned() } else { format!("http://{trimmed}") };

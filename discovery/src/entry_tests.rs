@@ -140,7 +140,11 @@ fn probe_requests_are_coalesced_and_spaced_apart() {
     finish(&mut entry, ProbeVerdict::Ready(facts("1")), now);
     entry.request_probe(now);
     entry.request_probe(now);
-    assert_eq!(entry.due(), Some(now + MIN_PROBE_INTERVAL), "not before the minimum interval after the last start");
+    assert_eq!(
+        entry.due(),
+        Some(now + MIN_PROBE_INTERVAL),
+        "not before the minimum interval after the last start"
+    );
     entry.start(1, now + MIN_PROBE_INTERVAL);
     entry.request_probe(now + MIN_PROBE_INTERVAL);
     entry.finish(1, ProbeVerdict::Ready(facts("1")), now + MIN_PROBE_INTERVAL, 0.0, &ProbeOptions::default());

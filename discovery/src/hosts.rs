@@ -56,7 +56,8 @@ mod tests {
     fn host_resolves_by_address_and_by_short_or_full_name() {
         let on = |node: &str| PhysicalLocation { node: Some(node.to_owned()), ..PhysicalLocation::default() };
         let listed = [("10.0.0.7", on("a")), ("store-0", on("b")), ("fd00::7", on("c")), ("10", on("d"))];
-        let hosts: HostLocations = listed.map(|(host, location)| (host.to_owned(), location)).into_iter().collect();
+        let hosts: HostLocations =
+            listed.map(|(host, location)| (host.to_owned(), location)).into_iter().collect();
         for (host, node) in [
             ("10.0.0.7", Some("a")),
             ("store-0", Some("b")),

@@ -111,7 +111,8 @@ impl DiscoveryHub {
                 let probe_id = self.next_probe_id;
                 let listed = entry.start(probe_id, now);
                 let prober = self.prober.clone();
-                self.running.push(Box::pin(async move { (id, probe_id, prober.probe(&listed).await.verdict) }));
+                self.running
+                    .push(Box::pin(async move { (id, probe_id, prober.probe(&listed).await.verdict) }));
             }
         }
         next

@@ -87,5 +87,9 @@ fn decode_takes_connector_only_if_its_prefills_agree() {
     assert_eq!(prefills_transfer(&[nixl.clone(), store], &decode), None);
     assert_eq!(prefills_transfer(&[], &decode), None);
     let prefill = instance(EngineRole::Prefill, &["m"], None);
-    assert_eq!(prefills_transfer(&[nixl], &prefill), None, "a prefill does not adopt another prefill's connector");
+    assert_eq!(
+        prefills_transfer(&[nixl], &prefill),
+        None,
+        "a prefill does not adopt another prefill's connector"
+    );
 }

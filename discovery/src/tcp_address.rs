@@ -26,7 +26,8 @@ impl TcpAddress {
         let host = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
         let is_host_char =
             |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_' | ':' | '%' | '*');
-        let is_valid = !host.is_empty() && host.len() <= MAX_LEN && host.chars().all(is_host_char) && port != 0;
+        let is_valid =
+            !host.is_empty() && host.len() <= MAX_LEN && host.chars().all(is_host_char) && port != 0;
         is_valid.then(|| Self { host: host.to_owned(), port })
     }
 

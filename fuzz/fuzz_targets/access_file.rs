@@ -1,4 +1,4 @@
-//! An access file gives each key that it lists to its tenant and none to anybody else, and an error shows no key.
+//! An access file assigns each listed key to its tenant and no other key to any tenant, and an error contains no key.
 
 #![no_main]
 
@@ -6,7 +6,7 @@ use libfuzzer_sys::fuzz_target;
 use moongate_gateway::tenants_of_keys;
 use toml::{Table, Value};
 
-/// Tables of keys, as another reader finds them.
+/// The tables of keys according to an independent parser.
 fn listed(text: &str) -> Vec<Table> {
     let file = text.parse::<Table>().unwrap_or_default();
     let keys = file.get("key").and_then(Value::as_array).cloned().unwrap_or_default();

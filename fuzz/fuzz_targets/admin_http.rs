@@ -1,4 +1,4 @@
-//! A master's admin and metadata servers answer any request, whatever its path, query and body. The first line is method and
+//! A master's admin and metadata servers respond to requests with any path, query and body. The first line is method and
 //! target, the rest is the body.
 
 #![no_main]
@@ -60,7 +60,7 @@ fuzz_target!(|bytes: &[u8]| {
         admin_router(admin())
     };
     let Ok(request) = Request::builder().method(method).uri(target).body(Body::from(body)) else { return };
-    // As Mooncake's master answers for a segment that it does not have.
+    // The response of Mooncake's master for an unknown segment.
     let may_fail = request.uri().path() == "/query_segment";
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_time().build().expect("a thread is there");

@@ -1,5 +1,5 @@
-//! The gateway reads request bodies with a scanner of its own on top of `serde_json`'s parser. It must take exactly the bodies that
-//! `serde_json` takes as an object: one that it took by mistake would be spliced and sent to an engine.
+//! The gateway parses request bodies with its own scanner on top of `serde_json`'s parser. It must accept exactly the bodies that
+//! `serde_json` accepts as an object: an invalid body would be modified and sent to an engine.
 
 #![no_main]
 

@@ -1,7 +1,7 @@
 //! A chat body gives the same prompt whether earlier turns of its conversation are cached or not, within the limit of its length.
 //!
-//! The first byte chooses the engine and whether a long message goes first: only long bodies are cached. The second byte says how much
-//! of the rest the earlier turn has.
+//! The first byte selects the engine and whether a long message comes first: only long bodies are cached. The second byte is the part
+//! of the rest that belongs to the earlier turn.
 
 #![no_main]
 
@@ -14,9 +14,9 @@ use moongate_tokenize::{ChatBody, PromptDialect, PromptLimits, PromptTokenizer, 
 const PROMPT_BYTES: usize = 64 << 10;
 
 struct PromptTokenizerPair {
-    /// Caches conversations.
+    /// A tokenizer that caches conversations.
     cached: PromptTokenizer,
-    /// Caches none.
+    /// A tokenizer without a cache.
     fresh: PromptTokenizer,
 }
 

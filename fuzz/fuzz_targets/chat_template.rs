@@ -1,7 +1,7 @@
-//! A chat template is part of a model from a third party. Any text is compiled or refused, and its rendering ends within a
-//! number of steps and a length.
+//! A chat template is part of a model from a third party. Any text is compiled or rejected, and its rendering ends within limits of
+//! steps and length.
 //!
-//! The input is the template, and behind a zero the messages.
+//! The input is the template, followed by a zero byte and the messages.
 
 #![no_main]
 

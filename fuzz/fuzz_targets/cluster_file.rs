@@ -1,5 +1,5 @@
-//! RBG's discovery file is mounted into pods by whichever operator runs. A small file never names more instances than the limit, and what
-//! it names has an address and ports.
+//! RBG's discovery file is mounted into pods by the running operator. A small file never yields more instances than the limit, and each
+//! instance has an address and ports.
 
 #![no_main]
 

@@ -1,5 +1,4 @@
-//! A config file says the same as flags: what is taken of a file gives, written on a command line, the same settings. No key of a file
-//! that is taken is without a setting.
+//! An accepted config file gives the same settings as the same values in flags, and each of its keys has a setting.
 
 #![no_main]
 
@@ -12,7 +11,7 @@ use libfuzzer_sys::fuzz_target;
 use moongate_fuzz::file_of;
 use moongate_runtime::{effective_settings, parse};
 
-/// A setting of each kind.
+/// One setting of each kind.
 #[derive(Debug, Parser)]
 #[command(name = "fuzz")]
 struct Settings {

@@ -1,8 +1,8 @@
-//! A store node's data plane does with a peer's bytes what its protocol says, however they arrive: the same answers and the same memory as
-//! in a model that reads them one after the other.
+//! A store node's data plane processes a peer's bytes according to its protocol for any chunking: the same responses and the same memory
+//! as in a sequential model.
 //!
-//! The first byte is the length of a piece. Then steps: a byte that says what is sent, an offset of two bytes, a size of one, and for
-//! a write so many bytes, each of which is sent 16 times.
+//! The first byte is the length of a chunk. Then steps: a byte for the kind of message, an offset of two bytes, a size of one, and for
+//! a write this number of bytes, each of which is sent 16 times.
 
 #![no_main]
 
@@ -113,7 +113,7 @@ static NODE: LazyLock<DataPlaneNode> = LazyLock::new(|| {
     DataPlaneNode { memory, serving, port, _runtime: runtime, _supervisor: supervisor }
 });
 
-/// What a peer sends, and what a node does with it.
+/// Messages of a peer, and their effect on a node.
 #[derive(Default)]
 struct DataPlaneModel {
     /// What is sent before the next answer of the first protocol is waited for, each time with the answers that come until then.
@@ -167,7 +167,7 @@ impl DataPlaneModel {
         }
     }
 
-    /// Bytes that are no request.
+    /// Bytes that are not a request.
     fn garbage(&mut self, bytes: &[u8]) {
         let mut header = [0x55; 24];
         header[..bytes.len().min(16)].copy_from_slice(&bytes[..bytes.len().min(16)]);
@@ -203,7 +203,7 @@ impl DataPlaneModel {
     }
 }
 
-/// All that a node answers.
+/// All responses of a node.
 fn exchange(model: &DataPlaneModel, piece: usize) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(("127.0.0.1", NODE.port))?;
     stream.set_nodelay(true)?;
@@ -234,7 +234,7 @@ fuzz_target!(|input: &[u8]| {
         Ok(answers) => assert!(model.responses.starts_with(&answers)),
         Err(error) => assert!(model.has_ended, "{error}"),
     }
-    // The connection's thread has ended before its memory is compared.
+    // Wait until the connection's thread has ended before comparing its memory.
     while NODE.serving.open() > 0 {
         std::thread::yield_now();
     }

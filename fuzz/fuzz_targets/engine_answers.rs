@@ -1,4 +1,4 @@
-//! An engine may answer anything, and so may what listens at its address. What is kept of an answer is bounded.
+//! An engine, or another server at its address, may return any response. Data stored from a response is bounded.
 
 #![no_main]
 
@@ -7,13 +7,13 @@ use moongate_discovery::{EngineKind, parse_load, response_sizes};
 
 const MAX_MODELS: usize = 1024;
 const MAX_RANKS: usize = 4096;
-/// A path of a tokenizer is the longest.
+/// The longest stored text is the path of a tokenizer.
 const MAX_TEXT: usize = 4096;
 
 fuzz_target!(|body: &[u8]| {
     let sizes = response_sizes(body);
     assert!(sizes.models <= MAX_MODELS && sizes.ranks <= MAX_RANKS, "{sizes:?}");
-    // Two forms of answers are read.
+    // Two formats of responses are parsed.
     assert!(sizes.event_sources <= 2 * MAX_RANKS && sizes.longest <= MAX_TEXT, "{sizes:?}");
     let _ = parse_load(EngineKind::Sglang, body);
     if let Ok(load) = parse_load(EngineKind::Vllm, body) {

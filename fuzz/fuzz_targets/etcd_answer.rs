@@ -1,5 +1,5 @@
-//! What etcd answers to a look at who leads is anybody's who can write there. What is taken of it is bounded, and an in-sync set that was
-//! read is the same after it was written again.
+//! etcd's response about the leader can be written by any client with write access. Data taken from it is bounded, and a parsed in-sync
+//! set is unchanged after a round trip.
 
 #![no_main]
 

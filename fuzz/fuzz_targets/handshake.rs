@@ -1,7 +1,7 @@
-//! A message of the handshake port means the same however its bytes arrive, reaches no further than its length says, and costs no more
-//! memory than was sent.
+//! A message of the handshake port is parsed identically for any chunking, never extends beyond its length, and uses no more memory than
+//! was sent.
 //!
-//! The first byte says how many bytes arrive at a time.
+//! The first byte is the size of a chunk.
 
 #![no_main]
 
@@ -13,7 +13,7 @@ use libfuzzer_sys::fuzz_target;
 use moongate_transfer::handshake::{HandshakeKind, encode_message, read_message};
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// A stream of which so many bytes arrive at a time.
+/// A stream that delivers chunks of the given size.
 struct ChunkedReader<'a> {
     rest: &'a [u8],
     piece: usize,
@@ -33,7 +33,7 @@ impl AsyncRead for ChunkedReader<'_> {
     }
 }
 
-/// The message or the kind of error, and the bytes that were taken.
+/// The message or the kind of error, and the number of consumed bytes.
 fn read(bytes: &[u8], piece: usize) -> (Result<(HandshakeKind, Vec<u8>), io::ErrorKind>, usize) {
     let mut stream = ChunkedReader { rest: bytes, piece };
     let message = {

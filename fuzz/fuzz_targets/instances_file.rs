@@ -1,4 +1,4 @@
-//! A file of instances is taken whole or not at all: as many instances as another reader finds, each with an id of its own.
+//! An instances file is accepted completely or not at all: with as many instances as an independent parser finds, and unique ids.
 
 #![no_main]
 

@@ -1,7 +1,7 @@
-//! A token cannot be forged: only a token that the provider has signed is accepted, byte for byte. Keys of a set are taken if they are the
-//! provider's, whatever else the set says.
+//! A token cannot be forged: only tokens signed by the provider are accepted, byte for byte. Keys of a set are used only if they are the
+//! provider's.
 //!
-//! The first byte says what the rest is: a token, a set of keys, or the parts of a token before they are encoded, one in a line.
+//! The first byte selects the kind of the rest: a token, a set of keys, or the unencoded parts of a token, one per line.
 
 #![no_main]
 
@@ -14,9 +14,9 @@ use libfuzzer_sys::fuzz_target;
 use moongate_gateway::{AccessOptions, tenant_of_token};
 use serde_json::Value;
 
-/// The public half of a key that was made for this.
+/// The public half of a key created for this target.
 const PUBLIC: &str = "6kpsY-KcUgq-9VB7Ey7F-ZVHdq6-vnuSQh7qaRRG0iw";
-/// A token that the key has signed, for the tenant `team-a` until the year 2100.
+/// A token signed with the key, for the tenant `team-a` until the year 2100.
 const SIGNED: &str = "eyJhbGciOiJFZERTQSIsInR5cCI6IkpXVCJ9.eyJpc3MiOiJodHRwczovL2lkLmV4YW1wbGUiLCJhdWQiOlsibW9vbmdhdGUiXSwic3ViIjoidGVhbS1hIiwiZXhwIjo0MTAyNDQ0ODAwfQ";
 const SIGNATURE: &str =
     "sSaorSV1qG_mCpsMtnY19SjLn4RthAItSq7jJ9DNULfjv07RMvgPFDCXT4xt1qLS9zAFtBajdwmMNNRVx-OZDw";

@@ -1,5 +1,5 @@
-//! KV events come from engines and masters of any version. Reading them never fails otherwise than with an error, and what was read of
-//! a Mooncake master's events is the same after it was written again.
+//! KV events come from engines and masters of any version. Parsing them never panics, and a Mooncake master's events are unchanged after
+//! a round trip.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! The files of a segment may have been damaged in any way. They open, and each object that is offered has a range that the ledger's
-//! entries cover to the byte.
+//! The files of a segment may be corrupt in any way. They open, and each recovered object has a range that the ledger's entries cover to
+//! the byte.
 
 #![no_main]
 
@@ -11,7 +11,7 @@ use moongate_memory::ledger::{Ledger, OpenedLedger, RecordOutcome, SegmentIdenti
 use moongate_memory::{Crc32c, ObjectRecord, ObjectVersion, PageMode, catalog, ledger, memfd, reopen};
 
 const SIZE: u64 = 1 << 16;
-/// Bytes of each file that faults are injected into.
+/// Number of bytes of each file into which faults are injected.
 const USED: usize = 8192;
 
 /// The files of a segment with some objects.
@@ -43,7 +43,7 @@ fn intact() -> &'static [Vec<u8>; 2] {
     })
 }
 
-// Each four bytes change one: which file, where, and to what.
+// Each four input bytes change one byte: file, position and value.
 fuzz_target!(|faults: &[u8]| {
     let mut bytes = intact().clone();
     let (faults, _) = faults.as_chunks::<4>();

@@ -1,6 +1,6 @@
-//! A master opens a folder whatever is in its files, and after that the next start finds them whole.
+//! A master opens a folder with any file contents, and the next start then finds the files intact.
 //!
-//! The input is a byte with flags and then steps: a byte that says what is done, a length of one byte, and so many bytes.
+//! The input is a byte with flags, then steps: a byte for the operation, a length of one byte, and as many bytes.
 
 #![no_main]
 
@@ -25,7 +25,7 @@ fn checked(mut bytes: Vec<u8>) -> Vec<u8> {
     bytes
 }
 
-/// The head of a log file.
+/// The header of a log file.
 fn head(first: u64, flushed: bool) -> Vec<u8> {
     let mut head =
         [&b"mgoplog1"[..], &first.to_le_bytes(), b"boot", &[0; 32], &[flushed.into()], &[0; 7]].concat();
@@ -69,7 +69,7 @@ fn files(flags: u8, mut steps: &[u8]) -> FileContents {
                 _ = files.insert(path, [frame(0, bytes), end].concat());
             }
             _ => {
-                // Damage: each byte says where, and that the byte there is another.
+                // Corruption: each input byte selects a byte to change.
                 let file = files.entry(newest.clone()).or_default();
                 for at in bytes {
                     if let Some(byte) = file.get_mut(usize::from(*at) * 3) {

@@ -1,5 +1,4 @@
-//! A master runs whatever comes over its RPC port. No bytes may break it, and every request that arrives as a whole has one
-//! response.
+//! A master processes any bytes on its RPC port without a panic, and every complete request gets exactly one response.
 
 #![no_main]
 

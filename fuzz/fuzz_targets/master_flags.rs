@@ -1,6 +1,6 @@
-//! The master's command line is read or refused, and one dash does for two. A file of flags counts like the flags in it.
+//! The master's command line is parsed or rejected, and one dash equals two. A flag file equals the flags in it.
 //!
-//! The input has an argument in each line, and behind a zero the text of a file, which `@` in an argument stands for.
+//! The input has one argument per line, followed by a zero byte and the text of a file, for which `@` in an argument stands.
 
 #![no_main]
 
@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use moongate_fuzz::file_of;
 use moongate_master::flags::{MasterInvocation, read};
 
-/// What the command line says, without the seed that is chosen by chance.
+/// The settings of the command line, without the random seed.
 fn shown(asked: MasterInvocation) -> String {
     match asked {
         MasterInvocation::Serve(mut options) => {

@@ -1,4 +1,4 @@
-//! Anybody can store objects under any key. A key that is taken for that of a page is made of nothing but the parts that were found.
+//! Clients can store objects under any key. A key that is parsed as a page's key consists only of the parsed parts.
 
 #![no_main]
 

@@ -1,6 +1,6 @@
-//! A follower takes frames from whoever says that it leads. Whatever they are, nothing panics, and what is acknowledged never shrinks.
+//! A follower processes frames of any peer that claims to be the leader without a panic, and its acknowledged position never decreases.
 //!
-//! The input is frames without their headers: a length of two bytes, little-endian, and so many bytes.
+//! The input is frames without their headers: a little-endian length of two bytes, and as many bytes.
 
 #![no_main]
 

@@ -1,5 +1,5 @@
-//! A store's master takes frames off a socket before it knows who speaks. A frame must be understood in the same way whole and in
-//! pieces, and never reach beyond the bytes that have arrived.
+//! A store's master parses frames of unauthenticated clients. A frame must be parsed identically whole and in chunks, and never
+//! extend beyond the received bytes.
 
 #![no_main]
 

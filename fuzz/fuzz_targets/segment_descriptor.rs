@@ -1,4 +1,4 @@
-//! Segment descriptors come from nodes of any release. One that is read is the same after it was written again, and both readers of this
+//! Segment descriptors come from nodes of any release. A parsed descriptor is unchanged after a round trip, and both parsers of this
 //! project find the same address in it.
 
 #![no_main]

@@ -1,5 +1,5 @@
-//! The gateway passes an engine's stream on event by event. However the network cuts the stream, the same bytes come out and it ends in
-//! the same way, and no event is passed on in which `serde_json` finds an error.
+//! The gateway forwards an engine's stream event by event. For any chunking of the stream, the same bytes are forwarded and the stream ends
+//! in the same way, and no event in which `serde_json` finds an error is forwarded.
 
 #![no_main]
 
@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use moongate_gateway::{SseError, SseFramer};
 use serde_json::{Map, Value};
 
-/// The bytes that are passed on, and how the stream ends: with its last two payloads or a fault.
+/// The forwarded bytes, and the end of the stream: its last two payloads or a fault.
 type SseRelayResult = (Vec<u8>, Result<[Bytes; 2], SseError>);
 
 fn relay(stream: &[u8], piece: usize, expects_done: bool) -> SseRelayResult {

@@ -1,6 +1,6 @@
-//! Arguments of RPCs come from any client. Those that are taken in a dialect can be written again in it, and then say the same.
+//! Arguments of RPCs come from any client. Arguments that are accepted in a dialect are unchanged after a round trip.
 //!
-//! The first byte chooses the RPC and the second the dialect; the rest is the value behind the head, so that no hash has to be guessed.
+//! The first byte selects the RPC and the second the dialect; the rest is the value behind the header, so that no hash must be guessed.
 //! If the second byte is 128 or more, the rest has a metadata byte.
 
 #![no_main]

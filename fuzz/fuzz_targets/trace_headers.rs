@@ -1,4 +1,4 @@
-//! A caller's trace context is passed on as it came, or not at all; headers of an export are those that were listed.
+//! A caller's trace context is forwarded unchanged or not at all; an export has exactly the listed headers.
 //!
 //! The input's lines are `traceparent`, `tracestate`, and the list of headers for exports.
 

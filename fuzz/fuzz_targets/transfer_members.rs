@@ -1,5 +1,5 @@
-//! No member of a client's body that steers KV transfer reaches an engine. Every body that `serde_json` reads is searched, and only those
-//! members are missing afterwards.
+//! No member of a client's body that controls KV transfer reaches an engine. Every body that `serde_json` parses is searched, and only
+//! those members are removed.
 
 #![no_main]
 
@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use moongate_gateway::{is_transfer_member, is_user_data, without_transfer_members};
 use serde_json::{Map, Value};
 
-/// Where a value is in the body.
+/// Path of a value in the body.
 #[derive(Clone, Copy, PartialEq)]
 enum JsonMemberScope {
     Top,

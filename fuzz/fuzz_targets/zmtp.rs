@@ -1,5 +1,5 @@
-//! A ZMTP peer's bytes arrive in pieces of any size: that must not change what they mean, and no length that the peer declares may
-//! cost more memory than the bytes that it has sent.
+//! A ZMTP peer's bytes are parsed identically for any chunking, and no length declared by the peer may use more memory than the bytes
+//! that it has sent.
 
 #![no_main]
 
@@ -25,7 +25,7 @@ fn decode(stream: &[u8], piece: usize) -> (Vec<DecodedItem>, Option<ZmtpProtocol
     (items, None)
 }
 
-// The first byte says how long pieces are, and whether a good greeting goes first.
+// The first byte is the length of a chunk, and whether a valid greeting comes first.
 fuzz_target!(|input: &[u8]| {
     let Some((&first, bytes)) = input.split_first() else { return };
     let greeting = if first & 1 == 1 { &ZmtpGreeting::encode()[..] } else { &[] };

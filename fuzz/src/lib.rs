@@ -1,12 +1,12 @@
-//! What several fuzz targets share.
+//! Code shared by several fuzz targets.
 
 use std::fs;
 use std::path::PathBuf;
 
-/// Puts a text into a file of this process, which the next text replaces, for what reads files only.
+/// Writes a text to this process's temporary file, replacing the previous one, for code that only reads files.
 ///
 /// # Panics
-/// When the folder for temporary files takes none.
+/// When the temporary folder is not writable.
 #[must_use]
 pub fn file_of(text: &[u8]) -> PathBuf {
     let path = std::env::temp_dir().join(format!("moongate-fuzz-{}", std::process::id()));

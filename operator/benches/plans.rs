@@ -115,9 +115,9 @@ impl PlansBench {
     }
 
     fn reconcile(&mut self, key: &ResourceKey) {
-        let begun = Instant::now();
+        let started = Instant::now();
         let plan = plan::plan_for(&self.observed, key, GangScheduler::default(), self.server.now).unwrap();
-        let mut took = begun.elapsed();
+        let mut took = started.elapsed();
         if let Some(at) = plan.requeue_at {
             self.scheduled.insert(key.clone(), at);
         }
@@ -134,9 +134,9 @@ impl PlansBench {
         for change in changes {
             let ResourceChange::Present(kind, object) = change else { continue };
             let object = serde_json::from_value(object).unwrap();
-            let begun = Instant::now();
+            let started = Instant::now();
             let concerns = self.observed.lock().upsert(kind, object);
-            took += begun.elapsed();
+            took += started.elapsed();
             concerns.into_iter().for_each(|key| self.push(key));
         }
         took

@@ -71,9 +71,9 @@ impl GroupSetFixture {
                     "f:labels": fields("labels"), "f:annotations": fields("annotations") } });
                 object["metadata"]["managedFields"] = json!([{ "manager": "rbg", "fieldsV1": fields }]);
                 let group: RoleBasedGroup = serde_json::from_value(object).unwrap();
-                let said = format!("create {}", name(&group));
+                let written = format!("create {}", name(&group));
                 self.groups.push(group);
-                Some(said)
+                Some(written)
             }
             WriteAction::Replace { kind: ResourceKind::Group, name: wanted, object } => {
                 let at = self.groups.iter().position(|live| name(live) == wanted).unwrap();

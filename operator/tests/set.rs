@@ -67,13 +67,13 @@ impl InstanceSetFixture {
                 None
             }
             WriteAction::Create(manifest) => {
-                let said = format!("create {}", manifest.name());
+                let written = format!("create {}", manifest.name());
                 let mut object = Value::Object(manifest.0);
                 self.uids += 1;
                 object["metadata"]["uid"] = format!("u{}", self.uids).into();
                 object["metadata"]["generation"] = 1.into();
                 self.instances.push(serde_json::from_value(object).unwrap());
-                Some(said)
+                Some(written)
             }
             WriteAction::Replace { name, object, .. } => {
                 let at = self

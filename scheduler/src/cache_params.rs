@@ -1,6 +1,6 @@
 //! Cache parameters of an engine: they determine how much of a predicted hit it can use, and when.
 
-use crate::request::Seconds;
+use crate::seconds::Seconds;
 
 /// Behaviour of an engine when a prompt reaches the head of its queue and blocks are still being fetched from the
 /// shared store (SGLang's `hicache_storage_prefetch_policy`).

@@ -2,7 +2,7 @@
 
 use crate::fleet::InstanceIndex;
 use crate::policy::PolicyName;
-use crate::request::Seconds;
+use crate::seconds::Seconds;
 
 /// Routing decision for one request.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]

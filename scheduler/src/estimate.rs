@@ -3,7 +3,7 @@
 use crate::cache_params::{EngineCacheParams, PrefetchBehavior};
 use crate::fleet::{InstanceIndex, InstanceLoad, SchedulableInstance};
 use crate::prediction::CacheHitPrediction;
-use crate::request::Seconds;
+use crate::seconds::Seconds;
 
 /// Seconds until a fetch from the shared store delivers its first bytes: one round trip for the keys and one for the
 /// first blocks.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::cache_params::EngineCacheParams;
 use crate::prefill_time::PrefillTimeModel;
-use crate::request::Seconds;
+use crate::seconds::Seconds;
 
 /// Position of an instance in [`SchedulableFleet::instances`] and in the parallel load and prediction slices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]

@@ -21,6 +21,7 @@ mod prefill_time_distribution;
 mod prefill_time_learner;
 mod request;
 mod scheduler;
+mod seconds;
 mod snapshot;
 
 pub use cache_params::{EngineCacheParams, PrefetchBehavior};
@@ -39,6 +40,7 @@ pub use policy::{Policy, PolicyInput, PolicyName, PolicyVerdict, ScheduleRound, 
 pub use prediction::{CacheHitPrediction, StoreMedium, StoreTokenRun, TierHits};
 pub use prefill_time::PrefillTimeModel;
 pub use prefill_time_distribution::PrefillTimeDistribution;
-pub use request::{RequestProfile, Seconds};
+pub use request::RequestProfile;
 pub use scheduler::{AttemptId, ScheduleRequest, Scheduler, SchedulerEvent};
+pub use seconds::Seconds;
 pub use snapshot::DecisionSnapshot;

@@ -5,8 +5,8 @@ use crate::fleet::{InstanceLoad, ReportedLoad};
 use crate::prefill_queue::{PendingPrefill, PrefillQueue, PrefillStoreRead};
 use crate::prefill_time::PrefillTimeModel;
 use crate::prefill_time_learner::{PrefillTimeLearner, PrefillWork};
-use crate::request::Seconds;
 use crate::scheduler::AttemptId;
+use crate::seconds::Seconds;
 
 /// A prompt of unknown length that is being computed is expected to need at least this share of its elapsed time in
 /// addition.

@@ -1,7 +1,7 @@
 //! Settings of the scheduler. Values that can be learned from the engines are not settings.
 
 use crate::prefill_time::PrefillTimeModel;
-use crate::request::Seconds;
+use crate::seconds::Seconds;
 
 /// Settings of a scheduler and its policy.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]

@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use crate::prefill_time_learner::PrefillWork;
-use crate::request::Seconds;
 use crate::scheduler::AttemptId;
+use crate::seconds::Seconds;
 
 /// Requests are sent up to this much before the engine is free for them or before their blocks are expected; within it,
 /// the duration of a store read is observable.

@@ -1,6 +1,6 @@
 //! Model of an engine's computation time.
 
-use crate::request::Seconds;
+use crate::seconds::Seconds;
 
 /// Time to compute a prompt: `speed * (c0 + a*new + b*new*(cached + new/2))` for `new` tokens after `cached` ones. The
 /// last term is attention over all previous tokens.

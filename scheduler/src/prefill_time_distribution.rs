@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::request::Seconds;
+use crate::seconds::Seconds;
 
 /// Four bins per factor of two, from about a millisecond to four hours.
 const BINS: usize = 96;

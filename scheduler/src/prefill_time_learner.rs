@@ -1,7 +1,7 @@
 //! Learns from first tokens how long engines compute, and how long they read from the shared store.
 
 use crate::prefill_time::PrefillTimeModel;
-use crate::request::Seconds;
+use crate::seconds::Seconds;
 
 /// Terms of the time from an engine's start on a prompt to its first token, each with its own coefficient: constant,
 /// new tokens, new tokens times the tokens they attend to, tokens transferred to a decode at the end, and reading from

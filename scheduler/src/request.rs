@@ -1,9 +1,7 @@
 //! Facts of a request that decisions depend on.
 
 use crate::fleet::ModelIndex;
-
-/// A point in time or a duration in seconds, by the caller's clock.
-pub type Seconds = f64;
+use crate::seconds::Seconds;
 
 /// One client request, reduced to what routing needs.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]

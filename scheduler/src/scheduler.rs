@@ -17,7 +17,8 @@ use crate::policy::{Policy, PolicyInput, PolicyVerdict, ScheduleRound};
 use crate::prediction::CacheHitPrediction;
 use crate::prefill_time_distribution::PrefillTimeDistribution;
 use crate::prefill_time_learner::PrefillTimeLearner;
-use crate::request::{RequestProfile, Seconds};
+use crate::request::RequestProfile;
+use crate::seconds::Seconds;
 use crate::snapshot::DecisionSnapshot;
 
 /// Weight of a new request in the average uncached share.

@@ -8,7 +8,8 @@ use crate::options::SchedulerOptions;
 use crate::policy::{PolicyInput, PolicyName, PolicyVerdict, ScheduleRound};
 use crate::prediction::CacheHitPrediction;
 use crate::prefill_time_distribution::PrefillTimeDistribution;
-use crate::request::{RequestProfile, Seconds};
+use crate::request::RequestProfile;
+use crate::seconds::Seconds;
 
 /// Inputs of a policy's decision. Policies with state of their own may decide otherwise in a replay, which lacks that
 /// state.

@@ -110,7 +110,9 @@ async fn discover(options: &SidecarOptions) -> (BTreeMap<SocketAddr, GatewayIden
         }
         let identity = GatewayIdentity { scheme: name.scheme, host: name.host };
         match resolved {
-            Ok(addresses) => gateways.extend(addresses.into_iter().map(|address| (address, identity.clone()))),
+            Ok(addresses) => {
+                gateways.extend(addresses.into_iter().map(|address| (address, identity.clone())))
+            }
             Err(error) => problem = Some(error),
         }
     }

@@ -139,12 +139,20 @@ mod tests {
             assert!(blocker.contains(part), "{blocker}");
         }
         assert_eq!(blocker(&state, &link(at(10), false, 0, Some(at(10))), 500), None);
-        assert_eq!(blocker(&state, &link(at(10), false, 0, Some(now - LEASE)), 500), None, "quiet since before the drain");
+        assert_eq!(
+            blocker(&state, &link(at(10), false, 0, Some(now - LEASE)), 500),
+            None,
+            "quiet since before the drain"
+        );
         let mut busy = serving(at(400), 1);
         busy.drain(now);
         assert!(blocker(&busy, &link(at(10), false, 0, Some(at(10))), 500).unwrap().contains("in progress"));
         busy.set_down("refused".to_owned());
-        assert_eq!(blocker(&busy, &link(at(10), true, 1, None), 500), None, "an engine that is down has no requests");
+        assert_eq!(
+            blocker(&busy, &link(at(10), true, 1, None), 500),
+            None,
+            "an engine that is down has no requests"
+        );
     }
 
     #[test]

@@ -63,7 +63,12 @@ pub(crate) fn text(
         ),
         (r#"{state="unreachable"}"#, count(|link| link.error.is_some())),
     ];
-    family("gateways", "gauge", "Gateways by state: `using` the engine, `not_using` it, `unreachable`.", &gateways);
+    family(
+        "gateways",
+        "gauge",
+        "Gateways by state: `using` the engine, `not_using` it, `unreachable`.",
+        &gateways,
+    );
     let [accepted, rejected] = registrations;
     let registrations = [(r#"{outcome="accepted"}"#, accepted), (r#"{outcome="rejected"}"#, rejected)];
     family(
@@ -91,7 +96,11 @@ pub(crate) fn text(
 #[must_use]
 pub fn all_metrics() -> String {
     let observation = EngineObservation { started_at: Instant::now(), load: Some(EngineLoad::default()) };
-    text(&SidecarState { observation: Some(observation), ..SidecarState::default() }, &BTreeMap::new(), [0; 2])
+    text(
+        &SidecarState { observation: Some(observation), ..SidecarState::default() },
+        &BTreeMap::new(),
+        [0; 2],
+    )
 }
 
 fn up(state: &SidecarState) -> u64 {

@@ -80,8 +80,7 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
     });
     http::serve(listener, Arc::clone(&sidecar));
     let (context, stop) = (Arc::clone(&sidecar), supervisor.token());
-    supervisor
-        .spawn_restarted("sidecar-adapters", move || adapters::run(Arc::clone(&context), stop.clone()));
+    supervisor.spawn_restarted("sidecar-adapters", move || adapters::run(Arc::clone(&context), stop.clone()));
     let (context, stop) = (Arc::clone(&sidecar), supervisor.token());
     supervisor.spawn_restarted("sidecar-engine", move || engine::watch(Arc::clone(&context), stop.clone()));
     let (context, stop) = (sidecar, supervisor.token());

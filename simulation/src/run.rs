@@ -179,11 +179,11 @@ impl SimulationRun {
             });
             let is_down =
                 host.is_engine() && self.cluster.as_ref().is_some_and(|cluster| cluster.is_down(host));
-            let (runs, shall) = (self.sim.is_host_running(host.name()), !is_crashed && !is_down);
-            if runs && !shall {
+            let (runs, should_run) = (self.sim.is_host_running(host.name()), !is_crashed && !is_down);
+            if runs && !should_run {
                 record(format_args!("{} crashes", host.name()));
                 self.sim.crash(host.name());
-            } else if !runs && shall {
+            } else if !runs && should_run {
                 record(format_args!("{} starts", host.name()));
                 self.sim.bounce(host.name());
             }

@@ -83,14 +83,15 @@ fn master_options() -> anyhow::Result<MasterOptions> {
     ];
     match flags::read(line.map(OsString::from), |_| None)? {
         MasterInvocation::Serve(options) => Ok(*options),
-        MasterInvocation::PrintText(text) => anyhow::bail!("the master's flags print text instead of starting it: {text}"),
+        MasterInvocation::PrintText(text) => {
+            anyhow::bail!("the master's flags print text instead of starting it: {text}")
+        }
     }
 }
 
 fn node_settings(master: &str) -> anyhow::Result<(NodeArgs, NodeConfig)> {
     let line = ["moongate store", "--port=0", "--memory=process", "--listen=127.0.0.1", "--data-port=0"];
-    let flags =
-        NodeArgs::try_parse_from(line).context("an environment variable is invalid for the store")?;
+    let flags = NodeArgs::try_parse_from(line).context("an environment variable is invalid for the store")?;
     let config = NodeConfig::read(None, &[], |name| {
         let value = match name {
             "MOONCAKE_MASTER" => master,

@@ -1,9 +1,9 @@
 //! Nodes that are slow, silent, broken or restarted: other replicas, other attempts, no wrong bytes.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod node;
 #[path = "../../kvstore/master/tests/test_master/mod.rs"]
 mod test_master;
-mod node;
 
 use std::time::Duration;
 

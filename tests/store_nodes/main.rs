@@ -1,8 +1,6 @@
 //! Store nodes beside the real things: Mooncake's client, its master, its store nodes; and our own client and master.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
-#[path = "../../kvstore/master/tests/test_master/mod.rs"]
-mod test_master;
 mod disk;
 mod drain;
 mod masters;
@@ -11,5 +9,7 @@ mod older_releases;
 mod persistence;
 mod rest;
 mod tasks;
+#[path = "../../kvstore/master/tests/test_master/mod.rs"]
+mod test_master;
 #[path = "../../kvstore/master-client/tests/store/harness.rs"]
 mod world;

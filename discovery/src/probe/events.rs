@@ -70,9 +70,9 @@ fn source(
 pub(super) fn sglang(info: &SglangServerInfo, host: &str) -> Vec<KvEventSource> {
     let configured: Option<KvEventsConfig> = embedded(info.kv_events_config.as_ref());
     let descriptor: Option<KvEventsDescriptor> = embedded(info.kv_events.as_ref());
-    let described = descriptor
-        .as_ref()
-        .and_then(|reported| TcpAddress::from_host_port(&reported.endpoint_host, reported.replay_endpoint_port_base?));
+    let described = descriptor.as_ref().and_then(|reported| {
+        TcpAddress::from_host_port(&reported.endpoint_host, reported.replay_endpoint_port_base?)
+    });
     let replay = described.or_else(|| configured.as_ref().and_then(KvEventsConfig::replay));
     let reported = match (&descriptor, &configured) {
         (Some(reported), _) if reported.publisher == "zmq" => {
@@ -97,7 +97,10 @@ pub(super) fn sglang(info: &SglangServerInfo, host: &str) -> Vec<KvEventSource> 
 
 /// vLLM's `/kv_event_sources`, requested only if the sources are not declared. Older versions do not have the path. `None` if there is no
 /// usable response, which does not make the engine unusable.
-pub(super) async fn vllm(session: &mut ProbeSession<'_>, listed: &ListedInstance) -> Option<Vec<KvEventSource>> {
+pub(super) async fn vllm(
+    session: &mut ProbeSession<'_>,
+    listed: &ListedInstance,
+) -> Option<Vec<KvEventSource>> {
     if listed.declared.kv.events.is_some() {
         return None;
     }
@@ -127,7 +130,13 @@ pub(super) fn sources(body: &[u8], host: &str) -> Vec<KvEventSource> {
         })
         .filter_map(|(rank, reported)| {
             let endpoint = TcpAddress::parse(reported.endpoint.as_deref()?)?;
-            source(*rank, &endpoint, reported.replay().as_ref(), reported.topic.as_deref().unwrap_or_default(), host)
+            source(
+                *rank,
+                &endpoint,
+                reported.replay().as_ref(),
+                reported.topic.as_deref().unwrap_or_default(),
+                host,
+            )
         })
         .collect()
 }
@@ -139,7 +148,10 @@ pub(super) fn with_declared(
     reported: Option<Vec<KvEventSource>>,
 ) -> Option<Vec<KvEventSource>> {
     let of_rank = |text: &Option<String>, rank: u32| {
-        text.as_deref().and_then(TcpAddress::parse)?.of_rank(rank).map(|address| address.reached_at(&listed.host))
+        text.as_deref()
+            .and_then(TcpAddress::parse)?
+            .of_rank(rank)
+            .map(|address| address.reached_at(&listed.host))
     };
     let declared = &listed.declared.kv;
     let mut sources = if declared.events.is_some() {

@@ -145,10 +145,7 @@ fn failure(error: reqwest::Error) -> ProbeExchangeError {
     if error.is_timeout() {
         return ProbeExchangeError { outcome: ProbeCheckOutcome::TimedOut, fix: None };
     }
-    ProbeExchangeError {
-        outcome: ProbeCheckOutcome::Failed(root_cause(&error)),
-        fix: tls_error_hint(&error),
-    }
+    ProbeExchangeError { outcome: ProbeCheckOutcome::Failed(root_cause(&error)), fix: tls_error_hint(&error) }
 }
 
 /// The innermost cause: "Connection refused" is more specific than "error sending request".

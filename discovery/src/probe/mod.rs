@@ -58,7 +58,10 @@ fn not_ready(error: ProbeError, facts: Option<EngineFacts>) -> ProbeVerdict {
 }
 
 /// Determines the engine's kind. The deprecated `/get_server_info` comes last: a vLLM would log one more 404 per probe.
-async fn kind(session: &mut ProbeSession<'_>, listed: &ListedInstance) -> Result<ProbedEngineKind, ProbeError> {
+async fn kind(
+    session: &mut ProbeSession<'_>,
+    listed: &ListedInstance,
+) -> Result<ProbedEngineKind, ProbeError> {
     let declared = listed.declared.engine;
     let mut failed = None;
     if declared != Some(EngineKind::Vllm) {

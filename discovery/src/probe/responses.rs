@@ -125,7 +125,9 @@ impl SglangServerInfo {
     /// The order of waiting requests by priority; `None` without priority scheduling, or if it preempts running requests.
     pub(crate) fn priority_order(&self) -> Option<PriorityOrder> {
         let preempts = self.disable_priority_preemption != Some(true)
-            && self.priority_scheduling_preemption_threshold.is_none_or(|threshold| threshold < NO_PREEMPTION);
+            && self
+                .priority_scheduling_preemption_threshold
+                .is_none_or(|threshold| threshold < NO_PREEMPTION);
         if self.enable_priority_scheduling != Some(true) || preempts {
             return None;
         }

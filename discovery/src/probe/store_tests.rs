@@ -32,8 +32,9 @@ fn sglang_reports_its_layout() {
             master: None,
         })
     );
-    let none =
-        reported(&format!(r#"{ON},"hicache_object_layout":{{"hicache_object_layout":{{"key_prefix":null}}}}"#));
+    let none = reported(&format!(
+        r#"{ON},"hicache_object_layout":{{"hicache_object_layout":{{"key_prefix":null}}}}"#
+    ));
     assert_eq!(none.unwrap().keys, StoreKeyScheme::Sglang { prefix: Some(String::new()), mla: None });
     let old = reported(ON).unwrap();
     assert_eq!(old.keys, StoreKeyScheme::Sglang { prefix: None, mla: None }, "a version without layout");

@@ -12,7 +12,10 @@ use crate::topology::{BootstrapAddress, EngineFacts, EngineKind, EngineRole, KvC
 const SET_CONNECTOR: &str = "set `connector` to nixl, mooncake or store";
 
 /// The version, if the server is a vLLM.
-pub(super) async fn version(session: &mut ProbeSession<'_>, base: &str) -> Result<Option<String>, ProbeError> {
+pub(super) async fn version(
+    session: &mut ProbeSession<'_>,
+    base: &str,
+) -> Result<Option<String>, ProbeError> {
     let response = session.get(format!("{base}/version")).await?;
     check_status(session, &response)?;
     let version = (response.status == 200).then(|| responses::version(&response.body)).flatten();

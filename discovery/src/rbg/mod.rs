@@ -141,7 +141,11 @@ fn qualify(address: &str, namespace: Option<&str>) -> String {
 fn warn_of_another_group(config: &DiscoveredGroup) {
     let own = RbgIdentity::from_env(|name| std::env::var(name).ok());
     if let Some(own) = own.group.filter(|own| !config.group.is_empty() && *own != config.group) {
-        tracing::warn!(own_group = own, file_group = config.group, "the discovery file belongs to another group");
+        tracing::warn!(
+            own_group = own,
+            file_group = config.group,
+            "the discovery file belongs to another group"
+        );
     }
 }
 

@@ -66,7 +66,8 @@ impl ResolvedNames {
             let (id, addresses) = (member.id.clone(), resolve(member.host.clone()));
             address_lookups.push(async move { (id, addresses.await) });
         }
-        self.addresses = stream::iter(address_lookups).buffer_unordered(MAX_CONCURRENT_LOOKUPS).collect().await;
+        self.addresses =
+            stream::iter(address_lookups).buffer_unordered(MAX_CONCURRENT_LOOKUPS).collect().await;
         let mut lookups = Vec::new();
         for member in engines {
             let Some(alternative) = member.alternative.clone() else { continue };

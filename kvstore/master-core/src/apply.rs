@@ -15,8 +15,8 @@ use crate::disk::{ClientDisk, DiskCopy};
 use crate::locked_shard::{LockedShard, NewObject};
 use crate::master::MasterCore;
 use crate::object::{EvictionQueue, MemoryReplica, ObjectEntry, PendingVersion};
-use crate::placement::mix;
 use crate::shard::QuarantinedRange;
+use crate::split_mix::mix;
 
 /// Why a state change does not fit the state. It is skipped, which is correct if all later ones are applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -130,6 +130,9 @@ pub struct StorageTiers {
     pub disk: bool,
 }
 
+/// Identifies a copy planned by dynamic replication: lease id and epoch.
+pub type DynamicReplicationLease = (Uuid, u64);
+
 /// One change of the master's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StateChange<'a> {

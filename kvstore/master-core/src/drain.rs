@@ -12,7 +12,7 @@ use mooncake_wire::types::{SegmentStatus, TaskStatus, Uuid};
 use crate::change::{StateChange, StateChangeSink};
 use crate::master::MasterCore;
 use crate::payload::move_payload;
-use crate::placement::mix;
+use crate::split_mix::mix;
 use crate::task::TaskTable;
 
 /// Default number of objects moved at a time.

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{ReplicaDescriptor, ReplicaList, ReplicaMedium};
 
+use crate::change::DynamicReplicationLease;
 use crate::locked_shard::KeyLocation;
 use crate::master::MasterCore;
 use crate::payload::copy_payload;
 use crate::settings::DynamicReplicationMode;
 use crate::statistics::MasterCounters;
-use crate::transfer::DynamicReplicationLease;
 
 /// How long a plan is valid, in milliseconds.
 const LEASE_MS: u64 = 30_000;

@@ -63,6 +63,7 @@ mod shard;
 mod sketch;
 mod slab;
 mod snapshot;
+mod split_mix;
 mod statistics;
 mod table;
 mod task;
@@ -74,17 +75,17 @@ mod upsert;
 
 pub use apply::ApplyError;
 pub use change::{
-    DiskCopyState, DrainJobState, ObjectState, RemoveCause, ReplicaLocation, StateChange, StateChangeSink,
-    StorageTiers, StoreCause, TaskState, TransferState, UnmountCause,
+    DiskCopyState, DrainJobState, DynamicReplicationLease, ObjectState, RemoveCause, ReplicaLocation,
+    StateChange, StateChangeSink, StorageTiers, StoreCause, TaskState, TransferState, UnmountCause,
 };
 pub use codec::{StateChangeDecodeError, decode, encode};
 pub use disk::DiskUsage;
 pub use intact::IntactRanges;
 pub use master::MasterCore;
 pub use query::{ObjectCursor, PrefixStatistics, SpaceUsage};
-pub use read::{ReplicaDescriptors, SharedReplicaDescriptor};
 pub use rebuild::{InventoryRecord, ObjectVersion, RestoreOutcome};
+pub use segment::{ReplicaDescriptors, SharedReplicaDescriptor};
 pub use settings::{DiskTierOptions, DynamicReplicationMode, MasterCoreOptions, PlacementStrategy};
 pub use snapshot::SnapshotCursor;
 pub use statistics::MasterStatistics;
-pub use transfer::{ClientObjectKey, DynamicReplicationLease};
+pub use transfer::ClientObjectKey;

@@ -4,7 +4,7 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::types::TaskType;
 use serde::Serialize;
 
-use crate::transfer::DynamicReplicationLease;
+use crate::change::DynamicReplicationLease;
 
 /// Payload of a copy task.
 #[derive(Serialize)]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::object::MemoryReplica;
 use crate::segment::{SegmentEntry, SegmentTable};
 use crate::settings::{MasterCoreOptions, PlacementStrategy};
+use crate::split_mix::mix;
 
 /// Number of segments sampled per replica for free-ratio-first placement.
 const SAMPLE_SIZE: usize = 6;
@@ -23,14 +24,6 @@ pub(crate) struct PlacementRequest<'a> {
     pub(crate) host: &'a str,
     /// Seed of the random choice; requests with the same seed prefer the same nodes.
     pub(crate) entropy: u64,
-}
-
-/// The SplitMix64 step: the next number of a pseudorandom sequence.
-pub(crate) fn mix(number: u64) -> u64 {
-    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 /// Maps a 64-bit number to an index below `count` (multiply and shift).

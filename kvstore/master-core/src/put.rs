@@ -12,7 +12,7 @@ use crate::locked_shard::{KeyLocation, LockedShard, NewObject, storage_tiers};
 use crate::master::MasterCore;
 use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, PendingVersion};
 use crate::placement::{PlacementRequest, PlacementSearch};
-use crate::read::ReplicaDescriptors;
+use crate::segment::ReplicaDescriptors;
 use crate::statistics::MasterCounters;
 
 /// Maximum number of replicas of one object.

@@ -4,17 +4,13 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{ReplicaDescriptor, ReplicaList};
+use mooncake_wire::types::ReplicaList;
 use regex::Regex;
 
 use crate::locked_shard::{KeyLocation, LockedShard};
 use crate::master::MasterCore;
+use crate::segment::ReplicaDescriptors;
 use crate::slab::NIL;
-
-/// A replica descriptor as returned to clients.
-pub type SharedReplicaDescriptor = ReplicaDescriptor<Arc<str>>;
-/// The replica descriptors of one object.
-pub type ReplicaDescriptors = Vec<SharedReplicaDescriptor>;
 
 /// Number of keys of a batch that are looked up under one lock.
 const KEYS_PER_LOCK: usize = 64;

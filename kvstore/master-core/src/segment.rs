@@ -12,6 +12,11 @@ use parking_lot::Mutex;
 use crate::allocator::{AllocatedRange, SegmentAllocator};
 use crate::object::MemoryReplica;
 
+/// A replica descriptor as returned to clients.
+pub type SharedReplicaDescriptor = WireReplica<Arc<str>>;
+/// The replica descriptors of one object.
+pub type ReplicaDescriptors = Vec<SharedReplicaDescriptor>;
+
 #[derive(Debug)]
 pub(crate) struct SegmentEntry {
     pub(crate) descriptor: Segment<Arc<str>>,
@@ -151,7 +156,7 @@ impl SegmentEntry {
     }
 
     /// Descriptor of a replica for readers and writers.
-    pub(crate) fn replica_descriptor(&self, replica: &MemoryReplica, size: u64) -> WireReplica<Arc<str>> {
+    pub(crate) fn replica_descriptor(&self, replica: &MemoryReplica, size: u64) -> SharedReplicaDescriptor {
         let buffer = BufferDescriptor {
             size,
             address: self.descriptor.base.saturating_add(replica.offset),

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 
-use crate::placement::mix;
+use crate::split_mix::mix;
 
 const ROWS: usize = 4;
 const WIDTH: usize = 4096;

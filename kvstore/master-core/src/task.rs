@@ -12,7 +12,7 @@ use crate::drain::DrainJobTable;
 use crate::dynamic::HotObjectTracker;
 use crate::master::MasterCore;
 use crate::payload::{copy_payload, move_payload};
-use crate::placement::mix;
+use crate::split_mix::mix;
 
 /// Maximum length of a task's payload in bytes.
 const MAX_PAYLOAD: usize = 1 << 20;

@@ -5,10 +5,11 @@ use std::sync::Arc;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{CopyPlan, MovePlan, Uuid};
 
-use crate::change::{StateChange, StateChangeSink, StoreCause};
+use crate::change::{DynamicReplicationLease, StateChange, StateChangeSink, StoreCause};
 use crate::locked_shard::{KeyLocation, LockedShard};
 use crate::master::MasterCore;
 use crate::object::{MemoryReplica, ReplicaTransfer};
+use crate::segment::{ReplicaDescriptors, SharedReplicaDescriptor};
 
 /// A key, with its tenant and the client that operates on it.
 #[derive(Clone, Copy, Debug)]
@@ -18,9 +19,6 @@ pub struct ClientObjectKey<'a> {
     pub tenant: &'a str,
     pub key: &'a str,
 }
-
-/// Identifies a copy planned by dynamic replication: lease id and epoch.
-pub type DynamicReplicationLease = (Uuid, u64);
 
 impl MasterCore {
     /// Allocates space for copies of an object on the named segments, except on those with a replica. Evicts nothing. `lease` is
@@ -129,7 +127,7 @@ impl MasterCore {
         targets: &[&str],
         (is_move, lease): (bool, Option<DynamicReplicationLease>),
         fx: &mut dyn StateChangeSink,
-    ) -> Result<(crate::SharedReplicaDescriptor, crate::ReplicaDescriptors), ErrorCode> {
+    ) -> Result<(SharedReplicaDescriptor, ReplicaDescriptors), ErrorCode> {
         self.check_segments(targets, ErrorCode::SEGMENT_NOT_FOUND)?;
         let key_location = self.locate_reader_key(work.tenant, work.key)?;
         let mut shard = self.lock(key_location.shard);

@@ -12,7 +12,7 @@ use crate::change::{ObjectState, StateChange, StateChangeSink, StoreCause};
 use crate::group::{GroupId, GroupMember};
 use crate::locked_shard::LockedShard;
 use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, ObjectEntry, PendingVersion};
-use crate::read::ReplicaDescriptors;
+use crate::segment::ReplicaDescriptors;
 use crate::slab::NIL;
 
 /// Client id of an object whose writer's late calls must be rejected, since they would be ambiguous.

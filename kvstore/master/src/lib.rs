@@ -6,7 +6,7 @@
 //! - [`rpc`]: Mooncake's RPC port. [`call`]: decodes a request, executes it and encodes the reply.
 //! - [`journal`]: stores every change before it is confirmed. [`durable`]: a journal on disk.
 //! - [`ha`]: several masters with one leader.
-//! - [`flags`]: the command line of Mooncake's master. [`start`]: starts all components.
+//! - [`flags`]: the command line of Mooncake's master. [`start`] and [`start_ha`]: start all components.
 //! - [`http`]: the admin server. [`metadata`]: addresses for transfers between clients. [`events`]: KV events over ZeroMQ.
 
 mod aux_services;
@@ -29,6 +29,7 @@ mod object_feed;
 pub mod observer;
 mod persistence;
 mod presence;
+mod query_string;
 pub mod quotas;
 mod record;
 pub mod recorder;
@@ -46,7 +47,7 @@ pub use aux_services::{
     MetadataLocation, MetadataServiceOptions,
 };
 pub use clock::MonotonicUnixClock;
-pub use command::{MasterStartError, RunningMaster, start};
+pub use command::{HaStartError, MasterStartError, RunningHaMaster, RunningMaster, start, start_ha};
 pub use counters::{CallCounts, CallOutcome, LATENCY_BUCKETS, MIN_LATENCY_BOUND, RpcCounters, latency_bound};
 pub use epochs::EpochHistory;
 pub use persistence::PersistenceError;

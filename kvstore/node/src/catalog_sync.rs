@@ -77,8 +77,9 @@ async fn run(membership: &NodeMembership, counts: &CatalogSyncCounts) {
 
 async fn announce_and_offer(membership: &NodeMembership, segment: &MountedSegment) {
     let offered = async {
-        match membership.announce_inventory(segment).await? {
-            true => membership.offer_inventory(segment).await,
+        let inventory = membership.inventory(segment);
+        match inventory.announce().await? {
+            true => inventory.offer().await,
             false => Ok(()),
         }
     };

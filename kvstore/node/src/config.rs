@@ -9,13 +9,16 @@ use serde_json::Value;
 
 use crate::size;
 
+/// Transfer protocol of a node without RDMA.
+pub(crate) const TCP_PROTOCOL: &str = "tcp";
+
 /// Each key with its environment variable and its default.
 const KEYS: [(&str, &str, &str); 12] = [
     ("local_hostname", "MOONCAKE_LOCAL_HOSTNAME", "localhost"),
     ("metadata_server", "MOONCAKE_TE_META_DATA_SERVER", "P2PHANDSHAKE"),
     ("global_segment_size", "MOONCAKE_GLOBAL_SEGMENT_SIZE", "3355443200"),
     ("local_buffer_size", "MOONCAKE_LOCAL_BUFFER_SIZE", "1073741824"),
-    ("protocol", "MOONCAKE_PROTOCOL", "tcp"),
+    ("protocol", "MOONCAKE_PROTOCOL", TCP_PROTOCOL),
     ("device_name", "MOONCAKE_DEVICE", ""),
     ("master_server_address", "MOONCAKE_MASTER", ""),
     ("enable_ssd_offload", "MOONCAKE_OFFLOAD_ENABLED", "false"),

@@ -11,11 +11,11 @@ use moongate_transfer::handshake::TcpHandshakeHandler;
 use moongate_transfer::{DescriptorDirectory, DirectoryError, SegmentDescriptor};
 use tokio::time::Instant;
 
-use crate::config::NodeConfig;
+use crate::config::{NodeConfig, TCP_PROTOCOL};
 use crate::error::NodeStartError;
 use crate::heartbeat::HeartbeatState;
 use crate::listeners::{NodeHost, NodeListeners};
-use crate::membership::{NodeMembership, PROTOCOL};
+use crate::membership::NodeMembership;
 use crate::rdma;
 use crate::start_retry::StartRetry;
 
@@ -95,7 +95,7 @@ pub(crate) fn describe_node(
         if listeners.address.is_unspecified() { host.name.clone() } else { listeners.address.to_string() };
     let mut descriptor = SegmentDescriptor {
         name: membership.endpoint.to_string(),
-        protocol: PROTOCOL.to_owned(),
+        protocol: TCP_PROTOCOL.to_owned(),
         buffers: membership.pool.buffers(&membership.endpoint),
         tcp_data_host: data_host,
         tcp_data_port: listeners.data.local_addr()?.port(),

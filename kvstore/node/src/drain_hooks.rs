@@ -1,7 +1,6 @@
 //! Hooks for the program that replaces the node's process: `/drain` before the restart and `/settled` after it.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -9,29 +8,10 @@ use axum::middleware;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use moongate_transfer::AllowedPeers;
-use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 use crate::node::NodeContext;
 use crate::rest;
-
-/// The drain state ends by itself this long after the last `/drain`, if the node was not replaced.
-const DRAIN_EXPIRY: Duration = Duration::from_secs(600);
-
-/// Whether the node is about to be replaced.
-#[derive(Debug, Default)]
-pub(crate) struct NodeDrainState(Mutex<Option<Instant>>);
-
-impl NodeDrainState {
-    pub(crate) fn is_set(&self) -> bool {
-        self.0.lock().is_some_and(|until| Instant::now() < until)
-    }
-
-    fn set(&self, drained: bool) {
-        *self.0.lock() = drained.then(|| Instant::now() + DRAIN_EXPIRY);
-    }
-}
 
 type DrainHookResponse = (StatusCode, Json<Value>);
 

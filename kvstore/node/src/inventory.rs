@@ -1,10 +1,10 @@
 //! Offers the objects in this node's segments to a master that lost its log.
 
 use mooncake_wire::inventory::{HARD_PIN, HAS_CHECKSUM, InventoryArguments, step};
-use moongate_master_client::rpc::RpcError;
+use mooncake_wire::types::Uuid;
+use moongate_master_client::rpc::{MasterClient, RpcError};
 use moongate_memory::ObjectRecord;
 
-use crate::membership::NodeMembership;
 use crate::segment_pool::MountedSegment;
 
 /// Maximum number of records in one request.
@@ -12,14 +12,22 @@ const RECORDS: usize = 1024;
 /// Outcomes up to this number mean that the master serves the object.
 const LAST_RESTORED: u64 = 2;
 
-impl NodeMembership {
-    /// Announces that a segment's inventory follows after the mount, so that the master does not allocate over it meanwhile.
+/// The objects of one segment, offered to the master.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SegmentInventory<'a> {
+    pub(crate) master: &'a MasterClient,
+    pub(crate) client_id: Uuid,
+    pub(crate) segment: &'a MountedSegment,
+}
+
+impl SegmentInventory<'_> {
+    /// Announces that the segment's inventory follows after the mount, so that the master does not allocate over it meanwhile.
     /// Returns whether the master accepts it: Mooncake's lacks this call.
-    pub(crate) async fn announce_inventory(&self, segment: &MountedSegment) -> Result<bool, RpcError> {
-        if segment.ledger().catalog_counts().is_none() {
+    pub(crate) async fn announce(&self) -> Result<bool, RpcError> {
+        if self.segment.ledger().catalog_counts().is_none() {
             return Ok(false);
         }
-        match self.master.inventory(&self.inventory(segment, step::ANNOUNCE)).await {
+        match self.master.inventory(&self.step(step::ANNOUNCE)).await {
             Ok(reply) => Ok(reply.accepted > 0),
             Err(RpcError::Fault(fault)) => {
                 tracing::debug!(%fault, "the master does not support inventories");
@@ -29,14 +37,15 @@ impl NodeMembership {
         }
     }
 
-    /// Offers all objects of a mounted segment whose inventory was announced. Records that the master refuses are dropped.
-    pub(crate) async fn offer_inventory(&self, segment: &MountedSegment) -> Result<(), RpcError> {
+    /// Offers all objects of the segment, which is mounted and whose inventory was announced. Records that the master refuses are dropped.
+    pub(crate) async fn offer(&self) -> Result<(), RpcError> {
+        let segment = self.segment;
         let (mut offered, mut restored, mut from) = (0_u64, 0_u64, 0);
         loop {
             let records = segment.ledger().objects(from, RECORDS);
             let Some(last) = records.last() else { break };
             from = last.offset + 1;
-            let reply = self.master.inventory(&self.with_records(segment, &records)).await?;
+            let reply = self.master.inventory(&self.with_records(&records)).await?;
             for (record, outcome) in records.iter().zip(&reply.outcomes) {
                 offered += 1;
                 if *outcome <= LAST_RESTORED {
@@ -47,7 +56,7 @@ impl NodeMembership {
                 }
             }
         }
-        self.master.inventory(&self.inventory(segment, step::FINISH)).await?;
+        self.master.inventory(&self.step(step::FINISH)).await?;
         if offered > restored {
             tracing::warn!(segment = %segment.id, offered, restored, refused = offered - restored, "the master restored only some of this segment's objects; its metric moongate_master_restored_objects_total has the reasons");
         } else if offered > 0 {
@@ -56,21 +65,17 @@ impl NodeMembership {
         Ok(())
     }
 
-    fn inventory<'a>(&self, segment: &MountedSegment, step: u64) -> InventoryArguments<&'a str> {
+    fn step<'a>(&self, step: u64) -> InventoryArguments<&'a str> {
         InventoryArguments {
             client_id: self.client_id,
-            segment_id: segment.id,
+            segment_id: self.segment.id,
             step,
-            epoch: segment.ledger().newest_epoch(),
+            epoch: self.segment.ledger().newest_epoch(),
             ..InventoryArguments::default()
         }
     }
 
-    fn with_records<'a>(
-        &self,
-        segment: &MountedSegment,
-        records: &'a [ObjectRecord],
-    ) -> InventoryArguments<&'a str> {
+    fn with_records<'a>(&self, records: &'a [ObjectRecord]) -> InventoryArguments<&'a str> {
         let texts = |text: fn(&ObjectRecord) -> &str| records.iter().map(text).collect();
         let numbers = |number: fn(&ObjectRecord) -> u64| records.iter().map(number).collect();
         InventoryArguments {
@@ -87,7 +92,7 @@ impl NodeMembership {
                 let checked = if it.checksum.is_some() { HAS_CHECKSUM } else { 0 };
                 checked | if it.hard_pin { HARD_PIN } else { 0 }
             }),
-            ..self.inventory(segment, step::RECORDS)
+            ..self.step(step::RECORDS)
         }
     }
 }

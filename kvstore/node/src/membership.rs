@@ -1,6 +1,7 @@
 //! A node's calls to the master: mounting segments, heartbeats, keys and intact ranges.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::intact_ranges::IntactRangesArguments;
@@ -10,16 +11,33 @@ use mooncake_wire::rpc::{
 };
 use mooncake_wire::types::{ClientStatus, Segment, Uuid};
 use moongate_master_client::rpc::{MasterClient, RpcError};
+use parking_lot::Mutex;
+use tokio::time::Instant;
 
 use crate::capabilities::CapabilityChecker;
-use crate::drain_hooks::NodeDrainState;
+use crate::error::NodeStartError;
+use crate::inventory::SegmentInventory;
 use crate::segment_pool::{MountedSegment, SegmentPool};
-
-/// Transfer protocol of a node without RDMA.
-pub(crate) const PROTOCOL: &str = "tcp";
+use crate::start_retry::StartRetry;
 
 /// Maximum number of intact ranges in one request.
 const RANGES_PER_CALL: usize = 16_384;
+/// The drain state ends by itself this long after the last `/drain`, if the node was not replaced.
+const DRAIN_EXPIRY: Duration = Duration::from_secs(600);
+
+/// Whether the node is about to be replaced.
+#[derive(Debug, Default)]
+pub(crate) struct NodeDrainState(Mutex<Option<Instant>>);
+
+impl NodeDrainState {
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.lock().is_some_and(|until| Instant::now() < until)
+    }
+
+    pub(crate) fn set(&self, drained: bool) {
+        *self.0.lock() = drained.then(|| Instant::now() + DRAIN_EXPIRY);
+    }
+}
 
 /// A node's identity in the store, and its connection to the master.
 #[derive(Clone, Debug)]
@@ -48,8 +66,48 @@ impl NodeMembership {
         Self { master, heartbeats_only: true, ..self.clone() }
     }
 
+    /// Waits for the master, and mounts the segments.
+    ///
+    /// # Errors
+    /// [`NodeStartError::Master`] if the master refuses the node, or does not answer by the deadline.
+    pub(crate) async fn join(&self, deadline: Instant) -> Result<(), NodeStartError> {
+        let mut retry = StartRetry::new(deadline);
+        loop {
+            match self.mount_all().await {
+                Ok(()) => return Ok(()),
+                Err(source) => {
+                    let refused = matches!(source, RpcError::Refused(_) | RpcError::UnknownRelease { .. });
+                    if refused || retry.is_expired() {
+                        let address = self.master.address().to_owned();
+                        return Err(NodeStartError::Master { address, source });
+                    }
+                    retry.pause("the master", &source).await;
+                }
+            }
+        }
+    }
+
+    async fn mount_all(&self) -> Result<(), RpcError> {
+        self.ready().await?;
+        for mounted in self.pool.segments().iter() {
+            let inventory = self.inventory(mounted);
+            let has_inventory = inventory.announce().await?;
+            self.mount(mounted).await?;
+            if has_inventory {
+                inventory.offer().await?;
+            }
+            self.report_intact_ranges(mounted).await?;
+        }
+        Ok(())
+    }
+
+    /// The objects of a segment, to be offered to the master if it lost its log.
+    pub(crate) fn inventory<'a>(&'a self, segment: &'a MountedSegment) -> SegmentInventory<'a> {
+        SegmentInventory { master: &self.master, client_id: self.client_id, segment }
+    }
+
     /// Checks that the master is ready to serve.
-    pub(crate) async fn ready(&self) -> Result<String, RpcError> {
+    async fn ready(&self) -> Result<String, RpcError> {
         Ok(self.master.call::<ServiceReady, &str>(&NoArguments).await??)
     }
 
@@ -89,14 +147,14 @@ impl NodeMembership {
         let arguments = RemountArguments { segments, client_id: self.client_id };
         let mut accepted = Vec::new();
         for segment in mounted.iter() {
-            if self.announce_inventory(segment).await? {
+            if self.inventory(segment).announce().await? {
                 accepted.push(segment);
             }
         }
         self.master.call_with_attachment::<ReMountSegment, &str>(&arguments, self.attachment()).await??;
         self.send_keys().await?;
         for segment in accepted {
-            self.offer_inventory(segment).await?;
+            self.inventory(segment).offer().await?;
         }
         Ok(())
     }
@@ -115,7 +173,7 @@ impl NodeMembership {
 
     /// Reports which ranges an earlier process wrote completely, so that the master sends no reader to the others. Mooncake's
     /// masters lack this call; the node then refuses such reads.
-    pub(crate) async fn report_intact_ranges(&self, segment: &MountedSegment) -> Result<(), RpcError> {
+    async fn report_intact_ranges(&self, segment: &MountedSegment) -> Result<(), RpcError> {
         let Some(ranges) = segment.intact_ranges() else { return Ok(()) };
         match self.send_intact_ranges(segment, &ranges).await {
             Ok(0) => {}

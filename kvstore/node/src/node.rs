@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use mooncake_wire::types::Uuid;
-use moongate_master_client::rpc::{self, MasterClient, RpcError, StoreCredentials};
+use moongate_master_client::rpc::{self, MasterClient, StoreCredentials};
 use moongate_memory::numa::NumaPlacement;
 use moongate_memory::{PageMode, SegmentBacking, SegmentMemory, SegmentOptions};
 use moongate_rdma::RdmaFabric;
@@ -24,23 +24,20 @@ use crate::access::{HttpAccess, allowed_peers, open_tls};
 use crate::args::{NodeArgs, OnStopAction, SegmentBackingArg};
 use crate::capabilities::CapabilityChecker;
 use crate::catalog_sync::CatalogSyncCounts;
-use crate::config::NodeConfig;
+use crate::config::{NodeConfig, TCP_PROTOCOL};
 use crate::descriptor_publisher::{DescriptorPublisher, describe_node};
 use crate::disk::{self, DiskWorker, NodeDisk};
 use crate::engine_segments::EngineSegments;
 use crate::error::NodeStartError;
 use crate::heartbeat::{self, HeartbeatState};
 use crate::listeners::{NodeHost, NodeListeners};
-use crate::membership::{NodeMembership, PROTOCOL};
+use crate::membership::NodeMembership;
 use crate::memory::{new_identity, open_memory, resolve_identity, uuid};
 use crate::scrub::{self, ScrubCounts};
 use crate::segment_pool::{MountedSegment, SegmentPool};
-use crate::start_retry::StartRetry;
 use crate::tasks::{TaskCounts, TaskWorker};
 use crate::{catalog_sync, rdma};
 
-/// Maximum number of segments, including those that the REST API mounts.
-const MAX_SEGMENTS: usize = 256;
 /// Time limit for unregistering from master and metadata server.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
 
@@ -124,7 +121,7 @@ pub async fn start(
         pool: Arc::clone(&pool),
         sockets_persist: matches!(flags.memory, SegmentBackingArg::Holder(_)),
         drain: Arc::default(),
-        protocol: if fabric.is_some() { rdma::PROTOCOL } else { PROTOCOL },
+        protocol: if fabric.is_some() { moongate_rdma::PROTOCOL } else { TCP_PROTOCOL },
         capabilities: capabilities.clone(),
     };
     let publisher = describe_node(&config, &host, &listeners, &membership, fabric.as_deref(), tls.as_ref())?;
@@ -153,7 +150,7 @@ pub async fn start(
     );
 
     publisher.publish_until(deadline).await?;
-    join(&membership, deadline).await?;
+    membership.join(deadline).await?;
     // Data transfers start only after the intact ranges were reported: later writes would be missing from that report.
     let target: Arc<dyn serve::TransferTarget> = pool;
     let serving = Arc::new(serve::listen(listeners.data, target, options, supervisor)?);
@@ -278,72 +275,6 @@ impl NodeContext {
             supervisor,
         );
     }
-
-    /// Checks that the machine has memory for this many bytes on top of the mounted segments.
-    pub(crate) fn check_capacity(&self, size: u64) -> Result<(), String> {
-        let pool = &self.membership.pool;
-        if pool.segments().len() >= MAX_SEGMENTS {
-            return Err(format!("this node has {MAX_SEGMENTS} segments already, which is the limit"));
-        }
-        let limit = moongate_runtime::memory_limit()
-            .ok_or("cannot read this machine's memory size from /proc/meminfo")?;
-        let mounted = pool.bytes();
-        if mounted.checked_add(size).is_none_or(|sum| sum > limit) {
-            return Err(format!(
-                "{size} bytes plus the {mounted} mounted bytes exceed the {limit} bytes of memory of this machine or container"
-            ));
-        }
-        Ok(())
-    }
-
-    /// Allocates and mounts a further segment, which is lost when the process exits.
-    pub(crate) async fn mount_process_memory(&self, size: u64) -> Result<Uuid, String> {
-        self.check_capacity(size)?;
-        let options = SegmentOptions {
-            backing: SegmentBacking::Process,
-            label: "more".to_owned(),
-            size,
-            pages: PageMode::Normal,
-            placement: NumaPlacement::default(),
-        };
-        let opened = SegmentMemory::open(&options, |base| new_identity(base, size));
-        self.mount_segment(opened.map_err(|error| error.to_string())?).await
-    }
-
-    /// Mounts a segment that is unmounted when the process exits.
-    pub(crate) async fn mount_segment(&self, segment: SegmentMemory) -> Result<Uuid, String> {
-        let identity = segment.ledger.identity();
-        let registered = self.fabric.as_ref().map(|fabric| fabric.register(&segment.region)).transpose();
-        let registered = registered.map_err(|error| error.to_string())?;
-        let mounted =
-            MountedSegment::new(segment, uuid(identity.segment), identity.base, false).with_rdma(registered);
-        let mounted = Arc::new(mounted);
-        if !self.membership.pool.add(Arc::clone(&mounted)) {
-            return Err("its addresses overlap those of another segment; try again".to_owned());
-        }
-        self.publisher.update_descriptor(&self.membership);
-        let registration = async {
-            self.publisher.publish().await.map_err(|error| error.to_string())?;
-            self.membership.mount(&mounted).await.map_err(|error| error.to_string())
-        };
-        if let Err(error) = registration.await {
-            self.membership.pool.remove(mounted.id);
-            self.publisher.update_descriptor(&self.membership);
-            return Err(error);
-        }
-        Ok(mounted.id)
-    }
-
-    /// Unmounts a segment from the store, and removes it from the descriptor.
-    pub(crate) async fn unmount(&self, id: Uuid) -> Result<(), String> {
-        if self.membership.pool.segments().iter().all(|mounted| mounted.id != id) {
-            return Err(format!("this node has no segment {id}"));
-        }
-        self.membership.unmount(id).await.map_err(|error| error.to_string())?;
-        self.membership.pool.remove(id);
-        self.publisher.update_descriptor(&self.membership);
-        self.publisher.publish().await.map_err(|error| error.to_string())
-    }
 }
 
 /// Starts the port for disk reads and the worker for the master's disk tasks.
@@ -369,36 +300,4 @@ fn start_disk(
     };
     worker.clone().start(supervisor);
     Ok(worker)
-}
-
-/// Waits for the master, and mounts the segments.
-async fn join(membership: &NodeMembership, deadline: Instant) -> Result<(), NodeStartError> {
-    let mut retry = StartRetry::new(deadline);
-    loop {
-        let joined = async {
-            membership.ready().await?;
-            for mounted in membership.pool.segments().iter() {
-                let has_inventory = membership.announce_inventory(mounted).await?;
-                membership.mount(mounted).await?;
-                if has_inventory {
-                    membership.offer_inventory(mounted).await?;
-                }
-                membership.report_intact_ranges(mounted).await?;
-            }
-            Ok::<_, RpcError>(())
-        };
-        match joined.await {
-            Ok(()) => return Ok(()),
-            Err(source) => {
-                let refused = matches!(source, RpcError::Refused(_) | RpcError::UnknownRelease { .. });
-                if refused || retry.is_expired() {
-                    return Err(NodeStartError::Master {
-                        address: membership.master.address().to_owned(),
-                        source,
-                    });
-                }
-                retry.pause("the master", &source).await;
-            }
-        }
-    }
 }

@@ -4,11 +4,21 @@ use std::sync::Arc;
 
 use mooncake_wire::capability::AccessRights;
 use moongate_master_client::rpc::{GrantTable, StoreCredentials};
+use moongate_transfer::descriptor::NoTcpError;
 use moongate_transfer::{
-    DescriptorDirectory, TransferConnection, TransferError, TransferLimits, TransferProtocol,
+    DescriptorDirectory, DirectoryError, TransferConnection, TransferError, TransferLimits, TransferProtocol,
 };
 
-use crate::tasks::TaskError;
+/// Why no connection to another node could be opened.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PeerConnectError {
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    #[error(transparent)]
+    NoTcp(#[from] NoTcpError),
+    #[error(transparent)]
+    Transfer(#[from] TransferError),
+}
 
 /// A connection to another node's data port, with capabilities if peers are authenticated.
 pub(crate) struct PeerConnection {
@@ -23,7 +33,7 @@ impl PeerConnection {
         directory: &DescriptorDirectory,
         endpoint: &str,
         authentication: Option<&StoreCredentials>,
-    ) -> Result<Self, TaskError> {
+    ) -> Result<Self, PeerConnectError> {
         let descriptor = directory.descriptor(endpoint).await?;
         let (host, port) = descriptor.data_address(endpoint)?;
         let limits = TransferLimits::default();

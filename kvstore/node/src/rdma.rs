@@ -6,13 +6,11 @@
 use std::sync::Arc;
 
 use moongate_memory::MappedRegion;
-pub(crate) use moongate_rdma::PROTOCOL;
-use moongate_rdma::{RdmaAcceptor, RdmaFabric, RdmaSetupError, RegisteredMemory};
+use moongate_rdma::{PROTOCOL, RdmaAcceptor, RdmaFabric, RdmaSetupError, RegisteredMemory};
 use moongate_transfer::SegmentDescriptor;
 use moongate_transfer::handshake::{HandshakeHandler, HandshakeKind, TcpHandshakeHandler};
 
-use crate::config::NodeConfig;
-use crate::membership::PROTOCOL as TCP;
+use crate::config::{NodeConfig, TCP_PROTOCOL};
 
 /// Devices and memory regions that serve RDMA. All are `None` if the node serves TCP only.
 #[derive(Default)]
@@ -30,7 +28,7 @@ pub(crate) fn open(
     segment: &Arc<MappedRegion>,
     buffer: Option<&Arc<MappedRegion>>,
 ) -> RdmaRegistrations {
-    let opened = if config.protocol == TCP {
+    let opened = if config.protocol == TCP_PROTOCOL {
         return RdmaRegistrations::default();
     } else if config.protocol != PROTOCOL {
         Err(format!("unknown protocol `{}`, write rdma or tcp", config.protocol))

@@ -18,12 +18,12 @@ use mooncake_wire::types::{
 use moongate_master_client::rpc::RpcError;
 use moongate_runtime::Supervisor;
 use moongate_transfer::serve::AddressRange;
-use moongate_transfer::{DescriptorDirectory, DirectoryError, TransferError};
+use moongate_transfer::{DescriptorDirectory, TransferError};
 use serde::Deserialize;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::membership::NodeMembership;
-use crate::peer::PeerConnection;
+use crate::peer::{PeerConnectError, PeerConnection};
 use crate::segment_pool::{DamagedRangeError, SegmentPool};
 
 /// Poll period for the master's tasks.
@@ -73,9 +73,7 @@ pub(crate) enum TaskError {
     #[error(transparent)]
     Source(#[from] DamagedRangeError),
     #[error(transparent)]
-    Directory(#[from] DirectoryError),
-    #[error(transparent)]
-    NoTcp(#[from] moongate_transfer::descriptor::NoTcpError),
+    Connect(#[from] PeerConnectError),
     #[error(transparent)]
     Transfer(#[from] TransferError),
 }

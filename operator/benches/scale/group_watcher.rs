@@ -74,14 +74,14 @@ impl GroupWatcher {
         wishes: &[fn(&ObservedGroup, usize) -> bool],
         limit: Duration,
     ) -> Vec<Vec<Duration>> {
-        let begun = Instant::now();
+        let started = Instant::now();
         let wanted: HashSet<&str> = names.iter().map(String::as_str).collect();
         let mut times = vec![HashMap::new(); wishes.len()];
         for name in names {
-            self.record_times(name, wishes, &mut times, begun);
+            self.record_times(name, wishes, &mut times, started);
         }
         while times.iter().any(|times| times.len() < names.len()) {
-            let left = limit.saturating_sub(begun.elapsed());
+            let left = limit.saturating_sub(started.elapsed());
             let event = tokio::time::timeout(left, self.events.next()).await;
             let event = event.unwrap_or_else(|_| {
                 let reached: Vec<_> = times.iter().map(HashMap::len).collect();
@@ -89,7 +89,7 @@ impl GroupWatcher {
             });
             let name = self.apply_event(event.unwrap());
             if wanted.contains(name.as_str()) {
-                self.record_times(&name, wishes, &mut times, begun);
+                self.record_times(&name, wishes, &mut times, started);
             }
         }
         times.into_iter().map(|times| times.into_values().collect()).collect()
@@ -100,12 +100,12 @@ impl GroupWatcher {
         name: &str,
         wishes: &[fn(&ObservedGroup, usize) -> bool],
         times: &mut [HashMap<String, Duration>],
-        begun: Instant,
+        started: Instant,
     ) {
         let Some(group) = self.groups.get(name) else { return };
         for (wish, times) in wishes.iter().zip(times) {
             if wish(group, self.pods) {
-                times.entry(name.to_owned()).or_insert_with(|| begun.elapsed());
+                times.entry(name.to_owned()).or_insert_with(|| started.elapsed());
             }
         }
     }
@@ -140,11 +140,13 @@ fn owner(pod: &Pod) -> String {
 
 fn status(group: &RoleBasedGroup) -> ObservedGroupStatus {
     let status = group.status.clone().unwrap_or_default();
-    let is = |kind: &str| status.conditions.iter().any(|one| one.kind == kind && one.status == "True");
+    let is_true = |kind: &str| {
+        status.conditions.iter().any(|condition| condition.kind == kind && condition.status == "True")
+    };
     ObservedGroupStatus {
         generation: group.metadata.generation.unwrap_or(0),
         is_current: status.observed_generation == group.metadata.generation,
-        is_ready: is("Ready") && !is("RollingUpdateInProgress"),
+        is_ready: is_true("Ready") && !is_true("RollingUpdateInProgress"),
         updated: status
             .role_statuses
             .iter()
@@ -155,7 +157,11 @@ fn status(group: &RoleBasedGroup) -> ObservedGroupStatus {
 
 fn state(pod: &Pod) -> ObservedPod {
     let status = pod.status.clone().unwrap_or_default();
-    let ready = status.conditions.iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True");
+    let ready = status
+        .conditions
+        .iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True");
     let container = status.container_statuses.into_iter().flatten().next();
     ObservedPod { is_ready: ready, image: container.map_or_else(String::new, |container| container.image) }
 }

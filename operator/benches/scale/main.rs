@@ -79,10 +79,10 @@ struct ScaleBench<'a> {
 
 async fn measure(arguments: &ScaleBenchArgs) {
     let cluster = BenchCluster::start(arguments.crds.as_deref()).await;
-    let seen = GroupWatcher::follow(&cluster.namespace.client, arguments.pods.iter().sum());
+    let watcher = GroupWatcher::follow(&cluster.namespace.client, arguments.pods.iter().sum());
     let (mut running, process) = ProcessStats::start(&arguments.program, &cluster.operator, &arguments.log);
     let groups = Api::default_namespaced(cluster.namespace.client.clone());
-    let bench = ScaleBench { cluster, groups, watcher: seen, process, arguments };
+    let bench = ScaleBench { cluster, groups, watcher, process, arguments };
     tokio::select! {
         () = run_scenario(bench, arguments) => {}
         status = running.wait() => println!("the operator has exited: {status}; see {}", arguments.log.display()),
@@ -155,9 +155,9 @@ fn spec(image: &str, pods: &[usize]) -> Value {
 impl ScaleBench<'_> {
     async fn step(&mut self, what: &str, names: &[String], act: impl AsyncFnOnce(&mut Self)) {
         let (requests, cpu) = (self.cluster.requests(), self.process.cpu());
-        let begun = Instant::now();
+        let started = Instant::now();
         act(self).await;
-        let took = begun.elapsed();
+        let took = started.elapsed();
         self.wait_until_quiet().await;
         let requests = self.cluster.requests() - requests;
         #[expect(clippy::cast_precision_loss, reason = "small numbers")]

@@ -48,8 +48,8 @@ pub(crate) fn add_pod_affinity(
     };
     let topology = RoleTopology::parse(text)?;
     let labels = instance.metadata.labels.as_ref();
-    let of = |key: &str| labels.and_then(|labels| labels.get(key)).cloned().unwrap_or_default();
-    let (group, role) = (of(keys::GROUP_NAME), of(keys::ROLE_NAME));
+    let label_of = |key: &str| labels.and_then(|labels| labels.get(key)).cloned().unwrap_or_default();
+    let (group, role) = (label_of(keys::GROUP_NAME), label_of(keys::ROLE_NAME));
     let is_first =
         instance.spec.components.first().is_some_and(|first| first.name == component.name) && id == 0;
     if is_first {
@@ -170,9 +170,9 @@ mod tests {
     fn terms(template: &PodTemplate) -> Vec<(i64, String, Value)> {
         let terms = &template.0["spec"]["affinity"]["podAffinity"][PREFERRED];
         let entry = |term: &Value| {
-            let what = &term["podAffinityTerm"];
-            let key = what["topologyKey"].as_str().unwrap().to_owned();
-            (term["weight"].as_i64().unwrap(), key, what["labelSelector"].clone())
+            let affinity = &term["podAffinityTerm"];
+            let key = affinity["topologyKey"].as_str().unwrap().to_owned();
+            (term["weight"].as_i64().unwrap(), key, affinity["labelSelector"].clone())
         };
         terms.as_array().unwrap().iter().map(entry).collect()
     }

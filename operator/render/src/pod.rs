@@ -131,8 +131,8 @@ fn is_legacy(instance: &RoleInstance) -> bool {
 }
 
 fn legacy_labels(instance: &RoleInstance) -> StringMap {
-    let of = |key| label(instance, key).unwrap_or_default();
-    legacy::labels(of(keys::GROUP_NAME), of(keys::ROLE_NAME), of(keys::GROUP_UID))
+    let label_of = |key| label(instance, key).unwrap_or_default();
+    legacy::labels(label_of(keys::GROUP_NAME), label_of(keys::ROLE_NAME), label_of(keys::GROUP_UID))
 }
 
 fn metadata_map(template: &PodTemplate, member: &str) -> StringMap {

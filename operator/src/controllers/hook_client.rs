@@ -45,7 +45,7 @@ impl HookClient {
         Ok(Self { http, in_flight: Mutex::default(), supervisor: supervisor.clone() })
     }
 
-    /// Performs one call. A failed call counts as `NotYet`.
+    /// Performs one call. A failed call counts as `Pending`.
     async fn call(&self, call: &HookCall) -> HookResult {
         let (method, path) = match call.hook {
             UpgradeHook::Drain => (Method::POST, "drain"),
@@ -54,7 +54,7 @@ impl HookClient {
         let (status, response) = match self.request(call, method, path).await {
             Ok(result) => result,
             Err(error) => {
-                return HookResult::NotYet(Some(truncate(&format!(
+                return HookResult::Pending(Some(truncate(&format!(
                     "calling its hook failed: {}",
                     root_cause(&error)
                 ))));
@@ -70,7 +70,7 @@ impl HookClient {
         }
         let unexpected = (status != StatusCode::ACCEPTED)
             .then(|| format!("its hook responded with status {}", status.as_u16()));
-        HookResult::NotYet(response.waiting_for.or(unexpected).as_deref().map(truncate))
+        HookResult::Pending(response.waiting_for.or(unexpected).as_deref().map(truncate))
     }
 
     async fn request(

@@ -112,17 +112,17 @@ fn events(shared: &ControllerContext, kind: ResourceKind) -> WatchEventStream {
 }
 
 fn into_dynamic_event(event: Event<PartialObjectMeta<DynamicObject>>) -> Event<DynamicObject> {
-    let whole = |part: PartialObjectMeta<DynamicObject>| DynamicObject {
+    let to_dynamic = |part: PartialObjectMeta<DynamicObject>| DynamicObject {
         types: None,
         metadata: part.metadata,
         data: serde_json::Value::default(),
     };
     match event {
         Event::Init => Event::Init,
-        Event::InitApply(part) => Event::InitApply(whole(part)),
+        Event::InitApply(part) => Event::InitApply(to_dynamic(part)),
         Event::InitDone => Event::InitDone,
-        Event::Apply(part) => Event::Apply(whole(part)),
-        Event::Delete(part) => Event::Delete(whole(part)),
+        Event::Apply(part) => Event::Apply(to_dynamic(part)),
+        Event::Delete(part) => Event::Delete(to_dynamic(part)),
     }
 }
 

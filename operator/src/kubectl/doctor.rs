@@ -251,10 +251,10 @@ fn groups_of(findings: &mut DoctorFindings, groups: &[(String, Vec<String>)]) {
         match waiting_for.is_empty() {
             true => findings.push_ok("groups", format!("{name} is ready")),
             false => {
-                let why = waiting_for.join("; ");
+                let reasons = waiting_for.join("; ");
                 findings.push_problem(
                     "groups",
-                    format!("{name} is not ready: {why}"),
+                    format!("{name} is not ready: {reasons}"),
                     &format!("run kubectl moongate status {name} for details"),
                 );
             }

@@ -50,7 +50,7 @@ pub enum HookResult {
     /// Finished, with an optional warning.
     Done(Option<String>),
     /// Not finished, with an optional reason.
-    NotYet(Option<String>),
+    Pending(Option<String>),
 }
 
 /// Hook progress stored with an update in place.
@@ -158,7 +158,7 @@ impl UpgradeHook {
 
 fn pending_reason(response: Option<HookResult>) -> String {
     match response {
-        Some(HookResult::NotYet(Some(what))) => format!(": {what}"),
+        Some(HookResult::Pending(Some(what))) => format!(": {what}"),
         _ => String::new(),
     }
 }

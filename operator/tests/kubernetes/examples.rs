@@ -123,7 +123,7 @@ fn expected_groups(file: &Path) -> usize {
 }
 
 async fn converges(plane: &ControlPlane, file: &Path) {
-    let asked = expected_groups(file);
+    let group_count = expected_groups(file);
     let namespace = plane.namespace("example").await.unwrap();
     let _kubelet = FakeKubelet::start(namespace.client.clone(), &namespace.name, KubeletTimings::default())
         .await
@@ -136,14 +136,14 @@ async fn converges(plane: &ControlPlane, file: &Path) {
             lead(&namespace).await;
             last = unready(&namespace).await;
             let created = groups.list(&ListParams::default()).await.unwrap().items.len();
-            if last.is_empty() && created == asked {
+            if last.is_empty() && created == group_count {
                 return;
             }
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
     };
-    let ended = tokio::time::timeout(TEST_TIMEOUT, ready).await;
-    assert!(ended.is_ok(), "{}: {asked} groups, not ready: {last:#?}", file.display());
+    let result = tokio::time::timeout(TEST_TIMEOUT, ready).await;
+    assert!(result.is_ok(), "{}: {group_count} groups, not ready: {last:#?}", file.display());
     let expected = objects::expected(&documents(file));
     if file.ends_with(RECORDED.0) {
         assert_eq!(expected, objects::recorded(RECORDED.1));

@@ -62,14 +62,14 @@ impl RecordingHooks {
             head.push(stream.read_u8().await.unwrap());
         }
         let head = String::from_utf8(head).unwrap();
-        let asked = match head.split_once(" HTTP/1.1").unwrap().0 {
+        let request = match head.split_once(" HTTP/1.1").unwrap().0 {
             "POST /drain" => format!("drain {name}"),
             "GET /settled" => format!("settle {name}"),
             other => format!("{other} {name}"),
         };
-        let before = self.log.lock().iter().rev().take_while(|entry| **entry == asked).count();
-        let waits = before < TEST_TIMEOUT || self.blocked.lock().contains(asked.as_str());
-        self.note(asked);
+        let before = self.log.lock().iter().rev().take_while(|entry| **entry == request).count();
+        let waits = before < TEST_TIMEOUT || self.blocked.lock().contains(request.as_str());
+        self.note(request);
         let (status, body) = match waits {
             true => ("202 Accepted", r#"{"waiting_for": "uploads"}"#),
             false => ("200 OK", "{}"),
@@ -108,14 +108,14 @@ async fn each_pod_drains_and_settles_before_the_next() {
     // The condition stays while a pod is waited for, so polling observes it.
     hooks.blocked.lock().extend(["drain g-a-1", "settle g-a-1"]);
     update(&groups, roles("engine:2", port, "60s")).await;
-    let waiting = async |asked: &str, text: &str| {
+    let waiting = async |request: &str, text: &str| {
         eventually(text, async || {
             let status = groups.get("g").await.unwrap().status.unwrap_or_default();
             let condition = status.conditions.into_iter().find(|one| one.kind == "WaitingForHooks")?;
             (condition.status == "True" && condition.message == text).then_some(())
         })
         .await;
-        hooks.blocked.lock().remove(asked);
+        hooks.blocked.lock().remove(request);
     };
     waiting("drain g-a-1", "g-a-1 has yet to drain: uploads").await;
     waiting("settle g-a-1", "g-a-1 has yet to settle: uploads").await;

@@ -146,8 +146,12 @@ async fn round(client: &kube::Client, killer: &mut OperatorKiller) {
     assert_eq!(updated.iter().map(restarts).collect::<Vec<_>>(), [1; 6]);
     {
         let witness = witness.lock();
-        let others: Vec<&Value> =
-            witness.pods.iter().filter(|(uid, _)| !uids(&created).contains(*uid)).map(|(_, pod)| pod).collect();
+        let others: Vec<&Value> = witness
+            .pods
+            .iter()
+            .filter(|(uid, _)| !uids(&created).contains(*uid))
+            .map(|(_, pod)| pod)
+            .collect();
         assert!(others.is_empty(), "{}", serde_json::to_string_pretty(&others).unwrap());
         assert_eq!(uids(&updated), uids(&created));
         assert_eq!(witness.violations, [""; 0]);
@@ -155,9 +159,9 @@ async fn round(client: &kube::Client, killer: &mut OperatorKiller) {
     drop(watching);
     // Owned objects are deleted first, so that nothing remains for the next round.
     groups.delete("g", &DeleteParams::foreground()).await.unwrap();
-    let gone = async || groups.get_opt("g").await.unwrap().is_none();
+    let is_deleted = async || groups.get_opt("g").await.unwrap().is_none();
     eventually("all objects are deleted", async || {
-        (gone().await && pods(client).await.is_empty()).then_some(())
+        (is_deleted().await && pods(client).await.is_empty()).then_some(())
     })
     .await;
 }

@@ -100,8 +100,8 @@ fn of_group(group: &Value, objects: &mut ManifestNames) {
 }
 
 fn kind(role: &Value) -> &str {
-    let asked = role["annotations"][keys::ROLE_WORKLOAD_TYPE].as_str().unwrap_or_default();
-    match asked.rsplit('/').next().unwrap_or_default() {
+    let workload_type = role["annotations"][keys::ROLE_WORKLOAD_TYPE].as_str().unwrap_or_default();
+    match workload_type.rsplit('/').next().unwrap_or_default() {
         "" | "InstanceSet" => "RoleInstanceSet",
         kind => kind,
     }

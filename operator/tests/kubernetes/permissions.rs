@@ -122,10 +122,10 @@ impl PermissionsFixture {
 
     /// All requests of the operator. None was forbidden.
     fn audited_requests(&self) -> Vec<AuditEvent> {
-        let asked = self.plane.audit().unwrap();
-        let refused: Vec<_> = asked.iter().filter(|one| one.is_denied()).collect();
+        let events = self.plane.audit().unwrap();
+        let refused: Vec<_> = events.iter().filter(|event| event.is_denied()).collect();
         assert!(refused.is_empty(), "{refused:#?}");
-        asked
+        events
     }
 
     async fn patch(&self, group: &str, body: Value) {
@@ -136,9 +136,9 @@ impl PermissionsFixture {
     /// Waits until the operator has sent such a request.
     async fn asks(&self, verb: &str, resource: &str) {
         eventually(&format!("{verb} {resource}"), async || {
-            let asked = self.audited_requests();
+            let events = self.audited_requests();
             let is_it = |(_, of, what): &RbacPermission| (what.as_str(), of.as_str()) == (verb, resource);
-            used(&asked).iter().any(is_it).then_some(())
+            used(&events).iter().any(is_it).then_some(())
         })
         .await;
     }

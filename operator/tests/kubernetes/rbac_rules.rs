@@ -34,17 +34,17 @@ pub(crate) fn granted() -> BTreeSet<RbacPermission> {
 }
 
 /// Permissions for requests in the audit log.
-pub(crate) fn used(asked: &[AuditEvent]) -> BTreeSet<RbacPermission> {
+pub(crate) fn used(events: &[AuditEvent]) -> BTreeSet<RbacPermission> {
     let mut all = BTreeSet::new();
-    for one in asked {
-        let Some(object) = &one.object_ref else { continue };
+    for event in events {
+        let Some(object) = &event.object_ref else { continue };
         let resource = match object.subresource.as_str() {
             "" => object.resource.clone(),
             subresource => format!("{}/{subresource}", object.resource),
         };
-        all.insert((object.api_group.clone(), resource.clone(), one.verb.clone()));
+        all.insert((object.api_group.clone(), resource.clone(), event.verb.clone()));
         // A server-side apply that creates the object.
-        if one.verb == "patch" && one.code() == 201 {
+        if event.verb == "patch" && event.code() == 201 {
             all.insert((object.api_group.clone(), resource, "create".to_owned()));
         }
     }

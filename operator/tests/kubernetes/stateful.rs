@@ -48,7 +48,7 @@ async fn stateful_set_holds_pods_back_until_released() {
         let roles = json!({ "spec": { "roles": stateful("engine:2", &rolling) } });
         groups.patch("g", &PatchParams::default(), &Patch::Merge(roles)).await.unwrap();
         if rolling["paused"] == true {
-            let held = async || {
+            let is_held_back = async || {
                 let status = groups.get("g").await.unwrap().status?;
                 status
                     .conditions
@@ -56,7 +56,7 @@ async fn stateful_set_holds_pods_back_until_released() {
                     .any(|one| one.kind == "RollingUpdateInProgress" && one.status == "True")
                     .then_some(())
             };
-            eventually("the update has started and is held back", held).await;
+            eventually("the update has started and is is_held_back back", is_held_back).await;
             let all = pods(&stage.client).await;
             assert!(
                 all.iter()

@@ -54,9 +54,9 @@ async fn nodes_are_warmed_up_with_events() {
         let of_it = all.into_iter().filter(|event| {
             event.regarding.as_ref().is_some_and(|object| object.name.as_deref() == Some("by-group"))
         });
-        let told: Vec<String> = of_it.filter_map(|event| event.reason).collect();
+        let reasons: Vec<String> = of_it.filter_map(|event| event.reason).collect();
         let expected = ["CreatedPod", "WarmupStarted", "WarmupCompleted"];
-        expected.iter().all(|reason| told.iter().any(|one| one == reason)).then_some(())
+        expected.iter().all(|reason| reasons.iter().any(|one| one == reason)).then_some(())
     })
     .await;
 
@@ -72,8 +72,8 @@ async fn nodes_are_warmed_up_with_events() {
     let end = json!({ "spec": { "policies": { "ttlSecondsAfterFinished": 0 } } });
     warmups.patch("by-label", &PatchParams::default(), &Patch::Merge(end)).await.unwrap();
     eventually("it and its pod are deleted", async || {
-        let gone = warmups.get_opt("by-label").await.unwrap().is_none();
-        (gone && warmed(&pods(&stage.client).await, "by-label").is_empty()).then_some(())
+        let is_deleted = warmups.get_opt("by-label").await.unwrap().is_none();
+        (is_deleted && warmed(&pods(&stage.client).await, "by-label").is_empty()).then_some(())
     })
     .await;
     stage.end().await;

@@ -73,20 +73,20 @@ fn is_updated_once(cluster: &mut OperatorSimulation, what: &str) {
 #[test]
 fn pods_drain_and_settle_in_turn_after_any_kill() {
     let ready = up(roles("i:1"), 1).server;
-    let mut whole = OperatorSimulation::new(ready.clone(), 7);
-    is_updated_once(&mut whole, "undisturbed");
+    let mut undisturbed = OperatorSimulation::new(ready.clone(), 7);
+    is_updated_once(&mut undisturbed, "undisturbed");
     assert!(
-        whole.writes > 40 && whole.hooks.response_count > 20,
+        undisturbed.writes > 40 && undisturbed.hooks.response_count > 20,
         "{} and {}",
-        whole.writes,
-        whole.hooks.response_count
+        undisturbed.writes,
+        undisturbed.hooks.response_count
     );
-    for killed_after in (1..=whole.writes).step_by(7) {
+    for killed_after in (1..=undisturbed.writes).step_by(7) {
         let mut cluster = OperatorSimulation::new(ready.clone(), 7);
         cluster.kill_after_writes = Some(killed_after);
         is_updated_once(&mut cluster, &format!("killed after write {killed_after}"));
     }
-    for killed_after in (1..=whole.hooks.response_count).step_by(7) {
+    for killed_after in (1..=undisturbed.hooks.response_count).step_by(7) {
         let mut cluster = OperatorSimulation::new(ready.clone(), 7);
         cluster.kill_after_responses = Some(killed_after);
         is_updated_once(&mut cluster, &format!("killed after response {killed_after}"));
@@ -108,7 +108,7 @@ fn unresponsive_pods_are_awaited_until_their_hook_timeout() {
     let mut cluster = OperatorSimulation::new(up(roles("i:1"), 1).server, 3);
     cluster.hooks.unresponsive = true;
     update(&mut cluster, "i:2");
-    let begun = cluster.server.now;
+    let started_at = cluster.server.now;
     let mut waiting = Vec::new();
     cluster.run(|server| {
         let group = server.get(ResourceKind::Group, "g").unwrap();
@@ -121,13 +121,13 @@ fn unresponsive_pods_are_awaited_until_their_hook_timeout() {
     );
     assert!(waiting.iter().any(|text| text.contains("g-o-1 has yet to drain")), "{waiting:?}");
     assert!(waiting.iter().any(|text| text.contains("g-o-1 has yet to settle")), "{waiting:?}");
-    let took = Duration::try_from(cluster.server.now.duration_since(begun)).unwrap();
+    let took = Duration::try_from(cluster.server.now.duration_since(started_at)).unwrap();
     // Two instances of a role one after the other, each with both hooks.
     assert!((120..200).contains(&took.as_secs()), "{took:?}");
     let group = cluster.server.get(ResourceKind::Group, "g").unwrap();
-    let told = condition(group, "WaitingForHooks").unwrap();
-    assert_eq!((told["status"].as_str(), told["reason"].as_str()), (Some("False"), Some("TimedOut")));
-    let message = told["message"].as_str().unwrap();
+    let waiting = condition(group, "WaitingForHooks").unwrap();
+    assert_eq!((waiting["status"].as_str(), waiting["reason"].as_str()), (Some("False"), Some("TimedOut")));
+    let message = waiting["message"].as_str().unwrap();
     assert!(message.contains("g-o-0 did not drain within 30s"), "{message}");
     assert!(message.contains("g-o-0 did not settle within 30s"), "{message}");
 }
@@ -184,12 +184,12 @@ fn failed_and_deleted_pods_are_not_waited_for() {
     until_it_drains(&mut cluster, "g-o-1");
     cluster.hooks.unresponsive = true;
     cluster.edit(ResourceKind::Pod, "g-o-1", |pod| pod["status"]["phase"] = "Failed".into());
-    let begun = cluster.server.now;
+    let started_at = cluster.server.now;
     cluster.run_for(200, |_| {});
     assert!(cluster.ended.contains("g-o-1"));
     cluster.delete(ResourceKind::Group, "g");
     cluster.run(|_| {});
-    assert!(cluster.server.now.duration_since(begun).as_secs() < 30);
+    assert!(cluster.server.now.duration_since(started_at).as_secs() < 30);
     assert_eq!(pods(&cluster.server).len(), 0);
 }
 

@@ -64,10 +64,10 @@ fn is_updated_once(cluster: &mut OperatorSimulation, what: &str) {
 #[test]
 fn update_survives_any_kill_and_restarts_each_pod_once() {
     let ready = up(roles("i:1"), 1).server;
-    let mut whole = OperatorSimulation::new(ready.clone(), 7);
-    is_updated_once(&mut whole, "undisturbed");
-    assert!(whole.writes > 40, "only {} writes", whole.writes);
-    for killed_after in 1..=whole.writes {
+    let mut undisturbed = OperatorSimulation::new(ready.clone(), 7);
+    is_updated_once(&mut undisturbed, "undisturbed");
+    assert!(undisturbed.writes > 40, "only {} writes", undisturbed.writes);
+    for killed_after in 1..=undisturbed.writes {
         let mut cluster = OperatorSimulation::new(ready.clone(), 7);
         cluster.kill_after_writes = Some(killed_after);
         is_updated_once(&mut cluster, &format!("killed after write {killed_after}"));

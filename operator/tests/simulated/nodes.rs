@@ -46,10 +46,10 @@ fn update(cluster: &mut OperatorSimulation) {
 fn new_pods_reuse_their_predecessors_nodes_after_any_kill() {
     let server = spread("Stateful", "Required");
     let before = nodes(&server);
-    let mut whole = OperatorSimulation::new(server.clone(), 1);
-    update(&mut whole);
-    whole.run(|_| {});
-    for killed_after in 1..=whole.writes {
+    let mut undisturbed = OperatorSimulation::new(server.clone(), 1);
+    update(&mut undisturbed);
+    undisturbed.run(|_| {});
+    for killed_after in 1..=undisturbed.writes {
         let mut cluster = OperatorSimulation::new(server.clone(), 1);
         cluster.kill_after_writes = Some(killed_after);
         update(&mut cluster);

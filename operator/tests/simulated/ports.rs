@@ -51,13 +51,13 @@ fn check(server: &SimulatedApiServer) -> BTreeMap<String, String> {
         .filter(|pod| pod["metadata"]["labels"][keys::COMPONENT_NAME] == "engine")
     {
         let name = pod["metadata"]["name"].as_str().unwrap();
-        let told = injected_ports(pod);
-        let port = told["HTTP"].clone();
+        let injected = injected_ports(pod);
+        let port = injected["HTTP"].clone();
         assert!(PORTS.contains(&port.parse().unwrap()), "{port}");
         assert_eq!(pod["metadata"]["annotations"]["test/http"], *port);
         let shared = &server.get(ResourceKind::Set, "g-r").unwrap()["metadata"]["annotations"]["engine.grpc"];
-        assert_eq!(*shared, *told["GRPC"]);
-        assert_ne!(told["GRPC"], port);
+        assert_eq!(*shared, *injected["GRPC"]);
+        assert_ne!(injected["GRPC"], port);
         own.insert(name.to_owned(), port);
     }
     let mut distinct: Vec<&String> = own.values().collect();
@@ -69,9 +69,9 @@ fn check(server: &SimulatedApiServer) -> BTreeMap<String, String> {
 
 #[test]
 fn ports_are_distinct_and_outlive_pods_and_operators() {
-    let mut whole = started(3, 1);
-    whole.run(|_| {});
-    for killed_after in (1..=whole.writes).step_by(4) {
+    let mut undisturbed = started(3, 1);
+    undisturbed.run(|_| {});
+    for killed_after in (1..=undisturbed.writes).step_by(4) {
         let mut cluster = started(3, 1);
         cluster.kill_after_writes = Some(killed_after);
         cluster.run(|server| drop(check(server)));

@@ -59,9 +59,9 @@ fn is_updated_once(cluster: &mut OperatorSimulation, what: &str) {
 #[test]
 fn killed_after_any_write_images_are_pulled_before_pods_restart() {
     let ready = up(roles("i:1"), 1).server;
-    let mut whole = OperatorSimulation::new(ready.clone(), 7);
-    is_updated_once(&mut whole, "undisturbed");
-    for killed_after in (1..=whole.writes).step_by(7) {
+    let mut undisturbed = OperatorSimulation::new(ready.clone(), 7);
+    is_updated_once(&mut undisturbed, "undisturbed");
+    for killed_after in (1..=undisturbed.writes).step_by(7) {
         let mut cluster = OperatorSimulation::new(ready.clone(), 7);
         cluster.kill_after_writes = Some(killed_after);
         is_updated_once(&mut cluster, &format!("killed after write {killed_after}"));

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 /// Hooks of all pods of a cluster.
 pub(crate) struct SimulatedHooks {
-    /// Number of calls that return `NotYet` before a hook finishes.
+    /// Number of calls that return `Pending` before a hook finishes.
     pub(crate) not_ready_responses: usize,
     /// Number of responses so far.
     pub(crate) response_count: usize,
@@ -65,12 +65,12 @@ impl SimulatedHooks {
             self.violations.push(format!("{} drains while {other} has not settled", location.1));
         }
         if !drains && self.drained.remove(&call.pod) {
-            return Some(HookResult::NotYet(Some("an update".to_owned())));
+            return Some(HookResult::Pending(Some("an update".to_owned())));
         }
-        let asked = self.call_counts.entry((call.pod.clone(), drains)).or_default();
-        *asked += 1;
-        if *asked <= self.not_ready_responses {
-            return Some(HookResult::NotYet(Some("requests".to_owned())));
+        let calls = self.call_counts.entry((call.pod.clone(), drains)).or_default();
+        *calls += 1;
+        if *calls <= self.not_ready_responses {
+            return Some(HookResult::Pending(Some("requests".to_owned())));
         }
         if drains {
             self.drained.insert(call.pod.clone());

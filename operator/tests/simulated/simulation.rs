@@ -228,7 +228,7 @@ impl OperatorSimulation {
             self.scheduled.insert(key.clone(), at);
         }
         for call in plan.hook_calls {
-            if !self.hook_calls.iter().any(|(_, asked)| asked.pod == call.pod) {
+            if !self.hook_calls.iter().any(|(_, noted)| noted.pod == call.pod) {
                 self.hook_calls.push((key.clone(), call));
             }
         }

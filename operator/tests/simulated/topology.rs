@@ -93,9 +93,9 @@ fn locations_are_published_in_the_file_and_on_pods() {
     cluster.create(ResourceKind::Node, json!({ "metadata": { "name": "node", "labels": labels } }));
     set_levels(&mut cluster, Some("node,rack=example.com/rack,zone"));
     let place = json!({ "node": "node", "rack": "r7", "zone": "z1" });
-    let told = file(&cluster.server);
+    let published = file(&cluster.server);
     for (role, index) in [("prefill", 0), ("prefill", 1), ("decode", 0)] {
-        assert_eq!(told["roles"][role]["instances"][index]["place"], place);
+        assert_eq!(published["roles"][role]["instances"][index]["place"], place);
     }
     let annotation =
         |name: &str, key: &str| pod(&cluster.server, name)["metadata"]["annotations"][key].clone();

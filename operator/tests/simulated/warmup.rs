@@ -61,9 +61,9 @@ fn at_most(active: usize) -> impl Fn(&SimulatedApiServer) {
 
 #[test]
 fn each_node_is_warmed_up_once_whenever_the_operator_is_killed() {
-    let mut whole = started(5, "i:1", json!({ "parallelism": 2 }), 3);
-    whole.run(at_most(2));
-    for killed_after in 1..=whole.writes {
+    let mut undisturbed = started(5, "i:1", json!({ "parallelism": 2 }), 3);
+    undisturbed.run(at_most(2));
+    for killed_after in 1..=undisturbed.writes {
         let mut cluster = started(5, "i:1", json!({ "parallelism": 2 }), 3);
         cluster.kill_after_writes = Some(killed_after);
         cluster.run(at_most(2));

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 use crate::fleet::InstanceIndex;
-use crate::request::Seconds;
+use crate::seconds::Seconds;
 
 /// A prefix is transferred to an engine when the best cached prefix is more than this many times longer than the
 /// engine's own (`kvcache_balancing_threshold`). Mooncake adjusts it by hand; 1 transfers whenever it is longer.

@@ -9,7 +9,8 @@ use crate::fleet::{
 };
 use crate::prediction::{CacheHitPrediction, TierHits};
 use crate::prefill_time_distribution::PrefillTimeDistribution;
-use crate::request::{RequestProfile, Seconds};
+use crate::request::RequestProfile;
+use crate::seconds::Seconds;
 
 /// Default prompt length in tokens.
 pub(super) const PROMPT: u32 = 1000;

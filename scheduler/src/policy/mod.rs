@@ -29,7 +29,8 @@ use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, SchedulableFleet, 
 use crate::options::SchedulerOptions;
 use crate::prediction::CacheHitPrediction;
 use crate::prefill_time_distribution::PrefillTimeDistribution;
-use crate::request::{RequestProfile, Seconds};
+use crate::request::RequestProfile;
+use crate::seconds::Seconds;
 
 /// All inputs of a decision.
 #[derive(Debug, Clone, Copy)]

@@ -59,8 +59,10 @@ struct MemberIdentity {
 
 impl MemberIdentity {
     fn write(self, folder: &LogDirectory) -> io::Result<()> {
-        folder
-            .put(MEMBER_FILE, format!("incarnation {:016x}\nstate {}\n", self.incarnation, self.state).as_bytes())
+        folder.put(
+            MEMBER_FILE,
+            format!("incarnation {:016x}\nstate {}\n", self.incarnation, self.state).as_bytes(),
+        )
     }
 
     fn read(text: &str) -> Option<Self> {

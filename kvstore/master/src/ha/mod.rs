@@ -35,7 +35,6 @@ mod replication_server;
 mod standby_journal;
 mod standby_replica;
 mod standby_snapshot;
-mod start;
 mod tls;
 
 pub use coordinator::{
@@ -53,8 +52,8 @@ pub use lease_coordinator::{LeaseCoordinator, LeaseName, config as kubernetes_co
 pub use member::{HaMember, InSyncSet, MAX_ADDRESS, MAX_MEMBERS, read_in_sync, write_in_sync};
 pub use member_folder::{MemberFolder, MemberFolderError, MemberFolderOptions};
 pub use node::{HaNode, HaNodeStatus, HaOptions};
+pub(crate) use pod_label::PodLabeler;
 pub use pod_label::PodName;
 pub use replicated_journal::ReplicatedJournal;
 pub use standby_replica::StandbyReplica;
-pub use start::{HaStartError, RunningHaMaster, start};
 pub use tls::{HaTlsError, TlsFiles};

@@ -27,21 +27,21 @@ pub struct PodName {
 }
 
 /// Sets and removes the label of one pod.
-pub(super) struct PodLabeler {
+pub(crate) struct PodLabeler {
     pods: Api<PodObject>,
     name: String,
 }
 
 impl PodLabeler {
     /// A labeler of this pod. The client's connections belong to the runtime that this is called in.
-    pub(super) fn new(config: Config, pod: &PodName) -> Result<Self, CoordinationError> {
+    pub(crate) fn new(config: Config, pod: &PodName) -> Result<Self, CoordinationError> {
         let client = Client::try_from(config).map_err(|error| CoordinationError(error.to_string()))?;
         Ok(Self { pods: Api::namespaced(client, &pod.namespace), name: pod.name.clone() })
     }
 
     /// Sets the label while the master serves and removes it otherwise, until `stop`. It is also written at the start: an earlier process
     /// in this pod may have left it set.
-    pub(super) async fn run(self, status: Arc<HaNodeStatus>, stop: CancellationToken) {
+    pub(crate) async fn run(self, status: Arc<HaNodeStatus>, stop: CancellationToken) {
         let mut serves = status.serves.subscribe();
         loop {
             let is_leader = *serves.borrow_and_update();

@@ -8,7 +8,8 @@ use mooncake_wire::admin::{CreateDrainJobRequest, DrainJobChangeResponse, JobSta
 use mooncake_wire::types::Uuid;
 use serde::Deserialize;
 
-use super::{QueryString, SharedAdminContext, change, response};
+use super::{SharedAdminContext, change, response};
+use crate::query_string::QueryString;
 
 /// Body of a request for a drain job. An absent member has its default; Mooncake then rejects the job.
 #[derive(Deserialize)]

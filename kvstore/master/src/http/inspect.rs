@@ -10,7 +10,8 @@ use mooncake_wire::events::mooncake::DEFAULT_TENANT;
 use serde::Serialize;
 
 use super::objects::{in_memory, on_disks};
-use super::{AdminContext, QueryString, SharedAdminContext, response};
+use super::{AdminContext, SharedAdminContext, response};
+use crate::query_string::QueryString;
 
 #[derive(Serialize)]
 struct PeekKeyResult<'a> {

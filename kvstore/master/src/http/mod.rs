@@ -8,7 +8,6 @@ mod client_ids;
 mod drain;
 mod inspect;
 mod objects;
-mod query;
 mod response;
 mod segments;
 mod snapshot;
@@ -34,9 +33,6 @@ use crate::quotas::QuotaFile;
 use crate::recorder::FactRecorder;
 use crate::server::MasterServer;
 use crate::summary::MetricsSummary;
-
-pub(crate) use query::QueryString;
-pub(crate) use response::not_found;
 
 /// Maximum request body in bytes: a list of keys or segment names.
 const MAX_BODY: usize = 4 << 20;

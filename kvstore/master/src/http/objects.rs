@@ -18,8 +18,9 @@ use mooncake_wire::types::{LocalDiskReplica, ReplicaMedium};
 use moongate_master_core::{ObjectCursor, SharedReplicaDescriptor};
 
 use super::chunked_body::{ChunkedBody, body};
-use super::{AdminContext, QueryString, SharedAdminContext, change, client_ids, response};
+use super::{AdminContext, SharedAdminContext, change, client_ids, response};
 use crate::counters::CallOutcome;
+use crate::query_string::QueryString;
 use crate::server::MasterServer;
 
 /// Objects that are read under one lock.

@@ -103,10 +103,6 @@ pub(super) fn json_lines(body: Body) -> Response {
 }
 
 /// Mooncake's response to an unknown path or method.
-pub(crate) fn not_found() -> Response {
-    response(StatusCode::NOT_FOUND, None, "404 Not Found")
-}
-
 pub(super) async fn no_such_path(_: Parts) -> Response {
-    not_found()
+    response(StatusCode::NOT_FOUND, None, "404 Not Found")
 }

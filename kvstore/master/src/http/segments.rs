@@ -6,7 +6,8 @@ use http::StatusCode;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::SegmentStatusResponse;
 
-use super::{QueryString, SharedAdminContext, client_ids, response};
+use super::{SharedAdminContext, client_ids, response};
+use crate::query_string::QueryString;
 
 pub(super) async fn names(State(admin): SharedAdminContext) -> Response {
     let detail = admin.server.master.segments_detail();

@@ -9,7 +9,8 @@ use bytes::Bytes;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::TenantQuotaRequest;
 
-use super::{AdminContext, QueryString, SharedAdminContext, change, response};
+use super::{AdminContext, SharedAdminContext, change, response};
+use crate::query_string::QueryString;
 
 /// Maximum quota in bytes.
 const MAX_QUOTA: u64 = i64::MAX as u64;

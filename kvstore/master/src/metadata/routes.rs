@@ -13,7 +13,7 @@ use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Method, StatusCode, Uri};
 
 use super::store::{MetadataPutOutcome, MetadataStore};
-use crate::http::{QueryString, not_found};
+use crate::query_string::QueryString;
 
 /// Maximum value in bytes. A node with many devices and buffers needs some hundred kilobytes.
 const MAX_VALUE: usize = 8 << 20;
@@ -32,7 +32,7 @@ pub fn metadata_router(metadata: Arc<MetadataStore>) -> Router {
 }
 
 async fn no_such_path(_: Method, _: Uri) -> Response {
-    not_found()
+    text_response(StatusCode::NOT_FOUND, "404 Not Found")
 }
 
 /// Text without a content type, as Mooncake sends it.

@@ -8,11 +8,7 @@ use crate::events::KvEventPublisher;
 use crate::recovery::RecoveryOutcome;
 use crate::server::MasterServer;
 
-pub(super) fn all(
-    text: &mut MasterMetricsText,
-    server: &MasterServer,
-    publisher: Option<&KvEventPublisher>,
-) {
+pub(super) fn all(text: &mut MasterMetricsText, server: &MasterServer, publisher: Option<&KvEventPublisher>) {
     latencies(text, server);
     state(text, server);
     storage(text, server);

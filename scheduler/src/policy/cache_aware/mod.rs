@@ -12,7 +12,7 @@ use super::{
 };
 use crate::decision::{CandidateEngine, CostTerm, RoutingDecision, ScheduleRejection};
 use crate::fleet::InstanceIndex;
-use crate::request::Seconds;
+use crate::seconds::Seconds;
 
 /// Affinity is given up when the busiest engine exceeds the idlest one by this number of requests in flight (smg's
 /// `balance_abs_threshold`) and by [`BALANCE_RELATIVE`].

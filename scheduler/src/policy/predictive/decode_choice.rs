@@ -3,7 +3,7 @@
 use super::super::min_cost::MinCostSampler;
 use super::super::{PolicyInput, load, pairable_decodes};
 use crate::fleet::{InstanceIndex, LocationIds, PairingDomain, SchedulableInstance, TopologyDistance};
-use crate::request::Seconds;
+use crate::seconds::Seconds;
 
 /// Cost in seconds per token that a decode already has: its attention adds about 0.1 µs to a step, times the number
 /// of steps over which a later prompt's first token is affected.

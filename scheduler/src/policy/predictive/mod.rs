@@ -16,7 +16,7 @@ use crate::decision::{CandidateEngine, CostBreakdown, CostTerm, RoutingDecision,
 use crate::estimate::{FETCH_LATENCY, PrefillEstimate};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole};
 use crate::options::SchedulerOptions;
-use crate::request::Seconds;
+use crate::seconds::Seconds;
 
 /// Minimum time before a queued request is decided again if nothing happens.
 const MIN_RECHECK: Seconds = 0.001;

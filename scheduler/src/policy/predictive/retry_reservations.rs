@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::super::PolicyInput;
-use crate::request::Seconds;
+use crate::seconds::Seconds;
 
 /// Minimum value of `Retry-After` in seconds.
 const MIN_RETRY_AFTER: Seconds = 1.0;

@@ -5,7 +5,7 @@ use crate::estimate::FETCH_LATENCY;
 use crate::fleet::{InstanceIndex, InstanceRole};
 use crate::prediction::TierHits;
 use crate::prefill_time::PrefillTimeModel;
-use crate::request::Seconds;
+use crate::seconds::Seconds;
 
 /// Reused between rounds to avoid allocations. All lists are by instance.
 #[derive(Debug, Default)]

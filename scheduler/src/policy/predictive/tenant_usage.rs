@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::request::Seconds;
+use crate::seconds::Seconds;
 
 /// Time constant: after it, past use counts for 1/e.
 const DECAY_TIME: Seconds = 60.0;

@@ -10,18 +10,15 @@ use moongate_runtime::Supervisor;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
-use super::coordinator::{CoordinationError, HaCoordinator};
-use super::elector::ElectionTimings;
-use super::etcd::EtcdCoordinator;
-use super::leadership::LeadershipOptions;
-use super::lease_coordinator::{self, LeaseCoordinator};
-use super::member_folder::{MemberFolder, MemberFolderError, MemberFolderOptions};
-use super::node::{HaNode, HaNodeStatus, HaOptions};
-use super::pod_label::PodLabeler;
-use super::tls::HaTlsError;
+use super::{log_flags, service_options};
 use crate::aux_services::MetadataLocation;
 use crate::durable::DataDirOptions;
 use crate::flags::{HaBackend, HaFlags, MasterOptions};
+use crate::ha::{
+    CoordinationError, ElectionTimings, EtcdCoordinator, HaCoordinator, HaNode, HaNodeStatus, HaOptions,
+    HaTlsError, LeadershipOptions, LeaseCoordinator, MemberFolder, MemberFolderError, MemberFolderOptions,
+    PodLabeler, kubernetes_config,
+};
 use crate::state::MasterState;
 
 /// Size of a log file in bytes. A whole file is read to send a follower the records it missed.
@@ -63,7 +60,7 @@ impl RunningHaMaster {
 ///
 /// # Errors
 /// [`HaStartError`].
-pub async fn start(
+pub async fn start_ha(
     flags: HaFlags,
     options: MasterOptions,
     supervisor: &Supervisor,
@@ -82,13 +79,8 @@ pub async fn start(
         data,
         ..
     } = options;
-    if !ignored_flags.is_empty() {
-        tracing::debug!(flags = ignored_flags.join(" "), "ignored flags");
-    }
-    if !unsupported_flags.is_empty() {
-        tracing::warn!(flags = unsupported_flags.join(" "), "unsupported flags");
-    }
-    let mut services = crate::command::service_options(metrics, metadata, events);
+    log_flags(&ignored_flags, &unsupported_flags);
+    let mut services = service_options(metrics, metadata, events);
     services.quotas = quotas.filter(|_| server.core.multi_tenant).map(Into::into);
     if let Some(metadata) = &mut services.metadata {
         metadata.location = MetadataLocation::State;
@@ -172,7 +164,7 @@ async fn coordinator(
         }
         HaBackend::Kubernetes { lease, pod } => (lease, pod),
     };
-    let config = lease_coordinator::config().await?;
+    let config = kubernetes_config().await?;
     if let Some(pod) = pod {
         let label = PodLabeler::new(config.clone(), &pod)?;
         supervisor.spawn_essential("pod label", label.run(Arc::clone(status), supervisor.token()));

@@ -1,22 +1,17 @@
-//! Runs a master until it is stopped.
+//! Runs a standalone master.
 
 use std::sync::Arc;
 
 use moongate_runtime::Supervisor;
 
-use crate::aux_services::{
-    AuxServiceAddresses, AuxServiceError, AuxServices, AuxServicesOptions, KvEventServiceOptions,
-    MetadataLocation, MetadataServiceOptions,
-};
-use crate::flags::{KvEventFlags, MasterOptions, MetadataFlags};
+use super::{log_flags, service_options};
+use crate::aux_services::{AuxServiceAddresses, AuxServiceError, AuxServices, AuxServicesOptions};
+use crate::flags::MasterOptions;
 use crate::journal::MemoryJournal;
 use crate::persistence::{PersistenceError, StatePersistence};
 use crate::rpc::{self, RpcServer, RpcServerError};
 use crate::server::{HaState, LeadershipStatus, MasterServer};
 use crate::{summary, ticker};
-
-/// Default queue length for KV events: some 200 MB.
-const DEFAULT_EVENT_QUEUE: usize = 1 << 20;
 
 /// A running standalone master.
 #[derive(Debug)]
@@ -41,35 +36,6 @@ pub enum MasterStartError {
     Persistence(#[from] PersistenceError),
 }
 
-/// Builds the settings of the services other than RPC.
-pub(crate) fn service_options(
-    admin: std::net::SocketAddr,
-    metadata: Option<MetadataFlags>,
-    events: Option<KvEventFlags>,
-) -> AuxServicesOptions {
-    let metadata = metadata.map(|flags| {
-        let location = flags.folder.map_or(MetadataLocation::Memory, MetadataLocation::Folder);
-        MetadataServiceOptions { address: flags.address, location, cleanup: flags.cleanup }
-    });
-    let events = events.and_then(|flags| {
-        if flags.bind.is_empty() {
-            tracing::warn!("KV events disabled: --enable_kv_events needs --kv_events_bind_endpoint");
-            return None;
-        }
-        if !flags.legacy || !flags.keys {
-            tracing::warn!("KV events always have all members: --nokv_events_emit_… has no effect");
-        }
-        let queue = flags.queue.unwrap_or(DEFAULT_EVENT_QUEUE);
-        Some(KvEventServiceOptions {
-            bind: flags.bind,
-            replay: flags.replay,
-            backend: flags.backend_id,
-            queue,
-        })
-    });
-    AuxServicesOptions { admin, metadata, events, quotas: None }
-}
-
 /// Starts a standalone master. It stops with the supervisor; call [`RunningMaster::finish`] after that.
 ///
 /// # Errors
@@ -82,12 +48,7 @@ pub async fn start(
     let quotas = options.quotas.filter(|_| server.core.multi_tenant).map(Into::into);
     let services = service_options(options.metrics, options.metadata, options.events);
     let mut services = AuxServices::new(AuxServicesOptions { quotas, ..services });
-    if !ignored_flags.is_empty() {
-        tracing::debug!(flags = ignored_flags.join(" "), "ignored flags");
-    }
-    if !unsupported_flags.is_empty() {
-        tracing::warn!(flags = unsupported_flags.join(" "), "unsupported flags");
-    }
+    log_flags(&ignored_flags, &unsupported_flags);
     if let Some(tls) = &server.tls {
         tls.reload_on_change(supervisor);
     }

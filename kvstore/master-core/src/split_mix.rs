@@ -1,0 +1,9 @@
+//! A pseudorandom sequence that is the same on every machine and in every version.
+
+/// The SplitMix64 step: the next number of a pseudorandom sequence.
+pub(crate) fn mix(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
