@@ -257,16 +257,8 @@ fn describe(facts: &EngineFacts) -> String {
         moongate_discovery::EngineKind::Sglang => "SGLang",
         moongate_discovery::EngineKind::Vllm => "vLLM",
     };
-    let transfer = match &facts.transfer {
-        None => String::new(),
-        Some(KvTransferMethod::SglangBootstrap { bootstrap: Some(endpoint) }) => {
-            format!(", bootstrap {}:{}", endpoint.host, endpoint.port)
-        }
-        Some(KvTransferMethod::SglangBootstrap { bootstrap: None }) => String::new(),
-        Some(KvTransferMethod::VllmNixl) => ", NIXL".to_owned(),
-        Some(KvTransferMethod::VllmMooncake { .. }) => ", Mooncake".to_owned(),
-        Some(KvTransferMethod::VllmStore) => ", shared store".to_owned(),
-    };
+    let transfer = facts.transfer.as_ref().and_then(KvTransferMethod::description);
+    let transfer = transfer.map(|text| format!(", {text}")).unwrap_or_default();
     format!("{engine} {} serves {} (dp {}{transfer})", facts.version, facts.models.join(", "), facts.dp_size)
 }
 

@@ -1,6 +1,5 @@
 //! The task that merges the lists of all sources with probe results and publishes the snapshot.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
@@ -164,14 +163,7 @@ fn prefills_transfer(instances: &[Arc<EngineInstance>], decode: &EngineInstance)
         .filter(|instance| instance.role == EngineRole::Prefill)
         .filter_map(|instance| instance.usable_facts())
         .filter(|facts| facts.models.iter().any(|model| models.contains(model)))
-        .filter_map(|facts| match facts.transfer.as_ref()? {
-            KvTransferMethod::SglangBootstrap { .. } => None,
-            KvTransferMethod::VllmNixl => Some(KvTransferMethod::VllmNixl),
-            KvTransferMethod::VllmMooncake { .. } => {
-                Some(KvTransferMethod::VllmMooncake { bootstrap: None, engine_ids: BTreeMap::new() })
-            }
-            KvTransferMethod::VllmStore => Some(KvTransferMethod::VllmStore),
-        });
+        .filter_map(|facts| facts.transfer.as_ref()?.of_decodes());
     let first = transfers.next()?;
     transfers.all(|other| other == first).then_some(first)
 }

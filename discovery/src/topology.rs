@@ -273,6 +273,46 @@ pub enum KvTransferMethod {
     VllmStore,
 }
 
+impl KvTransferMethod {
+    /// Values of [`name`](Self::name).
+    pub const NAMES: [&str; 4] = ["sglang", "nixl", "mooncake", "store"];
+
+    /// Short name, for status reports.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            KvTransferMethod::SglangBootstrap { .. } => "sglang",
+            KvTransferMethod::VllmNixl => "nixl",
+            KvTransferMethod::VllmMooncake { .. } => "mooncake",
+            KvTransferMethod::VllmStore => "store",
+        }
+    }
+
+    /// What an operator wants to know of it; `None` for decodes without an address of their own.
+    #[must_use]
+    pub fn description(&self) -> Option<String> {
+        match self {
+            KvTransferMethod::SglangBootstrap { bootstrap } => {
+                bootstrap.as_ref().map(|address| format!("bootstrap {}:{}", address.host, address.port))
+            }
+            KvTransferMethod::VllmNixl => Some("NIXL".to_owned()),
+            KvTransferMethod::VllmMooncake { .. } => Some("Mooncake".to_owned()),
+            KvTransferMethod::VllmStore => Some("shared store".to_owned()),
+        }
+    }
+
+    /// The method of a decode that takes over from prefills with this one; `None` if decodes always report their own.
+    pub(crate) fn of_decodes(&self) -> Option<Self> {
+        match self {
+            KvTransferMethod::SglangBootstrap { .. } => None,
+            KvTransferMethod::VllmMooncake { .. } => {
+                Some(KvTransferMethod::VllmMooncake { bootstrap: None, engine_ids: BTreeMap::new() })
+            }
+            KvTransferMethod::VllmNixl | KvTransferMethod::VllmStore => Some(self.clone()),
+        }
+    }
+}
+
 /// Address of a prefill's bootstrap server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct BootstrapAddress {

@@ -95,7 +95,7 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
     Ok(address)
 }
 
-/// A client without idle connections: engines close them after seconds, and a request on a closing connection would look like a dead engine.
+/// A client without idle connections: engines close them after seconds, and a request on a closing connection would look like an outage.
 pub(crate) fn client(trust: &ClientTls) -> reqwest::Result<reqwest::Client> {
     trust.http_client().redirect(reqwest::redirect::Policy::none()).pool_max_idle_per_host(0).build()
 }

@@ -1,4 +1,4 @@
-//! One attempt on one route: starts the legs in the protocol's order and waits for the start of the response.
+//! One attempt on one route: starts the legs in the connector's order and waits for the start of the response.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -6,23 +6,21 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::Response;
-use moongate_discovery::KvTransferMethod;
 use moongate_scheduler::RoutingDecision;
 use moongate_telemetry::SpanContext;
 use tokio::time::Instant;
 
-use super::abort::{AbortSender, EngineRequestId};
+use super::abort::AbortSender;
+use super::connector::{self, ConnectorAttempt, LegEngine, LegOrder, PrefillLeg};
 use super::eligibility::{ChosenRoute, DecodeTarget};
 use super::in_flight::InFlightGuard;
 use super::pair::{LegKind, LegPair, PairEvent, RunningLeg, is_event_stream};
-use super::protocol::HandoverProtocol;
-use super::routed_request::{RoutedRequest, random_uuid};
+use super::routed_request::RoutedRequest;
 use super::silence::{AttemptSilenceLimits, RedispatchDecider, SilentLegs};
-use super::{sglang, vllm};
 use crate::feedback::{AttemptTrace, ExpectedHits, TtftPrediction};
 use crate::fleet::{FleetMember, UpstreamEndpoint};
 use crate::relay::{ResponseSummary, SseError, SseFramer, TokenUsage};
-use crate::request_body::{InferenceApi, SplicedBody};
+use crate::request_body::InferenceApi;
 use crate::upstream::{LegError, LegExchange, LegTimeouts, PreparedRequest};
 
 #[derive(Debug, Clone, Copy)]
@@ -82,8 +80,7 @@ pub(crate) struct AttemptFailure {
     pub(crate) error: LegError,
     /// The engine of the other leg, if it is to be avoided too.
     pub(crate) other_engine: Option<Arc<UpstreamEndpoint>>,
-    /// A prefill whose facts may be stale: after a restart, a MooncakeConnector prefill has a new engine id, and the decode answers
-    /// 500 to the old one.
+    /// A prefill whose facts may be stale.
     pub(crate) stale_prefill: Option<FleetMember>,
     /// Span of the failed leg, to which the next attempt's spans are linked.
     pub(crate) leg: Option<SpanContext>,
@@ -104,35 +101,12 @@ pub(super) async fn attempt(
         let expected = context.redispatch.admission.to_wall_time(expected);
         AttemptSilenceLimits::new(prefill.endpoint.silence.limits(), expected, routed)
     });
-    let mut stale_prefill = None;
-    let pair = match target {
-        Some(target) => {
-            let facts = prefill.facts();
-            if facts
-                .is_some_and(|facts| matches!(facts.transfer, Some(KvTransferMethod::VllmMooncake { .. })))
-            {
-                stale_prefill = Some(prefill.clone());
-            }
-            start_pair(routed, decision, (&prefill, &target), silence_limits, context).await?
-        }
-        None => {
-            let body = sglang::worker_body(routed, sglang::priority(decision, prefill.facts()));
-            let request = routed.prepare(body, Vec::new());
-            let main = start_leg(
-                LegKind::Worker,
-                &prefill,
-                request,
-                context.limits.main_timeouts(routed),
-                context.attempt,
-            );
-            let main = if decision.is_some() { main.generating() } else { main };
-            LegPair::new(None, main, LegKind::Worker, context.aborter.clone())
-        }
-    };
+    let (pair, stale_prefill) =
+        start_legs(routed, decision, (&prefill, target.as_ref()), silence_limits, context).await?;
     first_bytes(routed, pair.with_silence_limits(silence_limits), in_flight, context).await.map_err(
         |mut failure| {
             if failure.side == LegKind::Decode && failure.error.blames_engine() {
-                failure.stale_prefill = stale_prefill;
+                failure.stale_prefill = stale_prefill.then_some(prefill);
             }
             failure
         },
@@ -153,15 +127,64 @@ fn start_leg(
     RunningLeg::new(LegExchange::start(endpoint.pool.clone(), request, limits, now), endpoint.clone(), span)
 }
 
-async fn start_pair(
+/// Starts the legs of a route in their connector's order. Also returns whether they depend on the prefill's facts.
+async fn start_legs(
     routed: &RoutedRequest,
     decision: Option<&RoutingDecision>,
-    (prefill, target): (&FleetMember, &DecodeTarget),
+    (prefill, target): (&FleetMember, Option<&DecodeTarget>),
     silence_limits: Option<AttemptSilenceLimits>,
     context: &AttemptContext<'_>,
-) -> Result<LegPair, AttemptFailure> {
+) -> Result<(LegPair, bool), AttemptFailure> {
     let AttemptContext { limits, aborter, attempt: trace, .. } = *context;
-    let fail = |what: &'static str| AttemptFailure {
+    let fail = |what| unusable_prefill(prefill, what);
+    let prefill_engine =
+        LegEngine { facts: prefill.facts(), rank: target.map_or(0, |target| target.prefill_rank) };
+    let (connector, (main_kind, main_member), main_engine) = match target {
+        Some(target) => (
+            connector::of_pair(prefill_engine).map_err(fail)?,
+            (LegKind::Decode, &target.decode),
+            LegEngine { facts: target.decode.facts(), rank: target.decode_rank },
+        ),
+        None => (connector::single_worker(), (LegKind::Worker, prefill), prefill_engine),
+    };
+    let attempt = ConnectorAttempt {
+        routed,
+        number: trace.number,
+        decision,
+        prefill: prefill_engine,
+        main: main_engine,
+    };
+    let start_main = |request| {
+        let leg = start_leg(main_kind, main_member, request, limits.main_timeouts(routed), trace);
+        let leg = leg.with_request_id(connector.abort_id());
+        // Without a decision, the engine may compute no tokens.
+        if decision.is_some() { leg.generating() } else { leg }
+    };
+    let pair = |prefill, main| LegPair::new(prefill, main, main_kind, aborter.clone());
+    let legs = match connector.prefill(&attempt) {
+        None => {
+            let main = connector.main(&attempt, None).map_err(fail)?;
+            pair(None, start_main(main))
+        }
+        Some(PrefillLeg { request, order: LegOrder::Together, may_cancel }) => {
+            let main = connector.main(&attempt, None).map_err(fail)?;
+            let leg = start_leg(LegKind::Prefill, prefill, request, limits.prefill, trace).generating();
+            let leg = leg.with_request_id(connector.abort_id());
+            let leg = if may_cancel { leg } else { leg.run_to_completion() };
+            pair(Some(leg), start_main(main))
+        }
+        Some(PrefillLeg { request, order: LegOrder::PrefillFirst, .. }) => {
+            let response = prefill_first(routed, prefill, request, silence_limits, context).await?;
+            let main = connector.main(&attempt, Some(&response)).map_err(fail)?;
+            pair(None, start_main(main)).after_prefill(TokenUsage::read(&response))
+        }
+    };
+    Ok((legs, connector.depends_on_prefill_facts()))
+}
+
+/// The failure of an attempt whose prefill engine cannot serve it.
+fn unusable_prefill(prefill: &FleetMember, what: &'static str) -> AttemptFailure {
+    AttemptFailure {
         side: LegKind::Prefill,
         endpoint: prefill.endpoint.clone(),
         error: LegError::ProtocolViolation(what),
@@ -169,91 +192,6 @@ async fn start_pair(
         stale_prefill: None,
         leg: None,
         retry_after: None,
-    };
-    let facts = prefill.facts().ok_or_else(|| fail("has not been probed"))?;
-    let decode_dp = target.decode.facts().map_or(1, |facts| facts.dp_size);
-    let id = random_uuid();
-    let ranks = sglang::PairRanks {
-        prefill: (target.prefill_rank, facts.dp_size),
-        decode: (target.decode_rank, decode_dp),
-    };
-    let (mut p_headers, mut d_headers) = (Vec::new(), Vec::new());
-    if !prefill.is_sglang() {
-        p_headers = vllm::headers(&routed.id, trace.number, (target.prefill_rank, facts.dp_size));
-        d_headers = vllm::headers(&routed.id, trace.number, (target.decode_rank, decode_dp));
-    }
-    let decode_only = |body: SplicedBody, headers| {
-        let main = start_leg(
-            LegKind::Decode,
-            &target.decode,
-            routed.prepare(body, headers),
-            limits.main_timeouts(routed),
-            trace,
-        );
-        LegPair::new(None, main.generating(), LegKind::Decode, aborter.clone())
-    };
-    let protocol = HandoverProtocol::from_facts(facts, target.prefill_rank).map_err(fail)?;
-    if !matches!(protocol, HandoverProtocol::Sglang(_)) && routed.routing.sequences() > 1 {
-        // One KV transfer serves one sequence: for several, the decode engine computes the prompt itself.
-        return Ok(decode_only(vllm::nixl_decode(routed, None), d_headers));
-    }
-    match protocol {
-        HandoverProtocol::Sglang(bootstrap) => {
-            let rid: Arc<str> = id.into();
-            let bootstrap_link =
-                sglang::PairBootstrap { bootstrap, ranks, rid: &rid, entropy: fastrand::u64(..) };
-            let body = |facts| sglang::body(routed, bootstrap_link, sglang::priority(decision, facts));
-            let (p_body, d_body) = (body(Some(facts)), body(target.decode.facts()));
-            let prefill = start_leg(
-                LegKind::Prefill,
-                prefill,
-                routed.prepare(p_body, p_headers),
-                limits.prefill,
-                trace,
-            );
-            let main = start_leg(
-                LegKind::Decode,
-                &target.decode,
-                routed.prepare(d_body, d_headers),
-                limits.main_timeouts(routed),
-                trace,
-            );
-            let request_id = EngineRequestId { rid };
-            let (prefill, main) =
-                (prefill.with_request_id(request_id.clone()), main.with_request_id(request_id));
-            let (prefill, main) = (prefill.generating(), main.generating());
-            Ok(LegPair::new(Some(prefill), main, LegKind::Decode, aborter.clone()))
-        }
-        HandoverProtocol::Mooncake { bootstrap, engine_id } => {
-            let transfer = format!("xfer-{id}");
-            let body = vllm::mooncake_prefill(routed, &transfer);
-            let prefill =
-                start_leg(LegKind::Prefill, prefill, routed.prepare(body, p_headers), limits.prefill, trace);
-            let body = vllm::mooncake_decode(routed, &transfer, bootstrap, engine_id);
-            let main = start_leg(
-                LegKind::Decode,
-                &target.decode,
-                routed.prepare(body, d_headers),
-                limits.main_timeouts(routed),
-                trace,
-            );
-            let prefill = prefill.generating().run_to_completion();
-            Ok(LegPair::new(Some(prefill), main.generating(), LegKind::Decode, aborter.clone()))
-        }
-        HandoverProtocol::Nixl => {
-            let request = routed.prepare(vllm::nixl_prefill(routed), p_headers);
-            let response = prefill_first(routed, prefill, request, silence_limits, context).await?;
-            let params = vllm::parse_transfer_params(&response)
-                .map_err(|_| fail("returned a prefill response that is not JSON"))?;
-            let decode = decode_only(vllm::nixl_decode(routed, params.as_deref()), d_headers);
-            Ok(decode.after_prefill(TokenUsage::read(&response)))
-        }
-        HandoverProtocol::Store => {
-            let request = routed.prepare(vllm::store_prefill(routed), p_headers);
-            let response = prefill_first(routed, prefill, request, silence_limits, context).await?;
-            Ok(decode_only(vllm::nixl_decode(routed, None), d_headers)
-                .after_prefill(TokenUsage::read(&response)))
-        }
     }
 }
 

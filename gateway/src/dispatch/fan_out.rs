@@ -118,29 +118,12 @@ fn single_sampling(body: &[u8]) -> Result<String, ApiError> {
 
 #[cfg(test)]
 mod tests {
-    use http::{Method, Uri};
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::request_body::RoutingFields;
 
-    fn split_body(api: InferenceApi, body: &str) -> Vec<Value> {
-        let body = Bytes::copy_from_slice(body.as_bytes());
-        let fields = RoutingFields::read(api, &body).unwrap().without_model();
-        let (method, uri, headers) = (Method::POST, Uri::from_static("/"), Arc::default());
-        let id = http::HeaderValue::from_static("a");
-        let routed = RoutedRequest {
-            id,
-            api,
-            method,
-            uri,
-            headers,
-            body,
-            routing: fields,
-            request: None,
-            prompt_prediction: None,
-            model: None,
-        };
+    fn split_body(api: InferenceApi, body: &'static str) -> Vec<Value> {
+        let routed = RoutedRequest::of_body(api, body);
         split(&routed, &MemoryBudget::new("--body-memory", 1 << 20))
             .unwrap()
             .iter()

@@ -5,17 +5,15 @@ mod abort;
 mod admission_queue;
 mod attempt;
 mod clock;
+mod connector;
 mod dispatcher;
 mod eligibility;
 pub(crate) mod fan_out;
 mod in_flight;
 mod pair;
-mod protocol;
 mod redispatch_budget;
 mod routed_request;
-mod sglang;
 mod silence;
-mod vllm;
 
 pub(crate) use abort::AbortSender;
 pub(crate) use admission_queue::AdmissionQueue;

@@ -76,14 +76,13 @@ impl RunningLeg {
         self
     }
 
-    /// Sets the request id by which the engine can abort the leg.
-    pub(super) fn with_request_id(mut self, request_id: EngineRequestId) -> Self {
-        self.request_id = Some(request_id);
+    /// Sets the request id by which the engine can abort the leg, if there is one.
+    pub(super) fn with_request_id(mut self, request_id: Option<EngineRequestId>) -> Self {
+        self.request_id = request_id;
         self
     }
 
-    /// Marks a prefill that must never be cancelled. An aborted request of vLLM's MooncakeConnector blocks one of the prefill's few
-    /// sender workers for eight minutes (`VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`), whereas the prefill ends after one token anyway.
+    /// Marks a prefill that must never be cancelled.
     pub(super) fn run_to_completion(mut self) -> Self {
         self.run_to_completion = true;
         self

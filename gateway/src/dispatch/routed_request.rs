@@ -49,6 +49,27 @@ impl RoutedRequest {
     }
 }
 
+#[cfg(test)]
+impl RoutedRequest {
+    /// A request with this body, without a model.
+    pub(super) fn of_body(api: InferenceApi, body: &'static str) -> Self {
+        let body = Bytes::from_static(body.as_bytes());
+        let routing = RoutingFields::read(api, &body).unwrap().without_model();
+        Self {
+            id: HeaderValue::from_static("a"),
+            api,
+            method: Method::POST,
+            uri: Uri::from_static("/"),
+            headers: Arc::default(),
+            body,
+            routing,
+            request: None,
+            prompt_prediction: None,
+            model: None,
+        }
+    }
+}
+
 /// 128 random bits as a UUID.
 pub(crate) fn random_uuid() -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";

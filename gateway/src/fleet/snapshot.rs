@@ -310,22 +310,18 @@ fn role(role: EngineRole) -> scheduler::InstanceRole {
 
 /// Engines of one kind and connector can hand over to each other.
 fn domain(facts: &EngineFacts) -> PairingDomain {
-    PairingDomain(match (&facts.transfer, facts.engine) {
-        (Some(KvTransferMethod::SglangBootstrap { .. }), _) | (None, EngineKind::Sglang) => 0,
-        (Some(KvTransferMethod::VllmNixl), _) => 1,
-        (Some(KvTransferMethod::VllmMooncake { .. }), _) => 2,
-        (Some(KvTransferMethod::VllmStore), _) | (None, EngineKind::Vllm) => 3,
-    })
+    let name = match (&facts.transfer, facts.engine) {
+        (Some(transfer), _) => transfer.name(),
+        (None, EngineKind::Sglang) => "sglang",
+        (None, EngineKind::Vllm) => "store",
+    };
+    let position = KvTransferMethod::NAMES.iter().position(|other| *other == name);
+    PairingDomain(position.and_then(|position| u32::try_from(position).ok()).unwrap_or_default())
 }
 
 /// Name of a domain's hand-over protocol.
-pub(crate) fn domain_name(domain: PairingDomain) -> &'static str {
-    match domain.0 {
-        0 => "sglang",
-        1 => "nixl",
-        2 => "mooncake",
-        _ => "store",
-    }
+pub(crate) fn domain_name(domain: PairingDomain) -> Option<&'static str> {
+    KvTransferMethod::NAMES.get(domain.0 as usize).copied()
 }
 
 /// Assigns a number to every location name.

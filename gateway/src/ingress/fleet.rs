@@ -213,7 +213,7 @@ impl<'a> FleetInstanceStatus<'a> {
             }),
             version: facts.map(|facts| facts.version.as_str()),
             models: facts.map_or(&[], |facts| &facts.models),
-            handover: in_cluster.map(|instance| domain_name(instance.domain)),
+            handover: in_cluster.and_then(|instance| domain_name(instance.domain)),
             uses_store: facts.is_some_and(|facts| facts.store.is_some()),
             in_flight: endpoint.map_or(0, |endpoint| endpoint.in_flight.count()),
             prompts: endpoint.map(|endpoint| endpoint.prompt_counters.snapshot()),

@@ -57,17 +57,17 @@ impl MasterCore {
                 let Segment { id, base, size, .. } = *segment;
                 let descriptor = Segment { id, name, base, size, te_endpoint, protocol, host_id };
                 self.mount_one(*at_ms, descriptor, *client, &mut ()).map_err(|_| ApplyError::Refused)?;
-                self.capacity_changed();
+                self.objects.capacity_changed();
             }
             StateChange::SegmentStatus { segment, status, until_ms } => {
-                let segments = self.segments.load();
+                let segments = self.objects.segments.load();
                 if let Some(mounted) = segments.index_of(*segment).and_then(|index| segments.get(index)) {
                     mounted.set_status(*status, *until_ms);
                 }
             }
             StateChange::SegmentUnmounted { segment, cause } => {
                 let _registry = self.registry.lock();
-                self.without_quarantine(|fx| self.drop_segment(*segment, *cause, 0, fx));
+                self.without_quarantine(|fx| self.objects.drop_segment(*segment, *cause, 0, fx));
             }
             StateChange::ClientSilent { client, at_ms } => {
                 let liveness = ClientLiveness::alive(*at_ms);
@@ -77,14 +77,14 @@ impl MasterCore {
             StateChange::ClientRecovered { client, at_ms } => {
                 let liveness = ClientLiveness::alive(*at_ms);
                 self.registry.lock().clients.insert(*client, liveness);
-                if let Some(disk) = self.disk(*client) {
+                if let Some(disk) = self.objects.disk(*client) {
                     disk.set_silent(false);
                 }
             }
             StateChange::DiskMounted { client } => self.restore_disk(*client),
             StateChange::DiskUnmounted { client } => {
                 let _registry = self.registry.lock();
-                self.without_quarantine(|fx| self.drop_disk(*client, 0, fx));
+                self.without_quarantine(|fx| self.objects.drop_disk(*client, 0, fx));
             }
             StateChange::ClientExpired { client } => _ = self.registry.lock().clients.remove(client),
             StateChange::ObjectStarted(object) => self.restore(object, false)?,
@@ -100,7 +100,7 @@ impl MasterCore {
             StateChange::TenantQuota { tenant, requested } => self.restore_quota(tenant, *requested)?,
             StateChange::TransferStarted(state) => self.record_transfer(state),
             StateChange::TransferEnded { tenant, key } => self.remove_transfer(tenant, key),
-            StateChange::Task(state) => self.tasks.lock().restore(state, self.settings.max_tasks),
+            StateChange::Task(state) => self.tasks.lock().restore(state, self.objects.settings.max_tasks),
             StateChange::DrainJob(state) => self.tasks.lock().jobs.restore(state),
             StateChange::DrainMoveStarted { job, task, tenant, key, size } => {
                 self.tasks.lock().jobs.restore_move(*job, *task, (tenant, key), *size);
@@ -120,8 +120,8 @@ impl MasterCore {
         if ranges.0.is_empty() {
             return;
         }
-        for shard in 0..self.shards.len() {
-            let mut shard = self.lock(shard);
+        for shard in 0..self.objects.shards.len() {
+            let mut shard = self.objects.lock(shard);
             let segments = Arc::clone(&shard.segments);
             let is_new = |range: &QuarantinedRange| {
                 segments
@@ -142,10 +142,13 @@ impl MasterCore {
     fn restore_quota(&self, tenant: &str, requested: Option<u64>) -> Result<(), ApplyError> {
         match requested {
             Some(bytes) => {
-                self.tenants.set_quota(tenant, bytes, self.capacity()).map_err(|_| ApplyError::Refused)?;
+                self.objects
+                    .tenants
+                    .set_quota(tenant, bytes, self.objects.capacity())
+                    .map_err(|_| ApplyError::Refused)?;
             }
             // It may have been removed already.
-            None => _ = self.tenants.remove_quota(tenant, self.capacity()),
+            None => _ = self.objects.tenants.remove_quota(tenant, self.objects.capacity()),
         }
         Ok(())
     }
@@ -153,18 +156,19 @@ impl MasterCore {
     /// Offloading stays disabled until the node's next heartbeat.
     fn restore_disk(&self, client: Uuid) {
         let _registry = self.registry.lock();
-        match self.disk(client) {
+        match self.objects.disk(client) {
             Some(disk) => disk.set_silent(false),
             None => {
-                self.update_disks(|disks| _ = disks.insert(client, Arc::new(ClientDisk::new(client, false))));
+                self.objects
+                    .update_disks(|disks| _ = disks.insert(client, Arc::new(ClientDisk::new(client, false))));
             }
         }
     }
 
     fn restored_copy(&self, object: &ObjectState<'_>) -> Option<DiskCopy> {
         let copy_state = object.disk_copy.as_ref()?;
-        let disk = self.disk(copy_state.client)?;
-        self.reserve_replica_id(copy_state.replica);
+        let disk = self.objects.disk(copy_state.client)?;
+        self.objects.reserve_replica_id(copy_state.replica);
         Some(DiskCopy {
             id: copy_state.replica,
             size: copy_state.size,
@@ -174,8 +178,8 @@ impl MasterCore {
     }
 
     fn remove_replayed(&self, tenant: &str, key: &str) {
-        let Ok(key_location) = self.locate_reader_key(tenant, key) else { return };
-        let mut shard = self.lock(key_location.shard);
+        let Ok(key_location) = self.objects.locate_reader_key(tenant, key) else { return };
+        let mut shard = self.objects.lock(key_location.shard);
         if let Some(index) = shard.lookup(key_location, key) {
             let removed = shard.remove_entry(index, RemoveCause::Removed, &mut ());
             replica_ranges(&removed).iter().for_each(|(replica, _)| shard.free(replica));
@@ -183,13 +187,13 @@ impl MasterCore {
     }
 
     fn restore(&self, object: &ObjectState<'_>, ready: bool) -> Result<(), ApplyError> {
-        let tenant = if self.tenants.enabled() {
-            self.tenants.register(&object.tenant).map_err(|_| ApplyError::Refused)?
+        let tenant = if self.objects.tenants.enabled() {
+            self.objects.tenants.register(&object.tenant).map_err(|_| ApplyError::Refused)?
         } else {
             0
         };
-        let key_location = self.locate_key(tenant, &object.key);
-        let mut shard = self.lock(key_location.shard);
+        let key_location = self.objects.locate_key(tenant, &object.key);
+        let mut shard = self.objects.lock(key_location.shard);
         let present = shard.lookup(key_location, &object.key);
         if let Some(index) = present.filter(|index| !ready && shard.entries[*index].is_complete()) {
             return self.restore_pending(&mut shard, index, object);
@@ -200,14 +204,14 @@ impl MasterCore {
         if replicas.is_empty() && copy.is_none() {
             return Err(ApplyError::NoSpace);
         }
-        replicas.iter().for_each(|replica| self.reserve_replica_id(replica.id));
+        replicas.iter().for_each(|replica| self.objects.reserve_replica_id(replica.id));
         let queue = match object.soft_pin_until_ms {
             _ if !ready => EvictionQueue::Writing,
             _ if object.hard_pin || replicas.is_empty() => EvictionQueue::Unlisted,
             Some(until) if until > object.since_ms => EvictionQueue::SoftPinned,
             _ => EvictionQueue::Unread,
         };
-        self.tenants.count(tenant, object.size.saturating_mul(replicas.len() as u64));
+        self.objects.tenants.count(tenant, object.size.saturating_mul(replicas.len() as u64));
         let index = shard.add(
             key_location,
             &NewObject {
@@ -220,7 +224,7 @@ impl MasterCore {
                 hard_pin: object.hard_pin,
                 soft_pin_until_ms: object.soft_pin_until_ms,
                 checksum: object.checksum,
-                group: object.group.as_deref().map(|name| (self.group(&object.tenant, name), name)),
+                group: object.group.as_deref().map(|name| (self.objects.group(&object.tenant, name), name)),
             },
         );
         if let Some(copy) = copy {
@@ -239,7 +243,7 @@ impl MasterCore {
         let tenant = shard.entries[index].tenant;
         let mut before = Vec::new();
         if let Some(old) = shard.detach_pending(index) {
-            self.tenants.discharge(tenant, old.bytes());
+            self.objects.tenants.discharge(tenant, old.bytes());
             before.extend(old.replicas.iter().map(|replica| (*replica, old.size)));
         }
         let replicas = shard.reclaim(before, object, false);
@@ -247,8 +251,9 @@ impl MasterCore {
             shard.requeue_idle(index, object.since_ms);
             return Err(ApplyError::NoSpace);
         }
-        replicas.iter().for_each(|replica| self.reserve_replica_id(replica.id));
-        let group = object.group.as_deref().map(|name| (self.group(&object.tenant, name), name.into()));
+        replicas.iter().for_each(|replica| self.objects.reserve_replica_id(replica.id));
+        let group =
+            object.group.as_deref().map(|name| (self.objects.group(&object.tenant, name), name.into()));
         let pending = PendingVersion {
             client: object.client,
             size: object.size,
@@ -258,19 +263,14 @@ impl MasterCore {
             soft_pin_until_ms: object.soft_pin_until_ms,
             group,
         };
-        self.tenants.count(tenant, pending.bytes());
+        self.objects.tenants.count(tenant, pending.bytes());
         shard.attach_pending(index, pending);
         Ok(())
     }
 
-    /// The shard that keeps a replayed quarantined range.
-    pub(crate) fn quarantine_shard(&self, segment: Uuid, offset: u64) -> usize {
-        (mix(segment.first ^ mix(segment.second ^ mix(offset))) % self.shards.len() as u64) as usize
-    }
-
     fn quarantine_at(&self, segment: Uuid, offset: u64, size: u64, until_ms: u64) -> Result<(), ApplyError> {
         self.release_quarantine_at(segment, offset);
-        let mut shard = self.lock(self.quarantine_shard(segment, offset));
+        let mut shard = self.objects.lock(self.objects.quarantine_shard(segment, offset));
         let segment_index = shard.segments.index_of(segment).ok_or(ApplyError::NoSpace)?;
         let replica = shard.claim(segment_index, offset, size).ok_or(ApplyError::NoSpace)?;
         shard.quarantined.push(QuarantinedRange {
@@ -284,7 +284,7 @@ impl MasterCore {
     }
 
     fn release_quarantine_at(&self, segment: Uuid, offset: u64) {
-        let mut shard = self.lock(self.quarantine_shard(segment, offset));
+        let mut shard = self.objects.lock(self.objects.quarantine_shard(segment, offset));
         let Some(segment_index) = shard.segments.index_of(segment) else { return };
         let Some(index) = shard
             .quarantined
@@ -309,13 +309,6 @@ fn replica_ranges(entry: &ObjectEntry) -> Vec<(MemoryReplica, u64)> {
 }
 
 impl LockedShard<'_> {
-    /// Allocates the range at a given offset.
-    pub(crate) fn claim(&self, segment: u16, offset: u64, size: u64) -> Option<MemoryReplica> {
-        let range =
-            self.segments.get(segment)?.with_allocator(|allocator| allocator.allocate_at(offset, size))?;
-        Some(MemoryReplica { id: 0, offset, block: range.block, segment, ready: false })
-    }
-
     /// The replicas of an object's new state: keeps those in both states, frees the others of the old one, and claims the new ones.
     fn reclaim(
         &self,

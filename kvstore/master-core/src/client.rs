@@ -69,7 +69,7 @@ impl MasterCore {
 
     /// The caller must hold the registry lock.
     fn set_restarting(&self, client: Uuid, restarting: bool) {
-        let segments = self.segments.load();
+        let segments = self.objects.segments.load();
         segments
             .iter()
             .filter(|(_, segment)| segment.client == client)
@@ -84,17 +84,18 @@ impl MasterCore {
         fx: &mut dyn StateChangeSink,
     ) {
         let Some(liveness) = registry.clients.get_mut(&client) else { return };
-        let segments = self.segments.load();
+        let segments = self.objects.segments.load();
         let is_reachable = |segment: &SegmentEntry| segment.client == client && segment.is_readable();
         let reachable: Vec<&Arc<SegmentEntry>> =
             segments.iter().map(|(_, segment)| segment).filter(|segment| is_reachable(segment)).collect();
-        let disk = self.disk(client).filter(|disk| disk.is_responsive());
+        let disk = self.objects.disk(client).filter(|disk| disk.is_responsive());
         // A silent client may have mounted some of its segments again.
         if liveness.silent && reachable.is_empty() && disk.is_none() {
             return;
         }
         // The grace period starts now, even if the TTL has not expired.
-        (liveness.silent, liveness.last_seen_ms) = (true, now_ms.saturating_sub(self.settings.client_ttl_ms));
+        (liveness.silent, liveness.last_seen_ms) =
+            (true, now_ms.saturating_sub(self.objects.settings.client_ttl_ms));
         reachable.iter().for_each(|segment| segment.set_silent(true));
         if let Some(disk) = disk {
             disk.set_silent(true);
@@ -117,7 +118,7 @@ impl MasterCore {
         if before.is_none_or(|liveness| liveness.silent) {
             fx.record(StateChange::ClientRecovered { client, at_ms: now_ms });
         }
-        if let Some(disk) = self.disk(client) {
+        if let Some(disk) = self.objects.disk(client) {
             disk.set_silent(false);
         }
     }
@@ -126,7 +127,7 @@ impl MasterCore {
     /// whose unmount time has passed.
     pub(crate) fn expire_clients(&self, now_ms: u64, fx: &mut dyn StateChangeSink) {
         let mut registry = self.registry.lock();
-        let ttl = self.settings.client_ttl_ms;
+        let ttl = self.objects.settings.client_ttl_ms;
         let is_late = |liveness: &ClientLiveness, by: u64| liveness.last_seen_ms.saturating_add(by) <= now_ms;
         let silent: BTreeMap<Uuid, ClientLiveness> = registry
             .clients
@@ -135,16 +136,18 @@ impl MasterCore {
             .map(|(id, liveness)| (*id, *liveness))
             .collect();
         for (client, liveness) in silent {
-            if liveness.silent && is_late(&liveness, ttl.saturating_add(self.settings.client_grace_ms)) {
+            if liveness.silent
+                && is_late(&liveness, ttl.saturating_add(self.objects.settings.client_grace_ms))
+            {
                 self.remove_client(&mut registry, client, fx);
             } else {
                 self.mark_silent(&mut registry, now_ms, client, fx);
             }
         }
-        let segments = Arc::clone(&self.segments.load());
+        let segments = Arc::clone(&self.objects.segments.load());
         for (_, segment) in segments.iter() {
             if segment.unmount_at_ms().is_some_and(|unmount_ms| unmount_ms <= now_ms) {
-                self.drop_segment(segment.descriptor.id, UnmountCause::Unmounted, now_ms, fx);
+                self.objects.drop_segment(segment.descriptor.id, UnmountCause::Unmounted, now_ms, fx);
             }
         }
     }
@@ -155,11 +158,11 @@ impl MasterCore {
         client: Uuid,
         fx: &mut dyn StateChangeSink,
     ) {
-        let segments = Arc::clone(&self.segments.load());
+        let segments = Arc::clone(&self.objects.segments.load());
         for (_, segment) in segments.iter().filter(|(_, mounted)| mounted.client == client) {
-            self.drop_segment(segment.descriptor.id, UnmountCause::ClientExpired, 0, fx);
+            self.objects.drop_segment(segment.descriptor.id, UnmountCause::ClientExpired, 0, fx);
         }
-        self.drop_disk(client, 0, fx);
+        self.objects.drop_disk(client, 0, fx);
         registry.clients.remove(&client);
         fx.record(StateChange::ClientExpired { client });
     }
@@ -172,7 +175,7 @@ impl MasterCore {
         }
         self.resume_transfers();
         self.sort_lists();
-        for (_, segment) in self.segments.load().iter() {
+        for (_, segment) in self.objects.segments.load().iter() {
             segment.with_allocator(crate::allocator::SegmentAllocator::drop_offset_index);
         }
     }
@@ -186,7 +189,7 @@ impl MasterCore {
 
     /// Hosts of clients' segments, without ports. Unknown clients are omitted.
     pub fn query_ip(&self, clients: &[Uuid]) -> BTreeMap<Uuid, Vec<String>> {
-        let segments = self.segments.load();
+        let segments = self.objects.segments.load();
         let mut found = BTreeMap::new();
         for client in clients {
             let own = segments.iter().filter(|(_, segment)| segment.client == *client);
@@ -206,7 +209,7 @@ impl MasterCore {
     /// # Errors
     /// `SEGMENT_NOT_FOUND`.
     pub fn segment_status(&self, name: &str) -> Result<SegmentStatus, mooncake_wire::ErrorCode> {
-        let segments = self.segments.load();
+        let segments = self.objects.segments.load();
         let first = segments.indices_by_name(name).first().and_then(|index| segments.get(*index));
         first.map(|segment| segment.status()).ok_or(mooncake_wire::ErrorCode::SEGMENT_NOT_FOUND)
     }
@@ -216,7 +219,7 @@ impl MasterCore {
     /// # Errors
     /// `SEGMENT_NOT_FOUND`.
     pub fn segment_status_by_id(&self, id: Uuid) -> Result<SegmentStatus, mooncake_wire::ErrorCode> {
-        let segments = self.segments.load();
+        let segments = self.objects.segments.load();
         let segment = segments.index_of(id).and_then(|index| segments.get(index));
         segment.map(|mounted| mounted.status()).ok_or(mooncake_wire::ErrorCode::SEGMENT_NOT_FOUND)
     }

@@ -13,9 +13,7 @@ use mooncake_wire::types::{
 };
 use parking_lot::Mutex;
 
-use crate::change::{DiskCopyState, StateChange, StateChangeSink, StoreCause};
-use crate::locked_shard::LockedShard;
-use crate::object::MemoryReplica;
+use crate::change::DiskCopyState;
 
 /// Maximum number of tracked objects per disk that were replaced during their offload.
 const MAX_OUTDATED: usize = 65_536;
@@ -146,6 +144,16 @@ impl ClientDisk {
         self.capacity.store(bytes, Relaxed);
     }
 
+    pub(crate) fn add_copy(&self, bytes: u64) {
+        self.used.fetch_add(bytes, Relaxed);
+        self.copies.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn remove_copy(&self, bytes: u64) {
+        self.used.fetch_sub(bytes, Relaxed);
+        self.copies.fetch_sub(1, Relaxed);
+    }
+
     pub(crate) fn add_to(&self, usage: &mut DiskUsage) {
         usage.used = usage.used.saturating_add(self.used.load(Relaxed));
         usage.capacity = usage.capacity.saturating_add(self.capacity.load(Relaxed));
@@ -184,7 +192,7 @@ impl ClientDisk {
     }
 
     /// Records that the node's next report about this key concerns a removed or replaced object.
-    fn mark_outdated(&self, tenant: u16, key: &str) {
+    pub(crate) fn mark_outdated(&self, tenant: u16, key: &str) {
         let mut queues = self.queues.lock();
         if queues.outdated.len() < MAX_OUTDATED {
             *queues.outdated.entry((tenant, key.into())).or_default() += 1;
@@ -243,105 +251,5 @@ impl DiskCopy {
             size: self.size,
             endpoint: (&*self.endpoint).into(),
         }
-    }
-}
-
-impl LockedShard<'_> {
-    /// Sets the disk copy of an object, replacing the previous one.
-    pub(crate) fn attach_copy(&mut self, index: u32, copy: DiskCopy) {
-        self.detach_copy(index);
-        copy.disk.used.fetch_add(copy.size, Relaxed);
-        copy.disk.copies.fetch_add(1, Relaxed);
-        self.entries[index].extra_mut().copy = Some(copy);
-    }
-
-    /// Removes the disk copy from an object's entry.
-    pub(crate) fn detach_copy(&mut self, index: u32) -> Option<DiskCopy> {
-        let copy = self.entries[index].extra.as_mut()?.copy.take()?;
-        copy.disk.used.fetch_sub(copy.size, Relaxed);
-        copy.disk.copies.fetch_sub(1, Relaxed);
-        self.entries[index].drop_empty_extras();
-        Some(copy)
-    }
-
-    pub(crate) fn begin_work(&mut self, index: u32, work: ActiveDiskTask, now_ms: u64) {
-        let totals = &self.master.disk_task_totals;
-        match work.task {
-            DiskTask::Offload { .. } => _ = totals.offloading.fetch_add(self.entries[index].size, Relaxed),
-            DiskTask::Promotion { .. } => _ = totals.promoting.fetch_add(1, Relaxed),
-        }
-        self.disk_tasks.insert((work.since_ms, index));
-        self.entries[index].extra_mut().work = Some(Box::new(work));
-        let queue = self.entries[index].target_queue(now_ms);
-        self.enqueue(index, queue);
-    }
-
-    fn clear_work(&mut self, index: u32) -> Option<ActiveDiskTask> {
-        let work = *self.entries[index].extra.as_mut()?.work.take()?;
-        let totals = &self.master.disk_task_totals;
-        match work.task {
-            DiskTask::Offload { .. } => _ = totals.offloading.fetch_sub(self.entries[index].size, Relaxed),
-            DiskTask::Promotion { .. } => _ = totals.promoting.fetch_sub(1, Relaxed),
-        }
-        self.disk_tasks.remove(&(work.since_ms, index));
-        Some(work)
-    }
-
-    /// Restarts the timeout of an object's disk task.
-    pub(crate) fn restart_work_timer(&mut self, index: u32, now_ms: u64, task: DiskTask) {
-        let extra = self.entries[index].extra.as_mut();
-        let Some(work) = extra.and_then(|extra| extra.work.as_mut()) else { return };
-        let before = std::mem::replace(&mut work.since_ms, now_ms);
-        work.task = task;
-        self.disk_tasks.remove(&(before, index));
-        self.disk_tasks.insert((now_ms, index));
-    }
-
-    /// Drops the disk task of an object that is about to be removed or replaced; the node's report will be ignored.
-    pub(crate) fn abandon_work(&mut self, index: u32) {
-        let Some(work) = self.clear_work(index) else { return };
-        if matches!(work.task, DiskTask::Offload { fetched: true, .. }) {
-            let entry = &self.entries[index];
-            work.disk.mark_outdated(entry.tenant, &entry.key);
-        }
-    }
-
-    /// Ends the disk task of an object, if it has one, and frees the space allocated for it.
-    pub(crate) fn end_work(&mut self, index: u32, now_ms: u64, fx: &mut dyn StateChangeSink) {
-        let Some(work) = self.clear_work(index) else { return };
-        if let DiskTask::Promotion { staged: Some(staged) } = work.task {
-            let entry = &mut self.entries[index];
-            let (removed, remaining): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
-                entry.replicas().partition(|replica| replica.id == staged && !replica.ready);
-            entry.set_replicas(&remaining);
-            let (tenant, bytes) = (entry.tenant, entry.size * removed.len() as u64);
-            self.master.tenants.discharge(tenant, bytes);
-            for location in self.locations(removed.iter().copied()) {
-                fx.record(StateChange::RangeReleased { segment: location.segment, offset: location.offset });
-            }
-            removed.iter().for_each(|replica| self.free(replica));
-        }
-        self.requeue_idle(index, now_ms);
-    }
-
-    /// Inserts an idle entry into the eviction queue by its lease.
-    pub(crate) fn requeue_idle(&mut self, index: u32, now_ms: u64) {
-        self.entries[index].drop_empty_extras();
-        let queue = self.entries[index].target_queue(now_ms);
-        self.enqueue_by_stamp(index, queue);
-    }
-
-    /// Removes the memory replicas of an object with a disk copy. Returns the freed bytes.
-    pub(crate) fn drop_memory_replicas(&mut self, index: u32, fx: &mut dyn StateChangeSink) -> u64 {
-        let removed: Vec<MemoryReplica> = self.entries[index].replicas().copied().collect();
-        self.report_vacated(removed.iter(), fx);
-        let entry = &mut self.entries[index];
-        let (tenant, bytes) = (entry.tenant, entry.size * removed.len() as u64);
-        entry.set_replicas(&[]);
-        self.enqueue(index, crate::object::EvictionQueue::Unlisted);
-        self.master.tenants.discharge(tenant, bytes);
-        self.emit_state(index, StoreCause::MemoryEvicted, fx);
-        removed.iter().for_each(|replica| self.free(replica));
-        bytes
     }
 }

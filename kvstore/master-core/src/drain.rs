@@ -149,7 +149,7 @@ impl MasterCore {
         if request.segments.is_empty() || overlaps || too_many {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        let segments = self.segments.load();
+        let segments = self.objects.segments.load();
         let mut names = request.segments.iter().chain(&request.target_segments);
         if names.any(|name| segments.indices_by_name(name).is_empty()) {
             return Err(ErrorCode::SEGMENT_NOT_FOUND);
@@ -197,17 +197,8 @@ impl MasterCore {
         job.emit_state(id, fx);
         tasks.jobs.0.insert(id, job);
         // Still under the lock, before another job can be created for the same segments.
-        self.set_segment_statuses(&request.segments, SegmentStatus::DRAINING, fx);
+        self.objects.set_segment_statuses(&request.segments, SegmentStatus::DRAINING, fx);
         Ok(id)
-    }
-
-    fn set_segment_statuses(&self, names: &[String], status: SegmentStatus, fx: &mut dyn StateChangeSink) {
-        let segments = self.segments.load();
-        for index in names.iter().flat_map(|name| segments.indices_by_name(name)) {
-            if let Some(mounted) = segments.get(*index) {
-                self.set_status(mounted, status, None, fx);
-            }
-        }
     }
 
     /// Current state of a job.
@@ -238,10 +229,10 @@ impl MasterCore {
         let segments = job.segments.clone();
         job.emit_state(id, fx);
         for task in moves {
-            tasks.cancel((now_ms, self.settings.max_tasks), task, "its drain job was canceled", fx);
+            tasks.cancel((now_ms, self.objects.settings.max_tasks), task, "its drain job was canceled", fx);
         }
         drop(tasks);
-        self.set_segment_statuses(&segments, SegmentStatus::OK, fx);
+        self.objects.set_segment_statuses(&segments, SegmentStatus::OK, fx);
         Ok(())
     }
 
@@ -272,7 +263,7 @@ impl MasterCore {
         let mut started = BTreeMap::new();
         for (object, source, target, client) in candidates.moves {
             let task = move_payload(&object.tenant, &object.key, &source, &target)
-                .and_then(|payload| tasks.add(now_ms, payload, client, self.settings.max_tasks, fx));
+                .and_then(|payload| tasks.add(now_ms, payload, client, self.objects.settings.max_tasks, fx));
             if let Ok(task) = task {
                 let (tenant, key) = (Cow::Borrowed(&*object.tenant), Cow::Borrowed(&*object.key));
                 fx.record(StateChange::DrainMoveStarted { job: id, task, tenant, key, size: object.size });
@@ -301,16 +292,16 @@ impl MasterCore {
         job.emit_state(id, fx);
         let segments = job.segments.clone();
         drop(tasks);
-        self.set_segment_statuses(&segments, status, fx);
+        self.objects.set_segment_statuses(&segments, status, fx);
     }
 
     fn find_moves(&self, job: &DrainJobEntry) -> DrainCandidates {
         let mut candidates = DrainCandidates::default();
         let mut free_slots = job.concurrency.saturating_sub(job.moves.len());
-        for shard in 0..self.shards.len() {
+        for shard in 0..self.objects.shards.len() {
             let mut from = Some(0);
             while let Some(start) = from {
-                let shard = self.lock(shard);
+                let shard = self.objects.lock(shard);
                 let (indices, next) = shard.occupied(start, ENTRIES_PER_LOCK);
                 for index in indices {
                     self.consider_entry(&shard, index, job, &mut free_slots, &mut candidates);
@@ -339,7 +330,8 @@ impl MasterCore {
         if job.moves.values().any(|object| *object.key == *entry.key) {
             return;
         }
-        let tenant = self.tenants.get(entry.tenant).map(|tenant| tenant.name.to_string()).unwrap_or_default();
+        let tenant =
+            self.objects.tenants.get(entry.tenant).map(|tenant| tenant.name.to_string()).unwrap_or_default();
         let key = entry.key.to_string();
         if job.attempts.get(&(tenant.clone(), key.clone())).is_some_and(|attempts| *attempts >= MAX_ATTEMPTS)
         {

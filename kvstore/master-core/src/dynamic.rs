@@ -6,8 +6,8 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{ReplicaDescriptor, ReplicaList, ReplicaMedium};
 
 use crate::change::DynamicReplicationLease;
-use crate::locked_shard::KeyLocation;
 use crate::master::MasterCore;
+use crate::object_table::KeyLocation;
 use crate::payload::copy_payload;
 use crate::settings::DynamicReplicationMode;
 use crate::statistics::MasterCounters;
@@ -66,7 +66,7 @@ impl HotObjectTracker {
 
 impl MasterCore {
     pub(crate) fn is_counting_reads(&self) -> bool {
-        self.settings.dynamic_replication != DynamicReplicationMode::Off
+        self.objects.settings.dynamic_replication != DynamicReplicationMode::Off
     }
 
     /// Counts a read and plans a copy if the object has become hot.
@@ -81,18 +81,21 @@ impl MasterCore {
         let is_in_memory =
             |replica: &&ReplicaDescriptor<S>| matches!(replica.medium, ReplicaMedium::Memory(_));
         let replicas = list.replicas.iter().filter(is_in_memory).count();
-        if !self.is_counting_reads() || replicas == 0 || replicas >= self.settings.max_hot_replicas.max(1) {
+        if !self.is_counting_reads()
+            || replicas == 0
+            || replicas >= self.objects.settings.max_hot_replicas.max(1)
+        {
             return;
         }
         if !self.tasks.lock().hot_objects.count(
             now_ms,
-            self.hash(key_location.tenant, key),
+            self.objects.hash(key_location.tenant, key),
             self.hot_threshold(),
         ) {
             return;
         }
-        MasterCounters::add(&self.counters.hot_keys, 1);
-        if self.settings.dynamic_replication == DynamicReplicationMode::Enforce {
+        MasterCounters::add(&self.objects.counters.hot_keys, 1);
+        if self.objects.settings.dynamic_replication == DynamicReplicationMode::Enforce {
             // Best effort: without a target or above the task limit nothing is copied.
             let _ = self.plan_copy(now_ms, tenant, key);
         }
@@ -100,14 +103,14 @@ impl MasterCore {
 
     /// The counting window in milliseconds, and the number of reads within it that makes an object hot.
     fn hot_threshold(&self) -> (u64, u32) {
-        let window_ms = self.settings.heat_window_ms.max(1);
-        let reads = (self.settings.hot_reads_per_second * window_ms as f64 / 1000.0).ceil();
+        let window_ms = self.objects.settings.heat_window_ms.max(1);
+        let reads = (self.objects.settings.hot_reads_per_second * window_ms as f64 / 1000.0).ceil();
         (window_ms, (reads as u32).max(1))
     }
 
     fn plan_copy(&self, now_ms: u64, tenant: &str, key: &str) -> Result<(), ErrorCode> {
-        let source = self.source_of(tenant, key, None)?;
-        let segments = self.segments.load();
+        let source = self.objects.source_of(tenant, key, None)?;
+        let segments = self.objects.segments.load();
         let others = segments.iter().filter(|(_, segment)| {
             segment.is_writable()
                 && segment.free_ratio() > MIN_FREE
@@ -122,7 +125,7 @@ impl MasterCore {
         tasks.hot_objects.plans.insert(lease, now_ms.saturating_add(LEASE_MS));
         let payload = copy_payload(tenant, key, &source.name, &[&target.descriptor.name], Some(lease))?;
         // Not recorded: another master detects hot objects again within seconds and does not accept this master's plans.
-        tasks.add(now_ms, payload, source.client, self.settings.max_tasks, &mut ())?;
+        tasks.add(now_ms, payload, source.client, self.objects.settings.max_tasks, &mut ())?;
         Ok(())
     }
 

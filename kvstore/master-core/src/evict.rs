@@ -6,8 +6,8 @@ use crate::allocator::rounded;
 use crate::change::{RemoveCause, StateChangeSink};
 use crate::group::GroupMember;
 use crate::locked_shard::LockedShard;
-use crate::master::MasterCore;
 use crate::object::EvictionQueue;
+use crate::object_table::ObjectTable;
 use crate::recent_writes::WriteProtection;
 use crate::slab::NIL;
 use crate::statistics::MasterCounters;
@@ -60,7 +60,7 @@ enum EvictionDecision {
     Empty,
 }
 
-impl MasterCore {
+impl ObjectTable {
     /// Evicts objects with at least `size` bytes in total. Returns false if nothing could be evicted, or if no segment has that size.
     pub(crate) fn evict_for_size(&self, now_ms: u64, size: u64, fx: &mut dyn StateChangeSink) -> bool {
         let Some(size) = rounded(size) else { return false };
@@ -341,7 +341,7 @@ impl LockedShard<'_> {
             return Some((index, EvictionDecision::Empty));
         }
         if entry.group != NIL {
-            let members = self.master.groups.members(entry.group);
+            let members = self.objects.groups.members(entry.group);
             if members.len() > 1 {
                 return Some((index, EvictionDecision::EvictWith(entry.group, members)));
             }
@@ -358,7 +358,7 @@ impl LockedShard<'_> {
                 EvictionDecision::Empty
             }
             EvictionQueue::Unlisted | EvictionQueue::Writing => {
-                EvictionDecision::DeferUntil(self.master.retry_at(now_ms))
+                EvictionDecision::DeferUntil(self.objects.retry_at(now_ms))
             }
             _ if entry.is_leased(now_ms) => EvictionDecision::DeferUntil(entry.stamp),
             // Its client may recover; until then freed space would not be usable.
@@ -389,7 +389,7 @@ impl LockedShard<'_> {
             sum.keys += 1;
             return;
         }
-        let Some(tier) = self.master.settings.disks.filter(|tier| tier.on_evict) else {
+        let Some(tier) = self.objects.settings.disks.filter(|tier| tier.on_evict) else {
             return self.evict_permanently(index, sum, fx);
         };
         if tier.force_evict && sum.offloaded as f64 >= tier.queue_limit as f64 * tier.cap_ratio {
@@ -397,7 +397,7 @@ impl LockedShard<'_> {
         }
         // Enough bytes are being offloaded already and will leave memory soon.
         let is_enough =
-            self.master.disk_task_totals.offloading.load(Relaxed) >= bytes.max(self.master.round_bytes());
+            self.objects.disk_task_totals.offloading.load(Relaxed) >= bytes.max(self.objects.round_bytes());
         let source = if is_enough { None } else { self.offload(index, now_ms).ok() };
         match source {
             Some(source) => {

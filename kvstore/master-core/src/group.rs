@@ -9,6 +9,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::slab::{NIL, Slab};
+use crate::split_mix::mix;
 use crate::table::HashIndex;
 
 const SHARD_BITS: u32 = 6;
@@ -23,6 +24,17 @@ pub(crate) struct GroupMember {
 /// Hash of a group's name and its tenant's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct GroupId(pub(crate) u64);
+
+impl GroupId {
+    /// FNV-1a: independent of the seed and of library versions, so that a replay yields the same ids.
+    pub(crate) fn new(tenant: &str, name: &str) -> Self {
+        let bytes = tenant.bytes().chain([0xff]).chain(name.bytes());
+        let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        Self(mix(hash))
+    }
+}
 
 const NO_MEMBER: GroupMember = GroupMember { shard: NIL, index: NIL };
 

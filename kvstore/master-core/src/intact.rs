@@ -43,14 +43,17 @@ impl MasterCore {
     ) -> Result<u64, ErrorCode> {
         // The registry lock prevents unmounting in the meantime.
         let _registry = self.registry.lock();
-        self.own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
-        let segment_index = self.segments.load().index_of(segment).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        self.objects.segments.load().own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        let segment_index =
+            self.objects.segments.load().index_of(segment).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         let is_torn = |replica: &MemoryReplica, size: u64| {
             replica.segment == segment_index
                 && replica.ready
                 && (intact.from..intact.to).contains(&replica.offset)
                 && !intact.contains(replica.offset, size)
         };
-        Ok((0..self.shards.len()).map(|shard| self.lock(shard).drop_replicas(is_torn, now_ms, fx)).sum())
+        Ok((0..self.objects.shards.len())
+            .map(|shard| self.objects.lock(shard).drop_replicas(is_torn, now_ms, fx))
+            .sum())
     }
 }

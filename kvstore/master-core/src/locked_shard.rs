@@ -18,18 +18,17 @@ use crate::change::{
 };
 use crate::disk::DiskCopy;
 use crate::group::{GroupId, GroupMember};
-use crate::master::MasterCore;
 use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, ObjectEntry, ObjectExtras};
+use crate::object_table::{KeyLocation, ObjectTable};
 use crate::segment::SegmentTable;
 use crate::shard::{ObjectShard, QuarantinedRange};
 use crate::slab::NIL;
 
-/// Shard and hash tag of a key.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct KeyLocation {
+/// Position in a scan over all objects.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ObjectCursor {
     pub(crate) shard: usize,
-    pub(crate) tag: u32,
-    pub(crate) tenant: u16,
+    pub(crate) index: u32,
 }
 
 /// Fields of an object to be added.
@@ -52,7 +51,7 @@ pub(crate) fn storage_tiers(entry: &ObjectEntry) -> StorageTiers {
 }
 
 pub(crate) struct LockedShard<'a> {
-    pub(crate) master: &'a MasterCore,
+    pub(crate) objects: &'a ObjectTable,
     pub(crate) shard_index: usize,
     pub(crate) segments: Guard<Arc<SegmentTable>>,
     shard: MutexGuard<'a, ObjectShard>,
@@ -75,17 +74,38 @@ impl DerefMut for LockedShard<'_> {
 impl Drop for LockedShard<'_> {
     fn drop(&mut self) {
         if let Some([unread, leased, soft]) = self.shard.changed_heads() {
-            self.master.oldest_unread[self.shard_index].store(unread, Relaxed);
-            self.master.oldest_leased[self.shard_index].store(leased, Relaxed);
-            self.master.oldest_soft[self.shard_index].store(soft, Relaxed);
+            self.objects.oldest_unread[self.shard_index].store(unread, Relaxed);
+            self.objects.oldest_leased[self.shard_index].store(leased, Relaxed);
+            self.objects.oldest_soft[self.shard_index].store(soft, Relaxed);
         }
     }
 }
 
-impl MasterCore {
+impl ObjectTable {
     pub(crate) fn lock(&self, index: usize) -> LockedShard<'_> {
         let shard = self.shards[index].lock();
-        LockedShard { master: self, shard_index: index, segments: self.segments.load(), shard }
+        LockedShard { objects: self, shard_index: index, segments: self.segments.load(), shard }
+    }
+
+    pub(crate) fn scan(
+        &self,
+        from: ObjectCursor,
+        limit: u32,
+        mut each: impl FnMut(&LockedShard<'_>, u32),
+    ) -> Option<ObjectCursor> {
+        if from.shard >= self.shards.len() {
+            return None;
+        }
+        let shard = self.lock(from.shard);
+        let (indices, next) = shard.occupied(from.index, limit.max(1));
+        indices.for_each(|index| each(&shard, index));
+        match next {
+            Some(index) => Some(ObjectCursor { shard: from.shard, index }),
+            None if from.shard + 1 < self.shards.len() => {
+                Some(ObjectCursor { shard: from.shard + 1, index: 0 })
+            }
+            None => None,
+        }
     }
 }
 
@@ -112,7 +132,7 @@ impl LockedShard<'_> {
 
     /// Extends an object's lease, which protects it from eviction and removal.
     pub(crate) fn lease(&mut self, index: u32, now_ms: u64) {
-        let until = now_ms.saturating_add(self.master.settings.lease_ttl_ms);
+        let until = now_ms.saturating_add(self.objects.settings.lease_ttl_ms);
         let entry = &mut self.shard.entries[index];
         entry.stamp = entry.stamp.max(until);
         let (queue, prefix) = (entry.queue(), entry.prefix);
@@ -164,8 +184,8 @@ impl LockedShard<'_> {
         let is_complete = entry.is_complete();
         let locations =
             self.locations(entry.replicas().copied().filter(|replica| replica.ready || !is_complete));
-        let tenant = self.master.tenants.get(entry.tenant);
-        let group = self.master.groups.name(entry.group);
+        let tenant = self.objects.tenants.get(entry.tenant);
+        let group = self.objects.groups.name(entry.group);
         emit(ObjectState {
             tenant: Cow::Borrowed(tenant.as_ref().map_or("", |entry| &*entry.name)),
             key: Cow::Borrowed(&entry.key),
@@ -194,9 +214,29 @@ impl LockedShard<'_> {
         self.emit_pending(index, fx);
     }
 
+    /// Emits the new version of an object, if there is one.
+    pub(crate) fn emit_pending(&self, index: u32, fx: &mut dyn StateChangeSink) {
+        let entry = &self.entries[index];
+        let Some(pending) = entry.pending() else { return };
+        let tenant = self.objects.tenants.get(entry.tenant);
+        fx.record(StateChange::ObjectStarted(ObjectState {
+            tenant: Cow::Borrowed(tenant.as_ref().map_or("", |entry| &*entry.name)),
+            key: Cow::Borrowed(&entry.key),
+            size: pending.size,
+            client: pending.client,
+            locations: Cow::Owned(self.locations(pending.replicas.iter().copied())),
+            disk_copy: None,
+            checksum: None,
+            hard_pin: pending.hard_pin,
+            soft_pin_until_ms: pending.soft_pin_until_ms,
+            group: pending.group.as_ref().map(|(_, name)| Cow::Borrowed(&**name)),
+            since_ms: pending.since_ms,
+        }));
+    }
+
     /// Adds an object whose key is absent. Its space and quota are allocated already.
     pub(crate) fn add(&mut self, key_location: KeyLocation, new_object: &NewObject<'_>) -> u32 {
-        let prefix = self.master.prefixes.index_of(new_object.key);
+        let prefix = self.objects.prefixes.index_of(new_object.key);
         let mut entry = ObjectEntry {
             key: new_object.key.into(),
             client: new_object.client,
@@ -216,81 +256,11 @@ impl LockedShard<'_> {
         let index = self.shard.insert(key_location.tag, entry);
         if let Some((group, name)) = new_object.group {
             let member = GroupMember { shard: self.shard_index as u32, index };
-            self.shard.entries[index].group = self.master.groups.join(group, name, member);
+            self.shard.entries[index].group = self.objects.groups.join(group, name, member);
         }
         let tally = self.shard.tally(prefix);
         (tally.keys, tally.bytes) = (tally.keys + 1, tally.bytes + new_object.size);
         index
-    }
-
-    /// Removes an object, emits its removal and frees its space. Returns the bytes of all replicas.
-    pub(crate) fn remove_and_free(
-        &mut self,
-        index: u32,
-        cause: RemoveCause,
-        fx: &mut dyn StateChangeSink,
-    ) -> u64 {
-        let entry = self.remove_entry(index, cause, fx);
-        entry.replicas().for_each(|replica| self.free(replica));
-        self.quarantine_pending(&entry, fx);
-        entry.size * entry.replicas().count() as u64
-    }
-
-    /// Removes an object, emits its removal and quarantines its space until a time.
-    pub(crate) fn remove_and_quarantine(
-        &mut self,
-        index: u32,
-        until_ms: u64,
-        cause: RemoveCause,
-        fx: &mut dyn StateChangeSink,
-    ) {
-        let entry = self.remove_entry(index, cause, fx);
-        for replica in entry.replicas() {
-            self.quarantine(replica, entry.size, until_ms, fx);
-        }
-        self.quarantine_pending(&entry, fx);
-    }
-
-    pub(crate) fn remove_entry(
-        &mut self,
-        index: u32,
-        cause: RemoveCause,
-        fx: &mut dyn StateChangeSink,
-    ) -> ObjectEntry {
-        let entry = &self.shard.entries[index];
-        let key_location = self.master.locate_key(entry.tenant, &entry.key);
-        let tenant = self.master.tenants.get(entry.tenant);
-        let group = self.master.groups.name(entry.group);
-        fx.record(StateChange::Removed {
-            tenant: Cow::Borrowed(tenant.as_ref().map_or("", |entry| &*entry.name)),
-            key: Cow::Borrowed(&entry.key),
-            group: group.as_deref().map(Cow::Borrowed),
-            tiers: storage_tiers(entry),
-            cause,
-        });
-        if entry.group != NIL {
-            self.master.groups.leave(entry.group, GroupMember { shard: self.shard_index as u32, index });
-        }
-        if entry.transfer().is_some() || entry.work().is_some() {
-            for location in self.locations(entry.replicas().copied().filter(|replica| !replica.ready)) {
-                fx.record(StateChange::RangeReleased { segment: location.segment, offset: location.offset });
-            }
-            self.shard.transfers.retain(|other| *other != index);
-        }
-        self.abandon_work(index);
-        self.detach_copy(index);
-        self.report_vacated(self.shard.entries[index].replicas(), fx);
-        let entry = self.shard.remove(key_location.tag, index);
-        self.record_departure(&entry, cause);
-        let mut bytes = entry.size.saturating_mul(entry.replicas().count() as u64);
-        if let Some(pending) = entry.pending() {
-            self.shard.pending.remove(&(pending.since_ms, index));
-            bytes = bytes.saturating_add(pending.bytes());
-        }
-        self.master.tenants.discharge(entry.tenant, bytes);
-        let tally = self.shard.tally(entry.prefix);
-        (tally.keys, tally.bytes) = (tally.keys - 1, tally.bytes - entry.size);
-        entry
     }
 
     /// Reports vacated ranges to the sink, before they are reused.
@@ -309,6 +279,13 @@ impl LockedShard<'_> {
                 fx.range_vacated(location);
             }
         }
+    }
+
+    /// Allocates the range at a given offset.
+    pub(crate) fn claim(&self, segment: u16, offset: u64, size: u64) -> Option<MemoryReplica> {
+        let range =
+            self.segments.get(segment)?.with_allocator(|allocator| allocator.allocate_at(offset, size))?;
+        Some(MemoryReplica { id: 0, offset, block: range.block, segment, ready: false })
     }
 
     pub(crate) fn free(&self, replica: &MemoryReplica) {
@@ -353,7 +330,7 @@ impl LockedShard<'_> {
         entry.replicas_mut().for_each(|replica| replica.ready = true);
         entry.stamp = now_ms;
         let bytes = entry.size.saturating_mul(entry.replicas().count() as u64);
-        self.master.recent_writes.add(now_ms, bytes);
+        self.objects.recent_writes.add(now_ms, bytes);
         let entry = &mut self.shard.entries[index];
         entry.drop_empty_extras();
         let queue = entry.target_queue(now_ms);

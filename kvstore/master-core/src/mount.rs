@@ -56,7 +56,7 @@ impl MasterCore {
             Some(known) if known.silent => known.last_seen_ms = now_ms,
             _ => self.mark_alive(&mut registry, now_ms, client, fx),
         }
-        self.capacity_changed();
+        self.objects.capacity_changed();
         Ok(())
     }
 
@@ -75,14 +75,14 @@ impl MasterCore {
         for segment in segments {
             self.mount_one(now_ms, to_shared(segment), client, fx)?;
         }
-        let before = Arc::clone(&self.segments.load());
+        let before = Arc::clone(&self.objects.segments.load());
         for (_, old) in before.iter().filter(|(_, segment)| segment.client == client) {
             if segments.iter().all(|segment| segment.id != old.descriptor.id) {
-                self.drop_segment(old.descriptor.id, UnmountCause::MemoryLost, now_ms, fx);
+                self.objects.drop_segment(old.descriptor.id, UnmountCause::MemoryLost, now_ms, fx);
             }
         }
         self.mark_alive(&mut registry, now_ms, client, fx);
-        self.capacity_changed();
+        self.objects.capacity_changed();
         Ok(())
     }
 
@@ -100,7 +100,7 @@ impl MasterCore {
         {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        let segments = Arc::clone(&self.segments.load());
+        let segments = Arc::clone(&self.objects.segments.load());
         let known = segments.index_of(descriptor.id).and_then(|index| Some((index, segments.get(index)?)));
         if let Some((index, old)) = known
             && is_same_memory(&old.descriptor, &descriptor)
@@ -113,11 +113,12 @@ impl MasterCore {
                 client,
                 at_ms: now_ms,
             });
-            self.segments.store(Arc::new(
+            self.objects.segments.store(Arc::new(
                 segments.with_segment(index, Some(Arc::new(old.remounted(descriptor, client)))),
             ));
             if !old.is_readable() {
-                (0..self.shards.len()).for_each(|shard| self.lock(shard).requeue_recovered(index, now_ms));
+                (0..self.objects.shards.len())
+                    .for_each(|shard| self.objects.lock(shard).requeue_recovered(index, now_ms));
             }
             return Ok(());
         }
@@ -127,14 +128,14 @@ impl MasterCore {
                     && (old.client != client || overlap(&old.descriptor, &descriptor))
         };
         for (_, old) in segments.iter().filter(|(_, old)| conflicts(old)) {
-            self.drop_segment(old.descriptor.id, UnmountCause::MemoryLost, now_ms, fx);
+            self.objects.drop_segment(old.descriptor.id, UnmountCause::MemoryLost, now_ms, fx);
         }
-        let segments = self.segments.load();
+        let segments = self.objects.segments.load();
         let index = segments.free_index().ok_or(ErrorCode::INVALID_PARAMS)?;
         fx.record(StateChange::SegmentMounted { segment: to_borrowed(&descriptor), client, at_ms: now_ms });
         let mounted = Arc::new(SegmentEntry::new(descriptor, client, now_ms));
         self.await_inventory(&mounted, now_ms);
-        self.segments.store(Arc::new(segments.with_segment(index, Some(mounted))));
+        self.objects.segments.store(Arc::new(segments.with_segment(index, Some(mounted))));
         Ok(())
     }
 
@@ -150,8 +151,8 @@ impl MasterCore {
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         let _registry = self.registry.lock();
-        let Some(mounted) = self.own_segment(segment, client)? else { return Ok(()) };
-        self.drop_segment(mounted.descriptor.id, UnmountCause::Unmounted, now_ms, fx);
+        let Some(mounted) = self.objects.segments.load().own_segment(segment, client)? else { return Ok(()) };
+        self.objects.drop_segment(mounted.descriptor.id, UnmountCause::Unmounted, now_ms, fx);
         Ok(())
     }
 
@@ -168,9 +169,10 @@ impl MasterCore {
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         let _registry = self.registry.lock();
-        let mounted = self.own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        let mounted =
+            self.objects.segments.load().own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         let until_ms = Some(now_ms.saturating_add(grace_ms).max(1));
-        self.set_status(&mounted, SegmentStatus::GRACEFULLY_UNMOUNTING, until_ms, fx);
+        mounted.change_status(SegmentStatus::GRACEFULLY_UNMOUNTING, until_ms, fx);
         Ok(())
     }
 
@@ -179,107 +181,8 @@ impl MasterCore {
     /// # Errors
     /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns the segment.
     pub fn segment_range(&self, segment: Uuid, client: Uuid) -> Result<(Arc<str>, u64, u64), ErrorCode> {
-        let mounted = self.own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        let mounted =
+            self.objects.segments.load().own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         Ok((Arc::clone(&mounted.descriptor.te_endpoint), mounted.descriptor.base, mounted.descriptor.size))
-    }
-
-    pub(crate) fn own_segment(
-        &self,
-        segment: Uuid,
-        client: Uuid,
-    ) -> Result<Option<Arc<SegmentEntry>>, ErrorCode> {
-        let segments = self.segments.load();
-        let Some(mounted) = segments.index_of(segment).and_then(|index| segments.get(index)) else {
-            return Ok(None);
-        };
-        if mounted.client == client { Ok(Some(Arc::clone(mounted))) } else { Err(ErrorCode::ILLEGAL_CLIENT) }
-    }
-
-    pub(crate) fn set_status(
-        &self,
-        mounted: &SegmentEntry,
-        status: SegmentStatus,
-        until_ms: Option<u64>,
-        fx: &mut dyn StateChangeSink,
-    ) {
-        mounted.set_status(status, until_ms);
-        fx.record(StateChange::SegmentStatus { segment: mounted.descriptor.id, status, until_ms });
-    }
-
-    /// Drops a segment and all objects without another replica. The caller must hold the registry lock, which serializes drops.
-    pub(crate) fn drop_segment(
-        &self,
-        id: Uuid,
-        cause: UnmountCause,
-        now_ms: u64,
-        fx: &mut dyn StateChangeSink,
-    ) {
-        let segments = Arc::clone(&self.segments.load());
-        let Some((index, mounted)) =
-            segments.index_of(id).and_then(|index| Some((index, segments.get(index)?)))
-        else {
-            return;
-        };
-        fx.record(StateChange::SegmentUnmounted { segment: id, cause });
-        // From here on the segment allocates nothing and its replicas are not returned to readers. A put that has allocated space
-        // before holds the lock of the object's shard until the entry exists, so the sweep below finds it.
-        mounted.set_status(SegmentStatus::UNMOUNTING, None);
-        mounted.set_silent(true);
-        mounted.with_allocator(crate::allocator::SegmentAllocator::close);
-        for shard in 0..self.shards.len() {
-            self.lock(shard).drop_segment_replicas(index, now_ms, fx);
-        }
-        let segments: &SegmentTable = &self.segments.load();
-        self.segments.store(Arc::new(segments.with_segment(index, None)));
-        self.capacity_changed();
-    }
-}
-
-impl LockedShard<'_> {
-    /// Removes the replicas in a segment from all objects of this shard.
-    fn drop_segment_replicas(&mut self, segment: u16, now_ms: u64, fx: &mut dyn StateChangeSink) {
-        self.quarantined.retain(|range| range.segment != segment);
-        self.drop_replicas(|replica, _| replica.segment == segment, now_ms, fx);
-    }
-
-    /// Removes lost replicas from all objects of this shard, and objects without another replica. `is_lost` gets the object's
-    /// size in bytes as second argument. Returns the number of removed replicas.
-    pub(crate) fn drop_replicas(
-        &mut self,
-        is_lost: impl Fn(&MemoryReplica, u64) -> bool,
-        now_ms: u64,
-        fx: &mut dyn StateChangeSink,
-    ) -> u64 {
-        self.drop_pending_replicas(&is_lost, now_ms, fx);
-        let (indices, _) = self.occupied(0, NIL);
-        let is_affected = |index: &u32| {
-            let entry = &self.entries[*index];
-            entry.replicas().any(|replica| is_lost(replica, entry.size))
-        };
-        let affected: Vec<u32> = indices.filter(is_affected).collect();
-        let mut count = 0;
-        for index in affected {
-            self.end_transfer(index, now_ms, fx);
-            self.end_work(index, now_ms, fx);
-            let entry = &self.entries[index];
-            let (removed, remaining): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
-                entry.replicas().partition(|replica| is_lost(replica, entry.size));
-            count += removed.len() as u64;
-            if remaining.is_empty() && entry.copy().is_some() {
-                self.drop_memory_replicas(index, fx);
-                continue;
-            }
-            if remaining.is_empty() {
-                MasterCounters::add(&self.master.counters.lost_keys, 1);
-                self.remove_and_free(index, RemoveCause::SegmentLost, fx);
-                continue;
-            }
-            self.master.tenants.discharge(entry.tenant, removed.len() as u64 * entry.size);
-            self.report_vacated(removed.iter(), fx);
-            self.entries[index].set_replicas(&remaining);
-            self.emit_state(index, StoreCause::Replicas, fx);
-            removed.iter().for_each(|replica| self.free(replica));
-        }
-        count
     }
 }

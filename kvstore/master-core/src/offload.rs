@@ -9,9 +9,10 @@ use mooncake_wire::types::{
 
 use crate::change::{RemoveCause, StateChangeSink, StoreCause};
 use crate::disk::{ActiveDiskTask, DiskCopy, DiskTask, QueuedDiskTask};
-use crate::locked_shard::{KeyLocation, LockedShard, NewObject};
+use crate::locked_shard::{LockedShard, NewObject};
 use crate::master::MasterCore;
 use crate::object::{EvictionQueue, MemoryReplica};
+use crate::object_table::KeyLocation;
 use crate::statistics::MasterCounters;
 
 /// Result of recording a disk copy that a node reported.
@@ -34,7 +35,7 @@ impl MasterCore {
         offloading: bool,
         fx: &mut dyn StateChangeSink,
     ) -> Result<OffloadTasks<String>, ErrorCode> {
-        let disk = self.disk(client).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        let disk = self.objects.disk(client).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         if disk.is_responsive() {
             let mut registry = self.registry.lock();
             if let Some(known) = registry.clients.get_mut(&client).filter(|known| !known.silent) {
@@ -45,7 +46,7 @@ impl MasterCore {
         }
         let mut tasks = Vec::new();
         for queued in disk.take_offloads(offloading) {
-            let Some((mut shard, index)) = self.find_work(&queued) else { continue };
+            let Some((mut shard, index)) = self.objects.find_work(&queued) else { continue };
             let Some(DiskTask::Offload { source, .. }) = shard.entries[index].work().map(|work| work.task)
             else {
                 continue;
@@ -57,25 +58,12 @@ impl MasterCore {
             shard.restart_work_timer(index, now_ms, DiskTask::Offload { source, fetched: true });
             let size = i64::try_from(shard.entries[index].size).unwrap_or(i64::MAX);
             tasks.push(OffloadTask {
-                tenant_id: self.tenant_name(queued.tenant),
+                tenant_id: self.objects.tenant_name(queued.tenant),
                 key: queued.key.into(),
                 size,
             });
         }
         Ok(OffloadTasks(tasks))
-    }
-
-    pub(crate) fn tenant_name(&self, tenant: u16) -> String {
-        self.tenants.get(tenant).map_or_else(|| DEFAULT_TENANT.to_owned(), |entry| entry.name.to_string())
-    }
-
-    /// The locked shard and entry of a queued task, if the task is still active.
-    pub(crate) fn find_work(&self, queued: &QueuedDiskTask) -> Option<(LockedShard<'_>, u32)> {
-        let key_location = self.locate_key(queued.tenant, &queued.key);
-        let shard = self.lock(key_location.shard);
-        let index = shard.lookup(key_location, &queued.key)?;
-        let is_active = shard.entries[index].work().is_some_and(|work| work.id == queued.work);
-        is_active.then_some((shard, index))
     }
 
     /// A client reports objects stored on its disk; a negative `data_size` means failure. Objects without a task are recorded
@@ -95,10 +83,10 @@ impl MasterCore {
         if tasks.len() != stored.len() {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        if self.settings.disks.is_none() {
+        if self.objects.settings.disks.is_none() {
             return if tasks.is_empty() { Ok(()) } else { Err(ErrorCode::UNABLE_OFFLOAD) };
         }
-        let disk = self.disk(client);
+        let disk = self.objects.disk(client);
         let (mut endpoint, mut result) = (Arc::<str>::from(""), Ok(()));
         for (task, stored) in tasks.iter().zip(stored) {
             if *endpoint != *stored.transport_endpoint.as_ref() {
@@ -110,7 +98,7 @@ impl MasterCore {
                 continue;
             };
             let copy = disk.as_ref().map(|disk| DiskCopy {
-                id: self.new_replica_id(),
+                id: self.objects.new_replica_id(),
                 size,
                 disk: Arc::clone(disk),
                 endpoint: Arc::clone(&endpoint),
@@ -130,11 +118,11 @@ impl MasterCore {
         key: &str,
         fx: &mut dyn StateChangeSink,
     ) {
-        let Ok(key_location) = self.locate_reader_key(tenant, key) else { return };
-        if self.disk(client).is_some_and(|disk| disk.is_outdated(key_location.tenant, key)) {
+        let Ok(key_location) = self.objects.locate_reader_key(tenant, key) else { return };
+        if self.objects.disk(client).is_some_and(|disk| disk.is_outdated(key_location.tenant, key)) {
             return;
         }
-        let mut shard = self.lock(key_location.shard);
+        let mut shard = self.objects.lock(key_location.shard);
         if let Some(index) = shard.lookup(key_location, key)
             && shard.is_offloaded_by(index, client)
         {
@@ -150,22 +138,22 @@ impl MasterCore {
         copy: Option<DiskCopy>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<OffloadOutcome, ErrorCode> {
-        if let Ok(key_location) = self.locate_reader_key(tenant, key) {
+        if let Ok(key_location) = self.objects.locate_reader_key(tenant, key) {
             if copy.as_ref().is_some_and(|copy| copy.disk.is_outdated(key_location.tenant, key)) {
                 return Ok(OffloadOutcome::Recorded);
             }
-            let mut shard = self.lock(key_location.shard);
+            let mut shard = self.objects.lock(key_location.shard);
             if let Some(index) = shard.lookup(key_location, key) {
                 return Ok(shard.record_offloaded(index, now_ms, client, copy, fx));
             }
         }
-        let tenant = self.tenants.index_for_writer(tenant)?;
+        let tenant = self.objects.tenants.index_for_writer(tenant)?;
         let Some(copy) = copy else { return Ok(OffloadOutcome::NoDisk) };
         if copy.size == 0 || key.is_empty() {
             return Ok(OffloadOutcome::Recorded);
         }
-        let key_location = self.locate_key(tenant, key);
-        let mut shard = self.lock(key_location.shard);
+        let key_location = self.objects.locate_key(tenant, key);
+        let mut shard = self.objects.lock(key_location.shard);
         Ok(match shard.lookup(key_location, key) {
             Some(index) => shard.record_offloaded(index, now_ms, client, Some(copy), fx),
             None => shard.add_on_disk(key_location, key, now_ms, copy, fx),
@@ -185,8 +173,8 @@ impl MasterCore {
         replica_type: ReplicaType,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
-        let key_location = self.locate_reader_key(tenant, key)?;
-        let mut shard = self.lock(key_location.shard);
+        let key_location = self.objects.locate_reader_key(tenant, key)?;
+        let mut shard = self.objects.lock(key_location.shard);
         let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         if !matches!(replica_type, ReplicaType::DISK | ReplicaType::LOCAL_DISK) {
             return Err(ErrorCode::INVALID_PARAMS);
@@ -200,38 +188,6 @@ impl MasterCore {
 }
 
 impl LockedShard<'_> {
-    /// Queues an object for offloading by a node that has it in memory. Returns the id of the source replica.
-    ///
-    /// # Errors
-    /// `OBJECT_ALREADY_EXISTS` if it has a disk copy or an active task, `UNABLE_OFFLOADING` if none of its nodes has a disk with
-    /// offloading enabled, `KEYS_ULTRA_LIMIT` if the queue is full.
-    pub(crate) fn offload(&mut self, index: u32, now_ms: u64) -> Result<u64, ErrorCode> {
-        let entry = &self.entries[index];
-        if entry.work().is_some() || entry.copy().is_some() || entry.pending().is_some() {
-            return Err(ErrorCode::OBJECT_ALREADY_EXISTS);
-        }
-        let limit = self.master.settings.disks.map_or(0, |tier| tier.queue_limit);
-        let disks = self.master.disks.load();
-        let mut result = Err(ErrorCode::UNABLE_OFFLOADING);
-        for replica in entry.replicas().filter(|replica| self.can_be_read(replica)) {
-            let client = self.segments.get(replica.segment).map(|segment| segment.client);
-            let Some(disk) = client.and_then(|client| disks.get(&client)).filter(|disk| disk.is_responsive())
-            else {
-                continue;
-            };
-            let id = self.master.new_replica_id();
-            let queued = QueuedDiskTask { tenant: entry.tenant, key: entry.key.clone(), work: id };
-            result = disk.add_offload(queued, limit).map(|()| (replica.id, id, Arc::clone(disk)));
-            if result.is_ok() {
-                break;
-            }
-        }
-        let (source, id, disk) = result?;
-        let task = DiskTask::Offload { source, fetched: false };
-        self.begin_work(index, ActiveDiskTask { id, since_ms: now_ms, disk, task }, now_ms);
-        Ok(source)
-    }
-
     fn is_offloaded_by(&self, index: u32, client: Uuid) -> bool {
         self.entries[index]
             .work()
@@ -263,7 +219,7 @@ impl LockedShard<'_> {
             let id = known.unwrap_or(copy.id);
             self.attach_copy(index, DiskCopy { id, ..copy });
             if known.is_none() {
-                MasterCounters::add(&self.master.counters.offloaded_keys, 1);
+                MasterCounters::add(&self.objects.counters.offloaded_keys, 1);
             }
             self.emit_state(index, StoreCause::Offloaded, fx);
         }
@@ -298,22 +254,5 @@ impl LockedShard<'_> {
         self.attach_copy(index, copy);
         self.emit_state(index, StoreCause::Offloaded, fx);
         OffloadOutcome::Recorded
-    }
-
-    /// Removes all memory replicas of an object except one. Returns the freed bytes.
-    pub(crate) fn retain_replica(&mut self, index: u32, replica: u64, fx: &mut dyn StateChangeSink) -> u64 {
-        let entry = &mut self.entries[index];
-        let (remaining, removed): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
-            entry.replicas().partition(|other| other.id == replica);
-        if removed.is_empty() {
-            return 0;
-        }
-        entry.set_replicas(&remaining);
-        let (tenant, bytes) = (entry.tenant, entry.size * removed.len() as u64);
-        self.master.tenants.discharge(tenant, bytes);
-        self.report_vacated(removed.iter(), fx);
-        self.emit_state(index, StoreCause::Replicas, fx);
-        removed.iter().for_each(|replica| self.free(replica));
-        bytes
     }
 }

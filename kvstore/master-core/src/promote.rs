@@ -8,16 +8,17 @@ use mooncake_wire::types::{OffloadTask, OffloadTasks, PromotionAllocation, Repli
 
 use crate::change::{StateChange, StateChangeSink, StoreCause};
 use crate::disk::{ActiveDiskTask, DiskTask, QueuedDiskTask};
-use crate::locked_shard::{KeyLocation, LockedShard};
+use crate::locked_shard::LockedShard;
 use crate::master::MasterCore;
 use crate::object::MemoryReplica;
+use crate::object_table::KeyLocation;
 use crate::placement::{PlacementRequest, PlacementSearch};
 use crate::statistics::MasterCounters;
 use crate::transfer::ClientObjectKey;
 
 impl MasterCore {
     pub(crate) fn is_promotion_enabled(&self) -> bool {
-        self.settings.disks.is_some_and(|tier| tier.promote_on_hit)
+        self.objects.settings.disks.is_some_and(|tier| tier.promote_on_hit)
     }
 
     /// Counts a read, and queues the promotion of an object that is only on a disk.
@@ -31,22 +32,22 @@ impl MasterCore {
         let is_on_disk = |replica: &mooncake_wire::types::ReplicaDescriptor<S>| {
             matches!(replica.medium, ReplicaMedium::LocalDisk(_))
         };
-        let Some(settings) = self.settings.disks.filter(|tier| tier.promote_on_hit) else { return };
+        let Some(settings) = self.objects.settings.disks.filter(|tier| tier.promote_on_hit) else { return };
         if list.replicas.is_empty() || !list.replicas.iter().all(is_on_disk) {
             return;
         }
-        let counters = &self.counters;
-        if self.sketch.count(self.hash(key_location.tenant, key)) < settings.promotion_reads {
+        let counters = &self.objects.counters;
+        if self.sketch.count(self.objects.hash(key_location.tenant, key)) < settings.promotion_reads {
             return MasterCounters::add(&counters.promotions_rejected_frequency, 1);
         }
-        let (used, capacity) = self.segments.load().usage();
-        if used as f64 >= self.settings.high_watermark * capacity as f64 {
+        let (used, capacity) = self.objects.segments.load().usage();
+        if used as f64 >= self.objects.settings.high_watermark * capacity as f64 {
             return MasterCounters::add(&counters.promotions_rejected_watermark, 1);
         }
-        if self.disk_task_totals.promoting.load(Relaxed) >= settings.promotion_limit {
+        if self.objects.disk_task_totals.promoting.load(Relaxed) >= settings.promotion_limit {
             return MasterCounters::add(&counters.promotions_rejected_cap, 1);
         }
-        let mut shard = self.lock(key_location.shard);
+        let mut shard = self.objects.lock(key_location.shard);
         if let Some(index) = shard.lookup(key_location, key)
             && shard.queue_promotion(index, now_ms)
         {
@@ -62,18 +63,18 @@ impl MasterCore {
         &self,
         client: mooncake_wire::types::Uuid,
     ) -> Result<OffloadTasks<String>, ErrorCode> {
-        let disk = self.disk(client).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
-        let limit = self.settings.disks.map_or(0, |tier| tier.promotions_per_heartbeat);
+        let disk = self.objects.disk(client).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        let limit = self.objects.settings.disks.map_or(0, |tier| tier.promotions_per_heartbeat);
         let mut tasks = Vec::new();
         while tasks.len() < limit
             && let Some(queued) = disk.take_promotion()
         {
-            let Some((shard, index)) = self.find_work(&queued) else { continue };
+            let Some((shard, index)) = self.objects.find_work(&queued) else { continue };
             let size = shard.entries[index].copy().map_or(0, |copy| copy.size);
             drop(shard);
             let size = i64::try_from(size).unwrap_or(i64::MAX);
             tasks.push(OffloadTask {
-                tenant_id: self.tenant_name(queued.tenant),
+                tenant_id: self.objects.tenant_name(queued.tenant),
                 key: queued.key.into(),
                 size,
             });
@@ -94,8 +95,8 @@ impl MasterCore {
         preferred: &[S],
         fx: &mut dyn StateChangeSink,
     ) -> Result<PromotionAllocation<Arc<str>>, ErrorCode> {
-        let key_location = self.locate_reader_key(work.tenant, work.key)?;
-        let mut shard = self.lock(key_location.shard);
+        let key_location = self.objects.locate_reader_key(work.tenant, work.key)?;
+        let mut shard = self.objects.lock(key_location.shard);
         let index = shard.lookup(key_location, work.key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let entry = &shard.entries[index];
         let task = entry.work().ok_or(ErrorCode::REPLICA_IS_NOT_READY)?;
@@ -106,19 +107,19 @@ impl MasterCore {
         if staged.is_some() || entry.has_memory() {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         }
-        if !self.tenants.charge(entry.tenant, size) {
+        if !self.objects.tenants.charge(entry.tenant, size) {
             return Err(ErrorCode::TENANT_QUOTA_EXCEEDED);
         }
         let preferred: Vec<&str> = preferred.iter().map(AsRef::as_ref).collect();
-        let entropy = self.hash(0, work.key) ^ now_ms.rotate_left(32);
+        let entropy = self.objects.hash(0, work.key) ^ now_ms.rotate_left(32);
         let request = PlacementRequest { size, replicas: 1, preferred: &preferred, host: "", entropy };
-        let replicas = PlacementSearch::new(&shard.segments, &self.settings, &request, now_ms).run();
+        let replicas = PlacementSearch::new(&shard.segments, &self.objects.settings, &request, now_ms).run();
         let Some(mut staged) = replicas.into_iter().next() else {
-            self.tenants.discharge(key_location.tenant, size);
+            self.objects.tenants.discharge(key_location.tenant, size);
             return Err(ErrorCode::NO_AVAILABLE_HANDLE);
         };
-        staged.id = self.new_replica_id();
-        let until_ms = now_ms.saturating_add(self.settings.put_release_ms);
+        staged.id = self.objects.new_replica_id();
+        let until_ms = now_ms.saturating_add(self.objects.settings.put_release_ms);
         for location in shard.locations(std::iter::once(staged)) {
             fx.record(StateChange::RangeQuarantined {
                 segment: location.segment,
@@ -143,8 +144,8 @@ impl MasterCore {
         work: ClientObjectKey<'_>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
-        let key_location = self.locate_reader_key(work.tenant, work.key)?;
-        let mut shard = self.lock(key_location.shard);
+        let key_location = self.objects.locate_reader_key(work.tenant, work.key)?;
+        let mut shard = self.objects.lock(key_location.shard);
         let index = shard.lookup(key_location, work.key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let task = shard.entries[index].work().ok_or(ErrorCode::REPLICA_IS_NOT_READY)?;
         let DiskTask::Promotion { staged: Some(_) } = task.task else {
@@ -167,8 +168,8 @@ impl MasterCore {
         work: ClientObjectKey<'_>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
-        let key_location = self.locate_reader_key(work.tenant, work.key)?;
-        let mut shard = self.lock(key_location.shard);
+        let key_location = self.objects.locate_reader_key(work.tenant, work.key)?;
+        let mut shard = self.objects.lock(key_location.shard);
         let index = shard.lookup(key_location, work.key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let task = shard.entries[index].work().filter(|work| matches!(work.task, DiskTask::Promotion { .. }));
         let Some(task) = task else { return Ok(()) };
@@ -176,7 +177,7 @@ impl MasterCore {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         shard.end_work(index, now_ms, fx);
-        MasterCounters::add(&self.counters.promotions_failed, 1);
+        MasterCounters::add(&self.objects.counters.promotions_failed, 1);
         Ok(())
     }
 }
@@ -189,7 +190,7 @@ impl LockedShard<'_> {
         if !entry.is_complete() || entry.has_memory() || entry.work().is_some() || entry.pending().is_some() {
             return false;
         }
-        let (id, disk) = (self.master.new_replica_id(), Arc::clone(&copy.disk));
+        let (id, disk) = (self.objects.new_replica_id(), Arc::clone(&copy.disk));
         disk.add_promotion(QueuedDiskTask { tenant: entry.tenant, key: entry.key.clone(), work: id });
         let task = DiskTask::Promotion { staged: None };
         self.begin_work(index, ActiveDiskTask { id, since_ms: now_ms, disk, task }, now_ms);
@@ -210,7 +211,7 @@ impl LockedShard<'_> {
         // Frees no space: the staged replica is ready by now.
         self.end_work(index, now_ms, fx);
         self.emit_state(index, StoreCause::Promoted, fx);
-        MasterCounters::add(&self.master.counters.promoted_keys, 1);
-        MasterCounters::add(&self.master.counters.promoted_bytes, bytes);
+        MasterCounters::add(&self.objects.counters.promoted_keys, 1);
+        MasterCounters::add(&self.objects.counters.promoted_bytes, bytes);
     }
 }

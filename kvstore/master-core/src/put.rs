@@ -8,9 +8,10 @@ use mooncake_wire::types::{ReplicateConfig, SoftPin, SoftPinAction, Uuid};
 use crate::change::{RemoveCause, StateChange, StateChangeSink, StoreCause};
 use crate::disk::ActiveDiskTask;
 use crate::group::GroupId;
-use crate::locked_shard::{KeyLocation, LockedShard, NewObject, storage_tiers};
+use crate::locked_shard::{LockedShard, NewObject, storage_tiers};
 use crate::master::MasterCore;
 use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, PendingVersion};
+use crate::object_table::KeyLocation;
 use crate::placement::{PlacementRequest, PlacementSearch};
 use crate::segment::ReplicaDescriptors;
 use crate::statistics::MasterCounters;
@@ -198,7 +199,7 @@ impl MasterCore {
             return keys.iter().map(|_| Err(ErrorCode::INVALID_PARAMS)).collect();
         }
         if config.prefer_alloc_in_same_node {
-            batch.batch_entropy = keys.first().map(|key| self.hash(0, key.as_ref()));
+            batch.batch_entropy = keys.first().map(|key| self.objects.hash(0, key.as_ref()));
         }
         let objects = keys.iter().zip(sizes).enumerate();
         objects
@@ -217,23 +218,24 @@ impl MasterCore {
         if put.key.is_empty() || put.size == 0 || put.placement.replicas == 0 {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        let tenant = self.tenants.index_for_writer(put.tenant)?;
-        let key_location = self.locate_key(tenant, put.key);
-        let group = put.group.map(|name| (self.group(put.tenant, name), name));
+        let tenant = self.objects.tenants.index_for_writer(put.tenant)?;
+        let key_location = self.objects.locate_key(tenant, put.key);
+        let group = put.group.map(|name| (self.objects.group(put.tenant, name), name));
         let mut quota_tries = 0;
         loop {
-            let mut shard = self.lock(key_location.shard);
+            let mut shard = self.objects.lock(key_location.shard);
             let conflict = shard.find_conflict(key_location, put, now_ms)?;
             let segments = Arc::clone(&shard.segments);
-            let mut replicas = PlacementSearch::new(&segments, &self.settings, &put.placement, now_ms).run();
+            let mut replicas =
+                PlacementSearch::new(&segments, &self.objects.settings, &put.placement, now_ms).run();
             let bytes = put.size.saturating_mul(replicas.len() as u64);
-            let charged = !replicas.is_empty() && self.tenants.charge(tenant, bytes);
+            let charged = !replicas.is_empty() && self.objects.tenants.charge(tenant, bytes);
             if charged {
                 if replicas.len() < put.placement.replicas {
-                    MasterCounters::add(&self.counters.partial_allocations, 1);
+                    MasterCounters::add(&self.objects.counters.partial_allocations, 1);
                 }
                 let present = shard.current_soft_pin(&conflict);
-                replicas.iter_mut().for_each(|replica| replica.id = self.new_replica_id());
+                replicas.iter_mut().for_each(|replica| replica.id = self.objects.new_replica_id());
                 let pin = shard.soft_pin_deadline(put, present, now_ms);
                 if let PutConflict::Upsert(index) = conflict
                     && shard.entries[index].is_complete()
@@ -255,17 +257,17 @@ impl MasterCore {
             replicas.iter().for_each(|replica| shard.free(replica));
             drop(shard);
             if replicas.is_empty() {
-                if !self.evict_for_size(now_ms, put.size, fx) {
+                if !self.objects.evict_for_size(now_ms, put.size, fx) {
                     if let Some(replicas) = self.rewrite_in_place(now_ms, key_location, put, fx) {
                         return Ok(replicas);
                     }
-                    MasterCounters::add(&self.counters.allocation_failures, 1);
+                    MasterCounters::add(&self.objects.counters.allocation_failures, 1);
                     return Err(ErrorCode::NO_AVAILABLE_HANDLE);
                 }
                 continue;
             }
             quota_tries += 1;
-            if quota_tries > QUOTA_RETRIES || !self.evict_for_tenant(now_ms, tenant, bytes, fx) {
+            if quota_tries > QUOTA_RETRIES || !self.objects.evict_for_tenant(now_ms, tenant, bytes, fx) {
                 return self
                     .rewrite_in_place(now_ms, key_location, put, fx)
                     .ok_or(ErrorCode::TENANT_QUOTA_EXCEEDED);
@@ -282,7 +284,7 @@ impl MasterCore {
         put: &PutRequest<'_>,
         fx: &mut dyn StateChangeSink,
     ) -> Option<ReplicaDescriptors> {
-        let mut shard = self.lock(key_location.shard);
+        let mut shard = self.objects.lock(key_location.shard);
         match shard.find_conflict(key_location, put, now_ms) {
             Ok(PutConflict::Upsert(index)) => shard.rewrite(index, put, now_ms, fx),
             _ => None,
@@ -304,7 +306,7 @@ impl LockedShard<'_> {
             if put.upsert {
                 return Ok(PutConflict::Upsert(index));
             }
-            let discard_at = entry.stamp.saturating_add(self.master.settings.put_discard_ms);
+            let discard_at = entry.stamp.saturating_add(self.objects.settings.put_discard_ms);
             return if discard_at <= now_ms {
                 Ok(PutConflict::Abandoned(index))
             } else {
@@ -329,7 +331,7 @@ impl LockedShard<'_> {
         match *conflict {
             PutConflict::NoConflict => {}
             PutConflict::Abandoned(index) => {
-                MasterCounters::add(&self.master.counters.discarded_puts, 1);
+                MasterCounters::add(&self.objects.counters.discarded_puts, 1);
                 self.remove_and_quarantine(index, self.write_deadline(index), RemoveCause::PutTimedOut, fx);
             }
             PutConflict::Unreadable(index) => _ = self.remove_and_free(index, RemoveCause::Replaced, fx),
@@ -341,7 +343,7 @@ impl LockedShard<'_> {
 
     /// Until when the ranges of an object being written must not be reused.
     fn write_deadline(&self, index: u32) -> u64 {
-        self.entries[index].stamp.saturating_add(self.master.settings.put_release_ms)
+        self.entries[index].stamp.saturating_add(self.objects.settings.put_release_ms)
     }
 
     /// Reuses an object's ranges for a new version, if size and replica count match and it has no reader or writer.
@@ -359,8 +361,8 @@ impl LockedShard<'_> {
         if !fits || is_in_use || has_copy || !entry.replicas().all(|replica| self.is_responsive(replica)) {
             return None;
         }
-        let tenant = self.master.tenants.get(entry.tenant);
-        let group = self.master.groups.name(entry.group);
+        let tenant = self.objects.tenants.get(entry.tenant);
+        let group = self.objects.groups.name(entry.group);
         fx.record(StateChange::Removed {
             tenant: tenant.as_ref().map_or("", |entry| &*entry.name).into(),
             key: put.key.into(),
@@ -371,7 +373,7 @@ impl LockedShard<'_> {
         self.abandon_work(index);
         self.report_vacated(self.entries[index].replicas(), fx);
         self.record_rewritten(index);
-        MasterCounters::add(&self.master.counters.upserts_in_place, 1);
+        MasterCounters::add(&self.objects.counters.upserts_in_place, 1);
         let entry = &self.entries[index];
         let pin = self.soft_pin_deadline(put, entry.soft_pin_until_ms(), now_ms);
         let entry = &mut self.entries[index];
@@ -427,7 +429,7 @@ impl LockedShard<'_> {
     }
 
     fn soft_pin_deadline(&self, put: &PutRequest<'_>, present: Option<u64>, now_ms: u64) -> Option<u64> {
-        let settings = &self.master.settings;
+        let settings = &self.objects.settings;
         match put.pin.action {
             SoftPinAction::ENABLE => {
                 let ttl = put.pin.ttl_ms.unwrap_or(settings.soft_pin_ttl_ms);

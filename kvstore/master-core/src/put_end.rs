@@ -22,8 +22,8 @@ impl MasterCore {
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         let key = object.key.as_ref();
-        let key_location = self.locate_reader_key(tenant, key)?;
-        let mut shard = self.lock(key_location.shard);
+        let key_location = self.objects.locate_reader_key(tenant, key)?;
+        let mut shard = self.objects.lock(key_location.shard);
         let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let entry = &mut shard.entries[index];
         let pending = entry.pending().map(|version| version.client);
@@ -45,7 +45,7 @@ impl MasterCore {
             shard.complete(index, now_ms);
             shard.emit_state(index, StoreCause::Written, fx);
         }
-        if self.settings.disks.is_some_and(|tier| !tier.on_evict) {
+        if self.objects.settings.disks.is_some_and(|tier| !tier.on_evict) {
             // If no node accepts it, it stays in memory only.
             let _ = shard.offload(index, now_ms);
         }
@@ -77,8 +77,8 @@ impl MasterCore {
         replica_type: ReplicaType,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
-        let key_location = self.locate_reader_key(tenant, key)?;
-        let mut shard = self.lock(key_location.shard);
+        let key_location = self.objects.locate_reader_key(tenant, key)?;
+        let mut shard = self.objects.lock(key_location.shard);
         let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let entry = &shard.entries[index];
         let pending = entry.pending().map(|version| (version.client, version.since_ms));

@@ -10,13 +10,6 @@ use crate::statistics::MasterStatistics;
 
 const GIB: f64 = (1_u64 << 30) as f64;
 
-/// Position in a scan over all objects.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ObjectCursor {
-    pub(crate) shard: usize,
-    pub(crate) index: u32,
-}
-
 /// Used, total and largest free space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SpaceUsage {
@@ -48,48 +41,22 @@ impl MasterCore {
         limit: u32,
         mut each: impl FnMut(&str, &str),
     ) -> Option<ObjectCursor> {
-        self.scan(from, limit, |shard, index| {
+        self.objects.scan(from, limit, |shard, index| {
             let entry = &shard.entries[index];
             if entry.is_complete() {
-                let tenant = self.tenants.get(entry.tenant);
+                let tenant = self.objects.tenants.get(entry.tenant);
                 each(tenant.as_ref().map_or("", |tenant| &*tenant.name), &entry.key);
             }
         })
     }
 
-    pub(crate) fn scan(
-        &self,
-        from: ObjectCursor,
-        limit: u32,
-        mut each: impl FnMut(&crate::locked_shard::LockedShard<'_>, u32),
-    ) -> Option<ObjectCursor> {
-        if from.shard >= self.shards.len() {
-            return None;
-        }
-        let shard = self.lock(from.shard);
-        let (indices, next) = shard.occupied(from.index, limit.max(1));
-        indices.for_each(|index| each(&shard, index));
-        match next {
-            Some(index) => Some(ObjectCursor { shard: from.shard, index }),
-            None if from.shard + 1 < self.shards.len() => {
-                Some(ObjectCursor { shard: from.shard + 1, index: 0 })
-            }
-            None => None,
-        }
-    }
-
-    /// Number of objects, including those being written.
-    pub fn key_count(&self) -> u64 {
-        self.shards.iter().map(|shard| shard.lock().entries.len() as u64).sum()
-    }
-
     pub fn soft_pinned_count(&self) -> u64 {
-        self.shards.iter().map(|shard| shard.lock().soft_pinned as u64).sum()
+        self.objects.shards.iter().map(|shard| shard.lock().soft_pinned as u64).sum()
     }
 
     /// Space usage of all segments.
     pub fn space_usage(&self) -> SpaceUsage {
-        let segments = self.segments.load();
+        let segments = self.objects.segments.load();
         let used = segments.iter().fold(0_u64, |sum, (_, segment)| sum.saturating_add(segment.requested()));
         let capacity = segments.usage().1;
         let largest = |segment: &crate::segment::SegmentEntry| {
@@ -108,7 +75,7 @@ impl MasterCore {
     /// # Errors
     /// `SEGMENT_NOT_FOUND`.
     pub fn segment_usage(&self, name: &str) -> Result<SpaceUsage, ErrorCode> {
-        let segments = self.segments.load();
+        let segments = self.objects.segments.load();
         let indices = segments.indices_by_name(name);
         if indices.is_empty() {
             return Err(ErrorCode::SEGMENT_NOT_FOUND);
@@ -125,7 +92,7 @@ impl MasterCore {
 
     /// Details of all segments, by index.
     pub fn segments_detail(&self) -> SegmentsDetail {
-        let segments = self.segments.load();
+        let segments = self.objects.segments.load();
         let detail = |segment: &crate::segment::SegmentEntry| SegmentDetail {
             segment_name: segment.descriptor.name.to_string(),
             segment_id: segment.descriptor.id,
@@ -147,7 +114,7 @@ impl MasterCore {
 
     /// Whether a segment's client is silent.
     pub fn is_silent(&self, segment: Uuid) -> bool {
-        let segments = self.segments.load();
+        let segments = self.objects.segments.load();
         segments
             .index_of(segment)
             .and_then(|index| segments.get(index))
@@ -156,8 +123,8 @@ impl MasterCore {
 
     /// Totals of the master's operations.
     pub fn statistics(&self) -> MasterStatistics {
-        let mut counts = self.counters.read();
-        for shard in &self.shards {
+        let mut counts = self.objects.counters.read();
+        for shard in &self.objects.shards {
             let shard = shard.lock();
             counts.read_bytes = counts.read_bytes.saturating_add(shard.read_bytes);
             counts.disk_reads = counts.disk_reads.saturating_add(shard.disk_reads.0);
@@ -168,7 +135,7 @@ impl MasterCore {
 
     pub fn prefix_statistics(&self) -> Vec<PrefixStatistics> {
         let mut sums = vec![PrefixStatistics::default(); usize::from(u8::MAX) + 1];
-        for shard in &self.shards {
+        for shard in &self.objects.shards {
             for (sum, tally) in sums.iter_mut().zip(&shard.lock().prefix_tallies) {
                 sum.keys += tally.keys;
                 sum.bytes += tally.bytes;
@@ -176,7 +143,7 @@ impl MasterCore {
             }
         }
         for (index, sum) in (0..=u8::MAX).zip(&mut sums) {
-            sum.prefix = self.prefixes.name(index).map(|name| (*name).into());
+            sum.prefix = self.objects.prefixes.name(index).map(|name| (*name).into());
         }
         sums.retain(|sum| sum.keys > 0 || sum.hits > 0);
         sums
@@ -193,7 +160,7 @@ impl MasterCore {
         fx: &mut dyn StateChangeSink,
     ) -> Result<TenantQuota, ErrorCode> {
         self.check_multi_tenant()?;
-        let quota = self.tenants.set_quota(tenant, requested, self.capacity())?;
+        let quota = self.objects.tenants.set_quota(tenant, requested, self.objects.capacity())?;
         fx.record(StateChange::TenantQuota { tenant: tenant.into(), requested: Some(requested) });
         Ok(quota)
     }
@@ -205,7 +172,7 @@ impl MasterCore {
     /// has objects.
     pub fn remove_quota(&self, tenant: &str, fx: &mut dyn StateChangeSink) -> Result<(), ErrorCode> {
         self.check_multi_tenant()?;
-        self.tenants.remove_quota(tenant, self.capacity())?;
+        self.objects.tenants.remove_quota(tenant, self.objects.capacity())?;
         fx.record(StateChange::TenantQuota { tenant: tenant.into(), requested: None });
         Ok(())
     }
@@ -216,7 +183,7 @@ impl MasterCore {
     /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy, `OBJECT_NOT_FOUND` without a quota.
     pub fn quota(&self, tenant: &str) -> Result<TenantQuota, ErrorCode> {
         self.check_multi_tenant()?;
-        self.tenants.quota(tenant).ok_or(ErrorCode::OBJECT_NOT_FOUND)
+        self.objects.tenants.quota(tenant).ok_or(ErrorCode::OBJECT_NOT_FOUND)
     }
 
     /// All quotas.
@@ -225,10 +192,10 @@ impl MasterCore {
     /// `UNAVAILABLE_IN_CURRENT_MODE` without multi-tenancy.
     pub fn quotas(&self) -> Result<Vec<TenantQuota>, ErrorCode> {
         self.check_multi_tenant()?;
-        Ok(self.tenants.quotas())
+        Ok(self.objects.tenants.quotas())
     }
 
     fn check_multi_tenant(&self) -> Result<(), ErrorCode> {
-        if self.tenants.enabled() { Ok(()) } else { Err(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE) }
+        if self.objects.tenants.enabled() { Ok(()) } else { Err(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE) }
     }
 }

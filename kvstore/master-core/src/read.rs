@@ -7,8 +7,9 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::types::ReplicaList;
 use regex::Regex;
 
-use crate::locked_shard::{KeyLocation, LockedShard};
+use crate::locked_shard::LockedShard;
 use crate::master::MasterCore;
+use crate::object_table::KeyLocation;
 use crate::segment::ReplicaDescriptors;
 use crate::slab::NIL;
 
@@ -44,7 +45,7 @@ impl LockedShard<'_> {
         }
         ReplicaList {
             replicas: self.readable_replicas(index),
-            lease_ttl_ms: self.master.settings.lease_ttl_ms,
+            lease_ttl_ms: self.objects.settings.lease_ttl_ms,
             object_checksum,
         }
     }
@@ -53,8 +54,8 @@ impl LockedShard<'_> {
 impl MasterCore {
     /// Whether an object is readable. If so, its lease is extended.
     pub fn exist(&self, now_ms: u64, tenant: &str, key: &str) -> bool {
-        let Ok(key_location) = self.locate_reader_key(tenant, key) else { return false };
-        let mut shard = self.lock(key_location.shard);
+        let Ok(key_location) = self.objects.locate_reader_key(tenant, key) else { return false };
+        let mut shard = self.objects.lock(key_location.shard);
         let Ok(index) = shard.readable(key_location, key) else { return false };
         shard.lease(index, now_ms);
         true
@@ -84,21 +85,23 @@ impl MasterCore {
         keys: &[S],
         mut work: impl FnMut(&mut LockedShard<'_>, &[BatchedKey]),
     ) {
-        let Some(tenant) = self.tenants.index_of(tenant) else { return };
+        let Some(tenant) = self.objects.tenants.index_of(tenant) else { return };
         let sorted = self.sorted(tenant, keys);
         for same_shard in sorted.chunk_by(|a, b| a.location.shard == b.location.shard) {
             for batch in same_shard.chunks(KEYS_PER_LOCK) {
                 let Some(first) = batch.first() else { continue };
-                work(&mut self.lock(first.location.shard), batch);
+                work(&mut self.objects.lock(first.location.shard), batch);
             }
         }
     }
 
     /// Counting sort of keys by shard; stable within a shard.
     fn sorted<S: AsRef<str>>(&self, tenant: u16, keys: &[S]) -> Vec<BatchedKey> {
-        let mut ends = vec![0_usize; self.shards.len()];
-        let locate =
-            |(index, key): (usize, &S)| BatchedKey { location: self.locate_key(tenant, key.as_ref()), index };
+        let mut ends = vec![0_usize; self.objects.shards.len()];
+        let locate = |(index, key): (usize, &S)| BatchedKey {
+            location: self.objects.locate_key(tenant, key.as_ref()),
+            index,
+        };
         let unsorted: Vec<BatchedKey> = keys.iter().enumerate().map(locate).collect();
         unsorted.iter().for_each(|key| ends[key.location.shard] += 1);
         let mut sum = 0;
@@ -119,8 +122,8 @@ impl MasterCore {
     /// # Errors
     /// `OBJECT_NOT_FOUND`, or `REPLICA_IS_NOT_READY` while it is being written.
     pub fn replicas(&self, now_ms: u64, tenant: &str, key: &str) -> Result<ReplicaList<Arc<str>>, ErrorCode> {
-        let key_location = self.locate_reader_key(tenant, key)?;
-        let mut shard = self.lock(key_location.shard);
+        let key_location = self.objects.locate_reader_key(tenant, key)?;
+        let mut shard = self.objects.lock(key_location.shard);
         let index = shard.readable(key_location, key)?;
         let list = shard.lease_replicas(index, now_ms);
         drop(shard);
@@ -146,7 +149,9 @@ impl MasterCore {
         });
         if self.is_counting_reads() || self.is_promotion_enabled() {
             for (key, list) in keys.iter().zip(&found) {
-                if let (Ok(list), Ok(key_location)) = (list, self.locate_reader_key(tenant, key.as_ref())) {
+                if let (Ok(list), Ok(key_location)) =
+                    (list, self.objects.locate_reader_key(tenant, key.as_ref()))
+                {
                     self.record_read(now_ms, key_location, tenant, key.as_ref(), list);
                     self.record_disk_read(now_ms, key_location, key.as_ref(), list);
                 }
@@ -167,9 +172,9 @@ impl MasterCore {
     ) -> Result<Vec<(Box<str>, ReplicaDescriptors)>, ErrorCode> {
         let expression = Regex::new(expression).map_err(|_| ErrorCode::INVALID_PARAMS)?;
         let mut found = Vec::new();
-        let Some(tenant) = self.tenants.index_of(tenant) else { return Ok(found) };
-        for shard in 0..self.shards.len() {
-            let mut shard = self.lock(shard);
+        let Some(tenant) = self.objects.tenants.index_of(tenant) else { return Ok(found) };
+        for shard in 0..self.objects.shards.len() {
+            let mut shard = self.objects.lock(shard);
             let matching: Vec<u32> = shard.entries_matching(tenant, &expression).collect();
             for index in matching {
                 if shard.is_readable(&shard.entries[index]) {

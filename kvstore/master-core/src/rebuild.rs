@@ -11,10 +11,11 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::types::Uuid;
 
 use crate::change::{ObjectState, RemoveCause, ReplicaLocation, StateChangeSink, StoreCause};
-use crate::locked_shard::{KeyLocation, LockedShard, NewObject};
+use crate::locked_shard::ObjectCursor;
+use crate::locked_shard::{LockedShard, NewObject};
 use crate::master::MasterCore;
 use crate::object::{EvictionQueue, MemoryReplica, ObjectEntry};
-use crate::query::ObjectCursor;
+use crate::object_table::KeyLocation;
 use crate::segment::SegmentEntry;
 
 /// How long a segment accepts no new objects while its inventory is pending, counted from the latest batch.
@@ -158,11 +159,11 @@ impl MasterCore {
     /// Accepts inventories until `until_ms`. Must be called before requests are served, on a state that lacks the log's contents.
     /// Mounted segments accept no new objects at first, since they may contain unknown objects.
     pub fn open_rebuild(&self, now_ms: u64, until_ms: u64) {
-        for shard in 0..self.shards.len() {
-            self.lock(shard).rebuild = Some(Box::default());
+        for shard in 0..self.objects.shards.len() {
+            self.objects.lock(shard).rebuild = Some(Box::default());
         }
         *self.rebuild.lock() = RebuildWindow { until_ms, announced: HashMap::new() };
-        for (_, mounted) in self.segments.load().iter() {
+        for (_, mounted) in self.objects.segments.load().iter() {
             mounted.set_inventory_until(Some(now_ms.saturating_add(INVENTORY_TIMEOUT_MS)));
         }
     }
@@ -171,8 +172,8 @@ impl MasterCore {
     pub fn close_rebuild(&self) -> bool {
         let was_open = std::mem::take(&mut *self.rebuild.lock()).until_ms > 0;
         if was_open {
-            (0..self.shards.len()).for_each(|shard| self.lock(shard).rebuild = None);
-            for (_, mounted) in self.segments.load().iter() {
+            (0..self.objects.shards.len()).for_each(|shard| self.objects.lock(shard).rebuild = None);
+            for (_, mounted) in self.objects.segments.load().iter() {
                 end_inventory(mounted);
             }
         }
@@ -197,7 +198,7 @@ impl MasterCore {
             self.close_rebuild();
             return;
         }
-        for (_, mounted) in self.segments.load().iter() {
+        for (_, mounted) in self.objects.segments.load().iter() {
             if mounted.inventory_until_ms().is_some_and(|until| until <= now_ms) {
                 end_inventory(mounted);
             }
@@ -207,7 +208,7 @@ impl MasterCore {
     /// Registers that a node will send the inventory of a segment after mounting it. Returns whether the master accepts it: not for a
     /// segment that was mounted without an announcement.
     pub fn announce_inventory(&self, now_ms: u64, segment: Uuid) -> bool {
-        let mounted = self.segments.load();
+        let mounted = self.objects.segments.load();
         if let Some(entry) = mounted.index_of(segment).and_then(|index| mounted.get(index)) {
             return entry.inventory_until_ms().is_some();
         }
@@ -241,7 +242,8 @@ impl MasterCore {
     ) -> Result<Vec<RestoreOutcome>, ErrorCode> {
         // The registry lock prevents unmounting in the meantime.
         let mut registry = self.registry.lock();
-        let mounted = self.own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        let mounted =
+            self.objects.segments.load().own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         if mounted.inventory_until_ms().is_none_or(|until| until <= now_ms) {
             return Err(ErrorCode::INVALID_PARAMS);
         }
@@ -249,7 +251,8 @@ impl MasterCore {
         if let Some(known) = registry.clients.get_mut(&client) {
             known.last_seen_ms = known.last_seen_ms.max(now_ms);
         }
-        let segment_index = self.segments.load().index_of(segment).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        let segment_index =
+            self.objects.segments.load().index_of(segment).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         let source = InventorySource { client, segment_index, size: mounted.descriptor.size };
         let outcomes: Vec<RestoreOutcome> =
             records.iter().map(|record| self.restore_object(now_ms, &source, record, fx)).collect();
@@ -267,7 +270,8 @@ impl MasterCore {
     /// As [`Self::restore_inventory`].
     pub fn finish_inventory(&self, segment: Uuid, client: Uuid) -> Result<(), ErrorCode> {
         let _registry = self.registry.lock();
-        let mounted = self.own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        let mounted =
+            self.objects.segments.load().own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         end_inventory(&mounted);
         Ok(())
     }
@@ -277,7 +281,8 @@ impl MasterCore {
     /// # Errors
     /// `SEGMENT_NOT_FOUND`, `ILLEGAL_CLIENT` if another client owns the segment, `INVALID_PARAMS` while its inventory is pending.
     pub fn check_inventory_complete(&self, segment: Uuid, client: Uuid) -> Result<(), ErrorCode> {
-        let mounted = self.own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        let mounted =
+            self.objects.segments.load().own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         if mounted.inventory_until_ms().is_some() { Err(ErrorCode::INVALID_PARAMS) } else { Ok(()) }
     }
 
@@ -290,8 +295,8 @@ impl MasterCore {
         segment: Uuid,
         mut each: impl FnMut(&ObjectState<'_>, ReplicaLocation),
     ) -> Option<ObjectCursor> {
-        let segment_index = self.segments.load().index_of(segment)?;
-        self.scan(from, limit, |shard, index| {
+        let segment_index = self.objects.segments.load().index_of(segment)?;
+        self.objects.scan(from, limit, |shard, index| {
             let entry = &shard.entries[index];
             let in_segment = |replica: &&MemoryReplica| replica.ready && replica.segment == segment_index;
             let Some(replica) = entry.replicas().find(in_segment).filter(|_| entry.is_complete()) else {
@@ -320,13 +325,13 @@ impl MasterCore {
         if record.key.is_empty() || record.size == 0 || end.is_none_or(|end| end > source.size) {
             return RestoreOutcome::OutsideSegment;
         }
-        let tenant = match self.tenants.enabled() {
-            true => self.tenants.register(record.tenant),
+        let tenant = match self.objects.tenants.enabled() {
+            true => self.objects.tenants.register(record.tenant),
             false => Ok(0),
         };
         let Ok(tenant) = tenant else { return RestoreOutcome::TenantRefused };
-        let key_location = self.locate_key(tenant, record.key);
-        let mut shard = self.lock(key_location.shard);
+        let key_location = self.objects.locate_key(tenant, record.key);
+        let mut shard = self.objects.lock(key_location.shard);
         shard.restore_object(now_ms, key_location, source, record, fx)
     }
 }
@@ -354,7 +359,7 @@ impl LockedShard<'_> {
         record: &InventoryRecord<'_>,
         fx: &mut dyn StateChangeSink,
     ) -> RestoreOutcome {
-        let hash = self.master.hash(key_location.tenant, record.key);
+        let hash = self.objects.hash(key_location.tenant, record.key);
         let Some(rebuild) = self.rebuild.as_ref() else { return RestoreOutcome::Closed };
         if rebuild.removed.contains(&hash) {
             return RestoreOutcome::RemovedSince;
@@ -389,8 +394,8 @@ impl LockedShard<'_> {
                 false => _ = self.remove_and_free(index, RemoveCause::Replaced, fx),
             }
         }
-        let replica = MemoryReplica { id: self.master.new_replica_id(), ready: true, ..replica };
-        self.master.tenants.count(key_location.tenant, record.size);
+        let replica = MemoryReplica { id: self.objects.new_replica_id(), ready: true, ..replica };
+        self.objects.tenants.count(key_location.tenant, record.size);
         let group = Some(record.group).filter(|name| !name.is_empty());
         let new_object = NewObject {
             key: record.key,
@@ -402,7 +407,7 @@ impl LockedShard<'_> {
             hard_pin: record.hard_pin,
             soft_pin_until_ms: None,
             checksum: record.checksum,
-            group: group.map(|name| (self.master.group(record.tenant, name), name)),
+            group: group.map(|name| (self.objects.group(record.tenant, name), name)),
         };
         let index = self.add(key_location, &new_object);
         if let Some(rebuild) = &mut self.rebuild {
@@ -434,51 +439,12 @@ impl LockedShard<'_> {
         let Some(replica) = self.claim(source.segment_index, record.offset, record.size) else {
             return RestoreOutcome::Overlapping;
         };
-        let replica = MemoryReplica { id: self.master.new_replica_id(), ready: true, ..replica };
+        let replica = MemoryReplica { id: self.objects.new_replica_id(), ready: true, ..replica };
         let replicas: Vec<MemoryReplica> = self.entries[index].replicas().copied().chain([replica]).collect();
         let tenant = self.entries[index].tenant;
         self.entries[index].set_replicas(&replicas);
-        self.master.tenants.count(tenant, record.size);
+        self.objects.tenants.count(tenant, record.size);
         self.emit_state(index, StoreCause::Replicas, fx);
         RestoreOutcome::Merged
-    }
-
-    /// An object is removed from the table: inventory records of its key are older from here on.
-    pub(crate) fn record_departure(&mut self, entry: &ObjectEntry, cause: RemoveCause) {
-        if self.rebuild.is_none() {
-            return;
-        }
-        let hash = self.master.hash(entry.tenant, &entry.key);
-        self.record_removed_key(hash, cause);
-    }
-
-    fn record_removed_key(&mut self, hash: u64, cause: RemoveCause) {
-        let Some(rebuild) = &mut self.rebuild else { return };
-        if cause == RemoveCause::SegmentLost {
-            // Another node may restore it.
-            rebuild.restored.remove(&hash);
-        } else if !rebuild.remove(hash) {
-            // Above the limit this shard stops restoring.
-            self.rebuild = None;
-        }
-    }
-
-    /// Records that an object is overwritten in place.
-    pub(crate) fn record_rewritten(&mut self, index: u32) {
-        if self.rebuild.is_none() {
-            return;
-        }
-        let hash = self.master.hash(self.entries[index].tenant, &self.entries[index].key);
-        if let Some(rebuild) = &mut self.rebuild {
-            rebuild.restored.remove(&hash);
-        }
-    }
-
-    /// Records the removal of an absent key, so that it is not restored later.
-    pub(crate) fn record_absent(&mut self, key_location: KeyLocation, key: &str) {
-        if self.rebuild.is_some() {
-            let hash = self.master.hash(key_location.tenant, key);
-            self.record_removed_key(hash, RemoveCause::Removed);
-        }
     }
 }

@@ -46,11 +46,11 @@ impl MasterCore {
         force: bool,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
-        let key_location = self.locate_reader_key(tenant, key)?;
+        let key_location = self.objects.locate_reader_key(tenant, key)?;
         if !force && self.group_is_leased(now_ms, tenant, key) {
             return Err(ErrorCode::OBJECT_HAS_LEASE);
         }
-        let mut shard = self.lock(key_location.shard);
+        let mut shard = self.objects.lock(key_location.shard);
         let Some(index) = shard.lookup(key_location, key) else {
             shard.record_absent(key_location, key);
             return Err(ErrorCode::OBJECT_NOT_FOUND);
@@ -62,17 +62,17 @@ impl MasterCore {
 
     /// Whether another object of a key's group is leased.
     fn group_is_leased(&self, now_ms: u64, tenant: &str, key: &str) -> bool {
-        let Ok(key_location) = self.locate_reader_key(tenant, key) else { return false };
+        let Ok(key_location) = self.objects.locate_reader_key(tenant, key) else { return false };
         let (group, members) = {
-            let shard = self.lock(key_location.shard);
+            let shard = self.objects.lock(key_location.shard);
             let group = shard.lookup(key_location, key).map_or(NIL, |index| shard.entries[index].group);
             if group == NIL {
                 return false;
             }
-            (group, self.groups.members(group))
+            (group, self.objects.groups.members(group))
         };
         members.iter().any(|member| {
-            let shard = self.lock(member.shard as usize);
+            let shard = self.objects.lock(member.shard as usize);
             shard.is_member(*member, group) && shard.entries[member.index].is_leased(now_ms)
         })
     }
@@ -102,7 +102,7 @@ impl MasterCore {
         fx: &mut dyn StateChangeSink,
     ) -> Result<i64, ErrorCode> {
         let expression = Regex::new(expression).map_err(|_| ErrorCode::INVALID_PARAMS)?;
-        let Some(tenant) = self.tenants.index_of(tenant) else { return Ok(0) };
+        let Some(tenant) = self.objects.tenants.index_of(tenant) else { return Ok(0) };
         Ok(self.remove_where(
             now_ms,
             force,
@@ -119,14 +119,14 @@ impl MasterCore {
         force: bool,
         fx: &mut dyn StateChangeSink,
     ) -> i64 {
-        let count = match tenant.map(|name| self.tenants.index_of(name)) {
+        let count = match tenant.map(|name| self.objects.tenants.index_of(name)) {
             Some(None) => return 0,
             None => self.remove_where(now_ms, force, |_, _| true, fx),
             Some(Some(tenant)) => {
                 self.remove_where(now_ms, force, |shard, index| shard.entries[index].tenant == tenant, fx)
             }
         };
-        self.disks.load().values().for_each(|disk| disk.request_remove_all());
+        self.objects.disks.load().values().for_each(|disk| disk.request_remove_all());
         count
     }
 
@@ -140,10 +140,10 @@ impl MasterCore {
         // Objects in inventories not received yet may match too, so restoring must stop here.
         self.close_rebuild();
         let mut count = 0;
-        for shard in 0..self.shards.len() {
+        for shard in 0..self.objects.shards.len() {
             let mut from = Some(0);
             while let Some(start) = from {
-                let mut shard = self.lock(shard);
+                let mut shard = self.objects.lock(shard);
                 let (indices, next) = shard.occupied(start, ENTRIES_PER_LOCK);
                 let indices: Vec<u32> = indices.collect();
                 from = next;
@@ -184,8 +184,8 @@ impl MasterCore {
         segment: &str,
         fx: &mut dyn StateChangeSink,
     ) -> Option<()> {
-        let key_location = self.locate_reader_key(tenant, key).ok()?;
-        let mut shard = self.lock(key_location.shard);
+        let key_location = self.objects.locate_reader_key(tenant, key).ok()?;
+        let mut shard = self.objects.lock(key_location.shard);
         let index = shard.lookup(key_location, key)?;
         let entry = &shard.entries[index];
         if entry.client != client || shard.check_removable(index, now_ms, false).is_err() {
@@ -209,7 +209,7 @@ impl MasterCore {
             return Some(());
         }
         let entry = &shard.entries[index];
-        self.tenants.discharge(entry.tenant, entry.size * removed.len() as u64);
+        self.objects.tenants.discharge(entry.tenant, entry.size * removed.len() as u64);
         shard.report_vacated(removed.iter(), fx);
         shard.entries[index].set_replicas(&remaining);
         shard.requeue_idle(index, now_ms);

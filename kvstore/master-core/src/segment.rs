@@ -4,12 +4,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering::Relaxed};
 
+use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{
     BufferDescriptor, ReplicaDescriptor as WireReplica, ReplicaMedium, Segment, SegmentStatus, Uuid,
 };
 use parking_lot::Mutex;
 
 use crate::allocator::{AllocatedRange, SegmentAllocator};
+use crate::change::{StateChange, StateChangeSink};
 use crate::object::MemoryReplica;
 
 /// A replica descriptor as returned to clients.
@@ -82,6 +84,17 @@ impl SegmentEntry {
     pub(crate) fn set_status(&self, status: SegmentStatus, unmount_at_ms: Option<u64>) {
         self.memory.unmount_at_ms.store(unmount_at_ms.unwrap_or(0), Relaxed);
         self.memory.status.store(status.0, Relaxed);
+    }
+
+    /// Sets the status and emits it.
+    pub(crate) fn change_status(
+        &self,
+        status: SegmentStatus,
+        until_ms: Option<u64>,
+        fx: &mut dyn StateChangeSink,
+    ) {
+        self.set_status(status, until_ms);
+        fx.record(StateChange::SegmentStatus { segment: self.descriptor.id, status, until_ms });
     }
 
     pub(crate) fn unmount_at_ms(&self) -> Option<u64> {
@@ -185,6 +198,21 @@ impl SegmentTable {
 
     pub(crate) fn index_of(&self, id: Uuid) -> Option<u16> {
         self.by_id.get(&id).copied()
+    }
+
+    /// A client's segment, `None` if it is not mounted.
+    ///
+    /// # Errors
+    /// `ILLEGAL_CLIENT` if another client owns the segment.
+    pub(crate) fn own_segment(
+        &self,
+        segment: Uuid,
+        client: Uuid,
+    ) -> Result<Option<Arc<SegmentEntry>>, ErrorCode> {
+        let Some(mounted) = self.index_of(segment).and_then(|index| self.get(index)) else {
+            return Ok(None);
+        };
+        if mounted.client == client { Ok(Some(Arc::clone(mounted))) } else { Err(ErrorCode::ILLEGAL_CLIENT) }
     }
 
     pub(crate) fn indices_by_name(&self, name: &str) -> &[u16] {

@@ -2,10 +2,10 @@
 
 use crate::change::{StateChange, StateChangeSink, StoreCause};
 use crate::locked_shard::LockedShard;
+use crate::locked_shard::ObjectCursor;
 use crate::master::MasterCore;
 use crate::mount::to_borrowed;
 use crate::object::EvictionQueue;
-use crate::query::ObjectCursor;
 
 /// Position in a snapshot. The default is its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,14 +30,14 @@ impl MasterCore {
             return Some(SnapshotCursor(Some(ObjectCursor::default())));
         };
         if cursor.index == 0 {
-            self.lock(cursor.shard).emit_quarantined(fx);
+            self.objects.lock(cursor.shard).emit_quarantined(fx);
         }
-        let next = self.scan(cursor, limit, |shard, index| shard.emit_object(index, fx));
+        let next = self.objects.scan(cursor, limit, |shard, index| shard.emit_object(index, fx));
         next.map(|cursor| SnapshotCursor(Some(cursor)))
     }
 
     fn emit_tenants(&self, fx: &mut dyn StateChangeSink) {
-        for quota in self.tenants.quotas() {
+        for quota in self.objects.tenants.quotas() {
             let requested = Some(quota.requested_quota_bytes);
             fx.record(StateChange::TenantQuota { tenant: quota.tenant_id.into(), requested });
         }
@@ -47,7 +47,7 @@ impl MasterCore {
     /// affects exactly these segments.
     fn emit_nodes(&self, fx: &mut dyn StateChangeSink) {
         let registry = self.registry.lock();
-        let segments = self.segments.load();
+        let segments = self.objects.segments.load();
         let emit_segments = |readable: bool, fx: &mut dyn StateChangeSink| {
             for (_, mounted) in segments.iter().filter(|(_, segment)| segment.is_readable() == readable) {
                 let (segment, client) = (to_borrowed(&mounted.descriptor), mounted.client);
@@ -57,7 +57,7 @@ impl MasterCore {
                 fx.record(StateChange::SegmentStatus { segment: id, status, until_ms });
             }
         };
-        let disks = self.disks.load();
+        let disks = self.objects.disks.load();
         let emit_disks = |responsive: bool, fx: &mut dyn StateChangeSink| {
             for disk in disks.values().filter(|disk| disk.is_responsive() == responsive) {
                 fx.record(StateChange::DiskMounted { client: disk.client });
@@ -67,7 +67,7 @@ impl MasterCore {
         emit_disks(false, fx);
         for (client, known) in &registry.clients {
             let (client, at_ms) = (*client, known.last_seen_ms);
-            let silent_at_ms = at_ms.saturating_add(self.settings.client_ttl_ms);
+            let silent_at_ms = at_ms.saturating_add(self.objects.settings.client_ttl_ms);
             fx.record(match known.silent {
                 true => StateChange::ClientSilent { client, at_ms: silent_at_ms },
                 false => StateChange::ClientRecovered { client, at_ms },
@@ -79,8 +79,8 @@ impl MasterCore {
 
     /// Sorts the eviction queues by time stamp, since a snapshot emits objects in table order.
     pub(crate) fn sort_lists(&self) {
-        for shard in 0..self.shards.len() {
-            let mut shard = self.lock(shard);
+        for shard in 0..self.objects.shards.len() {
+            let mut shard = self.objects.lock(shard);
             let (indices, _) = shard.occupied(0, u32::MAX);
             let in_list = |index: &u32| {
                 !matches!(shard.entries[*index].queue(), EvictionQueue::Unlisted | EvictionQueue::Vacant)
@@ -104,7 +104,7 @@ impl LockedShard<'_> {
         if entry.transfer().is_some() {
             return;
         }
-        let until_ms = since_ms.saturating_add(self.master.settings.put_release_ms);
+        let until_ms = since_ms.saturating_add(self.objects.settings.put_release_ms);
         for location in self.locations(entry.replicas().copied().filter(|replica| !replica.ready)) {
             fx.record(StateChange::RangeQuarantined {
                 segment: location.segment,

@@ -260,14 +260,6 @@ fn is_open(status: TaskStatus) -> bool {
     matches!(status, TaskStatus::PENDING | TaskStatus::PROCESSING)
 }
 
-/// Source of a transfer: the segment of a readable replica, and its client.
-pub(crate) struct TransferSource {
-    pub(crate) name: String,
-    pub(crate) client: Uuid,
-    /// Names of all segments with a replica.
-    pub(crate) holders: Vec<Arc<str>>,
-}
-
 impl MasterCore {
     /// Creates a task for a node with an object to copy it to the named segments.
     ///
@@ -286,10 +278,10 @@ impl MasterCore {
         if targets.is_empty() {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        let source = self.source_of(tenant, key, None)?;
-        self.check_segments(&targets, ErrorCode::INVALID_PARAMS)?;
+        let source = self.objects.source_of(tenant, key, None)?;
+        self.objects.check_segments(&targets, ErrorCode::INVALID_PARAMS)?;
         let payload = copy_payload(tenant, key, &source.name, &targets, None)?;
-        self.tasks.lock().add(now_ms, payload, source.client, self.settings.max_tasks, fx)
+        self.tasks.lock().add(now_ms, payload, source.client, self.objects.settings.max_tasks, fx)
     }
 
     /// Creates a task for the source segment's node to move an object to the target segment.
@@ -305,45 +297,15 @@ impl MasterCore {
         target: &str,
         fx: &mut dyn StateChangeSink,
     ) -> Result<Uuid, ErrorCode> {
-        self.source_of(tenant, key, None)?;
+        self.objects.source_of(tenant, key, None)?;
         if source == target {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        let from = self.source_of(tenant, key, Some(source)).map_err(|_| ErrorCode::INVALID_PARAMS)?;
-        self.check_segments(&[target], ErrorCode::INVALID_PARAMS)?;
+        let from =
+            self.objects.source_of(tenant, key, Some(source)).map_err(|_| ErrorCode::INVALID_PARAMS)?;
+        self.objects.check_segments(&[target], ErrorCode::INVALID_PARAMS)?;
         let payload = move_payload(tenant, key, source, target)?;
-        self.tasks.lock().add(now_ms, payload, from.client, self.settings.max_tasks, fx)
-    }
-
-    /// Returns `error` unless all of these segments are mounted.
-    pub(crate) fn check_segments(&self, names: &[&str], error: ErrorCode) -> Result<(), ErrorCode> {
-        let segments = self.segments.load();
-        let all_mounted = names.iter().all(|name| !segments.indices_by_name(name).is_empty());
-        if all_mounted { Ok(()) } else { Err(error) }
-    }
-
-    /// A readable replica of an object, on the named segment if one is given.
-    pub(crate) fn source_of(
-        &self,
-        tenant: &str,
-        key: &str,
-        segment: Option<&str>,
-    ) -> Result<TransferSource, ErrorCode> {
-        let key_location = self.locate_reader_key(tenant, key)?;
-        let shard = self.lock(key_location.shard);
-        let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
-        let entry = &shard.entries[index];
-        if !entry.is_complete() {
-            return Err(ErrorCode::REPLICA_IS_NOT_READY);
-        }
-        let readable = entry.replicas().filter(|replica| shard.can_be_read(replica));
-        let mut mounted = readable.filter_map(|replica| shard.segments.get(replica.segment));
-        let fits = |name: &str| segment.is_none_or(|segment| segment == name);
-        let found =
-            mounted.find(|segment| fits(&segment.descriptor.name)).ok_or(ErrorCode::REPLICA_NOT_FOUND)?;
-        let mounted = entry.replicas().filter_map(|replica| shard.segments.get(replica.segment));
-        let holders = mounted.map(|segment| Arc::clone(&segment.descriptor.name)).collect();
-        Ok(TransferSource { name: found.descriptor.name.to_string(), client: found.client, holders })
+        self.tasks.lock().add(now_ms, payload, from.client, self.objects.settings.max_tasks, fx)
     }
 
     /// Fetches the next tasks of a client, at most `limit`.
@@ -355,9 +317,9 @@ impl MasterCore {
         fx: &mut dyn StateChangeSink,
     ) -> Vec<TaskAssignment<String>> {
         let mut tasks = self.tasks.lock();
-        let free = self.settings.max_tasks.saturating_sub(tasks.processing_count);
+        let free = self.objects.settings.max_tasks.saturating_sub(tasks.processing_count);
         let limit = usize::try_from(limit).unwrap_or(usize::MAX).min(free);
-        tasks.fetch(now_ms, client, limit, self.settings.task_retries, fx)
+        tasks.fetch(now_ms, client, limit, self.objects.settings.task_retries, fx)
     }
 
     /// Current state of a task.
@@ -399,7 +361,7 @@ impl MasterCore {
         }
         let message = completion.message.as_ref();
         let end = (completion.status, message);
-        tasks.finish((now_ms, self.settings.max_tasks), completion.id, end, fx);
+        tasks.finish((now_ms, self.objects.settings.max_tasks), completion.id, end, fx);
         Ok(())
     }
 }

@@ -19,20 +19,25 @@ impl MasterCore {
     pub fn tick(&self, now_ms: u64, fx: &mut dyn StateChangeSink) {
         self.expire_clients(now_ms, fx);
         self.expire_rebuild(now_ms);
-        for shard in 0..self.shards.len() {
-            self.lock(shard).expire(now_ms, fx);
+        for shard in 0..self.objects.shards.len() {
+            self.objects.lock(shard).expire(now_ms, fx);
         }
         self.expire_soft_pins_in_turn(now_ms);
-        self.tasks.lock().expire(now_ms, self.settings.task_timeout_ms, self.settings.max_tasks, fx);
+        self.tasks.lock().expire(
+            now_ms,
+            self.objects.settings.task_timeout_ms,
+            self.objects.settings.max_tasks,
+            fx,
+        );
         self.run_drain_jobs(now_ms, fx);
-        self.evict_above_watermark(now_ms, fx);
+        self.objects.evict_above_watermark(now_ms, fx);
     }
 
     /// Checks 1/32 of the shards per call: with a tick every 10 ms, each shard about three times per second.
     fn expire_soft_pins_in_turn(&self, now_ms: u64) {
-        let shards = self.shards.len();
+        let shards = self.objects.shards.len();
         for _ in 0..shards.div_ceil(UNPIN_TICKS) {
-            self.expire_soft_pins(now_ms, self.next_unpin.fetch_add(1, Relaxed) % shards);
+            self.objects.expire_soft_pins(now_ms, self.next_unpin.fetch_add(1, Relaxed) % shards);
         }
     }
 }
@@ -41,19 +46,19 @@ impl LockedShard<'_> {
     /// Ends puts, transfers and disk tasks that have timed out.
     fn expire(&mut self, now_ms: u64, fx: &mut dyn StateChangeSink) {
         self.release_quarantined(now_ms, fx);
-        let release_ms = self.master.settings.put_release_ms;
+        let release_ms = self.objects.settings.put_release_ms;
         while let Some(index) = self.head(EvictionQueue::Writing) {
             if self.entries[index].stamp.saturating_add(release_ms) > now_ms {
                 break;
             }
-            MasterCounters::add(&self.master.counters.discarded_puts, 1);
+            MasterCounters::add(&self.objects.counters.discarded_puts, 1);
             self.remove_and_free(index, RemoveCause::PutTimedOut, fx);
         }
         while let Some((since_ms, index)) = self.pending.first().copied() {
             if since_ms.saturating_add(release_ms) > now_ms {
                 break;
             }
-            MasterCounters::add(&self.master.counters.discarded_puts, 1);
+            MasterCounters::add(&self.objects.counters.discarded_puts, 1);
             self.abandon_pending(index, SpaceDisposition::Quarantine, now_ms, fx);
         }
         let is_late = |index: &u32| {
@@ -70,7 +75,7 @@ impl LockedShard<'_> {
             }
             if self.entries[index].work().is_some_and(|work| matches!(work.task, DiskTask::Promotion { .. }))
             {
-                MasterCounters::add(&self.master.counters.promotions_expired, 1);
+                MasterCounters::add(&self.objects.counters.promotions_expired, 1);
             }
             self.end_work(index, now_ms, fx);
         }

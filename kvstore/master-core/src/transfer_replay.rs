@@ -45,7 +45,8 @@ impl MasterCore {
             let Some(ranges) = self.take_quarantined(&state.locations) else { continue };
             if !self.resume_transfer(&state, &ranges) {
                 for (location, range) in state.locations.iter().zip(ranges) {
-                    self.lock(self.quarantine_shard(location.segment, location.offset))
+                    self.objects
+                        .lock(self.objects.quarantine_shard(location.segment, location.offset))
                         .quarantined
                         .push(range);
                 }
@@ -57,7 +58,8 @@ impl MasterCore {
     fn take_quarantined(&self, locations: &[ReplicaLocation]) -> Option<Vec<QuarantinedRange>> {
         let mut taken: Vec<QuarantinedRange> = Vec::with_capacity(locations.len());
         for (count, location) in locations.iter().enumerate() {
-            let mut shard = self.lock(self.quarantine_shard(location.segment, location.offset));
+            let mut shard =
+                self.objects.lock(self.objects.quarantine_shard(location.segment, location.offset));
             let segment_index = shard.segments.index_of(location.segment);
             let matches = |range: &QuarantinedRange| {
                 Some(range.segment) == segment_index && range.offset == location.offset
@@ -68,7 +70,10 @@ impl MasterCore {
             }
             drop(shard);
             for (location, range) in locations.iter().zip(taken.drain(..count)) {
-                self.lock(self.quarantine_shard(location.segment, location.offset)).quarantined.push(range);
+                self.objects
+                    .lock(self.objects.quarantine_shard(location.segment, location.offset))
+                    .quarantined
+                    .push(range);
             }
             return None;
         }
@@ -76,8 +81,10 @@ impl MasterCore {
     }
 
     fn resume_transfer(&self, state: &TransferState<'_>, ranges: &[QuarantinedRange]) -> bool {
-        let Ok(key_location) = self.locate_reader_key(&state.tenant, &state.key) else { return false };
-        let mut shard = self.lock(key_location.shard);
+        let Ok(key_location) = self.objects.locate_reader_key(&state.tenant, &state.key) else {
+            return false;
+        };
+        let mut shard = self.objects.lock(key_location.shard);
         let Some(index) = shard.lookup(key_location, &state.key) else { return false };
         let entry = &shard.entries[index];
         let fits = entry.is_complete()
@@ -93,60 +100,9 @@ impl MasterCore {
             MemoryReplica { id: location.replica, offset, block, segment, ready: false }
         };
         let new: Vec<MemoryReplica> = state.locations.iter().zip(ranges).map(replica).collect();
-        new.iter().for_each(|replica| self.reserve_replica_id(replica.id));
+        new.iter().for_each(|replica| self.objects.reserve_replica_id(replica.id));
         let TransferState { client, source, is_move, since_ms, lease, .. } = *state;
         shard.set_transfer(index, ReplicaTransfer { client, source, is_move, since_ms, lease }, &new);
         true
-    }
-}
-
-impl LockedShard<'_> {
-    /// Attaches a transfer to an object, with the replicas that are being written.
-    pub(crate) fn set_transfer(&mut self, index: u32, transfer: ReplicaTransfer, new: &[MemoryReplica]) {
-        let since_ms = transfer.since_ms;
-        let entry = &mut self.entries[index];
-        let (tenant, size) = (entry.tenant, entry.size);
-        let extra = entry.extra_mut();
-        extra.transfer = Some(transfer);
-        extra.more.extend(new);
-        let queue = entry.target_queue(since_ms);
-        self.enqueue(index, queue);
-        self.transfers.push(index);
-        self.master.tenants.count(tenant, size * new.len() as u64);
-    }
-
-    /// Emits an object's transfer, if it has one, and the quarantined ranges of its targets.
-    pub(crate) fn emit_transfer(&self, index: u32, fx: &mut dyn StateChangeSink) {
-        let entry = &self.entries[index];
-        let Some(transfer) = entry.transfer() else { return };
-        let ReplicaTransfer { client, source, is_move, since_ms, lease } = transfer.clone();
-        let locations = self.locations(entry.replicas().copied().filter(|replica| !replica.ready));
-        let until_ms = since_ms.saturating_add(self.master.settings.put_release_ms);
-        for location in &locations {
-            fx.record(StateChange::RangeQuarantined {
-                segment: location.segment,
-                offset: location.offset,
-                size: entry.size,
-                until_ms,
-            });
-        }
-        self.with_name(index, |tenant, key| {
-            let (tenant, key, locations) = (Cow::Borrowed(tenant), Cow::Borrowed(key), Cow::Owned(locations));
-            let state = TransferState { tenant, key, client, source, is_move, since_ms, lease, locations };
-            fx.record(StateChange::TransferStarted(state));
-        });
-    }
-
-    /// Emits the end of an object's transfer.
-    pub(crate) fn emit_transfer_ended(&self, index: u32, fx: &mut dyn StateChangeSink) {
-        self.with_name(index, |tenant, key| {
-            fx.record(StateChange::TransferEnded { tenant: Cow::Borrowed(tenant), key: Cow::Borrowed(key) });
-        });
-    }
-
-    fn with_name(&self, index: u32, emit: impl FnOnce(&str, &str)) {
-        let entry = &self.entries[index];
-        let tenant = self.master.tenants.get(entry.tenant);
-        emit(tenant.as_ref().map_or("", |entry| &*entry.name), &entry.key);
     }
 }

@@ -76,10 +76,10 @@ impl LockedShard<'_> {
             entry.client = NO_WRITER;
         }
         let tenant = entry.tenant;
-        self.master.tenants.discharge(tenant, pending.bytes());
+        self.objects.tenants.discharge(tenant, pending.bytes());
         self.requeue_idle(index, now_ms);
         self.emit_state(index, StoreCause::Replicas, fx);
-        let until_ms = pending.since_ms.saturating_add(self.master.settings.put_release_ms);
+        let until_ms = pending.since_ms.saturating_add(self.objects.settings.put_release_ms);
         for replica in &pending.replicas {
             match space {
                 SpaceDisposition::Quarantine if until_ms > now_ms => {
@@ -118,8 +118,8 @@ impl LockedShard<'_> {
         self.change_group(index, pending.group);
         let queue = self.entries[index].target_queue(now_ms);
         self.enqueue(index, queue);
-        self.master.recent_writes.add(now_ms, pending.size.saturating_mul(new.len() as u64));
-        self.master.tenants.discharge(tenant, old_size.saturating_mul(old.len() as u64));
+        self.objects.recent_writes.add(now_ms, pending.size.saturating_mul(new.len() as u64));
+        self.objects.tenants.discharge(tenant, old_size.saturating_mul(old.len() as u64));
         let tally = self.tally(prefix);
         tally.bytes = tally.bytes - old_size + pending.size;
         self.emit_state(index, StoreCause::Written, fx);
@@ -140,9 +140,9 @@ impl LockedShard<'_> {
         let member = GroupMember { shard: self.shard_index as u32, index };
         let before = self.entries[index].group;
         if before != NIL {
-            self.master.groups.leave(before, member);
+            self.objects.groups.leave(before, member);
         }
-        self.entries[index].group = self.master.groups.join(id, &name, member);
+        self.entries[index].group = self.objects.groups.join(id, &name, member);
     }
 
     /// Removes lost replicas from new versions, and abandons versions without remaining replicas.
@@ -167,7 +167,7 @@ impl LockedShard<'_> {
             }
             pending.replicas = remaining;
             let is_empty = pending.replicas.is_empty();
-            self.master.tenants.discharge(tenant, size.saturating_mul(removed.len() as u64));
+            self.objects.tenants.discharge(tenant, size.saturating_mul(removed.len() as u64));
             if is_empty {
                 self.abandon_pending(index, SpaceDisposition::Quarantine, now_ms, fx);
             } else {
@@ -175,34 +175,5 @@ impl LockedShard<'_> {
             }
             removed.iter().for_each(|replica| self.free(replica));
         }
-    }
-
-    /// Quarantines the space of a removed object's new version, since its writer may still write.
-    pub(crate) fn quarantine_pending(&mut self, removed: &ObjectEntry, fx: &mut dyn StateChangeSink) {
-        let Some(pending) = removed.pending() else { return };
-        let until_ms = pending.since_ms.saturating_add(self.master.settings.put_release_ms);
-        for replica in &pending.replicas {
-            self.quarantine(replica, pending.size, until_ms, fx);
-        }
-    }
-
-    /// Emits the new version of an object, if there is one.
-    pub(crate) fn emit_pending(&self, index: u32, fx: &mut dyn StateChangeSink) {
-        let entry = &self.entries[index];
-        let Some(pending) = entry.pending() else { return };
-        let tenant = self.master.tenants.get(entry.tenant);
-        fx.record(StateChange::ObjectStarted(ObjectState {
-            tenant: Cow::Borrowed(tenant.as_ref().map_or("", |entry| &*entry.name)),
-            key: Cow::Borrowed(&entry.key),
-            size: pending.size,
-            client: pending.client,
-            locations: Cow::Owned(self.locations(pending.replicas.iter().copied())),
-            disk_copy: None,
-            checksum: None,
-            hard_pin: pending.hard_pin,
-            soft_pin_until_ms: pending.soft_pin_until_ms,
-            group: pending.group.as_ref().map(|(_, name)| Cow::Borrowed(&**name)),
-            since_ms: pending.since_ms,
-        }));
     }
 }

@@ -187,7 +187,7 @@ fn load(caller: &mut BenchRpcClient, case: RpcBenchCase, keys: &[String], key_pr
             RpcBenchCase::Exist => {
                 let invocation = KeyArguments { key, tenant: DEFAULT_TENANT };
                 caller.call(|out| {
-                    encode_request::<ExistKey, &str>(1, Dialect::NEWEST, &invocation, out).unwrap()
+                    encode_request::<ExistKey, &str>(1, Dialect::NEWEST, &invocation, out).unwrap();
                 });
             }
             RpcBenchCase::BatchExist(size) => {

@@ -116,7 +116,7 @@ impl DurabilitySimulation {
         };
         for number in 1..=3 {
             simulation.commit_action(|master, now, sink| {
-                master.mount(now, &segment(number), CLIENT, sink).unwrap()
+                master.mount(now, &segment(number), CLIENT, sink).unwrap();
             });
         }
         simulation

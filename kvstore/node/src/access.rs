@@ -90,7 +90,11 @@ impl ApiAccess {
     }
 }
 
-pub(crate) async fn only_with_access(State(access): State<Arc<ApiAccess>>, request: Request, next: Next) -> Response {
+pub(crate) async fn only_with_access(
+    State(access): State<Arc<ApiAccess>>,
+    request: Request,
+    next: Next,
+) -> Response {
     let from = request.extensions().get::<PeerAddr>().map(|from| from.0.ip());
     match access.check(from, request.headers()) {
         Ok(()) => next.run(request).await,

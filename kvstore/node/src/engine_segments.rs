@@ -2,26 +2,30 @@
 
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::sync::Arc;
 
+use axum::Router;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::Response;
+use axum::routing::post;
 use mooncake_wire::types::Uuid;
 use moongate_memory::SegmentMemory;
 use rustix::fs::OFlags;
 use serde_json::{Map, Value};
+use tokio::sync::Mutex;
 
 use crate::memory::new_identity;
-use crate::node::NodeContext;
-use crate::rest::{error, failed, json, members, segment_ids, success, unmount_named};
+use crate::rest_response::{error, failed, json, members, segment_ids, success};
+use crate::segment_mounter::SegmentMounter;
 
 /// Folder of engines' shared memory. Other folders are refused, or callers of the API could write to any file.
 const FOLDER: &str = "/dev/shm";
 
 /// Mode and segments set by `/api/reconfigure`.
 #[derive(Debug, Default)]
-pub(crate) struct EngineSegments {
+struct EngineSegments {
     /// Whether the node is in decode mode, with an engine's memory mounted.
     decodes: bool,
     /// Segments mounted in decode mode. More than one if unmounting an older one failed.
@@ -74,15 +78,30 @@ impl<'a> SharedFileRange<'a> {
     }
 }
 
-impl NodeContext {
+/// Mounts engines' memory, and keeps track of it.
+struct EngineSegmentsApi {
+    segments: SegmentMounter,
+    engines: Mutex<EngineSegments>,
+}
+
+impl EngineSegmentsApi {
     async fn mount_part(&self, part: &SharedFileRange<'_>) -> Result<Uuid, String> {
-        self.check_capacity(part.size)?;
-        self.mount_segment(part.open()?).await
+        self.segments.check_capacity(part.size)?;
+        self.segments.mount_segment(part.open()?).await
     }
 }
 
+pub(crate) fn router(segments: SegmentMounter) -> Router {
+    let engines = Mutex::default();
+    Router::new()
+        .route("/api/mount_shm", post(mount_shm))
+        .route("/api/unmount_shm", post(unmount_shm))
+        .route("/api/reconfigure", post(reconfigure))
+        .with_state(Arc::new(EngineSegmentsApi { segments, engines }))
+}
+
 /// Mounts a file in `/dev/shm`, or a range of it, until it is unmounted or the node exits.
-pub(crate) async fn mount_shm(State(shared): State<NodeContext>, body: Bytes) -> Response {
+async fn mount_shm(State(api): State<Arc<EngineSegmentsApi>>, body: Bytes) -> Response {
     let data = match members(&body) {
         Ok(data) => data,
         Err(response) => return *response,
@@ -92,7 +111,7 @@ pub(crate) async fn mount_shm(State(shared): State<NodeContext>, body: Bytes) ->
     else {
         return error(StatusCode::BAD_REQUEST, "Missing or invalid name or size");
     };
-    match shared.mount_part(&part).await {
+    match api.mount_part(&part).await {
         Ok(id) => json(
             StatusCode::OK,
             &[("status", "success".into()), ("segment_ids", vec![id.to_string()].into())],
@@ -102,7 +121,7 @@ pub(crate) async fn mount_shm(State(shared): State<NodeContext>, body: Bytes) ->
 }
 
 /// Unmounts segments that [`mount_shm`] mounted.
-pub(crate) async fn unmount_shm(State(shared): State<NodeContext>, body: Bytes) -> Response {
+async fn unmount_shm(State(api): State<Arc<EngineSegmentsApi>>, body: Bytes) -> Response {
     let data = match members(&body) {
         Ok(data) => data,
         Err(response) => return *response,
@@ -112,9 +131,9 @@ pub(crate) async fn unmount_shm(State(shared): State<NodeContext>, body: Bytes) 
         return error(StatusCode::BAD_REQUEST, "Missing segment_ids");
     }
     let mut remaining: Vec<&str> = Vec::new();
-    let mut engines = shared.engines.lock().await;
+    let mut engines = api.engines.lock().await;
     for id in ids {
-        match unmount_named(&shared, id).await {
+        match api.segments.unmount_named(id).await {
             Ok(()) => engines.segments.retain(|it| it.to_string() != id),
             Err(problem) => {
                 tracing::warn!(id, %problem, "POST /api/unmount_shm");
@@ -131,13 +150,13 @@ pub(crate) async fn unmount_shm(State(shared): State<NodeContext>, body: Bytes) 
 }
 
 /// Mode `decode` mounts the engine's memory and unmounts what an earlier `decode` mounted. Mode `prefill` only unmounts.
-pub(crate) async fn reconfigure(State(shared): State<NodeContext>, body: Bytes) -> Response {
+async fn reconfigure(State(api): State<Arc<EngineSegmentsApi>>, body: Bytes) -> Response {
     let data = match members(&body) {
         Ok(data) => data,
         Err(response) => return *response,
     };
     let mode = data.get("mode").and_then(Value::as_str).unwrap_or_default().to_lowercase();
-    let mut engines = shared.engines.lock().await;
+    let mut engines = api.engines.lock().await;
     match mode.as_str() {
         "decode" => {
             let path = data.get("path").and_then(Value::as_str).filter(|path| !path.is_empty());
@@ -146,15 +165,15 @@ pub(crate) async fn reconfigure(State(shared): State<NodeContext>, body: Bytes) 
             };
             let name = path.strip_prefix(FOLDER).and_then(|rest| rest.strip_prefix('/'));
             let mounted = match SharedFileRange::read(name, &data) {
-                Some(part) => shared.mount_part(&part).await,
+                Some(part) => api.mount_part(&part).await,
                 None => {
                     Err(format!("path must be that of a file in {FOLDER}, offset and size numbers of bytes"))
                 }
             };
-            decode(&shared, &mut engines, mounted).await
+            decode(&api.segments, &mut engines, mounted).await
         }
         "prefill" => {
-            if let Err(problem) = unmount_segments(&shared, &mut engines).await {
+            if let Err(problem) = unmount_segments(&api.segments, &mut engines).await {
                 return failed(format!("Unmount failed, {problem}"));
             }
             engines.decodes = false;
@@ -166,7 +185,7 @@ pub(crate) async fn reconfigure(State(shared): State<NodeContext>, body: Bytes) 
 
 /// The new segment is mounted first, so the old ones stay mounted if that fails.
 async fn decode(
-    shared: &NodeContext,
+    mounter: &SegmentMounter,
     engines: &mut EngineSegments,
     mounted: Result<Uuid, String>,
 ) -> Response {
@@ -184,7 +203,7 @@ async fn decode(
             return json(StatusCode::INTERNAL_SERVER_ERROR, &members);
         }
     };
-    if let Err(problem) = unmount_segments(shared, engines).await {
+    if let Err(problem) = unmount_segments(mounter, engines).await {
         tracing::warn!(%problem, "cannot unmount the previous decode segments; they stay mounted");
     }
     engines.segments.insert(0, new);
@@ -195,10 +214,10 @@ async fn decode(
 }
 
 /// Unmounts all decode segments. Those that fail stay in the list.
-async fn unmount_segments(shared: &NodeContext, engines: &mut EngineSegments) -> Result<(), String> {
+async fn unmount_segments(mounter: &SegmentMounter, engines: &mut EngineSegments) -> Result<(), String> {
     let (mut remaining, mut failed) = (Vec::new(), None);
     for id in std::mem::take(&mut engines.segments) {
-        if let Err(problem) = shared.unmount(id).await {
+        if let Err(problem) = mounter.unmount(id).await {
             failed = Some(problem);
             remaining.push(id);
         }

@@ -1,6 +1,7 @@
 //! Health and metrics over HTTP.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -9,20 +10,41 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
+use moongate_transfer::serve::TransferServer;
 
+use crate::catalog_sync::CatalogSyncCounts;
 use crate::disk::NodeDisk;
-use crate::node::NodeContext;
+use crate::heartbeat::HeartbeatState;
+use crate::scrub::ScrubCounts;
+use crate::segment_pool::SegmentPool;
+use crate::tasks::TaskCounts;
 
-pub(crate) fn router() -> Router<NodeContext> {
+/// State and counters of a node's parts, from which health and metrics are read.
+#[derive(Clone)]
+pub(crate) struct NodeMetrics {
+    pub(crate) pool: Arc<SegmentPool>,
+    pub(crate) heartbeat: Arc<HeartbeatState>,
+    pub(crate) serving: Arc<TransferServer>,
+    pub(crate) task_counts: Arc<TaskCounts>,
+    pub(crate) scrub_counts: Arc<ScrubCounts>,
+    pub(crate) catalog_sync_counts: Arc<CatalogSyncCounts>,
+    /// REST API requests that were rejected by access control.
+    pub(crate) refused_calls: Arc<AtomicU64>,
+    /// The disk tier, if one is configured.
+    pub(crate) disk: Option<Arc<NodeDisk>>,
+}
+
+pub(crate) fn router(node: NodeMetrics) -> Router {
     Router::new()
         .route("/health", get(health))
         .route("/metrics", get(metrics))
         .route("/metrics/summary", get(summary))
+        .with_state(node)
 }
 
 /// `/health`, with the body of Mooncake's clients.
-async fn health(State(shared): State<NodeContext>) -> Response {
-    let (status, code, text) = if shared.heartbeat.is_healthy() {
+async fn health(State(node): State<NodeMetrics>) -> Response {
+    let (status, code, text) = if node.heartbeat.is_healthy() {
         (StatusCode::OK, 0, "healthy")
     } else {
         (StatusCode::SERVICE_UNAVAILABLE, 2, "master_unreachable")
@@ -31,24 +53,24 @@ async fn health(State(shared): State<NodeContext>) -> Response {
     (status, [(header::CONTENT_TYPE, "application/json")], body).into_response()
 }
 
-async fn metrics(State(shared): State<NodeContext>) -> Response {
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text(&shared)).into_response()
+async fn metrics(State(node): State<NodeMetrics>) -> Response {
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], text(&node)).into_response()
 }
 
-async fn summary(State(shared): State<NodeContext>) -> Response {
-    let counts = shared.serving.counts().snapshot();
+async fn summary(State(node): State<NodeMetrics>) -> Response {
+    let counts = node.serving.counts().snapshot();
     let body = format!(
         "segments: {} ({} B) | reads: {} ({} B) | writes: {} ({} B) | refused: {} | failed: {} | connections: {} | master: {}\n",
-        shared.membership.pool.segments().len(),
-        shared.membership.pool.bytes(),
+        node.pool.segments().len(),
+        node.pool.bytes(),
         counts.reads,
         counts.read_bytes,
         counts.writes,
         counts.written_bytes,
         counts.rejected,
         counts.failed,
-        shared.serving.open(),
-        if shared.heartbeat.is_healthy() { "reachable" } else { "unreachable" },
+        node.serving.open(),
+        if node.heartbeat.is_healthy() { "reachable" } else { "unreachable" },
     );
     ([(header::CONTENT_TYPE, "text/plain")], body).into_response()
 }
@@ -62,9 +84,9 @@ fn family(out: &mut String, name: &str, kind: &str, help: &str, samples: &[(&str
     }
 }
 
-fn text(shared: &NodeContext) -> String {
-    let counts = shared.serving.counts().snapshot();
-    let (heartbeat, tasks, scrubbed) = (&shared.heartbeat, &shared.task_counts, &shared.scrub_counts);
+fn text(node: &NodeMetrics) -> String {
+    let counts = node.serving.counts().snapshot();
+    let (heartbeat, tasks, scrubbed) = (&node.heartbeat, &node.task_counts, &node.scrub_counts);
     let number = |value: u64| value as f64;
     let seconds = |nanos: u64| nanos as f64 / 1e9;
     let mut out = String::new();
@@ -129,7 +151,7 @@ fn text(shared: &NodeContext) -> String {
     counter(
         "api_requests_rejected",
         "REST API requests that were rejected: not from this machine, or without the token.",
-        &[("", number(shared.refused_calls.load(Relaxed)))],
+        &[("", number(node.refused_calls.load(Relaxed)))],
     );
     counter(
         "heartbeats",
@@ -167,7 +189,7 @@ fn text(shared: &NodeContext) -> String {
         "Ranges that failed their checksum.",
         &[("", number(scrubbed.damaged.load(Relaxed)))],
     );
-    let catalog = shared.membership.pool.catalog_counts();
+    let catalog = node.pool.catalog_counts();
     counter(
         "catalog_dropped_records",
         "Object records that cannot be offered to a master that lost its log: `damaged` (failed their checksum), `stale` (range overwritten or lost before this process started), `unrecorded` (no slot, or the key is too long), `unverified` (bytes incomplete), `unconfirmed` (not in the master).",
@@ -175,33 +197,33 @@ fn text(shared: &NodeContext) -> String {
             (r#"{reason="damaged"}"#, number(catalog.damaged)),
             (r#"{reason="stale"}"#, number(catalog.stale)),
             (r#"{reason="unrecorded"}"#, number(catalog.unrecorded)),
-            (r#"{reason="unverified"}"#, number(shared.catalog_sync_counts.unproven.load(Relaxed))),
-            (r#"{reason="unconfirmed"}"#, number(shared.catalog_sync_counts.unconfirmed.load(Relaxed))),
+            (r#"{reason="unverified"}"#, number(node.catalog_sync_counts.unproven.load(Relaxed))),
+            (r#"{reason="unconfirmed"}"#, number(node.catalog_sync_counts.unconfirmed.load(Relaxed))),
         ],
     );
     counter(
         "catalog_recorded_objects",
         "Objects recorded in the catalog, from which a master that lost its log is restored.",
-        &[("", number(shared.catalog_sync_counts.recorded.load(Relaxed)))],
+        &[("", number(node.catalog_sync_counts.recorded.load(Relaxed)))],
     );
-    if let Some(worker) = &shared.disk_worker {
-        write_disk(&mut out, &worker.disk);
+    if let Some(disk) = &node.disk {
+        write_disk(&mut out, disk);
     }
     let mut gauge = |name: &str, help: &str, value: f64| {
         family(&mut out, &format!("moongate_store_{name}"), "gauge", help, &[("", value)]);
     };
-    gauge("segment_bytes", "Bytes of mounted segments.", number(shared.membership.pool.bytes()));
+    gauge("segment_bytes", "Bytes of mounted segments.", number(node.pool.bytes()));
     gauge(
         "catalog_objects",
         "Objects that can be offered to a master that lost its log.",
         number(catalog.objects),
     );
-    gauge("segments", "Mounted segments.", shared.membership.pool.segments().len() as f64);
-    gauge("connections", "Open connections for transfers.", shared.serving.open() as f64);
+    gauge("segments", "Mounted segments.", node.pool.segments().len() as f64);
+    gauge("connections", "Open connections for transfers.", node.serving.open() as f64);
     gauge(
         "master_reachable",
         "1 if the master answered the last heartbeat, else 0.",
-        f64::from(u8::from(shared.heartbeat.is_healthy())),
+        f64::from(u8::from(node.heartbeat.is_healthy())),
     );
     moongate_runtime::append_process_metrics(&mut out);
     out

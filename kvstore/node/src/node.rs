@@ -1,74 +1,53 @@
-//! Start and shutdown of a node, and mounting and unmounting of segments.
+//! Start and shutdown of a node.
 
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use mooncake_wire::types::Uuid;
 use moongate_master_client::rpc::{self, MasterClient, StoreCredentials};
-use moongate_memory::numa::NumaPlacement;
-use moongate_memory::{PageMode, SegmentBacking, SegmentMemory, SegmentOptions};
-use moongate_rdma::RdmaFabric;
 use moongate_runtime::net::TcpListener;
 use moongate_runtime::{DedicatedThread, PeerTls, Supervisor};
-use moongate_store_client::{KvClient, KvClientOptions as ClientOptions};
+use moongate_store_client::{KvClient, KvClientOptions};
 use moongate_transfer::AllowedPeers;
 use moongate_transfer::handshake::{self, HandshakeLimits};
-use moongate_transfer::serve::{self, TransferServer};
-use tokio::sync::Mutex;
+use moongate_transfer::serve::{self, TransferServer, TransferServerOptions};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::access::{HttpAccess, allowed_peers, open_tls};
+use crate::access::{ApiAccess, allowed_peers, open_tls};
 use crate::args::{NodeArgs, OnStopAction, SegmentBackingArg};
 use crate::capabilities::CapabilityChecker;
-use crate::catalog_sync::CatalogSyncCounts;
 use crate::config::{NodeConfig, TCP_PROTOCOL};
 use crate::descriptor_publisher::{DescriptorPublisher, describe_node};
-use crate::disk::{self, DiskWorker, NodeDisk};
-use crate::engine_segments::EngineSegments;
+use crate::disk::{DiskReadAccess, DiskWorker, NodeDisk};
+use crate::drain_hooks::DrainHooks;
 use crate::error::NodeStartError;
+use crate::health::NodeMetrics;
 use crate::heartbeat::{self, HeartbeatState};
+use crate::http::HttpPorts;
 use crate::listeners::{NodeHost, NodeListeners};
 use crate::membership::NodeMembership;
-use crate::memory::{new_identity, open_memory, resolve_identity, uuid};
-use crate::scrub::{self, ScrubCounts};
+use crate::memory::{open_memory, resolve_identity, uuid};
+use crate::rest::RestApi;
+use crate::segment_mounter::SegmentMounter;
 use crate::segment_pool::{MountedSegment, SegmentPool};
-use crate::tasks::{TaskCounts, TaskWorker};
-use crate::{catalog_sync, rdma};
+use crate::tasks::TaskWorker;
+use crate::{catalog_sync, drain_hooks, health, rdma, rest, scrub};
 
 /// Time limit for unregistering from master and metadata server.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(3);
 
-/// State that all parts of a node share.
-#[derive(Clone)]
-pub(crate) struct NodeContext {
-    pub(crate) membership: NodeMembership,
-    pub(crate) heartbeat: Arc<HeartbeatState>,
-    pub(crate) serving: Arc<TransferServer>,
-    pub(crate) task_counts: Arc<TaskCounts>,
-    pub(crate) scrub_counts: Arc<ScrubCounts>,
-    pub(crate) catalog_sync_counts: Arc<CatalogSyncCounts>,
-    /// REST API requests that were rejected by access control.
-    pub(crate) refused_calls: Arc<AtomicU64>,
-    pub(crate) client: KvClient,
-    /// Worker of the disk tier, if one is configured.
-    pub(crate) disk_worker: Option<DiskWorker>,
-    /// Engines' shared memory that is mounted.
-    pub(crate) engines: Arc<Mutex<EngineSegments>>,
-    publisher: DescriptorPublisher,
-    fabric: Option<Arc<RdmaFabric>>,
-}
-
 /// A running node. Dropping it does not stop the node.
 pub struct RunningNode {
-    shared: NodeContext,
+    segments: SegmentMounter,
+    serving: Arc<TransferServer>,
+    disk_worker: Option<DiskWorker>,
     heartbeat: DedicatedThread,
     heartbeat_stop: CancellationToken,
     unmounts: bool,
     drain_timeout: Duration,
-    http: std::net::SocketAddr,
+    http: SocketAddr,
 }
 
 /// Starts a node. It runs until [`RunningNode::stop`].
@@ -125,16 +104,7 @@ pub async fn start(
         capabilities: capabilities.clone(),
     };
     let publisher = describe_node(&config, &host, &listeners, &membership, fabric.as_deref(), tls.as_ref())?;
-    let options = serve::TransferServerOptions {
-        authentication: tls
-            .clone()
-            .zip(capabilities)
-            .map(|(tls, authorizer)| serve::TransferAuthentication { tls, authorizer }),
-        peers: peers.clone(),
-        connections: flags.max_connections,
-        connections_per_peer: flags.max_connections_per_peer,
-        ..serve::TransferServerOptions::default()
-    };
+    let options = transfer_options(&flags, &peers, tls.as_ref(), capabilities);
     let handshake_handler =
         rdma::handshake_handler(Arc::clone(&publisher.handshakes), fabric.clone(), &endpoint);
     let limits = HandshakeLimits::default();
@@ -158,38 +128,36 @@ pub async fn start(
     let heartbeat_stop = CancellationToken::new();
     let heartbeat =
         heartbeat::start(&membership, Arc::clone(&heartbeat_state), heartbeat_stop.clone(), supervisor)?;
-    let client_options = ClientOptions {
-        tenant: config.tenant.clone(),
-        metadata: config.metadata.clone(),
-        rdma_devices: config.devices.clone(),
-        authentication,
-        ..ClientOptions::default()
+    let client = open_client(&config, authentication, supervisor)?;
+    let disk_access = DiskReadAccess {
+        peers: peers.clone(),
+        authentication: tls.clone().zip(membership.capabilities.clone()),
     };
-    let client = KvClient::new(&config.master, client_options, supervisor)?;
-    let disk_worker = disk.zip(listeners.disk).map(|(disk, listener)| {
-        let peers = (peers.clone(), tls.clone());
-        start_disk(disk, listener, &host, &membership, &publisher, peers, supervisor)
-    });
-    let shared = NodeContext {
-        disk_worker: disk_worker.transpose()?,
-        membership,
+    let start_disk = |(disk, listener): (_, TcpListener)| {
+        let endpoint = host.endpoint(listener.local_addr()?.port());
+        let worker = DiskWorker::new(disk, membership.clone(), publisher.directory.clone(), &endpoint);
+        worker.start(listener, disk_access, supervisor);
+        Ok::<_, NodeStartError>(worker)
+    };
+    let disk_worker = disk.zip(listeners.disk).map(start_disk).transpose()?;
+    let metrics = NodeMetrics {
+        pool: Arc::clone(&membership.pool),
         heartbeat: heartbeat_state,
-        serving,
+        serving: Arc::clone(&serving),
         task_counts: Arc::default(),
         scrub_counts: Arc::default(),
         catalog_sync_counts: Arc::default(),
         refused_calls: Arc::default(),
-        client,
-        engines: Arc::default(),
-        publisher,
-        fabric,
+        disk: disk_worker.as_ref().map(|worker| Arc::clone(&worker.disk)),
     };
-    shared.start_background(flags.scrub_rate, supervisor);
-    let http_access = HttpAccess { address: listeners.address, peers: &peers, tls: tls.as_ref() };
-    let http = shared.serve_http(&flags, &config, http_access, supervisor)?;
+    start_background(&membership, &publisher, &metrics, flags.scrub_rate, supervisor);
+    let segments = SegmentMounter { membership, publisher, fabric };
+    let api = RestApi { client, segments: segments.clone(), disk_worker: disk_worker.clone() };
+    let ports = HttpPorts { address: listeners.address, tls: tls.as_ref(), supervisor };
+    let http = serve_http(api, metrics, &flags, &config, &peers, ports)?;
     tracing::info!(
-        name = %shared.membership.endpoint,
-        data_port = %shared.publisher.handshakes.descriptor.load().tcp_data_port,
+        name = %segments.membership.endpoint,
+        data_port = %segments.publisher.handshakes.descriptor.load().tcp_data_port,
         %http,
         bytes = config.segment_size,
         %peers,
@@ -197,20 +165,29 @@ pub async fn start(
     );
     let unmounts = !is_persistent || flags.on_stop == OnStopAction::Unmount;
     let drain_timeout = flags.drain_timeout;
-    Ok(RunningNode { shared, heartbeat, heartbeat_stop, unmounts, drain_timeout, http })
+    Ok(RunningNode {
+        segments,
+        serving,
+        disk_worker,
+        heartbeat,
+        heartbeat_stop,
+        unmounts,
+        drain_timeout,
+        http,
+    })
 }
 
 impl RunningNode {
     /// The bound address of the REST API.
     #[must_use]
-    pub fn http(&self) -> std::net::SocketAddr {
+    pub fn http(&self) -> SocketAddr {
         self.http
     }
 
     /// The node's name, as `host:port`.
     #[must_use]
     pub fn endpoint(&self) -> &str {
-        &self.shared.membership.endpoint
+        &self.segments.membership.endpoint
     }
 
     /// Stops the node: unmounts its segments unless they are kept, then drains transfers in progress.
@@ -221,20 +198,20 @@ impl RunningNode {
         } else {
             tracing::info!("segments are kept for the next run of this node");
         }
-        let aborted = self.shared.serving.drain(self.drain_timeout).await;
+        let aborted = self.serving.drain(self.drain_timeout).await;
         if aborted > 0 {
             tracing::warn!(connections = aborted, limit = ?self.drain_timeout, "transfers were aborted: they exceeded --drain-timeout");
         }
-        if let Some(worker) = &self.shared.disk_worker {
+        if let Some(worker) = &self.disk_worker {
             worker.shut_down().await;
         }
         self.heartbeat.join().await;
     }
 
     async fn unregister(&self) {
-        let membership = &self.shared.membership;
+        let membership = &self.segments.membership;
         let unregister = async {
-            if let Some(worker) = &self.shared.disk_worker
+            if let Some(worker) = &self.disk_worker
                 && let Err(error) = worker.unmount().await
             {
                 tracing::warn!(%error, "cannot unmount this node's disk at the master; the master will expire it");
@@ -244,7 +221,7 @@ impl RunningNode {
                     tracing::warn!(%error, "cannot unmount a segment at the master; the master will expire it");
                 }
             }
-            if let Err(error) = self.shared.publisher.directory.unpublish(&membership.endpoint).await {
+            if let Err(error) = self.segments.publisher.directory.unpublish(&membership.endpoint).await {
                 tracing::warn!(%error, "cannot remove this node's descriptor from the metadata server");
             }
         };
@@ -254,50 +231,81 @@ impl RunningNode {
     }
 }
 
-impl NodeContext {
-    fn start_background(&self, scrub_rate: u64, supervisor: &Supervisor) {
-        let worker = TaskWorker {
-            membership: self.membership.clone(),
-            directory: self.publisher.directory.clone(),
-            counts: Arc::clone(&self.task_counts),
-        };
-        worker.start(supervisor);
-        let (publisher, heartbeat, stop) =
-            (self.publisher.clone(), Arc::clone(&self.heartbeat), supervisor.token());
-        supervisor.spawn_essential("store-descriptor-publisher", async move {
-            stop.run_until_cancelled(publisher.run(&heartbeat)).await;
-        });
-        catalog_sync::start(self.membership.clone(), Arc::clone(&self.catalog_sync_counts), supervisor);
-        scrub::start(
-            Arc::clone(&self.membership.pool),
-            Arc::clone(&self.scrub_counts),
-            scrub_rate,
-            supervisor,
-        );
+/// Limits of the data port, and who may connect to it.
+fn transfer_options(
+    flags: &NodeArgs,
+    peers: &AllowedPeers,
+    tls: Option<&PeerTls>,
+    capabilities: Option<Arc<CapabilityChecker>>,
+) -> TransferServerOptions {
+    TransferServerOptions {
+        authentication: tls
+            .cloned()
+            .zip(capabilities)
+            .map(|(tls, authorizer)| serve::TransferAuthentication { tls, authorizer }),
+        peers: peers.clone(),
+        connections: flags.max_connections,
+        connections_per_peer: flags.max_connections_per_peer,
+        ..TransferServerOptions::default()
     }
 }
 
-/// Starts the port for disk reads and the worker for the master's disk tasks.
-fn start_disk(
-    disk: Arc<NodeDisk>,
-    listener: TcpListener,
-    host: &NodeHost,
+/// The client of the store for the REST API.
+fn open_client(
+    config: &NodeConfig,
+    authentication: Option<StoreCredentials>,
+    supervisor: &Supervisor,
+) -> Result<KvClient, NodeStartError> {
+    let options = KvClientOptions {
+        tenant: config.tenant.clone(),
+        metadata: config.metadata.clone(),
+        rdma_devices: config.devices.clone(),
+        authentication,
+        ..KvClientOptions::default()
+    };
+    Ok(KvClient::new(&config.master, options, supervisor)?)
+}
+
+fn start_background(
     membership: &NodeMembership,
     publisher: &DescriptorPublisher,
-    (peers, tls): (AllowedPeers, Option<PeerTls>),
+    metrics: &NodeMetrics,
+    scrub_rate: u64,
     supervisor: &Supervisor,
-) -> Result<DiskWorker, NodeStartError> {
-    let endpoint = host.endpoint(listener.local_addr()?.port());
-    let own = Arc::clone(&membership.endpoint);
-    let access = disk::DiskReadAccess { peers, authentication: tls.zip(membership.capabilities.clone()) };
-    disk::listen(listener, Arc::clone(&disk), own, access, supervisor);
-    let worker = DiskWorker {
-        disk,
+) {
+    let worker = TaskWorker {
         membership: membership.clone(),
         directory: publisher.directory.clone(),
-        endpoint: endpoint.into(),
-        unmounting: CancellationToken::new(),
+        counts: Arc::clone(&metrics.task_counts),
     };
-    worker.clone().start(supervisor);
-    Ok(worker)
+    worker.start(supervisor);
+    let (publisher, heartbeat, stop) =
+        (publisher.clone(), Arc::clone(&metrics.heartbeat), supervisor.token());
+    supervisor.spawn_essential("store-descriptor-publisher", async move {
+        stop.run_until_cancelled(publisher.run(&heartbeat)).await;
+    });
+    catalog_sync::start(membership.clone(), Arc::clone(&metrics.catalog_sync_counts), supervisor);
+    let (pool, counts) = (Arc::clone(&membership.pool), Arc::clone(&metrics.scrub_counts));
+    scrub::start(pool, counts, scrub_rate, supervisor);
+}
+
+/// Serves the REST API, hooks, health and metrics. Returns the address of the REST API.
+fn serve_http(
+    api: RestApi,
+    metrics: NodeMetrics,
+    flags: &NodeArgs,
+    config: &NodeConfig,
+    peers: &AllowedPeers,
+    ports: HttpPorts<'_>,
+) -> Result<SocketAddr, NodeStartError> {
+    let refused = Arc::clone(&metrics.refused_calls);
+    let access = ApiAccess::new(peers.clone(), flags.api_token.as_ref(), refused);
+    let hooks =
+        DrainHooks { membership: api.segments.membership.clone(), heartbeat: Arc::clone(&metrics.heartbeat) };
+    let health = health::router(metrics);
+    if let Some(port) = config.client_http_port {
+        ports.serve(port, health.clone())?;
+    }
+    let hooks = drain_hooks::router(hooks, peers.clone());
+    ports.serve(flags.port, rest::router(api, access).merge(hooks).merge(health))
 }

@@ -1,30 +1,37 @@
 //! The REST API of Mooncake's store service, with the same paths, status codes and bodies.
 
-use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::{DefaultBodyLimit, Path, Request, State};
-use axum::http::{HeaderMap, Method, StatusCode, header};
-use axum::middleware::{self, Next};
+use axum::extract::{DefaultBodyLimit, Path, State};
+use axum::http::{Method, StatusCode, header};
+use axum::middleware;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{delete, get, post, put};
-use mooncake_wire::types::Uuid;
-use moongate_runtime::{ClientCertificate, PeerAddr, SecretString};
-use moongate_store_client::{KvError, PutOptions};
-use moongate_transfer::AllowedPeers;
-use serde_json::{Map, Value};
-use subtle::ConstantTimeEq as _;
+use moongate_store_client::{KvClient, KvError, PutOptions};
+use serde_json::Value;
 
+use crate::access::{ApiAccess, only_with_access};
+use crate::disk::DiskWorker;
 use crate::engine_segments;
-use crate::node::NodeContext;
+use crate::rest_response::{error, failed, json, members, plain, segment_ids, success};
+use crate::segment_mounter::SegmentMounter;
 
 /// Maximum size of a request body in bytes.
 const MAX_BODY: usize = 100 << 20;
 
-pub(crate) fn router(access: ApiAccess) -> Router<NodeContext> {
+/// What the REST API operates on.
+#[derive(Clone)]
+pub(crate) struct RestApi {
+    pub(crate) client: KvClient,
+    pub(crate) segments: SegmentMounter,
+    /// Worker of the disk tier, if one is configured.
+    pub(crate) disk_worker: Option<DiskWorker>,
+}
+
+pub(crate) fn router(api: RestApi, access: ApiAccess) -> Router {
+    let engines = engine_segments::router(api.segments.clone());
     Router::new()
         .route("/api/put", put(put_object))
         .route("/api/get/{key}", get(get_object))
@@ -34,9 +41,8 @@ pub(crate) fn router(access: ApiAccess) -> Router<NodeContext> {
         .route("/api/mount", post(mount))
         .route("/api/unmount", post(unmount))
         .route("/api/unmount_local_disk", post(unmount_local_disk))
-        .route("/api/mount_shm", post(engine_segments::mount_shm))
-        .route("/api/unmount_shm", post(engine_segments::unmount_shm))
-        .route("/api/reconfigure", post(engine_segments::reconfigure))
+        .with_state(api)
+        .merge(engines)
         .fallback(async || plain(StatusCode::NOT_FOUND, "404: Not Found"))
         .method_not_allowed_fallback(async |_: Method| {
             plain(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed")
@@ -45,7 +51,7 @@ pub(crate) fn router(access: ApiAccess) -> Router<NodeContext> {
         .layer(middleware::from_fn_with_state(Arc::new(access), only_with_access))
 }
 
-async fn put_object(State(shared): State<NodeContext>, body: Bytes) -> Response {
+async fn put_object(State(api): State<RestApi>, body: Bytes) -> Response {
     let data = match members(&body) {
         Ok(data) => data,
         Err(response) => return *response,
@@ -55,7 +61,7 @@ async fn put_object(State(shared): State<NodeContext>, body: Bytes) -> Response 
         return error(StatusCode::BAD_REQUEST, "Missing key or value");
     };
     let Some(value) = value.as_str() else { return failed("value is not a string") };
-    match shared.client.put(key, value.as_bytes(), &PutOptions::default()).await {
+    match api.client.put(key, value.as_bytes(), &PutOptions::default()).await {
         Ok(_) => success(),
         Err(problem) => {
             tracing::warn!(error = %problem, "PUT /api/put");
@@ -64,8 +70,8 @@ async fn put_object(State(shared): State<NodeContext>, body: Bytes) -> Response 
     }
 }
 
-async fn get_object(State(shared): State<NodeContext>, Path(key): Path<String>) -> Response {
-    match shared.client.get(&key).await {
+async fn get_object(State(api): State<RestApi>, Path(key): Path<String>) -> Response {
+    match api.client.get(&key).await {
         Ok(bytes) => {
             (StatusCode::OK, [(header::CONTENT_TYPE, "application/octet-stream")], bytes).into_response()
         }
@@ -77,28 +83,28 @@ async fn get_object(State(shared): State<NodeContext>, Path(key): Path<String>) 
     }
 }
 
-async fn exist(State(shared): State<NodeContext>, Path(key): Path<String>) -> Response {
-    match shared.client.exist(&[&key]).await.as_deref() {
+async fn exist(State(api): State<RestApi>, Path(key): Path<String>) -> Response {
+    match api.client.exist(&[&key]).await.as_deref() {
         Ok([exists, ..]) => json(StatusCode::OK, &[("exists", (*exists).into())]),
         _ => failed("Exist check failed"),
     }
 }
 
-async fn remove(State(shared): State<NodeContext>, Path(key): Path<String>) -> Response {
-    match shared.client.remove(&key, false).await {
+async fn remove(State(api): State<RestApi>, Path(key): Path<String>) -> Response {
+    match api.client.remove(&key, false).await {
         Ok(()) => success(),
         Err(_) => failed("Remove operation failed"),
     }
 }
 
-async fn remove_all(State(shared): State<NodeContext>) -> Response {
-    match shared.client.remove_all(false).await {
+async fn remove_all(State(api): State<RestApi>) -> Response {
+    match api.client.remove_all(false).await {
         Ok(number) => json(StatusCode::OK, &[("status", format!("success removed {number} keys").into())]),
         Err(_) => failed("RemoveAll operation failed"),
     }
 }
 
-async fn mount(State(shared): State<NodeContext>, body: Bytes) -> Response {
+async fn mount(State(api): State<RestApi>, body: Bytes) -> Response {
     let data = match members(&body) {
         Ok(data) => data,
         Err(response) => return *response,
@@ -106,7 +112,7 @@ async fn mount(State(shared): State<NodeContext>, body: Bytes) -> Response {
     let Some(size) = data.get("size").and_then(Value::as_u64).filter(|size| *size > 0) else {
         return error(StatusCode::BAD_REQUEST, "Invalid size, must be a positive integer");
     };
-    match shared.mount_process_memory(size).await {
+    match api.segments.mount_process_memory(size).await {
         Ok(id) => json(
             StatusCode::OK,
             &[
@@ -119,7 +125,7 @@ async fn mount(State(shared): State<NodeContext>, body: Bytes) -> Response {
     }
 }
 
-async fn unmount(State(shared): State<NodeContext>, body: Bytes) -> Response {
+async fn unmount(State(api): State<RestApi>, body: Bytes) -> Response {
     let data = match members(&body) {
         Ok(data) => data,
         Err(response) => return *response,
@@ -129,7 +135,7 @@ async fn unmount(State(shared): State<NodeContext>, body: Bytes) -> Response {
         return error(StatusCode::BAD_REQUEST, "Missing segment_ids");
     }
     for id in ids {
-        if let Err(problem) = unmount_named(&shared, id).await {
+        if let Err(problem) = api.segments.unmount_named(id).await {
             return failed(format!("Unmount and free failed, {problem}"));
         }
     }
@@ -137,13 +143,13 @@ async fn unmount(State(shared): State<NodeContext>, body: Bytes) -> Response {
 }
 
 /// Unmounts the disk tier from the store, if there is one. Reads in progress complete.
-async fn unmount_local_disk(State(shared): State<NodeContext>, body: Bytes) -> Response {
+async fn unmount_local_disk(State(api): State<RestApi>, body: Bytes) -> Response {
     match serde_json::from_slice::<Value>(&body) {
         Ok(Value::Object(_)) => {}
         Ok(_) => return error(StatusCode::BAD_REQUEST, "Request body must be a JSON object"),
         Err(_) => return error(StatusCode::BAD_REQUEST, "Malformed JSON body"),
     }
-    match &shared.disk_worker {
+    match &api.disk_worker {
         None => success(),
         Some(worker) => match worker.unmount().await {
             Ok(()) => success(),

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     async fn text(response: Response) -> String {
-        let body = axum::body::to_bytes(response.into_body(), MAX_BODY).await.unwrap();
+        let body = axum::body::to_bytes(response.into_body(), 1 << 10).await.unwrap();
         String::from_utf8(body.to_vec()).unwrap()
     }
 

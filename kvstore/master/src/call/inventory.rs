@@ -60,7 +60,7 @@ fn inventory(
     let mut reply = InventoryReply { accepted: 1, epoch, outcomes: Vec::new() };
     match arguments.step {
         step::ANNOUNCE => {
-            reply.accepted = u64::from(server.master.announce_inventory(now_ms, arguments.segment_id))
+            reply.accepted = u64::from(server.master.announce_inventory(now_ms, arguments.segment_id));
         }
         step::RECORDS => {
             let records: Vec<InventoryRecord<'_>> =

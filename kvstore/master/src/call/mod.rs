@@ -285,7 +285,7 @@ impl CallerSession {
             server,
             core,
             now_ms,
-            effects: effects,
+            effects,
             dialect,
             connection,
             sequence,

@@ -269,10 +269,10 @@ async fn messages_equal_those_of_mooncake() {
         };
         match event.change {
             StoreEventKind::Stored(object) => {
-                queue.stored(event.tenant, object.key, object.group, owned_medium(object.medium))
+                queue.stored(event.tenant, object.key, object.group, owned_medium(object.medium));
             }
             StoreEventKind::Removed(object) => {
-                queue.removed(event.tenant, object.key, object.group, owned_medium(object.medium))
+                queue.removed(event.tenant, object.key, object.group, owned_medium(object.medium));
             }
             other => panic!("{other:?}"),
         }

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicU64;
 use moongate_memory::{MappedRegion, PageMode};
 use moongate_tier::FileTier;
 
-pub(crate) use serve::{DiskReadAccess, listen};
+pub(crate) use serve::DiskReadAccess;
 pub(crate) use worker::DiskWorker;
 
 use crate::args::NodeArgs;

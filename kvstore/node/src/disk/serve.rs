@@ -53,7 +53,7 @@ struct AuthenticatedReader<'a> {
 }
 
 /// Serves readers until the supervisor shuts down. `endpoint` is the node from which they read staged objects.
-pub(crate) fn listen(
+pub(super) fn listen(
     listener: TcpListener,
     disk: Arc<NodeDisk>,
     endpoint: Arc<str>,

@@ -15,11 +15,13 @@ use mooncake_wire::types::{
 };
 use moongate_master_client::rpc::RpcError;
 use moongate_runtime::Supervisor;
+use moongate_runtime::net::TcpListener;
 use moongate_transfer::DescriptorDirectory;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::NodeDisk;
+use super::serve::{self, DiskReadAccess};
 use crate::membership::NodeMembership;
 
 /// Poll period for the master's disk tasks.
@@ -34,12 +36,12 @@ const RECHECK_DELAY: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 pub(crate) struct DiskWorker {
     pub(crate) disk: Arc<NodeDisk>,
-    pub(crate) membership: NodeMembership,
-    pub(crate) directory: DescriptorDirectory,
+    pub(super) membership: NodeMembership,
+    pub(super) directory: DescriptorDirectory,
     /// Address of the port for disk reads.
-    pub(crate) endpoint: Arc<str>,
+    endpoint: Arc<str>,
     /// Cancelled when the disk is unmounted before the node stops.
-    pub(crate) unmounting: CancellationToken,
+    unmounting: CancellationToken,
 }
 
 /// Progress of reconciling the disk with the master.
@@ -49,15 +51,28 @@ struct DiskReconcileState {
 }
 
 impl DiskWorker {
-    /// Runs until the supervisor shuts down or the disk is unmounted.
-    pub(crate) fn start(self, supervisor: &Supervisor) {
-        let stop = supervisor.token();
+    /// `endpoint` is the address of the port for disk reads.
+    pub(crate) fn new(
+        disk: Arc<NodeDisk>,
+        membership: NodeMembership,
+        directory: DescriptorDirectory,
+        endpoint: &str,
+    ) -> Self {
+        Self { disk, membership, directory, endpoint: endpoint.into(), unmounting: CancellationToken::new() }
+    }
+
+    /// Serves disk reads at this port until the supervisor shuts down, and executes the master's disk tasks until then or until the
+    /// disk is unmounted.
+    pub(crate) fn start(&self, listener: TcpListener, access: DiskReadAccess, supervisor: &Supervisor) {
+        let endpoint = Arc::clone(&self.membership.endpoint);
+        serve::listen(listener, Arc::clone(&self.disk), endpoint, access, supervisor);
+        let (worker, stop) = (self.clone(), supervisor.token());
         supervisor.spawn_essential("store-disk", async move {
-            let leaving = self.unmounting.clone();
+            let leaving = worker.unmounting.clone();
             tokio::select! {
                 () = stop.cancelled() => {}
                 () = leaving.cancelled() => {}
-                () = self.run() => {}
+                () = worker.run() => {}
             }
         });
     }

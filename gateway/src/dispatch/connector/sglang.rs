@@ -2,75 +2,71 @@
 //! gateway appended, and the priority for engines that order their queue by it.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 
-use bytes::Bytes;
-use moongate_discovery::{BootstrapAddress, EngineFacts, PriorityOrder};
-use moongate_scheduler::RoutingDecision;
+use moongate_discovery::BootstrapAddress;
 
-use super::routed_request::RoutedRequest;
-use crate::request_body::{BodyMember, MemberEdit, SplicedBody};
+use super::body::with_members;
+use super::{ConnectorAttempt, LegConnector, LegEngine, LegOrder, PrefillLeg};
+use crate::dispatch::abort::EngineRequestId;
+use crate::dispatch::routed_request::{RoutedRequest, random_uuid};
+use crate::request_body::BodyMember;
+use crate::upstream::PreparedRequest;
+
+/// The values that link the legs of a pair: the same on both.
+#[derive(Debug)]
+pub(super) struct SglangConnector<'a> {
+    bootstrap: &'a BootstrapAddress,
+    rid: Arc<str>,
+    entropy: u64,
+}
 
 /// Data-parallel ranks to select on both sides: `(rank, dp_size)`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct PairRanks {
-    pub(super) prefill: (u32, u32),
-    pub(super) decode: (u32, u32),
+struct PairRanks {
+    prefill: (u32, u32),
+    decode: (u32, u32),
 }
 
-/// The values that link the legs of a pair: the same on both.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PairBootstrap<'a> {
-    pub(super) bootstrap: &'a BootstrapAddress,
-    pub(super) ranks: PairRanks,
-    pub(super) rid: &'a str,
-    pub(super) entropy: u64,
-}
+impl<'a> SglangConnector<'a> {
+    pub(super) fn new(bootstrap: Option<&'a BootstrapAddress>) -> Result<Self, &'static str> {
+        let bootstrap = bootstrap.ok_or("has no bootstrap address")?;
+        Ok(Self { bootstrap, rid: random_uuid().into(), entropy: fastrand::u64(..) })
+    }
 
-/// The body of one leg.
-pub(super) fn body(routed: &RoutedRequest, link: PairBootstrap<'_>, priority: Option<i64>) -> SplicedBody {
-    let sequences = if is_batch(routed) { Some(routed.routing.sequences()) } else { None };
-    let triple = bootstrap_members(link.bootstrap, link.ranks, sequences, link.entropy);
-    let mut members = vec![(BodyMember::Rid, format!("\"{}\"", link.rid))];
-    members.extend(priority.map(|priority| (BodyMember::Priority, priority.to_string())));
-    with_members(routed, members, triple)
-}
-
-/// The body for a plain worker: the client's own, unless the worker orders its queue by priority.
-pub(super) fn worker_body(routed: &RoutedRequest, priority: Option<i64>) -> SplicedBody {
-    match priority {
-        Some(priority) => {
-            with_members(routed, vec![(BodyMember::Priority, priority.to_string())], String::new())
-        }
-        None => SplicedBody::verbatim(routed.body.clone()),
+    fn request(&self, attempt: &ConnectorAttempt<'_>, engine: LegEngine<'_>) -> PreparedRequest {
+        let routed = attempt.routed;
+        let ranks = PairRanks {
+            prefill: (attempt.prefill.rank, attempt.prefill.dp_size()),
+            decode: (attempt.main.rank, attempt.main.dp_size()),
+        };
+        let sequences = if is_batch(routed) { Some(routed.routing.sequences()) } else { None };
+        let triple = bootstrap_members(self.bootstrap, ranks, sequences, self.entropy);
+        let mut members = vec![(BodyMember::Rid, format!("\"{}\"", self.rid))];
+        let priority = engine.priority(attempt.decision);
+        members.extend(priority.map(|priority| (BodyMember::Priority, priority.to_string())));
+        routed.prepare(with_members(routed, members, triple), Vec::new())
     }
 }
 
-/// The priority to send to an engine with these facts; `None` leaves the client's own, which such an engine ignores.
-pub(super) fn priority(decision: Option<&RoutingDecision>, facts: Option<&EngineFacts>) -> Option<i64> {
-    let smallest_first = decision?.engine_priority?;
-    Some(match facts?.priority_order? {
-        PriorityOrder::SmallestFirst => smallest_first,
-        PriorityOrder::LargestFirst => -smallest_first,
-    })
-}
-
-/// The client's body with `members` in place of its own, and `appended` members that it cannot have.
-fn with_members(
-    routed: &RoutedRequest,
-    members: Vec<(BodyMember, String)>,
-    mut appended: String,
-) -> SplicedBody {
-    let mut edits = Vec::with_capacity(members.len());
-    for (member, value) in members {
-        if routed.routing.has(member) {
-            edits.push(MemberEdit::new(member, value));
-        } else {
-            let comma = if appended.is_empty() { "" } else { "," };
-            // Writing into a String does not fail.
-            let _infallible = write!(appended, "{comma}\"{}\":{value}", member.key());
-        }
+impl LegConnector for SglangConnector<'_> {
+    fn prefill(&self, attempt: &ConnectorAttempt<'_>) -> Option<PrefillLeg> {
+        let request = self.request(attempt, attempt.prefill);
+        Some(PrefillLeg { request, order: LegOrder::Together, may_cancel: true })
     }
-    SplicedBody::new(&routed.body, &routed.routing, &edits, Bytes::from(appended))
+
+    fn main(
+        &self,
+        attempt: &ConnectorAttempt<'_>,
+        _: Option<&[u8]>,
+    ) -> Result<PreparedRequest, &'static str> {
+        Ok(self.request(attempt, attempt.main))
+    }
+
+    /// SGLang notices a closed connection only at its next check.
+    fn abort_id(&self) -> Option<EngineRequestId> {
+        Some(EngineRequestId { rid: self.rid.clone() })
+    }
 }
 
 /// Whether the engine gets more than one sequence.

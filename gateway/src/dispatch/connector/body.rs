@@ -1,0 +1,32 @@
+//! Members that the gateway sets in an engine's body.
+
+use std::fmt::Write as _;
+
+use bytes::Bytes;
+
+use crate::dispatch::routed_request::RoutedRequest;
+use crate::request_body::{BodyMember, MemberEdit, SplicedBody};
+
+/// The client's body with a priority of the gateway.
+pub(super) fn with_priority(routed: &RoutedRequest, priority: i64) -> SplicedBody {
+    with_members(routed, vec![(BodyMember::Priority, priority.to_string())], String::new())
+}
+
+/// The client's body with `members` in place of its own, and `appended` members that it cannot have.
+pub(super) fn with_members(
+    routed: &RoutedRequest,
+    members: Vec<(BodyMember, String)>,
+    mut appended: String,
+) -> SplicedBody {
+    let mut edits = Vec::with_capacity(members.len());
+    for (member, value) in members {
+        if routed.routing.has(member) {
+            edits.push(MemberEdit::new(member, value));
+        } else {
+            let comma = if appended.is_empty() { "" } else { "," };
+            // Writing into a String does not fail.
+            let _infallible = write!(appended, "{comma}\"{}\":{value}", member.key());
+        }
+    }
+    SplicedBody::new(&routed.body, &routed.routing, &edits, Bytes::from(appended))
+}

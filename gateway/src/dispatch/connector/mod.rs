@@ -1,0 +1,126 @@
+//! Connectors: how a prefill and a decode engine serve one request together.
+//!
+//! A new connector needs its own file here, an entry in [`of_pair`], and the facts by which discovery recognises it
+//! (`moongate_discovery::KvTransferMethod`).
+
+mod body;
+mod mooncake;
+mod nixl;
+mod plain;
+mod sglang;
+mod shared_store;
+mod vllm;
+
+use moongate_discovery::{EngineFacts, EngineKind, KvTransferMethod, PriorityOrder};
+use moongate_scheduler::RoutingDecision;
+
+use self::mooncake::MooncakeConnector;
+use self::nixl::NixlConnector;
+use self::plain::PlainConnector;
+use self::sglang::SglangConnector;
+use self::shared_store::SharedStoreConnector;
+use super::abort::EngineRequestId;
+use super::routed_request::RoutedRequest;
+use crate::upstream::PreparedRequest;
+
+/// Connects the legs of one attempt. Errors say what is wrong with the prefill engine.
+pub(super) trait LegConnector: Send + Sync {
+    /// The leg that computes the prompt; `None` if the engine that answers the client does it.
+    fn prefill(&self, attempt: &ConnectorAttempt<'_>) -> Option<PrefillLeg>;
+
+    /// The request of the leg that answers the client. `prefill_response` is complete if the prefill leg ran first, else `None`.
+    fn main(
+        &self,
+        attempt: &ConnectorAttempt<'_>,
+        prefill_response: Option<&[u8]>,
+    ) -> Result<PreparedRequest, &'static str>;
+
+    /// The id in both legs by which the engines abort them; `None` if closing the connection is enough.
+    fn abort_id(&self) -> Option<EngineRequestId> {
+        None
+    }
+
+    /// Whether a failed decode may be due to facts of the prefill that are out of date.
+    fn depends_on_prefill_facts(&self) -> bool {
+        false
+    }
+}
+
+/// The prefill leg of a connector.
+#[derive(Debug)]
+pub(super) struct PrefillLeg {
+    pub(super) request: PreparedRequest,
+    pub(super) order: LegOrder,
+    /// Whether the leg may be aborted when its response is no longer needed.
+    pub(super) may_cancel: bool,
+}
+
+/// When the leg that answers the client starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LegOrder {
+    /// Together with the prefill leg.
+    Together,
+    /// After the prefill leg's complete response.
+    PrefillFirst,
+}
+
+/// One attempt, as a connector needs it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ConnectorAttempt<'a> {
+    pub(super) routed: &'a RoutedRequest,
+    /// Counted from 1.
+    pub(super) number: u32,
+    pub(super) decision: Option<&'a RoutingDecision>,
+    /// The engine that computes the prompt; that of the main leg for a single worker.
+    pub(super) prefill: LegEngine<'a>,
+    /// The engine that answers the client.
+    pub(super) main: LegEngine<'a>,
+}
+
+/// The engine of a leg.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LegEngine<'a> {
+    pub(super) facts: Option<&'a EngineFacts>,
+    /// The chosen data-parallel rank.
+    pub(super) rank: u32,
+}
+
+impl LegEngine<'_> {
+    /// Number of data-parallel ranks.
+    fn dp_size(&self) -> u32 {
+        self.facts.map_or(1, |facts| facts.dp_size)
+    }
+
+    /// The priority to send to the engine; `None` leaves the client's own, which such an engine ignores.
+    fn priority(&self, decision: Option<&RoutingDecision>) -> Option<i64> {
+        let smallest_first = decision?.engine_priority?;
+        Some(match self.facts?.priority_order? {
+            PriorityOrder::SmallestFirst => smallest_first,
+            PriorityOrder::LargestFirst => -smallest_first,
+        })
+    }
+}
+
+/// The connector of a single worker.
+pub(super) fn single_worker() -> Box<dyn LegConnector> {
+    Box::new(PlainConnector)
+}
+
+/// The connector of a pair, derived from the facts that the prefill engine reports, never guessed per request. The error says which
+/// fact is missing.
+pub(super) fn of_pair(prefill: LegEngine<'_>) -> Result<Box<dyn LegConnector + '_>, &'static str> {
+    let LegEngine { facts, rank } = prefill;
+    let facts = facts.ok_or("has not been probed")?;
+    Ok(match &facts.transfer {
+        Some(KvTransferMethod::SglangBootstrap { bootstrap }) => {
+            Box::new(SglangConnector::new(bootstrap.as_ref())?)
+        }
+        Some(KvTransferMethod::VllmNixl) => Box::new(NixlConnector),
+        Some(KvTransferMethod::VllmMooncake { bootstrap, engine_ids }) => {
+            Box::new(MooncakeConnector::new(bootstrap.as_ref(), engine_ids, rank)?)
+        }
+        Some(KvTransferMethod::VllmStore) => Box::new(SharedStoreConnector),
+        None if facts.engine == EngineKind::Vllm => return Err("has an unknown KV connector"),
+        None => return Err("has no bootstrap address"),
+    })
+}

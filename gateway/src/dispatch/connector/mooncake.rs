@@ -1,0 +1,99 @@
+//! vLLM's MooncakeConnector: both legs at once, linked by a transfer id.
+
+use std::collections::BTreeMap;
+
+use moongate_discovery::BootstrapAddress;
+
+use super::{ConnectorAttempt, LegConnector, LegOrder, PrefillLeg, vllm};
+use crate::dispatch::routed_request::random_uuid;
+use crate::upstream::PreparedRequest;
+
+/// The values that link the legs of a pair.
+#[derive(Debug)]
+pub(super) struct MooncakeConnector<'a> {
+    bootstrap: &'a BootstrapAddress,
+    /// Id of the prefill's rank, new after each of its restarts.
+    engine_id: &'a str,
+    transfer_id: String,
+}
+
+impl<'a> MooncakeConnector<'a> {
+    pub(super) fn new(
+        bootstrap: Option<&'a BootstrapAddress>,
+        engine_ids: &'a BTreeMap<u32, String>,
+        rank: u32,
+    ) -> Result<Self, &'static str> {
+        let bootstrap = bootstrap.ok_or("has no bootstrap address")?;
+        let engine_id = engine_ids.get(&rank).or_else(|| engine_ids.values().next());
+        let engine_id = engine_id.ok_or("has no engine id at its bootstrap server")?;
+        Ok(Self { bootstrap, engine_id, transfer_id: format!("xfer-{}", random_uuid()) })
+    }
+
+    fn prefill_params(&self) -> String {
+        let transfer_id = &self.transfer_id;
+        format!(r#"{{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":"{transfer_id}"}}"#)
+    }
+
+    fn decode_params(&self) -> String {
+        let Self { bootstrap, engine_id, transfer_id } = self;
+        let host = if bootstrap.host.contains(':') {
+            format!("[{}]", bootstrap.host)
+        } else {
+            bootstrap.host.clone()
+        };
+        let address = serde_json::Value::from(format!("http://{host}:{}", bootstrap.port));
+        let engine_id = serde_json::Value::from(*engine_id);
+        format!(
+            r#"{{"do_remote_decode":false,"do_remote_prefill":true,"remote_bootstrap_addr":{address},"remote_engine_id":{engine_id},"transfer_id":"{transfer_id}"}}"#
+        )
+    }
+}
+
+impl LegConnector for MooncakeConnector<'_> {
+    /// An aborted prefill blocks one of the engine's few sender workers for eight minutes
+    /// (`VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`), whereas it ends after one token anyway.
+    fn prefill(&self, attempt: &ConnectorAttempt<'_>) -> Option<PrefillLeg> {
+        let leg = vllm::prefill_leg(attempt, Some(self.prefill_params()), LegOrder::Together)?;
+        Some(PrefillLeg { may_cancel: false, ..leg })
+    }
+
+    fn main(
+        &self,
+        attempt: &ConnectorAttempt<'_>,
+        _: Option<&[u8]>,
+    ) -> Result<PreparedRequest, &'static str> {
+        Ok(vllm::decode_request(attempt, Some(self.decode_params())))
+    }
+
+    /// After a restart, a prefill has a new engine id, and the decode answers 500 to the old one.
+    fn depends_on_prefill_facts(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::dispatch::connector::LegEngine;
+    use crate::dispatch::routed_request::RoutedRequest;
+    use crate::request_body::InferenceApi;
+
+    #[test]
+    fn mooncake_names_transfer_and_bootstrap() {
+        let routed = RoutedRequest::of_body(InferenceApi::Completions, r#"{"prompt":"a","max_tokens":24}"#);
+        let bootstrap = BootstrapAddress { host: "::1".into(), port: 8998 };
+        let transfer_id = "xfer-1".to_owned();
+        let connector = MooncakeConnector { bootstrap: &bootstrap, engine_id: "e-1", transfer_id };
+        let engine = LegEngine { facts: None, rank: 0 };
+        let attempt =
+            ConnectorAttempt { routed: &routed, number: 1, decision: None, prefill: engine, main: engine };
+        let decode = connector.main(&attempt, None).unwrap();
+        assert_eq!(
+            serde_json::from_slice::<Value>(&decode.body.to_vec()).unwrap(),
+            json!({"prompt":"a","max_tokens":24,"kv_transfer_params":{"do_remote_decode":false,"do_remote_prefill":true,
+                "remote_bootstrap_addr":"http://[::1]:8998","remote_engine_id":"e-1","transfer_id":"xfer-1"}})
+        );
+    }
+}

@@ -1,0 +1,119 @@
+//! What vLLM's connectors have in common: the body and headers of each leg.
+
+use bytes::Bytes;
+use http::{HeaderName, HeaderValue};
+
+use super::{ConnectorAttempt, LegEngine, LegOrder, PrefillLeg};
+use crate::dispatch::routed_request::RoutedRequest;
+use crate::request_body::{BodyMember, InferenceApi, MemberEdit, SplicedBody};
+use crate::upstream::PreparedRequest;
+
+/// The prefill leg, with `params` as `kv_transfer_params`. `None` for several sequences: one KV transfer serves one sequence, so
+/// the decode engine computes the prompt itself.
+pub(super) fn prefill_leg(
+    attempt: &ConnectorAttempt<'_>,
+    params: Option<String>,
+    order: LegOrder,
+) -> Option<PrefillLeg> {
+    let routed = attempt.routed;
+    (!is_batch(routed)).then(|| {
+        let headers = headers(&routed.id, attempt.number, attempt.prefill);
+        let request = routed.prepare(prefill_body(routed, params), headers);
+        PrefillLeg { request, order, may_cancel: true }
+    })
+}
+
+/// The decode leg's request, with `params` as `kv_transfer_params` unless there was no prefill leg.
+pub(super) fn decode_request(attempt: &ConnectorAttempt<'_>, params: Option<String>) -> PreparedRequest {
+    let routed = attempt.routed;
+    let params = params.filter(|_| !is_batch(routed));
+    routed.prepare(with_params(routed, params), headers(&routed.id, attempt.number, attempt.main))
+}
+
+fn is_batch(routed: &RoutedRequest) -> bool {
+    routed.routing.sequences() > 1
+}
+
+/// Headers of both legs: the data-parallel rank if there are several, and from the second attempt on a distinct request id. vLLM
+/// derives its internal id from it, and an engine may still hold that of the previous attempt.
+fn headers(request_id: &HeaderValue, attempt: u32, engine: LegEngine<'_>) -> Vec<(HeaderName, HeaderValue)> {
+    let mut headers = Vec::with_capacity(2);
+    if attempt > 1 {
+        let id = [request_id.as_bytes(), format!("-{attempt}").as_bytes()].concat();
+        headers.extend(
+            HeaderValue::from_bytes(&id).ok().map(|id| (HeaderName::from_static("x-request-id"), id)),
+        );
+    }
+    if engine.dp_size() > 1 {
+        headers.push((HeaderName::from_static("x-data-parallel-rank"), HeaderValue::from(engine.rank)));
+    }
+    headers
+}
+
+/// The client's body limited to one token and one response, so that the prefill stops after the prompt. `min_tokens` keeps an
+/// end-of-sequence token from ending it earlier: vLLM drops the blocks of a request that did not end by length.
+fn prefill_body(routed: &RoutedRequest, params: Option<String>) -> SplicedBody {
+    let edits = vec![
+        MemberEdit::new(BodyMember::Stream, "false"),
+        MemberEdit::new(BodyMember::StreamOptions, "null"),
+        MemberEdit::new(BodyMember::MaxTokens, "1"),
+        MemberEdit::new(BodyMember::MaxCompletionTokens, "1"),
+        MemberEdit::new(BodyMember::MinTokens, "1"),
+    ];
+    let mut appended = Vec::with_capacity(3);
+    if !routed.routing.has(BodyMember::MaxTokens) && !routed.routing.has(BodyMember::MaxCompletionTokens) {
+        let key = if routed.api == InferenceApi::Chat {
+            BodyMember::MaxCompletionTokens
+        } else {
+            BodyMember::MaxTokens
+        };
+        appended.push(format!("\"{}\":1", key.key()));
+    }
+    if !routed.routing.has(BodyMember::MinTokens) {
+        appended.push(format!("\"{}\":1", BodyMember::MinTokens.key()));
+    }
+    appended.extend(params.map(transfer_params));
+    SplicedBody::new(&routed.body, &routed.routing, &edits, Bytes::from(appended.join(",")))
+}
+
+/// The client's body with `kv_transfer_params`, if there are any.
+fn with_params(routed: &RoutedRequest, params: Option<String>) -> SplicedBody {
+    let appended = params.map(transfer_params).unwrap_or_default();
+    SplicedBody::new(&routed.body, &routed.routing, &[], Bytes::from(appended))
+}
+
+/// The member `kv_transfer_params`. The client's body has none: ingress removes it.
+fn transfer_params(params: String) -> String {
+    format!("\"kv_transfer_params\":{params}")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn parsed(body: &SplicedBody) -> Value {
+        serde_json::from_slice(&body.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn prefill_is_one_token_without_stream() {
+        let routed = RoutedRequest::of_body(
+            InferenceApi::Chat,
+            r#"{"messages":[{}],"stream":true,"stream_options":{"include_usage":true},"max_tokens":9,"min_tokens":4,"x":1}"#,
+        );
+        let expected =
+            json!({"messages":[{}],"stream":false,"stream_options":null,"max_tokens":1,"min_tokens":1,"x":1});
+        assert_eq!(parsed(&prefill_body(&routed, None)), expected);
+    }
+
+    #[test]
+    fn a_missing_limit_is_added() {
+        let body = |api, text| prefill_body(&RoutedRequest::of_body(api, text), None);
+        let chat = parsed(&body(InferenceApi::Chat, r#"{"messages":[{}]}"#));
+        assert_eq!(chat, json!({"messages":[{}],"max_completion_tokens":1,"min_tokens":1}));
+        let completion = parsed(&body(InferenceApi::Completions, r#"{"prompt":"a"}"#));
+        assert_eq!(completion, json!({"prompt":"a","max_tokens":1,"min_tokens":1}));
+    }
+}

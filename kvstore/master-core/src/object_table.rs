@@ -1,0 +1,161 @@
+//! The objects of a master, and the segments, disks, groups and tenants that they refer to.
+
+use std::hash::BuildHasher;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use arc_swap::ArcSwap;
+use foldhash::fast::FixedState;
+use mooncake_wire::ErrorCode;
+use mooncake_wire::types::{DEFAULT_TENANT, SegmentStatus, Uuid};
+use parking_lot::Mutex;
+
+use crate::change::StateChangeSink;
+use crate::disk::{ClientDisk, ClientDisks, DiskTaskTotals};
+use crate::group::{GroupId, GroupTable};
+use crate::prefix::PrefixTable;
+use crate::recent_writes::RecentWrites;
+use crate::segment::SegmentTable;
+use crate::settings::MasterCoreOptions;
+use crate::shard::ObjectShard;
+use crate::split_mix::mix;
+use crate::statistics::MasterCounters;
+use crate::tenant::TenantTable;
+
+/// Shard and hash tag of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KeyLocation {
+    pub(crate) shard: usize,
+    pub(crate) tag: u32,
+    pub(crate) tenant: u16,
+}
+
+/// All objects in separately locked shards, with the tables that entries refer to by index.
+#[derive(Debug)]
+pub(crate) struct ObjectTable {
+    pub(crate) settings: MasterCoreOptions,
+    hasher: FixedState,
+    pub(crate) shards: Box<[Mutex<ObjectShard>]>,
+    /// Per shard, the stamp of the first unread entry.
+    pub(crate) oldest_unread: Box<[AtomicU64]>,
+    /// Per shard, the stamp of the first entry that was read.
+    pub(crate) oldest_leased: Box<[AtomicU64]>,
+    /// Per shard, the stamp of the first soft-pinned entry.
+    pub(crate) oldest_soft: Box<[AtomicU64]>,
+    pub(crate) groups: GroupTable,
+    pub(crate) segments: ArcSwap<SegmentTable>,
+    pub(crate) tenants: TenantTable,
+    pub(crate) prefixes: PrefixTable,
+    pub(crate) disks: ArcSwap<ClientDisks>,
+    pub(crate) disk_task_totals: DiskTaskTotals,
+    pub(crate) counters: MasterCounters,
+    pub(crate) recent_writes: RecentWrites,
+    next_id: AtomicU64,
+}
+
+impl ObjectTable {
+    pub(crate) fn new(settings: MasterCoreOptions) -> Self {
+        let shards = settings.shards.clamp(1, 1 << 16);
+        let stamps = || (0..shards).map(|_| AtomicU64::new(u64::MAX)).collect();
+        Self {
+            hasher: FixedState::with_seed(settings.seed),
+            shards: (0..shards).map(|_| Mutex::default()).collect(),
+            oldest_unread: stamps(),
+            oldest_leased: stamps(),
+            oldest_soft: stamps(),
+            groups: GroupTable::new(),
+            segments: ArcSwap::default(),
+            tenants: TenantTable::new(settings.multi_tenant),
+            prefixes: PrefixTable::new(),
+            disks: ArcSwap::default(),
+            disk_task_totals: DiskTaskTotals::default(),
+            counters: MasterCounters::default(),
+            recent_writes: RecentWrites::default(),
+            next_id: AtomicU64::new(1),
+            settings,
+        }
+    }
+
+    pub(crate) fn hash(&self, tenant: u16, key: &str) -> u64 {
+        self.hasher.hash_one(key) ^ u64::from(tenant).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    pub(crate) fn locate_key(&self, tenant: u16, key: &str) -> KeyLocation {
+        let hash = self.hash(tenant, key);
+        let shard = ((hash >> 32) * self.shards.len() as u64) >> 32;
+        KeyLocation { shard: shard as usize, tag: hash as u32, tenant }
+    }
+
+    /// Location of a reader's key.
+    pub(crate) fn locate_reader_key(&self, tenant: &str, key: &str) -> Result<KeyLocation, ErrorCode> {
+        let tenant = self.tenants.index_of(tenant).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        Ok(self.locate_key(tenant, key))
+    }
+
+    pub(crate) fn group(&self, tenant: &str, name: &str) -> GroupId {
+        GroupId::new(if self.tenants.enabled() { tenant } else { "" }, name)
+    }
+
+    /// The shard that keeps a replayed quarantined range.
+    pub(crate) fn quarantine_shard(&self, segment: Uuid, offset: u64) -> usize {
+        (mix(segment.first ^ mix(segment.second ^ mix(offset))) % self.shards.len() as u64) as usize
+    }
+
+    pub(crate) fn new_replica_id(&self) -> u64 {
+        self.next_id.fetch_add(1, Relaxed)
+    }
+
+    /// Ensures that new ids are greater than `id`.
+    pub(crate) fn reserve_replica_id(&self, id: u64) {
+        self.next_id.fetch_max(id.saturating_add(1), Relaxed);
+    }
+
+    /// Updates what depends on the pool's capacity, after segments were mounted or unmounted.
+    pub(crate) fn capacity_changed(&self) {
+        let capacity = self.capacity();
+        self.tenants.scale(capacity);
+        // If everything is leased, free space is at most the share above the watermark plus one round of eviction.
+        let share = 1.0 - self.settings.high_watermark + self.settings.eviction_ratio;
+        self.recent_writes.resize(capacity, share);
+    }
+
+    /// Total capacity of all segments in bytes.
+    pub(crate) fn capacity(&self) -> u64 {
+        self.segments.load().usage().1
+    }
+
+    /// Number of objects, including those being written.
+    pub fn key_count(&self) -> u64 {
+        self.shards.iter().map(|shard| shard.lock().entries.len() as u64).sum()
+    }
+
+    /// Sets the status of all segments with these names and emits it.
+    pub(crate) fn set_segment_statuses(
+        &self,
+        names: &[String],
+        status: SegmentStatus,
+        fx: &mut dyn StateChangeSink,
+    ) {
+        let segments = self.segments.load();
+        for index in names.iter().flat_map(|name| segments.indices_by_name(name)) {
+            if let Some(mounted) = segments.get(*index) {
+                mounted.change_status(status, None, fx);
+            }
+        }
+    }
+
+    pub(crate) fn tenant_name(&self, tenant: u16) -> String {
+        self.tenants.get(tenant).map_or_else(|| DEFAULT_TENANT.to_owned(), |entry| entry.name.to_string())
+    }
+
+    pub(crate) fn disk(&self, client: Uuid) -> Option<Arc<ClientDisk>> {
+        self.disks.load().get(&client).cloned()
+    }
+
+    /// The caller must hold the registry lock.
+    pub(crate) fn update_disks(&self, change: impl FnOnce(&mut ClientDisks)) {
+        let mut disks = ClientDisks::clone(&self.disks.load());
+        change(&mut disks);
+        self.disks.store(Arc::new(disks));
+    }
+}
