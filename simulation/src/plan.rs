@@ -74,10 +74,8 @@ pub(crate) const CRASHABLE_HOSTS: [SimulatedHost; 8] = [
 pub(crate) enum SimulatedFault {
     /// The host loses its processes, which then restart.
     Crash(SimulatedHost),
-    /// Messages between the two are lost.
+    /// No message passes between the two. TCP retransmits, so they arrive when the fault ends.
     Partition(SimulatedHost, SimulatedHost),
-    /// Messages between the two are delayed until the fault ends.
-    Hold(SimulatedHost, SimulatedHost),
     /// The engine is slower by this factor.
     Slow(SimulatedHost, u32),
     /// The engine accepts requests and sends no output.
@@ -93,7 +91,7 @@ impl SimulatedFault {
     fn may_lose_objects(self) -> bool {
         match self {
             Self::Crash(host) => matches!(host, SimulatedHost::Node(_)),
-            Self::Partition(one, other) | Self::Hold(one, other) => {
+            Self::Partition(one, other) => {
                 let is_node = |host| matches!(host, SimulatedHost::Node(_));
                 one == SimulatedHost::Master && is_node(other)
                     || is_node(one) && other == SimulatedHost::Master
@@ -202,13 +200,9 @@ fn incident(random: &mut fastrand::Rng) -> FaultWindow {
     };
     let fault = match random.u8(..14) {
         0..=3 => SimulatedFault::Crash(host(random)),
-        4..=5 => {
+        4..=7 => {
             let (one, other) = two(random);
             SimulatedFault::Partition(one, other)
-        }
-        6..=7 => {
-            let (one, other) = two(random);
-            SimulatedFault::Hold(one, other)
         }
         8 => SimulatedFault::Slow(engine(random), random.u32(2..50)),
         9 => SimulatedFault::Hang(engine(random)),

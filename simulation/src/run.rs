@@ -194,8 +194,7 @@ impl SimulationRun {
         record(format_args!("starts: {:?}", incident.fault));
         match incident.fault {
             SimulatedFault::Crash(_) => {}
-            SimulatedFault::Partition(one, other) => self.sim.partition(one.name(), other.name()),
-            SimulatedFault::Hold(one, other) => self.sim.hold(one.name(), other.name()),
+            SimulatedFault::Partition(one, other) => self.sim.hold(one.name(), other.name()),
             SimulatedFault::Slow(host, factor) => {
                 engine_fault(host, EngineFault::Slow { factor: f64::from(factor) })
             }
@@ -211,8 +210,7 @@ impl SimulationRun {
         record(format_args!("ends: {:?}", incident.fault));
         match incident.fault {
             SimulatedFault::Crash(_) => {}
-            SimulatedFault::Partition(one, other) => self.sim.repair(one.name(), other.name()),
-            SimulatedFault::Hold(one, other) => self.sim.release(one.name(), other.name()),
+            SimulatedFault::Partition(one, other) => self.sim.release(one.name(), other.name()),
             SimulatedFault::Slow(host, _)
             | SimulatedFault::Hang(host)
             | SimulatedFault::BreakStreams(host, _) => {

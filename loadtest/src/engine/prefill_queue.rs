@@ -68,6 +68,19 @@ impl SimQueuedPrefill {
 enum PrefillQueueMessage {
     Add(SimQueuedPrefill),
     Ready(u64),
+    /// A caller no longer waits: [`PrefillBatch::admit`] removes its prompt.
+    Wake,
+}
+
+/// Wakes the worker when a caller stops waiting: an idle worker would keep the prompt, and count it as waiting, until the
+/// next one arrives.
+struct WorkerWakeGuard<'q>(&'q mpsc::Sender<PrefillQueueMessage>);
+
+impl Drop for WorkerWakeGuard<'_> {
+    fn drop(&mut self) {
+        // A full queue wakes the worker anyway.
+        let _ = self.0.try_send(PrefillQueueMessage::Wake);
+    }
 }
 
 /// Handle of one rank's prefill queue.
@@ -95,7 +108,7 @@ impl PrefillQueue {
     }
 
     /// Waits in the queue and for the computation. Other prompts overtake while `fetch` is pending. `begin` is called
-    /// when the computation starts. Dropping the future removes the prompt at the next pass. `None` if the engine has
+    /// when the computation starts. Dropping the future removes the prompt. `None` if the engine has
     /// stopped.
     pub(crate) async fn compute(
         &self,
@@ -103,6 +116,8 @@ impl PrefillQueue {
         fetch: Option<impl Future<Output = ()>>,
         on_start: impl FnOnce() -> PrefillStart + Send + 'static,
     ) -> Option<CachedTokens> {
+        // Dropped after `computed`, so that the worker finds the prompt abandoned.
+        let _wakes_worker = WorkerWakeGuard(&self.messages);
         let (done, computed) = oneshot::channel();
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let ready = fetch.is_none();
@@ -141,6 +156,7 @@ impl PrefillBatch {
                     waiting.ready = true;
                 }
             }
+            PrefillQueueMessage::Wake => {}
         }
     }
 
@@ -273,6 +289,27 @@ mod tests {
             }));
         }
         (prompts, receivers)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_queue_removes_an_abandoned_prompt() {
+        let stats = Arc::new(SimStatsRecorder::new(1));
+        let (queue, worker) = PrefillQueue::new(PASSES, Arc::clone(&stats), CancellationToken::new());
+        let counted = Arc::new(());
+        let held = Arc::clone(&counted);
+        let prompt = queue.compute(&timing(), Some(std::future::pending()), move || {
+            drop(held);
+            prefill_start(100, 0)
+        });
+        tokio::select! {
+            () = worker => unreachable!("it runs until it is stopped"),
+            () = async {
+                let gives_up = tokio::time::timeout(Duration::from_secs(1), prompt).await;
+                assert!(gives_up.is_err(), "its fetch never ends");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            } => {}
+        }
+        assert_eq!(Arc::strong_count(&counted), 1, "the prompt is still queued");
     }
 
     #[test]
