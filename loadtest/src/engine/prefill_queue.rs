@@ -297,7 +297,8 @@ mod tests {
         let (queue, worker) = PrefillQueue::new(PASSES, Arc::clone(&stats), CancellationToken::new());
         let counted = Arc::new(());
         let held = Arc::clone(&counted);
-        let prompt = queue.compute(&timing(), Some(std::future::pending()), move || {
+        let timing = timing();
+        let prompt = queue.compute(&timing, Some(std::future::pending()), move || {
             drop(held);
             prefill_start(100, 0)
         });
