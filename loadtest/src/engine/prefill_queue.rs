@@ -308,9 +308,9 @@ mod tests {
                 let gives_up = tokio::time::timeout(Duration::from_secs(1), prompt).await;
                 assert!(gives_up.is_err(), "its fetch never ends");
                 tokio::time::sleep(Duration::from_secs(1)).await;
+                assert_eq!(Arc::strong_count(&counted), 1, "the prompt is still queued");
             } => {}
         }
-        assert_eq!(Arc::strong_count(&counted), 1, "the prompt is still queued");
     }
 
     #[test]
