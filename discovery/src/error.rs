@@ -51,7 +51,7 @@ pub enum InstanceError {
     #[error("instance id `{0}` is given twice; remove one or give each its own `id`")]
     Duplicate(String),
     /// The number of instances exceeds the limit.
-    #[error("{0} instances are listed; the limit is {max}", max = crate::listing::MAX_INSTANCES)]
+    #[error("{0} instances are listed; the limit is {max}", max = crate::topology::MAX_INSTANCES)]
     TooMany(usize),
     /// A connector is set for an engine that is not vLLM.
     #[error("instance `{0}`: `connector` is for vLLM, but `engine` is sglang; remove one of the two")]
@@ -79,9 +79,9 @@ pub enum TopologyFileError {
     /// The file cannot be read.
     #[error("cannot be read: {0}")]
     Read(String),
-    /// The file exceeds the size limit.
-    #[error("is larger than {} bytes", crate::file_watch::MAX_FILE)]
-    TooLarge,
+    /// The file exceeds the size limit, in bytes.
+    #[error("is larger than {0} bytes")]
+    TooLarge(u64),
     /// The content is not UTF-8.
     #[error("is not UTF-8 text")]
     NotText,

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::error::TopologyFileError;
 
 /// Largest accepted topology file, in bytes; a ConfigMap cannot be larger.
-pub(crate) const MAX_FILE: u64 = 1 << 20;
+const MAX_FILE: u64 = 1 << 20;
 /// Delay between a file event and the read: a non-atomic write causes several events.
 const DEBOUNCE: Duration = Duration::from_millis(20);
 /// Interval of comparisons without events: network file systems and exhausted inotify limits deliver none.
@@ -55,6 +55,15 @@ impl TopologyFileWatcher {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Logs that the content of the file was rejected.
+    pub(crate) fn log_rejected(&self, error: &TopologyFileError) {
+        tracing::error!(
+            file = %self.path.display(),
+            %error,
+            "topology file rejected; keeping the last valid version; fix the file; it is reloaded automatically"
+        );
     }
 
     /// Reads the file immediately, and remembers the result for [`Self::changed`].
@@ -111,7 +120,7 @@ async fn read_bounded(path: &Path) -> Result<String, TopologyFileError> {
     };
     let bytes = read.await.map_err(|error| TopologyFileError::Read(error.to_string()))?;
     if bytes.len() as u64 > MAX_FILE {
-        return Err(TopologyFileError::TooLarge);
+        return Err(TopologyFileError::TooLarge(MAX_FILE));
     }
     String::from_utf8(bytes).map_err(|_| TopologyFileError::NotText)
 }

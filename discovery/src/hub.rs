@@ -1,5 +1,6 @@
 //! The task that merges the lists of all sources with probe results and publishes the snapshot.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use futures_util::FutureExt;
@@ -10,8 +11,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::listing::{SourceLists, SourceUpdate};
-use crate::options::ProbeOptions;
 use crate::probe::EngineProber;
+use crate::probe::options::ProbeOptions;
 use crate::probe::report::ProbeVerdict;
 use crate::probed_instance::ProbedInstance;
 use crate::publish::TopologyPublisher;

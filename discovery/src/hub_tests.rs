@@ -1,9 +1,9 @@
 use super::*;
 use crate::listing::listed_instance;
+use crate::location::PhysicalLocation;
 use crate::publish::channel;
 use crate::topology::{
     DeclaredFacts, EngineFacts, EngineKind, InstanceReadiness, InstanceSource, KubernetesWorkload,
-    PhysicalLocation,
 };
 
 fn hub(concurrency: usize) -> (DiscoveryHub, crate::publish::TopologyReader) {

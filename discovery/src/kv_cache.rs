@@ -2,6 +2,11 @@
 
 use std::fmt;
 
+/// Maximum number of ranks per engine, data-parallel or tensor-parallel.
+pub(crate) const MAX_RANKS: u32 = 4096;
+/// Longest accepted hash seed, key part or address of a store, in bytes.
+pub(crate) const MAX_TEXT: usize = 255;
+
 /// How an engine hashes a KV page from its tokens and all preceding tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum EngineBlockHashing {

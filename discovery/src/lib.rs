@@ -10,11 +10,11 @@ mod endpoint;
 mod engine_load;
 mod error;
 mod file_watch;
-mod hosts;
 mod hub;
 mod kubernetes;
 mod kv_cache;
 mod listing;
+mod location;
 mod options;
 mod parse_names;
 mod probe;
@@ -33,15 +33,16 @@ pub use endpoint::HttpScheme;
 pub use engine_load::parse_load;
 pub use engine_load::{EngineLoad, EngineLoadError, fetch_load};
 pub use error::{DiscoveryError, InstanceError, TopologyFileError};
-pub use hosts::HostLocations;
 pub use kubernetes::KubernetesDiscoveryOptions;
 pub use kubernetes::pod::annotation;
 pub use kv_cache::{
     DeclaredKvFacts, EngineBlockHashing, EngineStoreFacts, KvEventSource, PrefetchPolicy, StoreKeyScheme,
     VllmHashAlgorithm,
 };
-pub use options::{DiscoveryOptions, ProbeOptions};
+pub use location::{HostLocations, PhysicalLocation};
+pub use options::DiscoveryOptions;
 pub use parse_names::UnknownNameError;
+pub use probe::options::ProbeOptions;
 pub use probe::report::{ProbeCheck, ProbeCheckOutcome, ProbeReport, ProbeVerdict};
 #[doc(hidden)]
 pub use probe::sizes::{ProbeResponseSizes, response_sizes};
@@ -55,6 +56,6 @@ pub use static_file::instance_ids;
 pub use static_file::{StaticInstance, count_instances};
 pub use topology::{
     BootstrapAddress, DeclaredFacts, EngineFacts, EngineInstance, EngineKind, EngineRole, InstanceId,
-    InstanceReadiness, InstanceSource, KubernetesWorkload, KvConnector, KvTransferMethod, PhysicalLocation,
-    PriorityOrder, Topology,
+    InstanceReadiness, InstanceSource, KubernetesWorkload, KvConnector, KvTransferMethod, PriorityOrder,
+    Topology,
 };

@@ -2,13 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use crate::hosts::HostLocations;
+use crate::location::{HostLocations, PhysicalLocation};
 use crate::topology::{
-    DeclaredFacts, EngineRole, InstanceId, InstanceSource, KubernetesWorkload, PhysicalLocation,
+    DeclaredFacts, EngineRole, InstanceId, InstanceSource, KubernetesWorkload, MAX_INSTANCES,
 };
-
-/// Maximum number of instances in one topology: bounds memory and probing if a source is faulty.
-pub(crate) const MAX_INSTANCES: usize = 10_000;
 
 /// One instance as its source lists it.
 #[derive(Debug, Clone, PartialEq, Eq)]

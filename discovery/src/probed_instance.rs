@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::listing::ListedInstance;
-use crate::options::ProbeOptions;
+use crate::probe::options::ProbeOptions;
 use crate::probe::report::ProbeVerdict;
 use crate::topology::{EngineFacts, EngineInstance, InstanceReadiness, KvTransferMethod};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use tokio::sync::{mpsc, watch};
 
-use crate::hosts::HostLocations;
+use crate::location::HostLocations;
 use crate::topology::{EngineInstance, InstanceId, Topology};
 
 /// Capacity of the queue of probe requests. Further requests are dropped: the prober is already busy with the queued ones.
@@ -106,9 +106,8 @@ impl TopologyReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::{
-        DeclaredFacts, EngineRole, InstanceReadiness, InstanceSource, KubernetesWorkload, PhysicalLocation,
-    };
+    use crate::location::PhysicalLocation;
+    use crate::topology::{DeclaredFacts, EngineRole, InstanceReadiness, InstanceSource, KubernetesWorkload};
 
     fn instance(id: &str, url: &str) -> Arc<EngineInstance> {
         Arc::new(EngineInstance {

@@ -11,9 +11,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::InstanceError;
-use crate::listing::{ListedInstance, MAX_INSTANCES, SourceUpdate};
+use crate::listing::{ListedInstance, SourceUpdate};
 use crate::static_file::StaticInstance;
-use crate::topology::{InstanceId, InstanceSource};
+use crate::topology::{InstanceId, InstanceSource, MAX_INSTANCES};
 
 /// Longest lease, in seconds.
 pub const MAX_LEASE: u32 = 3600;

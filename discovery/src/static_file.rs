@@ -10,14 +10,13 @@ use tokio_util::sync::CancellationToken;
 use crate::endpoint::EngineEndpoint;
 use crate::error::{InstanceError, TopologyFileError};
 use crate::file_watch::TopologyFileWatcher;
-use crate::kv_cache::DeclaredKvFacts;
-use crate::listing::{ListedHost, ListedInstance, MAX_INSTANCES, SourceUpdate};
-use crate::probe::responses::MAX_RANKS;
-use crate::probe::store::MAX_TEXT;
+use crate::kv_cache::{DeclaredKvFacts, MAX_RANKS, MAX_TEXT};
+use crate::listing::{ListedHost, ListedInstance, SourceUpdate};
+use crate::location::PhysicalLocation;
 use crate::tcp_address::TcpAddress;
 use crate::topology::{
     DeclaredFacts, EngineKind, EngineRole, InstanceId, InstanceSource, KubernetesWorkload, KvConnector,
-    PhysicalLocation,
+    MAX_INSTANCES,
 };
 
 /// One statically listed engine. In the file: one `[[instance]]` table.
@@ -202,17 +201,9 @@ pub(crate) async fn watch(
                     return;
                 }
             }
-            Err(error) => log_rejected(file.path(), &error),
+            Err(error) => file.log_rejected(&error),
         }
     }
-}
-
-pub(crate) fn log_rejected(path: &Path, error: &TopologyFileError) {
-    tracing::error!(
-        file = %path.display(),
-        %error,
-        "topology file rejected; keeping the last valid version; fix the file; it is reloaded automatically"
-    );
 }
 
 #[cfg(test)]

@@ -4,8 +4,11 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::hosts::HostLocations;
 use crate::kv_cache::{DeclaredKvFacts, EngineBlockHashing, EngineStoreFacts, KvEventSource};
+use crate::location::{HostLocations, PhysicalLocation};
+
+/// Maximum number of instances in one topology: bounds memory and probing if a source is faulty.
+pub(crate) const MAX_INSTANCES: usize = 10_000;
 
 /// The state of discovery at one moment. Immutable: every change is a new snapshot.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -121,27 +124,6 @@ impl fmt::Display for InstanceSource {
             InstanceSource::Registry => "registry",
             InstanceSource::Kubernetes => "kubernetes",
         })
-    }
-}
-
-/// Physical position, coarse to fine. Unknown levels are `None`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
-#[serde(deny_unknown_fields)]
-pub struct PhysicalLocation {
-    /// Availability zone.
-    pub zone: Option<String>,
-    /// Rack or RDMA rail.
-    pub rack: Option<String>,
-    /// Kubernetes node or host name.
-    pub node: Option<String>,
-    /// NVLink domain inside or across nodes.
-    pub nvlink_domain: Option<String>,
-}
-
-impl From<rbg_api::TopologyLocation> for PhysicalLocation {
-    fn from(location: rbg_api::TopologyLocation) -> Self {
-        let rbg_api::TopologyLocation { node, nvlink_domain, rack, zone } = location;
-        Self { zone, rack, node, nvlink_domain }
     }
 }
 

@@ -190,7 +190,7 @@ async fn invalid_sources_are_rejected_at_start() {
     assert!(missing.to_string().contains("instances.toml"));
     fs::write(&path, "x".repeat(2 << 20)).unwrap();
     let huge = start(file(), &supervisor).await.unwrap_err();
-    assert!(matches!(huge, DiscoveryError::File { error: TopologyFileError::TooLarge, .. }));
+    assert!(matches!(huge, DiscoveryError::File { error: TopologyFileError::TooLarge(_), .. }));
     fs::write(&path, [0xff, 0xfe]).unwrap();
     let binary = start(file(), &supervisor).await.unwrap_err();
     assert!(matches!(binary, DiscoveryError::File { error: TopologyFileError::NotText, .. }));

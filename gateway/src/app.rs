@@ -20,10 +20,11 @@ use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::{DecisionHistory, GatewayMetrics};
 use crate::fleet::{FleetReader, UpstreamEndpoint, check_health, poll_loads, probe_suspects, watch_topology};
 use crate::ingress::{BodyReader, FleetStatusCache, GatewayContext, admin_router, public_router};
+use crate::kv_index::KvIndex;
 use crate::listener_security::{ListenerSecurity, ListenerSecurityError};
 use crate::memory::MemoryBudget;
 use crate::predict::{
-    CacheHitPredictor, EngineTokenizer, FeedStarter, KvIndex, ModelTokenizers, StoreView, run_feeds,
+    CacheHitPredictor, EngineTokenizer, FeedStarter, ModelTokenizers, StoreView, run_feeds,
 };
 
 /// Time to flush final error events before connections are closed.
@@ -242,9 +243,9 @@ pub async fn start(
         registry,
         registration_token: options.engines.registration_token.clone(),
         access,
-        admin_open: options.access.admin_open.clone(),
-        inference_paths: options.access.inference_path.clone(),
-        cors_origins: options.access.cors_origin.clone(),
+        admin_open: options.ingress.admin_open.clone(),
+        inference_paths: options.ingress.inference_path.clone(),
+        cors_origins: options.ingress.cors_origin.clone(),
         engine_client,
         engine_key: options.engines.authorization(),
         draining: CancellationToken::new(),

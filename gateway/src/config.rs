@@ -1,6 +1,5 @@
 //! Settings of the gateway: each is a flag, an environment variable and a key of the config file.
 
-mod access;
 mod engines;
 mod listeners;
 mod memory;
@@ -16,11 +15,10 @@ use http::HeaderName;
 use moongate_runtime::PeerTlsArgs;
 use moongate_scheduler::{PolicyName, SchedulerOptions, TtftTarget};
 
+use crate::access::AccessOptions;
 use crate::feedback::MetricAliases;
-use crate::ingress::TenantPriorityHeaders;
+use crate::ingress::{IngressOptions, TenantPriorityHeaders};
 
-pub(crate) use access::JwtRequirements;
-pub use access::{AccessOptions, UnauthenticatedPath};
 pub use engines::{DiscoverySource, EngineOptions};
 pub(crate) use listeners::DEFAULT_CONNECTIONS;
 pub use listeners::ListenerOptions;
@@ -70,6 +68,10 @@ pub struct GatewayOptions {
     /// Authentication of clients and administrators.
     #[command(flatten)]
     pub access: AccessOptions,
+
+    /// Open paths and origins.
+    #[command(flatten)]
+    pub ingress: IngressOptions,
 
     /// Engines and how they are discovered.
     #[command(flatten)]

@@ -12,28 +12,30 @@ mod error;
 mod feedback;
 mod fleet;
 mod ingress;
+mod kv_index;
 mod listener_security;
 mod memory;
 mod predict;
 mod relay;
 mod request_body;
+mod response;
 mod upstream;
 
-pub use access::AccessFileError;
+pub use access::{AccessFileError, AccessOptions};
 #[doc(hidden)]
 pub use access::{tenant_of_token, tenants_of_keys};
 pub use app::{GatewayStartError, RunningGateway, start};
 pub use config::{
-    AccessOptions, DiscoverySource, EngineOptions, GatewayOptions, ListenerOptions, MemoryOptions,
-    ModelFolderError, UnauthenticatedPath, UpstreamOptions, check_model_folders,
+    DiscoverySource, EngineOptions, GatewayOptions, ListenerOptions, MemoryOptions, ModelFolderError,
+    UpstreamOptions, check_model_folders,
 };
 pub use error::{ApiError, ApiErrorCode};
 pub use feedback::{MetricAliases, all_metrics};
-pub use ingress::{CorsOrigin, InferencePath};
+pub use ingress::{CorsOrigin, InferencePath, IngressOptions, UnauthenticatedPath};
 pub use listener_security::{ListenerSecurityError, exposures};
-#[doc(hidden)]
-pub use relay::{SseError, SseFramer};
 #[doc(hidden)]
 pub use request_body::{
     MemberSearchError, accepts, is_transfer_member, is_user_data, without_transfer_members,
 };
+#[doc(hidden)]
+pub use response::{SseError, SseFramer};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use moongate_runtime::{ClientTls, FileChangeWatcher, ServerTls, ServerTlsFiles, Supervisor, TlsConfigError};
 
 use crate::access::{AccessControl, AccessFileError};
-use crate::config::{GatewayOptions, UnauthenticatedPath};
+use crate::config::GatewayOptions;
 
 /// Security settings of a listener are invalid.
 #[derive(Debug, thiserror::Error)]
@@ -90,7 +90,7 @@ impl ListenerSecurity {
     ) -> [ListenerExposure; 2] {
         let [public, admin] = addresses;
         let certified = options.listeners.tls_client_ca.is_some();
-        let open: Vec<&str> = options.access.admin_open.iter().filter_map(|path| path.path()).collect();
+        let open: Vec<&str> = options.ingress.admin_open.iter().filter_map(|path| path.path()).collect();
         let open_paths = match open.as_slice() {
             [] => String::new(),
             open => format!("; {} without authentication", open.join(", ")),
@@ -163,17 +163,6 @@ impl fmt::Display for ListenerExposure {
         let tls = if *tls { "TLS" } else { "no TLS" };
         let reach = if address.ip().is_loopback() { " (this machine only)" } else { "" };
         write!(f, "{listener} listener {address}{reach}: {tls}; {credentials}")
-    }
-}
-
-impl UnauthenticatedPath {
-    fn path(self) -> Option<&'static str> {
-        match self {
-            UnauthenticatedPath::Health => Some("/health"),
-            UnauthenticatedPath::Ready => Some("/ready"),
-            UnauthenticatedPath::Metrics => Some("/metrics"),
-            UnauthenticatedPath::None => None,
-        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! - [`status`] (pure): computes the statuses of objects.
 //! - [`resource_writer`]: writes to Kubernetes; no other module writes groups' objects.
 //! - [`controllers`]: the loops around these.
+//! - [`upgrade_hook`]: calls of pods' hooks and their responses, as values.
 //! - [`validation`] (pure): whether an object may be stored.
 //! - [`forecast`] (pure): carries plans out in memory to preview their steps.
 //! - [`events`]: Kubernetes events.
@@ -25,6 +26,8 @@ pub mod resource_cache;
 pub mod resource_writer;
 mod spans;
 pub mod status;
+mod time;
+pub mod upgrade_hook;
 pub mod validation;
 pub mod webhooks;
 

@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use crate::ResourceKind;
-use crate::plan::{HookCall, HookResult};
+use crate::upgrade_hook::{HookCall, HookResult};
 
 /// Deleted UIDs to remember, so that late events about them are dropped.
 const MAX_DELETED: usize = 10_000;

@@ -5,10 +5,7 @@ use kube::{Client, Error};
 use moongate_render::Manifest;
 
 use crate::ResourceKind;
-use crate::plan::WriteAction;
-
-/// Upstream's field manager, so that either controller takes over the fields that the other applied.
-pub(crate) const FIELD_MANAGER: &str = "rbg";
+use crate::plan::{FIELD_MANAGER, WriteAction};
 
 #[derive(Debug)]
 pub enum WriteOutcome {

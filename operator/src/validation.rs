@@ -4,7 +4,8 @@
 //! the stored object already has, so that finalizers can be removed and roles scaled without fixing other errors first.
 
 use moongate_render::{
-    GangScheduler, GroupRenderer, PreservedFields, RenderError, RoleTarget, RuntimeProfiles, group_set,
+    GangScheduler, GroupContext, PreservedFields, RenderError, ResolvedRole, RoleTarget, RuntimeProfiles,
+    group_set, render_workload,
 };
 use rbg_api::v1alpha2::{
     RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet, RoleSpec, RollingUpdate,
@@ -191,8 +192,9 @@ fn spec_errors(group: &RoleBasedGroup) -> Vec<ValidationError> {
 }
 
 fn render(object: &RoleBasedGroup, profiles: &RuntimeProfiles, role: &RoleSpec) -> Result<(), RenderError> {
-    let group = GroupRenderer::new(object, profiles, GangScheduler::default())?;
-    group.role(role)?.workload(&RoleTarget::of(role), &PreservedFields::default()).map(|_| ())
+    let group = GroupContext::new(object, profiles, GangScheduler::default())?;
+    let resolved = ResolvedRole::new(group, role)?;
+    render_workload(&resolved, &RoleTarget::of(role), &PreservedFields::default()).map(|_| ())
 }
 
 fn rolling_update(role: &RoleSpec) -> Option<&RollingUpdate> {

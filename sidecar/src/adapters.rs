@@ -9,10 +9,10 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
+use crate::context::SidecarContext;
 use crate::http_client::{read_bounded_body, root_cause};
 use crate::options::SidecarOptions;
 use crate::pod_metadata::{PodMetadata, read_bounded};
-use crate::sidecar::SidecarContext;
 use crate::state::{LocalEngine, LoraAdapterStatus};
 
 /// Annotation of the pod with the desired adapters.

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moongate_discovery::{
-    EngineLoad, EngineLoadError, EngineRole, ProbeOptions, ProbeVerdict, RoleNames, StaticInstance,
-    fetch_load, probe_once,
+    EngineLoadError, EngineRole, ProbeOptions, ProbeVerdict, RoleNames, StaticInstance, fetch_load,
+    probe_once,
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::context::SidecarContext;
 use crate::options::SidecarOptions;
-use crate::sidecar::SidecarContext;
 use crate::state::{EngineObservation, LocalEngine};
 
 /// Poll interval while the engine is down or draining.
@@ -203,11 +203,6 @@ fn advertised_url(url: &str, host: Option<&str>) -> Result<String, String> {
 fn role_of_group() -> Option<EngineRole> {
     let own = rbg_api::RbgIdentity::from_env(|name| std::env::var(name).ok());
     RoleNames::default().role(&own.role?)
-}
-
-/// Whether the engine has no running, queued or transferring request.
-pub(crate) fn is_idle(load: &EngineLoad) -> bool {
-    load.running == 0 && load.waiting == 0 && load.handing_over == 0
 }
 
 #[cfg(test)]

@@ -1,19 +1,18 @@
-//! The link to one gateway: registers the engine, renews the registration, and stores the gateway's responses.
+//! The link to one gateway: registers the engine, renews the registration, and records the gateway's responses.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use moongate_discovery::{EngineRegistration, HttpScheme};
-use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::gateways::GatewayIdentity;
-use crate::http_client::{read_bounded_body, root_cause};
-use crate::sidecar::{self, SidecarContext};
+use crate::context::SidecarContext;
+use crate::gateway_address::GatewayIdentity;
+use crate::http_client::{self, read_bounded_body, root_cause};
+use crate::registrations::{GatewayLink, RegistrationOutcome, RegistrationResponse};
 
 /// Time limit for one exchange.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
@@ -23,31 +22,6 @@ const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// Maximum poll interval, up to which it doubles.
 const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
-
-/// A gateway's response to a registration: the engine's status there.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
-pub(crate) struct RegistrationResponse {
-    pub(crate) id: String,
-    /// Whether the gateway routes to the engine.
-    pub(crate) usable: bool,
-    /// Why it does not.
-    #[serde(default)]
-    pub(crate) reason: Option<String>,
-    /// The gateway's requests in flight on the engine.
-    pub(crate) load: u32,
-}
-
-/// The state of the link to one gateway.
-#[derive(Debug, Default)]
-pub(crate) struct GatewayLink {
-    /// Time and response of the latest accepted registration.
-    pub(crate) last_registration: Option<(Instant, RegistrationResponse)>,
-    /// Why the latest registration failed; `None` if it was accepted.
-    pub(crate) error: Option<String>,
-    /// Time since which every response reports no routing to the engine and no requests in flight.
-    pub(crate) quiet_since: Option<Instant>,
-    pub(crate) cancel: CancellationToken,
-}
 
 /// HTTP client for one gateway.
 #[derive(Clone)]
@@ -66,7 +40,7 @@ impl GatewayClient {
         // For a host that is not a valid certificate name, the certificate must contain the address.
         let trust = &sidecar.gateway_trust;
         let trust = trust.for_name(&identity.host).unwrap_or_else(|_| trust.clone());
-        Ok(Self { address, scheme: identity.scheme, client: sidecar::client(&trust)? })
+        Ok(Self { address, scheme: identity.scheme, client: http_client::new(&trust)? })
     }
 
     fn workers_url(&self) -> String {
@@ -80,7 +54,7 @@ pub(crate) fn sync_links(
     gateways: &BTreeMap<SocketAddr, GatewayIdentity>,
     complete: bool,
 ) {
-    let mut links = sidecar.links.lock();
+    let mut links = sidecar.registrations.links();
     if complete {
         links.retain(|gateway, link| {
             let is_listed = gateways.contains_key(gateway);
@@ -163,49 +137,14 @@ async fn run(sidecar: Arc<SidecarContext>, gateway: GatewayClient, stop: Cancell
     }
 }
 
-/// The outcome of a registration, with the engine's id in the gateway.
-enum RegistrationOutcome {
-    /// The gateway's status of the engine matches the registration.
-    InSync(String),
-    /// The gateway's status does not match yet: it still has to probe the engine, or has requests on a draining engine.
-    Pending(String),
-    Rejected,
-}
-
 async fn register(
     sidecar: &SidecarContext,
     client: &GatewayClient,
     registration: &EngineRegistration,
 ) -> RegistrationOutcome {
     let sent_at = Instant::now();
-    let outcome = post(sidecar, client, registration).await;
-    let gateway = client.address;
-    let mut links = sidecar.links.lock();
-    // The link was closed during the exchange.
-    let Some(link) = links.get_mut(&gateway) else { return RegistrationOutcome::Rejected };
-    match outcome {
-        Ok(response) => {
-            let is_quiet = !response.usable && response.load == 0;
-            link.quiet_since = is_quiet.then(|| link.quiet_since.unwrap_or(sent_at));
-            if link.last_registration.is_none() || link.error.is_some() {
-                tracing::info!(%gateway, id = response.id, "registered");
-            }
-            let is_in_sync = if registration.held.is_none() { response.usable } else { is_quiet };
-            let id = response.id.clone();
-            link.error = None;
-            link.last_registration = Some((sent_at, response));
-            sidecar.registrations_accepted.fetch_add(1, Ordering::Relaxed);
-            if is_in_sync { RegistrationOutcome::InSync(id) } else { RegistrationOutcome::Pending(id) }
-        }
-        Err(error) => {
-            if link.error.as_ref() != Some(&error) {
-                tracing::warn!(%gateway, error, "registration failed");
-            }
-            link.error = Some(error);
-            sidecar.registrations_rejected.fetch_add(1, Ordering::Relaxed);
-            RegistrationOutcome::Rejected
-        }
-    }
+    let result = post(sidecar, client, registration).await;
+    sidecar.registrations.record(client.address, sent_at, registration.held.is_some(), result)
 }
 
 async fn post(

@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use moongate_discovery::EngineLoad;
 use tokio::time::Instant;
 
-use crate::engine::is_idle;
-use crate::gateway_link::GatewayLink;
+use crate::registrations::GatewayLink;
 use crate::state::{EngineObservation, SidecarState};
 
 /// Time for which gateways must have no request on the engine: requests that were routed before the drain have arrived by then.
@@ -51,6 +51,11 @@ pub(crate) fn drain_blocker(
     }
 }
 
+/// Whether the engine has no running, queued or transferring request.
+fn is_idle(load: &EngineLoad) -> bool {
+    load.running == 0 && load.waiting == 0 && load.handing_over == 0
+}
+
 /// Why the engine is not yet back in service after a restart; `None`: it is.
 pub(crate) fn settle_blocker(
     state: &SidecarState,
@@ -88,10 +93,10 @@ pub(crate) fn settle_blocker(
 
 #[cfg(test)]
 mod tests {
-    use moongate_discovery::{EngineKind, EngineLoad, EngineRole};
+    use moongate_discovery::{EngineKind, EngineRole};
 
     use super::*;
-    use crate::gateway_link::RegistrationResponse;
+    use crate::registrations::RegistrationResponse;
     use crate::state::LocalEngine;
 
     const LEASE: Duration = Duration::from_secs(6);

@@ -1,7 +1,6 @@
 //! The sidecar's HTTP endpoints: upgrade hooks, probes, status and metrics.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::Json;
@@ -16,10 +15,10 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
+use crate::context::SidecarContext;
 use crate::hooks::{drain_blocker, settle_blocker};
 use crate::http_client::read_bounded_body;
 use crate::metrics;
-use crate::sidecar::SidecarContext;
 
 /// Maximum number of connections: enough for the operator, kubelets and a few scrapers.
 const MAX_CONNECTIONS: usize = 64;
@@ -56,7 +55,7 @@ async fn drain(Shared(sidecar): SidecarExtractor) -> Response {
     sidecar.drain_requested.notify_one();
     let blocker = {
         let state = sidecar.state.borrow();
-        let links = sidecar.links.lock();
+        let links = sidecar.registrations.links();
         let links: Vec<_> = links.iter().map(|(gateway, link)| (*gateway, link)).collect();
         drain_blocker(&state, &links, sidecar.options.lease, now)
     };
@@ -80,7 +79,7 @@ async fn undrain(Shared(sidecar): SidecarExtractor) -> Response {
 async fn settled(Shared(sidecar): SidecarExtractor) -> Response {
     let state = sidecar.state.borrow().clone();
     let blocker = {
-        let links = sidecar.links.lock();
+        let links = sidecar.registrations.links();
         let links: Vec<_> = links.iter().map(|(gateway, link)| (*gateway, link)).collect();
         settle_blocker(&state, &links, sidecar.options.has_gateways())
     };
@@ -110,7 +109,7 @@ async fn ready(Shared(sidecar): SidecarExtractor) -> Response {
 /// Returns the full state as JSON, for diagnosis.
 async fn status(Shared(sidecar): SidecarExtractor) -> Response {
     let state = sidecar.state.borrow().clone();
-    let links = sidecar.links.lock();
+    let links = sidecar.registrations.links();
     let gateways: Vec<Value> = links
         .iter()
         .map(|(gateway, link)| {
@@ -139,10 +138,8 @@ async fn status(Shared(sidecar): SidecarExtractor) -> Response {
 async fn scrape(Shared(sidecar): SidecarExtractor) -> Response {
     let mut text = {
         let state = sidecar.state.borrow().clone();
-        let links = sidecar.links.lock();
-        let registrations = [&sidecar.registrations_accepted, &sidecar.registrations_rejected]
-            .map(|count| count.load(Ordering::Relaxed));
-        metrics::text(&state, &links, registrations)
+        let links = sidecar.registrations.links();
+        metrics::text(&state, &links, sidecar.registrations.counts())
     };
     let url = sidecar.state.borrow().local_engine.as_ref().map(|engine| format!("{}/metrics", engine.url));
     if let Some(url) = url {

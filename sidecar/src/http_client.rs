@@ -1,11 +1,16 @@
-//! Helpers for HTTP exchanges: size limits for responses, and error messages.
+//! HTTP exchanges: the client, size limits for responses, and error messages.
 
 use std::error::Error;
 
-use moongate_runtime::tls_error_hint;
+use moongate_runtime::{ClientTls, tls_error_hint};
 
 /// Largest accepted response in bytes; the largest are an engine's metrics.
 const MAX_BODY: usize = 4 << 20;
+
+/// A client without idle connections: engines close them after seconds, and a request on a closing connection would look like an outage.
+pub(crate) fn new(trust: &ClientTls) -> reqwest::Result<reqwest::Client> {
+    trust.http_client().redirect(reqwest::redirect::Policy::none()).pool_max_idle_per_host(0).build()
+}
 
 /// Reads a whole response body of at most [`MAX_BODY`] bytes.
 pub(crate) async fn read_bounded_body(mut response: reqwest::Response) -> Result<Vec<u8>, String> {

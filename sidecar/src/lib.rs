@@ -4,10 +4,12 @@
 //! `/settled`), loads and unloads LoRA adapters through the engine's own API, and exports the engine's metrics with its own.
 //!
 //! All tasks watch one [`state`]: `engine` polls the engine, `gateway_link` registers it with one gateway, `adapters` watches the pod's
-//! files, `http` serves the endpoints.
+//! files, `http` serves the endpoints. What they share is in `context`; `sidecar` starts them.
 
 mod adapters;
+mod context;
 mod engine;
+mod gateway_address;
 mod gateway_link;
 mod gateways;
 mod hooks;
@@ -16,10 +18,11 @@ mod http_client;
 mod metrics;
 mod options;
 mod pod_metadata;
+mod registrations;
 mod sidecar;
 mod state;
 
-pub use gateways::GatewayAddress;
+pub use gateway_address::GatewayAddress;
 pub use metrics::all_metrics;
 pub use options::SidecarOptions;
 pub use sidecar::{SidecarStartError, start};

@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use moongate_discovery::EngineLoad;
 use tokio::time::Instant;
 
-use crate::gateway_link::GatewayLink;
+use crate::registrations::GatewayLink;
 use crate::state::{EngineObservation, SidecarState};
 
 /// All metrics as text. `registrations`: the numbers of accepted and of rejected registrations.

@@ -8,7 +8,7 @@ use clap::Args;
 use moongate_discovery::{EngineRole, HttpScheme, KvConnector, MAX_LEASE, PhysicalLocation};
 use moongate_runtime::{ClientTls, ClientTlsFiles, EngineTlsArgs, TlsConfigError};
 
-use crate::gateways::GatewayAddress;
+use crate::gateway_address::GatewayAddress;
 
 /// Options of `moongate sidecar`.
 #[derive(Debug, Clone, Args)]

@@ -1,18 +1,16 @@
 //! Starts the sidecar's tasks.
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
-use moongate_runtime::{BindError, ClientTls, Supervisor, TlsConfigError, bind};
-use parking_lot::Mutex;
+use moongate_runtime::{BindError, Supervisor, TlsConfigError, bind};
 use tokio::sync::{Notify, watch};
 
-use crate::gateway_link::GatewayLink;
+use crate::context::SidecarContext;
 use crate::options::SidecarOptions;
+use crate::registrations::GatewayRegistrations;
 use crate::state::SidecarState;
-use crate::{adapters, engine, gateways, http};
+use crate::{adapters, engine, gateways, http, http_client};
 
 /// Why the sidecar did not start.
 #[derive(Debug, thiserror::Error)]
@@ -31,24 +29,6 @@ pub enum SidecarStartError {
     Listener(#[from] std::io::Error),
 }
 
-/// State shared by all tasks.
-pub(crate) struct SidecarContext {
-    pub(crate) options: SidecarOptions,
-    /// HTTP client for the engine.
-    pub(crate) client: reqwest::Client,
-    pub(crate) engine_trust: ClientTls,
-    pub(crate) gateway_trust: ClientTls,
-    pub(crate) state: watch::Sender<SidecarState>,
-    /// Notified to poll the engine immediately.
-    pub(crate) drain_requested: Notify,
-    pub(crate) links: Mutex<BTreeMap<SocketAddr, GatewayLink>>,
-    /// Number of registrations that gateways accepted.
-    pub(crate) registrations_accepted: AtomicU64,
-    /// Number of registrations that gateways rejected, or that failed.
-    pub(crate) registrations_rejected: AtomicU64,
-    pub(crate) supervisor: Supervisor,
-}
-
 /// Starts a sidecar with tasks under `supervisor`, and returns its address. When the supervisor shuts down, the sidecar deregisters the
 /// engine.
 ///
@@ -58,7 +38,7 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
     let listener = bind(options.listen)?;
     let address = listener.local_addr()?;
     let (engine_trust, gateway_trust) = (options.engine_tls.trust()?, options.gateway_trust()?);
-    let client = client(&engine_trust)?;
+    let client = http_client::new(&engine_trust)?;
     for trust in [&engine_trust, &gateway_trust] {
         let (trust, stop) = (trust.clone(), supervisor.token());
         supervisor
@@ -73,9 +53,7 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
         gateway_trust,
         state: watch::Sender::new(state),
         drain_requested: Notify::new(),
-        links: Mutex::default(),
-        registrations_accepted: AtomicU64::new(0),
-        registrations_rejected: AtomicU64::new(0),
+        registrations: GatewayRegistrations::default(),
         supervisor: supervisor.clone(),
     });
     http::serve(listener, Arc::clone(&sidecar));
@@ -93,9 +71,4 @@ pub fn start(options: SidecarOptions, supervisor: &Supervisor) -> Result<SocketA
         );
     }
     Ok(address)
-}
-
-/// A client without idle connections: engines close them after seconds, and a request on a closing connection would look like an outage.
-pub(crate) fn client(trust: &ClientTls) -> reqwest::Result<reqwest::Client> {
-    trust.http_client().redirect(reqwest::redirect::Policy::none()).pool_max_idle_per_host(0).build()
 }

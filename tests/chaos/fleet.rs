@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvClientOptions};
 
-use super::ports::free_port;
+use crate::harness::ports::free_port;
 use super::process::{ChaosProcess, ProcessUsage};
 use super::proxy::{ChaosProxy, ProxiedLinkState};
 use super::schedule::{ChaosFault, ChaosTarget, ProxiedLink, STORES};
-use super::world::client;
+use crate::harness::client;
 
 /// Starts of several programs on a busy machine.
 const START: Duration = Duration::from_secs(60);

@@ -10,7 +10,7 @@ use moongate_store_client::{KvClient, KvError, PutOptions};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::world::openai_error;
+use crate::harness::openai_error;
 
 /// Prompts, each with one right answer.
 const PROMPTS: u64 = 8;

@@ -8,13 +8,9 @@
 
 mod fleet;
 mod load;
-#[path = "../world/ports.rs"]
-mod ports;
 mod process;
 mod proxy;
 mod schedule;
-#[path = "../world/mod.rs"]
-mod world;
 
 use std::str::FromStr;
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use tokio::process::{Child, Command};
 use crate::certificates::HaCertificates;
 use crate::lease::LeaseElection;
 use crate::network::{HaNetwork, run};
-use crate::store::free_port;
+use crate::harness::mooncake::free_port;
 
 /// Long, because it only says when a test hangs.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -5,7 +5,7 @@ use std::process::Stdio;
 use tokio::process::Command;
 
 use crate::cluster::MASTERS;
-use crate::store::free_port;
+use crate::harness::mooncake::free_port;
 
 /// Runs a program to its end.
 pub(crate) async fn run(line: &str) -> bool {

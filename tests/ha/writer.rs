@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::cluster::HaCluster;
-use crate::store::{HANDSHAKE, NEWEST, RealNode};
+use crate::harness::mooncake::{HANDSHAKE, NEWEST, RealNode};
 
 /// Long, because it only says when a test hangs.
 const LIMIT: Duration = Duration::from_secs(90);

@@ -11,6 +11,15 @@ use opentelemetry_sdk::propagation::TraceContextPropagator;
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
 
+/// What all spans of a trace share, in this process and others.
+#[derive(Debug, Clone)]
+pub(crate) struct TraceContext {
+    pub(crate) id: TraceId,
+    pub(crate) state: TraceState,
+    /// Sampling decision, propagated to every callee.
+    pub(crate) sampled: bool,
+}
+
 /// The caller's span. `None` if `traceparent` is missing or malformed.
 #[must_use]
 pub fn caller(headers: &HeaderMap) -> Option<SpanContext> {

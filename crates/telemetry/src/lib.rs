@@ -11,17 +11,19 @@ mod context;
 mod export;
 pub mod logs;
 mod options;
+mod otlp;
 pub mod span;
 mod span_attributes;
+mod span_record;
 mod tracer;
 
 pub use annotations::AttributeValue;
 #[doc(hidden)]
 pub use context::{caller, inject};
-pub use export::CollectorTlsError;
+pub use export::{CollectorTlsError, OtlpProtocol};
 pub use logs::{LogFormat, LoggingArgs, LoggingError, init_logs};
 pub use opentelemetry::trace::{SpanContext, SpanKind, TraceId};
-pub use options::{OtlpProtocol, TelemetryArgs, TelemetryError};
+pub use options::{TelemetryArgs, TelemetryError};
 pub use span::SpanHandle;
 pub use span_attributes::{AttributeWriter, ChildSpans, SpanAttributes};
 pub use tracer::{SpanFlushError, Tracer};

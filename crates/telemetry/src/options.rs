@@ -3,26 +3,15 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use http::header::{HeaderName, HeaderValue};
 use http::{HeaderMap, Uri};
 use percent_encoding::percent_decode_str;
 
-use crate::export::{CollectorTlsError, grpc_path};
+use crate::export::{CollectorTlsError, OtlpProtocol, OtlpTarget};
 
-/// Path of traces below a collector's base URL (OTLP specification, "OTLP/HTTP Request").
-pub(crate) const HTTP_PATH: &str = "/v1/traces";
 /// Prefixes of the standard variables, in order of precedence: for traces only, then for all signals.
 const STANDARD_VARIABLE_PREFIXES: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_", "OTEL_EXPORTER_OTLP_"];
-
-/// Protocol of the trace export.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum OtlpProtocol {
-    /// HTTP/1.1 with protobuf bodies
-    Http,
-    /// gRPC over HTTP/2
-    Grpc,
-}
 
 /// Command-line flags of the traces.
 #[derive(Debug, Clone, Args)]
@@ -127,15 +116,6 @@ pub enum TelemetryError {
     Tls(#[from] CollectorTlsError),
 }
 
-/// Endpoint, protocol and headers of exports.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct OtlpTarget {
-    pub(crate) protocol: OtlpProtocol,
-    pub(crate) uri: Uri,
-    pub(crate) headers: HeaderMap,
-    pub(crate) ca: Option<PathBuf>,
-}
-
 impl TelemetryArgs {
     /// The collector from flags, else from the standard variables. `None` without an endpoint.
     pub(crate) fn target(
@@ -152,10 +132,7 @@ impl TelemetryArgs {
             (None, Some("grpc")) => OtlpProtocol::Grpc,
             (None, Some(other)) => return Err(TelemetryError::Protocol(other.to_owned())),
         };
-        let with_path = |base: String| match protocol {
-            OtlpProtocol::Http => format!("{}{HTTP_PATH}", base.trim_end_matches('/')),
-            OtlpProtocol::Grpc => grpc_path(&base),
-        };
+        let with_path = |base: String| protocol.traces_url(&base);
         let given = self.otlp_endpoint.clone().filter(|endpoint| !endpoint.is_empty()).map(with_path);
         // Over HTTP the traces variable is the complete URL, without a path to append.
         let traces_endpoint = value(format!("{}ENDPOINT", STANDARD_VARIABLE_PREFIXES[0]));
@@ -238,7 +215,7 @@ mod tests {
         assert_eq!(with(None, &[base]).as_deref(), Some("http://base:4318/v1/traces"));
         assert_eq!(with(None, &[base, whole]).as_deref(), Some("http://whole:4318/spans"));
         assert_eq!(with(Some("http://flag:1"), &[base, whole]).as_deref(), Some("http://flag:1/v1/traces"));
-        let call = |base: &str| Some(grpc_path(base));
+        let call = |base: &str| Some(OtlpProtocol::Grpc.traces_url(base));
         assert_eq!(with(Some("http://flag:1"), &[grpc]), call("http://flag:1"));
         assert_eq!(with(None, &[base, grpc]), call("http://base:4318"));
         assert_eq!(with(None, &[base, whole, grpc]), call("http://whole:4318/spans"));

@@ -9,9 +9,10 @@ use opentelemetry::trace::{SpanContext, SpanId, SpanKind, TraceFlags, TraceId};
 use tokio::time::Instant;
 
 use crate::annotations::{AttributeValue, SpanAnnotation};
-use crate::buffered_trace::{BufferedTrace, SpanRecord};
+use crate::buffered_trace::BufferedTrace;
 use crate::context;
 use crate::span_attributes::SpanAttributes;
+use crate::span_record::SpanRecord;
 
 /// Maximum number of annotations per span, as in OpenTelemetry's SDK.
 const MAX_ANNOTATIONS: usize = 128;
@@ -105,21 +106,21 @@ impl<T: SpanAttributes> SpanHandle<T> {
     /// Id of the trace, for log lines.
     #[must_use]
     pub fn trace_id(&self) -> Option<TraceId> {
-        self.open.as_ref().map(|(trace, _)| trace.id)
+        self.open.as_ref().map(|(trace, _)| trace.context.id)
     }
 
     /// [`SpanHandle::trace_id`], if this trace is certain to be exported: for exemplars in metrics.
     #[must_use]
     pub fn exported_trace_id(&self) -> Option<TraceId> {
-        self.open.as_ref().filter(|(trace, _)| trace.is_exported()).map(|(trace, _)| trace.id)
+        self.open.as_ref().filter(|(trace, _)| trace.is_exported()).map(|(trace, _)| trace.context.id)
     }
 
     /// Context of the span, for links to it.
     #[must_use]
     pub fn context(&self) -> Option<SpanContext> {
         let (trace, record) = self.open.as_ref()?;
-        let flags = if trace.sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
-        Some(SpanContext::new(trace.id, record.id, flags, false, trace.state.clone()))
+        let flags = if trace.context.sampled { TraceFlags::SAMPLED } else { TraceFlags::default() };
+        Some(SpanContext::new(trace.context.id, record.id, flags, false, trace.context.state.clone()))
     }
 
     /// Exports the whole trace regardless of sampling, up to a limit per second, and records the reason.
@@ -163,7 +164,7 @@ impl<T: SpanAttributes> SpanHandle<T> {
     /// Sampling decision of the trace, propagated to every callee.
     #[must_use]
     pub fn is_sampled(&self) -> bool {
-        self.open.as_ref().is_some_and(|(trace, _)| trace.sampled)
+        self.open.as_ref().is_some_and(|(trace, _)| trace.context.sampled)
     }
 
     /// Makes this span the parent for the receiver of `headers`: replaces `traceparent` and `tracestate`.
@@ -171,7 +172,12 @@ impl<T: SpanAttributes> SpanHandle<T> {
     /// With tracing off, the headers are unchanged, so those of the client pass through.
     pub fn inject(&self, headers: &mut HeaderMap) {
         if let Some((trace, record)) = &self.open {
-            context::inject(headers, (trace.id, record.id), trace.sampled, &trace.state);
+            context::inject(
+                headers,
+                (trace.context.id, record.id),
+                trace.context.sampled,
+                &trace.context.state,
+            );
         }
     }
 

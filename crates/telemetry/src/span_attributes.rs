@@ -4,8 +4,8 @@ use opentelemetry::trace::{SpanId, SpanKind};
 use tokio::time::Instant;
 
 use crate::annotations::AttributeValue;
-use crate::buffered_trace::BufferedTrace;
-use crate::export::otlp::{SpanEncoder, SpanHeader};
+use crate::context::TraceContext;
+use crate::otlp::{SpanEncoder, SpanHeader};
 
 /// Source of a span's attributes. They are written only if the span is exported, so for the nine in ten requests that are not, they only
 /// occupy memory.
@@ -58,7 +58,7 @@ impl AttributeWriter<'_> {
 #[derive(Debug)]
 pub struct ChildSpans<'a> {
     pub(crate) encoder: &'a mut SpanEncoder,
-    pub(crate) trace: &'a BufferedTrace,
+    pub(crate) trace: &'a TraceContext,
     pub(crate) parent: SpanId,
     pub(crate) start: Instant,
     pub(crate) end: Instant,

@@ -14,9 +14,9 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::buffered_trace::BufferedTrace;
-use crate::context;
-use crate::export::{OtlpExporter, SpanQueue};
-use crate::options::{OtlpTarget, TelemetryArgs, TelemetryError};
+use crate::context::{self, TraceContext};
+use crate::export::{OtlpExporter, OtlpTarget, SpanQueue};
+use crate::options::{TelemetryArgs, TelemetryError};
 use crate::span::SpanHandle;
 use crate::span_attributes::SpanAttributes;
 
@@ -126,17 +126,18 @@ impl Tracer {
             Some(tracer) if !tracer.ended.load(Ordering::Relaxed) => tracer,
             _ => return SpanHandle::disabled(),
         };
-        let (id, parent, state, sampled) = match caller() {
+        let (context, parent) = match caller() {
             Some(caller) => {
-                let state = caller.trace_state().clone();
-                (caller.trace_id(), caller.span_id(), state, caller.is_sampled())
+                let (id, state) = (caller.trace_id(), caller.trace_state().clone());
+                (TraceContext { id, state, sampled: caller.is_sampled() }, caller.span_id())
             }
             None => {
                 let id = TraceId::from(fastrand::u128(1..));
-                (id, SpanId::INVALID, TraceState::NONE, is_sampled(id, tracer.sample_ratio))
+                let sampled = is_sampled(id, tracer.sample_ratio);
+                (TraceContext { id, state: TraceState::NONE, sampled }, SpanId::INVALID)
             }
         };
-        let trace = BufferedTrace::new(id, state, sampled, tracer.queue.clone());
+        let trace = BufferedTrace::new(context, tracer.queue.clone());
         SpanHandle::open(trace, (parent, true), header, attributes())
     }
 

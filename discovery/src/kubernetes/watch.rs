@@ -17,7 +17,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{KubernetesDiscoveryOptions, pod};
-use crate::listing::{ListedHost, ListedInstance, MAX_INSTANCES, SourceUpdate};
+use crate::listing::{ListedHost, ListedInstance, SourceUpdate};
+use crate::topology::MAX_INSTANCES;
 
 /// Time limit for a complete list, after which it is restarted.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);

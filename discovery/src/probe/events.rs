@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use super::http::ProbeSession;
-use super::responses::{MAX_RANKS, SglangServerInfo, embedded};
-use crate::kv_cache::KvEventSource;
+use super::responses::{SglangServerInfo, embedded};
+use crate::kv_cache::{KvEventSource, MAX_RANKS};
 use crate::listing::ListedInstance;
 use crate::tcp_address::TcpAddress;
 

@@ -5,7 +5,7 @@ use std::time::Instant;
 use moongate_runtime::{ClientTls, plain_http_client, tls_error_hint};
 
 use crate::error::DiscoveryError;
-use crate::options::ProbeOptions;
+use crate::probe::options::ProbeOptions;
 use crate::probe::report::{ProbeCheck, ProbeCheckOutcome};
 
 /// Largest accepted response. `/metrics` of an engine with many ranks has a few hundred KiB.

@@ -3,21 +3,22 @@
 mod events;
 mod hashing;
 pub(crate) mod http;
+pub(crate) mod options;
 pub(crate) mod report;
-pub(crate) mod responses;
+mod responses;
 mod sglang;
 pub(crate) mod sizes;
-pub(crate) mod store;
+mod store;
 mod version;
 mod vllm;
 
 use crate::endpoint::bracketed;
 use crate::error::DiscoveryError;
 use crate::listing::ListedInstance;
-use crate::options::ProbeOptions;
 use crate::topology::{BootstrapAddress, EngineFacts, EngineKind, EngineRole};
 
 use self::http::{ProbeError, ProbeResponse, ProbeSession};
+use self::options::ProbeOptions;
 use self::report::{ProbeReport, ProbeVerdict};
 use self::responses::SglangServerInfo;
 

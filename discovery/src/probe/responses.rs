@@ -6,13 +6,11 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::kv_cache::PrefetchPolicy;
+use crate::kv_cache::{MAX_RANKS, PrefetchPolicy};
 use crate::topology::{EngineRole, KvConnector, PriorityOrder};
 
 /// Maximum number of model names per engine.
 const MAX_MODELS: usize = 1024;
-/// Maximum number of data-parallel ranks per engine.
-pub(crate) const MAX_RANKS: u32 = 4096;
 /// Longest accepted name of a hash algorithm in bytes.
 const MAX_ALGORITHM: usize = 64;
 /// Longest accepted path of a tokenizer in bytes: Linux' `PATH_MAX`.

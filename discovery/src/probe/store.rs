@@ -3,12 +3,10 @@
 use serde::Deserialize;
 
 use super::responses::{SglangServerInfo, embedded};
-use crate::kv_cache::{DeclaredKvFacts, EngineStoreFacts, StoreKeyScheme};
+use crate::kv_cache::{DeclaredKvFacts, EngineStoreFacts, MAX_TEXT, StoreKeyScheme};
 
 /// SGLang's default for the minimum number of tokens to read from the store.
 const SGLANG_PREFETCH_THRESHOLD: u32 = 256;
-/// Longest accepted key part or address, in bytes.
-pub(crate) const MAX_TEXT: usize = 255;
 
 /// SGLang's `hicache_object_layout` of `/server_info`. The relevant members are in a nested object of the same name.
 #[derive(Default, Deserialize)]

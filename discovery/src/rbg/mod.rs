@@ -13,9 +13,10 @@ use rbg_api::{DiscoveredGroup, DiscoveryFile, RbgIdentity};
 use crate::endpoint::{EngineEndpoint, HttpScheme};
 use crate::error::TopologyFileError;
 use crate::listing::{ListedHost, ListedInstance, SourceUpdate};
+use crate::location::PhysicalLocation;
 use crate::roles::{RoleNames, RolePorts, bootstrap_port, http_port};
 use crate::topology::{
-    DeclaredFacts, EngineKind, EngineRole, InstanceSource, KubernetesWorkload, KvConnector, PhysicalLocation,
+    DeclaredFacts, EngineKind, EngineRole, InstanceSource, KubernetesWorkload, KvConnector,
 };
 
 pub(crate) use self::resolved_names::{ResolvedNames, system_resolver};

@@ -10,7 +10,6 @@ use super::resolved_names::{HostResolver, ResolvedNames};
 use super::{RbgDiscoveryOptions, RbgMember, listing, parse};
 use crate::file_watch::TopologyFileWatcher;
 use crate::listing::SourceUpdate;
-use crate::static_file::log_rejected;
 
 /// Interval of DNS lookups.
 const RESOLVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -40,7 +39,7 @@ impl RbgFileWatcher {
                         self.members = members;
                     }
                     Err(error) => {
-                        log_rejected(self.file.path(), &error);
+                        self.file.log_rejected(&error);
                         continue;
                     }
                 },

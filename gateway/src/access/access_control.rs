@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 use super::caller::{AccessScope, AuthenticatedCaller};
 use super::file::AccessFile;
 use super::jwt::{JwtRejection, VerificationKeySet};
+use super::options::{AccessOptions, JwtRequirements};
 use super::quota::{QuotaKind, QuotaPermit, QuotaTracker};
-use crate::config::{AccessOptions, JwtRequirements};
 use crate::error::{ApiError, ApiErrorCode};
 
 /// An access file or JWKS file that cannot be used.

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use super::bounded::read_limited;
 use super::caller::{AccessScope, AuthenticatedCaller};
 use super::file::MAX_TENANT_LEN;
-use crate::config::{AccessOptions, JwtRequirements};
+use super::options::{AccessOptions, JwtRequirements};
 
 /// Largest JWKS file in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;

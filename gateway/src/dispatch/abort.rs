@@ -10,11 +10,11 @@ use http::{HeaderValue, Method, Uri};
 use moongate_runtime::Supervisor;
 use tokio::time::{Instant, timeout};
 
-use super::pair::{LegKind, RunningLeg};
+use super::pair::RunningLeg;
 use crate::feedback::{GatewayMetrics, LegSpan};
 use crate::fleet::UpstreamEndpoint;
 use crate::request_body::SplicedBody;
-use crate::upstream::{LegExchange, LegTimeouts, PreparedRequest};
+use crate::upstream::{LegExchange, LegKind, LegTimeouts, PreparedRequest};
 
 /// Time limit for an abort request, and for a prefill that is read to its end.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);

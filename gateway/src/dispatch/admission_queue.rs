@@ -16,13 +16,11 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::clock::SchedulerClock;
-use super::eligibility::{
-    ChosenRoute, EligibilityTier, FleetDecision, RouteConstraints, choose_passthrough, route_members,
-};
+use super::eligibility::{ChosenRoute, EligibilityTier, RouteConstraints, choose_passthrough, route_members};
 use super::in_flight::InFlightGuard;
 use super::routed_request::RoutedRequest;
 use crate::feedback::{DecisionHistory, GatewayMetrics};
-use crate::fleet::{FleetReader, FleetSnapshot, UpstreamEndpoint};
+use crate::fleet::{FleetDecision, FleetReader, FleetSnapshot, UpstreamEndpoint};
 use crate::request_body::InferenceApi;
 
 /// `Retry-After` in seconds if the queue is full.

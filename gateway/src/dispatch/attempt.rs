@@ -14,14 +14,14 @@ use super::abort::AbortSender;
 use super::connector::{self, ConnectorAttempt, LegEngine, LegOrder, PrefillLeg};
 use super::eligibility::{ChosenRoute, DecodeTarget};
 use super::in_flight::InFlightGuard;
-use super::pair::{LegKind, LegPair, PairEvent, RunningLeg, is_event_stream};
+use super::pair::{LegPair, PairEvent, RunningLeg, is_event_stream};
 use super::routed_request::RoutedRequest;
 use super::silence::{AttemptSilenceLimits, RedispatchDecider, SilentLegs};
 use crate::feedback::{AttemptTrace, ExpectedHits, TtftPrediction};
 use crate::fleet::{FleetMember, UpstreamEndpoint};
-use crate::relay::{ResponseSummary, SseError, SseFramer, TokenUsage};
 use crate::request_body::InferenceApi;
-use crate::upstream::{LegError, LegExchange, LegTimeouts, PreparedRequest};
+use crate::response::{ResponseSummary, SseError, SseFramer, TokenUsage};
+use crate::upstream::{LegError, LegExchange, LegKind, LegTimeouts, PreparedRequest};
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AttemptLimits {

@@ -16,14 +16,13 @@ use super::abort::AbortSender;
 use super::admission_queue::AdmissionQueue;
 use super::attempt::{AttemptContext, AttemptFailure, AttemptLimits, ResponseStart, attempt};
 use super::eligibility::ChosenRoute;
-use super::pair::LegKind;
 use super::redispatch_budget::RedispatchBudget;
 use super::routed_request::RoutedRequest;
 use super::silence::RedispatchDecider;
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::{AttemptTrace, GatewayMetrics, OverloadReason, RequestSpan, TtftPrediction};
 use crate::fleet::{FleetMember, FleetReader, UpstreamEndpoint};
-use crate::upstream::LegError;
+use crate::upstream::{LegError, LegKind};
 
 /// How long a retry waits for new facts of a prefill engine that may have restarted: a probe takes milliseconds.
 const REFRESH_TIMEOUT: Duration = Duration::from_millis(300);
@@ -75,7 +74,7 @@ impl RequestDispatcher {
             let decision_span = attempt_span.decide();
             let chosen = self.admission.choose(routed, &tried).await;
             let now = Instant::now();
-            decision_span.finish(&chosen, now);
+            decision_span.finish(chosen.as_ref().map(ChosenRoute::decided), now);
             let chosen = match (chosen, last.take()) {
                 (Ok(chosen), _) => chosen,
                 (Err(_), Some(failure)) => return Err(into_dispatch_error(failure, number - 1)),

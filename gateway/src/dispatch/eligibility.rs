@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use moongate_discovery::EngineRole;
 use moongate_scheduler::{
-    self as scheduler, EngineRoute, InstanceIndex, ModelIndex, RequestProfile, RoutingDecision,
-    ScheduleRejection,
+    self as scheduler, EngineRoute, InstanceIndex, ModelIndex, RequestProfile, ScheduleRejection,
 };
 use tokio::time::Instant;
 
 use super::in_flight::InFlightGuard;
 use super::routed_request::RoutedRequest;
-use crate::fleet::{FleetMember, FleetSnapshot, UpstreamEndpoint};
+use crate::feedback::DecidedRoute;
+use crate::fleet::{FleetDecision, FleetMember, FleetSnapshot, UpstreamEndpoint};
 use crate::request_body::InferenceApi;
 
 /// A route with its fleet members, counted as in flight.
@@ -25,11 +25,14 @@ pub(crate) struct ChosenRoute {
     pub(crate) decision: Option<FleetDecision>,
 }
 
-/// A decision, with the fleet that it was made for.
-#[derive(Debug, Clone)]
-pub(crate) struct FleetDecision {
-    pub(crate) decision: Arc<RoutingDecision>,
-    pub(crate) fleet: Arc<FleetSnapshot>,
+impl ChosenRoute {
+    /// The route as traces describe it.
+    pub(super) fn decided(&self) -> DecidedRoute<'_> {
+        match &self.decision {
+            Some(decision) => DecidedRoute::Scheduled(decision),
+            None => DecidedRoute::Passthrough(&self.prefill.endpoint),
+        }
+    }
 }
 
 /// The decode side of a pair.

@@ -6,7 +6,7 @@ use moongate_scheduler::AttemptId;
 
 use super::admission_queue::AdmissionQueue;
 use crate::fleet::{EngineInFlightGuard, UpstreamEndpoint};
-use crate::relay::TokenUsage;
+use crate::response::TokenUsage;
 
 /// Counts a request as in flight until dropped.
 #[derive(Debug)]

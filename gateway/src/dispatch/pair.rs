@@ -15,31 +15,11 @@ use super::abort::{AbortSender, EngineRequestId};
 use super::silence::{AttemptSilenceLimits, SilentLeg, SilentLegs, abandoned, suspect};
 use crate::feedback::LegSpan;
 use crate::fleet::{SuspicionReason, UpstreamEndpoint};
-use crate::relay::{ResponseSummary, SseFramer, TokenUsage};
-use crate::upstream::{LegError, LegEvent, LegExchange};
+use crate::response::{ResponseSummary, SseFramer, TokenUsage};
+use crate::upstream::{LegError, LegEvent, LegExchange, LegKind};
 
 /// Bytes that are buffered of an engine's error response, or of a prefill's response.
 const MAX_BUFFERED_BYTES: usize = 64 << 10;
-
-/// The role of a leg within its request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum LegKind {
-    Prefill,
-    Decode,
-    Worker,
-}
-
-impl LegKind {
-    pub(crate) const ALL: [Self; 3] = [Self::Prefill, Self::Decode, Self::Worker];
-
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            LegKind::Prefill => "prefill",
-            LegKind::Decode => "decode",
-            LegKind::Worker => "worker",
-        }
-    }
-}
 
 /// A running leg with its engine.
 pub(crate) struct RunningLeg {

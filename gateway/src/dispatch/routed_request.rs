@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use moongate_scheduler::RequestProfile;
 
+use crate::feedback::RequestDescription;
 use crate::predict::PromptPrediction;
 use crate::request_body::{InferenceApi, RoutingFields, SplicedBody};
 use crate::upstream::PreparedRequest;
@@ -32,6 +33,17 @@ pub(crate) struct RoutedRequest {
 }
 
 impl RoutedRequest {
+    /// The request as traces describe it.
+    pub(crate) fn description(&self) -> RequestDescription<'_> {
+        RequestDescription {
+            body_bytes: self.body.len(),
+            estimated_input_tokens: self.request.as_ref().map(|request| request.input_tokens),
+            model: self.model.as_ref(),
+            stream: self.routing.stream,
+            max_output_tokens: self.routing.max_output_tokens,
+        }
+    }
+
     /// The client's request for an engine, with `body` and `extra` headers.
     pub(crate) fn prepare(
         &self,

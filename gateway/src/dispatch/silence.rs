@@ -8,11 +8,11 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use super::admission_queue::AdmissionQueue;
-use super::pair::LegKind;
 use super::redispatch_budget::RedispatchBudget;
 use super::routed_request::RoutedRequest;
-use crate::feedback::GatewayMetrics;
+use crate::feedback::{GatewayMetrics, RedispatchReason};
 use crate::fleet::{SilenceLimits, SuspicionReason, UpstreamEndpoint};
+use crate::upstream::LegKind;
 
 /// Time per token of a non-streamed response. Slower than engines generate, because their progress is not visible.
 const TIME_PER_TOKEN: Duration = Duration::from_millis(50);
@@ -91,26 +91,6 @@ impl SilentLeg {
     /// Whether its engine is suspect, unhealthy or has an open breaker, independently of this request.
     fn is_unresponsive(&self) -> bool {
         !self.endpoint.is_available()
-    }
-}
-
-/// Why a request was redispatched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum RedispatchReason {
-    /// Its engine was silent beyond the request's own limit.
-    Silent,
-    /// Other requests had made its engine suspect.
-    Suspect,
-}
-
-impl RedispatchReason {
-    pub(crate) const ALL: [Self; 2] = [Self::Silent, Self::Suspect];
-
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            RedispatchReason::Silent => "silent",
-            RedispatchReason::Suspect => "suspect",
-        }
     }
 }
 

@@ -21,11 +21,10 @@ use super::overload::OverloadMetrics;
 use super::request_counters::{RequestCounters, RequestTotals};
 use super::silence::SilenceMetrics;
 use super::tokenize::TokenizeMetrics;
-use crate::dispatch::LegKind;
 use crate::fleet::FleetSnapshot;
-use crate::predict::KvIndex;
+use crate::kv_index::KvIndex;
 use crate::request_body::InferenceApi;
-use crate::upstream::LegError;
+use crate::upstream::{LegError, LegKind};
 use moongate_scheduler::InstanceLoad;
 use moongate_telemetry::TraceId;
 

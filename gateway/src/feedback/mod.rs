@@ -21,5 +21,6 @@ pub use metrics::all_metrics;
 pub(crate) use overload::OverloadReason;
 pub(crate) use request::{RequestRecorder, TtftPrediction};
 pub(crate) use request_counters::RequestTotals;
-pub(crate) use spans::{AttemptTrace, LegSpan, RequestSpan};
+pub(crate) use silence::RedispatchReason;
+pub(crate) use spans::{AttemptTrace, DecidedRoute, LegSpan, RequestDescription, RequestSpan};
 pub(crate) use tokenize::{TokenSource, TokenizeMetrics};

@@ -12,8 +12,8 @@ use super::spans::RequestSpan;
 use crate::access::QuotaPermit;
 use crate::error::ApiError;
 use crate::fleet::UpstreamEndpoint;
-use crate::relay::{ResponseFinish, TokenUsage};
 use crate::request_body::InferenceApi;
+use crate::response::{ResponseFinish, TokenUsage};
 
 /// A first token is mispredicted if it takes less than half or more than twice the prediction, beyond this tolerance.
 const TTFT_TOLERANCE: Duration = Duration::from_secs(1);

@@ -5,8 +5,8 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
-use crate::dispatch::{LegKind, RedispatchReason};
 use crate::fleet::SuspicionReason;
+use crate::upstream::LegKind;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct SuspicionLabels {
@@ -17,6 +17,26 @@ struct SuspicionLabels {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RedispatchLabels {
     reason: &'static str,
+}
+
+/// Why a request was redispatched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum RedispatchReason {
+    /// Its engine was silent beyond the request's own limit.
+    Silent,
+    /// Other requests had made its engine suspect.
+    Suspect,
+}
+
+impl RedispatchReason {
+    const ALL: [Self; 2] = [Self::Silent, Self::Suspect];
+
+    fn as_str(self) -> &'static str {
+        match self {
+            RedispatchReason::Silent => "silent",
+            RedispatchReason::Suspect => "suspect",
+        }
+    }
 }
 
 /// Counters of suspicions and redispatches.

@@ -10,7 +10,8 @@ use super::breaker::{BreakerLimits, CircuitBreaker};
 use super::in_flight::InFlightCount;
 use super::prompts::PromptCounters;
 use super::silence::{SilenceLimits, SilenceMonitor};
-use crate::predict::{EngineSlotGuard, KvIndex, TokenizeMethods};
+use super::tokenize_methods::TokenizeMethods;
+use crate::kv_index::{EngineSlotGuard, KvIndex};
 use crate::upstream::{ConnectionPool, ConnectionPoolLimits, LegError};
 
 #[derive(Debug, Clone)]

@@ -3,22 +3,28 @@
 
 mod breaker;
 mod cache_rules;
+mod decision;
 mod endpoint;
+mod group;
 mod health;
 mod in_flight;
 mod loads;
 mod prompts;
 mod silence;
 mod snapshot;
+mod tokenize_methods;
 mod watch;
 
 pub(crate) use breaker::BreakerLimits;
+pub(crate) use decision::FleetDecision;
 pub(crate) use endpoint::{EndpointLimits, UpstreamEndpoint};
+pub(crate) use group::EngineGroup;
 pub(crate) use health::{HealthCheckLimits, check_health, probe_suspects};
 pub(crate) use in_flight::EngineInFlightGuard;
 pub(crate) use loads::poll_loads;
 pub(crate) use prompts::PromptCountSnapshot;
 pub(crate) use silence::{SilenceLimits, SuspicionReason};
 pub(crate) use snapshot::{FleetMember, FleetSnapshot, ModelUnavailable, domain_name, host};
+pub(crate) use tokenize_methods::{TokenizeMethod, TokenizeOutcome};
 pub(crate) use watch::FleetReader;
 pub(crate) use watch::watch_topology;

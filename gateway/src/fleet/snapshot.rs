@@ -12,7 +12,8 @@ use scheduler::{InstanceIndex, ModelIndex, PairingDomain, SchedulableFleet};
 
 use super::cache_rules::cache_rules;
 use super::endpoint::{EndpointLimits, UpstreamEndpoint};
-use crate::predict::{BlockKeyspace, EngineGroup, KvIndex, StoreKeyNaming};
+use super::group::EngineGroup;
+use crate::kv_index::{BlockKeyspace, KvIndex, StoreKeyNaming};
 use crate::upstream::split_url;
 
 /// The reason that discovery gives before it has probed an engine.

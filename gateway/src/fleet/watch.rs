@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::endpoint::EndpointLimits;
 use super::snapshot::FleetSnapshot;
-use crate::predict::KvIndex;
+use crate::kv_index::KvIndex;
 
 /// The current fleet. Cheap to clone; reading never blocks.
 #[derive(Debug, Clone)]

@@ -12,8 +12,8 @@ use subtle::ConstantTimeEq as _;
 
 use super::handler::GatewayContext;
 use super::headers::{REQUEST_ID, request_id};
+use super::options::UnauthenticatedPath;
 use crate::access::{AccessRejection, AccessScope};
-use crate::config::UnauthenticatedPath;
 use crate::error::{ApiError, ApiErrorCode};
 
 /// Public listener: adds the [`crate::access::AuthenticatedCaller`] to the request. Probes need no authentication.

@@ -21,22 +21,21 @@ use super::fleet::FleetStatusCache;
 use super::headers::{REQUEST_ID, request_id, to_client, to_engine};
 use super::inference_paths::InferencePath;
 use super::media_type::{MediaType, check_encoding};
+use super::options::UnauthenticatedPath;
 use super::tenant_priority::TenantPriorityHeaders;
 use crate::access::{AccessControl, AuthenticatedCaller, QuotaPermit};
-use crate::config::UnauthenticatedPath;
 use crate::dispatch::{
     DispatchError, InFlightGuard, LegPair, RequestDispatcher, ResponsePayload, ResponseStart, RoutedRequest,
     fan_out,
 };
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::{DecisionHistory, GatewayMetrics, RequestRecorder, RequestSpan};
+use crate::kv_index::KvIndex;
 use crate::memory::MemoryBudget;
-use crate::predict::{CacheHitPredictor, KvIndex, PredictionError, PromptPrediction};
-use crate::relay::{
-    RelayContext, ResponseRelay, ResponseSummary, SampleResponse, SseFramer, TokenUsage, merge_complete,
-    merge_stream,
-};
+use crate::predict::{CacheHitPredictor, PredictionError, PromptPrediction};
+use crate::relay::{RelayContext, ResponseRelay, SampleResponse, merge_complete, merge_stream};
 use crate::request_body::InferenceApi;
+use crate::response::{ResponseSummary, SseFramer, TokenUsage};
 
 /// Shared state of all request handlers.
 #[derive(Debug)]
@@ -148,7 +147,8 @@ async fn dispatch(
     recorder: &mut RequestRecorder,
 ) -> Result<(RoutedRequest, DispatchedResponse), DispatchError> {
     let read = Instant::now();
-    recorder.span().set_request(&mut routed, read);
+    recorder.span().inject(&mut routed.headers);
+    recorder.span().set_request(routed.description(), read);
     if routed.request.is_some() && routed.api != InferenceApi::Other {
         predict(gateway, &mut routed, recorder.span(), read).await;
     }
@@ -243,7 +243,8 @@ async fn predict(
     span.start_prediction(start);
     let prediction = predict_hits(gateway, routed).await;
     let end = Instant::now();
-    span.end_prediction(prediction.as_ref(), end);
+    let outcome = prediction.as_ref().map(|predicted| (predicted.input_tokens, predicted.tokenized_by));
+    span.end_prediction(outcome.map_err(PredictionError::name), end);
     match prediction {
         Ok(predicted) => {
             if let Some(request) = &mut routed.request {

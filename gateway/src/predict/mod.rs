@@ -1,29 +1,18 @@
 //! The gateway's knowledge of KV caches, and predictions of cache hits.
 //!
-//! Engines' events and the store's metadata fill one index ([`KvIndex`]); a request's tokens become block keys, and a lookup
+//! Engines' events and the store's metadata fill one index ([`KvIndex`](crate::kv_index::KvIndex)); a request's tokens become block keys, and a lookup
 //! returns how much of the prompt each engine has. All of it is a hint: a missing or wrong entry costs time on an engine and never
 //! causes a wrong response.
 
-mod block_keyspace;
 mod feeds;
-mod group;
-mod index;
 mod models;
 mod predictor;
 mod prompt_tokens;
-mod spin_rw_lock;
-#[cfg(test)]
-mod spin_rw_lock_tests;
 mod store_distance;
-mod store_keys;
 mod tokenize;
 
-pub(crate) use block_keyspace::BlockKeyspace;
 pub(crate) use feeds::{FeedStarter, StoreView, StoreViewStatus, run_feeds};
-pub(crate) use group::EngineGroup;
-pub(crate) use index::{EngineSlotGuard, KvIndex};
 pub(crate) use models::ModelTokenizers;
 pub(crate) use predictor::{CacheHitPredictor, PromptPrediction};
 pub(crate) use prompt_tokens::PredictionError;
-pub(crate) use store_keys::StoreKeyNaming;
-pub(crate) use tokenize::{EngineTokenizer, TokenizeMethods};
+pub(crate) use tokenize::EngineTokenizer;

@@ -8,16 +8,16 @@ use moongate_discovery::EngineKind;
 use moongate_scheduler::index::{EngineSlot, IndexLookup};
 use moongate_scheduler::{CacheHitPrediction, ModelIndex, TierHits};
 
-use super::block_keyspace::{BlockExtraKeys, BlockKeyspace, SGLANG, VLLM};
 use super::feeds::{StoreView, StoreViewStatus};
-use super::group::EngineGroup;
-use super::index::KvIndex;
 use super::models::ModelTokenizers;
 use super::prompt_tokens::{PredictionError, PromptTokens, SharedPromptBlocks, TokenizerChoice};
 use super::store_distance::{StoreDistance, StoredBlockSites};
 use super::tokenize::EngineTokenizer;
 use crate::feedback::{ExpectedHits, TokenSource};
+use crate::fleet::EngineGroup;
 use crate::fleet::{FleetMember, FleetSnapshot};
+use crate::kv_index::KvIndex;
+use crate::kv_index::{BlockExtraKeys, BlockKeyspace, SGLANG, VLLM};
 use crate::memory::MemoryBudget;
 use crate::request_body::{InferenceApi, RoutingFields};
 

@@ -6,10 +6,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use moongate_block_hash::{BlockHashChain, HashScheme, HashedBlock};
 use moongate_tokenize::{PromptError, TemplateTime, TextBody, TextPrompt, TokenizedPrompt};
 
-use super::block_keyspace::BlockKeyspace;
 use super::models::BlockTokenizer;
 use super::tokenize::{EngineTokenizeError, EngineTokens};
 use crate::feedback::TokenSource;
+use crate::kv_index::BlockKeyspace;
 use crate::request_body::InferenceApi;
 
 /// Cached with a conversation: the blocks of its last prompt.

@@ -10,11 +10,11 @@ use http_body::{Body, Frame};
 use http_body_util::{BodyExt as _, Limited};
 use serde_json::Value;
 
-use super::response_fields::ResponseSummary;
 use super::stream::{RelayAborted, ResponseRelay};
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::RequestRecorder;
 use crate::request_body::InferenceApi;
+use crate::response::ResponseSummary;
 
 /// Most bytes of one sample's response that are buffered until all are complete.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;

@@ -2,11 +2,7 @@
 //! complete although it is not.
 
 mod merge;
-mod response_fields;
-mod sse;
 mod stream;
 
 pub(crate) use merge::{SampleResponse, merge_complete, merge_stream};
-pub(crate) use response_fields::{ResponseFinish, ResponseSummary, TokenUsage};
-pub use sse::{SseError, SseFramer};
 pub(crate) use stream::{RelayContext, ResponseRelay};

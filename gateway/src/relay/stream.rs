@@ -11,11 +11,10 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use super::response_fields::ResponseSummary;
-use super::sse::SseFramer;
 use crate::dispatch::{InFlightGuard, LegPair, PairEvent, failure_code};
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::RequestRecorder;
+use crate::response::{ResponseSummary, SseFramer};
 use crate::upstream::LegError;
 
 /// Received events are coalesced into writes of about this many bytes: a system call costs more than copying them.

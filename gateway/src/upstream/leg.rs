@@ -15,7 +15,27 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::connection::{EngineResponseBody, ExchangeError};
 use super::pool::{ConnectionPool, PreparedRequest};
-use crate::relay::SseError;
+use crate::response::SseError;
+
+/// The role of a leg within its request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum LegKind {
+    Prefill,
+    Decode,
+    Worker,
+}
+
+impl LegKind {
+    pub(crate) const ALL: [Self; 3] = [Self::Prefill, Self::Decode, Self::Worker];
+
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            LegKind::Prefill => "prefill",
+            LegKind::Decode => "decode",
+            LegKind::Worker => "worker",
+        }
+    }
+}
 
 /// Time limits of one leg.
 #[derive(Debug, Clone, Copy)]

@@ -7,5 +7,5 @@ mod connection;
 mod leg;
 mod pool;
 
-pub(crate) use leg::{LegError, LegEvent, LegExchange, LegTimeouts};
+pub(crate) use leg::{LegError, LegEvent, LegExchange, LegKind, LegTimeouts};
 pub(crate) use pool::{ConnectionPool, ConnectionPoolLimits, PreparedRequest, split_url};

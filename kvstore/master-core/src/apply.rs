@@ -9,14 +9,15 @@ use std::sync::Arc;
 
 use mooncake_wire::types::{Segment, Uuid};
 
+use crate::allocator::SegmentAllocator;
 use crate::change::{ObjectState, RemoveCause, ReplicaLocation, StateChange, StateChangeSink};
-use crate::client::ClientLiveness;
+use crate::client_registry::ClientLiveness;
 use crate::disk::{ClientDisk, DiskCopy};
 use crate::locked_shard::{LockedShard, NewObject};
 use crate::master::MasterCore;
 use crate::object::{EvictionQueue, MemoryReplica, ObjectEntry, PendingVersion};
+use crate::object_table::ObjectTable;
 use crate::shard::QuarantinedRange;
-use crate::split_mix::mix;
 
 /// Why a state change does not fit the state. It is skipped, which is correct if all later ones are applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -67,7 +68,7 @@ impl MasterCore {
             }
             StateChange::SegmentUnmounted { segment, cause } => {
                 let _registry = self.registry.lock();
-                self.without_quarantine(|fx| self.objects.drop_segment(*segment, *cause, 0, fx));
+                self.objects.without_quarantine(|fx| self.objects.drop_segment(*segment, *cause, 0, fx));
             }
             StateChange::ClientSilent { client, at_ms } => {
                 let liveness = ClientLiveness::alive(*at_ms);
@@ -81,35 +82,68 @@ impl MasterCore {
                     disk.set_silent(false);
                 }
             }
-            StateChange::DiskMounted { client } => self.restore_disk(*client),
+            StateChange::DiskMounted { client } => {
+                let _registry = self.registry.lock();
+                self.objects.restore_disk(*client);
+            }
             StateChange::DiskUnmounted { client } => {
                 let _registry = self.registry.lock();
-                self.without_quarantine(|fx| self.objects.drop_disk(*client, 0, fx));
+                self.objects.without_quarantine(|fx| self.objects.drop_disk(*client, 0, fx));
             }
             StateChange::ClientExpired { client } => _ = self.registry.lock().clients.remove(client),
-            StateChange::ObjectStarted(object) => self.restore(object, false)?,
-            StateChange::ObjectStored { object, .. } => self.restore(object, true)?,
+            StateChange::ObjectStarted(object) => self.objects.restore(object, false)?,
+            StateChange::ObjectStored { object, .. } => self.objects.restore(object, true)?,
             StateChange::Removed { tenant, key, .. } => {
-                self.remove_transfer(tenant, key);
-                self.remove_replayed(tenant, key);
+                self.pending_transfers.lock().remove(tenant, key);
+                self.objects.remove_replayed(tenant, key);
             }
             StateChange::RangeQuarantined { segment, offset, size, until_ms } => {
-                self.quarantine_at(*segment, *offset, *size, *until_ms)?;
+                self.objects.quarantine_at(*segment, *offset, *size, *until_ms)?;
             }
-            StateChange::RangeReleased { segment, offset } => self.release_quarantine_at(*segment, *offset),
-            StateChange::TenantQuota { tenant, requested } => self.restore_quota(tenant, *requested)?,
-            StateChange::TransferStarted(state) => self.record_transfer(state),
-            StateChange::TransferEnded { tenant, key } => self.remove_transfer(tenant, key),
-            StateChange::Task(state) => self.tasks.lock().restore(state, self.objects.settings.max_tasks),
-            StateChange::DrainJob(state) => self.tasks.lock().jobs.restore(state),
+            StateChange::RangeReleased { segment, offset } => {
+                self.objects.release_quarantine_at(*segment, *offset)
+            }
+            StateChange::TenantQuota { tenant, requested } => {
+                self.objects.restore_quota(tenant, *requested)?
+            }
+            StateChange::TransferStarted(state) => self.pending_transfers.lock().record(state),
+            StateChange::TransferEnded { tenant, key } => self.pending_transfers.lock().remove(tenant, key),
+            StateChange::Task(state) => {
+                self.planner.lock().tasks.restore(state, self.objects.settings.max_tasks)
+            }
+            StateChange::DrainJob(state) => self.planner.lock().drain_jobs.restore(state),
             StateChange::DrainMoveStarted { job, task, tenant, key, size } => {
-                self.tasks.lock().jobs.restore_move(*job, *task, (tenant, key), *size);
+                self.planner.lock().drain_jobs.restore_move(*job, *task, (tenant, key), *size);
             }
             StateChange::DrainMoveEnded { job, task, tenant, key, attempts } => {
-                self.tasks.lock().jobs.restore_moved(*job, *task, (tenant, key), *attempts);
+                self.planner.lock().drain_jobs.restore_moved(*job, *task, (tenant, key), *attempts);
             }
         }
         Ok(())
+    }
+
+    /// Ends the replay of state changes, before requests are served. Every client that is not silent gets a full TTL for its next
+    /// heartbeat.
+    pub fn finish_replay(&self, now_ms: u64) {
+        self.registry.lock().restart_timers(now_ms);
+        let pending = std::mem::take(&mut *self.pending_transfers.lock());
+        self.objects.resume_transfers(pending);
+        self.objects.sort_lists();
+        for (_, segment) in self.objects.segments.load().iter() {
+            segment.with_allocator(SegmentAllocator::drop_offset_index);
+        }
+    }
+}
+
+impl ObjectTable {
+    /// Offloading stays disabled until the node's next heartbeat. The caller must hold the registry lock.
+    fn restore_disk(&self, client: Uuid) {
+        match self.disk(client) {
+            Some(disk) => disk.set_silent(false),
+            None => {
+                self.update_disks(|disks| _ = disks.insert(client, Arc::new(ClientDisk::new(client, false))));
+            }
+        }
     }
 
     /// Makes a change and frees the ranges that it quarantines: the log contains their [`StateChange::RangeQuarantined`], whose replay
@@ -120,8 +154,8 @@ impl MasterCore {
         if ranges.0.is_empty() {
             return;
         }
-        for shard in 0..self.objects.shards.len() {
-            let mut shard = self.objects.lock(shard);
+        for shard in 0..self.shards.len() {
+            let mut shard = self.lock(shard);
             let segments = Arc::clone(&shard.segments);
             let is_new = |range: &QuarantinedRange| {
                 segments
@@ -142,33 +176,18 @@ impl MasterCore {
     fn restore_quota(&self, tenant: &str, requested: Option<u64>) -> Result<(), ApplyError> {
         match requested {
             Some(bytes) => {
-                self.objects
-                    .tenants
-                    .set_quota(tenant, bytes, self.objects.capacity())
-                    .map_err(|_| ApplyError::Refused)?;
+                self.tenants.set_quota(tenant, bytes, self.capacity()).map_err(|_| ApplyError::Refused)?;
             }
             // It may have been removed already.
-            None => _ = self.objects.tenants.remove_quota(tenant, self.objects.capacity()),
+            None => _ = self.tenants.remove_quota(tenant, self.capacity()),
         }
         Ok(())
     }
 
-    /// Offloading stays disabled until the node's next heartbeat.
-    fn restore_disk(&self, client: Uuid) {
-        let _registry = self.registry.lock();
-        match self.objects.disk(client) {
-            Some(disk) => disk.set_silent(false),
-            None => {
-                self.objects
-                    .update_disks(|disks| _ = disks.insert(client, Arc::new(ClientDisk::new(client, false))));
-            }
-        }
-    }
-
     fn restored_copy(&self, object: &ObjectState<'_>) -> Option<DiskCopy> {
         let copy_state = object.disk_copy.as_ref()?;
-        let disk = self.objects.disk(copy_state.client)?;
-        self.objects.reserve_replica_id(copy_state.replica);
+        let disk = self.disk(copy_state.client)?;
+        self.reserve_replica_id(copy_state.replica);
         Some(DiskCopy {
             id: copy_state.replica,
             size: copy_state.size,
@@ -178,8 +197,8 @@ impl MasterCore {
     }
 
     fn remove_replayed(&self, tenant: &str, key: &str) {
-        let Ok(key_location) = self.objects.locate_reader_key(tenant, key) else { return };
-        let mut shard = self.objects.lock(key_location.shard);
+        let Ok(key_location) = self.locate_reader_key(tenant, key) else { return };
+        let mut shard = self.lock(key_location.shard);
         if let Some(index) = shard.lookup(key_location, key) {
             let removed = shard.remove_entry(index, RemoveCause::Removed, &mut ());
             replica_ranges(&removed).iter().for_each(|(replica, _)| shard.free(replica));
@@ -187,13 +206,13 @@ impl MasterCore {
     }
 
     fn restore(&self, object: &ObjectState<'_>, ready: bool) -> Result<(), ApplyError> {
-        let tenant = if self.objects.tenants.enabled() {
-            self.objects.tenants.register(&object.tenant).map_err(|_| ApplyError::Refused)?
+        let tenant = if self.tenants.enabled() {
+            self.tenants.register(&object.tenant).map_err(|_| ApplyError::Refused)?
         } else {
             0
         };
-        let key_location = self.objects.locate_key(tenant, &object.key);
-        let mut shard = self.objects.lock(key_location.shard);
+        let key_location = self.locate_key(tenant, &object.key);
+        let mut shard = self.lock(key_location.shard);
         let present = shard.lookup(key_location, &object.key);
         if let Some(index) = present.filter(|index| !ready && shard.entries[*index].is_complete()) {
             return self.restore_pending(&mut shard, index, object);
@@ -204,14 +223,14 @@ impl MasterCore {
         if replicas.is_empty() && copy.is_none() {
             return Err(ApplyError::NoSpace);
         }
-        replicas.iter().for_each(|replica| self.objects.reserve_replica_id(replica.id));
+        replicas.iter().for_each(|replica| self.reserve_replica_id(replica.id));
         let queue = match object.soft_pin_until_ms {
             _ if !ready => EvictionQueue::Writing,
             _ if object.hard_pin || replicas.is_empty() => EvictionQueue::Unlisted,
             Some(until) if until > object.since_ms => EvictionQueue::SoftPinned,
             _ => EvictionQueue::Unread,
         };
-        self.objects.tenants.count(tenant, object.size.saturating_mul(replicas.len() as u64));
+        self.tenants.count(tenant, object.size.saturating_mul(replicas.len() as u64));
         let index = shard.add(
             key_location,
             &NewObject {
@@ -224,7 +243,7 @@ impl MasterCore {
                 hard_pin: object.hard_pin,
                 soft_pin_until_ms: object.soft_pin_until_ms,
                 checksum: object.checksum,
-                group: object.group.as_deref().map(|name| (self.objects.group(&object.tenant, name), name)),
+                group: object.group.as_deref().map(|name| (self.group(&object.tenant, name), name)),
             },
         );
         if let Some(copy) = copy {
@@ -243,7 +262,7 @@ impl MasterCore {
         let tenant = shard.entries[index].tenant;
         let mut before = Vec::new();
         if let Some(old) = shard.detach_pending(index) {
-            self.objects.tenants.discharge(tenant, old.bytes());
+            self.tenants.discharge(tenant, old.bytes());
             before.extend(old.replicas.iter().map(|replica| (*replica, old.size)));
         }
         let replicas = shard.reclaim(before, object, false);
@@ -251,9 +270,8 @@ impl MasterCore {
             shard.requeue_idle(index, object.since_ms);
             return Err(ApplyError::NoSpace);
         }
-        replicas.iter().for_each(|replica| self.objects.reserve_replica_id(replica.id));
-        let group =
-            object.group.as_deref().map(|name| (self.objects.group(&object.tenant, name), name.into()));
+        replicas.iter().for_each(|replica| self.reserve_replica_id(replica.id));
+        let group = object.group.as_deref().map(|name| (self.group(&object.tenant, name), name.into()));
         let pending = PendingVersion {
             client: object.client,
             size: object.size,
@@ -263,14 +281,14 @@ impl MasterCore {
             soft_pin_until_ms: object.soft_pin_until_ms,
             group,
         };
-        self.objects.tenants.count(tenant, pending.bytes());
+        self.tenants.count(tenant, pending.bytes());
         shard.attach_pending(index, pending);
         Ok(())
     }
 
     fn quarantine_at(&self, segment: Uuid, offset: u64, size: u64, until_ms: u64) -> Result<(), ApplyError> {
         self.release_quarantine_at(segment, offset);
-        let mut shard = self.objects.lock(self.objects.quarantine_shard(segment, offset));
+        let mut shard = self.lock(self.quarantine_shard(segment, offset));
         let segment_index = shard.segments.index_of(segment).ok_or(ApplyError::NoSpace)?;
         let replica = shard.claim(segment_index, offset, size).ok_or(ApplyError::NoSpace)?;
         shard.quarantined.push(QuarantinedRange {
@@ -284,7 +302,7 @@ impl MasterCore {
     }
 
     fn release_quarantine_at(&self, segment: Uuid, offset: u64) {
-        let mut shard = self.objects.lock(self.objects.quarantine_shard(segment, offset));
+        let mut shard = self.lock(self.quarantine_shard(segment, offset));
         let Some(segment_index) = shard.segments.index_of(segment) else { return };
         let Some(index) = shard
             .quarantined
@@ -296,6 +314,23 @@ impl MasterCore {
         let range = shard.quarantined.swap_remove(index);
         if let Some(mounted) = shard.segments.get(segment_index) {
             mounted.with_allocator(|allocator| allocator.free(range.block));
+        }
+    }
+
+    /// Sorts the eviction queues by time stamp, since a snapshot emits objects in table order.
+    pub(crate) fn sort_lists(&self) {
+        for shard in 0..self.shards.len() {
+            let mut shard = self.lock(shard);
+            let (indices, _) = shard.occupied(0, u32::MAX);
+            let in_list = |index: &u32| {
+                !matches!(shard.entries[*index].queue(), EvictionQueue::Unlisted | EvictionQueue::Vacant)
+            };
+            let mut indices: Vec<u32> = indices.filter(in_list).collect();
+            indices.sort_by_key(|index| shard.entries[*index].stamp);
+            for index in indices {
+                let queue = shard.entries[index].queue();
+                shard.enqueue(index, queue);
+            }
         }
     }
 }

@@ -13,9 +13,7 @@ use arc_swap::Guard;
 use mooncake_wire::types::ReplicaDescriptor as WireReplica;
 use parking_lot::MutexGuard;
 
-use crate::change::{
-    ObjectState, RemoveCause, ReplicaLocation, StateChange, StateChangeSink, StorageTiers, StoreCause,
-};
+use crate::change::{ObjectState, ReplicaLocation, StateChange, StateChangeSink, StorageTiers, StoreCause};
 use crate::disk::DiskCopy;
 use crate::group::{GroupId, GroupMember};
 use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, ObjectEntry, ObjectExtras};

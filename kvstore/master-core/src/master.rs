@@ -4,20 +4,40 @@ use std::sync::atomic::{AtomicI64, AtomicUsize, Ordering::Relaxed};
 
 use parking_lot::Mutex;
 
-use crate::client::ClientRegistry;
+use crate::client_registry::ClientRegistry;
+use crate::drain_job::DrainJobTable;
+use crate::hot_objects::HotObjectTracker;
+use crate::inventory::{RebuildWindow, RestoreCounters};
 use crate::object_table::ObjectTable;
-use crate::rebuild::{RebuildWindow, RestoreCounters};
 use crate::settings::MasterCoreOptions;
 use crate::sketch::CountMinSketch;
-use crate::task::TaskTable;
+use crate::task_table::TaskTable;
 use crate::transfer_replay::PendingTransfers;
+
+/// The tasks of nodes, and what creates them. Its lock is never held together with another one.
+#[derive(Debug)]
+pub(crate) struct TaskPlanner {
+    pub(crate) tasks: TaskTable,
+    pub(crate) drain_jobs: DrainJobTable,
+    pub(crate) hot_objects: HotObjectTracker,
+}
+
+impl TaskPlanner {
+    fn new(seed: u64) -> Self {
+        Self {
+            tasks: TaskTable::new(seed),
+            drain_jobs: DrainJobTable::default(),
+            hot_objects: HotObjectTracker::default(),
+        }
+    }
+}
 
 /// The state and logic of a master. See the crate's documentation for its use.
 #[derive(Debug)]
 pub struct MasterCore {
     pub(crate) objects: ObjectTable,
     pub(crate) registry: Mutex<ClientRegistry>,
-    pub(crate) tasks: Mutex<TaskTable>,
+    pub(crate) planner: Mutex<TaskPlanner>,
     pub(crate) sketch: CountMinSketch,
     /// Copies and moves found during replay.
     pub(crate) pending_transfers: Mutex<PendingTransfers>,
@@ -33,7 +53,7 @@ impl MasterCore {
     pub fn new(settings: MasterCoreOptions) -> Self {
         Self {
             registry: Mutex::default(),
-            tasks: Mutex::new(TaskTable::new(settings.seed)),
+            planner: Mutex::new(TaskPlanner::new(settings.seed)),
             sketch: CountMinSketch::new(settings.disks.is_some_and(|tier| tier.promote_on_hit)),
             pending_transfers: Mutex::default(),
             rebuild: Mutex::default(),

@@ -6,13 +6,9 @@ use std::sync::Arc;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{Segment, SegmentStatus, Uuid};
 
-use crate::change::{RemoveCause, StateChange, StateChangeSink, StoreCause, UnmountCause};
-use crate::locked_shard::LockedShard;
+use crate::change::{StateChange, StateChangeSink, UnmountCause};
 use crate::master::MasterCore;
-use crate::object::MemoryReplica;
-use crate::segment::{SegmentEntry, SegmentTable};
-use crate::slab::NIL;
-use crate::statistics::MasterCounters;
+use crate::segment::SegmentEntry;
 
 fn to_shared<S: AsRef<str>>(segment: &Segment<S>) -> Segment<Arc<str>> {
     let [name, te_endpoint, protocol, host_id] =
@@ -51,11 +47,7 @@ impl MasterCore {
     ) -> Result<(), ErrorCode> {
         let mut registry = self.registry.lock();
         self.mount_one(now_ms, to_shared(segment), client, fx)?;
-        match registry.clients.get_mut(&client) {
-            // Its other segments are not mounted again yet: the next heartbeat response requests that.
-            Some(known) if known.silent => known.last_seen_ms = now_ms,
-            _ => self.mark_alive(&mut registry, now_ms, client, fx),
-        }
+        registry.record_mount(&self.objects, now_ms, client, fx);
         self.objects.capacity_changed();
         Ok(())
     }
@@ -81,7 +73,7 @@ impl MasterCore {
                 self.objects.drop_segment(old.descriptor.id, UnmountCause::MemoryLost, now_ms, fx);
             }
         }
-        self.mark_alive(&mut registry, now_ms, client, fx);
+        registry.mark_alive(&self.objects, now_ms, client, fx);
         self.objects.capacity_changed();
         Ok(())
     }
@@ -134,7 +126,9 @@ impl MasterCore {
         let index = segments.free_index().ok_or(ErrorCode::INVALID_PARAMS)?;
         fx.record(StateChange::SegmentMounted { segment: to_borrowed(&descriptor), client, at_ms: now_ms });
         let mounted = Arc::new(SegmentEntry::new(descriptor, client, now_ms));
-        self.await_inventory(&mounted, now_ms);
+        if self.rebuild.lock().take_announced(mounted.descriptor.id) {
+            mounted.await_inventory(now_ms);
+        }
         self.objects.segments.store(Arc::new(segments.with_segment(index, Some(mounted))));
         Ok(())
     }

@@ -6,12 +6,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::Uuid;
 
-use crate::change::{RemoveCause, StateChange, StateChangeSink, StoreCause};
-use crate::disk::{ActiveDiskTask, ClientDisk, ClientDisks, DiskTask, DiskUsage};
-use crate::locked_shard::LockedShard;
+use crate::change::{StateChange, StateChangeSink};
+use crate::disk::{ClientDisk, DiskUsage};
 use crate::master::MasterCore;
-use crate::slab::NIL;
-use crate::statistics::MasterCounters;
 
 impl MasterCore {
     /// Registers a client's disk. `offloading` is whether it accepts objects. Repeating the call has no effect, except that a
@@ -43,11 +40,7 @@ impl MasterCore {
                 fx.record(StateChange::DiskMounted { client });
             }
         }
-        match registry.clients.get_mut(&client) {
-            // Its segments are not mounted again yet: the next heartbeat response requests that.
-            Some(known) if known.silent => known.last_seen_ms = now_ms,
-            _ => self.mark_alive(&mut registry, now_ms, client, fx),
-        }
+        registry.record_mount(&self.objects, now_ms, client, fx);
         Ok(())
     }
 

@@ -125,7 +125,7 @@ impl ObjectTable {
     }
 
     /// Number of objects, including those being written.
-    pub fn key_count(&self) -> u64 {
+    pub(crate) fn key_count(&self) -> u64 {
         self.shards.iter().map(|shard| shard.lock().entries.len() as u64).sum()
     }
 

@@ -3,15 +3,13 @@
 use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{
-    DEFAULT_TENANT, OffloadTask, OffloadTasks, ReplicaType, StorageObjectMetadata, Uuid,
-};
+use mooncake_wire::types::{OffloadTask, OffloadTasks, ReplicaType, StorageObjectMetadata, Uuid};
 
 use crate::change::{RemoveCause, StateChangeSink, StoreCause};
-use crate::disk::{ActiveDiskTask, DiskCopy, DiskTask, QueuedDiskTask};
+use crate::disk::{DiskCopy, DiskTask};
 use crate::locked_shard::{LockedShard, NewObject};
 use crate::master::MasterCore;
-use crate::object::{EvictionQueue, MemoryReplica};
+use crate::object::EvictionQueue;
 use crate::object_table::KeyLocation;
 use crate::statistics::MasterCounters;
 

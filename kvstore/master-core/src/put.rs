@@ -11,7 +11,7 @@ use crate::group::GroupId;
 use crate::locked_shard::{LockedShard, NewObject, storage_tiers};
 use crate::master::MasterCore;
 use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, PendingVersion};
-use crate::object_table::KeyLocation;
+use crate::object_table::{KeyLocation, ObjectTable};
 use crate::placement::{PlacementRequest, PlacementSearch};
 use crate::segment::ReplicaDescriptors;
 use crate::statistics::MasterCounters;
@@ -74,13 +74,13 @@ impl<'a> PutBatch<'a> {
 
     fn request(
         &'a self,
-        master: &MasterCore,
+        objects: &ObjectTable,
         now_ms: u64,
         index: usize,
         key: &'a str,
         size: u64,
     ) -> PutRequest<'a> {
-        let entropy = self.batch_entropy.unwrap_or_else(|| master.hash(0, key)) ^ now_ms.rotate_left(32);
+        let entropy = self.batch_entropy.unwrap_or_else(|| objects.hash(0, key)) ^ now_ms.rotate_left(32);
         let group = self.groups.as_ref().and_then(|groups| groups.get(index).copied());
         PutRequest {
             client: self.client,
@@ -131,7 +131,7 @@ impl MasterCore {
         fx: &mut dyn StateChangeSink,
     ) -> Result<ReplicaDescriptors, ErrorCode> {
         let batch = PutBatch::new(client, tenant, config, false);
-        self.start(now_ms, &batch.request(self, now_ms, 0, key, size), fx)
+        self.start(now_ms, &batch.request(&self.objects, now_ms, 0, key, size), fx)
     }
 
     /// [`Self::put_start`] for several objects, in the keys' order.
@@ -167,7 +167,7 @@ impl MasterCore {
         fx: &mut dyn StateChangeSink,
     ) -> Result<ReplicaDescriptors, ErrorCode> {
         let batch = PutBatch::new(client, tenant, config, true);
-        self.start(now_ms, &batch.request(self, now_ms, 0, key, size), fx)
+        self.start(now_ms, &batch.request(&self.objects, now_ms, 0, key, size), fx)
     }
 
     /// [`Self::upsert_start`] for several objects, in the keys' order.
@@ -204,7 +204,7 @@ impl MasterCore {
         let objects = keys.iter().zip(sizes).enumerate();
         objects
             .map(|(index, (key, size))| {
-                self.start(now_ms, &batch.request(self, now_ms, index, key.as_ref(), *size), fx)
+                self.start(now_ms, &batch.request(&self.objects, now_ms, index, key.as_ref(), *size), fx)
             })
             .collect()
     }

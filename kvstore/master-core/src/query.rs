@@ -1,10 +1,13 @@
 //! Queries about the whole state.
 
+use std::collections::BTreeMap;
+
 use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::{SegmentDetail, SegmentsDetail, TenantQuota};
-use mooncake_wire::types::Uuid;
+use mooncake_wire::types::{SegmentStatus, Uuid};
 
 use crate::change::{StateChange, StateChangeSink};
+use crate::locked_shard::ObjectCursor;
 use crate::master::MasterCore;
 use crate::statistics::MasterStatistics;
 
@@ -48,6 +51,11 @@ impl MasterCore {
                 each(tenant.as_ref().map_or("", |tenant| &*tenant.name), &entry.key);
             }
         })
+    }
+
+    /// Number of objects, including those being written.
+    pub fn key_count(&self) -> u64 {
+        self.objects.key_count()
     }
 
     pub fn soft_pinned_count(&self) -> u64 {
@@ -110,6 +118,43 @@ impl MasterCore {
         };
         let segments: Vec<SegmentDetail> = segments.iter().map(|(_, segment)| detail(segment)).collect();
         SegmentsDetail { total_segments: segments.len() as u64, segments }
+    }
+
+    /// Hosts of clients' segments, without ports. Unknown clients are omitted.
+    pub fn query_ip(&self, clients: &[Uuid]) -> BTreeMap<Uuid, Vec<String>> {
+        let segments = self.objects.segments.load();
+        let mut found = BTreeMap::new();
+        for client in clients {
+            let own = segments.iter().filter(|(_, segment)| segment.client == *client);
+            let mut hosts: Vec<String> =
+                own.map(|(_, segment)| host(&segment.descriptor.te_endpoint).to_owned()).collect();
+            hosts.sort_unstable();
+            hosts.dedup();
+            if !hosts.is_empty() {
+                found.insert(*client, hosts);
+            }
+        }
+        found
+    }
+
+    /// Status of the segment with this name.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`.
+    pub fn segment_status(&self, name: &str) -> Result<SegmentStatus, ErrorCode> {
+        let segments = self.objects.segments.load();
+        let first = segments.indices_by_name(name).first().and_then(|index| segments.get(*index));
+        first.map(|segment| segment.status()).ok_or(ErrorCode::SEGMENT_NOT_FOUND)
+    }
+
+    /// Status of the segment with this id.
+    ///
+    /// # Errors
+    /// `SEGMENT_NOT_FOUND`.
+    pub fn segment_status_by_id(&self, id: Uuid) -> Result<SegmentStatus, ErrorCode> {
+        let segments = self.objects.segments.load();
+        let segment = segments.index_of(id).and_then(|index| segments.get(index));
+        segment.map(|mounted| mounted.status()).ok_or(ErrorCode::SEGMENT_NOT_FOUND)
     }
 
     /// Whether a segment's client is silent.
@@ -198,4 +243,8 @@ impl MasterCore {
     fn check_multi_tenant(&self) -> Result<(), ErrorCode> {
         if self.objects.tenants.enabled() { Ok(()) } else { Err(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE) }
     }
+}
+
+fn host(endpoint: &str) -> &str {
+    endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host)
 }

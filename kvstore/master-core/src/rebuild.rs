@@ -4,156 +4,15 @@
 //! until its inventory is complete or a timeout expires; after that nothing of it is restored, since its ranges may have been
 //! reused. Writes and removals by clients in the meantime always take precedence.
 
-use std::collections::{HashMap, HashSet};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::Uuid;
 
 use crate::change::{ObjectState, RemoveCause, ReplicaLocation, StateChangeSink, StoreCause};
-use crate::locked_shard::ObjectCursor;
-use crate::locked_shard::{LockedShard, NewObject};
+use crate::inventory::{InventoryRecord, RebuildWindow, RestoreOutcome, RestoredObject};
+use crate::locked_shard::{LockedShard, NewObject, ObjectCursor};
 use crate::master::MasterCore;
-use crate::object::{EvictionQueue, MemoryReplica, ObjectEntry};
+use crate::object::{EvictionQueue, MemoryReplica};
 use crate::object_table::KeyLocation;
-use crate::segment::SegmentEntry;
-
-/// How long a segment accepts no new objects while its inventory is pending, counted from the latest batch.
-const INVENTORY_TIMEOUT_MS: u64 = 30_000;
-/// Maximum number of segments with an announced inventory that are not mounted yet.
-const MAX_ANNOUNCED: usize = 4096;
-/// Maximum number of keys per shard recorded as removed during the rebuild. Above it, the shard stops restoring.
-const MAX_REMOVED: usize = 65_536;
-
-/// Orders the versions of a key: by the master's epoch, then by the replica's number within that epoch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct ObjectVersion {
-    /// Epoch of the master that registered the object with the node.
-    pub epoch: u64,
-    /// The replica's number within that epoch.
-    pub sequence: u64,
-}
-
-/// One record of a node's inventory: an object whose bytes the node has verified.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct InventoryRecord<'a> {
-    pub tenant: &'a str,
-    pub key: &'a str,
-    /// The object's group; empty for none.
-    pub group: &'a str,
-    /// Offset of the object in the segment, in bytes.
-    pub offset: u64,
-    pub size: u64,
-    /// Which version of the key it is.
-    pub version: ObjectVersion,
-    /// Checksum that the writer supplied, if any.
-    pub checksum: Option<u64>,
-    /// Whether the object is excluded from eviction.
-    pub hard_pin: bool,
-    /// CRC-32C of the object's bytes, computed by the node.
-    pub crc: u32,
-}
-
-/// Result of restoring one inventory record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RestoreOutcome {
-    /// The object is readable again.
-    Restored,
-    /// Another node has restored the same bytes: the object has one more replica.
-    Merged,
-    /// This replica was restored before.
-    Present,
-    /// The range lies outside the segment, or the key is empty.
-    OutsideSegment,
-    /// The range overlaps another object.
-    Overlapping,
-    /// Another node has restored a later version.
-    OlderVersion,
-    /// A client has removed the key since.
-    RemovedSince,
-    /// A client has written the key since.
-    WrittenSince,
-    /// The maximum number of tenants is reached.
-    TenantRefused,
-    /// The rebuild window is closed.
-    Closed,
-}
-
-impl RestoreOutcome {
-    /// All outcomes in the order of their numbers on the wire.
-    pub const ALL: [Self; 10] = [
-        Self::Restored,
-        Self::Merged,
-        Self::Present,
-        Self::OutsideSegment,
-        Self::Overlapping,
-        Self::OlderVersion,
-        Self::RemovedSince,
-        Self::WrittenSince,
-        Self::TenantRefused,
-        Self::Closed,
-    ];
-
-    /// Value of the `outcome` label in metrics.
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Restored => "restored",
-            Self::Merged => "merged",
-            Self::Present => "present",
-            Self::OutsideSegment => "outside_segment",
-            Self::Overlapping => "overlapping",
-            Self::OlderVersion => "older_version",
-            Self::RemovedSince => "removed_since",
-            Self::WrittenSince => "written_since",
-            Self::TenantRefused => "tenant_refused",
-            Self::Closed => "closed",
-        }
-    }
-
-    /// Whether the object is in the table, so that the node keeps its inventory record.
-    pub fn is_accepted(self) -> bool {
-        matches!(self, Self::Restored | Self::Merged | Self::Present)
-    }
-
-    fn index(self) -> usize {
-        Self::ALL.iter().position(|outcome| *outcome == self).unwrap_or(0)
-    }
-}
-
-/// Number of inventory records by outcome.
-#[derive(Debug, Default)]
-pub(crate) struct RestoreCounters([AtomicU64; RestoreOutcome::ALL.len()]);
-
-/// State of the rebuild, shared by all shards.
-#[derive(Debug, Default)]
-pub(crate) struct RebuildWindow {
-    /// When the window closes; 0 when it is closed.
-    until_ms: u64,
-    /// Segments announced but not mounted yet, with the deadline for mounting them.
-    announced: HashMap<Uuid, u64>,
-}
-
-/// State of the rebuild in one shard, while the window is open.
-#[derive(Debug, Default)]
-pub(crate) struct ShardRebuild {
-    removed: HashSet<u64>,
-    restored: HashMap<u64, RestoredObject>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct RestoredObject {
-    version: ObjectVersion,
-    crc: u32,
-}
-
-impl ShardRebuild {
-    /// Records the removal of a key. Returns false above the limit.
-    fn remove(&mut self, hash: u64) -> bool {
-        self.restored.remove(&hash);
-        self.removed.insert(hash);
-        self.removed.len() <= MAX_REMOVED
-    }
-}
 
 impl MasterCore {
     /// Accepts inventories until `until_ms`. Must be called before requests are served, on a state that lacks the log's contents.
@@ -162,19 +21,19 @@ impl MasterCore {
         for shard in 0..self.objects.shards.len() {
             self.objects.lock(shard).rebuild = Some(Box::default());
         }
-        *self.rebuild.lock() = RebuildWindow { until_ms, announced: HashMap::new() };
+        *self.rebuild.lock() = RebuildWindow::new(until_ms);
         for (_, mounted) in self.objects.segments.load().iter() {
-            mounted.set_inventory_until(Some(now_ms.saturating_add(INVENTORY_TIMEOUT_MS)));
+            mounted.await_inventory(now_ms);
         }
     }
 
     /// Stops restoring objects. Returns false if the window was closed already.
     pub fn close_rebuild(&self) -> bool {
-        let was_open = std::mem::take(&mut *self.rebuild.lock()).until_ms > 0;
+        let was_open = std::mem::take(&mut *self.rebuild.lock()).is_open();
         if was_open {
             (0..self.objects.shards.len()).for_each(|shard| self.objects.lock(shard).rebuild = None);
             for (_, mounted) in self.objects.segments.load().iter() {
-                end_inventory(mounted);
+                mounted.end_inventory();
             }
         }
         was_open
@@ -182,17 +41,16 @@ impl MasterCore {
 
     /// Whether inventories of nodes are accepted.
     pub fn rebuild_is_open(&self) -> bool {
-        self.rebuild.lock().until_ms > 0
+        self.rebuild.lock().is_open()
     }
 
     /// Drops announcements and pending inventories whose deadline has passed.
     pub(crate) fn expire_rebuild(&self, now_ms: u64) {
         let mut window = self.rebuild.lock();
-        if window.until_ms == 0 {
+        if !window.is_open() {
             return;
         }
-        window.announced.retain(|_, until| *until > now_ms);
-        let is_over = window.until_ms <= now_ms;
+        let is_over = window.expire(now_ms);
         drop(window);
         if is_over {
             self.close_rebuild();
@@ -200,7 +58,7 @@ impl MasterCore {
         }
         for (_, mounted) in self.objects.segments.load().iter() {
             if mounted.inventory_until_ms().is_some_and(|until| until <= now_ms) {
-                end_inventory(mounted);
+                mounted.end_inventory();
             }
         }
     }
@@ -212,20 +70,7 @@ impl MasterCore {
         if let Some(entry) = mounted.index_of(segment).and_then(|index| mounted.get(index)) {
             return entry.inventory_until_ms().is_some();
         }
-        let mut window = self.rebuild.lock();
-        if window.until_ms <= now_ms || window.announced.len() >= MAX_ANNOUNCED {
-            return false;
-        }
-        window.announced.insert(segment, now_ms.saturating_add(INVENTORY_TIMEOUT_MS));
-        true
-    }
-
-    /// Called before a segment is mounted: it accepts no new objects if its inventory was announced.
-    pub(crate) fn await_inventory(&self, mounted: &SegmentEntry, now_ms: u64) {
-        let mut window = self.rebuild.lock();
-        if window.announced.remove(&mounted.descriptor.id).is_some() {
-            mounted.set_inventory_until(Some(now_ms.saturating_add(INVENTORY_TIMEOUT_MS)));
-        }
+        self.rebuild.lock().announce(now_ms, segment)
     }
 
     /// Restores one batch of a segment's announced inventory.
@@ -247,7 +92,7 @@ impl MasterCore {
         if mounted.inventory_until_ms().is_none_or(|until| until <= now_ms) {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        mounted.set_inventory_until(Some(now_ms.saturating_add(INVENTORY_TIMEOUT_MS)));
+        mounted.await_inventory(now_ms);
         if let Some(known) = registry.clients.get_mut(&client) {
             known.last_seen_ms = known.last_seen_ms.max(now_ms);
         }
@@ -256,11 +101,7 @@ impl MasterCore {
         let source = InventorySource { client, segment_index, size: mounted.descriptor.size };
         let outcomes: Vec<RestoreOutcome> =
             records.iter().map(|record| self.restore_object(now_ms, &source, record, fx)).collect();
-        for outcome in &outcomes {
-            if let Some(counter) = self.restores.0.get(outcome.index()) {
-                counter.fetch_add(1, Relaxed);
-            }
-        }
+        outcomes.iter().for_each(|outcome| self.restores.add(*outcome));
         Ok(outcomes)
     }
 
@@ -272,7 +113,7 @@ impl MasterCore {
         let _registry = self.registry.lock();
         let mounted =
             self.objects.segments.load().own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
-        end_inventory(&mounted);
+        mounted.end_inventory();
         Ok(())
     }
 
@@ -309,9 +150,7 @@ impl MasterCore {
 
     /// Number of inventory records by outcome since the start.
     pub fn restore_counts(&self) -> [(RestoreOutcome, u64); RestoreOutcome::ALL.len()] {
-        RestoreOutcome::ALL.map(|outcome| {
-            (outcome, self.restores.0.get(outcome.index()).map_or(0, |count| count.load(Relaxed)))
-        })
+        self.restores.read()
     }
 
     fn restore_object(
@@ -343,13 +182,6 @@ struct InventorySource {
     size: u64,
 }
 
-fn end_inventory(mounted: &SegmentEntry) {
-    if mounted.inventory_until_ms().is_some() {
-        mounted.with_allocator(crate::allocator::SegmentAllocator::drop_offset_index);
-        mounted.set_inventory_until(None);
-    }
-}
-
 impl LockedShard<'_> {
     fn restore_object(
         &mut self,
@@ -361,10 +193,10 @@ impl LockedShard<'_> {
     ) -> RestoreOutcome {
         let hash = self.objects.hash(key_location.tenant, record.key);
         let Some(rebuild) = self.rebuild.as_ref() else { return RestoreOutcome::Closed };
-        if rebuild.removed.contains(&hash) {
+        if rebuild.is_removed(hash) {
             return RestoreOutcome::RemovedSince;
         }
-        let known = rebuild.restored.get(&hash).copied();
+        let known = rebuild.restored(hash);
         let index = self.lookup(key_location, record.key);
         let replaced = match (index, known) {
             (None, _) => None,
@@ -411,8 +243,7 @@ impl LockedShard<'_> {
         };
         let index = self.add(key_location, &new_object);
         if let Some(rebuild) = &mut self.rebuild {
-            rebuild.removed.remove(&hash);
-            rebuild.restored.insert(hash, RestoredObject { version: record.version, crc: record.crc });
+            rebuild.record_restored(hash, RestoredObject { version: record.version, crc: record.crc });
         }
         self.emit_state(index, StoreCause::Written, fx);
         RestoreOutcome::Restored

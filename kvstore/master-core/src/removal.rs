@@ -81,7 +81,7 @@ impl LockedShard<'_> {
     }
 
     /// Quarantines the space of a removed object's new version, since its writer may still write.
-    pub(crate) fn quarantine_pending(&mut self, removed: &ObjectEntry, fx: &mut dyn StateChangeSink) {
+    fn quarantine_pending(&mut self, removed: &ObjectEntry, fx: &mut dyn StateChangeSink) {
         let Some(pending) = removed.pending() else { return };
         let until_ms = pending.since_ms.saturating_add(self.objects.settings.put_release_ms);
         for replica in &pending.replicas {
@@ -90,7 +90,7 @@ impl LockedShard<'_> {
     }
 
     /// An object is removed from the table: inventory records of its key are older from here on.
-    pub(crate) fn record_departure(&mut self, entry: &ObjectEntry, cause: RemoveCause) {
+    fn record_departure(&mut self, entry: &ObjectEntry, cause: RemoveCause) {
         if self.rebuild.is_none() {
             return;
         }
@@ -99,12 +99,7 @@ impl LockedShard<'_> {
     }
 
     fn record_removed_key(&mut self, hash: u64, cause: RemoveCause) {
-        let Some(rebuild) = &mut self.rebuild else { return };
-        if cause == RemoveCause::SegmentLost {
-            // Another node may restore it.
-            rebuild.restored.remove(&hash);
-        } else if !rebuild.remove(hash) {
-            // Above the limit this shard stops restoring.
+        if self.rebuild.as_mut().is_some_and(|rebuild| !rebuild.record_removed(hash, cause)) {
             self.rebuild = None;
         }
     }
@@ -116,7 +111,7 @@ impl LockedShard<'_> {
         }
         let hash = self.objects.hash(self.entries[index].tenant, &self.entries[index].key);
         if let Some(rebuild) = &mut self.rebuild {
-            rebuild.restored.remove(&hash);
+            rebuild.record_rewritten(hash);
         }
     }
 

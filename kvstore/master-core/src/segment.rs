@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use crate::allocator::{AllocatedRange, SegmentAllocator};
 use crate::change::{StateChange, StateChangeSink};
+use crate::inventory::INVENTORY_TIMEOUT_MS;
 use crate::object::MemoryReplica;
 
 /// A replica descriptor as returned to clients.
@@ -132,7 +133,20 @@ impl SegmentEntry {
         Some(self.memory.inventory_until_ms.load(Relaxed)).filter(|until| *until > 0)
     }
 
-    pub(crate) fn set_inventory_until(&self, until_ms: Option<u64>) {
+    /// Accepts no new objects until the inventory is complete, or [`INVENTORY_TIMEOUT_MS`] after its latest batch.
+    pub(crate) fn await_inventory(&self, now_ms: u64) {
+        self.set_inventory_until(Some(now_ms.saturating_add(INVENTORY_TIMEOUT_MS)));
+    }
+
+    /// Ends the pending inventory, if there is one.
+    pub(crate) fn end_inventory(&self) {
+        if self.inventory_until_ms().is_some() {
+            self.with_allocator(SegmentAllocator::drop_offset_index);
+            self.set_inventory_until(None);
+        }
+    }
+
+    fn set_inventory_until(&self, until_ms: Option<u64>) {
         self.memory.inventory_until_ms.store(until_ms.unwrap_or(0), Relaxed);
     }
 

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::inventory::ShardRebuild;
 use crate::object::{EvictionQueue, ObjectEntry};
-use crate::rebuild::ShardRebuild;
 use crate::slab::{NIL, Slab};
 use crate::table::HashIndex;
 

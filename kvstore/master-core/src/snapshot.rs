@@ -5,7 +5,6 @@ use crate::locked_shard::LockedShard;
 use crate::locked_shard::ObjectCursor;
 use crate::master::MasterCore;
 use crate::mount::to_borrowed;
-use crate::object::EvictionQueue;
 
 /// Position in a snapshot. The default is its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -23,10 +22,10 @@ impl MasterCore {
         let Some(cursor) = from.0 else {
             self.emit_tenants(fx);
             self.emit_nodes(fx);
-            self.emit_pending_transfers(fx);
-            let tasks = self.tasks.lock();
-            tasks.emit_state(fx);
-            tasks.jobs.emit_state(fx);
+            self.pending_transfers.lock().emit_state(fx);
+            let planner = self.planner.lock();
+            planner.tasks.emit_state(fx);
+            planner.drain_jobs.emit_state(fx);
             return Some(SnapshotCursor(Some(ObjectCursor::default())));
         };
         if cursor.index == 0 {
@@ -75,23 +74,6 @@ impl MasterCore {
         }
         emit_segments(true, fx);
         emit_disks(true, fx);
-    }
-
-    /// Sorts the eviction queues by time stamp, since a snapshot emits objects in table order.
-    pub(crate) fn sort_lists(&self) {
-        for shard in 0..self.objects.shards.len() {
-            let mut shard = self.objects.lock(shard);
-            let (indices, _) = shard.occupied(0, u32::MAX);
-            let in_list = |index: &u32| {
-                !matches!(shard.entries[*index].queue(), EvictionQueue::Unlisted | EvictionQueue::Vacant)
-            };
-            let mut indices: Vec<u32> = indices.filter(in_list).collect();
-            indices.sort_by_key(|index| shard.entries[*index].stamp);
-            for index in indices {
-                let queue = shard.entries[index].queue();
-                shard.enqueue(index, queue);
-            }
-        }
     }
 }
 

@@ -15,6 +15,16 @@ use crate::slab::NIL;
 use crate::statistics::MasterCounters;
 
 impl ObjectTable {
+    /// Drops the segments whose unmount time has passed. The caller must hold the registry lock.
+    pub(crate) fn unmount_due_segments(&self, now_ms: u64, fx: &mut dyn StateChangeSink) {
+        let segments = Arc::clone(&self.segments.load());
+        for (_, segment) in segments.iter() {
+            if segment.unmount_at_ms().is_some_and(|unmount_ms| unmount_ms <= now_ms) {
+                self.drop_segment(segment.descriptor.id, UnmountCause::Unmounted, now_ms, fx);
+            }
+        }
+    }
+
     /// Drops a segment and all objects without another replica. The caller must hold the registry lock, which serializes drops.
     pub(crate) fn drop_segment(
         &self,

@@ -23,7 +23,7 @@ impl MasterCore {
             self.objects.lock(shard).expire(now_ms, fx);
         }
         self.expire_soft_pins_in_turn(now_ms);
-        self.tasks.lock().expire(
+        self.planner.lock().tasks.expire(
             now_ms,
             self.objects.settings.task_timeout_ms,
             self.objects.settings.max_tasks,

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{CopyPlan, MovePlan, Uuid};
 
-use crate::change::{DynamicReplicationLease, StateChange, StateChangeSink, StoreCause};
+use crate::change::{DynamicReplicationLease, StateChangeSink};
 use crate::locked_shard::LockedShard;
 use crate::master::MasterCore;
-use crate::object::{MemoryReplica, ReplicaTransfer};
+use crate::object::ReplicaTransfer;
 use crate::object_table::KeyLocation;
 use crate::segment::{ReplicaDescriptors, SharedReplicaDescriptor};
 

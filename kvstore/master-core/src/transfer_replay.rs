@@ -3,50 +3,48 @@
 //! While state changes are replayed, a transfer is only recorded and its target ranges are quarantined. When the replay is finished,
 //! the transfer resumes and takes its ranges out of quarantine.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use crate::change::{ReplicaLocation, StateChange, StateChangeSink, TransferState};
-use crate::locked_shard::LockedShard;
-use crate::master::MasterCore;
 use crate::object::{MemoryReplica, ReplicaTransfer};
+use crate::object_table::ObjectTable;
 use crate::shard::QuarantinedRange;
 
 /// Transfers found during replay, by tenant and key.
-pub(crate) type PendingTransfers = BTreeMap<(String, String), TransferState<'static>>;
+#[derive(Debug, Default)]
+pub(crate) struct PendingTransfers(BTreeMap<(String, String), TransferState<'static>>);
 
-impl MasterCore {
+impl PendingTransfers {
     /// Records a transfer to resume after the replay.
-    pub(crate) fn record_transfer(&self, state: &TransferState<'_>) {
+    pub(crate) fn record(&mut self, state: &TransferState<'_>) {
         let name = (state.tenant.to_string(), state.key.to_string());
-        self.pending_transfers.lock().insert(name, state.clone().into_owned());
+        self.0.insert(name, state.clone().into_owned());
     }
 
     /// Removes a transfer that ended during the replay.
-    pub(crate) fn remove_transfer(&self, tenant: &str, key: &str) {
-        let mut pending = self.pending_transfers.lock();
+    pub(crate) fn remove(&mut self, tenant: &str, key: &str) {
         // Mostly there is none: avoids two allocations.
-        if !pending.is_empty() {
-            pending.remove(&(tenant.to_owned(), key.to_owned()));
+        if !self.0.is_empty() {
+            self.0.remove(&(tenant.to_owned(), key.to_owned()));
         }
     }
 
     /// Emits the transfers that are recorded but not resumed.
-    pub(crate) fn emit_pending_transfers(&self, fx: &mut dyn StateChangeSink) {
-        for state in self.pending_transfers.lock().values() {
+    pub(crate) fn emit_state(&self, fx: &mut dyn StateChangeSink) {
+        for state in self.0.values() {
             fx.record(StateChange::TransferStarted(state.clone()));
         }
     }
+}
 
+impl ObjectTable {
     /// Resumes the recorded transfers whose objects are unchanged.
-    pub(crate) fn resume_transfers(&self) {
-        let pending = std::mem::take(&mut *self.pending_transfers.lock());
-        for state in pending.into_values() {
+    pub(crate) fn resume_transfers(&self, pending: PendingTransfers) {
+        for state in pending.0.into_values() {
             let Some(ranges) = self.take_quarantined(&state.locations) else { continue };
             if !self.resume_transfer(&state, &ranges) {
                 for (location, range) in state.locations.iter().zip(ranges) {
-                    self.objects
-                        .lock(self.objects.quarantine_shard(location.segment, location.offset))
+                    self.lock(self.quarantine_shard(location.segment, location.offset))
                         .quarantined
                         .push(range);
                 }
@@ -58,8 +56,7 @@ impl MasterCore {
     fn take_quarantined(&self, locations: &[ReplicaLocation]) -> Option<Vec<QuarantinedRange>> {
         let mut taken: Vec<QuarantinedRange> = Vec::with_capacity(locations.len());
         for (count, location) in locations.iter().enumerate() {
-            let mut shard =
-                self.objects.lock(self.objects.quarantine_shard(location.segment, location.offset));
+            let mut shard = self.lock(self.quarantine_shard(location.segment, location.offset));
             let segment_index = shard.segments.index_of(location.segment);
             let matches = |range: &QuarantinedRange| {
                 Some(range.segment) == segment_index && range.offset == location.offset
@@ -70,10 +67,7 @@ impl MasterCore {
             }
             drop(shard);
             for (location, range) in locations.iter().zip(taken.drain(..count)) {
-                self.objects
-                    .lock(self.objects.quarantine_shard(location.segment, location.offset))
-                    .quarantined
-                    .push(range);
+                self.lock(self.quarantine_shard(location.segment, location.offset)).quarantined.push(range);
             }
             return None;
         }
@@ -81,10 +75,10 @@ impl MasterCore {
     }
 
     fn resume_transfer(&self, state: &TransferState<'_>, ranges: &[QuarantinedRange]) -> bool {
-        let Ok(key_location) = self.objects.locate_reader_key(&state.tenant, &state.key) else {
+        let Ok(key_location) = self.locate_reader_key(&state.tenant, &state.key) else {
             return false;
         };
-        let mut shard = self.objects.lock(key_location.shard);
+        let mut shard = self.lock(key_location.shard);
         let Some(index) = shard.lookup(key_location, &state.key) else { return false };
         let entry = &shard.entries[index];
         let fits = entry.is_complete()
@@ -100,7 +94,7 @@ impl MasterCore {
             MemoryReplica { id: location.replica, offset, block, segment, ready: false }
         };
         let new: Vec<MemoryReplica> = state.locations.iter().zip(ranges).map(replica).collect();
-        new.iter().for_each(|replica| self.objects.reserve_replica_id(replica.id));
+        new.iter().for_each(|replica| self.reserve_replica_id(replica.id));
         let TransferState { client, source, is_move, since_ms, lease, .. } = *state;
         shard.set_transfer(index, ReplicaTransfer { client, source, is_move, since_ms, lease }, &new);
         true

@@ -4,14 +4,12 @@
 //! or times out, the present version stays. In state changes, a new version is a [`StateChange::ObjectStarted`] of a stored object,
 //! and its end is a [`StateChange::ObjectStored`], either of the new version or of the present one.
 
-use std::borrow::Cow;
-
 use mooncake_wire::types::Uuid;
 
-use crate::change::{ObjectState, StateChange, StateChangeSink, StoreCause};
+use crate::change::{StateChangeSink, StoreCause};
 use crate::group::{GroupId, GroupMember};
 use crate::locked_shard::LockedShard;
-use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, ObjectEntry, PendingVersion};
+use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, PendingVersion};
 use crate::segment::ReplicaDescriptors;
 use crate::slab::NIL;
 

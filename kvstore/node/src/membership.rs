@@ -182,7 +182,7 @@ impl NodeMembership {
                 "incomplete replicas were dropped: the previous process stopped during their writes"
             ),
             Err(RpcError::Fault(fault)) => {
-                tracing::debug!(%fault, "the master does not support intact ranges")
+                tracing::debug!(%fault, "the master does not support intact ranges");
             }
             Err(error) => return Err(error),
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moongate_master_client::rpc::{self, MasterClient, StoreCredentials};
+use moongate_rdma::RdmaFabric;
 use moongate_runtime::net::TcpListener;
 use moongate_runtime::{DedicatedThread, PeerTls, Supervisor};
 use moongate_store_client::{KvClient, KvClientOptions};
@@ -59,76 +60,27 @@ pub async fn start(
     config: NodeConfig,
     supervisor: &Supervisor,
 ) -> Result<RunningNode, NodeStartError> {
-    let tls = open_tls(&flags, &config, supervisor)?;
     let wait = Duration::try_from_secs_f64(flags.max_wait_time).unwrap_or_default();
     let deadline = Instant::now() + wait;
-    let is_persistent = flags.memory != SegmentBackingArg::Process;
-    let host = NodeHost::parse(&config.local_hostname);
-    let address = match flags.listen {
-        Some(address) => address,
-        None => host.address().await?,
-    };
-    let peers = allowed_peers(&flags, address)?;
-    let segment = open_memory(&flags, &config, deadline).await?;
-    let disk = NodeDisk::open(&flags, &config).await?;
-    let (memory, label) = (&flags.memory, &flags.memory_label);
-    let listeners = NodeListeners::open(&host, address, flags.data_port, memory, label, disk.is_some())?;
-    let endpoint = host.endpoint(listeners.handshake.local_addr()?.port());
-    let identity = resolve_identity(&segment.ledger, &endpoint, segment.is_restored)?;
-    let pool = Arc::new(SegmentPool::default());
-    let served = rdma::open(&config, is_persistent, &segment.region, disk.as_deref().map(NodeDisk::buffer));
-    let mounted = MountedSegment::new(segment, uuid(identity.segment), identity.base, is_persistent);
-    pool.add(Arc::new(mounted.with_rdma(served.segment)));
-    if disk.as_ref().is_some_and(|disk| !pool.add_buffer(disk.buffer(), served.buffer)) {
-        return Err(io::Error::from(io::ErrorKind::AddrInUse).into());
-    }
-    let fabric = served.fabric;
-
-    let authentication = tls.clone().map(StoreCredentials::new);
-    let capabilities = match tls {
-        Some(_) => Some(Arc::new(CapabilityChecker::new(Arc::clone(&pool))?)),
-        None => None,
-    };
-    let options = rpc::MasterClientOptions::default();
-    let master = MasterClient::authenticated(&config.master, options, authentication.clone(), supervisor);
-    let membership = NodeMembership {
-        heartbeats_only: false,
-        master,
-        client_id: uuid(identity.client),
-        endpoint: endpoint.as_str().into(),
-        host: host.name.as_str().into(),
-        pool: Arc::clone(&pool),
-        sockets_persist: matches!(flags.memory, SegmentBackingArg::Holder(_)),
-        drain: Arc::default(),
-        protocol: if fabric.is_some() { moongate_rdma::PROTOCOL } else { TCP_PROTOCOL },
-        capabilities: capabilities.clone(),
-    };
+    let PreparedNode { tls, peers, host, listeners, disk, fabric, membership } =
+        PreparedNode::open(&flags, &config, deadline, supervisor).await?;
     let publisher = describe_node(&config, &host, &listeners, &membership, fabric.as_deref(), tls.as_ref())?;
-    let options = transfer_options(&flags, &peers, tls.as_ref(), capabilities);
-    let handshake_handler =
-        rdma::handshake_handler(Arc::clone(&publisher.handshakes), fabric.clone(), &endpoint);
-    let limits = HandshakeLimits::default();
-    let stop = supervisor.token();
-    handshake::listen(
-        listeners.handshake,
-        handshake_handler,
-        peers.clone(),
-        tls.clone(),
-        limits,
-        stop,
-        supervisor,
-    );
+    let options = transfer_options(&flags, &peers, tls.as_ref(), membership.capabilities.clone());
+    let endpoint = &membership.endpoint;
+    let handler = rdma::handshake_handler(Arc::clone(&publisher.handshakes), fabric.clone(), endpoint);
+    let (limits, stop) = (HandshakeLimits::default(), supervisor.token());
+    handshake::listen(listeners.handshake, handler, peers.clone(), tls.clone(), limits, stop, supervisor);
 
     publisher.publish_until(deadline).await?;
     membership.join(deadline).await?;
     // Data transfers start only after the intact ranges were reported: later writes would be missing from that report.
-    let target: Arc<dyn serve::TransferTarget> = pool;
+    let target: Arc<dyn serve::TransferTarget> = Arc::clone(&membership.pool) as _;
     let serving = Arc::new(serve::listen(listeners.data, target, options, supervisor)?);
     let heartbeat_state = Arc::new(HeartbeatState::default());
     let heartbeat_stop = CancellationToken::new();
     let heartbeat =
         heartbeat::start(&membership, Arc::clone(&heartbeat_state), heartbeat_stop.clone(), supervisor)?;
-    let client = open_client(&config, authentication, supervisor)?;
+    let client = open_client(&config, membership.master.authentication().cloned(), supervisor)?;
     let disk_access = DiskReadAccess {
         peers: peers.clone(),
         authentication: tls.clone().zip(membership.capabilities.clone()),
@@ -163,7 +115,7 @@ pub async fn start(
         %peers,
         "store node ready"
     );
-    let unmounts = !is_persistent || flags.on_stop == OnStopAction::Unmount;
+    let unmounts = flags.memory == SegmentBackingArg::Process || flags.on_stop == OnStopAction::Unmount;
     let drain_timeout = flags.drain_timeout;
     Ok(RunningNode {
         segments,
@@ -228,6 +180,72 @@ impl RunningNode {
         if tokio::time::timeout(SHUTDOWN_GRACE, unregister).await.is_err() {
             tracing::warn!("stopping without unregistering: master or metadata server do not answer");
         }
+    }
+}
+
+/// A node with memory and sockets, before it is announced to peers and to the master.
+struct PreparedNode {
+    tls: Option<PeerTls>,
+    peers: AllowedPeers,
+    host: NodeHost,
+    listeners: NodeListeners,
+    disk: Option<Arc<NodeDisk>>,
+    fabric: Option<Arc<RdmaFabric>>,
+    membership: NodeMembership,
+}
+
+impl PreparedNode {
+    /// Opens memory, disk and sockets. Waits until the deadline for memory that a previous process still has.
+    async fn open(
+        flags: &NodeArgs,
+        config: &NodeConfig,
+        deadline: Instant,
+        supervisor: &Supervisor,
+    ) -> Result<Self, NodeStartError> {
+        let tls = open_tls(flags, config, supervisor)?;
+        let is_persistent = flags.memory != SegmentBackingArg::Process;
+        let host = NodeHost::parse(&config.local_hostname);
+        let address = match flags.listen {
+            Some(address) => address,
+            None => host.address().await?,
+        };
+        let peers = allowed_peers(flags, address)?;
+        let segment = open_memory(flags, config, deadline).await?;
+        let disk = NodeDisk::open(flags, config).await?;
+        let (memory, label) = (&flags.memory, &flags.memory_label);
+        let listeners = NodeListeners::open(&host, address, flags.data_port, memory, label, disk.is_some())?;
+        let endpoint = host.endpoint(listeners.handshake.local_addr()?.port());
+        let identity = resolve_identity(&segment.ledger, &endpoint, segment.is_restored)?;
+        let pool = Arc::new(SegmentPool::default());
+        let served =
+            rdma::open(config, is_persistent, &segment.region, disk.as_deref().map(NodeDisk::buffer));
+        let mounted = MountedSegment::new(segment, uuid(identity.segment), identity.base, is_persistent);
+        pool.add(Arc::new(mounted.with_rdma(served.segment)));
+        if disk.as_ref().is_some_and(|disk| !pool.add_buffer(disk.buffer(), served.buffer)) {
+            return Err(io::Error::from(io::ErrorKind::AddrInUse).into());
+        }
+        let fabric = served.fabric;
+
+        let authentication = tls.clone().map(StoreCredentials::new);
+        let capabilities = match tls {
+            Some(_) => Some(Arc::new(CapabilityChecker::new(Arc::clone(&pool))?)),
+            None => None,
+        };
+        let options = rpc::MasterClientOptions::default();
+        let master = MasterClient::authenticated(&config.master, options, authentication, supervisor);
+        let membership = NodeMembership {
+            heartbeats_only: false,
+            master,
+            client_id: uuid(identity.client),
+            endpoint: endpoint.as_str().into(),
+            host: host.name.as_str().into(),
+            pool,
+            sockets_persist: matches!(flags.memory, SegmentBackingArg::Holder(_)),
+            drain: Arc::default(),
+            protocol: if fabric.is_some() { moongate_rdma::PROTOCOL } else { TCP_PROTOCOL },
+            capabilities,
+        };
+        Ok(Self { tls, peers, host, listeners, disk, fabric, membership })
     }
 }
 

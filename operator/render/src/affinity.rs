@@ -13,7 +13,7 @@ use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
 use rbg_api::{PodTemplate, keys};
 use serde_json::{Map, Value, json};
 
-use crate::RenderError;
+use crate::error::RenderError;
 use crate::group_topology::RoleTopology;
 
 const PREFERRED: &str = "preferredDuringSchedulingIgnoredDuringExecution";

@@ -4,10 +4,14 @@ use std::collections::BTreeMap;
 
 use rbg_api::{DiscoveryFile, TopologyLocation};
 use serde::Serialize;
+use serde_json::json;
 
+use crate::error::RenderError;
 use crate::gang;
-use crate::role::{RolePattern, RoleRenderer, RoleTarget};
-use crate::{GroupRenderer, RenderError};
+use crate::group::GroupContext;
+use crate::manifest::Manifest;
+use crate::role::{ResolvedRole, RolePattern, RoleTarget};
+use crate::workload_kind::WorkloadKind;
 
 #[derive(Serialize)]
 struct DiscoveryDocument {
@@ -61,16 +65,31 @@ fn pod_name(address: &str) -> &str {
     address.split('.').next().unwrap_or_default()
 }
 
-/// Renders the file. `None` if no role has ordered instances.
-pub(crate) fn render_file(
-    group: GroupRenderer<'_>,
+/// The ConfigMap with the discovery file, with the known locations of pods. `None` if no role has ordered instances: then no
+/// pod mounts it.
+///
+/// # Errors
+/// See [`RenderError`].
+pub fn discovery_config_map(
+    group: GroupContext<'_>,
+    targets: &BTreeMap<String, RoleTarget>,
+    locations: &PodLocations,
+) -> Result<Option<Manifest>, RenderError> {
+    let Some(file) = render_file(group, targets, locations)? else { return Ok(None) };
+    let metadata = group.metadata(group.name, true);
+    let body = json!({ "data": { "config.yaml": file } });
+    Ok(Some(Manifest::new("v1", "ConfigMap", metadata.as_ref(), body)))
+}
+
+fn render_file(
+    group: GroupContext<'_>,
     targets: &BTreeMap<String, RoleTarget>,
     locations: &PodLocations,
 ) -> Result<Option<String>, RenderError> {
     let mut names = Vec::new();
     let mut roles = BTreeMap::new();
     for spec in &group.object.spec.roles {
-        let role = group.role(spec)?;
+        let role = ResolvedRole::new(group, spec)?;
         if !role.is_ordered() {
             continue;
         }
@@ -89,7 +108,7 @@ pub(crate) fn render_file(
     text.map(Some).map_err(|error| RenderError::DiscoveryFile(error.to_string()))
 }
 
-fn instance(role: &RoleRenderer<'_>, ordinal: i32, locations: &PodLocations) -> InstanceEntry {
+fn instance(role: &ResolvedRole<'_>, ordinal: i32, locations: &PodLocations) -> InstanceEntry {
     let pods = addresses(role, &format!("{}-{ordinal}", role.names.workload));
     let ports = role.spec.service_ports.iter().map(|port| {
         let name = port.name.as_ref().filter(|name| !name.is_empty());
@@ -107,10 +126,10 @@ fn instance(role: &RoleRenderer<'_>, ordinal: i32, locations: &PodLocations) -> 
 }
 
 /// Addresses of an instance's pods that have a host name.
-fn addresses(role: &RoleRenderer<'_>, instance: &str) -> Vec<String> {
+fn addresses(role: &ResolvedRole<'_>, instance: &str) -> Vec<String> {
     let service = &role.names.service;
     match role.pattern {
-        RolePattern::LeaderWorker(pattern) if role.kind == crate::WorkloadKind::RoleInstanceSet => {
+        RolePattern::LeaderWorker(pattern) if role.kind == WorkloadKind::RoleInstanceSet => {
             let size = if role.serves_leaders_only() { 1 } else { pattern.size.unwrap_or(1).max(1) };
             (0..size).map(|pod| format!("{instance}-{pod}.{service}")).collect()
         }

@@ -3,27 +3,20 @@
 use rbg_api::{PodTemplate, keys};
 use serde_json::json;
 
+use crate::group::{GangScheduler, GroupContext};
 use crate::manifest::{Manifest, StringMap};
-use crate::{GroupRenderer, RoleNames, role::RoleRenderer};
+use crate::role::ResolvedRole;
 
 /// Default timeout of scheduler-plugins, in seconds.
 const TIMEOUT_SECONDS: i64 = 60;
 
-/// Scheduler that handles gangs in the cluster.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum GangScheduler {
-    /// The PodGroup API of kubernetes-sigs/scheduler-plugins.
-    #[default]
-    SchedulerPlugins,
-    /// The PodGroup API of Volcano.
-    Volcano,
-}
-
-fn is_gang(group: GroupRenderer<'_>) -> bool {
+fn is_gang(group: GroupContext<'_>) -> bool {
     group.annotation(keys::GANG_SCHEDULING) == Some("true")
 }
 
-pub(crate) fn pod_group(group: GroupRenderer<'_>) -> Option<Manifest> {
+/// The PodGroup, if the group has gang scheduling.
+#[must_use]
+pub fn pod_group(group: GroupContext<'_>) -> Option<Manifest> {
     is_gang(group).then(|| {
         let mut metadata = group.metadata(group.name, true);
         let (api_version, inherited, spec) = match group.gang_scheduler {
@@ -53,18 +46,18 @@ pub(crate) fn pod_group(group: GroupRenderer<'_>) -> Option<Manifest> {
 
 /// Number of pods of the whole group. A role that cannot be rendered counts one pod per instance; its error is reported
 /// elsewhere.
-pub(crate) fn pods(group: GroupRenderer<'_>) -> i64 {
+pub(crate) fn pods(group: GroupContext<'_>) -> i64 {
     let roles = group.object.spec.roles.iter();
     roles
         .map(|spec| {
-            let role = RoleRenderer::new(group, spec, RoleNames::new(group.name, &spec.name));
+            let role = ResolvedRole::new(group, spec);
             i64::from(role.map_or(1, |role| role.instance_size())) * i64::from(spec.replicas)
         })
         .sum()
 }
 
 /// Adds the reference to the PodGroup to the pod template.
-pub(crate) fn inject(group: GroupRenderer<'_>, template: &mut PodTemplate) {
+pub(crate) fn inject(group: GroupContext<'_>, template: &mut PodTemplate) {
     if !is_gang(group) {
         return;
     }

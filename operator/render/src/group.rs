@@ -1,22 +1,30 @@
-//! Renders a group, and the objects that it has once.
+//! A group with what its objects depend on besides its spec, and the metadata that they share.
 
 use std::collections::BTreeMap;
 
-use rbg_api::v1alpha2::{ClusterEngineRuntimeProfileSpec, RoleBasedGroup, RoleSpec};
+use rbg_api::v1alpha2::{ClusterEngineRuntimeProfileSpec, RoleBasedGroup};
 use rbg_api::{conversion, keys};
-use serde_json::json;
 
-use crate::gang::GangScheduler;
+use crate::error::RenderError;
 use crate::hash::sha1_hex;
-use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
-use crate::role::{RoleRenderer, RoleTarget};
-use crate::{PodLocations, RenderError, RoleNames, discovery, gang, policy};
+use crate::manifest::{ManifestMetadata, OwnerRef, StringMap};
 
+/// Specs of runtime profiles by name.
 pub type RuntimeProfiles = BTreeMap<String, ClusterEngineRuntimeProfileSpec>;
 
-/// Renderer of a group's objects.
+/// Scheduler that handles gangs in the cluster.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum GangScheduler {
+    /// The PodGroup API of kubernetes-sigs/scheduler-plugins.
+    #[default]
+    SchedulerPlugins,
+    /// The PodGroup API of Volcano.
+    Volcano,
+}
+
+/// A group, the runtime profiles that its roles may name, and the cluster's scheduler of gangs.
 #[derive(Debug, Clone, Copy)]
-pub struct GroupRenderer<'a> {
+pub struct GroupContext<'a> {
     pub(crate) object: &'a RoleBasedGroup,
     pub(crate) name: &'a str,
     pub(crate) namespace: &'a str,
@@ -24,8 +32,8 @@ pub struct GroupRenderer<'a> {
     pub(crate) gang_scheduler: GangScheduler,
 }
 
-impl<'a> GroupRenderer<'a> {
-    /// Creates a renderer for a group as read from the API server.
+impl<'a> GroupContext<'a> {
+    /// The context of a group as read from the API server.
     ///
     /// # Errors
     /// [`RenderError::NoMetadata`].
@@ -37,14 +45,6 @@ impl<'a> GroupRenderer<'a> {
         let name = object.metadata.name.as_deref().ok_or(RenderError::NoMetadata("name"))?;
         let namespace = object.metadata.namespace.as_deref().ok_or(RenderError::NoMetadata("namespace"))?;
         Ok(Self { object, name, namespace, profiles, gang_scheduler })
-    }
-
-    /// One of the group's roles, with the names of new objects.
-    ///
-    /// # Errors
-    /// See [`RoleRenderer::new`].
-    pub fn role(self, role: &'a RoleSpec) -> Result<RoleRenderer<'a>, RenderError> {
-        RoleRenderer::new(self, role, RoleNames::new(self.name, &role.name))
     }
 
     /// Hex SHA-1 of `namespace/name`: the label value that identifies the group.
@@ -66,39 +66,6 @@ impl<'a> GroupRenderer<'a> {
         has_origin
             || is_written_as_legacy
             || roles.any(|role| role.annotations.contains_key(keys::legacy::INSTANCE_PATTERN))
-    }
-
-    /// The discovery file with the known locations of pods. `None` if no role has ordered instances: then no pod mounts it.
-    ///
-    /// # Errors
-    /// See [`RenderError`].
-    pub fn config_map(
-        self,
-        targets: &BTreeMap<String, RoleTarget>,
-        locations: &PodLocations,
-    ) -> Result<Option<Manifest>, RenderError> {
-        let Some(file) = discovery::render_file(self, targets, locations)? else { return Ok(None) };
-        let metadata = self.metadata(self.name, true);
-        Ok(Some(Manifest::new(
-            "v1",
-            "ConfigMap",
-            metadata.as_ref(),
-            json!({ "data": { "config.yaml": file } }),
-        )))
-    }
-
-    /// The PodGroup, if the group has gang scheduling.
-    #[must_use]
-    pub fn pod_group(self) -> Option<Manifest> {
-        gang::pod_group(self)
-    }
-
-    /// The CoordinatedPolicy converted from v1alpha1's `coordination`. Without controller reference, since users may edit it.
-    ///
-    /// # Errors
-    /// [`RenderError::Coordination`].
-    pub fn coordinated_policy(self) -> Result<Option<Manifest>, RenderError> {
-        policy::coordinated(self)
     }
 
     pub(crate) fn annotation(self, key: &str) -> Option<&'a str> {

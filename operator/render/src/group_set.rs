@@ -4,7 +4,7 @@ use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupSet};
 use rbg_api::{conversion, keys};
 use serde_json::json;
 
-use crate::RenderError;
+use crate::error::RenderError;
 use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
 use crate::names::truncate_with_hash;
 

@@ -9,7 +9,7 @@ use rbg_api::v1alpha2::{RoleBasedGroup, RoleSpec};
 use rbg_api::{RoleKind, TopologyLevel, keys};
 use serde::{Deserialize, Serialize};
 
-use crate::RenderError;
+use crate::error::RenderError;
 
 /// Value of the spread annotation that turns spreading off.
 const NONE: &str = "none";

@@ -3,8 +3,8 @@
 //! Pure: the same input yields the same objects, for the controller that writes them, a dry run that compares them, and
 //! tests. It reads no clock, no cluster and no random source; partly random names are passed in by the caller.
 //!
-//! A RoleBasedGroupSet yields groups ([`group_set`]). A group yields its discovery file, a PodGroup and a CoordinatedPolicy
-//! ([`GroupRenderer`]), and for each role a workload, a headless Service and a scaling adapter ([`RoleRenderer`]). A
+//! A RoleBasedGroupSet yields groups ([`group_set`]). A group ([`GroupContext`]) yields its discovery file, a PodGroup and a
+//! CoordinatedPolicy, and each of its roles ([`ResolvedRole`]) a workload, a headless Service and a scaling adapter. A
 //! RoleInstanceSet yields RoleInstances ([`instance`]); these yield pods ([`pod`]), and pods that pull images before a
 //! restart ([`pre_pull`]). A warmup yields pods as well ([`warmup`]). Objects are [`Manifest`]s: JSON as it is sent, since
 //! typed structures would drop unknown fields.
@@ -43,20 +43,25 @@ pub mod pre_pull;
 mod quantity;
 pub mod revision;
 mod role;
+mod role_environment;
 mod runtime_profile;
 mod service;
 mod topology;
 pub mod warmup;
 mod workload;
+mod workload_kind;
 mod workload_spec;
 
 pub use dependencies::ComponentDependencies;
-pub use discovery::{PodLocations, parse_locations};
+pub use discovery::{PodLocations, discovery_config_map, parse_locations};
 pub use error::RenderError;
-pub use gang::GangScheduler;
-pub use group::{GroupRenderer, RuntimeProfiles};
+pub use gang::pod_group;
+pub use group::{GangScheduler, GroupContext, RuntimeProfiles};
 pub use group_topology::{RoleTopology, TopologyKey, topology_keys};
 pub use manifest::{Manifest, OwnerRef};
 pub use names::RoleNames;
-pub use role::{RolePattern, RoleRenderer, RoleTarget};
-pub use workload::{PreservedFields, WorkloadKind};
+pub use policy::coordinated_policy;
+pub use role::{ResolvedRole, RolePattern, RoleTarget};
+pub use service::{headless_service, scaling_adapter};
+pub use workload::render_workload;
+pub use workload_kind::{PreservedFields, WorkloadKind};

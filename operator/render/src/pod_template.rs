@@ -5,10 +5,11 @@ use rbg_api::{PodTemplate, keys, merge};
 use serde_json::{Value, json};
 
 use crate::affinity::ForeignPodKind;
+use crate::error::RenderError;
 use crate::manifest::StringMap;
-use crate::role::{RolePattern, RoleRenderer};
-use crate::workload::{PreservedFields, WorkloadKind};
-use crate::{RenderError, affinity, canonical, environment, gang, legacy, runtime_profile, topology};
+use crate::role::{RolePattern, ResolvedRole};
+use crate::workload_kind::{PreservedFields, WorkloadKind};
+use crate::{affinity, canonical, environment, gang, legacy, role_environment, runtime_profile, topology};
 
 const VOLUME: &str = "rbg-cluster-config";
 const MOUNT_PATH: &str = "/etc/rbg";
@@ -16,31 +17,41 @@ const FILE: &str = "config.yaml";
 
 /// What to add to a pod template.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct TemplateInjection {
-    pub(crate) discovery_file: bool,
+struct TemplateInjection {
+    discovery_file: bool,
     /// Add the containers of the role's runtime profiles.
-    pub(crate) runtimes: bool,
+    runtimes: bool,
     /// Add the variables of leaders and workers.
-    pub(crate) leader_worker: bool,
+    leader_worker: bool,
 }
 
 /// Renderer of one role's pod templates.
 pub(crate) struct PodTemplates<'r, 'a> {
-    role: &'r RoleRenderer<'a>,
+    role: &'r ResolvedRole<'a>,
     labels: StringMap,
+}
+
+/// What every pod of the role gets.
+fn role_injection(role: &ResolvedRole<'_>) -> TemplateInjection {
+    TemplateInjection { discovery_file: role.is_ordered(), runtimes: true, leader_worker: false }
+}
+
+/// Labels of v1alpha1 for pods of external workloads.
+fn legacy_labels(role: &ResolvedRole<'_>) -> StringMap {
+    legacy::labels(role.group.name, &role.spec.name, &role.group.unique_key())
 }
 
 type LabelPair = (&'static str, String);
 
 impl<'r, 'a> PodTemplates<'r, 'a> {
     /// Creates a renderer of templates with these labels.
-    pub(crate) fn new(role: &'r RoleRenderer<'a>, labels: StringMap) -> Self {
+    pub(crate) fn new(role: &'r ResolvedRole<'a>, labels: StringMap) -> Self {
         Self { role, labels }
     }
 
     /// Template of a role whose instances are single pods.
     pub(crate) fn single(&self, labels: &[LabelPair]) -> Result<PodTemplate, RenderError> {
-        self.render(self.base()?, self.role.injection(), labels)
+        self.render(self.base()?, role_injection(self.role), labels)
     }
 
     pub(crate) fn leader(
@@ -50,7 +61,7 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
     ) -> Result<PodTemplate, RenderError> {
         let template =
             self.apply_patch(self.base()?, "leaderTemplatePatch", pattern.leader_template_patch.as_ref())?;
-        self.render(template, TemplateInjection { leader_worker: true, ..self.role.injection() }, labels)
+        self.render(template, TemplateInjection { leader_worker: true, ..role_injection(self.role) }, labels)
     }
 
     pub(crate) fn worker(
@@ -60,7 +71,7 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
     ) -> Result<PodTemplate, RenderError> {
         let template =
             self.apply_patch(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
-        let injection = TemplateInjection { leader_worker: true, runtimes: false, ..self.role.injection() };
+        let injection = TemplateInjection { leader_worker: true, runtimes: false, ..role_injection(self.role) };
         self.render(template, injection, labels)
     }
 
@@ -69,12 +80,12 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
         template.set_annotations(&component.annotations);
         template.set_labels(&component.labels);
         let size = (keys::COMPONENT_SIZE, component.size().to_string());
-        self.render(template, self.role.injection(), &[size])
+        self.render(template, role_injection(self.role), &[size])
     }
 
     /// Template of a pod of an external workload.
     pub(crate) fn external_pod(&self, preserved: &PreservedFields) -> Result<PodTemplate, RenderError> {
-        self.render_external(self.base()?, self.role.injection(), preserved, ForeignPodKind::Single)
+        self.render_external(self.base()?, role_injection(self.role), preserved, ForeignPodKind::Single)
     }
 
     pub(crate) fn external_leader(
@@ -84,7 +95,7 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
     ) -> Result<PodTemplate, RenderError> {
         let template =
             self.apply_patch(self.base()?, "leaderTemplatePatch", pattern.leader_template_patch.as_ref())?;
-        self.render_external(template, self.role.injection(), preserved, ForeignPodKind::Leader)
+        self.render_external(template, role_injection(self.role), preserved, ForeignPodKind::Leader)
     }
 
     pub(crate) fn external_worker(
@@ -94,7 +105,7 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
     ) -> Result<PodTemplate, RenderError> {
         let template =
             self.apply_patch(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
-        let injection = TemplateInjection { runtimes: false, ..self.role.injection() };
+        let injection = TemplateInjection { runtimes: false, ..role_injection(self.role) };
         self.render_external(template, injection, preserved, ForeignPodKind::Worker)
     }
 
@@ -109,7 +120,7 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
         let role = self.role;
         let mut template = self.render(template, injection, &[])?;
         if role.is_legacy(preserved) {
-            template.set_labels(&role.legacy_labels());
+            template.set_labels(&legacy_labels(role));
             legacy::add_environment(&mut template);
         }
         if let Some(topology) = role.topology(preserved)? {
@@ -175,9 +186,9 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
             runtime_profile::inject(role, &mut template)?;
             inject_update_annotations(role, &mut template);
         }
-        environment::inject(&mut template, environment::role_variables(role));
+        environment::inject(&mut template, role_environment::role_variables(role));
         if injection.leader_worker {
-            environment::inject(&mut template, environment::leader_worker_variables(role));
+            environment::inject(&mut template, role_environment::leader_worker_variables(role));
         }
         topology::inject(role, &mut template);
         gang::inject(role.group, &mut template);
@@ -191,7 +202,7 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
 
 /// Copies annotations about updates from the role to its pods, for the controller that restarts them. Annotations of the
 /// template take precedence. For pulling images, the group's annotation is the default of its roles.
-fn inject_update_annotations(role: &RoleRenderer<'_>, template: &mut PodTemplate) {
+fn inject_update_annotations(role: &ResolvedRole<'_>, template: &mut PodTemplate) {
     if role.kind() != WorkloadKind::RoleInstanceSet {
         return;
     }

@@ -4,10 +4,15 @@ use rbg_api::conversion::COORDINATION;
 use rbg_api::v1alpha1::Coordination;
 use serde_json::{Value, json};
 
+use crate::error::RenderError;
+use crate::group::GroupContext;
 use crate::manifest::Manifest;
-use crate::{GroupRenderer, RenderError};
 
-pub(crate) fn coordinated(group: GroupRenderer<'_>) -> Result<Option<Manifest>, RenderError> {
+/// The CoordinatedPolicy converted from v1alpha1's `coordination`. Without controller reference, since users may edit it.
+///
+/// # Errors
+/// [`RenderError::Coordination`].
+pub fn coordinated_policy(group: GroupContext<'_>) -> Result<Option<Manifest>, RenderError> {
     let Some(text) = group.annotation(COORDINATION).filter(|text| !text.is_empty()) else { return Ok(None) };
     let rules: Vec<Coordination> =
         serde_json::from_str(text).map_err(|error| RenderError::Coordination(error.to_string()))?;

@@ -13,7 +13,7 @@ use rbg_api::{PodTemplate, keys};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::RenderError;
+use crate::error::RenderError;
 use crate::hash::fnv1a;
 use crate::manifest::StringMap;
 use crate::pod;

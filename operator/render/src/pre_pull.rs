@@ -3,7 +3,7 @@
 use rbg_api::v1alpha2::RoleInstance;
 use serde_json::{Value, json};
 
-use crate::RenderError;
+use crate::error::RenderError;
 use crate::manifest::Manifest;
 use crate::warmup::{NodePodOwner, PRELOAD};
 

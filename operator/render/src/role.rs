@@ -1,17 +1,17 @@
-//! Renders a role's workload.
+//! A role of a group, resolved to the kind of its workload, its pattern and the names of its objects.
 
-use rbg_api::keys;
 use rbg_api::v1alpha2::{
     CustomComponentsPattern, LeaderWorkerPattern, RoleSpec, RollingUpdate, StandalonePattern,
 };
-use rbg_api::{IntOrPercent, conversion};
-use serde_json::json;
+use rbg_api::{IntOrPercent, keys};
 
+use crate::error::RenderError;
+use crate::group::GroupContext;
 use crate::group_topology::{GroupTopology, RoleTopology};
-use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
-use crate::pod_template::TemplateInjection;
-use crate::workload::{PreservedFields, WorkloadKind};
-use crate::{GroupRenderer, RenderError, RoleNames, legacy, service};
+use crate::manifest::StringMap;
+use crate::names::RoleNames;
+use crate::revision;
+use crate::workload_kind::{PreservedFields, WorkloadKind};
 
 /// Composition of an instance of a role.
 #[derive(Debug, Clone, Copy)]
@@ -34,10 +34,10 @@ pub struct RoleTarget {
     pub max_unavailable: Option<IntOrPercent>,
 }
 
-/// Renderer of a role's objects.
+/// A role of a group, with what its spec means.
 #[derive(Debug, Clone)]
-pub struct RoleRenderer<'a> {
-    pub(crate) group: GroupRenderer<'a>,
+pub struct ResolvedRole<'a> {
+    pub(crate) group: GroupContext<'a>,
     pub(crate) spec: &'a RoleSpec,
     pub(crate) names: RoleNames,
     pub(crate) kind: WorkloadKind,
@@ -52,12 +52,24 @@ impl RoleTarget {
     }
 }
 
-impl<'a> RoleRenderer<'a> {
-    /// Creates a renderer for a role whose objects have these names.
+impl<'a> ResolvedRole<'a> {
+    /// A role with the names of new objects.
     ///
     /// # Errors
     /// [`RenderError::UnknownWorkload`], [`RenderError::NoPattern`], [`RenderError::PatternOfWorkload`].
-    pub fn new(group: GroupRenderer<'a>, spec: &'a RoleSpec, names: RoleNames) -> Result<Self, RenderError> {
+    pub fn new(group: GroupContext<'a>, spec: &'a RoleSpec) -> Result<Self, RenderError> {
+        Self::with_names(group, spec, RoleNames::new(group.name, &spec.name))
+    }
+
+    /// A role whose objects have these names.
+    ///
+    /// # Errors
+    /// See [`ResolvedRole::new`].
+    pub fn with_names(
+        group: GroupContext<'a>,
+        spec: &'a RoleSpec,
+        names: RoleNames,
+    ) -> Result<Self, RenderError> {
         let kind = WorkloadKind::from_role(spec)?;
         let pattern = if let Some(pattern) = &spec.leader_worker_pattern {
             RolePattern::LeaderWorker(pattern)
@@ -127,52 +139,13 @@ impl<'a> RoleRenderer<'a> {
     /// Revision of the role's spec without its replicas: equal specs have equal revisions.
     #[must_use]
     pub fn revision(&self) -> String {
-        crate::revision::role_hash(&self.group.object.spec, self.spec)
+        revision::role_hash(&self.group.object.spec, self.spec)
     }
 
     /// Key of the workload's label that stores this revision.
     #[must_use]
     pub fn revision_label(&self) -> String {
         format!("{}{}", keys::ROLE_REVISION_PREFIX, self.spec.name)
-    }
-
-    /// Renders the workload. `preserved` contains the fields of an existing workload that must not change.
-    ///
-    /// # Errors
-    /// See [`RenderError`].
-    pub fn workload(
-        &self,
-        target: &RoleTarget,
-        preserved: &PreservedFields,
-    ) -> Result<Manifest, RenderError> {
-        let spec = match self.kind {
-            WorkloadKind::RoleInstanceSet => self.role_instance_set(target)?,
-            WorkloadKind::StatefulSet => self.stateful_set(target, preserved)?,
-            WorkloadKind::Deployment => self.deployment(target, preserved)?,
-            WorkloadKind::LeaderWorkerSet => self.leader_worker_set(target, preserved)?,
-        };
-        let owner = self.group.owner(true);
-        let metadata = ManifestMetadata {
-            name: &self.names.workload,
-            namespace: self.group.namespace,
-            labels: self.workload_labels(preserved),
-            annotations: self.workload_annotations(target, preserved)?,
-            owner: Some(&owner),
-        };
-        Ok(Manifest::new(self.kind.api_version(), self.kind.kind(), metadata, json!({ "spec": spec })))
-    }
-
-    /// Renders the headless Service that makes pod names resolvable, owned by the workload. `None` for Deployments and
-    /// LeaderWorkerSets.
-    #[must_use]
-    pub fn service(&self, target: &RoleTarget, workload_uid: &str) -> Option<Manifest> {
-        service::headless(self, target, workload_uid)
-    }
-
-    /// Renders the adapter through which an autoscaler sets the role's replicas, if it is enabled.
-    #[must_use]
-    pub fn scaling_adapter(&self) -> Option<Manifest> {
-        service::scaling_adapter(self)
     }
 
     /// Whether the role's Service has only addresses of leaders.
@@ -191,7 +164,7 @@ impl<'a> RoleRenderer<'a> {
         matches!(self.kind, WorkloadKind::RoleInstanceSet | WorkloadKind::LeaderWorkerSet)
     }
 
-    fn instance_pattern(&self) -> Option<&str> {
+    pub(crate) fn instance_pattern(&self) -> Option<&str> {
         let keys = [keys::ROLE_INSTANCE_PATTERN, keys::legacy::INSTANCE_PATTERN];
         let mut values = keys.into_iter().filter_map(|key| self.spec.annotations.get(key));
         values.find(|value| !value.is_empty()).map(String::as_str)
@@ -204,60 +177,6 @@ impl<'a> RoleRenderer<'a> {
             (keys::GROUP_UID.to_owned(), self.group.unique_key()),
             (keys::ROLE_NAME.to_owned(), self.spec.name.clone()),
         ])
-    }
-
-    /// Annotations of the role's Service: the role's own, and its size.
-    pub(crate) fn annotations(&self, target: &RoleTarget) -> StringMap {
-        let mut annotations = self.spec.annotations.clone();
-        annotations.remove(keys::ROLE_WORKLOAD_TYPE);
-        annotations.insert(keys::ROLE_SIZE.to_owned(), target.replicas.to_string());
-        annotations
-    }
-
-    fn workload_labels(&self, preserved: &PreservedFields) -> StringMap {
-        let mut labels = self.spec.labels.clone();
-        labels.extend(preserved.selector.clone().unwrap_or_else(|| self.selector()));
-        labels.insert(self.revision_label(), self.revision());
-        if self.kind == WorkloadKind::RoleInstanceSet {
-            let role_type = match self.pattern {
-                RolePattern::Standalone(_) => "PodTemplate",
-                RolePattern::LeaderWorker(_) => "LeaderWorkerSet",
-                RolePattern::Custom(_) => "Components",
-            };
-            labels.insert(keys::ROLE_TYPE.to_owned(), role_type.to_owned());
-            if self.spec.annotations.get(keys::INPLACE_SCHEDULING).is_some_and(|value| !value.is_empty()) {
-                labels.insert(keys::RBG_OWNER_UID.to_owned(), self.group.owner(true).uid);
-            }
-        }
-        labels
-    }
-
-    fn workload_annotations(
-        &self,
-        target: &RoleTarget,
-        preserved: &PreservedFields,
-    ) -> Result<StringMap, RenderError> {
-        let mut annotations = self.spec.annotations.clone();
-        annotations.insert(keys::ROLE_SIZE.to_owned(), target.replicas.to_string());
-        if let Some(topology) = self.topology(preserved)? {
-            annotations.insert(keys::TOPOLOGY.to_owned(), topology.text());
-        }
-        if self.kind == WorkloadKind::RoleInstanceSet {
-            let pattern = self.instance_pattern().unwrap_or("Stateful").to_owned();
-            annotations.insert(keys::ROLE_INSTANCE_PATTERN.to_owned(), pattern);
-            if let Some(seconds) = self.grace_period_seconds() {
-                annotations.insert(keys::GRACE_PERIOD_SECONDS.to_owned(), seconds.to_string());
-            }
-            if self.group.pod_group().is_some() {
-                annotations
-                    .entry(keys::INSTANCE_GANG_SCHEDULING.to_owned())
-                    .or_insert_with(|| "true".to_owned());
-            }
-            if self.group.is_legacy() {
-                annotations.insert(conversion::ORIGIN.to_owned(), "v1alpha1".to_owned());
-            }
-        }
-        Ok(annotations)
     }
 
     /// Topology of the role's pods.
@@ -279,31 +198,7 @@ impl<'a> RoleRenderer<'a> {
         self.spec.rollout_strategy.as_ref()?.rolling_update.as_ref()
     }
 
-    fn grace_period_seconds(&self) -> Option<i32> {
-        self.rolling_update()?.in_place_update_strategy.as_ref()?.grace_period_seconds
-    }
-
     pub(crate) fn is_legacy(&self, preserved: &PreservedFields) -> bool {
         preserved.legacy.unwrap_or_else(|| self.group.is_legacy())
-    }
-
-    /// Labels of v1alpha1 for pods of external workloads.
-    pub(crate) fn legacy_labels(&self) -> StringMap {
-        legacy::labels(self.group.name, &self.spec.name, &self.group.unique_key())
-    }
-
-    pub(crate) fn injection(&self) -> TemplateInjection {
-        TemplateInjection { discovery_file: self.is_ordered(), runtimes: true, leader_worker: false }
-    }
-
-    /// Owner reference to the role's workload.
-    pub(crate) fn workload_owner(&self, uid: &str) -> OwnerRef {
-        OwnerRef {
-            api_version: self.kind.api_version().to_owned(),
-            kind: self.kind.kind().to_owned(),
-            name: self.names.workload.clone(),
-            uid: uid.to_owned(),
-            controller: false,
-        }
     }
 }

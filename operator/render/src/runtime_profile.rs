@@ -5,12 +5,12 @@ use rbg_api::template::member_list;
 use rbg_api::v1alpha2::{ClusterEngineRuntimeProfileSpec, EngineRuntime};
 use serde_json::Value;
 
-use crate::RenderError;
+use crate::error::RenderError;
 use crate::environment::name;
-use crate::role::RoleRenderer;
+use crate::role::ResolvedRole;
 
 /// Adds the profile's containers and volumes whose names the pod does not have, then the role's additions to them.
-pub(crate) fn inject(role: &RoleRenderer<'_>, template: &mut PodTemplate) -> Result<(), RenderError> {
+pub(crate) fn inject(role: &ResolvedRole<'_>, template: &mut PodTemplate) -> Result<(), RenderError> {
     for runtime in &role.spec.engine_runtimes {
         let profile = role.group.profiles.get(&runtime.profile_name);
         let profile = profile.ok_or_else(|| RenderError::UnknownProfile {

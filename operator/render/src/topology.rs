@@ -5,10 +5,10 @@ use rbg_api::{PodTemplate, keys};
 use serde_json::{Map, Value, json};
 
 use crate::manifest::StringMap;
-use crate::role::RoleRenderer;
+use crate::role::ResolvedRole;
 
 /// Adds affinity to the group's own pods, anti-affinity to pods of other exclusive groups, and the label that both select.
-pub(crate) fn inject(role: &RoleRenderer<'_>, template: &mut PodTemplate) {
+pub(crate) fn inject(role: &ResolvedRole<'_>, template: &mut PodTemplate) {
     let Some(topology) = role.group.exclusive_topology() else { return };
     let opt_out = [keys::ROLE_DISABLE_EXCLUSIVE, keys::legacy::DISABLE_EXCLUSIVE_TOPOLOGY];
     if opt_out.iter().any(|key| template.annotation(key).is_some_and(|value| !value.is_empty())) {

@@ -1,77 +1,87 @@
-//! Kinds of workloads that run a role's instances.
+//! Renders a role's workload.
 
-use rbg_api::keys;
-use rbg_api::v1alpha2::RoleSpec;
+use rbg_api::{conversion, keys};
+use serde_json::json;
 
-use crate::RenderError;
-use crate::manifest::StringMap;
+use crate::error::RenderError;
+use crate::gang;
+use crate::manifest::{Manifest, ManifestMetadata, StringMap};
+use crate::role::{ResolvedRole, RolePattern, RoleTarget};
+use crate::workload_kind::{PreservedFields, WorkloadKind};
+use crate::workload_spec;
 
-/// Kind of workload that runs a role's instances.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WorkloadKind {
-    /// `workloads.x-k8s.io/v1alpha2`, the default of roles.
-    RoleInstanceSet,
-    /// `apps/v1` StatefulSet, of single pods.
-    StatefulSet,
-    /// `apps/v1` Deployment, of single pods.
-    Deployment,
-    /// `leaderworkerset.x-k8s.io/v1`, if the cluster serves it.
-    LeaderWorkerSet,
+/// Renders the workload. `preserved` contains the fields of an existing workload that must not change.
+///
+/// # Errors
+/// See [`RenderError`].
+pub fn render_workload(
+    role: &ResolvedRole<'_>,
+    target: &RoleTarget,
+    preserved: &PreservedFields,
+) -> Result<Manifest, RenderError> {
+    let spec = match role.kind {
+        WorkloadKind::RoleInstanceSet => workload_spec::role_instance_set(role, target)?,
+        WorkloadKind::StatefulSet => workload_spec::stateful_set(role, target, preserved)?,
+        WorkloadKind::Deployment => workload_spec::deployment(role, target, preserved)?,
+        WorkloadKind::LeaderWorkerSet => workload_spec::leader_worker_set(role, target, preserved)?,
+    };
+    let owner = role.group.owner(true);
+    let metadata = ManifestMetadata {
+        name: &role.names.workload,
+        namespace: role.group.namespace,
+        labels: labels(role, preserved),
+        annotations: annotations(role, target, preserved)?,
+        owner: Some(&owner),
+    };
+    Ok(Manifest::new(role.kind.api_version(), role.kind.kind(), metadata, json!({ "spec": spec })))
 }
 
-impl WorkloadKind {
-    /// The kind that a role requests by annotation. InstanceSet of v1alpha1 is RoleInstanceSet now.
-    ///
-    /// # Errors
-    /// [`RenderError::UnknownWorkload`].
-    pub fn from_role(role: &RoleSpec) -> Result<Self, RenderError> {
-        let Some(requested) =
-            role.annotations.get(keys::ROLE_WORKLOAD_TYPE).filter(|requested| !requested.is_empty())
-        else {
-            return Ok(Self::RoleInstanceSet);
+fn labels(role: &ResolvedRole<'_>, preserved: &PreservedFields) -> StringMap {
+    let mut labels = role.spec.labels.clone();
+    labels.extend(preserved.selector.clone().unwrap_or_else(|| role.selector()));
+    labels.insert(role.revision_label(), role.revision());
+    if role.kind == WorkloadKind::RoleInstanceSet {
+        let role_type = match role.pattern {
+            RolePattern::Standalone(_) => "PodTemplate",
+            RolePattern::LeaderWorker(_) => "LeaderWorkerSet",
+            RolePattern::Custom(_) => "Components",
         };
-        let (api_version, kind) = requested.rsplit_once('/').unwrap_or(("", requested));
-        match (api_version, kind) {
-            ("workloads.x-k8s.io/v1alpha2", "RoleInstanceSet")
-            | ("workloads.x-k8s.io/v1alpha1", "InstanceSet") => Ok(Self::RoleInstanceSet),
-            ("apps/v1", "StatefulSet") => Ok(Self::StatefulSet),
-            ("apps/v1", "Deployment") => Ok(Self::Deployment),
-            ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet") => Ok(Self::LeaderWorkerSet),
-            _ => Err(RenderError::UnknownWorkload { role: role.name.clone(), kind: requested.clone() }),
+        labels.insert(keys::ROLE_TYPE.to_owned(), role_type.to_owned());
+        if role.spec.annotations.get(keys::INPLACE_SCHEDULING).is_some_and(|value| !value.is_empty()) {
+            labels.insert(keys::RBG_OWNER_UID.to_owned(), role.group.owner(true).uid);
         }
     }
-
-    /// API version of its objects.
-    #[must_use]
-    pub fn api_version(self) -> &'static str {
-        match self {
-            Self::RoleInstanceSet => "workloads.x-k8s.io/v1alpha2",
-            Self::StatefulSet | Self::Deployment => "apps/v1",
-            Self::LeaderWorkerSet => "leaderworkerset.x-k8s.io/v1",
-        }
-    }
-
-    #[must_use]
-    pub fn kind(self) -> &'static str {
-        match self {
-            Self::RoleInstanceSet => "RoleInstanceSet",
-            Self::StatefulSet => "StatefulSet",
-            Self::Deployment => "Deployment",
-            Self::LeaderWorkerSet => "LeaderWorkerSet",
-        }
-    }
+    labels
 }
 
-/// Fields of an existing workload that must not change.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct PreservedFields {
-    /// Its selector, which is immutable. Only for StatefulSets and Deployments.
-    pub selector: Option<StringMap>,
-    /// Whether its template has the labels and environment names of v1alpha1. Adding them would restart pods. Only for
-    /// StatefulSets, Deployments and LeaderWorkerSets: our own pods get them at creation.
-    pub legacy: Option<bool>,
-    /// Its topology annotation, empty if it has none, as long as its role has not changed. Its template was created with it,
-    /// and another value would restart all pods. Only for StatefulSets, Deployments and LeaderWorkerSets: our own pods get the
-    /// topology at creation.
-    pub topology: Option<String>,
+fn annotations(
+    role: &ResolvedRole<'_>,
+    target: &RoleTarget,
+    preserved: &PreservedFields,
+) -> Result<StringMap, RenderError> {
+    let mut annotations = role.spec.annotations.clone();
+    annotations.insert(keys::ROLE_SIZE.to_owned(), target.replicas.to_string());
+    if let Some(topology) = role.topology(preserved)? {
+        annotations.insert(keys::TOPOLOGY.to_owned(), topology.text());
+    }
+    if role.kind == WorkloadKind::RoleInstanceSet {
+        let pattern = role.instance_pattern().unwrap_or("Stateful").to_owned();
+        annotations.insert(keys::ROLE_INSTANCE_PATTERN.to_owned(), pattern);
+        if let Some(seconds) = grace_period_seconds(role) {
+            annotations.insert(keys::GRACE_PERIOD_SECONDS.to_owned(), seconds.to_string());
+        }
+        if gang::pod_group(role.group).is_some() {
+            annotations
+                .entry(keys::INSTANCE_GANG_SCHEDULING.to_owned())
+                .or_insert_with(|| "true".to_owned());
+        }
+        if role.group.is_legacy() {
+            annotations.insert(conversion::ORIGIN.to_owned(), "v1alpha1".to_owned());
+        }
+    }
+    Ok(annotations)
+}
+
+fn grace_period_seconds(role: &ResolvedRole<'_>) -> Option<i32> {
+    role.rolling_update()?.in_place_update_strategy.as_ref()?.grace_period_seconds
 }

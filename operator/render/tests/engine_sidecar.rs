@@ -1,7 +1,9 @@
 //! The profile in `operator/manifests/engine-sidecar.yaml`, rendered into a role's pods.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
-use moongate_render::{GangScheduler, GroupRenderer, PreservedFields, RoleTarget, RuntimeProfiles};
+use moongate_render::{
+    GangScheduler, GroupContext, PreservedFields, ResolvedRole, RoleTarget, RuntimeProfiles, render_workload,
+};
 use rbg_api::v1alpha2::{ClusterEngineRuntimeProfile, RoleBasedGroup};
 use serde_json::{Value, json};
 
@@ -28,10 +30,10 @@ fn the_sidecar_is_added_with_pod_and_group_names() {
     }))
     .unwrap();
     let profiles = RuntimeProfiles::from([(name.clone(), profile.spec)]);
-    let group = GroupRenderer::new(&object, &profiles, GangScheduler::default()).unwrap();
+    let group = GroupContext::new(&object, &profiles, GangScheduler::default()).unwrap();
     let role = &object.spec.roles[0];
     let workload =
-        group.role(role).unwrap().workload(&RoleTarget::of(role), &PreservedFields::default()).unwrap();
+        render_workload(&ResolvedRole::new(group, role).unwrap(), &RoleTarget::of(role), &PreservedFields::default()).unwrap();
     let workload = Value::Object(workload.0);
     let spec = workload.pointer("/spec/roleInstanceTemplate/components/0/template/spec").unwrap();
 

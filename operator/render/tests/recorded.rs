@@ -7,7 +7,8 @@ use std::path::Path;
 
 use moongate_render::revision::SpecRevision;
 use moongate_render::{
-    GangScheduler, GroupRenderer, Manifest, PreservedFields, RoleRenderer, RoleTarget, RuntimeProfiles,
+    GangScheduler, GroupContext, Manifest, PreservedFields, ResolvedRole, RoleTarget, RuntimeProfiles,
+    discovery_config_map, headless_service, render_workload,
     instance, pod,
 };
 use rbg_api::keys;
@@ -35,15 +36,15 @@ fn named<'a>(objects: &'a [Value], name: &str) -> &'a Value {
     found.next().unwrap_or_else(|| panic!("{name} was not recorded"))
 }
 
-fn with_roles(group: &str, mut check: impl FnMut(&RoleRenderer<'_>)) {
+fn with_roles(group: &str, mut check: impl FnMut(&ResolvedRole<'_>)) {
     let (object, profiles) = (read_group(group), RuntimeProfiles::new());
-    let group = GroupRenderer::new(&object, &profiles, GangScheduler::default()).unwrap();
+    let group = GroupContext::new(&object, &profiles, GangScheduler::default()).unwrap();
     for role in &object.spec.roles {
-        check(&group.role(role).unwrap());
+        check(&ResolvedRole::new(group, role).unwrap());
     }
 }
 
-fn target(role: &RoleRenderer<'_>) -> RoleTarget {
+fn target(role: &ResolvedRole<'_>) -> RoleTarget {
     RoleTarget { replicas: role.replicas(), partition: None, max_unavailable: None }
 }
 
@@ -80,7 +81,7 @@ fn role_instance_sets_have_exactly_upstreams_spec() {
     for group in &GROUPS[1..] {
         let live = recorded(group, "roleinstancesets");
         with_roles(group, |role| {
-            let manifest = role.workload(&target(role), &PreservedFields::default()).unwrap();
+            let manifest = render_workload(role, &target(role), &PreservedFields::default()).unwrap();
             let live = named(&live, manifest.name());
             assert_eq!(manifest.0["spec"], live["spec"]);
             assert_in(&without_role_revision(manifest), live);
@@ -94,7 +95,7 @@ fn role_instance_sets_have_exactly_upstreams_spec() {
 fn v1alpha1_instance_set_roles_are_stateless() {
     with_roles("v1alpha1-ris", |role| {
         if role.kind() == moongate_render::WorkloadKind::RoleInstanceSet {
-            let manifest = role.workload(&target(role), &PreservedFields::default()).unwrap();
+            let manifest = render_workload(role, &target(role), &PreservedFields::default()).unwrap();
             let live = &recorded("v1alpha1-ris", "roleinstancesets")[0];
             assert_eq!(manifest.name(), live["metadata"]["name"]);
             assert_eq!(
@@ -115,7 +116,7 @@ fn stateful_sets_match_their_manifests() {
     with_roles("v1alpha1-ris", |role| {
         if role.kind() == moongate_render::WorkloadKind::StatefulSet {
             let preserved = PreservedFields { legacy: Some(false), ..PreservedFields::default() };
-            let manifest = role.workload(&target(role), &preserved).unwrap();
+            let manifest = render_workload(role, &target(role), &preserved).unwrap();
             let live = typed(named(&live, manifest.name()), &manifest);
             assert_in(&without_role_revision(manifest), &live);
             compared += 1;
@@ -133,7 +134,7 @@ fn services_match_their_manifests() {
                 service["metadata"]["ownerReferences"][0]["uid"].as_str().unwrap().to_owned()
             };
             let live = named(&live, &role.names().service);
-            let manifest = role.service(&target(role), &uid(live)).unwrap();
+            let manifest = headless_service(role, &target(role), &uid(live)).unwrap();
             assert_in(&manifest, &typed(live, &manifest));
         });
     }
@@ -143,8 +144,8 @@ fn services_match_their_manifests() {
 fn discovery_file_is_upstreams_without_its_defects() {
     let text = |group: &str| {
         let (object, profiles) = (read_group(group), RuntimeProfiles::new());
-        let group = GroupRenderer::new(&object, &profiles, GangScheduler::default()).unwrap();
-        let manifest = group.config_map(&BTreeMap::new(), &BTreeMap::new()).unwrap().unwrap();
+        let group = GroupContext::new(&object, &profiles, GangScheduler::default()).unwrap();
+        let manifest = discovery_config_map(group, &BTreeMap::new(), &BTreeMap::new()).unwrap().unwrap();
         manifest.0["data"]["config.yaml"].as_str().unwrap().to_owned()
     };
     let live =

@@ -11,8 +11,8 @@ use reqwest::{Client, Method, Response, StatusCode, redirect};
 use serde::Deserialize;
 
 use super::ControllerContext;
-use crate::plan::{HookCall, HookResult, UpgradeHook};
 use crate::resource_cache::ResourceKey;
+use crate::upgrade_hook::{HookCall, HookResult, UpgradeHook};
 
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum number of bytes to read of a response.

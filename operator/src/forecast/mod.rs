@@ -23,8 +23,10 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::ResourceKind;
-use crate::plan::{self, HookResult};
+use crate::plan;
 use crate::resource_cache::{ResourceCache, ResourceKey};
+use crate::time::add_duration;
+use crate::upgrade_hook::HookResult;
 
 /// Step limit: only an endless rollout needs more.
 const MAX_STEPS: usize = 200_000;
@@ -133,7 +135,7 @@ impl<'a> ForecastRun<'a> {
     /// Advances the time to the next scheduled plan. Returns whether there is one.
     fn advance_to_next_due(&mut self) -> bool {
         let Some((key, due)) = self.scheduled.iter().min_by_key(|(_, due)| **due) else { return false };
-        if *due > plan::add_duration(self.started_at, HORIZON) {
+        if *due > add_duration(self.started_at, HORIZON) {
             return false;
         }
         self.server.now = self.server.now.max(*due);

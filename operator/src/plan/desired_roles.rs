@@ -2,20 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use moongate_render::{RoleRenderer, RoleTarget, WorkloadKind};
+use moongate_render::{ResolvedRole, RoleTarget, WorkloadKind};
 use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleSpec};
 use rbg_api::{IntOrPercent, RoundingMode, keys};
 use serde_json::Value;
 
 use super::coordination::{self, ObservedRole, ObservedWorkload, RoleUpdateState};
 use super::group::GroupInput;
-use super::{adapter, add_duration};
+use super::adapter;
 use crate::ResourceKind;
+use crate::time::add_duration;
 
 /// A role with its workload, if that exists.
 pub(super) struct RoleWithWorkload<'a> {
     pub(super) spec: &'a RoleSpec,
-    pub(super) role: RoleRenderer<'a>,
+    pub(super) role: ResolvedRole<'a>,
     pub(super) live: Option<&'a Value>,
 }
 

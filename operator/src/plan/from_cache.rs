@@ -16,12 +16,13 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    AdapterInput, GroupInput, GroupSetInput, HookCall, InstanceInput, InstanceSetInput, PlanError,
+    AdapterInput, GroupInput, GroupSetInput, InstanceInput, InstanceSetInput, PlanError,
     ReconcilePlan, WarmupInput,
 };
 use crate::ResourceKind;
 use crate::resource_cache::{ObservedResource, ResourceCache, ResourceKey};
 use crate::status;
+use crate::upgrade_hook::HookCall;
 
 /// Plans one object. The plan is empty if the object is gone or its kind is not reconciled.
 ///

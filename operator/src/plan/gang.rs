@@ -1,6 +1,6 @@
 //! PodGroup of a group with gang scheduling.
 
-use moongate_render::{GangScheduler, GroupRenderer};
+use moongate_render::{GangScheduler, GroupContext, pod_group};
 use rbg_api::keys;
 use rbg_api::v1alpha2::{CoordinatedPolicySpec, InstanceComponent, RoleInstance};
 
@@ -10,7 +10,7 @@ use crate::ResourceKind;
 
 pub(super) fn plan(
     input: GroupInput<'_>,
-    group: GroupRenderer<'_>,
+    group: GroupContext<'_>,
     plan: &mut ReconcilePlan,
 ) -> Result<(), GroupPlanError> {
     let kind = match input.gang {
@@ -24,7 +24,7 @@ pub(super) fn plan(
         return Err(GroupPlanError::ConflictingGangs);
     }
     let live = (input.live)(kind, name);
-    match (group.pod_group(), live) {
+    match (pod_group(group), live) {
         (Some(_), _) if (input.is_absent)(kind) => return Err(GroupPlanError::Absent(kind)),
         (Some(manifest), live) => apply_if_changed(&manifest, live, plan, "the group's PodGroup"),
         (None, Some(live)) => {
@@ -55,8 +55,8 @@ pub(super) fn is_scheduled_together(component: &InstanceComponent) -> bool {
 }
 
 /// A gang needs all its pods to be scheduled: a policy cannot scale its roles step by step.
-pub(super) fn remove_scaling_rules(group: GroupRenderer<'_>, policy: &mut CoordinatedPolicySpec) {
-    if group.pod_group().is_some() {
+pub(super) fn remove_scaling_rules(group: GroupContext<'_>, policy: &mut CoordinatedPolicySpec) {
+    if pod_group(group).is_some() {
         for rule in &mut policy.policies {
             rule.strategy.scaling = None;
         }

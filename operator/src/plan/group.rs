@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::SpecRevision;
 use moongate_render::{
-    GangScheduler, GroupRenderer, Manifest, PreservedFields, RoleNames, RoleRenderer, RuntimeProfiles,
-    WorkloadKind,
+    GangScheduler, GroupContext, Manifest, PreservedFields, RoleNames, ResolvedRole, RuntimeProfiles,
+    WorkloadKind, coordinated_policy, discovery_config_map, headless_service, pod_group, scaling_adapter,
 };
 use rbg_api::template::member_object;
 use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleSpec};
@@ -125,7 +125,7 @@ fn plan_roles(
     plan: &mut ReconcilePlan,
     states: &mut Vec<ObservedRoleStatus>,
 ) -> Result<(), GroupPlanError> {
-    let group = GroupRenderer::new(input.group, input.profiles, input.gang)?;
+    let group = GroupContext::new(input.group, input.profiles, input.gang)?;
     check_dependencies(input.group)?;
     let roles = live_roles(input, group)?;
     let mut policy = policy(input, group, plan)?;
@@ -135,7 +135,7 @@ fn plan_roles(
     let now = targets.iter().map(|(name, target)| (name.clone(), target.current.clone())).collect();
     let file =
         (input.live)(ResourceKind::ConfigMap, input.group.metadata.name.as_deref().unwrap_or_default());
-    if let Some(manifest) = group.config_map(&now, &pod_locations::group_locations(input, file.as_ref())?)? {
+    if let Some(manifest) = discovery_config_map(group, &now, &pod_locations::group_locations(input, file.as_ref())?)? {
         apply_if_changed(&manifest, file, plan, "the discovery file");
     }
     gang::plan(input, group, plan)?;
@@ -155,7 +155,7 @@ fn plan_roles(
         let is_unready =
             |name: &&String| states.iter().any(|state| state.name == **name && !state.is_at_requested());
         // Pods of a gang have no node before all are created, so a role of a gang cannot wait for another role.
-        let begins_with_gang = live.is_none() && group.pod_group().is_some();
+        let begins_with_gang = live.is_none() && pod_group(group).is_some();
         if let Some(other) = spec.dependencies.iter().find(is_unready).filter(|_| !begins_with_gang) {
             states[index].blocked_by = Some(format!("role {} waits for {other}", spec.name));
             continue;
@@ -166,7 +166,7 @@ fn plan_roles(
             plan.push(WriteAction::Apply(manifest.clone()), format!("{}: {reason}", spec.name));
         }
         if let Some(uid) = live.and_then(|live| live["metadata"]["uid"].as_str())
-            && let Some(service) = role.service(&target.current, uid)
+            && let Some(service) = headless_service(role, &target.current, uid)
         {
             apply_if_changed(
                 &service,
@@ -184,7 +184,7 @@ fn plan_roles(
 
 fn live_roles<'a>(
     input: GroupInput<'a>,
-    group: GroupRenderer<'a>,
+    group: GroupContext<'a>,
 ) -> Result<Vec<RoleWithWorkload<'a>>, GroupPlanError> {
     let of_one = |spec: &'a RoleSpec| {
         let live = workload(input.workloads, spec);
@@ -192,7 +192,7 @@ fn live_roles<'a>(
         if let Some(name) = live.and_then(|live| live["metadata"]["name"].as_str()) {
             name.clone_into(&mut names.workload);
         }
-        let role = RoleRenderer::new(group, spec, names)?;
+        let role = ResolvedRole::with_names(group, spec, names)?;
         if role.kind() == WorkloadKind::LeaderWorkerSet && (input.is_absent)(ResourceKind::LeaderWorkerSet) {
             return Err(GroupPlanError::Absent(ResourceKind::LeaderWorkerSet));
         }
@@ -210,20 +210,20 @@ pub(super) fn workload<'a>(workloads: &'a [Value], role: &RoleSpec) -> Option<&'
 /// The policy with the group's name, or the one converted from v1alpha1's `coordination`.
 fn policy(
     input: GroupInput<'_>,
-    group: GroupRenderer<'_>,
+    group: GroupContext<'_>,
     plan: &mut ReconcilePlan,
 ) -> Result<Option<CoordinatedPolicySpec>, PlanError> {
     let read = |object: &Value| serde_json::from_value(object["spec"].clone()).ok();
     let name = input.group.metadata.name.as_deref().unwrap_or_default();
     let live = (input.live)(ResourceKind::Policy, name);
-    let Some(manifest) = group.coordinated_policy()? else { return Ok(live.as_ref().and_then(read)) };
+    let Some(manifest) = coordinated_policy(group)? else { return Ok(live.as_ref().and_then(read)) };
     let spec = read(&Value::Object(manifest.0.clone()));
     apply_if_changed(&manifest, live, plan, "the policy of the group's coordination");
     Ok(spec)
 }
 
 fn plan_adapters(input: GroupInput<'_>, roles: &[RoleWithWorkload<'_>], plan: &mut ReconcilePlan) {
-    for manifest in roles.iter().filter_map(|role| role.role.scaling_adapter()) {
+    for manifest in roles.iter().filter_map(|role| scaling_adapter(&role.role)) {
         apply_if_changed(
             &manifest,
             (input.live)(ResourceKind::Adapter, manifest.name()),
@@ -263,7 +263,7 @@ pub(crate) fn check_dependencies(group: &RoleBasedGroup) -> Result<(), GroupPlan
     }
 }
 
-fn store_revision(input: GroupInput<'_>, group: GroupRenderer<'_>, plan: &mut ReconcilePlan) {
+fn store_revision(input: GroupInput<'_>, group: GroupContext<'_>, plan: &mut ReconcilePlan) {
     let name = input.group.metadata.name.as_deref().unwrap_or_default();
     let newest = input.revisions.iter().max_by_key(|stored| stored.revision);
     let number = newest.map_or(0, |stored| stored.revision).saturating_add(1);
@@ -277,7 +277,7 @@ fn store_revision(input: GroupInput<'_>, group: GroupRenderer<'_>, plan: &mut Re
     plan.push(WriteAction::Create(manifest), "the spec has a new revision");
 }
 
-fn preserved_fields(live: Option<&Value>, role: &RoleRenderer<'_>) -> PreservedFields {
+fn preserved_fields(live: Option<&Value>, role: &ResolvedRole<'_>) -> PreservedFields {
     let is_foreign = role.kind() != WorkloadKind::RoleInstanceSet;
     let Some(live) = live.filter(|_| is_foreign) else { return PreservedFields::default() };
     let selector = serde_json::from_value(live["spec"]["selector"]["matchLabels"].clone()).ok();
@@ -299,7 +299,7 @@ fn remove_topology_annotation(manifest: &mut Manifest, live: Option<&Value>) {
 }
 
 /// Whether the workload was written from the role's present revision.
-fn is_of_revision(live: &Value, role: &RoleRenderer<'_>) -> bool {
+fn is_of_revision(live: &Value, role: &ResolvedRole<'_>) -> bool {
     label(live, &role.revision_label()) == Some(role.revision().as_str())
 }
 
@@ -329,7 +329,7 @@ pub(super) fn apply_if_changed(
 }
 
 fn state(
-    role: &RoleRenderer<'_>,
+    role: &ResolvedRole<'_>,
     target: &DesiredRole,
     live: Option<&Value>,
     manifest: &Manifest,

@@ -8,9 +8,8 @@ use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupSet, RoleBasedGroupSpec};
 use rbg_api::{IntOrPercent, RoundingMode, keys};
 use serde_json::Value;
 
-use super::{PlanError, ReconcilePlan, WriteAction};
+use super::{FIELD_MANAGER, PlanError, ReconcilePlan, WriteAction};
 use crate::ResourceKind;
-use crate::resource_writer::FIELD_MANAGER;
 use crate::status::{self, ObservedGroupSet};
 
 /// Annotation of a set: number or percentage of groups that an update may take out of service at a time. Default: 1.

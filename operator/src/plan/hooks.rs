@@ -13,45 +13,16 @@ use serde_json::{Value, json};
 
 use super::in_place::{self, STATE};
 use super::instance::InstanceInput;
-use super::{ReconcilePlan, WriteAction, add_duration, revisions};
+use super::{ReconcilePlan, WriteAction, revisions};
 use crate::ResourceKind;
 use crate::status::{FOR_HOOKS, pod_label, set_waiting};
+use crate::time::add_duration;
+use crate::upgrade_hook::{HookCall, HookResult, UpgradeHook};
 
 /// Default of the annotation for the hook timeout.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Upper bound of the annotation for the hook timeout.
 const MAX_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
-
-/// Hook that a pod serves.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum UpgradeHook {
-    /// Finish running requests and save state: the pod will be restarted.
-    Drain,
-    /// Whether the pod has restored its state after the restart.
-    Settled,
-}
-
-/// A hook call to a pod.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct HookCall {
-    pub pod: String,
-    /// IP address of the pod.
-    pub ip: String,
-    /// Port of the hook server.
-    pub port: u16,
-    pub hook: UpgradeHook,
-    /// Since when the update waits for the pod. A response is valid for this update only.
-    pub since: Timestamp,
-}
-
-/// Response of a pod's hook.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum HookResult {
-    /// Finished, with an optional warning.
-    Done(Option<String>),
-    /// Not finished, with an optional reason.
-    Pending(Option<String>),
-}
 
 /// Hook progress stored with an update in place.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,7 +86,7 @@ pub(super) fn are_used(instance: &RoleInstance) -> bool {
 }
 
 /// Whether the pod's update still waits for its hooks.
-pub(crate) fn is_pending(pod: &Pod) -> bool {
+pub(super) fn is_pending(pod: &Pod) -> bool {
     progress(pod).is_some_and(|progress| progress.phase != HookPhase::Settled)
 }
 
@@ -124,35 +95,33 @@ pub(super) fn initial_progress() -> Value {
     json!(HookProgress::default())
 }
 
-impl UpgradeHook {
-    fn verb(self) -> &'static str {
-        match self {
-            Self::Drain => "drain",
-            Self::Settled => "settle",
-        }
+fn verb(hook: UpgradeHook) -> &'static str {
+    match hook {
+        UpgradeHook::Drain => "drain",
+        UpgradeHook::Settled => "settle",
     }
+}
 
-    fn call(self, pod: &Pod, since: Timestamp) -> Option<HookCall> {
-        let ip = pod.status.as_ref()?.pod_ip.clone().filter(|ip| !ip.is_empty())?;
-        let port = port(annotation(pod, keys::UPGRADE_HOOKS))?;
-        Some(HookCall { pod: pod.metadata.uid.clone()?, ip, port, hook: self, since })
-    }
+fn call(hook: UpgradeHook, pod: &Pod, since: Timestamp) -> Option<HookCall> {
+    let ip = pod.status.as_ref()?.pod_ip.clone().filter(|ip| !ip.is_empty())?;
+    let port = port(annotation(pod, keys::UPGRADE_HOOKS))?;
+    Some(HookCall { pod: pod.metadata.uid.clone()?, ip, port, hook, since })
+}
 
-    /// A pod without an IP address or a hook port is not waited for.
-    fn outcome(self, input: InstanceInput<'_>, pod: &Pod, since: Timestamp) -> HookOutcome {
-        let Some(call) = self.call(pod, since) else {
-            return HookOutcome::Finished { unfinished: None, warning: None };
-        };
-        match (input.hook_result)(&call) {
-            Some(HookResult::Done(warning)) => HookOutcome::Finished { unfinished: None, warning },
-            response if add_duration(since, timeout(pod)) <= input.now => {
-                let limit = humantime::format_duration(timeout(pod));
-                let (name, does, waits_for) = (name(pod), self.verb(), pending_reason(response));
-                let unfinished = format!("{name} did not {does} within {limit}{waits_for}");
-                HookOutcome::Finished { unfinished: Some(unfinished), warning: None }
-            }
-            _ => HookOutcome::Pending,
+/// A pod without an IP address or a hook port is not waited for.
+fn outcome(hook: UpgradeHook, input: InstanceInput<'_>, pod: &Pod, since: Timestamp) -> HookOutcome {
+    let Some(call) = call(hook, pod, since) else {
+        return HookOutcome::Finished { unfinished: None, warning: None };
+    };
+    match (input.hook_result)(&call) {
+        Some(HookResult::Done(warning)) => HookOutcome::Finished { unfinished: None, warning },
+        response if add_duration(since, timeout(pod)) <= input.now => {
+            let limit = humantime::format_duration(timeout(pod));
+            let (name, does, waits_for) = (name(pod), verb(hook), pending_reason(response));
+            let unfinished = format!("{name} did not {does} within {limit}{waits_for}");
+            HookOutcome::Finished { unfinished: Some(unfinished), warning: None }
         }
+        _ => HookOutcome::Pending,
     }
 }
 
@@ -190,8 +159,8 @@ pub(super) fn poll_draining(
     let mut calls = Vec::new();
     for pod in pods {
         if let Some(since) = draining_since(pod) {
-            is_draining |= UpgradeHook::Drain.outcome(input, pod, since) == HookOutcome::Pending;
-            calls.extend(UpgradeHook::Drain.call(pod, since));
+            is_draining |= outcome(UpgradeHook::Drain, input, pod, since) == HookOutcome::Pending;
+            calls.extend(call(UpgradeHook::Drain, pod, since));
         }
     }
     if is_draining {
@@ -206,9 +175,9 @@ pub(super) fn blocks_deletion(input: InstanceInput<'_>, pod: &Pod, plan: &mut Re
     let Some(since) = in_place::gate_since(pod, false).filter(|_| !in_place::is_down(pod)) else {
         return false;
     };
-    let is_pending = UpgradeHook::Drain.outcome(input, pod, since) == HookOutcome::Pending;
+    let is_pending = outcome(UpgradeHook::Drain, input, pod, since) == HookOutcome::Pending;
     if is_pending {
-        plan.call_hooks(UpgradeHook::Drain.call(pod, since), input.now);
+        plan.call_hooks(call(UpgradeHook::Drain, pod, since), input.now);
     }
     is_pending
 }
@@ -216,7 +185,7 @@ pub(super) fn blocks_deletion(input: InstanceInput<'_>, pod: &Pod, plan: &mut Re
 /// The hook progress to store, and the reason, when the pod is about to be restarted.
 pub(super) fn drained(input: InstanceInput<'_>, pod: &Pod) -> Option<(Value, String)> {
     let progress = progress(pod)?;
-    let outcome = draining_since(pod).map(|since| UpgradeHook::Drain.outcome(input, pod, since));
+    let outcome = draining_since(pod).map(|since| outcome(UpgradeHook::Drain, input, pod, since));
     Some(advance_phase(progress, HookPhase::Settling, outcome, &format!("{} has drained", name(pod))))
 }
 
@@ -243,9 +212,9 @@ fn advance_phase(
 pub(super) fn poll_settling(input: InstanceInput<'_>, pods: &[&Pod], plan: &mut ReconcilePlan) {
     for pod in pods {
         let (Some(since), Some(progress)) = (settling_since(pod), progress(pod)) else { continue };
-        let outcome = UpgradeHook::Settled.outcome(input, pod, since);
+        let outcome = outcome(UpgradeHook::Settled, input, pod, since);
         if outcome == HookOutcome::Pending {
-            plan.call_hooks(UpgradeHook::Settled.call(pod, since), input.now);
+            plan.call_hooks(call(UpgradeHook::Settled, pod, since), input.now);
             continue;
         }
         let success = format!("{} has settled", name(pod));
@@ -269,9 +238,9 @@ pub(super) fn set_hook_conditions(input: InstanceInput<'_>, pods: &[&Pod], condi
             HookPhase::Settled => None,
         };
         if let Some((hook, since)) = pending {
-            let call = since.and_then(|since| hook.call(pod, since));
+            let call = since.and_then(|since| call(hook, pod, since));
             let response = call.and_then(|call| (input.hook_result)(&call));
-            waiting.push(format!("{} has yet to {}{}", name(pod), hook.verb(), pending_reason(response)));
+            waiting.push(format!("{} has yet to {}{}", name(pod), verb(hook), pending_reason(response)));
         }
         unfinished.extend(progress.unfinished);
     }

@@ -22,9 +22,10 @@ use rbg_api::keys;
 use serde_json::{Map, Value, json};
 
 use super::instance::{InstanceInput, component_of, delete};
-use super::{ReconcilePlan, WriteAction, add_duration, hooks, revisions};
+use super::{ReconcilePlan, WriteAction, hooks, revisions};
 use crate::ResourceKind;
 use crate::status::{pod_has, pod_label};
+use crate::time::add_duration;
 use difference::{images, metadata_patch, old_template, with_pending};
 use progress::rfc3339_seconds;
 

@@ -10,13 +10,13 @@ use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
 use serde_json::{Value, json};
 
 use super::component_order::{self, ComponentOrder};
-use super::hooks::{self, HookCall, HookResult};
 use super::{
-    NodeLabelLookup, PlanError, ReconcilePlan, WriteAction, gang, in_place, lifecycle, node_affinity,
+    NodeLabelLookup, PlanError, ReconcilePlan, WriteAction, gang, hooks, in_place, lifecycle, node_affinity,
     pod_locations, ports, pre_pull, restart, revisions,
 };
 use crate::ResourceKind;
 use crate::status::{self, pod_has, pod_label};
+use crate::upgrade_hook::{HookCall, HookResult};
 
 /// Number of unused revisions of an instance to keep.
 const REVISION_LIMIT: usize = 5;
@@ -73,7 +73,9 @@ pub fn instance(input: InstanceInput<'_>) -> Result<ReconcilePlan, PlanError> {
     let is_used =
         |name: &str| name == revision.name || in_use.contains(&name.rsplit('-').next().unwrap_or_default());
     revisions::prune(input.revisions, is_used, REVISION_LIMIT, &mut plan);
-    let mut after = status::instance(live, &pods, (&revision.name, &revision.hash), input.now);
+    let waits_for_hooks = pods.iter().any(|pod| hooks::is_pending(pod));
+    let revision_name = (revision.name.as_str(), revision.hash.as_str());
+    let mut after = status::instance(live, &pods, revision_name, waits_for_hooks, input.now);
     restart::settle(&mut after, input.now);
     hooks::set_hook_conditions(input, &pods, &mut after.conditions);
     pull.set_conditions(input, &mut after);

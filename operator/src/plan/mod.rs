@@ -30,8 +30,6 @@ pub use from_cache::plan_for;
 pub(crate) use group::check_dependencies;
 pub use group::{GroupInput, PortAllocator, group};
 pub use group_set::{GroupSetInput, MAX_UNAVAILABLE, group_set};
-pub(crate) use hooks::is_pending;
-pub use hooks::{HookCall, HookResult, UpgradeHook};
 pub(crate) use in_place::{GRACE as IN_PLACE_GRACE, RESTARTED_AT, is_same_image};
 pub use instance::{InstanceInput, instance};
 pub use pod_locations::NodeLabelLookup;
@@ -45,6 +43,8 @@ use moongate_render::{Manifest, RenderError};
 use serde_json::Value;
 
 use crate::ResourceKind;
+use crate::time::add_duration;
+use crate::upgrade_hook::HookCall;
 
 /// Interval between two hook calls to a pod.
 const HOOK_POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -70,6 +70,9 @@ pub struct PlanStep {
     /// The reason, for events, logs and dry runs.
     pub reason: String,
 }
+
+/// Upstream's field manager, so that either controller takes over the fields that the other applied.
+pub(crate) const FIELD_MANAGER: &str = "rbg";
 
 /// A write to the API server.
 #[derive(Debug, Clone, PartialEq)]
@@ -143,9 +146,4 @@ impl ReconcilePlan {
             self.push(action, "the status has changed");
         }
     }
-}
-
-/// Adds a duration to a time; returns the time unchanged on overflow.
-pub(crate) fn add_duration(time: Timestamp, wait: Duration) -> Timestamp {
-    time.checked_add(wait).unwrap_or(time)
 }

@@ -9,8 +9,9 @@ use rbg_api::v1alpha2::RoleInstance;
 
 use super::lifecycle::{self, InstanceTransition};
 use super::set::InstanceSetView;
-use super::{PlanError, ReconcilePlan, WriteAction, add_duration, node_affinity};
+use super::{PlanError, ReconcilePlan, WriteAction, node_affinity};
 use crate::status::{self, is_ready};
+use crate::time::add_duration;
 
 /// An instance that has been unready for this long is updated outside the budget: it serves no requests.
 pub(super) const UNREADY_GRACE: Duration = Duration::from_secs(10);

@@ -15,8 +15,9 @@ use rbg_api::v1alpha2::{RoleInstance, RoleInstanceStatus};
 use serde_json::json;
 
 use super::instance::{InstanceInput, component_of};
-use super::{PlanError, ReconcilePlan, WriteAction, add_duration, in_place, revisions, warmup};
+use super::{PlanError, ReconcilePlan, WriteAction, in_place, revisions, warmup};
 use crate::status::{self, CANNOT_PULL, FOR_IMAGES, WaitCondition, pod_has, pod_label, set_waiting};
+use crate::time::add_duration;
 
 /// Default of the pull timeout.
 const TIMEOUT: Duration = Duration::from_secs(15 * 60);

@@ -4,7 +4,9 @@
 //! template was
 //! created with, and these apply until the role itself changes.
 
-use moongate_render::{GroupRenderer, Manifest, PreservedFields, RoleRenderer, RoleTarget, RuntimeProfiles};
+use moongate_render::{
+    GroupContext, Manifest, PreservedFields, ResolvedRole, RoleTarget, RuntimeProfiles, render_workload,
+};
 use rbg_api::keys;
 use rbg_api::template::member_object;
 use rbg_api::v1alpha2::RoleSpec;
@@ -18,16 +20,17 @@ const MADE_WITH: &str = "moongate.io/engine-runtime-profiles";
 pub(super) fn workload(
     input: GroupInput<'_>,
     spec: &RoleSpec,
-    role: &RoleRenderer<'_>,
+    role: &ResolvedRole<'_>,
     target: &RoleTarget,
     (live, stored): (Option<&Value>, &PreservedFields),
 ) -> Result<Manifest, PlanError> {
     if spec.engine_runtimes.is_empty() {
-        return role.workload(target, stored);
+        return render_workload(role, target, stored);
     }
     let profiles = role_profiles(spec, &role.revision(), input.profiles, live);
-    let group = GroupRenderer::new(input.group, &profiles, input.gang)?;
-    let mut manifest = RoleRenderer::new(group, spec, role.names().clone())?.workload(target, stored)?;
+    let group = GroupContext::new(input.group, &profiles, input.gang)?;
+    let role = ResolvedRole::with_names(group, spec, role.names().clone())?;
+    let mut manifest = render_workload(&role, target, stored)?;
     let created_with = serde_json::to_string(&profiles).unwrap_or_default();
     member_object(member_object(&mut manifest.0, "metadata"), "annotations")
         .insert(MADE_WITH.to_owned(), created_with.into());

@@ -9,9 +9,10 @@ use rbg_api::keys;
 use rbg_api::v1alpha2::{RestartPolicy, RestartPolicyConfig, RoleInstance, RoleInstanceStatus};
 
 use super::instance::{InstanceInput, delete, name};
-use super::{ReconcilePlan, add_duration, in_place, revisions};
+use super::{ReconcilePlan, in_place, revisions};
 use crate::ResourceKind;
 use crate::status::{has, set_condition};
+use crate::time::add_duration;
 
 const RESTARTING: &str = "Restarting";
 const READY: &str = "RoleInstanceReady";

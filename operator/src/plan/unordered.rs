@@ -6,8 +6,9 @@ use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet};
 
 use super::lifecycle::{self, InstanceTransition};
 use super::set::{InstanceSetView, name};
-use super::{PlanError, ReconcilePlan, WriteAction, add_duration, node_affinity};
+use super::{PlanError, ReconcilePlan, WriteAction, node_affinity};
 use crate::status::{self, is_ready, unready_since};
+use crate::time::add_duration;
 
 /// Letters of ids: without vowels and characters that are easily confused.
 const LETTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";

@@ -9,9 +9,10 @@ use moongate_render::warmup as render;
 use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleBasedGroupWarmup, WarmupActions, WarmupPolicies};
 
-use super::{PlanError, ReconcilePlan, WriteAction, add_duration};
+use super::{PlanError, ReconcilePlan, WriteAction};
 use crate::ResourceKind;
 use crate::status::{self, ObservedWarmup, pod_label};
+use crate::time::add_duration;
 
 /// Delay before the second attempt on a node; doubled for each further attempt.
 const MIN_BACKOFF: Duration = Duration::from_secs(1);

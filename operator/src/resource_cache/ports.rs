@@ -10,7 +10,7 @@ use moongate_render::{RenderError, ports};
 
 use super::{ResourceCache, ResourceKey};
 use crate::ResourceKind;
-use crate::plan::add_duration;
+use crate::time::add_duration;
 
 /// A reserved port is written at once or never.
 const RESERVATION_TTL: Duration = Duration::from_secs(60);

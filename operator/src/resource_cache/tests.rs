@@ -100,7 +100,7 @@ fn ports_are_unique_and_reservations_expire() {
     let kind = ResourceKind::Instance;
     let object = json!({ "apiVersion": kind.api_version(), "kind": kind.name(), "metadata": meta });
     observed.upsert(kind, serde_json::from_value(object).unwrap());
-    let later = crate::plan::add_duration(now, std::time::Duration::from_secs(61));
+    let later = crate::time::add_duration(now, std::time::Duration::from_secs(61));
     assert_eq!(observed.allocate_port(&b, "b.grpc", later).unwrap(), second);
     assert!(observed.allocate_port(&b, "b.http", later).is_err());
     observed.remove(&a, "a");

@@ -8,6 +8,7 @@ use rbg_api::keys;
 use rbg_api::v1alpha2::{ComponentStatus, RoleInstance, RoleInstanceStatus};
 
 use super::{has, set_condition, since};
+use crate::time::add_duration;
 
 const READY: &str = "RoleInstanceReady";
 const ALL_PODS_READY: &str = "RoleInstanceAllPodsReady";
@@ -39,7 +40,7 @@ pub fn is_available(instance: &RoleInstance, min_ready: Duration, now: Timestamp
     let since = instance.status.as_ref().and_then(|status| since(&status.conditions, READY));
     is_ready(instance)
         && (min_ready.is_zero()
-            || since.is_some_and(|since| crate::plan::add_duration(since, min_ready) <= now))
+            || since.is_some_and(|since| add_duration(since, min_ready) <= now))
 }
 
 /// Since when the instance is not ready.
@@ -58,12 +59,14 @@ pub(crate) fn pod_label<'a>(pod: &'a Pod, key: &str) -> Option<&'a str> {
     pod.metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
-/// Computes the status: `pods` are those that are not terminating, `name` and `hash` the desired revision.
+/// Computes the status: `pods` are those that are not terminating, `name` and `hash` the desired revision, and
+/// `waits_for_hooks` says whether a pod has not settled yet.
 #[must_use]
 pub fn instance(
     instance: &RoleInstance,
     pods: &[&Pod],
     (name, hash): (&str, &str),
+    waits_for_hooks: bool,
     now: Timestamp,
 ) -> RoleInstanceStatus {
     let mut status = instance.status.clone().unwrap_or_default();
@@ -116,9 +119,7 @@ pub fn instance(
         _ if !(ready || is_ready_policy_none) => (false, "PodsNotReady", "not all pods are ready"),
         _ if !updated => (false, "InplaceUpdateNotReady", "not all pods are of the instance's revision"),
         Some(_) => (false, "ReadinessGatesNotReady", "a readiness gate is closed"),
-        None if pods.iter().any(|pod| crate::plan::is_pending(pod)) => {
-            (false, "WaitingForHooks", "a pod has not settled yet")
-        }
+        None if waits_for_hooks => (false, "WaitingForHooks", "a pod has not settled yet"),
         None => (true, "Ready", ""),
     };
     set_condition(conditions, READY, is_ready, (reason, message), now);

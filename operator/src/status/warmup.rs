@@ -7,7 +7,7 @@ use k8s_openapi::jiff::Timestamp;
 use rbg_api::v1alpha2::{RoleBasedGroupWarmup, RoleBasedGroupWarmupStatus, WarmupPolicies};
 
 use super::set_condition;
-use crate::plan::add_duration;
+use crate::time::add_duration;
 
 /// Observed state of a warmup.
 #[derive(Debug, Clone, Default)]

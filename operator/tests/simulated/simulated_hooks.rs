@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::SimulatedApiServer;
-use moongate_operator::plan::{HookCall, HookResult, UpgradeHook};
+use moongate_operator::upgrade_hook::{HookCall, HookResult, UpgradeHook};
 use rbg_api::keys;
 use serde_json::Value;
 

@@ -14,8 +14,8 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 use percent_encoding::percent_decode_str;
 
 use super::body::ExportBody;
+use super::target::{OtlpProtocol, OtlpTarget};
 use super::tls::{CollectorTlsError, connector};
-use crate::options::{OtlpProtocol, OtlpTarget};
 
 /// Maximum response size; collectors send a few bytes.
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
@@ -24,8 +24,6 @@ const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Minimum pauses before the retries.
 const RETRY_DELAYS: [Duration; 3] =
     [Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400)];
-/// Path of the gRPC call.
-const GRPC_PATH: &str = "opentelemetry.proto.collector.trace.v1.TraceService/Export";
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ExportError {
@@ -132,11 +130,6 @@ impl OtlpClient {
             OtlpProtocol::Grpc => grpc_status(body.trailers().unwrap_or(head.headers())),
         }
     }
-}
-
-/// URL of the export call of the gRPC collector at `base`.
-pub(crate) fn grpc_path(base: &str) -> String {
-    format!("{}/{GRPC_PATH}", base.trim_end_matches('/'))
 }
 
 /// Prefix of a gRPC message: not compressed, and its length.

@@ -6,8 +6,7 @@
 
 mod body;
 mod client;
-pub(crate) mod otlp;
-mod protobuf;
+mod target;
 mod tls;
 
 use std::collections::VecDeque;
@@ -22,16 +21,17 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
-pub(crate) use client::grpc_path;
+pub use target::OtlpProtocol;
+pub(crate) use target::OtlpTarget;
 pub use tls::CollectorTlsError;
 
 use body::ExportBody;
 use client::OtlpClient;
-use otlp::{OtlpEnvelope, SpanEncoder};
 
 use crate::annotations::AttributeValue;
-use crate::buffered_trace::{BufferedTrace, SpanRecords};
-use crate::options::{OtlpTarget, TelemetryError};
+use crate::context::TraceContext;
+use crate::otlp::{OtlpEnvelope, SpanEncoder};
+use crate::span_record::SpanRecords;
 
 /// Maximum number of queued spans; further ones are dropped.
 pub(crate) const MAX_QUEUED_SPANS: usize = 16_384;
@@ -65,7 +65,7 @@ struct PendingSpans {
 
 /// Ended spans of one trace.
 struct EndedSpans {
-    trace: Arc<BufferedTrace>,
+    trace: TraceContext,
     spans: SpanRecords,
 }
 
@@ -88,7 +88,7 @@ struct TailSampleWindow {
 
 impl SpanQueue {
     /// Queues spans for export; drops them if the queue is full.
-    pub(crate) fn push(&self, trace: Arc<BufferedTrace>, spans: SpanRecords) {
+    pub(crate) fn push(&self, trace: TraceContext, spans: SpanRecords) {
         let count = spans.len();
         let mut pending = self.pending.lock();
         if pending.spans + count > MAX_QUEUED_SPANS {
@@ -117,7 +117,7 @@ impl SpanQueue {
         let mut counted = 0;
         for EndedSpans { trace, spans } in ended {
             counted += spans.len();
-            spans.iter().for_each(|span| encoder.encode_record(&trace, span));
+            spans.iter().for_each(|span| span.encode(&trace, &mut encoder));
         }
         let mut pending = self.pending.lock();
         // Child spans are counted only when they are encoded.
@@ -188,7 +188,7 @@ impl OtlpExporter {
         target: OtlpTarget,
         service: &str,
         delay: Duration,
-    ) -> Result<(Arc<SpanQueue>, Self), TelemetryError> {
+    ) -> Result<(Arc<SpanQueue>, Self), CollectorTlsError> {
         let client = OtlpClient::new(target)?;
         let version = env!("CARGO_PKG_VERSION");
         // Includes the attributes of the standard variables.

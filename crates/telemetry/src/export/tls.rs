@@ -10,7 +10,7 @@ use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::{ClientConfig, RootCertStore};
 
-use crate::options::OtlpProtocol;
+use super::target::OtlpProtocol;
 
 /// TLS for the collector cannot be set up.
 #[derive(Debug, thiserror::Error)]

@@ -10,8 +10,7 @@ use tokio::net::TcpListener;
 use tokio::time::Instant;
 
 use super::*;
-use crate::export::MAX_QUEUED_SPANS;
-use crate::options::OtlpProtocol;
+use crate::export::{MAX_QUEUED_SPANS, OtlpProtocol};
 use crate::{AttributeWriter, ChildSpans, SpanAttributes};
 use receiver::{OtlpTestReceiver, spans_of};
 

@@ -7,8 +7,7 @@ use moongate_telemetry::{AttributeWriter, ChildSpans};
 use tokio::time::Instant;
 
 use super::attempts::{AttemptTrace, RetryCause};
-use crate::dispatch::{ChosenRoute, FleetDecision};
-use crate::fleet::UpstreamEndpoint;
+use crate::fleet::{FleetDecision, UpstreamEndpoint};
 
 /// Most candidates in a decision's span: the cheapest ones.
 const MAX_CANDIDATES: usize = 8;
@@ -19,6 +18,14 @@ impl AttemptTrace<'_> {
         let retry = (self.number > 1).then(Instant::now);
         DecisionGuard { attempt: self, retry_started: retry, end: None, outcome: DecisionOutcome::None }
     }
+}
+
+/// The route of an attempt.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum DecidedRoute<'a> {
+    Scheduled(&'a FleetDecision),
+    /// Bypassed the scheduler.
+    Passthrough(&'a Arc<UpstreamEndpoint>),
 }
 
 /// A decision in progress; its span is written on drop.
@@ -32,15 +39,13 @@ pub(crate) struct DecisionGuard<'a> {
 
 impl DecisionGuard<'_> {
     /// Records the outcome of the decision at `at`.
-    pub(crate) fn finish(mut self, chosen: &Result<ChosenRoute, ScheduleRejection>, at: Instant) {
+    pub(crate) fn finish(mut self, route: Result<DecidedRoute<'_>, &ScheduleRejection>, at: Instant) {
         if self.attempt.span.root.is_recording() {
             self.end = Some(at);
-            self.outcome = match chosen {
+            self.outcome = match route {
                 Err(rejection) => DecisionOutcome::Refused(rejection.to_string()),
-                Ok(ChosenRoute { decision: Some(fleet_decision), .. }) => {
-                    DecisionOutcome::Decision(fleet_decision.clone())
-                }
-                Ok(chosen) => DecisionOutcome::Passthrough(chosen.prefill.endpoint.clone()),
+                Ok(DecidedRoute::Scheduled(decision)) => DecisionOutcome::Decision(decision.clone()),
+                Ok(DecidedRoute::Passthrough(endpoint)) => DecisionOutcome::Passthrough(endpoint.clone()),
             };
         }
     }

@@ -10,9 +10,8 @@ use moongate_telemetry::{
 use tokio::time::Instant;
 
 use super::attempts::{AttemptTrace, RetryCause};
-use crate::dispatch::LegKind;
 use crate::fleet::{FleetMember, UpstreamEndpoint};
-use crate::upstream::LegError;
+use crate::upstream::{LegError, LegKind};
 
 impl AttemptTrace<'_> {
     /// Span of a leg that starts at `start`.

@@ -7,5 +7,6 @@ mod request;
 mod request_fields;
 
 pub(crate) use attempts::AttemptTrace;
+pub(crate) use decision::DecidedRoute;
 pub(crate) use leg::LegSpan;
-pub(crate) use request::RequestSpan;
+pub(crate) use request::{RequestDescription, RequestSpan};

@@ -5,17 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use http::{HeaderValue, Request, StatusCode};
+use http::{HeaderMap, HeaderValue, Request, StatusCode};
 use moongate_telemetry::{SpanHandle, TraceId, Tracer};
 use tokio::time::Instant;
 
 use super::request_fields::{BodyReadState, PredictionSpan, RequestSpanFields, operation_name};
-use crate::dispatch::RoutedRequest;
 use crate::error::ApiError;
-use crate::feedback::ExpectedHits;
-use crate::predict::{PredictionError, PromptPrediction};
-use crate::relay::{ResponseFinish, TokenUsage};
+use crate::feedback::{ExpectedHits, TokenSource};
 use crate::request_body::InferenceApi;
+use crate::response::{ResponseFinish, TokenUsage};
 
 /// Root span of a request.
 #[derive(Debug)]
@@ -24,6 +22,16 @@ pub(crate) struct RequestSpan {
     /// Streams whose first token takes longer are exported.
     slow_ttft: Duration,
     request_id: HeaderValue,
+}
+
+/// A request that has been read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RequestDescription<'a> {
+    pub(crate) body_bytes: usize,
+    pub(crate) estimated_input_tokens: Option<u32>,
+    pub(crate) model: Option<&'a Arc<str>>,
+    pub(crate) stream: bool,
+    pub(crate) max_output_tokens: Option<u32>,
 }
 
 impl RequestSpan {
@@ -45,19 +53,23 @@ impl RequestSpan {
         self.root.update_attributes(|fields| fields.body_read = BodyReadState::Reading);
     }
 
-    /// The request has been read. Engines' spans become children of its trace.
-    pub(crate) fn set_request(&mut self, routed: &mut RoutedRequest, at: Instant) {
-        // In a sampled trace, each leg sets its own span instead.
+    /// Sets the trace in the headers for engines, so that their spans become its children. In a sampled trace, each leg sets its own
+    /// span instead.
+    pub(crate) fn inject(&self, headers: &mut Arc<HeaderMap>) {
         if self.root.is_recording() {
-            self.root.inject(Arc::make_mut(&mut routed.headers));
+            self.root.inject(Arc::make_mut(headers));
         }
+    }
+
+    /// The request has been read.
+    pub(crate) fn set_request(&mut self, request: RequestDescription<'_>, at: Instant) {
         self.root.update_attributes(|fields| {
             fields.body_read = BodyReadState::Ended(at);
-            fields.body_bytes = Some(routed.body.len());
-            fields.estimated_input_tokens = routed.request.as_ref().map(|request| request.input_tokens);
-            fields.model.clone_from(&routed.model);
-            fields.stream = Some(routed.routing.stream);
-            fields.max_output_tokens = routed.routing.max_output_tokens;
+            fields.body_bytes = Some(request.body_bytes);
+            fields.estimated_input_tokens = request.estimated_input_tokens;
+            fields.model = request.model.cloned();
+            fields.stream = Some(request.stream);
+            fields.max_output_tokens = request.max_output_tokens;
         });
     }
 
@@ -68,16 +80,11 @@ impl RequestSpan {
         });
     }
 
-    /// Records the outcome of the prediction.
-    pub(crate) fn end_prediction(
-        &mut self,
-        result: Result<&PromptPrediction, &PredictionError>,
-        at: Instant,
-    ) {
+    /// Records the outcome of the prediction: the prompt's tokens and their source, or the name of the error.
+    pub(crate) fn end_prediction(&mut self, result: Result<(u32, TokenSource), &'static str>, at: Instant) {
         if let Some(RequestSpanFields { prediction: Some(prediction), .. }) = self.root.attributes_mut() {
-            let result = result.map(|predicted| (predicted.input_tokens, predicted.tokenized_by));
             prediction.end = Some(at);
-            prediction.result = Some(result.map_err(PredictionError::name));
+            prediction.result = Some(result);
         }
     }
 

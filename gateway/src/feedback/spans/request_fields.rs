@@ -13,8 +13,8 @@ use tokio::time::Instant;
 
 use super::decision::DecisionSpan;
 use crate::feedback::TokenSource;
-use crate::relay::{ResponseFinish, TokenUsage};
 use crate::request_body::InferenceApi;
+use crate::response::{ResponseFinish, TokenUsage};
 
 /// Attributes of a request's span.
 #[derive(Debug)]

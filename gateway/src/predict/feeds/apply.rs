@@ -5,7 +5,7 @@ use std::sync::Arc;
 use mooncake_wire::events::{BlockHashes, EngineEvent, EngineEventBatch, EventDecodeError, StorageMedium};
 use moongate_scheduler::index::{BlockHashNamespace, EngineCacheTier, EngineSlot};
 
-use crate::predict::index::KvIndex;
+use crate::kv_index::KvIndex;
 
 /// Blocks that are looked up before any is changed.
 const BLOCK_BATCH: usize = 64;
@@ -97,7 +97,7 @@ mod tests {
     use moongate_scheduler::index::IndexLookup;
 
     use super::*;
-    use crate::predict::index::EngineSlotGuard;
+    use crate::kv_index::EngineSlotGuard;
 
     /// A recorded batch of SGLang: one block of 32 tokens stored in device memory, its hash -694835627279051526.
     const STORED: &str = include_str!("testdata/sglang-stored.hex");

@@ -13,11 +13,11 @@ use moongate_discovery::EngineKind;
 use moongate_scheduler::ModelIndex;
 use tokio::time::{Instant, timeout_at};
 
-use super::methods::{TokenizeMethod, TokenizeOutcome};
 use super::query::TokenizeQuery;
 use super::{EngineTokenizeError, response};
 use crate::feedback::TokenizeMetrics;
 use crate::fleet::{FleetMember, FleetSnapshot, UpstreamEndpoint};
+use crate::fleet::{TokenizeMethod, TokenizeOutcome};
 use crate::predict::prompt_tokens::PredictionError;
 use crate::request_body::{InferenceApi, SplicedBody};
 use crate::upstream::{LegError, LegEvent, LegExchange, LegTimeouts, PreparedRequest};

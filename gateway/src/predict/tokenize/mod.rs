@@ -4,13 +4,11 @@
 //! `/tokenize`. A request waits at most for a time limit, and is routed without a prediction if there is no response.
 
 mod engine_tokenizer;
-mod methods;
 mod query;
 mod response;
 
 pub(crate) use engine_tokenizer::EngineTokenizer;
 pub(super) use engine_tokenizer::EngineTokens;
-pub(crate) use methods::TokenizeMethods;
 
 /// Why no engine returned a prompt's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

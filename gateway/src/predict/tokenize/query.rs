@@ -9,7 +9,7 @@ use moongate_tokenize::{ChatBody, PromptError, TextBody, TextPrompt};
 use serde_json::value::RawValue;
 
 use super::EngineTokenizeError;
-use super::methods::TokenizeMethod;
+use crate::fleet::TokenizeMethod;
 use crate::predict::prompt_tokens::PredictionError;
 use crate::request_body::InferenceApi;
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::methods::TokenizeMethod;
+use crate::fleet::TokenizeMethod;
 
 /// Response of `/tokenize` of both engines.
 #[derive(Deserialize)]

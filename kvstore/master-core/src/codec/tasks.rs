@@ -9,7 +9,7 @@ use super::read::StateChangeReader;
 use super::write::StateChangeWriter;
 use super::{StateChangeDecodeError, kind};
 use crate::change::{DrainJobState, StateChange, TaskState, TransferState};
-use crate::drain::MAX_SEGMENT_NAMES;
+use crate::drain_job::MAX_SEGMENT_NAMES;
 
 pub(super) fn write(writer: &mut StateChangeWriter<'_>, change: &StateChange<'_>) {
     match change {

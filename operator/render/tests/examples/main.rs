@@ -13,7 +13,10 @@ use kube::api::{
 };
 use kube::{Client, Error};
 use manifests::{ManifestExample, groups};
-use moongate_render::{GangScheduler, GroupRenderer, Manifest, PreservedFields, RoleTarget, instance, pod};
+use moongate_render::{
+    GangScheduler, GroupContext, Manifest, PreservedFields, ResolvedRole, RoleTarget, coordinated_policy,
+    discovery_config_map, headless_service, instance, pod, pod_group, render_workload, scaling_adapter,
+};
 use moongate_testkit::ControlPlane;
 use rbg_api::v1alpha2::{RoleInstance, RoleInstanceSet};
 use serde_json::Value;
@@ -28,15 +31,15 @@ fn objects(example: &ManifestExample) -> Vec<Manifest> {
     let expect_ok = |result: Result<Manifest, moongate_render::RenderError>| {
         result.unwrap_or_else(|error| panic!("{}: {error}", example.path.display()))
     };
-    let group = GroupRenderer::new(&example.group, &example.profiles, GangScheduler::default()).unwrap();
+    let group = GroupContext::new(&example.group, &example.profiles, GangScheduler::default()).unwrap();
     let mut all = Vec::new();
     for spec in &example.group.spec.roles {
-        let role = group.role(spec).unwrap_or_else(|error| panic!("{}: {error}", example.path.display()));
+        let role = ResolvedRole::new(group, spec).unwrap_or_else(|error| panic!("{}: {error}", example.path.display()));
         let target = RoleTarget::of(spec);
-        let workload = expect_ok(role.workload(&target, &PreservedFields::default()));
+        let workload = expect_ok(render_workload(&role, &target, &PreservedFields::default()));
         assert_eq!(
             workload,
-            expect_ok(role.workload(&target, &PreservedFields::default())),
+            expect_ok(render_workload(&role, &target, &PreservedFields::default())),
             "rendering is deterministic"
         );
         if workload.kind() == "RoleInstanceSet" && spec.replicas > 0 {
@@ -64,12 +67,12 @@ fn objects(example: &ManifestExample) -> Vec<Manifest> {
             }
         }
         all.push(workload);
-        all.extend(role.service(&target, "0d0d0d0d-0000-4000-8000-000000000000"));
-        all.extend(role.scaling_adapter());
+        all.extend(headless_service(&role, &target, "0d0d0d0d-0000-4000-8000-000000000000"));
+        all.extend(scaling_adapter(&role));
     }
-    all.extend(group.config_map(&BTreeMap::new(), &BTreeMap::new()).unwrap());
-    all.extend(group.coordinated_policy().unwrap());
-    all.extend(group.pod_group());
+    all.extend(discovery_config_map(group, &BTreeMap::new(), &BTreeMap::new()).unwrap());
+    all.extend(coordinated_policy(group).unwrap());
+    all.extend(pod_group(group));
     all
 }
 

@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use moongate_render::{GangScheduler, GroupRenderer, RuntimeProfiles};
+use moongate_render::{
+    GangScheduler, GroupContext, RuntimeProfiles, coordinated_policy, discovery_config_map, pod_group,
+};
 use rbg_api::conversion::{ApiVersion, convert};
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::{Value, json};
@@ -28,7 +30,7 @@ fn gangs_count_every_pod() {
     );
     let profiles = RuntimeProfiles::new();
     let pod_group =
-        |scheduler| GroupRenderer::new(&object, &profiles, scheduler).unwrap().pod_group().unwrap();
+        |scheduler| pod_group(GroupContext::new(&object, &profiles, scheduler).unwrap()).unwrap();
     let plugins = pod_group(GangScheduler::SchedulerPlugins);
     assert_eq!(plugins.0["spec"], json!({ "minMember": 18, "scheduleTimeoutSeconds": 90 }));
     assert_eq!(pod_group(GangScheduler::Volcano).0["spec"], json!({ "minMember": 18, "queue": "q" }));
@@ -52,9 +54,8 @@ fn v1alpha1_coordination_becomes_a_named_policy() {
     let object: RoleBasedGroup =
         serde_json::from_value(convert(&object, ApiVersion::V1alpha2).unwrap()).unwrap();
     let profiles = RuntimeProfiles::new();
-    let policy = GroupRenderer::new(&object, &profiles, GangScheduler::default())
-        .unwrap()
-        .coordinated_policy()
+    let group = GroupContext::new(&object, &profiles, GangScheduler::default()).unwrap();
+    let policy = coordinated_policy(group)
         .unwrap()
         .unwrap();
     assert_eq!(
@@ -84,9 +85,8 @@ fn the_discovery_file_names_pods_that_exist() {
     ] }),
     );
     let profiles = RuntimeProfiles::new();
-    let file = GroupRenderer::new(&object, &profiles, GangScheduler::default())
-        .unwrap()
-        .config_map(&BTreeMap::new(), &BTreeMap::new())
+    let group = GroupContext::new(&object, &profiles, GangScheduler::default()).unwrap();
+    let file = discovery_config_map(group, &BTreeMap::new(), &BTreeMap::new())
         .unwrap();
     let text = Value::Object(file.unwrap().0)["data"]["config.yaml"].as_str().unwrap().to_owned();
     let file: Value = serde_saphyr::from_str(&text).unwrap();

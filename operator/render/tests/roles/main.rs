@@ -5,7 +5,8 @@ mod groups;
 mod pods;
 
 use moongate_render::{
-    GangScheduler, GroupRenderer, Manifest, PreservedFields, RenderError, RoleTarget, RuntimeProfiles,
+    GangScheduler, GroupContext, Manifest, PreservedFields, RenderError, ResolvedRole, RoleTarget,
+    RuntimeProfiles, render_workload,
     instance, pod,
 };
 use rbg_api::conversion::{ApiVersion, convert};
@@ -31,8 +32,8 @@ fn workload_with(
     kept: &PreservedFields,
 ) -> Result<Manifest, RenderError> {
     let role = &object.spec.roles[0];
-    let group = GroupRenderer::new(object, profiles, GangScheduler::default())?;
-    group.role(role)?.workload(&RoleTarget::of(role), kept)
+    let group = GroupContext::new(object, profiles, GangScheduler::default())?;
+    render_workload(&ResolvedRole::new(group, role)?, &RoleTarget::of(role), kept)
 }
 
 fn workload(object: &RoleBasedGroup) -> Result<Value, RenderError> {
@@ -130,10 +131,11 @@ fn v1alpha1_groups_have_v1alpha1_labels_and_names() {
     let object: RoleBasedGroup =
         serde_json::from_value(convert(&object, ApiVersion::V1alpha2).unwrap()).unwrap();
     let profiles = RuntimeProfiles::new();
-    let group = GroupRenderer::new(&object, &profiles, GangScheduler::default()).unwrap();
+    let group = GroupContext::new(&object, &profiles, GangScheduler::default()).unwrap();
     let rendered = |index: usize, kept: &PreservedFields| {
         let role = &object.spec.roles[index];
-        Value::Object(group.role(role).unwrap().workload(&RoleTarget::of(role), kept).unwrap().0)
+        let resolved = ResolvedRole::new(group, role).unwrap();
+        Value::Object(render_workload(&resolved, &RoleTarget::of(role), kept).unwrap().0)
     };
     let router = rendered(0, &PreservedFields::default());
     let old = "/spec/template/metadata/labels/rolebasedgroup.workloads.x-k8s.io~1role";

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::predict::store_keys::StoredBlockPart;
+use crate::kv_index::StoredBlockPart;
 
 /// Most pending objects: 10 MB of keys, and a few tenths of a second of the master's time.
 const MAX_PENDING: usize = 1 << 16;

@@ -11,7 +11,7 @@ use moongate_scheduler::StoreMedium;
 use tokio::time::{Instant, timeout};
 
 use super::StoreView;
-use crate::predict::store_keys::StoreKeyNaming;
+use crate::kv_index::StoreKeyNaming;
 
 /// Blocks in the first query, and in the largest one: a response about 64 takes the master 0.2 ms.
 const INITIAL_PROBE: usize = 64;

@@ -30,7 +30,7 @@ use super::StoreView;
 use super::changes::{PendingStoreChange, StoreChangeQueue};
 use super::sequence::{EventSequence, SequenceCheck};
 use crate::fleet::FleetReader;
-use crate::predict::store_keys::{StoreKeyNaming, StoredBlockPart};
+use crate::kv_index::{StoreKeyNaming, StoredBlockPart};
 
 /// How often the gateway queries the number of published messages and, before that, whether events are enabled.
 const CHECK_INTERVAL: Duration = Duration::from_secs(10);

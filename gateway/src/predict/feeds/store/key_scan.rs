@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::StoreView;
 use crate::fleet::FleetReader;
-use crate::predict::store_keys::StoreKeyNaming;
+use crate::kv_index::StoreKeyNaming;
 
 /// Pause between two scans of all keys. Blocks that requests use are queried anyway; a scan finds what others stored.
 const SCAN_INTERVAL: Duration = Duration::from_secs(10);

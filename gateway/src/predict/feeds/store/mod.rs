@@ -24,8 +24,8 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use crate::feedback::StoreViewMetrics;
-use crate::predict::index::KvIndex;
-use crate::predict::store_keys::StoredBlockPart;
+use crate::kv_index::KvIndex;
+use crate::kv_index::StoredBlockPart;
 use confirm::{CONFIRMATION_TTL, MAX_CONFIRMED_BLOCKS};
 use events::EventSyncTracker;
 use nodes::StoreNodeTable;

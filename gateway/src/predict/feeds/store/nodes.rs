@@ -179,8 +179,8 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
-    use crate::predict::index::{EngineSlotGuard, KvIndex};
-    use crate::predict::store_keys::StoreKeyNaming;
+    use crate::kv_index::StoreKeyNaming;
+    use crate::kv_index::{EngineSlotGuard, KvIndex};
 
     const KEY: &str = "tiny@tp_rank:0@pcp0@dcp0@pp_rank:0@group:0@58d0879dff3800f65f8c5fd449d73048c0f7699dd238a03b84b146b151d55111";
 

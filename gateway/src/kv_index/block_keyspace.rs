@@ -1,0 +1,174 @@
+//! How the blocks of one engine are hashed and named.
+
+use std::borrow::Cow;
+
+use moongate_block_hash::{HashScheme, SglangNamespace, VllmExtraKeys};
+use moongate_discovery::{
+    EngineBlockHashing, EngineFacts, EngineInstance, StoreKeyScheme, VllmHashAlgorithm,
+};
+use moongate_scheduler::index::BlockHashNamespace;
+use serde::Deserialize;
+
+use super::store_keys::StoreKeyNaming;
+
+/// The rules by which an engine hashes blocks. Engines with equal keyspaces have equal hashes for equal prompts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct BlockKeyspace {
+    hashing: EngineBlockHashing,
+    block_tokens: u32,
+    namespace: BlockHashNamespace,
+}
+
+/// Members of a request that change its block hashes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+pub(crate) struct BlockExtraKeys<'a> {
+    #[serde(borrow)]
+    cache_salt: Option<Cow<'a, str>>,
+    /// A string, or one per prompt of a batch.
+    extra_key: Option<serde_json::Value>,
+    /// SGLang's LoRA adapter of a request.
+    lora_path: Option<serde_json::Value>,
+}
+
+impl<'a> BlockExtraKeys<'a> {
+    /// Reads them from a body that is a valid JSON object. Bodies rarely have any, so the raw bytes are searched first.
+    pub(crate) fn read(body: &'a [u8]) -> Self {
+        const NAMES: [&[u8]; 3] = [b"\"cache_salt\"", b"\"extra_key\"", b"\"lora_path\""];
+        if NAMES.iter().all(|name| memchr::memmem::find(body, name).is_none()) {
+            return Self::default();
+        }
+        // The engine rejects a body that cannot be parsed.
+        serde_json::from_slice(body).unwrap_or_default()
+    }
+
+    /// Whether the request has no member that changes its block hashes.
+    pub(crate) fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl BlockKeyspace {
+    /// The keyspace of an engine; `None` if its hashes cannot be computed or it does not report enough.
+    pub(crate) fn from_instance(instance: &EngineInstance) -> Option<Self> {
+        let facts = instance.facts.as_ref()?;
+        let hashing = facts.hashing.clone()?;
+        let page_tokens = facts.page_size?;
+        let family = match hashing {
+            EngineBlockHashing::Sglang { .. } => SGLANG,
+            EngineBlockHashing::Vllm { .. } => VLLM,
+            EngineBlockHashing::Opaque { .. } => return None,
+        };
+        // Equal tokens have equal hashes in every model, so the namespace includes the model. The store's keys may use another name
+        // for it.
+        let store_model = match facts.store.as_ref().map(|store| &store.keys) {
+            Some(StoreKeyScheme::Sglang { prefix, .. }) => prefix.as_deref(),
+            Some(StoreKeyScheme::Vllm { model, .. }) => model.as_deref(),
+            Some(StoreKeyScheme::Opaque { .. }) | None => None,
+        };
+        let model = store_model.or(facts.models.first().map(String::as_str))?;
+        Some(Self {
+            hashing,
+            block_tokens: page_tokens,
+            namespace: BlockHashNamespace::new(&[family, model]),
+        })
+    }
+
+    /// Tokens per block.
+    pub(crate) fn page_tokens(&self) -> u32 {
+        self.block_tokens
+    }
+
+    /// How these blocks are named in the engine's store.
+    pub(crate) fn store_naming(&self, facts: &EngineFacts) -> Option<StoreKeyNaming> {
+        StoreKeyNaming::from_store(facts.store.as_ref()?, self.namespace)
+    }
+
+    /// Separates blocks of different models.
+    pub(crate) fn namespace(&self) -> BlockHashNamespace {
+        self.namespace
+    }
+
+    /// Hash schemes of a request; `None` if it has a member whose effect is unknown.
+    pub(crate) fn schemes(&self, extras: &BlockExtraKeys<'_>) -> Option<BlockSchemes> {
+        if extras.lora_path.is_some() {
+            return None;
+        }
+        match &self.hashing {
+            EngineBlockHashing::Sglang { namespaced, bigrams } => self.sglang(*namespaced, *bigrams, extras),
+            EngineBlockHashing::Vllm { algorithm, seed } => {
+                let extra = VllmExtraKeys { adapter: None, cache_salt: extras.cache_salt.as_deref() };
+                let make = match algorithm {
+                    VllmHashAlgorithm::Sha256 => HashScheme::vllm_sha256,
+                    VllmHashAlgorithm::Sha256Cbor => HashScheme::vllm_sha256_cbor,
+                };
+                make(self.block_tokens, seed, extra).ok().map(BlockSchemes::same_scheme)
+            }
+            EngineBlockHashing::Opaque { .. } => None,
+        }
+    }
+
+    fn sglang(
+        &self,
+        namespaced: Option<bool>,
+        bigrams: bool,
+        extras: &BlockExtraKeys<'_>,
+    ) -> Option<BlockSchemes> {
+        if extras.is_empty() || namespaced == Some(false) {
+            let make = if bigrams { HashScheme::sglang_bigrams } else { HashScheme::sglang };
+            return make(self.block_tokens, SglangNamespace::default()).ok().map(BlockSchemes::same_scheme);
+        }
+        // How a namespace affects events with bigrams is not verified.
+        if bigrams || namespaced.is_none() {
+            return None;
+        }
+        let extra_key = match &extras.extra_key {
+            None => None,
+            Some(serde_json::Value::String(key)) => Some(key.as_str()),
+            Some(_) => return None,
+        };
+        let cache_salt = extras.cache_salt.as_deref();
+        let stored = HashScheme::sglang(self.block_tokens, SglangNamespace { extra_key, cache_salt }).ok()?;
+        Some(BlockSchemes {
+            events: HashScheme::sglang_events(self.block_tokens, cache_salt).ok()?,
+            store: Some(stored),
+        })
+    }
+}
+
+/// Hash schemes of one request's blocks.
+#[derive(Debug, Clone)]
+pub(crate) struct BlockSchemes {
+    /// Hashes in the engine's events.
+    pub(crate) events: HashScheme,
+    /// Hashes in the store, if they differ.
+    pub(crate) store: Option<HashScheme>,
+}
+
+impl BlockSchemes {
+    fn same_scheme(scheme: HashScheme) -> Self {
+        Self { events: scheme, store: None }
+    }
+}
+
+/// Namespace prefix of SGLang's hashes.
+pub(crate) const SGLANG: &str = "sglang";
+/// Namespace prefix of vLLM's hashes.
+pub(crate) const VLLM: &str = "vllm";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extra_keys_are_read_from_the_top_level() {
+        assert!(BlockExtraKeys::read(br#"{"messages":[]}"#).is_empty());
+        let extras = BlockExtraKeys::read(br#"{"a":{"cache_salt":"inner"},"cache_salt":"t\n1","x":1}"#);
+        assert_eq!(extras.cache_salt.as_deref(), Some("t\n1"));
+        assert_eq!(
+            BlockExtraKeys::read(br#"{"cache_salt":7}"#),
+            BlockExtraKeys::default(),
+            "the engine refuses it"
+        );
+        assert!(!BlockExtraKeys::read(br#"{"lora_path":"x"}"#).is_empty());
+    }
+}

@@ -1,0 +1,12 @@
+//! The index of KV caches: keys and names of blocks, and which engine and store has them.
+
+mod block_keyspace;
+mod index;
+mod spin_rw_lock;
+#[cfg(test)]
+mod spin_rw_lock_tests;
+mod store_keys;
+
+pub(crate) use block_keyspace::{BlockExtraKeys, BlockKeyspace, SGLANG, VLLM};
+pub(crate) use index::{EngineSlotGuard, KvIndex};
+pub(crate) use store_keys::{StoreKeyNaming, StoredBlockPart};

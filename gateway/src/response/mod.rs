@@ -1,0 +1,7 @@
+//! The format of an engine's response: complete events of a stream, token counts, id and finish reasons.
+
+mod fields;
+mod sse;
+
+pub(crate) use fields::{ResponseFinish, ResponseSummary, TokenUsage};
+pub use sse::{SseError, SseFramer};

@@ -1,0 +1,34 @@
+//! Calls of the hooks that pods serve for updates in place, and their responses.
+
+use k8s_openapi::jiff::Timestamp;
+
+/// Hook that a pod serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum UpgradeHook {
+    /// Finish running requests and save state: the pod will be restarted.
+    Drain,
+    /// Whether the pod has restored its state after the restart.
+    Settled,
+}
+
+/// A hook call to a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct HookCall {
+    pub pod: String,
+    /// IP address of the pod.
+    pub ip: String,
+    /// Port of the hook server.
+    pub port: u16,
+    pub hook: UpgradeHook,
+    /// Since when the update waits for the pod. A response is valid for this update only.
+    pub since: Timestamp,
+}
+
+/// Response of a pod's hook.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum HookResult {
+    /// Finished, with an optional warning.
+    Done(Option<String>),
+    /// Not finished, with an optional reason.
+    Pending(Option<String>),
+}

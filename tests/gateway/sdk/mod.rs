@@ -1,0 +1,119 @@
+//! The official OpenAI SDKs for Python and Node against `moongate up`, with both engine protocols; and the gateway in front of the HTTP
+//! server that engines use: requests that clients must not send never reach it.
+
+mod steering;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tokio::process::Command;
+
+use crate::harness::fleet::TestFleetBuilder;
+use crate::harness::process::MoongateProcess;
+use crate::harness::{TEST_TIMEOUT, client};
+
+/// Time limit for installing the SDKs on a slow network.
+const SETUP_LIMIT: Duration = Duration::from_secs(300);
+/// Time limit for all checks of one SDK.
+const CHECK_LIMIT: Duration = Duration::from_secs(90);
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sdk")
+}
+
+/// Runs a program; panics with its output if it fails.
+async fn succeeds(limit: Duration, program: &Path, args: &[&str]) -> String {
+    let mut command = Command::new(program);
+    // The machine's proxy must not be used for loopback, and its API keys not for tests.
+    command
+        .args(args)
+        .env("NO_PROXY", "*")
+        .env("no_proxy", "*")
+        .env_remove("OPENAI_API_KEY")
+        .kill_on_drop(true);
+    let ran = match tokio::time::timeout(limit, command.output()).await {
+        Ok(ran) => ran.unwrap_or_else(|error| panic!("{}: {error}", program.display())),
+        Err(_) => panic!("{} {args:?} still runs after {limit:?}", program.display()),
+    };
+    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{} {args:?}: {}\n{said}", program.display(), ran.status);
+    said
+}
+
+/// Installs the SDKs if necessary; returns their folder.
+async fn installed() -> PathBuf {
+    let into = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("sdk");
+    // The package indexes may be reachable only through the machine's proxy.
+    let mut setup = Command::new(folder().join("setup"));
+    let ran = tokio::time::timeout(SETUP_LIMIT, setup.arg(&into).kill_on_drop(true).output()).await;
+    let ran = ran.expect("tests/sdk/setup ends in time").expect("tests/sdk/setup can be run");
+    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "tests/sdk/setup has failed; python3, node and npm are needed:\n{said}");
+    into
+}
+
+/// Starts `moongate up` with one protocol; returns its base URL and metrics URL.
+async fn up(protocol: &str) -> (MoongateProcess, String, String) {
+    let mut binary = MoongateProcess::start(&[
+        "up",
+        "--listen=127.0.0.1:0",
+        "--admin-listen=127.0.0.1:0",
+        "--protocol",
+        protocol,
+    ]);
+    let url = |line: &str| {
+        format!("http://{}", line.split_once("http://").unwrap().1.split_whitespace().next().unwrap())
+    };
+    let base = format!("{}/v1", url(&binary.wait_for_line("Moongate is up").await));
+    let metrics = url(&binary.wait_for_line("Metrics:").await);
+    (binary, base, metrics)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn python() {
+    let sdk = installed().await;
+    for protocol in ["sglang", "vllm"] {
+        let (_binary, base_url, metrics) = up(protocol).await;
+        let check = folder().join("check.py");
+        let args = [check.to_str().unwrap(), &base_url, &metrics, "moongate-sim"];
+        let said = succeeds(CHECK_LIMIT, &sdk.join("venv/bin/python"), &args).await;
+        assert_eq!(said.matches("ok ").count(), 8, "{said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn python_with_keys() {
+    const KEY: &str = "sk-of-the-sdk-0123456789";
+    let sdk = installed().await;
+    let place = tempfile::tempdir().unwrap();
+    let file = place.path().join("access.toml");
+    let text = format!("[[key]]\nkey = \"{KEY}\"\ntenant = \"sdk\"\n[quota]\nrequests_per_second = 0.1\n");
+    std::fs::write(&file, text).unwrap();
+    let engines = TestFleetBuilder::sglang().plain(1).engines().await;
+    let mut flags = engines.flags();
+    flags.push(format!("--access-file={}", file.display()));
+    let (binary, at) = MoongateProcess::gateway(&flags).await;
+    let ready = format!("http://{}/ready", at.public);
+    let waited = tokio::time::timeout(TEST_TIMEOUT, async {
+        while client().get(&ready).send().await.unwrap().status() != 200 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    assert!(waited.await.is_ok(), "{}", binary.output_text());
+    let check = folder().join("keys.py");
+    let args = [check.to_str().unwrap(), &format!("http://{}/v1", at.public), "sim", KEY];
+    let said = succeeds(CHECK_LIMIT, &sdk.join("venv/bin/python"), &args).await;
+    assert_eq!(said.matches("ok ").count(), 4, "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn node() {
+    let sdk = installed().await;
+    for protocol in ["sglang", "vllm"] {
+        let (_binary, base_url, metrics) = up(protocol).await;
+        let check = folder().join("check.mjs");
+        let args = [check.to_str().unwrap(), sdk.to_str().unwrap(), &base_url, &metrics, "moongate-sim"];
+        let said = succeeds(CHECK_LIMIT, Path::new("node"), &args).await;
+        assert_eq!(said.matches("ok ").count(), 8, "{said}");
+    }
+}
