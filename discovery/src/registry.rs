@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_expires_unless_renewed_and_registrations_without_stay() {
+    fn only_registrations_with_a_lease_expire() {
         let (mut leases, now) = (RegistrationLeases::default(), Instant::now());
         let at = |seconds| now + Duration::from_secs(seconds);
         leases.grant(&registration("renewed"), now).unwrap();

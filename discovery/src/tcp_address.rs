@@ -56,7 +56,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn wildcards_are_replaced_by_the_host_and_mean_that_the_engine_binds() {
+    fn a_wildcard_address_becomes_the_host_that_the_engine_binds() {
         for (text, reached, bound) in [
             ("tcp://*:5557", "tcp://10.0.0.7:5557", true),
             ("tcp://0.0.0.0:5557", "tcp://10.0.0.7:5557", true),

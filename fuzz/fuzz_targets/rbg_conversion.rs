@@ -1,8 +1,8 @@
-//! A group or set that was converted to the other version and back is the same, whatever is in it, as long as its metadata is what an API
-//! server lets in. What a typed reader takes it writes in a form that it takes again.
+//! Converting a group or set to the other version and back returns the same object, for any content with metadata that an API server
+//! admits. An object that deserializes into a typed version also survives serialization and deserialization.
 //!
-//! The first byte chooses the version and the kind. The rest is JSON, or else bytes of which an object is made: names that mean something
-//! in either version, and what they hold.
+//! The first byte selects version and kind. The rest is JSON; bytes that are not JSON generate an object from member names that have a
+//! meaning in either version.
 
 #![no_main]
 
@@ -57,7 +57,7 @@ const NAMES: [&str; 40] = [
     "RecreatePod",
 ];
 
-fn made(bytes: &mut std::slice::Iter<'_, u8>, depth: usize) -> Value {
+fn generate(bytes: &mut std::slice::Iter<'_, u8>, depth: usize) -> Value {
     let Some(first) = bytes.next() else { return Value::Null };
     let count = usize::from(first / 8) % 6;
     match first % 8 {
@@ -66,12 +66,13 @@ fn made(bytes: &mut std::slice::Iter<'_, u8>, depth: usize) -> Value {
         2 => Value::from(i64::from(*first / 8) - 2),
         3 => Value::from(NAMES[usize::from(*first / 8)]),
         4 => Value::from(if first & 8 == 8 { "" } else { "apps/v1/StatefulSet" }),
-        5 if depth < MAX_DEPTH => (0..count).map(|_| made(bytes, depth + 1)).collect(),
+        5 if depth < MAX_DEPTH => (0..count).map(|_| generate(bytes, depth + 1)).collect(),
         _ if depth < MAX_DEPTH => {
             let mut members = Map::new();
             for _ in 0..count {
                 let Some(name) = bytes.next() else { break };
-                members.insert(NAMES[usize::from(*name) % NAMES.len()].to_owned(), made(bytes, depth + 1));
+                members
+                    .insert(NAMES[usize::from(*name) % NAMES.len()].to_owned(), generate(bytes, depth + 1));
             }
             Value::Object(members)
         }
@@ -79,15 +80,15 @@ fn made(bytes: &mut std::slice::Iter<'_, u8>, depth: usize) -> Value {
     }
 }
 
-/// Whether an API server lets metadata in: annotations are texts, and a map of them is not empty. Those that keep what a conversion lost
-/// are its own.
+/// Whether the metadata is valid input for the round trip: annotations are strings, and their map is not empty. Annotations with
+/// `PREFIX` are excluded, because conversion itself stores lost fields in them.
 fn is_admitted(metadata: Option<&Value>) -> bool {
     let Some(Value::Object(metadata)) = metadata else { return false };
     match metadata.get("annotations") {
         None => true,
         Some(Value::Object(annotations)) => {
-            let is_fine = |(name, value): (&String, &Value)| value.is_string() && !name.starts_with(PREFIX);
-            !annotations.is_empty() && annotations.iter().all(is_fine)
+            let is_valid = |(name, value): (&String, &Value)| value.is_string() && !name.starts_with(PREFIX);
+            !annotations.is_empty() && annotations.iter().all(is_valid)
         }
         Some(_) => false,
     }
@@ -95,9 +96,9 @@ fn is_admitted(metadata: Option<&Value>) -> bool {
 
 fn check_typed<T: Serialize + DeserializeOwned>(object: &Value) {
     let Ok(typed) = serde_json::from_value::<T>(object.clone()) else { return };
-    let written = serde_json::to_value(&typed).expect("what was read can be written");
-    let again: T = serde_json::from_value(written.clone()).expect("our own object");
-    assert_eq!(serde_json::to_value(&again).expect("the same"), written);
+    let written = serde_json::to_value(&typed).expect("a typed object serializes");
+    let again: T = serde_json::from_value(written.clone()).expect("a serialized object deserializes");
+    assert_eq!(serde_json::to_value(&again).expect("a typed object serializes"), written);
 }
 
 fuzz_target!(|input: &[u8]| {
@@ -110,7 +111,7 @@ fuzz_target!(|input: &[u8]| {
     let mut object = match serde_json::from_slice(rest) {
         Ok(Value::Object(object)) => object,
         _ => {
-            let spec = made(&mut rest.iter(), 0);
+            let spec = generate(&mut rest.iter(), 0);
             json!({ "metadata": { "name": "g" }, "spec": spec }).as_object().cloned().unwrap_or_default()
         }
     };
@@ -118,9 +119,9 @@ fuzz_target!(|input: &[u8]| {
     object.insert("kind".to_owned(), kind.into());
     let is_admitted = is_admitted(object.get("metadata"));
     let object = Value::Object(object);
-    let converted = convert(&object, to).expect("groups and sets are converted");
+    let converted = convert(&object, to).expect("groups and sets convert");
     assert_eq!(converted["apiVersion"], to.api_version());
-    let back = convert(&converted, from).expect("what was converted is a group or set");
+    let back = convert(&converted, from).expect("a converted group or set converts back");
     if is_admitted {
         assert_eq!(back, object);
     }

@@ -1,7 +1,7 @@
-//! A store node's REST API answers any request, with JSON where it says so, and goes on: no task of the node panics, an object that was
-//! put is read as it was put, and what was mounted can be unmounted.
+//! A store node's REST API responds to every request, with valid JSON where the content type is JSON. No task of the node panics, a new
+//! object is read back unchanged, and mounted segments can be unmounted.
 //!
-//! The first line is method and path, the rest is the body.
+//! The first line of the input is method and path, the rest is the body.
 
 #![no_main]
 
@@ -26,7 +26,7 @@ struct StoreRestNode {
 
 async fn start(supervisor: &Supervisor) -> (RunningMaster, RunningNode) {
     let Ok(MasterInvocation::Serve(mut options)) = read([], |_| None) else {
-        panic!("a master has no flag that it needs")
+        panic!("a master has no required flags")
     };
     (options.rpc, options.metrics) = (([127, 0, 0, 1], 0).into(), ([127, 0, 0, 1], 0).into());
     options.metadata = None;
@@ -39,7 +39,7 @@ async fn start(supervisor: &Supervisor) -> (RunningMaster, RunningNode) {
         _ => None,
     };
     let flags = NodeArgs::parse_from(["moongate store", "--port=0"]);
-    let config = NodeConfig::read(None, &[], variable).expect("all is set that must be");
+    let config = NodeConfig::read(None, &[], variable).expect("all required settings are present");
     (master, moongate_store_node::start(flags, config, supervisor).await.expect("ports are free"))
 }
 
@@ -56,7 +56,7 @@ struct StoreRestResponse {
     body: Vec<u8>,
 }
 
-/// A request and its answer. Nothing if the request is none.
+/// Sends a request on a new connection and reads the response.
 fn call(method: &str, path: &str, body: &[u8]) -> io::Result<StoreRestResponse> {
     let mut stream = TcpStream::connect(NODE.http)?;
     stream.set_read_timeout(Some(Duration::from_secs(20)))?;
@@ -65,18 +65,18 @@ fn call(method: &str, path: &str, body: &[u8]) -> io::Result<StoreRestResponse> 
         body.len()
     );
     stream.write_all(&[head.as_bytes(), body].concat())?;
-    let mut answer = BufReader::new(stream);
+    let mut reader = BufReader::new(stream);
     let mut line = String::new();
-    answer.read_line(&mut line)?;
+    reader.read_line(&mut line)?;
     let status = line.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or_default();
     let mut is_json = false;
     while line.len() > 2 {
         line.clear();
-        answer.read_line(&mut line)?;
+        reader.read_line(&mut line)?;
         is_json |= line.to_lowercase().starts_with("content-type: application/json");
     }
     let mut body = Vec::new();
-    answer.read_to_end(&mut body)?;
+    reader.read_to_end(&mut body)?;
     Ok(StoreRestResponse { status, is_json, body })
 }
 
@@ -89,21 +89,21 @@ fn object_path(action: &str, body: &Value) -> Option<String> {
     Some(format!("/api/{action}/{escaped}"))
 }
 
-/// Puts an object. If there was none of its key, it is read as it was put.
+/// Puts an object. If its key is new, reads it back and compares the bytes.
 fn put(body: &[u8]) -> StoreRestResponse {
     let object = members(body);
     let exist = object_path("exist", &object).and_then(|path| call("GET", &path, b"").ok());
-    let is_new = exist.is_some_and(|answer| members(&answer.body)["exists"] == false);
-    let answer = call("PUT", "/api/put", body).expect("every request has an answer");
+    let is_new = exist.is_some_and(|response| members(&response.body)["exists"] == false);
+    let response = call("PUT", "/api/put", body).expect("every request gets a response");
     let (path, value) = (object_path("get", &object), object["value"].as_str());
-    if let (Some(path), Some(value), 200, true) = (path, value, answer.status, is_new) {
-        let got = call("GET", &path, b"").expect("every request has an answer");
-        assert_eq!((got.status, got.body), (200, value.as_bytes().to_vec()), "{path}");
+    if let (Some(path), Some(value), 200, true) = (path, value, response.status, is_new) {
+        let stored = call("GET", &path, b"").expect("every request gets a response");
+        assert_eq!((stored.status, stored.body), (200, value.as_bytes().to_vec()), "{path}");
     }
-    answer
+    response
 }
 
-/// Whether a request names a file that something else keeps its memory in.
+/// Whether a request names an existing file in `/dev/shm`, which may be the memory of another process.
 fn names_foreign_memory(body: &[u8]) -> bool {
     let body = String::from_utf8_lossy(body);
     let entries = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
@@ -120,15 +120,16 @@ fuzz_target!(|input: &[u8]| {
     if !matches!(method, "GET" | "PUT" | "POST" | "DELETE") || !is_path || names_foreign_memory(body) {
         return;
     }
-    let answer = match (method, path) {
+    let response = match (method, path) {
         ("PUT", "/api/put") => put(body),
-        _ => call(method, path, body).expect("every request has an answer"),
+        _ => call(method, path, body).expect("every request gets a response"),
     };
-    assert!((200..600).contains(&answer.status), "{}", answer.status);
-    assert!(!answer.is_json || serde_json::from_slice::<Value>(&answer.body).is_ok());
-    if path.starts_with("/api/mount") && answer.status == 200 {
-        let ids = json!({ "segment_ids": members(&answer.body)["segment_ids"] });
-        let unmounted = call("POST", "/api/unmount", ids.to_string().as_bytes()).expect("an answer");
+    assert!((200..600).contains(&response.status), "{}", response.status);
+    assert!(!response.is_json || serde_json::from_slice::<Value>(&response.body).is_ok());
+    if path.starts_with("/api/mount") && response.status == 200 {
+        let ids = json!({ "segment_ids": members(&response.body)["segment_ids"] });
+        let unmounted =
+            call("POST", "/api/unmount", ids.to_string().as_bytes()).expect("every request gets a response");
         assert_eq!(unmounted.status, 200, "{}", String::from_utf8_lossy(&unmounted.body));
     }
     assert_eq!(task_panics(), 0);

@@ -1,9 +1,8 @@
-//! A tier's file may have been damaged in any way. It opens, and what it then gives for a key are the bytes that were put under it, or
-//! nothing.
+//! A tier opens its file after any corruption, and returns for each key the bytes that were put under it, or nothing.
 //!
-//! The first byte has flags; the second cuts the file if one says so. Each four bytes after them change one byte of the file: where
-//! (three bytes) and how. With another flag, checksums of changed pages are recomputed: then the writer of the page chose what it
-//! says, and only sizes and panics are looked at.
+//! The first byte has flags; with `TRUNCATE`, the second sets the file's new length. Each further four bytes change one byte of the
+//! file: the offset (three bytes) and the XOR mask. With `VALID_CHECKSUMS`, checksums of changed pages are recomputed; their content is
+//! then arbitrary, so that only sizes and panics are checked.
 
 #![no_main]
 
@@ -18,13 +17,13 @@ use moongate_tier::{FileTier, TierOptions};
 const BLOCK: u32 = 4096;
 const BLOCKS: u64 = 12;
 const PAGE: usize = 4096;
-/// The superblock and a page about each block.
+/// Bytes of the superblock and of one metadata page per block.
 const PAGES: usize = PAGE * (1 + BLOCKS as usize);
-/// Where blocks begin.
+/// File offset of the first block.
 const DATA: usize = 1 << 20;
-const RESEALED: u8 = 1;
-const CUT: u8 = 2;
-const RING: u8 = 4;
+const VALID_CHECKSUMS: u8 = 1;
+const TRUNCATE: u8 = 2;
+const IO_URING: u8 = 4;
 
 struct IntactTierFile {
     file: Vec<u8>,
@@ -48,45 +47,50 @@ static INTACT_FILE: LazyLock<IntactTierFile> = LazyLock::new(|| {
         tier.put(&key, &object).expect("there is room");
         objects.insert(key, object);
     }
-    tier.close().expect("memory can be written");
-    IntactTierFile { file: fs::read(&options.path).expect("it was written"), objects }
+    tier.close().expect("/dev/shm is writable");
+    IntactTierFile { file: fs::read(&options.path).expect("the closed tier's file exists"), objects }
 });
 
-fn damaged(flags: u8, cut: u8, faults: &[u8]) -> Vec<u8> {
+fn corrupted(flags: u8, length: u8, faults: &[u8]) -> Vec<u8> {
     let mut file = INTACT_FILE.file.clone();
     let used = PAGES + BLOCKS as usize * BLOCK as usize;
     for [high, middle, low, value] in faults.as_chunks::<4>().0 {
-        let at = u32::from_le_bytes([*low, *middle, *high, 0]) as usize % used;
-        let at = if at < PAGES { at } else { at - PAGES + DATA };
-        file[at] ^= value;
-        if flags & RESEALED != 0 && at < PAGES {
-            let page = &mut file[at / PAGE * PAGE..][..PAGE];
-            let (body, seal) = page.split_at_mut(PAGE - 4);
-            seal.copy_from_slice(&crc_fast::crc32_iscsi(body).to_le_bytes());
+        let index = u32::from_le_bytes([*low, *middle, *high, 0]) as usize % used;
+        let offset = if index < PAGES { index } else { index - PAGES + DATA };
+        file[offset] ^= value;
+        if flags & VALID_CHECKSUMS != 0 && offset < PAGES {
+            let page = &mut file[offset / PAGE * PAGE..][..PAGE];
+            let (body, checksum) = page.split_at_mut(PAGE - 4);
+            checksum.copy_from_slice(&crc_fast::crc32_iscsi(body).to_le_bytes());
         }
     }
-    if flags & CUT != 0 {
-        file.truncate(file.len() * usize::from(cut) / 256);
+    if flags & TRUNCATE != 0 {
+        file.truncate(file.len() * usize::from(length) / 256);
     }
     file
 }
 
 fuzz_target!(|input: &[u8]| {
-    let [flags, cut, faults @ ..] = input else { return };
-    let options = options(flags & RING != 0);
-    fs::write(&options.path, damaged(*flags, *cut, faults)).expect("memory can be written");
-    let tier = FileTier::open(&options).expect("a damaged file opens");
+    let [flags, length, faults @ ..] = input else { return };
+    let options = options(flags & IO_URING != 0);
+    fs::write(&options.path, corrupted(*flags, *length, faults)).expect("/dev/shm is writable");
+    let tier = FileTier::open(&options).expect("a corrupt file opens");
     for key in tier.keys() {
-        let got = tier.get(&key);
-        if let Ok(Some(got)) = got {
-            assert!(got.len() as u64 <= tier.longest());
-            assert!(flags & RESEALED != 0 || INTACT_FILE.objects.get(&*key) == Some(&got), "{key:?}");
+        if let Ok(Some(object)) = tier.get(&key) {
+            assert!(object.len() as u64 <= tier.longest());
+            assert!(
+                flags & VALID_CHECKSUMS != 0 || INTACT_FILE.objects.get(&*key) == Some(&object),
+                "{key:?}"
+            );
         }
     }
-    tier.put(b"new", b"object").expect("there is always room for one more");
-    assert_eq!(tier.get(b"new").expect("it was just written").as_deref(), Some(&b"object"[..]));
-    tier.close().expect("memory can be written");
-    let again = FileTier::open(&options).expect("what was repaired opens");
-    assert_eq!((again.is_restored(), again.counts().damaged), (true, 0));
-    assert_eq!(again.get(b"new").expect("it is there still").as_deref(), Some(&b"object"[..]));
+    tier.put(b"new", b"object").expect("the tier evicts to make room");
+    assert_eq!(tier.get(b"new").expect("the new object is readable").as_deref(), Some(&b"object"[..]));
+    tier.close().expect("/dev/shm is writable");
+    let reopened = FileTier::open(&options).expect("a repaired file opens");
+    assert_eq!((reopened.is_restored(), reopened.counts().damaged), (true, 0));
+    assert_eq!(
+        reopened.get(b"new").expect("the new object survives the reopening").as_deref(),
+        Some(&b"object"[..])
+    );
 });

@@ -3,6 +3,9 @@
 //! A request flows in one direction: `ingress` reads and checks it, `request_body` extracts the members that routing needs,
 //! `predict` estimates each engine's cache hits, `dispatch` chooses a route and drives the engines' protocols over `upstream`
 //! connections, `relay` returns the response, `feedback` records metrics and traces. `fleet` is the current set of engines.
+//!
+//! A module refers only to modules after it: `app`, `config`, `ingress`, `relay`, `dispatch`, `predict`, `feedback`, `fleet`,
+//! `upstream`, and then `access`, `kv_index` (which blocks are where), `response` and `request_body` (formats), `memory`, `error`.
 
 mod access;
 mod app;

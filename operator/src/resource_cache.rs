@@ -2,20 +2,28 @@
 //!
 //! The response to a write is cached at once, so that the next plan for the object does not repeat it; a later watch event
 //! counts only if it is newer. Objects are stored as JSON text: a parsed tree takes ten times the memory.
+//!
+//! Plans read a [`ResourceSnapshot`]: references to the objects that a plan for one object depends on, at one moment.
 
 mod index;
+mod observed_resource;
 mod ports;
+mod snapshot;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::ops::Range;
 use std::sync::Arc;
 
-use kube::api::{DynamicObject, ObjectMeta};
-use rbg_api::keys;
-use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::DynamicObject;
 
 use crate::ResourceKind;
 use crate::upgrade_hook::{HookCall, HookResult};
+
+pub use observed_resource::ObservedResource;
+use observed_resource::{key, version};
+pub use ports::{PortChoice, PortTable};
+pub use snapshot::ResourceSnapshot;
 
 /// Deleted UIDs to remember, so that late events about them are dropped.
 const MAX_DELETED: usize = 10_000;
@@ -27,20 +35,6 @@ pub struct ResourceKey {
     /// Its namespace; empty for cluster-scoped kinds.
     pub namespace: String,
     pub name: String,
-}
-
-#[derive(Debug)]
-pub struct ObservedResource {
-    pub key: ResourceKey,
-    pub uid: String,
-    /// The controlling owner, with its UID.
-    controller: Option<(ResourceKey, String)>,
-    /// The group in its group-name label.
-    pub(crate) group: Option<String>,
-    /// Ports that it has allocated for pods.
-    ports: Vec<u16>,
-    version: u64,
-    text: Box<str>,
 }
 
 /// Cache of all objects that the operator reads.
@@ -56,7 +50,7 @@ pub struct ResourceCache {
     listed: BTreeSet<ResourceKind>,
     /// Kinds that the API server does not serve.
     absent: BTreeSet<ResourceKind>,
-    port_reservations: ports::PortReservations,
+    ports: Arc<PortTable>,
     /// Last hook responses of pods, by UID.
     hook_results: HashMap<String, (HookCall, HookResult)>,
 }
@@ -67,154 +61,20 @@ struct CachedResource {
     list_generation: u64,
 }
 
-impl ObservedResource {
-    /// `None` if the object is not relevant for the operator.
-    fn new(key: ResourceKey, mut object: DynamicObject) -> Option<Self> {
-        let kind = key.kind;
-        let metadata = &mut object.metadata;
-        if kind != ResourceKind::Group {
-            metadata.managed_fields = None;
-        }
-        let uid = metadata.uid.clone()?;
-        let version = version(metadata);
-        let owners = metadata.owner_references.as_deref().unwrap_or_default();
-        // An adapter has no controlling owner, but belongs to its group.
-        let is_owning_group =
-            |kind_of: &str| kind == ResourceKind::Adapter && kind_of == ResourceKind::Group.name();
-        let mut owning =
-            owners.iter().filter(|owner| owner.controller == Some(true) || is_owning_group(&owner.kind));
-        let controller = owning.next().and_then(|owner| {
-            let kind = ResourceKind::parse(&owner.kind)?;
-            Some((
-                ResourceKey { kind, namespace: key.namespace.clone(), name: owner.name.clone() },
-                owner.uid.clone(),
-            ))
-        });
-        if !is_ours(kind, controller.as_ref()) {
-            return None;
-        }
-        let group = metadata.labels.as_ref().and_then(|labels| labels.get(keys::GROUP_NAME)).cloned();
-        if object.types.is_none() {
-            object.types = Some(kube::api::TypeMeta {
-                api_version: kind.api_version().into(),
-                kind: kind.name().into(),
-            });
-        }
-        let ports = ports::allocated_ports(kind, &object.metadata);
-        trim(kind, &mut object);
-        let text = serde_json::to_string(&object).ok()?.into_boxed_str();
-        Some(Self { key, uid, controller, group, ports, version, text })
-    }
-
-    /// Resource version of the cached state.
-    #[must_use]
-    pub fn version(&self) -> u64 {
-        self.version
-    }
-
-    /// Deserializes the object; a pod has no resource version. `None` if that fails, which a foreign CRD schema may allow.
-    #[must_use]
-    pub fn read<T: DeserializeOwned>(&self) -> Option<T> {
-        match serde_json::from_str(&self.text) {
-            Ok(object) => Some(object),
-            Err(error) => {
-                tracing::warn!(kind = self.key.kind.name(), name = self.key.name, %error, "skipped object that does not deserialize");
-                None
-            }
-        }
-    }
-
-    /// Objects to reconcile when this one changes: itself, its owner, and its group.
-    fn affected_keys(&self) -> Vec<ResourceKey> {
-        let mut all = Vec::new();
-        if self.key.kind.is_custom() {
-            all.push(self.key.clone());
-        }
-        all.extend(
-            self.controller.iter().map(|(owner, _)| owner.clone()).filter(|owner| owner.kind.is_custom()),
-        );
-        if self.key.kind == ResourceKind::Policy {
-            all.push(ResourceKey { kind: ResourceKind::Group, ..self.key.clone() });
-        }
-        if matches!(self.key.kind, ResourceKind::Service | ResourceKind::ForeignPod)
-            && let Some(name) = self.group.clone()
-        {
-            all.push(ResourceKey { kind: ResourceKind::Group, namespace: self.key.namespace.clone(), name });
-        }
-        all
-    }
-}
-
-fn key(kind: ResourceKind, metadata: &ObjectMeta) -> Option<ResourceKey> {
-    let namespace = metadata.namespace.clone().unwrap_or_default();
-    Some(ResourceKey { kind, namespace, name: metadata.name.clone()? })
-}
-
-fn version(metadata: &ObjectMeta) -> u64 {
-    metadata.resource_version.as_ref().and_then(|version| version.parse().ok()).unwrap_or(0)
-}
-
-/// Fields of a pod's spec and status that plans use.
-const RETAINED_POD_MEMBERS: [(&str, &[&str]); 2] = [
-    ("spec", &["containers", "imagePullSecrets", "nodeName", "readinessGates"]),
-    ("status", &["conditions", "containerStatuses", "message", "phase", "podIP", "reason"]),
-];
-/// Fields of its containers that plans use.
-const RETAINED_CONTAINER_MEMBERS: [&str; 2] = ["image", "name"];
-
-/// Clusters have many revisions, ConfigMaps and PodGroups of other controllers.
-fn is_ours(kind: ResourceKind, controller: Option<&(ResourceKey, String)>) -> bool {
-    match kind {
-        ResourceKind::Revision
-        | ResourceKind::ConfigMap
-        | ResourceKind::PodGroup
-        | ResourceKind::VolcanoPodGroup => controller.is_some_and(|(owner, _)| owner.kind.is_custom()),
-        _ => true,
-    }
-}
-
-/// Removes fields that plans do not use from objects of numerous kinds, so that changes of these fields trigger no
-/// reconciliation.
-fn trim(kind: ResourceKind, object: &mut DynamicObject) {
-    let metadata = &object.metadata;
-    let (name, uid, labels) = (metadata.name.clone(), metadata.uid.clone(), metadata.labels.clone());
-    match kind {
-        ResourceKind::Node => {
-            object.metadata = ObjectMeta { name, uid, labels, ..ObjectMeta::default() };
-            object.data = json!({});
-        }
-        ResourceKind::ForeignPod => {
-            let deletion_timestamp = metadata.deletion_timestamp.clone();
-            let namespace = metadata.namespace.clone();
-            object.metadata =
-                ObjectMeta { name, namespace, uid, labels, deletion_timestamp, ..ObjectMeta::default() };
-            let node = object.data["spec"]["nodeName"].take();
-            let conditions = object.data["status"]["conditions"].take();
-            object.data = json!({ "spec": { "nodeName": node }, "status": { "conditions": conditions } });
-        }
-        ResourceKind::Pod | ResourceKind::WarmupPod => {
-            // The resource version also changes with the fields that are removed.
-            object.metadata.resource_version = None;
-            for (part, members) in RETAINED_POD_MEMBERS {
-                object.data.get_mut(part).into_iter().for_each(|part| retain_members(part, members));
-            }
-            let containers = object.data.pointer_mut("/spec/containers").and_then(Value::as_array_mut);
-            containers
-                .into_iter()
-                .flatten()
-                .for_each(|container| retain_members(container, &RETAINED_CONTAINER_MEMBERS));
-        }
-        _ => {}
-    }
-}
-
-fn retain_members(object: &mut Value, members: &[&str]) {
-    if let Value::Object(object) = object {
-        object.retain(|member, _| members.contains(&member.as_str()));
-    }
-}
-
 impl ResourceCache {
+    /// Creates a cache that allocates ports from this range; `None` turns allocation off.
+    #[must_use]
+    pub fn with_ports(range: Option<Range<u16>>) -> Self {
+        Self { ports: Arc::new(PortTable::new(range)), ..Self::default() }
+    }
+
+    /// Reserves the ports that a plan chose, until they are observed in the objects. Returns whether that succeeded: if another
+    /// plan has taken one of them meanwhile, none is reserved.
+    #[must_use]
+    pub fn reserve_ports(&mut self, choices: &[PortChoice], now: Timestamp) -> bool {
+        choices.is_empty() || Arc::make_mut(&mut self.ports).reserve_all(choices, now)
+    }
+
     /// Adds or updates an object. Returns the keys to reconcile; none if the cached object is newer.
     pub fn upsert(&mut self, kind: ResourceKind, object: DynamicObject) -> Vec<ResourceKey> {
         let Some(key) = key(kind, &object.metadata) else { return Vec::new() };
@@ -225,7 +85,7 @@ impl ResourceCache {
         // Watches report our own writes again, with the version that the response had.
         if let Some(cached) = self.objects.get_mut(&key) {
             cached.list_generation = era;
-            if cached.live.version >= version(&object.metadata) {
+            if cached.live.version() >= version(&object.metadata) {
                 return Vec::new();
             }
         }
@@ -234,6 +94,9 @@ impl ResourceCache {
         if let Some(cached) = self.objects.get(&live.key) {
             is_same = cached.live.text == live.text;
             self.index.remove(&cached.live);
+            PortTable::replace(&mut self.ports, &cached.live.ports, &live.ports);
+        } else {
+            PortTable::replace(&mut self.ports, &[], &live.ports);
         }
         let affected = if is_same { Vec::new() } else { self.affected_by(&live) };
         self.index.insert(&live);
@@ -256,7 +119,8 @@ impl ResourceCache {
             return Vec::new();
         }
         let Some(cached) = self.objects.remove(key) else { return Vec::new() };
-        self.port_reservations.release_object(key);
+        PortTable::release_object(&mut self.ports, key);
+        PortTable::replace(&mut self.ports, &cached.live.ports, &[]);
         self.index.remove(&cached.live);
         self.affected_by(&cached.live)
     }
@@ -323,13 +187,6 @@ impl ResourceCache {
         self.absent.contains(&kind)
     }
 
-    /// The pod's last response to this hook call.
-    #[must_use]
-    pub fn hook_result(&self, call: &HookCall) -> Option<HookResult> {
-        let (last_call, result) = self.hook_results.get(&call.pod)?;
-        (last_call == call).then(|| result.clone())
-    }
-
     /// Stores a hook response. Returns whether it differs from the previous one.
     pub fn record_hook_result(&mut self, call: HookCall, result: HookResult) -> bool {
         if self.deleted_uids.contains(&call.pod) {
@@ -362,19 +219,6 @@ impl ResourceCache {
     #[must_use]
     pub fn get(&self, key: &ResourceKey) -> Option<Arc<ObservedResource>> {
         self.objects.get(key).map(|cached| Arc::clone(&cached.live))
-    }
-
-    /// Objects of a kind that belong to the owner with that UID.
-    #[must_use]
-    pub fn children(&self, owner: &str, kind: ResourceKind) -> Vec<Arc<ObservedResource>> {
-        let keys = self.index.children(owner).filter(|key| key.kind == kind);
-        keys.filter_map(|key| self.get(key)).collect()
-    }
-
-    /// Pods of a group, including those of other controllers.
-    #[must_use]
-    pub fn pods_of_group(&self, namespace: &str, group: &str) -> Vec<Arc<ObservedResource>> {
-        self.index.pods(namespace, group).filter_map(|key| self.get(key)).collect()
     }
 
     /// Number of objects of each kind.

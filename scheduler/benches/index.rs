@@ -23,7 +23,7 @@ use moongate_scheduler::index::{
     BlockHashNamespace, BlockPartIndex, EngineCacheTier, EngineSlot, IndexLookup, KvBlockIndex, StoreNodeSlot,
 };
 
-#[path = "../../gateway/src/predict/spin_rw_lock.rs"]
+#[path = "../../gateway/src/kv_index/spin_rw_lock.rs"]
 mod brief_lock;
 
 use brief_lock::SpinRwLock;

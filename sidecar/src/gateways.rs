@@ -70,7 +70,7 @@ async fn discover(options: &SidecarOptions) -> (BTreeMap<SocketAddr, GatewayIden
         let identity = GatewayIdentity { scheme: name.scheme, host: name.host };
         match resolved {
             Ok(addresses) => {
-                gateways.extend(addresses.into_iter().map(|address| (address, identity.clone())))
+                gateways.extend(addresses.into_iter().map(|address| (address, identity.clone())));
             }
             Err(error) => problem = Some(error),
         }

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unreachable_gateway_blocks_a_drain_until_its_lease_expires() {
+    fn a_drain_waits_for_the_lease_of_an_unreachable_gateway() {
         let now = Instant::now();
         let unreachable = GatewayLink { error: Some("refused".to_owned()), ..link(now, true, 1, None) };
         let mut state = serving(now + LEASE * 2, 0);

@@ -7,6 +7,15 @@
 #![expect(clippy::print_stdout, reason = "seed and counts belong to the test's output")]
 
 mod fleet;
+#[path = "../harness"]
+mod harness {
+    mod http_client;
+    mod openai_error;
+    pub(crate) mod ports;
+
+    pub(crate) use http_client::client;
+    pub(crate) use openai_error::openai_error;
+}
 mod load;
 mod process;
 mod proxy;

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod install;
+mod kubectl;
 
 use std::collections::BTreeSet;
 use std::fs;

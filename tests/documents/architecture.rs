@@ -225,7 +225,7 @@ fn crates_import_only_what_the_table_allows() {
     for (name, (folder, dependencies)) in &members {
         let row = TABLE.iter().find(|(_, of, _)| of == name);
         let Some((expected, _, allowed)) = row else {
-            panic!("{name} is missing in the tables of ARCHITECTURE.md and tests/architecture.rs");
+            panic!("{name} is missing in the tables of ARCHITECTURE.md and tests/documents/architecture.rs");
         };
         let place = if *name == "moongate" { "src" } else { folder.to_str().unwrap() };
         assert_eq!(place, *expected, "{name} is in another folder than the table says");
@@ -261,7 +261,7 @@ fn architecture_md_has_the_same_table() {
             ((*folder).to_owned(), (*name).to_owned(), imports)
         })
         .collect();
-    assert_eq!(rows, table, "ARCHITECTURE.md on the left, tests/architecture.rs on the right");
+    assert_eq!(rows, table, "ARCHITECTURE.md on the left, tests/documents/architecture.rs on the right");
 }
 
 #[test]

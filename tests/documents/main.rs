@@ -2,6 +2,7 @@
 //! program itself.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
+mod architecture;
 mod commands;
 mod metrics;
 

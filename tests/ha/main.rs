@@ -3,6 +3,12 @@
 
 mod certificates;
 mod cluster;
+#[path = "../harness"]
+mod harness {
+    pub(crate) mod linearizability;
+    #[path = "../../kvstore/master-client/tests/store/harness.rs"]
+    pub(crate) mod mooncake;
+}
 mod lease;
 mod network;
 mod probe;
@@ -13,9 +19,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cluster::HaCluster;
-use crate::harness::mooncake;
-use crate::harness::linearizability;
-use crate::harness::linearizability::{CallHistory, CheckedCalls, connect, mount, start_clients};
+use harness::linearizability::{self, CallHistory, CheckedCalls, connect, mount, start_clients};
+use harness::mooncake;
 use moongate_runtime::Supervisor;
 use network::HaNetwork;
 use probe::MasterProbe;

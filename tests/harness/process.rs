@@ -15,8 +15,8 @@ pub(crate) struct MoongateProcess {
     child: Child,
     /// What it has written so far: standard output, standard error.
     output: [watch::Receiver<String>; 2],
-    /// Of the tasks that read its output.
-    readers: Supervisor,
+    /// The tasks that read its output.
+    _readers: Supervisor,
 }
 
 /// A `moongate` that has ended.
@@ -40,7 +40,7 @@ impl MoongateProcess {
         let readers = Supervisor::new();
         let stdout = collect_output(&readers, child.stdout.take().unwrap());
         let stderr = collect_output(&readers, child.stderr.take().unwrap());
-        Self { child, output: [stdout, stderr], readers }
+        Self { child, output: [stdout, stderr], _readers: readers }
     }
 
     /// Runs it to its end.
@@ -89,12 +89,12 @@ impl MoongateProcess {
 
     /// Both outputs so far, for messages.
     pub(crate) fn output_text(&self) -> String {
-        format!("stdout:\n{}\nstderr:\n{}", *self.output[0].borrow(), *self.output[1].borrow())
+        format!("stdout:\n{}\nstderr:\n{}", self.stdout(), *self.output[1].borrow())
     }
 
     /// Sends a signal, such as `TERM`.
     pub(crate) async fn signal(&self, name: &str) {
-        let id = self.child.id().expect("the process still runs").to_string();
+        let id = self.id().to_string();
         let sent = Command::new("kill").args([&format!("-{name}"), &id]).status().await.unwrap();
         assert!(sent.success(), "kill -{name} {id}: {sent}");
     }

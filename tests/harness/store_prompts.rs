@@ -7,6 +7,7 @@ use moongate_loadtest::engine::SimEngineOptions;
 use serde_json::{Value, json};
 
 use super::fleet::{TestFleet, TestFleetBuilder};
+use super::metrics::metric;
 
 /// Long, because it only says when a test hangs.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -97,18 +98,6 @@ pub(crate) async fn wait_for_growth_to(world: &TestFleet, prompt: &[u32], pages:
 /// Waits until so many pages are foretold, and never fewer. Returns how long it took.
 pub(crate) async fn wait_for_drop_to(world: &TestFleet, prompt: &[u32], pages: u32) -> Duration {
     wait_for_prediction(world, prompt, pages, |tokens| tokens > u64::from(pages * BLOCK_TOKENS)).await
-}
-
-/// A metric of the gateway.
-pub(crate) async fn metric(world: &TestFleet, name: &str) -> u64 {
-    metric_at(&world.client, &world.gateway.admin_url(""), name).await
-}
-
-/// The same of the gateway whose admin listener has this URL.
-pub(crate) async fn metric_at(client: &reqwest::Client, admin: &str, name: &str) -> u64 {
-    let text = client.get(format!("{admin}/metrics")).send().await.unwrap().text().await.unwrap();
-    let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name} in {text}"));
-    line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
 /// Waits until a metric is what it should be.

@@ -6,9 +6,8 @@ use moongate_runtime::Supervisor;
 use crate::harness;
 use crate::harness::mooncake;
 use crate::harness::mooncake::{HANDSHAKE, NEWEST, RealNode};
-use crate::harness::store_prompts::{
-    SMALL_OBJECT_BYTES, metric, objects, prompt, wait_for_drop_to, wait_for_growth_to, wait_for_metric,
-};
+use crate::harness::metrics::metric;
+use crate::harness::store_prompts::{SMALL_OBJECT_BYTES, objects, prompt, wait_for_drop_to, wait_for_growth_to, wait_for_metric};
 
 /// A master that publishes events.
 async fn master(supervisor: &Supervisor) -> RunningMaster {

@@ -25,10 +25,8 @@ use tokio_util::sync::CancellationToken;
 use crate::harness;
 use crate::harness::mooncake::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
 use crate::harness::fleet::TestFleet;
-use crate::harness::store_prompts::{
-    BLOCK_TOKENS, SMALL_OBJECT_BYTES, metric, objects, predicted_store_tokens, prompt, wait_for_growth_to,
-    wait_for_metric,
-};
+use crate::harness::metrics::metric;
+use crate::harness::store_prompts::{BLOCK_TOKENS, SMALL_OBJECT_BYTES, objects, predicted_store_tokens, prompt, wait_for_growth_to, wait_for_metric};
 
 /// Number of events in one message, as sent by a master.
 const EVENTS_AT_ONCE: usize = 64;

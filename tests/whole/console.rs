@@ -19,7 +19,7 @@ fn driver() -> PathBuf {
 
 /// Fetches what the browser is driven with. Needs the network.
 pub(crate) fn set_up() {
-    run(&format!("{ROOT}/tests/console/setup"), &[driver().to_str().unwrap()]);
+    run(&format!("{ROOT}/tests/gateway/console/setup"), &[driver().to_str().unwrap()]);
 }
 
 /// The page shows every engine by its pod's name, all pairs and store nodes, and where a prompt is cached.
@@ -38,7 +38,7 @@ pub(crate) async fn check(cluster: &EndToEndCluster, base: &str, model: &str) {
         "NO_PROXY=*",
         "no_proxy=*",
         "node",
-        &format!("{ROOT}/tests/console/check.mjs"),
+        &format!("{ROOT}/tests/gateway/console/check.mjs"),
         driver().to_str().unwrap(),
         browser.trim(),
         &format!("{base}/v1"),

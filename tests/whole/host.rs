@@ -33,7 +33,7 @@ pub(crate) fn run_isolated(test: &str, story: impl Future<Output = ()>) {
     {
         run(&format!("{ROOT}/{script}"), &[argument]);
     }
-    run(&format!("{ROOT}/tests/sdk/setup"), &[sdk().to_str().unwrap()]);
+    run(&format!("{ROOT}/tests/gateway/sdk/setup"), &[sdk().to_str().unwrap()]);
     super::console::set_up();
     let mut command = Command::new("unshare");
     command.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]);

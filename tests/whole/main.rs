@@ -119,7 +119,7 @@ fn line(seen: &LoadSummary) -> String {
 /// Everything that the SDK's test does with `moongate up`, it does here.
 async fn sdk(cluster: &EndToEndCluster, base: &str) {
     let python = format!("{}/venv/bin/python", host::sdk().display());
-    let check = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sdk/check.py");
+    let check = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/gateway/sdk/check.py");
     let base = format!("{base}/v1");
     let metrics = format!("http://{}:9000/metrics", cluster.address_of("gateway").await);
     let checked = move || run("env", &["no_proxy=*", &python, check, &base, &metrics, MODEL]);

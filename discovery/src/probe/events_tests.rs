@@ -66,7 +66,7 @@ fn vllm_names_every_ranks_own_address() {
 }
 
 #[test]
-fn declared_addresses_override_reported_ones_with_a_port_per_rank() {
+fn declared_addresses_override_reported_ones_for_each_rank() {
     let mut listed = listed_instance("a", EngineRole::Plain);
     let engine = sources(br#"{"0":{"endpoint":"tcp://*:1","replay_endpoint":"tcp://*:2"}}"#, &listed.host);
     assert_eq!(with_declared(&listed, 1, Some(engine.clone())), Some(engine.clone()));

@@ -10,7 +10,7 @@ use http::{HeaderValue, Method, Uri};
 use moongate_runtime::Supervisor;
 use tokio::time::{Instant, timeout};
 
-use super::pair::RunningLeg;
+use super::running_leg::RunningLeg;
 use crate::feedback::{GatewayMetrics, LegSpan};
 use crate::fleet::UpstreamEndpoint;
 use crate::request_body::SplicedBody;

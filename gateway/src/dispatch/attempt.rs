@@ -14,8 +14,9 @@ use super::abort::AbortSender;
 use super::connector::{self, ConnectorAttempt, LegEngine, LegOrder, PrefillLeg};
 use super::eligibility::{ChosenRoute, DecodeTarget};
 use super::in_flight::InFlightGuard;
-use super::pair::{LegPair, PairEvent, RunningLeg, is_event_stream};
+use super::pair::{LegPair, PairEvent};
 use super::routed_request::RoutedRequest;
+use super::running_leg::{RunningLeg, is_event_stream};
 use super::silence::{AttemptSilenceLimits, RedispatchDecider, SilentLegs};
 use crate::feedback::{AttemptTrace, ExpectedHits, TtftPrediction};
 use crate::fleet::{FleetMember, UpstreamEndpoint};
@@ -137,22 +138,15 @@ async fn start_legs(
 ) -> Result<(LegPair, bool), AttemptFailure> {
     let AttemptContext { limits, aborter, attempt: trace, .. } = *context;
     let fail = |what| unusable_prefill(prefill, what);
-    let prefill_engine =
-        LegEngine { facts: prefill.facts(), rank: target.map_or(0, |target| target.prefill_rank) };
-    let (connector, (main_kind, main_member), main_engine) = match target {
-        Some(target) => (
-            connector::of_pair(prefill_engine).map_err(fail)?,
-            (LegKind::Decode, &target.decode),
-            LegEngine { facts: target.decode.facts(), rank: target.decode_rank },
-        ),
-        None => (connector::single_worker(), (LegKind::Worker, prefill), prefill_engine),
+    let attempt = connector_attempt(routed, trace.number, decision, (prefill, target));
+    let connector = connector::for_attempt(&attempt).map_err(fail)?;
+    let (main_kind, main_member) = match target {
+        Some(target) => (LegKind::Decode, &target.decode),
+        None => (LegKind::Worker, prefill),
     };
-    let attempt = ConnectorAttempt {
-        routed,
-        number: trace.number,
-        decision,
-        prefill: prefill_engine,
-        main: main_engine,
+    let start_prefill = |request| {
+        let leg = start_leg(LegKind::Prefill, prefill, request, limits.prefill, trace);
+        leg.generating().with_request_id(connector.abort_id())
     };
     let start_main = |request| {
         let leg = start_leg(main_kind, main_member, request, limits.main_timeouts(routed), trace);
@@ -166,20 +160,32 @@ async fn start_legs(
             let main = connector.main(&attempt, None).map_err(fail)?;
             pair(None, start_main(main))
         }
-        Some(PrefillLeg { request, order: LegOrder::Together, may_cancel }) => {
+        Some(PrefillLeg { request, order: LegOrder::Together { may_cancel } }) => {
             let main = connector.main(&attempt, None).map_err(fail)?;
-            let leg = start_leg(LegKind::Prefill, prefill, request, limits.prefill, trace).generating();
-            let leg = leg.with_request_id(connector.abort_id());
+            let leg = start_prefill(request);
             let leg = if may_cancel { leg } else { leg.run_to_completion() };
             pair(Some(leg), start_main(main))
         }
-        Some(PrefillLeg { request, order: LegOrder::PrefillFirst, .. }) => {
-            let response = prefill_first(routed, prefill, request, silence_limits, context).await?;
+        Some(PrefillLeg { request, order: LegOrder::PrefillFirst }) => {
+            let leg = start_prefill(request);
+            let response = prefill_first(routed, leg, silence_limits, context).await?;
+            prefill.endpoint.breaker.record_success();
             let main = connector.main(&attempt, Some(&response)).map_err(fail)?;
             pair(None, start_main(main)).after_prefill(TokenUsage::read(&response))
         }
     };
     Ok((legs, connector.depends_on_prefill_facts()))
+}
+
+fn connector_attempt<'a>(
+    routed: &'a RoutedRequest,
+    number: u32,
+    decision: Option<&'a RoutingDecision>,
+    (prefill, target): (&'a FleetMember, Option<&'a DecodeTarget>),
+) -> ConnectorAttempt<'a> {
+    let prefill = LegEngine { facts: prefill.facts(), rank: target.map_or(0, |target| target.prefill_rank) };
+    let decode = target.map(|target| LegEngine { facts: target.decode.facts(), rank: target.decode_rank });
+    ConnectorAttempt { routed, number, decision, prefill, decode }
 }
 
 /// The failure of an attempt whose prefill engine cannot serve it.
@@ -198,13 +204,11 @@ fn unusable_prefill(prefill: &FleetMember, what: &'static str) -> AttemptFailure
 /// Runs a prefill leg to its end and returns its response.
 async fn prefill_first(
     routed: &RoutedRequest,
-    prefill: &FleetMember,
-    request: PreparedRequest,
+    running: RunningLeg,
     silence_limits: Option<AttemptSilenceLimits>,
     context: &AttemptContext<'_>,
 ) -> Result<Bytes, AttemptFailure> {
     let limits = context.limits;
-    let running = start_leg(LegKind::Prefill, prefill, request, limits.prefill, context.attempt).generating();
     let mut pair = LegPair::new(None, running, LegKind::Prefill, context.aborter.clone())
         .with_silence_limits(silence_limits.map(AttemptSilenceLimits::prefill_only));
     let mut response = BytesMut::new();
@@ -215,10 +219,7 @@ async fn prefill_first(
                 return Err(failure(&mut pair, LegKind::Prefill, error));
             }
             PairEvent::Data(data) => response.extend_from_slice(&data),
-            PairEvent::End => {
-                prefill.endpoint.breaker.record_success();
-                return Ok(response.freeze());
-            }
+            PairEvent::End => return Ok(response.freeze()),
             PairEvent::Failed(side, error) => return Err(failure(&mut pair, side, error)),
             PairEvent::Silent(legs) => {
                 if let Some(legs) = context.redispatch.should_redispatch(routed, legs) {

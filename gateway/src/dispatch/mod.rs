@@ -13,6 +13,7 @@ mod in_flight;
 mod pair;
 mod redispatch_budget;
 mod routed_request;
+mod running_leg;
 mod silence;
 
 pub(crate) use abort::AbortSender;

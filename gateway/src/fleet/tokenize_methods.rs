@@ -161,7 +161,7 @@ mod tests {
     async fn repeated_failures_pause_a_method_until_one_retry() {
         let methods = TokenizeMethods::default();
         let fail = || {
-            methods.record(TokenizeMethod::TokenizeText, TokenizeOutcome::of_status(StatusCode::BAD_GATEWAY))
+            methods.record(TokenizeMethod::TokenizeText, TokenizeOutcome::of_status(StatusCode::BAD_GATEWAY));
         };
         (0..MAX_FAILURES).for_each(|_| {
             assert!(methods.is_open(TokenizeMethod::TokenizeText));

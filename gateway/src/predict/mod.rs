@@ -1,6 +1,6 @@
 //! The gateway's knowledge of KV caches, and predictions of cache hits.
 //!
-//! Engines' events and the store's metadata fill one index ([`KvIndex`](crate::kv_index::KvIndex)); a request's tokens become block keys, and a lookup
+//! Engines' events and the store's metadata fill one index ([`crate::kv_index`]); a request's tokens become block keys, and a lookup
 //! returns how much of the prompt each engine has. All of it is a hint: a missing or wrong entry costs time on an engine and never
 //! causes a wrong response.
 

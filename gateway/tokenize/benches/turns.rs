@@ -1,4 +1,4 @@
-//! What the tokens of a turn cost: the first turn of a long conversation, and one that follows.
+//! CPU time to tokenize the first turn of a long conversation, and a follow-up turn.
 //!
 //! Needs a real tokenizer: `MOONGATE_BENCH_TOKENIZER` names its folder (tests/exact/setup installs two).
 #![expect(clippy::unwrap_used, reason = "a benchmark ends by panicking")]
@@ -13,13 +13,13 @@ use serde_json::{Value, json};
 
 const CONVERSATION_TOKENS: usize = 131_072;
 
-/// A tokenizer keeps the words it has met, so text that is timed must be new to it: `seed` makes words of its own.
+/// Generates text that depends on the seed. The tokenizer caches words, so a measurement of uncached text needs new words.
 struct UniqueWords(u64);
 
 impl UniqueWords {
-    fn next(&mut self, below: u64) -> u64 {
+    fn next(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % below
+        (self.0 >> 33) % limit
     }
 
     /// About 4.6 bytes per token: common words, some rare, some numbers and code.
@@ -93,7 +93,7 @@ fn turns(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("turns");
     group.sample_size(20).measurement_time(Duration::from_secs(4));
     let mut seed = 100;
-    // Each text once: nothing in it is known but the common words.
+    // Each text is used once, so that only the common words are in the tokenizer's word cache.
     group.bench_function("first turn, new text", |bencher| {
         bencher.iter_batched(
             || {
@@ -105,31 +105,31 @@ fn turns(criterion: &mut Criterion) {
             BatchSize::PerIteration,
         );
     });
-    group.bench_function("first turn, known words", |bencher| {
+    group.bench_function("first turn, cached words", |bencher| {
         bencher.iter(|| black_box(model.tokenize_text(&first_text, false).unwrap()));
     });
     model.cache_conversation(&prompt, ());
     group.bench_function("follow-up turn", |bencher| {
         bencher.iter(|| black_box(model.tokenize_text(&next_text, false).unwrap()));
     });
-    let followed = model.tokenize_text(&next_text, false).unwrap();
-    group.bench_function("follow-up turn, remembering", |bencher| {
-        bencher.iter(|| model.cache_conversation(black_box(&followed), ()));
+    let next_prompt = model.tokenize_text(&next_text, false).unwrap();
+    group.bench_function("follow-up turn, caching the prompt", |bencher| {
+        bencher.iter(|| model.cache_conversation(black_box(&next_prompt), ()));
     });
-    group.bench_function("reading the body", |bencher| {
+    group.bench_function("parsing the body", |bencher| {
         bencher.iter(|| black_box(ChatBody::parse(&next).unwrap()));
     });
-    group.bench_function("reading the body of a follow-up turn", |bencher| {
+    group.bench_function("parsing the body of a follow-up turn", |bencher| {
         bencher.iter(|| black_box(model.read_chat(&next).unwrap()));
     });
-    let read = ChatBody::parse(&next).unwrap();
+    let parsed = ChatBody::parse(&next).unwrap();
     group.bench_function("rendering", |bencher| {
-        bencher.iter(|| black_box(model.render_chat(&read, TemplateTime::utc(0)).unwrap()));
+        bencher.iter(|| black_box(model.render_chat(&parsed, TemplateTime::utc(0)).unwrap()));
     });
-    group.bench_function("follow-up turn, from the body on", |bencher| {
+    group.bench_function("follow-up turn, from body to tokens", |bencher| {
         bencher.iter(|| {
-            let read = model.read_chat(&next).unwrap();
-            black_box(model.tokenize_chat(&read, TemplateTime::utc(0)).unwrap())
+            let parsed = model.read_chat(&next).unwrap();
+            black_box(model.tokenize_chat(&parsed, TemplateTime::utc(0)).unwrap())
         });
     });
     group.finish();

@@ -1,4 +1,4 @@
-//! A conversation's turns, tokenised with what is kept of earlier ones, give the ids of tokenising each in one go.
+//! Tokenizing the turns of a conversation with cached earlier turns returns the same ids as tokenizing each prompt without the cache.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::path::Path;
@@ -17,7 +17,7 @@ fn load(limits: PromptLimits) -> PromptTokenizer<CachedIds> {
     PromptTokenizer::load(&folder, PromptDialect::Vllm, limits).unwrap()
 }
 
-/// Remembers nothing.
+/// A tokenizer whose conversation cache stays empty, as the reference.
 static UNCACHED: LazyLock<PromptTokenizer<CachedIds>> = LazyLock::new(|| load(PromptLimits::default()));
 
 fn tokenize(
@@ -31,19 +31,19 @@ fn tokenize(
     model.tokenize_chat(&body, TemplateTime::utc(0)).unwrap()
 }
 
-/// Checks a prompt against the same in one go, and what came back with it against the ids it was kept with; then keeps it.
+/// Compares a prompt with the same prompt tokenized without the cache, and its cached ids with those stored for it; then caches it.
 fn check(
     model: &PromptTokenizer<CachedIds>,
     prompt: &TokenizedPrompt<CachedIds>,
-    whole: &TokenizedPrompt<CachedIds>,
+    reference: &TokenizedPrompt<CachedIds>,
 ) {
-    let ids = whole.ids().to_vec();
+    let ids = reference.ids().to_vec();
     assert_eq!(prompt.ids().to_vec(), ids);
-    assert_eq!(whole.cached_prefix_tokens(), 0);
+    assert_eq!(reference.cached_prefix_tokens(), 0);
     let common = prompt.cached_prefix_tokens();
     match prompt.slot() {
         None => assert_eq!(common, 0),
-        Some(kept) => assert_eq!(kept[..common], ids[..common]),
+        Some(cached) => assert_eq!(cached[..common], ids[..common]),
     }
     model.cache_conversation(prompt, Arc::new(ids));
 }
@@ -53,7 +53,7 @@ fn message(role: &str, content: &str) -> Value {
 }
 
 #[test]
-fn a_follow_up_costs_its_new_text() {
+fn only_the_new_text_of_a_follow_up_is_tokenized() {
     let model = load(PromptLimits::default());
     let mut messages = vec![message("system", &"Be brief. ".repeat(500)), message("user", "Hello")];
     let first = tokenize(&model, &messages, json!({}));
@@ -62,20 +62,20 @@ fn a_follow_up_costs_its_new_text() {
     messages.push(message("assistant", "Hello to you."));
     messages.push(message("user", "And now?"));
     let second = tokenize(&model, &messages, json!({}));
-    // All but the role behind the last token of the first prompt.
+    // The cached prefix is the first prompt without the role after its last message.
     assert!(second.cached_prefix_tokens() + 8 > first.ids().len(), "{}", second.cached_prefix_tokens());
     check(&model, &second, &tokenize(&UNCACHED, &messages, json!({})));
     // Another conversation with the same system prompt.
     let other = tokenize(&model, &[messages[0].clone(), message("user", "Something else")], json!({}));
     assert!(other.cached_prefix_tokens() > 1000, "{}", other.cached_prefix_tokens());
-    // Another engine option at the end of the prompt is no obstacle.
-    let unthinking =
+    // An option that changes the end of the prompt keeps the cached prefix.
+    let without_thinking =
         tokenize(&model, &messages, json!({ "chat_template_kwargs": { "enable_thinking": false } }));
-    assert!(unthinking.cached_prefix_tokens() > 1000);
+    assert!(without_thinking.cached_prefix_tokens() > 1000);
 }
 
 #[test]
-fn dropped_reasoning_is_found_around() {
+fn dropped_reasoning_keeps_the_cached_prefix_before_it() {
     let model = load(PromptLimits::default());
     let mut messages = vec![message("system", &"Be brief. ".repeat(500)), message("user", "Hello")];
     for step in 0..40 {
@@ -88,7 +88,7 @@ fn dropped_reasoning_is_found_around() {
         check(&model, &prompt, &tokenize(&UNCACHED, &messages, json!({})));
         assert!(step == 0 || prompt.cached_prefix_tokens() > 1000);
     }
-    // Now the reasoning of all these steps is gone from the prompt.
+    // After a user message, the template drops the reasoning of all earlier steps.
     messages.push(message("user", "Thanks."));
     let prompt = tokenize(&model, &messages, json!({}));
     assert!(prompt.cached_prefix_tokens() > 1000, "{}", prompt.cached_prefix_tokens());
@@ -96,7 +96,7 @@ fn dropped_reasoning_is_found_around() {
 }
 
 #[test]
-fn a_very_long_conversation_stays_exact() {
+fn ids_of_300_turns_equal_those_without_the_cache() {
     let model = load(PromptLimits::default());
     let mut messages = Vec::new();
     for turn in 0..300 {
@@ -104,20 +104,24 @@ fn a_very_long_conversation_stays_exact() {
         let prompt = tokenize(&model, &messages, json!({}));
         let new = prompt.ids().len() - prompt.cached_prefix_tokens();
         assert!(turn == 0 || new < 50, "{new} new tokens in turn {turn}");
-        assert!(prompt.ids().slices().count() < 600, "stretches are merged");
+        assert!(prompt.ids().slices().count() < 600, "id slices must be merged");
         check(&model, &prompt, &tokenize(&UNCACHED, &messages, json!({})));
         messages.push(message("assistant", "Yes."));
     }
 }
 
 #[test]
-fn completions_have_the_tokenizers_own_tokens() {
+fn completions_cache_prompts_with_and_without_special_tokens() {
     let model = load(PromptLimits::default());
     let text = TextPrompt::Text("<|im_start|>a<|im_end|>".to_owned());
     let bare = model.tokenize_text(&text, false).unwrap();
     model.cache_conversation(&bare, Arc::default());
     let marked = model.tokenize_text(&text, true).unwrap();
-    assert_eq!(marked.cached_prefix_tokens(), 0, "what was kept without special tokens is another prompt");
+    assert_eq!(
+        marked.cached_prefix_tokens(),
+        0,
+        "a prompt cached without special tokens is a different prompt"
+    );
     assert_eq!(marked.ids().to_vec()[1..], bare.ids().to_vec());
     model.cache_conversation(&marked, Arc::default());
     let longer = TextPrompt::Text("<|im_start|>a<|im_end|>b".to_owned());
@@ -129,28 +133,28 @@ fn completions_have_the_tokenizers_own_tokens() {
 }
 
 #[test]
-fn the_cache_is_bounded() {
+fn conversation_cache_evicts_above_its_byte_limit() {
     let model = load(PromptLimits { conversation_bytes: 100_000, ..PromptLimits::default() });
-    let ask_one = |number: usize| {
+    let tokenize_numbered = |number: usize| {
         let messages = [message("user", &format!("{number} {}", "word ".repeat(2000))), message("user", "b")];
         tokenize(&model, &messages, json!({}))
     };
     for number in 0..100 {
-        let prompt = ask_one(number);
+        let prompt = tokenize_numbered(number);
         model.cache_conversation(&prompt, Arc::default());
     }
-    let known = (0..100).filter(|number| ask_one(*number).cached_prefix_tokens() > 0).count();
-    assert!((1..=10).contains(&known), "{known} of 100 prompts are known");
+    let cached = (0..100).filter(|number| tokenize_numbered(*number).cached_prefix_tokens() > 0).count();
+    assert!((1..=10).contains(&cached), "{cached} of 100 prompts are cached");
 }
 
 #[test]
-fn many_threads_share_the_conversations() {
+fn concurrent_threads_share_cached_conversations() {
     let model = load(PromptLimits::default());
     std::thread::scope(|scope| {
         for thread in 0..4 {
             let model = &model;
             scope.spawn(move || {
-                let mut messages = vec![message("system", "The same for all. ")];
+                let mut messages = vec![message("system", "A shared system prompt. ")];
                 for turn in 0..20 {
                     messages.push(message("user", &format!("{} {turn}", thread % 2)));
                     check(
@@ -164,7 +168,7 @@ fn many_threads_share_the_conversations() {
     });
 }
 
-/// Text with pieces that matter to the tokenizer.
+/// Text with parts that tokenizers treat specially: special tokens, parts of them, combining characters, contractions.
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         3 => "[a-z ]{0,12}",
@@ -176,11 +180,11 @@ fn text() -> impl Strategy<Value = String> {
     prop::collection::vec(piece, 0..6).prop_map(|pieces| pieces.concat())
 }
 
-/// How a client goes on.
+/// A client's next change of the conversation.
 #[derive(Debug, Clone)]
 enum ConversationStep {
     Say(&'static str, String),
-    /// Forgets the last messages and says something else.
+    /// Removes the last messages and appends another one.
     Rewind(usize, String),
     Think(String, String),
 }
@@ -197,7 +201,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
     #[test]
-    fn turns_equal_one_pass(steps in prop::collection::vec(step(), 1..40)) {
+    fn turns_equal_those_without_the_cache(steps in prop::collection::vec(step(), 1..40)) {
         static MODEL: LazyLock<PromptTokenizer<CachedIds>> = LazyLock::new(|| load(PromptLimits::default()));
         let mut messages = Vec::new();
         for step in steps {
@@ -216,12 +220,12 @@ proptest! {
     }
 
     #[test]
-    fn texts_equal_one_pass(pieces in prop::collection::vec(text(), 1..12), special in any::<bool>()) {
+    fn growing_texts_equal_those_without_the_cache(pieces in prop::collection::vec(text(), 1..12), special in any::<bool>()) {
         static MODEL: LazyLock<PromptTokenizer<CachedIds>> = LazyLock::new(|| load(PromptLimits::default()));
-        let mut whole = String::new();
+        let mut accumulated = String::new();
         for piece in pieces {
-            whole.push_str(&piece);
-            let text = TextPrompt::Text(whole.clone());
+            accumulated.push_str(&piece);
+            let text = TextPrompt::Text(accumulated.clone());
             let prompt = MODEL.tokenize_text(&text, special).unwrap();
             check(&MODEL, &prompt, &UNCACHED.tokenize_text(&text, special).unwrap());
         }

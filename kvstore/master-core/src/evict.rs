@@ -213,7 +213,7 @@ impl ObjectTable {
                 }
                 EvictionDecision::SoftPinned => retry_ms = retry_ms.or(Some(0)),
                 EvictionDecision::Unresponsive => {
-                    retry_ms = Some(retry_ms.unwrap_or(0).max(self.retry_at(now_ms)))
+                    retry_ms = Some(retry_ms.unwrap_or(0).max(self.retry_at(now_ms)));
                 }
                 EvictionDecision::Evict | EvictionDecision::EvictWith(..) | EvictionDecision::Empty => {}
             }

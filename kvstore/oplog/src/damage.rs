@@ -58,7 +58,7 @@ impl LogDirectory {
         self.disk().create_folder(target)?;
         for name in self.disk().list(self.path())? {
             let is_state = name.ends_with(".log") || name.ends_with(".snap");
-            if is_state || name == crate::synced_mark::NAME || name == crate::log::CLEAN_SHUTDOWN_FILE {
+            if is_state || name == crate::synced_mark::NAME || name == crate::shutdown_mark::NAME {
                 self.disk().link(&self.path().join(&name), &target.join(&name))?;
             }
         }

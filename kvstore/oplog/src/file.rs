@@ -1,4 +1,8 @@
-//! The header of a log file.
+//! The name and the header of a log file.
+
+/// Prefix of the names of log files; the number of the first record follows.
+pub(crate) const PREFIX: &str = "log";
+pub(crate) const SUFFIX: &str = "log";
 
 /// Size of the header in bytes.
 pub(crate) const HEADER_SIZE: usize = 64;
@@ -15,6 +19,11 @@ pub(crate) struct LogFileHeader {
 }
 
 impl LogFileHeader {
+    /// Whether the file was created under this boot id, which must be known.
+    pub(crate) fn is_from_boot(&self, boot_id: &str) -> bool {
+        !boot_id.is_empty() && self.boot_id == boot_id
+    }
+
     pub(crate) fn write(&self) -> [u8; HEADER_SIZE] {
         let mut header = [0; HEADER_SIZE];
         header[..8].copy_from_slice(&MAGIC);

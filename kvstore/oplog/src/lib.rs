@@ -20,15 +20,20 @@ mod disk;
 mod file;
 mod frame;
 mod log;
+mod log_files;
+mod options;
 mod reader;
 mod scan;
+mod shutdown_mark;
 pub mod snapshot;
 mod synced_mark;
 
 pub use damage::LogDamage;
 pub use directory::LogDirectory;
 pub use disk::{AppendFile, DirectoryLock, FlushOperation, LocalFileSystem, LogStorage};
-pub use log::{LogFiles, LogRecoveryReport, OperationLog, OplogOptions};
+pub use log::{LogRecoveryReport, OperationLog};
+pub use log_files::LogFiles;
+pub use options::OplogOptions;
 pub use reader::LogReader;
 
 use std::io;

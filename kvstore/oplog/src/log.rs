@@ -1,6 +1,5 @@
 //! The log: opening, appending, committing and pruning.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -10,39 +9,13 @@ use parking_lot::Mutex;
 use crate::damage::LogDamage;
 use crate::directory::LogDirectory;
 use crate::disk::AppendFile;
-use crate::file::{HEADER_SIZE, LogFileHeader};
+use crate::file::{HEADER_SIZE, LogFileHeader, PREFIX, SUFFIX};
 use crate::frame;
-use crate::reader::LogReader;
-use crate::scan::{LastWriterState, LogScan, RecordRun};
+use crate::log_files::LogFiles;
+use crate::options::OplogOptions;
+use crate::scan::RecordRun;
 use crate::synced_mark::SyncedMark;
-use crate::{OplogError, io_error};
-
-const PREFIX: &str = "log";
-const SUFFIX: &str = "log";
-/// File that marks a clean shutdown; it contains the number of the last record.
-pub(crate) const CLEAN_SHUTDOWN_FILE: &str = "closed";
-
-#[derive(Debug, Clone)]
-pub struct OplogOptions {
-    /// Size in bytes at which a new file is started.
-    pub file_bytes: u64,
-    /// Whether a commit flushes to the disk. Otherwise it only writes to the page cache, which survives a crash of the process but not of
-    /// the machine.
-    pub flush_always: bool,
-    /// Boot id of the machine; see [`boot_id`].
-    pub boot_id: String,
-}
-
-impl Default for OplogOptions {
-    fn default() -> Self {
-        Self { file_bytes: 64 << 20, flush_always: false, boot_id: boot_id() }
-    }
-}
-
-/// The kernel's boot id, which changes at every start of the machine; empty if it cannot be read.
-fn boot_id() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|id| id.trim().to_owned()).unwrap_or_default()
-}
+use crate::{OplogError, io_error, shutdown_mark};
 
 /// State of a log when it was opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -98,75 +71,6 @@ struct ActiveLogFile {
     last: u64,
 }
 
-/// The files of a log before it is opened.
-pub struct LogFiles {
-    all: Vec<(u64, PathBuf)>,
-    /// Files without a header, left by a crash during their creation.
-    unfinished: Vec<PathBuf>,
-    /// Header of the newest file.
-    header: Option<LogFileHeader>,
-    scan: LogScan,
-    closed_at: Option<u64>,
-}
-
-impl LogFiles {
-    /// Reads the files without modifying them.
-    ///
-    /// # Errors
-    /// Errors of the file system.
-    pub fn read(folder: &LogDirectory, options: &OplogOptions) -> Result<Self, OplogError> {
-        let (mut all, mut unfinished) =
-            (folder.numbered(PREFIX, SUFFIX).map_err(io_error(folder.path()))?, Vec::new());
-        while let Some((_, path)) = all.last()
-            && is_unfinished(folder, path)?
-        {
-            unfinished.extend(all.pop().map(|(_, path)| path));
-        }
-        let closed =
-            folder.get(CLEAN_SHUTDOWN_FILE).map_err(io_error(folder.path().join(CLEAN_SHUTDOWN_FILE)))?;
-        let closed_at = closed.and_then(|bytes| String::from_utf8(bytes).ok()?.trim().parse::<u64>().ok());
-        let marked = SyncedMark::read(folder)?;
-        let flushed_through = marked.number().max(closed_at.unwrap_or(0));
-        let (mut scan, mut header) = (LogScan::default(), None);
-        for (nth, (first, path)) in all.iter().enumerate() {
-            let bytes = folder.disk().read(path).map_err(io_error(path))?;
-            header = scan.file(path, *first, &bytes);
-            if nth + 1 < all.len() {
-                scan.rest_of_older(path, &bytes);
-                continue;
-            }
-            let same_boot = header.as_ref().is_some_and(|header| is_same_boot(header, options));
-            scan.rest_of_newest(path, *first, &bytes, LastWriterState { same_boot, flushed_through });
-        }
-        if all.is_empty() {
-            scan.ends_too_early(folder.path(), 0, 0, flushed_through);
-        }
-        if marked == SyncedMark::Damaged {
-            scan.add_record(&folder.path().join(crate::synced_mark::NAME), 0, 0, "the file is corrupt");
-        }
-        Ok(Self { all, unfinished, header, scan, closed_at })
-    }
-
-    /// Number of the last readable record.
-    fn last(&self) -> u64 {
-        self.all.last().map_or(0, |(first, _)| self.scan.last(*first).max(first.saturating_sub(1)))
-    }
-
-    /// Written records that cannot be read.
-    pub fn damage(&self) -> Option<&LogDamage> {
-        self.scan.damage()
-    }
-
-    /// Whether committed records may be lost because the machine crashed before they were flushed. Opening the log resets this.
-    pub fn may_lack_records(&self, options: &OplogOptions) -> bool {
-        if self.all.is_empty() || self.closed_at == Some(self.last()) {
-            return false;
-        }
-        let Some(header) = &self.header else { return true };
-        !is_same_boot(header, options) && !header.flushed
-    }
-}
-
 impl OperationLog {
     /// Opens a directory's log, or creates one. An incompletely written last record is truncated. If written records are missing,
     /// nothing is truncated: the log continues in a new file, after all used numbers.
@@ -195,7 +99,6 @@ impl OperationLog {
         }
         let may_lack_records = files.may_lack_records(&options);
         let (last, damage) = (files.last(), files.scan.damage().cloned());
-        let shutdown_mark = folder.path().join(CLEAN_SHUTDOWN_FILE);
         let is_closed = files.closed_at.is_some();
         let end = files.scan.end_run().cloned();
         let is_broken = damage.is_some() && end.is_none();
@@ -216,7 +119,7 @@ impl OperationLog {
             }
         };
         if is_closed {
-            folder.disk().remove(&shutdown_mark).map_err(io_error(shutdown_mark))?;
+            shutdown_mark::remove(&folder)?;
         }
         let first = log.oldest();
         let next = log.next();
@@ -246,7 +149,7 @@ impl OperationLog {
             ActiveLogFile { file, path: newest.to_owned(), length, torn: false, bytes: Vec::new(), last };
         let is_damaged = files.scan.damage().is_some();
         let can_append = files.header.as_ref().is_some_and(|header| {
-            is_same_boot(header, &options) && header.flushed == options.flush_always && !is_damaged
+            header.is_from_boot(&options.boot_id) && header.flushed == options.flush_always && !is_damaged
         });
         let log = Self::new(Arc::clone(folder), options, active, oldest);
         // The header contains the boot id, so each start of the machine needs a new file. A damaged file is not extended, so that it
@@ -424,21 +327,7 @@ impl OperationLog {
         self.write(&mut active)?;
         active.file.flush().map_err(io_error(&active.path))?;
         self.write_synced_mark(self.written());
-        self.folder
-            .put(CLEAN_SHUTDOWN_FILE, self.written().to_string().as_bytes())
-            .map_err(io_error(self.folder.path()))
-    }
-
-    /// A reader of the written records from `number`.
-    ///
-    /// # Errors
-    /// [`OplogError::Pruned`], or errors of the file system.
-    pub fn reader(&self, number: u64) -> Result<LogReader<'_>, OplogError> {
-        let first = self.oldest();
-        if number < first {
-            return Err(OplogError::Pruned { first, wanted: number });
-        }
-        Ok(LogReader::new(self, number))
+        shutdown_mark::write(&self.folder, self.written())
     }
 
     /// Path of the file that contains a record.
@@ -476,12 +365,6 @@ impl OperationLog {
     }
 }
 
-impl std::fmt::Debug for LogFiles {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LogFiles").field("files", &self.all).field("scan", &self.scan).finish_non_exhaustive()
-    }
-}
-
 impl std::fmt::Debug for OperationLog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("OperationLog")
@@ -507,16 +390,4 @@ fn new_file(
         Ok(file)
     });
     Ok((created.map_err(io_error(&path))?, path))
-}
-
-/// Whether a crash interrupted the creation of a file before its header was written.
-fn is_unfinished(folder: &LogDirectory, path: &Path) -> Result<bool, OplogError> {
-    if folder.disk().length(path).map_err(io_error(path))? > HEADER_SIZE as u64 {
-        return Ok(false);
-    }
-    Ok(LogFileHeader::read(&folder.disk().read(path).map_err(io_error(path))?).is_none())
-}
-
-fn is_same_boot(header: &LogFileHeader, options: &OplogOptions) -> bool {
-    !options.boot_id.is_empty() && header.boot_id == options.boot_id
 }

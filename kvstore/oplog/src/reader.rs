@@ -17,8 +17,22 @@ pub struct LogReader<'a> {
     offset: usize,
 }
 
+impl OperationLog {
+    /// A reader of the written records from `number`.
+    ///
+    /// # Errors
+    /// [`OplogError::Pruned`], or errors of the file system.
+    pub fn reader(&self, number: u64) -> Result<LogReader<'_>, OplogError> {
+        let first = self.oldest();
+        if number < first {
+            return Err(OplogError::Pruned { first, wanted: number });
+        }
+        Ok(LogReader::new(self, number))
+    }
+}
+
 impl<'a> LogReader<'a> {
-    pub(crate) fn new(log: &'a OperationLog, next: u64) -> Self {
+    fn new(log: &'a OperationLog, next: u64) -> Self {
         Self { log, next, path: PathBuf::new(), bytes: Vec::new(), offset: 0 }
     }
 

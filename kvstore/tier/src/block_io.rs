@@ -8,8 +8,8 @@ use moongate_memory::Crc32c;
 
 use crate::TierError;
 use crate::block::TierLayout;
-use crate::engine::IoVisitor;
 use crate::index::TierObject;
+use crate::io_chunk::IoVisitor;
 
 /// Number of object bytes in its block with this number.
 pub(crate) fn part_len(len: u64, number: usize, block: u32) -> u64 {

@@ -3,29 +3,9 @@
 use std::fs::File;
 use std::io;
 
+use crate::io_chunk::{IoChunk, IoDirection, IoVisitor};
 use crate::ring_pool::IoRingPool;
 use crate::threads;
-
-/// A range of the file, aligned for direct I/O.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct IoChunk {
-    pub(crate) offset: u64,
-    pub(crate) len: usize,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum IoDirection {
-    Read,
-    Write,
-}
-
-/// Callbacks of a transfer, in arbitrary order of its chunks.
-pub(crate) trait IoVisitor {
-    /// Fills a chunk that is about to be written.
-    fn fill(&mut self, chunk: usize, bytes: &mut [u8]);
-    /// Called when a chunk was read or written, with its bytes or the error.
-    fn complete(&mut self, chunk: usize, outcome: io::Result<&[u8]>);
-}
 
 pub(crate) struct IoEngine {
     /// Maximum bytes of a chunk.

@@ -11,7 +11,8 @@ use rustix::fs::{FallocateFlags, OFlags};
 
 use crate::TierError;
 use crate::buffer::ALIGN;
-use crate::engine::{IoChunk, IoDirection, IoEngine, IoVisitor};
+use crate::engine::IoEngine;
+use crate::io_chunk::{IoChunk, IoDirection, IoVisitor};
 use crate::superblock::Superblock;
 
 /// Time allowed for a disk to finish the I/O of a killed process.

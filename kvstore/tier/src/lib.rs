@@ -13,6 +13,7 @@ mod engine;
 mod eviction;
 mod file;
 mod index;
+mod io_chunk;
 mod page;
 mod ring;
 mod ring_pool;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use io_uring::{IoUring, opcode, types};
 
 use crate::buffer::AlignedBuffer;
-use crate::engine::{IoChunk, IoDirection, IoVisitor};
+use crate::io_chunk::{IoChunk, IoDirection, IoVisitor};
 
 /// Maximum number of operations in flight: a longer queue does not make disks faster.
 const QUEUE_DEPTH: usize = 32;

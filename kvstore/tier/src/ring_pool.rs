@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 
 use crate::buffer::AlignedBuffer;
-use crate::engine::{IoChunk, IoDirection, IoVisitor};
+use crate::io_chunk::{IoChunk, IoDirection, IoVisitor};
 use crate::ring::IoRing;
 
 /// Maximum number of concurrent transfers; others wait.

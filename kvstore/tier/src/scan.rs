@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 use crate::block::{AllocatedBlocks, FreeBlocks, TierLayout};
 use crate::buffer::ALIGN;
-use crate::engine::{IoChunk, IoDirection, IoEngine, IoVisitor};
+use crate::engine::IoEngine;
 use crate::index::{TierIndex, TierObject};
+use crate::io_chunk::{IoChunk, IoDirection, IoVisitor};
 use crate::page::{ObjectPage, PageContent};
 
 pub(crate) struct TierScanResult {

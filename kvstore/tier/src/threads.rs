@@ -8,7 +8,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread;
 
 use crate::buffer::AlignedBuffer;
-use crate::engine::{IoChunk, IoDirection, IoVisitor};
+use crate::io_chunk::{IoChunk, IoDirection, IoVisitor};
 
 /// Number of threads per transfer.
 const THREADS: usize = 8;

@@ -11,7 +11,7 @@ use super::{ControllerContext, hook_client};
 use crate::ResourceKind;
 use crate::events::EventRecord;
 use crate::metrics::ReconcileOutcome;
-use crate::plan;
+use crate::plan::{PlanError, ReconcilePlan, plan_for};
 use crate::resource_cache::{ObservedResource, ResourceKey};
 use crate::resource_writer::WriteOutcome;
 use crate::spans::ReconcileSpan;
@@ -51,7 +51,7 @@ async fn reconcile(
 ) -> ReconcileOutcome {
     let key = &live.key;
     let started = Instant::now();
-    let plan = plan::plan_for(&shared.observed, key, shared.gang_scheduler, Timestamp::now());
+    let plan = plan(shared, key);
     shared.metrics.observe_plan(key.kind, started.elapsed());
     let plan = match plan {
         Ok(plan) => plan,
@@ -98,6 +98,20 @@ async fn reconcile(
     }
     span.finish();
     ReconcileOutcome::Done
+}
+
+/// Plans from a snapshot, and reserves the ports that the plan chose. Plans again if another worker has taken one of them
+/// meanwhile.
+fn plan(shared: &ControllerContext, key: &ResourceKey) -> Result<ReconcilePlan, PlanError> {
+    loop {
+        let now = Timestamp::now();
+        let snapshot = shared.observed.lock().snapshot(key, now);
+        let Some(snapshot) = snapshot else { return Ok(ReconcilePlan::default()) };
+        let plan = plan_for(&snapshot, shared.gang_scheduler, now)?;
+        if shared.observed.lock().reserve_ports(&plan.port_choices, now) {
+            return Ok(plan);
+        }
+    }
 }
 
 fn record_outcome(shared: &ControllerContext, outcome: WriteOutcome, namespace: &str) {

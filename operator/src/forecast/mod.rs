@@ -17,13 +17,12 @@ use std::time::Duration;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use moongate_render::GangScheduler;
-use parking_lot::Mutex;
 use rbg_api::keys;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::ResourceKind;
-use crate::plan;
+use crate::plan::plan_for;
 use crate::resource_cache::{ResourceCache, ResourceKey};
 use crate::time::add_duration;
 use crate::upgrade_hook::HookResult;
@@ -76,7 +75,7 @@ pub fn forecast(
 struct ForecastRun<'a> {
     server: &'a mut SimulatedApiServer,
     gang: GangScheduler,
-    observed: Mutex<ResourceCache>,
+    observed: ResourceCache,
     queue: BTreeSet<ResourceKey>,
     scheduled: BTreeMap<ResourceKey, Timestamp>,
     started_at: Timestamp,
@@ -99,7 +98,7 @@ impl<'a> ForecastRun<'a> {
             ready_at_first: ready(server),
             server,
             gang,
-            observed: Mutex::new(observed),
+            observed,
             queue: BTreeSet::new(),
             scheduled: BTreeMap::new(),
             steps_taken: 0,
@@ -164,7 +163,8 @@ impl<'a> ForecastRun<'a> {
     }
 
     fn reconcile(&mut self, key: &ResourceKey) {
-        let plan = match plan::plan_for(&self.observed, key, self.gang, self.server.now) {
+        let Some(snapshot) = self.observed.snapshot(key, self.server.now) else { return };
+        let plan = match plan_for(&snapshot, self.gang, self.server.now) {
             Ok(plan) => plan,
             Err(error) => {
                 let problem = format!("{} {}: {error}", key.kind.name(), key.name);
@@ -180,7 +180,7 @@ impl<'a> ForecastRun<'a> {
         }
         // Hooks are assumed to finish at once.
         for call in plan.hook_calls {
-            if self.observed.lock().record_hook_result(call, HookResult::Done(None)) {
+            if self.observed.record_hook_result(call, HookResult::Done(None)) {
                 self.queue.insert(key.clone());
             }
         }

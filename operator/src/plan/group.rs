@@ -21,13 +21,11 @@ use super::{
     revisions, stateful,
 };
 use crate::ResourceKind;
+use crate::resource_cache::PortTable;
 use crate::status::{self, ObservedRoleStatus};
 
 /// Number of group revisions to keep.
 const REVISION_LIMIT: usize = 5;
-
-/// Allocates a port for an object (first argument); the second argument is the annotation that stores it.
-pub type PortAllocator<'a> = &'a dyn Fn(&str, &str) -> Result<Option<u16>, PlanError>;
 
 #[derive(Clone, Copy)]
 pub struct GroupInput<'a> {
@@ -52,8 +50,8 @@ pub struct GroupInput<'a> {
     pub foreign_pods: &'a dyn Fn(&str) -> Vec<Pod>,
     /// Any other object of the group's namespace.
     pub live: &'a dyn Fn(ResourceKind, &str) -> Option<Value>,
-    /// Allocates a port for a workload; `None` if port allocation is off.
-    pub port: PortAllocator<'a>,
+    /// Ports in use in the whole cluster.
+    pub ports: &'a PortTable,
     /// Whether the cluster does not serve a kind.
     pub is_absent: &'a dyn Fn(ResourceKind) -> bool,
     pub now: Timestamp,
@@ -145,7 +143,7 @@ fn plan_roles(
         let Some(target) = targets.get(&spec.name) else { continue };
         let preserved = preserved_fields(*live, role);
         let mut manifest = profiles::workload(input, spec, role, &target.current, (*live, &preserved))?;
-        ports::allocate_role_ports(input, &mut manifest, *live)?;
+        ports::allocate_role_ports(input, &mut manifest, *live, plan)?;
         stateful::plan_rollout(input, role_with_workload, target, &mut manifest);
         remove_topology_annotation(&mut manifest, *live);
         states.push(state(role, target, *live, &manifest));

@@ -15,6 +15,7 @@ use super::{
     pod_locations, ports, pre_pull, restart, revisions,
 };
 use crate::ResourceKind;
+use crate::resource_cache::PortTable;
 use crate::status::{self, pod_has, pod_label};
 use crate::upgrade_hook::{HookCall, HookResult};
 
@@ -29,8 +30,8 @@ pub struct InstanceInput<'a> {
     pub pods: &'a [Pod],
     /// Pods that pull images for the instance's pods.
     pub pulls: &'a [Pod],
-    /// Allocates a port for the annotation with that name; `None` if port allocation is off.
-    pub port: &'a dyn Fn(&str) -> Result<Option<u16>, PlanError>,
+    /// Ports in use in the whole cluster.
+    pub ports: &'a PortTable,
     /// Last response of a pod's hook.
     pub hook_result: &'a dyn Fn(&HookCall) -> Option<HookResult>,
     /// Labels of the nodes that the pods run on.

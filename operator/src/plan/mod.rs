@@ -1,10 +1,12 @@
-//! Plans: ordered steps, each with its reason. Pure functions: the time is part of the input.
+//! Plans: ordered steps, each with its reason.
+//!
+//! Pure functions: a snapshot of the objects and the time go in, and all effects come out as values ([`ReconcilePlan`]).
 
 mod adapter;
 mod component_order;
 mod coordination;
 mod desired_roles;
-mod from_cache;
+mod from_snapshot;
 mod gang;
 mod group;
 mod group_set;
@@ -26,9 +28,9 @@ mod unordered;
 mod warmup;
 
 pub use adapter::{AdapterInput, adapter};
-pub use from_cache::plan_for;
+pub use from_snapshot::plan_for;
 pub(crate) use group::check_dependencies;
-pub use group::{GroupInput, PortAllocator, group};
+pub use group::{GroupInput, group};
 pub use group_set::{GroupSetInput, MAX_UNAVAILABLE, group_set};
 pub(crate) use in_place::{GRACE as IN_PLACE_GRACE, RESTARTED_AT, is_same_image};
 pub use instance::{InstanceInput, instance};
@@ -43,6 +45,7 @@ use moongate_render::{Manifest, RenderError};
 use serde_json::Value;
 
 use crate::ResourceKind;
+use crate::resource_cache::PortChoice;
 use crate::time::add_duration;
 use crate::upgrade_hook::HookCall;
 
@@ -61,6 +64,9 @@ pub struct ReconcilePlan {
     pub requeue_at: Option<Timestamp>,
     /// Hooks to call meanwhile. Their responses are input of the next plan.
     pub hook_calls: Vec<HookCall>,
+    /// Ports that the steps store in objects. They have to be reserved before the first step, or planned again if they are
+    /// taken by then.
+    pub port_choices: Vec<PortChoice>,
 }
 
 /// One write with its reason.

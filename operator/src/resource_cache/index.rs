@@ -1,6 +1,6 @@
 //! Index of objects by owner and group, so that the cost of a plan does not depend on the number of other objects.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
 use super::{ObservedResource, ResourceKey};
 use crate::ResourceKind;
@@ -11,8 +11,6 @@ pub(super) struct ResourceIndex {
     children: HashMap<String, BTreeSet<ResourceKey>>,
     /// Pods of instances and of other controllers, by namespace and group.
     pods: HashMap<(String, String), BTreeSet<ResourceKey>>,
-    /// Number of objects that have allocated each port.
-    ports: BTreeMap<u16, usize>,
 }
 
 impl ResourceIndex {
@@ -22,9 +20,6 @@ impl ResourceIndex {
         }
         if let Some(group) = group_of_pod(live) {
             self.pods.entry(group).or_default().insert(live.key.clone());
-        }
-        for port in &live.ports {
-            *self.ports.entry(*port).or_default() += 1;
         }
     }
 
@@ -43,14 +38,6 @@ impl ResourceIndex {
         {
             self.pods.remove(&group);
         }
-        for port in &live.ports {
-            if let Some(objects) = self.ports.get_mut(port) {
-                *objects -= 1;
-                if *objects == 0 {
-                    self.ports.remove(port);
-                }
-            }
-        }
     }
 
     pub(super) fn children(&self, owner: &str) -> impl Iterator<Item = &ResourceKey> {
@@ -59,10 +46,6 @@ impl ResourceIndex {
 
     pub(super) fn pods(&self, namespace: &str, group: &str) -> impl Iterator<Item = &ResourceKey> {
         self.pods.get(&(namespace.to_owned(), group.to_owned())).into_iter().flatten()
-    }
-
-    pub(super) fn has_port(&self, port: u16) -> bool {
-        self.ports.contains_key(&port)
     }
 }
 

@@ -7,7 +7,7 @@
 #![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
 #[expect(dead_code, clippy::panic, reason = "other tests wait for single spans; tests fail by panicking")]
-#[path = "../../../tests/world/collector.rs"]
+#[path = "../../../tests/harness/collector.rs"]
 mod collector;
 mod events;
 mod examples;

@@ -175,7 +175,7 @@ fn real_parent(name: &str, state: &Value) -> bool {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn in_a_browser() {
-    let folder = root().join("tests/console");
+    let folder = root().join("tests/gateway/console");
     let installed = target("console-check");
     succeeds(SETUP_LIMIT, Command::new(folder.join("setup")).arg(&installed)).await;
     let (_binary, base_url, admin) = up().await;

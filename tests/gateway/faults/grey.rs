@@ -12,7 +12,7 @@ use tokio::process::Command;
 use super::FaultTestOutcome;
 use crate::harness::fleet::{TestFleet, TestFleetBuilder};
 use crate::harness::process::{GatewayAddresses, MoongateProcess};
-use crate::harness::store_prompts::{metric, metric_at};
+use crate::harness::metrics::{metric, metric_at};
 use crate::harness::{TEST_TIMEOUT, client, wait_until};
 
 /// What a request may take that first went to a grey engine. It waits there for two seconds; the rest is for a busy machine. Without

@@ -18,7 +18,7 @@ const SETUP_LIMIT: Duration = Duration::from_secs(300);
 const CHECK_LIMIT: Duration = Duration::from_secs(90);
 
 fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sdk")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gateway/sdk")
 }
 
 /// Runs a program; panics with its output if it fails.
@@ -46,9 +46,9 @@ async fn installed() -> PathBuf {
     // The package indexes may be reachable only through the machine's proxy.
     let mut setup = Command::new(folder().join("setup"));
     let ran = tokio::time::timeout(SETUP_LIMIT, setup.arg(&into).kill_on_drop(true).output()).await;
-    let ran = ran.expect("tests/sdk/setup ends in time").expect("tests/sdk/setup can be run");
+    let ran = ran.expect("tests/gateway/sdk/setup ends in time").expect("tests/gateway/sdk/setup can be run");
     let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    assert!(ran.status.success(), "tests/sdk/setup has failed; python3, node and npm are needed:\n{said}");
+    assert!(ran.status.success(), "tests/gateway/sdk/setup has failed; python3, node and npm are needed:\n{said}");
     into
 }
 

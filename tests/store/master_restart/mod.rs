@@ -22,8 +22,7 @@ use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
-use crate::harness::linearizability;
-use crate::harness::linearizability::{CallHistory, CheckedCalls, connect, mount, start_clients};
+use crate::harness::linearizability::{self, CallHistory, CheckedCalls, connect, mount, start_clients};
 use crate::harness::mooncake::free_port;
 use crate::harness::process::MoongateProcess;
 use crate::harness::wait_until;

@@ -1,5 +1,5 @@
 //! The same with Mooncake's store service on Mooncake's master: what is lost there, beside ours, drawn for docs/upgrade.md by
-//! `cargo test --test upgrade -- --ignored --nocapture`.
+//! `cargo test --test store upgrade:: -- --ignored --nocapture`.
 
 use std::path::Path;
 use std::time::{Duration, Instant};

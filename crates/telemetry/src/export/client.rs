@@ -174,7 +174,7 @@ mod tests {
         assert!(grpc_status(&trailers(&[("grpc-status", "0")])).is_ok());
         let full = trailers(&[("grpc-status", "8"), ("grpc-message", "no%20room")]);
         let error = grpc_status(&full).unwrap_err();
-        assert_eq!(error.to_string(), "it answered with gRPC status 8: no room");
+        assert_eq!(error.to_string(), "the collector returned gRPC status 8: no room");
         assert!(grpc_status(&HeaderMap::new()).is_err());
         assert!(grpc_status(&trailers(&[("grpc-status", "ok")])).is_err());
     }

@@ -1,6 +1,6 @@
 //! Connectors: how a prefill and a decode engine serve one request together.
 //!
-//! A new connector needs its own file here, an entry in [`of_pair`], and the facts by which discovery recognises it
+//! A new connector needs its own file here, an entry in [`for_attempt`], and the facts by which discovery recognises it
 //! (`moongate_discovery::KvTransferMethod`).
 
 mod body;
@@ -51,15 +51,13 @@ pub(super) trait LegConnector: Send + Sync {
 pub(super) struct PrefillLeg {
     pub(super) request: PreparedRequest,
     pub(super) order: LegOrder,
-    /// Whether the leg may be aborted when its response is no longer needed.
-    pub(super) may_cancel: bool,
 }
 
 /// When the leg that answers the client starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum LegOrder {
-    /// Together with the prefill leg.
-    Together,
+    /// Together with the prefill leg. `may_cancel`: whether that leg may be aborted when its response is no longer needed.
+    Together { may_cancel: bool },
     /// After the prefill leg's complete response.
     PrefillFirst,
 }
@@ -71,10 +69,17 @@ pub(super) struct ConnectorAttempt<'a> {
     /// Counted from 1.
     pub(super) number: u32,
     pub(super) decision: Option<&'a RoutingDecision>,
-    /// The engine that computes the prompt; that of the main leg for a single worker.
+    /// The engine that computes the prompt.
     pub(super) prefill: LegEngine<'a>,
+    /// The engine that answers the client, unless that is `prefill`.
+    pub(super) decode: Option<LegEngine<'a>>,
+}
+
+impl<'a> ConnectorAttempt<'a> {
     /// The engine that answers the client.
-    pub(super) main: LegEngine<'a>,
+    fn main_engine(&self) -> LegEngine<'a> {
+        self.decode.unwrap_or(self.prefill)
+    }
 }
 
 /// The engine of a leg.
@@ -101,15 +106,15 @@ impl LegEngine<'_> {
     }
 }
 
-/// The connector of a single worker.
-pub(super) fn single_worker() -> Box<dyn LegConnector> {
-    Box::new(PlainConnector)
-}
-
-/// The connector of a pair, derived from the facts that the prefill engine reports, never guessed per request. The error says which
-/// fact is missing.
-pub(super) fn of_pair(prefill: LegEngine<'_>) -> Result<Box<dyn LegConnector + '_>, &'static str> {
-    let LegEngine { facts, rank } = prefill;
+/// The connector of a route, derived from the facts that its engines report, never guessed per request. The error says which fact is
+/// missing.
+pub(super) fn for_attempt<'a>(
+    attempt: &ConnectorAttempt<'a>,
+) -> Result<Box<dyn LegConnector + 'a>, &'static str> {
+    let LegEngine { facts, rank } = attempt.prefill;
+    if attempt.decode.is_none() {
+        return Ok(Box::new(PlainConnector));
+    }
     let facts = facts.ok_or("has not been probed")?;
     Ok(match &facts.transfer {
         Some(KvTransferMethod::SglangBootstrap { bootstrap }) => {

@@ -53,8 +53,7 @@ impl LegConnector for MooncakeConnector<'_> {
     /// An aborted prefill blocks one of the engine's few sender workers for eight minutes
     /// (`VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`), whereas it ends after one token anyway.
     fn prefill(&self, attempt: &ConnectorAttempt<'_>) -> Option<PrefillLeg> {
-        let leg = vllm::prefill_leg(attempt, Some(self.prefill_params()), LegOrder::Together)?;
-        Some(PrefillLeg { may_cancel: false, ..leg })
+        vllm::prefill_leg(attempt, Some(self.prefill_params()), LegOrder::Together { may_cancel: false })
     }
 
     fn main(
@@ -87,8 +86,13 @@ mod tests {
         let transfer_id = "xfer-1".to_owned();
         let connector = MooncakeConnector { bootstrap: &bootstrap, engine_id: "e-1", transfer_id };
         let engine = LegEngine { facts: None, rank: 0 };
-        let attempt =
-            ConnectorAttempt { routed: &routed, number: 1, decision: None, prefill: engine, main: engine };
+        let attempt = ConnectorAttempt {
+            routed: &routed,
+            number: 1,
+            decision: None,
+            prefill: engine,
+            decode: Some(engine),
+        };
         let decode = connector.main(&attempt, None).unwrap();
         assert_eq!(
             serde_json::from_slice::<Value>(&decode.body.to_vec()).unwrap(),

@@ -20,7 +20,7 @@ impl LegConnector for PlainConnector {
         _: Option<&[u8]>,
     ) -> Result<PreparedRequest, &'static str> {
         let routed = attempt.routed;
-        let body = match attempt.main.priority(attempt.decision) {
+        let body = match attempt.main_engine().priority(attempt.decision) {
             Some(priority) => with_priority(routed, priority),
             None => SplicedBody::verbatim(routed.body.clone()),
         };

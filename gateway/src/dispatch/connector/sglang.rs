@@ -35,10 +35,10 @@ impl<'a> SglangConnector<'a> {
     }
 
     fn request(&self, attempt: &ConnectorAttempt<'_>, engine: LegEngine<'_>) -> PreparedRequest {
-        let routed = attempt.routed;
+        let (routed, main) = (attempt.routed, attempt.main_engine());
         let ranks = PairRanks {
             prefill: (attempt.prefill.rank, attempt.prefill.dp_size()),
-            decode: (attempt.main.rank, attempt.main.dp_size()),
+            decode: (main.rank, main.dp_size()),
         };
         let sequences = if is_batch(routed) { Some(routed.routing.sequences()) } else { None };
         let triple = bootstrap_members(self.bootstrap, ranks, sequences, self.entropy);
@@ -52,7 +52,7 @@ impl<'a> SglangConnector<'a> {
 impl LegConnector for SglangConnector<'_> {
     fn prefill(&self, attempt: &ConnectorAttempt<'_>) -> Option<PrefillLeg> {
         let request = self.request(attempt, attempt.prefill);
-        Some(PrefillLeg { request, order: LegOrder::Together, may_cancel: true })
+        Some(PrefillLeg { request, order: LegOrder::Together { may_cancel: true } })
     }
 
     fn main(
@@ -60,7 +60,7 @@ impl LegConnector for SglangConnector<'_> {
         attempt: &ConnectorAttempt<'_>,
         _: Option<&[u8]>,
     ) -> Result<PreparedRequest, &'static str> {
-        Ok(self.request(attempt, attempt.main))
+        Ok(self.request(attempt, attempt.main_engine()))
     }
 
     /// SGLang notices a closed connection only at its next check.

@@ -19,7 +19,7 @@ pub(super) fn prefill_leg(
     (!is_batch(routed)).then(|| {
         let headers = headers(&routed.id, attempt.number, attempt.prefill);
         let request = routed.prepare(prefill_body(routed, params), headers);
-        PrefillLeg { request, order, may_cancel: true }
+        PrefillLeg { request, order }
     })
 }
 
@@ -27,7 +27,7 @@ pub(super) fn prefill_leg(
 pub(super) fn decode_request(attempt: &ConnectorAttempt<'_>, params: Option<String>) -> PreparedRequest {
     let routed = attempt.routed;
     let params = params.filter(|_| !is_batch(routed));
-    routed.prepare(with_params(routed, params), headers(&routed.id, attempt.number, attempt.main))
+    routed.prepare(with_params(routed, params), headers(&routed.id, attempt.number, attempt.main_engine()))
 }
 
 fn is_batch(routed: &RoutedRequest) -> bool {

@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tokenizer_unsupported_by_the_fast_library_uses_the_slow_one() {
+    fn the_slow_library_handles_what_the_fast_one_does_not_support() {
         let folder = tempfile::tempdir().unwrap();
         let words = r#"{"added_tokens":[],"pre_tokenizer":{"type":"Whitespace"},
             "model":{"type":"WordLevel","vocab":{"a":0,"b":1,"?":2},"unk_token":"?"}}"#;

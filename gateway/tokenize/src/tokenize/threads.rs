@@ -1,23 +1,26 @@
-//! Keeps the tokenizer on the thread that calls it.
+//! Disables the tokenizer library's thread pool, so that tokenization runs on the calling thread.
 //!
-//! The library spreads long texts over a pool of its own. For prompts that costs more than it saves (measured: 4 to 10 times slower
-//! with two threads), and a pool that spins would take cores from the streams. Its number of threads can be set by an environment
-//! variable only, which is not ours to set in a running process. But it is also at most the number of processors that the thread may
-//! use which asks for the pool first, so the first to ask is a thread bound to one processor.
+//! The library distributes long texts over its own thread pool. For prompts this is slower (measured: 4 to 10 times with two threads), and
+//! the pool's busy-waiting threads would take CPU time from the response streams. The library has no API for the size of the pool, only an
+//! environment variable, which a process cannot set safely while other threads run. But the pool has at most as many threads as the thread
+//! that first uses it may use processors. So the first use is on a thread bound to one processor.
 
 use std::sync::Once;
 
-/// Makes sure that no pool is started. Without effect on systems where a thread cannot be bound; there only the speed suffers.
+/// Prevents the library from starting its pool. On systems other than Linux this has no effect, and long prompts are tokenized more slowly.
 pub(super) fn disable_thread_pool() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        let bound = std::thread::Builder::new().name("tokenizer-setup".to_owned()).spawn(|| {
+        let setup = std::thread::Builder::new().name("tokenizer-setup".to_owned()).spawn(|| {
             bind_to_one_processor();
             fastokens::fanout::threads()
         });
-        let threads = bound.ok().and_then(|thread| thread.join().ok());
+        let threads = setup.ok().and_then(|thread| thread.join().ok());
         if threads != Some(1) {
-            tracing::warn!(?threads, "long prompts are tokenised on several threads, which is slower");
+            tracing::warn!(
+                ?threads,
+                "could not disable the tokenizer's thread pool; long prompts are tokenized more slowly"
+            );
         }
     });
 }
@@ -28,10 +31,10 @@ fn bind_to_one_processor() {
 
     let Ok(allowed) = sched_getaffinity(None) else { return };
     let Some(first) = (0..CpuSet::MAX_CPU).find(|cpu| allowed.is_set(*cpu)) else { return };
-    let mut one = CpuSet::new();
-    one.set(first);
-    if let Err(error) = sched_setaffinity(None, &one) {
-        tracing::debug!(%error, "a thread cannot be bound to a processor");
+    let mut cpus = CpuSet::new();
+    cpus.set(first);
+    if let Err(error) = sched_setaffinity(None, &cpus) {
+        tracing::debug!(%error, "could not bind the tokenizer setup thread to one processor");
     }
 }
 

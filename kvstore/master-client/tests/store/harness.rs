@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-#[path = "../../../../tests/world/ports.rs"]
+#[path = "../../../../tests/harness/ports.rs"]
 mod ports;
 
 use std::path::{Path, PathBuf};

@@ -351,7 +351,7 @@ fn run(world: &mut TestMasterCore, step: &DiskStep) {
         }
         DiskStep::RemoveAll => _ = world.master.remove_all(world.now, None, false, &mut world.changes),
         DiskStep::Fetch(offloading) => {
-            _ = world.master.fetch_offloads(world.now, NODE, offloading, &mut world.changes)
+            _ = world.master.fetch_offloads(world.now, NODE, offloading, &mut world.changes);
         }
         DiskStep::Notify(key, done) => {
             let size = world.master.peek(TENANT, &[KEYS[key]])[0].as_ref().map_or(MIB as i64, |it| {

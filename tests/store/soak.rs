@@ -1,11 +1,5 @@
 //! A master and two nodes with disks under mixed load for a long time: memory use does not grow, and no byte is wrong. It runs for
 //! half an hour, so it is ignored by default; see CONTRIBUTING.md.
-#![expect(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a measurement that reports, and fails by panicking"
-)]
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

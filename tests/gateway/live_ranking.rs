@@ -1,5 +1,5 @@
 //! Policies rank in a real gateway with simulated engines on compressed time as in the simulator.
-#![expect(clippy::print_stdout, reason = "a measurement that reports")]
+#![expect(clippy::print_stdout, reason = "a measurement reports its numbers")]
 
 use std::time::Duration;
 

@@ -1,0 +1,168 @@
+//! Snapshot of the objects that a plan for one object depends on.
+//!
+//! Taking one copies references only, so that the cache is locked for a short time: objects are deserialized from the snapshot.
+//! The cost depends on the number of these objects, not on the number of others.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::{ObservedResource, PortTable, ResourceCache, ResourceKey};
+use crate::ResourceKind;
+use crate::upgrade_hook::{HookCall, HookResult};
+
+/// An object with all objects that a plan for it reads, as they were at one moment.
+#[derive(Debug)]
+pub struct ResourceSnapshot {
+    subject: Arc<ObservedResource>,
+    /// Objects that are read by their names.
+    named: BTreeMap<ResourceKey, Arc<ObservedResource>>,
+    /// Objects by the UID of the object that controls them.
+    children: HashMap<String, Vec<Arc<ObservedResource>>>,
+    /// Pods of the group, including those of other controllers.
+    group_pods: Vec<Arc<ObservedResource>>,
+    absent: BTreeSet<ResourceKind>,
+    /// Last hook responses of pods, by UID.
+    hook_results: HashMap<String, (HookCall, HookResult)>,
+    ports: Arc<PortTable>,
+}
+
+impl ResourceSnapshot {
+    /// The object to plan.
+    #[must_use]
+    pub fn subject(&self) -> &Arc<ObservedResource> {
+        &self.subject
+    }
+
+    /// An object that plans read by its name.
+    #[must_use]
+    pub fn get(&self, key: &ResourceKey) -> Option<&Arc<ObservedResource>> {
+        self.named.get(key)
+    }
+
+    /// Objects of a kind that are read by their names.
+    pub fn of_kind(&self, kind: ResourceKind) -> impl Iterator<Item = &Arc<ObservedResource>> {
+        self.named.values().filter(move |live| live.key.kind == kind)
+    }
+
+    /// Objects of a kind that belong to the owner with that UID.
+    pub fn children(&self, owner: &str, kind: ResourceKind) -> impl Iterator<Item = &Arc<ObservedResource>> {
+        self.children.get(owner).into_iter().flatten().filter(move |live| live.key.kind == kind)
+    }
+
+    /// Pods of the group, or of a warmup's target group, including those of other controllers.
+    #[must_use]
+    pub fn group_pods(&self) -> &[Arc<ObservedResource>] {
+        &self.group_pods
+    }
+
+    /// Whether the API server does not serve the kind.
+    #[must_use]
+    pub fn is_absent(&self, kind: ResourceKind) -> bool {
+        self.absent.contains(&kind)
+    }
+
+    /// The pod's last response to this hook call.
+    #[must_use]
+    pub fn hook_result(&self, call: &HookCall) -> Option<HookResult> {
+        let (last_call, result) = self.hook_results.get(&call.pod)?;
+        (last_call == call).then(|| result.clone())
+    }
+
+    /// Ports in use in the whole cluster.
+    #[must_use]
+    pub fn ports(&self) -> &PortTable {
+        &self.ports
+    }
+}
+
+impl ResourceCache {
+    /// Snapshot for a plan for this object. `None` if it is not cached.
+    pub fn snapshot(&mut self, key: &ResourceKey, now: Timestamp) -> Option<ResourceSnapshot> {
+        PortTable::expire(&mut self.ports, now);
+        let subject = self.get(key)?;
+        let mut snapshot = ResourceSnapshot {
+            subject: Arc::clone(&subject),
+            named: BTreeMap::new(),
+            children: HashMap::new(),
+            group_pods: Vec::new(),
+            absent: self.absent.clone(),
+            hook_results: HashMap::new(),
+            ports: Arc::clone(&self.ports),
+        };
+        self.add_references(&subject, &mut snapshot);
+        match key.kind {
+            ResourceKind::GroupSet => {
+                self.add_children(&subject.uid, &mut snapshot);
+                // New groups must not have the name of another group.
+                let first = ResourceKey { kind: ResourceKind::Group, name: String::new(), ..key.clone() };
+                let groups = self.objects.range(first..).map(|(_, cached)| &cached.live);
+                let groups = groups.take_while(|live| {
+                    live.key.kind == ResourceKind::Group && live.key.namespace == key.namespace
+                });
+                snapshot.named.extend(groups.map(|live| (live.key.clone(), Arc::clone(live))));
+            }
+            ResourceKind::Group => self.add_group(&subject, &mut snapshot),
+            ResourceKind::Adapter => {
+                let groups: Vec<_> = snapshot.of_kind(ResourceKind::Group).cloned().collect();
+                groups.iter().for_each(|group| self.add_children(&group.uid, &mut snapshot));
+            }
+            ResourceKind::Instance => self.add_instance(&subject, &mut snapshot),
+            ResourceKind::Warmup => {
+                self.add_children(&subject.uid, &mut snapshot);
+                let nodes = self.of_kind(ResourceKind::Node);
+                snapshot.named.extend(nodes.map(|live| (live.key.clone(), Arc::clone(live))));
+                let group = snapshot.of_kind(ResourceKind::Group).next().map(|group| group.key.name.clone());
+                if let Some(group) = group {
+                    snapshot.group_pods = self.pods_of_group(&key.namespace, &group);
+                }
+            }
+            _ => self.add_children(&subject.uid, &mut snapshot),
+        }
+        Some(snapshot)
+    }
+
+    /// A group's workloads with what these control, and its pods with their nodes.
+    fn add_group(&self, group: &ObservedResource, snapshot: &mut ResourceSnapshot) {
+        self.add_children(&group.uid, snapshot);
+        for workload in snapshot.children.get(&group.uid).cloned().unwrap_or_default() {
+            self.add_references(&workload, snapshot);
+            self.add_children(&workload.uid, snapshot);
+        }
+        snapshot.group_pods = self.pods_of_group(&group.key.namespace, &group.key.name);
+        for pod in snapshot.group_pods.clone() {
+            self.add_references(&pod, snapshot);
+        }
+    }
+
+    /// An instance's pods with their nodes and hook responses.
+    fn add_instance(&self, instance: &ObservedResource, snapshot: &mut ResourceSnapshot) {
+        self.add_children(&instance.uid, snapshot);
+        for pod in snapshot.children.get(&instance.uid).cloned().unwrap_or_default() {
+            self.add_references(&pod, snapshot);
+            if let Some(result) = self.hook_results.get(&pod.uid) {
+                snapshot.hook_results.insert(pod.uid.clone(), result.clone());
+            }
+        }
+    }
+
+    fn add_children(&self, owner: &str, snapshot: &mut ResourceSnapshot) {
+        let children: Vec<_> = self.index.children(owner).filter_map(|key| self.get(key)).collect();
+        snapshot.children.insert(owner.to_owned(), children);
+    }
+
+    fn add_references(&self, live: &ObservedResource, snapshot: &mut ResourceSnapshot) {
+        for key in &live.references {
+            if !snapshot.named.contains_key(key)
+                && let Some(live) = self.get(key)
+            {
+                snapshot.named.insert(key.clone(), live);
+            }
+        }
+    }
+
+    fn pods_of_group(&self, namespace: &str, group: &str) -> Vec<Arc<ObservedResource>> {
+        self.index.pods(namespace, group).filter_map(|key| self.get(key)).collect()
+    }
+}

@@ -1,0 +1,38 @@
+//! End-to-end tests of the store: masters, store nodes, clients and the gateway's index, most of them together with Mooncake's own programs.
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod authentication;
+mod client_faults;
+#[path = "../harness"]
+mod harness {
+    #[expect(dead_code, reason = "only the tests of the gateway use pairs of engines and other protocols than SGLang's")]
+    pub(crate) mod fleet;
+    pub(crate) mod gateway;
+    mod http_client;
+    pub(crate) mod linearizability;
+    pub(crate) mod metrics;
+    #[path = "../../kvstore/master-client/tests/store/harness.rs"]
+    pub(crate) mod mooncake;
+    pub(crate) mod process;
+    pub(crate) mod store_prompts;
+    #[path = "../../kvstore/master/tests/test_master/mod.rs"]
+    pub(crate) mod test_master;
+    mod waiting;
+
+    pub(crate) use http_client::client;
+    pub(crate) use waiting::{TEST_TIMEOUT, wait_until};
+}
+mod holder;
+mod index;
+mod kv;
+mod large_store;
+mod master;
+mod master_events;
+mod master_restart;
+mod matrix;
+mod mooncake_events;
+mod node_process;
+mod nodes;
+mod soak;
+mod upgrade;
+mod upgrade_hooks;
