@@ -10,10 +10,9 @@ use clap::Parser;
 use k8s_openapi::jiff::Timestamp;
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::{ResourceChange, SimulatedApiServer};
-use moongate_operator::plan;
+use moongate_operator::plan::plan_for;
 use moongate_operator::resource_cache::{ResourceCache, ResourceKey};
 use moongate_render::GangScheduler;
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 /// Creates groups of two roles with three pods in memory, and changes their images in place.
@@ -31,7 +30,7 @@ fn main() {
     let groups = PlansBenchArgs::parse().groups;
     let mut bench = PlansBench {
         server: SimulatedApiServer::new(Timestamp::UNIX_EPOCH),
-        observed: Mutex::default(),
+        observed: ResourceCache::default(),
         queue: VecDeque::new(),
         queued: BTreeSet::new(),
         scheduled: BTreeMap::new(),
@@ -60,7 +59,7 @@ fn spec(image: &str) -> Value {
 
 struct PlansBench {
     server: SimulatedApiServer,
-    observed: Mutex<ResourceCache>,
+    observed: ResourceCache,
     queue: VecDeque<ResourceKey>,
     queued: BTreeSet<ResourceKey>,
     scheduled: BTreeMap<ResourceKey, Timestamp>,
@@ -116,7 +115,8 @@ impl PlansBench {
 
     fn reconcile(&mut self, key: &ResourceKey) {
         let started = Instant::now();
-        let plan = plan::plan_for(&self.observed, key, GangScheduler::default(), self.server.now).unwrap();
+        let snapshot = self.observed.snapshot(key, self.server.now).unwrap();
+        let plan = plan_for(&snapshot, GangScheduler::default(), self.server.now).unwrap();
         let mut took = started.elapsed();
         if let Some(at) = plan.requeue_at {
             self.scheduled.insert(key.clone(), at);
@@ -135,7 +135,7 @@ impl PlansBench {
             let ResourceChange::Present(kind, object) = change else { continue };
             let object = serde_json::from_value(object).unwrap();
             let started = Instant::now();
-            let concerns = self.observed.lock().upsert(kind, object);
+            let concerns = self.observed.upsert(kind, object);
             took += started.elapsed();
             concerns.into_iter().for_each(|key| self.push(key));
         }

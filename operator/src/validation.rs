@@ -305,7 +305,7 @@ mod tests {
             (3, json!({ "maxUnavailable": "30%", "maxSurge": 0 }), "both amount to 0"),
             (3, json!({ "partition": 3 }), "amounts to 3, which must be less than its 3 replicas"),
             (3, json!({ "partition": "70%" }), "amounts to 3"),
-            (3, json!({ "maxSurge": "x" }), "rollingUpdate.maxSurge must be a number"),
+            (3, json!({ "maxSurge": "x" }), "rollingUpdate.maxSurge must be a non-negative number"),
             (3, json!({ "maxUnavailable": -1 }), "not `-1`"),
             (0, json!({ "partition": "-1%" }), "not `-1%`"),
         ] {
@@ -349,7 +349,7 @@ mod tests {
         let reference = json!({ "templateRef": { "name": "t", "patch": {} } });
         for (role, text) in [
             (with("dependencies", json!(["r"])), "depend on each other in a circle: r"),
-            (with("annotations", workload), "asks for the workload `batch/v1/Job`"),
+            (with("annotations", workload), "requests the workload `batch/v1/Job`"),
             (with("standalonePattern", reference), "spec.roleTemplates does not have"),
         ] {
             let refused = errors(&group_of(role), None);
@@ -363,7 +363,7 @@ mod tests {
     fn topology_levels_must_be_valid() {
         let mut invalid = group_of(role(1, json!({})));
         invalid.metadata.annotations = Some([(keys::TOPOLOGY_LADDER.to_owned(), "host".to_owned())].into());
-        assert!(errors(&invalid, None).contains("`host` is no level"));
+        assert!(errors(&invalid, None).contains("`host` is not a level"));
         assert_eq!(validate_group(&invalid, Some(&invalid)), []);
         let object = json!({ "metadata": { "name": "s" }, "spec": { "groupTemplate": invalid } });
         assert_eq!(validate_group_set(&serde_json::from_value(object).unwrap(), None).len(), 1);

@@ -12,11 +12,10 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::{ResourceChange, SimulatedApiServer};
-use moongate_operator::plan::{self, PlanStep, WriteAction};
+use moongate_operator::plan::{PlanStep, WriteAction, plan_for};
 use moongate_operator::resource_cache::{ResourceCache, ResourceKey};
 use moongate_render::GangScheduler;
 use moongate_runtime::net::simulated::record;
-use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::plan::{PAIRS, SimulatedHost};
@@ -37,7 +36,7 @@ const ROLE_NAME_LABEL: &str = "rbg.workloads.x-k8s.io/role-name";
 
 pub(crate) struct SimulatedCluster {
     server: SimulatedApiServer,
-    observed: Mutex<ResourceCache>,
+    observed: ResourceCache,
     queue: BTreeSet<ResourceKey>,
     requeue_at: BTreeMap<ResourceKey, Timestamp>,
     /// Changes that watches have not reported yet.
@@ -67,7 +66,7 @@ impl SimulatedCluster {
     pub(crate) fn new(seed: u64) -> Self {
         let mut cluster = Self {
             server: SimulatedApiServer::new(Timestamp::from_second(EPOCH).unwrap_or_default()),
-            observed: Mutex::default(),
+            observed: ResourceCache::default(),
             queue: BTreeSet::new(),
             requeue_at: BTreeMap::new(),
             pending_watch_events: VecDeque::new(),
@@ -208,7 +207,7 @@ impl SimulatedCluster {
     /// Ends the operator's process and starts a new one, which lists everything.
     fn restart(&mut self) {
         count("operator-restarts");
-        self.observed = Mutex::default();
+        self.observed = ResourceCache::default();
         self.queue.clear();
         self.requeue_at.clear();
         self.pending_watch_events.clear();
@@ -218,16 +217,15 @@ impl SimulatedCluster {
     }
 
     fn observe(&mut self, change: ResourceChange) {
-        let mut observed = self.observed.lock();
         let concerns = match change {
             ResourceChange::Present(kind, object) => match serde_json::from_value::<DynamicObject>(object) {
-                Ok(object) => observed.upsert(kind, object),
+                Ok(object) => self.observed.upsert(kind, object),
                 Err(_) => Vec::new(),
             },
             ResourceChange::Gone(kind, object) => {
                 let text = |member: &str| object["metadata"][member].as_str().unwrap_or_default().to_owned();
                 let key = ResourceKey { kind, namespace: text("namespace"), name: text("name") };
-                observed.remove(&key, &text("uid"))
+                self.observed.remove(&key, &text("uid"))
             }
         };
         self.queue.extend(concerns);
@@ -235,7 +233,8 @@ impl SimulatedCluster {
 
     fn reconcile(&mut self, key: ResourceKey) {
         self.queue.remove(&key);
-        match plan::plan_for(&self.observed, &key, GangScheduler::default(), self.server.now) {
+        let Some(snapshot) = self.observed.snapshot(&key, self.server.now) else { return };
+        match plan_for(&snapshot, GangScheduler::default(), self.server.now) {
             Err(error) => violation("operator converges", &format!("no plan for {key:?}: {error}")),
             Ok(plan) => {
                 if let Some(at) = plan.requeue_at {

@@ -1,19 +1,18 @@
 //! Gateway, two pairs of engines, master, two stores with their holders, and the proxies between them.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvClientOptions};
 
-use crate::harness::ports::free_port;
 use super::process::{ChaosProcess, ProcessUsage};
 use super::proxy::{ChaosProxy, ProxiedLinkState};
 use super::schedule::{ChaosFault, ChaosTarget, ProxiedLink, STORES};
 use crate::harness::client;
+use crate::harness::polling::poll_until;
+use crate::harness::ports::free_port;
 
-/// Starts of several programs on a busy machine.
-const START: Duration = Duration::from_secs(60);
 const DISK: &str = "size=24m";
 
 pub(crate) struct ChaosFleet {
@@ -84,7 +83,7 @@ impl ChaosFleet {
                 split_args(&line),
                 Vec::new(),
             ));
-            wait_until(&format!("holder {number} listens"), async || socket.exists()).await;
+            poll_until(&format!("holder {number} listens"), async || socket.exists()).await;
             let line =
                 format!("store --port=0 --memory=holder:{} -Dglobal_segment_size=64mb", socket.display());
             let variables = vec![
@@ -177,7 +176,7 @@ impl ChaosFleet {
 
     /// Waits until every engine is used.
     pub(crate) async fn wait_until_healthy(&self) {
-        wait_until("all engines are used", async || {
+        poll_until("all engines are used", async || {
             let ready = self.get(&format!("{}/ready", self.admin)).await.unwrap_or_default();
             let ready: serde_json::Value = serde_json::from_str(&ready).unwrap_or_default();
             ready["waiting"].as_array().is_some_and(Vec::is_empty)
@@ -210,13 +209,5 @@ impl Drop for ChaosFleet {
             self.master.kill();
             let _left = std::process::Command::new("umount").arg(disk).status();
         }
-    }
-}
-
-pub(crate) async fn wait_until(what: &str, mut so: impl AsyncFnMut() -> bool) {
-    let begun = Instant::now();
-    while !so().await {
-        assert!(begun.elapsed() < START, "not within {START:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Load while things go wrong, and what must hold of every answer.
+//! Load during the faults, and the checks of every response.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::harness::openai_error;
 
-/// Prompts, each with one right answer.
+/// Prompts, each with one correct response.
 const PROMPTS: u64 = 8;
 /// No request takes longer, whatever happens to its engines.
 const REQUEST_DEADLINE: Duration = Duration::from_secs(60);
@@ -23,7 +23,7 @@ const CLIENT_PATIENCE: Duration = Duration::from_millis(30);
 #[derive(Debug, Default)]
 pub(crate) struct ChaosOutcomes {
     codes: Mutex<BTreeMap<String, u64>>,
-    /// Requests whose client left: it does not matter how they ended.
+    /// Requests whose client disconnected: their result does not matter.
     abandoned: AtomicU64,
     expected: Mutex<BTreeMap<u64, String>>,
 }
@@ -63,7 +63,7 @@ impl ChaosOutcomes {
         );
     }
 
-    /// A request. A complete answer must be the right one, and everything else our error.
+    /// A request. A complete response must be the correct one, and every other response an error of the gateway.
     pub(crate) async fn send(&self, client: &reqwest::Client, url: &str, number: u64, stream: bool) {
         let prompt = number % PROMPTS;
         let request = request(client, url, prompt, stream);
@@ -85,7 +85,7 @@ fn request(client: &reqwest::Client, url: &str, prompt: u64, stream: bool) -> re
     client.post(format!("{url}/v1/completions")).json(&body)
 }
 
-/// The text of a complete answer, or the code of our error.
+/// The text of a complete response, or the code of the gateway's error.
 async fn read_response(request: &reqwest::RequestBuilder, stream: bool) -> Result<String, String> {
     let response = request.try_clone().unwrap().send().await.expect("the gateway itself answers");
     let status = response.status();
@@ -139,7 +139,7 @@ fn content(key: u64, version: u64) -> Vec<u8> {
     bytes
 }
 
-/// Puts and gets until the end. What is got must be what was put.
+/// Puts and gets until the end. Objects that are read must equal those that were put.
 pub(crate) async fn run_store_client(
     client: KvClient,
     seed: u64,
@@ -161,12 +161,12 @@ pub(crate) async fn run_store_client(
     }
 }
 
-/// Answers true.
+/// Puts a version of an object, and returns true.
 pub(crate) async fn put(client: &KvClient, key: u64, version: u64) -> Result<bool, KvError> {
     client.upsert(&format!("chaos-{key}"), &content(key, version), &PutOptions::default()).await.map(|_| true)
 }
 
-/// Answers false.
+/// Reads an object and checks it, and returns false.
 pub(crate) async fn get(client: &KvClient, key: u64) -> Result<bool, KvError> {
     let bytes = client.get(&format!("chaos-{key}")).await?;
     let version = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));

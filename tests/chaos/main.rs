@@ -1,6 +1,6 @@
 //! Chaos among separate processes: gateway, engines, master and stores are killed, stopped, cut off, slowed down and run out of disk,
-//! from a seed, under load. Every answer is right or a typed error, the gateway's sums agree with what clients saw, and when it is over,
-//! everything works and nothing is left behind.
+//! from a seed, under load. Every response is correct or a typed error, the gateway's counters agree with the clients' observations, and
+//! afterwards everything works and nothing is left behind.
 //!
 //! `MOONGATE_CHAOS_SECONDS` and `MOONGATE_CHAOS_SEED` set length and seed; the seed that is printed gives the same schedule of faults.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
@@ -11,6 +11,7 @@ mod fleet;
 mod harness {
     mod http_client;
     mod openai_error;
+    pub(crate) mod polling;
     pub(crate) mod ports;
 
     pub(crate) use http_client::client;
@@ -29,7 +30,8 @@ use std::time::Duration;
 use moongate_runtime::Supervisor;
 use tokio::time::Instant;
 
-use fleet::{ChaosFleet, wait_until};
+use fleet::ChaosFleet;
+use harness::polling::poll_until;
 use load::{ChaosOutcomes, ChaosStoreCounts, get, put, run_store_client};
 use process::ProcessUsage;
 use schedule::{ChaosFault, schedule};
@@ -47,7 +49,7 @@ fn setting<T: FromStr>(name: &str, otherwise: T) -> T {
     text.map_or(otherwise, |text| text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text:?}")))
 }
 
-/// Carries the schedule out.
+/// Injects the faults of the schedule at their times.
 async fn inject(fleet: &mut ChaosFleet, seed: u64, run: Duration) {
     let mut steps: Vec<(Duration, bool, ChaosFault)> = Vec::new();
     for fault in schedule(seed, run) {
@@ -81,7 +83,7 @@ async fn everything_is_right_or_said_to_be_wrong() {
     let mut fleet = ChaosFleet::start(folder.path(), &supervisor).await;
     let store = fleet.client(&supervisor);
     fleet.wait_until_healthy().await;
-    wait_until("the store takes objects", async || put(&store, 0, 1).await.is_ok()).await;
+    poll_until("the store takes objects", async || put(&store, 0, 1).await.is_ok()).await;
 
     let (outcomes, counts) = (Arc::new(ChaosOutcomes::default()), Arc::new(ChaosStoreCounts::default()));
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
@@ -107,7 +109,7 @@ async fn everything_is_right_or_said_to_be_wrong() {
     }
     inject(&mut fleet, seed, run).await;
     end.store(true, Ordering::Relaxed);
-    wait_until("clients end", async || load.running_tasks() == 0).await;
+    poll_until("clients end", async || load.running_tasks() == 0).await;
     assert_eq!(load.panics(), 0, "a client found something wrong");
     assert_eq!(fleet.ended(), Vec::<String>::new(), "programs that have ended by themselves");
 
@@ -132,14 +134,14 @@ async fn assert_works_again(
 ) {
     fleet.wait_until_healthy().await;
     let mut in_a_row = 0;
-    wait_until("requests succeed again", async || {
+    poll_until("requests succeed again", async || {
         let before = outcomes.of("ok");
         outcomes.send(http, &fleet.url, in_a_row, true).await;
         in_a_row = if outcomes.of("ok") > before { in_a_row + 1 } else { 0 };
         in_a_row >= RECOVERY_REQUESTS
     })
     .await;
-    wait_until("the store takes objects again", async || {
+    poll_until("the store takes objects again", async || {
         let mut all = true;
         for key in 0..10 {
             all &= put(store, key, 1).await.is_ok() && get(store, key).await.is_ok();
@@ -151,14 +153,14 @@ async fn assert_works_again(
 
 /// The gateway has counted what clients saw, and holds nothing any more.
 async fn assert_sums_agree(fleet: &ChaosFleet, outcomes: &ChaosOutcomes) {
-    wait_until("no request is in flight", async || {
+    poll_until("no request is in flight", async || {
         fleet.metric("moongate_requests_in_flight", "").await == 0
             && fleet.metric("moongate_engine_requests_in_flight", "").await == 0
             && fleet.metric("moongate_requests_queued", "").await == 0
     })
     .await;
     for url in &fleet.engine_urls {
-        wait_until("no request runs on an engine", async || {
+        poll_until("no request runs on an engine", async || {
             let stats = fleet.get(&format!("{url}/_sim/stats")).await.unwrap_or_default();
             let stats: serde_json::Value = serde_json::from_str(&stats).unwrap_or_default();
             stats["active"] == 0
@@ -167,7 +169,7 @@ async fn assert_sums_agree(fleet: &ChaosFleet, outcomes: &ChaosOutcomes) {
     }
     let (codes, left) = (outcomes.codes(), outcomes.abandoned());
     let ended = fleet.metric("moongate_requests_total", "").await;
-    // A client that leaves may do so before its request has come.
+    // A client may disconnect before its request has arrived.
     let seen: u64 = codes.values().sum();
     assert!(
         ended >= seen && ended <= seen + left,

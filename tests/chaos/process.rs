@@ -4,7 +4,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-/// Killed when dropped.
+/// A `moongate` process that can be started again. Killed when dropped.
 pub(crate) struct ChaosProcess {
     args: Vec<String>,
     variables: Vec<(&'static str, String)>,
@@ -40,7 +40,7 @@ impl ChaosProcess {
         self.stopped = false;
     }
 
-    /// `kill -9`.
+    /// Kills the process, as by `kill -9`.
     pub(crate) fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();

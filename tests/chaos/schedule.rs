@@ -28,7 +28,7 @@ pub(crate) enum ChaosFault {
     Stop(ChaosTarget),
     /// Connections are closed, and new ones too.
     Cut(ProxiedLink),
-    /// 16 KiB per second.
+    /// A link with 16 KiB per second.
     Slow(ProxiedLink),
     /// The disk of the master's log is full.
     DiskFull,

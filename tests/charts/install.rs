@@ -1,4 +1,4 @@
-//! Every example on a real control plane, with our operator under the chart's own permissions and somebody who says that pods are ready.
+//! Every example on a real control plane, with our operator under the chart's own permissions and a test that marks pods as ready.
 
 use std::fs;
 use std::path::PathBuf;
@@ -17,11 +17,11 @@ use serde_json::{Value, json};
 
 use super::{CHART, examples};
 
-/// Long, because it only says when something hangs.
+/// Generous, because it only detects a test that hangs.
 const TEST_TIMEOUT: Duration = Duration::from_secs(90);
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// Ended when dropped.
+/// The operator with the chart's permissions, killed when dropped.
 struct ChartOperatorProcess(Child);
 
 impl Drop for ChartOperatorProcess {
@@ -124,7 +124,7 @@ async fn start_operator(
     ChartOperatorProcess(command.spawn().unwrap())
 }
 
-/// Says that all pods are ready, until the group is.
+/// Marks all pods as ready, until the group is ready.
 async fn becomes_ready(namespace: &TestNamespace, groups: &Api<DynamicObject>, name: &str) {
     let pods: Api<Pod> = Api::default_namespaced(namespace.client.clone());
     let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! The Helm chart: its templates with every example, what it says beside what the programs say, its alerts and dashboards; and all
+//! The Helm chart: its templates with every example, its settings compared with those of the programs, its alerts and dashboards; and all
 //! examples on a real control plane.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
@@ -27,7 +27,7 @@ fn read(path: impl AsRef<Path>) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Runs one of `scripts/`, which must succeed, and answers what it prints.
+/// Runs one of `scripts/`, which must succeed, and returns its output.
 fn script(name: &str, arguments: &[&str]) -> String {
     let output = Command::new(format!("{SCRIPTS}/{name}")).args(arguments).stdin(Stdio::null()).output();
     let output = output.unwrap_or_else(|error| panic!("scripts/{name}: {error}"));
@@ -166,7 +166,7 @@ fn an_authenticated_store_has_certificates_in_all_its_programs() {
 #[test]
 fn settings_of_the_schema_are_those_of_the_programs() {
     let schema: Value = serde_json::from_str(&read("charts/moongate/values.schema.json")).unwrap();
-    // Where files are says the chart, and secrets are given by variables.
+    // The chart sets the paths of files, and passes secrets in variables.
     let elsewhere = [
         "config",
         "kubeconfig",

@@ -7,6 +7,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
+use super::read;
+
 /// Crates that may import every crate of the workspace.
 const EVERYTHING: &[&str] = &["*"];
 
@@ -162,10 +164,6 @@ const FOREIGN_FOLDERS: &[&str] = &["target", "node_modules", "corpus", "artifact
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
-fn read(path: &str) -> String {
-    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
 fn cargo(arguments: &[&str]) -> String {

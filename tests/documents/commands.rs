@@ -1,7 +1,7 @@
 //! Command lines in README.md and docs/ are given to the program itself, which must understand them.
 //!
 //! The convention: a block with command lines to type is marked `sh`, one that shows a command's form (`[--flag]`, `A | B`) is marked
-//! `text`. In `sh` blocks, words in capitals stand for what the reader puts there, and a line that ends with `…` goes on as before.
+//! `text`. In `sh` blocks, words in capitals are placeholders, and a line that ends with `…` continues as the one before.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use super::read;
 
-/// Pages with command lines.
+/// The pages whose command lines are checked.
 fn pages() -> Vec<String> {
     let docs = fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")).unwrap();
     let names = docs.map(|entry| entry.unwrap().file_name().into_string().unwrap());
@@ -43,11 +43,11 @@ fn runs_it(line: &str) -> bool {
 fn commands(text: &str) -> Vec<String> {
     let whole = text.replace("\\\n", " ");
     let lines = whole.lines().map(str::trim).filter(|line| runs_it(line));
-    // What comes after is another program's.
+    // The rest of the line belongs to another program.
     lines.map(|line| line.split(" | ").next().unwrap().trim_end_matches(['…', '&', ' ']).to_owned()).collect()
 }
 
-/// What the program says to a command line that it does not understand. With `--help` it parses what comes before, and does nothing.
+/// The program's error message for an invalid command line. With `--help` at the end the program parses the line, and does nothing.
 fn parse_error(line: &str) -> Option<String> {
     let script = format!("moongate() {{ \"$PROGRAM\" \"$@\" --help; }}\n{line}");
     let output = Command::new("sh")

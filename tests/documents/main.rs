@@ -1,4 +1,4 @@
-//! README.md and docs/ say what the program does: every setting, error code, metric and command line in them is compared with the
+//! README.md and docs/ describe the program: every setting, error code, metric and command line in them is compared with the
 //! program itself.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
@@ -184,7 +184,7 @@ fn every_error_code_is_described_with_its_status() {
 /// `moongate up` on free ports; ended when dropped.
 struct UpProcess {
     child: Child,
-    /// What it says once it is up.
+    /// The output of the program after its start.
     welcome: String,
 }
 

@@ -1,4 +1,4 @@
-//! The table of all metrics in docs/metrics.md. It is made of what the programs tell: from metrics that all have a sample where labels show
+//! The table of all metrics in docs/metrics.md. It is generated from the metrics of the programs: from metrics that all have a sample where labels show
 //! only then, else from a running program.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -48,7 +48,7 @@ fn families(text: &str) -> BTreeMap<String, ScrapedMetricFamily> {
     families
 }
 
-/// The table's rows; `is_listed` says by the name which have one.
+/// The table's rows; `is_listed` selects metrics by name.
 fn table(text: &str, is_listed: impl Fn(&str) -> bool) -> String {
     let mut table = String::from("| name | type | unit | labels | what |\n|---|---|---|---|---|\n");
     for (name, family) in families(text).iter().filter(|(name, _)| is_listed(name)) {
@@ -75,7 +75,7 @@ struct ScrapedProgram {
 }
 
 impl ScrapedProgram {
-    /// Waits until its log has told something after each of the words.
+    /// Starts a program, and reads the two addresses that follow `words` in its log.
     fn start(command: &mut Command, words: [&str; 2]) -> Self {
         let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
@@ -102,7 +102,7 @@ impl Drop for ScrapedProgram {
     }
 }
 
-/// What a master and a store node tell that do all that can be counted, after an object was put and read.
+/// The metrics of a master and a store node with all optional functions, after an object was put and read.
 fn store() -> [String; 2] {
     let folder = tempfile::tempdir().unwrap();
     let events = "--kv_events_bind_endpoint=tcp://127.0.0.1:0";
@@ -149,7 +149,7 @@ pub(super) fn describe_what_is_scraped(scraped: &str) {
 fn the_page_of_metrics_is_made_of_what_the_programs_tell() {
     let [master, node] = store();
     let is_ours = |name: &str| name.starts_with("moongate_");
-    // Of each call of the master there are two to five, which the page tells in one sentence.
+    // Of each call of the master there are two to five, which the page describes in one sentence.
     let told = families(&master);
     let is_of_calls =
         |name: &str| told[name].help.split_once(": ").is_some_and(|(call, _)| !call.contains(' '));

@@ -13,6 +13,7 @@ mod fidelity;
 mod harness {
     #[expect(dead_code, reason = "only the operator's tests wait for single spans")]
     pub(crate) mod collector;
+    pub(crate) mod commands;
     pub(crate) mod fleet;
     pub(crate) mod gateway;
     mod http_client;

@@ -82,7 +82,7 @@ async fn one_request_is_one_trace_with_a_span_for_each_step() {
         for name in ["read body", "decide", "prefill", "decode", "relay"] {
             let span = one(&spans, name);
             assert_eq!(span.parent_span_id, root.span_id, "{name} is a child of the request");
-            // A prefill whose decode has already answered is not aborted.
+            // A prefill is not aborted after the response of its decode.
             let may_outlive = name == "prefill";
             let in_time = span.end_time_unix_nano <= root.end_time_unix_nano;
             assert!(in_time || may_outlive, "{name} ends before the request");

@@ -30,7 +30,7 @@ impl HaCertificates {
         [flags("etcd"), flags("ha_replication")].concat().join(" ")
     }
 
-    /// Of etcd, which asks its clients who they are.
+    /// Flags of etcd, which requires client certificates.
     pub(crate) fn flags_of_etcd(&self) -> Vec<String> {
         let [ca, cert, key] = ["ca", "cert", "key"].map(|name| self.file(name));
         let flags =

@@ -8,11 +8,11 @@ use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
 use crate::certificates::HaCertificates;
+use crate::harness::mooncake::free_port;
 use crate::lease::LeaseElection;
 use crate::network::{HaNetwork, run};
-use crate::harness::mooncake::free_port;
 
-/// Long, because it only says when a test hangs.
+/// Generous, because it only detects a test that hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Lines of each log that a test shows when it fails.
 const LOGGED: usize = 40;
@@ -31,9 +31,8 @@ struct EtcdNode {
 struct HaClusterSetup {
     /// Whether masters keep their states on disks.
     on_disks: bool,
-    /// For TLS.
     certificates: Option<HaCertificates>,
-    /// Instead of etcd.
+    /// A Kubernetes Lease for the election, instead of etcd.
     lease: Option<LeaseElection>,
 }
 
@@ -110,7 +109,7 @@ impl HaCluster {
         }
     }
 
-    /// The master's address as clients of Mooncake want it.
+    /// The address of the masters in the format of Mooncake's clients.
     pub(crate) fn entry(&self) -> String {
         match &self.setup.lease {
             Some(lease) => lease.service(),
@@ -122,7 +121,7 @@ impl HaCluster {
         self.nodes.iter().map(of).collect::<Vec<_>>().join(";")
     }
 
-    /// Where a master answers calls.
+    /// The RPC address of a master.
     pub(crate) fn address(&self, master: usize) -> &str {
         &self.network.masters[master]
     }
@@ -199,7 +198,7 @@ impl HaCluster {
         let id = self.masters[master].as_ref().unwrap().id().unwrap();
         let sent = std::process::Command::new("kill").args([format!("-{signal}"), id.to_string()]).status();
         assert!(sent.unwrap().success());
-        // A stop takes hold of one thread after another. Until then the others may still answer, as they should.
+        // A stop takes hold of one thread after another. Until then the others may still respond, correctly.
         let asked = Instant::now();
         while signal == "STOP" && !is_stopped(id) {
             assert!(asked.elapsed() < Duration::from_secs(60), "it does not stop");
@@ -231,7 +230,7 @@ impl HaCluster {
         assert!(run(&format!("{inside}ip route flush type blackhole")).await);
     }
 
-    /// What a master on loopback says of itself, and the status of a question about data.
+    /// The role that a master on loopback reports, and the status of a query for data.
     pub(crate) async fn status(&self, master: usize) -> (String, u16) {
         let url = |path| format!("http://127.0.0.1:{}/{path}", self.admin[master]);
         let role = self.http.get(url("role")).send().await.unwrap().text().await.unwrap();
@@ -270,7 +269,7 @@ impl HaCluster {
         .await;
     }
 
-    /// The value of a key, empty if it is not there. Nothing if etcd does not answer.
+    /// The value of a key, empty if it does not exist. `None` if etcd does not respond.
     async fn key(&self, key: &str) -> Option<String> {
         use base64::Engine as _;
         use base64::engine::general_purpose::STANDARD;
@@ -328,7 +327,7 @@ impl HaCluster {
 }
 
 impl Drop for HaCluster {
-    /// Where a test fails, what everybody had to say.
+    /// Prints the logs of all programs if the test fails.
     #[expect(clippy::print_stderr, reason = "a test says why it has failed")]
     fn drop(&mut self) {
         if !std::thread::panicking() {

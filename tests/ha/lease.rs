@@ -74,7 +74,7 @@ impl LeaseElection {
         self.object().await?.metadata.annotations?.remove("moongate.io/in-sync")
     }
 
-    /// Whose pods have the leader's label.
+    /// The masters whose pods have the leader's label.
     pub(crate) async fn leaders(&self) -> Vec<usize> {
         labelled(&Api::default_namespaced(self.namespace.client.clone())).await
     }
@@ -86,8 +86,8 @@ async fn labelled(pods: &Api<Pod>) -> Vec<usize> {
     found.items.iter().filter_map(number).collect()
 }
 
-/// What a Service with the leader's label as its selector does: a connection goes to a pod that has it. Pods that do not answer
-/// have no place in a Service, so the first that does takes it.
+/// What a Service with the leader's label as its selector does: a connection goes to a pod that has it. Pods that do not respond
+/// are not ready and therefore not in a Service, so the first pod that responds receives the connection.
 async fn serve(listener: TcpListener, pods: Api<Pod>, masters: Vec<String>) {
     loop {
         let (mut client, _) = listener.accept().await.unwrap();

@@ -15,7 +15,7 @@ pub(crate) async fn run(line: &str) -> bool {
     ran.is_ok_and(|status| status.success())
 }
 
-/// Where everybody is.
+/// The addresses of etcd and of all masters.
 pub(crate) struct HaNetwork {
     pub(crate) etcd: String,
     pub(crate) masters: Vec<String>,
@@ -24,7 +24,7 @@ pub(crate) struct HaNetwork {
 }
 
 impl HaNetwork {
-    /// Everybody on loopback.
+    /// All programs listen on the loopback interface.
     pub(crate) fn loopback() -> Self {
         let mut masters = Vec::new();
         for _ in 0..MASTERS {

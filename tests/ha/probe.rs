@@ -1,4 +1,4 @@
-//! Whether a master answers.
+//! A caller that checks whether a master responds.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 
 use crate::cluster::HaCluster;
 
-/// Whoever has not answered by then does not answer.
+/// A master without a response within this time counts as unresponsive.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A caller on a connection that stays.
@@ -22,7 +22,7 @@ impl MasterProbe {
         Self(TcpStream::connect(cluster.address(master)).await.unwrap())
     }
 
-    /// Asks something that the master has to know.
+    /// Sends a query that only a leader may answer.
     pub(crate) async fn send(&mut self) {
         let mut request = BytesMut::new();
         let key = KeyArguments { key: "key-1", tenant: DEFAULT_TENANT };
@@ -31,9 +31,9 @@ impl MasterProbe {
         let _ = self.0.write_all(&request).await;
     }
 
-    /// Whether an answer comes before silence or the end.
+    /// Whether a response arrives before the timeout and the end of the connection.
     pub(crate) async fn receives_response(&mut self) -> bool {
-        // An answer is a few bytes, sent at once.
+        // A response has a few bytes, in one packet.
         let mut bytes = [0; 4096];
         let read = tokio::time::timeout(RESPONSE_TIMEOUT, self.0.read(&mut bytes)).await;
         read.is_ok_and(|read| read.is_ok_and(|length| length > 0))

@@ -36,7 +36,7 @@ impl HaStoreNode {
         self.kv(&["put", key, path.to_str().unwrap()]).await;
     }
 
-    /// Gets an object as soon as it can be got.
+    /// Gets an object, with retries until it can be read.
     pub(crate) async fn get(&self, key: &str) {
         assert_eq!(self.kv(&["get", key]).await, key.as_bytes());
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::cluster::HaCluster;
 use crate::harness::mooncake::{HANDSHAKE, NEWEST, RealNode};
 
-/// Long, because it only says when a test hangs.
+/// Generous, because it only detects a test that hangs.
 const LIMIT: Duration = Duration::from_secs(90);
 /// Keys that are read at once.
 const BATCH: usize = 100;
@@ -13,7 +13,7 @@ const BATCH: usize = 100;
 pub(crate) struct MooncakeWriter {
     node: RealNode,
     next: u64,
-    /// Keys whose put succeeded.
+    /// The keys of all acknowledged puts.
     acknowledged: Vec<String>,
 }
 
@@ -52,7 +52,7 @@ impl MooncakeWriter {
         longest
     }
 
-    /// Every key whose put succeeded can be read. On a busy machine a call may not be answered in time; then it is asked again.
+    /// Every key whose put succeeded can be read. On a busy machine a call may time out; then it is repeated.
     pub(crate) async fn check(&mut self) {
         for keys in self.acknowledged.chunks(BATCH) {
             let begun = Instant::now();

@@ -1,4 +1,4 @@
-//! A receiver of OTLP over HTTP, and what spans say.
+//! A receiver of OTLP over HTTP, and readers of spans.
 
 use axum::Router;
 use axum::body::Bytes;
@@ -13,7 +13,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::TEST_TIMEOUT;
 
-/// Takes spans.
+/// Receives spans from the programs under test.
 pub(crate) struct TestCollector {
     pub(crate) endpoint: String,
     received: UnboundedReceiver<Span>,

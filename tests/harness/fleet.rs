@@ -19,7 +19,7 @@ pub(crate) struct TestFleetBuilder {
 }
 
 impl TestFleetBuilder {
-    /// No engines yet; those to come speak SGLang's protocol, and are a thousand times faster than real ones.
+    /// A builder without engines. Engines will use SGLang's protocol, and are a thousand times faster than real ones.
     pub(crate) fn sglang() -> Self {
         Self {
             face: SimProtocol::Sglang,
@@ -37,20 +37,18 @@ impl TestFleetBuilder {
         Self { face: SimProtocol::Vllm, connector, ..Self::sglang() }
     }
 
-    /// Adds pairs.
+    /// Adds pairs of a prefill and a decode engine.
     pub(crate) fn pairs(mut self, count: usize) -> Self {
         self.prefill += count;
         self.decode += count;
         self
     }
 
-    /// Adds prefill engines.
     pub(crate) fn prefill(mut self, count: usize) -> Self {
         self.prefill += count;
         self
     }
 
-    /// Adds decode engines.
     pub(crate) fn decode(mut self, count: usize) -> Self {
         self.decode += count;
         self
@@ -77,7 +75,7 @@ impl TestFleetBuilder {
         self
     }
 
-    /// Starts the engines.
+    /// Starts the engines, without a gateway.
     pub(crate) async fn engines(&self) -> TestEngines {
         let fleet = SharedL3Store::new(1 << 20);
         let mut by_role = [Vec::new(), Vec::new(), Vec::new()];
@@ -104,7 +102,7 @@ impl TestFleetBuilder {
     }
 }
 
-/// Running engines.
+/// Running engines of all roles.
 pub(crate) struct TestEngines {
     pub(crate) prefills: Vec<SimEngine>,
     pub(crate) decodes: Vec<SimEngine>,
@@ -112,7 +110,6 @@ pub(crate) struct TestEngines {
 }
 
 impl TestEngines {
-    /// All of them.
     pub(crate) fn all(&self) -> impl Iterator<Item = &SimEngine> {
         self.prefills.iter().chain(&self.decodes).chain(&self.workers)
     }
@@ -128,7 +125,7 @@ impl TestEngines {
         prefills.chain(decodes).chain(workers).collect()
     }
 
-    /// Generation requests that have reached any of them.
+    /// Number of generation requests that have reached the engines.
     pub(crate) fn started(&self) -> u64 {
         self.all().map(|engine| engine.stats().started).sum()
     }

@@ -1,4 +1,4 @@
-//! Errors in OpenAI's format.
+//! A check of errors in OpenAI's format.
 
 use serde_json::Value;
 

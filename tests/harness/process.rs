@@ -13,7 +13,7 @@ use super::TEST_TIMEOUT;
 /// A running `moongate`. Killed when dropped.
 pub(crate) struct MoongateProcess {
     child: Child,
-    /// What it has written so far: standard output, standard error.
+    /// Standard output and standard error so far.
     output: [watch::Receiver<String>; 2],
     /// The tasks that read its output.
     _readers: Supervisor,
@@ -28,12 +28,12 @@ pub(crate) struct ProcessOutput {
 }
 
 impl MoongateProcess {
-    /// Starts it with an environment of its own, so that the machine's settings do not decide.
+    /// Starts `moongate` with an environment of its own, so that the machine's settings have no effect.
     pub(crate) fn start(args: &[&str]) -> Self {
         Self::spawn(Command::new(env!("CARGO_BIN_EXE_moongate")).args(args).env_clear())
     }
 
-    /// Starts any other program.
+    /// Starts a command, which may be another program.
     pub(crate) fn spawn(command: &mut Command) -> Self {
         let command = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.kill_on_drop(true).spawn().unwrap();
@@ -43,7 +43,7 @@ impl MoongateProcess {
         Self { child, output: [stdout, stderr], _readers: readers }
     }
 
-    /// Runs it to its end.
+    /// Runs a command line to its end.
     pub(crate) async fn run(args: &[&str]) -> ProcessOutput {
         Self::start(args).wait().await
     }
@@ -77,12 +77,10 @@ impl MoongateProcess {
         }
     }
 
-    /// Its process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id().expect("the process still runs")
     }
 
-    /// Standard output so far.
     pub(crate) fn stdout(&self) -> String {
         self.output[0].borrow().clone()
     }
@@ -99,12 +97,12 @@ impl MoongateProcess {
         assert!(sent.success(), "kill -{name} {id}: {sent}");
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the process, at most [`TEST_TIMEOUT`].
     pub(crate) async fn wait(self) -> ProcessOutput {
         self.wait_within(TEST_TIMEOUT).await
     }
 
-    /// Waits for its end, at most this long.
+    /// Waits for the end of the process, at most `limit`.
     pub(crate) async fn wait_within(mut self, limit: Duration) -> ProcessOutput {
         let Ok(status) = tokio::time::timeout(limit, self.child.wait()).await else {
             panic!("it still runs after {limit:?}\n{}", self.output_text());

@@ -33,7 +33,7 @@ impl RawHttpConnection {
         self.writing.write_all(bytes).await.is_ok()
     }
 
-    /// Ends the sending direction.
+    /// Closes the sending direction of the connection.
     pub(crate) async fn finish(&mut self) {
         // The peer may have closed first.
         drop(self.writing.shutdown().await);

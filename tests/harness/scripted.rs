@@ -1,4 +1,4 @@
-//! Engines that answer by script: what they are asked is kept byte for byte, and what they answer is given.
+//! Engines with scripted responses that record all requests byte for byte.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use tokio::time::timeout;
 /// How long a request may take to arrive.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// What a scripted engine says it is.
+/// The properties that a scripted engine reports.
 #[derive(Debug, Clone)]
 pub(crate) struct EngineScript {
     pub(crate) model: &'static str,
     pub(crate) dp_size: u32,
-    /// `prefill` or `decode` for SGLang; `None` for vLLM, which does not tell.
+    /// `prefill` or `decode` for SGLang; `None` for vLLM, which does not report it.
     pub(crate) sglang_role: Option<&'static str>,
-    /// The Mooncake bootstrap server's answer to `/query`.
+    /// The Mooncake bootstrap server's response to `/query`.
     pub(crate) mooncake_query: Option<String>,
     /// More members of SGLang's `/server_info`.
     pub(crate) server_info: Vec<(&'static str, Value)>,
@@ -58,7 +58,7 @@ pub(crate) struct ScriptedEngineResponse {
 }
 
 impl ScriptedEngineResponse {
-    /// JSON, byte for byte.
+    /// A response with this JSON text, byte for byte.
     pub(crate) fn json(text: impl Into<Bytes>) -> Self {
         Self {
             status: StatusCode::OK,
@@ -110,14 +110,14 @@ impl ScriptedEngine {
         Self { address, shared, supervisor }
     }
 
-    /// All generation requests, once there are so many: a client may have its answer before both legs have arrived.
+    /// Waits for `count` generation requests, and returns all: a client may receive its response before both legs have arrived.
     pub(crate) async fn received(&self, count: usize) -> Vec<ReceivedRequest> {
         let mut received = self.shared.received.subscribe();
         let arrived = received.wait_for(|received| received.len() >= count);
         timeout(LIMIT, arrived).await.expect("the engine gets its requests").unwrap().clone()
     }
 
-    /// The only generation request.
+    /// Waits for a generation request, which must be the only one.
     pub(crate) async fn only_request(&self) -> ReceivedRequest {
         let [only] = self.received(1).await.try_into().expect("one request");
         only
@@ -153,7 +153,7 @@ async fn serve_scripted(State(shared): State<Arc<ScriptedEngineState>>, request:
     response
 }
 
-/// The questions that discovery asks.
+/// The responses to the requests of discovery.
 fn probe(script: &EngineScript, path: &str) -> Response {
     let EngineScript { model, dp_size, .. } = script;
     let answer = match (path, script.sglang_role, &script.mooncake_query) {

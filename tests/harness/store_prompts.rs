@@ -1,4 +1,4 @@
-//! Prompts whose pages are in a store, and what a gateway foretells of them.
+//! Prompts whose pages are in a store, and the cache hits that a gateway predicts for them.
 
 use std::time::{Duration, Instant};
 
@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 use super::fleet::{TestFleet, TestFleetBuilder};
 use super::metrics::metric;
 
-/// Long, because it only says when a test hangs.
+/// Generous, because it only detects a test that hangs.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Tokens of a page, and what an SGLang engine asks the store for at least.
+/// Tokens of a page, and the minimum that an SGLang engine reads from the store.
 pub(crate) const BLOCK_TOKENS: u32 = 64;
 pub(crate) const STORE_THRESHOLD_TOKENS: u64 = 256;
 /// Bytes of an object, where they do not matter.
@@ -33,7 +33,7 @@ pub(crate) fn prompt(number: u32, pages: u32) -> Vec<u32> {
     (0..=pages * BLOCK_TOKENS).map(|at| number * 1_000 + at % 997).collect()
 }
 
-/// What the engine would store of a prompt.
+/// The objects that the engine would store for a prompt.
 pub(crate) fn objects(prompt: &[u32]) -> Vec<BlockObjectKeys> {
     let mut pages = Vec::new();
     BlockHashChain::new(HashScheme::sglang(BLOCK_TOKENS, SglangNamespace::default()).unwrap())
@@ -41,12 +41,12 @@ pub(crate) fn objects(prompt: &[u32]) -> Vec<BlockObjectKeys> {
     pages.iter().map(|page| ["k", "v"].map(|tensor| format!("sim_{}_0_{tensor}", page.digest))).collect()
 }
 
-/// The tokens that the gateway says the engine would load from the store.
+/// The number of tokens that the engine would load from the store, according to the gateway.
 pub(crate) async fn predicted_store_tokens(world: &TestFleet, prompt: &[u32]) -> u64 {
     predicted_store_tokens_at(&world.client, &world.gateway.admin_url(""), &world.model(), prompt).await
 }
 
-/// The same of the gateway whose admin listener has this URL.
+/// The same for the gateway whose admin listener has this URL.
 pub(crate) async fn predicted_store_tokens_at(
     client: &reqwest::Client,
     admin: &str,
@@ -58,7 +58,7 @@ pub(crate) async fn predicted_store_tokens_at(
     engine["l3_tokens"].as_u64().unwrap()
 }
 
-/// What the gateway says of the first engine.
+/// The gateway's prediction for the first engine.
 pub(crate) async fn predicted_engine(world: &TestFleet, prompt: &[u32]) -> Value {
     predicted_engine_at(&world.client, &world.gateway.admin_url(""), &world.model(), prompt).await
 }
@@ -70,7 +70,7 @@ async fn predicted_engine_at(client: &reqwest::Client, admin: &str, model: &str,
     answer["engines"][0].clone()
 }
 
-/// Waits until so many pages are foretold. On the way there, `allowed` must hold of the number.
+/// Waits until the predicted tokens are those of `pages` pages. `allowed` must hold for every other number before.
 pub(crate) async fn wait_for_prediction(
     world: &TestFleet,
     prompt: &[u32],
@@ -87,20 +87,20 @@ pub(crate) async fn wait_for_prediction(
         assert!(allowed(last), "{last} tokens on the way to {expected}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    panic!("{last} tokens are foretold, not {expected}");
+    panic!("{last} tokens are predicted, not {expected}");
 }
 
-/// Waits until so many pages are foretold, and never more.
+/// Waits until the prediction is `pages` pages, and was never larger.
 pub(crate) async fn wait_for_growth_to(world: &TestFleet, prompt: &[u32], pages: u32) {
     wait_for_prediction(world, prompt, pages, |tokens| tokens < u64::from(pages * BLOCK_TOKENS)).await;
 }
 
-/// Waits until so many pages are foretold, and never fewer. Returns how long it took.
+/// Waits until the prediction is `pages` pages, and was never smaller. Returns the elapsed time.
 pub(crate) async fn wait_for_drop_to(world: &TestFleet, prompt: &[u32], pages: u32) -> Duration {
     wait_for_prediction(world, prompt, pages, |tokens| tokens > u64::from(pages * BLOCK_TOKENS)).await
 }
 
-/// Waits until a metric is what it should be.
+/// Waits until `right` holds for a metric.
 pub(crate) async fn wait_for_metric(world: &TestFleet, name: &str, right: impl Fn(u64) -> bool) {
     let begun = Instant::now();
     let mut last = metric(world, name).await;

@@ -65,14 +65,14 @@ pub(crate) async fn get_over_tls(
 
 /// TLS in front of a server that has none, such as a simulated engine.
 pub(crate) struct TlsTerminator {
-    /// Where it listens: `https://localhost:port`.
+    /// The URL at which it listens: `https://localhost:port`.
     pub(crate) url: String,
     handshakes: Arc<AtomicUsize>,
     supervisor: Supervisor,
 }
 
 impl TlsTerminator {
-    /// Shows `own`, and asks for certificates of the authority `clients`.
+    /// Presents `own`, and requires client certificates of the authority `clients`, if any.
     pub(crate) async fn start(behind: SocketAddr, own: &(String, String), clients: Option<&str>) -> Self {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let builder = rustls::ServerConfig::builder_with_provider(provider.clone())

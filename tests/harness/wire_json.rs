@@ -11,7 +11,7 @@ use serde_json::value::RawValue;
 pub(crate) struct JsonMembers(pub(crate) Vec<(String, String)>);
 
 impl JsonMembers {
-    /// Reads an object.
+    /// The members of a JSON object.
     pub(crate) fn of(json: &[u8]) -> Self {
         let read = serde_json::from_slice(json);
         read.unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(json)))
@@ -22,7 +22,7 @@ impl JsonMembers {
         self.0.iter().find(|(name, _)| name == key).map(|(_, value)| value.as_str())
     }
 
-    /// All members but these.
+    /// All members except those with these names.
     pub(crate) fn without(&self, keys: &[&str]) -> Self {
         Self(self.0.iter().filter(|(name, _)| !keys.contains(&name.as_str())).cloned().collect())
     }

@@ -16,7 +16,7 @@ use moongate_transfer::{
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
 
-use crate::harness::TEST_TIMEOUT;
+use crate::harness::polling::poll_until;
 use crate::harness::process::{MoongateProcess, ProcessOutput};
 
 /// Time limit of a transfer, long enough for a busy machine, and short enough to wait for its expiry.
@@ -183,15 +183,6 @@ impl Drop for AuthenticatedStore {
     }
 }
 
-async fn wait_until(what: &str, mut condition: impl AsyncFnMut() -> bool) {
-    let waited = tokio::time::timeout(TEST_TIMEOUT * 2, async {
-        while !condition().await {
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-    });
-    assert!(waited.await.is_ok(), "in time: {what}");
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn programs_with_certificates_store_copy_and_list_objects() {
     let store = AuthenticatedStore::start().await;
@@ -220,7 +211,7 @@ async fn programs_with_certificates_store_copy_and_list_objects() {
     assert_eq!(store.replicas(&client, "copied").await[0].endpoint, from);
     let task = CopyTaskArguments { key: "copied", tenant: "default", targets: vec![to] };
     client.objects().master().call::<CreateCopyTask, &str>(&task).await.unwrap().unwrap();
-    wait_until("the object is on both nodes", async || store.replicas(&client, "copied").await.len() == 2)
+    poll_until("the object is on both nodes", async || store.replicas(&client, "copied").await.len() == 2)
         .await;
     assert!(client.get("copied").await.unwrap() == bytes[..100_000]);
 }
@@ -236,7 +227,7 @@ async fn segment_keys_survive_restarts_of_master_and_node() {
     let (port, flags) = (port.to_owned(), store.certificates.flags("master", '_'));
     store.master._binary.signal("KILL").await;
     store.master = AuthenticatedMaster::start(&port, &flags).await;
-    wait_until("the nodes are back", async || client.put("after", b"both nodes", &options).await.is_ok())
+    poll_until("the nodes are back", async || client.put("after", b"both nodes", &options).await.is_ok())
         .await;
     assert_eq!(client.get("after").await.unwrap(), &b"both nodes"[..]);
 
@@ -259,7 +250,7 @@ async fn a_renewed_certificate_is_used_for_new_calls_and_transfers() {
 
     let shown = authentication.tls.own_fingerprint();
     store.certificates.files("client");
-    wait_until("the files are read again", async || authentication.tls.own_fingerprint() != shown).await;
+    poll_until("the files are read again", async || authentication.tls.own_fingerprint() != shown).await;
     client.put("after", b"new", &PutOptions::default()).await.unwrap();
     assert_eq!(client.get("after").await.unwrap(), &b"new"[..]);
     assert_eq!(client.get("before").await.unwrap(), &b"old"[..]);

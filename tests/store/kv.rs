@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::{Output, Stdio};
 
-use serde_json::Value;
 use crate::harness::mooncake;
 use crate::harness::mooncake::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
+use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
 

@@ -1,11 +1,14 @@
-//! End-to-end tests of the store: masters, store nodes, clients and the gateway's index, most of them together with Mooncake's own programs.
+//! End-to-end tests of the store: masters, store nodes, clients and the gateway's index, mostly with Mooncake's own programs.
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod authentication;
 mod client_faults;
 #[path = "../harness"]
 mod harness {
-    #[expect(dead_code, reason = "only the tests of the gateway use pairs of engines and other protocols than SGLang's")]
+    #[expect(
+        dead_code,
+        reason = "only the tests of the gateway use pairs of engines and other protocols than SGLang's"
+    )]
     pub(crate) mod fleet;
     pub(crate) mod gateway;
     mod http_client;
@@ -13,6 +16,11 @@ mod harness {
     pub(crate) mod metrics;
     #[path = "../../kvstore/master-client/tests/store/harness.rs"]
     pub(crate) mod mooncake;
+    pub(crate) mod polling;
+    #[expect(
+        dead_code,
+        reason = "only the tests of the gateway send requests to a gateway in another process"
+    )]
     pub(crate) mod process;
     pub(crate) mod store_prompts;
     #[path = "../../kvstore/master/tests/test_master/mod.rs"]

@@ -1,13 +1,15 @@
 //! The gateway follows the events of Moongate's master: stored pages are predicted, removed pages are not.
 
+use crate::harness;
+use crate::harness::metrics::metric;
+use crate::harness::mooncake;
+use crate::harness::mooncake::{HANDSHAKE, NEWEST, RealNode};
+use crate::harness::store_prompts::{
+    SMALL_OBJECT_BYTES, objects, prompt, wait_for_drop_to, wait_for_growth_to, wait_for_metric,
+};
 use moongate_master::RunningMaster;
 use moongate_master::flags::{self, MasterInvocation};
 use moongate_runtime::Supervisor;
-use crate::harness;
-use crate::harness::mooncake;
-use crate::harness::mooncake::{HANDSHAKE, NEWEST, RealNode};
-use crate::harness::metrics::metric;
-use crate::harness::store_prompts::{SMALL_OBJECT_BYTES, objects, prompt, wait_for_drop_to, wait_for_growth_to, wait_for_metric};
 
 /// A master that publishes events.
 async fn master(supervisor: &Supervisor) -> RunningMaster {

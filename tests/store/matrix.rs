@@ -16,8 +16,8 @@ use moongate_store_client::{
 use moongate_store_node::{NodeArgs, NodeConfig, RunningNode};
 use parking_lot::Mutex;
 
-use crate::harness::test_master;
 use crate::harness::mooncake::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
+use crate::harness::test_master;
 
 const SIZES: [usize; 10] =
     [1, 2, 4095, 4096, 65_535, 65_537, (1 << 20) + 1, 16 << 20, (16 << 20) + 4097, 64 << 20];
@@ -115,7 +115,7 @@ impl MatrixNode {
 type StoredMetadata = Arc<Mutex<BTreeMap<String, String>>>;
 type MetadataQuery = Query<BTreeMap<String, String>>;
 
-/// An HTTP metadata server.
+/// Starts an HTTP metadata server, and returns its URL.
 async fn metadata_server(supervisor: &Supervisor) -> String {
     let read = async |State(stored): State<StoredMetadata>, Query(asked): MetadataQuery| {
         stored.lock().get(&asked["key"]).cloned().ok_or(StatusCode::NOT_FOUND)
@@ -144,7 +144,7 @@ fn content(key: &str, size: usize) -> Vec<u8> {
     bytes
 }
 
-/// Both clients put objects of all sizes and get those of the other.
+/// Each client puts objects of all sizes and reads those of the other.
 async fn both_ways(ours: &KvClient, theirs: &mut RealNode, plane: DataPlaneVersion, what: &str) {
     for size in SIZES {
         let started = Instant::now();

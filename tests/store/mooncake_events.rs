@@ -23,10 +23,13 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::harness;
-use crate::harness::mooncake::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
 use crate::harness::fleet::TestFleet;
 use crate::harness::metrics::metric;
-use crate::harness::store_prompts::{BLOCK_TOKENS, SMALL_OBJECT_BYTES, objects, predicted_store_tokens, prompt, wait_for_growth_to, wait_for_metric};
+use crate::harness::mooncake::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
+use crate::harness::store_prompts::{
+    BLOCK_TOKENS, SMALL_OBJECT_BYTES, objects, predicted_store_tokens, prompt, wait_for_growth_to,
+    wait_for_metric,
+};
 
 /// Number of events in one message, as sent by a master.
 const EVENTS_AT_ONCE: usize = 64;
@@ -97,7 +100,7 @@ async fn forward(State(shared): State<Arc<MasterAdminProxyState>>, request: Requ
     (answer.status(), answer.bytes().await.unwrap()).into_response()
 }
 
-/// The master's event socket.
+/// The event socket of the master, bound by the test.
 struct TestEventSocket {
     publisher: ZmtpPublisher,
     stop: CancellationToken,

@@ -2,24 +2,15 @@
 
 use std::path::Path;
 use std::process::Stdio;
-use std::time::Duration;
 
 use crate::harness::mooncake::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode, free_port};
+use crate::harness::polling::poll_until;
 use tokio::process::{Child, Command};
 
 fn moongate(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
     command.args(arguments).env_clear().stdin(Stdio::null()).kill_on_drop(true);
     command
-}
-
-async fn wait_until(what: &str, mut so: impl AsyncFnMut() -> bool) {
-    let waited = async {
-        while !so().await {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    assert!(tokio::time::timeout(LIMIT, waited).await.is_ok(), "{what}");
 }
 
 /// A node with its memory in a holder.
@@ -35,7 +26,7 @@ impl StoreNodeProcess {
         command.env("MOONCAKE_MASTER", &master.rpc).env("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1");
         let child = command.spawn().unwrap();
         let url = format!("http://127.0.0.1:{port}/health");
-        wait_until("the node is healthy", async || {
+        poll_until("the node is healthy", async || {
             reqwest::get(&url).await.is_ok_and(|response| response.status().is_success())
         })
         .await;
@@ -54,7 +45,7 @@ async fn objects_survive_their_node() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("holder");
     let _holder = moongate(&["store-holder", "--socket", socket.to_str().unwrap()]).spawn().unwrap();
-    wait_until("the holder is there", async || socket.exists()).await;
+    poll_until("the holder is there", async || socket.exists()).await;
     let (master, port) = (RealMaster::start(NEWEST).await, free_port());
     let node = StoreNodeProcess::start(&master, &socket, port).await;
     let mut client = RealNode::start(&master, HANDSHAKE, 0).await;
@@ -68,10 +59,10 @@ async fn objects_survive_their_node() {
     // First with SIGKILL, then with SIGTERM as in an upgrade.
     assert_eq!(node.signal("-KILL").await, None);
     let node = StoreNodeProcess::start(&master, &socket, port).await;
-    wait_until("all are there after a kill", async || client.send_command(&read).await == "30").await;
+    poll_until("all are there after a kill", async || client.send_command(&read).await == "30").await;
     assert_eq!(node.signal("-TERM").await, Some(0));
     let node = StoreNodeProcess::start(&master, &socket, port).await;
-    wait_until("all are there after a replacement", async || client.send_command(&read).await == "30").await;
+    poll_until("all are there after a replacement", async || client.send_command(&read).await == "30").await;
     client.put("another", 100_000).await;
     assert_eq!(client.get("another").await, 100_000);
     assert_eq!(node.signal("-TERM").await, Some(0));

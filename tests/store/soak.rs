@@ -132,7 +132,7 @@ fn check(key: u64, bytes: &[u8]) {
 
 async fn work(client: KvClient, counts: Arc<SoakCounts>, end: Instant) {
     while Instant::now() < end {
-        // A few keys are asked for most of the time.
+        // Most reads are of a few keys.
         let key = if fastrand::bool() { fastrand::u64(..KEYS / 10) } else { fastrand::u64(..KEYS) };
         let name = format!("soak-{key}");
         let result = match fastrand::u32(..100) {

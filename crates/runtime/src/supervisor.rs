@@ -8,7 +8,7 @@
 //! - [`Supervisor::spawn`]: a connection, a request, a job. The panic ends that task only.
 //! - [`Supervisor::spawn_restarted`]: a loop without its own state, such as polling. It restarts after a pause.
 //! - [`Supervisor::spawn_essential`] and [`Supervisor::wrap_essential_thread`]: the process cannot work without it. [`Supervisor::failed`]
-//! resolves, and the process exits with an error, so that its service manager restarts it.
+//!   resolves, and the process exits with an error, so that its service manager restarts it.
 
 #[cfg(test)]
 mod tests;

@@ -47,7 +47,7 @@ impl ObjectReplica {
             ReplicaMedium::Dfs(file) => ("dfs", &file.file_path, file.offset, file.object_size),
         };
         let (location, complete) = (location.clone(), replica.status == ReplicaStatus::COMPLETE);
-        (Self { id: replica.id, medium, location: location, address, complete }, size)
+        (Self { id: replica.id, medium, location, address, complete }, size)
     }
 }
 

@@ -25,6 +25,11 @@
 //! - Queries: [`MasterCore::segments_detail`], [`MasterCore::space_usage`], [`MasterCore::statistics`],
 //!   [`MasterCore::prefix_statistics`], [`MasterCore::keys`], [`MasterCore::quotas`].
 //!
+//! From bottom to top: the tables (`object`, `segment`, `disk`, `group`, `tenant`); `object_table`, which owns them, and `locked_shard`,
+//! through which its entries are changed (`disk_task`, `replica_transfer`, `upsert`, `removal`, `storage_loss`, `evict`); the state
+//! beside the objects (`client_registry`, `task_table`, `drain_job`, `hot_objects`, `inventory`); `master`, which composes them; and one
+//! module for each kind of call.
+//!
 //! Errors are Mooncake's error codes. Features that this master does not support (NVMe over fabrics, shared and distributed file
 //! systems) have no methods.
 
@@ -40,6 +45,7 @@ mod drain;
 mod drain_job;
 mod dynamic;
 mod evict;
+mod eviction_decision;
 mod group;
 mod hot_objects;
 mod intact;
@@ -58,6 +64,7 @@ mod prefix;
 mod promote;
 mod put;
 mod put_end;
+mod put_request;
 mod query;
 mod read;
 mod rebuild;

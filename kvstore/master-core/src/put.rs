@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{ReplicateConfig, SoftPin, SoftPinAction, Uuid};
+use mooncake_wire::types::{ReplicateConfig, SoftPinAction, Uuid};
 
 use crate::change::{RemoveCause, StateChange, StateChangeSink, StoreCause};
 use crate::disk::ActiveDiskTask;
@@ -11,96 +11,13 @@ use crate::group::GroupId;
 use crate::locked_shard::{LockedShard, NewObject, storage_tiers};
 use crate::master::MasterCore;
 use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, PendingVersion};
-use crate::object_table::{KeyLocation, ObjectTable};
-use crate::placement::{PlacementRequest, PlacementSearch};
+use crate::object_table::KeyLocation;
+use crate::placement::PlacementSearch;
+use crate::put_request::{PutBatch, PutRequest};
 use crate::segment::ReplicaDescriptors;
 use crate::statistics::MasterCounters;
-
-/// Maximum number of replicas of one object.
-const MAX_REPLICAS: u64 = 64;
 /// Rounds of eviction for a tenant whose quota is exhausted.
 const QUOTA_RETRIES: u32 = 2;
-
-/// Request to write one object.
-struct PutRequest<'a> {
-    client: Uuid,
-    tenant: &'a str,
-    key: &'a str,
-    size: u64,
-    placement: PlacementRequest<'a>,
-    pin: SoftPin,
-    hard_pin: bool,
-    group: Option<&'a str>,
-    upsert: bool,
-}
-
-/// Parameters shared by all objects of a batch.
-struct PutBatch<'a> {
-    client: Uuid,
-    tenant: &'a str,
-    preferred: Vec<&'a str>,
-    host: &'a str,
-    replicas: u64,
-    pin: SoftPin,
-    hard_pin: bool,
-    groups: Option<Vec<&'a str>>,
-    /// Makes the placement of all objects of the batch start at the same segment.
-    batch_entropy: Option<u64>,
-    upsert: bool,
-}
-
-impl<'a> PutBatch<'a> {
-    fn new<S: AsRef<str>>(
-        client: Uuid,
-        tenant: &'a str,
-        config: &'a ReplicateConfig<S>,
-        upsert: bool,
-    ) -> Self {
-        let single = Some(config.preferred_segment.as_ref()).filter(|name| !name.is_empty());
-        let preferred = config.preferred_segments.iter().map(AsRef::as_ref).chain(single).collect();
-        Self {
-            client,
-            tenant,
-            preferred,
-            host: config.host_id.as_ref(),
-            replicas: config.replica_num,
-            pin: config.soft_pin,
-            hard_pin: config.with_hard_pin,
-            groups: config.group_ids.as_ref().map(|groups| groups.iter().map(AsRef::as_ref).collect()),
-            batch_entropy: None,
-            upsert,
-        }
-    }
-
-    fn request(
-        &'a self,
-        objects: &ObjectTable,
-        now_ms: u64,
-        index: usize,
-        key: &'a str,
-        size: u64,
-    ) -> PutRequest<'a> {
-        let entropy = self.batch_entropy.unwrap_or_else(|| objects.hash(0, key)) ^ now_ms.rotate_left(32);
-        let group = self.groups.as_ref().and_then(|groups| groups.get(index).copied());
-        PutRequest {
-            client: self.client,
-            tenant: self.tenant,
-            key,
-            size,
-            placement: PlacementRequest {
-                size,
-                replicas: self.replicas.min(MAX_REPLICAS) as usize,
-                preferred: &self.preferred,
-                host: self.host,
-                entropy,
-            },
-            pin: self.pin,
-            hard_pin: self.hard_pin,
-            group: group.filter(|name| !name.is_empty()),
-            upsert: self.upsert,
-        }
-    }
-}
 
 /// The existing entry that conflicts with a put.
 enum PutConflict {

@@ -1,7 +1,7 @@
 //! Store node memory that survives a restart of the process.
 //!
 //! - [`MappedRegion`]: mapped memory, anonymous or shared. Peers write to it while others read, so it never hands out slices: bytes are
-//! copied in and out, or moved by the kernel between a socket and the mapping.
+//!   copied in and out, or moved by the kernel between a socket and the mapping.
 //! - [`ledger`]: the completely written ranges of a region. After a crash the next process keeps serving them.
 //! - [`catalog`]: the objects in a segment, for a master that has lost its log.
 //! - [`holder`]: a process that keeps memory while the store restarts.

@@ -27,7 +27,7 @@ const THREADS: u64 = 2;
 
 fn open(backing: SegmentBacking) -> SegmentMemory {
     let options = SegmentOptions {
-        backing: backing,
+        backing,
         label: "crash".into(),
         size: SIZE,
         pages: PageMode::Normal,

@@ -44,7 +44,7 @@ impl Drop for TestHolder {
 
 fn segment_options(backing: SegmentBacking, size: u64) -> SegmentOptions {
     SegmentOptions {
-        backing: backing,
+        backing,
         label: "segment".into(),
         size,
         pages: PageMode::Normal,

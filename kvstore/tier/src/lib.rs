@@ -4,7 +4,7 @@
 //! - [`FileTier::get`] and [`FileTier::get_many`] read many blocks at a time with io_uring, or with threads where it is not permitted.
 //! - Each block has a checksum. A corrupt object is dropped and reported, never served.
 //! - A killed process loses no complete object and leaves no partial one. After a power loss it is unknown what had reached the disk: then
-//! the tier starts empty. It is a cache.
+//!   the tier starts empty. It is a cache.
 
 mod block;
 mod block_io;

@@ -42,14 +42,8 @@ pub(crate) fn scan(
             IoChunk { offset: layout.page(first), len: pages as usize * ALIGN }
         })
         .collect();
-    let mut pages = PageScanner {
-        layout,
-        instance: instance,
-        per_chunk,
-        found: Vec::new(),
-        damaged: Vec::new(),
-        problem: None,
-    };
+    let mut pages =
+        PageScanner { layout, instance, per_chunk, found: Vec::new(), damaged: Vec::new(), problem: None };
     engine.transfer(file, IoDirection::Read, &chunks, &mut pages)?;
     if let Some(problem) = pages.problem {
         return Err(problem);

@@ -115,11 +115,11 @@ impl<'a> SimulatedFleet<'a> {
     pub(crate) fn handle_event(&mut self, now: f64, event: SimulationEvent) {
         match event {
             SimulationEvent::FetchEnded(engine, epoch, engine_epoch) => {
-                self.fetched(now, engine as usize, epoch, engine_epoch)
+                self.fetched(now, engine as usize, epoch, engine_epoch);
             }
             SimulationEvent::StartPass(engine) => self.start_pass(now, engine as usize),
             SimulationEvent::PassEnded(engine, engine_epoch) => {
-                self.finish_pass(now, engine as usize, engine_epoch)
+                self.finish_pass(now, engine as usize, engine_epoch);
             }
             SimulationEvent::KvTransferred(attempt) => self.handed_over(now, attempt),
             SimulationEvent::SequenceEnded(engine, epoch) => self.decoded(now, engine as usize, epoch),

@@ -1,7 +1,7 @@
 //! Inserts environment variables into the containers of a pod template.
 
-use rbg_api::template::member_list;
 use rbg_api::PodTemplate;
+use rbg_api::template::member_list;
 use serde_json::Value;
 
 const PREFIX: &str = "RBG_";

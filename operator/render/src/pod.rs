@@ -6,6 +6,7 @@ use rbg_api::{PodTemplate, conversion, keys};
 use serde_json::{Map, Value, json};
 
 use crate::manifest::{Manifest, ManifestMetadata, OwnerRef, StringMap};
+use crate::pod_name::{label, pod_name, position, role_type};
 use crate::{RenderError, affinity, environment, legacy, ports};
 
 /// Readiness gates of every pod: it is not being updated, and all pods of its instance are ready.
@@ -21,17 +22,6 @@ pub struct NodePlacement {
     pub avoided_labels: Vec<String>,
 }
 
-/// Name of an instance's pod.
-#[must_use]
-pub fn name(instance: &RoleInstance, component: &str, id: i32) -> String {
-    let instance_name = instance.metadata.name.as_deref().unwrap_or_default();
-    match role_type(instance) {
-        "LeaderWorkerSet" => format!("{instance_name}-{}", position(component, id)),
-        "Components" => format!("{instance_name}-{component}-{id}"),
-        _ => instance_name.to_owned(),
-    }
-}
-
 /// Renders a pod of an instance. `hash` is that of the instance's revision.
 ///
 /// # Errors
@@ -45,7 +35,7 @@ pub fn pod(
 ) -> Result<Manifest, RenderError> {
     let instance_name = instance.metadata.name.as_deref().ok_or(RenderError::NoMetadata("name"))?;
     let namespace = instance.metadata.namespace.as_deref().ok_or(RenderError::NoMetadata("namespace"))?;
-    let name = name(instance, &component.name, id);
+    let name = pod_name(instance, &component.name, id);
     let mut template = component.template.clone();
     let injection = ports::pod_injection(instance, component, id, namespace)?;
     template.remove_annotation(keys::COMPONENT_DISCOVERY);
@@ -107,19 +97,6 @@ pub fn labels(instance: &RoleInstance, component: &InstanceComponent, id: i32, h
         }
     }
     labels
-}
-
-/// Position in the instance: 0 is the leader, workers follow.
-fn position(component: &str, id: i32) -> i32 {
-    if component == "worker" { id.saturating_add(1) } else { id }
-}
-
-fn role_type(instance: &RoleInstance) -> &str {
-    label(instance, keys::ROLE_TYPE).unwrap_or("PodTemplate")
-}
-
-fn label<'a>(instance: &'a RoleInstance, key: &str) -> Option<&'a str> {
-    instance.metadata.labels.as_ref()?.get(key).map(String::as_str)
 }
 
 fn is_legacy(instance: &RoleInstance) -> bool {

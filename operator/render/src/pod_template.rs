@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::affinity::ForeignPodKind;
 use crate::error::RenderError;
 use crate::manifest::StringMap;
-use crate::role::{RolePattern, ResolvedRole};
+use crate::role::{ResolvedRole, RolePattern};
 use crate::workload_kind::{PreservedFields, WorkloadKind};
 use crate::{affinity, canonical, environment, gang, legacy, role_environment, runtime_profile, topology};
 
@@ -29,16 +29,6 @@ struct TemplateInjection {
 pub(crate) struct PodTemplates<'r, 'a> {
     role: &'r ResolvedRole<'a>,
     labels: StringMap,
-}
-
-/// What every pod of the role gets.
-fn role_injection(role: &ResolvedRole<'_>) -> TemplateInjection {
-    TemplateInjection { discovery_file: role.is_ordered(), runtimes: true, leader_worker: false }
-}
-
-/// Labels of v1alpha1 for pods of external workloads.
-fn legacy_labels(role: &ResolvedRole<'_>) -> StringMap {
-    legacy::labels(role.group.name, &role.spec.name, &role.group.unique_key())
 }
 
 type LabelPair = (&'static str, String);
@@ -71,7 +61,8 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
     ) -> Result<PodTemplate, RenderError> {
         let template =
             self.apply_patch(self.base()?, "workerTemplatePatch", pattern.worker_template_patch.as_ref())?;
-        let injection = TemplateInjection { leader_worker: true, runtimes: false, ..role_injection(self.role) };
+        let injection =
+            TemplateInjection { leader_worker: true, runtimes: false, ..role_injection(self.role) };
         self.render(template, injection, labels)
     }
 
@@ -198,6 +189,16 @@ impl<'r, 'a> PodTemplates<'r, 'a> {
         template.set_labels(&labels);
         Ok(canonical::pod_template(template))
     }
+}
+
+/// What every pod of the role gets.
+fn role_injection(role: &ResolvedRole<'_>) -> TemplateInjection {
+    TemplateInjection { discovery_file: role.is_ordered(), runtimes: true, leader_worker: false }
+}
+
+/// Labels of v1alpha1 for pods of external workloads.
+fn legacy_labels(role: &ResolvedRole<'_>) -> StringMap {
+    legacy::labels(role.group.name, &role.spec.name, &role.group.unique_key())
 }
 
 /// Copies annotations about updates from the role to its pods, for the controller that restarts them. Annotations of the

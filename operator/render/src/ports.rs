@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::error::RenderError;
 use crate::hash::fnv1a;
 use crate::manifest::StringMap;
-use crate::pod;
+use crate::pod_name::pod_name;
 
 #[derive(Debug, Default, Deserialize)]
 struct PortAllocatorConfig {
@@ -104,7 +104,7 @@ pub fn pod_scoped_keys(instance: &RoleInstance) -> Result<Vec<String>, RenderErr
     for component in &instance.spec.components {
         let config = allocator_config(component)?;
         for id in 0..component.size() {
-            let pod = pod::name(instance, &component.name, id);
+            let pod = pod_name(instance, &component.name, id);
             let pod_allocations =
                 config.allocations.iter().filter(|allocation| allocation.scope == PortScope::PodScoped);
             all.extend(pod_allocations.map(|allocation| format!("{pod}.{}", allocation.name)));
@@ -133,7 +133,7 @@ pub(crate) fn pod_injection(
     let mut injection = PortInjection::default();
     let allocated = |key: &str| instance.metadata.annotations.as_ref().and_then(|all| all.get(key));
     let of_component = |component: &str, id: i32, port: &str| {
-        let of_pod = format!("{}.{port}", pod::name(instance, component, id));
+        let of_pod = format!("{}.{port}", pod_name(instance, component, id));
         allocated(&of_pod).or_else(|| allocated(&format!("{component}.{port}")))
     };
     let mut variable =
@@ -172,7 +172,7 @@ pub(crate) fn pod_injection(
         }
     }
     for reference in &discovery.address_refs {
-        let pod = pod::name(instance, &reference.component, reference.index);
+        let pod = pod_name(instance, &reference.component, reference.index);
         let other = instance.spec.components.iter().find(|other| other.name == reference.component);
         if let Some(service) = other.and_then(|other| other.service_name.as_deref()) {
             variable(&reference.env, &format!("{pod}.{service}.{namespace}.svc.cluster.local"));

@@ -5,8 +5,8 @@ use rbg_api::template::member_list;
 use rbg_api::v1alpha2::{ClusterEngineRuntimeProfileSpec, EngineRuntime};
 use serde_json::Value;
 
-use crate::error::RenderError;
 use crate::environment::name;
+use crate::error::RenderError;
 use crate::role::ResolvedRole;
 
 /// Adds the profile's containers and volumes whose names the pod does not have, then the role's additions to them.

@@ -10,7 +10,11 @@ use crate::workload_kind::WorkloadKind;
 /// Renders the headless Service that makes pod names resolvable, owned by the workload. `None` for Deployments and
 /// LeaderWorkerSets.
 #[must_use]
-pub fn headless_service(role: &ResolvedRole<'_>, target: &RoleTarget, workload_uid: &str) -> Option<Manifest> {
+pub fn headless_service(
+    role: &ResolvedRole<'_>,
+    target: &RoleTarget,
+    workload_uid: &str,
+) -> Option<Manifest> {
     if !matches!(role.kind, WorkloadKind::RoleInstanceSet | WorkloadKind::StatefulSet) {
         return None;
     }

@@ -71,9 +71,7 @@ fn annotations(
             annotations.insert(keys::GRACE_PERIOD_SECONDS.to_owned(), seconds.to_string());
         }
         if gang::pod_group(role.group).is_some() {
-            annotations
-                .entry(keys::INSTANCE_GANG_SCHEDULING.to_owned())
-                .or_insert_with(|| "true".to_owned());
+            annotations.entry(keys::INSTANCE_GANG_SCHEDULING.to_owned()).or_insert_with(|| "true".to_owned());
         }
         if role.group.is_legacy() {
             annotations.insert(conversion::ORIGIN.to_owned(), "v1alpha1".to_owned());

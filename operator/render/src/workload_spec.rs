@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::error::RenderError;
 use crate::pod_template::PodTemplates;
-use crate::role::{RolePattern, ResolvedRole, RoleTarget};
+use crate::role::{ResolvedRole, RolePattern, RoleTarget};
 use crate::workload_kind::PreservedFields;
 
 pub(crate) fn role_instance_set(role: &ResolvedRole<'_>, target: &RoleTarget) -> Result<Value, RenderError> {

@@ -32,8 +32,12 @@ fn the_sidecar_is_added_with_pod_and_group_names() {
     let profiles = RuntimeProfiles::from([(name.clone(), profile.spec)]);
     let group = GroupContext::new(&object, &profiles, GangScheduler::default()).unwrap();
     let role = &object.spec.roles[0];
-    let workload =
-        render_workload(&ResolvedRole::new(group, role).unwrap(), &RoleTarget::of(role), &PreservedFields::default()).unwrap();
+    let workload = render_workload(
+        &ResolvedRole::new(group, role).unwrap(),
+        &RoleTarget::of(role),
+        &PreservedFields::default(),
+    )
+    .unwrap();
     let workload = Value::Object(workload.0);
     let spec = workload.pointer("/spec/roleInstanceTemplate/components/0/template/spec").unwrap();
 

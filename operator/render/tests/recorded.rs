@@ -8,8 +8,7 @@ use std::path::Path;
 use moongate_render::revision::SpecRevision;
 use moongate_render::{
     GangScheduler, GroupContext, Manifest, PreservedFields, ResolvedRole, RoleTarget, RuntimeProfiles,
-    discovery_config_map, headless_service, render_workload,
-    instance, pod,
+    discovery_config_map, headless_service, instance, pod, render_workload,
 };
 use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleInstance, RoleInstanceSet};

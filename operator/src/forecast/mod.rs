@@ -145,17 +145,16 @@ impl<'a> ForecastRun<'a> {
     }
 
     fn apply_changes(&mut self, changes: Vec<ResourceChange>) {
-        let mut observed = self.observed.lock();
         for change in changes {
             let affected = match change {
                 ResourceChange::Present(kind, object) => serde_json::from_value::<DynamicObject>(object)
-                    .map(|object| observed.upsert(kind, object))
+                    .map(|object| self.observed.upsert(kind, object))
                     .unwrap_or_default(),
                 ResourceChange::Gone(kind, object) => {
                     let text =
                         |member: &str| object["metadata"][member].as_str().unwrap_or_default().to_owned();
                     let key = ResourceKey { kind, namespace: text("namespace"), name: text("name") };
-                    observed.remove(&key, &text("uid"))
+                    self.observed.remove(&key, &text("uid"))
                 }
             };
             self.queue.extend(affected);
@@ -163,7 +162,10 @@ impl<'a> ForecastRun<'a> {
     }
 
     fn reconcile(&mut self, key: &ResourceKey) {
-        let Some(snapshot) = self.observed.snapshot(key, self.server.now) else { return };
+        let Some(snapshot) = self.observed.snapshot(key, self.server.now) else {
+            self.scheduled.remove(key);
+            return;
+        };
         let plan = match plan_for(&snapshot, self.gang, self.server.now) {
             Ok(plan) => plan,
             Err(error) => {

@@ -7,9 +7,9 @@ use rbg_api::v1alpha2::{CoordinatedPolicySpec, RoleSpec};
 use rbg_api::{IntOrPercent, RoundingMode, keys};
 use serde_json::Value;
 
+use super::adapter;
 use super::coordination::{self, ObservedRole, ObservedWorkload, RoleUpdateState};
 use super::group::GroupInput;
-use super::adapter;
 use crate::ResourceKind;
 use crate::time::add_duration;
 

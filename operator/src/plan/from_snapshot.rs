@@ -15,8 +15,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::{
-    AdapterInput, GroupInput, GroupSetInput, InstanceInput, InstanceSetInput, PlanError,
-    ReconcilePlan, WarmupInput,
+    AdapterInput, GroupInput, GroupSetInput, InstanceInput, InstanceSetInput, PlanError, ReconcilePlan,
+    WarmupInput,
 };
 use crate::ResourceKind;
 use crate::resource_cache::{ObservedResource, ResourceKey, ResourceSnapshot};
@@ -161,11 +161,7 @@ fn workloads(snapshot: &ResourceSnapshot, group: &ObservedResource) -> Vec<Value
 }
 
 /// An object in the namespace of the snapshot's object.
-fn named<'a>(
-    snapshot: &'a ResourceSnapshot,
-    kind: ResourceKind,
-    name: &str,
-) -> Option<&'a ObservedResource> {
+fn named<'a>(snapshot: &'a ResourceSnapshot, kind: ResourceKind, name: &str) -> Option<&'a ObservedResource> {
     let namespace = snapshot.subject().key.namespace.clone();
     snapshot.get(&ResourceKey { kind, namespace, name: name.to_owned() }).map(Arc::as_ref)
 }

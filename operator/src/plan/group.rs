@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::SpecRevision;
 use moongate_render::{
-    GangScheduler, GroupContext, Manifest, PreservedFields, RoleNames, ResolvedRole, RuntimeProfiles,
+    GangScheduler, GroupContext, Manifest, PreservedFields, ResolvedRole, RoleNames, RuntimeProfiles,
     WorkloadKind, coordinated_policy, discovery_config_map, headless_service, pod_group, scaling_adapter,
 };
 use rbg_api::template::member_object;
@@ -133,7 +133,9 @@ fn plan_roles(
     let now = targets.iter().map(|(name, target)| (name.clone(), target.current.clone())).collect();
     let file =
         (input.live)(ResourceKind::ConfigMap, input.group.metadata.name.as_deref().unwrap_or_default());
-    if let Some(manifest) = discovery_config_map(group, &now, &pod_locations::group_locations(input, file.as_ref())?)? {
+    if let Some(manifest) =
+        discovery_config_map(group, &now, &pod_locations::group_locations(input, file.as_ref())?)?
+    {
         apply_if_changed(&manifest, file, plan, "the discovery file");
     }
     gang::plan(input, group, plan)?;

@@ -4,7 +4,7 @@ use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::revision::SpecRevision;
-use moongate_render::{OwnerRef, pod};
+use moongate_render::{OwnerRef, pod, pod_name};
 use rbg_api::keys;
 use rbg_api::v1alpha2::{InstanceComponent, RoleInstance};
 use serde_json::{Value, json};
@@ -151,7 +151,7 @@ fn scale(
     let mut missing = Vec::new();
     for component in live.spec.components.iter().filter(may_start) {
         for id in 0..component.size() {
-            let name = pod::name(live, &component.name, id);
+            let name = pod_name(live, &component.name, id);
             // A terminating pod still has the name.
             if let Some(pod) = input.pods.iter().find(|pod| pod.metadata.name.as_ref() == Some(&name)) {
                 if gang && pod.metadata.deletion_timestamp.is_some() {

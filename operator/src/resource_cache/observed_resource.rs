@@ -10,12 +10,8 @@ use super::{ResourceKey, ports};
 use crate::ResourceKind;
 
 /// Kinds of which a group has at most one object, with the group's name.
-const OF_A_GROUP: [ResourceKind; 4] = [
-    ResourceKind::ConfigMap,
-    ResourceKind::Policy,
-    ResourceKind::PodGroup,
-    ResourceKind::VolcanoPodGroup,
-];
+const OF_A_GROUP: [ResourceKind; 4] =
+    [ResourceKind::ConfigMap, ResourceKind::Policy, ResourceKind::PodGroup, ResourceKind::VolcanoPodGroup];
 
 #[derive(Debug)]
 pub struct ObservedResource {
@@ -123,7 +119,8 @@ pub(super) fn version(metadata: &ObjectMeta) -> u64 {
 
 /// Names in an object's spec of other objects that a plan needs, and of those that it would create.
 fn references(key: &ResourceKey, data: &Value) -> Box<[ResourceKey]> {
-    let named = |kind, name: &str| ResourceKey { kind, namespace: key.namespace.clone(), name: name.to_owned() };
+    let named =
+        |kind, name: &str| ResourceKey { kind, namespace: key.namespace.clone(), name: name.to_owned() };
     let of_cluster = |kind, name: &str| ResourceKey { kind, namespace: String::new(), name: name.to_owned() };
     let spec = &data["spec"];
     match key.kind {

@@ -29,7 +29,7 @@ pub struct ResourceSnapshot {
 }
 
 impl ResourceSnapshot {
-    /// The object to plan.
+    /// The object that the plan is for.
     #[must_use]
     pub fn subject(&self) -> &Arc<ObservedResource> {
         &self.subject

@@ -1,4 +1,11 @@
+use serde_json::{Value, json};
+
 use super::*;
+
+/// Objects that the owner controls.
+fn children(observed: &ResourceCache, owner: &str) -> Vec<Arc<ObservedResource>> {
+    observed.index.children(owner).filter_map(|key| observed.get(key)).collect()
+}
 
 fn pod(uid: &str, version: u64) -> DynamicObject {
     serde_json::from_value(json!({ "apiVersion": "v1", "kind": "Pod", "metadata": {
@@ -15,12 +22,12 @@ fn outdated_events_are_ignored() {
     let owner = ResourceKey { kind: ResourceKind::Instance, namespace: "n".into(), name: "i".into() };
     assert_eq!(observed.upsert(ResourceKind::Pod, pod("a", 5)), vec![owner.clone()]);
     assert!(observed.upsert(ResourceKind::Pod, pod("a", 4)).is_empty());
-    let key = observed.children("owner", ResourceKind::Pod)[0].key.clone();
+    let key = children(&observed, "owner")[0].key.clone();
     assert_eq!(observed.remove(&key, "a"), vec![owner.clone()]);
     assert!(observed.upsert(ResourceKind::Pod, pod("a", 6)).is_empty(), "a deleted UID does not come back");
     assert_eq!(observed.upsert(ResourceKind::Pod, pod("b", 7)), [owner]);
     assert!(observed.remove(&key, "a").is_empty(), "another object has the name now");
-    assert_eq!(observed.children("owner", ResourceKind::Pod).len(), 1);
+    assert_eq!(children(&observed, "owner").len(), 1);
 }
 
 #[test]
@@ -60,7 +67,7 @@ fn cached_pod_has_planned_fields_and_ignores_other_changes() {
     assert!(observed.upsert(ResourceKind::Pod, with(2, false, 2)).is_empty());
     assert_eq!(observed.upsert(ResourceKind::Pod, with(3, true, 3)), [owner]);
     assert!(observed.upsert(ResourceKind::Pod, with(2, false, 4)).is_empty(), "the event is older");
-    let cached: Value = observed.children("owner", ResourceKind::Pod)[0].read().unwrap();
+    let cached: Value = children(&observed, "owner")[0].read().unwrap();
     assert_eq!(
         cached["spec"],
         json!({ "nodeName": "node", "readinessGates": [{ "conditionType": "G" }],
@@ -79,21 +86,33 @@ fn relist_removes_absent_objects_but_not_newer_writes() {
     assert!(observed.end_list(ResourceKind::Pod, era).is_empty());
     let era = observed.begin_list();
     assert_eq!(observed.end_list(ResourceKind::Pod, era).len(), 1);
-    assert!(observed.children("owner", ResourceKind::Pod).is_empty());
+    assert!(children(&observed, "owner").is_empty());
+}
+
+/// Reserves a port as a plan does, from the table at that moment.
+fn reserve(observed: &mut ResourceCache, name: &str, annotation: &str, now: Timestamp) -> Option<u16> {
+    let object = ResourceKey { kind: ResourceKind::Instance, namespace: "n".into(), name: name.into() };
+    PortTable::expire(&mut observed.ports, now);
+    let ports = Arc::clone(&observed.ports);
+    let reserved = ports.reservation(&object, annotation);
+    reserved.or_else(|| {
+        let port = ports.find_free(&object, annotation, |_| false).ok()??;
+        let choice = PortChoice { object, annotation: annotation.to_owned(), port };
+        assert!(observed.reserve_ports(std::slice::from_ref(&choice), now));
+        assert!(!observed.reserve_ports(&[choice], now), "another plan has taken it");
+        Some(port)
+    })
 }
 
 #[test]
 fn ports_are_unique_and_reservations_expire() {
-    let key =
-        |name: &str| ResourceKey { kind: ResourceKind::Instance, namespace: "n".into(), name: name.into() };
-    let (a, b) = (key("a"), key("b"));
-    let now = k8s_openapi::jiff::Timestamp::from_second(1_790_000_000).unwrap();
+    let now = Timestamp::from_second(1_790_000_000).unwrap();
     let mut observed = ResourceCache::with_ports(Some(40..42));
-    let first = observed.allocate_port(&a, "a.http", now).unwrap();
-    assert_eq!(observed.allocate_port(&a, "a.http", now).unwrap(), first);
-    let second = observed.allocate_port(&b, "b.http", now).unwrap();
+    let first = reserve(&mut observed, "a", "a.http", now);
+    assert_eq!(reserve(&mut observed, "a", "a.http", now), first);
+    let second = reserve(&mut observed, "b", "b.http", now);
     assert!(first != second && first.is_some() && second.is_some());
-    assert!(observed.allocate_port(&b, "b.grpc", now).is_err(), "all ports are taken");
+    assert_eq!(reserve(&mut observed, "b", "b.grpc", now), None, "all ports are taken");
     // The first port is written, the second one is not.
     let annotations = json!({ "a.http": first.unwrap().to_string(), "other/key.x": "41", "plain": "41" });
     let meta = json!({ "name": "a", "namespace": "n", "uid": "a", "resourceVersion": "1", "annotations": annotations });
@@ -101,9 +120,29 @@ fn ports_are_unique_and_reservations_expire() {
     let object = json!({ "apiVersion": kind.api_version(), "kind": kind.name(), "metadata": meta });
     observed.upsert(kind, serde_json::from_value(object).unwrap());
     let later = crate::time::add_duration(now, std::time::Duration::from_secs(61));
-    assert_eq!(observed.allocate_port(&b, "b.grpc", later).unwrap(), second);
-    assert!(observed.allocate_port(&b, "b.http", later).is_err());
-    observed.remove(&a, "a");
-    assert_eq!(observed.allocate_port(&b, "b.http", later).unwrap(), first);
-    assert_eq!(ResourceCache::default().allocate_port(&a, "a.http", now).unwrap(), None);
+    assert_eq!(reserve(&mut observed, "b", "b.grpc", later), second);
+    assert_eq!(reserve(&mut observed, "b", "b.http", later), None);
+    let key = ResourceKey { kind, namespace: "n".into(), name: "a".into() };
+    observed.remove(&key, "a");
+    assert_eq!(reserve(&mut observed, "b", "b.http", later), first);
+    assert_eq!(reserve(&mut ResourceCache::default(), "a", "a.http", now), None);
+}
+
+#[test]
+fn a_snapshot_does_not_change_with_the_cache() {
+    let now = Timestamp::UNIX_EPOCH;
+    let mut observed = ResourceCache::with_ports(Some(40..41));
+    let meta = json!({ "namespace": "n", "name": "i", "uid": "owner", "resourceVersion": "1" });
+    let instance = json!({ "apiVersion": "v1", "kind": "RoleInstance", "metadata": meta });
+    observed.upsert(ResourceKind::Instance, serde_json::from_value(instance).unwrap());
+    observed.upsert(ResourceKind::Pod, pod("a", 5));
+    let key = ResourceKey { kind: ResourceKind::Instance, namespace: "n".into(), name: "i".into() };
+    let before = observed.snapshot(&key, now).unwrap();
+    let choice = PortChoice { object: key.clone(), annotation: "p.http".to_owned(), port: 40 };
+    assert!(observed.reserve_ports(&[choice], now));
+    let pod = before.children("owner", ResourceKind::Pod).next().unwrap();
+    observed.remove(&pod.key, "a");
+    assert_eq!(observed.snapshot(&key, now).unwrap().children("owner", ResourceKind::Pod).count(), 0);
+    assert_eq!(before.children("owner", ResourceKind::Pod).count(), 1);
+    assert_eq!(before.ports().reservation(&key, "p.http"), None);
 }

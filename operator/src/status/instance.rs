@@ -39,8 +39,7 @@ pub fn is_scheduled(instance: &RoleInstance) -> bool {
 pub fn is_available(instance: &RoleInstance, min_ready: Duration, now: Timestamp) -> bool {
     let since = instance.status.as_ref().and_then(|status| since(&status.conditions, READY));
     is_ready(instance)
-        && (min_ready.is_zero()
-            || since.is_some_and(|since| add_duration(since, min_ready) <= now))
+        && (min_ready.is_zero() || since.is_some_and(|since| add_duration(since, min_ready) <= now))
 }
 
 /// Since when the instance is not ready.

@@ -142,7 +142,9 @@ async fn workers_follow_their_leader_in_the_exclusive_domain() {
     let group = moongate_render::GroupContext::new(&object, &profiles, Default::default()).unwrap();
     let role = moongate_render::ResolvedRole::new(group, &object.spec.roles[3]).unwrap();
     let target = moongate_render::RoleTarget::of(&object.spec.roles[3]);
-    let set = serde_json::to_value(moongate_render::render_workload(&role, &target, &Default::default()).unwrap()).unwrap();
+    let set =
+        serde_json::to_value(moongate_render::render_workload(&role, &target, &Default::default()).unwrap())
+            .unwrap();
     let pods_of: Api<Pod> = stage.api();
     for (instance, worker) in (0..2).flat_map(|instance| (0..3).map(move |worker| (instance, worker))) {
         let template = if worker == 0 { "leaderTemplate" } else { "workerTemplate" };

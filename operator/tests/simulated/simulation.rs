@@ -10,11 +10,10 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::DynamicObject;
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::{ResourceChange, SimulatedApiServer};
-use moongate_operator::plan::{self, PlanStep};
+use moongate_operator::plan::{PlanStep, WriteAction, plan_for};
 use moongate_operator::resource_cache::{ResourceCache, ResourceKey};
 use moongate_operator::upgrade_hook::HookCall;
 use moongate_render::GangScheduler;
-use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::simulated_hooks::SimulatedHooks;
@@ -29,7 +28,7 @@ const MAX_MOVES: usize = 20_000;
 
 pub(crate) struct OperatorSimulation {
     pub(crate) server: SimulatedApiServer,
-    observed: Mutex<ResourceCache>,
+    observed: ResourceCache,
     queue: BTreeSet<ResourceKey>,
     scheduled: BTreeMap<ResourceKey, Timestamp>,
     pending_changes: VecDeque<ResourceChange>,
@@ -66,7 +65,7 @@ impl OperatorSimulation {
     pub(crate) fn new(server: SimulatedApiServer, seed: u64) -> Self {
         let mut simulation = Self {
             server,
-            observed: Mutex::new(ResourceCache::with_ports(Some(PORTS))),
+            observed: ResourceCache::with_ports(Some(PORTS)),
             queue: BTreeSet::new(),
             scheduled: BTreeMap::new(),
             pending_changes: VecDeque::new(),
@@ -87,7 +86,7 @@ impl OperatorSimulation {
     }
 
     fn restart_operator(&mut self) {
-        self.observed = Mutex::new(ResourceCache::with_ports(Some(PORTS)));
+        self.observed = ResourceCache::with_ports(Some(PORTS));
         self.queue.clear();
         self.scheduled.clear();
         self.pending_changes.clear();
@@ -102,16 +101,15 @@ impl OperatorSimulation {
     }
 
     fn deliver_change(&mut self, change: ResourceChange) {
-        let mut observed = self.observed.lock();
         let concerns = match change {
             ResourceChange::Present(kind, object) => {
                 let object: DynamicObject = serde_json::from_value(object).unwrap();
-                observed.upsert(kind, object)
+                self.observed.upsert(kind, object)
             }
             ResourceChange::Gone(kind, object) => {
                 let text = |member: &str| object["metadata"][member].as_str().unwrap().to_owned();
                 let key = ResourceKey { kind, namespace: text("namespace"), name: text("name") };
-                observed.remove(&key, &text("uid"))
+                self.observed.remove(&key, &text("uid"))
             }
         };
         self.queue.extend(concerns);
@@ -217,14 +215,15 @@ impl OperatorSimulation {
 
     fn begin(&mut self, key: ResourceKey) {
         self.queue.remove(&key);
-        let plan = plan::plan_for(&self.observed, &key, GangScheduler::default(), self.server.now);
-        let plan = match plan {
+        let Some(snapshot) = self.observed.snapshot(&key, self.server.now) else { return };
+        let plan = match plan_for(&snapshot, GangScheduler::default(), self.server.now) {
             Err(_) if self.allow_invalid => {
                 self.invalid.insert(key);
                 return;
             }
             plan => plan.unwrap(),
         };
+        assert!(self.observed.reserve_ports(&plan.port_choices, self.server.now));
         if let Some(at) = plan.requeue_at {
             self.scheduled.insert(key.clone(), at);
         }
@@ -244,7 +243,7 @@ impl OperatorSimulation {
         let answer = self.hooks.answer(&self.server, &call);
         let is_lost = self.random.u8(..100) < self.write_failure_percent;
         if let Some(answer) = answer.filter(|_| !is_lost)
-            && self.observed.lock().record_hook_result(call, answer)
+            && self.observed.record_hook_result(call, answer)
         {
             self.queue.insert(key);
         }
@@ -261,7 +260,7 @@ impl OperatorSimulation {
         if steps.is_empty() {
             self.workers.swap_remove(worker);
         }
-        if let plan::WriteAction::Delete { kind: ResourceKind::Instance, uid, .. } = &step.action {
+        if let WriteAction::Delete { kind: ResourceKind::Instance, uid, .. } = &step.action {
             for pod in self.server.all(ResourceKind::Pod) {
                 let metadata = &pod["metadata"];
                 if metadata["ownerReferences"][0]["uid"] == uid.as_str() {
@@ -276,7 +275,7 @@ impl OperatorSimulation {
             false => self.server.write(&step.action),
         };
         self.writes += 1;
-        if let plan::WriteAction::Delete { kind: ResourceKind::Pod, name, uid } = &step.action {
+        if let WriteAction::Delete { kind: ResourceKind::Pod, name, uid } = &step.action {
             self.hooks.end(name, uid);
             self.ended.insert(name.clone());
         }

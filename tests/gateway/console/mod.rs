@@ -8,6 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tokio::process::Command;
 
+use crate::harness::commands::run_to_success;
 use crate::harness::process::MoongateProcess;
 use crate::harness::{TEST_TIMEOUT, client};
 
@@ -28,15 +29,6 @@ fn target(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join(name)
 }
 
-/// Runs a program; panics with its output if it fails.
-async fn succeeds(limit: Duration, command: &mut Command) -> String {
-    let ran = tokio::time::timeout(limit, command.kill_on_drop(true).output()).await;
-    let ran = ran.unwrap_or_else(|_| panic!("{command:?} still runs after {limit:?}")).unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    assert!(ran.status.success(), "{command:?}: {}\n{said}", ran.status);
-    said
-}
-
 /// `moongate up`, as the base URL for clients and the URL of the admin listener.
 async fn up() -> (MoongateProcess, String, String) {
     let mut binary = MoongateProcess::start(&["up", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0"]);
@@ -54,7 +46,7 @@ async fn the_page_is_built_from_its_source() {
     let console = root().join("gateway/console");
     let into = tempfile::tempdir().unwrap();
     let build = console.join("build");
-    succeeds(SETUP_LIMIT, Command::new(build).arg(into.path()).arg(target("console"))).await;
+    run_to_success(SETUP_LIMIT, Command::new(build).arg(into.path()).arg(target("console"))).await;
     for file in FILES {
         let built = fs::read(into.path().join(file)).unwrap();
         let kept = fs::read(console.join("dist").join(file)).unwrap();
@@ -177,11 +169,11 @@ fn real_parent(name: &str, state: &Value) -> bool {
 async fn in_a_browser() {
     let folder = root().join("tests/gateway/console");
     let installed = target("console-check");
-    succeeds(SETUP_LIMIT, Command::new(folder.join("setup")).arg(&installed)).await;
+    run_to_success(SETUP_LIMIT, Command::new(folder.join("setup")).arg(&installed)).await;
     let (_binary, base_url, admin) = up().await;
     let browser = std::env::var("CHROMIUM").unwrap_or_else(|_| "chromium".to_owned());
     let browser =
-        succeeds(SETUP_LIMIT, Command::new("sh").args(["-c", &format!("command -v {browser}")])).await;
+        run_to_success(SETUP_LIMIT, Command::new("sh").args(["-c", &format!("command -v {browser}")])).await;
     // To update the screenshots of the documentation: MOONGATE_SCREENSHOTS=docs/console
     let temporary = tempfile::tempdir().unwrap();
     let pictures =
@@ -195,6 +187,6 @@ async fn in_a_browser() {
         // The machine's proxy must not be used for loopback.
         .env("NO_PROXY", "*")
         .env("no_proxy", "*");
-    let said = succeeds(CHECK_LIMIT, &mut check).await;
+    let said = run_to_success(CHECK_LIMIT, &mut check).await;
     assert_eq!(said.matches("ok ").count(), 9, "{said}");
 }

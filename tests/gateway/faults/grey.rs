@@ -11,8 +11,8 @@ use tokio::process::Command;
 
 use super::FaultTestOutcome;
 use crate::harness::fleet::{TestFleet, TestFleetBuilder};
-use crate::harness::process::{GatewayAddresses, MoongateProcess};
 use crate::harness::metrics::{metric, metric_at};
+use crate::harness::process::{GatewayAddresses, MoongateProcess};
 use crate::harness::{TEST_TIMEOUT, client, wait_until};
 
 /// What a request may take that first went to a grey engine. It waits there for two seconds; the rest is for a busy machine. Without
@@ -40,7 +40,7 @@ fn is_complete(outcome: &FaultTestOutcome, stream: bool) -> bool {
     outcome.status == 200 && outcome.clean_end && (!stream || outcome.text.contains("data: [DONE]"))
 }
 
-/// Asks so often, `at_once` at a time. All must be answered.
+/// Sends `requests` requests, `at_once` at a time. All must succeed.
 async fn all_answered(case: &str, world: &TestFleet, requests: usize, at_once: usize) {
     let url = world.gateway.url("");
     for round in 0..requests / at_once {
@@ -56,7 +56,7 @@ async fn all_answered(case: &str, world: &TestFleet, requests: usize, at_once: u
     }
 }
 
-/// One of two engines hangs. All requests are answered; once the engine is suspect, it gets no more than its trials.
+/// One of two engines hangs. All requests succeed; once the engine is suspect, it receives trial requests only.
 async fn one_hangs(case: &str, world: &TestFleet, grey: &SimEngine) {
     all_answered(case, world, 8, 4).await;
     let before = grey.stats().started;
@@ -128,7 +128,7 @@ async fn the_twin_of_a_grey_engine_is_not_blamed_if_there_is_no_other() {
     assert!(world.engines.decodes[1].stats().finished > before);
 }
 
-/// Clients that give up before the gateway does say the same.
+/// Clients that disconnect before the gateway's time limit also make the engine suspect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_leave_make_an_engine_suspect() {
     let world = TestFleetBuilder::sglang().plain(2).flag("--policy=round_robin").start().await;

@@ -1,10 +1,11 @@
-//! The fault table: whatever an engine or a client does, the client gets a right answer or a typed error in time,
+//! The fault table: whatever an engine or a client does, the client receives a correct response or a typed error in time,
 //! the twin leg is stopped at once, nothing leaks, and no stream ends as if it were complete.
 
 mod grey;
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use crate::harness::TEST_TIMEOUT;
 use clap::Parser;
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
@@ -15,7 +16,6 @@ use moongate_loadtest::engine::{
 use moongate_runtime::Supervisor;
 use moongate_telemetry::Tracer;
 use serde_json::{Value, json};
-use crate::harness::TEST_TIMEOUT;
 
 /// Time limit of each leg where silence is tested. Healthy requests must fit too, on a busy machine.
 const SILENT_LEG_TIMEOUT: Duration = Duration::from_secs(3);
@@ -25,7 +25,7 @@ const LEG_TIMEOUT: Duration = Duration::from_secs(60);
 const ABANDONED_LEG_TIMEOUT: Duration = Duration::from_secs(6);
 /// A fault must be answered within this, on a busy machine, silence within this after the leg's limit.
 const RESPONSE_DEADLINE: Duration = Duration::from_secs(10);
-/// The twin of a failed leg must have been stopped this long after the client knows: well before its own limit would end it.
+/// The twin of a failed leg must be aborted within this time after the client's error, well before its own limit would end it.
 const TWIN_ABORT_DEADLINE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Parser)]
@@ -89,7 +89,7 @@ impl FaultTestFleet {
             ["gateway", "--listen=127.0.0.1:0", "--admin-listen=127.0.0.1:0", "--health-interval=0s"]
                 .map(str::to_owned)
                 .to_vec();
-        let limits = ["prefill", "first-byte", "answer", "idle"];
+        let limits = ["prefill", "first-byte", "response", "idle"];
         args.extend(limits.map(|name| format!("--{name}-timeout={}s", leg.as_secs())));
         if protocol.face == SimProtocol::Vllm {
             args.push(format!("--kv-connector={connector}"));
@@ -168,12 +168,12 @@ impl FaultTestFleet {
     }
 }
 
-/// What a client saw.
+/// The response to a client, as the client observed it.
 #[derive(Debug)]
 struct FaultTestOutcome {
     status: u16,
     text: String,
-    /// The body ended as HTTP says it must.
+    /// Whether the body ended as HTTP requires.
     clean_end: bool,
     took: Duration,
     ended_unix_ms: u64,
@@ -194,7 +194,7 @@ impl FaultTestOutcome {
         Self { status, text, clean_end, took: Duration::ZERO, ended_unix_ms: 0 }
     }
 
-    /// The generated text, if the answer is complete.
+    /// The generated text, if the response is complete.
     fn answer(&self, stream: bool) -> Option<String> {
         if self.status != 200 || !self.clean_end {
             return None;
@@ -210,7 +210,7 @@ impl FaultTestOutcome {
         })
     }
 
-    /// `error.code` of an error answer or of the last event of a stream.
+    /// `error.code` of an error response or of the last event of a stream.
     fn error_code(&self) -> Option<String> {
         let json = if self.status == 200 {
             self.text.lines().filter_map(|line| line.strip_prefix("data: ")).next_back()?
@@ -222,7 +222,7 @@ impl FaultTestOutcome {
         error["error"]["code"].as_str().map(str::to_owned)
     }
 
-    /// A right answer, or a typed error that nobody can take for the end of an answer.
+    /// A correct response, or a typed error that no client can mistake for the end of a response.
     fn assert_right_or_typed(&self, case: &str, stream: bool, right: &str) {
         if let Some(answer) = self.answer(stream) {
             assert_eq!(answer, right, "{case}: a complete answer is the right one");
@@ -415,7 +415,7 @@ async fn client_disconnects(protocol: EngineProtocolCase) {
     world.stop().await;
 }
 
-/// A prefill that restarts has a new engine id at its bootstrap server; the decode answers 500 to the old one. The gateway finds out
+/// A prefill that restarts has a new engine id at its bootstrap server; the decode returns 500 for the old one. The gateway detects this
 /// by itself, and the client does not notice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn vllm_mooncake_prefill_restarts() {

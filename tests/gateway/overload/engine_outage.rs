@@ -8,7 +8,7 @@ use crate::harness::{TEST_TIMEOUT, client, openai_error};
 
 const EMBEDDINGS: &str = "/v1/embeddings";
 
-/// Status, `Retry-After` and code of an answer to a request for `model`; no code if it succeeds.
+/// Status, `Retry-After` and code of the response to a request for `model`; no code if it succeeds.
 async fn send(gateway: &TestGateway, path: &str, model: &str) -> (u16, Option<String>, String) {
     let body = format!(r#"{{"model":"{model}","prompt":"a","input":"a","max_tokens":1}}"#);
     let request = client().post(gateway.url(path)).header("content-type", "application/json").body(body);
@@ -72,7 +72,7 @@ async fn a_model_whose_engines_are_out_is_not_unknown() {
     let one = client().get(gateway.url("/v1/models/sim")).send().await.unwrap();
     assert_eq!(shown(one).await, unavailable());
     assert_eq!(send(gateway, "/v1/completions", "other").await.0, 200);
-    // What names no model does not silently get the other one.
+    // A request without a model is rejected, and not sent to the other model.
     let unnamed =
         client().post(gateway.url("/v1/completions")).body(r#"{"prompt":"a"}"#).send().await.unwrap();
     assert_eq!(shown(unnamed).await.2, "invalid_request");

@@ -1,4 +1,4 @@
-//! What engines say when they are full reaches the client.
+//! The refusals of full engines reach the client.
 
 use axum::http::StatusCode;
 
@@ -6,7 +6,7 @@ use crate::harness::gateway::TestGateway;
 use crate::harness::scripted::{EngineScript, ScriptedEngine, ScriptedEngineResponse};
 use crate::harness::{client, openai_error};
 
-/// A gateway in front of one engine that answers so.
+/// A gateway in front of one engine with this response.
 async fn gateway_with_engine(answer: ScriptedEngineResponse) -> (TestGateway, ScriptedEngine) {
     let script = EngineScript {
         model: "sim",
@@ -83,7 +83,7 @@ async fn an_error_event_with_other_members_is_an_error() {
     }
 }
 
-/// Whole answers have no first token that a client could see.
+/// A response that is not a stream has no first token that a client could see.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_streams_have_a_first_token() {
     let stream = "data: {\"choices\":[]}\n\ndata: {\"choices\":[]}\n\ndata: [DONE]\n\n";

@@ -1,4 +1,5 @@
-//! Too many requests, too large ones, and engines that are out: refusals are typed, say when to come back, and leave the rest alone.
+//! Too many requests, too large ones, and engines that are out: refusals are typed, contain the time of a retry, and do not affect other
+//! requests.
 
 mod engine_outage;
 mod engine_refusals;

@@ -56,7 +56,7 @@ async fn unfinished_bodies_stay_within_their_memory_and_streams_go_on() {
     stream.next().await.unwrap().unwrap();
     let before = memory(gateway.id(), "VmRSS");
 
-    // All would take 400 MiB. Two fit at most: what counts are their bytes, beside which buffers are copied and freed.
+    // All together would need 400 MiB. At most two fit: only the bytes of bodies count, not the copies in buffers.
     let clients = join_all((0..CLIENTS).map(|_| half_sent(address, 8 * MIB, 5 * MIB))).await;
     let mut responses: FuturesUnordered<_> =
         clients.into_iter().map(async |mut client: RawHttpConnection| client.response().await).collect();

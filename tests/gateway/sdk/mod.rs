@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
+use crate::harness::commands::run_to_success;
 use crate::harness::fleet::TestFleetBuilder;
 use crate::harness::process::MoongateProcess;
 use crate::harness::{TEST_TIMEOUT, client};
@@ -21,34 +22,18 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/gateway/sdk")
 }
 
-/// Runs a program; panics with its output if it fails.
-async fn succeeds(limit: Duration, program: &Path, args: &[&str]) -> String {
+/// A command without the machine's proxy, which must not be used for loopback, and without its API keys.
+fn command(program: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(program);
-    // The machine's proxy must not be used for loopback, and its API keys not for tests.
+    command.args(args).env("NO_PROXY", "*").env("no_proxy", "*").env_remove("OPENAI_API_KEY");
     command
-        .args(args)
-        .env("NO_PROXY", "*")
-        .env("no_proxy", "*")
-        .env_remove("OPENAI_API_KEY")
-        .kill_on_drop(true);
-    let ran = match tokio::time::timeout(limit, command.output()).await {
-        Ok(ran) => ran.unwrap_or_else(|error| panic!("{}: {error}", program.display())),
-        Err(_) => panic!("{} {args:?} still runs after {limit:?}", program.display()),
-    };
-    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    assert!(ran.status.success(), "{} {args:?}: {}\n{said}", program.display(), ran.status);
-    said
 }
 
 /// Installs the SDKs if necessary; returns their folder.
 async fn installed() -> PathBuf {
     let into = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("sdk");
     // The package indexes may be reachable only through the machine's proxy.
-    let mut setup = Command::new(folder().join("setup"));
-    let ran = tokio::time::timeout(SETUP_LIMIT, setup.arg(&into).kill_on_drop(true).output()).await;
-    let ran = ran.expect("tests/gateway/sdk/setup ends in time").expect("tests/gateway/sdk/setup can be run");
-    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    assert!(ran.status.success(), "tests/gateway/sdk/setup has failed; python3, node and npm are needed:\n{said}");
+    run_to_success(SETUP_LIMIT, Command::new(folder().join("setup")).arg(&into)).await;
     into
 }
 
@@ -76,7 +61,7 @@ async fn python() {
         let (_binary, base_url, metrics) = up(protocol).await;
         let check = folder().join("check.py");
         let args = [check.to_str().unwrap(), &base_url, &metrics, "moongate-sim"];
-        let said = succeeds(CHECK_LIMIT, &sdk.join("venv/bin/python"), &args).await;
+        let said = run_to_success(CHECK_LIMIT, &mut command(&sdk.join("venv/bin/python"), &args)).await;
         assert_eq!(said.matches("ok ").count(), 8, "{said}");
     }
 }
@@ -102,7 +87,7 @@ async fn python_with_keys() {
     assert!(waited.await.is_ok(), "{}", binary.output_text());
     let check = folder().join("keys.py");
     let args = [check.to_str().unwrap(), &format!("http://{}/v1", at.public), "sim", KEY];
-    let said = succeeds(CHECK_LIMIT, &sdk.join("venv/bin/python"), &args).await;
+    let said = run_to_success(CHECK_LIMIT, &mut command(&sdk.join("venv/bin/python"), &args)).await;
     assert_eq!(said.matches("ok ").count(), 4, "{said}");
 }
 
@@ -113,7 +98,7 @@ async fn node() {
         let (_binary, base_url, metrics) = up(protocol).await;
         let check = folder().join("check.mjs");
         let args = [check.to_str().unwrap(), sdk.to_str().unwrap(), &base_url, &metrics, "moongate-sim"];
-        let said = succeeds(CHECK_LIMIT, Path::new("node"), &args).await;
+        let said = run_to_success(CHECK_LIMIT, &mut command(Path::new("node"), &args)).await;
         assert_eq!(said.matches("ok ").count(), 8, "{said}");
     }
 }

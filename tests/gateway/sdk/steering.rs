@@ -10,16 +10,16 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
+use super::{folder, installed};
 use crate::harness::client;
 use crate::harness::gateway::TestGateway;
 use crate::harness::raw_http::exchange;
-use super::{folder, installed};
 
 /// Requests for each shape of the fleet.
 const CASES: u64 = 400;
-/// Requests at once.
+/// Number of requests that are open at the same time.
 const CONCURRENCY: usize = 8;
-/// In every value that must not arrive; legitimate values of the gateway's own never have it.
+/// Part of every value that must not arrive; the gateway's own values never contain it.
 const MARK: &str = "evil6666";
 
 /// In a text that an engine must not read as a form.

@@ -10,11 +10,11 @@ pub(crate) enum KeyOperation {
     /// Put or upserted this value.
     Write(u64),
     Remove,
-    /// Read this value.
+    /// A read that returned this value.
     Read(u64),
 }
 
-/// One call. Its answer is missing if the client was not answered: it may have taken effect at any time after, or not at all.
+/// One call. A call without a response may have taken effect at any later time, or not at all.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RecordedCall {
     pub(crate) operation: KeyOperation,

@@ -19,7 +19,7 @@ const CLIENTS: u64 = 4;
 /// Keys that all clients use.
 const KEYS: u64 = 40;
 
-/// Starts clients of the master at `address`, each with a connection of its own. They end when it does not answer any more.
+/// Starts clients of the master at `address`, each with a connection of its own. They end when the master does not respond any more.
 pub(crate) fn start_clients(
     address: &str,
     supervisor: &Supervisor,

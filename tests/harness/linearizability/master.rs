@@ -34,7 +34,7 @@ pub(crate) fn connect(address: &str, supervisor: &Supervisor) -> MasterClient {
     )
 }
 
-/// Mounts the node's memory, as its client does when the master asks for it. Waits until the master serves.
+/// Mounts the node's memory, as its client does when the master requires it. Waits until the master serves calls.
 pub(crate) async fn mount(master: &MasterClient) {
     let arguments = RemountArguments { segments: vec![segment()], client_id: NODE };
     let mount = async {

@@ -1,4 +1,4 @@
-//! Clients that use the same keys of a master and record what they see, and whether one register per key would show them the same.
+//! Clients that use the same keys of a master and record all calls, and a check that the calls of each key are those of one register.
 
 mod checker;
 mod clients;
@@ -11,7 +11,7 @@ pub(crate) use clients::start_clients;
 pub(crate) use history::{CallHistory, CheckedCalls};
 pub(crate) use master::{connect, mount};
 
-/// How long a recorded run lasts, in seconds, unless `MOONGATE_TEST_LINEARIZABILITY_SECONDS` says otherwise.
+/// How long a recorded run lasts, in seconds, unless `MOONGATE_TEST_LINEARIZABILITY_SECONDS` is set.
 const SECONDS: u64 = 10;
 
 /// How long to record, and the random numbers of this run: those of `MOONGATE_TEST_SEED` again, if it is set.

@@ -236,7 +236,7 @@ async fn nodes_of_version_1_are_written_before_the_object_is_visible() {
 async fn a_node_with_rdma_is_reached_over_tcp_too() {
     let master = test_master::start_master();
     let supervisor = Supervisor::new();
-    // It tells of no device, so there is no connection over RDMA, whatever this machine has.
+    // The node announces no device, so that there is no connection over RDMA on any machine.
     let node = FaultyNode::start(&master.rpc.address().to_string(), SIZE, 2, "rdma", &supervisor).await;
     let client =
         KvClient::new(&master.rpc.address().to_string(), short_timeout_client(), &supervisor).unwrap();
@@ -337,10 +337,10 @@ async fn hot_objects_are_kept_until_their_lease_ends() {
         ("one".into(), 3)
     );
     assert_eq!((&into, world.nodes[0].requests()), (b"one", before), "from here");
-    // What this client changes, it knows at once.
+    // The client sees its own changes immediately.
     client.upsert("k", b"two", &copies(1)).await.unwrap();
     assert_eq!(client.get("k").await.unwrap(), "two");
-    // What others change, not later than when the lease ends.
+    // It sees changes by other clients at the end of the lease at the latest.
     let other = world.client(KvClientOptions::default());
     other.upsert("k", b"six", &copies(1)).await.unwrap();
     let seen = async {

@@ -18,15 +18,15 @@ const STATUS_REJECTED: u64 = STATUS_OK | 1;
 /// What a slow node sends at once.
 const PIECE: usize = 64 << 10;
 
-/// How a node behaves.
+/// The behaviour of the node towards requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FaultyNodeMode {
     Good,
-    /// It takes requests and never answers.
+    /// It accepts requests and never responds.
     Silent,
     /// It pauses after every 64 KiB that it sends.
     Slow(Duration),
-    /// It refuses every range.
+    /// It responds to every range with an error.
     Refusing,
     /// It closes the connection after half of the bytes.
     Breaking,

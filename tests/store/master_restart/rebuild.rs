@@ -1,7 +1,6 @@
 //! A master that has lost its log restores what its nodes can prove.
 
 use std::path::Path;
-use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use moongate_runtime::Supervisor;
@@ -9,9 +8,9 @@ use moongate_store_client::{KvClient, KvClientOptions, PutOptions};
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use crate::harness::mooncake::free_port;
 use super::start;
-use crate::harness::TEST_TIMEOUT;
+use crate::harness::mooncake::free_port;
+use crate::harness::polling::poll_until;
 use crate::harness::process::MoongateProcess;
 
 const KEYS: usize = 400;
@@ -45,20 +44,11 @@ impl RebuildNode {
     }
 
     async fn has_cataloged(&self, objects: usize) {
-        wait_until("the node has recorded its objects", async || {
+        poll_until("the node has recorded its objects", async || {
             self.metric("moongate_store_catalog_objects").await == objects as u64
         })
         .await;
     }
-}
-
-async fn wait_until(what: &str, mut so: impl AsyncFnMut() -> bool) {
-    let waited = async {
-        while !so().await {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    assert!(tokio::time::timeout(TEST_TIMEOUT, waited).await.is_ok(), "{what}");
 }
 
 fn key(number: usize) -> String {

@@ -1,4 +1,4 @@
-//! A node's tier on a disk: objects go there when memory is full, are read there by either client, and come back.
+//! A node's tier on a disk: objects are moved there when memory is full, are read from there by either client, and are promoted again.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
@@ -7,9 +7,10 @@ use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvError, PutOptions};
 
 use super::masters::{MasterImplementation, StoreMasterFixture};
-use super::node::{InProcessNode, wait_until};
+use super::node::InProcessNode;
 use super::older_releases::client;
 use crate::harness::mooncake::{NEWEST, RealNode};
+use crate::harness::polling::poll_until;
 
 const SIZE: usize = 1 << 20;
 const MEMORY: usize = 32;
@@ -41,7 +42,7 @@ async fn start(store: &StoreMasterFixture, flags: &[String]) -> InProcessNode {
 async fn fill(client: &KvClient) {
     for key in &keys() {
         let bytes = content(key);
-        wait_until("there is room", async || client.put(key, &bytes, &PutOptions::default()).await.is_ok())
+        poll_until("there is room", async || client.put(key, &bytes, &PutOptions::default()).await.is_ok())
             .await;
     }
 }
@@ -87,7 +88,7 @@ async fn there_and_back(whose: MasterImplementation) {
     let ours = client(&store, &supervisor);
     fill(&ours).await;
     let most = OBJECTS - MEMORY;
-    wait_until("some are only on the disk", async || only_on_disk(&ours).await.len() >= most).await;
+    poll_until("some are only on the disk", async || only_on_disk(&ours).await.len() >= most).await;
     all_is_read(&ours).await;
     assert!(node.metric(r#"moongate_store_offloads_total{result="done"}"#).await >= most as u64);
     assert!(node.metric(r#"moongate_store_disk_reads_total{result="done"}"#).await >= 1);
@@ -96,19 +97,19 @@ async fn there_and_back(whose: MasterImplementation) {
 
     node.stop().await;
     let node = start(&store, &flags).await;
-    wait_until("a heartbeat was answered", async || node.get("/health").await.0 == 200).await;
+    poll_until("a heartbeat was answered", async || node.get("/health").await.0 == 200).await;
     all_is_read(&ours).await;
-    wait_until("their client reads all", async || read_by(&mut theirs).await == OBJECTS).await;
+    poll_until("their client reads all", async || read_by(&mut theirs).await == OBJECTS).await;
 
     // Room, without which nothing is brought back.
     let hot = only_on_disk(&ours).await.pop().unwrap();
     for key in keys().iter().filter(|key| **key != hot).take(OBJECTS - 8) {
-        wait_until("it may be removed", async || {
+        poll_until("it may be removed", async || {
             matches!(ours.remove(key, true).await, Ok(()) | Err(KvError::NotFound { .. }))
         })
         .await;
     }
-    wait_until("it is brought back", async || {
+    poll_until("it is brought back", async || {
         assert!(ours.get(&hot).await.unwrap() == content(&hot));
         media(&ours, &hot).await.contains(&"memory")
     })
@@ -136,12 +137,12 @@ async fn survives_memory_loss(whose: MasterImplementation) {
     let ours = client(&store, &supervisor);
     fill(&ours).await;
     let most = OBJECTS - MEMORY;
-    wait_until("some are only on the disk", async || only_on_disk(&ours).await.len() >= most).await;
+    poll_until("some are only on the disk", async || only_on_disk(&ours).await.len() >= most).await;
     let kept = only_on_disk(&ours).await;
     node.stop().await;
     let node = start(&store, &flags).await;
     for key in &kept {
-        wait_until("it is found again", async || ours.get(key).await.is_ok_and(|got| got == content(key)))
+        poll_until("it is found again", async || ours.get(key).await.is_ok_and(|got| got == content(key)))
             .await;
     }
     node.stop().await;
@@ -164,7 +165,7 @@ async fn damage_is_never_served_and_the_master_learns_of_it() {
     let node = start(&store, &flags(folder.path())).await;
     let ours = client(&store, &supervisor);
     fill(&ours).await;
-    wait_until("some are only on the disk", async || only_on_disk(&ours).await.len() >= OBJECTS - MEMORY)
+    poll_until("some are only on the disk", async || only_on_disk(&ours).await.len() >= OBJECTS - MEMORY)
         .await;
     let damaged = only_on_disk(&ours).await;
     let file =
@@ -177,7 +178,7 @@ async fn damage_is_never_served_and_the_master_learns_of_it() {
         file.write_all_at(&[byte[0] ^ 4], at).unwrap();
     }
     for key in &damaged {
-        wait_until("it is gone, or in memory", async || match ours.get(key).await {
+        poll_until("it is gone, or in memory", async || match ours.get(key).await {
             // Some are brought back into memory meanwhile.
             Ok(got) => {
                 assert!(got == content(key), "{key} was served damaged");
@@ -205,7 +206,7 @@ async fn our_client_reads_from_the_disk_of_their_node() {
     let _node = RealNode::start_with(NEWEST, &store.rpc, &store.metadata, 32, &disk).await;
     let ours = client(&store, &supervisor);
     fill(&ours).await;
-    wait_until("some are only on the disk", async || only_on_disk(&ours).await.len() >= OBJECTS - MEMORY)
+    poll_until("some are only on the disk", async || only_on_disk(&ours).await.len() >= OBJECTS - MEMORY)
         .await;
     all_is_read(&ours).await;
 }

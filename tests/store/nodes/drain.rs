@@ -8,9 +8,10 @@ use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, PutOptions};
 
 use super::masters::{MasterImplementation, StoreMasterFixture};
-use super::node::{InProcessNode, wait_until};
+use super::node::InProcessNode;
 use super::older_releases::client;
 use crate::harness::mooncake::{NEWEST, RealNode};
+use crate::harness::polling::poll_until;
 
 const OBJECTS: usize = 12;
 /// Objects that are read while all are moved.
@@ -65,7 +66,7 @@ async fn a_segment_is_emptied(whose: MasterImplementation) {
     let begun = reqwest::Client::new().post(url).json(&job).send().await.unwrap();
     let begun: DrainJobChangeResponse = begun.json().await.unwrap();
     let id = begun.job_id.to_string();
-    wait_until("everything has been moved", async || {
+    poll_until("everything has been moved", async || {
         all_are_read(&client, &objects[..READ_MEANWHILE]).await;
         let job = report(&store, &id).await;
         assert!(![JobStatus::FAILED, JobStatus::CANCELED].contains(&job.status), "{job:?}");

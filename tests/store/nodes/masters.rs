@@ -5,8 +5,8 @@ use moongate_master_client::admin::{self, AdminClient};
 
 use moongate_master_core::{DiskTierOptions, DynamicReplicationMode, MasterCoreOptions};
 
-use crate::harness::test_master::{TestHttpMaster, start_http_master, start_http_master_with};
 use crate::harness::mooncake::{HANDSHAKE, NEWEST, RealMaster};
+use crate::harness::test_master::{TestHttpMaster, start_http_master, start_http_master_with};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MasterImplementation {
@@ -20,7 +20,7 @@ pub(crate) enum MetadataMode {
     MetadataServer,
 }
 
-/// A master and, if it is asked for, a metadata server.
+/// A master, optionally with a metadata server.
 pub(crate) struct StoreMasterFixture {
     pub(crate) rpc: String,
     pub(crate) metadata: String,
@@ -33,7 +33,7 @@ impl StoreMasterFixture {
     pub(crate) async fn start(whose: MasterImplementation, found: MetadataMode) -> Self {
         let (address, place) = ("127.0.0.1:0".parse().unwrap(), MetadataLocation::Memory);
         let face = MetadataServiceOptions { address, location: place, cleanup: false };
-        // Mooncake's own metadata server listens on all interfaces, and has no port 0; ours answers the same.
+        // Mooncake's own metadata server listens on all interfaces, and does not support port 0; Moongate's has the same API.
         let ours = start_http_master(matches!(found, MetadataMode::MetadataServer).then_some(face)).await;
         let metadata = match ours.services.metadata {
             Some(address) => format!("http://{address}/metadata"),

@@ -1,4 +1,4 @@
-//! Store nodes beside the real things: Mooncake's client, its master, its store nodes; and our own client and master.
+//! Store nodes together with Mooncake's client, master and store nodes, and with Moongate's own client and master.
 
 mod disk;
 mod drain;

@@ -1,7 +1,5 @@
 //! A node in this process.
 
-use std::time::Duration;
-
 use clap::Parser as _;
 use moongate_runtime::Supervisor;
 use moongate_store_node::{NodeArgs, NodeConfig, RunningNode};
@@ -16,22 +14,12 @@ pub(crate) struct InProcessNode {
     supervisor: Supervisor,
 }
 
-/// Waits until something is so.
-pub(crate) async fn wait_until(what: &str, mut so: impl AsyncFnMut() -> bool) {
-    let waited = async {
-        while !so().await {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    assert!(tokio::time::timeout(LIMIT, waited).await.is_ok(), "{what}");
-}
-
 impl InProcessNode {
     pub(crate) async fn start(store: &StoreMasterFixture) -> Self {
         Self::start_with(store, &[]).await
     }
 
-    /// With further flags.
+    /// As [`InProcessNode::start`], with additional flags.
     pub(crate) async fn start_with(store: &StoreMasterFixture, flags: &[&str]) -> Self {
         let line = ["moongate store", "--port=0"].into_iter().chain(flags.iter().copied());
         let flags = NodeArgs::try_parse_from(line).unwrap();
@@ -49,7 +37,7 @@ impl InProcessNode {
         Self { running, supervisor }
     }
 
-    /// As SIGTERM does.
+    /// Stops the node in the same way as SIGTERM.
     pub(crate) async fn stop(self) {
         self.running.stop().await;
         self.supervisor.shutdown(LIMIT).await.unwrap();

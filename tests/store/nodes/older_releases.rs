@@ -7,8 +7,9 @@ use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvClientOptions, MetadataSource, PutOptions, PutOutcome};
 
 use super::masters::{MasterImplementation, MetadataMode, StoreMasterFixture};
-use super::node::{InProcessNode, wait_until};
+use super::node::InProcessNode;
 use crate::harness::mooncake::{RealNode, has};
+use crate::harness::polling::poll_until;
 
 /// What the other client puts under a key: the key, again and again.
 fn content(key: &str, size: usize) -> Vec<u8> {
@@ -31,7 +32,7 @@ async fn both_ways(ours: &KvClient, theirs: &mut RealNode, what: &str) {
         );
         theirs.put(&other, size).await;
         // The first version of the data plane acknowledges no write: the object is there a moment before its last bytes.
-        wait_until(&format!("{what}: {other} is whole"), async || {
+        poll_until(&format!("{what}: {other} is whole"), async || {
             ours.get(&other).await.is_ok_and(|got| got == content(&other, size))
         })
         .await;
@@ -45,7 +46,7 @@ async fn both_ways(ours: &KvClient, theirs: &mut RealNode, what: &str) {
     }
 }
 
-/// Clients that know neither the second version nor the host of the data plane.
+/// Clients that support neither the second version of the data plane nor its host.
 #[tokio::test]
 async fn older_clients() {
     let supervisor = Supervisor::new();
@@ -64,11 +65,11 @@ async fn older_clients() {
     }
 }
 
-/// Pairs of clients, one of which puts objects that the other gets at once.
+/// Pairs of clients: one puts objects, and the other reads them immediately.
 const PAIRS: usize = 6;
 
-/// Gets of a release's client of what another one had put just before: how many there were, and how many of them got other bytes. It ends
-/// after so many, or at `end`.
+/// Lets a client of the release read objects that another client has just put, `gets` times or until `end`. Returns the number of reads,
+/// and of reads with wrong bytes.
 async fn wrong_gets(release: &str, store: &StoreMasterFixture, gets: usize, end: Instant) -> (usize, usize) {
     let pair = async |number: usize| {
         let mut writer = RealNode::start_of(release, &store.rpc, &store.metadata, 0).await;
@@ -89,8 +90,8 @@ async fn wrong_gets(release: &str, store: &StoreMasterFixture, gets: usize, end:
     pairs.fold((0, 0), |(gets, wrong), (more, more_wrong)| (gets + more, wrong + more_wrong))
 }
 
-/// Clients of the first version of the data plane, which acknowledges no write, while threads of this process keep all cores busy. As many
-/// gets of each release in `MOONGATE_RELEASES` as `MOONGATE_GETS` says, for `MOONGATE_GETS_SECONDS` at most.
+/// Clients of the first version of the data plane, which acknowledges no write, while threads of this process keep all cores busy.
+/// `MOONGATE_GETS` reads by each release in `MOONGATE_RELEASES`, for at most `MOONGATE_GETS_SECONDS`.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "minutes of load: by hand"]
 async fn what_older_clients_put_others_get() {

@@ -6,9 +6,10 @@ use moongate_runtime::Supervisor;
 use moongate_store_client::PutOptions;
 
 use super::masters::{MasterImplementation, MetadataMode, StoreMasterFixture};
-use super::node::{InProcessNode, wait_until};
+use super::node::InProcessNode;
 use super::older_releases::client;
 use crate::harness::mooncake::{NEWEST, RealNode};
+use crate::harness::polling::poll_until;
 
 /// A folder of its own that goes with the test.
 fn folder() -> tempfile::TempDir {
@@ -23,7 +24,7 @@ async fn survives_restart(whose: MasterImplementation, found: MetadataMode) {
     let node = InProcessNode::start_with(&store, &[&memory]).await;
     let name = node.running.endpoint().to_owned();
     let ours = client(&store, &supervisor);
-    // This one keeps what it knows of the node, and its connections, over the node's restart.
+    // This client keeps its cached state and its connections across the restart of the node.
     let mut theirs = RealNode::start_with(NEWEST, &store.rpc, &store.metadata, 0, &[]).await;
     let keys: Vec<String> = (0..20).map(|number| format!("kept-{number}")).collect();
     for (number, key) in keys.iter().enumerate() {
@@ -39,15 +40,15 @@ async fn survives_restart(whose: MasterImplementation, found: MetadataMode) {
 
     let node = InProcessNode::start_with(&store, &[&memory]).await;
     assert_eq!(node.running.endpoint(), name);
-    // The master may have it remount what it has mounted; its objects stay.
-    wait_until("a heartbeat was answered", async || node.get("/health").await.0 == 200).await;
+    // The master may require a remount of the segments; their objects stay.
+    poll_until("a heartbeat was answered", async || node.get("/health").await.0 == 200).await;
     for key in &keys {
         let got = ours.get(key).await.unwrap();
         assert!(key.bytes().cycle().zip(got.iter()).all(|(wanted, got)| wanted == *got), "{key}");
     }
     // Mooncake's client tries a connection that has ended again after a second.
     let read = format!("read {}", keys.join(" "));
-    wait_until("their client reads all", async || theirs.send_command(&read).await == "20").await;
+    poll_until("their client reads all", async || theirs.send_command(&read).await == "20").await;
     node.stop().await;
 }
 
@@ -83,7 +84,7 @@ async fn what_was_never_written_is_not_listed_after_a_restart() {
     let node = InProcessNode::start_with(&store, &[&memory]).await;
     let ours = client(&store, &supervisor);
     ours.put("whole", b"all of it", &PutOptions::default()).await.unwrap();
-    // As by a client whose last bytes had not arrived when the node was killed.
+    // As a client whose last bytes had not arrived when the node was killed.
     let config = ReplicateConfig { replica_num: 1, ..ReplicateConfig::default() };
     ours.objects().start(PutMode::Put, "torn", 5000, config).await.unwrap();
     ours.objects().end(PutMode::Put, "torn", None).await.unwrap();

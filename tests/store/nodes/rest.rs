@@ -5,8 +5,9 @@ use reqwest::{Client, Method};
 use serde_json::json;
 
 use super::masters::{MasterImplementation, MetadataMode, StoreMasterFixture};
-use super::node::{InProcessNode, wait_until};
+use super::node::InProcessNode;
 use super::older_releases::client;
+use crate::harness::polling::poll_until;
 
 async fn send(node: &InProcessNode, method: Method, path: &str, body: &str) -> (u16, String) {
     let response = Client::new().request(method, node.url(path)).body(body.to_owned()).send().await.unwrap();
@@ -17,7 +18,7 @@ async fn send(node: &InProcessNode, method: Method, path: &str, body: &str) -> (
 async fn drain_reports_losses_and_a_cancelled_drain_serves_on() {
     let store = StoreMasterFixture::start(MasterImplementation::Moongate, MetadataMode::Handshake).await;
     let node = InProcessNode::start(&store).await;
-    wait_until("it has settled", async || node.get("/settled").await.0 == 200).await;
+    poll_until("it has settled", async || node.get("/settled").await.0 == 200).await;
     let (status, text) = send(&node, Method::POST, "/drain", "").await;
     assert!(status == 200 && text.contains("process memory is lost"), "{status} {text}");
     let (status, text) = node.get("/settled").await;
@@ -91,7 +92,7 @@ async fn node_without_its_configured_devices_serves_over_tcp() {
     assert_eq!(ours.get("k").await.unwrap(), "moon");
     // The reader may have the last byte before the node has counted it.
     let read = async || node.metric("moongate_store_transfers_total{operation=\"read\"}").await == 1;
-    wait_until("the node has counted what was read over TCP", read).await;
+    poll_until("the node has counted what was read over TCP", read).await;
     node.stop().await;
 }
 
@@ -120,12 +121,12 @@ async fn further_memory_comes_and_goes() {
     let answer = send(&node, Method::POST, "/api/unmount", &body).await;
     assert_eq!(answer, (200, r#"{"status": "success"}"#.to_owned()));
     assert_eq!(node.metric("moongate_store_segments").await, 1);
-    wait_until("it is told once", async || send(&node, Method::POST, "/api/unmount", &body).await.0 == 500)
+    poll_until("it is told once", async || send(&node, Method::POST, "/api/unmount", &body).await.0 == 500)
         .await;
     node.stop().await;
 }
 
-/// Asks a node to lend a file, or to take it back.
+/// Sends a request to mount or unmount a file to the node's REST API.
 async fn post(node: &InProcessNode, path: &str, body: serde_json::Value) -> (u16, serde_json::Value) {
     let (status, answer) = send(node, Method::POST, path, &body.to_string()).await;
     (status, serde_json::from_str(&answer).unwrap())
@@ -159,7 +160,7 @@ async fn memory_of_engines_is_lent() {
     assert!(lent[..4096].iter().all(|byte| *byte == 0), "this part was not lent");
     assert!(lent[4096..].contains(&7));
 
-    // As the memory of a decode, in the place of what was lent so before.
+    // As the memory of a decode, which replaces the segments mounted before.
     let decode = json!({"mode": "Decode", "path": file.path(), "size": SIZE});
     let (status, first) = post(&node, "/api/reconfigure", decode.clone()).await;
     assert_eq!((status, &first["mode"]), (200, &json!("decode")), "{first}");

@@ -1,4 +1,4 @@
-//! What the master asks a node for, and what a node does when masters and metadata servers go and come.
+//! Tasks that the master assigns to a node, and the reaction of a node to restarts of masters and metadata servers.
 
 use mooncake_wire::rpc::{CopyTaskArguments, CreateCopyTask, CreateMoveTask, MoveTaskArguments};
 use mooncake_wire::types::{DEFAULT_TENANT, ReplicaMedium};
@@ -7,9 +7,10 @@ use moongate_store_client::KvClient;
 use moongate_store_client::PutOptions;
 
 use super::masters::{MasterImplementation, MetadataMode, StoreMasterFixture};
-use super::node::{InProcessNode, wait_until};
+use super::node::InProcessNode;
 use super::older_releases::client;
 use crate::harness::mooncake::{NEWEST, RealNode};
+use crate::harness::polling::poll_until;
 
 const KEY: &str = "an object";
 
@@ -40,12 +41,12 @@ async fn copies_and_moves(whose: MasterImplementation) {
     master.call::<CreateCopyTask, &str>(&copy).await.unwrap().unwrap();
     let mut both = [here.clone(), there.clone()];
     both.sort();
-    wait_until("there is a copy", async || replica_locations(&client).await == both).await;
+    poll_until("there is a copy", async || replica_locations(&client).await == both).await;
     assert_eq!(first.metric(r#"moongate_store_tasks_total{result="done"}"#).await, 1);
 
     // The copy holds the same bytes: the first node is gone.
     first.stop().await;
-    wait_until("the first has left", async || replica_locations(&client).await == [there.clone()]).await;
+    poll_until("the first has left", async || replica_locations(&client).await == [there.clone()]).await;
     assert!(client.get(KEY).await.unwrap() == bytes);
 
     // And on to a node of Mooncake's.
@@ -60,7 +61,7 @@ async fn copies_and_moves(whose: MasterImplementation) {
     let task =
         MoveTaskArguments { key: KEY, tenant: DEFAULT_TENANT, source: there.as_str(), target: target_name };
     master.call::<CreateMoveTask, &str>(&task).await.unwrap().unwrap();
-    wait_until("it has moved", async || replica_locations(&client).await == [target.to_owned()]).await;
+    poll_until("it has moved", async || replica_locations(&client).await == [target.to_owned()]).await;
     assert!(client.get(KEY).await.unwrap() == bytes);
     second.stop().await;
 }
@@ -75,7 +76,7 @@ async fn copies_and_moves_for_our_master() {
     copies_and_moves(MasterImplementation::Moongate).await;
 }
 
-/// An object on one of two nodes is read until both have it. Then both are read.
+/// An object on one of two nodes is read until it is on both. Then both copies are read.
 async fn hot_objects_are_copied_and_read_from_both(whose: MasterImplementation) {
     let supervisor = Supervisor::new();
     let store = StoreMasterFixture::with_copies_of_hot_objects(whose).await;
@@ -89,14 +90,14 @@ async fn hot_objects_are_copied_and_read_from_both(whose: MasterImplementation) 
     client.put("cold", b"bytes", &options).await.unwrap();
     let mut both = [here.clone(), there.clone()];
     both.sort();
-    wait_until("it has been copied", async || {
+    poll_until("it has been copied", async || {
         assert!(client.get(KEY).await.unwrap() == bytes);
         replica_locations(&client).await == both
     })
     .await;
     const READS: &str = r#"moongate_store_transfers_total{operation="read"}"#;
     let before = [first.metric(READS).await, second.metric(READS).await];
-    wait_until("both are read", async || {
+    poll_until("both are read", async || {
         let gets = [KEY; 8].map(|key| client.get(key));
         for got in futures_util::future::join_all(gets).await {
             assert!(got.unwrap() == bytes);
@@ -127,13 +128,13 @@ async fn a_master_that_forgets_gets_the_memory_again() {
     let node = InProcessNode::start(&store).await;
     let client = client(&store, &supervisor);
     client.put(KEY, b"before", &PutOptions::default()).await.unwrap();
-    wait_until("the master is there", async || {
+    poll_until("the master is there", async || {
         node.get("/health").await == (200, r#"{"status":"healthy","code":0}"#.to_owned())
     })
     .await;
     store.restart().await;
     let again = async || client.put(KEY, b"after", &PutOptions::default()).await.is_ok();
-    wait_until("there is room again", again).await;
+    poll_until("there is room again", again).await;
     assert_eq!(client.get(KEY).await.unwrap(), &b"after"[..]);
     assert!(node.metric("moongate_store_remounts_total").await >= 1);
     node.stop().await;
@@ -143,10 +144,10 @@ async fn a_master_that_forgets_gets_the_memory_again() {
 async fn a_master_that_is_away_is_told_in_health() {
     let mut store = StoreMasterFixture::start(MasterImplementation::Mooncake, MetadataMode::Handshake).await;
     let node = InProcessNode::start(&store).await;
-    wait_until("healthy", async || node.get("/health").await.0 == 200).await;
+    poll_until("healthy", async || node.get("/health").await.0 == 200).await;
     store.mooncake_master.as_mut().unwrap().kill().await;
     let away = (503, r#"{"status":"master_unreachable","code":2}"#.to_owned());
-    wait_until("away", async || node.get("/health").await == away).await;
+    poll_until("away", async || node.get("/health").await == away).await;
     // It leaves in order all the same.
     node.stop().await;
 }

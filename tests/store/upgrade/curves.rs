@@ -1,4 +1,4 @@
-//! The same with Mooncake's store service on Mooncake's master: what is lost there, beside ours, drawn for docs/upgrade.md by
+//! The same with Mooncake's store service and Mooncake's master. The loss there and with Moongate is drawn for docs/upgrade.md by
 //! `cargo test --test store upgrade:: -- --ignored --nocapture`.
 
 use std::path::Path;
@@ -9,7 +9,7 @@ use moongate_loadtest::simulate::{AxisScale, SvgPlot};
 use super::load::{CacheHitSample, UpgradeLoadPlan, UpgradeLoadReport, replace_nodes};
 use super::nodes::StoreImplementation;
 
-/// Each prompt is asked for again after ten seconds or so, and a node is replaced whenever all have been.
+/// Each prompt is sent again after about ten seconds, and a node is replaced after each round of all prompts.
 const PLAN: UpgradeLoadPlan = UpgradeLoadPlan {
     prompts: 360,
     pause: Duration::from_millis(100),
@@ -19,7 +19,7 @@ const PLAN: UpgradeLoadPlan = UpgradeLoadPlan {
 };
 /// Seconds over which found pages are averaged.
 const STEP: f64 = 1.0;
-/// Seconds that are shown.
+/// Length of the time axis in seconds.
 const SHOWN: f64 = 80.0;
 const STYLE: &str = "\
 :root{--ink:#667085;--grid:#e4e7ec;--paper:#fff;--ours:#2563eb;--theirs:#d97706}\

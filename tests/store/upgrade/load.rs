@@ -1,4 +1,4 @@
-//! Clients who ask for the same prompts again and again, while store nodes are replaced.
+//! Clients that send the same prompts repeatedly, while store nodes are replaced.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,12 +17,12 @@ use crate::harness::{client, wait_until};
 
 /// Pages of a prompt that can come from a cache.
 const PAGES: u32 = 6;
-/// Requests at a time.
+/// Number of requests that are open at the same time.
 const CLIENTS: u32 = 4;
 /// The load of a test may be slow on a busy machine.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// What is asked, and when nodes are replaced: how many requests are answered before that, after each, and at last.
+/// The load, and the times of the replacements: the number of responses before the first, after each, and after the last.
 #[derive(Clone, Copy)]
 pub(crate) struct UpgradeLoadPlan {
     pub(crate) prompts: u32,
@@ -33,15 +33,15 @@ pub(crate) struct UpgradeLoadPlan {
     pub(crate) after_all: usize,
 }
 
-/// One answered request.
+/// The cache hit of one request.
 #[derive(Clone, Copy)]
 pub(crate) struct CacheHitSample {
     pub(crate) at: Instant,
-    /// Share of the pages that could come from a cache which did.
+    /// Cached pages, as a share of the pages that can come from a cache.
     pub(crate) cached_share: f64,
 }
 
-/// What has come of it.
+/// The result of a run with one implementation of the store.
 pub(crate) struct UpgradeLoadReport {
     pub(crate) samples: Vec<CacheHitSample>,
     /// When each node began to be replaced.
@@ -67,7 +67,7 @@ impl UpgradeLoadReport {
         [begun..replaced, replaced..self.ended, self.ended..end].map(|when| self.cached_share(when))
     }
 
-    /// For people.
+    /// One line with the result, for the output of the test.
     pub(crate) fn line(&self) -> String {
         let [before, during, after] = self.shares();
         let Self { correct: right, corrupt: wrong, failures, .. } = self;
@@ -112,7 +112,7 @@ impl UpgradeLoad {
         self.samples.lock().push(CacheHitSample { at: Instant::now(), cached_share: found });
     }
 
-    /// Asks until it is told to stop.
+    /// Sends requests until `stop` is set.
     async fn run(&self) {
         let client = client();
         while !self.stop.load(Ordering::Relaxed) {
@@ -122,7 +122,7 @@ impl UpgradeLoad {
         }
     }
 
-    /// Waits for so many more answers.
+    /// Waits for `count` more responses.
     async fn wait_for_responses(&self, count: usize) {
         let wanted = self.samples.lock().len() + count;
         let waited = async {

@@ -14,7 +14,7 @@ use crate::harness::process::MoongateProcess;
 use crate::harness::wait_until;
 
 pub(crate) const NODES: usize = 3;
-/// What each lends.
+/// The size of the memory that each node adds to the store.
 const SEGMENT: &str = "-Dglobal_segment_size=64mb";
 const HOST: &str = "-Dlocal_hostname=127.0.0.1";
 
@@ -30,15 +30,15 @@ pub(crate) struct ReplaceableNode {
     arguments: Vec<String>,
     /// Its address, which Mooncake's nodes take only from the environment.
     master: String,
-    /// What it says when it serves.
+    /// Text in the log of a node that is ready.
     ready: &'static str,
     running: Option<MoongateProcess>,
-    /// Who keeps its memory.
+    /// The holder of its memory, for a Moongate node.
     _holder: Option<MoongateProcess>,
 }
 
 impl ReplaceableNode {
-    /// One whose memory a holder keeps.
+    /// A node with its memory in a holder.
     async fn moongate(folder: &Path, number: usize, master: &str) -> Self {
         let socket = folder.join(format!("holder-{number}"));
         let holder = MoongateProcess::start(&["store-holder", "--socket", socket.to_str().unwrap()]);

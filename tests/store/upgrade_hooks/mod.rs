@@ -20,12 +20,12 @@ use serde_json::{Value, json};
 
 use nodes::StoreNodePods;
 
-/// Long, because it only says when something hangs.
+/// Generous, because it only detects a test that hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 const OBJECTS: usize = 60;
 const SIZE: usize = 100_000;
 
-/// Waits until there is an answer.
+/// Calls `ask` repeatedly until it returns a value, and returns that value.
 async fn wait_until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     let begun = Instant::now();
     loop {
@@ -66,7 +66,7 @@ fn roles(image: &str, port: u16) -> Value {
             "terminationGracePeriodSeconds": 1, "containers": [{ "name": "store", "image": image }] } } } }])
 }
 
-/// Waits until the group says of its present spec that nothing is left to do.
+/// Waits until the status of the group reports that its current spec is applied completely.
 async fn settled(groups: &Api<RoleBasedGroup>) {
     wait_until("the group is settled", async || {
         let group = groups.get("g").await.unwrap();

@@ -21,7 +21,7 @@ const ABSENCE: Duration = Duration::from_secs(1);
 pub(crate) struct ObservedReplacements {
     /// Pods in the order in which they were restarted.
     pub(crate) replaced: Vec<String>,
-    /// What must not be.
+    /// Violations of the order of the upgrade.
     pub(crate) violations: Vec<String>,
 }
 
@@ -31,10 +31,10 @@ pub(crate) struct StoreNodePods {
     pub(crate) port: u16,
     pub(crate) seen: Arc<Mutex<ObservedReplacements>>,
     master: String,
-    /// Where the master tells about objects.
+    /// The URL of the master's admin server.
     admin: String,
     folder: Arc<tempfile::TempDir>,
-    /// By address.
+    /// The running nodes, by IP address.
     running: Arc<Mutex<HashMap<String, MoongateProcess>>>,
     holders: Arc<Mutex<Vec<MoongateProcess>>>,
 }
@@ -72,7 +72,7 @@ impl StoreNodePods {
         }
     }
 
-    /// Whether an object that is put now may get there.
+    /// Whether the master still places new objects on the node.
     async fn receives_new_objects(&self, ip: &str, other: &str) -> bool {
         for number in 0..20 {
             let key = format!("beside-{ip}-{number}");

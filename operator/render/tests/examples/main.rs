@@ -34,7 +34,8 @@ fn objects(example: &ManifestExample) -> Vec<Manifest> {
     let group = GroupContext::new(&example.group, &example.profiles, GangScheduler::default()).unwrap();
     let mut all = Vec::new();
     for spec in &example.group.spec.roles {
-        let role = ResolvedRole::new(group, spec).unwrap_or_else(|error| panic!("{}: {error}", example.path.display()));
+        let role = ResolvedRole::new(group, spec)
+            .unwrap_or_else(|error| panic!("{}: {error}", example.path.display()));
         let target = RoleTarget::of(spec);
         let workload = expect_ok(render_workload(&role, &target, &PreservedFields::default()));
         assert_eq!(

@@ -29,8 +29,7 @@ fn gangs_count_every_pod() {
         ] }),
     );
     let profiles = RuntimeProfiles::new();
-    let pod_group =
-        |scheduler| pod_group(GroupContext::new(&object, &profiles, scheduler).unwrap()).unwrap();
+    let pod_group = |scheduler| pod_group(GroupContext::new(&object, &profiles, scheduler).unwrap()).unwrap();
     let plugins = pod_group(GangScheduler::SchedulerPlugins);
     assert_eq!(plugins.0["spec"], json!({ "minMember": 18, "scheduleTimeoutSeconds": 90 }));
     assert_eq!(pod_group(GangScheduler::Volcano).0["spec"], json!({ "minMember": 18, "queue": "q" }));
@@ -55,9 +54,7 @@ fn v1alpha1_coordination_becomes_a_named_policy() {
         serde_json::from_value(convert(&object, ApiVersion::V1alpha2).unwrap()).unwrap();
     let profiles = RuntimeProfiles::new();
     let group = GroupContext::new(&object, &profiles, GangScheduler::default()).unwrap();
-    let policy = coordinated_policy(group)
-        .unwrap()
-        .unwrap();
+    let policy = coordinated_policy(group).unwrap().unwrap();
     assert_eq!(
         policy.0["spec"]["policies"],
         json!([{
@@ -86,8 +83,7 @@ fn the_discovery_file_names_pods_that_exist() {
     );
     let profiles = RuntimeProfiles::new();
     let group = GroupContext::new(&object, &profiles, GangScheduler::default()).unwrap();
-    let file = discovery_config_map(group, &BTreeMap::new(), &BTreeMap::new())
-        .unwrap();
+    let file = discovery_config_map(group, &BTreeMap::new(), &BTreeMap::new()).unwrap();
     let text = Value::Object(file.unwrap().0)["data"]["config.yaml"].as_str().unwrap().to_owned();
     let file: Value = serde_saphyr::from_str(&text).unwrap();
     assert_eq!(

@@ -6,8 +6,7 @@ mod pods;
 
 use moongate_render::{
     GangScheduler, GroupContext, Manifest, PreservedFields, RenderError, ResolvedRole, RoleTarget,
-    RuntimeProfiles, render_workload,
-    instance, pod,
+    RuntimeProfiles, instance, pod, render_workload,
 };
 use rbg_api::conversion::{ApiVersion, convert};
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleInstance, RoleInstanceSet};
