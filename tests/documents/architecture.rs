@@ -70,7 +70,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("kvstore/memory", "moongate-memory", &[]),
     (
         "kvstore/node",
-        "moongate-store",
+        "moongate-store-node",
         &[
             "moongate-store-client",
             "moongate-master-client",
@@ -111,7 +111,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-master",
             "moongate-operator",
             "moongate-render",
-            "moongate-store",
+            "moongate-store-node",
             "moongate-runtime",
             "moongate-telemetry",
         ],

@@ -114,7 +114,7 @@ fn store() -> [String; 2] {
     let mut store = moongate(&["store", "--port=0", "--tier-size=64mb", "-Dglobal_segment_size=64mb"]);
     store.env("MOONCAKE_MASTER", &master.log_values[0]).env("MOONCAKE_LOCAL_HOSTNAME", "127.0.0.1");
     store.env("MOONCAKE_OFFLOAD_ENABLED", "true").env("MOONCAKE_OFFLOAD_FILE_STORAGE_PATH", folder.path());
-    let store = ScrapedProgram::start(&mut store, [" data=", " http="]);
+    let store = ScrapedProgram::start(&mut store, [" data_port=", " http="]);
     let [object, again] = ["object", "again"].map(|name| folder.path().join(name).display().to_string());
     fs::write(&object, "value").unwrap();
     for arguments in [["kv", "put", "a/key", &object], ["kv", "get", "a/key", &again]] {

@@ -40,8 +40,9 @@ async fn the_conversation_trace_replays_without_an_error() {
     assert_eq!((&summary["succeeded"], &summary["failed"]), (&REQUESTS.into(), &0.into()), "{summary:#}");
     let number =
         |value: &Value| value.as_f64().unwrap_or_else(|| panic!("a number is missing in {summary:#}"));
-    let tokens = trace_tokens(trace);
-    assert_eq!(number(&summary["input_tokens"]), tokens, "{summary:#}");
+    // The chat template adds a few tokens to each prompt.
+    let template_tokens = (number(&summary["input_tokens"]) - trace_tokens(trace)) / REQUESTS as f64;
+    assert!((0.0..16.0).contains(&template_tokens), "{template_tokens} per request: {summary:#}");
     let hit = number(&summary["prefix_hit_rate"]);
     assert!(hit > 0.02 && hit < 0.08, "an infinite cache reaches 0.07 on these requests: {summary:#}");
     assert!(number(&summary["ttft"]["mean_s"]) > 0.0, "{summary:#}");

@@ -114,7 +114,7 @@ const checks = {
     await chat(story);
     const { page, close } = await open();
     const told = await look(page, story);
-    assert.match(told, /Taken as a user's message: \d+ tokens.*have some of them/);
+    assert.match(told, /Interpreted as a user's message: \d+ tokens.*have some of them/);
     const tokens = await page.locator('#prompt-answer td[data-head="L1"]').first().textContent();
     assert.match(tokens, /[1-9]/);
     // What one engine has computed is in the store a moment later, for the others.
@@ -124,7 +124,7 @@ const checks = {
     await look(page, fresh);
     for (let attempt = 0; attempt < 100 && (await stored.count()) === 0; attempt += 1) await look(page, fresh);
     assert.ok((await stored.count()) > 0, 'no engine would find the prompt in the store');
-    assert.match(await look(page, JSON.stringify([{ role: 'user', content: story }])), /Taken as 1 message:/);
+    assert.match(await look(page, JSON.stringify([{ role: 'user', content: story }])), /Interpreted as 1 message:/);
     await close();
   },
 
