@@ -95,7 +95,11 @@ async fn a_wrong_port_is_reported() {
     let flags = [prefill(&engines, bootstrap(&engines)), format!("--decode=http://127.0.0.1:{closed}")];
     let ended = doctor(&flags).await;
     finds(&ended, &[&closed.to_string(), "Connection refused", "a model needs a prefill and a decode"]);
-    assert!(ended.stdout.contains("check that the engine runs, and its host and port"), "{}", ended.stdout);
+    assert!(
+        ended.stdout.contains("check that the engine is running, and its host and port"),
+        "{}",
+        ended.stdout
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

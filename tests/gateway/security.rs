@@ -149,7 +149,7 @@ async fn keys_reload_without_restart_and_bad_file_is_ignored() {
     let world = SecuredGateway::start(&files, &["--access-file={}/access.toml"]).await.ready().await;
     world.write("access.toml", "[[key]]\nkey = ");
     let mut binary = world.binary;
-    binary.wait_for_line("what was read before stays in force").await;
+    binary.wait_for_line("keeping the previous content").await;
     let world = SecuredGateway { binary, ..world };
     assert_eq!(world.outcome(Some(KEY)).await.0, 200);
     world.write("access.toml", "[[key]]\nkey = \"sk-of-team-b-0123456789\"\ntenant = \"b\"\n");
@@ -344,7 +344,7 @@ async fn secrets_are_never_logged_but_exposures_are() {
     }
     world.write("access.toml", &keys("[quota]\nconcurrent_requests = 0\n"));
     let mut binary = world.binary;
-    binary.wait_for_line("what was read before stays in force").await;
+    binary.wait_for_line("keeping the previous content").await;
     binary.wait_for_line("public listener 127.0.0.1").await;
     let line = binary.wait_for_line("admin listener 127.0.0.1").await;
     assert!(line.contains("no TLS") && line.contains("/health, /ready without authentication"), "{line}");

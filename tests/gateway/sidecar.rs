@@ -191,7 +191,7 @@ async fn a_ready_engine_is_used_within_a_second() {
 async fn a_sidecar_without_a_gateway_logs_a_warning() {
     let mut sidecar =
         MoongateProcess::start(&["sidecar", "--listen=127.0.0.1:0", "--engine-url=http://127.0.0.1:9"]);
-    let line = sidecar.wait_for_line("no gateway is named").await;
+    let line = sidecar.wait_for_line("no gateway is configured").await;
     assert!(line.contains("WARN") && line.contains("--gateway HOST:PORT"), "{line}");
 }
 

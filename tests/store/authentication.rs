@@ -92,7 +92,7 @@ impl AuthenticatedMaster {
         let mut binary = MoongateProcess::start(&arguments);
         let push_target_line = binary.wait_for_line("serving Mooncake clients").await;
         let rpc = field(&push_target_line, "rpc=").to_owned();
-        let admin = field(&binary.wait_for_line("serving administration").await, "admin=").to_owned();
+        let admin = field(&binary.wait_for_line("serving the admin interface").await, "admin=").to_owned();
         Self { _binary: binary, rpc, admin }
     }
 }

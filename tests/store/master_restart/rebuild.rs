@@ -106,7 +106,7 @@ async fn a_master_that_lost_its_log_gets_every_object_back() {
     drop(data);
     let data = TempDir::new().unwrap();
     let mut master = start(port, data.path());
-    master.wait_for_line("a node's inventory has been offered").await;
+    master.wait_for_line("received a node's inventory").await;
     assert_eq!(check_all(&ours).await, KEYS - REMOVED);
     let exists = ours.exist(&[&key(0), &key(KEYS - 1)]).await.unwrap();
     assert_eq!(exists, [true, false]);
@@ -121,7 +121,7 @@ async fn a_master_that_lost_its_log_gets_every_object_back() {
     let data = TempDir::new().unwrap();
     let mut master = start(port, data.path());
     let node = RebuildNode::start(port, memory.path()).await;
-    master.wait_for_line("a node's inventory has been offered").await;
+    master.wait_for_line("received a node's inventory").await;
     let again = client(port, &supervisor);
     for number in KEYS..KEYS + 100 {
         again.put(&key(number), &bytes(number), &PutOptions::default()).await.unwrap();
