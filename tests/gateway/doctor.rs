@@ -145,7 +145,7 @@ async fn engines_that_form_no_pair_are_reported() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn missing_engines_and_used_ports_are_reported() {
-    finds(&doctor(&[]).await, &["no engine is configured", "give --prefill and --decode"]);
+    finds(&doctor(&[]).await, &["no engine is configured", "set --prefill and --decode"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let engines = TestFleetBuilder::sglang().plain(1).engines().await;
