@@ -245,7 +245,7 @@ async fn servers_of_other_protocols_are_distinguished() {
     })
     .await;
     let error = exists(&MasterClient::new(&huge, options(), &supervisor), "k").await.unwrap_err();
-    assert!(error.to_string().contains("67108864 are allowed"), "{error}");
+    assert!(error.to_string().contains("the limit is 67108864"), "{error}");
 }
 
 #[tokio::test]
