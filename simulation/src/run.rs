@@ -196,7 +196,7 @@ impl SimulationRun {
             SimulatedFault::Crash(_) => {}
             SimulatedFault::Partition(one, other) => self.sim.hold(one.name(), other.name()),
             SimulatedFault::Slow(host, factor) => {
-                engine_fault(host, EngineFault::Slow { factor: f64::from(factor) })
+                engine_fault(host, EngineFault::Slow { factor: f64::from(factor) });
             }
             SimulatedFault::Hang(host) => engine_fault(host, EngineFault::Hang),
             SimulatedFault::BreakStreams(host, tokens) => {
@@ -234,7 +234,7 @@ fn check_nothing_in_flight() {
     match hosts::in_flight() {
         Some(0) => {}
         Some(left) => {
-            violation("nothing in flight", &format!("the gateway counts {left} requests in flight"))
+            violation("nothing in flight", &format!("the gateway counts {left} requests in flight"));
         }
         None => violation("nothing in flight", "the gateway does not run"),
     }
