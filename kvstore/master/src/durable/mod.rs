@@ -3,7 +3,7 @@
 //! A change is confirmed to a client only after its record is in the log ([`Journal::commit`]). [`DurableJournal::open`] applies the last
 //! snapshot to a new master, then the later records of the log. After a machine crash the log may lack its last records, and one of them
 //! could have given an object's memory to another object; where that is possible
-//! ([`moongate_oplog::Opened::may_lack_records`]), the master starts without objects. If files are damaged, it starts with the objects
+//! ([`moongate_oplog::LogRecoveryReport::may_lack_records`]), the master starts without objects. If files are damaged, it starts with the objects
 //! that can be verified. [`RestoreReport::recovery`] reports which of these happened.
 
 mod persister;
