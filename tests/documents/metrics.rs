@@ -79,18 +79,18 @@ impl ScrapedProgram {
     fn start(command: &mut Command, words: [&str; 2]) -> Self {
         let mut child = command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
-        let mut told = [const { None }; 2];
-        while told.contains(&None) {
-            let line = log.next().unwrap_or_else(|| panic!("it ends without telling {words:?}: {told:?}"));
-            for (word, told) in words.iter().zip(&mut told) {
+        let mut values = [const { None }; 2];
+        while values.contains(&None) {
+            let line = log.next().unwrap_or_else(|| panic!("exited before logging {words:?}: {values:?}"));
+            for (word, value) in words.iter().zip(&mut values) {
                 if let Some((_, after)) = line.split_once(word) {
-                    *told = after.split(' ').next().map(str::to_owned);
+                    *value = after.split(' ').next().map(str::to_owned);
                 }
             }
         }
-        // Somebody must read on, or it would wait.
+        // Without a reader the program would block on a full pipe.
         std::thread::spawn(move || log.for_each(drop));
-        Self { child, log_values: told.map(Option::unwrap) }
+        Self { child, log_values: values.map(Option::unwrap) }
     }
 }
 
@@ -146,13 +146,13 @@ pub(super) fn describe_what_is_scraped(scraped: &str) {
 }
 
 #[test]
-fn the_page_of_metrics_is_made_of_what_the_programs_tell() {
+fn the_page_of_metrics_matches_the_programs() {
     let [master, node] = store();
     let is_ours = |name: &str| name.starts_with("moongate_");
     // Of each call of the master there are two to five, which the page describes in one sentence.
-    let told = families(&master);
+    let of_master = families(&master);
     let is_of_calls =
-        |name: &str| told[name].help.split_once(": ").is_some_and(|(call, _)| !call.contains(' '));
+        |name: &str| of_master[name].help.split_once(": ").is_some_and(|(call, _)| !call.contains(' '));
     let tables = [
         ("gateway", table(&moongate_gateway::all_metrics(), is_ours)),
         ("operator", table(&moongate_operator::OperatorMetrics::sample_text(), is_ours)),
@@ -171,5 +171,5 @@ fn the_page_of_metrics_is_made_of_what_the_programs_tell() {
         return;
     }
     let differ: Vec<_> = page.lines().zip(wanted.lines()).filter(|(is, shall)| is != shall).take(3).collect();
-    assert!(page == wanted, "{PAGE} is not what the programs tell; {WRITE}=1 writes it: {differ:#?}");
+    assert!(page == wanted, "{PAGE} differs from the programs; {WRITE}=1 writes it: {differ:#?}");
 }

@@ -16,6 +16,9 @@ use crate::resource_cache::{ObservedResource, ResourceKey};
 use crate::resource_writer::WriteOutcome;
 use crate::spans::ReconcileSpan;
 
+/// Plans of one reconciliation. A worker loses its ports to another one rarely: each plan sees the reservations made before it.
+const MAX_PLAN_ATTEMPTS: u32 = 8;
+
 /// Takes keys from the queue until stopped. A write in progress is finished first.
 pub(super) async fn run_worker(shared: Arc<ControllerContext>, stop: CancellationToken) {
     let mut listed = shared.listed.subscribe();
@@ -54,7 +57,17 @@ async fn reconcile(
     let plan = plan(shared, key);
     shared.metrics.observe_plan(key.kind, started.elapsed());
     let plan = match plan {
-        Ok(plan) => plan,
+        Ok(Some(plan)) => plan,
+        Ok(None) => {
+            tracing::warn!(
+                kind = key.kind.name(),
+                namespace = key.namespace,
+                name = key.name,
+                attempts = MAX_PLAN_ATTEMPTS,
+                "other workers took the chosen ports; retrying later"
+            );
+            return ReconcileOutcome::Failed;
+        }
         Err(error) => {
             tracing::warn!(kind = key.kind.name(), namespace = key.namespace, name = key.name, %error, "invalid spec, not reconciled");
             shared.event_recorder.record(live, [EventRecord::warning("InvalidSpec", error.to_string())]);
@@ -101,17 +114,18 @@ async fn reconcile(
 }
 
 /// Plans from a snapshot, and reserves the ports that the plan chose. Plans again if another worker has taken one of them
-/// meanwhile.
-fn plan(shared: &ControllerContext, key: &ResourceKey) -> Result<ReconcilePlan, PlanError> {
-    loop {
+/// meanwhile; `None` if that happened [`MAX_PLAN_ATTEMPTS`] times.
+fn plan(shared: &ControllerContext, key: &ResourceKey) -> Result<Option<ReconcilePlan>, PlanError> {
+    for _ in 0..MAX_PLAN_ATTEMPTS {
         let now = Timestamp::now();
         let snapshot = shared.observed.lock().snapshot(key, now);
-        let Some(snapshot) = snapshot else { return Ok(ReconcilePlan::default()) };
+        let Some(snapshot) = snapshot else { return Ok(Some(ReconcilePlan::default())) };
         let plan = plan_for(&snapshot, shared.gang_scheduler, now)?;
         if shared.observed.lock().reserve_ports(&plan.port_choices, now) {
-            return Ok(plan);
+            return Ok(Some(plan));
         }
     }
+    Ok(None)
 }
 
 fn record_outcome(shared: &ControllerContext, outcome: WriteOutcome, namespace: &str) {

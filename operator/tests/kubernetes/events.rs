@@ -41,7 +41,7 @@ async fn get(address: std::net::SocketAddr, path: &str) -> String {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn events_record_changes_and_metrics_count_them() {
-    let stage = TestOperator::begin("told").await;
+    let stage = TestOperator::begin("events").await;
     let groups: Api<RoleBasedGroup> = stage.api();
     groups.create(&PostParams::default(), &group(json!([role("a", 1, "engine:1")]))).await.unwrap();
     settled(&groups).await;
