@@ -253,10 +253,7 @@ async fn check_discovery(
 }
 
 fn describe(facts: &EngineFacts) -> String {
-    let engine = match facts.engine {
-        moongate_discovery::EngineKind::Sglang => "SGLang",
-        moongate_discovery::EngineKind::Vllm => "vLLM",
-    };
+    let engine = facts.engine.title();
     let transfer = facts.transfer.as_ref().and_then(KvTransferMethod::description);
     let transfer = transfer.map(|text| format!(", {text}")).unwrap_or_default();
     format!("{engine} {} serves {} (dp {}{transfer})", facts.version, facts.models.join(", "), facts.dp_size)

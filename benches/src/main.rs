@@ -1,11 +1,12 @@
 //! Benchmarks of a gateway: CPU per request and per streamed chunk, added latency, memory.
 //!
-//! * `engine` – a mock engine that is much cheaper than any gateway, so that the gateway dominates the result.
+//! * `engine` – the load test's simulated engines with canned completions: much cheaper than any gateway, so that the
+//!   gateway dominates the result.
 //! * `load` – a load generator that also reads the gateway's CPU time and memory.
 //! * `compare` – several gateways in interleaved rounds, as a table.
 //! * `predict` – the time to predict the cache hits of a long prompt.
 
-mod clock;
+mod busy_poll;
 mod compare;
 mod engine;
 mod load;

@@ -1,4 +1,4 @@
-//! The subset of HTTP/1.1 that both sides of the benchmark need.
+//! The subset of HTTP/1.1 that the load generator needs.
 
 use std::io;
 

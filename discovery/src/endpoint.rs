@@ -1,6 +1,6 @@
 //! The normalised address of one engine.
 
-use crate::error::InstanceError;
+use crate::error::{InstanceError, InstanceUrlError};
 
 /// URL scheme of an engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -35,26 +35,26 @@ pub(crate) struct EngineEndpoint {
 impl EngineEndpoint {
     /// Accepts `http://host:port`, `https://host:port`, `host:port` and a trailing slash; the port defaults to the scheme's.
     pub(crate) fn parse(text: &str) -> Result<Self, InstanceError> {
-        let invalid =
-            |problem: &str| InstanceError::Url { url: text.to_owned(), problem: problem.to_owned() };
+        let invalid = |source| InstanceError::Url { url: text.to_owned(), source };
         let trimmed = text.trim();
         let with_scheme =
             if trimmed.contains("://") { trimmed.to_owned() } else { format!("http://{trimmed}") };
-        let url = url::Url::parse(&with_scheme).map_err(|error| invalid(&error.to_string()))?;
-        let scheme: HttpScheme =
-            url.scheme().parse().map_err(|_| invalid("the scheme is neither http nor https"))?;
+        let url = url::Url::parse(&with_scheme).map_err(|error| invalid(error.into()))?;
+        let scheme: HttpScheme = url.scheme().parse().map_err(|_| invalid(InstanceUrlError::Scheme))?;
         if !matches!(url.path(), "" | "/") {
-            return Err(invalid("it has a path"));
+            return Err(invalid(InstanceUrlError::Path));
         }
         if url.query().is_some() || url.fragment().is_some() {
-            return Err(invalid("it has a query or fragment"));
+            return Err(invalid(InstanceUrlError::QueryOrFragment));
         }
         if !url.username().is_empty() || url.password().is_some() {
-            return Err(invalid("it has a user name or password"));
+            return Err(invalid(InstanceUrlError::Credentials));
         }
-        let host = url.host().ok_or_else(|| invalid("it has no host"))?;
-        let port =
-            url.port_or_known_default().filter(|port| *port != 0).ok_or_else(|| invalid("its port is 0"))?;
+        let host = url.host().ok_or_else(|| invalid(InstanceUrlError::NoHost))?;
+        let port = url
+            .port_or_known_default()
+            .filter(|port| *port != 0)
+            .ok_or_else(|| invalid(InstanceUrlError::PortZero))?;
         let bare_host = match &host {
             url::Host::Ipv6(ip) => ip.to_string(),
             other => other.to_string(),

@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use reqwest::StatusCode;
 use serde::Deserialize;
 
-use crate::probe::http::root_cause;
+use crate::error::root_cause;
 use crate::topology::EngineKind;
 
 /// Time limit for one request, body included.
@@ -30,17 +31,34 @@ pub struct EngineLoad {
 }
 
 /// Why polling an engine's load failed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum EngineLoadError {
     /// No complete response arrived within the time limit.
     #[error("GET {0}: no response in time")]
     TimedOut(String),
-    /// No response, or a status of 500 or above.
-    #[error("GET {0}: {1}")]
-    Failed(String, String),
-    /// The response does not contain the load: metrics may be disabled.
-    #[error("GET {0}: {1}")]
-    Missing(String, String),
+    /// No complete response arrived.
+    #[error("GET {url}: {}", root_cause(source))]
+    Exchange { url: String, source: reqwest::Error },
+    /// The response has an error status of the server, 500 or above.
+    #[error("GET {url}: HTTP {status}")]
+    Status { url: String, status: StatusCode },
+    /// The engine responds, but does not report its load.
+    #[error("GET {url}: {source}")]
+    Missing { url: String, source: MissingLoadError },
+}
+
+/// Why a response does not contain the load: metrics may be disabled.
+#[derive(Debug, thiserror::Error)]
+pub enum MissingLoadError {
+    /// The engine rejects the request.
+    #[error("HTTP {0}")]
+    Rejected(StatusCode),
+    #[error("more than {MAX_BYTES} bytes")]
+    TooLarge,
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error("the metrics do not contain vllm:kv_cache_usage_perc")]
+    NoCacheUsage,
 }
 
 impl EngineLoadError {
@@ -68,35 +86,36 @@ pub async fn fetch_load(
     let url = format!("{base}{path}");
     let failed = |error: reqwest::Error| match error.is_timeout() {
         true => EngineLoadError::TimedOut(url.clone()),
-        false => EngineLoadError::Failed(url.clone(), root_cause(&error)),
+        false => EngineLoadError::Exchange { url: url.clone(), source: error },
     };
+    let missing = |source| EngineLoadError::Missing { url: url.clone(), source };
     let mut request = client.get(&url).timeout(REQUEST_TIMEOUT);
     if let Some(key) = api_key {
         request = request.bearer_auth(key);
     }
     let mut response = moongate_runtime::net::send_request(request).await.map_err(failed)?;
-    if !response.status().is_success() {
-        let status = format!("HTTP {}", response.status());
-        return Err(match response.status().as_u16() {
-            400..500 => EngineLoadError::Missing(url, status),
-            _ => EngineLoadError::Failed(url, status),
-        });
+    let status = response.status();
+    if status.is_client_error() {
+        return Err(missing(MissingLoadError::Rejected(status)));
+    }
+    if !status.is_success() {
+        return Err(EngineLoadError::Status { url, status });
     }
     let mut body = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(failed)? {
         body.extend_from_slice(&chunk);
         if body.len() > MAX_BYTES {
-            return Err(EngineLoadError::Missing(url, format!("more than {MAX_BYTES} bytes")));
+            return Err(missing(MissingLoadError::TooLarge));
         }
     }
-    parse_load(engine, &body).map_err(|reason| EngineLoadError::Missing(url, reason))
+    parse_load(engine, &body).map_err(missing)
 }
 
 /// Parses the response body of [`fetch_load`].
 ///
 /// # Errors
-/// The reason, as text, if the body does not contain the load.
-pub fn parse_load(engine: EngineKind, body: &[u8]) -> Result<EngineLoad, String> {
+/// [`MissingLoadError`] if the body does not contain the load.
+pub fn parse_load(engine: EngineKind, body: &[u8]) -> Result<EngineLoad, MissingLoadError> {
     match engine {
         EngineKind::Sglang => sglang(body),
         EngineKind::Vllm => vllm(&String::from_utf8_lossy(body)),
@@ -104,7 +123,7 @@ pub fn parse_load(engine: EngineKind, body: &[u8]) -> Result<EngineLoad, String>
 }
 
 /// SGLang's `/v1/loads`: an entry for each data-parallel rank.
-fn sglang(body: &[u8]) -> Result<EngineLoad, String> {
+fn sglang(body: &[u8]) -> Result<EngineLoad, MissingLoadError> {
     #[derive(Deserialize)]
     struct SglangLoads {
         loads: Vec<SglangRankLoad>,
@@ -129,7 +148,7 @@ fn sglang(body: &[u8]) -> Result<EngineLoad, String> {
         decode_transfer_queue_reqs: u32,
         decode_retracted_queue_reqs: u32,
     }
-    let SglangLoads { loads } = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+    let SglangLoads { loads } = serde_json::from_slice(body)?;
     let mut sum = EngineLoad::default();
     for rank in loads {
         sum.running = sum.running.saturating_add(rank.num_running_reqs);
@@ -154,7 +173,7 @@ fn sglang(body: &[u8]) -> Result<EngineLoad, String> {
 
 /// vLLM's metrics: a line for each data-parallel engine. They do not contain the number of queued tokens.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to what the type holds")]
-fn vllm(text: &str) -> Result<EngineLoad, String> {
+fn vllm(text: &str) -> Result<EngineLoad, MissingLoadError> {
     let (mut running, mut waiting, mut usage, mut engines, mut capacity) = (0.0, 0.0, 0.0, 0.0, 0);
     for line in text.lines() {
         let Some((name, rest)) = line.split_once('{') else { continue };
@@ -178,7 +197,7 @@ fn vllm(text: &str) -> Result<EngineLoad, String> {
         }
     }
     if engines == 0.0 {
-        return Err("the metrics do not contain vllm:kv_cache_usage_perc".to_owned());
+        return Err(MissingLoadError::NoCacheUsage);
     }
     let share = (usage / engines).clamp(0.0, 1.0);
     Ok(EngineLoad {

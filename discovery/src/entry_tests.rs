@@ -195,7 +195,7 @@ proptest! {
             entry.finish(1, verdict, now, jitter, &options);
             let wait = entry.due().unwrap() - now;
             prop_assert!(wait <= options.refresh.mul_f64(1.1));
-            prop_assert!(wait >= MIN_PROBE_INTERVAL.min(options.backoff_min / 2));
+            prop_assert!(wait >= MIN_PROBE_INTERVAL.min(options.backoff.initial / 2));
             prop_assert!(!is_ready(&entry) || entry.facts.is_some());
         }
     }

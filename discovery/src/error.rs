@@ -1,5 +1,7 @@
 //! Errors in the configuration of discovery.
 
+use std::error::Error;
+use std::fmt::Display;
 use std::path::PathBuf;
 
 /// Why discovery could not start. Later errors are logged and shown in the snapshot instead.
@@ -23,10 +25,10 @@ pub enum DiscoveryError {
     },
     /// No usable Kubernetes client configuration.
     #[error("Kubernetes client: {0}; run inside a pod with a service account, or set --kubeconfig")]
-    KubernetesConfig(String),
+    KubernetesConfig(#[from] KubernetesConfigError),
     /// The HTTP client could not be built.
-    #[error("HTTP client for probing: {0}")]
-    HttpClient(String),
+    #[error("HTTP client for probing: {}", root_cause(.0))]
+    HttpClient(#[source] reqwest::Error),
 }
 
 impl DiscoveryError {
@@ -37,22 +39,37 @@ impl DiscoveryError {
     }
 }
 
+/// Why there is no client of the Kubernetes API. Kube's errors are not sources: their messages are shown here without the doubled
+/// quotes around paths, and a chain would repeat them with the quotes.
+#[derive(Debug, thiserror::Error)]
+pub enum KubernetesConfigError {
+    /// The file of `--kubeconfig` cannot be used.
+    #[error("{}", without_doubled_quotes(.0))]
+    Kubeconfig(kube::config::KubeconfigError),
+    /// Neither a service account nor a default kubeconfig can be used.
+    #[error("{}", without_doubled_quotes(.0))]
+    Infer(kube::config::InferConfigError),
+    /// The configuration is readable, but no client can be built from it.
+    #[error("{}", without_doubled_quotes(.0))]
+    Client(kube::Error),
+}
+
+fn without_doubled_quotes(error: &dyn Display) -> String {
+    error.to_string().replace("'\"", "'").replace("\"'", "'")
+}
+
 /// Why one listed instance is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InstanceError {
     /// The URL is invalid.
-    #[error("instance url `{url}`: {problem}; write http://HOST:PORT or https://HOST:PORT")]
-    Url {
-        url: String,
-        /// Such as "has a path".
-        problem: String,
-    },
+    #[error("instance url `{url}`: {source}; write http://HOST:PORT or https://HOST:PORT")]
+    Url { url: String, source: InstanceUrlError },
     /// Two instances have the same id.
     #[error("instance id `{0}` is given twice; remove one or give each its own `id`")]
     Duplicate(String),
     /// The number of instances exceeds the limit.
-    #[error("{0} instances are listed; the limit is {max}", max = crate::topology::MAX_INSTANCES)]
-    TooMany(usize),
+    #[error("{listed} instances are listed; the limit is {max}")]
+    TooMany { listed: usize, max: usize },
     /// A connector is set for an engine that is not vLLM.
     #[error("instance `{0}`: `connector` is for vLLM, but `engine` is sglang; remove one of the two")]
     ConnectorWithoutVllm(String),
@@ -73,7 +90,26 @@ pub enum InstanceError {
     },
 }
 
-/// Why a topology file was rejected.
+/// Why a URL is not the address of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InstanceUrlError {
+    #[error(transparent)]
+    Syntax(#[from] url::ParseError),
+    #[error("the scheme is neither http nor https")]
+    Scheme,
+    #[error("it has a path")]
+    Path,
+    #[error("it has a query or fragment")]
+    QueryOrFragment,
+    #[error("it has a user name or password")]
+    Credentials,
+    #[error("it has no host")]
+    NoHost,
+    #[error("its port is 0")]
+    PortZero,
+}
+
+/// Why a topology file was rejected. Causes are kept as text, because errors are compared: only another error is reported.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TopologyFileError {
     /// The file cannot be read.
@@ -94,4 +130,13 @@ pub enum TopologyFileError {
     /// Well-formed, but not an RBG discovery file.
     #[error(transparent)]
     Rbg(#[from] rbg_api::DiscoveryFileError),
+}
+
+/// The innermost cause: "Connection refused" is more specific than "error sending request".
+pub(crate) fn root_cause(error: &dyn Error) -> String {
+    let mut cause = error;
+    while let Some(source) = cause.source() {
+        cause = source;
+    }
+    cause.to_string()
 }

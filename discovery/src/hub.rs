@@ -10,13 +10,14 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::kv_transfer::KvTransferMethod;
 use crate::listing::{SourceLists, SourceUpdate};
 use crate::probe::EngineProber;
 use crate::probe::options::ProbeOptions;
 use crate::probe::report::ProbeVerdict;
 use crate::probed_instance::ProbedInstance;
 use crate::publish::TopologyPublisher;
-use crate::topology::{EngineInstance, EngineRole, InstanceId, KvTransferMethod};
+use crate::topology::{EngineInstance, EngineRole, InstanceId};
 
 type ProbeFuture = BoxFuture<'static, (InstanceId, u64, ProbeVerdict)>;
 

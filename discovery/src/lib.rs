@@ -13,6 +13,7 @@ mod file_watch;
 mod hub;
 mod kubernetes;
 mod kv_cache;
+mod kv_transfer;
 mod listing;
 mod location;
 mod options;
@@ -31,14 +32,15 @@ mod topology;
 pub use endpoint::HttpScheme;
 #[doc(hidden)]
 pub use engine_load::parse_load;
-pub use engine_load::{EngineLoad, EngineLoadError, fetch_load};
-pub use error::{DiscoveryError, InstanceError, TopologyFileError};
+pub use engine_load::{EngineLoad, EngineLoadError, MissingLoadError, fetch_load};
+pub use error::{DiscoveryError, InstanceError, InstanceUrlError, KubernetesConfigError, TopologyFileError};
 pub use kubernetes::KubernetesDiscoveryOptions;
 pub use kubernetes::pod::annotation;
 pub use kv_cache::{
     DeclaredKvFacts, EngineBlockHashing, EngineStoreFacts, KvEventSource, PrefetchPolicy, StoreKeyScheme,
     VllmHashAlgorithm,
 };
+pub use kv_transfer::{BootstrapAddress, KvConnector, KvTransferMethod};
 pub use location::{HostLocations, PhysicalLocation};
 pub use options::DiscoveryOptions;
 pub use parse_names::UnknownNameError;
@@ -55,7 +57,6 @@ pub use start::{probe_once, start};
 pub use static_file::instance_ids;
 pub use static_file::{StaticInstance, count_instances};
 pub use topology::{
-    BootstrapAddress, DeclaredFacts, EngineFacts, EngineInstance, EngineKind, EngineRole, InstanceId,
-    InstanceReadiness, InstanceSource, KubernetesWorkload, KvConnector, KvTransferMethod, PriorityOrder,
-    Topology,
+    DeclaredFacts, EngineFacts, EngineInstance, EngineKind, EngineRole, InstanceId, InstanceReadiness,
+    InstanceSource, KubernetesWorkload, PriorityOrder, Topology,
 };

@@ -1,16 +1,25 @@
-//! Parses the names of roles, engines, connectors and schemes in flags, labels and annotations.
+//! Parses the names of roles, engines and schemes in flags, labels and annotations.
 
 use std::str::FromStr;
 
 use crate::endpoint::HttpScheme;
-use crate::topology::{EngineKind, EngineRole, KvConnector};
+use crate::topology::{EngineKind, EngineRole};
 
 /// A name that is not one of the known values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{what} are {known}")]
+#[error("{what} are {}", enumerate(.choices, "and"))]
 pub struct UnknownNameError {
-    what: &'static str,
-    known: &'static str,
+    pub(crate) what: &'static str,
+    /// The known values, with `|` between them.
+    pub(crate) choices: &'static str,
+}
+
+/// `a|b|c` as `a, b and c`.
+pub(crate) fn enumerate(choices: &str, conjunction: &str) -> String {
+    match choices.rsplit_once('|') {
+        Some((others, last)) => format!("{} {conjunction} {last}", others.replace('|', ", ")),
+        None => choices.to_owned(),
+    }
 }
 
 impl FromStr for EngineRole {
@@ -21,7 +30,7 @@ impl FromStr for EngineRole {
             "prefill" => Ok(Self::Prefill),
             "decode" => Ok(Self::Decode),
             "plain" => Ok(Self::Plain),
-            _ => Err(UnknownNameError { what: "roles", known: "prefill, decode and plain" }),
+            _ => Err(UnknownNameError { what: "roles", choices: "prefill|decode|plain" }),
         }
     }
 }
@@ -33,20 +42,7 @@ impl FromStr for EngineKind {
         match text {
             "sglang" => Ok(Self::Sglang),
             "vllm" => Ok(Self::Vllm),
-            _ => Err(UnknownNameError { what: "engines", known: "sglang and vllm" }),
-        }
-    }
-}
-
-impl FromStr for KvConnector {
-    type Err = UnknownNameError;
-
-    fn from_str(text: &str) -> Result<Self, UnknownNameError> {
-        match text {
-            "nixl" => Ok(Self::Nixl),
-            "mooncake" => Ok(Self::Mooncake),
-            "store" => Ok(Self::Store),
-            _ => Err(UnknownNameError { what: "connectors", known: "nixl, mooncake and store" }),
+            _ => Err(UnknownNameError { what: "engines", choices: "sglang|vllm" }),
         }
     }
 }
@@ -58,7 +54,7 @@ impl FromStr for HttpScheme {
         match text {
             "http" => Ok(Self::Http),
             "https" => Ok(Self::Https),
-            _ => Err(UnknownNameError { what: "schemes", known: "http and https" }),
+            _ => Err(UnknownNameError { what: "schemes", choices: "http|https" }),
         }
     }
 }

@@ -7,10 +7,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::kv_transfer::KvTransferMethod;
 use crate::listing::ListedInstance;
 use crate::probe::options::ProbeOptions;
 use crate::probe::report::ProbeVerdict;
-use crate::topology::{EngineFacts, EngineInstance, InstanceReadiness, KvTransferMethod};
+use crate::topology::{EngineFacts, EngineInstance, InstanceReadiness};
 
 /// Minimum time between two probes of one instance, independent of the number of requests.
 pub(crate) const MIN_PROBE_INTERVAL: Duration = Duration::from_millis(100);
@@ -135,7 +136,7 @@ impl ProbedInstance {
                 self.state = ProbeState::NoConnector(reason);
                 self.update_facts(facts);
                 // The engine serves, but its connector is unknown: its metrics may report it later.
-                options.backoff_max.mul_f64(0.9 + 0.2 * jitter)
+                options.backoff.max.mul_f64(0.9 + 0.2 * jitter)
             }
             ProbeVerdict::NotReady { reason, facts, timed_out } => {
                 self.failures = self.failures.saturating_add(1);
@@ -146,7 +147,7 @@ impl ProbedInstance {
                         self.update_facts(facts);
                     }
                 }
-                backoff(self.failures, options).mul_f64(0.5 + 0.5 * jitter)
+                options.backoff.jittered_pause(self.failures, jitter)
             }
         }
     }
@@ -191,11 +192,6 @@ impl ProbedInstance {
     pub(crate) fn lacks_connector(&self) -> bool {
         matches!(self.state, ProbeState::NoConnector(_))
     }
-}
-
-fn backoff(failures: u32, options: &ProbeOptions) -> Duration {
-    let doublings = failures.saturating_sub(1).min(20);
-    options.backoff_min.saturating_mul(1 << doublings).min(options.backoff_max)
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use futures_util::future::BoxFuture;
 use moongate_runtime::Supervisor;
 use tokio::sync::mpsc;
 
@@ -16,7 +17,6 @@ use crate::probe::options::ProbeOptions;
 use crate::probe::report::ProbeReport;
 use crate::publish::{TopologyReader, channel};
 use crate::rbg;
-use crate::registry::EngineRegistry;
 use crate::static_file::{self, StaticInstance};
 
 /// Capacity of the hub's queue of lists; sources wait while it is full.
@@ -39,14 +39,6 @@ pub async fn start(
     options: DiscoveryOptions,
     supervisor: &Supervisor,
 ) -> Result<TopologyReader, DiscoveryError> {
-    if options.instances.is_empty()
-        && options.file.is_none()
-        && options.rbg.is_none()
-        && options.registry.is_none()
-        && options.kubernetes.is_none()
-    {
-        return Err(DiscoveryError::NoSource);
-    }
     let prober = EngineProber::new(&options.probe)?;
     let (publisher, reader) = channel();
     let (out, updates) = mpsc::channel(MAX_UPDATES);
@@ -54,7 +46,9 @@ pub async fn start(
     if !options.instances.is_empty() {
         hub.apply_update(SourceUpdate::of_engines(SLOT_FLAGS, static_file::listing(&options.instances)?));
     }
-    let mut tasks = Vec::new();
+    // Spawned only after every source has started without error.
+    let mut tasks: Vec<(&'static str, BoxFuture<'static, ()>)> = Vec::new();
+    let stop = || supervisor.token();
     if let Some(path) = &options.file {
         let mut file = TopologyFileWatcher::new(path);
         let read = file.read().await;
@@ -62,7 +56,8 @@ pub async fn start(
             read.and_then(|text| static_file::parse(&text, SLOT_FILE))
                 .map_err(file_error("--instances-file", path))?,
         );
-        tasks.push(DiscoverySourceTask::File(file));
+        let watch = static_file::watch(file, SLOT_FILE, out.clone(), stop());
+        tasks.push(("discovery-file", Box::pin(watch)));
     }
     if let Some(rbg) = options.rbg {
         let mut file = TopologyFileWatcher::new(&rbg.path);
@@ -72,58 +67,42 @@ pub async fn start(
             .and_then(|text| rbg::parse(&text, &rbg))
             .map_err(file_error("--rbg-config", &rbg.path))?;
         hub.apply_update(rbg::listing(&members, &rbg::ResolvedNames::default(), &rbg, SLOT_RBG));
-        tasks.push(DiscoverySourceTask::Rbg(Box::new(rbg::watch::RbgFileWatcher {
+        let watcher = rbg::watch::RbgFileWatcher {
             file,
             options: rbg,
             members,
             resolve: rbg::system_resolver(),
             slot: SLOT_RBG,
             out: out.clone(),
-        })));
+        };
+        tasks.push(("discovery-rbg", Box::pin(watcher.run(stop()))));
     }
     if let Some(registry) = options.registry {
-        tasks.push(DiscoverySourceTask::Registry(registry));
+        let run = registry.run(SLOT_REGISTRY, out.clone(), stop());
+        tasks.push(("discovery-registry", Box::pin(run)));
     }
     if let Some(options) = options.kubernetes {
         let (client, namespace) = kubernetes::client(&options).await?;
         for (index, selector) in options.selectors().into_iter().enumerate() {
-            tasks.push(DiscoverySourceTask::Kubernetes(Box::new(kubernetes::watch::PodWatcher {
+            let watcher = kubernetes::watch::PodWatcher {
                 client: client.clone(),
                 namespace: namespace.clone(),
                 selector,
                 options: options.clone(),
                 slot: SLOT_KUBERNETES + index,
                 out: out.clone(),
-            })));
+            };
+            tasks.push(("discovery-kubernetes", Box::pin(watcher.run(stop()))));
         }
     }
-    for task in tasks {
-        let (stop, out) = (supervisor.token(), out.clone());
-        match task {
-            DiscoverySourceTask::File(file) => {
-                supervisor.spawn_essential("discovery-file", static_file::watch(file, SLOT_FILE, out, stop));
-            }
-            DiscoverySourceTask::Rbg(watcher) => {
-                supervisor.spawn_essential("discovery-rbg", watcher.run(stop));
-            }
-            DiscoverySourceTask::Registry(registry) => {
-                supervisor.spawn_essential("discovery-registry", registry.run(SLOT_REGISTRY, out, stop));
-            }
-            DiscoverySourceTask::Kubernetes(watcher) => {
-                supervisor.spawn_essential("discovery-kubernetes", watcher.run(stop));
-            }
-        }
+    if options.instances.is_empty() && tasks.is_empty() {
+        return Err(DiscoveryError::NoSource);
     }
-    supervisor.spawn_essential("discovery", hub.run(updates, supervisor.token()));
+    for (name, task) in tasks {
+        supervisor.spawn_essential(name, task);
+    }
+    supervisor.spawn_essential("discovery", hub.run(updates, stop()));
     Ok(reader)
-}
-
-/// A source's task; all are spawned only after every source has started without error.
-enum DiscoverySourceTask {
-    File(TopologyFileWatcher),
-    Rbg(Box<rbg::watch::RbgFileWatcher>),
-    Registry(EngineRegistry),
-    Kubernetes(Box<kubernetes::watch::PodWatcher>),
 }
 
 fn file_error(flag: &'static str, path: &Path) -> impl FnOnce(TopologyFileError) -> DiscoveryError {

@@ -11,12 +11,12 @@ use crate::endpoint::EngineEndpoint;
 use crate::error::{InstanceError, TopologyFileError};
 use crate::file_watch::TopologyFileWatcher;
 use crate::kv_cache::{DeclaredKvFacts, MAX_RANKS, MAX_TEXT};
+use crate::kv_transfer::KvConnector;
 use crate::listing::{ListedHost, ListedInstance, SourceUpdate};
 use crate::location::PhysicalLocation;
 use crate::tcp_address::TcpAddress;
 use crate::topology::{
-    DeclaredFacts, EngineKind, EngineRole, InstanceId, InstanceSource, KubernetesWorkload, KvConnector,
-    MAX_INSTANCES,
+    DeclaredFacts, EngineKind, EngineRole, InstanceId, InstanceSource, KubernetesWorkload, MAX_INSTANCES,
 };
 
 /// One statically listed engine. In the file: one `[[instance]]` table.
@@ -147,7 +147,7 @@ struct StaticHost {
 /// Validates a whole list. One invalid instance rejects it, since half a fleet is worse than the last valid list.
 pub(crate) fn listing(instances: &[StaticInstance]) -> Result<Vec<ListedInstance>, InstanceError> {
     if instances.len() > MAX_INSTANCES {
-        return Err(InstanceError::TooMany(instances.len()));
+        return Err(InstanceError::TooMany { listed: instances.len(), max: MAX_INSTANCES });
     }
     let listed = instances.iter().map(StaticInstance::listed).collect::<Result<Vec<_>, _>>()?;
     let mut ids = BTreeSet::new();

@@ -1,10 +1,10 @@
 //! The snapshot of all engines, merged from all topology sources, which the gateway reads.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
 use crate::kv_cache::{DeclaredKvFacts, EngineBlockHashing, EngineStoreFacts, KvEventSource};
+use crate::kv_transfer::{KvConnector, KvTransferMethod};
 use crate::location::{HostLocations, PhysicalLocation};
 
 /// Maximum number of instances in one topology: bounds memory and probing if a source is faulty.
@@ -177,16 +177,24 @@ pub enum EngineKind {
     Vllm,
 }
 
-/// How a vLLM pair transfers KV cache; determines the order of the legs and the parameters added to them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Deserialize, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum KvConnector {
-    /// NixlConnector: prefill first, its `kv_transfer_params` forwarded verbatim to decode.
-    Nixl,
-    /// MooncakeConnector: both legs at once, tied by a transfer id and the bootstrap server.
-    Mooncake,
-    /// MooncakeStoreConnector or another shared store: prefill with one token, then decode; no parameters.
-    Store,
+impl EngineKind {
+    /// Name in settings, traces and status reports.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            EngineKind::Sglang => "sglang",
+            EngineKind::Vllm => "vllm",
+        }
+    }
+
+    /// Name in sentences.
+    #[must_use]
+    pub fn title(self) -> &'static str {
+        match self {
+            EngineKind::Sglang => "SGLang",
+            EngineKind::Vllm => "vLLM",
+        }
+    }
 }
 
 /// Facts that an engine reported about itself.
@@ -232,73 +240,4 @@ pub enum PriorityOrder {
     SmallestFirst,
     /// SGLang without it.
     LargestFirst,
-}
-
-/// How one engine transfers KV cache.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum KvTransferMethod {
-    /// SGLang. `bootstrap` is set on prefills only.
-    SglangBootstrap {
-        /// Address of the prefill's bootstrap server for decode engines.
-        bootstrap: Option<BootstrapAddress>,
-    },
-    /// vLLM NixlConnector.
-    VllmNixl,
-    /// vLLM MooncakeConnector.
-    VllmMooncake {
-        /// The prefill's bootstrap server; `None` on decodes.
-        bootstrap: Option<BootstrapAddress>,
-        /// `engine_id` by data-parallel rank, from the bootstrap server's `/query`; new after every restart of the prefill.
-        engine_ids: BTreeMap<u32, String>,
-    },
-    /// vLLM with a shared store only.
-    VllmStore,
-}
-
-impl KvTransferMethod {
-    /// Values of [`name`](Self::name).
-    pub const NAMES: [&str; 4] = ["sglang", "nixl", "mooncake", "store"];
-
-    /// Short name, for status reports.
-    #[must_use]
-    pub fn name(&self) -> &'static str {
-        match self {
-            KvTransferMethod::SglangBootstrap { .. } => "sglang",
-            KvTransferMethod::VllmNixl => "nixl",
-            KvTransferMethod::VllmMooncake { .. } => "mooncake",
-            KvTransferMethod::VllmStore => "store",
-        }
-    }
-
-    /// What an operator wants to know of it; `None` for decodes without an address of their own.
-    #[must_use]
-    pub fn description(&self) -> Option<String> {
-        match self {
-            KvTransferMethod::SglangBootstrap { bootstrap } => {
-                bootstrap.as_ref().map(|address| format!("bootstrap {}:{}", address.host, address.port))
-            }
-            KvTransferMethod::VllmNixl => Some("NIXL".to_owned()),
-            KvTransferMethod::VllmMooncake { .. } => Some("Mooncake".to_owned()),
-            KvTransferMethod::VllmStore => Some("shared store".to_owned()),
-        }
-    }
-
-    /// The method of a decode that takes over from prefills with this one; `None` if decodes always report their own.
-    pub(crate) fn of_decodes(&self) -> Option<Self> {
-        match self {
-            KvTransferMethod::SglangBootstrap { .. } => None,
-            KvTransferMethod::VllmMooncake { .. } => {
-                Some(KvTransferMethod::VllmMooncake { bootstrap: None, engine_ids: BTreeMap::new() })
-            }
-            KvTransferMethod::VllmNixl | KvTransferMethod::VllmStore => Some(self.clone()),
-        }
-    }
-}
-
-/// Address of a prefill's bootstrap server.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct BootstrapAddress {
-    /// Host name or IP address, without brackets.
-    pub host: String,
-    pub port: u16,
 }

@@ -27,6 +27,7 @@ fuzz_target!(|text: &str| {
             assert_eq!(tenants, expected.chain([None]).collect::<Vec<_>>());
         }
         Err(error) => {
+            let error = error.to_string();
             for (key, _) in plain.iter().filter(|(key, _)| key.len() >= 16) {
                 let is_elsewhere = text.matches(key.as_str()).count() != 1;
                 assert!(is_elsewhere || !error.contains(key.as_str()), "{error}");

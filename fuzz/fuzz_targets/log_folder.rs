@@ -92,9 +92,9 @@ fuzz_target!(|input: &[u8]| {
         let options = OplogOptions { boot_id: boot_id.clone(), ..OplogOptions::default() };
         DurableJournal::open_in(folder, options, &settings, 1000)
     };
-    let (durable, ..) = open().unwrap();
-    durable.log().close().unwrap();
-    drop(durable);
-    let (_, _, again) = open().unwrap();
+    let opened = open().unwrap();
+    opened.journal.log().close().unwrap();
+    drop(opened);
+    let again = open().unwrap().report;
     assert!(again.recovery.is_complete() && again.recovery.damage().is_none(), "{again}");
 });

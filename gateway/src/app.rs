@@ -151,7 +151,7 @@ pub async fn start(
         });
     }
 
-    let metrics = Arc::new(GatewayMetrics::new().with_aliases(options.metric_aliases));
+    let metrics = Arc::new(GatewayMetrics::new(options.metric_aliases));
     let models = Arc::new(ModelTokenizers::new(options.model.clone(), memory.conversations));
     let store = match &options.mooncake_admin {
         Some(address) => {

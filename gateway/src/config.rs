@@ -29,16 +29,20 @@ pub use upstream::UpstreamOptions;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HeaderSetting(pub(crate) Option<HeaderName>);
 
-impl FromStr for HeaderSetting {
-    type Err = String;
+/// The text is not the name of a header.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a valid header name; give one such as x-tenant-id, or nothing")]
+pub struct HeaderSettingError(String);
 
-    fn from_str(name: &str) -> Result<Self, String> {
+impl FromStr for HeaderSetting {
+    type Err = HeaderSettingError;
+
+    fn from_str(name: &str) -> Result<Self, HeaderSettingError> {
         if name.is_empty() {
             return Ok(Self(None));
         }
-        let invalid =
-            |_| format!("{name:?} is not a valid header name; give one such as x-tenant-id, or nothing");
-        HeaderName::try_from(name).map(|name| Self(Some(name))).map_err(invalid)
+        let header = HeaderName::try_from(name).map_err(|_| HeaderSettingError(name.to_owned()))?;
+        Ok(Self(Some(header)))
     }
 }
 

@@ -24,7 +24,9 @@ mod request_body;
 mod response;
 mod upstream;
 
-pub use access::{AccessFileError, AccessOptions};
+pub use access::{
+    AccessConfigError, AccessFileError, AccessOptions, ApiKeyError, BoundedReadError, JwksError, QuotaError,
+};
 #[doc(hidden)]
 pub use access::{tenant_of_token, tenants_of_keys};
 pub use app::{GatewayStartError, RunningGateway, start};
@@ -34,7 +36,9 @@ pub use config::{
 };
 pub use error::{ApiError, ApiErrorCode};
 pub use feedback::{MetricAliases, all_metrics};
-pub use ingress::{CorsOrigin, InferencePath, IngressOptions, UnauthenticatedPath};
+pub use ingress::{
+    CorsOrigin, CorsOriginError, InferencePath, InferencePathError, IngressOptions, UnauthenticatedPath,
+};
 pub use listener_security::{ListenerSecurityError, exposures};
 #[doc(hidden)]
 pub use request_body::{

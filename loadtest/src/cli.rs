@@ -302,7 +302,8 @@ async fn run_load(args: LoadRunArgs, supervisor: &Supervisor) -> anyhow::Result<
         idle_timeout: seconds(args.idle_timeout, "--idle-timeout")?,
     };
     let stop = supervisor.token();
-    let report = generate::generate(target, arrivals, &limits, supervisor, &stop, !args.no_progress).await?;
+    let run = generate::LoadRun { target, arrivals, limits, progress: !args.no_progress };
+    let report = generate::generate(run, supervisor, &stop).await?;
     write_stdout(&format_report(&report, args.json));
     Ok(if report.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

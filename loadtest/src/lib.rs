@@ -11,6 +11,7 @@ pub mod cli;
 pub mod engine;
 pub mod generate;
 pub mod live;
+mod prefix_lru;
 pub mod simulate;
 
 pub use cli::{LoadtestCommand, run};

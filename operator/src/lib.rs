@@ -1,10 +1,11 @@
 //! The operator: reconciles RoleBasedGroups.
 //!
-//! - [`resource_cache`]: objects from watches and from responses to our own writes.
+//! - [`resource_cache`]: watches, the objects from them and from responses to our own writes, the queue of what is to be
+//!   reconciled, and snapshots for plans.
 //! - [`plan`] (pure): turns observed and desired state into ordered steps, each with its reason.
 //! - [`status`] (pure): computes the statuses of objects.
 //! - [`resource_writer`]: writes to Kubernetes; no other module writes groups' objects.
-//! - [`controllers`]: the loops around these.
+//! - [`controllers`]: the workers that take objects from the queue, plan and write; leader election.
 //! - [`upgrade_hook`]: calls of pods' hooks and their responses, as values.
 //! - [`validation`] (pure): whether an object may be stored.
 //! - [`forecast`] (pure): carries plans out in memory to preview their steps.
@@ -19,6 +20,7 @@ pub mod controllers;
 pub mod events;
 pub mod forecast;
 pub mod kind;
+mod kube_client;
 pub mod kubectl;
 mod metrics;
 pub mod plan;
@@ -33,5 +35,6 @@ pub mod webhooks;
 
 pub use controllers::{ApiServerTimeouts, OperatorOptions, client, run};
 pub use kind::ResourceKind;
+pub use kube_client::KubeClientError;
 pub use metrics::OperatorMetrics;
 pub use moongate_render::GangScheduler;

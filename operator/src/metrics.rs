@@ -3,13 +3,12 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use moongate_runtime::metrics::MetricsRegistry;
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
 
 use crate::ResourceKind;
 
@@ -52,10 +51,10 @@ pub(crate) enum ReconcileOutcome {
 /// Metrics of one operator process.
 #[derive(Debug)]
 pub struct OperatorMetrics {
-    registry: Registry,
+    registry: MetricsRegistry,
     reconciles: Family<ReconcileLabels, Counter>,
-    durations: Family<KindLabels, Histogram>,
-    plans: Family<KindLabels, Histogram>,
+    durations: Family<KindLabels, Histogram, fn() -> Histogram>,
+    plans: Family<KindLabels, Histogram, fn() -> Histogram>,
     queued: Gauge,
     requests: Family<ApiRequestLabels, Counter>,
     watch_failures: Family<KindLabels, Counter>,
@@ -68,49 +67,60 @@ pub struct OperatorMetrics {
 
 impl Default for OperatorMetrics {
     fn default() -> Self {
-        let mut registry = Registry::with_prefix("moongate_operator");
-        let metrics = Self {
-            reconciles: Family::default(),
-            durations: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
-            plans: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
-            queued: Gauge::default(),
-            requests: Family::default(),
-            watch_failures: Family::default(),
-            leading: Gauge::default(),
-            events_dropped: Counter::default(),
-            webhooks: Family::default(),
+        let mut registry = MetricsRegistry::default();
+        let histograms = || -> Family<KindLabels, Histogram, fn() -> Histogram> {
+            Family::new_with_constructor(|| Histogram::new(BUCKETS))
+        };
+        Self {
+            reconciles: registry.register(
+                "moongate_operator_reconciles_total",
+                "Reconciliations: `done`, `invalid_spec`, `failed` (a write was rejected)",
+                Family::default(),
+            ),
+            durations: registry.register(
+                "moongate_operator_reconcile_seconds",
+                "Duration of a reconciliation, writes included",
+                histograms(),
+            ),
+            plans: registry.register(
+                "moongate_operator_plan_seconds",
+                "Duration of planning, without API writes",
+                histograms(),
+            ),
+            queued: registry.register(
+                "moongate_operator_queued",
+                "Objects queued for reconciliation",
+                Gauge::default(),
+            ),
+            requests: registry.register(
+                "moongate_operator_api_requests_total",
+                "Requests to the API server",
+                Family::default(),
+            ),
+            watch_failures: registry.register(
+                "moongate_operator_watch_failures_total",
+                "Watches restarted after a failure",
+                Family::default(),
+            ),
+            leading: registry.register(
+                "moongate_operator_leading",
+                "1 while this replica holds the leader Lease",
+                Gauge::default(),
+            ),
+            events_dropped: registry.register(
+                "moongate_operator_events_dropped_total",
+                "Events dropped because the event queue was full",
+                Counter::default(),
+            ),
+            webhooks: registry.register(
+                "moongate_operator_webhook_requests_total",
+                "Webhook requests: `converted`, `allowed`, `refused`, or `invalid` for an unreadable body",
+                Family::default(),
+            ),
             synced: AtomicBool::new(false),
             webhooks_pending: AtomicBool::new(false),
-            registry: Registry::default(),
-        };
-        registry.register(
-            "reconciles",
-            "Reconciliations: `done`, `invalid_spec`, `failed` (a write was rejected)",
-            metrics.reconciles.clone(),
-        );
-        let text = "Duration of a reconciliation, writes included";
-        registry.register_with_unit("reconcile", text, Unit::Seconds, metrics.durations.clone());
-        let text = "Duration of planning, without API writes";
-        registry.register_with_unit("plan", text, Unit::Seconds, metrics.plans.clone());
-        registry.register("queued", "Objects queued for reconciliation", metrics.queued.clone());
-        registry.register("api_requests", "Requests to the API server", metrics.requests.clone());
-        registry.register(
-            "watch_failures",
-            "Watches restarted after a failure",
-            metrics.watch_failures.clone(),
-        );
-        registry.register("leading", "1 while this replica holds the leader Lease", metrics.leading.clone());
-        registry.register(
-            "events_dropped",
-            "Events dropped because the event queue was full",
-            metrics.events_dropped.clone(),
-        );
-        registry.register(
-            "webhook_requests",
-            "Webhook requests: `converted`, `allowed`, `refused`, or `invalid` for an unreadable body",
-            metrics.webhooks.clone(),
-        );
-        Self { registry, ..metrics }
+            registry,
+        }
     }
 }
 
@@ -118,11 +128,7 @@ impl OperatorMetrics {
     /// Metrics in the OpenMetrics text format.
     #[must_use]
     pub fn text(&self) -> String {
-        let mut text = String::new();
-        // Writing to a string cannot fail.
-        let _ = encode(&mut text, &self.registry);
-        moongate_runtime::append_process_metrics(&mut text);
-        text
+        self.registry.open_metrics()
     }
 
     /// All metrics in the scrape format, each with a sample: input of the table in `docs/metrics.md`.

@@ -1,4 +1,5 @@
-//! Cache of the cluster's objects, from watches and from responses to our own writes.
+//! Cache of the cluster's objects, from watches and from responses to our own writes, and the queue of objects whose plans depend
+//! on what has changed.
 //!
 //! The response to a write is cached at once, so that the next plan for the object does not repeat it; a later watch event
 //! counts only if it is newer. Objects are stored as JSON text: a parsed tree takes ten times the memory.
@@ -6,9 +7,12 @@
 //! Plans read a [`ResourceSnapshot`]: references to the objects that a plan for one object depends on, at one moment.
 
 mod index;
+mod observed_cluster;
 mod observed_resource;
 mod ports;
+mod queue;
 mod snapshot;
+mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::ops::Range;
@@ -20,10 +24,12 @@ use kube::api::DynamicObject;
 use crate::ResourceKind;
 use crate::upgrade_hook::{HookCall, HookResult};
 
+pub(crate) use observed_cluster::ObservedCluster;
 pub use observed_resource::ObservedResource;
 use observed_resource::{key, version};
 pub use ports::{PortChoice, PortTable};
 pub use snapshot::ResourceSnapshot;
+pub(crate) use watch::KindWatcher;
 
 /// Deleted UIDs to remember, so that late events about them are dropped.
 const MAX_DELETED: usize = 10_000;

@@ -12,7 +12,7 @@ use rbg_api::v1alpha2::{
 };
 use rbg_api::{IntOrPercent, RoundingMode};
 
-use crate::plan;
+use crate::plan::{self, GroupPlanError};
 
 /// Maximum length of a DNS label.
 const MAX_LABEL: usize = 63;
@@ -20,9 +20,6 @@ const MAX_LABEL: usize = 63;
 /// Validation error; its text is shown to the user who sent the object.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ValidationError {
-    /// The object does not deserialize.
-    #[error("the object cannot be read: {0}")]
-    Unreadable(String),
     /// The name is unusable for pods and services.
     #[error(
         "metadata.name `{0}` must be a DNS label, since pods and services are named after it: letters a-z, digits \
@@ -79,14 +76,9 @@ pub enum ValidationError {
         /// Replicas in the new spec.
         wanted: i32,
     },
-    /// The adapter needed for [`Self::Scaled`] cannot be read.
-    #[error(
-        "the RoleBasedGroupScalingAdapter `{adapter}` cannot be read, so a change of replicas cannot be validated: {error}"
-    )]
-    Unknown { adapter: String, error: String },
     /// The error that the controller would report for the spec.
-    #[error("{0}")]
-    Spec(String),
+    #[error(transparent)]
+    Spec(#[from] GroupPlanError),
 }
 
 /// Validates a group; `old` is the stored object.
@@ -171,11 +163,11 @@ fn spec_errors(group: &RoleBasedGroup) -> Vec<ValidationError> {
     // The group's own name does not matter here, and topology levels are checked once for all roles.
     let mut object = RoleBasedGroup::new("group", spec.clone());
     object.metadata.namespace = Some("namespace".to_owned());
-    if let Err(invalid) = moongate_render::topology_keys(group) {
-        errors.push(ValidationError::Spec(invalid.to_string()));
+    if let Err(error) = moongate_render::topology_keys(group) {
+        errors.push(ValidationError::Spec(error.into()));
     }
     if let Err(error) = plan::check_dependencies(&object) {
-        errors.push(ValidationError::Spec(error.to_string()));
+        errors.push(ValidationError::Spec(error));
     }
     // A profile may be created after the groups that use it.
     let runtimes = spec.roles.iter().flat_map(|role| &role.engine_runtimes);
@@ -185,7 +177,7 @@ fn spec_errors(group: &RoleBasedGroup) -> Vec<ValidationError> {
         match render(&object, &profiles, role) {
             // Checked with the role's replicas instead.
             Ok(()) | Err(RenderError::NoProgress(_)) => {}
-            Err(error) => errors.push(ValidationError::Spec(error.to_string())),
+            Err(error) => errors.push(ValidationError::Spec(error.into())),
         }
     }
     errors

@@ -13,6 +13,14 @@ pub(crate) const FETCH_LATENCY: Seconds = 0.002;
 /// of the prompt's computation. The overtaken prompts wait for the rest of it.
 const MIN_IDLE_SHARE_TO_OVERTAKE: f64 = 0.25;
 
+/// An engine with its load.
+#[derive(Debug, Clone, Copy)]
+pub struct EngineView<'a> {
+    pub index: InstanceIndex,
+    pub instance: &'a SchedulableInstance,
+    pub load: &'a InstanceLoad,
+}
+
 /// Times for one prompt on one engine, if it were sent now.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PrefillEstimate {
@@ -37,21 +45,21 @@ pub struct PrefillEstimate {
 }
 
 impl PrefillEstimate {
-    /// Estimates a prompt of `input_tokens` on the engine at `ix`, if its computation can start after `wait`.
+    /// Estimates a prompt of `input_tokens` on an engine, if its computation can start after `wait`.
     #[must_use]
     pub fn new(
         input_tokens: u64,
         prediction: &CacheHitPrediction,
-        (ix, instance): (InstanceIndex, &SchedulableInstance),
-        load: &InstanceLoad,
+        engine: EngineView<'_>,
         wait: Seconds,
     ) -> Self {
-        let (hits, rules) = (prediction.hits(ix), &instance.cache);
+        let EngineView { index, instance, load } = engine;
+        let (hits, rules) = (prediction.hits(index), &instance.cache);
         let own = hits.l1_tokens.saturating_add(hits.l2_tokens);
         let (fetched, fetch) = if hits.l3_tokens == 0 || hits.l3_tokens < rules.prefetch_threshold {
             (0, 0.0)
         } else {
-            let per_token = prediction.network_distance(ix) * load.fetch_per_token(rules);
+            let per_token = prediction.network_distance(index) * load.fetch_per_token(rules);
             fetched(hits.l3_tokens, per_token, wait, load.fetch_wait, rules)
         };
         let cached = own.saturating_add(fetched);
@@ -73,7 +81,7 @@ impl PrefillEstimate {
             handover_tokens,
             cached_tokens: cached,
             fetched_tokens: fetched,
-            nominal_fetch_per_token: prediction.network_distance(ix) * rules.fetch_per_token(),
+            nominal_fetch_per_token: prediction.network_distance(index) * rules.fetch_per_token(),
             truncates_fetch: rules.prefetch != PrefetchBehavior::WaitComplete,
         }
     }
@@ -149,7 +157,9 @@ mod tests {
         let load = InstanceLoad { service, ..InstanceLoad::default() };
         let hits = TierHits { l3_tokens, ..TierHits::default() };
         let prediction = CacheHitPrediction { per_instance: vec![hits], ..CacheHitPrediction::default() };
-        PrefillEstimate::new(1000, &prediction, (InstanceIndex(0), &instance(rules(prefetch))), &load, wait)
+        let instance = instance(rules(prefetch));
+        let engine = EngineView { index: InstanceIndex(0), instance: &instance, load: &load };
+        PrefillEstimate::new(1000, &prediction, engine, wait)
     }
 
     #[test]
@@ -161,9 +171,10 @@ mod tests {
             ..CacheHitPrediction::default()
         };
         let instance = instance(rules(PrefetchBehavior::WaitComplete));
-        let fetch = |at| {
-            let at = (InstanceIndex(at), &instance);
-            PrefillEstimate::new(1000, &prediction, at, &InstanceLoad::default(), 0.0).fetch
+        let load = InstanceLoad::default();
+        let fetch = |index| {
+            let engine = EngineView { index: InstanceIndex(index), instance: &instance, load: &load };
+            PrefillEstimate::new(1000, &prediction, engine, 0.0).fetch
         };
         assert!(
             (fetch(0) - FETCH_LATENCY - 0.5).abs() < 1e-9 && (fetch(1) - FETCH_LATENCY - 4.0).abs() < 1e-9

@@ -12,6 +12,11 @@ use crate::seconds::Seconds;
 pub struct InstanceIndex(pub u32);
 
 impl InstanceIndex {
+    /// The indices of a cluster in its order, without end.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..).map(Self)
+    }
+
     #[must_use]
     pub fn as_usize(self) -> usize {
         self.0 as usize
@@ -190,7 +195,7 @@ impl SchedulableFleet {
         let models = instances.iter().flat_map(|i| &i.models).map(|m| m.0 as usize + 1).max().unwrap_or(0);
         let mut prefills = vec![Vec::new(); models];
         let mut decodes = vec![Vec::new(); models];
-        for (ix, instance) in (0_u32..).map(InstanceIndex).zip(&instances) {
+        for (ix, instance) in InstanceIndex::all().zip(&instances) {
             let lists = match instance.role {
                 InstanceRole::Prefill | InstanceRole::Plain => &mut prefills,
                 InstanceRole::Decode => &mut decodes,

@@ -34,7 +34,7 @@ pub use fleet::{
     InstanceIndex, InstanceLoad, InstanceRole, LocationIds, ModelIndex, PairingDomain, ReportedLoad,
     SchedulableFleet, SchedulableInstance, TopologyDistance,
 };
-pub use network_distance::{StoreSite, StoreSiteRun, network_distance, tokens_by_site};
+pub use network_distance::{StoreSite, StoreSiteIndex, StoreSiteRun, network_distance, tokens_by_site};
 pub use options::{SchedulerOptions, TtftTarget};
 pub use policy::{Policy, PolicyInput, PolicyName, PolicyVerdict, ScheduleRound, UnknownPolicyError};
 pub use prediction::{CacheHitPrediction, StoreMedium, StoreTokenRun, TierHits};

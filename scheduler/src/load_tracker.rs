@@ -2,7 +2,7 @@
 
 use crate::estimate::{FETCH_LATENCY, PrefillEstimate};
 use crate::fleet::{InstanceLoad, ReportedLoad};
-use crate::prefill_queue::{PendingPrefill, PrefillQueue, PrefillStoreRead};
+use crate::prefill_queue::{ExpectedIdle, PendingPrefill, PrefillQueue, PrefillStoreRead};
 use crate::prefill_time::PrefillTimeModel;
 use crate::prefill_time_learner::{PrefillTimeLearner, PrefillWork};
 use crate::scheduler::AttemptId;
@@ -47,8 +47,26 @@ struct ExternalLoad {
     waiting: Seconds,
     /// Remaining time of the prompt being computed.
     running: Seconds,
-    /// When that prompt was first observed, and its estimated duration.
-    started: Option<(Seconds, Seconds)>,
+    started: Option<RunningPrompt>,
+}
+
+/// A prompt that another gateway has sent and that is being computed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct RunningPrompt {
+    /// When it was first observed.
+    since: Seconds,
+    /// Its estimated duration.
+    duration: Seconds,
+}
+
+/// A prefill that was sent to the engine.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SentPrefill {
+    pub(crate) attempt: AttemptId,
+    pub(crate) input_tokens: u64,
+    /// Those of them that count as uncached.
+    pub(crate) uncached_tokens: u64,
+    pub(crate) estimate: PrefillEstimate,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -77,10 +95,10 @@ impl EngineLoadTracker {
     }
 
     pub(crate) fn load(&self, now: Seconds, learned: &PrefillTimeLearner) -> InstanceLoad {
-        let (idle_wait, idle_for) = self.idle(now).unwrap_or_default();
+        let idle = self.idle(now).unwrap_or_default();
         InstanceLoad {
-            idle_wait,
-            idle_for,
+            idle_wait: idle.wait,
+            idle_for: idle.duration,
             available: self.available,
             in_flight: self.in_flight,
             pending_prefills: self.queue.len(),
@@ -110,7 +128,7 @@ impl EngineLoadTracker {
     }
 
     /// External work is not known to wait for blocks.
-    fn idle(&self, now: Seconds) -> Option<(Seconds, Seconds)> {
+    fn idle(&self, now: Seconds) -> Option<ExpectedIdle> {
         let external = self.report.is_some_and(|report| report.external.work() > 0.0);
         self.queue.idle(now).filter(|_| !external)
     }
@@ -132,15 +150,8 @@ impl EngineLoadTracker {
         self.decode_tokens -= tokens;
     }
 
-    /// Adds a prefill of `input_tokens`, of which `tokens` count as uncached.
-    pub(crate) fn push_prefill(
-        &mut self,
-        now: Seconds,
-        attempt: AttemptId,
-        input_tokens: u64,
-        tokens: u64,
-        estimate: &PrefillEstimate,
-    ) {
+    pub(crate) fn push_prefill(&mut self, now: Seconds, prefill: &SentPrefill) {
+        let SentPrefill { attempt, input_tokens, uncached_tokens: tokens, estimate } = *prefill;
         let ready = now + estimate.fetch;
         let store_read = (estimate.fetch > 0.0).then(|| PrefillStoreRead {
             from: self.fetch_free_at.max(now) + FETCH_LATENCY,
@@ -199,8 +210,7 @@ impl EngineLoadTracker {
         learned: &PrefillTimeLearner,
         uncached: Option<f64>,
     ) {
-        let before = self.report.map_or_else(ExternalLoad::default, |report| report.external);
-        let external = self.estimate_external(now, &reported, &before, &learned.model(self.speed), uncached);
+        let external = self.estimate_external(now, &reported, &learned.model(self.speed), uncached);
         if external.work() > 0.0 {
             self.last_external_at = now;
         }
@@ -224,10 +234,10 @@ impl EngineLoadTracker {
         &self,
         now: Seconds,
         reported: &ReportedLoad,
-        before: &ExternalLoad,
         model: &PrefillTimeModel,
         uncached: Option<f64>,
     ) -> ExternalLoad {
+        let before = self.report.map_or_else(ExternalLoad::default, |report| report.external);
         let per_token = model.a * model.speed;
         let reported_requests = reported.running.saturating_add(reported.waiting);
         let own_requests = if uncached.is_some() { self.queue.len() } else { self.in_flight };
@@ -249,15 +259,17 @@ impl EngineLoadTracker {
         let mut external =
             ExternalLoad { tokens, waiting: per_token * tokens as f64, ..ExternalLoad::default() };
         if running {
-            let (started, size) = match before.started {
+            let started = |duration| RunningPrompt { since: now, duration };
+            let prompt = match before.started {
                 // Another prompt has started running.
-                _ if tokens < before.tokens => (now, per_token * (before.tokens - tokens) as f64),
-                Some(started) => started,
-                None => (now, uncached * model.seconds(reported.used_tokens, 0)),
+                _ if tokens < before.tokens => started(per_token * (before.tokens - tokens) as f64),
+                Some(prompt) => prompt,
+                None => started(uncached * model.seconds(reported.used_tokens, 0)),
             };
-            external.started = Some((started, size));
+            external.started = Some(prompt);
+            let elapsed = now - prompt.since;
             // Durations vary widely: the longer a prompt has run, the longer it is expected to run.
-            external.running = (size - (now - started)).max(OVERRUN_SHARE * (now - started));
+            external.running = (prompt.duration - elapsed).max(OVERRUN_SHARE * elapsed);
         }
         external
     }
@@ -279,6 +291,10 @@ impl ExternalLoad {
 mod tests {
     use super::*;
 
+    fn sent(attempt: u64, input_tokens: u64, uncached_tokens: u64, estimate: PrefillEstimate) -> SentPrefill {
+        SentPrefill { attempt: AttemptId(attempt), input_tokens, uncached_tokens, estimate }
+    }
+
     #[test]
     fn work_of_other_gateways_comes_from_the_report_and_shrinks() {
         let learned =
@@ -296,7 +312,7 @@ mod tests {
         };
         let mut tracker = EngineLoadTracker::new();
         let wait = |tracker: &EngineLoadTracker, now| tracker.load(now, &learned).prefill_wait;
-        tracker.push_prefill(0.0, AttemptId(1), 1000, 1000, &estimate);
+        tracker.push_prefill(0.0, &sent(1, 1000, 1000, estimate));
         tracker.apply_report(
             0.0,
             ReportedLoad { running: 1, waiting: 3, waiting_uncached_tokens: 5000, ..ReportedLoad::default() },
@@ -305,7 +321,7 @@ mod tests {
         );
         assert_eq!(wait(&tracker, 0.0), 6.0);
         assert_eq!(wait(&tracker, 2.0), 4.0);
-        tracker.push_prefill(2.0, AttemptId(2), 1000, 1000, &estimate);
+        tracker.push_prefill(2.0, &sent(2, 1000, 1000, estimate));
         assert_eq!(wait(&tracker, 2.0), 5.0);
         tracker.apply_report(3.0, ReportedLoad::default(), &learned, Some(1.0));
         assert_eq!(wait(&tracker, 3.0), 1.0);
@@ -365,7 +381,7 @@ mod tests {
             truncates_fetch: false,
         };
         let mut tracker = EngineLoadTracker::new();
-        tracker.push_prefill(0.0, AttemptId(1), 1100, 100, &estimate);
+        tracker.push_prefill(0.0, &sent(1, 1100, 100, estimate));
         assert_eq!(tracker.load(1.0, &learned).fetch_wait, 3.0);
         assert_eq!(tracker.load(9.0, &learned).fetch_wait, 0.0);
     }

@@ -1,7 +1,7 @@
 //! Relative cost of fetching a prompt's blocks from the shared store.
 
 use crate::fleet::{LocationIds, TopologyDistance};
-use crate::prediction::StoreMedium;
+use crate::prediction::{StoreMedium, StoreTokenRun};
 
 /// Time factor of a fetch from the same host.
 const SAME_HOST_FACTOR: f32 = 0.5;
@@ -21,23 +21,28 @@ pub struct StoreSite {
     pub medium: StoreMedium,
 }
 
+/// A site in the list of sites of a prompt's blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StoreSiteIndex(pub u32);
+
 /// A run of consecutive blocks of a prompt on one site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreSiteRun {
     /// Prompt tokens before the run.
     pub first_token: u32,
     pub tokens: u32,
-    pub site: u32,
+    pub site: StoreSiteIndex,
 }
 
-/// Counts how many of the `tokens` after `first` are on each of the `sites`. Runs of other sites do not count.
+/// Counts how many of the `wanted` tokens are on each of the sites, of which there are `sites`. Runs of other sites do
+/// not count.
 #[must_use]
-pub fn tokens_by_site(runs: &[StoreSiteRun], sites: usize, first: u32, tokens: u32) -> Vec<u32> {
-    let last = first.saturating_add(tokens);
+pub fn tokens_by_site(runs: &[StoreSiteRun], sites: usize, wanted: StoreTokenRun) -> Vec<u32> {
+    let (first, last) = (wanted.first_token, wanted.first_token.saturating_add(wanted.tokens));
     let mut on_site = vec![0_u32; sites];
     for run in runs {
         let end = run.first_token.saturating_add(run.tokens).min(last);
-        if let Some(on_site) = on_site.get_mut(run.site as usize) {
+        if let Some(on_site) = on_site.get_mut(run.site.0 as usize) {
             *on_site += end.saturating_sub(run.first_token.max(first));
         }
     }
@@ -75,9 +80,12 @@ mod tests {
         let far = LocationIds { zone: Some(9), ..LocationIds::default() };
         let sites = [(here, StoreMedium::Dram), (far, StoreMedium::Dram), (here, StoreMedium::Nvme)];
         let sites = sites.map(|(location, medium)| StoreSite { location, medium });
-        let run = |first_token, site| StoreSiteRun { first_token, tokens: 100, site };
+        let run = |first_token, site| StoreSiteRun { first_token, tokens: 100, site: StoreSiteIndex(site) };
         let runs = [run(0, 0), run(100, 1), run(200, 2), run(300, 7)];
-        let of = |first, tokens| network_distance(&tokens_by_site(&runs, 3, first, tokens), &sites, &here);
+        let of = |first_token, tokens| {
+            let wanted = StoreTokenRun { first_token, tokens };
+            network_distance(&tokens_by_site(&runs, 3, wanted), &sites, &here)
+        };
         assert_eq!(of(0, 100), 0.5);
         assert_eq!(of(0, 200), 2.25);
         assert_eq!(of(150, 100), 2.75);

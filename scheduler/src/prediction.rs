@@ -32,7 +32,7 @@ impl CacheHitPrediction {
     /// Maximum number of tokens that any instance would fetch from the shared store, weighted by network distance.
     #[must_use]
     pub fn max_store_fetch_tokens(&self) -> f64 {
-        let instances = (0..).map(InstanceIndex).zip(&self.per_instance);
+        let instances = InstanceIndex::all().zip(&self.per_instance);
         instances.map(|(ix, hits)| self.network_distance(ix) * f64::from(hits.l3_tokens)).fold(0.0, f64::max)
     }
 

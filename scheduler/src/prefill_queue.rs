@@ -86,10 +86,32 @@ pub(crate) struct PrefillQueue {
     head_end: Seconds,
     /// Predicted end of the last prefill.
     end: Seconds,
-    /// Start and end of the first period in which all remaining prefills wait for their blocks.
-    idle: Option<(Seconds, Seconds)>,
-    /// When the blocks of each prefill are fetched, and its computation. Reused to avoid allocations.
-    by_ready: Vec<(Seconds, Seconds)>,
+    /// The first period in which all remaining prefills wait for their blocks.
+    idle: Option<IdlePeriod>,
+    /// All prefills by `ready`. Reused to avoid allocations.
+    by_ready: Vec<PredictedPrefill>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct IdlePeriod {
+    start: Seconds,
+    end: Seconds,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct PredictedPrefill {
+    /// Time at which its blocks have been fetched.
+    ready: Seconds,
+    /// Duration of its computation.
+    service: Seconds,
+}
+
+/// An idle period of the engine, seen from now.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct ExpectedIdle {
+    /// Seconds until it starts.
+    pub(crate) wait: Seconds,
+    pub(crate) duration: Seconds,
 }
 
 impl PrefillQueue {
@@ -184,23 +206,24 @@ impl PrefillQueue {
             self.head_end = free_at.max(head.ready) + head.service;
         }
         self.by_ready.clear();
-        self.by_ready.extend(self.waiting.iter().map(|queued| (queued.ready, queued.service)));
-        self.by_ready.sort_by(|left, right| left.0.total_cmp(&right.0));
+        let predicted =
+            |queued: &PendingPrefill| PredictedPrefill { ready: queued.ready, service: queued.service };
+        self.by_ready.extend(self.waiting.iter().map(predicted));
+        self.by_ready.sort_by(|left, right| left.ready.total_cmp(&right.ready));
         self.end = free_at;
         self.idle = None;
-        for &(ready, service) in &self.by_ready {
+        for &PredictedPrefill { ready, service } in &self.by_ready {
             if ready > self.end.max(now) && self.idle.is_none() {
-                self.idle = Some((self.end, ready));
+                self.idle = Some(IdlePeriod { start: self.end, end: ready });
             }
             self.end = self.end.max(ready) + service;
         }
     }
 
-    /// The next idle period because all remaining prefills wait for their blocks: seconds until it starts, and its
-    /// duration.
-    pub(crate) fn idle(&self, now: Seconds) -> Option<(Seconds, Seconds)> {
-        let (from, until) = self.idle.filter(|(_, until)| *until > now)?;
-        Some(((from - now).max(0.0), until - from.max(now)))
+    /// The next idle period because all remaining prefills wait for their blocks.
+    pub(crate) fn idle(&self, now: Seconds) -> Option<ExpectedIdle> {
+        let IdlePeriod { start, end } = self.idle.filter(|period| period.end > now)?;
+        Some(ExpectedIdle { wait: (start - now).max(0.0), duration: end - start.max(now) })
     }
 
     /// How long ago the first token of the first prefill was due.
@@ -225,6 +248,10 @@ impl PrefillQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn expected(wait: Seconds, duration: Seconds) -> Option<ExpectedIdle> {
+        Some(ExpectedIdle { wait, duration })
+    }
 
     fn queued(attempt: u64, service: Seconds, handover: Seconds, ready: Seconds) -> PendingPrefill {
         let work = PrefillWork { computed_tokens: 100, handover_tokens: 100, ..PrefillWork::default() };
@@ -341,10 +368,10 @@ mod tests {
         let mut queue = PrefillQueue::default();
         queue.push(0.0, queued(1, 1.0, 0.0, 0.0));
         queue.push(0.0, queued(2, 1.0, 0.0, 4.0));
-        assert_eq!((queue.wait(0.0, 0.0), queue.idle(0.5), queue.idle(4.0)), (5.0, Some((0.5, 3.0)), None));
-        assert_eq!(queue.idle(2.0), Some((0.0, 2.0)));
+        assert_eq!((queue.wait(0.0, 0.0), queue.idle(0.5), queue.idle(4.0)), (5.0, expected(0.5, 3.0), None));
+        assert_eq!(queue.idle(2.0), expected(0.0, 2.0));
         queue.push(1.0, queued(3, 2.0, 0.0, 1.0));
-        assert_eq!((queue.wait(1.0, 0.0), queue.idle(1.0)), (4.0, Some((2.0, 1.0))));
+        assert_eq!((queue.wait(1.0, 0.0), queue.idle(1.0)), (4.0, expected(2.0, 1.0)));
         // It does not end in time, so the other one waits.
         queue.push(1.0, queued(4, 2.0, 0.0, 1.0));
         assert_eq!((queue.wait(1.0, 0.0), queue.idle(1.0)), (5.0, None));

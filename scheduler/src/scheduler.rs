@@ -6,17 +6,16 @@ mod excluded;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use self::engine_groups::group_engines;
+use self::engine_groups::EngineGroups;
 use self::excluded::ExcludedEngines;
 use crate::decision::{RoutingDecision, ScheduleRejection};
-use crate::estimate::PrefillEstimate;
+use crate::estimate::{EngineView, PrefillEstimate};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, ReportedLoad, SchedulableFleet};
-use crate::load_tracker::{CompletedPrefill, EngineLoadTracker};
+use crate::load_tracker::{CompletedPrefill, EngineLoadTracker, SentPrefill};
 use crate::options::SchedulerOptions;
 use crate::policy::{Policy, PolicyInput, PolicyVerdict, ScheduleRound};
 use crate::prediction::CacheHitPrediction;
 use crate::prefill_time_distribution::PrefillTimeDistribution;
-use crate::prefill_time_learner::PrefillTimeLearner;
 use crate::request::RequestProfile;
 use crate::seconds::Seconds;
 use crate::snapshot::DecisionSnapshot;
@@ -62,9 +61,7 @@ pub struct Scheduler {
     cluster: Arc<SchedulableFleet>,
     /// Load of each engine, in the cluster's order.
     engines: Vec<EngineLoadTracker>,
-    /// Learned models by group of engines, and the group of each engine.
-    learners: Vec<PrefillTimeLearner>,
-    learner_of: Vec<usize>,
+    groups: EngineGroups,
     /// In order of rank, then of submission.
     queued: Vec<QueuedScheduleRequest>,
     in_flight: BTreeMap<AttemptId, InFlightAttempt>,
@@ -115,8 +112,7 @@ impl Scheduler {
             settings,
             cluster: Arc::new(SchedulableFleet::default()),
             engines: Vec::new(),
-            learners: Vec::new(),
-            learner_of: Vec::new(),
+            groups: EngineGroups::default(),
             queued: Vec::new(),
             in_flight: BTreeMap::new(),
             submitted: 0,
@@ -135,27 +131,24 @@ impl Scheduler {
     /// Applies a new fleet. Engines keep their load by name; queued requests keep their predictions.
     pub fn set_cluster(&mut self, now: Seconds, cluster: Arc<SchedulableFleet>) {
         let mut new_ix: BTreeMap<&str, InstanceIndex> = BTreeMap::new();
-        for (ix, instance) in (0_u32..).map(InstanceIndex).zip(cluster.instances()) {
+        for (ix, instance) in InstanceIndex::all().zip(cluster.instances()) {
             new_ix.insert(&instance.name, ix);
         }
         let moved: Vec<Option<InstanceIndex>> =
             self.cluster.instances().iter().map(|old| new_ix.get(&*old.name).copied()).collect();
         let moved = |ix: InstanceIndex| moved.get(ix.as_usize()).copied().flatten();
 
-        let mut engines: Vec<Option<(EngineLoadTracker, usize)>> =
-            cluster.instances().iter().map(|_| None).collect();
-        let old_books = self.engines.drain(..).zip(self.learner_of.drain(..));
-        for (old, book_and_kind) in (0_u32..).map(InstanceIndex).zip(old_books) {
+        let mut previous: Vec<Option<InstanceIndex>> = vec![None; cluster.instances().len()];
+        let mut engines: Vec<EngineLoadTracker> =
+            cluster.instances().iter().map(|_| EngineLoadTracker::new()).collect();
+        for (old, book) in InstanceIndex::all().zip(self.engines.drain(..)) {
             if let Some(new) = moved(old) {
-                engines[new.as_usize()] = Some(book_and_kind);
+                previous[new.as_usize()] = Some(old);
+                engines[new.as_usize()] = book;
             }
         }
-        let (learners, kinds) = group_engines(&cluster, &engines, &self.learners, &self.settings);
-        (self.learners, self.learner_of) = (learners, kinds);
-        self.engines = engines
-            .into_iter()
-            .map(|old| old.map_or_else(EngineLoadTracker::new, |(book, _)| book))
-            .collect();
+        self.groups = self.groups.regrouped(&cluster, &previous, &self.settings);
+        self.engines = engines;
         for sent in self.in_flight.values_mut() {
             sent.prefill = sent.prefill.and_then(moved);
             sent.decode = sent.decode.and_then(moved);
@@ -167,7 +160,7 @@ impl Scheduler {
             if !hits.is_empty() {
                 let per_instance = &mut queued.submission.prediction.per_instance;
                 per_instance.resize(cluster.instances().len(), Default::default());
-                for (old, hits) in (0_u32..).map(InstanceIndex).zip(hits) {
+                for (old, hits) in InstanceIndex::all().zip(hits) {
                     if let Some(new) = moved(old) {
                         per_instance[new.as_usize()] = hits;
                     }
@@ -187,13 +180,11 @@ impl Scheduler {
 
     /// Applies an engine's load report.
     pub fn report(&mut self, now: Seconds, ix: InstanceIndex, reported: ReportedLoad) {
-        if let (Some(book), Some(&kind)) =
-            (self.engines.get_mut(ix.as_usize()), self.learner_of.get(ix.as_usize()))
-        {
+        if let (Some(book), Some(learned)) = (self.engines.get_mut(ix.as_usize()), self.groups.learner(ix)) {
             let computes_only =
                 self.cluster.get(ix).is_some_and(|instance| instance.role == InstanceRole::Prefill);
             let uncached = computes_only.then_some(self.uncached_share);
-            book.apply_report(now, reported, &self.learners[kind], uncached);
+            book.apply_report(now, reported, learned, uncached);
         }
     }
 
@@ -294,7 +285,7 @@ impl Scheduler {
             if self.capturing {
                 let mut snapshot =
                     DecisionSnapshot::capture(self.policy.name(), &self.settings, unasked, &input);
-                for (ix, load) in (0_u32..).map(InstanceIndex).zip(&mut snapshot.loads) {
+                for (ix, load) in InstanceIndex::all().zip(&mut snapshot.loads) {
                     load.prefill_wait += self.policy.planned_work(ix);
                 }
                 self.captured.push((attempt, snapshot));
@@ -378,8 +369,8 @@ impl Scheduler {
             return;
         }
         let Some(entry) = sent.prefill else { return };
-        let (Some(book), Some(&kind)) =
-            (self.engines.get_mut(entry.as_usize()), self.learner_of.get(entry.as_usize()))
+        let (Some(book), Some(learner)) =
+            (self.engines.get_mut(entry.as_usize()), self.groups.learner_mut(entry))
         else {
             return;
         };
@@ -390,7 +381,7 @@ impl Scheduler {
             return;
         };
         if alone {
-            book.speed = self.learners[kind].observe(work, duration, book.speed);
+            book.speed = learner.observe(work, duration, book.speed);
         }
     }
 
@@ -427,8 +418,9 @@ impl Scheduler {
         self.now = now;
         self.engines.iter_mut().for_each(|engine| engine.advance(now));
         self.loads.clear();
-        let kinds = self.learner_of.iter().map(|&kind| &self.learners[kind]);
-        self.loads.extend(self.engines.iter().zip(kinds).map(|(engine, learned)| engine.load(now, learned)));
+        let learned = self.groups.by_engine();
+        self.loads
+            .extend(self.engines.iter().zip(learned).map(|(engine, learned)| engine.load(now, learned)));
     }
 
     fn rank(&self, queued: &QueuedScheduleRequest) -> f64 {
@@ -454,19 +446,23 @@ impl Scheduler {
         ) {
             let input_tokens = queued.submission.request.total_input_tokens();
             let prediction = &queued.submission.prediction;
-            let estimate =
-                PrefillEstimate::new(input_tokens, prediction, (entry, instance), load, load.prefill_wait);
+            let estimate = PrefillEstimate::new(
+                input_tokens,
+                prediction,
+                EngineView { index: entry, instance, load },
+                load.prefill_wait,
+            );
             let share = estimate.service / load.service.seconds(input_tokens, 0);
             self.uncached_share += UNCACHED_SHARE_GAIN * (share - self.uncached_share);
             self.prefill_times.add(estimate.service / load.service.speed);
             book.start_request();
-            book.push_prefill(
-                now,
-                queued.attempt,
+            let prefill = SentPrefill {
+                attempt: queued.attempt,
                 input_tokens,
-                decision.reservation.prefill_tokens,
-                &estimate,
-            );
+                uncached_tokens: decision.reservation.prefill_tokens,
+                estimate,
+            };
+            book.push_prefill(now, &prefill);
         }
         if let Some(book) = self.engines.get_mut(exit.as_usize()) {
             book.reserve_decode(decision.reservation.decode_tokens);
@@ -475,10 +471,10 @@ impl Scheduler {
             }
         }
         for ix in [entry, exit] {
-            if let (Some(load), Some(book)) =
-                (self.loads.get_mut(ix.as_usize()), self.engines.get(ix.as_usize()))
+            if let (Some(load), Some(book), Some(learned)) =
+                (self.loads.get_mut(ix.as_usize()), self.engines.get(ix.as_usize()), self.groups.learner(ix))
             {
-                *load = book.load(now, &self.learners[self.learner_of[ix.as_usize()]]);
+                *load = book.load(now, learned);
             }
         }
         let sent = InFlightAttempt {

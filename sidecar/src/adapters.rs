@@ -1,16 +1,19 @@
 //! Reconciles the engine's LoRA adapters with the desired ones, through the engine's own API.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use moongate_discovery::EngineKind;
+use reqwest::StatusCode;
 use serde::Deserialize;
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use crate::context::SidecarContext;
-use crate::http_client::{read_bounded_body, root_cause};
+use crate::http_client::{HttpExchangeError, read_bounded_body};
 use crate::options::SidecarOptions;
 use crate::pod_metadata::{PodMetadata, read_bounded};
 use crate::state::{LocalEngine, LoraAdapterStatus};
@@ -36,7 +39,7 @@ type LoraAdapterPaths = BTreeMap<String, String>;
 /// Watches the files and reconciles the engine's adapters until `stop`. Adapters that were never in the files, such as those of the
 /// engine's command line, are not touched.
 pub(crate) async fn run(sidecar: Arc<SidecarContext>, stop: CancellationToken) {
-    let mut reconciler = LoraReconciler { desired: Ok(LoraAdapterPaths::new()), managed: BTreeSet::new() };
+    let mut reconciler = LoraReconciler { error: None, managed: BTreeSet::new() };
     loop {
         let delay = tokio::select! {
             () = stop.cancelled() => return,
@@ -49,9 +52,41 @@ pub(crate) async fn run(sidecar: Arc<SidecarContext>, stop: CancellationToken) {
     }
 }
 
+/// Why the desired adapters cannot be read.
+#[derive(Debug, thiserror::Error)]
+enum DesiredLoraError {
+    #[error("--pod-info: {0}")]
+    PodInfo(#[source] io::Error),
+    #[error("{}: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("LoRA adapter {pair:?} {problem}; write NAME=PATH")]
+    Pair { pair: String, problem: &'static str },
+    #[error("{0} LoRA adapters are listed; the limit is {MAX_ADAPTERS}")]
+    TooMany(usize),
+}
+
+/// Why a call of the engine's API failed.
+#[derive(Debug, thiserror::Error)]
+enum LoraApiError {
+    #[error(transparent)]
+    Exchange(#[from] HttpExchangeError),
+    #[error("{path}: HTTP {status}: {message}{hint}")]
+    Rejected {
+        path: String,
+        status: StatusCode,
+        /// The start of the response.
+        message: String,
+        /// The engine's flags that permit the call, after a semicolon; empty if they are not the cause.
+        hint: &'static str,
+    },
+    /// The list of models has an unexpected form.
+    #[error(transparent)]
+    Format(#[from] serde_json::Error),
+}
+
 struct LoraReconciler {
-    /// The last desired adapters, or the last error.
-    desired: Result<LoraAdapterPaths, String>,
+    /// Why the desired adapters could not be read the last time.
+    error: Option<DesiredLoraError>,
     /// Names of all adapters that were ever desired.
     managed: BTreeSet<String>,
 }
@@ -60,7 +95,7 @@ impl LoraReconciler {
     async fn poll(&mut self, sidecar: &SidecarContext) -> Duration {
         let info = match PodMetadata::read(&sidecar.options.pod_info).await {
             Ok(info) => info,
-            Err(error) => return self.report_error(&format!("--pod-info: {error}")),
+            Err(error) => return self.report_error(DesiredLoraError::PodInfo(error)),
         };
         let location = info.fill_location(&sidecar.options.location());
         sidecar
@@ -69,14 +104,14 @@ impl LoraReconciler {
         let text = match desired_text(&sidecar.options, &info).await {
             Ok(Some(text)) => text,
             Ok(None) => return POLL_INTERVAL,
-            Err(error) => return self.report_error(&error),
+            Err(error) => return self.report_error(error),
         };
         let desired = match parse(&text) {
             Ok(desired) => desired,
-            Err(error) => return self.report_error(&error),
+            Err(error) => return self.report_error(error),
         };
         self.managed.extend(desired.keys().cloned());
-        self.desired = Ok(desired.clone());
+        self.error = None;
         let engine = {
             let state = sidecar.state.borrow();
             state.local_engine.clone().filter(|_| state.error.is_none() && state.drain.is_none())
@@ -93,11 +128,11 @@ impl LoraReconciler {
     }
 
     /// Logs an error once. The loaded adapters are kept.
-    fn report_error(&mut self, error: &str) -> Duration {
-        if self.desired.as_ref().err().is_none_or(|reported| reported != error) {
-            tracing::error!(error, "cannot read the desired LoRA adapters; keeping the loaded ones");
-            self.desired = Err(error.to_owned());
+    fn report_error(&mut self, error: DesiredLoraError) -> Duration {
+        if self.error.as_ref().is_none_or(|reported| reported.to_string() != error.to_string()) {
+            tracing::error!(%error, "cannot read the desired LoRA adapters; keeping the loaded ones");
         }
+        self.error = Some(error);
         POLL_INTERVAL
     }
 
@@ -111,7 +146,7 @@ impl LoraReconciler {
         let loaded = match api.loaded().await {
             Ok(loaded) => loaded,
             Err(error) => {
-                tracing::debug!(error, "cannot list the engine's LoRA adapters");
+                tracing::debug!(%error, "cannot list the engine's LoRA adapters");
                 return POLL_INTERVAL;
             }
         };
@@ -141,8 +176,8 @@ impl LoraReconciler {
                     }
                 }
                 Err(error) => {
-                    tracing::error!(name, ?change, error, "LoRA adapter could not be changed");
-                    adapters.failed.push((name.clone(), error));
+                    tracing::error!(name, ?change, %error, "LoRA adapter could not be changed");
+                    adapters.failed.push((name.clone(), error.to_string()));
                 }
             }
         }
@@ -181,11 +216,14 @@ fn changes(
     removed.map(|name| (name.clone(), LoraAdapterChange::Unload)).chain(changed).collect()
 }
 
-async fn desired_text(options: &SidecarOptions, info: &PodMetadata) -> Result<Option<String>, String> {
+async fn desired_text(
+    options: &SidecarOptions,
+    info: &PodMetadata,
+) -> Result<Option<String>, DesiredLoraError> {
     match &options.lora_file {
         Some(file) => {
-            let text = read_bounded(file).await.map_err(|error| format!("{}: {error}", file.display()))?;
-            Ok(Some(text))
+            let unread = |source| DesiredLoraError::File { path: file.clone(), source };
+            read_bounded(file).await.map(Some).map_err(unread)
         }
         // A removed annotation means no adapters.
         None if !options.pod_info.is_empty() => Ok(Some(info.get(ANNOTATION).unwrap_or_default().to_owned())),
@@ -194,11 +232,11 @@ async fn desired_text(options: &SidecarOptions, info: &PodMetadata) -> Result<Op
 }
 
 /// Parses `NAME=PATH` pairs, separated by commas or white space; `#` starts a comment until the end of the line.
-fn parse(text: &str) -> Result<LoraAdapterPaths, String> {
+fn parse(text: &str) -> Result<LoraAdapterPaths, DesiredLoraError> {
     let mut adapters = LoraAdapterPaths::new();
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
     for pair in lines.flat_map(|line| line.split([',', ' ', '\t', '\r'])).filter(|pair| !pair.is_empty()) {
-        let invalid = |problem: &str| format!("LoRA adapter {pair:?} {problem}; write NAME=PATH");
+        let invalid = |problem| DesiredLoraError::Pair { pair: pair.to_owned(), problem };
         let (name, path) = pair.split_once('=').ok_or_else(|| invalid("has no path"))?;
         if name.is_empty() || path.is_empty() || pair.len() > MAX_TEXT {
             return Err(invalid("has an empty part, or is too long"));
@@ -208,7 +246,7 @@ fn parse(text: &str) -> Result<LoraAdapterPaths, String> {
         }
     }
     if adapters.len() > MAX_ADAPTERS {
-        return Err(format!("{} LoRA adapters are listed; the limit is {MAX_ADAPTERS}", adapters.len()));
+        return Err(DesiredLoraError::TooMany(adapters.len()));
     }
     Ok(adapters)
 }
@@ -221,7 +259,7 @@ struct LoraAdapterApi<'a> {
 }
 
 impl LoraAdapterApi<'_> {
-    async fn loaded(&self) -> Result<LoraAdapterPaths, String> {
+    async fn loaded(&self) -> Result<LoraAdapterPaths, LoraApiError> {
         #[derive(Deserialize)]
         struct LoadedModelList {
             data: Vec<LoadedModelCard>,
@@ -235,12 +273,12 @@ impl LoraAdapterApi<'_> {
         let request =
             self.sidecar.client.get(format!("{}/v1/models", self.engine.url)).timeout(REQUEST_TIMEOUT);
         let body = self.send(request).await?;
-        let list: LoadedModelList = serde_json::from_slice(&body).map_err(|error| error.to_string())?;
+        let list: LoadedModelList = serde_json::from_slice(&body)?;
         let adapters = list.data.into_iter().filter(|card| card.parent.is_some());
         Ok(adapters.map(|card| (card.id, card.root.unwrap_or_default())).collect())
     }
 
-    async fn apply(&self, name: &str, change: &LoraAdapterChange) -> Result<(), String> {
+    async fn apply(&self, name: &str, change: &LoraAdapterChange) -> Result<(), LoraApiError> {
         match change {
             LoraAdapterChange::Load(path) => self.load(name, path).await,
             LoraAdapterChange::Replace(path) => {
@@ -251,15 +289,15 @@ impl LoraAdapterApi<'_> {
         }
     }
 
-    async fn load(&self, name: &str, path: &str) -> Result<(), String> {
+    async fn load(&self, name: &str, path: &str) -> Result<(), LoraApiError> {
         self.post("load_lora_adapter", &json!({"lora_name": name, "lora_path": path})).await
     }
 
-    async fn unload(&self, name: &str) -> Result<(), String> {
+    async fn unload(&self, name: &str) -> Result<(), LoraApiError> {
         self.post("unload_lora_adapter", &json!({"lora_name": name})).await
     }
 
-    async fn post(&self, call: &str, body: &serde_json::Value) -> Result<(), String> {
+    async fn post(&self, call: &str, body: &serde_json::Value) -> Result<(), LoraApiError> {
         let prefix = match self.engine.engine {
             EngineKind::Vllm => "/v1",
             EngineKind::Sglang => "",
@@ -268,11 +306,11 @@ impl LoraAdapterApi<'_> {
         self.send(request.json(body).timeout(LOAD_TIMEOUT)).await.map(drop)
     }
 
-    async fn send(&self, mut request: reqwest::RequestBuilder) -> Result<Vec<u8>, String> {
+    async fn send(&self, mut request: reqwest::RequestBuilder) -> Result<Vec<u8>, LoraApiError> {
         if let Some(key) = &self.sidecar.options.engine_api_key {
             request = request.bearer_auth(key);
         }
-        let response = request.send().await.map_err(|error| root_cause(&error))?;
+        let response = request.send().await.map_err(HttpExchangeError::from)?;
         let (status, path) = (response.status(), response.url().path().to_owned());
         let body = read_bounded_body(response).await?;
         if status.is_success() {
@@ -285,8 +323,8 @@ impl LoraAdapterApi<'_> {
             (400, EngineKind::Sglang) => "; start SGLang with --enable-lora",
             _ => "",
         };
-        let message: String = String::from_utf8_lossy(&body).chars().take(500).collect();
-        Err(format!("{path}: HTTP {status}: {message}{hint}"))
+        let message = String::from_utf8_lossy(&body).chars().take(500).collect();
+        Err(LoraApiError::Rejected { path, status, message, hint })
     }
 }
 
@@ -302,9 +340,9 @@ mod tests {
     fn pairs_may_be_separated_by_commas_or_white_space() {
         let read = parse("a=/x, b=/y # of the sales people\n#c=/z\n\td=/v=1\n").unwrap();
         assert_eq!(read, adapters(&[("a", "/x"), ("b", "/y"), ("d", "/v=1")]));
-        assert_eq!(parse(" \n"), Ok(LoraAdapterPaths::new()));
+        assert!(parse(" \n").unwrap().is_empty());
         for (invalid, part) in [("a", "no path"), ("=x", "empty"), ("a=", "empty"), ("a=1 a=2", "twice")] {
-            assert!(parse(invalid).unwrap_err().contains(part), "{invalid}");
+            assert!(parse(invalid).unwrap_err().to_string().contains(part), "{invalid}");
         }
     }
 

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moongate_discovery::{
-    EngineLoadError, EngineRole, ProbeOptions, ProbeVerdict, RoleNames, StaticInstance, fetch_load,
-    probe_once,
+    DiscoveryError, EngineLoadError, EngineRole, ProbeOptions, ProbeVerdict, RoleNames, StaticInstance,
+    fetch_load, probe_once,
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::context::SidecarContext;
 use crate::options::SidecarOptions;
-use crate::state::{EngineObservation, LocalEngine};
+use crate::state::{EngineObservation, EngineUnavailableError, LocalEngine};
 
 /// Poll interval while the engine is down or draining.
 const FAST_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -63,9 +63,9 @@ impl EngineWatcher {
             }
             previous => match find_engine(sidecar).await {
                 Ok(engine) => (started, engine),
-                Err(missed) => {
+                Err(error) => {
                     self.last_probe = previous;
-                    return self.record_miss(sidecar, missed.reason, missed.timed_out);
+                    return self.record_miss(sidecar, error);
                 }
             },
         };
@@ -73,10 +73,10 @@ impl EngineWatcher {
         let api_key = sidecar.options.engine_api_key.as_deref();
         let load = match fetch_load(&sidecar.client, engine.engine, &engine.url, api_key).await {
             Ok(load) => Some(load),
-            Err(EngineLoadError::Missing(..)) => None,
+            Err(EngineLoadError::Missing { .. }) => None,
             Err(error) => {
                 self.last_probe = Some((probed_at, engine));
-                return self.record_miss(sidecar, error.to_string(), error.timed_out());
+                return self.record_miss(sidecar, error.into());
             }
         };
         self.misses = 0;
@@ -90,36 +90,24 @@ impl EngineWatcher {
         });
     }
 
-    fn record_miss(&mut self, sidecar: &SidecarContext, reason: String, timed_out: bool) {
+    fn record_miss(&mut self, sidecar: &SidecarContext, error: EngineUnavailableError) {
         self.misses += 1;
-        if timed_out && self.last_probe.is_some() && self.misses < MAX_MISSES {
+        if error.timed_out() && self.last_probe.is_some() && self.misses < MAX_MISSES {
             return;
         }
         self.last_probe = None;
         sidecar.state.send_modify(|state| {
             state.expire_drain(Instant::now());
-            if state.set_down(reason.clone()) {
+            let reason = error.to_string();
+            if state.set_down(error) {
                 tracing::warn!(reason, "the engine does not serve");
             }
         });
     }
 }
 
-/// Why no engine was found.
-struct EngineNotFound {
-    reason: String,
-    /// Whether a probe timed out, so that a busy engine may exist.
-    timed_out: bool,
-}
-
-impl From<String> for EngineNotFound {
-    fn from(reason: String) -> Self {
-        Self { reason, timed_out: false }
-    }
-}
-
 /// The first candidate address at which an engine serves, also under the pod's own address: an engine may listen there only.
-async fn find_engine(sidecar: &SidecarContext) -> Result<LocalEngine, EngineNotFound> {
+async fn find_engine(sidecar: &SidecarContext) -> Result<LocalEngine, EngineUnavailableError> {
     let options = &sidecar.options;
     let mut urls = options.engine_url.clone();
     for url in &options.engine_url {
@@ -128,20 +116,17 @@ async fn find_engine(sidecar: &SidecarContext) -> Result<LocalEngine, EngineNotF
             urls.push(advertised);
         }
     }
-    let (mut reasons, mut timed_out) = (Vec::new(), false);
+    let mut errors = Vec::new();
     for url in &urls {
         match probe(sidecar, url).await {
             Ok(engine) => return Ok(engine),
-            Err(missed) => {
-                timed_out |= missed.timed_out;
-                reasons.push(missed.reason);
-            }
+            Err(error) => errors.push(error),
         }
     }
-    Err(EngineNotFound { reason: reasons.join("; "), timed_out })
+    Err(EngineUnavailableError::NotFound(errors))
 }
 
-async fn probe(sidecar: &SidecarContext, url: &str) -> Result<LocalEngine, EngineNotFound> {
+async fn probe(sidecar: &SidecarContext, url: &str) -> Result<LocalEngine, EngineUnavailableError> {
     let options = &sidecar.options;
     let role = options.role.or_else(role_of_group).unwrap_or(EngineRole::Plain);
     let verdict = match probe_as(sidecar, url, role).await? {
@@ -157,7 +142,11 @@ async fn probe(sidecar: &SidecarContext, url: &str) -> Result<LocalEngine, Engin
     local_engine(options, url, role, verdict)
 }
 
-async fn probe_as(sidecar: &SidecarContext, url: &str, role: EngineRole) -> Result<ProbeVerdict, String> {
+async fn probe_as(
+    sidecar: &SidecarContext,
+    url: &str,
+    role: EngineRole,
+) -> Result<ProbeVerdict, DiscoveryError> {
     let options = &sidecar.options;
     let instance = StaticInstance {
         connector: options.kv_connector,
@@ -169,8 +158,7 @@ async fn probe_as(sidecar: &SidecarContext, url: &str, role: EngineRole) -> Resu
         trust: Some(sidecar.engine_trust.clone()),
         ..ProbeOptions::default()
     };
-    let report = probe_once(&instance, &probing).await.map_err(|error| error.to_string())?;
-    Ok(report.verdict)
+    Ok(probe_once(&instance, &probing).await?.verdict)
 }
 
 fn local_engine(
@@ -178,23 +166,25 @@ fn local_engine(
     url: &str,
     role: EngineRole,
     verdict: ProbeVerdict,
-) -> Result<LocalEngine, EngineNotFound> {
+) -> Result<LocalEngine, EngineUnavailableError> {
     let facts = match verdict {
         // The gateway can derive an unknown connector from the other engines.
         ProbeVerdict::Ready(facts) | ProbeVerdict::NoConnector { facts, .. } => facts,
-        ProbeVerdict::NotReady { reason, timed_out, .. } => return Err(EngineNotFound { reason, timed_out }),
+        ProbeVerdict::NotReady { reason, timed_out, .. } => {
+            return Err(EngineUnavailableError::NotReady { reason, timed_out });
+        }
     };
     let advertised = advertised_url(url, options.advertise_host.as_deref())?;
     Ok(LocalEngine { url: url.trim_end_matches('/').to_owned(), advertised, engine: facts.engine, role })
 }
 
 /// The engine's URL with the advertised host.
-fn advertised_url(url: &str, host: Option<&str>) -> Result<String, String> {
-    let invalid = |error: &dyn std::fmt::Display| format!("{url}: {error}");
-    let mut parsed = url::Url::parse(url).map_err(|error| invalid(&error))?;
+fn advertised_url(url: &str, host: Option<&str>) -> Result<String, EngineUnavailableError> {
+    let invalid = |source| EngineUnavailableError::Url { url: url.to_owned(), source };
+    let mut parsed = url::Url::parse(url).map_err(invalid)?;
     if let Some(host) = host {
         let bracketed = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
-        parsed.set_host(Some(&bracketed)).map_err(|error| invalid(&error))?;
+        parsed.set_host(Some(&bracketed)).map_err(invalid)?;
     }
     Ok(parsed.as_str().trim_end_matches('/').to_owned())
 }

@@ -6,22 +6,22 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use moongate_discovery::{EngineRegistration, HttpScheme};
+use moongate_runtime::{Backoff, BackoffPolicy};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::context::SidecarContext;
 use crate::gateway_address::GatewayIdentity;
-use crate::http_client::{self, read_bounded_body, root_cause};
-use crate::registrations::{GatewayLink, RegistrationOutcome, RegistrationResponse};
+use crate::http_client::{self, HttpExchangeError, read_bounded_body, root_cause};
+use crate::registrations::{GatewayLink, RegistrationError, RegistrationOutcome, RegistrationResponse};
 
 /// Time limit for one exchange.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Delay before a failed registration is retried.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// First poll interval during a drain, or until the gateway has probed the engine.
-const MIN_POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Maximum poll interval, up to which it doubles.
-const MAX_POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Poll intervals during a drain, or until the gateway has probed the engine.
+const POLL_INTERVALS: BackoffPolicy =
+    BackoffPolicy { initial: Duration::from_millis(100), max: Duration::from_secs(1) };
 
 /// HTTP client for one gateway.
 #[derive(Clone)]
@@ -91,11 +91,11 @@ async fn run(sidecar: Arc<SidecarContext>, gateway: GatewayClient, stop: Cancell
     let mut states = sidecar.state.subscribe();
     let mut sent: Option<EngineRegistration> = None;
     let mut id = None;
-    let mut poll_interval = MIN_POLL_INTERVAL;
+    let mut polls = Backoff::new(POLL_INTERVALS);
     loop {
         let registration = states.borrow_and_update().registration(&sidecar.options);
         if registration != sent {
-            poll_interval = MIN_POLL_INTERVAL;
+            polls.reset();
         }
         let delay = match &registration {
             None => sidecar.options.lease,
@@ -112,8 +112,9 @@ async fn run(sidecar: Arc<SidecarContext>, gateway: GatewayClient, stop: Cancell
                     }
                     RegistrationOutcome::Pending(registered_id) => {
                         id = Some(registered_id);
-                        let next = (poll_interval * 2).min(MAX_POLL_INTERVAL);
-                        std::mem::replace(&mut poll_interval, next)
+                        // As after a failure, the interval grows.
+                        polls.record_failure();
+                        polls.pause()
                     }
                 }
             }
@@ -151,15 +152,16 @@ async fn post(
     sidecar: &SidecarContext,
     gateway: &GatewayClient,
     registration: &EngineRegistration,
-) -> Result<RegistrationResponse, String> {
+) -> Result<RegistrationResponse, RegistrationError> {
     let request = gateway.client.post(gateway.workers_url()).json(registration).timeout(REQUEST_TIMEOUT);
-    let response = authorized(sidecar, request).send().await.map_err(|error| root_cause(&error))?;
+    let response = authorized(sidecar, request).send().await.map_err(HttpExchangeError::from)?;
     let status = response.status();
     let body = read_bounded_body(response).await?;
     if !status.is_success() {
-        return Err(format!("POST /workers: HTTP {status}: {}", String::from_utf8_lossy(&body)));
+        let body = String::from_utf8_lossy(&body).into_owned();
+        return Err(RegistrationError::Rejected { status, body });
     }
-    serde_json::from_slice(&body).map_err(|error| format!("POST /workers: not a gateway's response: {error}"))
+    Ok(serde_json::from_slice(&body)?)
 }
 
 /// Deregisters the engine. A gateway that is unreachable removes it when the lease expires.

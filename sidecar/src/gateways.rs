@@ -1,12 +1,14 @@
 //! Discovers gateways: all addresses of each name in `--gateway`, and the instances of a role of the RoleBasedGroup.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use moongate_discovery::HttpScheme;
-use rbg_api::DiscoveryFile;
+use rbg_api::{DiscoveryFile, DiscoveryFileError};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -25,6 +27,31 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 /// Name of the admin listener's port in RBG's file.
 const ADMIN_PORT: &str = "admin";
 
+/// Why the list of gateways is incomplete.
+#[derive(Debug, thiserror::Error)]
+enum GatewayDiscoveryError {
+    #[error("{address}: {source}")]
+    Lookup { address: GatewayAddress, source: io::Error },
+    #[error("{0}: DNS lookup timed out")]
+    LookupTimeout(GatewayAddress),
+    /// The file of `--rbg-config` cannot be used.
+    #[error("{}: {source}", path.display())]
+    RbgConfig { path: PathBuf, source: RbgConfigError },
+    #[error("found {0} gateways; only the first {MAX_GATEWAYS} are used")]
+    TooMany(usize),
+}
+
+/// Why the gateways of a role cannot be read from RBG's file.
+#[derive(Debug, thiserror::Error)]
+enum RbgConfigError {
+    #[error(transparent)]
+    Read(#[from] io::Error),
+    #[error(transparent)]
+    Syntax(#[from] serde_saphyr::Error),
+    #[error(transparent)]
+    Content(#[from] DiscoveryFileError),
+}
+
 /// Keeps one link to each gateway until `stop`.
 pub(crate) async fn run(sidecar: Arc<SidecarContext>, stop: CancellationToken) {
     let mut has_warned = false;
@@ -34,7 +61,7 @@ pub(crate) async fn run(sidecar: Arc<SidecarContext>, stop: CancellationToken) {
             // A failed lookup, or a file that cannot be read, must not close working links.
             Some(error) => {
                 if !std::mem::replace(&mut has_warned, true) {
-                    tracing::warn!(error, "discovery of gateways failed in part");
+                    tracing::warn!(%error, "discovery of gateways failed in part");
                 }
                 gateway_link::sync_links(&sidecar, &gateways, false);
             }
@@ -51,13 +78,18 @@ pub(crate) async fn run(sidecar: Arc<SidecarContext>, stop: CancellationToken) {
 }
 
 /// All gateways that were found, and the last error if discovery was incomplete.
-async fn discover(options: &SidecarOptions) -> (BTreeMap<SocketAddr, GatewayIdentity>, Option<String>) {
+async fn discover(
+    options: &SidecarOptions,
+) -> (BTreeMap<SocketAddr, GatewayIdentity>, Option<GatewayDiscoveryError>) {
     let mut problem = None;
     let mut names = options.gateway.iter().map(|address| (address.clone(), None)).collect::<Vec<_>>();
     if let Some(role) = &options.gateway_role {
         match gateways_of_role(options, role).await {
             Ok(of_role) => names.extend(of_role),
-            Err(error) => problem = Some(format!("{}: {error}", options.rbg_config.display())),
+            Err(source) => {
+                let path = options.rbg_config.clone();
+                problem = Some(GatewayDiscoveryError::RbgConfig { path, source });
+            }
         }
     }
     let mut gateways = BTreeMap::new();
@@ -76,17 +108,17 @@ async fn discover(options: &SidecarOptions) -> (BTreeMap<SocketAddr, GatewayIden
         }
     }
     if gateways.len() > MAX_GATEWAYS {
-        problem = Some(format!("found {} gateways; only the first {MAX_GATEWAYS} are used", gateways.len()));
+        problem = Some(GatewayDiscoveryError::TooMany(gateways.len()));
     }
     (gateways.into_iter().take(MAX_GATEWAYS).collect(), problem)
 }
 
-async fn resolve(address: &GatewayAddress) -> Result<Vec<SocketAddr>, String> {
+async fn resolve(address: &GatewayAddress) -> Result<Vec<SocketAddr>, GatewayDiscoveryError> {
     let lookup = tokio::net::lookup_host((address.host.as_str(), address.port));
     match timeout(LOOKUP_TIMEOUT, lookup).await {
         Ok(Ok(found)) => Ok(found.take(MAX_GATEWAYS).collect()),
-        Ok(Err(error)) => Err(format!("{address}: {error}")),
-        Err(_) => Err(format!("{address}: DNS lookup timed out")),
+        Ok(Err(source)) => Err(GatewayDiscoveryError::Lookup { address: address.clone(), source }),
+        Err(_) => Err(GatewayDiscoveryError::LookupTimeout(address.clone())),
     }
 }
 
@@ -94,8 +126,8 @@ async fn resolve(address: &GatewayAddress) -> Result<Vec<SocketAddr>, String> {
 async fn gateways_of_role(
     options: &SidecarOptions,
     role: &str,
-) -> Result<Vec<(GatewayAddress, Option<GatewayAddress>)>, String> {
-    let text = read_bounded(&options.rbg_config).await.map_err(|error| error.to_string())?;
+) -> Result<Vec<(GatewayAddress, Option<GatewayAddress>)>, RbgConfigError> {
+    let text = read_bounded(&options.rbg_config).await?;
     instances(&text, role, options.gateway_scheme, options.gateway_port)
 }
 
@@ -104,9 +136,9 @@ fn instances(
     role: &str,
     scheme: HttpScheme,
     default_port: u16,
-) -> Result<Vec<(GatewayAddress, Option<GatewayAddress>)>, String> {
-    let file: DiscoveryFile = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
-    let config = file.resolve().map_err(|error| error.to_string())?;
+) -> Result<Vec<(GatewayAddress, Option<GatewayAddress>)>, RbgConfigError> {
+    let file: DiscoveryFile = serde_saphyr::from_str(text)?;
+    let config = file.resolve()?;
     let instances =
         config.roles.into_iter().filter(|other| other.name == role).flat_map(|role| role.instances);
     Ok(instances

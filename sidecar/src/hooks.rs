@@ -93,13 +93,22 @@ pub(crate) fn settle_blocker(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use moongate_discovery::{EngineKind, EngineRole};
+    use reqwest::StatusCode;
 
     use super::*;
-    use crate::registrations::RegistrationResponse;
-    use crate::state::LocalEngine;
+    use crate::registrations::{RegistrationError, RegistrationResponse};
+    use crate::state::{EngineUnavailableError, LocalEngine};
 
     const LEASE: Duration = Duration::from_secs(6);
+
+    fn unreachable() -> Option<Arc<RegistrationError>> {
+        let error =
+            RegistrationError::Rejected { status: StatusCode::SERVICE_UNAVAILABLE, body: String::new() };
+        Some(Arc::new(error))
+    }
 
     fn gateway() -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], 9000))
@@ -152,7 +161,7 @@ mod tests {
         let mut busy = serving(at(400), 1);
         busy.drain(now);
         assert!(blocker(&busy, &link(at(10), false, 0, Some(at(10))), 500).unwrap().contains("in progress"));
-        busy.set_down("refused".to_owned());
+        busy.set_down(EngineUnavailableError::NotReady { reason: "refused".to_owned(), timed_out: false });
         assert_eq!(
             blocker(&busy, &link(at(10), true, 1, None), 500),
             None,
@@ -163,7 +172,7 @@ mod tests {
     #[test]
     fn a_drain_waits_for_the_lease_of_an_unreachable_gateway() {
         let now = Instant::now();
-        let unreachable = GatewayLink { error: Some("refused".to_owned()), ..link(now, true, 1, None) };
+        let unreachable = GatewayLink { error: unreachable(), ..link(now, true, 1, None) };
         let mut state = serving(now + LEASE * 2, 0);
         state.drain(now);
         let blocker = |after| drain_blocker(&state, &[(gateway(), &unreachable)], LEASE, now + after);
@@ -177,7 +186,7 @@ mod tests {
         let mut state = serving(now, 0);
         let used = link(now, true, 0, None);
         let unused = link(now, false, 0, None);
-        let dead = GatewayLink { error: Some("refused".to_owned()), ..GatewayLink::default() };
+        let dead = GatewayLink { error: unreachable(), ..GatewayLink::default() };
         let blocker = |state: &SidecarState, links: &[&GatewayLink]| {
             let links: Vec<_> = links.iter().map(|link| (gateway(), *link)).collect();
             settle_blocker(state, &links, true)

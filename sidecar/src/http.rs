@@ -99,11 +99,11 @@ async fn ready(Shared(sidecar): SidecarExtractor) -> Response {
     let state = sidecar.state.borrow();
     let reason = match (&state.drain, &state.error) {
         _ if state.is_ready() => return "ok".into_response(),
-        (Some(_), _) => "draining",
-        (None, Some(error)) => error,
-        (None, None) => "the engine has not been found yet",
+        (Some(_), _) => "draining".to_owned(),
+        (None, Some(error)) => error.to_string(),
+        (None, None) => "the engine has not been found yet".to_owned(),
     };
-    (StatusCode::SERVICE_UNAVAILABLE, reason.to_owned()).into_response()
+    (StatusCode::SERVICE_UNAVAILABLE, reason).into_response()
 }
 
 /// Returns the full state as JSON, for diagnosis.
@@ -114,14 +114,16 @@ async fn status(Shared(sidecar): SidecarExtractor) -> Response {
         .iter()
         .map(|(gateway, link)| {
             let registration = link.last_registration.as_ref().map(|(_, response)| response);
-            json!({"gateway": gateway, "registration": registration, "error": link.error})
+            let error = link.error.as_ref().map(ToString::to_string);
+            json!({"gateway": gateway, "registration": registration, "error": error})
         })
         .collect();
     let load = state.observation.as_ref().and_then(|observation| observation.load.as_ref());
     let failed: Vec<Value> =
         state.adapters.failed.iter().map(|(name, reason)| json!({"name": name, "reason": reason})).collect();
+    let error = state.error.as_ref().map(ToString::to_string);
     let engine = state.local_engine.as_ref().map(|engine| {
-        json!({"url": engine.advertised, "engine": engine.engine, "role": engine.role, "error": state.error,
+        json!({"url": engine.advertised, "engine": engine.engine, "role": engine.role, "error": error,
                "running": load.map(|load| load.running), "waiting": load.map(|load| load.waiting)})
     });
     Json(json!({
@@ -139,7 +141,7 @@ async fn scrape(Shared(sidecar): SidecarExtractor) -> Response {
     let mut text = {
         let state = sidecar.state.borrow().clone();
         let links = sidecar.registrations.links();
-        metrics::text(&state, &links, sidecar.registrations.counts())
+        metrics::text(state, &links, sidecar.registrations.counts())
     };
     let url = sidecar.state.borrow().local_engine.as_ref().map(|engine| format!("{}/metrics", engine.url));
     if let Some(url) = url {

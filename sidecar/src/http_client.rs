@@ -12,12 +12,21 @@ pub(crate) fn new(trust: &ClientTls) -> reqwest::Result<reqwest::Client> {
     trust.http_client().redirect(reqwest::redirect::Policy::none()).pool_max_idle_per_host(0).build()
 }
 
+/// Why there is no complete response.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HttpExchangeError {
+    #[error("{}", root_cause(.0))]
+    Transport(#[from] reqwest::Error),
+    #[error("the response is larger than {MAX_BODY} bytes")]
+    TooLarge,
+}
+
 /// Reads a whole response body of at most [`MAX_BODY`] bytes.
-pub(crate) async fn read_bounded_body(mut response: reqwest::Response) -> Result<Vec<u8>, String> {
+pub(crate) async fn read_bounded_body(mut response: reqwest::Response) -> Result<Vec<u8>, HttpExchangeError> {
     let mut body = Vec::new();
-    while let Some(chunk) = response.chunk().await.map_err(|error| root_cause(&error))? {
+    while let Some(chunk) = response.chunk().await? {
         if body.len() + chunk.len() > MAX_BODY {
-            return Err(format!("the response is larger than {MAX_BODY} bytes"));
+            return Err(HttpExchangeError::TooLarge);
         }
         body.extend_from_slice(&chunk);
     }

@@ -22,7 +22,7 @@ mod registrations;
 mod sidecar;
 mod state;
 
-pub use gateway_address::GatewayAddress;
+pub use gateway_address::{GatewayAddress, GatewayAddressError};
 pub use metrics::all_metrics;
 pub use options::SidecarOptions;
 pub use sidecar::{SidecarStartError, start};

@@ -2,12 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
+use reqwest::StatusCode;
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+use crate::http_client::HttpExchangeError;
 
 /// A gateway's response to a registration: the engine's status there.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -22,13 +26,24 @@ pub(crate) struct RegistrationResponse {
     pub(crate) load: u32,
 }
 
+/// Why a registration failed.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RegistrationError {
+    #[error(transparent)]
+    Exchange(#[from] HttpExchangeError),
+    #[error("POST /workers: HTTP {status}: {body}")]
+    Rejected { status: StatusCode, body: String },
+    #[error("POST /workers: not a gateway's response: {0}")]
+    Format(#[from] serde_json::Error),
+}
+
 /// The state of the link to one gateway.
 #[derive(Debug, Default)]
 pub(crate) struct GatewayLink {
     /// Time and response of the latest accepted registration.
     pub(crate) last_registration: Option<(Instant, RegistrationResponse)>,
     /// Why the latest registration failed; `None` if it was accepted.
-    pub(crate) error: Option<String>,
+    pub(crate) error: Option<Arc<RegistrationError>>,
     /// Time since which every response reports no routing to the engine and no requests in flight.
     pub(crate) quiet_since: Option<Instant>,
     pub(crate) cancel: CancellationToken,
@@ -69,7 +84,7 @@ impl GatewayRegistrations {
         gateway: SocketAddr,
         sent_at: Instant,
         unavailable: bool,
-        result: Result<RegistrationResponse, String>,
+        result: Result<RegistrationResponse, RegistrationError>,
     ) -> RegistrationOutcome {
         let mut links = self.links.lock();
         // The link was closed during the exchange.
@@ -89,10 +104,12 @@ impl GatewayRegistrations {
                 if is_in_sync { RegistrationOutcome::InSync(id) } else { RegistrationOutcome::Pending(id) }
             }
             Err(error) => {
-                if link.error.as_ref() != Some(&error) {
-                    tracing::warn!(%gateway, error, "registration failed");
+                let is_logged =
+                    link.error.as_ref().is_some_and(|logged| logged.to_string() == error.to_string());
+                if !is_logged {
+                    tracing::warn!(%gateway, %error, "registration failed");
                 }
-                link.error = Some(error);
+                link.error = Some(Arc::new(error));
                 self.rejected.fetch_add(1, Ordering::Relaxed);
                 RegistrationOutcome::Rejected
             }

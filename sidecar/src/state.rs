@@ -1,9 +1,11 @@
 //! The state of the sidecar, which all tasks watch. Pure: callers pass the time.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use moongate_discovery::{
-    EngineKind, EngineLoad, EngineRegistration, EngineRole, PhysicalLocation, StaticInstance,
+    DiscoveryError, EngineKind, EngineLoad, EngineLoadError, EngineRegistration, EngineRole,
+    PhysicalLocation, StaticInstance,
 };
 use tokio::time::Instant;
 
@@ -23,6 +25,37 @@ pub(crate) struct LocalEngine {
     pub(crate) advertised: String,
     pub(crate) engine: EngineKind,
     pub(crate) role: EngineRole,
+}
+
+/// Why the engine does not serve.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum EngineUnavailableError {
+    /// The engine's URL, or the advertised host, is invalid.
+    #[error("{url}: {source}")]
+    Url { url: String, source: url::ParseError },
+    /// No probe was possible with these settings.
+    #[error(transparent)]
+    Probe(#[from] DiscoveryError),
+    /// The engine was probed, and must not get requests.
+    #[error("{reason}")]
+    NotReady { reason: String, timed_out: bool },
+    #[error(transparent)]
+    Load(#[from] EngineLoadError),
+    /// None of the candidate addresses has an engine.
+    #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
+    NotFound(Vec<EngineUnavailableError>),
+}
+
+impl EngineUnavailableError {
+    /// Whether a request timed out, so that a busy engine may exist.
+    pub(crate) fn timed_out(&self) -> bool {
+        match self {
+            Self::Url { .. } | Self::Probe(_) => false,
+            Self::NotReady { timed_out, .. } => *timed_out,
+            Self::Load(error) => error.timed_out(),
+            Self::NotFound(errors) => errors.iter().any(Self::timed_out),
+        }
+    }
 }
 
 /// Result of the latest poll of the engine.
@@ -49,7 +82,7 @@ pub(crate) struct EngineDrain {
 pub(crate) struct LoraAdapterStatus {
     pub(crate) loaded: Vec<String>,
     pub(crate) pending: Vec<String>,
-    /// Name and error of each adapter that failed to load.
+    /// Name and reason of each adapter that failed to load.
     pub(crate) failed: Vec<(String, String)>,
 }
 
@@ -59,7 +92,7 @@ pub(crate) struct SidecarState {
     /// The engine, once it has been found.
     pub(crate) local_engine: Option<LocalEngine>,
     /// Why the engine does not serve; `None` while it does.
-    pub(crate) error: Option<String>,
+    pub(crate) error: Option<Arc<EngineUnavailableError>>,
     pub(crate) observation: Option<EngineObservation>,
     pub(crate) drain: Option<EngineDrain>,
     pub(crate) location: PhysicalLocation,
@@ -81,12 +114,12 @@ impl SidecarState {
     }
 
     /// Records that the engine does not serve. Returns whether it served before.
-    pub(crate) fn set_down(&mut self, reason: String) -> bool {
+    pub(crate) fn set_down(&mut self, error: EngineUnavailableError) -> bool {
         if let Some(drain) = &mut self.drain {
             drain.engine_was_down = true;
         }
         let was_up = self.error.is_none();
-        self.error = Some(reason);
+        self.error = Some(Arc::new(error));
         self.observation = None;
         was_up
     }
@@ -124,7 +157,7 @@ impl SidecarState {
                 ..StaticInstance::new(engine.role, engine.advertised.clone())
             },
             lease_seconds: Some(u32::try_from(options.lease.as_secs()).unwrap_or(u32::MAX)),
-            held: draining.or_else(|| self.error.as_deref().map(sanitize_reason)),
+            held: draining.or_else(|| self.error.as_ref().map(|error| sanitize_reason(&error.to_string()))),
             revision: self.revision,
         })
     }
@@ -157,6 +190,10 @@ mod tests {
         }
     }
 
+    fn unavailable(reason: &str) -> EngineUnavailableError {
+        EngineUnavailableError::NotReady { reason: reason.to_owned(), timed_out: false }
+    }
+
     fn observation(started_at: Instant) -> EngineObservation {
         EngineObservation { started_at, load: None }
     }
@@ -168,8 +205,8 @@ mod tests {
         state.drain(now);
         state.set_up(engine(), observation(now));
         assert!(state.drain.is_some() && !state.is_ready(), "the engine has not restarted");
-        assert!(state.set_down("refused".to_owned()), "it served before");
-        assert!(!state.set_down("refused".to_owned()));
+        assert!(state.set_down(unavailable("refused")), "it served before");
+        assert!(!state.set_down(unavailable("refused")));
         assert!(state.drain.is_some());
         state.set_up(engine(), observation(now));
         assert!(state.drain.is_none() && state.is_ready());
@@ -197,7 +234,7 @@ mod tests {
         let sent = state.registration(&options).unwrap();
         assert_eq!((sent.lease_seconds, sent.held, sent.instance.connector), (Some(9), None, None));
         assert_eq!((sent.instance.bootstrap_port, sent.instance.id.as_deref()), (None, Some("ns/p@u")));
-        state.set_down(format!("line\nbreak {}", "é".repeat(500)));
+        state.set_down(unavailable(&format!("line\nbreak {}", "é".repeat(500))));
         let held = state.registration(&options).unwrap().held.unwrap();
         assert!(held.starts_with("line break é") && held.len() < 300, "{held}");
         state.drain(now);

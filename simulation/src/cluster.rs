@@ -9,9 +9,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use kube::api::DynamicObject;
 use moongate_operator::ResourceKind;
-use moongate_operator::forecast::{ResourceChange, SimulatedApiServer};
+use moongate_operator::forecast::{ResourceChange, SimulatedApiServer, SimulatedWriteError};
 use moongate_operator::plan::{PlanStep, WriteAction, plan_for};
 use moongate_operator::resource_cache::{ResourceCache, ResourceKey};
 use moongate_render::GangScheduler;
@@ -212,23 +211,11 @@ impl SimulatedCluster {
         self.requeue_at.clear();
         self.pending_watch_events.clear();
         self.workers.clear();
-        let all = self.server.objects().map(|(kind, object)| ResourceChange::Present(kind, object.clone()));
-        all.collect::<Vec<_>>().into_iter().for_each(|change| self.observe(change));
+        self.server.initial_changes().into_iter().for_each(|change| self.observe(change));
     }
 
     fn observe(&mut self, change: ResourceChange) {
-        let concerns = match change {
-            ResourceChange::Present(kind, object) => match serde_json::from_value::<DynamicObject>(object) {
-                Ok(object) => self.observed.upsert(kind, object),
-                Err(_) => Vec::new(),
-            },
-            ResourceChange::Gone(kind, object) => {
-                let text = |member: &str| object["metadata"][member].as_str().unwrap_or_default().to_owned();
-                let key = ResourceKey { kind, namespace: text("namespace"), name: text("name") };
-                self.observed.remove(&key, &text("uid"))
-            }
-        };
-        self.queue.extend(concerns);
+        self.queue.extend(change.apply_to(&mut self.observed));
     }
 
     fn reconcile(&mut self, key: ResourceKey) {
@@ -257,7 +244,7 @@ impl SimulatedCluster {
         let fails = self.random.u8(..100) < self.write_failure_percent;
         // Either before the write was applied, or before its response arrived.
         let outcome = match fails && self.random.bool() {
-            true => Err("the API server is overloaded".to_owned()),
+            true => Err(SimulatedWriteError::Overloaded),
             false => self.server.write(&step.action),
         };
         record(format_args!("operator: {} ({})", name(&step.action), step.reason));

@@ -1,4 +1,4 @@
-//! Every example on a real control plane, with our operator under the chart's own permissions and a test that marks pods as ready.
+//! Every example on a real control plane, with our operator under the chart's own permissions and a kubelet that runs no containers.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,14 +6,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::api::authentication::v1::TokenRequest;
-use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::ServiceAccount;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
-use kube::api::{
-    Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
-};
-use kube::{Client, ResourceExt as _};
-use moongate_testkit::{ControlPlane, TestNamespace};
-use serde_json::{Value, json};
+use kube::Client;
+use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, PostParams};
+use moongate_testkit::{ControlPlane, FakeKubelet, KubeletTimings, TestNamespace};
+use serde_json::json;
 
 use super::{CHART, examples};
 
@@ -48,8 +46,10 @@ async fn every_example_runs() {
         if operator.is_none() {
             operator = Some(start_operator(&plane, &namespace, &format!("{name}-operator")).await);
         }
+        let pace = KubeletTimings::default();
+        let _kubelet = FakeKubelet::start(namespace.client.clone(), &namespace.name, pace).await.unwrap();
         let groups = groups(&namespace);
-        becomes_ready(&namespace, &groups, &name).await;
+        becomes_ready(&groups, &name).await;
         let before = groups.get(&name).await.unwrap();
         helm(&plane, &[&["upgrade", &name, CHART], &values[..]].concat());
         let after = groups.get(&name).await.unwrap();
@@ -124,9 +124,8 @@ async fn start_operator(
     ChartOperatorProcess(command.spawn().unwrap())
 }
 
-/// Marks all pods as ready, until the group is ready.
-async fn becomes_ready(namespace: &TestNamespace, groups: &Api<DynamicObject>, name: &str) {
-    let pods: Api<Pod> = Api::default_namespaced(namespace.client.clone());
+/// Waits until the group is ready.
+async fn becomes_ready(groups: &Api<DynamicObject>, name: &str) {
     let begun = Instant::now();
     loop {
         let group = groups.get(name).await.unwrap();
@@ -135,27 +134,6 @@ async fn becomes_ready(namespace: &TestNamespace, groups: &Api<DynamicObject>, n
             return;
         }
         assert!(begun.elapsed() < TEST_TIMEOUT, "{name}: {}", group.data["status"]);
-        for pod in pods.list(&ListParams::default()).await.unwrap() {
-            if pod.status.as_ref().is_none_or(|status| status.pod_ip.is_none()) {
-                let status = json!({ "status": ready(&pod) });
-                pods.patch_status(&pod.name_any(), &PatchParams::default(), &Patch::Strategic(status))
-                    .await
-                    .unwrap();
-            }
-        }
         tokio::time::sleep(PAUSE).await;
     }
-}
-
-/// The status of a pod that a kubelet would have started.
-fn ready(pod: &Pod) -> Value {
-    let containers = pod.spec.as_ref().unwrap().containers.iter();
-    let containers: Vec<Value> = containers
-        .map(|it| {
-            let started = json!({ "running": { "startedAt": "2026-01-01T00:00:00Z" } });
-            json!({ "name": it.name, "image": it.image, "imageID": it.image, "ready": true, "restartCount": 0, "state": started })
-        })
-        .collect();
-    let conditions = ["Ready", "ContainersReady"].map(|kind| json!({ "type": kind, "status": "True" }));
-    json!({ "phase": "Running", "podIP": "10.0.0.1", "conditions": conditions, "containerStatuses": containers })
 }

@@ -38,7 +38,14 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     (
         "operator",
         "moongate-operator",
-        &["moongate-render", "rbg-api", "moongate-runtime", "moongate-telemetry", "moongate-testkit"],
+        &[
+            "moongate-render",
+            "rbg-api",
+            "moongate-kube-lease",
+            "moongate-runtime",
+            "moongate-telemetry",
+            "moongate-testkit",
+        ],
     ),
     ("kvstore/master-client", "moongate-master-client", &["mooncake-wire", "moongate-runtime"]),
     (
@@ -59,6 +66,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         &[
             "moongate-master-core",
             "moongate-master-client",
+            "moongate-kube-lease",
             "moongate-oplog",
             "mooncake-wire",
             "moongate-runtime",
@@ -86,7 +94,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
     ("kvstore/oplog", "moongate-oplog", &[]),
     ("kvstore/rdma", "moongate-rdma", &["moongate-memory", "moongate-transfer", "moongate-runtime"]),
     ("kvstore/tier", "moongate-tier", &["moongate-memory"]),
-    ("kvstore/transfer", "moongate-transfer", &["mooncake-wire", "moongate-runtime"]),
+    ("kvstore/transfer", "moongate-transfer", &["mooncake-wire", "moongate-runtime", "moongate-testkit"]),
     ("kvstore/wire", "mooncake-wire", &[]),
     (
         "loadtest",
@@ -116,12 +124,14 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-telemetry",
         ],
     ),
+    ("crates/backoff", "moongate-backoff", &[]),
     ("crates/block-hash", "moongate-block-hash", &[]),
-    ("crates/runtime", "moongate-runtime", &[]),
+    ("crates/kube-lease", "moongate-kube-lease", &[]),
+    ("crates/runtime", "moongate-runtime", &["moongate-backoff"]),
     ("crates/telemetry", "moongate-telemetry", &["moongate-runtime"]),
     ("crates/testkit", "moongate-testkit", &[]),
-    ("crates/zmtp", "moongate-zmtp", &[]),
-    ("benches", "moongate-benches", &[]),
+    ("crates/zmtp", "moongate-zmtp", &["moongate-backoff"]),
+    ("benches", "moongate-benches", &["moongate-loadtest"]),
 ];
 
 /// All dependencies of the scheduler besides the standard library: derive macros and data types.
@@ -382,7 +392,7 @@ fn licence_expressions_are_parsed() {
 }
 
 /// Every source file of the workspace, relative to the root.
-fn source_files() -> Vec<PathBuf> {
+pub(super) fn source_files() -> Vec<PathBuf> {
     let mut files = Vec::new();
     let mut folders = vec![root().to_owned()];
     while let Some(folder) = folders.pop() {

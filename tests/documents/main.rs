@@ -5,6 +5,7 @@
 mod architecture;
 mod commands;
 mod metrics;
+mod paths;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -104,10 +105,13 @@ fn every_setting_is_described_with_its_variable_and_default() {
                 Some((flag, (row[1].clone(), row[2].clone())))
             })
             .collect();
-        assert_eq!(
-            described,
-            settings(command),
-            "docs/configuration.md on the left, `{command} --help` on the right"
+        let real = settings(command);
+        let only_described = described.iter().filter(|(flag, row)| real.get(*flag) != Some(*row));
+        let only_real = real.iter().filter(|(flag, row)| described.get(*flag) != Some(*row));
+        let (only_described, only_real) = (only_described.collect::<Vec<_>>(), only_real.collect::<Vec<_>>());
+        assert!(
+            only_described.is_empty() && only_real.is_empty(),
+            "only in docs/configuration.md: {only_described:?}; only in `{command} --help`: {only_real:?}"
         );
     }
 }

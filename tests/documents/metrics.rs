@@ -1,5 +1,5 @@
-//! The table of all metrics in docs/metrics.md. It is generated from the metrics of the programs: from metrics that all have a sample where labels show
-//! only then, else from a running program.
+//! The tables of all metrics in docs/metrics.md. They are generated from the metrics of the programs: from metrics that all have a sample where labels show
+//! only then, else from a running program. Each name in them is written in one place of the code.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -8,6 +8,7 @@ use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
+use super::architecture::source_files;
 use super::{http_exchange, moongate, read};
 
 /// Set, the page is written instead of compared.
@@ -22,7 +23,7 @@ struct ScrapedMetricFamily {
     labels: BTreeSet<String>,
 }
 
-/// Reads the text format, with or without what OpenMetrics adds.
+/// Reads either text format; the families have the names that queries use. OpenMetrics text has families of counters without `_total`.
 fn families(text: &str) -> BTreeMap<String, ScrapedMetricFamily> {
     let mut families: BTreeMap<String, ScrapedMetricFamily> = BTreeMap::new();
     for line in text.lines() {
@@ -45,7 +46,11 @@ fn families(text: &str) -> BTreeMap<String, ScrapedMetricFamily> {
             family.labels.extend(names.filter(|name| *name != "le").map(str::to_owned));
         }
     }
-    families
+    let is_open_metrics = text.contains("\n# EOF");
+    let name_of = |name: String, kind: &str| {
+        if is_open_metrics && kind == "counter" { format!("{name}_total") } else { name }
+    };
+    families.into_iter().map(|(name, family)| (name_of(name, &family.kind), family)).collect()
 }
 
 /// The table's rows; `is_listed` selects metrics by name.
@@ -160,10 +165,13 @@ fn the_page_of_metrics_matches_the_programs() {
         ("store", table(&node, is_ours)),
         ("master", table(&master, |name| !is_of_calls(name))),
     ];
-    let aliases = moongate_gateway::MetricAliases::Smg.table().iter();
-    let aliases: String = aliases.map(|(alias, family)| format!("| `{alias}` | `{family}` |\n")).collect();
-    let tables =
-        tables.into_iter().chain([("aliases", format!("| name in smg | family |\n|---|---|\n{aliases}"))]);
+    let of_gateway = families(&moongate_gateway::all_metrics());
+    let aliases = of_gateway.iter().filter_map(|(alias, family)| {
+        let name = family.help.strip_prefix("Same as ")?.strip_suffix('.')?;
+        Some(format!("| `{alias}` | {name} |\n"))
+    });
+    let aliases = format!("| name in smg | name here |\n|---|---|\n{}", aliases.collect::<String>());
+    let tables = tables.into_iter().chain([("aliases", aliases)]);
     let page = read(PAGE);
     let wanted = replace_tables(&page, &tables.collect::<Vec<_>>());
     if std::env::var_os(WRITE).is_some() {
@@ -172,4 +180,40 @@ fn the_page_of_metrics_matches_the_programs() {
     }
     let differ: Vec<_> = page.lines().zip(wanted.lines()).filter(|(is, shall)| is != shall).take(3).collect();
     assert!(page == wanted, "{PAGE} differs from the programs; {WRITE}=1 writes it: {differ:#?}");
+}
+
+/// Names of all metrics in the tables of the page.
+fn documented_names(page: &str) -> BTreeSet<String> {
+    let tables = page.split("<!-- table: ").skip(1).filter_map(|table| table.split("<!-- end -->").next());
+    let rows = tables.flat_map(str::lines).filter_map(|row| row.strip_prefix("| `")?.split_once('`'));
+    rows.map(|(name, _)| name.to_owned()).collect()
+}
+
+fn is_test_code(path: &Path) -> bool {
+    let is_test_folder = |part: &std::ffi::OsStr| part == "tests" || part == "benches";
+    let stem = path.file_stem().and_then(std::ffi::OsStr::to_str).unwrap_or_default();
+    path.iter().any(is_test_folder) || stem == "tests" || stem.ends_with("_tests")
+}
+
+#[test]
+fn every_metric_name_is_whole_in_one_file() {
+    let names = documented_names(&read(PAGE));
+    assert!(names.contains("moongate_requests_total") && names.contains("master_key_count"), "{names:?}");
+    let mut files: BTreeMap<&str, Vec<&Path>> =
+        names.iter().map(|name| (name.as_str(), Vec::new())).collect();
+    let sources = source_files();
+    for path in sources.iter().filter(|path| path.extension().is_some_and(|extension| extension == "rs")) {
+        if is_test_code(path) {
+            continue;
+        }
+        let text = read(path.to_str().unwrap());
+        let literals: BTreeSet<&str> = text.split('"').collect();
+        for literal in literals {
+            if let Some(found) = files.get_mut(literal) {
+                found.push(path);
+            }
+        }
+    }
+    files.retain(|_, found| found.len() != 1);
+    assert!(files.is_empty(), "names that are not a whole literal in exactly one file: {files:#?}");
 }

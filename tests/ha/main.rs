@@ -6,7 +6,7 @@ mod cluster;
 #[path = "../harness"]
 mod harness {
     pub(crate) mod linearizability;
-    #[path = "../../kvstore/master-client/tests/store/harness.rs"]
+    #[path = "../../kvstore/master-client/tests/integration/mooncake_harness.rs"]
     pub(crate) mod mooncake;
 }
 mod lease;

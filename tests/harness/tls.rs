@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use moongate_runtime::Supervisor;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use moongate_testkit::TestAuthority;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
@@ -17,15 +17,12 @@ use super::TEST_TIMEOUT;
 
 /// PEM files of an authority, of a server at `localhost`, and of a client.
 pub(crate) fn generate_certificates() -> (String, (String, String), (String, String)) {
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-    let signed = |name: &str| {
-        let key = KeyPair::generate().unwrap();
-        let cert = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
-        (cert.pem(), key.serialize_pem())
+    let authority = TestAuthority::new().unwrap();
+    let issue = |name: &str| {
+        let identity = authority.issue(name).unwrap();
+        (identity.certificate, identity.key)
     };
-    (issuer.pem(), signed("localhost"), signed("client"))
+    (authority.pem(), issue("localhost"), issue("client"))
 }
 
 /// Status line of a GET over TLS.

@@ -1,6 +1,5 @@
 //! The store's authenticated mode, through the binary: certificates on all ports, and capabilities for all transfers.
 
-use std::path::PathBuf;
 use std::time::Duration;
 
 use mooncake_wire::capability::{AccessGrant, AccessRights, Capability, CapabilityError, SegmentKey};
@@ -10,10 +9,10 @@ use moongate_master_client::admin::{self, AdminClient};
 use moongate_master_client::rpc::StoreCredentials;
 use moongate_runtime::{PeerTls, PeerTlsFiles, Supervisor};
 use moongate_store_client::{KvClient, KvClientOptions, PutOptions};
+use moongate_testkit::TestAuthority;
 use moongate_transfer::{
     DescriptorDirectory, MetadataSource, TransferConnection, TransferError, TransferLimits, TransferProtocol,
 };
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use tempfile::TempDir;
 
 use crate::harness::polling::poll_until;
@@ -22,36 +21,17 @@ use crate::harness::process::{MoongateProcess, ProcessOutput};
 /// Time limit of a transfer, long enough for a busy machine, and short enough to wait for its expiry.
 const LEASE: &str = "--default_kv_lease_ttl=3000";
 
-/// A CA, and the certificate files of the programs that it has signed.
-struct AuthenticationCertificates {
-    folder: TempDir,
-    authority: CertifiedIssuer<'static, KeyPair>,
-}
+/// The certificates of programs on loopback.
+struct AuthenticationCertificates(TestAuthority);
 
 impl AuthenticationCertificates {
     fn new() -> Self {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        Self { folder: TempDir::new().unwrap(), authority }
-    }
-
-    fn write(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.folder.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path
+        Self(TestAuthority::new().unwrap())
     }
 
     fn files(&self, who: &str) -> PeerTlsFiles {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-        let cert = params.signed_by(&key, &self.authority).unwrap();
-        PeerTlsFiles {
-            certificate: self.write(&format!("{who}.pem"), &cert.pem()),
-            key: self.write(&format!("{who}.key"), &key.serialize_pem()),
-            ca: self.write("ca.pem", &self.authority.pem()),
-            name: None,
-        }
+        let files = self.0.issue_files(who, "127.0.0.1").unwrap();
+        PeerTlsFiles { certificate: files.certificate, key: files.key, ca: files.ca, name: None }
     }
 
     /// TLS flags of a program, with `dash` between the words of their names.
@@ -262,7 +242,7 @@ async fn every_port_rejects_clients_without_a_ca_certificate() {
     let foreign = AuthenticationCertificates::new();
     let flags = |who| {
         let mut flags = foreign.flags(who, '-');
-        flags[2] = format!("--store-tls-ca={}", store.certificates.files("ca").ca.display());
+        flags[2] = format!("--store-tls-ca={}", store.certificates.0.ca_file().display());
         flags
     };
     let none = store.kv(&["get", "k"], &[]).await;
@@ -278,7 +258,7 @@ async fn every_port_rejects_clients_without_a_ca_certificate() {
     assert!(untrusted.stderr.contains("configure the CA that signed"), "{}", untrusted.stderr);
 
     // Admin ports: only probes need no certificate.
-    let ca = std::fs::read(store.certificates.files("ca").ca).unwrap();
+    let ca = std::fs::read(store.certificates.0.ca_file()).unwrap();
     let ca = reqwest::Certificate::from_pem(&ca).unwrap();
     let bare = reqwest::Client::builder().no_proxy().tls_certs_only([ca]).build().unwrap();
     for (address, closed) in [
@@ -303,7 +283,7 @@ async fn every_port_rejects_clients_without_a_ca_certificate() {
     .unwrap();
     assert_eq!(admin.segments().await.unwrap().len(), 2);
     let stranger =
-        PeerTls::load(PeerTlsFiles { ca: store.certificates.files("ca").ca, ..foreign.files("x") }).unwrap();
+        PeerTls::load(PeerTlsFiles { ca: store.certificates.0.ca_file(), ..foreign.files("x") }).unwrap();
     let admin = AdminClient::authenticated(
         &store.master.admin,
         admin::AdminClientOptions::default(),

@@ -14,7 +14,7 @@ mod harness {
     mod http_client;
     pub(crate) mod linearizability;
     pub(crate) mod metrics;
-    #[path = "../../kvstore/master-client/tests/store/harness.rs"]
+    #[path = "../../kvstore/master-client/tests/integration/mooncake_harness.rs"]
     pub(crate) mod mooncake;
     pub(crate) mod polling;
     #[expect(
@@ -23,7 +23,7 @@ mod harness {
     )]
     pub(crate) mod process;
     pub(crate) mod store_prompts;
-    #[path = "../../kvstore/master/tests/test_master/mod.rs"]
+    #[path = "../../kvstore/master/tests/integration/test_master.rs"]
     pub(crate) mod test_master;
     mod waiting;
 

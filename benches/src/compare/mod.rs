@@ -166,7 +166,7 @@ fn json_document(
         .map(|run| {
             let (report, failure) = match &run.outcome {
                 Ok(report) => (Some(report), None),
-                Err(failure) => (None, Some(failure)),
+                Err(failure) => (None, Some(format!("{failure:#}"))),
             };
             json!({
                 "round": run.round, "gateway": run.gateway, "scenario": run.scenario,

@@ -1,6 +1,7 @@
 //! Runs the scenarios on the gateways in rounds.
 
 use std::io::Write as _;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
@@ -11,6 +12,9 @@ use super::gateways::{BenchGateway, MockEngineProcess, StartedGateway};
 use super::scenarios::{IDLE, Scenario};
 use crate::procfs;
 
+/// Why a gateway could not be started or measured; all its runs share it.
+pub(super) type BenchFailure = Arc<anyhow::Error>;
+
 /// One run of one scenario on one gateway.
 #[derive(Debug)]
 pub(super) struct BenchRun {
@@ -18,7 +22,7 @@ pub(super) struct BenchRun {
     pub(super) gateway: String,
     pub(super) scenario: &'static str,
     /// The report, or the reason why there is none. A run with errors has none.
-    pub(super) outcome: Result<Value, String>,
+    pub(super) outcome: Result<Value, BenchFailure>,
 }
 
 /// Number and duration of measurements.
@@ -67,14 +71,14 @@ struct InterleavedGateways<'a> {
     /// Number of the round, from 0.
     start: u32,
     /// A gateway that could not be started has the error instead.
-    running: Vec<(&'a BenchGateway, Result<StartedGateway, String>)>,
+    running: Vec<(&'a BenchGateway, Result<StartedGateway, BenchFailure>)>,
 }
 
 impl<'a> InterleavedGateways<'a> {
     async fn start(&mut self, gateways: &[&'a BenchGateway]) {
         for gateway in gateways {
             let running = StartedGateway::start(gateway, self.engines, self.environment).await;
-            self.running.push((gateway, running.map_err(|error| format!("{error:#}"))));
+            self.running.push((gateway, running.map_err(Arc::new)));
         }
     }
 
@@ -90,9 +94,9 @@ impl<'a> InterleavedGateways<'a> {
                     Ok(running) => {
                         one_run(running, self.engines, scenario, self.environment, self.plan.seconds)
                             .await
-                            .map_err(|error| format!("{error:#}"))
+                            .map_err(Arc::new)
                     }
-                    Err(failure) => Err(failure.clone()),
+                    Err(failure) => Err(Arc::clone(failure)),
                 };
                 self.engines.pid()?;
                 print_progress(round, &gateway.name, scenario.name, &outcome)?;
@@ -166,7 +170,7 @@ fn print_progress(
     round: u32,
     gateway: &str,
     scenario: &str,
-    outcome: &Result<Value, String>,
+    outcome: &Result<Value, BenchFailure>,
 ) -> anyhow::Result<()> {
     let mut out = std::io::stderr();
     match outcome {
@@ -179,7 +183,7 @@ fn print_progress(
                 .collect();
             writeln!(out, "round {round} {gateway}, {scenario}: {}", metrics.join(", "))?;
         }
-        Err(failure) => writeln!(out, "round {round} {gateway}, {scenario}: FAILED: {failure}")?,
+        Err(failure) => writeln!(out, "round {round} {gateway}, {scenario}: FAILED: {failure:#}")?,
     }
     Ok(())
 }

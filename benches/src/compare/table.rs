@@ -120,7 +120,7 @@ fn failures(runs: &[BenchRun]) -> String {
     let mut text = String::new();
     for run in runs {
         if let Err(failure) = &run.outcome {
-            let failure = failure.replace('\n', " ");
+            let failure = format!("{failure:#}").replace('\n', " ");
             let _infallible = writeln!(
                 text,
                 "* FAILED: {}, {}, round {}: {failure}",
@@ -160,6 +160,8 @@ pub(super) fn machine() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::json;
 
     use super::*;
@@ -182,7 +184,7 @@ mod tests {
             run(2, Ok(json!({"x": 14.0}))),
         ];
         assert_eq!(MetricSeries::of(&runs, "g", "s", "x").cell(), "14.0 (10.0–30.0)");
-        runs.push(run(3, Err("3 errors".to_owned())));
+        runs.push(run(3, Err(Arc::new(anyhow::anyhow!("3 errors")))));
         assert_eq!(MetricSeries::of(&runs, "g", "s", "x").cell(), "14.0 (10.0–30.0) **failed ×1**");
         assert_eq!(MetricSeries::of(&runs[3..], "g", "s", "x").cell(), "**failed ×1**");
         assert_eq!(MetricSeries::of(&runs, "other", "s", "x").cell(), "–");

@@ -2,11 +2,10 @@
 
 use anyhow::{Context as _, bail, ensure};
 use memchr::memmem;
+use moongate_loadtest::engine::{canned_event_ns, monotonic_ns};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-use crate::clock::now_ns;
-use crate::engine::stream::{TIMESTAMP_DIGITS, TIMESTAMP_PREFIX};
 use crate::wire::{ChunkedDecoder, HttpFraming, MAX_BODY, MAX_HEAD, parse_head, status};
 
 #[derive(Debug, Default)]
@@ -96,7 +95,7 @@ impl BenchConnection {
                 self.body.len() >= head.content_length.unwrap_or(0)
             };
             if had == 0 && !self.body.is_empty() && timings.first_byte_ns == 0 {
-                timings.first_byte_ns = now_ns();
+                timings.first_byte_ns = monotonic_ns();
             }
             if is_stream {
                 drain_events(&mut self.body, timings, &mut last);
@@ -121,24 +120,19 @@ impl BenchConnection {
 
 /// Counts the complete events at the start of `body` and removes them; the last event's text is stored in `last`.
 fn drain_events(body: &mut Vec<u8>, timings: &mut ResponseTimings, last: &mut Vec<u8>) {
-    let now = now_ns();
+    let now = monotonic_ns();
     let mut used = 0;
     while let Some(end) = memmem::find(&body[used..], b"\n\n") {
         let event = &body[used..used + end];
         if event.starts_with(b"data:") {
             timings.events += 1;
-            timings.delays_ns.extend(event_timestamp(event).map(|sent| now.saturating_sub(sent)));
+            timings.delays_ns.extend(canned_event_ns(event).map(|sent| now.saturating_sub(sent)));
             last.clear();
             last.extend_from_slice(&event[..event.len().min(32)]);
         }
         used += end + 2;
     }
     body.drain(..used);
-}
-
-fn event_timestamp(event: &[u8]) -> Option<u64> {
-    let offset = memmem::find(event, TIMESTAMP_PREFIX)? + TIMESTAMP_PREFIX.len();
-    std::str::from_utf8(event.get(offset..offset + TIMESTAMP_DIGITS)?).ok()?.parse().ok()
 }
 
 #[cfg(test)]

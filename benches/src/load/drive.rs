@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
+use moongate_loadtest::engine::monotonic_ns;
 use parking_lot::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
@@ -11,7 +12,6 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use super::client::{BenchConnection, ResponseTimings};
 use super::prompts::PromptGenerator;
 use super::report::{ExchangeTally, MeasurementWindow};
-use crate::clock::now_ns;
 
 /// A request that takes longer counts as an error.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
@@ -46,7 +46,7 @@ impl BenchLoadPlan {
     ) -> bool {
         self.prompts.write(rng, request);
         let mut seen = ResponseTimings::default();
-        let sent = now_ns();
+        let sent = monotonic_ns();
         let exchange = client.exchange(request, self.events.is_some(), &mut seen);
         let outcome = match timeout(REQUEST_TIMEOUT, exchange).await {
             Ok(Ok(())) if self.events.is_some_and(|events| events != seen.events) => {
@@ -55,7 +55,7 @@ impl BenchLoadPlan {
             Ok(outcome) => outcome.map_err(|error| format!("{error:#}")),
             Err(_) => Err(format!("no complete response within {REQUEST_TIMEOUT:?}")),
         };
-        tally.count(&self.window, sent, now_ns(), seen, outcome)
+        tally.count(&self.window, sent, monotonic_ns(), seen, outcome)
     }
 }
 
@@ -70,9 +70,9 @@ pub(super) async fn closed_loop(
         workers.spawn(async move {
             sleep(plan.ramp * worker / connections).await;
             let mut client = BenchConnection::new(plan.port);
-            let mut rng = fastrand::Rng::with_seed(now_ns() ^ (u64::from(worker) << 48));
+            let mut rng = fastrand::Rng::with_seed(monotonic_ns() ^ (u64::from(worker) << 48));
             let (mut request, mut tally) = (Vec::new(), ExchangeTally::default());
-            while now_ns() < plan.window.end_ns {
+            while monotonic_ns() < plan.window.end_ns {
                 if !plan.max_pause.is_zero() {
                     sleep(plan.max_pause.mul_f64(rng.f64())).await;
                 }
@@ -98,8 +98,8 @@ pub(super) async fn open_loop(plan: &Arc<BenchLoadPlan>, rps: u32) -> anyhow::Re
     let mut all = ExchangeTally::default();
     let mut tick = interval(Duration::from_secs(1) / rps);
     tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
-    let mut rng = fastrand::Rng::with_seed(now_ns());
-    while now_ns() < plan.window.end_ns {
+    let mut rng = fastrand::Rng::with_seed(monotonic_ns());
+    while monotonic_ns() < plan.window.end_ns {
         tokio::select! {
             _ = tick.tick() => {}
             Some(tally) = requests.join_next() => {

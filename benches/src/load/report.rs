@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use moongate_loadtest::engine::monotonic_ns;
 use serde_json::{Value, json};
 
 use super::client::ResponseTimings;
-use crate::clock::now_ns;
 
 /// Maximum number of delays recorded per run.
 const MAX_SAMPLES: usize = 8 << 20;
@@ -20,7 +20,7 @@ pub(super) struct MeasurementWindow {
 impl MeasurementWindow {
     pub(super) fn new(warmup: Duration, duration: Duration) -> Self {
         let ns = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX / 4);
-        let start_ns = now_ns() + ns(warmup);
+        let start_ns = monotonic_ns() + ns(warmup);
         Self { start_ns, end_ns: start_ns + ns(duration) }
     }
 }

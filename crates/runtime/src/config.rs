@@ -14,6 +14,7 @@
 //!
 //! To clap, the file's values are defaults: `requires` and `conflicts_with` consider flags and environment only.
 
+mod error;
 mod file;
 #[cfg(test)]
 mod tests;
@@ -21,13 +22,12 @@ mod tests;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fmt;
-use std::io::{self, Write as _};
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command, CommandFactory, FromArgMatches};
 
+pub use error::{ConfigEntryError, ConfigError};
 use file::{ConfigFileEntry, ConfigFileValue};
 
 /// Long flag with the path of the config file.
@@ -36,55 +36,6 @@ const CONFIG_FLAG: &str = "config";
 const CONFIG_ENV: &str = "MOONGATE_CONFIG";
 /// Minimum similarity (Jaro, 0 to 1) for suggesting a key as a correction.
 const MIN_SIMILARITY: f64 = 0.75;
-
-/// The settings are invalid, or help was requested.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// The command line or environment is invalid, or help was requested.
-    #[error("{0}")]
-    Usage(#[from] clap::Error),
-    /// The config file cannot be read.
-    #[error("cannot read the config file {}: {source}; check the path given by --config or {CONFIG_ENV}", path.display())]
-    Read {
-        /// Path of the config file.
-        path: PathBuf,
-        /// Error of the operating system.
-        source: io::Error,
-    },
-    /// The config file is not TOML.
-    #[error("{} is not valid TOML: {message}", path.display())]
-    Syntax {
-        /// Path of the config file.
-        path: PathBuf,
-        /// Line, column and an excerpt of the file.
-        message: String,
-    },
-    /// A key or its value is invalid.
-    #[error("{}:{line}: {problem}", path.display())]
-    Entry {
-        /// Path of the config file.
-        path: PathBuf,
-        /// Line number, counted from 1.
-        line: usize,
-        /// The key as written in the file.
-        key: String,
-        /// What is wrong and how to fix it.
-        problem: String,
-    },
-}
-
-impl ConfigError {
-    /// Prints the error and returns the exit code: 0 for help and version, else 2.
-    pub fn report(&self) -> ExitCode {
-        if let Self::Usage(error) = self {
-            // If the terminal is closed, the message is lost.
-            let _ = error.print();
-            return u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
-        }
-        let _ = writeln!(io::stderr(), "error: {self}");
-        ExitCode::from(2)
-    }
-}
 
 /// Source of a setting's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -182,18 +133,13 @@ impl ResolvedCommand {
         let mut from_file = Vec::new();
         if let Some(file) = config_path(&command, &lenient, &path) {
             for entry in file::read(&file)? {
-                let error = |problem| ConfigError::Entry {
-                    path: file.clone(),
-                    line: entry.line,
-                    key: entry.key.clone(),
-                    problem,
-                };
+                let error = |source| ConfigError::Entry { path: file.clone(), line: entry.line, source };
                 let (depth, arg) = find_argument(&command, &path, &entry.key)
-                    .ok_or_else(|| error(unknown_key_message(&command, &path, &entry)))?;
+                    .ok_or_else(|| error(unknown_key(&command, &path, &entry)))?;
                 let id = arg.get_id().clone();
                 let key = arg.get_long().unwrap_or_default().to_owned();
                 if from_file.contains(&key) {
-                    return Err(error(format!("`{key}` is set twice; remove one of the two")));
+                    return Err(error(ConfigEntryError::SetTwice(key)));
                 }
                 let values = as_defaults(arg, &key, &entry).map_err(&error)?;
                 from_file.push(key);
@@ -312,13 +258,8 @@ fn find_argument<'a>(command: &'a Command, path: &[String], key: &str) -> Option
     })
 }
 
-fn unknown_key_message(command: &Command, path: &[String], entry: &ConfigFileEntry) -> String {
+fn unknown_key(command: &Command, path: &[String], entry: &ConfigFileEntry) -> ConfigEntryError {
     let flag = entry.key.replace('_', "-");
-    let mut usage = command.get_name().to_owned();
-    for name in path {
-        usage.push(' ');
-        usage.push_str(name);
-    }
     let nearest = commands_on_path(command, path)
         .into_iter()
         .flat_map(Command::get_arguments)
@@ -327,22 +268,28 @@ fn unknown_key_message(command: &Command, path: &[String], entry: &ConfigFileEnt
         .map(|long| (strsim::jaro(long, &flag), long))
         .filter(|(similarity, _)| *similarity >= MIN_SIMILARITY)
         .max_by(|left, right| left.0.total_cmp(&right.0));
-    match (&entry.value, nearest) {
-        (ConfigFileValue::Table, None) => {
-            format!("`{}` is a table; settings are not grouped: write the key without a table", entry.key)
-        }
-        (_, Some((_, long))) => format!("`{usage}` has no setting `{}`; did you mean `{long}`?", entry.key),
-        (_, None) => {
-            format!("`{usage}` has no setting `{}`; `{usage} --help` lists them, without `--`", entry.key)
-        }
+    if let (ConfigFileValue::Table, None) = (&entry.value, nearest) {
+        return ConfigEntryError::Table(entry.key.clone());
     }
+    let mut usage = command.get_name().to_owned();
+    for name in path {
+        usage.push(' ');
+        usage.push_str(name);
+    }
+    let similar = nearest.map(|(_, long)| long.to_owned());
+    ConfigEntryError::UnknownKey { command: usage, key: entry.key.clone(), similar }
 }
 
 /// Converts the file's value to clap defaults for the argument.
-fn as_defaults(arg: &Arg, key: &str, entry: &ConfigFileEntry) -> Result<Vec<String>, String> {
+fn as_defaults(arg: &Arg, key: &str, entry: &ConfigFileEntry) -> Result<Vec<String>, ConfigEntryError> {
+    let wrong_type = |expected, found: &ConfigFileValue| ConfigEntryError::Type {
+        key: key.to_owned(),
+        expected,
+        found: found.kind(),
+    };
     let values: &[ConfigFileValue] = match &entry.value {
         ConfigFileValue::Array(values) if takes_multiple_values(arg) => values,
-        ConfigFileValue::Array(_) => return Err(format!("`{key}` takes one value, not an array")),
+        array @ ConfigFileValue::Array(_) => return Err(wrong_type("takes one value", array)),
         single => std::slice::from_ref(single),
     };
     let mut texts = Vec::with_capacity(values.len());
@@ -350,7 +297,7 @@ fn as_defaults(arg: &Arg, key: &str, entry: &ConfigFileEntry) -> Result<Vec<Stri
         let text = match (value, arg.get_action()) {
             (ConfigFileValue::Bool(on), ArgAction::SetTrue | ArgAction::SetFalse) => on.to_string(),
             (_, ArgAction::SetTrue | ArgAction::SetFalse) => {
-                return Err(format!("`{key}` is true or false, not {}", value.kind()));
+                return Err(wrong_type("is true or false", value));
             }
             (ConfigFileValue::Bool(on), _) if takes_bool(arg) => on.to_string(),
             (ConfigFileValue::Text(text) | ConfigFileValue::Number(text), _) => text.clone(),
@@ -361,7 +308,7 @@ fn as_defaults(arg: &Arg, key: &str, entry: &ConfigFileEntry) -> Result<Vec<Stri
                 | ConfigFileValue::Other,
                 _,
             ) => {
-                return Err(format!("`{key}` takes a string or a number, not {}", value.kind()));
+                return Err(wrong_type("takes a string or a number", value));
             }
         };
         validate_value(arg, key, &text)?;
@@ -381,7 +328,7 @@ fn takes_bool(arg: &Arg) -> bool {
 }
 
 /// Validates one value of one argument with clap. In the real parse an invalid default would be reported as if given on the command line.
-fn validate_value(arg: &Arg, key: &str, text: &str) -> Result<(), String> {
+fn validate_value(arg: &Arg, key: &str, text: &str) -> Result<(), ConfigEntryError> {
     let mut argument = Arg::new("value")
         .long(key.to_owned())
         .action(ArgAction::Append)
@@ -398,11 +345,7 @@ fn validate_value(arg: &Arg, key: &str, text: &str) -> Result<(), String> {
         .disable_help_flag(true)
         .arg(argument)
         .try_get_matches_from([format!("--{key}={text}")]);
-    parsed.map(drop).map_err(|error| {
-        let text = error.render().to_string();
-        let text = text.split_once("\n\nFor more information").map_or(text.as_str(), |(before, _)| before);
-        text.trim_start_matches("error: ").trim_end().to_owned()
-    })
+    parsed.map(drop).map_err(|error| ConfigEntryError::Value { key: key.to_owned(), error })
 }
 
 fn set_default(command: Command, path: &[String], id: &str, values: Vec<String>) -> Command {

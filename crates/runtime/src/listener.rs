@@ -21,6 +21,7 @@ use std::time::Duration;
 use http::{Request, Response};
 use http_body::Body;
 use hyper::body::Incoming;
+use moongate_backoff::{Backoff, BackoffPolicy};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 
@@ -32,8 +33,9 @@ pub use rejection::ConnectionRejection;
 pub(crate) use tls::certificates;
 pub use tls::{ClientCertificate, ServerTls, ServerTlsFiles, TlsConfigError};
 
-/// Pause after a failed accept, doubled from the first value to the second while accepts keep failing.
-const ACCEPT_PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_secs(1));
+/// Pauses after failed accepts.
+const ACCEPT_BACKOFF: BackoffPolicy =
+    BackoffPolicy { initial: Duration::from_millis(5), max: Duration::from_secs(1) };
 
 /// The client's address, in the extensions of every request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -373,7 +375,7 @@ impl AcceptLoop {
 }
 
 async fn accept_one(listener: &TcpListener) -> (TcpStream, SocketAddr) {
-    let (mut pause, max_pause) = ACCEPT_PAUSE;
+    let mut backoff = Backoff::new(ACCEPT_BACKOFF);
     loop {
         let error = match listener.accept().await {
             Ok((stream, peer)) => {
@@ -389,9 +391,10 @@ async fn accept_one(listener: &TcpListener) -> (TcpStream, SocketAddr) {
         if is_connection_error(error.kind()) {
             continue;
         }
+        backoff.record_failure();
+        let pause = backoff.pause();
         tracing::warn!(%error, ?pause, "cannot accept connections; retrying after a pause");
         tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(max_pause);
     }
 }
 

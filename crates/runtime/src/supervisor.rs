@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use moongate_backoff::{Backoff, BackoffPolicy};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 use tokio::task::{AbortHandle, JoinHandle};
@@ -31,8 +32,9 @@ use tokio_util::sync::CancellationToken;
 
 /// How long [`Supervisor::shutdown`] waits for tasks to be dropped once it has aborted them.
 const ABORT_GRACE: Duration = Duration::from_millis(250);
-/// Pause before a panicked task restarts, doubled from the first value to the second while it keeps panicking.
-const RESTART_PAUSE: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// Pauses before a panicked task restarts.
+const RESTART_BACKOFF: BackoffPolicy =
+    BackoffPolicy { initial: Duration::from_millis(500), max: Duration::from_secs(30) };
 /// After running this long, a task that panics restarts with the initial pause again.
 const STABLE_AFTER: Duration = Duration::from_secs(60);
 
@@ -168,8 +170,7 @@ impl Supervisor {
     {
         self.spawn_registered(name, move |registration| async move {
             let shared = &registration.state;
-            let (min_pause, max_pause) = RESTART_PAUSE;
-            let mut pause = min_pause;
+            let mut backoff = Backoff::new(RESTART_BACKOFF);
             loop {
                 let started = Instant::now();
                 let Err(panic) = AssertUnwindSafe(async { make().await }).catch_unwind().await else {
@@ -177,12 +178,12 @@ impl Supervisor {
                 };
                 shared.record_panic(name, panic.as_ref(), "the task restarts");
                 if started.elapsed() >= STABLE_AFTER {
-                    pause = min_pause;
+                    backoff.reset();
                 }
-                if shared.token.run_until_cancelled(tokio::time::sleep(pause)).await.is_none() {
+                backoff.record_failure();
+                if shared.token.run_until_cancelled(tokio::time::sleep(backoff.pause())).await.is_none() {
                     return;
                 }
-                pause = (pause * 2).min(max_pause);
             }
         })
     }

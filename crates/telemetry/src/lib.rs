@@ -20,10 +20,10 @@ mod tracer;
 pub use annotations::AttributeValue;
 #[doc(hidden)]
 pub use context::{caller, inject};
-pub use export::{CollectorTlsError, OtlpProtocol};
+pub use export::{CollectorTlsError, ExportError, OtlpProtocol};
 pub use logs::{LogFormat, LoggingArgs, LoggingError, init_logs};
 pub use opentelemetry::trace::{SpanContext, SpanKind, TraceId};
 pub use options::{TelemetryArgs, TelemetryError};
 pub use span::SpanHandle;
 pub use span_attributes::{AttributeWriter, ChildSpans, SpanAttributes};
-pub use tracer::{SpanFlushError, Tracer};
+pub use tracer::{ExportTaskError, SpanFlushError, Tracer};

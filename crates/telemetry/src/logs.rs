@@ -7,6 +7,7 @@ use moongate_runtime::StderrLogOutput;
 use tracing::Subscriber;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::ParseError;
 use tracing_subscriber::fmt::MakeWriter;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
@@ -58,9 +59,9 @@ impl Default for LoggingArgs {
 pub enum LoggingError {
     /// The log filter cannot be parsed.
     #[error(
-        "`{filter}` is not a log filter: {problem}; write a level (error, warn, info, debug, trace) or MODULE=LEVEL, separated by commas"
+        "`{filter}` is not a log filter: {source}; write a level (error, warn, info, debug, trace) or MODULE=LEVEL, separated by commas"
     )]
-    Filter { filter: String, problem: String },
+    Filter { filter: String, source: ParseError },
     /// Logging was already set up in this process.
     #[error("logging is already set up: {0}; call init_logs once, at the start of main")]
     AlreadySet(#[from] tracing_subscriber::util::TryInitError),
@@ -98,7 +99,7 @@ where
 fn filter(text: &str) -> Result<EnvFilter, LoggingError> {
     let parsed = EnvFilter::try_new(text)
         .and_then(|_| EnvFilter::try_new(format!("{NOISY_CRATES_FILTER},{text}")))
-        .map_err(|error| LoggingError::Filter { filter: text.to_owned(), problem: error.to_string() })?;
+        .map_err(|source| LoggingError::Filter { filter: text.to_owned(), source })?;
     Ok(parsed)
 }
 

@@ -10,12 +10,12 @@ use http::HeaderMap;
 use opentelemetry::trace::{SpanContext, SpanId, SpanKind, TraceId, TraceState};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Instant;
 
 use crate::buffered_trace::BufferedTrace;
 use crate::context::{self, TraceContext};
-use crate::export::{OtlpExporter, OtlpTarget, SpanQueue};
+use crate::export::{ExportError, OtlpExporter, OtlpTarget, SpanQueue};
 use crate::options::{TelemetryArgs, TelemetryError};
 use crate::span::SpanHandle;
 use crate::span_attributes::SpanAttributes;
@@ -25,11 +25,24 @@ const EXPORT_DELAY: Duration = Duration::from_secs(5);
 
 /// Spans were lost during shutdown.
 #[derive(Debug, thiserror::Error)]
-#[error("not all spans were exported within {deadline:?}: {problem}; check that the collector is reachable")]
+#[error("not all spans were exported within {deadline:?}: {source}; check that the collector is reachable")]
 pub struct SpanFlushError {
     /// Time limit of the shutdown.
     pub deadline: Duration,
-    pub problem: String,
+    pub source: ExportTaskError,
+}
+
+/// Why the export of the remaining spans did not complete.
+#[derive(Debug, thiserror::Error)]
+pub enum ExportTaskError {
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// The task panicked or was cancelled.
+    #[error(transparent)]
+    Task(#[from] JoinError),
+    /// The time limit has passed.
+    #[error("the export timed out")]
+    Timeout,
 }
 
 /// Starts spans. Cloning is cheap; with tracing off, each call is a comparison and a return.
@@ -43,7 +56,7 @@ struct TracerState {
     sample_ratio: f64,
     slow: Duration,
     ended: AtomicBool,
-    export_task: Mutex<Option<JoinHandle<Result<(), String>>>>,
+    export_task: Mutex<Option<JoinHandle<Result<(), ExportError>>>>,
 }
 
 impl Tracer {
@@ -151,16 +164,16 @@ impl Tracer {
         state.queue.stop();
         let Some(export_task) = state.export_task.lock().take() else { return Ok(()) };
         let abort = export_task.abort_handle();
-        let problem = match tokio::time::timeout(deadline, export_task).await {
+        let source = match tokio::time::timeout(deadline, export_task).await {
             Ok(Ok(Ok(()))) => return Ok(()),
-            Ok(Ok(Err(problem))) => problem,
-            Ok(Err(error)) => error.to_string(),
+            Ok(Ok(Err(error))) => error.into(),
+            Ok(Err(error)) => error.into(),
             Err(_) => {
                 abort.abort();
-                "the export timed out".to_owned()
+                ExportTaskError::Timeout
             }
         };
-        Err(SpanFlushError { deadline, problem })
+        Err(SpanFlushError { deadline, source })
     }
 }
 

@@ -1,9 +1,17 @@
-//! Test support: real programs used by the tests of several crates.
+//! Test support: what the tests of several crates need besides the code under test.
 
+#[cfg(feature = "kubernetes")]
 mod audit;
+mod certificates;
+#[cfg(feature = "kubernetes")]
 mod control_plane;
+#[cfg(feature = "kubernetes")]
 mod kubelet;
 
+#[cfg(feature = "kubernetes")]
 pub use audit::{AuditEvent, AuditObjectRef, AuditResponseStatus, AuditUser};
+pub use certificates::{CertificateError, IdentityFiles, PemIdentity, TestAuthority};
+#[cfg(feature = "kubernetes")]
 pub use control_plane::{ControlPlane, ControlPlaneError, TestNamespace};
+#[cfg(feature = "kubernetes")]
 pub use kubelet::{ContainerHealth, FakeKubelet, KubeletTimings, NoopRuntime, PodRuntime, pod_address};

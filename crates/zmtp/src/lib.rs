@@ -17,7 +17,6 @@
 //! [RFC 37]: https://rfc.zeromq.org/spec/37/
 
 mod accept;
-mod backoff;
 pub mod codec;
 mod connection;
 mod endpoint;
@@ -31,7 +30,7 @@ mod subscriber;
 pub use codec::ZmtpMessage;
 pub use endpoint::{ZmtpEndpoint, ZmtpEndpointError};
 pub use error::ZmtpError;
-pub use options::{ReconnectPolicy, TcpKeepaliveOptions, ZmtpOptions};
+pub use options::{TcpKeepaliveOptions, ZmtpOptions};
 pub use publisher::{ZmtpPublisher, ZmtpPublisherServer, ZmtpPublisherStats};
 pub use request::{ZmtpReplies, request};
 pub use responder::ZmtpResponder;

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use moongate_backoff::BackoffPolicy;
+
 use crate::codec::ZmtpLimits;
 
 /// Options of all socket types.
@@ -11,8 +13,9 @@ pub struct ZmtpOptions {
     pub limits: ZmtpLimits,
     /// Timeout for resolving, connecting and the handshake together.
     pub connect_timeout: Duration,
-    /// Pauses between connection attempts.
-    pub retry: ReconnectPolicy,
+    /// Jittered pauses between connection attempts. The first attempt after a lost connection follows at once, unless the connection
+    /// ended sooner than the maximum pause, which counts as a failure.
+    pub retry: BackoffPolicy,
     /// Detection of vanished peers by the kernel.
     pub tcp: TcpKeepaliveOptions,
     /// Maximum number of connections of a bound socket. Further ones wait in the kernel's backlog.
@@ -26,27 +29,11 @@ impl Default for ZmtpOptions {
         Self {
             limits: ZmtpLimits::default(),
             connect_timeout: Duration::from_secs(5),
-            retry: ReconnectPolicy::default(),
+            retry: BackoffPolicy { initial: Duration::from_millis(50), max: Duration::from_secs(1) },
             tcp: TcpKeepaliveOptions::default(),
             max_peers: 1024,
             publish_queue: 8192,
         }
-    }
-}
-
-/// Reconnect policy. The first attempt after a lost connection follows at once; then pauses double. Each pause is shortened by up to half
-/// at random, so that many subscribers of a restarted engine do not reconnect at the same time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ReconnectPolicy {
-    /// Pause after the first failure.
-    pub initial: Duration,
-    /// Maximum pause. A connection that ends sooner than this counts as failed.
-    pub max: Duration,
-}
-
-impl Default for ReconnectPolicy {
-    fn default() -> Self {
-        Self { initial: Duration::from_millis(50), max: Duration::from_secs(1) }
     }
 }
 

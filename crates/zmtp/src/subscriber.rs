@@ -4,15 +4,15 @@ use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::{self, BoxStream, SelectAll};
+use moongate_backoff::Backoff;
 use tokio::net::TcpStream;
 
 use crate::accept::ZmtpAcceptor;
-use crate::backoff::ReconnectBackoff;
 use crate::codec::{ZmtpMessage, ZmtpSocketType};
 use crate::connection::ZmtpConnection;
 use crate::{ZmtpEndpoint, ZmtpError, ZmtpOptions};
@@ -65,7 +65,7 @@ impl ZmtpSubscriber {
     pub fn connect(endpoint: ZmtpEndpoint, topics: Vec<Bytes>, options: ZmtpOptions) -> Self {
         let config = Arc::new(SubscriberConfig { topics, options });
         let dialer = PublisherDialer {
-            backoff: ReconnectBackoff::new(options.retry),
+            backoff: Backoff::new(options.retry),
             config: Arc::clone(&config),
             endpoint,
             open: None,
@@ -179,7 +179,7 @@ impl InboundPublisher {
 struct PublisherDialer {
     config: Arc<SubscriberConfig>,
     endpoint: ZmtpEndpoint,
-    backoff: ReconnectBackoff,
+    backoff: Backoff,
     open: Option<(ZmtpConnection, PublisherPeer, Instant)>,
     next_id: u64,
 }
@@ -187,9 +187,9 @@ struct PublisherDialer {
 impl PublisherDialer {
     async fn next_event(&mut self) -> SubscriberEvent {
         let Some((connection, peer, since)) = &mut self.open else {
-            tokio::time::sleep(self.backoff.pause(fastrand::f64())).await;
+            tokio::time::sleep(self.backoff.jittered_pause()).await;
             return self.dial().await.unwrap_or_else(|error| {
-                self.backoff.failed();
+                self.backoff.record_failure();
                 SubscriberEvent::Failed(None, error)
             });
         };
@@ -197,10 +197,21 @@ impl PublisherDialer {
             Ok(message) => SubscriberEvent::Message(*peer, message),
             Err(error) => {
                 let event = SubscriberEvent::Disconnected(*peer, error);
-                self.backoff.ended(since.elapsed());
+                let lifetime = since.elapsed();
+                self.record_end(lifetime);
                 self.open = None;
                 event
             }
+        }
+    }
+
+    /// Records the end of a connection. One that broke at once counts as a failure: a peer that accepts and closes must not be redialled
+    /// without a pause.
+    fn record_end(&mut self, lifetime: Duration) {
+        if lifetime >= self.config.options.retry.max {
+            self.backoff.reset();
+        } else {
+            self.backoff.record_failure();
         }
     }
 
@@ -212,5 +223,26 @@ impl PublisherDialer {
         self.next_id += 1;
         self.open = Some((connection, peer, Instant::now()));
         Ok(SubscriberEvent::Connected(peer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_long_connection_resets_the_backoff() {
+        let options = ZmtpOptions::default();
+        let mut dialer = PublisherDialer {
+            config: Arc::new(SubscriberConfig { topics: Vec::new(), options }),
+            endpoint: "tcp://127.0.0.1:1".parse().unwrap(),
+            backoff: Backoff::new(options.retry),
+            open: None,
+            next_id: 0,
+        };
+        dialer.record_end(Duration::from_millis(3));
+        assert_eq!(dialer.backoff.pause(), options.retry.initial);
+        dialer.record_end(options.retry.max);
+        assert_eq!(dialer.backoff.pause(), Duration::ZERO);
     }
 }

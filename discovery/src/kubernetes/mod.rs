@@ -3,7 +3,6 @@
 pub(crate) mod pod;
 pub(crate) mod watch;
 
-use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,9 +10,10 @@ use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 
 use crate::endpoint::HttpScheme;
-use crate::error::DiscoveryError;
+use crate::error::KubernetesConfigError;
+use crate::kv_transfer::KvConnector;
 use crate::roles::{RoleNames, RolePorts};
-use crate::topology::{EngineKind, KvConnector};
+use crate::topology::EngineKind;
 
 /// Settings of discovery from pods in the Kubernetes API.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,25 +85,21 @@ impl KubernetesDiscoveryOptions {
 }
 
 /// The API client and the namespace to watch.
-pub(crate) async fn client(options: &KubernetesDiscoveryOptions) -> Result<(Client, String), DiscoveryError> {
-    let config_error = |error: &dyn Display| DiscoveryError::KubernetesConfig(error_text(error));
+pub(crate) async fn client(
+    options: &KubernetesDiscoveryOptions,
+) -> Result<(Client, String), KubernetesConfigError> {
     let config = match &options.kubeconfig {
         Some(path) => {
-            let file = Kubeconfig::read_from(path).map_err(|error| config_error(&error))?;
+            let file = Kubeconfig::read_from(path).map_err(KubernetesConfigError::Kubeconfig)?;
             Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
                 .await
-                .map_err(|error| config_error(&error))?
+                .map_err(KubernetesConfigError::Kubeconfig)?
         }
-        None => Config::infer().await.map_err(|error| config_error(&error))?,
+        None => Config::infer().await.map_err(KubernetesConfigError::Infer)?,
     };
     let namespace = options.namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
-    let client = Client::try_from(config).map_err(|error| config_error(&error))?;
+    let client = Client::try_from(config).map_err(KubernetesConfigError::Client)?;
     Ok((client, namespace))
-}
-
-/// The message of kube's error, without its doubled quotes around a path.
-fn error_text(error: &dyn Display) -> String {
-    error.to_string().replace("'\"", "'").replace("\"'", "'")
 }
 
 #[cfg(test)]

@@ -7,11 +7,12 @@ use rbg_api::keys;
 
 use super::KubernetesDiscoveryOptions;
 use crate::endpoint::EngineEndpoint;
+use crate::kv_transfer::KvConnector;
 use crate::listing::{ListedHost, ListedInstance};
 use crate::location::PhysicalLocation;
 use crate::roles::{bootstrap_port, http_port};
 use crate::topology::{
-    DeclaredFacts, EngineKind, EngineRole, InstanceId, InstanceSource, KubernetesWorkload, KvConnector,
+    DeclaredFacts, EngineKind, EngineRole, InstanceId, InstanceSource, KubernetesWorkload,
 };
 
 /// Annotations (or labels) of pods that configure discovery beyond RBG's labels and the container ports.

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use moongate_runtime::{ClientTls, plain_http_client, tls_error_hint};
 
-use crate::error::DiscoveryError;
+use crate::error::{DiscoveryError, root_cause};
 use crate::probe::options::ProbeOptions;
 use crate::probe::report::{ProbeCheck, ProbeCheckOutcome};
 
@@ -51,7 +51,7 @@ pub(crate) fn client(options: &ProbeOptions) -> Result<reqwest::Client, Discover
         // closed would look like a dead engine.
         .pool_max_idle_per_host(0)
         .build()
-        .map_err(|error| DiscoveryError::HttpClient(root_cause(&error)))
+        .map_err(DiscoveryError::HttpClient)
 }
 
 impl<'a> ProbeSession<'a> {
@@ -146,13 +146,4 @@ fn failure(error: reqwest::Error) -> ProbeExchangeError {
         return ProbeExchangeError { outcome: ProbeCheckOutcome::TimedOut, fix: None };
     }
     ProbeExchangeError { outcome: ProbeCheckOutcome::Failed(root_cause(&error)), fix: tls_error_hint(&error) }
-}
-
-/// The innermost cause: "Connection refused" is more specific than "error sending request".
-pub(crate) fn root_cause(error: &dyn std::error::Error) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }

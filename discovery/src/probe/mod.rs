@@ -14,8 +14,9 @@ mod vllm;
 
 use crate::endpoint::bracketed;
 use crate::error::DiscoveryError;
+use crate::kv_transfer::BootstrapAddress;
 use crate::listing::ListedInstance;
-use crate::topology::{BootstrapAddress, EngineFacts, EngineKind, EngineRole};
+use crate::topology::{EngineFacts, EngineKind, EngineRole};
 
 use self::http::{ProbeError, ProbeResponse, ProbeSession};
 use self::options::ProbeOptions;

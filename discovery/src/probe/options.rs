@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use moongate_runtime::ClientTls;
+use moongate_runtime::{BackoffPolicy, ClientTls};
 
 /// Settings of the probes of engines.
 #[derive(Clone)]
@@ -14,10 +14,8 @@ pub struct ProbeOptions {
     pub connect_timeout: Duration,
     /// Interval of probes of a ready instance. Default 30 s.
     pub refresh: Duration,
-    /// First delay after a failed probe; doubles with each failure. Default 250 ms.
-    pub backoff_min: Duration,
-    /// Maximum delay after a failed probe. Default 5 s.
-    pub backoff_max: Duration,
+    /// Jittered pauses after failed probes. Default 250 ms to 5 s.
+    pub backoff: BackoffPolicy,
     /// Consecutive timeouts after which a ready instance becomes not ready. Default 10: health checks detect unresponsive engines,
     /// and single timeouts on a busy machine must not remove engines from the fleet.
     pub timeouts_to_unready: u32,
@@ -35,8 +33,7 @@ impl Default for ProbeOptions {
             timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(1),
             refresh: Duration::from_secs(30),
-            backoff_min: Duration::from_millis(250),
-            backoff_max: Duration::from_secs(5),
+            backoff: BackoffPolicy { initial: Duration::from_millis(250), max: Duration::from_secs(5) },
             timeouts_to_unready: 10,
             concurrency: 32,
             api_key: None,
@@ -51,8 +48,7 @@ impl fmt::Debug for ProbeOptions {
             .field("timeout", &self.timeout)
             .field("connect_timeout", &self.connect_timeout)
             .field("refresh", &self.refresh)
-            .field("backoff_min", &self.backoff_min)
-            .field("backoff_max", &self.backoff_max)
+            .field("backoff", &self.backoff)
             .field("timeouts_to_unready", &self.timeouts_to_unready)
             .field("concurrency", &self.concurrency)
             .field("api_key", &self.api_key.as_ref().map(|_| "(set)"))

@@ -7,7 +7,8 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::kv_cache::{MAX_RANKS, PrefetchPolicy};
-use crate::topology::{EngineRole, KvConnector, PriorityOrder};
+use crate::kv_transfer::KvConnector;
+use crate::topology::{EngineRole, PriorityOrder};
 
 /// Maximum number of model names per engine.
 const MAX_MODELS: usize = 1024;

@@ -4,8 +4,9 @@ use super::http::{ProbeError, ProbeSession};
 use super::report::ProbeVerdict;
 use super::responses::SglangServerInfo;
 use super::{bootstrap, bootstrap_url, events, hashing, models, not_ready, role_mismatch, store};
+use crate::kv_transfer::{BootstrapAddress, KvTransferMethod};
 use crate::listing::ListedInstance;
-use crate::topology::{BootstrapAddress, EngineFacts, EngineKind, EngineRole, KvTransferMethod};
+use crate::topology::{EngineFacts, EngineKind, EngineRole};
 
 /// Returns 200 once every rank of the prefill is registered, and 503 before.
 const ROUTE_ALL_RANKS: &str =

@@ -1,15 +1,13 @@
 //! Probes vLLM engines (0.32/0.33: `/version`, `/v1/models`, `/kv_event_sources`, `/metrics`, the Mooncake bootstrap's `/query`).
 
-use std::collections::BTreeMap;
-
 use super::http::{ProbeError, ProbeSession};
 use super::report::ProbeVerdict;
 use super::responses::{self, VllmMetrics};
 use super::{bootstrap, bootstrap_url, check_status, events, hashing, models, not_ready, store};
+use crate::kv_transfer::{BootstrapAddress, KvConnector, KvTransferMethod};
 use crate::listing::ListedInstance;
-use crate::topology::{BootstrapAddress, EngineFacts, EngineKind, EngineRole, KvConnector, KvTransferMethod};
-
-const SET_CONNECTOR: &str = "set `connector` to nixl, mooncake or store";
+use crate::parse_names::enumerate;
+use crate::topology::{EngineFacts, EngineKind, EngineRole};
 
 /// The version, if the server is a vLLM.
 pub(super) async fn version(
@@ -73,7 +71,7 @@ pub(super) async fn probe(
         Ok(None) => {
             let reason = session.set_fix(
                 format!("{}: this vLLM {} does not report its KV connector", listed.url, listed.role),
-                SET_CONNECTOR,
+                format!("set `connector` to {}", enumerate(KvConnector::CHOICES, "or")),
             );
             ProbeVerdict::NoConnector { facts, reason }
         }
@@ -107,10 +105,8 @@ async fn transfer(
 ) -> Result<Option<KvTransferMethod>, ProbeError> {
     let prefill = listed.role == EngineRole::Prefill;
     match listed.declared.connector {
-        Some(KvConnector::Nixl) => return Ok(Some(KvTransferMethod::VllmNixl)),
-        Some(KvConnector::Store) => return Ok(Some(KvTransferMethod::VllmStore)),
         Some(KvConnector::Mooncake) if prefill => return mooncake_prefill(session, listed).await.map(Some),
-        Some(KvConnector::Mooncake) => return Ok(Some(mooncake_decode())),
+        Some(connector) => return Ok(Some(connector.into())),
         None => {}
     }
     let by_metrics = metrics.connector();
@@ -125,15 +121,7 @@ async fn transfer(
             Err(_) => {}
         }
     }
-    Ok(by_metrics.map(|connector| match connector {
-        KvConnector::Nixl => KvTransferMethod::VllmNixl,
-        KvConnector::Store => KvTransferMethod::VllmStore,
-        KvConnector::Mooncake => mooncake_decode(),
-    }))
-}
-
-fn mooncake_decode() -> KvTransferMethod {
-    KvTransferMethod::VllmMooncake { bootstrap: None, engine_ids: BTreeMap::new() }
+    Ok(by_metrics.map(KvTransferMethod::from))
 }
 
 async fn mooncake_prefill(

@@ -12,12 +12,11 @@ use rbg_api::{DiscoveredGroup, DiscoveryFile, RbgIdentity};
 
 use crate::endpoint::{EngineEndpoint, HttpScheme};
 use crate::error::TopologyFileError;
+use crate::kv_transfer::KvConnector;
 use crate::listing::{ListedHost, ListedInstance, SourceUpdate};
 use crate::location::PhysicalLocation;
 use crate::roles::{RoleNames, RolePorts, bootstrap_port, http_port};
-use crate::topology::{
-    DeclaredFacts, EngineKind, EngineRole, InstanceSource, KubernetesWorkload, KvConnector,
-};
+use crate::topology::{DeclaredFacts, EngineKind, EngineRole, InstanceSource, KubernetesWorkload};
 
 pub(crate) use self::resolved_names::{ResolvedNames, system_resolver};
 

@@ -1,6 +1,6 @@
 //! Access control of both listeners: authentication, scopes and quotas.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,19 +12,28 @@ use subtle::ConstantTimeEq as _;
 use tokio_util::sync::CancellationToken;
 
 use super::caller::{AccessScope, AuthenticatedCaller};
-use super::file::AccessFile;
-use super::jwt::{JwtRejection, VerificationKeySet};
+use super::file::{AccessConfigError, AccessFile};
+use super::jwt::{JwksError, JwtRejection, VerificationKeySet};
 use super::options::{AccessOptions, JwtRequirements};
 use super::quota::{QuotaKind, QuotaPermit, QuotaTracker};
 use crate::error::{ApiError, ApiErrorCode};
 
+const ACCESS_FILE_FLAG: &str = "--access-file";
+const JWKS_FILE_FLAG: &str = "--jwks-file";
+
 /// An access file or JWKS file that cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("{flag} {}: {problem}", path.display())]
-pub struct AccessFileError {
-    flag: &'static str,
-    path: PathBuf,
-    problem: String,
+pub enum AccessFileError {
+    #[error("{ACCESS_FILE_FLAG} {}: {source}", path.display())]
+    Access { path: PathBuf, source: AccessConfigError },
+    #[error("{JWKS_FILE_FLAG} {}: {source}", path.display())]
+    Jwks { path: PathBuf, source: JwksError },
+    /// A JWKS file is set, but not the claims that its tokens must have.
+    #[error(
+        "{JWKS_FILE_FLAG} {}: --jwt-issuer and --jwt-audience are required too: without them, tokens for other services would be accepted",
+        .0.display()
+    )]
+    NoTokenRules(PathBuf),
 }
 
 /// A rejected request, with the `reason` label of the metric.
@@ -35,40 +44,35 @@ pub(crate) struct AccessRejection {
 }
 
 /// A parsed file that is reloaded when it changes.
-struct ReloadableFile<T> {
+struct ReloadableFile<T, E> {
     flag: &'static str,
     path: PathBuf,
-    parse: fn(&std::path::Path) -> Result<T, String>,
+    read: fn(&Path) -> Result<T, E>,
     current: ArcSwap<T>,
 }
 
-impl<T> ReloadableFile<T> {
-    fn load(
-        flag: &'static str,
-        path: &std::path::Path,
-        read: fn(&std::path::Path) -> Result<T, String>,
-    ) -> Result<Self, AccessFileError> {
-        let file_error = |problem| AccessFileError { flag, path: path.to_owned(), problem };
-        let current = ArcSwap::from_pointee(read(path).map_err(file_error)?);
-        Ok(Self { flag, path: path.to_owned(), parse: read, current })
+impl<T, E: std::error::Error> ReloadableFile<T, E> {
+    fn load(flag: &'static str, path: &Path, read: fn(&Path) -> Result<T, E>) -> Result<Self, E> {
+        let current = ArcSwap::from_pointee(read(path)?);
+        Ok(Self { flag, path: path.to_owned(), read, current })
     }
 
     /// Reloads the file. An invalid file keeps the previous content, so that an editing mistake locks no client out.
     fn reload(&self, describe: impl Fn(&T) -> usize) {
         let (flag, file) = (self.flag, self.path.display());
-        match (self.parse)(&self.path) {
+        match (self.read)(&self.path) {
             Ok(value) => {
                 tracing::info!(flag, %file, keys = describe(&value), "reloaded");
                 self.current.store(Arc::new(value));
             }
             Err(problem) => {
-                tracing::warn!(flag, %file, problem, "reload failed; keeping the previous content");
+                tracing::warn!(flag, %file, %problem, "reload failed; keeping the previous content");
             }
         }
     }
 }
 
-impl<T> std::fmt::Debug for ReloadableFile<T> {
+impl<T, E> std::fmt::Debug for ReloadableFile<T, E> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ReloadableFile").field("path", &self.path).finish_non_exhaustive()
     }
@@ -77,8 +81,8 @@ impl<T> std::fmt::Debug for ReloadableFile<T> {
 /// Checks API keys, JWTs and quotas. Its files are reloaded on change.
 #[derive(Debug)]
 pub(crate) struct AccessControl {
-    file: Option<ReloadableFile<AccessFile>>,
-    jwt: Option<(ReloadableFile<VerificationKeySet>, JwtRequirements)>,
+    file: Option<ReloadableFile<AccessFile, AccessConfigError>>,
+    jwt: Option<(ReloadableFile<VerificationKeySet, JwksError>, JwtRequirements)>,
     admin_token: Option<SecretString>,
     /// Whether a client certificate is enough for the admin listener.
     admin_certificates: bool,
@@ -87,23 +91,21 @@ pub(crate) struct AccessControl {
 
 impl AccessControl {
     pub(crate) fn load(options: &AccessOptions, admin_certificates: bool) -> Result<Self, AccessFileError> {
-        let file = options.access_file.as_deref();
+        let load_keys = |path: &Path| {
+            ReloadableFile::load(JWKS_FILE_FLAG, path, VerificationKeySet::read)
+                .map_err(|source| AccessFileError::Jwks { path: path.to_owned(), source })
+        };
+        let load_access_file = |path: &Path| {
+            ReloadableFile::load(ACCESS_FILE_FLAG, path, AccessFile::read)
+                .map_err(|source| AccessFileError::Access { path: path.to_owned(), source })
+        };
         let provider = match (options.jwks_file.as_deref(), options.token_rules()) {
-            (Some(path), Some(rules)) => {
-                Some((ReloadableFile::load("--jwks-file", path, VerificationKeySet::read)?, rules))
-            }
-            (Some(path), None) => {
-                let problem =
-                    "--jwt-issuer and --jwt-audience are required too: without them, tokens for other services would be accepted"
-                        .to_owned();
-                return Err(AccessFileError { flag: "--jwks-file", path: path.to_owned(), problem });
-            }
+            (Some(path), Some(rules)) => Some((load_keys(path)?, rules)),
+            (Some(path), None) => return Err(AccessFileError::NoTokenRules(path.to_owned())),
             _ => None,
         };
         Ok(Self {
-            file: file
-                .map(|path| ReloadableFile::load("--access-file", path, AccessFile::read))
-                .transpose()?,
+            file: options.access_file.as_deref().map(load_access_file).transpose()?,
             jwt: provider,
             admin_token: options.admin_token.clone(),
             admin_certificates,

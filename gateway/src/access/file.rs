@@ -8,9 +8,9 @@ use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
-use super::bounded::read_limited;
+use super::bounded::{BoundedReadError, read_limited};
 use super::caller::{AccessScope, AuthenticatedCaller};
-use super::quota::TrafficQuota;
+use super::quota::{QuotaError, TrafficQuota};
 
 /// Largest access file in bytes: more than a Kubernetes Secret can hold (1 MiB).
 const MAX_FILE_BYTES: u64 = 16 << 20;
@@ -46,6 +46,41 @@ fn default_scopes() -> BTreeSet<AccessScope> {
     BTreeSet::from([AccessScope::Inference])
 }
 
+/// Why an access file cannot be used. It never quotes the content, which has keys.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessConfigError {
+    #[error(transparent)]
+    Read(#[from] BoundedReadError),
+    /// The file is not TOML, or has an unknown or missing key. TOML's own error is not kept: it quotes the line.
+    #[error("line {line}: {problem}")]
+    Syntax { line: usize, problem: String },
+    #[error("[{table}]: {source}")]
+    Quota { table: String, source: QuotaError },
+    /// `number` is the key's position in the file, counted from 1.
+    #[error("[[key]] number {number}: {source}")]
+    Key { number: usize, source: ApiKeyError },
+}
+
+/// Why one `[[key]]` of an access file is invalid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum ApiKeyError {
+    #[error("sha256 is not a SHA-256: 64 hexadecimal digits, as sha256sum prints them")]
+    Digest,
+    #[error("key is shorter than {MIN_KEY_LEN} characters, and could be guessed")]
+    TooShort,
+    #[error("key has characters that are invalid in a header; use visible ASCII")]
+    Characters,
+    /// Both or neither are set.
+    #[error("give either sha256 or key")]
+    DigestOrKey,
+    #[error("tenant is a name of 1 to {MAX_TENANT_LEN} bytes")]
+    Tenant,
+    #[error("scopes is empty, so that the key permits nothing; omit it for `inference`")]
+    NoScopes,
+    #[error("duplicate key")]
+    Duplicate,
+}
+
 /// The parsed access file. Keys are stored as SHA-256 digests only.
 #[derive(Debug, Default)]
 pub(super) struct AccessFile {
@@ -55,31 +90,29 @@ pub(super) struct AccessFile {
 }
 
 impl AccessFile {
-    /// Reads and checks the file. The error names the line and the problem but never quotes the content.
-    pub(super) fn read(path: &Path) -> Result<Self, String> {
+    /// Reads and checks the file.
+    pub(super) fn read(path: &Path) -> Result<Self, AccessConfigError> {
         Self::parse(&read_limited(path, MAX_FILE_BYTES)?)
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    fn parse(text: &str) -> Result<Self, AccessConfigError> {
         let config: AccessConfig = toml::from_str(text).map_err(|error| {
-            // The TOML error itself would quote the line, and with it possibly a key.
             let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
-            format!("line {}: {}", before.matches('\n').count() + 1, error.message())
+            let line = before.matches('\n').count() + 1;
+            AccessConfigError::Syntax { line, problem: error.message().to_owned() }
         })?;
         let mut file = Self { default_quota: config.quota, tenants: config.tenant, ..Self::default() };
-        for (name, quota) in
-            file.tenants.iter().map(|(name, quota)| (name.as_str(), quota)).chain([("", &file.default_quota)])
-        {
-            quota.check().map_err(|problem| match name {
-                "" => format!("[quota]: {problem}"),
-                name => format!("[tenant.{name}]: {problem}"),
-            })?;
+        for (name, quota) in &file.tenants {
+            let table = || format!("tenant.{name}");
+            quota.check().map_err(|source| AccessConfigError::Quota { table: table(), source })?;
         }
+        let table = || "quota".to_owned();
+        file.default_quota.check().map_err(|source| AccessConfigError::Quota { table: table(), source })?;
         for (index, key) in config.key.into_iter().enumerate() {
-            let (hash, caller) =
-                key.validate().map_err(|problem| format!("[[key]] number {}: {problem}", index + 1))?;
+            let invalid = |source| AccessConfigError::Key { number: index + 1, source };
+            let (hash, caller) = key.validate().map_err(invalid)?;
             if file.keys.insert(hash, caller).is_some() {
-                return Err(format!("[[key]] number {}: duplicate key", index + 1));
+                return Err(invalid(ApiKeyError::Duplicate));
             }
         }
         Ok(file)
@@ -106,33 +139,28 @@ impl AccessFile {
 ///
 /// # Errors
 ///
-/// The text is not a valid access file.
-pub fn tenants_of_keys(text: &str, keys: &[&[u8]]) -> Result<Vec<Option<Arc<str>>>, String> {
+/// [`AccessConfigError`] if the text is not a valid access file.
+pub fn tenants_of_keys(text: &str, keys: &[&[u8]]) -> Result<Vec<Option<Arc<str>>>, AccessConfigError> {
     let file = AccessFile::parse(text)?;
     Ok(keys.iter().map(|key| file.find(key).map(|caller| Arc::clone(&caller.tenant))).collect())
 }
 
 impl ApiKeyConfig {
-    fn validate(self) -> Result<(KeyDigest, AuthenticatedCaller), String> {
+    fn validate(self) -> Result<(KeyDigest, AuthenticatedCaller), ApiKeyError> {
         let hash = match (&self.sha256, &self.key) {
-            (Some(hex), None) => parse_hash(hex)
-                .ok_or("sha256 is not a SHA-256: 64 hexadecimal digits, as sha256sum prints them")?,
-            (None, Some(key)) if key.len() < MIN_KEY_LEN => {
-                return Err(format!("key is shorter than {MIN_KEY_LEN} characters, and could be guessed"));
-            }
+            (Some(hex), None) => parse_hash(hex).ok_or(ApiKeyError::Digest)?,
+            (None, Some(key)) if key.len() < MIN_KEY_LEN => return Err(ApiKeyError::TooShort),
             (None, Some(key)) if !key.bytes().all(|byte| byte.is_ascii_graphic()) => {
-                return Err("key has characters that are invalid in a header; use visible ASCII".to_owned());
+                return Err(ApiKeyError::Characters);
             }
             (None, Some(key)) => Sha256::digest(key.as_bytes()).into(),
-            _ => return Err("give either sha256 or key".to_owned()),
+            _ => return Err(ApiKeyError::DigestOrKey),
         };
         if self.tenant.is_empty() || self.tenant.len() > MAX_TENANT_LEN {
-            return Err(format!("tenant is a name of 1 to {MAX_TENANT_LEN} bytes"));
+            return Err(ApiKeyError::Tenant);
         }
         if self.scopes.is_empty() {
-            return Err(
-                "scopes is empty, so that the key permits nothing; omit it for `inference`".to_owned()
-            );
+            return Err(ApiKeyError::NoScopes);
         }
         Ok((hash, AuthenticatedCaller { tenant: Arc::from(self.tenant), scopes: Arc::new(self.scopes) }))
     }
@@ -204,7 +232,7 @@ mod tests {
             ("[quota]\nrequests_per_second = 0".to_owned(), "[quota]"),
             ("[tenant.a]\nconcurrent_requests = -1".to_owned(), "line 2"),
         ] {
-            let error = AccessFile::parse(&text).unwrap_err();
+            let error = AccessFile::parse(&text).unwrap_err().to_string();
             assert!(error.contains(part), "{text}: {error}");
             assert!(!error.contains("very-secret"), "{error}");
         }

@@ -9,7 +9,7 @@ use jsonwebtoken::jwk::{AlgorithmParameters, EllipticCurve, Jwk, KeyAlgorithm, P
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header};
 use serde_json::{Map, Value};
 
-use super::bounded::read_limited;
+use super::bounded::{BoundedReadError, read_limited};
 use super::caller::{AccessScope, AuthenticatedCaller};
 use super::file::MAX_TENANT_LEN;
 use super::options::{AccessOptions, JwtRequirements};
@@ -36,6 +36,23 @@ impl std::fmt::Debug for VerificationKey {
     }
 }
 
+/// Why a JWKS file cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum JwksError {
+    #[error(transparent)]
+    Read(#[from] BoundedReadError),
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    /// The file is JSON without the list of keys.
+    #[error("it has no list `keys`; is it a JWKS?")]
+    NoKeyList,
+    #[error("it has more than {MAX_KEYS} keys")]
+    TooManyKeys,
+    /// All keys are of unsupported types, or for other purposes.
+    #[error("it has no public key for RS256, PS256, ES256, ES384 or EdDSA signatures")]
+    NoUsableKey,
+}
+
 /// Why a token is rejected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JwtRejection {
@@ -46,21 +63,20 @@ pub(super) enum JwtRejection {
 }
 
 impl VerificationKeySet {
-    pub(super) fn read(path: &Path) -> Result<Self, String> {
+    pub(super) fn read(path: &Path) -> Result<Self, JwksError> {
         Self::parse(&read_limited(path, MAX_FILE_BYTES)?)
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
-        let set: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        let listed =
-            set.get("keys").and_then(Value::as_array).ok_or("it has no list `keys`; is it a JWKS?")?;
+    fn parse(text: &str) -> Result<Self, JwksError> {
+        let set: Value = serde_json::from_str(text)?;
+        let listed = set.get("keys").and_then(Value::as_array).ok_or(JwksError::NoKeyList)?;
         if listed.len() > MAX_KEYS {
-            return Err(format!("it has more than {MAX_KEYS} keys"));
+            return Err(JwksError::TooManyKeys);
         }
         // A provider may list keys of unsupported types, or for other purposes.
         let keys: Vec<VerificationKey> = listed.iter().filter_map(parse_key).collect();
         if keys.is_empty() {
-            return Err("it has no public key for RS256, PS256, ES256, ES384 or EdDSA signatures".to_owned());
+            return Err(JwksError::NoUsableKey);
         }
         Ok(Self(keys))
     }
@@ -311,11 +327,11 @@ mod tests {
     #[test]
     fn symmetric_and_encryption_keys_are_ignored() {
         let oct = json!({"keys": [{"kty": "oct", "k": "c2VjcmV0", "alg": "HS256"}]}).to_string();
-        assert!(VerificationKeySet::parse(&oct).unwrap_err().contains("no public key"));
+        assert!(matches!(VerificationKeySet::parse(&oct), Err(JwksError::NoUsableKey)));
         let (key, _) = test_keys();
         let mut jwk = json!(Jwk::from_encoding_key(&key, Algorithm::EdDSA).unwrap());
         jwk["use"] = json!("enc");
         assert!(VerificationKeySet::parse(&json!({"keys": [jwk]}).to_string()).is_err());
-        assert!(VerificationKeySet::parse("[]").unwrap_err().contains("JWKS"));
+        assert!(matches!(VerificationKeySet::parse("[]"), Err(JwksError::NoKeyList)));
     }
 }

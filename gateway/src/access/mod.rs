@@ -10,8 +10,10 @@ mod quota;
 
 pub use access_control::AccessFileError;
 pub(crate) use access_control::{AccessControl, AccessRejection};
+pub use bounded::BoundedReadError;
 pub(crate) use caller::{AccessScope, AuthenticatedCaller};
-pub use file::tenants_of_keys;
-pub use jwt::tenant_of_token;
+pub use file::{AccessConfigError, ApiKeyError, tenants_of_keys};
+pub use jwt::{JwksError, tenant_of_token};
 pub use options::AccessOptions;
+pub use quota::QuotaError;
 pub(crate) use quota::QuotaPermit;

@@ -24,19 +24,29 @@ pub(super) struct TrafficQuota {
     pub(super) concurrent_requests: Option<u32>,
 }
 
+/// Why a quota is invalid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum QuotaError {
+    /// A rate is zero, negative or not a number.
+    #[error("{0} must be a number above 0")]
+    Rate(&'static str),
+    #[error("concurrent_requests is 0, which would reject every request")]
+    ZeroConcurrency,
+}
+
 impl TrafficQuota {
-    pub(super) fn check(&self) -> Result<(), String> {
+    pub(super) fn check(&self) -> Result<(), QuotaError> {
         let rates = [
             ("requests_per_second", self.requests_per_second),
             ("input_tokens_per_second", self.input_tokens_per_second),
         ];
         for (name, rate) in rates {
             if rate.is_some_and(|rate| !(rate.is_finite() && rate > 0.0)) {
-                return Err(format!("{name} must be a number above 0"));
+                return Err(QuotaError::Rate(name));
             }
         }
         match self.concurrent_requests {
-            Some(0) => Err("concurrent_requests is 0, which would reject every request".to_owned()),
+            Some(0) => Err(QuotaError::ZeroConcurrency),
             _ => Ok(()),
         }
     }

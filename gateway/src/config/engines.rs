@@ -100,7 +100,7 @@ pub struct EngineOptions {
     pub engine: Option<EngineKind>,
 
     /// vLLM's KV connector of engines that do not declare it; default: each engine is probed.
-    #[arg(long, value_name = "nixl|mooncake|store", env = "MOONGATE_KV_CONNECTOR")]
+    #[arg(long, value_name = KvConnector::CHOICES, env = "MOONGATE_KV_CONNECTOR")]
     pub kv_connector: Option<KvConnector>,
 
     /// API key that engines require: sent with the gateway's own queries, and with clients' requests if the gateway authenticates
@@ -186,39 +186,48 @@ impl EngineOptions {
     }
 }
 
-fn parse_prefill(text: &str) -> Result<StaticInstance, String> {
+/// Why a flag does not name an engine.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum EngineUrlError {
+    #[error("{0}; write it as http://host:port")]
+    Syntax(#[from] url::ParseError),
+    #[error("the host is missing; write it as http://host:port")]
+    NoHost,
+    #[error("{0}:// is not supported for engines; write it as http://host:port")]
+    Scheme(String),
+    #[error("{0:?} after the comma is not a bootstrap port (1-65535)")]
+    BootstrapPort(String),
+}
+
+fn parse_prefill(text: &str) -> Result<StaticInstance, EngineUrlError> {
     let (url, port) = match text.rsplit_once(',') {
         Some((url, port)) => (url, Some(port)),
         None => (text, None),
     };
     let mut instance = parse_url(EngineRole::Prefill, url)?;
     if let Some(port) = port {
-        let port = port
-            .parse()
-            .map_err(|_| format!("{port:?} after the comma is not a bootstrap port (1-65535)"))?;
+        let port = port.parse().map_err(|_| EngineUrlError::BootstrapPort(port.to_owned()))?;
         instance.bootstrap_port = Some(port);
     }
     Ok(instance)
 }
 
-fn parse_decode(text: &str) -> Result<StaticInstance, String> {
+fn parse_decode(text: &str) -> Result<StaticInstance, EngineUrlError> {
     parse_url(EngineRole::Decode, text)
 }
 
-fn parse_worker(text: &str) -> Result<StaticInstance, String> {
+fn parse_worker(text: &str) -> Result<StaticInstance, EngineUrlError> {
     parse_url(EngineRole::Plain, text)
 }
 
-fn parse_url(role: EngineRole, text: &str) -> Result<StaticInstance, String> {
-    let url = url::Url::parse(text).map_err(|error| format!("{error}; write it as http://host:port"))?;
+fn parse_url(role: EngineRole, text: &str) -> Result<StaticInstance, EngineUrlError> {
+    let url = url::Url::parse(text)?;
     match (url.scheme(), url.host_str(), url.port_or_known_default()) {
         (scheme @ ("http" | "https"), Some(host), Some(port)) => {
             Ok(StaticInstance::new(role, format!("{scheme}://{host}:{port}")))
         }
-        ("http" | "https", ..) => Err("the host is missing; write it as http://host:port".to_owned()),
-        (scheme, ..) => {
-            Err(format!("{scheme}:// is not supported for engines; write it as http://host:port"))
-        }
+        ("http" | "https", ..) => Err(EngineUrlError::NoHost),
+        (scheme, ..) => Err(EngineUrlError::Scheme(scheme.to_owned())),
     }
 }
 
@@ -236,7 +245,7 @@ mod tests {
         for (bad, part) in
             [("10.0.0.1:30000", "http://host:port"), ("ftp://p:1", "ftp"), ("http://p:1,x", "bootstrap")]
         {
-            let error = parse_prefill(bad).unwrap_err();
+            let error = parse_prefill(bad).unwrap_err().to_string();
             assert!(error.contains(part), "{bad}: {error}");
         }
     }

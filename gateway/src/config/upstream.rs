@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Args;
-use moongate_runtime::ClientTls;
+use moongate_runtime::{BackoffPolicy, ClientTls};
 use tokio::sync::Semaphore;
 
 use crate::dispatch::{AttemptLimits, RetryLimits};
@@ -13,6 +13,8 @@ use crate::upstream::{ConnectionPoolLimits, LegTimeouts};
 
 /// Longest pause of an engine that keeps failing.
 const MAX_BREAKER_PAUSE: Duration = Duration::from_secs(60);
+/// Longest delay between two attempts, as a multiple of the first.
+const MAX_RETRY_BACKOFF_FACTOR: u32 = 256;
 /// Silence is detected at most a quarter of its limit late.
 const CHECKS_PER_LIMIT: u32 = 4;
 /// Shortest interval between two checks of a waiting request.
@@ -114,6 +116,7 @@ pub struct UpstreamOptions {
 impl UpstreamOptions {
     /// `connections` is the limit for all engines together.
     pub(crate) fn endpoint_limits(&self, trust: &ClientTls, connections: usize) -> EndpointLimits {
+        let pauses = BackoffPolicy { initial: self.breaker_pause, max: MAX_BREAKER_PAUSE };
         EndpointLimits {
             pool: ConnectionPoolLimits {
                 connect_timeout: self.connect_timeout,
@@ -122,17 +125,12 @@ impl UpstreamOptions {
                 connections: Arc::new(Semaphore::new(connections.min(Semaphore::MAX_PERMITS))),
                 trust: trust.clone(),
             },
-            breaker: BreakerLimits {
-                failures: self.breaker_failures,
-                pause: self.breaker_pause,
-                max_pause: MAX_BREAKER_PAUSE,
-            },
+            breaker: BreakerLimits { failures: self.breaker_failures, pauses },
             silence: SilenceLimits {
                 factor: self.silence_factor,
                 floor: self.silence_floor,
                 stall: self.stall_timeout,
-                pause: self.breaker_pause,
-                max_pause: MAX_BREAKER_PAUSE,
+                trial_pauses: pauses,
                 suspected: Arc::default(),
             },
         }
@@ -147,7 +145,10 @@ impl UpstreamOptions {
         };
         RetryLimits {
             attempts: self.attempts,
-            backoff: self.retry_backoff,
+            backoff: BackoffPolicy {
+                initial: self.retry_backoff,
+                max: self.retry_backoff.saturating_mul(MAX_RETRY_BACKOFF_FACTOR),
+            },
             attempt: AttemptLimits {
                 prefill: limits(self.prefill_timeout),
                 stream: limits(self.first_byte_timeout),

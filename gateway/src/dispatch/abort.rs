@@ -45,7 +45,7 @@ impl AbortSender {
         endpoint: &Arc<UpstreamEndpoint>,
         request_id: Option<&EngineRequestId>,
     ) {
-        self.metrics.record_abort(side);
+        self.metrics.legs.record_abort(side);
         let Some(request_id) = request_id else { return };
         let request = abort_request(&request_id.rid);
         let limits = LegTimeouts::new(ABORT_TIMEOUT, ABORT_TIMEOUT);

@@ -223,10 +223,10 @@ impl AdmissionQueue {
     /// An engine has reported its load.
     pub(crate) fn record_load(self: &Arc<Self>, endpoint: &Arc<UpstreamEndpoint>, load: ReportedLoad) {
         self.update(|state, now| {
-            let position =
-                state.fleet.members.iter().position(|member| Arc::ptr_eq(&member.endpoint, endpoint));
-            if let Some(ix) = position.and_then(|index| u32::try_from(index).ok()) {
-                state.scheduler.report(now, InstanceIndex(ix), load);
+            let mut engines = InstanceIndex::all().zip(&state.fleet.members);
+            let reported = engines.find(|(_, member)| Arc::ptr_eq(&member.endpoint, endpoint));
+            if let Some((ix, _)) = reported {
+                state.scheduler.report(now, ix, load);
             }
         });
     }

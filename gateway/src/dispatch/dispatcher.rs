@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 use moongate_discovery::{Topology, TopologyReader};
+use moongate_runtime::BackoffPolicy;
 use moongate_scheduler::ScheduleRejection;
 use serde::Deserialize;
 use tokio::time::Instant;
@@ -32,8 +33,8 @@ const REFRESH_TIMEOUT: Duration = Duration::from_millis(300);
 pub(crate) struct RetryLimits {
     /// Attempts in total, at least 1.
     pub(crate) attempts: u32,
-    /// Delay before the second attempt; doubles, with jitter.
-    pub(crate) backoff: Duration,
+    /// Jittered pauses between attempts.
+    pub(crate) backoff: BackoffPolicy,
     pub(crate) attempt: AttemptLimits,
 }
 
@@ -108,7 +109,7 @@ impl RequestDispatcher {
                     if !may_retry(&failure.error) || number >= self.limits.attempts {
                         return Err(into_dispatch_error(failure, number));
                     }
-                    self.metrics.record_retry(failure.side);
+                    self.metrics.legs.record_retry(failure.side);
                     let refreshed = match &failure.stale_prefill {
                         Some(prefill) => self.refresh_facts(prefill).await,
                         None => false,
@@ -122,7 +123,8 @@ impl RequestDispatcher {
                     let is_silence = matches!(failure.error, LegError::Silent(_));
                     last = Some(failure);
                     if !is_silence {
-                        tokio::time::sleep(backoff(self.limits.backoff, number)).await;
+                        let pause = self.limits.backoff.jittered_pause(number, fastrand::f64());
+                        tokio::time::sleep(pause).await;
                     }
                 }
             }
@@ -157,7 +159,7 @@ impl RequestDispatcher {
     fn record_failure(&self, failure: &AttemptFailure, routed: &RoutedRequest, span: &RequestSpan) {
         let AttemptFailure { side, endpoint, error, .. } = failure;
         endpoint.record_failure(error);
-        self.metrics.record_leg_failure(*side, error);
+        self.metrics.legs.record_failure(*side, error);
         let request_id = routed.id.to_str().ok();
         let trace_id = span.trace_id().map(tracing::field::display);
         if matches!(error, LegError::NoConnectionLeft) {
@@ -176,11 +178,6 @@ impl RequestDispatcher {
             self.topology.request_probe(&endpoint.id);
         }
     }
-}
-
-fn backoff(first: Duration, number: u32) -> Duration {
-    let max_delay = first.saturating_mul(1 << (number - 1).min(8));
-    max_delay.mul_f64(0.5 + fastrand::f64() / 2.0)
 }
 
 /// Engine faults are retried on another engine. A response that blames the request is not retried, nor is a timeout, which has
@@ -293,14 +290,5 @@ mod tests {
         assert!(!may_retry(&reported(r#"{"error":{"message":"too long","code":400}}"#)));
         assert!(may_retry(&reported(r#"{"error":{"message":"x","code":"internal"}}"#)));
         assert!(!may_retry(&reported(r#"{"object":"error","message":"too long","code":400}"#)));
-    }
-
-    #[test]
-    fn backoff_grows_with_jitter() {
-        for number in 1..12 {
-            let pause = backoff(Duration::from_millis(50), number);
-            let max_delay = Duration::from_millis(50 << (number - 1).min(8));
-            assert!(pause >= max_delay / 2 && pause <= max_delay, "{number}: {pause:?}");
-        }
     }
 }

@@ -1,9 +1,9 @@
 //! Metrics of rejected and sanitized requests.
 
+use moongate_runtime::metrics::MetricsRegistry;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct AccessRejectionLabels {
@@ -11,21 +11,26 @@ struct AccessRejectionLabels {
 }
 
 /// Requests rejected by access control, quotas or request checks.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct AccessRejectionMetrics {
     rejected: Family<AccessRejectionLabels, Counter>,
     stripped: Counter,
 }
 
 impl AccessRejectionMetrics {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        let help = "Rejected requests: `missing_key`, `invalid_key`, `insufficient_scope`, `invalid_host`, `invalid_path`, `cross_origin` (a page of another site, at the admin listener), or the exceeded quota of the tenant, `requests_per_second`, \
-                    `input_tokens_per_second`, `concurrent_requests`";
-        registry.register("rejected_requests", help, metrics.rejected.clone());
-        let help = "Requests from which members, form fields or headers that steer KV transfer were removed";
-        registry.register("stripped_requests", help, metrics.stripped.clone());
-        metrics
+    pub(super) fn register(registry: &mut MetricsRegistry) -> Self {
+        Self {
+            rejected: registry.register(
+                "moongate_rejected_requests_total",
+                "Rejected requests: `missing_key`, `invalid_key`, `insufficient_scope`, `invalid_host`, `invalid_path`, `cross_origin` (a page of another site, at the admin listener), or the exceeded quota of the tenant, `requests_per_second`, `input_tokens_per_second`, `concurrent_requests`",
+                Family::default(),
+            ),
+            stripped: registry.register(
+                "moongate_stripped_requests_total",
+                "Requests from which members, form fields or headers that steer KV transfer were removed",
+                Counter::default(),
+            ),
+        }
     }
 
     /// Gives the family a sample.

@@ -1,8 +1,8 @@
 //! Metric names of another gateway, so that its dashboards and alerts keep working after a migration.
 
-use std::fmt::Write as _;
-
 use clap::ValueEnum;
+
+use super::GatewayMetrics;
 
 /// The gateway whose metric names are exported in addition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -11,128 +11,146 @@ pub enum MetricAliases {
     Smg,
 }
 
-/// smg's families and the families here with the same type, unit and meaning; labels are Moongate's.
-const SMG: [(&str, &str); 16] = [
-    ("smg_admission_inflight", "moongate_requests_in_flight"),
-    ("smg_admission_queue_depth", "moongate_requests_queued"),
-    ("smg_http_request_duration_seconds", "moongate_request_duration_seconds"),
-    ("smg_http_responses", "moongate_requests"),
-    ("smg_kv_index_blocks", "moongate_index_blocks"),
-    ("smg_pd_ttft_seconds", "moongate_ttft_seconds"),
-    ("smg_router_request_duration_seconds", "moongate_request_duration_seconds"),
-    ("smg_router_requests", "moongate_requests"),
-    ("smg_router_ttft_seconds", "moongate_ttft_seconds"),
-    ("smg_scheduler_queue_depth", "moongate_requests_queued"),
-    ("smg_scheduler_queue_wait_seconds", "moongate_queue_wait_seconds"),
-    ("smg_worker_cb_state", "moongate_engine_breaker_open"),
-    ("smg_worker_connections_active", "moongate_engine_connections"),
-    ("smg_worker_health", "moongate_engine_up"),
-    ("smg_worker_requests_active", "moongate_engine_requests_in_flight"),
-    ("smg_worker_retries", "moongate_retries"),
-];
-
-/// Suffixes that OpenMetrics adds to a family's name in its samples.
-const SUFFIXES: [&str; 5] = ["", "_total", "_bucket", "_sum", "_count"];
-/// Last line of an OpenMetrics exposition.
-const EOF: &str = "# EOF\n";
-
 impl MetricAliases {
-    /// Each alias with the family that it stands for.
-    #[must_use]
-    pub fn table(self) -> &'static [(&'static str, &'static str)] {
+    /// Registers the metrics a second time.
+    pub(super) fn register(self, metrics: &mut GatewayMetrics) {
         match self {
-            Self::Smg => &SMG,
+            Self::Smg => register_smg(metrics),
         }
-    }
-
-    /// Adds the aliases to the text of a scrape.
-    pub(super) fn add(self, text: &mut String) {
-        if text.ends_with(EOF) {
-            text.truncate(text.len() - EOF.len());
-        }
-        let own = std::mem::take(text);
-        for (alias, family) in self.table() {
-            for (before, after) in own.lines().filter_map(|line| split_at_family(line, family)) {
-                let _infallible = writeln!(text, "{before}{alias}{after}");
-            }
-        }
-        text.insert_str(0, &own);
-        text.push_str(EOF);
     }
 }
 
-/// Text of the line before and after the family's name; `None` for a line of another family.
-fn split_at_family<'a>(line: &'a str, family: &str) -> Option<(&'a str, &'a str)> {
-    let comment = ["# HELP ", "# TYPE ", "# UNIT "].into_iter().find(|comment| line.starts_with(comment));
-    let (before, rest) = line.split_at(comment.map_or(0, str::len));
-    let after = rest.strip_prefix(family)?;
-    let ends = |suffix: &str| after.strip_prefix(suffix).is_some_and(|rest| rest.starts_with([' ', '{']));
-    SUFFIXES.into_iter().any(ends).then_some((before, after))
+/// Registers smg's families of the same type, unit and meaning. Their labels are Moongate's.
+fn register_smg(metrics: &mut GatewayMetrics) {
+    let registry = &mut metrics.registry;
+    registry.register(
+        "smg_admission_inflight",
+        "Same as `moongate_requests_in_flight`",
+        metrics.in_flight.clone(),
+    );
+    registry.register(
+        "smg_admission_queue_depth",
+        "Same as `moongate_requests_queued`",
+        metrics.requests_queued.clone(),
+    );
+    registry.register(
+        "smg_http_request_duration_seconds",
+        "Same as `moongate_request_duration_seconds`",
+        metrics.durations.family.clone(),
+    );
+    registry.register(
+        "smg_http_responses_total",
+        "Same as `moongate_requests_total`",
+        metrics.requests.clone(),
+    );
+    registry.register("smg_kv_index_blocks", "Same as `moongate_index_blocks`", metrics.index_blocks.clone());
+    registry.register("smg_pd_ttft_seconds", "Same as `moongate_ttft_seconds`", metrics.ttft.family.clone());
+    registry.register(
+        "smg_router_request_duration_seconds",
+        "Same as `moongate_request_duration_seconds`",
+        metrics.durations.family.clone(),
+    );
+    registry.register(
+        "smg_router_requests_total",
+        "Same as `moongate_requests_total`",
+        metrics.requests.clone(),
+    );
+    registry.register(
+        "smg_router_ttft_seconds",
+        "Same as `moongate_ttft_seconds`",
+        metrics.ttft.family.clone(),
+    );
+    registry.register(
+        "smg_scheduler_queue_depth",
+        "Same as `moongate_requests_queued`",
+        metrics.requests_queued.clone(),
+    );
+    registry.register(
+        "smg_scheduler_queue_wait_seconds",
+        "Same as `moongate_queue_wait_seconds`",
+        metrics.queue_wait.clone(),
+    );
+    registry.register(
+        "smg_worker_cb_state",
+        "Same as `moongate_engine_breaker_open`",
+        metrics.engines.breaker_open.clone(),
+    );
+    registry.register(
+        "smg_worker_connections_active",
+        "Same as `moongate_engine_connections`",
+        metrics.engines.connections.clone(),
+    );
+    registry.register("smg_worker_health", "Same as `moongate_engine_up`", metrics.engines.up.clone());
+    registry.register(
+        "smg_worker_requests_active",
+        "Same as `moongate_engine_requests_in_flight`",
+        metrics.engines.in_flight.clone(),
+    );
+    registry.register(
+        "smg_worker_retries_total",
+        "Same as `moongate_retries_total`",
+        metrics.legs.retries.clone(),
+    );
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, BTreeSet};
+    use std::time::Duration;
 
+    use super::super::engines::EngineLabels;
     use super::*;
-    use crate::feedback::all_metrics;
+    use crate::request_body::InferenceApi;
+    use crate::upstream::LegKind;
 
-    /// Values of a text's samples, by name and labels.
-    fn samples(text: &str) -> BTreeMap<&str, &str> {
-        let lines = text.lines().filter(|line| !line.starts_with('#'));
-        lines.filter_map(|line| line.split(" # ").next()?.rsplit_once(' ')).collect()
+    /// The samples of each family: what follows its name, up to the exemplar.
+    fn families(text: &str) -> BTreeMap<&str, BTreeSet<&str>> {
+        let names = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next());
+        let of_family = |name: &str| {
+            let samples = text.lines().filter(|line| !line.starts_with('#'));
+            let samples = samples.filter_map(|line| line.split(" # ").next()?.strip_prefix(name));
+            let suffixes = ["_total", "_bucket", "_sum", "_count", ""];
+            let is_of_family = |sample: &&str| {
+                suffixes.iter().any(|suffix| {
+                    sample.strip_prefix(suffix).is_some_and(|rest| rest.starts_with([' ', '{']))
+                })
+            };
+            samples.filter(is_of_family).collect()
+        };
+        names.map(|name| (name, of_family(name))).collect()
     }
 
     #[test]
-    fn alias_has_all_samples_of_its_family_and_nothing_changes() {
-        // Distinct values identify the samples.
-        let mut own = String::new();
-        for (number, line) in all_metrics().lines().enumerate() {
-            let sample = line.split(" # ").next().unwrap();
-            match sample.rsplit_once(' ') {
-                Some((name, _)) if !line.starts_with('#') => writeln!(own, "{name} {number}").unwrap(),
-                _ => writeln!(own, "{line}").unwrap(),
-            }
+    fn alias_has_the_samples_of_its_family() {
+        let metrics = GatewayMetrics::new(Some(MetricAliases::Smg));
+        metrics.init_all_series();
+        for (family, value) in metrics.engines.families().into_iter().zip(11..) {
+            family
+                .get_or_create(&EngineLabels { instance: "a".to_owned(), role: "decode".to_owned() })
+                .set(value);
         }
-        let mut text = own.clone();
-        MetricAliases::Smg.add(&mut text);
-        assert!(text.starts_with(own.trim_end_matches(EOF)) && text.ends_with(EOF));
-        assert_eq!(text.matches(EOF).count(), 1);
-        let (all, own_samples) = (samples(&text), samples(&own));
-        let mut added = 0;
-        for (alias, family) in SMG {
-            let of_family: Vec<_> = own_samples
-                .iter()
-                .filter(|(name, _)| split_at_family(&format!("{name} "), family).is_some())
-                .collect();
-            assert!(!of_family.is_empty(), "there is no {family}");
-            for (name, value) in &of_family {
-                assert_eq!(
-                    all.get(name.replacen(family, alias, 1).as_str()),
-                    Some(*value),
-                    "{alias}, {name}"
-                );
-            }
-            added += of_family.len();
-            for comment in ["HELP", "TYPE"] {
-                let line = |name: &str| format!("# {comment} {name} ");
-                assert_eq!(text.matches(&line(alias)).count(), own.matches(&line(family)).count());
-            }
+        metrics.in_flight.set(19);
+        metrics.requests_queued.set(20);
+        metrics.index_blocks.set(21);
+        metrics.record_queue_wait(Duration::from_secs(3));
+        metrics.legs.record_retry(LegKind::Decode);
+        metrics.first_token(InferenceApi::Chat, Duration::from_secs(1), None);
+        metrics.request_ended(InferenceApi::Chat, "ok", Duration::from_secs(2), None);
+        let text = metrics.text();
+        let families = families(&text);
+        let targets = text.lines().filter_map(|line| {
+            let (alias, help) = line.strip_prefix("# HELP ")?.split_once(' ')?;
+            let target = help.strip_prefix("Same as `")?.strip_suffix("`.")?;
+            Some((alias, target.strip_suffix("_total").unwrap_or(target)))
+        });
+        let mut aliases = 0;
+        for (alias, target) in targets {
+            assert!(!families[target].is_empty(), "{target}");
+            assert_eq!(families[alias], families[target], "{alias}");
+            let kind = |name: &str| text.split_once(&format!("# TYPE {name} ")).unwrap().1.split('\n').next();
+            assert_eq!(kind(alias), kind(target), "{alias}");
+            aliases += 1;
         }
-        assert_eq!(all.len(), own_samples.len() + added);
-    }
-
-    #[test]
-    fn families_with_longer_names_are_others() {
-        assert_eq!(split_at_family("moongate_requests_queued 3", "moongate_requests"), None);
-        assert_eq!(
-            split_at_family("moongate_requests_total{a=\"b\"} 3", "moongate_requests"),
-            Some(("", "_total{a=\"b\"} 3"))
-        );
-        assert_eq!(
-            split_at_family("# TYPE moongate_requests counter", "moongate_requests"),
-            Some(("# TYPE ", " counter"))
-        );
-        assert_eq!(split_at_family("# TYPE moongate_requests_queued gauge", "moongate_requests"), None);
+        assert_eq!(aliases, 16);
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use moongate_runtime::metrics::MetricsRegistry;
 use moongate_scheduler::TierHits;
 use moongate_telemetry::TraceId;
 use parking_lot::Mutex;
@@ -12,7 +13,6 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
 /// Error of a prediction as a share of the prompt.
 const ERROR_BUCKETS: [f64; 8] = [0.0, 0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1.0];
@@ -35,7 +35,7 @@ pub(crate) struct ExpectedHits {
 }
 
 /// Metrics of engines' KV-event feeds.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct EventFeedMetrics {
     pub(crate) connected: Gauge,
     pub(crate) applied: Counter,
@@ -60,23 +60,6 @@ pub(crate) struct StoreViewMetrics {
     pub(crate) undecodable_events: Counter,
     pub(crate) event_gaps: Counter,
     pub(crate) event_lag: Histogram,
-}
-
-impl Default for StoreViewMetrics {
-    fn default() -> Self {
-        Self {
-            nodes: Gauge::default(),
-            objects: Gauge::default(),
-            scans: Counter::default(),
-            confirmed: Counter::default(),
-            unconfirmed: Counter::default(),
-            events_in_sync: Gauge::default(),
-            events: Counter::default(),
-            undecodable_events: Counter::default(),
-            event_gaps: Counter::default(),
-            event_lag: Histogram::new(LAG_BUCKETS),
-        }
-    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -111,106 +94,131 @@ pub(crate) struct PredictionMetrics {
 }
 
 impl EventFeedMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        let sub = registry.sub_registry_with_prefix("kv_events");
-        sub.register("connections", "Connections to engines' event sockets", self.connected.clone());
-        for (name, help, counter) in [
-            ("messages", "Messages applied to the index", &self.applied),
-            ("messages_lost", "Messages that were missed and could not be replayed", &self.lost),
-            ("undecodable", "Messages and events that could not be decoded", &self.undecodable),
-            ("replays", "Replays requested for missed messages", &self.replays),
-        ] {
-            sub.register(name, help, counter.clone());
+    pub(super) fn register(registry: &mut MetricsRegistry) -> Self {
+        Self {
+            connected: registry.register(
+                "moongate_kv_events_connections",
+                "Connections to engines' event sockets",
+                Gauge::default(),
+            ),
+            applied: registry.register(
+                "moongate_kv_events_messages_total",
+                "Messages applied to the index",
+                Counter::default(),
+            ),
+            lost: registry.register(
+                "moongate_kv_events_messages_lost_total",
+                "Messages that were missed and could not be replayed",
+                Counter::default(),
+            ),
+            undecodable: registry.register(
+                "moongate_kv_events_undecodable_total",
+                "Messages and events that could not be decoded",
+                Counter::default(),
+            ),
+            replays: registry.register(
+                "moongate_kv_events_replays_total",
+                "Replays requested for missed messages",
+                Counter::default(),
+            ),
         }
     }
 }
 
 impl StoreViewMetrics {
-    pub(super) fn register(&self, registry: &mut Registry) {
-        let sub = registry.sub_registry_with_prefix("store");
-        sub.register("nodes", "Live store nodes", self.nodes.clone());
-        sub.register("objects", "Objects of known blocks found by the last scan of the store's keys. A full index adds no further blocks from a scan", self.objects.clone());
-        for (name, help, counter) in [
-            ("scans", "Complete scans of the store's keys", &self.scans),
-            ("confirmations", "Prompts whose blocks the master confirmed", &self.confirmed),
-            (
-                "confirmation_failures",
+    pub(super) fn register(registry: &mut MetricsRegistry) -> Self {
+        Self {
+            nodes: registry.register("moongate_store_nodes", "Live store nodes", Gauge::default()),
+            objects: registry.register(
+                "moongate_store_objects",
+                "Objects of known blocks found by the last scan of the store's keys. A full index adds no further blocks from a scan",
+                Gauge::default(),
+            ),
+            scans: registry.register(
+                "moongate_store_scans_total",
+                "Complete scans of the store's keys",
+                Counter::default(),
+            ),
+            confirmed: registry.register(
+                "moongate_store_confirmations_total",
+                "Prompts whose blocks the master confirmed",
+                Counter::default(),
+            ),
+            unconfirmed: registry.register(
+                "moongate_store_confirmation_failures_total",
                 "Prompts for which the master did not answer in time",
-                &self.unconfirmed,
+                Counter::default(),
             ),
-            (
-                "events",
+            events: registry.register(
+                "moongate_store_events_total",
                 "Events of the store's master about objects of known blocks (`--mooncake-events`)",
-                &self.events,
+                Counter::default(),
             ),
-            (
-                "events_undecodable",
+            undecodable_events: registry.register(
+                "moongate_store_events_undecodable_total",
                 "Messages and events of the master that could not be decoded",
-                &self.undecodable_events,
+                Counter::default(),
             ),
-            (
-                "event_gaps",
+            event_gaps: registry.register(
+                "moongate_store_event_gaps_total",
                 "Gaps in the event stream. Known blocks are kept, and all keys are scanned again",
-                &self.event_gaps,
+                Counter::default(),
             ),
-        ] {
-            sub.register(name, help, counter.clone());
+            events_in_sync: registry.register(
+                "moongate_store_events_in_sync",
+                "1 while the event stream is connected and complete. While it is 0, all keys are scanned every 10 s",
+                Gauge::default(),
+            ),
+            event_lag: registry.register(
+                "moongate_store_event_lag_seconds",
+                "Time from an event until it is applied. The event's time is the master's, so a clock difference is included",
+                Histogram::new(LAG_BUCKETS),
+            ),
         }
-        sub.register(
-            "events_in_sync",
-            "1 while the event stream is connected and complete. While it is 0, all keys are scanned every 10 s",
-            self.events_in_sync.clone(),
-        );
-        sub.register(
-            "event_lag_seconds",
-            "Time from an event until it is applied. The event's time is the master's, so a clock difference is included",
-            self.event_lag.clone(),
-        );
     }
 }
 
 impl PredictionMetrics {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self {
-            unpredicted: Family::default(),
-            predicted: Family::default(),
-            compared: Family::default(),
-            missed: Family::default(),
-            false_hits: Family::default(),
-            refuted: Family::default(),
-            models: Mutex::default(),
-            error: Histogram::new(ERROR_BUCKETS),
-            last_warned: AtomicI64::new(0),
-        };
-        registry.register("unpredicted_requests", "Requests without a prediction: `no_cache_info` (the engines report too little about their caches), `no_tokenizer` (and engines are not queried), `not_single_prompt` (no prompt, or several), `prompt_memory` (`--prompt-memory` is exhausted) or `unsupported_prompt` (only the engine can compute its tokens). Without a local tokenizer, when engines are queried: `tokenize_too_large` (the body), `tokenize_not_offered` (no available engine supports it for such a request), `tokenize_busy` (eight concurrent queries per engine are in progress), `tokenize_timeout`, `tokenize_rejected` (the engine rejected the request as invalid) or `tokenize_failed`", metrics.unpredicted.clone());
-        let sub = registry.sub_registry_with_prefix("prediction");
-        sub.register(
-            "cached_tokens",
-            "Predicted hits in tokens, of requests whose hits the engine reported: `l1` (device), `l2` (host), `l3` (store)",
-            metrics.predicted.clone(),
-        );
-        for (name, help, family) in [
-            (
-                "compared_tokens",
+    pub(super) fn register(registry: &mut MetricsRegistry) -> Self {
+        Self {
+            unpredicted: registry.register(
+                "moongate_unpredicted_requests_total",
+                "Requests without a prediction: `no_cache_info` (the engines report too little about their caches), `no_tokenizer` (and engines are not queried), `not_single_prompt` (no prompt, or several), `prompt_memory` (`--prompt-memory` is exhausted) or `unsupported_prompt` (only the engine can compute its tokens). Without a local tokenizer, when engines are queried: `tokenize_too_large` (the body), `tokenize_not_offered` (no available engine supports it for such a request), `tokenize_busy` (eight concurrent queries per engine are in progress), `tokenize_timeout`, `tokenize_rejected` (the engine rejected the request as invalid) or `tokenize_failed`",
+                Family::default(),
+            ),
+            predicted: registry.register(
+                "moongate_prediction_cached_tokens_total",
+                "Predicted hits in tokens, of requests whose hits the engine reported: `l1` (device), `l2` (host), `l3` (store)",
+                Family::default(),
+            ),
+            compared: registry.register(
+                "moongate_prediction_compared_tokens_total",
                 "Prompt tokens of requests whose hits the engine reported",
-                &metrics.compared,
+                Family::default(),
             ),
-            ("false_negative_tokens", "Tokens found in a cache but not predicted", &metrics.missed),
-            (
-                "false_positive_tokens",
+            missed: registry.register(
+                "moongate_prediction_false_negative_tokens_total",
+                "Tokens found in a cache but not predicted",
+                Family::default(),
+            ),
+            false_hits: registry.register(
+                "moongate_prediction_false_positive_tokens_total",
                 "Tokens predicted but not found in a cache. Accuracy is 1 − (false negatives + false positives) / compared",
-                &metrics.false_hits,
+                Family::default(),
             ),
-            (
-                "refuted_requests",
+            refuted: registry.register(
+                "moongate_prediction_refuted_requests_total",
                 "Requests with at least 256 predicted tokens and none found. If this grows, hash scheme, block size or release do not match; the log says what to check",
-                &metrics.refuted,
+                Family::default(),
             ),
-        ] {
-            sub.register(name, help, family.clone());
+            models: Mutex::default(),
+            error: registry.register(
+                "moongate_prediction_error",
+                "Prediction error as a share of the prompt",
+                Histogram::new(ERROR_BUCKETS),
+            ),
+            last_warned: AtomicI64::new(0),
         }
-        sub.register("error", "Prediction error as a share of the prompt", metrics.error.clone());
-        metrics
     }
 
     /// Gives every family a sample.
@@ -290,13 +298,11 @@ impl PredictionMetrics {
 
 #[cfg(test)]
 mod tests {
-    use prometheus_client::encoding::text::encode;
-
     use super::*;
 
     #[test]
     fn models_are_bounded() {
-        let metrics = PredictionMetrics::register(&mut Registry::default());
+        let metrics = PredictionMetrics::register(&mut MetricsRegistry::default());
         let labels: HashSet<_> =
             (0..3 * MAX_MODELS).map(|number| metrics.label(&number.to_string())).collect();
         assert_eq!(labels.len(), MAX_MODELS + 1);
@@ -306,7 +312,7 @@ mod tests {
 
     #[test]
     fn correct_missed_and_false_tokens_are_distinguished() {
-        let mut registry = Registry::default();
+        let mut registry = MetricsRegistry::default();
         let metrics = PredictionMetrics::register(&mut registry);
         let expected = |l1_tokens| ExpectedHits {
             hits: TierHits { l1_tokens, ..TierHits::default() },
@@ -316,16 +322,15 @@ mod tests {
         assert!(!metrics.compare("m", expected(0), 64, None));
         assert!(metrics.compare("m", expected(512), 0, None));
         metrics.record_unpredicted("not_single_prompt");
-        let mut text = String::new();
-        encode(&mut text, &registry).unwrap();
+        let text = registry.open_metrics();
         for line in [
-            "prediction_compared_tokens_total{model=\"m\"} 3000",
-            "prediction_false_negative_tokens_total{model=\"m\"} 64",
-            "prediction_false_positive_tokens_total{model=\"m\"} 512",
-            "prediction_refuted_requests_total{model=\"m\"} 1",
-            "prediction_cached_tokens_total{tier=\"l1\"} 1024",
-            "unpredicted_requests_total{reason=\"not_single_prompt\"} 1",
-            "prediction_error_bucket{le=\"0.0\"} 1",
+            "moongate_prediction_compared_tokens_total{model=\"m\"} 3000",
+            "moongate_prediction_false_negative_tokens_total{model=\"m\"} 64",
+            "moongate_prediction_false_positive_tokens_total{model=\"m\"} 512",
+            "moongate_prediction_refuted_requests_total{model=\"m\"} 1",
+            "moongate_prediction_cached_tokens_total{tier=\"l1\"} 1024",
+            "moongate_unpredicted_requests_total{reason=\"not_single_prompt\"} 1",
+            "moongate_prediction_error_bucket{le=\"0.0\"} 1",
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");
         }

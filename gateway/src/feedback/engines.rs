@@ -1,73 +1,84 @@
 //! Gauges of each engine.
 
+use moongate_runtime::metrics::MetricsRegistry;
 use moongate_scheduler::InstanceLoad;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::Registry;
 
 use crate::fleet::FleetSnapshot;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct EngineLabels {
-    instance: String,
-    role: String,
+pub(super) struct EngineLabels {
+    pub(super) instance: String,
+    pub(super) role: String,
 }
 
 /// Set from the fleet at each scrape.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct EngineGauges {
-    up: Family<EngineLabels, Gauge>,
-    breaker_open: Family<EngineLabels, Gauge>,
+    pub(super) up: Family<EngineLabels, Gauge>,
+    pub(super) breaker_open: Family<EngineLabels, Gauge>,
     suspect: Family<EngineLabels, Gauge>,
-    in_flight: Family<EngineLabels, Gauge>,
+    pub(super) in_flight: Family<EngineLabels, Gauge>,
     pending_prefill_tokens: Family<EngineLabels, Gauge>,
     active_decode_tokens: Family<EngineLabels, Gauge>,
-    connections: Family<EngineLabels, Gauge>,
+    pub(super) connections: Family<EngineLabels, Gauge>,
     idle_connections: Family<EngineLabels, Gauge>,
     unusable: Gauge,
     generation: Gauge,
 }
 
 impl EngineGauges {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let gauges = EngineGauges::default();
-        let sub = registry.sub_registry_with_prefix("engine");
-        for (name, help, family) in [
-            ("up", "1 if health checks pass", &gauges.up),
-            (
-                "breaker_open",
+    pub(super) fn register(registry: &mut MetricsRegistry) -> Self {
+        Self {
+            up: registry.register("moongate_engine_up", "1 if health checks pass", Family::default()),
+            breaker_open: registry.register(
+                "moongate_engine_breaker_open",
                 "1 while the circuit breaker is open and requests avoid the engine",
-                &gauges.breaker_open,
+                Family::default(),
             ),
-            (
-                "suspect",
+            suspect: registry.register(
+                "moongate_engine_suspect",
                 "1 while new requests avoid the engine because it accepts requests but produces no output",
-                &gauges.suspect,
+                Family::default(),
             ),
-            ("requests_in_flight", "Requests of this gateway in flight on the engine", &gauges.in_flight),
-            (
-                "pending_prefill_tokens",
+            in_flight: registry.register(
+                "moongate_engine_requests_in_flight",
+                "Requests of this gateway in flight on the engine",
+                Family::default(),
+            ),
+            pending_prefill_tokens: registry.register(
+                "moongate_engine_pending_prefill_tokens",
                 "Prompt tokens of requests without a first token (estimated from bytes where the prompt is text)",
-                &gauges.pending_prefill_tokens,
+                Family::default(),
             ),
-            (
-                "active_decode_tokens",
+            active_decode_tokens: registry.register(
+                "moongate_engine_active_decode_tokens",
                 "Upper limit of the tokens of running requests",
-                &gauges.active_decode_tokens,
+                Family::default(),
             ),
-            ("connections", "Open connections", &gauges.connections),
-            ("idle_connections", "Open connections without a request", &gauges.idle_connections),
-        ] {
-            sub.register(name, help, family.clone());
+            connections: registry.register(
+                "moongate_engine_connections",
+                "Open connections",
+                Family::default(),
+            ),
+            idle_connections: registry.register(
+                "moongate_engine_idle_connections",
+                "Open connections without a request",
+                Family::default(),
+            ),
+            unusable: registry.register(
+                "moongate_engines_unusable",
+                "Engines that are listed but not usable; `GET /ready` gives the reasons",
+                Gauge::default(),
+            ),
+            generation: registry.register(
+                "moongate_topology_generation",
+                "Number of topology changes",
+                Gauge::default(),
+            ),
         }
-        registry.register(
-            "engines_unusable",
-            "Engines that are listed but not usable; `GET /ready` gives the reasons",
-            gauges.unusable.clone(),
-        );
-        registry.register("topology_generation", "Number of topology changes", gauges.generation.clone());
-        gauges
     }
 
     /// Gives every family a sample.
@@ -77,7 +88,7 @@ impl EngineGauges {
         }
     }
 
-    fn families(&self) -> [&Family<EngineLabels, Gauge>; 8] {
+    pub(super) fn families(&self) -> [&Family<EngineLabels, Gauge>; 8] {
         [
             &self.up,
             &self.breaker_open,

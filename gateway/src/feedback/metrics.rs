@@ -1,22 +1,23 @@
 //! Prometheus metrics. All names start with `moongate_`; `docs/metrics.md` lists them.
 
-use std::fmt::{self, Write as _};
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
+use moongate_runtime::metrics::MetricsRegistry;
+use moongate_scheduler::InstanceLoad;
+use moongate_telemetry::TraceId;
+use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::exemplar::HistogramWithExemplars;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
 
 use super::access::AccessRejectionMetrics;
 use super::aliases::MetricAliases;
+use super::api_histogram::{ApiHistogram, ExemplarHistogram, api_label};
 use super::cache::{EventFeedMetrics, PredictionMetrics, StoreViewMetrics};
 use super::engines::EngineGauges;
+use super::legs::LegMetrics;
 use super::overload::OverloadMetrics;
 use super::request_counters::{RequestCounters, RequestTotals};
 use super::silence::SilenceMetrics;
@@ -24,9 +25,6 @@ use super::tokenize::TokenizeMetrics;
 use crate::fleet::FleetSnapshot;
 use crate::kv_index::KvIndex;
 use crate::request_body::InferenceApi;
-use crate::upstream::{LegError, LegKind};
-use moongate_scheduler::InstanceLoad;
-use moongate_telemetry::TraceId;
 
 /// Seconds; from a cache hit on an idle engine to a long prompt in a queue.
 const TTFT_BUCKETS: [f64; 14] =
@@ -40,64 +38,24 @@ const DURATION_BUCKETS: [f64; 13] =
 const DECIDE_BUCKETS: [f64; 9] = [1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 1e-4, 1e-3, 1e-2, 1e-1];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RequestLabels {
+pub(super) struct RequestLabels {
     api: &'static str,
     code: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct LegLabels {
-    side: LegKindLabel,
-    reason: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct LegKindLabels {
-    side: LegKindLabel,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ExemplarLabels {
-    trace_id: TraceIdLabel,
-}
-
-/// Formatted only when scraped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct TraceIdLabel(TraceId);
-
-impl EncodeLabelValue for TraceIdLabel {
-    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
-        write!(encoder, "{}", self.0)
-    }
-}
-
-/// A histogram whose buckets link to the trace of their latest value.
-type ExemplarHistogram = HistogramWithExemplars<ExemplarLabels>;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct LegKindLabel(LegKind);
-
-impl EncodeLabelValue for LegKindLabel {
-    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), fmt::Error> {
-        encoder.write_str(self.0.as_str())
-    }
 }
 
 /// All metrics of the gateway.
 #[derive(Debug)]
 pub(crate) struct GatewayMetrics {
-    registry: Registry,
-    requests: Family<RequestLabels, Counter>,
-    durations: [ExemplarHistogram; 4],
-    ttft: [ExemplarHistogram; 4],
+    pub(super) registry: MetricsRegistry,
+    pub(super) requests: Family<RequestLabels, Counter>,
+    pub(super) durations: ApiHistogram,
+    pub(super) ttft: ApiHistogram,
     itl: Histogram,
     decide: Histogram,
-    queue_wait: Histogram,
-    in_flight: Gauge,
-    requests_queued: Gauge,
-    leg_failures: Family<LegLabels, Counter>,
-    aborts: Family<LegKindLabels, Counter>,
-    retries: Family<LegKindLabels, Counter>,
+    pub(super) queue_wait: Histogram,
+    pub(super) in_flight: Gauge,
+    pub(super) requests_queued: Gauge,
+    pub(crate) legs: LegMetrics,
     prompt_tokens: Counter,
     cached_tokens: Counter,
     completion_tokens: Counter,
@@ -109,146 +67,105 @@ pub(crate) struct GatewayMetrics {
     pub(crate) feeds: Arc<EventFeedMetrics>,
     pub(crate) store: Arc<StoreViewMetrics>,
     predict: Histogram,
-    index_blocks: Gauge,
+    pub(super) index_blocks: Gauge,
     index_bytes: Gauge,
-    engines: EngineGauges,
+    pub(super) engines: EngineGauges,
     counters: RequestCounters,
-    aliases: Option<MetricAliases>,
 }
 
 impl GatewayMetrics {
-    pub(crate) fn new() -> Self {
-        let mut registry = Registry::with_prefix("moongate");
-        let requests = Family::default();
-        registry.register("requests", "Requests that have ended. `code` is `ok`, a code of docs/errors.md, `engine_rejected` or `client_closed`", requests.clone());
-        let durations = histogram_per_api(
-            &mut registry,
-            "request_duration",
-            "Time from the request's headers to the end of the response, successful or not",
-            &DURATION_BUCKETS,
-        );
-        let ttft = histogram_per_api(
-            &mut registry,
-            "ttft",
-            "Time from the request's headers to the first chunk of a stream that goes to the client. Non-streamed responses are excluded",
-            &TTFT_BUCKETS,
-        );
-        let itl = seconds_histogram(
-            &mut registry,
-            "itl",
-            "Time between two chunks of a stream. A chunk contains several tokens if the engine sends them together",
-            &ITL_BUCKETS,
-        );
-        let decide = seconds_histogram(
-            &mut registry,
-            "decision",
-            "Time to choose a route, once per attempt, without queueing",
-            &DECIDE_BUCKETS,
-        );
-        let queue_wait = seconds_histogram(
-            &mut registry,
-            "queue_wait",
-            "Time that queued requests waited for engines",
-            &TTFT_BUCKETS,
-        );
-        let in_flight = Gauge::default();
-        registry.register("requests_in_flight", "Requests that have not ended", in_flight.clone());
-        let requests_queued = Gauge::default();
-        registry.register("requests_queued", "Requests queued for engines", requests_queued.clone());
-        let leg_failures = Family::default();
-        registry.register("leg_failures", "Legs that failed before the response started. `reason` is `connect`, `no_connection_left` (this gateway's limit of open files), `transport`, `closed`, `timeout`, `silent` (no output for longer than expected, see docs/protocols.md), `status_4xx`, `status_5xx`, `protocol_violation` (not the engine's protocol) or `engine_error` (an error event in a stream)", leg_failures.clone());
-        let aborts = Family::default();
-        registry.register(
-            "leg_aborts",
-            "Legs that the gateway aborted: the other leg failed, or the client left",
-            aborts.clone(),
-        );
-        let retries = Family::default();
-        registry.register("retries", "Attempts after the first, by the leg that had failed", retries.clone());
-        let [prompt_tokens, cached_tokens, completion_tokens] = [
-            ("prompt_tokens", "Prompt tokens, as engines report them. Streams count only if the client asked for usage (`stream_options.include_usage`) or the engine sends it anyway"),
-            ("cached_tokens", "Prompt tokens that engines found in a cache. For a pair whose prefill reports it: the tokens that the prefill did not compute"),
-            ("completion_tokens", "Generated tokens, as engines report them"),
-        ]
-        .map(|(name, help)| {
-            let counter = Counter::default();
-            registry.register(name, help, counter.clone());
-            counter
-        });
-        let refusals = AccessRejectionMetrics::register(&mut registry);
-        let silence = SilenceMetrics::register(&mut registry);
-        let overload = OverloadMetrics::register(&mut registry);
-        let predictions = PredictionMetrics::register(&mut registry);
-        let tokenize = Arc::new(TokenizeMetrics::register(&mut registry));
-        let feeds = Arc::new(EventFeedMetrics::default());
-        feeds.register(&mut registry);
-        let store = Arc::new(StoreViewMetrics::default());
-        store.register(&mut registry);
-        let predict = seconds_histogram(
-            &mut registry,
-            "prediction",
-            "Time to predict one request: tokens, block hashes and the lookup",
-            &DECIDE_BUCKETS,
-        );
-        let [index_blocks, index_bytes] = [
-            ("index_blocks", "Blocks in the index of KV caches"),
-            ("index_bytes", "Memory of the index of KV caches"),
-        ]
-        .map(|(name, help)| {
-            let gauge = Gauge::default();
-            registry.register(name, help, gauge.clone());
-            gauge
-        });
-        let engines = EngineGauges::register(&mut registry);
-        let metrics = Self {
-            registry,
-            requests,
-            durations,
-            ttft,
-            itl,
-            decide,
-            queue_wait,
-            in_flight,
-            requests_queued,
-            leg_failures,
-            aborts,
-            retries,
-            prompt_tokens,
-            cached_tokens,
-            completion_tokens,
-            refusals,
-            silence,
-            overload,
-            predictions,
-            tokenize,
-            feeds,
-            store,
-            predict,
-            index_blocks,
-            index_bytes,
-            engines,
+    /// With aliases, some metrics are also exported under these.
+    pub(crate) fn new(aliases: Option<MetricAliases>) -> Self {
+        let mut registry = MetricsRegistry::default();
+        let mut metrics = Self {
+            requests: registry.register(
+                "moongate_requests_total",
+                "Requests that have ended. `code` is `ok`, a code of docs/errors.md, `engine_rejected` or `client_closed`",
+                Family::default(),
+            ),
+            durations: ApiHistogram::register(
+                &mut registry,
+                "moongate_request_duration_seconds",
+                "Time from the request's headers to the end of the response, successful or not",
+                || ExemplarHistogram::new(DURATION_BUCKETS.into_iter()),
+            ),
+            ttft: ApiHistogram::register(
+                &mut registry,
+                "moongate_ttft_seconds",
+                "Time from the request's headers to the first chunk of a stream that goes to the client. Non-streamed responses are excluded",
+                || ExemplarHistogram::new(TTFT_BUCKETS.into_iter()),
+            ),
+            itl: registry.register(
+                "moongate_itl_seconds",
+                "Time between two chunks of a stream. A chunk contains several tokens if the engine sends them together",
+                Histogram::new(ITL_BUCKETS),
+            ),
+            decide: registry.register(
+                "moongate_decision_seconds",
+                "Time to choose a route, once per attempt, without queueing",
+                Histogram::new(DECIDE_BUCKETS),
+            ),
+            queue_wait: registry.register(
+                "moongate_queue_wait_seconds",
+                "Time that queued requests waited for engines",
+                Histogram::new(TTFT_BUCKETS),
+            ),
+            in_flight: registry.register(
+                "moongate_requests_in_flight",
+                "Requests that have not ended",
+                Gauge::default(),
+            ),
+            requests_queued: registry.register(
+                "moongate_requests_queued",
+                "Requests queued for engines",
+                Gauge::default(),
+            ),
+            legs: LegMetrics::register(&mut registry),
+            prompt_tokens: registry.register(
+                "moongate_prompt_tokens_total",
+                "Prompt tokens, as engines report them. Streams count only if the client asked for usage (`stream_options.include_usage`) or the engine sends it anyway",
+                Counter::default(),
+            ),
+            cached_tokens: registry.register(
+                "moongate_cached_tokens_total",
+                "Prompt tokens that engines found in a cache. For a pair whose prefill reports it: the tokens that the prefill did not compute",
+                Counter::default(),
+            ),
+            completion_tokens: registry.register(
+                "moongate_completion_tokens_total",
+                "Generated tokens, as engines report them",
+                Counter::default(),
+            ),
+            refusals: AccessRejectionMetrics::register(&mut registry),
+            silence: SilenceMetrics::register(&mut registry),
+            overload: OverloadMetrics::register(&mut registry),
+            predictions: PredictionMetrics::register(&mut registry),
+            tokenize: Arc::new(TokenizeMetrics::register(&mut registry)),
+            feeds: Arc::new(EventFeedMetrics::register(&mut registry)),
+            store: Arc::new(StoreViewMetrics::register(&mut registry)),
+            predict: registry.register(
+                "moongate_prediction_seconds",
+                "Time to predict one request: tokens, block hashes and the lookup",
+                Histogram::new(DECIDE_BUCKETS),
+            ),
+            index_blocks: registry.register(
+                "moongate_index_blocks",
+                "Blocks in the index of KV caches",
+                Gauge::default(),
+            ),
+            index_bytes: registry.register(
+                "moongate_index_bytes",
+                "Memory of the index of KV caches",
+                Gauge::default(),
+            ),
+            engines: EngineGauges::register(&mut registry),
             counters: RequestCounters::default(),
-            aliases: None,
+            registry,
         };
-        metrics.init_failure_series();
-        metrics
-    }
-
-    /// Creates failure series at 0: Prometheus cannot compute an increase from a missing sample.
-    fn init_failure_series(&self) {
-        for side in LegKind::ALL.map(LegKindLabel) {
-            for reason in LegError::REASONS {
-                self.leg_failures.get_or_create(&LegLabels { side, reason }).inc_by(0);
-            }
-            for family in [&self.aborts, &self.retries] {
-                family.get_or_create(&LegKindLabels { side }).inc_by(0);
-            }
+        if let Some(aliases) = aliases {
+            aliases.register(&mut metrics);
         }
-    }
-
-    /// Also exports the metrics under their aliases.
-    pub(crate) fn with_aliases(self, aliases: Option<MetricAliases>) -> Self {
-        Self { aliases, ..self }
+        metrics
     }
 
     pub(crate) fn request_started(&self) {
@@ -266,11 +183,11 @@ impl GatewayMetrics {
         self.in_flight.dec();
         self.counters.record_ended(code);
         self.requests.get_or_create(&RequestLabels { api: api_label(api), code }).inc();
-        observe(&self.durations[api as usize], took, trace);
+        self.durations.observe(api, took, trace);
     }
 
     pub(crate) fn first_token(&self, api: InferenceApi, after: Duration, trace: Option<TraceId>) {
-        observe(&self.ttft[api as usize], after, trace);
+        self.ttft.observe(api, after, trace);
         self.counters.record_first_token(after);
     }
 
@@ -302,21 +219,8 @@ impl GatewayMetrics {
         self.counters.totals(self.in_flight.get(), tokens.map(Counter::get))
     }
 
-    pub(crate) fn record_leg_failure(&self, side: LegKind, error: &LegError) {
-        let labels = LegLabels { side: LegKindLabel(side), reason: error.reason() };
-        self.leg_failures.get_or_create(&labels).inc();
-    }
-
-    pub(crate) fn record_abort(&self, side: LegKind) {
-        self.aborts.get_or_create(&LegKindLabels { side: LegKindLabel(side) }).inc();
-    }
-
-    pub(crate) fn record_retry(&self, side: LegKind) {
-        self.retries.get_or_create(&LegKindLabels { side: LegKindLabel(side) }).inc();
-    }
-
     /// Gives every other family a sample, so that the text contains all of them. Label values do not matter.
-    fn init_all_series(&self) {
+    pub(super) fn init_all_series(&self) {
         self.requests.get_or_create(&RequestLabels { api: "", code: "" }).inc_by(0);
         self.refusals.init_all_series();
         self.predictions.init_all_series();
@@ -336,70 +240,18 @@ impl GatewayMetrics {
         let size = index.size();
         self.index_blocks.set(i64::try_from(size.blocks).unwrap_or(i64::MAX));
         self.index_bytes.set(i64::try_from(size.bytes).unwrap_or(i64::MAX));
-        let mut text = self.text();
-        if let Some(aliases) = self.aliases {
-            aliases.add(&mut text);
-        }
-        text
+        self.text()
     }
 
-    fn text(&self) -> String {
-        let mut text = String::new();
-        if let Err(error) = encode(&mut text, &self.registry) {
-            let _infallible = writeln!(text, "# encoding failed: {error}");
-        }
-        moongate_runtime::append_process_metrics(&mut text);
-        text
+    pub(super) fn text(&self) -> String {
+        self.registry.open_metrics()
     }
 }
 
-/// All metrics of a gateway in Prometheus text format, each with a sample: the source of the table in `docs/metrics.md`.
+/// All metrics of a gateway in OpenMetrics text, each with a sample: the source of the tables in `docs/metrics.md`.
 #[must_use]
 pub fn all_metrics() -> String {
-    let metrics = GatewayMetrics::new();
+    let metrics = GatewayMetrics::new(Some(MetricAliases::Smg));
     metrics.init_all_series();
     metrics.text()
-}
-
-/// One histogram per API, distinguished by a label; indexed by `InferenceApi as usize`.
-fn histogram_per_api(
-    registry: &mut Registry,
-    metric: &str,
-    help: &str,
-    buckets: &'static [f64],
-) -> [ExemplarHistogram; 4] {
-    #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-    struct ApiLabel {
-        api: &'static str,
-    }
-    let family: Family<ApiLabel, ExemplarHistogram, _> =
-        Family::new_with_constructor(move || ExemplarHistogram::new(buckets.iter().copied()));
-    registry.register_with_unit(metric, help, Unit::Seconds, family.clone());
-    [InferenceApi::Chat, InferenceApi::Completions, InferenceApi::Generate, InferenceApi::Other]
-        .map(|api| family.get_or_create_owned(&ApiLabel { api: api_label(api) }))
-}
-
-fn observe(histogram: &ExemplarHistogram, took: Duration, trace: Option<TraceId>) {
-    let label = trace.map(|trace| ExemplarLabels { trace_id: TraceIdLabel(trace) });
-    histogram.observe(took.as_secs_f64(), label, None);
-}
-
-fn seconds_histogram(
-    registry: &mut Registry,
-    metric: &str,
-    help: &str,
-    buckets: &'static [f64],
-) -> Histogram {
-    let histogram = Histogram::new(buckets.iter().copied());
-    registry.register_with_unit(metric, help, Unit::Seconds, histogram.clone());
-    histogram
-}
-
-fn api_label(api: InferenceApi) -> &'static str {
-    match api {
-        InferenceApi::Chat => "chat",
-        InferenceApi::Completions => "completions",
-        InferenceApi::Generate => "generate",
-        InferenceApi::Other => "other",
-    }
 }

@@ -2,9 +2,11 @@
 
 mod access;
 mod aliases;
+mod api_histogram;
 mod cache;
 mod decision_history;
 mod engines;
+mod legs;
 mod metrics;
 mod overload;
 mod request;

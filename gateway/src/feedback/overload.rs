@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use moongate_runtime::metrics::MetricsRegistry;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::registry::{Registry, Unit};
 
 use crate::memory::MemoryBudget;
 
@@ -38,7 +38,7 @@ impl OverloadReason {
 }
 
 /// Rejections caused by the gateway's own limits.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct OverloadMetrics {
     rejected: Family<OverloadLabels, Counter>,
     body_bytes: Gauge,
@@ -48,25 +48,25 @@ pub(crate) struct OverloadMetrics {
 }
 
 impl OverloadMetrics {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        let help = "Requests and connections rejected (503) for lack of this gateway's resources: `body_memory` (`--body-memory`), `client_connections` (`--max-connections`, \
-                    or the limit of open files) or `engine_connections` (the limit of open files)";
-        registry.register("overload_rejections", help, metrics.rejected.clone());
-        for (name, help, gauge) in [
-            (
-                "body_memory",
+    pub(super) fn register(registry: &mut MetricsRegistry) -> Self {
+        let metrics = Self {
+            rejected: registry.register(
+                "moongate_overload_rejections_total",
+                "Requests and connections rejected (503) for lack of this gateway's resources: `body_memory` (`--body-memory`), `client_connections` (`--max-connections`, or the limit of open files) or `engine_connections` (the limit of open files)",
+                Family::default(),
+            ),
+            body_bytes: registry.register(
+                "moongate_body_memory_bytes",
                 "Memory reserved for request bodies, at most `--body-memory`",
-                &metrics.body_bytes,
+                Gauge::default(),
             ),
-            (
-                "prompt_memory",
+            prompt_bytes: registry.register(
+                "moongate_prompt_memory_bytes",
                 "Memory reserved for tokenizing long prompts, at most half of `--prompt-memory`",
-                &metrics.prompt_bytes,
+                Gauge::default(),
             ),
-        ] {
-            registry.register_with_unit(name, help, Unit::Bytes, gauge.clone());
-        }
+            connections: Arc::default(),
+        };
         // Prometheus cannot compute an increase from a missing sample.
         for reason in OverloadReason::ALL {
             metrics.rejected.get_or_create(&OverloadLabels { reason: reason.as_str() }).inc_by(0);

@@ -1,9 +1,9 @@
 //! Metrics of silent engines and redispatches.
 
+use moongate_runtime::metrics::MetricsRegistry;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
 
 use crate::fleet::SuspicionReason;
 use crate::upstream::LegKind;
@@ -40,7 +40,7 @@ impl RedispatchReason {
 }
 
 /// Counters of suspicions and redispatches.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct SilenceMetrics {
     suspicions: Family<SuspicionLabels, Counter>,
     redispatches: Family<RedispatchLabels, Counter>,
@@ -48,23 +48,24 @@ pub(crate) struct SilenceMetrics {
 }
 
 impl SilenceMetrics {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let metrics = Self::default();
-        registry.register(
-            "engine_suspicions",
-            "Times that an engine became suspect because it accepted requests without output. `reason` is `silent` (a request waited for its first byte for longer than its limit), `abandoned` (several clients left without a byte) or `stalled` (a stream paused after its start)",
-            metrics.suspicions.clone(),
-        );
-        registry.register(
-            "redispatches",
-            "Requests without a byte that were redispatched from a silent engine. `reason` is `silent` (beyond the request's own limit) or `suspect` (other requests had made the engine suspect)",
-            metrics.redispatches.clone(),
-        );
-        registry.register(
-            "redispatch_budget_exhausted",
-            "Attempts that stayed on a silent engine because of `--redispatch-share`",
-            metrics.budget_exhausted.clone(),
-        );
+    pub(super) fn register(registry: &mut MetricsRegistry) -> Self {
+        let metrics = Self {
+            suspicions: registry.register(
+                "moongate_engine_suspicions_total",
+                "Times that an engine became suspect because it accepted requests without output. `reason` is `silent` (a request waited for its first byte for longer than its limit), `abandoned` (several clients left without a byte) or `stalled` (a stream paused after its start)",
+                Family::default(),
+            ),
+            redispatches: registry.register(
+                "moongate_redispatches_total",
+                "Requests without a byte that were redispatched from a silent engine. `reason` is `silent` (beyond the request's own limit) or `suspect` (other requests had made the engine suspect)",
+                Family::default(),
+            ),
+            budget_exhausted: registry.register(
+                "moongate_redispatch_budget_exhausted_total",
+                "Attempts that stayed on a silent engine because of `--redispatch-share`",
+                Counter::default(),
+            ),
+        };
         for side in LegKind::ALL.map(LegKind::as_str) {
             for reason in SuspicionReason::ALL.map(SuspicionReason::as_str) {
                 metrics.suspicions.get_or_create(&SuspicionLabels { side, reason }).inc_by(0);

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use moongate_runtime::metrics::MetricsRegistry;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::{Registry, Unit};
 
 /// Seconds of an engine's response, from an idle front end to beyond the limit.
 const BUCKETS: [f64; 9] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0];
@@ -48,21 +48,19 @@ pub(crate) struct TokenizeMetrics {
 }
 
 impl TokenizeMetrics {
-    pub(super) fn register(registry: &mut Registry) -> Self {
-        let metrics =
-            Self { prompts: Family::default(), engine_wait: Histogram::new(BUCKETS.iter().copied()) };
-        registry.register(
-            "tokenized_prompts",
-            "Requests with a prediction, by the source of their tokens: `client` (sent as ids), `gateway` (local tokenizer), `engine` (queried for this request) or `engine_cache` (cached from an equal prompt)",
-            metrics.prompts.clone(),
-        );
-        registry.register_with_unit(
-            "tokenize_engine",
-            "Time that requests waited for an engine to tokenize their prompt, successfully or not",
-            Unit::Seconds,
-            metrics.engine_wait.clone(),
-        );
-        metrics
+    pub(super) fn register(registry: &mut MetricsRegistry) -> Self {
+        Self {
+            prompts: registry.register(
+                "moongate_tokenized_prompts_total",
+                "Requests with a prediction, by the source of their tokens: `client` (sent as ids), `gateway` (local tokenizer), `engine` (queried for this request) or `engine_cache` (cached from an equal prompt)",
+                Family::default(),
+            ),
+            engine_wait: registry.register(
+                "moongate_tokenize_engine_seconds",
+                "Time that requests waited for an engine to tokenize their prompt, successfully or not",
+                Histogram::new(BUCKETS),
+            ),
+        }
     }
 
     /// Gives every family a sample.

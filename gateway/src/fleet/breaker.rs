@@ -1,8 +1,8 @@
 //! Circuit breaker of one engine.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::time::Duration;
 
+use moongate_runtime::BackoffPolicy;
 use tokio::time::Instant;
 
 /// When a breaker opens, and for how long.
@@ -10,9 +10,8 @@ use tokio::time::Instant;
 pub(crate) struct BreakerLimits {
     /// Consecutive failures that open it.
     pub(crate) failures: u32,
-    /// First pause; doubles with every further failure.
-    pub(crate) pause: Duration,
-    pub(crate) max_pause: Duration,
+    /// Pauses, which grow with every further failure.
+    pub(crate) pauses: BackoffPolicy,
 }
 
 /// Opens after consecutive failures, lets requests through again after a pause, and closes with the first success. While the
@@ -47,7 +46,7 @@ impl CircuitBreaker {
     pub(crate) fn record_failure(&self) {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         if let Some(excess) = failures.checked_sub(self.limits.failures) {
-            let pause = self.limits.pause.saturating_mul(1 << excess.min(16)).min(self.limits.max_pause);
+            let pause = self.limits.pauses.pause(excess.saturating_add(1));
             let until = self.now_ms() + u64::try_from(pause.as_millis()).unwrap_or(u64::MAX / 2);
             self.open_until_ms.store(until, Ordering::Relaxed);
         }
@@ -60,10 +59,14 @@ impl CircuitBreaker {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
-    const LIMITS: BreakerLimits =
-        BreakerLimits { failures: 3, pause: Duration::from_secs(1), max_pause: Duration::from_secs(4) };
+    const LIMITS: BreakerLimits = BreakerLimits {
+        failures: 3,
+        pauses: BackoffPolicy { initial: Duration::from_secs(1), max: Duration::from_secs(4) },
+    };
 
     #[tokio::test(start_paused = true)]
     async fn opens_only_after_consecutive_failures() {

@@ -26,6 +26,16 @@ pub(crate) struct HealthCheckLimits {
     pub(crate) failures: u32,
 }
 
+/// A failed health check.
+#[derive(Debug, thiserror::Error)]
+enum HealthCheckError {
+    #[error("GET {path} responded with {status}")]
+    Status { path: String, status: http::StatusCode },
+    /// There is no response.
+    #[error("GET {path}: {source}")]
+    Request { path: String, source: reqwest::Error },
+}
+
 /// Checks the health of every engine until `stop`.
 pub(crate) async fn check_health(
     fleet: FleetReader,
@@ -57,7 +67,7 @@ pub(crate) async fn check_health(
                 let engine = &member.endpoint.id;
                 match outcome {
                     Ok(()) => tracing::info!(%engine, "engine is healthy again"),
-                    Err(reason) => tracing::warn!(%engine, reason, "engine is unhealthy: no new requests"),
+                    Err(reason) => tracing::warn!(%engine, %reason, "engine is unhealthy: no new requests"),
                 }
             }
         }
@@ -84,12 +94,12 @@ pub(crate) async fn probe_suspects(
             () = stop.cancelled() => return,
             () = suspected.notified() => {}
             Some((member, outcome)) = checks.next(), if !checks.is_empty() => {
-                let (member, outcome): (FleetMember, Result<(), String>) = (member, outcome);
+                let (member, outcome): (FleetMember, Result<(), HealthCheckError>) = (member, outcome);
                 checked.remove(&member.endpoint.id);
                 member.endpoint.silence.record_health_check(outcome.is_ok());
                 if let (true, Err(reason)) = (member.endpoint.silence.is_suspect(), outcome) {
                     let engine = &member.endpoint.id;
-                    tracing::debug!(%engine, reason, "suspect engine fails its health check");
+                    tracing::debug!(%engine, %reason, "suspect engine fails its health check");
                 }
             }
         }
@@ -109,11 +119,16 @@ pub(crate) async fn probe_suspects(
     }
 }
 
-async fn check(client: &reqwest::Client, url: &str, limits: &HealthCheckLimits) -> Result<(), String> {
+async fn check(
+    client: &reqwest::Client,
+    url: &str,
+    limits: &HealthCheckLimits,
+) -> Result<(), HealthCheckError> {
+    let path = limits.path.clone();
     let request = client.get(format!("{url}{}", limits.path)).timeout(limits.timeout);
     match moongate_runtime::net::send_request(request).await {
         Ok(response) if response.status().is_success() => Ok(()),
-        Ok(response) => Err(format!("GET {} responded with {}", limits.path, response.status())),
-        Err(error) => Err(format!("GET {}: {}", limits.path, error.without_url())),
+        Ok(response) => Err(HealthCheckError::Status { path, status: response.status() }),
+        Err(error) => Err(HealthCheckError::Request { path, source: error.without_url() }),
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
-use moongate_discovery::{EngineKind, InstanceId, fetch_load};
+use moongate_discovery::{EngineKind, EngineLoadError, InstanceId, fetch_load};
 use moongate_scheduler::ReportedLoad;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 use tokio_util::sync::CancellationToken;
@@ -37,14 +37,14 @@ pub(crate) async fn poll_loads(
         tokio::select! {
             () = stop.cancelled() => return,
             Some((member, outcome)) = queries.next(), if !queries.is_empty() => {
-                let (member, outcome): (FleetMember, Result<ReportedLoad, String>) = (member, outcome);
+                let (member, outcome): (FleetMember, Result<ReportedLoad, EngineLoadError>) = (member, outcome);
                 let pause = match outcome {
                     Ok(load) => {
                         reported(&member.endpoint, load);
                         if member.is_sglang() { Duration::ZERO } else { VLLM_INTERVAL }
                     }
                     Err(reason) => {
-                        tracing::debug!(engine = %member.endpoint.id, reason, "engine load unavailable");
+                        tracing::debug!(engine = %member.endpoint.id, %reason, "engine load unavailable");
                         FAILURE_PAUSE
                     }
                 };
@@ -68,10 +68,9 @@ pub(crate) async fn poll_loads(
     }
 }
 
-async fn query_load(client: &reqwest::Client, member: &FleetMember) -> Result<ReportedLoad, String> {
-    let engine = if member.is_sglang() { EngineKind::Sglang } else { EngineKind::Vllm };
-    let load =
-        fetch_load(client, engine, &member.instance.url, None).await.map_err(|error| error.to_string())?;
+async fn query_load(client: &reqwest::Client, member: &FleetMember) -> Result<ReportedLoad, EngineLoadError> {
+    let engine = member.facts().map_or(EngineKind::Vllm, |facts| facts.engine);
+    let load = fetch_load(client, engine, &member.instance.url, None).await?;
     Ok(ReportedLoad {
         running: load.running,
         waiting: load.waiting,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use moongate_runtime::BackoffPolicy;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -27,10 +28,8 @@ pub(crate) struct SilenceLimits {
     pub(crate) floor: Duration,
     /// Pause of a stream after which it ends if its engine also fails a health check. Zero turns this off.
     pub(crate) stall: Duration,
-    /// Time to the first trial request; doubles with each further one.
-    pub(crate) pause: Duration,
-    /// Longest time between trial requests.
-    pub(crate) max_pause: Duration,
+    /// Times to the first trial request, and between further ones.
+    pub(crate) trial_pauses: BackoffPolicy,
     /// Notified when an engine becomes suspect.
     pub(crate) suspected: Arc<Notify>,
 }
@@ -184,7 +183,7 @@ impl SilenceMonitor {
         self.trials.store(0, Ordering::Relaxed);
         self.health_checked.store(false, Ordering::Relaxed);
         self.unresponsive.store(false, Ordering::Relaxed);
-        self.next_trial_ms.store(self.ms(now) + millis(self.limits.pause), Ordering::Relaxed);
+        self.next_trial_ms.store(self.ms(now) + millis(self.limits.trial_pauses.initial), Ordering::Relaxed);
         let new = !self.suspect.swap(true, Ordering::Relaxed);
         if new {
             self.limits.suspected.notify_one();
@@ -201,7 +200,7 @@ impl SilenceMonitor {
     pub(crate) fn record_sent(&self, now: Instant) {
         if self.is_suspect() {
             let trials = self.trials.fetch_add(1, Ordering::Relaxed).saturating_add(1);
-            let pause = self.limits.pause.saturating_mul(1 << trials.min(16)).min(self.limits.max_pause);
+            let pause = self.limits.trial_pauses.pause(trials.saturating_add(1));
             self.next_trial_ms.store(self.ms(now) + millis(pause), Ordering::Relaxed);
         }
     }
@@ -226,8 +225,7 @@ mod tests {
             factor: 4.0,
             floor: FLOOR,
             stall: Duration::from_secs(10),
-            pause: Duration::from_secs(1),
-            max_pause: Duration::from_secs(4),
+            trial_pauses: BackoffPolicy { initial: Duration::from_secs(1), max: Duration::from_secs(4) },
             suspected: Arc::default(),
         })
     }

@@ -28,10 +28,15 @@ const MAX_AGE: HeaderValue = HeaderValue::from_static("7200");
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CorsOrigin(String);
 
-impl FromStr for CorsOrigin {
-    type Err = String;
+/// The text is not an origin.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not an origin; give one as browsers send it, such as https://chat.example, or * for all")]
+pub struct CorsOriginError(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for CorsOrigin {
+    type Err = CorsOriginError;
+
+    fn from_str(text: &str) -> Result<Self, CorsOriginError> {
         let is_origin = url::Url::parse(text).is_ok_and(|url| {
             matches!(url.scheme(), "http" | "https")
                 && url.origin().ascii_serialization() == text
@@ -40,9 +45,7 @@ impl FromStr for CorsOrigin {
         if text == "*" || is_origin {
             return Ok(Self(text.to_owned()));
         }
-        Err(format!(
-            "{text:?} is not an origin; give one as browsers send it, such as https://chat.example, or * for all"
-        ))
+        Err(CorsOriginError(text.to_owned()))
     }
 }
 

@@ -10,9 +10,10 @@ use http::{HeaderValue, Response};
 use moongate_discovery::InstanceId;
 
 use super::handler::GatewayContext;
-use super::headers::{REQUEST_ID, request_id, to_client};
+use super::headers::{REQUEST_ID, request_id};
 use super::media_type::check_encoding;
 use crate::error::{ApiError, ApiErrorCode};
+use crate::relay::to_client;
 
 /// Forwards the request to the engine in the path, and returns its response.
 pub(super) async fn forward(

@@ -9,9 +9,7 @@ use axum::extract::State;
 use bytes::Bytes;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Response};
-use moongate_discovery::{
-    EngineInstance, EngineKind, InstanceReadiness, KubernetesWorkload, PhysicalLocation,
-};
+use moongate_discovery::{EngineInstance, InstanceReadiness, KubernetesWorkload, PhysicalLocation};
 use moongate_scheduler::{InstanceLoad, PolicyName};
 use parking_lot::Mutex;
 use serde::Serialize;
@@ -207,10 +205,7 @@ impl<'a> FleetInstanceStatus<'a> {
             workload: &instance.workload,
             state,
             reason,
-            engine: facts.map(|facts| match facts.engine {
-                EngineKind::Sglang => "sglang",
-                EngineKind::Vllm => "vllm",
-            }),
+            engine: facts.map(|facts| facts.engine.as_str()),
             version: facts.map(|facts| facts.version.as_str()),
             models: facts.map_or(&[], |facts| &facts.models),
             handover: in_cluster.and_then(|instance| domain_name(instance.domain)),

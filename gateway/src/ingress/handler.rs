@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use bytes::Bytes;
 use futures_util::future::try_join_all;
 use http::header::AUTHORIZATION;
 use http::{HeaderValue, Request, Response};
@@ -18,24 +17,20 @@ use super::content::{ParsedContent, RequestContent, read_content};
 use super::cross_origin::CorsOrigin;
 use super::engine_error::engine_error;
 use super::fleet::FleetStatusCache;
-use super::headers::{REQUEST_ID, request_id, to_client, to_engine};
+use super::headers::{REQUEST_ID, request_id, to_engine};
 use super::inference_paths::InferencePath;
 use super::media_type::{MediaType, check_encoding};
 use super::options::UnauthenticatedPath;
 use super::tenant_priority::TenantPriorityHeaders;
 use crate::access::{AccessControl, AuthenticatedCaller, QuotaPermit};
-use crate::dispatch::{
-    DispatchError, InFlightGuard, LegPair, RequestDispatcher, ResponsePayload, ResponseStart, RoutedRequest,
-    fan_out,
-};
+use crate::dispatch::{DispatchError, RequestDispatcher, RoutedRequest, fan_out};
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::{DecisionHistory, GatewayMetrics, RequestRecorder, RequestSpan};
 use crate::kv_index::KvIndex;
 use crate::memory::MemoryBudget;
-use crate::predict::{CacheHitPredictor, PredictionError, PromptPrediction};
-use crate::relay::{RelayContext, ResponseRelay, SampleResponse, merge_complete, merge_stream};
+use crate::predict::{CacheHitPredictor, PredictionError, PromptPrediction, RequestPrompt};
+use crate::relay::{DispatchedResponse, RelayedRequest};
 use crate::request_body::InferenceApi;
-use crate::response::{ResponseSummary, SseFramer, TokenUsage};
 
 /// Shared state of all request handlers.
 #[derive(Debug)]
@@ -90,18 +85,7 @@ pub(crate) async fn handle(
         }
     };
     let mut response = match served {
-        Ok((routed, DispatchedResponse::Single(started))) => respond(gateway, &routed, started, recorder),
-        Ok((routed, DispatchedResponse::Samples(head, samples))) => {
-            recorder.span().set_status(head.status());
-            head.map(|()| Body::new(merge_stream(routed.api, samples, recorder)))
-        }
-        Ok((_, DispatchedResponse::Merged(head, body))) => {
-            recorder.span().set_status(head.status());
-            recorder.set_sample_of_batch();
-            recorder
-                .completed(TokenUsage::read(&body), None, |finish| finish.add(&ResponseSummary::read(&body)));
-            head.map(|()| Body::from(body))
-        }
+        Ok((routed, response)) => response.respond(relayed(gateway, &routed), recorder),
         Err(DispatchError::Error(error)) => {
             recorder.failed(&error);
             error.response()
@@ -163,21 +147,18 @@ async fn dispatch(
     }
     let samples = fan_out::split(&routed, &gateway.bodies.memory).map_err(DispatchError::Error)?;
     let started = try_join_all(samples.iter().map(|sample| dispatcher.dispatch(sample, span))).await?;
-    let (head, samples) = start_samples(gateway, &routed, started);
-    if routed.routing.stream {
-        return Ok((routed, DispatchedResponse::Samples(head, samples)));
-    }
-    let body = merge_complete(routed.api, samples).await.map_err(DispatchError::Error)?;
-    Ok((routed, DispatchedResponse::Merged(head, body)))
+    let response = DispatchedResponse::of_samples(relayed(gateway, &routed), started).await;
+    Ok((routed, response.map_err(DispatchError::Error)?))
 }
 
-#[expect(clippy::large_enum_variant, reason = "one per request, and taken apart at once")]
-enum DispatchedResponse {
-    Single(ResponseStart),
-    /// The streams of all samples of a request with `n` > 1.
-    Samples(Response<()>, Vec<SampleResponse>),
-    /// The merged non-streamed responses of all samples.
-    Merged(Response<()>, Bytes),
+/// What the response depends on.
+fn relayed<'a>(gateway: &'a GatewayContext, routed: &'a RoutedRequest) -> RelayedRequest<'a> {
+    RelayedRequest {
+        api: routed.api,
+        model: routed.model.as_ref(),
+        stream: routed.routing.stream,
+        force_close: &gateway.force_close,
+    }
 }
 
 pub(super) async fn read(
@@ -268,81 +249,7 @@ pub(super) async fn predict_hits(
 ) -> Result<PromptPrediction, PredictionError> {
     let request = routed.request.as_ref().ok_or(PredictionError::NotSinglePrompt)?;
     let fleet = gateway.dispatcher.fleet.current();
-    gateway.predictor.predict(&fleet, routed.api, request.model, &routed.routing, &routed.body).await
-}
-
-fn respond(
-    gateway: &GatewayContext,
-    routed: &RoutedRequest,
-    started: ResponseStart,
-    mut recorder: RequestRecorder,
-) -> Response<Body> {
-    let ResponseStart {
-        mut head,
-        payload,
-        in_flight,
-        expected_hits: expected,
-        ttft_prediction,
-        prefill_usage,
-    } = started;
-    recorder.set_prefill(in_flight.prefill_endpoint().clone());
-    if let (Some(expected), Some(model)) = (expected, &routed.model) {
-        recorder.set_expected_hits(expected, model.clone());
-    }
-    recorder.span().set_status(head.status());
-    to_client(head.headers_mut());
-    let body = match payload {
-        ResponsePayload::Complete(body, usage) => {
-            recorder.set_sample_of_batch();
-            recorder.completed(usage, prefill_usage, |finish| finish.add(&ResponseSummary::read(&body)));
-            Body::from(body)
-        }
-        ResponsePayload::Streaming { pair, first, framer } => {
-            recorder.set_ttft_prediction(ttft_prediction.filter(|_| framer.is_some()));
-            Body::new(relay(gateway, routed, (pair, first, framer), in_flight, Some(recorder)))
-        }
-    };
-    head.map(|()| body)
-}
-
-fn relay(
-    gateway: &GatewayContext,
-    routed: &RoutedRequest,
-    (pair, first, framer): (LegPair, Bytes, Option<SseFramer>),
-    in_flight: InFlightGuard,
-    recorder: Option<RequestRecorder>,
-) -> ResponseRelay {
-    let parts = RelayContext {
-        framer,
-        expects_done: routed.api != InferenceApi::Other,
-        _in_flight: in_flight,
-        recorder,
-        force_close: Box::pin(gateway.force_close.clone().cancelled_owned()),
-    };
-    ResponseRelay::new(pair, first, parts)
-}
-
-/// The responses to all samples, ready to be merged, with the head of one of them.
-fn start_samples(
-    gateway: &GatewayContext,
-    routed: &RoutedRequest,
-    started: Vec<ResponseStart>,
-) -> (Response<()>, Vec<SampleResponse>) {
-    let mut head = Response::new(());
-    let samples = started.into_iter().map(|started| {
-        head = started.head;
-        match started.payload {
-            ResponsePayload::Complete(body, _) => SampleResponse::Complete(body),
-            ResponsePayload::Streaming { pair, first, framer } => SampleResponse::Streaming(relay(
-                gateway,
-                routed,
-                (pair, first, framer),
-                started.in_flight,
-                None,
-            )),
-        }
-    });
-    let samples = samples.collect();
-    to_client(head.headers_mut());
-    (head, samples)
+    let prompt =
+        RequestPrompt { api: routed.api, model: request.model, fields: &routed.routing, body: &routed.body };
+    gateway.predictor.predict(&fleet, prompt).await
 }

@@ -1,9 +1,8 @@
-//! Headers that are forwarded between clients and engines.
+//! Headers that are forwarded from clients to engines.
 
 use http::header::{
-    ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_ORIGIN,
-    ACCESS_CONTROL_EXPOSE_HEADERS, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
+    ACCEPT_ENCODING, CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE,
+    TRAILER, TRANSFER_ENCODING, UPGRADE,
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
 
@@ -80,26 +79,6 @@ pub(crate) fn to_engine(headers: &HeaderMap) -> (HeaderMap, bool) {
 fn connection_tokens(headers: &HeaderMap) -> Vec<String> {
     let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|text| text.split(',')).map(|token| token.trim().to_ascii_lowercase()).collect()
-}
-
-/// An engine's response headers as clients get them. The server sets length and framing, and the gateway decides which origins may
-/// read the response: both engines allow all of them.
-pub(crate) fn to_client(headers: &mut HeaderMap) {
-    for name in [
-        CONNECTION,
-        KEEP_ALIVE,
-        PROXY_AUTHENTICATE,
-        TE,
-        TRAILER,
-        TRANSFER_ENCODING,
-        UPGRADE,
-        CONTENT_LENGTH,
-        ACCESS_CONTROL_ALLOW_CREDENTIALS,
-        ACCESS_CONTROL_ALLOW_ORIGIN,
-        ACCESS_CONTROL_EXPOSE_HEADERS,
-    ] {
-        headers.remove(name);
-    }
 }
 
 /// The client's request id if it is valid, else a new one.

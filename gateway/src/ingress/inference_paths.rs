@@ -99,22 +99,33 @@ pub struct InferencePath {
     is_prefix: bool,
 }
 
-impl FromStr for InferencePath {
-    type Err = String;
+/// Why a path cannot be opened to clients.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InferencePathError {
+    #[error("{0:?} is not a path of an engine; give one such as /invocations, or /v1/images/* for all below")]
+    NotAPath(String),
+    #[error(
+        "{text} administers engines and is never open to clients; use /engines/ENGINE{path} on the admin listener"
+    )]
+    Administrative {
+        /// The setting: the path, possibly with `/*`.
+        text: String,
+        path: String,
+    },
+}
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for InferencePath {
+    type Err = InferencePathError;
+
+    fn from_str(text: &str) -> Result<Self, InferencePathError> {
         let (path, is_prefix) = text.strip_suffix("/*").map_or((text, false), |path| (path, true));
         let is_canonical =
             path.starts_with('/') && canonical_path(path).is_ok_and(|canonical| canonical == path);
         if !is_canonical || path == "/" || path.contains(['*', '{', '}']) {
-            return Err(format!(
-                "{text:?} is not a path of an engine; give one such as /invocations, or /v1/images/* for all below"
-            ));
+            return Err(InferencePathError::NotAPath(text.to_owned()));
         }
         if is_administrative(path) {
-            return Err(format!(
-                "{text} administers engines and is never open to clients; use /engines/ENGINE{path} on the admin listener"
-            ));
+            return Err(InferencePathError::Administrative { text: text.to_owned(), path: path.to_owned() });
         }
         Ok(Self { path: path.to_owned(), is_prefix })
     }
@@ -168,7 +179,7 @@ mod tests {
         for text in
             ["", "/", "/*", "*", "v1/x", "/v1/../x", "/a//b", "/a/", "/a%62", "/a/*/b", "/{id}", "/a?b"]
         {
-            assert!(text.parse::<InferencePath>().unwrap_err().contains("not a path"), "{text}");
+            assert!(matches!(text.parse::<InferencePath>(), Err(InferencePathError::NotAPath(_))), "{text}");
         }
         for text in [
             "/flush_cache",
@@ -177,7 +188,10 @@ mod tests {
             "/update_weights_from_disk",
             "/reset_prefix_cache",
         ] {
-            assert!(text.parse::<InferencePath>().unwrap_err().contains("admin listener"), "{text}");
+            assert!(
+                matches!(text.parse::<InferencePath>(), Err(InferencePathError::Administrative { .. })),
+                "{text}"
+            );
         }
     }
 

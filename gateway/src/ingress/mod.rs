@@ -25,10 +25,10 @@ mod workers;
 
 pub(crate) use admin::admin_router;
 pub(crate) use body::{BodyLimits, BodyReader};
-pub use cross_origin::CorsOrigin;
+pub use cross_origin::{CorsOrigin, CorsOriginError};
 pub(crate) use fleet::FleetStatusCache;
 pub(crate) use handler::GatewayContext;
-pub use inference_paths::InferencePath;
+pub use inference_paths::{InferencePath, InferencePathError};
 pub use options::{IngressOptions, UnauthenticatedPath};
 pub(crate) use router::public_router;
 pub(crate) use tenant_priority::TenantPriorityHeaders;

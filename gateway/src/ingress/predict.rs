@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::handler::{GatewayContext, predict_hits, read};
 use super::router;
-use crate::predict::{PredictionError, PromptPrediction};
+use crate::predict::{PredictionError, PromptPrediction, RequestPrompt};
 use crate::request_body::InferenceApi;
 
 /// Predicts for the body of a chat completion.
@@ -66,7 +66,9 @@ async fn tokens(gateway: &GatewayContext, api: InferenceApi, request: Request) -
     let fleet = gateway.dispatcher.fleet.current();
     let tokens = match &routed.request {
         Some(request) => {
-            gateway.predictor.tokens(&fleet, api, request.model, &routed.routing, &routed.body).await
+            let prompt =
+                RequestPrompt { api, model: request.model, fields: &routed.routing, body: &routed.body };
+            gateway.predictor.tokens(&fleet, prompt).await
         }
         None => Err(PredictionError::InsufficientCacheInfo),
     };
@@ -88,8 +90,7 @@ fn error_json(error: &PredictionError) -> Value {
 fn describe(gateway: &GatewayContext, predicted: &PromptPrediction, duration: Duration) -> Value {
     let fleet = gateway.dispatcher.fleet.current();
     let prediction = predicted.for_fleet(&fleet);
-    let engines: Vec<Value> = (0..)
-        .map(InstanceIndex)
+    let engines: Vec<Value> = InstanceIndex::all()
         .zip(&fleet.members)
         .map(|(ix, member)| {
             let hits = predicted.expected_hits(member).hits;

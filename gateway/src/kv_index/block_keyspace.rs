@@ -151,9 +151,9 @@ impl BlockSchemes {
 }
 
 /// Namespace prefix of SGLang's hashes.
-pub(crate) const SGLANG: &str = "sglang";
+const SGLANG: &str = "sglang";
 /// Namespace prefix of vLLM's hashes.
-pub(crate) const VLLM: &str = "vllm";
+const VLLM: &str = "vllm";
 
 #[cfg(test)]
 mod tests {

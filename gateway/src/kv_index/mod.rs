@@ -7,6 +7,6 @@ mod spin_rw_lock;
 mod spin_rw_lock_tests;
 mod store_keys;
 
-pub(crate) use block_keyspace::{BlockExtraKeys, BlockKeyspace, SGLANG, VLLM};
+pub(crate) use block_keyspace::{BlockExtraKeys, BlockKeyspace};
 pub(crate) use index::{EngineSlotGuard, KvIndex};
 pub(crate) use store_keys::{StoreKeyNaming, StoredBlockPart};

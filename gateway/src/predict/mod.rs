@@ -14,5 +14,5 @@ mod tokenize;
 pub(crate) use feeds::{FeedStarter, StoreView, StoreViewStatus, run_feeds};
 pub(crate) use models::ModelTokenizers;
 pub(crate) use predictor::{CacheHitPredictor, PromptPrediction};
-pub(crate) use prompt_tokens::PredictionError;
+pub(crate) use prompt_tokens::{PredictionError, RequestPrompt};
 pub(crate) use tokenize::EngineTokenizer;

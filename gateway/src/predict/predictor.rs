@@ -6,20 +6,22 @@ use bytes::Bytes;
 use moongate_block_hash::HashedBlock;
 use moongate_discovery::EngineKind;
 use moongate_scheduler::index::{EngineSlot, IndexLookup};
-use moongate_scheduler::{CacheHitPrediction, ModelIndex, TierHits};
+use moongate_scheduler::{CacheHitPrediction, InstanceIndex, TierHits};
 
 use super::feeds::{StoreView, StoreViewStatus};
 use super::models::ModelTokenizers;
-use super::prompt_tokens::{PredictionError, PromptTokens, SharedPromptBlocks, TokenizerChoice};
+use super::prompt_tokens::{
+    PredictionError, PromptTokens, RequestPrompt, SharedPromptBlocks, TokenizerChoice,
+};
 use super::store_distance::{StoreDistance, StoredBlockSites};
 use super::tokenize::EngineTokenizer;
 use crate::feedback::{ExpectedHits, TokenSource};
 use crate::fleet::EngineGroup;
 use crate::fleet::{FleetMember, FleetSnapshot};
 use crate::kv_index::KvIndex;
-use crate::kv_index::{BlockExtraKeys, BlockKeyspace, SGLANG, VLLM};
+use crate::kv_index::{BlockExtraKeys, BlockKeyspace};
 use crate::memory::MemoryBudget;
-use crate::request_body::{InferenceApi, RoutingFields};
+use crate::request_body::InferenceApi;
 
 /// Larger bodies are tokenized on a blocking thread: 100 KiB take about a millisecond.
 const READ_INLINE: usize = 64 << 10;
@@ -45,12 +47,22 @@ pub(crate) struct PromptPrediction {
     /// Exact number of prompt tokens.
     pub(crate) input_tokens: u32,
     pub(crate) tokenized_by: TokenSource,
-    /// By the engine's slot in the index, with the number of its group.
-    by_slot: Vec<(TierHits, usize)>,
+    /// By the engine's slot in the index.
+    by_slot: Vec<EngineHitsInGroup>,
     /// By group: locations of the prompt's blocks in the store.
     block_sites: Vec<StoredBlockSites>,
-    /// Keys of the prompt's blocks in the first group, and their size in tokens.
-    blocks: (Arc<[u64]>, u32),
+    /// Keys of the prompt's blocks in the first group.
+    pages: Arc<[u64]>,
+    /// Size of these blocks in tokens.
+    page_tokens: u32,
+}
+
+/// Hits of one engine.
+#[derive(Debug, Clone, Copy, Default)]
+struct EngineHitsInGroup {
+    hits: TierHits,
+    /// Position of the engine's group among those with a prediction.
+    group: usize,
 }
 
 /// The prompt of a body, to be hashed for a fleet's groups of engines.
@@ -59,6 +71,14 @@ struct PredictionQuery {
     body: Bytes,
     /// Each with its source of tokens.
     groups: Vec<(Arc<EngineGroup>, TokenizerChoice)>,
+}
+
+/// A prompt with its blocks under every keyspace.
+struct HashedQuery {
+    /// Length of the prompt in tokens.
+    input_tokens: u32,
+    tokenized_by: TokenSource,
+    prompts: Vec<HashedPrompt>,
 }
 
 /// The blocks of a prompt under one keyspace.
@@ -92,15 +112,13 @@ impl CacheHitPredictor {
         self.store.as_ref().map(|store| store.status())
     }
 
-    /// Predicts the hits of each engine that serves `model` for the prompt in `body`, whose parsed members are `fields`.
+    /// Predicts the hits of each engine that serves the prompt's model.
     pub(crate) async fn predict(
         &self,
         fleet: &FleetSnapshot,
-        api: InferenceApi,
-        model: ModelIndex,
-        fields: &RoutingFields<'_>,
-        body: &Bytes,
+        prompt: RequestPrompt<'_>,
     ) -> Result<PromptPrediction, PredictionError> {
+        let RequestPrompt { api, model, fields, body } = prompt;
         let groups = fleet.groups(model);
         if groups.is_empty() {
             return Err(PredictionError::InsufficientCacheInfo);
@@ -108,13 +126,13 @@ impl CacheHitPredictor {
         let has_events = self.has_event_source(groups);
         let should_query =
             |group: &EngineGroup| has_events && group.keyspace.schemes(&BlockExtraKeys::read(body)).is_some();
-        let groups = self.tokenizers(fleet, (api, body), model, fields, should_query).await;
+        let groups = self.tokenizers(fleet, prompt, should_query).await;
         // Fails before a long text is parsed in vain.
         if let (0, Some(error)) = (fields.prompt_ids, no_tokenizer_error(&groups)) {
             return Err(error);
         }
         let query = PredictionQuery { api, body: body.clone(), groups };
-        let (input_tokens, tokenized_by, hashed) = if body.len() <= READ_INLINE {
+        let HashedQuery { input_tokens, tokenized_by, prompts: hashed } = if body.len() <= READ_INLINE {
             query.hash()?
         } else {
             // Fails only at shutdown, when the result is no longer needed.
@@ -129,10 +147,11 @@ impl CacheHitPredictor {
         };
         let mut predicted = PromptPrediction { input_tokens, tokenized_by, ..PromptPrediction::default() };
         if let Some(HashedPrompt { group, engine_blocks, .. }) = hashed.first() {
-            predicted.blocks = (engine_blocks.keys.as_slice().into(), group.keyspace.page_tokens());
+            predicted.pages = engine_blocks.keys.as_slice().into();
+            predicted.page_tokens = group.keyspace.page_tokens();
         }
         let (mut hits, mut store_hits) = (IndexLookup::default(), IndexLookup::default());
-        for (number, HashedPrompt { group, engine_blocks, store_blocks }) in hashed.iter().enumerate() {
+        for (position, HashedPrompt { group, engine_blocks, store_blocks }) in hashed.iter().enumerate() {
             if let (Some(store), Some(layout)) = (&self.store, &group.store_naming) {
                 let KeyedBlocks { blocks, keys } = store_blocks.as_ref().unwrap_or(engine_blocks);
                 store.confirm(layout, &blocks.blocks()[..keys.len()], keys).await;
@@ -147,7 +166,8 @@ impl CacheHitPredictor {
                     // No engine has blocks with the store's names, so the store's run starts at the beginning of the prompt.
                     blocks.shared = store_hits.engine(engine.slot).shared.saturating_sub(blocks.local);
                 }
-                predicted.set_hits(engine.slot, engine.hits(blocks, group.keyspace.page_tokens()), number);
+                let hits = engine.hits(blocks, group.keyspace.page_tokens());
+                predicted.set_hits(engine.slot, EngineHitsInGroup { hits, group: position });
             }
             let runs = if store_blocks.is_some() { &store_hits.shared } else { &hits.shared };
             let sites = |store: &Arc<StoreView>| {
@@ -158,26 +178,20 @@ impl CacheHitPredictor {
         Ok(predicted)
     }
 
-    /// Tokens of the prompt in `body` for each kind of engine, by its name.
+    /// Tokens of a prompt for each kind of engine, by its name.
     pub(crate) async fn tokens(
         &self,
         fleet: &FleetSnapshot,
-        api: InferenceApi,
-        model: ModelIndex,
-        fields: &RoutingFields<'_>,
-        body: &Bytes,
+        prompt: RequestPrompt<'_>,
     ) -> Result<Vec<(&'static str, Vec<u32>)>, PredictionError> {
-        let groups = self.tokenizers(fleet, (api, body), model, fields, |_| true).await;
-        let (body, memory) = (body.clone(), self.memory.clone());
+        let groups = self.tokenizers(fleet, prompt, |_| true).await;
+        let (api, body, memory) = (prompt.api, prompt.body.clone(), self.memory.clone());
         let make = move || {
             let _reserved =
                 memory.reserve(reading_bytes(&body)).map_err(|_| PredictionError::PromptMemoryExhausted)?;
             let mut tokens_by_engine: Vec<(&str, Vec<u32>)> = Vec::new();
             for (group, tokenizer) in groups {
-                let name = match group.engine {
-                    EngineKind::Sglang => SGLANG,
-                    EngineKind::Vllm => VLLM,
-                };
+                let name = group.engine.as_str();
                 if !tokens_by_engine.iter().any(|(engine, _)| *engine == name) {
                     tokens_by_engine.push((name, PromptTokens::of(api, &body, tokenizer)?.to_vec()));
                 }
@@ -188,31 +202,29 @@ impl CacheHitPredictor {
         tokio::task::spawn_blocking(make).await.unwrap_or(Err(PredictionError::InsufficientCacheInfo))
     }
 
-    /// The groups of engines that serve `model`, each with its source of tokens. Without a local tokenizer, an engine is queried if
+    /// The groups of engines that serve the prompt's model, each with its source of tokens. Without a local tokenizer, an engine is queried if
     /// `should_query` returns true for the group.
     async fn tokenizers(
         &self,
         fleet: &FleetSnapshot,
-        body: (InferenceApi, &Bytes),
-        model: ModelIndex,
-        fields: &RoutingFields<'_>,
+        prompt: RequestPrompt<'_>,
         should_query: impl Fn(&EngineGroup) -> bool,
     ) -> Vec<(Arc<EngineGroup>, TokenizerChoice)> {
-        let name = fleet.model_name(model).map_or("", AsRef::as_ref);
+        let name = fleet.model_name(prompt.model).map_or("", AsRef::as_ref);
         let deadline = self.engines.deadline();
         let mut with_tokenizer: Vec<(Arc<EngineGroup>, TokenizerChoice)> = Vec::new();
-        for group in fleet.groups(model) {
+        for group in fleet.groups(prompt.model) {
             let same = with_tokenizer.iter().find(|(other, _)| other.engine == group.engine);
             let tokenizer = if let Some((_, tokenizer)) = same {
                 tokenizer.clone()
             } else if let Some(model) = self.models.get(name, group.engine) {
                 TokenizerChoice::Local(model)
-            } else if fields.prompt_ids > 0 {
+            } else if prompt.fields.prompt_ids > 0 {
                 TokenizerChoice::Unavailable(PredictionError::NoTokenizer)
             } else if !should_query(group) {
                 TokenizerChoice::Unavailable(PredictionError::InsufficientCacheInfo)
             } else {
-                match self.engines.tokens(fleet, model, group.engine, body, deadline).await {
+                match self.engines.tokens(fleet, prompt, group.engine, deadline).await {
                     Ok(tokens) => TokenizerChoice::Engine(tokens),
                     Err(error) => TokenizerChoice::Unavailable(error),
                 }
@@ -246,8 +258,7 @@ fn no_tokenizer_error(groups: &[(Arc<EngineGroup>, TokenizerChoice)]) -> Option<
 }
 
 impl PredictionQuery {
-    /// The prompt's length in tokens, their source, and the prompt's blocks under every keyspace.
-    fn hash(self) -> Result<(u32, TokenSource, Vec<HashedPrompt>), PredictionError> {
+    fn hash(self) -> Result<HashedQuery, PredictionError> {
         let extras = BlockExtraKeys::read(&self.body);
         let (mut input_tokens, mut tokenized_by) = (0, TokenSource::Client);
         let mut tokens_by_engine: Vec<(EngineKind, PromptTokens)> = Vec::new();
@@ -276,7 +287,7 @@ impl PredictionQuery {
         if hashed.is_empty() {
             Err(PredictionError::InsufficientCacheInfo)
         } else {
-            Ok((input_tokens, tokenized_by, hashed))
+            Ok(HashedQuery { input_tokens, tokenized_by, prompts: hashed })
         }
     }
 }
@@ -292,37 +303,38 @@ fn reusable_blocks<'a>(
 }
 
 impl PromptPrediction {
-    fn set_hits(&mut self, slot: EngineSlot, hits: TierHits, group: usize) {
+    fn set_hits(&mut self, slot: EngineSlot, hits: EngineHitsInGroup) {
         if self.by_slot.len() <= slot.as_usize() {
             self.by_slot.resize(slot.as_usize() + 1, Default::default());
         }
-        self.by_slot[slot.as_usize()] = (hits, group);
+        self.by_slot[slot.as_usize()] = hits;
     }
 
-    /// Hits of one engine, and its group.
-    fn of(&self, member: &FleetMember) -> (TierHits, usize) {
+    fn of(&self, member: &FleetMember) -> EngineHitsInGroup {
         self.by_slot.get(member.endpoint.index_slot.slot().as_usize()).copied().unwrap_or_default()
     }
 
     /// The hits that an engine should report, if the request goes there.
     pub(crate) fn expected_hits(&self, member: &FleetMember) -> ExpectedHits {
-        ExpectedHits { hits: self.of(member).0, input_tokens: self.input_tokens }
+        ExpectedHits { hits: self.of(member).hits, input_tokens: self.input_tokens }
     }
 
     /// The hits in the order of a fleet's cluster.
     pub(crate) fn for_fleet(&self, fleet: &FleetSnapshot) -> CacheHitPrediction {
         let of_members = || fleet.members.iter().map(|member| self.of(member));
         let distance = StoreDistance::new(&self.block_sites, fleet).map(|mut distance| {
-            of_members()
-                .enumerate()
-                .map(|(index, (hits, group))| distance.network_distance(index, group, hits))
+            InstanceIndex::all()
+                .zip(of_members())
+                .map(|(engine, EngineHitsInGroup { hits, group })| {
+                    distance.network_distance(engine, group, hits)
+                })
                 .collect()
         });
         CacheHitPrediction {
-            per_instance: of_members().map(|(hits, _)| hits).collect(),
+            per_instance: of_members().map(|member| member.hits).collect(),
             network_distance: distance.unwrap_or_default(),
-            pages: self.blocks.0.clone(),
-            page_tokens: self.blocks.1,
+            pages: self.pages.clone(),
+            page_tokens: self.page_tokens,
             ..CacheHitPrediction::default()
         }
     }

@@ -3,14 +3,26 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use moongate_block_hash::{BlockHashChain, HashScheme, HashedBlock};
+use moongate_scheduler::ModelIndex;
 use moongate_tokenize::{PromptError, TemplateTime, TextBody, TextPrompt, TokenizedPrompt};
 
 use super::models::BlockTokenizer;
 use super::tokenize::{EngineTokenizeError, EngineTokens};
 use crate::feedback::TokenSource;
 use crate::kv_index::BlockKeyspace;
-use crate::request_body::InferenceApi;
+use crate::request_body::{InferenceApi, RoutingFields};
+
+/// The prompt of a request to be predicted or tokenized.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RequestPrompt<'a> {
+    pub(crate) api: InferenceApi,
+    pub(crate) model: ModelIndex,
+    /// Parsed members of the body.
+    pub(crate) fields: &'a RoutingFields<'a>,
+    pub(crate) body: &'a Bytes,
+}
 
 /// Cached with a conversation: the blocks of its last prompt.
 pub(super) type SharedPromptBlocks = Arc<CachedPromptBlocks>;

@@ -3,7 +3,10 @@
 use std::sync::Arc;
 
 use moongate_scheduler::index::StoreBlockRun;
-use moongate_scheduler::{StoreMedium, StoreSite, StoreSiteRun, TierHits, network_distance, tokens_by_site};
+use moongate_scheduler::{
+    InstanceIndex, StoreMedium, StoreSite, StoreSiteIndex, StoreSiteRun, StoreTokenRun, TierHits,
+    network_distance, tokens_by_site,
+};
 
 use super::feeds::StoreView;
 use crate::fleet::FleetSnapshot;
@@ -29,7 +32,7 @@ impl StoredBlockSites {
             return Self::default();
         }
         // Indexed by node and medium.
-        let mut numbers: Vec<Option<u32>> = Vec::new();
+        let mut numbers: Vec<Option<StoreSiteIndex>> = Vec::new();
         let mut sites = Vec::new();
         let mut number = |run: &StoreBlockRun| {
             let index = run.location.node.as_usize() * 2 + usize::from(is_slow(run));
@@ -38,7 +41,7 @@ impl StoredBlockSites {
             }
             *numbers[index].get_or_insert_with(|| {
                 sites.push((run.location.node, run.location.medium));
-                u32::try_from(sites.len() - 1).unwrap_or(u32::MAX)
+                StoreSiteIndex(u32::try_from(sites.len() - 1).unwrap_or(u32::MAX))
             })
         };
         let runs = blocks.iter().map(|run| StoreSiteRun {
@@ -53,12 +56,20 @@ impl StoredBlockSites {
     }
 }
 
+/// The tokens that an engine would fetch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct FetchedTokens {
+    /// Position of the engine's group.
+    group: usize,
+    tokens: StoreTokenRun,
+}
+
 /// Fetches of the engines of one fleet. Engines with equal hits share the result.
 pub(super) struct StoreDistance<'a> {
     fleet: &'a FleetSnapshot,
     stored: &'a [StoredBlockSites],
     sites: Vec<Vec<StoreSite>>,
-    cached_counts: Vec<((usize, u32, u32), Vec<u32>)>,
+    cached_counts: Vec<(FetchedTokens, Vec<u32>)>,
 }
 
 impl<'a> StoreDistance<'a> {
@@ -75,16 +86,16 @@ impl<'a> StoreDistance<'a> {
         Some(Self { fleet, stored, sites, cached_counts: Vec::new() })
     }
 
-    /// Slow-down factor of the fetch by the fleet's engine number `member` with these hits, for the block locations of group number
-    /// `group`.
-    pub(super) fn network_distance(&mut self, member: usize, group: usize, hits: TierHits) -> f32 {
+    /// Slow-down factor of the fetch by an engine with these hits, for the block locations of the group at position `group`.
+    pub(super) fn network_distance(&mut self, engine: InstanceIndex, group: usize, hits: TierHits) -> f32 {
         let (Some(stored), Some(sites)) = (self.stored.get(group), self.sites.get(group)) else { return 1.0 };
-        let instance = self.fleet.cluster.instances().get(member).filter(|_| hits.l3_tokens > 0);
+        let instance = self.fleet.cluster.get(engine).filter(|_| hits.l3_tokens > 0);
         let Some(instance) = instance else { return 1.0 };
-        let key = (group, hits.l1_tokens.saturating_add(hits.l2_tokens), hits.l3_tokens);
+        let first_token = hits.l1_tokens.saturating_add(hits.l2_tokens);
+        let key = FetchedTokens { group, tokens: StoreTokenRun { first_token, tokens: hits.l3_tokens } };
         let index =
             self.cached_counts.iter().position(|(cached_key, _)| *cached_key == key).unwrap_or_else(|| {
-                let tokens = tokens_by_site(&stored.runs, sites.len(), key.1, key.2);
+                let tokens = tokens_by_site(&stored.runs, sites.len(), key.tokens);
                 self.cached_counts.push((key, tokens));
                 self.cached_counts.len() - 1
             });

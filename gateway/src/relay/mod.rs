@@ -2,7 +2,7 @@
 //! complete although it is not.
 
 mod merge;
+mod respond;
 mod stream;
 
-pub(crate) use merge::{SampleResponse, merge_complete, merge_stream};
-pub(crate) use stream::{RelayContext, ResponseRelay};
+pub(crate) use respond::{DispatchedResponse, RelayedRequest, to_client};

@@ -27,30 +27,66 @@ pub enum ModelLoadError {
         /// Size limit of such a file in bytes.
         limit: u64,
     },
+    /// A file is not JSON of the expected shape.
+    #[error("{path}: not as expected: {source}; use the file of the model's own repository")]
+    Json {
+        /// Which file.
+        path: PathBuf,
+        /// Where and why.
+        source: serde_json::Error,
+    },
     /// A file has an unexpected content.
     #[error("{path}: {problem}; use the file of the model's own repository")]
     Format {
         /// Which file.
         path: PathBuf,
         /// What is wrong with it.
-        problem: String,
+        problem: &'static str,
     },
     /// No library can load the tokenizer.
-    #[error("{path}: {problem}; cache hits of this model cannot be predicted without it")]
+    #[error("{path}: {reference} (and {fast}); cache hits of this model cannot be predicted without it")]
     Tokenizer {
         /// Which file.
         path: PathBuf,
-        /// Errors of the libraries.
-        problem: String,
+        /// Error of the reference library.
+        #[source]
+        reference: TokenizerLibraryError,
+        /// Error of the fast library.
+        fast: TokenizerLibraryError,
+    },
+    /// The tokenizer can be loaded, but fails.
+    #[error("{path}: {source}; cache hits of this model cannot be predicted without it")]
+    Tokenize {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: PromptError,
     },
     /// The chat template cannot be compiled.
-    #[error("the chat template in {path} cannot be used: {problem}")]
+    #[error("the chat template in {path} cannot be used: {source}")]
     Template {
         /// File that contains the template.
         path: PathBuf,
         /// Error of the template engine.
-        problem: String,
+        source: minijinja::Error,
     },
+}
+
+/// Why a tokenizer library cannot load a file or tokenize a text.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenizerLibraryError {
+    /// Error of the fast library.
+    #[error(transparent)]
+    Fast(#[from] fastokens::Error),
+    /// Error of the reference library.
+    #[error(transparent)]
+    Reference(#[from] tokenizers::Error),
+    /// The library does not know a token that the model's configuration adds.
+    #[error("tokenizer_config.json adds {0:?}, which tokenizer.json lacks")]
+    MissingToken(String),
+    /// The library panicked.
+    #[error("a panic inside the library")]
+    Panic,
 }
 
 /// Why the tokens of a request cannot be determined. The request itself may be valid.

@@ -182,11 +182,11 @@ fn special_tokens(config: &Value) -> Vec<(String, String)> {
 
 fn json<T: serde::de::DeserializeOwned>(path: &Path, limit: u64) -> Result<T, ModelLoadError> {
     serde_json::from_str(&text(path, limit)?)
-        .map_err(|error| format(path, &format!("not as expected: {error}")))
+        .map_err(|source| ModelLoadError::Json { path: path.to_owned(), source })
 }
 
-fn format(path: &Path, problem: &str) -> ModelLoadError {
-    ModelLoadError::Format { path: path.to_owned(), problem: problem.to_owned() }
+fn format(path: &Path, problem: &'static str) -> ModelLoadError {
+    ModelLoadError::Format { path: path.to_owned(), problem }
 }
 
 fn text(path: &Path, limit: u64) -> Result<String, ModelLoadError> {

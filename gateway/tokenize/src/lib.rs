@@ -26,7 +26,7 @@ mod tokenize;
 pub use body::{ChatBody, TextBody, TextPrompt};
 pub use caches::PromptCaches;
 pub use dialect::{ContentFormat, PromptDialect};
-pub use error::{ModelLoadError, PromptError};
+pub use error::{ModelLoadError, PromptError, TokenizerLibraryError};
 pub use model::{PromptLimits, PromptTokenizer};
 pub use prompt::{SharedTokenIds, TokenizedPrompt};
 pub use registry::{ModelFolder, TokenizerRegistry};

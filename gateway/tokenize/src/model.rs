@@ -82,10 +82,9 @@ impl<S: Clone + Send + Sync + 'static> PromptTokenizer<S> {
         let mut tokenizer = Tokenizer::load(&files)?;
         let bos = files.special_tokens.iter().find(|(name, _)| name == "bos_token");
         if let (PromptDialect::Sglang, true, Some((_, bos))) = (engine, files.configured_bos, bos) {
-            tokenizer.set_text_prefix(bos).map_err(|error| ModelLoadError::Tokenizer {
-                path: files.tokenizer.clone(),
-                problem: error.to_string(),
-            })?;
+            tokenizer
+                .set_text_prefix(bos)
+                .map_err(|source| ModelLoadError::Tokenize { path: files.tokenizer.clone(), source })?;
         }
         let (bodies, conversations) = caches.for_model();
         let variables = files.special_tokens.iter().cloned();
@@ -206,9 +205,8 @@ impl ModelTemplate {
         engine: PromptDialect,
         steps: u64,
     ) -> Result<ModelTemplate, ModelLoadError> {
-        let compiled = ChatTemplate::compile(&file.source, steps).map_err(|error| {
-            ModelLoadError::Template { path: file.path.clone(), problem: error.to_string() }
-        })?;
+        let compiled = ChatTemplate::compile(&file.source, steps)
+            .map_err(|source| ModelLoadError::Template { path: file.path.clone(), source })?;
         Ok(ModelTemplate { format: content_format(engine, &file.source), compiled })
     }
 }

@@ -9,7 +9,7 @@
     reason = "a program for developers"
 )]
 
-#[path = "../../master-client/tests/store/harness.rs"]
+#[path = "../../master-client/tests/integration/mooncake_harness.rs"]
 mod world;
 
 use std::process::Stdio;

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use moongate_master_client::rpc::{self, DiskNodeClient, StoreCredentials};
+use moongate_master_client::rpc::{self, DiskNodeClient, MasterClient, StoreCredentials};
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 
@@ -31,7 +31,10 @@ impl DiskNodeTable {
         if nodes.len() >= MAX_NODES && !nodes.contains_key(endpoint) {
             nodes.clear();
         }
-        let new = || DiskNodeClient::authenticated(endpoint, options, authentication.cloned(), supervisor);
+        let new = || {
+            let authentication = authentication.cloned();
+            DiskNodeClient::new(MasterClient::authenticated(endpoint, options, authentication, supervisor))
+        };
         nodes.entry(Arc::clone(endpoint)).or_insert_with(new).clone()
     }
 }
@@ -73,7 +76,6 @@ impl KvClient {
             return Ok(None);
         };
         let (shared, requested_at) = (&*self.shared, Instant::now());
-        let failed = |reason: String| NodeError::Disk { endpoint: Arc::clone(endpoint), reason };
         let options = rpc::MasterClientOptions { connections: 1, ..shared.options.master };
         let node = shared.disk_nodes.get(
             endpoint,
@@ -82,10 +84,9 @@ impl KvClient {
             &shared.supervisor,
         );
         let staged = node.stage(&shared.options.tenant, key, located.size as u64).await;
-        let staged = staged.map_err(|error| failed(error.to_string()))?;
-        let address = staged.addresses.first().copied();
-        let address = address.ok_or_else(|| failed("the node staged no object".to_owned()))?;
-        let source = ReplicaSource { peer: shared.peers.get(&staged.endpoint), address };
+        let staged = staged
+            .map_err(|error| NodeError::Disk { endpoint: Arc::clone(endpoint), source: Box::new(error) })?;
+        let source = ReplicaSource { peer: shared.peers.get(&staged.endpoint), address: staged.address };
         located.sources.push(source);
         // Counted from the request, because the node's clock started before the response arrived.
         let expires_at = requested_at + Duration::from_millis(staged.ttl_ms);

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use mooncake_wire::ErrorCode;
 use moongate_master_client::rpc::RpcError;
-use moongate_transfer::TransferError;
+use moongate_transfer::descriptor::NoTcpError;
+use moongate_transfer::{DirectoryError, TransferError};
 
 /// Pause before a retry when the master granted no access: nodes send it their keys with each heartbeat, once a second.
 pub(crate) const GRANT_PAUSE: Duration = Duration::from_millis(600);
@@ -117,17 +118,26 @@ impl KvError {
 pub enum NodeError {
     /// The lookup of the node's transfer address failed.
     #[error(
-        "cannot look up the transfer address of node {endpoint}: {reason}; check --metadata, and that the node runs"
+        "cannot look up the transfer address of node {endpoint}: {source}; check --metadata, and that the node runs"
     )]
-    Lookup { endpoint: Arc<str>, reason: String },
+    Lookup { endpoint: Arc<str>, source: Box<NodeLookupError> },
     /// The object is only on the node's disk, and staging it failed.
-    #[error("cannot read from the disk of the node at {endpoint}: {reason}")]
+    #[error("cannot read from the disk of the node at {endpoint}: {source}")]
     Disk {
         /// Address of the node's port for disk reads.
         endpoint: Arc<str>,
-        reason: String,
+        source: Box<RpcError>,
     },
     /// The transfer with the node failed.
     #[error("node {endpoint}: {source}")]
     Transfer { endpoint: Arc<str>, source: TransferError },
+}
+
+/// Why a node's transfer address was not found.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum NodeLookupError {
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    #[error(transparent)]
+    NoTcp(#[from] NoTcpError),
 }

@@ -35,7 +35,7 @@ mod slices;
 mod write;
 
 pub use client::KvClient;
-pub use error::{KvError, NodeError};
+pub use error::{KvError, NodeError, NodeLookupError};
 pub use locality::{Locality, LocalityError};
 pub use locate::{ObjectReplica, ObjectStat};
 pub use moongate_master_client::rpc::StoreCredentials;

@@ -14,9 +14,9 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use crate::checksum::RunningChecksum;
-use crate::error::NodeError;
+use crate::error::{NodeError, NodeLookupError};
 use crate::options::KvClientOptions;
-use crate::rdma::RdmaDialer;
+use crate::rdma::{RdmaDialError, RdmaDialer};
 
 /// Maximum number of cached nodes. When it is reached, idle ones are dropped.
 const MAX_PEERS: usize = 4096;
@@ -279,7 +279,7 @@ impl PeerTable {
             return self.open_at(peer, &place).await;
         }
         let descriptor = self.directory.descriptor(&peer.endpoint).await;
-        let descriptor = Arc::new(descriptor.map_err(|error| peer.lookup(error.to_string()))?);
+        let descriptor = Arc::new(descriptor.map_err(|error| peer.lookup(error))?);
         if self.options.authentication.is_some() {
             let place = Arc::new(self.data_endpoint(peer, &descriptor)?);
             peer.state.lock().data_endpoint = Some(Arc::clone(&place));
@@ -288,7 +288,7 @@ impl PeerTable {
         match self.rdma.connect(&self.directory, &descriptor, self.options.transfers).await {
             Ok(Some(connection)) => return Ok(PooledConnection::Rdma(connection)),
             Ok(None) => {}
-            Err(reason) => peer.warn_rdma_fallback(&reason),
+            Err(error) => peer.warn_rdma_fallback(&error),
         }
         let place = Arc::new(self.data_endpoint(peer, &descriptor)?);
         // Cached until a connection to it fails.
@@ -315,8 +315,7 @@ impl PeerTable {
         peer: &PeerNode,
         descriptor: &SegmentDescriptor,
     ) -> Result<DataEndpoint, NodeError> {
-        let (host, port) =
-            descriptor.data_address(&peer.endpoint).map_err(|error| peer.lookup(error.to_string()))?;
+        let (host, port) = descriptor.data_address(&peer.endpoint).map_err(|error| peer.lookup(error))?;
         Ok(DataEndpoint {
             host,
             port,
@@ -370,14 +369,14 @@ impl PeerNode {
         state.data_endpoint = None;
     }
 
-    fn warn_rdma_fallback(&self, reason: &str) {
+    fn warn_rdma_fallback(&self, error: &RdmaDialError) {
         if !std::mem::replace(&mut self.state.lock().rdma_fallback_logged, true) {
-            tracing::warn!(node = %self.endpoint, "RDMA is not available, transfers use TCP: {reason}");
+            tracing::warn!(node = %self.endpoint, "RDMA is not available, transfers use TCP: {error}");
         }
     }
 
-    fn lookup(&self, reason: String) -> NodeError {
-        NodeError::Lookup { endpoint: Arc::clone(&self.endpoint), reason }
+    fn lookup(&self, error: impl Into<NodeLookupError>) -> NodeError {
+        NodeError::Lookup { endpoint: Arc::clone(&self.endpoint), source: Box::new(error.into()) }
     }
 
     fn error(&self, source: TransferError) -> NodeError {

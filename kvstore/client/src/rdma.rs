@@ -2,11 +2,20 @@
 
 use std::sync::{Arc, OnceLock};
 
-use moongate_rdma::{PROTOCOL, RdmaConnection, RdmaFabric, RdmaSetupError, RdmaStaging};
-use moongate_transfer::{DescriptorDirectory, SegmentDescriptor, TransferLimits};
+use moongate_rdma::{PROTOCOL, RdmaConnectError, RdmaConnection, RdmaFabric, RdmaSetupError, RdmaStaging};
+use moongate_transfer::{DescriptorDirectory, DirectoryError, SegmentDescriptor, TransferLimits};
 
 /// Number of registered staging chunks shared by all transfers. Each is 4 MiB, the size of a slice.
 const STAGING_CHUNKS: u32 = 16;
+
+/// Why no RDMA connection to a node could be opened, although both sides have RDMA.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RdmaDialError {
+    #[error(transparent)]
+    Directory(#[from] DirectoryError),
+    #[error(transparent)]
+    Connect(#[from] RdmaConnectError),
+}
 
 /// Opens this process's RDMA devices on first use, and connects to nodes over them.
 #[derive(Debug)]
@@ -40,13 +49,13 @@ impl RdmaDialer {
     /// Connects to a node. `None` if the node or this machine has no RDMA; the latter is logged.
     ///
     /// # Errors
-    /// The reason, when both have RDMA and the connection fails.
+    /// When both have RDMA and the connection fails.
     pub(crate) async fn connect(
         &self,
         directory: &DescriptorDirectory,
         descriptor: &Arc<SegmentDescriptor>,
         limits: TransferLimits,
-    ) -> Result<Option<RdmaConnection>, String> {
+    ) -> Result<Option<RdmaConnection>, RdmaDialError> {
         if descriptor.protocol != PROTOCOL {
             return Ok(None);
         }
@@ -57,9 +66,9 @@ impl RdmaDialer {
                 .ok()
         });
         let Some(OpenRdmaDevices { fabric, staging, local_name }) = devices else { return Ok(None) };
-        let handshakes = directory.handshakes(&descriptor.name).await.map_err(|error| error.to_string())?;
+        let handshakes = directory.handshakes(&descriptor.name).await?;
         let (staging, descriptor) = (Arc::clone(staging), Arc::clone(descriptor));
         let opened = RdmaConnection::open(fabric, staging, local_name, &handshakes, descriptor, limits).await;
-        opened.map(Some).map_err(|error| error.to_string())
+        Ok(Some(opened?))
     }
 }

@@ -7,6 +7,7 @@ use futures_util::future::join_all;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{ReplicaDescriptor, ReplicaMedium};
 use moongate_master_client::rpc::{PutMode, RpcError};
+use moongate_runtime::BackoffPolicy;
 use moongate_transfer::TransferError;
 
 use crate::checksum::checksum;
@@ -18,10 +19,11 @@ use crate::options::PutOptions;
 use crate::peer::SliceTransfer;
 use crate::slices::slice_length;
 
-/// First pause after the master found no space, doubled with each attempt. Mooncake's master evicts in the background.
-const ALLOCATION_BACKOFF: Duration = Duration::from_millis(10);
-/// Maximum number of allocation attempts, plus one.
-const ALLOCATION_ATTEMPTS: u32 = 7;
+/// Pauses after the master found no space, which vary by half. Mooncake's master evicts in the background.
+const ALLOCATION_BACKOFF: BackoffPolicy =
+    BackoffPolicy { initial: Duration::from_millis(10), max: Duration::from_millis(320) };
+/// Maximum number of attempts to allocate space.
+const MAX_ALLOCATION_ATTEMPTS: u32 = 6;
 /// Delay before a put whose future was dropped is revoked: a node may still be writing received bytes, and the space must not
 /// be allocated to another object until that has ended.
 const REVOKE_GRACE: Duration = Duration::from_secs(1);
@@ -114,15 +116,14 @@ impl KvClient {
         size: u64,
         options: &PutOptions,
     ) -> Result<Vec<ReplicaDescriptor<String>>, KvError> {
-        let mut pause = ALLOCATION_BACKOFF;
-        for _ in 1..ALLOCATION_ATTEMPTS {
+        for failures in 1..=MAX_ALLOCATION_ATTEMPTS {
             let config = options.config(1, self.shared.options.locality.host_id());
             match self.shared.objects.start(mode, key, size, config).await {
                 Err(RpcError::Refused(ErrorCode::NO_AVAILABLE_HANDLE)) => {}
                 started => return started.map_err(|source| KvError::master("put", key, source)),
             }
+            let pause = ALLOCATION_BACKOFF.pause(failures);
             tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
-            pause *= 2;
         }
         Err(KvError::NoRoom { key: key.to_owned(), size })
     }

@@ -6,9 +6,6 @@
 //! - [`snapshot`]: all blocks in the store and their locations, read at a limited rate to spare the master.
 
 pub mod admin;
-mod backoff;
 pub mod nodes;
 pub mod rpc;
 pub mod snapshot;
-
-pub use backoff::{Backoff, BackoffPolicy};

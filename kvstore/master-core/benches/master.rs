@@ -5,7 +5,7 @@ use std::hint::black_box;
 
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-use moongate_master_core::{MasterCore, MasterCoreOptions};
+use moongate_master_core::{CallContext, MasterCore, MasterCoreOptions, PutStartRequest};
 
 const KEYS: usize = 1_000_000;
 const BATCH: usize = 512;
@@ -35,9 +35,10 @@ fn master(segment: u64) -> MasterCore {
 
 fn put(master: &MasterCore, now: u64, key: &str, size: u64) {
     let config = ReplicateConfig::<&str>::default();
-    black_box(master.put_start(now, CLIENT, TENANT, key, size, &config, &mut ()).unwrap());
+    let context = CallContext { now_ms: now, client: CLIENT, tenant: TENANT };
+    black_box(master.put_start(context, &PutStartRequest { key, size, config: &config }, &mut ()).unwrap());
     let meta = ObjectMeta { key, object_checksum: None };
-    master.put_end(now, CLIENT, TENANT, &meta, ReplicaType::ALL, &mut ()).unwrap();
+    master.put_end(context, &meta, ReplicaType::ALL, &mut ()).unwrap();
 }
 
 fn reading(criterion: &mut Criterion) {

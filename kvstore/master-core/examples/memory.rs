@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, clippy::print_stdout, reason = "an example")]
 
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-use moongate_master_core::{MasterCore, MasterCoreOptions};
+use moongate_master_core::{CallContext, MasterCore, MasterCoreOptions, PutStartRequest};
 
 /// The server's allocator, which returns freed memory to the system.
 #[global_allocator]
@@ -42,9 +42,12 @@ fn main() {
         let key = format!("{page}_0_{}", if number % 2 == 0 { 'k' } else { 'v' });
         let group_ids = with_groups.then(|| vec![format!("sglang-hicache:{page}")]);
         let config = ReplicateConfig { group_ids, ..ReplicateConfig::default() };
-        master.put_start(number, CLIENT, "default", &key, 1024, &config, &mut ()).unwrap();
+        let context = CallContext { now_ms: number, client: CLIENT, tenant: "default" };
+        master
+            .put_start(context, &PutStartRequest { key: &key, size: 1024, config: &config }, &mut ())
+            .unwrap();
         let meta = ObjectMeta { key: key.as_str(), object_checksum: None };
-        master.put_end(number, CLIENT, "default", &meta, ReplicaType::ALL, &mut ()).unwrap();
+        master.put_end(context, &meta, ReplicaType::ALL, &mut ()).unwrap();
     }
     let filled = resident();
     println!("{KEYS} keys in {:.2} s", started.elapsed().as_secs_f64());

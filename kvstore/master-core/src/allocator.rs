@@ -5,23 +5,37 @@
 
 use std::collections::BTreeMap;
 
-use crate::slab::{NIL, Slab};
+use crate::indices::{AllocatorBlockIndex, SlabIndex};
+use crate::slab::Slab;
 
 /// Bins for all 64-bit sizes: seven exact ones, then eight per power of two.
 const BINS: usize = 496;
 const WORDS: usize = BINS.div_ceil(64);
-/// Value of `bin_before` for a block in use.
-const IN_USE: u32 = NIL - 1;
 
-/// A block, which ends where its right neighbour begins. While it is in use, `bin_after` is the number of bytes by which its
-/// size was rounded up.
+/// A block, which ends where its right neighbour begins. While it is in use, `bin_before` is
+/// [`AllocatorBlockIndex::IN_USE`], and `bin_after` has the number of bytes by which its size was rounded up.
 #[derive(Clone, Copy, Debug, Default)]
 struct AllocatorBlock {
     offset: u64,
-    left: u32,
-    right: u32,
-    bin_before: u32,
-    bin_after: u32,
+    left: AllocatorBlockIndex,
+    right: AllocatorBlockIndex,
+    bin_before: AllocatorBlockIndex,
+    bin_after: AllocatorBlockIndex,
+}
+
+impl AllocatorBlock {
+    fn set_in_use(&mut self, slack: u32) {
+        (self.bin_before, self.bin_after) =
+            (AllocatorBlockIndex::IN_USE, AllocatorBlockIndex::from_slot(slack));
+    }
+
+    fn is_in_use(self) -> bool {
+        self.bin_before == AllocatorBlockIndex::IN_USE
+    }
+
+    fn slack(self) -> u32 {
+        self.bin_after.slot()
+    }
 }
 
 /// A range allocated in a segment.
@@ -29,7 +43,7 @@ struct AllocatorBlock {
 pub(crate) struct AllocatedRange {
     /// Offset in the segment, in bytes.
     pub(crate) offset: u64,
-    pub(crate) block: u32,
+    pub(crate) block: AllocatorBlockIndex,
     /// Size in bytes, after rounding up.
     pub(crate) size: u64,
 }
@@ -41,11 +55,11 @@ pub(crate) struct SegmentAllocator {
     used: u64,
     /// The part of `used` that is due to rounding.
     rounding_bytes: u64,
-    blocks: Slab<AllocatorBlock>,
-    bin_heads: Box<[u32]>,
+    blocks: Slab<AllocatorBlockIndex, AllocatorBlock>,
+    bin_heads: Box<[AllocatorBlockIndex]>,
     nonempty_bins: [u64; WORDS],
     /// Free blocks by offset; built by the first [`Self::allocate_at`].
-    by_offset: Option<BTreeMap<u64, u32>>,
+    by_offset: Option<BTreeMap<u64, AllocatorBlockIndex>>,
     closed: bool,
 }
 
@@ -79,14 +93,13 @@ impl SegmentAllocator {
             used: 0,
             rounding_bytes: 0,
             blocks: Slab::default(),
-            bin_heads: vec![NIL; BINS].into(),
+            bin_heads: vec![AllocatorBlockIndex::NONE; BINS].into(),
             nonempty_bins: [0; WORDS],
             by_offset: None,
             closed: false,
         };
         if capacity > 0 {
-            let whole = AllocatorBlock { left: NIL, right: NIL, ..AllocatorBlock::default() };
-            let block = new.blocks.insert(whole);
+            let block = new.blocks.insert(AllocatorBlock::default());
             new.insert_into_bin(block);
         }
         new
@@ -122,9 +135,9 @@ impl SegmentAllocator {
         self.by_offset = None;
     }
 
-    fn size(&self, block: u32) -> u64 {
+    fn size(&self, block: AllocatorBlockIndex) -> u64 {
         let AllocatorBlock { offset, right, .. } = self.blocks[block];
-        let end = if right == NIL { self.capacity } else { self.blocks[right].offset };
+        let end = if right == AllocatorBlockIndex::NONE { self.capacity } else { self.blocks[right].offset };
         end - offset
     }
 
@@ -162,22 +175,22 @@ impl SegmentAllocator {
         Some(self.take_block(target, size, requested))
     }
 
-    fn take_block(&mut self, block: u32, size: u64, requested: u64) -> AllocatedRange {
+    fn take_block(&mut self, block: AllocatorBlockIndex, size: u64, requested: u64) -> AllocatedRange {
         // Above tens of gigabytes the rounding exceeds 32 bits, and `requested` is slightly too high.
         let slack = u32::try_from(size - requested).unwrap_or(u32::MAX);
-        (self.blocks[block].bin_before, self.blocks[block].bin_after) = (IN_USE, slack);
+        self.blocks[block].set_in_use(slack);
         self.used += size;
         self.rounding_bytes += u64::from(slack);
         AllocatedRange { offset: self.blocks[block].offset, block, size }
     }
 
     /// Frees a block and merges it with free neighbours.
-    pub(crate) fn free(&mut self, block: u32) {
-        if self.blocks[block].bin_before != IN_USE {
+    pub(crate) fn free(&mut self, block: AllocatorBlockIndex) {
+        if !self.blocks[block].is_in_use() {
             return;
         }
         self.used -= self.size(block);
-        self.rounding_bytes -= u64::from(self.blocks[block].bin_after);
+        self.rounding_bytes -= u64::from(self.blocks[block].slack());
         if self.used == 0 {
             // No block is in use: free the memory of the block list.
             *self = Self { closed: self.closed, ..Self::new(self.capacity) };
@@ -198,12 +211,12 @@ impl SegmentAllocator {
         }
     }
 
-    fn is_free(&self, block: u32) -> bool {
-        block != NIL && self.blocks[block].bin_before != IN_USE
+    fn is_free(&self, block: AllocatorBlockIndex) -> bool {
+        block != AllocatorBlockIndex::NONE && !self.blocks[block].is_in_use()
     }
 
     /// Splits a block, which is in no bin, and inserts the remainder into a bin.
-    fn split(&mut self, block: u32, size: u64) {
+    fn split(&mut self, block: AllocatorBlockIndex, size: u64) {
         if self.size(block) == size {
             return;
         }
@@ -212,28 +225,28 @@ impl SegmentAllocator {
             offset: offset + size,
             left: block,
             right,
-            bin_before: NIL,
-            bin_after: NIL,
+            bin_before: AllocatorBlockIndex::NONE,
+            bin_after: AllocatorBlockIndex::NONE,
         });
         self.blocks[block].right = rest;
-        if right != NIL {
+        if right != AllocatorBlockIndex::NONE {
             self.blocks[right].left = rest;
         }
         self.insert_into_bin(rest);
     }
 
     /// Extends a block over its right neighbour, which is in no bin.
-    fn merge_right(&mut self, block: u32) {
+    fn merge_right(&mut self, block: AllocatorBlockIndex) {
         let removed = self.blocks[block].right;
         let right = self.blocks[removed].right;
         self.blocks.remove(removed);
         self.blocks[block].right = right;
-        if right != NIL {
+        if right != AllocatorBlockIndex::NONE {
             self.blocks[right].left = block;
         }
     }
 
-    fn find_free_block(&self, min_bin: usize) -> Option<u32> {
+    fn find_free_block(&self, min_bin: usize) -> Option<AllocatorBlockIndex> {
         let (word, bit) = (min_bin / 64, min_bin % 64);
         let candidates = self.nonempty_bins.get(word)? & (u64::MAX << bit);
         let bin = if candidates != 0 {
@@ -246,14 +259,14 @@ impl SegmentAllocator {
     }
 
     /// Inserts a free block into its bin.
-    fn insert_into_bin(&mut self, block: u32) {
+    fn insert_into_bin(&mut self, block: AllocatorBlockIndex) {
         let bin_index = bin(self.size(block));
         let head = std::mem::replace(&mut self.bin_heads[bin_index], block);
-        if head != NIL {
+        if head != AllocatorBlockIndex::NONE {
             self.blocks[head].bin_before = block;
         }
         let free_block = &mut self.blocks[block];
-        (free_block.bin_before, free_block.bin_after) = (NIL, head);
+        (free_block.bin_before, free_block.bin_after) = (AllocatorBlockIndex::NONE, head);
         self.nonempty_bins[bin_index / 64] |= 1 << (bin_index % 64);
         if let Some(by_offset) = &mut self.by_offset {
             by_offset.insert(free_block.offset, block);
@@ -261,17 +274,17 @@ impl SegmentAllocator {
     }
 
     /// Removes a free block from its bin, before its size changes.
-    fn remove_from_bin(&mut self, block: u32) {
+    fn remove_from_bin(&mut self, block: AllocatorBlockIndex) {
         let bin_index = bin(self.size(block));
         let AllocatorBlock { offset, bin_before, bin_after, .. } = self.blocks[block];
-        if bin_after != NIL {
+        if bin_after != AllocatorBlockIndex::NONE {
             self.blocks[bin_after].bin_before = bin_before;
         }
-        if bin_before != NIL {
+        if bin_before != AllocatorBlockIndex::NONE {
             self.blocks[bin_before].bin_after = bin_after;
         } else {
             self.bin_heads[bin_index] = bin_after;
-            if bin_after == NIL {
+            if bin_after == AllocatorBlockIndex::NONE {
                 self.nonempty_bins[bin_index / 64] &= !(1 << (bin_index % 64));
             }
         }
@@ -284,7 +297,7 @@ impl SegmentAllocator {
         let mut by_offset = BTreeMap::new();
         for head in self.bin_heads.iter() {
             let mut block = *head;
-            while block != NIL {
+            while block != AllocatorBlockIndex::NONE {
                 by_offset.insert(self.blocks[block].offset, block);
                 block = self.blocks[block].bin_after;
             }

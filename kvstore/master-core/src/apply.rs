@@ -13,9 +13,11 @@ use crate::allocator::SegmentAllocator;
 use crate::change::{ObjectState, RemoveCause, ReplicaLocation, StateChange, StateChangeSink};
 use crate::client_registry::ClientLiveness;
 use crate::disk::{ClientDisk, DiskCopy};
+use crate::drain_job::InFlightMove;
+use crate::indices::{EntryIndex, TenantIndex};
 use crate::locked_shard::{LockedShard, NewObject};
 use crate::master::MasterCore;
-use crate::object::{EvictionQueue, MemoryReplica, ObjectEntry, PendingVersion};
+use crate::object::{EvictionQueue, MemoryReplica, ObjectEntry, ObjectName, PendingVersion};
 use crate::object_table::ObjectTable;
 use crate::shard::QuarantinedRange;
 
@@ -108,15 +110,15 @@ impl MasterCore {
             }
             StateChange::TransferStarted(state) => self.pending_transfers.lock().record(state),
             StateChange::TransferEnded { tenant, key } => self.pending_transfers.lock().remove(tenant, key),
-            StateChange::Task(state) => {
-                self.planner.lock().tasks.restore(state, self.objects.settings.max_tasks);
-            }
+            StateChange::Task(state) => self.planner.lock().tasks.restore(state),
             StateChange::DrainJob(state) => self.planner.lock().drain_jobs.restore(state),
             StateChange::DrainMoveStarted { job, task, tenant, key, size } => {
-                self.planner.lock().drain_jobs.restore_move(*job, *task, (tenant, key), *size);
+                let object = InFlightMove { name: ObjectName::new(tenant, key), size: *size };
+                self.planner.lock().drain_jobs.restore_move(*job, *task, object);
             }
             StateChange::DrainMoveEnded { job, task, tenant, key, attempts } => {
-                self.planner.lock().drain_jobs.restore_moved(*job, *task, (tenant, key), *attempts);
+                let name = ObjectName::new(tenant, key);
+                self.planner.lock().drain_jobs.restore_moved(*job, *task, name, *attempts);
             }
         }
         Ok(())
@@ -154,7 +156,7 @@ impl ObjectTable {
         if ranges.0.is_empty() {
             return;
         }
-        for shard in 0..self.shards.len() {
+        for shard in self.shard_indices() {
             let mut shard = self.lock(shard);
             let segments = Arc::clone(&shard.segments);
             let is_new = |range: &QuarantinedRange| {
@@ -209,7 +211,7 @@ impl ObjectTable {
         let tenant = if self.tenants.enabled() {
             self.tenants.register(&object.tenant).map_err(|_| ApplyError::Refused)?
         } else {
-            0
+            TenantIndex::DEFAULT
         };
         let key_location = self.locate_key(tenant, &object.key);
         let mut shard = self.lock(key_location.shard);
@@ -256,7 +258,7 @@ impl ObjectTable {
     fn restore_pending(
         &self,
         shard: &mut LockedShard<'_>,
-        index: u32,
+        index: EntryIndex,
         object: &ObjectState<'_>,
     ) -> Result<(), ApplyError> {
         let tenant = shard.entries[index].tenant;
@@ -319,13 +321,13 @@ impl ObjectTable {
 
     /// Sorts the eviction queues by time stamp, since a snapshot emits objects in table order.
     pub(crate) fn sort_lists(&self) {
-        for shard in 0..self.shards.len() {
+        for shard in self.shard_indices() {
             let mut shard = self.lock(shard);
-            let (indices, _) = shard.occupied(0, u32::MAX);
-            let in_list = |index: &u32| {
+            let indices = shard.all_occupied();
+            let in_list = |index: &EntryIndex| {
                 !matches!(shard.entries[*index].queue(), EvictionQueue::Unlisted | EvictionQueue::Vacant)
             };
-            let mut indices: Vec<u32> = indices.filter(in_list).collect();
+            let mut indices: Vec<EntryIndex> = indices.filter(in_list).collect();
             indices.sort_by_key(|index| shard.entries[*index].stamp);
             for index in indices {
                 let queue = shard.entries[index].queue();

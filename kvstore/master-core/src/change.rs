@@ -130,8 +130,13 @@ pub struct StorageTiers {
     pub disk: bool,
 }
 
-/// Identifies a copy planned by dynamic replication: lease id and epoch.
-pub type DynamicReplicationLease = (Uuid, u64);
+/// Identifies a copy planned by dynamic replication.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct DynamicReplicationLease {
+    pub id: Uuid,
+    /// The master's count of plans.
+    pub epoch: u64,
+}
 
 /// One change of the master's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -226,7 +231,7 @@ pub struct TransferState<'a> {
     pub is_move: bool,
     pub since_ms: u64,
     /// Lease of the dynamic replication plan, if the master planned it.
-    pub lease: Option<(Uuid, u64)>,
+    pub lease: Option<DynamicReplicationLease>,
     /// The replicas being written. Their ranges are quarantined.
     pub locations: Cow<'a, [ReplicaLocation]>,
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use mooncake_wire::types::{PingReply, Uuid};
 
 use crate::change::StateChangeSink;
+use crate::client_registry::ClientCounts;
 use crate::master::MasterCore;
 
 impl MasterCore {
@@ -33,8 +34,7 @@ impl MasterCore {
         self.objects.unmount_due_segments(now_ms, fx);
     }
 
-    /// Number of active and of silent clients.
-    pub fn client_counts(&self) -> (usize, usize) {
+    pub fn client_counts(&self) -> ClientCounts {
         self.registry.lock().counts()
     }
 }

@@ -27,6 +27,14 @@ impl ClientLiveness {
     }
 }
 
+/// Number of clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClientCounts {
+    pub active: usize,
+    /// Clients without a recent heartbeat.
+    pub silent: usize,
+}
+
 /// All clients with mounted segments or disks. Its lock is taken before all others.
 #[derive(Debug, Default)]
 pub(crate) struct ClientRegistry {
@@ -156,10 +164,9 @@ impl ClientRegistry {
         }
     }
 
-    /// Number of active and of silent clients.
-    pub(crate) fn counts(&self) -> (usize, usize) {
+    pub(crate) fn counts(&self) -> ClientCounts {
         let silent = self.clients.values().filter(|liveness| liveness.silent).count();
-        (self.clients.len() - silent, silent)
+        ClientCounts { active: self.clients.len() - silent, silent }
     }
 }
 

@@ -14,6 +14,7 @@ use mooncake_wire::types::{
 use parking_lot::Mutex;
 
 use crate::change::DiskCopyState;
+use crate::indices::TenantIndex;
 
 /// Maximum number of tracked objects per disk that were replaced during their offload.
 const MAX_OUTDATED: usize = 65_536;
@@ -45,7 +46,7 @@ pub struct DiskUsage {
 /// An offload or promotion waiting for the node to fetch it.
 #[derive(Debug)]
 pub(crate) struct QueuedDiskTask {
-    pub(crate) tenant: u16,
+    pub(crate) tenant: TenantIndex,
     pub(crate) key: Box<str>,
     /// Id of the disk task. The entry is ignored if the object has another task or none when it is fetched.
     pub(crate) work: u64,
@@ -57,7 +58,7 @@ struct DiskTaskQueues {
     offloads: VecDeque<QueuedDiskTask>,
     promotions: VecDeque<QueuedDiskTask>,
     /// Objects being offloaded that have been removed or replaced in the meantime, with their counts.
-    outdated: HashMap<(u16, Box<str>), u32>,
+    outdated: HashMap<(TenantIndex, Box<str>), u32>,
     remove_all: bool,
 }
 
@@ -192,7 +193,7 @@ impl ClientDisk {
     }
 
     /// Records that the node's next report about this key concerns a removed or replaced object.
-    pub(crate) fn mark_outdated(&self, tenant: u16, key: &str) {
+    pub(crate) fn mark_outdated(&self, tenant: TenantIndex, key: &str) {
         let mut queues = self.queues.lock();
         if queues.outdated.len() < MAX_OUTDATED {
             *queues.outdated.entry((tenant, key.into())).or_default() += 1;
@@ -200,7 +201,7 @@ impl ClientDisk {
     }
 
     /// Whether the node's report concerns an object that has been removed or replaced; counts that report.
-    pub(crate) fn is_outdated(&self, tenant: u16, key: &str) -> bool {
+    pub(crate) fn is_outdated(&self, tenant: TenantIndex, key: &str) -> bool {
         let mut queues = self.queues.lock();
         if queues.outdated.is_empty() {
             return false;

@@ -7,13 +7,14 @@ use mooncake_wire::ErrorCode;
 
 use crate::change::{StateChange, StateChangeSink, StoreCause};
 use crate::disk::{ActiveDiskTask, DiskCopy, DiskTask, QueuedDiskTask};
+use crate::indices::EntryIndex;
 use crate::locked_shard::LockedShard;
 use crate::object::{EvictionQueue, MemoryReplica};
 use crate::object_table::ObjectTable;
 
 impl ObjectTable {
     /// The locked shard and entry of a queued task, if the task is still active.
-    pub(crate) fn find_work(&self, queued: &QueuedDiskTask) -> Option<(LockedShard<'_>, u32)> {
+    pub(crate) fn find_work(&self, queued: &QueuedDiskTask) -> Option<(LockedShard<'_>, EntryIndex)> {
         let key_location = self.locate_key(queued.tenant, &queued.key);
         let shard = self.lock(key_location.shard);
         let index = shard.lookup(key_location, &queued.key)?;
@@ -28,7 +29,7 @@ impl LockedShard<'_> {
     /// # Errors
     /// `OBJECT_ALREADY_EXISTS` if it has a disk copy or an active task, `UNABLE_OFFLOADING` if none of its nodes has a disk with
     /// offloading enabled, `KEYS_ULTRA_LIMIT` if the queue is full.
-    pub(crate) fn offload(&mut self, index: u32, now_ms: u64) -> Result<u64, ErrorCode> {
+    pub(crate) fn offload(&mut self, index: EntryIndex, now_ms: u64) -> Result<u64, ErrorCode> {
         let entry = &self.entries[index];
         if entry.work().is_some() || entry.copy().is_some() || entry.pending().is_some() {
             return Err(ErrorCode::OBJECT_ALREADY_EXISTS);
@@ -56,7 +57,12 @@ impl LockedShard<'_> {
     }
 
     /// Removes all memory replicas of an object except one. Returns the freed bytes.
-    pub(crate) fn retain_replica(&mut self, index: u32, replica: u64, fx: &mut dyn StateChangeSink) -> u64 {
+    pub(crate) fn retain_replica(
+        &mut self,
+        index: EntryIndex,
+        replica: u64,
+        fx: &mut dyn StateChangeSink,
+    ) -> u64 {
         let entry = &mut self.entries[index];
         let (remaining, removed): (Vec<MemoryReplica>, Vec<MemoryReplica>) =
             entry.replicas().partition(|other| other.id == replica);
@@ -73,21 +79,21 @@ impl LockedShard<'_> {
     }
 
     /// Sets the disk copy of an object, replacing the previous one.
-    pub(crate) fn attach_copy(&mut self, index: u32, copy: DiskCopy) {
+    pub(crate) fn attach_copy(&mut self, index: EntryIndex, copy: DiskCopy) {
         self.detach_copy(index);
         copy.disk.add_copy(copy.size);
         self.entries[index].extra_mut().copy = Some(copy);
     }
 
     /// Removes the disk copy from an object's entry.
-    pub(crate) fn detach_copy(&mut self, index: u32) -> Option<DiskCopy> {
+    pub(crate) fn detach_copy(&mut self, index: EntryIndex) -> Option<DiskCopy> {
         let copy = self.entries[index].extra.as_mut()?.copy.take()?;
         copy.disk.remove_copy(copy.size);
         self.entries[index].drop_empty_extras();
         Some(copy)
     }
 
-    pub(crate) fn begin_work(&mut self, index: u32, work: ActiveDiskTask, now_ms: u64) {
+    pub(crate) fn begin_work(&mut self, index: EntryIndex, work: ActiveDiskTask, now_ms: u64) {
         let totals = &self.objects.disk_task_totals;
         match work.task {
             DiskTask::Offload { .. } => _ = totals.offloading.fetch_add(self.entries[index].size, Relaxed),
@@ -99,7 +105,7 @@ impl LockedShard<'_> {
         self.enqueue(index, queue);
     }
 
-    fn clear_work(&mut self, index: u32) -> Option<ActiveDiskTask> {
+    fn clear_work(&mut self, index: EntryIndex) -> Option<ActiveDiskTask> {
         let work = *self.entries[index].extra.as_mut()?.work.take()?;
         let totals = &self.objects.disk_task_totals;
         match work.task {
@@ -111,7 +117,7 @@ impl LockedShard<'_> {
     }
 
     /// Restarts the timeout of an object's disk task.
-    pub(crate) fn restart_work_timer(&mut self, index: u32, now_ms: u64, task: DiskTask) {
+    pub(crate) fn restart_work_timer(&mut self, index: EntryIndex, now_ms: u64, task: DiskTask) {
         let extra = self.entries[index].extra.as_mut();
         let Some(work) = extra.and_then(|extra| extra.work.as_mut()) else { return };
         let before = std::mem::replace(&mut work.since_ms, now_ms);
@@ -121,7 +127,7 @@ impl LockedShard<'_> {
     }
 
     /// Drops the disk task of an object that is about to be removed or replaced; the node's report will be ignored.
-    pub(crate) fn abandon_work(&mut self, index: u32) {
+    pub(crate) fn abandon_work(&mut self, index: EntryIndex) {
         let Some(work) = self.clear_work(index) else { return };
         if matches!(work.task, DiskTask::Offload { fetched: true, .. }) {
             let entry = &self.entries[index];
@@ -130,7 +136,7 @@ impl LockedShard<'_> {
     }
 
     /// Ends the disk task of an object, if it has one, and frees the space allocated for it.
-    pub(crate) fn end_work(&mut self, index: u32, now_ms: u64, fx: &mut dyn StateChangeSink) {
+    pub(crate) fn end_work(&mut self, index: EntryIndex, now_ms: u64, fx: &mut dyn StateChangeSink) {
         let Some(work) = self.clear_work(index) else { return };
         if let DiskTask::Promotion { staged: Some(staged) } = work.task {
             let entry = &mut self.entries[index];
@@ -148,14 +154,14 @@ impl LockedShard<'_> {
     }
 
     /// Inserts an idle entry into the eviction queue by its lease.
-    pub(crate) fn requeue_idle(&mut self, index: u32, now_ms: u64) {
+    pub(crate) fn requeue_idle(&mut self, index: EntryIndex, now_ms: u64) {
         self.entries[index].drop_empty_extras();
         let queue = self.entries[index].target_queue(now_ms);
         self.enqueue_by_stamp(index, queue);
     }
 
     /// Removes the memory replicas of an object with a disk copy. Returns the freed bytes.
-    pub(crate) fn drop_memory_replicas(&mut self, index: u32, fx: &mut dyn StateChangeSink) -> u64 {
+    pub(crate) fn drop_memory_replicas(&mut self, index: EntryIndex, fx: &mut dyn StateChangeSink) -> u64 {
         let removed: Vec<MemoryReplica> = self.entries[index].replicas().copied().collect();
         self.report_vacated(removed.iter(), fx);
         let entry = &mut self.entries[index];

@@ -5,7 +5,7 @@ use mooncake_wire::admin::{CreateDrainJobRequest, DrainJobResponse};
 use mooncake_wire::types::{SegmentStatus, Uuid};
 
 use crate::change::StateChangeSink;
-use crate::drain_job::{MAX_SEGMENT_NAMES, find_moves};
+use crate::drain_job::{EndedDrainJob, MAX_SEGMENT_NAMES, find_moves};
 use crate::master::{MasterCore, TaskPlanner};
 
 impl MasterCore {
@@ -59,7 +59,7 @@ impl MasterCore {
     ) -> Result<(), ErrorCode> {
         let mut planner = self.planner.lock();
         let TaskPlanner { tasks, drain_jobs, .. } = &mut *planner;
-        let segments = drain_jobs.cancel((now_ms, self.settings().max_tasks), id, tasks, fx)?;
+        let segments = drain_jobs.cancel(now_ms, id, tasks, fx)?;
         drop(planner);
         self.objects.set_segment_statuses(&segments, SegmentStatus::OK, fx);
         Ok(())
@@ -72,14 +72,13 @@ impl MasterCore {
             let TaskPlanner { tasks, drain_jobs, .. } = &mut *planner;
             drain_jobs.collect_due(now_ms, tasks, fx)
         };
-        let max_tasks = self.settings().max_tasks;
         for (id, job) in due {
             let candidates = find_moves(&self.objects, &job);
             let mut planner = self.planner.lock();
             let TaskPlanner { tasks, drain_jobs, .. } = &mut *planner;
-            let ended = drain_jobs.dispatch((now_ms, max_tasks), id, candidates, tasks, fx);
+            let ended = drain_jobs.dispatch(now_ms, id, candidates, tasks, fx);
             drop(planner);
-            if let Some((segments, status)) = ended {
+            if let Some(EndedDrainJob { segments, status }) = ended {
                 self.objects.set_segment_statuses(&segments, status, fx);
             }
         }

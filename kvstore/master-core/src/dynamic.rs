@@ -4,11 +4,14 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{ReplicaDescriptor, ReplicaList, ReplicaMedium};
 
 use crate::change::DynamicReplicationLease;
+use crate::hot_objects::HotThreshold;
 use crate::master::{MasterCore, TaskPlanner};
 use crate::object_table::KeyLocation;
 use crate::payload::copy_payload;
+use crate::requests::CopyRequest;
 use crate::settings::DynamicReplicationMode;
 use crate::statistics::MasterCounters;
+
 /// Minimum free share of a target segment.
 const MIN_FREE: f64 = 0.15;
 
@@ -49,11 +52,10 @@ impl MasterCore {
         }
     }
 
-    /// The counting window in milliseconds, and the number of reads within it that makes an object hot.
-    fn hot_threshold(&self) -> (u64, u32) {
+    fn hot_threshold(&self) -> HotThreshold {
         let window_ms = self.objects.settings.heat_window_ms.max(1);
         let reads = (self.objects.settings.hot_reads_per_second * window_ms as f64 / 1000.0).ceil();
-        (window_ms, (reads as u32).max(1))
+        HotThreshold { window_ms, reads: (reads as u32).max(1) }
     }
 
     fn plan_copy(&self, now_ms: u64, tenant: &str, key: &str) -> Result<(), ErrorCode> {
@@ -69,9 +71,15 @@ impl MasterCore {
         let mut planner = self.planner.lock();
         let TaskPlanner { tasks, hot_objects, .. } = &mut *planner;
         let lease = hot_objects.add_plan(now_ms, tasks.new_id());
-        let payload = copy_payload(tenant, key, &source.name, &[&target.descriptor.name], Some(lease))?;
+        let request = CopyRequest {
+            key,
+            source: &source.name,
+            targets: &[&*target.descriptor.name],
+            lease: Some(lease),
+        };
+        let payload = copy_payload(tenant, &request)?;
         // Not recorded: another master detects hot objects again within seconds and does not accept this master's plans.
-        tasks.add(now_ms, payload, source.client, self.objects.settings.max_tasks, &mut ())?;
+        tasks.add(now_ms, payload, source.client, &mut ())?;
         Ok(())
     }
 

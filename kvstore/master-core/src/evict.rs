@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::allocator::rounded;
 use crate::change::{RemoveCause, StateChangeSink};
-use crate::eviction_decision::{EvictionDecision, EvictionPass};
+use crate::eviction_decision::{EvictedGroup, EvictionDecision, EvictionPass};
 use crate::group::GroupMember;
+use crate::indices::{EntryIndex, GroupIndex, SegmentIndex, ShardIndex, TenantIndex};
 use crate::locked_shard::LockedShard;
 use crate::object::EvictionQueue;
 use crate::object_table::ObjectTable;
-use crate::slab::NIL;
+use crate::segment::AllocatedSpace;
 use crate::statistics::MasterCounters;
 
 /// Maximum number of entries per queue scanned to free space for a tenant.
@@ -31,11 +32,30 @@ pub(crate) struct EvictionResult {
     pub(crate) deferred: u64,
 }
 
-impl EvictionResult {
-    /// Whether continuing the round can free more.
-    fn made_progress(self) -> bool {
-        self.deferred < MAX_DEFERRED
+/// A round of eviction.
+struct EvictionRound {
+    now_ms: u64,
+    pass: EvictionPass,
+    /// Goal of the round.
+    bytes: u64,
+    result: EvictionResult,
+}
+
+impl EvictionRound {
+    fn new(now_ms: u64, bytes: u64) -> Self {
+        Self { now_ms, pass: EvictionPass::Unpinned, bytes, result: EvictionResult::default() }
     }
+
+    /// Whether continuing can free more.
+    fn can_continue(&self) -> bool {
+        self.result.deferred < MAX_DEFERRED
+    }
+}
+
+/// The entry with the oldest stamp of all shards.
+struct OldestEntry {
+    shard: ShardIndex,
+    stamp: u64,
 }
 
 impl ObjectTable {
@@ -57,25 +77,26 @@ impl ObjectTable {
     /// Evicts at least `bytes`, unpinned objects first.
     fn evict(&self, now_ms: u64, bytes: u64, fx: &mut dyn StateChangeSink) -> EvictionResult {
         MasterCounters::add(&self.counters.attempted_evictions, 1);
-        let mut sum = EvictionResult::default();
+        let mut round = EvictionRound::new(now_ms, bytes);
         let passes = [EvictionPass::Unpinned, EvictionPass::SoftPinned];
         let passes = if self.settings.evict_soft_pinned { &passes[..] } else { &passes[..1] };
         for pass in passes {
-            while sum.bytes < bytes && sum.made_progress() {
-                if !self.evict_oldest(now_ms, *pass, bytes, &mut sum, fx) {
+            round.pass = *pass;
+            while round.result.bytes < bytes && round.can_continue() {
+                if !self.evict_oldest(&mut round, fx) {
                     break;
                 }
             }
         }
-        self.count_evicted(sum);
-        sum
+        self.count_evicted(round.result);
+        round.result
     }
 
     /// Evicts a share of all objects if usage is above the high watermark. The share grows with usage; soft-pinned objects are
     /// evicted only as far as needed.
     pub(crate) fn evict_above_watermark(&self, now_ms: u64, fx: &mut dyn StateChangeSink) -> EvictionResult {
         let settings = &self.settings;
-        let (used, capacity) = self.segments.load().usage();
+        let AllocatedSpace { used, capacity } = self.segments.load().usage();
         // Objects being offloaded will leave memory, too.
         let offloading =
             if self.offloads_evicted() { self.disk_task_totals.offloading.load(Relaxed) } else { 0 };
@@ -89,34 +110,29 @@ impl ObjectTable {
         let objects = self.key_count() as f64;
         let (target, minimum) = ((share * objects).ceil(), ((share / 2.0).max(over) * objects).ceil());
         let bytes = (over * capacity as f64) as u64;
-        let mut sum = EvictionResult::default();
-        self.evict_pass(now_ms, EvictionPass::Unpinned, (target as u64, bytes), &mut sum, fx);
+        let mut round = EvictionRound::new(now_ms, bytes);
+        self.evict_keys(&mut round, target as u64, fx);
         if settings.evict_soft_pinned {
-            self.evict_pass(now_ms, EvictionPass::SoftPinned, (minimum as u64, bytes), &mut sum, fx);
+            round.pass = EvictionPass::SoftPinned;
+            self.evict_keys(&mut round, minimum as u64, fx);
         }
-        self.count_evicted(sum);
-        sum
+        self.count_evicted(round.result);
+        round.result
     }
 
-    fn evict_pass(
-        &self,
-        now_ms: u64,
-        pass: EvictionPass,
-        (keys, bytes): (u64, u64),
-        sum: &mut EvictionResult,
-        fx: &mut dyn StateChangeSink,
-    ) {
-        while sum.keys + sum.offloaded < keys && sum.made_progress() {
-            if !self.evict_oldest(now_ms, pass, bytes, sum, fx) {
+    /// Continues a round until it has evicted this number of objects.
+    fn evict_keys(&self, round: &mut EvictionRound, keys: u64, fx: &mut dyn StateChangeSink) {
+        while round.result.keys + round.result.offloaded < keys && round.can_continue() {
+            if !self.evict_oldest(round, fx) {
                 break;
             }
         }
     }
 
-    fn count_evicted(&self, sum: EvictionResult) {
-        MasterCounters::add(&self.counters.evicted_keys, sum.keys);
-        MasterCounters::add(&self.counters.evicted_bytes, sum.bytes);
-        MasterCounters::add(&self.counters.eviction_rounds, u64::from(sum.keys > 0));
+    fn count_evicted(&self, result: EvictionResult) {
+        MasterCounters::add(&self.counters.evicted_keys, result.keys);
+        MasterCounters::add(&self.counters.evicted_bytes, result.bytes);
+        MasterCounters::add(&self.counters.eviction_rounds, u64::from(result.keys > 0));
     }
 
     /// Whether evicted objects are offloaded to disks.
@@ -124,45 +140,37 @@ impl ObjectTable {
         self.settings.disks.is_some_and(|tier| tier.on_evict)
     }
 
-    /// Evicts the least recently read object with its group. `bytes` is the goal of the round. Returns false if nothing is evictable.
-    fn evict_oldest(
-        &self,
-        now_ms: u64,
-        pass: EvictionPass,
-        bytes: u64,
-        sum: &mut EvictionResult,
-        fx: &mut dyn StateChangeSink,
-    ) -> bool {
+    /// Evicts the least recently read object with its group. Returns false if nothing is evictable.
+    fn evict_oldest(&self, round: &mut EvictionRound, fx: &mut dyn StateChangeSink) -> bool {
+        let EvictionRound { now_ms, pass, .. } = *round;
         let protected = self.recent_writes.protected(now_ms, self.settings.lease_ttl_ms);
         loop {
             let first = match pass {
                 EvictionPass::Unpinned => {
-                    let unread = oldest(&self.oldest_unread).filter(|(_, stamp)| !protected.contains(*stamp));
+                    let unread = oldest(&self.oldest_unread).filter(|entry| !protected.contains(entry.stamp));
                     let leased = oldest(&self.oldest_leased);
-                    unread.into_iter().chain(leased).min_by_key(|(_, stamp)| *stamp)
+                    unread.into_iter().chain(leased).min_by_key(|entry| entry.stamp)
                 }
                 EvictionPass::SoftPinned => oldest(&self.oldest_soft),
             };
-            let Some((shard, _)) = first.filter(|(_, stamp)| *stamp <= now_ms) else {
-                return false;
-            };
-            let mut shard = self.lock(shard);
+            let Some(first) = first.filter(|entry| entry.stamp <= now_ms) else { return false };
+            let mut shard = self.lock(first.shard);
             let Some((index, decision)) = shard.decide_first(pass, protected, now_ms) else { continue };
             match decision {
                 EvictionDecision::Empty => {}
                 EvictionDecision::Evict => {
-                    shard.evict_entry(index, now_ms, bytes, sum, fx);
+                    shard.evict_entry(index, round, fx);
                     return true;
                 }
                 EvictionDecision::DeferUntil(until_ms) => shard.postpone(index, until_ms),
                 EvictionDecision::SoftPinned => shard.enqueue(index, EvictionQueue::SoftPinned),
                 EvictionDecision::Unresponsive => shard.enqueue(index, EvictionQueue::Unlisted),
-                EvictionDecision::EvictWith(group, members) => {
-                    let first = GroupMember { shard: shard.shard_index as u32, index };
+                EvictionDecision::EvictWith(group) => {
+                    let first = GroupMember { shard: shard.shard_index, index };
                     drop(shard);
-                    let before = (sum.keys, sum.offloaded, sum.deferred);
-                    self.evict_group(first, group, &members, (now_ms, pass, bytes), sum, fx);
-                    if before != (sum.keys, sum.offloaded, sum.deferred) {
+                    let before = round.result;
+                    self.evict_group(first, &group, round, fx);
+                    if before != round.result {
                         return true;
                     }
                 }
@@ -174,15 +182,14 @@ impl ObjectTable {
     fn evict_group(
         &self,
         first: GroupMember,
-        group: u32,
-        members: &[GroupMember],
-        (now_ms, pass, bytes): (u64, EvictionPass, u64),
-        sum: &mut EvictionResult,
+        group: &EvictedGroup,
+        round: &mut EvictionRound,
         fx: &mut dyn StateChangeSink,
     ) {
-        let decisions = members
-            .iter()
-            .map(|member| self.lock(member.shard as usize).decide_member(*member, group, pass, now_ms));
+        let EvictionRound { now_ms, pass, .. } = *round;
+        let EvictedGroup { index: group, members } = group;
+        let decisions =
+            members.iter().map(|member| self.lock(member.shard).decide_member(*member, *group, pass, now_ms));
         let mut retry_ms = None;
         for decision in decisions {
             match decision {
@@ -197,8 +204,8 @@ impl ObjectTable {
             }
         }
         if let Some(until_ms) = retry_ms {
-            let mut shard = self.lock(first.shard as usize);
-            if shard.is_member(first, group) && !shard.entries[first.index].is_leased(now_ms) {
+            let mut shard = self.lock(first.shard);
+            if shard.is_member(first, *group) && !shard.entries[first.index].is_leased(now_ms) {
                 match until_ms {
                     0 => shard.enqueue(first.index, EvictionQueue::SoftPinned),
                     _ => shard.postpone(first.index, until_ms),
@@ -207,10 +214,10 @@ impl ObjectTable {
             return;
         }
         for member in members {
-            let mut shard = self.lock(member.shard as usize);
+            let mut shard = self.lock(member.shard);
             // It may have been leased in the meantime.
-            if matches!(shard.decide_member(*member, group, pass, now_ms), EvictionDecision::Evict) {
-                shard.evict_entry(member.index, now_ms, bytes, sum, fx);
+            if matches!(shard.decide_member(*member, *group, pass, now_ms), EvictionDecision::Evict) {
+                shard.evict_entry(member.index, round, fx);
             }
         }
     }
@@ -224,13 +231,13 @@ impl ObjectTable {
     pub(crate) fn evict_for_tenant(
         &self,
         now_ms: u64,
-        tenant: u16,
+        tenant: TenantIndex,
         bytes: u64,
         fx: &mut dyn StateChangeSink,
     ) -> bool {
         MasterCounters::add(&self.counters.attempted_evictions, 1);
-        let mut sum = EvictionResult::default();
-        for shard in 0..self.shards.len() {
+        let mut round = EvictionRound::new(now_ms, bytes);
+        for shard in self.shard_indices() {
             let mut shard = self.lock(shard);
             for queue in [EvictionQueue::Unread, EvictionQueue::Leased, EvictionQueue::SoftPinned] {
                 if queue == EvictionQueue::SoftPinned && !self.settings.evict_soft_pinned {
@@ -241,25 +248,25 @@ impl ObjectTable {
                     let Some(index) = next else { break };
                     next = shard.next_in_list(index);
                     let entry = &shard.entries[index];
-                    if entry.tenant != tenant || entry.is_leased(now_ms) || entry.group != NIL {
+                    if entry.tenant != tenant || entry.is_leased(now_ms) || entry.group != GroupIndex::NONE {
                         continue;
                     }
-                    shard.evict_entry(index, now_ms, bytes, &mut sum, fx);
-                    if sum.bytes >= bytes {
+                    shard.evict_entry(index, &mut round, fx);
+                    if round.result.bytes >= bytes {
                         break;
                     }
                 }
             }
-            if sum.bytes >= bytes {
+            if round.result.bytes >= bytes {
                 break;
             }
         }
-        self.count_evicted(sum);
-        sum.bytes > 0
+        self.count_evicted(round.result);
+        round.result.bytes > 0
     }
 
     /// Removes expired soft pins in one shard.
-    pub(crate) fn expire_soft_pins(&self, now_ms: u64, shard: usize) {
+    pub(crate) fn expire_soft_pins(&self, now_ms: u64, shard: ShardIndex) {
         let mut shard = self.lock(shard);
         let mut next = shard.head(EvictionQueue::SoftPinned);
         while let Some(index) = next {
@@ -272,20 +279,25 @@ impl ObjectTable {
     }
 }
 
-fn oldest(stamps: &[AtomicU64]) -> Option<(usize, u64)> {
-    stamps.iter().map(|stamp| stamp.load(Relaxed)).enumerate().min_by_key(|(_, stamp)| *stamp)
+/// `stamps` is indexed by shard.
+fn oldest(stamps: &[AtomicU64]) -> Option<OldestEntry> {
+    let entry = |(shard, stamp): (usize, &AtomicU64)| OldestEntry {
+        shard: ShardIndex::new(shard),
+        stamp: stamp.load(Relaxed),
+    };
+    stamps.iter().enumerate().map(entry).min_by_key(|entry| entry.stamp)
 }
 
 impl LockedShard<'_> {
     /// Requeues entries that were unlisted while a segment was silent.
-    pub(crate) fn requeue_recovered(&mut self, segment: u16, now_ms: u64) {
-        let (indices, _) = self.occupied(0, NIL);
-        let is_unlisted = |index: &u32| {
+    pub(crate) fn requeue_recovered(&mut self, segment: SegmentIndex, now_ms: u64) {
+        let indices = self.all_occupied();
+        let is_unlisted = |index: &EntryIndex| {
             let entry = &self.entries[*index];
             entry.queue() == EvictionQueue::Unlisted
                 && entry.replicas().any(|replica| replica.segment == segment)
         };
-        let unlisted: Vec<u32> = indices.filter(is_unlisted).collect();
+        let unlisted: Vec<EntryIndex> = indices.filter(is_unlisted).collect();
         for index in unlisted {
             let queue = self.entries[index].target_queue(now_ms);
             self.enqueue(index, queue);
@@ -293,50 +305,49 @@ impl LockedShard<'_> {
     }
 
     /// Evicts an object. With a disk copy, only its memory replicas are removed; if evicted objects are offloaded, it is offloaded
-    /// first. `bytes` is the goal of the round.
-    fn evict_entry(
-        &mut self,
-        index: u32,
-        now_ms: u64,
-        bytes: u64,
-        sum: &mut EvictionResult,
-        fx: &mut dyn StateChangeSink,
-    ) {
+    /// first.
+    fn evict_entry(&mut self, index: EntryIndex, round: &mut EvictionRound, fx: &mut dyn StateChangeSink) {
+        let EvictionRound { now_ms, bytes, result, .. } = round;
         let entry = &self.entries[index];
         if entry.copy().is_some() {
-            sum.bytes += self.drop_memory_replicas(index, fx);
-            sum.keys += 1;
+            result.bytes += self.drop_memory_replicas(index, fx);
+            result.keys += 1;
             return;
         }
         let Some(tier) = self.objects.settings.disks.filter(|tier| tier.on_evict) else {
-            return self.evict_permanently(index, sum, fx);
+            return self.evict_permanently(index, result, fx);
         };
-        if tier.force_evict && sum.offloaded as f64 >= tier.queue_limit as f64 * tier.cap_ratio {
-            return self.evict_permanently(index, sum, fx);
+        if tier.force_evict && result.offloaded as f64 >= tier.queue_limit as f64 * tier.cap_ratio {
+            return self.evict_permanently(index, result, fx);
         }
         // Enough bytes are being offloaded already and will leave memory soon.
-        let is_enough =
-            self.objects.disk_task_totals.offloading.load(Relaxed) >= bytes.max(self.objects.round_bytes());
-        let source = if is_enough { None } else { self.offload(index, now_ms).ok() };
+        let is_enough = self.objects.disk_task_totals.offloading.load(Relaxed)
+            >= (*bytes).max(self.objects.round_bytes());
+        let source = if is_enough { None } else { self.offload(index, *now_ms).ok() };
         match source {
             Some(source) => {
-                sum.offloaded += 1;
-                sum.bytes += self.retain_replica(index, source, fx);
+                result.offloaded += 1;
+                result.bytes += self.retain_replica(index, source, fx);
             }
-            None if tier.force_evict && !is_enough => self.evict_permanently(index, sum, fx),
+            None if tier.force_evict && !is_enough => self.evict_permanently(index, result, fx),
             None => {
-                sum.deferred += 1;
+                result.deferred += 1;
                 self.postpone(index, now_ms.saturating_add(DEFER_MS));
             }
         }
     }
 
-    fn evict_permanently(&mut self, index: u32, sum: &mut EvictionResult, fx: &mut dyn StateChangeSink) {
-        sum.bytes += self.remove_and_free(index, RemoveCause::Evicted, fx);
-        sum.keys += 1;
+    fn evict_permanently(
+        &mut self,
+        index: EntryIndex,
+        result: &mut EvictionResult,
+        fx: &mut dyn StateChangeSink,
+    ) {
+        result.bytes += self.remove_and_free(index, RemoveCause::Evicted, fx);
+        result.keys += 1;
     }
 
-    fn postpone(&mut self, index: u32, until_ms: u64) {
+    fn postpone(&mut self, index: EntryIndex, until_ms: u64) {
         self.entries[index].stamp = until_ms;
         let queue = if self.entries[index].queue() == EvictionQueue::SoftPinned {
             EvictionQueue::SoftPinned

@@ -1,11 +1,11 @@
 //! Decisions whether an object may be evicted.
 
 use crate::group::GroupMember;
+use crate::indices::{EntryIndex, GroupIndex};
 use crate::locked_shard::LockedShard;
 use crate::object::EvictionQueue;
 use crate::object_table::ObjectTable;
 use crate::recent_writes::WriteProtection;
-use crate::slab::NIL;
 
 /// Which objects a pass may evict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,11 +14,16 @@ pub(crate) enum EvictionPass {
     SoftPinned,
 }
 
+pub(crate) struct EvictedGroup {
+    pub(crate) index: GroupIndex,
+    pub(crate) members: Vec<GroupMember>,
+}
+
 /// What to do with the first entry of a queue.
 pub(crate) enum EvictionDecision {
     Evict,
     /// Evict the whole group, if all of these members may be evicted.
-    EvictWith(u32, Vec<GroupMember>),
+    EvictWith(EvictedGroup),
     /// Keep it, and skip it until this time.
     DeferUntil(u64),
     /// Keep it in the queue of soft-pinned objects.
@@ -43,7 +48,7 @@ impl LockedShard<'_> {
         pass: EvictionPass,
         protected: WriteProtection,
         now_ms: u64,
-    ) -> Option<(u32, EvictionDecision)> {
+    ) -> Option<(EntryIndex, EvictionDecision)> {
         let queues = if pass == EvictionPass::Unpinned {
             &[EvictionQueue::Unread, EvictionQueue::Leased][..]
         } else {
@@ -58,16 +63,19 @@ impl LockedShard<'_> {
         if entry.stamp > now_ms {
             return Some((index, EvictionDecision::Empty));
         }
-        if entry.group != NIL {
+        if entry.group != GroupIndex::NONE {
             let members = self.objects.groups.members(entry.group);
             if members.len() > 1 {
-                return Some((index, EvictionDecision::EvictWith(entry.group, members)));
+                return Some((
+                    index,
+                    EvictionDecision::EvictWith(EvictedGroup { index: entry.group, members }),
+                ));
             }
         }
         Some((index, self.decide_single(index, pass, now_ms)))
     }
 
-    fn decide_single(&self, index: u32, pass: EvictionPass, now_ms: u64) -> EvictionDecision {
+    fn decide_single(&self, index: EntryIndex, pass: EvictionPass, now_ms: u64) -> EvictionDecision {
         let entry = &self.entries[index];
         match entry.queue() {
             EvictionQueue::Vacant => EvictionDecision::Empty,
@@ -94,7 +102,7 @@ impl LockedShard<'_> {
     pub(crate) fn decide_member(
         &self,
         member: GroupMember,
-        group: u32,
+        group: GroupIndex,
         pass: EvictionPass,
         now_ms: u64,
     ) -> EvictionDecision {
@@ -105,8 +113,8 @@ impl LockedShard<'_> {
         }
     }
 
-    pub(crate) fn is_member(&self, member: GroupMember, group: u32) -> bool {
-        member.index < self.entries.high_water_mark() && {
+    pub(crate) fn is_member(&self, member: GroupMember, group: GroupIndex) -> bool {
+        self.entries.contains(member.index) && {
             let entry = &self.entries[member.index];
             entry.queue() != EvictionQueue::Vacant && entry.group == group
         }

@@ -8,22 +8,21 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::slab::{NIL, Slab};
+use crate::indices::{EntryIndex, GROUP_SHARDS, GroupIndex, GroupSlot, ShardIndex};
+use crate::slab::Slab;
 use crate::split_mix::mix;
 use crate::table::HashIndex;
-
-const SHARD_BITS: u32 = 6;
 
 /// A member: its shard and its index there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct GroupMember {
-    pub(crate) shard: u32,
-    pub(crate) index: u32,
+    pub(crate) shard: ShardIndex,
+    pub(crate) index: EntryIndex,
 }
 
 /// Hash of a group's name and its tenant's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct GroupId(pub(crate) u64);
+pub(crate) struct GroupId(u64);
 
 impl GroupId {
     /// FNV-1a: independent of the seed and of library versions, so that a replay yields the same ids.
@@ -34,13 +33,23 @@ impl GroupId {
         });
         Self(mix(hash))
     }
+
+    fn tag(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+
+    fn shard(self) -> usize {
+        self.0 as usize & (GROUP_SHARDS - 1)
+    }
 }
 
-const NO_MEMBER: GroupMember = GroupMember { shard: NIL, index: NIL };
+impl GroupMember {
+    const NONE: Self = Self { shard: ShardIndex::FIRST, index: EntryIndex::NONE };
+}
 
 #[derive(Debug)]
 struct ObjectGroup {
-    id: u64,
+    id: GroupId,
     name: Arc<str>,
     first_two: [GroupMember; 2],
     /// Boxed, since it is rarely needed.
@@ -53,14 +62,14 @@ struct ExtraMembers(BTreeSet<GroupMember>);
 
 impl Default for ObjectGroup {
     fn default() -> Self {
-        Self { id: 0, name: Arc::default(), first_two: [NO_MEMBER; 2], more: None }
+        Self { id: GroupId(0), name: Arc::default(), first_two: [GroupMember::NONE; 2], more: None }
     }
 }
 
 #[derive(Debug, Default)]
 struct GroupShard {
-    groups: Slab<ObjectGroup>,
-    table: HashIndex,
+    groups: Slab<GroupSlot, ObjectGroup>,
+    table: HashIndex<GroupSlot>,
 }
 
 #[derive(Debug)]
@@ -68,61 +77,60 @@ pub(crate) struct GroupTable(Box<[Mutex<GroupShard>]>);
 
 impl GroupTable {
     pub(crate) fn new() -> Self {
-        Self((0..1 << SHARD_BITS).map(|_| Mutex::default()).collect())
+        Self((0..GROUP_SHARDS).map(|_| Mutex::default()).collect())
     }
 
-    fn shard(&self, group: u32) -> &Mutex<GroupShard> {
-        &self.0[group as usize & ((1 << SHARD_BITS) - 1)]
+    fn shard(&self, group: GroupIndex) -> &Mutex<GroupShard> {
+        &self.0[group.shard()]
     }
 
     /// Adds a member and returns the group's index.
-    pub(crate) fn join(&self, id: GroupId, name: &str, member: GroupMember) -> u32 {
-        let (low, tag) = (id.0 as u32, (id.0 >> 32) as u32);
-        let mut shard = self.shard(low).lock();
+    pub(crate) fn join(&self, id: GroupId, name: &str, member: GroupMember) -> GroupIndex {
+        let tag = id.tag();
+        let mut shard = self.0[id.shard()].lock();
         let GroupShard { groups, table } = &mut *shard;
-        let index = table.find(tag, |index| groups[index].id == id.0 && *groups[index].name == *name);
-        let index = index.unwrap_or_else(|| {
-            let index = groups.insert(ObjectGroup { id: id.0, name: name.into(), ..ObjectGroup::default() });
-            table.insert(tag, index);
-            index
+        let slot = table.find(tag, |slot| groups[slot].id == id && *groups[slot].name == *name);
+        let slot = slot.unwrap_or_else(|| {
+            let slot = groups.insert(ObjectGroup { id, name: name.into(), ..ObjectGroup::default() });
+            table.insert(tag, slot);
+            slot
         });
-        let group = &mut groups[index];
-        match group.first_two.iter_mut().find(|member| **member == NO_MEMBER) {
+        let group = &mut groups[slot];
+        match group.first_two.iter_mut().find(|member| **member == GroupMember::NONE) {
             Some(free) => *free = member,
             None => _ = group.more.get_or_insert_default().0.insert(member),
         }
-        index << SHARD_BITS | low & ((1 << SHARD_BITS) - 1)
+        GroupIndex::new(slot, id.shard())
     }
 
     /// Removes a member, and the group with its last member.
-    pub(crate) fn leave(&self, group: u32, member: GroupMember) {
+    pub(crate) fn leave(&self, group: GroupIndex, member: GroupMember) {
         let mut shard = self.shard(group).lock();
-        let index = group >> SHARD_BITS;
-        let entry = &mut shard.groups[index];
+        let entry = &mut shard.groups[group.slot()];
         if let Some(slot) = entry.first_two.iter_mut().find(|slot| **slot == member) {
-            *slot = NO_MEMBER;
+            *slot = GroupMember::NONE;
         } else if let Some(more) = &mut entry.more {
             more.0.remove(&member);
             if more.0.is_empty() {
                 entry.more = None;
             }
         }
-        if entry.first_two == [NO_MEMBER; 2] && entry.more.is_none() {
-            let tag = (entry.id >> 32) as u32;
-            shard.table.remove(tag, index);
-            shard.groups.remove(index);
+        if entry.first_two == [GroupMember::NONE; 2] && entry.more.is_none() {
+            let tag = entry.id.tag();
+            shard.table.remove(tag, group.slot());
+            shard.groups.remove(group.slot());
         }
     }
 
-    pub(crate) fn name(&self, group: u32) -> Option<Arc<str>> {
-        (group != NIL).then(|| Arc::clone(&self.shard(group).lock().groups[group >> SHARD_BITS].name))
+    pub(crate) fn name(&self, group: GroupIndex) -> Option<Arc<str>> {
+        (group != GroupIndex::NONE).then(|| Arc::clone(&self.shard(group).lock().groups[group.slot()].name))
     }
 
     /// All members. They may be removed before the caller locks their shards.
-    pub(crate) fn members(&self, group: u32) -> Vec<GroupMember> {
+    pub(crate) fn members(&self, group: GroupIndex) -> Vec<GroupMember> {
         let shard = self.shard(group).lock();
-        let entry = &shard.groups[group >> SHARD_BITS];
-        let pair = entry.first_two.into_iter().filter(|member| *member != NO_MEMBER);
+        let entry = &shard.groups[group.slot()];
+        let pair = entry.first_two.into_iter().filter(|member| *member != GroupMember::NONE);
         pair.chain(entry.more.iter().flat_map(|more| more.0.iter().copied())).collect()
     }
 }
@@ -130,11 +138,12 @@ impl GroupTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::indices::SlabIndex;
 
     #[test]
     fn a_group_is_removed_with_its_last_member() {
         let groups = GroupTable::new();
-        let member = |position| GroupMember { shard: 1, index: position };
+        let member = |slot| GroupMember { shard: ShardIndex::new(1), index: EntryIndex::from_slot(slot) };
         let id = GroupId(0x1234_5678_9abc_def0);
         let index = groups.join(id, "g", member(0));
         assert!((1..4).all(|position| groups.join(id, "g", member(position)) == index));

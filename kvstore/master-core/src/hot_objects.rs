@@ -20,6 +20,15 @@ struct ReadWindow {
     planned_at_ms: Option<u64>,
 }
 
+/// When an object is hot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct HotThreshold {
+    /// Time over which reads are counted.
+    pub(crate) window_ms: u64,
+    /// Number of reads within it that makes an object hot.
+    pub(crate) reads: u32,
+}
+
 /// Read counts of objects, and the valid plans.
 #[derive(Debug, Default)]
 pub(crate) struct HotObjectTracker {
@@ -30,7 +39,8 @@ pub(crate) struct HotObjectTracker {
 
 impl HotObjectTracker {
     /// Counts a read. Returns true if the object has become hot and no plan was made within the cooldown.
-    pub(crate) fn count(&mut self, now_ms: u64, hash: u64, (window_ms, hot_reads): (u64, u32)) -> bool {
+    pub(crate) fn count(&mut self, now_ms: u64, hash: u64, threshold: HotThreshold) -> bool {
+        let HotThreshold { window_ms, reads: hot_reads } = threshold;
         if self.reads.len() >= MAX_COUNTED && !self.reads.contains_key(&hash) {
             let is_recent = |window: &ReadWindow| {
                 window.since_ms.saturating_add(window_ms.saturating_add(COOLDOWN_MS)) > now_ms
@@ -58,7 +68,7 @@ impl HotObjectTracker {
     /// Records a new plan with this id. Returns its lease.
     pub(crate) fn add_plan(&mut self, now_ms: u64, id: Uuid) -> DynamicReplicationLease {
         self.epoch += 1;
-        let lease = (id, self.epoch);
+        let lease = DynamicReplicationLease { id, epoch: self.epoch };
         self.plans.retain(|_, until| *until > now_ms);
         self.plans.insert(lease, now_ms.saturating_add(LEASE_MS));
         lease

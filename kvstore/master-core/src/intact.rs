@@ -1,11 +1,11 @@
 //! Intact ranges of a segment after its node's restart: replicas outside of them are lost.
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::Uuid;
 
 use crate::change::StateChangeSink;
 use crate::master::MasterCore;
 use crate::object::MemoryReplica;
+use crate::requests::ClientSegment;
 
 /// The intact ranges of a segment between two offsets.
 #[derive(Clone, Copy, Debug)]
@@ -36,23 +36,24 @@ impl MasterCore {
     pub fn retain_intact(
         &self,
         now_ms: u64,
-        segment: Uuid,
-        client: Uuid,
+        segment: ClientSegment,
         intact: IntactRanges<'_>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<u64, ErrorCode> {
         // The registry lock prevents unmounting in the meantime.
         let _registry = self.registry.lock();
-        self.objects.segments.load().own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        self.objects.segments.load().own_segment(segment)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         let segment_index =
-            self.objects.segments.load().index_of(segment).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+            self.objects.segments.load().index_of(segment.segment).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         let is_torn = |replica: &MemoryReplica, size: u64| {
             replica.segment == segment_index
                 && replica.ready
                 && (intact.from..intact.to).contains(&replica.offset)
                 && !intact.contains(replica.offset, size)
         };
-        Ok((0..self.objects.shards.len())
+        Ok(self
+            .objects
+            .shard_indices()
             .map(|shard| self.objects.lock(shard).drop_replicas(is_torn, now_ms, fx))
             .sum())
     }

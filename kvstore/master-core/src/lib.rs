@@ -48,6 +48,7 @@ mod evict;
 mod eviction_decision;
 mod group;
 mod hot_objects;
+mod indices;
 mod intact;
 mod inventory;
 mod locked_shard;
@@ -72,6 +73,7 @@ mod recent_writes;
 mod removal;
 mod remove;
 mod replica_transfer;
+mod requests;
 mod segment;
 mod settings;
 mod shard;
@@ -95,15 +97,20 @@ pub use change::{
     DiskCopyState, DrainJobState, DynamicReplicationLease, ObjectState, RemoveCause, ReplicaLocation,
     StateChange, StateChangeSink, StorageTiers, StoreCause, TaskState, TransferState, UnmountCause,
 };
+pub use client_registry::ClientCounts;
 pub use codec::{StateChangeDecodeError, decode, encode};
 pub use disk::DiskUsage;
 pub use intact::IntactRanges;
 pub use inventory::{InventoryRecord, ObjectVersion, RestoreOutcome};
 pub use locked_shard::ObjectCursor;
 pub use master::MasterCore;
+pub use mount::SegmentRange;
 pub use query::{PrefixStatistics, SpaceUsage};
+pub use requests::{
+    BatchPutStartRequest, CallContext, ClientSegment, CopyRequest, CopyTaskRequest, MoveRequest,
+    OffloadReport, PromotionRequest, PutStartRequest, RemoveContext,
+};
 pub use segment::{ReplicaDescriptors, SharedReplicaDescriptor};
 pub use settings::{DiskTierOptions, DynamicReplicationMode, MasterCoreOptions, PlacementStrategy};
 pub use snapshot::SnapshotCursor;
 pub use statistics::MasterStatistics;
-pub use transfer::ClientObjectKey;

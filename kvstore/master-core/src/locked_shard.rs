@@ -16,17 +16,18 @@ use parking_lot::MutexGuard;
 use crate::change::{ObjectState, ReplicaLocation, StateChange, StateChangeSink, StorageTiers, StoreCause};
 use crate::disk::DiskCopy;
 use crate::group::{GroupId, GroupMember};
+use crate::indices::{EntryIndex, GroupIndex, SegmentIndex, ShardIndex};
 use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, ObjectEntry, ObjectExtras};
 use crate::object_table::{KeyLocation, ObjectTable};
 use crate::segment::SegmentTable;
-use crate::shard::{ObjectShard, QuarantinedRange};
-use crate::slab::NIL;
+use crate::shard::{ObjectShard, OldestStamps, QuarantinedRange};
 
 /// Position in a scan over all objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObjectCursor {
-    pub(crate) shard: usize,
-    pub(crate) index: u32,
+    pub(crate) shard: ShardIndex,
+    /// The slot of the shard that is scanned next.
+    pub(crate) slot: u32,
 }
 
 /// Fields of an object to be added.
@@ -50,7 +51,7 @@ pub(crate) fn storage_tiers(entry: &ObjectEntry) -> StorageTiers {
 
 pub(crate) struct LockedShard<'a> {
     pub(crate) objects: &'a ObjectTable,
-    pub(crate) shard_index: usize,
+    pub(crate) shard_index: ShardIndex,
     pub(crate) segments: Guard<Arc<SegmentTable>>,
     shard: MutexGuard<'a, ObjectShard>,
 }
@@ -71,17 +72,18 @@ impl DerefMut for LockedShard<'_> {
 
 impl Drop for LockedShard<'_> {
     fn drop(&mut self) {
-        if let Some([unread, leased, soft]) = self.shard.changed_heads() {
-            self.objects.oldest_unread[self.shard_index].store(unread, Relaxed);
-            self.objects.oldest_leased[self.shard_index].store(leased, Relaxed);
-            self.objects.oldest_soft[self.shard_index].store(soft, Relaxed);
+        if let Some(OldestStamps { unread, leased, soft_pinned }) = self.shard.changed_heads() {
+            let shard = self.shard_index.get();
+            self.objects.oldest_unread[shard].store(unread, Relaxed);
+            self.objects.oldest_leased[shard].store(leased, Relaxed);
+            self.objects.oldest_soft[shard].store(soft_pinned, Relaxed);
         }
     }
 }
 
 impl ObjectTable {
-    pub(crate) fn lock(&self, index: usize) -> LockedShard<'_> {
-        let shard = self.shards[index].lock();
+    pub(crate) fn lock(&self, index: ShardIndex) -> LockedShard<'_> {
+        let shard = self.shards[index.get()].lock();
         LockedShard { objects: self, shard_index: index, segments: self.segments.load(), shard }
     }
 
@@ -89,26 +91,23 @@ impl ObjectTable {
         &self,
         from: ObjectCursor,
         limit: u32,
-        mut each: impl FnMut(&LockedShard<'_>, u32),
+        mut each: impl FnMut(&LockedShard<'_>, EntryIndex),
     ) -> Option<ObjectCursor> {
-        if from.shard >= self.shards.len() {
+        if from.shard.get() >= self.shards.len() {
             return None;
         }
         let shard = self.lock(from.shard);
-        let (indices, next) = shard.occupied(from.index, limit.max(1));
+        let (indices, next) = shard.occupied(from.slot, limit.max(1));
         indices.for_each(|index| each(&shard, index));
         match next {
-            Some(index) => Some(ObjectCursor { shard: from.shard, index }),
-            None if from.shard + 1 < self.shards.len() => {
-                Some(ObjectCursor { shard: from.shard + 1, index: 0 })
-            }
-            None => None,
+            Some(slot) => Some(ObjectCursor { shard: from.shard, slot }),
+            None => Some(ObjectCursor { shard: self.shard_after(from.shard)?, slot: 0 }),
         }
     }
 }
 
 impl LockedShard<'_> {
-    pub(crate) fn lookup(&self, key_location: KeyLocation, key: &str) -> Option<u32> {
+    pub(crate) fn lookup(&self, key_location: KeyLocation, key: &str) -> Option<EntryIndex> {
         self.shard.find(key_location.tag, key_location.tenant, key)
     }
 
@@ -129,7 +128,7 @@ impl LockedShard<'_> {
     }
 
     /// Extends an object's lease, which protects it from eviction and removal.
-    pub(crate) fn lease(&mut self, index: u32, now_ms: u64) {
+    pub(crate) fn lease(&mut self, index: EntryIndex, now_ms: u64) {
         let until = now_ms.saturating_add(self.objects.settings.lease_ttl_ms);
         let entry = &mut self.shard.entries[index];
         entry.stamp = entry.stamp.max(until);
@@ -151,7 +150,7 @@ impl LockedShard<'_> {
     }
 
     /// The replicas for readers, followed by the disk copy. Replicas on restarting nodes are only returned if there are no others.
-    pub(crate) fn readable_replicas(&self, index: u32) -> Vec<WireReplica<Arc<str>>> {
+    pub(crate) fn readable_replicas(&self, index: EntryIndex) -> Vec<WireReplica<Arc<str>>> {
         let entry = &self.shard.entries[index];
         let all_restarting = entry
             .replicas()
@@ -177,7 +176,7 @@ impl LockedShard<'_> {
     }
 
     /// Calls `emit` with the object's state.
-    pub(crate) fn with_state(&self, index: u32, emit: impl FnOnce(ObjectState<'_>)) {
+    pub(crate) fn with_state(&self, index: EntryIndex, emit: impl FnOnce(ObjectState<'_>)) {
         let entry = &self.shard.entries[index];
         let is_complete = entry.is_complete();
         let locations =
@@ -200,7 +199,7 @@ impl LockedShard<'_> {
     }
 
     /// Emits the current state of an object.
-    pub(crate) fn emit_state(&self, index: u32, cause: StoreCause, fx: &mut dyn StateChangeSink) {
+    pub(crate) fn emit_state(&self, index: EntryIndex, cause: StoreCause, fx: &mut dyn StateChangeSink) {
         let is_complete = self.shard.entries[index].is_complete();
         self.with_state(index, |object| {
             fx.record(if is_complete {
@@ -213,7 +212,7 @@ impl LockedShard<'_> {
     }
 
     /// Emits the new version of an object, if there is one.
-    pub(crate) fn emit_pending(&self, index: u32, fx: &mut dyn StateChangeSink) {
+    pub(crate) fn emit_pending(&self, index: EntryIndex, fx: &mut dyn StateChangeSink) {
         let entry = &self.entries[index];
         let Some(pending) = entry.pending() else { return };
         let tenant = self.objects.tenants.get(entry.tenant);
@@ -233,14 +232,14 @@ impl LockedShard<'_> {
     }
 
     /// Adds an object whose key is absent. Its space and quota are allocated already.
-    pub(crate) fn add(&mut self, key_location: KeyLocation, new_object: &NewObject<'_>) -> u32 {
+    pub(crate) fn add(&mut self, key_location: KeyLocation, new_object: &NewObject<'_>) -> EntryIndex {
         let prefix = self.objects.prefixes.index_of(new_object.key);
         let mut entry = ObjectEntry {
             key: new_object.key.into(),
             client: new_object.client,
             size: new_object.size,
             stamp: new_object.stamp,
-            group: NIL,
+            group: GroupIndex::NONE,
             tenant: key_location.tenant,
             prefix,
             flags: EntryFlags::new(new_object.queue, new_object.hard_pin),
@@ -253,7 +252,7 @@ impl LockedShard<'_> {
         }
         let index = self.shard.insert(key_location.tag, entry);
         if let Some((group, name)) = new_object.group {
-            let member = GroupMember { shard: self.shard_index as u32, index };
+            let member = GroupMember { shard: self.shard_index, index };
             self.shard.entries[index].group = self.objects.groups.join(group, name, member);
         }
         let tally = self.shard.tally(prefix);
@@ -280,7 +279,7 @@ impl LockedShard<'_> {
     }
 
     /// Allocates the range at a given offset.
-    pub(crate) fn claim(&self, segment: u16, offset: u64, size: u64) -> Option<MemoryReplica> {
+    pub(crate) fn claim(&self, segment: SegmentIndex, offset: u64, size: u64) -> Option<MemoryReplica> {
         let range =
             self.segments.get(segment)?.with_allocator(|allocator| allocator.allocate_at(offset, size))?;
         Some(MemoryReplica { id: 0, offset, block: range.block, segment, ready: false })
@@ -323,7 +322,7 @@ impl LockedShard<'_> {
     }
 
     /// Ends the put of an object: it becomes readable.
-    pub(crate) fn complete(&mut self, index: u32, now_ms: u64) {
+    pub(crate) fn complete(&mut self, index: EntryIndex, now_ms: u64) {
         let entry = &mut self.shard.entries[index];
         entry.replicas_mut().for_each(|replica| replica.ready = true);
         entry.stamp = now_ms;

@@ -11,7 +11,7 @@ use crate::inventory::{RebuildWindow, RestoreCounters};
 use crate::object_table::ObjectTable;
 use crate::settings::MasterCoreOptions;
 use crate::sketch::CountMinSketch;
-use crate::task_table::TaskTable;
+use crate::task_table::{TaskLimits, TaskTable};
 use crate::transfer_replay::PendingTransfers;
 
 /// The tasks of nodes, and what creates them. Its lock is never held together with another one.
@@ -23,9 +23,14 @@ pub(crate) struct TaskPlanner {
 }
 
 impl TaskPlanner {
-    fn new(seed: u64) -> Self {
+    fn new(settings: &MasterCoreOptions) -> Self {
+        let limits = TaskLimits {
+            tasks: settings.max_tasks,
+            timeout_ms: settings.task_timeout_ms,
+            retries: settings.task_retries,
+        };
         Self {
-            tasks: TaskTable::new(seed),
+            tasks: TaskTable::new(settings.seed, limits),
             drain_jobs: DrainJobTable::default(),
             hot_objects: HotObjectTracker::default(),
         }
@@ -53,7 +58,7 @@ impl MasterCore {
     pub fn new(settings: MasterCoreOptions) -> Self {
         Self {
             registry: Mutex::default(),
-            planner: Mutex::new(TaskPlanner::new(settings.seed)),
+            planner: Mutex::new(TaskPlanner::new(&settings)),
             sketch: CountMinSketch::new(settings.disks.is_some_and(|tier| tier.promote_on_hit)),
             pending_transfers: Mutex::default(),
             rebuild: Mutex::default(),

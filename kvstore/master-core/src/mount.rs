@@ -8,6 +8,7 @@ use mooncake_wire::types::{Segment, SegmentStatus, Uuid};
 
 use crate::change::{StateChange, StateChangeSink, UnmountCause};
 use crate::master::MasterCore;
+use crate::requests::ClientSegment;
 use crate::segment::SegmentEntry;
 
 fn to_shared<S: AsRef<str>>(segment: &Segment<S>) -> Segment<Arc<str>> {
@@ -30,6 +31,16 @@ fn is_same_memory(a: &Segment<Arc<str>>, b: &Segment<Arc<str>>) -> bool {
 
 fn overlap(a: &Segment<Arc<str>>, b: &Segment<Arc<str>>) -> bool {
     a.base < b.base.saturating_add(b.size) && b.base < a.base.saturating_add(a.size)
+}
+
+/// The memory of a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SegmentRange {
+    /// Transfer endpoint of the node.
+    pub endpoint: Arc<str>,
+    /// Address of its first byte.
+    pub base: u64,
+    pub size: u64,
 }
 
 impl MasterCore {
@@ -109,7 +120,8 @@ impl MasterCore {
                 segments.with_segment(index, Some(Arc::new(old.remounted(descriptor, client)))),
             ));
             if !old.is_readable() {
-                (0..self.objects.shards.len())
+                self.objects
+                    .shard_indices()
                     .for_each(|shard| self.objects.lock(shard).requeue_recovered(index, now_ms));
             }
             return Ok(());
@@ -140,12 +152,11 @@ impl MasterCore {
     pub fn unmount(
         &self,
         now_ms: u64,
-        segment: Uuid,
-        client: Uuid,
+        segment: ClientSegment,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         let _registry = self.registry.lock();
-        let Some(mounted) = self.objects.segments.load().own_segment(segment, client)? else { return Ok(()) };
+        let Some(mounted) = self.objects.segments.load().own_segment(segment)? else { return Ok(()) };
         self.objects.drop_segment(mounted.descriptor.id, UnmountCause::Unmounted, now_ms, fx);
         Ok(())
     }
@@ -157,26 +168,29 @@ impl MasterCore {
     pub fn graceful_unmount(
         &self,
         now_ms: u64,
-        segment: Uuid,
-        client: Uuid,
+        segment: ClientSegment,
         grace_ms: u64,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         let _registry = self.registry.lock();
         let mounted =
-            self.objects.segments.load().own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+            self.objects.segments.load().own_segment(segment)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         let until_ms = Some(now_ms.saturating_add(grace_ms).max(1));
         mounted.change_status(SegmentStatus::GRACEFULLY_UNMOUNTING, until_ms, fx);
         Ok(())
     }
 
-    /// Endpoint of the node, base address and size in bytes of a client's segment.
+    /// Where a client's segment is.
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND`, or `ILLEGAL_CLIENT` if another client owns the segment.
-    pub fn segment_range(&self, segment: Uuid, client: Uuid) -> Result<(Arc<str>, u64, u64), ErrorCode> {
+    pub fn segment_range(&self, segment: ClientSegment) -> Result<SegmentRange, ErrorCode> {
         let mounted =
-            self.objects.segments.load().own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
-        Ok((Arc::clone(&mounted.descriptor.te_endpoint), mounted.descriptor.base, mounted.descriptor.size))
+            self.objects.segments.load().own_segment(segment)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        Ok(SegmentRange {
+            endpoint: Arc::clone(&mounted.descriptor.te_endpoint),
+            base: mounted.descriptor.base,
+            size: mounted.descriptor.size,
+        })
     }
 }

@@ -2,9 +2,10 @@
 
 use mooncake_wire::types::{ReplicaStatus, Uuid};
 
+use crate::change::DynamicReplicationLease;
 use crate::disk::{ActiveDiskTask, DiskCopy};
 use crate::group::GroupId;
-use crate::slab::NIL;
+use crate::indices::{AllocatorBlockIndex, EntryIndex, GroupIndex, PrefixIndex, SegmentIndex, TenantIndex};
 
 /// The list that an entry is in. Eviction takes from `Unread` and `Leased` first, then from `SoftPinned`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,26 +32,34 @@ pub(crate) struct MemoryReplica {
     pub(crate) id: u64,
     /// Offset in the segment, in bytes.
     pub(crate) offset: u64,
-    /// Block number in the segment's allocator.
-    pub(crate) block: u32,
-    /// Index of the segment in the [`crate::segment::SegmentTable`].
-    pub(crate) segment: u16,
+    pub(crate) block: AllocatorBlockIndex,
+    pub(crate) segment: SegmentIndex,
     /// Whether it is readable; otherwise it is being written.
     pub(crate) ready: bool,
 }
 
-/// Segment index of an empty replica.
-const NO_SEGMENT: u16 = u16::MAX;
-
 impl Default for MemoryReplica {
     fn default() -> Self {
-        Self { id: 0, offset: 0, block: NIL, segment: NO_SEGMENT, ready: false }
+        Self { id: 0, offset: 0, block: AllocatorBlockIndex::NONE, segment: SegmentIndex::NONE, ready: false }
     }
 }
 
 impl MemoryReplica {
     pub(crate) fn status(self) -> ReplicaStatus {
         if self.ready { ReplicaStatus::COMPLETE } else { ReplicaStatus::PROCESSING }
+    }
+}
+
+/// A key with its tenant.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ObjectName {
+    pub(crate) tenant: String,
+    pub(crate) key: String,
+}
+
+impl ObjectName {
+    pub(crate) fn new(tenant: &str, key: &str) -> Self {
+        Self { tenant: tenant.to_owned(), key: key.to_owned() }
     }
 }
 
@@ -65,7 +74,7 @@ pub(crate) struct ReplicaTransfer {
     pub(crate) is_move: bool,
     pub(crate) since_ms: u64,
     /// Lease of the dynamic replication plan, if the master planned it.
-    pub(crate) lease: Option<(Uuid, u64)>,
+    pub(crate) lease: Option<DynamicReplicationLease>,
 }
 
 /// A new version of an object that is being written while the current one is readable.
@@ -108,14 +117,14 @@ pub(crate) struct ObjectEntry {
     pub(crate) size: u64,
     /// While it is written, when the put started; once it is readable, when its lease expires or expired.
     pub(crate) stamp: u64,
-    /// The first memory replica; its segment is `NO_SEGMENT` if there is none.
+    /// The first memory replica; its segment is `NONE` if there is none.
     pub(crate) first: MemoryReplica,
     pub(crate) extra: Option<Box<ObjectExtras>>,
-    pub(crate) group: u32,
-    pub(crate) previous: u32,
-    pub(crate) next: u32,
-    pub(crate) tenant: u16,
-    pub(crate) prefix: u8,
+    pub(crate) group: GroupIndex,
+    pub(crate) previous: EntryIndex,
+    pub(crate) next: EntryIndex,
+    pub(crate) tenant: TenantIndex,
+    pub(crate) prefix: PrefixIndex,
     pub(crate) flags: EntryFlags,
 }
 
@@ -163,7 +172,7 @@ impl ObjectEntry {
 
     /// Whether it has a memory replica, readable or not.
     pub(crate) fn has_memory(&self) -> bool {
-        self.first.segment != NO_SEGMENT
+        self.first.segment != SegmentIndex::NONE
     }
 
     /// All memory replicas, readable or not.

@@ -13,6 +13,7 @@ use parking_lot::Mutex;
 use crate::change::StateChangeSink;
 use crate::disk::{ClientDisk, ClientDisks, DiskTaskTotals};
 use crate::group::{GroupId, GroupTable};
+use crate::indices::{ShardIndex, TenantIndex};
 use crate::prefix::PrefixTable;
 use crate::recent_writes::RecentWrites;
 use crate::segment::SegmentTable;
@@ -25,9 +26,9 @@ use crate::tenant::TenantTable;
 /// Shard and hash tag of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KeyLocation {
-    pub(crate) shard: usize,
+    pub(crate) shard: ShardIndex,
     pub(crate) tag: u32,
-    pub(crate) tenant: u16,
+    pub(crate) tenant: TenantIndex,
 }
 
 /// All objects in separately locked shards, with the tables that entries refer to by index.
@@ -76,14 +77,14 @@ impl ObjectTable {
         }
     }
 
-    pub(crate) fn hash(&self, tenant: u16, key: &str) -> u64 {
-        self.hasher.hash_one(key) ^ u64::from(tenant).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    pub(crate) fn hash(&self, tenant: TenantIndex, key: &str) -> u64 {
+        self.hasher.hash_one(key) ^ (tenant.get() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
-    pub(crate) fn locate_key(&self, tenant: u16, key: &str) -> KeyLocation {
+    pub(crate) fn locate_key(&self, tenant: TenantIndex, key: &str) -> KeyLocation {
         let hash = self.hash(tenant, key);
         let shard = ((hash >> 32) * self.shards.len() as u64) >> 32;
-        KeyLocation { shard: shard as usize, tag: hash as u32, tenant }
+        KeyLocation { shard: ShardIndex::new(shard as usize), tag: hash as u32, tenant }
     }
 
     /// Location of a reader's key.
@@ -92,13 +93,22 @@ impl ObjectTable {
         Ok(self.locate_key(tenant, key))
     }
 
+    pub(crate) fn shard_indices(&self) -> impl Iterator<Item = ShardIndex> + use<> {
+        (0..self.shards.len()).map(ShardIndex::new)
+    }
+
+    pub(crate) fn shard_after(&self, shard: ShardIndex) -> Option<ShardIndex> {
+        Some(shard.get() + 1).filter(|next| *next < self.shards.len()).map(ShardIndex::new)
+    }
+
     pub(crate) fn group(&self, tenant: &str, name: &str) -> GroupId {
         GroupId::new(if self.tenants.enabled() { tenant } else { "" }, name)
     }
 
     /// The shard that keeps a replayed quarantined range.
-    pub(crate) fn quarantine_shard(&self, segment: Uuid, offset: u64) -> usize {
-        (mix(segment.first ^ mix(segment.second ^ mix(offset))) % self.shards.len() as u64) as usize
+    pub(crate) fn quarantine_shard(&self, segment: Uuid, offset: u64) -> ShardIndex {
+        let hash = mix(segment.first ^ mix(segment.second ^ mix(offset)));
+        ShardIndex::new((hash % self.shards.len() as u64) as usize)
     }
 
     pub(crate) fn new_replica_id(&self) -> u64 {
@@ -121,7 +131,7 @@ impl ObjectTable {
 
     /// Total capacity of all segments in bytes.
     pub(crate) fn capacity(&self) -> u64 {
-        self.segments.load().usage().1
+        self.segments.load().usage().capacity
     }
 
     /// Number of objects, including those being written.
@@ -144,7 +154,7 @@ impl ObjectTable {
         }
     }
 
-    pub(crate) fn tenant_name(&self, tenant: u16) -> String {
+    pub(crate) fn tenant_name(&self, tenant: TenantIndex) -> String {
         self.tenants.get(tenant).map_or_else(|| DEFAULT_TENANT.to_owned(), |entry| entry.name.to_string())
     }
 

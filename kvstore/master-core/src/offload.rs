@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{OffloadTask, OffloadTasks, ReplicaType, StorageObjectMetadata, Uuid};
+use mooncake_wire::types::{OffloadTask, OffloadTasks, ReplicaType, Uuid};
 
 use crate::change::{RemoveCause, StateChangeSink, StoreCause};
 use crate::disk::{DiskCopy, DiskTask};
+use crate::indices::EntryIndex;
 use crate::locked_shard::{LockedShard, NewObject};
 use crate::master::MasterCore;
 use crate::object::EvictionQueue;
 use crate::object_table::KeyLocation;
+use crate::requests::{CallContext, OffloadReport};
 use crate::statistics::MasterCounters;
 
 /// Result of recording a disk copy that a node reported.
@@ -64,7 +66,7 @@ impl MasterCore {
         Ok(OffloadTasks(tasks))
     }
 
-    /// A client reports objects stored on its disk; a negative `data_size` means failure. Objects without a task are recorded
+    /// A client reports objects stored on its disk. Objects without a task are recorded
     /// too: on startup, a client reports the contents of its disk.
     ///
     /// # Errors
@@ -74,10 +76,10 @@ impl MasterCore {
         &self,
         now_ms: u64,
         client: Uuid,
-        tasks: &[OffloadTask<S>],
-        stored: &[StorageObjectMetadata<S>],
+        report: &OffloadReport<'_, S>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
+        let OffloadReport { tasks, stored } = report;
         if tasks.len() != stored.len() {
             return Err(ErrorCode::INVALID_PARAMS);
         }
@@ -86,13 +88,14 @@ impl MasterCore {
         }
         let disk = self.objects.disk(client);
         let (mut endpoint, mut result) = (Arc::<str>::from(""), Ok(()));
-        for (task, stored) in tasks.iter().zip(stored) {
+        for (task, stored) in tasks.iter().zip(*stored) {
             if *endpoint != *stored.transport_endpoint.as_ref() {
                 endpoint = Arc::from(stored.transport_endpoint.as_ref());
             }
-            let (tenant, key) = (task.tenant_id.as_ref(), task.key.as_ref());
+            let context = CallContext { now_ms, client, tenant: task.tenant_id.as_ref() };
+            let key = task.key.as_ref();
             let Ok(size) = u64::try_from(stored.data_size) else {
-                self.not_offloaded(now_ms, client, tenant, key, fx);
+                self.not_offloaded(context, key, fx);
                 continue;
             };
             let copy = disk.as_ref().map(|disk| DiskCopy {
@@ -101,21 +104,15 @@ impl MasterCore {
                 disk: Arc::clone(disk),
                 endpoint: Arc::clone(&endpoint),
             });
-            if let OffloadOutcome::NoDisk = self.record_offloaded(now_ms, client, (tenant, key), copy, fx)? {
+            if let OffloadOutcome::NoDisk = self.record_offloaded(context, key, copy, fx)? {
                 result = Err(ErrorCode::SEGMENT_NOT_FOUND);
             }
         }
         result
     }
 
-    fn not_offloaded(
-        &self,
-        now_ms: u64,
-        client: Uuid,
-        tenant: &str,
-        key: &str,
-        fx: &mut dyn StateChangeSink,
-    ) {
+    fn not_offloaded(&self, context: CallContext<'_>, key: &str, fx: &mut dyn StateChangeSink) {
+        let CallContext { now_ms, client, tenant } = context;
         let Ok(key_location) = self.objects.locate_reader_key(tenant, key) else { return };
         if self.objects.disk(client).is_some_and(|disk| disk.is_outdated(key_location.tenant, key)) {
             return;
@@ -130,19 +127,19 @@ impl MasterCore {
 
     fn record_offloaded(
         &self,
-        now_ms: u64,
-        client: Uuid,
-        (tenant, key): (&str, &str),
+        context: CallContext<'_>,
+        key: &str,
         copy: Option<DiskCopy>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<OffloadOutcome, ErrorCode> {
+        let CallContext { now_ms, tenant, .. } = context;
         if let Ok(key_location) = self.objects.locate_reader_key(tenant, key) {
             if copy.as_ref().is_some_and(|copy| copy.disk.is_outdated(key_location.tenant, key)) {
                 return Ok(OffloadOutcome::Recorded);
             }
             let mut shard = self.objects.lock(key_location.shard);
             if let Some(index) = shard.lookup(key_location, key) {
-                return Ok(shard.record_offloaded(index, now_ms, client, copy, fx));
+                return Ok(shard.record_offloaded(index, context, copy, fx));
             }
         }
         let tenant = self.objects.tenants.index_for_writer(tenant)?;
@@ -153,7 +150,7 @@ impl MasterCore {
         let key_location = self.objects.locate_key(tenant, key);
         let mut shard = self.objects.lock(key_location.shard);
         Ok(match shard.lookup(key_location, key) {
-            Some(index) => shard.record_offloaded(index, now_ms, client, Some(copy), fx),
+            Some(index) => shard.record_offloaded(index, context, Some(copy), fx),
             None => shard.add_on_disk(key_location, key, now_ms, copy, fx),
         })
     }
@@ -164,13 +161,12 @@ impl MasterCore {
     /// `OBJECT_NOT_FOUND`, `INVALID_PARAMS` for replica types other than disk.
     pub fn evict_disk_copy(
         &self,
-        now_ms: u64,
-        client: Uuid,
-        tenant: &str,
+        context: CallContext<'_>,
         key: &str,
         replica_type: ReplicaType,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
+        let CallContext { now_ms, client, tenant } = context;
         let key_location = self.objects.locate_reader_key(tenant, key)?;
         let mut shard = self.objects.lock(key_location.shard);
         let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
@@ -186,7 +182,7 @@ impl MasterCore {
 }
 
 impl LockedShard<'_> {
-    fn is_offloaded_by(&self, index: u32, client: Uuid) -> bool {
+    fn is_offloaded_by(&self, index: EntryIndex, client: Uuid) -> bool {
         self.entries[index]
             .work()
             .is_some_and(|work| work.disk.client == client && matches!(work.task, DiskTask::Offload { .. }))
@@ -195,12 +191,12 @@ impl LockedShard<'_> {
     /// Records that a client has stored an object on its disk.
     fn record_offloaded(
         &mut self,
-        index: u32,
-        now_ms: u64,
-        client: Uuid,
+        index: EntryIndex,
+        context: CallContext<'_>,
         copy: Option<DiskCopy>,
         fx: &mut dyn StateChangeSink,
     ) -> OffloadOutcome {
+        let CallContext { now_ms, client, .. } = context;
         if self.is_offloaded_by(index, client) {
             self.end_work(index, now_ms, fx);
         }

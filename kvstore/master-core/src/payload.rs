@@ -5,6 +5,7 @@ use mooncake_wire::types::TaskType;
 use serde::Serialize;
 
 use crate::change::DynamicReplicationLease;
+use crate::requests::{CopyRequest, MoveRequest};
 
 /// Payload of a copy task.
 #[derive(Serialize)]
@@ -27,34 +28,36 @@ struct MovePayload<'a> {
     target: &'a str,
 }
 
-pub(crate) fn copy_payload(
-    tenant: &str,
-    key: &str,
-    source: &str,
-    targets: &[&str],
-    lease: Option<DynamicReplicationLease>,
-) -> Result<(TaskType, String), ErrorCode> {
-    let (id, epoch) = lease.unwrap_or_default();
+/// What a task orders its client to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TaskPayload {
+    pub(crate) task_type: TaskType,
+    pub(crate) json: String,
+}
+
+impl TaskPayload {
+    fn new(task_type: TaskType, payload: &impl Serialize) -> Result<Self, ErrorCode> {
+        let json = serde_json::to_string(payload).map_err(|_| ErrorCode::SERIALIZE_FAIL)?;
+        Ok(Self { task_type, json })
+    }
+}
+
+pub(crate) fn copy_payload(tenant: &str, copy: &CopyRequest<'_, &str>) -> Result<TaskPayload, ErrorCode> {
+    let DynamicReplicationLease { id, epoch } = copy.lease.unwrap_or_default();
     let payload = CopyPayload {
         tenant_id: tenant,
-        key,
-        source,
-        targets,
+        key: copy.key,
+        source: copy.source,
+        targets: copy.targets,
         dynamic_replication_lease_id_high: id.first,
         dynamic_replication_lease_id_low: id.second,
         dynamic_replication_version_epoch: epoch,
     };
-    let json = serde_json::to_string(&payload).map_err(|_| ErrorCode::SERIALIZE_FAIL)?;
-    Ok((TaskType::REPLICA_COPY, json))
+    TaskPayload::new(TaskType::REPLICA_COPY, &payload)
 }
 
-pub(crate) fn move_payload(
-    tenant: &str,
-    key: &str,
-    source: &str,
-    target: &str,
-) -> Result<(TaskType, String), ErrorCode> {
+pub(crate) fn move_payload(tenant: &str, request: MoveRequest<'_>) -> Result<TaskPayload, ErrorCode> {
+    let MoveRequest { key, source, target } = request;
     let payload = MovePayload { tenant_id: tenant, key, source, target };
-    let json = serde_json::to_string(&payload).map_err(|_| ErrorCode::SERIALIZE_FAIL)?;
-    Ok((TaskType::REPLICA_MOVE, json))
+    TaskPayload::new(TaskType::REPLICA_MOVE, &payload)
 }

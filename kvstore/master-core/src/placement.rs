@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use crate::indices::SegmentIndex;
 use crate::object::MemoryReplica;
 use crate::segment::{SegmentEntry, SegmentTable};
 use crate::settings::{MasterCoreOptions, PlacementStrategy};
@@ -120,7 +121,7 @@ impl<'a> PlacementSearch<'a> {
         }
     }
 
-    fn random_segment(&mut self) -> Option<(u16, &'a Arc<SegmentEntry>)> {
+    fn random_segment(&mut self) -> Option<(SegmentIndex, &'a Arc<SegmentEntry>)> {
         let indices = self.segments.mounted_indices();
         let index = *indices.get(pick(self.draw(), indices.len()))?;
         Some((index, self.segments.get(index)?))
@@ -176,7 +177,7 @@ impl<'a> PlacementSearch<'a> {
         }
     }
 
-    fn try_place(&mut self, index: u16) {
+    fn try_place(&mut self, index: SegmentIndex) {
         let Some(segment) = self.segments.get(index) else { return };
         let segments = self.segments;
         let is_other_node = |replica: &MemoryReplica| {

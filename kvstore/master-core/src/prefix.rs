@@ -5,9 +5,10 @@ use std::sync::Arc;
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 
+use crate::indices::PrefixIndex;
+
 /// Number of distinct prefixes; the first index stands for keys without a prefix, the last for all others.
 const MAX_PREFIXES: usize = 256;
-const OTHERS: u8 = u8::MAX;
 /// From this length on, a prefix of hexadecimal digits is a hash, not a name.
 const HASH_DIGITS: usize = 16;
 /// Maximum length of a prefix in bytes.
@@ -36,10 +37,10 @@ impl PrefixTable {
     }
 
     /// The index of a key's prefix.
-    pub(crate) fn index_of(&self, key: &str) -> u8 {
+    pub(crate) fn index_of(&self, key: &str) -> PrefixIndex {
         let prefix = prefix(key);
         if prefix.is_empty() {
-            return 0;
+            return PrefixIndex::NO_PREFIX;
         }
         let find = |list: &[Arc<str>]| list.iter().position(|known| **known == *prefix);
         let known = find(&self.list.load());
@@ -55,12 +56,12 @@ impl PrefixTable {
             self.list.store(Arc::new(list));
             Some(index)
         });
-        index.and_then(|index| u8::try_from(index).ok()).unwrap_or(OTHERS)
+        index.and_then(PrefixIndex::new).unwrap_or(PrefixIndex::OTHERS)
     }
 
     /// The prefix at an index; `None` for the index of all others.
-    pub(crate) fn name(&self, index: u8) -> Option<Arc<str>> {
-        self.list.load().get(usize::from(index)).cloned()
+    pub(crate) fn name(&self, index: PrefixIndex) -> Option<Arc<str>> {
+        self.list.load().get(index.get()).cloned()
     }
 }
 
@@ -75,11 +76,13 @@ mod tests {
         assert_eq!(prefix("cf97adeedb59e05bfd73a2b4c2a8885708c4f4f70c84c64b27120e72ab733b72_0_k"), "");
         assert_eq!((prefix("model@1@0@abc"), prefix("plain"), prefix("_x")), ("model", "", ""));
         let prefixes = PrefixTable::new();
-        assert_eq!((prefixes.index_of("a_1"), prefixes.index_of("b_1"), prefixes.index_of("a_2")), (1, 2, 1));
+        let [first, second] = [1, 2].map(|slot| PrefixIndex::new(slot).unwrap());
+        let indices = ["a_1", "b_1", "a_2"].map(|key| prefixes.index_of(key));
+        assert_eq!(indices, [first, second, first]);
         for number in 0..400 {
             prefixes.index_of(&format!("model{number}_1"));
         }
-        assert_eq!((prefixes.index_of("another_1"), prefixes.index_of("b_7")), (OTHERS, 2));
-        assert_eq!((prefixes.name(1).as_deref(), prefixes.name(OTHERS)), (Some("a"), None));
+        assert_eq!((prefixes.index_of("another_1"), prefixes.index_of("b_7")), (PrefixIndex::OTHERS, second));
+        assert_eq!((prefixes.name(first).as_deref(), prefixes.name(PrefixIndex::OTHERS)), (Some("a"), None));
     }
 }

@@ -8,13 +8,15 @@ use mooncake_wire::types::{OffloadTask, OffloadTasks, PromotionAllocation, Repli
 
 use crate::change::{StateChange, StateChangeSink, StoreCause};
 use crate::disk::{ActiveDiskTask, DiskTask, QueuedDiskTask};
+use crate::indices::{EntryIndex, TenantIndex};
 use crate::locked_shard::LockedShard;
 use crate::master::MasterCore;
 use crate::object::MemoryReplica;
 use crate::object_table::KeyLocation;
 use crate::placement::{PlacementRequest, PlacementSearch};
+use crate::requests::{CallContext, PromotionRequest};
+use crate::segment::AllocatedSpace;
 use crate::statistics::MasterCounters;
-use crate::transfer::ClientObjectKey;
 
 impl MasterCore {
     pub(crate) fn is_promotion_enabled(&self) -> bool {
@@ -40,7 +42,7 @@ impl MasterCore {
         if self.sketch.count(self.objects.hash(key_location.tenant, key)) < settings.promotion_reads {
             return MasterCounters::add(&counters.promotions_rejected_frequency, 1);
         }
-        let (used, capacity) = self.objects.segments.load().usage();
+        let AllocatedSpace { used, capacity } = self.objects.segments.load().usage();
         if used as f64 >= self.objects.settings.high_watermark * capacity as f64 {
             return MasterCounters::add(&counters.promotions_rejected_watermark, 1);
         }
@@ -89,19 +91,19 @@ impl MasterCore {
     /// the wrong client or size, `TENANT_QUOTA_EXCEEDED`, `NO_AVAILABLE_HANDLE`.
     pub fn promotion_start<S: AsRef<str>>(
         &self,
-        now_ms: u64,
-        work: ClientObjectKey<'_>,
-        size: u64,
-        preferred: &[S],
+        context: CallContext<'_>,
+        request: &PromotionRequest<'_, S>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<PromotionAllocation<Arc<str>>, ErrorCode> {
-        let key_location = self.objects.locate_reader_key(work.tenant, work.key)?;
+        let CallContext { now_ms, client, tenant } = context;
+        let PromotionRequest { key, size, preferred } = *request;
+        let key_location = self.objects.locate_reader_key(tenant, key)?;
         let mut shard = self.objects.lock(key_location.shard);
-        let index = shard.lookup(key_location, work.key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let entry = &shard.entries[index];
         let task = entry.work().ok_or(ErrorCode::REPLICA_IS_NOT_READY)?;
         let DiskTask::Promotion { staged } = task.task else { return Err(ErrorCode::REPLICA_IS_NOT_READY) };
-        if task.disk.client != work.client || entry.size != size {
+        if task.disk.client != client || entry.size != size {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         if staged.is_some() || entry.has_memory() {
@@ -111,7 +113,7 @@ impl MasterCore {
             return Err(ErrorCode::TENANT_QUOTA_EXCEEDED);
         }
         let preferred: Vec<&str> = preferred.iter().map(AsRef::as_ref).collect();
-        let entropy = self.objects.hash(0, work.key) ^ now_ms.rotate_left(32);
+        let entropy = self.objects.hash(TenantIndex::DEFAULT, key) ^ now_ms.rotate_left(32);
         let request = PlacementRequest { size, replicas: 1, preferred: &preferred, host: "", entropy };
         let replicas = PlacementSearch::new(&shard.segments, &self.objects.settings, &request, now_ms).run();
         let Some(mut staged) = replicas.into_iter().next() else {
@@ -140,18 +142,19 @@ impl MasterCore {
     /// `OBJECT_NOT_FOUND`, `REPLICA_IS_NOT_READY` if no promotion was started, `INVALID_PARAMS` for the wrong client.
     pub fn promotion_end(
         &self,
-        now_ms: u64,
-        work: ClientObjectKey<'_>,
+        context: CallContext<'_>,
+        key: &str,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
-        let key_location = self.objects.locate_reader_key(work.tenant, work.key)?;
+        let CallContext { now_ms, client, tenant } = context;
+        let key_location = self.objects.locate_reader_key(tenant, key)?;
         let mut shard = self.objects.lock(key_location.shard);
-        let index = shard.lookup(key_location, work.key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let task = shard.entries[index].work().ok_or(ErrorCode::REPLICA_IS_NOT_READY)?;
         let DiskTask::Promotion { staged: Some(_) } = task.task else {
             return Err(ErrorCode::REPLICA_IS_NOT_READY);
         };
-        if task.disk.client != work.client {
+        if task.disk.client != client {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         shard.finish_promotion(index, now_ms, fx);
@@ -164,16 +167,17 @@ impl MasterCore {
     /// `OBJECT_NOT_FOUND`, `INVALID_PARAMS` for the wrong client.
     pub fn promotion_revoke(
         &self,
-        now_ms: u64,
-        work: ClientObjectKey<'_>,
+        context: CallContext<'_>,
+        key: &str,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
-        let key_location = self.objects.locate_reader_key(work.tenant, work.key)?;
+        let CallContext { now_ms, client, tenant } = context;
+        let key_location = self.objects.locate_reader_key(tenant, key)?;
         let mut shard = self.objects.lock(key_location.shard);
-        let index = shard.lookup(key_location, work.key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
+        let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let task = shard.entries[index].work().filter(|work| matches!(work.task, DiskTask::Promotion { .. }));
         let Some(task) = task else { return Ok(()) };
-        if task.disk.client != work.client {
+        if task.disk.client != client {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         shard.end_work(index, now_ms, fx);
@@ -184,7 +188,7 @@ impl MasterCore {
 
 impl LockedShard<'_> {
     /// Queues the promotion of an object. Returns false if it is not eligible.
-    fn queue_promotion(&mut self, index: u32, now_ms: u64) -> bool {
+    fn queue_promotion(&mut self, index: EntryIndex, now_ms: u64) -> bool {
         let entry = &self.entries[index];
         let Some(copy) = entry.copy().filter(|copy| copy.disk.is_responsive()) else { return false };
         if !entry.is_complete() || entry.has_memory() || entry.work().is_some() || entry.pending().is_some() {
@@ -197,7 +201,7 @@ impl LockedShard<'_> {
         true
     }
 
-    fn finish_promotion(&mut self, index: u32, now_ms: u64, fx: &mut dyn StateChangeSink) {
+    fn finish_promotion(&mut self, index: EntryIndex, now_ms: u64, fx: &mut dyn StateChangeSink) {
         let entry = &mut self.entries[index];
         let mut new: Vec<MemoryReplica> = Vec::new();
         for replica in entry.replicas_mut().filter(|replica| !replica.ready) {

@@ -3,17 +3,18 @@
 use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{ReplicateConfig, SoftPinAction, Uuid};
+use mooncake_wire::types::SoftPinAction;
 
 use crate::change::{RemoveCause, StateChange, StateChangeSink, StoreCause};
 use crate::disk::ActiveDiskTask;
-use crate::group::GroupId;
-use crate::locked_shard::{LockedShard, NewObject, storage_tiers};
+use crate::indices::{EntryIndex, TenantIndex};
+use crate::locked_shard::{LockedShard, storage_tiers};
 use crate::master::MasterCore;
-use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, PendingVersion};
+use crate::object::{EntryFlags, EvictionQueue, PendingVersion};
 use crate::object_table::KeyLocation;
 use crate::placement::PlacementSearch;
-use crate::put_request::{PutBatch, PutRequest};
+use crate::put_request::{PreparedPut, PutBatch};
+use crate::requests::{BatchPutStartRequest, CallContext, PutStartRequest};
 use crate::segment::ReplicaDescriptors;
 use crate::statistics::MasterCounters;
 /// Rounds of eviction for a tenant whose quota is exhausted.
@@ -23,11 +24,11 @@ const QUOTA_RETRIES: u32 = 2;
 enum PutConflict {
     NoConflict,
     /// Its put exceeded the discard time, but a slow writer may still write: its ranges must be quarantined.
-    Abandoned(u32),
+    Abandoned(EntryIndex),
     /// Its nodes send no heartbeats, so it cannot be read.
-    Unreadable(u32),
+    Unreadable(EntryIndex),
     /// It is to be replaced by an upsert.
-    Upsert(u32),
+    Upsert(EntryIndex),
 }
 
 impl MasterCore {
@@ -36,34 +37,24 @@ impl MasterCore {
     /// # Errors
     /// `INVALID_PARAMS`, `OBJECT_ALREADY_EXISTS`, `NO_AVAILABLE_HANDLE` if no space can be allocated even after eviction,
     /// `TENANT_NOT_REGISTERED`, `TENANT_QUOTA_EXCEEDED`.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of the RPC")]
     pub fn put_start<S: AsRef<str>>(
         &self,
-        now_ms: u64,
-        client: Uuid,
-        tenant: &str,
-        key: &str,
-        size: u64,
-        config: &ReplicateConfig<S>,
+        context: CallContext<'_>,
+        request: &PutStartRequest<'_, S>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<ReplicaDescriptors, ErrorCode> {
-        let batch = PutBatch::new(client, tenant, config, false);
-        self.start(now_ms, &batch.request(&self.objects, now_ms, 0, key, size), fx)
+        let batch = PutBatch::new(context, request.config, false);
+        self.start(&batch.prepare(&self.objects, 0, request.key, request.size), fx)
     }
 
     /// [`Self::put_start`] for several objects, in the keys' order.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of the RPC")]
     pub fn batch_put_start<S: AsRef<str>, K: AsRef<str>>(
         &self,
-        now_ms: u64,
-        client: Uuid,
-        tenant: &str,
-        keys: &[K],
-        sizes: &[u64],
-        config: &ReplicateConfig<S>,
+        context: CallContext<'_>,
+        request: &BatchPutStartRequest<'_, K, S>,
         fx: &mut dyn StateChangeSink,
     ) -> Vec<Result<ReplicaDescriptors, ErrorCode>> {
-        self.batch_start(now_ms, PutBatch::new(client, tenant, config, false), keys, sizes, config, fx)
+        self.batch_start(PutBatch::new(context, request.config, false), request, fx)
     }
 
     /// Allocates space for a new version of an object, or for a new object. A readable version stays until the new one has been
@@ -72,76 +63,65 @@ impl MasterCore {
     /// # Errors
     /// As [`Self::put_start`], but an object that is readable or being written is not an error; `OBJECT_REPLICA_BUSY` while it
     /// is being copied, `OBJECT_HAS_REPLICATION_TASK` while its node offloads or promotes it.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of the RPC")]
     pub fn upsert_start<S: AsRef<str>>(
         &self,
-        now_ms: u64,
-        client: Uuid,
-        tenant: &str,
-        key: &str,
-        size: u64,
-        config: &ReplicateConfig<S>,
+        context: CallContext<'_>,
+        request: &PutStartRequest<'_, S>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<ReplicaDescriptors, ErrorCode> {
-        let batch = PutBatch::new(client, tenant, config, true);
-        self.start(now_ms, &batch.request(&self.objects, now_ms, 0, key, size), fx)
+        let batch = PutBatch::new(context, request.config, true);
+        self.start(&batch.prepare(&self.objects, 0, request.key, request.size), fx)
     }
 
     /// [`Self::upsert_start`] for several objects, in the keys' order.
-    #[expect(clippy::too_many_arguments, reason = "the arguments of the RPC")]
     pub fn batch_upsert_start<S: AsRef<str>, K: AsRef<str>>(
         &self,
-        now_ms: u64,
-        client: Uuid,
-        tenant: &str,
-        keys: &[K],
-        sizes: &[u64],
-        config: &ReplicateConfig<S>,
+        context: CallContext<'_>,
+        request: &BatchPutStartRequest<'_, K, S>,
         fx: &mut dyn StateChangeSink,
     ) -> Vec<Result<ReplicaDescriptors, ErrorCode>> {
-        self.batch_start(now_ms, PutBatch::new(client, tenant, config, true), keys, sizes, config, fx)
+        self.batch_start(PutBatch::new(context, request.config, true), request, fx)
     }
 
     fn batch_start<S: AsRef<str>, K: AsRef<str>>(
         &self,
-        now_ms: u64,
         mut batch: PutBatch<'_>,
-        keys: &[K],
-        sizes: &[u64],
-        config: &ReplicateConfig<S>,
+        request: &BatchPutStartRequest<'_, K, S>,
         fx: &mut dyn StateChangeSink,
     ) -> Vec<Result<ReplicaDescriptors, ErrorCode>> {
+        let BatchPutStartRequest { keys, sizes, config } = request;
         let groups_fit = batch.groups.as_ref().is_none_or(|groups| groups.len() == keys.len());
         if keys.len() != sizes.len() || !groups_fit {
             return keys.iter().map(|_| Err(ErrorCode::INVALID_PARAMS)).collect();
         }
         if config.prefer_alloc_in_same_node {
-            batch.batch_entropy = keys.first().map(|key| self.objects.hash(0, key.as_ref()));
+            batch.batch_entropy =
+                keys.first().map(|key| self.objects.hash(TenantIndex::DEFAULT, key.as_ref()));
         }
-        let objects = keys.iter().zip(sizes).enumerate();
+        let objects = keys.iter().zip(*sizes).enumerate();
         objects
-            .map(|(index, (key, size))| {
-                self.start(now_ms, &batch.request(&self.objects, now_ms, index, key.as_ref(), *size), fx)
+            .map(|(position, (key, size))| {
+                self.start(&batch.prepare(&self.objects, position, key.as_ref(), *size), fx)
             })
             .collect()
     }
 
     fn start(
         &self,
-        now_ms: u64,
-        put: &PutRequest<'_>,
+        put: &PreparedPut<'_>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<ReplicaDescriptors, ErrorCode> {
+        let CallContext { now_ms, client, tenant } = put.context;
         if put.key.is_empty() || put.size == 0 || put.placement.replicas == 0 {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        let tenant = self.objects.tenants.index_for_writer(put.tenant)?;
+        let group = put.group.map(|name| (self.objects.group(tenant, name), name));
+        let tenant = self.objects.tenants.index_for_writer(tenant)?;
         let key_location = self.objects.locate_key(tenant, put.key);
-        let group = put.group.map(|name| (self.objects.group(put.tenant, name), name));
         let mut quota_tries = 0;
         loop {
             let mut shard = self.objects.lock(key_location.shard);
-            let conflict = shard.find_conflict(key_location, put, now_ms)?;
+            let conflict = shard.find_conflict(key_location, put)?;
             let segments = Arc::clone(&shard.segments);
             let mut replicas =
                 PlacementSearch::new(&segments, &self.objects.settings, &put.placement, now_ms).run();
@@ -153,12 +133,12 @@ impl MasterCore {
                 }
                 let present = shard.current_soft_pin(&conflict);
                 replicas.iter_mut().for_each(|replica| replica.id = self.objects.new_replica_id());
-                let pin = shard.soft_pin_deadline(put, present, now_ms);
+                let pin = shard.soft_pin_deadline(put, present);
                 if let PutConflict::Upsert(index) = conflict
                     && shard.entries[index].is_complete()
                 {
                     let pending = PendingVersion {
-                        client: put.client,
+                        client,
                         size: put.size,
                         since_ms: now_ms,
                         replicas,
@@ -169,13 +149,14 @@ impl MasterCore {
                     return Ok(shard.begin_pending(index, pending, now_ms, fx));
                 }
                 shard.resolve_conflict(&conflict, fx);
-                return Ok(shard.begin(key_location, put, (group, pin), &replicas, now_ms, fx));
+                let index = shard.add(key_location, &put.new_object(&replicas, pin, group));
+                return Ok(shard.emit_started(index, fx));
             }
             replicas.iter().for_each(|replica| shard.free(replica));
             drop(shard);
             if replicas.is_empty() {
                 if !self.objects.evict_for_size(now_ms, put.size, fx) {
-                    if let Some(replicas) = self.rewrite_in_place(now_ms, key_location, put, fx) {
+                    if let Some(replicas) = self.rewrite_in_place(key_location, put, fx) {
                         return Ok(replicas);
                     }
                     MasterCounters::add(&self.objects.counters.allocation_failures, 1);
@@ -185,9 +166,7 @@ impl MasterCore {
             }
             quota_tries += 1;
             if quota_tries > QUOTA_RETRIES || !self.objects.evict_for_tenant(now_ms, tenant, bytes, fx) {
-                return self
-                    .rewrite_in_place(now_ms, key_location, put, fx)
-                    .ok_or(ErrorCode::TENANT_QUOTA_EXCEEDED);
+                return self.rewrite_in_place(key_location, put, fx).ok_or(ErrorCode::TENANT_QUOTA_EXCEEDED);
             }
         }
     }
@@ -196,14 +175,13 @@ impl MasterCore {
     /// eviction.
     fn rewrite_in_place(
         &self,
-        now_ms: u64,
         key_location: KeyLocation,
-        put: &PutRequest<'_>,
+        put: &PreparedPut<'_>,
         fx: &mut dyn StateChangeSink,
     ) -> Option<ReplicaDescriptors> {
         let mut shard = self.objects.lock(key_location.shard);
-        match shard.find_conflict(key_location, put, now_ms) {
-            Ok(PutConflict::Upsert(index)) => shard.rewrite(index, put, now_ms, fx),
+        match shard.find_conflict(key_location, put) {
+            Ok(PutConflict::Upsert(index)) => shard.rewrite(index, put, fx),
             _ => None,
         }
     }
@@ -213,8 +191,7 @@ impl LockedShard<'_> {
     fn find_conflict(
         &self,
         key_location: KeyLocation,
-        put: &PutRequest<'_>,
-        now_ms: u64,
+        put: &PreparedPut<'_>,
     ) -> Result<PutConflict, ErrorCode> {
         let Some(index) = self.lookup(key_location, put.key) else { return Ok(PutConflict::NoConflict) };
         let entry = &self.entries[index];
@@ -224,7 +201,7 @@ impl LockedShard<'_> {
                 return Ok(PutConflict::Upsert(index));
             }
             let discard_at = entry.stamp.saturating_add(self.objects.settings.put_discard_ms);
-            return if discard_at <= now_ms {
+            return if discard_at <= put.context.now_ms {
                 Ok(PutConflict::Abandoned(index))
             } else {
                 Err(ErrorCode::OBJECT_ALREADY_EXISTS)
@@ -259,18 +236,18 @@ impl LockedShard<'_> {
     }
 
     /// Until when the ranges of an object being written must not be reused.
-    fn write_deadline(&self, index: u32) -> u64 {
+    fn write_deadline(&self, index: EntryIndex) -> u64 {
         self.entries[index].stamp.saturating_add(self.objects.settings.put_release_ms)
     }
 
     /// Reuses an object's ranges for a new version, if size and replica count match and it has no reader or writer.
     fn rewrite(
         &mut self,
-        index: u32,
-        put: &PutRequest<'_>,
-        now_ms: u64,
+        index: EntryIndex,
+        put: &PreparedPut<'_>,
         fx: &mut dyn StateChangeSink,
     ) -> Option<ReplicaDescriptors> {
+        let CallContext { now_ms, client, .. } = put.context;
         let entry = &self.entries[index];
         let fits = entry.size == put.size && entry.replicas().count() == put.placement.replicas;
         let is_in_use = !entry.is_complete() || entry.is_leased(now_ms) || entry.pending().is_some();
@@ -292,9 +269,9 @@ impl LockedShard<'_> {
         self.record_rewritten(index);
         MasterCounters::add(&self.objects.counters.upserts_in_place, 1);
         let entry = &self.entries[index];
-        let pin = self.soft_pin_deadline(put, entry.soft_pin_until_ms(), now_ms);
+        let pin = self.soft_pin_deadline(put, entry.soft_pin_until_ms());
         let entry = &mut self.entries[index];
-        (entry.client, entry.stamp) = (put.client, now_ms);
+        (entry.client, entry.stamp) = (client, now_ms);
         if pin.is_some() || entry.extra.is_some() {
             let extra = entry.extra_mut();
             (extra.soft_pin_until_ms, extra.checksum) = (pin, None);
@@ -306,32 +283,7 @@ impl LockedShard<'_> {
         Some(self.emit_started(index, fx))
     }
 
-    fn begin(
-        &mut self,
-        key_location: KeyLocation,
-        put: &PutRequest<'_>,
-        (group, soft_pin_until_ms): (Option<(GroupId, &str)>, Option<u64>),
-        replicas: &[MemoryReplica],
-        now_ms: u64,
-        fx: &mut dyn StateChangeSink,
-    ) -> ReplicaDescriptors {
-        let new_object = NewObject {
-            key: put.key,
-            client: put.client,
-            size: put.size,
-            stamp: now_ms,
-            replicas,
-            queue: EvictionQueue::Writing,
-            hard_pin: put.hard_pin,
-            soft_pin_until_ms,
-            checksum: None,
-            group,
-        };
-        let index = self.add(key_location, &new_object);
-        self.emit_started(index, fx)
-    }
-
-    fn emit_started(&self, index: u32, fx: &mut dyn StateChangeSink) -> ReplicaDescriptors {
+    fn emit_started(&self, index: EntryIndex, fx: &mut dyn StateChangeSink) -> ReplicaDescriptors {
         self.emit_state(index, StoreCause::Written, fx);
         let entry = &self.entries[index];
         entry.replicas().filter_map(|replica| self.to_descriptor(replica, entry.size)).collect()
@@ -345,12 +297,12 @@ impl LockedShard<'_> {
         }
     }
 
-    fn soft_pin_deadline(&self, put: &PutRequest<'_>, present: Option<u64>, now_ms: u64) -> Option<u64> {
+    fn soft_pin_deadline(&self, put: &PreparedPut<'_>, present: Option<u64>) -> Option<u64> {
         let settings = &self.objects.settings;
         match put.pin.action {
             SoftPinAction::ENABLE => {
                 let ttl = put.pin.ttl_ms.unwrap_or(settings.soft_pin_ttl_ms);
-                Some(now_ms.saturating_add(ttl.min(settings.max_soft_pin_ttl_ms)))
+                Some(put.context.now_ms.saturating_add(ttl.min(settings.max_soft_pin_ttl_ms)))
             }
             SoftPinAction::DISABLE => None,
             _ => present,

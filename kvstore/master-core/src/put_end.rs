@@ -1,10 +1,11 @@
 //! Ending and revoking puts: PutEnd and PutRevoke.
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::{ObjectMeta, ReplicaType, Uuid};
+use mooncake_wire::types::{ObjectMeta, ReplicaType};
 
 use crate::change::{RemoveCause, StateChangeSink, StoreCause};
 use crate::master::MasterCore;
+use crate::requests::CallContext;
 use crate::upsert::SpaceDisposition;
 
 impl MasterCore {
@@ -14,13 +15,12 @@ impl MasterCore {
     /// `OBJECT_NOT_FOUND`, `ILLEGAL_CLIENT` if another client writes it, `INVALID_PARAMS` for replica types other than memory.
     pub fn put_end<S: AsRef<str>>(
         &self,
-        now_ms: u64,
-        client: Uuid,
-        tenant: &str,
+        context: CallContext<'_>,
         object: &ObjectMeta<S>,
         replica_type: ReplicaType,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
+        let CallContext { now_ms, client, tenant } = context;
         let key = object.key.as_ref();
         let key_location = self.objects.locate_reader_key(tenant, key)?;
         let mut shard = self.objects.lock(key_location.shard);
@@ -55,14 +55,12 @@ impl MasterCore {
     /// [`Self::put_end`] for several objects, in their order; also for upserts.
     pub fn batch_put_end<S: AsRef<str>>(
         &self,
-        now_ms: u64,
-        client: Uuid,
-        tenant: &str,
+        context: CallContext<'_>,
         objects: &[ObjectMeta<S>],
         replica_type: ReplicaType,
         fx: &mut dyn StateChangeSink,
     ) -> Vec<Result<(), ErrorCode>> {
-        objects.iter().map(|object| self.put_end(now_ms, client, tenant, object, replica_type, fx)).collect()
+        objects.iter().map(|object| self.put_end(context, object, replica_type, fx)).collect()
     }
 
     /// Revokes the put or upsert of an object and frees its space. After an upsert, a previously readable version stays.
@@ -71,12 +69,12 @@ impl MasterCore {
     /// As [`Self::put_end`], and `INVALID_WRITE` if the put has ended already.
     pub fn put_revoke(
         &self,
-        client: Uuid,
-        tenant: &str,
+        context: CallContext<'_>,
         key: &str,
         replica_type: ReplicaType,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
+        let CallContext { client, tenant, .. } = context;
         let key_location = self.objects.locate_reader_key(tenant, key)?;
         let mut shard = self.objects.lock(key_location.shard);
         let index = shard.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
@@ -102,13 +100,12 @@ impl MasterCore {
     /// [`Self::put_revoke`] for several objects, in the keys' order.
     pub fn batch_put_revoke<K: AsRef<str>>(
         &self,
-        client: Uuid,
-        tenant: &str,
+        context: CallContext<'_>,
         keys: &[K],
         replica_type: ReplicaType,
         fx: &mut dyn StateChangeSink,
     ) -> Vec<Result<(), ErrorCode>> {
-        keys.iter().map(|key| self.put_revoke(client, tenant, key.as_ref(), replica_type, fx)).collect()
+        keys.iter().map(|key| self.put_revoke(context, key.as_ref(), replica_type, fx)).collect()
     }
 }
 

@@ -1,17 +1,21 @@
 //! Requests to write objects, alone or in a batch.
 
-use mooncake_wire::types::{ReplicateConfig, SoftPin, Uuid};
+use mooncake_wire::types::{ReplicateConfig, SoftPin};
 
+use crate::group::GroupId;
+use crate::indices::TenantIndex;
+use crate::locked_shard::NewObject;
+use crate::object::{EvictionQueue, MemoryReplica};
 use crate::object_table::ObjectTable;
 use crate::placement::PlacementRequest;
+use crate::requests::CallContext;
 
 /// Maximum number of replicas of one object.
 const MAX_REPLICAS: u64 = 64;
 
-/// Request to write one object.
-pub(crate) struct PutRequest<'a> {
-    pub(crate) client: Uuid,
-    pub(crate) tenant: &'a str,
+/// A put or an upsert of one object, with its placement.
+pub(crate) struct PreparedPut<'a> {
+    pub(crate) context: CallContext<'a>,
     pub(crate) key: &'a str,
     pub(crate) size: u64,
     pub(crate) placement: PlacementRequest<'a>,
@@ -21,10 +25,32 @@ pub(crate) struct PutRequest<'a> {
     pub(crate) upsert: bool,
 }
 
+impl<'a> PreparedPut<'a> {
+    /// The object to be added, whose space is allocated already.
+    pub(crate) fn new_object(
+        &'a self,
+        replicas: &'a [MemoryReplica],
+        soft_pin_until_ms: Option<u64>,
+        group: Option<(GroupId, &'a str)>,
+    ) -> NewObject<'a> {
+        NewObject {
+            key: self.key,
+            client: self.context.client,
+            size: self.size,
+            stamp: self.context.now_ms,
+            replicas,
+            queue: EvictionQueue::Writing,
+            hard_pin: self.hard_pin,
+            soft_pin_until_ms,
+            checksum: None,
+            group,
+        }
+    }
+}
+
 /// Parameters shared by all objects of a batch.
 pub(crate) struct PutBatch<'a> {
-    client: Uuid,
-    tenant: &'a str,
+    context: CallContext<'a>,
     preferred: Vec<&'a str>,
     host: &'a str,
     replicas: u64,
@@ -38,16 +64,14 @@ pub(crate) struct PutBatch<'a> {
 
 impl<'a> PutBatch<'a> {
     pub(crate) fn new<S: AsRef<str>>(
-        client: Uuid,
-        tenant: &'a str,
+        context: CallContext<'a>,
         config: &'a ReplicateConfig<S>,
         upsert: bool,
     ) -> Self {
         let single = Some(config.preferred_segment.as_ref()).filter(|name| !name.is_empty());
         let preferred = config.preferred_segments.iter().map(AsRef::as_ref).chain(single).collect();
         Self {
-            client,
-            tenant,
+            context,
             preferred,
             host: config.host_id.as_ref(),
             replicas: config.replica_num,
@@ -59,19 +83,19 @@ impl<'a> PutBatch<'a> {
         }
     }
 
-    pub(crate) fn request(
+    /// `position` is that of the key in the batch.
+    pub(crate) fn prepare(
         &'a self,
         objects: &ObjectTable,
-        now_ms: u64,
-        index: usize,
+        position: usize,
         key: &'a str,
         size: u64,
-    ) -> PutRequest<'a> {
-        let entropy = self.batch_entropy.unwrap_or_else(|| objects.hash(0, key)) ^ now_ms.rotate_left(32);
-        let group = self.groups.as_ref().and_then(|groups| groups.get(index).copied());
-        PutRequest {
-            client: self.client,
-            tenant: self.tenant,
+    ) -> PreparedPut<'a> {
+        let seed = self.batch_entropy.unwrap_or_else(|| objects.hash(TenantIndex::DEFAULT, key));
+        let entropy = seed ^ self.context.now_ms.rotate_left(32);
+        let group = self.groups.as_ref().and_then(|groups| groups.get(position).copied());
+        PreparedPut {
+            context: self.context,
             key,
             size,
             placement: PlacementRequest {

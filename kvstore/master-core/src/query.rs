@@ -7,6 +7,7 @@ use mooncake_wire::admin::{SegmentDetail, SegmentsDetail, TenantQuota};
 use mooncake_wire::types::{SegmentStatus, Uuid};
 
 use crate::change::{StateChange, StateChangeSink};
+use crate::indices::PrefixIndex;
 use crate::locked_shard::ObjectCursor;
 use crate::master::MasterCore;
 use crate::statistics::MasterStatistics;
@@ -66,7 +67,7 @@ impl MasterCore {
     pub fn space_usage(&self) -> SpaceUsage {
         let segments = self.objects.segments.load();
         let used = segments.iter().fold(0_u64, |sum, (_, segment)| sum.saturating_add(segment.requested()));
-        let capacity = segments.usage().1;
+        let capacity = segments.usage().capacity;
         let largest = |segment: &crate::segment::SegmentEntry| {
             segment.with_allocator(|allocator| allocator.largest_free())
         };
@@ -172,14 +173,14 @@ impl MasterCore {
         for shard in &self.objects.shards {
             let shard = shard.lock();
             counts.read_bytes = counts.read_bytes.saturating_add(shard.read_bytes);
-            counts.disk_reads = counts.disk_reads.saturating_add(shard.disk_reads.0);
-            counts.disk_read_bytes = counts.disk_read_bytes.saturating_add(shard.disk_reads.1);
+            counts.disk_reads = counts.disk_reads.saturating_add(shard.disk_reads.reads);
+            counts.disk_read_bytes = counts.disk_read_bytes.saturating_add(shard.disk_reads.bytes);
         }
         counts
     }
 
     pub fn prefix_statistics(&self) -> Vec<PrefixStatistics> {
-        let mut sums = vec![PrefixStatistics::default(); usize::from(u8::MAX) + 1];
+        let mut sums = vec![PrefixStatistics::default(); PrefixIndex::all().count()];
         for shard in &self.objects.shards {
             for (sum, tally) in sums.iter_mut().zip(&shard.lock().prefix_tallies) {
                 sum.keys += tally.keys;
@@ -187,7 +188,7 @@ impl MasterCore {
                 sum.hits += tally.hits;
             }
         }
-        for (index, sum) in (0..=u8::MAX).zip(&mut sums) {
+        for (index, sum) in PrefixIndex::all().zip(&mut sums) {
             sum.prefix = self.objects.prefixes.name(index).map(|name| (*name).into());
         }
         sums.retain(|sum| sum.keys > 0 || sum.hits > 0);

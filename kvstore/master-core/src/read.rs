@@ -7,11 +7,11 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::types::ReplicaList;
 use regex::Regex;
 
+use crate::indices::{EntryIndex, SlabIndex, TenantIndex};
 use crate::locked_shard::LockedShard;
 use crate::master::MasterCore;
 use crate::object_table::KeyLocation;
 use crate::segment::ReplicaDescriptors;
-use crate::slab::NIL;
 
 /// Number of keys of a batch that are looked up under one lock.
 const KEYS_PER_LOCK: usize = 64;
@@ -25,7 +25,7 @@ struct BatchedKey {
 
 impl LockedShard<'_> {
     /// Index of the entry of a readable object.
-    fn readable(&self, key_location: KeyLocation, key: &str) -> Result<u32, ErrorCode> {
+    fn readable(&self, key_location: KeyLocation, key: &str) -> Result<EntryIndex, ErrorCode> {
         let index = self.lookup(key_location, key).ok_or(ErrorCode::OBJECT_NOT_FOUND)?;
         let entry = &self.entries[index];
         if !entry.is_complete() {
@@ -34,14 +34,14 @@ impl LockedShard<'_> {
         if self.is_readable(entry) { Ok(index) } else { Err(ErrorCode::OBJECT_NOT_FOUND) }
     }
 
-    fn lease_replicas(&mut self, index: u32, now_ms: u64) -> ReplicaList<Arc<str>> {
+    fn lease_replicas(&mut self, index: EntryIndex, now_ms: u64) -> ReplicaList<Arc<str>> {
         self.lease(index, now_ms);
         let (size, object_checksum) = (self.entries[index].size, self.entries[index].checksum());
         if self.entries[index].replicas().any(|replica| self.can_be_read(replica)) {
             self.read_bytes = self.read_bytes.saturating_add(size);
         } else {
-            let (reads, bytes) = self.disk_reads;
-            self.disk_reads = (reads + 1, bytes.saturating_add(size));
+            self.disk_reads.reads += 1;
+            self.disk_reads.bytes = self.disk_reads.bytes.saturating_add(size);
         }
         ReplicaList {
             replicas: self.readable_replicas(index),
@@ -66,11 +66,11 @@ impl MasterCore {
         found.clear();
         found.resize(keys.len(), false);
         self.for_each_shard(tenant, keys, |shard, batch| {
-            let mut indices = [NIL; KEYS_PER_LOCK];
+            let mut indices = [EntryIndex::NONE; KEYS_PER_LOCK];
             let indices = &mut indices[..batch.len().min(KEYS_PER_LOCK)];
             shard.lookup_batch(batch, keys, indices);
             for (index, key) in indices.iter().zip(batch) {
-                if *index != NIL && shard.is_readable(&shard.entries[*index]) {
+                if *index != EntryIndex::NONE && shard.is_readable(&shard.entries[*index]) {
                     shard.lease(*index, now_ms);
                     found[key.index] = true;
                 }
@@ -96,21 +96,21 @@ impl MasterCore {
     }
 
     /// Counting sort of keys by shard; stable within a shard.
-    fn sorted<S: AsRef<str>>(&self, tenant: u16, keys: &[S]) -> Vec<BatchedKey> {
+    fn sorted<S: AsRef<str>>(&self, tenant: TenantIndex, keys: &[S]) -> Vec<BatchedKey> {
         let mut ends = vec![0_usize; self.objects.shards.len()];
         let locate = |(index, key): (usize, &S)| BatchedKey {
             location: self.objects.locate_key(tenant, key.as_ref()),
             index,
         };
         let unsorted: Vec<BatchedKey> = keys.iter().enumerate().map(locate).collect();
-        unsorted.iter().for_each(|key| ends[key.location.shard] += 1);
+        unsorted.iter().for_each(|key| ends[key.location.shard.get()] += 1);
         let mut sum = 0;
         for end in &mut ends {
             sum += std::mem::replace(end, sum);
         }
         let mut sorted = unsorted.clone();
         for key in unsorted {
-            let position = &mut ends[key.location.shard];
+            let position = &mut ends[key.location.shard.get()];
             sorted[*position] = key;
             *position += 1;
         }
@@ -141,7 +141,11 @@ impl MasterCore {
     ) -> Vec<Result<ReplicaList<Arc<str>>, ErrorCode>> {
         let mut found: Vec<_> = keys.iter().map(|_| Err(ErrorCode::OBJECT_NOT_FOUND)).collect();
         self.for_each_shard(tenant, keys, |shard, batch| {
-            shard.lookup_batch(batch, keys, &mut [NIL; KEYS_PER_LOCK][..batch.len().min(KEYS_PER_LOCK)]);
+            shard.lookup_batch(
+                batch,
+                keys,
+                &mut [EntryIndex::NONE; KEYS_PER_LOCK][..batch.len().min(KEYS_PER_LOCK)],
+            );
             for key in batch {
                 let index = shard.readable(key.location, keys[key.index].as_ref());
                 found[key.index] = index.map(|index| shard.lease_replicas(index, now_ms));
@@ -173,9 +177,9 @@ impl MasterCore {
         let expression = Regex::new(expression).map_err(|_| ErrorCode::INVALID_PARAMS)?;
         let mut found = Vec::new();
         let Some(tenant) = self.objects.tenants.index_of(tenant) else { return Ok(found) };
-        for shard in 0..self.objects.shards.len() {
+        for shard in self.objects.shard_indices() {
             let mut shard = self.objects.lock(shard);
-            let matching: Vec<u32> = shard.entries_matching(tenant, &expression).collect();
+            let matching: Vec<EntryIndex> = shard.entries_matching(tenant, &expression).collect();
             for index in matching {
                 if shard.is_readable(&shard.entries[index]) {
                     shard.lease(index, now_ms);
@@ -194,7 +198,11 @@ impl MasterCore {
     ) -> Vec<Result<ReplicaDescriptors, ErrorCode>> {
         let mut found: Vec<_> = keys.iter().map(|_| Err(ErrorCode::OBJECT_NOT_FOUND)).collect();
         self.for_each_shard(tenant, keys, |shard, batch| {
-            shard.lookup_batch(batch, keys, &mut [NIL; KEYS_PER_LOCK][..batch.len().min(KEYS_PER_LOCK)]);
+            shard.lookup_batch(
+                batch,
+                keys,
+                &mut [EntryIndex::NONE; KEYS_PER_LOCK][..batch.len().min(KEYS_PER_LOCK)],
+            );
             for key in batch {
                 let index = shard.readable(key.location, keys[key.index].as_ref());
                 found[key.index] = index.map(|index| shard.readable_replicas(index));
@@ -207,15 +215,15 @@ impl MasterCore {
 impl LockedShard<'_> {
     /// Looks up many keys. To overlap cache misses, each kind of load is issued for all keys before the next kind, which depends
     /// on it: slots, entries, keys, and the neighbours in the queue.
-    fn lookup_batch<S: AsRef<str>>(&self, batch: &[BatchedKey], keys: &[S], indices: &mut [u32]) {
-        let prefetch_all = |indices: &[u32], touch: &dyn Fn(u32) -> u32| {
-            let present = indices.iter().filter(|index| **index != NIL);
+    fn lookup_batch<S: AsRef<str>>(&self, batch: &[BatchedKey], keys: &[S], indices: &mut [EntryIndex]) {
+        let prefetch_all = |indices: &[EntryIndex], touch: &dyn Fn(EntryIndex) -> u32| {
+            let present = indices.iter().filter(|index| **index != EntryIndex::NONE);
             black_box(present.fold(0, |sum: u32, index| sum.wrapping_add(touch(*index))));
         };
         for (index, key) in indices.iter_mut().zip(batch) {
             *index = self.candidate(key.location.tag);
         }
-        prefetch_all(indices, &|index| self.entries[index].previous);
+        prefetch_all(indices, &|index| self.entries[index].previous.slot());
         prefetch_all(indices, &|index| self.entries[index].key.bytes().next().map_or(0, u32::from));
         for (index, key) in indices.iter_mut().zip(batch) {
             *index = self.verify_candidate(*index, key.location, keys[key.index].as_ref());
@@ -224,24 +232,24 @@ impl LockedShard<'_> {
     }
 
     /// Returns the candidate's index if its key matches, otherwise the result of a full lookup.
-    fn verify_candidate(&self, index: u32, key_location: KeyLocation, key: &str) -> u32 {
-        if index == NIL {
-            return NIL;
+    fn verify_candidate(&self, index: EntryIndex, key_location: KeyLocation, key: &str) -> EntryIndex {
+        if index == EntryIndex::NONE {
+            return EntryIndex::NONE;
         }
         let entry = &self.entries[index];
         if *entry.key == *key && entry.tenant == key_location.tenant {
             return index;
         }
-        self.lookup(key_location, key).unwrap_or(NIL)
+        self.lookup(key_location, key).unwrap_or(EntryIndex::NONE)
     }
 
     /// Indices of a tenant's entries whose keys match a regular expression.
     pub(crate) fn entries_matching<'a>(
         &'a self,
-        tenant: u16,
+        tenant: TenantIndex,
         expression: &'a Regex,
-    ) -> impl Iterator<Item = u32> + 'a {
-        let (indices, _) = self.occupied(0, NIL);
+    ) -> impl Iterator<Item = EntryIndex> + 'a {
+        let indices = self.all_occupied();
         indices.filter(move |index| {
             let entry = &self.entries[*index];
             entry.tenant == tenant && expression.is_match(&entry.key)

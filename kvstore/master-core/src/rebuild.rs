@@ -8,17 +8,19 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::types::Uuid;
 
 use crate::change::{ObjectState, RemoveCause, ReplicaLocation, StateChangeSink, StoreCause};
+use crate::indices::{EntryIndex, SegmentIndex, TenantIndex};
 use crate::inventory::{InventoryRecord, RebuildWindow, RestoreOutcome, RestoredObject};
 use crate::locked_shard::{LockedShard, NewObject, ObjectCursor};
 use crate::master::MasterCore;
 use crate::object::{EvictionQueue, MemoryReplica};
 use crate::object_table::KeyLocation;
+use crate::requests::ClientSegment;
 
 impl MasterCore {
     /// Accepts inventories until `until_ms`. Must be called before requests are served, on a state that lacks the log's contents.
     /// Mounted segments accept no new objects at first, since they may contain unknown objects.
     pub fn open_rebuild(&self, now_ms: u64, until_ms: u64) {
-        for shard in 0..self.objects.shards.len() {
+        for shard in self.objects.shard_indices() {
             self.objects.lock(shard).rebuild = Some(Box::default());
         }
         *self.rebuild.lock() = RebuildWindow::new(until_ms);
@@ -31,7 +33,7 @@ impl MasterCore {
     pub fn close_rebuild(&self) -> bool {
         let was_open = std::mem::take(&mut *self.rebuild.lock()).is_open();
         if was_open {
-            (0..self.objects.shards.len()).for_each(|shard| self.objects.lock(shard).rebuild = None);
+            self.objects.shard_indices().for_each(|shard| self.objects.lock(shard).rebuild = None);
             for (_, mounted) in self.objects.segments.load().iter() {
                 mounted.end_inventory();
             }
@@ -80,27 +82,27 @@ impl MasterCore {
     pub fn restore_inventory(
         &self,
         now_ms: u64,
-        segment: Uuid,
-        client: Uuid,
+        segment: ClientSegment,
         records: &[InventoryRecord<'_>],
         fx: &mut dyn StateChangeSink,
     ) -> Result<Vec<RestoreOutcome>, ErrorCode> {
         // The registry lock prevents unmounting in the meantime.
         let mut registry = self.registry.lock();
         let mounted =
-            self.objects.segments.load().own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+            self.objects.segments.load().own_segment(segment)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         if mounted.inventory_until_ms().is_none_or(|until| until <= now_ms) {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         mounted.await_inventory(now_ms);
-        if let Some(known) = registry.clients.get_mut(&client) {
+        if let Some(known) = registry.clients.get_mut(&segment.client) {
             known.last_seen_ms = known.last_seen_ms.max(now_ms);
         }
         let segment_index =
-            self.objects.segments.load().index_of(segment).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
-        let source = InventorySource { client, segment_index, size: mounted.descriptor.size };
+            self.objects.segments.load().index_of(segment.segment).ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+        let source =
+            InventorySource { now_ms, client: segment.client, segment_index, size: mounted.descriptor.size };
         let outcomes: Vec<RestoreOutcome> =
-            records.iter().map(|record| self.restore_object(now_ms, &source, record, fx)).collect();
+            records.iter().map(|record| self.restore_object(&source, record, fx)).collect();
         outcomes.iter().for_each(|outcome| self.restores.add(*outcome));
         Ok(outcomes)
     }
@@ -109,10 +111,10 @@ impl MasterCore {
     ///
     /// # Errors
     /// As [`Self::restore_inventory`].
-    pub fn finish_inventory(&self, segment: Uuid, client: Uuid) -> Result<(), ErrorCode> {
+    pub fn finish_inventory(&self, segment: ClientSegment) -> Result<(), ErrorCode> {
         let _registry = self.registry.lock();
         let mounted =
-            self.objects.segments.load().own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+            self.objects.segments.load().own_segment(segment)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         mounted.end_inventory();
         Ok(())
     }
@@ -121,9 +123,9 @@ impl MasterCore {
     ///
     /// # Errors
     /// `SEGMENT_NOT_FOUND`, `ILLEGAL_CLIENT` if another client owns the segment, `INVALID_PARAMS` while its inventory is pending.
-    pub fn check_inventory_complete(&self, segment: Uuid, client: Uuid) -> Result<(), ErrorCode> {
+    pub fn check_inventory_complete(&self, segment: ClientSegment) -> Result<(), ErrorCode> {
         let mounted =
-            self.objects.segments.load().own_segment(segment, client)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
+            self.objects.segments.load().own_segment(segment)?.ok_or(ErrorCode::SEGMENT_NOT_FOUND)?;
         if mounted.inventory_until_ms().is_some() { Err(ErrorCode::INVALID_PARAMS) } else { Ok(()) }
     }
 
@@ -155,7 +157,6 @@ impl MasterCore {
 
     fn restore_object(
         &self,
-        now_ms: u64,
         source: &InventorySource,
         record: &InventoryRecord<'_>,
         fx: &mut dyn StateChangeSink,
@@ -166,26 +167,26 @@ impl MasterCore {
         }
         let tenant = match self.objects.tenants.enabled() {
             true => self.objects.tenants.register(record.tenant),
-            false => Ok(0),
+            false => Ok(TenantIndex::DEFAULT),
         };
         let Ok(tenant) = tenant else { return RestoreOutcome::TenantRefused };
         let key_location = self.objects.locate_key(tenant, record.key);
         let mut shard = self.objects.lock(key_location.shard);
-        shard.restore_object(now_ms, key_location, source, record, fx)
+        shard.restore_object(key_location, source, record, fx)
     }
 }
 
-/// The segment whose inventory is being restored.
+/// The segment whose inventory is being restored, and when.
 struct InventorySource {
+    now_ms: u64,
     client: Uuid,
-    segment_index: u16,
+    segment_index: SegmentIndex,
     size: u64,
 }
 
 impl LockedShard<'_> {
     fn restore_object(
         &mut self,
-        now_ms: u64,
         key_location: KeyLocation,
         source: &InventorySource,
         record: &InventoryRecord<'_>,
@@ -221,7 +222,7 @@ impl LockedShard<'_> {
         if let Some(index) = replaced {
             // A reader may have a lease on the older version.
             let until = self.entries[index].stamp;
-            match self.entries[index].is_leased(now_ms) {
+            match self.entries[index].is_leased(source.now_ms) {
                 true => self.remove_and_quarantine(index, until, RemoveCause::Replaced, fx),
                 false => _ = self.remove_and_free(index, RemoveCause::Replaced, fx),
             }
@@ -233,7 +234,7 @@ impl LockedShard<'_> {
             key: record.key,
             client: source.client,
             size: record.size,
-            stamp: now_ms,
+            stamp: source.now_ms,
             replicas: &[replica],
             queue: if record.hard_pin { EvictionQueue::Unlisted } else { EvictionQueue::Unread },
             hard_pin: record.hard_pin,
@@ -252,7 +253,7 @@ impl LockedShard<'_> {
     /// Adds a replica to an object that another node has restored with the same bytes.
     fn merge_replica(
         &mut self,
-        index: u32,
+        index: EntryIndex,
         source: &InventorySource,
         record: &InventoryRecord<'_>,
         fx: &mut dyn StateChangeSink,

@@ -4,16 +4,16 @@ use std::borrow::Cow;
 
 use crate::change::{RemoveCause, StateChange, StateChangeSink};
 use crate::group::GroupMember;
+use crate::indices::{EntryIndex, GroupIndex};
 use crate::locked_shard::{LockedShard, storage_tiers};
 use crate::object::ObjectEntry;
 use crate::object_table::KeyLocation;
-use crate::slab::NIL;
 
 impl LockedShard<'_> {
     /// Removes an object, emits its removal and frees its space. Returns the bytes of all replicas.
     pub(crate) fn remove_and_free(
         &mut self,
-        index: u32,
+        index: EntryIndex,
         cause: RemoveCause,
         fx: &mut dyn StateChangeSink,
     ) -> u64 {
@@ -26,7 +26,7 @@ impl LockedShard<'_> {
     /// Removes an object, emits its removal and quarantines its space until a time.
     pub(crate) fn remove_and_quarantine(
         &mut self,
-        index: u32,
+        index: EntryIndex,
         until_ms: u64,
         cause: RemoveCause,
         fx: &mut dyn StateChangeSink,
@@ -40,7 +40,7 @@ impl LockedShard<'_> {
 
     pub(crate) fn remove_entry(
         &mut self,
-        index: u32,
+        index: EntryIndex,
         cause: RemoveCause,
         fx: &mut dyn StateChangeSink,
     ) -> ObjectEntry {
@@ -55,8 +55,8 @@ impl LockedShard<'_> {
             tiers: storage_tiers(entry),
             cause,
         });
-        if entry.group != NIL {
-            self.objects.groups.leave(entry.group, GroupMember { shard: self.shard_index as u32, index });
+        if entry.group != GroupIndex::NONE {
+            self.objects.groups.leave(entry.group, GroupMember { shard: self.shard_index, index });
         }
         if entry.transfer().is_some() || entry.work().is_some() {
             for location in self.locations(entry.replicas().copied().filter(|replica| !replica.ready)) {
@@ -105,7 +105,7 @@ impl LockedShard<'_> {
     }
 
     /// Records that an object is overwritten in place.
-    pub(crate) fn record_rewritten(&mut self, index: u32) {
+    pub(crate) fn record_rewritten(&mut self, index: EntryIndex) {
         if self.rebuild.is_none() {
             return;
         }

@@ -1,21 +1,21 @@
 //! Removing objects and replicas.
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::types::Uuid;
 use regex::Regex;
 
 use crate::change::{RemoveCause, StateChangeSink, StoreCause};
+use crate::indices::{EntryIndex, GroupIndex};
 use crate::locked_shard::LockedShard;
 use crate::master::MasterCore;
 use crate::object::MemoryReplica;
-use crate::slab::NIL;
+use crate::requests::{CallContext, RemoveContext};
 
 /// Number of entries scanned under one lock by bulk removals.
 const ENTRIES_PER_LOCK: u32 = 1024;
 
 impl LockedShard<'_> {
     /// Checks that an object may be removed: not while it is leased (unless `force`), written or copied.
-    fn check_removable(&self, index: u32, now_ms: u64, force: bool) -> Result<(), ErrorCode> {
+    fn check_removable(&self, index: EntryIndex, now_ms: u64, force: bool) -> Result<(), ErrorCode> {
         let entry = &self.entries[index];
         // An object with only unreachable replicas has no readers.
         if !force && entry.is_leased(now_ms) && self.is_readable(entry) {
@@ -33,19 +33,18 @@ impl LockedShard<'_> {
 }
 
 impl MasterCore {
-    /// Removes an object; with `force`, also while it is leased.
+    /// Removes an object.
     ///
     /// # Errors
     /// `OBJECT_NOT_FOUND`, `OBJECT_HAS_LEASE`, `REPLICA_IS_NOT_READY` while it or a copy of it is being written,
     /// `OBJECT_HAS_REPLICATION_TASK` while a transfer without new replicas is active.
     pub fn remove(
         &self,
-        now_ms: u64,
-        tenant: &str,
+        context: RemoveContext<'_>,
         key: &str,
-        force: bool,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
+        let RemoveContext { now_ms, tenant, force } = context;
         let key_location = self.objects.locate_reader_key(tenant, key)?;
         if !force && self.group_is_leased(now_ms, tenant, key) {
             return Err(ErrorCode::OBJECT_HAS_LEASE);
@@ -65,14 +64,15 @@ impl MasterCore {
         let Ok(key_location) = self.objects.locate_reader_key(tenant, key) else { return false };
         let (group, members) = {
             let shard = self.objects.lock(key_location.shard);
-            let group = shard.lookup(key_location, key).map_or(NIL, |index| shard.entries[index].group);
-            if group == NIL {
+            let group =
+                shard.lookup(key_location, key).map_or(GroupIndex::NONE, |index| shard.entries[index].group);
+            if group == GroupIndex::NONE {
                 return false;
             }
             (group, self.objects.groups.members(group))
         };
         members.iter().any(|member| {
-            let shard = self.objects.lock(member.shard as usize);
+            let shard = self.objects.lock(member.shard);
             shard.is_member(*member, group) && shard.entries[member.index].is_leased(now_ms)
         })
     }
@@ -80,13 +80,11 @@ impl MasterCore {
     /// [`Self::remove`] for several objects, in the keys' order.
     pub fn batch_remove<S: AsRef<str>>(
         &self,
-        now_ms: u64,
-        tenant: &str,
+        context: RemoveContext<'_>,
         keys: &[S],
-        force: bool,
         fx: &mut dyn StateChangeSink,
     ) -> Vec<Result<(), ErrorCode>> {
-        keys.iter().map(|key| self.remove(now_ms, tenant, key.as_ref(), force, fx)).collect()
+        keys.iter().map(|key| self.remove(context, key.as_ref(), fx)).collect()
     }
 
     /// Removes the objects whose keys match a regular expression and returns their number. Leased or busy objects are skipped.
@@ -95,12 +93,11 @@ impl MasterCore {
     /// `INVALID_PARAMS` for an invalid regular expression.
     pub fn remove_by_regex(
         &self,
-        now_ms: u64,
-        tenant: &str,
+        context: RemoveContext<'_>,
         expression: &str,
-        force: bool,
         fx: &mut dyn StateChangeSink,
     ) -> Result<i64, ErrorCode> {
+        let RemoveContext { now_ms, tenant, force } = context;
         let expression = Regex::new(expression).map_err(|_| ErrorCode::INVALID_PARAMS)?;
         let Some(tenant) = self.objects.tenants.index_of(tenant) else { return Ok(0) };
         Ok(self.remove_where(
@@ -134,18 +131,18 @@ impl MasterCore {
         &self,
         now_ms: u64,
         force: bool,
-        matches: impl Fn(&LockedShard<'_>, u32) -> bool,
+        matches: impl Fn(&LockedShard<'_>, EntryIndex) -> bool,
         fx: &mut dyn StateChangeSink,
     ) -> i64 {
         // Objects in inventories not received yet may match too, so restoring must stop here.
         self.close_rebuild();
         let mut count = 0;
-        for shard in 0..self.objects.shards.len() {
+        for shard in self.objects.shard_indices() {
             let mut from = Some(0);
             while let Some(start) = from {
                 let mut shard = self.objects.lock(shard);
                 let (indices, next) = shard.occupied(start, ENTRIES_PER_LOCK);
-                let indices: Vec<u32> = indices.collect();
+                let indices: Vec<EntryIndex> = indices.collect();
                 from = next;
                 for index in indices {
                     if matches(&shard, index) && shard.check_removable(index, now_ms, force).is_ok() {
@@ -162,28 +159,24 @@ impl MasterCore {
     /// not those that are leased, being written or copied, or that another client wrote.
     pub fn replica_clear<S: AsRef<str>>(
         &self,
-        now_ms: u64,
-        tenant: &str,
+        context: CallContext<'_>,
         keys: &[S],
-        client: Uuid,
         segment: &str,
         fx: &mut dyn StateChangeSink,
     ) -> Vec<String> {
-        let is_cleared =
-            |key: &&S| self.clear_replicas(now_ms, tenant, key.as_ref(), client, segment, fx).is_some();
+        let is_cleared = |key: &&S| self.clear_replicas(context, key.as_ref(), segment, fx).is_some();
         let mut is_cleared = is_cleared;
         keys.iter().filter(|key| is_cleared(key)).map(|key| key.as_ref().to_owned()).collect()
     }
 
     fn clear_replicas(
         &self,
-        now_ms: u64,
-        tenant: &str,
+        context: CallContext<'_>,
         key: &str,
-        client: Uuid,
         segment: &str,
         fx: &mut dyn StateChangeSink,
     ) -> Option<()> {
+        let CallContext { now_ms, client, tenant } = context;
         let key_location = self.objects.locate_reader_key(tenant, key).ok()?;
         let mut shard = self.objects.lock(key_location.shard);
         let index = shard.lookup(key_location, key)?;
@@ -220,7 +213,7 @@ impl MasterCore {
 }
 
 impl LockedShard<'_> {
-    fn key_matches(&self, index: u32, expression: &Regex) -> bool {
+    fn key_matches(&self, index: EntryIndex, expression: &Regex) -> bool {
         expression.is_match(&self.entries[index].key)
     }
 }

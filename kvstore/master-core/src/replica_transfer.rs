@@ -7,6 +7,7 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::types::Uuid;
 
 use crate::change::{StateChange, StateChangeSink, StoreCause, TransferState};
+use crate::indices::EntryIndex;
 use crate::locked_shard::LockedShard;
 use crate::object::{MemoryReplica, ReplicaTransfer};
 use crate::object_table::ObjectTable;
@@ -56,7 +57,7 @@ impl LockedShard<'_> {
     /// The source replica of a transfer.
     pub(crate) fn source(
         &self,
-        index: u32,
+        index: EntryIndex,
         segment: &str,
         is_move: bool,
     ) -> Result<MemoryReplica, ErrorCode> {
@@ -81,7 +82,7 @@ impl LockedShard<'_> {
     /// Allocates space on each of the named segments without a replica: all or nothing.
     pub(crate) fn allocate_targets(
         &self,
-        index: u32,
+        index: EntryIndex,
         names: &[&str],
     ) -> Result<Vec<MemoryReplica>, ErrorCode> {
         let entry = &self.entries[index];
@@ -119,7 +120,7 @@ impl LockedShard<'_> {
     }
 
     /// Makes the new replicas readable, and removes the source of a move.
-    pub(crate) fn finish_transfer(&mut self, index: u32, now_ms: u64, fx: &mut dyn StateChangeSink) {
+    pub(crate) fn finish_transfer(&mut self, index: EntryIndex, now_ms: u64, fx: &mut dyn StateChangeSink) {
         let Some(transfer) = self.clear_transfer(index) else { return };
         let entry = &mut self.entries[index];
         let mut replicas: Vec<MemoryReplica> = entry.replicas().copied().collect();
@@ -148,7 +149,7 @@ impl LockedShard<'_> {
     }
 
     /// Abandons a copy or move, if there is one, and frees its space.
-    pub(crate) fn end_transfer(&mut self, index: u32, now_ms: u64, fx: &mut dyn StateChangeSink) {
+    pub(crate) fn end_transfer(&mut self, index: EntryIndex, now_ms: u64, fx: &mut dyn StateChangeSink) {
         if self.clear_transfer(index).is_none() {
             return;
         }
@@ -166,19 +167,24 @@ impl LockedShard<'_> {
         self.requeue(index, now_ms);
     }
 
-    fn clear_transfer(&mut self, index: u32) -> Option<ReplicaTransfer> {
+    fn clear_transfer(&mut self, index: EntryIndex) -> Option<ReplicaTransfer> {
         let transfer = self.entries[index].extra.as_mut()?.transfer.take()?;
         self.transfers.retain(|other| *other != index);
         Some(transfer)
     }
 
-    fn requeue(&mut self, index: u32, now_ms: u64) {
+    fn requeue(&mut self, index: EntryIndex, now_ms: u64) {
         let queue = self.entries[index].target_queue(now_ms);
         self.enqueue(index, queue);
     }
 
     /// Attaches a transfer to an object, with the replicas that are being written.
-    pub(crate) fn set_transfer(&mut self, index: u32, transfer: ReplicaTransfer, new: &[MemoryReplica]) {
+    pub(crate) fn set_transfer(
+        &mut self,
+        index: EntryIndex,
+        transfer: ReplicaTransfer,
+        new: &[MemoryReplica],
+    ) {
         let since_ms = transfer.since_ms;
         let entry = &mut self.entries[index];
         let (tenant, size) = (entry.tenant, entry.size);
@@ -192,7 +198,7 @@ impl LockedShard<'_> {
     }
 
     /// Emits an object's transfer, if it has one, and the quarantined ranges of its targets.
-    pub(crate) fn emit_transfer(&self, index: u32, fx: &mut dyn StateChangeSink) {
+    pub(crate) fn emit_transfer(&self, index: EntryIndex, fx: &mut dyn StateChangeSink) {
         let entry = &self.entries[index];
         let Some(transfer) = entry.transfer() else { return };
         let ReplicaTransfer { client, source, is_move, since_ms, lease } = transfer.clone();
@@ -214,13 +220,13 @@ impl LockedShard<'_> {
     }
 
     /// Emits the end of an object's transfer.
-    pub(crate) fn emit_transfer_ended(&self, index: u32, fx: &mut dyn StateChangeSink) {
+    pub(crate) fn emit_transfer_ended(&self, index: EntryIndex, fx: &mut dyn StateChangeSink) {
         self.with_name(index, |tenant, key| {
             fx.record(StateChange::TransferEnded { tenant: Cow::Borrowed(tenant), key: Cow::Borrowed(key) });
         });
     }
 
-    fn with_name(&self, index: u32, emit: impl FnOnce(&str, &str)) {
+    fn with_name(&self, index: EntryIndex, emit: impl FnOnce(&str, &str)) {
         let entry = &self.entries[index];
         let tenant = self.objects.tenants.get(entry.tenant);
         emit(tenant.as_ref().map_or("", |entry| &*entry.name), &entry.key);

@@ -12,8 +12,10 @@ use parking_lot::Mutex;
 
 use crate::allocator::{AllocatedRange, SegmentAllocator};
 use crate::change::{StateChange, StateChangeSink};
+use crate::indices::SegmentIndex;
 use crate::inventory::INVENTORY_TIMEOUT_MS;
 use crate::object::MemoryReplica;
+use crate::requests::ClientSegment;
 
 /// A replica descriptor as returned to clients.
 pub type SharedReplicaDescriptor = WireReplica<Arc<str>>;
@@ -194,23 +196,31 @@ impl SegmentEntry {
     }
 }
 
+/// Space of all segments, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AllocatedSpace {
+    /// Allocated bytes, after rounding up.
+    pub(crate) used: u64,
+    pub(crate) capacity: u64,
+}
+
 /// All mounted segments. The table is immutable: a change creates a new one.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SegmentTable {
     slots: Vec<Option<Arc<SegmentEntry>>>,
-    mounted: Vec<u16>,
-    by_id: HashMap<Uuid, u16>,
-    by_name: HashMap<Arc<str>, Vec<u16>>,
+    mounted: Vec<SegmentIndex>,
+    by_id: HashMap<Uuid, SegmentIndex>,
+    by_name: HashMap<Arc<str>, Vec<SegmentIndex>>,
     /// Time of the most recent mount.
     pub(crate) newest_mount_ms: u64,
 }
 
 impl SegmentTable {
-    pub(crate) fn get(&self, index: u16) -> Option<&Arc<SegmentEntry>> {
-        self.slots.get(usize::from(index))?.as_ref()
+    pub(crate) fn get(&self, index: SegmentIndex) -> Option<&Arc<SegmentEntry>> {
+        self.slots.get(index.get())?.as_ref()
     }
 
-    pub(crate) fn index_of(&self, id: Uuid) -> Option<u16> {
+    pub(crate) fn index_of(&self, id: Uuid) -> Option<SegmentIndex> {
         self.by_id.get(&id).copied()
     }
 
@@ -220,8 +230,7 @@ impl SegmentTable {
     /// `ILLEGAL_CLIENT` if another client owns the segment.
     pub(crate) fn own_segment(
         &self,
-        segment: Uuid,
-        client: Uuid,
+        ClientSegment { segment, client }: ClientSegment,
     ) -> Result<Option<Arc<SegmentEntry>>, ErrorCode> {
         let Some(mounted) = self.index_of(segment).and_then(|index| self.get(index)) else {
             return Ok(None);
@@ -229,41 +238,40 @@ impl SegmentTable {
         if mounted.client == client { Ok(Some(Arc::clone(mounted))) } else { Err(ErrorCode::ILLEGAL_CLIENT) }
     }
 
-    pub(crate) fn indices_by_name(&self, name: &str) -> &[u16] {
+    pub(crate) fn indices_by_name(&self, name: &str) -> &[SegmentIndex] {
         self.by_name.get(name).map_or(&[], Vec::as_slice)
     }
 
-    pub(crate) fn mounted_indices(&self) -> &[u16] {
+    pub(crate) fn mounted_indices(&self) -> &[SegmentIndex] {
         &self.mounted
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u16, &Arc<SegmentEntry>)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (SegmentIndex, &Arc<SegmentEntry>)> {
         self.mounted.iter().filter_map(|index| Some((*index, self.get(*index)?)))
     }
 
-    /// Allocated bytes, after rounding, and total bytes of all segments.
-    pub(crate) fn usage(&self) -> (u64, u64) {
-        self.iter().fold((0, 0), |(used, size), (_, segment)| {
-            (used.saturating_add(segment.used()), size.saturating_add(segment.descriptor.size))
+    pub(crate) fn usage(&self) -> AllocatedSpace {
+        self.iter().fold(AllocatedSpace::default(), |sum, (_, segment)| AllocatedSpace {
+            used: sum.used.saturating_add(segment.used()),
+            capacity: sum.capacity.saturating_add(segment.descriptor.size),
         })
     }
 
     /// A free index, if fewer than 65 535 segments are mounted.
-    pub(crate) fn free_index(&self) -> Option<u16> {
-        let index = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
-        u16::try_from(index).ok().filter(|index| *index != u16::MAX)
+    pub(crate) fn free_index(&self) -> Option<SegmentIndex> {
+        SegmentIndex::new(self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len()))
     }
 
     /// A copy of the table with the segment at `index` set or removed.
-    pub(crate) fn with_segment(&self, index: u16, segment: Option<Arc<SegmentEntry>>) -> Self {
+    pub(crate) fn with_segment(&self, index: SegmentIndex, segment: Option<Arc<SegmentEntry>>) -> Self {
         let mut slots = self.slots.clone();
-        if slots.len() <= usize::from(index) {
-            slots.resize(usize::from(index) + 1, None);
+        if slots.len() <= index.get() {
+            slots.resize(index.get() + 1, None);
         }
-        slots[usize::from(index)] = segment;
+        slots[index.get()] = segment;
         let mut new = Self { slots, ..Self::default() };
-        for (index, segment) in (0..).zip(&new.slots) {
-            let Some(segment) = segment else { continue };
+        for (slot, segment) in new.slots.iter().enumerate() {
+            let (Some(index), Some(segment)) = (SegmentIndex::new(slot), segment) else { continue };
             new.mounted.push(index);
             new.by_id.insert(segment.descriptor.id, index);
             new.by_name.entry(Arc::clone(&segment.descriptor.name)).or_default().push(index);

@@ -2,24 +2,25 @@
 
 use std::collections::BTreeSet;
 
+use crate::indices::{AllocatorBlockIndex, EntryIndex, PrefixIndex, SegmentIndex, SlabIndex, TenantIndex};
 use crate::inventory::ShardRebuild;
 use crate::object::{EvictionQueue, ObjectEntry};
-use crate::slab::{NIL, Slab};
+use crate::slab::Slab;
 use crate::table::HashIndex;
 
 /// Head and tail of a list through the entries.
 #[derive(Clone, Copy, Debug)]
 struct EntryList {
-    head: u32,
-    tail: u32,
+    head: EntryIndex,
+    tail: EntryIndex,
 }
 
 /// A range that belongs to no object, while clients may still read or write it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QuarantinedRange {
     pub(crate) until_ms: u64,
-    pub(crate) segment: u16,
-    pub(crate) block: u32,
+    pub(crate) segment: SegmentIndex,
+    pub(crate) block: AllocatorBlockIndex,
     pub(crate) offset: u64,
     pub(crate) size: u64,
 }
@@ -31,25 +32,39 @@ pub(crate) struct PrefixTally {
     pub(crate) hits: u64,
 }
 
+/// Reads answered with a disk copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DiskReads {
+    pub(crate) reads: u64,
+    pub(crate) bytes: u64,
+}
+
+/// Stamps of the first entries of the eviction queues; `u64::MAX` for an empty queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct OldestStamps {
+    pub(crate) unread: u64,
+    pub(crate) leased: u64,
+    pub(crate) soft_pinned: u64,
+}
+
 /// One shard of the object table.
 #[derive(Debug)]
 pub(crate) struct ObjectShard {
-    pub(crate) entries: Slab<ObjectEntry>,
-    table: HashIndex,
+    pub(crate) entries: Slab<EntryIndex, ObjectEntry>,
+    table: HashIndex<EntryIndex>,
     lists: [EntryList; 4],
     pub(crate) quarantined: Vec<QuarantinedRange>,
     /// Entries with an active copy or move.
-    pub(crate) transfers: Vec<u32>,
+    pub(crate) transfers: Vec<EntryIndex>,
     /// Entries with an active disk task, by start time.
-    pub(crate) disk_tasks: BTreeSet<(u64, u32)>,
+    pub(crate) disk_tasks: BTreeSet<(u64, EntryIndex)>,
     /// Entries with a new version being written, by start time.
-    pub(crate) pending: BTreeSet<(u64, u32)>,
+    pub(crate) pending: BTreeSet<(u64, EntryIndex)>,
     pub(crate) prefix_tallies: Vec<PrefixTally>,
     pub(crate) soft_pinned: usize,
     /// Bytes of objects whose memory replicas were returned to readers.
     pub(crate) read_bytes: u64,
-    /// Number of reads answered with a disk copy, and their bytes.
-    pub(crate) disk_reads: (u64, u64),
+    pub(crate) disk_reads: DiskReads,
     /// Whether a head has changed since the last [`Self::changed_heads`].
     heads_changed: bool,
     /// State for restoring inventories, while a rebuild is open.
@@ -61,7 +76,7 @@ impl Default for ObjectShard {
         Self {
             entries: Slab::default(),
             table: HashIndex::default(),
-            lists: [EntryList { head: NIL, tail: NIL }; 4],
+            lists: [EntryList { head: EntryIndex::NONE, tail: EntryIndex::NONE }; 4],
             quarantined: Vec::new(),
             transfers: Vec::new(),
             disk_tasks: BTreeSet::new(),
@@ -69,7 +84,7 @@ impl Default for ObjectShard {
             prefix_tallies: Vec::new(),
             soft_pinned: 0,
             read_bytes: 0,
-            disk_reads: (0, 0),
+            disk_reads: DiskReads::default(),
             heads_changed: false,
             rebuild: None,
         }
@@ -91,7 +106,7 @@ fn list_of(queue: EvictionQueue) -> Option<usize> {
 
 impl ObjectShard {
     /// Index of a key's entry.
-    pub(crate) fn find(&self, tag: u32, tenant: u16, key: &str) -> Option<u32> {
+    pub(crate) fn find(&self, tag: u32, tenant: TenantIndex, key: &str) -> Option<EntryIndex> {
         self.table.find(tag, |index| {
             let entry = &self.entries[index];
             entry.tenant == tenant && *entry.key == *key
@@ -99,12 +114,12 @@ impl ObjectShard {
     }
 
     /// Probable index of a key's entry. For batches: the cache misses of several calls overlap.
-    pub(crate) fn candidate(&self, tag: u32) -> u32 {
-        self.table.candidate(tag)
+    pub(crate) fn candidate(&self, tag: u32) -> EntryIndex {
+        self.table.candidate(tag).unwrap_or(EntryIndex::NONE)
     }
 
     /// Adds an entry whose key is absent, at the end of its queue.
-    pub(crate) fn insert(&mut self, tag: u32, entry: ObjectEntry) -> u32 {
+    pub(crate) fn insert(&mut self, tag: u32, entry: ObjectEntry) -> EntryIndex {
         let queue = entry.queue();
         let index = self.entries.insert(entry);
         self.table.insert(tag, index);
@@ -113,20 +128,20 @@ impl ObjectShard {
     }
 
     /// Removes an entry from its queue, the hash index and the slab.
-    pub(crate) fn remove(&mut self, tag: u32, index: u32) -> ObjectEntry {
+    pub(crate) fn remove(&mut self, tag: u32, index: EntryIndex) -> ObjectEntry {
         self.unlink(index);
         self.table.remove(tag, index);
         self.entries.remove(index)
     }
 
     /// Moves an entry to the end of a queue.
-    pub(crate) fn enqueue(&mut self, index: u32, queue: EvictionQueue) {
+    pub(crate) fn enqueue(&mut self, index: EntryIndex, queue: EvictionQueue) {
         self.unlink(index);
         self.link(index, queue);
     }
 
     /// Inserts an entry into a queue by its stamp; if its position is more than 256 entries from both ends, near the start.
-    pub(crate) fn enqueue_by_stamp(&mut self, index: u32, queue: EvictionQueue) {
+    pub(crate) fn enqueue_by_stamp(&mut self, index: EntryIndex, queue: EvictionQueue) {
         self.unlink(index);
         let (Some(list), stamp) = (list_of(queue), self.entries[index].stamp) else {
             self.link(index, queue);
@@ -135,8 +150,8 @@ impl ObjectShard {
         let EntryList { head, tail } = self.lists[list];
         let (mut first, mut last) = (head, tail);
         for _ in 0..SORT_SCAN_LIMIT {
-            if last == NIL || self.entries[last].stamp <= stamp {
-                first = if last == NIL { head } else { self.entries[last].next };
+            if last == EntryIndex::NONE || self.entries[last].stamp <= stamp {
+                first = if last == EntryIndex::NONE { head } else { self.entries[last].next };
                 break;
             }
             if self.entries[first].stamp > stamp {
@@ -144,7 +159,7 @@ impl ObjectShard {
             }
             (first, last) = (self.entries[first].next, self.entries[last].previous);
         }
-        if first == NIL {
+        if first == EntryIndex::NONE {
             self.link(index, queue);
             return;
         }
@@ -153,7 +168,7 @@ impl ObjectShard {
         let before = std::mem::replace(&mut self.entries[first].previous, index);
         let entry = &mut self.entries[index];
         (entry.previous, entry.next) = (before, first);
-        if before == NIL {
+        if before == EntryIndex::NONE {
             self.lists[list].head = index;
             self.heads_changed = true;
         } else {
@@ -161,14 +176,14 @@ impl ObjectShard {
         }
     }
 
-    fn link(&mut self, index: u32, queue: EvictionQueue) {
+    fn link(&mut self, index: EntryIndex, queue: EvictionQueue) {
         self.entries[index].set_queue(queue);
         self.soft_pinned += usize::from(queue == EvictionQueue::SoftPinned);
         let Some(list) = list_of(queue) else { return };
         let tail = std::mem::replace(&mut self.lists[list].tail, index);
         let entry = &mut self.entries[index];
-        (entry.previous, entry.next) = (tail, NIL);
-        if tail == NIL {
+        (entry.previous, entry.next) = (tail, EntryIndex::NONE);
+        if tail == EntryIndex::NONE {
             self.lists[list].head = index;
             self.heads_changed = true;
         } else {
@@ -176,18 +191,18 @@ impl ObjectShard {
         }
     }
 
-    fn unlink(&mut self, index: u32) {
+    fn unlink(&mut self, index: EntryIndex) {
         let entry = &self.entries[index];
         let (before, after, queue) = (entry.previous, entry.next, entry.queue());
         self.soft_pinned -= usize::from(queue == EvictionQueue::SoftPinned);
         let Some(list) = list_of(queue) else { return };
-        if before == NIL {
+        if before == EntryIndex::NONE {
             self.lists[list].head = after;
             self.heads_changed = true;
         } else {
             self.entries[before].next = after;
         }
-        if after == NIL {
+        if after == EntryIndex::NONE {
             self.lists[list].tail = before;
         } else {
             self.entries[after].previous = before;
@@ -195,50 +210,63 @@ impl ObjectShard {
     }
 
     /// Reads the neighbours in the queue, so that they are cached when the entry is moved. The result has no meaning.
-    pub(crate) fn prefetch_neighbours(&self, index: u32) -> u32 {
+    pub(crate) fn prefetch_neighbours(&self, index: EntryIndex) -> u32 {
         let entry = &self.entries[index];
         if list_of(entry.queue()).is_none() {
             return 0;
         }
-        let previous = |index: u32| if index == NIL { 0 } else { self.entries[index].previous };
+        let previous = |index: EntryIndex| {
+            if index == EntryIndex::NONE { 0 } else { self.entries[index].previous.slot() }
+        };
         previous(entry.previous).wrapping_add(previous(entry.next))
     }
 
     /// First entry of a queue.
-    pub(crate) fn head(&self, queue: EvictionQueue) -> Option<u32> {
+    pub(crate) fn head(&self, queue: EvictionQueue) -> Option<EntryIndex> {
         let head = self.lists[list_of(queue)?].head;
-        (head != NIL).then_some(head)
+        (head != EntryIndex::NONE).then_some(head)
     }
 
     /// Next entry in the same queue.
-    pub(crate) fn next_in_list(&self, index: u32) -> Option<u32> {
+    pub(crate) fn next_in_list(&self, index: EntryIndex) -> Option<EntryIndex> {
         let after = self.entries[index].next;
-        (after != NIL).then_some(after)
+        (after != EntryIndex::NONE).then_some(after)
     }
 
-    /// Stamps of the first unread, leased and soft-pinned entry, if a head has changed.
-    pub(crate) fn changed_heads(&mut self) -> Option<[u64; 3]> {
+    /// Stamps of the first entries, if a head has changed.
+    pub(crate) fn changed_heads(&mut self) -> Option<OldestStamps> {
         if !std::mem::take(&mut self.heads_changed) {
             return None;
         }
         let stamp = |queue| self.head(queue).map_or(u64::MAX, |index| self.entries[index].stamp);
-        Some([EvictionQueue::Unread, EvictionQueue::Leased, EvictionQueue::SoftPinned].map(stamp))
+        Some(OldestStamps {
+            unread: stamp(EvictionQueue::Unread),
+            leased: stamp(EvictionQueue::Leased),
+            soft_pinned: stamp(EvictionQueue::SoftPinned),
+        })
     }
 
     /// The totals of a prefix.
-    pub(crate) fn tally(&mut self, prefix: u8) -> &mut PrefixTally {
-        let index = usize::from(prefix);
+    pub(crate) fn tally(&mut self, prefix: PrefixIndex) -> &mut PrefixTally {
+        let index = prefix.get();
         if self.prefix_tallies.len() <= index {
             self.prefix_tallies.resize(index + 1, PrefixTally::default());
         }
         &mut self.prefix_tallies[index]
     }
 
-    /// Indices of occupied entries among the next `limit` ones from `from`, and the index to continue at.
-    pub(crate) fn occupied(&self, from: u32, limit: u32) -> (impl Iterator<Item = u32>, Option<u32>) {
+    /// Indices of occupied entries among the next `limit` slots from `from`, and the slot to continue at.
+    pub(crate) fn occupied(&self, from: u32, limit: u32) -> (impl Iterator<Item = EntryIndex>, Option<u32>) {
         let bound = self.entries.high_water_mark();
         let end = from.saturating_add(limit).min(bound);
-        let indices = (from..end).filter(|index| self.entries[*index].queue() != EvictionQueue::Vacant);
+        let indices = (from..end)
+            .map(EntryIndex::from_slot)
+            .filter(|index| self.entries[*index].queue() != EvictionQueue::Vacant);
         (indices, (end < bound).then_some(end))
+    }
+
+    /// Indices of all occupied entries.
+    pub(crate) fn all_occupied(&self) -> impl Iterator<Item = EntryIndex> {
+        self.occupied(0, u32::MAX).0
     }
 }

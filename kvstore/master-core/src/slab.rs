@@ -1,25 +1,39 @@
 //! A slab in chunks of 256 values: growth copies nothing, and a lookup takes one shift and one mask.
 
-/// The index that no value has.
-pub(crate) const NIL: u32 = u32::MAX;
+use std::marker::PhantomData;
+
+use crate::indices::SlabIndex;
+
 /// Binary logarithm of the values per chunk.
 const CHUNK_BITS: u32 = 8;
 const CHUNK: usize = 1 << CHUNK_BITS;
 
 /// A growing list whose slots are reused. A free slot contains the type's default.
-#[derive(Debug, Default)]
-pub(crate) struct Slab<T> {
+#[derive(Debug)]
+pub(crate) struct Slab<I, T> {
     chunks: Vec<Vec<T>>,
     free: Vec<u32>,
     len: usize,
+    index: PhantomData<I>,
 }
 
-impl<T: Default> Slab<T> {
+impl<I, T> Default for Slab<I, T> {
+    fn default() -> Self {
+        Self { chunks: Vec::new(), free: Vec::new(), len: 0, index: PhantomData }
+    }
+}
+
+impl<I: SlabIndex, T: Default> Slab<I, T> {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// One more than the highest index used since the slab was last empty.
+    /// Whether an index has been used since the slab was last empty.
+    pub(crate) fn contains(&self, index: I) -> bool {
+        index.slot() < self.high_water_mark()
+    }
+
+    /// Number of slots used since the slab was last empty.
     pub(crate) fn high_water_mark(&self) -> u32 {
         match self.chunks.last() {
             Some(last) => ((self.chunks.len() - 1) << CHUNK_BITS) as u32 + last.len() as u32,
@@ -28,13 +42,14 @@ impl<T: Default> Slab<T> {
     }
 
     /// Inserts a value into a free slot. Indices cannot overflow: four billion entries exceed a master's memory.
-    pub(crate) fn insert(&mut self, value: T) -> u32 {
+    pub(crate) fn insert(&mut self, value: T) -> I {
         self.len += 1;
-        if let Some(index) = self.free.pop() {
+        if let Some(slot) = self.free.pop() {
+            let index = I::from_slot(slot);
             self[index] = value;
             return index;
         }
-        let index = self.high_water_mark();
+        let index = I::from_slot(self.high_water_mark());
         match self.chunks.last_mut() {
             Some(last) if last.len() < CHUNK => last.push(value),
             _ => {
@@ -47,44 +62,51 @@ impl<T: Default> Slab<T> {
     }
 
     /// Removes a value. When the slab becomes empty, its memory is freed.
-    pub(crate) fn remove(&mut self, index: u32) -> T {
+    pub(crate) fn remove(&mut self, index: I) -> T {
         let value = std::mem::take(&mut self[index]);
         self.len -= 1;
         if self.len == 0 {
-            *self = Self { chunks: Vec::new(), free: Vec::new(), len: 0 };
+            *self = Self::default();
         } else {
-            self.free.push(index);
+            self.free.push(index.slot());
         }
         value
     }
 }
 
-impl<T> std::ops::Index<u32> for Slab<T> {
+impl<I: SlabIndex, T> std::ops::Index<I> for Slab<I, T> {
     type Output = T;
 
-    fn index(&self, index: u32) -> &T {
-        &self.chunks[(index >> CHUNK_BITS) as usize][index as usize & (CHUNK - 1)]
+    fn index(&self, index: I) -> &T {
+        let slot = index.slot();
+        &self.chunks[(slot >> CHUNK_BITS) as usize][slot as usize & (CHUNK - 1)]
     }
 }
 
-impl<T> std::ops::IndexMut<u32> for Slab<T> {
-    fn index_mut(&mut self, index: u32) -> &mut T {
-        &mut self.chunks[(index >> CHUNK_BITS) as usize][index as usize & (CHUNK - 1)]
+impl<I: SlabIndex, T> std::ops::IndexMut<I> for Slab<I, T> {
+    fn index_mut(&mut self, index: I) -> &mut T {
+        let slot = index.slot();
+        &mut self.chunks[(slot >> CHUNK_BITS) as usize][slot as usize & (CHUNK - 1)]
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::indices::EntryIndex;
 
     #[test]
     fn slots_are_reused_and_an_empty_slab_frees_memory() {
-        let mut slab = Slab::default();
-        let indices: Vec<u32> = (0..1000_u64).map(|value| slab.insert(value + 1)).collect();
-        assert_eq!(indices, (0..1000).collect::<Vec<_>>());
-        assert_eq!(slab.remove(300), 301);
-        assert_eq!((slab.insert(7), slab[300], slab.high_water_mark(), slab.len()), (300, 7, 1000, 1000));
-        for index in 0..1000 {
+        let mut slab = Slab::<EntryIndex, u64>::default();
+        let indices: Vec<EntryIndex> = (0..1000_u64).map(|value| slab.insert(value + 1)).collect();
+        assert_eq!(indices, (0..1000).map(EntryIndex::from_slot).collect::<Vec<_>>());
+        let removed = EntryIndex::from_slot(300);
+        assert_eq!(slab.remove(removed), 301);
+        assert_eq!(
+            (slab.insert(7), slab[removed], slab.high_water_mark(), slab.len()),
+            (removed, 7, 1000, 1000)
+        );
+        for index in indices {
             slab.remove(index);
         }
         assert_eq!((slab.len(), slab.high_water_mark(), slab.chunks.capacity()), (0, 0, 0));

@@ -1,6 +1,7 @@
 //! Snapshots: the whole state as state changes, in parts.
 
 use crate::change::{StateChange, StateChangeSink, StoreCause};
+use crate::indices::EntryIndex;
 use crate::locked_shard::LockedShard;
 use crate::locked_shard::ObjectCursor;
 use crate::master::MasterCore;
@@ -28,7 +29,7 @@ impl MasterCore {
             planner.drain_jobs.emit_state(fx);
             return Some(SnapshotCursor(Some(ObjectCursor::default())));
         };
-        if cursor.index == 0 {
+        if cursor.slot == 0 {
             self.objects.lock(cursor.shard).emit_quarantined(fx);
         }
         let next = self.objects.scan(cursor, limit, |shard, index| shard.emit_object(index, fx));
@@ -78,7 +79,7 @@ impl MasterCore {
 }
 
 impl LockedShard<'_> {
-    fn emit_object(&self, index: u32, fx: &mut dyn StateChangeSink) {
+    fn emit_object(&self, index: EntryIndex, fx: &mut dyn StateChangeSink) {
         self.emit_state(index, StoreCause::Snapshot, fx);
         self.emit_transfer(index, fx);
         let entry = &self.entries[index];

@@ -7,11 +7,11 @@ use mooncake_wire::types::{SegmentStatus, Uuid};
 use crate::allocator::SegmentAllocator;
 use crate::change::{RemoveCause, StateChange, StateChangeSink, StoreCause, UnmountCause};
 use crate::disk::{ActiveDiskTask, ClientDisk, DiskTask};
+use crate::indices::{EntryIndex, SegmentIndex};
 use crate::locked_shard::LockedShard;
 use crate::object::MemoryReplica;
 use crate::object_table::ObjectTable;
 use crate::segment::SegmentTable;
-use crate::slab::NIL;
 use crate::statistics::MasterCounters;
 
 impl ObjectTable {
@@ -45,7 +45,7 @@ impl ObjectTable {
         mounted.set_status(SegmentStatus::UNMOUNTING, None);
         mounted.set_silent(true);
         mounted.with_allocator(SegmentAllocator::close);
-        for shard in 0..self.shards.len() {
+        for shard in self.shard_indices() {
             self.lock(shard).drop_segment_replicas(index, now_ms, fx);
         }
         let segments: &SegmentTable = &self.segments.load();
@@ -58,7 +58,7 @@ impl ObjectTable {
         let Some(disk) = self.disk(client) else { return };
         fx.record(StateChange::DiskUnmounted { client });
         disk.set_unmounted();
-        for shard in 0..self.shards.len() {
+        for shard in self.shard_indices() {
             self.lock(shard).drop_disk_copies(&disk, now_ms, fx);
         }
         self.update_disks(|disks| _ = disks.remove(&client));
@@ -67,7 +67,7 @@ impl ObjectTable {
 
 impl LockedShard<'_> {
     /// Removes the replicas in a segment from all objects of this shard.
-    fn drop_segment_replicas(&mut self, segment: u16, now_ms: u64, fx: &mut dyn StateChangeSink) {
+    fn drop_segment_replicas(&mut self, segment: SegmentIndex, now_ms: u64, fx: &mut dyn StateChangeSink) {
         self.quarantined.retain(|range| range.segment != segment);
         self.drop_replicas(|replica, _| replica.segment == segment, now_ms, fx);
     }
@@ -81,12 +81,12 @@ impl LockedShard<'_> {
         fx: &mut dyn StateChangeSink,
     ) -> u64 {
         self.drop_pending_replicas(&is_lost, now_ms, fx);
-        let (indices, _) = self.occupied(0, NIL);
-        let is_affected = |index: &u32| {
+        let indices = self.all_occupied();
+        let is_affected = |index: &EntryIndex| {
             let entry = &self.entries[*index];
             entry.replicas().any(|replica| is_lost(replica, entry.size))
         };
-        let affected: Vec<u32> = indices.filter(is_affected).collect();
+        let affected: Vec<EntryIndex> = indices.filter(is_affected).collect();
         let mut count = 0;
         for index in affected {
             self.end_transfer(index, now_ms, fx);
@@ -116,7 +116,7 @@ impl LockedShard<'_> {
     /// Removes the disk copy of an object, and the object if it has no memory replica.
     pub(crate) fn drop_disk_copy(
         &mut self,
-        index: u32,
+        index: EntryIndex,
         now_ms: u64,
         cause: RemoveCause,
         fx: &mut dyn StateChangeSink,
@@ -135,13 +135,13 @@ impl LockedShard<'_> {
 
     /// Removes the copies on a disk from all objects of this shard.
     fn drop_disk_copies(&mut self, disk: &Arc<ClientDisk>, now_ms: u64, fx: &mut dyn StateChangeSink) {
-        let (indices, _) = self.occupied(0, NIL);
-        let uses_disk = |index: &u32| {
+        let indices = self.all_occupied();
+        let uses_disk = |index: &EntryIndex| {
             let entry = &self.entries[*index];
             entry.copy().is_some_and(|copy| Arc::ptr_eq(&copy.disk, disk))
                 || entry.work().is_some_and(|work| Arc::ptr_eq(&work.disk, disk))
         };
-        let affected: Vec<u32> = indices.filter(uses_disk).collect();
+        let affected: Vec<EntryIndex> = indices.filter(uses_disk).collect();
         for index in affected {
             self.end_work(index, now_ms, fx);
             if self.entries[index].copy().is_some_and(|copy| Arc::ptr_eq(&copy.disk, disk)) {

@@ -2,24 +2,41 @@
 //!
 //! A slot contains 32 bits of the hash and the index, so that neither growing nor removing reads the entries.
 
-use crate::slab::NIL;
+use std::marker::PhantomData;
+
+use crate::indices::SlabIndex;
 
 const EMPTY: u64 = u64::MAX;
 /// Number of slots of the smallest table.
 const MIN_SLOTS: usize = 8;
 
 /// The hash index. Callers compare the keys.
-#[derive(Debug, Default)]
-pub(crate) struct HashIndex {
+#[derive(Debug)]
+pub(crate) struct HashIndex<I> {
     slots: Vec<u64>,
     len: usize,
+    index: PhantomData<I>,
+}
+
+impl<I> Default for HashIndex<I> {
+    fn default() -> Self {
+        Self { slots: Vec::new(), len: 0, index: PhantomData }
+    }
 }
 
 fn tag_of(slot: u64) -> u32 {
     (slot >> 32) as u32
 }
 
-impl HashIndex {
+fn slot_of<I: SlabIndex>(tag: u32, index: I) -> u64 {
+    u64::from(tag) << 32 | u64::from(index.slot())
+}
+
+fn index_of<I: SlabIndex>(slot: u64) -> I {
+    I::from_slot(slot as u32)
+}
+
+impl<I: SlabIndex> HashIndex<I> {
     fn home_slot(&self, tag: u32) -> usize {
         ((u64::from(tag) * self.slots.len() as u64) >> 32) as usize
     }
@@ -29,12 +46,12 @@ impl HashIndex {
     }
 
     /// The first index with this tag, usually the only one. Also loads the slot's cache line.
-    pub(crate) fn candidate(&self, tag: u32) -> u32 {
-        self.find(tag, |_| true).unwrap_or(NIL)
+    pub(crate) fn candidate(&self, tag: u32) -> Option<I> {
+        self.find(tag, |_| true)
     }
 
     /// The index with this tag that `matches` accepts.
-    pub(crate) fn find(&self, tag: u32, mut matches: impl FnMut(u32) -> bool) -> Option<u32> {
+    pub(crate) fn find(&self, tag: u32, mut matches: impl FnMut(I) -> bool) -> Option<I> {
         if self.slots.is_empty() {
             return None;
         }
@@ -42,18 +59,18 @@ impl HashIndex {
         loop {
             match self.slots[position] {
                 EMPTY => return None,
-                slot if tag_of(slot) == tag && matches(slot as u32) => return Some(slot as u32),
+                slot if tag_of(slot) == tag && matches(index_of(slot)) => return Some(index_of(slot)),
                 _ => position = self.next_slot(position),
             }
         }
     }
 
     /// Adds an index that is not present.
-    pub(crate) fn insert(&mut self, tag: u32, index: u32) {
+    pub(crate) fn insert(&mut self, tag: u32, index: I) {
         if (self.len + 1) * 8 > self.slots.len() * 7 {
             self.resize((self.slots.len() + self.slots.len() / 2).max(MIN_SLOTS));
         }
-        self.put(u64::from(tag) << 32 | u64::from(index));
+        self.put(slot_of(tag, index));
         self.len += 1;
     }
 
@@ -71,8 +88,8 @@ impl HashIndex {
     }
 
     /// Removes an index. When the table becomes empty, its memory is freed.
-    pub(crate) fn remove(&mut self, tag: u32, index: u32) {
-        let target = u64::from(tag) << 32 | u64::from(index);
+    pub(crate) fn remove(&mut self, tag: u32, index: I) {
+        let target = slot_of(tag, index);
         if self.slots.is_empty() {
             return;
         }
@@ -116,6 +133,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::indices::EntryIndex;
 
     proptest! {
         /// Uses few tags, so that they collide and wrap around.
@@ -124,14 +142,16 @@ mod tests {
             let (mut table, mut model) = (HashIndex::default(), BTreeSet::new());
             let tag = |index: u32| (index / 3).wrapping_mul(0x2500_0000);
             for (add, index) in steps {
+                let entry = EntryIndex::from_slot(index);
                 if add && model.insert(index) {
-                    table.insert(tag(index), index);
+                    table.insert(tag(index), entry);
                 } else if !add {
                     model.remove(&index);
-                    table.remove(tag(index), index);
+                    table.remove(tag(index), entry);
                 }
                 for index in 0..40 {
-                    let found = table.find(tag(index), |candidate| candidate == index).is_some();
+                    let entry = EntryIndex::from_slot(index);
+                    let found = table.find(tag(index), |candidate| candidate == entry).is_some();
                     prop_assert_eq!(found, model.contains(&index));
                 }
                 prop_assert_eq!(table.len, model.len());

@@ -6,6 +6,7 @@ use mooncake_wire::types::{TaskAssignment, TaskCompletion, TaskReport, TaskStatu
 use crate::change::StateChangeSink;
 use crate::master::MasterCore;
 use crate::payload::{copy_payload, move_payload};
+use crate::requests::{CopyRequest, CopyTaskRequest, MoveRequest};
 
 impl MasterCore {
     /// Creates a task for a node with an object to copy it to the named segments.
@@ -17,18 +18,19 @@ impl MasterCore {
         &self,
         now_ms: u64,
         tenant: &str,
-        key: &str,
-        targets: &[S],
+        request: &CopyTaskRequest<'_, S>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<Uuid, ErrorCode> {
+        let CopyTaskRequest { key, targets } = *request;
         let targets: Vec<&str> = targets.iter().map(AsRef::as_ref).collect();
         if targets.is_empty() {
             return Err(ErrorCode::INVALID_PARAMS);
         }
         let source = self.objects.source_of(tenant, key, None)?;
         self.objects.check_segments(&targets, ErrorCode::INVALID_PARAMS)?;
-        let payload = copy_payload(tenant, key, &source.name, &targets, None)?;
-        self.planner.lock().tasks.add(now_ms, payload, source.client, self.objects.settings.max_tasks, fx)
+        let request = CopyRequest { key, source: &source.name, targets: &targets, lease: None };
+        let payload = copy_payload(tenant, &request)?;
+        self.planner.lock().tasks.add(now_ms, payload, source.client, fx)
     }
 
     /// Creates a task for the source segment's node to move an object to the target segment.
@@ -39,11 +41,10 @@ impl MasterCore {
         &self,
         now_ms: u64,
         tenant: &str,
-        key: &str,
-        source: &str,
-        target: &str,
+        request: MoveRequest<'_>,
         fx: &mut dyn StateChangeSink,
     ) -> Result<Uuid, ErrorCode> {
+        let MoveRequest { key, source, target } = request;
         self.objects.source_of(tenant, key, None)?;
         if source == target {
             return Err(ErrorCode::INVALID_PARAMS);
@@ -51,8 +52,8 @@ impl MasterCore {
         let from =
             self.objects.source_of(tenant, key, Some(source)).map_err(|_| ErrorCode::INVALID_PARAMS)?;
         self.objects.check_segments(&[target], ErrorCode::INVALID_PARAMS)?;
-        let payload = move_payload(tenant, key, source, target)?;
-        self.planner.lock().tasks.add(now_ms, payload, from.client, self.objects.settings.max_tasks, fx)
+        let payload = move_payload(tenant, request)?;
+        self.planner.lock().tasks.add(now_ms, payload, from.client, fx)
     }
 
     /// Fetches the next tasks of a client, at most `limit`.
@@ -63,9 +64,7 @@ impl MasterCore {
         limit: u64,
         fx: &mut dyn StateChangeSink,
     ) -> Vec<TaskAssignment<String>> {
-        let settings = self.settings();
-        let limits = (limit, settings.max_tasks);
-        self.planner.lock().tasks.fetch(now_ms, client, limits, settings.task_retries, fx)
+        self.planner.lock().tasks.fetch(now_ms, client, limit, fx)
     }
 
     /// Current state of a task.
@@ -90,7 +89,6 @@ impl MasterCore {
         if !matches!(completion.status, TaskStatus::FAILED | TaskStatus::SUCCESS) {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        let limit = self.settings().max_tasks;
-        self.planner.lock().tasks.complete((now_ms, limit), client, completion, fx)
+        self.planner.lock().tasks.complete(now_ms, client, completion, fx)
     }
 }

@@ -7,6 +7,7 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{TaskAssignment, TaskCompletion, TaskReport, TaskStatus, TaskType, Uuid};
 
 use crate::change::{StateChange, StateChangeSink, TaskState};
+use crate::payload::TaskPayload;
 use crate::split_mix::mix;
 
 /// Maximum length of a task's payload in bytes.
@@ -40,6 +41,23 @@ impl ReplicaTask {
     }
 }
 
+/// Limits of tasks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TaskLimits {
+    /// Maximum number of pending, of processing and of finished tasks (each).
+    pub(crate) tasks: usize,
+    /// Time after which a pending or processing task fails.
+    pub(crate) timeout_ms: u64,
+    /// Maximum number of attempts of a task by a client.
+    pub(crate) retries: u32,
+}
+
+/// How a task has ended.
+struct TaskEnd<'a> {
+    status: TaskStatus,
+    message: &'a str,
+}
+
 /// All tasks, and the queues of those that clients have not fetched.
 #[derive(Debug)]
 pub(crate) struct TaskTable {
@@ -49,10 +67,11 @@ pub(crate) struct TaskTable {
     processing_count: usize,
     finished: VecDeque<Uuid>,
     entropy: u64,
+    limits: TaskLimits,
 }
 
 impl TaskTable {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64, limits: TaskLimits) -> Self {
         Self {
             tasks: BTreeMap::new(),
             pending: BTreeMap::new(),
@@ -60,6 +79,7 @@ impl TaskTable {
             processing_count: 0,
             finished: VecDeque::new(),
             entropy: seed,
+            limits,
         }
     }
 
@@ -72,15 +92,15 @@ impl TaskTable {
     pub(crate) fn add(
         &mut self,
         now_ms: u64,
-        (task_type, payload): (TaskType, String),
+        payload: TaskPayload,
         client: Uuid,
-        limit: usize,
         fx: &mut dyn StateChangeSink,
     ) -> Result<Uuid, ErrorCode> {
+        let TaskPayload { task_type, json: payload } = payload;
         if payload.len() > MAX_PAYLOAD {
             return Err(ErrorCode::INVALID_PARAMS);
         }
-        if self.pending_count >= limit {
+        if self.pending_count >= self.limits.tasks {
             return Err(ErrorCode::TASK_PENDING_LIMIT_EXCEEDED);
         }
         let id = self.new_id();
@@ -100,17 +120,16 @@ impl TaskTable {
         Ok(id)
     }
 
-    /// Fetches the next tasks of a client, at most `limit`; all clients together get at most `processing_limit`.
+    /// Fetches the next tasks of a client, at most `limit`.
     pub(crate) fn fetch(
         &mut self,
         now_ms: u64,
         client: Uuid,
-        (limit, processing_limit): (u64, usize),
-        retries: u32,
+        limit: u64,
         fx: &mut dyn StateChangeSink,
     ) -> Vec<TaskAssignment<String>> {
         let Some(queue) = self.pending.get_mut(&client) else { return Vec::new() };
-        let free = processing_limit.saturating_sub(self.processing_count);
+        let free = self.limits.tasks.saturating_sub(self.processing_count);
         let count = usize::try_from(limit).unwrap_or(usize::MAX).min(free).min(queue.len());
         let ids: Vec<Uuid> = queue.drain(..count).collect();
         if queue.is_empty() {
@@ -128,7 +147,7 @@ impl TaskTable {
                 task_type: task.task_type,
                 payload: task.payload.clone(),
                 created_at_ms: task.created_at_ms.cast_signed(),
-                max_retry_attempts: retries,
+                max_retry_attempts: self.limits.retries,
             });
         }
         fetched
@@ -137,9 +156,9 @@ impl TaskTable {
     /// Ends a pending or processing task; the oldest finished ones above the limit are dropped.
     fn finish(
         &mut self,
-        (now_ms, limit): (u64, usize),
+        now_ms: u64,
         id: Uuid,
-        (status, message): (TaskStatus, &str),
+        TaskEnd { status, message }: TaskEnd<'_>,
         fx: &mut dyn StateChangeSink,
     ) {
         let Some(task) = self.tasks.get(&id) else { return };
@@ -149,21 +168,15 @@ impl TaskTable {
         let message = message.get(..message.floor_char_boundary(MAX_MESSAGE)).unwrap_or_default();
         let task = ReplicaTask { status, updated_at_ms: now_ms, message: message.to_owned(), ..task.clone() };
         task.emit_state(id, fx);
-        self.set(id, task, limit);
+        self.set(id, task);
     }
 
-    pub(crate) fn cancel(
-        &mut self,
-        (now_ms, limit): (u64, usize),
-        id: Uuid,
-        message: &str,
-        fx: &mut dyn StateChangeSink,
-    ) {
-        self.finish((now_ms, limit), id, (TaskStatus::FAILED, message), fx);
+    pub(crate) fn cancel(&mut self, now_ms: u64, id: Uuid, message: &str, fx: &mut dyn StateChangeSink) {
+        self.finish(now_ms, id, TaskEnd { status: TaskStatus::FAILED, message }, fx);
     }
 
     /// Stores a task's new state and updates queues and counts.
-    fn set(&mut self, id: Uuid, task: ReplicaTask, limit: usize) {
+    fn set(&mut self, id: Uuid, task: ReplicaTask) {
         let (before, client, status) = (self.tasks.get(&id).map(|old| old.status), task.client, task.status);
         self.tasks.insert(id, task);
         if before == Some(status) {
@@ -192,7 +205,7 @@ impl TaskTable {
             TaskStatus::PROCESSING => self.processing_count += 1,
             _ => self.finished.push_back(id),
         }
-        while self.finished.len() > limit {
+        while self.finished.len() > self.limits.tasks {
             if let Some(oldest) = self.finished.pop_front() {
                 self.tasks.remove(&oldest);
             }
@@ -200,7 +213,7 @@ impl TaskTable {
     }
 
     /// Replays the state of a task.
-    pub(crate) fn restore(&mut self, state: &TaskState<'_>, limit: usize) {
+    pub(crate) fn restore(&mut self, state: &TaskState<'_>) {
         let task = ReplicaTask {
             task_type: state.task_type,
             status: state.status,
@@ -210,7 +223,7 @@ impl TaskTable {
             updated_at_ms: state.updated_at_ms,
             message: state.message.to_string(),
         };
-        self.set(state.id, task, limit);
+        self.set(state.id, task);
     }
 
     /// Emits all tasks: finished and pending ones in their order, then those being processed.
@@ -248,7 +261,7 @@ impl TaskTable {
     /// `TASK_NOT_FOUND`, `ILLEGAL_CLIENT`.
     pub(crate) fn complete<S: AsRef<str>>(
         &mut self,
-        (now_ms, limit): (u64, usize),
+        now_ms: u64,
         client: Uuid,
         completion: &TaskCompletion<S>,
         fx: &mut dyn StateChangeSink,
@@ -257,19 +270,14 @@ impl TaskTable {
         if task.client != client {
             return Err(ErrorCode::ILLEGAL_CLIENT);
         }
-        let end = (completion.status, completion.message.as_ref());
-        self.finish((now_ms, limit), completion.id, end, fx);
+        let end = TaskEnd { status: completion.status, message: completion.message.as_ref() };
+        self.finish(now_ms, completion.id, end, fx);
         Ok(())
     }
 
     /// Fails tasks that have been pending or processing for longer than the timeout.
-    pub(crate) fn expire(
-        &mut self,
-        now_ms: u64,
-        timeout_ms: u64,
-        limit: usize,
-        fx: &mut dyn StateChangeSink,
-    ) {
+    pub(crate) fn expire(&mut self, now_ms: u64, fx: &mut dyn StateChangeSink) {
+        let timeout_ms = self.limits.timeout_ms;
         if self.pending_count + self.processing_count == 0 {
             return;
         }
@@ -277,7 +285,7 @@ impl TaskTable {
         let late = self.tasks.iter().filter(|(_, task)| is_open(task.status) && is_late(task));
         let late: Vec<Uuid> = late.map(|(id, _)| *id).collect();
         for id in late {
-            self.cancel((now_ms, limit), id, "task timed out", fx);
+            self.cancel(now_ms, id, "task timed out", fx);
         }
     }
 }

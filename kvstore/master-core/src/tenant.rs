@@ -9,6 +9,8 @@ use mooncake_wire::admin::TenantQuota;
 use mooncake_wire::types::DEFAULT_TENANT;
 use parking_lot::Mutex;
 
+use crate::indices::TenantIndex;
+
 const MAX_QUOTA: u64 = i64::MAX as u64;
 /// Maximum number of tenants, including removed ones.
 const MAX_TENANTS: usize = u16::MAX as usize;
@@ -88,45 +90,45 @@ impl TenantTable {
     }
 
     /// Index of a tenant; `None` for an unknown one.
-    pub(crate) fn index_of(&self, name: &str) -> Option<u16> {
+    pub(crate) fn index_of(&self, name: &str) -> Option<TenantIndex> {
         if !self.enabled {
-            return Some(0);
+            return Some(TenantIndex::DEFAULT);
         }
         let index = self.list.load().iter().position(|tenant| *tenant.name == *name)?;
-        u16::try_from(index).ok()
+        TenantIndex::new(index)
     }
 
     /// Index of a tenant that has permission to write.
-    pub(crate) fn index_for_writer(&self, name: &str) -> Result<u16, ErrorCode> {
+    pub(crate) fn index_for_writer(&self, name: &str) -> Result<TenantIndex, ErrorCode> {
         let index = self.index_of(name).ok_or(ErrorCode::TENANT_NOT_REGISTERED)?;
         let may_write = !self.enabled || self.get(index).is_some_and(|tenant| tenant.has_policy());
         if may_write { Ok(index) } else { Err(ErrorCode::TENANT_NOT_REGISTERED) }
     }
 
-    pub(crate) fn get(&self, index: u16) -> Option<Arc<TenantEntry>> {
-        self.list.load().get(usize::from(index)).cloned()
+    pub(crate) fn get(&self, index: TenantIndex) -> Option<Arc<TenantEntry>> {
+        self.list.load().get(index.get()).cloned()
     }
 
     /// Charges bytes to a tenant's quota, if they fit.
-    pub(crate) fn charge(&self, index: u16, bytes: u64) -> bool {
-        self.list.load().get(usize::from(index)).is_some_and(|tenant| tenant.charge(bytes, self.enabled))
+    pub(crate) fn charge(&self, index: TenantIndex, bytes: u64) -> bool {
+        self.list.load().get(index.get()).is_some_and(|tenant| tenant.charge(bytes, self.enabled))
     }
 
     /// Charges bytes without checking the quota.
-    pub(crate) fn count(&self, index: u16, bytes: u64) {
-        if let Some(tenant) = self.list.load().get(usize::from(index)) {
+    pub(crate) fn count(&self, index: TenantIndex, bytes: u64) {
+        if let Some(tenant) = self.list.load().get(index.get()) {
             tenant.charge(bytes, false);
         }
     }
 
-    pub(crate) fn discharge(&self, index: u16, bytes: u64) {
-        if let Some(tenant) = self.list.load().get(usize::from(index)) {
+    pub(crate) fn discharge(&self, index: TenantIndex, bytes: u64) {
+        if let Some(tenant) = self.list.load().get(index.get()) {
             tenant.discharge(bytes);
         }
     }
 
     /// Index of a tenant, which is added if it is new.
-    pub(crate) fn register(&self, name: &str) -> Result<u16, ErrorCode> {
+    pub(crate) fn register(&self, name: &str) -> Result<TenantIndex, ErrorCode> {
         let _guard = self.changes.lock();
         if let Some(index) = self.index_of(name) {
             return Ok(index);
@@ -138,7 +140,7 @@ impl TenantTable {
         list.push(Arc::new(TenantEntry::new(name)));
         let index = list.len() - 1;
         self.list.store(Arc::new(list));
-        u16::try_from(index).map_err(|_| ErrorCode::INVALID_PARAMS)
+        TenantIndex::new(index).ok_or(ErrorCode::INVALID_PARAMS)
     }
 
     pub(crate) fn set_quota(

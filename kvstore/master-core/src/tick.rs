@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use crate::change::{RemoveCause, StateChangeSink};
 use crate::disk::DiskTask;
+use crate::indices::{EntryIndex, ShardIndex};
 use crate::locked_shard::LockedShard;
 use crate::master::MasterCore;
 use crate::object::EvictionQueue;
@@ -19,16 +20,11 @@ impl MasterCore {
     pub fn tick(&self, now_ms: u64, fx: &mut dyn StateChangeSink) {
         self.expire_clients(now_ms, fx);
         self.expire_rebuild(now_ms);
-        for shard in 0..self.objects.shards.len() {
+        for shard in self.objects.shard_indices() {
             self.objects.lock(shard).expire(now_ms, fx);
         }
         self.expire_soft_pins_in_turn(now_ms);
-        self.planner.lock().tasks.expire(
-            now_ms,
-            self.objects.settings.task_timeout_ms,
-            self.objects.settings.max_tasks,
-            fx,
-        );
+        self.planner.lock().tasks.expire(now_ms, fx);
         self.run_drain_jobs(now_ms, fx);
         self.objects.evict_above_watermark(now_ms, fx);
     }
@@ -37,7 +33,8 @@ impl MasterCore {
     fn expire_soft_pins_in_turn(&self, now_ms: u64) {
         let shards = self.objects.shards.len();
         for _ in 0..shards.div_ceil(UNPIN_TICKS) {
-            self.objects.expire_soft_pins(now_ms, self.next_unpin.fetch_add(1, Relaxed) % shards);
+            self.objects
+                .expire_soft_pins(now_ms, ShardIndex::new(self.next_unpin.fetch_add(1, Relaxed) % shards));
         }
     }
 }
@@ -61,11 +58,11 @@ impl LockedShard<'_> {
             MasterCounters::add(&self.objects.counters.discarded_puts, 1);
             self.abandon_pending(index, SpaceDisposition::Quarantine, now_ms, fx);
         }
-        let is_late = |index: &u32| {
+        let is_late = |index: &EntryIndex| {
             let transfer = self.entries[*index].transfer();
             transfer.is_some_and(|transfer| transfer.since_ms.saturating_add(release_ms) <= now_ms)
         };
-        let late: Vec<u32> = self.transfers.iter().copied().filter(is_late).collect();
+        let late: Vec<EntryIndex> = self.transfers.iter().copied().filter(is_late).collect();
         for index in late {
             self.end_transfer(index, now_ms, fx);
         }

@@ -6,26 +6,25 @@
 use std::collections::BTreeMap;
 
 use crate::change::{ReplicaLocation, StateChange, StateChangeSink, TransferState};
-use crate::object::{MemoryReplica, ReplicaTransfer};
+use crate::object::{MemoryReplica, ObjectName, ReplicaTransfer};
 use crate::object_table::ObjectTable;
 use crate::shard::QuarantinedRange;
 
 /// Transfers found during replay, by tenant and key.
 #[derive(Debug, Default)]
-pub(crate) struct PendingTransfers(BTreeMap<(String, String), TransferState<'static>>);
+pub(crate) struct PendingTransfers(BTreeMap<ObjectName, TransferState<'static>>);
 
 impl PendingTransfers {
     /// Records a transfer to resume after the replay.
     pub(crate) fn record(&mut self, state: &TransferState<'_>) {
-        let name = (state.tenant.to_string(), state.key.to_string());
-        self.0.insert(name, state.clone().into_owned());
+        self.0.insert(ObjectName::new(&state.tenant, &state.key), state.clone().into_owned());
     }
 
     /// Removes a transfer that ended during the replay.
     pub(crate) fn remove(&mut self, tenant: &str, key: &str) {
         // Mostly there is none: avoids two allocations.
         if !self.0.is_empty() {
-            self.0.remove(&(tenant.to_owned(), key.to_owned()));
+            self.0.remove(&ObjectName::new(tenant, key));
         }
     }
 

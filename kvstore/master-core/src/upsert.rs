@@ -8,10 +8,10 @@ use mooncake_wire::types::Uuid;
 
 use crate::change::{StateChangeSink, StoreCause};
 use crate::group::{GroupId, GroupMember};
+use crate::indices::{EntryIndex, GroupIndex};
 use crate::locked_shard::LockedShard;
 use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, PendingVersion};
 use crate::segment::ReplicaDescriptors;
-use crate::slab::NIL;
 
 /// Client id of an object whose writer's late calls must be rejected, since they would be ambiguous.
 const NO_WRITER: Uuid = Uuid { first: 0, second: 0 };
@@ -29,7 +29,7 @@ impl LockedShard<'_> {
     /// Starts a new version of an object. Its space and quota are allocated already.
     pub(crate) fn begin_pending(
         &mut self,
-        index: u32,
+        index: EntryIndex,
         pending: PendingVersion,
         now_ms: u64,
         fx: &mut dyn StateChangeSink,
@@ -46,14 +46,14 @@ impl LockedShard<'_> {
     }
 
     /// Attaches a new version. It protects the present one from eviction.
-    pub(crate) fn attach_pending(&mut self, index: u32, pending: PendingVersion) {
+    pub(crate) fn attach_pending(&mut self, index: EntryIndex, pending: PendingVersion) {
         self.pending.insert((pending.since_ms, index));
         self.entries[index].extra_mut().pending = Some(Box::new(pending));
         self.enqueue(index, EvictionQueue::Unlisted);
     }
 
     /// Detaches a new version, which stays charged to the tenant.
-    pub(crate) fn detach_pending(&mut self, index: u32) -> Option<PendingVersion> {
+    pub(crate) fn detach_pending(&mut self, index: EntryIndex) -> Option<PendingVersion> {
         let pending = *self.entries[index].extra.as_mut()?.pending.take()?;
         self.pending.remove(&(pending.since_ms, index));
         Some(pending)
@@ -62,7 +62,7 @@ impl LockedShard<'_> {
     /// Abandons a new version, if there is one. The present version stays.
     pub(crate) fn abandon_pending(
         &mut self,
-        index: u32,
+        index: EntryIndex,
         space: SpaceDisposition,
         now_ms: u64,
         fx: &mut dyn StateChangeSink,
@@ -91,7 +91,7 @@ impl LockedShard<'_> {
     /// Replaces the present version by the new one. Readers of the present one are safe until their lease expires.
     pub(crate) fn commit_pending(
         &mut self,
-        index: u32,
+        index: EntryIndex,
         checksum: Option<u64>,
         now_ms: u64,
         fx: &mut dyn StateChangeSink,
@@ -133,11 +133,11 @@ impl LockedShard<'_> {
     }
 
     /// Moves an object to the group of the new version; without one it stays in its group.
-    fn change_group(&mut self, index: u32, group: Option<(GroupId, Box<str>)>) {
+    fn change_group(&mut self, index: EntryIndex, group: Option<(GroupId, Box<str>)>) {
         let Some((id, name)) = group else { return };
-        let member = GroupMember { shard: self.shard_index as u32, index };
+        let member = GroupMember { shard: self.shard_index, index };
         let before = self.entries[index].group;
-        if before != NIL {
+        if before != GroupIndex::NONE {
             self.objects.groups.leave(before, member);
         }
         self.entries[index].group = self.objects.groups.join(id, &name, member);
@@ -150,7 +150,7 @@ impl LockedShard<'_> {
         now_ms: u64,
         fx: &mut dyn StateChangeSink,
     ) {
-        let pending: Vec<u32> = self.pending.iter().map(|(_, index)| *index).collect();
+        let pending: Vec<EntryIndex> = self.pending.iter().map(|(_, index)| *index).collect();
         for index in pending {
             let entry = &mut self.entries[index];
             let tenant = entry.tenant;

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
 use moongate_master::AuxState;
-use moongate_master::durable::{DurableJournal, PersistenceSchedule, StatePersister};
+use moongate_master::durable::{DurableJournal, PersistenceSchedule, RestoredJournal, StatePersister};
 use moongate_master::recorder::FactRecorder;
-use moongate_master_core::{MasterCore, MasterCoreOptions};
+use moongate_master_core::{CallContext, MasterCore, MasterCoreOptions, PutStartRequest};
 use moongate_oplog::OplogOptions;
 
 /// The same allocator as in the server binary.
@@ -22,6 +22,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 const CLIENT: Uuid = Uuid { first: 1, second: 1 };
 /// Number of puts per commit.
 const PIPELINED: u64 = 16;
+
+fn caller(now_ms: u64) -> CallContext<'static> {
+    CallContext { now_ms, client: CLIENT, tenant: "default" }
+}
 
 fn main() {
     let mut arguments = std::env::args().skip(1).filter(|word| word != "--bench");
@@ -42,9 +46,9 @@ fn main() {
 }
 
 fn open(folder: &Path) -> (DurableJournal, MasterCore, moongate_master::durable::RestoreReport) {
-    let (durable, state, restored) =
+    let RestoredJournal { journal, state, report } =
         DurableJournal::open(folder, OplogOptions::default(), &MasterCoreOptions::default(), 1000).unwrap();
-    (durable, *state.master, restored)
+    (journal, *state.master, report)
 }
 
 fn reopen(label: &str, folder: &Path) -> (DurableJournal, MasterCore) {
@@ -74,9 +78,15 @@ fn fill(durable: &Arc<DurableJournal>, master: &MasterCore, keys: u64) {
     let config = ReplicateConfig::<String>::default();
     for number in 0..keys {
         let key = key(number);
-        master.put_start(1000, CLIENT, "default", &key, 1024, &config, &mut recorder).unwrap();
+        master
+            .put_start(
+                caller(1000),
+                &PutStartRequest { key: &key, size: 1024, config: &config },
+                &mut recorder,
+            )
+            .unwrap();
         let meta = ObjectMeta { key: key.as_str(), object_checksum: None };
-        master.put_end(1000, CLIENT, "default", &meta, ReplicaType::ALL, &mut recorder).unwrap();
+        master.put_end(caller(1000), &meta, ReplicaType::ALL, &mut recorder).unwrap();
         if number % PIPELINED == 0 {
             recorder.commit().unwrap();
         }

@@ -11,10 +11,18 @@ const MAX_EPOCHS: usize = 64;
 
 /// The epoch of one leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct LeaderEpoch {
-    id: u64,
+pub struct LeaderEpoch {
+    pub id: u64,
     /// Number of its first record.
-    first: u64,
+    pub first: u64,
+}
+
+/// Identifies a record in the logs of all masters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogPosition {
+    /// Id of the epoch in which it was written.
+    pub epoch: u64,
+    pub number: u64,
 }
 
 /// The newest epochs of a log, oldest first.
@@ -38,8 +46,9 @@ impl EpochHistory {
         self.0.back().map(|epoch| epoch.id)
     }
 
-    /// Whether a log that ends with record `last` contains record `number` of the epoch `id`.
-    pub fn contains(&self, last: u64, (id, number): (u64, u64)) -> bool {
+    /// Whether a log that ends with record `last` contains a record.
+    pub fn contains(&self, last: u64, position: LogPosition) -> bool {
+        let LogPosition { epoch: id, number } = position;
         let Some(index) = self.0.iter().position(|epoch| epoch.id == id) else { return false };
         let end = self.0.get(index + 1).map_or(last, |next| next.first - 1);
         self.0.get(index).is_some_and(|epoch| (epoch.first..=end).contains(&number))
@@ -50,16 +59,15 @@ impl EpochHistory {
         self.0.retain(|epoch| epoch.first <= last);
     }
 
-    /// Ids of the epochs, each with its first record.
-    pub fn iter(&self) -> impl Iterator<Item = (u64, u64)> {
-        self.0.iter().map(|epoch| (epoch.id, epoch.first))
+    pub fn iter(&self) -> impl Iterator<Item = LeaderEpoch> {
+        self.0.iter().copied()
     }
 }
 
-impl FromIterator<(u64, u64)> for EpochHistory {
-    fn from_iter<T: IntoIterator<Item = (u64, u64)>>(all: T) -> Self {
+impl FromIterator<LeaderEpoch> for EpochHistory {
+    fn from_iter<T: IntoIterator<Item = LeaderEpoch>>(all: T) -> Self {
         let mut epochs = Self::default();
-        all.into_iter().filter(|(_, first)| *first > 0).for_each(|(id, first)| epochs.begin(id, first));
+        all.into_iter().filter(|epoch| epoch.first > 0).for_each(|epoch| epochs.begin(epoch.id, epoch.first));
         epochs
     }
 }
@@ -70,13 +78,15 @@ mod tests {
 
     #[test]
     fn a_record_is_identified_by_epoch_and_number() {
-        let mut epochs: EpochHistory = [(7, 1), (9, 5), (8, 9)].into_iter().collect();
+        let started = [(7, 1), (9, 5), (8, 9)].map(|(id, first)| LeaderEpoch { id, first });
+        let mut epochs: EpochHistory = started.into_iter().collect();
+        let has = |epochs: &EpochHistory, last, (epoch, number)| {
+            epochs.contains(last, LogPosition { epoch, number })
+        };
         assert_eq!(epochs.current(), Some(8));
-        assert!(epochs.contains(12, (7, 4)) && epochs.contains(12, (9, 5)) && epochs.contains(12, (8, 12)));
-        assert!(!epochs.contains(12, (7, 5)), "a record that the next leader never had");
-        assert!(
-            !epochs.contains(12, (8, 13)) && !epochs.contains(12, (6, 2)) && !epochs.contains(12, (9, 4))
-        );
+        assert!(has(&epochs, 12, (7, 4)) && has(&epochs, 12, (9, 5)) && has(&epochs, 12, (8, 12)));
+        assert!(!has(&epochs, 12, (7, 5)), "a record that the next leader never had");
+        assert!(!has(&epochs, 12, (8, 13)) && !has(&epochs, 12, (6, 2)) && !has(&epochs, 12, (9, 4)));
         epochs.begin(8, 11);
         assert_eq!(epochs.current(), Some(8));
         epochs.truncate(8);
@@ -84,7 +94,7 @@ mod tests {
         for id in 100..200 {
             epochs.begin(id, id);
         }
-        assert!(!epochs.contains(199, (9, 6)) && epochs.contains(199, (199, 199)));
+        assert!(!has(&epochs, 199, (9, 6)) && has(&epochs, 199, (199, 199)));
         assert_eq!(epochs.iter().count(), MAX_EPOCHS);
     }
 }

@@ -49,7 +49,7 @@ pub use aux_services::{
 pub use clock::MonotonicUnixClock;
 pub use command::{HaStartError, MasterStartError, RunningHaMaster, RunningMaster, start, start_ha};
 pub use counters::{CallCounts, CallOutcome, LATENCY_BUCKETS, MIN_LATENCY_BOUND, RpcCounters, latency_bound};
-pub use epochs::EpochHistory;
+pub use epochs::{EpochHistory, LeaderEpoch, LogPosition};
 pub use persistence::PersistenceError;
 pub use server::{HaState, LeadershipStatus, MasterRole, MasterServer, MasterServerOptions, RpcLimits};
 pub use state::{AuxState, MasterState};

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-use mooncake_wire::inventory::{HARD_PIN, HAS_CHECKSUM, ObjectChangesReply, change};
+use mooncake_wire::inventory::{HARD_PIN, HAS_CHECKSUM, ObjectChangesReply, ReportedObjectChange, change};
 use mooncake_wire::types::Uuid;
 use moongate_master_core::{MasterCore, ObjectCursor, ObjectState, ReplicaLocation, StateChange};
 use parking_lot::Mutex;
@@ -83,6 +83,12 @@ impl ObjectChange {
     fn vacated(location: ReplicaLocation) -> Self {
         let (offset, sequence) = (location.offset, location.replica);
         Self { kind: change::VACATED, offset, sequence, size: 0, checksum: 0, flags: 0, texts: None }
+    }
+
+    fn into_reported(self) -> ReportedObjectChange<String> {
+        let Self { kind, offset, sequence, size, checksum, flags, texts } = self;
+        let [tenant, key, group] = texts.map_or_else(Default::default, |texts| *texts);
+        ReportedObjectChange { kind, offset, sequence, size, checksum, flags, tenant, key, group }
     }
 }
 
@@ -190,7 +196,7 @@ impl ObjectFeed {
                 }
                 subscriptions.restart(segment, reply.token, now_ms);
                 self.is_active.store(true, Relaxed);
-                reply.is_full = 1;
+                reply.is_full = true;
             }
             let subscription = subscriptions.by_segment.get_mut(&segment)?;
             subscription.token = reply.token;
@@ -199,12 +205,12 @@ impl ObjectFeed {
         // Changes are queued under a shard's lock, so the queues must not be locked during the walk.
         let (mut texts, mut steps) = (0, 0);
         while let Some(cursor) = walk {
-            if reply.keys.len() >= MAX_CHANGES || texts >= MAX_TEXT || steps >= MAX_STEPS {
+            if reply.changes.len() >= MAX_CHANGES || texts >= MAX_TEXT || steps >= MAX_STEPS {
                 break;
             }
             walk = master.objects_in_segment(cursor, SLOTS_PER_STEP, segment, |object, location| {
                 texts += object.key.len();
-                append(&mut reply, ObjectChange::stored(object, location));
+                reply.changes.push(ObjectChange::stored(object, location).into_reported());
             });
             steps += 1;
         }
@@ -216,28 +222,14 @@ impl ObjectFeed {
         }
         subscription.walk = walk;
         let mut drained = 0;
-        while walk.is_none() && reply.keys.len() < MAX_CHANGES && texts < MAX_TEXT {
+        while walk.is_none() && reply.changes.len() < MAX_CHANGES && texts < MAX_TEXT {
             let Some(change) = subscription.queue.pop_front() else { break };
             texts += change.texts.as_ref().map_or(0, |texts| texts[1].len());
-            append(&mut reply, change);
+            reply.changes.push(change.into_reported());
             drained += 1;
         }
-        let is_caught_up = walk.is_none() && subscription.queue.is_empty() && !subscription.overflowed;
-        reply.caught_up = u64::from(is_caught_up);
+        reply.caught_up = walk.is_none() && subscription.queue.is_empty() && !subscription.overflowed;
         subscriptions.queued -= drained;
         Some(reply)
     }
-}
-
-fn append(reply: &mut ObjectChangesReply<String>, change: ObjectChange) {
-    let [tenant, key, group] = change.texts.map_or_else(Default::default, |texts| *texts);
-    reply.kinds.push(change.kind);
-    reply.offsets.push(change.offset);
-    reply.sequences.push(change.sequence);
-    reply.sizes.push(change.size);
-    reply.checksums.push(change.checksum);
-    reply.flags.push(change.flags);
-    reply.tenants.push(tenant);
-    reply.keys.push(key);
-    reply.groups.push(group);
 }

@@ -13,7 +13,7 @@ use moongate_oplog::{OplogError, OplogOptions};
 use moongate_runtime::Supervisor;
 
 use crate::clock::MonotonicUnixClock;
-use crate::durable::{DataDirOptions, DurableJournal, MEMBER_FILE};
+use crate::durable::{DataDirOptions, DurableJournal, MEMBER_FILE, RestoredJournal};
 use crate::journal::Journal;
 use crate::server::{MasterServer, MasterServerOptions};
 use crate::state::{AuxState, MasterState};
@@ -55,7 +55,7 @@ impl StatePersistence {
             return Err(PersistenceError::Member(data.folder.clone()));
         }
         let options = OplogOptions { flush_always: data.flush_always, ..OplogOptions::default() };
-        let (durable, state, restored) =
+        let RestoredJournal { journal: durable, state, report: restored } =
             DurableJournal::open(&data.folder, options, &server.core, clock.now_ms())?;
         tracing::info!(folder = %data.folder.display(), elapsed = ?started.elapsed(), "state restored: {restored}");
         let lacks_log = restored.lacks_log();

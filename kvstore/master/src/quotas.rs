@@ -31,8 +31,23 @@ pub enum QuotaFileError {
     /// The file cannot be read.
     #[error("quota file {path}: {problem}", path = path.display())]
     Read { path: PathBuf, problem: io::Error },
-    #[error("quota file {path}: {problem}", path = path.display())]
-    Invalid { path: PathBuf, problem: String },
+    #[error("quota file {path}: {source}", path = path.display())]
+    Invalid { path: PathBuf, source: QuotaContentError },
+}
+
+/// Why the content of a quota file is invalid.
+#[derive(Debug, thiserror::Error)]
+pub enum QuotaContentError {
+    #[error("larger than 16 MiB")]
+    TooLarge,
+    #[error(transparent)]
+    Yaml(#[from] Box<serde_saphyr::Error>),
+    #[error("unsupported version {0}; expected {VERSION}")]
+    Version(u64),
+    #[error("tenant name {0:?} is empty or occurs twice")]
+    TenantName(String),
+    #[error("invalid quota of {tenant:?}; expected 1 to 2^63 - 1 bytes, such as 1073741824 or 1GB")]
+    Quota { tenant: String },
 }
 
 #[derive(Deserialize)]
@@ -71,19 +86,18 @@ impl QuotaAmount {
     }
 }
 
-fn parse(text: &str) -> Result<Vec<(String, u64)>, String> {
-    let contents: QuotaFileContents = serde_saphyr::from_str(text).map_err(|error| error.to_string())?;
+fn parse(text: &str) -> Result<Vec<(String, u64)>, QuotaContentError> {
+    let contents: QuotaFileContents = serde_saphyr::from_str(text).map_err(Box::new)?;
     if contents.version != VERSION {
-        return Err(format!("unsupported version {}; expected {VERSION}", contents.version));
+        return Err(QuotaContentError::Version(contents.version));
     }
     let mut names = HashSet::new();
     let mut quotas = Vec::new();
     for QuotaFileEntry { name, quota } in &contents.tenants {
         if name.is_empty() || !names.insert(name) {
-            return Err(format!("tenant name {name:?} is empty or occurs twice"));
+            return Err(QuotaContentError::TenantName(name.clone()));
         }
-        let invalid =
-            || format!("invalid quota of {name:?}; expected 1 to 2^63 - 1 bytes, such as 1073741824 or 1GB");
+        let invalid = || QuotaContentError::Quota { tenant: name.clone() };
         quotas.push((name.clone(), quota.bytes().ok_or_else(invalid)?));
     }
     Ok(quotas)
@@ -112,10 +126,10 @@ impl QuotaFile {
     /// # Errors
     /// [`QuotaFileError`].
     pub fn read(path: &Path) -> Result<(Self, Vec<(String, u64)>), QuotaFileError> {
-        let invalid = |problem| QuotaFileError::Invalid { path: path.to_owned(), problem };
+        let invalid = |source| QuotaFileError::Invalid { path: path.to_owned(), source };
         let failed = |problem| QuotaFileError::Read { path: path.to_owned(), problem };
         if fs::metadata(path).map_err(failed)?.len() > MAX_FILE {
-            return Err(invalid("larger than 16 MiB".to_owned()));
+            return Err(invalid(QuotaContentError::TooLarge));
         }
         let text = fs::read_to_string(path).map_err(failed)?;
         let quotas = parse(&text).map_err(invalid)?;
@@ -161,7 +175,7 @@ mod tests {
     fn amounts_are_parsed_as_in_mooncake() {
         let list = |amount: &str| parse(&format!("version: 1\ntenants:\n  - name: a\n    quota: {amount}\n"));
         for (amount, bytes) in [("16", 16), ("16B", 16), ("\"7\"", 7), ("16MB", 16 << 20), ("2TB", 2 << 40)] {
-            assert_eq!(list(amount), Ok(vec![("a".to_owned(), bytes)]), "{amount}");
+            assert_eq!(list(amount).unwrap(), [("a".to_owned(), bytes)], "{amount}");
         }
         for amount in ["0", "-1", "1.5GB", "16 MiB", "16k", "7M", "1kb", "MB", "9999999999TB", "[]"] {
             assert!(list(amount).is_err(), "{amount}");
@@ -181,7 +195,7 @@ mod tests {
         ] {
             assert!(parse(text).is_err(), "{text}");
         }
-        assert_eq!(parse("version: 1\ntenants: []"), Ok(Vec::new()));
+        assert!(parse("version: 1\ntenants: []").unwrap().is_empty());
     }
 
     #[test]

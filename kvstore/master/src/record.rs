@@ -3,7 +3,7 @@
 
 use moongate_master_core::{StateChange, decode};
 
-use crate::epochs::EpochHistory;
+use crate::epochs::{EpochHistory, LeaderEpoch};
 
 /// First byte of a record outside the state machine.
 const AUX_RECORD: u8 = 0xf0;
@@ -42,7 +42,7 @@ pub(crate) fn epoch(id: u64) -> Vec<u8> {
 /// Encodes the epochs of a snapshot.
 pub(crate) fn epochs(epochs: &EpochHistory) -> Vec<u8> {
     let mut bytes = head(EPOCHS);
-    for (id, first) in epochs.iter() {
+    for LeaderEpoch { id, first } in epochs.iter() {
         bytes.extend(id.to_le_bytes());
         bytes.extend(first.to_le_bytes());
     }
@@ -103,8 +103,8 @@ pub(crate) fn read(bytes: &[u8]) -> Option<MasterLogRecord<'_>> {
         EPOCHS => {
             let numbers = numbers(rest)?;
             let (pairs, odd) = numbers.as_chunks::<2>();
-            odd.is_empty()
-                .then(|| MasterLogRecord::Epochs(pairs.iter().map(|[id, first]| (*id, *first)).collect()))
+            let epoch = |[id, first]: &[u64; 2]| LeaderEpoch { id: *id, first: *first };
+            odd.is_empty().then(|| MasterLogRecord::Epochs(pairs.iter().map(epoch).collect()))
         }
         _ => None,
     }
@@ -118,7 +118,7 @@ mod tests {
     proptest! {
         #[test]
         fn log_records_round_trip(id: u64, change: Vec<u8>, all in prop::collection::vec((any::<u64>(), 1..u64::MAX), 0..9)) {
-            let all: EpochHistory = all.into_iter().collect();
+            let all: EpochHistory = all.into_iter().map(|(id, first)| LeaderEpoch { id, first }).collect();
             let written = [
                 (epoch(id), MasterLogRecord::Epoch(id)),
                 (epochs(&all), MasterLogRecord::Epochs(all)),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use moongate_master_core::{MasterCore, MasterCoreOptions};
 use parking_lot::Mutex;
 
-use crate::epochs::EpochHistory;
+use crate::epochs::{EpochHistory, LogPosition};
 use crate::metadata::MetadataTable;
 use crate::record::{self, MasterLogRecord};
 
@@ -93,9 +93,9 @@ impl MasterState {
         }
     }
 
-    /// Epoch and number of the last record, for comparison with other masters' logs.
-    pub(crate) fn position(&self) -> Option<(u64, u64)> {
-        self.aux.epochs.lock().current().map(|id| (id, self.last_record))
+    /// The last record, for comparison with other masters' logs.
+    pub(crate) fn position(&self) -> Option<LogPosition> {
+        self.aux.epochs.lock().current().map(|epoch| LogPosition { epoch, number: self.last_record })
     }
 }
 
@@ -130,7 +130,10 @@ mod tests {
         };
         follower.aux.for_each_record(|record| assert!(copy.apply(record)));
         for state in [follower, copy] {
-            assert_eq!((state.position(), state.aux.events()), (Some((7, 7)), 50));
+            assert_eq!(
+                (state.position(), state.aux.events()),
+                (Some(LogPosition { epoch: 7, number: 7 }), 50)
+            );
             let metadata = MetadataStore::in_journal(Arc::clone(&state.aux.metadata), journal.clone());
             assert_eq!((metadata.count(), metadata.get("a")), (2, Some(Bytes::from("3"))));
             // The client may have been restarted meanwhile.

@@ -109,7 +109,7 @@ impl MetricsSummary {
             bytes(space.capacity),
             master.key_count(),
             master.soft_pinned_count(),
-            master.client_counts().0
+            master.client_counts().active
         );
     }
 

@@ -1,4 +1,7 @@
 //! Kills processes that write to a segment at random times, repeatedly. The ledger must be correct each time.
+//!
+//! A binary of its own: a process that is being started holds the descriptors of the whole test program for a moment, and with them the
+//! locks that other tests have just released.
 #![expect(clippy::unwrap_used, reason = "tests fail by panicking")]
 
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -164,7 +167,7 @@ fn check(statistics: &CrashStatistics, rounds: u64) {
     assert!(statistics.entries > rounds * 10, "too few entries: {statistics:?} of {rounds}");
 }
 
-/// A single test, because a process being started briefly holds inherited descriptors of the other segment, and so its lock.
+/// A single test, for the same reason that it is alone in its binary.
 #[test]
 fn killed_writers_leave_only_complete_entries() {
     let folder = tempfile::tempdir().unwrap();

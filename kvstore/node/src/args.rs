@@ -127,15 +127,20 @@ pub enum SegmentBackingArg {
     Folder(PathBuf),
 }
 
-impl FromStr for SegmentBackingArg {
-    type Err = String;
+/// The text names no place for a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("write process, holder:SOCKET or folder:PATH")]
+pub struct SegmentBackingArgError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl FromStr for SegmentBackingArg {
+    type Err = SegmentBackingArgError;
+
+    fn from_str(text: &str) -> Result<Self, SegmentBackingArgError> {
         match text.split_once(':') {
             None if text == "process" => Ok(Self::Process),
             Some(("holder", path)) if !path.is_empty() => Ok(Self::Holder(path.into())),
             Some(("folder", path)) if !path.is_empty() => Ok(Self::Folder(path.into())),
-            _ => Err("write process, holder:SOCKET or folder:PATH".to_owned()),
+            _ => Err(SegmentBackingArgError),
         }
     }
 }

@@ -11,7 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use mooncake_wire::ErrorCode;
-use mooncake_wire::inventory::{HARD_PIN, HAS_CHECKSUM, ObjectChangesArguments, ObjectChangesReply, change};
+use mooncake_wire::inventory::{
+    HARD_PIN, HAS_CHECKSUM, ObjectChangesArguments, ObjectChangesReply, ReportedObjectChange, change,
+};
 use mooncake_wire::types::Uuid;
 use moongate_master_client::rpc::RpcError;
 use moongate_memory::ledger::RecordOutcome;
@@ -122,29 +124,30 @@ impl SegmentSync {
                 token: self.token,
                 epoch: ledger.newest_epoch(),
             };
-            let reply = membership.master.object_changes(&arguments).await?;
-            if !reply.is_well_formed() {
-                self.token = 0;
-                return Ok(());
-            }
-            let now = Instant::now();
-            self.apply(&reply, ledger, now);
-            if reply.caught_up > 0 {
+            let reply = membership.master.object_changes(&arguments).await.inspect_err(|error| {
+                if matches!(error, RpcError::Protocol { .. }) {
+                    self.token = 0;
+                }
+            })?;
+            let (now, caught_up) = (Instant::now(), reply.caught_up);
+            self.apply(reply, ledger, now);
+            if caught_up {
                 self.record(ledger, as_of, now, counts);
                 return Ok(());
             }
         }
     }
 
-    fn apply(&mut self, reply: &ObjectChangesReply<String>, ledger: &Ledger, now: Instant) {
+    fn apply(&mut self, reply: ObjectChangesReply<String>, ledger: &Ledger, now: Instant) {
         self.token = reply.token;
-        if reply.is_full > 0 {
+        if reply.is_full {
             self.pending.clear();
             self.confirmed = Some(HashMap::new());
             self.is_incomplete = false;
         }
-        for index in 0..reply.keys.len() {
-            let Some((is_stored, record)) = change_at(reply, index) else { continue };
+        for change in reply.changes {
+            let is_stored = change.kind == change::STORED;
+            let record = object_record(change, reply.epoch);
             let (offset, version) = (record.offset, record.version);
             if is_stored {
                 if let Some(confirmed) = &mut self.confirmed {
@@ -238,19 +241,17 @@ impl SegmentSync {
     }
 }
 
-/// The change at an index of a reply: whether the object is stored, and its record.
-fn change_at(reply: &ObjectChangesReply<String>, index: usize) -> Option<(bool, ObjectRecord)> {
-    let flags = *reply.flags.get(index)?;
-    let record = ObjectRecord {
-        tenant: reply.tenants.get(index)?.clone(),
-        key: reply.keys.get(index)?.clone(),
-        group: reply.groups.get(index)?.clone(),
-        offset: *reply.offsets.get(index)?,
-        size: *reply.sizes.get(index)?,
-        version: ObjectVersion { epoch: reply.epoch, sequence: *reply.sequences.get(index)? },
-        checksum: reply.checksums.get(index).copied().filter(|_| flags & HAS_CHECKSUM != 0),
+fn object_record(change: ReportedObjectChange<String>, epoch: u64) -> ObjectRecord {
+    let ReportedObjectChange { tenant, key, group, offset, size, sequence, checksum, flags, .. } = change;
+    ObjectRecord {
+        tenant,
+        key,
+        group,
+        offset,
+        size,
+        version: ObjectVersion { epoch, sequence },
+        checksum: Some(checksum).filter(|_| flags & HAS_CHECKSUM != 0),
         hard_pin: flags & HARD_PIN != 0,
         crc: 0,
-    };
-    Some((*reply.kinds.get(index)? == change::STORED, record))
+    }
 }

@@ -1,13 +1,14 @@
 //! Mooncake's configuration of a store node: a JSON file or `MOONCAKE_*` variables, plus overrides.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
 
-use moongate_master_client::rpc::{CLUSTER_VARIABLE, MasterAddress};
-use moongate_transfer::MetadataSource;
+use moongate_master_client::rpc::{CLUSTER_VARIABLE, MasterAddress, MasterAddressError};
+use moongate_transfer::{MetadataSource, MetadataSourceError};
 use serde_json::Value;
 
-use crate::size;
+use crate::size::{self, SizeError};
 
 /// Transfer protocol of a node without RDMA.
 pub(crate) const TCP_PROTOCOL: &str = "tcp";
@@ -63,8 +64,8 @@ pub struct NodeConfig {
 #[derive(Debug, thiserror::Error)]
 pub enum NodeConfigError {
     /// The file cannot be read or is not JSON.
-    #[error("cannot read {}: {problem}", path.display())]
-    File { path: PathBuf, problem: String },
+    #[error("cannot read {}: {source}", path.display())]
+    File { path: PathBuf, source: NodeConfigFileError },
     /// A required key is missing.
     #[error("{place} does not set {key}; for example {example}")]
     Missing {
@@ -75,11 +76,38 @@ pub enum NodeConfigError {
         example: &'static str,
     },
     /// A value is invalid for its key.
-    #[error("{key} cannot be `{value}`: {problem}")]
-    Value { key: &'static str, value: String, problem: String },
+    #[error("{key} cannot be `{value}`: {source}")]
+    Value { key: &'static str, value: String, source: NodeConfigValueError },
     /// An override is not KEY=VALUE, or its key is unknown.
     #[error("-D {0}: write -D KEY=VALUE, where KEY is one of {known}", known = known_keys())]
     Define(String),
+}
+
+/// Why a configuration file cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeConfigFileError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    NotJson(#[from] serde_json::Error),
+}
+
+/// Why a value is invalid for its key.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NodeConfigValueError {
+    #[error(transparent)]
+    Size(#[from] SizeError),
+    #[error("the minimum segment size is {MIN_SEGMENT} bytes")]
+    SegmentTooSmall,
+    #[error("write true or false")]
+    NotBoolean,
+    #[error("not a port number")]
+    NotPort,
+    #[error(transparent)]
+    Metadata(#[from] MetadataSourceError),
+    /// [`NodeConfigError::Value`] has the address already.
+    #[error("{}", .0.reason)]
+    Master(MasterAddressError),
 }
 
 fn known_keys() -> String {
@@ -126,28 +154,29 @@ impl NodeConfig {
         masters: Option<String>,
     ) -> Result<Self, NodeConfigError> {
         let text = |key: &'static str| values.get(key).map_or("", String::as_str).trim().to_owned();
-        let invalid =
-            |key: &'static str, problem: String| NodeConfigError::Value { key, value: text(key), problem };
-        let size = |key| size::parse(&text(key)).map_err(|error| invalid(key, error.to_string()));
-        let flag = |key| boolean(&text(key)).ok_or_else(|| invalid(key, "write true or false".to_owned()));
-        let mut metadata: MetadataSource =
-            text("metadata_server").parse().map_err(|error: moongate_transfer::MetadataSourceError| {
-                invalid("metadata_server", error.to_string())
-            })?;
+        let invalid = |key: &'static str, source: NodeConfigValueError| NodeConfigError::Value {
+            key,
+            value: text(key),
+            source,
+        };
+        let size = |key| size::parse(&text(key)).map_err(|error| invalid(key, error.into()));
+        let flag = |key| boolean(&text(key)).ok_or_else(|| invalid(key, NodeConfigValueError::NotBoolean));
+        let mut metadata: MetadataSource = text("metadata_server")
+            .parse()
+            .map_err(|error: MetadataSourceError| invalid("metadata_server", error.into()))?;
         if let MetadataSource::Http { cluster_id, .. } = &mut metadata {
             *cluster_id = metadata_cluster;
         }
         let master = MasterAddress::parse(&text("master_server_address"), masters.as_deref())
-            .map_err(|error| invalid("master_server_address", error.reason.to_owned()))?;
+            .map_err(|error| invalid("master_server_address", NodeConfigValueError::Master(error)))?;
         let segment_size = size("global_segment_size")?;
         if segment_size < MIN_SEGMENT {
-            let problem = format!("the minimum segment size is {MIN_SEGMENT} bytes");
-            return Err(invalid("global_segment_size", problem));
+            return Err(invalid("global_segment_size", NodeConfigValueError::SegmentTooSmall));
         }
         // This node has no local buffer, but an invalid value is still reported.
         size("local_buffer_size")?;
         let port = text("client_http_port").parse::<u16>();
-        let port = port.map_err(|_| invalid("client_http_port", "not a port number".to_owned()))?;
+        let port = port.map_err(|_| invalid("client_http_port", NodeConfigValueError::NotPort))?;
         Ok(Self {
             local_hostname: text("local_hostname"),
             metadata,
@@ -174,10 +203,10 @@ fn from_environment(environment: &impl Fn(&str) -> Option<String>) -> BTreeMap<&
 }
 
 fn from_file(path: &Path) -> Result<BTreeMap<&'static str, String>, NodeConfigError> {
-    let error = |problem: String| NodeConfigError::File { path: path.to_owned(), problem };
-    let bytes = std::fs::read(path).map_err(|problem| error(problem.to_string()))?;
-    let file: BTreeMap<String, Value> =
-        serde_json::from_slice(&bytes).map_err(|problem| error(problem.to_string()))?;
+    let read = || -> Result<BTreeMap<String, Value>, NodeConfigFileError> {
+        Ok(serde_json::from_slice(&std::fs::read(path)?)?)
+    };
+    let file = read().map_err(|source| NodeConfigError::File { path: path.to_owned(), source })?;
     let unknown = file.keys().find(|key| KEYS.iter().all(|(known, ..)| known != key));
     if let Some(key) = unknown {
         // Not an error: other programs read the same file.

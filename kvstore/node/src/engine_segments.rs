@@ -1,6 +1,7 @@
 //! Mounts shared memory that an engine created: the `/dev/shm` part of the REST API of Mooncake's store service.
 
 use std::fs::File;
+use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::sync::Arc;
 
@@ -12,13 +13,14 @@ use axum::response::Response;
 use axum::routing::post;
 use mooncake_wire::types::Uuid;
 use moongate_memory::SegmentMemory;
+use moongate_memory::segment::SegmentError;
 use rustix::fs::OFlags;
 use serde_json::{Map, Value};
 use tokio::sync::Mutex;
 
 use crate::memory::new_identity;
 use crate::rest_response::{error, failed, json, members, segment_ids, success};
-use crate::segment_mounter::SegmentMounter;
+use crate::segment_mounter::{SegmentMountError, SegmentMounter, SegmentUnmountError};
 
 /// Folder of engines' shared memory. Other folders are refused, or callers of the API could write to any file.
 const FOLDER: &str = "/dev/shm";
@@ -38,6 +40,37 @@ impl EngineSegments {
     }
 }
 
+/// A file in `/dev/shm` that cannot be mapped.
+#[derive(Debug, thiserror::Error)]
+#[error("{FOLDER}/{name}: {source}")]
+struct SharedFileError {
+    name: String,
+    source: SharedFileMapError,
+}
+
+#[derive(Debug, thiserror::Error)]
+enum SharedFileMapError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it is not a regular file")]
+    NotRegular,
+    #[error("it belongs to the user {owner}, and this node runs as {own}")]
+    OtherOwner { owner: u32, own: u32 },
+    #[error(transparent)]
+    Memory(#[from] SegmentError),
+}
+
+/// Why an engine's memory was not mounted.
+#[derive(Debug, thiserror::Error)]
+enum EngineMountError {
+    #[error("path must be that of a file in {FOLDER}, offset and size numbers of bytes")]
+    InvalidRange,
+    #[error(transparent)]
+    File(#[from] SharedFileError),
+    #[error(transparent)]
+    Mount(#[from] SegmentMountError),
+}
+
 /// A byte range of a file in `/dev/shm`.
 struct SharedFileRange<'a> {
     name: &'a str,
@@ -54,27 +87,25 @@ impl<'a> SharedFileRange<'a> {
         Some(Self { name: name?, offset: offset?, size: data.get("size")?.as_u64()? })
     }
 
-    fn open(&self) -> Result<SegmentMemory, String> {
-        let failed = |problem: String| format!("{FOLDER}/{}: {problem}", self.name);
+    fn open(&self) -> Result<SegmentMemory, SharedFileError> {
+        self.map().map_err(|source| SharedFileError { name: self.name.to_owned(), source })
+    }
+
+    fn map(&self) -> Result<SegmentMemory, SharedFileMapError> {
         let mut options = File::options();
         // NOFOLLOW refuses symbolic links, and NONBLOCK avoids waiting for the writer of a pipe.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-        let file = options.read(true).write(true).custom_flags(flags).open(format!("{FOLDER}/{}", self.name));
-        let file = file.map_err(|problem| failed(problem.to_string()))?;
-        let metadata = file.metadata().map_err(|problem| failed(problem.to_string()))?;
+        let file =
+            options.read(true).write(true).custom_flags(flags).open(format!("{FOLDER}/{}", self.name))?;
+        let metadata = file.metadata()?;
         if !metadata.is_file() {
-            return Err(failed("it is not a regular file".to_owned()));
+            return Err(SharedFileMapError::NotRegular);
         }
-        let own = rustix::process::geteuid().as_raw();
-        if metadata.uid() != own {
-            return Err(failed(format!(
-                "it belongs to the user {}, and this node runs as {own}",
-                metadata.uid()
-            )));
+        let (owner, own) = (metadata.uid(), rustix::process::geteuid().as_raw());
+        if owner != own {
+            return Err(SharedFileMapError::OtherOwner { owner, own });
         }
-        let opened =
-            SegmentMemory::from_file(file, self.offset, self.size, |base| new_identity(base, self.size));
-        opened.map_err(|problem| failed(problem.to_string()))
+        Ok(SegmentMemory::from_file(file, self.offset, self.size, |base| new_identity(base, self.size))?)
     }
 }
 
@@ -85,9 +116,9 @@ struct EngineSegmentsApi {
 }
 
 impl EngineSegmentsApi {
-    async fn mount_part(&self, part: &SharedFileRange<'_>) -> Result<Uuid, String> {
+    async fn mount_part(&self, part: &SharedFileRange<'_>) -> Result<Uuid, EngineMountError> {
         self.segments.check_capacity(part.size)?;
-        self.segments.mount_segment(part.open()?).await
+        Ok(self.segments.mount_segment(part.open()?).await?)
     }
 }
 
@@ -166,9 +197,7 @@ async fn reconfigure(State(api): State<Arc<EngineSegmentsApi>>, body: Bytes) -> 
             let name = path.strip_prefix(FOLDER).and_then(|rest| rest.strip_prefix('/'));
             let mounted = match SharedFileRange::read(name, &data) {
                 Some(part) => api.mount_part(&part).await,
-                None => {
-                    Err(format!("path must be that of a file in {FOLDER}, offset and size numbers of bytes"))
-                }
+                None => Err(EngineMountError::InvalidRange),
             };
             decode(&api.segments, &mut engines, mounted).await
         }
@@ -187,7 +216,7 @@ async fn reconfigure(State(api): State<Arc<EngineSegmentsApi>>, body: Bytes) -> 
 async fn decode(
     mounter: &SegmentMounter,
     engines: &mut EngineSegments,
-    mounted: Result<Uuid, String>,
+    mounted: Result<Uuid, EngineMountError>,
 ) -> Response {
     let new = match mounted {
         Ok(new) => new,
@@ -214,7 +243,10 @@ async fn decode(
 }
 
 /// Unmounts all decode segments. Those that fail stay in the list.
-async fn unmount_segments(mounter: &SegmentMounter, engines: &mut EngineSegments) -> Result<(), String> {
+async fn unmount_segments(
+    mounter: &SegmentMounter,
+    engines: &mut EngineSegments,
+) -> Result<(), SegmentUnmountError> {
     let (mut remaining, mut failed) = (Vec::new(), None);
     for id in std::mem::take(&mut engines.segments) {
         if let Err(problem) = mounter.unmount(id).await {

@@ -1,6 +1,5 @@
 //! Health and metrics over HTTP.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -10,6 +9,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::get;
+use moongate_runtime::metrics::{MetricsRegistry, MetricsWriter};
 use moongate_transfer::serve::TransferServer;
 
 use crate::catalog_sync::CatalogSyncCounts;
@@ -75,196 +75,198 @@ async fn summary(State(node): State<NodeMetrics>) -> Response {
     ([(header::CONTENT_TYPE, "text/plain")], body).into_response()
 }
 
-/// Writes a metric family. A sample's labels are in braces, or empty.
-fn family(out: &mut String, name: &str, kind: &str, help: &str, samples: &[(&str, f64)]) {
-    // Writing to a string cannot fail.
-    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    for (labels, value) in samples {
-        let _ = writeln!(out, "{name}{labels} {value}");
-    }
+fn text(node: &NodeMetrics) -> String {
+    let mut registry = MetricsRegistry::default();
+    let node = node.clone();
+    registry.collect(move |writer| {
+        write_transfers(writer, &node);
+        write_master_calls(writer, &node);
+        write_segments(writer, &node);
+        if let Some(disk) = &node.disk {
+            write_disk(writer, disk);
+        }
+    });
+    registry.prometheus_text()
 }
 
-fn text(node: &NodeMetrics) -> String {
+/// Metrics of transfers with clients and other nodes.
+fn write_transfers(writer: &mut MetricsWriter<'_>, node: &NodeMetrics) {
     let counts = node.serving.counts().snapshot();
-    let (heartbeat, tasks, scrubbed) = (&node.heartbeat, &node.task_counts, &node.scrub_counts);
-    let number = |value: u64| value as f64;
     let seconds = |nanos: u64| nanos as f64 / 1e9;
-    let mut out = String::new();
-    let mut counter = |name: &str, help: &str, samples: &[(&str, f64)]| {
-        family(&mut out, &format!("moongate_store_{name}_total"), "counter", help, samples);
-    };
-    let (read, write) = (r#"{operation="read"}"#, r#"{operation="write"}"#);
-    counter(
-        "transfers",
-        "Completed transfers with clients and other nodes: `read`, `write`.",
-        &[(read, number(counts.reads)), (write, number(counts.writes))],
+    writer.counter_by(
+        "moongate_store_transfers_total",
+        "Completed transfers with clients and other nodes: `read`, `write`",
+        "operation",
+        [("read", counts.reads), ("write", counts.writes)],
     );
-    counter(
-        "transfer_bytes",
-        "Bytes of completed transfers.",
-        &[(read, number(counts.read_bytes)), (write, number(counts.written_bytes))],
+    writer.counter_by(
+        "moongate_store_transfer_bytes_total",
+        "Bytes of completed transfers",
+        "operation",
+        [("read", counts.read_bytes), ("write", counts.written_bytes)],
     );
-    counter(
-        "transfer_seconds",
-        "Time of completed transfers, from the header to the last byte.",
-        &[(read, seconds(counts.read_nanos)), (write, seconds(counts.write_nanos))],
+    writer.counter_by(
+        "moongate_store_transfer_seconds_total",
+        "Time of completed transfers, from the header to the last byte",
+        "operation",
+        [("read", seconds(counts.read_nanos)), ("write", seconds(counts.write_nanos))],
     );
-    counter(
-        "transfers_by_protocol",
-        "Completed transfers by protocol version: Mooncake's two (`v1`, `v2`), and Moongate's with checksums (`checked`).",
-        &[
-            (r#"{protocol="v1"}"#, number(counts.v1)),
-            (r#"{protocol="v2"}"#, number(counts.v2)),
-            (r#"{protocol="checked"}"#, number(counts.checked)),
+    writer.counter_by(
+        "moongate_store_transfers_by_protocol_total",
+        "Completed transfers by protocol version: Mooncake's two (`v1`, `v2`), and Moongate's with checksums (`checked`)",
+        "protocol",
+        [("v1", counts.v1), ("v2", counts.v2), ("checked", counts.checked)],
+    );
+    writer.counter_by(
+        "moongate_store_transfer_failures_total",
+        "Failed transfers: `rejected` (address outside the segments), `broken` (connection lost), `damaged` (checksum mismatch), `malformed` (protocol error), `unfinished` (reads of incompletely written ranges). With certificates also rejected capabilities: `invalid_signature`, `expired`, `out_of_range` and `wrong_operation`",
+        "reason",
+        [
+            ("rejected", counts.rejected),
+            ("broken", counts.failed),
+            ("damaged", counts.damaged),
+            ("malformed", counts.malformed),
+            ("unfinished", counts.unfinished),
+            ("invalid_signature", counts.refused_forged),
+            ("expired", counts.refused_expired),
+            ("out_of_range", counts.refused_range),
+            ("wrong_operation", counts.refused_rights),
         ],
     );
-    counter(
-        "transfer_failures",
-        "Failed transfers: `rejected` (address outside the segments), `broken` (connection lost), `damaged` (checksum mismatch), `malformed` (protocol error), `unfinished` (reads of incompletely written ranges). With certificates also rejected capabilities: `invalid_signature`, `expired`, `out_of_range` and `wrong_operation`.",
-        &[
-            (r#"{reason="rejected"}"#, number(counts.rejected)),
-            (r#"{reason="broken"}"#, number(counts.failed)),
-            (r#"{reason="damaged"}"#, number(counts.damaged)),
-            (r#"{reason="malformed"}"#, number(counts.malformed)),
-            (r#"{reason="unfinished"}"#, number(counts.unfinished)),
-            (r#"{reason="invalid_signature"}"#, number(counts.refused_forged)),
-            (r#"{reason="expired"}"#, number(counts.refused_expired)),
-            (r#"{reason="out_of_range"}"#, number(counts.refused_range)),
-            (r#"{reason="wrong_operation"}"#, number(counts.refused_rights)),
+    writer.counter(
+        "moongate_store_delayed_reads_total",
+        "Reads that waited for earlier writes on `v1` connections, which have no acknowledgements",
+        counts.delayed_reads,
+    );
+    writer.counter_by(
+        "moongate_store_connections_refused_total",
+        "Connections that were refused or closed: `not_allowed` (`--allow-peers`), `connection_limit`, `idle` (closed without a request, to free a slot), `unauthenticated` (TLS failed, or no certificate of the configured CA)",
+        "reason",
+        [
+            ("not_allowed", counts.not_allowed),
+            ("connection_limit", counts.over_limit),
+            ("idle", counts.evicted),
+            ("unauthenticated", counts.unauthenticated),
         ],
     );
-    counter(
-        "delayed_reads",
-        "Reads that waited for earlier writes on `v1` connections, which have no acknowledgements.",
-        &[("", number(counts.delayed_reads))],
+    let open = node.serving.open();
+    writer.gauge("moongate_store_connections", "Open connections for transfers", open);
+}
+
+/// Metrics of the REST API, and of the connection to the master.
+fn write_master_calls(writer: &mut MetricsWriter<'_>, node: &NodeMetrics) {
+    let (heartbeat, tasks) = (&node.heartbeat, &node.task_counts);
+    writer.counter(
+        "moongate_store_api_requests_rejected_total",
+        "REST API requests that were rejected: not from this machine, or without the token",
+        node.refused_calls.load(Relaxed),
     );
-    counter(
-        "connections_refused",
-        "Connections that were refused or closed: `not_allowed` (`--allow-peers`), `connection_limit`, `idle` (closed without a request, to free a slot), `unauthenticated` (TLS failed, or no certificate of the configured CA).",
-        &[
-            (r#"{reason="not_allowed"}"#, number(counts.not_allowed)),
-            (r#"{reason="connection_limit"}"#, number(counts.over_limit)),
-            (r#"{reason="idle"}"#, number(counts.evicted)),
-            (r#"{reason="unauthenticated"}"#, number(counts.unauthenticated)),
+    writer.counter_by(
+        "moongate_store_heartbeats_total",
+        "Heartbeats to the master: `done`, `failed`",
+        "result",
+        done_or_failed(&heartbeat.succeeded, &heartbeat.failed),
+    );
+    writer.counter(
+        "moongate_store_remounts_total",
+        "Times the node mounted its segments again because the master had expired it",
+        heartbeat.remounts.load(Relaxed),
+    );
+    writer.counter_by(
+        "moongate_store_tasks_total",
+        "Copy and move tasks from the master: `done`, `failed`",
+        "result",
+        done_or_failed(&tasks.done, &tasks.failed),
+    );
+    writer.counter(
+        "moongate_store_task_bytes_total",
+        "Bytes transferred by copy and move tasks",
+        tasks.bytes.load(Relaxed),
+    );
+    writer.gauge(
+        "moongate_store_master_reachable",
+        "1 if the master answered the last heartbeat, else 0",
+        u32::from(heartbeat.is_healthy()),
+    );
+}
+
+/// Metrics of the segments and of the catalog of their objects.
+fn write_segments(writer: &mut MetricsWriter<'_>, node: &NodeMetrics) {
+    let (scrubbed, catalog, synced) =
+        (&node.scrub_counts, node.pool.catalog_counts(), &node.catalog_sync_counts);
+    writer.gauge("moongate_store_segments", "Mounted segments", node.pool.segments().len());
+    writer.gauge("moongate_store_segment_bytes", "Bytes of mounted segments", node.pool.bytes());
+    writer.counter(
+        "moongate_store_scrubbed_bytes_total",
+        "Bytes re-read in the background to detect corruption",
+        scrubbed.bytes.load(Relaxed),
+    );
+    writer.counter(
+        "moongate_store_corrupt_ranges_total",
+        "Ranges that failed their checksum",
+        scrubbed.damaged.load(Relaxed),
+    );
+    writer.counter_by(
+        "moongate_store_catalog_dropped_records_total",
+        "Object records that cannot be offered to a master that lost its log: `damaged` (failed their checksum), `stale` (range overwritten or lost before this process started), `unrecorded` (no slot, or the key is too long), `unverified` (bytes incomplete), `unconfirmed` (not in the master)",
+        "reason",
+        [
+            ("damaged", catalog.damaged),
+            ("stale", catalog.stale),
+            ("unrecorded", catalog.unrecorded),
+            ("unverified", synced.unproven.load(Relaxed)),
+            ("unconfirmed", synced.unconfirmed.load(Relaxed)),
         ],
     );
-    counter(
-        "api_requests_rejected",
-        "REST API requests that were rejected: not from this machine, or without the token.",
-        &[("", number(node.refused_calls.load(Relaxed)))],
+    writer.counter(
+        "moongate_store_catalog_recorded_objects_total",
+        "Objects recorded in the catalog, from which a master that lost its log is restored",
+        synced.recorded.load(Relaxed),
     );
-    counter(
-        "heartbeats",
-        "Heartbeats to the master: `done`, `failed`.",
-        &[
-            (r#"{result="done"}"#, number(heartbeat.succeeded.load(Relaxed))),
-            (r#"{result="failed"}"#, number(heartbeat.failed.load(Relaxed))),
-        ],
+    writer.gauge(
+        "moongate_store_catalog_objects",
+        "Objects that can be offered to a master that lost its log",
+        catalog.objects,
     );
-    counter(
-        "remounts",
-        "Times the node mounted its segments again because the master had expired it.",
-        &[("", number(heartbeat.remounts.load(Relaxed)))],
-    );
-    counter(
-        "tasks",
-        "Copy and move tasks from the master: `done`, `failed`.",
-        &[
-            (r#"{result="done"}"#, number(tasks.done.load(Relaxed))),
-            (r#"{result="failed"}"#, number(tasks.failed.load(Relaxed))),
-        ],
-    );
-    counter(
-        "task_bytes",
-        "Bytes transferred by copy and move tasks.",
-        &[("", number(tasks.bytes.load(Relaxed)))],
-    );
-    counter(
-        "scrubbed_bytes",
-        "Bytes re-read in the background to detect corruption.",
-        &[("", number(scrubbed.bytes.load(Relaxed)))],
-    );
-    counter(
-        "corrupt_ranges",
-        "Ranges that failed their checksum.",
-        &[("", number(scrubbed.damaged.load(Relaxed)))],
-    );
-    let catalog = node.pool.catalog_counts();
-    counter(
-        "catalog_dropped_records",
-        "Object records that cannot be offered to a master that lost its log: `damaged` (failed their checksum), `stale` (range overwritten or lost before this process started), `unrecorded` (no slot, or the key is too long), `unverified` (bytes incomplete), `unconfirmed` (not in the master).",
-        &[
-            (r#"{reason="damaged"}"#, number(catalog.damaged)),
-            (r#"{reason="stale"}"#, number(catalog.stale)),
-            (r#"{reason="unrecorded"}"#, number(catalog.unrecorded)),
-            (r#"{reason="unverified"}"#, number(node.catalog_sync_counts.unproven.load(Relaxed))),
-            (r#"{reason="unconfirmed"}"#, number(node.catalog_sync_counts.unconfirmed.load(Relaxed))),
-        ],
-    );
-    counter(
-        "catalog_recorded_objects",
-        "Objects recorded in the catalog, from which a master that lost its log is restored.",
-        &[("", number(node.catalog_sync_counts.recorded.load(Relaxed)))],
-    );
-    if let Some(disk) = &node.disk {
-        write_disk(&mut out, disk);
-    }
-    let mut gauge = |name: &str, help: &str, value: f64| {
-        family(&mut out, &format!("moongate_store_{name}"), "gauge", help, &[("", value)]);
-    };
-    gauge("segment_bytes", "Bytes of mounted segments.", number(node.pool.bytes()));
-    gauge(
-        "catalog_objects",
-        "Objects that can be offered to a master that lost its log.",
-        number(catalog.objects),
-    );
-    gauge("segments", "Mounted segments.", node.pool.segments().len() as f64);
-    gauge("connections", "Open connections for transfers.", node.serving.open() as f64);
-    gauge(
-        "master_reachable",
-        "1 if the master answered the last heartbeat, else 0.",
-        f64::from(u8::from(node.heartbeat.is_healthy())),
-    );
-    moongate_runtime::append_process_metrics(&mut out);
-    out
 }
 
 /// Metrics of the disk tier.
-fn write_disk(out: &mut String, disk: &NodeDisk) {
+fn write_disk(writer: &mut MetricsWriter<'_>, disk: &NodeDisk) {
     let (counts, tier) = (&disk.counts, disk.tier.counts());
-    let number = |count: &AtomicU64| count.load(Relaxed) as f64;
-    let (done, failed) = (r#"{result="done"}"#, r#"{result="failed"}"#);
-    for (name, help, well, badly) in [
-        (
-            "offloads",
-            "Objects offloaded to disk at the master's request.",
-            &counts.offloaded,
-            &counts.not_offloaded,
-        ),
-        ("promotions", "Objects promoted from disk to memory.", &counts.promoted, &counts.not_promoted),
-        ("disk_reads", "Read requests for objects on disk.", &counts.staged, &counts.not_staged),
-    ] {
-        let name = format!("moongate_store_{name}_total");
-        family(out, &name, "counter", help, &[(done, number(well)), (failed, number(badly))]);
-    }
-    for (name, kind, help, value) in [
-        ("disk_evicted_objects_total", "counter", "Objects evicted from disk.", tier.evicted),
-        (
-            "disk_corrupt_objects_total",
-            "counter",
-            "Objects and metadata pages on disk that failed their checksum.",
-            tier.damaged,
-        ),
-        (
-            "disk_quarantined_buffers",
-            "gauge",
-            "Buffers out of use because io_uring failed with operations in flight.",
-            tier.quarantined_buffers,
-        ),
-        ("disk_objects", "gauge", "Objects on disk.", tier.objects),
-        ("disk_bytes", "gauge", "Bytes of objects on disk.", tier.bytes),
-        ("disk_capacity_bytes", "gauge", "Disk space reserved for objects.", disk.capacity),
-    ] {
-        family(out, &format!("moongate_store_{name}"), kind, help, &[("", value as f64)]);
-    }
+    writer.counter_by(
+        "moongate_store_offloads_total",
+        "Objects offloaded to disk at the master's request",
+        "result",
+        done_or_failed(&counts.offloaded, &counts.not_offloaded),
+    );
+    writer.counter_by(
+        "moongate_store_promotions_total",
+        "Objects promoted from disk to memory",
+        "result",
+        done_or_failed(&counts.promoted, &counts.not_promoted),
+    );
+    writer.counter_by(
+        "moongate_store_disk_reads_total",
+        "Read requests for objects on disk",
+        "result",
+        done_or_failed(&counts.staged, &counts.not_staged),
+    );
+    writer.counter("moongate_store_disk_evicted_objects_total", "Objects evicted from disk", tier.evicted);
+    writer.counter(
+        "moongate_store_disk_corrupt_objects_total",
+        "Objects and metadata pages on disk that failed their checksum",
+        tier.damaged,
+    );
+    writer.gauge(
+        "moongate_store_disk_quarantined_buffers",
+        "Buffers out of use because io_uring failed with operations in flight",
+        tier.quarantined_buffers,
+    );
+    writer.gauge("moongate_store_disk_objects", "Objects on disk", tier.objects);
+    writer.gauge("moongate_store_disk_bytes", "Bytes of objects on disk", tier.bytes);
+    writer.gauge("moongate_store_disk_capacity_bytes", "Disk space reserved for objects", disk.capacity);
+}
+
+fn done_or_failed(done: &AtomicU64, failed: &AtomicU64) -> [(&'static str, u64); 2] {
+    [("done", done.load(Relaxed)), ("failed", failed.load(Relaxed))]
 }

@@ -35,7 +35,7 @@ mod start_retry;
 mod tasks;
 
 pub use args::{NodeArgs, PageModeArg};
-pub use config::{NodeConfig, NodeConfigError};
+pub use config::{NodeConfig, NodeConfigError, NodeConfigFileError, NodeConfigValueError};
 pub use error::NodeStartError;
-pub use listeners::NodeListenError;
+pub use listeners::{HostResolutionError, NodeListenError};
 pub use node::{RunningNode, start};

@@ -15,9 +15,9 @@ use crate::args::SegmentBackingArg;
 pub enum NodeListenError {
     /// The local hostname does not resolve.
     #[error(
-        "the local hostname {host} has no address: {problem}; set it to an address of this host, or use --listen"
+        "the local hostname {host} has no address: {source}; set it to an address of this host, or use --listen"
     )]
-    Host { host: String, problem: String },
+    Host { host: String, source: HostResolutionError },
     /// A port cannot be bound.
     #[error(transparent)]
     Bind(#[from] BindError),
@@ -27,6 +27,15 @@ pub enum NodeListenError {
     /// A system call on a socket failed.
     #[error("cannot use a listening socket: {0}")]
     Socket(#[from] std::io::Error),
+}
+
+/// Why a host name has no address.
+#[derive(Debug, thiserror::Error)]
+pub enum HostResolutionError {
+    #[error(transparent)]
+    Lookup(#[from] std::io::Error),
+    #[error("the name exists but resolves to no address")]
+    NoAddress,
 }
 
 /// A host, and the port in the node's name; 0 for any free port.
@@ -56,12 +65,16 @@ impl NodeHost {
 
     /// Resolves the address to listen on, unless one is configured.
     pub(crate) async fn address(&self) -> Result<IpAddr, NodeListenError> {
-        let error = |problem: String| NodeListenError::Host { host: self.name.clone(), problem };
-        let resolved = tokio::net::lookup_host((self.name.as_str(), 0)).await;
-        let resolved: Vec<IpAddr> = resolved.map_err(|it| error(it.to_string()))?.map(|it| it.ip()).collect();
+        let resolved = self.resolve().await;
+        resolved.map_err(|source| NodeListenError::Host { host: self.name.clone(), source })
+    }
+
+    async fn resolve(&self) -> Result<IpAddr, HostResolutionError> {
+        let resolved = tokio::net::lookup_host((self.name.as_str(), 0)).await?;
+        let resolved: Vec<IpAddr> = resolved.map(|it| it.ip()).collect();
         // Peers of older releases support IPv4 only.
         let chosen = resolved.iter().find(|address| address.is_ipv4()).or(resolved.first());
-        chosen.copied().ok_or_else(|| error("the name exists but resolves to no address".to_owned()))
+        chosen.copied().ok_or(HostResolutionError::NoAddress)
     }
 }
 
@@ -85,16 +98,22 @@ struct PersistedPorts {
     disk: u16,
 }
 
+/// Where a node listens.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ListenerOptions<'a> {
+    pub(crate) host: &'a NodeHost,
+    pub(crate) address: IpAddr,
+    pub(crate) data_port: u16,
+    pub(crate) backing: &'a SegmentBackingArg,
+    /// Name of the ports of the previous run.
+    pub(crate) label: &'a str,
+    pub(crate) has_disk: bool,
+}
+
 impl NodeListeners {
     /// Binds the configured ports, or those of the previous run: peers cache them.
-    pub(crate) fn open(
-        host: &NodeHost,
-        address: IpAddr,
-        data_port: u16,
-        backing: &SegmentBackingArg,
-        label: &str,
-        has_disk: bool,
-    ) -> Result<Self, NodeListenError> {
+    pub(crate) fn open(options: &ListenerOptions<'_>) -> Result<Self, NodeListenError> {
+        let ListenerOptions { host, address, data_port, backing, label, has_disk } = *options;
         let listeners = match backing {
             SegmentBackingArg::Holder(path) => {
                 let holder = HolderClient::new(path);
@@ -202,7 +221,15 @@ mod tests {
         let ports = async || {
             let host = NodeHost::parse("127.0.0.1");
             let address = host.address().await.unwrap();
-            let listeners = NodeListeners::open(&host, address, 0, &backing, "segment", true).unwrap();
+            let listeners = NodeListeners::open(&ListenerOptions {
+                host: &host,
+                address,
+                data_port: 0,
+                backing: &backing,
+                label: "segment",
+                has_disk: true,
+            })
+            .unwrap();
             [&listeners.handshake, &listeners.data, listeners.disk.as_ref().unwrap()]
                 .map(|it| it.local_addr().unwrap().port())
         };

@@ -11,7 +11,7 @@ use moongate_runtime::net::TcpListener;
 use moongate_runtime::{DedicatedThread, PeerTls, Supervisor};
 use moongate_store_client::{KvClient, KvClientOptions};
 use moongate_transfer::AllowedPeers;
-use moongate_transfer::handshake::{self, HandshakeLimits};
+use moongate_transfer::handshake::{self, HandshakeLimits, HandshakeOptions};
 use moongate_transfer::serve::{self, TransferServer, TransferServerOptions};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -27,7 +27,7 @@ use crate::error::NodeStartError;
 use crate::health::NodeMetrics;
 use crate::heartbeat::{self, HeartbeatState};
 use crate::http::HttpPorts;
-use crate::listeners::{NodeHost, NodeListeners};
+use crate::listeners::{ListenerOptions, NodeHost, NodeListeners};
 use crate::membership::NodeMembership;
 use crate::memory::{open_memory, resolve_identity, uuid};
 use crate::rest::RestApi;
@@ -68,8 +68,9 @@ pub async fn start(
     let options = transfer_options(&flags, &peers, tls.as_ref(), membership.capabilities.clone());
     let endpoint = &membership.endpoint;
     let handler = rdma::handshake_handler(Arc::clone(&publisher.handshakes), fabric.clone(), endpoint);
-    let (limits, stop) = (HandshakeLimits::default(), supervisor.token());
-    handshake::listen(listeners.handshake, handler, peers.clone(), tls.clone(), limits, stop, supervisor);
+    let limits = HandshakeLimits::default();
+    let handshakes = HandshakeOptions { peers: peers.clone(), tls: tls.clone(), limits };
+    handshake::listen(listeners.handshake, handler, handshakes, supervisor);
 
     publisher.publish_until(deadline).await?;
     membership.join(deadline).await?;
@@ -213,7 +214,14 @@ impl PreparedNode {
         let segment = open_memory(flags, config, deadline).await?;
         let disk = NodeDisk::open(flags, config).await?;
         let (memory, label) = (&flags.memory, &flags.memory_label);
-        let listeners = NodeListeners::open(&host, address, flags.data_port, memory, label, disk.is_some())?;
+        let listeners = NodeListeners::open(&ListenerOptions {
+            host: &host,
+            address,
+            data_port: flags.data_port,
+            backing: memory,
+            label,
+            has_disk: disk.is_some(),
+        })?;
         let endpoint = host.endpoint(listeners.handshake.local_addr()?.port());
         let identity = resolve_identity(&segment.ledger, &endpoint, segment.is_restored)?;
         let pool = Arc::new(SegmentPool::default());

@@ -12,6 +12,17 @@ use moongate_transfer::handshake::{HandshakeHandler, HandshakeKind, TcpHandshake
 
 use crate::config::{NodeConfig, TCP_PROTOCOL};
 
+/// Why a node that is configured for another protocol than TCP does not serve RDMA.
+#[derive(Debug, thiserror::Error)]
+enum RdmaServeError {
+    #[error("unknown protocol `{0}`, write rdma or tcp")]
+    UnknownProtocol(String),
+    #[error("persistent memory needs a record of each write, which RDMA bypasses; use --memory process")]
+    PersistentMemory,
+    #[error(transparent)]
+    Setup(#[from] RdmaSetupError),
+}
+
 /// Devices and memory regions that serve RDMA. All are `None` if the node serves TCP only.
 #[derive(Default)]
 pub(crate) struct RdmaRegistrations {
@@ -28,17 +39,10 @@ pub(crate) fn open(
     segment: &Arc<MappedRegion>,
     buffer: Option<&Arc<MappedRegion>>,
 ) -> RdmaRegistrations {
-    let opened = if config.protocol == TCP_PROTOCOL {
+    if config.protocol == TCP_PROTOCOL {
         return RdmaRegistrations::default();
-    } else if config.protocol != PROTOCOL {
-        Err(format!("unknown protocol `{}`, write rdma or tcp", config.protocol))
-    } else if is_persistent {
-        Err("persistent memory needs a record of each write, which RDMA bypasses; use --memory process"
-            .to_owned())
-    } else {
-        serve(&config.devices, segment, buffer).map_err(|error| error.to_string())
-    };
-    match opened {
+    }
+    match serve(config, is_persistent, segment, buffer) {
         Ok(served) => {
             tracing::info!("this node serves transfers over RDMA and TCP");
             served
@@ -51,11 +55,18 @@ pub(crate) fn open(
 }
 
 fn serve(
-    devices: &[String],
+    config: &NodeConfig,
+    is_persistent: bool,
     segment: &Arc<MappedRegion>,
     buffer: Option<&Arc<MappedRegion>>,
-) -> Result<RdmaRegistrations, RdmaSetupError> {
-    let fabric = Arc::new(RdmaFabric::open(devices)?);
+) -> Result<RdmaRegistrations, RdmaServeError> {
+    if config.protocol != PROTOCOL {
+        return Err(RdmaServeError::UnknownProtocol(config.protocol.clone()));
+    }
+    if is_persistent {
+        return Err(RdmaServeError::PersistentMemory);
+    }
+    let fabric = Arc::new(RdmaFabric::open(&config.devices)?);
     let segment = fabric.register(segment)?;
     let buffer = buffer.map(|buffer| fabric.register(buffer)).transpose()?;
     Ok(RdmaRegistrations { fabric: Some(fabric), segment: Some(segment), buffer })

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use mooncake_wire::types::Uuid;
+use mooncake_wire::types::{ParseUuidError, Uuid};
+use moongate_master_client::rpc::RpcError;
 use moongate_memory::numa::NumaPlacement;
+use moongate_memory::segment::SegmentError;
 use moongate_memory::{PageMode, SegmentBacking, SegmentMemory, SegmentOptions};
-use moongate_rdma::RdmaFabric;
+use moongate_rdma::{RdmaFabric, RdmaSetupError};
+use moongate_transfer::DirectoryError;
 
 use crate::descriptor_publisher::DescriptorPublisher;
 use crate::membership::NodeMembership;
@@ -14,6 +17,43 @@ use crate::segment_pool::MountedSegment;
 
 /// Maximum number of segments, including those that the REST API mounts.
 const MAX_SEGMENTS: usize = 256;
+
+/// Why a segment was not mounted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SegmentMountError {
+    #[error("this node has {MAX_SEGMENTS} segments already, which is the limit")]
+    TooMany,
+    #[error("cannot read this machine's memory size from /proc/meminfo")]
+    UnknownMemorySize,
+    #[error(
+        "{size} bytes plus the {mounted} mounted bytes exceed the {limit} bytes of memory of this machine or container"
+    )]
+    TooLarge { size: u64, mounted: u64, limit: u64 },
+    #[error("its addresses overlap those of another segment; try again")]
+    Overlap,
+    #[error(transparent)]
+    Memory(#[from] SegmentError),
+    #[error(transparent)]
+    Rdma(#[from] RdmaSetupError),
+    #[error(transparent)]
+    Publish(#[from] DirectoryError),
+    #[error(transparent)]
+    Master(#[from] RpcError),
+}
+
+/// Why a segment was not unmounted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SegmentUnmountError {
+    #[error(transparent)]
+    InvalidId(#[from] ParseUuidError),
+    #[error("this node has no segment {0}")]
+    NotMounted(Uuid),
+    #[error(transparent)]
+    Master(#[from] RpcError),
+    /// The segment is unmounted, but the descriptor still has it.
+    #[error(transparent)]
+    Publish(#[from] DirectoryError),
+}
 
 /// Adds segments to the node's memory, its descriptor and the store, and removes them.
 #[derive(Clone)]
@@ -26,24 +66,21 @@ pub(crate) struct SegmentMounter {
 
 impl SegmentMounter {
     /// Checks that the machine has memory for this many bytes on top of the mounted segments.
-    pub(crate) fn check_capacity(&self, size: u64) -> Result<(), String> {
+    pub(crate) fn check_capacity(&self, size: u64) -> Result<(), SegmentMountError> {
         let pool = &self.membership.pool;
         if pool.segments().len() >= MAX_SEGMENTS {
-            return Err(format!("this node has {MAX_SEGMENTS} segments already, which is the limit"));
+            return Err(SegmentMountError::TooMany);
         }
-        let limit = moongate_runtime::memory_limit()
-            .ok_or("cannot read this machine's memory size from /proc/meminfo")?;
+        let limit = moongate_runtime::memory_limit().ok_or(SegmentMountError::UnknownMemorySize)?;
         let mounted = pool.bytes();
         if mounted.checked_add(size).is_none_or(|sum| sum > limit) {
-            return Err(format!(
-                "{size} bytes plus the {mounted} mounted bytes exceed the {limit} bytes of memory of this machine or container"
-            ));
+            return Err(SegmentMountError::TooLarge { size, mounted, limit });
         }
         Ok(())
     }
 
     /// Allocates and mounts a further segment, which is lost when the process exits.
-    pub(crate) async fn mount_process_memory(&self, size: u64) -> Result<Uuid, String> {
+    pub(crate) async fn mount_process_memory(&self, size: u64) -> Result<Uuid, SegmentMountError> {
         self.check_capacity(size)?;
         let options = SegmentOptions {
             backing: SegmentBacking::Process,
@@ -52,25 +89,23 @@ impl SegmentMounter {
             pages: PageMode::Normal,
             placement: NumaPlacement::default(),
         };
-        let opened = SegmentMemory::open(&options, |base| new_identity(base, size));
-        self.mount_segment(opened.map_err(|error| error.to_string())?).await
+        self.mount_segment(SegmentMemory::open(&options, |base| new_identity(base, size))?).await
     }
 
     /// Mounts a segment that is unmounted when the process exits.
-    pub(crate) async fn mount_segment(&self, segment: SegmentMemory) -> Result<Uuid, String> {
+    pub(crate) async fn mount_segment(&self, segment: SegmentMemory) -> Result<Uuid, SegmentMountError> {
         let identity = segment.ledger.identity();
-        let registered = self.fabric.as_ref().map(|fabric| fabric.register(&segment.region)).transpose();
-        let registered = registered.map_err(|error| error.to_string())?;
+        let registered = self.fabric.as_ref().map(|fabric| fabric.register(&segment.region)).transpose()?;
         let mounted =
             MountedSegment::new(segment, uuid(identity.segment), identity.base, false).with_rdma(registered);
         let mounted = Arc::new(mounted);
         if !self.membership.pool.add(Arc::clone(&mounted)) {
-            return Err("its addresses overlap those of another segment; try again".to_owned());
+            return Err(SegmentMountError::Overlap);
         }
         self.publisher.update_descriptor(&self.membership);
         let registration = async {
-            self.publisher.publish().await.map_err(|error| error.to_string())?;
-            self.membership.mount(&mounted).await.map_err(|error| error.to_string())
+            self.publisher.publish().await?;
+            Ok(self.membership.mount(&mounted).await?)
         };
         if let Err(error) = registration.await {
             self.membership.pool.remove(mounted.id);
@@ -81,18 +116,18 @@ impl SegmentMounter {
     }
 
     /// Unmounts a segment from the store, and removes it from the descriptor.
-    pub(crate) async fn unmount(&self, id: Uuid) -> Result<(), String> {
+    pub(crate) async fn unmount(&self, id: Uuid) -> Result<(), SegmentUnmountError> {
         if self.membership.pool.segments().iter().all(|mounted| mounted.id != id) {
-            return Err(format!("this node has no segment {id}"));
+            return Err(SegmentUnmountError::NotMounted(id));
         }
-        self.membership.unmount(id).await.map_err(|error| error.to_string())?;
+        self.membership.unmount(id).await?;
         self.membership.pool.remove(id);
         self.publisher.update_descriptor(&self.membership);
-        self.publisher.publish().await.map_err(|error| error.to_string())
+        Ok(self.publisher.publish().await?)
     }
 
     /// Parses the id of a segment and unmounts it.
-    pub(crate) async fn unmount_named(&self, id: &str) -> Result<(), String> {
-        self.unmount(id.parse::<Uuid>().map_err(|problem| problem.to_string())?).await
+    pub(crate) async fn unmount_named(&self, id: &str) -> Result<(), SegmentUnmountError> {
+        self.unmount(id.parse()?).await
     }
 }

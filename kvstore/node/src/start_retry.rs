@@ -3,29 +3,34 @@
 use std::fmt::Display;
 use std::time::Duration;
 
-use moongate_master_client::{Backoff, BackoffPolicy};
+use moongate_runtime::{Backoff, BackoffPolicy};
 use tokio::time::Instant;
 
-/// Pauses between attempts. The maximum is short, because the store lacks capacity while its nodes wait.
+/// Pauses between attempts, jittered. The maximum is short, because the store lacks capacity while its nodes wait.
 const RETRY: BackoffPolicy =
     BackoffPolicy { initial: Duration::from_millis(500), max: Duration::from_secs(2) };
-/// Time from the first warning to the second. It doubles with each warning.
-const FIRST_INTERVAL: Duration = Duration::from_secs(5);
-/// Maximum time between two warnings.
-const MAX_INTERVAL: Duration = Duration::from_mins(1);
+/// Times between two warnings.
+const WARNING_INTERVALS: BackoffPolicy =
+    BackoffPolicy { initial: Duration::from_secs(5), max: Duration::from_mins(1) };
 
 /// Retries until a deadline, with growing pauses and growing intervals between warnings.
 #[derive(Debug)]
 pub(crate) struct StartRetry {
     deadline: Instant,
     backoff: Backoff,
-    /// When the next warning is due, and the interval after it.
-    warning: Option<(Instant, Duration)>,
+    warnings: Backoff,
+    /// When the next warning is due. `None`: at once.
+    warning_due: Option<Instant>,
 }
 
 impl StartRetry {
     pub(crate) fn new(deadline: Instant) -> Self {
-        Self { deadline, backoff: Backoff::new(RETRY), warning: None }
+        Self {
+            deadline,
+            backoff: Backoff::new(RETRY),
+            warnings: Backoff::new(WARNING_INTERVALS),
+            warning_due: None,
+        }
     }
 
     /// Whether the deadline has passed.
@@ -42,14 +47,14 @@ impl StartRetry {
             tracing::debug!(%error, "waiting for {awaited}");
         }
         self.backoff.record_failure();
-        tokio::time::sleep_until((now + self.backoff.delay()).min(self.deadline)).await;
+        tokio::time::sleep_until((now + self.backoff.jittered_pause()).min(self.deadline)).await;
     }
 
     fn is_warning_due(&mut self, now: Instant) -> bool {
-        let (due, interval) = self.warning.unwrap_or((now, FIRST_INTERVAL));
-        let is_due = now >= due;
+        let is_due = self.warning_due.is_none_or(|due| now >= due);
         if is_due {
-            self.warning = Some((now + interval, (interval * 2).min(MAX_INTERVAL)));
+            self.warnings.record_failure();
+            self.warning_due = Some(now + self.warnings.pause());
         }
         is_due
     }

@@ -1,11 +1,12 @@
 //! Server side of RDMA connections: responds to handshakes of type 0 and owns the local ends of the links.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::connection::{HandshakeMessage, NicPath};
+use crate::connection::{HandshakeMessage, HandshakeMessageError, NicPath};
 use crate::fabric::RdmaFabric;
 use crate::link::RdmaLink;
 use crate::nic::Nic;
@@ -13,6 +14,20 @@ use crate::nic::Nic;
 /// Maximum number of links. An unused link costs nothing, but its peer may have vanished without closing it: a new link evicts the oldest,
 /// and a peer that still uses that one reconnects.
 const MAX_LINKS: usize = 4096;
+
+/// Why a peer's connection is rejected. The peer gets the text.
+#[derive(Debug, thiserror::Error)]
+enum RdmaAcceptError {
+    #[error("`{path}` is not a device of this node, {node}")]
+    OtherNode { path: String, node: String },
+    #[error("this node has no device {0}")]
+    NoDevice(String),
+    #[error(transparent)]
+    Request(#[from] HandshakeMessageError),
+    /// libibverbs refused to create or connect the queue pairs.
+    #[error(transparent)]
+    QueuePairs(#[from] io::Error),
+}
 
 /// Accepts RDMA connections of peers.
 #[derive(Debug)]
@@ -43,8 +58,8 @@ impl RdmaAcceptor {
         match self.connect(&request) {
             Ok(response) => response.write(),
             Err(reason) => {
-                tracing::warn!(peer = request.local_nic_path, reason, "RDMA connection rejected");
-                HandshakeMessage::refusal(&request, reason).write()
+                tracing::warn!(peer = request.local_nic_path, %reason, "RDMA connection rejected");
+                HandshakeMessage::refusal(&request, reason.to_string()).write()
             }
         }
     }
@@ -55,11 +70,11 @@ impl RdmaAcceptor {
         self.links.lock().len()
     }
 
-    fn connect(&self, request: &HandshakeMessage) -> Result<HandshakeMessage, String> {
+    fn connect(&self, request: &HandshakeMessage) -> Result<HandshakeMessage, RdmaAcceptError> {
         let nic = self.nic(&request.peer_nic_path)?;
-        let remote = request.remote(None).map_err(|error| error.to_string())?;
-        let link = RdmaLink::new(nic, request.local_nic_path.clone()).map_err(|error| error.to_string())?;
-        link.connect(&remote).map_err(|error| error.to_string())?;
+        let remote = request.remote(None)?;
+        let link = RdmaLink::new(nic, request.local_nic_path.clone())?;
+        link.connect(&remote)?;
         let response = HandshakeMessage {
             local_nic_path: request.peer_nic_path.clone(),
             local_lid: nic.device().lid,
@@ -72,12 +87,12 @@ impl RdmaAcceptor {
         Ok(response)
     }
 
-    fn nic(&self, path: &str) -> Result<&Arc<Nic>, String> {
-        let requested = NicPath::parse(path).filter(|path| path.node == self.node);
-        let requested =
-            requested.ok_or_else(|| format!("`{path}` is not a device of this node, {}", self.node))?;
+    fn nic(&self, path: &str) -> Result<&Arc<Nic>, RdmaAcceptError> {
+        let requested = NicPath::parse(path)
+            .filter(|path| path.node == self.node)
+            .ok_or_else(|| RdmaAcceptError::OtherNode { path: path.to_owned(), node: self.node.clone() })?;
         let nic = self.fabric.nics().iter().find(|nic| nic.device().name == requested.device);
-        nic.ok_or_else(|| format!("this node has no device {}", requested.device))
+        nic.ok_or(RdmaAcceptError::NoDevice(requested.device))
     }
 
     /// Stores a link and drops an earlier one between the same devices, which cannot be used any more.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::gid::Gid;
+use crate::gid::{Gid, GidError};
 
 /// Queue pairs per connection: Mooncake's default. Both sides must use the same number.
 pub const QUEUE_PAIRS: usize = 2;
@@ -66,14 +66,22 @@ pub struct RemoteQueuePairs {
 }
 
 /// A message with which no connection can be set up.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum HandshakeMessageError {
     /// The peer rejected the connection.
     #[error("the peer rejected the connection: {0}")]
     Refused(String),
-    /// Invalid JSON, or a missing member.
+    /// Invalid JSON, or a member of another type.
     #[error("not a valid connection message: {0}")]
-    Malformed(String),
+    NotJson(#[source] serde_json::Error),
+    /// The number of a queue pair is too large.
+    #[error("not a valid connection message: queue pair number {0} exceeds 24 bits")]
+    QueuePairNumber(u32),
+    /// Neither the message nor the descriptor has the device's GID.
+    #[error("not a valid connection message: the device has no identifier")]
+    NoGid,
+    #[error("not a valid connection message: {0}")]
+    Gid(#[from] GidError),
     /// The message names another device.
     #[error("the message names device {found}, expected {expected}")]
     UnexpectedDevice {
@@ -93,10 +101,9 @@ impl HandshakeMessage {
     /// Parses a message of a peer.
     ///
     /// # Errors
-    /// [`HandshakeMessageError::Malformed`].
+    /// [`HandshakeMessageError::NotJson`] or [`HandshakeMessageError::Count`].
     pub fn read(json: &[u8]) -> Result<Self, HandshakeMessageError> {
-        let message: Self = serde_json::from_slice(json)
-            .map_err(|error| HandshakeMessageError::Malformed(error.to_string()))?;
+        let message: Self = serde_json::from_slice(json).map_err(HandshakeMessageError::NotJson)?;
         if message.qp_num.len() > MAX_QUEUE_PAIRS {
             return Err(HandshakeMessageError::Count(message.qp_num.len()));
         }
@@ -145,7 +152,7 @@ impl HandshakeMessage {
     /// GID in the message.
     ///
     /// # Errors
-    /// [`HandshakeMessageError::Malformed`] or [`HandshakeMessageError::Count`].
+    /// When the message lacks a usable number of queue pairs, or the GID.
     pub fn remote(
         &self,
         described: Option<&moongate_transfer::DeviceDescriptor>,
@@ -154,19 +161,14 @@ impl HandshakeMessage {
             return Err(HandshakeMessageError::Count(self.qp_num.len()));
         }
         if let Some(wrong) = self.qp_num.iter().find(|number| **number > HIGHEST_NUMBER) {
-            return Err(HandshakeMessageError::Malformed(format!(
-                "queue pair number {wrong} exceeds 24 bits"
-            )));
+            return Err(HandshakeMessageError::QueuePairNumber(*wrong));
         }
         let (lid, gid) = match described {
             _ if !self.local_gid.is_empty() => (self.local_lid, self.local_gid.as_str()),
             Some(device) => (device.lid, device.gid.as_str()),
-            None => return Err(HandshakeMessageError::Malformed("the device has no identifier".to_owned())),
+            None => return Err(HandshakeMessageError::NoGid),
         };
-        let gid = gid
-            .parse()
-            .map_err(|error: crate::gid::GidError| HandshakeMessageError::Malformed(error.to_string()))?;
-        Ok(RemoteQueuePairs { lid, gid, queue_pairs: self.qp_num.clone() })
+        Ok(RemoteQueuePairs { lid, gid: gid.parse()?, queue_pairs: self.qp_num.clone() })
     }
 }
 
@@ -189,32 +191,31 @@ mod tests {
     #[test]
     fn messages_are_read_as_they_are_written() {
         let message = request();
-        assert_eq!(HandshakeMessage::read(&message.write()), Ok(message));
+        assert_eq!(HandshakeMessage::read(&message.write()).unwrap(), message);
         // Newer releases send more members, older ones fewer.
         let new = br#"{"local_nic_path":"a@b","ready_ack":true,"qp_num":[1,2],"reply_msg":""}"#;
         assert_eq!(HandshakeMessage::read(new).unwrap().qp_num, [1, 2]);
         for wrong in [&b"{"[..], b"1", br#"{"qp_num":[-1]}"#, br#"{"qp_num":[4294967296]}"#] {
-            assert!(matches!(HandshakeMessage::read(wrong), Err(HandshakeMessageError::Malformed(_))));
+            assert!(matches!(HandshakeMessage::read(wrong), Err(HandshakeMessageError::NotJson(_))));
         }
         let many = format!(r#"{{"qp_num":{:?}}}"#, vec![1; 1000]);
-        assert_eq!(HandshakeMessage::read(many.as_bytes()), Err(HandshakeMessageError::Count(1000)));
+        assert!(matches!(HandshakeMessage::read(many.as_bytes()), Err(HandshakeMessageError::Count(1000))));
     }
 
     #[test]
     fn queue_pair_address_is_in_message_or_descriptor() {
         let gid: Gid = GID.parse().unwrap();
         let remote = RemoteQueuePairs { lid: 0, gid, queue_pairs: vec![17, 18] };
-        assert_eq!(request().remote(None), Ok(remote.clone()));
+        assert_eq!(request().remote(None).unwrap(), remote);
         let old = HandshakeMessage { local_gid: String::new(), ..request() };
         let device =
             moongate_transfer::DeviceDescriptor { name: "rxe0".to_owned(), lid: 7, gid: GID.to_owned() };
-        assert_eq!(old.remote(Some(&device)), Ok(RemoteQueuePairs { lid: 7, ..remote }));
-        assert!(old.remote(None).is_err());
-        assert_eq!(
-            HandshakeMessage { qp_num: vec![1], ..request() }.remote(None),
-            Err(HandshakeMessageError::Count(1))
-        );
-        assert!(HandshakeMessage { qp_num: vec![1, 1 << 24], ..request() }.remote(None).is_err());
+        assert_eq!(old.remote(Some(&device)).unwrap(), RemoteQueuePairs { lid: 7, ..remote });
+        assert!(matches!(old.remote(None), Err(HandshakeMessageError::NoGid)));
+        let one = HandshakeMessage { qp_num: vec![1], ..request() }.remote(None);
+        assert!(matches!(one, Err(HandshakeMessageError::Count(1))));
+        let large = HandshakeMessage { qp_num: vec![1, 1 << 24], ..request() }.remote(None);
+        assert!(matches!(large, Err(HandshakeMessageError::QueuePairNumber(_))));
     }
 
     #[test]
@@ -225,9 +226,9 @@ mod tests {
             peer_nic_path: request.local_nic_path.clone(),
             ..HandshakeMessage::default()
         };
-        assert_eq!(response.check_response(&request), Ok(()));
-        let refusal = HandshakeMessage::refusal(&request, "no".to_owned());
-        assert_eq!(refusal.check_response(&request), Err(HandshakeMessageError::Refused("no".to_owned())));
+        assert!(response.check_response(&request).is_ok());
+        let refusal = HandshakeMessage::refusal(&request, "no".to_owned()).check_response(&request);
+        assert!(matches!(refusal, Err(HandshakeMessageError::Refused(reason)) if reason == "no"));
         assert!(matches!(
             request.check_response(&request),
             Err(HandshakeMessageError::UnexpectedDevice { .. })

@@ -62,6 +62,12 @@ pub enum RdmaDeviceError {
     /// A file in sysfs cannot be read.
     #[error("{path}: {problem}", path = path.display())]
     Io { path: PathBuf, problem: io::Error },
+    /// A device that was requested by name does not exist.
+    #[error("no such device")]
+    Missing,
+    /// libibverbs cannot open it.
+    #[error(transparent)]
+    Open(io::Error),
 }
 
 /// Usable devices, and why others are not usable, ordered by name.

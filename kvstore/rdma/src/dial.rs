@@ -1,14 +1,16 @@
 //! RDMA client: reads and writes another node's memory.
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures_util::future::try_join_all;
 use moongate_transfer::handshake::{self, HandshakeKind};
-use moongate_transfer::{SegmentBuffer, SegmentDescriptor, TransferError, TransferLimits};
+use moongate_transfer::{DeviceDescriptor, SegmentBuffer, SegmentDescriptor, TransferError, TransferLimits};
 
-use crate::connection::{HandshakeMessage, HandshakeMessageError, NicPath};
+use crate::connection::{HandshakeMessage, NicPath};
+use crate::error::{RdmaConnectError, RdmaLinkSetupError};
 use crate::fabric::RdmaFabric;
 use crate::link::{LocalMemory, RdmaLink, RdmaLinkError, RdmaOperation, RemoteMemory};
 use crate::nic::Nic;
@@ -42,7 +44,7 @@ impl RdmaConnection {
     /// or node.
     ///
     /// # Errors
-    /// [`TransferError::Connect`].
+    /// When the node has no RDMA device, does not respond, or rejects the connection.
     pub async fn open(
         fabric: &RdmaFabric,
         staging: Arc<RdmaStaging>,
@@ -50,13 +52,13 @@ impl RdmaConnection {
         handshakes: &str,
         descriptor: Arc<SegmentDescriptor>,
         limits: TransferLimits,
-    ) -> Result<Self, TransferError> {
+    ) -> Result<Self, RdmaConnectError> {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
         let mut rails = Vec::new();
         for (index, nic) in fabric.nics().iter().enumerate() {
-            let remote_device = peer_device(&descriptor, index).ok_or_else(|| TransferError::Connect {
+            let remote_device = peer_device(&descriptor, index).ok_or_else(|| RdmaConnectError {
                 address: descriptor.name.clone(),
-                reason: "its descriptor lists no RDMA device".to_owned(),
+                source: RdmaLinkSetupError::NoDevice,
             })?;
             let own_path = NicPath { node: format!("{own}.{number}"), device: nic.device().name.clone() };
             let link =
@@ -125,7 +127,9 @@ impl RdmaConnection {
         let local = LocalMemory { memory, offset, len };
         let target = RemoteMemory { address, key };
         rail.link.transfer(operation, local, target, guard, self.limit).await.map_err(|error| match error {
-            RdmaLinkError::Failed { peer: address, reason } => TransferError::Broken { address, reason },
+            RdmaLinkError::Failed { peer: address, source } => {
+                TransferError::Broken { address, source: io::Error::other(source).into() }
+            }
             RdmaLinkError::TimedOut { peer: address, limit } => TransferError::TimedOut { address, limit },
         })
     }
@@ -161,34 +165,43 @@ async fn connect(
     descriptor: &SegmentDescriptor,
     remote_device: usize,
     limit: Duration,
-) -> Result<RdmaLink, TransferError> {
+) -> Result<RdmaLink, RdmaConnectError> {
     let node = match descriptor.rdma_server_name.as_str() {
         "" => &descriptor.name,
         other => other,
     };
     let device = descriptor.devices.get(remote_device);
     let peer = format!("{node}@{}", device.map_or("", |device| device.name.as_str()));
-    let failed = |reason: String| TransferError::Connect { address: peer.clone(), reason };
-    let link = RdmaLink::new(nic, peer.clone()).map_err(|error| failed(error.to_string()))?;
+    let link = set_up_link(nic, own, handshakes, &peer, device, limit).await;
+    link.map_err(|source| RdmaConnectError { address: peer, source })
+}
+
+async fn set_up_link(
+    nic: &Arc<Nic>,
+    own: &NicPath,
+    handshakes: &str,
+    peer: &str,
+    device: Option<&DeviceDescriptor>,
+    limit: Duration,
+) -> Result<RdmaLink, RdmaLinkSetupError> {
+    let link = RdmaLink::new(nic, peer.to_owned()).map_err(RdmaLinkSetupError::QueuePairs)?;
     let request = HandshakeMessage {
         local_nic_path: own.to_string(),
         local_lid: nic.device().lid,
         local_gid: nic.device().gid.gid.to_string(),
-        peer_nic_path: peer.clone(),
+        peer_nic_path: peer.to_owned(),
         qp_num: link.numbers(),
         reply_msg: String::new(),
     };
     let json = request.write();
-    let exchange =
-        tokio::time::timeout(limit, handshake::request(handshakes, HandshakeKind::Connection, &json)).await;
-    let response = exchange.map_err(|_| failed(format!("timed out after {limit:?}")))?;
-    let response = response.map_err(|error| failed(error.to_string()))?;
-    let remote = HandshakeMessage::read(&response).and_then(|response| {
-        response.check_response(&request)?;
-        response.remote(device)
-    });
-    let remote = remote.map_err(|error: HandshakeMessageError| failed(error.to_string()))?;
-    link.connect(&remote).map_err(|error| failed(error.to_string()))?;
+    let exchange = handshake::request(handshakes, HandshakeKind::Connection, &json);
+    let response = tokio::time::timeout(limit, exchange)
+        .await
+        .map_err(|_| RdmaLinkSetupError::TimedOut(limit))?
+        .map_err(RdmaLinkSetupError::Handshake)?;
+    let response = HandshakeMessage::read(&response)?;
+    response.check_response(&request)?;
+    link.connect(&response.remote(device)?).map_err(RdmaLinkSetupError::QueuePairs)?;
     Ok(link)
 }
 
@@ -198,8 +211,7 @@ mod tests {
 
     #[test]
     fn devices_are_paired_by_the_priority_matrix() {
-        let device =
-            |name: &str| moongate_transfer::DeviceDescriptor { name: name.to_owned(), ..Default::default() };
+        let device = |name: &str| DeviceDescriptor { name: name.to_owned(), ..Default::default() };
         let mut descriptor = SegmentDescriptor {
             devices: ["a", "b", "c"].map(device).to_vec(),
             buffers: vec![SegmentBuffer { name: "cpu:1".to_owned(), ..Default::default() }],

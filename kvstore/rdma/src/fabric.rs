@@ -8,8 +8,8 @@ use moongate_memory::MappedRegion;
 use moongate_transfer::{SegmentBuffer, SegmentDescriptor};
 
 use crate::PROTOCOL;
-use crate::device::{self, SYSFS};
-use crate::error::RdmaSetupError;
+use crate::device::{self, RdmaDeviceError, SYSFS};
+use crate::error::{RdmaSetupError, UnusableDeviceError};
 use crate::nic::Nic;
 use crate::topology::{self, PriorityMatrix};
 use crate::verbs::RegisteredRegion;
@@ -50,29 +50,26 @@ impl RdmaFabric {
         if listed.is_empty() {
             return Err(RdmaSetupError::NoDevice);
         }
-        let mut reasons: Vec<String> = names
+        let mut unusable: Vec<UnusableDeviceError> = names
             .iter()
             .filter(|name| listed.iter().all(|(listed, _)| listed != *name))
-            .map(|name| format!("{name}: no such device"))
+            .map(|name| UnusableDeviceError { device: name.clone(), source: RdmaDeviceError::Missing })
             .collect();
         let mut nics = Vec::new();
         for (name, found) in listed {
             if !names.is_empty() && !names.contains(&name) {
                 continue;
             }
-            match found
-                .map_err(|error| error.to_string())
-                .and_then(|device| Nic::open(device).map_err(|error| error.to_string()))
-            {
+            match found.and_then(|device| Nic::open(device).map_err(RdmaDeviceError::Open)) {
                 Ok(nic) => nics.push(nic),
-                Err(reason) => reasons.push(format!("{name}: {reason}")),
+                Err(source) => unusable.push(UnusableDeviceError { device: name, source }),
             }
         }
         if nics.is_empty() {
-            return Err(RdmaSetupError::Unusable(reasons.join("; ")));
+            return Err(RdmaSetupError::Unusable(unusable));
         }
-        for reason in reasons {
-            tracing::warn!("RDMA device skipped: {reason}");
+        for error in unusable {
+            tracing::warn!("RDMA device skipped: {error}");
         }
         let devices: Vec<_> = nics.iter().map(|nic| nic.device().clone()).collect();
         let matrix = topology::priority_matrix(&topology::memory_nodes(sysfs), &devices);

@@ -37,11 +37,11 @@ mod verbs;
 pub use acceptor::RdmaAcceptor;
 #[cfg(feature = "verbs")]
 pub use dial::RdmaConnection;
-pub use error::RdmaSetupError;
+pub use error::{RdmaConnectError, RdmaLinkSetupError, RdmaSetupError, UnusableDeviceError};
 #[cfg(feature = "verbs")]
 pub use fabric::{RdmaFabric, RegisteredMemory};
 #[cfg(feature = "verbs")]
-pub use link::{LocalMemory, RdmaLink, RdmaLinkError, RdmaOperation, RemoteMemory, SLICE};
+pub use link::{LocalMemory, RdmaLink, RdmaLinkError, RdmaOperation, RemoteMemory, SLICE, WorkRequestError};
 #[cfg(feature = "verbs")]
 pub use nic::Nic;
 #[cfg(feature = "verbs")]
@@ -49,7 +49,7 @@ pub use staging::{RdmaStaging, STAGING_CHUNK, StagingChunk};
 #[cfg(not(feature = "verbs"))]
 pub use stub::{RdmaAcceptor, RdmaConnection, RdmaFabric, RdmaStaging, RegisteredMemory};
 #[cfg(feature = "verbs")]
-pub use verbs::RegisteredRegion;
+pub use verbs::{RegisteredRegion, WorkCompletionError};
 
 /// Name of this transport in descriptors, masters and configurations.
 pub const PROTOCOL: &str = "rdma";

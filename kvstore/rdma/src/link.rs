@@ -9,7 +9,7 @@ use tokio::sync::{Semaphore, mpsc};
 
 use crate::connection::{QUEUE_PAIRS, RemoteQueuePairs};
 use crate::nic::{InFlightWorkRequest, Nic};
-use crate::verbs::{QueuePair, RegisteredRegion, WorkRequest};
+use crate::verbs::{QueuePair, RegisteredRegion, WorkCompletionError, WorkRequest};
 
 /// Maximum bytes of a work request, as in Mooncake.
 pub const SLICE: u64 = 64 << 10;
@@ -48,12 +48,11 @@ pub struct LocalMemory<'a> {
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum RdmaLinkError {
     /// A work request completed with an error.
-    #[error("RDMA transfer with {peer} failed: {reason}")]
+    #[error("RDMA transfer with {peer} failed: {source}")]
     Failed {
         /// Path of the peer's device.
         peer: String,
-        /// Status of the work request.
-        reason: String,
+        source: WorkRequestError,
     },
     /// No work request completed within the limit.
     #[error("RDMA transfer with {peer} made no progress for {limit:?}")]
@@ -63,6 +62,21 @@ pub enum RdmaLinkError {
         /// The stall limit of the transfer.
         limit: Duration,
     },
+}
+
+/// Why a work request failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum WorkRequestError {
+    /// An earlier transfer failed.
+    #[error("the link is already broken")]
+    LinkBroken,
+    #[error("the device was closed")]
+    DeviceClosed,
+    /// libibverbs did not accept it.
+    #[error("{0}")]
+    Post(#[source] Arc<io::Error>),
+    #[error(transparent)]
+    Completion(#[from] WorkCompletionError),
 }
 
 /// A connection between a local and a remote device.
@@ -137,16 +151,16 @@ impl RdmaLink {
         guard: Arc<dyn std::any::Any + Send + Sync>,
         limit: Duration,
     ) -> Result<(), RdmaLinkError> {
-        let failed = |reason: String| RdmaLinkError::Failed { peer: self.peer.clone(), reason };
+        let failed = |source| RdmaLinkError::Failed { peer: self.peer.clone(), source };
         let (completion, mut completions) = mpsc::unbounded_channel();
         let mut posted = 0u64;
         for (number, (offset, len)) in slices(local.len).enumerate() {
             if self.is_broken() {
-                return Err(failed("the link is already broken".to_owned()));
+                return Err(failed(WorkRequestError::LinkBroken));
             }
             let Some((pair, window)) = self.pairs.get(number % self.pairs.len().max(1)) else { break };
             let queue_slot = self.with_timeout(limit, Arc::clone(window).acquire_owned()).await?;
-            let queue_slot = queue_slot.map_err(|closed| failed(closed.to_string()))?;
+            let queue_slot = queue_slot.map_err(|_| failed(WorkRequestError::DeviceClosed))?;
             let completion_slot = self.with_timeout(limit, self.nic.reserve_completion()).await?;
             let id = self.nic.number();
             let memory = Arc::new((Arc::clone(local.memory), Arc::clone(&guard)));
@@ -170,18 +184,18 @@ impl RdmaLink {
             };
             if let Err(error) = pair.post(&work) {
                 self.nic.cancel(id);
-                return Err(failed(error.to_string()));
+                return Err(failed(WorkRequestError::Post(Arc::new(error))));
             }
             posted += 1;
             while let Ok(result) = completions.try_recv() {
-                result.map_err(failed)?;
+                result.map_err(|error| failed(error.into()))?;
                 posted -= 1;
             }
         }
         drop(completion);
         while posted > 0 {
             let result = self.with_timeout(limit, completions.recv()).await?;
-            result.unwrap_or_else(|| Err("the device was closed".to_owned())).map_err(failed)?;
+            result.ok_or(WorkRequestError::DeviceClosed).and_then(|it| Ok(it?)).map_err(failed)?;
             posted -= 1;
         }
         Ok(())

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::device::RdmaDevice;
-use crate::verbs::{RegisteredRegion, VerbsContext};
+use crate::verbs::{RegisteredRegion, VerbsContext, WorkCompletionError};
 
 /// Maximum number of work requests in flight per device, over all queue pairs: the depth of the completion queue.
 const DEPTH: u32 = 4096;
@@ -31,7 +31,7 @@ pub struct Nic {
 #[derive(Debug)]
 pub(crate) struct InFlightWorkRequest {
     pub(crate) link: u64,
-    pub(crate) completion: mpsc::UnboundedSender<Result<(), String>>,
+    pub(crate) completion: mpsc::UnboundedSender<Result<(), WorkCompletionError>>,
     pub(crate) queue_slot: OwnedSemaphorePermit,
     pub(crate) memory: Arc<dyn std::any::Any + Send + Sync>,
     /// Reserved slot in the completion queue.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use moongate_memory::MappedRegion;
 use moongate_transfer::{SegmentBuffer, SegmentDescriptor, TransferError, TransferLimits};
 
-use crate::error::RdmaSetupError;
+use crate::error::{RdmaConnectError, RdmaSetupError};
 
 /// The opened RDMA devices of a process.
 #[derive(Debug)]
@@ -95,7 +95,7 @@ impl RdmaConnection {
         _: &str,
         _: Arc<SegmentDescriptor>,
         _: TransferLimits,
-    ) -> Result<Self, TransferError> {
+    ) -> Result<Self, RdmaConnectError> {
         match *fabric {}
     }
 

@@ -11,10 +11,21 @@ use crate::{TierError, TierOptions};
 const DATA_ALIGN: u64 = 1 << 20;
 const PAGE: u64 = ALIGN as u64;
 
+/// Position of a block in the file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct BlockIndex(pub(crate) u32);
+
+impl BlockIndex {
+    pub(crate) fn position(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// File layout: the superblock, one page per block, then the blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TierLayout {
-    pub(crate) block: u32,
+    /// Bytes of a block.
+    pub(crate) block_size: u32,
     pub(crate) blocks: u32,
 }
 
@@ -29,30 +40,42 @@ impl TierLayout {
         let available = options.capacity.saturating_sub(PAGE + DATA_ALIGN);
         match u32::try_from(available / (u64::from(block) + PAGE)) {
             Ok(0) => Err(TierError::Options("the tier's file is too small for one block; increase its size")),
-            Ok(blocks) => Ok(Self { block, blocks }),
+            Ok(blocks) => Ok(Self { block_size: block, blocks }),
             Err(_) => Err(TierError::Options("the tier's file has too many blocks; increase the block size")),
         }
     }
 
-    /// Offset of the page of a block.
-    pub(crate) fn page(&self, block: u32) -> u64 {
-        PAGE * (1 + u64::from(block))
+    pub(crate) fn indices(&self) -> impl DoubleEndedIterator<Item = BlockIndex> + use<> {
+        (0..self.blocks).map(BlockIndex)
     }
 
-    pub(crate) fn data(&self, block: u32) -> u64 {
-        self.page(self.blocks).next_multiple_of(DATA_ALIGN) + u64::from(block) * u64::from(self.block)
+    /// Offset of the page of a block.
+    pub(crate) fn page(&self, block: BlockIndex) -> u64 {
+        PAGE * (1 + u64::from(block.0))
+    }
+
+    pub(crate) fn data(&self, block: BlockIndex) -> u64 {
+        self.data_start() + u64::from(block.0) * u64::from(self.block_size)
     }
 
     pub(crate) fn end(&self) -> u64 {
-        self.data(self.blocks)
+        self.data_start() + u64::from(self.blocks) * u64::from(self.block_size)
+    }
+
+    fn pages_end(&self) -> u64 {
+        PAGE * (1 + u64::from(self.blocks))
+    }
+
+    fn data_start(&self) -> u64 {
+        self.pages_end().next_multiple_of(DATA_ALIGN)
     }
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct FreeBlocks(Mutex<Vec<u32>>);
+pub(crate) struct FreeBlocks(Mutex<Vec<BlockIndex>>);
 
 impl FreeBlocks {
-    pub(crate) fn new(blocks: Vec<u32>) -> Arc<Self> {
+    pub(crate) fn new(blocks: Vec<BlockIndex>) -> Arc<Self> {
         Arc::new(Self(Mutex::new(blocks)))
     }
 
@@ -74,14 +97,14 @@ impl FreeBlocks {
 /// Allocated blocks, freed on drop.
 #[derive(Debug)]
 pub(crate) struct AllocatedBlocks {
-    pub(crate) blocks: Vec<u32>,
+    pub(crate) blocks: Vec<BlockIndex>,
     free: Arc<FreeBlocks>,
     retired: bool,
 }
 
 impl AllocatedBlocks {
     /// Wraps specific blocks that are not in the free pool.
-    pub(crate) fn from_list(blocks: Vec<u32>, free: &Arc<FreeBlocks>) -> Self {
+    pub(crate) fn from_list(blocks: Vec<BlockIndex>, free: &Arc<FreeBlocks>) -> Self {
         Self { blocks, free: Arc::clone(free), retired: false }
     }
 
@@ -106,9 +129,9 @@ mod tests {
     #[test]
     fn parts_of_the_file_do_not_overlap() {
         let layout = TierLayout::of(&TierOptions::new("x", 1 << 30)).unwrap();
-        assert!(layout.page(layout.blocks) <= layout.data(0));
-        assert!(layout.data(0).is_multiple_of(DATA_ALIGN));
-        assert_eq!(layout.data(1) - layout.data(0), 256 << 10);
+        assert!(layout.pages_end() <= layout.data(BlockIndex(0)));
+        assert!(layout.data(BlockIndex(0)).is_multiple_of(DATA_ALIGN));
+        assert_eq!(layout.data(BlockIndex(1)) - layout.data(BlockIndex(0)), 256 << 10);
         assert!(layout.end() <= 1 << 30);
         assert!(layout.end() > (1 << 30) - (4 << 20), "little space is wasted");
     }
@@ -127,7 +150,7 @@ mod tests {
 
     #[test]
     fn dropped_blocks_are_free_again() {
-        let free = FreeBlocks::new((0..10).collect());
+        let free = FreeBlocks::new((0..10).map(BlockIndex).collect());
         let allocated = free.allocate(7).unwrap();
         assert!(free.allocate(4).is_none());
         assert_eq!(free.len(), 3);

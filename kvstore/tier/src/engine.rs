@@ -23,15 +23,13 @@ impl std::fmt::Debug for IoEngine {
 impl IoEngine {
     /// Creates an engine for chunks of at most `bytes` bytes.
     pub(crate) fn new(bytes: usize, io_uring: bool) -> Self {
-        let rings = if io_uring {
-            IoRingPool::new(bytes).map_err(|problem| problem.to_string())
-        } else {
-            Err("disabled".into())
-        };
-        if let Err(reason) = &rings {
-            tracing::info!("io_uring is not available ({reason}): the tier uses threads");
+        let rings = io_uring.then(|| IoRingPool::new(bytes)).transpose();
+        match &rings {
+            Ok(Some(_)) => {}
+            Ok(None) => tracing::info!("io_uring is not available (disabled): the tier uses threads"),
+            Err(problem) => tracing::info!("io_uring is not available ({problem}): the tier uses threads"),
         }
-        Self { bytes, rings: rings.ok() }
+        Self { bytes, rings: rings.ok().flatten() }
     }
 
     pub(crate) fn is_ring(&self) -> bool {

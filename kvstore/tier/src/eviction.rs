@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::block::AllocatedBlocks;
+use crate::block::{AllocatedBlocks, BlockIndex};
 use crate::index::TierObject;
 use crate::{FileTier, TierError};
 
@@ -45,7 +45,7 @@ impl FileTier {
 
     /// Drops objects that were removed from the index: their pages are wiped before their blocks are freed.
     pub(crate) fn drop_all(&self, removed: Vec<Arc<TierObject>>) -> Result<(), TierError> {
-        let pages: Vec<u32> = removed.iter().filter_map(|stored| stored.first()).collect();
+        let pages: Vec<BlockIndex> = removed.iter().filter_map(|stored| stored.first()).collect();
         let wiped = self.wipe(&pages);
         if wiped.is_err() {
             // A page that remains refers to blocks whose content must not change. Leak them until the tier is opened again.

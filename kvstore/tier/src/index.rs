@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use foldhash::fast::RandomState;
 
-use crate::block::AllocatedBlocks;
+use crate::block::{AllocatedBlocks, BlockIndex};
 
 /// An object in the file. Its blocks are freed when the last reader drops it.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct TierObject {
 
 impl TierObject {
     /// The first block, whose page describes the object.
-    pub(crate) fn first(&self) -> Option<u32> {
+    pub(crate) fn first(&self) -> Option<BlockIndex> {
         self.blocks.blocks.first().copied()
     }
 }

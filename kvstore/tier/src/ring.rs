@@ -30,6 +30,14 @@ pub(crate) struct IoRing {
     ops: Vec<Option<RingOperation>>,
 }
 
+/// What a transfer reads or writes.
+#[derive(Clone, Copy)]
+struct RingTransfer<'a> {
+    file: &'a File,
+    direction: IoDirection,
+    chunks: &'a [IoChunk],
+}
+
 #[derive(Clone, Copy)]
 struct RingOperation {
     chunk: usize,
@@ -58,6 +66,7 @@ impl IoRing {
         chunks: &[IoChunk],
         visit: &mut dyn IoVisitor,
     ) -> io::Result<()> {
+        let transfer = RingTransfer { file, direction, chunks };
         let buffers = self.buffers.len();
         // With fewer buffers than chunks, half of the buffers hold bytes that are being processed.
         let max_in_flight =
@@ -78,7 +87,7 @@ impl IoRing {
                 {
                     visit.fill(next, buffer.get_mut().get_mut(..chunk.len).unwrap_or_default());
                 }
-                self.push(file, direction, chunks, slot, RingOperation { chunk: next, done: 0 })?;
+                self.push(transfer, slot, RingOperation { chunk: next, done: 0 })?;
                 submit(&mut self.ring, CompletionWait::No)?;
                 next += 1;
                 in_flight += 1;
@@ -97,7 +106,7 @@ impl IoRing {
                 };
                 let len = chunks.get(op.chunk).map_or(0, |chunk| chunk.len);
                 match advance(op, result, len) {
-                    RingOperationResult::Partial(op) => self.push(file, direction, chunks, slot, op)?,
+                    RingOperationResult::Partial(op) => self.push(transfer, slot, op)?,
                     RingOperationResult::Complete(outcome) => {
                         in_flight -= 1;
                         completed.push_back((slot, op.chunk, len, outcome));
@@ -146,14 +155,8 @@ impl IoRing {
     }
 
     /// Queues the rest of a chunk, which the next wait submits.
-    fn push(
-        &mut self,
-        file: &File,
-        direction: IoDirection,
-        chunks: &[IoChunk],
-        slot: usize,
-        op: RingOperation,
-    ) -> io::Result<()> {
+    fn push(&mut self, transfer: RingTransfer<'_>, slot: usize, op: RingOperation) -> io::Result<()> {
+        let RingTransfer { file, direction, chunks } = transfer;
         let (Some(chunk), Some(buffer), Some(entry)) =
             (chunks.get(op.chunk), self.buffers.get_mut(slot), self.ops.get_mut(slot))
         else {

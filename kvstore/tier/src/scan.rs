@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io;
 use std::sync::Arc;
 
-use crate::block::{AllocatedBlocks, FreeBlocks, TierLayout};
+use crate::block::{AllocatedBlocks, BlockIndex, FreeBlocks, TierLayout};
 use crate::buffer::ALIGN;
 use crate::engine::IoEngine;
 use crate::index::{TierIndex, TierObject};
@@ -18,9 +18,9 @@ pub(crate) struct TierScanResult {
     /// Highest generation of all pages.
     pub(crate) generation: u64,
     /// Blocks with pages of replaced objects, to be wiped before the blocks are reused.
-    pub(crate) stale: Vec<u32>,
+    pub(crate) stale: Vec<BlockIndex>,
     /// Blocks with corrupt pages, to be wiped too: their objects are lost.
-    pub(crate) damaged: Vec<u32>,
+    pub(crate) damaged: Vec<BlockIndex>,
 }
 
 /// Reads the pages of all blocks.
@@ -34,12 +34,12 @@ pub(crate) fn scan(
     instance: u64,
 ) -> io::Result<TierScanResult> {
     // Several pages per chunk, up to the block size.
-    let per_chunk = layout.block / ALIGN as u32;
+    let per_chunk = layout.block_size / ALIGN as u32;
     let chunks: Vec<IoChunk> = (0..layout.blocks)
         .step_by(per_chunk as usize)
         .map(|first| {
             let pages = per_chunk.min(layout.blocks - first);
-            IoChunk { offset: layout.page(first), len: pages as usize * ALIGN }
+            IoChunk { offset: layout.page(BlockIndex(first)), len: pages as usize * ALIGN }
         })
         .collect();
     let mut pages =
@@ -56,7 +56,7 @@ struct PageScanner {
     instance: u64,
     per_chunk: u32,
     found: Vec<ObjectPage>,
-    damaged: Vec<u32>,
+    damaged: Vec<BlockIndex>,
     problem: Option<io::Error>,
 }
 
@@ -67,7 +67,7 @@ impl IoVisitor for PageScanner {
         match outcome {
             Ok(bytes) => {
                 let first = chunk as u32 * self.per_chunk;
-                for (page, block) in bytes.chunks(ALIGN).zip(first..) {
+                for (page, block) in bytes.chunks(ALIGN).zip((first..).map(BlockIndex)) {
                     match ObjectPage::decode(page, self.instance, block, self.layout) {
                         PageContent::Object(page) => self.found.push(page),
                         PageContent::Damaged => self.damaged.push(block),
@@ -89,23 +89,23 @@ fn resolve_conflicts(mut pages: Vec<ObjectPage>, layout: TierLayout) -> TierScan
     let mut stale = Vec::new();
     let mut intact = Vec::new();
     for page in pages {
-        let slots: Vec<usize> = page.blocks.iter().map(|(block, _)| *block as usize).collect();
-        let distinct = slots.iter().collect::<HashSet<_>>().len() == slots.len();
-        let free = distinct && slots.iter().all(|slot| used.get(*slot) == Some(&false));
+        let positions: Vec<usize> = page.blocks.iter().map(|block| block.index.position()).collect();
+        let distinct = positions.iter().collect::<HashSet<_>>().len() == positions.len();
+        let free = distinct && positions.iter().all(|position| used.get(*position) == Some(&false));
         // The key is recorded even if the object is incomplete: an older object of the key must not reappear.
         if keys.insert(page.key.clone()) && free {
-            slots.iter().filter_map(|slot| used.get_mut(*slot).map(|used| *used = true)).count();
+            positions.iter().filter_map(|position| used.get_mut(*position).map(|used| *used = true)).count();
             intact.push(page);
         } else {
-            stale.extend(page.blocks.first().map(|(block, _)| *block));
+            stale.extend(page.first());
         }
     }
-    let blocks = (0..layout.blocks).rev().filter(|block| used.get(*block as usize) == Some(&false)).collect();
+    let blocks = layout.indices().rev().filter(|block| used.get(block.position()) == Some(&false)).collect();
     let free = FreeBlocks::new(blocks);
     let mut index = TierIndex::default();
     // Oldest first, so that they are evicted first.
     for page in intact.into_iter().rev() {
-        let (blocks, crcs) = page.blocks.into_iter().unzip();
+        let (blocks, crcs) = page.blocks.into_iter().map(|block| (block.index, block.crc)).unzip();
         let allocated = AllocatedBlocks::from_list(blocks, &free);
         index.insert(
             &page.key,
@@ -118,15 +118,16 @@ fn resolve_conflicts(mut pages: Vec<ObjectPage>, layout: TierLayout) -> TierScan
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::page::PageBlock;
 
-    const LAYOUT: TierLayout = TierLayout { block: 4096, blocks: 10 };
+    const LAYOUT: TierLayout = TierLayout { block_size: 4096, blocks: 10 };
 
     fn page(key: &str, generation: u64, blocks: &[u32]) -> ObjectPage {
         ObjectPage {
             generation,
             key: key.into(),
             len: blocks.len() as u64 * 4096,
-            blocks: blocks.iter().map(|&block| (block, 0)).collect(),
+            blocks: blocks.iter().map(|&block| PageBlock { index: BlockIndex(block), crc: 0 }).collect(),
         }
     }
 
@@ -139,7 +140,7 @@ mod tests {
         let found =
             resolve_conflicts(vec![page("a", 1, &[0]), page("b", 2, &[1, 2]), page("a", 3, &[3])], LAYOUT);
         assert_eq!(keys(&found), ["b", "a"]);
-        assert_eq!(found.stale, [0]);
+        assert_eq!(found.stale, [BlockIndex(0)]);
         assert_eq!(found.free.len(), 7);
         assert_eq!(found.generation, 3);
     }
@@ -150,7 +151,7 @@ mod tests {
             vec![page("a", 1, &[5]), page("a", 2, &[0, 1]), page("b", 3, &[1]), page("c", 4, &[7, 7])];
         let found = resolve_conflicts(pages, LAYOUT);
         assert_eq!(keys(&found), ["b"]);
-        assert_eq!(found.stale, [7, 0, 5]);
+        assert_eq!(found.stale, [7, 0, 5].map(BlockIndex));
         assert_eq!(found.free.len(), 9);
     }
 }

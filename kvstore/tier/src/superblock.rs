@@ -24,7 +24,7 @@ impl Superblock {
     pub(crate) fn encode(&self, into: &mut [u8]) {
         let mut bytes = Vec::with_capacity(ALIGN);
         bytes.extend(MAGIC);
-        for number in [VERSION, self.layout.block, self.layout.blocks, u32::from(self.clean)] {
+        for number in [VERSION, self.layout.block_size, self.layout.blocks, u32::from(self.clean)] {
             bytes.extend(number.to_le_bytes());
         }
         bytes.extend(self.instance.to_le_bytes());
@@ -44,7 +44,7 @@ impl Superblock {
             return None;
         }
         Some(Self {
-            layout: TierLayout { block: number(12)?, blocks: number(16)? },
+            layout: TierLayout { block_size: number(12)?, blocks: number(16)? },
             clean: number(20)? == 1,
             instance: u64::from_le_bytes(body.get(24..32)?.try_into().ok()?),
             boot: u128::from_le_bytes(body.get(32..48)?.try_into().ok()?),
@@ -65,7 +65,7 @@ mod tests {
     #[test]
     fn any_flipped_bit_is_detected() {
         let superblock = Superblock {
-            layout: TierLayout { block: 4096, blocks: 77 },
+            layout: TierLayout { block_size: 4096, blocks: 77 },
             instance: 3,
             boot: boot(),
             clean: true,

@@ -8,14 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use crate::block::{AllocatedBlocks, FreeBlocks, TierLayout};
+use crate::block::{AllocatedBlocks, BlockIndex, FreeBlocks, TierLayout};
 use crate::block_io::{BlockWriter, BlocksReader, ObjectBlock, part_len};
 use crate::buffer::{ALIGN, aligned};
 use crate::engine::IoEngine;
 use crate::file::{FileStart, lock, open_direct, read_start, reserve};
 use crate::index::{TierIndex, TierObject};
 use crate::io_chunk::{IoChunk, IoDirection};
-use crate::page::{MAX_BLOCKS, MAX_KEY, ObjectPage, blocks_of};
+use crate::page::{MAX_BLOCKS, MAX_KEY, ObjectPage, PageBlock, blocks_of};
 use crate::ring_pool::has_in_flight_io;
 use crate::scan::{TierScanResult, scan};
 use crate::superblock::{Superblock, boot};
@@ -67,7 +67,7 @@ impl FileTier {
         let failed = |problem| TierError::Io { path: options.path.clone(), problem };
         let file = open_direct(&options.path).map_err(failed)?;
         lock(&file, &options.path)?;
-        let engine = IoEngine::new(layout.block as usize, options.io_uring);
+        let engine = IoEngine::new(layout.block_size as usize, options.io_uring);
         let path = options.path.display();
         let start = read_start(&file, &engine).map_err(failed)?;
         let usable = match start {
@@ -110,7 +110,7 @@ impl FileTier {
         let found = if usable.is_some() {
             scan(&file, &engine, layout, instance).map_err(failed)?
         } else {
-            let free = FreeBlocks::new((0..layout.blocks).rev().collect());
+            let free = FreeBlocks::new(layout.indices().rev().collect());
             TierScanResult {
                 index: TierIndex::default(),
                 free,
@@ -173,7 +173,7 @@ impl FileTier {
     #[must_use]
     pub fn longest(&self) -> u64 {
         let blocks = (MAX_BLOCKS as u64).min(u64::from(self.layout.blocks));
-        blocks * u64::from(self.layout.block)
+        blocks * u64::from(self.layout.block_size)
     }
 
     /// Writes an object, replacing an older one of the same key.
@@ -200,7 +200,7 @@ impl FileTier {
         if len == 0 || len > self.longest() {
             return Err(TierError::Length { len, max: self.longest() });
         }
-        let mut allocated = self.reserve_blocks(blocks_of(len, self.layout.block))?;
+        let mut allocated = self.reserve_blocks(blocks_of(len, self.layout.block_size))?;
         let generation = self.generation.fetch_add(1, Ordering::Relaxed) + 1;
         let crcs = self.write_blocks(&allocated, len, fill).inspect_err(|error| {
             if matches!(error, TierError::Io { problem, .. } if has_in_flight_io(problem)) {
@@ -208,8 +208,8 @@ impl FileTier {
                 allocated.retire();
             }
         })?;
-        let blocks = allocated.blocks.iter().copied().zip(crcs.iter().copied()).collect();
-        let page = ObjectPage { generation, key: key.to_vec(), len, blocks };
+        let blocks = allocated.blocks.iter().zip(&crcs).map(|(index, crc)| PageBlock { index: *index, crc: *crc });
+        let page = ObjectPage { generation, key: key.to_vec(), len, blocks: blocks.collect() };
         // The page is written after all blocks: it makes the object exist.
         if let Err(problem) = self.write_page(&page) {
             // The page may or may not be written, so its blocks must not be reused.
@@ -271,7 +271,7 @@ impl FileTier {
         let mut chunks = Vec::new();
         for (object, stored) in objects.iter().enumerate() {
             for (number, block) in stored.iter().flat_map(|stored| stored.blocks.blocks.iter().enumerate()) {
-                let len = stored.as_ref().map_or(0, |stored| part_len(stored.len, number, self.layout.block));
+                let len = stored.as_ref().map_or(0, |stored| part_len(stored.len, number, self.layout.block_size));
                 chunks.push(IoChunk { offset: self.layout.data(*block), len: aligned(len) as usize });
                 reading.parts.push(ObjectBlock { object, number });
             }
@@ -332,7 +332,7 @@ impl FileTier {
         TierCounts {
             objects: index.len() as u64,
             bytes: index.bytes(),
-            free: self.free.len() as u64 * u64::from(self.layout.block),
+            free: self.free.len() as u64 * u64::from(self.layout.block_size),
             evicted: self.evicted.load(Ordering::Relaxed),
             damaged: self.damaged.load(Ordering::Relaxed),
             io_uring: self.engine.is_ring(),
@@ -346,18 +346,18 @@ impl FileTier {
         len: u64,
         fill: impl FnMut(u64, &mut [u8]),
     ) -> Result<Vec<u32>, TierError> {
-        let block = self.layout.block;
+        let block_size = self.layout.block_size;
         let chunks: Vec<IoChunk> = allocated
             .blocks
             .iter()
             .enumerate()
-            .map(|(number, block_index)| IoChunk {
-                offset: self.layout.data(*block_index),
-                len: aligned(part_len(len, number, block)) as usize,
+            .map(|(number, block)| IoChunk {
+                offset: self.layout.data(*block),
+                len: aligned(part_len(len, number, block_size)) as usize,
             })
             .collect();
         let mut writing =
-            BlockWriter { len, block, crcs: Vec::with_capacity(chunks.len()), problem: None, fill };
+            BlockWriter { len, block_size, crcs: Vec::with_capacity(chunks.len()), problem: None, fill };
         let outcome = self.engine.transfer(&self.file, IoDirection::Write, &chunks, &mut writing);
         match (outcome, writing.problem) {
             (Ok(()), None) => Ok(writing.crcs),
@@ -366,15 +366,15 @@ impl FileTier {
     }
 
     fn write_page(&self, page: &ObjectPage) -> Result<(), TierError> {
-        let first = page.blocks.first().map_or(0, |(block, _)| *block);
+        let first = page.first().unwrap_or_default();
         self.write_pages(&[first], |bytes| page.encode(self.superblock.instance, bytes))
     }
 
-    pub(crate) fn wipe(&self, blocks: &[u32]) -> Result<(), TierError> {
+    pub(crate) fn wipe(&self, blocks: &[BlockIndex]) -> Result<(), TierError> {
         self.write_pages(blocks, |bytes| bytes.fill(0))
     }
 
-    fn write_pages(&self, blocks: &[u32], mut fill: impl FnMut(&mut [u8])) -> Result<(), TierError> {
+    fn write_pages(&self, blocks: &[BlockIndex], mut fill: impl FnMut(&mut [u8])) -> Result<(), TierError> {
         let chunks: Vec<IoChunk> =
             blocks.iter().map(|block| IoChunk { offset: self.layout.page(*block), len: ALIGN }).collect();
         self.write_whole(&chunks, |_, bytes| fill(bytes))
@@ -386,7 +386,7 @@ impl FileTier {
 
     fn write_whole(&self, chunks: &[IoChunk], fill: impl FnMut(u64, &mut [u8])) -> Result<(), TierError> {
         let len = (chunks.len() * ALIGN) as u64;
-        let mut writing = BlockWriter { len, block: ALIGN as u32, crcs: Vec::new(), problem: None, fill };
+        let mut writing = BlockWriter { len, block_size: ALIGN as u32, crcs: Vec::new(), problem: None, fill };
         let outcome = self.engine.transfer(&self.file, IoDirection::Write, chunks, &mut writing);
         outcome.and_then(|()| writing.problem.map_or(Ok(()), Err)).map_err(|problem| self.failed(problem))
     }

@@ -7,11 +7,11 @@ use crc_fast::{CrcAlgorithm, Digest};
 use mooncake_wire::capability::{CAPABILITY, Capability};
 use moongate_runtime::busy_poll::{AdaptivePoller, try_receive};
 use moongate_runtime::net::TcpStream;
-use moongate_runtime::{PeerTls, TLS_REQUIRED, describe_tls_error, is_tls_alert};
+use moongate_runtime::{PeerTls, is_tls_alert};
 
 use crate::channel::TransferChannel;
 use crate::cpu_spread::CpuSpreader;
-use crate::error::TransferError;
+use crate::error::{BrokenConnectionError, TransferConnectError, TransferError};
 use crate::plane::{
     self, HEADER, STATUS, TransferHeader, TransferOperation, TransferProtocol, TransferStatus,
 };
@@ -90,21 +90,10 @@ impl TransferConnection {
         tls: Option<&PeerTls>,
     ) -> Result<Self, TransferError> {
         let address = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
-        let failed = |reason: String| TransferError::Connect { address: address.clone(), reason };
-        let stream = match tokio::time::timeout(limits.connect, TcpStream::connect((host, port))).await {
-            Ok(connected) => connected.map_err(|error| failed(error.to_string()))?,
-            Err(_) => return Err(failed(format!("timed out after {:?}", limits.connect))),
-        };
-        set_options(&stream, limits).map_err(|error| failed(error.to_string()))?;
+        let opened = open_channel(host, port, limits, tls).await;
+        let (channel, cpu_spreader) =
+            opened.map_err(|source| TransferError::Connect { address: address.clone(), source })?;
         let poller = AdaptivePoller::for_process(limits.busy_poll);
-        let cpu_spreader = CpuSpreader::new(&stream);
-        let channel = match tls {
-            None => TransferChannel::Plain(stream),
-            Some(tls) => {
-                let secured = timed(limits.connect, TransferChannel::secure(stream, host, tls)).await;
-                secured.map_err(|error| failed(error.to_string()))?
-            }
-        };
         Ok(Self { channel, address, protocol, limits, busy_polls: false, poller, cpu_spreader })
     }
 
@@ -226,15 +215,15 @@ impl TransferConnection {
         while sent < total {
             let parts = remaining_slices([head, body, trailer], sent);
             let written = timed(self.limits.stall, self.channel.write_vectored(&parts)).await;
-            match written.map_err(|error| self.failed(&error))? {
-                0 => return Err(self.failed(&io::ErrorKind::WriteZero.into())),
+            match written.map_err(|error| self.failed(error))? {
+                0 => return Err(self.failed(io::ErrorKind::WriteZero.into())),
                 bytes => sent += bytes,
             }
         }
         // TLS may buffer records; a plain socket does not.
         if let TransferChannel::Secured(secured) = &mut self.channel {
             let flushed = timed(self.limits.stall, secured.flush()).await;
-            flushed.map_err(|error| self.failed(&error))?;
+            flushed.map_err(|error| self.failed(error))?;
         }
         Ok(())
     }
@@ -286,9 +275,9 @@ impl TransferConnection {
             received => received.map(Option::unwrap_or_default),
         };
         match read {
-            Ok(0) => Err(self.failed(&io::ErrorKind::UnexpectedEof.into())),
+            Ok(0) => Err(self.failed(io::ErrorKind::UnexpectedEof.into())),
             Ok(bytes) => Ok(bytes),
-            Err(error) => Err(self.failed(&error)),
+            Err(error) => Err(self.failed(error)),
         }
     }
 
@@ -302,10 +291,11 @@ impl TransferConnection {
     async fn status(&mut self, start: u64, size: u64) -> Result<(), TransferError> {
         let mut status = [0; STATUS];
         let filled = self.fill(&mut status).await;
-        let broken = |reason: String| TransferError::Broken { address: self.address.clone(), reason };
+        let broken =
+            |source: BrokenConnectionError| TransferError::Broken { address: self.address.clone(), source };
         // A TLS alert is shorter than a status, so check for it before `filled`.
         if self.channel.plain().is_some() && is_tls_alert(&status) {
-            return Err(broken(TLS_REQUIRED.to_owned()));
+            return Err(broken(BrokenConnectionError::TlsRequired));
         }
         filled?;
         match TransferStatus::decode(status) {
@@ -317,10 +307,8 @@ impl TransferConnection {
             Ok(TransferStatus::Refused(refusal)) => {
                 Err(TransferError::Refused { address: self.address.clone(), start, size, refusal })
             }
-            Ok(TransferStatus::Other(code)) => {
-                Err(broken(format!("the node sent the unknown status {code}")))
-            }
-            Err(error) => Err(broken(error.to_string())),
+            Ok(TransferStatus::Other(code)) => Err(broken(BrokenConnectionError::UnknownStatus(code))),
+            Err(error) => Err(broken(error.into())),
         }
     }
 
@@ -332,13 +320,31 @@ impl TransferConnection {
         TransferError::Checksum { address: self.address.clone(), start, size }
     }
 
-    fn failed(&self, error: &io::Error) -> TransferError {
+    fn failed(&self, error: io::Error) -> TransferError {
         let address = self.address.clone();
         match error.kind() {
             io::ErrorKind::TimedOut => TransferError::TimedOut { address, limit: self.limits.stall },
-            _ => TransferError::Broken { address, reason: describe_tls_error(error) },
+            _ => TransferError::Broken { address, source: error.into() },
         }
     }
+}
+
+/// Connects, and performs the TLS handshake if `tls` is given.
+async fn open_channel(
+    host: &str,
+    port: u16,
+    limits: TransferLimits,
+    tls: Option<&PeerTls>,
+) -> Result<(TransferChannel, CpuSpreader), TransferConnectError> {
+    let connecting = tokio::time::timeout(limits.connect, TcpStream::connect((host, port)));
+    let stream = connecting.await.map_err(|_| TransferConnectError::TimedOut(limits.connect))??;
+    set_options(&stream, limits)?;
+    let cpu_spreader = CpuSpreader::new(&stream);
+    let channel = match tls {
+        None => TransferChannel::Plain(stream),
+        Some(tls) => timed(limits.connect, TransferChannel::secure(stream, host, tls)).await?,
+    };
+    Ok((channel, cpu_spreader))
 }
 
 fn set_options(stream: &TcpStream, limits: TransferLimits) -> io::Result<()> {

@@ -1,27 +1,30 @@
 //! Errors of the transfer client.
 
+use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_wire::capability::CapabilityError;
+use moongate_runtime::{TLS_REQUIRED, describe_tls_error};
+
+use crate::plane::InvalidStatusError;
 
 /// A transfer failed. The connection stays usable only after [`TransferError::Checksum`].
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum TransferError {
     /// The connection could not be established.
-    #[error("cannot connect to {address}: {reason}")]
+    #[error("cannot connect to {address}: {source}")]
     Connect {
         /// Address of the node's data plane.
         address: String,
-        /// Error of the connection attempt.
-        reason: String,
+        source: TransferConnectError,
     },
     /// The connection broke during a transfer.
-    #[error("the connection to {address} broke: {reason}")]
+    #[error("the connection to {address} broke: {source}")]
     Broken {
         /// Address of the node's data plane.
         address: String,
-        /// Error of the socket or of TLS.
-        reason: String,
+        source: BrokenConnectionError,
     },
     /// The range is not within the node's memory, perhaps because the node restarted.
     #[error("{address} rejected {size} bytes at {start:#x}: the range is not within its memory")]
@@ -75,4 +78,42 @@ pub enum TransferError {
         /// The stall limit of the connection.
         limit: Duration,
     },
+}
+
+/// Why a connection could not be established.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum TransferConnectError {
+    #[error("timed out after {0:?}")]
+    TimedOut(Duration),
+    /// The socket or TLS failed.
+    #[error("{0}")]
+    Io(#[source] Arc<io::Error>),
+}
+
+impl From<io::Error> for TransferConnectError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(Arc::new(error))
+    }
+}
+
+/// How a connection broke.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum BrokenConnectionError {
+    /// The socket, TLS or RDMA failed.
+    #[error("{}", describe_tls_error(.0))]
+    Io(#[source] Arc<io::Error>),
+    /// The node requires TLS, but this program has no certificate.
+    #[error("{TLS_REQUIRED}")]
+    TlsRequired,
+    /// A status of a later release.
+    #[error("the node sent the unknown status {0}")]
+    UnknownStatus(u32),
+    #[error(transparent)]
+    InvalidStatus(#[from] InvalidStatusError),
+}
+
+impl From<io::Error> for BrokenConnectionError {
+    fn from(error: io::Error) -> Self {
+        Self::Io(Arc::new(error))
+    }
 }

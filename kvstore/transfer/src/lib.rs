@@ -21,6 +21,9 @@ pub mod serve;
 pub use allowed_peers::{AllowedPeers, AllowedPeersError};
 pub use descriptor::{DeviceDescriptor, SegmentBuffer, SegmentDescriptor};
 pub use dial::{TransferConnection, TransferLimits};
-pub use directory::{DescriptorDirectory, DirectoryError, MetadataSource, MetadataSourceError};
-pub use error::TransferError;
+pub use directory::{
+    DescriptorDirectory, DirectoryError, HandshakeError, MetadataServerError, MetadataSource,
+    MetadataSourceError,
+};
+pub use error::{BrokenConnectionError, TransferConnectError, TransferError};
 pub use plane::TransferProtocol;

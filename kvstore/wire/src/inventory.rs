@@ -2,15 +2,19 @@
 //! sends its inventory, and polls which objects its segments contain. A master without these functions responds with the fault
 //! `NOT_REGISTERED`, and the node continues without them.
 
+mod object_changes;
+
 use std::sync::LazyLock;
 
 use bytes::BytesMut;
 
 use crate::dialect::Dialect;
 use crate::frame::{self, RequestHeader, ResponseHeader, RpcFault};
-use crate::pack::{self, Pack, PackError, TypeSignature, UnpackError, WireString, arguments, layout};
+use crate::pack::{self, Pack, PackError, TypeSignature, UnpackError, arguments, layout};
 use crate::rpc::MasterResult;
 use crate::types::Uuid;
+
+pub use object_changes::{ObjectChangesArguments, ObjectChangesReply, ReportedObjectChange, change};
 
 const DIALECT: Dialect = Dialect::NEWEST;
 
@@ -25,14 +29,6 @@ pub mod step {
     /// One batch of the inventory.
     pub const RECORDS: u64 = 1;
     pub const FINISH: u64 = 2;
-}
-
-/// Kinds of changes of a segment's contents.
-pub mod change {
-    /// A complete replica occupies the range.
-    pub const STORED: u64 = 0;
-    /// The replica has vacated the range.
-    pub const VACATED: u64 = 1;
 }
 
 /// One batch of a segment's inventory. All lists have the same length.
@@ -83,68 +79,16 @@ pub struct InventoryReply {
 
 layout! { InventoryReply { accepted, epoch, outcomes } }
 
-/// Polls changes of a segment's contents.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ObjectChangesArguments {
-    pub client_id: Uuid,
-    pub segment_id: Uuid,
-    /// Token of the last reply. With any other token the master starts with all objects of the segment.
-    pub token: u64,
-    /// Highest master epoch in the node's records.
-    pub epoch: u64,
-}
-
-arguments! { ObjectChangesArguments { client_id, segment_id, token, epoch } }
-
-/// Changes in order. All lists have the same length.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ObjectChangesReply<S> {
-    /// Token for the next poll.
-    pub token: u64,
-    pub epoch: u64,
-    /// 1 if this starts with all objects of the segment: objects not listed until `caught_up` are absent.
-    pub is_full: u64,
-    /// 1 if no further changes were pending when this was written.
-    pub caught_up: u64,
-    /// Kinds of the changes, see [`change`].
-    pub kinds: Vec<u64>,
-    /// Offsets of objects in the segment.
-    pub offsets: Vec<u64>,
-    /// Numbers of the replicas within the epoch.
-    pub sequences: Vec<u64>,
-    pub sizes: Vec<u64>,
-    /// Checksums that the writers supplied.
-    pub checksums: Vec<u64>,
-    /// Object flags: [`HAS_CHECKSUM`] and [`HARD_PIN`].
-    pub flags: Vec<u64>,
-    pub tenants: Vec<S>,
-    pub keys: Vec<S>,
-    /// Groups of objects; empty for none.
-    pub groups: Vec<S>,
-}
-
-layout! {
-    ObjectChangesReply<S> {
-        token, epoch, is_full, caught_up, kinds, offsets, sequences, sizes, checksums, flags, tenants, keys, groups
-    }
-}
-
 struct InventorySignatures {
     inventory_id: u32,
     inventory: TypeSignature,
     inventory_reply: TypeSignature,
-    changes_id: u32,
-    changes: TypeSignature,
-    changes_reply: TypeSignature,
 }
 
 static SIGNATURES: LazyLock<InventorySignatures> = LazyLock::new(|| InventorySignatures {
     inventory_id: pack::md5_prefix(b"moongate::Master::Inventory"),
     inventory: TypeSignature::of::<InventoryArguments<&str>>(DIALECT),
     inventory_reply: TypeSignature::of::<MasterResult<InventoryReply>>(DIALECT),
-    changes_id: pack::md5_prefix(b"moongate::Master::ObjectChanges"),
-    changes: TypeSignature::of::<ObjectChangesArguments>(DIALECT),
-    changes_reply: TypeSignature::of::<MasterResult<ObjectChangesReply<&str>>>(DIALECT),
 });
 
 /// A request of either RPC.
@@ -162,10 +106,8 @@ impl<'a> InventoryRequest<'a> {
     /// The fault to respond with.
     pub fn decode(function_id: u32, body: &'a [u8]) -> Result<Option<Self>, RpcFault> {
         let malformed = |_| RpcFault::invalid_argument();
-        if function_id == SIGNATURES.changes_id {
-            return pack::decode(body, &SIGNATURES.changes, DIALECT)
-                .map(|arguments| Some(Self::Changes(arguments)))
-                .map_err(malformed);
+        if let Some(decoded) = ObjectChangesArguments::decode(function_id, body) {
+            return decoded.map(|arguments| Some(Self::Changes(arguments))).map_err(malformed);
         }
         if function_id != SIGNATURES.inventory_id {
             return Ok(None);
@@ -193,17 +135,6 @@ impl<S: Pack> InventoryArguments<S> {
     }
 }
 
-impl ObjectChangesArguments {
-    /// Appends a frame with this request.
-    ///
-    /// # Errors
-    /// When it exceeds the size of a frame. Then nothing is appended.
-    pub fn encode(&self, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
-        let header = RequestHeader { sequence, function_id: SIGNATURES.changes_id };
-        frame::write_request(out, header, |out| pack::encode(self, &SIGNATURES.changes, DIALECT, out))
-    }
-}
-
 impl InventoryReply {
     /// Appends the reply.
     ///
@@ -221,38 +152,6 @@ impl InventoryReply {
     /// When the body is not such a reply.
     pub fn decode(body: &[u8]) -> Result<MasterResult<Self>, UnpackError> {
         pack::decode(body, &SIGNATURES.inventory_reply, DIALECT)
-    }
-}
-
-impl<S: Pack> ObjectChangesReply<S> {
-    /// Appends the reply.
-    ///
-    /// # Errors
-    /// When it exceeds the size of a frame. Then nothing is appended.
-    pub fn encode(reply: &MasterResult<Self>, sequence: u32, out: &mut BytesMut) -> Result<(), PackError> {
-        frame::write_response(out, ResponseHeader { sequence, error: 0 }, |out| {
-            pack::encode(reply, &SIGNATURES.changes_reply, DIALECT, out)
-        })
-    }
-}
-
-impl<'a, S: WireString<'a>> ObjectChangesReply<S> {
-    /// Reads the reply.
-    ///
-    /// # Errors
-    /// When the body is not such a reply. The lists' lengths are not compared: see [`Self::is_well_formed`].
-    pub fn decode(body: &'a [u8]) -> Result<MasterResult<Self>, UnpackError> {
-        pack::decode(body, &SIGNATURES.changes_reply, DIALECT)
-    }
-
-    /// Whether all lists have the same length.
-    pub fn is_well_formed(&self) -> bool {
-        let count = self.keys.len();
-        let numbers =
-            [&self.kinds, &self.offsets, &self.sequences, &self.sizes, &self.checksums, &self.flags];
-        numbers.iter().all(|list| list.len() == count)
-            && self.tenants.len() == count
-            && self.groups.len() == count
     }
 }
 
@@ -305,14 +204,6 @@ mod tests {
         let decoded = InventoryRequest::decode(frame.header.function_id, frame.body);
         assert_eq!(decoded, Ok(Some(InventoryRequest::Changes(poll))));
 
-        let reply = ObjectChangesReply { token: 4, keys: vec!["k"], ..ObjectChangesReply::default() };
-        let mut out = BytesMut::new();
-        ObjectChangesReply::encode(&Ok(reply.clone()), 7, &mut out).unwrap();
-        let Ok(FrameParseResult::Frame(frame)) = frame::parse::<ResponseHeader>(&out, 1 << 20) else {
-            panic!()
-        };
-        let decoded = ObjectChangesReply::<&str>::decode(frame.body).unwrap().unwrap();
-        assert!(decoded == reply && !decoded.is_well_formed());
         let reply = InventoryReply { accepted: 1, epoch: 2, outcomes: vec![0, 7] };
         let mut out = BytesMut::new();
         InventoryReply::encode(&Ok(reply.clone()), 7, &mut out).unwrap();

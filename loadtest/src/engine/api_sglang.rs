@@ -40,12 +40,7 @@ pub(crate) fn disaggregation_plan(
     for index in 0..count {
         let Some(rooms) = rooms.as_ref().filter(|_| engine.options.role != SimRole::Plain && !fake) else {
             if engine.options.role != SimRole::Plain && !fake {
-                return Err(SimRejection {
-                    status: StatusCode::BAD_REQUEST,
-                    kind: "BadRequest",
-                    message: "Invalid request: Disaggregated request received without bootstrap room id"
-                        .to_owned(),
-                });
+                return Err(SimRejection::missing_bootstrap_room());
             }
             handovers.push(SimKvTransfer::Local);
             ranks.push(routed.unwrap_or_else(|| engine.next_rank()));
@@ -335,7 +330,7 @@ fn loads(engine: &SimEngineState, query: &str) -> Value {
                         "num_used_tokens": used, "num_total_tokens": used, "num_active_tokens": used,
                         "num_prealloc_ready_tokens": 0,
                         "max_total_num_tokens": capacity, "max_running_requests": engine.options.max_running,
-                        "token_usage": fraction(used, capacity as u64), "gen_throughput": 0.0,
+                        "token_usage": fraction(used, capacity), "gen_throughput": 0.0,
                         "cache_hit_rate": fraction(hit, prompt_tokens),
                         "utilization": fraction(share(stats.running), engine.options.max_running as u64),
                         "total_prefill_uncached_tokens": stats.prompt_tokens - hit.min(stats.prompt_tokens),

@@ -196,6 +196,16 @@ pub struct SimEngineOptions {
     pub ready_after: Duration,
     /// How the engine publishes KV events; `None` disables them, and then no page is hashed.
     pub kv_events: Option<KvEventOptions>,
+    /// Canned chat completions instead of generated ones.
+    pub canned: Option<CannedCompletions>,
+}
+
+/// Responses that cost almost no CPU: nothing is tokenized, computed, transferred or recorded. For measuring a gateway
+/// whose engines share the machine. A request with the member `"user":"itl-ms-N"` overrides the latency.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CannedCompletions {
+    /// Time between two tokens of a stream; zero sends at full speed.
+    pub inter_token_latency: Duration,
 }
 
 impl SimEngineOptions {
@@ -227,6 +237,7 @@ impl SimEngineOptions {
             handshake_timeout: Duration::from_secs(14),
             ready_after: Duration::ZERO,
             kv_events: None,
+            canned: None,
         }
     }
 
@@ -259,7 +270,7 @@ impl SimEngineOptions {
     }
 
     pub(crate) fn validate(&self) -> Result<(), SimEngineError> {
-        let invalid = |what: &str| Err(SimEngineError::Config(what.to_owned()));
+        let invalid = |what| Err(SimEngineError::Config(what));
         if self.dp_size == 0 || self.dp_size > 1_024 {
             return invalid("dp-size must be between 1 and 1024");
         }
@@ -274,6 +285,9 @@ impl SimEngineOptions {
         }
         if self.kv_events.is_some() && self.page_size > moongate_block_hash::MAX_BLOCK_TOKENS as usize {
             return invalid("page-size must be at most 8192 with KV events");
+        }
+        if self.canned.is_some() && self.protocol != SimProtocol::Sglang {
+            return invalid("canned completions are available with SGLang's protocol only");
         }
         if self.stream_interval == 0 {
             return invalid("stream-interval must be at least 1");
@@ -290,7 +304,7 @@ impl SimEngineOptions {
 pub enum SimEngineError {
     /// A setting is out of range.
     #[error("cannot start the engine: {0}")]
-    Config(String),
+    Config(&'static str),
     /// An address could not be bound.
     #[error("cannot listen on {address}: {source}; is another process using it?")]
     Listen { address: SocketAddr, source: std::io::Error },
@@ -318,7 +332,7 @@ impl SharedL3Store {
     /// A fleet whose shared store holds this many tokens; 0 disables it.
     #[must_use]
     pub fn new(storage_tokens: usize) -> Self {
-        Self { pages: Arc::new(Mutex::new(SimPageStore::new(storage_tokens))), mooncake: None }
+        Self { pages: Arc::new(Mutex::new(SimPageStore::new(storage_tokens as u64))), mooncake: None }
     }
 
     /// A fleet that stores its pages in a real Mooncake store, which engines of other processes can share.
@@ -329,7 +343,7 @@ impl SharedL3Store {
 
     /// Number of tokens in the simulated store.
     #[must_use]
-    pub fn storage_used_tokens(&self) -> usize {
+    pub fn storage_used_tokens(&self) -> u64 {
         self.pages.lock().used()
     }
 

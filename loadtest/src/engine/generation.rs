@@ -125,6 +125,14 @@ pub(crate) struct ChoiceGeneration {
     pub(crate) finish: Option<GenerationFinish>,
 }
 
+/// A choice whose prompt has been computed or received.
+struct StartedGeneration {
+    token_generator: TokenGenerator,
+    cached: CachedTokens,
+    /// Its slot in the batch.
+    permit: Option<OwnedSemaphorePermit>,
+}
+
 impl ChoiceGeneration {
     /// Waits for the prompt. Returns a generation that has already ended if the request was aborted by id.
     pub(crate) async fn start(
@@ -143,13 +151,17 @@ impl ChoiceGeneration {
             biased;
             () = cancel.cancelled() => {
                 let token_generator = TokenGenerator::new(chain.fingerprint(), job.choice);
-                let mut generation = Self::new(engine, &job, chain, token_generator, CachedTokens::default(), None);
+                let started = StartedGeneration {
+                    token_generator,
+                    cached: CachedTokens::default(),
+                    permit: None,
+                };
+                let mut generation = Self::new(engine, &job, chain, started);
                 generation.finish = Some(GenerationFinish::Abort);
                 Ok(generation)
             }
             started = Self::start_uncancelled(engine, &job, &chain) => {
-                let (token_generator, cached, permit) = started?;
-                Ok(Self::new(engine, &job, chain, token_generator, cached, permit))
+                Ok(Self::new(engine, &job, chain, started?))
             }
         }
     }
@@ -158,21 +170,24 @@ impl ChoiceGeneration {
         engine: &Arc<SimEngineState>,
         job: &GenerationJob,
         chain: &PageHashChain,
-    ) -> Result<(TokenGenerator, CachedTokens, Option<OwnedSemaphorePermit>), GenerationError> {
+    ) -> Result<StartedGeneration, GenerationError> {
         let own = chain.fingerprint();
         let token_generator = TokenGenerator::new(own, job.choice);
         match &job.transfer {
             SimKvTransfer::Local => {
                 let cached = compute_prompt(engine, job, chain).await?;
-                Ok((token_generator, cached, engine.acquire_batch_slot(job.rank).await))
+                let permit = engine.acquire_batch_slot(job.rank).await;
+                Ok(StartedGeneration { token_generator, cached, permit })
             }
             SimKvTransfer::Retain { key } => {
                 let cached = compute_prompt(engine, job, chain).await?;
                 engine.retain_offer(key, job.rank, kv_offer(chain, cached));
-                Ok((token_generator, cached, engine.acquire_batch_slot(job.rank).await))
+                let permit = engine.acquire_batch_slot(job.rank).await;
+                Ok(StartedGeneration { token_generator, cached, permit })
             }
             SimKvTransfer::Send { key } => {
-                Ok((token_generator, serve_to_decode(engine, job, chain, key).await?, None))
+                let cached = serve_to_decode(engine, job, chain, key).await?;
+                Ok(StartedGeneration { token_generator, cached, permit: None })
             }
             SimKvTransfer::Pull(from) => {
                 let permit = engine.acquire_batch_slot(job.rank).await;
@@ -192,7 +207,7 @@ impl ChoiceGeneration {
                 } else {
                     received.cached
                 };
-                Ok((token_generator, cached, permit))
+                Ok(StartedGeneration { token_generator, cached, permit })
             }
         }
     }
@@ -201,10 +216,9 @@ impl ChoiceGeneration {
         engine: &Arc<SimEngineState>,
         job: &GenerationJob,
         chain: PageHashChain,
-        generator: TokenGenerator,
-        cached: CachedTokens,
-        permit: Option<OwnedSemaphorePermit>,
+        started: StartedGeneration,
     ) -> Self {
+        let StartedGeneration { token_generator: generator, cached, permit } = started;
         let only_first = matches!(job.transfer, SimKvTransfer::Send { .. });
         let scripted_tokens =
             job.tool_call.as_ref().filter(|_| !only_first).map(|tool| tool.argument_tokens(generator));

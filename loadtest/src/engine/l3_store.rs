@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use parking_lot::Mutex;
 
-use super::cache::{PageChange, PageLru};
 use super::object_store::MooncakePageStore;
+use crate::prefix_lru::{LruChange, PrefixLru};
 
 /// A page written to the store: its id, and the first 64 bits of its hash, if the engine publishes hashes.
 pub(crate) type WrittenPage = (u128, Option<u64>);
@@ -13,7 +13,7 @@ pub(crate) type WrittenPage = (u128, Option<u64>);
 /// An LRU of pages. A lookup counts as use: Mooncake's master renews the page's lease, and evicts by lease.
 #[derive(Debug, Default)]
 pub(crate) struct SimPageStore {
-    pages: PageLru,
+    pages: PrefixLru<u128>,
     /// Pages by the first 64 bits of their hash, and the reverse mapping.
     page_by_hash: HashMap<u64, u128>,
     hash_by_page: HashMap<u128, u64>,
@@ -31,20 +31,22 @@ pub(crate) enum L3Backend<'a> {
 }
 
 impl SimPageStore {
-    pub(crate) fn new(capacity: usize) -> Self {
-        Self { pages: PageLru::new(capacity), ..Self::default() }
+    pub(crate) fn new(capacity: u64) -> Self {
+        Self { pages: PrefixLru::new(capacity), ..Self::default() }
     }
 
-    pub(crate) fn capacity(&self) -> usize {
+    pub(crate) fn capacity(&self) -> u64 {
         self.pages.capacity()
     }
 
-    pub(crate) fn used(&self) -> usize {
+    pub(crate) fn used(&self) -> u64 {
         self.pages.used()
     }
 
     pub(crate) fn clear(&mut self) {
-        *self = Self::new(self.capacity());
+        self.pages.clear(|_| {});
+        self.page_by_hash.clear();
+        self.hash_by_page.clear();
     }
 
     /// Number of leading `pages` that an engine can read without a gap.
@@ -58,13 +60,17 @@ impl SimPageStore {
     pub(crate) fn put(&mut self, written: &[WrittenPage], page_tokens: usize) {
         let pages: Vec<u128> = written.iter().map(|(page, _)| *page).collect();
         let (by_name, names) = (&mut self.page_by_hash, &mut self.hash_by_page);
-        self.pages.put_prefix(&pages, page_tokens, |change| {
-            if let PageChange::Evicted(page) = change
-                && let Some(name) = names.remove(&page)
-            {
-                by_name.remove(&name);
-            }
-        });
+        self.pages.put(
+            &pages,
+            |_| page_tokens as u64,
+            |change| {
+                if let LruChange::Evicted(page) = change
+                    && let Some(name) = names.remove(&page)
+                {
+                    by_name.remove(&name);
+                }
+            },
+        );
         for &(page, name) in written {
             if let Some(name) = name.filter(|_| self.pages.contains(page)) {
                 self.page_by_hash.insert(name, page);

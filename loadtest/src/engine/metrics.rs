@@ -57,7 +57,7 @@ fn cache_usage(engine: &SimEngineState) -> [u64; 4] {
     engine.ranks.iter().fold([0; 4], |sum, rank| {
         let cache = rank.cache.lock();
         let ((used, capacity), (host_used, host)) = (cache.device_usage(), cache.host_usage());
-        [sum[0] + used as u64, sum[1] + capacity as u64, sum[2] + host_used as u64, sum[3] + host as u64]
+        [sum[0] + used, sum[1] + capacity, sum[2] + host_used, sum[3] + host]
     })
 }
 

@@ -14,9 +14,11 @@
 //! | `events` | published KV events |
 //! | `timing`, `prefill_queue` | time model and prefill queue |
 //! | `generation` | lifecycle of one choice |
+//! | `canned` | prepared responses instead |
 //! | `kv_transfer`, `rendezvous` | KV cache transfer between prefill and decode |
 //! | `request`, `render`, `serve`, `stream` | requests and responses |
 //! | `api_sglang`, `api_vllm`, `tokenize`, `bootstrap` | the two protocols |
+//! | `sim_engine` | a running engine |
 //! | `server`, `faults`, `stats` | sockets, faults, counters |
 
 mod adapters;
@@ -24,6 +26,7 @@ mod api_sglang;
 mod api_vllm;
 mod bootstrap;
 mod cache;
+mod canned;
 mod config;
 mod events;
 mod faults;
@@ -42,6 +45,7 @@ mod request;
 mod response;
 mod serve;
 mod server;
+mod sim_engine;
 mod stats;
 mod stream;
 mod timing;
@@ -61,15 +65,19 @@ use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio_util::sync::CancellationToken;
 
 pub use self::cache::CachedTokens;
+pub use self::canned::{canned_event_ns, monotonic_ns};
 pub use self::config::{
-    EngineTimeModel, SharedL3Store, SimEngineError, SimEngineOptions, SimProtocol, SimRole, VllmConnector,
+    CannedCompletions, EngineTimeModel, SharedL3Store, SimEngineError, SimEngineOptions, SimProtocol,
+    SimRole, VllmConnector,
 };
 pub use self::events::KvEventOptions;
 pub use self::faults::{EngineFault, EngineFaultPlan};
 pub use self::master_admin::SimMasterAdmin;
+pub use self::sim_engine::SimEngine;
 pub use self::stats::{AbortEvent, AbortKind, RecordedRequest, SimStats};
 
 use self::cache::PageOrigin;
+use self::canned::CannedResponses;
 use self::events::{KvEventPorts, KvEventReporter, PromptPrefix};
 use self::faults::EngineFaultInjector;
 use self::l3_store::L3Backend;
@@ -78,9 +86,6 @@ use self::rank::SimRank;
 use self::rendezvous::{KvOffer, RendezvousTable};
 use self::stats::{SimGaugeGuard, SimStatsRecorder};
 use self::timing::ScaledTiming;
-
-/// How long a stop waits for the engine's tasks.
-const STOP_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A request that can be aborted by its id.
 #[derive(Debug)]
@@ -114,6 +119,7 @@ pub(crate) struct SimEngineState {
     refuse_connections: watch::Sender<bool>,
     ready: AtomicBool,
     adapters: adapters::LoraAdapters,
+    canned: Option<Arc<CannedResponses>>,
 }
 
 impl SimEngineState {
@@ -229,165 +235,6 @@ impl SimEngineState {
     fn is_ready(&self) -> bool {
         self.ready.load(Ordering::Relaxed)
     }
-}
-
-/// A running simulated engine. It stops when dropped.
-#[derive(Debug)]
-pub struct SimEngine {
-    engine: Arc<SimEngineState>,
-}
-
-impl SimEngine {
-    /// Starts an engine with a shared store of its own.
-    ///
-    /// # Errors
-    /// A setting is out of range, or an address cannot be bound.
-    pub async fn start(config: SimEngineOptions) -> Result<Self, SimEngineError> {
-        Self::start_with_store(config, &SharedL3Store::default()).await
-    }
-
-    /// Starts an engine that uses the fleet's store.
-    ///
-    /// # Errors
-    /// As [`SimEngine::start`].
-    pub async fn start_with_store(
-        config: SimEngineOptions,
-        fleet: &SharedL3Store,
-    ) -> Result<Self, SimEngineError> {
-        config.validate()?;
-        let supervisor = Supervisor::new();
-        let listener = server::bind(config.listen).await?;
-        let addr = server::local_addr(&listener, config.listen)?;
-        let bootstrap_listener = match (config.role, config.bootstrap_listen) {
-            (SimRole::Prefill, Some(address)) => Some(server::bind(address).await?),
-            (SimRole::Prefill, None) => Some(server::bind(SocketAddr::new(addr.ip(), 0)).await?),
-            (SimRole::Decode | SimRole::Plain, _) => None,
-        };
-        let bootstrap = match &bootstrap_listener {
-            Some(listener) => Some(server::local_addr(listener, config.listen)?),
-            None => None,
-        };
-        let stats = Arc::new(SimStatsRecorder::new(config.dp_size));
-        let refusing = watch::Sender::new(false);
-        let (event_ports, reporters) = events::start(&config, &refusing, &supervisor).await?;
-        let mut reporters = reporters.into_iter();
-        let ranks = (0..config.dp_size)
-            .map(|_| SimRank::start(&config, reporters.next(), &stats, &supervisor))
-            .collect();
-        let engine = Arc::new(SimEngineState {
-            timing: ScaledTiming::new(config.service.clone(), config.time_scale),
-            l3_store: fleet.clone(),
-            engine_id: response::uuid(),
-            stats,
-            faults: EngineFaultInjector::default(),
-            ranks,
-            rendezvous: Arc::new(RendezvousTable::default()),
-            client: moongate_runtime::plain_http_client().connect_timeout(Duration::from_secs(2)).build()?,
-            supervisor,
-            abortable_requests: Mutex::default(),
-            next_request: AtomicU64::new(0),
-            next_rank: AtomicU32::new(0),
-            main_addr: addr,
-            bootstrap_addr: bootstrap,
-            event_ports,
-            room_ranks: Mutex::default(),
-            refuse_connections: refusing,
-            adapters: adapters::LoraAdapters::default(),
-            ready: AtomicBool::new(config.ready_after.is_zero()),
-            options: config,
-        });
-        engine.spawn_readiness_timer();
-        server::serve(&engine, listener, addr, server::SimEnginePort::Main);
-        if let (Some(listener), Some(address)) = (bootstrap_listener, bootstrap) {
-            server::serve(&engine, listener, address, server::SimEnginePort::Bootstrap);
-        }
-        Ok(Self { engine })
-    }
-
-    #[must_use]
-    pub fn addr(&self) -> SocketAddr {
-        self.engine.main_addr
-    }
-
-    /// `http://host:port` of [`SimEngine::addr`].
-    #[must_use]
-    pub fn url(&self) -> String {
-        format!("http://{}", self.engine.main_addr)
-    }
-
-    /// Address of its bootstrap server or side channel; only prefill engines have one.
-    #[must_use]
-    pub fn bootstrap_addr(&self) -> Option<SocketAddr> {
-        self.engine.bootstrap_addr
-    }
-
-    /// The id of this start of the engine (vLLM's `engine_id`).
-    #[must_use]
-    pub fn engine_id(&self) -> &str {
-        &self.engine.engine_id
-    }
-
-    /// Addresses on which a data-parallel rank publishes and replays KV events, if it does.
-    #[must_use]
-    pub fn kv_event_addrs(&self, rank: u32) -> Option<(SocketAddr, SocketAddr)> {
-        self.engine.event_ports.map(|ports| (ports.live(rank), ports.replay(rank)))
-    }
-
-    #[must_use]
-    pub fn options(&self) -> &SimEngineOptions {
-        &self.engine.options
-    }
-
-    /// Current counters of the engine.
-    #[must_use]
-    pub fn stats(&self) -> SimStats {
-        self.engine.stats.snapshot()
-    }
-
-    /// Waits until the counters meet a condition. Returns false after `timeout`.
-    pub async fn wait_for(&self, timeout: Duration, condition: impl FnMut(&SimStats) -> bool) -> bool {
-        self.engine.stats.wait_for(timeout, condition).await
-    }
-
-    /// The latest generation and abort requests, oldest first, as received.
-    #[must_use]
-    pub fn recent_requests(&self, count: usize) -> Vec<RecordedRequest> {
-        self.engine.stats.recent_requests(count)
-    }
-
-    /// Sets a fault, or ends it with [`EngineFault::None`]. Takes an [`EngineFault`] or an [`EngineFaultPlan`]. It
-    /// affects requests that arrive after the call; [`EngineFault::Refuse`] also aborts open ones.
-    pub fn set_fault(&self, plan: impl Into<EngineFaultPlan>) {
-        self.engine.set_fault(plan.into());
-    }
-
-    /// Drops every `every`-th KV event message of each rank from now on, so that subscribers detect gaps: a dropped
-    /// message has a number and can be replayed. 0 drops none.
-    pub fn drop_kv_events(&self, every: u64) {
-        self.engine.drop_kv_events(every);
-    }
-
-    /// Empties the caches as a process restart does: without events, with event connections closed and event numbers
-    /// restarted at 0.
-    pub fn restart_caches(&self) {
-        self.engine.restart_caches();
-    }
-
-    /// Ends the engine like a killed process: sockets closed, requests dropped.
-    pub async fn stop(self) {
-        if let Err(left) = self.engine.supervisor.shutdown(STOP_DEADLINE).await {
-            tracing::warn!(%left, "a simulated engine did not stop in time");
-        }
-    }
-}
-
-impl Drop for SimEngine {
-    fn drop(&mut self) {
-        self.engine.supervisor.token().cancel();
-    }
-}
-
-impl SimEngineState {
     fn spawn_readiness_timer(self: &Arc<Self>) {
         if self.is_ready() {
             return;

@@ -9,11 +9,12 @@ use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use super::SimEngineOptions;
-use super::cache::{LocalCacheLevel, PageChange, PageOrigin, PrefixCache};
+use super::cache::{LocalCacheLevel, PageOrigin, PrefixCache};
 use super::events::{KvEventReporter, PromptPrefix};
 use super::l3_store::WrittenPage;
 use super::prefill_queue::{PassLimits, PrefillQueue};
 use super::stats::SimStatsRecorder;
+use crate::prefix_lru::LruChange;
 
 /// Share of the host level beyond the device level that fetching prompts may occupy (SGLang's
 /// `prefetch_capacity_limit`).
@@ -64,7 +65,7 @@ impl SimRank {
             Some(reporter) => reporter.lock().insert_and_publish(&mut cache, prefix, how, &mut to_host),
             None => {
                 cache.insert(prefix.chain.pages(), how, |level, change| {
-                    if let (LocalCacheLevel::Host, PageChange::Added(page)) = (level, change) {
+                    if let (LocalCacheLevel::Host, LruChange::Added(page)) = (level, change) {
                         to_host.insert(page);
                     }
                 });

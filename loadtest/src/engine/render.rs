@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::cache::CachedTokens;
 use super::config::SimProtocol;
 use super::generation::{ChoiceGeneration, GenerationFinish, OutputToken};
-use super::request::{GenerationEndpoint, GenerationRequest};
+use super::request::GenerationEndpoint;
 
 /// Values that are the same in all parts of one response.
 #[derive(Debug, Clone)]
@@ -101,15 +101,12 @@ impl ResponseRenderer {
         }
     }
 
-    pub(crate) fn complete_response(&self, outputs: &[ChoiceOutput], parsed: &GenerationRequest) -> Value {
+    /// `batched`: the prompts were a list, and `/generate` responds with a list.
+    pub(crate) fn complete_response(&self, outputs: &[ChoiceOutput], batched: bool) -> Value {
         if self.endpoint == GenerationEndpoint::Generate {
             let mut all: Vec<Value> =
                 outputs.iter().enumerate().map(|(index, output)| self.generate_item(index, output)).collect();
-            return if parsed.batched || all.len() > 1 {
-                Value::Array(all)
-            } else {
-                all.pop().unwrap_or_default()
-            };
+            return if batched || all.len() > 1 { Value::Array(all) } else { all.pop().unwrap_or_default() };
         }
         let choices: Vec<Value> =
             outputs.iter().enumerate().map(|(index, output)| self.complete_choice(index, output)).collect();

@@ -37,6 +37,15 @@ impl SimRejection {
     pub(crate) fn bad_request(message: impl Into<String>) -> Self {
         Self { status: StatusCode::BAD_REQUEST, kind: "BadRequestError", message: message.into() }
     }
+
+    /// SGLang's rejection of a request that did not come through a gateway.
+    pub(crate) fn missing_bootstrap_room() -> Self {
+        Self {
+            status: StatusCode::BAD_REQUEST,
+            kind: "BadRequest",
+            message: "Invalid request: Disaggregated request received without bootstrap room id".to_owned(),
+        }
+    }
 }
 
 fn with_content_type(status: StatusCode, content_type: &'static str, body: Bytes) -> SimResponse {
@@ -48,6 +57,11 @@ fn with_content_type(status: StatusCode, content_type: &'static str, body: Bytes
 
 pub(crate) fn json_with(status: StatusCode, value: &Value) -> SimResponse {
     with_content_type(status, "application/json", Bytes::from(value.to_string()))
+}
+
+/// A body that is JSON already.
+pub(crate) fn json_text(body: Bytes) -> SimResponse {
+    with_content_type(StatusCode::OK, "application/json", body)
 }
 
 pub(crate) fn json_ok(value: &Value) -> SimResponse {
@@ -74,6 +88,10 @@ pub(crate) fn stream(
 
 pub(crate) fn event(value: &Value) -> Bytes {
     Bytes::from(format!("data: {value}\n\n"))
+}
+
+pub(crate) fn done_event() -> Bytes {
+    Bytes::from_static(b"data: [DONE]\n\n")
 }
 
 /// An error in the format of each engine's OpenAI API.

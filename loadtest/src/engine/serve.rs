@@ -41,6 +41,11 @@ pub(crate) async fn handle(
     if let Some(response) = simulator_route(engine, &parts, &body) {
         return response;
     }
+    if let Some(canned) = &engine.canned
+        && let Some(response) = canned.respond(&parts.method, path, &body)
+    {
+        return response;
+    }
     let api = match (path, engine.options.protocol) {
         _ if parts.method != Method::POST => None,
         ("/v1/chat/completions", _) => Some(GenerationEndpoint::Chat),
@@ -63,7 +68,10 @@ pub(crate) async fn handle(
     }
     let fault = engine.faults.next_fault(scope);
     match api {
-        Some(api) => generate(engine, connection_fault, api, &parts, &body, fault).await,
+        Some(api) => {
+            let call = GenerationCall { api, parts: &parts, body: &body };
+            generate(engine, connection_fault, call, fault).await
+        }
         None => {
             if let Some(response) =
                 fault_response(engine.options.protocol, connection_fault, fault, false).await
@@ -156,7 +164,8 @@ async fn fault_response(
         EngineFault::NotFound => Some(response::not_found(protocol)),
         EngineFault::SseError if !streaming => Some(internal_error(protocol, "simulated failure")),
         EngineFault::SseError => {
-            let events = [response::event(&response::stream_error_value("simulated failure")), done_event()];
+            let events =
+                [response::event(&response::stream_error_value("simulated failure")), response::done_event()];
             Some(response::stream("text/event-stream; charset=utf-8", stream::iter(events.map(Ok))))
         }
         EngineFault::GarbageBody => {
@@ -174,10 +183,6 @@ async fn fault_response(
 fn internal_error(protocol: SimProtocol, message: &str) -> SimResponse {
     let status = StatusCode::INTERNAL_SERVER_ERROR;
     response::json_with(status, &response::error_value(protocol, status, "InternalServerError", message))
-}
-
-pub(crate) fn done_event() -> Bytes {
-    Bytes::from_static(b"data: [DONE]\n\n")
 }
 
 /// Counts a request, and counts it as aborted by its client if dropped before its outcome is recorded.
@@ -223,14 +228,28 @@ impl Drop for OpenRequestGuard {
     }
 }
 
+/// A call of a generation endpoint.
+#[derive(Clone, Copy)]
+struct GenerationCall<'a> {
+    api: GenerationEndpoint,
+    parts: &'a Parts,
+    body: &'a Bytes,
+}
+
+/// What a request generates, and how the response is rendered.
+pub(crate) struct PlannedGeneration {
+    pub(crate) renderer: ResponseRenderer,
+    pub(crate) parsed: GenerationRequest,
+    pub(crate) jobs: Vec<GenerationJob>,
+}
+
 async fn generate(
     engine: &Arc<SimEngineState>,
     connection_fault: &ConnectionFault,
-    api: GenerationEndpoint,
-    parts: &Parts,
-    body: &Bytes,
+    call: GenerationCall<'_>,
     fault: EngineFault,
 ) -> SimResponse {
+    let GenerationCall { api, parts, body } = call;
     let protocol = engine.options.protocol;
     let parsed = GenerationRequest::parse(api, body);
     let rids = parsed.as_ref().map(|parsed| request_ids(parsed, parts, protocol)).unwrap_or_default();
@@ -260,9 +279,9 @@ async fn generate(
             SimProtocol::Vllm => api_vllm::disaggregation_plan(engine, &parsed, parts, &rids)?,
         };
         let jobs = generation_jobs(engine, &parsed, &plan, &timing, &guard.cancel)?;
-        Ok((response_renderer(engine, &parsed, rids, &plan), parsed, jobs))
+        Ok(PlannedGeneration { renderer: response_renderer(engine, &parsed, rids, &plan), parsed, jobs })
     });
-    let (frame, parsed, jobs) = match planned {
+    let planned = match planned {
         Ok(planned) => planned,
         Err(rejection) => {
             guard.record_outcome(true);
@@ -276,9 +295,10 @@ async fn generate(
             };
         }
     };
-    if parsed.stream {
-        return stream_response(engine, guard, frame, &parsed, jobs, fault).await;
+    if planned.parsed.stream {
+        return stream_response(engine, guard, planned, fault).await;
     }
+    let PlannedGeneration { renderer, parsed, jobs } = planned;
     let generations = join_all(jobs.into_iter().map(|job| generate_choice(engine, job))).await;
     let outputs: Result<Vec<ChoiceOutput>, GenerationError> = generations.into_iter().collect();
     match outputs {
@@ -286,7 +306,7 @@ async fn generate(
             for (index, output) in outputs.iter_mut().enumerate() {
                 fill_request_fields(output, &parsed, index, &engine.options.role);
             }
-            let whole = frame.complete_response(&outputs, &parsed);
+            let whole = renderer.complete_response(&outputs, parsed.batched);
             if let EngineFault::DisconnectMidStream { .. } | EngineFault::HangMidStream { .. } = fault {
                 return truncated_response(&whole, guard, fault);
             }

@@ -11,9 +11,9 @@ use serde_json::Value;
 use super::faults::EngineFault;
 use super::generation::{ChoiceGeneration, GenerationError, GenerationFinish, GenerationJob, OutputToken};
 use super::render::{ChoiceOutput, ResponseRenderer};
-use super::request::{GenerationEndpoint, GenerationRequest};
+use super::request::GenerationEndpoint;
 use super::response::{self, BodyAborted, SimResponse};
-use super::serve::{OpenRequestGuard, abort_body, done_event, fill_request_fields};
+use super::serve::{OpenRequestGuard, PlannedGeneration, abort_body, fill_request_fields};
 use super::{SimEngineState, SimProtocol};
 
 /// An event of one of the stream's choices.
@@ -158,7 +158,7 @@ impl SseEventStream {
             let value = self.frame.usage_event(&self.outputs);
             self.push(&value);
         }
-        self.queue.push_back(done_event());
+        self.queue.push_back(response::done_event());
     }
 }
 
@@ -166,11 +166,10 @@ impl SseEventStream {
 pub(crate) async fn stream_response(
     engine: &Arc<SimEngineState>,
     guard: OpenRequestGuard,
-    frame: ResponseRenderer,
-    parsed: &GenerationRequest,
-    jobs: Vec<GenerationJob>,
+    planned: PlannedGeneration,
     fault: EngineFault,
 ) -> SimResponse {
+    let PlannedGeneration { renderer: frame, parsed, jobs } = planned;
     let outputs: Vec<ChoiceOutput> = jobs
         .iter()
         .enumerate()
@@ -180,7 +179,7 @@ pub(crate) async fn stream_response(
                 prompt_tokens: job.tokens.len(),
                 ..ChoiceOutput::default()
             };
-            fill_request_fields(&mut output, parsed, index, &engine.options.role);
+            fill_request_fields(&mut output, &parsed, index, &engine.options.role);
             output
         })
         .collect();

@@ -35,18 +35,26 @@ pub struct LoadLimits {
     pub in_flight: usize,
 }
 
+/// A run of the load generator.
+#[derive(Debug)]
+pub struct LoadRun {
+    pub target: LoadTarget,
+    pub arrivals: ArrivalProcess,
+    pub limits: LoadLimits,
+    /// Whether a progress bar is drawn.
+    pub progress: bool,
+}
+
 /// Sends the arrivals to the target and measures, until they end or `stop` is cancelled.
 ///
 /// # Errors
 /// The histograms cannot be created.
 pub async fn generate(
-    target: LoadTarget,
-    arrivals: ArrivalProcess,
-    limits: &LoadLimits,
+    run: LoadRun,
     supervisor: &Supervisor,
     stop: &CancellationToken,
-    progress: bool,
 ) -> anyhow::Result<LoadtestReport> {
+    let LoadRun { target, arrivals, limits, progress } = run;
     let record = Arc::new(Mutex::new(LoadMeasurements::new()?));
     let target = Arc::new(target);
     let slots = Arc::new(Semaphore::new(limits.in_flight.clamp(1, Semaphore::MAX_PERMITS)));

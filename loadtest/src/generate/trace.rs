@@ -1,8 +1,9 @@
 //! Reading traces: Mooncake's and Qwen-Bailian's JSON lines, and Azure's CSV.
 
 use std::io::BufRead;
+use std::num::ParseIntError;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTimeError};
 
 use serde::Deserialize;
 
@@ -36,16 +37,42 @@ pub enum TraceFileError {
     #[error("cannot read the trace {path}: {source}")]
     Read { path: String, source: std::io::Error },
     /// A line is not a request.
-    #[error("line {line} of the trace: {what}")]
+    #[error("line {line} of the trace: {source}")]
     Line {
         /// Line number, from 1.
         line: usize,
-        /// What is wrong, and what is expected instead.
-        what: String,
+        source: TraceLineError,
     },
     /// The trace has no rows.
     #[error("the trace has no requests")]
     Empty,
+}
+
+/// Why a line is not a request.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceLineError {
+    #[error("more than {MAX_ROWS} requests; use --requests or a shorter file")]
+    TooManyRows,
+    #[error(
+        "neither a JSON object with timestamp, input_length and output_length nor a CSV header with TIMESTAMP"
+    )]
+    UnknownFormat,
+    #[error("not a request: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("the CSV header has no column {column}; columns are {}", .columns.join(", "))]
+    NoColumn { column: &'static str, columns: Vec<String> },
+    #[error("only {0} columns")]
+    FewColumns(usize),
+    #[error("{text:?} is not a number of tokens: {source}")]
+    Tokens { text: String, source: ParseIntError },
+    #[error("{0} tokens exceed the limit of {MAX_TOKENS}")]
+    TooManyTokens(u64),
+    #[error("{text:?} is not a time: {source}")]
+    Time { text: String, source: humantime::TimestampError },
+    #[error("{text:?}: {source}")]
+    BeforeEpoch { text: String, source: SystemTimeError },
+    #[error("the timestamp {0} is out of range")]
+    TimeRange(f64),
 }
 
 #[derive(Deserialize)]
@@ -100,9 +127,9 @@ pub fn parse_trace<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Vec<T
             continue;
         }
         let number = index + 1;
-        let at_line = |what: String| TraceFileError::Line { line: number, what };
+        let at_line = |source| TraceFileError::Line { line: number, source };
         if rows.len() >= MAX_ROWS {
-            return Err(at_line(format!("more than {MAX_ROWS} requests; use --requests or a shorter file")));
+            return Err(at_line(TraceLineError::TooManyRows));
         }
         let row = if line.starts_with('{') {
             json_row(line).map_err(at_line)?
@@ -112,10 +139,7 @@ pub fn parse_trace<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Vec<T
         } else if let Some(columns) = &columns {
             columns.row(line).map_err(at_line)?
         } else {
-            return Err(at_line(
-                "neither a JSON object with timestamp, input_length and output_length nor a CSV header with TIMESTAMP"
-                    .to_owned(),
-            ));
+            return Err(at_line(TraceLineError::UnknownFormat));
         };
         rows.push(row);
     }
@@ -126,24 +150,18 @@ pub fn parse_trace<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Vec<T
     Ok(spread_equal_timestamps(rows))
 }
 
-fn tokens(value: u64) -> Result<usize, String> {
-    if value > MAX_TOKENS {
-        return Err(format!("{value} tokens exceed the limit of {MAX_TOKENS}"));
-    }
-    usize::try_from(value).map_err(|error| error.to_string())
+fn tokens(value: u64) -> Result<usize, TraceLineError> {
+    let count = usize::try_from(value).ok().filter(|_| value <= MAX_TOKENS);
+    count.ok_or(TraceLineError::TooManyTokens(value))
 }
 
-fn seconds(value: f64) -> Result<f64, String> {
+fn seconds(value: f64) -> Result<f64, TraceLineError> {
     // A limit of about a thousand years keeps the arithmetic below exact enough and durations representable.
-    if value.is_finite() && value.abs() < 4e10 {
-        Ok(value)
-    } else {
-        Err(format!("the timestamp {value} is out of range"))
-    }
+    if value.is_finite() && value.abs() < 4e10 { Ok(value) } else { Err(TraceLineError::TimeRange(value)) }
 }
 
-fn json_row(line: &str) -> Result<(f64, TraceRow), String> {
-    let row: JsonTraceRow = serde_json::from_str(line).map_err(|error| format!("not a request: {error}"))?;
+fn json_row(line: &str) -> Result<(f64, TraceRow), TraceLineError> {
+    let row: JsonTraceRow = serde_json::from_str(line)?;
     let (at, block_tokens) = match row.chat_id {
         Some(_) => (row.timestamp, BAILIAN_BLOCK),
         None => (row.timestamp / 1_000.0, MOONCAKE_BLOCK),
@@ -162,23 +180,22 @@ struct CsvTraceColumns {
 }
 
 impl CsvTraceColumns {
-    fn of(header: &str) -> Result<Self, String> {
+    fn of(header: &str) -> Result<Self, TraceLineError> {
         let names: Vec<String> = header.split(',').map(|name| name.trim().to_ascii_lowercase()).collect();
-        let find = |column: &str| {
-            names.iter().position(|name| name == column).ok_or_else(|| {
-                format!("the CSV header has no column {column}; columns are {}", names.join(", "))
-            })
+        let find = |column: &'static str| {
+            let found = names.iter().position(|name| name == column);
+            found.ok_or_else(|| TraceLineError::NoColumn { column, columns: names.clone() })
         };
         Ok(Self { time: find("timestamp")?, input: find("contexttokens")?, output: find("generatedtokens")? })
     }
 
-    fn row(&self, line: &str) -> Result<(f64, TraceRow), String> {
+    fn row(&self, line: &str) -> Result<(f64, TraceRow), TraceLineError> {
         let cells: Vec<&str> = line.split(',').map(str::trim).collect();
-        let cell =
-            |index: usize| cells.get(index).copied().ok_or_else(|| format!("only {} columns", cells.len()));
-        let count = |index: usize| -> Result<usize, String> {
+        let cell = |index: usize| cells.get(index).copied().ok_or(TraceLineError::FewColumns(cells.len()));
+        let count = |index: usize| {
             let text = cell(index)?;
-            tokens(text.parse().map_err(|error| format!("{text:?} is not a number of tokens: {error}"))?)
+            let value = text.parse();
+            tokens(value.map_err(|source| TraceLineError::Tokens { text: text.to_owned(), source })?)
         };
         let row = TraceRow {
             at: Duration::ZERO,
@@ -192,7 +209,7 @@ impl CsvTraceColumns {
 }
 
 /// Seconds of `2023-11-16 18:15:46.6805900`, or of a plain number.
-fn timestamp(text: &str) -> Result<f64, String> {
+fn timestamp(text: &str) -> Result<f64, TraceLineError> {
     if let Ok(plain) = text.parse::<f64>() {
         return Ok(plain);
     }
@@ -200,8 +217,10 @@ fn timestamp(text: &str) -> Result<f64, String> {
     let text = text.split('+').next().unwrap_or(text).trim_end_matches('Z');
     let canonical = text.trim().replacen(' ', "T", 1) + "Z";
     let time = humantime::parse_rfc3339_weak(&canonical)
-        .map_err(|error| format!("{text:?} is not a time: {error}"))?;
-    let since = time.duration_since(std::time::UNIX_EPOCH).map_err(|error| format!("{text:?}: {error}"))?;
+        .map_err(|source| TraceLineError::Time { text: text.to_owned(), source })?;
+    let since = time
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_err(|source| TraceLineError::BeforeEpoch { text: text.to_owned(), source })?;
     Ok(since.as_secs_f64())
 }
 

@@ -13,7 +13,9 @@ use super::args::{LiveComparisonArgs, MODEL};
 use super::testbed::LiveTestbed;
 use crate::engine::tokens::mix;
 use crate::generate::{LoadTarget, LoadTargetApi};
-use crate::simulate::{SimulatedOutcome, SimulatedWorkload, SimulationResult, SimulationSummary};
+use crate::simulate::{
+    SimulatedOutcome, SimulatedWorkload, SimulationResult, SimulationSummary, WorkloadIndex,
+};
 
 /// Maximum time without a byte.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(300);
@@ -49,22 +51,22 @@ impl LiveRun {
     }
 
     /// Sends a request when it is due and its predecessor in the conversation has ended.
-    async fn send(&self, number: u32) {
-        let request = &self.workload.requests[number as usize];
+    async fn send(&self, index: WorkloadIndex) {
+        let request = self.workload.request(index);
         let due = Duration::try_from_secs_f64(request.due_s / self.scale).unwrap_or_default();
         tokio::time::sleep_until((self.started + due).into()).await;
         let mut scheduled = request.due_s;
         if let Some(before) = request.predecessor {
-            let waits = !self.finished[before as usize].is_cancelled();
-            self.finished[before as usize].cancelled().await;
+            let waits = !self.finished[before.get()].is_cancelled();
+            self.finished[before.get()].cancelled().await;
             if waits {
                 scheduled = self.now();
             }
         }
-        let body = body(&self.workload, number);
+        let body = body(&self.workload, index);
         let arrived = self.now();
         self.lateness.lock().push(arrived - scheduled);
-        self.outcome.lock().record_arrival(arrived, number);
+        self.outcome.lock().record_arrival(arrived, index);
         let result = self.target.post("completions", body).await;
         let ended = self.now();
         let mut outcome = self.outcome.lock();
@@ -73,18 +75,18 @@ impl LiveRun {
                 let first = measurement.ttft.unwrap_or(measurement.e2e).as_secs_f64() * self.scale;
                 outcome.record_live_first_token(
                     arrived + first,
-                    number,
+                    index,
                     u32::try_from(measurement.cached_tokens).unwrap_or(u32::MAX),
                 );
-                outcome.record_end(ended, number, SimulatedOutcome::Served);
+                outcome.record_end(ended, index, SimulatedOutcome::Served);
             }
             Err(failure) => {
-                tracing::warn!(number, ?failure, "a request failed");
-                outcome.record_end(ended, number, SimulatedOutcome::Failed);
+                tracing::warn!(number = index.get(), ?failure, "a request failed");
+                outcome.record_end(ended, index, SimulatedOutcome::Failed);
             }
         }
         drop(outcome);
-        self.finished[number as usize].cancel();
+        self.finished[index.get()].cancel();
     }
 }
 
@@ -112,9 +114,9 @@ pub(super) async fn replay_workload(
         finished: workload.requests.iter().map(|_| CancellationToken::new()).collect(),
     });
     let tasks = TaskTracker::new();
-    for number in 0..u32::try_from(workload.requests.len()).unwrap_or(u32::MAX) {
+    for index in (0..workload.requests.len()).map(WorkloadIndex::new) {
         let run = Arc::clone(&run);
-        supervisor.spawn("live-request", tasks.track_future(async move { run.send(number).await }));
+        supervisor.spawn("live-request", tasks.track_future(async move { run.send(index).await }));
     }
     tasks.close();
     tasks.wait().await;
@@ -125,8 +127,8 @@ pub(super) async fn replay_workload(
 }
 
 /// A completion request whose prompt has the tokens of its blocks.
-fn body(workload: &SimulatedWorkload, number: u32) -> Vec<u8> {
-    let request = &workload.requests[number as usize];
+fn body(workload: &SimulatedWorkload, index: WorkloadIndex) -> Vec<u8> {
+    let request = workload.request(index);
     let mut text = String::with_capacity(4 * request.input_tokens as usize + 200);
     let _ = write!(
         text,
@@ -134,7 +136,7 @@ fn body(workload: &SimulatedWorkload, number: u32) -> Vec<u8> {
         request.output_tokens.max(1)
     );
     let mut left = u64::from(request.input_tokens);
-    for &block in workload.blocks(number) {
+    for &block in workload.blocks(index) {
         let tokens = left.min(u64::from(workload.block_tokens));
         for index in 0..tokens {
             let _ = write!(text, "{},", FIRST_TOKEN + mix(u64::from(block), index) % TOKEN_RANGE);
@@ -161,7 +163,8 @@ mod tests {
         let rows = parse_trace(rows.iter().map(String::as_str)).expect("a trace");
         let workload = SimulatedWorkload::of_rows(&rows, true);
         let prompt = |number| -> Vec<u64> {
-            let body: serde_json::Value = serde_json::from_slice(&body(&workload, number)).expect("JSON");
+            let body: serde_json::Value =
+                serde_json::from_slice(&body(&workload, WorkloadIndex::new(number))).expect("JSON");
             body["prompt"].as_array().expect("ids").iter().filter_map(serde_json::Value::as_u64).collect()
         };
         let (first, second) = (prompt(0), prompt(1));

@@ -4,7 +4,7 @@
 //! The defaults resemble the published statistics of Mooncake's tool & agent trace (FAST '25, table 2): 23,608 requests
 //! in 59 minutes, 8,596 prompt and 182 output tokens on average, 59 % of the prompt tokens reusable.
 
-use super::workload::{ArrivalMode, SimulatedWorkload, WorkloadBuilder};
+use super::workload::{ArrivalMode, NewRequest, SimulatedWorkload, WorkloadBuilder};
 use crate::engine::tokens::mix;
 
 const BLOCK_TOKENS: usize = 512;
@@ -69,9 +69,16 @@ pub fn generate_agent_traffic(settings: &AgentTrafficOptions, seed: u64) -> Simu
         let mut before = None;
         while requests < settings.requests && tokens < MAX_PROMPT_TOKENS {
             let output_length = log_normal(&mut random, settings.answer_tokens, settings.spread).max(1.0);
-            let ids = ids(tokens as usize, tools[tool] as usize, (tool as u64, agent, requests as u64));
-            prompts.push(due_s, tokens as usize, output_length as u32, &ids, (before, agent));
-            before = u32::try_from(requests).ok();
+            let owners = BlockOwners { tool: tool as u64, agent, request: requests as u64 };
+            let block_ids = ids(tokens as usize, tools[tool] as usize, owners);
+            before = Some(prompts.push(NewRequest {
+                recorded_s: due_s,
+                input_tokens: tokens as usize,
+                output_tokens: output_length as u32,
+                block_ids: &block_ids,
+                predecessor: before,
+                session: agent,
+            }));
             requests += 1;
             if random.f64() * settings.turns >= settings.turns - 1.0 {
                 break;
@@ -83,17 +90,25 @@ pub fn generate_agent_traffic(settings: &AgentTrafficOptions, seed: u64) -> Simu
     prompts.finish(ArrivalMode::Open)
 }
 
+/// Who has blocks of a prompt.
+#[derive(Debug, Clone, Copy)]
+struct BlockOwners {
+    tool: u64,
+    agent: u64,
+    request: u64,
+}
+
 /// Ids of a prompt's blocks: those of the tool, those of the agent's conversation, and a unique one for a partial last
 /// block.
-fn ids(tokens: usize, tool_tokens: usize, (tool, agent, request): (u64, u64, u64)) -> Vec<u64> {
+fn ids(tokens: usize, tool_tokens: usize, owners: BlockOwners) -> Vec<u64> {
     let block = |index: usize| {
         let end = (index + 1) * BLOCK_TOKENS;
         let owner = if end <= tool_tokens {
-            mix(1, tool)
+            mix(1, owners.tool)
         } else if end <= tokens {
-            mix(2, agent)
+            mix(2, owners.agent)
         } else {
-            mix(3, request)
+            mix(3, owners.request)
         };
         mix(owner, index as u64)
     };

@@ -12,6 +12,7 @@ use moongate_scheduler::SchedulerOptions;
 use super::agents::AgentTrafficOptions;
 use super::multiturn::MultiTurnOptions;
 use super::settings::{EngineOutage, EngineQueueOrder, MAX_PREFILL, SimPrefetchPolicy, SimulationOptions};
+use super::suite::SuiteOptions;
 use super::sweep::{ExperimentLoad, PolicyExperiment, PolicyVariant, run_experiment, with_overrides};
 use super::workload::{ReplayOptions, SimulatedWorkload};
 use super::{report, suite, table};
@@ -302,14 +303,13 @@ impl SimulateArgs {
 pub fn simulate(args: &SimulateArgs, stop: &AtomicBool) -> anyhow::Result<String> {
     if let Some(folder) = &args.suite {
         args.validate()?;
-        return suite::run(
-            folder,
-            &args.policy,
-            &args.scheduling()?,
-            &args.all_seeds(),
-            &args.suite_filter,
-            stop,
-        );
+        let options = SuiteOptions {
+            contenders: &args.policy,
+            scheduling: &args.scheduling()?,
+            seeds: args.all_seeds(),
+            only: &args.suite_filter,
+        };
+        return suite::run(folder, options, stop);
     }
     if args.calibrate {
         args.validate()?;

@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use moongate_scheduler::{StoreSiteRun, StoreTokenRun, TierHits};
+use moongate_scheduler::{StoreSiteIndex, StoreSiteRun, StoreTokenRun, TierHits};
 
-use super::lru::BlockChange;
 use super::settings::SimulationOptions;
+use crate::prefix_lru::LruChange;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CacheLocation {
@@ -24,6 +24,22 @@ struct BlockHolders {
     zone: u8,
 }
 
+#[derive(Debug, Clone, Copy)]
+struct DelayedChange {
+    /// When the gateways receive it.
+    due_s: f64,
+    location: CacheLocation,
+    change: LruChange<u32>,
+}
+
+/// What the gateways know of a prompt's blocks in the shared store.
+#[derive(Debug, Default)]
+pub(crate) struct StoredPrompt {
+    pub(crate) runs: Vec<StoreTokenRun>,
+    /// The same blocks by zone.
+    pub(crate) sites: Vec<StoreSiteRun>,
+}
+
 /// Index of the locations of every block.
 #[derive(Debug)]
 pub(crate) struct DelayedCacheIndex {
@@ -32,7 +48,7 @@ pub(crate) struct DelayedCacheIndex {
     lag_s: f64,
     threshold: u32,
     /// Changes that the gateways have not received yet.
-    pending_changes: VecDeque<(f64, CacheLocation, BlockChange)>,
+    pending_changes: VecDeque<DelayedChange>,
 }
 
 impl DelayedCacheIndex {
@@ -47,9 +63,9 @@ impl DelayedCacheIndex {
     }
 
     /// Records a change of a cache, for later delivery.
-    pub(crate) fn record_change(&mut self, now: f64, tier: CacheLocation, change: BlockChange) {
+    pub(crate) fn record_change(&mut self, now: f64, tier: CacheLocation, change: LruChange<u32>) {
         if self.lag_s > 0.0 {
-            self.pending_changes.push_back((now + self.lag_s, tier, change));
+            self.pending_changes.push_back(DelayedChange { due_s: now + self.lag_s, location: tier, change });
         } else {
             self.apply(tier, change);
         }
@@ -57,19 +73,19 @@ impl DelayedCacheIndex {
 
     /// Applies the changes whose delay has passed by `now`.
     pub(crate) fn apply_due_changes(&mut self, now: f64) {
-        while let Some(&(index, tier, change)) = self.pending_changes.front() {
-            if index > now {
+        while let Some(&DelayedChange { due_s, location, change }) = self.pending_changes.front() {
+            if due_s > now {
                 break;
             }
             self.pending_changes.pop_front();
-            self.apply(tier, change);
+            self.apply(location, change);
         }
     }
 
-    fn apply(&mut self, tier: CacheLocation, change: BlockChange) {
+    fn apply(&mut self, tier: CacheLocation, change: LruChange<u32>) {
         let (block, cached) = match change {
-            BlockChange::Added(block) => (block, true),
-            BlockChange::Evicted(block) => (block, false),
+            LruChange::Added(block) => (block, true),
+            LruChange::Evicted(block) => (block, false),
         };
         let holders = &mut self.holders[block as usize];
         let set = |mask: &mut u64, engine: usize| {
@@ -84,21 +100,21 @@ impl DelayedCacheIndex {
     }
 
     /// Computes the hits of a prompt of `input_tokens` in `blocks` of `block_tokens` on every engine, one entry per
-    /// prefill engine in `hits`. Returns the runs in the store and their zones.
+    /// prefill engine in `hits`.
     pub(crate) fn predict(
         &self,
         blocks: &[u32],
         block_tokens: u32,
         input_tokens: u32,
         hits: &mut [TierHits],
-    ) -> (Vec<StoreTokenRun>, Vec<StoreSiteRun>) {
+    ) -> StoredPrompt {
         // At least one token must be computed.
         let usable = input_tokens.saturating_sub(1);
         let tokens =
             |count: usize| usable.min(u32::try_from(count).unwrap_or(u32::MAX).saturating_mul(block_tokens));
         let all = if self.engines >= 64 { u64::MAX } else { (1 << self.engines) - 1 };
         let (mut on_device, mut local) = (all, all);
-        let (mut runs, mut sites): (Vec<StoreTokenRun>, Vec<StoreSiteRun>) = Default::default();
+        let StoredPrompt { mut runs, mut sites } = StoredPrompt::default();
         let mut end_of_run = false;
         for (index, &block) in blocks.iter().enumerate() {
             let holders = self.holders[block as usize];
@@ -113,7 +129,7 @@ impl DelayedCacheIndex {
                     Some(run) if !end_of_run => run.tokens = last - run.first_token,
                     _ => runs.push(StoreTokenRun { first_token: first, tokens: last - first }),
                 }
-                let site = holders.zone.into();
+                let site = StoreSiteIndex(holders.zone.into());
                 match sites.last_mut() {
                     Some(run) if !end_of_run && run.site == site => run.tokens = last - run.first_token,
                     _ => sites.push(StoreSiteRun { first_token: first, tokens: last - first, site }),
@@ -134,7 +150,7 @@ impl DelayedCacheIndex {
             let stored = run.map_or(0, |run| run.first_token + run.tokens - own);
             hit.l3_tokens = if stored >= self.threshold { stored } else { 0 };
         }
-        (runs, sites)
+        StoredPrompt { runs, sites }
     }
 }
 
@@ -161,16 +177,16 @@ mod tests {
     fn hits_are_split_by_tier_and_stop_at_the_first_gap() {
         let mut view = view(0.0);
         for block in [0, 1] {
-            view.record_change(0.0, CacheLocation::Device(0), BlockChange::Added(block));
+            view.record_change(0.0, CacheLocation::Device(0), LruChange::Added(block));
         }
         for block in [0, 1, 2] {
-            view.record_change(0.0, CacheLocation::Host(0), BlockChange::Added(block));
+            view.record_change(0.0, CacheLocation::Host(0), LruChange::Added(block));
         }
         for block in [0, 1, 2, 3, 5] {
-            view.record_change(0.0, CacheLocation::Store(0), BlockChange::Added(block));
+            view.record_change(0.0, CacheLocation::Store(0), LruChange::Added(block));
         }
         let mut hits = [TierHits::default(); 2];
-        let (runs, _) = view.predict(&[0, 1, 2, 3, 4, 5], 512, 6 * 512, &mut hits);
+        let StoredPrompt { runs, .. } = view.predict(&[0, 1, 2, 3, 4, 5], 512, 6 * 512, &mut hits);
         assert_eq!(hits[0], TierHits { l1_tokens: 1_024, l2_tokens: 512, l3_tokens: 512 });
         assert_eq!(hits[1], TierHits { l1_tokens: 0, l2_tokens: 0, l3_tokens: 2_048 });
         assert_eq!(runs.iter().map(|run| (run.first_token, run.tokens)).collect::<Vec<_>>(), [(0, 2_048)]);
@@ -183,7 +199,7 @@ mod tests {
     #[test]
     fn changes_are_visible_after_the_delay() {
         let mut view = view(2.0);
-        view.record_change(1.0, CacheLocation::Store(0), BlockChange::Added(0));
+        view.record_change(1.0, CacheLocation::Store(0), LruChange::Added(0));
         let hit = |view: &DelayedCacheIndex| {
             let mut hits = [TierHits::default(); 2];
             view.predict(&[0, 1], 512, 1_024, &mut hits);

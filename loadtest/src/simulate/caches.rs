@@ -5,14 +5,23 @@ use std::sync::Arc;
 use moongate_scheduler::network_distance;
 
 use super::cache_index::{CacheLocation, DelayedCacheIndex};
-use super::lru::{BlockChange, BlockLru};
+use super::indices::PrefillIndex;
 use super::settings::SimulationOptions;
+use crate::prefix_lru::{LruChange, PrefixLru};
 
 /// The two cache levels of one engine.
 #[derive(Debug)]
 struct LocalCaches {
-    device: BlockLru,
-    host: BlockLru,
+    device: PrefixLru<u32>,
+    host: PrefixLru<u32>,
+}
+
+/// Number of leading blocks of a prompt that an engine has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LocalPrefix {
+    pub(crate) device: usize,
+    /// On the device or in host memory.
+    pub(crate) all: usize,
 }
 
 /// All caches, and the gateways' view of them.
@@ -20,7 +29,7 @@ struct LocalCaches {
 pub(crate) struct SimulatedCaches {
     /// One per engine, or a single one that all share.
     engines: Vec<LocalCaches>,
-    store: BlockLru,
+    store: PrefixLru<u32>,
     /// Zone in which each block was last put into the store.
     zones: Vec<u8>,
     of_engines: Vec<u8>,
@@ -35,19 +44,20 @@ impl SimulatedCaches {
     pub(crate) fn new(settings: &SimulationOptions, tokens: Arc<[u32]>) -> Self {
         let blocks = tokens.len();
         let own = || LocalCaches {
-            device: BlockLru::new(settings.l1_tokens, blocks),
-            host: BlockLru::new(settings.l2_tokens, blocks),
+            device: PrefixLru::new(settings.l1_tokens),
+            host: PrefixLru::new(settings.l2_tokens),
         };
         let engines = if settings.shared_cache {
-            vec![LocalCaches { device: BlockLru::new(u64::MAX, blocks), host: BlockLru::new(0, 0) }]
+            vec![LocalCaches { device: PrefixLru::new(u64::MAX), host: PrefixLru::new(0) }]
         } else {
             (0..settings.prefill).map(|_| own()).collect()
         };
         // Engines access the store only through the host cache.
         let store_tokens = if settings.l2_tokens == 0 { 0 } else { settings.l3_tokens };
-        let store = BlockLru::new(store_tokens, blocks);
+        let store = PrefixLru::new(store_tokens);
         let gateway_index = DelayedCacheIndex::new(settings, blocks);
-        let of_engines = (0..settings.prefill).map(|engine| settings.zone(engine)).collect();
+        let of_engines =
+            (0..settings.prefill).map(|engine| settings.zone(PrefillIndex::new(engine))).collect();
         Self {
             engines,
             store,
@@ -59,19 +69,18 @@ impl SimulatedCaches {
         }
     }
 
-    fn slot(&self, engine: usize) -> usize {
-        engine.min(self.engines.len() - 1)
+    fn slot(&self, engine: PrefillIndex) -> usize {
+        engine.get().min(self.engines.len() - 1)
     }
 
-    /// Leading blocks of a prompt that an engine has: on the device, and in all.
-    pub(crate) fn local_prefix(&self, engine: usize, blocks: &[u32]) -> (usize, usize) {
+    pub(crate) fn local_prefix(&self, engine: PrefillIndex, blocks: &[u32]) -> LocalPrefix {
         let engine = self.slot(engine);
         let own = &self.engines[engine];
         let device = own.device.leading(blocks);
         let rest = &blocks[device..];
         let more =
             rest.iter().take_while(|&&block| own.host.contains(block) || own.device.contains(block)).count();
-        (device, device + more)
+        LocalPrefix { device, all: device + more }
     }
 
     /// Number of leading `blocks` that the store has.
@@ -80,7 +89,7 @@ impl SimulatedCaches {
     }
 
     /// Marks `blocks` as used by a lookup in an engine's own caches.
-    pub(crate) fn touch_local(&mut self, engine: usize, blocks: &[u32]) {
+    pub(crate) fn touch_local(&mut self, engine: PrefillIndex, blocks: &[u32]) {
         let engine = self.slot(engine);
         let own = &mut self.engines[engine];
         own.device.touch(blocks);
@@ -98,7 +107,7 @@ impl SimulatedCaches {
         &self,
         blocks: &[u32],
         settings: &SimulationOptions,
-        engine: usize,
+        engine: PrefillIndex,
     ) -> f32 {
         let sites = settings.store_sites();
         let mut tokens = vec![0; sites.len()];
@@ -109,26 +118,26 @@ impl SimulatedCaches {
     }
 
     /// Inserts blocks fetched from the store into an engine's host cache, after those that it already had.
-    pub(crate) fn insert_fetched(&mut self, now: f64, engine: usize, blocks: &[u32]) {
+    pub(crate) fn insert_fetched(&mut self, now: f64, engine: PrefillIndex, blocks: &[u32]) {
         let engine = self.slot(engine);
         let view = &mut self.gateway_index;
         let on_change = |change| view.record_change(now, CacheLocation::Host(engine), change);
-        self.engines[engine].host.put(blocks, &self.tokens, on_change);
+        self.engines[engine].host.put(blocks, tokens_in(&self.tokens), on_change);
     }
 
     /// Inserts a computed prompt: on the device, copied to the host and written through to the store.
-    pub(crate) fn insert_computed(&mut self, now: f64, engine: usize, blocks: &[u32]) {
-        let zone = self.of_engines[engine];
+    pub(crate) fn insert_computed(&mut self, now: f64, engine: PrefillIndex, blocks: &[u32]) {
+        let zone = self.of_engines[engine.get()];
         let engine = self.slot(engine);
         let own = &mut self.engines[engine];
         let view = &mut self.gateway_index;
-        own.device.put(blocks, &self.tokens, |change| {
+        own.device.put(blocks, tokens_in(&self.tokens), |change| {
             view.record_change(now, CacheLocation::Device(engine), change);
         });
         self.written.clear();
         let written = &mut self.written;
-        own.host.put(blocks, &self.tokens, |change| {
-            if let BlockChange::Added(block) = change {
+        own.host.put(blocks, tokens_in(&self.tokens), |change| {
+            if let LruChange::Added(block) = change {
                 written.push(block);
             }
             view.record_change(now, CacheLocation::Host(engine), change);
@@ -136,8 +145,8 @@ impl SimulatedCaches {
         // Insertion goes from the end of the prompt to its start.
         written.reverse();
         let zones = &mut self.zones;
-        self.store.put(written, &self.tokens, |change| {
-            if let BlockChange::Added(block) = change {
+        self.store.put(written, tokens_in(&self.tokens), |change| {
+            if let LruChange::Added(block) = change {
                 zones[block as usize] = zone;
             }
             view.record_change(now, CacheLocation::Store(zone), change);
@@ -145,11 +154,17 @@ impl SimulatedCaches {
     }
 
     /// Clears the caches of an engine that has failed.
-    pub(crate) fn clear_engine(&mut self, now: f64, engine: usize) {
+    pub(crate) fn clear_engine(&mut self, now: f64, engine: PrefillIndex) {
+        let engine = engine.get();
         let view = &mut self.gateway_index;
         let own = &mut self.engines[engine];
-        own.device
-            .clear(&self.tokens, |change| view.record_change(now, CacheLocation::Device(engine), change));
-        own.host.clear(&self.tokens, |change| view.record_change(now, CacheLocation::Host(engine), change));
+        let mut evicted = |location, block| view.record_change(now, location, LruChange::Evicted(block));
+        own.device.clear(|block| evicted(CacheLocation::Device(engine), block));
+        own.host.clear(|block| evicted(CacheLocation::Host(engine), block));
     }
+}
+
+/// Size of a block, by its number.
+fn tokens_in(tokens: &[u32]) -> impl Fn(u32) -> u64 {
+    move |block| u64::from(tokens[block as usize])
 }

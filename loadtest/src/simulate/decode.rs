@@ -3,14 +3,33 @@
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
+use super::indices::AttemptIndex;
 use super::settings::SimulationOptions;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DecodeSequence {
-    pub(crate) attempt: u32,
+    pub(crate) attempt: AttemptIndex,
     /// Tokens that it occupies when it is complete.
     pub(crate) tokens: u64,
     pub(crate) output_tokens: u32,
+}
+
+/// A sequence of the batch. The first one to end is the least.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct BatchedSequence {
+    /// Step after which it ends.
+    last_step: u64,
+    attempt: AttemptIndex,
+    tokens: u64,
+}
+
+/// Load of a decode engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DecodeLoad {
+    pub(crate) running: usize,
+    pub(crate) waiting: usize,
+    /// Tokens of the running sequences.
+    pub(crate) tokens: u64,
 }
 
 /// All sequences of the batch generate one token per step; a step takes longer the more there are.
@@ -19,7 +38,7 @@ pub(crate) struct DecodeEngine {
     /// Received, but without capacity yet.
     waiting: VecDeque<DecodeSequence>,
     /// Ordered by the step after which they end.
-    batch: BinaryHeap<Reverse<(u64, u32, u64)>>,
+    batch: BinaryHeap<Reverse<BatchedSequence>>,
     used_tokens: u64,
     /// Steps done up to `since`, including the fraction of the current one.
     steps: f64,
@@ -41,9 +60,8 @@ impl DecodeEngine {
         self.since = now;
     }
 
-    /// Number of running and of waiting sequences, and the tokens of the running ones.
-    pub(crate) fn load(&self) -> (usize, usize, u64) {
-        (self.batch.len(), self.waiting.len(), self.used_tokens)
+    pub(crate) fn load(&self) -> DecodeLoad {
+        DecodeLoad { running: self.batch.len(), waiting: self.waiting.len(), tokens: self.used_tokens }
     }
 
     pub(crate) fn add(&mut self, sequence: DecodeSequence) {
@@ -51,7 +69,7 @@ impl DecodeEngine {
     }
 
     /// Starts waiting sequences as far as there is capacity, and appends them to `joined`.
-    pub(crate) fn admit(&mut self, now: f64, settings: &SimulationOptions, joined: &mut Vec<u32>) {
+    pub(crate) fn admit(&mut self, now: f64, settings: &SimulationOptions, joined: &mut Vec<AttemptIndex>) {
         while let Some(&next) = self.waiting.front() {
             let full = self.batch.len() >= settings.max_running
                 || self.used_tokens + next.tokens > settings.decode_tokens;
@@ -63,7 +81,8 @@ impl DecodeEngine {
             self.advance(now, settings);
             self.used_tokens += next.tokens;
             let last_step = self.steps.ceil() as u64 + u64::from(next.output_tokens);
-            self.batch.push(Reverse((last_step, next.attempt, next.tokens)));
+            let DecodeSequence { attempt, tokens, .. } = next;
+            self.batch.push(Reverse(BatchedSequence { last_step, attempt, tokens }));
             self.batch_epoch += 1;
             joined.push(next.attempt);
         }
@@ -71,14 +90,19 @@ impl DecodeEngine {
 
     /// Time at which the next sequence ends.
     pub(crate) fn next_end(&self, settings: &SimulationOptions) -> Option<f64> {
-        let &Reverse((last_step, _, _)) = self.batch.peek()?;
+        let &Reverse(BatchedSequence { last_step, .. }) = self.batch.peek()?;
         Some(self.since + f64::max(0.0, last_step as f64 - self.steps) * self.step_s(settings))
     }
 
     /// Removes the sequences that have ended and appends them to `done`.
-    pub(crate) fn remove_finished(&mut self, now: f64, settings: &SimulationOptions, done: &mut Vec<u32>) {
+    pub(crate) fn remove_finished(
+        &mut self,
+        now: f64,
+        settings: &SimulationOptions,
+        done: &mut Vec<AttemptIndex>,
+    ) {
         self.advance(now, settings);
-        while let Some(&Reverse((last_step, attempt, tokens))) = self.batch.peek() {
+        while let Some(&Reverse(BatchedSequence { last_step, attempt, tokens })) = self.batch.peek() {
             // Half a step of tolerance for the rounding of times.
             if (last_step as f64) > self.steps + 0.5 {
                 break;
@@ -91,12 +115,12 @@ impl DecodeEngine {
     }
 
     /// Fails the engine. Returns the attempts whose sequences are lost.
-    pub(crate) fn fail(&mut self) -> Vec<u32> {
+    pub(crate) fn fail(&mut self) -> Vec<AttemptIndex> {
         self.down = true;
         self.batch_epoch += 1;
         self.used_tokens = 0;
-        let batch = self.batch.drain().map(|Reverse((_, attempt, _))| attempt);
-        let mut lost: Vec<u32> =
+        let batch = self.batch.drain().map(|Reverse(sequence)| sequence.attempt);
+        let mut lost: Vec<AttemptIndex> =
             batch.chain(self.waiting.drain(..).map(|sequence| sequence.attempt)).collect();
         lost.sort_unstable();
         lost
@@ -107,21 +131,33 @@ impl DecodeEngine {
 mod tests {
     use super::*;
 
+    fn sequence(number: usize, output_tokens: u32) -> DecodeSequence {
+        DecodeSequence { attempt: AttemptIndex::new(number), tokens: 1_000, output_tokens }
+    }
+
+    fn attempts<const N: usize>(numbers: [usize; N]) -> Vec<AttemptIndex> {
+        numbers.map(AttemptIndex::new).into()
+    }
+
+    fn load(running: usize, waiting: usize, tokens: u64) -> DecodeLoad {
+        DecodeLoad { running, waiting, tokens }
+    }
+
     #[test]
     fn a_batch_generates_in_step_and_slows_down_with_its_size() {
         let settings = SimulationOptions::eight_plus_four();
         let mut engine = DecodeEngine::default();
         let (mut joined, mut done) = (Vec::new(), Vec::new());
-        engine.add(DecodeSequence { attempt: 1, tokens: 1_000, output_tokens: 10 });
+        engine.add(sequence(1, 10));
         engine.admit(0.0, &settings, &mut joined);
         let alone = engine.next_end(&settings).expect("runs");
         assert!((alone - 10.0 * settings.service.decode_step_s(1)).abs() < 1e-9);
-        engine.add(DecodeSequence { attempt: 2, tokens: 1_000, output_tokens: 100 });
+        engine.add(sequence(2, 100));
         engine.admit(0.0, &settings, &mut joined);
         let both = engine.next_end(&settings).expect("runs");
         assert!((both - 10.0 * settings.service.decode_step_s(2)).abs() < 1e-9);
         engine.remove_finished(both, &settings, &mut done);
-        assert_eq!((joined, done, engine.load()), (vec![1, 2], vec![1], (1, 0, 1_000)));
+        assert_eq!((joined, done, engine.load()), (attempts([1, 2]), attempts([1]), load(1, 0, 1_000)));
         assert!(engine.next_end(&settings).expect("runs") > both);
     }
 
@@ -130,15 +166,15 @@ mod tests {
         let settings = SimulationOptions { decode_tokens: 1_500, ..SimulationOptions::eight_plus_four() };
         let mut engine = DecodeEngine::default();
         let mut joined = Vec::new();
-        for attempt in [1, 2] {
-            engine.add(DecodeSequence { attempt, tokens: 1_000, output_tokens: 10 });
+        for number in [1, 2] {
+            engine.add(sequence(number, 10));
         }
         engine.admit(0.0, &settings, &mut joined);
-        assert_eq!((joined.as_slice(), engine.load()), ([1].as_slice(), (1, 1, 1_000)));
+        assert_eq!((joined.clone(), engine.load()), (attempts([1]), load(1, 1, 1_000)));
         let end = engine.next_end(&settings).expect("runs");
         let mut done = Vec::new();
         engine.remove_finished(end, &settings, &mut done);
         engine.admit(end, &settings, &mut joined);
-        assert_eq!((done, joined), (vec![1], vec![1, 2]));
+        assert_eq!((done, joined), (attempts([1]), attempts([1, 2])));
     }
 }

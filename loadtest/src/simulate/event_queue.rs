@@ -3,32 +3,47 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
+use moongate_scheduler::InstanceIndex;
+
+use super::indices::{AttemptIndex, DecodeIndex, GatewayIndex, PrefillIndex, WorkloadIndex};
+
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum SimulationEvent {
     /// A request reaches a gateway.
-    RequestArrived(u32),
-    /// A read from the shared store ends: engine, read, engine epoch.
-    FetchEnded(u32, u32, u32),
+    RequestArrived(WorkloadIndex),
+    /// A read from the shared store ends.
+    FetchEnded {
+        engine: PrefillIndex,
+        engine_epoch: u32,
+        fetch_epoch: u32,
+    },
     /// An engine may start a pass.
-    StartPass(u32),
-    /// An engine's pass ends: engine, engine epoch.
-    PassEnded(u32, u32),
-    /// A prompt's KV cache has reached the decode engine: attempt.
-    KvTransferred(u32),
-    /// A sequence ends: decode engine, batch epoch.
-    SequenceEnded(u32, u32),
+    StartPass(PrefillIndex),
+    /// An engine's pass ends.
+    PassEnded {
+        engine: PrefillIndex,
+        engine_epoch: u32,
+    },
+    /// A prompt's KV cache has reached the decode engine.
+    KvTransferred(AttemptIndex),
+    /// A sequence ends.
+    SequenceEnded {
+        engine: DecodeIndex,
+        batch_epoch: u32,
+    },
     /// Gateways poll the engines' load.
     Poll,
-    /// A gateway's scheduler requested a poll: gateway, serial number of the request.
-    SchedulerWakeup(u32, u32),
+    /// A gateway's scheduler requested a poll. `serial` numbers its requests.
+    SchedulerWakeup {
+        gateway: GatewayIndex,
+        serial: u32,
+    },
     /// The sender of the closed loop checks what it can send.
     SenderTick,
     /// A request of the closed loop frees its in-flight slot.
-    InFlightSlotFreed(u32),
-    /// An engine fails: index of the outage.
-    EngineFailed(u32),
-    /// An engine recovers: index of the outage.
-    EngineRecovered(u32),
+    InFlightSlotFreed,
+    EngineFailed(InstanceIndex),
+    EngineRecovered(InstanceIndex),
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -86,13 +101,13 @@ mod tests {
         let mut calendar = SimulationEventQueue::default();
         calendar.schedule(2.0, SimulationEvent::Poll);
         calendar.schedule(1.0, SimulationEvent::SenderTick);
-        calendar.schedule(1.0, SimulationEvent::RequestArrived(7));
+        calendar.schedule(1.0, SimulationEvent::RequestArrived(WorkloadIndex::new(7)));
         let order: Vec<(f64, SimulationEvent)> = std::iter::from_fn(|| calendar.next()).collect();
         assert_eq!(
             order,
             [
                 (1.0, SimulationEvent::SenderTick),
-                (1.0, SimulationEvent::RequestArrived(7)),
+                (1.0, SimulationEvent::RequestArrived(WorkloadIndex::new(7))),
                 (2.0, SimulationEvent::Poll)
             ]
         );

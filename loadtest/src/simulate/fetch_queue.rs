@@ -2,13 +2,14 @@
 
 use std::collections::VecDeque;
 
+use super::indices::AttemptIndex;
 use crate::engine::EngineTimeModel;
 
 /// One prompt's pages to fetch.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BlockFetch {
     /// Attempt that needs the blocks.
-    pub(crate) attempt: u32,
+    pub(crate) attempt: AttemptIndex,
     /// Number of blocks, after those that the engine has.
     pub(crate) blocks: u32,
     /// Number of tokens in these blocks.
@@ -24,6 +25,14 @@ struct ActiveFetch {
     duration: f64,
 }
 
+/// A read that has started.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct StartedFetch {
+    /// Time of its end.
+    pub(crate) end: f64,
+    pub(crate) epoch: u32,
+}
+
 #[derive(Debug, Default)]
 pub(crate) struct StoreFetchQueue {
     waiting: VecDeque<BlockFetch>,
@@ -33,19 +42,19 @@ pub(crate) struct StoreFetchQueue {
 }
 
 impl StoreFetchQueue {
-    /// Adds a read. If it starts at once, returns its end and epoch.
+    /// Adds a read. Returns it if it starts at once.
     pub(crate) fn add(
         &mut self,
         now: f64,
         fetch: BlockFetch,
         service: &EngineTimeModel,
-    ) -> Option<(f64, u32)> {
+    ) -> Option<StartedFetch> {
         self.waiting.push_back(fetch);
         self.start_next(now, service)
     }
 
-    /// Starts the next read if none is running; returns its end and epoch.
-    pub(crate) fn start_next(&mut self, now: f64, service: &EngineTimeModel) -> Option<(f64, u32)> {
+    /// Starts the next read if none is running.
+    pub(crate) fn start_next(&mut self, now: f64, service: &EngineTimeModel) -> Option<StartedFetch> {
         if self.active.is_some() {
             return None;
         }
@@ -54,10 +63,10 @@ impl StoreFetchQueue {
         let duration = service.storage_latency_s + f64::from(fetch.network_distance) * reading;
         self.active = Some(ActiveFetch { fetch, began: now, duration });
         self.epoch = self.epoch.wrapping_add(1);
-        Some((now + duration, self.epoch))
+        Some(StartedFetch { end: now + duration, epoch: self.epoch })
     }
 
-    /// Completes the read of epoch `turn`; `None` if it was abandoned.
+    /// Completes the read of epoch `epoch`; `None` if it was abandoned.
     pub(crate) fn complete(&mut self, epoch: u32) -> Option<BlockFetch> {
         if epoch != self.epoch {
             return None;
@@ -66,7 +75,7 @@ impl StoreFetchQueue {
     }
 
     /// Abandons the read of `attempt`; returns how many blocks have arrived.
-    pub(crate) fn abandon(&mut self, now: f64, attempt: u32, service: &EngineTimeModel) -> u32 {
+    pub(crate) fn abandon(&mut self, now: f64, attempt: AttemptIndex, service: &EngineTimeModel) -> u32 {
         if let Some(active) = self.active.filter(|active| active.fetch.attempt == attempt) {
             self.active = None;
             let reading = active.duration - service.storage_latency_s;
@@ -98,15 +107,18 @@ mod tests {
             ..EngineTimeModel::default()
         };
         let mut queue = StoreFetchQueue::default();
-        let fetch = |attempt| BlockFetch { attempt, blocks: 4, tokens: 2_000, network_distance: 1.0 };
-        let (ends, first) = queue.add(0.0, fetch(1), &service).expect("begins");
-        assert!((ends - 2.5).abs() < 1e-9);
+        let attempt = AttemptIndex::new;
+        let fetch =
+            |number| BlockFetch { attempt: attempt(number), blocks: 4, tokens: 2_000, network_distance: 1.0 };
+        let StartedFetch { end, epoch: first } = queue.add(0.0, fetch(1), &service).expect("begins");
+        assert!((end - 2.5).abs() < 1e-9);
         assert!(queue.add(0.1, fetch(2), &service).is_none());
-        assert_eq!(queue.abandon(1.5, 1, &service), 2);
-        let (ends, second) = queue.start_next(1.5, &service).expect("the next read starts");
-        assert!((ends - 4.0).abs() < 1e-9);
+        assert_eq!(queue.abandon(1.5, attempt(1), &service), 2);
+        let StartedFetch { end, epoch: second } =
+            queue.start_next(1.5, &service).expect("the next read starts");
+        assert!((end - 4.0).abs() < 1e-9);
         assert!(queue.complete(first).is_none());
-        assert_eq!(queue.complete(second).map(|fetch| fetch.attempt), Some(2));
-        assert_eq!(queue.abandon(5.0, 7, &service), 0);
+        assert_eq!(queue.complete(second).map(|fetch| fetch.attempt), Some(attempt(2)));
+        assert_eq!(queue.abandon(5.0, attempt(7), &service), 0);
     }
 }

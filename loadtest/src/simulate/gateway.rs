@@ -6,12 +6,16 @@ use moongate_scheduler::{
     AttemptId, CacheHitPrediction, EngineCacheParams, EngineRoute, InstanceIndex, InstanceRole, LocationIds,
     ModelIndex, PairingDomain, PolicyName, ReportedLoad, RequestProfile, RoutingDecision, SchedulableFleet,
     SchedulableInstance, ScheduleRejection, ScheduleRequest, Scheduler, SchedulerEvent, SchedulerOptions,
-    TierHits, network_distance, tokens_by_site,
+    StoreTokenRun, TierHits, network_distance, tokens_by_site,
 };
 
+use super::cache_index::StoredPrompt;
+use super::decode::DecodeLoad;
 use super::event_queue::SimulationEvent;
-use super::fleet::{FleetNotification, SimulatedFleet};
+use super::fleet::{FleetNotification, SimulatedFleet, SimulatedRoute};
+use super::indices::{AttemptIndex, GatewayIndex, PrefillIndex, WorkloadIndex};
 use super::outcome::SimulatedOutcome;
+use super::prefill::PromptCounts;
 use super::run::RequestRouter;
 use super::settings::{SimPrefetchPolicy, SimulationOptions};
 use crate::engine::tokens::mix;
@@ -37,10 +41,10 @@ struct SimulatedGateway {
 #[derive(Debug)]
 pub(crate) struct SimulatedGateways {
     gateways: Vec<SimulatedGateway>,
-    of_attempt: Vec<u32>,
+    of_attempt: Vec<GatewayIndex>,
     seed: u64,
     /// Engines already tried for requests that lost an engine.
-    excluded: std::collections::HashMap<u32, Vec<InstanceIndex>>,
+    excluded: std::collections::HashMap<WorkloadIndex, Vec<InstanceIndex>>,
     scheduler_events: Vec<SchedulerEvent>,
     instances: usize,
 }
@@ -76,12 +80,13 @@ impl SimulatedGateways {
         }
     }
 
-    fn submit(&mut self, now: f64, request: u32, fleet: &mut SimulatedFleet<'_>) {
+    fn submit(&mut self, now: f64, request: WorkloadIndex, fleet: &mut SimulatedFleet<'_>) {
         let attempt = fleet.attempt(request);
-        let number = mix(u64::from(request), self.seed) % self.gateways.len() as u64;
-        self.of_attempt.push(u32::try_from(number).unwrap_or(0));
+        let number = mix(request.get() as u64, self.seed) % self.gateways.len() as u64;
+        let gateway = GatewayIndex::new(number as usize);
+        self.of_attempt.push(gateway);
         let prediction = predict(now, request, self.instances, fleet);
-        let asked = &fleet.workload.requests[request as usize];
+        let asked = fleet.workload.request(request);
         let submission = ScheduleRequest {
             request: RequestProfile {
                 model: ModelIndex(0),
@@ -99,19 +104,22 @@ impl SimulatedGateways {
             prediction,
             excluded: self.excluded.get(&request).cloned().unwrap_or_default(),
         };
-        let gateway = &mut self.gateways[number as usize];
-        gateway.scheduler.submit(now, AttemptId(u64::from(attempt)), submission);
-        self.poll_scheduler(now, number as usize, fleet);
+        self.gateways[gateway.get()].scheduler.submit(now, attempt.id(), submission);
+        self.poll_scheduler(now, gateway, fleet);
+    }
+
+    fn gateway_of(&mut self, attempt: AttemptIndex) -> &mut SimulatedGateway {
+        &mut self.gateways[self.of_attempt[attempt.get()].get()]
     }
 
     /// Polls one scheduler and carries out its decisions.
-    fn poll_scheduler(&mut self, now: f64, number: usize, fleet: &mut SimulatedFleet<'_>) {
-        let gateway = &mut self.gateways[number];
+    fn poll_scheduler(&mut self, now: f64, index: GatewayIndex, fleet: &mut SimulatedFleet<'_>) {
+        let gateway = &mut self.gateways[index.get()];
         gateway.stale = false;
         if now - gateway.refreshed_s >= fleet.settings.refresh_s {
             let queued: Vec<AttemptId> = gateway.scheduler.queued().collect();
             for attempt in queued {
-                let request = fleet.attempts[attempt.0 as usize].request;
+                let request = fleet.attempts[AttemptIndex::of(attempt).get()].request;
                 gateway.scheduler.update_prediction(attempt, predict(now, request, self.instances, fleet));
             }
             gateway.refreshed_s = now;
@@ -121,25 +129,28 @@ impl SimulatedGateways {
         for event in events.drain(..) {
             match event {
                 SchedulerEvent::Send { attempt, decision } => {
-                    let engines = engines(decision.route, fleet.settings.prefill);
+                    let attempt = AttemptIndex::of(attempt);
+                    let route = simulated_route(decision.route, fleet.settings);
                     let priority = priority(attempt, &decision, fleet);
-                    fleet.send(now, u32::try_from(attempt.0).unwrap_or(u32::MAX), engines, priority);
+                    fleet.send(now, attempt, route, priority);
                 }
-                SchedulerEvent::Reject { attempt, rejection } => reject(now, attempt, &rejection, fleet),
+                SchedulerEvent::Reject { attempt, rejection } => {
+                    reject(now, AttemptIndex::of(attempt), &rejection, fleet);
+                }
             }
         }
         self.scheduler_events = events;
-        let gateway = &mut self.gateways[number];
+        let gateway = &mut self.gateways[index.get()];
         match gateway.scheduler.next_poll_at() {
             Some(time) => {
                 let wake_at = time.max(now + MIN_WAKEUP_DELAY_S);
                 if wake_at < gateway.wake_at || gateway.wake_at <= now {
                     gateway.wake_at = wake_at;
                     gateway.wake_serial = gateway.wake_serial.wrapping_add(1);
-                    let number = u32::try_from(number).unwrap_or(u32::MAX);
+                    let serial = gateway.wake_serial;
                     fleet
                         .events
-                        .schedule(wake_at, SimulationEvent::SchedulerWakeup(number, gateway.wake_serial));
+                        .schedule(wake_at, SimulationEvent::SchedulerWakeup { gateway: index, serial });
                 }
             }
             None => {
@@ -149,14 +160,20 @@ impl SimulatedGateways {
         }
     }
 
-    fn handle_lost_attempt(&mut self, now: f64, attempt: u32, engine: usize, fleet: &mut SimulatedFleet<'_>) {
-        let gateway = &mut self.gateways[self.of_attempt[attempt as usize] as usize];
-        gateway.scheduler.ended(now, AttemptId(u64::from(attempt)));
+    fn handle_lost_attempt(
+        &mut self,
+        now: f64,
+        attempt: AttemptIndex,
+        engine: InstanceIndex,
+        fleet: &mut SimulatedFleet<'_>,
+    ) {
+        let gateway = self.gateway_of(attempt);
+        gateway.scheduler.ended(now, attempt.id());
         gateway.stale = true;
-        let request = fleet.attempts[attempt as usize].request;
+        let request = fleet.attempts[attempt.get()].request;
         let tried = self.excluded.entry(request).or_default();
-        tried.push(InstanceIndex(u32::try_from(engine).unwrap_or(u32::MAX)));
-        let started = !fleet.result.records[request as usize].first_token_s.is_nan();
+        tried.push(engine);
+        let started = !fleet.result.records[request.get()].first_token_s.is_nan();
         if started || tried.len() >= MAX_ATTEMPTS {
             fleet.finish(now, request, SimulatedOutcome::Failed);
         } else {
@@ -166,7 +183,7 @@ impl SimulatedGateways {
 }
 
 impl RequestRouter for SimulatedGateways {
-    fn on_arrival(&mut self, now: f64, request: u32, fleet: &mut SimulatedFleet<'_>) {
+    fn on_arrival(&mut self, now: f64, request: WorkloadIndex, fleet: &mut SimulatedFleet<'_>) {
         self.submit(now, request, fleet);
     }
 
@@ -174,21 +191,22 @@ impl RequestRouter for SimulatedGateways {
         match notice {
             FleetNotification::Computed(_) => {}
             FleetNotification::FirstToken(attempt) => {
-                let cached = fleet.attempts[attempt as usize].computed.cached_tokens();
-                let gateway = &mut self.gateways[self.of_attempt[attempt as usize] as usize];
-                gateway.scheduler.first_token(now, AttemptId(u64::from(attempt)), Some(cached));
+                let cached = fleet.attempts[attempt.get()].computed.cached_tokens();
+                let gateway = self.gateway_of(attempt);
+                gateway.scheduler.first_token(now, attempt.id(), Some(cached));
                 gateway.stale = true;
             }
             FleetNotification::Finished(attempt) => {
-                let gateway = &mut self.gateways[self.of_attempt[attempt as usize] as usize];
-                gateway.scheduler.ended(now, AttemptId(u64::from(attempt)));
+                let gateway = self.gateway_of(attempt);
+                gateway.scheduler.ended(now, attempt.id());
                 gateway.stale = true;
             }
-            FleetNotification::Lost(attempt, engine) => self.handle_lost_attempt(now, attempt, engine, fleet),
-            FleetNotification::AvailabilityChanged(engine, up) => {
+            FleetNotification::Lost { attempt, engine } => {
+                self.handle_lost_attempt(now, attempt, engine, fleet);
+            }
+            FleetNotification::AvailabilityChanged { engine, up } => {
                 for gateway in &mut self.gateways {
-                    let ix = InstanceIndex(u32::try_from(engine).unwrap_or(u32::MAX));
-                    gateway.scheduler.set_available(ix, up);
+                    gateway.scheduler.set_available(engine, up);
                     gateway.stale = true;
                 }
             }
@@ -196,41 +214,38 @@ impl RequestRouter for SimulatedGateways {
     }
 
     fn after_notifications(&mut self, now: f64, fleet: &mut SimulatedFleet<'_>) {
-        for number in 0..self.gateways.len() {
-            if self.gateways[number].stale {
-                self.poll_scheduler(now, number, fleet);
+        for index in (0..self.gateways.len()).map(GatewayIndex::new) {
+            if self.gateways[index.get()].stale {
+                self.poll_scheduler(now, index, fleet);
             }
         }
     }
 
     fn on_load_poll(&mut self, now: f64, fleet: &mut SimulatedFleet<'_>) {
-        for index in 0..self.instances {
-            let reported = load_report(index, fleet);
+        for engine in InstanceIndex::all().take(self.instances) {
+            let reported = load_report(engine, fleet);
             for gateway in &mut self.gateways {
-                gateway.scheduler.report(
-                    now,
-                    InstanceIndex(u32::try_from(index).unwrap_or(u32::MAX)),
-                    reported,
-                );
+                gateway.scheduler.report(now, engine, reported);
                 gateway.stale = true;
             }
         }
         self.after_notifications(now, fleet);
     }
 
-    fn on_wakeup(&mut self, now: f64, gateway: usize, serial: u32, fleet: &mut SimulatedFleet<'_>) {
-        if self.gateways[gateway].wake_serial == serial {
-            self.gateways[gateway].wake_at = f64::INFINITY;
-            self.poll_scheduler(now, gateway, fleet);
+    fn on_wakeup(&mut self, now: f64, index: GatewayIndex, serial: u32, fleet: &mut SimulatedFleet<'_>) {
+        let gateway = &mut self.gateways[index.get()];
+        if gateway.wake_serial == serial {
+            gateway.wake_at = f64::INFINITY;
+            self.poll_scheduler(now, index, fleet);
         }
     }
 }
 
-fn reject(now: f64, attempt: AttemptId, rejection: &ScheduleRejection, fleet: &mut SimulatedFleet<'_>) {
-    let request = fleet.attempts[attempt.0 as usize].request;
+fn reject(now: f64, attempt: AttemptIndex, rejection: &ScheduleRejection, fleet: &mut SimulatedFleet<'_>) {
+    let request = fleet.attempts[attempt.get()].request;
     match rejection {
         ScheduleRejection::Overloaded { retry_after } => {
-            let record = &mut fleet.result.records[request as usize];
+            let record = &mut fleet.result.records[request.get()];
             let first = record.retry_after_s.is_nan();
             if first {
                 record.retry_after_s = retry_after.max(0.0);
@@ -249,45 +264,52 @@ fn reject(now: f64, attempt: AttemptId, rejection: &ScheduleRejection, fleet: &m
 
 /// Priority that the gateway sends to engines that order by it: the policy's value, or otherwise the computation in
 /// milliseconds plus a share of the arrival time, so that no request starves.
-fn priority(attempt: AttemptId, decision: &RoutingDecision, fleet: &SimulatedFleet<'_>) -> i64 {
+fn priority(attempt: AttemptIndex, decision: &RoutingDecision, fleet: &SimulatedFleet<'_>) -> i64 {
     if let Some(priority) = decision.engine_priority {
         return priority;
     }
-    let request = fleet.attempts[attempt.0 as usize].request as usize;
-    let input = fleet.workload.requests[request].input_tokens as usize;
+    let request = fleet.attempts[attempt.get()].request;
+    let input = fleet.workload.request(request).input_tokens as usize;
     let new = usize::try_from(decision.reservation.prefill_tokens).unwrap_or(input).min(input);
     let service =
         fleet.settings.service.prefill_base_s + fleet.settings.service.prefill_compute_s(new, input - new);
-    let aged = fleet.settings.priority_ageing * fleet.result.records[request].arrived_s;
+    let aged = fleet.settings.priority_ageing * fleet.result.records[request.get()].arrived_s;
     (1_000.0 * (service + aged)) as i64
 }
 
-/// The engines of a route, each numbered within its kind. A plain worker has both roles.
-fn engines(route: EngineRoute, prefills: usize) -> (usize, usize) {
-    match route {
-        EngineRoute::Pair { prefill, decode, .. } => {
-            (prefill.as_usize(), decode.as_usize().saturating_sub(prefills))
-        }
-        EngineRoute::Single { worker } => (worker.as_usize(), worker.as_usize()),
+fn simulated_route(route: EngineRoute, settings: &SimulationOptions) -> SimulatedRoute {
+    let (prefill, decode) = (route.prefill_instance(), route.decode_instance());
+    SimulatedRoute {
+        prefill: PrefillIndex::new(prefill.as_usize()),
+        decode: settings.decode_engine(decode).unwrap_or_default(),
     }
 }
 
 /// Predicts the hits of a request's prompt from the current index.
-fn predict(now: f64, request: u32, instances: usize, fleet: &mut SimulatedFleet<'_>) -> CacheHitPrediction {
+fn predict(
+    now: f64,
+    request: WorkloadIndex,
+    instances: usize,
+    fleet: &mut SimulatedFleet<'_>,
+) -> CacheHitPrediction {
     let workload = fleet.workload;
     let view = &mut fleet.caches.gateway_index;
     view.apply_due_changes(now);
     let mut per_instance = vec![TierHits::default(); instances];
-    let input_tokens = workload.requests[request as usize].input_tokens;
-    let (shared, runs) =
+    let input_tokens = workload.request(request).input_tokens;
+    let StoredPrompt { runs: shared, sites: runs } =
         view.predict(workload.blocks(request), workload.block_tokens, input_tokens, &mut per_instance);
     let distance = if fleet.settings.zones > 1 && fleet.settings.zones_known {
         let sites = fleet.settings.store_sites();
-        let of = |(engine, hits): (usize, &TierHits)| {
-            let tokens = tokens_by_site(&runs, sites.len(), hits.l1_tokens + hits.l2_tokens, hits.l3_tokens);
-            network_distance(&tokens, &sites, &fleet.settings.topology_place(engine))
+        let of = |(engine, hits): (InstanceIndex, &TierHits)| {
+            // Decode engines fetch nothing.
+            let Some(prefill) = fleet.settings.prefill_engine(engine) else { return 1.0 };
+            let first_token = hits.l1_tokens + hits.l2_tokens;
+            let wanted = StoreTokenRun { first_token, tokens: hits.l3_tokens };
+            let tokens = tokens_by_site(&runs, sites.len(), wanted);
+            network_distance(&tokens, &sites, &fleet.settings.topology_place(prefill))
         };
-        per_instance.iter().enumerate().map(of).collect()
+        InstanceIndex::all().zip(&per_instance).map(of).collect()
     } else {
         Vec::new()
     };
@@ -301,22 +323,22 @@ fn predict(now: f64, request: u32, instances: usize, fleet: &mut SimulatedFleet<
 }
 
 /// Load report of an engine.
-fn load_report(index: usize, fleet: &SimulatedFleet<'_>) -> ReportedLoad {
+fn load_report(engine: InstanceIndex, fleet: &SimulatedFleet<'_>) -> ReportedLoad {
     let count = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
-    let plain = fleet.settings.decode == 0;
+    let prefill = fleet.settings.prefill_engine(engine);
     let capacity_tokens =
-        if index < fleet.settings.prefill { fleet.settings.l1_tokens } else { fleet.settings.decode_tokens };
+        if prefill.is_some() { fleet.settings.l1_tokens } else { fleet.settings.decode_tokens };
     let mut reported = ReportedLoad { capacity_tokens, ..ReportedLoad::default() };
-    if let Some(prefill) = fleet.prefills.get(index) {
-        let (running, waiting) = prefill.counts();
+    if let Some(prefill) = prefill.and_then(|prefill| fleet.prefills.get(prefill.get())) {
+        let PromptCounts { running, waiting } = prefill.counts();
         reported.running = count(running);
         reported.waiting = count(waiting);
         reported.waiting_uncached_tokens = prefill.waiting_uncached();
         reported.used_tokens = prefill.running_tokens();
     }
-    let decode = if plain { Some(index) } else { index.checked_sub(fleet.settings.prefill) };
-    if let Some(decode) = decode.and_then(|decode| fleet.decodes.get(decode)) {
-        let (running, waiting, tokens) = decode.load();
+    let decode = fleet.settings.decode_engine(engine);
+    if let Some(decode) = decode.and_then(|decode| fleet.decodes.get(decode.get())) {
+        let DecodeLoad { running, waiting, tokens } = decode.load();
         reported.running += count(running);
         reported.waiting += count(waiting);
         reported.used_tokens += tokens;
@@ -355,8 +377,13 @@ fn cluster(settings: &SimulationOptions) -> SchedulableFleet {
         cache: cache.clone(),
     };
     let entry = if settings.decode == 0 { InstanceRole::Plain } else { InstanceRole::Prefill };
-    let location =
-        |number| if settings.zones_known { settings.topology_place(number) } else { LocationIds::default() };
+    let location = |number| {
+        if settings.zones_known {
+            settings.topology_place(PrefillIndex::new(number))
+        } else {
+            LocationIds::default()
+        }
+    };
     let prefills = (0..settings.prefill).map(|number| instance(entry, number, location(number)));
     // Transfers to all decode engines take equally long.
     let decodes =

@@ -1,7 +1,9 @@
 //! Routing without a scheduler: the single engine of the calibration, and a bound that no scheduler reaches, one queue
 //! in front of engines that share an unbounded cache.
 
-use super::fleet::{FleetNotification, SimulatedFleet};
+use super::fleet::{FleetNotification, SimulatedFleet, SimulatedRoute};
+use super::indices::{DecodeIndex, GatewayIndex, PrefillIndex, WorkloadIndex};
+use super::prefill::PromptCounts;
 use super::run::RequestRouter;
 
 /// Sends everything to the first engine.
@@ -9,15 +11,15 @@ use super::run::RequestRouter;
 pub(crate) struct SingleEngineRouter;
 
 impl RequestRouter for SingleEngineRouter {
-    fn on_arrival(&mut self, now: f64, request: u32, fleet: &mut SimulatedFleet<'_>) {
+    fn on_arrival(&mut self, now: f64, request: WorkloadIndex, fleet: &mut SimulatedFleet<'_>) {
         let attempt = fleet.attempt(request);
-        fleet.send(now, attempt, (0, 0), 0);
+        fleet.send(now, attempt, SimulatedRoute::default(), 0);
     }
 
     fn on_notification(&mut self, _: f64, _: FleetNotification, _: &mut SimulatedFleet<'_>) {}
     fn after_notifications(&mut self, _: f64, _: &mut SimulatedFleet<'_>) {}
     fn on_load_poll(&mut self, _: f64, _: &mut SimulatedFleet<'_>) {}
-    fn on_wakeup(&mut self, _: f64, _: usize, _: u32, _: &mut SimulatedFleet<'_>) {}
+    fn on_wakeup(&mut self, _: f64, _: GatewayIndex, _: u32, _: &mut SimulatedFleet<'_>) {}
 }
 
 /// Order of the ideal queue.
@@ -33,7 +35,7 @@ pub enum IdealOrder {
 #[derive(Debug)]
 pub(crate) struct IdealRouter {
     order: IdealOrder,
-    queue: Vec<u32>,
+    queue: Vec<WorkloadIndex>,
     /// Number of requests sent, for rotation over the decode engines.
     sent: usize,
 }
@@ -47,7 +49,7 @@ impl IdealRouter {
         while !self.queue.is_empty() {
             let idle = (0..fleet.prefills.len()).find(|&engine| {
                 let prefill = &fleet.prefills[engine];
-                prefill.idle() && prefill.counts() == (0, 0)
+                prefill.idle() && prefill.counts() == PromptCounts { running: 0, waiting: 0 }
             });
             let Some(engine) = idle else { return };
             let next = match self.order {
@@ -61,23 +63,26 @@ impl IdealRouter {
                 }
             };
             let attempt = fleet.attempt(self.queue.remove(next));
-            let decode = self.sent % fleet.decodes.len();
+            let route = SimulatedRoute {
+                prefill: PrefillIndex::new(engine),
+                decode: DecodeIndex::new(self.sent % fleet.decodes.len()),
+            };
             self.sent += 1;
-            fleet.send(now, attempt, (engine, decode), 0);
+            fleet.send(now, attempt, route, 0);
         }
     }
 }
 
-fn service_s(request: u32, fleet: &SimulatedFleet<'_>) -> f64 {
+fn service_s(request: WorkloadIndex, fleet: &SimulatedFleet<'_>) -> f64 {
     let blocks = fleet.workload.blocks(request);
-    let (_, own) = fleet.caches.local_prefix(0, blocks);
-    let input = fleet.workload.requests[request as usize].input_tokens as usize;
+    let own = fleet.caches.local_prefix(PrefillIndex::default(), blocks).all;
+    let input = fleet.workload.request(request).input_tokens as usize;
     let cached = (own * fleet.workload.block_tokens as usize).min(input.saturating_sub(1));
     fleet.settings.service.prefill_compute_s(input - cached, cached)
 }
 
 impl RequestRouter for IdealRouter {
-    fn on_arrival(&mut self, now: f64, request: u32, fleet: &mut SimulatedFleet<'_>) {
+    fn on_arrival(&mut self, now: f64, request: WorkloadIndex, fleet: &mut SimulatedFleet<'_>) {
         self.queue.push(request);
         self.dispatch_queued(now, fleet);
     }
@@ -92,5 +97,5 @@ impl RequestRouter for IdealRouter {
         self.dispatch_queued(now, fleet);
     }
 
-    fn on_wakeup(&mut self, _: f64, _: usize, _: u32, _: &mut SimulatedFleet<'_>) {}
+    fn on_wakeup(&mut self, _: f64, _: GatewayIndex, _: u32, _: &mut SimulatedFleet<'_>) {}
 }

@@ -4,9 +4,9 @@
 //! |---|---|
 //! | `settings` | parameters of the simulated system |
 //! | `workload`, `sessions`, `multiturn`, `agents` | arrivals |
-//! | `lru`, `caches`, `cache_index` | caches, and the gateways' view of them |
+//! | `caches`, `cache_index` | caches, and the gateways' view of them |
 //! | `prefill`, `fetch_queue`, `decode`, `fleet` | engines |
-//! | `event_queue`, `run` | event loop |
+//! | `event_queue`, `run`, `indices` | event loop |
 //! | `gateway`, `ideal` | routing with and without schedulers |
 //! | `outcome` | results |
 //! | `sweep`, `suite`, `args`, `table`, `report`, `svg` | experiments and their presentation |
@@ -23,7 +23,7 @@ mod fetch_queue;
 mod fleet;
 mod gateway;
 mod ideal;
-mod lru;
+mod indices;
 mod multiturn;
 mod outcome;
 mod prefill;
@@ -42,6 +42,7 @@ pub use self::agents::{AgentTrafficOptions, generate_agent_traffic};
 pub use self::args::{SimulateArgs, simulate};
 pub use self::calibrate::{PUBLISHED_MEASUREMENTS, PublishedMeasurement, calibrate};
 pub use self::ideal::IdealOrder;
+pub use self::indices::{PrefillIndex, WorkloadIndex};
 pub use self::multiturn::{MultiTurnOptions, MultiTurnSender};
 pub use self::outcome::{RequestHistory, SimulatedOutcome, SimulationResult, SimulationSummary, quantile};
 pub use self::published::{BenchmarkResult, published_plot};

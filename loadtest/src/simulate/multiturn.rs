@@ -1,7 +1,8 @@
 //! SGLang's `benchmark/hicache/bench_multiturn.py`: many clients, each with a conversation that grows by one text per
 //! round, and few requests in flight.
 
-use super::workload::{ArrivalMode, SimulatedWorkload, WorkloadBuilder};
+use super::indices::WorkloadIndex;
+use super::workload::{ArrivalMode, NewRequest, SimulatedWorkload, WorkloadBuilder};
 
 /// Pause of the sender while the maximum number of requests is in flight.
 const FULL_PAUSE_S: f64 = 0.050;
@@ -48,6 +49,15 @@ pub struct MultiTurnSender {
     ended: u32,
 }
 
+/// What the sender does at one time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct SenderStep {
+    /// The request that it sends.
+    pub(crate) request: Option<WorkloadIndex>,
+    /// Seconds until its next run; `None` when everything is sent.
+    pub(crate) pause_s: Option<f64>,
+}
+
 impl MultiTurnSender {
     #[must_use]
     pub fn workload(settings: MultiTurnOptions, seed: u64) -> SimulatedWorkload {
@@ -58,7 +68,14 @@ impl MultiTurnSender {
                 let ids: Vec<u64> = (0..u64::from(round))
                     .map(|number| client * u64::from(settings.rounds) + number)
                     .collect();
-                prompts.push(0.0, (round * settings.text_tokens) as usize, 1, &ids, (None, client));
+                prompts.push(NewRequest {
+                    recorded_s: 0.0,
+                    input_tokens: (round * settings.text_tokens) as usize,
+                    output_tokens: 1,
+                    block_ids: &ids,
+                    predecessor: None,
+                    session: client,
+                });
             }
         }
         let random = fastrand::Rng::with_seed(seed);
@@ -73,19 +90,20 @@ impl MultiTurnSender {
         }))
     }
 
-    /// Runs the sender once: returns the request that it sends, if any, and the seconds until its next run; `None` when
-    /// everything is sent.
-    pub(crate) fn tick(&mut self) -> (Option<u32>, Option<f64>) {
+    /// Runs the sender once.
+    pub(crate) fn tick(&mut self) -> SenderStep {
         if self.in_flight >= self.settings.in_flight {
-            return (None, Some(FULL_PAUSE_S));
+            return SenderStep { request: None, pause_s: Some(FULL_PAUSE_S) };
         }
         let pause = -(1.0 - self.random.f64()).ln() / self.settings.per_second;
         if self.ready.is_empty() {
-            return (None, (self.round < self.settings.rounds).then_some(pause));
+            let pause_s = (self.round < self.settings.rounds).then_some(pause);
+            return SenderStep { request: None, pause_s };
         }
         let client = self.ready.swap_remove(self.random.usize(..self.ready.len()));
         self.in_flight += 1;
-        (Some(self.round * self.settings.clients + client), Some(pause))
+        let request = WorkloadIndex::new((self.round * self.settings.clients + client) as usize);
+        SenderStep { request: Some(request), pause_s: Some(pause) }
     }
 
     /// How long a request stays in flight after its first token.
@@ -117,17 +135,18 @@ mod tests {
             MultiTurnOptions { clients: 3, rounds: 2, in_flight: 2, ..MultiTurnOptions::default() };
         let workload = MultiTurnSender::workload(settings, 1);
         assert_eq!(workload.requests.len(), 6);
-        assert_eq!(workload.blocks(0), &workload.blocks(3)[..1]);
+        let index = WorkloadIndex::new;
+        assert_eq!(workload.blocks(index(0)), &workload.blocks(index(3))[..1]);
         let ArrivalMode::Closed(mut sender) = workload.source else { panic!("closed") };
-        let first = sender.tick().0.expect("sends");
-        let second = sender.tick().0.expect("sends");
-        assert!(first != second && first < 3 && second < 3);
-        assert_eq!(sender.tick(), (None, Some(FULL_PAUSE_S)));
+        let first = sender.tick().request.expect("sends");
+        let second = sender.tick().request.expect("sends");
+        assert!(first != second && first < index(3) && second < index(3));
+        assert_eq!(sender.tick(), SenderStep { request: None, pause_s: Some(FULL_PAUSE_S) });
         sender.release_in_flight();
-        assert!(sender.tick().0.expect("the third") < 3);
+        assert!(sender.tick().request.expect("the third") < index(3));
         sender.release_in_flight();
-        assert_eq!(sender.tick().0, None);
+        assert_eq!(sender.tick().request, None);
         sender.release_in_flight();
-        assert!(sender.tick().0.expect("the next round") >= 3);
+        assert!(sender.tick().request.expect("the next round") >= index(3));
     }
 }

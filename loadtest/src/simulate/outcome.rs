@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::indices::{PrefillIndex, WorkloadIndex};
 use super::prefill::PrefillResult;
 use super::settings::SimulationOptions;
 use super::workload::SimulatedWorkload;
@@ -25,7 +26,7 @@ pub struct RequestHistory {
     /// When the client received the first token; NaN before.
     pub first_token_s: f64,
     /// Index of the engine that computed its prompt.
-    pub engine: usize,
+    pub engine: PrefillIndex,
     /// Tokens found on the device.
     pub l1_tokens: u32,
     /// … in host memory.
@@ -103,7 +104,7 @@ impl SimulationResult {
             arrived_s: f64::NAN,
             sent_s: f64::NAN,
             first_token_s: f64::NAN,
-            engine: 0,
+            engine: PrefillIndex::default(),
             l1_tokens: 0,
             l2_tokens: 0,
             l3_tokens: 0,
@@ -124,8 +125,8 @@ impl SimulationResult {
         }
     }
 
-    pub(crate) fn record_arrival(&mut self, now: f64, request: u32) {
-        let record = &mut self.records[request as usize];
+    pub(crate) fn record_arrival(&mut self, now: f64, request: WorkloadIndex) {
+        let record = &mut self.records[request.get()];
         if record.arrived_s.is_nan() {
             record.arrived_s = now;
         } else {
@@ -134,14 +135,14 @@ impl SimulationResult {
         self.progress_s = now;
     }
 
-    pub(crate) fn record_send(&mut self, now: f64, request: u32, engine: usize) {
-        let record = &mut self.records[request as usize];
+    pub(crate) fn record_send(&mut self, now: f64, request: WorkloadIndex, engine: PrefillIndex) {
+        let record = &mut self.records[request.get()];
         (record.sent_s, record.engine) = (now, engine);
         self.progress_s = now;
     }
 
-    pub(crate) fn record_first_token(&mut self, now: f64, request: u32, computed: &PrefillResult) {
-        let record = &mut self.records[request as usize];
+    pub(crate) fn record_first_token(&mut self, now: f64, request: WorkloadIndex, computed: &PrefillResult) {
+        let record = &mut self.records[request.get()];
         record.first_token_s = now;
         record.l1_tokens = computed.l1_tokens;
         record.l2_tokens = computed.l2_tokens;
@@ -150,7 +151,7 @@ impl SimulationResult {
     }
 
     /// Records the first token of a live engine's response, which reports only the number of cached tokens.
-    pub(crate) fn record_live_first_token(&mut self, time: f64, request: u32, cached_tokens: u32) {
+    pub(crate) fn record_live_first_token(&mut self, time: f64, request: WorkloadIndex, cached_tokens: u32) {
         self.record_first_token(
             time,
             request,
@@ -158,8 +159,8 @@ impl SimulationResult {
         );
     }
 
-    pub(crate) fn record_end(&mut self, now: f64, request: u32, state: SimulatedOutcome) {
-        self.records[request as usize].state = state;
+    pub(crate) fn record_end(&mut self, now: f64, request: WorkloadIndex, state: SimulatedOutcome) {
+        self.records[request.get()].state = state;
         self.open -= 1;
         self.end_s = now;
         self.progress_s = now;

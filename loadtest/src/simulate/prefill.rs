@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
-use super::caches::SimulatedCaches;
-use super::fetch_queue::{BlockFetch, StoreFetchQueue};
+use super::caches::{LocalPrefix, SimulatedCaches};
+use super::fetch_queue::{BlockFetch, StartedFetch, StoreFetchQueue};
+use super::indices::{AttemptIndex, PrefillIndex};
 use super::settings::{EngineQueueOrder, SimPrefetchPolicy, SimulationOptions};
 
 /// A prompt to be computed.
@@ -35,7 +36,7 @@ enum PromptFetchState {
 
 #[derive(Debug, Clone, Copy)]
 struct QueuedPrompt {
-    attempt: u32,
+    attempt: AttemptIndex,
     priority: i64,
     queued_at: f64,
     /// Uncached tokens, as known to the engine.
@@ -50,7 +51,7 @@ struct QueuedPrompt {
 
 #[derive(Debug, Clone, Copy)]
 struct RunningPrompt {
-    attempt: u32,
+    attempt: AttemptIndex,
     left: usize,
     context: usize,
     /// Seconds to load the host's part to the device, overlapped with the first pass.
@@ -74,15 +75,46 @@ pub(crate) struct PrefillResult {
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum DelayedWork {
-    /// Call [`PrefillEngine::fetched`] with this read's epoch at this time.
-    Fetched(f64, u32),
+    /// Call [`PrefillEngine::fetched`] at the end of this read.
+    Fetched(StartedFetch),
     /// Call [`PrefillEngine::start_pass`] at this time.
     Begin(f64),
 }
 
+/// Number of prompts of an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PromptCounts {
+    /// Prompts being computed.
+    pub(crate) running: usize,
+    pub(crate) waiting: usize,
+}
+
+/// A prompt that was sent to an engine.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SentPrompt<'a> {
+    pub(crate) attempt: AttemptIndex,
+    /// Smaller goes first, if the engine orders by priority.
+    pub(crate) priority: i64,
+    pub(crate) blocks: PromptBlocks<'a>,
+}
+
+/// A prompt that an engine has computed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ComputedPrompt {
+    pub(crate) attempt: AttemptIndex,
+    pub(crate) result: PrefillResult,
+}
+
+/// What engines share.
+#[derive(Debug)]
+pub(crate) struct PrefillContext<'a> {
+    pub(crate) caches: &'a mut SimulatedCaches,
+    pub(crate) settings: &'a SimulationOptions,
+}
+
 #[derive(Debug)]
 pub(crate) struct PrefillEngine {
-    number: usize,
+    index: PrefillIndex,
     waiting: VecDeque<QueuedPrompt>,
     running: Vec<RunningPrompt>,
     fetch_queue: StoreFetchQueue,
@@ -104,9 +136,9 @@ impl PrefillResult {
 }
 
 impl PrefillEngine {
-    pub(crate) fn new(number: usize, slowdown: f64) -> Self {
+    pub(crate) fn new(index: PrefillIndex, slowdown: f64) -> Self {
         Self {
-            number,
+            index,
             waiting: VecDeque::new(),
             running: Vec::new(),
             fetch_queue: StoreFetchQueue::default(),
@@ -119,9 +151,8 @@ impl PrefillEngine {
         }
     }
 
-    /// Number of prompts being computed, and of waiting prompts.
-    pub(crate) fn counts(&self) -> (usize, usize) {
-        (self.running.len(), self.waiting.len())
+    pub(crate) fn counts(&self) -> PromptCounts {
+        PromptCounts { running: self.running.len(), waiting: self.waiting.len() }
     }
 
     /// Tokens of the prompts being computed.
@@ -138,14 +169,14 @@ impl PrefillEngine {
     pub(crate) fn enqueue(
         &mut self,
         now: f64,
-        (attempt, priority): (u32, i64),
-        prompt: PromptBlocks<'_>,
-        memory: &mut SimulatedCaches,
-        settings: &SimulationOptions,
+        sent: SentPrompt<'_>,
+        context: PrefillContext<'_>,
         later: &mut Vec<DelayedWork>,
     ) {
-        let (_, own) = memory.local_prefix(self.number, prompt.blocks);
-        memory.touch_local(self.number, &prompt.blocks[..own]);
+        let SentPrompt { attempt, priority, blocks: prompt } = sent;
+        let PrefillContext { caches, settings } = context;
+        let own = caches.local_prefix(self.index, prompt.blocks).all;
+        caches.touch_local(self.index, &prompt.blocks[..own]);
         let missing = prompt.input_tokens - prompt.usable(own);
         let mut job = QueuedPrompt {
             attempt,
@@ -158,8 +189,8 @@ impl PrefillEngine {
             input_tokens: prompt.input_tokens,
         };
         if missing >= settings.prefetch_threshold && self.reserved < settings.prefetch_capacity() {
-            let stored = memory.stored_prefix(&prompt.blocks[own..]);
-            memory.touch_store(&prompt.blocks[own..own + stored]);
+            let stored = caches.stored_prefix(&prompt.blocks[own..]);
+            caches.touch_store(&prompt.blocks[own..own + stored]);
             let tokens = prompt.usable(own + stored) - prompt.usable(own);
             if tokens >= settings.prefetch_threshold {
                 job.fetching = PromptFetchState::Pending;
@@ -169,17 +200,13 @@ impl PrefillEngine {
                     attempt,
                     blocks: u32::try_from(stored).unwrap_or(u32::MAX),
                     tokens,
-                    network_distance: memory.network_distance(
+                    network_distance: caches.network_distance(
                         &prompt.blocks[own..own + stored],
                         settings,
-                        self.number,
+                        self.index,
                     ),
                 };
-                later.extend(
-                    self.fetch_queue
-                        .add(now, fetch, &settings.service)
-                        .map(|(time, epoch)| DelayedWork::Fetched(time, epoch)),
-                );
+                later.extend(self.fetch_queue.add(now, fetch, &settings.service).map(DelayedWork::Fetched));
                 if settings.prefetch == SimPrefetchPolicy::Timeout {
                     later.push(DelayedWork::Begin(now + timeout_s(&job, settings)));
                 }
@@ -197,11 +224,7 @@ impl PrefillEngine {
         later: &mut Vec<DelayedWork>,
     ) -> Option<FetchedBlocks> {
         let fetch = self.fetch_queue.complete(epoch)?;
-        later.extend(
-            self.fetch_queue
-                .start_next(now, &settings.service)
-                .map(|(time, epoch)| DelayedWork::Fetched(time, epoch)),
-        );
+        later.extend(self.fetch_queue.start_next(now, &settings.service).map(DelayedWork::Fetched));
         let job = self.waiting.iter_mut().find(|job| job.attempt == fetch.attempt)?;
         job.fetching = PromptFetchState::Done(fetch.blocks);
         job.uncached = job.uncached.saturating_sub(fetch.tokens);
@@ -242,11 +265,7 @@ impl PrefillEngine {
             PromptFetchState::Pending => {
                 self.reserved -= u64::from(job.reserved);
                 let blocks = self.fetch_queue.abandon(now, job.attempt, &settings.service);
-                later.extend(
-                    self.fetch_queue
-                        .start_next(now, &settings.service)
-                        .map(|(time, epoch)| DelayedWork::Fetched(time, epoch)),
-                );
+                later.extend(self.fetch_queue.start_next(now, &settings.service).map(DelayedWork::Fetched));
                 blocks
             }
         };
@@ -259,11 +278,11 @@ impl PrefillEngine {
         next: &DequeuedPrompt,
         prompt: PromptBlocks<'_>,
         noise: f64,
-        memory: &mut SimulatedCaches,
-        settings: &SimulationOptions,
+        context: PrefillContext<'_>,
     ) {
-        let (device, own) = memory.local_prefix(self.number, prompt.blocks);
-        memory.touch_local(self.number, &prompt.blocks[..own]);
+        let PrefillContext { caches, settings } = context;
+        let LocalPrefix { device, all: own } = caches.local_prefix(self.index, prompt.blocks);
+        caches.touch_local(self.index, &prompt.blocks[..own]);
         let (l1_tokens, cached) = (prompt.usable(device), prompt.usable(own));
         let host = cached - l1_tokens;
         let arrived = prompt.usable((next.job.own_blocks + next.fetched) as usize)
@@ -326,18 +345,18 @@ impl PrefillEngine {
     }
 
     /// Ends the pass; appends the finished prompts to `done`.
-    pub(crate) fn finish_pass(&mut self, done: &mut Vec<(u32, PrefillResult)>) {
+    pub(crate) fn finish_pass(&mut self, done: &mut Vec<ComputedPrompt>) {
         self.busy = false;
         self.running.retain(|running| {
             if running.left == 0 {
-                done.push((running.attempt, running.result));
+                done.push(ComputedPrompt { attempt: running.attempt, result: running.result });
             }
             running.left > 0
         });
     }
 
     /// Fails the engine. Returns the attempts whose prompts are lost.
-    pub(crate) fn fail(&mut self) -> Vec<u32> {
+    pub(crate) fn fail(&mut self) -> Vec<AttemptIndex> {
         self.available = false;
         self.busy = false;
         self.epoch += 1;
@@ -359,7 +378,7 @@ pub(crate) struct DequeuedPrompt {
 }
 
 impl DequeuedPrompt {
-    pub(crate) fn attempt(&self) -> u32 {
+    pub(crate) fn attempt(&self) -> AttemptIndex {
         self.job.attempt
     }
 
@@ -373,7 +392,7 @@ impl DequeuedPrompt {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct FetchedBlocks {
     /// Attempt that needs the blocks.
-    pub(crate) attempt: u32,
+    pub(crate) attempt: AttemptIndex,
     /// Blocks of the prompt before them.
     pub(crate) preceding_blocks: u32,
     pub(crate) blocks: u32,

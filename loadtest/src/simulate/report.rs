@@ -180,7 +180,7 @@ fn load_over_time(outcome: &SimulationResult, engines: usize) -> String {
     let mut counts = vec![[0.0_f64; SLOTS]; engines];
     let sent = |record: &&RequestHistory| !record.sent_s.is_nan() && !record.first_token_s.is_nan();
     for record in outcome.records.iter().filter(sent) {
-        let Some(count) = counts.get_mut(record.engine) else { continue };
+        let Some(count) = counts.get_mut(record.engine.get()) else { continue };
         let to_slot = |time: f64| time / end * SLOTS as f64;
         let (from, to) = (to_slot(record.sent_s), to_slot(record.first_token_s));
         for (index, count) in count.iter_mut().enumerate().skip(from as usize).take((to - from) as usize + 2)

@@ -2,8 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use moongate_scheduler::InstanceIndex;
+
 use super::event_queue::SimulationEvent;
 use super::fleet::{FleetNotification, SimulatedFleet};
+use super::indices::{GatewayIndex, WorkloadIndex};
+use super::multiturn::SenderStep;
 use super::outcome::SimulationResult;
 use super::settings::SimulationOptions;
 use super::workload::{ArrivalMode, SimulatedWorkload};
@@ -13,7 +17,7 @@ const STALL_TIMEOUT_S: f64 = 3_600.0;
 
 /// Decides which engines get which requests.
 pub(crate) trait RequestRouter {
-    fn on_arrival(&mut self, now: f64, request: u32, fleet: &mut SimulatedFleet<'_>);
+    fn on_arrival(&mut self, now: f64, request: WorkloadIndex, fleet: &mut SimulatedFleet<'_>);
     /// An engine sends a notification.
     fn on_notification(&mut self, now: f64, notice: FleetNotification, fleet: &mut SimulatedFleet<'_>);
     /// All notifications of this time have been delivered.
@@ -21,7 +25,7 @@ pub(crate) trait RequestRouter {
     /// The engines' load is polled.
     fn on_load_poll(&mut self, now: f64, fleet: &mut SimulatedFleet<'_>);
     /// A requested wake-up is due.
-    fn on_wakeup(&mut self, now: f64, gateway: usize, serial: u32, fleet: &mut SimulatedFleet<'_>);
+    fn on_wakeup(&mut self, now: f64, gateway: GatewayIndex, serial: u32, fleet: &mut SimulatedFleet<'_>);
 }
 
 /// Runs a workload to its end, or until `stop` is set. Equal arguments give equal outcomes.
@@ -48,11 +52,11 @@ pub(crate) fn run_simulation(
                 control.on_load_poll(now, &mut fleet);
                 fleet.events.schedule(now + settings.poll_s, SimulationEvent::Poll);
             }
-            SimulationEvent::SchedulerWakeup(gateway, serial) => {
-                control.on_wakeup(now, gateway as usize, serial, &mut fleet);
+            SimulationEvent::SchedulerWakeup { gateway, serial } => {
+                control.on_wakeup(now, gateway, serial, &mut fleet);
             }
             SimulationEvent::SenderTick => sender_tick(now, &mut fleet),
-            SimulationEvent::InFlightSlotFreed(_) => {
+            SimulationEvent::InFlightSlotFreed => {
                 if let ArrivalMode::Closed(sender) = &mut fleet.source {
                     sender.release_in_flight();
                 }
@@ -88,9 +92,10 @@ fn deliver_notifications(now: f64, control: &mut dyn RequestRouter, fleet: &mut 
 fn schedule_initial_events(fleet: &mut SimulatedFleet<'_>) {
     match fleet.source {
         ArrivalMode::Open => {
-            for (number, request) in (0_u32..).zip(&fleet.workload.requests) {
+            for (position, request) in fleet.workload.requests.iter().enumerate() {
                 if request.predecessor.is_none() {
-                    fleet.events.schedule(request.due_s, SimulationEvent::RequestArrived(number));
+                    let arrived = SimulationEvent::RequestArrived(WorkloadIndex::new(position));
+                    fleet.events.schedule(request.due_s, arrived);
                 }
             }
         }
@@ -100,7 +105,7 @@ fn schedule_initial_events(fleet: &mut SimulatedFleet<'_>) {
         fleet.events.schedule(0.0, SimulationEvent::Poll);
     }
     for failure in &fleet.settings.failures {
-        let engine = u32::try_from(failure.engine).unwrap_or(u32::MAX);
+        let engine = InstanceIndex(u32::try_from(failure.engine).unwrap_or(u32::MAX));
         fleet.events.schedule(failure.at_s, SimulationEvent::EngineFailed(engine));
         fleet.events.schedule(failure.at_s + failure.for_s, SimulationEvent::EngineRecovered(engine));
     }
@@ -108,11 +113,11 @@ fn schedule_initial_events(fleet: &mut SimulatedFleet<'_>) {
 
 fn sender_tick(now: f64, fleet: &mut SimulatedFleet<'_>) {
     let ArrivalMode::Closed(sender) = &mut fleet.source else { return };
-    let (request, pause) = sender.tick();
+    let SenderStep { request, pause_s } = sender.tick();
     if let Some(request) = request {
         fleet.events.schedule(now, SimulationEvent::RequestArrived(request));
     }
-    if let Some(pause) = pause {
-        fleet.events.schedule(now + pause, SimulationEvent::SenderTick);
+    if let Some(pause_s) = pause_s {
+        fleet.events.schedule(now + pause_s, SimulationEvent::SenderTick);
     }
 }

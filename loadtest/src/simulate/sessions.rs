@@ -3,22 +3,23 @@
 
 use std::collections::HashMap;
 
+use super::indices::WorkloadIndex;
 use crate::generate::trace::TraceRow;
 
 /// A prompt with fewer full blocks is not matched: all of it may be a shared system prompt.
 const MIN_FULL_BLOCKS: usize = 2;
 
 /// For each row, the row that it continues: the latest one whose last full block is the deepest in this row.
-pub(crate) fn predecessors(rows: &[TraceRow]) -> Vec<Option<u32>> {
-    let mut ends: HashMap<u64, u32> = HashMap::new();
+pub(crate) fn predecessors(rows: &[TraceRow]) -> Vec<Option<WorkloadIndex>> {
+    let mut ends: HashMap<u64, WorkloadIndex> = HashMap::new();
     let mut found = Vec::with_capacity(rows.len());
-    for (number, row) in (0_u32..).zip(rows) {
+    for (number, row) in rows.iter().enumerate() {
         found.push(row.blocks.iter().rev().find_map(|block| ends.get(block)).copied());
         let full = row.input_tokens / row.block_tokens.max(1);
         if full >= MIN_FULL_BLOCKS
             && let Some(&last) = row.blocks.get(full - 1)
         {
-            ends.insert(last, number);
+            ends.insert(last, WorkloadIndex::new(number));
         }
     }
     found
@@ -48,6 +49,7 @@ mod tests {
             row(1_600, &[0, 1, 3, 4]),
             row(2_100, &[0, 1, 3, 7, 8]),
         ];
-        assert_eq!(predecessors(&rows), [None, None, None, Some(0), Some(3)]);
+        let before = |position| Some(WorkloadIndex::new(position));
+        assert_eq!(predecessors(&rows), [None, None, None, before(0), before(3)]);
     }
 }

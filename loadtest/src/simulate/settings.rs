@@ -1,8 +1,9 @@
 //! Parameters of the simulated system: engines, caches, gateways and disturbances.
 
 use clap::ValueEnum;
-use moongate_scheduler::{LocationIds, StoreMedium, StoreSite};
+use moongate_scheduler::{InstanceIndex, LocationIds, StoreMedium, StoreSite};
 
+use super::indices::{DecodeIndex, PrefillIndex};
 use crate::engine::EngineTimeModel;
 
 /// Maximum number of prefill engines: the cache index has one bit per engine in a machine word.
@@ -163,21 +164,42 @@ impl SimulationOptions {
     }
 
     /// Location of a prefill engine.
-    pub(crate) fn topology_place(&self, engine: usize) -> LocationIds {
-        LocationIds { zone: (self.zones > 1).then(|| self.zone(engine).into()), ..LocationIds::default() }
+    pub(crate) fn topology_place(&self, engine: PrefillIndex) -> LocationIds {
+        self.zone_location(self.zone(engine))
+    }
+
+    fn zone_location(&self, zone: u8) -> LocationIds {
+        LocationIds { zone: (self.zones > 1).then(|| zone.into()), ..LocationIds::default() }
     }
 
     /// Index of an engine's zone.
-    pub(crate) fn zone(&self, engine: usize) -> u8 {
-        u8::try_from(engine % usize::from(self.zones.max(1))).unwrap_or(0)
+    pub(crate) fn zone(&self, engine: PrefillIndex) -> u8 {
+        u8::try_from(engine.get() % usize::from(self.zones.max(1))).unwrap_or(0)
+    }
+
+    /// The prefill engine of an instance of the fleet. Plain workers are prefill and decode engines.
+    pub(crate) fn prefill_engine(&self, engine: InstanceIndex) -> Option<PrefillIndex> {
+        (engine.as_usize() < self.prefill).then(|| PrefillIndex::new(engine.as_usize()))
+    }
+
+    /// The decode engine of an instance of the fleet.
+    pub(crate) fn decode_engine(&self, engine: InstanceIndex) -> Option<DecodeIndex> {
+        engine.as_usize().checked_sub(self.first_decode()).map(DecodeIndex::new)
+    }
+
+    /// The instance of a decode engine in the fleet.
+    pub(crate) fn decode_instance(&self, engine: DecodeIndex) -> InstanceIndex {
+        InstanceIndex(u32::try_from(self.first_decode() + engine.get()).unwrap_or(u32::MAX))
+    }
+
+    fn first_decode(&self) -> usize {
+        if self.decode == 0 { 0 } else { self.prefill }
     }
 
     /// The parts of the shared store, one per zone.
     pub(crate) fn store_sites(&self) -> Vec<StoreSite> {
-        let zones = 0..usize::from(self.zones.max(1));
-        zones
-            .map(|zone| StoreSite { location: self.topology_place(zone), medium: StoreMedium::Dram })
-            .collect()
+        let site = |zone| StoreSite { location: self.zone_location(zone), medium: StoreMedium::Dram };
+        (0..self.zones.max(1)).map(site).collect()
     }
 
     /// Tokens for which one engine may wait at a time.

@@ -336,18 +336,22 @@ const EXPERIMENTS: &[SuiteExperiment] = &[
     },
 ];
 
-/// Runs the experiments whose name contains one of `only`, or all if it is empty, and returns the table.
+/// What the suite compares.
+#[derive(Debug, Clone)]
+pub(crate) struct SuiteOptions<'a> {
+    pub(crate) contenders: &'a [PolicyVariant],
+    pub(crate) scheduling: &'a SchedulerOptions,
+    pub(crate) seeds: RangeInclusive<u64>,
+    /// Only experiments whose name contains one of these texts; empty for all.
+    pub(crate) only: &'a [String],
+}
+
+/// Runs the experiments and returns the table.
 ///
 /// # Errors
 /// A trace cannot be read.
-pub(crate) fn run(
-    folder: &Path,
-    contenders: &[PolicyVariant],
-    scheduling: &SchedulerOptions,
-    seeds: &RangeInclusive<u64>,
-    only: &[String],
-    stop: &AtomicBool,
-) -> anyhow::Result<String> {
+pub(crate) fn run(folder: &Path, options: SuiteOptions<'_>, stop: &AtomicBool) -> anyhow::Result<String> {
+    let SuiteOptions { contenders, scheduling, seeds, only } = options;
     let read = |name: &str| -> anyhow::Result<SimulatedWorkload> {
         Ok(SimulatedWorkload::of_rows(&read_trace(&folder.join(name), None)?, true))
     };

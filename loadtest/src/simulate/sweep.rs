@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use moongate_scheduler::{PolicyName, SchedulerOptions};
+use moongate_scheduler::{PolicyName, SchedulerOptions, UnknownPolicyError};
 use parking_lot::Mutex;
 
 use super::agents::{AgentTrafficOptions, generate_agent_traffic};
@@ -54,8 +54,17 @@ impl From<IdealOrder> for PolicyVariant {
     }
 }
 
+/// The text is not a policy with settings.
+#[derive(Debug, thiserror::Error)]
+pub enum PolicyVariantError {
+    #[error("{0}; ideal and ideal_fcfs are bounds, not policies")]
+    Policy(#[from] UnknownPolicyError),
+    #[error(transparent)]
+    Override(#[from] SettingOverrideError),
+}
+
 impl FromStr for PolicyVariant {
-    type Err = String;
+    type Err = PolicyVariantError;
 
     /// A policy's name, `ideal`, `ideal_fcfs`, or a policy with other settings:
     /// `predictive:slack=0.5+starving_share=0`.
@@ -64,21 +73,18 @@ impl FromStr for PolicyVariant {
         let variant = match name {
             "ideal" => IdealOrder::Shortest.into(),
             "ideal_fcfs" => IdealOrder::Fcfs.into(),
-            name => PolicyVariant::from(
-                PolicyName::from_str(name)
-                    .map_err(|error| format!("{error}; ideal and ideal_fcfs are bounds, not policies"))?,
-            ),
+            name => PolicyVariant::from(PolicyName::from_str(name)?),
         };
         let changes: Vec<String> =
             changes.split('+').filter(|change| !change.is_empty()).map(str::to_owned).collect();
         // Reports an invalid setting before any run starts.
-        with_overrides(&SchedulerOptions::default(), &changes).map_err(|error| error.to_string())?;
+        with_overrides(&SchedulerOptions::default(), &changes)?;
         Ok(PolicyVariant { name: text.to_owned(), overrides: changes, ..variant })
     }
 }
 
 /// Why a scheduler's settings cannot be overridden.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum SettingOverrideError {
     /// The text is not NAME=VALUE.
     #[error("{0:?} is not an override: give NAME=VALUE")]
@@ -91,8 +97,8 @@ pub enum SettingOverrideError {
         known: String,
     },
     /// The value has the wrong type.
-    #[error("{change}: {what}")]
-    Value { change: String, what: String },
+    #[error("{change}: {source}")]
+    Value { change: String, source: serde_json::Error },
 }
 
 /// `settings` with some of them overridden, each given as NAME=VALUE with a JSON value; a dot selects a nested member.
@@ -107,10 +113,7 @@ pub fn with_overrides(
     for change in changes {
         let (name, text) =
             change.split_once('=').ok_or_else(|| SettingOverrideError::Form(change.clone()))?;
-        let wrong = |what: serde_json::Error| SettingOverrideError::Value {
-            change: change.clone(),
-            what: what.to_string(),
-        };
+        let wrong = |source| SettingOverrideError::Value { change: change.clone(), source };
         let mut all = serde_json::to_value(&settings).map_err(wrong)?;
         let known = || {
             let names = all.as_object().map(|all| all.keys().cloned().collect::<Vec<_>>());
@@ -241,7 +244,7 @@ mod tests {
 
     #[test]
     fn invalid_override_names_the_valid_settings() {
-        let wrong = |text: &str| text.parse::<PolicyVariant>().expect_err("wrong");
+        let wrong = |text: &str| text.parse::<PolicyVariant>().expect_err("wrong").to_string();
         assert!(wrong("predictiv").contains("predictive"));
         assert!(wrong("predictive:slak=1").contains("slack"));
         assert!(wrong("predictive:slack").contains("NAME=VALUE"));

@@ -13,7 +13,7 @@ use super::outcome::{SimulatedOutcome, SimulationResult};
 use super::run::run_simulation;
 use super::settings::{EngineOutage, EngineQueueOrder, SimPrefetchPolicy, SimulationOptions};
 use super::sweep::{ExperimentLoad, PolicyExperiment, PolicyResult, PolicyVariant, run_experiment};
-use super::workload::{ArrivalMode, ReplayOptions, SimulatedWorkload, WorkloadBuilder};
+use super::workload::{ArrivalMode, NewRequest, ReplayOptions, SimulatedWorkload, WorkloadBuilder};
 use crate::generate::trace::read_trace;
 
 fn trace() -> SimulatedWorkload {
@@ -29,7 +29,14 @@ fn replay(speed: f64) -> ReplayOptions {
 fn workload(requests: &[(f64, usize, &[u64])]) -> SimulatedWorkload {
     let mut prompts = WorkloadBuilder::new(512);
     for (number, &(due_s, tokens, ids)) in (0_u64..).zip(requests) {
-        prompts.push(due_s, tokens, 10, ids, (None, number));
+        prompts.push(NewRequest {
+            recorded_s: due_s,
+            input_tokens: tokens,
+            output_tokens: 10,
+            block_ids: ids,
+            predecessor: None,
+            session: number,
+        });
     }
     prompts.finish(ArrivalMode::Open)
 }
@@ -121,8 +128,22 @@ fn two_short_prompts_share_a_pass_where_passes_are_packed() {
 #[test]
 fn turn_arrives_after_the_previous_response() {
     let mut prompts = WorkloadBuilder::new(512);
-    prompts.push(0.0, 50_000, 100, &[], (None, 0));
-    prompts.push(1.0, 600, 1, &[], (Some(0), 0));
+    let turn = NewRequest {
+        recorded_s: 0.0,
+        input_tokens: 50_000,
+        output_tokens: 100,
+        block_ids: &[],
+        predecessor: None,
+        session: 0,
+    };
+    let first = prompts.push(turn);
+    prompts.push(NewRequest {
+        recorded_s: 1.0,
+        input_tokens: 600,
+        output_tokens: 1,
+        predecessor: Some(first),
+        ..turn
+    });
     let requests = prompts.finish(ArrivalMode::Open);
     let outcome = one(&one_engine(), &requests);
     let first_end = outcome.records[0].first_token_s + 99.0 * one_engine().service.decode_step_s(1);

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::indices::WorkloadIndex;
 use super::multiturn::MultiTurnSender;
 use super::sessions::predecessors;
 use crate::generate::trace::TraceRow;
@@ -15,7 +16,7 @@ pub struct WorkloadRequest {
     pub input_tokens: u32,
     pub output_tokens: u32,
     /// Request that must have ended before this one arrives.
-    pub predecessor: Option<u32>,
+    pub predecessor: Option<WorkloadIndex>,
     /// Index of its conversation.
     pub session: u64,
     /// Position of its blocks in [`SimulatedWorkload::blocks`].
@@ -43,7 +44,7 @@ pub struct SimulatedWorkload {
     /// Number of tokens of each block.
     block_token_counts: Arc<[u32]>,
     /// For each request, the requests that wait for its end.
-    successors: Arc<[Vec<u32>]>,
+    successors: Arc<[Vec<WorkloadIndex>]>,
     /// For each request, the keys of its full blocks.
     keys: Arc<[Arc<[u64]>]>,
 }
@@ -68,15 +69,16 @@ impl SimulatedWorkload {
         let mut session_of: Vec<u64> = Vec::with_capacity(rows.len());
         for (number, row) in (0_u64..).zip(rows) {
             let before = after[session_of.len()];
-            let session = before.map_or(number, |before| session_of[before as usize]);
+            let session = before.map_or(number, |before| session_of[before.get()]);
             session_of.push(session);
-            prompts.push(
-                row.at.as_secs_f64(),
-                row.input_tokens,
-                row.output_tokens,
-                &row.blocks,
-                (before, session),
-            );
+            prompts.push(NewRequest {
+                recorded_s: row.at.as_secs_f64(),
+                input_tokens: row.input_tokens,
+                output_tokens: row.output_tokens,
+                block_ids: &row.blocks,
+                predecessor: before,
+                session,
+            });
         }
         prompts.finish(ArrivalMode::Open)
     }
@@ -93,8 +95,15 @@ impl SimulatedWorkload {
         workload
     }
 
-    pub(crate) fn blocks(&self, request: u32) -> &[u32] {
-        let request = &self.requests[request as usize];
+    pub(crate) fn request(&self, request: WorkloadIndex) -> &WorkloadRequest {
+        &self.requests[request.get()]
+    }
+
+    pub(crate) fn blocks(&self, request: WorkloadIndex) -> &[u32] {
+        self.blocks_of(self.request(request))
+    }
+
+    fn blocks_of(&self, request: &WorkloadRequest) -> &[u32] {
         &self.blocks[request.first_block..request.first_block + request.blocks]
     }
 
@@ -104,13 +113,13 @@ impl SimulatedWorkload {
     }
 
     /// Keys of a request's full blocks, for policies with state of their own.
-    pub(crate) fn keys(&self, request: u32) -> Arc<[u64]> {
-        Arc::clone(&self.keys[request as usize])
+    pub(crate) fn keys(&self, request: WorkloadIndex) -> Arc<[u64]> {
+        Arc::clone(&self.keys[request.get()])
     }
 
     /// Requests that wait for the end of `request`.
-    pub(crate) fn successors(&self, request: u32) -> &[u32] {
-        &self.successors[request as usize]
+    pub(crate) fn successors(&self, request: WorkloadIndex) -> &[WorkloadIndex] {
+        &self.successors[request.get()]
     }
 
     /// Share of all prompt tokens that an unbounded cache would have had.
@@ -118,10 +127,10 @@ impl SimulatedWorkload {
     pub fn ideal_hit(&self) -> f64 {
         let mut visited = vec![false; self.block_token_counts.len()];
         let (mut hit, mut all) = (0_u64, 0_u64);
-        for (number, request) in (0_u32..).zip(&self.requests) {
+        for request in &self.requests {
             all += u64::from(request.input_tokens);
             let mut leading = true;
-            for &block in self.blocks(number) {
+            for &block in self.blocks_of(request) {
                 leading &= std::mem::replace(&mut visited[block as usize], true);
                 if leading {
                     hit += u64::from(self.block_token_counts[block as usize]);
@@ -130,6 +139,21 @@ impl SimulatedWorkload {
         }
         hit as f64 / (all as f64).max(1.0)
     }
+}
+
+/// A request to be added to a workload.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NewRequest<'a> {
+    /// Arrival time in seconds.
+    pub(crate) recorded_s: f64,
+    pub(crate) input_tokens: usize,
+    pub(crate) output_tokens: u32,
+    /// Ids of its blocks; blocks without an id are unique.
+    pub(crate) block_ids: &'a [u64],
+    /// Request that must have ended before this one arrives.
+    pub(crate) predecessor: Option<WorkloadIndex>,
+    /// Index of its conversation.
+    pub(crate) session: u64,
 }
 
 /// Collects requests and numbers their blocks.
@@ -154,22 +178,14 @@ impl WorkloadBuilder {
         }
     }
 
-    /// Adds a request whose blocks have the ids `ids`; blocks without an id are unique.
-    pub(crate) fn push(
-        &mut self,
-        recorded_s: f64,
-        input_tokens: usize,
-        output_tokens: u32,
-        ids: &[u64],
-        (after, session): (Option<u32>, u64),
-    ) {
-        let input_tokens = input_tokens.max(1);
+    pub(crate) fn push(&mut self, request: NewRequest<'_>) -> WorkloadIndex {
+        let input_tokens = request.input_tokens.max(1);
         let first_block = self.blocks.len();
         let count = input_tokens.div_ceil(self.block_tokens);
         for index in 0..count {
             let tokens = (input_tokens - index * self.block_tokens).min(self.block_tokens);
             let fresh = u32::try_from(self.tokens_of.len()).unwrap_or(u32::MAX);
-            let number = match ids.get(index) {
+            let number = match request.block_ids.get(index) {
                 Some(&id) => *self.numbers.entry(id).or_insert(fresh),
                 None => fresh,
             };
@@ -179,22 +195,23 @@ impl WorkloadBuilder {
             self.blocks.push(number);
         }
         self.requests.push(WorkloadRequest {
-            recorded_s,
-            due_s: recorded_s,
+            recorded_s: request.recorded_s,
+            due_s: request.recorded_s,
             input_tokens: u32::try_from(input_tokens).unwrap_or(u32::MAX),
-            output_tokens,
-            predecessor: after,
-            session,
+            output_tokens: request.output_tokens,
+            predecessor: request.predecessor,
+            session: request.session,
             first_block,
             blocks: count,
         });
+        WorkloadIndex::new(self.requests.len() - 1)
     }
 
     pub(crate) fn finish(self, source: ArrivalMode) -> SimulatedWorkload {
         let mut successors = vec![Vec::new(); self.requests.len()];
-        for (number, request) in (0_u32..).zip(&self.requests) {
+        for (position, request) in self.requests.iter().enumerate() {
             if let Some(before) = request.predecessor {
-                successors[before as usize].push(number);
+                successors[before.get()].push(WorkloadIndex::new(position));
             }
         }
         let key = |&block: &u32| crate::engine::tokens::mix(u64::from(block), 1);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use moongate_loadtest::engine::{EngineFault, SimEngine, SimEngineOptions, SimProtocol, SimRole};
 use moongate_loadtest::generate::{
-    ArrivalProcess, LoadLimits, LoadTarget, LoadTargetApi, LoadtestReport, generate,
+    ArrivalProcess, LoadLimits, LoadRun, LoadTarget, LoadTargetApi, LoadtestReport, generate,
 };
 use moongate_runtime::Supervisor;
 use tokio_util::sync::CancellationToken;
@@ -21,9 +21,8 @@ const ALL: LoadLimits = LoadLimits { duration: None, requests: None, in_flight: 
 
 async fn run(target: LoadTarget, arrivals: ArrivalProcess, limits: &LoadLimits) -> LoadtestReport {
     let supervisor = Supervisor::new();
-    let report = generate(target, arrivals, limits, &supervisor, &CancellationToken::new(), false)
-        .await
-        .expect("a run");
+    let run = LoadRun { target, arrivals, limits: limits.clone(), progress: false };
+    let report = generate(run, &supervisor, &CancellationToken::new()).await.expect("a run");
     supervisor.shutdown(LONG).await.expect("nothing left");
     report
 }
@@ -125,14 +124,13 @@ async fn failures_are_counted_by_kind() {
 async fn a_stopped_run_gives_a_partial_summary() {
     let engine = start(SimRole::Plain, SimProtocol::Sglang).await;
     let (supervisor, stop) = (Supervisor::new(), CancellationToken::new());
-    let running = generate(
-        target(&engine, LoadTargetApi::Chat),
-        ArrivalProcess::at_rate(100.0, 10, 2, 1),
-        &ALL,
-        &supervisor,
-        &stop,
-        false,
-    );
+    let run = LoadRun {
+        target: target(&engine, LoadTargetApi::Chat),
+        arrivals: ArrivalProcess::at_rate(100.0, 10, 2, 1),
+        limits: ALL,
+        progress: false,
+    };
+    let running = generate(run, &supervisor, &stop);
     let stopping = async {
         assert!(engine.wait_for(LONG, |stats| stats.finished >= 5).await);
         stop.cancel();

@@ -3,6 +3,7 @@
 #![expect(clippy::expect_used, clippy::panic, reason = "helpers of tests fail the test")]
 
 mod aborts;
+mod canned;
 mod events;
 mod faults;
 mod generator;

@@ -105,7 +105,7 @@ fn render_file(
     // One line per address, whatever its length, since simple parsers read this file too.
     let options = serde_saphyr::ser_options! { prefer_block_scalars: false };
     let text = serde_saphyr::to_string_with_options(&DiscoveryDocument { group: entry, roles }, options);
-    text.map(Some).map_err(|error| RenderError::DiscoveryFile(error.to_string()))
+    text.map(Some).map_err(|error| RenderError::DiscoveryFile(error.into()))
 }
 
 fn instance(role: &ResolvedRole<'_>, ordinal: i32, locations: &PodLocations) -> InstanceEntry {

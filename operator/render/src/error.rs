@@ -1,5 +1,10 @@
 //! Errors in specs that cannot be rendered.
 
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+
+use rbg_api::keys;
 use rbg_api::merge::MergeError;
 
 /// Error in a spec; its text is shown to the author of the spec.
@@ -58,8 +63,8 @@ pub enum RenderError {
     #[error("role `{role}` names the ClusterEngineRuntimeProfile `{profile}`, which does not exist")]
     UnknownProfile { role: String, profile: String },
     /// The annotation is not JSON of the expected form.
-    #[error("annotation `{key}` of component `{component}`: {cause}")]
-    Annotation { key: &'static str, component: String, cause: String },
+    #[error("annotation `{key}` of component `{component}`: {source}")]
+    Annotation { key: &'static str, component: String, source: ComponentAnnotationError },
     /// All ports of the range are taken.
     #[error("no port is free between {first} and {after}; increase the operator's --port-range")]
     NoPort {
@@ -69,12 +74,87 @@ pub enum RenderError {
         after: u16,
     },
     /// A topology annotation is invalid.
-    #[error("annotation `{key}`: {cause}")]
-    Topology { key: &'static str, cause: String },
+    #[error("annotation `{key}`: {source}")]
+    Topology { key: &'static str, source: TopologyAnnotationError },
     /// The stored coordination of v1alpha1 is not JSON of the expected form.
     #[error("annotation `conversion.workloads.x-k8s.io/v1alpha1-coordination`: {0}")]
-    Coordination(String),
+    Coordination(#[source] SharedError<serde_json::Error>),
     /// The discovery file cannot be encoded.
     #[error("cannot encode the discovery file: {0}")]
-    DiscoveryFile(String),
+    DiscoveryFile(#[source] SharedError<serde_saphyr::ser::Error>),
+}
+
+/// Why the annotation of a component is invalid.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ComponentAnnotationError {
+    #[error(transparent)]
+    NotJson(#[from] SharedError<serde_json::Error>),
+    /// The reference to a port has another form.
+    #[error("`{0}` is not <role>.<component>.<port>")]
+    PortReference(String),
+}
+
+/// Why a topology annotation is invalid.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TopologyAnnotationError {
+    /// The annotation that the operator writes is not JSON of the expected form.
+    #[error(transparent)]
+    NotJson(#[from] SharedError<serde_json::Error>),
+    #[error("it has no effect without {}", keys::TOPOLOGY_LADDER)]
+    NoLevels,
+    #[error("`{0}` is not a level; use node, nvlink-domain, rack or zone, each optionally with `=LABEL`")]
+    UnknownLevel(String),
+    #[error("{0} has no default label; use `{0}=LABEL` with a label of your nodes")]
+    NoDefaultLabel(String),
+    #[error("`{0}` is not a label key")]
+    InvalidLabelKey(String),
+    #[error("`{0}` repeats a level or a label")]
+    Repeated(String),
+    #[error("`{0}` is not a pair; use ROLE:ROLE")]
+    NotAPair(String),
+    #[error("`{0}` is not a role of this group")]
+    UnknownRole(String),
+    #[error("`{level}` is not a level of the group; use {} or none", .levels.join(", "))]
+    NotOfGroup {
+        level: String,
+        /// Names of the group's levels.
+        levels: Vec<&'static str>,
+    },
+}
+
+/// An error of a parser or a serializer, shared so that it can be cloned. Two are equal if their texts are: validation ignores the errors
+/// that the stored object already has.
+#[derive(Debug)]
+pub struct SharedError<E>(Arc<E>);
+
+impl<E> Clone for SharedError<E> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<E> From<E> for SharedError<E> {
+    fn from(error: E) -> Self {
+        Self(Arc::new(error))
+    }
+}
+
+impl<E: fmt::Display> PartialEq for SharedError<E> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.to_string() == other.0.to_string()
+    }
+}
+
+impl<E: fmt::Display> Eq for SharedError<E> {}
+
+impl<E: fmt::Display> fmt::Display for SharedError<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<E: Error> Error for SharedError<E> {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source()
+    }
 }

@@ -9,7 +9,7 @@ use rbg_api::v1alpha2::{RoleBasedGroup, RoleSpec};
 use rbg_api::{RoleKind, TopologyLevel, keys};
 use serde::{Deserialize, Serialize};
 
-use crate::error::RenderError;
+use crate::error::{RenderError, SharedError, TopologyAnnotationError};
 
 /// Value of the spread annotation that turns spreading off.
 const NONE: &str = "none";
@@ -47,8 +47,10 @@ impl RoleTopology {
     /// # Errors
     /// [`RenderError::Topology`].
     pub fn parse(text: &str) -> Result<Self, RenderError> {
-        serde_json::from_str(text)
-            .map_err(|error| RenderError::Topology { key: keys::TOPOLOGY, cause: error.to_string() })
+        serde_json::from_str(text).map_err(|error| RenderError::Topology {
+            key: keys::TOPOLOGY,
+            source: SharedError::from(error).into(),
+        })
     }
 
     #[must_use]
@@ -69,7 +71,7 @@ pub(crate) struct GroupTopology {
 impl GroupTopology {
     /// Parses a group's annotations; `None` without levels.
     pub(crate) fn from_group(group: &RoleBasedGroup) -> Result<Option<Self>, RenderError> {
-        let invalid = |key, cause| RenderError::Topology { key, cause };
+        let invalid = |key, source| RenderError::Topology { key, source };
         let annotations = group.metadata.annotations.as_ref();
         let annotation_value =
             |key| annotations?.get(key).map(|text| text.trim()).filter(|text| !text.is_empty());
@@ -78,18 +80,18 @@ impl GroupTopology {
                 .into_iter()
                 .find(|key| annotation_value(key).is_some());
             return match orphan {
-                Some(key) => Err(invalid(key, format!("it has no effect without {}", keys::TOPOLOGY_LADDER))),
+                Some(key) => Err(invalid(key, TopologyAnnotationError::NoLevels)),
                 None => Ok(None),
             };
         };
-        let levels = parse_keys(text).map_err(|cause| invalid(keys::TOPOLOGY_LADDER, cause))?;
+        let levels = parse_keys(text).map_err(|error| invalid(keys::TOPOLOGY_LADDER, error))?;
         let near = annotation_value(keys::TOPOLOGY_NEAR)
             .map(|text| parse_near_pairs(text, &group.spec.roles))
             .transpose();
         let spread = parse_spread(annotation_value(keys::TOPOLOGY_SPREAD), &levels);
         Ok(Some(Self {
-            near_pairs: near.map_err(|cause| invalid(keys::TOPOLOGY_NEAR, cause))?,
-            spread_levels: spread.map_err(|cause| invalid(keys::TOPOLOGY_SPREAD, cause))?,
+            near_pairs: near.map_err(|error| invalid(keys::TOPOLOGY_NEAR, error))?,
+            spread_levels: spread.map_err(|error| invalid(keys::TOPOLOGY_SPREAD, error))?,
             keys: levels,
         }))
     }
@@ -127,52 +129,57 @@ fn related_roles(kind: Option<RoleKind>) -> &'static [RoleKind] {
     }
 }
 
-fn parse_keys(text: &str) -> Result<Vec<TopologyKey>, String> {
+fn parse_keys(text: &str) -> Result<Vec<TopologyKey>, TopologyAnnotationError> {
     let mut levels: Vec<TopologyKey> = Vec::new();
     for part in text.split(',').map(str::trim) {
         let (name, label) =
             part.split_once('=').map_or((part, None), |(name, label)| (name.trim(), Some(label.trim())));
-        let level = TopologyLevel::parse(name).ok_or_else(|| {
-            format!(
-                "`{name}` is not a level; use node, nvlink-domain, rack or zone, each optionally with `=LABEL`"
-            )
-        })?;
-        let label = label.or(level.default_label()).ok_or_else(|| {
-            format!("{name} has no default label; use `{name}=LABEL` with a label of your nodes")
-        })?;
+        let level = TopologyLevel::parse(name)
+            .ok_or_else(|| TopologyAnnotationError::UnknownLevel(name.to_owned()))?;
+        let label = label
+            .or(level.default_label())
+            .ok_or_else(|| TopologyAnnotationError::NoDefaultLabel(name.to_owned()))?;
         if !is_label_key(label) {
-            return Err(format!("`{label}` is not a label key"));
+            return Err(TopologyAnnotationError::InvalidLabelKey(label.to_owned()));
         }
         if levels.iter().any(|key| key.level == level || key.label == label) {
-            return Err(format!("`{part}` repeats a level or a label"));
+            return Err(TopologyAnnotationError::Repeated(part.to_owned()));
         }
         levels.push(TopologyKey { level, label: label.to_owned() });
     }
     Ok(levels)
 }
 
-fn parse_near_pairs(text: &str, roles: &[RoleSpec]) -> Result<Vec<(String, String)>, String> {
+fn parse_near_pairs(
+    text: &str,
+    roles: &[RoleSpec],
+) -> Result<Vec<(String, String)>, TopologyAnnotationError> {
     let role = |name: &str| {
         let name = name.trim();
         let found = roles.iter().find(|role| role.name == name);
-        found.map(|role| role.name.clone()).ok_or_else(|| format!("`{name}` is not a role of this group"))
+        found
+            .map(|role| role.name.clone())
+            .ok_or_else(|| TopologyAnnotationError::UnknownRole(name.to_owned()))
     };
     let pair = |part: &str| {
         let (from, to) =
-            part.split_once(':').ok_or_else(|| format!("`{}` is not a pair; use ROLE:ROLE", part.trim()))?;
+            part.split_once(':').ok_or_else(|| TopologyAnnotationError::NotAPair(part.trim().to_owned()))?;
         Ok((role(from)?, role(to)?))
     };
     text.split(',').map(pair).collect()
 }
 
-fn parse_spread(annotation_value: Option<&str>, levels: &[TopologyKey]) -> Result<usize, String> {
+fn parse_spread(
+    annotation_value: Option<&str>,
+    levels: &[TopologyKey],
+) -> Result<usize, TopologyAnnotationError> {
     let at = |level: TopologyLevel| levels.iter().position(|key| key.level == level).map(|at| at + 1);
     match annotation_value {
         None => Ok(at(TopologyLevel::Node).unwrap_or(0)),
         Some(NONE) => Ok(0),
         Some(name) => TopologyLevel::parse(name).and_then(at).ok_or_else(|| {
-            let levels: Vec<&str> = levels.iter().map(|key| key.level.name()).collect();
-            format!("`{name}` is not a level of the group; use {} or {NONE}", levels.join(", "))
+            let levels = levels.iter().map(|key| key.level.name()).collect();
+            TopologyAnnotationError::NotOfGroup { level: name.to_owned(), levels }
         }),
     }
 }

@@ -55,7 +55,7 @@ mod workload_spec;
 
 pub use dependencies::ComponentDependencies;
 pub use discovery::{PodLocations, discovery_config_map, parse_locations};
-pub use error::RenderError;
+pub use error::{ComponentAnnotationError, RenderError, SharedError, TopologyAnnotationError};
 pub use gang::pod_group;
 pub use group::{GangScheduler, GroupContext, RuntimeProfiles};
 pub use group_topology::{RoleTopology, TopologyKey, topology_keys};

@@ -15,7 +15,7 @@ use crate::manifest::Manifest;
 pub fn coordinated_policy(group: GroupContext<'_>) -> Result<Option<Manifest>, RenderError> {
     let Some(text) = group.annotation(COORDINATION).filter(|text| !text.is_empty()) else { return Ok(None) };
     let rules: Vec<Coordination> =
-        serde_json::from_str(text).map_err(|error| RenderError::Coordination(error.to_string()))?;
+        serde_json::from_str(text).map_err(|error| RenderError::Coordination(error.into()))?;
     if rules.is_empty() {
         return Ok(None);
     }

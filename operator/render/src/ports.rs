@@ -13,7 +13,7 @@ use rbg_api::{PodTemplate, keys};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::error::RenderError;
+use crate::error::{ComponentAnnotationError, RenderError, SharedError};
 use crate::hash::fnv1a;
 use crate::manifest::StringMap;
 use crate::pod_name::pod_name;
@@ -154,11 +154,10 @@ pub(crate) fn pod_injection(
     for reference in &config.references {
         let parts: Vec<&str> = reference.from.split('.').collect();
         let &[_, other, port] = parts.as_slice() else {
-            let cause = format!("`{}` is not <role>.<component>.<port>", reference.from);
             return Err(RenderError::Annotation {
                 key: keys::PORT_ALLOCATOR,
                 component: component.name.clone(),
-                cause,
+                source: ComponentAnnotationError::PortReference(reference.from.clone()),
             });
         };
         if let Some(port) = of_component(other, 0, port) {
@@ -197,7 +196,7 @@ pub(crate) fn annotation<T: Default + for<'de> Deserialize<'de>>(
         Some(text) => serde_json::from_str(text).map_err(|error| RenderError::Annotation {
             key,
             component: component.name.clone(),
-            cause: error.to_string(),
+            source: SharedError::from(error).into(),
         }),
     }
 }

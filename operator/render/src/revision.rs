@@ -19,6 +19,15 @@ pub struct SpecRevision {
     pub data: Value,
 }
 
+/// Metadata of a ControllerRevision, except its name.
+#[derive(Debug)]
+pub struct RevisionMetadata<'a> {
+    pub namespace: &'a str,
+    pub labels: StringMap,
+    pub annotations: StringMap,
+    pub owner: &'a OwnerRef,
+}
+
 impl SpecRevision {
     /// Revision of a RoleInstanceSet. `template` is `spec.roleInstanceTemplate`; `collisions` counts others with the same hash.
     #[must_use]
@@ -85,14 +94,8 @@ impl SpecRevision {
 
     /// Renders the ControllerRevision with this number.
     #[must_use]
-    pub fn manifest(
-        &self,
-        namespace: &str,
-        labels: StringMap,
-        annotations: StringMap,
-        owner: &OwnerRef,
-        number: i64,
-    ) -> Manifest {
+    pub fn manifest(&self, metadata: RevisionMetadata<'_>, number: i64) -> Manifest {
+        let RevisionMetadata { namespace, labels, annotations, owner } = metadata;
         let metadata =
             ManifestMetadata { name: &self.name, namespace, labels, annotations, owner: Some(owner) };
         let mut manifest =

@@ -126,9 +126,7 @@ pub(super) fn spawn_calls(shared: &Arc<ControllerContext>, key: &ResourceKey, ca
         supervisor.spawn("operator hook", async move {
             let result = shared.hook_client.call(&call).await;
             shared.hook_client.in_flight.lock().remove(&call.pod);
-            if shared.observed.lock().record_hook_result(call, result) {
-                shared.queue.push(key);
-            }
+            shared.cluster.record_hook_result(key, call, result);
         });
     }
 }

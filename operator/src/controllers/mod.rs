@@ -2,12 +2,9 @@
 
 mod hook_client;
 mod leader_election;
-mod queue;
 mod reconcile;
 mod timeouts;
-mod watch;
 
-use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,14 +16,13 @@ use kube::{Client, Config};
 use moongate_render::GangScheduler;
 use moongate_runtime::Supervisor;
 use moongate_telemetry::Tracer;
-use parking_lot::Mutex;
 use tower::layer::layer_fn;
 use tower::util::MapRequestLayer;
 
 use crate::events::EventRecorder;
-use crate::resource_cache::ResourceCache;
+use crate::resource_cache::{KindWatcher, ObservedCluster};
 use crate::resource_writer::ResourceWriter;
-use crate::{OperatorMetrics, ResourceKind};
+use crate::{KubeClientError, OperatorMetrics, ResourceKind};
 
 pub use leader_election::LeadershipLost;
 pub use timeouts::ApiServerTimeouts;
@@ -76,7 +72,7 @@ impl Default for OperatorOptions {
 pub enum OperatorError {
     /// No cluster is configured or reachable.
     #[error("cannot reach Kubernetes: {0}; set --kubeconfig, or run with a service account")]
-    Client(String),
+    Client(#[from] KubeClientError),
     /// The HTTP client for hooks cannot be created.
     #[error("cannot create the HTTP client for hooks: {0}")]
     Hooks(#[from] reqwest::Error),
@@ -84,14 +80,10 @@ pub enum OperatorError {
     Lease(#[from] LeadershipLost),
 }
 
-/// State shared by watches and workers.
+/// State shared by workers.
 struct ControllerContext {
-    client: Client,
-    namespace: Option<String>,
+    cluster: Arc<ObservedCluster>,
     writer: ResourceWriter,
-    observed: Mutex<ResourceCache>,
-    queue: queue::ReconcileQueue,
-    listed: tokio::sync::watch::Sender<BTreeSet<ResourceKind>>,
     gang_scheduler: GangScheduler,
     event_recorder: EventRecorder,
     hook_client: hook_client::HookClient,
@@ -120,13 +112,10 @@ pub async fn run(options: OperatorOptions, supervisor: &Supervisor) -> Result<()
     let metrics = options.metrics;
     metrics.set_leading(true);
     let (event_recorder, event_writer) = EventRecorder::new(client.clone(), Arc::clone(&metrics));
+    let cluster = Arc::new(ObservedCluster::new(options.ports));
     let shared = Arc::new(ControllerContext {
+        cluster: Arc::clone(&cluster),
         writer: ResourceWriter::new(client.clone()),
-        client,
-        namespace: options.namespace,
-        observed: Mutex::new(ResourceCache::with_ports(options.ports)),
-        queue: queue::ReconcileQueue::default(),
-        listed: tokio::sync::watch::Sender::new(BTreeSet::new()),
         gang_scheduler: options.gang_scheduler,
         event_recorder,
         hook_client: hook_client::HookClient::new(supervisor)?,
@@ -139,8 +128,14 @@ pub async fn run(options: OperatorOptions, supervisor: &Supervisor) -> Result<()
         writing.run_until_cancelled(event_writer).await;
     });
     for kind in ResourceKind::ALL {
-        supervisor
-            .spawn_essential("operator watch", watch::watch_kind(Arc::clone(&shared), kind, working.clone()));
+        let watcher = KindWatcher {
+            cluster: Arc::clone(&cluster),
+            client: client.clone(),
+            namespace: options.namespace.clone(),
+            kind,
+            metrics: Arc::clone(&metrics),
+        };
+        supervisor.spawn_essential("operator watch", watcher.run(working.clone()));
     }
     for _ in 0..options.workers.max(1) {
         supervisor
@@ -164,11 +159,6 @@ pub async fn run(options: OperatorOptions, supervisor: &Supervisor) -> Result<()
     outcome
 }
 
-/// Text of a kube error, without the doubled quotes around a path.
-pub(crate) fn error_text(error: &dyn std::fmt::Display) -> String {
-    error.to_string().replace("'\"", "'").replace("\"'", "'")
-}
-
 /// A client for the cluster of this kubeconfig, or of the process's environment. Its requests are counted, and have
 /// timeouts.
 ///
@@ -179,23 +169,20 @@ pub async fn client(
     limits: ApiServerTimeouts,
     metrics: &Arc<OperatorMetrics>,
 ) -> Result<Client, OperatorError> {
-    let failed = |error: &dyn std::fmt::Display| OperatorError::Client(error_text(error));
-    let config = match kubeconfig {
-        Some(path) => {
-            let file = Kubeconfig::read_from(path)
-                .map_err(|error| failed(&format!("--kubeconfig {}: {error}", path.display())))?;
-            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-                .await
-                .map_err(|error| failed(&error))?
-        }
-        None => Config::infer().await.map_err(|error| failed(&error))?,
-    };
+    let config = config(kubeconfig).await?;
     let metrics = Arc::clone(metrics);
     let count = MapRequestLayer::new(move |request: http::Request<Body>| {
         metrics.count_api_request(request.method().as_str());
         request
     });
-    let builder = ClientBuilder::try_from(config).map_err(|error| failed(&error))?;
+    let builder = ClientBuilder::try_from(config).map_err(KubeClientError::Client)?;
     let limit = layer_fn(|service| timeouts::ResponseTimeoutService::new(service, limits));
     Ok(builder.with_layer(&count).with_layer(&limit).build())
+}
+
+async fn config(kubeconfig: Option<&Path>) -> Result<Config, KubeClientError> {
+    let Some(path) = kubeconfig else { return Ok(Config::infer().await?) };
+    let file = Kubeconfig::read_from(path)
+        .map_err(|error| KubeClientError::File { path: path.to_owned(), error })?;
+    Ok(Config::from_custom_kubeconfig(file, &KubeConfigOptions::default()).await?)
 }

@@ -8,11 +8,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{ControllerContext, hook_client};
-use crate::ResourceKind;
 use crate::events::EventRecord;
 use crate::metrics::ReconcileOutcome;
 use crate::plan::{PlanError, ReconcilePlan, plan_for};
-use crate::resource_cache::{ObservedResource, ResourceKey};
+use crate::resource_cache::{ObservedCluster, ObservedResource, ResourceKey};
 use crate::resource_writer::WriteOutcome;
 use crate::spans::ReconcileSpan;
 
@@ -21,29 +20,27 @@ const MAX_PLAN_ATTEMPTS: u32 = 8;
 
 /// Takes keys from the queue until stopped. A write in progress is finished first.
 pub(super) async fn run_worker(shared: Arc<ControllerContext>, stop: CancellationToken) {
-    let mut listed = shared.listed.subscribe();
     tokio::select! {
         () = stop.cancelled() => return,
-        all = listed.wait_for(|listed| listed.len() == ResourceKind::ALL.len()) => if all.is_err() { return },
+        is_listed = shared.cluster.wait_until_listed() => if !is_listed { return },
     }
-    drop(listed);
     loop {
         let key = tokio::select! {
             biased;
             () = stop.cancelled() => return,
-            key = shared.queue.next() => key,
+            key = shared.cluster.next() => key,
         };
-        shared.metrics.set_queued(shared.queue.ready_count());
+        shared.metrics.set_queued(shared.cluster.ready_count());
         let started = Instant::now();
         // Deleted objects are skipped.
-        let live = shared.observed.lock().get(&key);
+        let live = shared.cluster.get(&key);
         let mut is_done = true;
         if let Some(live) = live {
             let outcome = reconcile(&shared, &live, &stop).await;
             shared.metrics.observe_reconcile(key.kind, outcome, started.elapsed());
             is_done = outcome == ReconcileOutcome::Done;
         }
-        shared.queue.done(&key, is_done);
+        shared.cluster.done(&key, is_done);
     }
 }
 
@@ -77,7 +74,7 @@ async fn reconcile(
     };
     if let Some(at) = plan.requeue_at {
         let wait = Duration::try_from(at.duration_since(Timestamp::now())).unwrap_or_default();
-        shared.queue.push_at(Instant::now() + wait, key.clone());
+        shared.cluster.schedule(Instant::now() + wait, key.clone());
     }
     hook_client::spawn_calls(shared, key, plan.hook_calls);
     if plan.steps.is_empty() {
@@ -97,7 +94,7 @@ async fn reconcile(
                 shared
                     .event_recorder
                     .record(live, EventRecord::for_step(step, || live.read().unwrap_or_default()));
-                record_outcome(shared, outcome, &key.namespace);
+                record_outcome(&shared.cluster, outcome, &key.namespace);
             }
             Err(error) => {
                 let reason = &step.reason;
@@ -118,29 +115,24 @@ async fn reconcile(
 fn plan(shared: &ControllerContext, key: &ResourceKey) -> Result<Option<ReconcilePlan>, PlanError> {
     for _ in 0..MAX_PLAN_ATTEMPTS {
         let now = Timestamp::now();
-        let snapshot = shared.observed.lock().snapshot(key, now);
-        let Some(snapshot) = snapshot else { return Ok(Some(ReconcilePlan::default())) };
+        let Some(snapshot) = shared.cluster.snapshot(key, now) else {
+            return Ok(Some(ReconcilePlan::default()));
+        };
         let plan = plan_for(&snapshot, shared.gang_scheduler, now)?;
-        if shared.observed.lock().reserve_ports(&plan.port_choices, now) {
+        if shared.cluster.reserve_ports(&plan.port_choices, now) {
             return Ok(Some(plan));
         }
     }
     Ok(None)
 }
 
-fn record_outcome(shared: &ControllerContext, outcome: WriteOutcome, namespace: &str) {
-    let affected = {
-        let mut observed = shared.observed.lock();
-        match outcome {
-            WriteOutcome::Present(kind, object) => observed.upsert(kind, *object),
-            WriteOutcome::Gone(kind, name, uid) => {
-                let key = ResourceKey { kind, namespace: namespace.to_owned(), name };
-                observed.remove(&key, &uid)
-            }
-            WriteOutcome::NotWritten => Vec::new(),
+/// Feeds the response to a write back into the observed cluster, as if a watch had reported it.
+fn record_outcome(cluster: &ObservedCluster, outcome: WriteOutcome, namespace: &str) {
+    match outcome {
+        WriteOutcome::Present(kind, object) => cluster.record_present(kind, *object),
+        WriteOutcome::Gone(kind, name, uid) => {
+            cluster.record_gone(&ResourceKey { kind, namespace: namespace.to_owned(), name }, &uid);
         }
-    };
-    for key in affected {
-        shared.queue.push(key);
+        WriteOutcome::NotWritten => {}
     }
 }

@@ -7,7 +7,7 @@ mod simulated_api_server;
 mod simulated_controllers;
 mod step;
 
-pub use simulated_api_server::{ContainerOutcome, ResourceChange, SimulatedApiServer};
+pub use simulated_api_server::{ContainerOutcome, ResourceChange, SimulatedApiServer, SimulatedWriteError};
 pub(crate) use simulated_controllers::has;
 pub use step::{ForecastStep, ImageChange, StepEffect};
 
@@ -15,7 +15,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use kube::api::DynamicObject;
 use moongate_render::GangScheduler;
 use rbg_api::keys;
 use serde::Serialize;
@@ -105,12 +104,7 @@ impl<'a> ForecastRun<'a> {
             roles,
             forecast: RolloutForecast::default(),
         };
-        let all: Vec<ResourceChange> = run
-            .server
-            .objects()
-            .map(|(kind, object)| ResourceChange::Present(kind, object.clone()))
-            .collect();
-        run.apply_changes(all);
+        run.apply_changes(run.server.initial_changes());
         run
     }
 
@@ -146,18 +140,7 @@ impl<'a> ForecastRun<'a> {
 
     fn apply_changes(&mut self, changes: Vec<ResourceChange>) {
         for change in changes {
-            let affected = match change {
-                ResourceChange::Present(kind, object) => serde_json::from_value::<DynamicObject>(object)
-                    .map(|object| self.observed.upsert(kind, object))
-                    .unwrap_or_default(),
-                ResourceChange::Gone(kind, object) => {
-                    let text =
-                        |member: &str| object["metadata"][member].as_str().unwrap_or_default().to_owned();
-                    let key = ResourceKey { kind, namespace: text("namespace"), name: text("name") };
-                    self.observed.remove(&key, &text("uid"))
-                }
-            };
-            self.queue.extend(affected);
+            self.queue.extend(change.apply_to(&mut self.observed));
         }
     }
 

@@ -4,11 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use k8s_openapi::jiff::Timestamp;
+use kube::api::DynamicObject;
 use serde_json::{Map, Value, json};
 
 use super::simulated_controllers::{self, NextResourceState};
 use crate::ResourceKind;
 use crate::plan::WriteAction;
+use crate::resource_cache::{ResourceCache, ResourceKey};
 
 /// Schemas of the custom kinds, for their defaults.
 static SCHEMAS: LazyLock<BTreeMap<ResourceKind, Value>> = LazyLock::new(|| {
@@ -28,6 +30,36 @@ pub enum ResourceChange {
     Present(ResourceKind, Value),
     /// The object was deleted; the value is its last state.
     Gone(ResourceKind, Value),
+}
+
+impl ResourceChange {
+    /// Applies the change to the objects that an operator has observed. Returns the objects to reconcile.
+    pub fn apply_to(self, observed: &mut ResourceCache) -> Vec<ResourceKey> {
+        match self {
+            Self::Present(kind, object) => serde_json::from_value::<DynamicObject>(object)
+                .map(|object| observed.upsert(kind, object))
+                .unwrap_or_default(),
+            Self::Gone(kind, object) => {
+                let member = |member: &str| text(&object["metadata"][member]);
+                let key = ResourceKey { kind, namespace: member("namespace"), name: member("name") };
+                observed.remove(&key, &member("uid"))
+            }
+        }
+    }
+}
+
+/// Why a write is rejected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SimulatedWriteError {
+    #[error("{0} is gone")]
+    Gone(String),
+    #[error("{0} was replaced by another object")]
+    Replaced(String),
+    #[error("{0} has changed")]
+    Changed(String),
+    /// Injected by tests.
+    #[error("the API server is overloaded")]
+    Overloaded,
 }
 
 /// Behaviour of a simulated container.
@@ -78,6 +110,12 @@ impl SimulatedApiServer {
     /// All objects of all kinds.
     pub fn objects(&self) -> impl Iterator<Item = (ResourceKind, &Value)> {
         self.objects.iter().map(|((kind, _), object)| (*kind, object))
+    }
+
+    /// All objects as a watch that starts now reports them.
+    #[must_use]
+    pub fn initial_changes(&self) -> Vec<ResourceChange> {
+        self.objects().map(|(kind, object)| ResourceChange::Present(kind, object.clone())).collect()
     }
 
     /// Looks up an object by name.
@@ -194,8 +232,8 @@ impl SimulatedApiServer {
     /// Performs one write of the operator. The first change is the written object.
     ///
     /// # Errors
-    /// The reason for which the write is rejected.
-    pub fn write(&mut self, action: &WriteAction) -> Result<Vec<ResourceChange>, String> {
+    /// When the object is not in the state that the write requires.
+    pub fn write(&mut self, action: &WriteAction) -> Result<Vec<ResourceChange>, SimulatedWriteError> {
         match action {
             WriteAction::Apply(manifest) | WriteAction::Create(manifest) => {
                 let Some(kind) = ResourceKind::from_manifest(manifest) else { return Ok(Vec::new()) };
@@ -243,15 +281,20 @@ impl SimulatedApiServer {
     }
 
     /// The live object, if its UID and resource version match.
-    fn get_matching(&self, kind: ResourceKind, name: &str, metadata: &Value) -> Result<Value, String> {
-        let live = self.get(kind, name).ok_or_else(|| format!("{name} is gone"))?;
+    fn get_matching(
+        &self,
+        kind: ResourceKind,
+        name: &str,
+        metadata: &Value,
+    ) -> Result<Value, SimulatedWriteError> {
+        let live = self.get(kind, name).ok_or_else(|| SimulatedWriteError::Gone(name.to_owned()))?;
         let is_other =
             |member: &str| metadata.get(member).is_some_and(|item| *item != live["metadata"][member]);
         if is_other("uid") {
-            return Err(format!("{name} was replaced by another object"));
+            return Err(SimulatedWriteError::Replaced(name.to_owned()));
         }
         if is_other("resourceVersion") {
-            return Err(format!("{name} has changed"));
+            return Err(SimulatedWriteError::Changed(name.to_owned()));
         }
         Ok(live.clone())
     }

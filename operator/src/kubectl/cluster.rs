@@ -8,14 +8,13 @@ use k8s_openapi::jiff::Timestamp;
 use kube::api::{Api, ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config, Error};
-use rbg_api::conversion::{ApiVersion, convert};
+use rbg_api::conversion::{ApiVersion, ConversionError, convert};
 use rbg_api::keys::GROUP_NAME;
 use serde_json::Value;
 
 use super::KubectlError;
-use crate::ResourceKind;
-use crate::controllers::error_text;
 use crate::forecast::SimulatedApiServer;
+use crate::{KubeClientError, ResourceKind};
 
 const API_GROUP: &str = "workloads.x-k8s.io";
 const FIELD_MANAGER: &str = "kubectl-moongate";
@@ -63,18 +62,9 @@ impl ClusterClient {
     /// # Errors
     /// [`KubectlError::Config`].
     pub async fn connect(context: KubeContextOptions) -> Result<Self, KubectlError> {
-        let failed = |error: &dyn std::fmt::Display| KubectlError::Config(error_text(error));
-        let options = KubeConfigOptions { context: context.context.clone(), ..KubeConfigOptions::default() };
-        let config = match (&context.kubeconfig, &context.context) {
-            (Some(path), _) => {
-                let file = Kubeconfig::read_from(path).map_err(|error| failed(&error))?;
-                Config::from_custom_kubeconfig(file, &options).await.map_err(|error| failed(&error))?
-            }
-            (None, Some(_)) => Config::from_kubeconfig(&options).await.map_err(|error| failed(&error))?,
-            (None, None) => Config::infer().await.map_err(|error| failed(&error))?,
-        };
+        let config = config(&context).await?;
         let namespace = context.namespace.unwrap_or_else(|| config.default_namespace.clone());
-        let client = Client::try_from(config).map_err(|error| failed(&error))?;
+        let client = Client::try_from(config).map_err(KubeClientError::Client)?;
         Ok(Self::new(client, namespace))
     }
 
@@ -117,7 +107,7 @@ impl ClusterClient {
             false => Api::namespaced_with(self.client.clone(), &self.namespace, &resource),
         };
         let list = api.list(&ListParams::default()).await.map_err(not_served)?;
-        list.items.into_iter().map(|object| current(as_json(object, &resource))).collect()
+        list.items.into_iter().map(|object| Ok(current(&as_json(object, &resource))?)).collect()
     }
 
     /// Looks up a group, as v1alpha2. `None` if it does not exist.
@@ -128,7 +118,7 @@ impl ClusterClient {
         let resource = self.groups_resource().await?;
         let api: Api<DynamicObject> = Api::namespaced_with(self.client.clone(), &self.namespace, &resource);
         let object = api.get_opt(name).await?;
-        object.map(|object| current(as_json(object, &resource))).transpose()
+        Ok(object.map(|object| current(&as_json(object, &resource))).transpose()?)
     }
 
     /// Reads a group, as v1alpha2.
@@ -248,6 +238,15 @@ impl ClusterClient {
     }
 }
 
+async fn config(context: &KubeContextOptions) -> Result<Config, KubeClientError> {
+    let options = KubeConfigOptions { context: context.context.clone(), ..KubeConfigOptions::default() };
+    Ok(match (&context.kubeconfig, &context.context) {
+        (Some(path), _) => Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await?,
+        (None, Some(_)) => Config::from_kubeconfig(&options).await?,
+        (None, None) => Config::infer().await?,
+    })
+}
+
 fn not_served(error: Error) -> KubectlError {
     match error {
         Error::Api(status) if status.code == 404 => KubectlError::NoDefinitions,
@@ -263,8 +262,8 @@ fn as_json(mut object: DynamicObject, resource: &ApiResource) -> Value {
 }
 
 /// Converts a group to v1alpha2.
-pub(super) fn current(group: Value) -> Result<Value, KubectlError> {
-    convert(&group, ApiVersion::V1alpha2).map_err(|error| KubectlError::Unreadable(error.to_string()))
+pub(super) fn current(group: &Value) -> Result<Value, ConversionError> {
+    convert(group, ApiVersion::V1alpha2)
 }
 
 impl NamespaceSnapshot {

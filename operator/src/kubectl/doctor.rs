@@ -7,7 +7,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::output_format::count;
-use super::{ClusterClient, GroupReport};
+use super::{ClusterClient, GroupReport, KubectlError};
 
 /// CRDs that the operator uses.
 pub(super) const DEFINITIONS: [&str; 10] = [
@@ -44,17 +44,26 @@ pub struct DoctorFinding {
     pub fix: String,
 }
 
+/// Why objects that are checked could not be listed.
+#[derive(Debug, thiserror::Error)]
+pub enum DoctorReadError {
+    #[error("{}", list_text(.0))]
+    List(#[from] Error),
+    #[error(transparent)]
+    Groups(#[from] KubectlError),
+}
+
 /// Objects of the cluster that are checked. `Err` contains the error of the request.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct DoctorSnapshot {
-    pub definitions: Result<Vec<Value>, String>,
+    pub definitions: Result<Vec<Value>, DoctorReadError>,
     /// Leases with the operator's name.
-    pub leases: Result<Vec<Value>, String>,
-    pub webhooks: Result<Vec<Value>, String>,
+    pub leases: Result<Vec<Value>, DoctorReadError>,
+    pub webhooks: Result<Vec<Value>, DoctorReadError>,
     /// EndpointSlices of all namespaces, for the webhooks' Services.
-    pub endpoints: Result<Vec<Value>, String>,
+    pub endpoints: Result<Vec<Value>, DoctorReadError>,
     /// Groups of the namespace by name, each with what it waits for.
-    pub groups: Result<Vec<(String, Vec<String>)>, String>,
+    pub groups: Result<Vec<(String, Vec<String>)>, DoctorReadError>,
 }
 
 impl DoctorSnapshot {
@@ -76,7 +85,7 @@ impl DoctorSnapshot {
             list("discovery.k8s.io", "v1", "EndpointSlice", "endpointslices", None),
             GroupReport::all(cluster, false),
         );
-        let groups = groups.map_err(|error| error.to_string());
+        let groups = groups.map_err(DoctorReadError::from);
         let groups = groups.map(|all| all.into_iter().map(|group| (group.name, group.waiting_for)).collect());
         Self { definitions, leases, webhooks, endpoints, groups }
     }
@@ -197,7 +206,7 @@ impl DoctorFindings {
         self.0.push(DoctorFinding { check, is_problem: true, message, fix: fix.to_owned() });
     }
 
-    fn push_unreadable(&mut self, check: &'static str, why: &str) {
+    fn push_unreadable(&mut self, check: &'static str, why: &DoctorReadError) {
         self.push_problem(
             check,
             format!("cannot be listed: {why}"),
@@ -292,16 +301,20 @@ async fn list(
     kind: &str,
     plural: &str,
     name: Option<&str>,
-) -> Result<Vec<Value>, String> {
+) -> Result<Vec<Value>, DoctorReadError> {
     let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
     let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource);
     let mut params = ListParams::default();
     if let Some(name) = name {
         params = params.fields(&format!("metadata.name={name}"));
     }
-    let list = api.list(&params).await.map_err(|error| match error {
+    let list = api.list(&params).await?;
+    Ok(list.items.into_iter().map(|object| serde_json::to_value(object).unwrap_or_default()).collect())
+}
+
+fn list_text(error: &Error) -> String {
+    match error {
         Error::Api(status) => status.message.clone(),
         error => error.to_string(),
-    })?;
-    Ok(list.items.into_iter().map(|object| serde_json::to_value(object).unwrap_or_default()).collect())
+    }
 }

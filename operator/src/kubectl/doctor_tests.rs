@@ -1,5 +1,6 @@
 //! Doctor checks on a healthy cluster, and on one with each problem.
 
+use kube::core::Status;
 use serde_json::json;
 
 use super::doctor::{CONVERTED, DEFINITIONS, DoctorSnapshot, findings_text};
@@ -85,7 +86,8 @@ fn each_problem_is_found() {
     assert!(problems(&snapshot, NOW)[0].starts_with("operator: 2 operators lead"));
 
     let mut snapshot = healthy_snapshot();
-    snapshot.leases = Err("forbidden".to_owned());
+    let forbidden = Status::failure("forbidden", "Forbidden");
+    snapshot.leases = Err(kube::Error::Api(Box::new(forbidden)).into());
     snapshot.groups = Ok(vec![("demo".to_owned(), vec!["role store: 1 of 3 ready".to_owned()])]);
     let found = problems(&snapshot, NOW);
     assert_eq!(

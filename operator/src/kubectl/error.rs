@@ -1,13 +1,21 @@
 //! Errors of the kubectl commands.
 
+use std::io;
+
+use rbg_api::conversion::ConversionError;
+
+use crate::KubeClientError;
+use crate::validation::ValidationError;
+
 /// Error of a kubectl command; its text is shown to the user.
 #[derive(Debug, thiserror::Error)]
 pub enum KubectlError {
     #[error("no cluster configured: {0}; set --kubeconfig or --context")]
-    Config(String),
+    Config(#[from] KubeClientError),
+    // Not a source: the text has the part that concerns the user.
     /// The API server rejected a request, or did not respond.
-    #[error("{0}")]
-    Api(String),
+    #[error("{}", api_text(.0))]
+    Api(kube::Error),
     /// The CRDs are not installed.
     #[error("this cluster does not serve RoleBasedGroups: install the CRDs (operator/crds) first")]
     NoDefinitions,
@@ -58,18 +66,19 @@ pub enum KubectlError {
     )]
     OfSet(String),
     /// A file cannot be read.
-    #[error("{file}: {problem}")]
-    File {
-        file: String,
-        /// Error message without the path.
-        problem: String,
-    },
-    /// An object does not have the expected form.
-    #[error("{0}")]
-    Unreadable(String),
+    #[error("{file}: {source}")]
+    File { file: String, source: ManifestFileError },
+    /// A group cannot be converted to the other version of the API.
+    #[error(transparent)]
+    Conversion(#[from] ConversionError),
+    /// A group does not have the expected form.
+    #[error("the group cannot be read: {0}")]
+    InvalidGroup(#[source] serde_json::Error),
+    #[error(transparent)]
+    Output(#[from] OutputError),
     /// The validating webhook would reject the group.
-    #[error("the group would be rejected: {0}")]
-    Refused(String),
+    #[error("the group would be rejected: {}", joined(.0))]
+    Refused(Vec<ValidationError>),
     #[error("timed out: {0}")]
     TimedOut(String),
 }
@@ -82,12 +91,40 @@ fn alternatives(existing: &[String]) -> String {
     }
 }
 
+/// Why a file with groups and policies cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ManifestFileError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Yaml(#[from] Box<serde_saphyr::Error>),
+    #[error(transparent)]
+    Conversion(#[from] ConversionError),
+}
+
+/// A value cannot be printed in the requested format.
+#[derive(Debug, thiserror::Error)]
+pub enum OutputError {
+    #[error(transparent)]
+    Json(#[from] serde_json::Error),
+    #[error(transparent)]
+    Yaml(#[from] serde_saphyr::ser::Error),
+}
+
 impl From<kube::Error> for KubectlError {
     fn from(error: kube::Error) -> Self {
-        Self::Api(match error {
-            kube::Error::Api(status) => status.message.clone(),
-            other => format!("request to the API server failed: {}", last_cause(&other)),
-        })
+        Self::Api(error)
+    }
+}
+
+fn joined(errors: &[ValidationError]) -> String {
+    errors.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn api_text(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => status.message.clone(),
+        other => format!("request to the API server failed: {}", last_cause(other)),
     }
 }
 

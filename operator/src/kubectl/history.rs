@@ -42,7 +42,7 @@ impl RevisionHistory {
     /// Reads the revisions of a group from its snapshot.
     ///
     /// # Errors
-    /// [`KubectlError::Unreadable`].
+    /// [`KubectlError::Conversion`] or [`KubectlError::InvalidGroup`].
     pub fn read(group: &Value, snapshot: &GroupSnapshot) -> Result<Self, KubectlError> {
         let present = rendered(group)?;
         let uid = &group["metadata"]["uid"];
@@ -103,8 +103,7 @@ impl RevisionHistory {
 }
 
 fn rendered(group: &Value) -> Result<Rendered, KubectlError> {
-    let typed: RoleBasedGroup = serde_json::from_value(group.clone())
-        .map_err(|error| KubectlError::Unreadable(format!("the group cannot be read: {error}")))?;
+    let typed: RoleBasedGroup = serde_json::from_value(group.clone()).map_err(KubectlError::InvalidGroup)?;
     let name = typed.metadata.name.as_deref().unwrap_or_default();
     Ok(Rendered::for_group(name, &typed.spec, 0))
 }
@@ -113,10 +112,10 @@ fn rendered(group: &Value) -> Result<Rendered, KubectlError> {
 /// stay as they are, and so do unchanged roles.
 ///
 /// # Errors
-/// [`KubectlError::Unreadable`].
+/// [`KubectlError::Conversion`] or [`KubectlError::InvalidGroup`].
 pub fn restore_revision(group: &mut Value, data: &Value) -> Result<(), KubectlError> {
     let version = ApiVersion::parse(group["apiVersion"].as_str().unwrap_or_default());
-    let mut present = current(group.clone())?;
+    let mut present = current(group)?;
     let as_stored = rendered(&present)?.data;
     for list in ["roleTemplates", "roles"] {
         let wanted = restore_items(&present["spec"][list], &as_stored["spec"][list], &data["spec"][list]);
@@ -127,7 +126,7 @@ pub fn restore_revision(group: &mut Value, data: &Value) -> Result<(), KubectlEr
         }
     }
     let version = version.unwrap_or(ApiVersion::V1alpha2);
-    *group = convert(&present, version).map_err(|error| KubectlError::Unreadable(error.to_string()))?;
+    *group = convert(&present, version)?;
     Ok(())
 }
 

@@ -17,10 +17,15 @@ pub struct ImageAssignment {
     pub image: String,
 }
 
-impl FromStr for ImageAssignment {
-    type Err = String;
+/// The text assigns no image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("expected [ROLE[/CONTAINER]=]IMAGE")]
+pub struct ImageAssignmentError;
 
-    fn from_str(assignment: &str) -> Result<Self, String> {
+impl FromStr for ImageAssignment {
+    type Err = ImageAssignmentError;
+
+    fn from_str(assignment: &str) -> Result<Self, ImageAssignmentError> {
         let (target, image) = match assignment.split_once('=') {
             Some((target, image)) => (Some(target), image),
             None => (None, assignment),
@@ -34,7 +39,7 @@ impl FromStr for ImageAssignment {
         let is_empty = |text: &Option<String>| text.as_ref().is_some_and(String::is_empty);
         if image.is_empty() || image.contains(char::is_whitespace) || is_empty(&role) || is_empty(&container)
         {
-            return Err("expected [ROLE[/CONTAINER]=]IMAGE".to_owned());
+            return Err(ImageAssignmentError);
         }
         Ok(Self { role, container, image: image.to_owned() })
     }

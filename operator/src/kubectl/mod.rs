@@ -20,11 +20,11 @@ mod wait;
 
 pub use cluster::{ClusterClient, GroupSnapshot, KubeContextOptions, NamespaceSnapshot};
 pub use differences::FieldDifference;
-pub use doctor::{DoctorFinding, DoctorSnapshot, findings_text};
+pub use doctor::{DoctorFinding, DoctorReadError, DoctorSnapshot, findings_text};
 pub use edit::{restart_pods, set_paused};
-pub use error::KubectlError;
+pub use error::{KubectlError, ManifestFileError, OutputError};
 pub use history::{GroupRevision, RevisionHistory, restore_revision};
-pub use images::{ImageAssignment, set_images};
+pub use images::{ImageAssignment, ImageAssignmentError, set_images};
 pub use output_format::{OutputFormat, age, table};
 pub use plan::{PlanReport, apply_file, plan, read_files};
 pub use rbg_api::keys::GROUPSET_NAME;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::KubectlError;
+use super::OutputError;
 
 /// Format of a command's output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -17,19 +17,16 @@ impl OutputFormat {
     /// Formats the value; `text` produces the text format.
     ///
     /// # Errors
-    /// [`KubectlError::Unreadable`].
+    /// When the value cannot be serialized.
     pub fn print<T: Serialize>(
         self,
         value: &T,
         text: impl FnOnce() -> String,
-    ) -> Result<String, KubectlError> {
-        let failed = |error: &dyn std::fmt::Display| KubectlError::Unreadable(error.to_string());
+    ) -> Result<String, OutputError> {
         match self {
             Self::Text => Ok(text()),
-            Self::Json => {
-                serde_json::to_string_pretty(value).map(|text| text + "\n").map_err(|error| failed(&error))
-            }
-            Self::Yaml => serde_saphyr::to_string(value).map_err(|error| failed(&error)),
+            Self::Json => Ok(serde_json::to_string_pretty(value)? + "\n"),
+            Self::Yaml => Ok(serde_saphyr::to_string(value)?),
         }
     }
 }

@@ -7,10 +7,10 @@ use rbg_api::v1alpha2::RoleBasedGroup;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::KubectlError;
 use super::cluster::{ClusterClient, GroupSnapshot, current};
 use super::differences::{FieldDifference, differences, summary};
 use super::edit::text;
+use super::error::{KubectlError, ManifestFileError};
 use super::output_format::{count, indented, table};
 use crate::forecast::{ForecastStep, RolloutForecast, SimulatedApiServer, StepEffect, forecast};
 use crate::{ResourceKind, validation};
@@ -41,20 +41,20 @@ pub fn read_files(files: &[impl AsRef<Path>]) -> Result<(Vec<Value>, Vec<String>
     let mut found = Vec::new();
     let mut skipped = Vec::new();
     for path in files.iter().map(AsRef::as_ref) {
-        let failed = |problem: &dyn std::fmt::Display| KubectlError::File {
-            file: path.display().to_string(),
-            problem: problem.to_string(),
-        };
+        let failed =
+            |source: ManifestFileError| KubectlError::File { file: path.display().to_string(), source };
         let text = match path.as_os_str() == "-" {
             true => std::io::read_to_string(std::io::stdin()),
             false => std::fs::read_to_string(path),
         };
-        let text = text.map_err(|error| failed(&error))?;
+        let text = text.map_err(|error| failed(error.into()))?;
         let documents: Vec<Option<Value>> =
-            serde_saphyr::from_multiple(&text).map_err(|error| failed(&error))?;
+            serde_saphyr::from_multiple(&text).map_err(|error| failed(Box::new(error).into()))?;
         for object in documents.into_iter().flatten() {
             match object["kind"].as_str().and_then(ResourceKind::parse) {
-                Some(ResourceKind::Group) => found.push(current(object).map_err(|error| failed(&error))?),
+                Some(ResourceKind::Group) => {
+                    found.push(current(&object).map_err(|error| failed(error.into()))?);
+                }
                 Some(ResourceKind::Policy) => found.push(object),
                 _ => skipped.push(format!("{} {}", self::text(&object["kind"]), name(&object))),
             }
@@ -139,18 +139,11 @@ fn put(server: &mut SimulatedApiServer, kind: ResourceKind, object: Value) {
 /// Runs the checks of the validating webhook.
 fn check(wanted: &Value, live: Option<&Value>) -> Result<(), KubectlError> {
     let read = |object: &Value| {
-        serde_json::from_value::<RoleBasedGroup>(object.clone())
-            .map_err(|error| KubectlError::Unreadable(format!("the group cannot be read: {error}")))
+        serde_json::from_value::<RoleBasedGroup>(object.clone()).map_err(KubectlError::InvalidGroup)
     };
     let (wanted, live) = (read(wanted)?, live.map(read).transpose()?);
     let errors = validation::validate_group(&wanted, live.as_ref());
-    match errors.is_empty() {
-        true => Ok(()),
-        false => {
-            let texts: Vec<String> = errors.iter().map(ToString::to_string).collect();
-            Err(KubectlError::Refused(texts.join("; ")))
-        }
-    }
+    if errors.is_empty() { Ok(()) } else { Err(KubectlError::Refused(errors)) }
 }
 
 /// Reasons in the group's status for which it does not fully match its spec.

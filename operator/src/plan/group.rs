@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
-use moongate_render::revision::SpecRevision;
+use moongate_render::revision::{RevisionMetadata, SpecRevision};
 use moongate_render::{
     GangScheduler, GroupContext, Manifest, PreservedFields, ResolvedRole, RoleNames, RuntimeProfiles,
     WorkloadKind, coordinated_policy, discovery_config_map, headless_service, pod_group, scaling_adapter,
@@ -100,8 +100,8 @@ fn with_running_patterns(group: &RoleBasedGroup, workloads: &[Value]) -> Option<
 }
 
 /// Error in a group's spec.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum GroupPlanError {
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GroupPlanError {
     #[error(transparent)]
     Render(#[from] PlanError),
     #[error("role `{0}` depends on `{1}`, which is no role of this group")]
@@ -272,8 +272,14 @@ fn store_revision(input: GroupInput<'_>, group: GroupContext<'_>, plan: &mut Rec
         return;
     }
     let namespace = input.group.metadata.namespace.as_deref().unwrap_or_default();
-    let labels = wanted.group_labels(name);
-    let manifest = wanted.manifest(namespace, labels, BTreeMap::new(), &group.owner(true), number);
+    let owner = group.owner(true);
+    let metadata = RevisionMetadata {
+        namespace,
+        labels: wanted.group_labels(name),
+        annotations: BTreeMap::new(),
+        owner: &owner,
+    };
+    let manifest = wanted.manifest(metadata, number);
     plan.push(WriteAction::Create(manifest), "the spec has a new revision");
 }
 

@@ -29,6 +29,7 @@ mod warmup;
 
 pub use adapter::{AdapterInput, adapter};
 pub use from_snapshot::plan_for;
+pub use group::GroupPlanError;
 pub(crate) use group::check_dependencies;
 pub use group::{GroupInput, group};
 pub use group_set::{GroupSetInput, MAX_UNAVAILABLE, group_set};

@@ -5,6 +5,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
+use moongate_runtime::BackoffPolicy;
 use rbg_api::keys;
 use rbg_api::v1alpha2::{RestartPolicy, RestartPolicyConfig, RoleInstance, RoleInstanceStatus};
 
@@ -111,9 +112,9 @@ fn seconds(number: Option<i32>) -> Duration {
 }
 
 fn delay(config: &RestartPolicyConfig, count: i32) -> Duration {
-    let doublings = count.saturating_sub(1).clamp(0, 30).unsigned_abs();
-    let delay = seconds(config.base_delay_seconds).saturating_mul(2_u32.saturating_pow(doublings));
-    delay.min(seconds(config.max_delay_seconds))
+    let delays =
+        BackoffPolicy { initial: seconds(config.base_delay_seconds), max: seconds(config.max_delay_seconds) };
+    delays.pause(u32::try_from(count).unwrap_or(0))
 }
 
 fn has_crashed(pod: &Pod, revision: &revisions::RevisionRef) -> bool {

@@ -2,7 +2,7 @@
 
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use moongate_render::OwnerRef;
-use moongate_render::revision::SpecRevision;
+use moongate_render::revision::{RevisionMetadata, SpecRevision};
 use rbg_api::keys;
 use serde_json::Value;
 
@@ -60,13 +60,13 @@ pub(super) fn find_or_make(
         }
         let mut labels = owner.labels;
         labels.insert(keys::REVISION_HASH.to_owned(), wanted.hash.clone());
-        let manifest = wanted.manifest(
-            owner.namespace,
+        let metadata = RevisionMetadata {
+            namespace: owner.namespace,
             labels,
-            std::collections::BTreeMap::new(),
-            &owner.reference,
-            last.saturating_add(1),
-        );
+            annotations: std::collections::BTreeMap::new(),
+            owner: &owner.reference,
+        };
+        let manifest = wanted.manifest(metadata, last.saturating_add(1));
         plan.push(WriteAction::Create(manifest), "the spec has a new revision");
         return RevisionRef { name: wanted.name, hash: wanted.hash };
     }

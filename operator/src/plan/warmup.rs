@@ -6,6 +6,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::jiff::Timestamp;
 use moongate_render::warmup as render;
+use moongate_runtime::BackoffPolicy;
 use rbg_api::keys;
 use rbg_api::v1alpha2::{RoleBasedGroupWarmup, WarmupActions, WarmupPolicies};
 
@@ -14,9 +15,8 @@ use crate::ResourceKind;
 use crate::status::{self, ObservedWarmup, pod_label};
 use crate::time::add_duration;
 
-/// Delay before the second attempt on a node; doubled for each further attempt.
-const MIN_BACKOFF: Duration = Duration::from_secs(1);
-const MAX_BACKOFF: Duration = Duration::from_secs(300);
+/// Pauses between attempts on a node.
+const RETRY: BackoffPolicy = BackoffPolicy { initial: Duration::from_secs(1), max: Duration::from_secs(300) };
 /// Failed pods of a node to keep if attempts are not limited.
 const MAX_RETAINED_PODS: usize = 10;
 /// Waiting reasons of a container whose image is on the node but cannot be run, for example because it has no shell.
@@ -139,8 +139,7 @@ fn progress<'a>(input: WarmupInput<'a>, node: &str) -> NodeWarmupProgress<'a> {
     }
     let last = node_pods.iter().max_by_key(|pod| (ended_at(pod), &pod.metadata.name)).copied();
     let due = last.map(|last| {
-        let doublings = u32::try_from(node_pods.len() - 1).unwrap_or(u32::MAX);
-        let pause = MIN_BACKOFF.saturating_mul(2_u32.saturating_pow(doublings)).min(MAX_BACKOFF);
+        let pause = RETRY.pause(u32::try_from(node_pods.len()).unwrap_or(u32::MAX));
         add_duration(ended_at(last).unwrap_or(input.now), pause)
     });
     NodeWarmupProgress::Due(due.unwrap_or(input.now), last)

@@ -12,12 +12,12 @@ use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::Router;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::post;
-use axum::{BoxError, Router};
 use kube::{Api, Client};
 use moongate_render::RoleNames;
 use moongate_runtime::Supervisor;
@@ -25,6 +25,7 @@ use moongate_runtime::net::TcpListener;
 use rbg_api::v1alpha2::{RoleBasedGroup, RoleBasedGroupScalingAdapter, RoleBasedGroupSet};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use tokio::time::error::Elapsed;
 
 use crate::OperatorMetrics;
 use crate::validation::{self, ValidationError};
@@ -119,16 +120,40 @@ async fn validate(State(context): State<WebhookContext>, body: Body) -> Response
     axum::Json(request.to_response(&errors)).into_response()
 }
 
-async fn read(body: Body) -> Result<Bytes, BoxError> {
+/// Why the body of a request cannot be read.
+#[derive(Debug, thiserror::Error)]
+enum BodyReadError {
+    #[error(transparent)]
+    TimedOut(#[from] Elapsed),
+    #[error(transparent)]
+    Body(#[from] axum::Error),
+}
+
+/// Why an object is not admitted.
+#[derive(Debug, thiserror::Error)]
+enum AdmissionError {
+    #[error(transparent)]
+    Invalid(#[from] ValidationError),
+    /// The object does not deserialize.
+    #[error("the object cannot be read: {0}")]
+    Unreadable(#[source] serde_json::Error),
+    /// Whether replicas may change depends on the adapter.
+    #[error(
+        "the RoleBasedGroupScalingAdapter `{adapter}` cannot be read, so a change of replicas cannot be validated: {source}"
+    )]
+    UnknownAdapter { adapter: String, source: kube::Error },
+}
+
+async fn read(body: Body) -> Result<Bytes, BodyReadError> {
     Ok(tokio::time::timeout(BODY_TIMEOUT, to_bytes(body, MAX_BODY)).await??)
 }
 
 fn validate_object<T: DeserializeOwned>(
     request: &AdmissionReviewRequest,
     validate: impl FnOnce(&T, Option<&T>) -> Vec<ValidationError>,
-) -> Vec<ValidationError> {
+) -> Vec<AdmissionError> {
     match parse_objects(request) {
-        Ok((new, old)) => validate(&new, old.as_ref()),
+        Ok((new, old)) => validate(&new, old.as_ref()).into_iter().map(Into::into).collect(),
         Err(error) => vec![error],
     }
 }
@@ -136,30 +161,30 @@ fn validate_object<T: DeserializeOwned>(
 /// The new object, and the stored one if it deserializes: an unreadable stored object is no reason to reject a new one.
 fn parse_objects<T: DeserializeOwned>(
     request: &AdmissionReviewRequest,
-) -> Result<(T, Option<T>), ValidationError> {
+) -> Result<(T, Option<T>), AdmissionError> {
     let read = |object: &Value| T::deserialize(object);
-    let new = read(&request.object).map_err(|error| ValidationError::Unreadable(error.to_string()))?;
+    let new = read(&request.object).map_err(AdmissionError::Unreadable)?;
     Ok((new, read(&request.old_object).ok()))
 }
 
-async fn group_errors(client: &Client, request: &AdmissionReviewRequest) -> Vec<ValidationError> {
+async fn group_errors(client: &Client, request: &AdmissionReviewRequest) -> Vec<AdmissionError> {
     let (new, old) = match parse_objects::<RoleBasedGroup>(request) {
         Ok(objects) => objects,
         Err(error) => return vec![error],
     };
-    let mut errors = validation::validate_group(&new, old.as_ref());
+    let invalid = validation::validate_group(&new, old.as_ref());
+    let mut errors: Vec<AdmissionError> = invalid.into_iter().map(Into::into).collect();
     let adapters: Api<RoleBasedGroupScalingAdapter> = Api::namespaced(client.clone(), &request.namespace);
     for role in old.iter().flat_map(|old| validation::scaled_roles(&new, old)) {
         let group = new.metadata.name.as_deref().unwrap_or_default();
         let name = RoleNames::new(group, &role.name).workload;
         match adapters.get_opt(&name).await {
             Ok(adapter) => {
-                errors
-                    .extend(adapter.and_then(|adapter| validation::validate_scaled_replicas(role, &adapter)));
+                let invalid =
+                    adapter.and_then(|adapter| validation::validate_scaled_replicas(role, &adapter));
+                errors.extend(invalid.map(Into::into));
             }
-            Err(error) => {
-                errors.push(ValidationError::Unknown { adapter: name, error: error.to_string() });
-            }
+            Err(source) => errors.push(AdmissionError::UnknownAdapter { adapter: name, source }),
         }
     }
     errors

@@ -4,7 +4,9 @@
 use std::fmt::Display;
 
 use kube::core::Status;
-use kube::core::conversion::{ConversionRequest, ConversionResponse, ConversionReview};
+use kube::core::conversion::{
+    ConversionRequest, ConversionResponse, ConversionReview, ConvertConversionReviewError,
+};
 use kube::core::gvk::GroupVersionKind;
 use rbg_api::conversion::{ApiVersion, ConversionError, convert};
 use serde::Deserialize;
@@ -12,12 +14,16 @@ use serde_json::{Value, json};
 
 /// A body that is no review.
 #[derive(Debug, thiserror::Error)]
-#[error("the body is not a valid {0}: {1}")]
-pub(super) struct ReviewParseError(&'static str, String);
+pub(super) enum ReviewParseError {
+    #[error("the body is not a valid {review}: {source}")]
+    NotJson { review: &'static str, source: serde_json::Error },
+    #[error("the body is not a valid ConversionReview: {0}")]
+    NoRequest(#[from] ConvertConversionReviewError),
+}
 
 impl ReviewParseError {
-    fn of(what: &'static str) -> impl Fn(serde_json::Error) -> Self {
-        move |error| Self(what, error.to_string())
+    fn of(review: &'static str) -> impl Fn(serde_json::Error) -> Self {
+        move |source| Self::NotJson { review, source }
     }
 }
 
@@ -25,8 +31,7 @@ impl ReviewParseError {
 pub(super) fn convert_review(body: &[u8]) -> Result<(&'static str, ConversionReview), ReviewParseError> {
     let review: ConversionReview =
         serde_json::from_slice(body).map_err(ReviewParseError::of("ConversionReview"))?;
-    let request = ConversionRequest::from_review(review);
-    let mut request = request.map_err(|error| ReviewParseError("ConversionReview", error.to_string()))?;
+    let mut request = ConversionRequest::from_review(review)?;
     let objects = std::mem::take(&mut request.objects);
     let all = ApiVersion::parse(&request.desired_api_version)
         .ok_or_else(|| ConversionError::Version(request.desired_api_version.clone()))

@@ -4,6 +4,8 @@
 //! column, and the bits of the old one stop counting at once. A sweep removes them later. Reconciliation is similar:
 //! blocks reported again get bits in the new column, and until it ends the old column counts too.
 
+use super::indices::ColumnIndex;
+
 /// Cache tier of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EngineCacheTier {
@@ -45,8 +47,8 @@ struct EngineColumn {
 /// A column that its engine has left and whose bits still count.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ColumnAlias {
-    pub(super) from: u32,
-    pub(super) to: u32,
+    pub(super) from: ColumnIndex,
+    pub(super) to: ColumnIndex,
     /// Whether the bits count, indexed by tier.
     pub(super) counts: [bool; 2],
 }
@@ -55,10 +57,10 @@ pub(super) struct ColumnAlias {
 pub(super) struct ColumnTable {
     columns: Vec<EngineColumn>,
     /// The current column of each engine.
-    current: Vec<Option<u32>>,
+    current: Vec<Option<ColumnIndex>>,
     /// Columns that their engines have left and that still contain bits.
-    retired: Vec<u32>,
-    free: Vec<u32>,
+    retired: Vec<ColumnIndex>,
+    free: Vec<ColumnIndex>,
     /// Current columns, as a bit set.
     serving: Vec<u64>,
     /// Columns any of whose bits count, as a bit set.
@@ -68,23 +70,23 @@ pub(super) struct ColumnTable {
     revision: u64,
 }
 
-pub(super) fn contains(set: &[u64], column: u32) -> bool {
-    set.get(column as usize / 64).is_some_and(|word| word >> (column % 64) & 1 == 1)
+pub(super) fn contains(set: &[u64], column: ColumnIndex) -> bool {
+    set.get(column.word()).is_some_and(|word| word & column.mask() != 0)
 }
 
-pub(super) fn set_bit(set: &mut [u64], column: u32, value: bool) {
-    if let Some(word) = set.get_mut(column as usize / 64) {
-        let bit = 1 << (column % 64);
+pub(super) fn set_bit(set: &mut [u64], column: ColumnIndex, value: bool) {
+    if let Some(word) = set.get_mut(column.word()) {
+        let bit = column.mask();
         *word = if value { *word | bit } else { *word & !bit };
     }
 }
 
 /// The columns in one word of a bit set; `word` is its position.
-pub(super) fn members(mut bits: u64, word: usize) -> impl Iterator<Item = u32> {
+pub(super) fn members(mut bits: u64, word: usize) -> impl Iterator<Item = ColumnIndex> {
     std::iter::from_fn(move || {
         let bit = (bits != 0).then(|| bits.trailing_zeros())?;
         bits &= bits - 1;
-        Some(word as u32 * 64 + bit)
+        Some(ColumnIndex::from_bit(word, bit))
     })
 }
 
@@ -119,13 +121,13 @@ impl ColumnTable {
 
     /// Columns that a sweep would free.
     pub(super) fn reclaimable(&self) -> usize {
-        let columns = self.retired.iter().map(|&column| &self.columns[column as usize]);
+        let columns = self.retired.iter().map(|&column| &self.columns[column.get()]);
         columns.filter(|column| !column.bits.contains(&ColumnState::Unconfirmed)).count()
     }
 
     /// Bits that a sweep has to remove or move.
     pub(super) fn unswept(&self) -> u64 {
-        let columns = self.retired.iter().map(|&column| &self.columns[column as usize]);
+        let columns = self.retired.iter().map(|&column| &self.columns[column.get()]);
         let bits = columns.flat_map(|column| column.bits.iter().zip(&column.pages));
         bits.filter(|(bits, _)| **bits != ColumnState::Unconfirmed).map(|(_, pages)| pages).sum()
     }
@@ -133,14 +135,14 @@ impl ColumnTable {
     /// Whether one of these bits has to be removed or moved.
     pub(super) fn is_unswept(&self, l1: &[u64], l2: &[u64]) -> bool {
         self.retired.iter().any(|&column| {
-            let [first, second] = self.columns[column as usize].bits;
+            let [first, second] = self.columns[column.get()].bits;
             (first != ColumnState::Unconfirmed && contains(l1, column))
                 || (second != ColumnState::Unconfirmed && contains(l2, column))
         })
     }
 
     /// The column for an engine's new blocks.
-    pub(super) fn current(&self, engine: EngineSlot) -> Option<u32> {
+    pub(super) fn current(&self, engine: EngineSlot) -> Option<ColumnIndex> {
         self.current.get(engine.as_usize()).copied().flatten()
     }
 
@@ -186,7 +188,7 @@ impl ColumnTable {
     fn replace_current(&mut self, engine: EngineSlot, tier: EngineCacheTier, bits: ColumnState) {
         let Some(present) = self.current(engine) else { return };
         self.mark(engine, tier, bits);
-        let column = &mut self.columns[present as usize];
+        let column = &mut self.columns[present.get()];
         if column.pages[tier as usize] == 0 {
             // The old column has no bits to leave behind.
             column.bits[tier as usize] = ColumnState::Live;
@@ -213,8 +215,8 @@ impl ColumnTable {
 
     fn assign_column(&mut self, engine: EngineSlot) {
         let fresh = EngineColumn { engine, bits: [ColumnState::Live; 2], pages: [0, 0] };
-        let column = self.free.pop().unwrap_or(self.columns.len() as u32);
-        match self.columns.get_mut(column as usize) {
+        let column = self.free.pop().unwrap_or(ColumnIndex::new(self.columns.len()));
+        match self.columns.get_mut(column.get()) {
             Some(free) => *free = fresh,
             None => self.columns.push(fresh),
         }
@@ -229,7 +231,7 @@ impl ColumnTable {
         let columns = &mut self.columns;
         let free = &mut self.free;
         self.retired.retain(|&column| {
-            let entry = &mut columns[column as usize];
+            let entry = &mut columns[column.get()];
             let empty = entry.pages == [0, 0];
             if empty {
                 // A free column belongs to no engine: `mark` must not find it.
@@ -253,7 +255,7 @@ impl ColumnTable {
         }
         self.aliases.clear();
         for &from in &self.retired {
-            let EngineColumn { engine, bits, .. } = self.columns[from as usize];
+            let EngineColumn { engine, bits, .. } = self.columns[from.get()];
             let counts = bits.map(|bits| bits != ColumnState::Dead);
             if let Some(to) =
                 self.current.get(engine.as_usize()).copied().flatten().filter(|_| counts.contains(&true))
@@ -277,7 +279,7 @@ impl ColumnTable {
     /// Applies the moves and removals of a sweep to one set.
     pub(super) fn drop_stale(&self, set: &mut [u64], tier: EngineCacheTier) {
         for &from in &self.retired {
-            let EngineColumn { engine, bits, .. } = self.columns[from as usize];
+            let EngineColumn { engine, bits, .. } = self.columns[from.get()];
             let bits = bits[tier as usize];
             if bits == ColumnState::Unconfirmed || !contains(set, from) {
                 continue;
@@ -290,8 +292,8 @@ impl ColumnTable {
     }
 
     /// The engine that owns the column.
-    pub(super) fn engine_of(&self, column: u32) -> EngineSlot {
-        self.columns[column as usize].engine
+    pub(super) fn engine_of(&self, column: ColumnIndex) -> EngineSlot {
+        self.columns[column.get()].engine
     }
 
     /// Counts the bits by which two sets of a tier differ. Returns whether a retired column became empty.
@@ -299,10 +301,10 @@ impl ColumnTable {
         let mut emptied = false;
         for (word, (&before, &after)) in before.iter().zip(after).enumerate() {
             for column in members(after & !before, word) {
-                self.columns[column as usize].pages[tier as usize] += 1;
+                self.columns[column.get()].pages[tier as usize] += 1;
             }
             for column in members(before & !after, word) {
-                let pages = &mut self.columns[column as usize].pages;
+                let pages = &mut self.columns[column.get()].pages;
                 pages[tier as usize] = pages[tier as usize].saturating_sub(1);
                 emptied |= *pages == [0, 0];
             }
@@ -317,22 +319,23 @@ impl ColumnTable {
         let Some(present) = self.current(engine) else { return 0 };
         let aliases = self.aliases.iter().filter(|alias| alias.to == present && alias.counts[tier as usize]);
         let columns = aliases.map(|alias| alias.from).chain([present]);
-        columns.map(|column| self.columns[column as usize].pages[tier as usize]).sum()
+        columns.map(|column| self.columns[column.get()].pages[tier as usize]).sum()
     }
 
     /// Checks the columns against the bits of all blocks.
     #[cfg(test)]
-    pub(super) fn check(&self, bits: &std::collections::BTreeMap<(bool, u32), u64>) {
-        for (index, column) in (0..).zip(&self.columns) {
+    pub(super) fn check(&self, bits: &std::collections::BTreeMap<(bool, ColumnIndex), u64>) {
+        for (index, column) in self.columns.iter().enumerate() {
+            let index = ColumnIndex::new(index);
             let counted = [false, true].map(|l2| bits.get(&(l2, index)).copied().unwrap_or(0));
-            assert_eq!(column.pages, counted, "column {index}");
+            assert_eq!(column.pages, counted, "{index:?}");
             let roles = [
                 self.current.contains(&Some(index)),
                 self.retired.contains(&index),
                 self.free.contains(&index),
             ];
-            assert_eq!(roles.iter().filter(|&&role| role).count(), 1, "column {index}: {roles:?}");
+            assert_eq!(roles.iter().filter(|&&role| role).count(), 1, "{index:?}: {roles:?}");
         }
-        assert!(bits.keys().all(|&(_, column)| (column as usize) < self.columns.len()));
+        assert!(bits.keys().all(|&(_, column)| column.get() < self.columns.len()));
     }
 }

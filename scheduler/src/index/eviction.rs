@@ -2,6 +2,7 @@
 
 use super::KvBlockIndex;
 use super::hash_table::TablePosition;
+use super::placement_table::PlacementSets;
 
 /// Retired columns that may wait for a sweep before the operations that add more pay for it.
 const MAX_RETIRED_COLUMNS: usize = 64;
@@ -44,7 +45,7 @@ impl KvBlockIndex {
                 continue;
             };
             if clean != Some(id) {
-                let (l1, l2) = self.placements.sets(id);
+                let PlacementSets { l1, l2 } = self.placements.sets(id);
                 let shared = self.placements.shared(id);
                 if self.columns.is_unswept(l1, l2) || self.store.current(shared) != shared {
                     self.load_current(id);
@@ -106,7 +107,7 @@ impl KvBlockIndex {
     fn eviction_priority(&mut self, position: TablePosition) -> EvictionPriority {
         let used = self.table.untouch(position);
         let Some(id) = self.table.value(position) else { return EvictionPriority::Stale };
-        let (l1, l2) = self.placements.sets(id);
+        let PlacementSets { l1, l2 } = self.placements.sets(id);
         let counting = self.columns.counting();
         let held = l1.iter().zip(l2).zip(counting).any(|((l1, l2), counting)| (l1 | l2) & counting != 0);
         let shared = !self.store.current(self.placements.shared(id)).is_none();
@@ -123,11 +124,13 @@ impl KvBlockIndex {
     pub(super) fn check(&self) {
         use super::EngineCacheTier;
         use std::collections::BTreeMap;
-        let mut pages: BTreeMap<u32, u32> = BTreeMap::new();
-        let mut bits: BTreeMap<(bool, u32), u64> = BTreeMap::new();
+
+        use super::indices::{ColumnIndex, PlacementIndex};
+        let mut pages: BTreeMap<PlacementIndex, u32> = BTreeMap::new();
+        let mut bits: BTreeMap<(bool, ColumnIndex), u64> = BTreeMap::new();
         for (_, id) in self.table.iter() {
             *pages.entry(id).or_default() += 1;
-            let (l1, l2) = self.placements.sets(id);
+            let PlacementSets { l1, l2 } = self.placements.sets(id);
             for (tier, set) in [(EngineCacheTier::L1, l1), (EngineCacheTier::L2, l2)] {
                 for (word, &set) in set.iter().enumerate() {
                     for column in super::column_table::members(set, word) {

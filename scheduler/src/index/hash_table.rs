@@ -1,4 +1,4 @@
-//! A hash table from 64-bit keys to 31-bit values, divided into many small shards that grow independently.
+//! A hash table from 64-bit keys to placements (31 bits), divided into many small shards that grow independently.
 //!
 //! An entry is 12 bytes, and five of them share a cache line, so that a search usually waits for memory once. They are
 //! compared without a branch per entry, because a mispredicted branch discards the searches that the processor has
@@ -8,10 +8,8 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Largest value that can be stored.
-pub(super) const MAX_VALUE: u32 = (1 << 31) - 2;
-/// Value that [`CompactHashTable::touch_all`] returns for a missing key.
-pub(super) const NOT_FOUND: u32 = u32::MAX;
+use super::indices::PlacementIndex;
+
 /// Set on a value by [`CompactHashTable::touch_all`], until [`CompactHashTable::untouch`].
 const TOUCHED: u32 = 1 << 31;
 /// Average number of entries in a shard when the table has its announced size.
@@ -103,9 +101,9 @@ impl CompactHashTable {
         Some(TablePosition { shard: number as u32, slot: (bucket * BUCKET_WIDTH + entry) as u32 })
     }
 
-    /// The values of keys, or [`NOT_FOUND`]; marks them as used.
-    pub(super) fn touch_all<const N: usize>(&self, keys: &[u64]) -> [u32; N] {
-        let mut values = [NOT_FOUND; N];
+    /// The values of keys, or [`PlacementIndex::NONE`]; marks them as used.
+    pub(super) fn touch_all<const N: usize>(&self, keys: &[u64]) -> [PlacementIndex; N] {
+        let mut values = [PlacementIndex::NONE; N];
         let mut homes = [&EMPTY_BUCKET; N];
         for (&key, home) in keys.iter().zip(&mut homes) {
             let part = &self.shards[self.shard_of(key)];
@@ -123,20 +121,20 @@ impl CompactHashTable {
                     None => continue,
                 },
             };
-            *value = raw.load(Ordering::Relaxed);
+            let found = raw.load(Ordering::Relaxed);
             // Writing only once keeps the line shared between cores.
-            if *value & TOUCHED == 0 {
-                raw.store(*value | TOUCHED, Ordering::Relaxed);
+            if found & TOUCHED == 0 {
+                raw.store(found | TOUCHED, Ordering::Relaxed);
             }
-            *value &= !TOUCHED;
+            *value = PlacementIndex::from_raw(found & !TOUCHED);
         }
         values
     }
 
     /// The value at a position, if it holds an entry.
-    pub(super) fn value(&self, position: TablePosition) -> Option<u32> {
+    pub(super) fn value(&self, position: TablePosition) -> Option<PlacementIndex> {
         let (bucket, entry) = self.entry(position)?;
-        Some(bucket.values[entry].load(Ordering::Relaxed) & !TOUCHED)
+        Some(PlacementIndex::from_raw(bucket.values[entry].load(Ordering::Relaxed) & !TOUCHED))
     }
 
     /// The key at a position, if it holds an entry.
@@ -153,20 +151,20 @@ impl CompactHashTable {
         touched
     }
 
-    pub(super) fn set(&mut self, position: TablePosition, value: u32) {
+    pub(super) fn set(&mut self, position: TablePosition, value: PlacementIndex) {
         if let Some(raw) = self.value_mut(position) {
-            *raw = *raw & TOUCHED | value;
+            *raw = *raw & TOUCHED | value.raw();
         }
     }
 
     /// Adds a key that is not in the table yet.
-    pub(super) fn insert(&mut self, key: u64, value: u32) {
+    pub(super) fn insert(&mut self, key: u64, value: PlacementIndex) {
         let part = self.shard_of(key);
         let (part, len) = (&mut self.shards[part], &mut self.lens[part]);
         if (*len as usize + 1) * 5 > part.buckets.len() * BUCKET_WIDTH * 4 {
             self.slots += part.grow() * BUCKET_WIDTH;
         }
-        part.place(key, value & !TOUCHED);
+        part.place(key, value.raw() & !TOUCHED);
         *len += 1;
         self.len += 1;
     }
@@ -203,9 +201,10 @@ impl CompactHashTable {
     }
 
     #[cfg(test)]
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, PlacementIndex)> {
         let buckets = self.shards.iter().flat_map(|part| &part.buckets);
-        buckets.flat_map(HashTableBucket::entries).map(|(key, value)| (key, value & !TOUCHED))
+        let entries = buckets.flat_map(HashTableBucket::entries);
+        entries.map(|(key, raw)| (key, PlacementIndex::from_raw(raw & !TOUCHED)))
     }
 }
 
@@ -328,22 +327,23 @@ mod tests {
         assert_eq!((size_of::<HashTableBucket>(), align_of::<HashTableBucket>()), (64, 64));
     }
 
-    fn touch(table: &CompactHashTable, key: u64) -> Option<u32> {
+    fn touch(table: &CompactHashTable, key: u64) -> Option<PlacementIndex> {
         let [value] = table.touch_all(&[key]);
-        Some(value).filter(|&value| value != NOT_FOUND)
+        Some(value).filter(|&value| value != PlacementIndex::NONE)
     }
 
     #[test]
     fn touch_mark_is_cleared_by_untouch() {
+        let [first, second] = [7, 9].map(PlacementIndex::from_raw);
         let mut table = CompactHashTable::new(10);
-        table.insert(5, 7);
+        table.insert(5, first);
         let position = table.find(5).unwrap();
         assert!(!table.untouch(position));
-        assert_eq!(touch(&table, 5), Some(7));
-        table.set(position, 9);
+        assert_eq!(touch(&table, 5), Some(first));
+        table.set(position, second);
         assert!(table.untouch(position), "a new value keeps the mark");
         assert!(!table.untouch(position));
-        assert_eq!(table.value(position), Some(9));
+        assert_eq!(table.value(position), Some(second));
         assert_eq!(table.key(position), Some(5));
     }
 
@@ -351,7 +351,7 @@ mod tests {
     fn iteration_visits_every_entry() {
         let mut table = CompactHashTable::new(5_000);
         let keys: Vec<u64> = (0..5_000u64).map(|key| key.wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect();
-        keys.iter().for_each(|&key| table.insert(key, 1));
+        keys.iter().for_each(|&key| table.insert(key, PlacementIndex::from_raw(1)));
         let (mut position, mut met) = (TablePosition::default(), 0);
         loop {
             met += usize::from(table.value(position).is_some());
@@ -372,6 +372,7 @@ mod tests {
             let mut model = BTreeMap::new();
             for (add, key, value) in ops {
                 let key = if key % 2 == 0 { key << 24 } else { u64::from(u32::MAX) - (key << 10) };
+                let value = PlacementIndex::from_raw(value);
                 match (add, table.find(key)) {
                     (true, None) => table.insert(key, value),
                     (true, Some(position)) => table.set(position, value),

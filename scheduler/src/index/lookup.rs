@@ -1,7 +1,8 @@
 //! Lookup of the cached prefix of a prompt in every engine, in one pass over its blocks.
 
 use super::column_table::{EngineSlot, contains, members, set_bit};
-use super::hash_table::NOT_FOUND;
+use super::indices::PlacementIndex;
+use super::placement_table::PlacementSets;
 use super::{KvBlockIndex, StoredBlockLocation};
 
 /// Blocks searched before any result is used, so that their cache misses overlap.
@@ -106,7 +107,7 @@ impl KvBlockIndex {
         let mut location = None;
         let mut position = out.scan.scanned;
         for batch in pages.chunks(BATCH) {
-            let ids: [u32; BATCH] = self.table.touch_all(batch);
+            let ids: [PlacementIndex; BATCH] = self.table.touch_all(batch);
             for alike in ids[..batch.len()].chunk_by(PartialEq::eq) {
                 if last != Some(alike[0]) {
                     last = Some(alike[0]);
@@ -164,8 +165,8 @@ impl KvBlockIndex {
 
     /// Continues with a block of another placement than the previous one: engines without it drop out. Returns its
     /// location in the store.
-    fn enter(&self, id: u32, position: u32, out: &mut IndexLookup) -> Option<StoredBlockLocation> {
-        if id == NOT_FOUND {
+    fn enter(&self, id: PlacementIndex, position: u32, out: &mut IndexLookup) -> Option<StoredBlockLocation> {
+        if id == PlacementIndex::NONE {
             out.scan.l1.fill(0);
             out.scan.local.fill(0);
         } else {
@@ -186,12 +187,16 @@ impl KvBlockIndex {
         if any == 0 && scan.longest.is_none() {
             scan.longest = Some(position);
         }
-        if id == NOT_FOUND { None } else { self.store.current(self.placements.shared(id)).complete() }
+        if id == PlacementIndex::NONE {
+            None
+        } else {
+            self.store.current(self.placements.shared(id)).complete()
+        }
     }
 
     /// Engines that have the block, as sets of current columns.
-    fn load(&self, id: u32, scan: &mut LookupScan) {
-        let (l1, l2) = self.placements.sets(id);
+    fn load(&self, id: PlacementIndex, scan: &mut LookupScan) {
+        let PlacementSets { l1, l2 } = self.placements.sets(id);
         for ((l1, l2), (to_l1, to_own)) in l1.iter().zip(l2).zip(scan.l1.iter_mut().zip(&mut scan.local)) {
             *to_l1 = *l1;
             *to_own = l1 | l2;

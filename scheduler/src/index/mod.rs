@@ -15,6 +15,7 @@
 mod column_table;
 mod eviction;
 mod hash_table;
+mod indices;
 mod lookup;
 mod namespace;
 mod placement_table;
@@ -33,7 +34,8 @@ pub use store_blocks::{BlockPartIndex, MAX_PARTS, StoreNodeSlot, StoredBlockLoca
 use crate::prediction::StoreMedium;
 use column_table::ColumnTable;
 use hash_table::{CompactHashTable, TablePosition};
-use placement_table::{BlockPlacement, PlacementTable};
+use indices::PlacementIndex;
+use placement_table::{BlockPlacement, PlacementSets, PlacementTable};
 use store_blocks::SharedStoreState;
 
 /// The source of a reconciliation.
@@ -228,7 +230,7 @@ impl KvBlockIndex {
     }
 
     /// Loads a placement without its stale bits.
-    fn load_current(&mut self, id: u32) {
+    fn load_current(&mut self, id: PlacementIndex) {
         self.placements.load(id, &mut self.draft);
         self.columns.drop_stale(&mut self.draft.l1, EngineCacheTier::L1);
         self.columns.drop_stale(&mut self.draft.l2, EngineCacheTier::L2);
@@ -237,7 +239,7 @@ impl KvBlockIndex {
 
     /// Assigns the drafted placement to the block at a position, instead of `before`. Returns whether the block was
     /// removed because it has no location left.
-    fn replace(&mut self, at: TablePosition, before: u32) -> bool {
+    fn replace(&mut self, at: TablePosition, before: PlacementIndex) -> bool {
         if self.draft.stored.is_none() {
             self.draft.stored = Default::default();
         }
@@ -251,7 +253,7 @@ impl KvBlockIndex {
             self.draft.clear(self.placements.words());
         }
         if after != Some(before) {
-            let (l1, l2) = self.placements.sets(before);
+            let PlacementSets { l1, l2 } = self.placements.sets(before);
             self.columns.count(EngineCacheTier::L1, l1, &self.draft.l1);
             self.columns.count(EngineCacheTier::L2, l2, &self.draft.l2);
             self.store.count(self.placements.shared(before), false);
@@ -274,8 +276,8 @@ impl KvBlockIndex {
     }
 
     /// Counts a block that was added or removed entirely.
-    fn count_block(&mut self, id: u32, came: bool) {
-        let (l1, l2) = self.placements.sets(id);
+    fn count_block(&mut self, id: PlacementIndex, came: bool) {
+        let PlacementSets { l1, l2 } = self.placements.sets(id);
         let nothing = &vec![0; l1.len()][..];
         for (tier, set) in [(EngineCacheTier::L1, l1), (EngineCacheTier::L2, l2)] {
             let (before, after) = if came { (nothing, set) } else { (set, nothing) };

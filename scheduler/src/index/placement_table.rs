@@ -3,7 +3,8 @@
 //! Many blocks have the same placement, so a block's entry in the table is only the number of a placement. Placements
 //! are reference counted; an unused one frees its number.
 
-use super::hash_table::{CompactHashTable, MAX_VALUE};
+use super::hash_table::CompactHashTable;
+use super::indices::PlacementIndex;
 use super::store_blocks::StoredBlock;
 
 const CHUNK: usize = 1 << CHUNK_BITS;
@@ -19,6 +20,13 @@ pub(super) struct BlockPlacement {
     /// Columns that have the block in L2, as a bit set.
     pub(super) l2: Vec<u64>,
     pub(super) stored: StoredBlock,
+}
+
+/// The sets of columns that have a block in L1 and in L2.
+#[derive(Clone, Copy)]
+pub(super) struct PlacementSets<'a> {
+    pub(super) l1: &'a [u64],
+    pub(super) l2: &'a [u64],
 }
 
 impl BlockPlacement {
@@ -69,9 +77,14 @@ struct PlacementChunk {
 pub(super) struct PlacementTable {
     words: usize,
     chunks: Vec<PlacementChunk>,
-    free: Vec<u32>,
+    free: Vec<PlacementIndex>,
     in_use: usize,
     by_content: CompactHashTable,
+}
+
+/// Where a placement is: its chunk, and its record there.
+fn chunk_and_record(id: PlacementIndex) -> (usize, usize) {
+    ((id.raw() >> CHUNK_BITS) as usize, id.raw() as usize % CHUNK)
 }
 
 impl PlacementTable {
@@ -111,29 +124,32 @@ impl PlacementTable {
         self.words = words;
     }
 
-    fn record(&self, id: u32) -> &PlacementRecord {
-        &self.chunks[(id >> CHUNK_BITS) as usize].records[id as usize % CHUNK]
+    fn record(&self, id: PlacementIndex) -> &PlacementRecord {
+        let (chunk, record) = chunk_and_record(id);
+        &self.chunks[chunk].records[record]
     }
 
-    fn record_mut(&mut self, id: u32) -> &mut PlacementRecord {
-        &mut self.chunks[(id >> CHUNK_BITS) as usize].records[id as usize % CHUNK]
-    }
-
-    /// The sets of columns with the block in L1 and in L2.
-    #[inline]
-    pub(super) fn sets(&self, id: u32) -> (&[u64], &[u64]) {
-        let start = id as usize % CHUNK * 2 * self.words;
-        let sets = &self.chunks[(id >> CHUNK_BITS) as usize].sets[start..start + 2 * self.words];
-        sets.split_at(self.words)
+    fn record_mut(&mut self, id: PlacementIndex) -> &mut PlacementRecord {
+        let (chunk, record) = chunk_and_record(id);
+        &mut self.chunks[chunk].records[record]
     }
 
     #[inline]
-    pub(super) fn shared(&self, id: u32) -> StoredBlock {
+    pub(super) fn sets(&self, id: PlacementIndex) -> PlacementSets<'_> {
+        let (chunk, record) = chunk_and_record(id);
+        let start = record * 2 * self.words;
+        let sets = &self.chunks[chunk].sets[start..start + 2 * self.words];
+        let (l1, l2) = sets.split_at(self.words);
+        PlacementSets { l1, l2 }
+    }
+
+    #[inline]
+    pub(super) fn shared(&self, id: PlacementIndex) -> StoredBlock {
         self.record(id).shared
     }
 
-    pub(super) fn load(&self, id: u32, into: &mut BlockPlacement) {
-        let (l1, l2) = self.sets(id);
+    pub(super) fn load(&self, id: PlacementIndex, into: &mut BlockPlacement) {
+        let PlacementSets { l1, l2 } = self.sets(id);
         into.l1.clear();
         into.l1.extend_from_slice(l1);
         into.l2.clear();
@@ -141,13 +157,13 @@ impl PlacementTable {
         into.stored = self.shared(id);
     }
 
-    fn matches(&self, id: u32, placement: &BlockPlacement) -> bool {
-        let (l1, l2) = self.sets(id);
+    fn matches(&self, id: PlacementIndex, placement: &BlockPlacement) -> bool {
+        let PlacementSets { l1, l2 } = self.sets(id);
         l1 == placement.l1 && l2 == placement.l2 && self.shared(id) == placement.stored
     }
 
     /// Returns the number of a placement and counts one more block. `None` when all numbers are in use.
-    pub(super) fn acquire(&mut self, placement: &BlockPlacement) -> Option<u32> {
+    pub(super) fn acquire(&mut self, placement: &BlockPlacement) -> Option<PlacementIndex> {
         let mut key = placement.hash();
         // Hash collisions are extremely unlikely; a colliding placement takes the next key.
         while let Some(id) = self.by_content.find(key).and_then(|position| self.by_content.value(position)) {
@@ -159,9 +175,10 @@ impl PlacementTable {
         }
         let id = self.allocate()?;
         *self.record_mut(id) = PlacementRecord { key, blocks: 1, shared: placement.stored };
-        let start = id as usize % CHUNK * 2 * self.words;
+        let (chunk, record) = chunk_and_record(id);
         let words = self.words;
-        let sets = &mut self.chunks[(id >> CHUNK_BITS) as usize].sets[start..start + 2 * words];
+        let start = record * 2 * words;
+        let sets = &mut self.chunks[chunk].sets[start..start + 2 * words];
         sets[..words].copy_from_slice(&placement.l1);
         sets[words..].copy_from_slice(&placement.l2);
         self.by_content.insert(key, id);
@@ -170,7 +187,7 @@ impl PlacementTable {
     }
 
     /// Counts one block less for this placement.
-    pub(super) fn release(&mut self, id: u32) {
+    pub(super) fn release(&mut self, id: PlacementIndex) {
         let record = self.record_mut(id);
         record.blocks = record.blocks.saturating_sub(1);
         let (pages, key) = (record.blocks, record.key);
@@ -183,23 +200,27 @@ impl PlacementTable {
         }
     }
 
-    fn allocate(&mut self) -> Option<u32> {
+    fn allocate(&mut self) -> Option<PlacementIndex> {
         if self.free.is_empty() {
             let first = u32::try_from(self.chunks.len() * CHUNK).ok()?;
-            let last = first.checked_add(CHUNK as u32 - 1).filter(|&last| last <= MAX_VALUE)?;
+            let last = first.checked_add(CHUNK as u32 - 1)?;
+            if PlacementIndex::from_raw(last) > PlacementIndex::MAX {
+                return None;
+            }
             let records = vec![PlacementRecord::default(); CHUNK].into_boxed_slice();
             let sets = vec![0; CHUNK * 2 * self.words].into_boxed_slice();
             self.chunks.push(PlacementChunk { records, sets });
-            self.free.extend((first..=last).rev());
+            self.free.extend((first..=last).rev().map(PlacementIndex::from_raw));
         }
         self.free.pop()
     }
 
     /// Block counts of every number in use.
     #[cfg(test)]
-    pub(super) fn counts(&self) -> std::collections::BTreeMap<u32, u32> {
+    pub(super) fn counts(&self) -> std::collections::BTreeMap<PlacementIndex, u32> {
         let records = self.chunks.iter().flat_map(|chunk| chunk.records.iter());
-        (0..).zip(records.map(|record| record.blocks)).filter(|&(_, pages)| pages > 0).collect()
+        let indices = (0..).map(PlacementIndex::from_raw);
+        indices.zip(records.map(|record| record.blocks)).filter(|&(_, pages)| pages > 0).collect()
     }
 }
 
@@ -229,7 +250,8 @@ mod tests {
     fn wider_sets_are_still_found() {
         let mut all = PlacementTable::new(1);
         let sets = if cfg!(miri) { 50 } else { 3000 };
-        let ids: Vec<u32> = (1..sets).map(|set| all.acquire(&placement(set, !set)).unwrap()).collect();
+        let ids: Vec<PlacementIndex> =
+            (1..sets).map(|set| all.acquire(&placement(set, !set)).unwrap()).collect();
         all.widen(3);
         for (set, id) in (1..sets).zip(ids) {
             let wide =

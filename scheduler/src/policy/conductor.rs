@@ -2,8 +2,8 @@
 //! FAST 2025 paper).
 
 use super::{
-    Policy, PolicyInput, PolicyName, PolicyVerdict, available_prefills, build_decision, least_loaded_decode,
-    load,
+    EngineChoice, Policy, PolicyInput, PolicyName, PolicyVerdict, available_prefills, build_decision,
+    least_loaded_decode, load,
 };
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 use crate::fleet::InstanceIndex;
@@ -57,10 +57,12 @@ impl Policy for ConductorPolicy {
         let verdict = build_decision(
             input,
             self.name(),
-            "least predicted time to first token",
-            best.instance,
-            decode,
-            candidates,
+            EngineChoice {
+                reason: "least predicted time to first token",
+                entry: best.instance,
+                decode,
+                candidates,
+            },
         );
         Ok(match verdict {
             PolicyVerdict::Send(mut decision) => {

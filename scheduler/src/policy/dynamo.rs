@@ -1,8 +1,8 @@
 //! NVIDIA Dynamo's KV router (1.6): blocks to compute minus credit for cached blocks.
 
 use super::{
-    Policy, PolicyInput, PolicyName, PolicyVerdict, as_prefill, available_prefills, build_decision, load,
-    min_cost, pairable_decodes,
+    EngineChoice, Policy, PolicyInput, PolicyName, PolicyVerdict, as_prefill, available_prefills,
+    build_decision, load, min_cost, pairable_decodes,
 };
 use crate::decision::{CandidateEngine, CostTerm, LoadReservation, ScheduleRejection};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole};
@@ -55,7 +55,11 @@ pub(super) fn least_cost(
             pairable_decodes(input, prefill).map(|ix| (ix, load(input, ix).active_decode_tokens as f64));
         min_cost(decodes, input.entropy >> 32)
     });
-    let verdict = build_decision(input, policy, "least uncached work", entry, decode, candidates);
+    let verdict = build_decision(
+        input,
+        policy,
+        EngineChoice { reason: "least uncached work", entry, decode, candidates },
+    );
     Ok(match verdict {
         PolicyVerdict::Send(mut decision) => {
             let new = f64::from(input.request.input_tokens) - cache_credit(input, entry, credits);

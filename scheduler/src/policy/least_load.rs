@@ -1,8 +1,8 @@
 //! Least load in tokens.
 
 use super::{
-    Policy, PolicyInput, PolicyName, PolicyVerdict, available_prefills, build_decision, least_loaded_decode,
-    load, min_cost, prefill_cost,
+    EngineChoice, Policy, PolicyInput, PolicyName, PolicyVerdict, available_prefills, build_decision,
+    least_loaded_decode, load, min_cost, prefill_cost,
 };
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 
@@ -28,6 +28,10 @@ impl Policy for LeastLoadPolicy {
         let entry = min_cost(candidates.iter().map(|c| (c.instance, c.cost)), input.entropy);
         let Some(entry) = entry else { return Err(ScheduleRejection::UnknownModel) };
         let decode = least_loaded_decode(input, entry);
-        Ok(build_decision(input, self.name(), "fewest tokens ahead", entry, decode, candidates))
+        Ok(build_decision(
+            input,
+            self.name(),
+            EngineChoice { reason: "fewest tokens ahead", entry, decode, candidates },
+        ))
     }
 }

@@ -1,8 +1,8 @@
 //! Fewest requests in flight.
 
 use super::{
-    Policy, PolicyInput, PolicyName, PolicyVerdict, active_requests, as_prefill, available_prefills,
-    build_decision, min_cost, pairable_decodes,
+    EngineChoice, Policy, PolicyInput, PolicyName, PolicyVerdict, active_requests, as_prefill,
+    available_prefills, build_decision, min_cost, pairable_decodes,
 };
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 
@@ -30,6 +30,10 @@ impl Policy for LeastRequestsPolicy {
         let decode = as_prefill(input, entry).and_then(|prefill| {
             min_cost(pairable_decodes(input, prefill).map(|ix| (ix, requests(ix))), input.entropy >> 32)
         });
-        Ok(build_decision(input, self.name(), "fewest requests", entry, decode, candidates))
+        Ok(build_decision(
+            input,
+            self.name(),
+            EngineChoice { reason: "fewest requests", entry, decode, candidates },
+        ))
     }
 }

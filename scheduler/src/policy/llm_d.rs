@@ -1,8 +1,8 @@
 //! llm-d's endpoint picker with its sample configuration for precise prefix caching.
 
 use super::{
-    Policy, PolicyInput, PolicyName, PolicyVerdict, available_prefills, build_decision, least_loaded_decode,
-    load, min_cost,
+    EngineChoice, Policy, PolicyInput, PolicyName, PolicyVerdict, available_prefills, build_decision,
+    least_loaded_decode, load, min_cost,
 };
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 use crate::fleet::{InstanceIndex, InstanceLoad};
@@ -50,7 +50,11 @@ impl Policy for LlmDPolicy {
         let entry = min_cost(candidates.iter().map(|c| (c.instance, c.cost)), input.entropy);
         let Some(entry) = entry else { return Err(ScheduleRejection::UnknownModel) };
         let decode = least_loaded_decode(input, entry);
-        Ok(build_decision(input, self.name(), "highest score", entry, decode, candidates))
+        Ok(build_decision(
+            input,
+            self.name(),
+            EngineChoice { reason: "highest score", entry, decode, candidates },
+        ))
     }
 }
 

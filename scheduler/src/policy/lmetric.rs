@@ -1,8 +1,8 @@
 //! LMetric: a product instead of a weighted sum (Zhang et al., OSDI 2026, arXiv 2603.15202).
 
 use super::{
-    Policy, PolicyInput, PolicyName, PolicyVerdict, active_requests, available_prefills, build_decision,
-    least_loaded_decode, load, min_cost,
+    EngineChoice, Policy, PolicyInput, PolicyName, PolicyVerdict, active_requests, available_prefills,
+    build_decision, least_loaded_decode, load, min_cost,
 };
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 
@@ -40,10 +40,7 @@ impl Policy for LMetricPolicy {
         Ok(build_decision(
             input,
             self.name(),
-            "least product of new tokens and batch size",
-            entry,
-            decode,
-            candidates,
+            EngineChoice { reason: "least product of new tokens and batch size", entry, decode, candidates },
         ))
     }
 }

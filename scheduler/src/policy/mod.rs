@@ -24,7 +24,7 @@ use self::min_cost::min_cost;
 use crate::decision::{
     CandidateEngine, DecisionExplanation, EngineRoute, LoadReservation, RoutingDecision, ScheduleRejection,
 };
-use crate::estimate::PrefillEstimate;
+use crate::estimate::{EngineView, PrefillEstimate};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, SchedulableFleet, SchedulableInstance};
 use crate::options::SchedulerOptions;
 use crate::prediction::CacheHitPrediction;
@@ -330,15 +330,18 @@ fn least_loaded_decode(input: &PolicyInput<'_>, entry: InstanceIndex) -> Option<
     )
 }
 
-/// Completes a decision once the prefill and its decode (if needed) are chosen.
-fn build_decision(
-    input: &PolicyInput<'_>,
-    policy: PolicyName,
+/// The engines that a policy has chosen, and why.
+struct EngineChoice {
     reason: &'static str,
     entry: InstanceIndex,
+    /// `None` for a plain worker.
     decode: Option<InstanceIndex>,
     candidates: Vec<CandidateEngine>,
-) -> PolicyVerdict {
+}
+
+/// Completes a decision once the engines are chosen.
+fn build_decision(input: &PolicyInput<'_>, policy: PolicyName, choice: EngineChoice) -> PolicyVerdict {
+    let EngineChoice { reason, entry, decode, candidates } = choice;
     let rank = |ix: InstanceIndex| {
         let dp_size = input.cluster.get(ix).map_or(1, |instance| instance.dp_size.max(1));
         u32::try_from(input.sequence % u64::from(dp_size)).unwrap_or(0)
@@ -372,7 +375,8 @@ fn expected_ttft(input: &PolicyInput<'_>, entry: InstanceIndex) -> Seconds {
         return 0.0;
     };
     let tokens = input.request.total_input_tokens();
-    PrefillEstimate::new(tokens, input.prediction, (entry, instance), load, load.prefill_wait).ttft()
+    let engine = EngineView { index: entry, instance, load };
+    PrefillEstimate::new(tokens, input.prediction, engine, load.prefill_wait).ttft()
 }
 
 /// Selects one of many by random bits.

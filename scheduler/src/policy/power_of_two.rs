@@ -1,8 +1,8 @@
 //! Power of two choices.
 
 use super::{
-    Policy, PolicyInput, PolicyName, PolicyVerdict, as_prefill, available_prefills, build_decision,
-    decode_cost, load, pairable_decodes, prefill_cost,
+    EngineChoice, Policy, PolicyInput, PolicyName, PolicyVerdict, as_prefill, available_prefills,
+    build_decision, decode_cost, load, pairable_decodes, prefill_cost,
 };
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 use crate::fleet::InstanceIndex;
@@ -32,7 +32,11 @@ impl Policy for PowerOfTwoPolicy {
             .map(|(instance, cost)| CandidateEngine { instance, cost, leading_term: CostTerm::Backlog })
             .collect();
         candidates.dedup_by_key(|candidate| candidate.instance);
-        Ok(build_decision(input, self.name(), "less loaded of two random engines", entry, decode, candidates))
+        Ok(build_decision(
+            input,
+            self.name(),
+            EngineChoice { reason: "less loaded of two random engines", entry, decode, candidates },
+        ))
     }
 }
 

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use super::hash_ring::HashRing;
 use super::{
-    Policy, PolicyInput, PolicyName, PolicyVerdict, available_prefills, build_decision, least_loaded_decode,
+    EngineChoice, Policy, PolicyInput, PolicyName, PolicyVerdict, available_prefills, build_decision,
+    least_loaded_decode,
 };
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 use crate::fleet::{InstanceIndex, ModelIndex};
@@ -53,7 +54,7 @@ impl Policy for PrefixHashPolicy {
             })
             .collect();
         let decode = least_loaded_decode(input, entry);
-        Ok(build_decision(input, self.name(), reason, entry, decode, candidates))
+        Ok(build_decision(input, self.name(), EngineChoice { reason, entry, decode, candidates }))
     }
 }
 

@@ -1,8 +1,8 @@
 //! Uniformly random routing.
 
 use super::{
-    Policy, PolicyInput, PolicyName, PolicyVerdict, as_prefill, available_prefills, build_decision,
-    pairable_decodes, pick_random,
+    EngineChoice, Policy, PolicyInput, PolicyName, PolicyVerdict, as_prefill, available_prefills,
+    build_decision, pairable_decodes, pick_random,
 };
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 use crate::fleet::InstanceIndex;
@@ -29,6 +29,6 @@ impl Policy for RandomPolicy {
             .into_iter()
             .map(|instance| CandidateEngine { instance, cost: 0.0, leading_term: CostTerm::None })
             .collect();
-        Ok(build_decision(input, self.name(), "random", entry, decode, candidates))
+        Ok(build_decision(input, self.name(), EngineChoice { reason: "random", entry, decode, candidates }))
     }
 }

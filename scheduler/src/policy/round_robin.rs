@@ -1,8 +1,8 @@
 //! Round robin.
 
 use super::{
-    Policy, PolicyInput, PolicyName, PolicyVerdict, as_prefill, available_prefills, build_decision,
-    pairable_decodes,
+    EngineChoice, Policy, PolicyInput, PolicyName, PolicyVerdict, as_prefill, available_prefills,
+    build_decision, pairable_decodes,
 };
 use crate::decision::{CandidateEngine, CostTerm, ScheduleRejection};
 use crate::fleet::InstanceIndex;
@@ -29,7 +29,11 @@ impl Policy for RoundRobinPolicy {
             .into_iter()
             .map(|instance| CandidateEngine { instance, cost: 0.0, leading_term: CostTerm::None })
             .collect();
-        Ok(build_decision(input, self.name(), "next in rotation", entry, decode, candidates))
+        Ok(build_decision(
+            input,
+            self.name(),
+            EngineChoice { reason: "next in rotation", entry, decode, candidates },
+        ))
     }
 }
 

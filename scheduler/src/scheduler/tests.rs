@@ -125,7 +125,12 @@ fn loads_follow_engines_by_name() {
     scheduler.submit(0.0, AttemptId(0), submission(5000));
     assert_eq!(sent_to(&poll(&mut scheduler, 0.0)[0]), InstanceIndex(1));
     scheduler.set_cluster(1.0, cluster(&["w1", "w2"]));
-    assert_eq!(scheduler.engines[0].load(1.0, &scheduler.learners[0]).pending_prefill_tokens, 5000);
+    assert_eq!(
+        scheduler.engines[0]
+            .load(1.0, scheduler.groups.learner(InstanceIndex(0)).unwrap())
+            .pending_prefill_tokens,
+        5000
+    );
     scheduler.submit(1.0, AttemptId(1), submission(100));
     assert_eq!(sent_to(&poll(&mut scheduler, 1.0)[0]), InstanceIndex(1));
     scheduler.ended(2.0, AttemptId(0));

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use mooncake_wire::rpc::{ReMountSegment, RemountArguments};
 use mooncake_wire::types::{Segment, Uuid};
-use moongate_master_client::BackoffPolicy;
 use moongate_master_client::rpc::{MasterClient, MasterClientOptions};
-use moongate_runtime::Supervisor;
+use moongate_runtime::{BackoffPolicy, Supervisor};
 
 /// Long, because it only ends a test that hangs.
 const LIMIT: Duration = Duration::from_secs(60);

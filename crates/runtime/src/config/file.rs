@@ -71,10 +71,8 @@ pub(super) fn read(path: &Path) -> Result<Vec<ConfigFileEntry>, ConfigError> {
             file.take(MAX_FILE_BYTES).read_to_string(&mut text)
         })
         .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    let table = DeTable::parse(&text).map_err(|error| ConfigError::Syntax {
-        path: path.to_owned(),
-        message: error.to_string().trim_end().to_owned(),
-    })?;
+    let table =
+        DeTable::parse(&text).map_err(|error| ConfigError::Syntax { path: path.to_owned(), error })?;
     let mut entries: Vec<(usize, ConfigFileEntry)> = table
         .get_ref()
         .iter()

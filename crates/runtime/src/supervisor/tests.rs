@@ -113,7 +113,7 @@ async fn a_shutdown_ends_a_task_that_waits_for_its_restart() {
     let supervisor = Supervisor::new();
     supervisor.spawn_restarted("poll", || async { panic!("always") });
     tokio::task::yield_now().await;
-    supervisor.shutdown(RESTART_PAUSE.0 / 2).await.unwrap();
+    supervisor.shutdown(RESTART_BACKOFF.initial / 2).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,9 +8,10 @@ use http::header::{CONTENT_TYPE, HeaderValue, RETRY_AFTER, TE, USER_AGENT};
 use http::{HeaderMap, Request, Response, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Limited};
 use hyper_rustls::HttpsConnector;
-use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use moongate_runtime::BackoffPolicy;
 use percent_encoding::percent_decode_str;
 
 use super::body::ExportBody;
@@ -21,14 +22,21 @@ use super::tls::{CollectorTlsError, connector};
 const MAX_RESPONSE_BYTES: usize = 64 * 1024;
 /// Timeout of one export including its retries.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+const RETRIES: u32 = 3;
 /// Minimum pauses before the retries.
-const RETRY_DELAYS: [Duration; 3] =
-    [Duration::from_millis(100), Duration::from_millis(200), Duration::from_millis(400)];
+const RETRY_BACKOFF: BackoffPolicy =
+    BackoffPolicy { initial: Duration::from_millis(100), max: Duration::from_millis(400) };
 
+/// Why an export failed; its spans are lost.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ExportError {
+pub enum ExportError {
+    #[error("cannot reach the collector: {}", error_chain(.0))]
+    Unreachable(#[source] legacy::Error),
     #[error("cannot reach the collector: {0}")]
-    Unreachable(String),
+    InvalidRequest(#[from] http::Error),
+    /// The response is incomplete or too large. The error's type is that of bodies with a limit.
+    #[error("cannot reach the collector: {}", error_chain(&**.0))]
+    ResponseBody(#[source] Box<dyn Error + Send + Sync>),
     #[error("the collector returned {0}")]
     Status(StatusCode, Option<Duration>),
     #[error("the collector returned gRPC status {code}: {message}")]
@@ -41,7 +49,7 @@ impl ExportError {
     /// Whether a retry may succeed (OTLP specification, "Failures").
     fn is_retryable(&self) -> bool {
         match self {
-            Self::Unreachable(_) => true,
+            Self::Unreachable(_) | Self::InvalidRequest(_) | Self::ResponseBody(_) => true,
             Self::Status(status, _) => matches!(status.as_u16(), 429 | 502 | 503 | 504),
             // Cancelled, deadline exceeded, aborted, out of range, unavailable, data loss.
             Self::Grpc { code, .. } => matches!(code, 1 | 4 | 10 | 11 | 14 | 15),
@@ -89,12 +97,12 @@ impl OtlpClient {
             message.push_front(grpc_prefix(message.len()));
         }
         let sending = async {
-            for pause in RETRY_DELAYS {
+            for failures in 1..=RETRIES {
                 match self.attempt(message.clone()).await {
                     Err(error) if error.is_retryable() => {
                         tracing::debug!(%error, "retrying a trace export");
                         // Jitter: not all gateways retry at the same time.
-                        let pause = pause.mul_f64(1.0 + fastrand::f64() / 2.0);
+                        let pause = RETRY_BACKOFF.pause(failures).mul_f64(1.0 + fastrand::f64() / 2.0);
                         tokio::time::sleep(error.retry_after().unwrap_or_default().max(pause)).await;
                     }
                     outcome => return outcome,
@@ -110,15 +118,10 @@ impl OtlpClient {
         if let Some(headers) = request.headers_mut() {
             headers.clone_from(&self.headers);
         }
-        let request = request.body(body).map_err(|error| ExportError::Unreachable(error.to_string()))?;
-        let response = self
-            .client
-            .request(request)
-            .await
-            .map_err(|error| ExportError::Unreachable(error_chain(&error)))?;
+        let response = self.client.request(request.body(body)?).await.map_err(ExportError::Unreachable)?;
         let (head, body) = response.into_parts();
         let body = Limited::new(body, MAX_RESPONSE_BYTES).collect().await;
-        let body = body.map_err(|error| ExportError::Unreachable(error_chain(&*error)))?;
+        let body = body.map_err(ExportError::ResponseBody)?;
         let head = Response::from_parts(head, ());
         if !head.status().is_success() {
             let pause = head.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
+pub use client::ExportError;
 pub use target::OtlpProtocol;
 pub(crate) use target::OtlpTarget;
 pub use tls::CollectorTlsError;
@@ -180,7 +181,7 @@ pub(crate) struct OtlpExporter {
     envelope: OtlpEnvelope,
     /// Maximum time a span waits for its batch.
     delay: Duration,
-    failure: Option<String>,
+    failure: Option<ExportError>,
 }
 
 impl OtlpExporter {
@@ -206,8 +207,8 @@ impl OtlpExporter {
     /// Exports until stopped, then exports the remaining spans.
     ///
     /// # Errors
-    /// Why the last export failed, if it did: its spans are lost.
-    pub(crate) async fn run(mut self) -> Result<(), String> {
+    /// Why the last export failed, if it did.
+    pub(crate) async fn run(mut self) -> Result<(), ExportError> {
         let queue = self.queue.clone();
         let mut due = interval_at(Instant::now() + self.delay, self.delay);
         due.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -230,10 +231,10 @@ impl OtlpExporter {
         while let Some(batch) = self.queue.pop() {
             let SpanBatch { body: mut message, .. } = batch;
             message.push_front(self.envelope.prefix(message.len()).into());
-            let outcome = self.client.send(message).await.map_err(|error| error.to_string());
+            let outcome = self.client.send(message).await;
             match (&outcome, &self.failure) {
                 (Err(problem), None) => {
-                    tracing::warn!(problem, "trace export failed; spans are dropped until it recovers");
+                    tracing::warn!(%problem, "trace export failed; spans are dropped until it recovers");
                 }
                 (Ok(()), Some(_)) => tracing::info!("trace export recovered"),
                 _ => {}

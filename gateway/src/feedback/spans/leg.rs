@@ -131,11 +131,7 @@ impl SpanAttributes for LegSpanFields {
             retry.write_attributes(attributes);
         }
         if let Some(engine) = self.engine {
-            let provider = match engine {
-                EngineKind::Sglang => "sglang",
-                EngineKind::Vllm => "vllm",
-            };
-            attributes.set(attribute_names::GEN_AI_PROVIDER_NAME, provider);
+            attributes.set(attribute_names::GEN_AI_PROVIDER_NAME, engine.as_str());
         }
         attributes.set("moongate.engine", &*self.endpoint.id.0);
         let (host, port) = split_authority(self.endpoint.pool.authority());

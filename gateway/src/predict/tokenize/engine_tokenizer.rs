@@ -18,8 +18,8 @@ use super::{EngineTokenizeError, response};
 use crate::feedback::TokenizeMetrics;
 use crate::fleet::{FleetMember, FleetSnapshot, UpstreamEndpoint};
 use crate::fleet::{TokenizeMethod, TokenizeOutcome};
-use crate::predict::prompt_tokens::PredictionError;
-use crate::request_body::{InferenceApi, SplicedBody};
+use crate::predict::prompt_tokens::{PredictionError, RequestPrompt};
+use crate::request_body::SplicedBody;
 use crate::upstream::{LegError, LegEvent, LegExchange, LegTimeouts, PreparedRequest};
 
 /// Body bytes per millisecond of the time limit: half of what engines tokenize on one idle core (0.6 million tokens per second).
@@ -77,15 +77,15 @@ impl EngineTokenizer {
         Instant::now() + self.limit
     }
 
-    /// The tokens of the prompt in `body` for engines of this kind. Returns at `deadline` at the latest.
+    /// The tokens of a prompt for engines of this kind. Returns at `deadline` at the latest.
     pub(in crate::predict) async fn tokens(
         &self,
         fleet: &FleetSnapshot,
-        model: ModelIndex,
+        prompt: RequestPrompt<'_>,
         engine: EngineKind,
-        (api, body): (InferenceApi, &Bytes),
         deadline: Instant,
     ) -> Result<EngineTokens, PredictionError> {
+        let RequestPrompt { api, model, body, .. } = prompt;
         if self.limit.is_zero() {
             return Err(PredictionError::NoTokenizer);
         }

@@ -10,7 +10,7 @@ use fastokens::AddedTokenPolicy;
 
 pub(crate) use split_points::SplitPoints;
 
-use crate::error::{ModelLoadError, PromptError};
+use crate::error::{ModelLoadError, PromptError, TokenizerLibraryError};
 use crate::files::ModelFiles;
 
 /// Text tokenized once at start: the first call builds tables, which takes tens of milliseconds.
@@ -38,24 +38,25 @@ impl Tokenizer {
     /// Loads and warms up the tokenizer, which takes about a second on one core.
     ///
     /// # Errors
-    /// [`ModelLoadError::Tokenizer`] with the errors of both libraries.
+    /// [`ModelLoadError::Tokenizer`] with the errors of both libraries, or [`ModelLoadError::Tokenize`].
     pub(crate) fn load(files: &ModelFiles) -> Result<Tokenizer, ModelLoadError> {
         let path = &files.tokenizer;
         let library = match fast(path) {
             Ok(library) => library,
-            Err(fast_problem) => {
+            Err(fast) => {
                 tracing::warn!(
-                    tokenizer = %path.display(), problem = %fast_problem,
+                    tokenizer = %path.display(), problem = %fast,
                     "the fast tokenizer library does not support this file; using the slow one"
                 );
-                reference(path, files).map_err(|problem| ModelLoadError::Tokenizer {
+                reference(path, files).map_err(|reference| ModelLoadError::Tokenizer {
                     path: path.clone(),
-                    problem: format!("{problem} (and {fast_problem})"),
+                    reference,
+                    fast,
                 })?
             }
         };
         Tokenizer::with_special_tokens(library, files)
-            .map_err(|error| ModelLoadError::Tokenizer { path: path.clone(), problem: error.to_string() })
+            .map_err(|source| ModelLoadError::Tokenize { path: path.clone(), source })
     }
 
     fn with_special_tokens(library: TokenizerLibrary, files: &ModelFiles) -> Result<Tokenizer, PromptError> {
@@ -103,38 +104,34 @@ impl TokenizerLibrary {
     fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, PromptError> {
         // A panic in a library must not end the connection of the request.
         let encoded = catch_unwind(AssertUnwindSafe(|| match self {
-            TokenizerLibrary::Fast(library) => library
-                .encode_with_policy(text, special, AddedTokenPolicy::All)
-                .map_err(|error| error.to_string()),
-            TokenizerLibrary::Reference(library) => library
-                .encode_fast(text, special)
-                .map(|encoding| encoding.get_ids().to_vec())
-                .map_err(|error| error.to_string()),
+            TokenizerLibrary::Fast(library) => {
+                Ok(library.encode_with_policy(text, special, AddedTokenPolicy::All)?)
+            }
+            TokenizerLibrary::Reference(library) => {
+                Ok(library.encode_fast(text, special)?.get_ids().to_vec())
+            }
         }));
         encoded
-            .unwrap_or_else(|_| Err("a panic inside the library".to_owned()))
-            .map_err(PromptError::Tokenizer)
+            .unwrap_or(Err(TokenizerLibraryError::Panic))
+            .map_err(|error| PromptError::Tokenizer(error.to_string()))
     }
 }
 
-fn fast(path: &Path) -> Result<TokenizerLibrary, String> {
+fn fast(path: &Path) -> Result<TokenizerLibrary, TokenizerLibraryError> {
     threads::disable_thread_pool();
-    let mut library = fastokens::Tokenizer::from_file(path).map_err(|error| error.to_string())?;
+    let mut library = fastokens::Tokenizer::from_file(path)?;
     // The engines ignore both settings of the file.
     library.set_truncation(None);
     library.set_padding(None);
     Ok(TokenizerLibrary::Fast(Box::new(library)))
 }
 
-fn reference(path: &Path, files: &ModelFiles) -> Result<TokenizerLibrary, String> {
-    let mut library = tokenizers::Tokenizer::from_file(path).map_err(|error| error.to_string())?;
-    library.with_padding(None).with_truncation(None).map_err(|error| error.to_string())?;
+fn reference(path: &Path, files: &ModelFiles) -> Result<TokenizerLibrary, TokenizerLibraryError> {
+    let mut library = tokenizers::Tokenizer::from_file(path)?;
+    library.with_padding(None).with_truncation(None)?;
     for token in &files.pipeline.added_tokens {
         if library.token_to_id(&token.content).is_none() {
-            return Err(format!(
-                "tokenizer_config.json adds {:?}, which tokenizer.json lacks",
-                token.content
-            ));
+            return Err(TokenizerLibraryError::MissingToken(token.content.clone()));
         }
     }
     Ok(TokenizerLibrary::Reference(Box::new(library)))

@@ -9,7 +9,7 @@ use moongate_runtime::{PeerTls, plain_http_client};
 use reqwest::StatusCode;
 use serde::Deserialize;
 
-use super::error::{AdminError, root_cause, shortened};
+use super::error::{AdminAddressError, AdminError, AdminResponseError, HttpRequestError, shortened};
 use super::keys::KeyStream;
 use super::query::{self, BatchKeyQuery};
 
@@ -75,22 +75,23 @@ impl AdminClient {
         options: AdminClientOptions,
         tls: Option<&PeerTls>,
     ) -> Result<Self, AdminError> {
-        let unusable = |reason: String| AdminError::Address { address: address.to_owned(), reason };
+        let unusable =
+            |source: AdminAddressError| AdminError::Address { address: address.to_owned(), source };
         let (scheme, builder) = match tls {
             None => ("http://", plain_http_client()),
             Some(tls) => ("https://", tls.http_client()),
         };
         let host = address.strip_prefix(scheme).unwrap_or(address).trim_end_matches('/');
         let base = format!("{scheme}{host}");
-        let url = reqwest::Url::parse(&base).map_err(|error| unusable(error.to_string()))?;
+        let url = reqwest::Url::parse(&base).map_err(|error| unusable(AdminAddressError::Url(error)))?;
         if host.contains("://") || url.path() != "/" || url.query().is_some() {
-            return Err(unusable("not a host and a port".to_owned()));
+            return Err(unusable(AdminAddressError::NotHostAndPort));
         }
         let http = builder
             .connect_timeout(options.connect_timeout)
             .redirect(reqwest::redirect::Policy::none())
             .build()
-            .map_err(|error| unusable(root_cause(&error)))?;
+            .map_err(|error| unusable(HttpRequestError::from(error).into()))?;
         Ok(Self { http, base: base.into(), options, tls: tls.cloned() })
     }
 
@@ -230,10 +231,11 @@ impl AdminClient {
 
     async fn body(&self, url: &str, mut response: reqwest::Response) -> Result<Bytes, AdminError> {
         let mut body = BytesMut::new();
-        while let Some(part) = response.chunk().await.map_err(|e| failed(url, &e, self.options.timeout))? {
+        while let Some(part) =
+            response.chunk().await.map_err(|error| failed(url, error, self.options.timeout))?
+        {
             if body.len() + part.len() > self.options.max_body {
-                let reason = format!("the response has more than {} bytes", self.options.max_body);
-                return Err(malformed(url, reason));
+                return Err(malformed(url, AdminResponseError::TooLarge { limit: self.options.max_body }));
             }
             body.extend_from_slice(&part);
         }
@@ -243,7 +245,7 @@ impl AdminClient {
     /// Sends a request and checks the status.
     async fn send(&self, url: &str) -> Result<reqwest::Response, AdminError> {
         let limit = self.options.timeout;
-        let mut response = self.http.get(url).send().await.map_err(|error| failed(url, &error, limit))?;
+        let mut response = self.http.get(url).send().await.map_err(|error| failed(url, error, limit))?;
         let url = shortened(url);
         match response.status() {
             StatusCode::OK => Ok(response),
@@ -259,17 +261,17 @@ impl AdminClient {
     }
 }
 
-pub(super) fn failed(url: &str, error: &reqwest::Error, limit: Duration) -> AdminError {
+pub(super) fn failed(url: &str, error: reqwest::Error, limit: Duration) -> AdminError {
     let url = shortened(url);
     if error.is_timeout() && !error.is_connect() {
         AdminError::TimedOut { url, limit }
     } else {
-        AdminError::Failed { url, reason: root_cause(error) }
+        AdminError::Failed { url, source: error.into() }
     }
 }
 
-fn malformed(url: &str, reason: impl ToString) -> AdminError {
-    AdminError::Malformed { url: shortened(url), reason: reason.to_string() }
+fn malformed(url: &str, error: impl Into<AdminResponseError>) -> AdminError {
+    AdminError::Malformed { url: shortened(url), source: error.into() }
 }
 
 fn parsed<'b, T: Deserialize<'b>>(url: &str, body: &'b [u8]) -> Result<T, AdminError> {

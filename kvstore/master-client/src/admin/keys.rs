@@ -36,7 +36,7 @@ impl KeyStream {
         while let Some(response) = &mut self.response {
             // Only the server's time counts, not the caller's time between two calls.
             let part = match tokio::time::timeout(self.timeout, response.chunk()).await {
-                Ok(part) => part.map_err(|error| failed(&self.url, &error, self.timeout)),
+                Ok(part) => part.map_err(|error| failed(&self.url, error, self.timeout)),
                 Err(_) => Err(AdminError::TimedOut { url: self.url.clone(), limit: self.timeout }),
             };
             let page = match part {

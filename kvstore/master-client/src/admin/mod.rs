@@ -10,7 +10,6 @@ mod lines;
 mod query;
 
 pub use client::{AdminClient, AdminClientOptions};
-pub use error::AdminError;
-pub(crate) use error::root_cause;
+pub use error::{AdminAddressError, AdminError, AdminResponseError, HttpRequestError};
 pub use keys::{KeyBatch, KeyStream};
 pub(crate) use query::BatchKeyQuery;

@@ -1,5 +1,7 @@
 //! Looks up a node's transfer address in its segment descriptor.
 
+use std::io;
+
 use bytes::BufMut as _;
 use moongate_runtime::PeerTls;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -30,14 +32,21 @@ pub enum MetadataSource {
 }
 
 /// Why the lookup of a node's transfer port failed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(super) enum DescriptorLookupError {
+#[derive(Debug, thiserror::Error)]
+pub enum DescriptorLookupError {
     /// The node has no TCP port: it serves transfers over another protocol.
     #[error("the node serves no transfers over TCP, only over {0:?}")]
     NoPort(String),
-    /// The node or the metadata server did not respond, or sent an invalid descriptor.
-    #[error("{0}")]
-    Unknown(String),
+    /// The handshake with the node failed.
+    #[error(transparent)]
+    Handshake(#[from] io::Error),
+    /// The request to the metadata server failed.
+    #[error(transparent)]
+    Http(#[from] reqwest::Error),
+    #[error("GET {url}: more than {MAX_DESCRIPTOR} bytes")]
+    TooLarge { url: String },
+    #[error(transparent)]
+    NotJson(#[from] serde_json::Error),
 }
 
 /// The required part of a descriptor. RDMA nodes lack the port, and releases before 0.3.13 the host.
@@ -74,32 +83,22 @@ impl DescriptorLookup {
         &self,
         endpoint: &str,
     ) -> Result<(String, u16), DescriptorLookupError> {
-        let unknown = |error: &dyn std::error::Error| DescriptorLookupError::Unknown(error.to_string());
-        let bytes = match &self.metadata {
-            MetadataSource::Handshake => {
-                let response = match &self.tls {
-                    None => {
-                        handshake(TcpStream::connect(endpoint).await.map_err(|error| unknown(&error))?).await
-                    }
-                    Some(tls) => handshake_secured(endpoint, tls).await,
-                };
-                response.map_err(|error| unknown(&error))?
-            }
-            MetadataSource::Http { url, cluster_id } => {
-                let url = descriptor_url(url, cluster_id.as_deref(), endpoint);
-                self.stored(&url).await.map_err(DescriptorLookupError::Unknown)?
+        let bytes = match (&self.metadata, &self.tls) {
+            (MetadataSource::Handshake, None) => handshake(TcpStream::connect(endpoint).await?).await?,
+            (MetadataSource::Handshake, Some(tls)) => handshake_secured(endpoint, tls).await?,
+            (MetadataSource::Http { url, cluster_id }, _) => {
+                self.stored(descriptor_url(url, cluster_id.as_deref(), endpoint)).await?
             }
         };
         read_address(&bytes, endpoint)
     }
 
-    async fn stored(&self, url: &str) -> Result<Vec<u8>, String> {
-        let sent = self.http.get(url).send().await.and_then(reqwest::Response::error_for_status);
-        let mut response = sent.map_err(|error| error.to_string())?;
+    async fn stored(&self, url: String) -> Result<Vec<u8>, DescriptorLookupError> {
+        let mut response = self.http.get(&url).send().await?.error_for_status()?;
         let mut body = Vec::new();
-        while let Some(part) = response.chunk().await.map_err(|error| error.to_string())? {
+        while let Some(part) = response.chunk().await? {
             if body.len() + part.len() > MAX_DESCRIPTOR {
-                return Err(format!("GET {url}: more than {MAX_DESCRIPTOR} bytes"));
+                return Err(DescriptorLookupError::TooLarge { url });
             }
             body.extend_from_slice(&part);
         }
@@ -117,9 +116,7 @@ fn descriptor_url(server: &str, cluster_id: Option<&str>, name: &str) -> String 
 }
 
 fn read_address(json: &[u8], endpoint: &str) -> Result<(String, u16), DescriptorLookupError> {
-    let descriptor =
-        serde_json::from_slice(json).map_err(|error| DescriptorLookupError::Unknown(error.to_string()))?;
-    address(descriptor, endpoint)
+    address(serde_json::from_slice(json)?, endpoint)
 }
 
 /// Host and port of the TCP data plane in a segment descriptor, if it has one. Public for fuzzing against the parser of
@@ -141,14 +138,14 @@ fn address(descriptor: TransferDescriptor, endpoint: &str) -> Result<(String, u1
     Ok((host.trim_matches(['[', ']']).to_owned(), descriptor.tcp_data_port))
 }
 
-async fn handshake_secured(endpoint: &str, tls: &PeerTls) -> std::io::Result<Vec<u8>> {
+async fn handshake_secured(endpoint: &str, tls: &PeerTls) -> io::Result<Vec<u8>> {
     let host = endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host).trim_matches(['[', ']']);
     handshake(tls.connect(host, TcpStream::connect(endpoint).await?).await?).await
 }
 
 /// Exchanges descriptors with a node: a length that counts the kind, the kind, JSON.
-async fn handshake(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<Vec<u8>> {
-    let invalid = |reason: &str| std::io::Error::new(std::io::ErrorKind::InvalidData, reason.to_owned());
+async fn handshake(mut stream: impl AsyncRead + AsyncWrite + Unpin) -> io::Result<Vec<u8>> {
+    let invalid = |reason: &str| io::Error::new(io::ErrorKind::InvalidData, reason.to_owned());
     let mut request = Vec::new();
     request.put_u64_le(OWN_DESCRIPTOR.len() as u64 + 1);
     request.put_u8(METADATA);
@@ -182,7 +179,8 @@ mod tests {
         let old = r#"{"buffers":[],"protocol":"tcp","tcp_data_port":15415}"#;
         assert_eq!(parse(old).unwrap(), ("10.0.0.7".to_owned(), 15415));
         let rdma = r#"{"protocol":"rdma","devices":[],"priority_matrix":{}}"#;
-        assert_eq!(parse(rdma).unwrap_err(), DescriptorLookupError::NoPort("rdma".to_owned()));
+        let error = parse(rdma).unwrap_err();
+        assert!(matches!(&error, DescriptorLookupError::NoPort(protocol) if protocol == "rdma"), "{error}");
         let six = TransferDescriptor {
             protocol: "tcp".to_owned(),
             tcp_data_host: "::".to_owned(),

@@ -15,17 +15,19 @@ mod watch;
 #[cfg(test)]
 mod watch_tests;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use mooncake_wire::types::Uuid;
+use moongate_runtime::BackoffPolicy;
 
-pub use descriptor::MetadataSource;
+pub use connection::{IdleConnectionError, NodeConnectError};
 #[doc(hidden)]
 pub use descriptor::transfer_address;
+pub use descriptor::{DescriptorLookupError, MetadataSource};
 pub use watch::NodeWatcher;
 
 use crate::admin::AdminError;
-use crate::backoff::BackoffPolicy;
 
 /// A store node in the master's list.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -40,11 +42,15 @@ pub struct WatchedNode {
 }
 
 /// Why a node was reported as lost.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum NodeLossReason {
     /// The connection to its transfer port ended, and a reconnect failed. The master may still list the node.
-    #[error("its transfer port is unreachable: {0}")]
-    Unreachable(String),
+    #[error("its transfer port is unreachable: {ended}, then {source}")]
+    Unreachable {
+        ended: IdleConnectionError,
+        /// Why the reconnect failed.
+        source: Arc<NodeConnectError>,
+    },
     /// Its transfer port has changed: the process was replaced.
     #[error("its process was replaced")]
     Replaced,
@@ -54,7 +60,7 @@ pub enum NodeLossReason {
 }
 
 /// A change in the set of live nodes, or of the master's availability.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum StoreNodeEvent {
     /// The node is new, or reachable again.
     Up(WatchedNode),
@@ -76,7 +82,7 @@ pub struct NodeWatchOptions {
     pub metadata: MetadataSource,
     /// Time limit for the lookup of a node's transfer port, and separately for the connection to it.
     pub connect_timeout: Duration,
-    /// Pauses between attempts to reach a node.
+    /// Jittered pauses between attempts to reach a node.
     pub retry: BackoffPolicy,
     /// Maximum number of watched nodes. Further ones are ignored.
     pub max_nodes: usize,

@@ -195,7 +195,7 @@ impl NodeWatchState {
                 if !std::mem::replace(&mut self.logged_unwatchable, true) {
                     tracing::info!(
                         endpoint = node.endpoint,
-                        reason,
+                        %reason,
                         "a store node cannot be watched by a connection; its death is detected only when the master \
                          no longer lists it (logged once for all such nodes)"
                     );

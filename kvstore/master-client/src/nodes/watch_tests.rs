@@ -1,11 +1,13 @@
 //! For any sequence of polls and connection events, the watcher's events are consistent with its state.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
 
 use mooncake_wire::types::Uuid;
 use proptest::prelude::*;
 
-use super::connection::NodeConnectionEvent;
+use super::connection::{IdleConnectionError, NodeConnectError, NodeConnectionEvent, UnwatchableNodeError};
 use super::descriptor::DescriptorLookup;
 use super::watch::NodeWatchState;
 use super::{MetadataSource, NodeLossReason, NodeWatchOptions, StoreNodeEvent, WatchedNode};
@@ -26,11 +28,16 @@ enum NodeWatchStep {
 }
 
 fn step() -> impl Strategy<Value = NodeWatchStep> {
+    let unreachable = NodeLossReason::Unreachable {
+        ended: IdleConnectionError::EndOfStream,
+        source: Arc::new(NodeConnectError::ConnectTimedOut(Duration::ZERO)),
+    };
+    let unwatchable = UnwatchableNodeError::ClosesIdle(IdleConnectionError::EndOfStream);
     let event = prop_oneof![
         Just(NodeConnectionEvent::Connected),
-        Just(NodeConnectionEvent::Closed(NodeLossReason::Unreachable("gone".to_owned()))),
+        Just(NodeConnectionEvent::Closed(unreachable)),
         Just(NodeConnectionEvent::Closed(NodeLossReason::Replaced)),
-        Just(NodeConnectionEvent::Unwatchable("rdma".to_owned())),
+        Just(NodeConnectionEvent::Unwatchable(unwatchable)),
     ];
     prop_oneof![
         prop::collection::btree_set(0..NODES, 0..4).prop_map(NodeWatchStep::Listed),

@@ -4,16 +4,15 @@ use std::io;
 use std::sync::Arc;
 use std::time::Instant;
 
-use moongate_runtime::PeerTls;
 use moongate_runtime::net::TcpStream;
+use moongate_runtime::{Backoff, PeerTls};
 use tokio::sync::mpsc;
 
-use super::error::RpcError;
+use super::error::{MasterConnectError, RpcError};
 use super::locate::MasterLocator;
 use super::master::MasterClientOptions;
 use super::session::{MasterSession, PendingCall, SessionEnd};
 use super::transport::RpcTransport;
-use crate::backoff::Backoff;
 
 pub(super) struct MasterConnection {
     locator: Arc<MasterLocator>,
@@ -82,7 +81,7 @@ impl MasterConnection {
 
     fn pause_after(&mut self, error: RpcError) {
         self.backoff.record_failure();
-        self.pause = Some((Instant::now() + self.backoff.delay(), error));
+        self.pause = Some((Instant::now() + self.backoff.jittered_pause(), error));
     }
 
     async fn dial(&self) -> Result<(Arc<str>, RpcTransport), RpcError> {
@@ -95,11 +94,12 @@ impl MasterConnection {
                 Some(tls) => RpcTransport::secure(stream, &address, tls).await,
             }
         };
-        let reason = match tokio::time::timeout(self.options.connect_timeout, connecting).await {
+        let limit = self.options.connect_timeout;
+        let source = match tokio::time::timeout(limit, connecting).await {
             Ok(Ok(stream)) => return Ok((address, stream)),
-            Ok::<io::Result<_>, _>(Err(error)) => error.to_string(),
-            Err(_) => format!("no connection within {:?}", self.options.connect_timeout),
+            Ok::<io::Result<_>, _>(Err(error)) => MasterConnectError::Io(Arc::new(error)),
+            Err(_) => MasterConnectError::TimedOut(limit),
         };
-        Err(RpcError::Unreachable { address, reason })
+        Err(RpcError::Unreachable { address, source })
     }
 }

@@ -1,13 +1,9 @@
 //! Calls to a node with a disk tier.
 
-use mooncake_wire::disk::{
-    DiskRequest, ReleaseArguments, StageArguments, StagedObjects, decode_staged, name,
-};
-use moongate_runtime::Supervisor;
+use mooncake_wire::disk::{DiskRequest, ReleaseArguments, StageArguments, decode_staged, name};
 
-use super::error::RpcError;
-use super::grants::StoreCredentials;
-use super::master::{MasterClient, MasterClientOptions};
+use super::error::{RpcError, RpcProtocolError};
+use super::master::MasterClient;
 
 /// Client of a node that stages objects from its disk in memory, from where they are read like others. Clones are cheap.
 #[derive(Clone, Debug)]
@@ -15,40 +11,45 @@ pub struct DiskNodeClient {
     client: MasterClient,
 }
 
-impl DiskNodeClient {
-    /// The node at the `host:port` in disk replicas. Connects on first use.
-    #[must_use]
-    pub fn new(address: &str, options: MasterClientOptions, supervisor: &Supervisor) -> Self {
-        Self::authenticated(address, options, None, supervisor)
-    }
+/// An object that a node has staged in its memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StagedObject {
+    /// Identifies the staged object when it is released.
+    pub batch_id: u64,
+    /// Transfer endpoint of the node.
+    pub endpoint: String,
+    /// Address of the object in the node's memory.
+    pub address: u64,
+    /// How long the object stays there, in milliseconds.
+    pub ttl_ms: u64,
+}
 
-    /// As [`DiskNodeClient::new`], over TLS with certificates if `authentication` is given.
+impl DiskNodeClient {
+    /// The node to which `client` connects: at the `host:port` in disk replicas.
     #[must_use]
-    pub fn authenticated(
-        address: &str,
-        options: MasterClientOptions,
-        authentication: Option<StoreCredentials>,
-        supervisor: &Supervisor,
-    ) -> Self {
-        Self { client: MasterClient::authenticated(address, options, authentication, supervisor) }
+    pub fn new(client: MasterClient) -> Self {
+        Self { client }
     }
 
     /// Stages an object of `size` bytes. It expires after the returned time, and should be released when it was read.
     ///
     /// # Errors
     /// [`RpcError::Refused`] if the node lacks the object, or its staging buffer is full.
-    pub async fn stage(&self, tenant: &str, key: &str, size: u64) -> Result<StagedObjects<String>, RpcError> {
+    pub async fn stage(&self, tenant: &str, key: &str, size: u64) -> Result<StagedObject, RpcError> {
         let name = name(tenant, key);
         let sizes = vec![i64::try_from(size).unwrap_or(i64::MAX)];
         let request = DiskRequest::Stage(StageArguments { names: vec![name.as_str()], sizes });
-        let body = self.client.send_request(|sequence, out| request.encode(sequence, out)).await?;
-        let staged = decode_staged(&body).map_err(|error| self.client.protocol_error(error))??;
-        if staged.addresses.len() == 1 {
-            return Ok(staged);
+        let staged =
+            self.client.request(|sequence, out| request.encode(sequence, out), decode_staged).await?;
+        match staged.addresses[..] {
+            [address] => Ok(StagedObject {
+                batch_id: staged.batch_id,
+                endpoint: staged.endpoint,
+                address,
+                ttl_ms: staged.ttl_ms,
+            }),
+            _ => Err(self.client.protocol_error(RpcProtocolError::StagedCount(staged.addresses.len()))),
         }
-        Err(self
-            .client
-            .protocol_error(format!("it staged {} objects instead of one", staged.addresses.len())))
     }
 
     /// Releases the memory of staged objects.
@@ -57,6 +58,6 @@ impl DiskNodeClient {
     /// When the node does not respond. The staged objects expire by themselves.
     pub async fn release(&self, batch_id: u64) -> Result<(), RpcError> {
         let request = DiskRequest::Release(ReleaseArguments { batch_id });
-        self.client.send_request(|sequence, out| request.encode(sequence, out)).await.map(drop)
+        self.client.exchange_request(|sequence, out| request.encode(sequence, out)).await.map(drop)
     }
 }

@@ -12,21 +12,20 @@ use mooncake_wire::intact_ranges::{IntactRangesArguments, decode_reply as decode
 use mooncake_wire::inventory::{
     InventoryArguments, InventoryReply, ObjectChangesArguments, ObjectChangesReply,
 };
-use mooncake_wire::pack::{Pack, PackError, Unpack};
+use mooncake_wire::pack::{Pack, PackError, Unpack, UnpackError};
 use mooncake_wire::rpc::{
     BatchExistKey, KeysArguments, MasterResult, RpcDefinition, decode_reply, encode_request,
 };
 use mooncake_wire::types::DEFAULT_TENANT;
-use moongate_runtime::Supervisor;
+use moongate_runtime::{BackoffPolicy, Supervisor};
 use tokio::sync::{mpsc, oneshot};
 
 use super::connection::MasterConnection;
 use super::dialect_guess::{DialectGuess, attempts};
-use super::error::RpcError;
+use super::error::{RpcError, RpcProtocolError};
 use super::grants::StoreCredentials;
 use super::locate::MasterLocator;
 use super::session::{PendingCall, RpcResponseFrame};
-use crate::backoff::BackoffPolicy;
 
 /// Options of a master's client. The master's own limits are unknown, so these are this client's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +42,7 @@ pub struct MasterClientOptions {
     pub connect_timeout: Duration,
     /// Maximum size of a response in bytes.
     pub max_response: usize,
-    /// Pauses between attempts to connect. Calls during a pause fail at once.
+    /// Jittered pauses between attempts to connect. Calls during a pause fail at once.
     pub retry: BackoffPolicy,
     /// How long a thread busy-polls for the response when a single call is in flight on a connection; zero turns this off. Useful
     /// if responses take only tens of microseconds, and latency matters.
@@ -59,7 +58,7 @@ impl Default for MasterClientOptions {
             timeout: Duration::from_secs(5),
             connect_timeout: Duration::from_secs(2),
             max_response: 64 << 20,
-            retry: BackoffPolicy::default(),
+            retry: BackoffPolicy { initial: Duration::from_millis(50), max: Duration::from_secs(2) },
             busy_poll: Duration::ZERO,
         }
     }
@@ -133,8 +132,7 @@ impl MasterClient {
     /// # Errors
     /// [`RpcError::Fault`] from masters that do not authenticate their callers.
     pub async fn send_segment_key(&self, key: &SegmentKeyArguments) -> Result<(), RpcError> {
-        let body = self.send_request(|sequence, out| key.encode(sequence, out)).await?;
-        Ok(decode_key_reply(&body).map_err(|error| self.protocol_error(error))??)
+        self.request(|sequence, out| key.encode(sequence, out), decode_key_reply).await
     }
 
     /// The address as configured, not the resolved leader.
@@ -207,18 +205,15 @@ impl MasterClient {
     {
         let method = M::METHOD;
         for dialect in attempts(method, self.dialect()) {
-            let sequence = self.shared.sequence.fetch_add(1, Ordering::Relaxed);
+            let sequence = self.next_sequence();
             let mut frame = BytesMut::new();
             encode_request::<M, S>(sequence, dialect, arguments, &mut frame)?;
             frame::attach(&mut frame, attachment)?;
             let response = self.exchange(sequence, frame.freeze()).await?;
-            if response.header.error != 0 {
-                let fault = RpcFault::parse(response.header.error, &response.body)
-                    .map_err(|e| self.protocol_error(e))?;
-                if fault.code == RpcFault::INVALID_ARGUMENT {
-                    continue;
-                }
-                return Err(fault.into());
+            match self.fault(&response)? {
+                None => {}
+                Some(fault) if fault.code == RpcFault::INVALID_ARGUMENT => continue,
+                Some(fault) => return Err(fault.into()),
             }
             let (reply, dialects) =
                 decode_reply::<M, String>(&response.body).map_err(|error| self.protocol_error(error))?;
@@ -240,8 +235,7 @@ impl MasterClient {
     /// # Errors
     /// [`RpcError::Fault`] from Mooncake's masters, which lack this call.
     pub async fn report_intact_ranges(&self, ranges: &IntactRangesArguments) -> Result<u64, RpcError> {
-        let body = self.send_request(|sequence, out| ranges.encode(sequence, out)).await?;
-        Ok(decode_ranges_reply(&body).map_err(|error| self.protocol_error(error))??)
+        self.request(|sequence, out| ranges.encode(sequence, out), decode_ranges_reply).await
     }
 
     /// Announces or offers a segment's objects to a master that may have lost its log.
@@ -249,8 +243,7 @@ impl MasterClient {
     /// # Errors
     /// [`RpcError::Fault`] from Mooncake's masters, which lack this call.
     pub async fn inventory(&self, arguments: &InventoryArguments<&str>) -> Result<InventoryReply, RpcError> {
-        let body = self.send_request(|sequence, out| arguments.encode(sequence, out)).await?;
-        Ok(InventoryReply::decode(&body).map_err(|error| self.protocol_error(error))??)
+        self.request(|sequence, out| arguments.encode(sequence, out), InventoryReply::decode).await
     }
 
     /// Polls for changes of the objects in a segment.
@@ -261,28 +254,51 @@ impl MasterClient {
         &self,
         arguments: &ObjectChangesArguments,
     ) -> Result<ObjectChangesReply<String>, RpcError> {
-        let body = self.send_request(|sequence, out| arguments.encode(sequence, out)).await?;
-        Ok(ObjectChangesReply::decode(&body).map_err(|error| self.protocol_error(error))??)
+        self.request(|sequence, out| arguments.encode(sequence, out), |body| ObjectChangesReply::decode(body))
+            .await
     }
 
-    /// Sends the request that `write` encodes, and returns the body of the response.
-    pub(super) async fn send_request(
+    /// Calls an RPC that only Moongate's programs have: sends the request that `encode` writes, and decodes the reply.
+    pub(super) async fn request<T>(
         &self,
-        write: impl FnOnce(u32, &mut BytesMut) -> Result<(), PackError>,
+        encode: impl FnOnce(u32, &mut BytesMut) -> Result<(), PackError>,
+        decode: impl FnOnce(&[u8]) -> Result<MasterResult<T>, UnpackError>,
+    ) -> Result<T, RpcError> {
+        let body = self.exchange_request(encode).await?;
+        Ok(decode(&body).map_err(|error| self.protocol_error(error))??)
+    }
+
+    /// Sends the request that `encode` writes, and returns the body of the response.
+    pub(super) async fn exchange_request(
+        &self,
+        encode: impl FnOnce(u32, &mut BytesMut) -> Result<(), PackError>,
     ) -> Result<Bytes, RpcError> {
-        let sequence = self.shared.sequence.fetch_add(1, Ordering::Relaxed);
+        let sequence = self.next_sequence();
         let mut frame = BytesMut::new();
-        write(sequence, &mut frame)?;
+        encode(sequence, &mut frame)?;
         let limit = self.shared.timeout;
         let exchanged = tokio::time::timeout(limit, self.exchange(sequence, frame.freeze())).await;
         let response =
             exchanged.map_err(|_| RpcError::TimedOut { address: self.shared_address(), limit })??;
-        if response.header.error == 0 {
-            return Ok(response.body);
+        match self.fault(&response)? {
+            None => Ok(response.body),
+            Some(fault) => Err(fault.into()),
         }
-        Err(RpcFault::parse(response.header.error, &response.body)
-            .map_err(|e| self.protocol_error(e))?
-            .into())
+    }
+
+    fn next_sequence(&self) -> u32 {
+        self.shared.sequence.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The fault in a response, if it has one.
+    fn fault(&self, response: &RpcResponseFrame) -> Result<Option<RpcFault>, RpcError> {
+        match response.header.error {
+            0 => Ok(None),
+            error => {
+                let fault = RpcFault::parse(error, &response.body);
+                fault.map(Some).map_err(|error| self.protocol_error(error))
+            }
+        }
     }
 
     async fn exchange(&self, sequence: u32, frame: Bytes) -> Result<RpcResponseFrame, RpcError> {
@@ -314,8 +330,8 @@ impl MasterClient {
         Err(failure)
     }
 
-    pub(super) fn protocol_error(&self, error: impl ToString) -> RpcError {
-        RpcError::Protocol { address: self.shared_address(), reason: error.to_string() }
+    pub(super) fn protocol_error(&self, error: impl Into<RpcProtocolError>) -> RpcError {
+        RpcError::Protocol { address: self.shared_address(), source: error.into() }
     }
 
     fn shared_address(&self) -> Arc<str> {

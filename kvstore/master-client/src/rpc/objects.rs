@@ -13,7 +13,7 @@ use mooncake_wire::rpc::{
 };
 use mooncake_wire::types::{ObjectMeta, ReplicaDescriptor, ReplicaList, ReplicaType, ReplicateConfig, Uuid};
 
-use super::error::RpcError;
+use super::error::{RpcError, RpcProtocolError};
 use super::master::MasterClient;
 
 /// Behaviour of a put when an object with its key exists.
@@ -268,8 +268,7 @@ impl ObjectClient {
         if results.len() == requested {
             return Ok(results);
         }
-        let reason =
-            format!("the response to a request for {requested} objects has {} results", results.len());
-        Err(RpcError::Protocol { address: self.master.address().into(), reason })
+        let results = results.len();
+        Err(self.master.protocol_error(RpcProtocolError::ResultCount { requested, results }))
     }
 }

@@ -7,13 +7,13 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use mooncake_wire::frame::{self, FrameError, FrameParseResult, ResponseHeader, RpcFrame};
 use moongate_runtime::busy_poll::{AdaptivePoller, try_receive};
+use moongate_runtime::is_tls_alert;
 use moongate_runtime::net::TcpStream;
-use moongate_runtime::{describe_tls_error, is_tls_alert};
 use tokio::io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::error::RpcError;
+use super::error::{ConnectionLossError, RpcError};
 use super::master::MasterClientOptions;
 use super::transport::{PresentedCertificate, RpcTransport, SessionReader};
 
@@ -119,7 +119,7 @@ impl<'a> MasterSession<'a> {
                     None => return Ok(SessionEnd::CallersGone),
                 },
                 sent = write_or_flush(&mut writer, &mut self.output), if is_unflushed || !self.output.is_empty() => {
-                    let has_written = sent.map_err(|error| self.lost(describe_tls_error(&error)))?;
+                    let has_written = sent.map_err(|error| self.lost_by(error))?;
                     is_unflushed = has_written && presented.is_some();
                     if let Some(read) = self.busy_poll(reader.socket()).transpose() {
                         self.on_read(read)?;
@@ -153,9 +153,9 @@ impl<'a> MasterSession<'a> {
     /// Handles the result of a read: new bytes, end of stream, or an error.
     fn on_read(&mut self, read: io::Result<usize>) -> Result<(), RpcError> {
         match read {
-            Ok(0) => Err(self.lost("end of stream".to_owned())),
+            Ok(0) => Err(self.lost(ConnectionLossError::EndOfStream)),
             Ok(_) => self.dispatch_responses().map_err(|error| self.not_frames(error)),
-            Err(error) => Err(self.lost(describe_tls_error(&error))),
+            Err(error) => Err(self.lost_by(error)),
         }
     }
 
@@ -196,8 +196,12 @@ impl<'a> MasterSession<'a> {
         Ok(())
     }
 
-    fn lost(&self, reason: String) -> RpcError {
-        RpcError::Lost { address: Arc::clone(self.address), reason }
+    fn lost(&self, source: ConnectionLossError) -> RpcError {
+        RpcError::Lost { address: Arc::clone(self.address), source }
+    }
+
+    fn lost_by(&self, error: io::Error) -> RpcError {
+        self.lost(ConnectionLossError::Io(Arc::new(error)))
     }
 
     fn not_frames(&self, error: FrameError) -> RpcError {
@@ -205,11 +209,10 @@ impl<'a> MasterSession<'a> {
         if !self.answered && is_tls_alert(&self.input) {
             return RpcError::TlsRequired { address };
         }
-        let reason = error.to_string();
         if self.answered {
-            RpcError::Protocol { address, reason }
+            RpcError::Protocol { address, source: error.into() }
         } else {
-            RpcError::NotMaster { address, reason }
+            RpcError::NotMaster { address, source: error }
         }
     }
 }

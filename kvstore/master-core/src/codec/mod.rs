@@ -87,8 +87,8 @@ mod tests {
 
     use super::*;
     use crate::change::{
-        DiskCopyState, DrainJobState, ObjectState, ReplicaLocation, StateChange, StorageTiers, TaskState,
-        TransferState,
+        DiskCopyState, DrainJobState, DynamicReplicationLease, ObjectState, ReplicaLocation, StateChange,
+        StorageTiers, TaskState, TransferState,
     };
 
     fn id() -> impl Strategy<Value = Uuid> {
@@ -139,7 +139,8 @@ mod tests {
         let location = (any::<u64>(), id(), any::<u64>())
             .prop_map(|(replica, segment, offset)| ReplicaLocation { replica, segment, offset });
         let locations = proptest::collection::vec(location, 0..4);
-        let plan = proptest::option::of((id(), any::<u64>()));
+        let plan = (id(), any::<u64>()).prop_map(|(id, epoch)| DynamicReplicationLease { id, epoch });
+        let plan = proptest::option::of(plan);
         let names = || proptest::collection::vec(any::<String>(), 0..4);
         prop_oneof![
             ([text(), text()], id(), any::<([u64; 2], bool)>(), plan, locations).prop_map(

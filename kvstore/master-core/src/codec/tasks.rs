@@ -8,7 +8,7 @@ use mooncake_wire::types::{TaskStatus, TaskType};
 use super::read::StateChangeReader;
 use super::write::StateChangeWriter;
 use super::{StateChangeDecodeError, kind};
-use crate::change::{DrainJobState, StateChange, TaskState, TransferState};
+use crate::change::{DrainJobState, DynamicReplicationLease, StateChange, TaskState, TransferState};
 use crate::drain_job::MAX_SEGMENT_NAMES;
 
 pub(super) fn write(writer: &mut StateChangeWriter<'_>, change: &StateChange<'_>) {
@@ -22,7 +22,7 @@ pub(super) fn write(writer: &mut StateChangeWriter<'_>, change: &StateChange<'_>
             writer.number(u64::from(state.is_move));
             writer.number(state.since_ms);
             writer.number(u64::from(state.lease.is_some()));
-            if let Some((id, epoch)) = state.lease {
+            if let Some(DynamicReplicationLease { id, epoch }) = state.lease {
                 writer.id(id);
                 writer.number(epoch);
             }
@@ -87,7 +87,10 @@ pub(super) fn read<'a>(
             source: reader.number()?,
             is_move: reader.flag()?,
             since_ms: reader.number()?,
-            lease: if reader.flag()? { Some((reader.id()?, reader.number()?)) } else { None },
+            lease: match reader.flag()? {
+                true => Some(DynamicReplicationLease { id: reader.id()?, epoch: reader.number()? }),
+                false => None,
+            },
             locations: Cow::Owned(reader.locations()?),
         }),
         kind::TRANSFER_ENDED => StateChange::TransferEnded { tenant: reader.text()?, key: reader.text()? },

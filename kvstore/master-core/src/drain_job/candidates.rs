@@ -3,17 +3,28 @@
 use mooncake_wire::types::Uuid;
 
 use super::{DrainJobEntry, InFlightMove, MAX_ATTEMPTS};
+use crate::indices::{EntryIndex, SegmentIndex, SlabIndex};
 use crate::locked_shard::LockedShard;
+use crate::object::ObjectName;
 use crate::object_table::ObjectTable;
 use crate::split_mix::mix;
 
 /// Number of entries scanned under one lock.
 const ENTRIES_PER_LOCK: u32 = 1024;
 
+/// A move that a job can start. Segments are named.
+pub(crate) struct DrainMove {
+    pub(super) object: InFlightMove,
+    pub(super) source: String,
+    pub(super) target: String,
+    /// The node of the source segment.
+    pub(super) client: Uuid,
+}
+
 /// Result of scanning the table for a job.
 #[derive(Default)]
 pub(crate) struct DrainCandidates {
-    pub(super) moves: Vec<(InFlightMove, String, String, Uuid)>,
+    pub(super) moves: Vec<DrainMove>,
     pub(super) blocked: u64,
     pub(super) abandoned: u64,
     pub(super) remaining: u64,
@@ -23,7 +34,7 @@ pub(crate) struct DrainCandidates {
 pub(crate) fn find_moves(objects: &ObjectTable, job: &DrainJobEntry) -> DrainCandidates {
     let mut candidates = DrainCandidates::default();
     let mut free_slots = job.concurrency.saturating_sub(job.moves.len());
-    for shard in 0..objects.shards.len() {
+    for shard in objects.shard_indices() {
         let mut from = Some(0);
         while let Some(start) = from {
             let shard = objects.lock(shard);
@@ -39,25 +50,25 @@ pub(crate) fn find_moves(objects: &ObjectTable, job: &DrainJobEntry) -> DrainCan
 
 fn consider_entry(
     shard: &LockedShard<'_>,
-    index: u32,
+    index: EntryIndex,
     job: &DrainJobEntry,
     free_slots: &mut usize,
     candidates: &mut DrainCandidates,
 ) {
     let entry = &shard.entries[index];
-    let name_of = |segment: u16| shard.segments.get(segment).map(|mounted| &*mounted.descriptor.name);
+    let name_of =
+        |segment: SegmentIndex| shard.segments.get(segment).map(|mounted| &*mounted.descriptor.name);
     let is_drained = |name: &str| job.segments.iter().any(|segment| segment == name);
     let Some(source) = entry.replicas().find(|replica| name_of(replica.segment).is_some_and(is_drained))
     else {
         return;
     };
-    if job.moves.values().any(|object| *object.key == *entry.key) {
+    if job.moves.values().any(|object| *object.name.key == *entry.key) {
         return;
     }
-    let tenant =
-        shard.objects.tenants.get(entry.tenant).map(|tenant| tenant.name.to_string()).unwrap_or_default();
-    let key = entry.key.to_string();
-    if job.attempts.get(&(tenant.clone(), key.clone())).is_some_and(|attempts| *attempts >= MAX_ATTEMPTS) {
+    let tenant = shard.objects.tenants.get(entry.tenant);
+    let name = ObjectName::new(tenant.as_ref().map_or("", |tenant| &*tenant.name), &entry.key);
+    if job.attempts.get(&name).is_some_and(|attempts| *attempts >= MAX_ATTEMPTS) {
         candidates.abandoned += 1;
         return;
     }
@@ -65,15 +76,19 @@ fn consider_entry(
     let holders: Vec<&str> = entry.replicas().filter_map(|replica| name_of(replica.segment)).collect();
     let is_busy = entry.transfer().is_some() || entry.work().is_some();
     let is_free = entry.is_complete() && entry.pending().is_none() && !is_busy && shard.can_be_read(source);
-    let target = drain_target(shard, job, &holders, mix(u64::from(index)));
+    let target = drain_target(shard, job, &holders, mix(u64::from(index.slot())));
     let (true, Some(target), Some(mounted)) = (is_free, target, shard.segments.get(source.segment)) else {
         candidates.blocked += 1;
         return;
     };
     if *free_slots > 0 {
         *free_slots -= 1;
-        let object = InFlightMove { tenant, key, size: entry.size };
-        candidates.moves.push((object, mounted.descriptor.name.to_string(), target, mounted.client));
+        candidates.moves.push(DrainMove {
+            object: InFlightMove { name, size: entry.size },
+            source: mounted.descriptor.name.to_string(),
+            target,
+            client: mounted.client,
+        });
     }
 }
 
@@ -91,7 +106,7 @@ fn drain_target(
             && !holders.contains(&&*segment.descriptor.name)
     });
     // Random choice among equals.
-    let rank = |index: u16, free: f64| (free, mix(entropy ^ u64::from(index)));
+    let rank = |index: SegmentIndex, free: f64| (free, mix(entropy ^ index.get() as u64));
     fitting
         .map(|(index, segment)| (rank(index, segment.free_ratio()), segment))
         .max_by(|(a, _), (b, _)| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)))

@@ -10,10 +10,12 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::{CreateDrainJobRequest, DrainJobResponse, JobStatus};
 use mooncake_wire::types::{SegmentStatus, TaskStatus, Uuid};
 
-use self::candidates::DrainCandidates;
 pub(crate) use self::candidates::find_moves;
+use self::candidates::{DrainCandidates, DrainMove};
 use crate::change::{StateChange, StateChangeSink};
+use crate::object::ObjectName;
 use crate::payload::move_payload;
+use crate::requests::MoveRequest;
 use crate::segment::SegmentTable;
 use crate::task_table::TaskTable;
 
@@ -33,9 +35,8 @@ pub(crate) const MAX_SEGMENT_NAMES: usize = 1 << 16;
 /// An object that is currently being moved.
 #[derive(Clone, Debug)]
 pub(crate) struct InFlightMove {
-    tenant: String,
-    key: String,
-    size: u64,
+    pub(crate) name: ObjectName,
+    pub(crate) size: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -48,14 +49,30 @@ pub(crate) struct DrainJobEntry {
     updated_at_ms: u64,
     dispatched_at_ms: u64,
     moves: BTreeMap<Uuid, InFlightMove>,
-    attempts: BTreeMap<(String, String), u32>,
+    attempts: BTreeMap<ObjectName, u32>,
     succeeded: u64,
     failed: u64,
     blocked: u64,
     moved_bytes: u64,
-    /// Progress last recorded: see [`DrainJobEntry::progress`].
-    reported: [u64; 4],
+    /// Progress that was recorded last.
+    reported: DrainProgress,
     message: Cow<'static, str>,
+}
+
+/// A job that has ended.
+pub(crate) struct EndedDrainJob {
+    pub(crate) segments: Vec<String>,
+    /// New status of the segments.
+    pub(crate) status: SegmentStatus,
+}
+
+/// Figures of a job that change while its status stays the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct DrainProgress {
+    updated_at_ms: u64,
+    succeeded: u64,
+    failed: u64,
+    blocked: u64,
 }
 
 #[derive(Debug, Default)]
@@ -78,7 +95,7 @@ impl DrainJobEntry {
             failed: 0,
             blocked: 0,
             moved_bytes: 0,
-            reported: [now_ms, 0, 0, 0],
+            reported: DrainProgress { updated_at_ms: now_ms, succeeded: 0, failed: 0, blocked: 0 },
             message: Cow::Borrowed("Drain job created"),
         }
     }
@@ -87,9 +104,13 @@ impl DrainJobEntry {
         matches!(self.status, JobStatus::SUCCEEDED | JobStatus::FAILED | JobStatus::CANCELED)
     }
 
-    /// Figures that change while the status stays the same.
-    fn progress(&self) -> [u64; 4] {
-        [self.updated_at_ms, self.succeeded, self.failed, self.blocked]
+    fn progress(&self) -> DrainProgress {
+        DrainProgress {
+            updated_at_ms: self.updated_at_ms,
+            succeeded: self.succeeded,
+            failed: self.failed,
+            blocked: self.blocked,
+        }
     }
 
     fn end(&mut self, now_ms: u64, status: JobStatus, message: &'static str) {
@@ -110,7 +131,7 @@ impl DrainJobEntry {
             }
             let Some(done) = self.moves.remove(id) else { continue };
             self.updated_at_ms = now_ms;
-            let name = (done.tenant, done.key);
+            let name = done.name;
             let attempts = if *status == Some(TaskStatus::SUCCESS) {
                 self.succeeded += 1;
                 self.moved_bytes = self.moved_bytes.saturating_add(done.size);
@@ -120,14 +141,14 @@ impl DrainJobEntry {
                 self.failed += u64::from(attempts == MAX_ATTEMPTS);
                 attempts
             };
-            let (tenant, key) = (Cow::Borrowed(&*name.0), Cow::Borrowed(&*name.1));
+            let (tenant, key) = (Cow::Borrowed(&*name.tenant), Cow::Borrowed(&*name.key));
             fx.record(StateChange::DrainMoveEnded { job, task: *id, tenant, key, attempts });
             self.record_attempts(name, attempts);
         }
     }
 
     /// Stores the number of failed attempts of an object; 0 removes it.
-    fn record_attempts(&mut self, name: (String, String), attempts: u32) {
+    fn record_attempts(&mut self, name: ObjectName, attempts: u32) {
         if attempts == 0 {
             self.attempts.remove(&name);
         } else {
@@ -194,7 +215,7 @@ impl DrainJobTable {
     /// `JOB_NOT_FOUND`, `UNAVAILABLE_IN_CURRENT_STATUS` if the job has finished.
     pub(crate) fn cancel(
         &mut self,
-        (now_ms, max_tasks): (u64, usize),
+        now_ms: u64,
         id: Uuid,
         tasks: &mut TaskTable,
         fx: &mut dyn StateChangeSink,
@@ -207,7 +228,7 @@ impl DrainJobTable {
         let moves: Vec<Uuid> = std::mem::take(&mut job.moves).into_keys().collect();
         job.emit_state(id, fx);
         for task in moves {
-            tasks.cancel((now_ms, max_tasks), task, "its drain job was canceled", fx);
+            tasks.cancel(now_ms, task, "its drain job was canceled", fx);
         }
         Ok(job.segments.clone())
     }
@@ -232,21 +253,23 @@ impl DrainJobTable {
         .collect()
     }
 
-    /// Starts moves of a job. If nothing is left to move, the job ends; returns its segments and their new status.
+    /// Starts moves of a job. If nothing is left to move, the job ends.
     pub(crate) fn dispatch(
         &mut self,
-        (now_ms, max_tasks): (u64, usize),
+        now_ms: u64,
         id: Uuid,
         candidates: DrainCandidates,
         tasks: &mut TaskTable,
         fx: &mut dyn StateChangeSink,
-    ) -> Option<(Vec<String>, SegmentStatus)> {
+    ) -> Option<EndedDrainJob> {
         let mut started = BTreeMap::new();
-        for (object, source, target, client) in candidates.moves {
-            let task = move_payload(&object.tenant, &object.key, &source, &target)
-                .and_then(|payload| tasks.add(now_ms, payload, client, max_tasks, fx));
+        for DrainMove { object, source, target, client } in candidates.moves {
+            let ObjectName { tenant, key } = &object.name;
+            let request = MoveRequest { key, source: &source, target: &target };
+            let task =
+                move_payload(tenant, request).and_then(|payload| tasks.add(now_ms, payload, client, fx));
             if let Ok(task) = task {
-                let (tenant, key) = (Cow::Borrowed(&*object.tenant), Cow::Borrowed(&*object.key));
+                let (tenant, key) = (Cow::Borrowed(&**tenant), Cow::Borrowed(&**key));
                 fx.record(StateChange::DrainMoveStarted { job: id, task, tenant, key, size: object.size });
                 started.insert(task, object);
             }
@@ -271,6 +294,6 @@ impl DrainJobTable {
             SegmentStatus::DRAINED
         };
         job.emit_state(id, fx);
-        Some((job.segments.clone(), status))
+        Some(EndedDrainJob { segments: job.segments.clone(), status })
     }
 }

@@ -6,8 +6,9 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::DrainJobResponse;
 use mooncake_wire::types::Uuid;
 
-use super::{DrainJobEntry, DrainJobTable, InFlightMove};
+use super::{DrainJobEntry, DrainJobTable, DrainProgress, InFlightMove};
 use crate::change::{DrainJobState, StateChange, StateChangeSink};
+use crate::object::ObjectName;
 
 impl DrainJobEntry {
     pub(super) fn report(&self, id: Uuid) -> DrainJobResponse {
@@ -60,6 +61,12 @@ impl DrainJobTable {
             super::drop_finished(jobs);
         }
         let (moves, attempts) = known.map(|job| (job.moves, job.attempts)).unwrap_or_default();
+        let progress = DrainProgress {
+            updated_at_ms: state.updated_at_ms,
+            succeeded: state.succeeded,
+            failed: state.failed,
+            blocked: state.blocked,
+        };
         let mut job = DrainJobEntry {
             segments: state.segments.to_vec(),
             targets: state.targets.to_vec(),
@@ -74,10 +81,9 @@ impl DrainJobTable {
             failed: state.failed,
             blocked: state.blocked,
             moved_bytes: state.moved_bytes,
-            reported: [0; 4],
+            reported: progress,
             message: Cow::Owned(state.message.to_string()),
         };
-        job.reported = job.progress();
         if job.is_finished() {
             job.moves.clear();
         }
@@ -85,23 +91,17 @@ impl DrainJobTable {
     }
 
     /// Replays the start of an object's move.
-    pub(crate) fn restore_move(&mut self, job: Uuid, task: Uuid, (tenant, key): (&str, &str), size: u64) {
+    pub(crate) fn restore_move(&mut self, job: Uuid, task: Uuid, object: InFlightMove) {
         if let Some(job) = self.0.get_mut(&job) {
-            job.moves.insert(task, InFlightMove { tenant: tenant.to_owned(), key: key.to_owned(), size });
+            job.moves.insert(task, object);
         }
     }
 
     /// Replays the end of an object's move.
-    pub(crate) fn restore_moved(
-        &mut self,
-        job: Uuid,
-        task: Uuid,
-        (tenant, key): (&str, &str),
-        attempts: u32,
-    ) {
+    pub(crate) fn restore_moved(&mut self, job: Uuid, task: Uuid, name: ObjectName, attempts: u32) {
         if let Some(job) = self.0.get_mut(&job) {
             job.moves.remove(&task);
-            job.record_attempts((tenant.to_owned(), key.to_owned()), attempts);
+            job.record_attempts(name, attempts);
         }
     }
 
@@ -110,7 +110,8 @@ impl DrainJobTable {
         for (id, job) in &self.0 {
             job.emit_state(*id, fx);
             for (task, object) in &job.moves {
-                let (tenant, key) = (Cow::Borrowed(&*object.tenant), Cow::Borrowed(&*object.key));
+                let ObjectName { tenant, key } = &object.name;
+                let (tenant, key) = (Cow::Borrowed(&**tenant), Cow::Borrowed(&**key));
                 fx.record(StateChange::DrainMoveStarted {
                     job: *id,
                     task: *task,
@@ -119,7 +120,7 @@ impl DrainJobTable {
                     size: object.size,
                 });
             }
-            for ((tenant, key), attempts) in &job.attempts {
+            for (ObjectName { tenant, key }, attempts) in &job.attempts {
                 let (tenant, key) = (Cow::Borrowed(&**tenant), Cow::Borrowed(&**key));
                 let task = Uuid { first: 0, second: 0 };
                 fx.record(StateChange::DrainMoveEnded { job: *id, task, tenant, key, attempts: *attempts });

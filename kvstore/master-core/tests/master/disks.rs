@@ -5,12 +5,14 @@ use mooncake_wire::types::{
     ObjectMeta, OffloadTask, OffloadTasks, ReplicaMedium, ReplicaType, StorageObjectMetadata,
 };
 use moongate_master_core::{
-    ClientObjectKey, DiskTierOptions, MasterCoreOptions, RemoveCause, StateChange, StoreCause,
+    CallContext, ClientCounts, DiskTierOptions, MasterCoreOptions, OffloadReport, PromotionRequest,
+    PutStartRequest, RemoveCause, RemoveContext, StateChange, StoreCause,
 };
 use proptest::prelude::*;
 
 use crate::harness::{
-    MIB, TENANT, TestMasterCore, TestReplicateConfig, comparable_state, grouped, id, replayed, snapshot,
+    MIB, TENANT, TestMasterCore, TestReplicateConfig, caller, client_segment, comparable_state, grouped, id,
+    replayed, snapshot,
 };
 
 const NODE: mooncake_wire::types::Uuid = mooncake_wire::types::Uuid { first: 101, second: 1 };
@@ -59,7 +61,12 @@ impl TestMasterCore {
         };
         let tasks: Vec<_> = objects.iter().map(task).collect();
         let stored: Vec<_> = objects.iter().map(stored).collect();
-        self.master.offloaded(self.now, NODE, &tasks, &stored, &mut self.changes)
+        self.master.offloaded(
+            self.now,
+            NODE,
+            &OffloadReport { tasks: &tasks, stored: &stored },
+            &mut self.changes,
+        )
     }
 
     /// Whether readers get a memory replica, and a disk copy.
@@ -78,8 +85,8 @@ impl TestMasterCore {
     }
 }
 
-fn work(key: &str) -> ClientObjectKey<'_> {
-    ClientObjectKey { client: NODE, tenant: TENANT, key }
+fn worker(now_ms: u64) -> CallContext<'static> {
+    caller(now_ms, NODE)
 }
 
 #[test]
@@ -170,11 +177,15 @@ fn stale_offload_reports_are_not_used_for_a_new_object() {
     // A new version drops the disk copy of the old one.
     world
         .master
-        .upsert_start(world.now, NODE, TENANT, "a", 100, &TestReplicateConfig::default(), &mut world.changes)
+        .upsert_start(
+            caller(world.now, NODE),
+            &PutStartRequest { key: "a", size: 100, config: &TestReplicateConfig::default() },
+            &mut world.changes,
+        )
         .unwrap();
     assert_eq!(world.master.disk_usage().copies, 1);
     let object = ObjectMeta { key: "a", object_checksum: None };
-    world.master.put_end(world.now, NODE, TENANT, &object, ReplicaType::ALL, &mut world.changes).unwrap();
+    world.master.put_end(caller(world.now, NODE), &object, ReplicaType::ALL, &mut world.changes).unwrap();
     assert_eq!((world.master.disk_usage().copies, world.media("a")), (0, (true, false)));
 }
 
@@ -185,7 +196,7 @@ fn disk_copy_outlives_memory_and_is_lost_with_the_disk() {
     world.put("b", 100, &TestReplicateConfig::default()).unwrap();
     world.fetch();
     world.notify(&[("a", 100), ("b", -1)]).unwrap();
-    world.master.unmount(world.now, id(1), NODE, &mut world.changes).unwrap();
+    world.master.unmount(world.now, client_segment(id(1), NODE), &mut world.changes).unwrap();
     assert_eq!((world.media("a"), world.has("b")), ((false, true), false));
     world.master.client_disconnected(world.now, NODE, &mut world.changes);
     assert!(!world.has("a") && world.keys().contains("a"));
@@ -214,7 +225,7 @@ fn a_silent_disk_is_dropped_after_the_grace_period() {
     assert!(!world.has("a") && world.keys().contains("a"));
     world.tick(60_000);
     assert!(world.keys().is_empty());
-    assert_eq!(world.master.client_counts(), (0, 0));
+    assert_eq!(world.master.client_counts(), ClientCounts { active: 0, silent: 0 });
     assert_eq!(world.notify(&[("a", 100)]), Err(ErrorCode::SEGMENT_NOT_FOUND));
 }
 
@@ -233,11 +244,18 @@ fn objects_read_twice_are_promoted() {
     );
     let no_names: [&str; 0] = [];
     for key in ["a", "b"] {
-        world.master.promotion_start(world.now, work(key), 100, &no_names, &mut world.changes).unwrap();
+        world
+            .master
+            .promotion_start(
+                worker(world.now),
+                &PromotionRequest { key, size: 100, preferred: &no_names },
+                &mut world.changes,
+            )
+            .unwrap();
     }
     assert_eq!(world.media("a"), (false, true));
-    world.master.promotion_end(world.now, work("a"), &mut world.changes).unwrap();
-    world.master.promotion_revoke(world.now, work("b"), &mut world.changes).unwrap();
+    world.master.promotion_end(worker(world.now), "a", &mut world.changes).unwrap();
+    world.master.promotion_revoke(worker(world.now), "b", &mut world.changes).unwrap();
     assert_eq!((world.media("a"), world.media("b")), ((true, true), (false, true)));
     assert_eq!((world.used(), world.master.disk_usage().promoting), (100, 0));
     let counts = world.master.statistics();
@@ -251,11 +269,18 @@ fn promotions_time_out() {
     world.read("a");
     world.read("a");
     let no_names: [&str; 0] = [];
-    world.master.promotion_start(world.now, work("a"), 100, &no_names, &mut world.changes).unwrap();
+    world
+        .master
+        .promotion_start(
+            worker(world.now),
+            &PromotionRequest { key: "a", size: 100, preferred: &no_names },
+            &mut world.changes,
+        )
+        .unwrap();
     world.tick(600_000);
     assert_eq!((world.used(), world.master.statistics().promotions_expired), (0, 1));
     assert_eq!(
-        world.master.promotion_end(world.now, work("a"), &mut world.changes),
+        world.master.promotion_end(worker(world.now), "a", &mut world.changes),
         Err(ErrorCode::REPLICA_IS_NOT_READY)
     );
 }
@@ -332,12 +357,8 @@ fn run(world: &mut TestMasterCore, step: &DiskStep) {
             let TestMasterCore { master, now, changes } = world;
             if master
                 .upsert_start(
-                    *now,
-                    crate::harness::WRITER,
-                    TENANT,
-                    KEYS[key],
-                    size,
-                    &TestReplicateConfig::default(),
+                    caller(*now, crate::harness::WRITER),
+                    &PutStartRequest { key: KEYS[key], size, config: &TestReplicateConfig::default() },
                     changes,
                 )
                 .is_ok()
@@ -347,7 +368,11 @@ fn run(world: &mut TestMasterCore, step: &DiskStep) {
         }
         DiskStep::Read(key) => _ = world.master.replicas(world.now, TENANT, KEYS[key]),
         DiskStep::Remove(key, force) => {
-            _ = world.master.remove(world.now, TENANT, KEYS[key], force, &mut world.changes);
+            _ = world.master.remove(
+                RemoveContext { now_ms: world.now, tenant: TENANT, force },
+                KEYS[key],
+                &mut world.changes,
+            );
         }
         DiskStep::RemoveAll => _ = world.master.remove_all(world.now, None, false, &mut world.changes),
         DiskStep::Fetch(offloading) => {
@@ -365,24 +390,30 @@ fn run(world: &mut TestMasterCore, step: &DiskStep) {
         }
         DiskStep::Evict(key) => {
             let (now, changes) = (world.now, &mut world.changes);
-            _ = world.master.evict_disk_copy(now, NODE, TENANT, KEYS[key], ReplicaType::LOCAL_DISK, changes);
+            _ = world.master.evict_disk_copy(caller(now, NODE), KEYS[key], ReplicaType::LOCAL_DISK, changes);
         }
         DiskStep::Promotions => _ = world.master.fetch_promotions(NODE),
         DiskStep::Promote(key) => {
             for size in [MIB, MIB / 2] {
                 let (now, changes) = (world.now, &mut world.changes);
-                _ = world.master.promotion_start(now, work(KEYS[key]), size, &no_names, changes);
+                _ = world.master.promotion_start(
+                    worker(now),
+                    &PromotionRequest { key: KEYS[key], size, preferred: &no_names },
+                    changes,
+                );
             }
         }
         DiskStep::Promoted(key, true) => {
-            _ = world.master.promotion_end(world.now, work(KEYS[key]), &mut world.changes);
+            _ = world.master.promotion_end(worker(world.now), KEYS[key], &mut world.changes);
         }
         DiskStep::Promoted(key, false) => {
-            _ = world.master.promotion_revoke(world.now, work(KEYS[key]), &mut world.changes);
+            _ = world.master.promotion_revoke(worker(world.now), KEYS[key], &mut world.changes);
         }
         DiskStep::Tick(ms) => world.tick(ms),
         DiskStep::Mount(true) => world.mount(1, 3 * MIB).unwrap(),
-        DiskStep::Mount(false) => world.master.unmount(world.now, id(1), NODE, &mut world.changes).unwrap(),
+        DiskStep::Mount(false) => {
+            world.master.unmount(world.now, client_segment(id(1), NODE), &mut world.changes).unwrap();
+        }
         DiskStep::MountDisk(true) => {
             world.master.mount_disk(world.now, NODE, true, &mut world.changes).unwrap();
         }

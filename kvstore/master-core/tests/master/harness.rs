@@ -7,8 +7,8 @@ use mooncake_wire::types::{
     ObjectMeta, ReplicaMedium, ReplicaType, ReplicateConfig, Segment, SoftPin, SoftPinAction, Uuid,
 };
 use moongate_master_core::{
-    MasterCore, MasterCoreOptions, ObjectCursor, ObjectState, ReplicaDescriptors, SnapshotCursor,
-    StateChange, StoreCause,
+    CallContext, ClientSegment, MasterCore, MasterCoreOptions, ObjectCursor, ObjectState, PutStartRequest,
+    RemoveContext, ReplicaDescriptors, SnapshotCursor, StateChange, StoreCause,
 };
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -25,6 +25,14 @@ pub(crate) fn segment(number: u64, size: u64) -> Segment<String> {
     let name = format!("10.0.0.{number}:12000");
     let (protocol, host_id) = ("tcp".to_owned(), format!("host{number}"));
     Segment { id: id(number), base: number << 40, size, te_endpoint: name.clone(), name, protocol, host_id }
+}
+
+pub(crate) fn caller(now_ms: u64, client: Uuid) -> CallContext<'static> {
+    CallContext { now_ms, client, tenant: TENANT }
+}
+
+pub(crate) fn client_segment(segment: Uuid, client: Uuid) -> ClientSegment {
+    ClientSegment { segment, client }
 }
 
 pub(crate) fn soft_pinned(ttl_ms: u64) -> TestReplicateConfig {
@@ -86,16 +94,20 @@ impl TestMasterCore {
         size: u64,
         config: &TestReplicateConfig,
     ) -> Result<ReplicaDescriptors, ErrorCode> {
-        self.master.put_start(self.now, WRITER, TENANT, key, size, config, &mut self.changes)
+        self.master.put_start(
+            caller(self.now, WRITER),
+            &PutStartRequest { key, size, config },
+            &mut self.changes,
+        )
     }
 
     pub(crate) fn end(&mut self, key: &str) -> Result<(), ErrorCode> {
         let meta = ObjectMeta { key, object_checksum: None };
-        self.master.put_end(self.now, WRITER, TENANT, &meta, ReplicaType::ALL, &mut self.changes)
+        self.master.put_end(caller(self.now, WRITER), &meta, ReplicaType::ALL, &mut self.changes)
     }
 
     pub(crate) fn revoke(&mut self, key: &str) -> Result<(), ErrorCode> {
-        self.master.put_revoke(WRITER, TENANT, key, ReplicaType::ALL, &mut self.changes)
+        self.master.put_revoke(caller(self.now, WRITER), key, ReplicaType::ALL, &mut self.changes)
     }
 
     pub(crate) fn put(
@@ -118,7 +130,11 @@ impl TestMasterCore {
     }
 
     pub(crate) fn remove(&mut self, key: &str) -> Result<(), ErrorCode> {
-        self.master.remove(self.now, TENANT, key, false, &mut self.changes)
+        self.master.remove(
+            RemoveContext { now_ms: self.now, tenant: TENANT, force: false },
+            key,
+            &mut self.changes,
+        )
     }
 
     pub(crate) fn tick(&mut self, ms: u64) {

@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{SegmentStatus, Uuid};
-use moongate_master_core::{ClientObjectKey, MasterCoreOptions, SnapshotCursor, StateChange};
+use moongate_master_core::{
+    CopyRequest, MasterCoreOptions, MoveRequest, PutStartRequest, RemoveContext, SnapshotCursor, StateChange,
+};
 use proptest::prelude::*;
 
 use crate::harness::{
-    MIB, TENANT, TestMasterCore, TestReplicateConfig, WRITER, comparable_state, endpoints, hard_pinned, id,
-    replayed, segment, snapshot, soft_pinned,
+    MIB, TENANT, TestMasterCore, TestReplicateConfig, WRITER, caller, client_segment, comparable_state,
+    endpoints, hard_pinned, id, replayed, segment, snapshot, soft_pinned,
 };
 use crate::model::{KEYS, MasterModel, ModelObject, ModelPendingVersion, ModelStep, RELEASE_MS, name, step};
 
@@ -68,9 +70,13 @@ impl ModelComparison {
         let expected = self.model.start(key, size, upsert, self.world.now);
         let TestMasterCore { master, now, changes } = &mut self.world;
         let result = if upsert {
-            master.upsert_start(*now, WRITER, TENANT, key, size, &config, changes)
+            master.upsert_start(
+                caller(*now, WRITER),
+                &PutStartRequest { key, size, config: &config },
+                changes,
+            )
         } else {
-            master.put_start(*now, WRITER, TENANT, key, size, &config, changes)
+            master.put_start(caller(*now, WRITER), &PutStartRequest { key, size, config: &config }, changes)
         };
         let now = *now;
         self.apply_changes()?;
@@ -153,15 +159,26 @@ impl ModelComparison {
     fn transfer(&mut self, key: &'static str, to: u64, is_move: bool) -> Result<(), TestCaseError> {
         let target = name(to);
         let TestMasterCore { master, now, changes } = &mut self.world;
-        let work = ClientObjectKey { client: WRITER, tenant: TENANT, key };
         let source = self.model.readable(key).ok().and_then(|object| {
             object.nodes.iter().find(|node| !self.model.silent.contains(*node) && **node != target).cloned()
         });
         let Some(source) = source else { return Ok(()) };
         let result = if is_move {
-            master.move_start(*now, work, &source, &target, changes).map(|it| it.target.is_some())
+            master
+                .move_start(
+                    caller(*now, WRITER),
+                    MoveRequest { key, source: &source, target: &target },
+                    changes,
+                )
+                .map(|it| it.target.is_some())
         } else {
-            master.copy_start(*now, work, &source, &[&target], None, changes).map(|it| !it.targets.is_empty())
+            master
+                .copy_start(
+                    caller(*now, WRITER),
+                    &CopyRequest { key, source: &source, targets: &[&target], lease: None },
+                    changes,
+                )
+                .map(|it| !it.targets.is_empty())
         };
         let Some(object) = self.model.objects.get_mut(key) else { return Ok(()) };
         if object.pending.is_some() {
@@ -189,7 +206,7 @@ impl ModelComparison {
         }
         // The model does not track which replica is the source of a move.
         if is_move && object.transfer.is_some() && object.nodes.len() > 1 {
-            master.move_revoke(*now, work, changes).unwrap();
+            master.move_revoke(caller(*now, WRITER), key, changes).unwrap();
             object.transfer = None;
         }
         Ok(())
@@ -197,20 +214,19 @@ impl ModelComparison {
 
     fn end_transfer(&mut self, key: &'static str, done: bool) -> Result<(), TestCaseError> {
         let TestMasterCore { master, now, changes } = &mut self.world;
-        let work = ClientObjectKey { client: WRITER, tenant: TENANT, key };
         let Some(object) = self.model.objects.get_mut(key) else { return Ok(()) };
         let Some((is_move, to)) = object.transfer.take() else {
             prop_assert_eq!(
-                master.copy_end(*now, work, None, changes),
+                master.copy_end(caller(*now, WRITER), key, None, changes),
                 Err(ErrorCode::OBJECT_NO_REPLICATION_TASK)
             );
             return Ok(());
         };
         let ended = match (is_move, done) {
-            (true, true) => master.move_end(*now, work, changes),
-            (true, false) => master.move_revoke(*now, work, changes),
-            (false, true) => master.copy_end(*now, work, None, changes),
-            (false, false) => master.copy_revoke(*now, work, None, changes),
+            (true, true) => master.move_end(caller(*now, WRITER), key, changes),
+            (true, false) => master.move_revoke(caller(*now, WRITER), key, changes),
+            (false, true) => master.copy_end(caller(*now, WRITER), key, None, changes),
+            (false, false) => master.copy_revoke(caller(*now, WRITER), key, None, changes),
         };
         prop_assert_eq!(ended, Ok(()));
         if done {
@@ -267,7 +283,10 @@ impl ModelComparison {
                 let key = KEYS[key];
                 let expected = self.model.remove(key, force, self.world.now);
                 let TestMasterCore { master, now, changes } = &mut self.world;
-                prop_assert_eq!(master.remove(*now, TENANT, key, force, changes), expected);
+                prop_assert_eq!(
+                    master.remove(RemoveContext { now_ms: *now, tenant: TENANT, force }, key, changes),
+                    expected
+                );
             }
             ModelStep::RemoveAll { force } => {
                 let now = self.world.now;
@@ -288,7 +307,10 @@ impl ModelComparison {
             }
             ModelStep::Unmount { node } => {
                 let TestMasterCore { master, now, changes } = &mut self.world;
-                prop_assert_eq!(master.unmount(*now, id(node), id(100 + node), changes), Ok(()));
+                prop_assert_eq!(
+                    master.unmount(*now, client_segment(id(node), id(100 + node)), changes),
+                    Ok(())
+                );
             }
             ModelStep::Lost { node } => {
                 let TestMasterCore { master, now, changes } = &mut self.world;

@@ -6,7 +6,7 @@ use moongate_master_core::{
     IntactRanges, MasterCoreOptions, PlacementStrategy, RemoveCause, StateChange, UnmountCause,
 };
 
-use crate::harness::{MIB, TestMasterCore, TestReplicateConfig, endpoints, id, segment};
+use crate::harness::{MIB, TestMasterCore, TestReplicateConfig, client_segment, endpoints, id, segment};
 
 fn status(world: &TestMasterCore, node: u64) -> ClientStatus {
     world.master.ping(world.now, id(100 + node)).client_status
@@ -24,9 +24,9 @@ fn mounting_is_idempotent_and_unmounting_loses_keys() {
     assert_eq!((detail.total_segments, detail.segments[0].status.as_str()), (1, "OK"));
     world.put("k", 10, &TestReplicateConfig::default()).unwrap();
     let TestMasterCore { master, now, changes } = &mut world;
-    assert_eq!(master.unmount(*now, id(1), id(9), changes), Err(ErrorCode::ILLEGAL_CLIENT));
-    assert_eq!(master.unmount(*now, id(1), id(101), changes), Ok(()));
-    assert_eq!(master.unmount(*now, id(1), id(101), changes), Ok(()));
+    assert_eq!(master.unmount(*now, client_segment(id(1), id(9)), changes), Err(ErrorCode::ILLEGAL_CLIENT));
+    assert_eq!(master.unmount(*now, client_segment(id(1), id(101)), changes), Ok(()));
+    assert_eq!(master.unmount(*now, client_segment(id(1), id(101)), changes), Ok(()));
     assert_eq!(world.start("k", 10, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
     assert!(
         world
@@ -203,7 +203,7 @@ fn graceful_unmount_serves_reads_until_the_deadline() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[4 * MIB]);
     world.put("k", 10, &TestReplicateConfig::default()).unwrap();
     let TestMasterCore { master, now, changes } = &mut world;
-    master.graceful_unmount(*now, id(1), id(101), 5000, changes).unwrap();
+    master.graceful_unmount(*now, client_segment(id(1), id(101)), 5000, changes).unwrap();
     assert_eq!(master.segment_status("10.0.0.1:12000"), Ok(SegmentStatus::GRACEFULLY_UNMOUNTING));
     assert_eq!(world.start("new", 10, &TestReplicateConfig::default()), Err(ErrorCode::NO_AVAILABLE_HANDLE));
     world.tick(4999);
@@ -272,7 +272,12 @@ fn replicas_outside_intact_ranges_are_lost_after_a_restart() {
     let retain =
         |world: &mut TestMasterCore, client: u64, segment: u64, from: u64, starts: &[u64], ends: &[u64]| {
             let intact = IntactRanges { from, to: MIB, starts, ends };
-            world.master.retain_intact(world.now, id(segment), id(client), intact, &mut world.changes)
+            world.master.retain_intact(
+                world.now,
+                client_segment(id(segment), id(client)),
+                intact,
+                &mut world.changes,
+            )
         };
     assert_eq!(retain(&mut world, 9, 1, 0, &[], &[]), Err(ErrorCode::ILLEGAL_CLIENT));
     assert_eq!(retain(&mut world, 101, 7, 0, &[], &[]), Err(ErrorCode::SEGMENT_NOT_FOUND));

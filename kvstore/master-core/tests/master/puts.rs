@@ -2,11 +2,14 @@
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{ObjectMeta, ReplicaType, Uuid};
-use moongate_master_core::{MasterCoreOptions, RemoveCause, ReplicaDescriptors, StateChange};
+use moongate_master_core::{
+    BatchPutStartRequest, MasterCoreOptions, PutStartRequest, RemoveCause, RemoveContext, ReplicaDescriptors,
+    StateChange,
+};
 
 use crate::harness::{
-    MIB, TENANT, TestMasterCore, TestReplicateConfig, WRITER, endpoints, grouped, hard_pinned, id,
-    soft_pinned,
+    MIB, TENANT, TestMasterCore, TestReplicateConfig, WRITER, caller, client_segment, endpoints, grouped,
+    hard_pinned, id, soft_pinned,
 };
 
 #[test]
@@ -29,7 +32,7 @@ fn error_codes_are_those_of_mooncake() {
     assert!(!world.exists("k"));
     let meta = ObjectMeta { key: "k", object_checksum: Some(42) };
     let end = |client, meta: &ObjectMeta<&str>| {
-        world.master.put_end(world.now, client, TENANT, meta, ReplicaType::ALL, &mut ())
+        world.master.put_end(caller(world.now, client), meta, ReplicaType::ALL, &mut ())
     };
     assert_eq!(end(id(9), &meta), Err(ErrorCode::ILLEGAL_CLIENT));
     assert_eq!((end(WRITER, &meta), end(WRITER, &meta)), (Ok(()), Ok(())));
@@ -53,7 +56,7 @@ fn checksums_are_stored() {
     let mut world = TestMasterCore::with_segments(MasterCoreOptions::default(), &[MIB]);
     world.start("k", 10, &TestReplicateConfig::default()).unwrap();
     let meta = ObjectMeta { key: "k", object_checksum: Some(42) };
-    world.master.put_end(world.now, WRITER, TENANT, &meta, ReplicaType::ALL, &mut world.changes).unwrap();
+    world.master.put_end(caller(world.now, WRITER), &meta, ReplicaType::ALL, &mut world.changes).unwrap();
     assert_eq!(world.master.replicas(world.now, TENANT, "k").unwrap().object_checksum, Some(42));
 }
 
@@ -96,7 +99,11 @@ fn upsert(
     size: u64,
 ) -> Result<ReplicaDescriptors, ErrorCode> {
     let TestMasterCore { master, now, changes } = world;
-    master.upsert_start(*now, client, TENANT, key, size, &TestReplicateConfig::default(), changes)
+    master.upsert_start(
+        caller(*now, client),
+        &PutStartRequest { key, size, config: &TestReplicateConfig::default() },
+        changes,
+    )
 }
 
 /// The replicas of a key, without leasing it.
@@ -185,7 +192,11 @@ fn an_upsert_without_space_overwrites_in_place() {
     let before = peek(&world, "k").unwrap();
     let again = world
         .master
-        .upsert_start(world.now, WRITER, TENANT, "k", MIB, &hard_pinned(), &mut world.changes)
+        .upsert_start(
+            caller(world.now, WRITER),
+            &PutStartRequest { key: "k", size: MIB, config: &hard_pinned() },
+            &mut world.changes,
+        )
         .unwrap();
     assert_eq!((again[0].medium.clone(), world.has("k")), (before[0].medium.clone(), false));
     assert_eq!(world.master.statistics().upserts_in_place, 1);
@@ -199,7 +210,7 @@ fn replay_frees_the_space_of_an_abandoned_version() {
     let mut world = TestMasterCore::with_segments(settings.clone(), &[MIB / 2, MIB]);
     world.put("k", MIB, &TestReplicateConfig::default()).unwrap();
     upsert(&mut world, WRITER, "k", 1).unwrap();
-    world.master.unmount(world.now, id(2), id(102), &mut world.changes).unwrap();
+    world.master.unmount(world.now, client_segment(id(2), id(102)), &mut world.changes).unwrap();
     let replayed = |world: &TestMasterCore| {
         crate::harness::replayed(&settings, &world.changes, world.now).space_usage().used
     };
@@ -270,12 +281,15 @@ fn batches_return_the_results_of_single_calls() {
     let keys: Vec<String> = (0..300).map(|number| format!("key{}", number % 250)).collect();
     let sizes: Vec<u64> = (0..300).map(|number| number % 7 * 1000).collect();
     let config = TestReplicateConfig::default();
-    let mut started =
-        batch.master.batch_put_start(batch.now, WRITER, TENANT, &keys, &sizes, &config, &mut ());
+    let mut started = batch.master.batch_put_start(
+        caller(batch.now, WRITER),
+        &BatchPutStartRequest { keys: &keys, sizes: &sizes, config: &config },
+        &mut (),
+    );
     let metas: Vec<_> =
         keys.iter().map(|key| ObjectMeta { key: key.as_str(), object_checksum: None }).collect();
     let ended =
-        batch.master.batch_put_end(batch.now, WRITER, TENANT, &metas[..200], ReplicaType::ALL, &mut ());
+        batch.master.batch_put_end(caller(batch.now, WRITER), &metas[..200], ReplicaType::ALL, &mut ());
     for (key, size) in keys.iter().zip(&sizes) {
         assert_eq!(single.start(key, *size, &config), started.remove(0));
     }
@@ -297,11 +311,19 @@ fn batches_return_the_results_of_single_calls() {
     for (key, list) in queried.iter().zip(lists) {
         assert_eq!(single.master.replicas(single.now, TENANT, key), list, "{key}");
     }
-    let removed = batch.master.batch_remove(batch.now, TENANT, &keys, false, &mut ());
+    let removed = batch.master.batch_remove(
+        RemoveContext { now_ms: batch.now, tenant: TENANT, force: false },
+        &keys,
+        &mut (),
+    );
     for (key, removed) in keys.iter().zip(removed) {
         assert_eq!(single.remove(key), removed, "{key}");
     }
-    let wrong = batch.master.batch_put_start(0, WRITER, TENANT, &keys, &sizes[1..], &config, &mut ());
+    let wrong = batch.master.batch_put_start(
+        caller(0, WRITER),
+        &BatchPutStartRequest { keys: &keys, sizes: &sizes[1..], config: &config },
+        &mut (),
+    );
     assert!(wrong.iter().all(|it| *it == Err(ErrorCode::INVALID_PARAMS)));
 }
 
@@ -325,9 +347,19 @@ fn remove_by_regex_and_remove_all_return_counts() {
         world.put(key, 10, &TestReplicateConfig::default()).unwrap();
     }
     let TestMasterCore { master, now, changes } = &mut world;
-    assert_eq!(master.remove_by_regex(*now, TENANT, "(", false, changes), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(
+        master.remove_by_regex(RemoveContext { now_ms: *now, tenant: TENANT, force: false }, "(", changes),
+        Err(ErrorCode::INVALID_PARAMS)
+    );
     assert_eq!(master.replicas_by_regex(*now, TENANT, "^model_1$").unwrap().len(), 1);
-    assert_eq!(master.remove_by_regex(*now, TENANT, "^model", false, changes), Ok(1));
+    assert_eq!(
+        master.remove_by_regex(
+            RemoveContext { now_ms: *now, tenant: TENANT, force: false },
+            "^model",
+            changes
+        ),
+        Ok(1)
+    );
     assert_eq!(master.remove_all(*now, None, false, changes), 1);
     assert_eq!(master.remove_all(*now, None, true, changes), 1);
     assert_eq!((world.keys().len(), world.used()), (0, 0));

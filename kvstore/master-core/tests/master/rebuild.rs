@@ -9,7 +9,7 @@ use moongate_master_core::{
 };
 use proptest::prelude::*;
 
-use crate::harness::{MIB, TENANT, TestMasterCore, TestReplicateConfig, id};
+use crate::harness::{MIB, TENANT, TestMasterCore, TestReplicateConfig, client_segment, id};
 
 const WINDOW: u64 = 60_000;
 
@@ -32,7 +32,10 @@ fn record(key: &str, offset: u64, size: u64, sequence: u64) -> InventoryRecord<'
 
 fn restore(world: &mut TestMasterCore, segment: u64, records: &[InventoryRecord<'_>]) -> Vec<RestoreOutcome> {
     let client = id(100 + segment);
-    world.master.restore_inventory(world.now, id(segment), client, records, &mut world.changes).unwrap()
+    world
+        .master
+        .restore_inventory(world.now, client_segment(id(segment), client), records, &mut world.changes)
+        .unwrap()
 }
 
 /// All object and quarantined ranges by segment. Asserts that none overlap.
@@ -102,12 +105,12 @@ fn segment_allocates_nothing_before_inventory_or_deadline() {
         world.start("new", 100, &TestReplicateConfig::default()).unwrap_err(),
         ErrorCode::NO_AVAILABLE_HANDLE
     );
-    assert_eq!(world.master.finish_inventory(id(1), id(999)), Err(ErrorCode::ILLEGAL_CLIENT));
-    world.master.finish_inventory(id(1), id(101)).unwrap();
+    assert_eq!(world.master.finish_inventory(client_segment(id(1), id(999))), Err(ErrorCode::ILLEGAL_CLIENT));
+    world.master.finish_inventory(client_segment(id(1), id(101))).unwrap();
     world.start("new", 100, &TestReplicateConfig::default()).unwrap();
     // From here on ranges may have been reused.
     let late = [record("a", 4096, 100, 1)];
-    let rejected = world.master.restore_inventory(world.now, id(1), id(101), &late, &mut ());
+    let rejected = world.master.restore_inventory(world.now, client_segment(id(1), id(101)), &late, &mut ());
     assert_eq!(rejected, Err(ErrorCode::INVALID_PARAMS));
     assert!(!world.master.announce_inventory(world.now, id(1)));
 
@@ -116,7 +119,7 @@ fn segment_allocates_nothing_before_inventory_or_deadline() {
     world.master.ping(world.now, id(101));
     world.master.tick(world.now, &mut world.changes);
     world.start("new", 100, &TestReplicateConfig::default()).unwrap();
-    let rejected = world.master.restore_inventory(world.now, id(1), id(101), &late, &mut ());
+    let rejected = world.master.restore_inventory(world.now, client_segment(id(1), id(101)), &late, &mut ());
     assert_eq!(rejected, Err(ErrorCode::INVALID_PARAMS));
     assert!(world.master.announce_inventory(world.now, id(9)));
     world.now += WINDOW;
@@ -128,7 +131,7 @@ fn segment_allocates_nothing_before_inventory_or_deadline() {
 fn client_writes_and_removals_take_precedence() {
     use RestoreOutcome::*;
     let mut world = world(2);
-    world.master.finish_inventory(id(2), id(102)).unwrap();
+    world.master.finish_inventory(client_segment(id(2), id(102))).unwrap();
     let config = TestReplicateConfig::default();
     world.put("written", 100, &config).unwrap();
     world.start("started", 100, &config).unwrap();
@@ -144,7 +147,8 @@ fn client_writes_and_removals_take_precedence() {
     // RemoveAll also covers records not received yet.
     world.master.remove_all(world.now, None, true, &mut world.changes);
     assert!(!world.master.rebuild_is_open());
-    let rejected = world.master.restore_inventory(world.now, id(1), id(101), &records, &mut ());
+    let rejected =
+        world.master.restore_inventory(world.now, client_segment(id(1), id(101)), &records, &mut ());
     assert_eq!(rejected, Err(ErrorCode::INVALID_PARAMS));
 }
 
@@ -156,7 +160,12 @@ fn without_a_rebuild_nothing_is_restored() {
             && !world.master.announce_inventory(world.now, id(2))
     );
     let records = [record("a", 0, 100, 1)];
-    let rejected = world.master.restore_inventory(world.now, id(1), id(101), &records, &mut world.changes);
+    let rejected = world.master.restore_inventory(
+        world.now,
+        client_segment(id(1), id(101)),
+        &records,
+        &mut world.changes,
+    );
     assert_eq!(rejected, Err(ErrorCode::INVALID_PARAMS));
 }
 
@@ -170,12 +179,15 @@ fn a_partial_state_is_completed_from_inventories() {
         world.start("new", 100, &TestReplicateConfig::default()).unwrap_err(),
         ErrorCode::NO_AVAILABLE_HANDLE
     );
-    assert_eq!(world.master.check_inventory_complete(id(1), id(101)), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(
+        world.master.check_inventory_complete(client_segment(id(1), id(101))),
+        Err(ErrorCode::INVALID_PARAMS)
+    );
     assert!(world.master.announce_inventory(world.now, id(1)));
     let records = [record("proven", 8192, 50, 9), record("other", 0, 100, 9), record("lost", 4096, 100, 3)];
     assert_eq!(restore(&mut world, 1, &records), [WrittenSince, Overlapping, Restored]);
-    world.master.finish_inventory(id(1), id(101)).unwrap();
-    assert_eq!(world.master.check_inventory_complete(id(1), id(101)), Ok(()));
+    world.master.finish_inventory(client_segment(id(1), id(101))).unwrap();
+    assert_eq!(world.master.check_inventory_complete(client_segment(id(1), id(101))), Ok(()));
     assert!(world.start("new", 100, &TestReplicateConfig::default()).is_ok() && world.has("lost"));
     ranges(&world);
 }
@@ -217,7 +229,7 @@ proptest! {
                     let records = [record(&name, slot * 4096, size, sequence)];
                     let client = id(100 + segment);
                     let outcome =
-                        world.master.restore_inventory(world.now, id(segment), client, &records, &mut world.changes);
+                        world.master.restore_inventory(world.now, client_segment(id(segment), client), &records, &mut world.changes);
                     prop_assert_eq!(outcome.is_err(), finished.contains(&segment));
                     if touched.contains(&key) && let Ok(outcomes) = outcome {
                         prop_assert!(!outcomes[0].is_accepted(), "{:?} of {}", outcomes, name);
@@ -241,7 +253,7 @@ proptest! {
                     }
                 }
                 RebuildStep::Finish { segment } => {
-                    world.master.finish_inventory(id(segment), id(100 + segment)).unwrap();
+                    world.master.finish_inventory(client_segment(id(segment), id(100 + segment))).unwrap();
                     finished.insert(segment);
                 }
                 RebuildStep::Wait { ms } => {

@@ -1,6 +1,6 @@
 //! Replaying state changes restores the state.
 
-use moongate_master_core::{MasterCoreOptions, SnapshotCursor, StateChange};
+use moongate_master_core::{ClientCounts, MasterCoreOptions, SnapshotCursor, StateChange};
 
 use crate::harness::{
     MIB, TestMasterCore, TestReplicateConfig, comparable_state, id, replayed, segment, snapshot, soft_pinned,
@@ -53,7 +53,7 @@ fn silent_clients_are_silent_after_a_snapshot() {
     world.master.client_disconnected(world.now, id(101), &mut world.changes);
     let standby = replayed(&settings, &snapshot(&world.master, 100), world.now);
     assert!(standby.is_silent(id(1)) && !standby.is_silent(id(2)));
-    assert_eq!(standby.client_counts(), (1, 1));
+    assert_eq!(standby.client_counts(), ClientCounts { active: 1, silent: 1 });
     standby.remount(world.now, &[segment(1, 4 * MIB)], id(101), &mut ()).unwrap();
     assert!(!standby.is_silent(id(1)));
 }

@@ -3,11 +3,14 @@
 use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::CreateDrainJobRequest;
 use mooncake_wire::types::{TaskCompletion, TaskStatus, Uuid};
-use moongate_master_core::{ClientObjectKey, MasterCoreOptions, SnapshotCursor, StateChange};
+use moongate_master_core::{
+    CopyRequest, CopyTaskRequest, MasterCoreOptions, MoveRequest, RemoveContext, SnapshotCursor, StateChange,
+};
 use proptest::prelude::*;
 
 use crate::harness::{
-    MIB, TENANT, TestMasterCore, TestReplicateConfig, comparable_state, id, replayed, snapshot,
+    MIB, TENANT, TestMasterCore, TestReplicateConfig, caller, client_segment, comparable_state, id, replayed,
+    snapshot,
 };
 
 const NODES: u64 = 3;
@@ -38,7 +41,6 @@ fn run_step(world: &mut TestMasterCore, (kind, a, b): ReplayStep, ids: &mut Vec<
     let key = format!("k{}", a % KEYS);
     let (client, source, target) = (id(101 + b % NODES), endpoint(a / KEYS), endpoint(b));
     let known_id = ids.get(b as usize % ids.len().max(1)).copied().unwrap_or(id(1));
-    let work = ClientObjectKey { client, tenant: TENANT, key: &key };
     let preferred = TestReplicateConfig { preferred_segment: source, ..TestReplicateConfig::default() };
     let TestMasterCore { master, now, changes } = world;
     let mut created = |created: Result<Uuid, ErrorCode>| {
@@ -47,13 +49,30 @@ fn run_step(world: &mut TestMasterCore, (kind, a, b): ReplayStep, ids: &mut Vec<
     };
     match kind {
         0 | 1 => format!("{:?}", world.put(&key, 1000, &preferred)),
-        2 => format!("{:?}", master.copy_start(*now, work, source, &[target], None, changes)),
-        3 => format!("{:?}", master.copy_end(*now, work, None, changes)),
-        4 => format!("{:?}", master.copy_revoke(*now, work, None, changes)),
-        5 => format!("{:?}", master.move_start(*now, work, source, target, changes)),
-        6 => format!("{:?}", master.move_end(*now, work, changes)),
-        7 => created(master.create_copy_task(*now, TENANT, &key, &[target], changes)),
-        8 => created(master.create_move_task(*now, TENANT, &key, source, target, changes)),
+        2 => format!(
+            "{:?}",
+            master.copy_start(
+                caller(*now, client),
+                &CopyRequest { key: &key, source, targets: &[target], lease: None },
+                changes
+            )
+        ),
+        3 => format!("{:?}", master.copy_end(caller(*now, client), &key, None, changes)),
+        4 => format!("{:?}", master.copy_revoke(caller(*now, client), &key, None, changes)),
+        5 => format!(
+            "{:?}",
+            master.move_start(caller(*now, client), MoveRequest { key: &key, source, target }, changes)
+        ),
+        6 => format!("{:?}", master.move_end(caller(*now, client), &key, changes)),
+        7 => created(master.create_copy_task(
+            *now,
+            TENANT,
+            &CopyTaskRequest { key: &key, targets: &[target] },
+            changes,
+        )),
+        8 => {
+            created(master.create_move_task(*now, TENANT, MoveRequest { key: &key, source, target }, changes))
+        }
         9 => format!("{:?}", master.fetch_tasks(*now, client, 1 + b % 3, changes)),
         10 => {
             let status = if a % 2 == 0 { TaskStatus::SUCCESS } else { TaskStatus::FAILED };
@@ -72,10 +91,13 @@ fn run_step(world: &mut TestMasterCore, (kind, a, b): ReplayStep, ids: &mut Vec<
             let canceled = (a % 3 == 0).then(|| master.cancel_drain_job(*now, known_id, changes));
             format!("{canceled:?} {:?}", master.drain_job(known_id))
         }
-        13 => format!("{:?}", master.remove(*now, TENANT, &key, true, changes)),
+        13 => format!(
+            "{:?}",
+            master.remove(RemoveContext { now_ms: *now, tenant: TENANT, force: true }, &key, changes)
+        ),
         14 if a % 8 == 0 => {
             let node = b % NODES + 1;
-            let unmounted = master.unmount(*now, id(node), id(100 + node), changes);
+            let unmounted = master.unmount(*now, client_segment(id(node), id(100 + node)), changes);
             format!("{unmounted:?} {:?}", world.mount(node, MIB))
         }
         _ => {

@@ -1,15 +1,24 @@
 //! Tenants and their quotas.
 
 use mooncake_wire::ErrorCode;
-use moongate_master_core::{MasterCore, MasterCoreOptions};
+use moongate_master_core::{CallContext, MasterCore, MasterCoreOptions, PutStartRequest};
 
 use crate::harness::{MIB, TestMasterCore, TestReplicateConfig, WRITER};
 
 fn put(world: &mut TestMasterCore, tenant: &str, key: &str, size: u64) -> Result<(), ErrorCode> {
     let TestMasterCore { master, now, changes } = world;
-    master.put_start(*now, WRITER, tenant, key, size, &TestReplicateConfig::default(), changes)?;
+    master.put_start(
+        CallContext { now_ms: *now, client: WRITER, tenant },
+        &PutStartRequest { key, size, config: &TestReplicateConfig::default() },
+        changes,
+    )?;
     let meta = mooncake_wire::types::ObjectMeta { key, object_checksum: None };
-    master.put_end(*now, WRITER, tenant, &meta, mooncake_wire::types::ReplicaType::ALL, changes)
+    master.put_end(
+        CallContext { now_ms: *now, client: WRITER, tenant },
+        &meta,
+        mooncake_wire::types::ReplicaType::ALL,
+        changes,
+    )
 }
 
 fn world() -> TestMasterCore {

@@ -1,11 +1,15 @@
 //! Concurrent threads: no deadlock, no lost space, and the state changes in the order of emission rebuild the same state.
 
 use mooncake_wire::types::{ObjectMeta, ReplicaType, Uuid};
-use moongate_master_core::{ClientObjectKey, MasterCore, MasterCoreOptions, StateChange, StateChangeSink};
+use moongate_master_core::{
+    CopyRequest, MasterCore, MasterCoreOptions, MoveRequest, PutStartRequest, RemoveContext, StateChange,
+    StateChangeSink,
+};
 use parking_lot::Mutex;
 
 use crate::harness::{
-    MIB, TENANT, TestReplicateConfig, comparable_state, grouped, id, replayed, segment, soft_pinned,
+    MIB, TENANT, TestReplicateConfig, caller, client_segment, comparable_state, grouped, id, replayed,
+    segment, soft_pinned,
 };
 
 const THREADS: u64 = 4;
@@ -42,39 +46,57 @@ fn step(
 ) {
     let key = format!("key{}", random.u8(..60));
     let key = key.as_str();
-    let work = ClientObjectKey { client, tenant: TENANT, key };
     let named = |number: u64| segment(number, 4 * MIB).name;
     match random.u8(..40) {
         0..15 => {
             let size = random.u64(1..MIB);
             let config = config(random);
             let started = if random.bool() {
-                master.put_start(now, client, TENANT, key, size, &config, fx)
+                master.put_start(caller(now, client), &PutStartRequest { key, size, config: &config }, fx)
             } else {
-                master.upsert_start(now, client, TENANT, key, size, &config, fx)
+                master.upsert_start(caller(now, client), &PutStartRequest { key, size, config: &config }, fx)
             };
             if started.is_ok() && random.u8(..8) > 0 {
                 let meta = ObjectMeta { key, object_checksum: None };
-                let _ = master.put_end(now, client, TENANT, &meta, ReplicaType::ALL, fx);
+                let _ = master.put_end(caller(now, client), &meta, ReplicaType::ALL, fx);
             }
         }
         15..24 => {
             let _ = master.exist(now, TENANT, key);
         }
         24..27 => drop(master.batch_replicas(now, TENANT, &[key, "key1", "key2"])),
-        27..30 => _ = master.remove(now, TENANT, key, random.bool(), fx),
-        30..32 => _ = master.copy_start(now, work, &named(node(random)), &[named(node(random))], None, fx),
-        32 => _ = master.copy_end(now, work, None, fx),
-        33 => _ = master.move_start(now, work, &named(node(random)), &named(node(random)), fx),
-        34 => _ = master.move_end(now, work, fx),
-        35 => _ = master.put_revoke(client, TENANT, key, ReplicaType::ALL, fx),
+        27..30 => {
+            _ = master.remove(RemoveContext { now_ms: now, tenant: TENANT, force: random.bool() }, key, fx);
+        }
+        30..32 => {
+            _ = master.copy_start(
+                caller(now, client),
+                &CopyRequest {
+                    key,
+                    source: &named(node(random)),
+                    targets: &[named(node(random))],
+                    lease: None,
+                },
+                fx,
+            );
+        }
+        32 => _ = master.copy_end(caller(now, client), key, None, fx),
+        33 => {
+            _ = master.move_start(
+                caller(now, client),
+                MoveRequest { key, source: &named(node(random)), target: &named(node(random)) },
+                fx,
+            );
+        }
+        34 => _ = master.move_end(caller(now, client), key, fx),
+        35 => _ = master.put_revoke(caller(now, client), key, ReplicaType::ALL, fx),
         36 => {
             let number = node(random);
             let _ = master.remount(now, &[segment(number, 4 * MIB)], id(100 + number), fx);
         }
         37 if random.u8(..8) == 0 => {
             let number = node(random);
-            let _ = master.unmount(now, id(number), id(100 + number), fx);
+            let _ = master.unmount(now, client_segment(id(number), id(100 + number)), fx);
         }
         38 if random.u8(..4) == 0 => master.client_disconnected(now, id(100 + node(random)), fx),
         _ => master.tick(now, fx),

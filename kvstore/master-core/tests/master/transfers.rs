@@ -3,9 +3,12 @@
 use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::{CreateDrainJobRequest, JobStatus};
 use mooncake_wire::types::{SegmentStatus, TaskCompletion, TaskStatus, TaskType};
-use moongate_master_core::{ClientObjectKey, DynamicReplicationMode, MasterCoreOptions};
+use moongate_master_core::{
+    CallContext, CopyRequest, CopyTaskRequest, DynamicReplicationLease, DynamicReplicationMode,
+    MasterCoreOptions, MoveRequest, RemoveContext,
+};
 
-use crate::harness::{MIB, TENANT, TestMasterCore, TestReplicateConfig, id};
+use crate::harness::{MIB, TENANT, TestMasterCore, TestReplicateConfig, caller, client_segment, id};
 
 const FIRST: &str = "10.0.0.1:12000";
 const SECOND: &str = "10.0.0.2:12000";
@@ -14,8 +17,8 @@ fn on_first() -> TestReplicateConfig {
     TestReplicateConfig { preferred_segment: FIRST, ..TestReplicateConfig::default() }
 }
 
-fn work(key: &str) -> ClientObjectKey<'_> {
-    ClientObjectKey { client: id(101), tenant: TENANT, key }
+fn worker(now_ms: u64) -> CallContext<'static> {
+    caller(now_ms, id(101))
 }
 
 fn world() -> TestMasterCore {
@@ -28,9 +31,13 @@ fn world() -> TestMasterCore {
 fn a_copy_adds_a_replica() {
     let mut world = world();
     let TestMasterCore { master, now, changes } = &mut world;
-    assert_eq!(master.copy_end(*now, work("k"), None, changes), Err(ErrorCode::OBJECT_NO_REPLICATION_TASK));
+    assert_eq!(master.copy_end(worker(*now), "k", None, changes), Err(ErrorCode::OBJECT_NO_REPLICATION_TASK));
     let start = |key, source, target: &str, changes: &mut Vec<_>| {
-        master.copy_start(*now, work(key), source, &[target], None, changes)
+        master.copy_start(
+            worker(*now),
+            &CopyRequest { key, source, targets: &[target], lease: None },
+            changes,
+        )
     };
     assert_eq!(start("l", FIRST, SECOND, changes), Err(ErrorCode::OBJECT_NOT_FOUND));
     assert_eq!(start("k", SECOND, FIRST, changes), Err(ErrorCode::REPLICA_NOT_FOUND));
@@ -39,12 +46,14 @@ fn a_copy_adds_a_replica() {
     let plan = start("k", FIRST, SECOND, changes).unwrap();
     assert_eq!(plan.targets.len(), 1);
     assert_eq!(start("k", FIRST, SECOND, changes), Err(ErrorCode::OBJECT_HAS_REPLICATION_TASK));
-    assert_eq!(master.remove(*now, TENANT, "k", true, changes), Err(ErrorCode::REPLICA_IS_NOT_READY));
-    assert_eq!(master.move_end(*now, work("k"), changes), Err(ErrorCode::INVALID_PARAMS));
-    let other = ClientObjectKey { client: id(9), ..work("k") };
-    assert_eq!(master.copy_end(*now, other, None, changes), Err(ErrorCode::ILLEGAL_CLIENT));
+    assert_eq!(
+        master.remove(RemoveContext { now_ms: *now, tenant: TENANT, force: true }, "k", changes),
+        Err(ErrorCode::REPLICA_IS_NOT_READY)
+    );
+    assert_eq!(master.move_end(worker(*now), "k", changes), Err(ErrorCode::INVALID_PARAMS));
+    assert_eq!(master.copy_end(caller(*now, id(9)), "k", None, changes), Err(ErrorCode::ILLEGAL_CLIENT));
     assert_eq!(master.peek(TENANT, &["k"])[0].as_ref().unwrap().len(), 1);
-    master.copy_end(*now, work("k"), None, changes).unwrap();
+    master.copy_end(worker(*now), "k", None, changes).unwrap();
     assert_eq!(world.segments_of("k"), [FIRST, SECOND]);
     world.remove("k").unwrap();
     assert_eq!(world.used(), 0);
@@ -54,10 +63,22 @@ fn a_copy_adds_a_replica() {
 fn a_revoked_or_timed_out_copy_frees_its_space() {
     let mut world = world();
     let TestMasterCore { master, now, changes } = &mut world;
-    master.copy_start(*now, work("k"), FIRST, &[SECOND], None, changes).unwrap();
-    master.copy_revoke(*now, work("k"), None, changes).unwrap();
+    master
+        .copy_start(
+            worker(*now),
+            &CopyRequest { key: "k", source: FIRST, targets: &[SECOND], lease: None },
+            changes,
+        )
+        .unwrap();
+    master.copy_revoke(worker(*now), "k", None, changes).unwrap();
     assert_eq!(master.space_usage().used, 1000);
-    master.copy_start(*now, work("k"), FIRST, &[SECOND], None, changes).unwrap();
+    master
+        .copy_start(
+            worker(*now),
+            &CopyRequest { key: "k", source: FIRST, targets: &[SECOND], lease: None },
+            changes,
+        )
+        .unwrap();
     assert_eq!(master.space_usage().used, 2000);
     world.advance_with_heartbeats(600_000, &[1, 2]);
     assert_eq!((world.used(), world.segments_of("k")), (1000, vec![FIRST.to_owned()]));
@@ -68,9 +89,18 @@ fn a_move_frees_the_source_after_its_lease() {
     let mut world = world();
     assert!(world.exists("k"));
     let TestMasterCore { master, now, changes } = &mut world;
-    assert_eq!(master.move_start(*now, work("k"), FIRST, FIRST, changes), Err(ErrorCode::INVALID_PARAMS));
-    assert!(master.move_start(*now, work("k"), FIRST, SECOND, changes).unwrap().target.is_some());
-    master.move_end(*now, work("k"), changes).unwrap();
+    assert_eq!(
+        master.move_start(worker(*now), MoveRequest { key: "k", source: FIRST, target: FIRST }, changes),
+        Err(ErrorCode::INVALID_PARAMS)
+    );
+    assert!(
+        master
+            .move_start(worker(*now), MoveRequest { key: "k", source: FIRST, target: SECOND }, changes)
+            .unwrap()
+            .target
+            .is_some()
+    );
+    master.move_end(worker(*now), "k", changes).unwrap();
     assert_eq!((world.segments_of("k"), world.used()), (vec![SECOND.to_owned()], 2000));
     world.advance_with_heartbeats(10_000, &[1, 2]);
     assert_eq!(world.used(), 1000);
@@ -81,8 +111,14 @@ fn unmounting_a_segment_ends_its_copies() {
     for unmounted in [1, 2] {
         let mut world = world();
         let TestMasterCore { master, now, changes } = &mut world;
-        master.copy_start(*now, work("k"), FIRST, &[SECOND], None, changes).unwrap();
-        master.unmount(*now, id(unmounted), id(100 + unmounted), changes).unwrap();
+        master
+            .copy_start(
+                worker(*now),
+                &CopyRequest { key: "k", source: FIRST, targets: &[SECOND], lease: None },
+                changes,
+            )
+            .unwrap();
+        master.unmount(*now, client_segment(id(unmounted), id(100 + unmounted)), changes).unwrap();
         assert_eq!(world.has("k"), unmounted == 2);
         assert_eq!(world.used(), if unmounted == 2 { 1000 } else { 0 });
     }
@@ -92,25 +128,48 @@ fn unmounting_a_segment_ends_its_copies() {
 fn tasks_are_fetched_completed_and_queryable() {
     let mut world = world();
     let TestMasterCore { master, now, .. } = &mut world;
-    let missing = master.create_copy_task(*now, TENANT, "l", &[SECOND], &mut ());
+    let missing =
+        master.create_copy_task(*now, TENANT, &CopyTaskRequest { key: "l", targets: &[SECOND] }, &mut ());
     assert_eq!(missing, Err(ErrorCode::OBJECT_NOT_FOUND));
-    assert_eq!(master.create_copy_task(*now, TENANT, "k", &["no"], &mut ()), Err(ErrorCode::INVALID_PARAMS));
     assert_eq!(
-        master.create_move_task(*now, TENANT, "l", FIRST, FIRST, &mut ()),
+        master.create_copy_task(*now, TENANT, &CopyTaskRequest { key: "k", targets: &["no"] }, &mut ()),
+        Err(ErrorCode::INVALID_PARAMS)
+    );
+    assert_eq!(
+        master.create_move_task(
+            *now,
+            TENANT,
+            MoveRequest { key: "l", source: FIRST, target: FIRST },
+            &mut ()
+        ),
         Err(ErrorCode::OBJECT_NOT_FOUND)
     );
     assert_eq!(
-        master.create_move_task(*now, TENANT, "k", FIRST, FIRST, &mut ()),
+        master.create_move_task(
+            *now,
+            TENANT,
+            MoveRequest { key: "k", source: FIRST, target: FIRST },
+            &mut ()
+        ),
         Err(ErrorCode::INVALID_PARAMS)
     );
     assert_eq!(
-        master.create_move_task(*now, TENANT, "k", FIRST, "no", &mut ()),
+        master.create_move_task(*now, TENANT, MoveRequest { key: "k", source: FIRST, target: "no" }, &mut ()),
         Err(ErrorCode::INVALID_PARAMS)
     );
-    let copy = master.create_copy_task(*now, TENANT, "k", &[SECOND], &mut ()).unwrap();
-    let moving = master.create_move_task(*now, TENANT, "k", FIRST, SECOND, &mut ()).unwrap();
+    let copy = master
+        .create_copy_task(*now, TENANT, &CopyTaskRequest { key: "k", targets: &[SECOND] }, &mut ())
+        .unwrap();
+    let moving = master
+        .create_move_task(*now, TENANT, MoveRequest { key: "k", source: FIRST, target: SECOND }, &mut ())
+        .unwrap();
     assert_eq!(
-        master.create_move_task(*now, TENANT, "k", SECOND, FIRST, &mut ()),
+        master.create_move_task(
+            *now,
+            TENANT,
+            MoveRequest { key: "k", source: SECOND, target: FIRST },
+            &mut ()
+        ),
         Err(ErrorCode::INVALID_PARAMS)
     );
     assert_eq!(master.fetch_tasks(*now, id(102), 16, &mut ()), []);
@@ -143,9 +202,17 @@ fn pending_tasks_are_limited() {
     let mut world = TestMasterCore::with_segments(settings, &[MIB, MIB]);
     world.put("k", 10, &on_first()).unwrap();
     for _ in 0..2 {
-        world.master.create_copy_task(world.now, TENANT, "k", &[SECOND], &mut ()).unwrap();
+        world
+            .master
+            .create_copy_task(world.now, TENANT, &CopyTaskRequest { key: "k", targets: &[SECOND] }, &mut ())
+            .unwrap();
     }
-    let rejected = world.master.create_copy_task(world.now, TENANT, "k", &[SECOND], &mut ());
+    let rejected = world.master.create_copy_task(
+        world.now,
+        TENANT,
+        &CopyTaskRequest { key: "k", targets: &[SECOND] },
+        &mut (),
+    );
     assert_eq!(rejected, Err(ErrorCode::TASK_PENDING_LIMIT_EXCEEDED));
 }
 
@@ -159,11 +226,16 @@ fn complete_tasks(world: &mut TestMasterCore, works: bool) {
                 after.split_once('"').unwrap().0.to_owned()
             };
             let (key, source) = (field("key"), field("source"));
-            let work = ClientObjectKey { client, tenant: TENANT, key: &key };
             let TestMasterCore { master, now, changes } = world;
             if works {
-                master.move_start(*now, work, &source, &field("target"), changes).unwrap();
-                master.move_end(*now, work, changes).unwrap();
+                master
+                    .move_start(
+                        caller(*now, client),
+                        MoveRequest { key: &key, source: &source, target: &field("target") },
+                        changes,
+                    )
+                    .unwrap();
+                master.move_end(caller(*now, client), &key, changes).unwrap();
             }
             let status = if works { TaskStatus::SUCCESS } else { TaskStatus::FAILED };
             let completion = TaskCompletion { id: task.id, status, message: "" };
@@ -298,16 +370,32 @@ fn hot_objects_are_copied() {
         let after = tasks[0].payload.split_once(&format!("\"{name}\":")).unwrap().1;
         after.split([',', '}']).next().unwrap().parse::<u64>().unwrap()
     };
-    let lease = mooncake_wire::types::Uuid {
+    let lease_id = mooncake_wire::types::Uuid {
         first: number("dynamic_replication_lease_id_high"),
         second: number("dynamic_replication_lease_id_low"),
     };
-    let plan = Some((lease, number("dynamic_replication_version_epoch")));
+    let epoch = number("dynamic_replication_version_epoch");
+    let plan = Some(DynamicReplicationLease { id: lease_id, epoch });
     let TestMasterCore { master, now, changes } = &mut world;
-    let wrong = master.copy_start(*now, work("k"), FIRST, &[SECOND], Some((id(1), 1)), changes);
+    let wrong = master.copy_start(
+        worker(*now),
+        &CopyRequest {
+            key: "k",
+            source: FIRST,
+            targets: &[SECOND],
+            lease: Some(DynamicReplicationLease { id: id(1), epoch: 1 }),
+        },
+        changes,
+    );
     assert_eq!(wrong, Err(ErrorCode::INVALID_PARAMS));
-    master.copy_start(*now, work("k"), FIRST, &[SECOND], plan, changes).unwrap();
-    assert_eq!(master.copy_end(*now, work("k"), None, changes), Err(ErrorCode::OBJECT_NO_REPLICATION_TASK));
-    master.copy_end(*now, work("k"), plan, changes).unwrap();
+    master
+        .copy_start(
+            worker(*now),
+            &CopyRequest { key: "k", source: FIRST, targets: &[SECOND], lease: plan },
+            changes,
+        )
+        .unwrap();
+    assert_eq!(master.copy_end(worker(*now), "k", None, changes), Err(ErrorCode::OBJECT_NO_REPLICATION_TASK));
+    master.copy_end(worker(*now), "k", plan, changes).unwrap();
     assert_eq!(world.segments_of("k").len(), 2);
 }

@@ -3,14 +3,9 @@
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::capability::AccessRights;
-use mooncake_wire::types::Uuid;
-use moongate_master_core::ClientObjectKey;
+use moongate_master_core::{OffloadReport, PromotionRequest};
 
 use super::serve;
-
-fn object<'a>(client: Uuid, tenant: &'a str, key: &'a str) -> ClientObjectKey<'a> {
-    ClientObjectKey { client, tenant, key }
-}
 
 serve! {
     MountNoFSegment(_, _) => Err(ErrorCode::UNAVAILABLE_IN_CURRENT_MODE),
@@ -27,29 +22,29 @@ serve! {
     },
     ReportSsdCapacity(call, args) => call.core.set_disk_capacity(args.client_id, args.total_bytes),
     NotifyOffloadSuccess(call, args) => {
-        call.core.offloaded(call.now_ms, args.client_id, &args.tasks, &args.stored, call.effects)
+        let report = OffloadReport { tasks: &args.tasks, stored: &args.stored };
+        call.core.offloaded(call.now_ms, args.client_id, &report, call.effects)
     },
     PromotionObjectHeartbeat[String](call, args) => call.core.fetch_promotions(args.client_id),
     PromotionAllocStart(call, args) => {
-        let object = object(args.client_id, args.tenant, args.key);
-        let started = call.core.promotion_start(call.now_ms, object, args.size, &args.preferred_segments, call.effects);
+        let request = PromotionRequest { key: args.key, size: args.size, preferred: &args.preferred_segments };
+        let started = call.core.promotion_start(call.context(args.client_id, args.tenant), &request, call.effects);
         call.grant(AccessRights::Write, started.iter().map(|allocation| &allocation.memory));
         started
     },
     NotifyPromotionSuccess(call, args) => {
-        call.core.promotion_end(call.now_ms, object(args.client_id, args.tenant, args.key), call.effects)
+        call.core.promotion_end(call.context(args.client_id, args.tenant), args.key, call.effects)
     },
     NotifyPromotionFailure(call, args) => {
-        call.core.promotion_revoke(call.now_ms, object(args.client_id, args.tenant, args.key), call.effects)
+        call.core.promotion_revoke(call.context(args.client_id, args.tenant), args.key, call.effects)
     },
     EvictDiskReplica(call, args) => {
-        call.core.evict_disk_copy(call.now_ms, args.client_id, args.tenant, args.key, args.replica_type, call.effects)
+        call.core.evict_disk_copy(call.context(args.client_id, args.tenant), args.key, args.replica_type, call.effects)
     },
     BatchEvictDiskReplica(call, args) => {
-        let mut evict = |key: &&str| {
-            call.core.evict_disk_copy(call.now_ms, args.client_id, args.tenant, key, args.replica_type, call.effects)
-        };
-        args.keys.iter().map(&mut evict).collect()
+        let context = call.context(args.client_id, args.tenant);
+        let evict = |key: &&str| call.core.evict_disk_copy(context, key, args.replica_type, call.effects);
+        args.keys.iter().map(evict).collect()
     },
     PollRemoveAll(call, args) => call.core.request_remove_all(args.client_id),
 }

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use bytes::BytesMut;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::capability::{AccessRights, SegmentKeyArguments, encode_reply};
 use mooncake_wire::frame::{RpcFault, attach_to_response};
 use mooncake_wire::types::{ReplicaDescriptor, ReplicaMedium};
+use moongate_master_core::{ClientSegment, SegmentRange};
 
-use super::RpcCall;
+use super::{ExtensionCall, RpcCall};
 use crate::capabilities::{CapabilityClaims, KeyedSegment};
-use crate::server::MasterServer;
 
 impl RpcCall<'_> {
     /// Grants the caller access to the replicas in its reply, if it has a certificate. Read access lasts as long as the lease, write access
@@ -48,27 +47,21 @@ impl RpcCall<'_> {
 ///
 /// # Errors
 /// The fault to reply with.
-pub(super) fn receive_key(
-    server: &MasterServer,
-    now_ms: u64,
-    sequence: u32,
-    arguments: &SegmentKeyArguments,
-    out: &mut BytesMut,
-) -> Result<(), RpcFault> {
+pub(super) fn receive_key(call: ExtensionCall<'_>, arguments: &SegmentKeyArguments) -> Result<(), RpcFault> {
+    let ExtensionCall { server, now_ms, sequence, out, .. } = call;
     let key = arguments.segment_key().ok_or_else(RpcFault::invalid_argument)?;
-    let reply = server.master.segment_range(arguments.segment_id, arguments.client_id).and_then(
-        |(endpoint, base, size)| {
-            let segment = KeyedSegment {
-                id: arguments.segment_id,
-                base,
-                size,
-                key,
-                clock_ms: arguments.clock_ms,
-                received_ms: now_ms,
-            };
-            let is_registered = server.capabilities.register(endpoint, segment);
-            if is_registered { Ok(()) } else { Err(ErrorCode::NO_AVAILABLE_HANDLE) }
-        },
-    );
+    let segment = ClientSegment { segment: arguments.segment_id, client: arguments.client_id };
+    let reply = server.master.segment_range(segment).and_then(|SegmentRange { endpoint, base, size }| {
+        let segment = KeyedSegment {
+            id: arguments.segment_id,
+            base,
+            size,
+            key,
+            clock_ms: arguments.clock_ms,
+            received_ms: now_ms,
+        };
+        let is_registered = server.capabilities.register(endpoint, segment);
+        if is_registered { Ok(()) } else { Err(ErrorCode::NO_AVAILABLE_HANDLE) }
+    });
     encode_reply(sequence, reply, out).map_err(|_| RpcFault::invalid_argument())
 }

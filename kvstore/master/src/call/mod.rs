@@ -22,7 +22,7 @@ use mooncake_wire::pack::{Pack, PackError, type_hash};
 use mooncake_wire::rpc::{self, Request, RpcDefinition, RpcMethod, encode_reply};
 use mooncake_wire::types::Uuid;
 use mooncake_wire::{Dialect, DialectSet};
-use moongate_master_core::MasterCore;
+use moongate_master_core::{CallContext, MasterCore};
 
 use crate::counters::{CallOutcome, ReplyOutcome};
 use crate::dialects::ConnectionDialect;
@@ -130,7 +130,20 @@ macro_rules! dispatch {
     };
 }
 
+/// A request of Moongate's own protocol.
+struct ExtensionCall<'c> {
+    server: &'c MasterServer,
+    now_ms: u64,
+    sequence: u32,
+    effects: &'c mut FactRecorder,
+    out: &'c mut BytesMut,
+}
+
 impl RpcCall<'_> {
+    fn context<'a>(&self, client: Uuid, tenant: &'a str) -> CallContext<'a> {
+        CallContext { now_ms: self.now_ms, client, tenant }
+    }
+
     fn reply<M: RpcHandler>(&mut self, reply: &M::Reply<M::Text>) -> (CallOutcome, Result<(), PackError>)
     where
         M::Reply<M::Text>: Pack + ReplyOutcome,
@@ -311,17 +324,23 @@ impl CallerSession {
         body: &[u8],
         out: &mut BytesMut,
     ) -> Result<(), RpcFault> {
-        let (server, effects, sequence) = (&*self.server, &mut self.recorder, header.sequence);
+        let call = ExtensionCall {
+            server: &self.server,
+            now_ms,
+            sequence: header.sequence,
+            effects: &mut self.recorder,
+            out,
+        };
         if let Some(request) = InventoryRequest::decode(header.function_id, body)? {
-            return inventory::handle(server, now_ms, sequence, request, effects, out);
+            return inventory::handle(call, request);
         }
         // Segment keys are accepted on TLS connections with a client certificate only.
         if self.peer.is_some()
             && let Some(key) = SegmentKeyArguments::decode(header.function_id, body)?
         {
-            return grant::receive_key(server, now_ms, sequence, &key, out);
+            return grant::receive_key(call, &key);
         }
-        intact::handle(&server.master, now_ms, (header, body), effects, out)
+        intact::handle(call, header.function_id, body)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use mooncake_wire::capability::AccessRights;
+use moongate_master_core::RemoveContext;
 
 use super::serve;
 
@@ -28,8 +29,17 @@ serve! {
         call.grant(AccessRights::Read, result.iter().flat_map(|(_, replicas)| replicas));
         Ok(result.into_iter().map(|(key, replicas)| (Arc::from(key), replicas)).collect())
     },
-    Remove(call, args) => call.core.remove(call.now_ms, args.tenant, args.key, args.force, call.effects),
-    BatchRemove(call, args) => call.core.batch_remove(call.now_ms, args.tenant, &args.keys, args.force, call.effects),
-    RemoveByRegex(call, args) => call.core.remove_by_regex(call.now_ms, args.tenant, args.key, args.force, call.effects),
+    Remove(call, args) => {
+        let context = RemoveContext { now_ms: call.now_ms, tenant: args.tenant, force: args.force };
+        call.core.remove(context, args.key, call.effects)
+    },
+    BatchRemove(call, args) => {
+        let context = RemoveContext { now_ms: call.now_ms, tenant: args.tenant, force: args.force };
+        call.core.batch_remove(context, &args.keys, call.effects)
+    },
+    RemoveByRegex(call, args) => {
+        let context = RemoveContext { now_ms: call.now_ms, tenant: args.tenant, force: args.force };
+        call.core.remove_by_regex(context, args.key, call.effects)
+    },
     RemoveAll(call, args) => call.core.remove_all(call.now_ms, Some(args.tenant), args.force, call.effects),
 }

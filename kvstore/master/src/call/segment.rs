@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use mooncake_wire::types::DEFAULT_TENANT;
+use moongate_master_core::ClientSegment;
 
 use super::serve;
 
@@ -15,17 +16,21 @@ serve! {
     GetStorageConfig[String](call, _) => Ok(call.server.storage.clone()),
     MountSegment(call, args) => call.core.mount(call.now_ms, &args.segment, args.client_id, call.effects),
     ReMountSegment(call, args) => call.core.remount(call.now_ms, &args.segments, args.client_id, call.effects),
-    UnmountSegment(call, args) => call.core.unmount(call.now_ms, args.segment_id, args.client_id, call.effects),
+    UnmountSegment(call, args) => {
+        let segment = ClientSegment { segment: args.segment_id, client: args.client_id };
+        call.core.unmount(call.now_ms, segment, call.effects)
+    },
     GracefulUnmountSegment(call, args) => {
-        call.core.graceful_unmount(call.now_ms, args.segment_id, args.client_id, args.grace_period_ms, call.effects)
+        let segment = ClientSegment { segment: args.segment_id, client: args.client_id };
+        call.core.graceful_unmount(call.now_ms, segment, args.grace_period_ms, call.effects)
     },
     QuerySegmentStatus(call, args) => call.core.segment_status(args.name),
     QuerySegmentStatusById(call, args) => call.core.segment_status_by_id(args.segment_id),
     Ping(call, args) => Ok(call.core.ping(call.now_ms, args.client_id)),
     BatchQueryIp[String](call, args) => Ok(call.core.query_ip(&args.client_ids)),
     BatchReplicaClear(call, args) => {
-        let cleared =
-            call.core.replica_clear(call.now_ms, DEFAULT_TENANT, &args.keys, args.client_id, args.segment, call.effects);
+        let context = call.context(args.client_id, DEFAULT_TENANT);
+        let cleared = call.core.replica_clear(context, &args.keys, args.segment, call.effects);
         Ok(cleared.into_iter().map(Arc::from).collect())
     },
 }

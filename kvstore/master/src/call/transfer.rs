@@ -4,14 +4,10 @@ use std::sync::Arc;
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::capability::AccessRights;
-use mooncake_wire::types::{CopyPlan, MovePlan, Uuid};
-use moongate_master_core::ClientObjectKey;
+use mooncake_wire::types::{CopyPlan, MovePlan};
+use moongate_master_core::{CopyRequest, CopyTaskRequest, DynamicReplicationLease, MoveRequest};
 
 use super::{RpcCall, serve};
-
-fn object<'a>(client: Uuid, tenant: &'a str, key: &'a str) -> ClientObjectKey<'a> {
-    ClientObjectKey { client, tenant, key }
-}
 
 impl RpcCall<'_> {
     fn grant_copy(&mut self, started: &Result<CopyPlan<Arc<str>>, ErrorCode>) {
@@ -31,40 +27,45 @@ impl RpcCall<'_> {
 
 serve! {
     CopyStart(call, args) => {
-        let object = object(args.client_id, args.tenant, args.key);
-        let started = call.core.copy_start(call.now_ms, object, args.source, &args.targets, None, call.effects);
+        let request = CopyRequest { key: args.key, source: args.source, targets: &args.targets, lease: None };
+        let started = call.core.copy_start(call.context(args.client_id, args.tenant), &request, call.effects);
         call.grant_copy(&started);
         started
     },
     DynamicReplicaCopyStart(call, args) => {
-        let (object, plan) = (object(args.client_id, args.tenant, args.key), (args.lease_id, args.version_epoch));
-        let started = call.core.copy_start(call.now_ms, object, args.source, &args.targets, Some(plan), call.effects);
+        let lease = Some(DynamicReplicationLease { id: args.lease_id, epoch: args.version_epoch });
+        let request = CopyRequest { key: args.key, source: args.source, targets: &args.targets, lease };
+        let started = call.core.copy_start(call.context(args.client_id, args.tenant), &request, call.effects);
         call.grant_copy(&started);
         started
     },
-    CopyEnd(call, args) => call.core.copy_end(call.now_ms, object(args.client_id, args.tenant, args.key), None, call.effects),
+    CopyEnd(call, args) => call.core.copy_end(call.context(args.client_id, args.tenant), args.key, None, call.effects),
     DynamicReplicaCopyEnd(call, args) => {
-        let (object, plan) = (object(args.client_id, args.tenant, args.key), (args.lease_id, args.version_epoch));
-        call.core.copy_end(call.now_ms, object, Some(plan), call.effects)
+        let lease = Some(DynamicReplicationLease { id: args.lease_id, epoch: args.version_epoch });
+        call.core.copy_end(call.context(args.client_id, args.tenant), args.key, lease, call.effects)
     },
     CopyRevoke(call, args) => {
-        call.core.copy_revoke(call.now_ms, object(args.client_id, args.tenant, args.key), None, call.effects)
+        call.core.copy_revoke(call.context(args.client_id, args.tenant), args.key, None, call.effects)
     },
     DynamicReplicaCopyRevoke(call, args) => {
-        let (object, plan) = (object(args.client_id, args.tenant, args.key), (args.lease_id, args.version_epoch));
-        call.core.copy_revoke(call.now_ms, object, Some(plan), call.effects)
+        let lease = Some(DynamicReplicationLease { id: args.lease_id, epoch: args.version_epoch });
+        call.core.copy_revoke(call.context(args.client_id, args.tenant), args.key, lease, call.effects)
     },
     MoveStart(call, args) => {
-        let object = object(args.client_id, args.tenant, args.key);
-        let started = call.core.move_start(call.now_ms, object, args.source, args.target, call.effects);
+        let request = MoveRequest { key: args.key, source: args.source, target: args.target };
+        let started = call.core.move_start(call.context(args.client_id, args.tenant), request, call.effects);
         call.grant_move(&started);
         started
     },
-    MoveEnd(call, args) => call.core.move_end(call.now_ms, object(args.client_id, args.tenant, args.key), call.effects),
-    MoveRevoke(call, args) => call.core.move_revoke(call.now_ms, object(args.client_id, args.tenant, args.key), call.effects),
-    CreateCopyTask(call, args) => call.core.create_copy_task(call.now_ms, args.tenant, args.key, &args.targets, call.effects),
+    MoveEnd(call, args) => call.core.move_end(call.context(args.client_id, args.tenant), args.key, call.effects),
+    MoveRevoke(call, args) => call.core.move_revoke(call.context(args.client_id, args.tenant), args.key, call.effects),
+    CreateCopyTask(call, args) => {
+        let request = CopyTaskRequest { key: args.key, targets: &args.targets };
+        call.core.create_copy_task(call.now_ms, args.tenant, &request, call.effects)
+    },
     CreateMoveTask(call, args) => {
-        call.core.create_move_task(call.now_ms, args.tenant, args.key, args.source, args.target, call.effects)
+        let request = MoveRequest { key: args.key, source: args.source, target: args.target };
+        call.core.create_move_task(call.now_ms, args.tenant, request, call.effects)
     },
     QueryTask[String](call, args) => call.core.query_task(args.task_id),
     FetchTasks[String](call, args) => Ok(call.core.fetch_tasks(call.now_ms, args.client_id, args.limit, call.effects)),

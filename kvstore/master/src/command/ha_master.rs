@@ -15,9 +15,9 @@ use crate::aux_services::MetadataLocation;
 use crate::durable::DataDirOptions;
 use crate::flags::{HaBackend, HaFlags, MasterOptions};
 use crate::ha::{
-    CoordinationError, ElectionTimings, EtcdCoordinator, HaCoordinator, HaNode, HaNodeStatus, HaOptions,
-    HaTlsError, LeadershipOptions, LeaseCoordinator, MemberFolder, MemberFolderError, MemberFolderOptions,
-    PodLabeler, kubernetes_config,
+    CoordinationError, ElectionTimings, EtcdCoordinator, HaCoordinator, HaNode, HaNodeContext, HaNodeStatus,
+    HaOptions, HaTlsError, LeadershipOptions, LeaseCoordinator, MemberFolder, MemberFolderError,
+    MemberFolderOptions, PodLabeler, RestoredFolder, kubernetes_config,
 };
 use crate::state::MasterState;
 
@@ -130,8 +130,13 @@ pub async fn start_ha(
     };
     let options = HaOptions { address, replication_address, timings, force, leadership };
     let (ended_sender, ended_receiver) = oneshot::channel::<()>();
-    let node =
-        HaNode::new(options, disk, coordinator, Arc::clone(&status), supervisor.clone(), Handle::current());
+    let context = HaNodeContext {
+        coordinator,
+        status: Arc::clone(&status),
+        supervisor: supervisor.clone(),
+        blocking_runtime: Handle::current(),
+    };
+    let node = HaNode::new(options, disk, context);
     let elections = supervisor.wrap_essential_thread("elections", move || {
         runtime.block_on(node.run());
         drop(runtime);
@@ -181,7 +186,7 @@ fn open(
     let log =
         OplogOptions { flush_always: data.flush_always, file_bytes: LOG_FILE, ..OplogOptions::default() };
     let (started, schedule) = (Instant::now(), data.schedule());
-    let (disk, state, restored) =
+    let RestoredFolder { folder: disk, state, report: restored } =
         MemberFolder::open(MemberFolderOptions { folder: data.folder.clone(), log, schedule }, settings)?;
     tracing::info!(folder = %data.folder.display(), last_record = state.last_record, elapsed = ?started.elapsed(), "state restored: {restored}");
     Ok((disk, state))

@@ -25,7 +25,7 @@ use crate::state::MasterState;
 
 pub(crate) use persister::SnapshotBatch;
 pub use persister::{PersistenceSchedule, StatePersister};
-pub use restore::{LoadedState, RestoreReport};
+pub use restore::{LoadedState, RestoreReport, RestoredJournal};
 
 /// Maximum size of records that a failing disk has not stored, in bytes. Beyond it, no call gets a reply.
 const MAX_UNFLUSHED_BYTES: usize = 64 << 20;
@@ -71,7 +71,7 @@ impl DurableJournal {
         options: OplogOptions,
         settings: &MasterCoreOptions,
         now_ms: u64,
-    ) -> Result<(Self, MasterState, RestoreReport), OplogError> {
+    ) -> Result<RestoredJournal, OplogError> {
         Self::open_in(Arc::new(LogDirectory::lock(path)?), options, settings, now_ms)
     }
 
@@ -84,12 +84,12 @@ impl DurableJournal {
         options: OplogOptions,
         settings: &MasterCoreOptions,
         now_ms: u64,
-    ) -> Result<(Self, MasterState, RestoreReport), OplogError> {
-        let (mut durable, state, mut restored) =
+    ) -> Result<RestoredJournal, OplogError> {
+        let RestoredJournal { journal: mut durable, state, report: mut restored } =
             match Self::load_from(Arc::clone(&folder), options.clone(), settings)? {
                 LoadedState::Complete(loaded) => *loaded,
                 LoadedState::Partial(loaded) => {
-                    salvage::silence_clients(&loaded.1, now_ms);
+                    salvage::silence_clients(&loaded.state, now_ms);
                     *loaded
                 }
                 LoadedState::MachineDied(damage) => {
@@ -100,8 +100,11 @@ impl DurableJournal {
                             ..damage
                         }),
                     };
-                    let restored = RestoreReport { recovery, ..RestoreReport::default() };
-                    (Self::begin_in(folder, options.clone(), 1)?, MasterState::empty(settings), restored)
+                    RestoredJournal {
+                        journal: Self::begin_in(folder, options.clone(), 1)?,
+                        state: MasterState::empty(settings),
+                        report: RestoreReport { recovery, ..RestoreReport::default() },
+                    }
                 }
             };
         state.master.finish_replay(now_ms);
@@ -113,7 +116,7 @@ impl DurableJournal {
         }
         restored.log_losses(durable.folder.path());
         durable.recovery = restored.recovery.clone();
-        Ok((durable, state, restored))
+        Ok(RestoredJournal { journal: durable, state, report: restored })
     }
 
     /// Opens a folder and builds a state to which further records can be applied until

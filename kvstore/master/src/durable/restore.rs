@@ -9,6 +9,7 @@ use std::path::Path;
 use moongate_master_core::MasterCoreOptions;
 use moongate_oplog::{LogRecoveryReport, OplogError, snapshot};
 
+use super::salvage::DamagedFolder;
 use super::{DurableJournal, salvage};
 use crate::record;
 use crate::recovery::{RecoveryOutcome, StateDamage};
@@ -28,13 +29,21 @@ pub struct RestoreReport {
     pub recovery: RecoveryOutcome,
 }
 
+/// A journal, with the state that was restored from it.
+#[derive(Debug)]
+pub struct RestoredJournal {
+    pub journal: DurableJournal,
+    pub state: MasterState,
+    pub report: RestoreReport,
+}
+
 /// A state loaded from a folder.
 #[derive(Debug)]
 pub enum LoadedState {
     /// All confirmed changes are present.
-    Complete(Box<(DurableJournal, MasterState, RestoreReport)>),
+    Complete(Box<RestoredJournal>),
     /// Changes are lost: the state has what can be verified. The files are unchanged.
-    Partial(Box<(DurableJournal, MasterState, RestoreReport)>),
+    Partial(Box<RestoredJournal>),
     /// The machine has crashed and the last changes may be lost. The files are unchanged, damaged or not.
     MachineDied(Option<StateDamage>),
 }
@@ -107,7 +116,7 @@ impl DurableJournal {
         }
         let needs = best.as_ref().and_then(|base: &ReplayBase| base.needs_through);
         let is_log_end_present = newest.max(needs).is_none_or(|number| number < opened.next);
-        salvage::salvage(self, best, opened, is_log_end_present, damage, settings)
+        salvage::salvage(self, DamagedFolder { base: best, opened, is_log_end_present, damage }, settings)
     }
 
     fn base(&self, number: u64, path: &Path, settings: &MasterCoreOptions) -> Result<ReplayBase, OplogError> {
@@ -135,7 +144,7 @@ impl DurableJournal {
             (None, 0) => RecoveryOutcome::Intact,
             (None, bytes) => RecoveryOutcome::TornTail { bytes },
         };
-        Ok(LoadedState::Complete(Box::new((self, state, restored))))
+        Ok(LoadedState::Complete(Box::new(RestoredJournal { journal: self, state, report: restored })))
     }
 
     /// Applies the log records after the state's last one, up to and including record `through`.

@@ -15,7 +15,7 @@ use mooncake_wire::types::Uuid;
 use moongate_master_core::{MasterCoreOptions, SnapshotCursor, StateChange, StateChangeSink};
 use moongate_oplog::{LogRecoveryReport, OperationLog, OplogError, OplogOptions, snapshot};
 
-use super::restore::{LoadedState, ReplayBase, RestoreReport};
+use super::restore::{LoadedState, ReplayBase, RestoreReport, RestoredJournal};
 use super::{DurableJournal, PersistenceSchedule, StatePersister};
 use crate::recovery::{RecoveryOutcome, StateDamage};
 use crate::state::{AuxState, MasterState};
@@ -57,16 +57,23 @@ impl StateChangeSink for LiveClients {
     }
 }
 
-/// Builds a state of what can be verified. `base` is a state from before the damage; `is_log_end_present`: whether the log contains
-/// everything that was written last.
+/// A damaged folder.
+pub(super) struct DamagedFolder<'a> {
+    /// A state from before the damage.
+    pub(super) base: Option<ReplayBase>,
+    pub(super) opened: &'a LogRecoveryReport,
+    /// Whether the log contains everything that was written last.
+    pub(super) is_log_end_present: bool,
+    pub(super) damage: StateDamage,
+}
+
+/// Builds a state of what can be verified.
 pub(super) fn salvage(
     durable: DurableJournal,
-    base: Option<ReplayBase>,
-    opened: &LogRecoveryReport,
-    is_log_end_present: bool,
-    mut damage: StateDamage,
+    damaged: DamagedFolder<'_>,
     settings: &MasterCoreOptions,
 ) -> Result<LoadedState, OplogError> {
+    let DamagedFolder { base, opened, is_log_end_present, mut damage } = damaged;
     let mut earlier = match base {
         Some(base) => base.state,
         None => MasterState::empty(settings),
@@ -91,7 +98,7 @@ pub(super) fn salvage(
     restored.keys = state.master.key_count();
     damage.unverified_objects = earlier_keys.saturating_sub(restored.keys);
     restored.recovery = RecoveryOutcome::Damaged(damage);
-    Ok(LoadedState::Partial(Box::new((durable, state, restored))))
+    Ok(LoadedState::Partial(Box::new(RestoredJournal { journal: durable, state, report: restored })))
 }
 
 /// Marks every client as silent until it has mounted its memory again.

@@ -6,7 +6,9 @@ use bytes::Bytes;
 use mooncake_wire::events::mooncake::{SegmentChange, StoreEventBatch, StoreEventKind};
 use mooncake_wire::events::{EventFrames, StorageMedium};
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-use moongate_master_core::{MasterCore, MasterCoreOptions, StateChange};
+use moongate_master_core::{
+    CallContext, ClientSegment, MasterCore, MasterCoreOptions, PutStartRequest, RemoveContext, StateChange,
+};
 use moongate_runtime::Supervisor;
 use moongate_zmtp::{
     SubscriberEvent as Heard, ZmtpEndpoint, ZmtpMessage, ZmtpOptions, ZmtpSubscriber, request,
@@ -20,6 +22,10 @@ use crate::recorder::FactRecorder;
 /// Timeout that only a hanging test reaches.
 const LIMIT: Duration = Duration::from_secs(60);
 const CLIENT: Uuid = Uuid { first: 1, second: 1 };
+
+fn caller(now_ms: u64) -> CallContext<'static> {
+    CallContext { now_ms, client: CLIENT, tenant: "default" }
+}
 
 struct KvEventFixture {
     master: MasterCore,
@@ -57,9 +63,11 @@ impl KvEventFixture {
     fn put(&mut self, key: &str, size: u64) {
         let config = ReplicateConfig::<String> { replica_num: 1, ..ReplicateConfig::default() };
         let recorder = &mut self.recorder;
-        self.master.put_start(self.now_ms, CLIENT, "default", key, size, &config, recorder).unwrap();
+        self.master
+            .put_start(caller(self.now_ms), &PutStartRequest { key, size, config: &config }, recorder)
+            .unwrap();
         let object = ObjectMeta { key, object_checksum: None };
-        self.master.put_end(self.now_ms, CLIENT, "default", &object, ReplicaType::ALL, recorder).unwrap();
+        self.master.put_end(caller(self.now_ms), &object, ReplicaType::ALL, recorder).unwrap();
     }
 
     /// Keys of all readable objects.
@@ -161,16 +169,27 @@ async fn every_removal_of_an_object_is_published() {
     assert_eq!(subscriber_state.keys.len(), 200);
 
     let now = fixture.now_ms;
-    fixture.master.remove(now, "default", "key0", false, &mut fixture.recorder).unwrap();
+    fixture
+        .master
+        .remove(RemoveContext { now_ms: now, tenant: "default", force: false }, "key0", &mut fixture.recorder)
+        .unwrap();
     subscriber_state.catch_up(&mut subscriber, &fixture).await;
-    fixture.master.batch_remove(now, "default", &["key1", "none", "key2"], false, &mut fixture.recorder);
+    fixture.master.batch_remove(
+        RemoveContext { now_ms: now, tenant: "default", force: false },
+        &["key1", "none", "key2"],
+        &mut fixture.recorder,
+    );
     subscriber_state.catch_up(&mut subscriber, &fixture).await;
     assert_eq!(
-        fixture.master.remove_by_regex(now, "default", "^key1.$", false, &mut fixture.recorder),
+        fixture.master.remove_by_regex(
+            RemoveContext { now_ms: now, tenant: "default", force: false },
+            "^key1.$",
+            &mut fixture.recorder
+        ),
         Ok(10)
     );
     subscriber_state.catch_up(&mut subscriber, &fixture).await;
-    fixture.master.replica_clear(now, "default", &["key3"], CLIENT, "", &mut fixture.recorder);
+    fixture.master.replica_clear(caller(now), &["key3"], "", &mut fixture.recorder);
     subscriber_state.catch_up(&mut subscriber, &fixture).await;
     assert_eq!(subscriber_state.keys.len(), 186);
 
@@ -191,7 +210,7 @@ async fn every_removal_of_an_object_is_published() {
     // The node unmounts its segment.
     fixture.put("again", 1000);
     let segment = Uuid { first: 7, second: 1 };
-    fixture.master.unmount(now, segment, CLIENT, &mut fixture.recorder).unwrap();
+    fixture.master.unmount(now, ClientSegment { segment, client: CLIENT }, &mut fixture.recorder).unwrap();
     subscriber_state.catch_up(&mut subscriber, &fixture).await;
 
     // The node mounts other memory, or is silent for too long.
@@ -363,8 +382,11 @@ fn revoked_writes_publish_no_removal() {
     let last_event = fixture.queue.last();
     let config = ReplicateConfig::<String> { replica_num: 1, ..ReplicateConfig::default() };
     let recorder = &mut fixture.recorder;
-    fixture.master.put_start(fixture.now_ms, CLIENT, "default", "x", 10, &config, recorder).unwrap();
-    fixture.master.put_revoke(CLIENT, "default", "x", ReplicaType::ALL, recorder).unwrap();
+    fixture
+        .master
+        .put_start(caller(fixture.now_ms), &PutStartRequest { key: "x", size: 10, config: &config }, recorder)
+        .unwrap();
+    fixture.master.put_revoke(caller(fixture.now_ms), "x", ReplicaType::ALL, recorder).unwrap();
     assert_eq!(fixture.queue.last(), last_event);
 }
 

@@ -1,5 +1,7 @@
 //! Definition of a flag.
 
+use std::fmt;
+
 /// Type of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FlagKind {
@@ -63,28 +65,34 @@ pub(super) fn parse_duration_ms(text: &str) -> Option<u64> {
     digits.parse::<u64>().ok()?.checked_mul(unit)
 }
 
-impl FlagDefinition {
-    /// Checks a value. The error describes the expected values.
-    pub(super) fn check(&self, value: &str) -> Result<(), String> {
-        let (is_valid, expected) = match self.kind {
-            FlagKind::Bool => (parse_bool(value).is_some(), "true or false".to_owned()),
-            FlagKind::Number(min, max) => {
-                let within = value.parse::<i64>().is_ok_and(|number| (min..=max).contains(&number));
-                (within, format!("an integer from {min} to {max}"))
-            }
-            FlagKind::Float => {
-                (value.parse::<f64>().is_ok_and(f64::is_finite), "a number, such as 0.9".to_owned())
-            }
-            FlagKind::Text => (true, String::new()),
-            FlagKind::Duration => (
-                parse_duration_ms(value).is_some(),
-                "milliseconds, or a number with s, m or h, such as 10s".to_owned(),
-            ),
-            FlagKind::Choice(words) => (words.contains(&value), format!("one of {}", words.join(", "))),
-        };
-        if is_valid { Ok(()) } else { Err(expected) }
+impl FlagKind {
+    pub(super) fn accepts(self, value: &str) -> bool {
+        match self {
+            Self::Bool => parse_bool(value).is_some(),
+            Self::Number(min, max) => value.parse().is_ok_and(|number: i64| (min..=max).contains(&number)),
+            Self::Float => value.parse().is_ok_and(f64::is_finite),
+            Self::Text => true,
+            Self::Duration => parse_duration_ms(value).is_some(),
+            Self::Choice(words) => words.contains(&value),
+        }
     }
+}
 
+/// Describes the values that it accepts.
+impl fmt::Display for FlagKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bool => f.write_str("true or false"),
+            Self::Number(min, max) => write!(f, "an integer from {min} to {max}"),
+            Self::Float => f.write_str("a number, such as 0.9"),
+            Self::Text => f.write_str("any text"),
+            Self::Duration => f.write_str("milliseconds, or a number with s, m or h, such as 10s"),
+            Self::Choice(words) => write!(f, "one of {}", words.join(", ")),
+        }
+    }
+}
+
+impl FlagDefinition {
     /// Name of the environment variable for this flag.
     pub(super) fn variable(&self) -> String {
         format!("MOONGATE_{}", self.name.to_ascii_uppercase())
@@ -121,7 +129,7 @@ mod tests {
     #[test]
     fn every_default_is_valid() {
         for flag in crate::flags::table::FLAGS {
-            assert_eq!(flag.check(flag.default), Ok(()), "{}", flag.name);
+            assert!(flag.kind.accepts(flag.default), "{}", flag.name);
         }
     }
 }

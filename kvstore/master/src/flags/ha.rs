@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::options::rpc;
 use super::{FlagError, FlagValues, store_tls};
-use crate::ha::{LeaseName, PodName, TlsFiles};
+use crate::ha::{LeaseName, PodName, TlsFiles, TlsIdentityFiles};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HaBackend {
@@ -116,7 +116,7 @@ fn backend(values: &FlagValues) -> Result<HaBackend, FlagError> {
 fn tls(values: &FlagValues, [ca, cert, key]: [&'static str; 3]) -> Result<Option<TlsFiles>, FlagError> {
     let file = |name| values.optional(name).map(Into::into);
     let identity = match (file(cert), file(key)) {
-        (Some(cert), Some(key)) => Some((cert, key)),
+        (Some(certificate), Some(key)) => Some(TlsIdentityFiles { certificate, key }),
         (None, None) => None,
         (Some(_), None) => return Err(values.invalid(key, "the file with the certificate's private key")),
         (None, Some(_)) => return Err(values.invalid(cert, "the file with the certificate for the key")),

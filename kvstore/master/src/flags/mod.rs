@@ -14,6 +14,7 @@ mod table;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
+use std::io;
 use std::path::PathBuf;
 
 pub use ha::{HaBackend, HaFlags};
@@ -60,11 +61,22 @@ pub enum FlagError {
     #[error("an argument is not UTF-8: {0:?}")]
     NotUtf8(OsString),
     /// A file in a flag cannot be read.
-    #[error("cannot read {} (--{flag}): {problem}", path.display())]
-    File { flag: &'static str, path: PathBuf, problem: String },
+    #[error("cannot read {} (--{flag}): {source}", path.display())]
+    File { flag: &'static str, path: PathBuf, source: FlagFileError },
     /// A variable of `--fromenv` is not set.
     #[error("{0} for --fromenv is not set; set it, or use --tryfromenv")]
     NoVariable(String),
+}
+
+/// Why a file with flags cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum FlagFileError {
+    #[error("too many nested flag files")]
+    TooDeep,
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error(transparent)]
+    Yaml(#[from] Box<serde_saphyr::Error>),
 }
 
 fn suggestion(nearest: Option<&&'static str>) -> String {
@@ -150,8 +162,9 @@ impl FlagValues {
         source: FlagSource,
         source_name: &str,
     ) -> Result<(), FlagError> {
-        if let Err(expected) = flag.check(value) {
+        if !flag.kind.accepts(value) {
             let (source_name, value) = (source_name.to_owned(), value.to_owned());
+            let expected = flag.kind.to_string();
             return Err(FlagError::Value { source_name, name: flag.name, value, expected });
         }
         let is_overridden = self.values.get(flag.name).is_some_and(|(_, existing)| *existing > source);

@@ -1,5 +1,6 @@
 //! Parser for the syntax of gflags: `--flag=value`, `--flag value`, `-flag`, `--noflag`, flag files, flags from the environment.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +8,7 @@ use std::path::PathBuf;
 use serde::Deserialize;
 
 use super::flag::{FlagKind, FlagSupport};
-use super::{FlagError, FlagSource, FlagValues, find, nearest, table};
+use super::{FlagError, FlagFileError, FlagSource, FlagValues, find, nearest, table};
 
 /// Maximum nesting depth of flag files.
 const MAX_FLAGFILE_DEPTH: usize = 8;
@@ -98,14 +99,13 @@ impl<E: Fn(&str) -> Option<String>> FlagParser<E> {
     fn apply_include(&mut self, name: &str, value: &str, depth: usize) -> Result<(), FlagError> {
         match name {
             "flagfile" => value.split(',').filter(|path| !path.is_empty()).try_for_each(|path| {
-                let error = |problem: String| FlagError::File {
+                let error = |source: FlagFileError| FlagError::File {
                     flag: "flagfile",
                     path: PathBuf::from(path),
-                    problem,
+                    source,
                 };
-                let depth =
-                    depth.checked_sub(1).ok_or_else(|| error("too many nested flag files".to_owned()))?;
-                let text = fs::read_to_string(path).map_err(|problem| error(problem.to_string()))?;
+                let depth = depth.checked_sub(1).ok_or_else(|| error(FlagFileError::TooDeep))?;
+                let text = fs::read_to_string(path).map_err(|problem| error(problem.into()))?;
                 // Other lines name the programs that the flags are for.
                 let lines = text.lines().map(str::trim).filter(|line| line.starts_with('-'));
                 let lines: Vec<String> = lines.map(str::to_owned).collect();
@@ -161,12 +161,15 @@ impl<E: Fn(&str) -> Option<String>> FlagParser<E> {
         if path.is_empty() {
             return Ok(());
         }
-        let error =
-            |problem: String| FlagError::File { flag: "config_path", path: PathBuf::from(&path), problem };
-        let text = fs::read_to_string(&path).map_err(|problem| error(problem.to_string()))?;
         // JSON is YAML.
-        let entries: std::collections::BTreeMap<String, ConfigScalar> =
-            serde_saphyr::from_str(&text).map_err(|problem| error(problem.to_string()))?;
+        let read = || -> Result<BTreeMap<String, ConfigScalar>, FlagFileError> {
+            Ok(serde_saphyr::from_str(&fs::read_to_string(&path)?).map_err(Box::new)?)
+        };
+        let entries = read().map_err(|source| FlagError::File {
+            flag: "config_path",
+            path: PathBuf::from(&path),
+            source,
+        })?;
         for (name, value) in entries {
             let Some((flag, _)) = self.find_flag(&name, &path)? else { continue };
             self.values.set(flag, &value.text(), FlagSource::File, &path)?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use moongate_runtime::{PeerTls, PeerTlsArgs, TlsConfigError};
 
 use super::FlagValues;
-use crate::ha::TlsFiles;
+use crate::ha::{TlsFiles, TlsIdentityFiles};
 
 const FLAGS: [&str; 3] = ["--store_tls_cert", "--store_tls_key", "--store_tls_ca"];
 
@@ -17,7 +17,10 @@ pub(super) fn load(values: &FlagValues) -> Result<Option<PeerTls>, TlsConfigErro
 /// The same files for the connections between masters.
 pub(super) fn replication_files(values: &FlagValues) -> Option<TlsFiles> {
     let store = options(values);
-    let identity = store.store_tls_cert.zip(store.store_tls_key);
+    let identity = store
+        .store_tls_cert
+        .zip(store.store_tls_key)
+        .map(|(certificate, key)| TlsIdentityFiles { certificate, key });
     Some(TlsFiles { ca: store.store_tls_ca?, identity, server_name: store.store_tls_name })
 }
 

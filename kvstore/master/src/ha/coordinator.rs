@@ -1,10 +1,14 @@
 //! Interface of the external coordination service (etcd or a Kubernetes Lease) that all masters reach. Its updates are linearizable.
 
+use std::error::Error;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use http::StatusCode;
+use kube::config::KubeconfigError;
 
 use super::member::{HaMember, InSyncSet};
+use super::tls::HaTlsError;
 
 /// The elected leader, as stored by the coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,8 +72,90 @@ pub enum InSyncUpdateOutcome {
 
 /// The coordinator did not reply, or sent an invalid reply. The operation may have been executed or not.
 #[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct CoordinationError(pub String);
+pub enum CoordinationError {
+    #[error(transparent)]
+    Etcd(#[from] EtcdError),
+    #[error(transparent)]
+    Lease(#[from] KubernetesLeaseError),
+}
+
+/// Why etcd cannot be used as the coordinator.
+#[derive(Debug, thiserror::Error)]
+pub enum EtcdError {
+    #[error("no etcd endpoint is configured")]
+    NoEndpoint,
+    #[error("`{0}` is not an etcd endpoint; write HOST:PORT (https:// needs --etcd_ca)")]
+    InvalidEndpoint(String),
+    #[error(transparent)]
+    Tls(#[from] HaTlsError),
+    /// The endpoint did not respond.
+    #[error("etcd at {endpoint}: {source}")]
+    Request { endpoint: String, source: EtcdRequestError },
+    #[error("etcd at {endpoint} returned {status}: {excerpt}")]
+    Status {
+        endpoint: String,
+        status: StatusCode,
+        /// Start of the body.
+        excerpt: String,
+    },
+    /// The response is not etcd's JSON.
+    #[error("{endpoint} sent an invalid response: {source}")]
+    Malformed { endpoint: String, source: serde_json::Error },
+    #[error("etcd sent an invalid number: `{0}`")]
+    Number(String),
+    #[error("etcd sent an invalid base64 value")]
+    Base64,
+    #[error("the value of a key in etcd is not UTF-8")]
+    NotUtf8,
+    #[error("{key} in etcd has an unknown format")]
+    InSyncFormat { key: String },
+}
+
+/// Why an endpoint of etcd did not respond.
+#[derive(Debug, thiserror::Error)]
+pub enum EtcdRequestError {
+    #[error("{}", chain(.0))]
+    Invalid(#[from] http::Error),
+    #[error("{}", chain(.0))]
+    Exchange(#[from] hyper_util::client::legacy::Error),
+    /// The body broke off, or exceeds the limit.
+    #[error("{}", chain(&**.0))]
+    Body(#[source] Box<dyn Error + Send + Sync>),
+    #[error("request timed out")]
+    TimedOut,
+}
+
+/// Why a Kubernetes Lease cannot be used as the coordinator.
+#[derive(Debug, thiserror::Error)]
+pub enum KubernetesLeaseError {
+    #[error("no usable Kubernetes configuration: {0}")]
+    Config(#[source] KubeconfigError),
+    #[error("{}", describe(.0))]
+    Api(#[source] kube::Error),
+    #[error("the Lease has an unknown {0}")]
+    UnknownFormat(&'static str),
+    #[error("too many conflicting updates of the Lease")]
+    Conflicts,
+}
+
+/// An error with its causes: hyper's top-level message alone does not name the cause.
+fn chain(error: &dyn Error) -> String {
+    let (mut text, mut cause) = (error.to_string(), error.source());
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+fn describe(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) => {
+            format!("the Kubernetes API returned {}: {}", status.code, status.message)
+        }
+        error => format!("Kubernetes API: {error}"),
+    }
+}
 
 /// Leader election and the in-sync set, kept by an external service.
 #[async_trait]

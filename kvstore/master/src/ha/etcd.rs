@@ -6,7 +6,6 @@
 //! - `mooncake-store/CLUSTER/moongate/replication`: the address of the leader's replication port, attached to the same lease.
 //! - `mooncake-store/CLUSTER/moongate/in_sync`: the in-sync set, without a lease.
 
-use std::error::Error;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use http::header::CONTENT_TYPE;
-use http::{Request, Uri};
+use http::{Request, StatusCode, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
@@ -25,7 +24,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::coordinator::{
-    Candidacy, CoordinationError, ElectedLeader, ElectionView, HaCoordinator, InSyncUpdateOutcome, LeaderTerm,
+    Candidacy, CoordinationError, ElectedLeader, ElectionView, EtcdError, EtcdRequestError, HaCoordinator,
+    InSyncUpdateOutcome, LeaderTerm,
 };
 use super::member::{InSyncSet, read_in_sync, write_in_sync};
 use super::tls::{TlsFiles, client};
@@ -98,26 +98,8 @@ struct EtcdKeepAliveResponse {
     result: EtcdLeaseResponse,
 }
 
-fn failed(reason: impl ToString) -> CoordinationError {
-    CoordinationError(reason.to_string())
-}
-
-/// An error with its causes: hyper's top-level message alone does not name the cause.
-fn chain(error: &dyn Error) -> String {
-    let (mut text, mut cause) = (error.to_string(), error.source());
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
-}
-
-fn number(text: &str) -> Result<i64, CoordinationError> {
-    if text.is_empty() {
-        Ok(0)
-    } else {
-        text.parse().map_err(|_| failed(format!("etcd sent an invalid number: `{text}`")))
-    }
+fn number(text: &str) -> Result<i64, EtcdError> {
+    if text.is_empty() { Ok(0) } else { text.parse().map_err(|_| EtcdError::Number(text.to_owned())) }
 }
 
 fn range(key: &str) -> Value {
@@ -140,9 +122,9 @@ fn modified(key: &str, revision: i64) -> Value {
 }
 
 impl EtcdTxnKeyValue {
-    fn text(&self) -> Result<String, CoordinationError> {
-        let bytes = STANDARD.decode(&self.value).map_err(|_| failed("etcd sent an invalid base64 value"))?;
-        String::from_utf8(bytes).map_err(|_| failed("the value of a key in etcd is not UTF-8"))
+    fn text(&self) -> Result<String, EtcdError> {
+        let bytes = STANDARD.decode(&self.value).map_err(|_| EtcdError::Base64)?;
+        String::from_utf8(bytes).map_err(|_| EtcdError::NotUtf8)
     }
 }
 
@@ -151,32 +133,44 @@ impl EtcdTxnResponse {
         self.responses.get(index)?.response_range.kvs.first()
     }
 
-    fn revision(&self) -> Result<i64, CoordinationError> {
+    fn revision(&self) -> Result<i64, EtcdError> {
         number(&self.header.revision)
     }
 
     /// Parses the response to [`HaCoordinator::observe`]: the leader, the replication address and the in-sync set, in this order.
-    fn view(&self, in_sync_key: &str) -> Result<ElectionView, CoordinationError> {
-        let leader = self.key_value(0).map(|view| {
-            let replication = self.key_value(1).map(EtcdTxnKeyValue::text).transpose()?;
-            Ok(ElectedLeader { address: view.text()?, replication, term: number(&view.create_revision)? })
-        });
-        let in_sync = self.key_value(2).map(|stored| {
-            let members = read_in_sync(&stored.text()?)
-                .ok_or_else(|| failed(format!("{in_sync_key} in etcd has an unknown format")))?;
-            Ok((members, number(&stored.mod_revision)?))
-        });
-        Ok(ElectionView { leader: leader.transpose()?, in_sync: in_sync.transpose()? })
+    fn view(&self, in_sync_key: &str) -> Result<ElectionView, EtcdError> {
+        let leader = match self.key_value(0) {
+            Some(view) => {
+                let replication = self.key_value(1).map(EtcdTxnKeyValue::text).transpose()?;
+                let term = number(&view.create_revision)?;
+                Some(ElectedLeader { address: view.text()?, replication, term })
+            }
+            None => None,
+        };
+        let in_sync = match self.key_value(2) {
+            Some(stored) => {
+                let members = read_in_sync(&stored.text()?)
+                    .ok_or_else(|| EtcdError::InSyncFormat { key: in_sync_key.to_owned() })?;
+                Some((members, number(&stored.mod_revision)?))
+            }
+            None => None,
+        };
+        Ok(ElectionView { leader, in_sync })
     }
 }
 
 /// Parses etcd's response to [`HaCoordinator::observe`]: for fuzzing.
 ///
 /// # Errors
-/// [`CoordinationError`] if the bytes are no such response.
-pub fn read_view(response: &[u8]) -> Result<ElectionView, CoordinationError> {
-    let txn: EtcdTxnResponse = serde_json::from_slice(response).map_err(failed)?;
+/// [`EtcdError`] if the bytes are no such response.
+pub fn read_view(response: &[u8]) -> Result<ElectionView, EtcdError> {
+    let txn: EtcdTxnResponse = parse("etcd", response)?;
     txn.view("in_sync")
+}
+
+fn parse<'a, T: Deserialize<'a>>(endpoint: &str, response: &'a [u8]) -> Result<T, EtcdError> {
+    serde_json::from_slice(response)
+        .map_err(|source| EtcdError::Malformed { endpoint: endpoint.to_owned(), source })
 }
 
 impl EtcdCoordinator {
@@ -190,7 +184,7 @@ impl EtcdCoordinator {
         cluster: &str,
         tls: Option<&TlsFiles>,
         request_timeout: Duration,
-    ) -> Result<Self, CoordinationError> {
+    ) -> Result<Self, EtcdError> {
         let scheme = if tls.is_some() { "https" } else { "http" };
         let url = |text: &str| {
             let url = if text.contains("://") { text.to_owned() } else { format!("{scheme}://{text}") };
@@ -198,21 +192,19 @@ impl EtcdCoordinator {
                 Ok(parsed) if parsed.host().is_some() && parsed.scheme_str() == Some(scheme) => {
                     Ok(url.trim_end_matches('/').to_owned())
                 }
-                _ => Err(failed(format!(
-                    "`{text}` is not an etcd endpoint; write HOST:PORT (https:// needs --etcd_ca)"
-                ))),
+                _ => Err(EtcdError::InvalidEndpoint(text.to_owned())),
             }
         };
         let texts = endpoints.split([';', ',']).map(str::trim).filter(|text| !text.is_empty());
         let endpoints: Vec<String> = texts.map(url).collect::<Result<_, _>>()?;
         if endpoints.is_empty() {
-            return Err(failed("no etcd endpoint is configured"));
+            return Err(EtcdError::NoEndpoint);
         }
         let mut connector = HttpConnector::new();
         connector.set_nodelay(true);
         connector.enforce_http(false);
         let connector = HttpsConnectorBuilder::new()
-            .with_tls_config(client(tls).map_err(failed)?)
+            .with_tls_config(client(tls)?)
             .https_or_http()
             .enable_http1()
             .wrap_connector(connector);
@@ -234,9 +226,9 @@ impl EtcdCoordinator {
         &self,
         path: &str,
         request_body: &Value,
-    ) -> Result<T, CoordinationError> {
+    ) -> Result<T, EtcdError> {
         let first = self.current.load(Relaxed);
-        let mut last_error = failed("no etcd endpoint was tried");
+        let mut last_error = EtcdError::NoEndpoint;
         for attempt in 0..self.endpoints.len() {
             let index = (first + attempt) % self.endpoints.len();
             let Some(endpoint) = self.endpoints.get(index) else { continue };
@@ -245,8 +237,7 @@ impl EtcdCoordinator {
             match self.request_at(endpoint, path, request_body).await {
                 Ok(response) => {
                     self.current.store(index, Relaxed);
-                    return serde_json::from_slice(&response)
-                        .map_err(|error| failed(format!("{endpoint} sent an invalid response: {error}")));
+                    return parse(endpoint, &response);
                 }
                 Err(error) => last_error = error,
             }
@@ -254,30 +245,31 @@ impl EtcdCoordinator {
         Err(last_error)
     }
 
-    async fn request_at(
+    async fn request_at(&self, endpoint: &str, path: &str, request_body: &Value) -> Result<Bytes, EtcdError> {
+        let exchange = self.exchange(endpoint, path, request_body);
+        let exchanged = tokio::time::timeout(self.request_timeout, exchange).await;
+        let (status, response) = exchanged
+            .unwrap_or(Err(EtcdRequestError::TimedOut))
+            .map_err(|source| EtcdError::Request { endpoint: endpoint.to_owned(), source })?;
+        if !status.is_success() {
+            let excerpt = String::from_utf8_lossy(&response).chars().take(200).collect();
+            return Err(EtcdError::Status { endpoint: endpoint.to_owned(), status, excerpt });
+        }
+        Ok(response)
+    }
+
+    async fn exchange(
         &self,
         endpoint: &str,
         path: &str,
         request_body: &Value,
-    ) -> Result<Bytes, CoordinationError> {
-        let request_error = |error: &dyn Error| failed(format!("etcd at {endpoint}: {}", chain(error)));
+    ) -> Result<(StatusCode, Bytes), EtcdRequestError> {
         let body = Bytes::from(request_body.to_string());
         let request = Request::post(format!("{endpoint}{path}")).header(CONTENT_TYPE, "application/json");
-        let request = request.body(Full::new(body)).map_err(|error| request_error(&error))?;
-        let exchange = async {
-            let response = self.http.request(request).await.map_err(|error| request_error(&error))?;
-            let status = response.status();
-            let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
-            Ok((status, body.map_err(|error| request_error(&*error))?.to_bytes()))
-        };
-        let outcome = tokio::time::timeout(self.request_timeout, exchange).await;
-        let (status, response) =
-            outcome.map_err(|_| failed(format!("etcd at {endpoint}: request timed out")))??;
-        if !status.is_success() {
-            let excerpt: String = String::from_utf8_lossy(&response).chars().take(200).collect();
-            return Err(failed(format!("etcd at {endpoint} returned {status}: {excerpt}")));
-        }
-        Ok(response)
+        let response = self.http.request(request.body(Full::new(body))?).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MAX_RESPONSE).collect().await;
+        Ok((status, body.map_err(EtcdRequestError::Body)?.to_bytes()))
     }
 
     async fn transact(
@@ -285,12 +277,12 @@ impl EtcdCoordinator {
         compare: &[Value],
         success: &[Value],
         failure: &[Value],
-    ) -> Result<EtcdTxnResponse, CoordinationError> {
+    ) -> Result<EtcdTxnResponse, EtcdError> {
         let request_body = json!({ "compare": compare, "success": success, "failure": failure });
         self.request("/v3/kv/txn", &request_body).await
     }
 
-    async fn revoke(&self, lease: i64) -> Result<(), CoordinationError> {
+    async fn revoke(&self, lease: i64) -> Result<(), EtcdError> {
         let _: Value = self.request("/v3/lease/revoke", &json!({ "ID": lease.to_string() })).await?;
         Ok(())
     }
@@ -301,7 +293,7 @@ impl HaCoordinator for EtcdCoordinator {
     async fn observe(&self) -> Result<ElectionView, CoordinationError> {
         let keys = [&self.view, &self.replication, &self.in_sync].map(|key| range(key));
         let txn = self.transact(&[], &keys, &[]).await?;
-        txn.view(&self.in_sync)
+        Ok(txn.view(&self.in_sync)?)
     }
 
     async fn campaign(&self, candidacy: &Candidacy) -> Result<Option<LeaderTerm>, CoordinationError> {

@@ -3,6 +3,7 @@
 use std::io;
 
 use super::frame::{ReplicationFrame, ReplicationRecords, ReplicationStart};
+use crate::epochs::LogPosition;
 
 /// Storage of a follower's copy.
 /// The old state stays until the new one is complete: the follower may be in the in-sync set because of it.
@@ -42,11 +43,11 @@ pub enum FollowError {
     #[error("unexpected {0} frame from the leader")]
     Unexpected(&'static str),
     /// The leader's term differs from the coordinator's.
-    #[error("leader term {0} does not match the coordinator's {1}")]
-    Term(i64, i64),
+    #[error("leader term {leader} does not match the coordinator's {coordinator}")]
+    Term { leader: i64, coordinator: i64 },
     /// A record is missing between two frames.
-    #[error("gap in the log: got record {0}, expected {1}")]
-    Gap(u64, u64),
+    #[error("gap in the log: got record {received}, expected {expected}")]
+    Gap { received: u64, expected: u64 },
     /// The copy could not be written.
     #[error("cannot write the copy: {0}")]
     Copy(#[from] io::Error),
@@ -74,9 +75,9 @@ pub struct ReplicationFollower {
 }
 
 impl ReplicationFollower {
-    /// A follower of the leader with this term. `last_record` is what its hello frame reports: the epoch and number of its last record.
-    pub fn new(term: i64, last_record: Option<(u64, u64)>) -> Self {
-        let reported_last = last_record.map(|(_, number)| number);
+    /// A follower of the leader with this term. `last_record` is what its hello frame reports.
+    pub fn new(term: i64, last_record: Option<LogPosition>) -> Self {
+        let reported_last = last_record.map(|position| position.number);
         Self { term, phase: FollowerPhase::Handshake, last: 0, reported_last }
     }
 
@@ -91,7 +92,7 @@ impl ReplicationFollower {
     ) -> Result<Option<u64>, FollowError> {
         match (frame, self.phase) {
             (ReplicationFrame::Welcome { term, .. }, FollowerPhase::Handshake) if term != self.term => {
-                return Err(FollowError::Term(term, self.term));
+                return Err(FollowError::Term { leader: term, coordinator: self.term });
             }
             (
                 ReplicationFrame::Welcome { start: ReplicationStart::Snapshot(number), .. },
@@ -119,7 +120,7 @@ impl ReplicationFollower {
                 self.records(first, records, copy)?;
             }
             (ReplicationFrame::Heartbeat(number), FollowerPhase::Following) if number != self.last => {
-                return Err(FollowError::Gap(number, self.last));
+                return Err(FollowError::Gap { received: number, expected: self.last });
             }
             (ReplicationFrame::Heartbeat(_), FollowerPhase::Following) => {}
             (frame, _) => return Err(FollowError::Unexpected(name(&frame))),
@@ -144,7 +145,7 @@ impl ReplicationFollower {
         copy: &mut impl ReplicationSink,
     ) -> Result<(), FollowError> {
         if first != self.last.saturating_add(1) {
-            return Err(FollowError::Gap(first, self.last.saturating_add(1)));
+            return Err(FollowError::Gap { received: first, expected: self.last.saturating_add(1) });
         }
         for record in records {
             self.last = self.last.saturating_add(1);

@@ -4,6 +4,7 @@
 //! little-endian; strings and records have a u32 length prefix. The first frame of each side carries the protocol version.
 
 use super::member::{HaMember, MAX_ADDRESS};
+use crate::epochs::LogPosition;
 
 /// Version of the replication protocol.
 pub const VERSION: u16 = 2;
@@ -47,8 +48,7 @@ pub enum ReplicationFrame<'a> {
         member: HaMember,
         /// The leader's term, as stored in the coordinator.
         term: i64,
-        /// Epoch and number of the follower's last record; see [`EpochHistory`](crate::EpochHistory).
-        last_record: Option<(u64, u64)>,
+        last_record: Option<LogPosition>,
     },
     /// First frame of the leader.
     Welcome { term: i64, start: ReplicationStart },
@@ -115,7 +115,7 @@ pub fn write(frame: &ReplicationFrame<'_>, out: &mut Vec<u8>) {
             push_record(member.address.as_bytes(), out);
             out.extend_from_slice(&term.to_le_bytes());
             out.push(u8::from(last_record.is_some()));
-            let (epoch, number) = last_record.unwrap_or_default();
+            let LogPosition { epoch, number } = last_record.unwrap_or_default();
             out.extend_from_slice(&epoch.to_le_bytes());
             out.extend_from_slice(&number.to_le_bytes());
         }
@@ -190,7 +190,7 @@ pub fn read(body: &[u8], checksum: u32) -> Result<ReplicationFrame<'_>, Replicat
             let member = HaMember { address: address.to_owned(), incarnation };
             let term = i64::from_le_bytes(rest.array()?);
             let has_record = rest.byte()? == 1;
-            let position = (rest.number()?, rest.number()?);
+            let position = LogPosition { epoch: rest.number()?, number: rest.number()? };
             ReplicationFrame::Hello { member, term, last_record: has_record.then_some(position) }
         }
         kind::WELCOME => {
@@ -259,7 +259,8 @@ mod tests {
             |(kind, address, (number, term, other), flag)| match kind {
                 0 => {
                     let member = HaMember { address, incarnation: number };
-                    ReplicationFrame::Hello { member, term, last_record: flag.then_some((number ^ 1, other)) }
+                    let position = LogPosition { epoch: number ^ 1, number: other };
+                    ReplicationFrame::Hello { member, term, last_record: flag.then_some(position) }
                 }
                 1 => ReplicationFrame::Welcome { term, start: ReplicationStart::Snapshot(number) },
                 2 => ReplicationFrame::Welcome { term, start: ReplicationStart::Resume(number) },

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use moongate_master_core::{MasterCore, SnapshotCursor, StateChange, StateChangeSink};
-use moongate_runtime::{Supervisor, bind};
+use moongate_runtime::{BindError, Supervisor, bind};
 use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -18,10 +18,10 @@ use super::member::HaMember;
 use super::replicated_journal::ReplicatedJournal;
 use super::replication_server::ReplicationServer;
 use super::tls::TlsFiles;
-use crate::aux_services::{AuxServices, AuxServicesOptions};
+use crate::aux_services::{AuxServiceError, AuxServices, AuxServicesOptions};
 use crate::clock::MonotonicUnixClock;
 use crate::durable::{DurableJournal, PersistenceSchedule, StatePersister};
-use crate::rpc::{self, RpcServer};
+use crate::rpc::{self, RpcServer, RpcServerError};
 use crate::server::{MasterServer, MasterServerOptions};
 use crate::state::{MasterState, SLOTS_PER_LOCK};
 use crate::{summary, ticker};
@@ -133,33 +133,53 @@ impl LeaderPersisterThread {
     }
 }
 
-/// Error at the start of a leadership, with the unchanged state.
-pub(super) struct LeadershipStartError {
-    pub(super) reason: String,
+/// A port or a service of the leader could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LeadershipStartError {
+    #[error(transparent)]
+    Replication(#[from] BindError),
+    #[error(transparent)]
+    Services(#[from] AuxServiceError),
+    #[error(transparent)]
+    Rpc(#[from] RpcServerError),
+}
+
+/// A leadership that could not be started, with the unchanged state.
+pub(super) struct FailedLeadership {
+    pub(super) error: LeadershipStartError,
     pub(super) state: MasterState,
 }
 
+/// The leader, and where its tasks run.
+pub(super) struct LeadershipContext<'a> {
+    pub(super) member: &'a HaMember,
+    pub(super) leader_term: LeaderTerm,
+    pub(super) in_sync_updater: InSyncUpdater,
+    /// Runtime of the ticker, which may block on followers.
+    pub(super) blocking_runtime: &'a Handle,
+    pub(super) supervisor: &'a Supervisor,
+}
+
 impl ActiveLeadership {
-    /// Starts everything. The ticker runs on `main`, where it may block on followers. A panic of an essential task ends the process.
+    /// Starts everything. A panic of an essential task ends the process.
     ///
     /// # Errors
     /// A port cannot be opened.
     pub(super) async fn begin(
         options: &LeadershipOptions,
         PreparedLeadership { server, journal, services }: PreparedLeadership,
-        member: &HaMember,
-        (leader_term, in_sync_updater): (LeaderTerm, InSyncUpdater),
-        (main, process): (&Handle, &Supervisor),
-    ) -> Result<Self, LeadershipStartError> {
-        let supervisor = process.child();
+        context: LeadershipContext<'_>,
+    ) -> Result<Self, FailedLeadership> {
+        let LeadershipContext { member, leader_term, in_sync_updater, .. } = context;
+        let supervisor = context.supervisor.child();
         server.master.set_view_version(leader_term.term);
         journal.lead(member);
         let deposed = CancellationToken::new();
         let rpc = match open(options, &server, &journal, leader_term.term, services, &supervisor).await {
             Ok(rpc) => rpc,
-            Err(reason) => {
+            Err(error) => {
                 let _ = supervisor.shutdown(SHUTDOWN_GRACE).await;
-                return Err(LeadershipStartError { reason, state: reclaim_state(server, &journal).await });
+                return Err(FailedLeadership { error, state: reclaim_state(server, &journal).await });
             }
         };
         let update_task = update_in_sync(
@@ -180,7 +200,7 @@ impl ActiveLeadership {
             summary::start(&server, &supervisor);
         }
         {
-            let _runtime = main.enter();
+            let _runtime = context.blocking_runtime.enter();
             ticker::start(&server, &supervisor);
         }
         let persister = LeaderPersisterThread::start(&server, &journal, options.schedule, &supervisor);
@@ -244,8 +264,8 @@ async fn open(
     term: i64,
     services: AuxServices,
     supervisor: &Supervisor,
-) -> Result<RpcServer, String> {
-    let followers = bind(options.replication).map_err(|error| error.to_string())?;
+) -> Result<RpcServer, LeadershipStartError> {
+    let followers = bind(options.replication)?;
     let sessions = ReplicationServer {
         server: Arc::clone(server),
         journal: Arc::clone(journal),
@@ -254,8 +274,8 @@ async fn open(
         tls: options.tls.clone(),
     };
     supervisor.spawn_essential("followers", sessions.listen(followers, supervisor.clone()));
-    services.start(server, supervisor).await.map_err(|error| error.to_string())?;
-    rpc::serve(server, options.rpc, options.server.threads, supervisor).map_err(|error| error.to_string())
+    services.start(server, supervisor).await?;
+    Ok(rpc::serve(server, options.rpc, options.server.threads, supervisor)?)
 }
 
 /// The coordinator that stores the in-sync set, and the timeout of its requests.

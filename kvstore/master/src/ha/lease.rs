@@ -8,12 +8,12 @@
 //! Nothing here does I/O.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use moongate_kube_lease::{self as kube_lease, holder, transitions};
 
-use super::coordinator::{Candidacy, CoordinationError, ElectedLeader, ElectionView};
+use super::coordinator::{Candidacy, CoordinationError, ElectedLeader, ElectionView, KubernetesLeaseError};
 use super::member::{InSyncSet, read_in_sync, write_in_sync};
 
 const REPLICATION: &str = "moongate.io/replication";
@@ -23,14 +23,8 @@ const REVISION: &str = "moongate.io/in-sync-revision";
 /// reused.
 const EPOCH: i64 = 1_577_836_800;
 
-fn invalid_lease(what: &str) -> CoordinationError {
-    CoordinationError(format!("the Lease has an unknown {what}"))
-}
-
-/// A Lease without a holder.
-pub(super) fn empty(name: &str) -> Lease {
-    let metadata = ObjectMeta { name: Some(name.to_owned()), ..ObjectMeta::default() };
-    Lease { metadata, spec: Some(LeaseSpec::default()) }
+fn invalid_lease(what: &'static str) -> CoordinationError {
+    KubernetesLeaseError::UnknownFormat(what).into()
 }
 
 fn annotation<'a>(lease: &'a Lease, name: &str) -> Option<&'a str> {
@@ -41,17 +35,8 @@ fn annotations(lease: &mut Lease) -> &mut BTreeMap<String, String> {
     lease.metadata.annotations.get_or_insert_default()
 }
 
-fn spec(lease: &mut Lease) -> &mut LeaseSpec {
-    lease.spec.get_or_insert_default()
-}
-
-/// The holder, whether its lease has expired or not.
-fn holder(lease: &Lease) -> Option<&str> {
-    lease.spec.as_ref()?.holder_identity.as_deref().filter(|holder| !holder.is_empty())
-}
-
 fn term(lease: &Lease) -> i64 {
-    lease.spec.as_ref().and_then(|spec| spec.lease_transitions).map_or(0, i64::from)
+    transitions(lease).into()
 }
 
 fn in_sync(lease: &Lease) -> Result<Option<(InSyncSet, i64)>, CoordinationError> {
@@ -88,27 +73,16 @@ pub(super) fn acquire(
     let term = term(lease).max(last_revision).saturating_add(1);
     let transitions = i32::try_from(term).map_err(|_| invalid_lease("number of transitions"))?;
     let seconds = candidacy.lease.as_secs_f64().ceil().max(1.0) as i32;
-    *spec(lease) = LeaseSpec {
-        holder_identity: Some(candidacy.member.address.clone()),
-        lease_duration_seconds: Some(seconds),
-        lease_transitions: Some(transitions),
-        acquire_time: Some(now.clone()),
-        renew_time: Some(now),
-        ..LeaseSpec::default()
-    };
+    kube_lease::acquire(lease, &candidacy.member.address, seconds, transitions, now);
     annotations(lease).insert(REPLICATION.to_owned(), candidacy.replication.clone());
     set_in_sync(lease, &InSyncSet::from([candidacy.member.clone()]), term);
     Ok(term)
 }
 
-pub(super) fn renew(lease: &mut Lease, now: MicroTime) {
-    spec(lease).renew_time = Some(now);
-}
-
 /// Removes the holder.
 pub(super) fn release(lease: &mut Lease, now: MicroTime) {
-    let spec = spec(lease);
-    (spec.holder_identity, spec.renew_time) = (Some(String::new()), Some(now));
+    kube_lease::release(lease);
+    kube_lease::renew(lease, now);
 }
 
 /// Writes the in-sync set and its revision.
@@ -117,56 +91,12 @@ pub(super) fn set_in_sync(lease: &mut Lease, members: &InSyncSet, revision: i64)
     annotations(lease).insert(REVISION.to_owned(), revision.to_string());
 }
 
-/// The fields that change with every renewal or change of the holder.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct ObservedLease {
-    lease: Option<String>,
-    term: i64,
-    holder: Option<String>,
-    renewed: Option<MicroTime>,
-}
-
-/// Decides whether the holder is alive by this master's own clock: the times in a Lease are written by other clocks, which may be
-/// wrong. Client-go's leader election does the same.
-#[derive(Debug, Default)]
-pub(super) struct LeaseLivenessTracker {
-    /// The last observed change, and when it was first received.
-    last: Option<(ObservedLease, Duration)>,
-}
-
-impl LeaseLivenessTracker {
-    /// Whether the holder of this Lease is alive: it renewed within its lease duration. The Lease was requested at `requested` and
-    /// received at `received`. A response only describes a moment before it was received, so the time without a renewal runs from the
-    /// first response with a change to the last request whose response had no other.
-    pub(super) fn is_alive(
-        &mut self,
-        lease: &Lease,
-        requested: Duration,
-        seen: Duration,
-        min_duration: Duration,
-    ) -> bool {
-        let spec = lease.spec.as_ref();
-        let observed = ObservedLease {
-            lease: lease.metadata.uid.clone(),
-            term: term(lease),
-            holder: holder(lease).map(str::to_owned),
-            renewed: spec.and_then(|spec| spec.renew_time.clone()),
-        };
-        let duration = spec.and_then(|spec| spec.lease_duration_seconds).map_or(0, i64::from);
-        let duration = Duration::from_secs(u64::try_from(duration).unwrap_or(0)).max(min_duration);
-        match &self.last {
-            _ if observed.holder.is_none() => false,
-            Some((last, since)) if *last == observed => requested.saturating_sub(*since) < duration,
-            _ => {
-                self.last = Some((observed, seen));
-                true
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use moongate_kube_lease::empty;
+
     use super::*;
     use crate::ha::member::HaMember;
 
@@ -237,31 +167,5 @@ mod tests {
         assert!(acquire(&mut lease, &candidacy("a"), at(0)).is_err());
         annotations(&mut lease).insert(IN_SYNC.to_owned(), "?".to_owned());
         assert!(view(&lease, true).is_err());
-    }
-
-    #[test]
-    fn expiry_is_measured_by_the_observers_clock() {
-        let (mut tracker, mut lease) = (LeaseLivenessTracker::default(), empty("store"));
-        let ms = Duration::from_millis;
-        let mut is_alive =
-            |lease: &Lease, requested, seen| tracker.is_alive(lease, ms(requested), ms(seen), ms(2000));
-        assert!(!is_alive(&lease, 0, 1), "no holder");
-        acquire(&mut lease, &candidacy("a"), at(1)).unwrap();
-        // The lease lasts three seconds, regardless of the times in it.
-        assert!(is_alive(&lease, 0, 500));
-        assert!(is_alive(&lease, 3499, 9000), "the response may describe the time of the request");
-        assert!(!is_alive(&lease, 3500, 3501));
-        renew(&mut lease, at(0));
-        assert!(
-            is_alive(&lease, 3600, 3700) && is_alive(&lease, 6699, 6700) && !is_alive(&lease, 6700, 6701)
-        );
-        acquire(&mut lease, &candidacy("a"), at(0)).unwrap();
-        assert!(is_alive(&lease, 6800, 6900), "another term");
-        lease.metadata.uid = Some("another".to_owned());
-        assert!(is_alive(&lease, 20_000, 20_001));
-        lease.spec.as_mut().unwrap().lease_duration_seconds = Some(-1);
-        assert!(is_alive(&lease, 22_000, 22_001) && !is_alive(&lease, 22_001, 22_002));
-        release(&mut lease, at(1));
-        assert!(!is_alive(&lease, 22_002, 22_003));
     }
 }

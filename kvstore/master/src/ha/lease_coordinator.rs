@@ -9,16 +9,16 @@ use async_trait::async_trait;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::PostParams;
 use kube::config::KubeConfigOptions;
-use kube::{Api, Client, Config};
-use parking_lot::Mutex;
+use kube::{Client, Config};
+use moongate_kube_lease::{self as kube_lease, LeaseClient};
+use tokio::sync::Mutex;
 
 use super::coordinator::{
-    Candidacy, CoordinationError, ElectionView, HaCoordinator, InSyncUpdateOutcome, LeaderTerm,
+    Candidacy, CoordinationError, ElectionView, HaCoordinator, InSyncUpdateOutcome, KubernetesLeaseError,
+    LeaderTerm,
 };
-use super::fence::now;
-use super::lease::{self, LeaseLivenessTracker};
+use super::lease;
 use super::member::InSyncSet;
 
 /// Attempts of one update after conflicts. Only the holder changes a held Lease, apart from manual edits.
@@ -59,33 +59,27 @@ pub async fn config() -> Result<Config, CoordinationError> {
     }
     Config::from_kubeconfig(&KubeConfigOptions::default())
         .await
-        .map_err(|error| CoordinationError(format!("no usable Kubernetes configuration: {error}")))
+        .map_err(|error| KubernetesLeaseError::Config(error).into())
 }
 
 /// Coordinator that stores its state in one Lease.
 pub struct LeaseCoordinator {
-    leases: Api<Lease>,
-    name: String,
-    /// Minimum lease duration that a holder is granted.
-    min_lease: Duration,
-    liveness: Mutex<LeaseLivenessTracker>,
+    client: LeaseClient,
     /// The Lease as this master last wrote it, which saves the read before a renewal. Locked during an update: concurrent renewals and
     /// in-sync updates would only conflict.
-    last_written: tokio::sync::Mutex<Option<Lease>>,
+    last_written: Mutex<Option<Lease>>,
 }
 
 fn failed(error: kube::Error) -> CoordinationError {
-    match error {
-        kube::Error::Api(status) => {
-            CoordinationError(format!("the Kubernetes API returned {}: {}", status.code, status.message))
-        }
-        error => CoordinationError(format!("Kubernetes API: {error}")),
-    }
+    KubernetesLeaseError::Api(error).into()
 }
 
-/// Whether another client was faster: the Lease was changed, created or deleted.
-fn is_conflict(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if matches!(status.code, 404 | 409))
+/// Result of a write. `None` if another client was faster: the Lease was changed, created or deleted.
+fn written(result: Result<Option<Lease>, kube::Error>) -> Result<Option<Lease>, CoordinationError> {
+    match result {
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
+        result => result.map_err(failed),
+    }
 }
 
 fn time() -> MicroTime {
@@ -108,33 +102,17 @@ impl LeaseCoordinator {
     /// The client configuration is invalid.
     pub fn new(config: Config, name: &LeaseName, lease: Duration) -> Result<Self, CoordinationError> {
         let client = Client::try_from(config).map_err(failed)?;
-        Ok(Self {
-            leases: Api::namespaced(client, &name.namespace),
-            name: name.name.clone(),
-            min_lease: lease,
-            liveness: Mutex::default(),
-            last_written: tokio::sync::Mutex::default(),
-        })
+        let client = LeaseClient::new(client, &name.namespace, &name.name, lease);
+        Ok(Self { client, last_written: Mutex::default() })
     }
 
     /// Reads the Lease and parses the election view.
     async fn read(&self) -> Result<(Option<Lease>, ElectionView), CoordinationError> {
-        let requested = now();
-        let Some(lease) = self.leases.get_opt(&self.name).await.map_err(failed)? else {
+        let Some(observed) = self.client.read().await.map_err(failed)? else {
             return Ok((None, ElectionView::default()));
         };
-        let is_alive = self.liveness.lock().is_alive(&lease, requested, now(), self.min_lease);
-        let view = lease::view(&lease, is_alive)?;
-        Ok((Some(lease), view))
-    }
-
-    /// Writes the Lease. `None` after a conflict.
-    async fn write(&self, changed: &Lease) -> Result<Option<Lease>, CoordinationError> {
-        match self.leases.replace(&self.name, &PostParams::default(), changed).await {
-            Ok(stored) => Ok(Some(stored)),
-            Err(error) if is_conflict(&error) => Ok(None),
-            Err(error) => Err(failed(error)),
-        }
+        let view = lease::view(&observed.lease, observed.is_alive)?;
+        Ok((Some(observed.lease), view))
     }
 
     /// Updates the Lease while this leader holds it. `None` if it does not.
@@ -143,12 +121,12 @@ impl LeaseCoordinator {
         leader_term: LeaderTerm,
         change: impl Fn(&mut Lease) -> Result<LeaseUpdate<T>, CoordinationError>,
     ) -> Result<Option<T>, CoordinationError> {
-        let mut written = self.last_written.lock().await;
+        let mut last_written = self.last_written.lock().await;
         for _ in 0..MAX_ATTEMPTS {
             // Taken out: after a conflict the cached Lease is stale.
-            let lease = match written.take().filter(|lease| lease::is_held(lease, leader_term.term)) {
-                Some(written) => Some(written),
-                None => self.leases.get_opt(&self.name).await.map_err(failed)?,
+            let lease = match last_written.take().filter(|lease| lease::is_held(lease, leader_term.term)) {
+                Some(cached) => Some(cached),
+                None => self.client.read().await.map_err(failed)?.map(|observed| observed.lease),
             };
             let Some(mut lease) = lease.filter(|lease| lease::is_held(lease, leader_term.term)) else {
                 return Ok(None);
@@ -156,14 +134,14 @@ impl LeaseCoordinator {
             match change(&mut lease)? {
                 LeaseUpdate::Unchanged(value) => return Ok(Some(value)),
                 LeaseUpdate::Write(value) => {
-                    *written = self.write(&lease).await?;
-                    if written.is_some() {
+                    *last_written = written(self.client.replace(&lease).await)?;
+                    if last_written.is_some() {
                         return Ok(Some(value));
                     }
                 }
             }
         }
-        Err(CoordinationError("too many conflicting updates of the Lease".to_owned()))
+        Err(KubernetesLeaseError::Conflicts.into())
     }
 }
 
@@ -180,20 +158,22 @@ impl HaCoordinator for LeaseCoordinator {
         }
         let mut lease = match lease {
             Some(lease) => lease,
-            None => match self.leases.create(&PostParams::default(), &lease::empty(&self.name)).await {
-                Ok(created) => created,
-                Err(error) if is_conflict(&error) => return Ok(None),
-                Err(error) => return Err(failed(error)),
-            },
+            None => {
+                let empty = kube_lease::empty(self.client.name());
+                match written(self.client.create(&empty).await)? {
+                    Some(created) => created,
+                    None => return Ok(None),
+                }
+            }
         };
         let term = lease::acquire(&mut lease, candidacy, time())?;
-        let written = self.write(&lease).await?;
-        Ok(written.map(|_| LeaderTerm { term, lease: term }))
+        let stored = written(self.client.replace(&lease).await)?;
+        Ok(stored.map(|_| LeaderTerm { term, lease: term }))
     }
 
     async fn renew(&self, leader_term: LeaderTerm) -> Result<bool, CoordinationError> {
         let renewed = self.change(leader_term, |lease| {
-            lease::renew(lease, time());
+            kube_lease::renew(lease, time());
             Ok(LeaseUpdate::Write(()))
         });
         Ok(renewed.await?.is_some())
@@ -226,7 +206,7 @@ impl HaCoordinator for LeaseCoordinator {
             return Ok(false);
         }
         lease::set_in_sync(&mut lease, members, revision.saturating_add(1));
-        Ok(self.write(&lease).await?.is_some())
+        Ok(written(self.client.replace(&lease).await)?.is_some())
     }
 
     async fn resign(&self, leader_term: LeaderTerm) -> Result<(), CoordinationError> {

@@ -81,15 +81,23 @@ pub(super) async fn send(output: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -
     output.flush().await
 }
 
+/// Settings of a follower's connection.
+#[derive(Clone, Debug)]
+pub(super) struct FollowerLinkOptions {
+    /// Maximum time between two frames.
+    pub(super) frame_timeout: Duration,
+    pub(super) tls: Option<TlsFiles>,
+}
+
 /// Follows the leader at `address` until an error. When this future is dropped, no further record is acknowledged.
 pub(super) async fn follow(
     address: String,
     member: HaMember,
     term: i64,
     replica: Arc<Mutex<StandbyReplica>>,
-    (frame_timeout, tls): (Duration, Option<TlsFiles>),
+    options: FollowerLinkOptions,
 ) -> ReplicationError {
-    match run(&address, member, term, &replica, (frame_timeout, tls.as_ref())).await {
+    match run(&address, member, term, &replica, &options).await {
         Ok(never) => match never {},
         Err(error) => error,
     }
@@ -100,12 +108,13 @@ async fn run(
     member: HaMember,
     term: i64,
     replica: &Mutex<StandbyReplica>,
-    (frame_timeout, tls): (Duration, Option<&TlsFiles>),
+    options: &FollowerLinkOptions,
 ) -> Result<Infallible, ReplicationError> {
+    let frame_timeout = options.frame_timeout;
     let connected = async {
         let stream = TcpStream::connect(address).await?;
         stream.set_nodelay(true)?;
-        Ok::<_, ReplicationError>(match tls {
+        Ok::<_, ReplicationError>(match &options.tls {
             Some(files) => Either::Right(connect(files, address, stream).await?),
             None => Either::Left(stream),
         })

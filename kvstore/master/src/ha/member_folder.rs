@@ -17,7 +17,9 @@ use moongate_master_core::MasterCoreOptions;
 use moongate_oplog::{LogDirectory, OplogError, OplogOptions, snapshot};
 
 use super::standby_snapshot::StandbySnapshotter;
-use crate::durable::{DurableJournal, LoadedState, MEMBER_FILE, PersistenceSchedule, RestoreReport};
+use crate::durable::{
+    DurableJournal, LoadedState, MEMBER_FILE, PersistenceSchedule, RestoreReport, RestoredJournal,
+};
 use crate::recovery::{RecoveryOutcome, StateDamage};
 use crate::state::MasterState;
 
@@ -94,6 +96,13 @@ fn to_io_error(error: OplogError) -> io::Error {
     }
 }
 
+/// A folder, with the state that was restored from it.
+pub struct RestoredFolder {
+    pub folder: MemberFolder,
+    pub state: MasterState,
+    pub report: RestoreReport,
+}
+
 impl MemberFolder {
     /// Locks a folder, which is created if necessary, and reads its state.
     ///
@@ -102,7 +111,7 @@ impl MemberFolder {
     pub fn open(
         options: MemberFolderOptions,
         settings: &MasterCoreOptions,
-    ) -> Result<(Self, MasterState, RestoreReport), MemberFolderError> {
+    ) -> Result<RestoredFolder, MemberFolderError> {
         let folder = LogDirectory::lock(&options.folder)?;
         let path = options.folder.join(MEMBER_FILE);
         let stored = match fs::read_to_string(&path) {
@@ -127,7 +136,7 @@ impl MemberFolder {
             match loaded {
                 Some(LoadedState::Complete(loaded)) => found = Some((identity, *loaded)),
                 // The leader has the complete state: the part that can be verified here would only be replaced.
-                Some(LoadedState::Partial(loaded)) => recovery = loaded.2.recovery,
+                Some(LoadedState::Partial(loaded)) => recovery = loaded.report.recovery,
                 Some(LoadedState::MachineDied(None)) => recovery = RecoveryOutcome::MachineDied,
                 Some(LoadedState::MachineDied(Some(damage))) => recovery = RecoveryOutcome::Damaged(damage),
                 None => {
@@ -137,7 +146,7 @@ impl MemberFolder {
                 }
             }
         }
-        let (identity, (mut durable, state, restored)) = match found {
+        let (identity, restored) = match found {
             Some(found) => found,
             None => {
                 let number = stored.map_or(1, |identity| identity.state.saturating_add(1));
@@ -148,16 +157,21 @@ impl MemberFolder {
                 let path = state_at(&options.folder, number);
                 let durable = DurableJournal::begin(&path, options.log.clone(), 1)?;
                 identity.write(&folder).map_err(file_error(&options.folder))?;
-                let restored = RestoreReport { recovery, ..RestoreReport::default() };
-                (identity, (durable, MasterState::empty(settings), restored))
+                let restored = RestoredJournal {
+                    journal: durable,
+                    state: MasterState::empty(settings),
+                    report: RestoreReport { recovery, ..RestoreReport::default() },
+                };
+                (identity, restored)
             }
         };
-        restored.log_losses(&options.folder);
-        durable.set_recovery(restored.recovery.clone());
+        let RestoredJournal { journal: mut durable, state, report } = restored;
+        report.log_losses(&options.folder);
+        durable.set_recovery(report.recovery.clone());
         let snapshotter = StandbySnapshotter::new(durable.log().oldest());
-        let disk = Self { options, folder, identity, durable: Arc::new(durable), snapshotter };
-        disk.remove_stale_states();
-        Ok((disk, state, restored))
+        let folder = Self { options, folder, identity, durable: Arc::new(durable), snapshotter };
+        folder.remove_stale_states();
+        Ok(RestoredFolder { folder, state, report })
     }
 
     /// This member's incarnation: a new random number whenever the state was lost.
@@ -308,6 +322,7 @@ fn is_standalone(folder: &Path) -> io::Result<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::epochs::{LeaderEpoch, LogPosition};
     use crate::record;
     use tempfile::TempDir;
 
@@ -321,7 +336,12 @@ mod tests {
     }
 
     fn open(folder: &Path, boot: &str) -> (MemberFolder, MasterState, RestoreReport) {
-        MemberFolder::open(options(folder, boot), &MasterCoreOptions::default()).unwrap()
+        let opened = MemberFolder::open(options(folder, boot), &MasterCoreOptions::default()).unwrap();
+        (opened.folder, opened.state, opened.report)
+    }
+
+    fn at(epoch: u64, number: u64) -> Option<LogPosition> {
+        Some(LogPosition { epoch, number })
     }
 
     fn folders(path: &Path) -> usize {
@@ -350,7 +370,7 @@ mod tests {
         disk.durable().log().append(&quota(2));
         drop(disk);
         let (disk, state, restored) = open(folder.path(), "a");
-        assert_eq!((disk.incarnation(), state.position()), (incarnation, Some((5, 2))), "{restored:?}");
+        assert_eq!((disk.incarnation(), state.position()), (incarnation, at(5, 2)), "{restored:?}");
         drop(disk);
         // The machine has crashed.
         let (disk, state, restored) = open(folder.path(), "b");
@@ -395,7 +415,7 @@ mod tests {
         disk.durable().log().commit(1).unwrap();
         let copy = |disk: &MemberFolder| {
             let mut copy_writer = disk.begin_copy(700).unwrap();
-            let epochs = [(5, 1), (6, 90)].into_iter().collect();
+            let epochs = [(5, 1), (6, 90)].map(|(id, first)| LeaderEpoch { id, first }).into_iter().collect();
             copy_writer.part(&record::epochs(&epochs)).unwrap();
             copy_writer.record(&quota(7));
             copy_writer
@@ -403,14 +423,14 @@ mod tests {
         drop(copy(&disk));
         drop(disk);
         let (mut disk, state, _) = open(folder.path(), "a");
-        assert_eq!((state.position(), folders(folder.path())), (Some((5, 1)), 1));
+        assert_eq!((state.position(), folders(folder.path())), (at(5, 1), 1));
         let (incarnation, copy_writer) = (disk.incarnation(), copy(&disk));
         disk.finish_copy(copy_writer).unwrap();
         assert_eq!(disk.durable().log().append(&quota(8)), 702);
         disk.close().unwrap();
         drop(disk);
         let (disk, state, _) = open(folder.path(), "b");
-        assert_eq!((disk.incarnation(), state.position()), (incarnation, Some((6, 702))));
+        assert_eq!((disk.incarnation(), state.position()), (incarnation, at(6, 702)));
         assert_eq!(folders(folder.path()), 1);
     }
 
@@ -430,7 +450,7 @@ mod tests {
         assert!(!snapshot::list(disk.durable().folder()).unwrap().is_empty());
         drop(disk);
         let (_, state, restored) = open(folder.path(), "a");
-        assert_eq!(state.position(), Some((5, 1000)));
+        assert_eq!(state.position(), at(5, 1000));
         assert!(restored.snapshot.is_some() && restored.replayed_facts < 1000, "{restored:?}");
     }
 

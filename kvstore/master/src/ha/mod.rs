@@ -38,7 +38,8 @@ mod standby_snapshot;
 mod tls;
 
 pub use coordinator::{
-    Candidacy, CoordinationError, ElectedLeader, ElectionView, HaCoordinator, InSyncUpdateOutcome, LeaderTerm,
+    Candidacy, CoordinationError, ElectedLeader, ElectionView, EtcdError, EtcdRequestError, HaCoordinator,
+    InSyncUpdateOutcome, KubernetesLeaseError, LeaderTerm,
 };
 pub use elector::{ElectionAction, ElectionResponse, ElectionTimings, ElectorOutput, LeaderElector};
 pub use etcd::EtcdCoordinator;
@@ -50,10 +51,10 @@ pub use in_sync::InSyncTracker;
 pub use leadership::LeadershipOptions;
 pub use lease_coordinator::{LeaseCoordinator, LeaseName, config as kubernetes_config};
 pub use member::{HaMember, InSyncSet, MAX_ADDRESS, MAX_MEMBERS, read_in_sync, write_in_sync};
-pub use member_folder::{MemberFolder, MemberFolderError, MemberFolderOptions};
-pub use node::{HaNode, HaNodeStatus, HaOptions};
+pub use member_folder::{MemberFolder, MemberFolderError, MemberFolderOptions, RestoredFolder};
+pub use node::{HaNode, HaNodeContext, HaNodeStatus, HaOptions};
 pub(crate) use pod_label::PodLabeler;
 pub use pod_label::PodName;
 pub use replicated_journal::ReplicatedJournal;
 pub use standby_replica::StandbyReplica;
-pub use tls::{HaTlsError, TlsFiles};
+pub use tls::{HaTlsError, TlsFiles, TlsIdentityFiles};

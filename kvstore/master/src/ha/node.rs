@@ -12,11 +12,13 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::coordinator::{HaCoordinator, LeaderTerm};
+use super::coordinator::{CoordinationError, HaCoordinator, LeaderTerm};
 use super::elector::{ElectionAction, ElectionResponse, ElectionTimings, ElectorOutput, LeaderElector};
 use super::fence::{LeaseFence, now};
-use super::leadership::{ActiveLeadership, InSyncUpdater, LeadershipOptions, LeadershipStartError};
-use super::link;
+use super::leadership::{
+    ActiveLeadership, FailedLeadership, InSyncUpdater, LeadershipContext, LeadershipOptions,
+};
+use super::link::{self, FollowerLinkOptions};
 use super::member::HaMember;
 use super::member_folder::MemberFolder;
 use super::standby_journal::StandbyJournal;
@@ -29,6 +31,15 @@ use crate::state::MasterState;
 const RETRY: Duration = Duration::from_millis(100);
 /// Time for in-flight admin requests when this master becomes leader.
 const ADMIN_SHUTDOWN_GRACE: Duration = Duration::from_millis(100);
+
+/// Why the coordinator did not execute an action.
+#[derive(Debug, thiserror::Error)]
+enum ElectionRequestError {
+    #[error(transparent)]
+    Coordination(#[from] CoordinationError),
+    #[error("request timed out")]
+    TimedOut,
+}
 
 /// Settings of a master in HA mode.
 #[derive(Clone, Debug)]
@@ -72,6 +83,16 @@ impl Default for HaNodeStatus {
     }
 }
 
+/// What a master in HA mode depends on.
+pub struct HaNodeContext {
+    pub coordinator: Arc<dyn HaCoordinator>,
+    pub status: Arc<HaNodeStatus>,
+    /// Its tasks belong to it.
+    pub supervisor: Supervisor,
+    /// Runtime of its ticker, which may block on followers.
+    pub blocking_runtime: Handle,
+}
+
 /// A master in HA mode.
 pub struct HaNode {
     options: HaOptions,
@@ -99,16 +120,13 @@ struct FollowTask {
 }
 
 impl HaNode {
-    /// A master with an empty state, or with the state of a folder. Its tasks belong to `supervisor`; its ticker runs on
-    /// `blocking_runtime`, where it may block on followers.
+    /// A master with an empty state, or with the state of a folder.
     pub fn new(
         options: HaOptions,
         disk: Option<(MemberFolder, MasterState)>,
-        coordinator: Arc<dyn HaCoordinator>,
-        status: Arc<HaNodeStatus>,
-        supervisor: Supervisor,
-        blocking_runtime: Handle,
+        context: HaNodeContext,
     ) -> Self {
+        let HaNodeContext { coordinator, status, supervisor, blocking_runtime } = context;
         let settings = options.leadership.server.core.clone();
         let (member, replica) = match disk {
             Some((disk, state)) => {
@@ -189,14 +207,14 @@ impl HaNode {
             coordinator: Arc::clone(&self.coordinator),
             response_timeout: self.options.timings.response_timeout(),
         };
-        let process = (&self.blocking_runtime, &self.supervisor);
-        let start = ActiveLeadership::begin(
-            &self.options.leadership,
-            prepared,
-            &self.member,
-            (leader_term, in_sync_updater),
-            process,
-        );
+        let context = LeadershipContext {
+            member: &self.member,
+            leader_term,
+            in_sync_updater,
+            blocking_runtime: &self.blocking_runtime,
+            supervisor: &self.supervisor,
+        };
+        let start = ActiveLeadership::begin(&self.options.leadership, prepared, context);
         let state = match start.await {
             Ok(leadership) => {
                 let (rpc, keys) = (leadership.rpc.address(), leadership.server.master.key_count());
@@ -212,8 +230,8 @@ impl HaNode {
                 self.release_lease().await;
                 leadership.end().await
             }
-            Err(LeadershipStartError { reason, state }) => {
-                tracing::error!(error = reason, "cannot become leader");
+            Err(FailedLeadership { error, state }) => {
+                tracing::error!(%error, "cannot become leader");
                 sleep(self.options.timings.lease).await;
                 self.release_lease().await;
                 state
@@ -304,14 +322,13 @@ impl HaNode {
             })
         };
         let response = match timeout(self.options.timings.response_timeout(), request).await {
-            Ok(Ok(response)) => Ok(response),
-            Ok(Err(super::CoordinationError(reason))) => Err(reason),
-            Err(_) => Err("request timed out".to_owned()),
+            Ok(response) => response.map_err(ElectionRequestError::Coordination),
+            Err(_) => Err(ElectionRequestError::TimedOut),
         };
         // Logged once per outage, not for every request.
         match &response {
-            Err(reason) if !std::mem::replace(&mut self.coordinator_unreachable, true) => {
-                tracing::warn!(error = reason, "coordinator unreachable");
+            Err(error) if !std::mem::replace(&mut self.coordinator_unreachable, true) => {
+                tracing::warn!(%error, "coordinator unreachable");
             }
             Ok(_) if std::mem::take(&mut self.coordinator_unreachable) => {
                 tracing::info!("coordinator reachable again");
@@ -332,7 +349,10 @@ impl HaNode {
         let is_new_term = self.follow_task.as_ref().is_none_or(|task| task.term != term);
         self.stop_following().await;
         let (member, replica) = (self.member.clone(), Arc::clone(&self.replica));
-        let connection = (self.options.leadership.follower_timeout, self.options.leadership.tls.clone());
+        let connection = FollowerLinkOptions {
+            frame_timeout: self.options.leadership.follower_timeout,
+            tls: self.options.leadership.tls.clone(),
+        };
         let task = self.supervisor.spawn("following", async move {
             let error = link::follow(address, member, term, replica, connection).await;
             // Logged once per term, not for every attempt.

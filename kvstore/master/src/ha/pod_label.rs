@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::coordinator::CoordinationError;
+use super::coordinator::KubernetesLeaseError;
 use super::node::HaNodeStatus;
 
 /// Label and value, the same as Mooncake's master sets.
@@ -34,8 +34,8 @@ pub(crate) struct PodLabeler {
 
 impl PodLabeler {
     /// A labeler of this pod. The client's connections belong to the runtime that this is called in.
-    pub(crate) fn new(config: Config, pod: &PodName) -> Result<Self, CoordinationError> {
-        let client = Client::try_from(config).map_err(|error| CoordinationError(error.to_string()))?;
+    pub(crate) fn new(config: Config, pod: &PodName) -> Result<Self, KubernetesLeaseError> {
+        let client = Client::try_from(config).map_err(KubernetesLeaseError::Api)?;
         Ok(Self { pods: Api::namespaced(client, &pod.namespace), name: pod.name.clone() })
     }
 

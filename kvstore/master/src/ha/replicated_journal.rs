@@ -12,6 +12,7 @@ use super::fence::{LeaseFence, now};
 use super::in_sync::InSyncTracker;
 use super::member::{HaMember, InSyncSet};
 use crate::durable::DurableJournal;
+use crate::epochs::LogPosition;
 use crate::journal::{DataDirStatus, Journal, MemoryJournal};
 use crate::record;
 use crate::state::AuxState;
@@ -105,15 +106,15 @@ impl ReplicatedJournal {
         &self.aux
     }
 
-    /// Whether a follower whose last record is this one, of this epoch, only needs the later records.
-    pub fn can_resume_from(&self, (epoch, number): (u64, u64)) -> bool {
+    /// Whether a follower with this last record only needs the later ones.
+    pub fn can_resume_from(&self, position: LogPosition) -> bool {
         let next = self.facts.next();
         let is_available = |target: u64| {
             let in_log = !self.damaged_log.load(Relaxed)
                 && self.durable.as_ref().is_some_and(|durable| durable.log().oldest() <= target);
             in_log || self.facts.read(target, |_, _| {}).is_some()
         };
-        self.aux.epochs.lock().contains(next - 1, (epoch, number)) && is_available(number + 1)
+        self.aux.epochs.lock().contains(next - 1, position) && is_available(position.number + 1)
     }
 
     /// Watches the highest record that a commit waits for.
@@ -275,8 +276,11 @@ mod tests {
         journal.commit(last).unwrap();
         assert_eq!((last, durable.log().written()), (41 + 2000, last));
         let epoch = journal.aux().epochs.lock().current().unwrap();
-        assert!(journal.can_resume_from((epoch, 41)), "records evicted from memory are in the log");
-        assert!(!journal.can_resume_from((epoch, last + 1)) && !journal.can_resume_from((epoch ^ 1, last)));
+        let at = |epoch, number| LogPosition { epoch, number };
+        assert!(journal.can_resume_from(at(epoch, 41)), "records evicted from memory are in the log");
+        assert!(
+            !journal.can_resume_from(at(epoch, last + 1)) && !journal.can_resume_from(at(epoch ^ 1, last))
+        );
         assert_eq!(journal.seal(), last);
         journal.append(b"late");
         assert_eq!(durable.log().next(), last + 1);

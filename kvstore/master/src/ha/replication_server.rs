@@ -94,7 +94,9 @@ impl ReplicationServer {
             return Ok(());
         }
         let start = match last_record {
-            Some(position) if self.journal.can_resume_from(position) => ReplicationStart::Resume(position.1),
+            Some(position) if self.journal.can_resume_from(position) => {
+                ReplicationStart::Resume(position.number)
+            }
             _ => ReplicationStart::Snapshot(self.journal.facts().next() - 1),
         };
         tracing::info!(%member, ?start, "follower connected");
@@ -312,7 +314,7 @@ impl StateChangeSink for StateTransferBatch {
 #[cfg(test)]
 mod tests {
     use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-    use moongate_master_core::MasterCoreOptions;
+    use moongate_master_core::{CallContext, MasterCoreOptions, PutStartRequest};
 
     use super::*;
     use crate::ha::fence::{LeaseFence, now};
@@ -337,14 +339,26 @@ mod tests {
 
     fn start(server: &MasterServer, key: &str) {
         let config = ReplicateConfig::<&str> { replica_num: 1, ..ReplicateConfig::default() };
-        let started = server.master.put_start(1, NODE, "default", key, 64, &config, &mut server.recorder());
+        let started = server.master.put_start(
+            CallContext { now_ms: 1, client: NODE, tenant: "default" },
+            &PutStartRequest { key, size: 64, config: &config },
+            &mut server.recorder(),
+        );
         started.unwrap();
     }
 
     fn end(server: &MasterServer, key: &str) {
         let object = ObjectMeta { key, object_checksum: None };
         let recorder = &mut server.recorder();
-        server.master.put_end(2, NODE, "default", &object, ReplicaType::ALL, recorder).unwrap();
+        server
+            .master
+            .put_end(
+                CallContext { now_ms: 2, client: NODE, tenant: "default" },
+                &object,
+                ReplicaType::ALL,
+                recorder,
+            )
+            .unwrap();
     }
 
     fn apply_frames(sent: &[u8], follower: &mut ReplicationFollower, replica: &mut StandbyReplica) {

@@ -8,6 +8,7 @@ use moongate_master_core::MasterCoreOptions;
 use super::follower::ReplicationSink;
 use super::member_folder::{MemberFolder, StateCopyWriter};
 use crate::durable::DurableJournal;
+use crate::epochs::LogPosition;
 use crate::journal::Journal as _;
 use crate::state::MasterState;
 
@@ -44,8 +45,8 @@ impl StandbyReplica {
         Self { state, disk: Some(disk), ..Self::new(settings) }
     }
 
-    /// Epoch and number of the last record, if further records can be applied.
-    pub fn position(&self) -> Option<(u64, u64)> {
+    /// The last record, if further records can be applied.
+    pub fn position(&self) -> Option<LogPosition> {
         self.state.position().filter(|_| self.accepts_records)
     }
 

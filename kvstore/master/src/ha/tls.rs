@@ -13,12 +13,20 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::link::ReplicationError;
 
+/// This side's certificate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TlsIdentityFiles {
+    /// Certificate chain.
+    pub certificate: PathBuf,
+    /// Private key.
+    pub key: PathBuf,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsFiles {
     /// CA certificates that the peer's certificate is verified against.
     pub ca: PathBuf,
-    /// This side's certificate chain and private key.
-    pub identity: Option<(PathBuf, PathBuf)>,
+    pub identity: Option<TlsIdentityFiles>,
     /// Host name that the peer's certificate is verified for; `None`: the host of the address.
     pub server_name: Option<String>,
 }
@@ -73,7 +81,7 @@ impl TlsFiles {
         let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()));
         let builder = builder.with_safe_default_protocol_versions()?.with_root_certificates(self.roots()?);
         Ok(match &self.identity {
-            Some((cert, of)) => builder.with_client_auth_cert(certificates(cert)?, key(of)?)?,
+            Some(own) => builder.with_client_auth_cert(certificates(&own.certificate)?, key(&own.key)?)?,
             None => builder.with_no_client_auth(),
         })
     }
@@ -83,12 +91,12 @@ impl TlsFiles {
     /// # Errors
     /// [`HaTlsError`].
     pub fn server(&self) -> Result<ServerConfig, HaTlsError> {
-        let (cert, of) = self.identity.as_ref().ok_or(HaTlsError::NoIdentity)?;
+        let own = self.identity.as_ref().ok_or(HaTlsError::NoIdentity)?;
         let provider = Arc::new(default_provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(self.roots()?, Arc::clone(&provider));
         let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
         let builder = builder.with_client_cert_verifier(verifier.build()?);
-        Ok(builder.with_single_cert(certificates(cert)?, key(of)?)?)
+        Ok(builder.with_single_cert(certificates(&own.certificate)?, key(&own.key)?)?)
     }
 }
 
@@ -153,7 +161,8 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             path
         };
-        let own = (file("cert", cert.pem()), file("key", key.serialize_pem()));
+        let own =
+            TlsIdentityFiles { certificate: file("cert", cert.pem()), key: file("key", key.serialize_pem()) };
         TlsFiles { ca: file("ca", issuer.pem()), identity: Some(own), server_name: None }
     }
 
@@ -222,10 +231,10 @@ mod tests {
         let empty = TlsFiles { ca: empty, identity: None, server_name: None };
         assert!(empty.client().unwrap_err().to_string().contains("no certificate in this file"));
         assert!(TlsFiles { identity: None, ..good.clone() }.server().is_err());
-        let (cert, _) = good.identity.clone().unwrap();
-        let other = signed(&folder, "other", &["127.0.0.1"]).identity.unwrap().1;
+        let other = signed(&folder, "other", &["127.0.0.1"]).identity.unwrap();
+        let mixed = TlsIdentityFiles { key: other.key, ..good.identity.clone().unwrap() };
         assert!(
-            TlsFiles { identity: Some((cert, other)), ..good }.client().is_err(),
+            TlsFiles { identity: Some(mixed), ..good }.client().is_err(),
             "the key of another certificate"
         );
     }

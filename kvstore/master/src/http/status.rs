@@ -65,7 +65,7 @@ pub(super) async fn leader(State(admin): SharedAdminContext) -> Response {
 }
 
 pub(super) async fn metrics(State(admin): SharedAdminContext) -> Response {
-    let text = metrics::text(&admin.server, &admin.observer.sizes, admin.events.as_deref());
+    let text = metrics::text(&admin.server, &admin.observer, admin.events.as_ref());
     response::text(StatusCode::OK, text)
 }
 

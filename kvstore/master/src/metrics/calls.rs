@@ -1,73 +1,157 @@
 //! Metric families of calls, by RPC.
 
 use mooncake_wire::rpc::RpcMethod;
+use moongate_runtime::metrics::MetricsWriter;
 
-use super::text::MasterMetricsText;
-use crate::counters::{CallCounts, RpcCounters};
+use crate::counters::RpcCounters;
 
-/// RPCs for one object or segment, with the names of their families.
-const SINGLE: [(&str, RpcMethod); 25] = [
-    ("exist_key", RpcMethod::ExistKey),
-    ("put_start", RpcMethod::PutStart),
-    ("put_end", RpcMethod::PutEnd),
-    ("put_revoke", RpcMethod::PutRevoke),
-    ("get_replica_list", RpcMethod::GetReplicaList),
-    ("get_replica_list_by_regex", RpcMethod::GetReplicaListByRegex),
-    ("remove", RpcMethod::Remove),
-    ("remove_by_regex", RpcMethod::RemoveByRegex),
-    ("remove_all", RpcMethod::RemoveAll),
-    ("mount_segment", RpcMethod::MountSegment),
-    ("unmount_segment", RpcMethod::UnmountSegment),
-    ("remount_segment", RpcMethod::ReMountSegment),
-    ("ping", RpcMethod::Ping),
-    ("copy_start", RpcMethod::CopyStart),
-    ("copy_end", RpcMethod::CopyEnd),
-    ("copy_revoke", RpcMethod::CopyRevoke),
-    ("move_start", RpcMethod::MoveStart),
-    ("move_end", RpcMethod::MoveEnd),
-    ("move_revoke", RpcMethod::MoveRevoke),
-    ("evict_disk_replica", RpcMethod::EvictDiskReplica),
-    ("create_copy_task", RpcMethod::CreateCopyTask),
-    ("create_move_task", RpcMethod::CreateMoveTask),
-    ("update_task", RpcMethod::MarkTaskToComplete),
-    ("query_task", RpcMethod::QueryTask),
-    ("fetch_tasks", RpcMethod::FetchTasks),
+/// RPCs for one object or segment, with the names of their calls and failures.
+const SINGLE: [(RpcMethod, &str, &str); 25] = [
+    (RpcMethod::ExistKey, "master_exist_key_requests_total", "master_exist_key_failures_total"),
+    (RpcMethod::PutStart, "master_put_start_requests_total", "master_put_start_failures_total"),
+    (RpcMethod::PutEnd, "master_put_end_requests_total", "master_put_end_failures_total"),
+    (RpcMethod::PutRevoke, "master_put_revoke_requests_total", "master_put_revoke_failures_total"),
+    (
+        RpcMethod::GetReplicaList,
+        "master_get_replica_list_requests_total",
+        "master_get_replica_list_failures_total",
+    ),
+    (
+        RpcMethod::GetReplicaListByRegex,
+        "master_get_replica_list_by_regex_requests_total",
+        "master_get_replica_list_by_regex_failures_total",
+    ),
+    (RpcMethod::Remove, "master_remove_requests_total", "master_remove_failures_total"),
+    (
+        RpcMethod::RemoveByRegex,
+        "master_remove_by_regex_requests_total",
+        "master_remove_by_regex_failures_total",
+    ),
+    (RpcMethod::RemoveAll, "master_remove_all_requests_total", "master_remove_all_failures_total"),
+    (RpcMethod::MountSegment, "master_mount_segment_requests_total", "master_mount_segment_failures_total"),
+    (
+        RpcMethod::UnmountSegment,
+        "master_unmount_segment_requests_total",
+        "master_unmount_segment_failures_total",
+    ),
+    (
+        RpcMethod::ReMountSegment,
+        "master_remount_segment_requests_total",
+        "master_remount_segment_failures_total",
+    ),
+    (RpcMethod::Ping, "master_ping_requests_total", "master_ping_failures_total"),
+    (RpcMethod::CopyStart, "master_copy_start_requests_total", "master_copy_start_failures_total"),
+    (RpcMethod::CopyEnd, "master_copy_end_requests_total", "master_copy_end_failures_total"),
+    (RpcMethod::CopyRevoke, "master_copy_revoke_requests_total", "master_copy_revoke_failures_total"),
+    (RpcMethod::MoveStart, "master_move_start_requests_total", "master_move_start_failures_total"),
+    (RpcMethod::MoveEnd, "master_move_end_requests_total", "master_move_end_failures_total"),
+    (RpcMethod::MoveRevoke, "master_move_revoke_requests_total", "master_move_revoke_failures_total"),
+    (
+        RpcMethod::EvictDiskReplica,
+        "master_evict_disk_replica_requests_total",
+        "master_evict_disk_replica_failures_total",
+    ),
+    (
+        RpcMethod::CreateCopyTask,
+        "master_create_copy_task_requests_total",
+        "master_create_copy_task_failures_total",
+    ),
+    (
+        RpcMethod::CreateMoveTask,
+        "master_create_move_task_requests_total",
+        "master_create_move_task_failures_total",
+    ),
+    (RpcMethod::MarkTaskToComplete, "master_update_task_requests_total", "master_update_task_failures_total"),
+    (RpcMethod::QueryTask, "master_query_task_requests_total", "master_query_task_failures_total"),
+    (RpcMethod::FetchTasks, "master_fetch_tasks_requests_total", "master_fetch_tasks_failures_total"),
 ];
 
-/// Batch RPCs, with the names of their families.
-const BATCHES: [(&str, RpcMethod); 7] = [
-    ("batch_exist_key", RpcMethod::BatchExistKey),
-    ("batch_query_ip", RpcMethod::BatchQueryIp),
-    ("batch_replica_clear", RpcMethod::BatchReplicaClear),
-    ("batch_get_replica_list", RpcMethod::BatchGetReplicaList),
-    ("batch_put_start", RpcMethod::BatchPutStart),
-    ("batch_put_end", RpcMethod::BatchPutEnd),
-    ("batch_put_revoke", RpcMethod::BatchPutRevoke),
+/// Metric names of a batch RPC.
+struct BatchMetricNames {
+    method: RpcMethod,
+    requests: &'static str,
+    failures: &'static str,
+    partial_successes: &'static str,
+    items: &'static str,
+    failed_items: &'static str,
+}
+
+const BATCHES: [BatchMetricNames; 7] = [
+    BatchMetricNames {
+        method: RpcMethod::BatchExistKey,
+        requests: "master_batch_exist_key_requests_total",
+        failures: "master_batch_exist_key_failures_total",
+        partial_successes: "master_batch_exist_key_partial_successes_total",
+        items: "master_batch_exist_key_items_total",
+        failed_items: "master_batch_exist_key_failed_items_total",
+    },
+    BatchMetricNames {
+        method: RpcMethod::BatchQueryIp,
+        requests: "master_batch_query_ip_requests_total",
+        failures: "master_batch_query_ip_failures_total",
+        partial_successes: "master_batch_query_ip_partial_successes_total",
+        items: "master_batch_query_ip_items_total",
+        failed_items: "master_batch_query_ip_failed_items_total",
+    },
+    BatchMetricNames {
+        method: RpcMethod::BatchReplicaClear,
+        requests: "master_batch_replica_clear_requests_total",
+        failures: "master_batch_replica_clear_failures_total",
+        partial_successes: "master_batch_replica_clear_partial_successes_total",
+        items: "master_batch_replica_clear_items_total",
+        failed_items: "master_batch_replica_clear_failed_items_total",
+    },
+    BatchMetricNames {
+        method: RpcMethod::BatchGetReplicaList,
+        requests: "master_batch_get_replica_list_requests_total",
+        failures: "master_batch_get_replica_list_failures_total",
+        partial_successes: "master_batch_get_replica_list_partial_successes_total",
+        items: "master_batch_get_replica_list_items_total",
+        failed_items: "master_batch_get_replica_list_failed_items_total",
+    },
+    BatchMetricNames {
+        method: RpcMethod::BatchPutStart,
+        requests: "master_batch_put_start_requests_total",
+        failures: "master_batch_put_start_failures_total",
+        partial_successes: "master_batch_put_start_partial_successes_total",
+        items: "master_batch_put_start_items_total",
+        failed_items: "master_batch_put_start_failed_items_total",
+    },
+    BatchMetricNames {
+        method: RpcMethod::BatchPutEnd,
+        requests: "master_batch_put_end_requests_total",
+        failures: "master_batch_put_end_failures_total",
+        partial_successes: "master_batch_put_end_partial_successes_total",
+        items: "master_batch_put_end_items_total",
+        failed_items: "master_batch_put_end_failed_items_total",
+    },
+    BatchMetricNames {
+        method: RpcMethod::BatchPutRevoke,
+        requests: "master_batch_put_revoke_requests_total",
+        failures: "master_batch_put_revoke_failures_total",
+        partial_successes: "master_batch_put_revoke_partial_successes_total",
+        items: "master_batch_put_revoke_items_total",
+        failed_items: "master_batch_put_revoke_failed_items_total",
+    },
 ];
 
-pub(super) fn all(text: &mut MasterMetricsText, counters: &RpcCounters) {
-    for (name, method) in SINGLE {
+pub(super) fn all(writer: &mut MetricsWriter<'_>, counters: &RpcCounters) {
+    for (method, requests, failures) in SINGLE {
         let counts = counters.call_counts(method);
-        requests(text, name, method, &counts);
+        write(writer, method, requests, "calls", counts.requests);
+        write(writer, method, failures, "calls that failed", counts.failures);
     }
-    for (name, method) in BATCHES {
-        let counts = counters.call_counts(method);
-        requests(text, name, method, &counts);
-        let method = method.name();
-        let mut counter = |suffix: &str, help: &str, value: u64| {
-            text.counter(&format!("master_{name}_{suffix}_total"), &format!("{method}: {help}."), value);
-        };
-        counter("partial_successes", "calls in which some objects failed", counts.partial_successes);
-        counter("items", "objects", counts.items);
-        counter("failed_items", "objects that failed", counts.failed_items);
+    for names in &BATCHES {
+        let (method, counts) = (names.method, counters.call_counts(names.method));
+        write(writer, method, names.requests, "calls", counts.requests);
+        write(writer, method, names.failures, "calls that failed", counts.failures);
+        let partial = counts.partial_successes;
+        write(writer, method, names.partial_successes, "calls in which some objects failed", partial);
+        write(writer, method, names.items, "objects", counts.items);
+        write(writer, method, names.failed_items, "objects that failed", counts.failed_items);
     }
 }
 
-fn requests(text: &mut MasterMetricsText, name: &str, method: RpcMethod, counts: &CallCounts) {
-    let method = method.name();
-    let mut counter = |suffix: &str, help: &str, value: u64| {
-        text.counter(&format!("master_{name}_{suffix}_total"), &format!("{method}: {help}."), value);
-    };
-    counter("requests", "calls", counts.requests);
-    counter("failures", "calls that failed", counts.failures);
+fn write(writer: &mut MetricsWriter<'_>, method: RpcMethod, name: &str, help: &str, value: u64) {
+    writer.counter(name, &format!("{}: {help}", method.name()), value);
 }

@@ -2,207 +2,221 @@
 
 use mooncake_wire::admin::TenantQuota;
 use mooncake_wire::rpc::RpcMethod;
+use moongate_runtime::metrics::{HistogramSnapshot, MetricsWriter};
 
-use super::text::MasterMetricsText;
 use crate::observer::{SIZE_BOUNDS, ValueSizeHistogram};
 use crate::server::MasterServer;
 
+pub(super) fn all(writer: &mut MetricsWriter<'_>, server: &MasterServer, sizes: &ValueSizeHistogram) {
+    state(writer, server);
+    value_sizes(writer, sizes);
+    reads(writer, server);
+    evictions(writer, server);
+    tenants(writer, server);
+    promotions(writer, server);
+    unused(writer);
+}
+
 /// Families of objects, segments and clients.
-pub(super) fn state(text: &mut MasterMetricsText, server: &MasterServer) {
+fn state(writer: &mut MetricsWriter<'_>, server: &MasterServer) {
     let master = &server.master;
     let space = master.space_usage();
-    text.gauge("master_allocated_bytes", "Bytes of memory in use.", space.used);
-    text.gauge("master_total_capacity_bytes", "Bytes of memory in all segments.", space.capacity);
+    writer.gauge("master_allocated_bytes", "Bytes of memory in use", space.used);
+    writer.gauge("master_total_capacity_bytes", "Bytes of memory in all segments", space.capacity);
     let segments = master.segments_detail().segments;
-    let mut used = text.gauges("segment_allocated_bytes", "Bytes of memory in use, by segment.");
-    for segment in &segments {
-        used.value(&[("segment", &segment.segment_name)], segment.allocator_used_bytes);
-    }
-    let mut sizes = text.gauges("segment_total_capacity_bytes", "Bytes of memory, by segment.");
-    for segment in &segments {
-        sizes.value(&[("segment", &segment.segment_name)], segment.size_bytes);
-    }
+    writer.gauge_by(
+        "segment_allocated_bytes",
+        "Bytes of memory in use, by segment",
+        "segment",
+        segments.iter().map(|segment| (&segment.segment_name, segment.allocator_used_bytes)),
+    );
+    writer.gauge_by(
+        "segment_total_capacity_bytes",
+        "Bytes of memory, by segment",
+        "segment",
+        segments.iter().map(|segment| (&segment.segment_name, segment.size_bytes)),
+    );
     for (name, help) in [
-        ("master_nof_allocated_bytes", "Bytes in use on disks behind NVMe over fabrics."),
-        ("master_total_nof_capacity_bytes", "Bytes of disks behind NVMe over fabrics."),
+        ("master_nof_allocated_bytes", "Bytes in use on disks behind NVMe over fabrics"),
+        ("master_total_nof_capacity_bytes", "Bytes of disks behind NVMe over fabrics"),
     ] {
-        text.gauge(name, help, 0);
+        writer.gauge(name, help, 0);
     }
     let disks = master.disk_usage();
-    text.gauge("master_allocated_file_size_bytes", "Bytes of objects on nodes' disks.", disks.used);
-    text.gauge("master_total_file_capacity_bytes", "Bytes of nodes' disks.", disks.capacity);
-    text.gauge("master_key_count", "Objects, including those being written.", master.key_count());
+    writer.gauge("master_allocated_file_size_bytes", "Bytes of objects on nodes' disks", disks.used);
+    writer.gauge("master_total_file_capacity_bytes", "Bytes of nodes' disks", disks.capacity);
+    writer.gauge("master_key_count", "Objects, including those being written", master.key_count());
     let soft = master.soft_pinned_count();
-    text.gauge("master_soft_pin_key_count", "Soft-pinned objects.", soft);
-    text.gauge("master_active_clients", "Clients with a recent heartbeat.", master.client_counts().0);
+    writer.gauge("master_soft_pin_key_count", "Soft-pinned objects", soft);
+    writer.gauge("master_active_clients", "Clients with a recent heartbeat", master.client_counts().active);
 }
 
 /// Histogram of the sizes of written objects.
-pub(super) fn value_sizes(text: &mut MasterMetricsText, sizes: &ValueSizeHistogram) {
-    let (buckets, sum) = sizes.read();
-    let bounds = SIZE_BOUNDS.iter().map(|bound| format!("{bound}.000000")).chain(["+Inf".to_owned()]);
-    text.histograms("master_value_size_bytes", "Sizes of written objects in bytes.").histogram(
-        &[],
-        bounds.zip(buckets),
-        sum,
-    );
+fn value_sizes(writer: &mut MetricsWriter<'_>, sizes: &ValueSizeHistogram) {
+    let (counts, sum) = sizes.read();
+    let bounds = SIZE_BOUNDS.map(|bound| bound as f64).into_iter().chain([f64::INFINITY]);
+    let snapshot = HistogramSnapshot { buckets: bounds.zip(counts).collect(), sum: sum as f64 };
+    writer.histogram("master_value_size_bytes", "Sizes of written objects in bytes", &snapshot);
 }
 
 /// Families of read hits and misses.
-pub(super) fn reads(text: &mut MasterMetricsText, server: &MasterServer) {
+fn reads(writer: &mut MetricsWriter<'_>, server: &MasterServer) {
     let single = server.counters.call_counts(RpcMethod::GetReplicaList);
     let batch = server.counters.call_counts(RpcMethod::BatchGetReplicaList);
     let total = single.requests + batch.items;
     let found = total.saturating_sub(single.failures + batch.failed_items);
     let counts = server.master.statistics();
     let in_memory = found.saturating_sub(counts.disk_reads);
-    text.counter("mem_cache_hit_nums_", "Object reads served from memory.", in_memory);
+    writer.counter("mem_cache_hit_nums_", "Object reads served from memory", in_memory);
     let bytes = counts.read_bytes;
-    text.counter("mem_cache_hit_bytes_total", "Bytes of object reads served from memory.", bytes);
-    text.counter("file_cache_hit_nums_", "Object reads served from a disk.", counts.disk_reads);
+    writer.counter("mem_cache_hit_bytes_total", "Bytes of object reads served from memory", bytes);
+    writer.counter("file_cache_hit_nums_", "Object reads served from a disk", counts.disk_reads);
     let bytes = counts.disk_read_bytes;
-    text.counter("file_cache_hit_bytes_total", "Bytes of object reads served from a disk.", bytes);
-    text.gauge("mem_cache_nums_", "Objects, including those only on disks.", server.master.key_count());
-    text.gauge("file_cache_nums_", "Objects on disks.", server.master.disk_usage().copies);
-    text.counter("valid_get_nums_", "Object reads that found the object.", found);
-    text.counter("total_get_nums_", "Object reads.", total);
+    writer.counter("file_cache_hit_bytes_total", "Bytes of object reads served from a disk", bytes);
+    writer.gauge("mem_cache_nums_", "Objects, including those only on disks", server.master.key_count());
+    writer.gauge("file_cache_nums_", "Objects on disks", server.master.disk_usage().copies);
+    writer.counter("valid_get_nums_", "Object reads that found the object", found);
+    writer.counter("total_get_nums_", "Object reads", total);
 }
 
 /// Families of evictions and of unfinished puts. Only memory is evicted.
-pub(super) fn evictions(text: &mut MasterMetricsText, server: &MasterServer) {
+fn evictions(writer: &mut MetricsWriter<'_>, server: &MasterServer) {
+    const ROUNDS: &str = "Eviction rounds that freed space";
+    const ATTEMPTS: &str = "Eviction rounds, including those that found nothing to evict";
+    const KEYS: &str = "Evicted objects";
+    const BYTES: &str = "Bytes of evicted objects";
     let counts = server.master.statistics();
-    text.counter(
+    writer.counter(
         "master_put_start_alloc_failures_total",
-        "Puts rejected for lack of space.",
+        "Puts rejected for lack of space",
         counts.allocation_failures,
     );
-    text.counter(
+    writer.counter(
         "master_put_start_partial_allocations_total",
-        "Puts that got fewer replicas than requested.",
+        "Puts that got fewer replicas than requested",
         counts.partial_allocations,
     );
-    for (suffix, round) in [("_total", ""), ("_mem", "_mem")] {
-        let successful = format!("master_successful_evictions{suffix}");
-        text.counter(&successful, "Eviction rounds that freed space.", counts.eviction_rounds);
-        let attempted = format!("master_attempted_evictions{suffix}");
-        text.counter(
-            &attempted,
-            "Eviction rounds, including those that found nothing to evict.",
-            counts.attempted_evictions,
-        );
-        let keys = format!("master_evicted_key_count{round}");
-        text.counter(&keys, "Evicted objects.", counts.evicted_keys);
-        let bytes = format!("master_evicted_size_bytes{round}");
-        text.counter(&bytes, "Bytes of evicted objects.", counts.evicted_bytes);
+    for (name, help, value) in [
+        ("master_successful_evictions_total", ROUNDS, counts.eviction_rounds),
+        ("master_successful_evictions_mem", ROUNDS, counts.eviction_rounds),
+        ("master_attempted_evictions_total", ATTEMPTS, counts.attempted_evictions),
+        ("master_attempted_evictions_mem", ATTEMPTS, counts.attempted_evictions),
+        ("master_evicted_key_count", KEYS, counts.evicted_keys),
+        ("master_evicted_key_count_mem", KEYS, counts.evicted_keys),
+        ("master_evicted_size_bytes", BYTES, counts.evicted_bytes),
+        ("master_evicted_size_bytes_mem", BYTES, counts.evicted_bytes),
+    ] {
+        writer.counter(name, help, value);
     }
-    text.counter(
+    writer.counter(
         "master_put_start_discard_cnt",
-        "Puts discarded because they were not finished in time.",
+        "Puts discarded because they were not finished in time",
         counts.discarded_puts,
     );
-    text.counter(
+    writer.counter(
         "master_put_start_release_cnt",
-        "Discarded puts whose space was released.",
+        "Discarded puts whose space was released",
         counts.discarded_puts,
     );
 }
 
 /// Families of tenants, if multi-tenancy is enabled.
-pub(super) fn tenants(text: &mut MasterMetricsText, server: &MasterServer) {
+fn tenants(writer: &mut MetricsWriter<'_>, server: &MasterServer) {
     let master = &server.master;
     let Ok(quotas) = master.quotas() else { return };
     type QuotaValue = fn(&TenantQuota) -> u64;
     let gauges: [(&str, &str, QuotaValue); 6] = [
-        ("requested_bytes", "Requested quota in bytes.", |quota| quota.requested_quota_bytes),
-        ("effective_bytes", "Effective quota in bytes.", |quota| quota.effective_quota_bytes),
-        ("charged_bytes", "Bytes in use by the tenant.", |quota| quota.charged_bytes),
-        ("admission_closed", "1 if new objects of the tenant are rejected.", |quota| {
+        ("mooncake_tenant_quota_requested_bytes", "Requested quota in bytes", |quota| {
+            quota.requested_quota_bytes
+        }),
+        ("mooncake_tenant_quota_effective_bytes", "Effective quota in bytes", |quota| {
+            quota.effective_quota_bytes
+        }),
+        ("mooncake_tenant_quota_charged_bytes", "Bytes in use by the tenant", |quota| quota.charged_bytes),
+        ("mooncake_tenant_quota_admission_closed", "1 if new objects of the tenant are rejected", |quota| {
             quota.admission_closed.into()
         }),
-        ("over_quota", "1 if the tenant uses more than its quota.", |quota| quota.over_quota.into()),
-        ("explicit_policy", "1 if the quota was set explicitly.", |quota| quota.has_explicit_policy.into()),
+        ("mooncake_tenant_quota_over_quota", "1 if the tenant uses more than its quota", |quota| {
+            quota.over_quota.into()
+        }),
+        ("mooncake_tenant_quota_explicit_policy", "1 if the quota was set explicitly", |quota| {
+            quota.has_explicit_policy.into()
+        }),
     ];
     for (name, help, value_of) in gauges {
-        let name = format!("mooncake_tenant_quota_{name}");
-        let mut family = text.gauges(&name, help);
-        quotas.iter().for_each(|quota| family.value(&[("tenant_id", &quota.tenant_id)], value_of(quota)));
+        let values = quotas.iter().map(|quota| (&quota.tenant_id, value_of(quota)));
+        writer.gauge_by(name, help, "tenant_id", values);
     }
-    let capacity = master.space_usage().capacity;
-    text.gauge(
+    let sum = |value_of: QuotaValue| quotas.iter().map(value_of).fold(0, u64::saturating_add);
+    let sums = [sum(|quota| quota.requested_quota_bytes), sum(|quota| quota.effective_quota_bytes)];
+    writer.gauge("mooncake_tenant_quota_requested_bytes_sum", "Requested quota in bytes", sums[0]);
+    writer.gauge("mooncake_tenant_quota_effective_bytes_sum", "Effective quota in bytes", sums[1]);
+    writer.gauge(
         "mooncake_tenant_quota_allocatable_capacity_bytes",
-        "Memory available to all tenants in bytes.",
-        capacity,
+        "Memory available to all tenants in bytes",
+        master.space_usage().capacity,
     );
-    for (name, help, value_of) in gauges.into_iter().take(2) {
-        let name = format!("mooncake_tenant_quota_{name}_sum");
-        let sum: u128 = quotas.iter().map(|quota| u128::from(value_of(quota))).sum();
-        text.gauge(&name, help, sum);
-    }
 }
 
 /// Families of promotions from disk to memory.
-pub(super) fn promotions(text: &mut MasterMetricsText, server: &MasterServer) {
+fn promotions(writer: &mut MetricsWriter<'_>, server: &MasterServer) {
     let (master, counts) = (&server.master, server.master.statistics());
     let promoting = master.disk_usage().promoting;
-    text.gauge("master_promotion_in_flight", "Promotions in flight from disk to memory.", promoting);
+    writer.gauge("master_promotion_in_flight", "Promotions in flight from disk to memory", promoting);
     let finished = counts.promoted_keys + counts.promotions_failed + counts.promotions_expired;
     let cancelled = counts.promotions.saturating_sub(finished + promoting);
-    for (suffix, help, value) in [
-        ("admitted_total", "Promotions started.", counts.promotions),
-        ("completed_total", "Promotions completed.", counts.promoted_keys),
-        ("completed_bytes_total", "Bytes of completed promotions.", counts.promoted_bytes),
-        ("expired_total", "Promotions that timed out.", counts.promotions_expired),
-        ("failed_total", "Promotions that failed.", counts.promotions_failed),
-        ("cancelled_total", "Promotions cancelled because the object was removed.", cancelled),
+    for (name, help, value) in [
+        ("master_promotion_admitted_total", "Promotions started", counts.promotions),
+        ("master_promotion_completed_total", "Promotions completed", counts.promoted_keys),
+        ("master_promotion_completed_bytes_total", "Bytes of completed promotions", counts.promoted_bytes),
+        ("master_promotion_expired_total", "Promotions that timed out", counts.promotions_expired),
+        ("master_promotion_failed_total", "Promotions that failed", counts.promotions_failed),
         (
-            "rejected_frequency_total",
-            "Promotions rejected because the object is read too rarely.",
+            "master_promotion_cancelled_total",
+            "Promotions cancelled because the object was removed",
+            cancelled,
+        ),
+        (
+            "master_promotion_rejected_frequency_total",
+            "Promotions rejected because the object is read too rarely",
             counts.promotions_rejected_frequency,
         ),
         (
-            "rejected_watermark_total",
-            "Promotions rejected because memory is nearly full.",
+            "master_promotion_rejected_watermark_total",
+            "Promotions rejected because memory is nearly full",
             counts.promotions_rejected_watermark,
         ),
         (
-            "rejected_cap_total",
-            "Promotions rejected because too many are in flight.",
+            "master_promotion_rejected_cap_total",
+            "Promotions rejected because too many are in flight",
             counts.promotions_rejected_cap,
         ),
     ] {
-        text.counter(&format!("master_promotion_{suffix}"), help, value);
+        writer.counter(name, help, value);
     }
 }
 
 /// Families of features that this master does not have or does not count.
-pub(super) fn unused(text: &mut MasterMetricsText) {
-    text.gauge("master_put_start_discarded_staging_size", "Not counted by this master.", 0);
-    for suffix in [
-        "candidate_recorded_total",
-        "candidate_admitted_total",
-        "candidate_admission_rejected_total",
-        "candidate_expired_evaluated_total",
-        "candidate_expired_unevaluated_total",
-        "candidate_dropped_limit_total",
+fn unused(writer: &mut MetricsWriter<'_>) {
+    writer.gauge("master_put_start_discarded_staging_size", "Not counted by this master", 0);
+    for name in [
+        "master_promotion_candidate_recorded_total",
+        "master_promotion_candidate_admitted_total",
+        "master_promotion_candidate_admission_rejected_total",
+        "master_promotion_candidate_expired_evaluated_total",
+        "master_promotion_candidate_expired_unevaluated_total",
+        "master_promotion_candidate_dropped_limit_total",
     ] {
-        text.counter(
-            &format!("master_promotion_{suffix}"),
-            "Not implemented: rejected promotions are retried on the next read.",
-            0,
-        );
+        writer.counter(name, "Not implemented: rejected promotions are retried on the next read", 0_u64);
     }
-    for suffix in [
-        "oplog_last_sequence_id",
-        "oplog_applied_sequence_id",
-        "oplog_standby_lag",
-        "oplog_pending_entries",
-        "pending_mutation_queue_size",
-        "standby_state",
+    for name in [
+        "ha_oplog_last_sequence_id",
+        "ha_oplog_applied_sequence_id",
+        "ha_oplog_standby_lag",
+        "ha_oplog_pending_entries",
+        "ha_pending_mutation_queue_size",
+        "ha_standby_state",
     ] {
-        text.gauge(
-            &format!("ha_{suffix}"),
-            "Not implemented: Moongate's master has no such replication queue.",
-            0,
-        );
+        writer.gauge(name, "Not implemented: Moongate's master has no such replication queue", 0);
     }
 }

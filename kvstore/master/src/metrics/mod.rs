@@ -1,4 +1,5 @@
-//! `/metrics`: all metric families in the text format of Prometheus.
+//! `/metrics`: all metric families in Prometheus' text format 0.0.4, which Mooncake serves: several of its counters do not end in
+//! `_total`, so OpenMetrics has no type for them.
 //!
 //! Families without the prefix `moongate_` are those of Mooncake's master, with its types and labels, so that its dashboards work.
 //! Families of features that this master does not have (NVMe over Fabrics) are present with the value 0.
@@ -6,30 +7,27 @@
 mod calls;
 mod extensions;
 mod families;
-mod text;
+
+use std::sync::Arc;
+
+use moongate_runtime::metrics::MetricsRegistry;
 
 use crate::events::KvEventPublisher;
-use crate::observer::ValueSizeHistogram;
+use crate::observer::FactObserver;
 use crate::server::MasterServer;
-use text::MasterMetricsText;
 
-/// The whole page. `sizes` are those of written objects; `publisher` publishes the KV events, if they are enabled.
+/// The whole page. `publisher` publishes the KV events, if they are enabled.
 pub(crate) fn text(
-    server: &MasterServer,
-    sizes: &ValueSizeHistogram,
-    publisher: Option<&KvEventPublisher>,
+    server: &Arc<MasterServer>,
+    observer: &Arc<FactObserver>,
+    publisher: Option<&Arc<KvEventPublisher>>,
 ) -> String {
-    let mut text = MasterMetricsText::default();
-    families::state(&mut text, server);
-    families::value_sizes(&mut text, sizes);
-    calls::all(&mut text, &server.counters);
-    families::reads(&mut text, server);
-    families::evictions(&mut text, server);
-    families::tenants(&mut text, server);
-    families::promotions(&mut text, server);
-    families::unused(&mut text);
-    extensions::all(&mut text, server, publisher);
-    let mut text = text.finish();
-    moongate_runtime::append_process_metrics(&mut text);
-    text
+    let (server, observer, publisher) = (server.clone(), observer.clone(), publisher.cloned());
+    let mut registry = MetricsRegistry::default();
+    registry.collect(move |writer| {
+        families::all(writer, &server, &observer.sizes);
+        calls::all(writer, &server.counters);
+        extensions::all(writer, &server, publisher.as_deref());
+    });
+    registry.prometheus_text()
 }

@@ -41,15 +41,17 @@ enum RpcCloseReason {
     Io(#[from] io::Error),
 }
 
-/// Serves a connection until it ends or `stop` is cancelled. Executed requests get their replies before that.
-pub(super) async fn serve(
-    stream: RpcStream,
-    caller: CallerSession,
-    limits: RpcLimits,
-    budget: Arc<BufferBudget>,
-    thread: RpcThread,
-    stop: CancellationToken,
-) {
+/// What a connection shares with the others of its thread.
+pub(super) struct ConnectionContext {
+    pub(super) limits: RpcLimits,
+    pub(super) budget: Arc<BufferBudget>,
+    pub(super) thread: RpcThread,
+    pub(super) stop: CancellationToken,
+}
+
+/// Serves a connection until it ends or is stopped. Executed requests get their replies before that.
+pub(super) async fn serve(stream: RpcStream, caller: CallerSession, context: ConnectionContext) {
+    let ConnectionContext { limits, budget, thread, stop } = context;
     let peer = stream.socket().peer_addr().ok();
     let connection = RpcConnection {
         stream,

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::budget::BufferBudget;
 use super::busy_poll::RpcThread;
-use super::connection;
+use super::connection::{self, ConnectionContext};
 use super::stream::RpcStream;
 use crate::call::CallerSession;
 use crate::server::MasterServer;
@@ -75,17 +75,21 @@ impl RpcWorker {
     ) -> io::Result<()> {
         let stream = attach(stream)?;
         let caller = CallerSession::new(Arc::clone(&self.server), host, self.lane);
-        let limits = self.server.limits;
-        let (budget, thread, stop) = (Arc::clone(&self.budget), self.thread.clone(), self.stop.clone());
+        let context = ConnectionContext {
+            limits: self.server.limits,
+            budget: Arc::clone(&self.budget),
+            thread: self.thread.clone(),
+            stop: self.stop.clone(),
+        };
         if let Some(tls) = self.server.tls.clone() {
             let server = Arc::clone(&self.server);
             self.supervisor.spawn("rpc connection", async move {
-                let accepted =
-                    stop.run_until_cancelled(authenticate(stream, &tls, limits.stall_timeout)).await;
+                let handshake = authenticate(stream, &tls, context.limits.stall_timeout);
+                let accepted = context.stop.run_until_cancelled(handshake).await;
                 match accepted {
                     Some(Ok((stream, peer))) => {
                         let caller = caller.with_certificate(peer);
-                        connection::serve(stream, caller, limits, budget, thread, stop).await;
+                        connection::serve(stream, caller, context).await;
                     }
                     Some(Err(error)) => report_unauthenticated(&server, host, &error),
                     None => {}
@@ -94,8 +98,7 @@ impl RpcWorker {
             });
             return Ok(());
         }
-        let connection_task =
-            connection::serve(RpcStream::Plain(stream), caller, limits, budget, thread, stop);
+        let connection_task = connection::serve(RpcStream::Plain(stream), caller, context);
         self.supervisor.spawn("rpc connection", async move {
             connection_task.await;
             drop((slot, open));

@@ -38,6 +38,30 @@ enum HeldResource {
     Listener(TcpListener),
 }
 
+/// Why a request is rejected. The client gets the text.
+#[derive(Debug, thiserror::Error)]
+enum HolderRequestError {
+    #[error("{0} is a listening socket")]
+    IsListener(String),
+    #[error("{0} is memory")]
+    IsMemory(String),
+    #[error("{0} already exists")]
+    Exists(String),
+    #[error("a name must have 1 to {MAX_NAME} bytes without a zero byte")]
+    InvalidName,
+    #[error("the limit of {MAX_RESOURCES} resources is reached; release some")]
+    TooManyResources,
+    #[error("{len} more bytes exceed the limit: {used} of {limit} bytes are in use")]
+    TooLarge { len: u64, used: u64, limit: u64 },
+    #[error("{len} bytes: {source}")]
+    Memory { len: u64, source: io::Error },
+    #[error("{address}: {source}")]
+    Bind { address: SocketAddr, source: io::Error },
+    /// Memory is handed over with its file descriptor.
+    #[error("the request has no file descriptor")]
+    NoDescriptor,
+}
+
 /// Stops a [`HolderServer`] from another thread.
 #[derive(Debug, Clone)]
 pub struct HolderStopHandle {
@@ -126,8 +150,9 @@ impl HolderServer {
             Err(problem) => return Err(problem),
         };
         tracing::debug!("holder request: {request:?}");
-        let (response, name) =
-            self.respond(request, fd).unwrap_or_else(|why| (HolderResponse::Refused { why }, None));
+        let (response, name) = self
+            .respond(request, fd)
+            .unwrap_or_else(|error| (HolderResponse::Refused { why: error.to_string() }, None));
         let fd = name.and_then(|name| self.resources.get(&name)).map(|resource| match resource {
             HeldResource::Memory { fd, .. } => fd.as_fd(),
             HeldResource::Listener(listener) => listener.as_fd(),
@@ -140,7 +165,7 @@ impl HolderServer {
         &mut self,
         request: HolderRequest,
         fd: Option<OwnedFd>,
-    ) -> Result<(HolderResponse, Option<String>), String> {
+    ) -> Result<(HolderResponse, Option<String>), HolderRequestError> {
         match request {
             HolderRequest::Memory { name, len, pages } => {
                 match self.resources.get(&name) {
@@ -150,11 +175,11 @@ impl HolderServer {
                     Some(HeldResource::Memory { len, .. }) => {
                         return Ok((HolderResponse::Length { kept: *len }, None));
                     }
-                    Some(HeldResource::Listener(_)) => return Err(format!("{name} is a listening socket")),
+                    Some(HeldResource::Listener(_)) => return Err(HolderRequestError::IsListener(name)),
                     None => self.check_limits(&name, len)?,
                 }
-                let (fd, _) =
-                    memfd(&name, len, pages.into()).map_err(|problem| format!("{len} bytes: {problem}"))?;
+                let (fd, _) = memfd(&name, len, pages.into())
+                    .map_err(|source| HolderRequestError::Memory { len, source })?;
                 tracing::info!("created {len} bytes of memory as {name}");
                 self.resources.insert(name.clone(), HeldResource::Memory { fd, len });
                 Ok((HolderResponse::Kept { fresh: true }, Some(name)))
@@ -166,23 +191,23 @@ impl HolderServer {
                     {
                         return Ok((HolderResponse::Kept { fresh: false }, Some(name)));
                     }
-                    Some(HeldResource::Memory { .. }) => return Err(format!("{name} is memory")),
+                    Some(HeldResource::Memory { .. }) => return Err(HolderRequestError::IsMemory(name)),
                     // At another address: close the old socket first, as the port may be the same.
                     Some(HeldResource::Listener(_)) => drop(self.resources.remove(&name)),
                     None => self.check_limits(&name, 0)?,
                 }
-                let listener =
-                    TcpListener::bind(address).map_err(|problem| format!("{address}: {problem}"))?;
+                let listener = TcpListener::bind(address)
+                    .map_err(|source| HolderRequestError::Bind { address, source })?;
                 tracing::info!("created a listening socket at {address} as {name}");
                 self.resources.insert(name.clone(), HeldResource::Listener(listener));
                 Ok((HolderResponse::Kept { fresh: true }, Some(name)))
             }
             HolderRequest::Give { name, len } => {
                 if self.resources.contains_key(&name) {
-                    return Err(format!("{name} already exists"));
+                    return Err(HolderRequestError::Exists(name));
                 }
                 self.check_limits(&name, len)?;
-                let fd = fd.ok_or("the request has no file descriptor")?;
+                let fd = fd.ok_or(HolderRequestError::NoDescriptor)?;
                 tracing::info!("received {len} bytes of memory as {name} from the store");
                 self.resources.insert(name, HeldResource::Memory { fd, len });
                 Ok((HolderResponse::Done, None))
@@ -200,12 +225,12 @@ impl HolderServer {
     }
 
     /// Checks the name and the limits for another resource.
-    fn check_limits(&self, name: &str, len: u64) -> Result<(), String> {
+    fn check_limits(&self, name: &str, len: u64) -> Result<(), HolderRequestError> {
         if name.is_empty() || name.len() > MAX_NAME || name.contains('\0') {
-            return Err(format!("a name must have 1 to {MAX_NAME} bytes without a zero byte"));
+            return Err(HolderRequestError::InvalidName);
         }
         if self.resources.len() >= MAX_RESOURCES {
-            return Err(format!("the limit of {MAX_RESOURCES} resources is reached; release some"));
+            return Err(HolderRequestError::TooManyResources);
         }
         let used = self.resources.values().map(|resource| match resource {
             HeldResource::Memory { len, .. } => *len,
@@ -213,10 +238,7 @@ impl HolderServer {
         });
         let used = used.fold(0, u64::saturating_add);
         if used.saturating_add(len) > self.limit {
-            return Err(format!(
-                "{len} more bytes exceed the limit: {used} of {} bytes are in use",
-                self.limit
-            ));
+            return Err(HolderRequestError::TooLarge { len, used, limit: self.limit });
         }
         Ok(())
     }

@@ -80,7 +80,18 @@ pub(crate) struct VerbsContext {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WorkCompletion {
     pub(crate) id: u64,
-    pub(crate) error: Option<String>,
+    pub(crate) error: Option<WorkCompletionError>,
+}
+
+/// A work request completed with an error.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text} (status {status}, vendor code {vendor:#x})")]
+pub struct WorkCompletionError {
+    /// libibverbs' text for the status.
+    pub text: String,
+    pub status: u32,
+    /// The device's own error code.
+    pub vendor: u32,
 }
 
 impl VerbsContext {
@@ -157,7 +168,7 @@ fn completion(found: &sys::ibv_wc) -> WorkCompletion {
     let error = found.error().map(|(status, vendor)| {
         // SAFETY: the function accepts any status and returns a static string.
         let text = unsafe { CStr::from_ptr(sys::ibv_wc_status_str(status)) };
-        format!("{} (status {status}, vendor code {vendor:#x})", text.to_string_lossy())
+        WorkCompletionError { text: text.to_string_lossy().into_owned(), status, vendor }
     });
     WorkCompletion { id: found.wr_id(), error }
 }

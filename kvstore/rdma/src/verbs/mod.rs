@@ -5,5 +5,6 @@ mod queue_pair;
 mod registered;
 
 pub(crate) use context::VerbsContext;
+pub use context::WorkCompletionError;
 pub(crate) use queue_pair::{QueuePair, WorkRequest};
 pub use registered::RegisteredRegion;

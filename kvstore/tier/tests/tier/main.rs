@@ -1,5 +1,6 @@
 //! A tier against a model, with io_uring and with threads; corruption; concurrency.
 
+mod crash;
 mod disk_faults;
 
 use std::fs::File;

@@ -1,9 +1,11 @@
 //! Client of Mooncake's HTTP metadata server.
 
+use std::sync::Arc;
+
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use reqwest::{Method, StatusCode};
 
-use super::DirectoryError;
+use super::{DirectoryError, MetadataServerError};
 use crate::descriptor::{MAX_DESCRIPTOR, RpcMeta, SegmentDescriptor};
 
 /// Servers store keys unmodified, so keys are escaped exactly as Mooncake's nodes escape them: everything except unreserved characters.
@@ -23,7 +25,7 @@ impl HttpDirectory {
         cluster: Option<&str>,
         http: reqwest::ClientBuilder,
     ) -> Result<Self, DirectoryError> {
-        let http = http.build().map_err(|error| problem("GET", url, &error))?;
+        let http = http.build().map_err(|error| failed("GET", url, error))?;
         let cluster = cluster.filter(|id| !id.is_empty()).map(|id| format!("{id}/")).unwrap_or_default();
         Ok(Self { url: url.to_owned(), cluster, http })
     }
@@ -34,11 +36,7 @@ impl HttpDirectory {
 
     pub(super) async fn rpc(&self, name: &str) -> Result<Option<RpcMeta>, DirectoryError> {
         let Some(json) = self.get(&self.key("rpc_meta", name)).await? else { return Ok(None) };
-        let malformed = |error: serde_json::Error| DirectoryError::Malformed {
-            endpoint: name.to_owned(),
-            reason: error.to_string(),
-        };
-        serde_json::from_slice(&json).map(Some).map_err(malformed)
+        serde_json::from_slice(&json).map(Some).map_err(|error| DirectoryError::malformed(name, error))
     }
 
     pub(super) async fn publish(
@@ -102,12 +100,12 @@ impl HttpDirectory {
         if let Some(body) = body {
             request = request.header("content-type", "application/json").body(body);
         }
-        let mut response = request.send().await.map_err(|error| problem(name, url, &error))?;
+        let mut response = request.send().await.map_err(|error| failed(name, url, error))?;
         let mut body = Vec::new();
-        while let Some(part) = response.chunk().await.map_err(|error| problem(name, url, &error))? {
+        while let Some(part) = response.chunk().await.map_err(|error| failed(name, url, error))? {
             if body.len() + part.len() > MAX_DESCRIPTOR {
-                let reason = format!("the response exceeds {MAX_DESCRIPTOR} bytes");
-                return Err(DirectoryError::Server { method: name, url: url.to_owned(), reason });
+                let source = MetadataServerError::TooLarge;
+                return Err(DirectoryError::Server { method: name, url: url.to_owned(), source });
             }
             body.extend_from_slice(&part);
         }
@@ -122,20 +120,18 @@ impl HttpDirectory {
 }
 
 fn json(name: &str, value: &impl serde::Serialize) -> Result<Vec<u8>, DirectoryError> {
-    serde_json::to_vec(value)
-        .map_err(|error| DirectoryError::Malformed { endpoint: name.to_owned(), reason: error.to_string() })
+    serde_json::to_vec(value).map_err(|error| DirectoryError::malformed(name, error))
 }
 
-fn problem(method: &'static str, url: &str, error: &reqwest::Error) -> DirectoryError {
-    // The cause has more detail than the error itself.
-    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
-    let reason = format!("{error}{cause}");
-    DirectoryError::Server { method, url: url.to_owned(), reason }
+fn failed(method: &'static str, url: &str, error: reqwest::Error) -> DirectoryError {
+    let source = MetadataServerError::Http(Arc::new(error));
+    DirectoryError::Server { method, url: url.to_owned(), source }
 }
 
 fn unexpected(method: &'static str, url: &str, status: StatusCode, body_text: &[u8]) -> DirectoryError {
-    let body_text: String = String::from_utf8_lossy(body_text).chars().take(200).collect();
-    DirectoryError::Server { method, url: url.to_owned(), reason: format!("{status}: {body_text}") }
+    let body_text = String::from_utf8_lossy(body_text).chars().take(200).collect();
+    let source = MetadataServerError::Status(status, body_text);
+    DirectoryError::Server { method, url: url.to_owned(), source }
 }
 
 #[cfg(test)]

@@ -3,13 +3,15 @@
 mod http;
 
 use std::fmt;
+use std::io;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use moongate_runtime::{PeerTls, describe_tls_error, plain_http_client};
+use reqwest::StatusCode;
 
-use crate::descriptor::{RpcMeta, SegmentDescriptor};
+use crate::descriptor::{MAX_DESCRIPTOR, RpcMeta, SegmentDescriptor};
 use crate::handshake::{self, HandshakeKind};
 
 use http::HttpDirectory;
@@ -72,21 +74,16 @@ pub enum DirectoryError {
     #[error("{0}: with --store-tls-cert the metadata server must use TLS: write https://")]
     Insecure(String),
     /// The node does not respond to handshakes.
-    #[error("{endpoint} does not respond to handshakes: {reason}")]
-    Handshake {
-        endpoint: String,
-        /// The error of the connection.
-        reason: String,
-    },
+    #[error("{endpoint} does not respond to handshakes: {source}")]
+    Handshake { endpoint: String, source: HandshakeError },
     /// A request to the metadata server failed.
-    #[error("metadata server: {method} {url}: {reason}")]
+    #[error("metadata server: {method} {url}: {source}")]
     Server {
         /// HTTP method of the request.
         method: &'static str,
         /// URL of the failed request.
         url: String,
-        /// The error, or status and body.
-        reason: String,
+        source: MetadataServerError,
     },
     /// The metadata server has no entry for the node.
     #[error(
@@ -94,12 +91,11 @@ pub enum DirectoryError {
     )]
     NotFound(String),
     /// The received JSON is not a descriptor.
-    #[error("the descriptor of {endpoint} is invalid: {reason}")]
+    #[error("the descriptor of {endpoint} is invalid: {source}")]
     Malformed {
         /// The node's endpoint or name.
         endpoint: String,
-        /// The error of the JSON parser.
-        reason: String,
+        source: Arc<serde_json::Error>,
     },
     /// Another node has the same name.
     #[error("the metadata server has another node named {name} at {at}; give each node a unique name")]
@@ -109,6 +105,41 @@ pub enum DirectoryError {
         /// Handshake address of the other node.
         at: String,
     },
+}
+
+impl DirectoryError {
+    fn malformed(endpoint: &str, error: serde_json::Error) -> Self {
+        Self::Malformed { endpoint: endpoint.to_owned(), source: Arc::new(error) }
+    }
+}
+
+/// Why a handshake failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum HandshakeError {
+    #[error("timed out after {0:?}")]
+    TimedOut(Duration),
+    /// The socket or TLS failed, or the peer violated the protocol.
+    #[error("{}", describe_tls_error(.0))]
+    Io(#[source] Arc<io::Error>),
+}
+
+/// Why a request to the metadata server failed.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum MetadataServerError {
+    // Not a source: the message has as much of its chain as is useful.
+    #[error("{}", with_cause(.0))]
+    Http(Arc<reqwest::Error>),
+    #[error("the response exceeds {MAX_DESCRIPTOR} bytes")]
+    TooLarge,
+    /// An unexpected status, with the start of the body.
+    #[error("{0}: {1}")]
+    Status(StatusCode, String),
+}
+
+/// An error and its cause, which has more detail.
+fn with_cause(error: &reqwest::Error) -> String {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
+    format!("{error}{cause}")
 }
 
 /// Looks up and publishes descriptors. Cloning is cheap.
@@ -160,10 +191,7 @@ impl DescriptorDirectory {
             DirectorySource::Handshake(tls) => fetch_descriptor(endpoint, tls.as_ref()).await?,
             DirectorySource::Http(server) => server.descriptor(endpoint).await?,
         };
-        serde_json::from_slice(&json).map_err(|error| DirectoryError::Malformed {
-            endpoint: endpoint.to_owned(),
-            reason: error.to_string(),
-        })
+        serde_json::from_slice(&json).map_err(|error| DirectoryError::malformed(endpoint, error))
     }
 
     /// Fetches the handshake address of a node, as `host:port`. Not cached.
@@ -204,7 +232,7 @@ impl DescriptorDirectory {
 }
 
 async fn fetch_descriptor(endpoint: &str, tls: Option<&PeerTls>) -> Result<Vec<u8>, DirectoryError> {
-    let error = |reason: String| DirectoryError::Handshake { endpoint: endpoint.to_owned(), reason };
+    let failed = |source| DirectoryError::Handshake { endpoint: endpoint.to_owned(), source };
     let request = async {
         match tls {
             None => handshake::request(endpoint, HandshakeKind::Metadata, EMPTY_DESCRIPTOR).await,
@@ -214,8 +242,8 @@ async fn fetch_descriptor(endpoint: &str, tls: Option<&PeerTls>) -> Result<Vec<u
         }
     };
     match tokio::time::timeout(TIME_LIMIT, request).await {
-        Ok(response) => response.map_err(|problem| error(describe_tls_error(&problem))),
-        Err(_) => Err(error(format!("timed out after {TIME_LIMIT:?}"))),
+        Ok(response) => response.map_err(|error| failed(HandshakeError::Io(Arc::new(error)))),
+        Err(_) => Err(failed(HandshakeError::TimedOut(TIME_LIMIT))),
     }
 }
 

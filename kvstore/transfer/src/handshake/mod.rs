@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 pub use frame::HandshakeKind;
 #[doc(hidden)]
 pub use frame::{encode as encode_message, read as read_message};
-pub use server::{HandshakeHandler, HandshakeLimits, TcpHandshakeHandler, listen};
+pub use server::{HandshakeHandler, HandshakeLimits, HandshakeOptions, TcpHandshakeHandler, listen};
 
 /// Sends a request to the node at `endpoint`, a `host:port`, and returns the JSON of its response. The caller sets the timeout.
 ///

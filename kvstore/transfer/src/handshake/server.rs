@@ -63,16 +63,24 @@ impl Default for HandshakeLimits {
     }
 }
 
-/// Serves handshakes from `peers` until `stop` is cancelled. With `tls`, clients must present a certificate.
+/// Who may send handshakes.
+#[derive(Clone, Debug)]
+pub struct HandshakeOptions {
+    pub peers: AllowedPeers,
+    /// With it, clients must present a certificate.
+    pub tls: Option<PeerTls>,
+    pub limits: HandshakeLimits,
+}
+
+/// Serves handshakes until the supervisor's shutdown.
 pub fn listen(
     listener: TcpListener,
     handler: Arc<dyn HandshakeHandler>,
-    peers: AllowedPeers,
-    tls: Option<PeerTls>,
-    limits: HandshakeLimits,
-    stop: CancellationToken,
+    options: HandshakeOptions,
     supervisor: &Supervisor,
 ) {
+    let HandshakeOptions { peers, tls, limits } = options;
+    let stop = supervisor.token();
     let open = Arc::new(OpenHandshakes { limit: limits.connections.max(1), queues: Mutex::default() });
     let tasks = supervisor.clone();
     supervisor.spawn_essential("handshake-listener", async move {
@@ -209,7 +217,8 @@ mod tests {
         let address = listener.local_addr().unwrap().to_string();
         let descriptor = SegmentDescriptor { name: address.clone(), ..Default::default() };
         let node = Arc::new(TcpHandshakeHandler { descriptor: ArcSwap::from_pointee(descriptor) });
-        listen(listener, node, peers.parse().unwrap(), None, limits, supervisor.token(), &supervisor);
+        let options = HandshakeOptions { peers: peers.parse().unwrap(), tls: None, limits };
+        listen(listener, node, options, &supervisor);
         (address, supervisor)
     }
 

@@ -1,6 +1,5 @@
 //! Over TLS: authentication, and what a capability allows.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use mooncake_wire::capability::{
@@ -9,13 +8,12 @@ use mooncake_wire::capability::{
 };
 use mooncake_wire::types::Uuid;
 use moongate_runtime::{PeerTls, PeerTlsFiles};
+use moongate_testkit::TestAuthority;
 use moongate_transfer::plane::TransferOperation;
 use moongate_transfer::serve::{
     AddressRange, TransferAuthentication, TransferAuthorizer, TransferServerOptions,
 };
 use moongate_transfer::{TransferConnection, TransferError, TransferLimits, TransferProtocol};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use tempfile::TempDir;
 
 use crate::node::{BASE, LIMIT, SIZE, TestTransferNode};
 
@@ -46,47 +44,20 @@ impl TransferAuthorizer for OneSegmentAuthorizer {
     }
 }
 
-struct TestCertificates {
-    folder: TempDir,
-    authority: CertifiedIssuer<'static, KeyPair>,
+fn program(authority: &TestAuthority, name: &str) -> PeerTls {
+    let files = authority.issue_files(name, "127.0.0.1").unwrap();
+    PeerTls::load(PeerTlsFiles { certificate: files.certificate, key: files.key, ca: files.ca, name: None })
+        .unwrap()
 }
 
-impl TestCertificates {
-    fn new() -> Self {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        Self { folder: TempDir::new().unwrap(), authority }
-    }
-
-    fn write(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.folder.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path
-    }
-
-    fn program(&self, name: &str) -> PeerTls {
-        let key = KeyPair::generate().unwrap();
-        let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-        let cert = params.signed_by(&key, &self.authority).unwrap();
-        let files = PeerTlsFiles {
-            certificate: self.write(&format!("{name}.pem"), &cert.pem()),
-            key: self.write(&format!("{name}.key"), &key.serialize_pem()),
-            ca: self.write("ca.pem", &self.authority.pem()),
-            name: None,
-        };
-        PeerTls::load(files).unwrap()
-    }
-
-    async fn node(&self) -> TestTransferNode {
-        let authentication =
-            TransferAuthentication { tls: self.program("node"), authorizer: Arc::new(OneSegmentAuthorizer) };
-        TestTransferNode::start(TransferServerOptions {
-            authentication: Some(authentication),
-            ..TransferServerOptions::default()
-        })
-        .await
-    }
+async fn start_node(authority: &TestAuthority) -> TestTransferNode {
+    let tls = program(authority, "node");
+    let authentication = TransferAuthentication { tls, authorizer: Arc::new(OneSegmentAuthorizer) };
+    TestTransferNode::start(TransferServerOptions {
+        authentication: Some(authentication),
+        ..TransferServerOptions::default()
+    })
+    .await
 }
 
 async fn dial(node: &TestTransferNode, tls: &PeerTls) -> Result<TransferConnection, TransferError> {
@@ -101,8 +72,8 @@ fn signed(tls: &PeerTls, rights: AccessRights, start: u64, size: u64) -> Capabil
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_granted_range_is_written_and_read() {
-    let store = TestCertificates::new();
-    let (node, client) = (store.node().await, store.program("client"));
+    let store = TestAuthority::new().unwrap();
+    let (node, client) = (start_node(&store).await, program(&store, "client"));
     let mut connection = dial(&node, &client).await.unwrap();
     let bytes: Vec<u8> = (0..300_000_u32).map(|index| index as u8).collect();
     connection.set_capability(Some(signed(&client, AccessRights::Write, BASE, bytes.len() as u64)));
@@ -119,8 +90,9 @@ async fn a_granted_range_is_written_and_read() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn everything_else_is_rejected_before_any_transfer() {
-    let store = TestCertificates::new();
-    let (node, client, other) = (store.node().await, store.program("client"), store.program("other"));
+    let store = TestAuthority::new().unwrap();
+    let (client, other) = (program(&store, "client"), program(&store, "other"));
+    let node = start_node(&store).await;
     let write = |size| signed(&client, AccessRights::Write, BASE, size);
     let expired = AccessGrant { expires_ms: NOW_MS, ..write(8).grant };
     let expired = key().sign(SEGMENT, expired, &client.own_fingerprint().unwrap());
@@ -169,9 +141,9 @@ async fn everything_else_is_rejected_before_any_transfer() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn peers_without_a_certificate_of_the_authority_are_refused() {
-    let (store, foreign) = (TestCertificates::new(), TestCertificates::new());
-    let node = store.node().await;
-    let foreign_client = foreign.program("client");
+    let (store, foreign) = (TestAuthority::new().unwrap(), TestAuthority::new().unwrap());
+    let node = start_node(&store).await;
+    let foreign_client = program(&foreign, "client");
     assert!(dial(&node, &foreign_client).await.is_err(), "the node's certificate is from another CA");
     let mut plain = node.connect(TransferProtocol::V2).await;
     let error = plain.read(BASE, &mut [0; 8]).await.unwrap_err().to_string();
@@ -179,6 +151,6 @@ async fn peers_without_a_certificate_of_the_authority_are_refused() {
     crate::node::wait_until(|| node.server.counts().snapshot().unauthenticated == 2).await;
 
     let open = TestTransferNode::start(TransferServerOptions::default()).await;
-    let error = dial(&open, &store.program("client")).await.unwrap_err().to_string();
+    let error = dial(&open, &program(&store, "client")).await.unwrap_err().to_string();
     assert!(error.contains("if it does not use TLS"), "{error}");
 }

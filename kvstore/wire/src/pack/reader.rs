@@ -33,6 +33,9 @@ pub enum UnpackError {
     /// Bytes follow after the value.
     #[error("{0} bytes follow the value")]
     TrailingBytes(usize),
+    /// Lists of which each has one member of the same records have different lengths.
+    #[error("the lists of the records have different lengths")]
+    UnequalLists,
     /// No known release has the RPC, or this layout of its arguments.
     #[error("no known Mooncake release has this layout of {0}")]
     UnknownForm(&'static str),

@@ -3,17 +3,6 @@
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use super::arguments::{
-    BatchEvictDiskArguments, BatchPutEndArguments, BatchPutRevokeArguments, BatchPutStartArguments,
-    BatchRemoveArguments, BatchUpsertEndArguments, BatchUpsertRevokeArguments, ClientArguments,
-    ClientKeyArguments, ClientsArguments, CompleteTaskArguments, CopyStartArguments, CopyTaskArguments,
-    DynamicCopyEndArguments, DynamicCopyStartArguments, EvictDiskArguments, FetchTasksArguments,
-    GracefulUnmountArguments, KeyArguments, KeysArguments, MountArguments, MountNofArguments,
-    MoveStartArguments, MoveTaskArguments, NoArguments, OffloadedArguments, OffloadingArguments,
-    PromotionArguments, PutEndArguments, PutRevokeArguments, PutStartArguments, RemountArguments,
-    RemountNofArguments, RemoveAllArguments, RemoveArguments, ReplicaClearArguments, SegmentIdArguments,
-    SegmentNameArguments, SsdCapacityArguments, TaskArguments, UnmountArguments,
-};
 use super::table::rpcs;
 use crate::dialect::{Dialect, DialectSet};
 use crate::error::ErrorCode;
@@ -39,7 +28,7 @@ pub trait RpcDefinition {
 }
 
 macro_rules! methods {
-    ($($(#[$meta:meta])* $method:ident($arguments:ty) -> $reply:ty $(, since $since:ident)?;)+) => {
+    ($($(#[$meta:meta])* $method:ident($arguments:ident $(<$string:ident>)?) -> $reply:ty $(, since $since:ident)?;)+) => {
         /// The RPCs of Mooncake's master.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum RpcMethod {
@@ -71,7 +60,7 @@ macro_rules! methods {
 
             impl RpcDefinition for $method {
                 const METHOD: RpcMethod = RpcMethod::$method;
-                type Arguments<S> = $arguments;
+                type Arguments<S> = super::$arguments $(<$string>)?;
                 type Reply<S> = $reply;
             }
         )+

@@ -1,16 +1,5 @@
 //! A request of any RPC, for servers.
 
-use super::arguments::{
-    BatchEvictDiskArguments, BatchPutEndArguments, BatchPutRevokeArguments, BatchPutStartArguments,
-    BatchRemoveArguments, BatchUpsertEndArguments, BatchUpsertRevokeArguments, ClientArguments,
-    ClientKeyArguments, ClientsArguments, CompleteTaskArguments, CopyStartArguments, CopyTaskArguments,
-    DynamicCopyEndArguments, DynamicCopyStartArguments, EvictDiskArguments, FetchTasksArguments,
-    GracefulUnmountArguments, KeyArguments, KeysArguments, MountArguments, MountNofArguments,
-    MoveStartArguments, MoveTaskArguments, NoArguments, OffloadedArguments, OffloadingArguments,
-    PromotionArguments, PutEndArguments, PutRevokeArguments, PutStartArguments, RemountArguments,
-    RemountNofArguments, RemoveAllArguments, RemoveArguments, ReplicaClearArguments, SegmentIdArguments,
-    SegmentNameArguments, SsdCapacityArguments, TaskArguments, UnmountArguments,
-};
 use super::method::RpcMethod;
 use super::table::rpcs;
 use crate::dialect::Dialect;
@@ -18,11 +7,11 @@ use crate::pack::{Pack, PackError, UnpackError, WireString};
 use bytes::BytesMut;
 
 macro_rules! requests {
-    ($($(#[$meta:meta])* $method:ident($arguments:ty) -> $reply:ty $(, since $since:ident)?;)+) => {
+    ($($(#[$meta:meta])* $method:ident($arguments:ident $(<$string:ident>)?) -> $reply:ty $(, since $since:ident)?;)+) => {
         /// Any request, with its arguments.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum Request<S> {
-            $($(#[$meta])* $method($arguments),)+
+            $($(#[$meta])* $method(super::$arguments $(<$string>)?),)+
         }
 
         impl<S> Request<S> {

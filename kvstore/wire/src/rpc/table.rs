@@ -1,6 +1,6 @@
 //! Table of all RPCs with arguments, reply and first release.
 
-/// Passes the table to another macro. Its types are in scope in [`super::method`] and [`super::request`].
+/// Passes the table to another macro. Arguments are types of [`super::arguments`]; types of replies are in scope in [`super::method`].
 macro_rules! rpcs {
     ($macro:ident) => {
         $macro! {

@@ -46,16 +46,25 @@ struct KvEventLog {
     since_drop_set: u64,
 }
 
+/// A rank, with its opened sockets.
+#[derive(Debug)]
+pub(crate) struct KvEventSource {
+    pub(crate) sender: EngineEventFormat,
+    pub(crate) rank: u32,
+    /// Where the sockets are opened again.
+    pub(crate) ports: KvEventPorts,
+    pub(crate) sockets: KvEventSockets,
+}
+
 impl KvEventChannel {
     /// Serves opened sockets until the supervisor stops. The sockets are closed while `refusing` is true.
     pub(crate) fn start(
-        sender: EngineEventFormat,
-        rank: u32,
+        source: KvEventSource,
         settings: &KvEventOptions,
-        (ports, sockets): (KvEventPorts, KvEventSockets),
         refusing: watch::Receiver<bool>,
         supervisor: &Supervisor,
     ) -> Arc<Self> {
+        let KvEventSource { sender, rank, ports, sockets } = source;
         let log = KvEventLog {
             publisher: sockets.publisher.clone(),
             next_sequence: 0,

@@ -14,7 +14,7 @@ use mooncake_wire::events::EngineEventFormat;
 use moongate_runtime::Supervisor;
 use tokio::sync::watch;
 
-use self::channel::KvEventChannel;
+use self::channel::{KvEventChannel, KvEventSource};
 pub(crate) use self::ports::KvEventPorts;
 use self::ports::KvEventSockets;
 pub(crate) use self::reporter::{KvEventReporter, PromptPrefix};
@@ -59,8 +59,8 @@ pub(crate) async fn start(
     let page_tokens = u32::try_from(config.page_size).unwrap_or(u32::MAX);
     let (ports, sockets) = KvEventSockets::open_all(settings, config.dp_size).await?;
     let reporters = (0..).zip(sockets).map(|(rank, sockets)| {
-        let channel =
-            KvEventChannel::start(sender, rank, settings, (ports, sockets), refusing.subscribe(), supervisor);
+        let source = KvEventSource { sender, rank, ports, sockets };
+        let channel = KvEventChannel::start(source, settings, refusing.subscribe(), supervisor);
         KvEventReporter::new(config.protocol, page_tokens, channel)
     });
     Ok((Some(ports), reporters.collect()))

@@ -8,9 +8,10 @@ use moongate_block_hash::{BlockHashChain, HashedBlock};
 
 use super::KvEventChannel;
 use crate::engine::SimProtocol;
-use crate::engine::cache::{LocalCacheLevel, PageChange, PageOrigin, PrefixCache};
+use crate::engine::cache::{LocalCacheLevel, PageOrigin, PrefixCache};
 use crate::engine::namespace::PromptNamespace;
 use crate::engine::tokens::PageHashChain;
+use crate::prefix_lru::LruChange;
 
 /// A prefix to cache: the simulator's page ids, and the inputs of the protocol's page hashes.
 #[derive(Debug, Clone, Copy)]
@@ -65,10 +66,10 @@ impl KvEventReporter {
         cache.insert(prefix.chain.pages(), how, |level, change| {
             let changes = if level == LocalCacheLevel::Device { &mut device } else { &mut host };
             match change {
-                PageChange::Added(page) => {
+                LruChange::Added(page) => {
                     changes.added.insert(page);
                 }
-                PageChange::Evicted(page) => changes.evicted.push(page),
+                LruChange::Evicted(page) => changes.evicted.push(page),
             }
         });
         let names = self.hash_pages(prefix);

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use self::routed_prefixes::{EngineNameHash, RoutedPrefixes, TrimTarget};
 use super::name_hash::name_hash;
 use super::{
-    Policy, PolicyInput, PolicyName, PolicyVerdict, active_requests, available_prefills, build_decision,
-    least_loaded_decode,
+    EngineChoice, Policy, PolicyInput, PolicyName, PolicyVerdict, active_requests, available_prefills,
+    build_decision, least_loaded_decode,
 };
 use crate::decision::{CandidateEngine, CostTerm, RoutingDecision, ScheduleRejection};
 use crate::fleet::InstanceIndex;
@@ -79,7 +79,7 @@ impl Policy for CacheAwarePolicy {
             })
             .collect();
         let decode = least_loaded_decode(input, entry);
-        Ok(build_decision(input, self.name(), reason, entry, decode, candidates))
+        Ok(build_decision(input, self.name(), EngineChoice { reason, entry, decode, candidates }))
     }
 
     fn on_sent(&mut self, input: &PolicyInput<'_>, decision: &RoutingDecision) {

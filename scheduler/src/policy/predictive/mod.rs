@@ -11,9 +11,11 @@ use self::round_plan::RoundPlan;
 use self::tenant_usage::TenantUsage;
 use super::min_cost::MinCostSampler;
 use super::name_hash::splitmix64;
-use super::{Policy, PolicyInput, PolicyName, PolicyVerdict, ScheduleRound, build_decision, is_available};
+use super::{
+    EngineChoice, Policy, PolicyInput, PolicyName, PolicyVerdict, ScheduleRound, build_decision, is_available,
+};
 use crate::decision::{CandidateEngine, CostBreakdown, CostTerm, RoutingDecision, ScheduleRejection};
-use crate::estimate::{FETCH_LATENCY, PrefillEstimate};
+use crate::estimate::{EngineView, FETCH_LATENCY, PrefillEstimate};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole};
 use crate::options::SchedulerOptions;
 use crate::seconds::Seconds;
@@ -61,6 +63,14 @@ struct CheapestPair {
     estimate: PrefillEstimate,
 }
 
+/// A request's price on one engine.
+struct PricedEngine {
+    estimate: PrefillEstimate,
+    terms: CostBreakdown,
+    /// The decode that would take over.
+    decode: Option<InstanceIndex>,
+}
+
 impl PredictivePolicy {
     pub(super) fn new(settings: &SchedulerOptions) -> Self {
         Self {
@@ -73,21 +83,21 @@ impl PredictivePolicy {
         }
     }
 
-    /// The request's cost terms on one engine, with the decode that would take over; `None` if the engine cannot be
-    /// used.
+    /// The request's price on one engine; `None` if the engine cannot be used.
     fn cost_on(
         &mut self,
         input: &PolicyInput<'_>,
         ix: InstanceIndex,
         most_cached: u32,
-    ) -> Option<(PrefillEstimate, CostBreakdown, Option<InstanceIndex>)> {
+    ) -> Option<PricedEngine> {
         if !is_available(input, ix) {
             return None;
         }
         let (instance, load) = (input.cluster.get(ix)?, input.loads.get(ix.as_usize())?);
         let wait = load.prefill_wait + self.plan.work(ix);
         let tokens = input.request.total_input_tokens();
-        let estimate = PrefillEstimate::new(tokens, input.prediction, (ix, instance), load, wait);
+        let estimate =
+            PrefillEstimate::new(tokens, input.prediction, EngineView { index: ix, instance, load }, wait);
         let (decode, decode_cost) = if instance.role == InstanceRole::Prefill {
             let (decode, cost) = self.decodes.cheapest(input, instance, estimate.handover)?;
             (Some(decode), cost)
@@ -116,7 +126,7 @@ impl PredictivePolicy {
             decode: decode_cost,
             cached_tokens,
         };
-        Some((estimate, terms, decode))
+        Some(PricedEngine { estimate, terms, decode })
     }
 
     /// Cost of a second of an engine for the requests queued behind this one: an engine's share of them waits that much
@@ -144,7 +154,8 @@ impl PredictivePolicy {
     fn cheapest(
         &mut self,
         input: &PolicyInput<'_>,
-        (home, most_cached): (InstanceIndex, u32),
+        home: InstanceIndex,
+        most_cached: u32,
     ) -> Option<CheapestPair> {
         self.decodes.clear();
         let entries = input.cluster.prefills(input.request.model);
@@ -156,7 +167,8 @@ impl PredictivePolicy {
         let second = 1.0 + self.congestion(input);
         let mut lightest = MinCostSampler::new(input.entropy);
         let mut offer = |policy: &mut Self, entry| {
-            if let Some((estimate, terms, decode)) = policy.cost_on(input, entry, most_cached) {
+            if let Some(PricedEngine { estimate, terms, decode }) = policy.cost_on(input, entry, most_cached)
+            {
                 lightest.offer(CheapestPair { prefill: entry, decode, estimate }, terms.cost());
             }
             lightest.least().unwrap_or(f64::INFINITY)
@@ -192,11 +204,17 @@ impl PredictivePolicy {
     ) -> PolicyVerdict {
         let (mut candidates, mut all_terms) = (Vec::new(), Vec::new());
         for &instance in input.cluster.prefills(input.request.model) {
-            let Some((_, terms, _)) = self.cost_on(input, instance, most_cached) else { continue };
+            let Some(PricedEngine { terms, .. }) = self.cost_on(input, instance, most_cached) else {
+                continue;
+            };
             candidates.push(CandidateEngine { instance, cost: terms.cost(), leading_term: terms.leading() });
             all_terms.push(terms);
         }
-        let mut verdict = build_decision(input, self.name(), reason, best.prefill, best.decode, candidates);
+        let mut verdict = build_decision(
+            input,
+            self.name(),
+            EngineChoice { reason, entry: best.prefill, decode: best.decode, candidates },
+        );
         if let PolicyVerdict::Send(decision) = &mut verdict {
             let order = best.estimate.service + self.settings.engine_ageing * input.arrived;
             decision.engine_priority = Some((order * 1000.0) as i64);
@@ -225,7 +243,7 @@ impl PredictivePolicy {
         let plan = std::mem::take(&mut self.plan);
         let entries = input.cluster.prefills(input.request.model);
         let times = entries.iter().filter_map(|&ix| self.cost_on(input, ix, 0));
-        let soonest = times.map(|(estimate, ..)| estimate.ttft()).fold(f64::INFINITY, f64::min);
+        let soonest = times.map(|priced| priced.estimate.ttft()).fold(f64::INFINITY, f64::min);
         self.plan = plan;
         input.now + soonest
     }
@@ -323,7 +341,7 @@ impl Policy for PredictivePolicy {
             (ix, hits.l1_tokens.saturating_add(hits.l2_tokens))
         });
         let home = own.max_by_key(|&(_, tokens)| tokens);
-        let best = home.and_then(|home| Some((self.cheapest(input, home)?, home.1)));
+        let best = home.and_then(|(home, cached)| Some((self.cheapest(input, home, cached)?, cached)));
         let Some((best, most_cached)) = best else {
             // Returns the reason if there is no candidate.
             super::available_prefills(input)?;
@@ -359,8 +377,12 @@ impl Policy for PredictivePolicy {
             return;
         };
         let tokens = input.request.total_input_tokens();
-        let estimate =
-            PrefillEstimate::new(tokens, input.prediction, (entry, instance), load, load.prefill_wait);
+        let estimate = PrefillEstimate::new(
+            tokens,
+            input.prediction,
+            EngineView { index: entry, instance, load },
+            load.prefill_wait,
+        );
         self.plan.add_dispatched(entry, estimate.service);
         let waited = input.now - input.arrived;
         let aged = waited > STARVING_AFTER * Self::min_service(input);

@@ -8,6 +8,7 @@ use mooncake_wire::admin::KeyReplicas;
 use mooncake_wire::key::ObjectKey;
 use moongate_master_client::admin::AdminError;
 use moongate_master_client::snapshot::{self, StoreSnapshotOptions, StoreSnapshotSummary};
+use moongate_runtime::{Backoff, BackoffPolicy};
 use moongate_scheduler::index::ReconcileSource;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -21,9 +22,9 @@ const SCAN_INTERVAL: Duration = Duration::from_secs(10);
 /// The same while events are in sync. Events omit manual removals and objects lost with a node, which are detected otherwise; so a
 /// scan corrects little, and it costs the master some microseconds per key.
 const SCAN_INTERVAL_WITH_EVENTS: Duration = Duration::from_secs(600);
-/// Pause after a failed scan; doubles up to the maximum. A scan starts with a list of all keys, which is expensive.
-const SCAN_RETRY_DELAY: Duration = Duration::from_secs(1);
-const MAX_SCAN_RETRY_DELAY: Duration = Duration::from_secs(60);
+/// Pauses after failed scans. A scan starts with a list of all keys, which is expensive.
+const SCAN_BACKOFF: BackoffPolicy =
+    BackoffPolicy { initial: Duration::from_secs(1), max: Duration::from_secs(60) };
 /// How long the first scan waits for the event connection, because changes between the scan and the first event are missed.
 const EVENT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -41,23 +42,23 @@ impl StoreView {
             } else {
                 self.recommend_events().await;
             }
-            let mut retry_delay = SCAN_RETRY_DELAY;
+            let mut backoff = Backoff::new(SCAN_BACKOFF);
             loop {
                 let namings = fleet.current().store_namings();
                 if namings.is_empty() {
-                    sleep(SCAN_RETRY_DELAY).await;
+                    sleep(SCAN_BACKOFF.initial).await;
                     continue;
                 }
                 match self.scan(&namings).await {
                     Ok(summary) => {
-                        retry_delay = SCAN_RETRY_DELAY;
+                        backoff.reset();
                         // A pause that limits the load on the master, whatever happens.
                         sleep(summary.list_pause(&StoreSnapshotOptions::default())).await;
                     }
                     Err(error) => {
                         tracing::debug!(%error, "cannot scan the store's keys");
-                        sleep(retry_delay).await;
-                        retry_delay = MAX_SCAN_RETRY_DELAY.min(retry_delay * 2);
+                        backoff.record_failure();
+                        sleep(backoff.pause()).await;
                         continue;
                     }
                 }

@@ -179,6 +179,7 @@ mod tests {
     use tokio::time::sleep;
 
     use super::*;
+    use crate::feedback::GatewayMetrics;
     use crate::kv_index::StoreKeyNaming;
     use crate::kv_index::{EngineSlotGuard, KvIndex};
 
@@ -203,7 +204,7 @@ mod tests {
         let admin = AdminClient::new(&address.to_string(), Default::default()).unwrap();
         let index = KvIndex::new(100);
         let engine = EngineSlotGuard::new(index.clone());
-        let view = StoreView::new(admin, index.clone(), Arc::default());
+        let view = StoreView::new(admin, index.clone(), GatewayMetrics::new(None).store);
         let stored = layout().parse_key(&ObjectKey::parse(KEY).unwrap()).unwrap();
         let key = stored.block;
         let location = ("127.0.0.1:1".to_owned(), StoreMedium::Dram);

@@ -7,7 +7,7 @@ use axum::body::Body;
 use http::Request;
 use http_body_util::BodyExt as _;
 use mooncake_wire::types::{ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-use moongate_master_core::MasterCoreOptions;
+use moongate_master_core::{CallContext, MasterCoreOptions, PutStartRequest, RemoveContext};
 use tower::ServiceExt as _;
 
 use super::chunked_body::ChunkedBody as _;
@@ -63,9 +63,10 @@ fn put(server: &MasterServer, key: &str, size: u64, replicas: u64) {
         preferred_segment: SEGMENTS[0],
         ..ReplicateConfig::default()
     };
-    server.master.put_start(now, client, "default", key, size, &config, &mut recorder).unwrap();
+    let context = CallContext { now_ms: now, client, tenant: "default" };
+    server.master.put_start(context, &PutStartRequest { key, size, config: &config }, &mut recorder).unwrap();
     let object = ObjectMeta { key, object_checksum: None };
-    server.master.put_end(now, client, "default", &object, ReplicaType::ALL, &mut recorder).unwrap();
+    server.master.put_end(context, &object, ReplicaType::ALL, &mut recorder).unwrap();
 }
 
 struct AdminTestResponse {
@@ -213,7 +214,14 @@ fn a_snapshot_plus_later_events_equals_the_current_state() {
         // Removes objects inside and outside of the part already read, and adds others.
         for number in step * 37..step * 37 + 20 {
             let recorder = &mut server.recorder();
-            server.master.remove(server.clock.now_ms(), "default", &key(number % 4000), true, recorder).ok();
+            server
+                .master
+                .remove(
+                    RemoveContext { now_ms: server.clock.now_ms(), tenant: "default", force: true },
+                    &key(number % 4000),
+                    recorder,
+                )
+                .ok();
             put(&server, &key(10_000 + number), 1, 1);
         }
         step += 1;

@@ -1,0 +1,6 @@
+//! Token ids of requests, with a small model and with real ones.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
+
+mod conversations;
+mod exact;
+mod refusals;

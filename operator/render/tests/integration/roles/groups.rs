@@ -1,0 +1,102 @@
+//! Objects of a whole group: its gang, its policy, its discovery file.
+
+use std::collections::BTreeMap;
+
+use moongate_render::{
+    GangScheduler, GroupContext, RuntimeProfiles, coordinated_policy, discovery_config_map, pod_group,
+};
+use rbg_api::conversion::{ApiVersion, convert};
+use rbg_api::v1alpha2::RoleBasedGroup;
+use serde_json::{Value, json};
+
+use super::{group, in_template, template, workload};
+
+#[test]
+fn gangs_count_every_pod() {
+    let object = group(
+        json!({
+            rbg_api::keys::GANG_SCHEDULING: "true",
+            rbg_api::keys::GANG_SCHEDULING_TIMEOUT: "90",
+            rbg_api::keys::GANG_SCHEDULING_VOLCANO_QUEUE: "q",
+        }),
+        json!({ "roles": [
+            { "name": "a", "replicas": 2, "standalonePattern": { "template": template("i") } },
+            { "name": "b", "replicas": 3, "leaderWorkerPattern": { "size": 2, "template": template("i") } },
+            { "name": "c", "replicas": 2, "customComponentsPattern": { "components": [
+                { "name": "x", "size": 1, "template": template("i") },
+                { "name": "y", "size": 4, "template": template("i") },
+            ] } },
+        ] }),
+    );
+    let profiles = RuntimeProfiles::new();
+    let pod_group = |scheduler| pod_group(GroupContext::new(&object, &profiles, scheduler).unwrap()).unwrap();
+    let plugins = pod_group(GangScheduler::SchedulerPlugins);
+    assert_eq!(plugins.0["spec"], json!({ "minMember": 18, "scheduleTimeoutSeconds": 90 }));
+    assert_eq!(pod_group(GangScheduler::Volcano).0["spec"], json!({ "minMember": 18, "queue": "q" }));
+    let label = "/metadata/labels/pod-group.scheduling.sigs.k8s.io~1name";
+    assert_eq!(in_template(&workload(&object).unwrap(), label), "g");
+}
+
+#[test]
+fn v1alpha1_coordination_becomes_a_named_policy() {
+    let object = json!({
+        "apiVersion": "workloads.x-k8s.io/v1alpha1", "kind": "RoleBasedGroup",
+        "metadata": { "name": "g", "namespace": "ns", "uid": "u" },
+        "spec": { "roles": [], "coordination": [{
+            "name": "pd", "roles": ["a", "b"],
+            "strategy": {
+                "rollingUpdate": { "maxSkew": "1%" },
+                "scaling": { "maxSkew": "5%", "progression": "OrderReady" },
+            },
+        }] },
+    });
+    let object: RoleBasedGroup =
+        serde_json::from_value(convert(&object, ApiVersion::V1alpha2).unwrap()).unwrap();
+    let profiles = RuntimeProfiles::new();
+    let group = GroupContext::new(&object, &profiles, GangScheduler::default()).unwrap();
+    let policy = coordinated_policy(group).unwrap().unwrap();
+    assert_eq!(
+        policy.0["spec"]["policies"],
+        json!([{
+            "name": "pd", "roles": ["a", "b"],
+            "strategy": {
+                "rollingUpdate": { "maxSkew": "1%" },
+                "scaling": { "maxSkew": "5%", "progression": "OrderReady" },
+            },
+        }])
+    );
+    assert_eq!(policy.0["metadata"]["ownerReferences"][0].get("controller"), None);
+}
+
+#[test]
+fn the_discovery_file_names_pods_that_exist() {
+    let object = group(
+        json!({}),
+        json!({ "roles": [
+        { "name": "c", "replicas": 1, "customComponentsPattern": { "components": [
+            { "name": "x", "template": template("i") },
+            { "name": "y", "size": 2, "serviceName": "own", "template": template("i") },
+        ] }, "servicePorts": [{ "name": "H-ttp", "port": 80 }, { "port": 81 }] },
+        { "name": "s", "standalonePattern": { "template": template("i") }, "replicas": 9,
+          "annotations": { rbg_api::keys::ROLE_INSTANCE_PATTERN: "Stateless" } },
+    ] }),
+    );
+    let profiles = RuntimeProfiles::new();
+    let group = GroupContext::new(&object, &profiles, GangScheduler::default()).unwrap();
+    let file = discovery_config_map(group, &BTreeMap::new(), &BTreeMap::new()).unwrap();
+    let text = Value::Object(file.unwrap().0)["data"]["config.yaml"].as_str().unwrap().to_owned();
+    let file: Value = serde_saphyr::from_str(&text).unwrap();
+    assert_eq!(
+        file,
+        json!({
+            "group": { "name": "g", "roles": ["c"], "size": 12 },
+            "roles": { "c": { "size": 1, "instances": [{
+                "address": "g-c-0-x-0.s-g-c",
+                "pods": ["g-c-0-x-0.s-g-c", "g-c-0-y-0.own", "g-c-0-y-1.own"],
+                "ports": { "h_ttp": 80, "port81": 81 },
+            }] } },
+        })
+    );
+    let config = serde_saphyr::from_str::<rbg_api::DiscoveryFile>(&text).unwrap().resolve().unwrap();
+    assert_eq!(config.roles[0].instances[0].address, "g-c-0-x-0.s-g-c");
+}

@@ -1,0 +1,54 @@
+//! An operator in a process of its own that can be killed: this test program, started again.
+
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use moongate_operator::OperatorOptions;
+use moongate_runtime::Supervisor;
+
+const KUBECONFIG: &str = "MOONGATE_TEST_KUBECONFIG";
+const NAMESPACE: &str = "MOONGATE_TEST_NAMESPACE";
+
+/// The process is killed on drop.
+pub(crate) struct OperatorProcess(Child);
+
+impl OperatorProcess {
+    pub(crate) fn start(kubeconfig: &Path, namespace: &str) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["kubernetes::process::operator", "--exact", "--ignored", "--nocapture"]);
+        command.env(KUBECONFIG, kubeconfig).env(NAMESPACE, namespace);
+        Self(command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    /// Kills the process as `kill -9` does.
+    pub(crate) fn kill(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+impl Drop for OperatorProcess {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "other tests start it"]
+async fn operator() {
+    let Some(kubeconfig) = std::env::var_os(KUBECONFIG) else { return };
+    let options = OperatorOptions {
+        kubeconfig: Some(PathBuf::from(kubeconfig)),
+        namespace: std::env::var(NAMESPACE).ok(),
+        ..OperatorOptions::default()
+    };
+    let supervisor = Supervisor::new();
+    // The parent process has exited.
+    let orphaned = tokio::task::spawn_blocking(|| std::io::stdin().read_to_end(&mut Vec::new()));
+    tokio::select! {
+        ended = moongate_operator::run(options, &supervisor) => ended.unwrap(),
+        _ = orphaned => {}
+    }
+}
