@@ -68,11 +68,12 @@ impl PrefillEstimate {
         let compute = load.service.seconds(new, u64::from(cached));
         // Loading from host memory runs layer by layer, in parallel with the computation.
         let load_back = f64::from(hits.l2_tokens + fetched) * rules.kv_bytes_per_token / rules.l2_bytes_per_s;
-        // Each pass's part is transferred while the next one is computed.
         let service = compute.max(load_back);
         let overtakes = fetched == 0 && load.idle_for > MIN_IDLE_SHARE_TO_OVERTAKE * service;
         let wait = if overtakes { wait.min(wait - load.prefill_wait + load.idle_wait) } else { wait };
-        let handover_tokens = input_tokens.min(u64::from(rules.max_prefill_tokens));
+        // Each pass's part is transferred while the next one is computed, the reused prefix with the first part.
+        let pass = u64::from(rules.max_prefill_tokens.max(1));
+        let handover_tokens = if new <= pass { input_tokens } else { (new - 1) % pass + 1 };
         Self {
             wait,
             fetch,
@@ -210,6 +211,20 @@ mod tests {
     fn few_tokens_are_not_fetched() {
         assert_eq!(estimate(PrefetchBehavior::WaitComplete, 255, 0.0).cached_tokens, 0);
         assert_eq!(estimate(PrefetchBehavior::WaitComplete, 256, 0.0).cached_tokens, 256);
+    }
+
+    #[test]
+    fn reused_prefix_is_handed_over_with_the_first_pass() {
+        let rules = EngineCacheParams { max_prefill_tokens: 1_000, ..rules(PrefetchBehavior::WaitComplete) };
+        let instance = instance(rules);
+        let tokens = |input_tokens, l1_tokens| {
+            let hits = TierHits { l1_tokens, ..TierHits::default() };
+            let prediction = CacheHitPrediction { per_instance: vec![hits], ..CacheHitPrediction::default() };
+            let at = (InstanceIndex(0), &instance);
+            PrefillEstimate::new(input_tokens, &prediction, at, &InstanceLoad::default(), 0.0).handover_tokens
+        };
+        assert_eq!((tokens(900, 0), tokens(50_900, 50_000), tokens(51_000, 50_000)), (900, 50_900, 51_000));
+        assert_eq!((tokens(2_000, 0), tokens(2_300, 0), tokens(52_300, 50_000)), (1_000, 300, 300));
     }
 
     #[test]
