@@ -29,10 +29,6 @@ pub struct SchedulerOptions {
     /// trace, 2 to 4 % with slow or best-effort fetching, 5 % without a store and 9 % with four gateways; 0.3 to 0.6
     /// are alike.
     pub length_price: f64,
-    /// Share of the computation reserved for the requests that have waited longest; the rest goes to the shortest
-    /// requests. 0 lets long prompts starve under overload. A tenth costs 4 to 9 % at 1.2 times the recorded speed,
-    /// three hundredths are within the noise.
-    pub starving_share: f64,
     /// How much shorter, in seconds of computation, a request must be to overtake one that arrived a second earlier, in
     /// the queue of an engine that orders by priority.
     pub engine_ageing: f64,
@@ -62,7 +58,6 @@ impl Default for SchedulerOptions {
             duplicate_price: 0.6,
             congestion_price: 3.0,
             length_price: 0.5,
-            starving_share: 0.03,
             engine_ageing: 0.1,
             reserved_share: 0.2,
             ttft_target: None,

@@ -227,20 +227,8 @@ impl Scheduler {
         });
         let mut queued = std::mem::take(&mut self.queued);
         self.undecided = queued.len();
-        if let Some(starving) = self.find_starving(now, &queued) {
-            let first = queued.remove(starving);
-            if self.decide(now, entropy, &first, out) {
-                queued.insert(starving, first);
-            }
-        }
         queued.retain(|queued| self.decide(now, entropy, queued, out));
         self.queued = queued;
-    }
-
-    /// Index in `queued` of the longest queued request, if it is starving and goes first.
-    fn find_starving(&self, now: Seconds, queued: &[QueuedScheduleRequest]) -> Option<usize> {
-        let (position, oldest) = queued.iter().enumerate().min_by_key(|(_, queued)| queued.sequence)?;
-        self.policy.is_starving(&self.input(now, 0, oldest)).then_some(position)
     }
 
     fn input<'a>(&'a self, now: Seconds, entropy: u64, queued: &'a QueuedScheduleRequest) -> PolicyInput<'a> {

@@ -67,7 +67,7 @@ impl FromStr for PolicyVariant {
     type Err = PolicyVariantError;
 
     /// A policy's name, `ideal`, `ideal_fcfs`, or a policy with other settings:
-    /// `predictive:slack=0.5+starving_share=0`.
+    /// `predictive:slack=0.5+length_price=0`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (name, changes) = text.split_once(':').unwrap_or((text, ""));
         let variant = match name {

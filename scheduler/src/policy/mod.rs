@@ -94,12 +94,6 @@ pub trait Policy: fmt::Debug + Send {
         let _ = round;
     }
 
-    /// Whether the longest queued request has waited so long that it goes before all others in this round.
-    fn is_starving(&self, input: &PolicyInput<'_>) -> bool {
-        let _ = input;
-        false
-    }
-
     /// Work of queued requests on an engine that goes before the current request and is missing in
     /// [`InstanceLoad::prefill_wait`].
     fn planned_work(&self, engine: InstanceIndex) -> Seconds {

@@ -33,15 +33,17 @@ const MAX_PLANNED_PER_ENGINE: usize = 2;
 /// its target.
 const MAX_SLOWDOWN: f64 = 2.0;
 
-/// A request counts as starving after waiting this many times its own expected computation.
-const STARVING_AFTER: f64 = 5.0;
+/// A request can be overtaken by shorter ones for this many times the difference of their computations. One costs
+/// several times the mean on an overloaded fleet of mixed lengths; ten and infinity are alike there.
+const OVERTAKING_SERVICES: f64 = 10.0;
 
 /// Each step of priority scales a request's effective length by this factor.
 const PRIORITY_STEP: f64 = 0.5;
 
 /// Prices every pair in seconds and takes the cheapest. A request whose cheapest engine is busy stays queued, because a
 /// better engine may become free or a shorter request may arrive before; it is dispatched early only to let the engine
-/// fetch its blocks in the meantime. Queued requests go shortest first.
+/// fetch its blocks in the meantime. Queued requests go shortest first, among those that arrived within a time in
+/// proportion to their computation.
 ///
 /// Within a round each queued request is planned after those before it, so that two requests do not both wait for the
 /// same engine when only one can get it.
@@ -52,8 +54,6 @@ pub(super) struct PredictivePolicy {
     decodes: DecodeChoiceCache,
     tenants: TenantUsage,
     retry_reservations: RetryReservations,
-    /// Computation still available to the longest waiting requests.
-    starvation_credit: Seconds,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -79,7 +79,6 @@ impl PredictivePolicy {
             decodes: DecodeChoiceCache::default(),
             tenants: TenantUsage::default(),
             retry_reservations: RetryReservations::default(),
-            starvation_credit: 0.0,
         }
     }
 
@@ -310,12 +309,15 @@ impl Policy for PredictivePolicy {
         PolicyName::Predictive
     }
 
+    /// Arrival plus a multiple of the effective computation: a request overtakes another one only if it arrived less
+    /// than that multiple of the difference later, so that none starves, however many shorter ones arrive.
     fn rank(&self, input: &PolicyInput<'_>) -> f64 {
         if self.retry_reservations.has_reservation(input) {
             return f64::NEG_INFINITY;
         }
         let share = self.tenants.factor(input.request.tenant, input.now);
-        Self::min_service(input) * share * PRIORITY_STEP.powi(input.request.priority.clamp(-16, 16))
+        let priority = PRIORITY_STEP.powi(input.request.priority.clamp(-16, 16));
+        input.arrived + OVERTAKING_SERVICES * Self::min_service(input) * share * priority
     }
 
     fn begin_round(&mut self, round: &ScheduleRound<'_>) {
@@ -324,10 +326,6 @@ impl Policy for PredictivePolicy {
 
     fn planned_work(&self, engine: InstanceIndex) -> Seconds {
         self.plan.work(engine)
-    }
-
-    fn is_starving(&self, input: &PolicyInput<'_>) -> bool {
-        self.starvation_credit > 0.0 && input.now - input.arrived > STARVING_AFTER * Self::min_service(input)
     }
 
     fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
@@ -384,13 +382,7 @@ impl Policy for PredictivePolicy {
             load.prefill_wait,
         );
         self.plan.add_dispatched(entry, estimate.service);
-        let waited = input.now - input.arrived;
-        let aged = waited > STARVING_AFTER * Self::min_service(input);
         self.retry_reservations.redeem(input);
-        self.starvation_credit += self.settings.starving_share * estimate.service;
-        if aged {
-            self.starvation_credit -= estimate.service;
-        }
         self.tenants.record(input.request.tenant, input.now, estimate.service);
     }
 }

@@ -167,33 +167,6 @@ fn only_one_request_is_planned_for_an_engine_at_a_time() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "thousands of decisions take minutes")]
-fn the_shortest_goes_first_and_the_longest_is_not_forgotten() {
-    let mut sim = test_scheduler(1);
-    sim.submit(0.0, 1_000, &[]);
-    assert_eq!(sim.sent(0.0).len(), 1);
-    let long = sim.submit(0.0, 20_000, &[]);
-    let mut now = 0.0;
-    let mut last = 1;
-    let mut sent_after = None;
-    for round in 0..2_000 {
-        // A shorter request is always waiting.
-        sim.submit(now, 1_000, &[]);
-        now += 1.0;
-        sim.scheduler.ended(now, AttemptId(last));
-        let sent = sim.sent(now);
-        if let Some(&(attempt, _)) = sent.first() {
-            last = attempt;
-            if attempt == long {
-                sent_after = Some(round);
-                break;
-            }
-        }
-    }
-    assert!(sent_after.is_some_and(|rounds| rounds >= 99), "{sent_after:?}");
-}
-
-#[test]
 fn pages_are_fetched_while_the_engine_is_busy() {
     let mut sim = test_scheduler(1);
     sim.submit(0.0, 10_000, &[]);
@@ -381,6 +354,34 @@ proptest! {
                     }
                 }
             }
+        }
+    }
+
+    /// A request is overtaken only by shorter ones that arrived within ten times the difference after it, and by all
+    /// of these.
+    #[test]
+    fn overtaking_is_bounded_by_the_difference_in_computation(
+        requests in prop::collection::vec((200_u32..20_000, 0.0_f64..5.0), 2..80),
+    ) {
+        let mut sim = test_scheduler(1);
+        let busy = sim.submit(0.0, 1_000_000, &[]);
+        sim.sent(0.0);
+        let mut now = 0.0;
+        // The latest time at which a request without computation could still overtake each.
+        let mut ranks = Vec::new();
+        for (tokens, gap) in requests {
+            now += gap;
+            let attempt = sim.submit(now, tokens, &[]);
+            prop_assert_eq!(sim.sent(now), []);
+            ranks.push((now + 10.0 * f64::from(tokens) / 1000.0, attempt));
+        }
+        ranks.sort_by(|left, right| left.0.total_cmp(&right.0));
+        let mut running = busy;
+        for (_, attempt) in ranks {
+            now += 1_000_000.0;
+            sim.scheduler.ended(now, AttemptId(running));
+            prop_assert_eq!(sim.sent(now), [(attempt, 0)]);
+            running = attempt;
         }
     }
 
