@@ -106,8 +106,11 @@ impl PredictivePolicy {
         let hits = input.prediction.hits(ix);
         let copied = most_cached.saturating_sub(hits.l1_tokens.saturating_add(hits.l2_tokens));
         let second = self.congestion(input);
-        let recomputed = load.service.a * f64::from(copied);
-        let duplicate = self.settings.duplicate_price * recomputed * (1.0 + second);
+        // What the copy evicts comes back in the same way as the copy itself, from the store if that has it.
+        let stored = hits.l3_tokens.min(copied);
+        let per_stored = load.fetch_per_token(&instance.cache).min(load.service.a);
+        let returns = load.service.a * f64::from(copied - stored) + per_stored * f64::from(stored);
+        let duplicate = self.settings.duplicate_price * returns * (1.0 + second);
         // A second of a slow engine costs less, because less would be done in it.
         let congestion = second * estimate.service / load.service.speed;
         let length = self.length_mismatch_price(input, ix, estimate.service / load.service.speed)

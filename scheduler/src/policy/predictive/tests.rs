@@ -155,6 +155,20 @@ fn duplicate_price_prevents_cheap_copies() {
 }
 
 #[test]
+fn a_copy_that_the_store_has_costs_its_read() {
+    for (hits, engine) in [(stored(1_500), 1), (own(0), 0)] {
+        let mut sim = test_scheduler(2);
+        let first = sim.submit(0.0, 500, &[(0, own(1))]);
+        assert_eq!(sim.sent(0.0), [(first, 0)]);
+        // On engine 0 it would finish after 2 s. Elsewhere it finishes after 1.65 s, and what the copy evicts can be
+        // read as well; or after 3 s without the store.
+        let second = sim.submit(0.0, 3_000, &[(0, own(1_500)), (1, hits)]);
+        let sent: Vec<_> = [0.0, 0.45].into_iter().flat_map(|now| sim.sent(now)).collect();
+        assert_eq!(sent, [(second, engine)]);
+    }
+}
+
+#[test]
 fn only_one_request_is_planned_for_an_engine_at_a_time() {
     let mut sim = test_scheduler(2);
     let first = sim.submit(0.0, 1_000, &[(0, own(1))]);
