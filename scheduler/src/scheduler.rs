@@ -186,6 +186,23 @@ impl Scheduler {
             let uncached = computes_only.then_some(self.uncached_share);
             book.apply_report(now, reported, learned, uncached);
         }
+        if reported.waiting > 0 {
+            self.expect_late_first_tokens(ix);
+        }
+    }
+
+    /// Sequences wait at the decode `ix`, so a late first token does not mean that the prompt is still being computed.
+    fn expect_late_first_tokens(&mut self, ix: InstanceIndex) {
+        for (&attempt, sent) in &self.in_flight {
+            if sent.prefilling
+                && sent.decode == Some(ix)
+                && sent.prefill != Some(ix)
+                && let Some(prefill) = sent.prefill
+                && let Some(book) = self.engines.get_mut(prefill.as_usize())
+            {
+                book.mark_unobserved(attempt);
+            }
+        }
     }
 
     /// Queues a request. [`Scheduler::poll`] returns its outcome.

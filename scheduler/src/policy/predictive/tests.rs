@@ -6,7 +6,9 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cache_params::{EngineCacheParams, PrefetchBehavior};
-use crate::fleet::{LocationIds, ModelIndex, PairingDomain, SchedulableFleet, SchedulableInstance};
+use crate::fleet::{
+    LocationIds, ModelIndex, PairingDomain, ReportedLoad, SchedulableFleet, SchedulableInstance,
+};
 use crate::options::TtftTarget;
 use crate::prediction::{CacheHitPrediction, TierHits};
 use crate::prefill_time::PrefillTimeModel;
@@ -256,6 +258,23 @@ fn best_effort_prefers_the_busy_engine_that_has_time_to_fetch() {
         let sent: Vec<_> = [0.0, 1.0, 2.0].into_iter().flat_map(|now| sim.sent(now)).collect();
         assert_eq!(sent, [(second, engine)], "{prefetch:?}");
     }
+}
+
+#[test]
+fn engine_is_free_while_a_computed_prompt_waits_for_its_decode() {
+    let sent_at_five = |waiting| {
+        let mut sim = test_scheduler(1);
+        let first = sim.submit(0.0, 1_000, &[]);
+        let second = sim.submit(0.0, 1_000, &[]);
+        assert_eq!(sim.sent(0.0), [(first, 0)]);
+        sim.scheduler.report(0.5, InstanceIndex(1), ReportedLoad { waiting, ..ReportedLoad::default() });
+        assert_eq!(sim.sent(0.95), [(second, 0)]);
+        sim.submit(1.0, 1_000, &[]);
+        sim.scheduler.report(1.0, InstanceIndex(1), ReportedLoad { waiting, ..ReportedLoad::default() });
+        // Neither first token has arrived.
+        sim.sent(5.0).len()
+    };
+    assert_eq!((sent_at_five(0), sent_at_five(1)), (0, 1));
 }
 
 #[test]
