@@ -357,8 +357,13 @@ impl Policy for PredictivePolicy {
             let retry_after = self.retry_reservations.reserve(input, service, entries.len(), share);
             return Err(ScheduleRejection::Overloaded { retry_after });
         }
-        let PrefillEstimate { wait, fetch, .. } = best.estimate;
-        let due = wait - fetch - self.settings.slack;
+        let PrefillEstimate { wait, fetch, truncates_fetch, .. } = best.estimate;
+        let mut due = wait - fetch - self.settings.slack;
+        let planned = self.plan.work(best.prefill);
+        if truncates_fetch && fetch > 0.0 && planned > 0.0 {
+            // Sent before the requests planned ahead of it, it would be computed before them, and without its blocks.
+            due = due.max(wait - planned - self.settings.slack);
+        }
         if due <= 0.0 {
             let reason = if wait <= self.settings.slack {
                 "least predicted TTFT"

@@ -261,6 +261,22 @@ fn best_effort_prefers_the_busy_engine_that_has_time_to_fetch() {
 }
 
 #[test]
+fn best_effort_fetch_waits_until_the_requests_ahead_are_sent() {
+    let sent = |prefetch| {
+        let mut sim = test_scheduler_with(1, prefetch, settings());
+        let busy = sim.submit(0.0, 10_000, &[]);
+        assert_eq!(sim.sent(0.0), [(busy, 0)]);
+        let (short, fetching) =
+            (sim.submit(0.0, 3_000, &[]), sim.submit(0.0, 55_000, &[(0, stored(50_000))]));
+        // The engine is free after 10 s, and after 13 s for the second one, which fetches for 5 s.
+        assert_eq!((short, fetching), (2, 3));
+        [7.95, 9.95].map(|now| sim.sent(now).iter().map(|&(attempt, _)| attempt).collect::<Vec<_>>())
+    };
+    assert_eq!(sent(PrefetchBehavior::WaitComplete), [vec![3], vec![2]]);
+    assert_eq!(sent(PrefetchBehavior::BestEffort), [vec![], vec![2, 3]]);
+}
+
+#[test]
 fn engine_is_free_while_a_computed_prompt_waits_for_its_decode() {
     let sent_at_five = |waiting| {
         let mut sim = test_scheduler(1);
