@@ -25,7 +25,8 @@ pub struct SchedulerOptions {
     /// times the recorded speed; 1 gives half of that, 6 no more.
     pub congestion_price: f64,
     /// Price of a second of an engine that serves other prompt lengths: multiplied by the distance between the engine's
-    /// and the prompt's position on a scale of 0 to 1 from short to long prompts. 0 costs 2 % on the conversation
+    /// and the prompt's position on a scale of 0 to 1 from short to long prompts, and by the share of the computation
+    /// that caches do not avoid: long conversations stay where their caches are. 0 costs 2 % on the conversation
     /// trace, 2 to 4 % with slow or best-effort fetching, 5 % without a store and 9 % with four gateways; 0.3 to 0.6
     /// are alike.
     pub length_price: f64,
@@ -57,7 +58,7 @@ impl Default for SchedulerOptions {
             slack: 0.05,
             duplicate_price: 0.6,
             congestion_price: 3.0,
-            length_price: 0.5,
+            length_price: 0.75,
             engine_ageing: 0.1,
             reserved_share: 0.2,
             ttft_target: None,

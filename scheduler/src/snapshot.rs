@@ -25,6 +25,8 @@ pub struct DecisionSnapshot {
     pub queued_requests: usize,
     /// Recent distribution of prefill times.
     pub prefill_times: PrefillTimeDistribution,
+    /// Recent average share of a prompt's computation that was not avoided by caches.
+    pub uncached_share: f64,
     /// Cache hits, without the keys of the prompt's blocks.
     pub prediction: CacheHitPrediction,
     /// Time of the decision by the caller's clock.
@@ -54,6 +56,7 @@ impl DecisionSnapshot {
             loads: input.loads.to_vec(),
             queued_requests,
             prefill_times: input.prefill_times.clone(),
+            uncached_share: input.uncached_share,
             prediction: CacheHitPrediction { pages: [].into(), ..input.prediction.clone() },
             now: input.now,
             arrived: input.arrived,
@@ -82,6 +85,7 @@ impl DecisionSnapshot {
             loads: &self.loads,
             prediction: &self.prediction,
             prefill_times: &self.prefill_times,
+            uncached_share: self.uncached_share,
             now: self.now,
             arrived: self.arrived,
             sequence: self.sequence,

@@ -84,6 +84,7 @@ impl PolicyFixture {
             loads: &self.loads,
             prediction: &self.prediction,
             prefill_times: &self.prefill_times,
+            uncached_share: 1.0,
             now: self.now,
             arrived: self.now,
             sequence: 0,

@@ -43,6 +43,8 @@ pub struct PolicyInput<'a> {
     pub prediction: &'a CacheHitPrediction,
     /// Recent distribution of prefill times, of all prompts the engines had to compute.
     pub prefill_times: &'a PrefillTimeDistribution,
+    /// Recent average share of a prompt's computation that was not avoided by caches.
+    pub uncached_share: f64,
     /// Current time by the caller's clock.
     pub now: Seconds,
     /// Arrival time of the request by the same clock.

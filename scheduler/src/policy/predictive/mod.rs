@@ -148,7 +148,7 @@ impl PredictivePolicy {
         let chance = splitmix64(input.arrived.to_bits()) as f64 / u64::MAX as f64;
         let Some(shorter) = input.prefill_times.share_below(service, chance) else { return 0.0 };
         let position = (position as f64 + 0.5) / entries.len().max(1) as f64;
-        self.settings.length_price * (position - shorter).abs()
+        self.settings.length_price * input.uncached_share * (position - shorter).abs()
     }
 
     /// The cheapest pair. Prices the most promising engines first, so that most others need not be priced: no engine

@@ -477,6 +477,28 @@ fn prompts_of_similar_length_share_an_engine_if_both_are_free() {
 }
 
 #[test]
+fn length_matters_less_the_more_is_cached() {
+    let price = |cached| {
+        let mut sim = test_scheduler_with(
+            2,
+            PrefetchBehavior::WaitComplete,
+            SchedulerOptions { duplicate_price: 0.0, ..settings() },
+        );
+        let mut last = 0.0;
+        for step in 0..300 {
+            let now = 1_000.0 * f64::from(step);
+            let attempt = sim.submit(now, 10_000, &[(0, own(cached)), (1, own(cached))]);
+            let [SchedulerEvent::Send { decision, .. }] = &sim.poll(now)[..] else { panic!("not sent") };
+            last = decision.explanation.terms.iter().map(|terms| terms.length / terms.service).sum();
+            sim.scheduler.ended(now + 100.0, AttemptId(attempt));
+        }
+        last
+    };
+    let (cold, warm) = (price(0), price(9_000));
+    assert!(warm < 0.2 * cold, "{warm} {cold}");
+}
+
+#[test]
 fn engine_order_is_by_length_with_ageing() {
     let priority = |arrived: f64, tokens| {
         let mut sim = test_scheduler(1);
