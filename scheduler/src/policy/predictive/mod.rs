@@ -34,8 +34,8 @@ const MAX_PLANNED_PER_ENGINE: usize = 2;
 const MAX_SLOWDOWN: f64 = 2.0;
 
 /// A request can be overtaken by shorter ones for this many times the difference of their computations. One costs
-/// several times the mean on an overloaded fleet of mixed lengths; ten and infinity are alike there.
-const OVERTAKING_SERVICES: f64 = 10.0;
+/// several times the mean on an overloaded fleet of mixed lengths and ten up to a tenth; twenty and infinity are alike.
+const OVERTAKING_SERVICES: f64 = 20.0;
 
 /// Each step of priority scales a request's effective length by this factor.
 const PRIORITY_STEP: f64 = 0.5;
