@@ -208,7 +208,8 @@ impl FileTier {
                 allocated.retire();
             }
         })?;
-        let blocks = allocated.blocks.iter().zip(&crcs).map(|(index, crc)| PageBlock { index: *index, crc: *crc });
+        let blocks =
+            allocated.blocks.iter().zip(&crcs).map(|(index, crc)| PageBlock { index: *index, crc: *crc });
         let page = ObjectPage { generation, key: key.to_vec(), len, blocks: blocks.collect() };
         // The page is written after all blocks: it makes the object exist.
         if let Err(problem) = self.write_page(&page) {
@@ -271,7 +272,8 @@ impl FileTier {
         let mut chunks = Vec::new();
         for (object, stored) in objects.iter().enumerate() {
             for (number, block) in stored.iter().flat_map(|stored| stored.blocks.blocks.iter().enumerate()) {
-                let len = stored.as_ref().map_or(0, |stored| part_len(stored.len, number, self.layout.block_size));
+                let len =
+                    stored.as_ref().map_or(0, |stored| part_len(stored.len, number, self.layout.block_size));
                 chunks.push(IoChunk { offset: self.layout.data(*block), len: aligned(len) as usize });
                 reading.parts.push(ObjectBlock { object, number });
             }
@@ -386,7 +388,8 @@ impl FileTier {
 
     fn write_whole(&self, chunks: &[IoChunk], fill: impl FnMut(u64, &mut [u8])) -> Result<(), TierError> {
         let len = (chunks.len() * ALIGN) as u64;
-        let mut writing = BlockWriter { len, block_size: ALIGN as u32, crcs: Vec::new(), problem: None, fill };
+        let mut writing =
+            BlockWriter { len, block_size: ALIGN as u32, crcs: Vec::new(), problem: None, fill };
         let outcome = self.engine.transfer(&self.file, IoDirection::Write, chunks, &mut writing);
         outcome.and_then(|()| writing.problem.map_or(Ok(()), Err)).map_err(|problem| self.failed(problem))
     }
