@@ -220,8 +220,9 @@ mod tests {
         let tokens = |input_tokens, l1_tokens| {
             let hits = TierHits { l1_tokens, ..TierHits::default() };
             let prediction = CacheHitPrediction { per_instance: vec![hits], ..CacheHitPrediction::default() };
-            let at = (InstanceIndex(0), &instance);
-            PrefillEstimate::new(input_tokens, &prediction, at, &InstanceLoad::default(), 0.0).handover_tokens
+            let load = InstanceLoad::default();
+            let engine = EngineView { index: InstanceIndex(0), instance: &instance, load: &load };
+            PrefillEstimate::new(input_tokens, &prediction, engine, 0.0).handover_tokens
         };
         assert_eq!((tokens(900, 0), tokens(50_900, 50_000), tokens(51_000, 50_000)), (900, 50_900, 51_000));
         assert_eq!((tokens(2_000, 0), tokens(2_300, 0), tokens(52_300, 50_000)), (1_000, 300, 300));
