@@ -146,8 +146,8 @@ impl SimEngine {
         self.engine.stats.recent_requests(count)
     }
 
-    /// Sets a fault, or ends it with [`EngineFault::None`]. Takes an [`EngineFault`] or an [`EngineFaultPlan`]. It
-    /// affects requests that arrive after the call; [`EngineFault::Refuse`] also aborts open ones.
+    /// Sets a fault (an [`EngineFault`](super::EngineFault) or a plan), or ends it with `EngineFault::None`. It affects
+    /// requests that arrive after the call; `EngineFault::Refuse` also aborts open ones.
     pub fn set_fault(&self, plan: impl Into<EngineFaultPlan>) {
         self.engine.set_fault(plan.into());
     }
