@@ -11,7 +11,7 @@ impl HaCertificates {
     /// For all who are at this address.
     pub(crate) fn make(host: &str) -> Self {
         let authority = TestAuthority::new().unwrap();
-        let files = authority.issue_files("member", host).unwrap();
+        let files = authority.issue_files("member", &[host]).unwrap();
         Self { _authority: authority, files }
     }
 

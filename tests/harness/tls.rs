@@ -19,7 +19,7 @@ use super::TEST_TIMEOUT;
 pub(crate) fn generate_certificates() -> (String, (String, String), (String, String)) {
     let authority = TestAuthority::new().unwrap();
     let issue = |name: &str| {
-        let identity = authority.issue(name).unwrap();
+        let identity = authority.issue(&[name]).unwrap();
         (identity.certificate, identity.key)
     };
     (authority.pem(), issue("localhost"), issue("client"))

@@ -30,7 +30,7 @@ impl AuthenticationCertificates {
     }
 
     fn files(&self, who: &str) -> PeerTlsFiles {
-        let files = self.0.issue_files(who, "127.0.0.1").unwrap();
+        let files = self.0.issue_files(who, &["127.0.0.1"]).unwrap();
         PeerTlsFiles { certificate: files.certificate, key: files.key, ca: files.ca, name: None }
     }
 

@@ -62,13 +62,14 @@ impl TestAuthority {
         self.folder.path().join("authority.pem")
     }
 
-    /// Issues a certificate for a host name or an IP address.
+    /// Issues a certificate for host names and IP addresses.
     ///
     /// # Errors
     /// [`CertificateError`].
-    pub fn issue(&self, host: &str) -> Result<PemIdentity, CertificateError> {
+    pub fn issue(&self, hosts: &[&str]) -> Result<PemIdentity, CertificateError> {
         let key = KeyPair::generate()?;
-        let certificate = CertificateParams::new([host.to_owned()])?.signed_by(&key, &self.issuer)?;
+        let hosts: Vec<String> = hosts.iter().map(|&host| host.to_owned()).collect();
+        let certificate = CertificateParams::new(hosts)?.signed_by(&key, &self.issuer)?;
         Ok(PemIdentity { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 
@@ -76,8 +77,8 @@ impl TestAuthority {
     ///
     /// # Errors
     /// [`CertificateError`].
-    pub fn issue_files(&self, program: &str, host: &str) -> Result<IdentityFiles, CertificateError> {
-        let identity = self.issue(host)?;
+    pub fn issue_files(&self, program: &str, hosts: &[&str]) -> Result<IdentityFiles, CertificateError> {
+        let identity = self.issue(hosts)?;
         let write = |extension: &str, text: String| -> io::Result<PathBuf> {
             let path = self.folder.path().join(format!("{program}.{extension}"));
             std::fs::write(&path, text)?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::{Request, Response};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use moongate_testkit::TestAuthority;
 use tempfile::TempDir;
 use tokio::net::TcpStream;
 
@@ -18,15 +18,13 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 struct TestTlsServer {
     folder: TempDir,
-    authority: CertifiedIssuer<'static, KeyPair>,
+    authority: TestAuthority,
     address: std::net::SocketAddr,
     supervisor: Supervisor,
 }
 
-fn authority() -> CertifiedIssuer<'static, KeyPair> {
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
+fn authority() -> TestAuthority {
+    TestAuthority::new().unwrap()
 }
 
 impl TestTlsServer {
@@ -36,9 +34,8 @@ impl TestTlsServer {
         let listener = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let address = listener.local_addr().unwrap();
         let server = Self { folder, authority, address, supervisor };
-        server.write("ca.pem", &server.authority.pem());
         let (certificate, key) = server.pair("engine.test", &server.authority, "server");
-        let client_ca = requires_certificate.then(|| server.folder.path().join("ca.pem"));
+        let client_ca = requires_certificate.then(|| server.authority.ca_file());
         let files = ServerTlsFiles { certificate, key, client_ca, client_optional: false };
         let service = tower::service_fn(async |request: Request<Incoming>| {
             let certified = request.extensions().get::<ClientCertificate>().is_some();
@@ -55,18 +52,17 @@ impl TestTlsServer {
         path
     }
 
-    fn pair(&self, host: &str, by: &CertifiedIssuer<'_, KeyPair>, file: &str) -> (PathBuf, PathBuf) {
-        let key = KeyPair::generate().unwrap();
-        let cert = CertificateParams::new(vec![host.to_owned()]).unwrap().signed_by(&key, by).unwrap();
+    fn pair(&self, host: &str, by: &TestAuthority, file: &str) -> (PathBuf, PathBuf) {
+        let identity = by.issue(&[host]).unwrap();
         (
-            self.write(&format!("{file}.pem"), &cert.pem()),
-            self.write(&format!("{file}.key"), &key.serialize_pem()),
+            self.write(&format!("{file}.pem"), &identity.certificate),
+            self.write(&format!("{file}.key"), &identity.key),
         )
     }
 
     fn files(&self) -> ClientTlsFiles {
         let name = Some("engine.test".to_owned());
-        ClientTlsFiles { ca: Some(self.folder.path().join("ca.pem")), identity: None, name }
+        ClientTlsFiles { ca: Some(self.authority.ca_file()), identity: None, name }
     }
 
     /// Whether the server saw a client certificate; on failure, the hint.
@@ -100,8 +96,8 @@ async fn servers_are_verified_by_ca_and_name() {
     assert!(refused.contains("name"), "its certificate does not have its address: {refused}");
     assert_eq!(server.send_request(&nameless.for_name("engine.test").unwrap()).await.unwrap(), "false");
 
-    let foreign = server.write("foreign.pem", &authority().pem());
-    let foreign = ClientTls::load(ClientTlsFiles { ca: Some(foreign), ..server.files() }).unwrap();
+    let foreign = authority();
+    let foreign = ClientTls::load(ClientTlsFiles { ca: Some(foreign.ca_file()), ..server.files() }).unwrap();
     assert!(server.send_request(&foreign).await.unwrap_err().unwrap().contains("the CA"));
 }
 

@@ -4,7 +4,7 @@ use std::io;
 
 use bytes::Bytes;
 use http_body_util::Full;
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use moongate_testkit::{PemIdentity, TestAuthority};
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
@@ -16,49 +16,32 @@ use super::*;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// PEM texts of a certificate and its key.
-type PemKeyPair = (String, String);
-
-/// A CA that issues test certificates.
-struct ListenerTestAuthority(CertifiedIssuer<'static, KeyPair>);
-
-impl ListenerTestAuthority {
-    fn new() -> Self {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        Self(CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap())
-    }
-
-    fn issue_certificate(&self, host: &str) -> PemKeyPair {
-        let key = KeyPair::generate().unwrap();
-        let cert = CertificateParams::new(vec![host.to_owned()]).unwrap().signed_by(&key, &self.0).unwrap();
-        (cert.pem(), key.serialize_pem())
-    }
+fn authority() -> TestAuthority {
+    TestAuthority::new().unwrap()
 }
 
 struct TestTlsListener {
     folder: TempDir,
     address: SocketAddr,
     supervisor: Supervisor,
-    authority: ListenerTestAuthority,
+    authority: TestAuthority,
 }
 
 impl TestTlsListener {
     /// `clients`: whether client certificates are requested, and whether they are optional.
     fn start(clients: Option<bool>, limits: ListenerLimits) -> Self {
         let folder = TempDir::new().unwrap();
-        let authority = ListenerTestAuthority::new();
+        let authority = authority();
         let file = |name: &str, text: &str| {
             let path = folder.path().join(name);
             std::fs::write(&path, text).unwrap();
             path
         };
-        let own = authority.issue_certificate("localhost");
-        let ca = file("ca.pem", &authority.0.pem());
+        let own = authority.issue(&["localhost"]).unwrap();
         let files = ServerTlsFiles {
-            certificate: file("cert.pem", &own.0),
-            key: file("key.pem", &own.1),
-            client_ca: clients.map(|_| ca),
+            certificate: file("cert.pem", &own.certificate),
+            key: file("key.pem", &own.key),
+            client_ca: clients.map(|_| authority.ca_file()),
             client_optional: clients.unwrap_or(false),
         };
         let tls = ServerTls::load(files).unwrap();
@@ -77,22 +60,18 @@ impl TestTlsListener {
     }
 
     /// Response body for a client that trusts `authority` and presents `own`.
-    async fn send_request(
-        &self,
-        authority: &ListenerTestAuthority,
-        own: Option<&PemKeyPair>,
-    ) -> io::Result<String> {
+    async fn send_request(&self, authority: &TestAuthority, own: Option<&PemIdentity>) -> io::Result<String> {
         let mut roots = RootCertStore::empty();
-        roots.add(CertificateDer::from_pem_slice(authority.0.pem().as_bytes()).unwrap()).unwrap();
+        roots.add(CertificateDer::from_pem_slice(authority.pem().as_bytes()).unwrap()).unwrap();
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let builder =
             ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
         let builder = builder.with_root_certificates(roots);
         let config = match own {
             None => builder.with_no_client_auth(),
-            Some((cert, key)) => {
-                let cert = CertificateDer::from_pem_slice(cert.as_bytes()).unwrap();
-                let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+            Some(own) => {
+                let cert = CertificateDer::from_pem_slice(own.certificate.as_bytes()).unwrap();
+                let key = PrivateKeyDer::from_pem_slice(own.key.as_bytes()).unwrap();
                 builder.with_client_auth_cert(vec![cert], key).unwrap()
             }
         };
@@ -119,16 +98,14 @@ impl Drop for TestTlsListener {
 async fn a_client_that_trusts_the_authority_is_served() {
     let server = TestTlsListener::start(None, ListenerLimits::default());
     assert_eq!(server.send_request(&server.authority, None).await.unwrap(), "HTTP/1.1 certified=false");
-    assert!(server.send_request(&ListenerTestAuthority::new(), None).await.is_err());
+    assert!(server.send_request(&authority(), None).await.is_err());
 }
 
 #[tokio::test]
 async fn client_certificates_are_verified_and_passed_to_the_service() {
     let server = TestTlsListener::start(Some(false), ListenerLimits::default());
-    let (known, foreign) = (
-        server.authority.issue_certificate("client"),
-        ListenerTestAuthority::new().issue_certificate("client"),
-    );
+    let known = server.authority.issue(&["client"]).unwrap();
+    let foreign = authority().issue(&["client"]).unwrap();
     assert_eq!(
         server.send_request(&server.authority, Some(&known)).await.unwrap(),
         "HTTP/1.1 certified=true"
@@ -137,7 +114,7 @@ async fn client_certificates_are_verified_and_passed_to_the_service() {
     assert!(server.send_request(&server.authority, Some(&foreign)).await.is_err());
 
     let server = TestTlsListener::start(Some(true), ListenerLimits::default());
-    let known = server.authority.issue_certificate("client");
+    let known = server.authority.issue(&["client"]).unwrap();
     assert_eq!(
         server.send_request(&server.authority, Some(&known)).await.unwrap(),
         "HTTP/1.1 certified=true"
@@ -149,13 +126,13 @@ async fn client_certificates_are_verified_and_passed_to_the_service() {
 #[tokio::test]
 async fn next_handshake_uses_renewed_files_and_ignores_bad_ones() {
     let server = TestTlsListener::start(None, ListenerLimits::default());
-    let next = ListenerTestAuthority::new();
-    let (cert, key) = next.issue_certificate("localhost");
+    let next = authority();
+    let renewed_identity = next.issue(&["localhost"]).unwrap();
     let write = |name: &str, text: &str| std::fs::write(server.folder.path().join(name), text).unwrap();
     write("cert.pem", "half a file");
     assert!(server.send_request(&server.authority, None).await.is_ok(), "the previous files stay in use");
-    write("cert.pem", &cert);
-    write("key.pem", &key);
+    write("cert.pem", &renewed_identity.certificate);
+    write("key.pem", &renewed_identity.key);
     let renewed = async {
         while server.send_request(&next, None).await.is_err() {
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -183,16 +160,16 @@ async fn clients_without_tls_are_disconnected() {
 #[test]
 fn errors_name_the_unusable_file() {
     let folder = TempDir::new().unwrap();
-    let authority = ListenerTestAuthority::new();
+    let authority = authority();
     let file = |name: &str, text: &str| {
         let path = folder.path().join(name);
         std::fs::write(&path, text).unwrap();
         path
     };
-    let (cert, key) = authority.issue_certificate("a");
+    let own = authority.issue(&["a"]).unwrap();
     let good = ServerTlsFiles {
-        certificate: file("cert.pem", &cert),
-        key: file("key.pem", &key),
+        certificate: file("cert.pem", &own.certificate),
+        key: file("key.pem", &own.key),
         client_ca: None,
         client_optional: false,
     };
@@ -202,6 +179,7 @@ fn errors_name_the_unusable_file() {
     assert!(error(&missing).contains("missing.pem"));
     let empty = ServerTlsFiles { client_ca: Some(file("empty.pem", "")), ..good.clone() };
     assert!(error(&empty).contains("contains no certificate"));
-    let other = ServerTlsFiles { key: file("other.pem", &authority.issue_certificate("a").1), ..good };
+    let other = authority.issue(&["a"]).unwrap();
+    let other = ServerTlsFiles { key: file("other.pem", &other.key), ..good };
     assert!(error(&other).contains("cert.pem"));
 }

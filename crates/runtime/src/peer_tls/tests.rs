@@ -5,8 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use tempfile::TempDir;
+use moongate_testkit::TestAuthority;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -14,40 +13,17 @@ use super::*;
 
 const TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-struct PeerTestAuthority {
-    folder: TempDir,
-    issuer: CertifiedIssuer<'static, KeyPair>,
+fn authority() -> TestAuthority {
+    TestAuthority::new().unwrap()
 }
 
-impl PeerTestAuthority {
-    fn new() -> Self {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        Self { folder: TempDir::new().unwrap(), issuer }
-    }
+fn issue(authority: &TestAuthority, name: &str) -> PeerTlsFiles {
+    let files = authority.issue_files(name, &[name]).unwrap();
+    PeerTlsFiles { certificate: files.certificate, key: files.key, ca: files.ca, name: None }
+}
 
-    fn write(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.folder.path().join(name);
-        std::fs::write(&path, text).unwrap();
-        path
-    }
-
-    fn files(&self, name: &str) -> PeerTlsFiles {
-        let key = KeyPair::generate().unwrap();
-        let cert =
-            CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
-        PeerTlsFiles {
-            certificate: self.write(&format!("{name}.pem"), &cert.pem()),
-            key: self.write(&format!("{name}.key"), &key.serialize_pem()),
-            ca: self.write("ca.pem", &self.issuer.pem()),
-            name: None,
-        }
-    }
-
-    fn program(&self, name: &str) -> PeerTls {
-        PeerTls::load(self.files(name)).unwrap()
-    }
+fn program(authority: &TestAuthority, name: &str) -> PeerTls {
+    PeerTls::load(issue(authority, name)).unwrap()
 }
 
 /// Echoes one byte; returns the client's fingerprint.
@@ -84,8 +60,8 @@ async fn exchange(
 
 #[tokio::test]
 async fn programs_of_one_ca_reach_each_other() {
-    let authority = PeerTestAuthority::new();
-    let (node, client) = (authority.program("node.test"), authority.program("client.test"));
+    let authority = authority();
+    let (node, client) = (program(&authority, "node.test"), program(&authority, "client.test"));
     let (peer, response) = exchange(&node, &client, "node.test").await;
     assert_eq!(response, Ok(7));
     assert_eq!(peer.ok(), client.own_fingerprint());
@@ -93,20 +69,20 @@ async fn programs_of_one_ca_reach_each_other() {
 
     let (_, refused) = exchange(&node, &client, "else.test").await;
     assert!(refused.unwrap_err().contains("connect under a name in its certificate"));
-    let named = PeerTlsFiles { name: Some("node.test".to_owned()), ..authority.files("client.test") };
+    let named = PeerTlsFiles { name: Some("node.test".to_owned()), ..issue(&authority, "client.test") };
     assert_eq!(exchange(&node, &PeerTls::load(named).unwrap(), "else.test").await.1, Ok(7));
 }
 
 #[tokio::test]
 async fn a_certificate_of_another_ca_is_rejected() {
-    let (authority, foreign) = (PeerTestAuthority::new(), PeerTestAuthority::new());
-    let node = authority.program("node.test");
-    let foreign_files = PeerTlsFiles { ca: authority.files("x").ca, ..foreign.files("client.test") };
+    let (authority, foreign) = (authority(), authority());
+    let node = program(&authority, "node.test");
+    let foreign_files = PeerTlsFiles { ca: authority.ca_file(), ..issue(&foreign, "client.test") };
     let (accepted, refused) = exchange(&node, &PeerTls::load(foreign_files).unwrap(), "node.test").await;
     assert!(accepted.is_err());
     let refused = refused.unwrap_err();
     assert!(refused.contains("from a CA that it trusts"), "{refused}");
-    let (_, refused) = exchange(&node, &foreign.program("client.test"), "node.test").await;
+    let (_, refused) = exchange(&node, &program(&foreign, "client.test"), "node.test").await;
     assert!(refused.unwrap_err().contains("configure the CA that signed its certificate"));
 }
 
@@ -114,7 +90,7 @@ async fn a_certificate_of_another_ca_is_rejected() {
 async fn the_error_of_a_server_without_tls_has_a_hint() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let client = PeerTestAuthority::new().program("client.test");
+    let client = program(&authority(), "client.test");
     let plain = async {
         for response in [&b"not a record of TLS"[..], b""] {
             let mut stream = listener.accept().await.unwrap().0;
@@ -135,7 +111,7 @@ async fn the_error_of_a_server_without_tls_has_a_hint() {
 
 #[tokio::test]
 async fn a_client_without_tls_gets_an_alert() {
-    let node = PeerTestAuthority::new().program("node.test");
+    let node = program(&authority(), "node.test");
     for is_blocking in [false, true] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut plain = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
@@ -157,8 +133,8 @@ async fn a_client_without_tls_gets_an_alert() {
 
 #[tokio::test]
 async fn a_blocking_thread_can_serve_a_connection() {
-    let authority = PeerTestAuthority::new();
-    let (node, client) = (authority.program("node.test"), authority.program("client.test"));
+    let authority = authority();
+    let (node, client) = (program(&authority, "node.test"), program(&authority, "client.test"));
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let serve = async {
@@ -181,8 +157,8 @@ async fn a_blocking_thread_can_serve_a_connection() {
 
 #[test]
 fn settings_are_complete_or_absent() {
-    let authority = PeerTestAuthority::new();
-    let files = authority.files("node.test");
+    let authority = authority();
+    let files = issue(&authority, "node.test");
     let (cert, key, ca) = (Some(files.certificate), Some(files.key), Some(files.ca));
     let load = |cert: &Option<PathBuf>, key: &Option<PathBuf>, ca: &Option<PathBuf>, name: Option<&str>| {
         let options = PeerTlsArgs {

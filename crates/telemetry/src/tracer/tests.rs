@@ -3,9 +3,12 @@ mod receiver;
 use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
+use moongate_testkit::TestAuthority;
 use opentelemetry::trace::SpanKind;
 use opentelemetry_proto::tonic::common::v1::any_value::Value as AnyValue;
 use opentelemetry_proto::tonic::trace::v1::Span;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::TcpListener;
 use tokio::time::Instant;
 
@@ -173,23 +176,21 @@ async fn spans_are_exported_while_the_program_runs() {
 
 #[tokio::test]
 async fn a_collector_with_tls_is_verified_by_its_certificate() {
-    let certificate = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let ca = folder.path().join("ca.pem");
-    std::fs::write(&ca, certificate.cert.pem()).unwrap();
+    let authority = TestAuthority::new().unwrap();
+    let identity = authority.issue(&["localhost"]).unwrap();
     for (protocol, alpn) in [(OtlpProtocol::Http, "http/1.1"), (OtlpProtocol::Grpc, "h2")] {
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let key =
-            rustls::pki_types::PrivateKeyDer::try_from(certificate.signing_key.serialize_der()).unwrap();
+        let certificate = CertificateDer::from_pem_slice(identity.certificate.as_bytes()).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(identity.key.as_bytes()).unwrap();
         let mut config = rustls::ServerConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .unwrap()
             .with_no_client_auth()
-            .with_single_cert(vec![certificate.cert.der().clone()], key)
+            .with_single_cert(vec![certificate], key)
             .unwrap();
         config.alpn_protocols = vec![alpn.into()];
         let mut receiver = OtlpTestReceiver::start(Some(config)).await;
-        for ca in [Some(ca.clone()), None] {
+        for ca in [Some(authority.ca_file()), None] {
             let trusted = ca.is_some();
             let options = TelemetryArgs {
                 otlp_protocol: Some(protocol),

@@ -138,7 +138,7 @@ pub(super) async fn accept(
 mod tests {
     use std::time::Duration;
 
-    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+    use moongate_testkit::TestAuthority;
     use tempfile::TempDir;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
@@ -148,22 +148,15 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
-    /// Files of a new CA and of a certificate that it signed for these hosts.
-    fn signed(folder: &TempDir, who: &str, hosts: &[&str]) -> TlsFiles {
-        let mut params = CertificateParams::default();
-        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
-        let key = KeyPair::generate().unwrap();
-        let hosts: Vec<String> = hosts.iter().map(|&host| host.to_owned()).collect();
-        let cert = CertificateParams::new(hosts).unwrap().signed_by(&key, &issuer).unwrap();
-        let file = |kind: &str, text: String| {
-            let path = folder.path().join(format!("{who}-{kind}.pem"));
-            std::fs::write(&path, text).unwrap();
-            path
-        };
-        let own =
-            TlsIdentityFiles { certificate: file("cert", cert.pem()), key: file("key", key.serialize_pem()) };
-        TlsFiles { ca: file("ca", issuer.pem()), identity: Some(own), server_name: None }
+    fn authority() -> TestAuthority {
+        TestAuthority::new().unwrap()
+    }
+
+    /// Files of a master that trusts this authority, with a certificate for these hosts.
+    fn issue(authority: &TestAuthority, hosts: &[&str]) -> TlsFiles {
+        let files = authority.issue_files("master", hosts).unwrap();
+        let own = TlsIdentityFiles { certificate: files.certificate, key: files.key };
+        TlsFiles { ca: files.ca, identity: Some(own), server_name: None }
     }
 
     /// Whether a follower and a leader with these files exchange data; the leader's address has this host name.
@@ -193,8 +186,8 @@ mod tests {
 
     #[tokio::test]
     async fn masters_accept_only_certificates_of_their_ca() {
-        let folder = TempDir::new().unwrap();
-        let trusted = signed(&folder, "trusted", &["127.0.0.1", "master-0"]);
+        let (own, other) = (authority(), authority());
+        let trusted = issue(&own, &["127.0.0.1", "master-0"]);
         assert!(can_exchange(&trusted, &trusted, "127.0.0.1").await);
         assert!(can_exchange(&trusted, &trusted, "master-0").await);
         assert!(!can_exchange(&trusted, &trusted, "master-1").await, "a certificate of another host");
@@ -202,7 +195,7 @@ mod tests {
         assert!(can_exchange(&named, &trusted, "master-1").await, "the configured server name");
         let anonymous = TlsFiles { identity: None, ..trusted.clone() };
         assert!(!can_exchange(&anonymous, &trusted, "127.0.0.1").await, "a follower without a certificate");
-        let foreign = signed(&folder, "foreign", &["127.0.0.1"]);
+        let foreign = issue(&other, &["127.0.0.1"]);
         let impostor = TlsFiles { identity: foreign.identity.clone(), ..trusted.clone() };
         assert!(!can_exchange(&impostor, &trusted, "127.0.0.1").await, "a follower of another authority");
         assert!(!can_exchange(&trusted, &impostor, "127.0.0.1").await, "a leader of another authority");
@@ -210,8 +203,8 @@ mod tests {
 
     #[tokio::test]
     async fn plaintext_connections_are_rejected() {
-        let folder = TempDir::new().unwrap();
-        let trusted = signed(&folder, "trusted", &["127.0.0.1"]);
+        let authority = authority();
+        let trusted = issue(&authority, &["127.0.0.1"]);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut plain = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, _) = listener.accept().await.unwrap();
@@ -221,8 +214,8 @@ mod tests {
 
     #[test]
     fn errors_name_the_unusable_file() {
-        let folder = TempDir::new().unwrap();
-        let good = signed(&folder, "good", &["127.0.0.1"]);
+        let (folder, own, other) = (TempDir::new().unwrap(), authority(), authority());
+        let good = issue(&own, &["127.0.0.1"]);
         assert!(good.client().is_ok() && good.server().is_ok());
         let empty = folder.path().join("empty.pem");
         std::fs::write(&empty, "").unwrap();
@@ -231,7 +224,7 @@ mod tests {
         let empty = TlsFiles { ca: empty, identity: None, server_name: None };
         assert!(empty.client().unwrap_err().to_string().contains("no certificate in this file"));
         assert!(TlsFiles { identity: None, ..good.clone() }.server().is_err());
-        let other = signed(&folder, "other", &["127.0.0.1"]).identity.unwrap();
+        let other = issue(&other, &["127.0.0.1"]).identity.unwrap();
         let mixed = TlsIdentityFiles { key: other.key, ..good.identity.clone().unwrap() };
         assert!(
             TlsFiles { identity: Some(mixed), ..good }.client().is_err(),

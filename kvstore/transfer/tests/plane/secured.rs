@@ -45,7 +45,7 @@ impl TransferAuthorizer for OneSegmentAuthorizer {
 }
 
 fn program(authority: &TestAuthority, name: &str) -> PeerTls {
-    let files = authority.issue_files(name, "127.0.0.1").unwrap();
+    let files = authority.issue_files(name, &["127.0.0.1"]).unwrap();
     PeerTls::load(PeerTlsFiles { certificate: files.certificate, key: files.key, ca: files.ca, name: None })
         .unwrap()
 }
