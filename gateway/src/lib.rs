@@ -39,6 +39,8 @@ pub use feedback::{MetricAliases, all_metrics};
 pub use ingress::{
     CorsOrigin, CorsOriginError, InferencePath, InferencePathError, IngressOptions, UnauthenticatedPath,
 };
+#[doc(hidden)]
+pub use kv_index::SpinRwLock;
 pub use listener_security::{ListenerSecurityError, exposures};
 #[doc(hidden)]
 pub use request_body::{

@@ -9,4 +9,5 @@ mod store_keys;
 
 pub(crate) use block_keyspace::{BlockExtraKeys, BlockKeyspace};
 pub(crate) use index::{EngineSlotGuard, KvIndex};
+pub use spin_rw_lock::SpinRwLock;
 pub(crate) use store_keys::{StoreKeyNaming, StoredBlockPart};

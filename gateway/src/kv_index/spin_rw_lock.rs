@@ -13,25 +13,25 @@ const SPIN_TRIES: u32 = 1000;
 
 /// One writer or many readers. Hold it for a few microseconds at most.
 #[derive(Debug, Default)]
-pub(crate) struct SpinRwLock<T> {
+pub struct SpinRwLock<T> {
     value: RwLock<T>,
     /// Number of waiting writers. Readers let them go first; otherwise readers with many steps would starve them.
     waiting_writers: AtomicUsize,
 }
 
 impl<T> SpinRwLock<T> {
-    pub(crate) fn new(value: T) -> Self {
+    pub fn new(value: T) -> Self {
         Self { value: RwLock::new(value), waiting_writers: AtomicUsize::new(0) }
     }
 
-    pub(crate) fn read(&self) -> RwLockReadGuard<'_, T> {
+    pub fn read(&self) -> RwLockReadGuard<'_, T> {
         // Only a hint: the lock itself orders memory.
         let no_writer_waits = || self.waiting_writers.load(Ordering::Relaxed) == 0;
         spin(|| if no_writer_waits() { self.value.try_read() } else { None })
             .unwrap_or_else(|| self.value.read())
     }
 
-    pub(crate) fn write(&self) -> RwLockWriteGuard<'_, T> {
+    pub fn write(&self) -> RwLockWriteGuard<'_, T> {
         if let Some(guard) = self.value.try_write() {
             return guard;
         }

@@ -1,8 +1,8 @@
 //! KV index benchmarks: lookups, events, both concurrently, and memory. For comparison, a lookup of object keys by
 //! text.
 //!
-//! Prints what criterion does not report. Needs about 1.5 GiB of memory. `cargo bench -p moongate-scheduler --bench
-//! index`.
+//! The index is the scheduler's, its lock the gateway's. Prints what criterion does not report. Needs about 1.5 GiB of memory.
+//! `cargo bench -p moongate-gateway --bench index`.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stderr,
@@ -18,15 +18,11 @@ use std::time::{Duration, Instant};
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use dashmap::DashSet;
 use hdrhistogram::Histogram;
+use moongate_gateway::SpinRwLock;
 use moongate_scheduler::StoreMedium;
 use moongate_scheduler::index::{
     BlockHashNamespace, BlockPartIndex, EngineCacheTier, EngineSlot, IndexLookup, KvBlockIndex, StoreNodeSlot,
 };
-
-#[path = "../../gateway/src/kv_index/spin_rw_lock.rs"]
-mod brief_lock;
-
-use brief_lock::SpinRwLock;
 
 const ENGINES: usize = 64;
 const NODES: usize = 16;
