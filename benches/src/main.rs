@@ -10,6 +10,7 @@ mod busy_poll;
 mod compare;
 mod engine;
 mod load;
+mod ports;
 mod predict;
 mod procfs;
 mod wire;

@@ -4,7 +4,6 @@
 //! turn is sent to the gateway's admin listener, which reports the duration of the prediction.
 
 use std::io::Write as _;
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -15,6 +14,7 @@ use serde_json::{Value, json};
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep};
 
+use crate::ports::free_port;
 use crate::wire::request_once;
 
 /// Minimum tokens of a first turn.
@@ -225,10 +225,6 @@ async fn post(port: u16, path: &str, body: &str) -> anyhow::Result<Value> {
     let (status, response) = request_once(port, &request).await?;
     ensure!(status == 200, "{path}: {status} {}", String::from_utf8_lossy(&response));
     serde_json::from_slice(&response).with_context(|| format!("the response of {path}"))
-}
-
-fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
 /// A conversation of synthetic text, about 4.6 bytes per token.

@@ -1,6 +1,5 @@
 //! How each gateway is started, and when it is ready.
 
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
@@ -12,6 +11,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::child::{self, BenchEnvironment, GatewayProcess};
+use crate::ports::free_port;
 use crate::wire::request_once;
 
 /// Time limit for a gateway's first successful completion.
@@ -182,11 +182,6 @@ async fn is_ready(port: u16, ready_port: Option<u16>) -> anyhow::Result<()> {
     let (status, body) = timeout(LIMIT, request_once(port, &request)).await??;
     ensure!(status == 200, "a completion: {status} {}", String::from_utf8_lossy(&body));
     Ok(())
-}
-
-/// A port that was free a moment ago.
-fn free_port() -> anyhow::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
 fn moongate(
