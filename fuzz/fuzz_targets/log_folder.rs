@@ -4,18 +4,14 @@
 
 #![no_main]
 
-#[path = "../../kvstore/oplog/tests/memory_disk/mod.rs"]
-#[allow(dead_code, reason = "a test uses the rest of it")]
-mod memory_disk;
-
 use std::path::Path;
 use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
-use memory_disk::{FileContents, MemoryDisk};
 use moongate_master::durable::DurableJournal;
 use moongate_master_core::MasterCoreOptions;
 use moongate_oplog::{LogDirectory, OplogOptions};
+use moongate_store_testkit::memory_disk::{FileContents, MemoryDisk};
 
 const FOLDER: &str = "/data";
 

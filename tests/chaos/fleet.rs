@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvClientOptions};
+use moongate_testkit::free_port;
 
 use super::process::{ChaosProcess, ProcessUsage};
 use super::proxy::{ChaosProxy, ProxiedLinkState};
 use super::schedule::{ChaosFault, ChaosTarget, ProxiedLink, STORES};
 use crate::harness::client;
 use crate::harness::polling::poll_until;
-use crate::harness::ports::free_port;
 
 const DISK: &str = "size=24m";
 

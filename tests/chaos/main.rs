@@ -12,7 +12,6 @@ mod harness {
     mod http_client;
     mod openai_error;
     pub(crate) mod polling;
-    pub(crate) mod ports;
 
     pub(crate) use http_client::client;
     pub(crate) use openai_error::openai_error;

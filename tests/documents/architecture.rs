@@ -47,7 +47,11 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-testkit",
         ],
     ),
-    ("kvstore/master-client", "moongate-master-client", &["mooncake-wire", "moongate-runtime"]),
+    (
+        "kvstore/master-client",
+        "moongate-master-client",
+        &["mooncake-wire", "moongate-runtime", "moongate-store-testkit"],
+    ),
     (
         "kvstore/client",
         "moongate-store-client",
@@ -57,6 +61,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-transfer",
             "mooncake-wire",
             "moongate-runtime",
+            "moongate-store-testkit",
         ],
     ),
     ("kvstore/master-core", "moongate-master-core", &["mooncake-wire"]),
@@ -70,6 +75,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-oplog",
             "mooncake-wire",
             "moongate-runtime",
+            "moongate-store-testkit",
             "moongate-telemetry",
             "moongate-testkit",
             "moongate-zmtp",
@@ -91,8 +97,21 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-telemetry",
         ],
     ),
-    ("kvstore/oplog", "moongate-oplog", &[]),
+    ("kvstore/oplog", "moongate-oplog", &["moongate-store-testkit"]),
     ("kvstore/rdma", "moongate-rdma", &["moongate-memory", "moongate-transfer", "moongate-runtime"]),
+    (
+        "kvstore/testkit",
+        "moongate-store-testkit",
+        &[
+            "moongate-master",
+            "moongate-master-client",
+            "moongate-master-core",
+            "moongate-oplog",
+            "mooncake-wire",
+            "moongate-runtime",
+            "moongate-testkit",
+        ],
+    ),
     ("kvstore/tier", "moongate-tier", &["moongate-memory"]),
     ("kvstore/transfer", "moongate-transfer", &["mooncake-wire", "moongate-runtime", "moongate-testkit"]),
     ("kvstore/wire", "mooncake-wire", &[]),
@@ -245,6 +264,13 @@ fn crates_import_only_what_the_table_allows() {
     for (_, name, _) in TABLE {
         assert!(members.contains_key(*name), "{name} is in the table, but not in the workspace");
     }
+}
+
+#[test]
+fn no_test_kit_is_linked_into_the_binary() {
+    let linked = linked(&["--package=moongate", "--edges=normal,build"]);
+    let kits: Vec<&String> = linked.keys().filter(|name| name.ends_with("testkit")).collect();
+    assert_eq!(kits, [""; 0], "dependencies that belong under [dev-dependencies]");
 }
 
 #[test]
@@ -422,6 +448,16 @@ fn files_are_short_and_have_descriptive_names() {
             let name = part.as_os_str().to_str().unwrap();
             assert!(!VAGUE_NAMES.contains(&name), "{}: {name:?} does not say what is inside", path.display());
         }
+    }
+}
+
+/// Shared test code is in the test kits: compiled as a module of several crates, each would have its own copy and its own dead code.
+#[test]
+fn no_module_is_in_the_folder_of_another_crate() {
+    for path in source_files().iter().filter(|path| path.extension().is_some_and(|e| e == "rs")) {
+        let text = read(path.to_str().unwrap());
+        let outside = text.lines().find(|line| line.trim_start().starts_with("#[path = \"../../"));
+        assert_eq!(outside, None, "{}", path.display());
     }
 }
 

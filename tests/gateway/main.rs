@@ -11,8 +11,6 @@ mod faults;
 mod fidelity;
 #[path = "../harness"]
 mod harness {
-    #[expect(dead_code, reason = "only the operator's tests wait for single spans")]
-    pub(crate) mod collector;
     pub(crate) mod commands;
     pub(crate) mod fleet;
     pub(crate) mod gateway;

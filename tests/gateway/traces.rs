@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use moongate_loadtest::engine::{EngineFault, EngineFaultPlan, SimEngine, VllmConnector};
+use moongate_testkit::collector::{TestCollector, attribute_text, hex, spans_named};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use serde_json::json;
 
-use crate::harness::collector::{TestCollector, attribute_text, hex, spans_named};
 use crate::harness::fleet::{TestEngines, TestFleetBuilder};
 use crate::harness::process::{GatewayAddresses, MoongateProcess};
 use crate::harness::{TEST_TIMEOUT, client};

@@ -3,12 +3,12 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use moongate_testkit::free_port;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
 use crate::certificates::HaCertificates;
-use crate::harness::mooncake::free_port;
 use crate::lease::LeaseElection;
 use crate::network::{HaNetwork, run};
 

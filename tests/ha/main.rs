@@ -6,8 +6,6 @@ mod cluster;
 #[path = "../harness"]
 mod harness {
     pub(crate) mod linearizability;
-    #[path = "../../kvstore/master-client/tests/integration/mooncake_harness.rs"]
-    pub(crate) mod mooncake;
 }
 mod lease;
 mod network;
@@ -20,8 +18,8 @@ use std::time::{Duration, Instant};
 
 use cluster::HaCluster;
 use harness::linearizability::{self, CallHistory, CheckedCalls, connect, mount, start_clients};
-use harness::mooncake;
 use moongate_runtime::Supervisor;
+use moongate_store_testkit::mooncake;
 use network::HaNetwork;
 use probe::MasterProbe;
 use store_node::HaStoreNode;

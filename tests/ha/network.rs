@@ -2,10 +2,10 @@
 
 use std::process::Stdio;
 
+use moongate_testkit::free_port;
 use tokio::process::Command;
 
 use crate::cluster::MASTERS;
-use crate::harness::mooncake::free_port;
 
 /// Runs a program to its end.
 pub(crate) async fn run(line: &str) -> bool {

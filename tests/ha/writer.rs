@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealNode};
+
 use crate::cluster::HaCluster;
-use crate::harness::mooncake::{HANDSHAKE, NEWEST, RealNode};
 
 /// Generous, because it only detects a test that hangs.
 const LIMIT: Duration = Duration::from_secs(90);

@@ -1,7 +1,7 @@
 """Who understands whom over RDMA: our client and Mooncake's, our store node and Mooncake's. For the machine of `machine`.
 
 interop.py MOONGATE MOONCAKE
-MOONGATE is our program, built with the feature rdma; MOONCAKE is where kvstore/master-client/tests/store/setup has installed it.
+MOONGATE is our program, built with the feature rdma; MOONCAKE is where kvstore/testkit/mooncake/setup has installed it.
 What a client puts, the other gets byte for byte, and the device has sent at least as many packets as that takes.
 """
 
@@ -95,7 +95,7 @@ class Theirs(Process):
     """Mooncake's client, which lends memory too if it is asked to."""
 
     def __init__(self, name, address, mebibytes):
-        program = [mooncake / "venv/bin/python", here / "../../kvstore/master-client/tests/store/store.py"]
+        program = [mooncake / "venv/bin/python", here / "../../kvstore/testkit/mooncake/store.py"]
         super().__init__(name, [*program, address, "P2PHANDSHAKE", str(mebibytes)], {})
         self.answers = 0
         self.answer()

@@ -7,11 +7,12 @@ use crate::harness;
 use crate::harness::fleet::TestFleet;
 use crate::harness::gateway::TestGateway;
 use crate::harness::metrics::metric;
-use crate::harness::mooncake::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
 use crate::harness::store_prompts::{
     BLOCK_TOKENS, SMALL_OBJECT_BYTES, STORE_THRESHOLD_TOKENS, objects, predicted_engine,
     predicted_store_tokens, prompt, wait_for_drop_to, wait_for_growth_to, wait_for_metric,
 };
+use moongate_store_testkit::LIMIT;
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode};
 
 /// All keys that the master lists.
 async fn listed(master: &RealMaster) -> BTreeSet<String> {

@@ -3,8 +3,9 @@
 use std::path::Path;
 use std::process::{Output, Stdio};
 
-use crate::harness::mooncake;
-use crate::harness::mooncake::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
+use moongate_store_testkit::LIMIT;
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode};
+use moongate_testkit::free_port;
 use serde_json::Value;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::Command;
@@ -113,7 +114,7 @@ async fn the_bench_removes_its_objects() {
 
 #[tokio::test]
 async fn errors_are_reported() {
-    let unused_port = mooncake::free_port();
+    let unused_port = free_port();
     let mut command = Command::new(env!("CARGO_BIN_EXE_moongate"));
     let ran = command
         .args(["kv", "get", "k", "--master", &format!("127.0.0.1:{unused_port}")])

@@ -5,11 +5,11 @@
 use std::time::{Duration, Instant};
 
 use moongate_loadtest::engine::SimEngineOptions;
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode};
 
 use crate::harness;
 use crate::harness::fleet::{TestEngines, TestFleetBuilder};
 use crate::harness::metrics::metric_at;
-use crate::harness::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode};
 use crate::harness::process::MoongateProcess;
 use crate::harness::store_prompts::{BLOCK_TOKENS, objects, predicted_store_tokens_at, prompt};
 

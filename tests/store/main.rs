@@ -14,8 +14,6 @@ mod harness {
     mod http_client;
     pub(crate) mod linearizability;
     pub(crate) mod metrics;
-    #[path = "../../kvstore/master-client/tests/integration/mooncake_harness.rs"]
-    pub(crate) mod mooncake;
     pub(crate) mod polling;
     #[expect(
         dead_code,
@@ -23,8 +21,6 @@ mod harness {
     )]
     pub(crate) mod process;
     pub(crate) mod store_prompts;
-    #[path = "../../kvstore/master/tests/integration/test_master.rs"]
-    pub(crate) mod test_master;
     mod waiting;
 
     pub(crate) use http_client::client;

@@ -2,14 +2,14 @@
 
 use crate::harness;
 use crate::harness::metrics::metric;
-use crate::harness::mooncake;
-use crate::harness::mooncake::{HANDSHAKE, NEWEST, RealNode};
 use crate::harness::store_prompts::{
     SMALL_OBJECT_BYTES, objects, prompt, wait_for_drop_to, wait_for_growth_to, wait_for_metric,
 };
 use moongate_master::RunningMaster;
 use moongate_master::flags::{self, MasterInvocation};
 use moongate_runtime::Supervisor;
+use moongate_store_testkit::LIMIT;
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealNode};
 
 /// A master that publishes events.
 async fn master(supervisor: &Supervisor) -> RunningMaster {
@@ -65,5 +65,5 @@ async fn stored_and_removed_pages_are_tracked() {
     assert_eq!(metric(&world, "moongate_store_event_gaps").await, 0);
     assert_eq!(metric(&world, "moongate_store_events_undecodable").await, 0);
     node.close().await;
-    supervisor.shutdown(mooncake::LIMIT).await.expect("all tasks end");
+    supervisor.shutdown(LIMIT).await.expect("all tasks end");
 }

@@ -14,10 +14,10 @@ use moongate_store_client::{
     KvClient, KvClientOptions, MetadataSource, PutOptions, PutOutcome, TransferProtocol,
 };
 use moongate_store_node::{NodeArgs, NodeConfig, RunningNode};
+use moongate_store_testkit::LIMIT;
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode};
+use moongate_store_testkit::test_master;
 use parking_lot::Mutex;
-
-use crate::harness::mooncake::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
-use crate::harness::test_master;
 
 const SIZES: [usize; 10] =
     [1, 2, 4095, 4096, 65_535, 65_537, (1 << 20) + 1, 16 << 20, (16 << 20) + 4097, 64 << 20];

@@ -18,6 +18,8 @@ use mooncake_wire::events::mooncake::{
     DEFAULT_TENANT, StoreEvent, StoreEventKind, StoreEventObject, encode_batch,
 };
 use moongate_runtime::Supervisor;
+use moongate_store_testkit::LIMIT;
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode};
 use moongate_zmtp::{ZmtpEndpoint, ZmtpMessage, ZmtpOptions, ZmtpPublisher};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -25,7 +27,6 @@ use tokio_util::sync::CancellationToken;
 use crate::harness;
 use crate::harness::fleet::TestFleet;
 use crate::harness::metrics::metric;
-use crate::harness::mooncake::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
 use crate::harness::store_prompts::{
     BLOCK_TOKENS, SMALL_OBJECT_BYTES, objects, predicted_store_tokens, prompt, wait_for_growth_to,
     wait_for_metric,

@@ -3,8 +3,10 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use crate::harness::mooncake::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode, free_port};
 use crate::harness::polling::poll_until;
+use moongate_store_testkit::LIMIT;
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode};
+use moongate_testkit::free_port;
 use tokio::process::{Child, Command};
 
 fn moongate(arguments: &[&str]) -> Command {

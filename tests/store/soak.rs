@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvClientOptions, KvError, PutOptions};
-
-use crate::harness::mooncake::free_port;
+use moongate_testkit::free_port;
 
 /// Memory and disk hold half of the objects' bytes, so that objects are evicted.
 const KEYS: u64 = 4000;

@@ -3,10 +3,13 @@
 #[cfg(feature = "kubernetes")]
 mod audit;
 mod certificates;
+#[cfg(feature = "collector")]
+pub mod collector;
 #[cfg(feature = "kubernetes")]
 mod control_plane;
 #[cfg(feature = "kubernetes")]
 mod kubelet;
+mod ports;
 
 #[cfg(feature = "kubernetes")]
 pub use audit::{AuditEvent, AuditObjectRef, AuditResponseStatus, AuditUser};
@@ -15,3 +18,4 @@ pub use certificates::{CertificateError, IdentityFiles, PemIdentity, TestAuthori
 pub use control_plane::{ControlPlane, ControlPlaneError, TestNamespace};
 #[cfg(feature = "kubernetes")]
 pub use kubelet::{ContainerHealth, FakeKubelet, KubeletTimings, NoopRuntime, PodRuntime, pod_address};
+pub use ports::free_port;

@@ -9,19 +9,16 @@
     reason = "a program for developers"
 )]
 
-#[path = "../../master-client/tests/integration/mooncake_harness.rs"]
-mod world;
-
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvClientOptions, PutOptions};
+use moongate_store_testkit::LIMIT;
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode, program};
 use serde::Deserialize;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout};
-
-use world::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode, program};
 
 /// Object sizes in bytes, each with the number of objects in a round.
 const SIZES: [(usize, usize); 4] = [(64 << 10, 1000), (1 << 20, 200), (4 << 20, 60), (16 << 20, 20)];

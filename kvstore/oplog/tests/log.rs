@@ -1,8 +1,6 @@
 //! Logs and snapshots: recovery, damage, pruning, full disks and concurrency.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
-#[allow(dead_code, reason = "other tests use the remaining functions")]
-mod memory_disk;
 mod simulation;
 
 use std::fs::{self, OpenOptions};

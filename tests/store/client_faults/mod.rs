@@ -2,7 +2,6 @@
 
 mod node;
 
-use crate::harness::test_master;
 use std::time::Duration;
 
 use mooncake_wire::ErrorCode;
@@ -10,6 +9,7 @@ use moongate_master::MasterServerOptions;
 use moongate_master_core::MasterCoreOptions;
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvClientOptions, KvError, PutOptions, PutOutcome, TransferLimits};
+use moongate_store_testkit::test_master;
 
 use node::{FaultyNode, FaultyNodeMode};
 

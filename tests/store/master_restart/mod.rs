@@ -19,11 +19,11 @@ use mooncake_wire::types::{
 };
 use moongate_master_client::rpc::MasterClient;
 use moongate_runtime::Supervisor;
+use moongate_testkit::free_port;
 use parking_lot::Mutex;
 use tempfile::TempDir;
 
 use crate::harness::linearizability::{self, CallHistory, CheckedCalls, connect, mount, start_clients};
-use crate::harness::mooncake::free_port;
 use crate::harness::process::MoongateProcess;
 use crate::harness::wait_until;
 

@@ -5,11 +5,11 @@ use std::path::Path;
 use futures_util::StreamExt as _;
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvClientOptions, PutOptions};
+use moongate_testkit::free_port;
 use tempfile::TempDir;
 use tokio::process::Command;
 
 use super::start;
-use crate::harness::mooncake::free_port;
 use crate::harness::polling::poll_until;
 use crate::harness::process::MoongateProcess;
 

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvError, PutOptions};
+use moongate_store_testkit::mooncake::{NEWEST, RealNode};
 
 use super::masters::{MasterImplementation, StoreMasterFixture};
 use super::node::InProcessNode;
 use super::older_releases::client;
-use crate::harness::mooncake::{NEWEST, RealNode};
 use crate::harness::polling::poll_until;
 
 const SIZE: usize = 1 << 20;

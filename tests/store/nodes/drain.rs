@@ -6,11 +6,11 @@ use mooncake_wire::admin::{CreateDrainJobRequest, DrainJobChangeResponse, DrainJ
 use mooncake_wire::types::ReplicaMedium;
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, PutOptions};
+use moongate_store_testkit::mooncake::{NEWEST, RealNode};
 
 use super::masters::{MasterImplementation, StoreMasterFixture};
 use super::node::InProcessNode;
 use super::older_releases::client;
-use crate::harness::mooncake::{NEWEST, RealNode};
 use crate::harness::polling::poll_until;
 
 const OBJECTS: usize = 12;

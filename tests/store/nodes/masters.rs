@@ -2,11 +2,10 @@
 
 use moongate_master::{MetadataLocation, MetadataServiceOptions};
 use moongate_master_client::admin::{self, AdminClient};
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster};
+use moongate_store_testkit::test_master::{TestHttpMaster, start_http_master, start_http_master_with};
 
 use moongate_master_core::{DiskTierOptions, DynamicReplicationMode, MasterCoreOptions};
-
-use crate::harness::mooncake::{HANDSHAKE, NEWEST, RealMaster};
-use crate::harness::test_master::{TestHttpMaster, start_http_master, start_http_master_with};
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum MasterImplementation {

@@ -3,9 +3,9 @@
 use clap::Parser as _;
 use moongate_runtime::Supervisor;
 use moongate_store_node::{NodeArgs, NodeConfig, RunningNode};
+use moongate_store_testkit::LIMIT;
 
 use super::masters::StoreMasterFixture;
-use crate::harness::mooncake::LIMIT;
 
 pub(crate) const MEBIBYTES: u64 = 256;
 

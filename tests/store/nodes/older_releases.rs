@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use futures_util::future::join_all;
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvClientOptions, MetadataSource, PutOptions, PutOutcome};
+use moongate_store_testkit::mooncake::{RealNode, has};
 
 use super::masters::{MasterImplementation, MetadataMode, StoreMasterFixture};
 use super::node::InProcessNode;
-use crate::harness::mooncake::{RealNode, has};
 use crate::harness::polling::poll_until;
 
 /// What the other client puts under a key: the key, again and again.

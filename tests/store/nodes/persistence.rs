@@ -4,11 +4,11 @@ use mooncake_wire::types::ReplicateConfig;
 use moongate_master_client::rpc::PutMode;
 use moongate_runtime::Supervisor;
 use moongate_store_client::PutOptions;
+use moongate_store_testkit::mooncake::{NEWEST, RealNode};
 
 use super::masters::{MasterImplementation, MetadataMode, StoreMasterFixture};
 use super::node::InProcessNode;
 use super::older_releases::client;
-use crate::harness::mooncake::{NEWEST, RealNode};
 use crate::harness::polling::poll_until;
 
 /// A folder of its own that goes with the test.

@@ -5,11 +5,11 @@ use mooncake_wire::types::{DEFAULT_TENANT, ReplicaMedium};
 use moongate_runtime::Supervisor;
 use moongate_store_client::KvClient;
 use moongate_store_client::PutOptions;
+use moongate_store_testkit::mooncake::{NEWEST, RealNode};
 
 use super::masters::{MasterImplementation, MetadataMode, StoreMasterFixture};
 use super::node::InProcessNode;
 use super::older_releases::client;
-use crate::harness::mooncake::{NEWEST, RealNode};
 use crate::harness::polling::poll_until;
 
 const KEY: &str = "an object";

@@ -7,9 +7,10 @@ use moongate_master::RunningMaster;
 use moongate_master::flags::{self, MasterInvocation};
 use moongate_runtime::Supervisor;
 use moongate_store_client::{KvClient, KvClientOptions};
+use moongate_store_testkit::mooncake::{NEWEST, RealMaster, service};
+use moongate_testkit::free_port;
 use tokio::process::Command;
 
-use crate::harness::mooncake::{NEWEST, RealMaster, free_port, service};
 use crate::harness::process::MoongateProcess;
 use crate::harness::wait_until;
 

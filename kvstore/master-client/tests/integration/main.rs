@@ -2,6 +2,5 @@
 #![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod admin;
-mod mooncake_harness;
 mod rpc;
 mod store;

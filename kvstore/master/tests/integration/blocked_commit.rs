@@ -8,9 +8,9 @@ use mooncake_wire::types::Uuid;
 use moongate_master::journal::{Journal, MemoryJournal};
 use moongate_master::{LeadershipStatus, MasterServer, MasterServerOptions, RpcLimits, rpc};
 use moongate_runtime::Supervisor;
+use moongate_store_testkit::LIMIT;
+use moongate_store_testkit::test_master::{TestRpcConnection, key};
 use parking_lot::{Condvar, Mutex};
-
-use crate::test_master::{LIMIT, TestRpcConnection, key};
 
 /// A journal whose commits block while it is closed.
 struct GatedJournal {

@@ -13,9 +13,8 @@ use moongate_master::call::{CallerSession, RemainingInput};
 use moongate_master::journal::MemoryJournal;
 use moongate_master::{MasterServer, MasterServerOptions};
 use moongate_master_core::MasterCoreOptions;
+use moongate_store_testkit::test_master::minimal_request;
 use proptest::prelude::*;
-
-use crate::test_master::minimal_request;
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 

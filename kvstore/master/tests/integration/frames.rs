@@ -16,11 +16,11 @@ use mooncake_wire::types::{
 use mooncake_wire::{Dialect, ErrorCode};
 use moongate_master::{MasterServerOptions, RpcLimits};
 use moongate_master_core::ClientCounts;
-use tokio::io::AsyncWriteExt as _;
-
-use crate::test_master::{
-    LIMIT, TestMaster, TestRpcConnection, key, minimal_request, start_master, start_master_with,
+use moongate_store_testkit::LIMIT;
+use moongate_store_testkit::test_master::{
+    TestMaster, TestRpcConnection, key, minimal_request, start_master, start_master_with,
 };
+use tokio::io::AsyncWriteExt as _;
 
 /// A request with any function id and any body.
 fn raw(function_id: u32, sequence: u32, body: &[u8]) -> BytesMut {

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use mooncake_wire::types::Uuid;
 use moongate_master::{MetadataLocation, MetadataServiceOptions};
 use moongate_master_core::MasterCoreOptions;
+use moongate_store_testkit::LIMIT;
+use moongate_store_testkit::mooncake::{NEWEST, RealMaster, RealNode};
+use moongate_store_testkit::test_master::{TestRpcConnection, start_http_master, start_http_master_with};
 use serde_json::Value;
-
-use crate::mooncake_harness::{NEWEST, RealMaster, RealNode};
-use crate::test_master::{LIMIT, TestRpcConnection, start_http_master, start_http_master_with};
 
 const CLIENT: Uuid = Uuid { first: 11, second: 22 };
 

@@ -9,11 +9,10 @@ use moongate_master::ha::{
     Candidacy, HaCoordinator, HaMember, InSyncSet, InSyncUpdateOutcome, LeaderTerm, LeaseCoordinator,
     LeaseName,
 };
+use moongate_store_testkit::LIMIT;
 use moongate_testkit::{ControlPlane, TestNamespace};
 use serde_json::json;
 
-/// Timeout that only a hanging test reaches.
-const LIMIT: Duration = Duration::from_secs(60);
 const LEASE: Duration = Duration::from_secs(2);
 
 struct LeaseTestCluster {

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use moongate_master::MasterServerOptions;
 use moongate_master_core::{ClientCounts, MasterCoreOptions};
-
-use crate::mooncake_harness::{HANDSHAKE, NEWEST, RELEASES, RealNode, has};
-use crate::test_master::{LIMIT, start_master_with};
+use moongate_store_testkit::LIMIT;
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RELEASES, RealNode, has};
+use moongate_store_testkit::test_master::start_master_with;
 
 /// Short, so that read objects can soon be removed, but long enough to read three hundred objects.
 const LEASE: Duration = Duration::from_secs(3);

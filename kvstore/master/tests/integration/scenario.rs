@@ -2,9 +2,8 @@
 
 use futures_util::future::join_all;
 use moongate_master_core::{ClientCounts, MasterCoreOptions};
-
-use crate::mooncake_harness::{HANDSHAKE, NEWEST, RELEASES, RealMaster, RealNode, has, scenario};
-use crate::test_master::start_http_master_with;
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RELEASES, RealMaster, RealNode, has, scenario};
+use moongate_store_testkit::test_master::start_http_master_with;
 
 /// Long enough to matter to the operations after a read, short enough to wait for.
 const LEASE_MS: u64 = 2000;

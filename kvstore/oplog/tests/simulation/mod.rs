@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use moongate_oplog::{LogDirectory, LogRecoveryReport, OperationLog, OplogOptions, snapshot};
-
-use crate::memory_disk::{DiskOperation, FileContents, MemoryDisk};
+use moongate_store_testkit::memory_disk::{DiskOperation, FileContents, MemoryDisk};
 
 const FOLDER: &str = "/log";
 const RECORDS: u64 = 20;

@@ -2,9 +2,6 @@
 #![expect(clippy::print_stderr, reason = "tests print why they fail")]
 #![expect(clippy::disallowed_methods, reason = "a test outlives none of its tasks")]
 
-#[expect(dead_code, reason = "other tests wait for single spans")]
-#[path = "../../../../tests/harness/collector.rs"]
-mod collector;
 mod events;
 mod examples;
 mod external_kinds;

@@ -6,12 +6,12 @@ use k8s_openapi::api::core::v1::ResourceQuota;
 use kube::api::{Api, PostParams};
 use moongate_operator::OperatorOptions;
 use moongate_telemetry::{TelemetryArgs, Tracer};
+use moongate_testkit::collector::{TestCollector, attribute_text, hex, spans_named};
 use moongate_testkit::{ControlPlane, FakeKubelet, KubeletTimings, TestNamespace};
 use opentelemetry_proto::tonic::trace::v1::Span;
 use rbg_api::v1alpha2::RoleBasedGroup;
 use serde_json::json;
 
-use super::collector::{TestCollector, attribute_text, hex, spans_named};
 use super::{TEST_TIMEOUT, eventually, group, install, role, run_with_operator, settled};
 
 const WRITES: [&str; 5] = ["apply", "create", "replace", "patch", "delete"];

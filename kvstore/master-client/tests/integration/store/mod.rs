@@ -14,8 +14,8 @@ use moongate_master_client::admin::{self, AdminClient, AdminError};
 use moongate_master_client::rpc::{self, MasterClient, RpcError};
 use moongate_master_client::snapshot;
 use moongate_runtime::Supervisor;
-
-use crate::mooncake_harness::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode, has};
+use moongate_store_testkit::LIMIT;
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode, has};
 
 /// Keys in SGLang's format: two objects for each of five blocks.
 fn page_keys() -> Vec<String> {

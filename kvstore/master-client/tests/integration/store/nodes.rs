@@ -12,9 +12,9 @@ use moongate_master_client::nodes::{
     MetadataSource, NodeLossReason, NodeWatchOptions, NodeWatcher, StoreNodeEvent, WatchedNode,
 };
 use moongate_runtime::Supervisor;
+use moongate_store_testkit::LIMIT;
+use moongate_store_testkit::mooncake::{HANDSHAKE, NEWEST, RealMaster, RealNode};
 use parking_lot::Mutex;
-
-use crate::mooncake_harness::{HANDSHAKE, LIMIT, NEWEST, RealMaster, RealNode};
 
 async fn next(watch: &mut NodeWatcher) -> StoreNodeEvent {
     tokio::time::timeout(LIMIT, watch.next()).await.expect("an event in time")

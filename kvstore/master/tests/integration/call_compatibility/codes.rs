@@ -14,8 +14,7 @@ use mooncake_wire::rpc::{
     UpsertEnd, UpsertStart,
 };
 use mooncake_wire::types::{DEFAULT_TENANT, ObjectMeta, ReplicaType, ReplicateConfig, Segment, Uuid};
-
-use crate::test_master::{TestRpcConnection, key};
+use moongate_store_testkit::test_master::{TestRpcConnection, key};
 
 const NODE: Uuid = Uuid { first: 11, second: 12 };
 const OTHER: Uuid = Uuid { first: 21, second: 22 };

@@ -16,10 +16,11 @@ use mooncake_wire::types::{
     DEFAULT_TENANT, OffloadTask, OffloadTasks, ReplicaMedium, ReplicaType, StorageObjectMetadata, Uuid,
 };
 use moongate_master_core::{DiskTierOptions, MasterCoreOptions};
+use moongate_store_testkit::LIMIT;
+use moongate_store_testkit::mooncake::{self, NEWEST, RealMaster};
+use moongate_store_testkit::test_master::{TestRpcConnection, key, start_http_master_with};
 
 use super::codes::{CallTranscript, code, codes, end, note, remove, segment, start};
-use crate::mooncake_harness::{self, NEWEST, RealMaster};
-use crate::test_master::{self, TestRpcConnection, key, start_http_master_with};
 
 const NODE: Uuid = Uuid { first: 11, second: 12 };
 const OTHER: Uuid = Uuid { first: 21, second: 22 };
@@ -232,7 +233,7 @@ async fn on_evict(address: &str) -> Vec<String> {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    tokio::time::timeout(test_master::LIMIT, is_in_time).await.unwrap();
+    tokio::time::timeout(LIMIT, is_in_time).await.unwrap();
     let oldest = fetched.iter().any(|task| task.key == "k0");
     notes.add(format!("the oldest is among them: {oldest}"));
     notes.kinds("being offloaded", "k0").await;
@@ -257,7 +258,7 @@ async fn on_evict(address: &str) -> Vec<String> {
             }
         }
     };
-    tokio::time::timeout(test_master::LIMIT, until_evicted).await.unwrap();
+    tokio::time::timeout(LIMIT, until_evicted).await.unwrap();
     notes.kinds("left memory", "k0").await;
     note!(
         notes,
@@ -388,10 +389,9 @@ async fn clients_with_disks_get_the_same_results() {
     let (real, master) =
         (RealMaster::start_with(NEWEST, FLAGS).await, start_http_master_with(None, core).await);
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
-    let expected = mooncake_harness::disks(NEWEST, &real.rpc, &real.admin, folders[0].path()).await;
+    let expected = mooncake::disks(NEWEST, &real.rpc, &real.admin, folders[0].path()).await;
     let actual =
-        mooncake_harness::disks(NEWEST, &master.rpc, &master.services.admin.to_string(), folders[1].path())
-            .await;
+        mooncake::disks(NEWEST, &master.rpc, &master.services.admin.to_string(), folders[1].path()).await;
     assert!(expected.iter().any(|line| line == "it is brought back: True"), "{expected:?}");
     let differing = differences(&expected, &actual);
     assert!(differing.is_empty(), "Mooncake's and Moongate's:\n{}", differing.join("\n"));

@@ -6,10 +6,9 @@ mod disks;
 use bytes::BytesMut;
 use mooncake_wire::Dialect;
 use mooncake_wire::rpc::RpcMethod;
+use moongate_store_testkit::mooncake::{NEWEST, RealMaster};
+use moongate_store_testkit::test_master::{TestRpcConnection, minimal_request, start_master};
 use tokio::io::AsyncWriteExt as _;
-
-use crate::mooncake_harness::{NEWEST, RealMaster};
-use crate::test_master::{self, TestRpcConnection, start_master};
 
 /// Replies of Mooncake's master that differ here on purpose.
 const EXPECTED_DIFFERENCES: &[&str] = &[
@@ -24,7 +23,7 @@ async fn minimal_replies(address: &str) -> Vec<(RpcMethod, u8, Vec<u8>)> {
     let mut connection = TestRpcConnection::connect(address).await;
     let mut replies = Vec::new();
     for method in RpcMethod::ALL {
-        let request: BytesMut = test_master::minimal_request(*method, Dialect::NEWEST);
+        let request: BytesMut = minimal_request(*method, Dialect::NEWEST);
         connection.stream.write_all(&request).await.unwrap();
         let (header, body) = connection.response().await.unwrap();
         replies.push((*method, header.error, strip_debug_type(&body)));

@@ -20,9 +20,9 @@ use moongate_master::{
 use moongate_master_core::{PutStartRequest, RemoveContext};
 use moongate_oplog::{LogDirectory, OplogOptions};
 use moongate_runtime::Supervisor;
-
-use crate::memory_disk::{FileContents, MemoryDisk};
-use crate::test_master::{LIMIT, TestRpcConnection};
+use moongate_store_testkit::LIMIT;
+use moongate_store_testkit::memory_disk::{FileContents, MemoryDisk};
+use moongate_store_testkit::test_master::TestRpcConnection;
 
 use super::{CLIENT, caller, options, segment, settings};
 

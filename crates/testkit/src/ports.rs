@@ -12,9 +12,9 @@ const PER_PROCESS: u32 = 64;
 
 static CHOSEN: AtomicU32 = AtomicU32::new(0);
 
-/// A port on which no program listens, and that this process has not used before. A test binary must contain this module only once,
-/// because every copy counts for itself: a binary with `harness::mooncake` uses the function that is exported there.
-pub(crate) fn free_port() -> u16 {
+/// A port on which no program listens, and that this process has not used before.
+#[must_use]
+pub fn free_port() -> u16 {
     loop {
         let number = std::process::id().wrapping_mul(PER_PROCESS).wrapping_add(CHOSEN.fetch_add(1, Relaxed));
         let port = FIRST + (number % COUNT) as u16;

@@ -1,9 +1,5 @@
-//! Test harness with Mooncake's own masters and store nodes.
-
-#![allow(dead_code, reason = "test binaries of other crates use a part of it")]
-
-#[path = "../../../../tests/harness/ports.rs"]
-mod ports;
+//! Mooncake's own masters, clients and store nodes. The first use installs them.
+#![expect(clippy::unwrap_used, clippy::expect_used, reason = "tests fail by panicking")]
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -12,40 +8,39 @@ use std::time::Duration;
 use moongate_master_client::admin::{self, AdminClient};
 use moongate_master_client::rpc::{self, MasterClient};
 use moongate_runtime::Supervisor;
+use moongate_testkit::free_port;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-pub(crate) use ports::free_port;
+use crate::LIMIT;
 
+/// Python programs, and scripts that install Mooncake.
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/mooncake");
 /// Generous, because the first installation downloads packages.
 const SETUP_LIMIT: Duration = Duration::from_secs(600);
-/// Generous, because it only detects tests that hang.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
-pub(crate) const NEWEST: &str = "0.3.13.post1";
+pub const NEWEST: &str = "0.3.13.post1";
 /// All tested releases. [`has`] reports whether a release has a wheel for this machine's Python.
-pub(crate) const RELEASES: [&str; 5] = [NEWEST, "0.3.12.post1", "0.3.11.post1", "0.3.10", "0.3.9"];
-pub(crate) const HANDSHAKE: &str = "P2PHANDSHAKE";
+pub const RELEASES: [&str; 5] = [NEWEST, "0.3.12.post1", "0.3.11.post1", "0.3.10", "0.3.9"];
+pub const HANDSHAKE: &str = "P2PHANDSHAKE";
 
 /// Maximum objects and bytes of one batch put: a client copies them through a buffer of 16 MiB.
 const BATCH: usize = 512;
 const BATCH_BYTES: usize = 4 << 20;
 
-/// Folder of the programs. Tests of several packages use them.
-fn folder() -> PathBuf {
-    let mut above = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .ancestors()
-        .map(|it| it.join("kvstore/master-client/tests/store"));
-    above.find(|folder| folder.is_dir()).expect("the sources are there")
+/// Folder of installed releases, beside the build's profiles: a test is `<profile>/deps/<name>`.
+fn installation() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.ancestors().nth(3).expect("cargo built the test").join("mooncake")
 }
 
 /// Installs Mooncake if needed, and returns its folder.
 async fn installed() -> PathBuf {
-    let into = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("mooncake");
-    let mut setup = Command::new(folder().join("setup"));
+    let into = installation();
+    let mut setup = Command::new(Path::new(FOLDER).join("setup"));
     let ran = tokio::time::timeout(SETUP_LIMIT, setup.arg(&into).kill_on_drop(true).output()).await;
-    let ran = ran.expect("tests/store/setup ends in time").expect("tests/store/setup can be run");
+    let ran = ran.expect("mooncake/setup ends in time").expect("mooncake/setup can be run");
     let output = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    assert!(ran.status.success(), "tests/store/setup failed:\n{output}");
+    assert!(ran.status.success(), "mooncake/setup failed:\n{output}");
     into
 }
 
@@ -55,26 +50,26 @@ fn libraries(release: &Path) -> PathBuf {
 }
 
 /// Whether a release has a wheel for this machine's Python. If not, its tests are skipped.
-pub(crate) async fn has(release: &str) -> bool {
+pub async fn has(release: &str) -> bool {
     installed().await.join(release).exists()
 }
 
 /// A running `mooncake_master`, killed on drop.
-pub(crate) struct RealMaster {
+pub struct RealMaster {
     release: &'static str,
     flags: &'static [&'static str],
     child: Child,
-    pub(crate) rpc: String,
-    pub(crate) admin: String,
+    pub rpc: String,
+    pub admin: String,
 }
 
 impl RealMaster {
-    pub(crate) async fn start(release: &'static str) -> Self {
+    pub async fn start(release: &'static str) -> Self {
         Self::start_with(release, &[]).await
     }
 
     /// Starts a master with additional flags; by default it only listens on loopback.
-    pub(crate) async fn start_with(release: &'static str, flags: &'static [&'static str]) -> Self {
+    pub async fn start_with(release: &'static str, flags: &'static [&'static str]) -> Self {
         Self::start_at(release, flags, free_port(), free_port()).await
     }
 
@@ -101,56 +96,56 @@ impl RealMaster {
         master
     }
 
-    pub(crate) async fn kill(&mut self) {
+    pub async fn kill(&mut self) {
         self.child.kill().await.unwrap();
     }
 
     /// The process id of the master.
-    pub(crate) fn id(&self) -> u32 {
+    pub fn id(&self) -> u32 {
         self.child.id().expect("the master still runs")
     }
 
     /// Starts another master at the same addresses.
-    pub(crate) async fn start_again(self) -> Self {
+    pub async fn start_again(self) -> Self {
         let port = |address: &str| address.rsplit_once(':').unwrap().1.parse().unwrap();
         Self::start_at(self.release, self.flags, port(&self.rpc), port(&self.admin)).await
     }
 
-    pub(crate) fn admin(&self) -> AdminClient {
+    pub fn admin(&self) -> AdminClient {
         AdminClient::new(&self.admin, admin::AdminClientOptions::default()).unwrap()
     }
 
-    pub(crate) fn client(&self, supervisor: &Supervisor) -> MasterClient {
+    pub fn client(&self, supervisor: &Supervisor) -> MasterClient {
         MasterClient::new(&self.rpc, rpc::MasterClientOptions::default(), supervisor)
     }
 }
 
 /// A command that runs one of the Python programs with a release of Mooncake.
-pub(crate) async fn program(release: &str, name: &str) -> Command {
+pub async fn program(release: &str, name: &str) -> Command {
     let mooncake = installed().await;
     let mut command = Command::new(mooncake.join("venv/bin/python"));
-    command.arg(folder().join(name)).env("LD_LIBRARY_PATH", libraries(&mooncake.join(release)));
+    command.arg(Path::new(FOLDER).join(name)).env("LD_LIBRARY_PATH", libraries(&mooncake.join(release)));
     command.env("PYTHONPATH", mooncake.join(release)).env("NO_PROXY", "*").env("no_proxy", "*");
     command
 }
 
 /// The script that runs Mooncake's store service, and the arguments that select a release. Installs its dependencies.
-pub(crate) async fn service(release: &str) -> (PathBuf, Vec<String>) {
-    let (script, mooncake) = (folder().join("service"), installed().await);
+pub async fn service(release: &str) -> (PathBuf, Vec<String>) {
+    let (script, mooncake) = (Path::new(FOLDER).join("service"), installed().await);
     let choice = vec![mooncake.to_str().expect("a plain path").to_owned(), release.to_owned()];
     let ready = Command::new(&script).args(&choice).kill_on_drop(true).status();
-    let ready = tokio::time::timeout(SETUP_LIMIT, ready).await.expect("tests/store/service ends in time");
-    assert!(ready.expect("tests/store/service can be run").success(), "tests/store/service failed");
+    let ready = tokio::time::timeout(SETUP_LIMIT, ready).await.expect("mooncake/service ends in time");
+    assert!(ready.expect("mooncake/service can be run").success(), "mooncake/service failed");
     (script, choice)
 }
 
 /// Runs `scenario.py` with a release's client, and returns its output lines.
-pub(crate) async fn scenario(release: &str, rpc: &str, admin: &str) -> Vec<String> {
+pub async fn scenario(release: &str, rpc: &str, admin: &str) -> Vec<String> {
     run_program(release, "scenario.py", &[rpc, admin]).await
 }
 
 /// Runs `disks.py` with a release's client, and returns its output lines.
-pub(crate) async fn disks(release: &str, rpc: &str, admin: &str, disk: &Path) -> Vec<String> {
+pub async fn disks(release: &str, rpc: &str, admin: &str, disk: &Path) -> Vec<String> {
     run_program(release, "disks.py", &[rpc, admin, disk.to_str().expect("a plain path")]).await
 }
 
@@ -170,7 +165,7 @@ async fn run_program(release: &str, name: &str, arguments: &[&str]) -> Vec<Strin
 }
 
 /// A process with Mooncake's own client, killed on drop.
-pub(crate) struct RealNode {
+pub struct RealNode {
     child: Child,
     stdin: ChildStdin,
     lines: Lines<BufReader<ChildStdout>>,
@@ -178,17 +173,17 @@ pub(crate) struct RealNode {
 
 impl RealNode {
     /// Starts a client that mounts `mebibytes` of memory: 0, or at least 16.
-    pub(crate) async fn start(master: &RealMaster, metadata: &str, mebibytes: u32) -> Self {
+    pub async fn start(master: &RealMaster, metadata: &str, mebibytes: u32) -> Self {
         Self::start_of(master.release, &master.rpc, metadata, mebibytes).await
     }
 
     /// Starts a client of any release, with the master at `rpc`.
-    pub(crate) async fn start_of(release: &str, rpc: &str, metadata: &str, mebibytes: u32) -> Self {
+    pub async fn start_of(release: &str, rpc: &str, metadata: &str, mebibytes: u32) -> Self {
         Self::start_with(release, rpc, metadata, mebibytes, &[]).await
     }
 
     /// As [`RealNode::start_of`], with environment variables.
-    pub(crate) async fn start_with(
+    pub async fn start_with(
         release: &str,
         rpc: &str,
         metadata: &str,
@@ -205,18 +200,18 @@ impl RealNode {
         node
     }
 
-    pub(crate) async fn put(&mut self, key: &str, size: usize) {
+    pub async fn put(&mut self, key: &str, size: usize) {
         assert_eq!(self.send_command(&format!("put {key} {size}")).await, "0", "put {key}");
     }
 
     /// Puts many objects, preferably into this node's own memory. Returns the number of batches that failed partly or
     /// completely.
-    pub(crate) async fn fill(&mut self, keys: &[String], size: usize) -> usize {
+    pub async fn fill(&mut self, keys: &[String], size: usize) -> usize {
         self.fill_copies(keys, size, 1).await
     }
 
     /// As [`RealNode::fill`], with replicas on other nodes.
-    pub(crate) async fn fill_copies(&mut self, keys: &[String], size: usize, copies: usize) -> usize {
+    pub async fn fill_copies(&mut self, keys: &[String], size: usize, copies: usize) -> usize {
         let mut failed = 0;
         for keys in keys.chunks((BATCH_BYTES / size).clamp(1, BATCH)) {
             let result = self.send_command(&format!("fill {copies} {size} {}", keys.join(" "))).await;
@@ -226,26 +221,26 @@ impl RealNode {
     }
 
     /// Removes an object without a lease.
-    pub(crate) async fn remove(&mut self, key: &str) {
+    pub async fn remove(&mut self, key: &str) {
         assert_eq!(self.send_command(&format!("remove {key}")).await, "0", "remove {key}");
     }
 
     /// Gets an object, and returns its size, or 0 on failure.
-    pub(crate) async fn get(&mut self, key: &str) -> usize {
+    pub async fn get(&mut self, key: &str) -> usize {
         self.send_command(&format!("get {key}")).await.parse().unwrap()
     }
 
     /// Closes the client, which unmounts its memory.
-    pub(crate) async fn close(&mut self) {
+    pub async fn close(&mut self) {
         assert_eq!(self.send_command("close").await, "closed");
     }
 
-    pub(crate) async fn kill(&mut self) {
+    pub async fn kill(&mut self) {
         self.child.kill().await.unwrap();
     }
 
     /// Sends a command to `store.py`, and returns its response.
-    pub(crate) async fn send_command(&mut self, command: &str) -> String {
+    pub async fn send_command(&mut self, command: &str) -> String {
         self.stdin.write_all(format!("{command}\n").as_bytes()).await.unwrap();
         self.read_response().await
     }

@@ -1,5 +1,5 @@
 //! A master in this process, and RPC connections to masters.
-#![allow(dead_code, reason = "tests of the binary use a part of it")]
+#![expect(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,22 +25,22 @@ use moongate_runtime::Supervisor;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// Timeout that only a hanging test reaches.
-pub(crate) const LIMIT: Duration = Duration::from_secs(60);
+use crate::LIMIT;
+
 const MAX_RESPONSE: usize = 256 << 20;
 
-pub(crate) struct TestMaster {
-    pub(crate) server: Arc<MasterServer>,
-    pub(crate) journal: Arc<MemoryJournal>,
-    pub(crate) rpc: rpc::RpcServer,
-    pub(crate) supervisor: Supervisor,
+pub struct TestMaster {
+    pub server: Arc<MasterServer>,
+    pub journal: Arc<MemoryJournal>,
+    pub rpc: rpc::RpcServer,
+    pub supervisor: Supervisor,
 }
 
-pub(crate) fn start_master() -> TestMaster {
+pub fn start_master() -> TestMaster {
     start_master_with(MasterServerOptions { threads: 2, ..MasterServerOptions::default() })
 }
 
-pub(crate) fn start_master_with(options: MasterServerOptions) -> TestMaster {
+pub fn start_master_with(options: MasterServerOptions) -> TestMaster {
     let (threads, journal) = (options.threads, Arc::new(MemoryJournal::new(1 << 20)));
     let server = Arc::new(MasterServer::new(options, Arc::clone(&journal) as Arc<_>));
     server.leadership.store(Arc::new(LeadershipStatus::standalone()));
@@ -50,18 +50,18 @@ pub(crate) fn start_master_with(options: MasterServerOptions) -> TestMaster {
 }
 
 /// A master with its HTTP ports.
-pub(crate) struct TestHttpMaster {
-    pub(crate) rpc: String,
-    pub(crate) services: AuxServiceAddresses,
-    pub(crate) server: Arc<MasterServer>,
+pub struct TestHttpMaster {
+    pub rpc: String,
+    pub services: AuxServiceAddresses,
+    pub server: Arc<MasterServer>,
     _supervisor: Supervisor,
 }
 
-pub(crate) async fn start_http_master(metadata: Option<MetadataServiceOptions>) -> TestHttpMaster {
+pub async fn start_http_master(metadata: Option<MetadataServiceOptions>) -> TestHttpMaster {
     start_http_master_with(metadata, MasterCoreOptions::default()).await
 }
 
-pub(crate) async fn start_http_master_with(
+pub async fn start_http_master_with(
     metadata: Option<MetadataServiceOptions>,
     core: MasterCoreOptions,
 ) -> TestHttpMaster {
@@ -91,24 +91,24 @@ pub(crate) async fn start_http_master_with(
     TestHttpMaster { rpc, services, server, _supervisor: supervisor }
 }
 
-pub(crate) fn key(key: &str) -> KeyArguments<&str> {
+pub fn key(key: &str) -> KeyArguments<&str> {
     KeyArguments { key, tenant: DEFAULT_TENANT }
 }
 
-pub(crate) struct TestRpcConnection {
-    pub(crate) stream: TcpStream,
-    pub(crate) dialect: Dialect,
-    pub(crate) attachment: &'static [u8],
+pub struct TestRpcConnection {
+    pub stream: TcpStream,
+    pub dialect: Dialect,
+    pub attachment: &'static [u8],
     buffer: BytesMut,
 }
 
 impl TestRpcConnection {
-    pub(crate) async fn connect_to(master: &TestMaster) -> Self {
+    pub async fn connect_to(master: &TestMaster) -> Self {
         Self::connect(&master.rpc.address().to_string()).await
     }
 
     /// Retries: Mooncake's master logs that it is ready shortly before it listens.
-    pub(crate) async fn connect(address: &str) -> Self {
+    pub async fn connect(address: &str) -> Self {
         let connected = async {
             loop {
                 match TcpStream::connect(address).await {
@@ -123,7 +123,7 @@ impl TestRpcConnection {
     }
 
     /// The next response, or `None` at the end of the stream.
-    pub(crate) async fn response(&mut self) -> Option<(ResponseHeader, Bytes)> {
+    pub async fn response(&mut self) -> Option<(ResponseHeader, Bytes)> {
         let response = async {
             loop {
                 match frame::take::<ResponseHeader>(&mut self.buffer, MAX_RESPONSE).unwrap() {
@@ -142,7 +142,7 @@ impl TestRpcConnection {
     }
 
     /// Makes a call and checks that the reply has the connection's dialect.
-    pub(crate) async fn call<M: RpcDefinition>(&mut self, arguments: &M::Arguments<&str>) -> M::Reply<String>
+    pub async fn call<M: RpcDefinition>(&mut self, arguments: &M::Arguments<&str>) -> M::Reply<String>
     where
         for<'a> M::Arguments<&'a str>: Pack,
         for<'a> M::Reply<String>: Unpack<'a>,
@@ -158,7 +158,7 @@ impl TestRpcConnection {
         reply
     }
 
-    pub(crate) async fn mount(&mut self, client: Uuid, size: u64) {
+    pub async fn mount(&mut self, client: Uuid, size: u64) {
         let segment = Segment {
             id: client,
             name: "127.0.0.1:12345",
@@ -172,17 +172,17 @@ impl TestRpcConnection {
     }
 
     /// Starts a put without finishing it.
-    pub(crate) async fn begin(&mut self, client: Uuid, name: &str, size: u64) {
+    pub async fn begin(&mut self, client: Uuid, name: &str, size: u64) {
         assert_eq!(self.try_begin(client, name, size).await, Ok(()), "{name}");
     }
 
-    pub(crate) async fn try_begin(&mut self, client: Uuid, name: &str, size: u64) -> Result<(), ErrorCode> {
+    pub async fn try_begin(&mut self, client: Uuid, name: &str, size: u64) -> Result<(), ErrorCode> {
         let (config, tenant) = (ReplicateConfig::default(), DEFAULT_TENANT);
         let start = PutStartArguments { client_id: client, key: name, size, config, tenant };
         self.call::<PutStart>(&start).await.map(drop)
     }
 
-    pub(crate) async fn put(&mut self, client: Uuid, name: &str, size: u64) {
+    pub async fn put(&mut self, client: Uuid, name: &str, size: u64) {
         self.begin(client, name, size).await;
         let tenant = DEFAULT_TENANT;
         let object = ObjectMeta { key: name, object_checksum: None };
@@ -190,13 +190,13 @@ impl TestRpcConnection {
         assert_eq!(self.call::<PutEnd>(&end).await, Ok(()), "{name}");
     }
 
-    pub(crate) async fn replicas(&mut self, name: &str) -> Result<ReplicaList<String>, ErrorCode> {
+    pub async fn replicas(&mut self, name: &str) -> Result<ReplicaList<String>, ErrorCode> {
         self.call::<GetReplicaList>(&key(name)).await
     }
 }
 
 /// A request whose arguments are all zero: no keys, no segments, no clients.
-pub(crate) fn minimal_request(method: RpcMethod, dialect: Dialect) -> BytesMut {
+pub fn minimal_request(method: RpcMethod, dialect: Dialect) -> BytesMut {
     let signature = method.arguments_signature(dialect);
     let mut body = Vec::new();
     if !signature.literal().is_empty() {

@@ -9,11 +9,11 @@ use moongate_oplog::{AppendFile, DirectoryLock, FlushOperation, LogStorage};
 use parking_lot::Mutex;
 
 /// Contents of the disk's files by path.
-pub(crate) type FileContents = BTreeMap<PathBuf, Vec<u8>>;
+pub type FileContents = BTreeMap<PathBuf, Vec<u8>>;
 
 /// Kind of a disk operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum DiskOperation {
+pub enum DiskOperation {
     Write,
     Flush,
 }
@@ -35,43 +35,43 @@ struct MemoryDiskState {
 
 /// A disk in memory. Renames, removals and links are durable immediately.
 #[derive(Clone, Default)]
-pub(crate) struct MemoryDisk(Arc<Mutex<MemoryDiskState>>);
+pub struct MemoryDisk(Arc<Mutex<MemoryDiskState>>);
 
 impl MemoryDisk {
     /// A disk with these files.
-    pub(crate) fn with(files: FileContents) -> Self {
+    pub fn with(files: FileContents) -> Self {
         let disk = Self::default();
         disk.0.lock().durable.clone_from(&files);
         disk.0.lock().visible = files;
         disk
     }
 
-    pub(crate) fn files(&self) -> FileContents {
+    pub fn files(&self) -> FileContents {
         self.0.lock().visible.clone()
     }
 
     /// Contents after a crash of the machine.
-    pub(crate) fn durable_files(&self) -> FileContents {
+    pub fn durable_files(&self) -> FileContents {
         self.0.lock().durable.clone()
     }
 
     /// Writes and flushes so far, in order.
-    pub(crate) fn operations(&self) -> Vec<DiskOperation> {
+    pub fn operations(&self) -> Vec<DiskOperation> {
         self.0.lock().operations.clone()
     }
 
     /// Ignores the flush with this operation index.
-    pub(crate) fn drop_flush(&self, nth: usize) {
+    pub fn drop_flush(&self, nth: usize) {
         self.0.lock().dropped = Some(nth);
     }
 
     /// Misdirects the write with this operation index to another offset of its file.
-    pub(crate) fn misdirect(&self, nth: usize, offset: usize) {
+    pub fn misdirect(&self, nth: usize, offset: usize) {
         self.0.lock().misdirected = Some((nth, offset));
     }
 
     /// Sets the free bytes; `None` for no limit.
-    pub(crate) fn set_free_bytes(&self, bytes: Option<usize>) {
+    pub fn set_free_bytes(&self, bytes: Option<usize>) {
         self.0.lock().free_bytes = bytes;
     }
 }
