@@ -2,9 +2,9 @@
 
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::SimulatedApiServer;
+use moongate_operator_testkit::OperatorSimulation;
 use serde_json::{Value, json};
 
-use super::simulation::OperatorSimulation;
 use super::{is, names, pods, server, template, unsettled};
 
 fn component(name: &str, size: i32, depends_on: &Value) -> Value {

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::SimulatedApiServer;
+use moongate_operator_testkit::OperatorSimulation;
 use rbg_api::conversion::{ApiVersion, convert};
 use serde_json::Value;
 
-use super::simulation::OperatorSimulation;
 use super::{documents, names, unsettled};
 
 const TESTDATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata");

@@ -1,10 +1,10 @@
 //! Gangs: pods that are created and recreated together.
 
 use moongate_operator::ResourceKind;
+use moongate_operator_testkit::OperatorSimulation;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use super::simulation::OperatorSimulation;
 use super::{condition, names, pods, role, server, template, unsettled, up};
 
 /// A leader and two workers, whose environment contains `value`.

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::SimulatedApiServer;
+use moongate_operator_testkit::OperatorSimulation;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use super::simulation::OperatorSimulation;
 use super::{condition, pods, template, unsettled, up};
 
 /// Roles with hooks: ordered, unordered, and a leader with hooks whose worker has none.

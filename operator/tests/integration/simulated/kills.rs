@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::SimulatedApiServer;
+use moongate_operator_testkit::OperatorSimulation;
 use serde_json::{Value, json};
 
-use super::simulation::OperatorSimulation;
 use super::{is, pods, role, server, template, unsettled, up};
 
 /// Ordered pods, unordered pods with a grace period, and pods that serve only together.

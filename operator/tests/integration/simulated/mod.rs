@@ -9,8 +9,6 @@ mod nodes;
 mod ports;
 mod pre_pull;
 mod restarts;
-mod simulated_hooks;
-mod simulation;
 mod status_truth;
 mod stuck_updates;
 mod takeover;
@@ -24,9 +22,8 @@ use std::path::Path;
 use k8s_openapi::jiff::Timestamp;
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::{ContainerOutcome, SimulatedApiServer};
+use moongate_operator_testkit::OperatorSimulation;
 use serde_json::{Value, json};
-
-use simulation::OperatorSimulation;
 
 /// A cluster without objects, in which some container images determine the containers' outcome.
 fn server() -> SimulatedApiServer {

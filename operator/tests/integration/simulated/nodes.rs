@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::SimulatedApiServer;
+use moongate_operator_testkit::OperatorSimulation;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use super::simulation::OperatorSimulation;
 use super::{pods, role, template, unsettled, up};
 
 fn sticky(pattern: &str, mode: &str) -> Value {

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::SimulatedApiServer;
+use moongate_operator_testkit::{OperatorSimulation, PORTS};
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use super::simulation::{OperatorSimulation, PORTS};
 use super::{condition, pods, server, template, unsettled};
 
 /// Two components: the engine has one port per pod and one shared port, and the router references a port of the first

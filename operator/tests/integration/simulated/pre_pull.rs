@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::SimulatedApiServer;
+use moongate_operator_testkit::OperatorSimulation;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use super::simulation::OperatorSimulation;
 use super::{condition, names, pods, role, template, unsettled, up};
 
 /// Ordered pods, unordered pods, and a leader with a worker.

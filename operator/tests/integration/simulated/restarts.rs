@@ -1,9 +1,9 @@
 //! Instances with crashing pods.
 
 use moongate_operator::ResourceKind;
+use moongate_operator_testkit::OperatorSimulation;
 use serde_json::{Value, json};
 
-use super::simulation::OperatorSimulation;
 use super::{is, pods, template, unsettled, up};
 
 fn together(extra: Value) -> Value {

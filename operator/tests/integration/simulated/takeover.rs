@@ -4,9 +4,9 @@ use std::path::Path;
 
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::SimulatedApiServer;
+use moongate_operator_testkit::OperatorSimulation;
 use serde_json::Value;
 
-use super::simulation::OperatorSimulation;
 use super::{documents, names, pods, unsettled};
 
 const RECORDED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/testdata/recorded");

@@ -2,10 +2,10 @@
 
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::SimulatedApiServer;
+use moongate_operator_testkit::OperatorSimulation;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use super::simulation::OperatorSimulation;
 use super::{names, pods, role, template, unsettled, up};
 
 const STATEFUL_SET: &str = "apps/v1/StatefulSet";

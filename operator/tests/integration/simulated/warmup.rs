@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use moongate_operator::ResourceKind;
 use moongate_operator::forecast::SimulatedApiServer;
+use moongate_operator_testkit::OperatorSimulation;
 use rbg_api::keys;
 use serde_json::{Value, json};
 
-use super::simulation::OperatorSimulation;
 use super::{condition, role, up};
 
 fn nodes(cluster: &mut OperatorSimulation, count: usize) {

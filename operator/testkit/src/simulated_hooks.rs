@@ -9,12 +9,12 @@ use rbg_api::keys;
 use serde_json::Value;
 
 /// Hooks of all pods of a cluster.
-pub(crate) struct SimulatedHooks {
+pub struct SimulatedHooks {
     /// Number of calls that return `Pending` before a hook finishes.
-    pub(crate) not_ready_responses: usize,
+    pub not_ready_responses: usize,
     /// Number of responses so far.
-    pub(crate) response_count: usize,
-    pub(crate) unresponsive: bool,
+    pub response_count: usize,
+    pub unresponsive: bool,
     /// Calls since the last restart, by pod.
     call_counts: BTreeMap<(String, bool), usize>,
     /// Pods that may be restarted.
@@ -22,8 +22,8 @@ pub(crate) struct SimulatedHooks {
     /// Pods that have restarted and not settled since: their instances, by role.
     unsettled: BTreeMap<String, (String, String)>,
     /// Pods that were deleted before they had drained.
-    pub(crate) ended_undrained: Vec<String>,
-    pub(crate) violations: Vec<String>,
+    pub ended_undrained: Vec<String>,
+    pub violations: Vec<String>,
 }
 
 impl Default for SimulatedHooks {
@@ -51,7 +51,7 @@ fn has_hooks(pod: &Value) -> bool {
 
 impl SimulatedHooks {
     /// Response of the pod; `None` if it does not respond.
-    pub(crate) fn answer(&mut self, server: &SimulatedApiServer, call: &HookCall) -> Option<HookResult> {
+    pub fn answer(&mut self, server: &SimulatedApiServer, call: &HookCall) -> Option<HookResult> {
         self.response_count += 1;
         let pod = server.all(ResourceKind::Pod).find(|pod| pod["metadata"]["uid"] == call.pod.as_str())?;
         if self.unresponsive {
@@ -81,14 +81,14 @@ impl SimulatedHooks {
     }
 
     /// Records that a pod is being deleted.
-    pub(crate) fn end(&mut self, name: &str, uid: &str) {
+    pub fn end(&mut self, name: &str, uid: &str) {
         if !self.drained.contains(uid) {
             self.ended_undrained.push(name.to_owned());
         }
     }
 
     /// Records a change of a pod by the kubelet.
-    pub(crate) fn observe(&mut self, before: &Value, after: &Value) {
+    pub fn observe(&mut self, before: &Value, after: &Value) {
         let restarts = |pod: &Value| pod["status"]["containerStatuses"][0]["restartCount"].as_i64();
         if self.unresponsive
             || !has_hooks(after)
@@ -108,7 +108,7 @@ impl SimulatedHooks {
     }
 
     /// Number of pods that have not settled although the operator has completed their update.
-    pub(crate) fn left_unsettled(&self) -> usize {
+    pub fn left_unsettled(&self) -> usize {
         self.unsettled.len()
     }
 }

@@ -1,54 +1,67 @@
 //! Simulation of the operator's plans on an in-memory API server, one step at a time in a random order that is determined
 //! by a seed. Watch events are late, writes may fail or lose their response, and the operator may be killed after any
 //! write.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "tests fail by panicking")]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
 
 use k8s_openapi::jiff::Timestamp;
-use moongate_operator::ResourceKind;
 use moongate_operator::forecast::{ResourceChange, SimulatedApiServer, SimulatedWriteError};
 use moongate_operator::plan::{PlanStep, WriteAction, plan_for};
 use moongate_operator::resource_cache::{ResourceCache, ResourceKey};
 use moongate_operator::upgrade_hook::HookCall;
-use moongate_render::GangScheduler;
+use moongate_operator::{GangScheduler, ResourceKind};
 use serde_json::Value;
 
-use super::simulated_hooks::SimulatedHooks;
+use crate::simulated_hooks::SimulatedHooks;
 
 const WORKERS: usize = 4;
 /// Range of ports to allocate.
-pub(crate) const PORTS: Range<u16> = 30000..30012;
+pub const PORTS: Range<u16> = 30000..30012;
 /// Simulated time between two steps.
 const TICK: Duration = Duration::from_millis(20);
 /// Step limit: only an endless run needs more.
 const MAX_MOVES: usize = 20_000;
 
-pub(crate) struct OperatorSimulation {
-    pub(crate) server: SimulatedApiServer,
+pub struct OperatorSimulation {
+    pub server: SimulatedApiServer,
     observed: ResourceCache,
-    queue: BTreeSet<ResourceKey>,
+    /// Objects that are to be reconciled.
+    pub queue: BTreeSet<ResourceKey>,
     scheduled: BTreeMap<ResourceKey, Timestamp>,
     pending_changes: VecDeque<ResourceChange>,
     workers: Vec<(ResourceKey, VecDeque<PlanStep>)>,
     hook_calls: Vec<(ResourceKey, HookCall)>,
     /// Simulated hooks of the pods.
-    pub(crate) hooks: SimulatedHooks,
-    random: fastrand::Rng,
+    pub hooks: SimulatedHooks,
+    /// Determines the order of the steps, and which writes fail.
+    pub random: fastrand::Rng,
     /// Number of writes so far.
-    pub(crate) writes: usize,
+    pub writes: usize,
     /// Number of writes after which the operator is killed and another one starts.
-    pub(crate) kill_after_writes: Option<usize>,
+    pub kill_after_writes: Option<usize>,
     /// Number of hook responses after which the operator is killed.
-    pub(crate) kill_after_responses: Option<usize>,
+    pub kill_after_responses: Option<usize>,
+    /// Operators that are killed per thousand steps.
+    pub kills_per_mille: u16,
+    /// Number of operators killed so far.
+    pub kills: usize,
     /// Percentage of writes that fail.
-    pub(crate) write_failure_percent: u8,
+    pub write_failure_percent: u8,
+    /// Called after each write, including those that fail.
+    pub on_write: fn(&PlanStep),
     /// Whether invalid objects are tolerated; otherwise they fail the test.
-    pub(crate) allow_invalid: bool,
-    /// Invalid objects. They are reconciled again after any event.
-    invalid: BTreeSet<ResourceKey>,
-    pub(crate) ended: BTreeSet<String>,
+    pub allow_invalid: bool,
+    /// Invalid objects, with their errors. They are reconciled again after any event.
+    pub invalid: BTreeMap<ResourceKey, String>,
+    /// Names of the pods that were deleted.
+    pub ended: BTreeSet<String>,
+    /// Time until the kubelet changes a pod that is not ready.
+    pub container_start_time: Duration,
+    /// Pods that are not ready, with the start of that time. Empty without a start time.
+    not_ready_since: BTreeMap<String, Timestamp>,
 }
 
 enum SimulationStep {
@@ -61,7 +74,7 @@ enum SimulationStep {
 
 impl OperatorSimulation {
     /// Starts an operator on this cluster.
-    pub(crate) fn new(server: SimulatedApiServer, seed: u64) -> Self {
+    pub fn new(server: SimulatedApiServer, seed: u64) -> Self {
         let mut simulation = Self {
             server,
             observed: ResourceCache::with_ports(Some(PORTS)),
@@ -75,16 +88,27 @@ impl OperatorSimulation {
             writes: 0,
             kill_after_writes: None,
             kill_after_responses: None,
+            kills_per_mille: 0,
+            kills: 0,
             write_failure_percent: 0,
+            on_write: |_| {},
             allow_invalid: false,
-            invalid: BTreeSet::new(),
+            invalid: BTreeMap::new(),
             ended: BTreeSet::new(),
+            container_start_time: Duration::ZERO,
+            not_ready_since: BTreeMap::new(),
         };
-        simulation.restart_operator();
+        simulation.start_operator();
         simulation
     }
 
-    fn restart_operator(&mut self) {
+    fn kill_operator(&mut self) {
+        self.kills += 1;
+        self.start_operator();
+    }
+
+    /// Starts an operator, which lists everything.
+    fn start_operator(&mut self) {
         self.observed = ResourceCache::with_ports(Some(PORTS));
         self.queue.clear();
         self.scheduled.clear();
@@ -96,11 +120,11 @@ impl OperatorSimulation {
 
     fn deliver_change(&mut self, change: ResourceChange) {
         self.queue.extend(change.apply_to(&mut self.observed));
-        self.queue.append(&mut self.invalid);
+        self.queue.extend(std::mem::take(&mut self.invalid).into_keys());
     }
 
     /// Applies a change by another client.
-    pub(crate) fn edit(&mut self, kind: ResourceKind, name: &str, edit: impl FnOnce(&mut Value)) {
+    pub fn edit(&mut self, kind: ResourceKind, name: &str, edit: impl FnOnce(&mut Value)) {
         let mut object = self.server.get(kind, name).unwrap().clone();
         edit(&mut object);
         let change = self.server.put(kind, object);
@@ -108,21 +132,21 @@ impl OperatorSimulation {
     }
 
     /// Creates an object for another client.
-    pub(crate) fn create(&mut self, kind: ResourceKind, object: Value) {
+    pub fn create(&mut self, kind: ResourceKind, object: Value) {
         let change = self.server.create(kind, object);
         self.pending_changes.push_back(change);
     }
 
     /// Deletes an object for another client.
-    pub(crate) fn delete(&mut self, kind: ResourceKind, name: &str) {
+    pub fn delete(&mut self, kind: ResourceKind, name: &str) {
         let changes = self.server.remove(kind, name);
         self.pending_changes.extend(changes);
     }
 
-    /// Steps until nothing is left to do, and calls `look` on each state.
-    pub(crate) fn run(&mut self, mut observe: impl FnMut(&SimulatedApiServer)) {
+    /// Steps until nothing is left to do, and calls `observe` on each state.
+    pub fn run(&mut self, mut observe: impl FnMut(&SimulatedApiServer)) {
         for _ in 0..MAX_MOVES {
-            if !self.step() {
+            if !self.advance() {
                 return;
             }
             observe(&self.server);
@@ -131,33 +155,69 @@ impl OperatorSimulation {
     }
 
     /// Takes at most this number of steps.
-    pub(crate) fn run_for(&mut self, steps: usize, mut observe: impl FnMut(&SimulatedApiServer)) {
+    pub fn run_for(&mut self, steps: usize, mut observe: impl FnMut(&SimulatedApiServer)) {
         for _ in 0..steps {
-            if !self.step() {
+            if !self.advance() {
                 return;
             }
             observe(&self.server);
         }
     }
 
-    fn step(&mut self) -> bool {
+    /// Takes a step, or else advances the time to the next one. Returns false if nothing is left to do.
+    fn advance(&mut self) -> bool {
         self.server.now = self.server.now.checked_add(TICK).unwrap();
+        if self.step() {
+            return true;
+        }
+        let Some(next) = self.next_due() else { return false };
+        self.server.now = next;
+        true
+    }
+
+    /// Takes a step at the present time, if there is one.
+    pub fn step(&mut self) -> bool {
         let now = self.server.now;
-        let due: Vec<ResourceKey> =
-            self.scheduled.iter().filter(|(_, at)| **at <= now).map(|(key, _)| key.clone()).collect();
-        for key in due {
-            self.scheduled.remove(&key);
-            self.queue.insert(key);
+        let due = self.scheduled.extract_if(.., |_, at| *at <= now).map(|(key, _)| key);
+        self.queue.extend(due);
+        if self.kills_per_mille > 0 && self.random.u16(..1000) < self.kills_per_mille {
+            self.kill_operator();
         }
         let mut steps = self.possible_steps();
         if steps.is_empty() {
-            let Some(first) = self.scheduled.values().min() else { return false };
-            self.server.now = *first;
-            return true;
+            return false;
         }
         let chosen = steps.swap_remove(self.random.usize(..steps.len()));
         self.take_step(chosen);
+        self.update_not_ready();
         true
+    }
+
+    /// When there will be a step if there is none now; `None` if nothing is left to do.
+    #[must_use]
+    pub fn next_due(&self) -> Option<Timestamp> {
+        let unsettled = self.server.unsettled.iter().filter_map(|(kind, name)| self.starts_at(*kind, name));
+        self.scheduled.values().copied().chain(unsettled).min()
+    }
+
+    /// When the containers of this pod will have started; `None` for a ready pod, and for other objects.
+    fn starts_at(&self, kind: ResourceKind, name: &str) -> Option<Timestamp> {
+        let since = self.not_ready_since.get(name).filter(|_| kind == ResourceKind::Pod)?;
+        Some(since.checked_add(self.container_start_time).unwrap())
+    }
+
+    fn update_not_ready(&mut self) {
+        if self.container_start_time.is_zero() {
+            return;
+        }
+        let pods = self.server.all(ResourceKind::Pod).filter(|pod| !is_ready(pod));
+        let names = pods.map(|pod| pod["metadata"]["name"].as_str().unwrap().to_owned());
+        let mut before = std::mem::take(&mut self.not_ready_since);
+        let since = |name| {
+            let since = before.remove(&name).unwrap_or(self.server.now);
+            (name, since)
+        };
+        self.not_ready_since = names.map(since).collect();
     }
 
     fn possible_steps(&self) -> Vec<SimulationStep> {
@@ -170,7 +230,9 @@ impl OperatorSimulation {
             let is_free = |key: &&ResourceKey| !self.workers.iter().any(|(busy, _)| busy == *key);
             steps.extend(self.queue.iter().filter(is_free).cloned().map(SimulationStep::StartReconcile));
         }
-        let restless = self.server.unsettled.iter();
+        let has_started =
+            |kind, name: &str| self.starts_at(kind, name).is_none_or(|at| at <= self.server.now);
+        let restless = self.server.unsettled.iter().filter(|(kind, name)| has_started(*kind, name));
         steps.extend(restless.map(|(kind, name)| SimulationStep::AdvanceCluster(*kind, name.clone())));
         steps
     }
@@ -200,8 +262,8 @@ impl OperatorSimulation {
         self.queue.remove(&key);
         let Some(snapshot) = self.observed.snapshot(&key, self.server.now) else { return };
         let plan = match plan_for(&snapshot, GangScheduler::default(), self.server.now) {
-            Err(_) if self.allow_invalid => {
-                self.invalid.insert(key);
+            Err(error) if self.allow_invalid => {
+                self.invalid.insert(key, error.to_string());
                 return;
             }
             plan => plan.unwrap(),
@@ -232,7 +294,7 @@ impl OperatorSimulation {
         }
         if self.kill_after_responses == Some(self.hooks.response_count) {
             self.kill_after_responses = None;
-            self.restart_operator();
+            self.kill_operator();
         }
     }
 
@@ -258,6 +320,7 @@ impl OperatorSimulation {
             false => self.server.write(&step.action),
         };
         self.writes += 1;
+        (self.on_write)(&step);
         if let WriteAction::Delete { kind: ResourceKind::Pod, name, uid } = &step.action {
             self.hooks.end(name, uid);
             self.ended.insert(name.clone());
@@ -275,7 +338,7 @@ impl OperatorSimulation {
             Err(_) => self.requeue(key),
         }
         if self.kill_after_writes == Some(self.writes) {
-            self.restart_operator();
+            self.kill_operator();
         }
     }
 
@@ -283,4 +346,13 @@ impl OperatorSimulation {
         self.workers.retain(|(busy, _)| *busy != key);
         self.queue.insert(key);
     }
+}
+
+/// Whether a pod is ready and not being deleted.
+#[must_use]
+pub fn is_ready(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    let is_ready = |condition: &Value| condition["type"] == "Ready" && condition["status"] == "True";
+    pod["metadata"].get("deletionTimestamp").is_none()
+        && conditions.is_some_and(|conditions| conditions.iter().any(is_ready))
 }
