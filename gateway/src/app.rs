@@ -15,7 +15,8 @@ use moongate_telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{DEFAULT_CONNECTIONS, GatewayOptions, ModelFolderError, check_model_folders};
-use crate::dispatch::{AbortSender, AdmissionQueue, RedispatchBudget, RequestDispatcher, SchedulerClock};
+use crate::decide::{AdmissionQueue, SchedulerClock};
+use crate::dispatch::{AbortSender, RedispatchBudget, RequestDispatcher};
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::{DecisionHistory, GatewayMetrics};
 use crate::fleet::{FleetReader, UpstreamEndpoint, check_health, poll_loads, probe_suspects, watch_topology};

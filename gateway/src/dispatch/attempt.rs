@@ -12,16 +12,15 @@ use tokio::time::Instant;
 
 use super::abort::AbortSender;
 use super::connector::{self, ConnectorAttempt, LegEngine, LegOrder, PrefillLeg};
-use super::eligibility::{ChosenRoute, DecodeTarget};
-use super::in_flight::InFlightGuard;
 use super::pair::{LegPair, PairEvent};
-use super::routed_request::RoutedRequest;
 use super::running_leg::{RunningLeg, is_event_stream};
 use super::silence::{AttemptSilenceLimits, RedispatchDecider, SilentLegs};
+use crate::decide::{ChosenRoute, DecodeTarget, InFlightGuard};
 use crate::feedback::{AttemptTrace, ExpectedHits, TtftPrediction};
 use crate::fleet::{FleetMember, UpstreamEndpoint};
 use crate::request_body::InferenceApi;
 use crate::response::{ResponseSummary, SseError, SseFramer, TokenUsage};
+use crate::routed_request::RoutedRequest;
 use crate::upstream::{LegError, LegExchange, LegKind, LegTimeouts, PreparedRequest};
 
 #[derive(Debug, Clone, Copy)]

@@ -14,15 +14,14 @@ use serde::Deserialize;
 use tokio::time::Instant;
 
 use super::abort::AbortSender;
-use super::admission_queue::AdmissionQueue;
 use super::attempt::{AttemptContext, AttemptFailure, AttemptLimits, ResponseStart, attempt};
-use super::eligibility::ChosenRoute;
 use super::redispatch_budget::RedispatchBudget;
-use super::routed_request::RoutedRequest;
 use super::silence::RedispatchDecider;
+use crate::decide::{AdmissionQueue, ChosenRoute};
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::{AttemptTrace, GatewayMetrics, OverloadReason, RequestSpan, TtftPrediction};
 use crate::fleet::{FleetMember, FleetReader, UpstreamEndpoint};
+use crate::routed_request::RoutedRequest;
 use crate::upstream::{LegError, LegKind};
 
 /// How long a retry waits for new facts of a prefill engine that may have restarted: a probe takes milliseconds.

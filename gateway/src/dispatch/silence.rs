@@ -7,11 +7,11 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::admission_queue::AdmissionQueue;
 use super::redispatch_budget::RedispatchBudget;
-use super::routed_request::RoutedRequest;
+use crate::decide::AdmissionQueue;
 use crate::feedback::{GatewayMetrics, RedispatchReason};
 use crate::fleet::{SilenceLimits, SuspicionReason, UpstreamEndpoint};
+use crate::routed_request::RoutedRequest;
 use crate::upstream::LegKind;
 
 /// Time per token of a non-streamed response. Slower than engines generate, because their progress is not visible.

@@ -13,7 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::merge::{SampleResponse, merge_complete, merge_stream};
 use super::stream::{RelayContext, ResponseRelay};
-use crate::dispatch::{InFlightGuard, LegPair, ResponsePayload, ResponseStart};
+use crate::decide::InFlightGuard;
+use crate::dispatch::{LegPair, ResponsePayload, ResponseStart};
 use crate::error::ApiError;
 use crate::feedback::RequestRecorder;
 use crate::request_body::InferenceApi;

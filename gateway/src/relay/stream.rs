@@ -11,7 +11,8 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use crate::dispatch::{InFlightGuard, LegPair, PairEvent, failure_code};
+use crate::decide::InFlightGuard;
+use crate::dispatch::{LegPair, PairEvent, failure_code};
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::RequestRecorder;
 use crate::response::{ResponseSummary, SseFramer};

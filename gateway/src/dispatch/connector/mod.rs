@@ -20,7 +20,7 @@ use self::plain::PlainConnector;
 use self::sglang::SglangConnector;
 use self::shared_store::SharedStoreConnector;
 use super::abort::EngineRequestId;
-use super::routed_request::RoutedRequest;
+use crate::routed_request::RoutedRequest;
 use crate::upstream::PreparedRequest;
 
 /// Connects the legs of one attempt. Errors say what is wrong with the prefill engine.

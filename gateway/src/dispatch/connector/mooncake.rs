@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use moongate_discovery::BootstrapAddress;
 
 use super::{ConnectorAttempt, LegConnector, LegOrder, PrefillLeg, vllm};
-use crate::dispatch::routed_request::random_uuid;
+use crate::routed_request::random_uuid;
 use crate::upstream::PreparedRequest;
 
 /// The values that link the legs of a pair.
@@ -76,8 +76,8 @@ mod tests {
 
     use super::*;
     use crate::dispatch::connector::LegEngine;
-    use crate::dispatch::routed_request::RoutedRequest;
     use crate::request_body::InferenceApi;
+    use crate::routed_request::RoutedRequest;
 
     #[test]
     fn mooncake_names_transfer_and_bootstrap() {
