@@ -16,12 +16,13 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{DEFAULT_CONNECTIONS, GatewayOptions, ModelFolderError, check_model_folders};
 use crate::decide::{AdmissionQueue, SchedulerClock};
-use crate::dispatch::{AbortSender, RedispatchBudget, RequestDispatcher};
+use crate::dispatch::RequestDispatcher;
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::{DecisionHistory, GatewayMetrics};
 use crate::fleet::{FleetReader, UpstreamEndpoint, check_health, poll_loads, probe_suspects, watch_topology};
 use crate::ingress::{BodyReader, FleetStatusCache, GatewayContext, admin_router, public_router};
 use crate::kv_index::KvIndex;
+use crate::legs::{AbortSender, RedispatchBudget};
 use crate::listener_security::{ListenerSecurity, ListenerSecurityError};
 use crate::memory::MemoryBudget;
 use crate::predict::{

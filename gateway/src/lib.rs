@@ -1,12 +1,13 @@
 //! HTTP server and client around the pure scheduler.
 //!
 //! A request flows in one direction: `ingress` reads and checks it, `request_body` extracts the members that routing needs,
-//! `predict` estimates each engine's cache hits, `decide` chooses a route, `dispatch` drives the engines' protocols over `upstream`
-//! connections, `relay` returns the response, `feedback` records metrics and traces. `fleet` is the current set of engines.
+//! `predict` estimates each engine's cache hits, `decide` chooses a route, `dispatch` sends requests in the engines' protocols over
+//! `upstream` connections, `legs` are these requests in progress, `relay` returns the response, `feedback` records metrics and
+//! traces. `fleet` is the current set of engines.
 //!
-//! A module refers only to modules after it: `app`, `config`, `ingress`, `relay`, `dispatch`, `decide`, `routed_request`, `predict`,
-//! `feedback`, `fleet`, `upstream`, and then `access`, `kv_index` (which blocks are where), `response` and `request_body` (formats),
-//! `memory`, `error`.
+//! A module refers only to modules after it: `app`, `config`, `ingress`, `relay`, `dispatch`, `legs`, `decide`, `routed_request`,
+//! `predict`, `feedback`, `fleet`, `upstream`, and then `access`, `kv_index` (which blocks are where), `response` and `request_body`
+//! (formats), `memory`, `error`.
 
 mod access;
 mod app;
@@ -18,6 +19,7 @@ mod feedback;
 mod fleet;
 mod ingress;
 mod kv_index;
+mod legs;
 mod listener_security;
 mod memory;
 mod predict;

@@ -12,9 +12,9 @@ use http_body::{Body, Frame};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::decide::InFlightGuard;
-use crate::dispatch::{LegPair, PairEvent, failure_code};
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::RequestRecorder;
+use crate::legs::{LegPair, PairEvent, failure_code};
 use crate::response::{ResponseSummary, SseFramer};
 use crate::upstream::LegError;
 

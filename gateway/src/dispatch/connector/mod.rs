@@ -19,7 +19,7 @@ use self::nixl::NixlConnector;
 use self::plain::PlainConnector;
 use self::sglang::SglangConnector;
 use self::shared_store::SharedStoreConnector;
-use super::abort::EngineRequestId;
+use crate::legs::EngineRequestId;
 use crate::routed_request::RoutedRequest;
 use crate::upstream::PreparedRequest;
 
