@@ -1,17 +1,18 @@
 //! HTTP server and client around the pure scheduler.
 //!
 //! A request flows in one direction: `ingress` reads and checks it, `request_body` extracts the members that routing needs,
-//! `predict` estimates each engine's cache hits, `decide` chooses a route, `dispatch` sends requests in the engines' protocols over
-//! `upstream` connections, `legs` are these requests in progress, `relay` returns the response, `feedback` records metrics and
-//! traces. `fleet` is the current set of engines.
+//! `predict` estimates each engine's cache hits, `dispatch` attempts one route after another, `decide` queues it until the scheduler
+//! has chosen a route, `connector` sends the route's engines their requests over `upstream` connections, `legs` turn their responses
+//! into one, `relay` returns it to the client, `feedback` records metrics and traces. `fleet` is the current set of engines.
 //!
-//! A module refers only to modules after it: `app`, `config`, `ingress`, `relay`, `dispatch`, `legs`, `decide`, `routed_request`,
-//! `predict`, `feedback`, `fleet`, `upstream`, and then `access`, `kv_index` (which blocks are where), `response` and `request_body`
-//! (formats), `memory`, `error`.
+//! A module refers only to modules after it: `app`, `config`, `ingress`, `relay`, `dispatch`, `connector`, `legs`, `decide`,
+//! `routed_request`, `predict`, `feedback`, `fleet`, `upstream`, and then `access`, `kv_index` (which blocks are where), `response`
+//! and `request_body` (formats), `memory`, `error`.
 
 mod access;
 mod app;
 mod config;
+mod connector;
 mod decide;
 mod dispatch;
 mod error;

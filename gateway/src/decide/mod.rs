@@ -1,5 +1,5 @@
-//! Decides which engines get a request, and when: it waits in the admission queue until the scheduler has chosen a route among the
-//! engines that are eligible for it.
+//! From a request to the scheduler's decision: the request waits in the admission queue until the scheduler has chosen a route among
+//! the engines that are eligible for it.
 
 mod admission_queue;
 mod clock;

@@ -1,7 +1,6 @@
 //! Attempts a request on one route after another until its response has started.
 
 mod attempt;
-mod connector;
 mod dispatcher;
 pub(crate) mod fan_out;
 

@@ -75,7 +75,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::dispatch::connector::LegEngine;
+    use crate::connector::LegEngine;
     use crate::request_body::InferenceApi;
     use crate::routed_request::RoutedRequest;
 
