@@ -1,6 +1,6 @@
 //! How engines hand over KV cache: the connectors that a source can declare, and what a probe finds.
 //!
-//! A new connector is declared here, and its legs are driven by a file in `gateway/src/dispatch/connector/`.
+//! A new connector is declared here, and its legs are driven by a file in `gateway/src/connector/`.
 
 use std::collections::BTreeMap;
 use std::str::FromStr;

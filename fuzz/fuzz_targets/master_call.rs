@@ -42,6 +42,6 @@ fuzz_target!(|bytes: &[u8]| {
         RemainingInput::Incomplete(missing) => assert!(missing > 0),
         RemainingInput::More | RemainingInput::Malformed(_) => assert!(progress.consumed <= bytes.len()),
     }
-    caller.commit().expect("memory can always be written");
+    caller.recorder().commit().expect("memory can always be written");
     server.tick(&mut server.recorder());
 });

@@ -15,12 +15,14 @@ use moongate_telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{DEFAULT_CONNECTIONS, GatewayOptions, ModelFolderError, check_model_folders};
-use crate::dispatch::{AbortSender, AdmissionQueue, RedispatchBudget, RequestDispatcher, SchedulerClock};
+use crate::decide::{AdmissionQueue, SchedulerClock};
+use crate::dispatch::RequestDispatcher;
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::{DecisionHistory, GatewayMetrics};
 use crate::fleet::{FleetReader, UpstreamEndpoint, check_health, poll_loads, probe_suspects, watch_topology};
 use crate::ingress::{BodyReader, FleetStatusCache, GatewayContext, admin_router, public_router};
 use crate::kv_index::KvIndex;
+use crate::legs::{AbortSender, RedispatchBudget};
 use crate::listener_security::{ListenerSecurity, ListenerSecurityError};
 use crate::memory::MemoryBudget;
 use crate::predict::{

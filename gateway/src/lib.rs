@@ -1,27 +1,33 @@
 //! HTTP server and client around the pure scheduler.
 //!
 //! A request flows in one direction: `ingress` reads and checks it, `request_body` extracts the members that routing needs,
-//! `predict` estimates each engine's cache hits, `dispatch` chooses a route and drives the engines' protocols over `upstream`
-//! connections, `relay` returns the response, `feedback` records metrics and traces. `fleet` is the current set of engines.
+//! `predict` estimates each engine's cache hits, `dispatch` attempts one route after another, `decide` queues it until the scheduler
+//! has chosen a route, `connector` sends the route's engines their requests over `upstream` connections, `legs` turn their responses
+//! into one, `relay` returns it to the client, `feedback` records metrics and traces. `fleet` is the current set of engines.
 //!
-//! A module refers only to modules after it: `app`, `config`, `ingress`, `relay`, `dispatch`, `predict`, `feedback`, `fleet`,
-//! `upstream`, and then `access`, `kv_index` (which blocks are where), `response` and `request_body` (formats), `memory`, `error`.
+//! A module refers only to modules after it: `app`, `config`, `ingress`, `relay`, `dispatch`, `connector`, `legs`, `decide`,
+//! `routed_request`, `predict`, `feedback`, `fleet`, `upstream`, and then `access`, `kv_index` (which blocks are where), `response`
+//! and `request_body` (formats), `memory`, `error`.
 
 mod access;
 mod app;
 mod config;
+mod connector;
+mod decide;
 mod dispatch;
 mod error;
 mod feedback;
 mod fleet;
 mod ingress;
 mod kv_index;
+mod legs;
 mod listener_security;
 mod memory;
 mod predict;
 mod relay;
 mod request_body;
 mod response;
+mod routed_request;
 mod upstream;
 
 pub use access::{

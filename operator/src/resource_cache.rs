@@ -24,6 +24,7 @@ use kube::api::DynamicObject;
 use crate::ResourceKind;
 use crate::upgrade_hook::{HookCall, HookResult};
 
+pub use observed_cluster::ObservedChange;
 pub(crate) use observed_cluster::ObservedCluster;
 pub use observed_resource::ObservedResource;
 use observed_resource::{key, version};

@@ -6,16 +6,7 @@ use moongate_render::Manifest;
 
 use crate::ResourceKind;
 use crate::plan::{FIELD_MANAGER, WriteAction};
-
-#[derive(Debug)]
-pub enum WriteOutcome {
-    /// The object exists, in this state.
-    Present(ResourceKind, Box<DynamicObject>),
-    /// The object with that UID is deleted.
-    Gone(ResourceKind, String, String),
-    /// Nothing was written: the live object has to be observed first.
-    NotWritten,
-}
+use crate::resource_cache::{ObservedChange, ResourceKey};
 
 #[derive(Clone)]
 pub struct ResourceWriter {
@@ -29,22 +20,25 @@ impl ResourceWriter {
         Self { client }
     }
 
-    /// Carries out one write.
+    /// Carries out one write. Returns the change in its response; `None` if nothing was written, because the live object has to be
+    /// observed first.
     ///
     /// # Errors
     /// The error of the API server. It may be a conflict: the plan was made from an outdated state.
-    pub async fn write(&self, namespace: &str, action: &WriteAction) -> Result<WriteOutcome, Error> {
+    pub async fn write(
+        &self,
+        namespace: &str,
+        action: &WriteAction,
+    ) -> Result<Option<ObservedChange>, Error> {
         match action {
             WriteAction::Apply(manifest) => {
-                let Some(kind) = ResourceKind::from_manifest(manifest) else {
-                    return Ok(WriteOutcome::NotWritten);
-                };
+                let Some(kind) = ResourceKind::from_manifest(manifest) else { return Ok(None) };
                 let params = PatchParams::apply(FIELD_MANAGER).force();
                 let object = self
                     .api(kind, namespace)
                     .patch(manifest.name(), &params, &Patch::Apply(manifest))
                     .await?;
-                Ok(WriteOutcome::Present(kind, Box::new(object)))
+                Ok(present(kind, object))
             }
             WriteAction::Create(manifest) => self.create(namespace, manifest).await,
             WriteAction::Replace { kind, name, object } => {
@@ -53,7 +47,7 @@ impl ResourceWriter {
                 let params =
                     PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
                 let object = self.api(*kind, namespace).replace(name, &params, &object).await?;
-                Ok(WriteOutcome::Present(*kind, Box::new(object)))
+                Ok(present(*kind, object))
             }
             WriteAction::Patch { kind, name, status, body } => {
                 let api = self.api(*kind, namespace);
@@ -64,26 +58,24 @@ impl ResourceWriter {
                     true => api.patch_status(name, &params, &patch).await?,
                     false => api.patch(name, &params, &patch).await?,
                 };
-                Ok(WriteOutcome::Present(*kind, Box::new(object)))
+                Ok(present(*kind, object))
             }
             WriteAction::Delete { kind, name, uid } => self.delete(namespace, *kind, name, uid).await,
         }
     }
 
-    async fn create(&self, namespace: &str, manifest: &Manifest) -> Result<WriteOutcome, Error> {
-        let Some(kind) = ResourceKind::from_manifest(manifest) else { return Ok(WriteOutcome::NotWritten) };
+    async fn create(&self, namespace: &str, manifest: &Manifest) -> Result<Option<ObservedChange>, Error> {
+        let Some(kind) = ResourceKind::from_manifest(manifest) else { return Ok(None) };
         let object = serde_json::to_value(manifest).and_then(serde_json::from_value);
         let object: DynamicObject = object.map_err(Error::SerdeError)?;
         let params = PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() };
         let api = self.api(kind, namespace);
         match api.create(&params, &object).await {
-            Ok(object) => Ok(WriteOutcome::Present(kind, Box::new(object))),
+            Ok(object) => Ok(present(kind, object)),
             Err(Error::Api(status)) if status.reason == "AlreadyExists" => {
                 let owners = |object: &DynamicObject| object.metadata.owner_references.clone();
                 match api.get_opt(manifest.name()).await? {
-                    Some(live) if owners(&live) == owners(&object) => {
-                        Ok(WriteOutcome::Present(kind, Box::new(live)))
-                    }
+                    Some(live) if owners(&live) == owners(&object) => Ok(present(kind, live)),
                     // Also if the object has been deleted meanwhile: if it had another owner, no event would trigger another attempt.
                     _ => Err(Error::Api(status)),
                 }
@@ -98,19 +90,22 @@ impl ResourceWriter {
         kind: ResourceKind,
         name: &str,
         uid: &str,
-    ) -> Result<WriteOutcome, Error> {
+    ) -> Result<Option<ObservedChange>, Error> {
         let precondition = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
         let params = DeleteParams { preconditions: Some(precondition), ..DeleteParams::background() };
-        let gone = || WriteOutcome::Gone(kind, name.to_owned(), uid.to_owned());
+        let gone = || {
+            let key = ResourceKey { kind, namespace: namespace.to_owned(), name: name.to_owned() };
+            Some(ObservedChange::Gone(key, uid.to_owned()))
+        };
         match self.api(kind, namespace).delete(name, &params).await {
             Ok(response) => Ok(response.left().map_or_else(gone, |object| {
                 // With a grace period the object still exists and is marked; without one this is its last state.
                 let is_terminating = object.metadata.deletion_timestamp.is_some();
-                if is_terminating { WriteOutcome::Present(kind, Box::new(object)) } else { gone() }
+                if is_terminating { present(kind, object) } else { gone() }
             })),
             Err(Error::Api(status)) if status.code == 404 => Ok(gone()),
             // Another object has the name now, or the object has just changed: a watch event follows.
-            Err(Error::Api(status)) if status.code == 409 => Ok(WriteOutcome::NotWritten),
+            Err(Error::Api(status)) if status.code == 409 => Ok(None),
             Err(error) => Err(error),
         }
     }
@@ -118,6 +113,10 @@ impl ResourceWriter {
     fn api(&self, kind: ResourceKind, namespace: &str) -> Api<DynamicObject> {
         Api::namespaced_with(self.client.clone(), namespace, &kind.resource())
     }
+}
+
+fn present(kind: ResourceKind, object: DynamicObject) -> Option<ObservedChange> {
+    Some(ObservedChange::Present(kind, Box::new(object)))
 }
 
 #[cfg(test)]

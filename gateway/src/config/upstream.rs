@@ -7,8 +7,9 @@ use clap::Args;
 use moongate_runtime::{BackoffPolicy, ClientTls};
 use tokio::sync::Semaphore;
 
-use crate::dispatch::{AttemptLimits, RetryLimits};
+use crate::dispatch::RetryLimits;
 use crate::fleet::{BreakerLimits, EndpointLimits, HealthCheckLimits, SilenceLimits};
+use crate::legs::AttemptLimits;
 use crate::upstream::{ConnectionPoolLimits, LegTimeouts};
 
 /// Longest pause of an engine that keeps failing.

@@ -13,17 +13,17 @@ use moongate_scheduler::ScheduleRejection;
 use serde::Deserialize;
 use tokio::time::Instant;
 
-use super::abort::AbortSender;
-use super::admission_queue::AdmissionQueue;
-use super::attempt::{AttemptContext, AttemptFailure, AttemptLimits, ResponseStart, attempt};
-use super::eligibility::ChosenRoute;
-use super::redispatch_budget::RedispatchBudget;
-use super::routed_request::RoutedRequest;
-use super::silence::RedispatchDecider;
+use super::attempt::attempt;
+use crate::decide::{AdmissionQueue, ChosenRoute};
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::{AttemptTrace, GatewayMetrics, OverloadReason, RequestSpan, TtftPrediction};
 use crate::fleet::{FleetMember, FleetReader, UpstreamEndpoint};
-use crate::upstream::{LegError, LegKind};
+use crate::legs::{
+    AbortSender, AttemptContext, AttemptFailure, AttemptLimits, RedispatchBudget, RedispatchDecider,
+    ResponseStart, failure_code,
+};
+use crate::routed_request::RoutedRequest;
+use crate::upstream::LegError;
 
 /// How long a retry waits for new facts of a prefill engine that may have restarted: a probe takes milliseconds.
 const REFRESH_TIMEOUT: Duration = Duration::from_millis(300);
@@ -259,18 +259,6 @@ fn into_dispatch_error(failure: AttemptFailure, attempts: u32) -> DispatchError 
         api_error.retry_after = Some(retry_after.unwrap_or(Duration::from_secs(1)));
     }
     DispatchError::Error(api_error)
-}
-
-/// The error code for a failure of `side`.
-pub(crate) fn failure_code(side: LegKind, error: &LegError) -> ApiErrorCode {
-    match (error, side) {
-        (LegError::Timeout(..) | LegError::Silent(_), _) => ApiErrorCode::EngineTimeout,
-        (LegError::NoConnectionLeft, _) => ApiErrorCode::GatewayOverloaded,
-        (LegError::Status(StatusCode::SERVICE_UNAVAILABLE, _), _) => ApiErrorCode::EngineUnavailable,
-        (_, LegKind::Prefill) => ApiErrorCode::PrefillFailed,
-        (_, LegKind::Decode) => ApiErrorCode::DecodeFailed,
-        (_, LegKind::Worker) => ApiErrorCode::WorkerFailed,
-    }
 }
 
 #[cfg(test)]

@@ -12,11 +12,11 @@ use moongate_scheduler::InstanceRole;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::routed_request::RoutedRequest;
 use crate::error::{ApiError, ApiErrorCode};
 use crate::fleet::FleetSnapshot;
 use crate::memory::MemoryBudget;
 use crate::request_body::{BodyMember, InferenceApi, MemberEdit, SplicedBody};
+use crate::routed_request::RoutedRequest;
 
 /// Most samples of one request that are sent separately.
 const MAX_SAMPLES: u32 = 128;

@@ -23,7 +23,7 @@ use super::media_type::{MediaType, check_encoding};
 use super::options::UnauthenticatedPath;
 use super::tenant_priority::TenantPriorityHeaders;
 use crate::access::{AccessControl, AuthenticatedCaller, QuotaPermit};
-use crate::dispatch::{DispatchError, RequestDispatcher, RoutedRequest, fan_out};
+use crate::dispatch::{DispatchError, RequestDispatcher, fan_out};
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::{DecisionHistory, GatewayMetrics, RequestRecorder, RequestSpan};
 use crate::kv_index::KvIndex;
@@ -31,6 +31,7 @@ use crate::memory::MemoryBudget;
 use crate::predict::{CacheHitPredictor, PredictionError, PromptPrediction, RequestPrompt};
 use crate::relay::{DispatchedResponse, RelayedRequest};
 use crate::request_body::InferenceApi;
+use crate::routed_request::RoutedRequest;
 
 /// Shared state of all request handlers.
 #[derive(Debug)]

@@ -1,4 +1,4 @@
-//! From the client's connection to a checked [`crate::dispatch::RoutedRequest`], and from an engine's response to the client's.
+//! From the client's connection to a checked [`crate::routed_request::RoutedRequest`], and from an engine's response to the client's.
 
 mod admin;
 mod authenticate;

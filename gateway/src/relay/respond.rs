@@ -13,9 +13,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::merge::{SampleResponse, merge_complete, merge_stream};
 use super::stream::{RelayContext, ResponseRelay};
-use crate::dispatch::{InFlightGuard, LegPair, ResponsePayload, ResponseStart};
+use crate::decide::InFlightGuard;
 use crate::error::ApiError;
 use crate::feedback::RequestRecorder;
+use crate::legs::{LegPair, ResponsePayload, ResponseStart};
 use crate::request_body::InferenceApi;
 use crate::response::{ResponseSummary, SseFramer, TokenUsage};
 

@@ -11,9 +11,10 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use crate::dispatch::{InFlightGuard, LegPair, PairEvent, failure_code};
+use crate::decide::InFlightGuard;
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::RequestRecorder;
+use crate::legs::{LegPair, PairEvent, failure_code};
 use crate::response::{ResponseSummary, SseFramer};
 use crate::upstream::LegError;
 

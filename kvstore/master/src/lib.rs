@@ -3,7 +3,8 @@
 //! The state machine is [`moongate_master_core`]; this crate adds its clock, its callers and its journal.
 //!
 //! - [`MasterServer`]: the state machine with its clock, journal and counters.
-//! - [`rpc`]: Mooncake's RPC port. [`call`]: decodes a request, executes it and encodes the reply.
+//! - [`rpc`]: Mooncake's RPC port. [`call`]: decodes a request and executes it. `reply`: encodes the reply, waits until the change is
+//!   durable, and sends it.
 //! - [`journal`]: stores every change before it is confirmed. [`durable`]: a journal on disk.
 //! - [`ha`]: several masters with one leader.
 //! - [`flags`]: the command line of Mooncake's master. [`start`] and [`start_ha`]: start all components.
@@ -34,7 +35,9 @@ pub mod quotas;
 mod record;
 pub mod recorder;
 pub mod recovery;
+mod reply;
 pub mod rpc;
+mod rpc_stream;
 mod server;
 mod state;
 pub mod summary;

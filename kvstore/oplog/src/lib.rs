@@ -22,6 +22,7 @@ mod frame;
 mod log;
 mod log_files;
 mod options;
+mod pending;
 mod reader;
 mod scan;
 mod shutdown_mark;

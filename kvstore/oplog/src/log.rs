@@ -10,9 +10,9 @@ use crate::damage::LogDamage;
 use crate::directory::LogDirectory;
 use crate::disk::AppendFile;
 use crate::file::{HEADER_SIZE, LogFileHeader, PREFIX, SUFFIX};
-use crate::frame;
 use crate::log_files::LogFiles;
 use crate::options::OplogOptions;
+use crate::pending::PendingRecords;
 use crate::scan::RecordRun;
 use crate::synced_mark::SyncedMark;
 use crate::{OplogError, io_error, shutdown_mark};
@@ -51,12 +51,6 @@ pub struct OperationLog {
     failing: AtomicBool,
     /// The records after the last damage, while damaged files exist.
     intact_tail: Option<RecordRun>,
-}
-
-/// Appended records whose write has not started.
-struct PendingRecords {
-    bytes: Vec<u8>,
-    next: u64,
 }
 
 /// The newest file, and the records being written to it.
@@ -164,7 +158,7 @@ impl OperationLog {
         Self {
             folder,
             options,
-            pending: Mutex::new(PendingRecords { bytes: Vec::new(), next: active.last + 1 }),
+            pending: Mutex::new(PendingRecords::starting_at(active.last + 1)),
             written: AtomicU64::new(active.last),
             active: Mutex::new(active),
             oldest: AtomicU64::new(oldest),
@@ -202,11 +196,7 @@ impl OperationLog {
 
     /// Appends a record of at most [`crate::MAX_RECORD`] bytes in memory and returns its number. [`Self::commit`] writes it.
     pub fn append(&self, record: &[u8]) -> u64 {
-        let mut pending = self.pending.lock();
-        let number = pending.next;
-        frame::write(number, record, &mut pending.bytes);
-        pending.next += 1;
-        number
+        self.pending.lock().append(record)
     }
 
     /// Writes all records up to `number`; returns when they are written.
@@ -229,7 +219,7 @@ impl OperationLog {
 
     /// Number of the next record.
     pub fn next(&self) -> u64 {
-        self.pending.lock().next
+        self.pending.lock().next()
     }
 
     /// Number of the oldest readable record.
@@ -255,15 +245,7 @@ impl OperationLog {
     }
 
     fn try_to_write(&self, active: &mut ActiveLogFile) -> Result<(), OplogError> {
-        {
-            let mut pending = self.pending.lock();
-            if active.bytes.is_empty() {
-                std::mem::swap(&mut active.bytes, &mut pending.bytes);
-            } else {
-                active.bytes.append(&mut pending.bytes);
-            }
-            active.last = pending.next - 1;
-        }
+        active.last = self.pending.lock().move_to(&mut active.bytes);
         if active.torn {
             active.file.truncate(active.length).map_err(io_error(&active.path))?;
             active.torn = false;

@@ -11,8 +11,7 @@ use super::{ControllerContext, hook_client};
 use crate::events::EventRecord;
 use crate::metrics::ReconcileOutcome;
 use crate::plan::{PlanError, ReconcilePlan, plan_for};
-use crate::resource_cache::{ObservedCluster, ObservedResource, ResourceKey};
-use crate::resource_writer::WriteOutcome;
+use crate::resource_cache::{ObservedResource, ResourceKey};
 use crate::spans::ReconcileSpan;
 
 /// Plans of one reconciliation. A worker loses its ports to another one rarely: each plan sees the reservations made before it.
@@ -90,11 +89,13 @@ async fn reconcile(
         let outcome = shared.writer.write(&key.namespace, &step.action).await;
         write_span.finish(&outcome);
         match outcome {
-            Ok(outcome) => {
+            Ok(change) => {
                 shared
                     .event_recorder
                     .record(live, EventRecord::for_step(step, || live.read().unwrap_or_default()));
-                record_outcome(&shared.cluster, outcome, &key.namespace);
+                if let Some(change) = change {
+                    shared.cluster.apply(change);
+                }
             }
             Err(error) => {
                 let reason = &step.reason;
@@ -124,15 +125,4 @@ fn plan(shared: &ControllerContext, key: &ResourceKey) -> Result<Option<Reconcil
         }
     }
     Ok(None)
-}
-
-/// Feeds the response to a write back into the observed cluster, as if a watch had reported it.
-fn record_outcome(cluster: &ObservedCluster, outcome: WriteOutcome, namespace: &str) {
-    match outcome {
-        WriteOutcome::Present(kind, object) => cluster.record_present(kind, *object),
-        WriteOutcome::Gone(kind, name, uid) => {
-            cluster.record_gone(&ResourceKey { kind, namespace: namespace.to_owned(), name }, &uid);
-        }
-        WriteOutcome::NotWritten => {}
-    }
 }

@@ -1,5 +1,5 @@
-//! The cluster as the operator observes it: watches and responses to writes fill the cache, and each change queues the objects
-//! whose plans depend on it. Workers take objects from the queue, and plan from a snapshot.
+//! The cluster as the operator observes it: changes from watches and from responses to writes fill the cache, and each queues the
+//! objects whose plans depend on it. Workers take objects from the queue, and plan from a snapshot.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -12,10 +12,20 @@ use parking_lot::Mutex;
 use tokio::sync::watch::Sender;
 use tokio::time::Instant;
 
+use super::observed_resource::key;
 use super::queue::ReconcileQueue;
 use super::{ObservedResource, PortChoice, ResourceCache, ResourceKey, ResourceSnapshot};
 use crate::ResourceKind;
 use crate::upgrade_hook::{HookCall, HookResult};
+
+/// A change of one object, from an event of a watch or from the response to a write.
+#[derive(Debug)]
+pub enum ObservedChange {
+    /// The object exists, in this state.
+    Present(ResourceKind, Box<DynamicObject>),
+    /// The object with this UID is deleted.
+    Gone(ResourceKey, String),
+}
 
 /// The cache with the queue of what is to be reconciled. No other module changes either.
 #[derive(Debug)]
@@ -44,31 +54,26 @@ impl ObservedCluster {
 
     /// Applies an event of a watch. `era` is the number of the watch's latest list.
     pub(super) fn apply_event(&self, kind: ResourceKind, event: Event<DynamicObject>, era: &mut u64) {
-        self.update(|cache| match event {
-            Event::Init => {
-                *era = cache.begin_list();
-                Vec::new()
+        match event {
+            Event::Init => *era = self.cache.lock().begin_list(),
+            Event::InitApply(object) | Event::Apply(object) => {
+                self.apply(ObservedChange::Present(kind, Box::new(object)));
             }
-            Event::InitApply(object) | Event::Apply(object) => cache.upsert(kind, object),
-            Event::InitDone => cache.end_list(kind, *era),
+            Event::InitDone => self.update(|cache| cache.end_list(kind, *era)),
             Event::Delete(object) => {
-                let metadata = object.metadata;
-                let namespace = metadata.namespace.unwrap_or_default();
-                let key = metadata.name.map(|name| ResourceKey { kind, namespace, name });
-                key.map(|key| cache.remove(&key, metadata.uid.as_deref().unwrap_or_default()))
-                    .unwrap_or_default()
+                if let Some(key) = key(kind, &object.metadata) {
+                    self.apply(ObservedChange::Gone(key, object.metadata.uid.unwrap_or_default()));
+                }
             }
+        }
+    }
+
+    /// Applies a change, whoever reports it first: the response to our own write, or a watch.
+    pub(crate) fn apply(&self, change: ObservedChange) {
+        self.update(|cache| match change {
+            ObservedChange::Present(kind, object) => cache.upsert(kind, *object),
+            ObservedChange::Gone(key, uid) => cache.remove(&key, &uid),
         });
-    }
-
-    /// Records the object in the response to a write.
-    pub(crate) fn record_present(&self, kind: ResourceKind, object: DynamicObject) {
-        self.update(|cache| cache.upsert(kind, object));
-    }
-
-    /// Records that a write has removed an object.
-    pub(crate) fn record_gone(&self, key: &ResourceKey, uid: &str) {
-        self.update(|cache| cache.remove(key, uid));
     }
 
     /// Records a hook's response. A changed one queues the object whose plan called the hook.

@@ -29,7 +29,7 @@ serve! {
     PromotionAllocStart(call, args) => {
         let request = PromotionRequest { key: args.key, size: args.size, preferred: &args.preferred_segments };
         let started = call.core.promotion_start(call.context(args.client_id, args.tenant), &request, call.effects);
-        call.grant(AccessRights::Write, started.iter().map(|allocation| &allocation.memory));
+        call.reply.grant(AccessRights::Write, started.iter().map(|allocation| &allocation.memory));
         started
     },
     NotifyPromotionSuccess(call, args) => {

@@ -1,13 +1,13 @@
-//! Decodes a request frame, executes it on the state machine, and encodes the reply.
+//! Decodes a request frame and executes it on the state machine, whose result becomes the reply.
 
 mod client;
 mod disk;
-mod grant;
 mod intact;
 mod inventory;
 mod object;
 mod refuse;
 mod segment;
+mod segment_key;
 mod transfer;
 mod write;
 
@@ -15,19 +15,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::BytesMut;
+use mooncake_wire::DialectSet;
 use mooncake_wire::capability::{CertificateFingerprint, SegmentKeyArguments};
 use mooncake_wire::frame::{self, FrameError, FrameParseResult, RequestHeader, RpcFault, RpcFrame};
 use mooncake_wire::inventory::InventoryRequest;
-use mooncake_wire::pack::{Pack, PackError, type_hash};
-use mooncake_wire::rpc::{self, Request, RpcDefinition, RpcMethod, encode_reply};
+use mooncake_wire::pack::type_hash;
+use mooncake_wire::rpc::{self, Request, RpcDefinition, RpcMethod};
 use mooncake_wire::types::Uuid;
-use mooncake_wire::{Dialect, DialectSet};
 use moongate_master_core::{CallContext, MasterCore};
 
 use crate::counters::{CallOutcome, ReplyOutcome};
 use crate::dialects::ConnectionDialect;
 use crate::presence::HeartbeatAttributes;
 use crate::recorder::FactRecorder;
+use crate::reply::{CallReply, write_fault};
 use crate::server::MasterServer;
 use refuse::{NOT_PERSISTED, RefusedReply};
 
@@ -75,16 +76,10 @@ struct RpcCall<'c> {
     core: &'c MasterCore,
     now_ms: u64,
     effects: &'c mut FactRecorder,
-    dialect: Dialect,
     connection: u64,
-    sequence: u32,
     /// Set if the call is rejected: the number of its objects.
     refused_objects: Option<usize>,
-    /// The caller's certificate, if callers must have one.
-    peer: Option<CertificateFingerprint>,
-    /// Capabilities to attach to the reply.
-    grants: BytesMut,
-    out: &'c mut BytesMut,
+    reply: CallReply<'c>,
 }
 
 trait RpcHandler: RpcDefinition {
@@ -124,7 +119,9 @@ macro_rules! dispatch {
                     None => <rpc::$method as RpcHandler>::serve(&mut $call, arguments),
                     Some(objects) => RefusedReply::refused(NOT_PERSISTED, objects),
                 };
-                $call.reply::<rpc::$method>(&reply)
+                let written =
+                    $call.reply.encode::<rpc::$method, <rpc::$method as RpcHandler>::Text>(&reply);
+                (reply.outcome(), written)
             })+
         }
     };
@@ -142,18 +139,6 @@ struct ExtensionCall<'c> {
 impl RpcCall<'_> {
     fn context<'a>(&self, client: Uuid, tenant: &'a str) -> CallContext<'a> {
         CallContext { now_ms: self.now_ms, client, tenant }
-    }
-
-    fn reply<M: RpcHandler>(&mut self, reply: &M::Reply<M::Text>) -> (CallOutcome, Result<(), PackError>)
-    where
-        M::Reply<M::Text>: Pack + ReplyOutcome,
-    {
-        let start = self.out.len();
-        let written = encode_reply::<M, M::Text>(self.sequence, self.dialect, reply, self.out);
-        if written.is_ok() {
-            self.attach_grants(start);
-        }
-        (reply.outcome(), written)
     }
 }
 
@@ -181,8 +166,8 @@ impl CallerSession {
         self
     }
 
-    /// Runs the requests at the start of `input` and appends their replies to `output`. Before the replies are sent,
-    /// [`CallerSession::commit`] has to succeed.
+    /// Runs the requests at the start of `input` and appends their replies to `output`. Before the replies are sent, the
+    /// [recorder](Self::recorder) has to be committed.
     pub fn run(&mut self, input: &[u8], output: &mut BytesMut) -> RpcProgress {
         let mut started = Instant::now();
         let now_ms = self.server.clock.at_ms(started);
@@ -210,22 +195,13 @@ impl CallerSession {
         }
     }
 
-    /// Waits until the changes behind the replies are as durable as configured.
-    ///
-    /// # Errors
-    /// The changes could not be made durable. The replies must not be sent.
-    pub fn commit(&mut self) -> std::io::Result<()> {
-        self.recorder.commit()
+    /// The changes behind the replies.
+    pub fn recorder(&mut self) -> &mut FactRecorder {
+        &mut self.recorder
     }
 
-    /// [`CallerSession::commit`] for another thread; `None` if there is nothing to wait for.
-    pub fn take_commit(&mut self) -> Option<impl FnOnce() -> std::io::Result<()> + Send + use<>> {
-        self.recorder.take_commit()
-    }
-
-    /// Runs the requests again after [`CallerSession::commit`] has failed for them: durable changes are not repeated, and their callers
-    /// get an error. The replies may be sent without a commit. `None` if the commit failed for another reason than a journal that
-    /// cannot be written.
+    /// Runs the requests again after their commit has failed: durable changes are not repeated, and their callers get an error. The
+    /// replies may be sent without a commit. `None` if the commit failed for another reason than a journal that cannot be written.
     pub fn refuse_writes(&mut self, input: &[u8], output: &mut BytesMut) -> Option<()> {
         if self.server.journal.may_write() {
             return None;
@@ -294,19 +270,8 @@ impl CallerSession {
         }
         let connection = self.connection;
         let (peer, grants) = (self.peer, BytesMut::new());
-        let call = RpcCall {
-            server,
-            core,
-            now_ms,
-            effects,
-            dialect,
-            connection,
-            sequence,
-            refused_objects,
-            peer,
-            grants,
-            out,
-        };
+        let reply = CallReply { server, now_ms, dialect, sequence, peer, grants, out };
+        let call = RpcCall { server, core, now_ms, effects, connection, refused_objects, reply };
         let outcome = execute(call, request);
         if let Some(node) = node.filter(|_| attachment == rpc::NODE_DRAINED) {
             server.master.client_restarting(node);
@@ -338,7 +303,7 @@ impl CallerSession {
         if self.peer.is_some()
             && let Some(key) = SegmentKeyArguments::decode(header.function_id, body)?
         {
-            return grant::receive_key(call, &key);
+            return segment_key::receive_key(call, &key);
         }
         intact::handle(call, header.function_id, body)
     }
@@ -370,15 +335,9 @@ fn execute(mut call: RpcCall<'_>, request: Request<&str>) -> CallOutcome {
     if let Err(error) = written {
         // The state has changed anyway; the client retries in another form.
         tracing::warn!(method = method.name(), %error, "cannot encode a reply");
-        write_fault(&RpcFault::invalid_argument(), call.sequence, call.out);
+        call.reply.encode_fault(&RpcFault::invalid_argument());
     }
     outcome
-}
-
-fn write_fault(fault: &RpcFault, sequence: u32, out: &mut BytesMut) {
-    if let Err(error) = fault.write(sequence, out) {
-        tracing::warn!(%error, "cannot encode a fault");
-    }
 }
 
 impl Drop for CallerSession {

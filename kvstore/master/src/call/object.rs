@@ -16,17 +16,17 @@ serve! {
     },
     GetReplicaList(call, args) => {
         let result = call.core.replicas(call.now_ms, args.tenant, args.key);
-        call.grant(AccessRights::Read, result.iter().flat_map(|list| &list.replicas));
+        call.reply.grant(AccessRights::Read, result.iter().flat_map(|list| &list.replicas));
         result
     },
     BatchGetReplicaList(call, args) => {
         let result = call.core.batch_replicas(call.now_ms, args.tenant, &args.keys);
-        call.grant(AccessRights::Read, result.iter().flatten().flat_map(|list| &list.replicas));
+        call.reply.grant(AccessRights::Read, result.iter().flatten().flat_map(|list| &list.replicas));
         result
     },
     GetReplicaListByRegex(call, args) => {
         let result = call.core.replicas_by_regex(call.now_ms, args.tenant, args.key)?;
-        call.grant(AccessRights::Read, result.iter().flat_map(|(_, replicas)| replicas));
+        call.reply.grant(AccessRights::Read, result.iter().flat_map(|(_, replicas)| replicas));
         Ok(result.into_iter().map(|(key, replicas)| (Arc::from(key), replicas)).collect())
     },
     Remove(call, args) => {

@@ -12,15 +12,15 @@ use super::{RpcCall, serve};
 impl RpcCall<'_> {
     fn grant_copy(&mut self, started: &Result<CopyPlan<Arc<str>>, ErrorCode>) {
         if let Ok(plan) = started {
-            self.grant(AccessRights::Read, [&plan.source]);
-            self.grant(AccessRights::Write, &plan.targets);
+            self.reply.grant(AccessRights::Read, [&plan.source]);
+            self.reply.grant(AccessRights::Write, &plan.targets);
         }
     }
 
     fn grant_move(&mut self, started: &Result<MovePlan<Arc<str>>, ErrorCode>) {
         if let Ok(plan) = started {
-            self.grant(AccessRights::Read, [&plan.source]);
-            self.grant(AccessRights::Write, &plan.target);
+            self.reply.grant(AccessRights::Read, [&plan.source]);
+            self.reply.grant(AccessRights::Write, &plan.target);
         }
     }
 }

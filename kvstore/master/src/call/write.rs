@@ -79,7 +79,7 @@ serve! {
         let request = PutStartRequest { key: args.key, size: args.size, config: &args.config };
         let started = call.core.put_start(context, &request, call.effects);
         call.track_put_start(context, args.key, &started);
-        call.grant(AccessRights::Write, started.iter().flatten());
+        call.reply.grant(AccessRights::Write, started.iter().flatten());
         started
     },
     BatchPutStart(call, args) => {
@@ -87,7 +87,7 @@ serve! {
         let request = BatchPutStartRequest { keys: &args.keys, sizes: &args.sizes, config: &args.config };
         let all = call.core.batch_put_start(context, &request, call.effects);
         args.keys.iter().zip(&all).for_each(|(key, started)| call.track_put_start(context, key, started));
-        call.grant(AccessRights::Write, all.iter().flatten().flatten());
+        call.reply.grant(AccessRights::Write, all.iter().flatten().flatten());
         all
     },
     PutEnd(call, args) => {
@@ -111,7 +111,7 @@ serve! {
         let request = PutStartRequest { key: args.key, size: args.size, config: &args.config };
         let started = call.core.upsert_start(context, &request, call.effects);
         call.track_upsert_start(context, args.key, &started);
-        call.grant(AccessRights::Write, started.iter().flatten());
+        call.reply.grant(AccessRights::Write, started.iter().flatten());
         started
     },
     BatchUpsertStart(call, args) => {
@@ -119,7 +119,7 @@ serve! {
         let request = BatchPutStartRequest { keys: &args.keys, sizes: &args.sizes, config: &args.config };
         let all = call.core.batch_upsert_start(context, &request, call.effects);
         args.keys.iter().zip(&all).for_each(|(key, started)| call.track_upsert_start(context, key, started));
-        call.grant(AccessRights::Write, all.iter().flatten().flatten());
+        call.reply.grant(AccessRights::Write, all.iter().flatten().flatten());
         all
     },
     UpsertEnd(call, args) => {

@@ -11,16 +11,15 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFuture};
 
 use super::budget::{BufferBudget, BufferReservation};
 use super::busy_poll::{ConnectionPoller, RpcThread};
-use super::stream::RpcStream;
 use crate::call::{CallerSession, RemainingInput, RpcProgress};
+use crate::reply::{MAX_IDLE_BUFFER, ReplyWriteError, ReplyWriter};
+use crate::rpc_stream::RpcStream;
 use crate::server::RpcLimits;
 
 /// Minimum free space of the input buffer before a read, in bytes.
 const READ_RESERVE: usize = 16 * 1024;
 /// Maximum space reserved ahead of the received bytes, whatever length a request announces.
 const MAX_PREALLOCATION: usize = 1024 * 1024;
-/// A larger buffer is freed when it is empty.
-const MAX_IDLE_BUFFER: usize = 64 * 1024;
 
 /// Why this side closed a connection.
 #[derive(Debug, thiserror::Error)]
@@ -31,8 +30,8 @@ enum RpcCloseReason {
     RequestTimeout(Duration),
     #[error("idle for {0:?}")]
     Idle(Duration),
-    #[error("client did not read replies within {0:?}")]
-    ReplyTimeout(Duration),
+    #[error(transparent)]
+    Reply(#[from] ReplyWriteError),
     #[error("the buffers of all connections exceed --rpc_buffer_bytes")]
     BufferLimit,
     #[error("cannot write the journal: {0}")]
@@ -60,12 +59,17 @@ pub(super) async fn serve(stream: RpcStream, caller: CallerSession, context: Con
         reservation: BufferReservation::new(&budget),
         poller: ConnectionPoller::new(thread),
         input: BytesMut::new(),
-        output: BytesMut::new(),
+        replies: ReplyWriter::new(&limits),
     };
     match connection.run(&stop).await {
         Ok(()) => {}
         // Closed without a reply, as by Mooncake's master: a client of another protocol could not parse one.
-        Err(error @ (RpcCloseReason::InvalidFrame(_) | RpcCloseReason::Idle(_) | RpcCloseReason::Io(_))) => {
+        Err(
+            error @ (RpcCloseReason::InvalidFrame(_)
+            | RpcCloseReason::Idle(_)
+            | RpcCloseReason::Io(_)
+            | RpcCloseReason::Reply(ReplyWriteError::Io(_))),
+        ) => {
             tracing::debug!(?peer, %error, "closed a connection");
         }
         Err(error) => tracing::warn!(?peer, %error, "closed a connection"),
@@ -79,7 +83,7 @@ struct RpcConnection {
     reservation: BufferReservation,
     poller: ConnectionPoller,
     input: BytesMut,
-    output: BytesMut,
+    replies: ReplyWriter,
 }
 
 impl RpcConnection {
@@ -118,7 +122,7 @@ impl RpcConnection {
     }
 
     fn check_buffer_budget(&mut self) -> Result<(), RpcCloseReason> {
-        let bytes = self.input.capacity() + self.output.capacity();
+        let bytes = self.input.capacity() + self.replies.capacity();
         if self.reservation.set(bytes) { Ok(()) } else { Err(RpcCloseReason::BufferLimit) }
     }
 
@@ -152,10 +156,10 @@ impl RpcConnection {
     async fn execute(&mut self, missing: &mut usize) -> Result<bool, RpcCloseReason> {
         let mut had_request = false;
         loop {
-            let RpcProgress { consumed, remaining } = self.session.run(&self.input, &mut self.output);
+            let RpcProgress { consumed, remaining } = self.session.run(&self.input, self.replies.buffer());
             had_request |= consumed > 0;
             // A call without a reply may have changed the state too.
-            if let Err(error) = self.commit().await {
+            if let Err(error) = self.replies.commit(self.session.recorder()).await {
                 self.refuse(consumed, error)?;
             }
             self.input.advance(consumed);
@@ -171,43 +175,19 @@ impl RpcConnection {
         }
     }
 
-    async fn commit(&mut self) -> io::Result<()> {
-        if self.limits.commits_wait
-            && let Some(commit) = self.session.take_commit()
-        {
-            // Blocking here would delay the thread's other connections.
-            return tokio::task::spawn_blocking(commit).await.map_err(io::Error::other)?;
-        }
-        self.session.commit()
-    }
-
     /// Replaces the replies of requests whose changes cannot be persisted.
     fn refuse(&mut self, consumed: usize, error: io::Error) -> Result<(), RpcCloseReason> {
-        self.output.clear();
+        let output = self.replies.buffer();
+        output.clear();
         let requests = self.input.get(..consumed).unwrap_or_default();
-        self.session.refuse_writes(requests, &mut self.output).ok_or(RpcCloseReason::Journal(error))
+        self.session.refuse_writes(requests, output).ok_or(RpcCloseReason::Journal(error))
     }
 
     async fn send_replies(&mut self) -> Result<(), RpcCloseReason> {
-        if self.output.is_empty() {
+        if self.replies.is_empty() {
             return Ok(());
         }
         self.check_buffer_budget()?;
-        // The socket's buffer nearly always has space, which saves a timer.
-        let written = match self.stream.try_write(&self.output) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-            written => written?,
-        };
-        self.output.advance(written);
-        if !self.output.is_empty() {
-            let stall_timeout = self.limits.stall_timeout;
-            let written = timeout(stall_timeout, self.stream.write_all(&self.output)).await;
-            written.map_err(|_| RpcCloseReason::ReplyTimeout(stall_timeout))??;
-            self.output.clear();
-        }
-        if self.output.capacity() > MAX_IDLE_BUFFER {
-            self.output = BytesMut::new();
-        }
-        Ok(())
+        Ok(self.replies.send(&mut self.stream).await?)
     }
 }

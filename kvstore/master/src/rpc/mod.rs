@@ -7,7 +7,6 @@ mod budget;
 mod busy_poll;
 mod connection;
 mod listener;
-mod stream;
 mod worker;
 
 pub use listener::{RpcServer, RpcServerError, serve};

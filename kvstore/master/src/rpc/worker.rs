@@ -14,8 +14,8 @@ use tokio_util::sync::CancellationToken;
 use super::budget::BufferBudget;
 use super::busy_poll::RpcThread;
 use super::connection::{self, ConnectionContext};
-use super::stream::RpcStream;
 use crate::call::CallerSession;
+use crate::rpc_stream::RpcStream;
 use crate::server::MasterServer;
 
 /// Maximum number of accepted connections that wait for one thread.

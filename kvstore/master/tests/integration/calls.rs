@@ -94,7 +94,7 @@ proptest! {
         let expected = responses(output);
         prop_assert_eq!(expected.0 + expected.1, requests.len());
         prop_assert_eq!(responses(chunked_output), expected);
-        prop_assert!(unsplit_caller.commit().is_ok());
+        prop_assert!(unsplit_caller.recorder().commit().is_ok());
     }
 
     #[test]

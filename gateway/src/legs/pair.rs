@@ -49,7 +49,7 @@ pub(crate) enum PairEvent {
 }
 
 impl LegPair {
-    pub(super) fn new(
+    pub(crate) fn new(
         prefill: Option<RunningLeg>,
         mut main: RunningLeg,
         main_kind: LegKind,
@@ -72,7 +72,7 @@ impl LegPair {
     }
 
     /// Checks for silence until the response starts.
-    pub(super) fn with_silence_limits(mut self, limits: Option<AttemptSilenceLimits>) -> Self {
+    pub(crate) fn with_silence_limits(mut self, limits: Option<AttemptSilenceLimits>) -> Self {
         self.silence_limits = limits;
         for (_, endpoint, since, limit) in self.waiting_legs() {
             if let Some(limit) = limit {
@@ -120,7 +120,7 @@ impl LegPair {
     }
 
     /// A prefill with these token counts succeeded before this pair started.
-    pub(super) fn after_prefill(mut self, usage: Option<TokenUsage>) -> Self {
+    pub(crate) fn after_prefill(mut self, usage: Option<TokenUsage>) -> Self {
         self.record_prefill_ended(usage, None);
         self
     }

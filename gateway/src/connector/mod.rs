@@ -1,4 +1,4 @@
-//! Connectors: how a prefill and a decode engine serve one request together.
+//! Connectors: how a prefill and a decode engine serve one request together. Makes a request for each of them and starts it.
 //!
 //! A new connector needs its own file here, an entry in [`for_attempt`], and the facts by which discovery recognises it
 //! (`moongate_discovery::KvTransferMethod`).
@@ -9,6 +9,7 @@ mod nixl;
 mod plain;
 mod sglang;
 mod shared_store;
+mod start;
 mod vllm;
 
 use moongate_discovery::{EngineFacts, EngineKind, KvTransferMethod, PriorityOrder};
@@ -19,12 +20,13 @@ use self::nixl::NixlConnector;
 use self::plain::PlainConnector;
 use self::sglang::SglangConnector;
 use self::shared_store::SharedStoreConnector;
-use super::abort::EngineRequestId;
-use super::routed_request::RoutedRequest;
+pub(crate) use self::start::start_legs;
+use crate::legs::EngineRequestId;
+use crate::routed_request::RoutedRequest;
 use crate::upstream::PreparedRequest;
 
 /// Connects the legs of one attempt. Errors say what is wrong with the prefill engine.
-pub(super) trait LegConnector: Send + Sync {
+trait LegConnector: Send + Sync {
     /// The leg that computes the prompt; `None` if the engine that answers the client does it.
     fn prefill(&self, attempt: &ConnectorAttempt<'_>) -> Option<PrefillLeg>;
 
@@ -48,14 +50,14 @@ pub(super) trait LegConnector: Send + Sync {
 
 /// The prefill leg of a connector.
 #[derive(Debug)]
-pub(super) struct PrefillLeg {
-    pub(super) request: PreparedRequest,
-    pub(super) order: LegOrder,
+struct PrefillLeg {
+    request: PreparedRequest,
+    order: LegOrder,
 }
 
 /// When the leg that answers the client starts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum LegOrder {
+enum LegOrder {
     /// Together with the prefill leg. `may_cancel`: whether that leg may be aborted when its response is no longer needed.
     Together { may_cancel: bool },
     /// After the prefill leg's complete response.
@@ -64,15 +66,15 @@ pub(super) enum LegOrder {
 
 /// One attempt, as a connector needs it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct ConnectorAttempt<'a> {
-    pub(super) routed: &'a RoutedRequest,
+struct ConnectorAttempt<'a> {
+    routed: &'a RoutedRequest,
     /// Counted from 1.
-    pub(super) number: u32,
-    pub(super) decision: Option<&'a RoutingDecision>,
+    number: u32,
+    decision: Option<&'a RoutingDecision>,
     /// The engine that computes the prompt.
-    pub(super) prefill: LegEngine<'a>,
+    prefill: LegEngine<'a>,
     /// The engine that answers the client, unless that is `prefill`.
-    pub(super) decode: Option<LegEngine<'a>>,
+    decode: Option<LegEngine<'a>>,
 }
 
 impl<'a> ConnectorAttempt<'a> {
@@ -84,10 +86,10 @@ impl<'a> ConnectorAttempt<'a> {
 
 /// The engine of a leg.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct LegEngine<'a> {
-    pub(super) facts: Option<&'a EngineFacts>,
+struct LegEngine<'a> {
+    facts: Option<&'a EngineFacts>,
     /// The chosen data-parallel rank.
-    pub(super) rank: u32,
+    rank: u32,
 }
 
 impl LegEngine<'_> {
@@ -108,9 +110,7 @@ impl LegEngine<'_> {
 
 /// The connector of a route, derived from the facts that its engines report, never guessed per request. The error says which fact is
 /// missing.
-pub(super) fn for_attempt<'a>(
-    attempt: &ConnectorAttempt<'a>,
-) -> Result<Box<dyn LegConnector + 'a>, &'static str> {
+fn for_attempt<'a>(attempt: &ConnectorAttempt<'a>) -> Result<Box<dyn LegConnector + 'a>, &'static str> {
     let LegEngine { facts, rank } = attempt.prefill;
     if attempt.decode.is_none() {
         return Ok(Box::new(PlainConnector));

@@ -46,7 +46,7 @@ impl InFlightGuard {
     }
 
     /// The prompt has been computed. `usage` holds its engine's token counts, if already reported.
-    pub(super) fn record_prompt_computed(&mut self, usage: Option<TokenUsage>) {
+    pub(crate) fn record_prompt_computed(&mut self, usage: Option<TokenUsage>) {
         if !std::mem::replace(&mut self.prompt_computed, true)
             && let Some((queue, attempt)) = &self.attempt
         {

@@ -4,8 +4,8 @@ use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 
 use super::{ConnectorAttempt, LegEngine, LegOrder, PrefillLeg};
-use crate::dispatch::routed_request::RoutedRequest;
 use crate::request_body::{BodyMember, InferenceApi, MemberEdit, SplicedBody};
+use crate::routed_request::RoutedRequest;
 use crate::upstream::PreparedRequest;
 
 /// The prefill leg, with `params` as `kv_transfer_params`. `None` for several sequences: one KV transfer serves one sequence, so

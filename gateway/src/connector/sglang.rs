@@ -8,9 +8,9 @@ use moongate_discovery::BootstrapAddress;
 
 use super::body::with_members;
 use super::{ConnectorAttempt, LegConnector, LegEngine, LegOrder, PrefillLeg};
-use crate::dispatch::abort::EngineRequestId;
-use crate::dispatch::routed_request::{RoutedRequest, random_uuid};
+use crate::legs::EngineRequestId;
 use crate::request_body::BodyMember;
+use crate::routed_request::{RoutedRequest, random_uuid};
 use crate::upstream::PreparedRequest;
 
 /// The values that link the legs of a pair: the same on both.

@@ -7,11 +7,11 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
-use super::admission_queue::AdmissionQueue;
 use super::redispatch_budget::RedispatchBudget;
-use super::routed_request::RoutedRequest;
+use crate::decide::AdmissionQueue;
 use crate::feedback::{GatewayMetrics, RedispatchReason};
 use crate::fleet::{SilenceLimits, SuspicionReason, UpstreamEndpoint};
+use crate::routed_request::RoutedRequest;
 use crate::upstream::LegKind;
 
 /// Time per token of a non-streamed response. Slower than engines generate, because their progress is not visible.
@@ -19,7 +19,7 @@ const TIME_PER_TOKEN: Duration = Duration::from_millis(50);
 
 /// Silence limits of the engines of one attempt, before its first byte.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct AttemptSilenceLimits {
+pub(crate) struct AttemptSilenceLimits {
     /// Until the prompt is computed, and for a stream until its first token.
     first_token: Duration,
     /// For the leg that answers the client; `None` for a non-streamed response of unknown length.
@@ -28,7 +28,7 @@ pub(super) struct AttemptSilenceLimits {
 
 impl AttemptSilenceLimits {
     /// Limits of an attempt whose first token is expected after `expected`; `None` if the detection is off.
-    pub(super) fn new(limits: &SilenceLimits, expected: Duration, routed: &RoutedRequest) -> Option<Self> {
+    pub(crate) fn new(limits: &SilenceLimits, expected: Duration, routed: &RoutedRequest) -> Option<Self> {
         let first_token = limits.limit(expected)?;
         let response = match (routed.routing.stream, routed.routing.max_output_tokens) {
             (true, _) => Some(first_token),
@@ -96,15 +96,15 @@ impl SilentLeg {
 
 /// Decides for one attempt whether its request leaves silent engines.
 #[derive(Debug)]
-pub(super) struct RedispatchDecider<'a> {
-    pub(super) admission: &'a Arc<AdmissionQueue>,
-    pub(super) budget: &'a RedispatchBudget,
-    pub(super) metrics: &'a GatewayMetrics,
+pub(crate) struct RedispatchDecider<'a> {
+    pub(crate) admission: &'a Arc<AdmissionQueue>,
+    pub(crate) budget: &'a RedispatchBudget,
+    pub(crate) metrics: &'a GatewayMetrics,
     /// Engines that earlier attempts have used.
-    pub(super) tried: &'a [Arc<UpstreamEndpoint>],
+    pub(crate) tried: &'a [Arc<UpstreamEndpoint>],
     /// The last attempt waits until its time limits.
-    pub(super) is_last: bool,
-    pub(super) exhaustion_counted: AtomicBool,
+    pub(crate) is_last: bool,
+    pub(crate) exhaustion_counted: AtomicBool,
 }
 
 impl RedispatchDecider<'_> {

@@ -9,10 +9,10 @@ use moongate_scheduler::{
 use tokio::time::Instant;
 
 use super::in_flight::InFlightGuard;
-use super::routed_request::RoutedRequest;
 use crate::feedback::DecidedRoute;
 use crate::fleet::{FleetDecision, FleetMember, FleetSnapshot, UpstreamEndpoint};
 use crate::request_body::InferenceApi;
+use crate::routed_request::RoutedRequest;
 
 /// A route with its fleet members, counted as in flight.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct ChosenRoute {
 
 impl ChosenRoute {
     /// The route as traces describe it.
-    pub(super) fn decided(&self) -> DecidedRoute<'_> {
+    pub(crate) fn decided(&self) -> DecidedRoute<'_> {
         match &self.decision {
             Some(decision) => DecidedRoute::Scheduled(decision),
             None => DecidedRoute::Passthrough(&self.prefill.endpoint),

@@ -18,10 +18,10 @@ use tokio_util::sync::CancellationToken;
 use super::clock::SchedulerClock;
 use super::eligibility::{ChosenRoute, EligibilityTier, RouteConstraints, choose_passthrough, route_members};
 use super::in_flight::InFlightGuard;
-use super::routed_request::RoutedRequest;
 use crate::feedback::{DecisionHistory, GatewayMetrics};
 use crate::fleet::{FleetDecision, FleetReader, FleetSnapshot, UpstreamEndpoint};
 use crate::request_body::InferenceApi;
+use crate::routed_request::RoutedRequest;
 
 /// `Retry-After` in seconds if the queue is full.
 const QUEUE_FULL_RETRY_AFTER: f64 = 2.0;
@@ -193,12 +193,12 @@ impl AdmissionQueue {
     }
 
     /// Converts the scheduler's seconds to wall-clock time.
-    pub(super) fn to_wall_time(&self, seconds: f64) -> Duration {
+    pub(crate) fn to_wall_time(&self, seconds: f64) -> Duration {
         self.clock.to_wall_time(seconds)
     }
 
     /// Whether there is an available route that avoids the engines in `tried`.
-    pub(super) fn has_available_route(
+    pub(crate) fn has_available_route(
         &self,
         routed: &RoutedRequest,
         tried: &[Arc<UpstreamEndpoint>],

@@ -1,4 +1,4 @@
-//! One client request, read and checked, as the dispatcher needs it.
+//! One client request, read and checked, as the steps after `ingress` need it.
 
 use std::sync::Arc;
 
@@ -64,7 +64,7 @@ impl RoutedRequest {
 #[cfg(test)]
 impl RoutedRequest {
     /// A request with this body, without a model.
-    pub(super) fn of_body(api: InferenceApi, body: &'static str) -> Self {
+    pub(crate) fn of_body(api: InferenceApi, body: &'static str) -> Self {
         let body = Bytes::from_static(body.as_bytes());
         let routing = RoutingFields::read(api, &body).unwrap().without_model();
         Self {

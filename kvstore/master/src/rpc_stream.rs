@@ -1,4 +1,4 @@
-//! The byte stream of a connection: plain TCP or TLS.
+//! The byte stream of an RPC connection: plain TCP or TLS.
 
 use std::io;
 
@@ -8,13 +8,13 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio_rustls::server::TlsStream;
 
 /// A TCP stream with optional TLS.
-pub(super) enum RpcStream {
+pub(crate) enum RpcStream {
     Plain(TcpStream),
     Secured(Box<TlsStream<TcpStream>>),
 }
 
 impl RpcStream {
-    pub(super) fn socket(&self) -> &TcpStream {
+    pub(crate) fn socket(&self) -> &TcpStream {
         match self {
             Self::Plain(stream) => stream,
             Self::Secured(stream) => stream.get_ref().0,
@@ -22,14 +22,14 @@ impl RpcStream {
     }
 
     /// The socket of a connection without TLS, for direct reads.
-    pub(super) fn plain(&self) -> Option<&TcpStream> {
+    pub(crate) fn plain(&self) -> Option<&TcpStream> {
         match self {
             Self::Plain(stream) => Some(stream),
             Self::Secured(_) => None,
         }
     }
 
-    pub(super) async fn read_buf(&mut self, input: &mut BytesMut) -> io::Result<usize> {
+    pub(crate) async fn read_buf(&mut self, input: &mut BytesMut) -> io::Result<usize> {
         match self {
             Self::Plain(stream) => stream.read_buf(input).await,
             Self::Secured(stream) => stream.read_buf(input).await,
@@ -37,14 +37,14 @@ impl RpcStream {
     }
 
     /// Writes without blocking what fits into the socket's buffer.
-    pub(super) fn try_write(&self, output: &[u8]) -> io::Result<usize> {
+    pub(crate) fn try_write(&self, output: &[u8]) -> io::Result<usize> {
         match self {
             Self::Plain(stream) => stream.try_write(output),
             Self::Secured(_) => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
 
-    pub(super) async fn write_all(&mut self, output: &[u8]) -> io::Result<()> {
+    pub(crate) async fn write_all(&mut self, output: &[u8]) -> io::Result<()> {
         match self {
             Self::Plain(stream) => stream.write_all(output).await,
             Self::Secured(stream) => {

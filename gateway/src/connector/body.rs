@@ -4,8 +4,8 @@ use std::fmt::Write as _;
 
 use bytes::Bytes;
 
-use crate::dispatch::routed_request::RoutedRequest;
 use crate::request_body::{BodyMember, MemberEdit, SplicedBody};
+use crate::routed_request::RoutedRequest;
 
 /// The client's body with a priority of the gateway.
 pub(super) fn with_priority(routed: &RoutedRequest, priority: i64) -> SplicedBody {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use moongate_discovery::BootstrapAddress;
 
 use super::{ConnectorAttempt, LegConnector, LegOrder, PrefillLeg, vllm};
-use crate::dispatch::routed_request::random_uuid;
+use crate::routed_request::random_uuid;
 use crate::upstream::PreparedRequest;
 
 /// The values that link the legs of a pair.
@@ -75,9 +75,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::dispatch::connector::LegEngine;
-    use crate::dispatch::routed_request::RoutedRequest;
+    use crate::connector::LegEngine;
     use crate::request_body::InferenceApi;
+    use crate::routed_request::RoutedRequest;
 
     #[test]
     fn mooncake_names_transfer_and_bootstrap() {

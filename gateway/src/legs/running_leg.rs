@@ -17,7 +17,7 @@ use crate::upstream::{LegError, LegEvent, LegExchange};
 const MAX_BUFFERED_BYTES: usize = 64 << 10;
 
 /// A running leg with its engine.
-pub(super) struct RunningLeg {
+pub(crate) struct RunningLeg {
     pub(super) leg: LegExchange,
     pub(super) endpoint: Arc<UpstreamEndpoint>,
     pub(super) request_id: Option<EngineRequestId>,
@@ -32,7 +32,7 @@ pub(super) struct RunningLeg {
 }
 
 impl RunningLeg {
-    pub(super) fn new(leg: LegExchange, endpoint: Arc<UpstreamEndpoint>, span: LegSpan) -> Self {
+    pub(crate) fn new(leg: LegExchange, endpoint: Arc<UpstreamEndpoint>, span: LegSpan) -> Self {
         Self {
             leg,
             endpoint,
@@ -46,19 +46,19 @@ impl RunningLeg {
     }
 
     /// Marks a request for which the engine computes tokens: its output counts as the engine's progress.
-    pub(super) fn generating(mut self) -> Self {
+    pub(crate) fn generating(mut self) -> Self {
         self.generates = true;
         self
     }
 
     /// Sets the request id by which the engine can abort the leg, if there is one.
-    pub(super) fn with_request_id(mut self, request_id: Option<EngineRequestId>) -> Self {
+    pub(crate) fn with_request_id(mut self, request_id: Option<EngineRequestId>) -> Self {
         self.request_id = request_id;
         self
     }
 
     /// Marks a prefill that must never be cancelled.
-    pub(super) fn run_to_completion(mut self) -> Self {
+    pub(crate) fn run_to_completion(mut self) -> Self {
         self.run_to_completion = true;
         self
     }

@@ -31,7 +31,7 @@ impl RedispatchBudget {
     }
 
     /// A client's request has arrived.
-    pub(super) fn deposit(&self) {
+    pub(crate) fn deposit(&self) {
         let mut bucket = self.bucket.lock();
         bucket.tokens = (bucket.tokens + self.share).min(BURST);
     }

@@ -1,0 +1,12 @@
+//! From a request to the scheduler's decision: the request waits in the admission queue until the scheduler has chosen a route among
+//! the engines that are eligible for it.
+
+mod admission_queue;
+mod clock;
+mod eligibility;
+mod in_flight;
+
+pub(crate) use admission_queue::AdmissionQueue;
+pub(crate) use clock::SchedulerClock;
+pub(crate) use eligibility::{ChosenRoute, DecodeTarget};
+pub(crate) use in_flight::InFlightGuard;

@@ -1,0 +1,182 @@
+//! From the events of the legs to the start of the response: the first complete event of a stream, or a complete response.
+
+use std::future::poll_fn;
+
+use bytes::{Bytes, BytesMut};
+use http::Response;
+
+use super::attempt::AttemptContext;
+use super::failure::AttemptFailure;
+use super::pair::{LegPair, PairEvent};
+use super::running_leg::{RunningLeg, is_event_stream};
+use super::silence::AttemptSilenceLimits;
+use crate::decide::InFlightGuard;
+use crate::feedback::{ExpectedHits, TtftPrediction};
+use crate::request_body::InferenceApi;
+use crate::response::{ResponseSummary, SseFramer, TokenUsage};
+use crate::routed_request::RoutedRequest;
+use crate::upstream::{LegError, LegKind};
+
+/// The start of a response.
+#[derive(Debug)]
+pub(crate) struct ResponseStart {
+    pub(crate) head: Response<()>,
+    pub(crate) payload: ResponsePayload,
+    pub(crate) in_flight: InFlightGuard,
+    /// Predicted hits of the engine that computes the prompt.
+    pub(crate) expected_hits: Option<ExpectedHits>,
+    /// When the first token was predicted to arrive.
+    pub(crate) ttft_prediction: Option<TtftPrediction>,
+    /// Token counts of the prefill, if it has already ended.
+    pub(crate) prefill_usage: Option<TokenUsage>,
+}
+
+/// The part of the response that has arrived.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "one per request, and taken apart at once")]
+pub(crate) enum ResponsePayload {
+    /// The complete response, with its token counts.
+    Complete(Bytes, Option<TokenUsage>),
+    /// The first chunk; the rest is to be relayed. `framer` is set for event streams.
+    Streaming { pair: LegPair, first: Bytes, framer: Option<SseFramer> },
+}
+
+/// Runs a prefill leg to its end and returns its response.
+pub(crate) async fn prefill_response(
+    routed: &RoutedRequest,
+    running: RunningLeg,
+    silence_limits: Option<AttemptSilenceLimits>,
+    context: &AttemptContext<'_>,
+) -> Result<Bytes, AttemptFailure> {
+    let limits = context.limits;
+    let mut pair = LegPair::new(None, running, LegKind::Prefill, context.aborter.clone())
+        .with_silence_limits(silence_limits.map(AttemptSilenceLimits::prefill_only));
+    let mut response = BytesMut::new();
+    loop {
+        match poll_fn(|cx| pair.poll_event(cx)).await {
+            PairEvent::Data(data) if response.len() + data.len() > limits.response_buffer_bytes => {
+                let error = LegError::ProtocolViolation("returned a prefill response that is too large");
+                return Err(AttemptFailure::of_leg(&mut pair, LegKind::Prefill, error));
+            }
+            PairEvent::Data(data) => response.extend_from_slice(&data),
+            PairEvent::End => return Ok(response.freeze()),
+            PairEvent::Failed(side, error) => return Err(AttemptFailure::of_leg(&mut pair, side, error)),
+            PairEvent::Silent(legs) => {
+                if let Some(legs) = context.redispatch.should_redispatch(routed, legs) {
+                    return Err(AttemptFailure::of_silence(&mut pair, legs));
+                }
+            }
+        }
+    }
+}
+
+/// Waits for output that may be sent to the client: the first complete event of a stream, or a whole response.
+pub(crate) async fn first_bytes(
+    routed: &RoutedRequest,
+    mut pair: LegPair,
+    mut in_flight: InFlightGuard,
+    context: &AttemptContext<'_>,
+) -> Result<ResponseStart, AttemptFailure> {
+    let buffer_limit = context.limits.response_buffer_bytes;
+    let mut buffered = BytesMut::new();
+    let mut framer: Option<SseFramer> = None;
+    loop {
+        let event = poll_fn(|cx| {
+            let event = pair.poll_event(cx);
+            if pair.is_prefilled() {
+                in_flight.record_prompt_computed(pair.prefill_usage());
+            }
+            event
+        });
+        match event.await {
+            PairEvent::Failed(side, error) => {
+                return Err(AttemptFailure::of_leg(&mut pair, side, error));
+            }
+            PairEvent::Silent(legs) => {
+                if let Some(legs) = context.redispatch.should_redispatch(routed, legs) {
+                    return Err(AttemptFailure::of_silence(&mut pair, legs));
+                }
+            }
+            PairEvent::Data(data) => {
+                if framer.is_none() && buffered.is_empty() && pair.head().is_some_and(is_event_stream) {
+                    framer = Some(SseFramer::default());
+                }
+                let first = match &mut framer {
+                    // A non-streamed response does not reveal its first token.
+                    Some(framer) => {
+                        framer.push(data).map_err(|error| AttemptFailure::of_events(&mut pair, error))?
+                    }
+                    None => {
+                        buffered.extend_from_slice(&data);
+                        if buffered.len() <= buffer_limit && routed.api != InferenceApi::Other {
+                            continue;
+                        }
+                        buffered.split().freeze()
+                    }
+                };
+                if !first.is_empty() {
+                    if framer.is_some() {
+                        in_flight.record_prompt_computed(None);
+                    }
+                    return Ok(response_start(pair, first, framer, in_flight));
+                }
+            }
+            PairEvent::End => {
+                let (mut complete, mut usage) = (buffered.freeze(), None);
+                if let Some(mut framer) = framer {
+                    complete = framer
+                        .finish(routed.api != InferenceApi::Other)
+                        .map_err(|error| AttemptFailure::of_events(&mut pair, error))?;
+                } else if routed.api == InferenceApi::Other {
+                    usage = TokenUsage::read(&complete);
+                } else {
+                    let violation =
+                        |what| AttemptFailure::of_main(&mut pair, LegError::ProtocolViolation(what));
+                    usage = check_response(&complete).map_err(violation)?;
+                }
+                pair.main_endpoint().breaker.record_success();
+                pair.detach_prefill();
+                let (head, prefill_usage) = (take_head(&pair), pair.prefill_usage());
+                let payload = ResponsePayload::Complete(complete, usage);
+                return Ok(ResponseStart {
+                    head,
+                    payload,
+                    in_flight,
+                    expected_hits: None,
+                    ttft_prediction: None,
+                    prefill_usage,
+                });
+            }
+        }
+    }
+}
+
+fn response_start(
+    pair: LegPair,
+    first: Bytes,
+    framer: Option<SseFramer>,
+    in_flight: InFlightGuard,
+) -> ResponseStart {
+    let (head, prefill_usage) = (take_head(&pair), pair.prefill_usage());
+    let payload = ResponsePayload::Streaming { pair, first, framer };
+    ResponseStart { head, payload, in_flight, expected_hits: None, ttft_prediction: None, prefill_usage }
+}
+
+fn take_head(pair: &LegPair) -> Response<()> {
+    let mut head = Response::new(());
+    if let Some(from) = pair.head() {
+        *head.status_mut() = from.status();
+        *head.headers_mut() = from.headers().clone();
+    }
+    head
+}
+
+/// The response to a generation request must be JSON: an object, or an array for SGLang's batches. Returns its token counts.
+fn check_response(body: &[u8]) -> Result<Option<TokenUsage>, &'static str> {
+    let summary = match body.trim_ascii_start().first() {
+        None => return Err("returned an empty body"),
+        Some(b'{' | b'[') => ResponseSummary::of(body).ok(),
+        Some(_) => None,
+    };
+    summary.map(|summary| summary.usage).ok_or("returned a response that is not JSON")
+}
