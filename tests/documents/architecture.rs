@@ -59,7 +59,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-runtime",
         ],
     ),
-    ("kvstore/master-core", "moongate-master-core", &["mooncake-wire"]),
+    ("kvstore/master-core", "moongate-master-core", &["moongate-retention", "mooncake-wire"]),
     (
         "kvstore/master",
         "moongate-master",
@@ -92,6 +92,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         ],
     ),
     ("kvstore/oplog", "moongate-oplog", &[]),
+    ("kvstore/retention", "moongate-retention", &[]),
     ("kvstore/rdma", "moongate-rdma", &["moongate-memory", "moongate-transfer", "moongate-runtime"]),
     ("kvstore/tier", "moongate-tier", &["moongate-memory"]),
     ("kvstore/transfer", "moongate-transfer", &["mooncake-wire", "moongate-runtime", "moongate-testkit"]),
@@ -101,6 +102,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         "moongate-loadtest",
         &[
             "moongate-scheduler",
+            "moongate-retention",
             "moongate-block-hash",
             "moongate-store-client",
             "moongate-runtime",

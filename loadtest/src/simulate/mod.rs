@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `settings` | parameters of the simulated system |
 //! | `workload`, `sessions`, `multiturn`, `agents` | arrivals |
-//! | `caches`, `cache_index` | caches, and the gateways' view of them |
+//! | `caches`, `store_cache`, `cache_index` | caches, and the gateways' view of them |
 //! | `prefill`, `fetch_queue`, `decode`, `fleet` | engines |
 //! | `event_queue`, `run`, `indices` | event loop |
 //! | `gateway`, `ideal` | routing with and without schedulers |
@@ -32,6 +32,7 @@ mod report;
 mod run;
 mod sessions;
 mod settings;
+mod store_cache;
 mod suite;
 mod svg;
 mod sweep;
@@ -47,6 +48,7 @@ pub use self::multiturn::{MultiTurnOptions, MultiTurnSender};
 pub use self::outcome::{RequestHistory, SimulatedOutcome, SimulationResult, SimulationSummary, quantile};
 pub use self::published::{BenchmarkResult, published_plot};
 pub use self::settings::{EngineOutage, EngineQueueOrder, MAX_PREFILL, SimPrefetchPolicy, SimulationOptions};
+pub use self::store_cache::StoreRetention;
 pub use self::svg::{AxisScale, SvgPlot};
 pub use self::sweep::{
     ExperimentLoad, PolicyExperiment, PolicyResult, PolicyVariant, PolicyVariantKind, SettingOverrideError,

@@ -12,6 +12,7 @@ use super::calibrate::PUBLISHED_MEASUREMENTS;
 use super::multiturn::MultiTurnOptions;
 use super::outcome::SimulationSummary;
 use super::settings::{EngineQueueOrder, SimPrefetchPolicy, SimulationOptions};
+use super::store_cache::StoreRetention;
 use super::sweep::{ExperimentLoad, PolicyExperiment, PolicyResult, PolicyVariant, run_experiment};
 use super::workload::{ReplayOptions, SimulatedWorkload};
 use crate::engine::EngineTimeModel;
@@ -336,6 +337,13 @@ const EXPERIMENTS: &[SuiteExperiment] = &[
     },
 ];
 
+/// Options of the shared store in all experiments.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SuiteStoreOptions {
+    pub(crate) retention: StoreRetention,
+    pub(crate) return_hints: f64,
+}
+
 /// What the suite compares.
 #[derive(Debug, Clone)]
 pub(crate) struct SuiteOptions<'a> {
@@ -344,6 +352,7 @@ pub(crate) struct SuiteOptions<'a> {
     pub(crate) seeds: RangeInclusive<u64>,
     /// Only experiments whose name contains one of these texts; empty for all.
     pub(crate) only: &'a [String],
+    pub(crate) store: SuiteStoreOptions,
 }
 
 /// Runs the experiments and returns the table.
@@ -351,7 +360,7 @@ pub(crate) struct SuiteOptions<'a> {
 /// # Errors
 /// A trace cannot be read.
 pub(crate) fn run(folder: &Path, options: SuiteOptions<'_>, stop: &AtomicBool) -> anyhow::Result<String> {
-    let SuiteOptions { contenders, scheduling, seeds, only } = options;
+    let SuiteOptions { contenders, scheduling, seeds, only, store } = options;
     let read = |name: &str| -> anyhow::Result<SimulatedWorkload> {
         Ok(SimulatedWorkload::of_rows(&read_trace(&folder.join(name), None)?, true))
     };
@@ -376,6 +385,7 @@ pub(crate) fn run(folder: &Path, options: SuiteOptions<'_>, stop: &AtomicBool) -
             SuiteWorkload::OneEngine => ExperimentLoad::MultiTurn(MultiTurnOptions::default()),
         };
         let mut settings = settings(row.source);
+        SuiteStoreOptions { retention: settings.retention, return_hints: settings.return_hints } = store;
         (row.change)(&mut settings);
         let case = PolicyExperiment {
             settings,
