@@ -128,7 +128,8 @@ impl LockedShard<'_> {
     /// Extends an object's lease, which protects it from eviction and removal.
     pub(crate) fn lease(&mut self, index: EntryIndex, location: KeyLocation, read: KeyUse) {
         let settings = &self.objects.settings;
-        let until = read.now_ms.saturating_add(settings.lease_ttl_ms).saturating_add(read.keys_after_ms());
+        let until =
+            read.now_ms.saturating_add(settings.lease_ttl_ms).saturating_add(read.lease_extension_ms());
         let entry = &mut self.shard.entries[index];
         // A read during a lease belongs to the same use.
         let is_new_use = !entry.is_leased(read.now_ms);
@@ -337,7 +338,7 @@ impl LockedShard<'_> {
         let entry = &mut self.shard.entries[index];
         entry.replicas_mut().for_each(|replica| replica.ready = true);
         // The end of a prompt is evicted before its start.
-        entry.stamp = now_ms.saturating_sub(write.keys_before_ms());
+        entry.stamp = now_ms.saturating_sub(write.write_stagger_ms());
         let bytes = entry.size.saturating_mul(entry.replicas().count() as u64);
         self.objects.recent_writes.add(now_ms, bytes);
         let entry = &mut self.shard.entries[index];

@@ -14,8 +14,10 @@ const MAX_SAMPLED: usize = 16_384;
 /// Time between two computations of the values, in milliseconds.
 const REFRESH_MS: u64 = 20_000;
 
-/// Maximum difference between the stamps of a call's keys, in milliseconds: too little to change a value noticeably.
+/// Maximum difference between the write times of a call's keys, in milliseconds: too little to change a value noticeably.
 const MAX_STAGGER_MS: usize = 999;
+/// Keys whose leases end in the same millisecond: few enough for the order, and clients do not notice the longer leases.
+const KEYS_PER_LEASE_MS: usize = 16;
 
 /// A call's read or write of one of its keys. The keys of a prompt come in its order, and a prefix is worth more than
 /// what follows it.
@@ -42,12 +44,12 @@ impl KeyUse {
     }
 
     /// By how much its lease ends later than that of the call's last key.
-    pub(crate) fn keys_after_ms(self) -> u64 {
-        self.keys.saturating_sub(self.position + 1).min(MAX_STAGGER_MS) as u64
+    pub(crate) fn lease_extension_ms(self) -> u64 {
+        (self.keys.saturating_sub(self.position + 1) / KEYS_PER_LEASE_MS).min(MAX_STAGGER_MS) as u64
     }
 
     /// By how much it counts as written earlier than the call's first key.
-    pub(crate) fn keys_before_ms(self) -> u64 {
+    pub(crate) fn write_stagger_ms(self) -> u64 {
         self.position.min(MAX_STAGGER_MS) as u64
     }
 }

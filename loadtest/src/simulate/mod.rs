@@ -9,7 +9,7 @@
 //! | `event_queue`, `run`, `indices` | event loop |
 //! | `gateway`, `ideal` | routing with and without schedulers |
 //! | `outcome` | results |
-//! | `sweep`, `suite`, `args`, `table`, `report`, `svg` | experiments and their presentation |
+//! | `sweep`, `suite`, `suite_experiments`, `args`, `table`, `report`, `svg` | experiments and their presentation |
 //! | `calibrate`, `published` | validation against measurements |
 
 mod agents;
@@ -34,12 +34,13 @@ mod sessions;
 mod settings;
 mod store_cache;
 mod suite;
+mod suite_experiments;
 mod svg;
 mod sweep;
 mod table;
 mod workload;
 
-pub use self::agents::{AgentTrafficOptions, generate_agent_traffic};
+pub use self::agents::{AgentTrafficOptions, HumanPauses, generate_agent_traffic};
 pub use self::args::{SimulateArgs, simulate};
 pub use self::calibrate::{PUBLISHED_MEASUREMENTS, PublishedMeasurement, calibrate};
 pub use self::ideal::IdealOrder;

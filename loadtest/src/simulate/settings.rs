@@ -164,6 +164,8 @@ impl SimulationOptions {
             service: EngineTimeModel::default(),
             l2_tokens: 0,
             l3_tokens: 0,
+            // The benchmark ran with Mooncake's master.
+            retention: StoreRetention::Lru,
             prefetch: SimPrefetchPolicy::BestEffort,
             warmup_share: 0.0,
             ..Self::eight_plus_four()
