@@ -66,7 +66,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
             "moongate-store-testkit",
         ],
     ),
-    ("kvstore/master-core", "moongate-master-core", &["mooncake-wire"]),
+    ("kvstore/master-core", "moongate-master-core", &["moongate-retention", "mooncake-wire"]),
     (
         "kvstore/master",
         "moongate-master",
@@ -100,6 +100,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         ],
     ),
     ("kvstore/oplog", "moongate-oplog", &["moongate-store-testkit"]),
+    ("kvstore/retention", "moongate-retention", &[]),
     ("kvstore/rdma", "moongate-rdma", &["moongate-memory", "moongate-transfer", "moongate-runtime"]),
     (
         "kvstore/testkit",
@@ -122,6 +123,7 @@ const TABLE: &[(&str, &str, &[&str])] = &[
         "moongate-loadtest",
         &[
             "moongate-scheduler",
+            "moongate-retention",
             "moongate-block-hash",
             "moongate-store-client",
             "moongate-runtime",

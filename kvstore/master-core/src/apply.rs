@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use mooncake_wire::types::{Segment, Uuid};
+use moongate_retention::BlockClass;
 
 use crate::allocator::SegmentAllocator;
 use crate::change::{ObjectState, RemoveCause, ReplicaLocation, StateChange, StateChangeSink};
@@ -230,7 +231,7 @@ impl ObjectTable {
             _ if !ready => EvictionQueue::Writing,
             _ if object.hard_pin || replicas.is_empty() => EvictionQueue::Unlisted,
             Some(until) if until > object.since_ms => EvictionQueue::SoftPinned,
-            _ => EvictionQueue::Unread,
+            _ => EvictionQueue::Unread(BlockClass::default()),
         };
         self.tenants.count(tenant, object.size.saturating_mul(replicas.len() as u64));
         let index = shard.add(

@@ -1,15 +1,17 @@
-//! Eviction: least recently read objects first, groups as a whole, soft-pinned objects last.
+//! Eviction: the least valuable objects first, groups as a whole, soft-pinned objects last.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
 use crate::allocator::rounded;
 use crate::change::{RemoveCause, StateChangeSink};
+use crate::eviction_candidates::{EvictionCandidate, EvictionCandidates};
 use crate::eviction_decision::{EvictedGroup, EvictionDecision, EvictionPass};
 use crate::group::GroupMember;
 use crate::indices::{EntryIndex, GroupIndex, SegmentIndex, ShardIndex, TenantIndex};
 use crate::locked_shard::LockedShard;
 use crate::object::EvictionQueue;
 use crate::object_table::ObjectTable;
+use crate::recent_writes::WriteProtection;
 use crate::segment::AllocatedSpace;
 use crate::statistics::MasterCounters;
 
@@ -39,23 +41,29 @@ struct EvictionRound {
     /// Goal of the round.
     bytes: u64,
     result: EvictionResult,
+    /// Candidates of the pass; `None` before it has begun.
+    candidates: Option<EvictionCandidates>,
 }
 
 impl EvictionRound {
     fn new(now_ms: u64, bytes: u64) -> Self {
-        Self { now_ms, pass: EvictionPass::Unpinned, bytes, result: EvictionResult::default() }
+        Self {
+            now_ms,
+            pass: EvictionPass::Unpinned,
+            bytes,
+            result: EvictionResult::default(),
+            candidates: None,
+        }
+    }
+
+    fn begin_pass(&mut self, pass: EvictionPass) {
+        (self.pass, self.candidates) = (pass, None);
     }
 
     /// Whether continuing can free more.
     fn can_continue(&self) -> bool {
         self.result.deferred < MAX_DEFERRED
     }
-}
-
-/// The entry with the oldest stamp of all shards.
-struct OldestEntry {
-    shard: ShardIndex,
-    stamp: u64,
 }
 
 impl ObjectTable {
@@ -81,9 +89,9 @@ impl ObjectTable {
         let passes = [EvictionPass::Unpinned, EvictionPass::SoftPinned];
         let passes = if self.settings.evict_soft_pinned { &passes[..] } else { &passes[..1] };
         for pass in passes {
-            round.pass = *pass;
+            round.begin_pass(*pass);
             while round.result.bytes < bytes && round.can_continue() {
-                if !self.evict_oldest(&mut round, fx) {
+                if !self.evict_next(&mut round, fx) {
                     break;
                 }
             }
@@ -113,7 +121,7 @@ impl ObjectTable {
         let mut round = EvictionRound::new(now_ms, bytes);
         self.evict_keys(&mut round, target as u64, fx);
         if settings.evict_soft_pinned {
-            round.pass = EvictionPass::SoftPinned;
+            round.begin_pass(EvictionPass::SoftPinned);
             self.evict_keys(&mut round, minimum as u64, fx);
         }
         self.count_evicted(round.result);
@@ -123,7 +131,7 @@ impl ObjectTable {
     /// Continues a round until it has evicted this number of objects.
     fn evict_keys(&self, round: &mut EvictionRound, keys: u64, fx: &mut dyn StateChangeSink) {
         while round.result.keys + round.result.offloaded < keys && round.can_continue() {
-            if !self.evict_oldest(round, fx) {
+            if !self.evict_next(round, fx) {
                 break;
             }
         }
@@ -140,42 +148,65 @@ impl ObjectTable {
         self.settings.disks.is_some_and(|tier| tier.on_evict)
     }
 
-    /// Evicts the least recently read object with its group. Returns false if nothing is evictable.
-    fn evict_oldest(&self, round: &mut EvictionRound, fx: &mut dyn StateChangeSink) -> bool {
+    /// Evicts the least valuable object with its group. Returns false if nothing is evictable.
+    fn evict_next(&self, round: &mut EvictionRound, fx: &mut dyn StateChangeSink) -> bool {
         let EvictionRound { now_ms, pass, .. } = *round;
         let protected = self.recent_writes.protected(now_ms, self.settings.lease_ttl_ms);
-        loop {
-            let first = match pass {
-                EvictionPass::Unpinned => {
-                    let unread = oldest(&self.oldest_unread).filter(|entry| !protected.contains(entry.stamp));
-                    let leased = oldest(&self.oldest_leased);
-                    unread.into_iter().chain(leased).min_by_key(|entry| entry.stamp)
+        let mut is_complete = round.candidates.is_none();
+        let mut candidates =
+            round.candidates.take().unwrap_or_else(|| EvictionCandidates::new(self, pass, protected, now_ms));
+        let is_evicted = loop {
+            let Some(EvictionCandidate { queue, oldest, .. }) = candidates.first() else {
+                // Other queues may have got entries since the candidates were collected.
+                if is_complete {
+                    break false;
                 }
-                EvictionPass::SoftPinned => oldest(&self.oldest_soft),
+                candidates.collect(self, protected, now_ms);
+                is_complete = true;
+                continue;
             };
-            let Some(first) = first.filter(|entry| entry.stamp <= now_ms) else { return false };
-            let mut shard = self.lock(first.shard);
-            let Some((index, decision)) = shard.decide_first(pass, protected, now_ms) else { continue };
-            match decision {
-                EvictionDecision::Empty => {}
-                EvictionDecision::Evict => {
-                    shard.evict_entry(index, round, fx);
-                    return true;
-                }
-                EvictionDecision::DeferUntil(until_ms) => shard.postpone(index, until_ms),
-                EvictionDecision::SoftPinned => shard.enqueue(index, EvictionQueue::SoftPinned),
-                EvictionDecision::Unresponsive => shard.enqueue(index, EvictionQueue::Unlisted),
-                EvictionDecision::EvictWith(group) => {
-                    let first = GroupMember { shard: shard.shard_index, index };
-                    drop(shard);
-                    let before = round.result;
-                    self.evict_group(first, &group, round, fx);
-                    if before != round.result {
-                        return true;
-                    }
-                }
+            let is_evicted = self.evict_first(oldest.shard, queue, protected, round, fx);
+            candidates.replace(self, queue, protected, now_ms);
+            if is_evicted {
+                break true;
+            }
+        };
+        round.candidates = Some(candidates);
+        is_evicted
+    }
+
+    /// Evicts the first object of one queue of a shard, or moves it to where it belongs.
+    fn evict_first(
+        &self,
+        shard: ShardIndex,
+        queue: EvictionQueue,
+        protected: WriteProtection,
+        round: &mut EvictionRound,
+        fx: &mut dyn StateChangeSink,
+    ) -> bool {
+        let EvictionRound { now_ms, pass, .. } = *round;
+        let mut shard = self.lock(shard);
+        let Some((index, decision)) = shard.decide_first(queue, pass, protected, now_ms) else {
+            return false;
+        };
+        match decision {
+            EvictionDecision::Empty => {}
+            EvictionDecision::Evict => {
+                shard.evict_entry(index, round, fx);
+                return true;
+            }
+            EvictionDecision::DeferUntil(until_ms) => shard.postpone(index, until_ms),
+            EvictionDecision::SoftPinned => shard.enqueue(index, EvictionQueue::SoftPinned),
+            EvictionDecision::Unresponsive => shard.enqueue(index, EvictionQueue::Unlisted),
+            EvictionDecision::EvictWith(group) => {
+                let first = GroupMember { shard: shard.shard_index, index };
+                drop(shard);
+                let before = round.result;
+                self.evict_group(first, &group, round, fx);
+                return before != round.result;
             }
         }
+        false
     }
 
     /// Evicts a group if all of its members may be evicted. If not, its first member is requeued for when that may have changed.
@@ -239,10 +270,10 @@ impl ObjectTable {
         let mut round = EvictionRound::new(now_ms, bytes);
         for shard in self.shard_indices() {
             let mut shard = self.lock(shard);
-            for queue in [EvictionQueue::Unread, EvictionQueue::Leased, EvictionQueue::SoftPinned] {
-                if queue == EvictionQueue::SoftPinned && !self.settings.evict_soft_pinned {
-                    continue;
-                }
+            let stamp = |queue| shard.head(queue).map(|index| shard.entries[index].stamp);
+            let mut queues = self.unpinned_queues_by_value(stamp, now_ms);
+            queues.extend(self.settings.evict_soft_pinned.then_some(EvictionQueue::SoftPinned));
+            for queue in queues {
                 let mut next = shard.head(queue);
                 for _ in 0..TENANT_SCAN_LIMIT {
                     let Some(index) = next else { break };
@@ -277,15 +308,6 @@ impl ObjectTable {
             }
         }
     }
-}
-
-/// `stamps` is indexed by shard.
-fn oldest(stamps: &[AtomicU64]) -> Option<OldestEntry> {
-    let entry = |(shard, stamp): (usize, &AtomicU64)| OldestEntry {
-        shard: ShardIndex::new(shard),
-        stamp: stamp.load(Relaxed),
-    };
-    stamps.iter().enumerate().map(entry).min_by_key(|entry| entry.stamp)
 }
 
 impl LockedShard<'_> {
@@ -352,7 +374,7 @@ impl LockedShard<'_> {
         let queue = if self.entries[index].queue() == EvictionQueue::SoftPinned {
             EvictionQueue::SoftPinned
         } else {
-            EvictionQueue::Leased
+            EvictionQueue::Leased(self.entries[index].queue().class())
         };
         self.enqueue(index, queue);
     }

@@ -42,25 +42,18 @@ impl ObjectTable {
 }
 
 impl LockedShard<'_> {
-    /// The first eviction candidate of this shard, and the decision about it.
+    /// The first entry of a queue of this shard, and the decision about it.
     pub(crate) fn decide_first(
         &self,
+        queue: EvictionQueue,
         pass: EvictionPass,
         protected: WriteProtection,
         now_ms: u64,
     ) -> Option<(EntryIndex, EvictionDecision)> {
-        let queues = if pass == EvictionPass::Unpinned {
-            &[EvictionQueue::Unread, EvictionQueue::Leased][..]
-        } else {
-            &[EvictionQueue::SoftPinned]
-        };
-        let heads = queues.iter().filter_map(|queue| self.head(*queue)).filter(|index| {
-            let entry = &self.entries[*index];
-            entry.queue() != EvictionQueue::Unread || !protected.contains(entry.stamp)
-        });
-        let index = heads.min_by_key(|index| self.entries[*index].stamp)?;
+        let index = self.head(queue)?;
         let entry = &self.entries[index];
-        if entry.stamp > now_ms {
+        let is_protected = matches!(queue, EvictionQueue::Unread(_)) && protected.contains(entry.stamp);
+        if entry.stamp > now_ms || is_protected {
             return Some((index, EvictionDecision::Empty));
         }
         if entry.group != GroupIndex::NONE {

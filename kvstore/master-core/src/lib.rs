@@ -25,7 +25,7 @@
 //! - Queries: [`MasterCore::segments_detail`], [`MasterCore::space_usage`], [`MasterCore::statistics`],
 //!   [`MasterCore::prefix_statistics`], [`MasterCore::keys`], [`MasterCore::quotas`].
 //!
-//! From bottom to top: the tables (`object`, `segment`, `disk`, `group`, `tenant`); `object_table`, which owns them, and `locked_shard`,
+//! From bottom to top: the tables (`object`, `segment`, `disk`, `group`, `tenant`, `oldest_entries`, `retention`); `object_table`, which owns them, and `locked_shard`,
 //! through which its entries are changed (`disk_task`, `replica_transfer`, `upsert`, `removal`, `storage_loss`, `evict`); the state
 //! beside the objects (`client_registry`, `task_table`, `drain_job`, `hot_objects`, `inventory`); `master`, which composes them; and one
 //! module for each kind of call.
@@ -45,6 +45,7 @@ mod drain;
 mod drain_job;
 mod dynamic;
 mod evict;
+mod eviction_candidates;
 mod eviction_decision;
 mod group;
 mod hot_objects;
@@ -58,6 +59,7 @@ mod mount_disk;
 mod object;
 mod object_table;
 mod offload;
+mod oldest_entries;
 mod owned;
 mod payload;
 mod placement;
@@ -74,6 +76,7 @@ mod removal;
 mod remove;
 mod replica_transfer;
 mod requests;
+mod retention;
 mod segment;
 mod settings;
 mod shard;
@@ -111,6 +114,8 @@ pub use requests::{
     OffloadReport, PromotionRequest, PutStartRequest, RemoveContext,
 };
 pub use segment::{ReplicaDescriptors, SharedReplicaDescriptor};
-pub use settings::{DiskTierOptions, DynamicReplicationMode, MasterCoreOptions, PlacementStrategy};
+pub use settings::{
+    DiskTierOptions, DynamicReplicationMode, MasterCoreOptions, PlacementStrategy, RetentionPolicy,
+};
 pub use snapshot::SnapshotCursor;
 pub use statistics::MasterStatistics;

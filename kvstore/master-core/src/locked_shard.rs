@@ -7,10 +7,10 @@
 use std::borrow::Cow;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use arc_swap::Guard;
 use mooncake_wire::types::ReplicaDescriptor as WireReplica;
+use moongate_retention::{BlockClass, ReturnHint};
 use parking_lot::MutexGuard;
 
 use crate::change::{ObjectState, ReplicaLocation, StateChange, StateChangeSink, StorageTiers, StoreCause};
@@ -19,8 +19,10 @@ use crate::group::{GroupId, GroupMember};
 use crate::indices::{EntryIndex, GroupIndex, SegmentIndex, ShardIndex};
 use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, ObjectEntry, ObjectExtras};
 use crate::object_table::{KeyLocation, ObjectTable};
+use crate::retention::KeyUse;
 use crate::segment::SegmentTable;
-use crate::shard::{ObjectShard, OldestStamps, QuarantinedRange};
+use crate::settings::RetentionPolicy;
+use crate::shard::{ObjectShard, QuarantinedRange};
 
 /// Position in a scan over all objects.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,12 +74,8 @@ impl DerefMut for LockedShard<'_> {
 
 impl Drop for LockedShard<'_> {
     fn drop(&mut self) {
-        if let Some(OldestStamps { unread, leased, soft_pinned }) = self.shard.changed_heads() {
-            let shard = self.shard_index.get();
-            self.objects.oldest_unread[shard].store(unread, Relaxed);
-            self.objects.oldest_leased[shard].store(leased, Relaxed);
-            self.objects.oldest_soft[shard].store(soft_pinned, Relaxed);
-        }
+        let Self { objects, shard_index, shard, .. } = self;
+        shard.take_changed_heads(|queue, stamp| objects.oldest_entries.set(queue, *shard_index, stamp));
     }
 }
 
@@ -128,17 +126,30 @@ impl LockedShard<'_> {
     }
 
     /// Extends an object's lease, which protects it from eviction and removal.
-    pub(crate) fn lease(&mut self, index: EntryIndex, now_ms: u64) {
-        let until = now_ms.saturating_add(self.objects.settings.lease_ttl_ms);
+    pub(crate) fn lease(&mut self, index: EntryIndex, location: KeyLocation, read: KeyUse) {
+        let settings = &self.objects.settings;
+        let until =
+            read.now_ms.saturating_add(settings.lease_ttl_ms).saturating_add(read.lease_extension_ms());
         let entry = &mut self.shard.entries[index];
+        // A read during a lease belongs to the same use.
+        let is_new_use = !entry.is_leased(read.now_ms);
         entry.stamp = entry.stamp.max(until);
         let (queue, prefix) = (entry.queue(), entry.prefix);
-        let pin_expired =
-            queue == EvictionQueue::SoftPinned && entry.soft_pin_until_ms().is_none_or(|pin| pin <= now_ms);
+        let pin_expired = queue == EvictionQueue::SoftPinned
+            && entry.soft_pin_until_ms().is_none_or(|pin| pin <= read.now_ms);
+        let mut class = queue.class();
+        if is_new_use && settings.retention == RetentionPolicy::Learned {
+            class = class.used_again(read.length, ReturnHint::Unknown);
+            self.objects.retention.record_use(read.now_ms, location, class);
+        }
         self.shard.tally(prefix).hits += 1;
         match queue {
-            EvictionQueue::Unread | EvictionQueue::Leased => self.shard.enqueue(index, EvictionQueue::Leased),
-            EvictionQueue::SoftPinned if pin_expired => self.shard.enqueue(index, EvictionQueue::Leased),
+            EvictionQueue::Unread(_) | EvictionQueue::Leased(_) => {
+                self.shard.enqueue(index, EvictionQueue::Leased(class));
+            }
+            EvictionQueue::SoftPinned if pin_expired => {
+                self.shard.enqueue(index, EvictionQueue::Leased(class));
+            }
             EvictionQueue::SoftPinned => self.shard.enqueue(index, EvictionQueue::SoftPinned),
             EvictionQueue::Vacant | EvictionQueue::Unlisted | EvictionQueue::Writing => {}
         }
@@ -322,15 +333,24 @@ impl LockedShard<'_> {
     }
 
     /// Ends the put of an object: it becomes readable.
-    pub(crate) fn complete(&mut self, index: EntryIndex, now_ms: u64) {
+    pub(crate) fn complete(&mut self, index: EntryIndex, location: KeyLocation, write: KeyUse) {
+        let KeyUse { now_ms, length, .. } = write;
         let entry = &mut self.shard.entries[index];
         entry.replicas_mut().for_each(|replica| replica.ready = true);
-        entry.stamp = now_ms;
+        // The end of a prompt is evicted before its start.
+        entry.stamp = now_ms.saturating_sub(write.write_stagger_ms());
         let bytes = entry.size.saturating_mul(entry.replicas().count() as u64);
         self.objects.recent_writes.add(now_ms, bytes);
         let entry = &mut self.shard.entries[index];
         entry.drop_empty_extras();
-        let queue = entry.target_queue(now_ms);
-        self.shard.enqueue(index, queue);
+        let queue = match entry.target_queue(now_ms) {
+            EvictionQueue::Unread(_) if self.objects.settings.retention == RetentionPolicy::Learned => {
+                let class = BlockClass::new(1, length, ReturnHint::Unknown);
+                self.objects.retention.record_use(now_ms, location, class);
+                EvictionQueue::Unread(class)
+            }
+            queue => queue,
+        };
+        self.shard.enqueue_by_stamp(index, queue);
     }
 }

@@ -1,6 +1,7 @@
 //! Object entries of the table: 96 bytes each, plus the key.
 
 use mooncake_wire::types::{ReplicaStatus, Uuid};
+use moongate_retention::BlockClass;
 
 use crate::change::DynamicReplicationLease;
 use crate::disk::{ActiveDiskTask, DiskCopy};
@@ -17,12 +18,60 @@ pub(crate) enum EvictionQueue {
     Unlisted,
     /// Being written, ordered by start time.
     Writing,
-    /// Not read yet, ordered by time of writing.
-    Unread,
-    /// Read before, ordered by expiry of the last lease.
-    Leased,
     /// Soft-pinned: evicted after all others.
     SoftPinned,
+    /// Not read yet, ordered by time of writing.
+    Unread(BlockClass),
+    /// Read before, ordered by expiry of the last lease.
+    Leased(BlockClass),
+}
+
+/// Number of values of [`EvictionQueue`] without a class.
+const QUEUES_WITHOUT_CLASS: usize = 4;
+
+impl EvictionQueue {
+    /// Number of values.
+    pub(crate) const COUNT: usize = QUEUES_WITHOUT_CLASS + 2 * BlockClass::COUNT;
+
+    /// Position among all values, below [`Self::COUNT`].
+    pub(crate) fn number(self) -> usize {
+        match self {
+            Self::Vacant => 0,
+            Self::Unlisted => 1,
+            Self::Writing => 2,
+            Self::SoftPinned => 3,
+            Self::Unread(class) => QUEUES_WITHOUT_CLASS + class.index(),
+            Self::Leased(class) => QUEUES_WITHOUT_CLASS + BlockClass::COUNT + class.index(),
+        }
+    }
+
+    /// The value with this number.
+    pub(crate) fn from_number(number: usize) -> Self {
+        let class = number.checked_sub(QUEUES_WITHOUT_CLASS);
+        match (number, class.and_then(BlockClass::from_index), class) {
+            (1, ..) => Self::Unlisted,
+            (2, ..) => Self::Writing,
+            (3, ..) => Self::SoftPinned,
+            (_, Some(class), _) => Self::Unread(class),
+            (_, None, Some(class)) => {
+                BlockClass::from_index(class - BlockClass::COUNT).map_or(Self::Vacant, Self::Leased)
+            }
+            _ => Self::Vacant,
+        }
+    }
+
+    /// The queues of unpinned objects.
+    pub(crate) fn unpinned() -> impl Iterator<Item = Self> {
+        (QUEUES_WITHOUT_CLASS..Self::COUNT).map(Self::from_number)
+    }
+
+    /// The class of an unpinned object; that of one that was written only, for all others.
+    pub(crate) fn class(self) -> BlockClass {
+        match self {
+            Self::Unread(class) | Self::Leased(class) => class,
+            Self::Vacant | Self::Unlisted | Self::Writing | Self::SoftPinned => BlockClass::default(),
+        }
+    }
 }
 
 /// One replica of an object in a memory segment.
@@ -134,22 +183,17 @@ pub(crate) struct EntryFlags(u8);
 
 const HARD_PIN: u8 = 0x80;
 
+const _: () = assert!(EvictionQueue::COUNT <= HARD_PIN as usize, "a queue's number has seven bits");
+
 impl EntryFlags {
     pub(crate) fn new(queue: EvictionQueue, hard_pin: bool) -> Self {
-        Self(queue as u8 | if hard_pin { HARD_PIN } else { 0 })
+        Self(queue.number() as u8 | if hard_pin { HARD_PIN } else { 0 })
     }
 }
 
 impl ObjectEntry {
     pub(crate) fn queue(&self) -> EvictionQueue {
-        match self.flags.0 & !HARD_PIN {
-            1 => EvictionQueue::Unlisted,
-            2 => EvictionQueue::Writing,
-            3 => EvictionQueue::Unread,
-            4 => EvictionQueue::Leased,
-            5 => EvictionQueue::SoftPinned,
-            _ => EvictionQueue::Vacant,
-        }
+        EvictionQueue::from_number(usize::from(self.flags.0 & !HARD_PIN))
     }
 
     pub(crate) fn set_queue(&mut self, queue: EvictionQueue) {
@@ -252,9 +296,9 @@ impl ObjectEntry {
         } else if self.soft_pin_until_ms().is_some_and(|until| until > now_ms) {
             EvictionQueue::SoftPinned
         } else if self.stamp > now_ms {
-            EvictionQueue::Leased
+            EvictionQueue::Leased(self.queue().class())
         } else {
-            EvictionQueue::Unread
+            EvictionQueue::Unread(self.queue().class())
         }
     }
 }

@@ -14,10 +14,12 @@ use crate::change::StateChangeSink;
 use crate::disk::{ClientDisk, ClientDisks, DiskTaskTotals};
 use crate::group::{GroupId, GroupTable};
 use crate::indices::{ShardIndex, TenantIndex};
+use crate::oldest_entries::OldestEntries;
 use crate::prefix::PrefixTable;
 use crate::recent_writes::RecentWrites;
+use crate::retention::ObjectRetention;
 use crate::segment::SegmentTable;
-use crate::settings::MasterCoreOptions;
+use crate::settings::{MasterCoreOptions, RetentionPolicy};
 use crate::shard::ObjectShard;
 use crate::split_mix::mix;
 use crate::statistics::MasterCounters;
@@ -37,12 +39,8 @@ pub(crate) struct ObjectTable {
     pub(crate) settings: MasterCoreOptions,
     hasher: FixedState,
     pub(crate) shards: Box<[Mutex<ObjectShard>]>,
-    /// Per shard, the stamp of the first unread entry.
-    pub(crate) oldest_unread: Box<[AtomicU64]>,
-    /// Per shard, the stamp of the first entry that was read.
-    pub(crate) oldest_leased: Box<[AtomicU64]>,
-    /// Per shard, the stamp of the first soft-pinned entry.
-    pub(crate) oldest_soft: Box<[AtomicU64]>,
+    pub(crate) oldest_entries: OldestEntries,
+    pub(crate) retention: ObjectRetention,
     pub(crate) groups: GroupTable,
     pub(crate) segments: ArcSwap<SegmentTable>,
     pub(crate) tenants: TenantTable,
@@ -57,13 +55,11 @@ pub(crate) struct ObjectTable {
 impl ObjectTable {
     pub(crate) fn new(settings: MasterCoreOptions) -> Self {
         let shards = settings.shards.clamp(1, 1 << 16);
-        let stamps = || (0..shards).map(|_| AtomicU64::new(u64::MAX)).collect();
         Self {
             hasher: FixedState::with_seed(settings.seed),
             shards: (0..shards).map(|_| Mutex::default()).collect(),
-            oldest_unread: stamps(),
-            oldest_leased: stamps(),
-            oldest_soft: stamps(),
+            oldest_entries: OldestEntries::new(shards),
+            retention: ObjectRetention::new(settings.retention == RetentionPolicy::Learned),
             groups: GroupTable::new(),
             segments: ArcSwap::default(),
             tenants: TenantTable::new(settings.multi_tenant),

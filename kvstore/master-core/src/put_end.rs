@@ -6,6 +6,7 @@ use mooncake_wire::types::{ObjectMeta, ReplicaType};
 use crate::change::{RemoveCause, StateChangeSink, StoreCause};
 use crate::master::MasterCore;
 use crate::requests::CallContext;
+use crate::retention::KeyUse;
 use crate::upsert::SpaceDisposition;
 
 impl MasterCore {
@@ -18,6 +19,17 @@ impl MasterCore {
         context: CallContext<'_>,
         object: &ObjectMeta<S>,
         replica_type: ReplicaType,
+        fx: &mut dyn StateChangeSink,
+    ) -> Result<(), ErrorCode> {
+        self.end_put(context, object, replica_type, KeyUse::single(context.now_ms), fx)
+    }
+
+    fn end_put<S: AsRef<str>>(
+        &self,
+        context: CallContext<'_>,
+        object: &ObjectMeta<S>,
+        replica_type: ReplicaType,
+        write: KeyUse,
         fx: &mut dyn StateChangeSink,
     ) -> Result<(), ErrorCode> {
         let CallContext { now_ms, client, tenant } = context;
@@ -42,7 +54,7 @@ impl MasterCore {
             if object.object_checksum.is_some() {
                 entry.extra_mut().checksum = object.object_checksum;
             }
-            shard.complete(index, now_ms);
+            shard.complete(index, key_location, write);
             shard.emit_state(index, StoreCause::Written, fx);
         }
         if self.objects.settings.disks.is_some_and(|tier| !tier.on_evict) {
@@ -60,7 +72,11 @@ impl MasterCore {
         replica_type: ReplicaType,
         fx: &mut dyn StateChangeSink,
     ) -> Vec<Result<(), ErrorCode>> {
-        objects.iter().map(|object| self.put_end(context, object, replica_type, fx)).collect()
+        let write = |position| KeyUse::of_batch(context.now_ms, position, objects.len());
+        let objects = objects.iter().enumerate();
+        objects
+            .map(|(position, object)| self.end_put(context, object, replica_type, write(position), fx))
+            .collect()
     }
 
     /// Revokes the put or upsert of an object and frees its space. After an upsert, a previously readable version stays.

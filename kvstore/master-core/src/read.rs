@@ -11,6 +11,7 @@ use crate::indices::{EntryIndex, SlabIndex, TenantIndex};
 use crate::locked_shard::LockedShard;
 use crate::master::MasterCore;
 use crate::object_table::KeyLocation;
+use crate::retention::KeyUse;
 use crate::segment::ReplicaDescriptors;
 
 /// Number of keys of a batch that are looked up under one lock.
@@ -34,8 +35,13 @@ impl LockedShard<'_> {
         if self.is_readable(entry) { Ok(index) } else { Err(ErrorCode::OBJECT_NOT_FOUND) }
     }
 
-    fn lease_replicas(&mut self, index: EntryIndex, now_ms: u64) -> ReplicaList<Arc<str>> {
-        self.lease(index, now_ms);
+    fn lease_replicas(
+        &mut self,
+        index: EntryIndex,
+        location: KeyLocation,
+        read: KeyUse,
+    ) -> ReplicaList<Arc<str>> {
+        self.lease(index, location, read);
         let (size, object_checksum) = (self.entries[index].size, self.entries[index].checksum());
         if self.entries[index].replicas().any(|replica| self.can_be_read(replica)) {
             self.read_bytes = self.read_bytes.saturating_add(size);
@@ -56,8 +62,11 @@ impl MasterCore {
     pub fn exist(&self, now_ms: u64, tenant: &str, key: &str) -> bool {
         let Ok(key_location) = self.objects.locate_reader_key(tenant, key) else { return false };
         let mut shard = self.objects.lock(key_location.shard);
-        let Ok(index) = shard.readable(key_location, key) else { return false };
-        shard.lease(index, now_ms);
+        let Ok(index) = shard.readable(key_location, key) else {
+            self.objects.retention.record_miss(now_ms, key_location);
+            return false;
+        };
+        shard.lease(index, key_location, KeyUse::single(now_ms));
         true
     }
 
@@ -71,8 +80,11 @@ impl MasterCore {
             shard.lookup_batch(batch, keys, indices);
             for (index, key) in indices.iter().zip(batch) {
                 if *index != EntryIndex::NONE && shard.is_readable(&shard.entries[*index]) {
-                    shard.lease(*index, now_ms);
+                    let read = KeyUse::of_batch(now_ms, key.index, keys.len());
+                    shard.lease(*index, key.location, read);
                     found[key.index] = true;
+                } else {
+                    self.objects.retention.record_miss(now_ms, key.location);
                 }
             }
         });
@@ -95,7 +107,7 @@ impl MasterCore {
         }
     }
 
-    /// Counting sort of keys by shard; stable within a shard.
+    /// Counting sort of keys by shard, the last ones of a shard first: a prefix is leased after what follows it.
     fn sorted<S: AsRef<str>>(&self, tenant: TenantIndex, keys: &[S]) -> Vec<BatchedKey> {
         let mut ends = vec![0_usize; self.objects.shards.len()];
         let locate = |(index, key): (usize, &S)| BatchedKey {
@@ -109,7 +121,7 @@ impl MasterCore {
             sum += std::mem::replace(end, sum);
         }
         let mut sorted = unsorted.clone();
-        for key in unsorted {
+        for key in unsorted.into_iter().rev() {
             let position = &mut ends[key.location.shard.get()];
             sorted[*position] = key;
             *position += 1;
@@ -125,7 +137,7 @@ impl MasterCore {
         let key_location = self.objects.locate_reader_key(tenant, key)?;
         let mut shard = self.objects.lock(key_location.shard);
         let index = shard.readable(key_location, key)?;
-        let list = shard.lease_replicas(index, now_ms);
+        let list = shard.lease_replicas(index, key_location, KeyUse::single(now_ms));
         drop(shard);
         self.record_read(now_ms, key_location, tenant, key, &list);
         self.record_disk_read(now_ms, key_location, key, &list);
@@ -148,7 +160,8 @@ impl MasterCore {
             );
             for key in batch {
                 let index = shard.readable(key.location, keys[key.index].as_ref());
-                found[key.index] = index.map(|index| shard.lease_replicas(index, now_ms));
+                let read = KeyUse::of_batch(now_ms, key.index, keys.len());
+                found[key.index] = index.map(|index| shard.lease_replicas(index, key.location, read));
             }
         });
         if self.is_counting_reads() || self.is_promotion_enabled() {
@@ -182,7 +195,8 @@ impl MasterCore {
             let matching: Vec<EntryIndex> = shard.entries_matching(tenant, &expression).collect();
             for index in matching {
                 if shard.is_readable(&shard.entries[index]) {
-                    shard.lease(index, now_ms);
+                    let location = self.objects.locate_key(tenant, &shard.entries[index].key);
+                    shard.lease(index, location, KeyUse::single(now_ms));
                     found.push((shard.entries[index].key.clone(), shard.readable_replicas(index)));
                 }
             }

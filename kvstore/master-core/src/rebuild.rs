@@ -6,6 +6,7 @@
 
 use mooncake_wire::ErrorCode;
 use mooncake_wire::types::Uuid;
+use moongate_retention::BlockClass;
 
 use crate::change::{ObjectState, RemoveCause, ReplicaLocation, StateChangeSink, StoreCause};
 use crate::indices::{EntryIndex, SegmentIndex, TenantIndex};
@@ -236,7 +237,11 @@ impl LockedShard<'_> {
             size: record.size,
             stamp: source.now_ms,
             replicas: &[replica],
-            queue: if record.hard_pin { EvictionQueue::Unlisted } else { EvictionQueue::Unread },
+            queue: if record.hard_pin {
+                EvictionQueue::Unlisted
+            } else {
+                EvictionQueue::Unread(BlockClass::default())
+            },
             hard_pin: record.hard_pin,
             soft_pin_until_ms: None,
             checksum: record.checksum,

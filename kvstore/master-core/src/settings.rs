@@ -12,6 +12,16 @@ pub enum PlacementStrategy {
     LocalFirst,
 }
 
+/// Which objects are evicted first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum RetentionPolicy {
+    /// Those that were read or written least recently.
+    Lru,
+    /// Those that are least likely to be read soon, by learned return times. Without statistics as `Lru`.
+    #[default]
+    Learned,
+}
+
 /// Mode of dynamic replication: more replicas for objects that are read often.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DynamicReplicationMode {
@@ -78,6 +88,8 @@ pub struct MasterCoreOptions {
     pub high_watermark: f64,
     /// Minimum share of objects that one such round evicts, 0 to 1.
     pub eviction_ratio: f64,
+    /// Which objects are evicted first.
+    pub retention: RetentionPolicy,
     /// Time after which another writer may replace a put that has not ended.
     pub put_discard_ms: u64,
     /// Time after which the space of a put that has not ended is freed.
@@ -121,6 +133,7 @@ impl Default for MasterCoreOptions {
             evict_soft_pinned: true,
             high_watermark: 0.90,
             eviction_ratio: 0.05,
+            retention: RetentionPolicy::default(),
             put_discard_ms: 30_000,
             put_release_ms: 600_000,
             client_ttl_ms: 10_000,

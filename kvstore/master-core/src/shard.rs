@@ -39,20 +39,13 @@ pub(crate) struct DiskReads {
     pub(crate) bytes: u64,
 }
 
-/// Stamps of the first entries of the eviction queues; `u64::MAX` for an empty queue.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct OldestStamps {
-    pub(crate) unread: u64,
-    pub(crate) leased: u64,
-    pub(crate) soft_pinned: u64,
-}
-
 /// One shard of the object table.
 #[derive(Debug)]
 pub(crate) struct ObjectShard {
     pub(crate) entries: Slab<EntryIndex, ObjectEntry>,
     table: HashIndex<EntryIndex>,
-    lists: [EntryList; 4],
+    /// By number of the queue.
+    lists: Box<[EntryList]>,
     pub(crate) quarantined: Vec<QuarantinedRange>,
     /// Entries with an active copy or move.
     pub(crate) transfers: Vec<EntryIndex>,
@@ -65,8 +58,8 @@ pub(crate) struct ObjectShard {
     /// Bytes of objects whose memory replicas were returned to readers.
     pub(crate) read_bytes: u64,
     pub(crate) disk_reads: DiskReads,
-    /// Whether a head has changed since the last [`Self::changed_heads`].
-    heads_changed: bool,
+    /// Bits by number of the queue: whose first entries have changed since the last [`Self::take_changed_heads`].
+    changed_heads: u128,
     /// State for restoring inventories, while a rebuild is open.
     pub(crate) rebuild: Option<Box<ShardRebuild>>,
 }
@@ -76,7 +69,8 @@ impl Default for ObjectShard {
         Self {
             entries: Slab::default(),
             table: HashIndex::default(),
-            lists: [EntryList { head: EntryIndex::NONE, tail: EntryIndex::NONE }; 4],
+            lists: vec![EntryList { head: EntryIndex::NONE, tail: EntryIndex::NONE }; EvictionQueue::COUNT]
+                .into(),
             quarantined: Vec::new(),
             transfers: Vec::new(),
             disk_tasks: BTreeSet::new(),
@@ -85,7 +79,7 @@ impl Default for ObjectShard {
             soft_pinned: 0,
             read_bytes: 0,
             disk_reads: DiskReads::default(),
-            heads_changed: false,
+            changed_heads: 0,
             rebuild: None,
         }
     }
@@ -94,14 +88,10 @@ impl Default for ObjectShard {
 /// Maximum number of entries scanned from either end for a sorted insertion.
 const SORT_SCAN_LIMIT: usize = 256;
 
+const _: () = assert!(EvictionQueue::COUNT <= u128::BITS as usize, "every queue has a bit");
+
 fn list_of(queue: EvictionQueue) -> Option<usize> {
-    match queue {
-        EvictionQueue::Vacant | EvictionQueue::Unlisted => None,
-        EvictionQueue::Writing => Some(0),
-        EvictionQueue::Unread => Some(1),
-        EvictionQueue::Leased => Some(2),
-        EvictionQueue::SoftPinned => Some(3),
-    }
+    (!matches!(queue, EvictionQueue::Vacant | EvictionQueue::Unlisted)).then(|| queue.number())
 }
 
 impl ObjectShard {
@@ -170,7 +160,7 @@ impl ObjectShard {
         (entry.previous, entry.next) = (before, first);
         if before == EntryIndex::NONE {
             self.lists[list].head = index;
-            self.heads_changed = true;
+            self.changed_heads |= 1 << list;
         } else {
             self.entries[before].next = index;
         }
@@ -185,7 +175,7 @@ impl ObjectShard {
         (entry.previous, entry.next) = (tail, EntryIndex::NONE);
         if tail == EntryIndex::NONE {
             self.lists[list].head = index;
-            self.heads_changed = true;
+            self.changed_heads |= 1 << list;
         } else {
             self.entries[tail].next = index;
         }
@@ -198,7 +188,7 @@ impl ObjectShard {
         let Some(list) = list_of(queue) else { return };
         if before == EntryIndex::NONE {
             self.lists[list].head = after;
-            self.heads_changed = true;
+            self.changed_heads |= 1 << list;
         } else {
             self.entries[before].next = after;
         }
@@ -233,17 +223,15 @@ impl ObjectShard {
         (after != EntryIndex::NONE).then_some(after)
     }
 
-    /// Stamps of the first entries, if a head has changed.
-    pub(crate) fn changed_heads(&mut self) -> Option<OldestStamps> {
-        if !std::mem::take(&mut self.heads_changed) {
-            return None;
+    /// Calls `each` with every queue whose first entry has changed, and the stamp of that entry: `u64::MAX` if the queue
+    /// is empty.
+    pub(crate) fn take_changed_heads(&mut self, mut each: impl FnMut(EvictionQueue, u64)) {
+        let mut changed = std::mem::take(&mut self.changed_heads);
+        while changed != 0 {
+            let queue = EvictionQueue::from_number(changed.trailing_zeros() as usize);
+            changed &= changed - 1;
+            each(queue, self.head(queue).map_or(u64::MAX, |index| self.entries[index].stamp));
         }
-        let stamp = |queue| self.head(queue).map_or(u64::MAX, |index| self.entries[index].stamp);
-        Some(OldestStamps {
-            unread: stamp(EvictionQueue::Unread),
-            leased: stamp(EvictionQueue::Leased),
-            soft_pinned: stamp(EvictionQueue::SoftPinned),
-        })
     }
 
     /// The totals of a prefix.

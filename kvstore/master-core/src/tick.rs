@@ -26,6 +26,7 @@ impl MasterCore {
         self.expire_soft_pins_in_turn(now_ms);
         self.planner.lock().tasks.expire(now_ms, fx);
         self.run_drain_jobs(now_ms, fx);
+        self.objects.retention.refresh(now_ms, || self.objects.key_count());
         self.objects.evict_above_watermark(now_ms, fx);
     }
 

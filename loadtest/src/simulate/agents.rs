@@ -3,14 +3,15 @@
 //!
 //! The defaults resemble the published statistics of Mooncake's tool & agent trace (FAST '25, table 2): 23,608 requests
 //! in 59 minutes, 8,596 prompt and 182 output tokens on average, 59 % of the prompt tokens reusable.
+//!
+//! [`AgentTrafficOptions::coding`] resembles the sessions that aiperf 0.13 generates for agentic coding: a shared prompt
+//! of 53 k tokens, 22 turns up to 200 k tokens, 3.4 k new and 500 output tokens per turn, and pauses of seconds between
+//! most turns.
 
 use super::workload::{ArrivalMode, NewRequest, SimulatedWorkload, WorkloadBuilder};
 use crate::engine::tokens::mix;
 
 const BLOCK_TOKENS: usize = 512;
-/// Maximum prompt length in tokens; an agent that reaches it stops.
-const MAX_PROMPT_TOKENS: f64 = 128_000.0;
-
 /// Parameters of the agents. Lengths are log-normal.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct AgentTrafficOptions {
@@ -21,15 +22,34 @@ pub struct AgentTrafficOptions {
     pub tools: u32,
     /// Mean tokens of a tool prompt.
     pub tool_tokens: f64,
-    /// Mean tokens added by a user or a tool per turn.
+    /// Standard deviation of the logarithm of a tool prompt's length.
+    pub tool_spread: f64,
+    /// Mean tokens of a first user message.
+    pub first_tokens: f64,
+    /// Mean tokens added by a user or a tool in each further turn.
     pub text_tokens: f64,
-    /// Standard deviation of the logarithm of both lengths.
+    /// Standard deviation of the logarithm of messages and responses.
     pub spread: f64,
     /// Mean output tokens per request.
     pub answer_tokens: f64,
-    /// Mean turns per agent.
+    /// Mean turns per agent, if none reached the longest prompt.
     pub turns: f64,
+    /// Maximum prompt length in tokens; an agent that reaches it stops.
+    pub max_prompt_tokens: f64,
     /// Mean seconds between the end of a response and the next turn.
+    pub pause_s: f64,
+    /// Share of the turns that a person begins, and the mean seconds before them.
+    pub people: HumanPauses,
+    /// Seconds per output token that a response takes in addition to the pause; 0 if the pause includes the response.
+    pub response_s_per_token: f64,
+}
+
+/// Turns that a person begins rather than a tool.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct HumanPauses {
+    /// Share of all turns.
+    pub share: f64,
+    /// Mean seconds before such a turn.
     pub pause_s: f64,
 }
 
@@ -40,11 +60,40 @@ impl Default for AgentTrafficOptions {
             per_second: 6.67,
             tools: 60,
             tool_tokens: 3_600.0,
-            text_tokens: 3_800.0,
+            tool_spread: 0.5,
+            first_tokens: 3_800.0,
+            text_tokens: 1_900.0,
             spread: 1.0,
             answer_tokens: 182.0,
             turns: 1.7,
+            max_prompt_tokens: 128_000.0,
             pause_s: 5.0,
+            people: HumanPauses::default(),
+            response_s_per_token: 0.0,
+        }
+    }
+}
+
+impl AgentTrafficOptions {
+    /// Coding agents, of which this many start per second.
+    #[must_use]
+    pub fn coding(agents_per_second: f64) -> Self {
+        let turns = 40.0;
+        Self {
+            requests: 11_000,
+            per_second: turns * agents_per_second,
+            tools: 1,
+            tool_tokens: 52_736.0,
+            tool_spread: 0.0,
+            first_tokens: 9_400.0,
+            text_tokens: 3_440.0,
+            spread: 1.1,
+            answer_tokens: 500.0,
+            turns,
+            max_prompt_tokens: 200_000.0,
+            pause_s: 2.0,
+            people: HumanPauses { share: 0.15, pause_s: 40.0 },
+            response_s_per_token: 1.0 / 60.0,
         }
     }
 }
@@ -53,8 +102,9 @@ impl Default for AgentTrafficOptions {
 #[must_use]
 pub fn generate_agent_traffic(settings: &AgentTrafficOptions, seed: u64) -> SimulatedWorkload {
     let mut random = fastrand::Rng::with_seed(seed);
-    let tools: Vec<f64> =
-        (0..settings.tools.max(1)).map(|_| log_normal(&mut random, settings.tool_tokens, 0.5)).collect();
+    let tools: Vec<f64> = (0..settings.tools.max(1))
+        .map(|_| log_normal(&mut random, settings.tool_tokens, settings.tool_spread))
+        .collect();
     let popularity: f64 = (1..=tools.len()).map(|rank| 1.0 / rank as f64).sum();
     let mut prompts = WorkloadBuilder::new(BLOCK_TOKENS);
     let mut started_s = 0.0;
@@ -64,10 +114,10 @@ pub fn generate_agent_traffic(settings: &AgentTrafficOptions, seed: u64) -> Simu
         agent += 1;
         started_s += exponential(&mut random, settings.turns / settings.per_second);
         let tool = sample_zipf(&mut random, popularity, tools.len());
-        let mut tokens = tools[tool] + log_normal(&mut random, settings.text_tokens, settings.spread);
+        let mut tokens = tools[tool] + log_normal(&mut random, settings.first_tokens, settings.spread);
         let mut due_s = started_s;
         let mut before = None;
-        while requests < settings.requests && tokens < MAX_PROMPT_TOKENS {
+        while requests < settings.requests && tokens < settings.max_prompt_tokens {
             let output_length = log_normal(&mut random, settings.answer_tokens, settings.spread).max(1.0);
             let owners = BlockOwners { tool: tool as u64, agent, request: requests as u64 };
             let block_ids = ids(tokens as usize, tools[tool] as usize, owners);
@@ -83,8 +133,10 @@ pub fn generate_agent_traffic(settings: &AgentTrafficOptions, seed: u64) -> Simu
             if random.f64() * settings.turns >= settings.turns - 1.0 {
                 break;
             }
-            tokens += output_length + log_normal(&mut random, settings.text_tokens / 2.0, settings.spread);
-            due_s += exponential(&mut random, settings.pause_s);
+            tokens += output_length + log_normal(&mut random, settings.text_tokens, settings.spread);
+            let is_human = settings.people.share > 0.0 && random.f64() < settings.people.share;
+            let pause_s = if is_human { settings.people.pause_s } else { settings.pause_s };
+            due_s += output_length * settings.response_s_per_token + exponential(&mut random, pause_s);
         }
     }
     prompts.finish(ArrivalMode::Open)
@@ -140,6 +192,7 @@ fn log_normal(random: &mut fastrand::Rng, mean: f64, spread: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simulate::WorkloadRequest;
 
     #[test]
     fn the_traffic_resembles_the_published_trace() {
@@ -155,5 +208,21 @@ mod tests {
         assert!((170.0..195.0).contains(&output), "{summary}");
         assert!((3_300.0..3_800.0).contains(&last), "{summary}");
         assert!((0.56..0.62).contains(&workload.ideal_hit()), "{summary}");
+    }
+
+    #[test]
+    fn coding_agents_resemble_generated_sessions() {
+        let workload = generate_agent_traffic(&AgentTrafficOptions::coding(0.075), 1);
+        let count = workload.requests.len() as f64;
+        let mean = |tokens: fn(&WorkloadRequest) -> u32| {
+            workload.requests.iter().map(|request| f64::from(tokens(request))).sum::<f64>() / count
+        };
+        let (input, output) = (mean(|request| request.input_tokens), mean(|request| request.output_tokens));
+        let agents = workload.requests.iter().filter(|request| request.predecessor.is_none()).count();
+        let summary = format!("{input} in, {output} out, {agents} agents, hit {}", workload.ideal_hit());
+        assert!((95_000.0..125_000.0).contains(&input), "{summary}");
+        assert!((450.0..550.0).contains(&output), "{summary}");
+        assert!((400..600).contains(&agents), "{summary}");
+        assert!((0.93..0.98).contains(&workload.ideal_hit()), "{summary}");
     }
 }

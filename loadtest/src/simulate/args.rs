@@ -12,7 +12,8 @@ use moongate_scheduler::SchedulerOptions;
 use super::agents::AgentTrafficOptions;
 use super::multiturn::MultiTurnOptions;
 use super::settings::{EngineOutage, EngineQueueOrder, MAX_PREFILL, SimPrefetchPolicy, SimulationOptions};
-use super::suite::SuiteOptions;
+use super::store_cache::StoreRetention;
+use super::suite::{SuiteOptions, SuiteStoreOptions};
 use super::sweep::{ExperimentLoad, PolicyExperiment, PolicyVariant, run_experiment, with_overrides};
 use super::workload::{ReplayOptions, SimulatedWorkload};
 use super::{report, suite, table};
@@ -47,8 +48,8 @@ pub struct SimulateArgs {
     #[arg(long, env = "MOONGATE_LOADTEST_AGENTS")]
     pub agents: bool,
     /// Run the standard experiments on the traces conversation_trace.jsonl and synthetic_trace.jsonl of this folder,
-    /// and print a table in Markdown. Only --policy, --seeds, --first-seed, --set and --suite-filter are used in
-    /// addition.
+    /// and print a table in Markdown. Only --policy, --seeds, --first-seed, --set, --suite-filter, --retention
+    /// and --return-hints are used in addition.
     #[arg(long, value_name = "DIR", env = "MOONGATE_LOADTEST_SUITE")]
     pub suite: Option<PathBuf>,
     /// Compare one engine without routing with the benchmark to which its constants were fitted.
@@ -102,6 +103,12 @@ pub struct SimulateArgs {
     /// Shared store in tokens; 0 disables it.
     #[arg(long, default_value_t = 8_700_000, env = "MOONGATE_LOADTEST_L3_TOKENS")]
     pub l3_tokens: u64,
+    /// Which blocks a full shared store evicts. `belady` is a bound: it requires the future.
+    #[arg(long, value_enum, default_value = "learned", env = "MOONGATE_LOADTEST_RETENTION")]
+    pub retention: StoreRetention,
+    /// Share of the requests for which the store is informed whether their conversation goes on.
+    #[arg(long, default_value_t = 0.0, env = "MOONGATE_LOADTEST_RETURN_HINTS")]
+    pub return_hints: f64,
     /// Read bandwidth of one engine from the shared store, in GB per second.
     #[arg(long, default_value_t = 20.0, env = "MOONGATE_LOADTEST_L3_GBPS")]
     pub l3_gbps: f64,
@@ -232,6 +239,7 @@ impl SimulateArgs {
             ("--poll-ms", self.poll_ms),
             ("--index-lag", self.index_lag),
             ("--warmup", self.warmup),
+            ("--return-hints", self.return_hints),
             ("--priority-ageing", self.priority_ageing),
         ];
         for (flag, value) in not_negative {
@@ -276,6 +284,8 @@ impl SimulateArgs {
             l1_tokens: self.l1_tokens,
             l2_tokens: self.l2_tokens,
             l3_tokens: self.l3_tokens,
+            retention: self.retention,
+            return_hints: self.return_hints,
             zones: self.zones,
             zones_known: !self.hide_zones,
             prefetch: self.prefetch,
@@ -308,6 +318,7 @@ pub fn simulate(args: &SimulateArgs, stop: &AtomicBool) -> anyhow::Result<String
             scheduling: &args.scheduling()?,
             seeds: args.all_seeds(),
             only: &args.suite_filter,
+            store: SuiteStoreOptions { retention: args.retention, return_hints: args.return_hints },
         };
         return suite::run(folder, options, stop);
     }

@@ -2,11 +2,15 @@
 
 use std::sync::Arc;
 
+use moongate_retention::PromptLength;
 use moongate_scheduler::network_distance;
 
 use super::cache_index::{CacheLocation, DelayedCacheIndex};
 use super::indices::PrefillIndex;
+use super::prefill::PromptBlocks;
 use super::settings::SimulationOptions;
+use super::store_cache::{BlockUse, StoreCache};
+use super::workload::SimulatedWorkload;
 use crate::prefix_lru::{LruChange, PrefixLru};
 
 /// The two cache levels of one engine.
@@ -29,7 +33,7 @@ pub(crate) struct LocalPrefix {
 pub(crate) struct SimulatedCaches {
     /// One per engine, or a single one that all share.
     engines: Vec<LocalCaches>,
-    store: PrefixLru<u32>,
+    store: StoreCache,
     /// Zone in which each block was last put into the store.
     zones: Vec<u8>,
     of_engines: Vec<u8>,
@@ -41,7 +45,8 @@ pub(crate) struct SimulatedCaches {
 }
 
 impl SimulatedCaches {
-    pub(crate) fn new(settings: &SimulationOptions, tokens: Arc<[u32]>) -> Self {
+    pub(crate) fn new(settings: &SimulationOptions, workload: &SimulatedWorkload) -> Self {
+        let tokens = workload.block_token_counts();
         let blocks = tokens.len();
         let own = || LocalCaches {
             device: PrefixLru::new(settings.l1_tokens),
@@ -54,7 +59,7 @@ impl SimulatedCaches {
         };
         // Engines access the store only through the host cache.
         let store_tokens = if settings.l2_tokens == 0 { 0 } else { settings.l3_tokens };
-        let store = PrefixLru::new(store_tokens);
+        let store = StoreCache::new(settings.retention, store_tokens, workload);
         let gateway_index = DelayedCacheIndex::new(settings, blocks);
         let of_engines =
             (0..settings.prefill).map(|engine| settings.zone(PrefillIndex::new(engine))).collect();
@@ -96,10 +101,16 @@ impl SimulatedCaches {
         own.host.touch(blocks);
     }
 
-    /// Marks `blocks` as used by a lookup in the store. Mooncake's master renews the lease of a key that is looked up,
-    /// and evicts by lease.
-    pub(crate) fn touch_store(&mut self, blocks: &[u32]) {
-        self.store.touch(blocks);
+    /// Records that a request was sent to an engine.
+    pub(crate) fn pass_request(&mut self, prompt: &PromptBlocks<'_>) {
+        self.store.pass_request(prompt.blocks, prompt.request);
+    }
+
+    /// Records that an engine looked up a prompt's blocks in the store, from this position on. Mooncake's master renews
+    /// the lease of a key that is looked up, and evicts by lease.
+    pub(crate) fn record_lookup(&mut self, now: f64, prompt: &PromptBlocks<'_>, first: usize) {
+        let blocks = &prompt.blocks[first..];
+        self.store.record_use(blocks, block_use(now, prompt, blocks));
     }
 
     /// Time factor of an engine's read of these blocks from the store.
@@ -126,7 +137,8 @@ impl SimulatedCaches {
     }
 
     /// Inserts a computed prompt: on the device, copied to the host and written through to the store.
-    pub(crate) fn insert_computed(&mut self, now: f64, engine: PrefillIndex, blocks: &[u32]) {
+    pub(crate) fn insert_computed(&mut self, now: f64, engine: PrefillIndex, prompt: &PromptBlocks<'_>) {
+        let blocks = prompt.blocks;
         let zone = self.of_engines[engine.get()];
         let engine = self.slot(engine);
         let own = &mut self.engines[engine];
@@ -144,8 +156,10 @@ impl SimulatedCaches {
         });
         // Insertion goes from the end of the prompt to its start.
         written.reverse();
+        let block_use = block_use(now, prompt, &self.written);
         let zones = &mut self.zones;
-        self.store.put(written, tokens_in(&self.tokens), |change| {
+        let view = &mut self.gateway_index;
+        self.store.put(&self.written, tokens_in(&self.tokens), block_use, |change| {
             if let LruChange::Added(block) = change {
                 zones[block as usize] = zone;
             }
@@ -162,6 +176,12 @@ impl SimulatedCaches {
         own.device.clear(|block| evicted(CacheLocation::Device(engine), block));
         own.host.clear(|block| evicted(CacheLocation::Host(engine), block));
     }
+}
+
+/// The store estimates a prompt's length from the blocks of one call.
+fn block_use(now: f64, prompt: &PromptBlocks<'_>, blocks: &[u32]) -> BlockUse {
+    let tokens = blocks.len() as u64 * u64::from(prompt.block_tokens);
+    BlockUse { now_ms: (now * 1_000.0) as u64, length: PromptLength::of_tokens(tokens), hint: prompt.hint }
 }
 
 /// Size of a block, by its number.

@@ -1,5 +1,6 @@
 //! The engines as one state machine: operations for gateways, and handling of events.
 
+use moongate_retention::ReturnHint;
 use moongate_scheduler::InstanceIndex;
 
 use super::caches::SimulatedCaches;
@@ -12,7 +13,7 @@ use super::prefill::{
     ComputedPrompt, DelayedWork, PrefillContext, PrefillEngine, PrefillResult, PromptBlocks, SentPrompt,
 };
 use super::settings::SimulationOptions;
-use super::workload::{ArrivalMode, SimulatedWorkload};
+use super::workload::{ArrivalMode, SimulatedWorkload, WorkloadRequest};
 
 /// The engines of an attempt. A plain worker has both roles.
 #[derive(Debug, Clone, Copy, Default)]
@@ -67,6 +68,8 @@ pub(crate) struct SimulatedFleet<'a> {
     pub(crate) notifications: Vec<FleetNotification>,
     /// Factor on each request's service time. The same for every policy.
     noise: Vec<f64>,
+    /// What each request's client says about the next request.
+    hints: Vec<ReturnHint>,
     delayed: Vec<DelayedWork>,
     done: Vec<ComputedPrompt>,
     joined: Vec<AttemptIndex>,
@@ -85,11 +88,12 @@ impl<'a> SimulatedFleet<'a> {
             events: SimulationEventQueue::default(),
             prefills: (0..settings.prefill).map(prefill).collect(),
             decodes: (0..decodes).map(|_| DecodeEngine::default()).collect(),
-            caches: SimulatedCaches::new(settings, workload.block_token_counts()),
+            caches: SimulatedCaches::new(settings, workload),
             attempts: Vec::with_capacity(workload.requests.len()),
             result: SimulationResult::new(settings, workload),
             source: workload.source.clone(),
             notifications: Vec::new(),
+            hints: return_hints(workload, settings.return_hints, seed),
             noise: noise(workload.requests.len(), settings.noise_sigma, seed),
             delayed: Vec::new(),
             done: Vec::new(),
@@ -119,7 +123,7 @@ impl<'a> SimulatedFleet<'a> {
             return;
         }
         self.result.record_send(now, request, prefill);
-        let sent = SentPrompt { attempt, priority, blocks: prompt(self.workload, request) };
+        let sent = SentPrompt { attempt, priority, blocks: prompt(self.workload, &self.hints, request) };
         let context = PrefillContext { caches: &mut self.caches, settings: self.settings };
         self.prefills[prefill.get()].enqueue(now, sent, context, &mut self.delayed);
         self.start_pass(now, prefill);
@@ -178,7 +182,7 @@ impl<'a> SimulatedFleet<'a> {
             while prefill.remaining_budget(self.settings) > 0 {
                 let Some(next) = prefill.dequeue(now, self.settings, &mut self.delayed) else { break };
                 let request = self.attempts[next.attempt().get()].request;
-                let prompt = prompt(self.workload, request);
+                let prompt = prompt(self.workload, &self.hints, request);
                 if next.new > 0 {
                     let preceding = next.preceding_blocks() as usize;
                     self.caches.insert_fetched(
@@ -215,7 +219,7 @@ impl<'a> SimulatedFleet<'a> {
             record.computed = computed;
             self.notifications.push(FleetNotification::Computed(attempt));
             let request = record.request;
-            self.caches.insert_computed(now, engine, self.workload.blocks(request));
+            self.caches.insert_computed(now, engine, &prompt(self.workload, &self.hints, request));
             if self.settings.decode == 0 {
                 record.route.decode = DecodeIndex::new(engine.get());
                 self.handed_over(now, attempt);
@@ -315,12 +319,29 @@ impl<'a> SimulatedFleet<'a> {
     }
 }
 
-fn prompt(workload: &SimulatedWorkload, request: WorkloadIndex) -> PromptBlocks<'_> {
+fn prompt<'w>(
+    workload: &'w SimulatedWorkload,
+    hints: &[ReturnHint],
+    request: WorkloadIndex,
+) -> PromptBlocks<'w> {
     PromptBlocks {
         blocks: workload.blocks(request),
         input_tokens: workload.request(request).input_tokens,
         block_tokens: workload.block_tokens,
+        request: u32::try_from(request.get()).unwrap_or(u32::MAX),
+        hint: hints[request.get()],
     }
+}
+
+/// For this share of the requests, whether their conversation goes on.
+fn return_hints(workload: &SimulatedWorkload, share: f64, seed: u64) -> Vec<ReturnHint> {
+    let mut random = fastrand::Rng::with_seed(seed ^ 0x4157_0000);
+    let hint = |request: &WorkloadRequest| match (random.f64() < share, request.is_continued) {
+        (false, _) => ReturnHint::Unknown,
+        (true, true) => ReturnHint::Expected,
+        (true, false) => ReturnHint::Never,
+    };
+    workload.requests.iter().map(hint).collect()
 }
 
 /// Log-normal factors with mean one.

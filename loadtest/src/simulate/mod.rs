@@ -4,12 +4,12 @@
 //! |---|---|
 //! | `settings` | parameters of the simulated system |
 //! | `workload`, `sessions`, `multiturn`, `agents` | arrivals |
-//! | `caches`, `cache_index` | caches, and the gateways' view of them |
+//! | `caches`, `store_cache`, `cache_index` | caches, and the gateways' view of them |
 //! | `prefill`, `fetch_queue`, `decode`, `fleet` | engines |
 //! | `event_queue`, `run`, `indices` | event loop |
 //! | `gateway`, `ideal` | routing with and without schedulers |
 //! | `outcome` | results |
-//! | `sweep`, `suite`, `args`, `table`, `report`, `svg` | experiments and their presentation |
+//! | `sweep`, `suite`, `suite_experiments`, `args`, `table`, `report`, `svg` | experiments and their presentation |
 //! | `calibrate`, `published` | validation against measurements |
 
 mod agents;
@@ -32,13 +32,15 @@ mod report;
 mod run;
 mod sessions;
 mod settings;
+mod store_cache;
 mod suite;
+mod suite_experiments;
 mod svg;
 mod sweep;
 mod table;
 mod workload;
 
-pub use self::agents::{AgentTrafficOptions, generate_agent_traffic};
+pub use self::agents::{AgentTrafficOptions, HumanPauses, generate_agent_traffic};
 pub use self::args::{SimulateArgs, simulate};
 pub use self::calibrate::{PUBLISHED_MEASUREMENTS, PublishedMeasurement, calibrate};
 pub use self::ideal::IdealOrder;
@@ -47,6 +49,7 @@ pub use self::multiturn::{MultiTurnOptions, MultiTurnSender};
 pub use self::outcome::{RequestHistory, SimulatedOutcome, SimulationResult, SimulationSummary, quantile};
 pub use self::published::{BenchmarkResult, published_plot};
 pub use self::settings::{EngineOutage, EngineQueueOrder, MAX_PREFILL, SimPrefetchPolicy, SimulationOptions};
+pub use self::store_cache::StoreRetention;
 pub use self::svg::{AxisScale, SvgPlot};
 pub use self::sweep::{
     ExperimentLoad, PolicyExperiment, PolicyResult, PolicyVariant, PolicyVariantKind, SettingOverrideError,

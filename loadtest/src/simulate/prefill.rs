@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use moongate_retention::ReturnHint;
+
 use super::caches::{LocalPrefix, SimulatedCaches};
 use super::fetch_queue::{BlockFetch, StartedFetch, StoreFetchQueue};
 use super::indices::{AttemptIndex, PrefillIndex};
@@ -14,6 +16,10 @@ pub(crate) struct PromptBlocks<'a> {
     pub(crate) input_tokens: u32,
     /// Number of tokens of a full block.
     pub(crate) block_tokens: u32,
+    /// Position of the request in the workload.
+    pub(crate) request: u32,
+    /// What the client says about the next request with this prefix.
+    pub(crate) hint: ReturnHint,
 }
 
 impl PromptBlocks<'_> {
@@ -188,9 +194,12 @@ impl PrefillEngine {
             fetching: PromptFetchState::No,
             input_tokens: prompt.input_tokens,
         };
-        if missing >= settings.prefetch_threshold && self.reserved < settings.prefetch_capacity() {
+        let is_lookup =
+            missing >= settings.prefetch_threshold && self.reserved < settings.prefetch_capacity();
+        caches.pass_request(&prompt);
+        if is_lookup {
+            caches.record_lookup(now, &prompt, own);
             let stored = caches.stored_prefix(&prompt.blocks[own..]);
-            caches.touch_store(&prompt.blocks[own..own + stored]);
             let tokens = prompt.usable(own + stored) - prompt.usable(own);
             if tokens >= settings.prefetch_threshold {
                 job.fetching = PromptFetchState::Pending;

@@ -4,6 +4,7 @@ use clap::ValueEnum;
 use moongate_scheduler::{InstanceIndex, LocationIds, StoreMedium, StoreSite};
 
 use super::indices::{DecodeIndex, PrefillIndex};
+use super::store_cache::StoreRetention;
 use crate::engine::EngineTimeModel;
 
 /// Maximum number of prefill engines: the cache index has one bit per engine in a machine word.
@@ -58,6 +59,10 @@ pub struct SimulationOptions {
     pub l2_tokens: u64,
     /// Shared store in tokens; 0 disables it. Only engines with a host cache use it.
     pub l3_tokens: u64,
+    /// Which blocks a full store evicts.
+    pub retention: StoreRetention,
+    /// Share of the requests for which the store is informed whether their conversation goes on.
+    pub return_hints: f64,
     /// Zones over which the prefill engines and the shared store are spread. An engine writes to its own zone's part,
     /// and reads from other zones take longer.
     pub zones: u8,
@@ -122,6 +127,8 @@ impl SimulationOptions {
             l1_tokens: 360_000,
             l2_tokens: 1_662_000,
             l3_tokens: 8_700_000,
+            retention: StoreRetention::default(),
+            return_hints: 0.0,
             zones: 1,
             zones_known: true,
             prefetch: SimPrefetchPolicy::WaitComplete,
@@ -157,6 +164,8 @@ impl SimulationOptions {
             service: EngineTimeModel::default(),
             l2_tokens: 0,
             l3_tokens: 0,
+            // The benchmark ran with Mooncake's master.
+            retention: StoreRetention::Lru,
             prefetch: SimPrefetchPolicy::BestEffort,
             warmup_share: 0.0,
             ..Self::eight_plus_four()

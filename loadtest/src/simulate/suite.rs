@@ -11,7 +11,9 @@ use super::agents::AgentTrafficOptions;
 use super::calibrate::PUBLISHED_MEASUREMENTS;
 use super::multiturn::MultiTurnOptions;
 use super::outcome::SimulationSummary;
-use super::settings::{EngineQueueOrder, SimPrefetchPolicy, SimulationOptions};
+use super::settings::{SimPrefetchPolicy, SimulationOptions};
+use super::store_cache::StoreRetention;
+use super::suite_experiments::{EXPERIMENTS, SuiteExperiment, SuiteMetric, SuiteWorkload};
 use super::sweep::{ExperimentLoad, PolicyExperiment, PolicyResult, PolicyVariant, run_experiment};
 use super::workload::{ReplayOptions, SimulatedWorkload};
 use crate::engine::EngineTimeModel;
@@ -23,33 +25,12 @@ const JITTER_S: f64 = 3.0;
 /// With more contenders than this, each has a row instead of a column.
 const MAX_COLUMNS: usize = 6;
 
-#[derive(Debug, Clone, Copy)]
-enum SuiteWorkload {
-    Conversation,
-    Synthetic,
-    Agents,
-    /// bench_multiturn on four plain engines, with this many requests in flight.
-    MultiTurn(u32),
-    /// bench_multiturn as published, on one plain engine.
-    OneEngine,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum SuiteMetric {
-    Mean,
-    P99,
-    SloAttainment,
-    RejectedShare,
-    KiloTokensPerSecond,
-    RetryAfterAccuracy,
-    RetryAfter,
-}
-
 impl SuiteMetric {
     fn name(self) -> &'static str {
         match self {
             SuiteMetric::Mean => "mean TTFT, s",
             SuiteMetric::P99 => "p99 TTFT, s",
+            SuiteMetric::Longest => "longest TTFT, s",
             SuiteMetric::SloAttainment => "SLO attainment, %",
             SuiteMetric::RejectedShare => "rejected, %",
             SuiteMetric::KiloTokensPerSecond => "input, k tokens/s",
@@ -62,6 +43,7 @@ impl SuiteMetric {
         match self {
             SuiteMetric::Mean => format!("{:.2} ± {:.2}", summary.ttft_mean_s, summary.ttft_mean_sd_s),
             SuiteMetric::P99 => format!("{:.1}", summary.ttft_p99_s),
+            SuiteMetric::Longest => format!("{:.0}", summary.ttft_max_s),
             SuiteMetric::SloAttainment => format!("{:.1}", 100.0 * summary.slo_attainment),
             SuiteMetric::RejectedShare => format!("{:.1}", 100.0 * summary.rejected),
             SuiteMetric::KiloTokensPerSecond => format!("{:.1}", summary.input_tokens_per_s / 1_000.0),
@@ -75,266 +57,12 @@ fn or_dash(value: Option<f64>, factor: f64) -> String {
     value.map_or_else(|| "–".to_owned(), |value| format!("{:.0}", factor * value))
 }
 
-struct SuiteExperiment {
-    name: &'static str,
-    source: SuiteWorkload,
-    speed: f64,
-    change: fn(&mut SimulationOptions),
-    figures: &'static [SuiteMetric],
+/// Options of the shared store in all experiments.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SuiteStoreOptions {
+    pub(crate) retention: StoreRetention,
+    pub(crate) return_hints: f64,
 }
-
-fn gbps(settings: &mut SimulationOptions, gbps: f64) {
-    settings.service.storage_bytes_per_s = gbps * 1e9;
-}
-
-/// An engine other than the calibrated one, which was not used to choose any setting.
-fn other_engine(settings: &mut SimulationOptions) {
-    settings.prefill = 6;
-    settings.service.prefill_base_s /= 3.0;
-    settings.service.prefill_linear_s /= 3.0;
-    settings.service.prefill_quadratic_s /= 3.0;
-    settings.service.kv_bytes_per_token = 70_000;
-}
-
-const EXPERIMENTS: &[SuiteExperiment] = &[
-    SuiteExperiment {
-        name: "conversation 1.0",
-        source: SuiteWorkload::Conversation,
-        speed: 1.0,
-        change: |_| {},
-        figures: &[SuiteMetric::Mean, SuiteMetric::P99, SuiteMetric::SloAttainment],
-    },
-    SuiteExperiment {
-        name: "conversation 1.2",
-        source: SuiteWorkload::Conversation,
-        speed: 1.2,
-        change: |_| {},
-        figures: &[SuiteMetric::Mean, SuiteMetric::P99],
-    },
-    SuiteExperiment {
-        name: "synthetic 1.0",
-        source: SuiteWorkload::Synthetic,
-        speed: 1.0,
-        change: |_| {},
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "synthetic 1.2",
-        source: SuiteWorkload::Synthetic,
-        speed: 1.2,
-        change: |_| {},
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "prefetch best_effort",
-        source: SuiteWorkload::Conversation,
-        speed: 1.0,
-        change: |settings| settings.prefetch = SimPrefetchPolicy::BestEffort,
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "prefetch best_effort, L3 at 3 GB/s",
-        source: SuiteWorkload::Conversation,
-        speed: 1.0,
-        change: |settings| {
-            settings.prefetch = SimPrefetchPolicy::BestEffort;
-            gbps(settings, 3.0);
-        },
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "no L3",
-        source: SuiteWorkload::Conversation,
-        speed: 1.0,
-        change: |settings| settings.l3_tokens = 0,
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "L3 at 3 GB/s",
-        source: SuiteWorkload::Conversation,
-        speed: 1.0,
-        change: |settings| gbps(settings, 3.0),
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "L3 at 1.5 GB/s",
-        source: SuiteWorkload::Conversation,
-        speed: 1.0,
-        change: |settings| gbps(settings, 1.5),
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "L3 at 3 GB/s, 2 zones",
-        source: SuiteWorkload::Conversation,
-        speed: 1.0,
-        change: |settings| {
-            gbps(settings, 3.0);
-            settings.zones = 2;
-        },
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "L3 at 3 GB/s, 2 zones, unknown",
-        source: SuiteWorkload::Conversation,
-        speed: 1.0,
-        change: |settings| {
-            gbps(settings, 3.0);
-            (settings.zones, settings.zones_known) = (2, false);
-        },
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "L3 of 40 M tokens",
-        source: SuiteWorkload::Conversation,
-        speed: 1.0,
-        change: |settings| settings.l3_tokens = 40_000_000,
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "service noise 30 %",
-        source: SuiteWorkload::Conversation,
-        speed: 1.0,
-        change: |settings| settings.noise_sigma = 0.3,
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "one engine 2× slower, conversation 0.9",
-        source: SuiteWorkload::Conversation,
-        speed: 0.9,
-        change: |settings| settings.slow_engine = 2.0,
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "index 10 s late",
-        source: SuiteWorkload::Conversation,
-        speed: 1.0,
-        change: |settings| settings.index_lag_s = 10.0,
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "2 gateways",
-        source: SuiteWorkload::Conversation,
-        speed: 1.0,
-        change: |settings| settings.gateways = 2,
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "4 gateways",
-        source: SuiteWorkload::Conversation,
-        speed: 1.0,
-        change: |settings| settings.gateways = 4,
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "4 gateways, engines order by priority",
-        source: SuiteWorkload::Conversation,
-        speed: 1.0,
-        change: |settings| {
-            settings.gateways = 4;
-            settings.order = EngineQueueOrder::Priority;
-        },
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "overload, conversation 2.0, with targets",
-        source: SuiteWorkload::Conversation,
-        speed: 2.0,
-        change: |settings| settings.ttft_targets = true,
-        figures: &[SuiteMetric::SloAttainment, SuiteMetric::P99, SuiteMetric::RejectedShare],
-    },
-    SuiteExperiment {
-        name: "overload, conversation 2.0, rejected clients retry once",
-        source: SuiteWorkload::Conversation,
-        speed: 2.0,
-        change: |settings| {
-            settings.ttft_targets = true;
-            settings.retry = true;
-        },
-        figures: &[
-            SuiteMetric::RetryAfterAccuracy,
-            SuiteMetric::RetryAfter,
-            SuiteMetric::SloAttainment,
-            SuiteMetric::RejectedShare,
-        ],
-    },
-    SuiteExperiment {
-        name: "overload, conversation 1.5, rejected clients retry once",
-        source: SuiteWorkload::Conversation,
-        speed: 1.5,
-        change: |settings| {
-            settings.ttft_targets = true;
-            settings.retry = true;
-        },
-        figures: &[
-            SuiteMetric::RetryAfterAccuracy,
-            SuiteMetric::RetryAfter,
-            SuiteMetric::SloAttainment,
-            SuiteMetric::RejectedShare,
-        ],
-    },
-    SuiteExperiment {
-        name: "6 engines 3× faster, 70 kB per token, conversation 2.2",
-        source: SuiteWorkload::Conversation,
-        speed: 2.2,
-        change: other_engine,
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "6 engines 3× faster, conversation 2.2, best_effort",
-        source: SuiteWorkload::Conversation,
-        speed: 2.2,
-        change: |settings| {
-            other_engine(settings);
-            settings.prefetch = SimPrefetchPolicy::BestEffort;
-        },
-        figures: &[SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "agents 1.9",
-        source: SuiteWorkload::Agents,
-        speed: 1.9,
-        change: |_| {},
-        figures: &[SuiteMetric::Mean, SuiteMetric::P99, SuiteMetric::SloAttainment],
-    },
-    SuiteExperiment {
-        name: "bench_multiturn, L1+L2, 16 in flight",
-        source: SuiteWorkload::MultiTurn(16),
-        speed: 1.0,
-        change: |settings| settings.l3_tokens = 0,
-        figures: &[SuiteMetric::KiloTokensPerSecond],
-    },
-    SuiteExperiment {
-        name: "bench_multiturn, L1+L2+L3, 64 in flight",
-        source: SuiteWorkload::MultiTurn(64),
-        speed: 1.0,
-        change: |_| {},
-        figures: &[SuiteMetric::KiloTokensPerSecond],
-    },
-    SuiteExperiment {
-        name: "bench_multiturn, one engine",
-        source: SuiteWorkload::OneEngine,
-        speed: 1.0,
-        change: |settings| settings.prefetch = SimPrefetchPolicy::WaitComplete,
-        figures: &[SuiteMetric::KiloTokensPerSecond, SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "bench_multiturn, one engine, best_effort",
-        source: SuiteWorkload::OneEngine,
-        speed: 1.0,
-        change: |_| {},
-        figures: &[SuiteMetric::KiloTokensPerSecond, SuiteMetric::Mean],
-    },
-    SuiteExperiment {
-        name: "bench_multiturn, one engine, L3 at 1.5 GB/s",
-        source: SuiteWorkload::OneEngine,
-        speed: 1.0,
-        change: |settings| {
-            settings.prefetch = SimPrefetchPolicy::WaitComplete;
-            gbps(settings, 1.5);
-        },
-        figures: &[SuiteMetric::KiloTokensPerSecond, SuiteMetric::Mean],
-    },
-];
 
 /// What the suite compares.
 #[derive(Debug, Clone)]
@@ -344,6 +72,7 @@ pub(crate) struct SuiteOptions<'a> {
     pub(crate) seeds: RangeInclusive<u64>,
     /// Only experiments whose name contains one of these texts; empty for all.
     pub(crate) only: &'a [String],
+    pub(crate) store: SuiteStoreOptions,
 }
 
 /// Runs the experiments and returns the table.
@@ -351,7 +80,7 @@ pub(crate) struct SuiteOptions<'a> {
 /// # Errors
 /// A trace cannot be read.
 pub(crate) fn run(folder: &Path, options: SuiteOptions<'_>, stop: &AtomicBool) -> anyhow::Result<String> {
-    let SuiteOptions { contenders, scheduling, seeds, only } = options;
+    let SuiteOptions { contenders, scheduling, seeds, only, store } = options;
     let read = |name: &str| -> anyhow::Result<SimulatedWorkload> {
         Ok(SimulatedWorkload::of_rows(&read_trace(&folder.join(name), None)?, true))
     };
@@ -368,6 +97,9 @@ pub(crate) fn run(folder: &Path, options: SuiteOptions<'_>, stop: &AtomicBool) -
             SuiteWorkload::Conversation => ExperimentLoad::Open(conversation.clone(), replay),
             SuiteWorkload::Synthetic => ExperimentLoad::Open(synthetic.clone(), replay),
             SuiteWorkload::Agents => ExperimentLoad::Agents(AgentTrafficOptions::default(), unmoved),
+            SuiteWorkload::CodingAgents(per_second) => {
+                ExperimentLoad::Agents(AgentTrafficOptions::coding(per_second), unmoved)
+            }
             SuiteWorkload::MultiTurn(in_flight) => ExperimentLoad::MultiTurn(MultiTurnOptions {
                 clients: 600,
                 in_flight,
@@ -376,6 +108,7 @@ pub(crate) fn run(folder: &Path, options: SuiteOptions<'_>, stop: &AtomicBool) -
             SuiteWorkload::OneEngine => ExperimentLoad::MultiTurn(MultiTurnOptions::default()),
         };
         let mut settings = settings(row.source);
+        SuiteStoreOptions { retention: settings.retention, return_hints: settings.return_hints } = store;
         (row.change)(&mut settings);
         let case = PolicyExperiment {
             settings,
@@ -397,7 +130,10 @@ pub(crate) fn run(folder: &Path, options: SuiteOptions<'_>, stop: &AtomicBool) -
 fn settings(source: SuiteWorkload) -> SimulationOptions {
     let base = SimulationOptions::eight_plus_four();
     match source {
-        SuiteWorkload::Conversation | SuiteWorkload::Synthetic | SuiteWorkload::Agents => base,
+        SuiteWorkload::Conversation
+        | SuiteWorkload::Synthetic
+        | SuiteWorkload::Agents
+        | SuiteWorkload::CodingAgents(_) => base,
         SuiteWorkload::MultiTurn(_) => SimulationOptions {
             prefill: 4,
             decode: 0,

@@ -19,6 +19,8 @@ pub struct WorkloadRequest {
     pub predecessor: Option<WorkloadIndex>,
     /// Index of its conversation.
     pub session: u64,
+    /// Whether a later request continues its conversation.
+    pub is_continued: bool,
     /// Position of its blocks in [`SimulatedWorkload::blocks`].
     first_block: usize,
     blocks: usize,
@@ -65,7 +67,8 @@ impl SimulatedWorkload {
     #[must_use]
     pub fn of_rows(rows: &[TraceRow], sessions: bool) -> Self {
         let mut prompts = WorkloadBuilder::new(rows.first().map_or(512, |row| row.block_tokens));
-        let after = if sessions { predecessors(rows) } else { vec![None; rows.len()] };
+        let continued = predecessors(rows);
+        let after = if sessions { continued.clone() } else { vec![None; rows.len()] };
         let mut session_of: Vec<u64> = Vec::with_capacity(rows.len());
         for (number, row) in (0_u64..).zip(rows) {
             let before = after[session_of.len()];
@@ -80,6 +83,7 @@ impl SimulatedWorkload {
                 session,
             });
         }
+        continued.into_iter().flatten().for_each(|before| prompts.set_continued(before));
         prompts.finish(ArrivalMode::Open)
     }
 
@@ -105,6 +109,19 @@ impl SimulatedWorkload {
 
     fn blocks_of(&self, request: &WorkloadRequest) -> &[u32] {
         &self.blocks[request.first_block..request.first_block + request.blocks]
+    }
+
+    /// For each block the requests that use it, the first one last.
+    pub(crate) fn uses_of_blocks(&self) -> Vec<Vec<u32>> {
+        let mut uses = vec![Vec::new(); self.block_token_counts.len()];
+        let mut by_time: Vec<usize> = (0..self.requests.len()).collect();
+        by_time.sort_by(|&left, &right| self.requests[right].due_s.total_cmp(&self.requests[left].due_s));
+        for position in by_time {
+            for &block in self.blocks_of(&self.requests[position]) {
+                uses[block as usize].push(u32::try_from(position).unwrap_or(u32::MAX));
+            }
+        }
+        uses
     }
 
     /// Number of tokens of each block.
@@ -201,18 +218,26 @@ impl WorkloadBuilder {
             output_tokens: request.output_tokens,
             predecessor: request.predecessor,
             session: request.session,
+            is_continued: false,
             first_block,
             blocks: count,
         });
         WorkloadIndex::new(self.requests.len() - 1)
     }
 
-    pub(crate) fn finish(self, source: ArrivalMode) -> SimulatedWorkload {
+    fn set_continued(&mut self, request: WorkloadIndex) {
+        self.requests[request.get()].is_continued = true;
+    }
+
+    pub(crate) fn finish(mut self, source: ArrivalMode) -> SimulatedWorkload {
         let mut successors = vec![Vec::new(); self.requests.len()];
         for (position, request) in self.requests.iter().enumerate() {
             if let Some(before) = request.predecessor {
                 successors[before.get()].push(WorkloadIndex::new(position));
             }
+        }
+        for (request, successors) in self.requests.iter_mut().zip(&successors) {
+            request.is_continued |= !successors.is_empty();
         }
         let key = |&block: &u32| crate::engine::tokens::mix(u64::from(block), 1);
         let keys_of = |request: &WorkloadRequest| {

@@ -11,6 +11,7 @@ mod nodes;
 mod puts;
 mod rebuild;
 mod replay;
+mod retention;
 mod task_replay;
 mod tenants;
 mod threads;

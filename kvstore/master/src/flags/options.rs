@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use mooncake_wire::Dialect;
 use mooncake_wire::types::StorageConfig;
-use moongate_master_core::{DynamicReplicationMode, MasterCoreOptions, PlacementStrategy};
+use moongate_master_core::{DynamicReplicationMode, MasterCoreOptions, PlacementStrategy, RetentionPolicy};
 use moongate_telemetry::{LogFormat, LoggingArgs};
 
 use super::disks::disks;
@@ -296,6 +296,10 @@ fn core(values: &FlagValues) -> Result<MasterCoreOptions, FlagError> {
         evict_soft_pinned: values.is_on("allow_evict_soft_pinned_objects"),
         high_watermark: ratio("eviction_high_watermark_ratio")?,
         eviction_ratio: ratio("eviction_ratio")?,
+        retention: match values.text("retention_policy") {
+            "lru" => RetentionPolicy::Lru,
+            _ => RetentionPolicy::Learned,
+        },
         put_discard_ms: values.seconds_ms("put_start_discard_timeout_sec"),
         put_release_ms: values.seconds_ms("put_start_release_timeout_sec"),
         client_ttl_ms: values.seconds_ms("client_ttl"),

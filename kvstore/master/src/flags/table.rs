@@ -8,6 +8,7 @@ const PORT: FlagKind = Number(0, 65_535);
 const COUNT: FlagKind = Number(0, i64::MAX);
 const INT: FlagKind = Number(i32::MIN as i64, MAX_INT);
 const STRATEGIES: &[&str] = &["random", "free_ratio_first", "local_first", "ssd_free_ratio_first", "cxl"];
+const RETENTION: &[&str] = &["learned", "lru"];
 const REPLICATION: &[&str] = &["off", "observe", "enforce"];
 const CONNECTORS: &[&str] = &["file"];
 const BACKENDS: &[&str] = &["etcd", "redis", "k8s"];
@@ -58,6 +59,7 @@ pub(super) const FLAGS: &[FlagDefinition] = &[
     extension("rpc_busy_poll_microseconds", Number(0, 1000), "60", "Microseconds to busy-poll for the next request after a reply; 0 disables polling"),
     extension("data_dir", Text, "", "Directory for the persistent state (log and snapshots); empty keeps it in memory only"),
     extension("data_flush_always", Bool, "false", "fsync each change before replying, so that it survives a machine crash"),
+    extension("retention_policy", Choice(RETENTION), "learned", "Evict objects unlikely to be read soon by learned return times, or as Mooncake does"),
     extension("journal_memory_bytes", Number(0, i64::MAX), "67108864", "With --enable_ha, bytes of recent log records buffered for followers"),
     extension("ha_address", Text, "", "With --enable_ha, HOST:PORT of this master for clients; defaults to --rpc_address and its port"),
     extension("ha_replication_port", PORT, "0", "Replication port; 0 means the RPC port + 1"),

@@ -1,0 +1,87 @@
+//! Eviction by learned return times.
+
+use mooncake_wire::types::{ObjectMeta, ReplicaType};
+use moongate_master_core::{BatchPutStartRequest, MasterCoreOptions, RetentionPolicy};
+
+use crate::harness::{MIB, TENANT, TestMasterCore, TestReplicateConfig, WRITER, caller, hard_pinned};
+
+fn settings(retention: RetentionPolicy) -> MasterCoreOptions {
+    MasterCoreOptions { retention, client_ttl_ms: u64::MAX / 4, ..MasterCoreOptions::default() }
+}
+
+/// One key per second for this long. Every third is one of 50 that return, after 150 seconds on average; the others are
+/// new. There is space for about 110 keys. Returns the number of hits.
+fn hits(world: &mut TestMasterCore, seconds: u64) -> u64 {
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut hits = 0;
+    for second in 0..seconds {
+        world.tick(1_000);
+        let key =
+            if second % 3 == 0 { format!("returning{}", random.u8(..50)) } else { format!("new{second}") };
+        if world.exists(&key) {
+            hits += 1;
+        } else {
+            world.put(&key, MIB, &TestReplicateConfig::default()).unwrap();
+        }
+    }
+    hits
+}
+
+#[test]
+fn keys_that_return_stay_longer_than_with_lru() {
+    let [lru, learned] = [RetentionPolicy::Lru, RetentionPolicy::Learned]
+        .map(|retention| hits(&mut TestMasterCore::with_segments(settings(retention), &[128 * MIB]), 3_000));
+    // Of 1,000 uses of returning keys, 950 could be hits.
+    assert!(learned > lru + 200, "LRU {lru}, learned {learned}");
+}
+
+#[test]
+fn leased_and_pinned_keys_stay_whatever_their_value() {
+    let mut world = TestMasterCore::with_segments(settings(RetentionPolicy::Learned), &[128 * MIB]);
+    world.put("pinned", MIB, &hard_pinned()).unwrap();
+    hits(&mut world, 1_500);
+    assert!(world.has("pinned"));
+    // A key without any use would be evicted first.
+    world.put("leased", MIB, &TestReplicateConfig::default()).unwrap();
+    assert!(world.exists("leased"));
+    for number in 0..90 {
+        world.now += 1;
+        world.put(&format!("burst{number}"), MIB, &TestReplicateConfig::default()).unwrap();
+    }
+    assert!(world.has("leased") && world.has("pinned"));
+}
+
+/// A prefix is useless without its start, so the end of a call's keys is evicted first.
+#[test]
+fn a_prompt_loses_its_end_first() {
+    let mut world = TestMasterCore::with_segments(settings(RetentionPolicy::Learned), &[64 * MIB]);
+    let keys: Vec<String> = (0..40).map(|number| format!("page{number:02}")).collect();
+    let config = TestReplicateConfig::default();
+    let request = BatchPutStartRequest { keys: &keys, sizes: &[MIB; 40], config: &config };
+    let started = world.master.batch_put_start(caller(world.now, WRITER), &request, &mut world.changes);
+    assert!(started.iter().all(Result::is_ok));
+    let objects: Vec<_> = keys.iter().map(|key| ObjectMeta { key, object_checksum: None }).collect();
+    let ended =
+        world.master.batch_put_end(caller(world.now, WRITER), &objects, ReplicaType::ALL, &mut world.changes);
+    assert!(ended.iter().all(Result::is_ok));
+    let remaining = |world: &TestMasterCore| keys.iter().filter(|key| world.has(key)).count();
+    let is_prefix = |world: &TestMasterCore| keys.iter().take(remaining(world)).all(|key| world.has(key));
+    world.now += 60_000;
+    for number in 0..34 {
+        world.now += 1;
+        world.put(&format!("other{number}"), MIB, &config).unwrap();
+    }
+    assert!(remaining(&world) < 40 && is_prefix(&world), "{}", remaining(&world));
+    // The same after a lease.
+    let mut found = Vec::new();
+    world.master.batch_exist(world.now, TENANT, &keys, &mut found);
+    world.now += 60_000;
+    let before = remaining(&world);
+    for number in 0..60 {
+        world.now += 1;
+        world.put(&format!("more{number}"), MIB, &config).unwrap();
+    }
+    // Leases of sixteen consecutive keys end at the same time.
+    let first_kept = keys.iter().take(remaining(&world).saturating_sub(16)).all(|key| world.has(key));
+    assert!(remaining(&world) < before && first_kept, "{}", remaining(&world));
+}
