@@ -18,6 +18,7 @@ const REFRESH_MS: u64 = 20_000;
 const MAX_STAGGER_MS: usize = 999;
 /// Keys whose leases end in the same millisecond: few enough for the order, and clients do not notice the longer leases.
 const KEYS_PER_LEASE_MS: usize = 16;
+const MAX_LEASE_EXTENSION_MS: usize = 63;
 
 /// A call's read or write of one of its keys. The keys of a prompt come in its order, and a prefix is worth more than
 /// what follows it.
@@ -45,7 +46,7 @@ impl KeyUse {
 
     /// By how much its lease ends later than that of the call's last key.
     pub(crate) fn lease_extension_ms(self) -> u64 {
-        (self.keys.saturating_sub(self.position + 1) / KEYS_PER_LEASE_MS).min(MAX_STAGGER_MS) as u64
+        (self.keys.saturating_sub(self.position + 1) / KEYS_PER_LEASE_MS).min(MAX_LEASE_EXTENSION_MS) as u64
     }
 
     /// By how much it counts as written earlier than the call's first key.

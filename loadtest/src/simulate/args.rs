@@ -58,8 +58,8 @@ pub struct SimulateArgs {
     /// Run only the experiments whose name contains one of these texts.
     #[arg(long, value_delimiter = ',', requires = "suite", env = "MOONGATE_LOADTEST_SUITE_FILTER")]
     pub suite_filter: Vec<String>,
-    /// Policies to compare; ideal and ideal_fcfs are bounds that no policy reaches. A policy may have its own settings:
-    /// predictive:slack=0.5+length_price=0.
+    /// Policies to compare; ideal and ideal_fcfs are one queue in front of engines that share an unbounded
+    /// cache. A policy may have its own settings: predictive:slack=0.5+length_price=0.
     #[arg(long, value_delimiter = ',', default_value = "predictive", env = "MOONGATE_LOADTEST_POLICY")]
     pub policy: Vec<PolicyVariant>,
     /// Replay speed of a trace relative to the recording.

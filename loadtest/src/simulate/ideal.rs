@@ -1,5 +1,6 @@
-//! Routing without a scheduler: the single engine of the calibration, and a bound that no scheduler reaches, one queue
-//! in front of engines that share an unbounded cache.
+//! Routing without a scheduler: the single engine of the calibration, and one queue in front of engines that share an
+//! unbounded cache. Shortest first is not the best order for every trace, so with long prompts and a large store a
+//! policy can be faster.
 
 use super::fleet::{FleetNotification, SimulatedFleet, SimulatedRoute};
 use super::indices::{DecodeIndex, GatewayIndex, PrefillIndex, WorkloadIndex};

@@ -30,7 +30,7 @@ pub struct PolicyVariant {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PolicyVariantKind {
     Policy(PolicyName),
-    /// One queue in front of engines that share an unbounded cache: a bound that no policy reaches.
+    /// One queue in front of engines that share an unbounded cache.
     Ideal(IdealOrder),
 }
 
@@ -57,7 +57,7 @@ impl From<IdealOrder> for PolicyVariant {
 /// The text is not a policy with settings.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyVariantError {
-    #[error("{0}; ideal and ideal_fcfs are bounds, not policies")]
+    #[error("{0}; ideal and ideal_fcfs are comparisons, not policies")]
     Policy(#[from] UnknownPolicyError),
     #[error(transparent)]
     Override(#[from] SettingOverrideError),
