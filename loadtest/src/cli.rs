@@ -129,7 +129,7 @@ pub struct LoadRunArgs {
     /// URL of the endpoint, such as http://127.0.0.1:8000.
     #[arg(long, env = "MOONGATE_LOADTEST_TARGET")]
     pub target: Url,
-    /// Trace to replay: Mooncake or Qwen-Bailian JSON lines, or an Azure CSV.
+    /// Trace to replay: Mooncake or Qwen-Bailian JSON lines, a dataset of aiperf with sessions, or an Azure CSV.
     #[arg(long, env = "MOONGATE_LOADTEST_TRACE")]
     pub trace: Option<PathBuf>,
     /// Mean requests per second, with Poisson arrivals.

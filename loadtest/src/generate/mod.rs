@@ -5,6 +5,7 @@ pub mod client;
 pub mod measurements;
 pub mod prompt;
 pub mod report;
+mod session_trace;
 pub mod trace;
 
 use std::sync::Arc;

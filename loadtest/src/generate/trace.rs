@@ -1,4 +1,4 @@
-//! Reading traces: Mooncake's and Qwen-Bailian's JSON lines, and Azure's CSV.
+//! Reading traces: Mooncake's and Qwen-Bailian's JSON lines, aiperf's conversations, and Azure's CSV.
 
 use std::io::BufRead;
 use std::num::ParseIntError;
@@ -6,6 +6,8 @@ use std::path::Path;
 use std::time::{Duration, SystemTimeError};
 
 use serde::Deserialize;
+
+use super::session_trace::{SessionStarts, SessionTraceReader};
 
 /// Maximum number of rows; a longer trace is an error, because rows are held in memory.
 const MAX_ROWS: usize = 2_000_000;
@@ -86,11 +88,29 @@ struct JsonTraceRow {
     chat_id: Option<serde::de::IgnoredAny>,
 }
 
+/// How a trace file is read.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct TraceReadOptions {
+    /// Maximum number of rows.
+    pub limit: Option<usize>,
+    /// Mean rate at which the conversations of aiperf's datasets start; `None` for their recorded times.
+    pub sessions_per_second: Option<f64>,
+}
+
 /// Reads a trace file; the format is detected from its first line.
 ///
 /// # Errors
 /// The file cannot be read, or a line is not a request.
 pub fn read_trace(path: &Path, limit: Option<usize>) -> Result<Vec<TraceRow>, TraceFileError> {
+    read_trace_with(path, TraceReadOptions { limit, ..TraceReadOptions::default() })
+}
+
+/// [`read_trace`] with all options.
+///
+/// # Errors
+/// As for [`read_trace`].
+pub fn read_trace_with(path: &Path, options: TraceReadOptions) -> Result<Vec<TraceRow>, TraceFileError> {
+    let TraceReadOptions { limit, sessions_per_second } = options;
     let read_error = |source| TraceFileError::Read { path: path.display().to_string(), source };
     let file = std::fs::File::open(path).map_err(read_error)?;
     let mut lines = Vec::new();
@@ -106,7 +126,8 @@ pub fn read_trace(path: &Path, limit: Option<usize>) -> Result<Vec<TraceRow>, Tr
         }
         lines.push(String::from_utf8_lossy(&line).into_owned());
     }
-    let mut rows = parse_trace(lines.iter().map(String::as_str))?;
+    let sessions = SessionTraceReader::new(sessions_per_second.map(SessionStarts::with_rate));
+    let mut rows = parse_rows(lines.iter().map(String::as_str), sessions)?;
     if let Some(limit) = limit {
         rows.truncate(limit);
     }
@@ -119,6 +140,13 @@ pub fn read_trace(path: &Path, limit: Option<usize>) -> Result<Vec<TraceRow>, Tr
 /// # Errors
 /// A line is not a request, or there is none.
 pub fn parse_trace<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Vec<TraceRow>, TraceFileError> {
+    parse_rows(lines, SessionTraceReader::new(None))
+}
+
+fn parse_rows<'a>(
+    lines: impl IntoIterator<Item = &'a str>,
+    mut sessions: SessionTraceReader,
+) -> Result<Vec<TraceRow>, TraceFileError> {
     let mut rows: Vec<(f64, TraceRow)> = Vec::new();
     let mut columns = None;
     for (index, line) in lines.into_iter().enumerate() {
@@ -131,7 +159,9 @@ pub fn parse_trace<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Vec<T
         if rows.len() >= MAX_ROWS {
             return Err(at_line(TraceLineError::TooManyRows));
         }
-        let row = if line.starts_with('{') {
+        let row = if line.starts_with('{') && SessionTraceReader::is_session_row(line) {
+            sessions.row(line).map_err(at_line)?
+        } else if line.starts_with('{') {
             json_row(line).map_err(at_line)?
         } else if columns.is_none() && line.to_ascii_uppercase().contains("TIMESTAMP") {
             columns = Some(CsvTraceColumns::of(line).map_err(at_line)?);
@@ -150,12 +180,17 @@ pub fn parse_trace<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Vec<T
     Ok(spread_equal_timestamps(rows))
 }
 
-fn tokens(value: u64) -> Result<usize, TraceLineError> {
+pub(super) fn tokens(value: u64) -> Result<usize, TraceLineError> {
     let count = usize::try_from(value).ok().filter(|_| value <= MAX_TOKENS);
     count.ok_or(TraceLineError::TooManyTokens(value))
 }
 
-fn seconds(value: f64) -> Result<f64, TraceLineError> {
+/// Number of blocks of a prompt, the last partial one included.
+pub(super) fn block_count(tokens: usize, block_tokens: usize) -> usize {
+    tokens.div_ceil(block_tokens)
+}
+
+pub(super) fn seconds(value: f64) -> Result<f64, TraceLineError> {
     // A limit of about a thousand years keeps the arithmetic below exact enough and durations representable.
     if value.is_finite() && value.abs() < 4e10 { Ok(value) } else { Err(TraceLineError::TimeRange(value)) }
 }
@@ -167,7 +202,7 @@ fn json_row(line: &str) -> Result<(f64, TraceRow), TraceLineError> {
         None => (row.timestamp / 1_000.0, MOONCAKE_BLOCK),
     };
     let input_tokens = tokens(row.input_length)?;
-    let max_blocks = input_tokens.div_ceil(block_tokens);
+    let max_blocks = block_count(input_tokens, block_tokens);
     let blocks: Vec<u64> = row.hash_ids.iter().map(|id| id.cast_unsigned()).take(max_blocks).collect();
     let output_tokens = u32::try_from(tokens(row.output_length)?).unwrap_or(u32::MAX);
     Ok((seconds(at)?, TraceRow { at: Duration::ZERO, input_tokens, output_tokens, blocks, block_tokens }))
@@ -309,6 +344,10 @@ mod tests {
                 .map(|(at, input, output)| format!(r#"{{"timestamp":{at:?},"input_length":{input},"output_length":{output}}}"#))
                 .collect();
             let _ = parse_trace(lines.iter().map(String::as_str));
+            let turns: Vec<String> = rows.iter()
+                .map(|(at, input, output)| format!(r#"{{"session_id":"s","delay":{at:?},"input_length":{input},"output_length":{output}}}"#))
+                .collect();
+            let _ = parse_trace(turns.iter().map(String::as_str));
         }
     }
 }

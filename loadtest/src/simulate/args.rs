@@ -17,7 +17,7 @@ use super::suite::{SuiteOptions, SuiteStoreOptions};
 use super::sweep::{ExperimentLoad, PolicyExperiment, PolicyVariant, run_experiment, with_overrides};
 use super::workload::{ReplayOptions, SimulatedWorkload};
 use super::{report, suite, table};
-use crate::generate::trace::read_trace;
+use crate::generate::trace::{TraceReadOptions, read_trace_with};
 
 impl FromStr for EngineOutage {
     type Err = String;
@@ -38,7 +38,7 @@ impl FromStr for EngineOutage {
 #[derive(Debug, Clone, Args)]
 #[command(group = clap::ArgGroup::new("load").required(true).args(["trace", "multiturn", "agents", "suite", "calibrate"]))]
 pub struct SimulateArgs {
-    /// Trace to replay: Mooncake or Qwen-Bailian JSON lines, or an Azure CSV.
+    /// Trace to replay: Mooncake or Qwen-Bailian JSON lines, a dataset of aiperf with sessions, or an Azure CSV.
     #[arg(long, env = "MOONGATE_LOADTEST_TRACE")]
     pub trace: Option<PathBuf>,
     /// Simulate SGLang's bench_multiturn: clients with growing conversations and few requests in flight.
@@ -65,6 +65,9 @@ pub struct SimulateArgs {
     /// Replay speed of a trace relative to the recording.
     #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_SPEED")]
     pub speed: f64,
+    /// With a dataset of aiperf: mean rate at which its sessions start, instead of the recorded times.
+    #[arg(long, env = "MOONGATE_LOADTEST_SESSIONS_PER_SECOND")]
+    pub sessions_per_second: Option<f64>,
     /// Maximum number of trace rows to replay, or of requests to generate.
     #[arg(long, env = "MOONGATE_LOADTEST_REQUESTS")]
     pub requests: Option<usize>,
@@ -192,7 +195,10 @@ impl SimulateArgs {
         let replay = ReplayOptions { speed: self.speed, jitter_s: self.jitter, seed: 0 };
         let load = match &self.trace {
             Some(path) => {
-                let rows = read_trace(path, self.requests)?;
+                let rows = read_trace_with(
+                    path,
+                    TraceReadOptions { limit: self.requests, sessions_per_second: self.sessions_per_second },
+                )?;
                 ExperimentLoad::Open(SimulatedWorkload::of_rows(&rows, !self.ignore_sessions), replay)
             }
             None if self.agents => {
@@ -229,6 +235,7 @@ impl SimulateArgs {
             ("--slow-engine", self.slow_engine),
             ("--engine-speed", self.engine_speed),
             ("--request-rate", self.request_rate),
+            ("--sessions-per-second", self.sessions_per_second.unwrap_or(1.0)),
         ];
         for (flag, value) in positive {
             anyhow::ensure!(value.is_finite() && value > 0.0, "{flag} {value}: give a number above 0");
