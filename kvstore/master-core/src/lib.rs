@@ -107,6 +107,7 @@ pub use intact::IntactRanges;
 pub use inventory::{InventoryRecord, ObjectVersion, RestoreOutcome};
 pub use locked_shard::ObjectCursor;
 pub use master::MasterCore;
+pub use moongate_retention::TrialHits;
 pub use mount::SegmentRange;
 pub use query::{PrefixStatistics, SpaceUsage};
 pub use requests::{

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use mooncake_wire::ErrorCode;
 use mooncake_wire::admin::{SegmentDetail, SegmentsDetail, TenantQuota};
 use mooncake_wire::types::{SegmentStatus, Uuid};
+use moongate_retention::TrialHits;
 
 use crate::change::{StateChange, StateChangeSink};
 use crate::indices::PrefixIndex;
@@ -177,6 +178,11 @@ impl MasterCore {
             counts.disk_read_bytes = counts.disk_read_bytes.saturating_add(shard.disk_reads.bytes);
         }
         counts
+    }
+
+    /// Recent hits of sampled keys with each retention policy.
+    pub fn retention_trial(&self) -> TrialHits {
+        self.objects.retention.trial_hits()
     }
 
     pub fn prefix_statistics(&self) -> Vec<PrefixStatistics> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
-use moongate_retention::{BlockClass, PromptLength, RetentionValues, ReturnTimeLearner};
+use moongate_retention::{BlockClass, PromptLength, RetentionValues, ReturnTimeLearner, TrialHits};
 use parking_lot::Mutex;
 
 use crate::object_table::KeyLocation;
@@ -78,6 +78,10 @@ impl ObjectRetention {
     /// The values of keeping objects. Without learning, or before anything was learned, all are zero.
     pub(crate) fn values(&self) -> Arc<RetentionValues> {
         self.values.load_full()
+    }
+
+    pub(crate) fn trial_hits(&self) -> TrialHits {
+        self.learner.lock().trial_hits()
     }
 
     /// Observes that a key was used, and is of this class from now on.

@@ -128,8 +128,8 @@ impl ReturnTimeLearner {
         self.values = RetentionValues::of_hazards(classes.iter().map(|class| class.hazards(&pooled)));
         let capacity = stored as f64 * sample.share();
         self.trial.resize(capacity as usize, |hash| sample.is_sampled(hash));
-        let TrialHits { lru, valued, .. } = self.trial.hits();
-        if valued >= lru { self.values.clone() } else { RetentionValues::default() }
+        let TrialHits { lru, learned, .. } = self.trial.hits();
+        if learned >= lru { self.values.clone() } else { RetentionValues::default() }
     }
 
     /// Recent hits of sampled blocks with LRU and with learned values.

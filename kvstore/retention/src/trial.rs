@@ -17,7 +17,7 @@ pub struct TrialHits {
     /// Of these, the blocks that LRU would have stored.
     pub lru: u64,
     /// Of these, the blocks that would have been stored if the least valuable had been evicted.
-    pub valued: u64,
+    pub learned: u64,
 }
 
 /// Two caches of the sampled blocks, smaller than the store in proportion to the sample: one evicts by LRU, the other by
@@ -43,10 +43,10 @@ impl RetentionTrial {
     pub(crate) fn record_lookup(&mut self, hash: u64) {
         self.hits.uses += 1;
         self.hits.lru += u64::from(self.lru.contains_key(&hash));
-        self.hits.valued += u64::from(self.valued.class(hash).is_some());
+        self.hits.learned += u64::from(self.valued.class(hash).is_some());
         if self.hits.uses > MAX_USES {
-            let TrialHits { uses, lru, valued } = &mut self.hits;
-            (*uses, *lru, *valued) = (*uses / 2, *lru / 2, *valued / 2);
+            let TrialHits { uses, lru, learned } = &mut self.hits;
+            (*uses, *lru, *learned) = (*uses / 2, *lru / 2, *learned / 2);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Metric families that Mooncake's master does not have.
 
 use mooncake_wire::rpc::RpcMethod;
-use moongate_master_core::PrefixStatistics;
+use moongate_master_core::{PrefixStatistics, TrialHits};
 use moongate_runtime::metrics::{HistogramSnapshot, MetricsWriter};
 
 use crate::counters::{LATENCY_BUCKETS, latency_bound};
@@ -16,6 +16,7 @@ pub(super) fn all(
 ) {
     latencies(writer, server);
     state(writer, server);
+    retention(writer, server);
     storage(writer, server);
     prefixes(writer, server);
     capabilities(writer, server);
@@ -78,6 +79,22 @@ fn state(writer: &mut MetricsWriter<'_>, server: &MasterServer) {
         "moongate_master_unknown_arguments_total",
         "RPCs whose argument layout no known release has",
         unknown,
+    );
+}
+
+/// Which retention policy has more hits on the sampled keys. All are zero with `--retention_policy=lru`.
+fn retention(writer: &mut MetricsWriter<'_>, server: &MasterServer) {
+    let TrialHits { uses, lru, learned } = server.master.retention_trial();
+    writer.gauge(
+        "moongate_master_retention_sampled_reads",
+        "Recent reads of sampled keys that were used before",
+        uses,
+    );
+    writer.gauge_by(
+        "moongate_master_retention_sampled_hits",
+        "Recent reads of sampled keys that each retention policy would have kept",
+        "policy",
+        [("learned", learned), ("lru", lru)],
     );
 }
 
