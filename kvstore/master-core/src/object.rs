@@ -34,35 +34,36 @@ impl EvictionQueue {
     pub(crate) const COUNT: usize = QUEUES_WITHOUT_CLASS + 2 * BlockClass::COUNT;
 
     /// Position among all values, below [`Self::COUNT`].
-    pub(crate) fn number(self) -> usize {
-        match self {
-            Self::Vacant => 0,
-            Self::Unlisted => 1,
-            Self::Writing => 2,
-            Self::SoftPinned => 3,
-            Self::Unread(class) => QUEUES_WITHOUT_CLASS + class.index(),
-            Self::Leased(class) => QUEUES_WITHOUT_CLASS + BlockClass::COUNT + class.index(),
-        }
+    pub(crate) fn number(self) -> QueueNumber {
+        QueueNumber(match self {
+            Self::Vacant => QueueNumber::VACANT.0,
+            Self::Unlisted => QueueNumber::UNLISTED.0,
+            Self::Writing => QueueNumber::WRITING.0,
+            Self::SoftPinned => QueueNumber::SOFT_PINNED.0,
+            Self::Unread(class) => (QUEUES_WITHOUT_CLASS + class.index()) as u8,
+            Self::Leased(class) => (QUEUES_WITHOUT_CLASS + BlockClass::COUNT + class.index()) as u8,
+        })
     }
 
-    /// The value with this number.
-    pub(crate) fn from_number(number: usize) -> Self {
-        let class = number.checked_sub(QUEUES_WITHOUT_CLASS);
-        match (number, class.and_then(BlockClass::from_index), class) {
-            (1, ..) => Self::Unlisted,
-            (2, ..) => Self::Writing,
-            (3, ..) => Self::SoftPinned,
-            (_, Some(class), _) => Self::Unread(class),
-            (_, None, Some(class)) => {
-                BlockClass::from_index(class - BlockClass::COUNT).map_or(Self::Vacant, Self::Leased)
+    fn from_number(number: QueueNumber) -> Self {
+        match number {
+            QueueNumber::VACANT => Self::Vacant,
+            QueueNumber::UNLISTED => Self::Unlisted,
+            QueueNumber::WRITING => Self::Writing,
+            QueueNumber::SOFT_PINNED => Self::SoftPinned,
+            QueueNumber(number) => {
+                let class = usize::from(number) - QUEUES_WITHOUT_CLASS;
+                match class.checked_sub(BlockClass::COUNT) {
+                    None => BlockClass::from_index(class).map_or(Self::Vacant, Self::Unread),
+                    Some(class) => BlockClass::from_index(class).map_or(Self::Vacant, Self::Leased),
+                }
             }
-            _ => Self::Vacant,
         }
     }
 
     /// The queues of unpinned objects.
     pub(crate) fn unpinned() -> impl Iterator<Item = Self> {
-        (QUEUES_WITHOUT_CLASS..Self::COUNT).map(Self::from_number)
+        (QUEUES_WITHOUT_CLASS..Self::COUNT).map(|number| Self::from_number(QueueNumber(number as u8)))
     }
 
     /// The class of an unpinned object; that of one that was written only, for all others.
@@ -71,6 +72,35 @@ impl EvictionQueue {
             Self::Unread(class) | Self::Leased(class) => class,
             Self::Vacant | Self::Unlisted | Self::Writing | Self::SoftPinned => BlockClass::default(),
         }
+    }
+}
+
+/// An [`EvictionQueue`] as a number, for indices and comparisons without decoding it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct QueueNumber(u8);
+
+impl QueueNumber {
+    const VACANT: Self = Self(0);
+    const UNLISTED: Self = Self(1);
+    const WRITING: Self = Self(2);
+    pub(crate) const SOFT_PINNED: Self = Self(3);
+
+    pub(crate) fn get(self) -> usize {
+        self.0.into()
+    }
+
+    /// Whether its entries are in a list.
+    pub(crate) fn is_listed(self) -> bool {
+        self != Self::VACANT && self != Self::UNLISTED
+    }
+
+    pub(crate) fn queue(self) -> EvictionQueue {
+        EvictionQueue::from_number(self)
+    }
+
+    /// The number at a position below [`EvictionQueue::COUNT`].
+    pub(crate) fn of_position(position: u32) -> Self {
+        Self(position as u8)
     }
 }
 
@@ -187,13 +217,17 @@ const _: () = assert!(EvictionQueue::COUNT <= HARD_PIN as usize, "a queue's numb
 
 impl EntryFlags {
     pub(crate) fn new(queue: EvictionQueue, hard_pin: bool) -> Self {
-        Self(queue.number() as u8 | if hard_pin { HARD_PIN } else { 0 })
+        Self(queue.number().0 | if hard_pin { HARD_PIN } else { 0 })
     }
 }
 
 impl ObjectEntry {
     pub(crate) fn queue(&self) -> EvictionQueue {
-        EvictionQueue::from_number(usize::from(self.flags.0 & !HARD_PIN))
+        self.queue_number().queue()
+    }
+
+    pub(crate) fn queue_number(&self) -> QueueNumber {
+        QueueNumber(self.flags.0 & !HARD_PIN)
     }
 
     pub(crate) fn set_queue(&mut self, queue: EvictionQueue) {
@@ -206,7 +240,7 @@ impl ObjectEntry {
 
     /// Whether the put has ended.
     pub(crate) fn is_complete(&self) -> bool {
-        !matches!(self.queue(), EvictionQueue::Vacant | EvictionQueue::Writing)
+        !matches!(self.queue_number(), QueueNumber::VACANT | QueueNumber::WRITING)
     }
 
     /// Whether a reader has an unexpired lease.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::indices::{AllocatorBlockIndex, EntryIndex, PrefixIndex, SegmentIndex, SlabIndex, TenantIndex};
 use crate::inventory::ShardRebuild;
-use crate::object::{EvictionQueue, ObjectEntry};
+use crate::object::{EvictionQueue, ObjectEntry, QueueNumber};
 use crate::slab::Slab;
 use crate::table::HashIndex;
 
@@ -90,8 +90,8 @@ const SORT_SCAN_LIMIT: usize = 256;
 
 const _: () = assert!(EvictionQueue::COUNT <= u128::BITS as usize, "every queue has a bit");
 
-fn list_of(queue: EvictionQueue) -> Option<usize> {
-    (!matches!(queue, EvictionQueue::Vacant | EvictionQueue::Unlisted)).then(|| queue.number())
+fn list_of(queue: QueueNumber) -> Option<usize> {
+    queue.is_listed().then(|| queue.get())
 }
 
 impl ObjectShard {
@@ -133,7 +133,7 @@ impl ObjectShard {
     /// Inserts an entry into a queue by its stamp; if its position is more than 256 entries from both ends, near the start.
     pub(crate) fn enqueue_by_stamp(&mut self, index: EntryIndex, queue: EvictionQueue) {
         self.unlink(index);
-        let (Some(list), stamp) = (list_of(queue), self.entries[index].stamp) else {
+        let (Some(list), stamp) = (list_of(queue.number()), self.entries[index].stamp) else {
             self.link(index, queue);
             return;
         };
@@ -169,7 +169,7 @@ impl ObjectShard {
     fn link(&mut self, index: EntryIndex, queue: EvictionQueue) {
         self.entries[index].set_queue(queue);
         self.soft_pinned += usize::from(queue == EvictionQueue::SoftPinned);
-        let Some(list) = list_of(queue) else { return };
+        let Some(list) = list_of(queue.number()) else { return };
         let tail = std::mem::replace(&mut self.lists[list].tail, index);
         let entry = &mut self.entries[index];
         (entry.previous, entry.next) = (tail, EntryIndex::NONE);
@@ -183,8 +183,8 @@ impl ObjectShard {
 
     fn unlink(&mut self, index: EntryIndex) {
         let entry = &self.entries[index];
-        let (before, after, queue) = (entry.previous, entry.next, entry.queue());
-        self.soft_pinned -= usize::from(queue == EvictionQueue::SoftPinned);
+        let (before, after, queue) = (entry.previous, entry.next, entry.queue_number());
+        self.soft_pinned -= usize::from(queue == QueueNumber::SOFT_PINNED);
         let Some(list) = list_of(queue) else { return };
         if before == EntryIndex::NONE {
             self.lists[list].head = after;
@@ -202,7 +202,7 @@ impl ObjectShard {
     /// Reads the neighbours in the queue, so that they are cached when the entry is moved. The result has no meaning.
     pub(crate) fn prefetch_neighbours(&self, index: EntryIndex) -> u32 {
         let entry = &self.entries[index];
-        if list_of(entry.queue()).is_none() {
+        if !entry.queue_number().is_listed() {
             return 0;
         }
         let previous = |index: EntryIndex| {
@@ -213,7 +213,7 @@ impl ObjectShard {
 
     /// First entry of a queue.
     pub(crate) fn head(&self, queue: EvictionQueue) -> Option<EntryIndex> {
-        let head = self.lists[list_of(queue)?].head;
+        let head = self.lists[list_of(queue.number())?].head;
         (head != EntryIndex::NONE).then_some(head)
     }
 
@@ -228,7 +228,7 @@ impl ObjectShard {
     pub(crate) fn take_changed_heads(&mut self, mut each: impl FnMut(EvictionQueue, u64)) {
         let mut changed = std::mem::take(&mut self.changed_heads);
         while changed != 0 {
-            let queue = EvictionQueue::from_number(changed.trailing_zeros() as usize);
+            let queue = QueueNumber::of_position(changed.trailing_zeros()).queue();
             changed &= changed - 1;
             each(queue, self.head(queue).map_or(u64::MAX, |index| self.entries[index].stamp));
         }
