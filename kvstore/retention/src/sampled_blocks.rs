@@ -1,6 +1,6 @@
 //! A bounded sample of all blocks, selected by the hash of their keys: a block is sampled at all of its uses or never.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 use crate::block_class::BlockClass;
 
@@ -31,13 +31,14 @@ pub(crate) struct SampledBlocks {
     max: usize,
     /// Blocks whose hash is at most this one are sampled. It only decreases.
     max_hash: u64,
-    last_uses: HashMap<u64, SampledUse>,
+    /// Ordered, so that sums over it do not depend on a random order.
+    last_uses: BTreeMap<u64, SampledUse>,
 }
 
 impl SampledBlocks {
     /// An empty sample of at most `max` blocks.
     pub(crate) fn new(max: usize) -> Self {
-        Self { max: max.max(1), max_hash: u64::MAX, last_uses: HashMap::new() }
+        Self { max: max.max(1), max_hash: u64::MAX, last_uses: BTreeMap::new() }
     }
 
     pub(crate) fn max_hash(&self) -> u64 {
@@ -63,8 +64,7 @@ impl SampledBlocks {
         let before = self.last_uses.insert(hash, last_use);
         while self.last_uses.len() > self.max {
             self.max_hash /= 2;
-            let max_hash = self.max_hash;
-            self.last_uses.retain(|hash, _| *hash <= max_hash);
+            drop(self.last_uses.split_off(&(self.max_hash + 1)));
         }
         before
     }
