@@ -104,7 +104,7 @@ impl ObjectRetention {
         self.max_hash.store(learner.max_hash(), Relaxed);
     }
 
-    /// Computes the values anew if they are too old. `stored` counts the objects.
+    /// Recomputes the values if they are older than the refresh interval. `stored` returns the number of objects.
     pub(crate) fn refresh(&self, now_ms: u64, stored: impl FnOnce() -> u64) {
         if self.max_hash.load(Relaxed) == 0 || now_ms < self.refresh_at_ms.load(Relaxed) {
             return;

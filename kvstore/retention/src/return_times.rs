@@ -195,6 +195,28 @@ mod tests {
         assert!((0.9..1.1).contains(&(never / expected)), "{never} {expected}");
     }
 
+    #[test]
+    fn values_are_not_used_while_lru_has_more_hits() {
+        let mut learner = ReturnTimeLearner::new(100);
+        let _ = learner.values(0, 1);
+        // Wrong values: the class that returns is worth nothing, the other one much.
+        let valuable = class(2).index();
+        let hazards = |class| [if class == valuable { 0.5 } else { 0.0 }; AGE_BINS];
+        learner.values = RetentionValues::of_hazards((0..BlockClass::COUNT).map(hazards));
+        for second in 0..20 {
+            let now_ms = second * 1_000;
+            // The caches hold one block: LRU the second one, the other cache the first.
+            learner.record_use(now_ms, 1, class(2));
+            learner.record_use(now_ms + 1, 2, class(1));
+            learner.record_use(now_ms + 2, 2, class(1));
+        }
+        let TrialHits { lru, learned, .. } = learner.trial_hits();
+        assert!(lru > learned, "{lru} {learned}");
+        let values = learner.values(20_000, 1);
+        assert!([1, 2].iter().all(|uses| values.value(class(*uses), 0) == 0.0));
+        assert!(learner.values.value(class(1), 0) > 0.0);
+    }
+
     proptest! {
         #[test]
         fn the_sample_is_bounded_and_values_are_finite(

@@ -252,6 +252,11 @@ impl SimulateArgs {
         for (flag, value) in not_negative {
             anyhow::ensure!(value.is_finite() && value >= 0.0, "{flag} {value}: give a number, 0 or more");
         }
+        anyhow::ensure!(
+            self.return_hints <= 1.0,
+            "--return-hints {}: give a share of the requests, 0 to 1",
+            self.return_hints
+        );
         let prefill = self.prefill;
         anyhow::ensure!(
             (1..=MAX_PREFILL).contains(&prefill),
@@ -386,6 +391,8 @@ mod tests {
             "--outage=1@x",
             "--noise=-1",
             "--gateways=0",
+            "--return-hints=2",
+            "--sessions-per-second=0",
         ] {
             assert!(case(&[flag]).is_err(), "{flag}");
         }

@@ -68,7 +68,7 @@ impl ObservedCluster {
         }
     }
 
-    /// Applies a change, whoever reports it first: the response to our own write, or a watch.
+    /// Applies a change that the response to a write or a watch event reports.
     pub(crate) fn apply(&self, change: ObservedChange) {
         self.update(|cache| match change {
             ObservedChange::Present(kind, object) => cache.upsert(kind, *object),
