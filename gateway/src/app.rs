@@ -18,7 +18,7 @@ use crate::config::{DEFAULT_CONNECTIONS, GatewayOptions, ModelFolderError, check
 use crate::decide::{AdmissionQueue, SchedulerClock};
 use crate::dispatch::RequestDispatcher;
 use crate::error::{ApiError, ApiErrorCode};
-use crate::feedback::{DecisionHistory, GatewayMetrics};
+use crate::feedback::{DecisionHistory, GatewayMetrics, PromptReportQueue, run_prompt_reports};
 use crate::fleet::{FleetReader, UpstreamEndpoint, check_health, poll_loads, probe_suspects, watch_topology};
 use crate::ingress::{BodyReader, FleetStatusCache, GatewayContext, admin_router, public_router};
 use crate::kv_index::KvIndex;
@@ -155,32 +155,10 @@ pub async fn start(
 
     let metrics = Arc::new(GatewayMetrics::new(options.metric_aliases));
     let models = Arc::new(ModelTokenizers::new(options.model.clone(), memory.conversations));
-    let store = match &options.mooncake_admin {
-        Some(address) => {
-            let tls = options.store_tls.load()?;
-            if let Some(tls) = &tls {
-                tls.reload_on_change(supervisor);
-            }
-            let admin = AdminClient::authenticated(address, AdminOptions::default(), tls.as_ref())?;
-            Some(StoreView::new(admin, index.clone(), metrics.store.clone()))
-        }
-        None => None,
+    let (store, prompt_reports) = match start_store_view(options, supervisor, &metrics, &index, &fleet)? {
+        Some((store, prompt_reports)) => (Some(store), Some(prompt_reports)),
+        None => (None, None),
     };
-    if let Some(store) = &store {
-        let (view, stop) = (store.clone(), supervisor.token());
-        supervisor.spawn_restarted("store-nodes", move || view.clone().watch_nodes(stop.clone()));
-        let events = options.mooncake_events.is_some();
-        let (view, reader, stop) = (store.clone(), fleet.clone(), supervisor.token());
-        supervisor.spawn_restarted("store-scan", move || {
-            view.clone().run_scanner(reader.clone(), events, stop.clone())
-        });
-        if let Some(endpoint) = options.mooncake_events.clone() {
-            let (view, reader, stop) = (store.clone(), fleet.clone(), supervisor.token());
-            supervisor.spawn_restarted("store-events", move || {
-                view.clone().follow_events(endpoint.clone(), reader.clone(), stop.clone())
-            });
-        }
-    }
     let feeds = FeedStarter {
         models: models.clone(),
         metrics: metrics.feeds.clone(),
@@ -235,6 +213,7 @@ pub async fn start(
         dispatcher,
         predictor: CacheHitPredictor::new(index.clone(), models, engines, store, prompt_memory.clone()),
         index,
+        prompt_reports,
         metrics,
         traces,
         bodies: BodyReader::new(options.listeners.body_limits(&body_memory), body_memory, supervisor.clone()),
@@ -276,6 +255,40 @@ pub async fn start(
         drain_delay: options.drain_delay,
         drain_deadline: options.drain_deadline,
     })
+}
+
+/// Starts the tasks that follow the store's metadata, and the one that sends reports to its master; `None` without a store.
+fn start_store_view(
+    options: &GatewayOptions,
+    supervisor: &Supervisor,
+    metrics: &GatewayMetrics,
+    index: &Arc<KvIndex>,
+    fleet: &FleetReader,
+) -> Result<Option<(Arc<StoreView>, PromptReportQueue)>, GatewayStartError> {
+    let Some(address) = &options.mooncake_admin else { return Ok(None) };
+    let tls = options.store_tls.load()?;
+    if let Some(tls) = &tls {
+        tls.reload_on_change(supervisor);
+    }
+    let admin = AdminClient::authenticated(address, AdminOptions::default(), tls.as_ref())?;
+    let store = StoreView::new(admin.clone(), index.clone(), metrics.store.clone());
+    let (view, stop) = (store.clone(), supervisor.token());
+    supervisor.spawn_restarted("store-nodes", move || view.clone().watch_nodes(stop.clone()));
+    let events = options.mooncake_events.is_some();
+    let (view, reader, stop) = (store.clone(), fleet.clone(), supervisor.token());
+    supervisor.spawn_restarted("store-scan", move || {
+        view.clone().run_scanner(reader.clone(), events, stop.clone())
+    });
+    if let Some(endpoint) = options.mooncake_events.clone() {
+        let (view, reader, stop) = (store.clone(), fleet.clone(), supervisor.token());
+        supervisor.spawn_restarted("store-events", move || {
+            view.clone().follow_events(endpoint.clone(), reader.clone(), stop.clone())
+        });
+    }
+    let (queue, finished) = PromptReportQueue::new(metrics.prompt_reports.clone());
+    let reports = run_prompt_reports(admin, metrics.prompt_reports.clone(), finished, supervisor.token());
+    supervisor.spawn_essential("prompt-reports", reports);
+    Ok(Some((store, queue)))
 }
 
 /// Divides the process's file descriptors so that client connections cannot exhaust those of engines, probes and the admin

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
+use mooncake_wire::admin::ReturnHint;
 use moongate_scheduler::RequestProfile;
 
 use crate::feedback::RequestDescription;
@@ -26,6 +27,8 @@ pub(crate) struct RoutedRequest {
     pub(crate) routing: RoutingFields<'static>,
     /// The scheduler's view of the request; `None` on passed-through paths without a model.
     pub(crate) request: Option<RequestProfile>,
+    /// The client's hint whether the prompt's prefix will be used again.
+    pub(crate) return_hint: Option<ReturnHint>,
     /// Predicted cache hits of each engine, if available.
     pub(crate) prompt_prediction: Option<PromptPrediction>,
     /// Model name for logs and metrics.
@@ -76,6 +79,7 @@ impl RoutedRequest {
             body,
             routing,
             request: None,
+            return_hint: None,
             prompt_prediction: None,
             model: None,
         }

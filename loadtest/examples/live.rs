@@ -1,7 +1,7 @@
 //! `moongate loadtest live` without the rest of the program: builds quickly while engines are being tuned. The gateway
 //! is a separate program.
 //!
-//! `cargo run --release -p moongate-loadtest --example live -- --gateway target/release/moongate --trace FILE`
+//! `cargo run --release -p moongate-loadtest --example live -- --program target/release/moongate --trace FILE`
 
 use std::process::ExitCode;
 

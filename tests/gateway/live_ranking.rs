@@ -30,6 +30,20 @@ async fn a_real_gateway_serves_the_load_on_compressed_time() {
     .await;
 }
 
+/// Engines, gateway, master and store node are real processes or talk to them; clients give hints.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_real_store_serves_the_load_on_compressed_time() {
+    assert_simulator_ranking(&[
+        "--trace",
+        RECORDED,
+        "--requests=30",
+        "--time-scale=10",
+        "--policy=predictive",
+        "--store=learned:0.5",
+    ])
+    .await;
+}
+
 /// Needs an idle machine for some minutes, and a release build.
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "takes minutes of a quiet machine"]

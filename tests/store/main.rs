@@ -37,6 +37,7 @@ mod matrix;
 mod mooncake_events;
 mod node_process;
 mod nodes;
+mod return_hints;
 mod soak;
 mod upgrade;
 mod upgrade_hooks;

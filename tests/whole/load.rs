@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use moongate_loadtest::generate::prompt::unique_prompt;
 use moongate_loadtest::generate::{LoadTarget, LoadTargetApi, RequestFailure, RequestMeasurement};
 use parking_lot::Mutex;
+use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
@@ -124,7 +125,8 @@ async fn converse(
             let body = json!({ "model": target.model, "messages": messages, "max_tokens": ANSWER_TOKENS,
                 "stream": true, "stream_options": { "include_usage": true }, "temperature": 0 });
             let begun = Instant::now();
-            let outcome = target.post("chat/completions", body.to_string().into_bytes()).await;
+            let outcome =
+                target.post("chat/completions", body.to_string().into_bytes(), HeaderMap::new()).await;
             samples.lock().push(RequestSample { begun, outcome });
             messages.push(json!({ "role": "assistant", "content": "yes" }));
         }

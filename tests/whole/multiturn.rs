@@ -11,6 +11,7 @@ use moongate_loadtest::generate::{LoadTarget, LoadTargetApi, RequestMeasurement}
 use moongate_loadtest::simulate::{
     BenchmarkResult, MultiTurnOptions, PUBLISHED_MEASUREMENTS, published_plot,
 };
+use reqwest::header::HeaderMap;
 use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -109,7 +110,10 @@ async fn run(
                 "stream_options": { "include_usage": true }, "temperature": 0, "ignore_eos": true });
             let (target, share) = (Arc::clone(&target), random.f64());
             sent.spawn(async move {
-                let outcome = target.post("completions", body.to_string().into_bytes()).await.unwrap();
+                let outcome = target
+                    .post("completions", body.to_string().into_bytes(), HeaderMap::new())
+                    .await
+                    .unwrap();
                 tokio::time::sleep(lag(&outcome, 2.0 * settings.in_flight_lag * share, scale)).await;
                 drop(slot);
                 outcome

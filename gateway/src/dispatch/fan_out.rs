@@ -82,6 +82,7 @@ fn single_sample_request(
         body,
         routing: fields,
         request,
+        return_hint: routed.return_hint,
         prompt_prediction: routed.prompt_prediction.clone(),
         model: routed.model.clone(),
     })

@@ -19,6 +19,7 @@ use super::cache::{EventFeedMetrics, PredictionMetrics, StoreViewMetrics};
 use super::engines::EngineGauges;
 use super::legs::LegMetrics;
 use super::overload::OverloadMetrics;
+use super::prompt_reports::PromptReportMetrics;
 use super::request_counters::{RequestCounters, RequestTotals};
 use super::silence::SilenceMetrics;
 use super::tokenize::TokenizeMetrics;
@@ -66,6 +67,7 @@ pub(crate) struct GatewayMetrics {
     pub(crate) tokenize: Arc<TokenizeMetrics>,
     pub(crate) feeds: Arc<EventFeedMetrics>,
     pub(crate) store: Arc<StoreViewMetrics>,
+    pub(crate) prompt_reports: PromptReportMetrics,
     predict: Histogram,
     pub(super) index_blocks: Gauge,
     index_bytes: Gauge,
@@ -143,6 +145,7 @@ impl GatewayMetrics {
             tokenize: Arc::new(TokenizeMetrics::register(&mut registry)),
             feeds: Arc::new(EventFeedMetrics::register(&mut registry)),
             store: Arc::new(StoreViewMetrics::register(&mut registry)),
+            prompt_reports: PromptReportMetrics::register(&mut registry),
             predict: registry.register(
                 "moongate_prediction_seconds",
                 "Time to predict one request: tokens, block hashes and the lookup",

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use super::cache::ExpectedHits;
 use super::metrics::GatewayMetrics;
+use super::prompt_reports::PromptReport;
 use super::spans::RequestSpan;
 use crate::access::QuotaPermit;
 use crate::error::ApiError;
@@ -46,6 +47,8 @@ pub(crate) struct RequestRecorder {
     ttft_prediction: Option<TtftPrediction>,
     /// Predicted hits of the engine that computes the prompt, and the model's name.
     expected_hits: Option<(ExpectedHits, Arc<str>)>,
+    /// What to report to the store's master when the response is complete.
+    prompt_report: Option<PromptReport>,
     /// The tenant's quota counts the request until its end.
     permit: Option<QuotaPermit>,
     ended: bool,
@@ -70,6 +73,7 @@ impl RequestRecorder {
             prefill: None,
             ttft_prediction: None,
             expected_hits: None,
+            prompt_report: None,
             permit: None,
             ended: false,
         }
@@ -93,6 +97,11 @@ impl RequestRecorder {
     pub(crate) fn set_expected_hits(&mut self, expected: ExpectedHits, model: Arc<str>) {
         self.span.set_expected_hits(expected);
         self.expected_hits = Some((expected, model));
+    }
+
+    /// Sets the report about the prompt, to be sent when the response is complete.
+    pub(crate) fn set_prompt_report(&mut self, report: PromptReport) {
+        self.prompt_report = Some(report);
     }
 
     /// Sets the predicted time of a stream's first token.
@@ -123,8 +132,8 @@ impl RequestRecorder {
         }
     }
 
-    /// The response is complete, with its token counts and those of its prefill. `write_finish` fills in id and finish reasons if
-    /// the trace is exported.
+    /// The response is complete, with its token counts and those of its prefill. `write_finish` fills in id and finish reasons, if
+    /// they are needed.
     pub(crate) fn completed(
         &mut self,
         usage: Option<TokenUsage>,
@@ -154,7 +163,15 @@ impl RequestRecorder {
                 }
             }
         }
-        self.span.response_ended(write_finish);
+        match self.prompt_report.take() {
+            None => self.span.response_ended(write_finish),
+            Some(report) => {
+                let mut finish = ResponseFinish::default();
+                write_finish(&mut finish);
+                report.send(self.start, finish.requests_tools());
+                self.span.response_ended(|target| *target = finish);
+            }
+        }
         self.end("ok");
     }
 

@@ -21,11 +21,12 @@ use super::headers::{REQUEST_ID, request_id, to_engine};
 use super::inference_paths::InferencePath;
 use super::media_type::{MediaType, check_encoding};
 use super::options::UnauthenticatedPath;
+use super::return_hint::return_hint;
 use super::tenant_priority::TenantPriorityHeaders;
 use crate::access::{AccessControl, AuthenticatedCaller, QuotaPermit};
 use crate::dispatch::{DispatchError, RequestDispatcher, fan_out};
 use crate::error::{ApiError, ApiErrorCode};
-use crate::feedback::{DecisionHistory, GatewayMetrics, RequestRecorder, RequestSpan};
+use crate::feedback::{DecisionHistory, GatewayMetrics, PromptReportQueue, RequestRecorder, RequestSpan};
 use crate::kv_index::KvIndex;
 use crate::memory::MemoryBudget;
 use crate::predict::{CacheHitPredictor, PredictionError, PromptPrediction, RequestPrompt};
@@ -39,6 +40,8 @@ pub(crate) struct GatewayContext {
     pub(crate) dispatcher: RequestDispatcher,
     pub(crate) predictor: CacheHitPredictor,
     pub(crate) index: Arc<KvIndex>,
+    /// Queue of reports to the store's master, with a store.
+    pub(crate) prompt_reports: Option<PromptReportQueue>,
     pub(crate) metrics: Arc<GatewayMetrics>,
     pub(crate) traces: Tracer,
     pub(crate) bodies: BodyReader,
@@ -144,6 +147,12 @@ async fn dispatch(
     let (dispatcher, span) = (&gateway.dispatcher, &*recorder.span());
     if !fan_out::is_needed(&dispatcher.fleet.current(), &routed) {
         let started = dispatcher.dispatch(&routed, span).await?;
+        let prefill = started.in_flight.prefill_endpoint();
+        if let (Some(reports), Some(prediction)) = (&gateway.prompt_reports, &routed.prompt_prediction)
+            && let Some(prompt) = prediction.stored_prompt(prefill.index_slot.slot())
+        {
+            recorder.set_prompt_report(reports.report(prompt, routed.return_hint));
+        }
         return Ok((routed, DispatchedResponse::Single(started)));
     }
     let samples = fan_out::split(&routed, &gateway.bodies.memory).map_err(DispatchError::Error)?;
@@ -184,6 +193,7 @@ pub(super) async fn read(
         // The sanitized body is a copy; the reservation of the original ended with it.
         body = gateway.bodies.memory.reserve(body.len()).map_err(|_| no_memory())?.attach(body);
     }
+    let return_hint = return_hint(&parts.headers)?;
     let ParsedContent { request, model, fields } = parsed;
     // Engines only need the path: the authority of an absolute-form request is the gateway's.
     let uri = parts.uri.path_and_query().map_or("/", |path| path.as_str()).parse();
@@ -210,6 +220,7 @@ pub(super) async fn read(
         body,
         routing: fields,
         request,
+        return_hint,
         prompt_prediction: None,
         model,
     })

@@ -6,6 +6,7 @@ use http::header::{
 };
 use http::{HeaderMap, HeaderName, HeaderValue};
 
+use super::return_hint::RETURN;
 use crate::routed_request::random_uuid;
 
 /// Header with the request id, in requests and responses.
@@ -27,7 +28,7 @@ fn is_hop_by_hop(name: &HeaderName) -> bool {
         || *name == UPGRADE
 }
 
-/// Headers that the gateway sets itself in requests to engines. It requests uncompressed responses, because it could not check
+/// Headers that the gateway sets itself in requests to engines, or that are addressed to it. It requests uncompressed responses, because it could not check
 /// compressed ones.
 fn is_replaced(name: &HeaderName) -> bool {
     *name == HOST
@@ -35,6 +36,7 @@ fn is_replaced(name: &HeaderName) -> bool {
         || *name == EXPECT
         || *name == ACCEPT_ENCODING
         || *name == REQUEST_ID
+        || *name == RETURN
 }
 
 /// Headers by which a client could choose hosts and ranks for a KV transfer: SGLang's `x-override-*` replace members of the body
@@ -107,6 +109,7 @@ mod tests {
             ("content-length", "3"),
             ("host", "gateway"),
             ("x-request-id", "mine"),
+            ("x-moongate-return", "soon"),
             ("x-data-parallel-rank", "1"),
             ("x-override-bootstrap-host", "evil"),
             ("x-prefiller-host-port", "evil:1"),

@@ -19,6 +19,7 @@ mod options;
 mod predict;
 mod request_checks;
 mod request_target;
+mod return_hint;
 mod router;
 mod tenant_priority;
 mod workers;

@@ -71,6 +71,14 @@ impl StoreKeyNaming {
         [first, last]
     }
 
+    /// What the keys of a block's objects have before and after the block's hash; the same for all blocks. `block` is any.
+    pub(crate) fn key_affixes(&self, block: BlockKeyHash) -> Vec<[String; 2]> {
+        let hash = block.to_string();
+        let keys = self.layout.keys(block).map(|key| key.to_string());
+        keys.filter_map(|key| key.split_once(&hash).map(|(before, after)| [before.into(), after.into()]))
+            .collect()
+    }
+
     /// All parts of a block.
     pub(crate) fn parts(&self) -> impl Iterator<Item = BlockPartIndex> {
         (0..self.layout.parts_per_page()).filter_map(|number| self.part(usize::try_from(number).ok()?))
@@ -134,6 +142,9 @@ mod tests {
         let block = ObjectKey::parse(SGLANG).unwrap().hash;
         assert_eq!(sglang.probe_keys(block), [SGLANG.replace("_1_v", "_0_k"), SGLANG.to_owned()]);
         assert_eq!(sglang.parts().count(), 4);
+        let affixes = sglang.key_affixes(block);
+        assert_eq!(affixes.len(), 4);
+        assert_eq!(affixes[3], ["tiny_", "_1_v"]);
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod models;
 mod predictor;
 mod prompt_tokens;
 mod store_distance;
+mod stored_blocks;
 mod tokenize;
 
 pub(crate) use feeds::{FeedStarter, StoreView, StoreViewStatus, run_feeds};

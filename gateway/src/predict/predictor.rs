@@ -14,8 +14,9 @@ use super::prompt_tokens::{
     PredictionError, PromptTokens, RequestPrompt, SharedPromptBlocks, TokenizerChoice,
 };
 use super::store_distance::{StoreDistance, StoredBlockSites};
+use super::stored_blocks::StoredBlocks;
 use super::tokenize::EngineTokenizer;
-use crate::feedback::{ExpectedHits, TokenSource};
+use crate::feedback::{ExpectedHits, StoredPrompt, TokenSource};
 use crate::fleet::EngineGroup;
 use crate::fleet::{FleetMember, FleetSnapshot};
 use crate::kv_index::KvIndex;
@@ -51,6 +52,8 @@ pub(crate) struct PromptPrediction {
     by_slot: Vec<EngineHitsInGroup>,
     /// By group: locations of the prompt's blocks in the store.
     block_sites: Vec<StoredBlockSites>,
+    /// By group: the prompt's blocks as objects of the store.
+    stored: Vec<Option<StoredBlocks>>,
     /// Keys of the prompt's blocks in the first group.
     pages: Arc<[u64]>,
     /// Size of these blocks in tokens.
@@ -173,6 +176,12 @@ impl CacheHitPredictor {
             let sites = |store: &Arc<StoreView>| {
                 StoredBlockSites::of(runs, group.keyspace.page_tokens(), fleet, store)
             };
+            let blocks = &store_blocks.as_ref().unwrap_or(engine_blocks).blocks;
+            predicted.stored.push(group.store_naming.as_ref().map(|naming| StoredBlocks {
+                naming: naming.clone(),
+                blocks: blocks.clone(),
+                tokens: input_tokens,
+            }));
             predicted.block_sites.push(self.store.as_ref().map(sites).unwrap_or_default());
         }
         Ok(predicted)
@@ -317,6 +326,13 @@ impl PromptPrediction {
     /// The hits that an engine should report, if the request goes there.
     pub(crate) fn expected_hits(&self, member: &FleetMember) -> ExpectedHits {
         ExpectedHits { hits: self.of(member).hits, input_tokens: self.input_tokens }
+    }
+
+    /// The prompt's objects in the store of the engine that computes it; `None` without a store.
+    pub(crate) fn stored_prompt(&self, engine: EngineSlot) -> Option<Box<dyn StoredPrompt>> {
+        let EngineHitsInGroup { group, .. } = self.by_slot.get(engine.as_usize())?;
+        let stored = self.stored.get(*group)?.clone()?;
+        Some(Box::new(stored))
     }
 
     /// The hits in the order of a fleet's cluster.

@@ -108,6 +108,13 @@ impl From<UsageFields> for TokenUsage {
     }
 }
 
+impl ResponseFinish {
+    /// Whether any choice ended to call tools: the client will send their results.
+    pub(crate) fn requests_tools(&self) -> bool {
+        self.finish_reasons.iter().any(|reason| matches!(reason.as_str(), "tool_calls" | "function_call"))
+    }
+}
+
 impl<'a> ResponseSummary<'a> {
     /// Reads `usage` (OpenAI) or `meta_info` (SGLang's `/generate`), id and finish reasons. Values of unexpected types are ignored.
     pub(crate) fn read(json: &'a [u8]) -> Self {

@@ -31,6 +31,9 @@ pub enum ApplyError {
     /// Mounting failed, or the maximum number of tenants is reached.
     #[error("the master rejects the state change: invalid segment or too many tenants")]
     Refused,
+    /// Of another release, or damaged: they are learned again.
+    #[error("the learned return times are unusable")]
+    ReturnTimes,
 }
 
 /// Collects the ranges that a change quarantines, by segment and offset.
@@ -108,6 +111,9 @@ impl MasterCore {
             }
             StateChange::TenantQuota { tenant, requested } => {
                 self.objects.restore_quota(tenant, *requested)?;
+            }
+            StateChange::ReturnTimes { counts } => {
+                self.objects.retention.restore(counts).map_err(|_| ApplyError::ReturnTimes)?;
             }
             StateChange::TransferStarted(state) => self.pending_transfers.lock().record(state),
             StateChange::TransferEnded { tenant, key } => self.pending_transfers.lock().remove(tenant, key),

@@ -190,6 +190,9 @@ pub enum StateChange<'a> {
     RangeReleased { segment: Uuid, offset: u64 },
     /// A tenant's quota was set or removed.
     TenantQuota { tenant: Cow<'a, str>, requested: Option<u64> },
+    /// What was learned about return times, as bytes of `moongate-retention`: emitted every few minutes, so that a restarted or
+    /// newly elected master need not learn it again.
+    ReturnTimes { counts: Cow<'a, [u8]> },
     /// A copy or move is in progress. Its target ranges were recorded before, as quarantined.
     TransferStarted(TransferState<'a>),
     /// A copy or move has ended.

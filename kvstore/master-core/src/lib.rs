@@ -8,6 +8,7 @@
 //!   [`MasterCore::replicas_by_regex`] lease the objects they return; [`MasterCore::peek`] does not.
 //! - Writing: [`MasterCore::put_start`], [`MasterCore::put_end`], [`MasterCore::put_revoke`], [`MasterCore::upsert_start`] and their
 //!   batches. An upsert ends with `put_end` or `put_revoke`.
+//! - Retention: [`MasterCore::describe_prompt`].
 //! - Removing: [`MasterCore::remove`], [`MasterCore::batch_remove`], [`MasterCore::remove_by_regex`], [`MasterCore::remove_all`],
 //!   [`MasterCore::replica_clear`].
 //! - Nodes: [`MasterCore::mount`], [`MasterCore::remount`], [`MasterCore::unmount`], [`MasterCore::graceful_unmount`],
@@ -34,11 +35,13 @@
 //! systems) have no methods.
 
 mod allocator;
+mod announced_objects;
 mod apply;
 mod change;
 mod client;
 mod client_registry;
 mod codec;
+mod describe_prompt;
 mod disk;
 mod disk_task;
 mod drain;
@@ -107,12 +110,12 @@ pub use intact::IntactRanges;
 pub use inventory::{InventoryRecord, ObjectVersion, RestoreOutcome};
 pub use locked_shard::ObjectCursor;
 pub use master::MasterCore;
-pub use moongate_retention::TrialHits;
+pub use moongate_retention::{PromptLength, ReturnHint, TrialHits};
 pub use mount::SegmentRange;
 pub use query::{PrefixStatistics, SpaceUsage};
 pub use requests::{
     BatchPutStartRequest, CallContext, ClientSegment, CopyRequest, CopyTaskRequest, MoveRequest,
-    OffloadReport, PromotionRequest, PutStartRequest, RemoveContext,
+    OffloadReport, PromotionRequest, PromptDescription, PromptUse, PutStartRequest, RemoveContext,
 };
 pub use segment::{ReplicaDescriptors, SharedReplicaDescriptor};
 pub use settings::{

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use arc_swap::Guard;
 use mooncake_wire::types::ReplicaDescriptor as WireReplica;
-use moongate_retention::{BlockClass, ReturnHint};
+use moongate_retention::BlockClass;
 use parking_lot::MutexGuard;
 
 use crate::change::{ObjectState, ReplicaLocation, StateChange, StateChangeSink, StorageTiers, StoreCause};
@@ -19,6 +19,7 @@ use crate::group::{GroupId, GroupMember};
 use crate::indices::{EntryIndex, GroupIndex, SegmentIndex, ShardIndex};
 use crate::object::{EntryFlags, EvictionQueue, MemoryReplica, ObjectEntry, ObjectExtras};
 use crate::object_table::{KeyLocation, ObjectTable};
+use crate::requests::PromptDescription;
 use crate::retention::KeyUse;
 use crate::segment::SegmentTable;
 use crate::settings::RetentionPolicy;
@@ -139,7 +140,7 @@ impl LockedShard<'_> {
             && entry.soft_pin_until_ms().is_none_or(|pin| pin <= read.now_ms);
         let mut class = queue.class();
         if is_new_use && settings.retention == RetentionPolicy::Learned {
-            class = class.used_again(read.length, ReturnHint::Unknown);
+            class = class.used_again(read.description.length, read.description.hint);
             self.objects.retention.record_use(read.now_ms, location, class);
         }
         self.shard.tally(prefix).hits += 1;
@@ -334,7 +335,7 @@ impl LockedShard<'_> {
 
     /// Ends the put of an object: it becomes readable.
     pub(crate) fn complete(&mut self, index: EntryIndex, location: KeyLocation, write: KeyUse) {
-        let KeyUse { now_ms, length, .. } = write;
+        let now_ms = write.now_ms;
         let entry = &mut self.shard.entries[index];
         entry.replicas_mut().for_each(|replica| replica.ready = true);
         // The end of a prompt is evicted before its start.
@@ -345,7 +346,9 @@ impl LockedShard<'_> {
         entry.drop_empty_extras();
         let queue = match entry.target_queue(now_ms) {
             EvictionQueue::Unread(_) if self.objects.settings.retention == RetentionPolicy::Learned => {
-                let class = BlockClass::new(1, length, ReturnHint::Unknown);
+                let announced = self.objects.announced.take(location);
+                let PromptDescription { length, hint } = announced.unwrap_or(write.description);
+                let class = BlockClass::new(1, length, hint);
                 self.objects.retention.record_use(now_ms, location, class);
                 EvictionQueue::Unread(class)
             }

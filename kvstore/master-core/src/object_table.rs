@@ -10,6 +10,7 @@ use mooncake_wire::ErrorCode;
 use mooncake_wire::types::{DEFAULT_TENANT, SegmentStatus, Uuid};
 use parking_lot::Mutex;
 
+use crate::announced_objects::AnnouncedObjects;
 use crate::change::StateChangeSink;
 use crate::disk::{ClientDisk, ClientDisks, DiskTaskTotals};
 use crate::group::{GroupId, GroupTable};
@@ -33,6 +34,13 @@ pub(crate) struct KeyLocation {
     pub(crate) tenant: TenantIndex,
 }
 
+impl KeyLocation {
+    /// A hash of the key; its upper half is uniformly distributed.
+    pub(crate) fn hash(self) -> u64 {
+        u64::from(self.tag) << 32 | self.shard.get() as u64
+    }
+}
+
 /// All objects in separately locked shards, with the tables that entries refer to by index.
 #[derive(Debug)]
 pub(crate) struct ObjectTable {
@@ -41,6 +49,7 @@ pub(crate) struct ObjectTable {
     pub(crate) shards: Box<[Mutex<ObjectShard>]>,
     pub(crate) oldest_entries: OldestEntries,
     pub(crate) retention: ObjectRetention,
+    pub(crate) announced: AnnouncedObjects,
     pub(crate) groups: GroupTable,
     pub(crate) segments: ArcSwap<SegmentTable>,
     pub(crate) tenants: TenantTable,
@@ -60,6 +69,7 @@ impl ObjectTable {
             shards: (0..shards).map(|_| Mutex::default()).collect(),
             oldest_entries: OldestEntries::new(shards),
             retention: ObjectRetention::new(settings.retention == RetentionPolicy::Learned),
+            announced: AnnouncedObjects::default(),
             groups: GroupTable::new(),
             segments: ArcSwap::default(),
             tenants: TenantTable::new(settings.multi_tenant),

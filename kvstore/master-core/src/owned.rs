@@ -83,6 +83,7 @@ impl StateChange<'_> {
             Self::TenantQuota { tenant, requested } => {
                 StateChange::TenantQuota { tenant: owned(tenant), requested }
             }
+            Self::ReturnTimes { counts } => StateChange::ReturnTimes { counts: counts.into_owned().into() },
             Self::TransferStarted(state) => StateChange::TransferStarted(state.into_owned()),
             Self::TransferEnded { tenant, key } => {
                 StateChange::TransferEnded { tenant: owned(tenant), key: owned(key) }

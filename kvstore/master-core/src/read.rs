@@ -15,13 +15,13 @@ use crate::retention::KeyUse;
 use crate::segment::ReplicaDescriptors;
 
 /// Number of keys of a batch that are looked up under one lock.
-const KEYS_PER_LOCK: usize = 64;
+pub(crate) const KEYS_PER_LOCK: usize = 64;
 
 /// A key of a batch, with its position in the request.
 #[derive(Clone, Copy)]
-struct BatchedKey {
-    location: KeyLocation,
-    index: usize,
+pub(crate) struct BatchedKey {
+    pub(crate) location: KeyLocation,
+    pub(crate) index: usize,
 }
 
 impl LockedShard<'_> {
@@ -91,7 +91,7 @@ impl MasterCore {
     }
 
     /// Sorts keys by shard and calls `work` with up to 64 keys of one shard under one lock.
-    fn for_each_shard<S: AsRef<str>>(
+    pub(crate) fn for_each_shard<S: AsRef<str>>(
         &self,
         tenant: &str,
         keys: &[S],
@@ -229,7 +229,12 @@ impl MasterCore {
 impl LockedShard<'_> {
     /// Looks up many keys. To overlap cache misses, each kind of load is issued for all keys before the next kind, which depends
     /// on it: slots, entries, keys, and the neighbours in the queue.
-    fn lookup_batch<S: AsRef<str>>(&self, batch: &[BatchedKey], keys: &[S], indices: &mut [EntryIndex]) {
+    pub(crate) fn lookup_batch<S: AsRef<str>>(
+        &self,
+        batch: &[BatchedKey],
+        keys: &[S],
+        indices: &mut [EntryIndex],
+    ) {
         let prefetch_all = |indices: &[EntryIndex], touch: &dyn Fn(EntryIndex) -> u32| {
             let present = indices.iter().filter(|index| **index != EntryIndex::NONE);
             black_box(present.fold(0, |sum: u32, index| sum.wrapping_add(touch(*index))));

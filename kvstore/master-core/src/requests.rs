@@ -2,6 +2,8 @@
 
 use mooncake_wire::types::{OffloadTask, ReplicateConfig, StorageObjectMetadata, Uuid};
 
+use moongate_retention::{PromptLength, ReturnHint};
+
 use crate::change::DynamicReplicationLease;
 
 /// The time of a call, the client that makes it, and the client's tenant.
@@ -10,6 +12,22 @@ pub struct CallContext<'a> {
     pub now_ms: u64,
     pub client: Uuid,
     pub tenant: &'a str,
+}
+
+/// What is known about the prompt that last used an object.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromptDescription {
+    pub length: PromptLength,
+    pub hint: ReturnHint,
+}
+
+/// The use of a prompt by a request that has ended.
+#[derive(Clone, Copy, Debug)]
+pub struct PromptUse {
+    pub now_ms: u64,
+    /// When the request arrived: reads and writes since then belong to it.
+    pub arrived_ms: u64,
+    pub description: PromptDescription,
 }
 
 /// How a tenant's objects are removed.

@@ -4,15 +4,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use arc_swap::ArcSwap;
-use moongate_retention::{BlockClass, PromptLength, RetentionValues, ReturnTimeLearner, TrialHits};
+use moongate_retention::{
+    BlockClass, LearnedCountsError, PromptLength, RetentionValues, ReturnTimeLearner, TrialHits,
+};
 use parking_lot::Mutex;
 
+use crate::change::{StateChange, StateChangeSink};
 use crate::object_table::KeyLocation;
+use crate::requests::PromptDescription;
 
 /// Maximum number of keys whose uses are learned from.
 const MAX_SAMPLED: usize = 16_384;
 /// Time between two computations of the values, in milliseconds.
 const REFRESH_MS: u64 = 20_000;
+
+/// Time between two records of what was learned, in milliseconds. A record has up to 20 KB.
+const EMIT_MS: u64 = 300_000;
 
 /// Maximum difference between the write times of a call's keys, in milliseconds: too little to change a value noticeably.
 const MAX_STAGGER_MS: usize = 999;
@@ -29,8 +36,8 @@ pub(crate) struct KeyUse {
     position: usize,
     /// Number of keys of the call.
     keys: usize,
-    /// Length of the prompt, as far as the call shows it.
-    pub(crate) length: PromptLength,
+    /// What is known about the prompt; calls of engines show only its length.
+    pub(crate) description: PromptDescription,
 }
 
 impl KeyUse {
@@ -41,7 +48,14 @@ impl KeyUse {
 
     /// The use of the key at this position of a call with this many keys.
     pub(crate) fn of_batch(now_ms: u64, position: usize, keys: usize) -> Self {
-        Self { now_ms, position, keys, length: PromptLength::of_keys(keys) }
+        let description =
+            PromptDescription { length: PromptLength::of_keys(keys), ..PromptDescription::default() };
+        Self { now_ms, position, keys, description }
+    }
+
+    /// The same use, when more is known about the prompt.
+    pub(crate) fn described(self, description: PromptDescription) -> Self {
+        Self { description, ..self }
     }
 
     /// By how much its lease ends later than that of the call's last key.
@@ -63,6 +77,8 @@ pub(crate) struct ObjectRetention {
     max_hash: AtomicU64,
     values: ArcSwap<RetentionValues>,
     refresh_at_ms: AtomicU64,
+    /// When the next record of what was learned is due; 0 before the first tick.
+    emit_at_ms: AtomicU64,
 }
 
 impl ObjectRetention {
@@ -72,6 +88,7 @@ impl ObjectRetention {
             learner: Mutex::new(ReturnTimeLearner::new(MAX_SAMPLED)),
             values: ArcSwap::default(),
             refresh_at_ms: AtomicU64::new(0),
+            emit_at_ms: AtomicU64::new(0),
         }
     }
 
@@ -89,19 +106,48 @@ impl ObjectRetention {
         self.with_sampled(location, |learner, hash| learner.record_use(now_ms, hash, class));
     }
 
+    /// Observes what is known about the last use of a key: it is of this class from now on.
+    pub(crate) fn record_description(&self, now_ms: u64, location: KeyLocation, class: BlockClass) {
+        self.with_sampled(location, |learner, hash| learner.record_description(now_ms, hash, class));
+    }
+
     /// Observes that an absent key was read.
     pub(crate) fn record_miss(&self, now_ms: u64, location: KeyLocation) {
         self.with_sampled(location, |learner, hash| learner.record_miss(now_ms, hash));
     }
 
     fn with_sampled(&self, location: KeyLocation, record: impl FnOnce(&mut ReturnTimeLearner, u64)) {
-        let hash = u64::from(location.tag) << 32 | location.shard.get() as u64;
+        let hash = location.hash();
         if hash > self.max_hash.load(Relaxed) {
             return;
         }
         let mut learner = self.learner.lock();
         record(&mut learner, hash);
         self.max_hash.store(learner.max_hash(), Relaxed);
+    }
+
+    /// Emits what was learned, if anything was.
+    pub(crate) fn emit_state(&self, fx: &mut dyn StateChangeSink) {
+        let learner = self.learner.lock();
+        if learner.has_counts() {
+            fx.record(StateChange::ReturnTimes { counts: learner.counts().into() });
+        }
+    }
+
+    /// [`Self::emit_state`], every few minutes.
+    pub(crate) fn emit_when_due(&self, now_ms: u64, fx: &mut dyn StateChangeSink) {
+        if self.max_hash.load(Relaxed) == 0 || now_ms < self.emit_at_ms.load(Relaxed) {
+            return;
+        }
+        // The first call only starts the interval.
+        if self.emit_at_ms.swap(now_ms.saturating_add(EMIT_MS), Relaxed) != 0 {
+            self.emit_state(fx);
+        }
+    }
+
+    /// Continues with what an earlier master has learned.
+    pub(crate) fn restore(&self, counts: &[u8]) -> Result<(), LearnedCountsError> {
+        self.learner.lock().restore(counts)
     }
 
     /// Recomputes the values if they are older than the refresh interval. `stored` returns the number of objects.

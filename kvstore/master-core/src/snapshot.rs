@@ -22,6 +22,7 @@ impl MasterCore {
     ) -> Option<SnapshotCursor> {
         let Some(cursor) = from.0 else {
             self.emit_tenants(fx);
+            self.objects.retention.emit_state(fx);
             self.emit_nodes(fx);
             self.pending_transfers.lock().emit_state(fx);
             let planner = self.planner.lock();

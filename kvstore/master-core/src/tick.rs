@@ -27,6 +27,7 @@ impl MasterCore {
         self.planner.lock().tasks.expire(now_ms, fx);
         self.run_drain_jobs(now_ms, fx);
         self.objects.retention.refresh(now_ms, || self.objects.key_count());
+        self.objects.retention.emit_when_due(now_ms, fx);
         self.objects.evict_above_watermark(now_ms, fx);
     }
 

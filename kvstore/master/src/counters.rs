@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use mooncake_wire::ErrorCode;
+use mooncake_wire::admin::{DescribedObjects, ReturnHint};
 use mooncake_wire::rpc::RpcMethod;
 
 /// Number of latency buckets. Bucket `n` counts calls shorter than `2^n` times [`MIN_LATENCY_BOUND`]; the last one counts the rest.
@@ -90,6 +91,10 @@ pub struct RpcCounters {
     unknown_arguments: AtomicU64,
     /// Changes of objects that were rejected because they could not be persisted.
     refused_writes: AtomicU64,
+    /// Prompts that gateways described, by [`ReturnHint`].
+    described_prompts: [AtomicU64; 3],
+    /// Objects of these prompts: those that existed, and those that did not.
+    described_objects: [AtomicU64; 2],
 }
 
 impl RpcCounters {
@@ -101,6 +106,8 @@ impl RpcCounters {
             unknown_functions: AtomicU64::new(0),
             unknown_arguments: AtomicU64::new(0),
             refused_writes: AtomicU64::new(0),
+            described_prompts: Default::default(),
+            described_objects: Default::default(),
         }
     }
 
@@ -140,6 +147,24 @@ impl RpcCounters {
     /// Changes that were rejected because they could not be persisted; every object of a batch counts.
     pub fn refused_writes(&self) -> u64 {
         self.refused_writes.load(Relaxed)
+    }
+
+    pub(crate) fn add_described_prompt(&self, returns: ReturnHint, objects: DescribedObjects) {
+        self.described_prompts[returns as usize].fetch_add(1, Relaxed);
+        let [existing, announced] = &self.described_objects;
+        existing.fetch_add(objects.existing, Relaxed);
+        announced.fetch_add(objects.announced, Relaxed);
+    }
+
+    /// Objects of described prompts.
+    pub fn described_objects(&self) -> DescribedObjects {
+        let [existing, announced] = &self.described_objects;
+        DescribedObjects { existing: existing.load(Relaxed), announced: announced.load(Relaxed) }
+    }
+
+    /// Prompts that gateways described with this hint.
+    pub fn described_prompts(&self, returns: ReturnHint) -> u64 {
+        self.described_prompts[returns as usize].load(Relaxed)
     }
 
     /// Requests that were rejected because of an unknown function id.

@@ -118,6 +118,7 @@ impl FactObserver {
             | StateChange::RangeQuarantined { .. }
             | StateChange::RangeReleased { .. }
             | StateChange::TenantQuota { .. }
+            | StateChange::ReturnTimes { .. }
             | StateChange::TransferStarted(_)
             | StateChange::TransferEnded { .. }
             | StateChange::Task(_)

@@ -80,6 +80,13 @@ impl BlockClass {
         Self::new(range + 2, length, hint)
     }
 
+    /// The class of a block of this class after more became known about its last use.
+    #[must_use]
+    pub fn described(self, length: PromptLength, hint: ReturnHint) -> Self {
+        let range = u32::from(self.0) / (LENGTHS * HINTS) as u32;
+        Self::new(range + 1, length, hint)
+    }
+
     /// Position among all classes, below [`Self::COUNT`].
     #[must_use]
     pub fn index(self) -> usize {
@@ -120,6 +127,8 @@ mod tests {
         let class = |uses| BlockClass::new(uses, PromptLength::Long, ReturnHint::Unknown);
         for uses in 1..10 {
             assert_eq!(class(uses).used_again(PromptLength::Long, ReturnHint::Unknown), class(uses + 1));
+            let described = BlockClass::new(uses, PromptLength::Huge, ReturnHint::Never);
+            assert_eq!(class(uses).described(PromptLength::Huge, ReturnHint::Never), described);
         }
     }
 }

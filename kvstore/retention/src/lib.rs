@@ -11,6 +11,7 @@
 //! | `age_bins` | logarithmic bins of times |
 //! | `sampled_blocks` | a bounded sample of all blocks, whether they are stored or not |
 //! | `return_times` | counts of returns per class and age |
+//! | `learned_counts` | these counts as bytes, for restarts |
 //! | `retention_values` | values by class and age |
 //! | `class_queues` | stored blocks in the order of eviction |
 //! | `trial` | whether the values beat LRU |
@@ -18,6 +19,7 @@
 mod age_bins;
 mod block_class;
 mod class_queues;
+mod learned_counts;
 mod retention_values;
 mod return_times;
 mod sampled_blocks;
@@ -25,6 +27,7 @@ mod trial;
 
 pub use self::block_class::{BlockClass, PromptLength, ReturnHint};
 pub use self::class_queues::ClassQueues;
+pub use self::learned_counts::LearnedCountsError;
 pub use self::retention_values::RetentionValues;
 pub use self::return_times::ReturnTimeLearner;
 pub use self::trial::TrialHits;

@@ -2,6 +2,7 @@
 
 use crate::age_bins::{AGE_BINS, age_bin, length_s, split_by_bin};
 use crate::block_class::BlockClass;
+use crate::learned_counts::{self, LearnedCountsError};
 use crate::retention_values::{RetentionValues, ReturnHazards};
 use crate::sampled_blocks::{SampledBlocks, SampledUse};
 use crate::trial::{RetentionTrial, TrialHits};
@@ -14,15 +15,15 @@ const POOLED_BLOCKS: f64 = 20.0;
 const MAX_USES: f64 = 16_384.0;
 
 /// Observations of one class by age: returns, and the seconds during which they could have happened.
-#[derive(Debug, Clone, Copy)]
-struct ReturnCounts {
-    uses: f64,
-    returns: [f64; AGE_BINS],
-    absent_s: [f64; AGE_BINS],
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct ReturnCounts {
+    pub(crate) uses: f64,
+    pub(crate) returns: [f64; AGE_BINS],
+    pub(crate) absent_s: [f64; AGE_BINS],
 }
 
 impl ReturnCounts {
-    const NONE: Self = Self { uses: 0.0, returns: [0.0; AGE_BINS], absent_s: [0.0; AGE_BINS] };
+    pub(crate) const NONE: Self = Self { uses: 0.0, returns: [0.0; AGE_BINS], absent_s: [0.0; AGE_BINS] };
 
     fn count_time(&mut self, last: &SampledUse, now_ms: u64) {
         let (from_ms, to_ms) = last.uncounted_ages_ms(now_ms);
@@ -104,6 +105,16 @@ impl ReturnTimeLearner {
         }
     }
 
+    /// Observes what is known about the last use of the block with this hash: `class` is its class from now on.
+    pub fn record_description(&mut self, now_ms: u64, hash: u64, class: BlockClass) {
+        let Some(last) = self.sample.last_use(hash) else { return };
+        self.classes[last.class.index()].count_time(&last, now_ms);
+        self.classes[class.index()].uses += 1.0;
+        let counted_until_ms = last.counted_until_ms.max(now_ms);
+        self.sample.record(hash, SampledUse { class, counted_until_ms, ..last });
+        self.trial.record_description(now_ms, hash, class);
+    }
+
     fn record(&mut self, hash: u64, this: SampledUse) {
         let Some(last) = self.sample.record(hash, this) else { return };
         let counts = &mut self.classes[last.class.index()];
@@ -130,6 +141,27 @@ impl ReturnTimeLearner {
         self.trial.resize(capacity as usize, |hash| sample.is_sampled(hash));
         let TrialHits { lru, learned, .. } = self.trial.hits();
         if learned >= lru { self.values.clone() } else { RetentionValues::default() }
+    }
+
+    /// Whether anything was counted.
+    #[must_use]
+    pub fn has_counts(&self) -> bool {
+        self.classes.iter().any(|class| class.uses > 0.0)
+    }
+
+    /// Everything that was counted, for [`Self::restore`]. The sample is not part of it: it is rebuilt within minutes.
+    #[must_use]
+    pub fn counts(&self) -> Vec<u8> {
+        learned_counts::encode(&self.classes)
+    }
+
+    /// Replaces the counts by those of an earlier learner.
+    ///
+    /// # Errors
+    /// When the bytes are not from [`Self::counts`] of this version. The counts stay as they are.
+    pub fn restore(&mut self, counts: &[u8]) -> Result<(), LearnedCountsError> {
+        self.classes = learned_counts::decode(counts)?;
+        Ok(())
     }
 
     /// Recent hits of sampled blocks with LRU and with learned values.
@@ -215,6 +247,40 @@ mod tests {
         let values = learner.values(20_000, 1);
         assert!([1, 2].iter().all(|uses| values.value(class(*uses), 0) == 0.0));
         assert!(learner.values.value(class(1), 0) > 0.0);
+    }
+
+    #[test]
+    fn descriptions_after_a_use_are_no_return() {
+        let mut learner = ReturnTimeLearner::new(100_000);
+        let mut random = fastrand::Rng::with_seed(3);
+        let hinted = |hint| BlockClass::new(1, PromptLength::Long, hint);
+        for number in 0..10_000_u64 {
+            let (now_ms, hash) = (number * 100, random.u64(..));
+            learner.record_use(now_ms, hash, hinted(ReturnHint::Unknown));
+            let hint = if number % 2 == 0 { ReturnHint::Never } else { ReturnHint::Expected };
+            learner.record_description(now_ms + 500, hash, hinted(hint));
+            if hint == ReturnHint::Expected {
+                learner.record_use(now_ms + 30_000, hash, class(8));
+            }
+        }
+        let values = learner.values(1_200_000, 2_000);
+        let value = |hint| values.value(hinted(hint), 1_000);
+        assert!(value(ReturnHint::Expected) > 20.0 * value(ReturnHint::Never));
+        assert!(value(ReturnHint::Never) < 0.001, "{}", value(ReturnHint::Never));
+    }
+
+    #[test]
+    fn a_restored_learner_has_the_same_values() {
+        let mut learner = ReturnTimeLearner::new(10_000);
+        for number in 0..4_000 {
+            learner.record_use(number * 1_000, (number % 40) << 50, class(2));
+        }
+        let mut restored = ReturnTimeLearner::new(10_000);
+        let before = learner.values(4_100_000, 2_000).value(class(2), 10_000);
+        restored.restore(&learner.counts()).unwrap();
+        let after = restored.values(0, 2_000).value(class(2), 10_000);
+        assert!(before > 0.0 && (0.99..1.01).contains(&(after / before)), "{before} {after}");
+        assert!(restored.restore(b"x").is_err());
     }
 
     proptest! {

@@ -69,6 +69,13 @@ impl RetentionTrial {
         }
     }
 
+    /// Records that a block, if it is stored, is of this class from now on.
+    pub(crate) fn record_description(&mut self, now_ms: u64, hash: u64, class: BlockClass) {
+        if self.valued.class(hash).is_some() {
+            self.valued.insert(hash, class, now_ms);
+        }
+    }
+
     pub(crate) fn hits(&self) -> TrialHits {
         self.hits
     }

@@ -296,3 +296,64 @@ pub struct RemoveAllResponse {
     pub success: bool,
     pub removed_count: i64,
 }
+
+/// Whether the prefix of a prompt will be used again: a client's or a protocol's hint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReturnHint {
+    #[default]
+    Unknown,
+    /// There will be no further request: a finished agent, a one-shot job, a closed session.
+    Never,
+    /// There will be one.
+    Expected,
+}
+
+/// The body of `POST /api/v1/describe_prompts`, an extension of Moongate's master: prompts that have been used.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DescribePromptsRequest<'a> {
+    #[serde(borrow)]
+    pub prompts: Vec<DescribedPrompt<'a>>,
+}
+
+/// One prompt and its objects.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DescribedPrompt<'a> {
+    /// Length in tokens.
+    pub tokens: u64,
+    /// Milliseconds since the request with the prompt arrived: what engines read or wrote since then belongs to it.
+    pub elapsed_ms: u64,
+    #[serde(default)]
+    pub returns: ReturnHint,
+    /// The parts of every block: what the object's key has before and after the block's hash.
+    #[serde(borrow)]
+    pub parts: Vec<[Cow<'a, str>; 2]>,
+    /// Hashes of the blocks as keys contain them, in the prompt's order.
+    #[serde(borrow)]
+    pub hashes: Vec<Cow<'a, str>>,
+}
+
+impl DescribedPrompt<'_> {
+    /// The keys of all objects: the parts of the first block, then those of the second.
+    pub fn keys(&self) -> impl Iterator<Item = String> {
+        let of_block = |hash| self.parts.iter().map(move |[before, after]| format!("{before}{hash}{after}"));
+        self.hashes.iter().flat_map(of_block)
+    }
+
+    /// Number of [`Self::keys`].
+    #[must_use]
+    pub fn key_count(&self) -> usize {
+        self.parts.len().saturating_mul(self.hashes.len())
+    }
+}
+
+/// Data of the response to [`DescribePromptsRequest`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DescribedObjects {
+    /// Number of objects that exist.
+    pub existing: u64,
+    /// Number of objects that will be described when they are written.
+    pub announced: u64,
+}

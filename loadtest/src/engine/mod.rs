@@ -73,6 +73,7 @@ pub use self::config::{
 pub use self::events::KvEventOptions;
 pub use self::faults::{EngineFault, EngineFaultPlan};
 pub use self::master_admin::SimMasterAdmin;
+pub(crate) use self::object_store::{OBJECT_BYTES, OBJECTS_PER_PAGE};
 pub use self::sim_engine::SimEngine;
 pub use self::stats::{AbortEvent, AbortKind, RecordedRequest, SimStats};
 

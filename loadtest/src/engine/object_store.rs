@@ -20,7 +20,9 @@ use super::tokens::{hash_bytes, mix};
 use super::{SimEngineOptions, SimEngineState, SimProtocol};
 
 /// Bytes per object; a real engine's page has far more.
-const OBJECT_BYTES: usize = 4_096;
+pub(crate) const OBJECT_BYTES: usize = 4_096;
+/// Objects of a page of an SGLang engine with one rank: keys and values.
+pub(crate) const OBJECTS_PER_PAGE: u64 = 2;
 /// Maximum number of prompts per process whose pages are being put. Pages of further prompts are not stored.
 const MAX_PENDING_PUTS: usize = 256;
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt as _;
+use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 use serde::Deserialize;
 use serde_json::json;
@@ -106,17 +107,25 @@ impl LoadTarget {
             "model": self.model, name: prompt_member, "max_tokens": output_tokens, "stream": true,
             "stream_options": {"include_usage": true}, "temperature": 0, "ignore_eos": true,
         });
-        self.post(path, body.to_string().into_bytes()).await
+        self.post(path, body.to_string().into_bytes(), HeaderMap::new()).await
     }
 
-    /// Sends a body that requests a stream to a path below `/v1/`, and reads the stream.
+    /// Sends a body that requests a stream to a path below `/v1/`, with additional headers, and reads the stream.
     ///
     /// # Errors
     /// As for [`LoadTarget::send`].
-    pub async fn post(&self, path: &str, body: Vec<u8>) -> Result<RequestMeasurement, RequestFailure> {
+    pub async fn post(
+        &self,
+        path: &str,
+        body: Vec<u8>,
+        headers: HeaderMap,
+    ) -> Result<RequestMeasurement, RequestFailure> {
         let started = Instant::now();
-        let request =
-            self.client.post(format!("{}/v1/{path}", self.base_url)).header(CONTENT_TYPE, "application/json");
+        let request = self
+            .client
+            .post(format!("{}/v1/{path}", self.base_url))
+            .headers(headers)
+            .header(CONTENT_TYPE, "application/json");
         let sending = request.body(body).send();
         let response = tokio::time::timeout(self.idle_timeout, sending)
             .await

@@ -6,11 +6,12 @@ use std::time::Duration;
 use clap::Args;
 use moongate_scheduler::{PolicyName, SchedulerOptions};
 
+use super::store::LiveStoreVariant;
 use crate::engine::{KvEventOptions, SimEngineOptions, SimProtocol, SimRole};
 use crate::generate::trace::read_trace;
 use crate::simulate::{
     ExperimentLoad, MAX_PREFILL, PolicyExperiment, PolicyVariant, ReplayOptions, SimulatedWorkload,
-    SimulationOptions,
+    SimulationOptions, StoreRetention,
 };
 
 /// Arguments of `moongate loadtest live`.
@@ -60,9 +61,15 @@ pub struct LiveComparisonArgs {
     /// Policies whose mean times to first token differ by less than this share in the simulator may be in any order.
     #[arg(long, default_value_t = 0.1, env = "MOONGATE_LOADTEST_MARGIN")]
     pub margin: f64,
-    /// Gateway program to run; default: this program.
-    #[arg(long, value_name = "FILE", env = "MOONGATE_LOADTEST_GATEWAY")]
-    pub gateway: Option<PathBuf>,
+    /// Real stores to compare, separated by commas: `lru` or `learned`, and `:SHARE` to send hints about this share of the requests.
+    ///
+    /// Every policy runs with every store, which is a master and a store node in processes of their own. Without this flag the
+    /// store is simulated, and evicts the least recently used pages.
+    #[arg(long, value_delimiter = ',', value_name = "RETENTION[:SHARE]", env = "MOONGATE_LOADTEST_STORE")]
+    pub store: Vec<LiveStoreVariant>,
+    /// Program that runs as gateway, master and store node; default: this program.
+    #[arg(long, value_name = "FILE", env = "MOONGATE_LOADTEST_PROGRAM")]
+    pub program: Option<PathBuf>,
 }
 
 /// Maximum jitter of an arrival in recorded seconds: the conversation trace has a resolution of 3 s.
@@ -77,7 +84,7 @@ impl LiveComparisonArgs {
     ///
     /// # Errors
     /// A setting is out of range, or the trace cannot be read.
-    pub(super) fn experiment(&self) -> anyhow::Result<PolicyExperiment> {
+    pub(super) fn experiment(&self, store: Option<LiveStoreVariant>) -> anyhow::Result<PolicyExperiment> {
         for (flag, value) in [("--speed", self.speed), ("--time-scale", self.time_scale)] {
             anyhow::ensure!(value.is_finite() && value > 0.0, "{flag} {value}: give a number above 0");
         }
@@ -105,7 +112,11 @@ impl LiveComparisonArgs {
         );
         let replay = ReplayOptions { speed: self.speed, jitter_s: JITTER_S, seed: 0 };
         Ok(PolicyExperiment {
-            settings: self.settings(),
+            settings: SimulationOptions {
+                retention: store.map_or(StoreRetention::Lru, |store| store.retention),
+                return_hints: store.map_or(0.0, |store| store.return_hints),
+                ..self.settings()
+            },
             scheduling: SchedulerOptions::default(),
             load: ExperimentLoad::Open(SimulatedWorkload::of_rows(&rows, true), replay),
             variants: self.policy.iter().map(|&policy| PolicyVariant::from(policy)).collect(),

@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use http::{HeaderMap, HeaderName, HeaderValue};
+use moongate_retention::ReturnHint;
 use moongate_runtime::Supervisor;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -14,7 +16,7 @@ use super::testbed::LiveTestbed;
 use crate::engine::tokens::mix;
 use crate::generate::{LoadTarget, LoadTargetApi};
 use crate::simulate::{
-    SimulatedOutcome, SimulatedWorkload, SimulationResult, SimulationSummary, WorkloadIndex,
+    SimulatedOutcome, SimulatedWorkload, SimulationResult, SimulationSummary, WorkloadIndex, return_hints,
 };
 
 /// Maximum time without a byte.
@@ -42,12 +44,24 @@ struct LiveRun {
     scale: f64,
     /// Cancelled when the request has ended.
     finished: Vec<CancellationToken>,
+    /// By request.
+    hints: Vec<ReturnHint>,
 }
 
 impl LiveRun {
     /// Seconds of the engines since the start.
     fn now(&self) -> f64 {
         self.started.elapsed().as_secs_f64() * self.scale
+    }
+
+    /// The hint whether the conversation goes on, if the client gives one.
+    fn headers(&self, index: WorkloadIndex) -> HeaderMap {
+        let hint = match self.hints[index.get()] {
+            ReturnHint::Unknown => return HeaderMap::new(),
+            ReturnHint::Never => HeaderValue::from_static("never"),
+            ReturnHint::Expected => HeaderValue::from_static("soon"),
+        };
+        HeaderMap::from_iter([(HeaderName::from_static("x-moongate-return"), hint)])
     }
 
     /// Sends a request when it is due and its predecessor in the conversation has ended.
@@ -67,7 +81,7 @@ impl LiveRun {
         let arrived = self.now();
         self.lateness.lock().push(arrived - scheduled);
         self.outcome.lock().record_arrival(arrived, index);
-        let result = self.target.post("completions", body).await;
+        let result = self.target.post("completions", body, self.headers(index)).await;
         let ended = self.now();
         let mut outcome = self.outcome.lock();
         match result {
@@ -90,10 +104,12 @@ impl LiveRun {
     }
 }
 
+/// Replays the load with hints about the share `hinted` of its requests.
 pub(super) async fn replay_workload(
     fleet: &LiveTestbed,
     args: &LiveComparisonArgs,
     workload: &Arc<SimulatedWorkload>,
+    hinted: f64,
     supervisor: &Supervisor,
 ) -> anyhow::Result<LiveRunResult> {
     let client =
@@ -112,6 +128,7 @@ pub(super) async fn replay_workload(
         started: Instant::now(),
         scale: args.time_scale,
         finished: workload.requests.iter().map(|_| CancellationToken::new()).collect(),
+        hints: return_hints(workload, hinted, 1),
     });
     let tasks = TaskTracker::new();
     for index in (0..workload.requests.len()).map(WorkloadIndex::new) {

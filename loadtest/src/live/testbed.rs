@@ -1,24 +1,29 @@
 //! Engines, their store, and a gateway in a process of its own.
 
 use std::path::Path;
-use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use moongate_runtime::Supervisor;
-use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
-use tokio::process::{Child, Command};
+use moongate_store_client::{KvClient, KvClientOptions};
+use tokio::process::Child;
 
 use super::args::{LiveComparisonArgs, MODEL};
-use crate::engine::{SharedL3Store, SimEngine, SimMasterAdmin, SimRole};
+use super::process;
+use super::store::{LiveStore, LiveStoreVariant};
+use crate::engine::{OBJECTS_PER_PAGE, SharedL3Store, SimEngine, SimMasterAdmin, SimRole};
 
-/// How long a gateway may take until all engines are ready.
-const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// The engines' store.
+enum TestbedStore {
+    /// In this process, with the admin interface of a master.
+    Simulated(SimMasterAdmin),
+    Live(Box<LiveStore>),
+}
 
 /// A running fleet with a gateway. The gateway is killed on drop.
 pub(super) struct LiveTestbed {
     engines: Vec<SimEngine>,
-    admin: SimMasterAdmin,
+    store: TestbedStore,
     gateway: Child,
     /// `http://host:port` of the gateway.
     pub(super) url: String,
@@ -29,11 +34,27 @@ impl LiveTestbed {
     pub(super) async fn start(
         args: &LiveComparisonArgs,
         policy: &str,
+        store: Option<LiveStoreVariant>,
         page_tokens: usize,
         supervisor: &Supervisor,
     ) -> anyhow::Result<Self> {
-        let fleet = SharedL3Store::new(usize::try_from(args.l3_tokens).unwrap_or(usize::MAX));
-        let admin = SimMasterAdmin::start(&fleet, MODEL).await?;
+        let program = match &args.program {
+            Some(program) => program.clone(),
+            None => std::env::current_exe().context("cannot find this program; set --program FILE")?,
+        };
+        let (fleet, store) = match store {
+            None => {
+                let fleet = SharedL3Store::new(usize::try_from(args.l3_tokens).unwrap_or(usize::MAX));
+                let admin = SimMasterAdmin::start(&fleet, MODEL).await?;
+                (fleet, TestbedStore::Simulated(admin))
+            }
+            Some(variant) => {
+                let objects = args.l3_tokens / (page_tokens as u64).max(1) * OBJECTS_PER_PAGE;
+                let store = LiveStore::start(&program, variant, objects, supervisor).await?;
+                let client = KvClient::new(&store.rpc, KvClientOptions::default(), supervisor)?;
+                (SharedL3Store::with_mooncake(client), TestbedStore::Live(Box::new(store)))
+            }
+        };
         let mut engines = Vec::new();
         let mut flags = vec![
             "gateway".to_owned(),
@@ -44,7 +65,10 @@ impl LiveTestbed {
             format!("--load-interval={}us", args.scaled(args.poll_ms / 1_000.0).as_micros()),
         ];
         if args.l3_tokens > 0 {
-            flags.push(format!("--mooncake-admin={}", admin.addr()));
+            flags.push(match &store {
+                TestbedStore::Simulated(admin) => format!("--mooncake-admin={}", admin.addr()),
+                TestbedStore::Live(store) => format!("--mooncake-admin={}", store.admin),
+            });
         }
         for (role, count) in [(SimRole::Prefill, args.prefill), (SimRole::Decode, args.decode)] {
             for _ in 0..count {
@@ -56,14 +80,8 @@ impl LiveTestbed {
                 engines.push(engine);
             }
         }
-        let program = match &args.gateway {
-            Some(program) => program.clone(),
-            None => std::env::current_exe().context("cannot find this program; set --gateway FILE")?,
-        };
-        let starting = start_gateway(&program, &flags, supervisor);
-        let (gateway, url) =
-            tokio::time::timeout(START_TIMEOUT, starting).await.context("the gateway does not start")??;
-        Ok(Self { engines, admin, gateway, url })
+        let (gateway, url) = start_gateway(&program, &flags, supervisor).await?;
+        Ok(Self { engines, store, gateway, url })
     }
 
     /// Stops the gateway and the engines.
@@ -73,57 +91,31 @@ impl LiveTestbed {
         for engine in self.engines {
             engine.stop().await;
         }
-        drop(self.admin);
+        drop(self.store);
     }
 }
 
-/// Starts a gateway with an empty environment, so that the machine's settings have no effect.
+/// Starts a gateway and waits until all engines are ready. Returns its URL.
 async fn start_gateway(
     program: &Path,
     flags: &[String],
     supervisor: &Supervisor,
 ) -> anyhow::Result<(Child, String)> {
-    let mut gateway = Command::new(program)
-        .args(flags)
-        .env_clear()
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
-        .spawn()
-        .with_context(|| format!("cannot start {}", program.display()))?;
-    let stderr = gateway.stderr.take().context("the gateway has no standard error")?;
-    let (address, admin) = listen_addresses(stderr, supervisor).await?;
+    // One line has both addresses.
+    let fields = [("gateway listening", "address=")];
+    let (gateway, [address]) = process::start(program, flags, fields, supervisor).await.context("gateway")?;
     let client = moongate_runtime::plain_http_client().build()?;
-    loop {
-        let ready = client.get(format!("http://{admin}/ready")).send().await?;
-        let all = ready.status().is_success();
-        let state: serde_json::Value = ready.json().await?;
-        if all && state["waiting"].as_array().is_some_and(Vec::is_empty) {
-            return Ok((gateway, format!("http://{address}")));
+    let wait = async {
+        loop {
+            let ready = client.get(format!("http://{address}/ready")).send().await?;
+            let all = ready.status().is_success();
+            let state: serde_json::Value = ready.json().await?;
+            if all && state["waiting"].as_array().is_some_and(Vec::is_empty) {
+                return anyhow::Ok(());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-/// Parses the gateway's listen addresses from its log: for clients, and for the admin API.
-async fn listen_addresses(
-    stderr: impl AsyncRead + Unpin + Send + 'static,
-    supervisor: &Supervisor,
-) -> anyhow::Result<(String, String)> {
-    let mut lines = BufReader::new(stderr).lines();
-    while let Some(line) = lines.next_line().await? {
-        let field =
-            |name: &str| line.split_whitespace().find_map(|word| word.strip_prefix(name)).map(str::to_owned);
-        if let (true, Some(address), Some(admin)) =
-            (line.contains("gateway listening"), field("address="), field("admin="))
-        {
-            // Keep reading: a gateway that writes to a closed pipe fails.
-            supervisor
-                .spawn("live-gateway-log", async move { while let Ok(Some(_)) = lines.next_line().await {} });
-            return Ok((address, admin));
-        }
-        tracing::debug!(line, "gateway output");
-    }
-    anyhow::bail!("the gateway exited before it was listening")
+    };
+    tokio::time::timeout(process::START_TIMEOUT, wait).await.context("the engines do not become ready")??;
+    Ok((gateway, format!("http://{address}")))
 }

@@ -334,7 +334,7 @@ fn prompt<'w>(
 }
 
 /// For this share of the requests, whether their conversation goes on.
-fn return_hints(workload: &SimulatedWorkload, share: f64, seed: u64) -> Vec<ReturnHint> {
+pub(crate) fn return_hints(workload: &SimulatedWorkload, share: f64, seed: u64) -> Vec<ReturnHint> {
     let mut random = fastrand::Rng::with_seed(seed ^ 0x4157_0000);
     let hint = |request: &WorkloadRequest| match (random.f64() < share, request.is_continued) {
         (false, _) => ReturnHint::Unknown,

@@ -43,6 +43,7 @@ mod workload;
 pub use self::agents::{AgentTrafficOptions, HumanPauses, generate_agent_traffic};
 pub use self::args::{SimulateArgs, simulate};
 pub use self::calibrate::{PUBLISHED_MEASUREMENTS, PublishedMeasurement, calibrate};
+pub(crate) use self::fleet::return_hints;
 pub use self::ideal::IdealOrder;
 pub use self::indices::{PrefillIndex, WorkloadIndex};
 pub use self::multiturn::{MultiTurnOptions, MultiTurnSender};

@@ -4,9 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use mooncake_wire::admin::{HealthResponse, KeyReplicas, KvEventsStatus, SegmentsDetail};
+use mooncake_wire::admin::{
+    AdminSuccess, DescribePromptsRequest, DescribedObjects, HealthResponse, KeyReplicas, KvEventsStatus,
+    SegmentsDetail,
+};
 use moongate_runtime::{PeerTls, plain_http_client};
 use reqwest::StatusCode;
+use reqwest::header::CONTENT_TYPE;
 use serde::Deserialize;
 
 use super::error::{AdminAddressError, AdminError, AdminResponseError, HttpRequestError, shortened};
@@ -179,6 +183,28 @@ impl AdminClient {
         Ok(skipped)
     }
 
+    /// Sends what is known about prompts that have been used, for the store's retention.
+    ///
+    /// # Errors
+    /// [`AdminError::NotFound`] if the master has no such extension, and as [`AdminClient::health`].
+    pub async fn describe_prompts(
+        &self,
+        request: &DescribePromptsRequest<'_>,
+    ) -> Result<DescribedObjects, AdminError> {
+        let url = format!("{}/api/v1/describe_prompts", self.base);
+        let body = serde_json::to_vec(request).map_err(|error| malformed(&url, error))?;
+        let sending = async {
+            let request = self.http.post(&url).header(CONTENT_TYPE, "application/json").body(body);
+            self.body(&url, self.checked(&url, request).await?).await
+        };
+        let limit = self.options.timeout;
+        let body = tokio::time::timeout(limit, sending)
+            .await
+            .map_err(|_| AdminError::TimedOut { url: shortened(&url), limit })??;
+        let response: AdminSuccess<DescribedObjects> = parsed(&url, &body)?;
+        Ok(response.data)
+    }
+
     /// TLS with the store's programs, if it is used.
     pub(crate) fn tls(&self) -> Option<PeerTls> {
         self.tls.clone()
@@ -242,10 +268,18 @@ impl AdminClient {
         Ok(body.freeze())
     }
 
-    /// Sends a request and checks the status.
     async fn send(&self, url: &str) -> Result<reqwest::Response, AdminError> {
+        self.checked(url, self.http.get(url)).await
+    }
+
+    /// Sends a request and checks the status.
+    async fn checked(
+        &self,
+        url: &str,
+        request: reqwest::RequestBuilder,
+    ) -> Result<reqwest::Response, AdminError> {
         let limit = self.options.timeout;
-        let mut response = self.http.get(url).send().await.map_err(|error| failed(url, error, limit))?;
+        let mut response = request.send().await.map_err(|error| failed(url, error, limit))?;
         let url = shortened(url);
         match response.status() {
             StatusCode::OK => Ok(response),

@@ -48,6 +48,7 @@ mod kind {
     pub(super) const QUOTA: u8 = 12;
     pub(super) const DISK_MOUNTED: u8 = 13;
     pub(super) const DISK_UNMOUNTED: u8 = 14;
+    pub(super) const RETURN_TIMES: u8 = 15;
     pub(super) const TRANSFER_STARTED: u8 = 32;
     pub(super) const TRANSFER_ENDED: u8 = 33;
     pub(super) const TASK: u8 = 34;
@@ -236,6 +237,7 @@ mod tests {
             (id(), any::<u64>()).prop_map(|(segment, offset)| StateChange::RangeReleased { segment, offset }),
             (text(), any::<Option<u64>>())
                 .prop_map(|(tenant, requested)| StateChange::TenantQuota { tenant, requested }),
+            any::<Vec<u8>>().prop_map(|counts| StateChange::ReturnTimes { counts: counts.into() }),
             task_change(),
         ]
     }

@@ -55,6 +55,7 @@ pub fn decode(bytes: &[u8]) -> Result<(StateChange<'_>, &[u8]), StateChangeDecod
         },
         kind::RELEASED => StateChange::RangeReleased { segment: reader.id()?, offset: reader.number()? },
         kind::QUOTA => StateChange::TenantQuota { tenant: reader.text()?, requested: reader.option()? },
+        kind::RETURN_TIMES => StateChange::ReturnTimes { counts: reader.bytes()?.into() },
         kind::DISK_MOUNTED => StateChange::DiskMounted { client: reader.id()? },
         kind::DISK_UNMOUNTED => StateChange::DiskUnmounted { client: reader.id()? },
         other => tasks::read(&mut reader, other)?,
@@ -115,10 +116,15 @@ impl<'a> StateChangeReader<'a> {
         }
     }
 
-    pub(super) fn text(&mut self) -> Result<Cow<'a, str>, StateChangeDecodeError> {
+    fn bytes(&mut self) -> Result<&'a [u8], StateChangeDecodeError> {
         let length = usize::try_from(self.number()?).map_err(|_| StateChangeDecodeError::Truncated)?;
-        let bytes = self.take(length)?;
-        std::str::from_utf8(bytes).map(Cow::Borrowed).map_err(|_| StateChangeDecodeError::Value("text"))
+        self.take(length)
+    }
+
+    pub(super) fn text(&mut self) -> Result<Cow<'a, str>, StateChangeDecodeError> {
+        std::str::from_utf8(self.bytes()?)
+            .map(Cow::Borrowed)
+            .map_err(|_| StateChangeDecodeError::Value("text"))
     }
 
     fn optional_text(&mut self) -> Result<Option<Cow<'a, str>>, StateChangeDecodeError> {

@@ -80,6 +80,10 @@ pub fn encode(change: &StateChange<'_>, out: &mut Vec<u8>) {
             writer.text(tenant);
             writer.option(*requested);
         }
+        StateChange::ReturnTimes { counts } => {
+            writer.head(kind::RETURN_TIMES);
+            writer.bytes(counts);
+        }
         StateChange::TransferStarted(_)
         | StateChange::TransferEnded { .. }
         | StateChange::Task(_)
@@ -121,8 +125,12 @@ impl StateChangeWriter<'_> {
     }
 
     pub(super) fn text(&mut self, text: &str) {
-        self.number(text.len() as u64);
-        self.0.extend(text.as_bytes());
+        self.bytes(text.as_bytes());
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) {
+        self.number(bytes.len() as u64);
+        self.0.extend(bytes);
     }
 
     fn flag(&mut self, flag: bool) {

@@ -1,7 +1,10 @@
 //! Eviction by learned return times.
 
 use mooncake_wire::types::{ObjectMeta, ReplicaType};
-use moongate_master_core::{BatchPutStartRequest, MasterCoreOptions, RetentionPolicy};
+use moongate_master_core::{
+    BatchPutStartRequest, MasterCore, MasterCoreOptions, PromptDescription, PromptLength, PromptUse,
+    RetentionPolicy, ReturnHint, SnapshotCursor, StateChange,
+};
 
 use crate::harness::{MIB, TENANT, TestMasterCore, TestReplicateConfig, WRITER, caller, hard_pinned};
 
@@ -84,4 +87,75 @@ fn a_prompt_loses_its_end_first() {
     // Leases of sixteen consecutive keys end at the same time.
     let first_kept = keys.iter().take(remaining(&world).saturating_sub(16)).all(|key| world.has(key));
     assert!(remaining(&world) < before && first_kept, "{}", remaining(&world));
+}
+
+fn described(world: &TestMasterCore, keys: &[String], hint: ReturnHint) -> usize {
+    let description = PromptDescription { length: PromptLength::Short, hint };
+    let arrived_ms = world.now - 500;
+    world.master.describe_prompt(TENANT, keys, PromptUse { now_ms: world.now, arrived_ms, description })
+}
+
+/// As many keys that return once, after a minute, as keys that do not. There is space for the former only. Returns the number of
+/// hits.
+fn hits_with_hints(hinted: bool) -> usize {
+    let mut world = TestMasterCore::with_segments(settings(RetentionPolicy::Learned), &[100 * MIB]);
+    let mut hits = 0;
+    for second in 0..2_000_u64 {
+        world.tick(1_000);
+        for (name, hint) in [("once", ReturnHint::Never), ("again", ReturnHint::Expected)] {
+            let key = format!("{name}{second}");
+            // Half of the descriptions arrive before the key is written.
+            let is_early = hinted && second % 2 == 0;
+            if is_early {
+                assert_eq!(described(&world, std::slice::from_ref(&key), hint), 0);
+            }
+            world.put(&key, MIB, &TestReplicateConfig::default()).unwrap();
+            if hinted && !is_early {
+                assert_eq!(described(&world, &[key], hint), 1);
+            }
+        }
+        if second >= 60 {
+            let key = format!("again{}", second - 60);
+            hits += usize::from(world.exists(&key));
+            if hinted {
+                described(&world, &[key], ReturnHint::Never);
+            }
+        }
+    }
+    hits
+}
+
+#[test]
+fn hints_decide_between_keys_that_look_alike() {
+    let [without, with] = [false, true].map(hits_with_hints);
+    assert!(without < 600 && with > 1_700, "{without} of 1,940 without hints, {with} with");
+}
+
+#[test]
+fn descriptions_neither_remove_nor_protect_what_is_not_theirs() {
+    let mut world = TestMasterCore::with_segments(settings(RetentionPolicy::Learned), &[64 * MIB]);
+    world.put("pinned", MIB, &hard_pinned()).unwrap();
+    world.put("plain", MIB, &TestReplicateConfig::default()).unwrap();
+    let keys = ["pinned", "plain", "absent"].map(str::to_owned);
+    assert_eq!(described(&world, &keys, ReturnHint::Never), 2);
+    assert!(world.has("pinned") && world.has("plain") && !world.has("absent"));
+    let mut lru = TestMasterCore::with_segments(settings(RetentionPolicy::Lru), &[64 * MIB]);
+    lru.put("plain", MIB, &TestReplicateConfig::default()).unwrap();
+    assert_eq!(described(&lru, &keys, ReturnHint::Never), 0, "no effect without learned retention");
+}
+
+#[test]
+fn another_master_continues_with_what_was_learned() {
+    let mut world = TestMasterCore::with_segments(settings(RetentionPolicy::Learned), &[128 * MIB]);
+    hits(&mut world, 1_500);
+    let learned = |changes: &[StateChange<'static>]| {
+        changes.iter().rev().find(|change| matches!(change, StateChange::ReturnTimes { .. })).cloned()
+    };
+    let last = learned(&world.changes).expect("emitted every five minutes");
+    let other = MasterCore::new(settings(RetentionPolicy::Learned));
+    other.apply(&last).unwrap();
+    let mut snapshot = Vec::new();
+    let _ = other.snapshot(SnapshotCursor::default(), 100, &mut snapshot);
+    assert_eq!(learned(&snapshot), Some(last));
+    assert!(other.apply(&StateChange::ReturnTimes { counts: vec![0, 1].into() }).is_err());
 }

@@ -39,6 +39,7 @@ impl StateChangeSink for RegistryReplayer<'_> {
                 | StateChange::ClientRecovered { .. }
                 | StateChange::DiskMounted { .. }
                 | StateChange::TenantQuota { .. }
+                | StateChange::ReturnTimes { .. }
         );
         if is_registry_record {
             self.skipped_facts += u64::from(self.state.master.apply(&fact).is_err());

@@ -5,6 +5,7 @@
 
 mod chunked_body;
 mod client_ids;
+mod describe_prompts;
 mod drain;
 mod inspect;
 mod objects;
@@ -78,6 +79,7 @@ pub fn admin_router(admin: Arc<AdminContext>) -> Router {
         .route("/api/v1/drain_jobs/cancel", with_404(post(drain::cancel)))
         .route("/api/v1/tenant_quotas", with_404(quotas))
         .route("/api/v1/remove_all", with_404(post(objects::remove_all)))
+        .route("/api/v1/describe_prompts", with_404(post(describe_prompts::post)))
         .route("/api/v1/peek", with_404(get(inspect::peek).post(inspect::peek_lines)))
         .route("/api/v1/prefixes", with_404(get(inspect::prefixes)))
         .route("/api/v1/snapshot", with_404(get(snapshot::get)))

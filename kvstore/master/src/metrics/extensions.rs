@@ -1,5 +1,6 @@
 //! Metric families that Mooncake's master does not have.
 
+use mooncake_wire::admin::{DescribedObjects, ReturnHint};
 use mooncake_wire::rpc::RpcMethod;
 use moongate_master_core::{PrefixStatistics, TrialHits};
 use moongate_runtime::metrics::{HistogramSnapshot, MetricsWriter};
@@ -95,6 +96,21 @@ fn retention(writer: &mut MetricsWriter<'_>, server: &MasterServer) {
         "Recent reads of sampled keys that each retention policy would have kept",
         "policy",
         [("learned", learned), ("lru", lru)],
+    );
+    let hints =
+        [("unknown", ReturnHint::Unknown), ("never", ReturnHint::Never), ("expected", ReturnHint::Expected)];
+    writer.counter_by(
+        "moongate_master_described_prompts_total",
+        "Prompts described by gateways, by the hint whether their prefix will be used again",
+        "returns",
+        hints.map(|(name, hint)| (name, server.counters.described_prompts(hint))),
+    );
+    let DescribedObjects { existing, announced } = server.counters.described_objects();
+    writer.counter_by(
+        "moongate_master_described_objects_total",
+        "Objects of described prompts: existing, or announced because they had not been written yet",
+        "state",
+        [("existing", existing), ("announced", announced)],
     );
 }
 

@@ -4,14 +4,14 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use mooncake_wire::admin::KeyReplicas;
-use mooncake_wire::key::BlockKeyHash;
-use moongate_block_hash::{BlockDigest, HashedBlock};
+use moongate_block_hash::HashedBlock;
 use moongate_master_client::admin::AdminError;
 use moongate_scheduler::StoreMedium;
 use tokio::time::{Instant, timeout};
 
 use super::StoreView;
 use crate::kv_index::StoreKeyNaming;
+use crate::predict::stored_blocks::store_hash;
 
 /// Blocks in the first query, and in the largest one: a response about 64 takes the master 0.2 ms.
 const INITIAL_PROBE: usize = 64;
@@ -75,7 +75,7 @@ impl StoreView {
         keys: &[u64],
     ) -> Result<bool, AdminError> {
         let probes: Vec<[String; 2]> =
-            blocks.iter().filter_map(|block| Some(naming.probe_keys(hash(block)?))).collect();
+            blocks.iter().filter_map(|block| Some(naming.probe_keys(store_hash(block)?))).collect();
         let mut queried: Vec<&str> = probes.iter().flatten().map(String::as_str).collect();
         queried.dedup();
         let mut locations = HashMap::with_capacity(queried.len());
@@ -116,12 +116,5 @@ impl StoreView {
             self.confirmed.insert(key, ());
             true
         })
-    }
-}
-
-fn hash(block: &HashedBlock) -> Option<BlockKeyHash> {
-    match &block.digest {
-        BlockDigest::Sha256(digest) => BlockKeyHash::new(digest),
-        BlockDigest::Unsigned(_) | BlockDigest::Signed(_) => None,
     }
 }

@@ -135,6 +135,38 @@ async fn only_query_key_grants_a_lease() {
 }
 
 #[tokio::test]
+async fn described_prompts_are_counted_and_checked() {
+    let admin = admin(settings());
+    mount(&admin.server);
+    for key in ["m_aa_0_k", "m_aa_0_v"] {
+        put(&admin.server, key, 100, 1);
+    }
+    let router = admin_router(Arc::clone(&admin));
+    let post = |body: &str| {
+        let request = Request::post("/api/v1/describe_prompts").body(Body::from(body.to_owned()));
+        send(&router, request.unwrap())
+    };
+    let body = r#"{"prompts":[{"tokens":9000,"elapsed_ms":500,"returns":"never","parts":[["m_","_0_k"],["m_","_0_v"]],"hashes":["aa","bb"]}]}"#;
+    let response = post(body).await;
+    assert_eq!(response.body, r#"{"success":true,"data":{"existing":2,"announced":2}}"#);
+    let metrics = get_path(&router, "/metrics").await.body;
+    assert!(
+        metrics.contains("\nmoongate_master_described_prompts_total{returns=\"never\"} 1\n"),
+        "{metrics}"
+    );
+    let unknown = post(&body.replace("never", "maybe")).await;
+    assert_eq!(unknown.status, "400 Bad Request");
+    assert!(unknown.body.contains("Invalid JSON body: unknown variant `maybe`"), "{}", unknown.body);
+    let hashes = vec![r#""a""#; 70_000].join(",");
+    let large = format!(
+        r#"{{"prompts":[{{"tokens":1,"elapsed_ms":0,"parts":[["","x"],["","y"]],"hashes":[{hashes}]}}]}}"#
+    );
+    let large = post(&large).await;
+    assert_eq!(large.status, "400 Bad Request");
+    assert!(large.body.contains("140000 objects, more than 131072"), "{}", large.body);
+}
+
+#[tokio::test]
 async fn peek_lists_silent_segments() {
     let admin = admin(settings());
     let server = &admin.server;

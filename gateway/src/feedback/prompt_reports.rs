@@ -1,0 +1,232 @@
+//! Reports to the store's master whether the prompts of finished requests will be used again.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use mooncake_wire::admin::{DescribePromptsRequest, DescribedPrompt, ReturnHint};
+use moongate_master_client::admin::{AdminClient, AdminError};
+use moongate_runtime::metrics::MetricsRegistry;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// Maximum number of reports that wait for the master. They are hints, so more are dropped.
+const MAX_WAITING: usize = 1_024;
+/// Maximum numbers of prompts and of objects in one request to the master, which accepts 131,072 objects.
+const MAX_PROMPTS: usize = 64;
+const MAX_OBJECTS: usize = 65_536;
+/// Pause after the master failed.
+const FAILURE_PAUSE: Duration = Duration::from_secs(1);
+/// Pause after the master did not have the extension: it may be replaced by one that does.
+const UNSUPPORTED_PAUSE: Duration = Duration::from_secs(60);
+
+/// A prompt whose blocks a store can have.
+pub(crate) trait StoredPrompt: Debug + Send + Sync {
+    /// The prompt's length and its objects.
+    fn describe(&self) -> DescribedPrompt<'static>;
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct HintLabels {
+    returns: &'static str,
+    source: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+/// Metrics of hints and reports.
+#[derive(Debug, Clone)]
+pub(crate) struct PromptReportMetrics {
+    hints: Family<HintLabels, Counter>,
+    outcomes: Family<OutcomeLabel, Counter>,
+}
+
+impl PromptReportMetrics {
+    pub(super) fn register(registry: &mut MetricsRegistry) -> Self {
+        let metrics = Self {
+            hints: registry.register(
+                "moongate_return_hints_total",
+                "Requests with a hint whether their prompt will be used again, by its source",
+                Family::default(),
+            ),
+            outcomes: registry.register(
+                "moongate_prompt_reports_total",
+                "Reports of hinted prompts to the store's master: sent, dropped (too many waited), failed, or unsupported by the master",
+                Family::default(),
+            ),
+        };
+        for (returns, source) in [("never", "header"), ("expected", "header"), ("expected", "tool_calls")] {
+            drop(metrics.hints.get_or_create(&HintLabels { returns, source }));
+        }
+        for outcome in ["sent", "dropped", "failed", "unsupported"] {
+            metrics.count(outcome, 0);
+        }
+        metrics
+    }
+
+    fn count(&self, outcome: &'static str, prompts: usize) {
+        self.outcomes.get_or_create(&OutcomeLabel { outcome }).inc_by(prompts as u64);
+    }
+}
+
+/// The report about a request that has not ended.
+#[derive(Debug)]
+pub(crate) struct PromptReport {
+    prompt: Box<dyn StoredPrompt>,
+    /// The client's hint.
+    hint: Option<ReturnHint>,
+    queue: PromptReportQueue,
+}
+
+/// A finished request's prompt.
+#[derive(Debug)]
+pub(crate) struct FinishedPrompt {
+    prompt: Box<dyn StoredPrompt>,
+    returns: ReturnHint,
+    arrived: Instant,
+}
+
+/// Sends reports to the task that passes them to the master.
+#[derive(Debug, Clone)]
+pub(crate) struct PromptReportQueue {
+    sender: mpsc::Sender<FinishedPrompt>,
+    metrics: PromptReportMetrics,
+}
+
+impl PromptReportQueue {
+    /// A queue, and its receiving end for [`run_prompt_reports`].
+    pub(crate) fn new(metrics: PromptReportMetrics) -> (Self, mpsc::Receiver<FinishedPrompt>) {
+        let (sender, receiver) = mpsc::channel(MAX_WAITING);
+        (Self { sender, metrics }, receiver)
+    }
+
+    /// The report about a request, to be completed at its end. `hint` is the client's.
+    pub(crate) fn report(&self, prompt: Box<dyn StoredPrompt>, hint: Option<ReturnHint>) -> PromptReport {
+        PromptReport { prompt, hint, queue: self.clone() }
+    }
+}
+
+impl PromptReport {
+    /// Queues the report, if there is a hint. A response that requests tool calls is one: their results will be sent with the same
+    /// prefix.
+    pub(super) fn send(self, arrived: Instant, requests_tools: bool) {
+        let (returns, source) = match self.hint {
+            Some(hint) => (hint, "header"),
+            None if requests_tools => (ReturnHint::Expected, "tool_calls"),
+            None => return,
+        };
+        let PromptReportQueue { sender, metrics } = self.queue;
+        let labels = HintLabels {
+            returns: match returns {
+                ReturnHint::Unknown => "unknown",
+                ReturnHint::Never => "never",
+                ReturnHint::Expected => "expected",
+            },
+            source,
+        };
+        metrics.hints.get_or_create(&labels).inc();
+        if sender.try_send(FinishedPrompt { prompt: self.prompt, returns, arrived }).is_err() {
+            metrics.count("dropped", 1);
+        }
+    }
+}
+
+/// Passes reports to the master until `stop`.
+pub(crate) async fn run_prompt_reports(
+    admin: AdminClient,
+    metrics: PromptReportMetrics,
+    mut reports: mpsc::Receiver<FinishedPrompt>,
+    stop: CancellationToken,
+) {
+    let mut paused_until = Instant::now();
+    let mut paused_outcome = "failed";
+    let mut batch = Vec::with_capacity(MAX_PROMPTS);
+    loop {
+        let received = tokio::select! {
+            received = reports.recv_many(&mut batch, MAX_PROMPTS) => received,
+            () = stop.cancelled() => return,
+        };
+        if received == 0 {
+            return;
+        }
+        if Instant::now() < paused_until {
+            metrics.count(paused_outcome, received);
+            batch.clear();
+            continue;
+        }
+        for prompts in split(batch.drain(..).map(describe)) {
+            let count = prompts.len();
+            let pause = match admin.describe_prompts(&DescribePromptsRequest { prompts }).await {
+                Ok(_) => {
+                    metrics.count("sent", count);
+                    continue;
+                }
+                Err(AdminError::NotFound { .. }) => {
+                    tracing::debug!("the store's master does not accept hints about prompts");
+                    paused_outcome = "unsupported";
+                    UNSUPPORTED_PAUSE
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "cannot report prompts to the store's master");
+                    paused_outcome = "failed";
+                    FAILURE_PAUSE
+                }
+            };
+            metrics.count(paused_outcome, count);
+            paused_until = Instant::now() + pause;
+        }
+    }
+}
+
+fn describe(finished: FinishedPrompt) -> DescribedPrompt<'static> {
+    let elapsed_ms = u64::try_from(finished.arrived.elapsed().as_millis()).unwrap_or(u64::MAX);
+    DescribedPrompt { returns: finished.returns, elapsed_ms, ..finished.prompt.describe() }
+}
+
+/// Groups prompts into requests of at most [`MAX_OBJECTS`] objects. The end of a longer prompt is cut off.
+fn split(prompts: impl Iterator<Item = DescribedPrompt<'static>>) -> Vec<Vec<DescribedPrompt<'static>>> {
+    let mut requests: Vec<Vec<DescribedPrompt<'static>>> = Vec::new();
+    let mut objects = MAX_OBJECTS;
+    for mut prompt in prompts {
+        prompt.hashes.truncate(MAX_OBJECTS / prompt.parts.len().max(1));
+        objects += prompt.key_count();
+        match requests.last_mut() {
+            Some(last) if objects <= MAX_OBJECTS => last.push(prompt),
+            _ => {
+                objects = prompt.key_count();
+                requests.push(vec![prompt]);
+            }
+        }
+    }
+    requests
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompt(hashes: usize) -> DescribedPrompt<'static> {
+        DescribedPrompt {
+            parts: vec![["".into(), "_k".into()], ["".into(), "_v".into()]],
+            hashes: vec!["ab".into(); hashes],
+            ..DescribedPrompt::default()
+        }
+    }
+
+    #[test]
+    fn requests_stay_within_the_masters_limit() {
+        let sizes = |prompts: &[usize]| -> Vec<Vec<usize>> {
+            let requests = split(prompts.iter().map(|hashes| prompt(*hashes)));
+            requests.iter().map(|request| request.iter().map(|p| p.hashes.len()).collect()).collect()
+        };
+        assert_eq!(sizes(&[10, 20_000, 12_000, 1_000]), [vec![10, 20_000, 12_000], vec![1_000]]);
+        assert_eq!(sizes(&[50_000, 1]), [vec![32_768], vec![1]]);
+        assert!(sizes(&[]).is_empty());
+    }
+}
