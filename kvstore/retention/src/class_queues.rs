@@ -33,6 +33,11 @@ impl<Block: Copy + Eq + Hash> ClassQueues<Block> {
         self.classes.get(&block).copied()
     }
 
+    /// When a block was last used; `None` if it is not stored.
+    pub fn used_ms(&self, block: Block) -> Option<u64> {
+        self.queues[self.class(block)?.index()].get(&block).copied()
+    }
+
     /// Number of blocks.
     pub fn len(&self) -> usize {
         self.classes.len()

@@ -109,7 +109,7 @@ pub struct SimulateArgs {
     /// Which blocks a full shared store evicts. `belady` is a bound: it requires the future.
     #[arg(long, value_enum, default_value = "learned", env = "MOONGATE_LOADTEST_RETENTION")]
     pub retention: StoreRetention,
-    /// Share of the requests for which the store is informed whether their conversation goes on.
+    /// Share of the requests whose clients send a hint whether most of the prompt will be used again.
     #[arg(long, default_value_t = 0.0, env = "MOONGATE_LOADTEST_RETURN_HINTS")]
     pub return_hints: f64,
     /// Read bandwidth of one engine from the shared store, in GB per second.

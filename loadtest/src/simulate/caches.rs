@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use moongate_retention::PromptLength;
+use moongate_retention::{PromptLength, ReturnHint};
 use moongate_scheduler::network_distance;
 
 use super::cache_index::{CacheLocation, DelayedCacheIndex};
@@ -167,6 +167,16 @@ impl SimulatedCaches {
         });
     }
 
+    /// Reports a hinted prompt to the store, as a gateway does when the response is complete.
+    pub(crate) fn report_prompt(&mut self, now: f64, arrived: f64, prompt: &PromptBlocks<'_>) {
+        let block_use = BlockUse {
+            now_ms: milliseconds(now),
+            length: PromptLength::of_tokens(prompt.input_tokens.into()),
+            hint: prompt.hint,
+        };
+        self.store.describe(prompt.blocks, milliseconds(arrived), block_use);
+    }
+
     /// Clears the caches of an engine that has failed.
     pub(crate) fn clear_engine(&mut self, now: f64, engine: PrefillIndex) {
         let engine = engine.get();
@@ -181,7 +191,11 @@ impl SimulatedCaches {
 /// The store estimates a prompt's length from the blocks of one call.
 fn block_use(now: f64, prompt: &PromptBlocks<'_>, blocks: &[u32]) -> BlockUse {
     let tokens = blocks.len() as u64 * u64::from(prompt.block_tokens);
-    BlockUse { now_ms: (now * 1_000.0) as u64, length: PromptLength::of_tokens(tokens), hint: prompt.hint }
+    BlockUse { now_ms: milliseconds(now), length: PromptLength::of_tokens(tokens), hint: ReturnHint::Unknown }
+}
+
+fn milliseconds(seconds: f64) -> u64 {
+    (seconds * 1_000.0) as u64
 }
 
 /// Size of a block, by its number.

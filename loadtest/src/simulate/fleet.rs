@@ -158,6 +158,10 @@ impl<'a> SimulatedFleet<'a> {
     /// Ends a request. Requests that wait for its end arrive now, or when they are due.
     pub(crate) fn finish(&mut self, now: f64, request: WorkloadIndex, state: SimulatedOutcome) {
         self.result.record_end(now, request, state);
+        if state == SimulatedOutcome::Served && self.hints[request.get()] != ReturnHint::Unknown {
+            let arrived = self.result.records[request.get()].arrived_s;
+            self.caches.report_prompt(now, arrived, &prompt(self.workload, &self.hints, request));
+        }
         for &next in self.workload.successors(request) {
             let due = self.workload.request(next).due_s;
             self.events.schedule(due.max(now), SimulationEvent::RequestArrived(next));
@@ -333,10 +337,10 @@ fn prompt<'w>(
     }
 }
 
-/// For this share of the requests, whether their conversation goes on.
+/// For this share of the requests, whether their prompts will be used again.
 pub(crate) fn return_hints(workload: &SimulatedWorkload, share: f64, seed: u64) -> Vec<ReturnHint> {
     let mut random = fastrand::Rng::with_seed(seed ^ 0x4157_0000);
-    let hint = |request: &WorkloadRequest| match (random.f64() < share, request.is_continued) {
+    let hint = |request: &WorkloadRequest| match (random.f64() < share, request.returns) {
         (false, _) => ReturnHint::Unknown,
         (true, true) => ReturnHint::Expected,
         (true, false) => ReturnHint::Never,

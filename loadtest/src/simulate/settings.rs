@@ -61,7 +61,7 @@ pub struct SimulationOptions {
     pub l3_tokens: u64,
     /// Which blocks a full store evicts.
     pub retention: StoreRetention,
-    /// Share of the requests for which the store is informed whether their conversation goes on.
+    /// Share of the requests whose clients send a hint whether most of the prompt will be used again.
     pub return_hints: f64,
     /// Zones over which the prefill engines and the shared store are spread. An engine writes to its own zone's part,
     /// and reads from other zones take longer.

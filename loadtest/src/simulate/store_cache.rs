@@ -102,6 +102,27 @@ impl StoreCache {
         }
     }
 
+    /// Records what is known about a prompt whose request arrived at `arrived_ms`, as a gateway reports it: blocks that were
+    /// neither looked up nor written since then count as used now.
+    pub(crate) fn describe(&mut self, blocks: &[u32], arrived_ms: u64, block_use: BlockUse) {
+        let BlockUse { now_ms, length, hint } = block_use;
+        for &block in blocks.iter().rev() {
+            let (Some(class), Some(used_ms)) = (self.queues.class(block), self.queues.used_ms(block)) else {
+                continue;
+            };
+            let class = if used_ms < arrived_ms {
+                let class = class.used_again(length, hint);
+                self.learner.record_use(now_ms, block_hash(block), class);
+                class
+            } else {
+                let class = class.described(length, hint);
+                self.learner.record_description(now_ms, block_hash(block), class);
+                class
+            };
+            self.queues.insert(block, class, now_ms);
+        }
+    }
+
     /// Adds the missing ones of these blocks as far as they fit. Reports what was added and what was evicted.
     pub(crate) fn put(
         &mut self,
@@ -194,6 +215,33 @@ mod tests {
 
     fn stored(cache: &StoreCache, blocks: impl IntoIterator<Item = u32>) -> Vec<u32> {
         blocks.into_iter().filter(|&block| cache.leading(&[block]) == 1).collect()
+    }
+
+    #[test]
+    fn a_described_prompt_is_evicted_by_its_hint() {
+        let load = workload(&[&[0], &[1], &[2]]);
+        let mut cache = StoreCache::new(StoreRetention::Learned, 100 * 512, &load);
+        let mut random = fastrand::Rng::with_seed(1);
+        let mut hits = 0;
+        for second in 0..2_000_u32 {
+            let describe = |cache: &mut StoreCache, block, hint| {
+                let now_ms = u64::from(second) * 1_000;
+                let block_use = BlockUse { now_ms, length: PromptLength::Short, hint };
+                cache.describe(&[block], now_ms.saturating_sub(500), block_use);
+            };
+            // One block returns once, after a minute or more; the other does not.
+            for (block, hint) in [(2 * second, ReturnHint::Expected), (2 * second + 1, ReturnHint::Never)] {
+                put(&mut cache, second.into(), &[block]);
+                describe(&mut cache, block, hint);
+            }
+            if let Some(before) = second.checked_sub(60 + random.u32(..20)) {
+                hits += cache.leading(&[2 * before]);
+                put(&mut cache, second.into(), &[2 * before]);
+                describe(&mut cache, 2 * before, ReturnHint::Never);
+            }
+        }
+        // LRU has space for the blocks of 40 seconds.
+        assert!(hits > 1_500, "{hits}");
     }
 
     #[test]

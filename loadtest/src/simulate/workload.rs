@@ -19,8 +19,8 @@ pub struct WorkloadRequest {
     pub predecessor: Option<WorkloadIndex>,
     /// Index of its conversation.
     pub session: u64,
-    /// Whether a later request continues its conversation.
-    pub is_continued: bool,
+    /// Whether later requests use more than half of its blocks again.
+    pub returns: bool,
     /// Position of its blocks in [`SimulatedWorkload::blocks`].
     first_block: usize,
     blocks: usize,
@@ -67,8 +67,7 @@ impl SimulatedWorkload {
     #[must_use]
     pub fn of_rows(rows: &[TraceRow], sessions: bool) -> Self {
         let mut prompts = WorkloadBuilder::new(rows.first().map_or(512, |row| row.block_tokens));
-        let continued = predecessors(rows);
-        let after = if sessions { continued.clone() } else { vec![None; rows.len()] };
+        let after = if sessions { predecessors(rows) } else { vec![None; rows.len()] };
         let mut session_of: Vec<u64> = Vec::with_capacity(rows.len());
         for (number, row) in (0_u64..).zip(rows) {
             let before = after[session_of.len()];
@@ -83,7 +82,6 @@ impl SimulatedWorkload {
                 session,
             });
         }
-        continued.into_iter().flatten().for_each(|before| prompts.set_continued(before));
         prompts.finish(ArrivalMode::Open)
     }
 
@@ -218,15 +216,25 @@ impl WorkloadBuilder {
             output_tokens: request.output_tokens,
             predecessor: request.predecessor,
             session: request.session,
-            is_continued: false,
+            returns: false,
             first_block,
             blocks: count,
         });
         WorkloadIndex::new(self.requests.len() - 1)
     }
 
-    fn set_continued(&mut self, request: WorkloadIndex) {
-        self.requests[request.get()].is_continued = true;
+    /// Marks the requests whose prompts return.
+    fn mark_returning(&mut self) {
+        let mut used_later = vec![false; self.tokens_of.len()];
+        let mut by_arrival: Vec<usize> = (0..self.requests.len()).collect();
+        by_arrival.sort_by(|&left, &right| self.requests[left].due_s.total_cmp(&self.requests[right].due_s));
+        for position in by_arrival.into_iter().rev() {
+            let request = &mut self.requests[position];
+            let blocks = &self.blocks[request.first_block..request.first_block + request.blocks];
+            let returning = blocks.iter().filter(|block| used_later[**block as usize]).count();
+            request.returns = 2 * returning > blocks.len();
+            blocks.iter().for_each(|block| used_later[*block as usize] = true);
+        }
     }
 
     pub(crate) fn finish(mut self, source: ArrivalMode) -> SimulatedWorkload {
@@ -236,9 +244,7 @@ impl WorkloadBuilder {
                 successors[before.get()].push(WorkloadIndex::new(position));
             }
         }
-        for (request, successors) in self.requests.iter_mut().zip(&successors) {
-            request.is_continued |= !successors.is_empty();
-        }
+        self.mark_returning();
         let key = |&block: &u32| crate::engine::tokens::mix(u64::from(block), 1);
         let keys_of = |request: &WorkloadRequest| {
             let full = request.input_tokens as usize / self.block_tokens;
@@ -254,5 +260,28 @@ impl WorkloadBuilder {
             successors: successors.into(),
             requests: self.requests,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn prompts_return_if_most_of_their_blocks_are_used_later() {
+        let row = |(second, blocks): (u64, &[u64])| TraceRow {
+            at: Duration::from_secs(second),
+            input_tokens: blocks.len() * 512,
+            output_tokens: 1,
+            blocks: blocks.to_vec(),
+            block_tokens: 512,
+        };
+        let rows: Vec<TraceRow> =
+            (0..).zip([&[0, 1, 2][..], &[0, 1, 3], &[9], &[0, 4, 5]]).map(row).collect();
+        let load = SimulatedWorkload::of_rows(&rows, false);
+        let returns: Vec<bool> = load.requests.iter().map(|request| request.returns).collect();
+        assert_eq!(returns, [true, false, false, false]);
     }
 }
