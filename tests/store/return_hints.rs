@@ -50,6 +50,12 @@ async fn hints_of_clients_and_responses_reach_the_master() {
     ] {
         assert!(hints.contains(line), "{line} in {hints}");
     }
+    // Two prompts in one request are not predicted, so their blocks are unknown.
+    let two = json!({"model": world.model(), "prompt": [prompt, prompt], "max_tokens": 2});
+    let request = world.client.post(world.gateway.url("/v1/completions")).json(&two);
+    assert_eq!(request.header("x-moongate-return", "never").send().await.unwrap().status(), 200);
+    let outcome = r#"moongate_prompt_reports_total{outcome="without_blocks"}"#;
+    wait_for_metric(&world, outcome, |count| count == 1).await;
     let rejected = complete(&world, &prompt, Some("tomorrow")).await;
     assert_eq!(rejected.status(), 400);
     let error: Value = rejected.json().await.unwrap();

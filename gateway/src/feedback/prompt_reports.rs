@@ -57,14 +57,14 @@ impl PromptReportMetrics {
             ),
             outcomes: registry.register(
                 "moongate_prompt_reports_total",
-                "Reports of hinted prompts to the store's master: sent, dropped (too many waited), failed, or unsupported by the master",
+                "Reports of hinted prompts to the store's master: sent, dropped (too many waited), failed, unsupported by the master, or without blocks (the prompt's blocks are unknown, so there was nothing to report)",
                 Family::default(),
             ),
         };
         for (returns, source) in [("never", "header"), ("expected", "header"), ("expected", "tool_calls")] {
             drop(metrics.hints.get_or_create(&HintLabels { returns, source }));
         }
-        for outcome in ["sent", "dropped", "failed", "unsupported"] {
+        for outcome in ["sent", "dropped", "failed", "unsupported", "without_blocks"] {
             metrics.count(outcome, 0);
         }
         metrics
@@ -110,6 +110,11 @@ impl PromptReportQueue {
     pub(crate) fn report(&self, prompt: Box<dyn StoredPrompt>, hint: Option<ReturnHint>) -> PromptReport {
         PromptReport { prompt, hint, queue: self.clone() }
     }
+
+    /// Counts a hint about a prompt whose blocks are unknown.
+    pub(crate) fn record_without_blocks(&self) {
+        self.metrics.count("without_blocks", 1);
+    }
 }
 
 impl PromptReport {
@@ -145,7 +150,8 @@ pub(crate) async fn run_prompt_reports(
     stop: CancellationToken,
 ) {
     let mut paused_until = Instant::now();
-    let mut paused_outcome = "failed";
+    // The outcome of the last request to the master: changes are logged once.
+    let mut outcome = "sent";
     let mut batch = Vec::with_capacity(MAX_PROMPTS);
     loop {
         let received = tokio::select! {
@@ -156,7 +162,7 @@ pub(crate) async fn run_prompt_reports(
             return;
         }
         if Instant::now() < paused_until {
-            metrics.count(paused_outcome, received);
+            metrics.count(outcome, received);
             batch.clear();
             continue;
         }
@@ -164,21 +170,25 @@ pub(crate) async fn run_prompt_reports(
             let count = prompts.len();
             let pause = match admin.describe_prompts(&DescribePromptsRequest { prompts }).await {
                 Ok(_) => {
-                    metrics.count("sent", count);
-                    continue;
+                    if std::mem::replace(&mut outcome, "sent") != "sent" {
+                        tracing::info!("the store's master accepts return hints again");
+                    }
+                    Duration::ZERO
                 }
                 Err(AdminError::NotFound { .. }) => {
-                    tracing::debug!("the store's master does not accept hints about prompts");
-                    paused_outcome = "unsupported";
+                    if std::mem::replace(&mut outcome, "unsupported") != "unsupported" {
+                        tracing::info!("the store's master does not support return hints; they are dropped");
+                    }
                     UNSUPPORTED_PAUSE
                 }
                 Err(error) => {
-                    tracing::debug!(%error, "cannot report prompts to the store's master");
-                    paused_outcome = "failed";
+                    if std::mem::replace(&mut outcome, "failed") != "failed" {
+                        tracing::warn!(%error, "cannot report return hints to the store's master; they are dropped until it responds");
+                    }
                     FAILURE_PAUSE
                 }
             };
-            metrics.count(paused_outcome, count);
+            metrics.count(outcome, count);
             paused_until = Instant::now() + pause;
         }
     }

@@ -148,10 +148,13 @@ async fn dispatch(
     if !fan_out::is_needed(&dispatcher.fleet.current(), &routed) {
         let started = dispatcher.dispatch(&routed, span).await?;
         let prefill = started.in_flight.prefill_endpoint();
-        if let (Some(reports), Some(prediction)) = (&gateway.prompt_reports, &routed.prompt_prediction)
-            && let Some(prompt) = prediction.stored_prompt(prefill.index_slot.slot())
-        {
-            recorder.set_prompt_report(reports.report(prompt, routed.return_hint));
+        if let Some(reports) = &gateway.prompt_reports {
+            let prediction = routed.prompt_prediction.as_ref();
+            match prediction.and_then(|prediction| prediction.stored_prompt(prefill.index_slot.slot())) {
+                Some(prompt) => recorder.set_prompt_report(reports.report(prompt, routed.return_hint)),
+                None if routed.return_hint.is_some() => reports.record_without_blocks(),
+                None => {}
+            }
         }
         return Ok((routed, DispatchedResponse::Single(started)));
     }

@@ -10,17 +10,31 @@ use crate::requests::PromptUse;
 use crate::retention::KeyUse;
 use crate::settings::RetentionPolicy;
 
+/// Numbers of the keys that a description applied to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DescribedKeys {
+    /// Objects that exist.
+    pub existing: u64,
+    /// Objects that will be described when they are written.
+    pub announced: u64,
+}
+
 impl MasterCore {
     /// Records what is known about a prompt that has been used and whose objects are `keys`, in the prompt's order. Objects that
     /// were neither read nor written since the request arrived count as used now: engines had them in their own caches.
-    /// Objects that do not exist are described when they are written. Returns the number of those that exist.
+    /// Objects that do not exist are described when they are written.
     ///
     /// Without learned retention it has no effect; otherwise only on the order of eviction.
-    pub fn describe_prompt<S: AsRef<str>>(&self, tenant: &str, keys: &[S], prompt: PromptUse) -> usize {
+    pub fn describe_prompt<S: AsRef<str>>(
+        &self,
+        tenant: &str,
+        keys: &[S],
+        prompt: PromptUse,
+    ) -> DescribedKeys {
+        let mut described = DescribedKeys::default();
         if self.objects.settings.retention != RetentionPolicy::Learned {
-            return 0;
+            return described;
         }
-        let mut existing = 0;
         self.for_each_shard(tenant, keys, |shard, batch| {
             let mut indices = [EntryIndex::NONE; KEYS_PER_LOCK];
             let indices = &mut indices[..batch.len().min(KEYS_PER_LOCK)];
@@ -28,9 +42,10 @@ impl MasterCore {
             for (index, key) in indices.iter().zip(batch) {
                 if *index == EntryIndex::NONE || !shard.is_readable(&shard.entries[*index]) {
                     self.objects.announced.announce(key.location, prompt.description);
+                    described.announced += 1;
                     continue;
                 }
-                existing += 1;
+                described.existing += 1;
                 if shard.was_used_since(*index, prompt.arrived_ms) {
                     shard.describe_last_use(*index, key.location, prompt);
                 } else {
@@ -39,7 +54,7 @@ impl MasterCore {
                 }
             }
         });
-        existing
+        described
     }
 }
 

@@ -105,6 +105,7 @@ pub use change::{
 };
 pub use client_registry::ClientCounts;
 pub use codec::{StateChangeDecodeError, decode, encode};
+pub use describe_prompt::DescribedKeys;
 pub use disk::DiskUsage;
 pub use intact::IntactRanges;
 pub use inventory::{InventoryRecord, ObjectVersion, RestoreOutcome};

@@ -311,7 +311,6 @@ pub enum ReturnHint {
 
 /// The body of `POST /api/v1/describe_prompts`, an extension of Moongate's master: prompts that have been used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct DescribePromptsRequest<'a> {
     #[serde(borrow)]
     pub prompts: Vec<DescribedPrompt<'a>>,
@@ -319,7 +318,6 @@ pub struct DescribePromptsRequest<'a> {
 
 /// One prompt and its objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct DescribedPrompt<'a> {
     /// Length in tokens.
     pub tokens: u64,

@@ -105,6 +105,10 @@ impl LiveComparisonArgs {
             self.l2_tokens > 0,
             "--l2-tokens 0: the shared store is reached through the host cache only"
         );
+        anyhow::ensure!(
+            store.is_none() || self.l3_tokens > 0,
+            "--l3-tokens 0: a real store needs space; give its size in tokens, or omit --store"
+        );
         let rows = read_trace(&self.trace, self.requests)?;
         anyhow::ensure!(
             rows.iter().all(|row| !row.blocks.is_empty()),

@@ -33,16 +33,20 @@ pub(super) async fn start<const N: usize>(
     let stderr = child.stderr.take().context("the program has no standard error")?;
     let mut lines = BufReader::new(stderr).lines();
     let mut found: [String; N] = std::array::from_fn(|_| String::new());
+    let mut last = String::new();
     let reading = async {
         for (value, (text, field)) in found.iter_mut().zip(fields) {
             loop {
-                let line = lines.next_line().await?.context("it exited before it was ready")?;
+                let Some(line) = lines.next_line().await? else {
+                    anyhow::bail!("it exited before it was ready; its last line: {last}");
+                };
                 let word = line.split_whitespace().find_map(|word| word.strip_prefix(field));
                 if let (true, Some(word)) = (line.contains(text), word) {
                     word.clone_into(value);
                     break;
                 }
                 tracing::debug!(line, "output");
+                last = line;
             }
         }
         anyhow::Ok(())

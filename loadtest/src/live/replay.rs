@@ -54,7 +54,7 @@ impl LiveRun {
         self.started.elapsed().as_secs_f64() * self.scale
     }
 
-    /// The hint whether the conversation goes on, if the client gives one.
+    /// The hint whether the prompt will be used again, if the client gives one.
     fn headers(&self, index: WorkloadIndex) -> HeaderMap {
         let hint = match self.hints[index.get()] {
             ReturnHint::Unknown => return HeaderMap::new(),

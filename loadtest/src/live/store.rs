@@ -21,7 +21,7 @@ const HIGH_WATERMARK: f64 = 0.95;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LiveStoreVariant {
     pub retention: StoreRetention,
-    /// Share of the requests that say whether their conversation goes on.
+    /// Share of the requests that say whether their prompt will be used again.
     pub return_hints: f64,
 }
 

@@ -2,8 +2,8 @@
 
 use mooncake_wire::types::{ObjectMeta, ReplicaType};
 use moongate_master_core::{
-    BatchPutStartRequest, MasterCore, MasterCoreOptions, PromptDescription, PromptLength, PromptUse,
-    RetentionPolicy, ReturnHint, SnapshotCursor, StateChange,
+    BatchPutStartRequest, DescribedKeys, MasterCore, MasterCoreOptions, PromptDescription, PromptLength,
+    PromptUse, RetentionPolicy, ReturnHint, SnapshotCursor, StateChange,
 };
 
 use crate::harness::{MIB, TENANT, TestMasterCore, TestReplicateConfig, WRITER, caller, hard_pinned};
@@ -89,10 +89,12 @@ fn a_prompt_loses_its_end_first() {
     assert!(remaining(&world) < before && first_kept, "{}", remaining(&world));
 }
 
-fn described(world: &TestMasterCore, keys: &[String], hint: ReturnHint) -> usize {
+fn described(world: &TestMasterCore, keys: &[String], hint: ReturnHint) -> [u64; 2] {
     let description = PromptDescription { length: PromptLength::Short, hint };
     let arrived_ms = world.now - 500;
-    world.master.describe_prompt(TENANT, keys, PromptUse { now_ms: world.now, arrived_ms, description })
+    let prompt = PromptUse { now_ms: world.now, arrived_ms, description };
+    let DescribedKeys { existing, announced } = world.master.describe_prompt(TENANT, keys, prompt);
+    [existing, announced]
 }
 
 /// As many keys that return once, after a minute, as keys that do not. There is space for the former only. Returns the number of
@@ -107,11 +109,11 @@ fn hits_with_hints(hinted: bool) -> usize {
             // Half of the descriptions arrive before the key is written.
             let is_early = hinted && second % 2 == 0;
             if is_early {
-                assert_eq!(described(&world, std::slice::from_ref(&key), hint), 0);
+                assert_eq!(described(&world, std::slice::from_ref(&key), hint), [0, 1]);
             }
             world.put(&key, MIB, &TestReplicateConfig::default()).unwrap();
             if hinted && !is_early {
-                assert_eq!(described(&world, &[key], hint), 1);
+                assert_eq!(described(&world, &[key], hint), [1, 0]);
             }
         }
         if second >= 60 {
@@ -137,11 +139,11 @@ fn descriptions_neither_remove_nor_protect_what_is_not_theirs() {
     world.put("pinned", MIB, &hard_pinned()).unwrap();
     world.put("plain", MIB, &TestReplicateConfig::default()).unwrap();
     let keys = ["pinned", "plain", "absent"].map(str::to_owned);
-    assert_eq!(described(&world, &keys, ReturnHint::Never), 2);
+    assert_eq!(described(&world, &keys, ReturnHint::Never), [2, 1]);
     assert!(world.has("pinned") && world.has("plain") && !world.has("absent"));
     let mut lru = TestMasterCore::with_segments(settings(RetentionPolicy::Lru), &[64 * MIB]);
     lru.put("plain", MIB, &TestReplicateConfig::default()).unwrap();
-    assert_eq!(described(&lru, &keys, ReturnHint::Never), 0, "no effect without learned retention");
+    assert_eq!(described(&lru, &keys, ReturnHint::Never), [0, 0], "no effect without learned retention");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use axum::response::Response;
 use bytes::Bytes;
 use mooncake_wire::admin::{DescribePromptsRequest, DescribedObjects, DescribedPrompt, ReturnHint};
 use mooncake_wire::events::mooncake::DEFAULT_TENANT;
-use moongate_master_core::{PromptDescription, PromptLength, PromptUse};
+use moongate_master_core::{DescribedKeys, PromptDescription, PromptLength, PromptUse};
 
 use super::{SharedAdminContext, response};
 
@@ -37,9 +37,8 @@ pub(super) async fn post(State(admin): SharedAdminContext, body: Bytes) -> Respo
         let prompt_use =
             PromptUse { now_ms, arrived_ms: now_ms.saturating_sub(prompt.elapsed_ms), description };
         let keys: Vec<String> = prompt.keys().collect();
-        let existing = master.describe_prompt(DEFAULT_TENANT, &keys, prompt_use);
-        let objects =
-            DescribedObjects { existing: existing as u64, announced: (keys.len() - existing) as u64 };
+        let DescribedKeys { existing, announced } = master.describe_prompt(DEFAULT_TENANT, &keys, prompt_use);
+        let objects = DescribedObjects { existing, announced };
         admin.server.counters.add_described_prompt(prompt.returns, objects);
         described.existing += objects.existing;
         described.announced += objects.announced;
