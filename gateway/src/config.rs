@@ -96,6 +96,11 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "N", env = "MOONGATE_TTFT_TARGET_FACTOR", default_value_t = 2.0, value_parser = parse_factor)]
     pub ttft_target_factor: f64,
 
+    /// Policy `predictive`: send a decode no more requests than it can generate with this time per output token; 0s fills decodes as
+    /// far as their KV cache allows. Requests beyond that are queued.
+    #[arg(long, value_name = "TIME", env = "MOONGATE_TPOT_TARGET", default_value = "0s", value_parser = humantime::parse_duration)]
+    pub tpot_target: Duration,
+
     /// Most requests queued for engines; more are rejected (429).
     #[arg(long, value_name = "N", env = "MOONGATE_MAX_QUEUED_REQUESTS", default_value_t = 4096)]
     pub max_queued_requests: usize,
@@ -194,7 +199,12 @@ impl GatewayOptions {
     pub(crate) fn scheduler_settings(&self) -> SchedulerOptions {
         let base = self.ttft_target.as_secs_f64();
         let target = TtftTarget { base, cold_factor: self.ttft_target_factor };
-        SchedulerOptions { ttft_target: (base > 0.0).then_some(target), ..SchedulerOptions::default() }
+        let tpot_target = self.tpot_target.as_secs_f64();
+        SchedulerOptions {
+            ttft_target: (base > 0.0).then_some(target),
+            tpot_target: (tpot_target > 0.0).then_some(tpot_target),
+            ..SchedulerOptions::default()
+        }
     }
 
     /// Headers that carry tenant and priority.

@@ -52,7 +52,7 @@ fn ask(engines: usize, random: &mut fastrand::Rng) -> ScheduleRequest {
         request: RequestProfile {
             model: ModelIndex(0),
             input_tokens,
-            output_tokens: 300,
+            max_output_tokens: Some(300),
             sequences: 1,
             priority: 0,
             session: None,

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use crate::cache_params::EngineCacheParams;
+use crate::decode_step::{DecodeBatch, DecodeStepModel};
 use crate::prefill_time::PrefillTimeModel;
 use crate::seconds::Seconds;
 
@@ -116,8 +117,11 @@ pub struct InstanceLoad {
     pub pending_prefills: u32,
     /// Uncached prompt tokens of the pending prefills.
     pub pending_prefill_tokens: u64,
-    /// Tokens that those requests may occupy while they decode.
+    /// Tokens that this gateway's unfinished requests are expected to occupy while they decode here.
     pub active_decode_tokens: u64,
+    /// Sequences of those requests.
+    #[serde(default)]
+    pub decode_sequences: u32,
     /// Latest load report of the engine; includes the traffic of other gateways.
     pub reported: Option<ReportedLoad>,
     /// Seconds until the engine would start computing a prompt that is sent now, behind the prompts it already has.
@@ -138,6 +142,12 @@ pub struct InstanceLoad {
     pub service: PrefillTimeModel,
     /// Seconds per token of the KV cache that is transferred to the decode after the computation.
     pub handover_per_token: f64,
+    /// Time model for a decode step.
+    #[serde(default)]
+    pub decode_step: DecodeStepModel,
+    /// Mean length of a response in tokens.
+    #[serde(default)]
+    pub response_tokens: f64,
 }
 
 impl InstanceLoad {
@@ -163,6 +173,16 @@ impl InstanceLoad {
     #[must_use]
     pub fn decode_tokens(&self) -> u64 {
         self.active_decode_tokens.max(self.reported.map_or(0, |reported| reported.used_tokens))
+    }
+
+    /// Sequences that generate, and those that will once their prompt has been computed: the larger of the gateway's
+    /// own count and the engine's report, with the tokens that they occupy.
+    pub(crate) fn decode_batch(&self) -> DecodeBatch {
+        let reported = self.reported.map_or(0, |reported| reported.running.saturating_add(reported.waiting));
+        DecodeBatch {
+            sequences: self.decode_sequences.max(reported).into(),
+            tokens: self.decode_tokens() as f64,
+        }
     }
 }
 

@@ -7,9 +7,13 @@
 
 mod cache_params;
 mod decision;
+mod decode_step;
+mod decode_tracker;
+mod engine_models;
 mod estimate;
 mod fleet;
 pub mod index;
+mod least_squares;
 mod load_tracker;
 mod network_distance;
 mod options;
@@ -29,6 +33,7 @@ pub use decision::{
     CandidateEngine, CostBreakdown, CostTerm, DecisionExplanation, EngineRoute, LoadReservation,
     RoutingDecision, ScheduleRejection,
 };
+pub use decode_step::DecodeStepModel;
 pub use estimate::PrefillEstimate;
 pub use fleet::{
     InstanceIndex, InstanceLoad, InstanceRole, LocationIds, ModelIndex, PairingDomain, ReportedLoad,

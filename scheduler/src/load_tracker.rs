@@ -1,10 +1,13 @@
 //! Unfinished requests of one engine, and when it will have finished them.
 
+use crate::decode_step::DecodeBatch;
+use crate::decode_tracker::{DecodeTracker, DecodingRequest};
+use crate::engine_models::EngineModels;
 use crate::estimate::{FETCH_LATENCY, PrefillEstimate};
 use crate::fleet::{InstanceLoad, ReportedLoad};
 use crate::prefill_queue::{ExpectedIdle, PendingPrefill, PrefillQueue, PrefillStoreRead};
 use crate::prefill_time::PrefillTimeModel;
-use crate::prefill_time_learner::{PrefillTimeLearner, PrefillWork};
+use crate::prefill_time_learner::PrefillWork;
 use crate::scheduler::AttemptId;
 use crate::seconds::Seconds;
 
@@ -18,8 +21,12 @@ pub(crate) struct EngineLoadTracker {
     pub(crate) available: bool,
     /// Learned slowdown against other engines of the same group.
     pub(crate) speed: f64,
+    /// The same for decode steps.
+    pub(crate) decode_speed: f64,
     in_flight: u32,
     decode_tokens: u64,
+    decode_sequences: u32,
+    decoding: DecodeTracker,
     queue: PrefillQueue,
     /// Time at which the link to the shared store is free.
     fetch_free_at: Seconds,
@@ -85,8 +92,11 @@ impl EngineLoadTracker {
         Self {
             available: true,
             speed: 1.0,
+            decode_speed: 1.0,
             in_flight: 0,
             decode_tokens: 0,
+            decode_sequences: 0,
+            decoding: DecodeTracker::default(),
             queue: PrefillQueue::default(),
             fetch_free_at: 0.0,
             report: None,
@@ -94,7 +104,8 @@ impl EngineLoadTracker {
         }
     }
 
-    pub(crate) fn load(&self, now: Seconds, learned: &PrefillTimeLearner) -> InstanceLoad {
+    pub(crate) fn load(&self, now: Seconds, models: &EngineModels) -> InstanceLoad {
+        let EngineModels { prefill: learned, decode } = models;
         let idle = self.idle(now).unwrap_or_default();
         InstanceLoad {
             idle_wait: idle.wait,
@@ -104,6 +115,9 @@ impl EngineLoadTracker {
             pending_prefills: self.queue.len(),
             pending_prefill_tokens: self.queue.tokens(),
             active_decode_tokens: self.decode_tokens,
+            decode_sequences: self.decode_sequences,
+            decode_step: decode.model(self.decode_speed),
+            response_tokens: decode.response_tokens(),
             reported: self.report.map(|report| ReportedLoad {
                 age: report.load.age + (now - report.received_at).max(0.0),
                 ..report.load
@@ -142,12 +156,28 @@ impl EngineLoadTracker {
         self.in_flight -= 1;
     }
 
-    pub(crate) fn reserve_decode(&mut self, tokens: u64) {
+    pub(crate) fn reserve_decode(&mut self, sequences: u32, tokens: u64) {
         self.decode_tokens += tokens;
+        self.decode_sequences += sequences;
     }
 
-    pub(crate) fn release_decode(&mut self, tokens: u64) {
+    pub(crate) fn release_decode(&mut self, sequences: u32, tokens: u64) {
         self.decode_tokens -= tokens;
+        self.decode_sequences -= sequences;
+    }
+
+    /// A request with a reservation has its first token.
+    pub(crate) fn start_decoding(&mut self, now: Seconds, sequences: u32, tokens: u64) -> DecodingRequest {
+        self.decoding.start(now, sequences, tokens)
+    }
+
+    /// Ends a request that generated, and returns for how long, and with which mean batch.
+    pub(crate) fn end_decoding(
+        &mut self,
+        now: Seconds,
+        request: DecodingRequest,
+    ) -> Option<(Seconds, DecodeBatch)> {
+        self.decoding.end(now, request)
     }
 
     pub(crate) fn push_prefill(&mut self, now: Seconds, prefill: &SentPrefill) {
@@ -207,9 +237,11 @@ impl EngineLoadTracker {
         &mut self,
         now: Seconds,
         reported: ReportedLoad,
-        learned: &PrefillTimeLearner,
+        models: &EngineModels,
         uncached: Option<f64>,
     ) {
+        self.decoding.apply_report(now, &reported);
+        let learned = &models.prefill;
         let external = self.estimate_external(now, &reported, &learned.model(self.speed), uncached);
         if external.work() > 0.0 {
             self.last_external_at = now;
@@ -277,7 +309,8 @@ impl EngineLoadTracker {
     /// Whether nothing is tracked any more.
     #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
-        self.in_flight == 0 && self.decode_tokens == 0 && self.queue.is_empty() && self.queue.tokens() == 0
+        let decodes = self.decode_tokens > 0 || self.decode_sequences > 0 || !self.decoding.is_empty();
+        self.in_flight == 0 && !decodes && self.queue.is_empty() && self.queue.tokens() == 0
     }
 }
 
@@ -290,6 +323,16 @@ impl ExternalLoad {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::options::SchedulerOptions;
+
+    /// A millisecond per token.
+    fn models() -> EngineModels {
+        EngineModels::new(&SchedulerOptions {
+            service_prior: PrefillTimeModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 },
+            handover_prior_s_per_token: 0.0,
+            ..SchedulerOptions::default()
+        })
+    }
 
     fn sent(attempt: u64, input_tokens: u64, uncached_tokens: u64, estimate: PrefillEstimate) -> SentPrefill {
         SentPrefill { attempt: AttemptId(attempt), input_tokens, uncached_tokens, estimate }
@@ -297,8 +340,7 @@ mod tests {
 
     #[test]
     fn work_of_other_gateways_comes_from_the_report_and_shrinks() {
-        let learned =
-            PrefillTimeLearner::new(&PrefillTimeModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 }, 0.0);
+        let learned = models();
         let estimate = PrefillEstimate {
             wait: 0.0,
             fetch: 0.0,
@@ -330,8 +372,7 @@ mod tests {
 
     #[test]
     fn prompt_of_another_gateway_loads_the_engine_until_computed() {
-        let learned =
-            PrefillTimeLearner::new(&PrefillTimeModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 }, 0.0);
+        let learned = models();
         let mut tracker = EngineLoadTracker::new();
         let busy = ReportedLoad { running: 1, used_tokens: 10_000, ..ReportedLoad::default() };
         // Usually half of a prompt has to be computed.
@@ -348,8 +389,7 @@ mod tests {
 
     #[test]
     fn own_decodes_are_not_external_prompts() {
-        let learned =
-            PrefillTimeLearner::new(&PrefillTimeModel { c0: 0.0, a: 0.001, b: 0.0, speed: 1.0 }, 0.0);
+        let learned = models();
         let mut tracker = EngineLoadTracker::new();
         let wait = |tracker: &EngineLoadTracker, now| tracker.load(now, &learned).prefill_wait;
         (0..3).for_each(|_| tracker.start_request());
@@ -368,7 +408,7 @@ mod tests {
 
     #[test]
     fn fetches_queue_on_the_link() {
-        let learned = PrefillTimeLearner::new(&PrefillTimeModel::default(), 0.0);
+        let learned = models();
         let estimate = PrefillEstimate {
             wait: 0.0,
             fetch: 4.0,

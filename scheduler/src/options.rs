@@ -1,5 +1,6 @@
 //! Settings of the scheduler. Values that can be learned from the engines are not settings.
 
+use crate::decode_step::DecodeStepModel;
 use crate::prefill_time::PrefillTimeModel;
 use crate::seconds::Seconds;
 
@@ -12,6 +13,8 @@ pub struct SchedulerOptions {
     /// Seconds per token whose KV cache is transferred to the decode after the last pass, until first tokens have been
     /// observed. The default is 192,512 bytes over a 200 Gbit/s link.
     pub handover_prior_s_per_token: f64,
+    /// Time of a decode step until responses have been observed.
+    pub decode_step_prior: DecodeStepModel,
     /// A request is dispatched once its engine's backlog is at most this. A smaller value leaves the engine idle
     /// between two prompts; a larger one binds requests before the best engine is known. On the conversation trace 0.5
     /// s costs 6 % of mean TTFT; 0.03 to 0.1 s differ by less than the seeds.
@@ -38,6 +41,9 @@ pub struct SchedulerOptions {
     pub reserved_share: f64,
     /// Maximum time to first token of requests without a target of their own; `None` never rejects them for being late.
     pub ttft_target: Option<TtftTarget>,
+    /// Maximum time per output token: a decode gets no further sequence while its steps would take longer. `None` fills
+    /// decodes as far as their KV cache allows.
+    pub tpot_target: Option<Seconds>,
 }
 
 /// A target for the time to first token that grows with the prompt: `max(base, factor × time to compute the whole
@@ -55,6 +61,7 @@ impl Default for SchedulerOptions {
         Self {
             service_prior: PrefillTimeModel::default(),
             handover_prior_s_per_token: 192_512.0 / 25e9,
+            decode_step_prior: DecodeStepModel::default(),
             slack: 0.05,
             duplicate_price: 0.6,
             congestion_price: 3.0,
@@ -62,6 +69,7 @@ impl Default for SchedulerOptions {
             engine_ageing: 0.1,
             reserved_share: 0.2,
             ttft_target: None,
+            tpot_target: None,
         }
     }
 }

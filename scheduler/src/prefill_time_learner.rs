@@ -1,5 +1,6 @@
 //! Learns from first tokens how long engines compute, and how long they read from the shared store.
 
+use crate::least_squares::{LeastSquaresLearner, MAX_SCALE};
 use crate::prefill_time::PrefillTimeModel;
 use crate::seconds::Seconds;
 
@@ -9,17 +10,6 @@ use crate::seconds::Seconds;
 const TERMS: usize = 5;
 const HANDOVER: usize = 3;
 const FETCH: usize = 4;
-
-/// Weight of past observations relative to a new one: the effective window of a thousand observations is about an hour
-/// of a busy engine.
-const FORGETTING_FACTOR: f64 = 0.999;
-
-/// Largest relative error with which a single observation counts in full. Larger errors are not computation: a stalled
-/// network, an aborted neighbour, another gateway's prompt.
-const MAX_RELATIVE_ERROR: f64 = 0.5;
-
-/// Limit of a learned coefficient, as a factor of its start value in both directions.
-const MAX_SCALE: f64 = 100.0;
 
 /// Initial variance of each coefficient, in multiples of the start value. Engines do not report how fast they read.
 const INITIAL_VARIANCE: [f64; TERMS] = [1.0, 1.0, 1.0, 1.0, 100.0];
@@ -43,46 +33,34 @@ pub(crate) struct PrefillWork {
     pub(crate) fetch_seconds: Seconds,
 }
 
-/// Model shared by engines of one group: recursive least squares on the relative error, so that short prompts count as
-/// much as long ones.
+/// Model shared by engines of one group.
 #[derive(Debug, Clone)]
 pub(crate) struct PrefillTimeLearner {
-    prior: [f64; TERMS],
-    /// Factors on the prior's coefficients.
-    scale: [f64; TERMS],
-    covariance: [[f64; TERMS]; TERMS],
+    terms: LeastSquaresLearner<TERMS>,
     /// Recent mean absolute relative error.
     relative_error: f64,
 }
 
 impl PrefillTimeLearner {
     pub(crate) fn new(prior: &PrefillTimeModel, handover_per_token: f64) -> Self {
-        let mut covariance = [[0.0; TERMS]; TERMS];
-        for (index, row) in covariance.iter_mut().enumerate() {
-            row[index] = INITIAL_VARIANCE[index];
-        }
-        Self {
-            prior: [prior.c0, prior.a, prior.b, handover_per_token, 1.0],
-            scale: [1.0; TERMS],
-            covariance,
-            relative_error: 0.0,
-        }
+        let prior = [prior.c0, prior.a, prior.b, handover_per_token, 1.0];
+        Self { terms: LeastSquaresLearner::new(prior, INITIAL_VARIANCE), relative_error: 0.0 }
     }
 
     /// The time model of an engine with this `speed` factor.
     pub(crate) fn model(&self, speed: f64) -> PrefillTimeModel {
-        let [c0, a, b, ..] = self.coefficients();
+        let [c0, a, b, ..] = self.terms.coefficients();
         PrefillTimeModel { c0, a, b, speed }
     }
 
     /// Seconds per token that is transferred after the computation.
     pub(crate) fn handover_per_token(&self) -> f64 {
-        self.coefficients()[HANDOVER]
+        self.terms.coefficients()[HANDOVER]
     }
 
     /// Ratio of observed to nominal time of reads from the shared store.
     pub(crate) fn fetch_slowness(&self) -> f64 {
-        self.coefficients()[FETCH]
+        self.terms.coefficients()[FETCH]
     }
 
     /// Mean absolute error of predictions, as a share of the prediction.
@@ -90,59 +68,19 @@ impl PrefillTimeLearner {
         self.relative_error
     }
 
-    fn coefficients(&self) -> [f64; TERMS] {
-        std::array::from_fn(|index| self.prior[index] * self.scale[index])
-    }
-
-    /// Learns from a prompt that took `took` seconds on an engine with this `speed` factor; returns the engine's new
-    /// factor.
+    /// Learns from a prompt that took `duration` seconds on an engine with this `speed` factor; returns the engine's
+    /// new factor.
     pub(crate) fn observe(&mut self, work: PrefillWork, duration: Seconds, speed: f64) -> f64 {
         let (new, cached) = (work.computed_tokens as f64, work.cached_tokens as f64);
-        let sizes = [1.0, new, new * (cached + new / 2.0), work.handover_tokens as f64, work.fetch_seconds];
+        let handover = work.handover_tokens as f64;
         // An engine that computes slowly does not read slowly.
-        let speeds = [speed, speed, speed, speed, 1.0];
-        let parts: [f64; TERMS] =
-            std::array::from_fn(|index| self.prior[index] * sizes[index] * speeds[index]);
-        let expected: f64 = parts.iter().zip(&self.scale).map(|(part, scale)| part * scale).sum();
-        if !(duration > 0.0 && duration.is_finite() && expected > 0.0 && speed > 0.0) {
-            return speed;
-        }
-        let relative_error = (duration / expected - 1.0).clamp(-MAX_RELATIVE_ERROR, MAX_RELATIVE_ERROR);
-        self.relative_error += ERROR_GAIN * (relative_error.abs() - self.relative_error);
-        let computing = 1.0 - parts[FETCH] * self.scale[FETCH] / expected;
-        self.fit(parts.map(|part| part / expected), relative_error);
-        (speed * (1.0 + SPEED_GAIN * relative_error * computing)).clamp(1.0 / MAX_SCALE, MAX_SCALE)
+        let sizes =
+            [speed, speed * new, speed * new * (cached + new / 2.0), speed * handover, work.fetch_seconds];
+        let Some(learned) = self.terms.observe(sizes, duration) else { return speed };
+        self.relative_error += ERROR_GAIN * (learned.relative_error.abs() - self.relative_error);
+        let computing = 1.0 - learned.shares[FETCH];
+        (speed * (1.0 + SPEED_GAIN * learned.relative_error * computing)).clamp(1.0 / MAX_SCALE, MAX_SCALE)
     }
-
-    /// One step of recursive least squares.
-    fn fit(&mut self, regressors: [f64; TERMS], error: f64) {
-        let along: [f64; TERMS] = std::array::from_fn(|row| dot(&self.covariance[row], &regressors));
-        let gain_below = FORGETTING_FACTOR + dot(&along, &regressors);
-        for (index, scale) in self.scale.iter_mut().enumerate() {
-            *scale = (*scale + along[index] / gain_below * error).clamp(1.0 / MAX_SCALE, MAX_SCALE);
-        }
-        for (row, &along_row) in along.iter().enumerate() {
-            for (column, &along_column) in along.iter().enumerate() {
-                let entry = &mut self.covariance[row][column];
-                *entry = (*entry - along_row * along_column / gain_below) / FORGETTING_FACTOR;
-            }
-        }
-        // Exponential weighting must not increase the variance of directions that prompts of one length never excite.
-        // Rows and columns shrink together: entries that are cut one by one soon form no valid covariance, and the
-        // estimates diverge.
-        let shrink: [f64; TERMS] = std::array::from_fn(|index| {
-            (INITIAL_VARIANCE[index] / self.covariance[index][index].max(INITIAL_VARIANCE[index])).sqrt()
-        });
-        for (row, by_row) in shrink.iter().enumerate() {
-            for (column, by_column) in shrink.iter().enumerate() {
-                self.covariance[row][column] *= by_row * by_column;
-            }
-        }
-    }
-}
-
-fn dot(left: &[f64; TERMS], right: &[f64; TERMS]) -> f64 {
-    left.iter().zip(right).map(|(l, r)| l * r).sum()
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ pub struct RequestProfile {
     pub model: ModelIndex,
     /// Prompt length in tokens: exact if tokenized, otherwise estimated by the caller.
     pub input_tokens: u32,
-    /// Expected response length in tokens (the client's limit, or the caller's estimate).
-    pub output_tokens: u32,
+    /// The client's limit for the response in tokens; the scheduler learns how long responses are.
+    pub max_output_tokens: Option<u32>,
     /// Number of sequences that the engine runs for the request (`n` × batch size), at least 1.
     pub sequences: u32,
     /// Larger is more urgent; 0 is the default.
@@ -29,11 +29,5 @@ impl RequestProfile {
     #[must_use]
     pub fn total_input_tokens(&self) -> u64 {
         u64::from(self.input_tokens)
-    }
-
-    /// Maximum number of tokens that this request can occupy on the engine that decodes it.
-    #[must_use]
-    pub fn total_tokens(&self) -> u64 {
-        self.total_input_tokens() + u64::from(self.output_tokens) * u64::from(self.sequences.max(1))
     }
 }

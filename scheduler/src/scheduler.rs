@@ -9,6 +9,7 @@ use std::sync::Arc;
 use self::engine_groups::EngineGroups;
 use self::excluded::ExcludedEngines;
 use crate::decision::{RoutingDecision, ScheduleRejection};
+use crate::decode_tracker::DecodingRequest;
 use crate::estimate::{EngineView, PrefillEstimate};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, ReportedLoad, SchedulableFleet};
 use crate::load_tracker::{CompletedPrefill, EngineLoadTracker, SentPrefill};
@@ -22,6 +23,9 @@ use crate::snapshot::DecisionSnapshot;
 
 /// Weight of a new request in the average uncached share.
 const UNCACHED_SHARE_GAIN: f64 = 0.02;
+
+/// Shorter responses say little about the time per token: the first one includes the transfer to the decode.
+const MIN_OBSERVED_RESPONSE: u64 = 16;
 
 /// The caller's identifier of one attempt of one request. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -99,8 +103,11 @@ struct QueuedScheduleRequest {
 struct InFlightAttempt {
     prefill: Option<InstanceIndex>,
     decode: Option<InstanceIndex>,
+    sequences: u32,
     decode_tokens: u64,
     prefilling: bool,
+    /// Since the first token of a pair.
+    decoding: Option<DecodingRequest>,
 }
 
 impl Scheduler {
@@ -180,7 +187,7 @@ impl Scheduler {
 
     /// Applies an engine's load report.
     pub fn report(&mut self, now: Seconds, ix: InstanceIndex, reported: ReportedLoad) {
-        if let (Some(book), Some(learned)) = (self.engines.get_mut(ix.as_usize()), self.groups.learner(ix)) {
+        if let (Some(book), Some(learned)) = (self.engines.get_mut(ix.as_usize()), self.groups.models(ix)) {
             let computes_only =
                 self.cluster.get(ix).is_some_and(|instance| instance.role == InstanceRole::Prefill);
             let uncached = computes_only.then_some(self.uncached_share);
@@ -256,6 +263,7 @@ impl Scheduler {
             prediction: &queued.submission.prediction,
             prefill_times: &self.prefill_times,
             uncached_share: self.uncached_share,
+            expected_output_tokens: self.expected_output_tokens(&queued.submission.request),
             now,
             arrived: queued.arrived,
             sequence: self.decided,
@@ -282,6 +290,7 @@ impl Scheduler {
             prediction: &queued.submission.prediction,
             prefill_times: &self.prefill_times,
             uncached_share: self.uncached_share,
+            expected_output_tokens: self.expected_output_tokens(&queued.submission.request),
             now,
             arrived: queued.arrived,
             sequence: self.decided,
@@ -375,9 +384,14 @@ impl Scheduler {
         if !std::mem::take(&mut sent.prefilling) {
             return;
         }
+        if sent.prefill != sent.decode
+            && let Some(book) = sent.decode.and_then(|ix| self.engines.get_mut(ix.as_usize()))
+        {
+            sent.decoding = Some(book.start_decoding(now, sent.sequences, sent.decode_tokens));
+        }
         let Some(entry) = sent.prefill else { return };
-        let (Some(book), Some(learner)) =
-            (self.engines.get_mut(entry.as_usize()), self.groups.learner_mut(entry))
+        let (Some(book), Some(models)) =
+            (self.engines.get_mut(entry.as_usize()), self.groups.models_mut(entry))
         else {
             return;
         };
@@ -388,7 +402,7 @@ impl Scheduler {
             return;
         };
         if alone {
-            book.speed = learner.observe(work, duration, book.speed);
+            book.speed = models.prefill.observe(work, duration, book.speed);
         }
     }
 
@@ -398,6 +412,28 @@ impl Scheduler {
         let entry = self.in_flight.get(&attempt).and_then(|sent| sent.prefill);
         if let Some(book) = entry.and_then(|ix| self.engines.get_mut(ix.as_usize())) {
             book.mark_unobserved(attempt);
+        }
+    }
+
+    /// Records that the response of a sent request is complete, before [`Scheduler::ended`]. `output_tokens` is the
+    /// number of generated tokens of all its sequences.
+    pub fn response_complete(&mut self, now: Seconds, attempt: AttemptId, output_tokens: u64) {
+        let Some(sent) = self.in_flight.get_mut(&attempt) else { return };
+        let Some(ix) = sent.decode else { return };
+        let (Some(book), Some(models)) = (self.engines.get_mut(ix.as_usize()), self.groups.models_mut(ix))
+        else {
+            return;
+        };
+        models.decode.observe_response(output_tokens / u64::from(sent.sequences.max(1)));
+        let Some((duration, batch)) =
+            sent.decoding.take().and_then(|decoding| book.end_decoding(now, decoding))
+        else {
+            return;
+        };
+        // The sequences of one request have different lengths, of which only the sum is known.
+        if sent.sequences == 1 && output_tokens >= MIN_OBSERVED_RESPONSE {
+            let step = duration / (output_tokens - 1) as f64;
+            book.decode_speed = models.decode.observe_step(batch, step, book.decode_speed);
         }
     }
 
@@ -414,7 +450,10 @@ impl Scheduler {
             }
         }
         if let Some(book) = sent.decode.and_then(|ix| self.engines.get_mut(ix.as_usize())) {
-            book.release_decode(sent.decode_tokens);
+            if let Some(decoding) = sent.decoding {
+                book.end_decoding(now, decoding);
+            }
+            book.release_decode(sent.sequences, sent.decode_tokens);
             if sent.prefill != sent.decode {
                 book.end_request();
             }
@@ -428,6 +467,16 @@ impl Scheduler {
         let learned = self.groups.by_engine();
         self.loads
             .extend(self.engines.iter().zip(learned).map(|(engine, learned)| engine.load(now, learned)));
+    }
+
+    /// Expected length of one sequence of the response.
+    fn expected_output_tokens(&self, request: &RequestProfile) -> u32 {
+        let decode = self.cluster.decodes(request.model).first();
+        let learned = decode
+            .or(self.cluster.prefills(request.model).first())
+            .and_then(|&ix| self.groups.models(ix))
+            .map_or(0.0, |models| models.decode.response_tokens());
+        request.max_output_tokens.unwrap_or(u32::MAX).min(learned.ceil() as u32)
     }
 
     fn rank(&self, queued: &QueuedScheduleRequest) -> f64 {
@@ -446,6 +495,7 @@ impl Scheduler {
     /// Adds a sent request to the load of its engines, and refreshes their entries in `loads`.
     fn track(&mut self, now: Seconds, queued: &QueuedScheduleRequest, decision: &RoutingDecision) {
         let (entry, exit) = (decision.route.prefill_instance(), decision.route.decode_instance());
+        let sequences = queued.submission.request.sequences.max(1);
         if let (Some(book), Some(load), Some(instance)) = (
             self.engines.get_mut(entry.as_usize()),
             self.loads.get(entry.as_usize()),
@@ -472,14 +522,14 @@ impl Scheduler {
             book.push_prefill(now, &prefill);
         }
         if let Some(book) = self.engines.get_mut(exit.as_usize()) {
-            book.reserve_decode(decision.reservation.decode_tokens);
+            book.reserve_decode(sequences, decision.reservation.decode_tokens);
             if entry != exit {
                 book.start_request();
             }
         }
         for ix in [entry, exit] {
             if let (Some(load), Some(book), Some(learned)) =
-                (self.loads.get_mut(ix.as_usize()), self.engines.get(ix.as_usize()), self.groups.learner(ix))
+                (self.loads.get_mut(ix.as_usize()), self.engines.get(ix.as_usize()), self.groups.models(ix))
             {
                 *load = book.load(now, learned);
             }
@@ -487,8 +537,10 @@ impl Scheduler {
         let sent = InFlightAttempt {
             prefill: Some(entry),
             decode: Some(exit),
+            sequences,
             decode_tokens: decision.reservation.decode_tokens,
             prefilling: true,
+            decoding: None,
         };
         self.in_flight.insert(queued.attempt, sent);
     }

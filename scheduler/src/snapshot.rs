@@ -27,6 +27,8 @@ pub struct DecisionSnapshot {
     pub prefill_times: PrefillTimeDistribution,
     /// Recent average share of a prompt's computation that was not avoided by caches.
     pub uncached_share: f64,
+    /// Expected length of each sequence of the response, in tokens.
+    pub expected_output_tokens: u32,
     /// Cache hits, without the keys of the prompt's blocks.
     pub prediction: CacheHitPrediction,
     /// Time of the decision by the caller's clock.
@@ -57,6 +59,7 @@ impl DecisionSnapshot {
             queued_requests,
             prefill_times: input.prefill_times.clone(),
             uncached_share: input.uncached_share,
+            expected_output_tokens: input.expected_output_tokens,
             prediction: CacheHitPrediction { pages: [].into(), ..input.prediction.clone() },
             now: input.now,
             arrived: input.arrived,
@@ -86,6 +89,7 @@ impl DecisionSnapshot {
             prediction: &self.prediction,
             prefill_times: &self.prefill_times,
             uncached_share: self.uncached_share,
+            expected_output_tokens: self.expected_output_tokens,
             now: self.now,
             arrived: self.arrived,
             sequence: self.sequence,
@@ -124,7 +128,7 @@ mod tests {
             request: RequestProfile {
                 model: ModelIndex(0),
                 input_tokens: 6000 + 100 * number,
-                output_tokens: 100,
+                max_output_tokens: Some(100),
                 sequences: 1,
                 priority: 0,
                 session: None,

@@ -215,9 +215,14 @@ impl AdmissionQueue {
         self.update(|state, now| state.scheduler.first_token(now, attempt, cached_tokens));
     }
 
-    /// A sent request has ended.
-    pub(super) fn record_ended(self: &Arc<Self>, attempt: AttemptId) {
-        self.update(|state, now| state.scheduler.ended(now, attempt));
+    /// A sent request has ended. `output_tokens` is the length of a complete response.
+    pub(super) fn record_ended(self: &Arc<Self>, attempt: AttemptId, output_tokens: Option<u64>) {
+        self.update(|state, now| {
+            if let Some(output_tokens) = output_tokens {
+                state.scheduler.response_complete(now, attempt, output_tokens);
+            }
+            state.scheduler.ended(now, attempt);
+        });
     }
 
     /// An engine has reported its load.

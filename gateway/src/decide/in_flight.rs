@@ -16,6 +16,8 @@ pub(crate) struct InFlightGuard {
     /// `None` for requests that bypass the scheduler.
     attempt: Option<(Arc<AdmissionQueue>, AttemptId)>,
     prompt_computed: bool,
+    /// Generated tokens of a complete response.
+    output_tokens: Option<u64>,
 }
 
 impl InFlightGuard {
@@ -27,7 +29,13 @@ impl InFlightGuard {
         decode: Option<Arc<UpstreamEndpoint>>,
     ) -> Self {
         let (prefill, decode) = (EngineInFlightGuard::new(prefill), decode.map(EngineInFlightGuard::new));
-        Self { prefill, _decode: decode, attempt: Some((queue, attempt)), prompt_computed: false }
+        Self {
+            prefill,
+            _decode: decode,
+            attempt: Some((queue, attempt)),
+            prompt_computed: false,
+            output_tokens: None,
+        }
     }
 
     /// Guard of a request that bypasses the scheduler.
@@ -37,6 +45,7 @@ impl InFlightGuard {
             _decode: None,
             attempt: None,
             prompt_computed: true,
+            output_tokens: None,
         }
     }
 
@@ -54,12 +63,17 @@ impl InFlightGuard {
             queue.record_prompt_computed(*attempt, cached.and_then(|tokens| u32::try_from(tokens).ok()));
         }
     }
+
+    /// The response is complete, with this number of generated tokens.
+    pub(crate) fn record_response_complete(&mut self, output_tokens: u64) {
+        self.output_tokens = (output_tokens > 0).then_some(output_tokens);
+    }
 }
 
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
         if let Some((queue, attempt)) = self.attempt.take() {
-            queue.record_ended(attempt);
+            queue.record_ended(attempt, self.output_tokens);
         }
     }
 }

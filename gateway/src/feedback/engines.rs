@@ -55,7 +55,7 @@ impl EngineGauges {
             ),
             active_decode_tokens: registry.register(
                 "moongate_engine_active_decode_tokens",
-                "Upper limit of the tokens of running requests",
+                "Tokens that running requests are expected to occupy",
                 Family::default(),
             ),
             connections: registry.register(

@@ -20,8 +20,6 @@ use crate::request_body::{InferenceApi, RoutingFields, without_transfer_members}
 /// Bytes of text per token, for prompts that are not tokenized here: about the average of English in common vocabularies. Only
 /// ratios between engines matter for load, not the exact count.
 const BYTES_PER_TOKEN: u64 = 4;
-/// Output length assumed for load estimates if the client sets no limit.
-const DEFAULT_OUTPUT_TOKENS: u32 = 512;
 
 /// A body without members that steer KV transfer.
 pub(super) struct RequestContent {
@@ -179,7 +177,7 @@ fn describe(model: scheduler::ModelIndex, fields: &RoutingFields<'_>) -> schedul
     scheduler::RequestProfile {
         model,
         input_tokens: u32::try_from(tokens.max(1)).unwrap_or(u32::MAX),
-        output_tokens: fields.max_output_tokens.unwrap_or(DEFAULT_OUTPUT_TOKENS),
+        max_output_tokens: fields.max_output_tokens,
         sequences: fields.sequences(),
         priority: 0,
         session: None,

@@ -56,7 +56,7 @@ mod tests {
         let request = RequestProfile {
             model: ModelIndex(0),
             input_tokens: 1,
-            output_tokens: 1,
+            max_output_tokens: Some(1),
             sequences: 1,
             priority: 0,
             session: None,

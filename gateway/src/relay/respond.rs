@@ -95,7 +95,7 @@ fn respond_single(
     started: ResponseStart,
     mut recorder: RequestRecorder,
 ) -> Response<Body> {
-    let ResponseStart { mut head, payload, in_flight, expected_hits, ttft_prediction, prefill_usage } =
+    let ResponseStart { mut head, payload, mut in_flight, expected_hits, ttft_prediction, prefill_usage } =
         started;
     recorder.set_prefill(in_flight.prefill_endpoint().clone());
     if let (Some(expected), Some(model)) = (expected_hits, request.model) {
@@ -106,6 +106,7 @@ fn respond_single(
     let body = match payload {
         ResponsePayload::Complete(body, usage) => {
             recorder.set_sample_of_batch();
+            in_flight.record_response_complete(usage.map_or(0, |usage| usage.completion_tokens));
             recorder.completed(usage, prefill_usage, |finish| finish.add(&ResponseSummary::read(&body)));
             Body::from(body)
         }
@@ -126,7 +127,7 @@ fn relay(
     let context = RelayContext {
         framer,
         expects_done: request.api != InferenceApi::Other,
-        _in_flight: in_flight,
+        in_flight,
         recorder,
         force_close: Box::pin(request.force_close.clone().cancelled_owned()),
     };

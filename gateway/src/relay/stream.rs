@@ -27,7 +27,7 @@ pub(crate) struct RelayContext {
     /// Whether a stream without `[DONE]` is incomplete.
     pub(crate) expects_done: bool,
     /// Held until the stream is dropped.
-    pub(crate) _in_flight: InFlightGuard,
+    pub(crate) in_flight: InFlightGuard,
     /// `None` for one sample of a merged response.
     pub(crate) recorder: Option<RequestRecorder>,
     /// Resolves when the drain's deadline has passed.
@@ -89,10 +89,14 @@ impl ResponseRelay {
             prefill_usage = pair.prefill_usage();
             pair.detach_prefill();
         }
+        let framer = self.context.framer.as_ref();
+        let summary = framer.map(|framer| ResponseSummary::read(framer.last_payload())).unwrap_or_default();
+        // Without usage: engines send an event per token, unless configured otherwise.
+        let tokens = summary.usage.map(|usage| usage.completion_tokens).filter(|tokens| *tokens > 0);
+        self.context
+            .in_flight
+            .record_response_complete(tokens.or(framer.map(SseFramer::events)).unwrap_or(0));
         if let Some(recorder) = &mut self.context.recorder {
-            let framer = self.context.framer.as_ref();
-            let summary =
-                framer.map(|framer| ResponseSummary::read(framer.last_payload())).unwrap_or_default();
             recorder.completed(summary.usage, prefill_usage, |finish| {
                 if let Some(framer) = framer {
                     finish.add(&ResponseSummary::read(framer.previous_payload()));

@@ -21,6 +21,7 @@ pub struct SseFramer {
     last_payload: Bytes,
     /// Payload of the one before.
     previous_payload: Bytes,
+    events: u64,
     done: bool,
     /// Bytes searched, checked or copied so far, for the test that the work is linear in the input.
     #[cfg(test)]
@@ -111,6 +112,12 @@ impl SseFramer {
         &self.previous_payload
     }
 
+    /// Number of events, without `[DONE]`.
+    #[must_use]
+    pub fn events(&self) -> u64 {
+        self.events
+    }
+
     fn check(&mut self, events: &Bytes) -> Result<(), SseError> {
         self.count(events.len());
         let mut from = 0;
@@ -137,6 +144,7 @@ impl SseFramer {
             self.done = true;
         } else if payload.starts_with(b"{") && payload.trim_ascii_end().ends_with(b"}") {
             self.previous_payload = std::mem::replace(&mut self.last_payload, payload);
+            self.events += 1;
         } else {
             return Err(SseError::Malformed("sent an event that is not JSON"));
         }

@@ -66,6 +66,8 @@ pub struct EngineTimeModel {
     pub decode_base_s: f64,
     /// Seconds that each sequence of the batch adds to a decode step.
     pub decode_per_sequence_s: f64,
+    /// Bytes per second from the device's memory: a decode step reads the KV cache of its batch.
+    pub device_read_bytes_per_s: f64,
     /// Bytes of KV cache per token.
     pub kv_bytes_per_token: u64,
     /// Bytes per second between prefill and decode.
@@ -89,6 +91,7 @@ impl Default for EngineTimeModel {
             chunk_tokens: 8_192,
             decode_base_s: 0.020,
             decode_per_sequence_s: 0.000_2,
+            device_read_bytes_per_s: 12.8e12,
             kv_bytes_per_token: 192_512,
             transfer_bytes_per_s: 25e9,
             transfer_latency_s: 0.002,
@@ -111,7 +114,7 @@ impl EngineTimeModel {
     /// Seconds to transfer the KV cache of this many tokens from prefill to decode.
     #[must_use]
     pub fn transfer_s(&self, tokens: usize) -> f64 {
-        self.transfer_latency_s + self.bytes_s(tokens, self.transfer_bytes_per_s)
+        self.transfer_latency_s + self.bytes_s(tokens as u64, self.transfer_bytes_per_s)
     }
 
     /// Tokens that remain to be transferred when a prompt with `new` computed tokens is complete, if its chunks are
@@ -125,25 +128,27 @@ impl EngineTimeModel {
     /// Seconds to read this many tokens from the shared store.
     #[must_use]
     pub fn storage_fetch_s(&self, tokens: usize) -> f64 {
-        self.storage_latency_s + self.bytes_s(tokens, self.storage_bytes_per_s)
+        self.storage_latency_s + self.bytes_s(tokens as u64, self.storage_bytes_per_s)
     }
 
     /// Seconds to load this many tokens from host memory.
     #[must_use]
     pub fn host_load_s(&self, tokens: usize) -> f64 {
-        self.bytes_s(tokens, self.host_load_bytes_per_s)
+        self.bytes_s(tokens as u64, self.host_load_bytes_per_s)
     }
 
-    /// Seconds of one decode step with this many sequences.
+    /// Seconds of one decode step of this many sequences, which hold this many tokens.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a batch has at most thousands of sequences")]
-    pub fn decode_step_s(&self, sequences: u64) -> f64 {
-        self.decode_base_s + self.decode_per_sequence_s * sequences as f64
+    pub fn decode_step_s(&self, sequences: u64, tokens: u64) -> f64 {
+        self.decode_base_s
+            + self.decode_per_sequence_s * sequences as f64
+            + self.bytes_s(tokens, self.device_read_bytes_per_s)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "byte counts are far below 2^52")]
-    fn bytes_s(&self, tokens: usize, bytes_per_s: f64) -> f64 {
-        (tokens as u64).saturating_mul(self.kv_bytes_per_token) as f64 / bytes_per_s.max(1.0)
+    fn bytes_s(&self, tokens: u64, bytes_per_s: f64) -> f64 {
+        tokens.saturating_mul(self.kv_bytes_per_token) as f64 / bytes_per_s.max(1.0)
     }
 }
 

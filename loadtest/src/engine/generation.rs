@@ -272,8 +272,8 @@ impl ChoiceGeneration {
         }
         // The prefill produced the first token.
         if self.generated > 0 {
-            let together = self.engine.stats.read(|stats| stats.running);
-            let step = self.timing.decode_step(together);
+            let (sequences, tokens) = self.engine.stats.read(|stats| (stats.running, stats.used_tokens));
+            let step = self.timing.decode_step(sequences, tokens);
             tokio::select! {
                 biased;
                 () = self.cancel.cancelled() => {}

@@ -47,9 +47,9 @@ impl ScaledTiming {
         self.scaled(self.model.storage_fetch_s(tokens))
     }
 
-    /// Duration of one decode step with this many sequences.
-    pub(crate) fn decode_step(&self, sequences: u64) -> Duration {
-        self.scaled(self.model.decode_step_s(sequences))
+    /// Duration of one decode step of this many sequences, which hold this many tokens.
+    pub(crate) fn decode_step(&self, sequences: u64, tokens: u64) -> Duration {
+        self.scaled(self.model.decode_step_s(sequences, tokens))
     }
 }
 

@@ -114,7 +114,7 @@ impl LiveComparisonArgs {
             rows.iter().all(|row| !row.blocks.is_empty()),
             "the trace names no blocks: nothing in it can be cached"
         );
-        let replay = ReplayOptions { speed: self.speed, jitter_s: JITTER_S, seed: 0 };
+        let replay = ReplayOptions { speed: self.speed, jitter_s: JITTER_S, output_scale: 1.0, seed: 0 };
         Ok(PolicyExperiment {
             settings: SimulationOptions {
                 retention: store.map_or(StoreRetention::Lru, |store| store.retention),

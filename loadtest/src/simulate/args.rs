@@ -128,9 +128,12 @@ pub struct SimulateArgs {
     /// Variation of computation times: standard deviation of their logarithm.
     #[arg(long, default_value_t = 0.0, env = "MOONGATE_LOADTEST_NOISE")]
     pub noise: f64,
-    /// Slowdown of the first prefill engine.
+    /// Slowdown of the first prefill engines.
     #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_SLOW_ENGINE")]
     pub slow_engine: f64,
+    /// Number of prefill engines that --slow-engine slows down.
+    #[arg(long, default_value_t = 1, env = "MOONGATE_LOADTEST_SLOW_ENGINES")]
+    pub slow_engines: usize,
     /// Speed of all prefill engines relative to the calibrated one.
     #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_ENGINE_SPEED")]
     pub engine_speed: f64,
@@ -162,6 +165,18 @@ pub struct SimulateArgs {
     /// Send a TTFT target with each request: twice the computation of the whole prompt, or two seconds.
     #[arg(long, env = "MOONGATE_LOADTEST_TTFT_TARGETS")]
     pub ttft_targets: bool,
+    /// Target of the time per output token in milliseconds, for the share of requests that meet both targets.
+    #[arg(long, default_value_t = 50.0, env = "MOONGATE_LOADTEST_TPOT_TARGET_MS")]
+    pub tpot_target_ms: f64,
+    /// Give the gateways the target of the time per output token.
+    #[arg(long, env = "MOONGATE_LOADTEST_TPOT_TARGETS")]
+    pub tpot_targets: bool,
+    /// KV cache of a decode engine in tokens.
+    #[arg(long, default_value_t = 360_000, env = "MOONGATE_LOADTEST_DECODE_TOKENS")]
+    pub decode_tokens: u64,
+    /// Factor on the length of the responses.
+    #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_OUTPUT_SCALE")]
+    pub output_scale: f64,
     /// Number of clients of --multiturn.
     #[arg(long, default_value_t = 150, env = "MOONGATE_LOADTEST_CLIENTS")]
     pub clients: u32,
@@ -192,7 +207,12 @@ impl SimulateArgs {
     /// A setting is out of range, or the trace cannot be read.
     pub fn experiment(&self) -> anyhow::Result<PolicyExperiment> {
         self.validate()?;
-        let replay = ReplayOptions { speed: self.speed, jitter_s: self.jitter, seed: 0 };
+        let replay = ReplayOptions {
+            speed: self.speed,
+            jitter_s: self.jitter,
+            output_scale: self.output_scale,
+            seed: 0,
+        };
         let load = match &self.trace {
             Some(path) => {
                 let rows = read_trace_with(
@@ -235,6 +255,8 @@ impl SimulateArgs {
             ("--slow-engine", self.slow_engine),
             ("--engine-speed", self.engine_speed),
             ("--request-rate", self.request_rate),
+            ("--tpot-target-ms", self.tpot_target_ms),
+            ("--output-scale", self.output_scale),
             ("--sessions-per-second", self.sessions_per_second.unwrap_or(1.0)),
         ];
         for (flag, value) in positive {
@@ -306,12 +328,16 @@ impl SimulateArgs {
             priority_ageing: self.priority_ageing,
             noise_sigma: self.noise,
             slow_engine: self.slow_engine,
+            slow_engines: self.slow_engines,
             failures: self.outage.clone(),
             gateways: self.gateways,
             poll_s: self.poll_ms / 1_000.0,
             index_lag_s: self.index_lag,
             retry: self.retry,
             ttft_targets: self.ttft_targets,
+            tpot_target_s: self.tpot_target_ms / 1_000.0,
+            tpot_target_known: self.tpot_targets,
+            decode_tokens: self.decode_tokens,
             warmup_share: if self.multiturn { 0.0 } else { self.warmup },
             ..settings
         }

@@ -177,9 +177,12 @@ impl SimulatedCaches {
         self.store.describe(prompt.blocks, milliseconds(arrived), block_use);
     }
 
-    /// Clears the caches of an engine that has failed.
+    /// Clears the caches of an engine that has failed. A cache that all engines share stays.
     pub(crate) fn clear_engine(&mut self, now: f64, engine: PrefillIndex) {
         let engine = engine.get();
+        if self.engines.len() < self.of_engines.len() {
+            return;
+        }
         let view = &mut self.gateway_index;
         let own = &mut self.engines[engine];
         let mut evicted = |location, block| view.record_change(now, location, LruChange::Evicted(block));

@@ -50,7 +50,7 @@ pub(crate) struct DecodeEngine {
 
 impl DecodeEngine {
     fn step_s(&self, settings: &SimulationOptions) -> f64 {
-        settings.service.decode_step_s(self.batch.len() as u64)
+        settings.service.decode_step_s(self.batch.len() as u64, self.used_tokens)
     }
 
     fn advance(&mut self, now: f64, settings: &SimulationOptions) {
@@ -151,11 +151,11 @@ mod tests {
         engine.add(sequence(1, 10));
         engine.admit(0.0, &settings, &mut joined);
         let alone = engine.next_end(&settings).expect("runs");
-        assert!((alone - 10.0 * settings.service.decode_step_s(1)).abs() < 1e-9);
+        assert!((alone - 10.0 * settings.service.decode_step_s(1, 1_000)).abs() < 1e-9);
         engine.add(sequence(2, 100));
         engine.admit(0.0, &settings, &mut joined);
         let both = engine.next_end(&settings).expect("runs");
-        assert!((both - 10.0 * settings.service.decode_step_s(2)).abs() < 1e-9);
+        assert!((both - 10.0 * settings.service.decode_step_s(2, 2_000)).abs() < 1e-9);
         engine.remove_finished(both, &settings, &mut done);
         assert_eq!((joined, done, engine.load()), (attempts([1, 2]), attempts([1]), load(1, 0, 1_000)));
         assert!(engine.next_end(&settings).expect("runs") > both);

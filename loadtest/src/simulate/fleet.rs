@@ -78,7 +78,7 @@ pub(crate) struct SimulatedFleet<'a> {
 impl<'a> SimulatedFleet<'a> {
     pub(crate) fn new(settings: &'a SimulationOptions, workload: &'a SimulatedWorkload, seed: u64) -> Self {
         let prefill = |number| {
-            let slowdown = if number == 0 { settings.slow_engine } else { 1.0 };
+            let slowdown = if number < settings.slow_engines { settings.slow_engine } else { 1.0 };
             PrefillEngine::new(PrefillIndex::new(number), slowdown)
         };
         let decodes = if settings.decode == 0 { settings.prefill } else { settings.decode };

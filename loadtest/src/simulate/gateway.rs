@@ -57,8 +57,12 @@ impl SimulatedGateways {
         seed: u64,
     ) -> Self {
         let cluster = Arc::new(cluster(settings));
+        let mut scheduling = scheduling.clone();
+        if settings.tpot_target_known {
+            scheduling.tpot_target = Some(settings.tpot_target_s);
+        }
         let gateway = |number: u64| {
-            let mut scheduler = Scheduler::new(policy.build(scheduling), scheduling.clone());
+            let mut scheduler = Scheduler::new(policy.build(&scheduling), scheduling.clone());
             scheduler.set_cluster(0.0, Arc::clone(&cluster));
             SimulatedGateway {
                 scheduler,
@@ -91,7 +95,8 @@ impl SimulatedGateways {
             request: RequestProfile {
                 model: ModelIndex(0),
                 input_tokens: asked.input_tokens,
-                output_tokens: asked.output_tokens,
+                // Most clients set no limit.
+                max_output_tokens: None,
                 sequences: 1,
                 priority: 0,
                 session: Some(asked.session),
@@ -197,7 +202,10 @@ impl RequestRouter for SimulatedGateways {
                 gateway.stale = true;
             }
             FleetNotification::Finished(attempt) => {
+                let request = fleet.attempts[attempt.get()].request;
+                let output_tokens = fleet.workload.request(request).output_tokens;
                 let gateway = self.gateway_of(attempt);
+                gateway.scheduler.response_complete(now, attempt.id(), output_tokens.into());
                 gateway.scheduler.ended(now, attempt.id());
                 gateway.stale = true;
             }

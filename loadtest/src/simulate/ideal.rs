@@ -4,6 +4,7 @@
 
 use super::fleet::{FleetNotification, SimulatedFleet, SimulatedRoute};
 use super::indices::{DecodeIndex, GatewayIndex, PrefillIndex, WorkloadIndex};
+use super::outcome::SimulatedOutcome;
 use super::prefill::PromptCounts;
 use super::run::RequestRouter;
 
@@ -50,7 +51,9 @@ impl IdealRouter {
         while !self.queue.is_empty() {
             let idle = (0..fleet.prefills.len()).find(|&engine| {
                 let prefill = &fleet.prefills[engine];
-                prefill.idle() && prefill.counts() == PromptCounts { running: 0, waiting: 0 }
+                prefill.available
+                    && prefill.idle()
+                    && prefill.counts() == PromptCounts { running: 0, waiting: 0 }
             });
             let Some(engine) = idle else { return };
             let next = match self.order {
@@ -88,7 +91,15 @@ impl RequestRouter for IdealRouter {
         self.dispatch_queued(now, fleet);
     }
 
-    fn on_notification(&mut self, _: f64, _: FleetNotification, _: &mut SimulatedFleet<'_>) {}
+    fn on_notification(&mut self, now: f64, notice: FleetNotification, fleet: &mut SimulatedFleet<'_>) {
+        let FleetNotification::Lost { attempt, .. } = notice else { return };
+        let request = fleet.attempts[attempt.get()].request;
+        if fleet.result.records[request.get()].first_token_s.is_nan() {
+            self.queue.push(request);
+        } else {
+            fleet.finish(now, request, SimulatedOutcome::Failed);
+        }
+    }
 
     fn after_notifications(&mut self, now: f64, fleet: &mut SimulatedFleet<'_>) {
         self.dispatch_queued(now, fleet);

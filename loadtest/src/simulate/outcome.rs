@@ -25,6 +25,8 @@ pub struct RequestHistory {
     pub sent_s: f64,
     /// When the client received the first token; NaN before.
     pub first_token_s: f64,
+    /// When it ended; NaN before.
+    pub ended_s: f64,
     /// Index of the engine that computed its prompt.
     pub engine: PrefillIndex,
     /// Tokens found on the device.
@@ -51,8 +53,11 @@ pub struct SimulationResult {
     warmup: usize,
     /// Prompt tokens of each request.
     input_tokens: Vec<u32>,
+    /// Tokens of each response.
+    output_tokens: Vec<u32>,
     /// TTFT target of each request in seconds.
-    target_s: Vec<f64>,
+    ttft_target_s: Vec<f64>,
+    tpot_target_s: f64,
     /// When the last request ended.
     end_s: f64,
     /// When the simulation last made progress.
@@ -75,6 +80,12 @@ pub struct SimulationSummary {
     /// Share of all requests whose first token arrived within twice the computation of the whole prompt, or two
     /// seconds.
     pub slo_attainment: f64,
+    /// Mean time per output token after the first, over the served requests.
+    pub tpot_mean_s: f64,
+    /// 99th percentile of the requests' times per output token.
+    pub tpot_p99_s: f64,
+    /// Share of all requests whose first token and whose time per output token met their targets.
+    pub goodput: f64,
     /// Share of all requests that were finally rejected.
     pub rejected: f64,
     /// Share of all requests that were lost.
@@ -104,6 +115,7 @@ impl SimulationResult {
             arrived_s: f64::NAN,
             sent_s: f64::NAN,
             first_token_s: f64::NAN,
+            ended_s: f64::NAN,
             engine: PrefillIndex::default(),
             l1_tokens: 0,
             l2_tokens: 0,
@@ -118,7 +130,12 @@ impl SimulationResult {
             open: requests.len(),
             warmup: (requests.len() as f64 * settings.warmup_share.clamp(0.0, 1.0)) as usize,
             input_tokens: requests.iter().map(|request| request.input_tokens).collect(),
-            target_s: requests.iter().map(|request| settings.ttft_target_s(request.input_tokens)).collect(),
+            output_tokens: requests.iter().map(|request| request.output_tokens).collect(),
+            tpot_target_s: settings.tpot_target_s,
+            ttft_target_s: requests
+                .iter()
+                .map(|request| settings.ttft_target_s(request.input_tokens))
+                .collect(),
             end_s: 0.0,
             progress_s: 0.0,
             busy_s: Vec::new(),
@@ -160,7 +177,8 @@ impl SimulationResult {
     }
 
     pub(crate) fn record_end(&mut self, now: f64, request: WorkloadIndex, state: SimulatedOutcome) {
-        self.records[request.get()].state = state;
+        let record = &mut self.records[request.get()];
+        (record.state, record.ended_s) = (state, now);
         self.open -= 1;
         self.end_s = now;
         self.progress_s = now;
@@ -191,19 +209,38 @@ impl SimulationResult {
         times
     }
 
+    /// Seconds per token after the first of a request; `None` if it was not served or has only one token.
+    #[must_use]
+    pub fn tpot_s(&self, request: usize) -> Option<f64> {
+        let record = self.records.get(request).filter(|record| record.state == SimulatedOutcome::Served)?;
+        let tokens = self.output_tokens.get(request)?.checked_sub(1).filter(|&tokens| tokens > 0)?;
+        Some((record.ended_s - record.first_token_s) / f64::from(tokens))
+    }
+
+    /// Times per output token after the warm-up, in ascending order.
+    fn tpots(&self) -> Vec<f64> {
+        let mut times: Vec<f64> = self.counted().filter_map(|(index, _)| self.tpot_s(index)).collect();
+        times.sort_by(f64::total_cmp);
+        times
+    }
+
     /// Computes the results of the run.
     #[must_use]
     pub fn summary(&self) -> SimulationSummary {
-        let times = self.ttfts();
+        let (times, tpots) = (self.ttfts(), self.tpots());
         let all = self.counted().count().max(1) as f64;
         let share = |state: SimulatedOutcome| {
             self.counted().filter(|(_, record)| record.state == state).count() as f64 / all
         };
         let in_time = |(index, record): &(usize, &RequestHistory)| {
-            record.first_token_s - record.arrived_s <= self.target_s[*index]
+            record.first_token_s - record.arrived_s <= self.ttft_target_s[*index]
                 && record.state != SimulatedOutcome::Failed
         };
         let met = self.counted().filter(in_time).count();
+        let in_pace = |&(index, _): &(usize, &RequestHistory)| {
+            self.tpot_s(index).is_none_or(|tpot_s| tpot_s <= self.tpot_target_s)
+        };
+        let good = self.counted().filter(in_time).filter(in_pace).count();
         let sum = |of: &dyn Fn(usize, &RequestHistory) -> u32| -> f64 {
             let served = self.counted().filter(|(_, record)| !record.first_token_s.is_nan());
             served.map(|(index, record)| f64::from(of(index, record))).sum()
@@ -218,6 +255,9 @@ impl SimulationResult {
             ttft_p99_s: quantile(&times, 0.99),
             ttft_max_s: quantile(&times, 1.0),
             slo_attainment: met as f64 / all,
+            tpot_mean_s: tpots.iter().sum::<f64>() / (tpots.len().max(1) as f64),
+            tpot_p99_s: quantile(&tpots, 0.99),
+            goodput: good as f64 / all,
             rejected: share(SimulatedOutcome::Rejected),
             failed: share(SimulatedOutcome::Failed) + share(SimulatedOutcome::Open),
             hit_l1: hit(|record| record.l1_tokens),
@@ -246,7 +286,7 @@ impl SimulationResult {
         let (mut right, mut all) = (0_u32, 0_u32);
         for (index, record) in self.counted().filter(|(_, record)| record.retried_s <= last) {
             all += 1;
-            right += u32::from(record.first_token_s - record.retried_s <= self.target_s[index]);
+            right += u32::from(record.first_token_s - record.retried_s <= self.ttft_target_s[index]);
         }
         (all > 0).then(|| f64::from(right) / f64::from(all))
     }
@@ -278,6 +318,9 @@ impl SimulationSummary {
             ttft_p99_s: mean(|run| run.ttft_p99_s),
             ttft_max_s: mean(|run| run.ttft_max_s),
             slo_attainment: mean(|run| run.slo_attainment),
+            tpot_mean_s: mean(|run| run.tpot_mean_s),
+            tpot_p99_s: mean(|run| run.tpot_p99_s),
+            goodput: mean(|run| run.goodput),
             rejected: mean(|run| run.rejected),
             failed: mean(|run| run.failed),
             hit_l1: mean(|run| run.hit_l1),

@@ -93,8 +93,9 @@ pub struct SimulationOptions {
     pub decode_tokens: u64,
     /// Standard deviation of the logarithm of service times. The mean is unchanged.
     pub noise_sigma: f64,
-    /// Slowdown of the first prefill engine.
+    /// Slowdown of the first `slow_engines` prefill engines.
     pub slow_engine: f64,
+    pub slow_engines: usize,
     /// Outages of engines.
     pub failures: Vec<EngineOutage>,
     /// Number of gateways, each with a scheduler of its own. Requests select one at random.
@@ -113,6 +114,10 @@ pub struct SimulationOptions {
     pub retry: bool,
     /// Whether requests carry their TTFT target, so that a policy can reject those that cannot meet it.
     pub ttft_targets: bool,
+    /// Target of the time per output token in seconds.
+    pub tpot_target_s: f64,
+    /// Whether the gateways know this target.
+    pub tpot_target_known: bool,
 }
 
 impl SimulationOptions {
@@ -143,6 +148,7 @@ impl SimulationOptions {
             decode_tokens: 360_000,
             noise_sigma: 0.0,
             slow_engine: 1.0,
+            slow_engines: 1,
             failures: Vec::new(),
             gateways: 1,
             poll_s: 0.1,
@@ -152,6 +158,8 @@ impl SimulationOptions {
             shared_cache: false,
             retry: false,
             ttft_targets: false,
+            tpot_target_s: 0.05,
+            tpot_target_known: false,
         }
     }
 

@@ -32,6 +32,8 @@ impl SuiteMetric {
             SuiteMetric::P99 => "p99 TTFT, s",
             SuiteMetric::Longest => "longest TTFT, s",
             SuiteMetric::SloAttainment => "SLO attainment, %",
+            SuiteMetric::Goodput => "within both targets, %",
+            SuiteMetric::TpotP99 => "p99 TPOT, ms",
             SuiteMetric::RejectedShare => "rejected, %",
             SuiteMetric::KiloTokensPerSecond => "input, k tokens/s",
             SuiteMetric::RetryAfter => "Retry-After, s",
@@ -45,6 +47,8 @@ impl SuiteMetric {
             SuiteMetric::P99 => format!("{:.1}", summary.ttft_p99_s),
             SuiteMetric::Longest => format!("{:.0}", summary.ttft_max_s),
             SuiteMetric::SloAttainment => format!("{:.1}", 100.0 * summary.slo_attainment),
+            SuiteMetric::Goodput => format!("{:.1}", 100.0 * summary.goodput),
+            SuiteMetric::TpotP99 => format!("{:.0}", 1_000.0 * summary.tpot_p99_s),
             SuiteMetric::RejectedShare => format!("{:.1}", 100.0 * summary.rejected),
             SuiteMetric::KiloTokensPerSecond => format!("{:.1}", summary.input_tokens_per_s / 1_000.0),
             SuiteMetric::RetryAfter => or_dash(summary.retry_after_s, 1.0),
@@ -91,10 +95,13 @@ pub(crate) fn run(folder: &Path, options: SuiteOptions<'_>, stop: &AtomicBool) -
         .filter(|row| only.is_empty() || only.iter().any(|text| row.name.contains(text.as_str())))
     {
         anyhow::ensure!(!stop.load(Ordering::Relaxed), "stopped");
-        let replay = ReplayOptions { speed: row.speed, jitter_s: JITTER_S, seed: 0 };
+        let replay = ReplayOptions { speed: row.speed, jitter_s: JITTER_S, output_scale: 1.0, seed: 0 };
         let unmoved = ReplayOptions { jitter_s: 0.0, ..replay };
         let load = match row.source {
             SuiteWorkload::Conversation => ExperimentLoad::Open(conversation.clone(), replay),
+            SuiteWorkload::LongResponses(output_scale) => {
+                ExperimentLoad::Open(conversation.clone(), ReplayOptions { output_scale, ..replay })
+            }
             SuiteWorkload::Synthetic => ExperimentLoad::Open(synthetic.clone(), replay),
             SuiteWorkload::Agents => ExperimentLoad::Agents(AgentTrafficOptions::default(), unmoved),
             SuiteWorkload::CodingAgents(per_second) => {
@@ -131,6 +138,7 @@ fn settings(source: SuiteWorkload) -> SimulationOptions {
     let base = SimulationOptions::eight_plus_four();
     match source {
         SuiteWorkload::Conversation
+        | SuiteWorkload::LongResponses(_)
         | SuiteWorkload::Synthetic
         | SuiteWorkload::Agents
         | SuiteWorkload::CodingAgents(_) => base,

@@ -1,11 +1,13 @@
 //! The experiments of the suite.
 
-use super::settings::{EngineQueueOrder, SimPrefetchPolicy, SimulationOptions};
+use super::settings::{EngineOutage, EngineQueueOrder, SimPrefetchPolicy, SimulationOptions};
 
 /// Arrivals of an experiment.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum SuiteWorkload {
     Conversation,
+    /// The conversation trace with responses longer by this factor.
+    LongResponses(f64),
     Synthetic,
     Agents,
     /// Coding agents with long prompts; this many start per second.
@@ -23,6 +25,8 @@ pub(crate) enum SuiteMetric {
     P99,
     Longest,
     SloAttainment,
+    Goodput,
+    TpotP99,
     RejectedShare,
     KiloTokensPerSecond,
     RetryAfterAccuracy,
@@ -57,8 +61,35 @@ fn enough_decodes(settings: &mut SimulationOptions) {
     settings.decode = 24;
 }
 
+/// Two decode engines with so much memory that steps are slow before it is full.
+fn large_decodes(settings: &mut SimulationOptions) {
+    settings.decode = 2;
+    settings.decode_tokens = 2_000_000;
+}
+
+/// Requests with a target of the time to first token, and gateways with one of the time per output token.
+fn both_targets(settings: &mut SimulationOptions) {
+    settings.ttft_targets = true;
+    settings.tpot_target_known = true;
+}
+
+/// A fleet of this many prefill engines with a shared store in proportion.
+fn fleet_of(settings: &mut SimulationOptions, prefill: usize) {
+    settings.l3_tokens = settings.l3_tokens / settings.prefill as u64 * prefill as u64;
+    (settings.prefill, settings.decode) = (prefill, prefill / 2);
+}
+
 /// Times to first token.
 const TIMES: &[SuiteMetric] = &[SuiteMetric::Mean, SuiteMetric::P99, SuiteMetric::Longest];
+
+/// Times to first token, and of the tokens after it.
+const DECODING: &[SuiteMetric] = &[
+    SuiteMetric::Mean,
+    SuiteMetric::P99,
+    SuiteMetric::TpotP99,
+    SuiteMetric::Goodput,
+    SuiteMetric::RejectedShare,
+];
 
 pub(crate) const EXPERIMENTS: &[SuiteExperiment] = &[
     SuiteExperiment {
@@ -169,6 +200,23 @@ pub(crate) const EXPERIMENTS: &[SuiteExperiment] = &[
         figures: TIMES,
     },
     SuiteExperiment {
+        name: "4 of 8 engines 2× slower, conversation 0.7",
+        source: SuiteWorkload::Conversation,
+        speed: 0.7,
+        change: |settings| (settings.slow_engines, settings.slow_engine) = (4, 2.0),
+        figures: TIMES,
+    },
+    SuiteExperiment {
+        name: "two engines out for ten minutes each, conversation 0.8",
+        source: SuiteWorkload::Conversation,
+        speed: 0.8,
+        change: |settings| {
+            let outage = |engine, at_s| EngineOutage { engine, at_s, for_s: 600.0 };
+            settings.failures = vec![outage(1, 1_000.0), outage(5, 2_400.0)];
+        },
+        figures: TIMES,
+    },
+    SuiteExperiment {
         name: "index 10 s late",
         source: SuiteWorkload::Conversation,
         speed: 1.0,
@@ -190,6 +238,13 @@ pub(crate) const EXPERIMENTS: &[SuiteExperiment] = &[
         figures: TIMES,
     },
     SuiteExperiment {
+        name: "16 gateways",
+        source: SuiteWorkload::Conversation,
+        speed: 1.0,
+        change: |settings| settings.gateways = 16,
+        figures: TIMES,
+    },
+    SuiteExperiment {
         name: "4 gateways, engines order by priority",
         source: SuiteWorkload::Conversation,
         speed: 1.0,
@@ -198,6 +253,54 @@ pub(crate) const EXPERIMENTS: &[SuiteExperiment] = &[
             settings.order = EngineQueueOrder::Priority;
         },
         figures: TIMES,
+    },
+    SuiteExperiment {
+        name: "32 engines, conversation 3.2",
+        source: SuiteWorkload::Conversation,
+        speed: 3.2,
+        change: |settings| fleet_of(settings, 32),
+        figures: TIMES,
+    },
+    SuiteExperiment {
+        name: "64 engines, conversation 8.0",
+        source: SuiteWorkload::Conversation,
+        speed: 8.0,
+        change: |settings| fleet_of(settings, 64),
+        figures: TIMES,
+    },
+    SuiteExperiment {
+        name: "responses 2.4 times as long",
+        source: SuiteWorkload::LongResponses(2.4),
+        speed: 1.0,
+        change: |_| {},
+        figures: DECODING,
+    },
+    SuiteExperiment {
+        name: "responses 2.2 times as long, 2 large decodes",
+        source: SuiteWorkload::LongResponses(2.2),
+        speed: 1.0,
+        change: large_decodes,
+        figures: DECODING,
+    },
+    SuiteExperiment {
+        name: "responses 2.2 times as long, 2 large decodes, with targets",
+        source: SuiteWorkload::LongResponses(2.2),
+        speed: 1.0,
+        change: |settings| {
+            large_decodes(settings);
+            both_targets(settings);
+        },
+        figures: DECODING,
+    },
+    SuiteExperiment {
+        name: "responses 2.5 times as long, 2 large decodes, with targets",
+        source: SuiteWorkload::LongResponses(2.5),
+        speed: 1.0,
+        change: |settings| {
+            large_decodes(settings);
+            both_targets(settings);
+        },
+        figures: DECODING,
     },
     SuiteExperiment {
         name: "overload, conversation 2.0, with targets",

@@ -11,7 +11,7 @@ use super::sweep::PolicyResult;
 pub(crate) fn text(standings: &[PolicyResult], elapsed: Duration) -> String {
     let width = standings.iter().map(|standing| standing.variant.name.len()).max().unwrap_or(0).max(8);
     let mut text = format!(
-        "{:width$}  {:>8} {:>6} {:>8} {:>8} {:>8}  {:>6} {:>6}  {:>5} {:>5} {:>5}  {:>9}  {:>6}\n",
+        "{:width$}  {:>8} {:>6} {:>8} {:>8} {:>8}  {:>6} {:>6}  {:>7} {:>7} {:>6}  {:>5} {:>5} {:>5}  {:>9}  {:>6}\n",
         "policy",
         "mean s",
         "± s",
@@ -20,6 +20,9 @@ pub(crate) fn text(standings: &[PolicyResult], elapsed: Duration) -> String {
         "p99 s",
         "SLO",
         "reject",
+        "TPOT ms",
+        "p99 ms",
+        "both",
         "L1 %",
         "L2 %",
         "L3 %",
@@ -31,7 +34,7 @@ pub(crate) fn text(standings: &[PolicyResult], elapsed: Duration) -> String {
         let right = s.retry_after_accuracy.map_or("-".to_owned(), |share| format!("{:.0} %", 100.0 * share));
         let _ = writeln!(
             text,
-            "{:width$}  {:>8.3} {:>6.2} {:>8.2} {:>8.2} {:>8.2}  {:>6.3} {:>6.3}  {:>5.1} {:>5.1} {:>5.1}  {:>9.0}  {:>6}{}",
+            "{:width$}  {:>8.3} {:>6.2} {:>8.2} {:>8.2} {:>8.2}  {:>6.3} {:>6.3}  {:>7.1} {:>7.1} {:>6.3}  {:>5.1} {:>5.1} {:>5.1}  {:>9.0}  {:>6}{}",
             standing.variant.name,
             s.ttft_mean_s,
             s.ttft_mean_sd_s,
@@ -40,6 +43,9 @@ pub(crate) fn text(standings: &[PolicyResult], elapsed: Duration) -> String {
             s.ttft_p99_s,
             s.slo_attainment,
             s.rejected,
+            1_000.0 * s.tpot_mean_s,
+            1_000.0 * s.tpot_p99_s,
+            s.goodput,
             100.0 * s.hit_l1,
             100.0 * s.hit_l2,
             100.0 * s.hit_l3,
@@ -71,14 +77,14 @@ pub(crate) fn json(standings: &[PolicyResult]) -> String {
 pub(crate) fn html(standings: &[PolicyResult]) -> String {
     let mut html = String::from(
         "<div class='scroll'><table><tr><th>policy</th><th>mean s</th><th>±</th><th>p50 s</th><th>p90 s</th><th>p99 s</th>\
-         <th>SLO attainment</th><th>rejected</th><th>L1</th><th>L2</th><th>L3</th><th>tokens/s</th></tr>",
+         <th>SLO attainment</th><th>rejected</th><th>TPOT ms</th><th>p99 ms</th><th>both</th><th>L1</th><th>L2</th><th>L3</th><th>tokens/s</th></tr>",
     );
     for standing in standings {
         let s = &standing.summary;
         let _ = write!(
             html,
             "<tr><td>{}</td><td>{:.2}</td><td>{:.2}</td><td>{:.2}</td><td>{:.2}</td><td>{:.1}</td><td>{:.1} %</td>\
-             <td>{:.1} %</td><td>{:.1} %</td><td>{:.1} %</td><td>{:.1} %</td><td>{:.0}</td></tr>",
+             <td>{:.1} %</td><td>{:.1}</td><td>{:.1}</td><td>{:.1} %</td><td>{:.1} %</td><td>{:.1} %</td><td>{:.1} %</td><td>{:.0}</td></tr>",
             standing.variant.name,
             s.ttft_mean_s,
             s.ttft_mean_sd_s,
@@ -87,6 +93,9 @@ pub(crate) fn html(standings: &[PolicyResult]) -> String {
             s.ttft_p99_s,
             100.0 * s.slo_attainment,
             100.0 * s.rejected,
+            1_000.0 * s.tpot_mean_s,
+            1_000.0 * s.tpot_p99_s,
+            100.0 * s.goodput,
             100.0 * s.hit_l1,
             100.0 * s.hit_l2,
             100.0 * s.hit_l3,

@@ -22,7 +22,7 @@ fn trace() -> SimulatedWorkload {
 }
 
 fn replay(speed: f64) -> ReplayOptions {
-    ReplayOptions { speed, jitter_s: 3.0, seed: 1 }
+    ReplayOptions { speed, jitter_s: 3.0, output_scale: 1.0, seed: 1 }
 }
 
 /// Requests given as (due, input tokens, block names).
@@ -146,7 +146,7 @@ fn turn_arrives_after_the_previous_response() {
     });
     let requests = prompts.finish(ArrivalMode::Open);
     let outcome = one(&one_engine(), &requests);
-    let first_end = outcome.records[0].first_token_s + 99.0 * one_engine().service.decode_step_s(1);
+    let first_end = outcome.records[0].first_token_s + 99.0 * one_engine().service.decode_step_s(1, 50_100);
     assert!((outcome.records[1].arrived_s - first_end).abs() < 1e-6);
 }
 
@@ -186,7 +186,8 @@ fn every_request_ends_once_and_every_token_is_accounted_for() {
         ..SimulationOptions::eight_plus_four()
     };
     let workload = trace();
-    for standing in run(&case(settings, all_policies(), 1.0)) {
+    let ideal = PolicyVariant::from(IdealOrder::Shortest);
+    for standing in run(&case(settings, all_policies().into_iter().chain([ideal]).collect(), 1.0)) {
         let name = &standing.variant.name;
         let outcome = &standing.first_run;
         assert_eq!(outcome.open, 0, "{name}");
@@ -225,6 +226,26 @@ fn a_store_in_another_zone_costs_time_and_less_if_that_is_known() {
     };
     let (near, known, unknown) = (mean(1, true), mean(2, true), mean(2, false));
     assert!(near < known && known < unknown, "{near} {known} {unknown}");
+}
+
+#[test]
+fn targets_keep_decodes_in_pace() {
+    let run_with = |known| {
+        let mut settings = SimulationOptions {
+            decode: 2,
+            decode_tokens: 2_000_000,
+            tpot_target_s: 0.04,
+            tpot_target_known: known,
+            ttft_targets: known,
+            ..SimulationOptions::eight_plus_four()
+        };
+        settings.service.decode_per_sequence_s = 0.000_7;
+        run(&case(settings, vec![PolicyName::Predictive.into()], 1.0))[0].summary
+    };
+    let (without, with) = (run_with(false), run_with(true));
+    assert!(with.tpot_p99_s < 0.9 * without.tpot_p99_s, "{without:?} {with:?}");
+    assert!(with.goodput > without.goodput + 0.1, "{without:?} {with:?}");
+    assert!(with.rejected > 0.0 && with.goodput <= with.slo_attainment, "{with:?}");
 }
 
 #[test]

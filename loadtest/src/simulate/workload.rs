@@ -58,6 +58,8 @@ pub struct ReplayOptions {
     pub speed: f64,
     /// Maximum random jitter of every arrival, in recorded seconds.
     pub jitter_s: f64,
+    /// Factor on the length of the responses.
+    pub output_scale: f64,
     pub seed: u64,
 }
 
@@ -93,6 +95,8 @@ impl SimulatedWorkload {
         for request in &mut workload.requests {
             let jitter = random.f64() * replay.jitter_s.max(0.0);
             request.due_s = (request.recorded_s + jitter) / replay.speed;
+            request.output_tokens =
+                (f64::from(request.output_tokens) * replay.output_scale).round().max(1.0) as u32;
         }
         workload
     }

@@ -43,7 +43,7 @@ impl PolicyFixture {
             request: RequestProfile {
                 model: ModelIndex(0),
                 input_tokens: PROMPT,
-                output_tokens: 100,
+                max_output_tokens: Some(100),
                 sequences: 1,
                 priority: 0,
                 session: None,
@@ -85,6 +85,7 @@ impl PolicyFixture {
             prediction: &self.prediction,
             prefill_times: &self.prefill_times,
             uncached_share: 1.0,
+            expected_output_tokens: 100,
             now: self.now,
             arrived: self.now,
             sequence: 0,

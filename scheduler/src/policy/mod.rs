@@ -24,6 +24,7 @@ use self::min_cost::min_cost;
 use crate::decision::{
     CandidateEngine, DecisionExplanation, EngineRoute, LoadReservation, RoutingDecision, ScheduleRejection,
 };
+use crate::decode_step::DecodeBatch;
 use crate::estimate::{EngineView, PrefillEstimate};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, SchedulableFleet, SchedulableInstance};
 use crate::options::SchedulerOptions;
@@ -45,6 +46,8 @@ pub struct PolicyInput<'a> {
     pub prefill_times: &'a PrefillTimeDistribution,
     /// Recent average share of a prompt's computation that was not avoided by caches.
     pub uncached_share: f64,
+    /// Expected length of each sequence of the response, in tokens.
+    pub expected_output_tokens: u32,
     /// Current time by the caller's clock.
     pub now: Seconds,
     /// Arrival time of the request by the same clock.
@@ -53,6 +56,20 @@ pub struct PolicyInput<'a> {
     pub sequence: u64,
     /// Random bits for tie-breaks, provided by the caller.
     pub entropy: u64,
+}
+
+impl PolicyInput<'_> {
+    /// Tokens that the request is expected to occupy on the engine that decodes it.
+    #[must_use]
+    pub fn expected_tokens(&self) -> u64 {
+        let sequences = u64::from(self.request.sequences.max(1));
+        self.request.total_input_tokens() + u64::from(self.expected_output_tokens) * sequences
+    }
+
+    /// What the request is expected to add to the batch of the engine that decodes it.
+    pub(crate) fn expected_batch(&self) -> DecodeBatch {
+        DecodeBatch { sequences: self.request.sequences.max(1).into(), tokens: self.expected_tokens() as f64 }
+    }
 }
 
 /// Inputs that are the same for all decisions of a round.
@@ -351,7 +368,7 @@ fn build_decision(input: &PolicyInput<'_>, policy: PolicyName, choice: EngineCho
     let cached = u64::from(input.prediction.cached_tokens(entry));
     let booking = LoadReservation {
         prefill_tokens: input.request.total_input_tokens().saturating_sub(cached).max(1),
-        decode_tokens: input.request.total_tokens(),
+        decode_tokens: input.expected_tokens(),
     };
     let explanation = DecisionExplanation { policy, reason, candidates, terms: Vec::new() };
     let expected_ttft = expected_ttft(input, entry);

@@ -89,7 +89,7 @@ fn schedule_request(step: &GeneratedStep, engines: usize) -> ScheduleRequest {
         request: RequestProfile {
             model: ModelIndex(0),
             input_tokens: step.pages as u32 * 100,
-            output_tokens: 100,
+            max_output_tokens: Some(100),
             sequences: 1,
             priority: 0,
             session: None,

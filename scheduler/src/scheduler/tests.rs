@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::cache_params::EngineCacheParams;
+use crate::decode_step::DecodeBatch;
 use crate::fleet::{InstanceRole, LocationIds, ModelIndex, PairingDomain, SchedulableInstance};
 use crate::policy::PolicyName;
 use crate::prediction::TierHits;
@@ -41,7 +42,7 @@ fn submission(input_tokens: u32) -> ScheduleRequest {
         request: RequestProfile {
             model: ModelIndex(0),
             input_tokens,
-            output_tokens: 10,
+            max_output_tokens: Some(10),
             sequences: 1,
             priority: 0,
             session: None,
@@ -127,7 +128,7 @@ fn loads_follow_engines_by_name() {
     scheduler.set_cluster(1.0, cluster(&["w1", "w2"]));
     assert_eq!(
         scheduler.engines[0]
-            .load(1.0, scheduler.groups.learner(InstanceIndex(0)).unwrap())
+            .load(1.0, scheduler.groups.models(InstanceIndex(0)).unwrap())
             .pending_prefill_tokens,
         5000
     );
@@ -139,6 +140,27 @@ fn loads_follow_engines_by_name() {
     scheduler.set_cluster(3.0, cluster(&["w1"]));
     scheduler.ended(3.0, AttemptId(1));
     assert!(scheduler.engines[0].is_empty());
+}
+
+/// Responses of 200 tokens at 30 ms on one decode and 60 ms on the other.
+#[test]
+fn time_per_token_is_learned_for_every_decode() {
+    let mut scheduler = scheduler(PolicyName::LeastLoad, &["p0", "d0", "d1"]);
+    for attempt in 0..400 {
+        let (now, decode) = (100.0 * attempt as f64, 1 + attempt as usize % 2);
+        let other = InstanceIndex(3 - decode as u32);
+        let request = ScheduleRequest { excluded: vec![other], ..submission(1_000) };
+        scheduler.submit(now, AttemptId(attempt), request);
+        assert_eq!(poll(&mut scheduler, now).len(), 1);
+        scheduler.first_token(now, AttemptId(attempt), None);
+        let end = now + 199.0 * 0.03 * decode as f64;
+        scheduler.response_complete(end, AttemptId(attempt), 200);
+        scheduler.ended(end, AttemptId(attempt));
+    }
+    let loads = scheduler.loads(50_000.0);
+    let step = |ix: usize| loads[ix].decode_step.seconds(DecodeBatch { sequences: 1.0, tokens: 1_010.0 });
+    assert!((step(1) / 0.03 - 1.0).abs() < 0.1 && (step(2) / 0.06 - 1.0).abs() < 0.1, "{loads:?}");
+    assert!((loads[1].response_tokens - 200.0).abs() < 10.0, "{loads:?}");
 }
 
 /// Sends to the first worker, and only while it has nothing to compute.
@@ -222,6 +244,7 @@ enum SchedulerOperation {
     Submit { tokens: u32, excluded: Option<u32> },
     Poll,
     FirstToken(usize),
+    Complete(usize, u64),
     End(usize),
     Available(u32, bool),
     Report(u32, u64),
@@ -233,6 +256,7 @@ fn any_step() -> impl Strategy<Value = SchedulerOperation> {
         4 => (1_u32..50_000, prop::option::of(0_u32..5)).prop_map(|(tokens, excluded)| SchedulerOperation::Submit { tokens, excluded }),
         4 => Just(SchedulerOperation::Poll),
         3 => (0_usize..40).prop_map(SchedulerOperation::FirstToken),
+        2 => (0_usize..40, 0_u64..100).prop_map(|(n, tokens)| SchedulerOperation::Complete(n, tokens)),
         3 => (0_usize..40).prop_map(SchedulerOperation::End),
         1 => (0_u32..5, any::<bool>()).prop_map(|(ix, available)| SchedulerOperation::Available(ix, available)),
         1 => (0_u32..5, 0_u64..100_000).prop_map(|(ix, tokens)| SchedulerOperation::Report(ix, tokens)),
@@ -266,6 +290,9 @@ proptest! {
                 }
                 SchedulerOperation::FirstToken(n) => {
                     nth(n).into_iter().for_each(|attempt| scheduler.first_token(now, attempt, None));
+                }
+                SchedulerOperation::Complete(n, tokens) => {
+                    nth(n).into_iter().for_each(|attempt| scheduler.response_complete(now, attempt, tokens));
                 }
                 SchedulerOperation::End(n) => nth(n).into_iter().for_each(|attempt| scheduler.ended(now, attempt)),
                 SchedulerOperation::Available(ix, available) => scheduler.set_available(InstanceIndex(ix), available),

@@ -2,15 +2,25 @@
 
 use super::super::min_cost::MinCostSampler;
 use super::super::{PolicyInput, load, pairable_decodes};
+use super::round_plan::RoundPlan;
 use crate::fleet::{InstanceIndex, LocationIds, PairingDomain, SchedulableInstance, TopologyDistance};
 use crate::seconds::Seconds;
 
-/// Cost in seconds per token that a decode already has: its attention adds about 0.1 µs to a step, times the number
-/// of steps over which a later prompt's first token is affected.
-const SECONDS_PER_HELD_TOKEN: f64 = 1e-6;
+/// Seconds of a first token that a second of the decode's step time is worth. A larger value balances decodes more, and
+/// pays for it with longer transfers.
+const STEP_WEIGHT: f64 = 30.0;
 
-/// Cost of a decode without capacity for the prompt: the prompt must wait until another response ends.
-const NO_CAPACITY_COST: Seconds = 10.0;
+/// A decode that could take over.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct DecodeChoice {
+    pub(super) decode: InstanceIndex,
+    /// Seconds until its KV cache is expected to have room for the request.
+    pub(super) wait: Seconds,
+    /// Seconds until its steps are expected to meet the target with the request.
+    pub(super) pace_wait: Seconds,
+    /// Price of its step time and of its distance.
+    pub(super) cost: Seconds,
+}
 
 /// Cheapest decodes of one request, by location of the prefill.
 #[derive(Debug, Default)]
@@ -24,7 +34,7 @@ pub(super) struct DecodeChoiceCache {
 struct CachedDecodeChoice {
     domain: PairingDomain,
     location: LocationIds,
-    decode: Option<(InstanceIndex, Seconds)>,
+    choice: Option<DecodeChoice>,
 }
 
 impl DecodeChoiceCache {
@@ -32,36 +42,73 @@ impl DecodeChoiceCache {
         self.entries.clear();
     }
 
-    /// The cheapest decode for `prefill`, if any can take over, and its cost beyond the usual `handover`.
+    /// The cheapest decode for `prefill`, if any can take over. `handover` is the usual time of the transfer.
     pub(super) fn cheapest(
         &mut self,
         input: &PolicyInput<'_>,
+        plan: &RoundPlan,
+        tpot_target: Option<Seconds>,
         prefill: &SchedulableInstance,
         handover: Seconds,
-    ) -> Option<(InstanceIndex, Seconds)> {
+    ) -> Option<DecodeChoice> {
         let (domain, location) = (prefill.domain, prefill.location);
         if let Some(entry) =
             self.entries.iter().find(|entry| entry.domain == domain && entry.location == location)
         {
-            return entry.decode;
+            return entry.choice;
         }
         let mut lightest = MinCostSampler::new(input.entropy >> 32);
-        for ix in pairable_decodes(input, prefill) {
-            lightest.offer(ix, cost(input, prefill, ix, handover));
+        for decode in pairable_decodes(input, prefill) {
+            let DecodeRoom { wait, pace_wait, step } = room(input, plan, tpot_target, decode);
+            let cost = STEP_WEIGHT * step + distance_price(input, prefill, decode, handover);
+            lightest.offer(DecodeChoice { decode, wait, pace_wait, cost }, wait.max(pace_wait) + cost);
         }
-        let decode = lightest.into_best();
-        self.entries.push(CachedDecodeChoice { domain, location, decode });
-        decode
+        let choice = lightest.into_best().map(|(choice, _)| choice);
+        self.entries.push(CachedDecodeChoice { domain, location, choice });
+        choice
     }
 }
 
-fn cost(
+struct DecodeRoom {
+    wait: Seconds,
+    pace_wait: Seconds,
+    /// Step time with the request.
+    step: Seconds,
+}
+
+/// When a decode has room for the request.
+fn room(
+    input: &PolicyInput<'_>,
+    plan: &RoundPlan,
+    tpot_target: Option<Seconds>,
+    decode: InstanceIndex,
+) -> DecodeRoom {
+    let load = load(input, decode);
+    let (now, planned) = (load.decode_batch(), plan.decode_batch(decode));
+    let then = now + planned + input.expected_batch();
+    let step = load.decode_step.seconds(then);
+    // A request that is larger than the engine runs alone.
+    if now.sequences + planned.sequences == 0.0 {
+        return DecodeRoom { wait: 0.0, pace_wait: 0.0, step };
+    }
+    let capacity = load.reported.map_or(0, |reported| reported.capacity_tokens);
+    let no_room = if capacity > 0 { (then.tokens - capacity as f64) / now.tokens.max(1.0) } else { 0.0 };
+    let too_slow = tpot_target.map_or(0.0, |target| {
+        let limit = load.decode_step.max_sequences(target, then.tokens / then.sequences);
+        // No batch meets a target that even one sequence misses.
+        if limit < 1.0 { 0.0 } else { (then.sequences - limit) / now.sequences.max(1.0) }
+    });
+    // Sequences leave evenly over the time that one of them takes.
+    let residence = load.response_tokens * load.decode_step.seconds(now);
+    DecodeRoom { wait: no_room.max(0.0) * residence, pace_wait: too_slow.max(0.0) * residence, step }
+}
+
+fn distance_price(
     input: &PolicyInput<'_>,
     prefill: &SchedulableInstance,
     decode: InstanceIndex,
     handover: Seconds,
 ) -> Seconds {
-    let load = load(input, decode);
     let distance = input
         .cluster
         .get(decode)
@@ -73,10 +120,5 @@ fn cost(
         TopologyDistance::Rack | TopologyDistance::Zone | TopologyDistance::Unknown => 0.0,
         TopologyDistance::CrossZone => 3.0,
     };
-    let decode_tokens = load.decode_tokens();
-    let capacity = load.reported.map_or(0, |reported| reported.capacity_tokens);
-    let full = capacity > 0 && decode_tokens + input.request.total_tokens() > capacity;
     beyond_usual * handover
-        + decode_tokens as f64 * SECONDS_PER_HELD_TOKEN
-        + if full { NO_CAPACITY_COST } else { 0.0 }
 }

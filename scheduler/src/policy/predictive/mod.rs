@@ -5,7 +5,7 @@ mod retry_reservations;
 mod round_plan;
 mod tenant_usage;
 
-use self::decode_choice::DecodeChoiceCache;
+use self::decode_choice::{DecodeChoice, DecodeChoiceCache};
 use self::retry_reservations::RetryReservations;
 use self::round_plan::RoundPlan;
 use self::tenant_usage::TenantUsage;
@@ -23,10 +23,16 @@ use crate::seconds::Seconds;
 /// Minimum time before a queued request is decided again if nothing happens.
 const MIN_RECHECK: Seconds = 0.001;
 
+/// A request is dispatched once its decode is expected to meet the target of the time per token this long after the
+/// prompt has been computed. 0 to 5 s differ little: a smaller value keeps more responses within the target, a larger
+/// one more first tokens.
+const PACE_SLACK: Seconds = 1.0;
+
 /// Upper limit of the congestion price of a second of an engine, in seconds.
 const MAX_CONGESTION: f64 = 10.0;
 
-/// Once this many requests are planned for every engine, the rest is decided only while some engine is idle.
+/// Once this many requests are planned for every engine, the rest is decided only while some engine is idle; the same
+/// for requests that wait for decodes.
 const MAX_PLANNED_PER_ENGINE: usize = 2;
 
 /// Assumed upper limit of an engine's slowdown against the fastest one, when checking whether a request certainly meets
@@ -59,7 +65,7 @@ pub(super) struct PredictivePolicy {
 #[derive(Debug, Clone, Copy)]
 struct CheapestPair {
     prefill: InstanceIndex,
-    decode: Option<InstanceIndex>,
+    decode: Option<DecodeChoice>,
     estimate: PrefillEstimate,
 }
 
@@ -68,7 +74,25 @@ struct PricedEngine {
     estimate: PrefillEstimate,
     terms: CostBreakdown,
     /// The decode that would take over.
-    decode: Option<InstanceIndex>,
+    decode: Option<DecodeChoice>,
+}
+
+impl CheapestPair {
+    fn ttft(&self) -> Seconds {
+        ttft(&self.estimate, self.decode)
+    }
+}
+
+impl PricedEngine {
+    fn ttft(&self) -> Seconds {
+        ttft(&self.estimate, self.decode)
+    }
+}
+
+/// Seconds until the first token, if the prompt is computed while it waits for room on the decode.
+fn ttft(estimate: &PrefillEstimate, decode: Option<DecodeChoice>) -> Seconds {
+    let room = decode.map_or(0.0, |choice| choice.wait.max(choice.pace_wait));
+    estimate.ttft().max(room + estimate.handover)
 }
 
 impl PredictivePolicy {
@@ -98,8 +122,11 @@ impl PredictivePolicy {
         let estimate =
             PrefillEstimate::new(tokens, input.prediction, EngineView { index: ix, instance, load }, wait);
         let (decode, decode_cost) = if instance.role == InstanceRole::Prefill {
-            let (decode, cost) = self.decodes.cheapest(input, instance, estimate.handover)?;
-            (Some(decode), cost)
+            let target = self.settings.tpot_target;
+            let choice = self.decodes.cheapest(input, &self.plan, target, instance, estimate.handover)?;
+            // While it waits for the decode, the prompt is computed.
+            let computed = estimate.wait.max(estimate.fetch) + estimate.service;
+            (Some(choice), choice.cost + (choice.wait.max(choice.pace_wait) - computed).max(0.0))
         } else {
             (None, 0.0)
         };
@@ -215,12 +242,17 @@ impl PredictivePolicy {
         let mut verdict = build_decision(
             input,
             self.name(),
-            EngineChoice { reason, entry: best.prefill, decode: best.decode, candidates },
+            EngineChoice {
+                reason,
+                entry: best.prefill,
+                decode: best.decode.map(|choice| choice.decode),
+                candidates,
+            },
         );
         if let PolicyVerdict::Send(decision) = &mut verdict {
             let order = best.estimate.service + self.settings.engine_ageing * input.arrived;
             decision.engine_priority = Some((order * 1000.0) as i64);
-            decision.predicted_ttft = Some(best.estimate.ttft());
+            decision.predicted_ttft = Some(best.ttft());
             decision.explanation.terms = all_terms;
         }
         verdict
@@ -245,7 +277,7 @@ impl PredictivePolicy {
         let plan = std::mem::take(&mut self.plan);
         let entries = input.cluster.prefills(input.request.model);
         let times = entries.iter().filter_map(|&ix| self.cost_on(input, ix, 0));
-        let soonest = times.map(|priced| priced.estimate.ttft()).fold(f64::INFINITY, f64::min);
+        let soonest = times.map(|priced| priced.ttft()).fold(f64::INFINITY, f64::min);
         self.plan = plan;
         input.now + soonest
     }
@@ -333,6 +365,12 @@ impl Policy for PredictivePolicy {
 
     fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
         self.plan.next_request();
+        let (waiting, due) = self.plan.waiting_for_decodes();
+        if waiting >= MAX_PLANNED_PER_ENGINE * input.cluster.decodes(input.request.model).len().max(1)
+            && self.meets_deadline(input)
+        {
+            return Ok(PolicyVerdict::Defer { until: input.now + due.max(MIN_RECHECK) });
+        }
         let entries = input.cluster.prefills(input.request.model);
         if let Some(due) = self.recheck_after(input) {
             return Ok(PolicyVerdict::Defer { until: input.now + due.max(MIN_RECHECK) });
@@ -349,7 +387,7 @@ impl Policy for PredictivePolicy {
             return Err(ScheduleRejection::UnknownModel);
         };
         if let Some(latest) = self.deadline(input)
-            && input.now + best.estimate.ttft() > latest
+            && input.now + best.ttft() > latest
             && self.earliest_first_token(input) > latest
         {
             let service = Self::min_service(input);
@@ -357,12 +395,19 @@ impl Policy for PredictivePolicy {
             let retry_after = self.retry_reservations.reserve(input, service, entries.len(), share);
             return Err(ScheduleRejection::Overloaded { retry_after });
         }
-        let PrefillEstimate { wait, fetch, truncates_fetch, .. } = best.estimate;
+        let PrefillEstimate { wait, fetch, service, handover, truncates_fetch, .. } = best.estimate;
         let mut due = wait - fetch - self.settings.slack;
         let planned = self.plan.work(best.prefill);
         if truncates_fetch && fetch > 0.0 && planned > 0.0 {
             // Sent before the requests planned ahead of it, it would be computed before them, and without its blocks.
             due = due.max(wait - planned - self.settings.slack);
+        }
+        if let Some(choice) = best.decode {
+            let in_pace = choice.pace_wait - service - handover - PACE_SLACK;
+            if in_pace > due.max(0.0) {
+                due = in_pace;
+                self.plan.add_decode(choice.decode, input.expected_batch(), due);
+            }
         }
         if due <= 0.0 {
             let reason = if wait <= self.settings.slack {

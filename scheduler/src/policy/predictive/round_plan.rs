@@ -1,6 +1,7 @@
 //! State of one scheduling round: work of queued requests that go first, and when any engine is due.
 
 use super::super::ScheduleRound;
+use crate::decode_step::DecodeBatch;
 use crate::estimate::FETCH_LATENCY;
 use crate::fleet::{InstanceIndex, InstanceRole};
 use crate::prediction::TierHits;
@@ -12,6 +13,10 @@ use crate::seconds::Seconds;
 pub(super) struct RoundPlan {
     /// Work of requests that were planned in this round.
     work: Vec<Seconds>,
+    /// Sequences of requests that were planned in this round, with which the decodes would be too slow now.
+    decodes: Vec<DecodeBatch>,
+    /// Number of those requests, and how long the last of them waits.
+    waiting_for_decodes: (usize, Seconds),
     /// Number of requests planned in this round.
     requests: usize,
     /// Queued requests that have not been decided yet.
@@ -35,6 +40,9 @@ impl RoundPlan {
     pub(super) fn start_round(&mut self, round: &ScheduleRound<'_>, slack: Seconds) {
         self.work.clear();
         self.work.resize(round.loads.len(), 0.0);
+        self.decodes.clear();
+        self.decodes.resize(round.loads.len(), DecodeBatch::default());
+        self.waiting_for_decodes = (0, 0.0);
         self.requests = 0;
         self.remaining = round.queued_requests;
         self.max_backlog = round.loads.iter().map(|load| load.prefill_wait).fold(0.0, f64::max);
@@ -68,6 +76,24 @@ impl RoundPlan {
     /// Planned work before the current request, beyond the engine's own backlog.
     pub(super) fn work(&self, ix: InstanceIndex) -> Seconds {
         self.work.get(ix.as_usize()).copied().unwrap_or(0.0)
+    }
+
+    /// Sequences of queued requests before the current request that wait until the decode is fast enough.
+    pub(super) fn decode_batch(&self, ix: InstanceIndex) -> DecodeBatch {
+        self.decodes.get(ix.as_usize()).copied().unwrap_or_default()
+    }
+
+    /// How many requests of the round wait until a decode is fast enough, and how long the last of them.
+    pub(super) fn waiting_for_decodes(&self) -> (usize, Seconds) {
+        self.waiting_for_decodes
+    }
+
+    /// Plans a queued request's sequences on a decode that is too slow for it before `due`.
+    pub(super) fn add_decode(&mut self, ix: InstanceIndex, batch: DecodeBatch, due: Seconds) {
+        if let Some(planned) = self.decodes.get_mut(ix.as_usize()) {
+            *planned = *planned + batch;
+        }
+        self.waiting_for_decodes = (self.waiting_for_decodes.0 + 1, due);
     }
 
     pub(super) fn requests(&self) -> usize {

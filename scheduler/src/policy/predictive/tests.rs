@@ -4,8 +4,10 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 
+use super::super::fixture::PolicyFixture;
 use super::*;
 use crate::cache_params::{EngineCacheParams, PrefetchBehavior};
+use crate::decode_step::DecodeStepModel;
 use crate::fleet::{
     LocationIds, ModelIndex, PairingDomain, ReportedLoad, SchedulableFleet, SchedulableInstance,
 };
@@ -71,7 +73,7 @@ fn request(input_tokens: u32) -> RequestProfile {
     RequestProfile {
         model: ModelIndex(0),
         input_tokens,
-        output_tokens: 1,
+        max_output_tokens: Some(1),
         sequences: 1,
         priority: 0,
         session: None,
@@ -134,6 +136,56 @@ fn request_waits_for_the_cached_engine_if_that_is_sooner() {
     assert_eq!(sim.sent(0.0), []);
     assert!((sim.scheduler.next_poll_at().unwrap() - 0.9).abs() < 1e-9);
     assert_eq!(sim.sent(0.9), [(second, 0)]);
+}
+
+/// A decode step takes 10 ms, and 10 ms for each sequence.
+fn test_scheduler_with_target(tpot_target: f64) -> TestScheduler {
+    let decode_step_prior = DecodeStepModel { base: 0.01, per_sequence: 0.01, per_token: 0.0, speed: 1.0 };
+    let settings = SchedulerOptions { decode_step_prior, tpot_target: Some(tpot_target), ..settings() };
+    test_scheduler_with(6, PrefetchBehavior::WaitComplete, settings)
+}
+
+#[test]
+fn decode_gets_as_many_sequences_as_its_target_allows() {
+    let mut sim = test_scheduler_with_target(0.045);
+    let request = || RequestProfile { max_output_tokens: None, ..request(100) };
+    let submitted: Vec<u64> = (0..6).map(|_| sim.submit_request(0.0, request(), &[])).collect();
+    let sent: Vec<u64> = sim.sent(0.0).into_iter().map(|(attempt, _)| attempt).collect();
+    assert_eq!(sent, submitted[..3]);
+    assert!(sim.scheduler.next_poll_at().is_some_and(|at| at > 1.0));
+    sent.iter().for_each(|&attempt| sim.scheduler.first_token(0.2, AttemptId(attempt), None));
+    assert_eq!(sim.sent(0.2), []);
+    sim.scheduler.response_complete(8.0, AttemptId(sent[1]), 200);
+    sim.scheduler.ended(8.0, AttemptId(sent[1]));
+    let next: Vec<u64> = sim.sent(8.0).into_iter().map(|(attempt, _)| attempt).collect();
+    assert_eq!(next, submitted[3..4]);
+}
+
+#[test]
+fn target_that_no_batch_meets_holds_nothing_back() {
+    let mut sim = test_scheduler_with_target(0.015);
+    for _ in 0..6 {
+        sim.submit(0.0, 100, &[]);
+    }
+    assert_eq!(sim.sent(0.0).len(), 6);
+}
+
+#[test]
+fn decode_with_room_is_preferred_to_one_with_fewer_tokens() {
+    let mut fixture = PolicyFixture::new(1);
+    let mut policy = PredictivePolicy::new(&settings());
+    let mut chosen = |used_tokens: [u64; 2]| {
+        for (load, (used_tokens, capacity_tokens)) in
+            fixture.loads[1..].iter_mut().zip(used_tokens.into_iter().zip([20_000, 100_000]))
+        {
+            load.response_tokens = 100.0;
+            load.reported =
+                Some(ReportedLoad { running: 2, used_tokens, capacity_tokens, ..ReportedLoad::default() });
+        }
+        fixture.decision(&mut policy).route.decode_instance().as_usize()
+    };
+    assert_eq!(chosen([9_500, 30_000]), 1);
+    assert_eq!(chosen([19_500, 30_000]), 2);
 }
 
 #[test]
