@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use moongate_discovery::{DiscoveryError, count_instances};
-use moongate_gateway::{DiscoverySource, GatewayOptions, check_model_folders, exposures};
+use moongate_gateway::{DiscoverySource, GatewayOptions, check_model_folders, check_shared_queue, exposures};
 use moongate_telemetry::{LoggingArgs, TelemetryArgs, Tracer};
 
 use crate::output::{print, print_error};
@@ -60,6 +60,9 @@ pub(crate) async fn check(command: ConfigCheckArgs) -> anyhow::Result<ExitCode> 
         problems.push(error.to_string());
     }
     if let Err(error) = check_model_folders(&command.options) {
+        problems.push(error.to_string());
+    }
+    if let Err(error) = check_shared_queue(&command.options) {
         problems.push(error.to_string());
     }
     if let Err(error) = Tracer::start(&command.telemetry, "moongate-gateway") {

@@ -12,7 +12,7 @@ use moongate_discovery::{
     DiscoveryOptions, EngineFacts, EngineRole, InstanceReadiness, KvTransferMethod, ProbeOptions,
     ProbeVerdict, StaticInstance, Topology, probe_once,
 };
-use moongate_gateway::{DiscoverySource, GatewayOptions, check_model_folders, exposures};
+use moongate_gateway::{DiscoverySource, GatewayOptions, check_model_folders, check_shared_queue, exposures};
 use moongate_runtime::config::{EffectiveSetting, SettingOrigin};
 use moongate_runtime::{Supervisor, config};
 use moongate_telemetry::{LoggingArgs, TelemetryArgs, Tracer};
@@ -113,7 +113,8 @@ fn check_files(findings: &mut DoctorReport, command: &DoctorArgs) {
     let guards = exposures(&command.options).err().map(|error| error.to_string());
     let models = check_model_folders(&command.options).err().map(|error| error.to_string());
     let traces = Tracer::start(&command.telemetry, "moongate-gateway").err().map(|error| error.to_string());
-    let problems: Vec<String> = [guards, models, traces].into_iter().flatten().collect();
+    let queue = check_shared_queue(&command.options).err().map(|error| error.to_string());
+    let problems: Vec<String> = [guards, models, queue, traces].into_iter().flatten().collect();
     if !problems.is_empty() {
         findings.section("Files");
     }

@@ -7,15 +7,19 @@ use std::time::Duration;
 use moongate_discovery::{DiscoveryError, TopologyReader};
 use moongate_master_client::admin::{AdminClient, AdminClientOptions as AdminOptions, AdminError};
 use moongate_runtime::{
-    BindError, ConnectionRejection, DescriptorShares, ListenerHandle, ListenerSocket, Supervisor,
+    BindError, ClientTls, ConnectionRejection, DescriptorShares, ListenerHandle, ListenerSocket, Supervisor,
     TlsConfigError, open_file_limit,
 };
 use moongate_scheduler::Scheduler;
 use moongate_telemetry::Tracer;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{DEFAULT_CONNECTIONS, GatewayOptions, ModelFolderError, check_model_folders};
-use crate::decide::{AdmissionQueue, SchedulerClock};
+use crate::config::{
+    DEFAULT_CONNECTIONS, GatewayOptions, ModelFolderError, SharedQueueError, check_model_folders,
+};
+use crate::decide::{
+    AdmissionOptions, AdmissionQueue, QueueIdentity, QueuePeers, QueueServer, SchedulerClock, run_election,
+};
 use crate::dispatch::RequestDispatcher;
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::{DecisionHistory, GatewayMetrics, PromptReportQueue, run_prompt_reports};
@@ -59,6 +63,9 @@ pub enum GatewayStartError {
     /// A model folder cannot be used.
     #[error(transparent)]
     Model(#[from] ModelFolderError),
+    /// The queue cannot be shared.
+    #[error(transparent)]
+    SharedQueue(#[from] SharedQueueError),
 }
 
 impl GatewayStartError {
@@ -66,7 +73,9 @@ impl GatewayStartError {
     #[must_use]
     pub fn is_invalid_setting(&self) -> bool {
         match self {
-            Self::Guard(_) | Self::Store(_) | Self::StoreTls(_) | Self::Model(_) => true,
+            Self::Guard(_) | Self::Store(_) | Self::StoreTls(_) | Self::Model(_) | Self::SharedQueue(_) => {
+                true
+            }
             Self::Discovery(error) => error.is_invalid_setting(),
             Self::Bind(_) | Self::Health(_) | Self::Listener(_) => false,
         }
@@ -171,9 +180,21 @@ pub async fn start(
     let scheduler = Scheduler::new(options.policy.build(&settings), settings);
     let decisions = Arc::new(DecisionHistory::new(options.decision_history));
     let clock = SchedulerClock::start(options.time_scale);
-    let capacity = options.max_queued_requests;
-    let admission =
-        AdmissionQueue::new(scheduler, clock, capacity, decisions.clone(), fleet.clone(), metrics.clone());
+    let queue_peers = options.shared_queue.peers(options.policy)?;
+    let admission_options = AdmissionOptions {
+        capacity: options.max_queued_requests,
+        policy: options.policy,
+        is_shared: queue_peers.is_some(),
+    };
+    let admission = AdmissionQueue::new(
+        scheduler,
+        clock,
+        admission_options,
+        decisions.clone(),
+        fleet.clone(),
+        metrics.clone(),
+    );
+    let queue_server = queue_peers.map(|peers| share_queue(&admission, peers, &metrics, supervisor));
     supervisor.spawn_essential("admission-queue", admission.clone().run(supervisor.token()));
     if !options.upstream.load_interval.is_zero() {
         let client = trust.http_client().build()?;
@@ -214,6 +235,7 @@ pub async fn start(
         predictor: CacheHitPredictor::new(index.clone(), models, engines, store, prompt_memory.clone()),
         index,
         prompt_reports,
+        queue_server,
         metrics,
         traces,
         bodies: BodyReader::new(options.listeners.body_limits(&body_memory), body_memory, supervisor.clone()),
@@ -255,6 +277,22 @@ pub async fn start(
         drain_delay: options.drain_delay,
         drain_deadline: options.drain_deadline,
     })
+}
+
+/// Starts the election among the gateways that share a queue. Returns the server for those that follow this one.
+fn share_queue(
+    admission: &Arc<AdmissionQueue>,
+    (peers, tls): (QueuePeers, ClientTls),
+    metrics: &GatewayMetrics,
+    supervisor: &Supervisor,
+) -> QueueServer {
+    let stop = supervisor.token();
+    supervisor.spawn_restarted("queue-peer-ca", move || tls.clone().reload_on_change(stop.clone()));
+    let (own, shared) = (QueueIdentity::new(), metrics.shared_queue.clone());
+    let server = QueueServer::new(admission.clone(), own.clone(), shared.clone(), supervisor.clone());
+    let election = run_election(admission.clone(), peers, own, shared, supervisor.token());
+    supervisor.spawn_essential("shared-queue-election", election);
+    server
 }
 
 /// Starts the tasks that follow the store's metadata, and the one that sends reports to its master; `None` without a store.

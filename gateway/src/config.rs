@@ -3,6 +3,7 @@
 mod engines;
 mod listeners;
 mod memory;
+mod shared_queue;
 mod upstream;
 
 use std::net::SocketAddr;
@@ -23,6 +24,7 @@ pub use engines::{DiscoverySource, EngineOptions};
 pub(crate) use listeners::DEFAULT_CONNECTIONS;
 pub use listeners::ListenerOptions;
 pub use memory::MemoryOptions;
+pub use shared_queue::{SharedQueueError, SharedQueueOptions};
 pub use upstream::UpstreamOptions;
 
 /// Name of a request header; empty for none.
@@ -101,6 +103,10 @@ pub struct GatewayOptions {
     #[arg(long, value_name = "TIME", env = "MOONGATE_TPOT_TARGET", default_value = "0s", value_parser = humantime::parse_duration)]
     pub tpot_target: Duration,
 
+    /// Other gateways with the same queue.
+    #[command(flatten)]
+    pub shared_queue: SharedQueueOptions,
+
     /// Most requests queued for engines; more are rejected (429).
     #[arg(long, value_name = "N", env = "MOONGATE_MAX_QUEUED_REQUESTS", default_value_t = 4096)]
     pub max_queued_requests: usize,
@@ -176,6 +182,15 @@ pub struct ModelFolderError {
     model: String,
     folder: PathBuf,
     source: std::io::Error,
+}
+
+/// Checks that the queue can be shared as `--queue-peer` says.
+///
+/// # Errors
+///
+/// [`SharedQueueError`] if a setting is invalid.
+pub fn check_shared_queue(options: &GatewayOptions) -> Result<(), SharedQueueError> {
+    options.shared_queue.peers(options.policy).map(drop)
 }
 
 /// Checks that each folder of `--model` has a readable tokenizer.json. It is loaded when an engine serves the model.

@@ -63,7 +63,7 @@ impl EngineRoute {
 }
 
 /// Load that the request adds to its engines.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct LoadReservation {
     /// Tokens added to the engine that computes the prompt, until its first token.
     pub prefill_tokens: u64,

@@ -214,6 +214,17 @@ impl Scheduler {
 
     /// Queues a request. [`Scheduler::poll`] returns its outcome.
     pub fn submit(&mut self, now: Seconds, attempt: AttemptId, submission: ScheduleRequest) {
+        self.submit_waiting(now, attempt, submission, 0.0);
+    }
+
+    /// Queues a request that has already waited for this long in the queue of another scheduler.
+    pub fn submit_waiting(
+        &mut self,
+        now: Seconds,
+        attempt: AttemptId,
+        submission: ScheduleRequest,
+        waited: Seconds,
+    ) {
         let number = self.submitted;
         self.submitted += 1;
         let stored = submission.prediction.max_store_fetch_tokens();
@@ -221,7 +232,7 @@ impl Scheduler {
             rank: 0.0,
             sequence: number,
             attempt,
-            arrived: now,
+            arrived: now - waited.max(0.0),
             max_store_fetch_tokens: stored,
             submission,
         };
@@ -312,7 +323,7 @@ impl Scheduler {
         match verdict {
             Ok(PolicyVerdict::Send(decision)) => {
                 self.decided += 1;
-                self.track(now, queued, &decision);
+                self.track(now, attempt, &queued.submission, &decision);
                 out.push(SchedulerEvent::Send { attempt, decision });
                 false
             }
@@ -327,6 +338,25 @@ impl Scheduler {
                 false
             }
         }
+    }
+
+    /// Records a decision that another scheduler has made for a request that is not queued here. Its load is tracked until
+    /// [`Scheduler::ended`].
+    pub fn adopt(
+        &mut self,
+        now: Seconds,
+        attempt: AttemptId,
+        submission: &ScheduleRequest,
+        decision: &RoutingDecision,
+    ) {
+        self.refresh_loads(now);
+        self.track(now, attempt, submission, decision);
+    }
+
+    /// Whether a request was sent and has not ended.
+    #[must_use]
+    pub fn is_in_flight(&self, attempt: AttemptId) -> bool {
+        self.in_flight.contains_key(&attempt)
     }
 
     /// Turns the capture of decision inputs on or off, for [`Scheduler::take_captured`].
@@ -493,16 +523,22 @@ impl Scheduler {
     }
 
     /// Adds a sent request to the load of its engines, and refreshes their entries in `loads`.
-    fn track(&mut self, now: Seconds, queued: &QueuedScheduleRequest, decision: &RoutingDecision) {
+    fn track(
+        &mut self,
+        now: Seconds,
+        attempt: AttemptId,
+        submission: &ScheduleRequest,
+        decision: &RoutingDecision,
+    ) {
         let (entry, exit) = (decision.route.prefill_instance(), decision.route.decode_instance());
-        let sequences = queued.submission.request.sequences.max(1);
+        let sequences = submission.request.sequences.max(1);
         if let (Some(book), Some(load), Some(instance)) = (
             self.engines.get_mut(entry.as_usize()),
             self.loads.get(entry.as_usize()),
             self.cluster.get(entry),
         ) {
-            let input_tokens = queued.submission.request.total_input_tokens();
-            let prediction = &queued.submission.prediction;
+            let input_tokens = submission.request.total_input_tokens();
+            let prediction = &submission.prediction;
             let estimate = PrefillEstimate::new(
                 input_tokens,
                 prediction,
@@ -514,7 +550,7 @@ impl Scheduler {
             self.prefill_times.add(estimate.service / load.service.speed);
             book.start_request();
             let prefill = SentPrefill {
-                attempt: queued.attempt,
+                attempt,
                 input_tokens,
                 uncached_tokens: decision.reservation.prefill_tokens,
                 estimate,
@@ -542,7 +578,7 @@ impl Scheduler {
             prefilling: true,
             decoding: None,
         };
-        self.in_flight.insert(queued.attempt, sent);
+        self.in_flight.insert(attempt, sent);
     }
 }
 

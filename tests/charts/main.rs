@@ -125,8 +125,12 @@ fn an_admin_listener_with_tls_is_asked_over_tls() {
     assert!(secured.contains("scheme: https\n      tlsConfig:\n        serverName: release-gateway\n"));
     assert!(secured.contains("\"prometheus.io/scheme\":\"https\""));
     assert!(secured.contains("admin-tls-key = \"/etc/moongate-admin-tls/tls.key\""));
+    assert!(secured.contains("queue-peer = [\"https://release-gateway-peers:9000\"]"));
+    assert!(secured.contains("queue-peer-tls-name = \"release-gateway\""));
+    assert!(secured.contains("name: MOONGATE_QUEUE_PEER_TOKEN"));
     let open = "--set=gateway.adminTls.secret=";
     let plain = script("helm", &["template", "release", CHART, &values, scraped, open]);
+    assert!(plain.contains("queue-peer = [\"http://release-gateway-peers:9000\"]"));
     assert_eq!([count(&plain, "admin-tls"), count(&plain, "https\n"), count(&plain, "HTTPS")], [0, 0, 0]);
 }
 
@@ -173,6 +177,7 @@ fn settings_of_the_schema_are_those_of_the_programs() {
         "engine-api-key",
         "registration-token",
         "admin-token",
+        "queue-peer-token",
         "config_path",
         "flagfile",
         "fromenv",

@@ -35,6 +35,7 @@ mod registration;
 mod replay;
 mod sdk;
 mod security;
+mod shared_queue;
 mod sidecar;
 mod tls;
 mod traces;

@@ -1,30 +1,31 @@
 //! Admission queue around the scheduler: requests wait here for a route.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderValue;
 use moongate_scheduler::{
-    AttemptId, CacheHitPrediction, InstanceIndex, InstanceLoad, ReportedLoad, RequestProfile,
-    RoutingDecision, ScheduleRejection, Scheduler, SchedulerEvent,
+    AttemptId, CacheHitPrediction, InstanceIndex, InstanceLoad, PolicyName, ReportedLoad, RequestProfile,
+    ScheduleRejection, ScheduleRequest, Scheduler,
 };
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use super::admission_state::{
+    AdmissionState, AdmissionWaiter, DecisionRecipient, FollowerLink, LeaderLink, RouteResult,
+};
 use super::clock::SchedulerClock;
-use super::eligibility::{ChosenRoute, EligibilityTier, RouteConstraints, choose_passthrough, route_members};
-use super::in_flight::InFlightGuard;
+use super::eligibility::{EligibilityTier, RouteConstraints, choose_passthrough};
+use super::shared_queue::{LeaderMessage, QueueTicket, TicketMessage};
 use crate::feedback::{DecisionHistory, GatewayMetrics};
-use crate::fleet::{FleetDecision, FleetReader, FleetSnapshot, UpstreamEndpoint};
+use crate::fleet::{FleetReader, FleetSnapshot, UpstreamEndpoint};
 use crate::request_body::InferenceApi;
 use crate::routed_request::RoutedRequest;
 
 /// `Retry-After` in seconds if the queue is full.
-const QUEUE_FULL_RETRY_AFTER: f64 = 2.0;
+pub(super) const QUEUE_FULL_RETRY_AFTER: f64 = 2.0;
 
 /// The scheduler with its inputs: clock, randomness and the fleet.
 pub(crate) struct AdmissionQueue {
@@ -33,35 +34,21 @@ pub(crate) struct AdmissionQueue {
     wake_time_changed: Notify,
     /// Most queued requests.
     capacity: usize,
+    policy: PolicyName,
     fleet: FleetReader,
     metrics: Arc<GatewayMetrics>,
     clock: SchedulerClock,
 }
 
-struct AdmissionState {
-    scheduler: Scheduler,
-    /// The fleet that the scheduler was last given.
-    fleet: Arc<FleetSnapshot>,
-    /// Per engine at the latest check: whether it was available, and whether a trial was due.
-    availability: Vec<(bool, bool)>,
-    waiting: HashMap<AttemptId, AdmissionWaiter>,
-    decisions: Arc<DecisionHistory>,
-    next_attempt: u64,
-    events: Vec<SchedulerEvent>,
+/// Settings of an admission queue.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AdmissionOptions {
+    /// Most queued requests.
+    pub(crate) capacity: usize,
+    pub(crate) policy: PolicyName,
+    /// Whether other gateways can decide, or get decisions.
+    pub(crate) is_shared: bool,
 }
-
-/// A request that is queued, or about to get its route.
-struct AdmissionWaiter {
-    sender: oneshot::Sender<RouteResult>,
-    constraints: RouteConstraints,
-    stream: bool,
-    id: HeaderValue,
-    queued_at: Instant,
-}
-
-type RouteResult = Result<ChosenRoute, ScheduleRejection>;
-/// A result with its receiver. It must not be dropped while the queue's state is locked: its in-flight guard locks it on drop.
-type RouteDelivery = (Option<oneshot::Sender<RouteResult>>, RouteResult);
 
 /// A slot in the queue; released on drop.
 struct QueueSlot<'a> {
@@ -71,33 +58,31 @@ struct QueueSlot<'a> {
 }
 
 impl AdmissionQueue {
-    /// A queue of at most `capacity` requests.
+    /// An empty queue around `scheduler`.
     pub(crate) fn new(
         mut scheduler: Scheduler,
         clock: SchedulerClock,
-        capacity: usize,
+        options: AdmissionOptions,
         decisions: Arc<DecisionHistory>,
         fleet: FleetReader,
         metrics: Arc<GatewayMetrics>,
     ) -> Arc<Self> {
         scheduler.set_capture(decisions.is_enabled());
-        let state = AdmissionState {
-            decisions,
-            scheduler,
-            fleet: Arc::default(),
-            availability: Vec::new(),
-            waiting: HashMap::new(),
-            next_attempt: 0,
-            events: Vec::new(),
-        };
+        let state =
+            AdmissionState::new(scheduler, decisions, options.is_shared, metrics.shared_queue.clone());
         Arc::new(Self {
             state: Mutex::new(state),
             wake_time_changed: Notify::new(),
-            capacity,
+            capacity: options.capacity,
+            policy: options.policy,
             fleet,
             metrics,
             clock,
         })
+    }
+
+    pub(super) fn policy(&self) -> PolicyName {
+        self.policy
     }
 
     /// Waits for a route that avoids the engines in `tried`. Dropping the future leaves the queue.
@@ -145,26 +130,20 @@ impl AdmissionQueue {
             if state.waiting.len() >= self.capacity {
                 return None;
             }
-            let attempt = AttemptId(state.next_attempt);
-            state.next_attempt += 1;
             let predicted = routed.prompt_prediction.as_ref();
             let prediction = predicted
                 .map_or_else(CacheHitPrediction::default, |predicted| predicted.for_fleet(&state.fleet));
             let excluded = constraints.excluded(&state.fleet);
-            state.waiting.insert(
-                attempt,
-                AdmissionWaiter {
-                    sender,
-                    constraints,
-                    stream: routed.routing.stream,
-                    id: routed.id.clone(),
-                    queued_at: start,
-                },
-            );
-            let schedule_request =
-                moongate_scheduler::ScheduleRequest { request: request.clone(), prediction, excluded };
-            state.scheduler.submit(now, attempt, schedule_request);
-            Some(attempt)
+            let waiter = AdmissionWaiter {
+                recipient: DecisionRecipient::Request { sender, constraints },
+                stream: routed.routing.stream,
+                id: routed.id.clone(),
+                queued_at: start,
+                arrived: now,
+                submission: None,
+            };
+            let submission = ScheduleRequest { request: request.clone(), prediction, excluded };
+            Some(state.enqueue(now, waiter, submission))
         });
         let attempt = attempt.ok_or(ScheduleRejection::Overloaded { retry_after: QUEUE_FULL_RETRY_AFTER })?;
         self.metrics.record_decision(start.elapsed());
@@ -172,7 +151,7 @@ impl AdmissionQueue {
             return route_result;
         }
         if is_trial {
-            self.cancel_trial(attempt);
+            self.update(|state, now| state.cancel_trial(now, attempt));
         }
         let mut slot = QueueSlot { queue: self, attempt, occupied: true };
         // A sender is dropped only after it has sent a result.
@@ -180,16 +159,6 @@ impl AdmissionQueue {
         slot.occupied = false;
         self.metrics.record_queue_wait(start.elapsed());
         route_result
-    }
-
-    /// A queued request waits for available engines, not for the trial.
-    fn cancel_trial(self: &Arc<Self>, attempt: AttemptId) {
-        self.update(|state, _| {
-            if let Some(waiting) = state.waiting.get_mut(&attempt) {
-                waiting.constraints.cancel_trial();
-                state.scheduler.exclude(attempt, waiting.constraints.excluded(&state.fleet));
-            }
-        });
     }
 
     /// Converts the scheduler's seconds to wall-clock time.
@@ -212,16 +181,50 @@ impl AdmissionQueue {
 
     /// The prompt of a sent request has been computed.
     pub(super) fn record_prompt_computed(self: &Arc<Self>, attempt: AttemptId, cached_tokens: Option<u32>) {
-        self.update(|state, now| state.scheduler.first_token(now, attempt, cached_tokens));
+        self.update(|state, now| state.prompt_computed(now, attempt, cached_tokens));
     }
 
     /// A sent request has ended. `output_tokens` is the length of a complete response.
     pub(super) fn record_ended(self: &Arc<Self>, attempt: AttemptId, output_tokens: Option<u64>) {
-        self.update(|state, now| {
-            if let Some(output_tokens) = output_tokens {
-                state.scheduler.response_complete(now, attempt, output_tokens);
+        self.update(|state, now| state.end(now, attempt, output_tokens));
+    }
+
+    /// Whether another gateway decides this one's requests.
+    pub(super) fn follows(&self) -> bool {
+        self.state.lock().follows()
+    }
+
+    /// Another gateway decides this one's requests from now on, or none.
+    pub(super) fn set_leader(self: &Arc<Self>, leader: Option<LeaderLink>) {
+        self.update(|state, now| state.set_leader(now, leader));
+    }
+
+    /// A message of the gateway that decides.
+    pub(super) fn receive_decision(self: &Arc<Self>, message: LeaderMessage) {
+        self.update(|state, now| state.receive_decision(now, message, self));
+    }
+
+    /// Queues a request of another gateway. `None` if it was rejected.
+    pub(super) fn submit_ticket(
+        self: &Arc<Self>,
+        link: &FollowerLink,
+        ticket: QueueTicket,
+    ) -> Option<AttemptId> {
+        self.update(|state, now| state.submit_ticket(now, link, ticket, self.capacity))
+    }
+
+    /// A message of another gateway about its request `attempt`, other than its submission.
+    pub(super) fn receive_ticket_message(self: &Arc<Self>, attempt: AttemptId, message: TicketMessage) {
+        self.update(|state, now| match message {
+            TicketMessage::Alive | TicketMessage::Submit(_) => {}
+            TicketMessage::Exclude { excluded, .. } => state.exclude_for_follower(attempt, excluded),
+            TicketMessage::PromptComputed { cached_tokens, .. } => {
+                state.scheduler.first_token(now, attempt, cached_tokens);
             }
-            state.scheduler.ended(now, attempt);
+            TicketMessage::End { output_tokens, .. } => {
+                state.waiting.remove(&attempt);
+                state.end_here(now, attempt, output_tokens);
+            }
         });
     }
 
@@ -287,88 +290,6 @@ impl AdmissionQueue {
     }
 }
 
-impl AdmissionState {
-    /// Applies changes of the fleet and of engine availability to the scheduler.
-    fn sync_fleet(&mut self, now: f64, fleet: Arc<FleetSnapshot>) {
-        let changed = !Arc::ptr_eq(&self.fleet, &fleet);
-        if changed {
-            self.scheduler.set_cluster(now, fleet.cluster.clone());
-            self.fleet = fleet;
-        }
-        let instant = Instant::now();
-        let availability = self.fleet.members.iter().map(|member| {
-            let endpoint = &member.endpoint;
-            (endpoint.is_available(), endpoint.silence.is_trial_due(instant))
-        });
-        if self.waiting.is_empty() || (!changed && availability.clone().eq(self.availability.iter().copied()))
-        {
-            return;
-        }
-        self.availability = availability.collect();
-        for (attempt, waiting) in &self.waiting {
-            self.scheduler.exclude(*attempt, waiting.constraints.excluded(&self.fleet));
-        }
-    }
-
-    fn poll(&mut self, now: f64, queue: &Arc<AdmissionQueue>) -> Vec<RouteDelivery> {
-        self.scheduler.poll(now, fastrand::u64(..), &mut self.events);
-        let mut deliveries = Vec::with_capacity(self.events.len());
-        // One snapshot for each `Send` event, in the same order.
-        let mut snapshots = self.scheduler.take_captured().collect::<Vec<_>>().into_iter();
-        for event in self.events.drain(..) {
-            match event {
-                SchedulerEvent::Reject { attempt: rejected, rejection } => {
-                    deliveries
-                        .push((self.waiting.remove(&rejected).map(|waiting| waiting.sender), Err(rejection)));
-                }
-                SchedulerEvent::Send { attempt, decision } => {
-                    let waiting = self.waiting.remove(&attempt);
-                    if let (Some((_, snapshot)), Some(waiting)) = (snapshots.next(), &waiting) {
-                        let (id, queued) = (waiting.id.as_bytes(), waiting.queued_at.elapsed());
-                        self.decisions.push(id, queued, decision.clone(), snapshot, &self.fleet);
-                    }
-                    let route = build_route(&self.fleet, attempt, decision, queue);
-                    match (&route, &waiting) {
-                        // A worker's non-streamed response does not reveal its first token. Of a pair, the end of the prefill does.
-                        (
-                            Some(ChosenRoute { decode: None, .. }),
-                            Some(AdmissionWaiter { stream: false, .. }),
-                        ) => {
-                            self.scheduler.first_token_unobserved(attempt);
-                        }
-                        (None, _) => self.scheduler.ended(now, attempt),
-                        _ => {}
-                    }
-                    deliveries.push((
-                        waiting.map(|waiting| waiting.sender),
-                        route.ok_or(ScheduleRejection::UnknownModel),
-                    ));
-                }
-            }
-        }
-        deliveries
-    }
-}
-
-/// `None` if an engine of the route is no longer in the fleet.
-fn build_route(
-    fleet: &Arc<FleetSnapshot>,
-    attempt: AttemptId,
-    decision: RoutingDecision,
-    queue: &Arc<AdmissionQueue>,
-) -> Option<ChosenRoute> {
-    let (prefill, target) = route_members(fleet, decision.route)?;
-    let decode = target.as_ref().map(|target| target.decode.endpoint.clone());
-    let now = Instant::now();
-    [Some(&prefill.endpoint), decode.as_ref()]
-        .into_iter()
-        .flatten()
-        .for_each(|engine| engine.silence.record_sent(now));
-    let in_flight = InFlightGuard::routed(queue.clone(), attempt, prefill.endpoint.clone(), decode);
-    let reasons = FleetDecision { decision: Arc::new(decision), fleet: fleet.clone() };
-    Some(ChosenRoute { prefill, decode: target, in_flight, decision: Some(reasons) })
-}
-
 impl Drop for QueueSlot<'_> {
     fn drop(&mut self) {
         if !self.occupied {
@@ -376,7 +297,7 @@ impl Drop for QueueSlot<'_> {
         }
         self.queue.update(|state, now| {
             if state.waiting.remove(&self.attempt).is_some() {
-                state.scheduler.ended(now, self.attempt);
+                state.end(now, self.attempt, None);
             }
         });
     }

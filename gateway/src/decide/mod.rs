@@ -2,11 +2,15 @@
 //! the engines that are eligible for it.
 
 mod admission_queue;
+mod admission_state;
 mod clock;
 mod eligibility;
 mod in_flight;
+mod shared_queue;
 
-pub(crate) use admission_queue::AdmissionQueue;
+pub(crate) use admission_queue::{AdmissionOptions, AdmissionQueue};
 pub(crate) use clock::SchedulerClock;
 pub(crate) use eligibility::{ChosenRoute, DecodeTarget};
 pub(crate) use in_flight::InFlightGuard;
+pub(crate) use shared_queue::{QueueIdentity, QueuePeers, QueueServer, run_election};
+pub use shared_queue::{QueuePeerAddress, QueuePeerAddressError, QueuePeersError};

@@ -21,6 +21,7 @@ use super::legs::LegMetrics;
 use super::overload::OverloadMetrics;
 use super::prompt_reports::PromptReportMetrics;
 use super::request_counters::{RequestCounters, RequestTotals};
+use super::shared_queue::SharedQueueMetrics;
 use super::silence::SilenceMetrics;
 use super::tokenize::TokenizeMetrics;
 use crate::fleet::FleetSnapshot;
@@ -68,6 +69,7 @@ pub(crate) struct GatewayMetrics {
     pub(crate) feeds: Arc<EventFeedMetrics>,
     pub(crate) store: Arc<StoreViewMetrics>,
     pub(crate) prompt_reports: PromptReportMetrics,
+    pub(crate) shared_queue: SharedQueueMetrics,
     predict: Histogram,
     pub(super) index_blocks: Gauge,
     index_bytes: Gauge,
@@ -146,6 +148,7 @@ impl GatewayMetrics {
             feeds: Arc::new(EventFeedMetrics::register(&mut registry)),
             store: Arc::new(StoreViewMetrics::register(&mut registry)),
             prompt_reports: PromptReportMetrics::register(&mut registry),
+            shared_queue: SharedQueueMetrics::register(&mut registry),
             predict: registry.register(
                 "moongate_prediction_seconds",
                 "Time to predict one request: tokens, block hashes and the lookup",

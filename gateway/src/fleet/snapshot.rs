@@ -51,6 +51,8 @@ pub(crate) struct FleetSnapshot {
     pub(crate) cluster: Arc<SchedulableFleet>,
     /// In the same order as `cluster`.
     pub(crate) members: Vec<FleetMember>,
+    /// Position of each member, by its instance's id.
+    positions: HashMap<Arc<str>, InstanceIndex>,
     /// Every endpoint of the topology, including instances that are not usable now.
     endpoints: HashMap<InstanceId, Arc<UpstreamEndpoint>>,
     /// Models served at any time, by name.
@@ -144,6 +146,8 @@ impl FleetSnapshot {
             });
             let keyspace = BlockKeyspace::from_instance(instance).map(Arc::new);
             let naming = keyspace.as_ref().and_then(|keyspace| keyspace.store_naming(facts)).map(Arc::new);
+            let position = InstanceIndex(u32::try_from(fleet.members.len()).unwrap_or(u32::MAX));
+            fleet.positions.insert(instance.id.0.clone(), position);
             fleet.members.push(FleetMember {
                 instance: instance.clone(),
                 endpoint,
@@ -254,6 +258,11 @@ impl FleetSnapshot {
     /// Names of all served models, in order of first appearance.
     pub(crate) fn served_models(&self) -> &[Arc<str>] {
         &self.served_models
+    }
+
+    /// The usable engine with this id.
+    pub(crate) fn index_of(&self, id: &str) -> Option<InstanceIndex> {
+        self.positions.get(id).copied()
     }
 
     pub(crate) fn member(&self, ix: InstanceIndex) -> Option<&FleetMember> {

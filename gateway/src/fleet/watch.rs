@@ -31,6 +31,14 @@ impl FleetReader {
         self.current.load_full()
     }
 
+    /// A fleet that does not change.
+    #[cfg(test)]
+    pub(crate) fn fixed(fleet: FleetSnapshot) -> Self {
+        let reader = Self::default();
+        reader.current.store(Arc::new(fleet));
+        reader
+    }
+
     /// Waits until the fleet reflects this generation of the topology.
     pub(crate) async fn wait_for(&self, generation: u64) {
         // The sender is a field of `self`, so that it cannot be closed.

@@ -22,6 +22,7 @@ use super::predict;
 use super::request_checks::RequestChecks;
 use super::router;
 use super::router::{health, ready};
+use super::shared_queue;
 use super::workers;
 use crate::error::{ApiError, ApiErrorCode};
 
@@ -49,6 +50,8 @@ pub(crate) fn admin_router(gateway: Arc<GatewayContext>) -> RequestChecks<Router
         .route("/debug/tokens/v1/completions", post(predict::completions_tokens))
         .route("/workers", get(workers::list).post(workers::register))
         .route("/workers/{*id}", get(workers::one).delete(workers::remove))
+        .route("/queue/identity", get(shared_queue::identity))
+        .route("/queue/tickets", post(shared_queue::tickets))
         .route("/engines/{id}/{*path}", any(engine_administration::forward))
         .fallback(not_found)
         .method_not_allowed_fallback(router::method_not_allowed)

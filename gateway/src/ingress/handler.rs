@@ -24,6 +24,7 @@ use super::options::UnauthenticatedPath;
 use super::return_hint::return_hint;
 use super::tenant_priority::TenantPriorityHeaders;
 use crate::access::{AccessControl, AuthenticatedCaller, QuotaPermit};
+use crate::decide::QueueServer;
 use crate::dispatch::{DispatchError, RequestDispatcher, fan_out};
 use crate::error::{ApiError, ApiErrorCode};
 use crate::feedback::{DecisionHistory, GatewayMetrics, PromptReportQueue, RequestRecorder, RequestSpan};
@@ -49,6 +50,8 @@ pub(crate) struct GatewayContext {
     pub(crate) priority_headers: TenantPriorityHeaders,
     pub(crate) decisions: Arc<DecisionHistory>,
     pub(crate) fleet_status: FleetStatusCache,
+    /// Decisions for other gateways, with `--queue-peer`.
+    pub(crate) queue_server: Option<QueueServer>,
     /// Registry of engines, with `--registration`.
     pub(crate) registry: Option<EngineRegistry>,
     /// Token that `/workers` requires; `None`: no token.

@@ -21,6 +21,7 @@ mod request_checks;
 mod request_target;
 mod return_hint;
 mod router;
+mod shared_queue;
 mod tenant_priority;
 mod workers;
 

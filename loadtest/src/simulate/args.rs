@@ -97,6 +97,9 @@ pub struct SimulateArgs {
     /// Number of gateways, each with a scheduler of its own.
     #[arg(long, default_value_t = 1, env = "MOONGATE_LOADTEST_GATEWAYS")]
     pub gateways: usize,
+    /// One gateway decides for all, a millisecond later.
+    #[arg(long, env = "MOONGATE_LOADTEST_SHARED_QUEUE")]
+    pub shared_queue: bool,
     /// Device cache per engine in tokens.
     #[arg(long, default_value_t = 360_000, env = "MOONGATE_LOADTEST_L1_TOKENS")]
     pub l1_tokens: u64,
@@ -331,6 +334,7 @@ impl SimulateArgs {
             slow_engines: self.slow_engines,
             failures: self.outage.clone(),
             gateways: self.gateways,
+            shared_queue: self.shared_queue,
             poll_s: self.poll_ms / 1_000.0,
             index_lag_s: self.index_lag,
             retry: self.retry,

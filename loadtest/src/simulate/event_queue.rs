@@ -11,6 +11,8 @@ use super::indices::{AttemptIndex, DecodeIndex, GatewayIndex, PrefillIndex, Work
 pub(crate) enum SimulationEvent {
     /// A request reaches a gateway.
     RequestArrived(WorkloadIndex),
+    /// A request has been passed on to the gateway that decides for all.
+    TicketArrived(WorkloadIndex),
     /// A read from the shared store ends.
     FetchEnded {
         engine: PrefillIndex,

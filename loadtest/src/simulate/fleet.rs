@@ -148,6 +148,7 @@ impl<'a> SimulatedFleet<'a> {
             SimulationEvent::EngineFailed(engine) => self.fail_engine(now, engine),
             SimulationEvent::EngineRecovered(engine) => self.recover_engine(engine),
             SimulationEvent::RequestArrived(_)
+            | SimulationEvent::TicketArrived(_)
             | SimulationEvent::Poll
             | SimulationEvent::SchedulerWakeup { .. }
             | SimulationEvent::SenderTick

@@ -22,6 +22,8 @@ use crate::engine::tokens::mix;
 
 /// A scheduler that requests an immediate poll would stop the simulated time.
 const MIN_WAKEUP_DELAY_S: f64 = 0.001;
+/// Time of a request's ticket to the gateway that decides, and of the decision back.
+const TICKET_DELAY_S: f64 = 0.001;
 /// Maximum number of engines tried for one request.
 const MAX_ATTEMPTS: usize = 4;
 
@@ -86,8 +88,7 @@ impl SimulatedGateways {
 
     fn submit(&mut self, now: f64, request: WorkloadIndex, fleet: &mut SimulatedFleet<'_>) {
         let attempt = fleet.attempt(request);
-        let number = mix(request.get() as u64, self.seed) % self.gateways.len() as u64;
-        let gateway = GatewayIndex::new(number as usize);
+        let gateway = if fleet.settings.shared_queue { GatewayIndex::default() } else { self.home(request) };
         self.of_attempt.push(gateway);
         let prediction = predict(now, request, self.instances, fleet);
         let asked = fleet.workload.request(request);
@@ -111,6 +112,12 @@ impl SimulatedGateways {
         };
         self.gateways[gateway.get()].scheduler.submit(now, attempt.id(), submission);
         self.poll_scheduler(now, gateway, fleet);
+    }
+
+    /// The gateway that a request's client sends it to.
+    fn home(&self, request: WorkloadIndex) -> GatewayIndex {
+        let number = mix(request.get() as u64, self.seed) % self.gateways.len() as u64;
+        GatewayIndex::new(number as usize)
     }
 
     fn gateway_of(&mut self, attempt: AttemptIndex) -> &mut SimulatedGateway {
@@ -189,6 +196,14 @@ impl SimulatedGateways {
 
 impl RequestRouter for SimulatedGateways {
     fn on_arrival(&mut self, now: f64, request: WorkloadIndex, fleet: &mut SimulatedFleet<'_>) {
+        if fleet.settings.shared_queue && self.home(request) != GatewayIndex::default() {
+            fleet.events.schedule(now + TICKET_DELAY_S, SimulationEvent::TicketArrived(request));
+        } else {
+            self.submit(now, request, fleet);
+        }
+    }
+
+    fn on_ticket(&mut self, now: f64, request: WorkloadIndex, fleet: &mut SimulatedFleet<'_>) {
         self.submit(now, request, fleet);
     }
 

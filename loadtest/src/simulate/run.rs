@@ -19,6 +19,10 @@ const STALL_TIMEOUT_S: f64 = 3_600.0;
 pub(crate) trait RequestRouter {
     fn on_arrival(&mut self, now: f64, request: WorkloadIndex, fleet: &mut SimulatedFleet<'_>);
     /// An engine sends a notification.
+    /// A request has been passed on to the gateway that decides for all.
+    fn on_ticket(&mut self, now: f64, request: WorkloadIndex, fleet: &mut SimulatedFleet<'_>) {
+        let _ = (now, request, fleet);
+    }
     fn on_notification(&mut self, now: f64, notice: FleetNotification, fleet: &mut SimulatedFleet<'_>);
     /// All notifications of this time have been delivered.
     fn after_notifications(&mut self, now: f64, fleet: &mut SimulatedFleet<'_>);
@@ -48,6 +52,7 @@ pub(crate) fn run_simulation(
                 fleet.result.record_arrival(now, request);
                 control.on_arrival(now, request, &mut fleet);
             }
+            SimulationEvent::TicketArrived(request) => control.on_ticket(now, request, &mut fleet),
             SimulationEvent::Poll => {
                 control.on_load_poll(now, &mut fleet);
                 fleet.events.schedule(now + settings.poll_s, SimulationEvent::Poll);

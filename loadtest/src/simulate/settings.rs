@@ -100,6 +100,8 @@ pub struct SimulationOptions {
     pub failures: Vec<EngineOutage>,
     /// Number of gateways, each with a scheduler of its own. Requests select one at random.
     pub gateways: usize,
+    /// Whether one gateway decides for all.
+    pub shared_queue: bool,
     /// Seconds between two polls of the engines' load; 0 disables polling.
     pub poll_s: f64,
     /// Delay in seconds of the gateways' view of the caches.
@@ -151,6 +153,7 @@ impl SimulationOptions {
             slow_engines: 1,
             failures: Vec::new(),
             gateways: 1,
+            shared_queue: false,
             poll_s: 0.1,
             index_lag_s: 0.0,
             refresh_s: 0.1,

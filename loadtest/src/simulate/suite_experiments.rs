@@ -245,6 +245,20 @@ pub(crate) const EXPERIMENTS: &[SuiteExperiment] = &[
         figures: TIMES,
     },
     SuiteExperiment {
+        name: "4 gateways, one queue",
+        source: SuiteWorkload::Conversation,
+        speed: 1.0,
+        change: |settings| (settings.gateways, settings.shared_queue) = (4, true),
+        figures: TIMES,
+    },
+    SuiteExperiment {
+        name: "16 gateways, one queue",
+        source: SuiteWorkload::Conversation,
+        speed: 1.0,
+        change: |settings| (settings.gateways, settings.shared_queue) = (16, true),
+        figures: TIMES,
+    },
+    SuiteExperiment {
         name: "4 gateways, engines order by priority",
         source: SuiteWorkload::Conversation,
         speed: 1.0,

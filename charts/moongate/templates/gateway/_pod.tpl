@@ -45,6 +45,19 @@
 {{- $_ := set $config "admin-tls-client-ca" "/etc/moongate-admin-tls/ca.crt" }}
 {{- end }}
 {{- end }}
+{{- if $values.gateway.sharedQueue }}
+{{- $name := printf "%s-gateway" (include "moongate.name" .) }}
+{{- $scheme := ternary "https" "http" (not (empty $values.gateway.adminTls.secret)) }}
+{{- $_ := set $config "queue-peer" (list (printf "%s://%s-peers:9000" $scheme $name)) }}
+{{- if $values.gateway.adminTls.secret }}
+{{- $_ := set $config "queue-peer-ca" "/etc/moongate-admin-tls/ca.crt" }}
+{{- $_ := set $config "queue-peer-tls-name" ($values.gateway.adminTls.serverName | default $name) }}
+{{- if $values.gateway.adminTls.clientCertificates }}
+{{- $_ := set $config "queue-peer-tls-cert" "/etc/moongate-admin-tls/tls.crt" }}
+{{- $_ := set $config "queue-peer-tls-key" "/etc/moongate-admin-tls/tls.key" }}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- range $key, $value := merge (dict) $values.gateway.config $config }}
 {{ $key }} = {{ toJson $value }}
 {{- end }}
@@ -92,6 +105,9 @@ spec:
 {{- define "moongate.gateway.env" -}}
 {{- with .Values.gateway.access.adminTokenSecret }}
 - { name: MOONGATE_ADMIN_TOKEN, valueFrom: { secretKeyRef: { name: {{ . }}, key: token } } }
+{{- if $.Values.gateway.sharedQueue }}
+- { name: MOONGATE_QUEUE_PEER_TOKEN, valueFrom: { secretKeyRef: { name: {{ . }}, key: token } } }
+{{- end }}
 {{- end }}
 {{- with .Values.gateway.access.engineKeySecret }}
 - { name: MOONGATE_ENGINE_API_KEY, valueFrom: { secretKeyRef: { name: {{ . }}, key: key } } }
