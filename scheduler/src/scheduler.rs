@@ -3,6 +3,7 @@
 mod engine_groups;
 mod excluded;
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -66,7 +67,7 @@ pub struct Scheduler {
     /// Load of each engine, in the cluster's order.
     engines: Vec<EngineLoadTracker>,
     groups: EngineGroups,
-    /// In order of rank, then of submission.
+    /// By `order`, then by submission.
     queued: Vec<QueuedScheduleRequest>,
     in_flight: BTreeMap<AttemptId, InFlightAttempt>,
     /// Number of requests ever submitted.
@@ -90,12 +91,20 @@ pub struct Scheduler {
 #[derive(Debug)]
 struct QueuedScheduleRequest {
     rank: f64,
+    /// The rank with the factor of its tenant.
+    order: f64,
     sequence: u64,
     attempt: AttemptId,
     arrived: Seconds,
     /// [`CacheHitPrediction::max_store_fetch_tokens`] of its prediction.
     max_store_fetch_tokens: f64,
     submission: ScheduleRequest,
+}
+
+impl QueuedScheduleRequest {
+    fn by_order(&self, other: &Self) -> Ordering {
+        self.order.total_cmp(&other.order).then(self.sequence.cmp(&other.sequence))
+    }
 }
 
 /// A tracked request. Its engines are `None` after they left the cluster.
@@ -230,6 +239,7 @@ impl Scheduler {
         let stored = submission.prediction.max_store_fetch_tokens();
         let mut queued = QueuedScheduleRequest {
             rank: 0.0,
+            order: 0.0,
             sequence: number,
             attempt,
             arrived: now - waited.max(0.0),
@@ -260,6 +270,7 @@ impl Scheduler {
                 .fold(0.0, f64::max),
             now,
         });
+        self.apply_tenant_factors();
         let mut queued = std::mem::take(&mut self.queued);
         self.undecided = queued.len();
         queued.retain(|queued| self.decide(now, entropy, queued, out));
@@ -513,13 +524,26 @@ impl Scheduler {
         self.policy.rank(&self.input(self.now, 0, queued))
     }
 
-    fn enqueue(&mut self, queued: QueuedScheduleRequest) {
-        let after = |other: &QueuedScheduleRequest| {
-            other.rank.total_cmp(&queued.rank).then(other.sequence.cmp(&queued.sequence))
-                == std::cmp::Ordering::Less
-        };
-        let position = self.queued.partition_point(after);
+    fn enqueue(&mut self, mut queued: QueuedScheduleRequest) {
+        queued.order = self.order(&queued);
+        let position = self.queued.partition_point(|other| other.by_order(&queued) == Ordering::Less);
         self.queued.insert(position, queued);
+    }
+
+    fn order(&self, queued: &QueuedScheduleRequest) -> f64 {
+        let factor = self.policy.tenant_factor(queued.submission.request.tenant);
+        if factor == 1.0 { queued.rank } else { queued.arrived + factor * (queued.rank - queued.arrived) }
+    }
+
+    /// Sorts the queue by the current factors.
+    fn apply_tenant_factors(&mut self) {
+        let mut queued = std::mem::take(&mut self.queued);
+        for queued in &mut queued {
+            queued.order = self.order(queued);
+        }
+        // Nearly sorted, which a stable sort does in linear time.
+        queued.sort_by(QueuedScheduleRequest::by_order);
+        self.queued = queued;
     }
 
     /// Adds a sent request to the load of its engines, and refreshes their entries in `loads`.

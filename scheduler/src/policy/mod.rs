@@ -108,6 +108,13 @@ pub trait Policy: fmt::Debug + Send {
         input.arrived
     }
 
+    /// Factor on the part of the rank after the arrival, for requests of a tenant. Applied to all queued requests in
+    /// every round, because it changes with every request that is sent.
+    fn tenant_factor(&self, tenant: Option<u64>) -> f64 {
+        let _ = tenant;
+        1.0
+    }
+
     /// Starts a round: `decide` is called once for every queued request, in order of rank.
     fn begin_round(&mut self, round: &ScheduleRound<'_>) {
         let _ = round;

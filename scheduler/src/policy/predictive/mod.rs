@@ -337,33 +337,8 @@ impl PredictivePolicy {
         });
         services.fold(f64::INFINITY, f64::min)
     }
-}
 
-impl Policy for PredictivePolicy {
-    fn name(&self) -> PolicyName {
-        PolicyName::Predictive
-    }
-
-    /// Arrival plus a multiple of the effective computation: a request overtakes another one only if it arrived less
-    /// than that multiple of the difference later, so that none starves, however many shorter ones arrive.
-    fn rank(&self, input: &PolicyInput<'_>) -> f64 {
-        if self.retry_reservations.has_reservation(input) {
-            return f64::NEG_INFINITY;
-        }
-        let share = self.tenants.factor(input.request.tenant, input.now);
-        let priority = PRIORITY_STEP.powi(input.request.priority.clamp(-16, 16));
-        input.arrived + OVERTAKING_SERVICES * Self::min_service(input) * share * priority
-    }
-
-    fn begin_round(&mut self, round: &ScheduleRound<'_>) {
-        self.plan.start_round(round, self.settings.slack);
-    }
-
-    fn planned_work(&self, engine: InstanceIndex) -> Seconds {
-        self.plan.work(engine)
-    }
-
-    fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
+    fn send_or_defer(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
         self.plan.next_request();
         let (waiting, due) = self.plan.waiting_for_decodes();
         if waiting >= MAX_PLANNED_PER_ENGINE * input.cluster.decodes(input.request.model).len().max(1)
@@ -420,6 +395,44 @@ impl Policy for PredictivePolicy {
         self.plan.add(best.prefill, best.estimate.service);
         Ok(PolicyVerdict::Defer { until: input.now + due.max(MIN_RECHECK) })
     }
+}
+
+impl Policy for PredictivePolicy {
+    fn name(&self) -> PolicyName {
+        PolicyName::Predictive
+    }
+
+    /// Arrival plus a multiple of the effective computation: a request overtakes another one only if it arrived less
+    /// than that multiple of the difference later, so that none starves, however many shorter ones arrive. The tenant's
+    /// factor on that multiple is bounded for the same reason.
+    fn rank(&self, input: &PolicyInput<'_>) -> f64 {
+        if self.retry_reservations.has_reservation(input) {
+            return f64::NEG_INFINITY;
+        }
+        let priority = PRIORITY_STEP.powi(input.request.priority.clamp(-16, 16));
+        input.arrived + OVERTAKING_SERVICES * Self::min_service(input) * priority
+    }
+
+    fn tenant_factor(&self, tenant: Option<u64>) -> f64 {
+        self.tenants.factor(tenant)
+    }
+
+    fn begin_round(&mut self, round: &ScheduleRound<'_>) {
+        self.plan.start_round(round, self.settings.slack);
+        self.tenants.start_round();
+    }
+
+    fn planned_work(&self, engine: InstanceIndex) -> Seconds {
+        self.plan.work(engine)
+    }
+
+    fn decide(&mut self, input: &PolicyInput<'_>) -> Result<PolicyVerdict, ScheduleRejection> {
+        let verdict = self.send_or_defer(input);
+        if let Ok(PolicyVerdict::Defer { .. }) = verdict {
+            self.tenants.record_queued(input.request.tenant);
+        }
+        verdict
+    }
 
     fn on_sent(&mut self, input: &PolicyInput<'_>, decision: &RoutingDecision) {
         let entry = decision.route.prefill_instance();
@@ -436,7 +449,8 @@ impl Policy for PredictivePolicy {
         );
         self.plan.add_dispatched(entry, estimate.service);
         self.retry_reservations.redeem(input);
-        self.tenants.record(input.request.tenant, input.now, estimate.service);
+        let engines = input.cluster.prefills(input.request.model).len().max(1);
+        self.tenants.record_sent(input.request.tenant, estimate.service / engines as f64);
     }
 }
 
