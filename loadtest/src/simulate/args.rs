@@ -19,6 +19,9 @@ use super::workload::{ReplayOptions, SimulatedWorkload};
 use super::{report, suite, table};
 use crate::generate::trace::{TraceReadOptions, read_trace_with};
 
+/// Each tenant has a row in the results.
+const MAX_TENANTS: usize = 64;
+
 impl FromStr for EngineOutage {
     type Err = String;
 
@@ -174,6 +177,12 @@ pub struct SimulateArgs {
     /// Give the gateways the target of the time per output token.
     #[arg(long, env = "MOONGATE_LOADTEST_TPOT_TARGETS")]
     pub tpot_targets: bool,
+    /// Relative loads of tenants, such as 70,10,10,10. The seed selects a tenant for every conversation.
+    #[arg(long, value_delimiter = ',', value_name = "SHARE", env = "MOONGATE_LOADTEST_TENANTS")]
+    pub tenants: Vec<f64>,
+    /// Share of the conversations with priority 1; the others have priority 0.
+    #[arg(long, default_value_t = 0.0, env = "MOONGATE_LOADTEST_URGENT")]
+    pub urgent: f64,
     /// KV cache of a decode engine in tokens.
     #[arg(long, default_value_t = 360_000, env = "MOONGATE_LOADTEST_DECODE_TOKENS")]
     pub decode_tokens: u64,
@@ -273,6 +282,7 @@ impl SimulateArgs {
             ("--warmup", self.warmup),
             ("--return-hints", self.return_hints),
             ("--priority-ageing", self.priority_ageing),
+            ("--urgent", self.urgent),
         ];
         for (flag, value) in not_negative {
             anyhow::ensure!(value.is_finite() && value >= 0.0, "{flag} {value}: give a number, 0 or more");
@@ -281,6 +291,16 @@ impl SimulateArgs {
             self.return_hints <= 1.0,
             "--return-hints {}: give a share of the requests, 0 to 1",
             self.return_hints
+        );
+        anyhow::ensure!(
+            self.tenants.iter().all(|share| share.is_finite() && *share > 0.0)
+                && self.tenants.len() <= MAX_TENANTS,
+            "--tenants: give at most {MAX_TENANTS} numbers above 0"
+        );
+        anyhow::ensure!(
+            self.urgent <= 1.0,
+            "--urgent {}: give a share of the conversations, 0 to 1",
+            self.urgent
         );
         let prefill = self.prefill;
         anyhow::ensure!(
@@ -341,6 +361,8 @@ impl SimulateArgs {
             ttft_targets: self.ttft_targets,
             tpot_target_s: self.tpot_target_ms / 1_000.0,
             tpot_target_known: self.tpot_targets,
+            tenants: self.tenants.clone(),
+            urgent: self.urgent,
             decode_tokens: self.decode_tokens,
             warmup_share: if self.multiturn { 0.0 } else { self.warmup },
             ..settings
@@ -403,12 +425,19 @@ mod tests {
 
     #[test]
     fn flags_become_a_fleet() {
-        let case = case(&["--prefill=2", "--l3-gbps=3", "--outage=0@60+30", "--policy=random,ideal"])
-            .expect("valid");
+        let case = case(&[
+            "--prefill=2",
+            "--l3-gbps=3",
+            "--outage=0@60+30",
+            "--policy=random,ideal",
+            "--tenants=70,30",
+        ])
+        .expect("valid");
         assert_eq!(case.settings.prefill, 2);
         assert!((case.settings.service.storage_bytes_per_s - 3e9).abs() < 1.0);
         assert_eq!(case.settings.failures, [EngineOutage { engine: 0, at_s: 60.0, for_s: 30.0 }]);
         assert_eq!(case.variants.len(), 2);
+        assert_eq!(case.settings.tenants, [70.0, 30.0]);
     }
 
     #[test]
@@ -422,6 +451,9 @@ mod tests {
             "--noise=-1",
             "--gateways=0",
             "--return-hints=2",
+            "--tenants=1,0",
+            "--tenants=x",
+            "--urgent=1.5",
             "--sessions-per-second=0",
         ] {
             assert!(case(&[flag]).is_err(), "{flag}");

@@ -224,6 +224,7 @@ impl<'a> SimulatedFleet<'a> {
             record.computed = computed;
             self.notifications.push(FleetNotification::Computed(attempt));
             let request = record.request;
+            self.result.record_computed(now, request, computed.service_s);
             self.caches.insert_computed(now, engine, &prompt(self.workload, &self.hints, request));
             if self.settings.decode == 0 {
                 record.route.decode = DecodeIndex::new(engine.get());

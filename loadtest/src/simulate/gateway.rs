@@ -99,9 +99,9 @@ impl SimulatedGateways {
                 // Most clients set no limit.
                 max_output_tokens: None,
                 sequences: 1,
-                priority: 0,
+                priority: asked.class.priority(),
                 session: Some(asked.session),
-                tenant: None,
+                tenant: asked.class.tenant.map(|tenant| tenant as u64),
                 ttft_target: fleet
                     .settings
                     .ttft_targets

@@ -8,7 +8,8 @@
 //! | `prefill`, `fetch_queue`, `decode`, `fleet` | engines |
 //! | `event_queue`, `run`, `indices` | event loop |
 //! | `gateway`, `ideal` | routing with and without schedulers |
-//! | `outcome` | results |
+//! | `request_class` | tenants and priorities |
+//! | `outcome`, `fairness` | results |
 //! | `sweep`, `suite`, `suite_experiments`, `args`, `table`, `report`, `svg` | experiments and their presentation |
 //! | `calibrate`, `published` | validation against measurements |
 
@@ -19,6 +20,7 @@ mod caches;
 mod calibrate;
 mod decode;
 mod event_queue;
+mod fairness;
 mod fetch_queue;
 mod fleet;
 mod gateway;
@@ -29,6 +31,7 @@ mod outcome;
 mod prefill;
 mod published;
 mod report;
+mod request_class;
 mod run;
 mod sessions;
 mod settings;
@@ -43,12 +46,14 @@ mod workload;
 pub use self::agents::{AgentTrafficOptions, HumanPauses, generate_agent_traffic};
 pub use self::args::{SimulateArgs, simulate};
 pub use self::calibrate::{PUBLISHED_MEASUREMENTS, PublishedMeasurement, calibrate};
+pub use self::fairness::ClassSummary;
 pub(crate) use self::fleet::return_hints;
 pub use self::ideal::IdealOrder;
 pub use self::indices::{PrefillIndex, WorkloadIndex};
 pub use self::multiturn::{MultiTurnOptions, MultiTurnSender};
 pub use self::outcome::{RequestHistory, SimulatedOutcome, SimulationResult, SimulationSummary, quantile};
 pub use self::published::{BenchmarkResult, published_plot};
+pub use self::request_class::RequestClass;
 pub use self::settings::{EngineOutage, EngineQueueOrder, MAX_PREFILL, SimPrefetchPolicy, SimulationOptions};
 pub use self::store_cache::StoreRetention;
 pub use self::svg::{AxisScale, SvgPlot};

@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use super::indices::{PrefillIndex, WorkloadIndex};
 use super::prefill::PrefillResult;
+use super::request_class::RequestClass;
 use super::settings::SimulationOptions;
 use super::workload::SimulatedWorkload;
 
@@ -23,6 +24,10 @@ pub struct RequestHistory {
     pub arrived_s: f64,
     /// When it was last sent to an engine; NaN before.
     pub sent_s: f64,
+    /// When its prompt had been computed; NaN before.
+    pub computed_s: f64,
+    /// Seconds of computation of its prompt.
+    pub service_s: f64,
     /// When the client received the first token; NaN before.
     pub first_token_s: f64,
     /// When it ended; NaN before.
@@ -51,6 +56,8 @@ pub struct SimulationResult {
     pub open: usize,
     /// Number of initial requests, which warm the caches and are excluded.
     warmup: usize,
+    /// Tenant and priority of each request.
+    classes: Vec<RequestClass>,
     /// Prompt tokens of each request.
     input_tokens: Vec<u32>,
     /// Tokens of each response.
@@ -114,6 +121,8 @@ impl SimulationResult {
         let record = RequestHistory {
             arrived_s: f64::NAN,
             sent_s: f64::NAN,
+            computed_s: f64::NAN,
+            service_s: 0.0,
             first_token_s: f64::NAN,
             ended_s: f64::NAN,
             engine: PrefillIndex::default(),
@@ -129,6 +138,7 @@ impl SimulationResult {
             records: vec![record; requests.len()],
             open: requests.len(),
             warmup: (requests.len() as f64 * settings.warmup_share.clamp(0.0, 1.0)) as usize,
+            classes: requests.iter().map(|request| request.class).collect(),
             input_tokens: requests.iter().map(|request| request.input_tokens).collect(),
             output_tokens: requests.iter().map(|request| request.output_tokens).collect(),
             tpot_target_s: settings.tpot_target_s,
@@ -156,6 +166,11 @@ impl SimulationResult {
         let record = &mut self.records[request.get()];
         (record.sent_s, record.engine) = (now, engine);
         self.progress_s = now;
+    }
+
+    pub(crate) fn record_computed(&mut self, now: f64, request: WorkloadIndex, service_s: f64) {
+        let record = &mut self.records[request.get()];
+        (record.computed_s, record.service_s) = (now, service_s);
     }
 
     pub(crate) fn record_first_token(&mut self, now: f64, request: WorkloadIndex, computed: &PrefillResult) {
@@ -195,8 +210,13 @@ impl SimulationResult {
         self.input_tokens[request]
     }
 
+    #[must_use]
+    pub fn class(&self, request: usize) -> RequestClass {
+        self.classes[request]
+    }
+
     /// Requests after the warm-up, with their numbers.
-    fn counted(&self) -> impl Iterator<Item = (usize, &RequestHistory)> {
+    pub(crate) fn counted(&self) -> impl Iterator<Item = (usize, &RequestHistory)> {
         self.records.iter().enumerate().skip(self.warmup)
     }
 

@@ -120,6 +120,10 @@ pub struct SimulationOptions {
     pub tpot_target_s: f64,
     /// Whether the gateways know this target.
     pub tpot_target_known: bool,
+    /// Relative loads of the tenants; without any, requests have no tenant.
+    pub tenants: Vec<f64>,
+    /// Share of the conversations with priority 1 instead of 0.
+    pub urgent: f64,
 }
 
 impl SimulationOptions {
@@ -163,6 +167,8 @@ impl SimulationOptions {
             ttft_targets: false,
             tpot_target_s: 0.05,
             tpot_target_known: false,
+            tenants: Vec::new(),
+            urgent: 0.0,
         }
     }
 

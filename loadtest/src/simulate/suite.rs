@@ -9,8 +9,8 @@ use moongate_scheduler::SchedulerOptions;
 
 use super::agents::AgentTrafficOptions;
 use super::calibrate::PUBLISHED_MEASUREMENTS;
+use super::fairness::ClassSummary;
 use super::multiturn::MultiTurnOptions;
-use super::outcome::SimulationSummary;
 use super::settings::{SimPrefetchPolicy, SimulationOptions};
 use super::store_cache::StoreRetention;
 use super::suite_experiments::{EXPERIMENTS, SuiteExperiment, SuiteMetric, SuiteWorkload};
@@ -38,10 +38,18 @@ impl SuiteMetric {
             SuiteMetric::KiloTokensPerSecond => "input, k tokens/s",
             SuiteMetric::RetryAfter => "Retry-After, s",
             SuiteMetric::RetryAfterAccuracy => "Retry-After accuracy, %",
+            SuiteMetric::ClassMeans => "mean TTFT by class, s",
+            SuiteMetric::ClassLongest => "longest TTFT by class, s",
+            SuiteMetric::ClassComputation => "computation by class, %",
+            SuiteMetric::ClassEqualShares => "computation of equal part by class, %",
         }
     }
 
-    fn text(self, summary: &SimulationSummary) -> String {
+    fn text(self, result: &PolicyResult) -> String {
+        let summary = &result.summary;
+        let by_class = |text: &dyn Fn(&ClassSummary) -> String| {
+            result.classes.iter().map(text).collect::<Vec<_>>().join(" / ")
+        };
         match self {
             SuiteMetric::Mean => format!("{:.2} ± {:.2}", summary.ttft_mean_s, summary.ttft_mean_sd_s),
             SuiteMetric::P99 => format!("{:.1}", summary.ttft_p99_s),
@@ -53,6 +61,10 @@ impl SuiteMetric {
             SuiteMetric::KiloTokensPerSecond => format!("{:.1}", summary.input_tokens_per_s / 1_000.0),
             SuiteMetric::RetryAfter => or_dash(summary.retry_after_s, 1.0),
             SuiteMetric::RetryAfterAccuracy => or_dash(summary.retry_after_accuracy, 100.0),
+            SuiteMetric::ClassMeans => by_class(&|class| format!("{:.2}", class.ttft_mean_s)),
+            SuiteMetric::ClassLongest => by_class(&|class| format!("{:.0}", class.ttft_max_s)),
+            SuiteMetric::ClassComputation => by_class(&|class| format!("{:.1}", 100.0 * class.computation)),
+            SuiteMetric::ClassEqualShares => by_class(&|class| or_dash(class.equal_share, 100.0)),
         }
     }
 }
@@ -162,8 +174,7 @@ struct SuiteTableRow {
 }
 
 fn table_rows(row: &SuiteExperiment, standings: &[PolicyResult]) -> Vec<SuiteTableRow> {
-    let cells =
-        |figure: SuiteMetric| standings.iter().map(|standing| figure.text(&standing.summary)).collect();
+    let cells = |figure: SuiteMetric| standings.iter().map(|standing| figure.text(standing)).collect();
     row.figures
         .iter()
         .map(|&figure| SuiteTableRow { setting: row.name, figure, cells: cells(figure) })

@@ -31,6 +31,13 @@ pub(crate) enum SuiteMetric {
     KiloTokensPerSecond,
     RetryAfterAccuracy,
     RetryAfter,
+    /// By tenant and priority.
+    ClassMeans,
+    ClassLongest,
+    /// Computation by tenant and priority while the fleet was saturated.
+    ClassComputation,
+    /// The same for requests that waited, relative to an equal division.
+    ClassEqualShares,
 }
 
 /// One row of the suite's table.
@@ -89,6 +96,15 @@ const DECODING: &[SuiteMetric] = &[
     SuiteMetric::TpotP99,
     SuiteMetric::Goodput,
     SuiteMetric::RejectedShare,
+];
+
+/// Times to first token and computation by tenant.
+const TENANTS: &[SuiteMetric] = &[
+    SuiteMetric::Mean,
+    SuiteMetric::ClassMeans,
+    SuiteMetric::ClassLongest,
+    SuiteMetric::ClassComputation,
+    SuiteMetric::ClassEqualShares,
 ];
 
 pub(crate) const EXPERIMENTS: &[SuiteExperiment] = &[
@@ -352,6 +368,34 @@ pub(crate) const EXPERIMENTS: &[SuiteExperiment] = &[
             SuiteMetric::SloAttainment,
             SuiteMetric::RejectedShare,
         ],
+    },
+    SuiteExperiment {
+        name: "tenants 70:10:10:10, conversation 1.5",
+        source: SuiteWorkload::Conversation,
+        speed: 1.5,
+        change: |settings| settings.tenants = vec![70.0, 10.0, 10.0, 10.0],
+        figures: TENANTS,
+    },
+    SuiteExperiment {
+        name: "tenants 25:25:25:25, conversation 1.5",
+        source: SuiteWorkload::Conversation,
+        speed: 1.5,
+        change: |settings| settings.tenants = vec![25.0; 4],
+        figures: TENANTS,
+    },
+    SuiteExperiment {
+        name: "tenants 60:40, conversation 2.0",
+        source: SuiteWorkload::Conversation,
+        speed: 2.0,
+        change: |settings| settings.tenants = vec![60.0, 40.0],
+        figures: TENANTS,
+    },
+    SuiteExperiment {
+        name: "10 % urgent, conversation 1.2",
+        source: SuiteWorkload::Conversation,
+        speed: 1.2,
+        change: |settings| settings.urgent = 0.1,
+        figures: &[SuiteMetric::Mean, SuiteMetric::ClassMeans, SuiteMetric::ClassLongest],
     },
     SuiteExperiment {
         name: "6 engines 3× faster, 70 kB per token, conversation 2.2",

@@ -9,10 +9,12 @@ use moongate_scheduler::{PolicyName, SchedulerOptions, UnknownPolicyError};
 use parking_lot::Mutex;
 
 use super::agents::{AgentTrafficOptions, generate_agent_traffic};
+use super::fairness::{ClassSummary, class_summaries};
 use super::gateway::SimulatedGateways;
 use super::ideal::{IdealOrder, IdealRouter};
 use super::multiturn::{MultiTurnOptions, MultiTurnSender};
 use super::outcome::{SimulationResult, SimulationSummary};
+use super::request_class::assign_classes;
 use super::run::run_simulation;
 use super::settings::SimulationOptions;
 use super::workload::{ReplayOptions, SimulatedWorkload};
@@ -166,6 +168,8 @@ pub struct PolicyExperiment {
 pub struct PolicyResult {
     pub variant: PolicyVariant,
     pub summary: SimulationSummary,
+    /// Results of each tenant and priority; empty unless they are simulated.
+    pub classes: Vec<ClassSummary>,
     /// The complete run of the first seed.
     pub first_run: SimulationResult,
 }
@@ -175,7 +179,7 @@ pub struct PolicyResult {
 #[must_use]
 pub fn run_experiment(case: &PolicyExperiment, stop: &AtomicBool) -> Vec<PolicyResult> {
     let workloads: Vec<(u64, SimulatedWorkload)> =
-        case.seeds.clone().map(|seed| (seed, case.load.workload(seed))).collect();
+        case.seeds.clone().map(|seed| (seed, workload(case, seed))).collect();
     let jobs: Vec<(usize, usize)> = (0..workloads.len())
         .flat_map(|run| (0..case.variants.len()).map(move |index| (index, run)))
         .collect();
@@ -197,14 +201,22 @@ pub fn run_experiment(case: &PolicyExperiment, stop: &AtomicBool) -> Vec<PolicyR
     let standing = |(index, contender): (usize, &PolicyVariant)| {
         let of_contender = || outcomes.iter().skip(index).step_by(case.variants.len());
         let summaries: Vec<SimulationSummary> = of_contender().map(SimulationResult::summary).collect();
+        let classes: Vec<Vec<ClassSummary>> = of_contender().map(class_summaries).collect();
         let first = of_contender().next()?.clone();
         Some(PolicyResult {
             variant: contender.clone(),
             summary: SimulationSummary::mean(&summaries),
+            classes: ClassSummary::means(&classes),
             first_run: first,
         })
     };
     case.variants.iter().enumerate().filter_map(standing).collect()
+}
+
+fn workload(case: &PolicyExperiment, seed: u64) -> SimulatedWorkload {
+    let mut workload = case.load.workload(seed);
+    assign_classes(&mut workload, &case.settings, seed);
+    workload
 }
 
 fn run_one(

@@ -54,9 +54,42 @@ pub(crate) fn text(standings: &[PolicyResult], elapsed: Duration) -> String {
             if s.failed > 0.0 { format!("  {:.3} of the requests failed", s.failed) } else { String::new() },
         );
     }
+    text.push_str(&classes_text(standings, width));
     let requests: usize = standings.iter().map(|standing| standing.first_run.records.len()).sum();
     let _ = writeln!(text, "{requests} requests per seed simulated; {:.2} s in all", elapsed.as_secs_f64());
     text
+}
+
+/// Results by tenant and priority; empty if none are simulated.
+fn classes_text(standings: &[PolicyResult], width: usize) -> String {
+    let mut text = String::new();
+    for standing in standings {
+        for class in &standing.classes {
+            if text.is_empty() {
+                let _ = writeln!(
+                    text,
+                    "\n{:width$}  {:10}  {:>8} {:>8} {:>9}  {:>14} {:>16}",
+                    "policy", "class", "mean s", "p99 s", "longest s", "computation, %", "of equal part, %"
+                );
+            }
+            let _ = writeln!(
+                text,
+                "{:width$}  {:10}  {:>8.3} {:>8.2} {:>9.1}  {:>14.1} {:>16}",
+                standing.variant.name,
+                class.name,
+                class.ttft_mean_s,
+                class.ttft_p99_s,
+                class.ttft_max_s,
+                100.0 * class.computation,
+                percent(class.equal_share),
+            );
+        }
+    }
+    text
+}
+
+fn percent(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |share| format!("{:.1}", 100.0 * share))
 }
 
 /// A JSON object: the results of one contender, or a list for several.
@@ -64,6 +97,9 @@ pub(crate) fn json(standings: &[PolicyResult]) -> String {
     let object = |standing: &PolicyResult| {
         let mut object = json!(standing.summary);
         object["policy"] = Value::from(standing.variant.name.as_str());
+        if !standing.classes.is_empty() {
+            object["classes"] = json!(standing.classes);
+        }
         object
     };
     let value = match standings {
@@ -102,7 +138,34 @@ pub(crate) fn html(standings: &[PolicyResult]) -> String {
             s.input_tokens_per_s,
         );
     }
-    html + "</table></div>"
+    html + "</table></div>" + &classes_html(standings)
+}
+
+fn classes_html(standings: &[PolicyResult]) -> String {
+    let mut rows = String::new();
+    for standing in standings {
+        for class in &standing.classes {
+            let _ = write!(
+                rows,
+                "<tr><td>{}</td><td>{}</td><td>{:.2}</td><td>{:.1}</td><td>{:.0}</td><td>{:.1} %</td><td>{}</td></tr>",
+                standing.variant.name,
+                class.name,
+                class.ttft_mean_s,
+                class.ttft_p99_s,
+                class.ttft_max_s,
+                100.0 * class.computation,
+                percent(class.equal_share),
+            );
+        }
+    }
+    if rows.is_empty() {
+        return rows;
+    }
+    format!(
+        "<h2>Tenants and priorities</h2><p>Computation while the fleet was saturated, and relative to an equal division.</p>\
+         <div class='scroll'><table><tr><th>policy</th><th>class</th><th>mean s</th><th>p99 s</th><th>longest s</th>\
+         <th>computation</th><th>of equal part, %</th></tr>{rows}</table></div>"
+    )
 }
 
 /// Measured and simulated results of one engine, in Markdown.

@@ -249,6 +249,39 @@ fn targets_keep_decodes_in_pace() {
 }
 
 #[test]
+fn waiting_tenants_get_equal_shares_and_urgent_requests_go_first() {
+    let settings = SimulationOptions {
+        prefill: 4,
+        tenants: vec![60.0, 40.0],
+        urgent: 0.1,
+        ..SimulationOptions::eight_plus_four()
+    };
+    let contenders = vec![PolicyName::Predictive.into(), IdealOrder::Fcfs.into()];
+    let results = run(&case(settings, contenders, 1.5));
+    let [large, small, urgent, normal] = &results[0].classes[..] else { panic!("{:?}", results[0].classes) };
+    assert!((large.computation + small.computation - 1.0).abs() < 1e-9);
+    // The overload lasts only five minutes.
+    for tenant in [large, small] {
+        let share = tenant.equal_share.expect("saturated");
+        assert!((0.85..1.15).contains(&share), "{tenant:?}");
+    }
+    assert!(small.ttft_mean_s < 0.5 * large.ttft_mean_s, "{small:?} {large:?}");
+    assert!(urgent.ttft_mean_s < 0.8 * normal.ttft_mean_s, "{urgent:?} {normal:?}");
+    // First come, first served gives each tenant what it offers.
+    assert!(results[1].classes[0].equal_share.expect("saturated") > 1.15, "{:?}", results[1].classes);
+}
+
+#[test]
+fn a_single_tenant_changes_nothing() {
+    let summary = |tenants| {
+        let settings = SimulationOptions { tenants, ..SimulationOptions::eight_plus_four() };
+        run(&case(settings, vec![PolicyName::Predictive.into()], 1.5)).remove(0).summary
+    };
+    let (without, with) = (summary(Vec::new()).ttft_mean_s, summary(vec![1.0]).ttft_mean_s);
+    assert!((without - with).abs() < 0.01 * without, "{without} {with}");
+}
+
+#[test]
 fn queued_requests_do_not_block_fetches() {
     let mut settings = PUBLISHED_MEASUREMENTS[2].settings();
     settings.prefetch = SimPrefetchPolicy::WaitComplete;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::indices::WorkloadIndex;
 use super::multiturn::MultiTurnSender;
+use super::request_class::RequestClass;
 use super::sessions::predecessors;
 use crate::generate::trace::TraceRow;
 
@@ -19,6 +20,7 @@ pub struct WorkloadRequest {
     pub predecessor: Option<WorkloadIndex>,
     /// Index of its conversation.
     pub session: u64,
+    pub class: RequestClass,
     /// Whether later requests use more than half of its blocks again.
     pub returns: bool,
     /// Position of its blocks in [`SimulatedWorkload::blocks`].
@@ -220,6 +222,7 @@ impl WorkloadBuilder {
             output_tokens: request.output_tokens,
             predecessor: request.predecessor,
             session: request.session,
+            class: RequestClass::default(),
             returns: false,
             first_block,
             blocks: count,
