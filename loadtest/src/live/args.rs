@@ -10,9 +10,12 @@ use super::store::LiveStoreVariant;
 use crate::engine::{KvEventOptions, SimEngineOptions, SimProtocol, SimRole};
 use crate::generate::trace::read_trace;
 use crate::simulate::{
-    ExperimentLoad, MAX_PREFILL, PolicyExperiment, PolicyVariant, ReplayOptions, SimulatedWorkload,
+    ArrivalTide, ExperimentLoad, PolicyExperiment, PolicyVariant, ReplayOptions, SimulatedWorkload,
     SimulationOptions, StoreRetention,
 };
+
+/// Maximum number of engines of each kind: all run in one process.
+const MAX_ENGINES: usize = 64;
 
 /// Arguments of `moongate loadtest live`.
 #[derive(Debug, Clone, Args)]
@@ -93,12 +96,12 @@ impl LiveComparisonArgs {
         }
         let prefill = self.prefill;
         anyhow::ensure!(
-            (1..=MAX_PREFILL).contains(&prefill),
-            "--prefill {prefill}: give 1 to {MAX_PREFILL} engines"
+            (1..=MAX_ENGINES).contains(&prefill),
+            "--prefill {prefill}: give 1 to {MAX_ENGINES} engines"
         );
         anyhow::ensure!(
-            (1..=MAX_PREFILL).contains(&self.decode),
-            "--decode {}: give 1 to {MAX_PREFILL} engines",
+            (1..=MAX_ENGINES).contains(&self.decode),
+            "--decode {}: give 1 to {MAX_ENGINES} engines",
             self.decode
         );
         anyhow::ensure!(
@@ -114,7 +117,13 @@ impl LiveComparisonArgs {
             rows.iter().all(|row| !row.blocks.is_empty()),
             "the trace names no blocks: nothing in it can be cached"
         );
-        let replay = ReplayOptions { speed: self.speed, jitter_s: JITTER_S, output_scale: 1.0, seed: 0 };
+        let replay = ReplayOptions {
+            speed: self.speed,
+            jitter_s: JITTER_S,
+            output_scale: 1.0,
+            tide: ArrivalTide::CONSTANT,
+            seed: 0,
+        };
         Ok(PolicyExperiment {
             settings: SimulationOptions {
                 retention: store.map_or(StoreRetention::Lru, |store| store.retention),

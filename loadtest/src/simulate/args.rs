@@ -15,7 +15,8 @@ use super::settings::{EngineOutage, EngineQueueOrder, MAX_PREFILL, SimPrefetchPo
 use super::store_cache::StoreRetention;
 use super::suite::{SuiteOptions, SuiteStoreOptions};
 use super::sweep::{ExperimentLoad, PolicyExperiment, PolicyVariant, run_experiment, with_overrides};
-use super::workload::{ReplayOptions, SimulatedWorkload};
+use super::tide::ArrivalTide;
+use super::workload::{ReplayOptions, SimulatedWorkload, copies_of_rows};
 use super::{report, suite, table};
 use crate::generate::trace::{TraceReadOptions, read_trace_with};
 
@@ -61,8 +62,12 @@ pub struct SimulateArgs {
     /// Run only the experiments whose name contains one of these texts.
     #[arg(long, value_delimiter = ',', requires = "suite", env = "MOONGATE_LOADTEST_SUITE_FILTER")]
     pub suite_filter: Vec<String>,
-    /// Policies to compare; ideal and ideal_fcfs are one queue in front of engines that share an unbounded
-    /// cache. A policy may have its own settings: predictive:slack=0.5+length_price=0.
+    /// Instead of results, print how the distance from the first policy to a lower bound of the mean time to first
+    /// token divides into evictions, capacity, duplicates, information and order.
+    #[arg(long, requires = "suite", env = "MOONGATE_LOADTEST_BOUND_GAP")]
+    pub bound_gap: bool,
+    /// Policies to compare; ideal (shortest first), ideal_fcfs, ideal_aged and ideal_best (the best order for each seed)
+    /// are one queue in front of engines that share an unbounded cache. A policy may have its own settings: predictive:slack=0.5+length_price=0.
     #[arg(long, value_delimiter = ',', default_value = "predictive", env = "MOONGATE_LOADTEST_POLICY")]
     pub policy: Vec<PolicyVariant>,
     /// Replay speed of a trace relative to the recording.
@@ -74,6 +79,17 @@ pub struct SimulateArgs {
     /// Maximum number of trace rows to replay, or of requests to generate.
     #[arg(long, env = "MOONGATE_LOADTEST_REQUESTS")]
     pub requests: Option<usize>,
+    /// Number of copies of a trace that are replayed at once, each with blocks and conversations of its own: for fleets
+    /// that need more load than the trace has.
+    #[arg(long, default_value_t = 1, env = "MOONGATE_LOADTEST_COPIES")]
+    pub copies: usize,
+    /// Ratio of the highest to the lowest arrival rate of new conversations, which follow a sine; 1 disables it. The
+    /// mean rate is unchanged.
+    #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_TIDE")]
+    pub tide: f64,
+    /// With --tide: seconds between two maxima, in replayed time. The load starts at a minimum.
+    #[arg(long, default_value_t = 86_400.0, env = "MOONGATE_LOADTEST_TIDE_PERIOD")]
+    pub tide_period: f64,
     /// Maximum random jitter of each arrival of a trace in recorded seconds. Mooncake's conversation trace has a
     /// resolution of 3 s.
     #[arg(long, default_value_t = 3.0, env = "MOONGATE_LOADTEST_JITTER")]
@@ -223,6 +239,7 @@ impl SimulateArgs {
             speed: self.speed,
             jitter_s: self.jitter,
             output_scale: self.output_scale,
+            tide: ArrivalTide { ratio: self.tide, period_s: self.tide_period },
             seed: 0,
         };
         let load = match &self.trace {
@@ -231,6 +248,7 @@ impl SimulateArgs {
                     path,
                     TraceReadOptions { limit: self.requests, sessions_per_second: self.sessions_per_second },
                 )?;
+                let rows = copies_of_rows(rows, self.copies);
                 ExperimentLoad::Open(SimulatedWorkload::of_rows(&rows, !self.ignore_sessions), replay)
             }
             None if self.agents => {
@@ -269,6 +287,7 @@ impl SimulateArgs {
             ("--request-rate", self.request_rate),
             ("--tpot-target-ms", self.tpot_target_ms),
             ("--output-scale", self.output_scale),
+            ("--tide-period", self.tide_period),
             ("--sessions-per-second", self.sessions_per_second.unwrap_or(1.0)),
         ];
         for (flag, value) in positive {
@@ -302,6 +321,12 @@ impl SimulateArgs {
             "--urgent {}: give a share of the conversations, 0 to 1",
             self.urgent
         );
+        anyhow::ensure!(
+            self.tide.is_finite() && self.tide >= 1.0,
+            "--tide {}: give the ratio of the highest to the lowest rate, 1 or more",
+            self.tide
+        );
+        anyhow::ensure!((1..=1_000).contains(&self.copies), "--copies {}: give 1 to 1000", self.copies);
         let prefill = self.prefill;
         anyhow::ensure!(
             (1..=MAX_PREFILL).contains(&prefill),
@@ -382,6 +407,7 @@ pub fn simulate(args: &SimulateArgs, stop: &AtomicBool) -> anyhow::Result<String
             scheduling: &args.scheduling()?,
             seeds: args.all_seeds(),
             only: &args.suite_filter,
+            bound_gap: args.bound_gap,
             store: SuiteStoreOptions { retention: args.retention, return_hints: args.return_hints },
         };
         return suite::run(folder, options, stop);
@@ -445,7 +471,7 @@ mod tests {
         for flag in [
             "--speed=0",
             "--prefill=0",
-            "--prefill=65",
+            "--prefill=1025",
             "--outage=12@1+1",
             "--outage=1@x",
             "--noise=-1",
@@ -454,6 +480,8 @@ mod tests {
             "--tenants=1,0",
             "--tenants=x",
             "--urgent=1.5",
+            "--tide=0.5",
+            "--copies=0",
             "--sessions-per-second=0",
         ] {
             assert!(case(&[flag]).is_err(), "{flag}");

@@ -351,7 +351,7 @@ pub(crate) fn return_hints(workload: &SimulatedWorkload, share: f64, seed: u64) 
 }
 
 /// Log-normal factors with mean one.
-fn noise(requests: usize, sigma: f64, seed: u64) -> Vec<f64> {
+pub(crate) fn noise(requests: usize, sigma: f64, seed: u64) -> Vec<f64> {
     if sigma <= 0.0 {
         return vec![1.0; requests];
     }

@@ -60,6 +60,9 @@ impl SimulatedGateways {
     ) -> Self {
         let cluster = Arc::new(cluster(settings));
         let mut scheduling = scheduling.clone();
+        if settings.exact_information {
+            scheduling.service_prior = settings.prefill_time_model();
+        }
         if settings.tpot_target_known {
             scheduling.tpot_target = Some(settings.tpot_target_s);
         }
@@ -385,7 +388,11 @@ fn cluster(settings: &SimulationOptions) -> SchedulableFleet {
         prefetch_threshold: settings.prefetch_threshold,
         l2_bytes_per_s: service.host_load_bytes_per_s,
         // Engines do not report how fast they read from the store.
-        l3_bytes_per_s: EngineCacheParams::default().l3_bytes_per_s,
+        l3_bytes_per_s: if settings.exact_information {
+            service.storage_bytes_per_s
+        } else {
+            EngineCacheParams::default().l3_bytes_per_s
+        },
         kv_bytes_per_token: service.kv_bytes_per_token as f64,
         l2_tokens: settings.l2_tokens,
         max_prefill_tokens: u32::try_from(service.chunk_tokens).unwrap_or(u32::MAX),

@@ -31,6 +31,16 @@ pub enum IdealOrder {
     Fcfs,
     /// Shortest computation first.
     Shortest,
+    /// The smallest sum of arrival time and this many times the computation first.
+    Aged(u32),
+}
+
+impl IdealOrder {
+    /// With ageing as in `predictive`.
+    pub(crate) const AGED: Self = Self::Aged(20);
+
+    /// All orders that are compared, except shortest first.
+    pub(crate) const OTHERS: [Self; 4] = [Self::Fcfs, Self::Aged(5), Self::AGED, Self::Aged(80)];
 }
 
 /// One queue for all engines. An engine gets its next request when it becomes idle, without any delay.
@@ -47,6 +57,12 @@ impl IdealRouter {
         Self { order, queue: Vec::new(), sent: 0 }
     }
 
+    /// Position of the queued request with the smallest rank.
+    fn first_by(&self, rank: impl Fn(WorkloadIndex) -> f64) -> usize {
+        let ranks = self.queue.iter().map(|&request| rank(request)).enumerate();
+        ranks.min_by(|left, right| left.1.total_cmp(&right.1)).map_or(0, |(index, _)| index)
+    }
+
     fn dispatch_queued(&mut self, now: f64, fleet: &mut SimulatedFleet<'_>) {
         while !self.queue.is_empty() {
             let idle = (0..fleet.prefills.len()).find(|&engine| {
@@ -58,13 +74,11 @@ impl IdealRouter {
             let Some(engine) = idle else { return };
             let next = match self.order {
                 IdealOrder::Fcfs => 0,
-                IdealOrder::Shortest => {
-                    let times = self.queue.iter().map(|&request| service_s(request, fleet));
-                    times
-                        .enumerate()
-                        .min_by(|left, right| left.1.total_cmp(&right.1))
-                        .map_or(0, |(index, _)| index)
-                }
+                IdealOrder::Shortest => self.first_by(|request| service_s(request, fleet)),
+                IdealOrder::Aged(factor) => self.first_by(|request| {
+                    let arrived_s = fleet.result.records[request.get()].arrived_s;
+                    arrived_s + f64::from(factor) * service_s(request, fleet)
+                }),
             };
             let attempt = fleet.attempt(self.queue.remove(next));
             let route = SimulatedRoute {

@@ -3,18 +3,20 @@
 //! | part | subject |
 //! |---|---|
 //! | `settings` | parameters of the simulated system |
-//! | `workload`, `sessions`, `multiturn`, `agents` | arrivals |
+//! | `workload`, `sessions`, `multiturn`, `agents`, `tide` | arrivals |
 //! | `caches`, `store_cache`, `cache_index` | caches, and the gateways' view of them |
 //! | `prefill`, `fetch_queue`, `decode`, `fleet` | engines |
 //! | `event_queue`, `run`, `indices` | event loop |
 //! | `gateway`, `ideal` | routing with and without schedulers |
 //! | `request_class` | tenants and priorities |
 //! | `outcome`, `fairness` | results |
+//! | `lower_bound`, `shared_prefixes`, `bound_gap` | distance between a policy and a lower bound |
 //! | `sweep`, `suite`, `suite_experiments`, `args`, `table`, `report`, `svg` | experiments and their presentation |
 //! | `calibrate`, `published` | validation against measurements |
 
 mod agents;
 mod args;
+mod bound_gap;
 mod cache_index;
 mod caches;
 mod calibrate;
@@ -26,6 +28,7 @@ mod fleet;
 mod gateway;
 mod ideal;
 mod indices;
+mod lower_bound;
 mod multiturn;
 mod outcome;
 mod prefill;
@@ -35,12 +38,14 @@ mod request_class;
 mod run;
 mod sessions;
 mod settings;
+mod shared_prefixes;
 mod store_cache;
 mod suite;
 mod suite_experiments;
 mod svg;
 mod sweep;
 mod table;
+mod tide;
 mod workload;
 
 pub use self::agents::{AgentTrafficOptions, HumanPauses, generate_agent_traffic};
@@ -61,6 +66,7 @@ pub use self::sweep::{
     ExperimentLoad, PolicyExperiment, PolicyResult, PolicyVariant, PolicyVariantKind, SettingOverrideError,
     run_experiment, with_overrides,
 };
+pub use self::tide::ArrivalTide;
 pub use self::workload::{ArrivalMode, ReplayOptions, SimulatedWorkload, WorkloadRequest};
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
 //! Parameters of the simulated system: engines, caches, gateways and disturbances.
 
 use clap::ValueEnum;
-use moongate_scheduler::{InstanceIndex, LocationIds, StoreMedium, StoreSite};
+use moongate_scheduler::{InstanceIndex, LocationIds, PrefillTimeModel, StoreMedium, StoreSite};
 
 use super::indices::{DecodeIndex, PrefillIndex};
 use super::store_cache::StoreRetention;
 use crate::engine::EngineTimeModel;
 
-/// Maximum number of prefill engines: the cache index has one bit per engine in a machine word.
-pub const MAX_PREFILL: usize = 64;
+/// Maximum number of prefill engines: the cache index has two bits per block and engine.
+pub const MAX_PREFILL: usize = 1_024;
 
 /// When an engine stops waiting for pages that it fetches from the shared store (SGLang's
 /// `--hicache-storage-prefetch-policy`).
@@ -110,8 +110,10 @@ pub struct SimulationOptions {
     pub refresh_s: f64,
     /// Share of the requests, from the first on, that warm the caches and are excluded from the results.
     pub warmup_share: f64,
-    /// Whether all engines share one unbounded cache, as in the ideal.
+    /// Whether all engines share one unbounded cache, as in the ideal; gateways see its blocks on every engine.
     pub shared_cache: bool,
+    /// Whether the gateways start with the exact time model of the engines and the exact read rate of the store.
+    pub exact_information: bool,
     /// Whether a rejected client retries once, after the time in `Retry-After`.
     pub retry: bool,
     /// Whether requests carry their TTFT target, so that a policy can reject those that cannot meet it.
@@ -163,6 +165,7 @@ impl SimulationOptions {
             refresh_s: 0.1,
             warmup_share: 0.1,
             shared_cache: false,
+            exact_information: false,
             retry: false,
             ttft_targets: false,
             tpot_target_s: 0.05,
@@ -186,6 +189,17 @@ impl SimulationOptions {
             prefetch: SimPrefetchPolicy::BestEffort,
             warmup_share: 0.0,
             ..Self::eight_plus_four()
+        }
+    }
+
+    /// The engines' time model as schedulers express it.
+    pub(crate) fn prefill_time_model(&self) -> PrefillTimeModel {
+        let service = &self.service;
+        PrefillTimeModel {
+            c0: service.prefill_base_s,
+            a: service.prefill_linear_s,
+            b: service.prefill_quadratic_s,
+            speed: 1.0,
         }
     }
 

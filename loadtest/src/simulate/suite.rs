@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use moongate_scheduler::SchedulerOptions;
 
 use super::agents::AgentTrafficOptions;
+use super::bound_gap::{self, BoundGap};
 use super::calibrate::PUBLISHED_MEASUREMENTS;
 use super::fairness::ClassSummary;
 use super::multiturn::MultiTurnOptions;
@@ -15,12 +16,18 @@ use super::settings::{SimPrefetchPolicy, SimulationOptions};
 use super::store_cache::StoreRetention;
 use super::suite_experiments::{EXPERIMENTS, SuiteExperiment, SuiteMetric, SuiteWorkload};
 use super::sweep::{ExperimentLoad, PolicyExperiment, PolicyResult, PolicyVariant, run_experiment};
+use super::tide::ArrivalTide;
 use super::workload::{ReplayOptions, SimulatedWorkload};
 use crate::engine::EngineTimeModel;
 use crate::generate::trace::read_trace;
 
 /// Maximum jitter of the recorded traces' arrivals: the conversation trace has a resolution of 3 s.
 const JITTER_S: f64 = 3.0;
+
+/// Seconds of a tide: one hour instead of a day, to keep the suite short.
+const TIDE_PERIOD_S: f64 = 3_600.0;
+/// Requests of agents with a tide, for about one period.
+const TIDE_REQUESTS: usize = 24_000;
 
 /// With more contenders than this, each has a row instead of a column.
 const MAX_COLUMNS: usize = 6;
@@ -89,6 +96,8 @@ pub(crate) struct SuiteOptions<'a> {
     /// Only experiments whose name contains one of these texts; empty for all.
     pub(crate) only: &'a [String],
     pub(crate) store: SuiteStoreOptions,
+    /// Whether to divide the distance from the first contender to a lower bound instead.
+    pub(crate) bound_gap: bool,
 }
 
 /// Runs the experiments and returns the table.
@@ -96,18 +105,24 @@ pub(crate) struct SuiteOptions<'a> {
 /// # Errors
 /// A trace cannot be read.
 pub(crate) fn run(folder: &Path, options: SuiteOptions<'_>, stop: &AtomicBool) -> anyhow::Result<String> {
-    let SuiteOptions { contenders, scheduling, seeds, only, store } = options;
+    let SuiteOptions { contenders, scheduling, seeds, only, store, bound_gap } = options;
     let read = |name: &str| -> anyhow::Result<SimulatedWorkload> {
         Ok(SimulatedWorkload::of_rows(&read_trace(&folder.join(name), None)?, true))
     };
     let (conversation, synthetic) = (read("conversation_trace.jsonl")?, read("synthetic_trace.jsonl")?);
-    let mut lines = Vec::new();
+    let (mut lines, mut gaps) = (Vec::new(), Vec::new());
     for row in EXPERIMENTS
         .iter()
         .filter(|row| only.is_empty() || only.iter().any(|text| row.name.contains(text.as_str())))
     {
         anyhow::ensure!(!stop.load(Ordering::Relaxed), "stopped");
-        let replay = ReplayOptions { speed: row.speed, jitter_s: JITTER_S, output_scale: 1.0, seed: 0 };
+        let replay = ReplayOptions {
+            speed: row.speed,
+            jitter_s: JITTER_S,
+            output_scale: 1.0,
+            tide: ArrivalTide::CONSTANT,
+            seed: 0,
+        };
         let unmoved = ReplayOptions { jitter_s: 0.0, ..replay };
         let load = match row.source {
             SuiteWorkload::Conversation => ExperimentLoad::Open(conversation.clone(), replay),
@@ -116,6 +131,14 @@ pub(crate) fn run(folder: &Path, options: SuiteOptions<'_>, stop: &AtomicBool) -
             }
             SuiteWorkload::Synthetic => ExperimentLoad::Open(synthetic.clone(), replay),
             SuiteWorkload::Agents => ExperimentLoad::Agents(AgentTrafficOptions::default(), unmoved),
+            SuiteWorkload::AgentsTide => {
+                let requests = TIDE_REQUESTS;
+                let tide = ArrivalTide { ratio: 10.0, period_s: TIDE_PERIOD_S };
+                ExperimentLoad::Agents(
+                    AgentTrafficOptions { requests, ..AgentTrafficOptions::default() },
+                    ReplayOptions { tide, ..unmoved },
+                )
+            }
             SuiteWorkload::CodingAgents(per_second) => {
                 ExperimentLoad::Agents(AgentTrafficOptions::coding(per_second), unmoved)
             }
@@ -136,9 +159,17 @@ pub(crate) fn run(folder: &Path, options: SuiteOptions<'_>, stop: &AtomicBool) -
             variants: contenders.to_vec(),
             seeds: seeds.clone(),
         };
+        if bound_gap {
+            gaps.push(BoundGap::measure(row.name, &case, stop));
+            continue;
+        }
         lines.extend(table_rows(row, &run_experiment(&case, stop)));
     }
     anyhow::ensure!(!stop.load(Ordering::Relaxed), "stopped");
+    if bound_gap {
+        let policy = contenders.first().map_or("", |contender| contender.name.as_str());
+        return Ok(bound_gap::table(policy, &gaps));
+    }
     Ok(if contenders.len() > MAX_COLUMNS {
         by_contender(contenders, &lines)
     } else {
@@ -153,6 +184,7 @@ fn settings(source: SuiteWorkload) -> SimulationOptions {
         | SuiteWorkload::LongResponses(_)
         | SuiteWorkload::Synthetic
         | SuiteWorkload::Agents
+        | SuiteWorkload::AgentsTide
         | SuiteWorkload::CodingAgents(_) => base,
         SuiteWorkload::MultiTurn(_) => SimulationOptions {
             prefill: 4,

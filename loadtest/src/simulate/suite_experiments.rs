@@ -10,6 +10,8 @@ pub(crate) enum SuiteWorkload {
     LongResponses(f64),
     Synthetic,
     Agents,
+    /// The same with arrival rates that differ by a factor of ten.
+    AgentsTide,
     /// Coding agents with long prompts; this many start per second.
     CodingAgents(f64),
     /// bench_multiturn on four plain engines, with this many requests in flight.
@@ -418,6 +420,20 @@ pub(crate) const EXPERIMENTS: &[SuiteExperiment] = &[
         name: "agents 1.9",
         source: SuiteWorkload::Agents,
         speed: 1.9,
+        change: |_| {},
+        figures: &[SuiteMetric::Mean, SuiteMetric::P99, SuiteMetric::Longest, SuiteMetric::SloAttainment],
+    },
+    SuiteExperiment {
+        name: "agents, tide of 10 around 1.0",
+        source: SuiteWorkload::AgentsTide,
+        speed: 1.0,
+        change: |_| {},
+        figures: &[SuiteMetric::Mean, SuiteMetric::P99, SuiteMetric::Longest, SuiteMetric::SloAttainment],
+    },
+    SuiteExperiment {
+        name: "agents, tide of 10 around 1.2",
+        source: SuiteWorkload::AgentsTide,
+        speed: 1.2,
         change: |_| {},
         figures: &[SuiteMetric::Mean, SuiteMetric::P99, SuiteMetric::Longest, SuiteMetric::SloAttainment],
     },

@@ -9,6 +9,7 @@ use moongate_scheduler::{PolicyName, SchedulerOptions, UnknownPolicyError};
 use parking_lot::Mutex;
 
 use super::agents::{AgentTrafficOptions, generate_agent_traffic};
+use super::bound_gap::best_order;
 use super::fairness::{ClassSummary, class_summaries};
 use super::gateway::SimulatedGateways;
 use super::ideal::{IdealOrder, IdealRouter};
@@ -34,6 +35,8 @@ pub enum PolicyVariantKind {
     Policy(PolicyName),
     /// One queue in front of engines that share an unbounded cache.
     Ideal(IdealOrder),
+    /// The best of several orders of that queue, for each seed.
+    IdealBest,
 }
 
 impl From<PolicyName> for PolicyVariant {
@@ -51,6 +54,7 @@ impl From<IdealOrder> for PolicyVariant {
         let name = match order {
             IdealOrder::Fcfs => "ideal_fcfs",
             IdealOrder::Shortest => "ideal",
+            IdealOrder::Aged(_) => "ideal_aged",
         };
         Self { name: name.to_owned(), kind: PolicyVariantKind::Ideal(order), overrides: Vec::new() }
     }
@@ -59,7 +63,7 @@ impl From<IdealOrder> for PolicyVariant {
 /// The text is not a policy with settings.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyVariantError {
-    #[error("{0}; ideal and ideal_fcfs are comparisons, not policies")]
+    #[error("{0}; ideal, ideal_fcfs, ideal_aged and ideal_best are comparisons, not policies")]
     Policy(#[from] UnknownPolicyError),
     #[error(transparent)]
     Override(#[from] SettingOverrideError),
@@ -68,13 +72,15 @@ pub enum PolicyVariantError {
 impl FromStr for PolicyVariant {
     type Err = PolicyVariantError;
 
-    /// A policy's name, `ideal`, `ideal_fcfs`, or a policy with other settings:
+    /// A policy's name, `ideal`, `ideal_fcfs`, `ideal_aged`, `ideal_best`, or a policy with other settings:
     /// `predictive:slack=0.5+length_price=0`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let (name, changes) = text.split_once(':').unwrap_or((text, ""));
         let variant = match name {
             "ideal" => IdealOrder::Shortest.into(),
             "ideal_fcfs" => IdealOrder::Fcfs.into(),
+            "ideal_aged" => IdealOrder::AGED.into(),
+            "ideal_best" => PolicyVariant::ideal_best(),
             name => PolicyVariant::from(PolicyName::from_str(name)?),
         };
         let changes: Vec<String> =
@@ -191,7 +197,7 @@ pub fn run_experiment(case: &PolicyExperiment, stop: &AtomicBool) -> Vec<PolicyR
             scope.spawn(|| {
                 while let Some(&(index, run)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     let (seed, workload) = &workloads[run];
-                    let outcome = run_one(case, &case.variants[index], workload, *seed, stop);
+                    let outcome = run_variant(case, &case.variants[index], workload, *seed, stop);
                     *done[run * case.variants.len() + index].lock() = Some(outcome);
                 }
             });
@@ -219,13 +225,18 @@ fn workload(case: &PolicyExperiment, seed: u64) -> SimulatedWorkload {
     workload
 }
 
-fn run_one(
+/// Runs one variant with one seed.
+pub(crate) fn run_variant(
     case: &PolicyExperiment,
     contender: &PolicyVariant,
     workload: &SimulatedWorkload,
     seed: u64,
     stop: &AtomicBool,
 ) -> SimulationResult {
+    let run_ideal = |order| {
+        let settings = SimulationOptions { shared_cache: true, ..case.settings.clone() };
+        run_simulation(&settings, workload, seed, &mut IdealRouter::new(order), stop)
+    };
     match contender.kind {
         PolicyVariantKind::Policy(policy) => {
             // Contenders with invalid settings are rejected when they are parsed.
@@ -234,10 +245,8 @@ fn run_one(
             let mut gateways = SimulatedGateways::new(policy, &scheduling, &case.settings, seed);
             run_simulation(&case.settings, workload, seed, &mut gateways, stop)
         }
-        PolicyVariantKind::Ideal(order) => {
-            let settings = SimulationOptions { shared_cache: true, ..case.settings.clone() };
-            run_simulation(&settings, workload, seed, &mut IdealRouter::new(order), stop)
-        }
+        PolicyVariantKind::Ideal(order) => run_ideal(order),
+        PolicyVariantKind::IdealBest => best_order(run_ideal),
     }
 }
 

@@ -13,6 +13,7 @@ use super::outcome::{SimulatedOutcome, SimulationResult};
 use super::run::run_simulation;
 use super::settings::{EngineOutage, EngineQueueOrder, SimPrefetchPolicy, SimulationOptions};
 use super::sweep::{ExperimentLoad, PolicyExperiment, PolicyResult, PolicyVariant, run_experiment};
+use super::tide::ArrivalTide;
 use super::workload::{ArrivalMode, NewRequest, ReplayOptions, SimulatedWorkload, WorkloadBuilder};
 use crate::generate::trace::read_trace;
 
@@ -22,7 +23,7 @@ fn trace() -> SimulatedWorkload {
 }
 
 fn replay(speed: f64) -> ReplayOptions {
-    ReplayOptions { speed, jitter_s: 3.0, output_scale: 1.0, seed: 1 }
+    ReplayOptions { speed, jitter_s: 3.0, output_scale: 1.0, tide: ArrivalTide::CONSTANT, seed: 1 }
 }
 
 /// Requests given as (due, input tokens, block names).

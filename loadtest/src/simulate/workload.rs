@@ -7,6 +7,8 @@ use super::indices::WorkloadIndex;
 use super::multiturn::MultiTurnSender;
 use super::request_class::RequestClass;
 use super::sessions::predecessors;
+use super::tide::ArrivalTide;
+use crate::engine::tokens::mix;
 use crate::generate::trace::TraceRow;
 
 #[derive(Debug, Clone)]
@@ -53,6 +55,21 @@ pub struct SimulatedWorkload {
     keys: Arc<[Arc<[u64]>]>,
 }
 
+/// The rows of this many copies of a trace, in the order of their times. Only the first copy has the trace's block ids.
+pub(crate) fn copies_of_rows(rows: Vec<TraceRow>, copies: usize) -> Vec<TraceRow> {
+    if copies <= 1 {
+        return rows;
+    }
+    let copy = |row: &TraceRow, number: u64| {
+        let id = |&block: &u64| if number == 0 { block } else { mix(block, number) };
+        TraceRow { blocks: row.blocks.iter().map(id).collect(), ..row.clone() }
+    };
+    let mut all: Vec<TraceRow> =
+        (0..copies as u64).flat_map(|number| rows.iter().map(move |row| copy(row, number))).collect();
+    all.sort_by_key(|row| row.at);
+    all
+}
+
 /// How a trace is replayed.
 #[derive(Debug, Clone, Copy)]
 pub struct ReplayOptions {
@@ -62,6 +79,8 @@ pub struct ReplayOptions {
     pub jitter_s: f64,
     /// Factor on the length of the responses.
     pub output_scale: f64,
+    /// Changes of the rate at which conversations start.
+    pub tide: ArrivalTide,
     pub seed: u64,
 }
 
@@ -94,9 +113,17 @@ impl SimulatedWorkload {
     pub fn with_replay(&self, replay: ReplayOptions) -> Self {
         let mut random = fastrand::Rng::with_seed(replay.seed);
         let mut workload = self.clone();
+        let mut delays_s = Vec::with_capacity(self.requests.len());
         for request in &mut workload.requests {
             let jitter = random.f64() * replay.jitter_s.max(0.0);
             request.due_s = (request.recorded_s + jitter) / replay.speed;
+            // The turns of a conversation keep their distances.
+            let delay_s = match request.predecessor {
+                Some(before) => delays_s[before.get()],
+                None => replay.tide.arrival_s(request.due_s) - request.due_s,
+            };
+            request.due_s += delay_s;
+            delays_s.push(delay_s);
             request.output_tokens =
                 (f64::from(request.output_tokens) * replay.output_scale).round().max(1.0) as u32;
         }
@@ -252,7 +279,7 @@ impl WorkloadBuilder {
             }
         }
         self.mark_returning();
-        let key = |&block: &u32| crate::engine::tokens::mix(u64::from(block), 1);
+        let key = |&block: &u32| mix(u64::from(block), 1);
         let keys_of = |request: &WorkloadRequest| {
             let full = request.input_tokens as usize / self.block_tokens;
             let blocks = &self.blocks[request.first_block..request.first_block + full];
@@ -276,15 +303,41 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn prompts_return_if_most_of_their_blocks_are_used_later() {
-        let row = |(second, blocks): (u64, &[u64])| TraceRow {
+    fn row((second, blocks): (u64, &[u64])) -> TraceRow {
+        TraceRow {
             at: Duration::from_secs(second),
             input_tokens: blocks.len() * 512,
             output_tokens: 1,
             blocks: blocks.to_vec(),
             block_tokens: 512,
-        };
+        }
+    }
+
+    #[test]
+    fn copies_of_a_trace_share_no_blocks() {
+        let rows: Vec<TraceRow> = [(0, &[1, 2][..]), (5, &[1, 2, 3])].map(row).into();
+        let load = SimulatedWorkload::of_rows(&copies_of_rows(rows, 3), true);
+        let seconds: Vec<f64> = load.requests.iter().map(|request| request.due_s).collect();
+        assert_eq!(seconds, [0.0, 0.0, 0.0, 5.0, 5.0, 5.0]);
+        assert_eq!(load.block_token_counts().len(), 9);
+        assert_eq!(load.requests[3].predecessor, Some(WorkloadIndex::new(0)));
+        assert_eq!(load.requests[5].predecessor, Some(WorkloadIndex::new(2)));
+    }
+
+    #[test]
+    fn turns_keep_their_distance_in_a_tide() {
+        let rows: Vec<TraceRow> = [(30, &[1, 2][..]), (35, &[1, 2, 3]), (40, &[7, 8])].map(row).into();
+        let tide = ArrivalTide { ratio: 10.0, period_s: 100.0 };
+        let replay = ReplayOptions { speed: 1.0, jitter_s: 0.0, output_scale: 1.0, tide, seed: 1 };
+        let load = SimulatedWorkload::of_rows(&rows, true).with_replay(replay);
+        let due = |request: usize| load.requests[request].due_s;
+        assert!((due(0) - tide.arrival_s(30.0)).abs() < 1e-9 && due(0) > 31.0, "{}", due(0));
+        assert!((due(1) - due(0) - 5.0).abs() < 1e-9);
+        assert!((due(2) - tide.arrival_s(40.0)).abs() < 1e-9);
+    }
+
+    #[test]
+    fn prompts_return_if_most_of_their_blocks_are_used_later() {
         let rows: Vec<TraceRow> =
             (0..).zip([&[0, 1, 2][..], &[0, 1, 3], &[9], &[0, 4, 5]]).map(row).collect();
         let load = SimulatedWorkload::of_rows(&rows, false);
