@@ -2,6 +2,7 @@
 
 mod engine_groups;
 mod excluded;
+mod in_flight;
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -9,11 +10,10 @@ use std::sync::Arc;
 
 use self::engine_groups::EngineGroups;
 use self::excluded::ExcludedEngines;
+use self::in_flight::InFlightAttempt;
 use crate::decision::{RoutingDecision, ScheduleRejection};
-use crate::decode_tracker::DecodingRequest;
-use crate::estimate::{EngineView, PrefillEstimate};
 use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, ReportedLoad, SchedulableFleet};
-use crate::load_tracker::{CompletedPrefill, EngineLoadTracker, SentPrefill};
+use crate::load_tracker::EngineLoadTracker;
 use crate::options::SchedulerOptions;
 use crate::policy::{Policy, PolicyInput, PolicyVerdict, ScheduleRound};
 use crate::prediction::CacheHitPrediction;
@@ -21,12 +21,6 @@ use crate::prefill_time_distribution::PrefillTimeDistribution;
 use crate::request::RequestProfile;
 use crate::seconds::Seconds;
 use crate::snapshot::DecisionSnapshot;
-
-/// Weight of a new request in the average uncached share.
-const UNCACHED_SHARE_GAIN: f64 = 0.02;
-
-/// Shorter responses say little about the time per token: the first one includes the transfer to the decode.
-const MIN_OBSERVED_RESPONSE: u64 = 16;
 
 /// The caller's identifier of one attempt of one request. Never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -105,18 +99,6 @@ impl QueuedScheduleRequest {
     fn by_order(&self, other: &Self) -> Ordering {
         self.order.total_cmp(&other.order).then(self.sequence.cmp(&other.sequence))
     }
-}
-
-/// A tracked request. Its engines are `None` after they left the cluster.
-#[derive(Debug)]
-struct InFlightAttempt {
-    prefill: Option<InstanceIndex>,
-    decode: Option<InstanceIndex>,
-    sequences: u32,
-    decode_tokens: u64,
-    prefilling: bool,
-    /// Since the first token of a pair.
-    decoding: Option<DecodingRequest>,
 }
 
 impl Scheduler {
@@ -204,20 +186,6 @@ impl Scheduler {
         }
         if reported.waiting > 0 {
             self.expect_late_first_tokens(ix);
-        }
-    }
-
-    /// Sequences wait at the decode `ix`, so a late first token does not mean that the prompt is still being computed.
-    fn expect_late_first_tokens(&mut self, ix: InstanceIndex) {
-        for (&attempt, sent) in &self.in_flight {
-            if sent.prefilling
-                && sent.decode == Some(ix)
-                && sent.prefill != Some(ix)
-                && let Some(prefill) = sent.prefill
-                && let Some(book) = self.engines.get_mut(prefill.as_usize())
-            {
-                book.mark_unobserved(attempt);
-            }
         }
     }
 
@@ -351,25 +319,6 @@ impl Scheduler {
         }
     }
 
-    /// Records a decision that another scheduler has made for a request that is not queued here. Its load is tracked until
-    /// [`Scheduler::ended`].
-    pub fn adopt(
-        &mut self,
-        now: Seconds,
-        attempt: AttemptId,
-        submission: &ScheduleRequest,
-        decision: &RoutingDecision,
-    ) {
-        self.refresh_loads(now);
-        self.track(now, attempt, submission, decision);
-    }
-
-    /// Whether a request was sent and has not ended.
-    #[must_use]
-    pub fn is_in_flight(&self, attempt: AttemptId) -> bool {
-        self.in_flight.contains_key(&attempt)
-    }
-
     /// Turns the capture of decision inputs on or off, for [`Scheduler::take_captured`].
     pub fn set_capture(&mut self, captures: bool) {
         self.capturing = captures;
@@ -418,89 +367,6 @@ impl Scheduler {
         queued.into_iter().map(|(_, attempt)| attempt)
     }
 
-    /// Records that the prompt of a sent request has been computed. `cached_tokens` is the engine's report of cache
-    /// hits.
-    pub fn first_token(&mut self, now: Seconds, attempt: AttemptId, cached_tokens: Option<u32>) {
-        let Some(sent) = self.in_flight.get_mut(&attempt) else { return };
-        if !std::mem::take(&mut sent.prefilling) {
-            return;
-        }
-        if sent.prefill != sent.decode
-            && let Some(book) = sent.decode.and_then(|ix| self.engines.get_mut(ix.as_usize()))
-        {
-            sent.decoding = Some(book.start_decoding(now, sent.sequences, sent.decode_tokens));
-        }
-        let Some(entry) = sent.prefill else { return };
-        let (Some(book), Some(models)) =
-            (self.engines.get_mut(entry.as_usize()), self.groups.models_mut(entry))
-        else {
-            return;
-        };
-        let cached = cached_tokens.map(u64::from);
-        let Some(CompletedPrefill { work, duration, exclusive: alone }) =
-            book.complete_prefill(now, attempt, cached)
-        else {
-            return;
-        };
-        if alone {
-            book.speed = models.prefill.observe(work, duration, book.speed);
-        }
-    }
-
-    /// Marks the first token of a sent request as unobservable, because the response arrives in one piece at the end:
-    /// the prediction is used instead.
-    pub fn first_token_unobserved(&mut self, attempt: AttemptId) {
-        let entry = self.in_flight.get(&attempt).and_then(|sent| sent.prefill);
-        if let Some(book) = entry.and_then(|ix| self.engines.get_mut(ix.as_usize())) {
-            book.mark_unobserved(attempt);
-        }
-    }
-
-    /// Records that the response of a sent request is complete, before [`Scheduler::ended`]. `output_tokens` is the
-    /// number of generated tokens of all its sequences.
-    pub fn response_complete(&mut self, now: Seconds, attempt: AttemptId, output_tokens: u64) {
-        let Some(sent) = self.in_flight.get_mut(&attempt) else { return };
-        let Some(ix) = sent.decode else { return };
-        let (Some(book), Some(models)) = (self.engines.get_mut(ix.as_usize()), self.groups.models_mut(ix))
-        else {
-            return;
-        };
-        models.decode.observe_response(output_tokens / u64::from(sent.sequences.max(1)));
-        let Some((duration, batch)) =
-            sent.decoding.take().and_then(|decoding| book.end_decoding(now, decoding))
-        else {
-            return;
-        };
-        // The sequences of one request have different lengths, of which only the sum is known.
-        if sent.sequences == 1 && output_tokens >= MIN_OBSERVED_RESPONSE {
-            let step = duration / (output_tokens - 1) as f64;
-            book.decode_speed = models.decode.observe_step(batch, step, book.decode_speed);
-        }
-    }
-
-    /// Records the end of a request, whatever its outcome: its load is removed, or it leaves the queue.
-    pub fn ended(&mut self, now: Seconds, attempt: AttemptId) {
-        let Some(sent) = self.in_flight.remove(&attempt) else {
-            self.queued.retain(|queued| queued.attempt != attempt);
-            return;
-        };
-        if let Some(book) = sent.prefill.and_then(|ix| self.engines.get_mut(ix.as_usize())) {
-            book.end_request();
-            if sent.prefilling {
-                book.abort_prefill(now, attempt);
-            }
-        }
-        if let Some(book) = sent.decode.and_then(|ix| self.engines.get_mut(ix.as_usize())) {
-            if let Some(decoding) = sent.decoding {
-                book.end_decoding(now, decoding);
-            }
-            book.release_decode(sent.sequences, sent.decode_tokens);
-            if sent.prefill != sent.decode {
-                book.end_request();
-            }
-        }
-    }
-
     fn refresh_loads(&mut self, now: Seconds) {
         self.now = now;
         self.engines.iter_mut().for_each(|engine| engine.advance(now));
@@ -544,65 +410,6 @@ impl Scheduler {
         // Nearly sorted, which a stable sort does in linear time.
         queued.sort_by(QueuedScheduleRequest::by_order);
         self.queued = queued;
-    }
-
-    /// Adds a sent request to the load of its engines, and refreshes their entries in `loads`.
-    fn track(
-        &mut self,
-        now: Seconds,
-        attempt: AttemptId,
-        submission: &ScheduleRequest,
-        decision: &RoutingDecision,
-    ) {
-        let (entry, exit) = (decision.route.prefill_instance(), decision.route.decode_instance());
-        let sequences = submission.request.sequences.max(1);
-        if let (Some(book), Some(load), Some(instance)) = (
-            self.engines.get_mut(entry.as_usize()),
-            self.loads.get(entry.as_usize()),
-            self.cluster.get(entry),
-        ) {
-            let input_tokens = submission.request.total_input_tokens();
-            let prediction = &submission.prediction;
-            let estimate = PrefillEstimate::new(
-                input_tokens,
-                prediction,
-                EngineView { index: entry, instance, load },
-                load.prefill_wait,
-            );
-            let share = estimate.service / load.service.seconds(input_tokens, 0);
-            self.uncached_share += UNCACHED_SHARE_GAIN * (share - self.uncached_share);
-            self.prefill_times.add(estimate.service / load.service.speed);
-            book.start_request();
-            let prefill = SentPrefill {
-                attempt,
-                input_tokens,
-                uncached_tokens: decision.reservation.prefill_tokens,
-                estimate,
-            };
-            book.push_prefill(now, &prefill);
-        }
-        if let Some(book) = self.engines.get_mut(exit.as_usize()) {
-            book.reserve_decode(sequences, decision.reservation.decode_tokens);
-            if entry != exit {
-                book.start_request();
-            }
-        }
-        for ix in [entry, exit] {
-            if let (Some(load), Some(book), Some(learned)) =
-                (self.loads.get_mut(ix.as_usize()), self.engines.get(ix.as_usize()), self.groups.models(ix))
-            {
-                *load = book.load(now, learned);
-            }
-        }
-        let sent = InFlightAttempt {
-            prefill: Some(entry),
-            decode: Some(exit),
-            sequences,
-            decode_tokens: decision.reservation.decode_tokens,
-            prefilling: true,
-            decoding: None,
-        };
-        self.in_flight.insert(attempt, sent);
     }
 }
 

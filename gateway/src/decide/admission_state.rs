@@ -1,23 +1,23 @@
 //! State of the admission queue: the scheduler, and the requests that wait for its decisions.
 
+mod peers;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 
 use http::HeaderValue;
 use moongate_scheduler::{
-    AttemptId, DecisionExplanation, RoutingDecision, ScheduleRejection, ScheduleRequest, Scheduler,
-    SchedulerEvent,
+    AttemptId, RoutingDecision, ScheduleRejection, ScheduleRequest, Scheduler, SchedulerEvent,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::admission_queue::{AdmissionQueue, QUEUE_FULL_RETRY_AFTER};
+use super::admission_queue::AdmissionQueue;
 use super::eligibility::{ChosenRoute, RouteConstraints, route_members};
 use super::in_flight::InFlightGuard;
 use super::shared_queue::{
-    EngineHits, LeaderMessage, QueueTicket, TicketMessage, TicketRejection, TicketRoute, engine_ids,
-    excluded_engines,
+    LeaderMessage, TicketMessage, TicketRejection, TicketRoute, engine_ids, excluded_engines,
 };
 use crate::feedback::{DecisionHistory, SharedQueueMetrics};
 use crate::fleet::{FleetDecision, FleetSnapshot};
@@ -132,128 +132,6 @@ impl AdmissionState {
         attempt
     }
 
-    /// Sends a queued request to the leader. Returns whether there is one.
-    fn submit_to_leader(&mut self, now: f64, attempt: AttemptId) -> bool {
-        let (Some(_), Some(waiter)) = (&self.leader, self.waiting.get(&attempt)) else { return false };
-        let Some(submission) = &waiter.submission else { return false };
-        let Some(model) = self.fleet.model_name(submission.request.model) else { return false };
-        let ticket = QueueTicket {
-            ticket: attempt.0,
-            id: String::from_utf8_lossy(waiter.id.as_bytes()).into_owned(),
-            model: model.to_string(),
-            request: submission.request.clone(),
-            waited: now - waiter.arrived,
-            stream: waiter.stream,
-            hits: EngineHits::of_prediction(&submission.prediction, &self.fleet),
-            excluded: engine_ids(&submission.excluded, &self.fleet),
-        };
-        self.send_to_leader(TicketMessage::Submit(Box::new(ticket)));
-        true
-    }
-
-    fn send_to_leader(&self, message: TicketMessage) {
-        if let Some(leader) = &self.leader
-            && leader.messages.try_send(message).is_err()
-        {
-            leader.closing.cancel();
-        }
-    }
-
-    /// Whether another gateway decides.
-    pub(super) fn follows(&self) -> bool {
-        self.leader.is_some()
-    }
-
-    /// Another gateway decides from now on, or none. Queued requests move to the new place.
-    pub(super) fn set_leader(&mut self, now: f64, leader: Option<LeaderLink>) {
-        let follows = leader.is_some();
-        self.leader = leader;
-        for waiter in self.waiting.values() {
-            // A gateway that follows another one decides for none.
-            if let DecisionRecipient::Follower { link, .. } = &waiter.recipient
-                && follows
-            {
-                link.closing.cancel();
-            }
-        }
-        let mut queued: Vec<AttemptId> = self
-            .waiting
-            .iter()
-            .filter(|(_, waiter)| waiter.submission.is_some())
-            .map(|(attempt, _)| *attempt)
-            .collect();
-        queued.sort_unstable();
-        for attempt in queued {
-            // The request leaves this gateway's queue, if it is there.
-            self.scheduler.ended(now, attempt);
-            if !self.submit_to_leader(now, attempt) {
-                self.submit_here(now, attempt);
-            }
-        }
-    }
-
-    fn submit_here(&mut self, now: f64, attempt: AttemptId) {
-        let Some(waiter) = self.waiting.get(&attempt) else { return };
-        let Some(submission) = waiter.submission.clone() else { return };
-        self.shared_metrics.record_decided_alone();
-        self.scheduler.submit_waiting(now, attempt, submission, now - waiter.arrived);
-    }
-
-    /// A message of the leader about one of this gateway's requests.
-    pub(super) fn receive_decision(&mut self, now: f64, message: LeaderMessage, queue: &Arc<AdmissionQueue>) {
-        match message {
-            LeaderMessage::Alive => {}
-            LeaderMessage::Send(route) => self.receive_route(now, &route, queue),
-            LeaderMessage::Reject { ticket, rejection: TicketRejection::Overloaded { retry_after } } => {
-                self.shared_metrics.record_decided_by_leader();
-                if let Some(AdmissionWaiter {
-                    recipient: DecisionRecipient::Request { sender, .. }, ..
-                }) = self.waiting.remove(&AttemptId(ticket))
-                {
-                    self.decided.push((Some(sender), Err(ScheduleRejection::Overloaded { retry_after })));
-                }
-                self.send_to_leader(TicketMessage::End { ticket, output_tokens: None });
-            }
-            LeaderMessage::Reject { ticket, rejection: TicketRejection::NoRoute } => {
-                self.submit_here(now, AttemptId(ticket));
-            }
-        }
-    }
-
-    fn receive_route(&mut self, now: f64, message: &TicketRoute, queue: &Arc<AdmissionQueue>) {
-        let attempt = AttemptId(message.ticket);
-        let Some(waiter) = self.waiting.remove(&attempt) else {
-            if !self.scheduler.is_in_flight(attempt) {
-                // Its client has left in the meantime.
-                self.send_to_leader(TicketMessage::End { ticket: attempt.0, output_tokens: None });
-            }
-            return;
-        };
-        let (Some(submission), Some(route)) = (&waiter.submission, message.route(&self.fleet)) else {
-            // The engine is not in this gateway's fleet.
-            self.send_to_leader(TicketMessage::End { ticket: attempt.0, output_tokens: None });
-            self.waiting.insert(attempt, waiter);
-            self.submit_here(now, attempt);
-            return;
-        };
-        let decision = RoutingDecision {
-            route,
-            reservation: message.reservation,
-            engine_priority: message.engine_priority,
-            predicted_ttft: message.predicted_ttft,
-            expected_ttft: message.expected_ttft,
-            explanation: DecisionExplanation {
-                policy: queue.policy(),
-                reason: "decided by the leading gateway",
-                candidates: Vec::new(),
-                terms: Vec::new(),
-            },
-        };
-        self.shared_metrics.record_decided_by_leader();
-        self.scheduler.adopt(now, attempt, submission, &decision);
-        self.deliver(now, attempt, decision, Some(waiter), queue);
-    }
-
     /// Builds the route of a decision, and adds it to the results to be delivered.
     fn deliver(
         &mut self,
@@ -336,54 +214,6 @@ impl AdmissionState {
         }
     }
 
-    /// Queues a request of another gateway. `None` if it was rejected.
-    pub(super) fn submit_ticket(
-        &mut self,
-        now: f64,
-        link: &FollowerLink,
-        ticket: QueueTicket,
-        capacity: usize,
-    ) -> Option<AttemptId> {
-        let number = ticket.ticket;
-        let reject = |rejection| {
-            link.send(LeaderMessage::Reject { ticket: number, rejection });
-            None
-        };
-        if self.waiting.len() >= capacity {
-            return reject(TicketRejection::Overloaded { retry_after: QUEUE_FULL_RETRY_AFTER });
-        }
-        let (Some(submission), Ok(id)) =
-            (ticket.schedule_request(&self.fleet), HeaderValue::try_from(ticket.id.as_str()))
-        else {
-            return reject(TicketRejection::NoRoute);
-        };
-        let attempt = AttemptId(self.next_attempt);
-        self.next_attempt += 1;
-        let recipient =
-            DecisionRecipient::Follower { link: link.clone(), ticket: number, excluded: ticket.excluded };
-        let waiter = AdmissionWaiter {
-            recipient,
-            stream: ticket.stream,
-            id,
-            queued_at: Instant::now(),
-            arrived: now - ticket.waited,
-            submission: None,
-        };
-        self.waiting.insert(attempt, waiter);
-        self.scheduler.submit_waiting(now, attempt, submission, ticket.waited);
-        Some(attempt)
-    }
-
-    /// Other engines are excluded for a request of another gateway.
-    pub(super) fn exclude_for_follower(&mut self, attempt: AttemptId, ids: Vec<String>) {
-        if let Some(AdmissionWaiter { recipient: DecisionRecipient::Follower { excluded, .. }, .. }) =
-            self.waiting.get_mut(&attempt)
-        {
-            self.scheduler.exclude(attempt, excluded_engines(&ids, &self.fleet));
-            *excluded = ids;
-        }
-    }
-
     /// Applies changes of the fleet and of engine availability to the scheduler.
     pub(super) fn sync_fleet(&mut self, now: f64, fleet: Arc<FleetSnapshot>) {
         let changed = !Arc::ptr_eq(&self.fleet, &fleet);
@@ -413,14 +243,6 @@ impl AdmissionState {
             self.scheduler.exclude(*attempt, engines);
         }
         messages.into_iter().for_each(|message| self.send_to_leader(message));
-    }
-
-    /// The submissions of queued requests refer to engines by their position in the fleet.
-    fn renumber_submissions(&mut self, fleet: &FleetSnapshot) {
-        for submission in self.waiting.values_mut().filter_map(|waiter| waiter.submission.as_mut()) {
-            let hits = EngineHits::of_prediction(&submission.prediction, &self.fleet);
-            submission.prediction = EngineHits::to_prediction(&hits, fleet);
-        }
     }
 
     /// Polls the scheduler. Returns results to deliver after the lock is released.

@@ -9,6 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::fleet::FleetSnapshot;
 
+/// Limit of [`EngineHits::distance`].
+const MAX_DISTANCE: f64 = 100.0;
+
 /// A message about one request of the sender, or a sign of life.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -120,7 +123,7 @@ impl EngineHits {
         for entry in entries {
             if let Some(ix) = fleet.index_of(&entry.engine) {
                 prediction.per_instance[ix.as_usize()] = entry.hits;
-                prediction.network_distance[ix.as_usize()] = entry.distance as f32;
+                prediction.network_distance[ix.as_usize()] = entry.distance.clamp(0.0, MAX_DISTANCE) as f32;
             }
         }
         prediction
