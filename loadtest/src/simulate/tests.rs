@@ -250,7 +250,7 @@ fn targets_keep_decodes_in_pace() {
 }
 
 #[test]
-fn waiting_tenants_get_equal_shares_and_urgent_requests_go_first() {
+fn waiting_tenants_share_equally_and_urgent_requests_lead() {
     let settings = SimulationOptions {
         prefill: 4,
         tenants: vec![60.0, 40.0],
