@@ -458,8 +458,8 @@ proptest! {
         }
     }
 
-    /// A request is overtaken only by shorter ones that arrived within twenty times the difference after it, and by all
-    /// of these.
+    /// A request is overtaken only by shorter ones that arrived within a multiple of the difference after it, and by
+    /// all of these.
     #[test]
     fn overtaking_is_bounded_by_the_difference_in_computation(
         requests in prop::collection::vec((200_u32..20_000, 0.0_f64..5.0), 2..80),
@@ -474,7 +474,7 @@ proptest! {
             now += gap;
             let attempt = sim.submit(now, tokens, &[]);
             prop_assert_eq!(sim.sent(now), []);
-            ranks.push((now + 20.0 * f64::from(tokens) / 1000.0, attempt));
+            ranks.push((now + OVERTAKING_SERVICES * f64::from(tokens) / 1000.0, attempt));
         }
         ranks.sort_by(|left, right| left.0.total_cmp(&right.0));
         let mut running = busy;
