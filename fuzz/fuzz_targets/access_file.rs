@@ -13,6 +13,12 @@ fn listed(text: &str) -> Vec<Table> {
     keys.into_iter().filter_map(|key| key.as_table().cloned()).collect()
 }
 
+/// Whether the error contains these words for any key: they are its own.
+fn is_own_text(text: &str, key: &str) -> bool {
+    let other = text.replace(key, &"x".repeat(key.len()));
+    tenants_of_keys(&other, &[]).is_err_and(|error| error.to_string().contains(key))
+}
+
 fuzz_target!(|text: &str| {
     let listed = listed(text);
     let member = |key: &Table, name: &str| key.get(name).and_then(Value::as_str).map(str::to_owned);
@@ -30,7 +36,7 @@ fuzz_target!(|text: &str| {
             let error = error.to_string();
             for (key, _) in plain.iter().filter(|(key, _)| key.len() >= 16) {
                 let is_elsewhere = text.matches(key.as_str()).count() != 1;
-                assert!(is_elsewhere || !error.contains(key.as_str()), "{error}");
+                assert!(is_elsewhere || !error.contains(key.as_str()) || is_own_text(text, key), "{error}");
             }
         }
     }

@@ -220,9 +220,15 @@ async fn programs_serve_with_any_kind_of_standard_error() {
             children.push(ChildKillGuard(command.spawn().unwrap()));
         }
         for ((program, address), child) in programs.iter().zip(&admin).zip(&mut children) {
-            let metrics = scrape(address, "/metrics").await;
             // If closed, it is replaced by /dev/null at start, so that no socket gets its descriptor.
-            assert_eq!(dropped_log_lines(&metrics) > 0, stderr != "closed", "{stderr}: {program}");
+            let drops_lines = stderr != "closed";
+            let counted = tokio::time::timeout(TEST_TIMEOUT, async {
+                // Lines are written in a thread of their own, maybe after the first scrape.
+                while (dropped_log_lines(&scrape(address, "/metrics").await) > 0) != drops_lines {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            });
+            assert!(counted.await.is_ok(), "{stderr}: {program}");
             assert_eq!(child.0.try_wait().unwrap(), None, "{stderr}: {program}");
         }
         for mut child in children {

@@ -9,6 +9,7 @@ use crate::harness::client;
 use crate::harness::fleet::{TestEngines, TestFleetBuilder};
 use crate::harness::gateway::TestGateway;
 use crate::harness::metrics::metric_at;
+use crate::harness::process::MoongateProcess;
 use crate::harness::tls::{generate_certificates, get_over_tls};
 use crate::harness::{TEST_TIMEOUT, wait_until};
 
@@ -235,4 +236,10 @@ async fn gateways_need_the_token_of_their_peers() {
         let response = client.request(method, leader.admin_url(path)).send().await.unwrap();
         assert_eq!(response.status(), 401, "{path}");
     }
+    // A gateway without it decides alone, and logs why.
+    let mut flags = engines.flags();
+    flags.push(format!("--queue-peer=127.0.0.1:{port}"));
+    let (mut other, _) = MoongateProcess::gateway(&flags).await;
+    let line = other.wait_for_line("of the shared queue does not answer").await;
+    assert!(line.contains("HTTP status 401") && line.contains("--queue-peer-token"), "{line}");
 }

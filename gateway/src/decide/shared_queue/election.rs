@@ -1,5 +1,6 @@
 //! Which gateway leads.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -55,26 +56,39 @@ pub(crate) async fn run_election(
     metrics: SharedQueueMetrics,
     stop: CancellationToken,
 ) {
+    let mut reported = BTreeMap::new();
     while !stop.is_cancelled() {
-        match elect(&own, peers.query().await) {
-            Some(leader) => {
-                metrics.set_follows(true);
-                tracing::info!(leader = %leader.address, "another gateway decides this one's requests");
-                let reason =
-                    follow(&queue, &peers, &leader, || async { elect(&own, peers.query().await) }, &stop)
-                        .await;
-                metrics.set_follows(false);
-                tracing::info!(leader = %leader.address, %reason, "this gateway decides its requests");
-                // Another leader is elected at once.
-            }
-            None => {
-                tokio::select! {
-                    () = stop.cancelled() => {}
-                    () = tokio::time::sleep(ELECTION_INTERVAL) => {}
-                }
+        let (answered, problems) = peers.query().await;
+        report_changes(&mut reported, problems);
+        if let Some(leader) = elect(&own, answered) {
+            let connected = || metrics.set_follows(true);
+            let elected = || async { elect(&own, peers.query().await.0) };
+            let reason = follow(&queue, &peers, &leader, connected, elected, &stop).await;
+            metrics.set_follows(false);
+            tracing::info!(leader = %leader.address, %reason, "this gateway decides its requests");
+            if reason.is_over() {
+                // The next leader is elected at once.
+                continue;
             }
         }
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tokio::time::sleep(ELECTION_INTERVAL) => {}
+        }
     }
+}
+
+/// Logs why peers do not answer, once for each change.
+fn report_changes(reported: &mut BTreeMap<String, String>, problems: BTreeMap<String, String>) {
+    for (peer, problem) in &problems {
+        if reported.get(peer) != Some(problem) {
+            tracing::warn!(%peer, %problem, "a gateway of the shared queue does not answer");
+        }
+    }
+    for peer in reported.keys().filter(|peer| !problems.contains_key(*peer)) {
+        tracing::info!(%peer, "a gateway of the shared queue answers again, or is no longer listed");
+    }
+    *reported = problems;
 }
 
 #[cfg(test)]

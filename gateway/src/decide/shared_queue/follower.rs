@@ -34,10 +34,18 @@ pub(super) enum FollowEnd {
     Stopped,
     AnotherLeads,
     Unreachable(reqwest::Error),
+    Unanswered,
     Silent,
     Closed,
     Malformed(super::lines::LineError),
     TooSlow,
+}
+
+impl FollowEnd {
+    /// Whether the leader was reached and is gone, or another one leads. Otherwise a new attempt would fail in the same way.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self, Self::Stopped | Self::AnotherLeads | Self::Silent | Self::Closed)
+    }
 }
 
 impl fmt::Display for FollowEnd {
@@ -46,6 +54,7 @@ impl fmt::Display for FollowEnd {
             Self::Stopped => f.write_str("this gateway stops"),
             Self::AnotherLeads => f.write_str("another gateway leads now"),
             Self::Unreachable(error) => write!(f, "cannot connect: {error}"),
+            Self::Unanswered => write!(f, "no response to the connection for {SILENCE_LIMIT:?}"),
             Self::Silent => write!(f, "no message for {SILENCE_LIMIT:?}"),
             Self::Closed => f.write_str("it closed the connection"),
             Self::Malformed(error) => write!(f, "it sent an invalid message: {error}"),
@@ -54,11 +63,13 @@ impl fmt::Display for FollowEnd {
     }
 }
 
-/// Sends this gateway's requests to `leader` until the connection fails, or `elect` returns another one.
+/// Sends this gateway's requests to `leader` until the connection fails, or `elect` returns another one. Calls `connected` once they
+/// are decided there.
 pub(super) async fn follow<F: Future<Output = Option<QueuePeer>>>(
     queue: &Arc<AdmissionQueue>,
     peers: &QueuePeers,
     leader: &QueuePeer,
+    connected: impl FnOnce(),
     elect: impl Fn() -> F,
     stop: &CancellationToken,
 ) -> FollowEnd {
@@ -68,7 +79,7 @@ pub(super) async fn follow<F: Future<Output = Option<QueuePeer>>>(
         .header(CONTENT_TYPE, "application/x-ndjson")
         .body(reqwest::Body::wrap_stream(outgoing(receiver)));
     let response = match timeout(SILENCE_LIMIT, request.send()).await {
-        Err(_) => return FollowEnd::Silent,
+        Err(_) => return FollowEnd::Unanswered,
         Ok(response) => match response.and_then(reqwest::Response::error_for_status) {
             Err(error) => return FollowEnd::Unreachable(error),
             Ok(response) => response,
@@ -76,6 +87,8 @@ pub(super) async fn follow<F: Future<Output = Option<QueuePeer>>>(
     };
     let closing = CancellationToken::new();
     queue.set_leader(Some(LeaderLink { messages, closing: closing.clone() }));
+    connected();
+    tracing::info!(leader = %leader.address, "another gateway decides this one's requests");
     let changed = async {
         let mut checks = interval(CHECK_INTERVAL);
         checks.tick().await;

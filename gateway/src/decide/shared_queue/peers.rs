@@ -1,5 +1,6 @@
 //! Addresses of the gateways that share a queue, and requests to them.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -82,21 +83,44 @@ impl QueuePeers {
         Ok(Self { addresses, client, token })
     }
 
-    /// The gateways that answer.
-    pub(super) async fn query(&self) -> Vec<QueuePeer> {
+    /// The gateways that answer, and why others do not, by address.
+    pub(super) async fn query(&self) -> (Vec<QueuePeer>, BTreeMap<String, String>) {
+        let mut problems = BTreeMap::new();
         let mut urls: Vec<(SocketAddr, String)> = Vec::new();
         for address in &self.addresses {
             let resolved = tokio::time::timeout(QUERY_TIMEOUT, tokio::net::lookup_host(&address.authority));
-            let Ok(Ok(resolved)) = resolved.await else { continue };
+            let resolved = match resolved.await {
+                Ok(Ok(resolved)) => resolved,
+                Ok(Err(error)) => {
+                    problems.insert(address.authority.clone(), error.to_string());
+                    continue;
+                }
+                Err(_) => {
+                    problems.insert(address.authority.clone(), "the name is not resolved in time".to_owned());
+                    continue;
+                }
+            };
             urls.extend(resolved.map(|socket| (socket, format!("{}://{socket}", address.scheme.as_str()))));
         }
         let queries = urls.into_iter().map(|(address, url)| async move {
             let request = self.authorize(self.client.get(format!("{url}/queue/identity")));
-            let response = request.timeout(QUERY_TIMEOUT).send().await.ok()?.error_for_status().ok()?;
-            let identity = response.json::<QueueIdentity>().await.ok()?;
-            Some(QueuePeer { address, identity, url })
+            let identity = async {
+                let response = request.timeout(QUERY_TIMEOUT).send().await?.error_for_status()?;
+                response.json::<QueueIdentity>().await
+            };
+            match identity.await {
+                Ok(identity) => Ok(QueuePeer { address, identity, url }),
+                Err(error) => Err((address.to_string(), describe(&error))),
+            }
         });
-        futures_util::future::join_all(queries).await.into_iter().flatten().collect()
+        let mut peers = Vec::new();
+        for queried in futures_util::future::join_all(queries).await {
+            match queried {
+                Ok(peer) => peers.push(peer),
+                Err((address, problem)) => drop(problems.insert(address, problem)),
+            }
+        }
+        (peers, problems)
     }
 
     /// A request for decisions of `peer`.
@@ -110,6 +134,15 @@ impl QueuePeers {
             None => request,
         }
     }
+}
+
+/// The error with its causes, of which the first one is only that the request failed.
+fn describe(error: &reqwest::Error) -> String {
+    if let Some(status) = error.status() {
+        return format!("HTTP status {status}; check --queue-peer-token, and that it runs with --queue-peer");
+    }
+    let causes = std::iter::successors(Some(error as &dyn std::error::Error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 #[cfg(test)]
