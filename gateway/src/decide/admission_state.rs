@@ -64,7 +64,10 @@ pub(super) struct FollowerLink {
 impl FollowerLink {
     /// Sends a message. A gateway that does not receive its messages is disconnected.
     fn send(&self, message: LeaderMessage) {
-        if self.messages.try_send(message).is_err() {
+        if self.messages.try_send(message).is_err() && !self.closing.is_cancelled() {
+            tracing::warn!(
+                "a gateway of the shared queue receives its decisions too slowly; its connection is closed"
+            );
             self.closing.cancel();
         }
     }

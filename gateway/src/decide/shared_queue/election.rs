@@ -57,6 +57,8 @@ pub(crate) async fn run_election(
     stop: CancellationToken,
 ) {
     let mut reported = BTreeMap::new();
+    // A connection that fails in the same way again is not logged again.
+    let mut latest_failure: Option<String> = None;
     while !stop.is_cancelled() {
         let (answered, problems) = peers.query().await;
         report_changes(&mut reported, problems);
@@ -65,7 +67,13 @@ pub(crate) async fn run_election(
             let elected = || async { elect(&own, peers.query().await.0) };
             let reason = follow(&queue, &peers, &leader, connected, elected, &stop).await;
             metrics.set_follows(false);
-            tracing::info!(leader = %leader.address, %reason, "this gateway decides its requests");
+            let (peer, text) = (leader.address, reason.to_string());
+            if reason.is_intended() {
+                tracing::info!(leader = %peer, reason = text, "this gateway decides its requests");
+            } else if reason.is_over() || latest_failure.as_deref() != Some(&*text) {
+                tracing::warn!(leader = %peer, reason = text, "this gateway decides its requests");
+            }
+            latest_failure = Some(text);
             if reason.is_over() {
                 // The next leader is elected at once.
                 continue;

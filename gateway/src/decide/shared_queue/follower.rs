@@ -42,6 +42,11 @@ pub(super) enum FollowEnd {
 }
 
 impl FollowEnd {
+    /// Whether nothing has failed.
+    pub(super) fn is_intended(&self) -> bool {
+        matches!(self, Self::Stopped | Self::AnotherLeads)
+    }
+
     /// Whether the leader was reached and is gone, or another one leads. Otherwise a new attempt would fail in the same way.
     pub(super) fn is_over(&self) -> bool {
         matches!(self, Self::Stopped | Self::AnotherLeads | Self::Silent | Self::Closed)

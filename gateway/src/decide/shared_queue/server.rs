@@ -66,6 +66,7 @@ impl QueueServer {
         let (queue, metrics, stop) = (self.queue.clone(), self.metrics.clone(), self.supervisor.token());
         self.supervisor.spawn("shared-queue", async move {
             metrics.follower_connected();
+            tracing::info!("this gateway decides for another one");
             let mut follower = Follower::new(queue, link.clone());
             tokio::select! {
                 () = stop.cancelled() => {}
@@ -73,6 +74,8 @@ impl QueueServer {
                 () = follower.receive(tickets) => {}
             }
             metrics.follower_disconnected();
+            let unfinished = follower.attempts.len();
+            tracing::info!(unfinished, "a gateway for which this one decided has disconnected");
         });
         Some(outgoing(receiver, gone))
     }

@@ -18,8 +18,8 @@ const MAX_CREDIT: Seconds = 20.0;
 const MAX_FACTOR: f64 = 64.0;
 
 /// Computation by tenant, in seconds of the whole fleet. As in start-time fair queueing, a level follows the tenant with
-/// the least computation among those with queued requests, and no tenant is more than a credit below it: capacity that
-/// nobody waited for costs nothing.
+/// the least computation among those with queued requests, and no tenant is more than a credit below it: computation
+/// while no other tenant has queued requests does not count.
 ///
 /// The excess of a tenant over the one with the least computation grows until tenants with backlogs get equal shares,
 /// however much they offer. It scales lengths instead of ordering by tenant, so that mostly long requests are delayed,
@@ -56,10 +56,10 @@ impl TenantUsage {
         self.level = if self.tenants.len() == 1 { level } else { self.level.max(level) };
         // A tenant with all credit is the same as a new one. It is tracked for some time, so that others count as longer
         // between its requests too.
-        let forgotten = self.level - 2.0 * MAX_CREDIT;
+        let dropped_below = self.level - 2.0 * MAX_CREDIT;
         self.tenants.retain(|_, tenant| {
             tenant.queued = false;
-            tenant.used > forgotten
+            tenant.used > dropped_below
         });
         self.least =
             self.tenants.keys().map(|&number| self.used(number)).reduce(f64::min).unwrap_or(self.level);
@@ -131,7 +131,7 @@ mod tests {
         let mut usage = TenantUsage::default();
         usage.record_sent(Some(1), 1e4);
         round(&mut usage, &[]);
-        assert_eq!(usage.factor(Some(1)), 1.0, "nobody waited");
+        assert_eq!(usage.factor(Some(1)), 1.0, "no request was queued");
         round(&mut usage, &[1, 2]);
         let credit = (MAX_CREDIT / EXCESS_TO_DOUBLE).exp2();
         assert_eq!((usage.factor(Some(1)), usage.factor(Some(2))), (credit, 1.0));
