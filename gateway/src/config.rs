@@ -99,7 +99,7 @@ pub struct GatewayOptions {
     pub ttft_target_factor: f64,
 
     /// Policy `predictive`: send a decode no more requests than it can generate with this time per output token; 0s fills decodes as
-    /// far as their KV cache allows. Requests beyond that are queued.
+    /// far as their KV cache allows. Requests beyond that are queued. Within the target, vLLM decodes also compute prompts.
     #[arg(long, value_name = "TIME", env = "MOONGATE_TPOT_TARGET", default_value = "0s", value_parser = humantime::parse_duration)]
     pub tpot_target: Duration,
 

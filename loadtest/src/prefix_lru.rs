@@ -31,6 +31,11 @@ impl<Block: Copy + Eq + Hash> PrefixLru<Block> {
         self.capacity
     }
 
+    /// Changes the capacity in tokens; the next insertion evicts what does not fit any more.
+    pub(crate) fn set_capacity(&mut self, capacity: u64) {
+        self.capacity = capacity;
+    }
+
     pub(crate) fn used(&self) -> u64 {
         self.used
     }

@@ -32,6 +32,7 @@ fn cluster(prefills: usize, decodes: usize) -> Arc<SchedulableFleet> {
             page_tokens: 64,
             ..EngineCacheParams::default()
         },
+        local_prefill: false,
     };
     let prefills = (0..prefills).map(|number| engine(InstanceRole::Prefill, number));
     Arc::new(SchedulableFleet::new(

@@ -1,7 +1,7 @@
 //! Estimated times of one prompt on one engine.
 
 use crate::cache_params::{EngineCacheParams, PrefetchBehavior};
-use crate::fleet::{InstanceIndex, InstanceLoad, SchedulableInstance};
+use crate::fleet::{InstanceIndex, InstanceLoad, InstanceRole, SchedulableInstance};
 use crate::prediction::CacheHitPrediction;
 use crate::seconds::Seconds;
 
@@ -73,7 +73,11 @@ impl PrefillEstimate {
         let wait = if overtakes { wait.min(wait - load.prefill_wait + load.idle_wait) } else { wait };
         // Each pass's part is transferred while the next one is computed, the reused prefix with the first part.
         let pass = u64::from(rules.max_prefill_tokens.max(1));
-        let handover_tokens = if new <= pass { input_tokens } else { (new - 1) % pass + 1 };
+        let handover_tokens = match instance.role {
+            InstanceRole::Decode => 0,
+            _ if new <= pass => input_tokens,
+            _ => (new - 1) % pass + 1,
+        };
         Self {
             wait,
             fetch,
@@ -150,6 +154,7 @@ mod tests {
             dp_size: 1,
             location: LocationIds { zone: Some(1), rack: Some(1), node: Some(1), ..LocationIds::default() },
             cache: rules,
+            local_prefill: false,
         }
     }
 

@@ -104,6 +104,10 @@ pub struct SchedulableInstance {
     pub location: LocationIds,
     /// Cache parameters, as configured or reported.
     pub cache: EngineCacheParams,
+    /// Whether it can also serve a request alone, computing the prompt between its decode steps; ignored unless it is a
+    /// decode.
+    #[serde(default)]
+    pub local_prefill: bool,
 }
 
 /// Load of one instance at the time of the decision. The caller provides one per instance, in the cluster's order.
@@ -133,6 +137,9 @@ pub struct InstanceLoad {
     /// Duration of that idle time in seconds; 0 if none is expected.
     #[serde(default)]
     pub idle_for: Seconds,
+    /// Recent share of its time for which it was sent prompts to compute.
+    #[serde(default)]
+    pub prefill_share: f64,
     /// Seconds until its link to the shared store would start fetching for a prompt that is sent now.
     pub fetch_wait: Seconds,
     /// Learned ratio of the shared store's read time to [`EngineCacheParams::l3_bytes_per_s`]; `None` counts as 1.
@@ -207,6 +214,8 @@ pub struct SchedulableFleet {
     prefills: Vec<Vec<InstanceIndex>>,
     /// Decodes by model, in order of index.
     decodes: Vec<Vec<InstanceIndex>>,
+    /// Those of them that can serve a request alone.
+    local_prefills: Vec<Vec<InstanceIndex>>,
 }
 
 impl SchedulableFleet {
@@ -215,6 +224,7 @@ impl SchedulableFleet {
         let models = instances.iter().flat_map(|i| &i.models).map(|m| m.0 as usize + 1).max().unwrap_or(0);
         let mut prefills = vec![Vec::new(); models];
         let mut decodes = vec![Vec::new(); models];
+        let mut local_prefills = vec![Vec::new(); models];
         for (ix, instance) in InstanceIndex::all().zip(&instances) {
             let lists = match instance.role {
                 InstanceRole::Prefill | InstanceRole::Plain => &mut prefills,
@@ -222,9 +232,12 @@ impl SchedulableFleet {
             };
             for model in &instance.models {
                 lists[model.0 as usize].push(ix);
+                if instance.role == InstanceRole::Decode && instance.local_prefill {
+                    local_prefills[model.0 as usize].push(ix);
+                }
             }
         }
-        Self { instances, prefills, decodes }
+        Self { instances, prefills, decodes, local_prefills }
     }
 
     /// All instances, indexed by [`InstanceIndex`].
@@ -243,6 +256,12 @@ impl SchedulableFleet {
     #[must_use]
     pub fn prefills(&self, model: ModelIndex) -> &[InstanceIndex] {
         self.prefills.get(model.0 as usize).map_or(&[], Vec::as_slice)
+    }
+
+    /// Decodes that can serve a request for `model` alone.
+    #[must_use]
+    pub fn local_prefills(&self, model: ModelIndex) -> &[InstanceIndex] {
+        self.local_prefills.get(model.0 as usize).map_or(&[], Vec::as_slice)
     }
 
     #[must_use]

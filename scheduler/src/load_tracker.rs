@@ -15,6 +15,9 @@ use crate::seconds::Seconds;
 /// addition.
 const OVERRUN_SHARE: f64 = 0.3;
 
+/// Time constant of the share of an engine's time for which it was sent prompts.
+pub(crate) const PREFILL_SHARE_S: Seconds = 5.0;
+
 /// Load of one engine. Its prefills form one queue, computed one after the other in order of sending.
 #[derive(Debug)]
 pub(crate) struct EngineLoadTracker {
@@ -28,6 +31,9 @@ pub(crate) struct EngineLoadTracker {
     decode_sequences: u32,
     decoding: DecodeTracker,
     queue: PrefillQueue,
+    /// Computation that was sent recently, as a share of the time, at `advanced_at`.
+    prefill_share: f64,
+    advanced_at: Seconds,
     /// Time at which the link to the shared store is free.
     fetch_free_at: Seconds,
     report: Option<EngineLoadReport>,
@@ -98,6 +104,8 @@ impl EngineLoadTracker {
             decode_sequences: 0,
             decoding: DecodeTracker::default(),
             queue: PrefillQueue::default(),
+            prefill_share: 0.0,
+            advanced_at: 0.0,
             fetch_free_at: 0.0,
             report: None,
             last_external_at: f64::NEG_INFINITY,
@@ -123,6 +131,7 @@ impl EngineLoadTracker {
                 ..report.load
             }),
             prefill_wait: self.prefill_wait(now, learned.relative_error()),
+            prefill_share: self.prefill_share,
             fetch_wait: (self.fetch_free_at - now).max(0.0),
             fetch_slowness: Some(learned.fetch_slowness()),
             service: learned.model(self.speed),
@@ -195,6 +204,7 @@ impl EngineLoadTracker {
         if let Some(report) = &mut self.report {
             report.own_work += estimate.service;
         }
+        self.prefill_share += estimate.service / PREFILL_SHARE_S;
         let cached = u64::from(estimate.cached_tokens).min(input_tokens);
         let queued = PendingPrefill {
             attempt,
@@ -260,6 +270,9 @@ impl EngineLoadTracker {
 
     pub(crate) fn advance(&mut self, now: Seconds) {
         self.queue.advance(now);
+        let elapsed = (now - self.advanced_at).max(0.0);
+        self.prefill_share *= (-elapsed / PREFILL_SHARE_S).exp();
+        self.advanced_at = now;
     }
 
     fn estimate_external(

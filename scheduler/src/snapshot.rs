@@ -117,6 +117,7 @@ mod tests {
             dp_size: 1,
             location: LocationIds::default(),
             cache: EngineCacheParams::default(),
+            local_prefill: false,
         }
     }
 

@@ -29,6 +29,7 @@ mod harness {
     pub(crate) use waiting::{TEST_TIMEOUT, wait_until};
 }
 mod live_ranking;
+mod local_prefill;
 mod overload;
 mod prediction;
 mod registration;

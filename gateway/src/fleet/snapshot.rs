@@ -143,6 +143,7 @@ impl FleetSnapshot {
                 dp_size: facts.dp_size.max(1),
                 location: interner.location(location),
                 cache: cache_rules(facts),
+                local_prefill: computes_alone(instance.role, facts),
             });
             let keyspace = BlockKeyspace::from_instance(instance).map(Arc::new);
             let naming = keyspace.as_ref().and_then(|keyspace| keyspace.store_naming(facts)).map(Arc::new);
@@ -316,6 +317,11 @@ fn role(role: EngineRole) -> scheduler::InstanceRole {
         EngineRole::Decode => scheduler::InstanceRole::Decode,
         EngineRole::Plain => scheduler::InstanceRole::Plain,
     }
+}
+
+/// Whether a decode also computes prompts: vLLM's does it for a request without transfer parameters, SGLang's only decodes.
+fn computes_alone(role: EngineRole, facts: &EngineFacts) -> bool {
+    role == EngineRole::Decode && facts.engine == EngineKind::Vllm
 }
 
 /// Engines of one kind and connector can hand over to each other.

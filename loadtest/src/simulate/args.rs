@@ -202,6 +202,9 @@ pub struct SimulateArgs {
     /// KV cache of a decode engine in tokens.
     #[arg(long, default_value_t = 360_000, env = "MOONGATE_LOADTEST_DECODE_TOKENS")]
     pub decode_tokens: u64,
+    /// Decode engines can also compute prompts, as vLLM's can. The gateways use it with --tpot-targets.
+    #[arg(long, env = "MOONGATE_LOADTEST_LOCAL_PREFILL")]
+    pub local_prefill: bool,
     /// Factor on the length of the responses.
     #[arg(long, default_value_t = 1.0, env = "MOONGATE_LOADTEST_OUTPUT_SCALE")]
     pub output_scale: f64,
@@ -389,6 +392,7 @@ impl SimulateArgs {
             tenants: self.tenants.clone(),
             urgent: self.urgent,
             decode_tokens: self.decode_tokens,
+            local_prefill: self.local_prefill,
             warmup_share: if self.multiturn { 0.0 } else { self.warmup },
             ..settings
         }

@@ -66,12 +66,12 @@ pub(crate) struct DelayedCacheIndex {
 
 impl DelayedCacheIndex {
     pub(crate) fn new(settings: &SimulationOptions, blocks: usize) -> Self {
-        let words = settings.prefill.div_ceil(WORD_ENGINES).max(1);
+        let words = settings.prompt_engines().div_ceil(WORD_ENGINES).max(1);
         Self {
             holders: vec![BlockHolders::default(); blocks * words],
             words,
             store: vec![StoredBlock::default(); blocks],
-            engines: settings.prefill,
+            engines: settings.prompt_engines(),
             shared: settings.shared_cache,
             lag_s: settings.index_lag_s,
             threshold: settings.prefetch_threshold,

@@ -55,14 +55,17 @@ impl SimulatedCaches {
         let engines = if settings.shared_cache {
             vec![LocalCaches { device: PrefixLru::new(u64::MAX), host: PrefixLru::new(0) }]
         } else {
-            (0..settings.prefill).map(|_| own()).collect()
+            let decode = || LocalCaches { device: PrefixLru::new(0), host: PrefixLru::new(0) };
+            let decodes = settings.prompt_engines() - settings.prefill;
+            let prefills = (0..settings.prefill).map(|_| own());
+            prefills.chain((0..decodes).map(|_| decode())).collect()
         };
         // Engines access the store only through the host cache.
         let store_tokens = if settings.l2_tokens == 0 { 0 } else { settings.l3_tokens };
         let store = StoreCache::new(settings.retention, store_tokens, workload);
         let gateway_index = DelayedCacheIndex::new(settings, blocks);
         let of_engines =
-            (0..settings.prefill).map(|engine| settings.zone(PrefillIndex::new(engine))).collect();
+            (0..settings.prompt_engines()).map(|engine| settings.zone(PrefillIndex::new(engine))).collect();
         Self {
             engines,
             store,
@@ -165,6 +168,22 @@ impl SimulatedCaches {
             }
             view.record_change(now, CacheLocation::Store(zone), change);
         });
+    }
+
+    /// Keeps a prompt whose response is complete in the part of a decode's KV cache that its sequences leave free.
+    pub(crate) fn insert_decoded(
+        &mut self,
+        now: f64,
+        engine: PrefillIndex,
+        prompt: &PromptBlocks<'_>,
+        free_tokens: u64,
+    ) {
+        let engine = self.slot(engine);
+        let view = &mut self.gateway_index;
+        let on_change = |change| view.record_change(now, CacheLocation::Device(engine), change);
+        let device = &mut self.engines[engine].device;
+        device.set_capacity(free_tokens);
+        device.put(prompt.blocks, tokens_in(&self.tokens), on_change);
     }
 
     /// Reports a hinted prompt to the store, as a gateway does when the response is complete.

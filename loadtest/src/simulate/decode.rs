@@ -43,14 +43,48 @@ pub(crate) struct DecodeEngine {
     /// Steps done up to `since`, including the fraction of the current one.
     steps: f64,
     since: f64,
+    /// Seconds per step while a prompt is computed between the steps.
+    step_beside_prompt_s: Option<f64>,
     /// Incremented whenever the batch changes, so that outdated end events are ignored.
     pub(crate) batch_epoch: u32,
     pub(crate) down: bool,
 }
 
 impl DecodeEngine {
+    /// Seconds per step now.
     fn step_s(&self, settings: &SimulationOptions) -> f64 {
+        self.step_beside_prompt_s.unwrap_or_else(|| self.undisturbed_step_s(settings))
+    }
+
+    fn undisturbed_step_s(&self, settings: &SimulationOptions) -> f64 {
         settings.service.decode_step_s(self.batch.len() as u64, self.used_tokens)
+    }
+
+    /// Starts to compute a prompt in this many passes, each of which is also a step of the batch. Returns the duration,
+    /// which is longer than that of the prompt alone.
+    pub(crate) fn start_prompt(
+        &mut self,
+        now: f64,
+        (seconds, passes): (f64, f64),
+        settings: &SimulationOptions,
+    ) -> f64 {
+        self.advance(now, settings);
+        let step_s = if self.batch.is_empty() { 0.0 } else { self.undisturbed_step_s(settings) };
+        let duration = seconds + passes * step_s;
+        self.step_beside_prompt_s = Some(duration / passes);
+        self.batch_epoch += 1;
+        duration
+    }
+
+    pub(crate) fn end_prompt(&mut self, now: f64, settings: &SimulationOptions) {
+        self.advance(now, settings);
+        self.step_beside_prompt_s = None;
+        self.batch_epoch += 1;
+    }
+
+    /// Tokens of the KV cache that no sequence occupies.
+    pub(crate) fn free_tokens(&self, settings: &SimulationOptions) -> u64 {
+        settings.decode_tokens.saturating_sub(self.used_tokens)
     }
 
     fn advance(&mut self, now: f64, settings: &SimulationOptions) {
@@ -119,6 +153,7 @@ impl DecodeEngine {
         self.down = true;
         self.batch_epoch += 1;
         self.used_tokens = 0;
+        self.step_beside_prompt_s = None;
         let batch = self.batch.drain().map(|Reverse(sequence)| sequence.attempt);
         let mut lost: Vec<AttemptIndex> =
             batch.chain(self.waiting.drain(..).map(|sequence| sequence.attempt)).collect();
@@ -159,6 +194,20 @@ mod tests {
         engine.remove_finished(both, &settings, &mut done);
         assert_eq!((joined, done, engine.load()), (attempts([1, 2]), attempts([1]), load(1, 0, 1_000)));
         assert!(engine.next_end(&settings).expect("runs") > both);
+    }
+
+    #[test]
+    fn sequences_wait_for_a_prompt_but_get_a_token_with_each_pass() {
+        let settings = SimulationOptions::eight_plus_four();
+        let mut engine = DecodeEngine::default();
+        engine.add(sequence(1, 10));
+        engine.admit(0.0, &settings, &mut Vec::new());
+        let step = settings.service.decode_step_s(1, 1_000);
+        let duration = engine.start_prompt(0.0, (3.0, 2.0), &settings);
+        assert!((duration - 3.0 - 2.0 * step).abs() < 1e-9);
+        engine.end_prompt(duration, &settings);
+        let end = engine.next_end(&settings).expect("runs");
+        assert!((end - duration - 8.0 * step).abs() < 1e-9);
     }
 
     #[test]

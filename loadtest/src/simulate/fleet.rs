@@ -78,7 +78,8 @@ pub(crate) struct SimulatedFleet<'a> {
 impl<'a> SimulatedFleet<'a> {
     pub(crate) fn new(settings: &'a SimulationOptions, workload: &'a SimulatedWorkload, seed: u64) -> Self {
         let prefill = |number| {
-            let slowdown = if number < settings.slow_engines { settings.slow_engine } else { 1.0 };
+            let slowdown =
+                if number < settings.slow_engines.min(settings.prefill) { settings.slow_engine } else { 1.0 };
             PrefillEngine::new(PrefillIndex::new(number), slowdown)
         };
         let decodes = if settings.decode == 0 { settings.prefill } else { settings.decode };
@@ -86,7 +87,7 @@ impl<'a> SimulatedFleet<'a> {
             settings,
             workload,
             events: SimulationEventQueue::default(),
-            prefills: (0..settings.prefill).map(prefill).collect(),
+            prefills: (0..settings.prompt_engines()).map(prefill).collect(),
             decodes: (0..decodes).map(|_| DecodeEngine::default()).collect(),
             caches: SimulatedCaches::new(settings, workload),
             attempts: Vec::with_capacity(workload.requests.len()),
@@ -199,12 +200,24 @@ impl<'a> SimulatedFleet<'a> {
                 let context = PrefillContext { caches: &mut self.caches, settings: self.settings };
                 prefill.admit(&next, prompt, self.noise[request.get()], context);
             }
-            if let Some(seconds) = prefill.start_pass(self.settings) {
+            if let Some(pass) = prefill.start_pass(self.settings) {
                 let engine_epoch = prefill.epoch;
+                let seconds = match self.settings.computing_decode(engine) {
+                    Some(decode) => {
+                        let seconds = self.decodes[decode.get()].start_prompt(
+                            now,
+                            (pass.seconds, pass.chunks),
+                            self.settings,
+                        );
+                        self.schedule_next_end(decode);
+                        seconds
+                    }
+                    None => pass.seconds,
+                };
                 self.events.schedule(now + seconds, SimulationEvent::PassEnded { engine, engine_epoch });
             }
         }
-        let engine_epoch = prefill.epoch;
+        let engine_epoch = self.prefills[engine.get()].epoch;
         for later in self.delayed.drain(..) {
             let (time, event) = match later {
                 DelayedWork::Fetched(StartedFetch { end, epoch: fetch_epoch }) => {
@@ -219,15 +232,24 @@ impl<'a> SimulatedFleet<'a> {
     fn finish_pass(&mut self, now: f64, engine: PrefillIndex) {
         let mut done = std::mem::take(&mut self.done);
         self.prefills[engine.get()].finish_pass(&mut done);
+        let computing_decode = self.settings.computing_decode(engine);
+        if let Some(decode) = computing_decode {
+            self.decodes[decode.get()].end_prompt(now, self.settings);
+            self.schedule_next_end(decode);
+        }
         for ComputedPrompt { attempt, result: computed } in done.drain(..) {
             let record = &mut self.attempts[attempt.get()];
             record.computed = computed;
             self.notifications.push(FleetNotification::Computed(attempt));
             let request = record.request;
             self.result.record_computed(now, request, computed.service_s);
-            self.caches.insert_computed(now, engine, &prompt(self.workload, &self.hints, request));
+            if computing_decode.is_none() {
+                self.caches.insert_computed(now, engine, &prompt(self.workload, &self.hints, request));
+            }
             if self.settings.decode == 0 {
                 record.route.decode = DecodeIndex::new(engine.get());
+            }
+            if self.settings.decode == 0 || computing_decode.is_some() {
                 self.handed_over(now, attempt);
             } else {
                 let input = self.workload.request(request).input_tokens as usize;
@@ -264,10 +286,7 @@ impl<'a> SimulatedFleet<'a> {
     fn admit(&mut self, now: f64, decode: DecodeIndex) {
         let engine = &mut self.decodes[decode.get()];
         engine.admit(now, self.settings, &mut self.joined);
-        if let Some(time) = engine.next_end(self.settings) {
-            let batch_epoch = engine.batch_epoch;
-            self.events.schedule(time, SimulationEvent::SequenceEnded { engine: decode, batch_epoch });
-        }
+        self.schedule_next_end(decode);
         for attempt in self.joined.drain(..) {
             let record = self.attempts[attempt.get()];
             self.result.record_first_token(now, record.request, &record.computed);
@@ -289,9 +308,25 @@ impl<'a> SimulatedFleet<'a> {
         for attempt in done {
             self.notifications.push(FleetNotification::Finished(attempt));
             let request = self.attempts[attempt.get()].request;
+            let instance = self.settings.decode_instance(decode);
+            if self.settings.decode > 0
+                && let Some(cache) = self.settings.prefill_engine(instance)
+            {
+                let prompt = prompt(self.workload, &self.hints, request);
+                let free = self.decodes[decode.get()].free_tokens(self.settings);
+                self.caches.insert_decoded(now, cache, &prompt, free);
+            }
             self.finish(now, request, SimulatedOutcome::Served);
         }
         self.admit(now, decode);
+    }
+
+    fn schedule_next_end(&mut self, decode: DecodeIndex) {
+        let engine = &self.decodes[decode.get()];
+        if let Some(time) = engine.next_end(self.settings) {
+            let batch_epoch = engine.batch_epoch;
+            self.events.schedule(time, SimulationEvent::SequenceEnded { engine: decode, batch_epoch });
+        }
     }
 
     fn mark_lost(&mut self, attempt: AttemptIndex, engine: InstanceIndex) {

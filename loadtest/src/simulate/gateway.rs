@@ -325,10 +325,13 @@ fn predict(
     let input_tokens = workload.request(request).input_tokens;
     let StoredPrompt { runs: shared, sites: runs } =
         view.predict(workload.blocks(request), workload.block_tokens, input_tokens, &mut per_instance);
+    if fleet.settings.decode > 0 {
+        // Decode engines fetch nothing.
+        per_instance[fleet.settings.prefill..].iter_mut().for_each(|hits| hits.l3_tokens = 0);
+    }
     let distance = if fleet.settings.zones > 1 && fleet.settings.zones_known {
         let sites = fleet.settings.store_sites();
         let of = |(engine, hits): (InstanceIndex, &TierHits)| {
-            // Decode engines fetch nothing.
             let Some(prefill) = fleet.settings.prefill_engine(engine) else { return 1.0 };
             let first_token = hits.l1_tokens + hits.l2_tokens;
             let wanted = StoreTokenRun { first_token, tokens: hits.l3_tokens };
@@ -352,8 +355,8 @@ fn predict(
 fn load_report(engine: InstanceIndex, fleet: &SimulatedFleet<'_>) -> ReportedLoad {
     let count = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
     let prefill = fleet.settings.prefill_engine(engine);
-    let capacity_tokens =
-        if prefill.is_some() { fleet.settings.l1_tokens } else { fleet.settings.decode_tokens };
+    let is_decode = engine.as_usize() >= fleet.settings.prefill;
+    let capacity_tokens = if is_decode { fleet.settings.decode_tokens } else { fleet.settings.l1_tokens };
     let mut reported = ReportedLoad { capacity_tokens, ..ReportedLoad::default() };
     if let Some(prefill) = prefill.and_then(|prefill| fleet.prefills.get(prefill.get())) {
         let PromptCounts { running, waiting } = prefill.counts();
@@ -405,6 +408,7 @@ fn cluster(settings: &SimulationOptions) -> SchedulableFleet {
         dp_size: 1,
         location,
         cache: cache.clone(),
+        local_prefill: role == InstanceRole::Decode && settings.local_prefill,
     };
     let entry = if settings.decode == 0 { InstanceRole::Plain } else { InstanceRole::Prefill };
     let location = |number| {

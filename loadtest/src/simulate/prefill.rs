@@ -194,8 +194,9 @@ impl PrefillEngine {
             fetching: PromptFetchState::No,
             input_tokens: prompt.input_tokens,
         };
-        let is_lookup =
-            missing >= settings.prefetch_threshold && self.reserved < settings.prefetch_capacity();
+        let is_lookup = settings.computing_decode(self.index).is_none()
+            && missing >= settings.prefetch_threshold
+            && self.reserved < settings.prefetch_capacity();
         caches.pass_request(&prompt);
         if is_lookup {
             caches.record_lookup(now, &prompt, own);
@@ -319,18 +320,20 @@ impl PrefillEngine {
         settings.service.chunk_tokens.saturating_sub(used_tokens)
     }
 
-    /// Starts a pass over the batch; returns its duration, or `None` if there is nothing to compute.
-    pub(crate) fn start_pass(&mut self, settings: &SimulationOptions) -> Option<f64> {
+    /// Starts a pass over the batch, or returns `None` if there is nothing to compute.
+    pub(crate) fn start_pass(&mut self, settings: &SimulationOptions) -> Option<StartedPass> {
         let service = &settings.service;
         let mut budget = if settings.packed { service.chunk_tokens } else { usize::MAX };
         let mut total = 0.0;
         let mut base = 0.0_f64;
+        let mut tokens = 0;
         for running in &mut self.running {
             let part = running.left.min(budget);
             if part == 0 {
                 break;
             }
             budget -= part;
+            tokens += part;
             let mut seconds = service.prefill_compute_s(part, running.context);
             if !running.started {
                 running.started = true;
@@ -350,7 +353,8 @@ impl PrefillEngine {
         }
         self.busy = true;
         self.busy_s += total + base;
-        Some(total + base)
+        let chunks = tokens.div_ceil(service.chunk_tokens.max(1)).max(1) as f64;
+        Some(StartedPass { seconds: total + base, chunks })
     }
 
     /// Ends the pass; appends the finished prompts to `done`.
@@ -374,6 +378,15 @@ impl PrefillEngine {
         let running = self.running.drain(..).map(|running| running.attempt);
         running.chain(self.waiting.drain(..).map(|job| job.attempt)).collect()
     }
+}
+
+/// A pass over a batch of prompts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct StartedPass {
+    /// Its duration, if the engine does nothing else.
+    pub(crate) seconds: f64,
+    /// Number of the engine's own passes, which take a limited number of tokens each.
+    pub(crate) chunks: f64,
 }
 
 /// A prompt that is ready to be computed.

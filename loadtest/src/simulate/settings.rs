@@ -91,6 +91,8 @@ pub struct SimulationOptions {
     pub max_running: usize,
     /// KV cache capacity of a decode engine in tokens.
     pub decode_tokens: u64,
+    /// Whether decode engines can also compute prompts, with what their KV cache still has (vLLM).
+    pub local_prefill: bool,
     /// Standard deviation of the logarithm of service times. The mean is unchanged.
     pub noise_sigma: f64,
     /// Slowdown of the first `slow_engines` prefill engines.
@@ -154,6 +156,7 @@ impl SimulationOptions {
             priority_ageing: 0.1,
             max_running: 256,
             decode_tokens: 360_000,
+            local_prefill: false,
             noise_sigma: 0.0,
             slow_engine: 1.0,
             slow_engines: 1,
@@ -217,9 +220,20 @@ impl SimulationOptions {
         u8::try_from(engine.get() % usize::from(self.zones.max(1))).unwrap_or(0)
     }
 
-    /// The prefill engine of an instance of the fleet. Plain workers are prefill and decode engines.
+    /// Number of engines that can compute prompts, the first instances of the fleet.
+    pub(crate) fn prompt_engines(&self) -> usize {
+        self.prefill + if self.local_prefill { self.decode } else { 0 }
+    }
+
+    /// An instance of the fleet as an engine that computes prompts. Plain workers are prefill and decode engines, and
+    /// decode engines may compute prompts.
     pub(crate) fn prefill_engine(&self, engine: InstanceIndex) -> Option<PrefillIndex> {
-        (engine.as_usize() < self.prefill).then(|| PrefillIndex::new(engine.as_usize()))
+        (engine.as_usize() < self.prompt_engines()).then(|| PrefillIndex::new(engine.as_usize()))
+    }
+
+    /// The decode engine that computes prompts under this index.
+    pub(crate) fn computing_decode(&self, engine: PrefillIndex) -> Option<DecodeIndex> {
+        (self.decode > 0).then(|| engine.get().checked_sub(self.prefill).map(DecodeIndex::new))?
     }
 
     /// The decode engine of an instance of the fleet.

@@ -82,6 +82,12 @@ fn both_targets(settings: &mut SimulationOptions) {
     settings.tpot_target_known = true;
 }
 
+/// The same with decodes that also compute prompts.
+fn local_prefill(settings: &mut SimulationOptions) {
+    both_targets(settings);
+    settings.local_prefill = true;
+}
+
 /// A fleet of this many prefill engines with a shared store in proportion.
 fn fleet_of(settings: &mut SimulationOptions, prefill: usize) {
     settings.l3_tokens = settings.l3_tokens / settings.prefill as u64 * prefill as u64;
@@ -299,6 +305,20 @@ pub(crate) const EXPERIMENTS: &[SuiteExperiment] = &[
         speed: 8.0,
         change: |settings| fleet_of(settings, 64),
         figures: TIMES,
+    },
+    SuiteExperiment {
+        name: "conversation 1.2 with targets",
+        source: SuiteWorkload::Conversation,
+        speed: 1.2,
+        change: both_targets,
+        figures: DECODING,
+    },
+    SuiteExperiment {
+        name: "conversation 1.2 with targets and local prefill",
+        source: SuiteWorkload::Conversation,
+        speed: 1.2,
+        change: local_prefill,
+        figures: DECODING,
     },
     SuiteExperiment {
         name: "responses 2.4 times as long",

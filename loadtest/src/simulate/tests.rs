@@ -230,6 +230,23 @@ fn a_store_in_another_zone_costs_time_and_less_if_that_is_known() {
 }
 
 #[test]
+fn decodes_that_compute_prompts_take_load_off_prefills() {
+    let run_with = |local_prefill| {
+        let settings = SimulationOptions {
+            tpot_target_known: true,
+            local_prefill,
+            ..SimulationOptions::eight_plus_four()
+        };
+        run(&case(settings, vec![PolicyName::Predictive.into()], 1.2))[0].summary
+    };
+    let (without, with) = (run_with(false), run_with(true));
+    assert!(with.ttft_mean_s < 0.95 * without.ttft_mean_s, "{without:?} {with:?}");
+    assert!(with.goodput >= without.goodput, "{without:?} {with:?}");
+    // Decodes are slower with it, but in pace.
+    assert!(with.tpot_mean_s > without.tpot_mean_s && with.tpot_p99_s < 0.06, "{without:?} {with:?}");
+}
+
+#[test]
 fn targets_keep_decodes_in_pace() {
     let run_with = |known| {
         let mut settings = SimulationOptions {

@@ -121,6 +121,14 @@ impl PolicyFixture {
         chosen
     }
 
+    /// Lets the decodes compute prompts, too.
+    pub(super) fn with_local_prefill(mut self) -> Self {
+        let instances = self.cluster.instances().iter().cloned();
+        let instances = instances.map(|instance| SchedulableInstance { local_prefill: true, ..instance });
+        self.cluster = SchedulableFleet::new(instances.collect());
+        self
+    }
+
     pub(super) fn remove(&mut self, removed: InstanceIndex) {
         let remaining =
             self.cluster.instances().iter().enumerate().filter(|(index, _)| *index != removed.as_usize());
@@ -139,5 +147,6 @@ fn instance(index: usize, role: InstanceRole) -> SchedulableInstance {
         dp_size: 1,
         location: LocationIds::default(),
         cache: EngineCacheParams::default(),
+        local_prefill: false,
     }
 }

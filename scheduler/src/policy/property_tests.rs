@@ -77,6 +77,7 @@ fn cluster(fleet: &[GeneratedEngine]) -> SchedulableFleet {
         dp_size: 1 + index as u32 % 3,
         location: LocationIds::default(),
         cache: EngineCacheParams::default(),
+        local_prefill: index % 2 == 0,
     };
     SchedulableFleet::new(fleet.iter().enumerate().map(instance).collect())
 }
@@ -108,8 +109,13 @@ fn schedule_request(step: &GeneratedStep, engines: usize) -> ScheduleRequest {
 }
 
 /// Drives a scheduler through `steps`; the events are in order, each with the number of its step.
-fn drive(name: PolicyName, fleet: &[GeneratedEngine], steps: &[GeneratedStep]) -> Vec<SchedulerEvent> {
-    let settings = SchedulerOptions::default();
+fn drive(
+    name: PolicyName,
+    tpot_target: Option<f64>,
+    fleet: &[GeneratedEngine],
+    steps: &[GeneratedStep],
+) -> Vec<SchedulerEvent> {
+    let settings = SchedulerOptions { tpot_target, ..SchedulerOptions::default() };
     let mut scheduler = Scheduler::new(name.build(&settings), settings);
     scheduler.set_cluster(0.0, Arc::new(cluster(fleet)));
     for (ix, engine) in (0..).map(InstanceIndex).zip(fleet) {
@@ -143,11 +149,12 @@ proptest! {
     fn every_policy_is_deterministic_and_uses_eligible_engines(
         fleet in prop::collection::vec(engine(), 1..ENGINES),
         steps in prop::collection::vec(step(), 1..25),
+        tpot_target in prop::option::of(0.01..0.2),
     ) {
         let cluster = cluster(&fleet);
         for name in PolicyName::ALL {
-            let events = drive(name, &fleet, &steps);
-            prop_assert_eq!(&events, &drive(name, &fleet, &steps));
+            let events = drive(name, tpot_target, &fleet, &steps);
+            prop_assert_eq!(&events, &drive(name, tpot_target, &fleet, &steps));
             for event in events {
                 let SchedulerEvent::Send { attempt, decision } = event else { continue };
                 let excluded = &steps[attempt.0 as usize].excluded;
@@ -156,7 +163,12 @@ proptest! {
                     engine.available && engine.model == 0 && engine.role == role && !excluded.contains(&ix.as_usize())
                 };
                 match decision.route {
-                    EngineRoute::Single { worker } => prop_assert!(usable(worker, InstanceRole::Plain), "{name}"),
+                    EngineRoute::Single { worker } => {
+                        let is_local = usable(worker, InstanceRole::Decode)
+                            && cluster.get(worker).unwrap().local_prefill
+                            && tpot_target.is_some();
+                        prop_assert!(usable(worker, InstanceRole::Plain) || is_local, "{name}");
+                    }
                     EngineRoute::Pair { prefill, decode, prefill_rank, decode_rank } => {
                         prop_assert!(usable(prefill, InstanceRole::Prefill) && usable(decode, InstanceRole::Decode), "{name}");
                         prop_assert_eq!(fleet[prefill.as_usize()].domain, fleet[decode.as_usize()].domain);

@@ -18,6 +18,7 @@ fn instance(role: InstanceRole, domain: u32, models: &[u32]) -> SchedulableInsta
         dp_size: 1,
         location: LocationIds::default(),
         cache: EngineCacheParams::default(),
+        local_prefill: false,
     }
 }
 

@@ -4,7 +4,7 @@ use super::{AttemptId, ScheduleRequest, Scheduler};
 use crate::decision::RoutingDecision;
 use crate::decode_tracker::DecodingRequest;
 use crate::estimate::{EngineView, PrefillEstimate};
-use crate::fleet::InstanceIndex;
+use crate::fleet::{InstanceIndex, InstanceRole};
 use crate::load_tracker::{CompletedPrefill, SentPrefill};
 use crate::seconds::Seconds;
 
@@ -22,7 +22,9 @@ pub(super) struct InFlightAttempt {
     sequences: u32,
     decode_tokens: u64,
     prefilling: bool,
-    /// Since the first token of a pair.
+    /// Whether its decode is an engine whose steps are learned: plain workers compute prompts most of the time.
+    tracks_decoding: bool,
+    /// Since the first token.
     decoding: Option<DecodingRequest>,
 }
 
@@ -53,7 +55,7 @@ impl Scheduler {
         if !std::mem::take(&mut sent.prefilling) {
             return;
         }
-        if sent.prefill != sent.decode
+        if sent.tracks_decoding
             && let Some(book) = sent.decode.and_then(|ix| self.engines.get_mut(ix.as_usize()))
         {
             sent.decoding = Some(book.start_decoding(now, sent.sequences, sent.decode_tokens));
@@ -197,6 +199,10 @@ impl Scheduler {
             sequences,
             decode_tokens: decision.reservation.decode_tokens,
             prefilling: true,
+            tracks_decoding: self
+                .cluster
+                .get(exit)
+                .is_some_and(|instance| instance.role == InstanceRole::Decode),
             decoding: None,
         };
         self.in_flight.insert(attempt, sent);

@@ -18,6 +18,7 @@ fn instance(name: &str, role: InstanceRole) -> SchedulableInstance {
         dp_size: 1,
         location: LocationIds::default(),
         cache: EngineCacheParams::default(),
+        local_prefill: false,
     }
 }
 

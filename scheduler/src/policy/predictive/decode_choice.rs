@@ -8,7 +8,7 @@ use crate::seconds::Seconds;
 
 /// Seconds of a first token that a second of the decode's step time is worth. A larger value balances decodes more, and
 /// pays for it with longer transfers.
-const STEP_WEIGHT: f64 = 30.0;
+pub(super) const STEP_WEIGHT: f64 = 30.0;
 
 /// A decode that could take over.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -69,15 +69,15 @@ impl DecodeChoiceCache {
     }
 }
 
-struct DecodeRoom {
-    wait: Seconds,
-    pace_wait: Seconds,
+pub(super) struct DecodeRoom {
+    pub(super) wait: Seconds,
+    pub(super) pace_wait: Seconds,
     /// Step time with the request.
-    step: Seconds,
+    pub(super) step: Seconds,
 }
 
 /// When a decode has room for the request.
-fn room(
+pub(super) fn room(
     input: &PolicyInput<'_>,
     plan: &RoundPlan,
     tpot_target: Option<Seconds>,

@@ -1,11 +1,13 @@
 //! Least predicted time to first token, decided as late as possible.
 
 mod decode_choice;
+mod local_prefill;
 mod retry_reservations;
 mod round_plan;
 mod tenant_usage;
 
 use self::decode_choice::{DecodeChoice, DecodeChoiceCache};
+use self::local_prefill::local_choice;
 use self::retry_reservations::RetryReservations;
 use self::round_plan::RoundPlan;
 use self::tenant_usage::TenantUsage;
@@ -123,15 +125,18 @@ impl PredictivePolicy {
         let tokens = input.request.total_input_tokens();
         let estimate =
             PrefillEstimate::new(tokens, input.prediction, EngineView { index: ix, instance, load }, wait);
-        let (decode, decode_cost) = if instance.role == InstanceRole::Prefill {
-            let target = self.settings.tpot_target;
-            let choice = self.decodes.cheapest(input, &self.plan, target, instance, estimate.handover)?;
-            // While it waits for the decode, the prompt is computed.
-            let computed = estimate.wait.max(estimate.fetch) + estimate.service;
-            (Some(choice), choice.cost + (choice.wait.max(choice.pace_wait) - computed).max(0.0))
-        } else {
-            (None, 0.0)
+        let target = self.settings.tpot_target;
+        let decode = match instance.role {
+            InstanceRole::Prefill => {
+                Some(self.decodes.cheapest(input, &self.plan, target, instance, estimate.handover)?)
+            }
+            InstanceRole::Decode => Some(local_choice(input, &self.plan, target?, ix, &estimate)?),
+            InstanceRole::Plain => None,
         };
+        // While it waits for the decode, the prompt is computed.
+        let computed = estimate.wait.max(estimate.fetch) + estimate.service;
+        let decode_cost = decode
+            .map_or(0.0, |choice| choice.cost + (choice.wait.max(choice.pace_wait) - computed).max(0.0));
         let hits = input.prediction.hits(ix);
         let copied = most_cached.saturating_sub(hits.l1_tokens.saturating_add(hits.l2_tokens));
         let second = self.congestion(input);
@@ -172,7 +177,7 @@ impl PredictivePolicy {
     /// evicts few of their blocks.
     fn length_mismatch_price(&self, input: &PolicyInput<'_>, ix: InstanceIndex, service: Seconds) -> f64 {
         let entries = input.cluster.prefills(input.request.model);
-        let position = entries.partition_point(|entry| entry.as_usize() < ix.as_usize());
+        let Ok(position) = entries.binary_search(&ix) else { return 0.0 };
         // Prompts of one length are spread over the engines for that length.
         let chance = splitmix64(input.arrived.to_bits()) as f64 / u64::MAX as f64;
         let Some(shorter) = input.prefill_times.share_below(service, chance) else { return 0.0 };
@@ -217,7 +222,18 @@ impl PredictivePolicy {
                 lowest = offer(self, entry);
             }
         }
+        for &decode in self.local_prefills(input) {
+            offer(self, decode);
+        }
         lightest.into_best().map(|(best, _)| best)
+    }
+
+    /// Decodes that may compute prompts, too: only a target bounds what that costs their sequences.
+    fn local_prefills<'a>(&self, input: &PolicyInput<'a>) -> &'a [InstanceIndex] {
+        if self.settings.tpot_target.is_none() {
+            return &[];
+        }
+        input.cluster.local_prefills(input.request.model)
     }
 
     /// Seconds until the engine has finished its own work and that of queued requests before this one.
@@ -234,7 +250,8 @@ impl PredictivePolicy {
         reason: &'static str,
     ) -> PolicyVerdict {
         let (mut candidates, mut all_terms) = (Vec::new(), Vec::new());
-        for &instance in input.cluster.prefills(input.request.model) {
+        let entries = input.cluster.prefills(input.request.model).iter();
+        for &instance in entries.chain(self.local_prefills(input)) {
             let Some(PricedEngine { terms, .. }) = self.cost_on(input, instance, most_cached) else {
                 continue;
             };
@@ -247,7 +264,7 @@ impl PredictivePolicy {
             EngineChoice {
                 reason,
                 entry: best.prefill,
-                decode: best.decode.map(|choice| choice.decode),
+                decode: best.decode.map(|choice| choice.decode).filter(|&decode| decode != best.prefill),
                 candidates,
             },
         );
@@ -277,8 +294,9 @@ impl PredictivePolicy {
     /// The earliest possible first token, if the request were next on every engine.
     fn earliest_first_token(&mut self, input: &PolicyInput<'_>) -> Seconds {
         let plan = std::mem::take(&mut self.plan);
-        let entries = input.cluster.prefills(input.request.model);
-        let times = entries.iter().filter_map(|&ix| self.cost_on(input, ix, 0));
+        let entries = input.cluster.prefills(input.request.model).iter();
+        let engines = entries.chain(self.local_prefills(input));
+        let times = engines.filter_map(|&ix| self.cost_on(input, ix, 0));
         let soonest = times.map(|priced| priced.ttft()).fold(f64::INFINITY, f64::min);
         self.plan = plan;
         input.now + soonest
@@ -302,7 +320,8 @@ impl PredictivePolicy {
     /// How long until any engine could be given this request, if that is not now.
     fn earliest_due(&self, input: &PolicyInput<'_>) -> Option<Seconds> {
         let mut due = f64::INFINITY;
-        for &ix in input.cluster.prefills(input.request.model) {
+        let entries = input.cluster.prefills(input.request.model).iter();
+        for &ix in entries.chain(self.local_prefills(input)) {
             let Some(load) = input.loads.get(ix.as_usize()).filter(|load| load.available) else { continue };
             let stored = f64::from(input.prediction.hits(ix).l3_tokens);
             let fetch = if stored > 0.0 {
@@ -387,7 +406,10 @@ impl PredictivePolicy {
             }
         }
         if due <= 0.0 {
-            let reason = if wait <= self.settings.slack {
+            let is_local = best.decode.is_some_and(|choice| choice.decode == best.prefill);
+            let reason = if is_local {
+                "least predicted TTFT, with the prompt computed by the decode"
+            } else if wait <= self.settings.slack {
                 "least predicted TTFT"
             } else {
                 "early, to fetch its blocks"
@@ -420,7 +442,7 @@ impl Policy for PredictivePolicy {
     }
 
     fn begin_round(&mut self, round: &ScheduleRound<'_>) {
-        self.plan.start_round(round, self.settings.slack);
+        self.plan.start_round(round, &self.settings);
         self.tenants.start_round();
     }
 

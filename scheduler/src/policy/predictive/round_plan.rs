@@ -1,9 +1,11 @@
 //! State of one scheduling round: work of queued requests that go first, and when any engine is due.
 
 use super::super::ScheduleRound;
+use super::local_prefill::has_spare_time;
 use crate::decode_step::DecodeBatch;
 use crate::estimate::FETCH_LATENCY;
 use crate::fleet::{InstanceIndex, InstanceRole};
+use crate::options::SchedulerOptions;
 use crate::prediction::TierHits;
 use crate::prefill_time::PrefillTimeModel;
 use crate::seconds::Seconds;
@@ -37,7 +39,7 @@ pub(super) struct RoundPlan {
 }
 
 impl RoundPlan {
-    pub(super) fn start_round(&mut self, round: &ScheduleRound<'_>, slack: Seconds) {
+    pub(super) fn start_round(&mut self, round: &ScheduleRound<'_>, settings: &SchedulerOptions) {
         self.work.clear();
         self.work.resize(round.loads.len(), 0.0);
         self.decodes.clear();
@@ -53,7 +55,14 @@ impl RoundPlan {
         for (instance, load) in round.cluster.instances().iter().zip(round.loads) {
             let per_token = load.fetch_per_token(&instance.cache);
             self.fetch_per_token.push(per_token);
-            if instance.role == InstanceRole::Decode || !load.available {
+            let computes = match instance.role {
+                InstanceRole::Decode => {
+                    instance.local_prefill
+                        && settings.tpot_target.is_some_and(|target| has_spare_time(load, target))
+                }
+                InstanceRole::Prefill | InstanceRole::Plain => true,
+            };
+            if !computes || !load.available {
                 self.due.push(f64::INFINITY);
                 continue;
             }
@@ -63,7 +72,7 @@ impl RoundPlan {
                 0.0
             };
             self.longest_fetch = self.longest_fetch.max(fetch);
-            self.due.push(load.min_wait().min(load.prefill_wait - fetch) - slack);
+            self.due.push(load.min_wait().min(load.prefill_wait - fetch) - settings.slack);
         }
         self.update_first_due();
     }

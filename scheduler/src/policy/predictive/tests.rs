@@ -34,6 +34,7 @@ fn fleet(prefills: usize, prefetch: PrefetchBehavior) -> Arc<SchedulableFleet> {
         dp_size: 1,
         location: LocationIds::default(),
         cache: cache.clone(),
+        local_prefill: false,
     };
     let prefills = (0..prefills).map(|n| engine(format!("p{n}"), InstanceRole::Prefill));
     Arc::new(SchedulableFleet::new(prefills.chain([engine("d".to_owned(), InstanceRole::Decode)]).collect()))
