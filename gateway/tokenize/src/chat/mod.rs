@@ -2,6 +2,7 @@
 
 mod arguments;
 mod continuation;
+mod developer;
 mod messages;
 mod sglang;
 mod vllm;
